@@ -1,0 +1,133 @@
+//! Ed25519 keys: a node's ([`PeerId`]) and a volume's ([`VolumeId`]).
+//!
+//! CFS §4.4 ties a node's ID to its IP address; the default profile here ties it to
+//! the node's public key, which its peer proves when it connects. CFS §5.5 ties a
+//! root block to its publisher's key; so do we.
+
+use std::fmt;
+
+use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
+
+use crate::hash;
+use crate::ring::{Key, NodeId};
+
+/// A node's public key: what the handshake proves, and the source of its ring positions.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId(pub [u8; 32]);
+
+impl PeerId {
+    /// The ring position of the node's virtual server number `virtual_index`.
+    pub fn position(&self, virtual_index: u32) -> NodeId {
+        NodeId(hash::node_key(&self.0, virtual_index))
+    }
+}
+
+impl fmt::Debug for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PeerId({})", Key::hashed(self.0))
+    }
+}
+
+impl fmt::Display for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Key::hashed(self.0).fmt(f)
+    }
+}
+
+/// A volume's public key. Whoever knows it can find and check the volume's root block.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeId(pub [u8; 32]);
+
+impl VolumeId {
+    /// Where the volume's root block lives (CFS §5: hash of the public key).
+    pub fn root_key(&self) -> Key {
+        hash::signed_key(&self.0, b"")
+    }
+
+    /// Whether `signature` over `message` was made by the volume's secret key.
+    /// Strict: malleable signatures and weak keys are refused.
+    pub fn verify(&self, message: &[u8], signature: &[u8; 64]) -> bool {
+        VerifyingKey::from_bytes(&self.0)
+            .is_ok_and(|key| key.verify_strict(message, &Signature::from_bytes(signature)).is_ok())
+    }
+}
+
+impl fmt::Debug for VolumeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VolumeId({})", Key::hashed(self.0))
+    }
+}
+
+/// A secret signing key. Wiped when dropped; never printed.
+#[derive(Clone)]
+pub struct SecretKey(SigningKey);
+
+impl SecretKey {
+    /// From 32 bytes of good randomness, or from a key file.
+    pub fn from_seed(seed: &[u8; 32]) -> SecretKey {
+        SecretKey(SigningKey::from_bytes(seed))
+    }
+
+    /// The 32 bytes to keep in a key file.
+    pub fn seed(&self) -> [u8; 32] {
+        self.0.to_bytes()
+    }
+
+    /// The public half.
+    pub fn public(&self) -> [u8; 32] {
+        self.0.verifying_key().to_bytes()
+    }
+
+    /// The public half, as a node's identity.
+    pub fn peer_id(&self) -> PeerId {
+        PeerId(self.public())
+    }
+
+    /// The public half, as a volume's identity.
+    pub fn volume_id(&self) -> VolumeId {
+        VolumeId(self.public())
+    }
+
+    /// Signs `message`.
+    pub fn sign(&self, message: &[u8]) -> [u8; 64] {
+        self.0.sign(message).to_bytes()
+    }
+}
+
+impl fmt::Debug for SecretKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SecretKey(…)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_message_or_signature_does_not_verify() {
+        let secret = SecretKey::from_seed(&[1; 32]);
+        let mut signature = secret.sign(b"message");
+        assert!(secret.volume_id().verify(b"message", &signature));
+        assert!(!secret.volume_id().verify(b"massage", &signature));
+        signature[3] ^= 1;
+        assert!(!secret.volume_id().verify(b"message", &signature));
+    }
+
+    #[test]
+    fn a_public_key_that_is_no_point_verifies_nothing() {
+        assert!(!VolumeId([0xff; 32]).verify(b"", &[0; 64]));
+        assert!(!VolumeId([0; 32]).verify(b"", &[0; 64]));
+    }
+
+    #[test]
+    fn virtual_servers_have_positions_of_their_own() {
+        let peer = SecretKey::from_seed(&[1; 32]).peer_id();
+        assert_ne!(peer.position(0), peer.position(1));
+    }
+
+    #[test]
+    fn a_secret_key_is_not_printed() {
+        assert_eq!(format!("{:?}", SecretKey::from_seed(&[1; 32])), "SecretKey(…)");
+    }
+}

@@ -1,0 +1,155 @@
+//! Text that people copy: `atoll:KEY` and other checked base-32 strings.
+//!
+//! A checked string is lower-case base 32 (RFC 4648 alphabet, no padding) of the
+//! payload followed by the first four bytes of its BLAKE3 hash, so that a mistyped
+//! or truncated one is told from a wrong one. Upper case is accepted when reading.
+
+use std::fmt;
+use std::str::FromStr;
+
+use data_encoding::{BASE32_NOPAD, Encoding, Specification};
+
+use crate::identity::VolumeId;
+
+const CHECKSUM_BYTES: usize = 4;
+
+/// Why a text is not what it should be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TextError {
+    /// It does not start with the scheme, e.g. `atoll:`.
+    #[error("it should begin with {0:?}")]
+    Scheme(&'static str),
+    /// A character outside the alphabet, or a wrong length.
+    #[error("it has characters that do not belong, or some are missing")]
+    Encoding,
+    /// The checksum does not match: mistyped or cut short.
+    #[error("it is mistyped or cut short (its checksum does not match)")]
+    Checksum,
+    /// The right checksum around the wrong content.
+    #[error("it is of a version this program does not know")]
+    Version,
+}
+
+fn alphabet() -> Encoding {
+    let mut spec = Specification::new();
+    spec.symbols.push_str("abcdefghijklmnopqrstuvwxyz234567");
+    spec.encoding().expect("32 distinct symbols")
+}
+
+fn checksum(scheme: &str, payload: &[u8]) -> [u8; CHECKSUM_BYTES] {
+    let mut hasher = blake3::Hasher::new_derive_key("atoll v1 text checksum");
+    hasher.update(scheme.as_bytes()).update(&[0]).update(payload);
+    let hash = hasher.finalize();
+    hash.as_bytes()[..CHECKSUM_BYTES].try_into().expect("4 bytes")
+}
+
+/// Writes `payload` as checked base 32 behind `scheme`.
+pub fn encode_checked(scheme: &'static str, payload: &[u8]) -> String {
+    let mut bytes = payload.to_vec();
+    bytes.extend_from_slice(&checksum(scheme, payload));
+    format!("{scheme}{}", alphabet().encode(&bytes))
+}
+
+/// Reads what [`encode_checked`] wrote.
+pub fn decode_checked(scheme: &'static str, text: &str) -> Result<Vec<u8>, TextError> {
+    let rest = text.strip_prefix(scheme).ok_or(TextError::Scheme(scheme))?;
+    let mut bytes = BASE32_NOPAD
+        .decode(rest.to_ascii_uppercase().as_bytes())
+        .map_err(|_| TextError::Encoding)?;
+    if bytes.len() < CHECKSUM_BYTES {
+        return Err(TextError::Encoding);
+    }
+    let found = bytes.split_off(bytes.len() - CHECKSUM_BYTES);
+    if found != checksum(scheme, &bytes) {
+        return Err(TextError::Checksum);
+    }
+    Ok(bytes)
+}
+
+const VOLUME_SCHEME: &str = "atoll:";
+const VOLUME_VERSION: u8 = 1;
+
+/// `atoll:KEY`, the address of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct VolumeAddress(pub VolumeId);
+
+impl VolumeAddress {
+    /// Splits `atoll:KEY/some/path` into the volume and the path (without its first
+    /// slash, empty for the root).
+    pub fn parse_with_path(text: &str) -> Result<(VolumeAddress, &str), TextError> {
+        let (volume, path) = text.split_once('/').unwrap_or((text, ""));
+        Ok((volume.parse()?, path))
+    }
+}
+
+impl fmt::Display for VolumeAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut payload = vec![VOLUME_VERSION];
+        payload.extend_from_slice(&self.0.0);
+        f.write_str(&encode_checked(VOLUME_SCHEME, &payload))
+    }
+}
+
+impl FromStr for VolumeAddress {
+    type Err = TextError;
+
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        let payload = decode_checked(VOLUME_SCHEME, text)?;
+        match payload.split_first() {
+            Some((&VOLUME_VERSION, key)) => {
+                Ok(VolumeAddress(VolumeId(key.try_into().map_err(|_| TextError::Version)?)))
+            }
+            _ => Err(TextError::Version),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address() -> VolumeAddress {
+        VolumeAddress(VolumeId(std::array::from_fn(|i| i as u8 * 7)))
+    }
+
+    #[test]
+    fn an_address_reads_back_in_either_case() {
+        let text = address().to_string();
+        assert!(text.starts_with("atoll:") && text.len() == 66, "{text}");
+        assert_eq!(text.parse(), Ok(address()));
+        let shouted = format!("atoll:{}", text[6..].to_uppercase());
+        assert_eq!(shouted.parse(), Ok(address()));
+    }
+
+    #[test]
+    fn a_path_follows_the_key() {
+        let text = format!("{}/usr/include/stdio.h", address());
+        let (volume, path) = VolumeAddress::parse_with_path(&text).expect("valid");
+        assert_eq!((volume, path), (address(), "usr/include/stdio.h"));
+        let bare = address().to_string();
+        assert_eq!(VolumeAddress::parse_with_path(&bare), Ok((address(), "")));
+    }
+
+    #[test]
+    fn each_way_to_mistype_an_address_is_told() {
+        let text = address().to_string();
+        let mut swapped: Vec<char> = text.chars().collect();
+        swapped.swap(8, 40);
+        let mistyped: String = swapped.into_iter().collect();
+        let cases = [
+            ("", TextError::Scheme("atoll:")),
+            ("ipfs:abc", TextError::Scheme("atoll:")),
+            ("atoll:", TextError::Encoding),
+            ("atoll:aaaa1", TextError::Encoding),
+            (&mistyped[..], TextError::Checksum),
+            (&text[..58], TextError::Checksum),
+        ];
+        for (wrong, error) in cases {
+            assert_eq!(wrong.parse::<VolumeAddress>(), Err(error), "{wrong:?}");
+        }
+        let other_version = encode_checked("atoll:", &[2; 33]);
+        assert_eq!(other_version.parse::<VolumeAddress>(), Err(TextError::Version));
+        let too_long = encode_checked("atoll:", &[1; 40]);
+        assert_eq!(too_long.parse::<VolumeAddress>(), Err(TextError::Version));
+    }
+}

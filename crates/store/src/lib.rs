@@ -1,0 +1,131 @@
+//! Where one machine keeps its blocks.
+//!
+//! A [`BlockStore`] maps keys to verified blocks, keeps them in key order, and
+//! answers a `put` only when the block would survive power loss. Implementations:
+//! `DiskStore` (append-only segment log with a redb index) and `MemoryStore`.
+//!
+//! A store does not verify hashes or signatures and does not know peers, replicas or
+//! files: it keeps what it is given, byte for byte, checksummed at rest.
+
+use atoll_env::BoxFuture;
+use atoll_key::{BlockKind, Key, KeyRange};
+use bytes::Bytes;
+
+/// What is known of a stored block without reading it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockInfo {
+    /// Where it lives on the ring.
+    pub key: Key,
+    /// What the key promises about the bytes.
+    pub kind: BlockKind,
+    /// 0 for content; of two signed blocks the higher version stays.
+    pub version: u64,
+    /// When its lease ends, seconds since 1970.
+    pub expires_unix_secs: u64,
+    /// Length of the block, bytes.
+    pub len_bytes: u32,
+}
+
+/// A block and what is known of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StoredBlock {
+    /// What is known of it; `len_bytes` equals `bytes.len()`.
+    pub info: BlockInfo,
+    /// Its bytes.
+    pub bytes: Bytes,
+}
+
+/// How full a store is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// Blocks held.
+    pub blocks: u64,
+    /// Sum of the lengths of the blocks held, bytes.
+    pub block_bytes: u64,
+    /// What the store takes on its disk, bytes, garbage included.
+    pub disk_bytes: u64,
+    /// What it may take at most, bytes.
+    pub capacity_bytes: u64,
+}
+
+/// Why the store could not do what was asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// The configured capacity or the disk is full; nothing of the batch was kept.
+    #[error("no room: {used_bytes} of {capacity_bytes} bytes are used")]
+    Full {
+        /// Bytes used.
+        used_bytes: u64,
+        /// Bytes allowed.
+        capacity_bytes: u64,
+    },
+    /// A block's bytes no longer match their checksum. It has been set aside and
+    /// counts as missing from now on.
+    #[error("block {key} is damaged on disk")]
+    Corrupted {
+        /// The damaged block.
+        key: Key,
+    },
+    /// The operating system failed a request.
+    #[error("disk: {0}")]
+    Io(String),
+}
+
+/// What one step of a scrub found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ScrubStep {
+    /// Blocks read and compared with their checksums.
+    pub checked: u64,
+    /// Bytes read.
+    pub checked_bytes: u64,
+    /// Blocks that were damaged; set aside, so they can be fetched again.
+    pub damaged: Vec<Key>,
+    /// Where the next step begins; `None` when the store has been gone through.
+    pub next: Option<Key>,
+}
+
+/// Keeps blocks. All methods may be called from many tasks at once.
+pub trait BlockStore: Send + Sync + 'static {
+    /// Keeps a batch, all or nothing; resolves when it would survive power loss.
+    ///
+    /// A block already held under its key is replaced only by a higher version;
+    /// otherwise just its lease is extended (a lease never shortens).
+    /// Not cancel-safe in one sense: a dropped future may still have stored its batch.
+    fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>>;
+
+    /// The block under `key`, checked against its checksum; expired blocks count as absent
+    /// only once removed by [`BlockStore::remove_expired`].
+    fn get(&self, key: &Key) -> BoxFuture<'static, Result<Option<StoredBlock>, StoreError>>;
+
+    /// What is known of the block under `key`.
+    fn info(&self, key: &Key) -> Result<Option<BlockInfo>, StoreError>;
+
+    /// Up to `limit` blocks of `range`, in ring order from its start.
+    fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError>;
+
+    /// Extends the leases of the blocks held; returns for each key whether it is held.
+    /// Durable within a minute rather than at once: losing an extension only means
+    /// that it is asked for again.
+    fn renew(&self, keys: &[Key], expires_unix_secs: u64) -> Result<Vec<bool>, StoreError>;
+
+    /// Forgets blocks.
+    fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>>;
+
+    /// Forgets blocks whose lease ended before `now_unix_secs`; returns how many.
+    fn remove_expired(&self, now_unix_secs: u64) -> BoxFuture<'static, Result<u64, StoreError>>;
+
+    /// How full the store is.
+    fn usage(&self) -> Usage;
+
+    /// Reads up to `budget_bytes` of blocks from `from` on (from the start if `None`) and
+    /// compares them with their checksums.
+    fn scrub(
+        &self,
+        from: Option<Key>,
+        budget_bytes: u64,
+    ) -> BoxFuture<'static, Result<ScrubStep, StoreError>>;
+
+    /// Gives back space: drops dead segments, compacts within `budget_bytes` of copying.
+    /// Returns bytes freed on disk.
+    fn reclaim(&self, budget_bytes: u64) -> BoxFuture<'static, Result<u64, StoreError>>;
+}

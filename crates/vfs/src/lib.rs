@@ -1,0 +1,219 @@
+//! One trait for every file system, in the shape of FUSE's low-level API and NFSv3's
+//! procedures, with explicit `open` and `close` (close-to-open consistency, Pastis §3,
+//! needs them).
+//!
+//! Volumes, pools and tfs implement [`FileSystem`]; FUSE, NFS and HTTP serve it; the
+//! conformance kit (`kit`) runs over every implementation. This crate knows none of them.
+
+pub mod types;
+
+use atoll_env::BoxFuture;
+use bytes::Bytes;
+
+pub use types::*;
+
+/// The answer of one call.
+pub type Answer<T> = BoxFuture<'static, Result<T, Errno>>;
+
+fn refuse<T: Send + 'static>(errno: Errno) -> Answer<T> {
+    Box::pin(async move { Err(errno) })
+}
+
+/// A file system. Inode numbers are handed out by `lookup`, `readdir` and the creating
+/// calls; each entry returned counts one *lookup* that `forget` takes back, as in FUSE.
+/// The root is [`InodeNumber::ROOT`]. Names are bytes without `/` and NUL, at most
+/// [`MAX_NAME_BYTES`] long, never `.` or `..`; an implementation checks them by
+/// [`check_name`].
+///
+/// Calls that change something have a default that refuses with [`Errno::EROFS`].
+pub trait FileSystem: Send + Sync + 'static {
+    /// The entry `name` of directory `parent`.
+    fn lookup(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry>;
+
+    /// Takes back `count` lookups of `inode`.
+    fn forget(&self, inode: InodeNumber, count: u64) {
+        let _ = (inode, count);
+    }
+
+    /// The attributes of `inode`.
+    fn getattr(&self, inode: InodeNumber, handle: Option<Handle>) -> Answer<AttrReply>;
+
+    /// Changes attributes; a `None` in `changes` leaves the attribute.
+    fn setattr(
+        &self,
+        caller: Caller,
+        inode: InodeNumber,
+        handle: Option<Handle>,
+        changes: SetAttr,
+    ) -> Answer<AttrReply> {
+        let _ = (caller, inode, handle, changes);
+        refuse(Errno::EROFS)
+    }
+
+    /// The target of a symbolic link.
+    fn readlink(&self, inode: InodeNumber) -> Answer<Bytes>;
+
+    /// Makes a regular file (without opening it), FIFO, socket or device.
+    fn mknod(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+        rdev: u64,
+    ) -> Answer<Entry> {
+        let _ = (caller, parent, name, kind, mode, rdev);
+        refuse(Errno::EROFS)
+    }
+
+    /// Makes a directory.
+    fn mkdir(&self, caller: Caller, parent: InodeNumber, name: &[u8], mode: u32) -> Answer<Entry> {
+        let _ = (caller, parent, name, mode);
+        refuse(Errno::EROFS)
+    }
+
+    /// Makes a symbolic link to `target`.
+    fn symlink(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        target: &[u8],
+    ) -> Answer<Entry> {
+        let _ = (caller, parent, name, target);
+        refuse(Errno::EROFS)
+    }
+
+    /// Makes another name for `inode`.
+    fn link(
+        &self,
+        caller: Caller,
+        inode: InodeNumber,
+        new_parent: InodeNumber,
+        new_name: &[u8],
+    ) -> Answer<Entry> {
+        let _ = (caller, inode, new_parent, new_name);
+        refuse(Errno::EROFS)
+    }
+
+    /// Removes a name that is not a directory.
+    fn unlink(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
+        let _ = (caller, parent, name);
+        refuse(Errno::EROFS)
+    }
+
+    /// Removes an empty directory.
+    fn rmdir(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
+        let _ = (caller, parent, name);
+        refuse(Errno::EROFS)
+    }
+
+    /// Renames, replacing what was there unless `flags` forbid it.
+    fn rename(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        new_parent: InodeNumber,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Answer<()> {
+        let _ = (caller, parent, name, new_parent, new_name, flags);
+        refuse(Errno::EROFS)
+    }
+
+    /// Opens a file. An implementation without per-open state returns [`Handle::NONE`].
+    fn open(&self, caller: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened>;
+
+    /// Makes and opens a regular file.
+    fn create(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Answer<(Entry, Opened)> {
+        let _ = (caller, parent, name, mode, flags);
+        refuse(Errno::EROFS)
+    }
+
+    /// Reads up to `len` bytes at `offset`; fewer only at the end of the file.
+    fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes>;
+
+    /// Writes `data` at `offset`; returns how many bytes were taken.
+    fn write(&self, inode: InodeNumber, handle: Handle, offset: u64, data: Bytes) -> Answer<u32> {
+        let _ = (inode, handle, offset, data);
+        refuse(Errno::EROFS)
+    }
+
+    /// Called at each `close(2)`; errors of delayed writes are reported here.
+    fn flush(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        let _ = (inode, handle);
+        Box::pin(async { Ok(()) })
+    }
+
+    /// Makes what was written durable.
+    fn fsync(&self, inode: InodeNumber, handle: Handle, data_only: bool) -> Answer<()> {
+        let _ = (inode, handle, data_only);
+        Box::pin(async { Ok(()) })
+    }
+
+    /// Ends an open; called once for each `open` and `create`.
+    fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()>;
+
+    /// Opens a directory for reading: what `readdir` then lists under this handle is
+    /// one snapshot.
+    fn opendir(&self, caller: Caller, inode: InodeNumber) -> Answer<Opened>;
+
+    /// Entries of a directory after the one whose cookie is `cookie` (0: from the
+    /// start), at most `limit`, in an order that is stable while the handle is open.
+    /// `.` and `..` are not listed. An empty answer means the end. With
+    /// `with_entries`, each carries its [`Entry`], which counts one lookup.
+    fn readdir(
+        &self,
+        inode: InodeNumber,
+        handle: Handle,
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Answer<Vec<DirEntry>>;
+
+    /// Ends an `opendir`.
+    fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()>;
+
+    /// Sizes and counts of the whole file system.
+    fn statfs(&self, inode: InodeNumber) -> Answer<StatFs>;
+
+    /// The value of an extended attribute; [`Errno::ENODATA`] if there is none.
+    fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
+        let _ = (inode, name);
+        refuse(Errno::ENODATA)
+    }
+
+    /// The names of the extended attributes.
+    fn listxattr(&self, inode: InodeNumber) -> Answer<Vec<Bytes>> {
+        let _ = inode;
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    /// Sets an extended attribute.
+    fn setxattr(
+        &self,
+        caller: Caller,
+        inode: InodeNumber,
+        name: &[u8],
+        value: Bytes,
+        flags: XattrFlags,
+    ) -> Answer<()> {
+        let _ = (caller, inode, name, value, flags);
+        refuse(Errno::EROFS)
+    }
+
+    /// Removes an extended attribute.
+    fn removexattr(&self, caller: Caller, inode: InodeNumber, name: &[u8]) -> Answer<()> {
+        let _ = (caller, inode, name);
+        refuse(Errno::EROFS)
+    }
+}

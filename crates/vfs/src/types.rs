@@ -1,0 +1,328 @@
+//! The words of [`FileSystem`](crate::FileSystem): numbers, attributes, errors.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+/// The longest file name, in bytes (Linux `NAME_MAX`).
+pub const MAX_NAME_BYTES: usize = 255;
+
+/// Names a file within one file system, for as long as somebody holds a lookup of it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct InodeNumber(pub u64);
+
+impl InodeNumber {
+    /// The root directory.
+    pub const ROOT: InodeNumber = InodeNumber(1);
+}
+
+/// Names an open file or directory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Handle(pub u64);
+
+impl Handle {
+    /// For file systems that keep nothing per open.
+    pub const NONE: Handle = Handle(0);
+}
+
+/// On whose behalf a call is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Caller {
+    /// User number.
+    pub uid: u32,
+    /// Group number.
+    pub gid: u32,
+    /// Process number, 0 if unknown.
+    pub pid: u32,
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub enum FileKind {
+    /// A regular file.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A FIFO.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+}
+
+/// A time of a file; may lie before 1970.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash)]
+pub struct FileTime {
+    /// Whole seconds since 1970.
+    pub secs: i64,
+    /// Nanoseconds after them, below 1,000,000,000.
+    pub nanos: u32,
+}
+
+/// The attributes of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attr {
+    /// Which file.
+    pub inode: InodeNumber,
+    /// What it is.
+    pub kind: FileKind,
+    /// Permission bits, with set-id and sticky bits: `0o7777` at most.
+    pub mode: u32,
+    /// Number of names.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Owning group.
+    pub gid: u32,
+    /// Device number, for devices.
+    pub rdev: u64,
+    /// Length, bytes.
+    pub size_bytes: u64,
+    /// Space taken, in units of 512 bytes; holes take none.
+    pub blocks_512: u64,
+    /// Preferred size of reads and writes, bytes.
+    pub block_size_bytes: u32,
+    /// Last access.
+    pub atime: FileTime,
+    /// Last change of contents.
+    pub mtime: FileTime,
+    /// Last change of contents or attributes.
+    pub ctime: FileTime,
+}
+
+/// A file found by name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// Its attributes; `attr.inode` is its number.
+    pub attr: Attr,
+    /// How often the number was used for another file before.
+    pub generation: u64,
+    /// How long the name may be taken to mean this file.
+    pub name_ttl: Duration,
+    /// How long the attributes may be taken to be these.
+    pub attr_ttl: Duration,
+}
+
+/// Attributes and how long they may be believed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AttrReply {
+    /// The attributes.
+    pub attr: Attr,
+    /// How long they may be believed.
+    pub ttl: Duration,
+}
+
+/// Which attributes to change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SetAttr {
+    /// New permission bits.
+    pub mode: Option<u32>,
+    /// New owner.
+    pub uid: Option<u32>,
+    /// New group.
+    pub gid: Option<u32>,
+    /// New length: truncates or extends with a hole.
+    pub size_bytes: Option<u64>,
+    /// New access time.
+    pub atime: Option<SetTime>,
+    /// New modification time.
+    pub mtime: Option<SetTime>,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SetTime {
+    /// The file system's idea of now.
+    Now,
+    /// This time.
+    To(FileTime),
+}
+
+/// How a file is opened: the flags of `open(2)`, as Linux numbers them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OpenFlags(pub i32);
+
+impl OpenFlags {
+    /// `O_RDONLY`.
+    pub const READ: OpenFlags = OpenFlags(0);
+    /// `O_WRONLY`.
+    pub const WRITE: OpenFlags = OpenFlags(1);
+    /// `O_RDWR`.
+    pub const READ_WRITE: OpenFlags = OpenFlags(2);
+    /// `O_EXCL`.
+    pub const EXCLUSIVE: i32 = 0o200;
+    /// `O_TRUNC`.
+    pub const TRUNCATE: i32 = 0o1000;
+    /// `O_APPEND`.
+    pub const APPEND: i32 = 0o2000;
+
+    /// Whether the file may be written through this open.
+    pub fn writes(self) -> bool {
+        self.0 & 3 != 0
+    }
+
+    /// Whether the file may be read through this open.
+    pub fn reads(self) -> bool {
+        self.0 & 3 != 1
+    }
+
+    /// Whether `flag` is set.
+    pub fn has(self, flag: i32) -> bool {
+        self.0 & flag != 0
+    }
+}
+
+/// Flags of `renameat2(2)`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RenameFlags {
+    /// Fail if the new name exists.
+    pub no_replace: bool,
+    /// Swap the two names.
+    pub exchange: bool,
+}
+
+/// Flags of `setxattr(2)`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct XattrFlags {
+    /// Fail if the attribute exists.
+    pub create: bool,
+    /// Fail if the attribute does not exist.
+    pub replace: bool,
+}
+
+/// What `open` says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Opened {
+    /// The open file.
+    pub handle: Handle,
+    /// What the kernel cached of this file's contents at earlier opens is still true.
+    pub keep_cache: bool,
+    /// The kernel must not cache at all.
+    pub direct_io: bool,
+}
+
+/// One entry of a directory listing.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DirEntry {
+    /// The name.
+    pub name: Bytes,
+    /// What it stands for.
+    pub kind: FileKind,
+    /// Its number (not a counted lookup unless `entry` is present).
+    pub inode: InodeNumber,
+    /// Where to go on after this entry.
+    pub cookie: u64,
+    /// The whole entry, when asked for.
+    pub entry: Option<Entry>,
+}
+
+/// Sizes and counts of a file system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StatFs {
+    /// Unit of the block counts, bytes.
+    pub block_size_bytes: u32,
+    /// Blocks in all.
+    pub blocks: u64,
+    /// Blocks free.
+    pub blocks_free: u64,
+    /// Blocks free to ordinary users.
+    pub blocks_available: u64,
+    /// Files in all.
+    pub files: u64,
+    /// Files that could still be made.
+    pub files_free: u64,
+    /// Longest name, bytes.
+    pub max_name_bytes: u32,
+}
+
+/// Checks a name that comes from outside.
+pub fn check_name(name: &[u8]) -> Result<(), Errno> {
+    if name.is_empty()
+        || name == b"."
+        || name == b".."
+        || name.iter().any(|b| matches!(b, 0 | b'/'))
+    {
+        return Err(Errno::EINVAL);
+    }
+    if name.len() > MAX_NAME_BYTES {
+        return Err(Errno::ENAMETOOLONG);
+    }
+    Ok(())
+}
+
+/// Why a call failed, as Linux numbers it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Errno(pub i32);
+
+macro_rules! errnos {
+    ($($name:ident = $number:literal, $text:literal;)*) => {
+        impl Errno {
+            $(#[doc = $text] pub const $name: Errno = Errno($number);)*
+
+            fn known(self) -> Option<(&'static str, &'static str)> {
+                match self.0 {
+                    $($number => Some((stringify!($name), $text)),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+errnos! {
+    EPERM = 1, "Operation not permitted";
+    ENOENT = 2, "No such file or directory";
+    EIO = 5, "Input/output error";
+    EBADF = 9, "Bad file descriptor";
+    EAGAIN = 11, "Resource temporarily unavailable";
+    ENOMEM = 12, "Cannot allocate memory";
+    EACCES = 13, "Permission denied";
+    EEXIST = 17, "File exists";
+    EXDEV = 18, "Invalid cross-device link";
+    ENOTDIR = 20, "Not a directory";
+    EISDIR = 21, "Is a directory";
+    EINVAL = 22, "Invalid argument";
+    EFBIG = 27, "File too large";
+    ENOSPC = 28, "No space left on device";
+    EROFS = 30, "Read-only file system";
+    EMLINK = 31, "Too many links";
+    ERANGE = 34, "Numerical result out of range";
+    ENAMETOOLONG = 36, "File name too long";
+    ENOSYS = 38, "Function not implemented";
+    ENOTEMPTY = 39, "Directory not empty";
+    ELOOP = 40, "Too many levels of symbolic links";
+    ENODATA = 61, "No data available";
+    EPROTO = 71, "Protocol error";
+    EOVERFLOW = 75, "Value too large for defined data type";
+    EOPNOTSUPP = 95, "Operation not supported";
+    ETIMEDOUT = 110, "Connection timed out";
+    EHOSTUNREACH = 113, "No route to host";
+    ESTALE = 116, "Stale file handle";
+    EDQUOT = 122, "Disk quota exceeded";
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.known() {
+            Some((name, _)) => f.write_str(name),
+            None => write!(f, "Errno({})", self.0),
+        }
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.known() {
+            Some((_, text)) => f.write_str(text),
+            None => write!(f, "error {}", self.0),
+        }
+    }
+}
+
+impl std::error::Error for Errno {}
