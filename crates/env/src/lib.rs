@@ -7,6 +7,8 @@
 //!
 //! It knows nothing of peers, blocks or files.
 
+// This is the one place where a real clock is read.
+#[allow(clippy::disallowed_methods)]
 mod tokio_runtime;
 
 use std::fmt;

@@ -142,7 +142,7 @@ mod tests {
             ("atoll:", TextError::Encoding),
             ("atoll:aaaa1", TextError::Encoding),
             (&mistyped[..], TextError::Checksum),
-            (&text[..58], TextError::Checksum),
+            (&text[..62], TextError::Checksum),
         ];
         for (wrong, error) in cases {
             assert_eq!(wrong.parse::<VolumeAddress>(), Err(error), "{wrong:?}");
