@@ -1,0 +1,36 @@
+# The commands a developer types; each is a script or a cargo call one can also run alone.
+PREFIX ?= /usr/local
+SECONDS_EACH ?= 10
+
+.PHONY: help demo test lint build install bench fuzz
+
+help:
+	@echo 'make demo     five nodes, a real tree, a mount, two crashes: see it work'
+	@echo 'make test     all tests (what .ci/run calls)'
+	@echo 'make lint     formatting, clippy, crate arrows'
+	@echo 'make build    target/release/atoll'
+	@echo 'make install  the command, man pages and completions below PREFIX=$(PREFIX)'
+	@echo 'make bench    the figures in docs/results/'
+	@echo 'make fuzz     every decoder of foreign bytes, SECONDS_EACH=$(SECONDS_EACH)'
+
+demo:
+	@scripts/demo
+
+test:
+	@scripts/test
+
+lint:
+	@scripts/lint
+
+build:
+	cargo build --release --locked -p atoll-cli
+
+install: build
+	scripts/install '$(DESTDIR)$(PREFIX)'
+
+bench:
+	cargo bench --locked -p atoll-dht --bench lookups
+	cargo bench --locked -p atoll-cli --bench ring
+
+fuzz:
+	cargo run --release --locked -p atoll-fuzz -- --seconds $(SECONDS_EACH)
