@@ -5,6 +5,19 @@
 //! with TLS 1.3 (`tcp`), the simulated one lives in `atoll-sim`. What messages mean
 //! is not known here: a header is opaque bytes, written by whoever calls, and bulk
 //! bytes travel beside it as `parts`, which no layer copies or re-encodes.
+//!
+//! The `tcp` and `unix` modules name tokio and read the clock: they run only for real.
+
+#[allow(clippy::disallowed_methods, reason = "the real transport runs only on tokio")]
+pub mod tcp;
+#[allow(clippy::disallowed_methods, reason = "a real socket runs only on tokio")]
+pub mod unix;
+
+pub mod stats;
+
+pub use stats::{NetStats, RefusalReason};
+pub use tcp::{NetworkAuth, StartError, TcpConfig, TcpTransport};
+pub use unix::{LOCAL_CALLER, UnixClient, UnixServeError, UnixServer, WhenAbsent, serve_unix};
 
 use std::fmt;
 use std::net::SocketAddr;
