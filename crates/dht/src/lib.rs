@@ -4,6 +4,8 @@
 //! [`Dht`] is a node's part in it.
 
 pub mod blocks;
+pub mod messages;
+pub mod reconcile;
 mod status;
 
 pub use blocks::{Blocks, GetError, MemoryBlocks, PutError};

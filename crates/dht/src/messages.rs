@@ -1,0 +1,641 @@
+//! What nodes say to each other about blocks: the headers of methods `0x02xx`.
+//!
+//! Headers are CBOR maps with numbered fields (minicbor), so fields can be added; blocks
+//! travel beside the header as parts, one part per block in the order of the header's
+//! entries. `docs/design/dht.md` has the table. Leases are sent as the seconds that
+//! remain, so that clocks which disagree do not lose data.
+//!
+//! Decoding allocates no more than the header that has arrived justifies: every list has
+//! a cap, checked while it is read.
+
+use atoll_key::{BlockKind, Key, KeyRange, PeerId};
+use atoll_net::{Peer, Refusal};
+use atoll_overlay::{MAX_CLOSER, Node, Route};
+use bytes::Bytes;
+use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
+
+use crate::reconcile::{Answer, Claim, FAN_OUT, Fingerprint, Item, MAX_ITEMS, Salt};
+
+/// CFS Figure 5's `lookup_step`.
+pub const LOOKUP_STEP: u16 = 0x0201;
+/// Store blocks, as their root or as a replica.
+pub const PUT: u16 = 0x0202;
+/// Extend leases and learn which blocks are held.
+pub const RENEW: u16 = 0x0203;
+/// Compare key ranges.
+pub const RECONCILE: u16 = 0x0204;
+/// Fetch blocks by key from a replica.
+pub const FETCH: u16 = 0x0205;
+
+/// The most blocks in one `PUT` or `FETCH`.
+pub const MAX_BATCH_BLOCKS: usize = 256;
+/// The most keys in one `RENEW`.
+pub const MAX_RENEW_KEYS: usize = 1024;
+/// The most claims in one `RECONCILE`.
+pub const MAX_CLAIMS: usize = 64;
+/// The most nodes in one route: a root and a successor list.
+pub const MAX_ROUTE_NODES: usize = 64;
+
+/// Encodes a header.
+pub fn to_header<T: Encode<()>>(message: &T) -> Bytes {
+    Bytes::from(minicbor::to_vec(message).expect("writing to memory does not fail"))
+}
+
+/// Decodes a header; trailing bytes are refused.
+pub fn from_header<T: for<'b> Decode<'b, ()>>(header: &[u8]) -> Result<T, Refusal> {
+    let mut decoder = Decoder::new(header);
+    let message = decoder
+        .decode()
+        .map_err(|e| Refusal::new(Refusal::MALFORMED, format!("malformed header: {e}")))?;
+    if decoder.position() != header.len() {
+        return Err(Refusal::new(Refusal::MALFORMED, "malformed header: trailing bytes"));
+    }
+    Ok(message)
+}
+
+/// A key, as a CBOR byte string of 64 bytes.
+mod key_bytes {
+    use super::*;
+
+    pub fn encode<C, W: encode::Write>(
+        key: &Key,
+        e: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), encode::Error<W::Error>> {
+        e.bytes(&key.0)?.ok()
+    }
+
+    pub fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<Key, decode::Error> {
+        let position = d.position();
+        Key::from_slice(d.bytes()?)
+            .ok_or_else(|| decode::Error::message("a key has 64 bytes").at(position))
+    }
+}
+
+/// Many keys, as one CBOR byte string.
+mod keys_bytes {
+    use super::*;
+
+    pub fn encode<C, W: encode::Write>(
+        keys: &[Key],
+        e: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), encode::Error<W::Error>> {
+        let all: Vec<u8> = keys.iter().flat_map(|key| key.0).collect();
+        e.bytes(&all)?.ok()
+    }
+
+    pub fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<Vec<Key>, decode::Error> {
+        let bytes = d.bytes()?;
+        if bytes.len() % 64 != 0 || bytes.len() / 64 > MAX_RENEW_KEYS {
+            return Err(decode::Error::message("not a list of keys"));
+        }
+        Ok(bytes.chunks(64).map(|key| Key::from_slice(key).expect("64 bytes")).collect())
+    }
+}
+
+/// A list of at most `N` elements.
+mod capped {
+    use super::*;
+
+    pub fn encode<C, W: encode::Write, T: Encode<C>>(
+        list: &[T],
+        e: &mut Encoder<W>,
+        ctx: &mut C,
+    ) -> Result<(), encode::Error<W::Error>> {
+        e.array(list.len() as u64)?;
+        for element in list {
+            element.encode(e, ctx)?;
+        }
+        Ok(())
+    }
+
+    pub fn decode<'b, C, T: Decode<'b, C>, const N: usize>(
+        d: &mut Decoder<'b>,
+        ctx: &mut C,
+    ) -> Result<Vec<T>, decode::Error> {
+        let claimed = d.array()?.ok_or_else(|| decode::Error::message("endless list"))?;
+        if claimed > N as u64 {
+            return Err(decode::Error::message("list too long"));
+        }
+        let mut list = Vec::new();
+        for _ in 0..claimed {
+            list.push(T::decode(d, ctx)?);
+        }
+        Ok(list)
+    }
+}
+
+macro_rules! capped_list {
+    ($module:ident, $max:expr) => {
+        mod $module {
+            pub use super::capped::encode;
+            use super::*;
+
+            pub fn decode<'b, C, T: Decode<'b, C>>(
+                d: &mut Decoder<'b>,
+                ctx: &mut C,
+            ) -> Result<Vec<T>, decode::Error> {
+                capped::decode::<C, T, { $max }>(d, ctx)
+            }
+        }
+    };
+}
+
+capped_list!(route_list, MAX_ROUTE_NODES);
+capped_list!(batch_list, MAX_BATCH_BLOCKS);
+capped_list!(claim_list, MAX_CLAIMS);
+capped_list!(part_list, FAN_OUT);
+
+/// A peer as it stands in a message; its ring position is never sent but derived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct WirePeer(Peer);
+
+impl<C> Encode<C> for WirePeer {
+    fn encode<W: encode::Write>(
+        &self,
+        e: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), encode::Error<W::Error>> {
+        let mut bytes = self.0.id.0.to_vec();
+        match self.0.addr.ip() {
+            std::net::IpAddr::V4(ip) => bytes.extend_from_slice(&ip.octets()),
+            std::net::IpAddr::V6(ip) => bytes.extend_from_slice(&ip.octets()),
+        }
+        bytes.extend_from_slice(&self.0.addr.port().to_be_bytes());
+        e.bytes(&bytes)?.ok()
+    }
+}
+
+impl<'b, C> Decode<'b, C> for WirePeer {
+    fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<Self, decode::Error> {
+        let bytes = d.bytes()?;
+        let address = |ip: std::net::IpAddr, port: &[u8]| {
+            let port = u16::from_be_bytes(port.try_into().expect("2 bytes"));
+            std::net::SocketAddr::new(ip, port)
+        };
+        let addr = match bytes.len() {
+            38 => address(<[u8; 4]>::try_from(&bytes[32..36]).expect("4").into(), &bytes[36..]),
+            50 => address(<[u8; 16]>::try_from(&bytes[32..48]).expect("16").into(), &bytes[48..]),
+            _ => return Err(decode::Error::message("not a peer")),
+        };
+        let id = PeerId(bytes[..32].try_into().expect("32 bytes"));
+        Ok(WirePeer(Peer { id, addr }))
+    }
+}
+
+/// A block's description; its bytes are the part of the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct BlockHeader {
+    /// Where it lives.
+    #[cbor(n(0), with = "key_bytes")]
+    pub key: Key,
+    /// The number of its [`BlockKind`].
+    #[n(1)]
+    pub kind: u8,
+    /// Seconds its lease still has.
+    #[n(2)]
+    pub lease_secs: u64,
+}
+
+impl BlockHeader {
+    /// The block's kind, or a refusal.
+    pub fn block_kind(&self) -> Result<BlockKind, Refusal> {
+        BlockKind::from_u8(self.kind).map_err(|e| Refusal::new(Refusal::MALFORMED, e.to_string()))
+    }
+}
+
+/// `LOOKUP_STEP`: is the block here, and if not, who is nearer?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct LookupStep {
+    /// What is looked for.
+    #[cbor(n(0), with = "key_bytes")]
+    pub key: Key,
+    /// The asker takes this node for the root or one of its replicas.
+    #[n(1)]
+    pub as_root: bool,
+}
+
+/// The answer to a [`LookupStep`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LookupReply {
+    /// COMPLETE: the block is the reply's only part.
+    Found(BlockHeader),
+    /// NONEXISTENT: this node is the root and does not have it; its replicas follow.
+    Absent(Vec<Node>),
+    /// CONTINUE: ask there.
+    Route(Route),
+}
+
+#[derive(Encode, Decode)]
+#[cbor(map)]
+struct WireLookupReply {
+    #[n(0)]
+    found: Option<BlockHeader>,
+    /// 0 absent, 1 root, 2 closer, 3 back, 4 nowhere; absent when found.
+    #[n(1)]
+    route: Option<u8>,
+    #[cbor(n(2), with = "route_list")]
+    nodes: Vec<WirePeer>,
+}
+
+impl<C> Encode<C> for LookupReply {
+    fn encode<W: encode::Write>(
+        &self,
+        e: &mut Encoder<W>,
+        ctx: &mut C,
+    ) -> Result<(), encode::Error<W::Error>> {
+        let (found, route, nodes): (_, _, &[Node]) = match self {
+            LookupReply::Found(header) => (Some(*header), None, &[]),
+            LookupReply::Absent(nodes) => (None, Some(0), nodes),
+            LookupReply::Route(Route::Root(nodes)) => (None, Some(1), nodes),
+            LookupReply::Route(Route::Closer(nodes)) => (None, Some(2), nodes),
+            LookupReply::Route(Route::Back(node)) => (None, Some(3), std::slice::from_ref(node)),
+            LookupReply::Route(Route::Nowhere) => (None, Some(4), &[]),
+        };
+        let nodes = nodes.iter().take(MAX_ROUTE_NODES).map(|node| WirePeer(node.peer)).collect();
+        WireLookupReply { found, route, nodes }.encode(e, ctx)
+    }
+}
+
+impl<'b, C> Decode<'b, C> for LookupReply {
+    fn decode(d: &mut Decoder<'b>, ctx: &mut C) -> Result<Self, decode::Error> {
+        let wire = WireLookupReply::decode(d, ctx)?;
+        let mut nodes: Vec<Node> = wire.nodes.iter().map(|peer| Node::of(peer.0)).collect();
+        match (wire.found, wire.route) {
+            (Some(header), None) => Ok(LookupReply::Found(header)),
+            (None, Some(0)) => Ok(LookupReply::Absent(nodes)),
+            (None, Some(1)) if !nodes.is_empty() => Ok(LookupReply::Route(Route::Root(nodes))),
+            (None, Some(2)) if !nodes.is_empty() => {
+                nodes.truncate(MAX_CLOSER);
+                Ok(LookupReply::Route(Route::Closer(nodes)))
+            }
+            (None, Some(3)) if nodes.len() == 1 => Ok(LookupReply::Route(Route::Back(nodes[0]))),
+            (None, Some(4)) => Ok(LookupReply::Route(Route::Nowhere)),
+            _ => Err(decode::Error::message("neither found nor a route")),
+        }
+    }
+}
+
+/// `PUT`: store the blocks in the parts.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Put {
+    /// What the parts are.
+    #[cbor(n(0), with = "batch_list")]
+    pub blocks: Vec<BlockHeader>,
+    /// True: store and send on to the replicas, as root. False: only store, as replica.
+    #[n(1)]
+    pub as_root: bool,
+}
+
+/// What became of one block of a [`Put`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum PutStatus {
+    /// Durable on so many nodes, of so many that should have it.
+    #[n(0)]
+    Stored {
+        /// Nodes that acknowledged.
+        #[n(0)]
+        copies: u32,
+        /// Nodes that should hold it.
+        #[n(1)]
+        wanted: u32,
+    },
+    /// This node is not the key's root.
+    #[n(1)]
+    NotRoot,
+    /// A higher version, or another block of the same version, is held.
+    #[n(2)]
+    Superseded {
+        /// The version held.
+        #[n(0)]
+        held: u64,
+    },
+    /// The bytes are not what the key says.
+    #[n(3)]
+    Invalid,
+    /// No room here.
+    #[n(4)]
+    Full,
+    /// The disk failed here.
+    #[n(5)]
+    Failed,
+}
+
+/// The answer to a [`Put`]: one status per block.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct PutReply {
+    /// In the order of the request.
+    #[cbor(n(0), with = "batch_list")]
+    pub statuses: Vec<PutStatus>,
+}
+
+/// `RENEW`: extend leases.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Renew {
+    /// Which blocks.
+    #[cbor(n(0), with = "keys_bytes")]
+    pub keys: Vec<Key>,
+    /// Seconds from now until the lease should end at the earliest.
+    #[n(1)]
+    pub lease_secs: u64,
+    /// True: renew and tell the replicas, as root. False: only renew.
+    #[n(2)]
+    pub as_root: bool,
+}
+
+/// The answer to a [`Renew`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct RenewReply {
+    /// One byte per key: 0 not held, 1 held (as root: by all replicas that answered),
+    /// 2 not this node's key.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub held: Vec<u8>,
+}
+
+/// `FETCH`: send these blocks.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Fetch {
+    /// Which blocks.
+    #[cbor(n(0), with = "keys_bytes")]
+    pub keys: Vec<Key>,
+}
+
+/// The answer to a [`Fetch`]: those held, as many as fit one message.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct FetchReply {
+    /// What the parts are.
+    #[cbor(n(0), with = "batch_list")]
+    pub blocks: Vec<BlockHeader>,
+}
+
+/// `RECONCILE`: compare ranges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reconcile {
+    /// Of this session.
+    pub salt: Salt,
+    /// What the sender has.
+    pub claims: Vec<Claim>,
+}
+
+/// The answer to a [`Reconcile`]: one answer per claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReconcileReply {
+    /// In the order of the request.
+    pub answers: Vec<Answer>,
+}
+
+#[derive(Encode, Decode)]
+#[cbor(map)]
+struct WireClaim {
+    #[cbor(n(0), with = "key_bytes")]
+    after: Key,
+    #[cbor(n(1), with = "key_bytes")]
+    upto: Key,
+    #[cbor(n(2), with = "minicbor::bytes")]
+    sum: [u8; 16],
+    #[n(3)]
+    count: u64,
+}
+
+impl From<&Claim> for WireClaim {
+    fn from(claim: &Claim) -> WireClaim {
+        WireClaim {
+            after: claim.range.after,
+            upto: claim.range.upto,
+            sum: claim.print.sum.to_be_bytes(),
+            count: claim.print.count,
+        }
+    }
+}
+
+impl From<WireClaim> for Claim {
+    fn from(wire: WireClaim) -> Claim {
+        Claim {
+            range: KeyRange::new(wire.after, wire.upto),
+            print: Fingerprint { sum: u128::from_be_bytes(wire.sum), count: wire.count },
+        }
+    }
+}
+
+#[derive(Encode, Decode)]
+#[cbor(map)]
+struct WireReconcile {
+    #[cbor(n(0), with = "minicbor::bytes")]
+    salt: [u8; 32],
+    #[cbor(n(1), with = "claim_list")]
+    claims: Vec<WireClaim>,
+}
+
+/// Items as one byte string of 72 bytes each.
+#[derive(Encode, Decode)]
+#[cbor(map)]
+struct WireAnswer {
+    #[cbor(n(0), with = "minicbor::bytes")]
+    items: Option<Vec<u8>>,
+    #[cbor(n(1), with = "part_list")]
+    parts: Vec<WireClaim>,
+    #[cbor(n(2), with = "minicbor::bytes")]
+    upto: Option<Vec<u8>>,
+}
+
+const ITEM_BYTES: usize = 72;
+
+fn items_to_bytes(items: &[Item]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(items.len() * ITEM_BYTES);
+    for item in items {
+        bytes.extend_from_slice(&item.key.0);
+        bytes.extend_from_slice(&item.version.to_be_bytes());
+    }
+    bytes
+}
+
+fn items_from_bytes(bytes: &[u8]) -> Result<Vec<Item>, decode::Error> {
+    if bytes.len() % ITEM_BYTES != 0 || bytes.len() / ITEM_BYTES > MAX_ITEMS {
+        return Err(decode::Error::message("not a list of items"));
+    }
+    let item = |chunk: &[u8]| Item {
+        key: Key::from_slice(&chunk[..64]).expect("64 bytes"),
+        version: u64::from_be_bytes(chunk[64..].try_into().expect("8 bytes")),
+    };
+    Ok(bytes.chunks(ITEM_BYTES).map(item).collect())
+}
+
+impl<C> Encode<C> for Reconcile {
+    fn encode<W: encode::Write>(
+        &self,
+        e: &mut Encoder<W>,
+        ctx: &mut C,
+    ) -> Result<(), encode::Error<W::Error>> {
+        let claims = self.claims.iter().map(WireClaim::from).collect();
+        WireReconcile { salt: self.salt, claims }.encode(e, ctx)
+    }
+}
+
+impl<'b, C> Decode<'b, C> for Reconcile {
+    fn decode(d: &mut Decoder<'b>, ctx: &mut C) -> Result<Self, decode::Error> {
+        let wire = WireReconcile::decode(d, ctx)?;
+        let claims = wire.claims.into_iter().map(Claim::from).collect();
+        Ok(Reconcile { salt: wire.salt, claims })
+    }
+}
+
+impl<C> Encode<C> for ReconcileReply {
+    fn encode<W: encode::Write>(
+        &self,
+        e: &mut Encoder<W>,
+        ctx: &mut C,
+    ) -> Result<(), encode::Error<W::Error>> {
+        e.array(self.answers.len() as u64)?;
+        for answer in &self.answers {
+            let none = WireAnswer { items: None, parts: Vec::new(), upto: None };
+            let wire = match answer {
+                Answer::Same => none,
+                Answer::Items(items) => WireAnswer { items: Some(items_to_bytes(items)), ..none },
+                Answer::Parts(parts) => {
+                    WireAnswer { parts: parts.iter().map(WireClaim::from).collect(), ..none }
+                }
+                Answer::Some { items, upto } => WireAnswer {
+                    items: Some(items_to_bytes(items)),
+                    upto: Some(upto.0.to_vec()),
+                    ..none
+                },
+            };
+            wire.encode(e, ctx)?;
+        }
+        Ok(())
+    }
+}
+
+impl<'b, C> Decode<'b, C> for ReconcileReply {
+    fn decode(d: &mut Decoder<'b>, ctx: &mut C) -> Result<Self, decode::Error> {
+        let wires: Vec<WireAnswer> = capped::decode::<C, _, MAX_CLAIMS>(d, ctx)?;
+        let mut answers = Vec::new();
+        for wire in wires {
+            let items = wire.items.as_deref().map(items_from_bytes).transpose()?;
+            answers.push(match (items, wire.upto) {
+                (Some(items), Some(upto)) => Answer::Some {
+                    items,
+                    upto: Key::from_slice(&upto)
+                        .ok_or_else(|| decode::Error::message("a key has 64 bytes"))?,
+                },
+                (Some(items), None) => Answer::Items(items),
+                (None, None) if wire.parts.is_empty() => Answer::Same,
+                (None, None) => Answer::Parts(wire.parts.into_iter().map(Claim::from).collect()),
+                (None, Some(_)) => return Err(decode::Error::message("an end without items")),
+            });
+        }
+        Ok(ReconcileReply { answers })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn round_trip<T: Encode<()> + for<'b> Decode<'b, ()> + PartialEq + Debug>(message: T) {
+        let header = to_header(&message);
+        assert_eq!(from_header::<T>(&header).as_ref(), Ok(&message));
+        for cut in 0..header.len() {
+            assert!(from_header::<T>(&header[..cut]).is_err(), "cut at {cut}: {message:?}");
+        }
+        let mut longer = header.to_vec();
+        longer.push(0);
+        assert!(from_header::<T>(&longer).is_err(), "trailing byte: {message:?}");
+    }
+
+    fn key(n: u8) -> Key {
+        Key::hashed([n; 32])
+    }
+
+    fn node(n: u8, addr: &str) -> Node {
+        Node::of(Peer { id: PeerId([n; 32]), addr: addr.parse().expect("an address") })
+    }
+
+    #[test]
+    fn every_message_reads_back_and_no_prefix_of_it_does() {
+        let header = BlockHeader { key: key(1), kind: 1, lease_secs: 77 };
+        let nodes = vec![node(1, "127.0.0.1:1"), node(2, "[::1]:2")];
+        round_trip(LookupStep { key: key(1), as_root: true });
+        round_trip(LookupReply::Found(header));
+        round_trip(LookupReply::Absent(nodes.clone()));
+        round_trip(LookupReply::Absent(Vec::new()));
+        round_trip(LookupReply::Route(Route::Root(nodes.clone())));
+        round_trip(LookupReply::Route(Route::Closer(nodes.clone())));
+        round_trip(LookupReply::Route(Route::Back(nodes[0])));
+        round_trip(LookupReply::Route(Route::Nowhere));
+        round_trip(Put { blocks: vec![header; 3], as_root: true });
+        let statuses = vec![
+            PutStatus::Stored { copies: 2, wanted: 3 },
+            PutStatus::NotRoot,
+            PutStatus::Superseded { held: 9 },
+            PutStatus::Invalid,
+            PutStatus::Full,
+            PutStatus::Failed,
+        ];
+        round_trip(PutReply { statuses });
+        round_trip(Renew { keys: vec![key(1), key(2)], lease_secs: 5, as_root: false });
+        round_trip(RenewReply { held: vec![0, 1, 2] });
+        round_trip(Fetch { keys: vec![key(9)] });
+        round_trip(FetchReply { blocks: vec![header] });
+        let print = Fingerprint { sum: 12, count: 3 };
+        let claim = Claim { range: KeyRange::new(key(1), key(2)), print };
+        round_trip(Reconcile { salt: [7; 32], claims: vec![claim; 2] });
+        let items = vec![Item { key: key(3), version: 4 }];
+        round_trip(ReconcileReply {
+            answers: vec![
+                Answer::Same,
+                Answer::Items(items.clone()),
+                Answer::Items(Vec::new()),
+                Answer::Parts(vec![claim; 2]),
+                Answer::Some { items, upto: key(5) },
+            ],
+        });
+    }
+
+    #[test]
+    fn a_list_longer_than_its_cap_is_refused_before_it_is_read() {
+        let header = BlockHeader { key: key(1), kind: 1, lease_secs: 77 };
+        let many = Put { blocks: vec![header; MAX_BATCH_BLOCKS + 1], as_root: true };
+        assert!(from_header::<Put>(&to_header(&many)).is_err());
+        // A map whose field 0 is an array that claims 2^40 elements and has none.
+        let lying = [0xa1, 0x00, 0x9b, 0, 0, 1, 0, 0, 0, 0, 0];
+        assert!(from_header::<Put>(&lying).is_err());
+        assert!(from_header::<PutReply>(&lying).is_err());
+    }
+
+    #[test]
+    fn a_ring_position_cannot_be_claimed_only_a_key() {
+        let honest = node(1, "127.0.0.1:1");
+        let liar = Node { id: node(2, "127.0.0.1:1").id, ..honest };
+        let header = to_header(&LookupReply::Absent(vec![liar]));
+        assert_eq!(from_header(&header), Ok(LookupReply::Absent(vec![honest])));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_or_fail_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = from_header::<LookupStep>(&bytes);
+            let _ = from_header::<LookupReply>(&bytes);
+            let _ = from_header::<Put>(&bytes);
+            let _ = from_header::<PutReply>(&bytes);
+            let _ = from_header::<Renew>(&bytes);
+            let _ = from_header::<Fetch>(&bytes);
+            let _ = from_header::<FetchReply>(&bytes);
+            let _ = from_header::<Reconcile>(&bytes);
+            let _ = from_header::<ReconcileReply>(&bytes);
+        }
+    }
+}
