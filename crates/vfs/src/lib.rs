@@ -3,9 +3,17 @@
 //! needs them).
 //!
 //! Volumes, pools and tfs implement [`FileSystem`]; FUSE, NFS and HTTP serve it; the
-//! conformance kit (`kit`) runs over every implementation. This crate knows none of them.
+//! conformance kit (`kit`) runs over every implementation, and [`memory::MemoryFs`] is
+//! the implementation it is itself checked against. This crate knows none of the others.
+//!
+//! Who checks what: permissions are checked by the front end (FUSE's kernel side with
+//! `default_permissions`; NFS and HTTP from the attributes), not here. An implementation
+//! uses [`Caller`] for the owner of what it makes and for quotas.
 
+pub mod memory;
 pub mod types;
+
+use std::time::Duration;
 
 use atoll_env::BoxFuture;
 use bytes::Bytes;
@@ -25,12 +33,32 @@ fn refuse<T: Send + 'static>(errno: Errno) -> Answer<T> {
 /// [`MAX_NAME_BYTES`] long, never `.` or `..`; an implementation checks them by
 /// [`check_name`].
 ///
+/// An inode number that nobody holds a lookup of, and that is not open, may be answered
+/// with [`Errno::ESTALE`] (or [`Errno::ENOENT`]). A file whose last name is gone lives on
+/// while it is open or its number is held.
+///
+/// Every call answers within a bounded time, if only with [`Errno::ETIMEDOUT`] or
+/// [`Errno::EIO`]: a process that waits for a mounted file cannot be killed.
+///
 /// Calls that change something have a default that refuses with [`Errno::EROFS`].
 pub trait FileSystem: Send + Sync + 'static {
     /// The entry `name` of directory `parent`.
     fn lookup(&self, caller: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry>;
 
-    /// Takes back `count` lookups of `inode`.
+    /// The directory that holds directory `inode` (the root is its own), counted as one
+    /// lookup: NFS looks up `..`, and a re-exported FUSE mount does.
+    fn parent(&self, caller: Caller, inode: InodeNumber) -> Answer<Entry> {
+        let _ = (caller, inode);
+        refuse(Errno::EOPNOTSUPP)
+    }
+
+    /// How long a name that `lookup` did not find may be taken not to exist.
+    fn missing_ttl(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Takes back `count` lookups of `inode`; more than were given, or of an unknown
+    /// number, is no error.
     fn forget(&self, inode: InodeNumber, count: u64) {
         let _ = (inode, count);
     }
@@ -123,10 +151,13 @@ pub trait FileSystem: Send + Sync + 'static {
         refuse(Errno::EROFS)
     }
 
-    /// Opens a file. An implementation without per-open state returns [`Handle::NONE`].
+    /// Opens a regular file; a directory is [`Errno::EISDIR`]. With
+    /// [`OpenFlags::TRUNCATE`] it is emptied. An implementation without per-open state
+    /// returns [`Handle::NONE`].
     fn open(&self, caller: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened>;
 
-    /// Makes and opens a regular file.
+    /// Makes and opens a regular file. A name that exists is [`Errno::EEXIST`] with
+    /// [`OpenFlags::EXCLUSIVE`]; without, that file is opened as [`open`](Self::open) does.
     fn create(
         &self,
         caller: Caller,
@@ -142,7 +173,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Reads up to `len` bytes at `offset`; fewer only at the end of the file.
     fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes>;
 
-    /// Writes `data` at `offset`; returns how many bytes were taken.
+    /// Writes `data` at `offset`, or at the end if the file was opened with
+    /// [`OpenFlags::APPEND`]; returns how many bytes were taken.
     fn write(&self, inode: InodeNumber, handle: Handle, offset: u64, data: Bytes) -> Answer<u32> {
         let _ = (inode, handle, offset, data);
         refuse(Errno::EROFS)
@@ -160,6 +192,28 @@ pub trait FileSystem: Send + Sync + 'static {
         Box::pin(async { Ok(()) })
     }
 
+    /// The first offset at or after `offset` that lies in data or in a hole;
+    /// [`Errno::ENXIO`] past the end, and for data where only a hole follows. The end of
+    /// the file counts as a hole. [`Errno::ENOSYS`]: ask no more, take all for data.
+    fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
+        let _ = (inode, handle, offset, to);
+        refuse(Errno::ENOSYS)
+    }
+
+    /// Reserves space for, or punches a hole into, `len` bytes at `offset`: `mode` is
+    /// that of `fallocate(2)`.
+    fn fallocate(
+        &self,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+    ) -> Answer<()> {
+        let _ = (inode, handle, offset, len, mode);
+        refuse(Errno::EOPNOTSUPP)
+    }
+
     /// Ends an open; called once for each `open` and `create`.
     fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()>;
 
@@ -169,8 +223,9 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Entries of a directory after the one whose cookie is `cookie` (0: from the
     /// start), at most `limit`, in an order that is stable while the handle is open.
-    /// `.` and `..` are not listed. An empty answer means the end. With
-    /// `with_entries`, each carries its [`Entry`], which counts one lookup.
+    /// Cookies lie in `1..=`[`MAX_COOKIE`]. `.` and `..` are not listed. An empty answer
+    /// means the end. With `with_entries`, each carries its [`Entry`], which counts one
+    /// lookup.
     fn readdir(
         &self,
         inode: InodeNumber,
@@ -182,6 +237,17 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Ends an `opendir`.
     fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()>;
+
+    /// Makes changes of a directory durable.
+    fn fsyncdir(&self, inode: InodeNumber, handle: Handle, data_only: bool) -> Answer<()> {
+        let _ = (inode, handle, data_only);
+        Box::pin(async { Ok(()) })
+    }
+
+    /// Makes everything durable; a front end calls it before it ends.
+    fn sync(&self) -> Answer<()> {
+        Box::pin(async { Ok(()) })
+    }
 
     /// Sizes and counts of the whole file system.
     fn statfs(&self, inode: InodeNumber) -> Answer<StatFs>;

@@ -1,12 +1,17 @@
 //! The words of [`FileSystem`](crate::FileSystem): numbers, attributes, errors.
 
 use std::fmt;
-use std::time::Duration;
+use std::io;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 
 /// The longest file name, in bytes (Linux `NAME_MAX`).
 pub const MAX_NAME_BYTES: usize = 255;
+
+/// The greatest cookie of a directory entry. Front ends number `.` and `..` themselves
+/// and Linux keeps directory offsets in signed 64 bits.
+pub const MAX_COOKIE: u64 = (1 << 62) - 1;
 
 /// Names a file within one file system, for as long as somebody holds a lookup of it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -63,6 +68,40 @@ pub struct FileTime {
     pub secs: i64,
     /// Nanoseconds after them, below 1,000,000,000.
     pub nanos: u32,
+}
+
+impl FileTime {
+    /// The time as the standard library has it; clamped to what that can hold.
+    pub fn to_system_time(self) -> SystemTime {
+        let nanos = Duration::from_nanos(u64::from(self.nanos.min(999_999_999)));
+        let whole = Duration::from_secs(self.secs.unsigned_abs());
+        let time = if self.secs >= 0 {
+            UNIX_EPOCH.checked_add(whole)
+        } else {
+            UNIX_EPOCH.checked_sub(whole)
+        };
+        time.and_then(|t| t.checked_add(nanos)).unwrap_or(UNIX_EPOCH)
+    }
+
+    /// The time the standard library says; clamped to what 64 bits of seconds can hold.
+    pub fn from_system_time(time: SystemTime) -> FileTime {
+        match time.duration_since(UNIX_EPOCH) {
+            Ok(after) => FileTime {
+                secs: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+                nanos: after.subsec_nanos(),
+            },
+            Err(error) => {
+                let before = error.duration();
+                let secs = i64::try_from(before.as_secs()).map_or(i64::MIN, |s| -s);
+                match before.subsec_nanos() {
+                    0 => FileTime { secs, nanos: 0 },
+                    nanos => {
+                        FileTime { secs: secs.saturating_sub(1), nanos: 1_000_000_000 - nanos }
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// The attributes of a file.
@@ -178,6 +217,15 @@ impl OpenFlags {
     }
 }
 
+/// What to look for in a sparse file (`lseek(2)` with `SEEK_DATA`, `SEEK_HOLE`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SeekTo {
+    /// The next data.
+    Data,
+    /// The next hole.
+    Hole,
+}
+
 /// Flags of `renameat2(2)`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RenameFlags {
@@ -278,11 +326,15 @@ macro_rules! errnos {
 errnos! {
     EPERM = 1, "Operation not permitted";
     ENOENT = 2, "No such file or directory";
+    EINTR = 4, "Interrupted system call";
     EIO = 5, "Input/output error";
+    ENXIO = 6, "No such device or address";
+    E2BIG = 7, "Argument list too long";
     EBADF = 9, "Bad file descriptor";
     EAGAIN = 11, "Resource temporarily unavailable";
     ENOMEM = 12, "Cannot allocate memory";
     EACCES = 13, "Permission denied";
+    EBUSY = 16, "Device or resource busy";
     EEXIST = 17, "File exists";
     EXDEV = 18, "Invalid cross-device link";
     ENOTDIR = 20, "Not a directory";
@@ -326,3 +378,50 @@ impl fmt::Display for Errno {
 }
 
 impl std::error::Error for Errno {}
+
+impl From<Errno> for io::Error {
+    fn from(errno: Errno) -> io::Error {
+        io::Error::from_raw_os_error(errno.0)
+    }
+}
+
+impl From<io::Error> for Errno {
+    fn from(error: io::Error) -> Errno {
+        error.raw_os_error().map_or(Errno::EIO, Errno)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_1970_keep_their_nanoseconds() {
+        for (secs, nanos) in
+            [(0, 0), (0, 1), (-1, 999_999_999), (-1, 0), (-2, 1), (1 << 33, 5), (-(1 << 33), 7)]
+        {
+            let time = FileTime { secs, nanos };
+            assert_eq!(FileTime::from_system_time(time.to_system_time()), time);
+        }
+    }
+
+    #[test]
+    fn times_beyond_the_standard_library_do_not_panic() {
+        for secs in [i64::MIN, i64::MAX] {
+            for nanos in [0, 999_999_999, u32::MAX] {
+                let _ = FileTime { secs, nanos }.to_system_time();
+            }
+        }
+    }
+
+    #[test]
+    fn names_that_no_directory_may_hold_are_refused() {
+        for name in [&b""[..], b".", b"..", b"a/b", b"a\0b", b"/", &[0]] {
+            assert_eq!(check_name(name), Err(Errno::EINVAL), "{name:?}");
+        }
+        assert_eq!(check_name(&[b'x'; 256]), Err(Errno::ENAMETOOLONG));
+        for name in [&[b'x'; 255][..], b"...", b"-", b" ", b"\n", &[0xff]] {
+            assert_eq!(check_name(name), Ok(()), "{name:?}");
+        }
+    }
+}

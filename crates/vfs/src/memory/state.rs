@@ -1,0 +1,563 @@
+//! The tables of a [`MemoryFs`](super::MemoryFs): nodes, names and opens, as plain data
+//! with plain methods. The trait's calls are thin over these.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::content::Content;
+use crate::{
+    Attr, Caller, DirEntry, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags,
+    RenameFlags, SetAttr, SetTime, check_name,
+};
+
+const SETGID: u32 = 0o2000;
+const MAX_LINKS: u32 = 65_000;
+
+/// A file, its reference counts and what it holds.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) attr: Attr,
+    pub(super) body: Body,
+    pub(super) xattrs: BTreeMap<Bytes, Bytes>,
+    lookups: u64,
+    opens: u64,
+}
+
+#[derive(Debug)]
+pub(super) enum Body {
+    File(Content),
+    Directory {
+        names: BTreeMap<Bytes, InodeNumber>,
+        parent: InodeNumber,
+    },
+    Symlink(Bytes),
+    /// FIFO, socket or device.
+    Special,
+}
+
+/// An open file, or a directory's names as they were when it was opened.
+#[derive(Debug, Clone)]
+pub(super) enum Open {
+    File { inode: InodeNumber, flags: OpenFlags },
+    Directory { inode: InodeNumber, names: Arc<Vec<(Bytes, InodeNumber, FileKind)>> },
+}
+
+/// What a new file is to be.
+pub(super) struct Birth {
+    pub(super) body: Body,
+    pub(super) kind: FileKind,
+    pub(super) mode: u32,
+    pub(super) rdev: u64,
+}
+
+/// The whole file system. A node is kept while it has a name, a lookup or an open.
+#[derive(Debug)]
+pub(super) struct State {
+    nodes: BTreeMap<InodeNumber, Node>,
+    opens: BTreeMap<Handle, Open>,
+    last_inode: u64,
+    last_handle: u64,
+    pub(super) capacity_bytes: u64,
+    pub(super) ttl: Duration,
+}
+
+impl State {
+    pub(super) fn new(now: FileTime) -> State {
+        let root = Node {
+            attr: Attr {
+                inode: InodeNumber::ROOT,
+                kind: FileKind::Directory,
+                mode: 0o755,
+                nlink: 2,
+                uid: 0,
+                gid: 0,
+                rdev: 0,
+                size_bytes: 0,
+                blocks_512: 0,
+                block_size_bytes: 4096,
+                atime: now,
+                mtime: now,
+                ctime: now,
+            },
+            body: Body::Directory { names: BTreeMap::new(), parent: InodeNumber::ROOT },
+            xattrs: BTreeMap::new(),
+            lookups: 1,
+            opens: 0,
+        };
+        State {
+            nodes: BTreeMap::from([(InodeNumber::ROOT, root)]),
+            opens: BTreeMap::new(),
+            last_inode: InodeNumber::ROOT.0,
+            last_handle: 0,
+            capacity_bytes: u64::MAX,
+            ttl: Duration::from_secs(1),
+        }
+    }
+
+    pub(super) fn node(&self, inode: InodeNumber) -> Result<&Node, Errno> {
+        self.nodes.get(&inode).ok_or(Errno::ESTALE)
+    }
+
+    pub(super) fn node_mut(&mut self, inode: InodeNumber) -> Result<&mut Node, Errno> {
+        self.nodes.get_mut(&inode).ok_or(Errno::ESTALE)
+    }
+
+    fn names(&self, inode: InodeNumber) -> Result<&BTreeMap<Bytes, InodeNumber>, Errno> {
+        match &self.node(inode)?.body {
+            Body::Directory { names, .. } => Ok(names),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    fn names_mut(
+        &mut self,
+        inode: InodeNumber,
+    ) -> Result<&mut BTreeMap<Bytes, InodeNumber>, Errno> {
+        match &mut self.node_mut(inode)?.body {
+            Body::Directory { names, .. } => Ok(names),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    pub(super) fn parent_of(&self, inode: InodeNumber) -> Result<InodeNumber, Errno> {
+        match self.node(inode)?.body {
+            Body::Directory { parent, .. } => Ok(parent),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    pub(super) fn attr(&self, inode: InodeNumber) -> Result<Attr, Errno> {
+        let node = self.node(inode)?;
+        let mut attr = node.attr;
+        match &node.body {
+            Body::File(content) => {
+                attr.size_bytes = content.size_bytes();
+                attr.blocks_512 = content.used_bytes() / 512;
+            }
+            Body::Directory { names, .. } => attr.size_bytes = names.len() as u64,
+            Body::Symlink(target) => attr.size_bytes = target.len() as u64,
+            Body::Special => {}
+        }
+        Ok(attr)
+    }
+
+    /// The entry of `inode`, counted as one lookup.
+    pub(super) fn entry(&mut self, inode: InodeNumber) -> Result<Entry, Errno> {
+        self.node_mut(inode)?.lookups += 1;
+        let attr = self.attr(inode)?;
+        Ok(Entry { attr, generation: 0, name_ttl: self.ttl, attr_ttl: self.ttl })
+    }
+
+    pub(super) fn find(&self, parent: InodeNumber, name: &[u8]) -> Result<InodeNumber, Errno> {
+        let names = self.names(parent)?;
+        check_name(name)?;
+        names.get(name).copied().ok_or(Errno::ENOENT)
+    }
+
+    pub(super) fn forget(&mut self, inode: InodeNumber, count: u64) {
+        if let Some(node) = self.nodes.get_mut(&inode) {
+            node.lookups = node.lookups.saturating_sub(count);
+            self.reap(inode);
+        }
+    }
+
+    /// Drops a node that nothing leads to any more.
+    fn reap(&mut self, inode: InodeNumber) {
+        let gone = |node: &Node| node.attr.nlink == 0 && node.lookups == 0 && node.opens == 0;
+        if inode != InodeNumber::ROOT && self.nodes.get(&inode).is_some_and(gone) {
+            self.nodes.remove(&inode);
+        }
+    }
+
+    fn touch(&mut self, inode: InodeNumber, now: FileTime) {
+        if let Some(node) = self.nodes.get_mut(&inode) {
+            node.attr.mtime = now;
+            node.attr.ctime = now;
+        }
+    }
+
+    /// That `name` can be made in `parent`.
+    fn check_free(&self, parent: InodeNumber, name: &[u8]) -> Result<(), Errno> {
+        match self.find(parent, name) {
+            Ok(_) => Err(Errno::EEXIST),
+            Err(Errno::ENOENT) if self.node(parent)?.attr.nlink == 0 => Err(Errno::ENOENT),
+            Err(Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    pub(super) fn make(
+        &mut self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        birth: Birth,
+        now: FileTime,
+    ) -> Result<InodeNumber, Errno> {
+        self.check_free(parent, name)?;
+        let directory = self.node(parent)?.attr;
+        let is_directory = birth.kind == FileKind::Directory;
+        if is_directory && directory.nlink >= MAX_LINKS {
+            return Err(Errno::EMLINK);
+        }
+        let inherits = directory.mode & SETGID != 0;
+        let inherited = if inherits && is_directory { SETGID } else { 0 };
+        self.last_inode += 1;
+        let inode = InodeNumber(self.last_inode);
+        let attr = Attr {
+            inode,
+            kind: birth.kind,
+            mode: birth.mode & 0o7777 | inherited,
+            nlink: if is_directory { 2 } else { 1 },
+            uid: caller.uid,
+            gid: if inherits { directory.gid } else { caller.gid },
+            rdev: birth.rdev,
+            size_bytes: 0,
+            blocks_512: 0,
+            block_size_bytes: 4096,
+            atime: now,
+            mtime: now,
+            ctime: now,
+        };
+        let xattrs = BTreeMap::new();
+        let node = Node { attr, body: birth.body, xattrs, lookups: 0, opens: 0 };
+        self.nodes.insert(inode, node);
+        self.names_mut(parent)?.insert(Bytes::copy_from_slice(name), inode);
+        if is_directory {
+            self.node_mut(parent)?.attr.nlink += 1;
+        }
+        self.touch(parent, now);
+        Ok(inode)
+    }
+
+    pub(super) fn link(
+        &mut self,
+        inode: InodeNumber,
+        parent: InodeNumber,
+        name: &[u8],
+        now: FileTime,
+    ) -> Result<(), Errno> {
+        self.check_free(parent, name)?;
+        let node = self.node_mut(inode)?;
+        match (node.attr.kind, node.attr.nlink) {
+            (FileKind::Directory, _) => return Err(Errno::EPERM),
+            (_, 0) => return Err(Errno::ENOENT),
+            (_, MAX_LINKS..) => return Err(Errno::EMLINK),
+            _ => {}
+        }
+        node.attr.nlink += 1;
+        node.attr.ctime = now;
+        self.names_mut(parent)?.insert(Bytes::copy_from_slice(name), inode);
+        self.touch(parent, now);
+        Ok(())
+    }
+
+    /// Takes the name away and what hangs on it; the caller has checked that it may go.
+    fn detach(&mut self, parent: InodeNumber, name: &[u8], now: FileTime) -> Result<(), Errno> {
+        let inode = self.find(parent, name)?;
+        self.names_mut(parent)?.remove(name);
+        let node = self.node_mut(inode)?;
+        node.attr.ctime = now;
+        if node.attr.kind == FileKind::Directory {
+            node.attr.nlink = 0;
+            self.node_mut(parent)?.attr.nlink -= 1;
+        } else {
+            node.attr.nlink -= 1;
+        }
+        self.touch(parent, now);
+        self.reap(inode);
+        Ok(())
+    }
+
+    pub(super) fn unlink(
+        &mut self,
+        parent: InodeNumber,
+        name: &[u8],
+        now: FileTime,
+    ) -> Result<(), Errno> {
+        let inode = self.find(parent, name)?;
+        if self.node(inode)?.attr.kind == FileKind::Directory {
+            return Err(Errno::EISDIR);
+        }
+        self.detach(parent, name, now)
+    }
+
+    pub(super) fn rmdir(
+        &mut self,
+        parent: InodeNumber,
+        name: &[u8],
+        now: FileTime,
+    ) -> Result<(), Errno> {
+        let inode = self.find(parent, name)?;
+        if !self.names(inode)?.is_empty() {
+            return Err(Errno::ENOTEMPTY);
+        }
+        self.detach(parent, name, now)
+    }
+
+    pub(super) fn rename(
+        &mut self,
+        (parent, name): (InodeNumber, &[u8]),
+        (new_parent, new_name): (InodeNumber, &[u8]),
+        flags: RenameFlags,
+        now: FileTime,
+    ) -> Result<(), Errno> {
+        if flags.exchange && flags.no_replace {
+            return Err(Errno::EINVAL);
+        }
+        let inode = self.find(parent, name)?;
+        let target = match self.find(new_parent, new_name) {
+            Ok(target) => Some(target),
+            Err(Errno::ENOENT) if self.node(new_parent)?.attr.nlink > 0 => None,
+            Err(errno) => return Err(errno),
+        };
+        self.check_no_cycle(inode, new_parent)?;
+        match target {
+            None if flags.exchange => return Err(Errno::ENOENT),
+            Some(_) if flags.no_replace => return Err(Errno::EEXIST),
+            Some(target) if target == inode => return Ok(()),
+            Some(target) if flags.exchange => {
+                self.check_no_cycle(target, parent)?;
+                self.place(target, (new_parent, new_name), (parent, name))?;
+            }
+            Some(target) => {
+                self.check_replaces(inode, target)?;
+                self.detach(new_parent, new_name, now)?;
+                self.names_mut(parent)?.remove(name);
+            }
+            None => {
+                self.names_mut(parent)?.remove(name);
+            }
+        }
+        self.place(inode, (parent, name), (new_parent, new_name))?;
+        for changed in [Some(inode), target.filter(|_| flags.exchange)].into_iter().flatten() {
+            self.node_mut(changed)?.attr.ctime = now;
+        }
+        self.touch(parent, now);
+        self.touch(new_parent, now);
+        Ok(())
+    }
+
+    /// A directory does not move into itself or below itself.
+    fn check_no_cycle(&self, inode: InodeNumber, into: InodeNumber) -> Result<(), Errno> {
+        let mut above = into;
+        loop {
+            if above == inode {
+                return Err(Errno::EINVAL);
+            }
+            if above == InodeNumber::ROOT {
+                return Ok(());
+            }
+            above = self.parent_of(above)?;
+        }
+    }
+
+    fn check_replaces(&self, inode: InodeNumber, target: InodeNumber) -> Result<(), Errno> {
+        let is_directory = |i| self.node(i).map(|n| n.attr.kind == FileKind::Directory);
+        match (is_directory(inode)?, is_directory(target)?) {
+            (false, true) => Err(Errno::EISDIR),
+            (true, false) => Err(Errno::ENOTDIR),
+            (true, true) if !self.names(target)?.is_empty() => Err(Errno::ENOTEMPTY),
+            _ => Ok(()),
+        }
+    }
+
+    /// Enters `inode` under its new name and moves a directory's link to its parent.
+    fn place(
+        &mut self,
+        inode: InodeNumber,
+        (old_parent, _): (InodeNumber, &[u8]),
+        (new_parent, new_name): (InodeNumber, &[u8]),
+    ) -> Result<(), Errno> {
+        self.names_mut(new_parent)?.insert(Bytes::copy_from_slice(new_name), inode);
+        if let Body::Directory { parent, .. } = &mut self.node_mut(inode)?.body {
+            *parent = new_parent;
+            self.node_mut(old_parent)?.attr.nlink -= 1;
+            self.node_mut(new_parent)?.attr.nlink += 1;
+        }
+        Ok(())
+    }
+
+    pub(super) fn set(
+        &mut self,
+        inode: InodeNumber,
+        changes: SetAttr,
+        now: FileTime,
+    ) -> Result<(), Errno> {
+        let node = self.node_mut(inode)?;
+        if let Some(size_bytes) = changes.size_bytes {
+            match &mut node.body {
+                Body::File(content) => content.resize(size_bytes)?,
+                Body::Directory { .. } => return Err(Errno::EISDIR),
+                _ => return Err(Errno::EINVAL),
+            }
+            node.attr.mtime = now;
+        }
+        let chosen = |time| match time {
+            SetTime::Now => now,
+            SetTime::To(time) => time,
+        };
+        let attr = &mut node.attr;
+        attr.mode = changes.mode.map_or(attr.mode, |mode| mode & 0o7777);
+        attr.uid = changes.uid.unwrap_or(attr.uid);
+        attr.gid = changes.gid.unwrap_or(attr.gid);
+        attr.atime = changes.atime.map_or(attr.atime, chosen);
+        attr.mtime = changes.mtime.map_or(attr.mtime, chosen);
+        if changes != SetAttr::default() {
+            attr.ctime = now;
+        }
+        Ok(())
+    }
+
+    pub(super) fn open(&mut self, inode: InodeNumber, open: Open) -> Result<Handle, Errno> {
+        self.node_mut(inode)?.opens += 1;
+        self.last_handle += 1;
+        let handle = Handle(self.last_handle);
+        self.opens.insert(handle, open);
+        Ok(handle)
+    }
+
+    pub(super) fn open_file(
+        &mut self,
+        inode: InodeNumber,
+        flags: OpenFlags,
+        now: FileTime,
+    ) -> Result<Handle, Errno> {
+        match self.node_mut(inode)?.body {
+            Body::File(_) => {}
+            Body::Directory { .. } => return Err(Errno::EISDIR),
+            Body::Symlink(_) => return Err(Errno::ELOOP),
+            Body::Special => return Err(Errno::ENXIO),
+        }
+        if flags.has(OpenFlags::TRUNCATE) {
+            self.set(inode, SetAttr { size_bytes: Some(0), ..SetAttr::default() }, now)?;
+        }
+        self.open(inode, Open::File { inode, flags })
+    }
+
+    pub(super) fn open_directory(&mut self, inode: InodeNumber) -> Result<Handle, Errno> {
+        let mut names = Vec::new();
+        for (name, &child) in self.names(inode)? {
+            names.push((name.clone(), child, self.node(child)?.attr.kind));
+        }
+        self.open(inode, Open::Directory { inode, names: Arc::new(names) })
+    }
+
+    pub(super) fn opened(&self, inode: InodeNumber, handle: Handle) -> Result<&Open, Errno> {
+        match self.opens.get(&handle) {
+            Some(open @ (Open::File { inode: i, .. } | Open::Directory { inode: i, .. }))
+                if *i == inode =>
+            {
+                Ok(open)
+            }
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    pub(super) fn close(&mut self, inode: InodeNumber, handle: Handle) -> Result<(), Errno> {
+        self.opened(inode, handle)?;
+        self.opens.remove(&handle);
+        self.node_mut(inode)?.opens -= 1;
+        self.reap(inode);
+        Ok(())
+    }
+
+    pub(super) fn list(
+        &mut self,
+        inode: InodeNumber,
+        handle: Handle,
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Result<Vec<DirEntry>, Errno> {
+        let Open::Directory { names, .. } = self.opened(inode, handle)? else {
+            return Err(Errno::ENOTDIR);
+        };
+        let names = names.clone();
+        let first = usize::try_from(cookie).unwrap_or(usize::MAX).min(names.len());
+        let mut entries = Vec::new();
+        for (index, (name, child, kind)) in names.iter().enumerate().skip(first).take(limit) {
+            let still_there = with_entries && self.find(inode, name) == Ok(*child);
+            let entry = if still_there { Some(self.entry(*child)?) } else { None };
+            let (name, kind, inode) = (name.clone(), *kind, *child);
+            entries.push(DirEntry { name, kind, inode, cookie: index as u64 + 1, entry });
+        }
+        Ok(entries)
+    }
+
+    pub(super) fn used_bytes(&self) -> u64 {
+        let used = |node: &Node| match &node.body {
+            Body::File(content) => content.used_bytes(),
+            _ => 0,
+        };
+        self.nodes.values().map(used).sum()
+    }
+
+    pub(super) fn files(&self) -> u64 {
+        self.nodes.len() as u64
+    }
+
+    /// Writes into a file, within the capacity.
+    pub(super) fn write(
+        &mut self,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        data: &[u8],
+        now: FileTime,
+    ) -> Result<u32, Errno> {
+        let Open::File { flags, .. } = *self.opened(inode, handle)? else {
+            return Err(Errno::EBADF);
+        };
+        if !flags.writes() {
+            return Err(Errno::EBADF);
+        }
+        let limited = self.capacity_bytes != u64::MAX;
+        let room = if limited { self.capacity_bytes.saturating_sub(self.used_bytes()) } else { 0 };
+        let node = self.node_mut(inode)?;
+        let Body::File(content) = &mut node.body else {
+            return Err(Errno::EBADF);
+        };
+        let at = if flags.has(OpenFlags::APPEND) { content.size_bytes() } else { offset };
+        if limited && content.cost_bytes(at, data.len()) > room {
+            return Err(Errno::ENOSPC);
+        }
+        content.write(at, data)?;
+        node.attr.mtime = now;
+        node.attr.ctime = now;
+        Ok(u32::try_from(data.len()).expect("a write is below 4 GiB"))
+    }
+
+    /// That counts and links agree with the tree.
+    pub(super) fn check_invariants(&self) {
+        let mut links: BTreeMap<InodeNumber, u32> = BTreeMap::new();
+        let mut children: BTreeMap<InodeNumber, u32> = BTreeMap::new();
+        for (&inode, node) in &self.nodes {
+            let Body::Directory { names, .. } = &node.body else { continue };
+            for child in names.values() {
+                *links.entry(*child).or_default() += 1;
+                if let Body::Directory { parent, .. } = self.nodes[child].body {
+                    assert_eq!(parent, inode, "a directory knows its parent");
+                    *children.entry(inode).or_default() += 1;
+                }
+            }
+        }
+        for (inode, node) in &self.nodes {
+            let names = links.get(inode).copied().unwrap_or(0);
+            let is_root = *inode == InodeNumber::ROOT;
+            let expected = match (&node.body, is_root || names > 0) {
+                (Body::Directory { .. }, true) => 2 + children.get(inode).copied().unwrap_or(0),
+                (Body::Directory { .. }, false) => 0,
+                _ => names,
+            };
+            assert_eq!(node.attr.nlink, expected, "link count of {inode:?}");
+            assert!(is_root || expected > 0 || node.lookups + node.opens > 0, "{inode:?} leaked");
+        }
+        let past = (Bound::Excluded(InodeNumber(self.last_inode)), Bound::Unbounded);
+        assert!(self.nodes.range(past).next().is_none());
+    }
+}
