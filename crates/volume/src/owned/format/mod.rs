@@ -1,0 +1,4 @@
+//! The bytes of each block.
+
+pub mod directory;
+pub use directory::{Content, DirectoryRef, Entry};

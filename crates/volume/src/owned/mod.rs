@@ -1,0 +1,33 @@
+//! The file system of CFS §3: a tree of blocks named by the hashes of their contents,
+//! below one root block that its publisher signs and replaces in place.
+//!
+//! ```text
+//! root (signed) ─► directory blocks ─► inode blocks ─► indirect blocks ─► data blocks
+//! ```
+//!
+//! - [`format`](mod@format): the bytes of each block, and decoders that trust none.
+//! - [`publish()`]: a directory of this machine becomes a volume, or its next version.
+//! - [`Volume`], [`Snapshot`]: reading by path.
+//! - [`VolumeFs`]: reading through a mount.
+//! - [`get_tree`]: copying back to this machine's disk.
+//!
+//! Every hash below a root is a hash of contents, so a snapshot never changes, and all of
+//! it may be cached for ever; only which root is the newest needs asking again (CFS §5.2).
+
+pub mod format;
+mod fs;
+mod get;
+mod publish;
+mod read;
+
+pub use fs::VolumeFs;
+pub use get::{GetOptions, GetTreeError, Gotten, get_tree};
+pub use publish::{
+    Keeper, NoKeeper, PublishError, PublishOptions, Published, Skipped, exclude_set, publish,
+};
+pub use read::{
+    Item, Listing, OpenError, ReadError, Snapshot, Volume, VolumeOptions, VolumeStatus,
+};
+
+mod progress;
+pub use progress::{NoProgress, Phase, Progress};
