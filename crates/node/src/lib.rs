@@ -1,1 +1,38 @@
-//! .
+//! The daemon: a node of the ring on one machine, and the client of its control socket.
+//!
+//! - [`Node`] puts the pieces together: identity, network, transport, Chord, block
+//!   store, DHT, control socket, keeper.
+//! - [`client::Client`] is how commands and mounts reach it.
+//! - [`JoinCode`] lets others in; [`Status`] says what is going on.
+//!
+//! It runs only for real, on tokio. It does not know files: to it a volume is a key, a
+//! source directory's name, and a list of blocks to keep alive.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the daemon runs only on tokio; protocol code gets its time and tasks from here"
+)]
+
+pub mod client;
+mod config;
+mod control;
+mod dir;
+mod join;
+mod manifest;
+mod network;
+mod node;
+mod peers;
+mod status;
+mod volumes;
+
+pub use client::{Client, ClientError, ClientOptions, Invitation, Keep, Volume};
+pub use config::{
+    DEFAULT_LISTEN, DEFAULT_STORAGE_BYTES, MIN_STORAGE_BYTES, NodeConfig, StartError,
+};
+pub use dir::{DirError, default_dir};
+pub use join::{JoinCode, JoinCodeError, MAX_BOOTSTRAP};
+pub use network::{IdProfile, MAX_REPLICAS, Network, NetworkId};
+pub use node::{Node, daemon_runtime};
+pub use peers::PeerList;
+pub use status::{Repair, RingNode, Status, VolumeStatus};
+pub use volumes::{MAX_NAME_BYTES, VolumeError};

@@ -1,0 +1,466 @@
+//! The local node, as commands and mounts see it (CFS §6.3: the client layer asks the
+//! DHash server of its own machine).
+//!
+//! A [`Client`] speaks the control protocol over the socket in the node's directory. It
+//! is [`Blocks`], so file systems run on it as they would inside the node; it checks
+//! what it gets, so not even its own node can hand it wrong bytes. With
+//! [`ClientOptions::patience`] its calls wait for a node that is being restarted, as
+//! mounts need; without, they fail at once and say how to start one.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_dht::{Blocks, GetError, PutError};
+use atoll_env::BoxFuture;
+use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
+use atoll_net::{CallError, Reply, Request, UnixClient, WhenAbsent};
+use bytes::Bytes;
+use minicbor::Decode;
+
+use crate::control::message::{self, Answer, Empty, GetFailed, PutFailed};
+use crate::dir::{DirError, NodeDir, SocketAddress};
+use crate::join::JoinCode;
+use crate::network::random_seed;
+use crate::status::{Status, VolumeStatus};
+use crate::volumes::{self, VolumeError};
+
+/// How long a call may take unless told otherwise: longer than the node's own deadlines,
+/// so that its explanation arrives.
+pub const DEFAULT_LIMIT: Duration = Duration::from_secs(120);
+
+/// The most hashes sent to a manifest at once: 1 MiB.
+const KEEP_BATCH: usize = 32 << 10;
+
+/// How a client behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientOptions {
+    /// How long a call may take.
+    pub limit: Duration,
+    /// How long a call may wait for a node that does not run. Calls under way when the
+    /// node stops are repeated when it is back.
+    pub patience: Duration,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        ClientOptions { limit: DEFAULT_LIMIT, patience: Duration::ZERO }
+    }
+}
+
+/// Why the local node did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// No node runs in the directory.
+    #[error("no node runs in {dir}; start one with: atoll up --dir {dir}", dir = dir.display())]
+    NoNode {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The directory or its socket cannot be used.
+    #[error(transparent)]
+    Dir(#[from] DirError),
+    /// The node did not answer in time.
+    #[error("the node in {dir} did not answer in time", dir = dir.display())]
+    TimedOut {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The node refused, or it answered what this program does not understand: they may
+    /// be of different versions.
+    #[error("the node in {dir} did not understand or refused: {reason}", dir = dir.display())]
+    Refused {
+        /// The directory.
+        dir: PathBuf,
+        /// What was said.
+        reason: String,
+    },
+    /// Something about a volume.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+}
+
+/// A join code and what its giver should know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invitation {
+    /// To be given to those who join, in confidence.
+    pub code: JoinCode,
+    /// E.g. that only this machine can reach the node.
+    pub warning: Option<String>,
+}
+
+/// A volume published from this node.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    /// Its name on this node.
+    pub name: String,
+    /// What its roots are signed with.
+    pub key: SecretKey,
+    /// Whether it was made by this call.
+    pub is_new: bool,
+}
+
+/// The local node. Cloning is cheap and shares the connection.
+#[derive(Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    dir: PathBuf,
+    options: ClientOptions,
+    socket: UnixClient,
+    /// Keeps the socket's path valid where it goes through a handle.
+    _address: SocketAddress,
+}
+
+impl Client {
+    /// A client of the node in `dir`, which must be running.
+    pub async fn connect(dir: impl AsRef<Path>) -> Result<Client, ClientError> {
+        Client::connect_with(dir, ClientOptions::default()).await
+    }
+
+    /// A client of the node in `dir`; the node may be waited for, see [`ClientOptions`].
+    pub async fn connect_with(
+        dir: impl AsRef<Path>,
+        options: ClientOptions,
+    ) -> Result<Client, ClientError> {
+        let dir =
+            std::path::absolute(dir.as_ref()).map_err(DirError::io("cannot find", dir.as_ref()))?;
+        let no_node = || ClientError::NoNode { dir: dir.clone() };
+        let address = match NodeDir::at(&dir).socket_address() {
+            Err(DirError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                return Err(no_node());
+            }
+            other => other?,
+        };
+        let socket = UnixClient::new(address.path());
+        let inner = Inner { dir, options, socket, _address: address };
+        let client = Client { inner: Arc::new(inner) };
+        let _: Empty = client.ask(message::PING, Empty {}, Vec::new()).await?;
+        Ok(client)
+    }
+
+    /// The node's directory.
+    pub fn dir(&self) -> &Path {
+        &self.inner.dir
+    }
+
+    /// The node's state.
+    pub async fn status(&self) -> Result<Status, ClientError> {
+        self.ask_json(message::STATUS).await
+    }
+
+    /// The volumes published from here.
+    pub async fn volumes(&self) -> Result<Vec<VolumeStatus>, ClientError> {
+        self.ask_json(message::VOLUMES).await
+    }
+
+    /// A join code for the node's network.
+    pub async fn invite(&self) -> Result<Invitation, ClientError> {
+        let invited: message::Invited = self.ask(message::INVITE, Empty {}, Vec::new()).await?;
+        let code = JoinCode::from_str(&invited.code)
+            .map_err(|error| self.inner.confused(error.to_string()))?;
+        Ok(Invitation { code, warning: invited.warning })
+    }
+
+    /// Has the node leave the ring and stop; resolves when it has begun to.
+    pub async fn shutdown(&self) -> Result<(), ClientError> {
+        let _: Empty = self.ask(message::SHUTDOWN, Empty {}, Vec::new()).await?;
+        Ok(())
+    }
+
+    /// The volume that `source` is published as: `name`, or the directory's own name.
+    /// Made, with a new key, if there is none; an error if the name belongs to another
+    /// directory.
+    pub async fn volume(&self, name: Option<&str>, source: &Path) -> Result<Volume, ClientError> {
+        let source = std::fs::canonicalize(source).map_err(DirError::io("cannot find", source))?;
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None => volumes::name_of(&source)?,
+        };
+        self.open_volume(message::VOLUME_OPEN, name, Some(&source), None).await
+    }
+
+    /// The volume `name`, which need not be published from a directory; made if there
+    /// is none.
+    pub async fn named_volume(&self, name: &str) -> Result<Volume, ClientError> {
+        self.open_volume(message::VOLUME_OPEN, name.to_owned(), None, None).await
+    }
+
+    /// Takes over a volume whose key was made elsewhere, to publish it from here.
+    pub async fn import_volume(&self, name: &str, key: &SecretKey) -> Result<Volume, ClientError> {
+        let seed = Some(key.seed());
+        self.open_volume(message::VOLUME_IMPORT, name.to_owned(), None, seed).await
+    }
+
+    /// Begins the list of blocks that the node is to keep alive for a new version of a
+    /// volume. The former list counts until [`Keep::commit`].
+    pub fn keep(&self, volume: &str) -> Keep {
+        let [a, b, c, d, e, f, g, h, ..] = random_seed();
+        Keep {
+            client: self.clone(),
+            volume: volume.to_owned(),
+            session: u64::from_be_bytes([a, b, c, d, e, f, g, h]),
+            sent: 0,
+            waiting: Vec::new(),
+        }
+    }
+
+    async fn open_volume(
+        &self,
+        method: u16,
+        name: String,
+        source: Option<&Path>,
+        seed: Option<[u8; 32]>,
+    ) -> Result<Volume, ClientError> {
+        let source = source.map(volumes::path_to_bytes);
+        let call = message::OpenVolume { name: name.clone(), source, seed };
+        let opened: Answer<message::OpenedVolume, VolumeError> =
+            self.inner.call_decoded(method, &call, Vec::new()).await?.0;
+        let opened = done(opened)?;
+        Ok(Volume { name, key: SecretKey::from_seed(&opened.seed), is_new: opened.is_new })
+    }
+
+    /// A call whose operation has no error of its own.
+    async fn ask<T>(
+        &self,
+        method: u16,
+        call: impl minicbor::Encode<()>,
+        parts: Vec<Bytes>,
+    ) -> Result<T, ClientError>
+    where
+        T: for<'b> Decode<'b, ()>,
+    {
+        let (answer, _) = self.inner.call_decoded(method, &call, parts).await?;
+        Ok(answer)
+    }
+
+    async fn ask_json<T: serde::de::DeserializeOwned>(
+        &self,
+        method: u16,
+    ) -> Result<T, ClientError> {
+        let (_, parts): (Empty, _) = self.inner.call_decoded(method, &Empty {}, Vec::new()).await?;
+        let json = parts.first().map(|part| &part[..]).unwrap_or_default();
+        serde_json::from_slice(json).map_err(|error| self.inner.confused(error.to_string()))
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Client({})", self.inner.dir.display())
+    }
+}
+
+fn done<T, E: Into<ClientError>>(answer: Answer<T, E>) -> Result<T, ClientError> {
+    match answer {
+        Answer::Done(value) => Ok(value),
+        Answer::Failed(error) => Err(error.into()),
+    }
+}
+
+/// A list of blocks to keep alive, being sent to the node. Dropping it abandons it.
+///
+/// Nothing is lost when the node restarts meanwhile, if the client has patience.
+#[derive(Debug)]
+pub struct Keep {
+    client: Client,
+    volume: String,
+    session: u64,
+    /// Hashes the node has acknowledged.
+    sent: u64,
+    /// Hashes not sent yet; fewer than [`KEEP_BATCH`] between calls.
+    waiting: Vec<u8>,
+}
+
+impl Keep {
+    /// Adds blocks of the new version.
+    pub async fn add(&mut self, hashes: &[BlockHash]) -> Result<(), ClientError> {
+        for chunk in hashes.chunks(KEEP_BATCH) {
+            self.waiting.extend_from_slice(&message::join_hashes(chunk.iter()));
+            while self.waiting.len() >= KEEP_BATCH * 32 {
+                let rest = self.waiting.split_off(KEEP_BATCH * 32);
+                self.send().await?;
+                self.waiting = rest;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the list in place of the volume's former one, durably: from now on the node
+    /// keeps these blocks and this root alive.
+    pub async fn commit(mut self, root: &SignedBlock) -> Result<(), ClientError> {
+        self.send().await?;
+        let call = message::KeepCommit {
+            volume: self.volume.clone(),
+            session: self.session,
+            count: self.sent,
+        };
+        let parts = vec![root.bytes().clone()];
+        let (answer, _): (Answer<Empty, VolumeError>, _) =
+            self.client.inner.call_decoded(message::KEEP_COMMIT, &call, parts).await?;
+        done(answer).map(|_| ())
+    }
+
+    async fn send(&mut self) -> Result<(), ClientError> {
+        let call = message::KeepAdd {
+            volume: self.volume.clone(),
+            session: self.session,
+            offset: self.sent,
+        };
+        let part = Bytes::from(std::mem::take(&mut self.waiting));
+        let count = part.len() as u64 / 32;
+        let (answer, _): (Answer<Empty, VolumeError>, _) =
+            self.client.inner.call_decoded(message::KEEP_ADD, &call, vec![part]).await?;
+        done(answer)?;
+        self.sent += count;
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn confused(&self, reason: String) -> ClientError {
+        ClientError::Refused { dir: self.dir.clone(), reason }
+    }
+
+    async fn call(
+        &self,
+        method: u16,
+        header: Bytes,
+        parts: Vec<Bytes>,
+    ) -> Result<Reply, ClientError> {
+        let request = Request { method, header, parts };
+        let ClientOptions { limit, patience } = self.options;
+        let (limit, absent) = if patience.is_zero() {
+            (limit, WhenAbsent::Fail)
+        } else {
+            (limit.max(patience), WhenAbsent::Wait)
+        };
+        self.socket.call(request, limit, absent).await.map_err(|error| match error {
+            CallError::Unreachable(_) => ClientError::NoNode { dir: self.dir.clone() },
+            CallError::TimedOut => ClientError::TimedOut { dir: self.dir.clone() },
+            CallError::Refused(refusal) => self.confused(refusal.to_string()),
+            CallError::TooLarge => self.confused("the message is too large".into()),
+        })
+    }
+
+    async fn call_decoded<T>(
+        &self,
+        method: u16,
+        call: &impl minicbor::Encode<()>,
+        parts: Vec<Bytes>,
+    ) -> Result<(T, Vec<Bytes>), ClientError>
+    where
+        T: for<'b> Decode<'b, ()>,
+    {
+        let reply = self.call(method, message::encode(call), parts).await?;
+        let answer =
+            message::decode(&reply.header).map_err(|refusal| self.confused(refusal.text))?;
+        Ok((answer, reply.parts))
+    }
+
+    async fn get(&self, hash: BlockHash) -> Result<Bytes, GetError> {
+        let bytes = self.fetch(message::GET, &message::Get { hash: hash.0 }, hash.key()).await?;
+        if BlockHash::of(&bytes) != hash {
+            return Err(unavailable(hash.key(), "the local node sent other bytes"));
+        }
+        Ok(bytes)
+    }
+
+    async fn get_signed(&self, key: Key) -> Result<SignedBlock, GetError> {
+        let call = message::GetSigned { key: key.0 };
+        let bytes = self.fetch(message::GET_SIGNED, &call, key).await?;
+        let block = SignedBlock::decode(&bytes).map_err(|error| unavailable(key, error))?;
+        if block.key() != key {
+            return Err(unavailable(key, "the local node sent another block"));
+        }
+        Ok(block)
+    }
+
+    async fn fetch(
+        &self,
+        method: u16,
+        call: &impl minicbor::Encode<()>,
+        key: Key,
+    ) -> Result<Bytes, GetError> {
+        let answered = self.call_decoded::<Answer<Empty, GetFailed>>(method, call, Vec::new());
+        match answered.await {
+            Ok((Answer::Failed(error), _)) => Err(error.into()),
+            Ok((Answer::Done(Empty {}), parts)) => parts
+                .into_iter()
+                .next()
+                .ok_or_else(|| unavailable(key, "the local node sent no block")),
+            Err(error) => Err(unavailable(key, error)),
+        }
+    }
+
+    async fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> Result<(), PutError> {
+        let hashes = message::join_hashes(blocks.iter().map(|(hash, _)| hash));
+        let parts = blocks.into_iter().map(|(_, bytes)| bytes).collect();
+        self.store(message::PUT, &message::Hashes { hashes }, parts).await
+    }
+
+    async fn store(
+        &self,
+        method: u16,
+        call: &impl minicbor::Encode<()>,
+        parts: Vec<Bytes>,
+    ) -> Result<(), PutError> {
+        let answered = self.call_decoded::<Answer<Empty, PutFailed>>(method, call, parts).await;
+        match answered {
+            Ok((Answer::Done(Empty {}), _)) => Ok(()),
+            Ok((Answer::Failed(error), _)) => Err(error.into()),
+            Err(error) => Err(PutError::Unavailable(error.to_string())),
+        }
+    }
+
+    async fn renew(&self, hashes: Vec<BlockHash>) -> Result<Vec<BlockHash>, PutError> {
+        let call = message::Hashes { hashes: message::join_hashes(hashes.iter()) };
+        let answered = self
+            .call_decoded::<Answer<message::Hashes, PutFailed>>(message::RENEW, &call, Vec::new())
+            .await;
+        match answered {
+            Ok((Answer::Done(lacking), _)) => message::split_hashes(&lacking.hashes)
+                .ok_or_else(|| PutError::Unavailable("the local node answered nonsense".into())),
+            Ok((Answer::Failed(error), _)) => Err(error.into()),
+            Err(error) => Err(PutError::Unavailable(error.to_string())),
+        }
+    }
+}
+
+fn unavailable(key: Key, told: impl ToString) -> GetError {
+    GetError::Unavailable { key, told: told.to_string() }
+}
+
+impl Blocks for Client {
+    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.get(hash).await })
+    }
+
+    fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.get_signed(key).await })
+    }
+
+    fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.put(blocks).await })
+    }
+
+    fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            inner.store(message::PUT_SIGNED, &Empty {}, vec![block.bytes().clone()]).await
+        })
+    }
+
+    fn renew(
+        &self,
+        hashes: Vec<BlockHash>,
+    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.renew(hashes).await })
+    }
+}

@@ -1,0 +1,230 @@
+//! How a node is started, and what it remembers of that.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use minicbor::{Decode, Encode};
+
+use crate::dir::{self, DirError, NodeDir};
+use crate::join::JoinCode;
+
+/// Where a node listens unless told otherwise: all addresses, an arbitrary port.
+pub const DEFAULT_LISTEN: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 7543);
+
+/// What a node gives unless told otherwise, bytes: 10 GiB, a guess.
+pub const DEFAULT_STORAGE_BYTES: u64 = 10 << 30;
+
+/// The least a node may give, bytes: some segments of the store.
+pub const MIN_STORAGE_BYTES: u64 = 16 << 20;
+
+/// How a node is started. `None` means: as at the last start, or the default.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// The node's directory; made if it does not exist.
+    pub dir: PathBuf,
+    /// Where to accept connections; port 0 takes a free one. Remembered.
+    /// Default [`DEFAULT_LISTEN`].
+    pub listen: Option<SocketAddr>,
+    /// The address to tell others, if not the one listened on (behind a port
+    /// forwarding, say). Remembered.
+    pub advertise: Option<SocketAddr>,
+    /// The network to enter at the first start; `None` makes a new one.
+    pub join: Option<JoinCode>,
+    /// How much disk the store may take, bytes. Remembered.
+    /// Default [`DEFAULT_STORAGE_BYTES`].
+    pub storage_bytes: Option<u64>,
+    /// Copies of each block, when a new network is made.
+    pub replicas: u32,
+    /// How long a block stays without being renewed.
+    pub lease: Duration,
+    /// How long to try to enter the ring before `start` returns regardless.
+    pub join_patience: Duration,
+}
+
+impl NodeConfig {
+    /// The defaults, in `dir`.
+    pub fn new(dir: impl Into<PathBuf>) -> NodeConfig {
+        NodeConfig {
+            dir: dir.into(),
+            listen: None,
+            advertise: None,
+            join: None,
+            storage_bytes: None,
+            replicas: 3,
+            lease: Duration::from_secs(30 * 24 * 3600),
+            join_patience: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why a node could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The directory cannot be used, or a node runs in it already.
+    #[error(transparent)]
+    Dir(#[from] DirError),
+    /// The directory belongs to another network than the join code.
+    #[error(
+        "{dir} belongs to network {ours}, the join code to {theirs}; \
+         to enter that one, start a node in another directory (--dir)",
+        dir = dir.display()
+    )]
+    OtherNetwork {
+        /// The directory.
+        dir: PathBuf,
+        /// Its network.
+        ours: String,
+        /// The join code's.
+        theirs: String,
+    },
+    /// The address cannot be listened on.
+    #[error("cannot listen on {addr}: {reason}; choose another with --listen ADDR:PORT")]
+    Listen {
+        /// The address.
+        addr: SocketAddr,
+        /// What the system said.
+        reason: String,
+    },
+    /// The block store cannot be opened.
+    #[error("cannot open the block store: {0}")]
+    Store(String),
+    /// The control socket cannot be made.
+    #[error("cannot make the control socket: {0}")]
+    Socket(String),
+    /// The configuration makes no sense.
+    #[error("{0}")]
+    Config(String),
+}
+
+/// The file `settings.cbor`: what later starts take over.
+///
+/// CBOR map: 0 listen, 1 advertise (both text), 2 storage in bytes, 3 whether the node
+/// has ever had a place on the ring.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct Settings {
+    #[n(0)]
+    listen: Option<String>,
+    #[n(1)]
+    advertise: Option<String>,
+    #[n(2)]
+    storage_bytes: Option<u64>,
+    #[n(3)]
+    has_joined: Option<bool>,
+}
+
+impl Settings {
+    pub(crate) fn load(dir: &NodeDir) -> Result<Settings, DirError> {
+        let path = dir.settings();
+        let Some(bytes) = dir::read_small(&path)? else { return Ok(Settings::default()) };
+        let settings: Settings =
+            minicbor::decode(&bytes).map_err(|error| DirError::damaged(&path, error))?;
+        for text in [&settings.listen, &settings.advertise].into_iter().flatten() {
+            text.parse::<SocketAddr>().map_err(|error| DirError::damaged(&path, error))?;
+        }
+        Ok(settings)
+    }
+
+    pub(crate) fn save(&self, dir: &NodeDir) -> Result<(), DirError> {
+        let bytes = minicbor::to_vec(self).expect("a vector takes all that is written");
+        dir::write_atomically(&dir.settings(), &bytes)
+    }
+
+    /// What the configuration says, else what is remembered, else the defaults.
+    pub(crate) fn apply(&mut self, config: &NodeConfig) -> Result<(), StartError> {
+        if let Some(listen) = config.listen {
+            self.listen = Some(listen.to_string());
+        }
+        if let Some(advertise) = config.advertise {
+            if advertise.ip().is_unspecified() || advertise.port() == 0 {
+                return Err(StartError::Config(format!(
+                    "{advertise} is no address others could connect to"
+                )));
+            }
+            self.advertise = Some(advertise.to_string());
+        }
+        if let Some(bytes) = config.storage_bytes {
+            if bytes < MIN_STORAGE_BYTES {
+                return Err(StartError::Config(format!(
+                    "{bytes} bytes of storage are too few; give at least {MIN_STORAGE_BYTES}"
+                )));
+            }
+            self.storage_bytes = Some(bytes);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn listen(&self) -> SocketAddr {
+        self.listen
+            .as_ref()
+            .map_or(DEFAULT_LISTEN, |text| text.parse().expect("checked when it was loaded"))
+    }
+
+    /// Remembers the port that was in fact taken.
+    pub(crate) fn set_listen(&mut self, bound: SocketAddr) {
+        self.listen = Some(bound.to_string());
+    }
+
+    pub(crate) fn advertise(&self) -> Option<SocketAddr> {
+        self.advertise.as_ref().map(|text| text.parse().expect("checked when it was loaded"))
+    }
+
+    pub(crate) fn storage_bytes(&self) -> u64 {
+        self.storage_bytes.unwrap_or(DEFAULT_STORAGE_BYTES)
+    }
+
+    pub(crate) fn has_joined(&self) -> bool {
+        self.has_joined.unwrap_or(false)
+    }
+
+    pub(crate) fn set_joined(&mut self) {
+        self.has_joined = Some(true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_said_is_remembered_from_the_last_start() {
+        let temp = tempfile::tempdir().expect("temp");
+        let dir = NodeDir::at(temp.path());
+        let mut first = Settings::load(&dir).expect("none");
+        assert_eq!(
+            (first.listen(), first.storage_bytes()),
+            (DEFAULT_LISTEN, DEFAULT_STORAGE_BYTES)
+        );
+        let listen: SocketAddr = "127.0.0.1:4000".parse().expect("address");
+        let config = NodeConfig {
+            listen: Some(listen),
+            storage_bytes: Some(1 << 30),
+            ..NodeConfig::new(temp.path())
+        };
+        first.apply(&config).expect("sensible");
+        first.save(&dir).expect("save");
+        let mut second = Settings::load(&dir).expect("load");
+        second.apply(&NodeConfig::new(temp.path())).expect("nothing said");
+        assert_eq!((second.listen(), second.storage_bytes()), (listen, 1 << 30));
+    }
+
+    #[test]
+    fn senseless_settings_are_refused() {
+        let nowhere = "0.0.0.0:5".parse().ok();
+        let config = NodeConfig { advertise: nowhere, ..NodeConfig::new("/x") };
+        assert!(matches!(Settings::default().apply(&config), Err(StartError::Config(_))));
+        let config = NodeConfig { storage_bytes: Some(5), ..NodeConfig::new("/x") };
+        assert!(matches!(Settings::default().apply(&config), Err(StartError::Config(_))));
+    }
+
+    #[test]
+    fn a_damaged_file_is_told() {
+        let temp = tempfile::tempdir().expect("temp");
+        let dir = NodeDir::at(temp.path());
+        let settings = Settings { listen: Some("nonsense".into()), ..Settings::default() };
+        settings.save(&dir).expect("save");
+        assert!(matches!(Settings::load(&dir), Err(DirError::Damaged { .. })));
+    }
+}

@@ -1,0 +1,414 @@
+//! The control protocol's messages, byte for byte in `docs/design/control.md`.
+//!
+//! Headers are CBOR maps with numbered fields. A reply's header is an [`Answer`]: what was
+//! asked, or the operation's own error. A call that cannot be decoded is refused by
+//! `Refusal::MALFORMED` instead. Nothing here allocates more than the message's own length.
+
+use atoll_dht::{GetError, PutError};
+use atoll_key::{BlockHash, InvalidBlock, Key};
+use atoll_net::Refusal;
+use bytes::Bytes;
+use minicbor::{Decode, Encode};
+
+/// Nothing: whether a node answers.
+pub const PING: u16 = 0x0300;
+/// Fetch a content block.
+pub const GET: u16 = 0x0301;
+/// Fetch a signed block.
+pub const GET_SIGNED: u16 = 0x0302;
+/// Store content blocks.
+pub const PUT: u16 = 0x0303;
+/// Store a signed block.
+pub const PUT_SIGNED: u16 = 0x0304;
+/// Extend leases.
+pub const RENEW: u16 = 0x0305;
+/// The node's status, as JSON.
+pub const STATUS: u16 = 0x0310;
+/// A join code.
+pub const INVITE: u16 = 0x0311;
+/// Leave the ring and stop.
+pub const SHUTDOWN: u16 = 0x0312;
+/// The volumes published from here, as JSON.
+pub const VOLUMES: u16 = 0x0320;
+/// Open or create a volume.
+pub const VOLUME_OPEN: u16 = 0x0321;
+/// Take over a volume's key made elsewhere.
+pub const VOLUME_IMPORT: u16 = 0x0322;
+/// Append to a manifest that is being written.
+pub const KEEP_ADD: u16 = 0x0330;
+/// Put a finished manifest in place of the former.
+pub const KEEP_COMMIT: u16 = 0x0331;
+
+/// The longest text that an error carries across, bytes.
+const MAX_TOLD_BYTES: usize = 16 << 10;
+
+/// A reply's header.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum Answer<T, E> {
+    /// What was asked.
+    #[n(0)]
+    Done(#[n(0)] T),
+    /// Why it could not be done.
+    #[n(1)]
+    Failed(#[n(0)] E),
+}
+
+impl<T, E> From<Result<T, E>> for Answer<T, E> {
+    fn from(result: Result<T, E>) -> Self {
+        match result {
+            Ok(value) => Answer::Done(value),
+            Err(error) => Answer::Failed(error),
+        }
+    }
+}
+
+/// Nothing, as a CBOR map that may grow fields.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Empty {}
+
+/// [`GET`]: answered by one part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Get {
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub hash: [u8; 32],
+}
+
+/// [`GET_SIGNED`]: answered by one part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct GetSigned {
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub key: [u8; 64],
+}
+
+/// [`PUT`], with one part for each hash; [`RENEW`]'s call and answer, without parts.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Hashes {
+    /// 32 bytes each.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub hashes: Vec<u8>,
+}
+
+/// [`INVITE`]'s answer.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Invited {
+    #[n(0)]
+    pub code: String,
+    #[n(1)]
+    pub warning: Option<String>,
+}
+
+/// [`VOLUME_OPEN`] and [`VOLUME_IMPORT`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct OpenVolume {
+    #[n(0)]
+    pub name: String,
+    /// Absolute path, the system's bytes.
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub source: Option<Vec<u8>>,
+    /// The volume's secret key when it is imported.
+    #[cbor(n(2), with = "minicbor::bytes")]
+    pub seed: Option<[u8; 32]>,
+}
+
+/// What [`VOLUME_OPEN`] and [`VOLUME_IMPORT`] answer.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct OpenedVolume {
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub seed: [u8; 32],
+    #[n(1)]
+    pub is_new: bool,
+}
+
+/// [`KEEP_ADD`]: one part of hashes, 32 bytes each, that follow the first `offset` of the
+/// session. Adding the same again changes nothing, so a call may be repeated.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct KeepAdd {
+    #[n(0)]
+    pub volume: String,
+    /// Chosen at random by the client.
+    #[n(1)]
+    pub session: u64,
+    /// Hashes added before, in calls that were answered.
+    #[n(2)]
+    pub offset: u64,
+}
+
+/// [`KEEP_COMMIT`]: one part, the volume's signed root.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct KeepCommit {
+    #[n(0)]
+    pub volume: String,
+    #[n(1)]
+    pub session: u64,
+    /// How many hashes the manifest has.
+    #[n(2)]
+    pub count: u64,
+}
+
+/// [`GetError`] on the wire.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum GetFailed {
+    #[n(0)]
+    NotFound {
+        #[cbor(n(0), with = "minicbor::bytes")]
+        key: [u8; 64],
+        #[n(1)]
+        told: String,
+    },
+    #[n(1)]
+    Unavailable {
+        #[cbor(n(0), with = "minicbor::bytes")]
+        key: [u8; 64],
+        #[n(1)]
+        told: String,
+    },
+}
+
+/// [`PutError`] on the wire.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum PutFailed {
+    #[n(0)]
+    Full(#[n(0)] String),
+    #[n(1)]
+    Unavailable(#[n(0)] String),
+    #[n(2)]
+    Superseded {
+        #[n(0)]
+        offered: u64,
+        #[n(1)]
+        held: u64,
+    },
+    #[n(3)]
+    Invalid(#[n(0)] Invalid),
+}
+
+/// [`InvalidBlock`] on the wire.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum Invalid {
+    #[n(0)]
+    TooLong(#[n(0)] u64),
+    #[n(1)]
+    WrongHash,
+    #[n(2)]
+    Malformed(#[n(0)] String),
+    #[n(3)]
+    WrongSignature,
+    #[n(4)]
+    UnknownKind(#[n(0)] u8),
+}
+
+/// What `SignedBlock::decode` finds wrong; other texts become the last.
+const MALFORMATIONS: [&str; 5] =
+    ["too short", "no magic", "unknown layout", "name too long", "see the node's log"];
+
+impl From<InvalidBlock> for Invalid {
+    fn from(error: InvalidBlock) -> Invalid {
+        match error {
+            InvalidBlock::TooLong(len_bytes) => Invalid::TooLong(len_bytes as u64),
+            InvalidBlock::WrongHash => Invalid::WrongHash,
+            InvalidBlock::Malformed(what) => Invalid::Malformed(what.to_owned()),
+            InvalidBlock::WrongSignature => Invalid::WrongSignature,
+            InvalidBlock::UnknownKind(number) => Invalid::UnknownKind(number),
+        }
+    }
+}
+
+impl From<Invalid> for InvalidBlock {
+    fn from(error: Invalid) -> InvalidBlock {
+        match error {
+            Invalid::TooLong(len_bytes) => {
+                InvalidBlock::TooLong(usize::try_from(len_bytes).unwrap_or(usize::MAX))
+            }
+            Invalid::WrongHash => InvalidBlock::WrongHash,
+            Invalid::Malformed(what) => {
+                let known = MALFORMATIONS.into_iter().find(|known| *known == what);
+                InvalidBlock::Malformed(known.unwrap_or(MALFORMATIONS[4]))
+            }
+            Invalid::WrongSignature => InvalidBlock::WrongSignature,
+            Invalid::UnknownKind(number) => InvalidBlock::UnknownKind(number),
+        }
+    }
+}
+
+impl From<GetError> for GetFailed {
+    fn from(error: GetError) -> GetFailed {
+        match error {
+            GetError::NotFound { key, told } => GetFailed::NotFound { key: key.0, told: cut(told) },
+            GetError::Unavailable { key, told } => {
+                GetFailed::Unavailable { key: key.0, told: cut(told) }
+            }
+        }
+    }
+}
+
+impl From<GetFailed> for GetError {
+    fn from(error: GetFailed) -> GetError {
+        match error {
+            GetFailed::NotFound { key, told } => GetError::NotFound { key: Key(key), told },
+            GetFailed::Unavailable { key, told } => GetError::Unavailable { key: Key(key), told },
+        }
+    }
+}
+
+impl From<PutError> for PutFailed {
+    fn from(error: PutError) -> PutFailed {
+        match error {
+            PutError::Full(told) => PutFailed::Full(cut(told)),
+            PutError::Unavailable(told) => PutFailed::Unavailable(cut(told)),
+            PutError::Superseded { offered, held } => PutFailed::Superseded { offered, held },
+            PutError::Invalid(error) => PutFailed::Invalid(error.into()),
+        }
+    }
+}
+
+impl From<PutFailed> for PutError {
+    fn from(error: PutFailed) -> PutError {
+        match error {
+            PutFailed::Full(told) => PutError::Full(told),
+            PutFailed::Unavailable(told) => PutError::Unavailable(told),
+            PutFailed::Superseded { offered, held } => PutError::Superseded { offered, held },
+            PutFailed::Invalid(error) => PutError::Invalid(error.into()),
+        }
+    }
+}
+
+/// Text that fits into a header.
+fn cut(mut text: String) -> String {
+    if text.len() > MAX_TOLD_BYTES {
+        let end = (0..=MAX_TOLD_BYTES).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+/// Hashes, one behind the other.
+pub(crate) fn join_hashes<'a>(hashes: impl Iterator<Item = &'a BlockHash>) -> Vec<u8> {
+    hashes.flat_map(|hash| hash.0).collect()
+}
+
+/// Splits what [`join_hashes`] joined; `None` unless the length is a multiple of 32.
+pub(crate) fn split_hashes(bytes: &[u8]) -> Option<Vec<BlockHash>> {
+    let (hashes, rest) = bytes.as_chunks::<32>();
+    rest.is_empty().then(|| hashes.iter().map(|hash| BlockHash(*hash)).collect())
+}
+
+/// A header's bytes.
+pub(crate) fn encode<T: Encode<()>>(message: &T) -> Bytes {
+    minicbor::to_vec(message).expect("a vector takes all that is written").into()
+}
+
+/// Reads a call's header; trailing bytes are refused.
+pub(crate) fn decode<T: for<'b> Decode<'b, ()>>(header: &[u8]) -> Result<T, Refusal> {
+    let malformed = |what: String| Refusal::new(Refusal::MALFORMED, what);
+    let mut decoder = minicbor::Decoder::new(header);
+    let message = decoder.decode().map_err(|error| malformed(error.to_string()))?;
+    if decoder.position() != header.len() {
+        return Err(malformed("bytes behind the header".into()));
+    }
+    Ok(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_cross_the_wire_without_loss() {
+        let key = Key([9; 64]);
+        for error in [
+            GetError::NotFound { key, told: "a: no, b: no".into() },
+            GetError::Unavailable { key, told: String::new() },
+        ] {
+            let header = encode(&Answer::<Empty, GetFailed>::Failed(error.clone().into()));
+            let Ok(Answer::<Empty, GetFailed>::Failed(back)) = decode(&header) else {
+                panic!("{error} did not come back");
+            };
+            assert_eq!(GetError::from(back), error);
+        }
+        for error in [
+            PutError::Full("2 of 3".into()),
+            PutError::Unavailable("nobody".into()),
+            PutError::Superseded { offered: 3, held: u64::MAX },
+            PutError::Invalid(InvalidBlock::TooLong(7)),
+            PutError::Invalid(InvalidBlock::WrongHash),
+            PutError::Invalid(InvalidBlock::Malformed("unknown layout")),
+            PutError::Invalid(InvalidBlock::WrongSignature),
+            PutError::Invalid(InvalidBlock::UnknownKind(200)),
+        ] {
+            let header = encode(&PutFailed::from(error.clone()));
+            assert_eq!(PutError::from(decode::<PutFailed>(&header).expect("own bytes")), error);
+        }
+    }
+
+    #[test]
+    fn every_malformation_of_a_signed_block_is_known_here() {
+        let good = atoll_key::SignedBlock::sign(
+            &atoll_key::SecretKey::from_seed(&[1; 32]),
+            b"",
+            1,
+            b"payload",
+        );
+        let changed = |at: usize, byte: u8| {
+            let mut bytes = good.bytes().to_vec();
+            bytes[at] = byte;
+            Bytes::from(bytes)
+        };
+        let wrong = [Bytes::from_static(b"short"), changed(0, 0), changed(4, 9), changed(5, 255)];
+        for bytes in wrong {
+            let error = atoll_key::SignedBlock::decode(&bytes).expect_err("malformed");
+            assert!(matches!(error, InvalidBlock::Malformed(_)), "{error:?}");
+            assert_eq!(InvalidBlock::from(Invalid::from(error.clone())), error);
+        }
+    }
+
+    #[test]
+    fn a_long_story_is_cut_to_fit() {
+        let told = "ä".repeat(MAX_TOLD_BYTES);
+        let GetFailed::NotFound { told, .. } =
+            GetFailed::from(GetError::NotFound { key: Key::MIN, told })
+        else {
+            panic!("another error came out");
+        };
+        assert!(told.len() <= MAX_TOLD_BYTES + 4 && told.ends_with('…'));
+    }
+
+    #[test]
+    fn hostile_headers_are_refused() {
+        let check = |bytes: &[u8]| {
+            assert!(decode::<Get>(bytes).is_err(), "{bytes:02x?}");
+            assert!(decode::<Hashes>(bytes).is_err(), "{bytes:02x?}");
+            assert!(decode::<OpenVolume>(bytes).is_err(), "{bytes:02x?}");
+            assert!(decode::<KeepAdd>(bytes).is_err(), "{bytes:02x?}");
+            assert!(decode::<KeepCommit>(bytes).is_err(), "{bytes:02x?}");
+            assert!(decode::<Answer<Empty, GetFailed>>(bytes).is_err(), "{bytes:02x?}");
+        };
+        check(b"");
+        check(b"\xa1");
+        check(b"\xa1\x00\x5b\xff\xff\xff\xff\xff\xff\xff\xff"); // 2^64 - 1 bytes
+        check(b"\xbb\xff\xff\xff\xff\xff\xff\xff\xff"); // 2^64 - 1 fields
+        check(b"\xa1\x00\x41x\x00"); // wrong length and a byte behind it
+        check(&[0x81; 10_000]); // nested 10,000 deep
+        check(&[0xff; 64]);
+    }
+
+    #[test]
+    fn all_prefixes_of_a_message_are_refused() {
+        let whole = encode(&KeepAdd { volume: "docs".into(), session: 1 << 40, offset: 12 });
+        assert!(decode::<KeepAdd>(&whole).is_ok());
+        for end in 0..whole.len() {
+            assert!(decode::<KeepAdd>(&whole[..end]).is_err(), "{end}");
+        }
+        let trailing = [&whole[..], b"\x00"].concat();
+        assert!(decode::<KeepAdd>(&trailing).is_err());
+    }
+}

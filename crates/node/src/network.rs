@@ -1,0 +1,148 @@
+//! The network a node belongs to: its public parameters and its secret.
+//!
+//! A network is made by the node that starts without a join code, and copied into the
+//! directory of each that joins. It never changes afterwards; joining another network
+//! needs another directory, because blocks and ring positions belong to one network.
+
+use std::fmt;
+
+use minicbor::{Decode, Encode};
+
+use crate::dir::{self, DirError, NodeDir};
+
+/// The largest number of copies a network may ask for: half a successor list, a guess.
+pub const MAX_REPLICAS: u32 = 8;
+
+/// How node IDs are chosen; the number is the one in files and join codes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum IdProfile {
+    /// Hash of the node's public key: the profile of private networks.
+    #[n(2)]
+    Identity,
+}
+
+/// What all nodes of a network agree on. Printed without its secret.
+///
+/// CBOR map: 0 profile, 1 replicas, 2 secret (32 bytes).
+#[derive(Clone, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Network {
+    /// How node IDs are chosen.
+    #[n(0)]
+    pub profile: IdProfile,
+    /// Copies of each block.
+    #[n(1)]
+    pub replicas: u32,
+    /// What members prove to each other and never send.
+    #[cbor(n(2), with = "minicbor::bytes")]
+    pub secret: [u8; 32],
+}
+
+/// Names a network without giving its secret away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NetworkId(pub [u8; 32]);
+
+impl fmt::Display for NetworkId {
+    /// The first eight bytes in hexadecimal.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl Network {
+    /// A new private network.
+    pub fn generate(replicas: u32) -> Network {
+        Network { profile: IdProfile::Identity, replicas, secret: random_seed() }
+    }
+
+    /// Names the network: a hash of its parameters and its secret.
+    pub fn id(&self) -> NetworkId {
+        let mut hasher = blake3::Hasher::new_derive_key("atoll v1 network id");
+        hasher.update(&[self.profile as u8]);
+        hasher.update(&self.replicas.to_be_bytes()).update(&self.secret);
+        NetworkId(*hasher.finalize().as_bytes())
+    }
+
+    /// Whether the parameters are within this program's limits.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if (1..=MAX_REPLICAS).contains(&self.replicas) {
+            return Ok(());
+        }
+        Err(format!("{} replicas; it can be 1 to {MAX_REPLICAS}", self.replicas))
+    }
+
+    pub(crate) fn load(dir: &NodeDir) -> Result<Option<StoredNetwork>, DirError> {
+        let path = dir.network();
+        let Some(bytes) = dir::read_secret(&path)? else { return Ok(None) };
+        let stored: StoredNetwork =
+            minicbor::decode(&bytes).map_err(|error| DirError::damaged(&path, error))?;
+        stored.network.check().map_err(|what| DirError::damaged(&path, what))?;
+        Ok(Some(stored))
+    }
+}
+
+impl fmt::Debug for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Network({}, {:?}, {} replicas)", self.id(), self.profile, self.replicas)
+    }
+}
+
+/// The file `network.cbor`: the network and whom its join code named.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct StoredNetwork {
+    #[n(0)]
+    pub network: Network,
+    /// Bootstrap peers of the join code; empty for the network's founder.
+    #[n(1)]
+    pub bootstrap: crate::peers::PeerList,
+}
+
+impl StoredNetwork {
+    pub(crate) fn save(&self, dir: &NodeDir) -> Result<(), DirError> {
+        let bytes = minicbor::to_vec(self).expect("a vector takes all that is written");
+        dir::write_atomically(&dir.network(), &bytes)
+    }
+}
+
+/// 32 bytes from the operating system.
+pub(crate) fn random_seed() -> [u8; 32] {
+    let mut seed = [0; 32];
+    getrandom::fill(&mut seed).expect("the operating system gives randomness");
+    seed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_not_printed() {
+        let network = Network { profile: IdProfile::Identity, replicas: 3, secret: [0x5a; 32] };
+        let printed = format!("{network:?} {}", network.id());
+        assert!(!printed.contains("5a5a") && !printed.contains("90, 90"), "{printed}");
+    }
+
+    #[test]
+    fn each_parameter_changes_the_network_id() {
+        let network = Network::generate(3);
+        let others = [
+            Network { replicas: 2, ..network.clone() },
+            Network { secret: [1; 32], ..network.clone() },
+        ];
+        assert!(others.iter().all(|other| other.id() != network.id()));
+    }
+
+    #[test]
+    fn what_is_saved_is_loaded_and_damage_is_told() {
+        let temp = tempfile::tempdir().expect("temp");
+        let dir = NodeDir::at(temp.path());
+        assert_eq!(Network::load(&dir).expect("none"), None);
+        let stored = StoredNetwork { network: Network::generate(3), bootstrap: Default::default() };
+        stored.save(&dir).expect("save");
+        assert_eq!(Network::load(&dir).expect("load"), Some(stored));
+        std::fs::write(dir.network(), b"\xa1\x00").expect("cut short");
+        assert!(matches!(Network::load(&dir), Err(DirError::Damaged { .. })));
+    }
+}

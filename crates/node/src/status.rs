@@ -1,0 +1,123 @@
+//! What `atoll status` shows.
+//!
+//! The daemon fills a [`Status`] and sends it to its clients as JSON, which is also
+//! what `--json` prints: one description for all readers. Fields are only ever added.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A node's state at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// The daemon's version.
+    pub version: String,
+    /// The node's directory.
+    pub dir: String,
+    /// The daemon's process number.
+    pub process: u32,
+    /// The node's public key, hexadecimal.
+    pub peer_id: String,
+    /// Where it accepts connections.
+    pub listen: String,
+    /// The address it tells to others.
+    pub advertise: String,
+    /// Names the network without giving its secret away.
+    pub network_id: String,
+    /// Seconds since the daemon started.
+    pub uptime_secs: u64,
+    /// Whether it has a place on the ring.
+    pub joined: bool,
+    /// Its ring positions, hexadecimal.
+    pub positions: Vec<String>,
+    /// The node before it on the ring.
+    pub predecessor: Option<RingNode>,
+    /// The nodes after it, nearest first.
+    pub successors: Vec<RingNode>,
+    /// How many nodes the ring seems to have.
+    pub estimated_nodes: f64,
+    /// Blocks held.
+    pub blocks: u64,
+    /// Bytes of the blocks held.
+    pub block_bytes: u64,
+    /// What the store takes on disk, bytes.
+    pub disk_bytes: u64,
+    /// What it may take at most, bytes.
+    pub capacity_bytes: u64,
+    /// The state of replication.
+    pub repair: Repair,
+    /// Handshakes and calls refused since the start, by reason.
+    pub refusals: BTreeMap<String, u64>,
+    /// Blocks received that did not match their keys, by the sender's public key.
+    pub bad_blocks: BTreeMap<String, u64>,
+    /// Open connections to peers.
+    pub connections: u64,
+    /// Bytes received from peers since the start.
+    pub received_bytes: u64,
+    /// Bytes sent to peers since the start.
+    pub sent_bytes: u64,
+    /// Memory resident, bytes.
+    pub resident_bytes: u64,
+    /// The volumes published from here.
+    pub volumes: Vec<VolumeStatus>,
+    /// What somebody should look at, in sentences.
+    pub warnings: Vec<String>,
+}
+
+/// A place on the ring and who is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RingNode {
+    /// The ring position, hexadecimal.
+    pub id: String,
+    /// The node's address.
+    pub addr: String,
+}
+
+/// The state of replication; see `atoll_dht::RepairStatus`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Repair {
+    /// Copies found missing and not yet restored.
+    pub queue_blocks: u64,
+    /// Whether all blocks of this root have all their copies, as far as the last
+    /// reconciliation saw.
+    pub fully_replicated: bool,
+    /// Copies each block should have.
+    pub replicas_wanted: u32,
+    /// Blocks this node is the root of.
+    pub root_blocks: u64,
+    /// Copies made by repair since the start.
+    pub repaired_blocks: u64,
+    /// Bytes of them.
+    pub repaired_bytes: u64,
+    /// Rounds of reconciliation since the start.
+    pub rounds: u64,
+    /// When the last round ended, milliseconds since 1970; 0 before the first.
+    pub last_round_unix_ms: u64,
+}
+
+/// A volume published from this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VolumeStatus {
+    /// Its name on this node.
+    pub name: String,
+    /// `atoll:KEY`.
+    pub address: String,
+    /// The directory it is published from, if any.
+    pub source: Option<String>,
+    /// Version of the root that is kept alive; 0 when nothing has been published yet.
+    pub root_version: u64,
+    /// Content blocks kept alive.
+    pub kept_blocks: u64,
+    /// When the leases were last renewed, seconds since 1970; 0 for never.
+    pub refreshed_unix_secs: u64,
+    /// When the first lease ends if nobody renews it, seconds since 1970; 0 when nothing
+    /// has been published yet.
+    pub lease_expires_unix_secs: u64,
+    /// Content blocks the ring had lost at the last renewal.
+    pub lost_blocks: u64,
+    /// Why the last renewal was not finished, if so.
+    pub trouble: Option<String>,
+}

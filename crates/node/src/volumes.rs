@@ -1,0 +1,431 @@
+//! The volumes published from this node: their names, keys and sources.
+//!
+//! Each is a directory `volumes/NAME`:
+//!
+//! | file | what |
+//! |---|---|
+//! | `key` | the volume's secret key, 32 bytes, written once |
+//! | `info` | CBOR map: 0 source directory (bytes; absent if none), 1 when it was made (s) |
+//! | `manifest` | the blocks to keep alive; see [`crate::manifest`] |
+//! | `kept` | when that was last done; see [`Kept`] |
+//! | `manifest.SESSION` | a manifest being written |
+//!
+//! A volume appears all at once: it is made under a name beginning with a dot, which no
+//! volume may have, and renamed.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use atoll_key::{SecretKey, SignedBlock};
+use minicbor::{Decode, Encode};
+
+use crate::dir::{self, DirError, NodeDir};
+use crate::manifest::{Manifest, PartialManifest};
+use crate::network::random_seed;
+
+/// The longest name of a volume, bytes.
+pub const MAX_NAME_BYTES: usize = 100;
+
+/// Why something could not be done with a volume.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Encode, Decode)]
+pub enum VolumeError {
+    /// Not a name for a volume.
+    #[error("{name:?} cannot be a volume's name: {why}; choose another with --name")]
+    #[n(0)]
+    BadName {
+        /// The name.
+        #[n(0)]
+        name: String,
+        /// What is wrong with it.
+        #[n(1)]
+        why: String,
+    },
+    /// The name belongs to another directory.
+    #[error("the volume {name} is published from {source_dir}; choose another name with --name")]
+    #[n(1)]
+    NameTaken {
+        /// The name.
+        #[n(0)]
+        name: String,
+        /// The directory it is published from.
+        #[n(1)]
+        source_dir: String,
+    },
+    /// A volume of this name and another key is here already.
+    #[error("a volume {name} with another key is here already")]
+    #[n(2)]
+    OtherKey {
+        /// The name.
+        #[n(0)]
+        name: String,
+    },
+    /// No volume has this name.
+    #[error("no volume {name} is published from this node")]
+    #[n(3)]
+    Unknown {
+        /// The name.
+        #[n(0)]
+        name: String,
+    },
+    /// Part of the manifest is missing, e.g. after a power failure.
+    #[error("the node lost what it was to keep ({has} of {expected} blocks noted); publish again")]
+    #[n(4)]
+    Gap {
+        /// Hashes the node has.
+        #[n(0)]
+        has: u64,
+        /// Hashes the client sent before.
+        #[n(1)]
+        expected: u64,
+    },
+    /// The root is not the volume's.
+    #[error("not a root of this volume: {why}")]
+    #[n(5)]
+    WrongRoot {
+        /// What is wrong with it.
+        #[n(0)]
+        why: String,
+    },
+    /// A higher version is kept already.
+    #[error("version {held} of the volume is kept already, {offered} is older")]
+    #[n(6)]
+    Superseded {
+        /// What was to be kept.
+        #[n(0)]
+        offered: u64,
+        /// What is.
+        #[n(1)]
+        held: u64,
+    },
+    /// The node's directory failed.
+    #[error("the node cannot use its directory: {what}")]
+    #[n(7)]
+    Disk {
+        /// What happened.
+        #[n(0)]
+        what: String,
+    },
+}
+
+impl From<DirError> for VolumeError {
+    fn from(error: DirError) -> VolumeError {
+        VolumeError::Disk { what: error.to_string() }
+    }
+}
+
+/// When a volume's blocks were last kept alive, and with what result.
+///
+/// CBOR map: 0 time in seconds since 1970, 1 version of the root, 2 blocks lost, 3 why
+/// the last attempt was not finished, 4 when that was.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct Kept {
+    #[n(0)]
+    pub refreshed_unix_secs: u64,
+    #[n(1)]
+    pub root_version: u64,
+    #[n(2)]
+    pub lost_blocks: u64,
+    #[n(3)]
+    pub trouble: Option<String>,
+    #[n(4)]
+    pub tried_unix_secs: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+struct Info {
+    #[cbor(n(0), with = "minicbor::bytes")]
+    source: Option<Vec<u8>>,
+    #[n(1)]
+    created_unix_secs: u64,
+}
+
+/// The node's volumes. Methods block on the disk.
+#[derive(Debug)]
+pub(crate) struct Volumes {
+    dir: PathBuf,
+    /// Held while something is replaced.
+    changing: Mutex<()>,
+}
+
+impl Volumes {
+    /// The volumes in `dir`; what a crash left half made is cleared away.
+    pub(crate) fn open(dir: &NodeDir) -> Result<Volumes, DirError> {
+        let volumes = Volumes { dir: dir.volumes(), changing: Mutex::new(()) };
+        dir::make_private_dir(&volumes.dir)?;
+        for entry in
+            fs::read_dir(&volumes.dir).map_err(DirError::io("cannot read", &volumes.dir))?
+        {
+            let path = entry.map_err(DirError::io("cannot read", &volumes.dir))?.path();
+            if path.file_name().is_some_and(|name| name.as_bytes().starts_with(b".new-")) {
+                fs::remove_dir_all(&path).map_err(DirError::io("cannot clear", path))?;
+            } else {
+                PartialManifest::clear_old(&path);
+            }
+        }
+        Ok(volumes)
+    }
+
+    /// The names, sorted.
+    pub(crate) fn names(&self) -> Result<Vec<String>, DirError> {
+        let entries = fs::read_dir(&self.dir).map_err(DirError::io("cannot read", &self.dir))?;
+        let mut names: Vec<String> = entries
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter(|name| check_name(name).is_ok() && self.path(name).join("key").exists())
+            .collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// The key of volume `name`, made now if there is none; whether it was. A volume
+    /// that has a source is opened only for that.
+    pub(crate) fn open_or_create(
+        &self,
+        name: &str,
+        source: Option<&Path>,
+        now_unix_secs: u64,
+    ) -> Result<(SecretKey, bool), VolumeError> {
+        check_name(name)?;
+        let _changing = self.lock();
+        if self.path(name).join("key").exists() {
+            self.claim(name, source)?;
+            return Ok((self.key(name)?, false));
+        }
+        let key = SecretKey::from_seed(&random_seed());
+        self.create(name, &key, source, now_unix_secs)?;
+        Ok((key, true))
+    }
+
+    /// Takes over a key made elsewhere; whether it is new here.
+    pub(crate) fn import(
+        &self,
+        name: &str,
+        key: &SecretKey,
+        source: Option<&Path>,
+        now_unix_secs: u64,
+    ) -> Result<bool, VolumeError> {
+        check_name(name)?;
+        let _changing = self.lock();
+        if !self.path(name).join("key").exists() {
+            self.create(name, key, source, now_unix_secs)?;
+            return Ok(true);
+        }
+        if self.key(name)?.seed() != key.seed() {
+            return Err(VolumeError::OtherKey { name: name.into() });
+        }
+        self.claim(name, source)?;
+        Ok(false)
+    }
+
+    /// The secret key of a volume.
+    pub(crate) fn key(&self, name: &str) -> Result<SecretKey, VolumeError> {
+        check_name(name)?;
+        let path = self.path(name).join("key");
+        let bytes =
+            dir::read_secret(&path)?.ok_or_else(|| VolumeError::Unknown { name: name.into() })?;
+        let seed = bytes.as_slice().try_into().map_err(|_| {
+            DirError::damaged(path, format!("it has {} bytes; a key has 32", bytes.len()))
+        })?;
+        Ok(SecretKey::from_seed(seed))
+    }
+
+    /// The directory a volume is published from.
+    pub(crate) fn source(&self, name: &str) -> Result<Option<PathBuf>, VolumeError> {
+        Ok(self.info(name)?.source.map(path_from_bytes))
+    }
+
+    /// The manifest of a volume, if it has been published.
+    pub(crate) fn manifest(&self, name: &str) -> Result<Option<Manifest>, VolumeError> {
+        Ok(Manifest::open(&self.path(name).join("manifest"))?)
+    }
+
+    /// When a volume's blocks were last kept alive. A damaged record counts as never.
+    pub(crate) fn kept(&self, name: &str) -> Kept {
+        let path = self.path(name).join("kept");
+        let bytes = dir::read_small(&path).ok().flatten().unwrap_or_default();
+        minicbor::decode(&bytes).unwrap_or_default()
+    }
+
+    /// Records `kept`, unless another root has been published since it began.
+    pub(crate) fn set_kept(&self, name: &str, kept: &Kept) -> Result<(), VolumeError> {
+        let _changing = self.lock();
+        let present = self.manifest(name)?;
+        if present.is_some_and(|manifest| manifest.root().version == kept.root_version) {
+            self.write_kept(name, kept)?;
+        }
+        Ok(())
+    }
+
+    /// Appends hashes (32 bytes each) to the manifest that `session` is writing.
+    pub(crate) fn keep_add(
+        &self,
+        name: &str,
+        session: u64,
+        offset: u64,
+        hashes: &[u8],
+    ) -> Result<(), VolumeError> {
+        self.known(name)?;
+        let _changing = self.lock();
+        PartialManifest::at(&self.path(name), session).add(offset, hashes)
+    }
+
+    /// Puts what `session` wrote, `count` hashes, in place of the volume's manifest.
+    pub(crate) fn keep_commit(
+        &self,
+        name: &str,
+        session: u64,
+        count: u64,
+        root: &SignedBlock,
+        now_unix_secs: u64,
+    ) -> Result<(), VolumeError> {
+        let key = self.key(name)?;
+        if root.key() != key.volume_id().root_key() {
+            return Err(VolumeError::WrongRoot { why: "it is signed by another key".into() });
+        }
+        let _changing = self.lock();
+        let path = self.path(name).join("manifest");
+        if let Some(present) = Manifest::open(&path)? {
+            let held = present.root().version;
+            if present.root() == root && present.count() == count {
+                PartialManifest::at(&self.path(name), session).discard();
+                return Ok(()); // the answer to the first attempt was lost
+            }
+            if held > root.version {
+                return Err(VolumeError::Superseded { offered: root.version, held });
+            }
+        }
+        PartialManifest::at(&self.path(name), session).commit(count, root, &path)?;
+        let kept = Kept {
+            refreshed_unix_secs: now_unix_secs,
+            root_version: root.version,
+            ..Kept::default()
+        };
+        self.write_kept(name, &kept)
+    }
+
+    fn write_kept(&self, name: &str, kept: &Kept) -> Result<(), VolumeError> {
+        let bytes = minicbor::to_vec(kept).expect("a vector takes all that is written");
+        Ok(dir::write_atomically(&self.path(name).join("kept"), &bytes)?)
+    }
+
+    /// Lets `source` use the volume, or says whose it is.
+    fn claim(&self, name: &str, source: Option<&Path>) -> Result<(), VolumeError> {
+        let Some(source) = source else { return Ok(()) };
+        let info = self.info(name)?;
+        match info.source.clone().map(path_from_bytes) {
+            Some(present) if present == source => Ok(()),
+            Some(present) => Err(VolumeError::NameTaken {
+                name: name.into(),
+                source_dir: present.display().to_string(),
+            }),
+            None => {
+                let info = Info { source: Some(path_to_bytes(source)), ..info };
+                Ok(dir::write_atomically(&self.path(name).join("info"), &info.encode())?)
+            }
+        }
+    }
+
+    fn create(
+        &self,
+        name: &str,
+        key: &SecretKey,
+        source: Option<&Path>,
+        now_unix_secs: u64,
+    ) -> Result<(), VolumeError> {
+        let made = self.dir.join(format!(".new-{name}"));
+        let info = Info { source: source.map(path_to_bytes), created_unix_secs: now_unix_secs };
+        dir::make_private_dir(&made)?;
+        dir::write_atomically(&made.join("key"), &key.seed())?;
+        dir::write_atomically(&made.join("info"), &info.encode())?;
+        let path = self.path(name);
+        fs::rename(&made, &path)
+            .and_then(|()| dir::sync_parent(&path))
+            .map_err(DirError::io("cannot create", path))?;
+        Ok(())
+    }
+
+    fn info(&self, name: &str) -> Result<Info, VolumeError> {
+        self.known(name)?;
+        let path = self.path(name).join("info");
+        let bytes = dir::read_small(&path)?.unwrap_or_default();
+        Ok(minicbor::decode(&bytes).map_err(|error| DirError::damaged(path, error))?)
+    }
+
+    fn known(&self, name: &str) -> Result<(), VolumeError> {
+        check_name(name)?;
+        if self.path(name).join("key").exists() {
+            return Ok(());
+        }
+        Err(VolumeError::Unknown { name: name.into() })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Info {
+    fn encode(&self) -> Vec<u8> {
+        minicbor::to_vec(self).expect("a vector takes all that is written")
+    }
+}
+
+/// When the leases of a volume refreshed at `refreshed_unix_secs` end.
+pub(crate) fn lease_end(refreshed_unix_secs: u64, lease: Duration) -> u64 {
+    if refreshed_unix_secs == 0 { 0 } else { refreshed_unix_secs.saturating_add(lease.as_secs()) }
+}
+
+/// The name of a volume published from `source` when none is given: the directory's.
+pub(crate) fn name_of(source: &Path) -> Result<String, VolumeError> {
+    let bad = |why: &str| VolumeError::BadName {
+        name: source.display().to_string(),
+        why: why.to_owned(),
+    };
+    let name = source.file_name().ok_or_else(|| bad("the directory has no name of its own"))?;
+    let name = name.to_str().ok_or_else(|| bad("it is not UTF-8"))?;
+    check_name(name)?;
+    Ok(name.to_owned())
+}
+
+fn check_name(name: &str) -> Result<(), VolumeError> {
+    let why = if name.is_empty() {
+        "it is empty"
+    } else if name.len() > MAX_NAME_BYTES {
+        "it is longer than 100 bytes"
+    } else if name.starts_with('.') {
+        "it begins with a dot"
+    } else if name.contains('/') || name.chars().any(char::is_control) {
+        "it has a slash or a control character"
+    } else {
+        return Ok(());
+    };
+    Err(VolumeError::BadName { name: name.into(), why: why.into() })
+}
+
+pub(crate) fn path_to_bytes(path: &Path) -> Vec<u8> {
+    path.as_os_str().as_bytes().to_vec()
+}
+
+pub(crate) fn path_from_bytes(bytes: Vec<u8>) -> PathBuf {
+    PathBuf::from(std::ffi::OsString::from_vec(bytes))
+}
+
+pub(crate) fn io_error(path: &Path) -> impl FnOnce(io::Error) -> VolumeError {
+    let path = path.display().to_string();
+    move |error| VolumeError::Disk { what: format!("{path}: {error}") }
+}
+
+/// Whether a file name is that of a manifest being written.
+pub(crate) fn is_partial(name: &OsStr) -> bool {
+    name.as_bytes().starts_with(b"manifest.")
+}
