@@ -1,12 +1,30 @@
 //! Blocks on a ring.
 //!
 //! [`Blocks`] is what file systems see of it: put and get by key, whoever stores them.
-//! [`Dht`] is a node's part in it.
+//! [`Dht`] is a node's part in it: CFS's DHash layer (§5) on any
+//! [`Overlay`](atoll_overlay::Overlay), with the lookup integrated as in §6.2.
+//!
+//! **Invariants:** every block is verified against its key before it is stored and after it
+//! is fetched; what was acknowledged is durable on a majority of its replica set; everything
+//! ends by a deadline.
+//!
+//! It does not know files, nor how the overlay finds its way.
 
 pub mod blocks;
+mod exchange;
+mod lookup;
 pub mod messages;
+mod node;
 pub mod reconcile;
+mod repair;
+mod serve;
+mod stats;
 mod status;
+mod store_blocks;
+mod upkeep;
 
 pub use blocks::{Blocks, GetError, MemoryBlocks, PutError};
+pub use lookup::Fetched;
+pub use node::{Dht, DhtConfig};
+pub use stats::DhtStats;
 pub use status::RepairStatus;

@@ -8,8 +8,8 @@
 //! blocks among n costs about d · log16(n / 64) exchanges of some hundred bytes, and
 //! equal sets cost one.
 //!
-//! This module is plain data and pure functions over a sorted list of [`Item`]s; the
-//! exchange itself is in `repair`.
+//! This module is plain data and pure functions; the exchange itself is in `repair`. No
+//! more than a page of items is ever in memory.
 //!
 //! Invariants: a fingerprint is a sum, so it does not depend on order and the sums of
 //! two halves are the sum of the whole; it is salted per session, so nobody can
@@ -99,38 +99,74 @@ pub enum Answer {
 /// header's limit, so half of it.
 pub const MAX_ITEMS: usize = 2048;
 
-/// Answers a claim. `items` are the answerer's items in `claim.range`, in ring order.
-pub fn answer(salt: &Salt, claim: &Claim, items: &[Item]) -> Answer {
-    if Fingerprint::of(salt, items) == claim.print {
-        return Answer::Same;
-    }
-    if items.len() <= ITEMS_INSTEAD {
-        return Answer::Items(items.to_vec());
-    }
-    if claim.print.count == 0 {
-        if items.len() <= MAX_ITEMS {
-            return Answer::Items(items.to_vec());
-        }
-        let first = items[..MAX_ITEMS].to_vec();
-        let upto = first[MAX_ITEMS - 1].key;
-        return Answer::Some { items: first, upto };
-    }
-    Answer::Parts(split(salt, claim.range, items))
+/// How to answer a claim, given the answerer's own fingerprint of its range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Plan {
+    /// [`Answer::Same`].
+    Same,
+    /// [`Answer::Items`], with all items.
+    Items,
+    /// [`Answer::Some`], with the first [`MAX_ITEMS`].
+    Some,
+    /// [`Answer::Parts`], by a [`Cutter`].
+    Parts,
 }
 
-/// Cuts a range into at most [`FAN_OUT`] parts with about as many of `items` each.
-fn split(salt: &Salt, range: KeyRange, items: &[Item]) -> Vec<Claim> {
-    let size = items.len().div_ceil(FAN_OUT).max(1);
-    let mut parts = Vec::with_capacity(FAN_OUT);
-    let mut after = range.after;
-    for (index, chunk) in items.chunks(size).enumerate() {
-        let last_chunk = (index + 1) * size >= items.len();
-        let upto = if last_chunk { range.upto } else { chunk[chunk.len() - 1].key };
-        let print = Fingerprint::of(salt, chunk);
-        parts.push(Claim { range: KeyRange::new(after, upto), print });
-        after = upto;
+/// Decides how to answer `claim`.
+pub fn plan(claim: &Claim, own: &Fingerprint) -> Plan {
+    if *own == claim.print {
+        Plan::Same
+    } else if own.count <= ITEMS_INSTEAD as u64 {
+        Plan::Items
+    } else if claim.print.count == 0 && own.count <= MAX_ITEMS as u64 {
+        Plan::Items
+    } else if claim.print.count == 0 {
+        Plan::Some
+    } else {
+        Plan::Parts
     }
-    parts
+}
+
+/// Cuts a range into at most [`FAN_OUT`] parts with about as many items each, from one
+/// pass over the items in ring order.
+#[derive(Debug)]
+pub struct Cutter {
+    salt: Salt,
+    range: KeyRange,
+    size: u64,
+    parts: Vec<Claim>,
+    open: Fingerprint,
+    last: Key,
+}
+
+impl Cutter {
+    /// For a range known to hold about `count` items.
+    pub fn new(salt: Salt, range: KeyRange, count: u64) -> Cutter {
+        let size = count.div_ceil(FAN_OUT as u64).max(1);
+        let (open, last) = (Fingerprint::default(), range.after);
+        Cutter { salt, range, size, parts: Vec::new(), open, last }
+    }
+
+    /// The next item.
+    pub fn add(&mut self, item: &Item) {
+        if self.open.count >= self.size && self.parts.len() + 1 < FAN_OUT {
+            self.close(self.last);
+        }
+        self.open.add(&self.salt, item);
+        self.last = item.key;
+    }
+
+    fn close(&mut self, upto: Key) {
+        let after = self.parts.last().map_or(self.range.after, |part| part.range.upto);
+        let print = std::mem::take(&mut self.open);
+        self.parts.push(Claim { range: KeyRange::new(after, upto), print });
+    }
+
+    /// The parts, which together make up the range.
+    pub fn finish(mut self) -> Vec<Claim> {
+        self.close(self.range.upto);
+        self.parts
+    }
 }
 
 /// What one side must do after seeing the other's items.
@@ -223,6 +259,23 @@ mod tests {
             items.extend(set.range(lo..=hi).map(|(k, v)| Item { key: *k, version: *v }));
         }
         items
+    }
+
+    fn answer(salt: &Salt, claim: &Claim, items: &[Item]) -> Answer {
+        match plan(claim, &Fingerprint::of(salt, items)) {
+            Plan::Same => Answer::Same,
+            Plan::Items => Answer::Items(items.to_vec()),
+            Plan::Some => {
+                let first = items[..MAX_ITEMS].to_vec();
+                let upto = first[MAX_ITEMS - 1].key;
+                Answer::Some { items: first, upto }
+            }
+            Plan::Parts => {
+                let mut cutter = Cutter::new(*salt, claim.range, items.len() as u64);
+                items.iter().for_each(|item| cutter.add(item));
+                Answer::Parts(cutter.finish())
+            }
+        }
     }
 
     /// Runs the whole exchange; returns the difference, and messages and items sent.

@@ -1,0 +1,387 @@
+//! The reconciliation of one key range with one other node: both sides of the exchange
+//! whose rules are in [`crate::reconcile`], and the copying of what differs.
+//!
+//! Nothing here holds more than a page of items or a batch of blocks in memory, however
+//! large the range.
+
+use atoll_env::sleep;
+use atoll_key::{BlockKind, Key, KeyRange};
+use atoll_net::{CallError, Request};
+use atoll_overlay::Node;
+use atoll_store::{StoreError, StoredBlock};
+use bytes::Bytes;
+
+use crate::messages::{
+    self, BlockHeader, Fetch, FetchReply, MAX_BATCH_BLOCKS, Put, PutReply, PutStatus, Reconcile,
+    ReconcileReply, from_header, to_header,
+};
+use crate::node::{Block, Inner};
+use crate::reconcile::{
+    Answer, Claim, Cutter, Difference, Fingerprint, Item, MAX_ITEMS, Plan, Salt, difference, plan,
+    well_formed_items, well_formed_parts,
+};
+use crate::serve::{REPLY_BYTES, note_store_error};
+
+/// Items read from the store at once.
+const PAGE_ITEMS: usize = 1024;
+/// Claims sent in one message.
+const CLAIMS_AT_ONCE: usize = 16;
+
+/// Why an exchange ended early.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum ExchangeError {
+    #[error("call: {0}")]
+    Call(#[from] CallError),
+    #[error("store: {0}")]
+    Store(#[from] StoreError),
+    #[error("the other side's answer is not well-formed")]
+    IllFormed,
+}
+
+impl From<atoll_net::Refusal> for ExchangeError {
+    fn from(refusal: atoll_net::Refusal) -> ExchangeError {
+        ExchangeError::Call(refusal.into())
+    }
+}
+
+/// What an exchange did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// Blocks copied either way.
+    pub moved: u64,
+    /// Blocks that differ still, because they could not be copied.
+    pub left: u64,
+}
+
+/// Lets other tasks run.
+async fn breathe() {
+    let mut yielded = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return std::task::Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        std::task::Poll::Pending
+    })
+    .await;
+}
+
+/// A page of the items of `range`, and what is left of the range after it.
+fn page(inner: &Inner, range: KeyRange) -> Result<(Vec<Item>, Option<KeyRange>), StoreError> {
+    let infos = inner.store.list(range, PAGE_ITEMS)?;
+    let items: Vec<Item> =
+        infos.iter().map(|info| Item { key: info.key, version: info.version }).collect();
+    let rest = match items.last() {
+        Some(last) if items.len() == PAGE_ITEMS && last.key != range.upto => {
+            Some(KeyRange::new(last.key, range.upto))
+        }
+        _ => None,
+    };
+    Ok((items, rest))
+}
+
+/// Hands every item of `range` to `each`, in ring order, page by page.
+async fn visit(
+    inner: &Inner,
+    range: KeyRange,
+    mut each: impl FnMut(&Item),
+) -> Result<(), StoreError> {
+    let mut todo = Some(range);
+    while let Some(range) = todo {
+        let (items, rest) = page(inner, range)?;
+        items.iter().for_each(&mut each);
+        todo = rest;
+        if todo.is_some() {
+            breathe().await;
+        }
+    }
+    Ok(())
+}
+
+/// This node's fingerprint of `range`.
+pub(crate) async fn fingerprint(
+    inner: &Inner,
+    salt: &Salt,
+    range: KeyRange,
+) -> Result<Fingerprint, StoreError> {
+    let mut print = Fingerprint::default();
+    visit(inner, range, |item| print.add(salt, item)).await?;
+    Ok(print)
+}
+
+/// Answers a peer's claim.
+pub(crate) async fn answer(
+    inner: &Inner,
+    salt: &Salt,
+    claim: &Claim,
+) -> Result<Answer, StoreError> {
+    let own = fingerprint(inner, salt, claim.range).await?;
+    Ok(match plan(claim, &own) {
+        Plan::Same => Answer::Same,
+        Plan::Items | Plan::Some => {
+            let infos = inner.store.list(claim.range, MAX_ITEMS)?;
+            let items: Vec<Item> =
+                infos.iter().map(|info| Item { key: info.key, version: info.version }).collect();
+            match items.last() {
+                Some(last) if items.len() == MAX_ITEMS => Answer::Some { upto: last.key, items },
+                _ => Answer::Items(items),
+            }
+        }
+        Plan::Parts => {
+            let mut cutter = Cutter::new(*salt, claim.range, own.count);
+            visit(inner, claim.range, |item| cutter.add(item)).await?;
+            let parts = cutter.finish();
+            // The store may have shrunk since it was counted.
+            if parts.len() < 2 { Answer::Items(Vec::new()) } else { Answer::Parts(parts) }
+        }
+    })
+}
+
+/// Makes this node and `other` hold the same blocks of `range`.
+pub(crate) async fn reconcile_with(
+    inner: &Inner,
+    other: &Node,
+    range: KeyRange,
+) -> Result<Outcome, ExchangeError> {
+    let mut salt: Salt = [0; 32];
+    for chunk in salt.chunks_mut(8) {
+        chunk.copy_from_slice(&inner.env.random_u64().to_be_bytes());
+    }
+    let mut session =
+        Session { inner, other, salt, todo: vec![range], outcome: Outcome::default() };
+    while !session.todo.is_empty() {
+        session.step().await?;
+    }
+    Ok(session.outcome)
+}
+
+struct Session<'a> {
+    inner: &'a Inner,
+    other: &'a Node,
+    salt: Salt,
+    todo: Vec<KeyRange>,
+    outcome: Outcome,
+}
+
+impl Session<'_> {
+    async fn step(&mut self) -> Result<(), ExchangeError> {
+        let start = self.todo.len().saturating_sub(CLAIMS_AT_ONCE);
+        let mut claims = Vec::new();
+        for range in self.todo.split_off(start) {
+            let print = fingerprint(self.inner, &self.salt, range).await?;
+            claims.push(Claim { range, print });
+        }
+        let header = to_header(&Reconcile { salt: self.salt, claims: claims.clone() });
+        let request = Request { method: messages::RECONCILE, header, parts: Vec::new() };
+        let reply = self.inner.call(self.other, request).await?;
+        let ReconcileReply { answers } = from_header(&reply.header)?;
+        if answers.is_empty() || answers.len() > claims.len() {
+            return Err(ExchangeError::IllFormed);
+        }
+        self.todo.extend(claims[answers.len()..].iter().map(|claim| claim.range));
+        for (claim, answer) in claims.iter().zip(answers) {
+            self.take_answer(claim, answer).await?;
+        }
+        Ok(())
+    }
+
+    async fn take_answer(&mut self, claim: &Claim, answer: Answer) -> Result<(), ExchangeError> {
+        match answer {
+            Answer::Same => {}
+            Answer::Parts(parts) => {
+                // Parts of a range in which we have nothing would never end.
+                if !well_formed_parts(claim.range, &parts) || claim.print.count == 0 {
+                    return Err(ExchangeError::IllFormed);
+                }
+                for part in parts {
+                    if fingerprint(self.inner, &self.salt, part.range).await? != part.print {
+                        self.todo.push(part.range);
+                    }
+                }
+            }
+            Answer::Items(theirs) => {
+                if !well_formed_items(claim.range, &theirs) {
+                    return Err(ExchangeError::IllFormed);
+                }
+                self.compare(claim.range, &theirs).await?;
+            }
+            Answer::Some { items, upto } => {
+                let part = KeyRange::new(claim.range.after, upto);
+                let honest = !items.is_empty()
+                    && claim.range.contains(&upto)
+                    && well_formed_items(part, &items);
+                if !honest {
+                    return Err(ExchangeError::IllFormed);
+                }
+                self.compare(part, &items).await?;
+                if upto != claim.range.upto {
+                    self.todo.push(KeyRange::new(upto, claim.range.upto));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares our items of `range`, page by page, with all of theirs.
+    async fn compare(&mut self, range: KeyRange, theirs: &[Item]) -> Result<(), ExchangeError> {
+        let mut todo = Some(range);
+        while let Some(range) = todo {
+            let (ours, rest) = page(self.inner, range)?;
+            let upto = rest.map_or(range.upto, |rest| rest.after);
+            let part = KeyRange::new(range.after, upto);
+            let there: Vec<Item> =
+                theirs.iter().filter(|item| part.contains(&item.key)).copied().collect();
+            self.level(difference(part, &ours, &there)).await?;
+            todo = rest;
+        }
+        Ok(())
+    }
+
+    /// Copies what differs, both ways.
+    async fn level(&mut self, found: Difference) -> Result<(), ExchangeError> {
+        let repair = &self.inner.repair;
+        let queued = (found.take.len() + found.give.len()) as u64;
+        repair.queue(queued);
+        let taken = take(self.inner, self.other, &found.take).await;
+        let given = match &taken {
+            Ok(_) => give(self.inner, self.other, &found.give, false).await,
+            Err(error) => Err(error.clone()),
+        };
+        repair.unqueue(queued);
+        for outcome in [taken?, given?] {
+            self.outcome.moved += outcome.moved;
+            self.outcome.left += outcome.left;
+        }
+        Ok(())
+    }
+}
+
+/// Fetches blocks from `other`, verifies and stores them.
+async fn take(inner: &Inner, other: &Node, items: &[Item]) -> Result<Outcome, ExchangeError> {
+    let mut outcome = Outcome::default();
+    let mut wanted: Vec<Key> = items.iter().map(|item| item.key).collect();
+    while !wanted.is_empty() {
+        let keys = wanted[..wanted.len().min(MAX_BATCH_BLOCKS)].to_vec();
+        let header = to_header(&Fetch { keys });
+        let request = Request { method: messages::FETCH, header, parts: Vec::new() };
+        let reply = inner.call(other, request).await?;
+        let FetchReply { blocks: headers } = from_header(&reply.header)?;
+        if headers.len() != reply.parts.len() {
+            return Err(ExchangeError::IllFormed);
+        }
+        let asked: Vec<Key> = wanted.drain(..wanted.len().min(MAX_BATCH_BLOCKS)).collect();
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        for (header, part) in headers.into_iter().zip(reply.parts) {
+            let block = Block { header, bytes: part };
+            if let Some(stored) = accept(inner, other, &asked, &block) {
+                bytes += stored.bytes.len() as u64;
+                batch.push(stored);
+            }
+        }
+        // An answer may stop early because it is full, never with nothing: what is not in
+        // it and stands after the last block in it is asked for again.
+        let last = batch.last().and_then(|b| asked.iter().position(|key| *key == b.info.key));
+        if let Some(last) = last {
+            wanted.splice(0..0, asked[last + 1..].iter().copied());
+        }
+        let count = batch.len() as u64;
+        if count == 0 {
+            // Gone since it was listed, or expired: not ours to copy.
+            continue;
+        }
+        inner.store.put(batch).await?;
+        outcome.moved += count;
+        inner.repair.done(count, bytes);
+        pace(inner, bytes).await;
+    }
+    Ok(outcome)
+}
+
+/// A fetched block, if it was asked for, is not expired, and is what its key says.
+fn accept(inner: &Inner, from: &Node, asked: &[Key], block: &Block) -> Option<StoredBlock> {
+    let key = &block.header.key;
+    if !asked.contains(key) || block.header.lease_secs == 0 {
+        return None;
+    }
+    let kind = BlockKind::from_u8(block.header.kind).ok()?;
+    match kind.verify(key, &block.bytes) {
+        Ok(version) => Some(inner.to_store(block, kind, version)),
+        Err(error) => {
+            tracing::warn!(%key, ?from, %error, "dropped a bad block");
+            inner.counters.mark(from.peer.id);
+            None
+        }
+    }
+}
+
+/// Sends blocks to `other`, as to a replica or as to their root.
+pub(crate) async fn give(
+    inner: &Inner,
+    other: &Node,
+    items: &[Item],
+    as_root: bool,
+) -> Result<Outcome, ExchangeError> {
+    let mut outcome = Outcome::default();
+    let mut items = items.iter().peekable();
+    while items.peek().is_some() {
+        let (mut headers, mut parts): (Vec<BlockHeader>, Vec<Bytes>) = (Vec::new(), Vec::new());
+        let mut bytes = 0;
+        while let Some(item) = items.peek() {
+            if bytes >= REPLY_BYTES || headers.len() == MAX_BATCH_BLOCKS {
+                break;
+            }
+            match inner.store.get(&item.key).await {
+                Ok(Some(block)) => {
+                    let header = inner.header_of(&block.info);
+                    if header.lease_secs > 0 {
+                        bytes += block.bytes.len();
+                        headers.push(header);
+                        parts.push(block.bytes);
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    note_store_error(inner, &error);
+                    outcome.left += 1;
+                }
+            }
+            items.next();
+        }
+        if headers.is_empty() {
+            continue;
+        }
+        let count = headers.len();
+        let header = to_header(&Put { blocks: headers, as_root });
+        let request = Request { method: messages::PUT, header, parts };
+        let reply = inner.call(other, request).await?;
+        let PutReply { statuses } = from_header(&reply.header)?;
+        if statuses.len() != count {
+            return Err(ExchangeError::IllFormed);
+        }
+        let settled = statuses.iter().filter(|status| is_settled(status)).count();
+        outcome.moved += settled as u64;
+        outcome.left += (count - settled) as u64;
+        inner.repair.done(settled as u64, bytes as u64);
+        pace(inner, bytes as u64).await;
+    }
+    Ok(outcome)
+}
+
+/// Whether the other side now has the block or a better one.
+fn is_settled(status: &PutStatus) -> bool {
+    match status {
+        PutStatus::Stored { copies, wanted } => copies * 2 > *wanted,
+        PutStatus::Superseded { .. } => true,
+        _ => false,
+    }
+}
+
+/// Waits so that repair copies no faster than configured.
+async fn pace(inner: &Inner, bytes: u64) {
+    let until = inner.repair.pace(inner.env.now(), bytes, inner.config.repair_bytes_per_sec);
+    let wait = until.since(inner.env.now());
+    if !wait.is_zero() {
+        sleep(&*inner.env, wait).await;
+    }
+}

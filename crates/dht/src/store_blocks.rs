@@ -1,0 +1,313 @@
+//! Putting blocks on the ring (CFS Table 1: `put_h`, `put_s`; §5.1, §5.5).
+//!
+//! The node that puts finds each block's root and sends the root one message per batch;
+//! the root stores the blocks, sends them on to its k − 1 successors, and answers when
+//! they have answered. So a publisher's uplink carries each block once. A put succeeds
+//! when a majority of each block's replica set has it durably; what is missing from the
+//! rest is repair's work. A root that has changed, failed or moved is looked up again,
+//! until the deadline.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use atoll_env::{sleep, timeout};
+use atoll_key::{BlockHash, BlockKind, InvalidBlock, Key, SignedBlock};
+use atoll_net::{CallError, Request};
+use atoll_overlay::Node;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use futures_util::stream;
+
+use crate::blocks::PutError;
+use crate::messages::{
+    self, BlockHeader, MAX_BATCH_BLOCKS, MAX_RENEW_KEYS, Put, PutReply, PutStatus, Renew,
+    RenewReply, from_header, to_header,
+};
+use crate::node::{Block, Inner};
+use crate::serve::{renew_here, store_as_root};
+use crate::stats::add;
+
+/// Bytes of blocks in one message to a root, unless a single block is longer.
+const BATCH_BYTES: usize = 1 << 20;
+/// Roots looked up at once.
+const LOOKUPS_AT_ONCE: usize = 16;
+/// The first pause before trying again; doubled each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause before trying again.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Stores content blocks.
+pub(crate) async fn put_content(
+    inner: &Inner,
+    blocks: Vec<(BlockHash, Bytes)>,
+) -> Result<(), PutError> {
+    let lease_secs = inner.config.lease.as_secs();
+    let kind = BlockKind::Content as u8;
+    let block = |(hash, bytes): (BlockHash, Bytes)| Block {
+        header: BlockHeader { key: hash.key(), kind, lease_secs },
+        bytes,
+    };
+    let count = blocks.len() as u64;
+    put_all(inner, blocks.into_iter().map(block).collect()).await?;
+    add(&inner.counters.puts, count);
+    Ok(())
+}
+
+/// Stores a signed block.
+pub(crate) async fn put_signed(inner: &Inner, block: SignedBlock) -> Result<(), PutError> {
+    let header = BlockHeader {
+        key: block.key(),
+        kind: BlockKind::Signed as u8,
+        lease_secs: inner.config.lease.as_secs(),
+    };
+    let offered = block.version;
+    let put = put_all(inner, vec![Block { header, bytes: block.bytes().clone() }]).await;
+    match put {
+        Err(PutError::Superseded { held, .. }) => Err(PutError::Superseded { offered, held }),
+        other => other,
+    }
+}
+
+/// What is still to be stored, and what happened to it last.
+struct Pending {
+    block: Block,
+    told: String,
+}
+
+async fn put_all(inner: &Inner, blocks: Vec<Block>) -> Result<(), PutError> {
+    let mut pending: Vec<Pending> =
+        blocks.into_iter().map(|block| Pending { block, told: String::new() }).collect();
+    let mut pause = FIRST_PAUSE;
+    let deadline = inner.env.now() + inner.config.put_limit;
+    loop {
+        let left = deadline.since(inner.env.now());
+        let Ok(result) = timeout(&*inner.env, left, put_once(inner, &mut pending)).await else {
+            return Err(PutError::Unavailable(format!(
+                "{} blocks were not acknowledged within {} s",
+                pending.len(),
+                inner.config.put_limit.as_secs()
+            )));
+        };
+        result?;
+        let Some(first) = pending.first() else { return Ok(()) };
+        if inner.env.now() + pause > deadline {
+            return Err(PutError::Unavailable(format!(
+                "block {}: {} (and {} more)",
+                first.block.header.key,
+                first.told,
+                pending.len() - 1
+            )));
+        }
+        sleep(&*inner.env, pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Tries once to store all that is pending; what succeeded is no longer pending.
+async fn put_once(inner: &Inner, pending: &mut Vec<Pending>) -> Result<(), PutError> {
+    let keys: Vec<Key> = pending.iter().map(|p| p.block.header.key).collect();
+    let roots = roots_of(inner, &keys).await;
+    let mut groups: BTreeMap<Node, Vec<usize>> = BTreeMap::new();
+    for (index, root) in roots.into_iter().enumerate() {
+        match root {
+            Ok(root) => groups.entry(root).or_default().push(index),
+            Err(told) => pending[index].told = told,
+        }
+    }
+    let sends = groups.iter().flat_map(|(root, indices)| {
+        batches(pending, indices).into_iter().map(move |batch| (*root, batch))
+    });
+    let answers = join_all(sends.map(|(root, batch)| {
+        let blocks: Vec<Block> = batch.iter().map(|i| pending[*i].block.clone()).collect();
+        async move { (root, batch, send_to_root(inner, &root, blocks).await) }
+    }))
+    .await;
+    let mut done = vec![false; pending.len()];
+    for (root, batch, answer) in answers {
+        match answer {
+            Ok(statuses) => {
+                for (index, status) in batch.into_iter().zip(statuses) {
+                    match judge(&root, status)? {
+                        None => done[index] = true,
+                        Some(told) => pending[index].told = told,
+                    }
+                }
+            }
+            Err(error) => {
+                for index in batch {
+                    pending[index].told = format!("root {root:?}: {error}");
+                }
+            }
+        }
+    }
+    let mut index = 0;
+    pending.retain(|_| {
+        index += 1;
+        !done[index - 1]
+    });
+    Ok(())
+}
+
+/// Whether a status is success (`None`), worth another try (the reason), or final.
+fn judge(root: &Node, status: PutStatus) -> Result<Option<String>, PutError> {
+    match status {
+        PutStatus::Stored { copies, wanted } if copies * 2 > wanted => Ok(None),
+        PutStatus::Stored { copies, wanted } => {
+            Ok(Some(format!("only {copies} of {wanted} nodes from {root:?} on have it")))
+        }
+        PutStatus::NotRoot => Ok(Some(format!("{root:?} is not its root any more"))),
+        PutStatus::Failed => Ok(Some(format!("the disk of {root:?} failed"))),
+        PutStatus::Full => Err(PutError::Full(format!("{root:?} is full"))),
+        PutStatus::Invalid => Err(InvalidBlock::WrongHash.into()),
+        PutStatus::Superseded { held } => Err(PutError::Superseded { offered: 0, held }),
+    }
+}
+
+/// Cuts a group into batches that fit one message.
+fn batches(pending: &[Pending], indices: &[usize]) -> Vec<Vec<usize>> {
+    let mut batches: Vec<Vec<usize>> = Vec::new();
+    let mut bytes = 0;
+    for index in indices {
+        let len = pending[*index].block.bytes.len();
+        match batches.last_mut() {
+            Some(batch) if bytes + len <= BATCH_BYTES && batch.len() < MAX_BATCH_BLOCKS => {
+                batch.push(*index);
+                bytes += len;
+            }
+            _ => {
+                batches.push(vec![*index]);
+                bytes = len;
+            }
+        }
+    }
+    batches
+}
+
+async fn send_to_root(
+    inner: &Inner,
+    root: &Node,
+    blocks: Vec<Block>,
+) -> Result<Vec<PutStatus>, CallError> {
+    if *root == inner.me() {
+        return Ok(store_as_root(inner, &root.peer, blocks).await);
+    }
+    let count = blocks.len();
+    let (headers, parts): (Vec<BlockHeader>, Vec<Bytes>) =
+        blocks.into_iter().map(|block| (block.header, block.bytes)).unzip();
+    let header = to_header(&Put { blocks: headers, as_root: true });
+    let request = Request { method: messages::PUT, header, parts };
+    let reply = inner.call(root, request).await?;
+    let PutReply { statuses } = from_header(&reply.header)?;
+    if statuses.len() != count {
+        return Err(malformed("statuses do not match the blocks sent"));
+    }
+    Ok(statuses)
+}
+
+fn malformed(text: &str) -> CallError {
+    CallError::Refused(atoll_net::Refusal::new(atoll_net::Refusal::MALFORMED, text))
+}
+
+/// The root of each key, or why it could not be found.
+async fn roots_of(inner: &Inner, keys: &[Key]) -> Vec<Result<Node, String>> {
+    let find = |key: Key| async move {
+        let nodes = inner.root_list(&key).await?;
+        nodes.first().copied().ok_or_else(|| "the ring has no nodes".to_owned())
+    };
+    stream::iter(keys.to_vec()).map(find).buffered(LOOKUPS_AT_ONCE).collect().await
+}
+
+/// Extends leases; returns the blocks the ring lacks, in the order given.
+pub(crate) async fn renew(
+    inner: &Inner,
+    hashes: Vec<BlockHash>,
+) -> Result<Vec<BlockHash>, PutError> {
+    let keys: Vec<Key> = hashes.iter().map(BlockHash::key).collect();
+    let mut held = vec![false; keys.len()];
+    let mut todo: Vec<usize> = (0..keys.len()).collect();
+    let mut pause = FIRST_PAUSE;
+    let deadline = inner.env.now() + inner.config.put_limit;
+    while !todo.is_empty() {
+        let (again, told) = renew_once(inner, &keys, &todo, &mut held).await;
+        todo = again;
+        if todo.is_empty() {
+            break;
+        }
+        if inner.env.now() + pause > deadline {
+            return Err(PutError::Unavailable(told));
+        }
+        sleep(&*inner.env, pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+    Ok(hashes.into_iter().zip(held).filter(|(_, held)| !held).map(|(hash, _)| hash).collect())
+}
+
+/// Asks the roots once; returns which keys have to be asked for again, and why.
+async fn renew_once(
+    inner: &Inner,
+    keys: &[Key],
+    todo: &[usize],
+    held: &mut [bool],
+) -> (Vec<usize>, String) {
+    let wanted: Vec<Key> = todo.iter().map(|index| keys[*index]).collect();
+    let mut groups: BTreeMap<Node, Vec<usize>> = BTreeMap::new();
+    let (mut again, mut told) = (Vec::new(), String::new());
+    for (index, root) in todo.iter().zip(roots_of(inner, &wanted).await) {
+        match root {
+            Ok(root) => groups.entry(root).or_default().push(*index),
+            Err(error) => {
+                again.push(*index);
+                told = error;
+            }
+        }
+    }
+    let asks = groups.into_iter().flat_map(|(root, indices)| {
+        let chunks: Vec<Vec<usize>> =
+            indices.chunks(MAX_RENEW_KEYS).map(<[usize]>::to_vec).collect();
+        chunks.into_iter().map(move |chunk| (root, chunk))
+    });
+    let answers = join_all(asks.map(|(root, chunk)| async move {
+        let keys = chunk.iter().map(|index| keys[*index]).collect();
+        let answer = renew_at_root(inner, &root, keys).await;
+        (root, chunk, answer)
+    }))
+    .await;
+    for (root, chunk, answer) in answers {
+        match answer {
+            Ok(states) => {
+                for (index, state) in chunk.into_iter().zip(states) {
+                    match state {
+                        2 => {
+                            told = format!("{root:?} is not the root any more");
+                            again.push(index);
+                        }
+                        state => held[index] = state == 1,
+                    }
+                }
+            }
+            Err(error) => {
+                told = format!("root {root:?}: {error}");
+                again.extend(chunk);
+            }
+        }
+    }
+    again.sort_unstable();
+    (again, told)
+}
+
+async fn renew_at_root(inner: &Inner, root: &Node, keys: Vec<Key>) -> Result<Vec<u8>, CallError> {
+    let count = keys.len();
+    let renew = Renew { keys, lease_secs: inner.config.lease.as_secs(), as_root: true };
+    let held = if *root == inner.me() {
+        renew_here(inner, &renew).await?
+    } else {
+        let header = to_header(&renew);
+        let request = Request { method: messages::RENEW, header, parts: Vec::new() };
+        from_header::<RenewReply>(&inner.call(root, request).await?.header)?.held
+    };
+    if held.len() != count {
+        return Err(malformed("answers do not match the keys sent"));
+    }
+    Ok(held)
+}
