@@ -18,6 +18,7 @@ mod config;
 mod control;
 mod dir;
 mod join;
+mod keeper;
 mod manifest;
 mod network;
 mod node;

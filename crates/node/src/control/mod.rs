@@ -6,3 +6,4 @@
 //! [`PutError`](atoll_dht::PutError) on the client's side equal those of the node.
 
 pub(crate) mod message;
+pub(crate) mod server;

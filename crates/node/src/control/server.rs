@@ -1,0 +1,243 @@
+//! The node's side of the control socket.
+//!
+//! Whoever can open the socket is the node's owner, so nothing is authorised here; but
+//! what arrives is still checked like bytes from anywhere.
+
+use std::sync::Arc;
+
+use atoll_dht::{Blocks, PutError};
+use atoll_env::{BoxFuture, Env};
+use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
+use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::message::{self, Answer, Empty, GetFailed, Invited, PutFailed};
+use crate::status::{Status, VolumeStatus};
+use crate::volumes::{self, VolumeError, Volumes};
+
+/// The most keys renewed by one call.
+const MAX_RENEW: usize = 1024;
+
+/// What the control socket can tell about the node. Called off the async threads; may
+/// read the disk.
+pub(crate) trait About: Send + Sync + 'static {
+    fn status(&self) -> Status;
+    fn volumes(&self) -> Vec<VolumeStatus>;
+    fn invite(&self) -> Invited;
+}
+
+/// Answers the calls of the control socket.
+#[derive(Clone)]
+pub(crate) struct Control {
+    pub env: Env,
+    pub blocks: Arc<dyn Blocks>,
+    pub volumes: Arc<Volumes>,
+    pub about: Arc<dyn About>,
+    /// Set when a client asks the node to stop.
+    pub stop: watch::Sender<bool>,
+}
+
+impl Service for Control {
+    fn handle(&self, _: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let control = self.clone();
+        Box::pin(async move { control.answer(request).await })
+    }
+}
+
+impl Control {
+    async fn answer(self, request: Request) -> Result<Reply, Refusal> {
+        match request.method {
+            message::PING => bare(&request).map(|()| reply(&Empty {})),
+            message::GET => self.get(request).await,
+            message::GET_SIGNED => self.get_signed(request).await,
+            message::PUT => self.put(request).await,
+            message::PUT_SIGNED => self.put_signed(request).await,
+            message::RENEW => self.renew(request).await,
+            message::STATUS => {
+                bare(&request)?;
+                let about = self.about;
+                json(&off_thread(move || about.status()).await?)
+            }
+            message::VOLUMES => {
+                bare(&request)?;
+                let about = self.about;
+                json(&off_thread(move || about.volumes()).await?)
+            }
+            message::INVITE => {
+                bare(&request)?;
+                let about = self.about;
+                Ok(reply(&off_thread(move || about.invite()).await?))
+            }
+            message::SHUTDOWN => {
+                bare(&request)?;
+                self.stop.send_replace(true);
+                Ok(reply(&Empty {}))
+            }
+            message::VOLUME_OPEN | message::VOLUME_IMPORT => self.open_volume(request).await,
+            message::KEEP_ADD => self.keep_add(request).await,
+            message::KEEP_COMMIT => self.keep_commit(request).await,
+            method => {
+                let text = format!("method {method:#06x} is not known to this version of the node");
+                Err(Refusal::new(Refusal::UNKNOWN_METHOD, text))
+            }
+        }
+    }
+
+    async fn get(self, request: Request) -> Result<Reply, Refusal> {
+        let call: message::Get = message::decode(&request.header)?;
+        Ok(block_reply(self.blocks.get(BlockHash(call.hash)).await))
+    }
+
+    async fn get_signed(self, request: Request) -> Result<Reply, Refusal> {
+        let call: message::GetSigned = message::decode(&request.header)?;
+        let found = self.blocks.get_signed(Key(call.key)).await;
+        Ok(block_reply(found.map(|block| block.bytes().clone())))
+    }
+
+    async fn put(self, request: Request) -> Result<Reply, Refusal> {
+        let hashes = hashes(&request.header)?;
+        if hashes.len() != request.parts.len() {
+            let (hashes, parts) = (hashes.len(), request.parts.len());
+            return Err(malformed(format!("{hashes} hashes for {parts} blocks")));
+        }
+        let blocks = hashes.into_iter().zip(request.parts).collect();
+        Ok(put_reply(self.blocks.put(blocks).await))
+    }
+
+    async fn put_signed(self, request: Request) -> Result<Reply, Refusal> {
+        let _: Empty = message::decode(&request.header)?;
+        let [bytes] = one_part(request.parts)?;
+        let stored = match SignedBlock::decode(&bytes) {
+            Ok(block) => self.blocks.put_signed(block).await,
+            Err(error) => Err(PutError::Invalid(error)),
+        };
+        Ok(put_reply(stored))
+    }
+
+    async fn renew(self, request: Request) -> Result<Reply, Refusal> {
+        let hashes = hashes(&request.header)?;
+        if hashes.len() > MAX_RENEW {
+            return Err(malformed(format!("{} keys to renew at once", hashes.len())));
+        }
+        let lacking = self.blocks.renew(hashes).await;
+        let answer: Answer<message::Hashes, PutFailed> = lacking
+            .map(|lacking| message::Hashes { hashes: message::join_hashes(lacking.iter()) })
+            .map_err(PutFailed::from)
+            .into();
+        Ok(reply(&answer))
+    }
+
+    async fn open_volume(self, request: Request) -> Result<Reply, Refusal> {
+        let call: message::OpenVolume = message::decode(&request.header)?;
+        let source = call.source.map(volumes::path_from_bytes);
+        if source.as_ref().is_some_and(|path| !path.is_absolute()) {
+            return Err(malformed("the source is not an absolute path"));
+        }
+        let importing = request.method == message::VOLUME_IMPORT;
+        if importing != call.seed.is_some() {
+            return Err(malformed("a key belongs to an import and to nothing else"));
+        }
+        let now = self.now_unix_secs();
+        let opened = off_thread(move || match call.seed {
+            Some(seed) => {
+                let key = SecretKey::from_seed(&seed);
+                let is_new = self.volumes.import(&call.name, &key, source.as_deref(), now)?;
+                Ok(message::OpenedVolume { seed, is_new })
+            }
+            None => {
+                let (key, is_new) =
+                    self.volumes.open_or_create(&call.name, source.as_deref(), now)?;
+                Ok(message::OpenedVolume { seed: key.seed(), is_new })
+            }
+        });
+        Ok(volume_reply(opened.await?))
+    }
+
+    async fn keep_add(self, request: Request) -> Result<Reply, Refusal> {
+        let call: message::KeepAdd = message::decode(&request.header)?;
+        let [hashes] = one_part(request.parts)?;
+        if hashes.len() % 32 != 0 {
+            return Err(malformed("part of a hash"));
+        }
+        let added = off_thread(move || {
+            self.volumes
+                .keep_add(&call.volume, call.session, call.offset, &hashes)
+                .map(|()| Empty {})
+        });
+        Ok(volume_reply(added.await?))
+    }
+
+    async fn keep_commit(self, request: Request) -> Result<Reply, Refusal> {
+        let call: message::KeepCommit = message::decode(&request.header)?;
+        let [root] = one_part(request.parts)?;
+        let now = self.now_unix_secs();
+        let kept = off_thread(move || {
+            let root = SignedBlock::decode(&root)
+                .map_err(|error| VolumeError::WrongRoot { why: error.to_string() })?;
+            self.volumes
+                .keep_commit(&call.volume, call.session, call.count, &root, now)
+                .map(|()| Empty {})
+        });
+        Ok(volume_reply(kept.await?))
+    }
+
+    fn now_unix_secs(&self) -> u64 {
+        self.env.unix_ms() / 1000
+    }
+}
+
+/// Runs what may wait for the disk on a thread that may.
+async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Refusal> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| Refusal::new(Refusal::INTERNAL, "the node is stopping, or failed here"))
+}
+
+fn malformed(what: impl Into<String>) -> Refusal {
+    Refusal::new(Refusal::MALFORMED, what)
+}
+
+/// A call that carries nothing.
+fn bare(request: &Request) -> Result<(), Refusal> {
+    message::decode::<Empty>(&request.header).map(|_| ())
+}
+
+fn hashes(header: &[u8]) -> Result<Vec<BlockHash>, Refusal> {
+    let call: message::Hashes = message::decode(header)?;
+    message::split_hashes(&call.hashes).ok_or_else(|| malformed("part of a hash"))
+}
+
+fn one_part(parts: Vec<Bytes>) -> Result<[Bytes; 1], Refusal> {
+    parts.try_into().map_err(|parts: Vec<_>| malformed(format!("{} parts, not one", parts.len())))
+}
+
+fn reply(header: &impl minicbor::Encode<()>) -> Reply {
+    Reply { header: message::encode(header), parts: Vec::new() }
+}
+
+fn block_reply(found: Result<Bytes, atoll_dht::GetError>) -> Reply {
+    let (answer, parts): (Answer<Empty, GetFailed>, _) = match found {
+        Ok(bytes) => (Answer::Done(Empty {}), vec![bytes]),
+        Err(error) => (Answer::Failed(error.into()), Vec::new()),
+    };
+    Reply { header: message::encode(&answer), parts }
+}
+
+fn put_reply(stored: Result<(), PutError>) -> Reply {
+    let answer: Answer<Empty, PutFailed> =
+        stored.map(|()| Empty {}).map_err(PutFailed::from).into();
+    reply(&answer)
+}
+
+fn volume_reply<T: minicbor::Encode<()>>(result: Result<T, VolumeError>) -> Reply {
+    reply(&Answer::from(result))
+}
+
+fn json(value: &impl serde::Serialize) -> Result<Reply, Refusal> {
+    let json = serde_json::to_vec(value)
+        .map_err(|error| Refusal::new(Refusal::INTERNAL, error.to_string()))?;
+    Ok(Reply { header: message::encode(&Empty {}), parts: vec![json.into()] })
+}
