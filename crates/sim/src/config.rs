@@ -1,0 +1,82 @@
+//! What a simulation is made of: its seed, its network, its hosts.
+
+use std::time::Duration;
+
+use crate::latency::Latency;
+
+/// A simulated network and how closely it is watched.
+#[derive(Clone, Debug)]
+pub struct SimConfig {
+    /// The whole run follows from this number.
+    pub seed: u64,
+    /// How long a message travels.
+    pub latency: Latency,
+    /// Each message takes up to this share of its latency longer, at random; 0 keeps
+    /// messages between two hosts in order.
+    pub jitter: f64,
+    /// What becomes of messages at random.
+    pub loss: Loss,
+    /// Bytes on the wire of each message besides its header and parts.
+    pub message_overhead_bytes: usize,
+    /// Whether tasks that are ready at the same instant run in random order, so that
+    /// more interleavings are seen, rather than first come, first served.
+    pub shuffle_tasks: bool,
+    /// How many of the last events are kept for [`crate::Sim::trace`].
+    pub trace_last_count: usize,
+    /// So many polls and events at one instant are taken for a livelock: a panic.
+    pub max_steps_per_instant: u64,
+    /// The wall clock when the simulation starts, milliseconds since 1970.
+    pub unix_epoch_ms: u64,
+}
+
+impl Default for SimConfig {
+    fn default() -> SimConfig {
+        SimConfig {
+            seed: 0,
+            latency: Latency::Flat(Duration::from_millis(20)),
+            jitter: 0.0,
+            loss: Loss::None,
+            // A guess: TCP and IP headers (40 to 52), a TLS record (22), our frame.
+            message_overhead_bytes: 96,
+            shuffle_tasks: true,
+            trace_last_count: 32,
+            max_steps_per_instant: 50_000_000,
+            unix_epoch_ms: 1_750_000_000_000,
+        }
+    }
+}
+
+/// What becomes of messages at random. The chance is per message, whatever its size.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Loss {
+    /// Nothing is lost.
+    None,
+    /// A message is gone with this chance; its caller runs into the deadline. Harsher
+    /// than TCP, and so the better test of a protocol.
+    Drop {
+        /// From 0 to 1.
+        chance: f64,
+    },
+    /// A message is sent again until it arrives, as TCP does: it comes late by one
+    /// timeout for the first loss, two more for the second, and so on doubling. After
+    /// eight losses in a row it is gone.
+    Retransmit {
+        /// From 0 to 1.
+        chance: f64,
+        /// TCP's initial timeout is 1 s (RFC 6298), its usual minimum 200 ms.
+        first_timeout: Duration,
+    },
+}
+
+/// One simulated machine.
+#[derive(Clone, Debug, Default)]
+pub struct HostConfig {
+    /// Uplink, bytes per second; `None` is unlimited. Messages queue at it in order.
+    pub upload_bytes_per_sec: Option<u64>,
+    /// Downlink, bytes per second; `None` is unlimited.
+    pub download_bytes_per_sec: Option<u64>,
+    /// Added to the latency of every message from or to this host: its access line.
+    pub access_delay: Duration,
+    /// How far the host's wall clock is off, milliseconds.
+    pub clock_skew_ms: i64,
+}

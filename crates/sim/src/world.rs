@@ -1,0 +1,486 @@
+//! The world: hosts, tasks, timers, calls and links, as plain data behind one lock.
+//!
+//! Foreign code must not run under the lock, as it may come back here: what is to be
+//! woken or dropped is put into `after`, and [`Shared::with`] sees to it once the lock
+//! is released.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+
+use atoll_env::Instant;
+use atoll_key::PeerId;
+use atoll_net::{CallError, Peer, Reply, Request, Service};
+
+use crate::HostId;
+use crate::config::{HostConfig, SimConfig};
+use crate::latency::random_point;
+use crate::network::CallSlot;
+use crate::random::Random;
+use crate::report::Stats;
+use crate::schedule::{Entry, Schedule, What};
+use crate::slab::Slab;
+use crate::tasks::{Body, Ready, Run, TaskId, TaskList, Tasks, lock};
+use crate::trace::{EventKind, Trace, TraceEvent};
+
+/// Most hosts of one simulation: their addresses are 10.0.0.1 and up.
+const MAX_HOST_COUNT: usize = (1 << 24) - 2;
+
+// Streams of random numbers; hosts' begin above these.
+const STREAM_NETWORK: u64 = 0;
+const STREAM_ORDER: u64 = 1;
+const STREAM_PLACES: u64 = 2;
+const STREAM_OUTSIDE: u64 = 3;
+const STREAM_HOSTS: u64 = 1 << 32;
+
+/// What happens once the lock is released. The fields are there to be dropped.
+pub(crate) enum After {
+    Wake(Waker),
+    DropWaker(#[expect(dead_code)] Waker),
+    DropRun(#[expect(dead_code)] Run),
+    DropBody(#[expect(dead_code)] Body),
+    DropService(#[expect(dead_code)] Arc<dyn Service>),
+    DropRequest(#[expect(dead_code)] Request),
+    DropReply(#[expect(dead_code)] Result<Reply, CallError>),
+}
+
+/// One machine. About 300 bytes.
+pub(crate) struct Host {
+    pub(crate) peer: Peer,
+    /// Counts crashes and restarts.
+    pub(crate) incarnation: u32,
+    pub(crate) is_up: bool,
+    /// A machine that is gone sends no resets.
+    pub(crate) is_silent: bool,
+    /// Hosts in different groups cannot talk.
+    pub(crate) group: u32,
+    pub(crate) place: [f32; 3],
+    pub(crate) access_delay_ns: u64,
+    pub(crate) upload_bytes_per_sec: Option<u64>,
+    pub(crate) download_bytes_per_sec: Option<u64>,
+    /// When the uplink and the downlink have done what is queued at them.
+    pub(crate) uplink_free_at: u64,
+    pub(crate) downlink_free_at: u64,
+    pub(crate) clock_skew_ms: i64,
+    pub(crate) random: Random,
+    pub(crate) tasks: TaskList,
+    pub(crate) service: Option<Arc<dyn Service>>,
+    /// Smoothed round trips in microseconds, sorted by host.
+    pub(crate) round_trips: Vec<(u32, u32)>,
+}
+
+pub(crate) struct TimerSlot {
+    /// The entry of the schedule that ends it.
+    pub(crate) seq: u64,
+    pub(crate) host: u32,
+    pub(crate) waker: Waker,
+}
+
+pub(crate) struct World {
+    pub(crate) config: SimConfig,
+    pub(crate) now: u64,
+    pub(crate) hosts: Vec<Host>,
+    outside: Host,
+    pub(crate) host_by_id: BTreeMap<PeerId, u32>,
+    pub(crate) cuts: Vec<(BTreeSet<u32>, BTreeSet<u32>)>,
+    pub(crate) tasks: Tasks,
+    pub(crate) timers: Slab<TimerSlot>,
+    pub(crate) calls: Slab<CallSlot>,
+    pub(crate) schedule: Schedule,
+    pub(crate) network_random: Random,
+    order_random: Random,
+    places_random: Random,
+    pub(crate) stats: Stats,
+    pub(crate) trace: Trace,
+    pub(crate) after: Vec<After>,
+    steps_at_now: u64,
+    is_shut_down: bool,
+}
+
+pub(crate) struct Shared {
+    world: Mutex<World>,
+    pub(crate) ready: Arc<Ready>,
+    /// A copy of the world's time, read without the lock.
+    now: AtomicU64,
+    pub(crate) seed: u64,
+}
+
+impl Shared {
+    pub(crate) fn new(config: SimConfig) -> Shared {
+        let seed = config.seed;
+        let world = Mutex::new(World::new(config));
+        Shared { world, ready: Arc::new(Ready::default()), now: AtomicU64::new(0), seed }
+    }
+
+    /// Works on the world, then wakes and drops what the work put aside.
+    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut World) -> R) -> R {
+        let mut world = lock(&self.world);
+        let result = work(&mut world);
+        let after =
+            if world.after.is_empty() { Vec::new() } else { std::mem::take(&mut world.after) };
+        drop(world);
+        for action in after {
+            match action {
+                After::Wake(waker) => waker.wake(),
+                other => drop(other),
+            }
+        }
+        result
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        Instant(self.now.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn publish_now(&self, now: u64) {
+        self.now.store(now, Ordering::Relaxed);
+    }
+}
+
+fn address(index: u32) -> SocketAddr {
+    let [_, b, c, d] = (index + 1).to_be_bytes();
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, b, c, d)), 1)
+}
+
+/// The number of the host at an address, whether it exists or not.
+pub(crate) fn host_at(addr: &SocketAddr) -> Option<u32> {
+    match addr.ip() {
+        IpAddr::V4(ip) if ip.octets()[0] == 10 && addr.port() == 1 => {
+            let [_, b, c, d] = ip.octets();
+            u32::from_be_bytes([0, b, c, d]).checked_sub(1)
+        }
+        _ => None,
+    }
+}
+
+/// No key pair stands behind it: the simulated transport proves identity by construction.
+fn peer_id(seed: u64, index: u32) -> PeerId {
+    let mut hasher = blake3::Hasher::new_derive_key("atoll v1 simulated peer");
+    hasher.update(&seed.to_be_bytes()).update(&index.to_be_bytes());
+    PeerId(*hasher.finalize().as_bytes())
+}
+
+fn host_random(seed: u64, index: u32, incarnation: u32) -> Random {
+    Random::new(seed ^ u64::from(incarnation) << 40, STREAM_HOSTS + u64::from(index))
+}
+
+fn nanos(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn host(seed: u64, index: u32, config: &HostConfig, place: [f32; 3]) -> Host {
+    Host {
+        peer: Peer { id: peer_id(seed, index), addr: address(index) },
+        incarnation: 0,
+        is_up: true,
+        is_silent: false,
+        group: 0,
+        place,
+        access_delay_ns: nanos(config.access_delay),
+        upload_bytes_per_sec: config.upload_bytes_per_sec,
+        download_bytes_per_sec: config.download_bytes_per_sec,
+        uplink_free_at: 0,
+        downlink_free_at: 0,
+        clock_skew_ms: config.clock_skew_ms,
+        random: host_random(seed, index, 0),
+        tasks: TaskList::EMPTY,
+        service: None,
+        round_trips: Vec::new(),
+    }
+}
+
+impl World {
+    fn new(config: SimConfig) -> World {
+        let seed = config.seed;
+        let mut outside = host(seed, 0, &HostConfig::default(), [0.0; 3]);
+        outside.random = Random::new(seed, STREAM_OUTSIDE);
+        World {
+            now: 0,
+            hosts: Vec::new(),
+            outside,
+            host_by_id: BTreeMap::new(),
+            cuts: Vec::new(),
+            tasks: Tasks::new(),
+            timers: Slab::new(),
+            calls: Slab::new(),
+            schedule: Schedule::new(),
+            network_random: Random::new(seed, STREAM_NETWORK),
+            order_random: Random::new(seed, STREAM_ORDER),
+            places_random: Random::new(seed, STREAM_PLACES),
+            stats: Stats::default(),
+            trace: Trace::new(seed, config.trace_last_count),
+            after: Vec::new(),
+            steps_at_now: 0,
+            is_shut_down: false,
+            config,
+        }
+    }
+
+    pub(crate) fn add_host(&mut self, config: &HostConfig) -> HostId {
+        assert!(self.hosts.len() < MAX_HOST_COUNT, "a simulation has at most 2^24 - 2 hosts");
+        let index = self.hosts.len() as u32;
+        let place = random_point(&mut self.places_random);
+        let host = host(self.config.seed, index, config, place);
+        self.host_by_id.insert(host.peer.id, index);
+        self.hosts.push(host);
+        HostId(index)
+    }
+
+    pub(crate) fn host(&self, index: u32) -> &Host {
+        if index == HostId::OUTSIDE.0 { &self.outside } else { &self.hosts[index as usize] }
+    }
+
+    pub(crate) fn host_mut(&mut self, index: u32) -> &mut Host {
+        if index == HostId::OUTSIDE.0 { &mut self.outside } else { &mut self.hosts[index as usize] }
+    }
+
+    /// Whether this incarnation of the host is the one that runs.
+    pub(crate) fn is_current(&self, host: u32, incarnation: u32) -> bool {
+        let host = self.host(host);
+        host.is_up && host.incarnation == incarnation && !self.is_shut_down
+    }
+
+    pub(crate) fn record(&mut self, kind: EventKind, from: u32, to: u32, method: u16, len: usize) {
+        self.trace.record(TraceEvent {
+            at_ns: self.now,
+            kind,
+            from: HostId(from),
+            to: HostId(to),
+            method,
+            len_bytes: u32::try_from(len).unwrap_or(u32::MAX),
+        });
+    }
+
+    // ---- tasks ----
+
+    pub(crate) fn spawn(
+        &mut self,
+        ready: &Arc<Ready>,
+        host: u32,
+        incarnation: u32,
+        body: Body,
+        call: Option<u32>,
+    ) -> Option<TaskId> {
+        if !self.is_current(host, incarnation) {
+            self.after.push(After::DropBody(body));
+            return None;
+        }
+        let list = match host {
+            u32::MAX => &mut self.outside.tasks,
+            _ => &mut self.hosts[host as usize].tasks,
+        };
+        Some(self.tasks.add(ready, host, list, body, call))
+    }
+
+    /// Takes the next ready task for a poll.
+    pub(crate) fn next_task(&mut self, ready: &Ready) -> Option<NextTask> {
+        loop {
+            let (shuffle, random) = (self.config.shuffle_tasks, &mut self.order_random);
+            let id = ready.pop(|count| if shuffle { random.below(count) } else { 0 })?;
+            if id == TaskId::DRIVER {
+                return Some(NextTask::Driver);
+            }
+            // Otherwise: the waker of a task that has ended.
+            if let Some((run, host)) = self.tasks.check_out(id) {
+                self.count_step();
+                self.stats.poll_count += 1;
+                return Some(NextTask::Task(id, run, host));
+            }
+        }
+    }
+
+    /// Ends a task; returns the call it was answering.
+    pub(crate) fn end_task(&mut self, id: TaskId) -> Option<u32> {
+        let host = self.tasks.host_of(id)?;
+        let list = match host {
+            u32::MAX => &mut self.outside.tasks,
+            _ => &mut self.hosts[host as usize].tasks,
+        };
+        let ended = self.tasks.remove(id, list)?;
+        self.after.extend(ended.run.map(After::DropRun));
+        ended.call
+    }
+
+    fn drop_tasks_of(&mut self, host: u32) {
+        let mut list = std::mem::replace(&mut self.host_mut(host).tasks, TaskList::EMPTY);
+        while let Some(ended) = self.tasks.remove_first(&mut list) {
+            self.after.extend(ended.run.map(After::DropRun));
+            if let Some(call) = ended.call {
+                self.server_died(call);
+            }
+        }
+    }
+
+    // ---- timers ----
+
+    pub(crate) fn start_timer(&mut self, host: u32, at: u64, waker: Waker) -> (u32, u64) {
+        let slot = self.timers.insert(TimerSlot { seq: 0, host, waker });
+        let seq = self.schedule.push(at.max(self.now), What::Timer(slot));
+        self.timers.find_mut(slot).expect("it was just inserted").seq = seq;
+        (slot, seq)
+    }
+
+    /// Gives a timer that still runs another waker; false if it has ended.
+    pub(crate) fn rewake_timer(&mut self, (slot, seq): (u32, u64), waker: &Waker) -> bool {
+        match self.timers.find_mut(slot) {
+            Some(timer) if timer.seq == seq => {
+                if !timer.waker.will_wake(waker) {
+                    let old = std::mem::replace(&mut timer.waker, waker.clone());
+                    self.after.push(After::DropWaker(old));
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub(crate) fn stop_timer(&mut self, (slot, seq): (u32, u64)) {
+        if self.timers.find(slot).is_some_and(|timer| timer.seq == seq) {
+            let timer = self.timers.remove(slot).expect("it was just found");
+            self.after.push(After::DropWaker(timer.waker));
+            self.entry_cancelled();
+        }
+    }
+
+    // ---- events ----
+
+    fn is_live(timers: &Slab<TimerSlot>, calls: &Slab<CallSlot>, entry: &Entry) -> bool {
+        match entry.what {
+            What::Timer(slot) => timers.find(slot).is_some_and(|timer| timer.seq == entry.seq),
+            What::Limit(slot) => calls.find(slot).is_some_and(|call| call.limit_seq == entry.seq),
+            What::Head(..) | What::Arrive(..) => true,
+        }
+    }
+
+    /// Notes that a timer's or deadline's entry counts no more.
+    pub(crate) fn entry_cancelled(&mut self) {
+        if self.schedule.cancelled() {
+            let (timers, calls) = (&self.timers, &self.calls);
+            self.schedule.sweep(|entry| World::is_live(timers, calls, entry));
+        }
+    }
+
+    /// When the next event is due.
+    pub(crate) fn next_event_at(&mut self) -> Option<u64> {
+        while let Some(entry) = self.schedule.peek() {
+            if World::is_live(&self.timers, &self.calls, entry) {
+                return Some(entry.at);
+            }
+            self.schedule.pop_dead();
+        }
+        None
+    }
+
+    /// Takes the next event, of those due by `limit`, and moves time to it.
+    pub(crate) fn next_event(&mut self, limit: u64) -> Option<What> {
+        if self.next_event_at()? > limit {
+            return None;
+        }
+        let entry = self.schedule.pop().expect("it was just seen");
+        self.move_to(entry.at);
+        self.count_step();
+        Some(entry.what)
+    }
+
+    pub(crate) fn move_to(&mut self, at: u64) {
+        assert!(at >= self.now, "virtual time never goes back");
+        if at > self.now {
+            self.steps_at_now = 0;
+            self.now = at;
+        }
+    }
+
+    fn count_step(&mut self) {
+        self.steps_at_now += 1;
+        assert!(
+            self.steps_at_now <= self.config.max_steps_per_instant,
+            "livelock: {} steps without virtual time moving on; the last events were {:#?}",
+            self.steps_at_now,
+            self.trace.last()
+        );
+    }
+
+    pub(crate) fn timer_fired(&mut self, slot: u32) -> u32 {
+        let timer = self.timers.remove(slot).expect("a live entry has its slot");
+        self.stats.timer_count += 1;
+        self.record(EventKind::Timer, timer.host, timer.host, 0, 0);
+        self.after.push(After::Wake(timer.waker));
+        timer.host
+    }
+
+    // ---- faults ----
+
+    pub(crate) fn crash(&mut self, index: u32, is_silent: bool) {
+        let host = &mut self.hosts[index as usize];
+        host.is_silent = is_silent;
+        if !host.is_up {
+            return;
+        }
+        host.is_up = false;
+        host.incarnation += 1;
+        host.round_trips = Vec::new();
+        let service = host.service.take();
+        self.after.extend(service.map(After::DropService));
+        self.record(EventKind::Crash, index, index, 0, usize::from(is_silent));
+        self.drop_tasks_of(index);
+    }
+
+    pub(crate) fn restart(&mut self, index: u32) {
+        if self.hosts[index as usize].is_up {
+            self.crash(index, false);
+        }
+        let (seed, now) = (self.config.seed, self.now);
+        let host = &mut self.hosts[index as usize];
+        host.incarnation += 1;
+        host.is_up = true;
+        host.is_silent = false;
+        host.uplink_free_at = now;
+        host.downlink_free_at = now;
+        host.random = host_random(seed, index, host.incarnation);
+        self.record(EventKind::Restart, index, index, 0, 0);
+    }
+
+    pub(crate) fn partition(&mut self, groups: &[&[HostId]]) {
+        self.hosts.iter_mut().for_each(|host| host.group = 0);
+        for (number, group) in groups.iter().enumerate() {
+            for member in *group {
+                self.hosts[member.0 as usize].group = number as u32 + 1;
+                self.record(EventKind::Cut, member.0, number as u32 + 1, 0, 0);
+            }
+        }
+    }
+
+    pub(crate) fn cut(&mut self, from: &[HostId], to: &[HostId]) {
+        let set = |ids: &[HostId]| ids.iter().map(|id| id.0).collect::<BTreeSet<u32>>();
+        for (a, b) in from.iter().flat_map(|a| to.iter().map(move |b| (a.0, b.0))) {
+            self.record(EventKind::Cut, a, b, 1, 0);
+        }
+        self.cuts.push((set(from), set(to)));
+    }
+
+    pub(crate) fn heal(&mut self) {
+        self.hosts.iter_mut().for_each(|host| host.group = 0);
+        self.cuts.clear();
+        self.record(EventKind::Cut, HostId::OUTSIDE.0, HostId::OUTSIDE.0, 0, 0);
+    }
+
+    /// Ends every task and lets go of every service, so that nothing holds this world.
+    pub(crate) fn shut_down(&mut self) {
+        self.is_shut_down = true;
+        for index in (0..self.hosts.len() as u32).chain([HostId::OUTSIDE.0]) {
+            self.drop_tasks_of(index);
+            let service = self.host_mut(index).service.take();
+            self.after.extend(service.map(After::DropService));
+        }
+    }
+}
+
+/// Whose turn it is.
+pub(crate) enum NextTask {
+    /// The future given to `block_on`.
+    Driver,
+    /// A task of a host.
+    Task(TaskId, Run, u32),
+}
