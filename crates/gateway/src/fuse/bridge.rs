@@ -1,0 +1,726 @@
+//! Each request of the FUSE protocol as a call of [`FileSystem`].
+//!
+//! What the kernel would refuse in a reply, and then leave the process waiting, is never
+//! sent: longer data than asked for, errors out of range, link targets beyond a page.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use atoll_vfs::{
+    Answer, Attr, Entry, Errno, FileKind, FileSystem, FileTime, Handle, InodeNumber, OpenFlags,
+    Opened, RenameFlags, SeekTo, SetAttr, XattrFlags,
+};
+use bytes::{BufMut, Bytes, BytesMut};
+use fuser::{FileHandle, FopenFlags, Generation, INodeNo, InitFlags, ReplyEmpty, ReplyXattr};
+
+use super::convert;
+use super::directory::{self, Sink};
+use super::dispatch::Dispatcher;
+
+/// The largest write the kernel sends in one request, and (by `max_pages`, which fuser
+/// derives from it) the largest read.
+pub(super) const MAX_REQUEST_BYTES: u32 = 1 << 20;
+
+/// Requests the kernel keeps under way on its own account (read-ahead, write-back).
+const MAX_BACKGROUND: u16 = 64;
+
+/// The kernel gives a link target one page, with its NUL.
+const MAX_TARGET_BYTES: usize = 4095;
+
+const SEEK_DATA: i32 = 3;
+const SEEK_HOLE: i32 = 4;
+const XATTR_CREATE: i32 = 1;
+const XATTR_REPLACE: i32 = 2;
+
+/// The file system as fuser calls it.
+pub(super) struct Bridge {
+    pub(super) fs: Arc<dyn FileSystem>,
+    pub(super) dispatcher: Dispatcher,
+}
+
+fn inode(number: INodeNo) -> InodeNumber {
+    InodeNumber(number.0)
+}
+
+fn handle(number: FileHandle) -> Handle {
+    Handle(number.0)
+}
+
+fn name(name: &OsStr) -> Bytes {
+    Bytes::copy_from_slice(name.as_bytes())
+}
+
+fn open_flags(opened: Opened, writes: bool) -> FopenFlags {
+    let mut flags = FopenFlags::empty();
+    flags.set(FopenFlags::FOPEN_KEEP_CACHE, opened.keep_cache);
+    flags.set(FopenFlags::FOPEN_DIRECT_IO, opened.direct_io);
+    // A close of what was only read has no delayed error to report.
+    flags.set(FopenFlags::FOPEN_NOFLUSH, !writes);
+    flags
+}
+
+fn reply_attr(reply: fuser::ReplyAttr, outcome: Result<atoll_vfs::AttrReply, Errno>) {
+    match outcome {
+        Ok(answer) => reply.attr(&answer.ttl, &convert::attr(&answer.attr)),
+        Err(errno) => reply.error(convert::errno(errno)),
+    }
+}
+
+fn reply_entry(reply: fuser::ReplyEntry, outcome: Result<Entry, Errno>) {
+    match outcome {
+        // Number 0 would tell the kernel that the name does not exist.
+        Ok(entry) if entry.attr.inode.0 == 0 => reply.error(fuser::Errno::EIO),
+        Ok(entry) => reply.entry_with_ttls(
+            &entry.attr_ttl,
+            &entry.name_ttl,
+            &convert::attr(&entry.attr),
+            Generation(entry.generation),
+        ),
+        Err(errno) => reply.error(convert::errno(errno)),
+    }
+}
+
+/// Tells the kernel to remember for `ttl` that a name does not exist.
+fn reply_missing(reply: fuser::ReplyEntry, ttl: Duration) {
+    let nothing = Attr {
+        inode: InodeNumber(0),
+        kind: FileKind::Regular,
+        mode: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size_bytes: 0,
+        blocks_512: 0,
+        block_size_bytes: 0,
+        atime: FileTime::default(),
+        mtime: FileTime::default(),
+        ctime: FileTime::default(),
+    };
+    reply.entry_with_ttls(&Duration::ZERO, &ttl, &convert::attr(&nothing), Generation(0));
+}
+
+fn reply_empty(reply: ReplyEmpty, outcome: Result<(), Errno>) {
+    match outcome {
+        Ok(()) => reply.ok(),
+        Err(errno) => reply.error(convert::errno(errno)),
+    }
+}
+
+/// `size` 0 asks how long the answer is.
+fn reply_xattr(reply: ReplyXattr, size: u32, outcome: Result<Bytes, Errno>) {
+    match outcome {
+        Ok(value) => match u32::try_from(value.len()) {
+            Ok(len) if size == 0 => reply.size(len),
+            Ok(len) if len <= size => reply.data(&value),
+            _ => reply.error(fuser::Errno::ERANGE),
+        },
+        Err(errno) => reply.error(convert::errno(errno)),
+    }
+}
+
+impl Bridge {
+    /// Calls the file system inside the request's own future, so that even a call that
+    /// panics before it returns one is answered.
+    fn run<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        call: impl FnOnce(&dyn FileSystem) -> Answer<T> + Send + 'static,
+        reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
+    ) {
+        let fs = self.fs.clone();
+        self.dispatcher.run(what, async move { call(&*fs).await }, reply);
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+impl fuser::Filesystem for Bridge {
+    fn init(
+        &mut self,
+        _request: &fuser::Request,
+        config: &mut fuser::KernelConfig,
+    ) -> io::Result<()> {
+        for wanted in [
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_AUTO_INVAL_DATA,
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+        ] {
+            if config.add_capabilities(wanted).is_err() {
+                tracing::debug!(?wanted, "the kernel does not offer this");
+            }
+        }
+        let refused = |value| io::Error::other(format!("fuser would have {value}"));
+        config.set_max_write(MAX_REQUEST_BYTES).map_err(refused)?;
+        config.set_max_background(MAX_BACKGROUND).map_err(|value| refused(value.into()))?;
+        if let Err(most) = config.set_max_readahead(MAX_REQUEST_BYTES) {
+            config.set_max_readahead(most.max(1)).map_err(refused)?;
+        }
+        Ok(())
+    }
+
+    fn lookup(
+        &self,
+        request: &fuser::Request,
+        parent: INodeNo,
+        name_: &OsStr,
+        reply: fuser::ReplyEntry,
+    ) {
+        let (caller, name) = (convert::caller(request), name(name_));
+        let missing_ttl = self.fs.missing_ttl();
+        self.run(
+            "lookup",
+            move |fs| fs.lookup(caller, inode(parent), &name),
+            move |outcome| match outcome {
+                Err(Errno::ENOENT) if !missing_ttl.is_zero() => reply_missing(reply, missing_ttl),
+                outcome => reply_entry(reply, outcome),
+            },
+        );
+    }
+
+    fn forget(&self, _request: &fuser::Request, ino: INodeNo, count: u64) {
+        self.fs.forget(inode(ino), count);
+    }
+
+    fn getattr(
+        &self,
+        _request: &fuser::Request,
+        ino: INodeNo,
+        fh: Option<FileHandle>,
+        reply: fuser::ReplyAttr,
+    ) {
+        let call = move |fs: &dyn FileSystem| fs.getattr(inode(ino), fh.map(handle));
+        self.run("getattr", call, |outcome| reply_attr(reply, outcome));
+    }
+
+    fn setattr(
+        &self,
+        request: &fuser::Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<fuser::TimeOrNow>,
+        mtime: Option<fuser::TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<fuser::BsdFileFlags>,
+        reply: fuser::ReplyAttr,
+    ) {
+        let caller = convert::caller(request);
+        let changes = SetAttr {
+            mode: mode.map(|mode| mode & 0o7777),
+            uid,
+            gid,
+            size_bytes: size,
+            atime: atime.map(convert::time),
+            mtime: mtime.map(convert::time),
+        };
+        self.run(
+            "setattr",
+            move |fs| fs.setattr(caller, inode(ino), fh.map(handle), changes),
+            |outcome| reply_attr(reply, outcome),
+        );
+    }
+
+    fn readlink(&self, _request: &fuser::Request, ino: INodeNo, reply: fuser::ReplyData) {
+        self.run(
+            "readlink",
+            move |fs| fs.readlink(inode(ino)),
+            |outcome| match outcome {
+                Ok(target) if target.len() > MAX_TARGET_BYTES => {
+                    reply.error(fuser::Errno::ENAMETOOLONG);
+                }
+                Ok(target) => reply.data(&target),
+                Err(errno) => reply.error(convert::errno(errno)),
+            },
+        );
+    }
+
+    fn mknod(
+        &self,
+        request: &fuser::Request,
+        parent: INodeNo,
+        name_: &OsStr,
+        mode: u32,
+        _umask: u32,
+        rdev: u32,
+        reply: fuser::ReplyEntry,
+    ) {
+        let (caller, name) = (convert::caller(request), name(name_));
+        self.run(
+            "mknod",
+            move |fs| match convert::kind_of_mode(mode) {
+                Ok(kind) => {
+                    fs.mknod(caller, inode(parent), &name, kind, mode & 0o7777, rdev.into())
+                }
+                Err(errno) => Box::pin(async move { Err(errno) }),
+            },
+            |outcome| reply_entry(reply, outcome),
+        );
+    }
+
+    fn mkdir(
+        &self,
+        request: &fuser::Request,
+        parent: INodeNo,
+        name_: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: fuser::ReplyEntry,
+    ) {
+        let (caller, name) = (convert::caller(request), name(name_));
+        self.run(
+            "mkdir",
+            move |fs| fs.mkdir(caller, inode(parent), &name, mode & 0o7777),
+            |outcome| reply_entry(reply, outcome),
+        );
+    }
+
+    fn unlink(&self, request: &fuser::Request, parent: INodeNo, name_: &OsStr, reply: ReplyEmpty) {
+        let (caller, name) = (convert::caller(request), name(name_));
+        let call = move |fs: &dyn FileSystem| fs.unlink(caller, inode(parent), &name);
+        self.run("unlink", call, |outcome| reply_empty(reply, outcome));
+    }
+
+    fn rmdir(&self, request: &fuser::Request, parent: INodeNo, name_: &OsStr, reply: ReplyEmpty) {
+        let (caller, name) = (convert::caller(request), name(name_));
+        let call = move |fs: &dyn FileSystem| fs.rmdir(caller, inode(parent), &name);
+        self.run("rmdir", call, |outcome| reply_empty(reply, outcome));
+    }
+
+    fn symlink(
+        &self,
+        request: &fuser::Request,
+        parent: INodeNo,
+        link_name: &OsStr,
+        target: &Path,
+        reply: fuser::ReplyEntry,
+    ) {
+        let (caller, link_name) = (convert::caller(request), name(link_name));
+        let target = name(target.as_os_str());
+        self.run(
+            "symlink",
+            move |fs| fs.symlink(caller, inode(parent), &link_name, &target),
+            |outcome| reply_entry(reply, outcome),
+        );
+    }
+
+    fn rename(
+        &self,
+        request: &fuser::Request,
+        parent: INodeNo,
+        name_: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: fuser::RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let (no_replace, exchange) =
+            (fuser::RenameFlags::RENAME_NOREPLACE, fuser::RenameFlags::RENAME_EXCHANGE);
+        if !(no_replace | exchange).contains(flags) {
+            return reply.error(fuser::Errno::EINVAL);
+        }
+        let flags = RenameFlags {
+            no_replace: flags.contains(no_replace),
+            exchange: flags.contains(exchange),
+        };
+        let caller = convert::caller(request);
+        let (from, to) = (name(name_), name(new_name));
+        self.run(
+            "rename",
+            move |fs| fs.rename(caller, inode(parent), &from, inode(new_parent), &to, flags),
+            |outcome| reply_empty(reply, outcome),
+        );
+    }
+
+    fn link(
+        &self,
+        request: &fuser::Request,
+        ino: INodeNo,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        reply: fuser::ReplyEntry,
+    ) {
+        let (caller, new_name) = (convert::caller(request), name(new_name));
+        self.run(
+            "link",
+            move |fs| fs.link(caller, inode(ino), inode(new_parent), &new_name),
+            |outcome| reply_entry(reply, outcome),
+        );
+    }
+
+    fn open(
+        &self,
+        request: &fuser::Request,
+        ino: INodeNo,
+        flags: fuser::OpenFlags,
+        reply: fuser::ReplyOpen,
+    ) {
+        let (caller, flags) = (convert::caller(request), OpenFlags(flags.0));
+        self.run(
+            "open",
+            move |fs| fs.open(caller, inode(ino), flags),
+            move |outcome| match outcome {
+                Ok(opened) => {
+                    reply.opened(FileHandle(opened.handle.0), open_flags(opened, flags.writes()));
+                }
+                Err(errno) => reply.error(convert::errno(errno)),
+            },
+        );
+    }
+
+    fn create(
+        &self,
+        request: &fuser::Request,
+        parent: INodeNo,
+        name_: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: fuser::ReplyCreate,
+    ) {
+        let (caller, name, flags) = (convert::caller(request), name(name_), OpenFlags(flags));
+        self.run(
+            "create",
+            move |fs| fs.create(caller, inode(parent), &name, mode & 0o7777, flags),
+            move |outcome| match outcome {
+                Ok((entry, opened)) => reply.created(
+                    &entry.attr_ttl.min(entry.name_ttl),
+                    &convert::attr(&entry.attr),
+                    Generation(entry.generation),
+                    FileHandle(opened.handle.0),
+                    open_flags(opened, flags.writes()),
+                ),
+                Err(errno) => reply.error(convert::errno(errno)),
+            },
+        );
+    }
+
+    fn read(
+        &self,
+        _request: &fuser::Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: fuser::OpenFlags,
+        _lock_owner: Option<fuser::LockOwner>,
+        reply: fuser::ReplyData,
+    ) {
+        self.run(
+            "read",
+            move |fs| fs.read(inode(ino), handle(fh), offset, size),
+            move |outcome| match outcome {
+                Ok(data) => reply.data(&data[..data.len().min(size as usize)]),
+                Err(errno) => reply.error(convert::errno(errno)),
+            },
+        );
+    }
+
+    fn write(
+        &self,
+        _request: &fuser::Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: fuser::WriteFlags,
+        _flags: fuser::OpenFlags,
+        _lock_owner: Option<fuser::LockOwner>,
+        reply: fuser::ReplyWrite,
+    ) {
+        let data = Bytes::copy_from_slice(data);
+        self.run(
+            "write",
+            move |fs| fs.write(inode(ino), handle(fh), offset, data),
+            |outcome| match outcome {
+                Ok(taken) => reply.written(taken),
+                Err(errno) => reply.error(convert::errno(errno)),
+            },
+        );
+    }
+
+    fn flush(
+        &self,
+        _request: &fuser::Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _lock_owner: fuser::LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        let call = move |fs: &dyn FileSystem| fs.flush(inode(ino), handle(fh));
+        self.run("flush", call, |outcome| reply_empty(reply, outcome));
+    }
+
+    fn release(
+        &self,
+        _request: &fuser::Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _flags: fuser::OpenFlags,
+        _lock_owner: Option<fuser::LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        let call = move |fs: &dyn FileSystem| fs.close(inode(ino), handle(fh));
+        self.run("close", call, |outcome| reply_empty(reply, outcome));
+    }
+
+    fn fsync(
+        &self,
+        _request: &fuser::Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        data_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        let call = move |fs: &dyn FileSystem| fs.fsync(inode(ino), handle(fh), data_only);
+        self.run("fsync", call, |outcome| reply_empty(reply, outcome));
+    }
+
+    fn opendir(
+        &self,
+        request: &fuser::Request,
+        ino: INodeNo,
+        _flags: fuser::OpenFlags,
+        reply: fuser::ReplyOpen,
+    ) {
+        let caller = convert::caller(request);
+        self.run(
+            "opendir",
+            move |fs| fs.opendir(caller, inode(ino)),
+            |outcome| match outcome {
+                Ok(opened) => {
+                    let mut flags = FopenFlags::empty();
+                    flags.set(
+                        FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE,
+                        opened.keep_cache,
+                    );
+                    reply.opened(FileHandle(opened.handle.0), flags);
+                }
+                Err(errno) => reply.error(convert::errno(errno)),
+            },
+        );
+    }
+
+    fn readdir(
+        &self,
+        _request: &fuser::Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: fuser::ReplyDirectory,
+    ) {
+        let (fs, ino) = (self.fs.clone(), inode(ino));
+        let reader = fs.clone();
+        self.dispatcher.run(
+            "readdir",
+            async move { directory::page(&*reader, ino, handle(fh), offset, false).await },
+            move |outcome| match outcome {
+                Ok(page) => {
+                    directory::put(&*fs, ino, offset, &page, Sink::Names(&mut reply));
+                    reply.ok();
+                }
+                Err(errno) => reply.error(convert::errno(errno)),
+            },
+        );
+    }
+
+    fn readdirplus(
+        &self,
+        _request: &fuser::Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: fuser::ReplyDirectoryPlus,
+    ) {
+        let (fs, ino) = (self.fs.clone(), inode(ino));
+        let reader = fs.clone();
+        self.dispatcher.run(
+            "readdirplus",
+            async move { directory::page(&*reader, ino, handle(fh), offset, true).await },
+            move |outcome| match outcome {
+                Ok(page) => {
+                    directory::put(&*fs, ino, offset, &page, Sink::Entries(&mut reply));
+                    reply.ok();
+                }
+                Err(errno) => reply.error(convert::errno(errno)),
+            },
+        );
+    }
+
+    fn releasedir(
+        &self,
+        _request: &fuser::Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _flags: fuser::OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        let call = move |fs: &dyn FileSystem| fs.closedir(inode(ino), handle(fh));
+        self.run("closedir", call, |outcome| reply_empty(reply, outcome));
+    }
+
+    fn fsyncdir(
+        &self,
+        _request: &fuser::Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        data_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        let call = move |fs: &dyn FileSystem| fs.fsyncdir(inode(ino), handle(fh), data_only);
+        self.run("fsyncdir", call, |outcome| reply_empty(reply, outcome));
+    }
+
+    fn statfs(&self, _request: &fuser::Request, ino: INodeNo, reply: fuser::ReplyStatfs) {
+        self.run(
+            "statfs",
+            move |fs| fs.statfs(inode(ino)),
+            |outcome| match outcome {
+                Ok(s) => reply.statfs(
+                    s.blocks,
+                    s.blocks_free,
+                    s.blocks_available,
+                    s.files,
+                    s.files_free,
+                    s.block_size_bytes,
+                    s.max_name_bytes,
+                    s.block_size_bytes,
+                ),
+                Err(errno) => reply.error(convert::errno(errno)),
+            },
+        );
+    }
+
+    fn setxattr(
+        &self,
+        request: &fuser::Request,
+        ino: INodeNo,
+        name_: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let (caller, name) = (convert::caller(request), name(name_));
+        let value = Bytes::copy_from_slice(value);
+        let flags =
+            XattrFlags { create: flags & XATTR_CREATE != 0, replace: flags & XATTR_REPLACE != 0 };
+        self.run(
+            "setxattr",
+            move |fs| fs.setxattr(caller, inode(ino), &name, value, flags),
+            |outcome| reply_empty(reply, outcome),
+        );
+    }
+
+    fn getxattr(
+        &self,
+        _request: &fuser::Request,
+        ino: INodeNo,
+        name_: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
+        let name = name(name_);
+        let call = move |fs: &dyn FileSystem| fs.getxattr(inode(ino), &name);
+        self.run("getxattr", call, move |outcome| reply_xattr(reply, size, outcome));
+    }
+
+    fn listxattr(&self, _request: &fuser::Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let call = move |fs: &dyn FileSystem| fs.listxattr(inode(ino));
+        self.run("listxattr", call, move |outcome| {
+            let joined = outcome.map(|names| {
+                let mut joined = BytesMut::new();
+                for name in names {
+                    joined.put(name);
+                    joined.put_u8(0);
+                }
+                joined.freeze()
+            });
+            reply_xattr(reply, size, joined);
+        });
+    }
+
+    fn removexattr(
+        &self,
+        request: &fuser::Request,
+        ino: INodeNo,
+        name_: &OsStr,
+        reply: ReplyEmpty,
+    ) {
+        let (caller, name) = (convert::caller(request), name(name_));
+        let call = move |fs: &dyn FileSystem| fs.removexattr(caller, inode(ino), &name);
+        self.run("removexattr", call, |outcome| reply_empty(reply, outcome));
+    }
+
+    fn fallocate(
+        &self,
+        _request: &fuser::Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        self.run(
+            "fallocate",
+            move |fs| fs.fallocate(inode(ino), handle(fh), offset, length, mode),
+            |outcome| reply_empty(reply, outcome),
+        );
+    }
+
+    fn lseek(
+        &self,
+        _request: &fuser::Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: fuser::ReplyLseek,
+    ) {
+        let to = match whence {
+            SEEK_DATA => SeekTo::Data,
+            SEEK_HOLE => SeekTo::Hole,
+            _ => return reply.error(fuser::Errno::EINVAL),
+        };
+        let Ok(offset) = u64::try_from(offset) else {
+            return reply.error(fuser::Errno::ENXIO);
+        };
+        self.run(
+            "seek",
+            move |fs| fs.seek(inode(ino), handle(fh), offset, to),
+            |outcome| match outcome.and_then(|o| i64::try_from(o).map_err(|_| Errno::EOVERFLOW)) {
+                Ok(offset) => reply.offset(offset),
+                Err(errno) => reply.error(convert::errno(errno)),
+            },
+        );
+    }
+
+    fn ioctl(
+        &self,
+        _request: &fuser::Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: fuser::IoctlFlags,
+        _command: u32,
+        _data: &[u8],
+        _out_size: u32,
+        reply: fuser::ReplyIoctl,
+    ) {
+        reply.error(fuser::Errno::ENOTTY);
+    }
+}

@@ -1,0 +1,156 @@
+//! From the kernel's request to an answer: every request becomes a future of its own, so
+//! that a slow one holds up no other.
+//!
+//! A future is first polled on the thread that read the request; one that is ready at
+//! once (bytes in a cache, attributes) is answered there without a change of thread. One
+//! that is not goes on as a task of the runtime. At most `max_requests` are under way;
+//! beyond that the threads stop reading requests, and the kernel queues them.
+//!
+//! Whatever happens, a request is answered: a panic becomes `EIO`, and what takes longer
+//! than the limit `ETIMEDOUT`. (A process that waits for FUSE cannot be killed.)
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use atoll_vfs::Errno;
+use futures_util::FutureExt;
+use tokio::runtime::Handle;
+
+/// Runs requests.
+pub(super) struct Dispatcher {
+    handle: Handle,
+    gate: Arc<Gate>,
+    limit: Duration,
+}
+
+/// Lets so many in.
+struct Gate {
+    free: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// A place within the gate.
+struct Place(Arc<Gate>);
+
+impl Gate {
+    fn enter(self: &Arc<Gate>) -> Place {
+        let free = self.free.lock().expect("no holder of this lock panics");
+        let mut free =
+            self.freed.wait_while(free, |free| *free == 0).expect("no holder of this lock panics");
+        *free -= 1;
+        Place(self.clone())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *self.0.free.lock().expect("no holder of this lock panics") += 1;
+        self.0.freed.notify_one();
+    }
+}
+
+impl Dispatcher {
+    pub(super) fn new(handle: Handle, max_requests: usize, limit: Duration) -> Dispatcher {
+        let gate = Gate { free: Mutex::new(max_requests.max(1)), freed: Condvar::new() };
+        Dispatcher { handle, gate: Arc::new(gate), limit }
+    }
+
+    /// Does `work` and gives its outcome to `reply`. `what` names the request in the log.
+    pub(super) fn run<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        work: impl Future<Output = Result<T, Errno>> + Send + 'static,
+        reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
+    ) {
+        let place = self.gate.enter();
+        let limit = self.limit;
+        let _entered = self.handle.enter();
+        let mut task = Box::pin(async move {
+            let _place = place;
+            let work = AssertUnwindSafe(work).catch_unwind();
+            let outcome = match tokio::time::timeout(limit, work).await {
+                Ok(Ok(outcome)) => outcome,
+                Ok(Err(panic)) => {
+                    tracing::error!(what, panic = text(&*panic), "a file system call panicked");
+                    Err(Errno::EIO)
+                }
+                Err(_) => {
+                    tracing::warn!(what, ?limit, "a file system call did not answer");
+                    Err(Errno::ETIMEDOUT)
+                }
+            };
+            reply(outcome);
+        });
+        let first = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        if first == Poll::Pending {
+            self.handle.spawn(task);
+        }
+    }
+}
+
+fn text(panic: &(dyn Any + Send)) -> &str {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no text)")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn outcome_of(
+        limit: Duration,
+        work: impl Future<Output = Result<u8, Errno>> + Send + 'static,
+    ) -> Result<u8, Errno> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_time()
+            .build()
+            .unwrap();
+        let (tell, told) = mpsc::channel();
+        Dispatcher::new(runtime.handle().clone(), 1, limit)
+            .run("test", work, move |outcome| tell.send(outcome).unwrap());
+        told.recv().unwrap()
+    }
+
+    #[test]
+    fn every_request_is_answered() {
+        let long = Duration::from_secs(600);
+        assert_eq!(outcome_of(long, async { Ok(3) }), Ok(3));
+        let later = async {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            Ok(4)
+        };
+        assert_eq!(outcome_of(long, later), Ok(4));
+        assert_eq!(outcome_of(long, async { panic!("at once") }), Err(Errno::EIO));
+        let panics_later = async {
+            tokio::task::yield_now().await;
+            panic!("{}", "later")
+        };
+        assert_eq!(outcome_of(long, panics_later), Err(Errno::EIO));
+        let never = std::future::pending();
+        assert_eq!(outcome_of(Duration::from_millis(1), never), Err(Errno::ETIMEDOUT));
+    }
+
+    #[test]
+    fn a_full_gate_lets_the_next_in_when_one_leaves() {
+        let gate = Arc::new(Gate { free: Mutex::new(1), freed: Condvar::new() });
+        let first = gate.enter();
+        let (tell, told) = mpsc::channel();
+        let waiting = gate.clone();
+        let thread = std::thread::spawn(move || {
+            let _second = waiting.enter();
+            tell.send(()).unwrap();
+        });
+        assert!(told.try_recv().is_err(), "the gate is full");
+        drop(first);
+        told.recv().unwrap();
+        thread.join().unwrap();
+        assert_eq!(*gate.free.lock().unwrap(), 1);
+    }
+}

@@ -1,0 +1,300 @@
+//! The kernel's view: any [`FileSystem`] as a FUSE mount.
+//!
+//! [`mount`] makes the mount and starts threads that read the kernel's requests; each
+//! request is a future of its own on the given tokio runtime (`dispatch`). The kernel
+//! caches as long as the file system's answers allow (TTLs, `keep_cache`).
+//!
+//! As root the mount is made directly; other users need `fusermount3`, which comes with
+//! the package `fuse3`.
+//!
+//! **When the process that serves a mount dies**, the mount stays in the table and every
+//! use of it says "Transport endpoint is not connected" until [`unmount`] takes it away;
+//! [`mount`] says so when it meets one. (The kernel's way to avoid this, `auto_unmount`,
+//! needs the helper and `allow_other`.) A process that serves a mount therefore catches
+//! SIGTERM and SIGINT and calls [`Mounted::unmount`].
+
+mod bridge;
+mod convert;
+mod directory;
+mod dispatch;
+mod mountpoint;
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_vfs::FileSystem;
+use fuser::{Config, MountOption, Session, SessionACL};
+use thiserror::Error;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::watch;
+
+pub use mountpoint::{UnmountError, unmount};
+
+use bridge::Bridge;
+use dispatch::Dispatcher;
+
+/// How far the kernel reads ahead where we may say so (root). The kernel's own default
+/// is 128 KiB, too little for blocks that come over a network.
+const READ_AHEAD_KIB: u32 = 1024;
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Let the kernel refuse writes.
+    pub read_only: bool,
+    /// Let other users in (for other users than root this needs `user_allow_other` in
+    /// `/etc/fuse.conf`).
+    pub allow_other: bool,
+    /// Let the kernel check permissions by mode and owner.
+    pub default_permissions: bool,
+    /// Allow a mount point that is not empty, or that something is mounted on.
+    pub nonempty: bool,
+    /// What `mount` and `df` show as the source, for instance `atoll:KEY`.
+    pub fs_name: String,
+    /// Threads that read requests from the kernel.
+    pub threads: NonZeroUsize,
+    /// Most requests under way at a time; the kernel queues the others.
+    pub max_requests: usize,
+    /// A request that takes longer is answered with `ETIMEDOUT`. Only a backstop: the
+    /// file system has shorter deadlines of its own.
+    pub request_limit: Duration,
+}
+
+impl Default for MountOptions {
+    fn default() -> MountOptions {
+        let cores = std::thread::available_parallelism().map_or(2, NonZeroUsize::get);
+        MountOptions {
+            read_only: false,
+            allow_other: false,
+            default_permissions: true,
+            nonempty: false,
+            fs_name: "atoll".to_owned(),
+            threads: NonZeroUsize::new(cores.clamp(2, 8)).expect("at least two"),
+            max_requests: 1024,
+            request_limit: Duration::from_secs(300),
+        }
+    }
+}
+
+/// Why a file system could not be mounted.
+#[derive(Debug, Error)]
+pub enum MountError {
+    /// The mount point does not exist.
+    #[error("the mount point {} does not exist: mkdir -p it first", path.display())]
+    NoMountpoint {
+        /// Where.
+        path: PathBuf,
+    },
+    /// The mount point is not a directory.
+    #[error("{} is not a directory", path.display())]
+    NotADirectory {
+        /// Where.
+        path: PathBuf,
+    },
+    /// The mount point holds files, which the mount would hide.
+    #[error(
+        "{} is not empty; mount on an empty directory, or say that it may hide what is there",
+        path.display()
+    )]
+    NotEmpty {
+        /// Where.
+        path: PathBuf,
+    },
+    /// One of our file systems is mounted there.
+    #[error("something is mounted at {} already; unmount it first", path.display())]
+    AlreadyMounted {
+        /// Where.
+        path: PathBuf,
+    },
+    /// The mount point is, or lies in, a mount whose process has died.
+    #[error(
+        "{} is a mount whose process has died (\"Transport endpoint is not connected\"); \
+         take it away first: atoll unmount {}",
+        path.display(), path.display()
+    )]
+    Broken {
+        /// The dead mount.
+        path: PathBuf,
+    },
+    /// The mount point cannot be looked at.
+    #[error("cannot look at {}: {source}", path.display())]
+    Unreadable {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel's FUSE device is missing.
+    #[error(
+        "/dev/fuse does not exist: this kernel has no FUSE (try `modprobe fuse`), or this \
+         container was not given the device (docker run --device /dev/fuse --cap-add SYS_ADMIN)"
+    )]
+    NoDevice,
+    /// Ordinary users need a helper program, and it is missing.
+    #[error("mounting without root needs fusermount3, which is not installed: apt install fuse3")]
+    NoHelper,
+    /// This user may not let others in.
+    #[error("letting other users in needs the line `user_allow_other` in /etc/fuse.conf, or root")]
+    OthersForbidden,
+    /// The runtime has no threads of its own, so a process that waited for the mount while
+    /// serving it would wait for ever.
+    #[error("serving a mount needs a multi-threaded runtime")]
+    SingleThreaded,
+    /// The kernel or the helper refused.
+    #[error("cannot mount at {}: {source}", path.display())]
+    Refused {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A mount being served. Dropping it unmounts lazily.
+#[derive(Debug)]
+pub struct Mounted {
+    path: PathBuf,
+    /// Its device number as the kernel's table has it: tells it from a later mount.
+    device: String,
+    fs: FsHandle,
+    ended: watch::Receiver<Option<Ended>>,
+}
+
+/// How serving ended: an error as text, since many may wait for it.
+type Ended = Result<(), String>;
+
+struct FsHandle(Arc<dyn FileSystem>);
+
+impl std::fmt::Debug for FsHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FileSystem")
+    }
+}
+
+/// Mounts `fs` at `mountpoint` and serves it on the multi-threaded runtime of `handle`
+/// (with its timer on). When it returns, the mount is in place.
+pub fn mount(
+    fs: Arc<dyn FileSystem>,
+    mountpoint: &Path,
+    options: &MountOptions,
+    handle: &Handle,
+) -> Result<Mounted, MountError> {
+    if handle.runtime_flavor() == RuntimeFlavor::CurrentThread {
+        return Err(MountError::SingleThreaded);
+    }
+    mountpoint::check_machine()?;
+    let path = mountpoint::check(mountpoint, options.nonempty)?;
+    let dispatcher = Dispatcher::new(handle.clone(), options.max_requests, options.request_limit);
+    let bridge = Bridge { fs: fs.clone(), dispatcher };
+    let refused = |source: io::Error| refused(&path, source);
+    let session = Session::new(bridge, &path, &config(options)).map_err(refused)?;
+    let device = mountpoint::mounted_at(&path).map(|mount| mount.device).unwrap_or_default();
+    raise_read_ahead(&device);
+
+    let (tell, ended) = watch::channel(None);
+    std::thread::Builder::new()
+        .name("fuse".to_owned())
+        .spawn(move || {
+            let outcome = session.run().map_err(|error| error.to_string());
+            if let Err(error) = &outcome {
+                tracing::error!(error, "serving a mount failed");
+            }
+            tell.send_replace(Some(outcome));
+        })
+        .map_err(refused)?;
+    Ok(Mounted { path, device, fs: FsHandle(fs), ended })
+}
+
+fn config(options: &MountOptions) -> Config {
+    // A comma would end the option where the helper passes it on.
+    let fs_name = options.fs_name.replace([',', '\\', '\n', '\0'], "_");
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName(fs_name),
+        // fuser gives its own `Subtype` to the helper only, not to the kernel.
+        MountOption::CUSTOM(format!("subtype={}", mountpoint::SUBTYPE)),
+        MountOption::NoAtime,
+        if options.read_only { MountOption::RO } else { MountOption::RW },
+    ];
+    if options.default_permissions {
+        config.mount_options.push(MountOption::DefaultPermissions);
+    }
+    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+    config.n_threads = Some(options.threads.get());
+    config.clone_fd = mountpoint::device_opens();
+    config
+}
+
+fn refused(path: &Path, source: io::Error) -> MountError {
+    let text = source.to_string();
+    if text.contains("user_allow_other") {
+        return MountError::OthersForbidden;
+    }
+    MountError::Refused { path: path.to_owned(), source }
+}
+
+/// The kernel grants a FUSE file system no more read-ahead than 128 KiB at the start;
+/// root may raise it afterwards. Elsewhere it stays, and only large reads are large.
+fn raise_read_ahead(device: &str) {
+    let control = format!("/sys/class/bdi/{device}/read_ahead_kb");
+    if let Err(error) = std::fs::write(&control, READ_AHEAD_KIB.to_string()) {
+        tracing::debug!(%error, control, "cannot raise the read-ahead");
+    }
+}
+
+impl Mounted {
+    /// Where it is mounted, without symbolic links.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits until the mount has ended, by [`Mounted::unmount`] or by anybody else's
+    /// doing, and the file system has made everything durable. Cancel-safe.
+    pub async fn wait(&mut self) -> io::Result<()> {
+        let ended = match self.ended.wait_for(Option::is_some).await {
+            Ok(ended) => ended.clone().unwrap_or(Ok(())),
+            Err(_) => Err("the thread that serves the mount is gone".to_owned()),
+        };
+        self.fs.0.sync().await?;
+        ended.map_err(io::Error::other)
+    }
+
+    /// Unmounts, and waits until the mount has ended, unless `lazy`. One that has been
+    /// unmounted already is no error.
+    pub async fn unmount(&mut self, lazy: bool) -> Result<(), UnmountError> {
+        if !self.has_ended() {
+            let path = self.path.clone();
+            let refused = |reason: String| UnmountError::Refused { path: path.clone(), reason };
+            let (own, device) = (path.clone(), self.device.clone());
+            let work =
+                tokio::task::spawn_blocking(move || mountpoint::unmount_own(&own, &device, lazy));
+            match work.await.map_err(|error| refused(error.to_string()))? {
+                Ok(()) | Err(UnmountError::NotMounted { .. }) if lazy => return Ok(()),
+                Ok(()) | Err(UnmountError::NotMounted { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            if let Err(error) = self.wait().await {
+                return Err(refused(error.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.borrow().is_some()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.has_ended() {
+            return;
+        }
+        if let Err(error) = mountpoint::unmount_own(&self.path, &self.device, true) {
+            tracing::debug!(%error, "while dropping a mount");
+        }
+    }
+}
