@@ -19,6 +19,7 @@ mod fs;
 mod get;
 mod publish;
 mod read;
+mod tree;
 
 pub use fs::VolumeFs;
 pub use get::{GetOptions, GetTreeError, Gotten, get_tree};

@@ -1,10 +1,59 @@
-//! Directory blocks.
+//! Directory blocks: entries sorted by name in leaves, and above them, where one leaf is
+//! not enough, interior blocks that list their children's first names.
+//!
+//! Where one block ends and the next begins is decided by the names themselves
+//! ([`starts_block`]), so that a changed entry changes its own leaf and the interior
+//! blocks above it, and no other.
+//!
+//! Block:
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 4 | magic `ATDB` |
+//! | 4 | 1 | layout, 1 |
+//! | 5 | 1 | level: 0 a leaf, else its children are of level − 1 |
+//! | 6 | 4 | number *n* of entries or children, at least 1 |
+//! | 10 | … | *n* entries (leaf) or children (interior), names strictly ascending |
+//!
+//! Entry:
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 1 | kind: 1 regular file, 2 directory, 3 symbolic link |
+//! | 1 | flags: 1 = has extended attributes; others must be 0 |
+//! | 2 | mode, at most `0o7777` |
+//! | 8 + 4 | time of modification: seconds since 1970 (signed), nanoseconds |
+//! | 1 + *n* | length of the name, name |
+//! | | *regular file:* 8 length, 8 space taken in 512-byte units; 32 inode hash unless the length is 0 |
+//! | | *directory:* 8 entries, 8 of them directories; 32 hash of its top block unless it is empty |
+//! | | *link:* 2 + *m* length of the target, target |
+//! | 32 | hash of the xattr block, if flag 1 is set |
+//!
+//! Child: 32 hash, 8 entries below it, 8 of them directories, 1 + *n* its first name.
+//!
+//! Owners are not kept: CFS publishes to everybody, and a mounted tree belongs to whoever
+//! mounts it.
+
 use atoll_key::BlockHash;
-use atoll_vfs::{FileKind, FileTime};
+use atoll_vfs::{FileKind, FileTime, MAX_NAME_BYTES};
 use bytes::Bytes;
 
+use super::cursor::{Cursor, put_hash, put_header, put_mode, put_time, put_u64};
+use super::{FormatError, MAX_DIRECTORY_LEVELS, MAX_FILE_BYTES, MAX_TARGET_BYTES, shown};
+
+const MAGIC: &[u8; 4] = b"ATDB";
+const NAME: &str = "directory";
+
+/// Bytes of a directory block before its first entry.
+pub(crate) const HEADER_BYTES: usize = 10;
+
+const FLAG_XATTRS: u8 = 1;
+
+/// The shortest an entry (a link) can be, bytes: bounds what a count may claim.
+const MIN_NODE_BYTES: usize = 21;
+
 /// Where a directory's entries are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DirectoryRef {
     /// How many entries.
     pub entries: u64,
@@ -65,4 +114,343 @@ impl Entry {
             Content::Symlink(target) => target.len() as u64,
         }
     }
+
+    /// Appends the entry's bytes.
+    ///
+    /// # Panics
+    /// If the name or target is longer than allowed: the caller read them from a system
+    /// with the same limits.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.push(match self.content {
+            Content::Regular { .. } => 1,
+            Content::Directory(_) => 2,
+            Content::Symlink(_) => 3,
+        });
+        out.push(if self.xattrs.is_some() { FLAG_XATTRS } else { 0 });
+        put_mode(out, self.mode);
+        put_time(out, self.mtime);
+        put_name(out, &self.name);
+        match &self.content {
+            Content::Regular { size_bytes, blocks_512, inode } => {
+                put_u64(out, *size_bytes);
+                put_u64(out, *blocks_512);
+                out.extend_from_slice(inode.as_ref().map_or(&[], |hash| &hash.0));
+            }
+            Content::Directory(directory) => put_directory(out, directory),
+            Content::Symlink(target) => {
+                assert!(target.len() <= MAX_TARGET_BYTES, "a link's target is a path");
+                out.extend_from_slice(&(target.len() as u16).to_be_bytes());
+                out.extend_from_slice(target);
+            }
+        }
+        out.extend_from_slice(self.xattrs.as_ref().map_or(&[], |hash| &hash.0));
+    }
+
+    fn decode(cursor: &mut Cursor) -> Result<Entry, FormatError> {
+        let kind = cursor.u8()?;
+        if !(1..=3).contains(&kind) {
+            return Err(FormatError::UnknownKind(kind));
+        }
+        let flags = cursor.u8()?;
+        if flags & !FLAG_XATTRS != 0 {
+            return Err(FormatError::UnknownFlags(flags));
+        }
+        let mode = cursor.mode()?;
+        let mtime = cursor.time()?;
+        let name = take_name(cursor)?;
+        let content = match kind {
+            1 => decode_regular(cursor)?,
+            2 => Content::Directory(take_directory(cursor)?),
+            _ => decode_symlink(cursor)?,
+        };
+        let xattrs = if flags & FLAG_XATTRS != 0 {
+            let hash = cursor.optional_hash()?;
+            Some(hash.ok_or(FormatError::BadReference("the hash of the xattr block is zero"))?)
+        } else {
+            None
+        };
+        Ok(Entry { name, mode, mtime, content, xattrs })
+    }
+}
+
+fn decode_regular(cursor: &mut Cursor) -> Result<Content, FormatError> {
+    let size_bytes = cursor.u64()?;
+    let blocks_512 = cursor.u64()?;
+    if size_bytes > MAX_FILE_BYTES {
+        return Err(FormatError::FileTooLong(size_bytes));
+    }
+    if blocks_512 > size_bytes.div_ceil(512) {
+        return Err(FormatError::Mismatch {
+            what: "space taken by a file, against its length",
+            claimed: blocks_512,
+            found: size_bytes.div_ceil(512),
+        });
+    }
+    let inode = match size_bytes {
+        0 => None,
+        _ => Some(
+            cursor
+                .optional_hash()?
+                .ok_or(FormatError::BadReference("the hash of an inode block is zero"))?,
+        ),
+    };
+    Ok(Content::Regular { size_bytes, blocks_512, inode })
+}
+
+fn decode_symlink(cursor: &mut Cursor) -> Result<Content, FormatError> {
+    let len = usize::from(cursor.u16()?);
+    if len == 0 {
+        return Err(FormatError::BadTarget("it is empty"));
+    }
+    if len > MAX_TARGET_BYTES {
+        return Err(FormatError::BadTarget("it is longer than a path can be"));
+    }
+    let target = cursor.take(len)?;
+    if target.contains(&0) {
+        return Err(FormatError::BadTarget("it has a NUL in it"));
+    }
+    Ok(Content::Symlink(target))
+}
+
+/// Entry counts and hash of a directory, as the root and entries hold them.
+pub(super) fn put_directory(out: &mut Vec<u8>, directory: &DirectoryRef) {
+    put_u64(out, directory.entries);
+    put_u64(out, directory.subdirectories);
+    out.extend_from_slice(directory.hash.as_ref().map_or(&[], |hash| &hash.0));
+}
+
+pub(super) fn take_directory(cursor: &mut Cursor) -> Result<DirectoryRef, FormatError> {
+    let (entries, subdirectories) = take_counts(cursor)?;
+    let hash = match entries {
+        0 => None,
+        _ => Some(
+            cursor
+                .optional_hash()?
+                .ok_or(FormatError::BadReference("the hash of a directory block is zero"))?,
+        ),
+    };
+    Ok(DirectoryRef { entries, subdirectories, hash })
+}
+
+fn take_counts(cursor: &mut Cursor) -> Result<(u64, u64), FormatError> {
+    let entries = cursor.u64()?;
+    let subdirectories = cursor.u64()?;
+    if subdirectories > entries {
+        return Err(FormatError::Mismatch {
+            what: "subdirectories, against entries",
+            claimed: subdirectories,
+            found: entries,
+        });
+    }
+    Ok((entries, subdirectories))
+}
+
+fn put_name(out: &mut Vec<u8>, name: &[u8]) {
+    assert!(name.len() <= MAX_NAME_BYTES, "a name is at most 255 bytes long");
+    out.push(name.len() as u8);
+    out.extend_from_slice(name);
+}
+
+fn take_name(cursor: &mut Cursor) -> Result<Bytes, FormatError> {
+    let len = usize::from(cursor.u8()?);
+    let name = cursor.take(len)?;
+    let reason = match &name[..] {
+        b"" => "it is empty",
+        b"." | b".." => "it means a directory",
+        name if name.contains(&b'/') => "it has a slash in it",
+        name if name.contains(&0) => "it has a NUL in it",
+        _ => return Ok(name),
+    };
+    Err(FormatError::BadName { name: shown(&name), reason })
+}
+
+/// A block below an interior directory block.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Child {
+    /// Its hash.
+    pub hash: BlockHash,
+    /// Entries in all leaves below it.
+    pub entries: u64,
+    /// How many of those are directories.
+    pub subdirectories: u64,
+    /// The name of the first of those.
+    pub first_name: Bytes,
+}
+
+impl Child {
+    /// Appends the child's bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        put_hash(out, Some(&self.hash));
+        put_u64(out, self.entries);
+        put_u64(out, self.subdirectories);
+        put_name(out, &self.first_name);
+    }
+
+    fn decode(cursor: &mut Cursor) -> Result<Child, FormatError> {
+        let hash = cursor
+            .optional_hash()?
+            .ok_or(FormatError::BadReference("the hash of a directory block is zero"))?;
+        let (entries, subdirectories) = take_counts(cursor)?;
+        Ok(Child { hash, entries, subdirectories, first_name: take_name(cursor)? })
+    }
+}
+
+/// What a directory block lists.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Nodes {
+    /// Entries, in a leaf.
+    Leaf(Vec<Entry>),
+    /// Blocks of the level below.
+    Interior(Vec<Child>),
+}
+
+/// A directory block, read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DirectoryBlock {
+    /// 0 for a leaf; one more than its children's for an interior block.
+    pub level: u8,
+    /// Its entries or children; at least one, names strictly ascending.
+    pub nodes: Nodes,
+}
+
+impl DirectoryBlock {
+    /// Reads a block.
+    pub fn decode(block: &Bytes) -> Result<DirectoryBlock, FormatError> {
+        let mut cursor = Cursor::header(block, MAGIC, NAME)?;
+        let level = cursor.u8()?;
+        if level >= MAX_DIRECTORY_LEVELS {
+            return Err(FormatError::TooManyLevels(level.saturating_add(1)));
+        }
+        let count = cursor.u32()? as usize;
+        if count == 0 {
+            return Err(FormatError::BadReference("a directory block is empty"));
+        }
+        if count > cursor.len() / MIN_NODE_BYTES {
+            return Err(FormatError::Truncated);
+        }
+        let nodes = if level == 0 {
+            Nodes::Leaf(decode_sorted(&mut cursor, count, Entry::decode, |e| &e.name)?)
+        } else {
+            Nodes::Interior(decode_sorted(&mut cursor, count, Child::decode, |c| &c.first_name)?)
+        };
+        cursor.end()?;
+        Ok(DirectoryBlock { level, nodes })
+    }
+
+    /// The block's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0; HEADER_BYTES];
+        let count = match &self.nodes {
+            Nodes::Leaf(entries) => {
+                entries.iter().for_each(|entry| entry.encode(&mut out));
+                entries.len()
+            }
+            Nodes::Interior(children) => {
+                children.iter().for_each(|child| child.encode(&mut out));
+                children.len()
+            }
+        };
+        write_header(&mut out, self.level, count);
+        out
+    }
+
+    /// Entries below the block, and how many of them are directories.
+    pub fn counts(&self) -> (u64, u64) {
+        match &self.nodes {
+            Nodes::Leaf(entries) => {
+                let dirs = entries.iter().filter(|e| e.kind() == FileKind::Directory).count();
+                (entries.len() as u64, dirs as u64)
+            }
+            Nodes::Interior(children) => children.iter().fold((0, 0), |(entries, dirs), c| {
+                (c.entries.saturating_add(entries), c.subdirectories.saturating_add(dirs))
+            }),
+        }
+    }
+
+    /// The name of the block's first entry or child.
+    pub fn first_name(&self) -> &Bytes {
+        match &self.nodes {
+            Nodes::Leaf(entries) => &entries[0].name,
+            Nodes::Interior(children) => &children[0].first_name,
+        }
+    }
+
+    /// The name of the block's last entry or child.
+    pub fn last_name(&self) -> &Bytes {
+        match &self.nodes {
+            Nodes::Leaf(entries) => &entries[entries.len() - 1].name,
+            Nodes::Interior(children) => &children[children.len() - 1].first_name,
+        }
+    }
+
+    /// Checks the block against what points to it: `claimed` entries and directories.
+    pub fn check_counts(&self, claimed: (u64, u64)) -> Result<(), FormatError> {
+        let found = self.counts();
+        let what = "entries of a directory block";
+        if found.0 != claimed.0 {
+            return Err(FormatError::Mismatch { what, claimed: claimed.0, found: found.0 });
+        }
+        let what = "subdirectories in a directory block";
+        if found.1 != claimed.1 {
+            return Err(FormatError::Mismatch { what, claimed: claimed.1, found: found.1 });
+        }
+        Ok(())
+    }
+
+    /// Checks the block against its place below an interior block of `level`: `child`
+    /// points to it, and all of its names lie before `next`.
+    pub fn check_place(
+        &self,
+        level: u8,
+        child: &Child,
+        next: Option<&Bytes>,
+    ) -> Result<(), FormatError> {
+        if self.level + 1 != level {
+            return Err(FormatError::Mismatch {
+                what: "level of a directory block",
+                claimed: u64::from(level) - 1,
+                found: u64::from(self.level),
+            });
+        }
+        self.check_counts((child.entries, child.subdirectories))?;
+        if *self.first_name() != child.first_name {
+            return Err(FormatError::Unsorted { name: shown(self.first_name()) });
+        }
+        if next.is_some_and(|next| self.last_name() >= next) {
+            return Err(FormatError::Unsorted { name: shown(self.last_name()) });
+        }
+        Ok(())
+    }
+}
+
+fn decode_sorted<T>(
+    cursor: &mut Cursor,
+    count: usize,
+    decode: impl Fn(&mut Cursor) -> Result<T, FormatError>,
+    name: impl Fn(&T) -> &Bytes,
+) -> Result<Vec<T>, FormatError> {
+    let mut nodes: Vec<T> = Vec::with_capacity(count);
+    for _ in 0..count {
+        let node = decode(cursor)?;
+        if nodes.last().is_some_and(|last| name(last) >= name(&node)) {
+            return Err(FormatError::Unsorted { name: shown(name(&node)) });
+        }
+        nodes.push(node);
+    }
+    Ok(nodes)
+}
+
+/// Fills in the header of a block whose nodes were appended after [`HEADER_BYTES`] zeros.
+pub(crate) fn write_header(out: &mut [u8], level: u8, count: usize) {
+    let mut header = Vec::with_capacity(HEADER_BYTES);
+    put_header(&mut header, MAGIC);
+    header.push(level);
+    header.extend_from_slice(&(count as u32).to_be_bytes());
+    out[..HEADER_BYTES].copy_from_slice(&header);
+}
+
+/// Whether `name` begins a new block of `level`, given that the block before it is large
+/// enough: one name in 128 does, by another byte of its hash for each level.
+pub fn starts_block(name: &[u8], level: u8) -> bool {
+    BlockHash::of(name).0[usize::from(level)] & 0x7f == 0
 }

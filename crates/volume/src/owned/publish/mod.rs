@@ -1,14 +1,39 @@
 //! Publishing a directory of this machine as a volume (CFS §3.1, §5.5).
+//!
+//! ```text
+//! walk (1 thread) ─► files ─► read and hash (n threads) ─► outbox ─► renew, put (8 batches)
+//!       └────────── directories, put together as their entries come ─┘
+//! ```
+//!
+//! Every file is read once and streamed: no more than `max_in_flight_bytes` of blocks are
+//! read and not yet acknowledged, whatever the size of the tree. The root is replaced when
+//! every other block is acknowledged, so readers see the old tree or the new one.
+//!
+//! Only the upload is protocol and runs on the [`Env`]; reading the source is threads of
+//! this machine.
+
+mod file;
+mod run;
+mod source;
+mod upload;
+mod walk;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use atoll_dht::{Blocks, PutError};
 use atoll_env::{BoxFuture, Env};
-use atoll_key::{BlockHash, SecretKey, VolumeId};
+use atoll_key::{BlockHash, SecretKey, SignedBlock, VolumeId};
 use globset::GlobSet;
 
-use super::progress::Progress;
+use self::run::{Run, StopOnDrop};
+use self::source::SourceDir;
+use self::walk::count;
+use super::format::{MAX_BLOCK_SIZE_LOG2, MIN_BLOCK_SIZE_LOG2, Root, root};
+use super::progress::{Phase, Progress};
+
+/// How often a newer root than we knew of may turn up while ours is put.
+const MAX_ROOT_ATTEMPTS: u32 = 3;
 
 /// How to publish.
 #[derive(Clone, Debug)]
@@ -133,12 +158,16 @@ pub enum PublishError {
     /// The keeper did not take the block list.
     #[error("the blocks' leases cannot be kept: {0}")]
     Keep(String),
+    /// The threads that read the source ended before their work (a bug of this program).
+    #[error("the work was stopped before its end")]
+    Stopped,
 }
 
 /// Publishes the directory `source` as the volume of `secret`, or as its next version.
 ///
-/// When this returns, the ring has acknowledged every block, and then the root. Dropping
-/// the future stops the work; the ring's root is then the old one.
+/// When this returns, the ring has acknowledged every block, and after that the root.
+/// Dropping the future stops the work; the ring's root is then the old one. A symbolic
+/// link as `source` is followed, none below it is.
 pub async fn publish(
     env: Env,
     blocks: Arc<dyn Blocks>,
@@ -148,6 +177,96 @@ pub async fn publish(
     progress: Arc<dyn Progress>,
     keeper: Arc<dyn Keeper>,
 ) -> Result<Published, PublishError> {
-    let _ = (env, blocks, source, secret, options, progress, keeper);
-    Err(PublishError::Options("publishing is not built yet".into()))
+    check_options(&options)?;
+    let unreadable = |reason: String| PublishError::Source { path: source.to_path_buf(), reason };
+    let open = || SourceDir::top(source).map_err(|error| unreadable(error.to_string()));
+    progress.phase(Phase::Upload);
+    let (outbox, inbox) = futures_channel::mpsc::unbounded();
+    let run = Arc::new(Run::new(options, progress.clone(), outbox));
+    let _stopper = StopOnDrop(run.clone());
+    walk::start_scan(&run, open()?).map_err(|error| unreadable(error.to_string()))?;
+    walk::start(&run, open()?).map_err(|error| unreadable(error.to_string()))?;
+    let uploaded = upload::upload(&run, &blocks, &keeper, inbox).await?;
+    let (top, skipped, skipped_count) = run.outcome()?;
+
+    let tallies = &run.tallies;
+    let mut root = Root {
+        block_size_log2: run.block_size_log2,
+        mode: top.mode,
+        mtime: top.mtime,
+        published_unix_ms: env.unix_ms(),
+        files: count(&tallies.files),
+        dirs: count(&tallies.dirs),
+        symlinks: count(&tallies.symlinks),
+        bytes: count(&tallies.bytes),
+        directory: top.directory,
+        label: run.options.label.clone(),
+        xattrs: top.xattrs,
+    };
+    progress.phase(Phase::Root);
+    let (version, unchanged) = replace_root(&blocks, secret, &mut root).await?;
+    Ok(Published {
+        volume: secret.volume_id(),
+        version,
+        unchanged,
+        files: root.files,
+        dirs: root.dirs,
+        symlinks: root.symlinks,
+        special: count(&tallies.special),
+        skipped,
+        skipped_count,
+        bytes: root.bytes,
+        blocks: count(&tallies.blocks),
+        new_blocks: uploaded.new_blocks,
+        new_bytes: uploaded.new_bytes,
+    })
+}
+
+fn check_options(options: &PublishOptions) -> Result<(), PublishError> {
+    let size = options.block_size_bytes;
+    let allowed = (1 << MIN_BLOCK_SIZE_LOG2)..=(1 << MAX_BLOCK_SIZE_LOG2);
+    if !size.is_power_of_two() || !allowed.contains(&size) {
+        return Err(PublishError::Options(format!(
+            "a data block cannot have {size} bytes: it must be a power of two from 4096 to 1048576"
+        )));
+    }
+    if options.label.as_ref().is_some_and(|l| l.is_empty() || l.len() > root::MAX_LABEL_BYTES) {
+        return Err(PublishError::Options("a volume's label has 1 to 255 bytes".into()));
+    }
+    if options.reader_threads == 0 {
+        return Err(PublishError::Options("at least one thread must read".into()));
+    }
+    Ok(())
+}
+
+/// Puts the root with a version above the ring's, unless the ring has this tree already.
+/// Returns the version, and whether it was there.
+///
+/// The ring's answer decides: where some of its nodes cannot be asked for the present
+/// root, the clock gives the version, and a refusal says which one to exceed.
+async fn replace_root(
+    blocks: &Arc<dyn Blocks>,
+    secret: &SecretKey,
+    root: &mut Root,
+) -> Result<(u64, bool), PublishError> {
+    let mut above = 0;
+    if let Ok(present) = blocks.get_signed(secret.volume_id().root_key()).await {
+        above = present.version;
+        if let Ok(mut old) = Root::decode(&present.payload) {
+            old.published_unix_ms = root.published_unix_ms;
+            if old == *root {
+                return Ok((present.version, true));
+            }
+        }
+    }
+    for attempt in 0.. {
+        let version = root.published_unix_ms.max(above.saturating_add(1));
+        let block = SignedBlock::sign(secret, b"", version, &root.encode());
+        match blocks.put_signed(block).await {
+            Ok(()) => return Ok((version, false)),
+            Err(PutError::Superseded { held, .. }) if attempt < MAX_ROOT_ATTEMPTS => above = held,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    unreachable!("the last attempt returns")
 }

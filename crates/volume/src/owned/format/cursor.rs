@@ -1,0 +1,127 @@
+//! Reading numbers and slices off a block, and writing them.
+//!
+//! All numbers are big-endian.
+
+use atoll_key::BlockHash;
+use atoll_vfs::FileTime;
+use bytes::Bytes;
+
+use super::FormatError;
+
+/// What is left of a block that is being read. Slices share the block's memory.
+pub(super) struct Cursor {
+    rest: Bytes,
+}
+
+impl Cursor {
+    pub(super) fn new(block: &Bytes) -> Cursor {
+        Cursor { rest: block.clone() }
+    }
+
+    /// Checks the first five bytes: the block's magic and layout 1.
+    pub(super) fn header(
+        block: &Bytes,
+        magic: &[u8; 4],
+        name: &'static str,
+    ) -> Result<Cursor, FormatError> {
+        let mut cursor = Cursor::new(block);
+        if cursor.rest.len() < 4 || &cursor.rest[..4] != magic {
+            return Err(FormatError::WrongMagic(name));
+        }
+        cursor.take(4)?;
+        match cursor.u8()? {
+            1 => Ok(cursor),
+            other => Err(FormatError::UnknownLayout(other)),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rest.len()
+    }
+
+    pub(super) fn take(&mut self, count: usize) -> Result<Bytes, FormatError> {
+        if count > self.rest.len() {
+            return Err(FormatError::Truncated);
+        }
+        Ok(self.rest.split_to(count))
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], FormatError> {
+        let Some(bytes) = self.rest.first_chunk::<N>() else {
+            return Err(FormatError::Truncated);
+        };
+        let bytes = *bytes;
+        bytes::Buf::advance(&mut self.rest, N);
+        Ok(bytes)
+    }
+
+    pub(super) fn u8(&mut self) -> Result<u8, FormatError> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    pub(super) fn u16(&mut self) -> Result<u16, FormatError> {
+        Ok(u16::from_be_bytes(self.array()?))
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32, FormatError> {
+        Ok(u32::from_be_bytes(self.array()?))
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64, FormatError> {
+        Ok(u64::from_be_bytes(self.array()?))
+    }
+
+    pub(super) fn hash(&mut self) -> Result<BlockHash, FormatError> {
+        Ok(BlockHash(self.array()?))
+    }
+
+    /// A hash, or all zeros for none.
+    pub(super) fn optional_hash(&mut self) -> Result<Option<BlockHash>, FormatError> {
+        Ok(Some(self.hash()?).filter(|hash| hash.0 != [0; 32]))
+    }
+
+    pub(super) fn mode(&mut self) -> Result<u32, FormatError> {
+        match self.u16()? {
+            mode if mode <= 0o7777 => Ok(u32::from(mode)),
+            mode => Err(FormatError::BadMode(mode)),
+        }
+    }
+
+    pub(super) fn time(&mut self) -> Result<FileTime, FormatError> {
+        let secs = i64::from_be_bytes(self.array()?);
+        match self.u32()? {
+            nanos if nanos < 1_000_000_000 => Ok(FileTime { secs, nanos }),
+            nanos => Err(FormatError::BadTime(nanos)),
+        }
+    }
+
+    pub(super) fn end(self) -> Result<(), FormatError> {
+        match self.rest.len() {
+            0 => Ok(()),
+            left => Err(FormatError::TrailingBytes(left)),
+        }
+    }
+}
+
+/// The first five bytes of a block.
+pub(super) fn put_header(out: &mut Vec<u8>, magic: &[u8; 4]) {
+    out.extend_from_slice(magic);
+    out.push(1);
+}
+
+pub(super) fn put_mode(out: &mut Vec<u8>, mode: u32) {
+    out.extend_from_slice(&((mode & 0o7777) as u16).to_be_bytes());
+}
+
+pub(super) fn put_time(out: &mut Vec<u8>, time: FileTime) {
+    out.extend_from_slice(&time.secs.to_be_bytes());
+    out.extend_from_slice(&time.nanos.to_be_bytes());
+}
+
+pub(super) fn put_u64(out: &mut Vec<u8>, number: u64) {
+    out.extend_from_slice(&number.to_be_bytes());
+}
+
+pub(super) fn put_hash(out: &mut Vec<u8>, hash: Option<&BlockHash>) {
+    out.extend_from_slice(hash.map_or(&[0; 32], |hash| &hash.0));
+}

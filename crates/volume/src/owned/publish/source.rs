@@ -1,0 +1,173 @@
+//! The machine's directories and files, opened so that nobody who changes the tree
+//! meanwhile can lead us out of it: every name is opened relative to its directory and
+//! never through a symbolic link.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use atoll_vfs::{FileKind, FileTime};
+use bytes::Bytes;
+use globset::GlobSet;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use crate::owned::format::xattrs;
+
+/// An open directory of the source.
+pub(super) struct SourceDir {
+    pub(super) fd: OwnedFd,
+    /// Relative to the source; empty for its top.
+    pub(super) path: PathBuf,
+}
+
+impl SourceDir {
+    pub(super) fn top(source: &Path) -> rustix::io::Result<SourceDir> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(source, flags, Mode::empty())?;
+        Ok(SourceDir { fd, path: PathBuf::new() })
+    }
+
+    pub(super) fn child(&self, name: &[u8]) -> rustix::io::Result<SourceDir> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(&self.fd, name, flags, Mode::empty())?;
+        Ok(SourceDir { fd, path: self.path_of(name) })
+    }
+
+    pub(super) fn file(&self, name: &[u8]) -> rustix::io::Result<OwnedFd> {
+        // Not blocking: what was a file may be a FIFO by now.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.fd, name, flags, Mode::empty())
+    }
+
+    pub(super) fn stat(&self, name: &[u8]) -> rustix::io::Result<Stat> {
+        rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    pub(super) fn path_of(&self, name: &[u8]) -> PathBuf {
+        self.path.join(std::ffi::OsStr::from_bytes(name))
+    }
+
+    /// The directory's names in byte order, without those that `exclude` matches.
+    pub(super) fn names(&self, exclude: &GlobSet) -> rustix::io::Result<Names> {
+        let mut names = Names::default();
+        for entry in Dir::read_from(&self.fd)? {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
+            if !exclude.is_empty() && exclude.is_match(self.path_of(name)) {
+                continue;
+            }
+            let kind = match entry.file_type() {
+                FileType::Unknown => match self.stat(name) {
+                    Ok(stat) => kind_of(&stat),
+                    // Removed since: as if it had not been there.
+                    Err(Errno::NOENT) => continue,
+                    Err(error) => return Err(error),
+                },
+                known => kind_of_type(known),
+            };
+            names.push(name, kind);
+        }
+        names.sort();
+        Ok(names)
+    }
+}
+
+pub(super) fn kind_of(stat: &Stat) -> FileKind {
+    kind_of_type(FileType::from_raw_mode(stat.st_mode))
+}
+
+fn kind_of_type(kind: FileType) -> FileKind {
+    match kind {
+        FileType::RegularFile => FileKind::Regular,
+        FileType::Directory => FileKind::Directory,
+        FileType::Symlink => FileKind::Symlink,
+        FileType::Socket => FileKind::Socket,
+        FileType::CharacterDevice => FileKind::CharDevice,
+        FileType::BlockDevice => FileKind::BlockDevice,
+        _ => FileKind::Fifo,
+    }
+}
+
+pub(super) fn mode_of(stat: &Stat) -> u32 {
+    stat.st_mode & 0o7777
+}
+
+pub(super) fn mtime_of(stat: &Stat) -> FileTime {
+    FileTime { secs: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 }
+}
+
+/// The names of one directory, in one allocation: some 16 bytes each besides the name.
+#[derive(Default)]
+pub(super) struct Names {
+    text: Vec<u8>,
+    list: Vec<(usize, u8, FileKind)>,
+}
+
+impl Names {
+    fn push(&mut self, name: &[u8], kind: FileKind) {
+        let len = u8::try_from(name.len()).expect("a name has at most 255 bytes");
+        self.list.push((self.text.len(), len, kind));
+        self.text.extend_from_slice(name);
+    }
+
+    fn sort(&mut self) {
+        let text = &self.text;
+        self.list.sort_unstable_by(|a, b| {
+            text[a.0..a.0 + usize::from(a.1)].cmp(&text[b.0..b.0 + usize::from(b.1)])
+        });
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&[u8], FileKind)> {
+        self.list.iter().map(|&(at, len, kind)| (&self.text[at..at + usize::from(len)], kind))
+    }
+}
+
+/// Why extended attributes could not be read.
+pub(super) fn xattrs_of(fd: impl AsFd) -> Result<Option<Vec<u8>>, String> {
+    let mut list = Vec::new();
+    match rustix::fs::flistxattr(&fd, &mut [0u8; 0][..]) {
+        Ok(0) | Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(None),
+        Ok(len) => list.resize(len + 256, 0),
+        Err(error) => return Err(format!("extended attributes: {error}")),
+    }
+    let len = rustix::fs::flistxattr(&fd, &mut list[..])
+        .map_err(|error| format!("extended attributes: {error}"))?;
+    let mut found = Vec::new();
+    for name in list[..len].split(|byte| *byte == 0) {
+        if !name.starts_with(xattrs::PREFIX) || name.len() == xattrs::PREFIX.len() {
+            continue;
+        }
+        if let Some(value) = xattr_of(&fd, name)? {
+            found.push((Bytes::copy_from_slice(name), Bytes::from(value)));
+        }
+    }
+    if found.is_empty() {
+        return Ok(None);
+    }
+    found.sort();
+    xattrs::encode(&found)
+        .map(Some)
+        .ok_or_else(|| "its extended attributes do not fit into a block".to_string())
+}
+
+fn xattr_of(fd: impl AsFd, name: &[u8]) -> Result<Option<Vec<u8>>, String> {
+    // The kernel's limit for one value.
+    let mut value = vec![0; 64 << 10];
+    match rustix::fs::fgetxattr(fd, name, &mut value[..]) {
+        Ok(len) => {
+            value.truncate(len);
+            value.shrink_to_fit();
+            Ok(Some(value))
+        }
+        Err(Errno::NODATA) => Ok(None),
+        Err(error) => Err(format!("extended attribute {}: {error}", String::from_utf8_lossy(name))),
+    }
+}

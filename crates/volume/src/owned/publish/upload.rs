@@ -1,0 +1,171 @@
+//! From the outbox to the ring: batches of blocks, of which the ring is first asked which
+//! it lacks; several batches at once.
+//!
+//! A batch is whatever is waiting when a place is free, so it is small when the reader is
+//! the slower one and full when the ring is.
+
+use std::sync::Arc;
+
+use atoll_dht::{Blocks, PutError};
+use atoll_env::BoxFuture;
+use atoll_key::BlockHash;
+use bytes::Bytes;
+use futures_channel::mpsc::UnboundedReceiver;
+use futures_util::future::{Either, select};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use super::run::{Outgoing, Run};
+use super::{Keeper, PublishError};
+
+/// Batches on their way at once.
+const MAX_BATCHES: usize = 8;
+
+/// Blocks in a batch.
+const MAX_BATCH_BLOCKS: usize = 64;
+
+/// Bytes in a batch, unless one block alone has more.
+const MAX_BATCH_BYTES: usize = 1 << 20;
+
+/// Hashes given to the keeper in one call.
+const MAX_KEEP_HASHES: usize = 1024;
+
+/// What the ring did not have before.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Uploaded {
+    pub(super) new_blocks: u64,
+    pub(super) new_bytes: u64,
+}
+
+type Step = BoxFuture<'static, Result<Uploaded, PublishError>>;
+
+/// Uploads until the outbox is closed and everything is acknowledged and kept.
+pub(super) async fn upload(
+    run: &Arc<Run>,
+    blocks: &Arc<dyn Blocks>,
+    keeper: &Arc<dyn Keeper>,
+    mut outbox: UnboundedReceiver<Outgoing>,
+) -> Result<Uploaded, PublishError> {
+    let mut steps: FuturesUnordered<Step> = FuturesUnordered::new();
+    let mut total = Uploaded::default();
+    let mut to_keep = Vec::new();
+    let mut carried = None;
+    loop {
+        if steps.len() >= MAX_BATCHES {
+            let done = steps.next().await.expect("there are steps");
+            add(run, &mut total, done?);
+            continue;
+        }
+        let first = match carried.take() {
+            Some(block) => Some(block),
+            None => match next(&mut outbox, &mut steps).await {
+                Either::Left(block) => block,
+                Either::Right(done) => {
+                    add(run, &mut total, done?);
+                    continue;
+                }
+            },
+        };
+        let Some(first) = first else { break };
+        let batch = gather(first, &mut outbox, &mut carried);
+        to_keep.extend(batch.iter().map(|block| block.hash));
+        if to_keep.len() + MAX_BATCH_BLOCKS > MAX_KEEP_HASHES {
+            steps.push(keep(keeper, std::mem::take(&mut to_keep)));
+        }
+        steps.push(Box::pin(store(run.clone(), blocks.clone(), batch)));
+    }
+    if !to_keep.is_empty() {
+        steps.push(keep(keeper, to_keep));
+    }
+    run.progress.phase(crate::owned::progress::Phase::Flush);
+    while let Some(done) = steps.next().await {
+        add(run, &mut total, done?);
+    }
+    Ok(total)
+}
+
+/// The next block (`None` at the end), or the next finished step.
+async fn next(
+    outbox: &mut UnboundedReceiver<Outgoing>,
+    steps: &mut FuturesUnordered<Step>,
+) -> Either<Option<Outgoing>, Result<Uploaded, PublishError>> {
+    if steps.is_empty() {
+        return Either::Left(outbox.next().await);
+    }
+    match select(outbox.next(), steps.next()).await {
+        Either::Left((block, _)) => Either::Left(block),
+        Either::Right((done, _)) => Either::Right(done.expect("there are steps")),
+    }
+}
+
+/// What waits in the outbox, up to a batch; a block too many is carried to the next.
+fn gather(
+    first: Outgoing,
+    outbox: &mut UnboundedReceiver<Outgoing>,
+    carried: &mut Option<Outgoing>,
+) -> Vec<Outgoing> {
+    let mut bytes = first.bytes.len();
+    let mut batch = vec![first];
+    while batch.len() < MAX_BATCH_BLOCKS && bytes < MAX_BATCH_BYTES {
+        let Ok(block) = outbox.try_recv() else { break };
+        bytes += block.bytes.len();
+        if bytes > MAX_BATCH_BYTES {
+            *carried = Some(block);
+            break;
+        }
+        batch.push(block);
+    }
+    batch
+}
+
+fn add(run: &Run, total: &mut Uploaded, done: Uploaded) {
+    total.new_blocks += done.new_blocks;
+    total.new_bytes += done.new_bytes;
+    if done.new_blocks > 0 {
+        run.progress.uploaded(done.new_blocks, done.new_bytes);
+    }
+}
+
+fn keep(keeper: &Arc<dyn Keeper>, hashes: Vec<BlockHash>) -> Step {
+    let kept = keeper.keep(hashes);
+    Box::pin(async move { kept.await.map(|()| Uploaded::default()).map_err(PublishError::Keep) })
+}
+
+/// Gives the bytes back to the budget, also when the batch is dropped halfway.
+struct Held {
+    run: Arc<Run>,
+    bytes: usize,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.run.release(self.bytes);
+    }
+}
+
+/// Asks which blocks the ring lacks and puts those.
+async fn store(
+    run: Arc<Run>,
+    blocks: Arc<dyn Blocks>,
+    batch: Vec<Outgoing>,
+) -> Result<Uploaded, PublishError> {
+    let bytes = batch.iter().map(|block| block.bytes.len()).sum();
+    let _held = Held { run, bytes };
+    let lacking = blocks.renew(batch.iter().map(|block| block.hash).collect()).await?;
+    if lacking.is_empty() {
+        return Ok(Uploaded::default());
+    }
+    let mut wanted = lacking.iter().peekable();
+    let puts: Vec<(BlockHash, Bytes)> = batch
+        .into_iter()
+        .filter(|block| wanted.next_if_eq(&&block.hash).is_some())
+        .map(|block| (block.hash, block.bytes))
+        .collect();
+    if puts.len() != lacking.len() {
+        let told = "it says that it lacks blocks it was not asked about";
+        return Err(PutError::Unavailable(told.into()).into());
+    }
+    let new_blocks = puts.len() as u64;
+    let new_bytes = puts.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+    blocks.put(puts).await?;
+    Ok(Uploaded { new_blocks, new_bytes })
+}
