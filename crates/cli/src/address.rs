@@ -1,0 +1,123 @@
+//! `atoll:KEY/path` on the command line.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+
+use atoll_key::VolumeAddress;
+use atoll_key::text::TextError;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+
+use crate::output::escaped;
+
+/// A volume and a path within it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The volume.
+    pub volume: VolumeAddress,
+    /// Names below its root, any bytes; empty for the root.
+    pub path: Vec<Vec<u8>>,
+}
+
+impl Address {
+    /// Reads an argument, for clap.
+    pub fn parser() -> impl TypedValueParser<Value = Address> {
+        OsStringValueParser::new().try_map(|text| Address::parse(&text))
+    }
+
+    /// Reads an argument.
+    pub fn parse(text: &OsStr) -> Result<Address, AddressError> {
+        let bytes = text.as_bytes();
+        let end = bytes.iter().position(|byte| *byte == b'/').unwrap_or(bytes.len());
+        let volume = std::str::from_utf8(&bytes[..end])
+            .map_err(|_| TextError::Encoding)
+            .and_then(str::parse)
+            .map_err(AddressError::Volume)?;
+        let path: Vec<Vec<u8>> = bytes[end..]
+            .split(|byte| *byte == b'/')
+            .filter(|name| !name.is_empty() && *name != b".")
+            .map(<[u8]>::to_vec)
+            .collect();
+        if path.iter().any(|name| name == b"..") {
+            return Err(AddressError::DotDot);
+        }
+        Ok(Address { volume, path })
+    }
+
+    /// The last name, as a file of its own might be called.
+    pub fn file_name(&self) -> Option<&[u8]> {
+        self.path.last().map(Vec::as_slice)
+    }
+}
+
+/// Why a text is not an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AddressError {
+    /// The part before the first slash.
+    Volume(TextError),
+    /// A name that climbs out of the volume.
+    DotDot,
+}
+
+impl fmt::Display for AddressError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AddressError::Volume(error) => {
+                write!(
+                    f,
+                    "not the address of a volume (atoll:KEY, as `atoll publish` prints): {error}"
+                )
+            }
+            AddressError::DotDot => f.write_str("a path within a volume may not contain \"..\""),
+        }
+    }
+}
+
+impl std::error::Error for AddressError {}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.volume)?;
+        for name in &self.path {
+            write!(f, "/{}", escaped(name))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use atoll_key::VolumeId;
+
+    fn parse(text: &str) -> Result<Address, AddressError> {
+        Address::parse(OsStr::new(text))
+    }
+
+    #[test]
+    fn slashes_that_mean_nothing_are_dropped() {
+        let volume = VolumeAddress(VolumeId([7; 32]));
+        let cases = [("", ""), ("/", ""), ("/a/b", "/a/b"), ("//a/./b/", "/a/b")];
+        for (written, meant) in cases {
+            let address = parse(&format!("{volume}{written}")).expect("valid");
+            assert_eq!(address.to_string(), format!("{volume}{meant}"));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_address_is_told() {
+        let volume = VolumeAddress(VolumeId([7; 32]));
+        assert_eq!(parse(&format!("{volume}/a/../b")), Err(AddressError::DotDot));
+        let text = parse("docs/readme").expect_err("no scheme").to_string();
+        assert!(text.contains("atoll:KEY") && text.contains("should begin with"), "{text}");
+    }
+
+    #[test]
+    fn names_need_not_be_text() {
+        let mut text = VolumeAddress(VolumeId([7; 32])).to_string().into_bytes();
+        text.extend_from_slice(b"/caf\xe9");
+        let address = Address::parse(OsStr::from_bytes(&text)).expect("valid");
+        assert_eq!(address.file_name(), Some(&b"caf\xe9"[..]));
+        assert!(address.to_string().ends_with("/caf\\xe9"));
+    }
+}

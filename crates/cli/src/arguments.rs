@@ -1,0 +1,143 @@
+//! The command line, as one tree: help, manual pages and completions are made from it.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+use crate::commands;
+use crate::failure::{EXIT_CODES, Exit, Failure};
+
+const ABOUT: &str = "\
+Publish directory trees to a ring of nodes and read or mount them anywhere.
+
+Start a node with `atoll up`; every other command talks to the node of the same
+directory (--dir). Results go to standard output, progress and errors to standard error.";
+
+/// What was typed.
+#[derive(Parser, Debug)]
+#[command(
+    name = "atoll",
+    version,
+    about = "Pool the spare disk of many machines into file systems",
+    long_about = ABOUT,
+    after_help = "`atoll COMMAND --help` shows examples. Exit codes are listed by `atoll --help`.",
+    after_long_help = EXIT_CODES,
+    propagate_version = true,
+    max_term_width = 100,
+    subcommand_required = true,
+    arg_required_else_help = true,
+)]
+pub struct Arguments {
+    /// What every command takes.
+    #[command(flatten)]
+    pub global: Global,
+    /// The command.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What every command takes, before or after its name.
+#[derive(clap::Args, Debug, Clone)]
+pub struct Global {
+    /// The node's directory [default: $XDG_DATA_HOME/atoll or ~/.local/share/atoll]
+    #[arg(long, global = true, env = "ATOLL_DIR", value_name = "D", hide_env = true)]
+    #[arg(long_help = "The node's directory, also taken from ATOLL_DIR; by default \
+                       $XDG_DATA_HOME/atoll, or ~/.local/share/atoll")]
+    dir: Option<PathBuf>,
+
+    /// Say more on standard error (twice: still more)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+
+    /// Show no progress
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+}
+
+impl Global {
+    /// The node's directory, absolute.
+    pub fn dir(&self) -> Result<PathBuf, Failure> {
+        let dir = match &self.dir {
+            Some(dir) if dir.as_os_str().is_empty() => {
+                return Err(Failure::new(Exit::Usage, "the node's directory has an empty name")
+                    .advice("Name one with --dir or ATOLL_DIR."));
+            }
+            Some(dir) => dir.clone(),
+            None => atoll_node::default_dir().ok_or_else(|| {
+                Failure::new(Exit::Usage, "where is the node's directory?")
+                    .because("neither HOME nor XDG_DATA_HOME is set")
+                    .advice("Name one with --dir or ATOLL_DIR.")
+            })?,
+        };
+        std::path::absolute(&dir)
+            .map_err(|error| Failure::io(format!("cannot find {}", dir.display()), &error))
+    }
+}
+
+/// The commands, in the order a person meets them.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Run a node in the foreground; the first start makes its identity and a network
+    Up(commands::up::Args),
+    /// Print a code with which other nodes join this network
+    Invite(commands::invite::Args),
+    /// Publish a directory tree, or update what was published
+    Publish(commands::publish::Args),
+    /// List the volumes published from this node
+    Volumes(commands::volumes::Args),
+    /// List a directory
+    Ls(commands::ls::Args),
+    /// Show a directory and everything below it
+    Tree(commands::tree::Args),
+    /// Write files to standard output
+    Cat(commands::cat::Args),
+    /// Show what is known of a file
+    Stat(commands::stat::Args),
+    /// Copy a file or a tree out of a volume; run again, it goes on where it stopped
+    Get(commands::get::Args),
+    /// Mount a volume as a read-only file system
+    Mount(commands::mount::Args),
+    /// Unmount a mounted volume
+    #[command(alias = "umount")]
+    Unmount(commands::unmount::Args),
+    /// Show the node's place on the ring, what it holds, and whether repair is done
+    Status(commands::status::Args),
+    /// Print a shell's completion script
+    Completions(commands::completions::Args),
+    /// Print the manual, or write one page per command into a directory
+    Man(commands::man::Args),
+    /// Compare two directory trees: bytes, names, links, modes and times
+    #[command(hide = true)]
+    Compare(commands::compare::Args),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_shows_an_example() {
+        for command in Arguments::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let example = format!("  atoll {}", command.get_name());
+            assert!(
+                help.starts_with("Examples:\n") && help.contains(&example),
+                "{command}: {help}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_directory_is_taken_before_and_after_the_command() {
+        for line in [["atoll", "--dir", "/d", "status"], ["atoll", "status", "--dir", "/d"]] {
+            let arguments = Arguments::try_parse_from(line).expect("valid");
+            assert_eq!(arguments.global.dir().expect("absolute"), PathBuf::from("/d"));
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! `atoll cat`: files of volumes on standard output.
+
+use atoll_volume::owned::VolumeOptions;
+use futures_util::StreamExt;
+
+use crate::address::Address;
+use crate::arguments::Global;
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::reading::Reading;
+
+/// Arguments of `atoll cat`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll cat atoll:KEY/README.md
+  atoll cat atoll:KEY/logs/a atoll:KEY/logs/b | grep error
+  atoll cat atoll:KEY/backup.tar | tar x")]
+pub struct Args {
+    /// Which files
+    #[arg(value_name = "ADDR/PATH", required = true, value_parser = Address::parser())]
+    addresses: Vec<Address>,
+}
+
+/// Writes the files, one after another.
+pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    let mut output = Output::new();
+    for address in &args.addresses {
+        let reading = Reading::open(global, address, VolumeOptions::default()).await?;
+        let file = reading.follow().await?;
+        reading.require_file(&file, "write out")?;
+        let mut stream = reading.snapshot.read_stream(&file);
+        while let Some(bytes) = stream.next().await {
+            let bytes = bytes.map_err(|error| reading.failure("write out", &error))?;
+            output.bytes(&bytes)?;
+        }
+    }
+    output.flush()
+}

@@ -1,0 +1,116 @@
+//! `atoll ls`: one directory of a volume.
+
+use atoll_volume::owned::format::Content;
+use atoll_volume::owned::{Item, VolumeOptions};
+use serde::Serialize;
+
+use crate::address::Address;
+use crate::arguments::Global;
+use crate::failure::Failure;
+use crate::output::{JsonName, Output, Part};
+use crate::reading::{self, Reading};
+use crate::units;
+
+/// How many entries are asked for at a time.
+pub const PAGE: usize = 1000;
+
+/// Arguments of `atoll ls`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll ls atoll:KEY
+  atoll ls -l atoll:KEY/usr/include
+  atoll ls --json atoll:KEY | jq -r .name")]
+pub struct Args {
+    /// Which directory (or file)
+    #[arg(value_name = "ADDR[/PATH]", value_parser = Address::parser())]
+    address: Address,
+
+    /// Modes, lengths and times as well
+    #[arg(short)]
+    long: bool,
+
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// One entry, in JSON.
+#[derive(Serialize)]
+pub struct JsonItem {
+    #[serde(flatten)]
+    name: JsonName,
+    kind: &'static str,
+    mode: String,
+    size_bytes: u64,
+    mtime_secs: i64,
+    mtime_nanos: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<String>,
+}
+
+impl JsonItem {
+    /// Of an item, under this name.
+    pub fn of(name: &[u8], item: &Item) -> JsonItem {
+        let entry = &item.entry;
+        JsonItem {
+            name: JsonName::of(name),
+            kind: reading::kind_name(entry.kind()),
+            mode: format!("{:04o}", entry.mode),
+            size_bytes: entry.size_bytes(),
+            mtime_secs: entry.mtime.secs,
+            mtime_nanos: entry.mtime.nanos,
+            target: match &entry.content {
+                Content::Symlink(target) => Some(String::from_utf8_lossy(target).into_owned()),
+                _ => None,
+            },
+        }
+    }
+}
+
+/// Lists.
+pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    let reading = Reading::open(global, &args.address, VolumeOptions::default()).await?;
+    let item = reading.follow().await?;
+    let mut output = Output::new();
+    if !matches!(item.entry.content, Content::Directory(_)) {
+        let name = args.address.file_name().unwrap_or_default().to_vec();
+        show(&mut output, args, &name, &item)?;
+        return output.flush();
+    }
+    let mut listing = reading.list(&item)?;
+    loop {
+        let page =
+            listing.next_page(PAGE).await.map_err(|error| reading.failure("list", &error))?;
+        if page.is_empty() {
+            return output.flush();
+        }
+        for item in page {
+            show(&mut output, args, &item.entry.name, &item)?;
+        }
+    }
+}
+
+fn show(output: &mut Output, args: &Args, name: &[u8], item: &Item) -> Result<(), Failure> {
+    if args.json {
+        return output.json(&JsonItem::of(name, item));
+    }
+    if !args.long {
+        return output.parts(&[Part::Name(name)]);
+    }
+    let entry = &item.entry;
+    let before = format!(
+        "{} {:>14} {} ",
+        units::mode(entry.kind(), entry.mode),
+        units::count(entry.size_bytes()),
+        units::date(entry.mtime.secs),
+    );
+    match &entry.content {
+        Content::Symlink(target) => output.parts(&[
+            Part::Words(&before),
+            Part::Name(name),
+            Part::Words(" -> "),
+            Part::Name(target),
+        ]),
+        _ => output.parts(&[Part::Words(&before), Part::Name(name)]),
+    }
+}

@@ -1,0 +1,68 @@
+//! The commands, one module each.
+
+pub mod cat;
+pub mod compare;
+pub mod completions;
+pub mod get;
+pub mod invite;
+pub mod ls;
+pub mod man;
+pub mod mount;
+pub mod publish;
+pub mod stat;
+pub mod status;
+pub mod tree;
+pub mod unmount;
+pub mod up;
+pub mod volumes;
+
+use std::future::Future;
+
+use tracing::level_filters::LevelFilter;
+
+use crate::arguments::{Arguments, Command};
+use crate::failure::{Exit, Failure};
+use crate::logging;
+
+/// Runs what was typed.
+pub fn run(arguments: Arguments) -> Result<(), Failure> {
+    let Arguments { global, command } = arguments;
+    let quietest = match &command {
+        // What runs for long has its standard error read as a log.
+        Command::Up(_) | Command::Mount(_) => LevelFilter::INFO,
+        _ => LevelFilter::ERROR,
+    };
+    logging::start(global.verbose, quietest)?;
+    match &command {
+        Command::Up(args) => up::run(args, &global),
+        Command::Mount(args) => mount::run(args, &global),
+        Command::Unmount(args) => unmount::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => man::run(args),
+        Command::Compare(args) => compare::run(args, &global),
+        Command::Invite(args) => until_done(invite::run(args, &global)),
+        Command::Publish(args) => until_done(publish::run(args, &global)),
+        Command::Volumes(args) => until_done(volumes::run(args, &global)),
+        Command::Ls(args) => until_done(ls::run(args, &global)),
+        Command::Tree(args) => until_done(tree::run(args, &global)),
+        Command::Cat(args) => until_done(cat::run(args, &global)),
+        Command::Stat(args) => until_done(stat::run(args, &global)),
+        Command::Get(args) => until_done(get::run(args, &global)),
+        Command::Status(args) => until_done(status::run(args, &global)),
+    }
+}
+
+/// Runs one command to its end. Work that it left on other threads is not waited for.
+fn until_done(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let runtime = runtime()?;
+    let result = runtime.block_on(command);
+    runtime.shutdown_background();
+    result
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(Exit::Failed, "cannot start threads").because(error))
+}

@@ -1,0 +1,264 @@
+//! `atoll mount`: a volume as a read-only file system of this machine.
+//!
+//! The mount is served by a process of its own, which outlives the command, the terminal
+//! and restarts of the node. The command starts this program once more with
+//! `--foreground --announce`, waits until that one says on its standard output that the
+//! mount is there (or why not), and ends. What the server has to say later goes to a log
+//! in the node's directory.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_gateway::fuse::{self, MountError, MountOptions, Mounted, UnmountError};
+use atoll_vfs::FileSystem;
+use atoll_volume::owned::{VolumeFs, VolumeOptions};
+
+use crate::address::Address;
+use crate::arguments::Global;
+use crate::connection;
+use crate::failure::{Exit, Failure};
+use crate::interrupt;
+use crate::output::escaped;
+use crate::reading::Reading;
+use crate::units;
+
+/// Arguments of `atoll mount`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  mkdir -p ~/docs && atoll mount atoll:KEY ~/docs
+  atoll mount --max-age 5s atoll:KEY /mnt
+  atoll unmount ~/docs
+
+The mount follows the publisher's updates. It runs as a process of its own and survives
+restarts of the node; what it has to say is in DIR/logs.")]
+pub struct Args {
+    /// Which volume
+    #[arg(value_name = "ADDR", value_parser = Address::parser())]
+    address: Address,
+
+    /// Where: an empty directory
+    #[arg(value_name = "MNT")]
+    mountpoint: PathBuf,
+
+    /// How old what is shown may be before the ring is asked for something newer
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = units::parse_duration)]
+    max_age: Duration,
+
+    /// Serve the mount here, until Ctrl-C or `atoll unmount`
+    #[arg(long)]
+    foreground: bool,
+
+    /// Let other users of this machine in
+    #[arg(long)]
+    allow_other: bool,
+
+    /// Memory for blocks that may be read again [default: 32MiB]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    cache: Option<u64>,
+
+    /// Say on standard output when the mount is there, in a session of its own
+    #[arg(long, hide = true, requires = "foreground")]
+    announce: bool,
+}
+
+/// What the server says when the mount is there; anything else is an exit code and why.
+const MOUNTED: &str = "mounted";
+
+/// Mounts.
+pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    if !args.address.path.is_empty() {
+        return Err(Failure::new(Exit::Usage, format!("cannot mount {}", args.address))
+            .because("only whole volumes can be mounted")
+            .advice(format!("Mount {} and look below it.", args.address.volume)));
+    }
+    if !args.foreground {
+        return in_background(args, global);
+    }
+    if args.announce {
+        // Fails only for a process that leads its group, which then keeps its terminal.
+        let _ = rustix::process::setsid();
+    }
+    let result = super::until_done(serve(args, global));
+    if let (true, Err(failure)) = (args.announce, &result) {
+        announce(&format!("{} {failure}", failure.exit as u8));
+    }
+    result
+}
+
+/// The parent may have gone; then nobody needs to know.
+fn announce(text: &str) {
+    let mut stdout = io::stdout();
+    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+async fn serve(args: &Args, global: &Global) -> Result<(), Failure> {
+    let mut options = VolumeOptions { max_age: args.max_age, ..VolumeOptions::default() };
+    if let Some(bytes) = args.cache {
+        options.cache_bytes = bytes;
+    }
+    let reading = Reading::open(global, &args.address, options).await?;
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    let fs: Arc<dyn FileSystem> =
+        Arc::new(VolumeFs::new(reading.env, reading.volume, uid.as_raw(), gid.as_raw()));
+    let options = MountOptions {
+        read_only: true,
+        allow_other: args.allow_other,
+        fs_name: args.address.volume.to_string(),
+        ..MountOptions::default()
+    };
+    let handle = tokio::runtime::Handle::current();
+    let mut mounted = fuse::mount(fs, &args.mountpoint, &options, &handle)
+        .map_err(|error| mount_failure(args, error))?;
+    if args.announce {
+        announce(MOUNTED);
+    } else {
+        eprintln!("mounted on {}; Ctrl-C unmounts", args.mountpoint.display());
+    }
+    tokio::select! {
+        ended = mounted.wait() => ended.map_err(|error| {
+            Failure::io(format!("serving {} failed", args.mountpoint.display()), &error)
+        }),
+        () = interrupt::requested() => take_away(&mut mounted).await,
+    }
+}
+
+async fn take_away(mounted: &mut Mounted) -> Result<(), Failure> {
+    let result = match mounted.unmount(false).await {
+        Err(UnmountError::Busy { path }) => {
+            eprintln!("{} is in use; it goes away for those who do not use it yet", path.display());
+            mounted.unmount(true).await
+        }
+        other => other,
+    };
+    result.map_err(super::unmount::failure)
+}
+
+fn mount_failure(args: &Args, error: MountError) -> Failure {
+    let exit = match &error {
+        MountError::NoMountpoint { .. } => Exit::NotFound,
+        _ => Exit::Failed,
+    };
+    let failure = Failure::new(exit, format!("cannot mount {}", args.address)).because(&error);
+    match error {
+        MountError::NoDevice | MountError::NoHelper => {
+            failure.advice(format!("`atoll get {} DEST` copies it instead.", args.address))
+        }
+        _ => failure,
+    }
+}
+
+fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
+    let what = format!("cannot mount {}", args.address);
+    // Before a log is written into its directory, there must be a node.
+    super::until_done(async { connection::impatient(global).await.map(drop) })?;
+    let dir = global.dir()?;
+    let mountpoint =
+        std::path::absolute(&args.mountpoint).map_err(|error| Failure::io(&what, &error))?;
+    let (log_path, log) = open_log(&dir, &mountpoint)
+        .map_err(|error| Failure::io(format!("{what}: no log can be written"), &error))?;
+    let program = std::env::current_exe().map_err(|error| Failure::io(&what, &error))?;
+    let mut command = Command::new(program);
+    command.arg("--dir").arg(&dir).arg("mount").arg(args.address.to_string()).arg(&mountpoint);
+    command.args(["--foreground", "--announce", "--max-age"]);
+    command.arg(humantime::format_duration(args.max_age).to_string());
+    command.args(args.allow_other.then_some("--allow-other"));
+    if let Some(bytes) = args.cache {
+        command.arg("--cache").arg(bytes.to_string());
+    }
+    command.args(std::iter::repeat_n("-v", global.verbose.into()));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).current_dir("/");
+    let mut server = command.spawn().map_err(|error| Failure::io(&what, &error))?;
+
+    let mut said = String::new();
+    let mut pipe = server.stdout.take().expect("it was asked for");
+    read_announcement(&mut pipe, &mut said).map_err(|error| Failure::io(&what, &error))?;
+    if said.trim_end() == MOUNTED {
+        eprintln!("mounted on {}", mountpoint.display());
+        return Ok(());
+    }
+    let failure = match said.split_once(' ') {
+        Some((code, text)) => announced(code, text.trim_end()),
+        None => Failure::new(Exit::Failed, what).because("the mount's process ended"),
+    };
+    let _ = server.wait();
+    Err(failure.advice(format!("The mount's log is {}.", log_path.display())))
+}
+
+/// Reads until the line that says the mount is there, or to the end.
+fn read_announcement(pipe: &mut impl Read, said: &mut String) -> io::Result<()> {
+    let mut buffer = [0; 512];
+    loop {
+        match pipe.read(&mut buffer)? {
+            0 => return Ok(()),
+            n => said.push_str(&String::from_utf8_lossy(&buffer[..n])),
+        }
+        if said.trim_end() == MOUNTED {
+            return Ok(());
+        }
+    }
+}
+
+/// The failure that the server announced.
+fn announced(code: &str, text: &str) -> Failure {
+    let exits = [Exit::Usage, Exit::NoNode, Exit::NotFound, Exit::Unavailable, Exit::Full];
+    let exit = exits.into_iter().find(|exit| code == (*exit as u8).to_string());
+    Failure::new(exit.unwrap_or(Exit::Failed), text)
+}
+
+/// `DIR/logs/mount-….log`, for this user only.
+fn open_log(dir: &Path, mountpoint: &Path) -> io::Result<(PathBuf, File)> {
+    let logs = dir.join("logs");
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&logs)?;
+    let path = logs.join(log_name(mountpoint));
+    let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
+    Ok((path, log))
+}
+
+/// A name that tells where the mount is, short enough for any file system.
+fn log_name(mountpoint: &Path) -> String {
+    let name: String =
+        escaped(mountpoint.as_os_str().as_bytes()).trim_matches('/').replace(['/', '\\', ' '], "-");
+    let tail: Vec<char> = name.chars().rev().take(60).collect();
+    format!("mount-{}.log", tail.into_iter().rev().collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_announcement_may_come_in_pieces() {
+        struct Slow<'a>(&'a [u8]);
+        impl Read for Slow<'_> {
+            fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+                let n = self.0.len().min(3);
+                into[..n].copy_from_slice(&self.0[..n]);
+                self.0 = &self.0[n..];
+                Ok(n)
+            }
+        }
+        for (sent, heard) in
+            [("mounted\n", "mounted\n"), ("4 no such\nthing\n", "4 no such\nthing\n")]
+        {
+            let mut said = String::new();
+            read_announcement(&mut Slow(sent.as_bytes()), &mut said).expect("reads");
+            assert_eq!(said, heard);
+        }
+        let failure = announced("4", "no such\nthing");
+        assert_eq!((failure.exit, failure.to_string()), (Exit::NotFound, "no such\nthing".into()));
+        assert_eq!(announced("99", "x").exit, Exit::Failed);
+    }
+
+    #[test]
+    fn logs_are_named_after_their_mount() {
+        assert_eq!(log_name(Path::new("/home/me/my docs")), "mount-home-me-my-docs.log");
+        let long = format!("/{}", "x".repeat(500));
+        assert!(log_name(Path::new(&long)).len() < 80);
+    }
+}

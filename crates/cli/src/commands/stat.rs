@@ -1,0 +1,104 @@
+//! `atoll stat`: what is known of one file.
+
+use atoll_volume::owned::VolumeOptions;
+use atoll_volume::owned::format::Content;
+use serde::Serialize;
+
+use crate::address::Address;
+use crate::arguments::Global;
+use crate::commands::ls::JsonItem;
+use crate::failure::Failure;
+use crate::output::{Output, Part, escaped};
+use crate::reading::{self, Reading};
+use crate::units;
+
+/// Arguments of `atoll stat`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll stat atoll:KEY
+  atoll stat --json atoll:KEY/usr/include/stdio.h")]
+pub struct Args {
+    /// Which file, directory or link (links are not followed)
+    #[arg(value_name = "ADDR[/PATH]", value_parser = Address::parser())]
+    address: Address,
+
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct JsonStat {
+    volume: String,
+    version: u64,
+    #[serde(flatten)]
+    item: JsonItem,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inode_block: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stored_bytes: Option<u64>,
+    xattrs: Vec<String>,
+}
+
+/// Shows it.
+pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    let reading = Reading::open(global, &args.address, VolumeOptions::default()).await?;
+    let item = reading.item().await?;
+    let xattrs = reading.snapshot.xattrs(&item).await;
+    let xattrs = xattrs.map_err(|error| reading.failure("read the attributes of", &error))?;
+    let (inode_block, stored_bytes) = match &item.entry.content {
+        Content::Regular { inode, blocks_512, .. } => {
+            (inode.map(|hash| hash.to_string()), Some(blocks_512 * 512))
+        }
+        Content::Directory(directory) => (directory.hash.map(|hash| hash.to_string()), None),
+        Content::Symlink(_) => (None, None),
+    };
+    let mut output = Output::new();
+    if args.json {
+        output.json(&JsonStat {
+            volume: args.address.volume.to_string(),
+            version: reading.snapshot.version(),
+            item: JsonItem::of(&item.path, &item),
+            inode_block,
+            stored_bytes,
+            xattrs: xattrs.iter().map(|(name, _)| escaped(name)).collect(),
+        })?;
+        return output.flush();
+    }
+    let entry = &item.entry;
+    let mut field = |name: &str, value: String| output.line(format!("{name:>10}  {value}"));
+    field("address", args.address.to_string())?;
+    field("kind", reading::kind_name(entry.kind()).into())?;
+    match &entry.content {
+        Content::Regular { size_bytes, .. } => {
+            let stored = units::size(stored_bytes.unwrap_or(0));
+            let bytes = units::counted(*size_bytes, "byte", "bytes");
+            field("size", format!("{bytes} ({stored} stored)"))?;
+        }
+        Content::Directory(directory) => {
+            let entries = units::counted(directory.entries, "entry", "entries");
+            let dirs = units::counted(directory.subdirectories, "directory", "directories");
+            field("size", format!("{entries}, {dirs} among them"))?;
+        }
+        Content::Symlink(_) => {}
+    }
+    let mode = units::mode(entry.kind(), entry.mode);
+    field("mode", format!("{:04o} ({mode})", entry.mode))?;
+    let mtime = entry.mtime;
+    field("modified", format!("{}.{:09} UTC", units::date(mtime.secs), mtime.nanos))?;
+    if let Some(hash) = inode_block {
+        field("block", hash)?;
+    }
+    for (name, value) in &xattrs {
+        let length = units::counted(value.len() as u64, "byte", "bytes");
+        field("attribute", format!("{} ({length})", escaped(name)))?;
+    }
+    field("version", format!("{} of the volume", reading.snapshot.version()))?;
+    if let Some(reason) = reading.volume.status().stale {
+        field("note", format!("may be out of date: {reason}"))?;
+    }
+    if let Content::Symlink(target) = &entry.content {
+        output.parts(&[Part::Words("    target  "), Part::Name(target)])?;
+    }
+    output.flush()
+}

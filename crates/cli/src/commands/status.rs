@@ -1,0 +1,282 @@
+//! `atoll status`: the node's place on the ring, what it holds, whether repair is done.
+
+use std::collections::BTreeSet;
+use std::io::IsTerminal;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use atoll_node::Status;
+
+use crate::arguments::Global;
+use crate::connection;
+use crate::failure::{Exit, Failure};
+use crate::output::Output;
+use crate::units;
+
+/// How often `--wait` and `--watch` look.
+const WAIT_LOOK_EVERY: Duration = Duration::from_millis(200);
+const WATCH_LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Arguments of `atoll status`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll status
+  atoll status --watch
+  atoll status --json | jq .repair.queue_blocks
+  atoll status --wait nodes=5 --wait replicated --timeout 1min")]
+pub struct Args {
+    /// Everything, as one JSON object
+    #[arg(long)]
+    json: bool,
+
+    /// Show it again every second
+    #[arg(long)]
+    watch: bool,
+
+    /// Wait until the node is in this state first: `joined` (it has a place on the ring),
+    /// `replicated` (all blocks it is the root of have all their copies), or `nodes=N` (it
+    /// sees a ring of N nodes); may be given several times
+    #[arg(long, value_name = "STATE")]
+    wait: Vec<Wish>,
+
+    /// How long to wait at most
+    #[arg(long, value_name = "TIME", default_value = "1min", value_parser = units::parse_duration)]
+    timeout: Duration,
+}
+
+/// A state to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    Joined,
+    Replicated,
+    Nodes(usize),
+}
+
+impl FromStr for Wish {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Wish, String> {
+        match (text, text.strip_prefix("nodes=").map(str::parse)) {
+            ("joined", _) => Ok(Wish::Joined),
+            ("replicated", _) => Ok(Wish::Replicated),
+            (_, Some(Ok(nodes))) => Ok(Wish::Nodes(nodes)),
+            _ => Err("it is one of joined, replicated, nodes=N".into()),
+        }
+    }
+}
+
+impl Wish {
+    fn holds(self, status: &Status) -> bool {
+        match self {
+            Wish::Joined => status.joined,
+            Wish::Replicated => status.joined && status.repair.fully_replicated,
+            Wish::Nodes(nodes) => status.joined && nodes_seen(status) == nodes,
+        }
+    }
+
+    fn missing(self, status: &Status) -> String {
+        match self {
+            Wish::Joined => "it has no place on the ring yet".into(),
+            Wish::Replicated => {
+                let queue = units::counted(status.repair.queue_blocks, "copy", "copies");
+                format!("replication is not complete ({queue} known to be missing)")
+            }
+            Wish::Nodes(nodes) => {
+                let seen = units::counted(nodes_seen(status) as u64, "node", "nodes");
+                format!("it sees {seen} on the ring, not {nodes}")
+            }
+        }
+    }
+}
+
+/// The nodes this one knows of: all of a small ring, its surroundings of a large one.
+fn nodes_seen(status: &Status) -> usize {
+    let known: BTreeSet<&str> = status
+        .successors
+        .iter()
+        .chain(&status.predecessor)
+        .map(|node| node.id.as_str())
+        .chain(status.positions.iter().map(String::as_str))
+        .collect();
+    known.len()
+}
+
+/// Shows the status.
+pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    let mut status = wait(args, global).await?;
+    loop {
+        let mut output = Output::new();
+        if args.watch && std::io::stdout().is_terminal() {
+            output.bytes(b"\x1b[H\x1b[2J")?;
+        }
+        if args.json {
+            output.json(&status)?;
+        } else {
+            for (name, value) in describe(&status) {
+                output.line(format!("{name:>10}  {value}"))?;
+            }
+        }
+        output.flush()?;
+        drop(output);
+        if !args.watch {
+            return Ok(());
+        }
+        tokio::time::sleep(WATCH_LOOK_EVERY).await;
+        status = connection::status(global).await?;
+    }
+}
+
+async fn wait(args: &Args, global: &Global) -> Result<Status, Failure> {
+    let deadline = Instant::now() + args.timeout;
+    loop {
+        let late = Instant::now() >= deadline;
+        match connection::status(global).await {
+            Ok(status) => match args.wait.iter().find(|wish| !wish.holds(&status)) {
+                None => return Ok(status),
+                Some(wish) if late => {
+                    return Err(Failure::new(
+                        Exit::Unavailable,
+                        format!(
+                            "the node is not where it should be after {}",
+                            units::duration(args.timeout)
+                        ),
+                    )
+                    .because(wish.missing(&status)));
+                }
+                Some(_) => {}
+            },
+            Err(failure) if late || args.wait.is_empty() => return Err(failure),
+            Err(_) => {}
+        }
+        tokio::time::sleep(WAIT_LOOK_EVERY).await;
+    }
+}
+
+/// Enough of a hexadecimal number to tell nodes apart.
+fn short(hex: &str) -> &str {
+    hex.get(..12).unwrap_or(hex)
+}
+
+fn describe(status: &Status) -> Vec<(&'static str, String)> {
+    let mut lines = vec![
+        ("node", format!("{} at {}", short(&status.peer_id), status.advertise)),
+        ("network", short(&status.network_id).to_string()),
+        (
+            "up",
+            format!(
+                "{}, process {}, {} of memory",
+                units::duration(Duration::from_secs(status.uptime_secs)),
+                status.process,
+                units::size(status.resident_bytes),
+            ),
+        ),
+        ("ring", ring(status)),
+    ];
+    for position in &status.positions {
+        lines.push(("position", short(position).to_string()));
+    }
+    for (i, node) in status.successors.iter().enumerate() {
+        let title = if i == 0 { "successors" } else { "" };
+        lines.push((title, format!("{} at {}", short(&node.id), node.addr)));
+    }
+    lines.push((
+        "holds",
+        format!(
+            "{}, {} ({} of {} on disk)",
+            units::counted(status.blocks, "block", "blocks"),
+            units::size(status.block_bytes),
+            units::size(status.disk_bytes),
+            units::size(status.capacity_bytes),
+        ),
+    ));
+    lines.push(("repair", repair(status)));
+    lines.push((
+        "traffic",
+        format!(
+            "{} in, {} out, {}",
+            units::size(status.received_bytes),
+            units::size(status.sent_bytes),
+            units::counted(status.connections, "connection", "connections"),
+        ),
+    ));
+    for (reason, times) in &status.refusals {
+        lines.push(("refused", format!("{}: {reason}", units::counted(*times, "time", "times"))));
+    }
+    for (peer, blocks) in &status.bad_blocks {
+        let blocks = units::counted(*blocks, "bad block", "bad blocks");
+        lines.push(("bad", format!("{blocks} from {}", short(peer))));
+    }
+    for volume in &status.volumes {
+        lines.push(("volume", format!("{} {}", volume.name, volume.address)));
+    }
+    for warning in &status.warnings {
+        lines.push(("warning", warning.clone()));
+    }
+    lines
+}
+
+fn ring(status: &Status) -> String {
+    if !status.joined {
+        return "not joined yet".into();
+    }
+    if status.successors.is_empty() {
+        return "this node alone".into();
+    }
+    let before = status
+        .predecessor
+        .as_ref()
+        .map_or("nobody known".into(), |node| format!("{} at {}", short(&node.id), node.addr));
+    format!("about {:.0} nodes; before this one: {before}", status.estimated_nodes.max(2.0))
+}
+
+fn repair(status: &Status) -> String {
+    let repair = &status.repair;
+    let roots = units::counted(repair.root_blocks, "block", "blocks");
+    let copies = units::counted(repair.replicas_wanted.into(), "copy", "copies");
+    if repair.fully_replicated {
+        return format!("complete: all {roots} of this root have {copies}");
+    }
+    if repair.queue_blocks == 0 {
+        return format!("checking {roots} of this root for {copies}");
+    }
+    format!("{} copies to make ({roots} of this root)", units::count(repair.queue_blocks))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use atoll_node::{Repair, RingNode};
+
+    fn node(id: &str) -> RingNode {
+        RingNode { id: id.into(), addr: "127.0.0.1:1".into() }
+    }
+
+    fn status() -> Status {
+        Status {
+            joined: true,
+            positions: vec!["aa".into()],
+            predecessor: Some(node("cc")),
+            successors: vec![node("bb"), node("cc")],
+            ..Status::default()
+        }
+    }
+
+    #[test]
+    fn wishes_are_read_and_judged() {
+        assert_eq!("nodes=3".parse(), Ok(Wish::Nodes(3)));
+        assert!("nodes=x".parse::<Wish>().is_err() && "done".parse::<Wish>().is_err());
+        assert!(Wish::Nodes(3).holds(&status()) && !Wish::Nodes(2).holds(&status()));
+        assert!(!Wish::Replicated.holds(&status()));
+        let repair = Repair { fully_replicated: true, ..Repair::default() };
+        assert!(Wish::Replicated.holds(&Status { repair, ..status() }));
+        assert!(!Wish::Joined.holds(&Status::default()));
+    }
+
+    #[test]
+    fn a_node_without_a_place_says_so() {
+        assert_eq!(ring(&Status::default()), "not joined yet");
+        let alone = Status { joined: true, ..Status::default() };
+        assert_eq!(ring(&alone), "this node alone");
+        assert!(ring(&status()).contains("before this one: cc"));
+    }
+}

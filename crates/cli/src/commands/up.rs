@@ -1,0 +1,104 @@
+//! `atoll up`: a node in the foreground.
+
+use std::io::Read;
+use std::net::SocketAddr;
+
+use atoll_node::{JoinCode, Node, NodeConfig, StartError, daemon_runtime};
+
+use crate::arguments::Global;
+use crate::failure::{Exit, Failure};
+use crate::output::Output;
+use crate::units;
+
+/// Threads of a node: enough for TLS and hashing on several cores, few enough to stay
+/// small when idle. A guess.
+const MAX_WORKERS: usize = 4;
+
+/// The longest join code read from standard input, bytes.
+const MAX_CODE_BYTES: u64 = 64 << 10;
+
+/// Arguments of `atoll up`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll up                                          make a network, or start again
+  atoll up --join CODE --storage 50GiB              enter the network of an invitation
+  atoll invite | ssh other atoll up --join -        the same, without showing the code
+  atoll --dir /tmp/n2 up --listen 127.0.0.1:0 --join CODE   a second node on this machine
+
+What is said once is remembered: later starts need no options. Ctrl-C leaves the ring
+and stops; nothing stored is lost, also not by a crash.")]
+pub struct Args {
+    /// Where to accept connections; port 0 takes a free one [default: 0.0.0.0:7543]
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+
+    /// The address others should connect to, if it is not the one listened on
+    #[arg(long, value_name = "ADDR")]
+    advertise: Option<SocketAddr>,
+
+    /// Enter the network that `atoll invite` printed this code for; `-` reads it from
+    /// standard input. Without it the first start makes a new network
+    #[arg(long, value_name = "CODE")]
+    join: Option<String>,
+
+    /// How much disk to give at most, e.g. 50GiB [default: 10GiB]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    storage: Option<u64>,
+}
+
+/// Runs the node until it is told to stop.
+pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    let config = NodeConfig {
+        listen: args.listen,
+        advertise: args.advertise,
+        join: args.join.as_deref().map(join_code).transpose()?,
+        storage_bytes: args.storage,
+        ..NodeConfig::new(global.dir()?)
+    };
+    let threads = std::thread::available_parallelism().map_or(2, usize::from).min(MAX_WORKERS);
+    let runtime = daemon_runtime(threads)
+        .map_err(|error| Failure::new(Exit::Failed, "cannot start threads").because(error))?;
+    let result = runtime.block_on(serve(config));
+    runtime.shutdown_background();
+    result
+}
+
+fn join_code(argument: &str) -> Result<JoinCode, Failure> {
+    let mut text = argument.to_string();
+    if argument == "-" {
+        text.clear();
+        std::io::stdin()
+            .take(MAX_CODE_BYTES)
+            .read_to_string(&mut text)
+            .map_err(|error| Failure::io("cannot read the join code", &error))?;
+    }
+    text.parse().map_err(|error| {
+        Failure::new(Exit::Usage, "the code after --join cannot be used")
+            .because(error)
+            .advice("`atoll invite` on a node of the network prints a code.")
+    })
+}
+
+async fn serve(config: NodeConfig) -> Result<(), Failure> {
+    let node = Node::start(config).await.map_err(start_failure)?;
+    let mut output = Output::new();
+    if node.is_founder() {
+        output.line("a new network; `atoll invite` prints a code for others to join")?;
+    }
+    output.line(format!("node {} in {}", node.local().id, node.dir().display()))?;
+    output.line(format!("listening on {}", node.listen()))?;
+    output.flush()?;
+    drop(output);
+    let why = node.until_told_to_stop().await;
+    eprintln!("{why}: leaving the ring");
+    node.stop().await;
+    Ok(())
+}
+
+fn start_failure(error: StartError) -> Failure {
+    let exit = match &error {
+        StartError::Config(_) => Exit::Usage,
+        _ => Exit::Failed,
+    };
+    Failure::new(exit, "the node cannot be started").because(error)
+}

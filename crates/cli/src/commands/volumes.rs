@@ -1,0 +1,92 @@
+//! `atoll volumes`: what is published from this node, and until when it is kept.
+
+use std::time::{Duration, SystemTime};
+
+use atoll_node::VolumeStatus;
+
+use crate::arguments::Global;
+use crate::connection;
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::units;
+
+/// Arguments of `atoll volumes`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll volumes
+  atoll volumes --json | jq -r .address")]
+pub struct Args {
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists them.
+pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    let status = connection::status(global).await?;
+    let mut output = Output::new();
+    if status.volumes.is_empty() && !args.json {
+        eprintln!("nothing is published from this node; `atoll publish DIR` does that");
+    }
+    for volume in &status.volumes {
+        if args.json {
+            output.json(volume)?;
+            continue;
+        }
+        output.line(format!("{}  {}", volume.name, volume.address))?;
+        for line in describe(volume) {
+            output.line(format!("    {line}"))?;
+        }
+    }
+    output.flush()
+}
+
+fn describe(volume: &VolumeStatus) -> Vec<String> {
+    if volume.root_version == 0 {
+        return vec!["nothing published yet".into()];
+    }
+    let now_secs =
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let left = Duration::from_secs(volume.lease_expires_unix_secs.saturating_sub(now_secs));
+    let mut lines = vec![format!(
+        "version {}, {}, kept for {} without this node",
+        volume.root_version,
+        units::counted(volume.kept_blocks, "block", "blocks"),
+        units::duration(left),
+    )];
+    if let Some(source) = &volume.source {
+        lines.insert(0, format!("from {source}"));
+    }
+    if volume.lost_blocks > 0 {
+        let lost = units::counted(volume.lost_blocks, "block", "blocks");
+        lines.push(format!("the ring has lost {lost}; publish it again to bring them back"));
+    }
+    if let Some(trouble) = &volume.trouble {
+        lines.push(format!("leases not renewed: {trouble}"));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_a_volume_is_said() {
+        assert_eq!(describe(&VolumeStatus::default()), ["nothing published yet"]);
+        let volume = VolumeStatus {
+            root_version: 3,
+            kept_blocks: 12,
+            lost_blocks: 1,
+            source: Some("/srv/docs".into()),
+            trouble: Some("the ring is silent".into()),
+            ..VolumeStatus::default()
+        };
+        let lines = describe(&volume).join("\n");
+        for part in
+            ["from /srv/docs", "version 3, 12 blocks", "lost 1 block;", "the ring is silent"]
+        {
+            assert!(lines.contains(part), "{part}: {lines}");
+        }
+    }
+}

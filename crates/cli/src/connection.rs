@@ -1,0 +1,56 @@
+//! The local node, and what to say when there is none.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_env::{Env, TokioRuntime};
+use atoll_node::{Client, ClientError, ClientOptions, Status};
+
+use crate::arguments::Global;
+use crate::failure::{Exit, Failure, TRY_AGAIN};
+
+/// How long a transfer waits for a node that is being restarted. A guess: an upgrade
+/// and the store's reopening fit in.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A client of this directory's node: fails at once if none runs now, waits if the node
+/// is restarted later.
+pub async fn to_node(global: &Global) -> Result<(Env, Arc<Client>), Failure> {
+    let dir = global.dir()?;
+    Client::connect(&dir).await.map_err(failure)?;
+    let options = ClientOptions { patience: PATIENCE, ..ClientOptions::default() };
+    let client = Client::connect_with(&dir, options).await.map_err(failure)?;
+    Ok((Arc::new(TokioRuntime::current()), Arc::new(client)))
+}
+
+/// A client that fails as soon as the node is gone.
+pub async fn impatient(global: &Global) -> Result<Client, Failure> {
+    Client::connect(global.dir()?).await.map_err(failure)
+}
+
+/// The node's state.
+pub async fn status(global: &Global) -> Result<Status, Failure> {
+    impatient(global).await?.status().await.map_err(failure)
+}
+
+/// What a person is told.
+pub fn failure(error: ClientError) -> Failure {
+    let what = "the local node cannot be used";
+    match error {
+        ClientError::NoNode { dir } => {
+            let dir = dir.display();
+            Failure::new(Exit::NoNode, format!("no node runs in {dir}")).advice(format!(
+                "Start one with `atoll up --dir {dir}`, or name another directory with --dir or \
+                 ATOLL_DIR."
+            ))
+        }
+        ClientError::TimedOut { .. } => {
+            Failure::new(Exit::Unavailable, what).because(error).advice(TRY_AGAIN)
+        }
+        ClientError::Volume(_) => Failure::new(Exit::Failed, error.to_string()),
+        ClientError::Dir(_) => Failure::new(Exit::Failed, what).because(error),
+        ClientError::Refused { .. } => Failure::new(Exit::Failed, what)
+            .because(error)
+            .advice("If atoll was upgraded, restart the node."),
+    }
+}

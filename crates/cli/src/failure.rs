@@ -1,0 +1,190 @@
+//! What a person is told when a command cannot do its work, and the exit code that
+//! tells a script.
+//!
+//! A message says what failed and on what, why, and what to do next. Exit codes differ
+//! by what the caller can do about it; they are listed in `atoll --help`, and so they
+//! never change their meaning.
+
+use std::fmt;
+use std::io;
+
+use atoll_dht::{GetError, PutError};
+
+/// How a command ended, for scripts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Exit {
+    /// The work could not be done.
+    Failed = 1,
+    /// The command line makes no sense.
+    Usage = 2,
+    /// No node runs in this directory.
+    NoNode = 3,
+    /// There is no such volume, file or directory.
+    NotFound = 4,
+    /// The ring could not answer in time; trying again later may help.
+    Unavailable = 5,
+    /// There is no room.
+    Full = 6,
+    /// Stopped by a signal; running it again goes on.
+    Interrupted = 130,
+}
+
+/// The table in `atoll --help` and in the manual.
+pub const EXIT_CODES: &str = "\
+Exit codes:
+  0    done
+  1    the work could not be done
+  2    the command line makes no sense, or a key or code in it is mistyped
+  3    no node runs in this directory
+  4    there is no such volume, file or directory
+  5    the ring could not answer in time; try again
+  6    there is no room
+  130  interrupted; run it again to go on";
+
+/// Why a command did not do its work.
+#[derive(Debug)]
+pub struct Failure {
+    /// What a script sees.
+    pub exit: Exit,
+    what: String,
+    why: Option<String>,
+    next: Option<String>,
+}
+
+impl Failure {
+    /// `what` failed and on what, e.g. "cannot list atoll:…/usr".
+    pub fn new(exit: Exit, what: impl Into<String>) -> Failure {
+        Failure { exit, what: what.into(), why: None, next: None }
+    }
+
+    /// The reason.
+    #[must_use]
+    pub fn because(mut self, why: impl fmt::Display) -> Failure {
+        self.why = Some(why.to_string());
+        self
+    }
+
+    /// What to do next.
+    #[must_use]
+    pub fn advice(mut self, next: impl Into<String>) -> Failure {
+        self.next = Some(next.into());
+        self
+    }
+
+    /// Something about the operating system's files.
+    pub fn io(what: impl Into<String>, error: &io::Error) -> Failure {
+        let exit = match error.kind() {
+            io::ErrorKind::NotFound => Exit::NotFound,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Exit::Full,
+            _ => Exit::Failed,
+        };
+        Failure::new(exit, what).because(error)
+    }
+
+    /// A block that could not be fetched.
+    pub fn get(what: impl Into<String>, error: &GetError) -> Failure {
+        let failure = Failure::new(get_exit(error), what).because(error);
+        match error {
+            GetError::NotFound { .. } => failure.advice(
+                "The address may be of another network, or its publisher's leases have run out; \
+                 publishing it again brings it back.",
+            ),
+            GetError::Unavailable { .. } => failure.advice(TRY_AGAIN),
+        }
+    }
+
+    /// Blocks that could not be stored.
+    pub fn put(what: impl Into<String>, error: &PutError) -> Failure {
+        let failure = Failure::new(put_exit(error), what).because(error);
+        match error {
+            PutError::Full(_) => failure.advice(
+                "Start nodes with more --storage, or publish less; running it again goes on \
+                 from here.",
+            ),
+            PutError::Unavailable(_) => failure.advice(TRY_AGAIN),
+            PutError::Superseded { .. } => failure.advice(
+                "Somebody published this volume with the same key from elsewhere; publish from \
+                 there, or under another --name.",
+            ),
+            PutError::Invalid(_) => failure,
+        }
+    }
+}
+
+/// What to do when the ring did not answer.
+pub const TRY_AGAIN: &str =
+    "See `atoll status` for the ring's state; running the same command again goes on.";
+
+fn get_exit(error: &GetError) -> Exit {
+    match error {
+        GetError::NotFound { .. } => Exit::NotFound,
+        GetError::Unavailable { .. } => Exit::Unavailable,
+    }
+}
+
+fn put_exit(error: &PutError) -> Exit {
+    match error {
+        PutError::Full(_) => Exit::Full,
+        PutError::Unavailable(_) => Exit::Unavailable,
+        PutError::Superseded { .. } | PutError::Invalid(_) => Exit::Failed,
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)?;
+        if let Some(why) = &self.why {
+            write!(f, ": {why}")?;
+        }
+        if let Some(next) = &self.next {
+            write!(f, "\n{next}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_says_what_why_and_what_next() {
+        let failure = Failure::new(Exit::NoNode, "cannot list x")
+            .because("no node runs")
+            .advice("Start one with `atoll up`.");
+        assert_eq!(failure.to_string(), "cannot list x: no node runs\nStart one with `atoll up`.");
+    }
+
+    #[test]
+    fn every_exit_code_is_in_the_table_people_read() {
+        let all = [
+            Exit::Failed,
+            Exit::Usage,
+            Exit::NoNode,
+            Exit::NotFound,
+            Exit::Unavailable,
+            Exit::Full,
+            Exit::Interrupted,
+        ];
+        for exit in all {
+            let line = format!("\n  {:<5}", exit as u8);
+            assert!(EXIT_CODES.contains(&line), "{exit:?}");
+        }
+        assert_eq!(EXIT_CODES.lines().count(), all.len() + 2, "0 and the title besides");
+    }
+
+    #[test]
+    fn errors_of_one_class_share_an_exit_code() {
+        let key = atoll_key::BlockHash::of(b"lost").key();
+        let lost = GetError::Unavailable { key, told: "2 silent".into() };
+        assert_eq!(Failure::get("x", &lost).exit, Exit::Unavailable);
+        let lost = GetError::NotFound { key, told: "nobody".into() };
+        assert_eq!(Failure::get("x", &lost).exit, Exit::NotFound);
+        assert_eq!(Failure::put("x", &PutError::Unavailable("y".into())).exit, Exit::Unavailable);
+        assert_eq!(Failure::put("x", &PutError::Full("y".into())).exit, Exit::Full);
+        let gone = io::Error::from(io::ErrorKind::NotFound);
+        assert_eq!(Failure::io("x", &gone).exit, Exit::NotFound);
+    }
+}

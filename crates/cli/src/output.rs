@@ -1,0 +1,166 @@
+//! Standard output: results only, and only what a terminal may safely show.
+//!
+//! Names in a volume come from whoever published it. On a terminal every character
+//! that could move the cursor, change colours or turn the reading direction is shown
+//! escaped; into a pipe or file the bytes go as they are. A reader that goes away
+//! (`atoll cat … | head`) ends the command silently.
+
+use std::fmt::Write as _;
+use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
+
+use serde::Serialize;
+
+use crate::failure::{Exit, Failure};
+
+/// A part of a line.
+#[derive(Clone, Copy, Debug)]
+pub enum Part<'a> {
+    /// Our own words.
+    Words(&'a str),
+    /// A name of somebody else's choice.
+    Name(&'a [u8]),
+}
+
+/// Standard output.
+pub struct Output {
+    to: BufWriter<StdoutLock<'static>>,
+    terminal: bool,
+}
+
+impl Output {
+    /// Takes standard output for this command.
+    pub fn new() -> Output {
+        let stdout = io::stdout().lock();
+        let terminal = stdout.is_terminal();
+        Output { to: BufWriter::with_capacity(1 << 16, stdout), terminal }
+    }
+
+    /// Writes a line of our own words.
+    pub fn line(&mut self, line: impl AsRef<str>) -> Result<(), Failure> {
+        let line = line.as_ref();
+        check(self.to.write_all(line.as_bytes()).and_then(|()| self.to.write_all(b"\n")))
+    }
+
+    /// Writes a line of several parts.
+    pub fn parts(&mut self, parts: &[Part<'_>]) -> Result<(), Failure> {
+        for part in parts {
+            match part {
+                Part::Words(words) => self.bytes(words.as_bytes())?,
+                Part::Name(name) if self.terminal => self.bytes(escaped(name).as_bytes())?,
+                Part::Name(name) => self.bytes(name)?,
+            }
+        }
+        self.bytes(b"\n")
+    }
+
+    /// Writes bytes as they are.
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        check(self.to.write_all(bytes))
+    }
+
+    /// Writes one JSON value on a line of its own.
+    pub fn json(&mut self, value: &impl Serialize) -> Result<(), Failure> {
+        let text = serde_json::to_string(value).expect("our types have string keys");
+        self.line(text)
+    }
+
+    /// Sends what was written on its way.
+    pub fn flush(&mut self) -> Result<(), Failure> {
+        check(self.to.flush())
+    }
+}
+
+fn check(result: io::Result<()>) -> Result<(), Failure> {
+    match result {
+        Ok(()) => Ok(()),
+        // The reader has had enough. There is nobody to tell.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => {
+            Err(Failure::new(Exit::Failed, "cannot write to standard output").because(error))
+        }
+    }
+}
+
+/// A name with everything escaped that a terminal would act on.
+pub fn escaped(name: &[u8]) -> String {
+    let mut out = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c {
+                '\\' => out.push_str("\\\\"),
+                '\n' => out.push_str("\\n"),
+                '\t' => out.push_str("\\t"),
+                c if c.is_control() && (c as u32) < 0x80 => push_hex(&mut out, c as u8),
+                c if c.is_control() || turns_direction(c) => {
+                    write!(out, "\\u{{{:x}}}", c as u32).expect("a String takes everything");
+                }
+                c => out.push(c),
+            }
+        }
+        for byte in chunk.invalid() {
+            push_hex(&mut out, *byte);
+        }
+    }
+    out
+}
+
+fn push_hex(out: &mut String, byte: u8) {
+    write!(out, "\\x{byte:02x}").expect("a String takes everything");
+}
+
+/// Characters that reorder or hide the ones around them.
+fn turns_direction(c: char) -> bool {
+    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
+}
+
+/// A name in JSON: text, and the exact bytes in hexadecimal where text cannot hold them.
+#[derive(Serialize)]
+pub struct JsonName {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name_hex: Option<String>,
+}
+
+impl JsonName {
+    /// Of these bytes.
+    pub fn of(name: &[u8]) -> JsonName {
+        let text = String::from_utf8_lossy(name).into_owned();
+        let name_hex = std::str::from_utf8(name).is_err().then(|| {
+            name.iter().fold(String::new(), |mut hex, byte| {
+                write!(hex, "{byte:02x}").expect("a String takes everything");
+                hex
+            })
+        });
+        JsonName { name: text, name_hex }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_name_cannot_steer_a_terminal() {
+        let cases: [(&[u8], &str); 8] = [
+            (b"plain name.txt", "plain name.txt"),
+            ("\u{e9}t\u{e9}".as_bytes(), "\u{e9}t\u{e9}"),
+            (b"\x1b[2J\x1b]0;owned\x07", "\\x1b[2J\\x1b]0;owned\\x07"),
+            (b"two\nlines\r", "two\\nlines\\x0d"),
+            (b"not\xffutf8", "not\\xffutf8"),
+            ("c1\u{9b}31m".as_bytes(), "c1\\u{9b}31m"),
+            ("txt.\u{202e}exe".as_bytes(), "txt.\\u{202e}exe"),
+            (b"back\\slash\x7f", "back\\\\slash\\x7f"),
+        ];
+        for (name, shown) in cases {
+            assert_eq!(escaped(name), shown);
+        }
+    }
+
+    #[test]
+    fn json_keeps_the_bytes_of_names_that_are_not_text() {
+        let text = serde_json::to_string(&JsonName::of(b"a\xff")).expect("serialises");
+        assert_eq!(text, "{\"name\":\"a\u{fffd}\",\"name_hex\":\"61ff\"}");
+        let text = serde_json::to_string(&JsonName::of(b"a\"b")).expect("serialises");
+        assert_eq!(text, r#"{"name":"a\"b"}"#);
+    }
+}

@@ -1,0 +1,261 @@
+//! Progress on standard error: a bar on a terminal, a line now and then elsewhere.
+//!
+//! Work is counted by whoever does it, in [`Counts`]; a [`Watch`] looks a few times a
+//! second and has a [`Meter`] show the state with a rate and the time that is left.
+
+use std::io::{IsTerminal, stderr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use atoll_volume::owned::{Phase, Progress};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::units;
+
+/// Between two lines where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+/// How far back a rate looks: long enough to be calm, short enough to be news. A guess.
+const RATE_WINDOW: Duration = Duration::from_secs(3);
+
+/// How often a watch looks.
+const LOOK_EVERY: Duration = Duration::from_millis(125);
+
+/// How far some work has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// Files finished.
+    pub files: u64,
+    /// Files in all, if known yet.
+    pub files_total: Option<u64>,
+    /// Bytes finished.
+    pub bytes: u64,
+    /// Bytes in all, if known yet.
+    pub bytes_total: Option<u64>,
+    /// Blocks the ring took that it did not have.
+    pub new_blocks: u64,
+    /// Everything is sent; the ring has not acknowledged all of it yet.
+    pub flushing: bool,
+}
+
+/// Counts work as it is done, from any thread.
+#[derive(Debug, Default)]
+pub struct Counts {
+    files: AtomicU64,
+    files_found: AtomicU64,
+    bytes: AtomicU64,
+    bytes_found: AtomicU64,
+    new_blocks: AtomicU64,
+    all_found: AtomicBool,
+    flushing: AtomicBool,
+}
+
+impl Counts {
+    /// How far the work has come.
+    pub fn state(&self) -> State {
+        let total = |found: &AtomicU64| self.all_found.load(Relaxed).then(|| found.load(Relaxed));
+        State {
+            files: self.files.load(Relaxed),
+            files_total: total(&self.files_found),
+            bytes: self.bytes.load(Relaxed),
+            bytes_total: total(&self.bytes_found),
+            new_blocks: self.new_blocks.load(Relaxed),
+            flushing: self.flushing.load(Relaxed),
+        }
+    }
+}
+
+impl Progress for Counts {
+    fn discovered(&self, files: u64, bytes: u64) {
+        self.files_found.fetch_add(files, Relaxed);
+        self.bytes_found.fetch_add(bytes, Relaxed);
+    }
+
+    fn discovery_ended(&self) {
+        self.all_found.store(true, Relaxed);
+    }
+
+    fn done(&self, files: u64, bytes: u64) {
+        self.files.fetch_add(files, Relaxed);
+        self.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    fn uploaded(&self, new_blocks: u64, _new_bytes: u64) {
+        self.new_blocks.fetch_add(new_blocks, Relaxed);
+    }
+
+    fn phase(&self, phase: Phase) {
+        self.flushing.store(matches!(phase, Phase::Flush | Phase::Root), Relaxed);
+    }
+}
+
+/// Shows counts while work goes on; must be made within a tokio runtime.
+pub struct Watch {
+    counts: Arc<Counts>,
+    meter: Arc<Meter>,
+    looking: tokio::task::JoinHandle<()>,
+}
+
+impl Watch {
+    /// Starts to look at new counts.
+    pub fn start(verb: &'static str, quiet: bool) -> Watch {
+        let counts = Arc::new(Counts::default());
+        let meter = Arc::new(Meter::new(verb, quiet));
+        let (seen, shown) = (counts.clone(), meter.clone());
+        let looking = tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(LOOK_EVERY).await;
+                shown.show(seen.state());
+            }
+        });
+        Watch { counts, meter, looking }
+    }
+
+    /// Where to count.
+    pub fn progress(&self) -> Arc<Counts> {
+        self.counts.clone()
+    }
+
+    /// Stops looking; returns how long it was.
+    pub fn finish(self) -> Duration {
+        self.looking.abort();
+        self.meter.finish()
+    }
+}
+
+/// Shows how far some work has come.
+pub struct Meter {
+    verb: &'static str,
+    bar: Option<ProgressBar>,
+    quiet: bool,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    began: Instant,
+    last_line: Instant,
+    /// A recent past state, for the rate.
+    past: (Instant, u64),
+    recent: (Instant, u64),
+}
+
+impl Meter {
+    /// A meter for `verb`, e.g. "publishing".
+    pub fn new(verb: &'static str, quiet: bool) -> Meter {
+        let bar = (!quiet && stderr().is_terminal()).then(|| {
+            let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(8));
+            let style = ProgressStyle::with_template("{prefix} {bar:28} {wide_msg}");
+            bar.set_style(style.expect("the template is right").progress_chars("█▉▊▋▌▍▎▏ "));
+            bar.set_prefix(verb);
+            bar
+        });
+        let now = Instant::now();
+        let inner = Inner { began: now, last_line: now, past: (now, 0), recent: (now, 0) };
+        Meter { verb, bar, quiet, inner: Mutex::new(inner) }
+    }
+
+    /// Shows this state, if it is time to.
+    pub fn show(&self, state: State) {
+        if self.quiet {
+            return;
+        }
+        let now = Instant::now();
+        let mut inner = self.inner.lock().expect("no holder of this lock panics");
+        if now - inner.recent.0 > RATE_WINDOW {
+            inner.past = inner.recent;
+            inner.recent = (now, state.bytes);
+        }
+        let per_sec = rate_per_sec(inner.past, (now, state.bytes));
+        if let Some(bar) = &self.bar {
+            match (state.bytes_total, state.files_total) {
+                (Some(total), _) if total > 0 => bar.set_length(total),
+                _ => bar.unset_length(),
+            }
+            bar.set_position(state.bytes);
+            bar.set_message(describe(state, per_sec));
+        } else if now - inner.last_line >= LINE_EVERY {
+            inner.last_line = now;
+            eprintln!("{}: {}", self.verb, describe(state, per_sec));
+        }
+    }
+
+    /// Takes the bar away; returns how long the work took.
+    pub fn finish(&self) -> Duration {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+        self.inner.lock().expect("no holder of this lock panics").began.elapsed()
+    }
+}
+
+fn rate_per_sec(past: (Instant, u64), now: (Instant, u64)) -> f64 {
+    let secs = (now.0 - past.0).as_secs_f64();
+    if secs > 0.0 { now.1.saturating_sub(past.1) as f64 / secs } else { 0.0 }
+}
+
+fn describe(state: State, per_sec: f64) -> String {
+    let of = |done: String, total: Option<String>| match total {
+        Some(total) => format!("{done}/{total}"),
+        None => done,
+    };
+    let files = of(units::count(state.files), state.files_total.map(units::count));
+    let bytes = of(units::size(state.bytes), state.bytes_total.map(units::size));
+    let mut text = format!("{files} files, {bytes}, {}/s", units::size(per_sec as u64));
+    if state.new_blocks > 0 {
+        text += &format!(", {} new", units::counted(state.new_blocks, "block", "blocks"));
+    }
+    if state.flushing {
+        text += ", waiting for the ring";
+    } else if let Some(total) = state.bytes_total
+        && per_sec > 0.0
+        && total > state.bytes
+    {
+        // A stalled transfer would promise centuries.
+        let left_secs = ((total - state.bytes) as f64 / per_sec).min(1e7);
+        text += &format!(", {} left", units::duration(Duration::from_secs_f64(left_secs.max(1.0))));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_names_what_is_done_and_what_is_left() {
+        let state = State {
+            files: 1200,
+            files_total: Some(5000),
+            bytes: 30 << 20,
+            bytes_total: Some(120 << 20),
+            ..State::default()
+        };
+        assert_eq!(
+            describe(state, (10 << 20) as f64),
+            "1,200/5,000 files, 30.0 MiB/120.0 MiB, 10.0 MiB/s, 9.0s left"
+        );
+    }
+
+    #[test]
+    fn an_unknown_total_and_a_stalled_rate_are_not_guessed() {
+        let state = State { files: 3, bytes: 1024, ..State::default() };
+        assert_eq!(describe(state, 0.0), "3 files, 1.0 KiB, 0 B/s");
+        let stalled = State { bytes_total: Some(1 << 60), ..state };
+        assert!(describe(stalled, 0.001).ends_with("115d 17h left"));
+    }
+
+    #[test]
+    fn totals_are_shown_only_once_they_are_final() {
+        let counts = Counts::default();
+        counts.discovered(10, 1000);
+        counts.done(2, 100);
+        assert_eq!((counts.state().files, counts.state().files_total), (2, None));
+        counts.discovery_ended();
+        counts.uploaded(7, 100);
+        let state = counts.state();
+        assert_eq!((state.files_total, state.bytes_total), (Some(10), Some(1000)));
+        counts.phase(Phase::Flush);
+        let text = describe(counts.state(), 1.0);
+        assert!(text.ends_with("7 blocks new, waiting for the ring"), "{text}");
+    }
+}

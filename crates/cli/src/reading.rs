@@ -1,0 +1,160 @@
+//! What the reading commands share: a volume opened through the local node, and a path
+//! in it.
+
+use std::sync::Arc;
+
+use atoll_dht::{Blocks, GetError};
+use atoll_env::Env;
+use atoll_vfs::FileKind;
+use atoll_volume::owned::format::Content;
+use atoll_volume::owned::{Item, Listing, OpenError, ReadError, Snapshot, Volume, VolumeOptions};
+
+use crate::address::Address;
+use crate::arguments::Global;
+use crate::connection;
+use crate::failure::{Exit, Failure, TRY_AGAIN};
+
+/// The most links followed on the way to a file, as in Linux.
+const MAX_LINKS: usize = 40;
+
+/// A volume open for reading.
+pub struct Reading {
+    /// What was asked for.
+    pub address: Address,
+    /// Time and tasks.
+    pub env: Env,
+    /// The volume.
+    pub volume: Arc<Volume>,
+    /// Its newest version.
+    pub snapshot: Arc<Snapshot>,
+}
+
+impl Reading {
+    /// Opens the volume of `address` through the node of this directory.
+    pub async fn open(
+        global: &Global,
+        address: &Address,
+        options: VolumeOptions,
+    ) -> Result<Reading, Failure> {
+        let (env, client) = connection::to_node(global).await?;
+        let blocks: Arc<dyn Blocks> = client;
+        Reading::through(env, blocks, address, options).await
+    }
+
+    /// Opens the volume of `address` through these blocks.
+    pub async fn through(
+        env: Env,
+        blocks: Arc<dyn Blocks>,
+        address: &Address,
+        options: VolumeOptions,
+    ) -> Result<Reading, Failure> {
+        let opened = Volume::open(env.clone(), blocks, address.volume.0, options).await;
+        let volume = opened.map_err(|error| open_failure(address, error))?;
+        let snapshot = volume.snapshot().await;
+        if let Some(reason) = volume.status().stale {
+            eprintln!("warning: {} may be out of date: {reason}", address.volume);
+        }
+        Ok(Reading { address: address.clone(), env, volume, snapshot })
+    }
+
+    /// What the address names; a link is not followed.
+    pub async fn item(&self) -> Result<Item, Failure> {
+        let path = self.address.path.join(&b'/');
+        self.snapshot.resolve(&path).await.map_err(|error| self.failure("read", &error))
+    }
+
+    /// What the address names, through links that stay within the volume.
+    pub async fn follow(&self) -> Result<Item, Failure> {
+        let mut rest: Vec<Vec<u8>> = self.address.path.iter().rev().cloned().collect();
+        let mut at: Vec<Vec<u8>> = Vec::new();
+        let mut links = 0;
+        let mut item = self.snapshot.root();
+        while let Some(name) = rest.pop() {
+            if name == b".." {
+                at.pop();
+            } else {
+                at.push(name);
+            }
+            item = self
+                .snapshot
+                .resolve(&at.join(&b'/'))
+                .await
+                .map_err(|error| self.failure("read", &error))?;
+            let Content::Symlink(target) = &item.entry.content else { continue };
+            links += 1;
+            if target.starts_with(b"/") || links > MAX_LINKS {
+                let why = if links > MAX_LINKS {
+                    "too many symbolic links"
+                } else {
+                    "it is a symbolic link that leads out of the volume"
+                };
+                return Err(self.failed(Exit::Failed, "read").because(why));
+            }
+            at.pop();
+            let names = target.split(|byte| *byte == b'/').rev();
+            rest.extend(names.filter(|n| !n.is_empty() && *n != b".").map(<[u8]>::to_vec));
+        }
+        Ok(item)
+    }
+
+    /// Begins to list a directory.
+    pub fn list(&self, directory: &Item) -> Result<Listing, Failure> {
+        self.snapshot.list(directory).map_err(|error| self.failure("list", &error))
+    }
+
+    /// Fails unless `item` is a regular file.
+    pub fn require_file(&self, item: &Item, verb: &str) -> Result<(), Failure> {
+        match item.entry.content {
+            Content::Regular { .. } => Ok(()),
+            _ => {
+                let why = format!("it is a {}", kind_name(item.entry.kind()));
+                Err(self.failed(Exit::Failed, verb).because(why).advice("`atoll ls` lists it."))
+            }
+        }
+    }
+
+    /// The failure of `verb` on this address.
+    pub fn failure(&self, verb: &str, error: &ReadError) -> Failure {
+        match error {
+            ReadError::NoSuchEntry { .. } => self.failed(Exit::NotFound, verb).because(error),
+            ReadError::NotADirectory { .. } | ReadError::NotAFile { .. } => {
+                self.failed(Exit::Failed, verb).because(error)
+            }
+            ReadError::Fetch { source: GetError::Unavailable { .. }, .. } => {
+                self.failed(Exit::Unavailable, verb).because(error).advice(TRY_AGAIN)
+            }
+            ReadError::Fetch { source: GetError::NotFound { .. }, .. } => {
+                self.failed(Exit::Unavailable, verb).because(error).advice(
+                    "The ring has lost this block; it comes back when the volume is published \
+                     again.",
+                )
+            }
+            ReadError::Bad { .. } => self.failed(Exit::Failed, verb).because(error),
+        }
+    }
+
+    fn failed(&self, exit: Exit, verb: &str) -> Failure {
+        Failure::new(exit, format!("cannot {verb} {}", self.address))
+    }
+}
+
+fn open_failure(address: &Address, error: OpenError) -> Failure {
+    let what = format!("cannot open {}", address.volume);
+    match error {
+        OpenError::Fetch(error) => Failure::get(what, &error),
+        OpenError::Bad(_) => Failure::new(Exit::Failed, what).because(error),
+    }
+}
+
+/// What a kind of file is called.
+pub fn kind_name(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::Regular => "file",
+        FileKind::Directory => "directory",
+        FileKind::Symlink => "symlink",
+        FileKind::Fifo => "fifo",
+        FileKind::Socket => "socket",
+        FileKind::CharDevice => "character device",
+        FileKind::BlockDevice => "block device",
+    }
+}
