@@ -295,8 +295,7 @@ impl Sim {
                     shared.publish_now(world.now);
                     what
                 }) else {
-                    let is_idle = shared.with(|world| world.next_event_at().is_none());
-                    return Progress::Ended(if is_idle { RunEnd::Idle } else { RunEnd::Limit });
+                    return Progress::Ended(self.end_at(limit));
                 };
                 Step::Event(self.happen(what))
             }
@@ -305,6 +304,19 @@ impl Sim {
             self.call_hooks(step);
         }
         Progress::Stepped(step)
+    }
+
+    /// Nothing is due by `limit`: if something is due later, time moves up to it.
+    fn end_at(&self, limit: u64) -> RunEnd {
+        self.shared().with(|world| {
+            if world.next_event_at().is_none() {
+                return RunEnd::Idle;
+            }
+            let to = world.now.max(limit);
+            world.move_to(to);
+            self.shared().publish_now(to);
+            RunEnd::Limit
+        })
     }
 
     fn poll(&self, id: TaskId, mut run: Run) {

@@ -1,0 +1,9 @@
+//! The simulator, from outside, in one binary.
+
+mod calls;
+mod churn;
+mod executor;
+mod faults;
+mod net_model;
+mod ping;
+mod scale;
