@@ -2,14 +2,21 @@
 //!
 //! An [`Overlay`] keeps a node's place on the ring and its routing tables, and answers
 //! questions about them at once, from memory. [`chord`] implements it (CFS §4). The
-//! overlay does not know blocks: `dht` walks the ring with these answers and looks for
-//! blocks on the way (CFS §6.2, "integrated lookup").
+//! overlay does not know blocks: `dht` walks the ring with these answers ([`walk`]) and
+//! looks for blocks on the way (CFS §6.2, "integrated lookup"). [`checker`] looks at
+//! many nodes from outside and says whether they form one good ring.
+
+pub mod checker;
+pub mod chord;
+pub mod walk;
 
 use std::fmt;
 
 use atoll_env::BoxFuture;
 use atoll_key::{Key, KeyRange, NodeId};
 use atoll_net::Peer;
+
+use crate::walk::WalkError;
 
 /// A place on the ring and the node at it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -78,7 +85,8 @@ impl Neighbourhood {
     }
 }
 
-/// A node's place on the ring and its routing tables. All methods but `changed` answer at once.
+/// A node's place on the ring and its routing tables. The methods that
+/// return no future answer at once, from memory.
 pub trait Overlay: Send + Sync + 'static {
     /// This node's surroundings.
     fn neighbourhood(&self) -> Neighbourhood;
@@ -89,6 +97,18 @@ pub trait Overlay: Send + Sync + 'static {
 
     /// A call to `failed` brought no answer (CFS Figure 5, `alert`): route around it.
     fn alert(&self, failed: &Peer);
+
+    /// Tells `at` that `failed` did not answer, as CFS Figure 5 alerts the previous hop.
+    /// It checks for itself before it believes. Resolves when it has, with whether it can
+    /// be asked again; an overlay that cannot do so says no.
+    fn warn(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {
+        let _ = (at, failed);
+        Box::pin(async { false })
+    }
+
+    /// The live root of `key`, found by asking around, followed by its successors as far
+    /// as they are known: never empty. The first may be this node itself.
+    fn find_root(&self, key: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>>;
 
     /// Resolves with the new epoch once the neighbourhood's differs from `epoch`.
     fn changed(&self, epoch: u64) -> BoxFuture<'static, u64>;

@@ -1,0 +1,380 @@
+//! The calls of Chord nodes, methods `0x01xx`, as bytes.
+//!
+//! Headers are CBOR (minicbor): an array whose positions are field numbers. A field that
+//! is absent is null or beyond the array's end, and positions that are not known are
+//! skipped, so that messages can grow. `docs/design/chord.md` has the tables.
+//!
+//! What a header claims is not believed: element counts are capped, nothing is allocated
+//! by declared length, and a node's ring position never travels. It is derived from the
+//! peer's key on receipt (CFS §4.4), so that nobody can claim a position.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use atoll_key::{Key, PeerId};
+use atoll_net::{Peer, Refusal};
+use bytes::Bytes;
+use minicbor::decode::Error as DecodeError;
+use minicbor::encode::{Error as EncodeError, Write};
+use minicbor::{Decode, Decoder, Encode, Encoder};
+
+use super::state::Told;
+use crate::{Node, Route};
+
+/// The upper byte of all methods here.
+pub const FAMILY: u8 = 0x01;
+/// Are you there? Empty; answered by [`Alive`].
+pub const PING: u16 = 0x0100;
+/// What surrounds you? [`Seen`]; answered by [`Surroundings`].
+pub const NEIGHBOURS: u16 = 0x0101;
+/// I take you for my successor: [`Seen`]; answered by [`Surroundings`].
+pub const NOTIFY: u16 = 0x0102;
+/// My list has changed, look at it. Empty, and answered by nothing.
+pub const NUDGE: u16 = 0x0103;
+/// I leave: [`Leaving`]; answered by nothing.
+pub const LEAVE: u16 = 0x0104;
+/// Where next for this key? [`AskRoute`]; answered by [`WireRoute`].
+pub const ROUTE: u16 = 0x0105;
+/// These did not answer me: [`Dead`]; answered by nothing, once checked.
+pub const WARN: u16 = 0x0106;
+/// There is this node, perhaps of another ring: [`Meet`]; answered by nothing.
+pub const MEET: u16 = 0x0107;
+
+/// Refusal code: this node is not on a ring.
+pub const NOT_JOINED: u16 = 100;
+
+/// The most nodes in one message.
+pub const MAX_NODES: usize = 256;
+/// The most failed nodes in one [`Dead`].
+pub const MAX_WARNED: usize = 16;
+
+/// Nodes as they travel: each is `[id: 32 bytes, ip: 4 or 16 bytes, port: u16]`.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct WireNodes(pub Vec<Node>);
+
+impl<C> Encode<C> for WireNodes {
+    fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), EncodeError<W::Error>> {
+        e.array(self.0.len() as u64)?;
+        for node in &self.0 {
+            encode_peer(&node.peer, e)?;
+        }
+        Ok(())
+    }
+}
+
+impl<'b, C> Decode<'b, C> for WireNodes {
+    fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<WireNodes, DecodeError> {
+        let count = d.array()?.ok_or_else(|| DecodeError::message("nodes without a count"))?;
+        if count > MAX_NODES as u64 {
+            return Err(DecodeError::message("more nodes than any message may hold"));
+        }
+        // The capacity grows with what really follows, not with the claim.
+        let mut nodes = Vec::new();
+        for _ in 0..count {
+            nodes.push(Node::of(decode_peer(d)?));
+        }
+        Ok(WireNodes(nodes))
+    }
+}
+
+/// One node as it travels; see [`WireNodes`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WireNode(pub Node);
+
+impl<C> Encode<C> for WireNode {
+    fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), EncodeError<W::Error>> {
+        encode_peer(&self.0.peer, e)
+    }
+}
+
+impl<'b, C> Decode<'b, C> for WireNode {
+    fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<WireNode, DecodeError> {
+        Ok(WireNode(Node::of(decode_peer(d)?)))
+    }
+}
+
+fn encode_peer<W: Write>(peer: &Peer, e: &mut Encoder<W>) -> Result<(), EncodeError<W::Error>> {
+    e.array(3)?.bytes(&peer.id.0)?;
+    match peer.addr.ip() {
+        IpAddr::V4(ip) => e.bytes(&ip.octets())?,
+        IpAddr::V6(ip) => e.bytes(&ip.octets())?,
+    };
+    e.u16(peer.addr.port())?;
+    Ok(())
+}
+
+fn decode_peer(d: &mut Decoder<'_>) -> Result<Peer, DecodeError> {
+    let fields = d.array()?.ok_or_else(|| DecodeError::message("a peer without a count"))?;
+    if fields < 3 {
+        return Err(DecodeError::message("a peer lacks its id, ip or port"));
+    }
+    let id = fixed::<32>(d.bytes()?, "a peer id is not 32 bytes")?;
+    let ip = match d.bytes()? {
+        four if four.len() == 4 => IpAddr::V4(Ipv4Addr::from(fixed::<4>(four, "")?)),
+        ip => IpAddr::V6(Ipv6Addr::from(fixed::<16>(ip, "an ip is neither 4 nor 16 bytes")?)),
+    };
+    let port = d.u16()?;
+    for _ in 3..fields {
+        d.skip()?;
+    }
+    Ok(Peer { id: PeerId(id), addr: SocketAddr::new(ip, port) })
+}
+
+fn fixed<const N: usize>(bytes: &[u8], otherwise: &'static str) -> Result<[u8; N], DecodeError> {
+    bytes.try_into().map_err(|_| DecodeError::message(otherwise))
+}
+
+/// A key as it travels: 64 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WireKey(pub Key);
+
+impl<C> Encode<C> for WireKey {
+    fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), EncodeError<W::Error>> {
+        e.bytes(&self.0.0)?;
+        Ok(())
+    }
+}
+
+impl<'b, C> Decode<'b, C> for WireKey {
+    fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<WireKey, DecodeError> {
+        fixed::<64>(d.bytes()?, "a key is not 64 bytes").map(|bytes| WireKey(Key(bytes)))
+    }
+}
+
+/// Answer to [`PING`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct Alive {
+    /// Whether the node is a member of a ring.
+    #[n(0)]
+    pub joined: bool,
+}
+
+/// [`NEIGHBOURS`] and [`NOTIFY`]: what the asker has seen before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Encode, Decode)]
+pub struct Seen {
+    /// The epoch of the last answer, whose list need not be sent again.
+    #[n(0)]
+    pub epoch: Option<u64>,
+}
+
+/// Answer to [`NEIGHBOURS`] and [`NOTIFY`].
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct Surroundings {
+    /// The answerer's epoch.
+    #[n(0)]
+    pub epoch: u64,
+    /// Its predecessor.
+    #[n(1)]
+    pub predecessor: Option<WireNode>,
+    /// Its successors; absent if the asker has seen this epoch.
+    #[n(2)]
+    pub successors: Option<WireNodes>,
+}
+
+/// [`LEAVE`]: who surrounds the node that leaves.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct Leaving {
+    /// Its predecessor.
+    #[n(0)]
+    pub predecessor: Option<WireNode>,
+    /// Its successors.
+    #[n(1)]
+    pub successors: WireNodes,
+}
+
+impl Leaving {
+    /// As plain data.
+    pub fn told(&self) -> Told {
+        Told { predecessor: self.predecessor.map(|n| n.0), successors: self.successors.0.clone() }
+    }
+}
+
+/// [`ROUTE`]: where to ask next for a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct AskRoute {
+    /// The key.
+    #[n(0)]
+    pub key: WireKey,
+    /// Whether the asker takes the asked node for the key's root.
+    #[n(1)]
+    pub as_root: bool,
+}
+
+/// [`WARN`]: nodes that gave no answer, at most [`MAX_WARNED`] of which are looked at.
+#[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct Dead {
+    /// The nodes.
+    #[n(0)]
+    pub nodes: WireNodes,
+}
+
+/// [`MEET`]: a node that the receiver may not know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct Meet {
+    /// The node.
+    #[n(0)]
+    pub node: WireNode,
+    /// How often this may still be passed on.
+    #[n(1)]
+    pub hops_left: u8,
+}
+
+/// A [`Route`] as it travels: `[kind, nodes]`, kind 1 `Root`, 2 `Closer`, 3 `Back`,
+/// 4 `Nowhere`. Other crates embed it in their own messages.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WireRoute(pub Route);
+
+impl<C> Encode<C> for WireRoute {
+    fn encode<W: Write>(&self, e: &mut Encoder<W>, c: &mut C) -> Result<(), EncodeError<W::Error>> {
+        let (kind, nodes) = match &self.0 {
+            Route::Root(nodes) => (1, nodes.clone()),
+            Route::Closer(nodes) => (2, nodes.clone()),
+            Route::Back(node) => (3, vec![*node]),
+            Route::Nowhere => (4, Vec::new()),
+        };
+        e.array(2)?.u8(kind)?;
+        WireNodes(nodes).encode(e, c)
+    }
+}
+
+impl<'b, C> Decode<'b, C> for WireRoute {
+    fn decode(d: &mut Decoder<'b>, c: &mut C) -> Result<WireRoute, DecodeError> {
+        let fields = d.array()?.ok_or_else(|| DecodeError::message("a route without a count"))?;
+        if fields < 2 {
+            return Err(DecodeError::message("a route lacks its kind or nodes"));
+        }
+        let kind = d.u8()?;
+        let mut nodes = WireNodes::decode(d, c)?.0;
+        for _ in 2..fields {
+            d.skip()?;
+        }
+        let route = match (kind, nodes.len()) {
+            (1, 1..) => Route::Root(nodes),
+            (2, 1..) => Route::Closer(nodes),
+            (3, 1) => Route::Back(nodes.remove(0)),
+            (4, 0) => Route::Nowhere,
+            _ => return Err(DecodeError::message("a route of no known kind")),
+        };
+        Ok(WireRoute(route))
+    }
+}
+
+/// A header of `message`.
+pub fn encode<T: Encode<()>>(message: &T) -> Bytes {
+    Bytes::from(minicbor::to_vec(message).expect("a vector takes all bytes"))
+}
+
+/// Reads a header that holds one message and nothing else.
+///
+/// # Errors
+/// A refusal that says what is malformed.
+pub fn decode<'b, T: Decode<'b, ()>>(header: &'b [u8]) -> Result<T, Refusal> {
+    let mut decoder = Decoder::new(header);
+    let malformed = |why: String| Refusal::new(Refusal::MALFORMED, format!("malformed: {why}"));
+    let message = decoder.decode().map_err(|e| malformed(e.to_string()))?;
+    if decoder.position() != header.len() {
+        return Err(malformed("bytes after the message".to_owned()));
+    }
+    Ok(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn node(seed: u8, v6: bool) -> Node {
+        let ip = if v6 { IpAddr::V6(Ipv6Addr::LOCALHOST) } else { IpAddr::V4(Ipv4Addr::LOCALHOST) };
+        Node::of(Peer { id: PeerId([seed; 32]), addr: SocketAddr::new(ip, 4000 + u16::from(seed)) })
+    }
+
+    #[test]
+    fn every_kind_of_route_survives_the_wire() {
+        let nodes = vec![node(1, false), node(2, true)];
+        for route in [
+            Route::Root(nodes.clone()),
+            Route::Closer(nodes),
+            Route::Back(node(3, true)),
+            Route::Nowhere,
+        ] {
+            let bytes = encode(&WireRoute(route.clone()));
+            assert_eq!(decode::<WireRoute>(&bytes).unwrap().0, route);
+        }
+    }
+
+    #[test]
+    fn an_absent_field_is_none_and_an_unknown_one_is_skipped() {
+        assert_eq!(decode::<Seen>(&[0x80]).unwrap(), Seen { epoch: None });
+        assert_eq!(decode::<Seen>(&[0x82, 0x07, 0x18, 0xff]).unwrap(), Seen { epoch: Some(7) });
+    }
+
+    #[test]
+    fn a_claimed_count_allocates_nothing() {
+        // An array said to hold 2^32 nodes, then one said to hold 200 that are missing.
+        for header in [&[0x9a, 0xff, 0xff, 0xff, 0xff][..], &[0x98, 200][..]] {
+            let refusal = decode::<WireNodes>(header).unwrap_err();
+            assert_eq!(refusal.code, Refusal::MALFORMED);
+        }
+    }
+
+    #[test]
+    fn more_nodes_than_the_cap_are_refused() {
+        let bytes = encode(&WireNodes(vec![node(1, false); MAX_NODES + 1]));
+        assert!(decode::<WireNodes>(&bytes).is_err());
+        let bytes = encode(&WireNodes(vec![node(1, false); MAX_NODES]));
+        assert!(decode::<WireNodes>(&bytes).is_ok());
+    }
+
+    #[test]
+    fn a_node_cannot_claim_a_position() {
+        // Only the peer travels; the position is what its key hashes to.
+        let mut forged = node(1, false);
+        forged.id = node(2, false).id;
+        let received = decode::<WireNode>(&encode(&WireNode(forged))).unwrap().0;
+        assert_eq!(received.id, node(1, false).id);
+    }
+
+    #[test]
+    fn empty_and_contradictory_routes_are_refused() {
+        for (kind, nodes) in [(1, 0), (2, 0), (3, 0), (3, 2), (4, 1), (0, 1), (5, 1)] {
+            let mut e = Encoder::new(Vec::new());
+            e.array(2).unwrap().u8(kind).unwrap();
+            WireNodes(vec![node(1, false); nodes]).encode(&mut e, &mut ()).unwrap();
+            assert!(decode::<WireRoute>(&e.into_writer()).is_err(), "kind {kind}, {nodes} nodes");
+        }
+    }
+
+    #[test]
+    fn bytes_after_a_message_are_refused() {
+        let mut bytes = encode(&Alive { joined: true }).to_vec();
+        bytes.push(0);
+        assert!(decode::<Alive>(&bytes).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_or_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = decode::<Surroundings>(&bytes);
+            let _ = decode::<Leaving>(&bytes);
+            let _ = decode::<AskRoute>(&bytes);
+            let _ = decode::<WireRoute>(&bytes);
+            let _ = decode::<Dead>(&bytes);
+            let _ = decode::<Meet>(&bytes);
+        }
+
+        #[test]
+        fn a_damaged_message_is_refused_or_differs(at in 0usize..200, to in any::<u8>()) {
+            let told = Surroundings {
+                epoch: 77,
+                predecessor: Some(WireNode(node(1, true))),
+                successors: Some(WireNodes(vec![node(2, false), node(3, true)])),
+            };
+            let mut bytes = encode(&told).to_vec();
+            let at = at % bytes.len();
+            prop_assume!(bytes[at] != to);
+            bytes[at] = to;
+            if let Ok(other) = decode::<Surroundings>(&bytes) {
+                prop_assert_ne!(other, told);
+            }
+        }
+    }
+}
