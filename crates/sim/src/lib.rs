@@ -5,7 +5,8 @@
 //! LS³ keeps "a central event schedule, processed in time-of-occurrence order", with
 //! the layers above "unaware of whether they are executing on top of a simulated or a
 //! real environment"); from TigerBeetle comes the seed that replays a run and the
-//! checker that looks after every step ([`Sim::step_hook`]).
+//! checker that looks after every step ([`Sim::step_hook`]): safety first, then the
+//! faults end ([`Sim::heal`]) and progress is demanded ([`Sim::eventually`]).
 //!
 //! ```
 //! use std::time::Duration;
@@ -40,6 +41,7 @@
 //! It does not know what messages mean.
 
 mod config;
+mod invariants;
 mod latency;
 mod matrix;
 mod network;

@@ -29,7 +29,7 @@ use crate::config::Loss;
 use crate::schedule::{Leg, What};
 use crate::tasks::{Body, Ready, TaskId};
 use crate::trace::EventKind;
-use crate::world::{After, World, host_at};
+use crate::world::{Grave, World, host_at};
 
 /// Losses in a row after which even a retransmitting sender gives up.
 const MAX_RETRANSMISSIONS: u32 = 8;
@@ -41,7 +41,7 @@ const MAX_ROUND_TRIPS: usize = 512;
 const MAX_REFUSAL_BYTES: usize = 1024;
 
 pub(crate) struct CallSlot {
-    refs: u32,
+    pub(crate) refs: u32,
     pub(crate) from: u32,
     from_incarnation: u32,
     pub(crate) to: u32,
@@ -130,10 +130,10 @@ impl World {
             return;
         }
         let call = self.calls.remove(slot).expect("it was just found");
-        self.after.extend(call.request.map(After::DropRequest));
-        self.after.extend(call.reply.map(After::DropReply));
-        self.after.extend(call.outcome.map(After::DropReply));
-        self.after.extend(call.waker.map(After::DropWaker));
+        self.graves.extend(call.request.map(Grave::Request));
+        self.graves.extend(call.reply.map(Grave::Reply));
+        self.graves.extend(call.outcome.map(Grave::Reply));
+        self.graves.extend(call.waker.map(Grave::Waker));
     }
 
     // ---- the caller's side ----
@@ -148,8 +148,8 @@ impl World {
         waker: Waker,
     ) -> Result<u32, CallError> {
         if !self.is_current(from, from_incarnation) {
-            self.after.push(After::DropRequest(request));
-            self.after.push(After::DropWaker(waker));
+            self.graves.push(Grave::Request(request));
+            self.graves.push(Grave::Waker(waker));
             return Err(CallError::Unreachable("the calling host has crashed".into()));
         }
         let host = host_at(&to.addr).filter(|host| (*host as usize) < self.hosts.len());
@@ -189,7 +189,7 @@ impl World {
                 // The handshake shows another identity: a round trip without a call.
                 self.call(slot).request_len = 0;
                 let request = self.call(slot).request.take();
-                self.after.extend(request.map(After::DropRequest));
+                self.graves.extend(request.map(Grave::Request));
                 self.launch(slot, Leg::Request);
             }
             Some(_) => self.launch(slot, Leg::Request),
@@ -209,7 +209,7 @@ impl World {
         }
         if !call.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
             let old = call.waker.replace(waker.clone());
-            self.after.extend(old.map(After::DropWaker));
+            self.graves.extend(old.map(Grave::Waker));
         }
         None
     }
@@ -242,7 +242,7 @@ impl World {
         call.outcome = Some(Err(CallError::TimedOut));
         let (from, to, method) = (call.from, call.to, call.method);
         let waker = call.waker.take();
-        self.after.extend(waker.map(After::Wake));
+        self.wakes.extend(waker);
         self.stats.timed_out_count += 1;
         self.record(EventKind::TimedOut, from, to, method, 0);
         self.give_up(slot);
@@ -252,13 +252,13 @@ impl World {
     fn settle(&mut self, slot: u32, outcome: Result<Reply, CallError>) {
         let call = self.call(slot);
         if call.limit_seq == 0 {
-            self.after.push(After::DropReply(outcome));
+            self.graves.push(Grave::Reply(outcome));
             return;
         }
         call.limit_seq = 0;
         call.outcome = Some(outcome);
         let waker = call.waker.take();
-        self.after.extend(waker.map(After::Wake));
+        self.wakes.extend(waker);
         self.entry_cancelled();
     }
 
@@ -434,7 +434,7 @@ impl World {
         let is_cancelled = call.is_cancelled;
         let request = call.request.take();
         if is_cancelled || !self.is_current(from, from_incarnation) {
-            self.after.extend(request.map(After::DropRequest));
+            self.graves.extend(request.map(Grave::Request));
             self.lost(from, to, method, len);
             return None;
         }
@@ -452,7 +452,7 @@ impl World {
         self.stats.method(method).delivered_count += 1;
         self.record(EventKind::Request, from, to, method, len);
         let Some(service) = service else {
-            self.after.push(After::DropRequest(request));
+            self.graves.push(Grave::Request(request));
             let refusal = Refusal::new(Refusal::OVERLOADED, "the node is still starting");
             self.send_reply(slot, Err(refusal));
             return None;
@@ -485,7 +485,7 @@ impl World {
                 self.release(slot);
             }
             // Cancelled or crashed by its own doing.
-            None => self.after.push(After::DropReply(result.map_err(CallError::Refused))),
+            None => self.graves.push(Grave::Reply(result.map_err(CallError::Refused))),
         }
     }
 
@@ -528,11 +528,11 @@ impl World {
         let (callee_incarnation, is_given_up) = (call.to_incarnation, call.is_given_up);
         let caller_incarnation = call.from_incarnation;
         if is_given_up || !self.is_current(caller, caller_incarnation) {
-            self.after.push(After::DropReply(reply));
+            self.graves.push(Grave::Reply(reply));
             return self.lost(callee, caller, method, len);
         }
         if !self.is_current(callee, callee_incarnation) {
-            self.after.push(After::DropReply(reply));
+            self.graves.push(Grave::Reply(reply));
             self.lost(callee, caller, method, len);
             if !self.hosts[callee as usize].is_silent {
                 let text = "the connection broke".to_owned();

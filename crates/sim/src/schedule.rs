@@ -88,7 +88,47 @@ impl Schedule {
         self.dead_count = 0;
     }
 
+    /// Every entry, dead ones too, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.heap.iter().map(|Reverse(entry)| entry)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.heap.len() - self.dead_count.min(self.heap.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_come_in_order_of_time_and_then_of_pushing() {
+        let mut schedule = Schedule::new();
+        for (slot, at) in [(0, 5), (1, 3), (2, 5), (3, 3), (4, 0)] {
+            schedule.push(at, What::Timer(slot));
+        }
+        let order: Vec<What> =
+            std::iter::from_fn(|| schedule.pop().map(|entry| entry.what)).collect();
+        assert_eq!(order, [4, 1, 3, 0, 2].map(What::Timer));
+    }
+
+    #[test]
+    fn dead_entries_never_outnumber_live_ones_by_much() {
+        let mut schedule = Schedule::new();
+        let mut live: std::collections::BTreeSet<u64> = std::collections::BTreeSet::new();
+        for i in 0..100_000 {
+            let seq = schedule.push(1_000_000 + i, What::Limit(0));
+            // One in ten stays.
+            if i % 10 == 0 {
+                live.insert(seq);
+            } else if schedule.cancelled() {
+                schedule.sweep(|entry| live.contains(&entry.seq));
+            }
+            assert!(schedule.heap.len() <= 2 * live.len() + MIN_SWEEP_COUNT + 1);
+        }
+        assert_eq!(live.len(), 10_000);
+        let kept = std::iter::from_fn(|| schedule.pop()).filter(|e| live.contains(&e.seq)).count();
+        assert_eq!(kept, 10_000);
     }
 }

@@ -167,6 +167,7 @@ impl Sim {
     // ---- faults ----
 
     /// The process dies, its machine lives: callers learn it after one round trip.
+    /// Its tasks are dropped at once, or as soon as the task that says so suspends.
     pub fn crash(&self, host: HostId) {
         self.shared().with(|world| world.crash(host.0, false));
     }
@@ -268,7 +269,10 @@ impl Sim {
         loop {
             if std::mem::take(&mut is_due) {
                 flag.rearm();
-                if let Poll::Ready(output) = work.as_mut().poll(&mut Context::from_waker(&waker)) {
+                self.shared().with(|world| world.is_polling = true);
+                let result = work.as_mut().poll(&mut Context::from_waker(&waker));
+                self.shared().with(|world| world.is_polling = false);
+                if let Poll::Ready(output) = result {
                     return Ok(output);
                 }
             }
@@ -330,12 +334,19 @@ impl Sim {
         match result {
             Poll::Pending => {
                 // Given back if the task was ended meanwhile; dropped here, unlocked.
-                let _ended = shared.with(|world| world.tasks.check_in(id, run));
+                let _ended = shared.with(|world| {
+                    world.is_polling = false;
+                    world.tasks.check_in(id, run)
+                });
             }
-            Poll::Ready(None) => {
-                shared.with(|world| world.end_task(id));
-            }
-            Poll::Ready(Some(answer)) => shared.with(|world| world.finish_serving(id, answer)),
+            Poll::Ready(None) => shared.with(|world| {
+                world.is_polling = false;
+                world.end_task(id);
+            }),
+            Poll::Ready(Some(answer)) => shared.with(|world| {
+                world.is_polling = false;
+                world.finish_serving(id, answer);
+            }),
         }
     }
 
@@ -350,11 +361,18 @@ impl Sim {
                 HostId(world.receiver(slot, leg))
             }),
             What::Arrive(slot, leg) => {
-                let (to, arrival) =
-                    shared.with(|world| (world.receiver(slot, leg), world.arrived(slot, leg)));
+                let (to, arrival) = shared.with(|world| {
+                    let to = world.receiver(slot, leg);
+                    let arrival = world.arrived(slot, leg);
+                    world.is_polling = arrival.is_some();
+                    (to, arrival)
+                });
                 if let Some(arrival) = arrival {
                     let work = arrival.service.handle(arrival.from, arrival.request);
-                    shared.with(|world| world.begin_serving(&shared.ready, arrival.call, work));
+                    shared.with(|world| {
+                        world.is_polling = false;
+                        world.begin_serving(&shared.ready, arrival.call, work);
+                    });
                 }
                 HostId(to)
             }
@@ -387,6 +405,25 @@ impl Sim {
             hooks.append(&mut kept);
             *kept = hooks;
         }
+    }
+
+    /// Demands progress: runs until `is_true`, asked after every step.
+    ///
+    /// # Panics
+    /// With a report of who is stuck, if it has not come true after `limit`.
+    pub fn eventually(&self, limit: Duration, claim: &str, is_true: impl FnMut(&Sim) -> bool) {
+        if !self.run_until_true(limit, is_true) {
+            let stuck = self.shared().with(|world| world.stuck());
+            panic!("not within {limit:?}: {claim}; {stuck}");
+        }
+    }
+
+    /// Asserts what must hold inside the simulator between two steps.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn check_invariants(&self) {
+        self.shared().with(|world| world.check_invariants());
     }
 
     /// Counts since the beginning.

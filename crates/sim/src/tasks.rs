@@ -208,6 +208,17 @@ impl Tasks {
         Ended { call: slot.call, run: slot.run }
     }
 
+    /// Counts a host's list, asserting that it is well linked.
+    pub(crate) fn check_list(&self, list: TaskList, host: u32) -> usize {
+        let (mut count, mut previous, mut index) = (0, NONE, list.0);
+        while let Some(slot) = self.slots.find(index) {
+            assert_eq!((slot.host, slot.previous), (host, previous), "task {index}");
+            (count, previous, index) = (count + 1, index, slot.next);
+        }
+        assert_eq!(index, NONE, "the list of host {host} ends in a freed slot");
+        count
+    }
+
     /// How many tasks each host has, hosts in order of their numbers.
     pub(crate) fn count_by_host(&self) -> Vec<(u32, usize)> {
         let mut counts = std::collections::BTreeMap::new();

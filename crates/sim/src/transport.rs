@@ -11,7 +11,7 @@ use atoll_key::PeerId;
 use atoll_net::{CallError, Peer, Reply, Request, Service, Transport};
 
 use crate::network::fits;
-use crate::world::{After, Shared};
+use crate::world::{Grave, Shared};
 
 /// What a host's code asks for peers. Of a dead incarnation: calls fail at once.
 pub(crate) struct SimTransport {
@@ -56,7 +56,7 @@ impl Transport for SimTransport {
             } else {
                 Some(service)
             };
-            world.after.extend(unused.map(After::DropService));
+            world.graves.extend(unused.map(Grave::Service));
         });
     }
 }

@@ -1,8 +1,10 @@
 //! The world: hosts, tasks, timers, calls and links, as plain data behind one lock.
 //!
 //! Foreign code must not run under the lock, as it may come back here: what is to be
-//! woken or dropped is put into `after`, and [`Shared::with`] sees to it once the lock
-//! is released.
+//! woken or dropped is put into `wakes` and `graves`, and [`Shared::with`] sees to it
+//! once the lock is released. Graves wait longer, until no task is being polled: a task
+//! that aborts another may hold a lock which the other's destructor wants. Tokio too
+//! drops an aborted task later, on its own account.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -35,15 +37,15 @@ const STREAM_PLACES: u64 = 2;
 const STREAM_OUTSIDE: u64 = 3;
 const STREAM_HOSTS: u64 = 1 << 32;
 
-/// What happens once the lock is released. The fields are there to be dropped.
-pub(crate) enum After {
-    Wake(Waker),
-    DropWaker(#[expect(dead_code)] Waker),
-    DropRun(#[expect(dead_code)] Run),
-    DropBody(#[expect(dead_code)] Body),
-    DropService(#[expect(dead_code)] Arc<dyn Service>),
-    DropRequest(#[expect(dead_code)] Request),
-    DropReply(#[expect(dead_code)] Result<Reply, CallError>),
+/// What is dropped once nothing else runs.
+#[expect(dead_code, reason = "the fields are there to be dropped")]
+pub(crate) enum Grave {
+    Waker(Waker),
+    Run(Run),
+    Body(Body),
+    Service(Arc<dyn Service>),
+    Request(Request),
+    Reply(Result<Reply, CallError>),
 }
 
 /// One machine. About 300 bytes.
@@ -94,7 +96,10 @@ pub(crate) struct World {
     places_random: Random,
     pub(crate) stats: Stats,
     pub(crate) trace: Trace,
-    pub(crate) after: Vec<After>,
+    pub(crate) wakes: Vec<Waker>,
+    pub(crate) graves: Vec<Grave>,
+    /// A task, a service or the future of `block_on` is at work.
+    pub(crate) is_polling: bool,
     steps_at_now: u64,
     is_shut_down: bool,
 }
@@ -118,15 +123,11 @@ impl Shared {
     pub(crate) fn with<R>(&self, work: impl FnOnce(&mut World) -> R) -> R {
         let mut world = lock(&self.world);
         let result = work(&mut world);
-        let after =
-            if world.after.is_empty() { Vec::new() } else { std::mem::take(&mut world.after) };
+        let wakes = std::mem::take(&mut world.wakes);
+        let graves = if world.is_polling { Vec::new() } else { std::mem::take(&mut world.graves) };
         drop(world);
-        for action in after {
-            match action {
-                After::Wake(waker) => waker.wake(),
-                other => drop(other),
-            }
-        }
+        wakes.into_iter().for_each(Waker::wake);
+        drop(graves);
         result
     }
 
@@ -211,7 +212,9 @@ impl World {
             places_random: Random::new(seed, STREAM_PLACES),
             stats: Stats::default(),
             trace: Trace::new(seed, config.trace_last_count),
-            after: Vec::new(),
+            wakes: Vec::new(),
+            graves: Vec::new(),
+            is_polling: false,
             steps_at_now: 0,
             is_shut_down: false,
             config,
@@ -264,7 +267,7 @@ impl World {
         call: Option<u32>,
     ) -> Option<TaskId> {
         if !self.is_current(host, incarnation) {
-            self.after.push(After::DropBody(body));
+            self.graves.push(Grave::Body(body));
             return None;
         }
         let list = match host {
@@ -286,6 +289,7 @@ impl World {
             if let Some((run, host)) = self.tasks.check_out(id) {
                 self.count_step();
                 self.stats.poll_count += 1;
+                self.is_polling = true;
                 return Some(NextTask::Task(id, run, host));
             }
         }
@@ -299,14 +303,14 @@ impl World {
             _ => &mut self.hosts[host as usize].tasks,
         };
         let ended = self.tasks.remove(id, list)?;
-        self.after.extend(ended.run.map(After::DropRun));
+        self.graves.extend(ended.run.map(Grave::Run));
         ended.call
     }
 
     fn drop_tasks_of(&mut self, host: u32) {
         let mut list = std::mem::replace(&mut self.host_mut(host).tasks, TaskList::EMPTY);
         while let Some(ended) = self.tasks.remove_first(&mut list) {
-            self.after.extend(ended.run.map(After::DropRun));
+            self.graves.extend(ended.run.map(Grave::Run));
             if let Some(call) = ended.call {
                 self.server_died(call);
             }
@@ -328,7 +332,7 @@ impl World {
             Some(timer) if timer.seq == seq => {
                 if !timer.waker.will_wake(waker) {
                     let old = std::mem::replace(&mut timer.waker, waker.clone());
-                    self.after.push(After::DropWaker(old));
+                    self.graves.push(Grave::Waker(old));
                 }
                 true
             }
@@ -339,7 +343,7 @@ impl World {
     pub(crate) fn stop_timer(&mut self, (slot, seq): (u32, u64)) {
         if self.timers.find(slot).is_some_and(|timer| timer.seq == seq) {
             let timer = self.timers.remove(slot).expect("it was just found");
-            self.after.push(After::DropWaker(timer.waker));
+            self.graves.push(Grave::Waker(timer.waker));
             self.entry_cancelled();
         }
     }
@@ -406,7 +410,7 @@ impl World {
         let timer = self.timers.remove(slot).expect("a live entry has its slot");
         self.stats.timer_count += 1;
         self.record(EventKind::Timer, timer.host, timer.host, 0, 0);
-        self.after.push(After::Wake(timer.waker));
+        self.wakes.push(timer.waker);
         timer.host
     }
 
@@ -422,7 +426,7 @@ impl World {
         host.incarnation += 1;
         host.round_trips = Vec::new();
         let service = host.service.take();
-        self.after.extend(service.map(After::DropService));
+        self.graves.extend(service.map(Grave::Service));
         self.record(EventKind::Crash, index, index, 0, usize::from(is_silent));
         self.drop_tasks_of(index);
     }
@@ -469,10 +473,12 @@ impl World {
     /// Ends every task and lets go of every service, so that nothing holds this world.
     pub(crate) fn shut_down(&mut self) {
         self.is_shut_down = true;
+        // If it was left behind by a panic.
+        self.is_polling = false;
         for index in (0..self.hosts.len() as u32).chain([HostId::OUTSIDE.0]) {
             self.drop_tasks_of(index);
             let service = self.host_mut(index).service.take();
-            self.after.extend(service.map(After::DropService));
+            self.graves.extend(service.map(Grave::Service));
         }
     }
 }

@@ -255,3 +255,50 @@ fn clocks_may_be_wrong_and_random_numbers_differ_by_host() {
     assert_eq!(right.now(), slow.now());
     assert_ne!(right.random_u64(), slow.random_u64());
 }
+
+struct LocksOnDrop(Arc<Mutex<u64>>);
+
+impl Drop for LocksOnDrop {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap() += 1;
+    }
+}
+
+/// Tokio drops an aborted task later. A protocol that aborts a task while it holds a
+/// lock which the task's destructor takes would otherwise hang only when simulated.
+#[test]
+fn an_aborted_task_is_dropped_only_when_the_aborting_one_suspends() {
+    let sim = Sim::new(flat(1));
+    let env = sim.env(sim.add_host(HostConfig::default()));
+    let dropped = Arc::new(Mutex::new(0));
+    let held = LocksOnDrop(dropped.clone());
+    let victim = env.spawn(Box::pin(async move {
+        let _held = held;
+        std::future::pending::<()>().await;
+    }));
+    sim.run_for(secs(1));
+    let count = dropped.clone();
+    env.spawn(Box::pin(async move {
+        let guard = count.lock().unwrap();
+        victim.abort();
+        assert_eq!(*guard, 0);
+    }));
+    sim.run_for(secs(1));
+    assert_eq!((*dropped.lock().unwrap(), sim.task_count()), (1, 0));
+}
+
+#[test]
+#[should_panic(expected = "not within 5s: the moon is reached; stuck at 8s with seed 0")]
+fn progress_can_be_demanded() {
+    let sim = Sim::new(flat(1));
+    let env = sim.outside();
+    let (inner, log) = (env.clone(), Log::default());
+    env.spawn(Box::pin(async move {
+        loop {
+            atoll_env::sleep(&*inner, secs(1)).await;
+            note(&log, 0);
+        }
+    }));
+    sim.eventually(secs(5), "three seconds pass", |sim| sim.now().as_nanos() == 3_000_000_000);
+    sim.eventually(secs(5), "the moon is reached", |_| false);
+}
