@@ -82,7 +82,10 @@ impl Keeper {
         let mut kept = Kept { root_version, tried_unix_secs: began, ..before };
         match self.renew_all(&manifest).await {
             Ok(lost_blocks) => {
-                tracing::info!("volume {name}: {} blocks kept, {lost_blocks} lost", manifest.count());
+                tracing::info!(
+                    "volume {name}: {} blocks kept, {lost_blocks} lost",
+                    manifest.count()
+                );
                 kept.refreshed_unix_secs = began;
                 kept.lost_blocks = lost_blocks;
                 kept.trouble = None;
@@ -267,10 +270,8 @@ mod tests {
         volumes.keep_add("docs", 1, 0, &joined).expect("add");
         let root = SignedBlock::sign(&key, b"", 4, b"root");
         volumes.keep_commit("docs", 1, u64::from(count), &root, START).expect("commit");
-        let clock =
-            Arc::new(Clock { real: TokioRuntime::current(), secs: AtomicU64::new(START) });
-        let keeper =
-            Keeper { env: clock.clone(), blocks: ring.clone(), volumes, lease: LEASE };
+        let clock = Arc::new(Clock { real: TokioRuntime::current(), secs: AtomicU64::new(START) });
+        let keeper = Keeper { env: clock.clone(), blocks: ring.clone(), volumes, lease: LEASE };
         Scene { _temp: temp, ring, clock, keeper, root, hashes }
     }
 

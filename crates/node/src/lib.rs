@@ -17,12 +17,15 @@ pub mod client;
 mod config;
 mod control;
 mod dir;
+mod entry;
 mod join;
 mod keeper;
 mod manifest;
 mod network;
 mod node;
 mod peers;
+mod report;
+mod scope;
 mod status;
 mod volumes;
 

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
 use crate::dir::{self, DirError, NodeDir};
@@ -19,7 +20,7 @@ pub const MAX_REPLICAS: u32 = 8;
 pub enum IdProfile {
     /// Hash of the node's public key: the profile of private networks.
     #[n(2)]
-    Identity,
+    Identity = 2,
 }
 
 /// What all nodes of a network agree on. Printed without its secret.
@@ -62,6 +63,14 @@ impl Network {
         hasher.update(&[self.profile as u8]);
         hasher.update(&self.replicas.to_be_bytes()).update(&self.secret);
         NetworkId(*hasher.finalize().as_bytes())
+    }
+
+    /// What both sides of a connection must agree on besides the secret.
+    pub(crate) fn profile_bytes(&self) -> Bytes {
+        let mut bytes = b"atoll 1\0".to_vec();
+        bytes.push(self.profile as u8);
+        bytes.extend_from_slice(&self.replicas.to_be_bytes());
+        bytes.into()
     }
 
     /// Whether the parameters are within this program's limits.

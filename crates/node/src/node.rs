@@ -1,57 +1,230 @@
 //! The daemon put together.
+//!
+//! [`Node::start`] opens the directory, then builds from the bottom up: transport, Chord,
+//! block store, DHT; enters the ring; starts the keeper; and at last opens the control
+//! socket, so that whoever can connect finds a whole node. [`Node::stop`] goes the other way.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
-use atoll_net::Peer;
+use atoll_dht::{Blocks, Dht, DhtConfig};
+use atoll_env::{BoxFuture, Env, TokioRuntime, timeout};
+use atoll_key::SecretKey;
+use atoll_net::{
+    NetworkAuth, Peer, Router, TcpConfig, TcpTransport, Transport, UnixServer, serve_unix,
+};
+use atoll_overlay::Overlay;
+use atoll_overlay::chord::{self, Chord, ChordConfig};
+use atoll_store::BlockStore;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 
-use crate::config::{NodeConfig, StartError};
+use crate::config::{NodeConfig, Settings, StartError};
+use crate::control::server::{About, Control};
+use crate::dir::{self, DirError, DirLock, NodeDir, SocketAddress};
+use crate::entry::{Entry, Place, Ring};
+use crate::keeper::Keeper;
+use crate::network::{Network, StoredNetwork, random_seed};
+use crate::peers::PeerList;
+use crate::report::Report;
+use crate::scope::Scope;
 use crate::status::Status;
+use crate::volumes::Volumes;
 
-/// A running node.
-pub struct Node {}
+/// How long leaving the ring may take when stopping.
+const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+/// How long the tasks may take to end when stopping.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// A running node. Dropping it stops it where it stands, as a crash would;
+/// [`Node::stop`] takes leave.
+pub struct Node {
+    dir: NodeDir,
+    is_founder: bool,
+    scope: Arc<Scope>,
+    transport: Arc<TcpTransport>,
+    chord: Arc<Chord>,
+    entry: Arc<Entry>,
+    report: Arc<Report>,
+    control: UnixServer,
+    stop_asked: watch::Receiver<bool>,
+    /// Keeps the socket's path valid where it goes through a handle.
+    _socket: SocketAddress,
+    _lock: DirLock,
+}
+
+/// What the directory says about the node before anything runs.
+struct Opened {
+    dir: NodeDir,
+    lock: DirLock,
+    identity: SecretKey,
+    network: StoredNetwork,
+    settings: Settings,
+    remembered: PeerList,
+    is_founder: bool,
+}
 
 impl Node {
-    /// Starts a node; it runs until [`Node::stop`].
+    /// Starts a node; it runs until [`Node::stop`]. Must be called on a tokio runtime.
+    ///
+    /// Returns when the node has entered the ring, or after `config.join_patience`: it then
+    /// goes on trying, and its status says so.
     pub async fn start(config: NodeConfig) -> Result<Node, StartError> {
-        let _ = config;
-        unimplemented!()
+        let lease = config.lease;
+        let join_patience = config.join_patience;
+        let opened = tokio::task::spawn_blocking(move || open(&config))
+            .await
+            .map_err(|error| StartError::Config(error.to_string()))??;
+        let Opened { dir, lock, identity, network, mut settings, remembered, is_founder } = opened;
+        let scope = Arc::new(Scope::new(Arc::new(TokioRuntime::current())));
+        let env: Env = scope.clone();
+        let started = env.now();
+
+        let transport = listen(identity, &network.network, &settings).await?;
+        let listen = SocketAddr::new(settings.listen().ip(), bound_port(&transport, &settings));
+        settings.set_listen(listen);
+        settings.save(&dir)?;
+
+        let bootstrap = network.bootstrap.as_slice().iter();
+        let known: Vec<Peer> = remembered.as_slice().iter().chain(bootstrap).copied().collect();
+        let chord_config = ChordConfig { remembered: known, ..ChordConfig::default() };
+        let wire: Arc<dyn Transport> = transport.clone();
+        let chord = Chord::new(env.clone(), wire.clone(), chord_config);
+        let store = open_store(&dir, &env, settings.storage_bytes()).await?;
+        let overlay: Arc<dyn Overlay> = chord.clone();
+        let dht_config = DhtConfig {
+            replicas: network.network.replicas as usize,
+            lease,
+            ..DhtConfig::default()
+        };
+        let dht = Dht::new(env.clone(), wire, overlay.clone(), store.clone(), dht_config);
+        let router = Router::new()
+            .route(chord::messages::FAMILY, chord.clone())
+            .route((atoll_dht::messages::LOOKUP_STEP >> 8) as u8, dht.clone());
+        transport.serve(Arc::new(router));
+        dht.start();
+
+        let entry = Arc::new(Entry::new(
+            env.clone(),
+            Arc::new(chord.clone()),
+            dir.clone(),
+            transport.local(),
+            settings,
+            remembered,
+            &network.bootstrap,
+        ));
+        entry.begin(join_patience).await;
+        env.spawn(Box::pin(entry.clone().run()));
+
+        let volumes = Arc::new(Volumes::open(&dir)?);
+        let blocks: Arc<dyn Blocks> = dht.clone();
+        let keeper =
+            Keeper { env: env.clone(), blocks: blocks.clone(), volumes: volumes.clone(), lease };
+        env.spawn(Box::pin(keeper.run()));
+
+        let report = Arc::new(Report {
+            dir: dir.clone(),
+            env: env.clone(),
+            started,
+            network: network.network,
+            listen,
+            lease,
+            transport: transport.clone(),
+            overlay,
+            entry: entry.clone(),
+            store,
+            dht,
+            volumes: volumes.clone(),
+        });
+        let (stop, stop_asked) = watch::channel(false);
+        let control = Control { env, blocks, volumes, about: report.clone(), stop };
+        let socket = dir.socket_address()?;
+        let control = serve_unix(socket.path(), Arc::new(control))
+            .map_err(|error| StartError::Socket(error.to_string()))?;
+        Ok(Node {
+            dir,
+            is_founder,
+            scope,
+            transport,
+            chord,
+            entry,
+            report,
+            control,
+            stop_asked,
+            _socket: socket,
+            _lock: lock,
+        })
     }
 
     /// The node's directory.
     pub fn dir(&self) -> &Path {
-        unimplemented!()
+        self.dir.root()
     }
 
     /// Its address card: public key and advertised address.
     pub fn local(&self) -> Peer {
-        unimplemented!()
+        self.transport.local()
     }
 
     /// Where it accepts connections.
     pub fn listen(&self) -> SocketAddr {
-        unimplemented!()
+        self.report.listen
     }
 
     /// Whether this start made the network (no join code, an empty directory).
     pub fn is_founder(&self) -> bool {
-        unimplemented!()
+        self.is_founder
     }
 
-    /// Its state.
+    /// Its state. Reads some small files.
     pub fn status(&self) -> Status {
-        unimplemented!()
+        self.report.status()
     }
 
     /// Waits until the node should stop: SIGINT, SIGTERM, or a client's request.
     /// Returns what it was, for people. After it a second signal ends the process at once.
     pub async fn until_told_to_stop(&self) -> &'static str {
-        unimplemented!()
+        let mut signals = Signals::listen();
+        let mut asked = self.stop_asked.clone();
+        let why = tokio::select! {
+            why = signals.next() => why,
+            _ = asked.wait_for(|asked| *asked) => "a client asked for it",
+        };
+        tokio::spawn(async move {
+            signals.next().await;
+            std::process::exit(130);
+        });
+        why
     }
 
     /// Leaves the ring, finishes what is being written and closes the sockets.
     pub async fn stop(self) {
-        unimplemented!()
+        let env = TokioRuntime::current();
+        self.control.shutdown().await;
+        if timeout(&env, LEAVE_LIMIT, self.chord.leave()).await.is_err() {
+            tracing::warn!("the neighbours did not hear our leaving in time; they will notice");
+        }
+        let entry = self.entry.clone();
+        let _ = tokio::task::spawn_blocking(move || entry.remember()).await;
+        self.transport.shutdown().await;
+        self.scope.end();
+        if timeout(&env, END_LIMIT, self.scope.all_ended()).await.is_err() {
+            tracing::warn!("some tasks did not end in time");
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.scope.end();
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Node({:?}, {})", self.local(), self.dir.root().display())
     }
 }
 
@@ -64,4 +237,170 @@ pub fn daemon_runtime(worker_threads: usize) -> std::io::Result<tokio::runtime::
         .thread_name("atoll")
         .enable_all()
         .build()
+}
+
+/// SIGINT and SIGTERM.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn listen() -> Signals {
+        let on = |kind| signal(kind).expect("these signals can be caught");
+        Signals { interrupt: on(SignalKind::interrupt()), terminate: on(SignalKind::terminate()) }
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "interrupted",
+            _ = self.terminate.recv() => "terminated",
+        }
+    }
+}
+
+/// Takes the directory and reads or makes what a node needs to begin.
+fn open(config: &NodeConfig) -> Result<Opened, StartError> {
+    let root =
+        std::path::absolute(&config.dir).map_err(DirError::io("cannot find", &config.dir))?;
+    let dir = NodeDir::at(root);
+    dir.prepare()?;
+    let lock = dir.lock()?;
+    let mut settings = Settings::load(&dir)?;
+    settings.apply(config)?;
+    let (network, is_founder) = open_network(&dir, config)?;
+    let identity = open_identity(&dir)?;
+    let remembered = match PeerList::load(&dir) {
+        Ok(peers) => peers,
+        // Only a memory: the join code's peers and the neighbours replace it.
+        Err(error) => {
+            tracing::warn!("{error}");
+            PeerList::default()
+        }
+    };
+    Ok(Opened { dir, lock, identity, network, settings, remembered, is_founder })
+}
+
+fn open_identity(dir: &NodeDir) -> Result<SecretKey, DirError> {
+    let path = dir.identity();
+    if let Some(bytes) = dir::read_secret(&path)? {
+        let seed = bytes.as_slice().try_into().map_err(|_| {
+            DirError::damaged(&path, format!("it has {} bytes; a key has 32", bytes.len()))
+        })?;
+        return Ok(SecretKey::from_seed(seed));
+    }
+    let seed = random_seed();
+    dir::create_atomically(&path, &seed)?;
+    Ok(SecretKey::from_seed(&seed))
+}
+
+/// The directory's network: the one it has, the join code's, or a new one (and
+/// whether it is new).
+fn open_network(dir: &NodeDir, config: &NodeConfig) -> Result<(StoredNetwork, bool), StartError> {
+    let stored = Network::load(dir)?;
+    let (network, is_founder) = match (stored, &config.join) {
+        (Some(stored), None) => return Ok((stored, false)),
+        (Some(stored), Some(code)) if stored.network != code.network => {
+            return Err(StartError::OtherNetwork {
+                dir: dir.root().to_owned(),
+                ours: stored.network.id().to_string(),
+                theirs: code.network.id().to_string(),
+            });
+        }
+        (_, Some(code)) => {
+            let network = code.network.clone();
+            (StoredNetwork { network, bootstrap: code.peer_list() }, false)
+        }
+        (None, None) => {
+            let network = Network::generate(config.replicas);
+            network.check().map_err(StartError::Config)?;
+            (StoredNetwork { network, bootstrap: PeerList::default() }, true)
+        }
+    };
+    network.save(dir)?;
+    Ok((network, is_founder))
+}
+
+async fn listen(
+    identity: SecretKey,
+    network: &Network,
+    settings: &Settings,
+) -> Result<Arc<TcpTransport>, StartError> {
+    let auth = NetworkAuth { secret: network.secret, profile: network.profile_bytes() };
+    let mut config = TcpConfig::new(identity, auth, settings.listen());
+    config.advertise = settings.advertise();
+    if config.advertise.is_none() && config.listen.ip().is_unspecified() {
+        if config.listen.port() == 0 {
+            config.listen.set_port(free_port(config.listen)?);
+        }
+        config.advertise = Some(SocketAddr::new(own_ip(config.listen), config.listen.port()));
+    }
+    TcpTransport::start(config).await.map_err(|error| match error {
+        atoll_net::StartError::Listen { addr, source } => {
+            StartError::Listen { addr, reason: source.to_string() }
+        }
+        error => StartError::Config(error.to_string()),
+    })
+}
+
+/// A port that is free now on all addresses.
+fn free_port(listen: SocketAddr) -> Result<u16, StartError> {
+    TcpListener::bind(listen)
+        .and_then(|listener| listener.local_addr())
+        .map(|addr| addr.port())
+        .map_err(|error| StartError::Listen { addr: listen, reason: error.to_string() })
+}
+
+/// The address this machine would use towards the world (nothing is sent to find out);
+/// loopback if it has none.
+fn own_ip(listen: SocketAddr) -> IpAddr {
+    // Addresses for documentation (RFC 5737, RFC 3849): routed like any other.
+    let outside = if listen.is_ipv4() { "192.0.2.1:9" } else { "[2001:db8::1]:9" };
+    let found = UdpSocket::bind(SocketAddr::new(listen.ip(), 0))
+        .and_then(|socket| socket.connect(outside).and_then(|()| socket.local_addr()));
+    match found {
+        Ok(addr) if !addr.ip().is_unspecified() => addr.ip(),
+        _ => IpAddr::V4(Ipv4Addr::LOCALHOST),
+    }
+}
+
+/// The port listened on, where port 0 was asked for.
+fn bound_port(transport: &TcpTransport, settings: &Settings) -> u16 {
+    match settings.listen().port() {
+        0 => transport.local().addr.port(),
+        port => port,
+    }
+}
+
+async fn open_store(
+    dir: &NodeDir,
+    env: &Env,
+    capacity_bytes: u64,
+) -> Result<Arc<dyn BlockStore>, StartError> {
+    let _ = (dir, env, capacity_bytes);
+    unimplemented!()
+}
+
+impl Ring for Arc<Chord> {
+    fn create(&self) {
+        Chord::create(self);
+    }
+
+    fn join(&self, peers: Vec<Peer>) -> BoxFuture<'static, Result<(), String>> {
+        let chord = self.clone();
+        Box::pin(async move { Chord::join(&chord, peers).await.map_err(|e| e.to_string()) })
+    }
+
+    fn place(&self) -> Place {
+        let around = self.neighbourhood();
+        match (around.joined, around.successors.is_empty()) {
+            (false, _) => Place::Nowhere,
+            (true, true) => Place::Alone,
+            (true, false) => Place::Among,
+        }
+    }
+
+    fn known_peers(&self) -> Vec<Peer> {
+        Chord::known_peers(self)
+    }
 }

@@ -1,0 +1,324 @@
+//! Entering the ring, and finding back into it.
+//!
+//! A node that knows nobody founds a ring of its own. One that knows peers (remembered
+//! from before, or named by its join code) joins through them, and keeps trying. What it
+//! does while none answers depends:
+//!
+//! - A newcomer that has never had a place on the ring waits: a ring of its own would be
+//!   a second one, and it holds nothing anybody could miss.
+//! - A node that has been a member (or founded the network) serves alone, so that it can
+//!   hand out what it holds, and so that nodes which lost power together do not wait for
+//!   each other for ever. It tells so in its status. Chord goes on calling the peers it
+//!   remembers; as soon as one answers, the two rings merge.
+//!
+//! The peers known are written to disk as they change and are never forgotten for being
+//! unreachable, only for being crowded out by others.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use atoll_env::{BoxFuture, Env, jittered, sleep, timeout};
+use atoll_net::Peer;
+
+use crate::config::Settings;
+use crate::dir::NodeDir;
+use crate::peers::PeerList;
+
+/// Wait between two rounds of trying.
+const RETRY: Duration = Duration::from_secs(5);
+/// How often the known peers are looked at, to remember them.
+const REMEMBER: Duration = Duration::from_secs(10);
+
+/// What entering needs of the overlay.
+pub(crate) trait Ring: Send + Sync + 'static {
+    /// Founds a ring of one.
+    fn create(&self);
+    /// Joins the ring of the first of `peers` that answers. Not while on a ring.
+    fn join(&self, peers: Vec<Peer>) -> BoxFuture<'static, Result<(), String>>;
+    /// Whether this node has a place, and whether it is there alone.
+    fn place(&self) -> Place;
+    /// All peers the overlay knows.
+    fn known_peers(&self) -> Vec<Peer>;
+}
+
+/// A node's place on the ring, as far as entering cares.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    Nowhere,
+    Alone,
+    Among,
+}
+
+/// Brings a node onto the ring and remembers whom it knows.
+pub(crate) struct Entry {
+    env: Env,
+    ring: Arc<dyn Ring>,
+    dir: NodeDir,
+    me: Peer,
+    state: Mutex<State>,
+}
+
+struct State {
+    settings: Settings,
+    /// Remembered peers first, then those of the join code.
+    known: PeerList,
+    saved: PeerList,
+    trouble: Option<String>,
+}
+
+impl Entry {
+    /// `remembered` are the peers on disk, `bootstrap` those of the join code.
+    pub(crate) fn new(
+        env: Env,
+        ring: Arc<dyn Ring>,
+        dir: NodeDir,
+        me: Peer,
+        settings: Settings,
+        remembered: PeerList,
+        bootstrap: &PeerList,
+    ) -> Entry {
+        let others = remembered.as_slice().iter().chain(bootstrap.as_slice()).copied();
+        let known = PeerList::new(others.filter(|peer| peer.id != me.id));
+        let state = State { settings, known, saved: remembered, trouble: None };
+        Entry { env, ring, dir, me, state: Mutex::new(state) }
+    }
+
+    /// Enters the ring or, after `patience`, gives up for now; see the module's text.
+    pub(crate) async fn begin(&self, patience: Duration) {
+        let (known, was_member) = {
+            let state = self.lock();
+            (state.known.as_slice().to_vec(), state.settings.has_joined())
+        };
+        if known.is_empty() {
+            self.ring.create();
+        } else {
+            match timeout(&*self.env, patience, self.ring.join(known)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(reason)) => self.stand_by(was_member, &reason),
+                Err(elapsed) => self.stand_by(was_member, &elapsed.to_string()),
+            }
+        }
+        self.settle();
+    }
+
+    /// Keeps trying while this node is alone, and remembers the peers it meets; ends only by
+    /// being aborted.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let mut until_remember = Duration::ZERO;
+        loop {
+            let pause = jittered(&*self.env, RETRY);
+            sleep(&*self.env, pause).await;
+            until_remember = until_remember.saturating_sub(pause);
+            self.step().await;
+            if until_remember.is_zero() {
+                let entry = self.clone();
+                let _ = tokio::task::spawn_blocking(move || entry.remember()).await;
+                until_remember = REMEMBER;
+            }
+        }
+    }
+
+    /// One more attempt, if this node has no place yet; else a look at whether it is alone
+    /// though it knows others.
+    async fn step(&self) {
+        let (known, was_member) = {
+            let state = self.lock();
+            (state.known.as_slice().to_vec(), state.settings.has_joined())
+        };
+        match self.ring.place() {
+            Place::Nowhere => {
+                if let Err(reason) = self.ring.join(known).await {
+                    self.stand_by(was_member, &reason);
+                }
+            }
+            Place::Alone if !known.is_empty() => self.stand_by(was_member, "no answer"),
+            Place::Alone | Place::Among => {}
+        }
+        self.settle();
+    }
+
+    /// What keeps this node from being among others, for people.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.lock().trouble.clone()
+    }
+
+    /// Writes down the peers known now, in front of those known before. Blocks on the disk.
+    pub(crate) fn remember(&self) {
+        let present = self.ring.known_peers();
+        let mut state = self.lock();
+        let before = state.known.as_slice().iter().copied();
+        let known = PeerList::new(present.into_iter().chain(before).filter(|p| p.id != self.me.id));
+        state.known = known.clone();
+        if state.known == state.saved {
+            return;
+        }
+        match known.save(&self.dir) {
+            Ok(()) => state.saved = known,
+            Err(error) => tracing::warn!("cannot remember the peers: {error}"),
+        }
+    }
+
+    /// No one answers: serve alone if this node has been a member before.
+    fn stand_by(&self, was_member: bool, reason: &str) {
+        if was_member && self.ring.place() == Place::Nowhere {
+            self.ring.create();
+        }
+        let mut state = self.lock();
+        let count = state.known.as_slice().len();
+        let meanwhile = if was_member { "serving alone" } else { "not on the ring yet" };
+        let trouble = format!(
+            "none of the {count} known nodes can be reached ({reason}); {meanwhile}, trying again"
+        );
+        if state.trouble.is_none() {
+            tracing::warn!("{trouble}");
+        }
+        state.trouble = Some(trouble);
+    }
+
+    /// Notes a success.
+    fn settle(&self) {
+        let place = self.ring.place();
+        let mut state = self.lock();
+        if place == Place::Among && state.trouble.take().is_some() {
+            tracing::info!("found the other nodes");
+        }
+        if place != Place::Nowhere && !state.settings.has_joined() {
+            state.settings.set_joined();
+            if let Err(error) = state.settings.save(&self.dir) {
+                tracing::warn!("cannot remember having joined: {error}");
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use atoll_env::TokioRuntime;
+    use atoll_key::PeerId;
+
+    /// A ring whose other nodes can be switched off.
+    struct FakeRing {
+        place: Mutex<Place>,
+        reachable: Mutex<bool>,
+        created: Mutex<u32>,
+    }
+
+    impl Ring for Arc<FakeRing> {
+        fn create(&self) {
+            *self.created.lock().expect("lock") += 1;
+            *self.place.lock().expect("lock") = Place::Alone;
+        }
+        fn join(&self, peers: Vec<Peer>) -> BoxFuture<'static, Result<(), String>> {
+            assert!(!peers.is_empty() && self.place() == Place::Nowhere);
+            let ring = self.clone();
+            Box::pin(async move {
+                if !*ring.reachable.lock().expect("lock") {
+                    return Err("nobody answers".into());
+                }
+                *ring.place.lock().expect("lock") = Place::Among;
+                Ok(())
+            })
+        }
+        fn place(&self) -> Place {
+            *self.place.lock().expect("lock")
+        }
+        fn known_peers(&self) -> Vec<Peer> {
+            match self.place() {
+                Place::Among => vec![peer(9)],
+                _ => Vec::new(),
+            }
+        }
+    }
+
+    fn peer(number: u8) -> Peer {
+        let addr = std::net::SocketAddr::from(([10, 0, 0, number], 7543));
+        Peer { id: PeerId([number; 32]), addr }
+    }
+
+    struct Scene {
+        ring: Arc<FakeRing>,
+        entry: Entry,
+        dir: NodeDir,
+        _temp: tempfile::TempDir,
+    }
+
+    fn scene(was_member: bool, remembered: &[Peer], bootstrap: &[Peer], reachable: bool) -> Scene {
+        let temp = tempfile::tempdir().expect("temp");
+        let dir = NodeDir::at(temp.path());
+        let ring = Arc::new(FakeRing {
+            place: Mutex::new(Place::Nowhere),
+            reachable: Mutex::new(reachable),
+            created: Mutex::new(0),
+        });
+        let mut settings = Settings::default();
+        if was_member {
+            settings.set_joined();
+        }
+        let list = |peers: &[Peer]| PeerList::new(peers.iter().copied());
+        let entry = Entry::new(
+            Arc::new(TokioRuntime::current()),
+            Arc::new(ring.clone()),
+            dir.clone(),
+            peer(1),
+            settings,
+            list(remembered),
+            &list(bootstrap),
+        );
+        Scene { ring, entry, dir, _temp: temp }
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    #[tokio::test]
+    async fn a_node_that_knows_nobody_founds_a_ring() {
+        let s = scene(false, &[], &[], true);
+        s.entry.begin(PATIENCE).await;
+        assert_eq!((s.ring.place(), s.entry.trouble()), (Place::Alone, None));
+        assert!(Settings::load(&s.dir).expect("saved").has_joined());
+    }
+
+    #[tokio::test]
+    async fn a_newcomer_never_forms_a_second_ring() {
+        let s = scene(false, &[], &[peer(2)], false);
+        s.entry.begin(PATIENCE).await;
+        s.entry.step().await;
+        assert_eq!((s.ring.place(), *s.ring.created.lock().expect("lock")), (Place::Nowhere, 0));
+        let trouble = s.entry.trouble().expect("told");
+        assert!(trouble.contains("nobody answers") && trouble.contains("not on the ring yet"));
+        assert!(!Settings::load(&s.dir).expect("none").has_joined());
+        *s.ring.reachable.lock().expect("lock") = true;
+        s.entry.step().await;
+        assert_eq!((s.ring.place(), s.entry.trouble()), (Place::Among, None));
+        assert!(Settings::load(&s.dir).expect("saved").has_joined());
+    }
+
+    #[tokio::test]
+    async fn a_member_whose_peers_are_gone_serves_alone_and_finds_back() {
+        let s = scene(true, &[peer(2)], &[], false);
+        s.entry.begin(PATIENCE).await;
+        assert_eq!(s.ring.place(), Place::Alone);
+        assert!(s.entry.trouble().is_some_and(|trouble| trouble.contains("serving alone")));
+        s.entry.step().await;
+        assert_eq!(*s.ring.created.lock().expect("lock"), 1, "founded once");
+        *s.ring.place.lock().expect("lock") = Place::Among; // Chord merged the rings
+        s.entry.step().await;
+        assert_eq!(s.entry.trouble(), None);
+    }
+
+    #[tokio::test]
+    async fn peers_are_remembered_and_not_forgotten_for_being_away() {
+        let s = scene(true, &[peer(2)], &[peer(1), peer(3)], true);
+        s.entry.begin(PATIENCE).await;
+        s.entry.remember();
+        let saved = PeerList::load(&s.dir).expect("saved");
+        assert_eq!(saved.as_slice(), [peer(9), peer(2), peer(3)], "without itself");
+        *s.ring.place.lock().expect("lock") = Place::Alone;
+        s.entry.remember();
+        assert_eq!(PeerList::load(&s.dir).expect("saved"), saved);
+    }
+}

@@ -1,0 +1,259 @@
+//! What the node can tell about itself: its status, its volumes, an invitation.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_dht::Dht;
+use atoll_env::{Env, Instant};
+use atoll_key::VolumeAddress;
+use atoll_net::{TcpTransport, Transport};
+use atoll_overlay::{Node as RingPlace, Overlay};
+use atoll_store::BlockStore;
+
+use crate::control::message::Invited;
+use crate::control::server::About;
+use crate::dir::NodeDir;
+use crate::entry::Entry;
+use crate::join::JoinCode;
+use crate::network::Network;
+use crate::status::{Repair, RingNode, Status, VolumeStatus};
+use crate::volumes::{self, Volumes};
+
+/// Successors named in an invitation besides the node itself.
+const INVITED_SUCCESSORS: usize = 3;
+
+/// The parts of a running node that have something to tell.
+pub(crate) struct Report {
+    pub dir: NodeDir,
+    pub env: Env,
+    pub started: Instant,
+    pub network: Network,
+    pub listen: SocketAddr,
+    pub lease: Duration,
+    pub transport: Arc<TcpTransport>,
+    pub overlay: Arc<dyn Overlay>,
+    pub entry: Arc<Entry>,
+    pub store: Arc<dyn BlockStore>,
+    pub dht: Arc<Dht>,
+    pub volumes: Arc<Volumes>,
+}
+
+impl About for Report {
+    fn status(&self) -> Status {
+        let around = self.overlay.neighbourhood();
+        let usage = self.store.usage();
+        let net = self.transport.stats();
+        let local = self.transport.local();
+        let mut status = Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            dir: self.dir.root().display().to_string(),
+            process: std::process::id(),
+            peer_id: hex(&local.id.0),
+            listen: self.listen.to_string(),
+            advertise: local.addr.to_string(),
+            network_id: self.network.id().to_string(),
+            uptime_secs: self.env.now().since(self.started).as_secs(),
+            joined: around.joined,
+            positions: vec![hex_key(&around.me)],
+            predecessor: around.predecessor.as_ref().map(ring_node),
+            successors: around.successors.iter().map(ring_node).collect(),
+            estimated_nodes: self.overlay.estimated_nodes(),
+            blocks: usage.blocks,
+            block_bytes: usage.block_bytes,
+            disk_bytes: usage.disk_bytes,
+            capacity_bytes: usage.capacity_bytes,
+            repair: self.repair(),
+            refusals: BTreeMap::new(),
+            bad_blocks: BTreeMap::new(),
+            connections: net.connections,
+            received_bytes: net.bytes_in,
+            sent_bytes: net.bytes_out,
+            resident_bytes: resident_bytes(),
+            volumes: self.volumes(),
+            warnings: Vec::new(),
+        };
+        status.refusals = net
+            .refusals
+            .iter()
+            .map(|(reason, count)| (reason.name().to_owned(), *count))
+            .chain((net.calls_overloaded > 0).then(|| ("overloaded".into(), net.calls_overloaded)))
+            .collect();
+        let bad = self.dht.stats().bad_blocks;
+        status.bad_blocks = bad.iter().map(|(peer, count)| (hex(&peer.0), *count)).collect();
+        status.warnings = self.warnings(&status);
+        status
+    }
+
+    fn volumes(&self) -> Vec<VolumeStatus> {
+        let names = self.volumes.names().unwrap_or_default();
+        names.iter().map(|name| volume_status(&self.volumes, name, self.lease)).collect()
+    }
+
+    fn invite(&self) -> Invited {
+        let around = self.overlay.neighbourhood();
+        let successors = around.successors.iter().map(|node| node.peer).take(INVITED_SUCCESSORS);
+        let peers = std::iter::once(self.transport.local()).chain(successors);
+        let code = JoinCode::new(self.network.clone(), peers);
+        let warning = if code.is_loopback_only() {
+            Some(format!(
+                "the node listens on {}: this code works on this machine only; \
+                 for others, start it with --listen 0.0.0.0:PORT",
+                self.listen
+            ))
+        } else if !around.joined {
+            Some("the node has no place on the ring yet".into())
+        } else {
+            None
+        };
+        Invited { code: code.to_string(), warning }
+    }
+}
+
+impl Report {
+    fn repair(&self) -> Repair {
+        let repair = self.dht.repair_status();
+        Repair {
+            queue_blocks: repair.queue_blocks,
+            fully_replicated: repair.fully_replicated,
+            replicas_wanted: repair.replicas_wanted,
+            root_blocks: repair.root_blocks,
+            repaired_blocks: repair.repaired_blocks,
+            repaired_bytes: repair.repaired_bytes,
+            rounds: repair.rounds,
+            last_round_unix_ms: repair.last_round_unix_ms,
+        }
+    }
+
+    fn warnings(&self, status: &Status) -> Vec<String> {
+        let mut warnings: Vec<String> = self.entry.trouble().into_iter().collect();
+        if status.disk_bytes > status.capacity_bytes / 20 * 19 {
+            warnings.push("the store is nearly full; give it more with --storage SIZE".into());
+        }
+        for (peer, count) in &status.bad_blocks {
+            warnings.push(format!("node {peer} sent {count} blocks that do not match their keys"));
+        }
+        let now_secs = self.env.unix_ms() / 1000;
+        let lease_secs = self.lease.as_secs();
+        warnings.extend(
+            status.volumes.iter().flat_map(|volume| volume_warnings(volume, now_secs, lease_secs)),
+        );
+        warnings
+    }
+}
+
+/// What somebody should know about a volume.
+fn volume_warnings(volume: &VolumeStatus, now_secs: u64, lease_secs: u64) -> Vec<String> {
+    let name = &volume.name;
+    let mut warnings = Vec::new();
+    if volume.lost_blocks > 0 {
+        let lost = volume.lost_blocks;
+        let source = volume.source.as_deref().unwrap_or("its directory");
+        warnings.push(format!("{lost} blocks of volume {name} are lost: publish {source} again"));
+    }
+    let left_secs = volume.lease_expires_unix_secs.saturating_sub(now_secs);
+    // Renewal is due when two thirds are left; by half something has gone wrong.
+    if volume.root_version > 0 && left_secs < lease_secs / 2 {
+        warnings.push(format!(
+            "volume {name} has not been renewed; its blocks may go in {} hours",
+            left_secs / 3600
+        ));
+    }
+    if let Some(trouble) = &volume.trouble {
+        warnings.push(format!("volume {name} could not be renewed: {trouble}"));
+    }
+    warnings
+}
+
+fn volume_status(volumes: &Volumes, name: &str, lease: Duration) -> VolumeStatus {
+    let kept = volumes.kept(name);
+    let mut status = VolumeStatus {
+        name: name.to_owned(),
+        refreshed_unix_secs: kept.refreshed_unix_secs,
+        lost_blocks: kept.lost_blocks,
+        trouble: kept.trouble,
+        ..VolumeStatus::default()
+    };
+    let mut trouble = Vec::new();
+    match volumes.key(name) {
+        Ok(key) => status.address = VolumeAddress(key.volume_id()).to_string(),
+        Err(error) => trouble.push(error.to_string()),
+    }
+    match volumes.source(name) {
+        Ok(source) => status.source = source.map(|path| path.display().to_string()),
+        Err(error) => trouble.push(error.to_string()),
+    }
+    match volumes.manifest(name) {
+        Ok(Some(manifest)) => {
+            status.root_version = manifest.root().version;
+            status.kept_blocks = manifest.count();
+            status.lease_expires_unix_secs = volumes::lease_end(kept.refreshed_unix_secs, lease);
+        }
+        Ok(None) => {}
+        Err(error) => trouble.push(error.to_string()),
+    }
+    if !trouble.is_empty() {
+        status.trouble = Some(trouble.join("; "));
+    }
+    status
+}
+
+fn ring_node(node: &RingPlace) -> RingNode {
+    RingNode { id: hex_key(node), addr: node.peer.addr.to_string() }
+}
+
+/// A ring position: its hash, when it is one, else all of it.
+fn hex_key(node: &RingPlace) -> String {
+    let key = node.id.key();
+    key.as_hash().map_or_else(|| hex(&key.0), |hash| hex(&hash))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    data_encoding::HEXLOWER.encode(bytes)
+}
+
+/// The process's resident memory; 0 where the system does not tell.
+fn resident_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resident_memory_is_read() {
+        assert!(resident_bytes() > 1 << 20);
+    }
+
+    #[test]
+    fn lost_blocks_say_what_to_do() {
+        let volume = VolumeStatus {
+            name: "docs".into(),
+            source: Some("/srv/docs".into()),
+            lost_blocks: 3,
+            ..VolumeStatus::default()
+        };
+        let warnings = volume_warnings(&volume, 0, 1);
+        assert_eq!(warnings, ["3 blocks of volume docs are lost: publish /srv/docs again"]);
+    }
+
+    #[test]
+    fn a_volume_about_to_expire_is_told() {
+        let day = 24 * 3600;
+        let volume = VolumeStatus {
+            name: "docs".into(),
+            root_version: 1,
+            lease_expires_unix_secs: 130 * day,
+            ..VolumeStatus::default()
+        };
+        assert!(volume_warnings(&volume, 110 * day, 30 * day).is_empty());
+        let late = volume_warnings(&volume, 128 * day, 30 * day);
+        assert!(late[0].contains("48 hours"), "{late:?}");
+    }
+}
