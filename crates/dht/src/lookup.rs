@@ -42,6 +42,13 @@ pub(crate) async fn get(inner: &Arc<Inner>, key: Key) -> Result<Fetched, GetErro
     if let Some(bytes) = local(inner, &key).await {
         return Ok(Fetched { bytes, trace: Trace::default() });
     }
+    let (block, trace) = find(inner, key).await?;
+    heal(inner, &block, &trace);
+    Ok(Fetched { bytes: block.bytes, trace })
+}
+
+/// Fetches a block of any kind from another node.
+pub(crate) async fn find(inner: &Arc<Inner>, key: Key) -> Result<(Block, Trace), GetError> {
     let deadline = inner.env.now() + inner.config.get_limit;
     let mut pause = FIRST_PAUSE;
     loop {
@@ -56,8 +63,7 @@ pub(crate) async fn get(inner: &Arc<Inner>, key: Key) -> Result<Fetched, GetErro
         let error = match walk(&*inner.env, &*inner.overlay, &key, limits, step).await {
             Ok(found) => {
                 add(&inner.counters.get_calls, found.trace.calls() as u64);
-                heal(inner, &found.value, &found.trace);
-                return Ok(Fetched { bytes: found.value.bytes, trace: found.trace });
+                return Ok((found.value, found.trace));
             }
             Err(error) => error,
         };

@@ -87,7 +87,7 @@ mod keys_bytes {
 
     pub fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<Vec<Key>, decode::Error> {
         let bytes = d.bytes()?;
-        if bytes.len() % 64 != 0 || bytes.len() / 64 > MAX_RENEW_KEYS {
+        if !bytes.len().is_multiple_of(64) || bytes.len() / 64 > MAX_RENEW_KEYS {
             return Err(decode::Error::message("not a list of keys"));
         }
         Ok(bytes.chunks(64).map(|key| Key::from_slice(key).expect("64 bytes")).collect())
@@ -459,7 +459,7 @@ fn items_to_bytes(items: &[Item]) -> Vec<u8> {
 }
 
 fn items_from_bytes(bytes: &[u8]) -> Result<Vec<Item>, decode::Error> {
-    if bytes.len() % ITEM_BYTES != 0 || bytes.len() / ITEM_BYTES > MAX_ITEMS {
+    if !bytes.len().is_multiple_of(ITEM_BYTES) || bytes.len() / ITEM_BYTES > MAX_ITEMS {
         return Err(decode::Error::message("not a list of items"));
     }
     let item = |chunk: &[u8]| Item {

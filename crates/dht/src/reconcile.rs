@@ -114,13 +114,13 @@ pub enum Plan {
 
 /// Decides how to answer `claim`.
 pub fn plan(claim: &Claim, own: &Fingerprint) -> Plan {
+    let few = own.count <= ITEMS_INSTEAD as u64;
+    let news = claim.print.count == 0;
     if *own == claim.print {
         Plan::Same
-    } else if own.count <= ITEMS_INSTEAD as u64 {
+    } else if few || (news && own.count <= MAX_ITEMS as u64) {
         Plan::Items
-    } else if claim.print.count == 0 && own.count <= MAX_ITEMS as u64 {
-        Plan::Items
-    } else if claim.print.count == 0 {
+    } else if news {
         Plan::Some
     } else {
         Plan::Parts

@@ -13,6 +13,7 @@
 //!
 //! What it does not know: which blocks belong together, or whether anybody wants them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,20 +21,24 @@ use std::task::Poll;
 use std::time::Duration;
 
 use atoll_env::{Instant, jittered, sleep};
-use atoll_key::{BlockKind, KeyRange};
+use atoll_key::{BlockKind, Key, KeyRange};
 use atoll_net::Request;
 use atoll_overlay::{Neighbourhood, Node};
 use futures_util::future::{select, select_all};
 use futures_util::task::AtomicWaker;
 
 use crate::exchange::{ExchangeError, fingerprint, give, reconcile_with};
+use crate::lookup::find;
 use crate::messages::{self, MAX_RENEW_KEYS, Renew, RenewReply, from_header, to_header};
 use crate::node::Inner;
 use crate::reconcile::Item;
+use crate::serve::store_here;
 use crate::status::RepairStatus;
 
 /// A round repeats at most so often before it waits again.
 const MAX_PASSES: usize = 4;
+/// Damaged blocks remembered one by one.
+const MAX_DAMAGED: usize = 4096;
 /// How long to wait after a round that could not finish.
 const RETRY: Duration = Duration::from_secs(3);
 /// How often the settling neighbourhood is looked at, at most, before repair begins anyway.
@@ -69,6 +74,8 @@ struct State {
     /// The scope that was last found without a difference, if nothing was noticed since.
     clean: Option<Scope>,
     next_slot: Instant,
+    /// Blocks that were damaged here, to be fetched from another holder.
+    damaged: BTreeSet<Key>,
 }
 
 impl Repair {
@@ -81,6 +88,18 @@ impl Repair {
         self.lock().clean = None;
         self.kicked.store(true, Ordering::SeqCst);
         self.waker.wake();
+    }
+
+    /// A block was damaged here: it should be fetched again. Beyond [`MAX_DAMAGED`] only
+    /// comparing ranges finds it.
+    pub fn refetch(&self, key: Key) {
+        {
+            let mut state = self.lock();
+            if state.damaged.len() < MAX_DAMAGED {
+                state.damaged.insert(key);
+            }
+        }
+        self.kick();
     }
 
     async fn wait_for_kick(&self) {
@@ -167,7 +186,8 @@ async fn settle(inner: &Inner) {
 }
 
 /// One round: compare and copy until nothing differs; then give strays away.
-async fn round(inner: &Inner) -> Result<(), ExchangeError> {
+async fn round(inner: &Arc<Inner>) -> Result<(), ExchangeError> {
+    refetch_damaged(inner).await;
     let replicas = inner.config.replicas;
     for _pass in 0..MAX_PASSES {
         let Some(scope) = scope_of(&inner.overlay.neighbourhood(), replicas) else {
@@ -196,6 +216,22 @@ async fn round(inner: &Inner) -> Result<(), ExchangeError> {
         }
     }
     Ok(())
+}
+
+/// Fetches what was damaged here, as root or as replica. What nobody else has is lost
+/// here too; what cannot be reached is left to the comparison of ranges.
+async fn refetch_damaged(inner: &Arc<Inner>) {
+    let damaged = std::mem::take(&mut inner.repair.lock().damaged);
+    for key in damaged {
+        match find(inner, key).await {
+            Ok((block, _)) => {
+                let me = inner.me().peer;
+                store_here(inner, &me, std::slice::from_ref(&block)).await;
+                inner.repair.done(1, block.bytes.len() as u64);
+            }
+            Err(error) => tracing::error!(%error, "a damaged block could not be fetched again"),
+        }
+    }
 }
 
 async fn finish_pass(inner: &Inner, scope: &Scope, equal: bool) -> Result<(), ExchangeError> {

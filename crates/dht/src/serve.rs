@@ -49,9 +49,9 @@ pub(crate) async fn lookup_step(inner: &Inner, request: Request) -> Result<Reply
 /// A damaged block counts as missing from now on: repair fetches it again.
 pub(crate) fn note_store_error(inner: &Inner, error: &StoreError) {
     tracing::warn!(%error, "a block could not be read");
-    if matches!(error, StoreError::Corrupted { .. }) {
+    if let StoreError::Corrupted { key } = error {
         add(&inner.counters.damaged_blocks, 1);
-        inner.repair.kick();
+        inner.repair.refetch(*key);
     }
 }
 
@@ -161,8 +161,9 @@ pub(crate) async fn store_as_root(
         }
         return statuses;
     }
-    let (own, acknowledged) =
-        futures_util::join!(store_here(inner, from, &mine), replicate(inner, &mine));
+    // The network first: it works while this node verifies and writes.
+    let (acknowledged, own) =
+        futures_util::join!(replicate(inner, &mine), store_here(inner, from, &mine));
     let wanted = u32::try_from(acknowledged.wanted + 1).expect("k is small");
     for (position, index) in indices.into_iter().enumerate() {
         statuses[index] = match own[position] {

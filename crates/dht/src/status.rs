@@ -3,7 +3,7 @@
 /// The state of repair, as `status` shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RepairStatus {
-    /// Blocks this node is the root of.
+    /// Blocks this node was the root of when the last round ended.
     pub root_blocks: u64,
     /// Copies each block should have: k, or all nodes on a smaller ring.
     pub replicas_wanted: u32,

@@ -48,11 +48,9 @@ pub(crate) async fn scrub(inner: Arc<Inner>) {
             Ok(step) => {
                 for key in &step.damaged {
                     tracing::error!(%key, "a block has rotted on disk; it will be fetched again");
+                    inner.repair.refetch(*key);
                 }
-                if !step.damaged.is_empty() {
-                    add(&inner.counters.damaged_blocks, step.damaged.len() as u64);
-                    inner.repair.kick();
-                }
+                add(&inner.counters.damaged_blocks, step.damaged.len() as u64);
                 let pace = step.checked_bytes as f64 / inner.config.scrub_bytes_per_sec as f64;
                 (step.next, Duration::from_secs_f64(pace))
             }

@@ -1,0 +1,251 @@
+//! What the block layer promises, in the papers' words where they have some.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_dht::{Blocks, DhtConfig, GetError, PutError, messages};
+use atoll_key::{BlockHash, SecretKey, SignedBlock};
+use atoll_sim::SimConfig;
+use atoll_store::MemoryStore;
+
+use crate::ring::{ROOMY, Ring, block, sized_block};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn signed(version: u64, payload: &[u8]) -> SignedBlock {
+    SignedBlock::sign(&SecretKey::from_seed(&[7; 32]), b"", version, payload)
+}
+
+fn put_signed(ring: &Ring, from: usize, block: SignedBlock) -> Result<(), PutError> {
+    let put = ring.members[from].dht.put_signed(block);
+    ring.sim.block_on(MINUTE * 5, put).expect("puts have deadlines")
+}
+
+fn get_signed(ring: &Ring, at: usize) -> Result<SignedBlock, GetError> {
+    let get = ring.members[at].dht.get_signed(signed(0, b"").key());
+    ring.sim.block_on(MINUTE * 5, get).expect("gets have deadlines")
+}
+
+/// CFS §5.1: "DHash places a block's replicas at the k servers immediately after the
+/// block's successor" (here k counts the successor's copy).
+#[test]
+fn a_put_reaches_exactly_the_replica_set_and_everybody_can_read() {
+    let ring = Ring::new(1, 8);
+    ring.put(3, 0..60);
+    ring.assert_placed(0..60);
+    ring.assert_readable(0..60);
+}
+
+#[test]
+fn a_ring_of_one_keeps_blocks_and_says_it_wants_one_copy() {
+    let ring = Ring::new(2, 1);
+    ring.put(0, 0..5);
+    ring.assert_readable(0..5);
+    ring.sim.run_for(MINUTE * 2);
+    assert!(ring.members[0].dht.repair_status().fully_replicated);
+    assert_eq!(ring.members[0].dht.repair_status().replicas_wanted, 1);
+    assert_eq!(ring.members[0].dht.repair_status().root_blocks, 5);
+}
+
+/// CFS §5.1: "after a block's successor server fails, the block is immediately available
+/// at the block's new successor".
+#[test]
+fn a_block_is_readable_at_once_after_its_root_and_a_replica_crash() {
+    let ring = Ring::new(3, 8);
+    let (hash, bytes) = block(77);
+    ring.put(0, 77..78);
+    let set = ring.replica_set(&hash.key());
+    let reader = (0..8).find(|i| !set.contains(i)).expect("8 nodes, 3 replicas");
+    let mut by_distance = set.clone();
+    by_distance.sort_by_key(|i| ring.node(*i).id.key().distance_from(&hash.key()));
+    ring.crash(by_distance[0]);
+    ring.crash(by_distance[1]);
+    assert_eq!(ring.try_get(reader, hash), Ok(bytes));
+}
+
+/// CFS §5.1: the root makes sure "that all k of its successor servers have a copy of
+/// the block at all times".
+#[test]
+fn repair_restores_k_copies_after_crashes_again_and_again() {
+    let ring = Ring::new(4, 9);
+    ring.put(0, 0..80);
+    for victims in [[1, 2], [3, 4], [5, 6]] {
+        victims.iter().for_each(|v| ring.crash(*v));
+        ring.until_replicated();
+        ring.assert_placed(0..80);
+    }
+    ring.assert_readable(0..80);
+}
+
+#[test]
+fn repair_restores_copies_after_machines_vanish_without_a_word() {
+    let ring = Ring::new(5, 7);
+    ring.put(0, 0..50);
+    ring.sim.crash_silently(ring.members[2].host);
+    ring.sim.crash_silently(ring.members[5].host);
+    ring.sim.run_for(MINUTE);
+    ring.until_replicated();
+    ring.assert_placed(0..50);
+}
+
+#[test]
+fn a_newcomer_gets_the_blocks_it_is_root_of_and_strays_are_given_away() {
+    let mut ring = Ring::new(6, 4);
+    ring.put(0, 0..100);
+    for _ in 0..4 {
+        ring.join(Arc::new(MemoryStore::new(ROOMY)));
+    }
+    ring.until_replicated();
+    ring.sim.run_for(MINUTE * 5);
+    ring.assert_placed(0..100);
+    ring.assert_readable(0..100);
+}
+
+#[test]
+fn blocks_stay_readable_while_newcomers_have_not_got_them_yet() {
+    let mut ring = Ring::new(7, 4);
+    ring.put(0, 0..30);
+    for _ in 0..3 {
+        ring.join(Arc::new(MemoryStore::new(ROOMY)));
+        ring.assert_readable(0..30);
+    }
+}
+
+#[test]
+fn repair_traffic_follows_the_difference_and_not_the_data() {
+    let mut ring = Ring::new(8, 3);
+    for batch in 0..20 {
+        ring.put(0, batch * 100..(batch + 1) * 100);
+    }
+    ring.until_replicated();
+    ring.crash(2);
+    ring.put(0, 5000..5005);
+    ring.restart(2);
+    let before = ring.bytes_of(messages::RECONCILE);
+    let copied = ring.bytes_of(messages::PUT) + ring.bytes_of(messages::FETCH);
+    ring.until_replicated();
+    ring.assert_placed(5000..5005);
+    let reconcile = ring.bytes_of(messages::RECONCILE) - before;
+    let copied = ring.bytes_of(messages::PUT) + ring.bytes_of(messages::FETCH) - copied;
+    // 2,005 keys are 144 KB a comparison; five of them differ.
+    assert!(reconcile < 100_000, "{reconcile} bytes to compare");
+    assert!(copied < 10_000, "{copied} bytes copied for five blocks of 100 bytes");
+}
+
+#[test]
+fn a_put_is_refused_when_no_majority_of_replicas_can_be_reached() {
+    let config = DhtConfig { put_limit: Duration::from_secs(20), ..DhtConfig::default() };
+    let ring = Ring::with(SimConfig { seed: 9, ..SimConfig::default() }, config, 3);
+    let hosts: Vec<_> = ring.members.iter().map(|m| m.host).collect();
+    ring.sim.partition(&[&hosts[..1], &hosts[1..]]);
+    // Before the loss is noticed the root still wants three copies and gets one.
+    let refused = ring.try_put(0, (0..20).map(block).collect());
+    match refused {
+        Err(PutError::Unavailable(told)) => assert!(told.contains("block"), "{told}"),
+        // Or it was noticed: then a ring of one took them, and merging must keep them.
+        Ok(()) => {}
+        other => panic!("{other:?}"),
+    }
+    ring.sim.heal();
+    ring.sim.run_for(MINUTE * 5);
+    ring.put(0, 0..20);
+    ring.assert_readable(0..20);
+}
+
+#[test]
+fn what_is_nowhere_is_not_found_and_the_error_says_who_was_asked() {
+    let ring = Ring::new(10, 5);
+    let hash = BlockHash::of(b"never stored");
+    match ring.try_get(0, hash) {
+        Err(GetError::NotFound { key, told }) => {
+            assert_eq!(key, hash.key());
+            assert!(told.contains("should have it and does not"), "{told}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_signed_block_is_replaced_by_a_higher_version_only() {
+    let ring = Ring::new(11, 6);
+    put_signed(&ring, 0, signed(5, b"five")).expect("first");
+    put_signed(&ring, 1, signed(7, b"seven")).expect("higher");
+    assert_eq!(
+        put_signed(&ring, 2, signed(6, b"six")),
+        Err(PutError::Superseded { offered: 6, held: 7 })
+    );
+    assert_eq!(
+        put_signed(&ring, 2, signed(7, b"another seven")),
+        Err(PutError::Superseded { offered: 7, held: 7 })
+    );
+    assert_eq!(put_signed(&ring, 3, signed(7, b"seven")), Ok(()), "the same again is fine");
+    for at in 0..6 {
+        assert_eq!(get_signed(&ring, at).expect("held").payload, &b"seven"[..]);
+    }
+}
+
+#[test]
+fn a_replica_that_missed_an_update_is_outvoted_and_brought_up_to_date() {
+    let mut ring = Ring::new(12, 5);
+    let key = signed(0, b"").key();
+    put_signed(&ring, 0, signed(1, b"old")).expect("stored");
+    let set = ring.replica_set(&key);
+    ring.crash(set[0]);
+    ring.settle();
+    let writer = (0..5).find(|i| !set.contains(i)).expect("5 nodes, 3 replicas");
+    put_signed(&ring, writer, signed(2, b"new")).expect("stored");
+    ring.restart(set[0]);
+    assert_eq!(get_signed(&ring, writer).expect("held").version, 2);
+    ring.until_replicated();
+    let held = ring.members[set[0]].store.info(&key).expect("memory does not fail");
+    assert_eq!(held.map(|info| info.version), Some(2));
+}
+
+#[test]
+fn a_full_node_refuses_and_loses_nothing() {
+    let sim = SimConfig { seed: 13, ..SimConfig::default() };
+    let mut ring = Ring::with(sim, DhtConfig::default(), 0);
+    for _ in 0..3 {
+        ring.join(Arc::new(MemoryStore::new(40_000)));
+    }
+    ring.settle();
+    let mut kept = 0;
+    let refused = loop {
+        match ring.try_put(0, vec![sized_block(kept, 4000)]) {
+            Ok(()) => kept += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(&refused, PutError::Full(who) if !who.is_empty()), "{refused}");
+    assert!(kept > 0);
+    for n in 0..kept {
+        let (hash, bytes) = sized_block(n, 4000);
+        assert_eq!(ring.try_get(1, hash), Ok(bytes));
+    }
+}
+
+#[test]
+fn renew_tells_which_blocks_the_ring_lacks() {
+    let ring = Ring::new(14, 6);
+    ring.put(0, 0..10);
+    let hashes: Vec<BlockHash> = (5..15).map(|n| block(n).0).collect();
+    let renewed = ring.members[2].dht.renew(hashes.clone());
+    let lacking = ring.sim.block_on(MINUTE, renewed).expect("ends").expect("healthy");
+    assert_eq!(lacking, hashes[5..]);
+}
+
+#[test]
+fn one_seed_is_one_run() {
+    let run = |seed| {
+        let mut ring = Ring::new(seed, 6);
+        ring.put(0, 0..40);
+        ring.crash(2);
+        ring.crash(4);
+        ring.until_replicated();
+        ring.restart(2);
+        ring.until_replicated();
+        (ring.sim.trace_hash(), ring.sim.event_count())
+    };
+    assert_eq!(run(15), run(15));
+    assert_ne!(run(15), run(16));
+}

@@ -1,0 +1,235 @@
+//! Liars, garbage and damage.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_dht::messages;
+use atoll_env::BoxFuture;
+use atoll_key::{BlockHash, BlockKind, Key};
+use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
+use atoll_store::{BlockInfo, BlockStore, MemoryStore, ScrubStep, StoreError, StoredBlock, Usage};
+use bytes::Bytes;
+
+use crate::ring::{ROOMY, Ring, block};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Answers honestly but flips a bit of every block it serves.
+struct Liar(Arc<dyn Service>);
+
+impl Service for Liar {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let honest = self.0.handle(from, request);
+        Box::pin(async move {
+            let mut reply = honest.await?;
+            for part in &mut reply.parts {
+                let mut bytes = part.to_vec();
+                bytes[0] ^= 1;
+                *part = Bytes::from(bytes);
+            }
+            Ok(reply)
+        })
+    }
+}
+
+#[test]
+fn garbage_from_the_root_is_dropped_counted_and_fetched_elsewhere() {
+    let mut ring = Ring::new(1, 5);
+    let liar = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |dht| Arc::new(Liar(dht)));
+    ring.settle();
+    ring.put(0, 0..60);
+    for n in 0..60 {
+        let (hash, bytes) = block(n);
+        assert_eq!(ring.try_get(0, hash), Ok(bytes), "block {n}");
+    }
+    let stats = ring.members[0].dht.stats();
+    let liar = ring.node(liar).peer.id;
+    assert!(stats.bad_blocks.get(&liar).is_some_and(|count| *count > 0), "{stats:?}");
+    assert_eq!(stats.bad_blocks.len(), 1, "only the liar is marked");
+}
+
+#[test]
+fn repair_takes_no_garbage_over() {
+    let mut ring = Ring::new(2, 3);
+    ring.put(0, 0..40);
+    let liar = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |dht| Arc::new(Liar(dht)));
+    ring.sim.run_for(MINUTE * 5);
+    ring.join(Arc::new(MemoryStore::new(ROOMY)));
+    ring.sim.run_for(MINUTE * 5);
+    for (i, member) in ring.members.iter().enumerate() {
+        if i == liar {
+            continue;
+        }
+        for n in 0..40 {
+            let (hash, bytes) = block(n);
+            let held = ring.sim.block_on(MINUTE, member.store.get(&hash.key())).expect("ends");
+            if let Some(held) = held.expect("memory does not fail") {
+                assert_eq!(held.bytes, bytes);
+            }
+        }
+    }
+}
+
+/// Calls the first member with a raw request.
+fn call(ring: &Ring, request: Request) -> Result<Reply, CallError> {
+    let call = ring.outsider().call(ring.node(0).peer, request, Duration::from_secs(5));
+    ring.sim.block_on(MINUTE, call).expect("calls have deadlines")
+}
+
+fn put_request(key: Key, kind: u8, bytes: &[u8]) -> Request {
+    let header = messages::BlockHeader { key, kind, lease_secs: 1000 };
+    let put = messages::Put { blocks: vec![header], as_root: false };
+    let parts = vec![Bytes::copy_from_slice(bytes)];
+    Request { method: messages::PUT, header: messages::to_header(&put), parts }
+}
+
+fn put_status(ring: &Ring, request: Request) -> messages::PutStatus {
+    let reply = call(ring, request).expect("answered");
+    let reply: messages::PutReply = messages::from_header(&reply.header).expect("well-formed");
+    reply.statuses[0]
+}
+
+#[test]
+fn malformed_requests_are_refused_with_what_is_wrong() {
+    let ring = Ring::new(3, 2);
+    let key = block(1).0.key();
+    let mut unpaired = put_request(key, 1, b"x");
+    unpaired.parts.push(Bytes::new());
+    let garbage =
+        |method| Request { method, header: Bytes::from_static(&[0xff; 40]), parts: vec![] };
+    let cases = [
+        (garbage(messages::LOOKUP_STEP), Refusal::MALFORMED),
+        (garbage(messages::PUT), Refusal::MALFORMED),
+        (garbage(messages::RENEW), Refusal::MALFORMED),
+        (garbage(messages::RECONCILE), Refusal::MALFORMED),
+        (garbage(messages::FETCH), Refusal::MALFORMED),
+        (garbage(0x02ff), Refusal::UNKNOWN_METHOD),
+        (unpaired, Refusal::MALFORMED),
+    ];
+    for (request, code) in cases {
+        let method = request.method;
+        match call(&ring, request) {
+            Err(CallError::Refused(refusal)) => {
+                assert_eq!(refusal.code, code, "{method:#06x}: {refusal}");
+                assert!(!refusal.text.is_empty());
+            }
+            other => panic!("{method:#06x}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn blocks_that_are_not_what_their_key_says_are_not_stored() {
+    let ring = Ring::new(4, 2);
+    let (hash, bytes) = block(1);
+    let cases = [
+        ("wrong bytes", put_request(hash.key(), BlockKind::Content as u8, b"something else")),
+        ("content as signed", put_request(hash.key(), BlockKind::Signed as u8, &bytes)),
+        ("unknown kind", put_request(hash.key(), 99, &bytes)),
+        ("unhashed key", put_request(Key::MAX, BlockKind::Content as u8, &bytes)),
+    ];
+    for (what, request) in cases {
+        assert_eq!(put_status(&ring, request), messages::PutStatus::Invalid, "{what}");
+    }
+    assert!(ring.holders(&hash.key()).is_empty() && ring.holders(&Key::MAX).is_empty());
+    let marked: u64 = ring.members[0].dht.stats().bad_blocks.values().sum();
+    assert_eq!(marked, 4, "each is counted");
+}
+
+#[test]
+fn a_lease_longer_than_allowed_is_cut() {
+    let ring = Ring::new(5, 1);
+    let (hash, bytes) = block(1);
+    let header = messages::BlockHeader { key: hash.key(), kind: 1, lease_secs: u64::MAX };
+    let put = messages::Put { blocks: vec![header], as_root: true };
+    let request =
+        Request { method: messages::PUT, header: messages::to_header(&put), parts: vec![bytes] };
+    call(&ring, request).expect("answered");
+    let info = ring.members[0].store.info(&hash.key()).expect("memory").expect("stored");
+    let now = ring.sim.env(ring.members[0].host).unix_ms() / 1000;
+    assert!(info.expires_unix_secs <= now + ring.config.max_lease.as_secs());
+}
+
+/// A store in which one block is damaged, as a disk would report it.
+struct Rotten {
+    inner: MemoryStore,
+    damaged: std::sync::Mutex<Option<Key>>,
+}
+
+impl Rotten {
+    fn hit(&self, key: &Key) -> bool {
+        let mut damaged = self.damaged.lock().expect("not poisoned");
+        let hit = *damaged == Some(*key);
+        if hit {
+            *damaged = None;
+        }
+        hit
+    }
+}
+
+impl BlockStore for Rotten {
+    fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>> {
+        self.inner.put(batch)
+    }
+    fn get(&self, key: &Key) -> BoxFuture<'static, Result<Option<StoredBlock>, StoreError>> {
+        if self.hit(key) {
+            let (key, removed) = (*key, self.inner.remove(vec![*key]));
+            return Box::pin(async move {
+                removed.await?;
+                Err(StoreError::Corrupted { key })
+            });
+        }
+        self.inner.get(key)
+    }
+    fn info(&self, key: &Key) -> Result<Option<BlockInfo>, StoreError> {
+        self.inner.info(key)
+    }
+    fn list(&self, range: atoll_key::KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
+        self.inner.list(range, limit)
+    }
+    fn renew(&self, keys: &[Key], expires: u64) -> Result<Vec<bool>, StoreError> {
+        self.inner.renew(keys, expires)
+    }
+    fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
+        self.inner.remove(keys)
+    }
+    fn remove_expired(&self, now: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
+        self.inner.remove_expired(now)
+    }
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+    fn scrub(
+        &self,
+        from: Option<Key>,
+        budget: u64,
+    ) -> BoxFuture<'static, Result<ScrubStep, StoreError>> {
+        self.inner.scrub(from, budget)
+    }
+    fn reclaim(&self, budget: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
+        self.inner.reclaim(budget)
+    }
+}
+
+#[test]
+fn a_damaged_block_is_served_from_a_replica_and_repaired() {
+    let mut ring = Ring::new(6, 2);
+    let rotten =
+        Arc::new(Rotten { inner: MemoryStore::new(ROOMY), damaged: std::sync::Mutex::new(None) });
+    let member = ring.join(rotten.clone());
+    ring.settle();
+    ring.put(0, 0..30);
+    let (hash, bytes) = block(9);
+    *rotten.damaged.lock().expect("not poisoned") = Some(hash.key());
+    assert_eq!(ring.try_get(member, hash), Ok(bytes), "read at the damaged node itself");
+    assert_eq!(ring.members[member].dht.stats().damaged_blocks, 1);
+    ring.sim.run_for(Duration::from_secs(5));
+    ring.assert_placed(0..30);
+}
+
+#[test]
+fn a_put_of_a_wrong_hash_is_refused_at_the_first_node() {
+    let ring = Ring::new(7, 3);
+    let refused = ring.try_put(0, vec![(BlockHash::of(b"a"), Bytes::from_static(b"b"))]);
+    assert!(matches!(refused, Err(atoll_dht::PutError::Invalid(_))), "{refused:?}");
+}

@@ -1,0 +1,68 @@
+//! CFS §5.5: "Publishers must periodically refresh their blocks if they wish CFS to
+//! continue to store them."
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_dht::{Blocks, DhtConfig};
+use atoll_sim::SimConfig;
+use atoll_store::MemoryStore;
+
+use crate::ring::{ROOMY, Ring, block};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn short_leases() -> DhtConfig {
+    DhtConfig { lease: 10 * HOUR, expire_every: HOUR / 4, ..DhtConfig::default() }
+}
+
+fn ring(seed: u64) -> Ring {
+    Ring::with(SimConfig { seed, ..SimConfig::default() }, short_leases(), 4)
+}
+
+fn renew(ring: &Ring, numbers: std::ops::Range<u32>) {
+    let renewed = ring.members[0].dht.renew(numbers.map(|n| block(n).0).collect());
+    let lacking = ring.sim.block_on(HOUR, renewed).expect("ends").expect("healthy");
+    assert!(lacking.is_empty(), "{lacking:?}");
+}
+
+#[test]
+fn blocks_that_are_renewed_stay_and_others_go() {
+    let ring = ring(1);
+    ring.put(0, 0..20);
+    for _ in 0..4 {
+        ring.sim.run_for(6 * HOUR);
+        renew(&ring, 0..10);
+    }
+    ring.assert_readable(0..10);
+    for n in 10..20 {
+        assert!(ring.holders(&block(n).0.key()).is_empty(), "block {n} outlived its lease");
+    }
+    let dropped: u64 = ring.members.iter().map(|m| m.dht.stats().expired_blocks).sum();
+    assert_eq!(dropped, 30, "ten blocks on three nodes");
+}
+
+#[test]
+fn repair_gives_a_copy_the_lease_that_is_left_and_no_more() {
+    let mut ring = ring(2);
+    ring.put(0, 0..20);
+    ring.sim.run_for(6 * HOUR);
+    ring.crash(1);
+    ring.join(Arc::new(MemoryStore::new(ROOMY)));
+    ring.until_replicated();
+    ring.sim.run_for(6 * HOUR);
+    let held: usize = (0..20).map(|n| ring.holders(&block(n).0.key()).len()).sum();
+    assert_eq!(held, 0, "copies made by repair must not outlive the originals");
+}
+
+#[test]
+fn clocks_an_hour_apart_lose_nothing_before_its_lease_ends() {
+    let mut ring = Ring::with(SimConfig { seed: 3, ..SimConfig::default() }, short_leases(), 0);
+    for skew_hours in [-1, 0, 1, 0] {
+        ring.join_skewed(skew_hours * 3_600_000);
+    }
+    ring.settle();
+    ring.put(0, 0..20);
+    ring.sim.run_for(9 * HOUR);
+    ring.assert_placed(0..20);
+}

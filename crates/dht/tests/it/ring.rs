@@ -1,0 +1,218 @@
+//! A ring of nodes in the simulator, as the tests want it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_dht::{Blocks, Dht, DhtConfig, GetError, PutError};
+use atoll_key::{BlockHash, Key};
+use atoll_net::{Router, Service, Transport};
+use atoll_overlay::Node;
+use atoll_overlay::chord::{Chord, ChordConfig};
+use atoll_sim::{HostConfig, HostId, Sim, SimConfig};
+use atoll_store::{BlockStore, MemoryStore};
+use bytes::Bytes;
+
+/// Room enough for any test that is not about room.
+pub const ROOMY: u64 = 1 << 30;
+
+/// One node: its parts live as long as its incarnation, its store longer.
+pub struct Member {
+    pub host: HostId,
+    pub dht: Arc<Dht>,
+    pub store: Arc<dyn BlockStore>,
+}
+
+pub struct Ring {
+    pub sim: Sim,
+    pub members: Vec<Member>,
+    pub config: DhtConfig,
+}
+
+/// A block made of a number.
+pub fn block(n: u32) -> (BlockHash, Bytes) {
+    sized_block(n, 100)
+}
+
+pub fn sized_block(n: u32, len: usize) -> (BlockHash, Bytes) {
+    let mut bytes = vec![n as u8; len];
+    bytes[..4].copy_from_slice(&n.to_be_bytes());
+    (BlockHash::of(&bytes), Bytes::from(bytes))
+}
+
+impl Ring {
+    /// `count` nodes that have joined one after another and settled.
+    pub fn new(seed: u64, count: usize) -> Ring {
+        Ring::with(SimConfig { seed, ..SimConfig::default() }, DhtConfig::default(), count)
+    }
+
+    pub fn with(sim: SimConfig, config: DhtConfig, count: usize) -> Ring {
+        let mut ring = Ring { sim: Sim::new(sim), members: Vec::new(), config };
+        for _ in 0..count {
+            ring.join(Arc::new(MemoryStore::new(ROOMY)));
+        }
+        ring.settle();
+        ring
+    }
+
+    /// Adds a node with the given store; it joins through the first.
+    pub fn join(&mut self, store: Arc<dyn BlockStore>) -> usize {
+        self.join_as(store, |dht| dht)
+    }
+
+    /// Adds a node whose wall clock is off by `clock_skew_ms`.
+    pub fn join_skewed(&mut self, clock_skew_ms: i64) {
+        let host = self.sim.add_host(HostConfig { clock_skew_ms, ..HostConfig::default() });
+        let member = self.start(host, Arc::new(MemoryStore::new(ROOMY)), |dht| dht);
+        self.members.push(member);
+    }
+
+    /// Adds a node whose block service is replaced by what `disguise` makes of it.
+    pub fn join_as(
+        &mut self,
+        store: Arc<dyn BlockStore>,
+        disguise: impl Fn(Arc<dyn Service>) -> Arc<dyn Service>,
+    ) -> usize {
+        let host = self.sim.add_host(HostConfig::default());
+        let member = self.start(host, store, disguise);
+        self.members.push(member);
+        self.members.len() - 1
+    }
+
+    fn start(
+        &self,
+        host: HostId,
+        store: Arc<dyn BlockStore>,
+        disguise: impl Fn(Arc<dyn Service>) -> Arc<dyn Service>,
+    ) -> Member {
+        let (env, transport) = (self.sim.env(host), self.sim.transport(host));
+        let chord = Chord::new(env.clone(), transport.clone(), ChordConfig::default());
+        let dht =
+            Dht::new(env, transport.clone(), chord.clone(), store.clone(), self.config.clone());
+        let router = Router::new().route(0x01, chord.clone()).route(0x02, disguise(dht.clone()));
+        transport.serve(Arc::new(router));
+        match self.members.iter().find(|m| m.host != host && self.sim.is_up(m.host)) {
+            None => chord.create(),
+            Some(first) => {
+                let bootstrap = vec![self.sim.peer(first.host)];
+                let joined = self.sim.block_on(Duration::from_secs(120), chord.join(bootstrap));
+                joined.expect("joining ends").expect("the bootstrap node answers");
+            }
+        }
+        dht.start();
+        Member { host, dht, store }
+    }
+
+    /// Kills a node's process; its store stays.
+    pub fn crash(&self, member: usize) {
+        self.sim.crash(self.members[member].host);
+    }
+
+    /// Starts a crashed node again with what its store kept.
+    pub fn restart(&mut self, member: usize) {
+        let (host, store) = (self.members[member].host, self.members[member].store.clone());
+        self.sim.restart(host);
+        self.members[member] = self.start(host, store, |dht| dht);
+    }
+
+    pub fn settle(&self) {
+        self.sim.run_for(Duration::from_secs(60));
+    }
+
+    /// Runs until every node that is up says that all its blocks have all copies.
+    pub fn until_replicated(&self) {
+        // Failures are noticed first, then repaired.
+        self.sim.run_for(Duration::from_secs(30));
+        let replicated = |_: &Sim| self.up().all(|m| m.dht.repair_status().fully_replicated);
+        let reached = self.sim.run_until_true(Duration::from_secs(600), replicated);
+        assert!(
+            reached,
+            "repair does not end (seed {}): {:?}",
+            self.sim.seed(),
+            self.up().map(|m| m.dht.repair_status()).collect::<Vec<_>>()
+        );
+    }
+
+    pub fn up(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|m| self.sim.is_up(m.host))
+    }
+
+    pub fn node(&self, member: usize) -> Node {
+        Node::of(self.sim.peer(self.members[member].host))
+    }
+
+    pub fn try_put(&self, from: usize, blocks: Vec<(BlockHash, Bytes)>) -> Result<(), PutError> {
+        let put = self.members[from].dht.put(blocks);
+        self.sim.block_on(Duration::from_secs(300), put).expect("puts have deadlines")
+    }
+
+    pub fn put(&self, from: usize, numbers: std::ops::Range<u32>) {
+        self.try_put(from, numbers.map(block).collect()).expect("the ring is healthy");
+    }
+
+    pub fn try_get(&self, at: usize, hash: BlockHash) -> Result<Bytes, GetError> {
+        let get = self.members[at].dht.get(hash);
+        self.sim.block_on(Duration::from_secs(300), get).expect("gets have deadlines")
+    }
+
+    /// The nodes that hold `key`, by member number.
+    pub fn holders(&self, key: &Key) -> Vec<usize> {
+        let holds = |m: &Member| m.store.info(key).expect("memory does not fail").is_some();
+        (0..self.members.len())
+            .filter(|i| self.sim.is_up(self.members[*i].host) && holds(&self.members[*i]))
+            .collect()
+    }
+
+    /// The replica set of `key` as it should be: the first `replicas` live nodes at or
+    /// after it, by member number.
+    pub fn replica_set(&self, key: &Key) -> Vec<usize> {
+        let mut up: Vec<usize> =
+            (0..self.members.len()).filter(|i| self.sim.is_up(self.members[*i].host)).collect();
+        up.sort_by_key(|i| self.node(*i).id.key().distance_from(key));
+        up.truncate(self.config.replicas);
+        up.sort_unstable();
+        up
+    }
+
+    /// Asserts that every block is on exactly its replica set.
+    pub fn assert_placed(&self, numbers: std::ops::Range<u32>) {
+        for n in numbers {
+            let key = block(n).0.key();
+            assert_eq!(
+                self.holders(&key),
+                self.replica_set(&key),
+                "block {n}, seed {}",
+                self.sim.seed()
+            );
+        }
+    }
+
+    /// Asserts that every block can be read at every node that is up.
+    pub fn assert_readable(&self, numbers: std::ops::Range<u32>) {
+        for n in numbers {
+            let (hash, bytes) = block(n);
+            for at in 0..self.members.len() {
+                if self.sim.is_up(self.members[at].host) {
+                    let got = self.try_get(at, hash);
+                    assert_eq!(
+                        got.as_ref(),
+                        Ok(&bytes),
+                        "block {n} at {at}, seed {}",
+                        self.sim.seed()
+                    );
+                }
+            }
+        }
+    }
+
+    /// A transport of an outsider that has no part in the ring.
+    pub fn outsider(&self) -> Arc<dyn Transport> {
+        let host = self.sim.add_host(HostConfig::default());
+        self.sim.transport(host)
+    }
+
+    /// Bytes of blocks and headers sent so far by one method.
+    pub fn bytes_of(&self, method: u16) -> u64 {
+        let stats = self.sim.stats();
+        stats.methods.get(&method).map_or(0, |m| m.request_bytes + m.reply_bytes)
+    }
+}
