@@ -367,6 +367,14 @@ impl DirectoryBlock {
         }
     }
 
+    /// The entries of a leaf; none of an interior block.
+    pub fn entries(&self) -> &[Entry] {
+        match &self.nodes {
+            Nodes::Leaf(entries) => entries,
+            Nodes::Interior(_) => &[],
+        }
+    }
+
     /// The name of the block's first entry or child.
     pub fn first_name(&self) -> &Bytes {
         match &self.nodes {

@@ -1,0 +1,206 @@
+//! Blocks in memory, by hash. What a hash names never changes, so nothing here is ever
+//! invalidated; the least useful blocks go when the cache is full (CFS §5.2 keeps blocks
+//! by LRU; quick_cache's S3-FIFO keeps directories better through a long sequential read).
+//!
+//! A block that is being fetched is fetched once, however many ask for it meanwhile. The
+//! fetch ends early if all of them lose interest.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use atoll_dht::{Blocks, GetError};
+use atoll_env::{BoxFuture, Env};
+use atoll_key::BlockHash;
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::{Shared, WeakShared};
+use quick_cache::sync::{Cache, DefaultLifecycle};
+use quick_cache::{OptionsBuilder, Weighter};
+
+use super::error::BlockError;
+use crate::owned::format::{DirectoryBlock, Entry, Nodes};
+
+/// The share of the cache that directory blocks, kept decoded, may take: a quarter.
+const DIRECTORY_SHARE: u64 = 4;
+
+/// Not seeded at random: a simulated run evicts the same blocks each time.
+type FixedState = BuildHasherDefault<DefaultHasher>;
+
+type Fetch = BoxFuture<'static, Result<Bytes, GetError>>;
+
+#[derive(Clone)]
+struct ByBytes;
+
+/// What a cached block costs besides its bytes.
+const OVERHEAD_BYTES: u64 = 128;
+
+impl Weighter<BlockHash, Bytes> for ByBytes {
+    fn weight(&self, _: &BlockHash, bytes: &Bytes) -> u64 {
+        bytes.len() as u64 + OVERHEAD_BYTES
+    }
+}
+
+#[derive(Clone)]
+struct ByMemory;
+
+impl Weighter<BlockHash, Arc<DirectoryBlock>> for ByMemory {
+    fn weight(&self, _: &BlockHash, block: &Arc<DirectoryBlock>) -> u64 {
+        // Names are slices of the encoded block, which stays in memory with them; an
+        // encoded node is some 100 bytes, the decoded one less than twice that.
+        let nodes = match &block.nodes {
+            Nodes::Leaf(entries) => entries.len(),
+            Nodes::Interior(children) => children.len(),
+        };
+        nodes as u64 * (size_of::<Entry>() as u64 + 100) + OVERHEAD_BYTES
+    }
+}
+
+/// See the module.
+pub(crate) struct BlockCache {
+    env: Env,
+    blocks: Arc<dyn Blocks>,
+    raw: Cache<BlockHash, Bytes, ByBytes, FixedState>,
+    directories: Cache<BlockHash, Arc<DirectoryBlock>, ByMemory, FixedState>,
+    fetching: Mutex<Fetching>,
+    capacity_bytes: u64,
+}
+
+#[derive(Default)]
+struct Fetching {
+    by_hash: BTreeMap<BlockHash, (u64, WeakShared<Fetch>)>,
+    next_id: u64,
+}
+
+impl BlockCache {
+    pub(crate) fn new(env: Env, blocks: Arc<dyn Blocks>, capacity_bytes: u64) -> Arc<BlockCache> {
+        let options = |bytes: u64, typical: u64| {
+            OptionsBuilder::new()
+                .shards(1)
+                .estimated_items_capacity((bytes / typical).clamp(16, 1 << 20) as usize)
+                .weight_capacity(bytes)
+                .build()
+                .expect("all that must be set is set")
+        };
+        let for_directories = capacity_bytes / DIRECTORY_SHARE;
+        Arc::new(BlockCache {
+            env,
+            blocks,
+            raw: Cache::with_options(
+                options(capacity_bytes - for_directories, 32 << 10),
+                ByBytes,
+                FixedState::default(),
+                DefaultLifecycle::default(),
+            ),
+            directories: Cache::with_options(
+                options(for_directories, 64 << 10),
+                ByMemory,
+                FixedState::default(),
+                DefaultLifecycle::default(),
+            ),
+            fetching: Mutex::default(),
+            capacity_bytes,
+        })
+    }
+
+    /// How many bytes it keeps at most.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    /// A block's bytes, from memory or the ring.
+    pub(crate) async fn get(self: &Arc<Self>, hash: BlockHash) -> Result<Bytes, BlockError> {
+        if let Some(bytes) = self.raw.get(&hash) {
+            return Ok(bytes);
+        }
+        let fetch = self.fetch(hash);
+        fetch.await.map_err(|source| BlockError::Fetch { hash, source })
+    }
+
+    /// A block's bytes, kept by nobody: for who reads everything once.
+    pub(crate) async fn get_once(self: &Arc<Self>, hash: BlockHash) -> Result<Bytes, BlockError> {
+        if let Some(bytes) = self.raw.get(&hash) {
+            return Ok(bytes);
+        }
+        let fetch = self.blocks.get(hash);
+        fetch.await.map_err(|source| BlockError::Fetch { hash, source })
+    }
+
+    /// A directory block, decoded.
+    pub(crate) async fn directory(
+        self: &Arc<Self>,
+        hash: BlockHash,
+    ) -> Result<Arc<DirectoryBlock>, BlockError> {
+        if let Some(block) = self.directories.get(&hash) {
+            return Ok(block);
+        }
+        let bytes = self.get(hash).await?;
+        let block = DirectoryBlock::decode(&bytes).map_err(BlockError::bad(hash))?;
+        let block = Arc::new(block);
+        self.directories.insert(hash, block.clone());
+        self.raw.remove(&hash);
+        Ok(block)
+    }
+
+    /// Begins to fetch a block that will be wanted soon. Errors are left to who wants it.
+    pub(crate) fn prefetch(self: &Arc<Self>, hash: BlockHash) {
+        if self.raw.contains_key(&hash) || self.directories.contains_key(&hash) {
+            return;
+        }
+        let fetch = self.fetch(hash);
+        self.env.spawn(Box::pin(async move {
+            let _ = fetch.await;
+        }));
+    }
+
+    /// Runs `work` beside everything else.
+    pub(crate) fn spawn(&self, work: BoxFuture<'static, ()>) {
+        self.env.spawn(work);
+    }
+
+    /// The fetch of a block that is under way, or a new one.
+    fn fetch(self: &Arc<Self>, hash: BlockHash) -> Shared<Fetch> {
+        let mut fetching = self.fetching();
+        if let Some(fetch) = fetching.by_hash.get(&hash).and_then(|(_, weak)| weak.upgrade()) {
+            return fetch;
+        }
+        if let Some(bytes) = self.raw.peek(&hash) {
+            // It came between the caller's look and this one.
+            let ready: Fetch = Box::pin(async move { Ok(bytes) });
+            return ready.shared();
+        }
+        let id = fetching.next_id;
+        fetching.next_id += 1;
+        let entry = Forget { cache: self.clone(), hash, id };
+        let fetch: Fetch = Box::pin(async move {
+            let cache = &entry.cache;
+            let bytes = cache.blocks.get(entry.hash).await?;
+            cache.raw.insert(entry.hash, bytes.clone());
+            Ok(bytes)
+        });
+        let fetch = fetch.shared();
+        let weak = fetch.downgrade().expect("it has not been polled");
+        fetching.by_hash.insert(hash, (id, weak));
+        fetch
+    }
+
+    fn fetching(&self) -> MutexGuard<'_, Fetching> {
+        self.fetching.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// Takes a fetch off the list when it ends or nobody wants it.
+struct Forget {
+    cache: Arc<BlockCache>,
+    hash: BlockHash,
+    id: u64,
+}
+
+impl Drop for Forget {
+    fn drop(&mut self) {
+        let mut fetching = self.cache.fetching();
+        if fetching.by_hash.get(&self.hash).is_some_and(|(id, _)| *id == self.id) {
+            fetching.by_hash.remove(&self.hash);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What can go wrong while reading, and how the kernel is told.
+
+use atoll_dht::GetError;
+use atoll_key::BlockHash;
+use atoll_vfs::Errno;
+
+use crate::owned::format::FormatError;
+
+/// Why a volume could not be opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// The ring has no such volume, or cannot be asked.
+    #[error("the volume's root: {0}")]
+    Fetch(#[from] GetError),
+    /// The publisher signed something that is not a volume's root.
+    #[error("the volume's root block is bad: {0}")]
+    Bad(#[from] FormatError),
+}
+
+/// Why something in a volume could not be read. Paths are relative to the volume's root.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// There is no such name.
+    #[error("{path}: no such file or directory")]
+    NoSuchEntry {
+        /// Which.
+        path: String,
+    },
+    /// Something other than a directory where one is needed.
+    #[error("{path}: not a directory")]
+    NotADirectory {
+        /// Which.
+        path: String,
+    },
+    /// Something other than a regular file where one is needed.
+    #[error("{path}: not a regular file")]
+    NotAFile {
+        /// Which.
+        path: String,
+    },
+    /// A path that says `..`.
+    #[error("{path}: a path in a volume cannot go up")]
+    GoesUp {
+        /// Which.
+        path: String,
+    },
+    /// The block cannot be fetched.
+    #[error("{path}: {source}")]
+    Fetch {
+        /// What it belongs to.
+        path: String,
+        /// Which block.
+        hash: BlockHash,
+        /// What the ring said.
+        source: GetError,
+    },
+    /// The publisher signed nonsense.
+    #[error("{path}: block {hash} is bad: {source}")]
+    Bad {
+        /// What it belongs to.
+        path: String,
+        /// Which block.
+        hash: BlockHash,
+        /// What is wrong with it.
+        source: FormatError,
+    },
+}
+
+impl ReadError {
+    /// As the kernel understands it. A block nobody has or nobody can use is an I/O error;
+    /// one that some node could not be asked for may come back: `ETIMEDOUT`.
+    pub fn errno(&self) -> Errno {
+        match self {
+            ReadError::NoSuchEntry { .. } => Errno::ENOENT,
+            ReadError::NotADirectory { .. } => Errno::ENOTDIR,
+            ReadError::NotAFile { .. } | ReadError::GoesUp { .. } => Errno::EINVAL,
+            ReadError::Fetch { source: GetError::Unavailable { .. }, .. } => Errno::ETIMEDOUT,
+            ReadError::Fetch { source: GetError::NotFound { .. }, .. } => Errno::EIO,
+            ReadError::Bad { source: FormatError::TooDeep, .. } => Errno::ELOOP,
+            ReadError::Bad { .. } => Errno::EIO,
+        }
+    }
+}
+
+/// A path as messages show it: `/` for the root.
+pub(crate) fn shown_path(path: &[u8]) -> String {
+    format!("/{}", String::from_utf8_lossy(path))
+}
+
+/// What is wrong with one block; which path it belongs to is not known yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum BlockError {
+    Fetch { hash: BlockHash, source: GetError },
+    Bad { hash: BlockHash, source: FormatError },
+}
+
+impl BlockError {
+    pub(crate) fn bad(hash: BlockHash) -> impl FnOnce(FormatError) -> BlockError {
+        move |source| BlockError::Bad { hash, source }
+    }
+
+    /// The same, said of `path`.
+    pub(crate) fn at(self, path: &[u8]) -> ReadError {
+        let path = shown_path(path);
+        match self {
+            BlockError::Fetch { hash, source } => ReadError::Fetch { path, hash, source },
+            BlockError::Bad { hash, source } => ReadError::Bad { path, hash, source },
+        }
+    }
+}

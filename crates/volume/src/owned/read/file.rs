@@ -1,0 +1,242 @@
+//! A regular file, block by block.
+
+use std::sync::Arc;
+
+use atoll_key::BlockHash;
+use bytes::{Bytes, BytesMut};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+
+use super::cache::BlockCache;
+use super::error::BlockError;
+use crate::owned::format::inode::{Data, InodeBlock, Shape};
+use crate::owned::format::{FormatError, PointerBlock};
+
+/// Data blocks of one `read` fetched at once.
+const BLOCKS_AT_ONCE: usize = 16;
+
+/// A file whose inode block is read. Cheap to clone; never changes.
+#[derive(Clone)]
+pub(crate) struct File {
+    cache: Arc<BlockCache>,
+    /// `None` if the file is empty.
+    inode: Option<(BlockHash, InodeBlock)>,
+}
+
+/// One data block of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Chunk {
+    /// So many zeros.
+    Hole(usize),
+    /// These bytes.
+    Data(Bytes),
+}
+
+impl Chunk {
+    fn into_bytes(self) -> Bytes {
+        match self {
+            Chunk::Hole(len) => Bytes::from(vec![0; len]),
+            Chunk::Data(bytes) => bytes,
+        }
+    }
+}
+
+/// Where one block of a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the block of this hash.
+    Block(BlockHash),
+    /// Nowhere, nor are the blocks after it up to (not including) this one.
+    HoleUpto(u64),
+}
+
+impl File {
+    /// Fetches the inode block of a file that its directory says has `size_bytes`.
+    pub(crate) async fn open(
+        cache: &Arc<BlockCache>,
+        inode: Option<BlockHash>,
+        size_bytes: u64,
+    ) -> Result<File, BlockError> {
+        File::open_kept(cache, inode, size_bytes, true).await
+    }
+
+    /// The same; `keep` says whether the inode block goes into the cache.
+    pub(crate) async fn open_kept(
+        cache: &Arc<BlockCache>,
+        inode: Option<BlockHash>,
+        size_bytes: u64,
+        keep: bool,
+    ) -> Result<File, BlockError> {
+        let Some(hash) = inode else { return Ok(File { cache: cache.clone(), inode: None }) };
+        let bytes = if keep { cache.get(hash).await? } else { cache.get_once(hash).await? };
+        let block = InodeBlock::decode(&bytes).map_err(BlockError::bad(hash))?;
+        block.check_size(size_bytes).map_err(BlockError::bad(hash))?;
+        Ok(File { cache: cache.clone(), inode: Some((hash, block)) })
+    }
+
+    /// Length and block size; `None` if the file is empty.
+    pub(crate) fn shape(&self) -> Option<Shape> {
+        self.inode.as_ref().map(|(_, inode)| inode.shape)
+    }
+
+    /// The whole file, if it lies in its inode block (or is empty).
+    pub(crate) fn inline(&self) -> Option<Bytes> {
+        match &self.inode {
+            None => Some(Bytes::new()),
+            Some((_, InodeBlock { data: Data::Inline(bytes), .. })) => Some(bytes.clone()),
+            Some(_) => None,
+        }
+    }
+
+    /// Where data block `block` is. The file must have pointers, and that many blocks.
+    pub(crate) async fn place(&self, block: u64) -> Result<Place, BlockError> {
+        let (_, inode) = self.inode.as_ref().expect("an empty file has no blocks");
+        let shape = inode.shape;
+        let mut level = shape.indirect_levels();
+        let mut first = block - block % Shape::span_blocks(level);
+        let mut pointer = inode.pointer(block / Shape::span_blocks(level));
+        loop {
+            let pointer_here = pointer.expect("the number of pointers was checked");
+            let Some(hash) = pointer_here else {
+                let upto = first.saturating_add(Shape::span_blocks(level));
+                return Ok(Place::HoleUpto(upto.min(shape.data_blocks())));
+            };
+            if level == 0 {
+                return Ok(Place::Block(hash));
+            }
+            let bytes = self.cache.get(hash).await?;
+            let indirect = PointerBlock::decode(&bytes).map_err(BlockError::bad(hash))?;
+            indirect
+                .check_place(level, shape.pointers_below(level, first))
+                .map_err(BlockError::bad(hash))?;
+            level -= 1;
+            let span = Shape::span_blocks(level);
+            let index = (block - first) / span;
+            first += index * span;
+            pointer = indirect.pointer(index);
+        }
+    }
+
+    /// Fetches data block `block` from `hash`; `keep` says whether into the cache.
+    pub(crate) async fn fetch(
+        &self,
+        block: u64,
+        hash: BlockHash,
+        keep: bool,
+    ) -> Result<Bytes, BlockError> {
+        let bytes =
+            if keep { self.cache.get(hash).await? } else { self.cache.get_once(hash).await? };
+        let claimed = self.shape().map_or(0, |shape| shape.block_len_bytes(block));
+        if bytes.len() as u64 != claimed {
+            let found = bytes.len() as u64;
+            let source = FormatError::Mismatch { what: "bytes of a data block", claimed, found };
+            return Err(BlockError::Bad { hash, source });
+        }
+        Ok(bytes)
+    }
+
+    /// Data block `block`.
+    async fn chunk(&self, block: u64) -> Result<Chunk, BlockError> {
+        match self.place(block).await? {
+            Place::Block(hash) => Ok(Chunk::Data(self.fetch(block, hash, true).await?)),
+            Place::HoleUpto(_) => {
+                let len = self.shape().map_or(0, |shape| shape.block_len_bytes(block));
+                Ok(Chunk::Hole(len as usize))
+            }
+        }
+    }
+
+    /// Up to `len` bytes at `offset`; fewer only at the file's end.
+    pub(crate) async fn read(&self, offset: u64, len: u32) -> Result<Bytes, BlockError> {
+        if let Some(all) = self.inline() {
+            let start = usize::try_from(offset).unwrap_or(usize::MAX).min(all.len());
+            let end = start.saturating_add(len as usize).min(all.len());
+            return Ok(all.slice(start..end));
+        }
+        let shape = self.shape().expect("a file without an inode is inline");
+        let end = offset.saturating_add(u64::from(len)).min(shape.size_bytes);
+        if offset >= end {
+            return Ok(Bytes::new());
+        }
+        let first = offset >> shape.block_size_log2;
+        let last = (end - 1) >> shape.block_size_log2;
+        let skip = (offset - (first << shape.block_size_log2)) as usize;
+        let wanted = (end - offset) as usize;
+        if first == last {
+            return Ok(match self.chunk(first).await? {
+                Chunk::Data(bytes) => bytes.slice(skip..skip + wanted),
+                Chunk::Hole(_) => Bytes::from(vec![0; wanted]),
+            });
+        }
+        let mut chunks = stream::iter(first..=last)
+            .map(|block| self.chunk(block))
+            .buffered(BLOCKS_AT_ONCE);
+        let mut out = BytesMut::with_capacity(wanted);
+        let mut skip = skip;
+        while let Some(chunk) = chunks.try_next().await? {
+            let left = wanted - out.len();
+            match chunk {
+                Chunk::Data(bytes) => {
+                    let end = (skip + left).min(bytes.len());
+                    out.extend_from_slice(&bytes[skip..end]);
+                }
+                Chunk::Hole(len) => out.resize(out.len() + (len - skip).min(left), 0),
+            }
+            skip = 0;
+        }
+        Ok(out.freeze())
+    }
+
+    /// The whole file in order, `ahead_bytes` of it fetched ahead.
+    pub(crate) fn stream(
+        self,
+        ahead_bytes: u64,
+    ) -> impl stream::Stream<Item = Result<Bytes, BlockError>> + Send + 'static {
+        let inline = self.inline();
+        let shape = self.shape();
+        let blocks = if inline.is_some() { 0 } else { shape.map_or(0, |s| s.data_blocks()) };
+        let size = shape.map_or(1, |shape| shape.block_size_bytes());
+        let at_once = (ahead_bytes / size).clamp(2, 256) as usize;
+        let whole = stream::iter(inline.filter(|bytes| !bytes.is_empty()).map(Ok));
+        let parts = stream::iter(0..blocks).map(move |block| {
+            let file = self.clone();
+            async move { Ok(file.chunk(block).await?.into_bytes()) }
+        });
+        whole.chain(parts.buffered(at_once))
+    }
+
+    /// Begins to fetch blocks `from..upto`.
+    pub(crate) fn prefetch(&self, from: u64, upto: u64) {
+        let file = self.clone();
+        self.cache.spawn(Box::pin(async move {
+            let fetches = stream::iter(from..upto).map(|block| {
+                let file = file.clone();
+                // Errors are left to who reads these blocks.
+                async move {
+                    let _ = file.chunk(block).await;
+                }
+            });
+            fetches.buffer_unordered(BLOCKS_AT_ONCE).for_each(|()| async {}).await;
+        }));
+    }
+
+    /// The first offset at or after `offset` that lies in data (or, if `data` is false,
+    /// in a hole); the file's length if there is none.
+    pub(crate) async fn seek(&self, offset: u64, data: bool) -> Result<u64, BlockError> {
+        let size = self.shape().map_or(0, |shape| shape.size_bytes);
+        if self.inline().is_some() {
+            return Ok(if data { offset.min(size) } else { size });
+        }
+        let shape = self.shape().expect("a file without an inode is inline");
+        let mut block = offset >> shape.block_size_log2;
+        while block < shape.data_blocks() {
+            let next = match self.place(block).await? {
+                Place::Block(_) if data => break,
+                Place::HoleUpto(_) if !data => break,
+                Place::Block(_) => block + 1,
+                Place::HoleUpto(upto) => upto,
+            };
+            block = next;
+        }
+        Ok((block << shape.block_size_log2).max(offset).min(size))
+    }
+}

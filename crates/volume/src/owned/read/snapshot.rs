@@ -1,0 +1,202 @@
+//! One version of a volume, by path.
+
+use std::fmt;
+use std::sync::Arc;
+
+use atoll_key::VolumeId;
+use bytes::Bytes;
+use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
+
+use super::cache::BlockCache;
+use super::directory;
+use super::error::{BlockError, ReadError, shown_path};
+use super::file::File;
+use crate::owned::format::{Content, DirectoryRef, Entry, Root, xattrs};
+
+/// One version of a volume; never changes. Cheap to keep: blocks are fetched as they are
+/// read.
+pub struct Snapshot {
+    pub(super) id: VolumeId,
+    pub(super) version: u64,
+    pub(super) root: Root,
+    pub(super) cache: Arc<BlockCache>,
+    pub(super) read_ahead_bytes: u64,
+}
+
+impl fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Snapshot({:?}, version {})", self.id, self.version)
+    }
+}
+
+/// A file, directory or link found in a snapshot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Item {
+    /// Its path from the volume's root, without a leading slash; empty for the root.
+    pub path: Bytes,
+    /// What its directory says about it. The root's name is empty.
+    pub entry: Entry,
+}
+
+/// A directory being listed.
+#[derive(Clone)]
+pub struct Listing {
+    cache: Arc<BlockCache>,
+    path: Bytes,
+    directory: DirectoryRef,
+    next: u64,
+}
+
+impl fmt::Debug for Listing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Listing({}, at {})", shown_path(&self.path), self.next)
+    }
+}
+
+impl Listing {
+    /// The next entries in order of their names, at most `limit`; empty at the end.
+    pub async fn next_page(&mut self, limit: usize) -> Result<Vec<Item>, ReadError> {
+        let mut page = Vec::new();
+        while page.len() < limit {
+            let found = directory::leaf_at(&self.cache, &self.directory, self.next).await;
+            let Some((leaf, from)) = found.map_err(|error| error.at(&self.path))? else { break };
+            let entries = leaf.entries().iter().skip(from).take(limit - page.len());
+            let before = page.len();
+            page.extend(entries.map(|entry| Item {
+                path: joined(&self.path, &entry.name),
+                entry: entry.clone(),
+            }));
+            self.next += (page.len() - before) as u64;
+        }
+        Ok(page)
+    }
+}
+
+/// `parent/name`, without a slash before the first component.
+pub(crate) fn joined(parent: &[u8], name: &[u8]) -> Bytes {
+    if parent.is_empty() {
+        return Bytes::copy_from_slice(name);
+    }
+    Bytes::from([parent, b"/", name].concat())
+}
+
+impl Snapshot {
+    /// The volume.
+    pub fn volume(&self) -> VolumeId {
+        self.id
+    }
+
+    /// The version its publisher gave it.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// What the publisher signed: label, totals, time of publishing.
+    pub fn info(&self) -> &Root {
+        &self.root
+    }
+
+    /// The root directory.
+    pub fn root(&self) -> Item {
+        Item { path: Bytes::new(), entry: self.root.entry() }
+    }
+
+    /// Finds `path`: components separated by `/`; empty ones and `.` are passed over, `..`
+    /// is refused. Symbolic links are not followed.
+    pub async fn resolve(&self, path: &[u8]) -> Result<Item, ReadError> {
+        let mut item = self.root();
+        for name in path.split(|byte| *byte == b'/') {
+            match name {
+                b"" | b"." => continue,
+                b".." => return Err(ReadError::GoesUp { path: shown_path(path) }),
+                _ => {}
+            }
+            item = match self.child(&item, name).await? {
+                Some(child) => child,
+                None => {
+                    let path = shown_path(&joined(&item.path, name));
+                    return Err(ReadError::NoSuchEntry { path });
+                }
+            };
+        }
+        Ok(item)
+    }
+
+    /// The entry `name` of a directory.
+    pub async fn child(&self, directory: &Item, name: &[u8]) -> Result<Option<Item>, ReadError> {
+        let found = directory::find(&self.cache, &directory.as_directory()?, name).await;
+        let entry = found.map_err(|error| error.at(&directory.path))?;
+        Ok(entry.map(|entry| Item { path: joined(&directory.path, name), entry }))
+    }
+
+    /// Lists a directory, in order of the names' bytes.
+    pub fn list(&self, directory: &Item) -> Result<Listing, ReadError> {
+        Ok(Listing {
+            cache: self.cache.clone(),
+            path: directory.path.clone(),
+            directory: directory.as_directory()?,
+            next: 0,
+        })
+    }
+
+    /// Up to `len` bytes of a file at `offset`; fewer only at its end.
+    pub async fn read_range(&self, file: &Item, offset: u64, len: u32) -> Result<Bytes, ReadError> {
+        let opened = self.open(file).await?;
+        opened.read(offset, len).await.map_err(|error| error.at(&file.path))
+    }
+
+    /// A whole file in order, as it is fetched, block by block. What is fetched ahead is
+    /// `read_ahead_bytes` of the volume's options.
+    pub fn read_stream(&self, file: &Item) -> BoxStream<'static, Result<Bytes, ReadError>> {
+        let (cache, item, ahead) = (self.cache.clone(), file.clone(), self.read_ahead_bytes);
+        let opening = async move {
+            let opened = item.open(&cache).await?;
+            let path = item.path;
+            Ok(opened.stream(ahead).map_err(move |error| error.at(&path)))
+        };
+        futures_util::stream::once(opening).try_flatten().boxed()
+    }
+
+    /// The extended attributes of an item, in order of their names.
+    pub async fn xattrs(&self, item: &Item) -> Result<Vec<(Bytes, Bytes)>, ReadError> {
+        let read = read_xattrs(&self.cache, &item.entry).await;
+        read.map_err(|error| error.at(&item.path))
+    }
+
+    pub(crate) async fn open(&self, file: &Item) -> Result<File, ReadError> {
+        file.open(&self.cache).await
+    }
+}
+
+impl Item {
+    /// The target, if this is a symbolic link.
+    pub fn target(&self) -> Option<&Bytes> {
+        match &self.entry.content {
+            Content::Symlink(target) => Some(target),
+            _ => None,
+        }
+    }
+
+    fn as_directory(&self) -> Result<DirectoryRef, ReadError> {
+        match self.entry.content {
+            Content::Directory(directory) => Ok(directory),
+            _ => Err(ReadError::NotADirectory { path: shown_path(&self.path) }),
+        }
+    }
+
+    async fn open(&self, cache: &Arc<BlockCache>) -> Result<File, ReadError> {
+        let Content::Regular { size_bytes, inode, .. } = self.entry.content else {
+            return Err(ReadError::NotAFile { path: shown_path(&self.path) });
+        };
+        File::open(cache, inode, size_bytes).await.map_err(|error| error.at(&self.path))
+    }
+}
+
+pub(crate) async fn read_xattrs(
+    cache: &Arc<BlockCache>,
+    entry: &Entry,
+) -> Result<Vec<(Bytes, Bytes)>, BlockError> {
+    let Some(hash) = entry.xattrs else { return Ok(Vec::new()) };
+    let bytes = cache.get(hash).await?;
+    xattrs::decode(&bytes).map_err(BlockError::bad(hash))
+}

@@ -1,0 +1,244 @@
+//! A volume and its updates: which root is the newest.
+//!
+//! CFS §5.2: "A client can check the freshness of a cached root block to decide whether to
+//! look for a newer version." Here a root is believed for `max_age` and asked for again in
+//! the background once it is half as old, so that a reader rarely waits. While the ring
+//! cannot be reached the old root stays in use, and [`Volume::status`] says so.
+//!
+//! A root with a lower version than one seen is a replay (§3.1 guards against these with a
+//! timestamp) and is never taken; nor is another root of the same version.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use atoll_dht::{Blocks, GetError};
+use atoll_env::{BoxFuture, Env, Instant, timeout};
+use atoll_key::{SignedBlock, VolumeId};
+use futures_util::FutureExt;
+use futures_util::future::Shared;
+
+use super::cache::BlockCache;
+use super::error::OpenError;
+use super::snapshot::Snapshot;
+use crate::owned::format::Root;
+
+/// How long a reader waits for the ring to confirm a root before it goes on with the old
+/// one. Guess: what a person takes for a hiccup.
+const MAX_REFRESH_WAIT: Duration = Duration::from_secs(3);
+
+/// How long after a failed refresh the next may begin. Guess.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// How to read a volume.
+#[derive(Clone, Debug)]
+pub struct VolumeOptions {
+    /// How old the root may be before the ring is asked for a newer one.
+    pub max_age: Duration,
+    /// Blocks kept in memory.
+    pub cache_bytes: u64,
+    /// How far a sequential reader is read ahead of, at most.
+    pub read_ahead_bytes: u64,
+}
+
+impl Default for VolumeOptions {
+    fn default() -> VolumeOptions {
+        VolumeOptions {
+            max_age: Duration::from_secs(30),
+            cache_bytes: 32 << 20,
+            read_ahead_bytes: 4 << 20,
+        }
+    }
+}
+
+/// What is known of a volume's freshness.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeStatus {
+    /// Version of the root in use.
+    pub version: u64,
+    /// How long ago the ring confirmed it.
+    pub age: Duration,
+    /// Why it may be stale, if the last refresh failed.
+    pub stale: Option<String>,
+}
+
+/// A volume that is being read; follows its publisher's updates.
+pub struct Volume {
+    env: Env,
+    blocks: Arc<dyn Blocks>,
+    id: VolumeId,
+    options: VolumeOptions,
+    state: Mutex<State>,
+}
+
+struct State {
+    snapshot: Arc<Snapshot>,
+    block: SignedBlock,
+    confirmed_at: Instant,
+    stale: Option<String>,
+    retry_at: Instant,
+    refresh: Option<Refresh>,
+}
+
+/// A refresh under way.
+#[derive(Clone)]
+struct Refresh {
+    began_at: Instant,
+    done: Shared<BoxFuture<'static, ()>>,
+}
+
+impl fmt::Debug for Volume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Volume({:?})", self.id)
+    }
+}
+
+impl Volume {
+    /// Fetches the volume's root.
+    pub async fn open(
+        env: Env,
+        blocks: Arc<dyn Blocks>,
+        id: VolumeId,
+        options: VolumeOptions,
+    ) -> Result<Arc<Volume>, OpenError> {
+        let block = blocks.get_signed(id.root_key()).await?;
+        let confirmed_at = env.now();
+        let root = Root::decode(&block.payload)?;
+        let cache = BlockCache::new(env.clone(), blocks.clone(), options.cache_bytes);
+        let read_ahead_bytes = options.read_ahead_bytes;
+        let version = block.version;
+        let snapshot = Arc::new(Snapshot { id, version, root, cache, read_ahead_bytes });
+        let state = Mutex::new(State {
+            snapshot,
+            block,
+            confirmed_at,
+            stale: None,
+            retry_at: Instant::default(),
+            refresh: None,
+        });
+        Ok(Arc::new(Volume { env, blocks, id, options, state }))
+    }
+
+    /// The volume.
+    pub fn id(&self) -> VolumeId {
+        self.id
+    }
+
+    /// The options it was opened with.
+    pub fn options(&self) -> &VolumeOptions {
+        &self.options
+    }
+
+    /// How fresh the volume is.
+    pub fn status(&self) -> VolumeStatus {
+        let state = self.state();
+        VolumeStatus {
+            version: state.snapshot.version,
+            age: self.env.now().since(state.confirmed_at),
+            stale: state.stale.clone(),
+        }
+    }
+
+    /// The newest root known, asked for again if it is older than `max_age`. When the
+    /// ring cannot be reached, the old one ([`Volume::status`] says so). Answers within
+    /// a few seconds.
+    pub async fn snapshot(self: &Arc<Self>) -> Arc<Snapshot> {
+        let now = self.env.now();
+        let waiting = {
+            let mut state = self.state();
+            let age = now.since(state.confirmed_at);
+            if age <= self.options.max_age / 2 && !self.options.max_age.is_zero() {
+                return state.snapshot.clone();
+            }
+            let refresh = match &state.refresh {
+                Some(refresh) => refresh.clone(),
+                None if now < state.retry_at => return state.snapshot.clone(),
+                None => self.begin_refresh(&mut state, now),
+            };
+            let waited = now.since(refresh.began_at);
+            if age < self.options.max_age || waited >= MAX_REFRESH_WAIT {
+                return state.snapshot.clone();
+            }
+            timeout(&*self.env, MAX_REFRESH_WAIT - waited, refresh.done)
+        };
+        // If it takes longer, the old root serves; `status` tells its age.
+        let _ = waiting.await;
+        self.state().snapshot.clone()
+    }
+
+    /// The snapshot in use, fresh or not.
+    pub(crate) fn current(&self) -> Arc<Snapshot> {
+        self.state().snapshot.clone()
+    }
+
+    /// How much longer names found in the present snapshot may be believed.
+    pub(crate) fn fresh_for(&self) -> Duration {
+        let state = self.state();
+        (state.confirmed_at + self.options.max_age).max(state.retry_at).since(self.env.now())
+    }
+
+    /// Starts a refresh that goes on even if nobody waits for it.
+    fn begin_refresh(self: &Arc<Self>, state: &mut State, now: Instant) -> Refresh {
+        let volume = self.clone();
+        let work: BoxFuture<'static, ()> = Box::pin(async move {
+            let asked_at = volume.env.now();
+            let answer = volume.blocks.get_signed(volume.id.root_key()).await;
+            let mut state = volume.state();
+            match volume.take(&mut state, answer) {
+                Ok(()) => {
+                    state.confirmed_at = asked_at;
+                    state.stale = None;
+                    state.retry_at = Instant::default();
+                }
+                Err(reason) => {
+                    let version = state.snapshot.version;
+                    tracing::warn!(volume = ?volume.id, version, %reason, "root not refreshed");
+                    state.stale = Some(reason);
+                    state.retry_at = volume.env.now() + RETRY_AFTER.min(volume.options.max_age);
+                }
+            }
+            state.refresh = None;
+        });
+        let refresh = Refresh { began_at: now, done: work.shared() };
+        state.refresh = Some(refresh.clone());
+        self.env.spawn(Box::pin(refresh.done.clone()));
+        refresh
+    }
+
+    /// Takes the ring's answer, or says why not.
+    fn take(
+        &self,
+        state: &mut State,
+        answer: Result<SignedBlock, GetError>,
+    ) -> Result<(), String> {
+        let block = answer.map_err(|error| error.to_string())?;
+        let held = state.snapshot.version;
+        if block.version < held {
+            return Err(format!(
+                "the ring answered with the older version {} (a replay, or nodes that are behind)",
+                block.version
+            ));
+        }
+        if block.version == held {
+            if block == state.block {
+                return Ok(());
+            }
+            return Err(format!("the publisher signed two different roots of version {held}"));
+        }
+        let root = Root::decode(&block.payload)
+            .map_err(|error| format!("the root of version {} is bad: {error}", block.version))?;
+        state.snapshot = Arc::new(Snapshot {
+            id: self.id,
+            version: block.version,
+            root,
+            cache: state.snapshot.cache.clone(),
+            read_ahead_bytes: self.options.read_ahead_bytes,
+        });
+        state.block = block;
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+}
