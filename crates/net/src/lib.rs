@@ -13,6 +13,10 @@ pub mod tcp;
 #[allow(clippy::disallowed_methods, reason = "a real socket runs only on tokio")]
 pub mod unix;
 
+pub mod frame;
+pub mod hello;
+#[allow(clippy::disallowed_methods, reason = "connections run only on tokio")]
+pub mod mux;
 pub mod stats;
 
 pub use stats::{NetStats, RefusalReason};

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use atoll_key::PeerId;
 
+use crate::{CallError, Reply};
+
 /// The most peers whose malformed frames are counted apart. A guess: a private network
 /// has few members that misbehave.
 const MAX_MALFORMED_PEERS: usize = 1024;
@@ -32,11 +34,13 @@ pub enum RefusalReason {
     WrongVersion,
     /// The secret was proven, but the network profile differs.
     WrongProfile,
+    /// On a Unix socket: another user's process.
+    WrongUser,
 }
 
 impl RefusalReason {
     /// Every reason, in the order of the handshake.
-    pub const ALL: [RefusalReason; 7] = [
+    pub const ALL: [RefusalReason; 8] = [
         RefusalReason::TooManyHandshakes,
         RefusalReason::Tls,
         RefusalReason::HandshakeTimedOut,
@@ -44,6 +48,7 @@ impl RefusalReason {
         RefusalReason::WrongSecret,
         RefusalReason::WrongVersion,
         RefusalReason::WrongProfile,
+        RefusalReason::WrongUser,
     ];
 
     /// A short name for metrics and JSON, such as `wrong_secret`.
@@ -56,6 +61,7 @@ impl RefusalReason {
             RefusalReason::WrongSecret => "wrong_secret",
             RefusalReason::WrongVersion => "wrong_version",
             RefusalReason::WrongProfile => "wrong_profile",
+            RefusalReason::WrongUser => "wrong_user",
         }
     }
 }
@@ -70,6 +76,7 @@ impl fmt::Display for RefusalReason {
             RefusalReason::WrongSecret => "the network secret is not known to it",
             RefusalReason::WrongVersion => "it speaks another protocol version",
             RefusalReason::WrongProfile => "its network profile differs",
+            RefusalReason::WrongUser => "it belongs to another user",
         })
     }
 }
@@ -82,9 +89,9 @@ pub struct NetStats {
     pub bytes_in: u64,
     /// Bytes of frames sent.
     pub bytes_out: u64,
-    /// Calls begun here, whatever became of them.
+    /// Calls of this node that are over, whatever became of them.
     pub calls_made: u64,
-    /// Calls begun here that brought no reply (a refusal counts as a reply).
+    /// Those of them that brought no reply (a refusal counts as a reply).
     pub calls_failed: u64,
     /// Requests given to the service.
     pub calls_served: u64,
@@ -138,6 +145,14 @@ impl Counters {
         let mut counts = self.malformed_frames.lock().expect("no holder panics");
         if counts.len() < MAX_MALFORMED_PEERS || counts.contains_key(&from) {
             *counts.entry(from).or_default() += 1;
+        }
+    }
+
+    /// Counts a call and what became of it.
+    pub(crate) fn called(&self, result: &Result<Reply, CallError>) {
+        bump(&self.calls_made);
+        if result.as_ref().is_err_and(|error| !matches!(error, CallError::Refused(_))) {
+            bump(&self.calls_failed);
         }
     }
 

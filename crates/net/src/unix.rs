@@ -1,12 +1,26 @@
 //! The same calls over a Unix socket, between commands and the local node.
+//!
+//! Frames are those of TCP, without TLS and without a proof: the socket's mode (0600) and
+//! the credentials the kernel reports let in only the same user and root. CFS §6.3 has
+//! its clients talk to their local server in the same way. A client connects when it
+//! must, and again when the node has restarted; a mount asks it to wait for that.
 
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_key::PeerId;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
 
-use crate::stats::NetStats;
+use crate::mux::{self, Mux, MuxError};
+use crate::stats::{NetStats, RefusalReason, bump};
 use crate::{CallError, Peer, Reply, Request, Service};
 
 /// Whom a service on a Unix socket sees as the caller: a process of the same user.
@@ -52,39 +66,155 @@ pub enum WhenAbsent {
     Wait,
 }
 
-/// A service on a Unix socket. Dropping it stops serving.
-pub struct UnixServer {}
+/// The most bytes in a socket's path: `sun_path` of Linux, less its NUL.
+const MAX_PATH_BYTES: usize = 107;
+/// The most connections at once; each command and each mount makes one.
+const MAX_CONNECTIONS: usize = 1024;
+/// Pause between attempts to reach a server that is away.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+/// Pause when the system cannot accept, such as for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A service on a Unix socket. Dropping it stops serving and removes the socket file.
+pub struct UnixServer {
+    path: PathBuf,
+    /// Device and inode of our socket file: another server's is not removed.
+    file: (u64, u64),
+    context: mux::Context,
+    tasks: std::sync::Mutex<Option<JoinSet<()>>>,
+}
 
 /// Serves `service` on a socket at `path` (mode 0600) to processes of the same user and
 /// root. A stale socket file is replaced. Must be called within a tokio runtime.
 pub fn serve_unix(path: &Path, service: Arc<dyn Service>) -> Result<UnixServer, UnixServeError> {
-    let _ = (path, service);
-    unimplemented!()
+    let (listener, file) = listen(path)?;
+    let context = mux::Context::default();
+    *context.service.write().expect("no holder panics") = Some(service);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(accept(listener, context.clone()));
+    let tasks = std::sync::Mutex::new(Some(tasks));
+    Ok(UnixServer { path: path.to_owned(), file, context, tasks })
+}
+
+/// Binds under another name, so that the socket has its mode before it has its path.
+fn listen(path: &Path) -> Result<(UnixListener, (u64, u64)), UnixServeError> {
+    let failed = |source| UnixServeError::Io { path: path.to_owned(), source };
+    let mut unnamed = path.as_os_str().to_owned();
+    unnamed.push(".new");
+    let unnamed = PathBuf::from(unnamed);
+    if unnamed.as_os_str().len() > MAX_PATH_BYTES {
+        let limit = MAX_PATH_BYTES - ".new".len();
+        return Err(UnixServeError::PathTooLong { path: path.to_owned(), limit });
+    }
+    match fs::symlink_metadata(path) {
+        Ok(meta) if !meta.file_type().is_socket() => {
+            return Err(UnixServeError::NotASocket(path.to_owned()));
+        }
+        Ok(_) => match StdUnixStream::connect(path) {
+            // Only a refused connection says that nobody listens.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => {}
+            Err(error) => return Err(failed(error)),
+            Ok(_) => return Err(UnixServeError::InUse(path.to_owned())),
+        },
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    match fs::remove_file(&unnamed) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&unnamed).map_err(failed)?;
+    fs::set_permissions(&unnamed, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    let meta = fs::symlink_metadata(&unnamed).map_err(failed)?;
+    fs::rename(&unnamed, path).map_err(failed)?;
+    Ok((listener, (meta.dev(), meta.ino())))
+}
+
+/// Accepts until it is aborted; the connections' tasks end with it.
+async fn accept(listener: UnixListener, context: mux::Context) {
+    let mut connections = JoinSet::new();
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!("cannot accept a local connection: {error}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        while connections.try_join_next().is_some() {}
+        if connections.len() >= MAX_CONNECTIONS {
+            context.counters.refused(RefusalReason::TooManyHandshakes);
+            continue;
+        }
+        if !may_call(&stream) {
+            context.counters.refused(RefusalReason::WrongUser);
+            tracing::warn!("refused a local connection of another user");
+            continue;
+        }
+        bump(&context.counters.connections_accepted);
+        let (_, driver) = Mux::new(stream, LOCAL_CALLER, context.clone());
+        connections.spawn(driver);
+    }
+}
+
+/// Whether the process at the other end runs as this user, or as root.
+fn may_call(stream: &UnixStream) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    stream.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0)
 }
 
 impl UnixServer {
     /// The counters, for `status`.
     pub fn stats(&self) -> NetStats {
-        unimplemented!()
+        self.context.counters.snapshot()
     }
 
     /// Stops listening, removes the socket file, closes the connections and waits for
-    /// the tasks to end.
+    /// their tasks to end.
     pub async fn shutdown(&self) {
-        unimplemented!()
+        let tasks = self.stop();
+        if let Some(mut tasks) = tasks {
+            tasks.shutdown().await;
+        }
+    }
+
+    fn stop(&self) -> Option<JoinSet<()>> {
+        let tasks = self.tasks.lock().expect("no holder panics").take()?;
+        let ours = fs::symlink_metadata(&self.path)
+            .is_ok_and(|meta| (meta.dev(), meta.ino()) == self.file);
+        if ours {
+            // If it cannot be removed, it is stale and will be replaced.
+            let _ = fs::remove_file(&self.path);
+        }
+        Some(tasks)
+    }
+}
+
+impl Drop for UnixServer {
+    fn drop(&mut self) {
+        // Dropping the set aborts its tasks.
+        drop(self.stop());
     }
 }
 
 /// Calls the server on a Unix socket over one connection, made when first needed and
 /// again after the server's restart.
-pub struct UnixClient {}
+pub struct UnixClient {
+    path: PathBuf,
+    context: mux::Context,
+    /// The connection, and the task that drives it. Held while connecting, so that
+    /// callers share one attempt.
+    connection: Mutex<Option<(Mux, JoinSet<()>)>>,
+}
 
 impl UnixClient {
     /// A client of the socket at `path`. Nothing is connected yet. Calls must be made
     /// within a tokio runtime.
     pub fn new(path: &Path) -> UnixClient {
-        let _ = path;
-        unimplemented!()
+        let context = mux::Context::default();
+        UnixClient { path: path.to_owned(), context, connection: Mutex::new(None) }
     }
 
     /// Calls the server and waits for its reply, at most until `limit` has passed.
@@ -95,7 +225,66 @@ impl UnixClient {
         limit: Duration,
         when_absent: WhenAbsent,
     ) -> Result<Reply, CallError> {
-        let _ = (request, limit, when_absent);
-        unimplemented!()
+        let deadline = Instant::now() + limit;
+        let result = self.call_until(request, deadline, when_absent).await;
+        self.context.counters.called(&result);
+        result
+    }
+
+    async fn call_until(
+        &self,
+        request: Request,
+        deadline: Instant,
+        when_absent: WhenAbsent,
+    ) -> Result<Reply, CallError> {
+        let mut stale = true;
+        loop {
+            let error = match tokio::time::timeout_at(deadline, self.connected()).await {
+                Err(_) => return Err(CallError::TimedOut),
+                Ok(Ok(mux)) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    let result = mux.call(request.clone(), left).await;
+                    let again = match &result {
+                        Err(MuxError::NotSent(_)) => std::mem::take(&mut stale),
+                        _ => false,
+                    };
+                    match result.map_err(CallError::from) {
+                        // It closed just now, and nothing was sent.
+                        Err(CallError::Unreachable(_)) if again => continue,
+                        Err(error @ CallError::Unreachable(_)) => error,
+                        result => return result,
+                    }
+                }
+                Ok(Err(error)) => {
+                    let path = self.path.display();
+                    CallError::Unreachable(format!("nobody answers on {path}: {error}"))
+                }
+            };
+            if when_absent == WhenAbsent::Fail || Instant::now() + RETRY_PAUSE >= deadline {
+                return Err(error);
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    async fn connected(&self) -> std::io::Result<Mux> {
+        let mut connection = self.connection.lock().await;
+        if let Some((mux, _)) = &*connection
+            && mux.is_open()
+        {
+            return Ok(mux.clone());
+        }
+        let stream = UnixStream::connect(&self.path).await?;
+        bump(&self.context.counters.connections_dialled);
+        let (mux, driver) = Mux::new(stream, LOCAL_CALLER, self.context.clone());
+        let mut task = JoinSet::new();
+        task.spawn(driver);
+        *connection = Some((mux.clone(), task));
+        Ok(mux)
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> NetStats {
+        self.context.counters.snapshot()
     }
 }

@@ -1,0 +1,373 @@
+//! The one task that owns a connection's byte stream.
+//!
+//! Each time it is woken it reads what has arrived, hands replies to their callers and
+//! requests to tasks of their own, writes what is queued, and looks at its clocks. It
+//! never waits for room or for a service, so a connection always makes progress while
+//! the peer reads. Frames that became ready meanwhile leave in one write.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as Cx, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, Interval, MissedTickBehavior};
+
+use super::outgoing::Outgoing;
+use super::reader::FrameReader;
+use super::shared::{Serving, Shared};
+use super::{Budget, Context, MAX_OPEN_CALLS, MuxError, REQUEST_WINDOW_BYTES, SMALL_BYTES};
+use crate::frame::{self, Frame, FrameError};
+use crate::stats::{add, bump};
+use crate::{Peer, Refusal, Reply, Request};
+
+/// How many bytes of waiting frames are encoded at once. Small frames that come later
+/// wait for these.
+const BATCH_BYTES: usize = 128 << 10;
+/// What a peer that keeps the rules may have open here, in bytes: its window of bulk
+/// requests, and small ones beside it.
+const MAX_SERVED_BYTES: usize = REQUEST_WINDOW_BYTES + MAX_OPEN_CALLS * SMALL_BYTES;
+
+/// Why a connection is over.
+enum End {
+    Closed(String),
+    Malformed(FrameError),
+    Misbehaved(&'static str),
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> End {
+        End::Closed(format!("the connection broke: {error}"))
+    }
+}
+
+pub struct Driver<S> {
+    io: S,
+    peer: Peer,
+    shared: Arc<Shared>,
+    context: Context,
+    reader: FrameReader,
+    outgoing: Outgoing,
+    unflushed: bool,
+    clocks: Clocks,
+    peer_goes_away: bool,
+}
+
+struct Clocks {
+    tick: Interval,
+    /// Something arrived since the last tick.
+    heard: bool,
+    last_heard: Instant,
+    /// A call went either way since the last ping.
+    used: bool,
+    last_ping: Instant,
+    /// The ping that is not answered yet.
+    ping: Option<u64>,
+    pings: u64,
+    going_away_since: Option<Instant>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
+    pub fn new(io: S, peer: Peer, shared: Arc<Shared>, context: Context) -> Driver<S> {
+        let mut tick = tokio::time::interval(context.keepalive.tick);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let now = Instant::now();
+        let clocks = Clocks {
+            tick,
+            heard: false,
+            last_heard: now,
+            used: false,
+            last_ping: now,
+            ping: None,
+            pings: 0,
+            going_away_since: None,
+        };
+        bump(&context.counters.connections);
+        Driver {
+            io,
+            peer,
+            shared,
+            context,
+            reader: FrameReader::new(),
+            outgoing: Outgoing::default(),
+            unflushed: false,
+            clocks,
+            peer_goes_away: false,
+        }
+    }
+
+    /// Drives the connection until it is over.
+    pub async fn run(mut self) {
+        // The first ping measures the round trip.
+        self.ping();
+        let end = poll_fn(|cx| self.poll(cx)).await;
+        let why = match end {
+            End::Closed(why) => why,
+            End::Malformed(error) => self.misbehaved(&error.to_string()),
+            End::Misbehaved(what) => self.misbehaved(what),
+        };
+        self.shared.end(&why, &self.context.budget);
+        // Says goodbye if that is possible at once; the peer notices either way.
+        poll_fn(|cx| {
+            let _ = Pin::new(&mut self.io).poll_shutdown(cx);
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    fn misbehaved(&self, what: &str) -> String {
+        self.context.counters.malformed(self.peer.id);
+        tracing::warn!(peer = %self.peer, "closing the connection: {what}");
+        format!("the peer broke the protocol: {what}")
+    }
+
+    fn poll(&mut self, cx: &mut Cx<'_>) -> Poll<End> {
+        self.shared.driver.register(cx.waker());
+        match self.poll_progress(cx) {
+            Ok(()) => Poll::Pending,
+            Err(end) => Poll::Ready(end),
+        }
+    }
+
+    fn poll_progress(&mut self, cx: &mut Cx<'_>) -> Result<(), End> {
+        while self.clocks.tick.poll_tick(cx).is_ready() {
+            self.on_tick()?;
+        }
+        self.poll_read(cx)?;
+        self.poll_write(cx)?;
+        if let Some(why) = self.shared.closed() {
+            return Err(End::Closed(why));
+        }
+        if self.peer_goes_away && self.outgoing.is_empty() && !self.unflushed {
+            let state = self.shared.state();
+            if state.going_away && state.is_idle() {
+                return Err(End::Closed("both sides let the connection go".to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads until the stream has nothing more; tokio's budget for a task ends it at last.
+    fn poll_read(&mut self, cx: &mut Cx<'_>) -> Result<(), End> {
+        let mut read_bytes = 0;
+        let result = loop {
+            match self.reader.next_frame() {
+                Ok(Some(frame)) => match self.on_frame(frame) {
+                    Ok(()) => continue,
+                    Err(end) => break Err(end),
+                },
+                Ok(None) => {}
+                Err(error) => break Err(End::Malformed(error)),
+            }
+            match self.reader.poll_fill(&mut self.io, cx) {
+                Poll::Pending => break Ok(()),
+                Poll::Ready(Ok(0)) if self.reader.at_boundary() => {
+                    break Err(End::Closed("the peer closed the connection".to_owned()));
+                }
+                Poll::Ready(Ok(0)) => break Err(End::Malformed(FrameError::Truncated)),
+                Poll::Ready(Ok(bytes)) => read_bytes += bytes,
+                Poll::Ready(Err(error)) => break Err(error.into()),
+            }
+        };
+        if read_bytes > 0 {
+            self.clocks.heard = true;
+            add(&self.context.counters.bytes_in, read_bytes);
+        }
+        result
+    }
+
+    fn poll_write(&mut self, cx: &mut Cx<'_>) -> Result<(), End> {
+        let mut written = 0;
+        let result = self.poll_write_queued(cx, &mut written);
+        if written > 0 {
+            add(&self.context.counters.bytes_out, written);
+        }
+        match result {
+            Poll::Ready(Err(error)) => Err(error.into()),
+            Poll::Ready(Ok(())) | Poll::Pending => Ok(()),
+        }
+    }
+
+    fn poll_write_queued(&mut self, cx: &mut Cx<'_>, written: &mut usize) -> Poll<io::Result<()>> {
+        loop {
+            if self.outgoing.is_empty() {
+                let Driver { shared, outgoing, clocks, .. } = self;
+                shared.take_queued(BATCH_BYTES, |queued| {
+                    clocks.used |= matches!(queued.frame, Frame::Request(..) | Frame::Reply(..));
+                    outgoing.push(queued)
+                });
+                if self.outgoing.is_empty() {
+                    break;
+                }
+            }
+            self.unflushed = true;
+            std::task::ready!(self.outgoing.poll_write(&mut self.io, cx, written))?;
+        }
+        if self.unflushed {
+            std::task::ready!(Pin::new(&mut self.io).poll_flush(cx))?;
+            self.unflushed = false;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn on_frame(&mut self, frame: Frame) -> Result<(), End> {
+        match frame {
+            Frame::Request(id, request) => {
+                self.clocks.used = true;
+                self.on_request(id, request)
+            }
+            Frame::Reply(id, reply) => {
+                self.shared.answer(id, Ok(reply));
+                Ok(())
+            }
+            Frame::Refusal(id, refusal) => {
+                self.shared.answer(id, Err(MuxError::Refused(refusal)));
+                Ok(())
+            }
+            Frame::Cancel(id) => {
+                self.shared.cancelled(id, &self.context.budget);
+                Ok(())
+            }
+            Frame::Ping(id) => self.queue_control(Frame::Pong(id)),
+            Frame::Pong(id) => {
+                if self.clocks.ping == Some(id) {
+                    self.clocks.ping = None;
+                    self.shared.measured(self.clocks.last_ping.elapsed());
+                }
+                Ok(())
+            }
+            Frame::GoAway => {
+                self.peer_goes_away = true;
+                self.shared.go_away();
+                Ok(())
+            }
+        }
+    }
+
+    fn queue_control(&self, frame: Frame) -> Result<(), End> {
+        if self.shared.queue_control(frame) {
+            return Ok(());
+        }
+        Err(End::Misbehaved("it asks and does not read the answers"))
+    }
+
+    fn on_request(&mut self, id: u64, request: Request) -> Result<(), End> {
+        let counters = &self.context.counters;
+        let service = self.context.service.read().expect("no holder panics").clone();
+        let bytes = frame::payload_bytes(&request.header, &request.parts);
+        let mut state = self.shared.state();
+        if state.serving.contains_key(&id) {
+            return Err(End::Misbehaved("two open calls have the same id"));
+        }
+        let excess = state.held_requests() >= MAX_OPEN_CALLS
+            || state.serving_bytes + bytes > MAX_SERVED_BYTES
+            || !self.context.budget.take(bytes);
+        if excess {
+            drop(state);
+            bump(&counters.calls_overloaded);
+            return self.refuse(id, "too many requests at once");
+        }
+        let Some(service) = service else {
+            drop(state);
+            self.context.budget.give_back(bytes);
+            return self.refuse(id, "the node is still starting");
+        };
+        bump(&counters.calls_served);
+        state.serving_bytes += bytes;
+        let slot = ServeSlot {
+            id,
+            shared: self.shared.clone(),
+            budget: self.context.budget.clone(),
+            answered: false,
+        };
+        let peer = self.peer;
+        // Spawned while the lock is held: the task cannot end before it is in the table.
+        let task = tokio::spawn(async move {
+            let result = service.handle(peer, request).await;
+            slot.answer(result).await;
+        });
+        state.serving.insert(id, Serving { task: task.abort_handle(), bytes });
+        Ok(())
+    }
+
+    fn refuse(&self, id: u64, why: &str) -> Result<(), End> {
+        self.queue_control(Frame::Refusal(id, Refusal::new(Refusal::OVERLOADED, why)))
+    }
+
+    fn ping(&mut self) {
+        self.clocks.pings += 1;
+        self.clocks.ping = Some(self.clocks.pings);
+        self.clocks.last_ping = Instant::now();
+        self.clocks.used = false;
+        // One ping is open at a time, so it cannot be what makes too many wait.
+        let _ = self.shared.queue_control(Frame::Ping(self.clocks.pings));
+    }
+
+    fn on_tick(&mut self) -> Result<(), End> {
+        let now = Instant::now();
+        let rules = self.context.keepalive;
+        let clocks = &mut self.clocks;
+        if std::mem::take(&mut clocks.heard) {
+            clocks.last_heard = now;
+        }
+        if self.shared.state().going_away {
+            let since = *clocks.going_away_since.get_or_insert(now);
+            if now - since >= rules.drain_limit {
+                return Err(End::Closed("the connection was let go".to_owned()));
+            }
+        }
+        let silent_since = clocks.last_heard.max(clocks.last_ping);
+        if clocks.ping.is_some() {
+            if now - silent_since >= rules.dead_after {
+                return Err(End::Closed("the peer does not answer pings".to_owned()));
+            }
+        } else if now - silent_since >= rules.idle_ping
+            || (clocks.used && now - clocks.last_ping >= rules.measure_every)
+        {
+            self.ping();
+        }
+        Ok(())
+    }
+}
+
+impl<S> Drop for Driver<S> {
+    fn drop(&mut self) {
+        // Reached without `run` having ended when the runtime stops or the task is aborted.
+        self.shared.end("the connection was dropped", &self.context.budget);
+        let connections = &self.context.counters.connections;
+        connections.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+/// A request being served. Dropped unanswered it was cancelled, or its service panicked.
+struct ServeSlot {
+    id: u64,
+    shared: Arc<Shared>,
+    budget: Arc<Budget>,
+    answered: bool,
+}
+
+impl ServeSlot {
+    async fn answer(mut self, result: Result<Reply, Refusal>) {
+        let result = result.and_then(|reply| {
+            if frame::within_limits(&reply.header, &reply.parts) {
+                return Ok(reply);
+            }
+            Err(Refusal::new(Refusal::INTERNAL, "the reply exceeds the limits of a message"))
+        });
+        self.shared.reply(self.id, result, &self.budget).await;
+        self.answered = true;
+    }
+}
+
+impl Drop for ServeSlot {
+    fn drop(&mut self) {
+        if !self.answered {
+            // If it was cancelled, it is no longer in the table, and nothing is sent.
+            let refusal =
+                Frame::Refusal(self.id, Refusal::new(Refusal::INTERNAL, "the service failed"));
+            self.shared.answered(refusal, self.id, None, &self.budget);
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Many calls at once over one connection, whatever carries it.
+//!
+//! Both sides may call and serve. One task ([`driver`]) owns the byte stream, reads and
+//! writes it and never waits for anything else; each request is served by a task of its
+//! own. What callers and servers have to send waits in [`Shared`].
+//!
+//! What bounds memory, and so pushes back end to end:
+//! - a caller waits for one of [`MAX_OPEN_CALLS`] slots, and with a bulk request also
+//!   for room in the window of [`REQUEST_WINDOW_BYTES`], and holds both until its call
+//!   is over. A peer that does not read makes callers wait until their deadlines;
+//! - a served bulk reply waits for room in [`REPLY_QUEUE_BYTES`] before it is queued;
+//! - more requests than that, in number or bytes, come only from a peer that breaks
+//!   these rules and are refused as overloaded, and so is what exceeds the [`Budget`]
+//!   that all connections share. The socket is read all the same: pausing it would hold
+//!   up replies to our own calls, and two nodes that call each other could block.
+//!
+//! Small frames overtake bulk frames that wait; a bulk frame that has begun is finished
+//! first. It knows nothing of who may connect, nor of what messages mean.
+
+mod driver;
+mod outgoing;
+mod reader;
+mod shared;
+
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::stats::Counters;
+use crate::{CallError, Peer, Refusal, Reply, Request, Service, frame};
+use driver::Driver;
+use shared::{CallGuard, Shared};
+
+/// The most calls open at once from one side of a connection.
+pub const MAX_OPEN_CALLS: usize = 512;
+/// The most bytes of bulk requests open at once from one side of a connection: a
+/// window that keeps 160 MB/s at 100 ms.
+pub const REQUEST_WINDOW_BYTES: usize = 16 << 20;
+/// The most bytes of bulk replies queued on one connection.
+pub const REPLY_QUEUE_BYTES: usize = 8 << 20;
+/// Messages up to this size travel ahead of larger ones. A lookup step fits, a block
+/// does not.
+pub const SMALL_BYTES: usize = 4 << 10;
+/// The most bytes of requests being served on all connections together.
+const MAX_SERVING_BYTES: usize = 256 << 20;
+
+/// How a connection watches over itself. The defaults are guesses in the range of what
+/// others do; tests shorten them.
+#[derive(Clone, Copy, Debug)]
+pub struct Keepalive {
+    /// How often the connection looks at its clocks.
+    pub tick: Duration,
+    /// A connection that is in use measures its round trip this often.
+    pub measure_every: Duration,
+    /// A connection on which nothing arrived for this long is pinged.
+    pub idle_ping: Duration,
+    /// One on which nothing arrived for this long after a ping is closed.
+    pub dead_after: Duration,
+    /// One that was asked to go away is closed after this long, whatever is open.
+    pub drain_limit: Duration,
+}
+
+impl Default for Keepalive {
+    fn default() -> Keepalive {
+        Keepalive {
+            tick: Duration::from_secs(5),
+            measure_every: Duration::from_secs(15),
+            idle_ping: Duration::from_secs(60),
+            dead_after: Duration::from_secs(20),
+            drain_limit: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Bytes of requests being served, over all connections of one transport.
+#[derive(Default)]
+pub struct Budget {
+    serving_bytes: AtomicUsize,
+}
+
+impl Budget {
+    fn take(&self, bytes: usize) -> bool {
+        let before = self.serving_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if before + bytes > MAX_SERVING_BYTES {
+            self.give_back(bytes);
+            return false;
+        }
+        true
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.serving_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// What all connections of one transport share.
+#[derive(Clone, Default)]
+pub struct Context {
+    /// Who answers; nobody yet, if none.
+    pub service: Arc<RwLock<Option<Arc<dyn Service>>>>,
+    /// What is counted.
+    pub counters: Arc<Counters>,
+    /// Bytes being served.
+    pub budget: Arc<Budget>,
+    /// How connections watch over themselves.
+    pub keepalive: Keepalive,
+}
+
+/// Why a call brought no reply.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MuxError {
+    /// The connection is closed and not one byte of the request was sent: it may be
+    /// tried on another one.
+    #[error("{0}")]
+    NotSent(String),
+    /// The connection broke when the request was, perhaps only in part, sent.
+    #[error("{0}")]
+    Broken(String),
+    /// The deadline passed.
+    #[error("no answer in time")]
+    TimedOut,
+    /// The peer refused.
+    #[error("refused: {0}")]
+    Refused(Refusal),
+    /// The request exceeds the limits.
+    #[error("the message exceeds the limits")]
+    TooLarge,
+}
+
+impl From<MuxError> for CallError {
+    fn from(error: MuxError) -> CallError {
+        match error {
+            MuxError::NotSent(why) | MuxError::Broken(why) => CallError::Unreachable(why),
+            MuxError::TimedOut => CallError::TimedOut,
+            MuxError::Refused(refusal) => CallError::Refused(refusal),
+            MuxError::TooLarge => CallError::TooLarge,
+        }
+    }
+}
+
+/// A handle to one connection. The connection lives until it is closed or breaks, not
+/// as long as its handles.
+#[derive(Clone)]
+pub struct Mux {
+    shared: Arc<Shared>,
+}
+
+impl Mux {
+    /// A connection over `io` with `peer`, and the future that drives it: to be spawned;
+    /// it ends when the connection does.
+    pub fn new<S>(io: S, peer: Peer, context: Context) -> (Mux, impl Future<Output = ()> + Send)
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let shared = Arc::new(Shared::new());
+        let mux = Mux { shared: shared.clone() };
+        (mux, Driver::new(io, peer, shared, context).run())
+    }
+
+    /// Sends `request` and waits for its reply, at most until `limit` has passed.
+    /// Dropping the future gives the call up: the peer is told, if it was sent.
+    pub async fn call(&self, request: Request, limit: Duration) -> Result<Reply, MuxError> {
+        match tokio::time::timeout(limit, self.call_unlimited(request)).await {
+            Ok(result) => result,
+            Err(_) => Err(MuxError::TimedOut),
+        }
+    }
+
+    async fn call_unlimited(&self, request: Request) -> Result<Reply, MuxError> {
+        if !frame::within_limits(&request.header, &request.parts) {
+            return Err(MuxError::TooLarge);
+        }
+        let shared = &self.shared;
+        let _slot = shared.open_calls.acquire().await.map_err(|_| shared.not_sent())?;
+        let bytes = frame::payload_bytes(&request.header, &request.parts);
+        let _room = if bytes > SMALL_BYTES {
+            let wanted = shared.request_window.acquire_many(bytes as u32);
+            Some(wanted.await.map_err(|_| shared.not_sent())?)
+        } else {
+            None
+        };
+        // Declared after the permits, so that a cancel is queued before a successor.
+        let (mut call, reply) = CallGuard::begin(shared, request)?;
+        let result = reply.await.expect("whoever removes a pending call answers it");
+        call.over();
+        result
+    }
+
+    /// Whether calls may begin on it.
+    pub fn is_open(&self) -> bool {
+        self.shared.is_open()
+    }
+
+    /// Whether no call is open on it in either direction.
+    pub fn is_idle(&self) -> bool {
+        self.shared.is_idle()
+    }
+
+    /// Smoothed round-trip time, once a ping has been answered.
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.shared.round_trip()
+    }
+
+    /// Closes it: pending calls fail, requests being served are dropped.
+    pub fn close(&self, why: &str) {
+        self.shared.close(why);
+    }
+
+    /// Begins no more calls here, asks the peer to do the same, and closes the
+    /// connection when the open ones are over.
+    pub fn go_away(&self) {
+        self.shared.go_away();
+    }
+
+    /// Bytes and frames waiting to be sent: for tests of back-pressure.
+    pub fn queued(&self) -> (usize, usize) {
+        self.shared.queued()
+    }
+}

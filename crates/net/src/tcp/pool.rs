@@ -1,0 +1,261 @@
+//! Which connections there are, which are being dialled, and whom not to dial yet.
+//!
+//! One connection per peer carries the calls of both sides, whoever dialled it. When
+//! both dial at once two come up; both sides keep the one that the smaller key dialled,
+//! and let the other go when its calls are over. A connection that comes later than
+//! that replaces the old one: its peer dialled because the old one is dead to it.
+//! Plain data: time is passed in.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use atoll_key::PeerId;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::handshake::HANDSHAKE_LIMIT;
+use crate::Peer;
+use crate::mux::Mux;
+
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(2);
+/// The most peers remembered as failed; the past ones are forgotten beyond it.
+const MAX_BACKOFFS: usize = 4096;
+
+/// How a dial ended; none while it is under way.
+pub type Dialled = watch::Receiver<Option<Result<Mux, String>>>;
+
+struct Connection {
+    mux: Mux,
+    serial: u64,
+    dialled_here: bool,
+    since: Instant,
+    last_use: u64,
+}
+
+struct Backoff {
+    wait: Duration,
+    until: Instant,
+    why: String,
+}
+
+/// The connections of one transport.
+pub struct Pool {
+    local: PeerId,
+    max_connections: usize,
+    /// Open ones. More than one per peer only while one of them is being let go.
+    connections: BTreeMap<PeerId, Vec<Connection>>,
+    pub dials: BTreeMap<Peer, Dialled>,
+    backoffs: BTreeMap<Peer, Backoff>,
+    /// Counts uses, to order connections by their last one.
+    uses: u64,
+    serials: u64,
+}
+
+impl Pool {
+    pub fn new(local: PeerId, max_connections: usize) -> Pool {
+        Pool {
+            local,
+            max_connections: max_connections.max(1),
+            connections: BTreeMap::new(),
+            dials: BTreeMap::new(),
+            backoffs: BTreeMap::new(),
+            uses: 0,
+            serials: 0,
+        }
+    }
+
+    /// An open connection to `id`, which counts as used now.
+    pub fn use_open(&mut self, id: &PeerId) -> Option<Mux> {
+        self.uses += 1;
+        let connection = self.connections.get_mut(id)?.iter_mut().find(|one| one.mux.is_open())?;
+        connection.last_use = self.uses;
+        Some(connection.mux.clone())
+    }
+
+    /// An open connection to `id`, for a look.
+    pub fn open(&self, id: &PeerId) -> Option<&Mux> {
+        self.connections.get(id)?.iter().map(|one| &one.mux).find(|mux| mux.is_open())
+    }
+
+    /// Takes a new connection in and returns its serial number, for [`Pool::remove`].
+    pub fn add(&mut self, id: PeerId, mux: Mux, dialled_here: bool, now: Instant) -> u64 {
+        self.backoffs.retain(|peer, _| peer.id != id);
+        self.serials += 1;
+        self.uses += 1;
+        let new =
+            Connection { mux, serial: self.serials, dialled_here, since: now, last_use: self.uses };
+        let of_peer = self.connections.entry(id).or_default();
+        let keep_here = self.local < id;
+        for old in of_peer.iter().filter(|old| old.mux.is_open()) {
+            let at_once = now.saturating_duration_since(old.since) < HANDSHAKE_LIMIT;
+            if at_once && old.dialled_here != dialled_here && old.dialled_here == keep_here {
+                new.mux.go_away();
+            } else {
+                old.mux.go_away();
+            }
+        }
+        of_peer.push(new);
+        self.evict(id);
+        self.serials
+    }
+
+    /// Lets the least recently used connections go that are too many; idle ones first.
+    fn evict(&mut self, newest: PeerId) {
+        let open: usize =
+            self.connections.values().flatten().filter(|one| one.mux.is_open()).count();
+        for _ in self.max_connections..open {
+            let others = self.connections.iter().filter(|(id, _)| **id != newest);
+            let open = others.flat_map(|(_, of_peer)| of_peer).filter(|one| one.mux.is_open());
+            match open.min_by_key(|one| (!one.mux.is_idle(), one.last_use)) {
+                Some(least) => least.mux.go_away(),
+                None => return,
+            }
+        }
+    }
+
+    /// Forgets a connection that is over.
+    pub fn remove(&mut self, id: &PeerId, serial: u64) {
+        if let Some(of_peer) = self.connections.get_mut(id) {
+            of_peer.retain(|one| one.serial != serial);
+            if of_peer.is_empty() {
+                self.connections.remove(id);
+            }
+        }
+    }
+
+    /// Why `to` must not be dialled again yet.
+    pub fn backing_off(&self, to: &Peer, now: Instant) -> Option<&str> {
+        let backoff = self.backoffs.get(to)?;
+        (now < backoff.until).then_some(backoff.why.as_str())
+    }
+
+    /// Remembers that dialling `to` failed.
+    pub fn dial_failed(&mut self, to: Peer, why: String, now: Instant) {
+        if self.backoffs.len() >= MAX_BACKOFFS {
+            self.backoffs.retain(|_, backoff| now < backoff.until);
+        }
+        let backoff = self.backoffs.entry(to).or_insert(Backoff {
+            wait: FIRST_BACKOFF / 2,
+            until: now,
+            why: String::new(),
+        });
+        backoff.wait = (backoff.wait * 2).min(LONGEST_BACKOFF);
+        backoff.until = now + backoff.wait;
+        backoff.why = why;
+    }
+
+    /// Closes all.
+    pub fn close_all(&mut self, why: &str) {
+        for connection in self.connections.values().flatten() {
+            connection.mux.close(why);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+    use crate::mux::Context;
+
+    fn peer(number: u8) -> Peer {
+        Peer { id: PeerId([number; 32]), addr: SocketAddr::from(([127, 0, 0, 1], number.into())) }
+    }
+
+    fn mux() -> Mux {
+        let (io, _) = tokio::io::duplex(16);
+        let (mux, _driver) = Mux::new(io, peer(0), Context::default());
+        mux
+    }
+
+    /// A connection whose driver never runs, and its own drop closes.
+    fn live() -> (Mux, Box<dyn std::any::Any>) {
+        let (io, other) = tokio::io::duplex(16);
+        let (mux, driver) = Mux::new(io, peer(0), Context::default());
+        (mux, Box::new((driver_box(driver), other)))
+    }
+
+    fn driver_box(driver: impl Future<Output = ()> + Send + 'static) -> Box<dyn std::any::Any> {
+        Box::new(Box::pin(driver) as std::pin::Pin<Box<dyn Future<Output = ()> + Send>>)
+    }
+
+    #[tokio::test]
+    async fn of_two_dialled_at_once_both_sides_keep_the_same() {
+        let now = Instant::now();
+        let (small, large) = (PeerId([1; 32]), PeerId([2; 32]));
+        for dialled_first in [true, false] {
+            // Seen by the smaller key: what it dialled itself stays.
+            let mut pool = Pool::new(small, 10);
+            let (first, _keep_first) = live();
+            let (second, _keep_second) = live();
+            pool.add(large, first.clone(), dialled_first, now);
+            pool.add(large, second.clone(), !dialled_first, now);
+            assert_eq!((first.is_open(), second.is_open()), (dialled_first, !dialled_first));
+            // Seen by the larger key: what it accepted stays.
+            let mut pool = Pool::new(large, 10);
+            let (first, _keep_first) = live();
+            let (second, _keep_second) = live();
+            pool.add(small, first.clone(), dialled_first, now);
+            pool.add(small, second.clone(), !dialled_first, now);
+            assert_eq!((first.is_open(), second.is_open()), (!dialled_first, dialled_first));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_later_connection_replaces_an_old_one() {
+        let now = Instant::now();
+        let mut pool = Pool::new(PeerId([1; 32]), 10);
+        let (old, _keep_old) = live();
+        let (new, _keep_new) = live();
+        pool.add(PeerId([2; 32]), old.clone(), true, now);
+        pool.add(PeerId([2; 32]), new.clone(), false, now + HANDSHAKE_LIMIT);
+        assert_eq!((old.is_open(), new.is_open()), (false, true));
+    }
+
+    #[tokio::test]
+    async fn beyond_the_cap_the_least_recently_used_goes() {
+        let now = Instant::now();
+        let mut pool = Pool::new(PeerId([0; 32]), 2);
+        let all: Vec<_> = (1..=3).map(|number| (PeerId([number; 32]), live())).collect();
+        pool.add(all[0].0, all[0].1.0.clone(), true, now);
+        pool.add(all[1].0, all[1].1.0.clone(), true, now);
+        assert!(pool.use_open(&all[0].0).is_some());
+        pool.add(all[2].0, all[2].1.0.clone(), true, now);
+        let open: Vec<bool> = all.iter().map(|(_, (mux, _))| mux.is_open()).collect();
+        assert_eq!(open, [true, false, true]);
+        assert!(pool.open(&all[1].0).is_none());
+    }
+
+    #[tokio::test]
+    async fn back_off_doubles_to_a_bound_and_ends_with_a_connection() {
+        let mut now = Instant::now();
+        let mut pool = Pool::new(PeerId([0; 32]), 2);
+        for wait_ms in [100, 200, 400, 800, 1600, 2000, 2000] {
+            pool.dial_failed(peer(1), "refused".to_owned(), now);
+            let end = now + Duration::from_millis(wait_ms);
+            assert_eq!(pool.backing_off(&peer(1), end - Duration::from_millis(1)), Some("refused"));
+            assert_eq!(pool.backing_off(&peer(1), end), None);
+            now = end;
+        }
+        let elsewhere = Peer { addr: peer(2).addr, ..peer(1) };
+        pool.dial_failed(peer(1), "refused".to_owned(), now);
+        assert_eq!(pool.backing_off(&elsewhere, now), None);
+        pool.add(peer(1).id, mux(), false, now);
+        assert_eq!(pool.backing_off(&peer(1), now), None);
+    }
+
+    #[tokio::test]
+    async fn failures_are_remembered_in_bounded_number() {
+        let now = Instant::now();
+        let mut pool = Pool::new(PeerId([0; 32]), 2);
+        for number in 0..3 * MAX_BACKOFFS as u32 {
+            let mut id = [0; 32];
+            id[..4].copy_from_slice(&number.to_be_bytes());
+            let to = Peer { id: PeerId(id), addr: peer(1).addr };
+            pool.dial_failed(to, String::new(), now + FIRST_BACKOFF * (number / 1000));
+        }
+        assert!(pool.backoffs.len() <= MAX_BACKOFFS);
+    }
+}

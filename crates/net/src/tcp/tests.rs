@@ -1,0 +1,161 @@
+//! Breaches of the handshake and of the frames that need a peer that cheats.
+
+use std::collections::BTreeMap;
+
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::*;
+use crate::frame::{Frame, HEAD_BYTES};
+use crate::hello::{Binding, HELLO_BYTES, Hello, PROTOCOL_VERSION, Role, Verdict};
+
+const SECRET: [u8; 32] = [42; 32];
+
+fn config(number: u8) -> TcpConfig {
+    let network = NetworkAuth { secret: SECRET, profile: Bytes::from_static(b"profile") };
+    let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+    TcpConfig::new(SecretKey::from_seed(&[number; 32]), network, listen)
+}
+
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    let limit = Duration::from_secs(30);
+    tokio::time::timeout(limit, wait).await.unwrap_or_else(|_| panic!("never: {what}"));
+}
+
+/// A TLS connection that has proven its key, and what proofs on it are bound to.
+async fn tls_only(
+    to: Peer,
+    change: impl FnOnce(&mut ClientConfig),
+) -> std::io::Result<(TlsStream<TcpStream>, Binding)> {
+    let secret = SecretKey::from_seed(&[9; 32]);
+    let tls = Tls::new(&secret).expect("TLS");
+    let mut config = ClientConfig::clone(&*tls.client(to.id).expect("TLS"));
+    change(&mut config);
+    let tcp = TcpStream::connect(to.addr).await?;
+    let name = ServerName::from(to.addr.ip());
+    let stream = TlsConnector::from(Arc::new(config)).connect(name, tcp).await?;
+    let exporter = stream.get_ref().1;
+    let exporter = exporter
+        .export_keying_material([0; 32], b"EXPORTER-atoll-network-proof", None)
+        .expect("TLS");
+    Ok((stream, Binding::new(&SECRET, &exporter, secret.peer_id(), to.id)))
+}
+
+fn hello() -> Hello {
+    Hello {
+        role: Role::Dialler,
+        verdict: Verdict::Welcome,
+        version: PROTOCOL_VERSION,
+        addr: SocketAddr::from(([127, 0, 0, 1], 7)),
+        profile: *blake3::hash(b"profile").as_bytes(),
+    }
+}
+
+async fn answer(stream: &mut TlsStream<TcpStream>) -> Vec<u8> {
+    let mut answer = Vec::new();
+    // An end without a goodbye is an error of TLS, and an end all the same.
+    let _ = stream.read_to_end(&mut answer).await;
+    answer
+}
+
+#[tokio::test]
+async fn a_recorded_proof_is_worth_nothing_on_another_connection() {
+    let server = TcpTransport::start(config(1)).await.expect("start");
+    let (mut first, binding) = tls_only(server.local(), |_| ()).await.expect("TLS");
+    let proof = hello().encode(&binding);
+    first.write_all(&proof).await.expect("send");
+    first.read_exact(&mut [0; HELLO_BYTES]).await.expect("the proof is good on its own connection");
+
+    let (mut second, _) = tls_only(server.local(), |_| ()).await.expect("TLS");
+    second.write_all(&proof).await.expect("send");
+    assert_eq!(answer(&mut second).await, b"");
+    assert_eq!(server.refusals(), BTreeMap::from([(RefusalReason::WrongSecret, 1)]));
+}
+
+#[tokio::test]
+async fn a_malformed_or_long_hello_is_answered_nothing() {
+    let server = TcpTransport::start(config(1)).await.expect("start");
+    for (count, bytes) in [vec![0xff; 2], vec![0, 1, 0], vec![0; 2000]].into_iter().enumerate() {
+        let (mut stream, _) = tls_only(server.local(), |_| ()).await.expect("TLS");
+        stream.write_all(&bytes).await.expect("send");
+        assert_eq!(answer(&mut stream).await, b"");
+        let counted = BTreeMap::from([(RefusalReason::MalformedProof, count as u64 + 1)]);
+        until("it is counted", || server.refusals() == counted).await;
+    }
+}
+
+#[tokio::test]
+async fn another_version_is_told_only_to_one_that_proved_the_secret() {
+    let server = TcpTransport::start(config(1)).await.expect("start");
+    let newer = Hello { version: PROTOCOL_VERSION + 1, ..hello() };
+    let (mut stream, binding) = tls_only(server.local(), |_| ()).await.expect("TLS");
+    stream.write_all(&newer.encode(&binding)).await.expect("send");
+    let told = answer(&mut stream).await;
+    let told = crate::hello::verify(&told, Role::Listener, &binding).expect("a hello");
+    assert_eq!(told.verdict, Verdict::OtherVersion);
+
+    let (mut stream, _) = tls_only(server.local(), |_| ()).await.expect("TLS");
+    stream.write_all(&newer.encode(&binding)).await.expect("send");
+    assert_eq!(answer(&mut stream).await, b"");
+    let counted = [(RefusalReason::WrongSecret, 1), (RefusalReason::WrongVersion, 1)];
+    assert_eq!(server.refusals(), BTreeMap::from(counted));
+}
+
+#[tokio::test]
+async fn a_connection_without_the_protocol_name_is_refused() {
+    let server = TcpTransport::start(config(1)).await.expect("start");
+    for name in [vec![], vec![b"h2".to_vec()]] {
+        let refused = async {
+            let (mut stream, binding) =
+                tls_only(server.local(), |tls| tls.alpn_protocols = name.clone()).await?;
+            stream.write_all(&hello().encode(&binding)).await?;
+            std::io::Result::Ok(answer(&mut stream).await)
+        };
+        assert!(refused.await.is_ok_and(|answer| answer.is_empty()) || !name.is_empty());
+    }
+    until("both are counted", || server.refusals().get(&RefusalReason::Tls) == Some(&2)).await;
+}
+
+#[tokio::test]
+async fn a_malformed_frame_closes_only_its_connection_and_is_counted_with_its_sender() {
+    let server = TcpTransport::start(config(1)).await.expect("start");
+    let member = TcpTransport::start(config(2)).await.expect("start");
+    let call = |limit| member.call(server.local(), Request::default(), limit);
+    let limit = Duration::from_secs(30);
+    assert!(matches!(call(limit).await, Err(CallError::Refused(_))));
+
+    let (mut cheat, binding) = tls_only(server.local(), |_| ()).await.expect("TLS");
+    cheat.write_all(&hello().encode(&binding)).await.expect("send");
+    cheat.read_exact(&mut [0; HELLO_BYTES]).await.expect("welcome");
+    let mut frame = Frame::Request(1, Request::default()).encode().to_vec();
+    frame[16..20].copy_from_slice(&u32::MAX.to_be_bytes());
+    cheat.write_all(&frame).await.expect("send");
+    assert!(answer(&mut cheat).await.len() <= HEAD_BYTES, "no more than the first ping");
+    let cheat = SecretKey::from_seed(&[9; 32]).peer_id();
+    assert_eq!(server.stats().malformed_frames, BTreeMap::from([(cheat, 1)]));
+
+    assert!(matches!(call(limit).await, Err(CallError::Refused(_))));
+    assert_eq!(member.stats().connections_dialled, 1);
+    until("one is left", || server.stats().connections == 1).await;
+}
+
+#[tokio::test]
+async fn the_cipher_is_one_this_machine_computes_fast() {
+    let server = TcpTransport::start(config(1)).await.expect("start");
+    let (stream, _) = tls_only(server.local(), |_| ()).await.expect("TLS");
+    let suite = stream.get_ref().1.negotiated_cipher_suite().expect("handshake is over").suite();
+    #[cfg(target_arch = "x86_64")]
+    if std::is_x86_feature_detected!("aes") {
+        assert_eq!(suite, rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
+    }
+    assert!(format!("{suite:?}").starts_with("TLS13_"));
+}

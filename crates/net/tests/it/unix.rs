@@ -1,0 +1,127 @@
+//! The Unix carrier.
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use atoll_net::{
+    CallError, LOCAL_CALLER, Reply, UnixClient, UnixServeError, WhenAbsent, serve_unix,
+};
+use bytes::Bytes;
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+
+use crate::services::{By, Echo, LONG, Never, bulk, request, until};
+
+const ABSENT: &str = "nobody answers on";
+
+#[tokio::test]
+async fn a_call_over_the_socket_is_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control");
+    let _server = serve_unix(
+        &path,
+        Arc::new(By(|from, request: atoll_net::Request| {
+            assert_eq!(from, LOCAL_CALLER);
+            Ok(Reply { header: request.header, parts: request.parts })
+        })),
+    )
+    .unwrap();
+    let client = UnixClient::new(&path);
+    let sent = atoll_net::Request { parts: bulk(1 << 20).parts, ..request(b"header") };
+    let reply = client.call(sent.clone(), LONG, WhenAbsent::Fail).await.unwrap();
+    assert_eq!((reply.header, reply.parts), (sent.header, sent.parts));
+}
+
+#[tokio::test]
+async fn only_the_owner_may_open_the_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control");
+    let _server = serve_unix(&path, Arc::new(Echo)).unwrap();
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o600);
+    let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
+    assert_eq!(names.len(), 1, "no other name is left");
+}
+
+#[tokio::test]
+async fn a_socket_somebody_listens_on_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control");
+    let _server = serve_unix(&path, Arc::new(Echo)).unwrap();
+    assert!(matches!(serve_unix(&path, Arc::new(Echo)), Err(UnixServeError::InUse(_))));
+    UnixClient::new(&path).call(request(b""), LONG, WhenAbsent::Fail).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stale_socket_is_replaced_and_a_file_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    let server = serve_unix(&path, Arc::new(Echo)).unwrap();
+    UnixClient::new(&path).call(request(b""), LONG, WhenAbsent::Fail).await.unwrap();
+    server.shutdown().await;
+    assert!(!path.exists());
+    std::fs::write(&path, b"precious").unwrap();
+    assert!(matches!(serve_unix(&path, Arc::new(Echo)), Err(UnixServeError::NotASocket(_))));
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
+
+#[tokio::test]
+async fn a_path_too_long_for_a_socket_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x".repeat(120));
+    let Err(error) = serve_unix(&path, Arc::new(Echo)) else { panic!("too long") };
+    assert!(error.to_string().contains("longer than"), "{error}");
+}
+
+#[tokio::test]
+async fn without_a_server_a_call_fails_at_once_or_waits_for_its_deadline() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = UnixClient::new(&dir.path().join("control"));
+    let error = client.call(request(b""), LONG, WhenAbsent::Fail).await.unwrap_err();
+    assert!(error.to_string().contains(ABSENT), "{error}");
+    let limit = Duration::from_millis(120);
+    let error = client.call(request(b""), limit, WhenAbsent::Wait).await.unwrap_err();
+    assert!(matches!(error, CallError::Unreachable(_) | CallError::TimedOut), "{error}");
+}
+
+#[tokio::test]
+async fn a_client_that_waits_survives_the_servers_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control");
+    let never = Never::default();
+    let server = serve_unix(&path, Arc::new(never.clone())).unwrap();
+    let client = Arc::new(UnixClient::new(&path));
+    let call = |when_absent| {
+        let client = client.clone();
+        tokio::spawn(async move { client.call(request(b"hi"), LONG, when_absent).await })
+    };
+    let (waits, fails) = (call(WhenAbsent::Wait), call(WhenAbsent::Fail));
+    until("both are served", || never.begun.load(Ordering::SeqCst) == 2).await;
+    server.shutdown().await;
+    assert!(matches!(fails.await.unwrap(), Err(CallError::Unreachable(_))));
+    let begun_late = call(WhenAbsent::Wait);
+    let _server = serve_unix(&path, Arc::new(Echo)).unwrap();
+    let hi = Ok(Reply { header: Bytes::from_static(b"hi"), parts: vec![] });
+    assert_eq!(waits.await.unwrap(), hi);
+    assert_eq!(begun_late.await.unwrap(), hi);
+    assert_eq!(call(WhenAbsent::Fail).await.unwrap(), hi);
+}
+
+#[tokio::test]
+async fn a_malformed_frame_closes_one_connection_and_not_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control");
+    let server = serve_unix(&path, Arc::new(Echo)).unwrap();
+    let client = UnixClient::new(&path);
+    client.call(request(b""), LONG, WhenAbsent::Fail).await.unwrap();
+    let mut bad = UnixStream::connect(&path).await.unwrap();
+    bad.write_all(&[0xee; 100]).await.unwrap();
+    until("it is counted", || server.stats().malformed_frames.len() == 1).await;
+    client.call(request(b""), LONG, WhenAbsent::Fail).await.unwrap();
+    assert_eq!(client.stats().connections_dialled, 1);
+    assert_eq!(server.stats().connections, 1);
+}
