@@ -4,12 +4,30 @@
 //! answers a `put` only when the block would survive power loss. Implementations:
 //! `DiskStore` (append-only segment log with a redb index) and `MemoryStore`.
 //!
+//! The disk format and the reasoning about crashes are in `docs/design/store.md`.
+//!
 //! A store does not verify hashes or signatures and does not know peers, replicas or
 //! files: it keeps what it is given, byte for byte, checksummed at rest.
+
+mod catalog;
+pub mod disk;
+mod disk_store;
+mod index;
+mod memory;
+mod queue;
+mod reclaim;
+mod recover;
+pub mod segment;
+mod shared;
+mod writer;
 
 use atoll_env::BoxFuture;
 use atoll_key::{BlockKind, Key, KeyRange};
 use bytes::Bytes;
+
+pub use disk_store::{DiskConfig, DiskStore};
+pub use memory::MemoryStore;
+pub use recover::{OpenError, OpenReport};
 
 /// What is known of a stored block without reading it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

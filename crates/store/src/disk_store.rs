@@ -1,0 +1,530 @@
+//! `DiskStore`: blocks in an append-only log of segments, found by an index.
+//!
+//! Layers, from below: [`crate::disk`] (files), [`crate::segment`] (bytes of the log),
+//! `index` (redb), `catalog` (index and uncommitted changes as one), `writer` and
+//! `reclaim` (the only code that changes anything), `recover` (opening), and this file:
+//! the face towards async callers.
+//!
+//! A store runs one writer thread and a few reader threads; async callers hand them work
+//! through bounded queues and never wait for the disk themselves, except that `info`,
+//! `list` and `renew` may read index pages that are not cached. Opened *inline* it has no
+//! threads: each call does its work when polled. That is how simulated nodes use it.
+
+use std::any::Any;
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use atoll_env::BoxFuture;
+use atoll_key::{Key, KeyRange};
+use bytes::Bytes;
+use futures_channel::oneshot;
+
+use crate::catalog::Catalog;
+use crate::disk::{Disk, RealDisk};
+use crate::index::Entry;
+use crate::queue::Queue;
+use crate::recover::{self, OpenError, OpenReport};
+use crate::shared::{OpenFiles, ReadFailure, Shared};
+use crate::writer::{Command, Reply, Writer};
+use crate::{BlockInfo, BlockStore, ScrubStep, StoreError, StoredBlock, Usage};
+
+/// How a [`DiskStore`] behaves. Start from the default.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DiskConfig {
+    /// What the store may take on its disk, index and garbage included, bytes. A part of
+    /// it stays free so that compaction and index have room to work (see `store.md`).
+    pub capacity_bytes: u64,
+    /// Length at which a segment ends, bytes; at most a 16th of the capacity is used.
+    pub segment_bytes: u64,
+    /// Memory for pages of the index, bytes.
+    pub index_cache_bytes: usize,
+    /// Bytes of blocks that may wait for the writer before `put` waits.
+    pub queue_bytes: usize,
+    /// Threads that read what is not cached.
+    pub reader_threads: usize,
+    /// Segment files kept open.
+    pub open_segments: usize,
+    /// Bytes left free on the disk for others (and for the index) before it counts as full.
+    pub free_reserve_bytes: u64,
+    /// Changed blocks after which the index is committed.
+    pub commit_entries: usize,
+    /// Bytes of log after which the index is committed.
+    pub commit_bytes: u64,
+    /// Time after which the index is committed.
+    pub commit_interval: Duration,
+}
+
+impl Default for DiskConfig {
+    fn default() -> DiskConfig {
+        DiskConfig {
+            capacity_bytes: 10 << 30,
+            segment_bytes: 64 << 20,
+            index_cache_bytes: 4 << 20,
+            queue_bytes: 16 << 20,
+            reader_threads: 2,
+            open_segments: 64,
+            free_reserve_bytes: 16 << 20,
+            commit_entries: 8192,
+            commit_bytes: 128 << 20,
+            commit_interval: Duration::from_secs(15),
+        }
+    }
+}
+
+impl DiskConfig {
+    /// The length at which segments end: small enough that several fit.
+    pub(crate) fn effective_segment_bytes(&self) -> u64 {
+        self.segment_bytes.min(self.capacity_bytes / 16).clamp(4 << 10, 1 << 30)
+    }
+
+    /// What new blocks leave free, so that a segment can be compacted.
+    pub(crate) fn headroom_bytes(&self) -> u64 {
+        self.effective_segment_bytes()
+    }
+}
+
+/// Weight of a command beside its blocks, so that small ones are bounded as well.
+const COMMAND_BYTES: usize = 1 << 10;
+
+/// Commands one group commit may answer.
+const MAX_GROUP: usize = 64;
+
+/// Reads that may wait for a reader thread.
+const MAX_QUEUED_READS: usize = 256;
+
+/// Uncommitted changes at which `renew` waits for a commit, as a multiple of
+/// `commit_entries`: bounds the memory of mass renewals.
+const RENEW_BACKLOG: usize = 4;
+
+/// Blocks looked at in one go while looking for expired ones.
+const EXPIRY_PAGE: usize = 1024;
+
+/// Times a read is tried again because the block was moved meanwhile.
+const MAX_MOVES: usize = 16;
+
+type ReadJob = Box<dyn FnOnce() + Send>;
+
+/// Blocks on disk. Dropping it ends its threads after they did what is queued, and
+/// commits the index; that may take a moment.
+pub struct DiskStore {
+    inner: Arc<Inner>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+    report: OpenReport,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    mode: Mode,
+    // Dropped last: until then nobody else may open the directory.
+    _lock: Box<dyn Any + Send + Sync>,
+}
+
+enum Mode {
+    Threads { commands: Arc<Queue<Command>>, reads: Arc<Queue<ReadJob>> },
+    Inline(Box<Mutex<Writer>>),
+}
+
+impl DiskStore {
+    /// Opens the store in `dir`, making it if there is none.
+    pub fn open(dir: &Path, config: DiskConfig) -> Result<DiskStore, OpenError> {
+        DiskStore::open_on(Arc::new(RealDisk::new(dir)?), config)
+    }
+
+    /// Opens the store on any disk, with threads of its own.
+    pub fn open_on(disk: Arc<dyn Disk>, config: DiskConfig) -> Result<DiskStore, OpenError> {
+        let (shared, writer, report, lock) = prepare(disk, config)?;
+        let commands = Arc::new(Queue::new(shared.config.queue_bytes));
+        let reads: Arc<Queue<ReadJob>> = Arc::new(Queue::new(MAX_QUEUED_READS));
+        let mut threads = Vec::new();
+        let queue = commands.clone();
+        threads.push(start_thread("store-writer", move || write_loop(writer, &queue))?);
+        for _ in 0..shared.config.reader_threads.max(1) {
+            let queue = reads.clone();
+            threads.push(start_thread("store-reader", move || read_loop(&queue))?);
+        }
+        let mode = Mode::Threads { commands, reads };
+        let inner = Arc::new(Inner { shared, mode, _lock: lock });
+        Ok(DiskStore { inner, threads, report })
+    }
+
+    /// Opens the store on any disk without threads: each call does its work when its
+    /// future is first polled, so a simulated run stays deterministic. The index is then
+    /// committed by amount of work only, not by time; [`DiskStore::flush`] helps.
+    pub fn open_inline(disk: Arc<dyn Disk>, config: DiskConfig) -> Result<DiskStore, OpenError> {
+        let (shared, writer, report, lock) = prepare(disk, config)?;
+        let mode = Mode::Inline(Box::new(Mutex::new(writer)));
+        let inner = Arc::new(Inner { shared, mode, _lock: lock });
+        Ok(DiskStore { inner, threads: Vec::new(), report })
+    }
+
+    /// What opening found.
+    pub fn report(&self) -> &OpenReport {
+        &self.report
+    }
+
+    /// Makes everything durable, extended leases and expiry included.
+    pub fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.ask(Command::Flush, 0).await })
+    }
+
+    /// Checks what always holds between the store's sums. For tests and simulators.
+    ///
+    /// # Panics
+    /// If it does not hold.
+    pub fn check_invariants(&self) {
+        self.inner.shared.catalog.check_invariants();
+    }
+}
+
+impl fmt::Debug for DiskStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskStore").field("disk", &self.inner.shared.disk).finish_non_exhaustive()
+    }
+}
+
+impl Drop for DiskStore {
+    fn drop(&mut self) {
+        if let Mode::Threads { commands, reads } = &self.inner.mode {
+            commands.close();
+            reads.close();
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+type Prepared = (Arc<Shared>, Writer, OpenReport, Box<dyn Any + Send + Sync>);
+
+fn prepare(disk: Arc<dyn Disk>, config: DiskConfig) -> Result<Prepared, OpenError> {
+    let lock = disk.lock().map_err(|error| match error.kind() {
+        std::io::ErrorKind::WouldBlock => OpenError::Locked(error.to_string()),
+        _ => OpenError::Io(error),
+    })?;
+    let shared = Arc::new(Shared {
+        disk,
+        files: OpenFiles::new(config.open_segments),
+        config,
+        catalog: Catalog::default(),
+        earliest_expiry: AtomicU64::new(0),
+    });
+    let (writer, report) = recover::recover(shared.clone())?;
+    Ok((shared, writer, report, lock))
+}
+
+/// The disk blocks whoever asks it, so the store has threads that may be blocked.
+fn start_thread(
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work)
+}
+
+/// Serves commands until the queue is closed. The clock decides only when the index is
+/// committed, which no caller can see but by crashing.
+#[allow(clippy::disallowed_methods)]
+fn write_loop(mut writer: Writer, commands: &Queue<Command>) {
+    let interval = writer.shared.config.commit_interval;
+    let mut committed_at = std::time::Instant::now();
+    loop {
+        let patience = if writer.has_uncommitted() { interval } else { interval * 4 };
+        let Some(group) = commands.pop(MAX_GROUP, patience) else { break };
+        writer.run(group);
+        if committed_at.elapsed() >= interval {
+            if writer.has_uncommitted() {
+                let _ = writer.settle().and_then(|()| writer.commit());
+            }
+            committed_at = std::time::Instant::now();
+        }
+    }
+}
+
+fn read_loop(reads: &Queue<ReadJob>) {
+    // Waking up for nothing now and then does no harm.
+    while let Some(jobs) = reads.pop(1, Duration::from_secs(3600)) {
+        jobs.into_iter().for_each(|job| job());
+    }
+}
+
+fn stopped() -> StoreError {
+    StoreError::Io("the store has been closed".to_owned())
+}
+
+impl Inner {
+    /// Hands a command to the writer and waits for its answer.
+    async fn ask<T>(
+        &self,
+        command: impl FnOnce(Reply<T>) -> Command,
+        weight_bytes: usize,
+    ) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        let command = command(reply);
+        match &self.mode {
+            Mode::Inline(writer) => {
+                writer.lock().expect("no panic while the lock is held").run(vec![command]);
+            }
+            Mode::Threads { commands, .. } => {
+                let pushed = commands.push(command, weight_bytes + COMMAND_BYTES).await;
+                pushed.map_err(|_closed| stopped())?;
+            }
+        }
+        answer.await.unwrap_or_else(|_canceled| Err(stopped()))
+    }
+
+    /// Does work that may wait for the disk where it may.
+    async fn waiting<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Shared) -> T + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let Mode::Threads { reads, .. } = &self.mode else {
+            return Ok(work(&self.shared));
+        };
+        let (reply, answer) = oneshot::channel();
+        let shared = self.shared.clone();
+        let job: ReadJob = Box::new(move || {
+            let _ = reply.send(work(&shared));
+        });
+        reads.push(job, 1).await.map_err(|_closed| stopped())?;
+        answer.await.map_err(|_canceled| stopped())
+    }
+
+    async fn get(&self, key: Key) -> Result<Option<StoredBlock>, StoreError> {
+        for _ in 0..MAX_MOVES {
+            let Some(entry) = self.shared.catalog.lookup(&key)? else { return Ok(None) };
+            match self.read(key, entry).await {
+                Ok(bytes) => return Ok(Some(StoredBlock { info: entry.info(key), bytes })),
+                Err(ReadFailure::Gone) => {}
+                Err(ReadFailure::Io(error)) => return Err(StoreError::Io(error.to_string())),
+                Err(ReadFailure::Damaged) => {
+                    if self.shared.catalog.lookup(&key)?.is_none_or(|now| same_place(&now, &entry))
+                    {
+                        self.set_aside(vec![(key, entry.sequence)]).await?;
+                        return Err(StoreError::Corrupted { key });
+                    }
+                }
+            }
+        }
+        // Its segment is missing under a running store: rot of another kind.
+        Err(StoreError::Io(format!("the segment of block {key} cannot be found")))
+    }
+
+    async fn read(&self, key: Key, entry: Entry) -> Result<Bytes, ReadFailure> {
+        if let Some(bytes) = self.shared.read_cached(&key, &entry)? {
+            return Ok(bytes);
+        }
+        let read = self.waiting(move |shared| shared.read_waiting(&key, &entry)).await;
+        read.map_err(|error| ReadFailure::Io(std::io::Error::other(error.to_string())))?
+    }
+
+    async fn set_aside(&self, damaged: Vec<(Key, u64)>) -> Result<(), StoreError> {
+        self.ask(|reply| Command::SetAside(damaged, reply), 0).await
+    }
+
+    async fn scrub(&self, from: Option<Key>, budget_bytes: u64) -> Result<ScrubStep, StoreError> {
+        const PAGE: usize = 64;
+        let mut step = ScrubStep::default();
+        let mut next = Some(from.unwrap_or(Key::MIN));
+        while let Some(from) = next {
+            let range = KeyRange::new(from.previous(), Key::MAX);
+            let range = if from == Key::MIN { KeyRange::full() } else { range };
+            let page = self.shared.catalog.list(range, PAGE)?;
+            next = None;
+            for info in &page {
+                if step.checked > 0 && step.checked_bytes >= budget_bytes {
+                    step.next = Some(info.key);
+                    return Ok(step);
+                }
+                self.scrub_block(info.key, &mut step).await?;
+                next = (info.key != Key::MAX).then(|| info.key.next());
+            }
+            if page.len() < PAGE {
+                next = None;
+            }
+        }
+        Ok(step)
+    }
+
+    async fn scrub_block(&self, key: Key, step: &mut ScrubStep) -> Result<(), StoreError> {
+        let Some(entry) = self.shared.catalog.lookup(&key)? else { return Ok(()) };
+        let read = self.waiting(move |shared| match shared.read_medium(&key, &entry) {
+            // A sector that fails twice is as good as damaged.
+            Err(ReadFailure::Io(_)) => shared.read_medium(&key, &entry),
+            read => read,
+        });
+        step.checked += 1;
+        step.checked_bytes += u64::from(entry.len_bytes);
+        match read.await? {
+            Ok(_) | Err(ReadFailure::Gone) => {}
+            Err(ReadFailure::Damaged | ReadFailure::Io(_)) => {
+                // Not if it was moved while it was read.
+                if self.shared.catalog.lookup(&key)?.is_some_and(|now| same_place(&now, &entry)) {
+                    self.set_aside(vec![(key, entry.sequence)]).await?;
+                    step.damaged.push(key);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn remove_expired(&self, now_unix_secs: u64) -> Result<u64, StoreError> {
+        let earliest = &self.shared.earliest_expiry;
+        if earliest.load(Ordering::Relaxed) >= now_unix_secs {
+            return Ok(0);
+        }
+        // Puts that come meanwhile lower it themselves.
+        earliest.store(u64::MAX, Ordering::Relaxed);
+        let removed = self.remove_expired_pages(now_unix_secs).await;
+        if removed.is_err() {
+            earliest.store(0, Ordering::Relaxed);
+        }
+        removed
+    }
+
+    async fn remove_expired_pages(&self, now_unix_secs: u64) -> Result<u64, StoreError> {
+        let mut removed = 0;
+        let mut range = KeyRange::full();
+        loop {
+            let page = self.waiting(move |shared| expire_page(shared, range, now_unix_secs));
+            let (last, count) = page.await??;
+            removed += count;
+            match last {
+                Some(last) if last != Key::MAX => range = KeyRange::new(last, Key::MAX),
+                _ => return Ok(removed),
+            }
+        }
+    }
+
+    fn renew(&self, keys: &[Key], expires_unix_secs: u64) -> Result<Vec<bool>, StoreError> {
+        let mut held = vec![false; keys.len()];
+        let chunk = self.shared.config.commit_entries.max(1);
+        for (part, chunk) in keys.chunks(chunk).enumerate().map(|(i, keys)| (i * chunk, keys)) {
+            self.bound_backlog();
+            self.shared.catalog.update(chunk, |i, entry| {
+                held[part + i] = entry.is_some();
+                let entry = entry.filter(|entry| entry.expires_unix_secs < expires_unix_secs)?;
+                Some(Some(Entry { expires_unix_secs, ..entry }))
+            })?;
+        }
+        Ok(held)
+    }
+
+    /// Waits for a commit of the index if there is far too much to commit.
+    fn bound_backlog(&self) {
+        let limit = self.shared.config.commit_entries.saturating_mul(RENEW_BACKLOG);
+        if self.shared.catalog.uncommitted() < limit {
+            return;
+        }
+        match &self.mode {
+            Mode::Inline(writer) => {
+                writer.lock().expect("no panic while the lock is held").run(Vec::new());
+            }
+            Mode::Threads { commands, .. } => {
+                let (reply, mut answer) = oneshot::channel();
+                if commands.push_now(Command::Flush(reply)).is_ok() {
+                    // An empty poll loop would burn a core; the writer answers soon.
+                    while let Ok(None) = answer.try_recv() {
+                        std::thread::yield_now();
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn same_place(a: &Entry, b: &Entry) -> bool {
+    (a.segment, a.offset) == (b.segment, b.offset)
+}
+
+/// Forgets the expired blocks among the next ones of `range`; returns the last key looked
+/// at, if there was any, and how many were forgotten.
+fn expire_page(
+    shared: &Shared,
+    range: KeyRange,
+    now_unix_secs: u64,
+) -> Result<(Option<Key>, u64), StoreError> {
+    let page = shared.catalog.list(range, EXPIRY_PAGE)?;
+    let mut expired = Vec::new();
+    for info in &page {
+        if info.expires_unix_secs < now_unix_secs {
+            expired.push(info.key);
+        } else {
+            shared.earliest_expiry.fetch_min(info.expires_unix_secs, Ordering::Relaxed);
+        }
+    }
+    let mut removed = 0;
+    let mut count = vec![false; expired.len()];
+    shared.catalog.update(&expired, |i, entry| {
+        let entry = entry?;
+        // Renewed since it was listed?
+        if entry.expires_unix_secs >= now_unix_secs {
+            shared.earliest_expiry.fetch_min(entry.expires_unix_secs, Ordering::Relaxed);
+            return None;
+        }
+        count[i] = true;
+        Some(None)
+    })?;
+    removed += count.into_iter().filter(|removed| *removed).count() as u64;
+    Ok((page.last().map(|info| info.key), removed))
+}
+
+impl BlockStore for DiskStore {
+    fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            let weight_bytes = batch.iter().map(|block| block.bytes.len()).sum();
+            inner.ask(|reply| Command::Put(batch, reply), weight_bytes).await
+        })
+    }
+
+    fn get(&self, key: &Key) -> BoxFuture<'static, Result<Option<StoredBlock>, StoreError>> {
+        let (inner, key) = (self.inner.clone(), *key);
+        Box::pin(async move { inner.get(key).await })
+    }
+
+    fn info(&self, key: &Key) -> Result<Option<BlockInfo>, StoreError> {
+        Ok(self.inner.shared.catalog.lookup(key)?.map(|entry| entry.info(*key)))
+    }
+
+    fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
+        Ok(self.inner.shared.catalog.list(range, limit)?)
+    }
+
+    fn renew(&self, keys: &[Key], expires_unix_secs: u64) -> Result<Vec<bool>, StoreError> {
+        self.inner.renew(keys, expires_unix_secs)
+    }
+
+    fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            let weight_bytes = keys.len() * size_of::<Key>();
+            inner.ask(|reply| Command::Remove(keys, reply), weight_bytes).await
+        })
+    }
+
+    fn remove_expired(&self, now_unix_secs: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.remove_expired(now_unix_secs).await })
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.shared.usage()
+    }
+
+    fn scrub(
+        &self,
+        from: Option<Key>,
+        budget_bytes: u64,
+    ) -> BoxFuture<'static, Result<ScrubStep, StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.scrub(from, budget_bytes).await })
+    }
+
+    fn reclaim(&self, budget_bytes: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.ask(|reply| Command::Reclaim(budget_bytes, reply), 0).await })
+    }
+}

@@ -1,0 +1,390 @@
+//! The index on disk: a redb database from keys to places in the log.
+//!
+//! It is a cache of the log with one difference: extended leases and removals of expired
+//! blocks are only here. It never runs ahead of the log: a commit says of itself up to
+//! which synced place of the log it is true (its [`Checkpoint`]), and whoever opens it
+//! replays the log from there. If it is lost or unreadable it is made again from the log.
+//!
+//! Tables of `index.redb`:
+//!
+//! | table | key | value |
+//! |---|---|---|
+//! | `blocks` | key, 64 bytes | [`Entry`], 41 bytes |
+//! | `segments` | number | salt, length, bytes of live records, removals |
+//! | `meta` | name | number: `layout`, `segment`, `offset`, `next_sequence`, `blocks`, `block_bytes` |
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, IoSlice};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use atoll_key::{BlockKind, Key};
+use redb::{
+    Database, ReadOnlyTable, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
+};
+
+use crate::BlockInfo;
+use crate::disk::{Disk, DiskFile};
+
+/// The file's name.
+pub(crate) const FILE_NAME: &str = "index.redb";
+
+const LAYOUT: u64 = 1;
+const ENTRY_BYTES: usize = 41;
+
+const BLOCKS: TableDefinition<&[u8; 64], &[u8; ENTRY_BYTES]> = TableDefinition::new("blocks");
+const SEGMENTS: TableDefinition<u64, (u64, u64, u64, u64)> = TableDefinition::new("segments");
+const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+
+/// Where a block is and what is known of it.
+///
+/// | offset | bytes | field |
+/// |---|---|---|
+/// | 0 | 8 | segment |
+/// | 8 | 4 | offset of the record in it |
+/// | 12 | 4 | length of the block |
+/// | 16 | 1 | kind |
+/// | 17 | 8 | version |
+/// | 25 | 8 | end of the lease |
+/// | 33 | 8 | sequence number |
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Entry {
+    pub(crate) segment: u64,
+    pub(crate) offset: u32,
+    pub(crate) len_bytes: u32,
+    pub(crate) kind: BlockKind,
+    pub(crate) version: u64,
+    pub(crate) expires_unix_secs: u64,
+    pub(crate) sequence: u64,
+}
+
+impl Entry {
+    pub(crate) fn info(&self, key: Key) -> BlockInfo {
+        BlockInfo {
+            key,
+            kind: self.kind,
+            version: self.version,
+            expires_unix_secs: self.expires_unix_secs,
+            len_bytes: self.len_bytes,
+        }
+    }
+
+    fn encode(&self) -> [u8; ENTRY_BYTES] {
+        let mut out = [0; ENTRY_BYTES];
+        out[..8].copy_from_slice(&self.segment.to_be_bytes());
+        out[8..12].copy_from_slice(&self.offset.to_be_bytes());
+        out[12..16].copy_from_slice(&self.len_bytes.to_be_bytes());
+        out[16] = self.kind as u8;
+        out[17..25].copy_from_slice(&self.version.to_be_bytes());
+        out[25..33].copy_from_slice(&self.expires_unix_secs.to_be_bytes());
+        out[33..].copy_from_slice(&self.sequence.to_be_bytes());
+        out
+    }
+
+    fn decode(bytes: &[u8; ENTRY_BYTES]) -> Result<Entry, IndexError> {
+        let be64 = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        let be32 = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        Ok(Entry {
+            segment: be64(0),
+            offset: be32(8),
+            len_bytes: be32(12),
+            kind: BlockKind::from_u8(bytes[16]).map_err(|e| IndexError(e.to_string()))?,
+            version: be64(17),
+            expires_unix_secs: be64(25),
+            sequence: be64(33),
+        })
+    }
+}
+
+/// What is known of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SegmentStat {
+    pub(crate) salt: u64,
+    /// Length of the file that is known to be written, bytes.
+    pub(crate) len_bytes: u64,
+    /// Of that, records of blocks that are held.
+    pub(crate) live_bytes: u64,
+    /// Removal records in it.
+    pub(crate) removals: u64,
+}
+
+/// Up to where of the log the index is true, and sums over it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Checkpoint {
+    pub(crate) segment: u64,
+    pub(crate) offset: u64,
+    pub(crate) next_sequence: u64,
+    pub(crate) blocks: u64,
+    pub(crate) block_bytes: u64,
+}
+
+/// What has changed since the last commit: where blocks are now, `None` if nowhere.
+pub(crate) type Changes = BTreeMap<Key, Option<Entry>>;
+
+/// The index could not be read or written; the log knows everything it held.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("index: {0}")]
+pub(crate) struct IndexError(pub(crate) String);
+
+macro_rules! index_error_from {
+    ($($error:ty),*) => { $(
+        impl From<$error> for IndexError {
+            fn from(error: $error) -> IndexError {
+                IndexError(error.to_string())
+            }
+        }
+    )* };
+}
+
+index_error_from!(
+    io::Error,
+    redb::CommitError,
+    redb::DatabaseError,
+    redb::StorageError,
+    redb::TableError,
+    redb::TransactionError
+);
+
+/// One committed state of the index, readable while later ones are committed.
+pub(crate) struct Snapshot {
+    /// Differs between any two snapshots of one open store.
+    pub(crate) generation: u64,
+    blocks: ReadOnlyTable<&'static [u8; 64], &'static [u8; ENTRY_BYTES]>,
+}
+
+impl Snapshot {
+    pub(crate) fn lookup(&self, key: &Key) -> Result<Option<Entry>, IndexError> {
+        match self.blocks.get(&key.0)? {
+            Some(value) => Ok(Some(Entry::decode(value.value())?)),
+            None => Ok(None),
+        }
+    }
+
+    /// Up to `limit` entries from `first` to `last`, both included.
+    pub(crate) fn range(
+        &self,
+        first: &Key,
+        last: &Key,
+        limit: usize,
+    ) -> Result<Vec<(Key, Entry)>, IndexError> {
+        let mut found = Vec::new();
+        for item in self.blocks.range::<&[u8; 64]>(&first.0..=&last.0)?.take(limit) {
+            let (key, value) = item?;
+            found.push((Key(*key.value()), Entry::decode(value.value())?));
+        }
+        Ok(found)
+    }
+}
+
+/// The open database.
+pub(crate) struct Index {
+    disk: Arc<dyn Disk>,
+    cache_bytes: usize,
+    file: Arc<dyn DiskFile>,
+    database: Option<Database>,
+    generation: u64,
+}
+
+/// What an index holds beside its blocks.
+pub(crate) struct Contents {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) segments: BTreeMap<u64, SegmentStat>,
+}
+
+impl Index {
+    /// Opens the index; `None` of contents if it has just been made.
+    pub(crate) fn open(
+        disk: Arc<dyn Disk>,
+        cache_bytes: usize,
+    ) -> Result<(Index, Option<Contents>), IndexError> {
+        let file = match disk.open(FILE_NAME) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let file = disk.create(FILE_NAME)?;
+                disk.sync_dir()?;
+                file
+            }
+            opened => opened?,
+        };
+        let database = open_database(file.clone(), cache_bytes)?;
+        let index = Index { disk, cache_bytes, file, database: Some(database), generation: 0 };
+        let contents = index.contents()?;
+        Ok((index, contents))
+    }
+
+    /// Throws away whatever is there and makes an empty index.
+    pub(crate) fn create(disk: Arc<dyn Disk>, cache_bytes: usize) -> Result<Index, IndexError> {
+        match disk.remove(FILE_NAME) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        Ok(Index::open(disk, cache_bytes)?.0)
+    }
+
+    /// Opens the database again after it failed: redb refuses everything after an I/O
+    /// error, also when the reason (a full disk, say) is gone.
+    pub(crate) fn reopen(&mut self) -> Result<(), IndexError> {
+        self.database = None;
+        self.file = self.disk.open(FILE_NAME)?;
+        self.database = Some(open_database(self.file.clone(), self.cache_bytes)?);
+        Ok(())
+    }
+
+    pub(crate) fn len_bytes(&self) -> Result<u64, IndexError> {
+        Ok(self.file.len()?)
+    }
+
+    fn database(&self) -> Result<&Database, IndexError> {
+        self.database.as_ref().ok_or_else(|| IndexError("could not be opened again".to_owned()))
+    }
+
+    fn contents(&self) -> Result<Option<Contents>, IndexError> {
+        let transaction = self.database()?.begin_read()?;
+        let meta = match transaction.open_table(META) {
+            Err(redb::TableError::TableDoesNotExist(_)) => return Ok(None),
+            table => table?,
+        };
+        let number = |name: &str| -> Result<u64, IndexError> {
+            let value = meta.get(name)?.ok_or_else(|| IndexError(format!("no {name} in it")))?;
+            Ok(value.value())
+        };
+        if number("layout")? != LAYOUT {
+            return Err(IndexError(format!("layout {} is not {LAYOUT}", number("layout")?)));
+        }
+        let checkpoint = Checkpoint {
+            segment: number("segment")?,
+            offset: number("offset")?,
+            next_sequence: number("next_sequence")?,
+            blocks: number("blocks")?,
+            block_bytes: number("block_bytes")?,
+        };
+        let mut segments = BTreeMap::new();
+        for item in transaction.open_table(SEGMENTS)?.iter()? {
+            let (segment, stat) = item?;
+            let (salt, len_bytes, live_bytes, removals) = stat.value();
+            segments.insert(segment.value(), SegmentStat { salt, len_bytes, live_bytes, removals });
+        }
+        Ok(Some(Contents { checkpoint, segments }))
+    }
+
+    /// The last committed state. An index that was just made must be committed to first.
+    pub(crate) fn snapshot(&mut self) -> Result<Snapshot, IndexError> {
+        let blocks = self.database()?.begin_read()?.open_table(BLOCKS)?;
+        self.generation += 1;
+        Ok(Snapshot { generation: self.generation, blocks })
+    }
+
+    /// Makes `changes` and the state of the `touched` segments durable, in one step.
+    /// The log must have been synced up to the checkpoint.
+    pub(crate) fn commit(
+        &mut self,
+        changes: &Changes,
+        touched: &BTreeSet<u64>,
+        segments: &BTreeMap<u64, SegmentStat>,
+        checkpoint: &Checkpoint,
+    ) -> Result<Snapshot, IndexError> {
+        let transaction = self.database()?.begin_write()?;
+        {
+            let mut blocks = transaction.open_table(BLOCKS)?;
+            for (key, entry) in changes {
+                match entry {
+                    Some(entry) => blocks.insert(&key.0, &entry.encode())?,
+                    None => blocks.remove(&key.0)?,
+                };
+            }
+            let mut table = transaction.open_table(SEGMENTS)?;
+            for number in touched {
+                match segments.get(number) {
+                    Some(s) => {
+                        let stat = (s.salt, s.len_bytes, s.live_bytes, s.removals);
+                        table.insert(number, stat)?
+                    }
+                    None => table.remove(number)?,
+                };
+            }
+            let mut meta = transaction.open_table(META)?;
+            for (name, number) in [
+                ("layout", LAYOUT),
+                ("segment", checkpoint.segment),
+                ("offset", checkpoint.offset),
+                ("next_sequence", checkpoint.next_sequence),
+                ("blocks", checkpoint.blocks),
+                ("block_bytes", checkpoint.block_bytes),
+            ] {
+                meta.insert(name, number)?;
+            }
+        }
+        transaction.commit()?;
+        self.snapshot()
+    }
+}
+
+/// Opens redb on `file`. A damaged file may make redb panic; that, too, is only an
+/// unreadable index.
+fn open_database(file: Arc<dyn DiskFile>, cache_bytes: usize) -> Result<Database, IndexError> {
+    let open =
+        || Database::builder().set_cache_size(cache_bytes).create_with_backend(IndexFile(file));
+    match std::panic::catch_unwind(AssertUnwindSafe(open)) {
+        Ok(database) => Ok(database?),
+        Err(_) => Err(IndexError("damaged beyond reading".to_owned())),
+    }
+}
+
+/// redb's view of a file.
+#[derive(Debug)]
+struct IndexFile(Arc<dyn DiskFile>);
+
+impl StorageBackend for IndexFile {
+    fn len(&self) -> Result<u64, io::Error> {
+        self.0.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
+        match self.0.read_at(offset, out)? {
+            read if read == out.len() => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn set_len(&self, len: u64) -> Result<(), io::Error> {
+        self.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> Result<(), io::Error> {
+        self.0.sync()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), io::Error> {
+        self.0.write_at(offset, &mut [IoSlice::new(data)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::FaultyDisk;
+
+    #[test]
+    fn an_entry_reads_back() {
+        let entry = Entry {
+            segment: 1 << 40,
+            offset: 7,
+            len_bytes: 65_536,
+            kind: BlockKind::Signed,
+            version: u64::MAX,
+            expires_unix_secs: 12,
+            sequence: 99,
+        };
+        assert_eq!(Entry::decode(&entry.encode()).expect("valid"), entry);
+        let mut bytes = entry.encode();
+        bytes[16] = 77;
+        assert!(Entry::decode(&bytes).is_err(), "an unknown kind is refused");
+    }
+
+    #[test]
+    fn a_fresh_index_is_small() {
+        let (index, contents) = Index::open(Arc::new(FaultyDisk::new(1)), 1 << 20).expect("opened");
+        assert!(contents.is_none());
+        let len_bytes = index.len_bytes().expect("known");
+        assert!(len_bytes <= 2 << 20, "{len_bytes}");
+    }
+}

@@ -1,0 +1,205 @@
+//! `MemoryStore`: blocks in memory, for simulations with thousands of nodes and tests.
+//!
+//! It keeps the rules of [`BlockStore`] (replacement, leases, capacity) without any
+//! medium under it: its futures are ready when first polled and the blocks it returns
+//! share their bytes with those it was given. Nothing survives its process.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+
+use atoll_env::BoxFuture;
+use atoll_key::{Key, KeyRange};
+use futures_util::future::ready;
+
+use crate::{BlockInfo, BlockStore, ScrubStep, StoreError, StoredBlock, Usage};
+
+/// What a block is counted with beside its bytes, so that a store of empty blocks
+/// fills up as well: the size of a record's header on disk.
+const OVERHEAD_BYTES: u64 = crate::segment::RECORD_HEADER_BYTES as u64;
+
+/// Blocks in memory, up to a capacity.
+#[derive(Debug)]
+pub struct MemoryStore {
+    capacity_bytes: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    blocks: BTreeMap<Key, StoredBlock>,
+    block_bytes: u64,
+}
+
+impl State {
+    fn used_bytes(&self) -> u64 {
+        self.block_bytes + self.blocks.len() as u64 * OVERHEAD_BYTES
+    }
+
+    fn insert(&mut self, block: StoredBlock) {
+        self.block_bytes += u64::from(block.info.len_bytes);
+        if let Some(old) = self.blocks.insert(block.info.key, block) {
+            self.block_bytes -= u64::from(old.info.len_bytes);
+        }
+    }
+
+    fn remove(&mut self, key: &Key) -> bool {
+        let removed = self.blocks.remove(key);
+        if let Some(old) = &removed {
+            self.block_bytes -= u64::from(old.info.len_bytes);
+        }
+        removed.is_some()
+    }
+
+    /// What of `batch` would change the store, the last of equal keys standing, and
+    /// the bytes used afterwards.
+    fn plan(&self, batch: Vec<StoredBlock>) -> (BTreeMap<Key, StoredBlock>, u64) {
+        let mut changes: BTreeMap<Key, StoredBlock> = BTreeMap::new();
+        let mut used_bytes = self.used_bytes();
+        for mut block in batch {
+            block.info.len_bytes = u32::try_from(block.bytes.len()).unwrap_or(u32::MAX);
+            let key = block.info.key;
+            let Some(held) = changes.get(&key).or_else(|| self.blocks.get(&key)) else {
+                used_bytes += OVERHEAD_BYTES + u64::from(block.info.len_bytes);
+                changes.insert(key, block);
+                continue;
+            };
+            let expires = held.info.expires_unix_secs.max(block.info.expires_unix_secs);
+            if block.info.version > held.info.version {
+                used_bytes -= u64::from(held.info.len_bytes);
+                used_bytes += u64::from(block.info.len_bytes);
+            } else {
+                block = held.clone();
+            }
+            block.info.expires_unix_secs = expires;
+            changes.insert(key, block);
+        }
+        (changes, used_bytes)
+    }
+}
+
+impl MemoryStore {
+    /// An empty store that takes `capacity_bytes` of blocks, each counted with the
+    /// 112 bytes its header would take on disk.
+    pub fn new(capacity_bytes: u64) -> MemoryStore {
+        MemoryStore { capacity_bytes, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while the lock is held")
+    }
+
+    fn put_now(&self, batch: Vec<StoredBlock>) -> Result<(), StoreError> {
+        let mut state = self.state();
+        let (changes, used_bytes) = state.plan(batch);
+        if used_bytes > self.capacity_bytes && used_bytes > state.used_bytes() {
+            return Err(StoreError::Full {
+                used_bytes: state.used_bytes(),
+                capacity_bytes: self.capacity_bytes,
+            });
+        }
+        for block in changes.into_values() {
+            state.insert(block);
+        }
+        Ok(())
+    }
+
+    fn remove_expired_now(&self, now_unix_secs: u64) -> u64 {
+        let mut state = self.state();
+        let expired: Vec<Key> = state
+            .blocks
+            .values()
+            .filter(|block| block.info.expires_unix_secs < now_unix_secs)
+            .map(|block| block.info.key)
+            .collect();
+        for key in &expired {
+            state.remove(key);
+        }
+        expired.len() as u64
+    }
+}
+
+impl BlockStore for MemoryStore {
+    fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(ready(self.put_now(batch)))
+    }
+
+    fn get(&self, key: &Key) -> BoxFuture<'static, Result<Option<StoredBlock>, StoreError>> {
+        Box::pin(ready(Ok(self.state().blocks.get(key).cloned())))
+    }
+
+    fn info(&self, key: &Key) -> Result<Option<BlockInfo>, StoreError> {
+        Ok(self.state().blocks.get(key).map(|block| block.info))
+    }
+
+    fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
+        let state = self.state();
+        Ok(range
+            .linear()
+            .into_iter()
+            .flat_map(|(first, last)| state.blocks.range(first..=last))
+            .map(|(_, block)| block.info)
+            .take(limit)
+            .collect())
+    }
+
+    fn renew(&self, keys: &[Key], expires_unix_secs: u64) -> Result<Vec<bool>, StoreError> {
+        let mut state = self.state();
+        Ok(keys
+            .iter()
+            .map(|key| match state.blocks.get_mut(key) {
+                Some(block) => {
+                    let lease = &mut block.info.expires_unix_secs;
+                    *lease = (*lease).max(expires_unix_secs);
+                    true
+                }
+                None => false,
+            })
+            .collect())
+    }
+
+    fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
+        let mut state = self.state();
+        for key in &keys {
+            state.remove(key);
+        }
+        Box::pin(ready(Ok(())))
+    }
+
+    fn remove_expired(&self, now_unix_secs: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
+        Box::pin(ready(Ok(self.remove_expired_now(now_unix_secs))))
+    }
+
+    fn usage(&self) -> Usage {
+        let state = self.state();
+        Usage {
+            blocks: state.blocks.len() as u64,
+            block_bytes: state.block_bytes,
+            disk_bytes: state.used_bytes(),
+            capacity_bytes: self.capacity_bytes,
+        }
+    }
+
+    /// Nothing rots here; walks through the keys as a disk would, so that callers
+    /// take the same steps.
+    fn scrub(
+        &self,
+        from: Option<Key>,
+        budget_bytes: u64,
+    ) -> BoxFuture<'static, Result<ScrubStep, StoreError>> {
+        let state = self.state();
+        let mut step = ScrubStep::default();
+        for (key, block) in state.blocks.range(from.unwrap_or(Key::MIN)..) {
+            if step.checked > 0 && step.checked_bytes >= budget_bytes {
+                step.next = Some(*key);
+                break;
+            }
+            step.checked += 1;
+            step.checked_bytes += u64::from(block.info.len_bytes);
+        }
+        Box::pin(ready(Ok(step)))
+    }
+
+    fn reclaim(&self, _budget_bytes: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
+        Box::pin(ready(Ok(0)))
+    }
+}

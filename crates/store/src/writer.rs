@@ -1,0 +1,551 @@
+//! The one writer of a `DiskStore`: appends to the log, syncs it, commits the index.
+//!
+//! Order of things, and why power loss at any point is harmless:
+//!
+//! 1. Records are appended to the last segment; nobody sees them yet.
+//! 2. The segment is synced, once for all batches that wait (group commit).
+//! 3. The catalogue takes the changes; from now on reads see them. Callers are answered.
+//! 4. Sometimes the index is committed. It covers only what was synced before, so it
+//!    never points to bytes that may vanish. What it lacks is replayed from the log.
+//! 5. Only after a commit that no longer mentions a segment is its file removed.
+//!
+//! After a failed sync nobody knows what is on the disk (the kernel may have dropped the
+//! pages), so the writer then refuses everything until the store is opened again.
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+
+use atoll_key::{Key, MAX_BLOCK_BYTES};
+use bytes::Bytes;
+use futures_channel::oneshot;
+
+use crate::catalog::Change;
+use crate::disk::{self, DiskFile};
+use crate::index::{Entry, Index};
+use crate::segment::{
+    self, ALIGNMENT, FIRST_RECORD_OFFSET, RECORD_HEADER_BYTES, RecordBody, RecordHeader,
+    SegmentHeader, record_bytes,
+};
+use crate::shared::Shared;
+use crate::{StoreError, StoredBlock};
+
+/// Bytes one call may append; offsets in a segment have 32 bits.
+const MAX_BATCH_BYTES: u64 = 1 << 30;
+
+/// Where the answer to a command goes.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+
+/// What the writer is asked to do.
+pub(crate) enum Command {
+    Put(Vec<StoredBlock>, Reply<()>),
+    Remove(Vec<Key>, Reply<()>),
+    /// Forget blocks if they are still the ones of these sequence numbers.
+    SetAside(Vec<(Key, u64)>, Reply<()>),
+    Reclaim(u64, Reply<u64>),
+    /// Commit the index.
+    Flush(Reply<()>),
+}
+
+/// The segment that is written to.
+#[derive(Debug)]
+pub(crate) struct Active {
+    pub(crate) number: u64,
+    pub(crate) salt: u64,
+    pub(crate) file: Arc<dyn DiskFile>,
+    pub(crate) len_bytes: u64,
+}
+
+/// How much of the capacity an append may use.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// All but what compaction needs to work: new blocks.
+    Normal,
+    /// All of it: removals, and copies that precede a larger deletion.
+    Reserved,
+}
+
+/// A record to append.
+pub(crate) struct Record {
+    pub(crate) header: RecordHeader,
+    pub(crate) value: Bytes,
+    /// What the index snapshot said of the key, see [`Found`].
+    pub(crate) indexed: Option<Entry>,
+}
+
+/// What a key means to the writer.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Found {
+    /// What will be held once everything appended is synced.
+    pub(crate) held: Option<Entry>,
+    /// What the index says, if nothing newer is in memory.
+    pub(crate) indexed: Option<Entry>,
+}
+
+pub(crate) struct Writer {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) index: Index,
+    pub(crate) active: Active,
+    pub(crate) next_sequence: u64,
+    /// Appended, but not synced.
+    unsynced: Vec<(Key, Option<Entry>, Change)>,
+    /// The same as it will be looked up.
+    unsynced_entries: BTreeMap<Key, Option<Entry>>,
+    waiting: Vec<Reply<()>>,
+    failed: Option<String>,
+    index_failed: bool,
+    log_bytes_since_commit: u64,
+    /// Segments whose live records cannot all be read; compacting them is no use.
+    pub(crate) stuck: std::collections::BTreeSet<u64>,
+}
+
+fn io_error(error: &io::Error) -> StoreError {
+    StoreError::Io(error.to_string())
+}
+
+impl Writer {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        index: Index,
+        active: Active,
+        next_sequence: u64,
+    ) -> Writer {
+        Writer {
+            shared,
+            index,
+            active,
+            next_sequence,
+            unsynced: Vec::new(),
+            unsynced_entries: BTreeMap::new(),
+            waiting: Vec::new(),
+            failed: None,
+            index_failed: false,
+            log_bytes_since_commit: 0,
+            stuck: std::collections::BTreeSet::new(),
+        }
+    }
+
+    /// Does what `commands` ask, with one sync for all their appends.
+    pub(crate) fn run(&mut self, commands: Vec<Command>) {
+        if self.index_failed {
+            self.reopen_index();
+        }
+        for command in commands {
+            match command {
+                Command::Put(batch, reply) => {
+                    let appended = self.put(batch);
+                    self.wait_for_sync(appended, reply);
+                }
+                Command::Remove(keys, reply) => {
+                    let keys = keys.into_iter().map(|key| (key, None)).collect();
+                    let appended = self.remove(keys);
+                    self.wait_for_sync(appended, reply);
+                }
+                Command::SetAside(keys, reply) => {
+                    let keys = keys.into_iter().map(|(key, n)| (key, Some(n))).collect();
+                    let appended = self.set_aside(keys);
+                    self.wait_for_sync(appended, reply);
+                }
+                Command::Reclaim(budget_bytes, reply) => {
+                    let _ = reply.send(self.reclaim(budget_bytes));
+                }
+                Command::Flush(reply) => {
+                    let flushed = self.settle().and_then(|()| self.commit());
+                    let _ = reply.send(flushed);
+                }
+            }
+        }
+        let _ = self.settle();
+        self.commit_if_much();
+    }
+
+    fn wait_for_sync(&mut self, appended: Result<(), StoreError>, reply: Reply<()>) {
+        match appended {
+            Ok(()) => self.waiting.push(reply),
+            Err(error) => {
+                let _ = reply.send(Err(error));
+            }
+        }
+    }
+
+    pub(crate) fn lookup(&self, key: &Key) -> Result<Found, StoreError> {
+        match self.unsynced_entries.get(key) {
+            Some(entry) => Ok(Found { held: *entry, indexed: None }),
+            None => {
+                let held = self.shared.catalog.lookup(key)?;
+                Ok(Found { held, indexed: held })
+            }
+        }
+    }
+
+    fn put(&mut self, batch: Vec<StoredBlock>) -> Result<(), StoreError> {
+        let mut planned: BTreeMap<Key, Entry> = BTreeMap::new();
+        let mut records = Vec::with_capacity(batch.len());
+        for block in batch {
+            let key = block.info.key;
+            let found = match planned.get(&key) {
+                Some(entry) => Found { held: Some(*entry), indexed: None },
+                None => self.lookup(&key)?,
+            };
+            let sequence = self.next_sequence + records.len() as u64;
+            let Some((entry, record)) = plan(found, block, sequence)? else { continue };
+            planned.insert(key, entry);
+            records.push(record);
+        }
+        let only_leases = records.iter().all(|r| r.header.value_bytes() == 0);
+        self.append(records, if only_leases { Room::Reserved } else { Room::Normal })
+    }
+
+    /// Forgets damaged blocks, so that repair may fetch them again.
+    pub(crate) fn set_aside(&mut self, keys: Vec<(Key, Option<u64>)>) -> Result<(), StoreError> {
+        for (key, _) in &keys {
+            tracing::warn!(%key, "a damaged block is set aside");
+        }
+        self.remove(keys)
+    }
+
+    fn remove(&mut self, keys: Vec<(Key, Option<u64>)>) -> Result<(), StoreError> {
+        let mut records: Vec<Record> = Vec::with_capacity(keys.len());
+        for (key, sequence) in keys {
+            let found = self.lookup(&key)?;
+            let Some(entry) = found.held else { continue };
+            if sequence.is_some_and(|sequence| sequence != entry.sequence) {
+                continue;
+            }
+            let header = RecordHeader {
+                key,
+                sequence: self.next_sequence + records.len() as u64,
+                body: RecordBody::Removal { target_segment: entry.segment },
+            };
+            records.push(Record { header, value: Bytes::new(), indexed: found.indexed });
+        }
+        self.append(records, Room::Reserved)
+    }
+
+    /// Appends records with new sequence numbers, all or nothing.
+    fn append(&mut self, records: Vec<Record>, room: Room) -> Result<(), StoreError> {
+        if records.is_empty() {
+            return self.check_usable();
+        }
+        let need_bytes = records.iter().map(|r| record_bytes(r.header.value_bytes())).sum();
+        self.ensure_room(need_bytes, room)?;
+        let count = records.len() as u64;
+        self.append_records(&records)?;
+        self.next_sequence += count;
+        Ok(())
+    }
+
+    pub(crate) fn check_usable(&self) -> Result<(), StoreError> {
+        match &self.failed {
+            Some(why) => Err(StoreError::Io(format!("{why}; open the store again"))),
+            None => Ok(()),
+        }
+    }
+
+    fn ensure_room(&mut self, need_bytes: u64, room: Room) -> Result<(), StoreError> {
+        self.check_usable()?;
+        if need_bytes > MAX_BATCH_BYTES {
+            return Err(StoreError::Io(format!("a batch of {need_bytes} bytes is too large")));
+        }
+        if self.missing_bytes(need_bytes, room)? == 0 {
+            return Ok(());
+        }
+        self.settle()?;
+        self.make_room(need_bytes, room)?;
+        if self.missing_bytes(need_bytes, room)? == 0 { Ok(()) } else { Err(self.full()) }
+    }
+
+    /// How many bytes too few there are to append `need_bytes`.
+    pub(crate) fn missing_bytes(&self, need_bytes: u64, room: Room) -> Result<u64, StoreError> {
+        let config = &self.shared.config;
+        let (disk_bytes, index_bytes) = {
+            let state = self.shared.catalog.read();
+            (state.disk_bytes(), state.index_bytes())
+        };
+        // redb doubles its file when it must grow.
+        let mut wanted_bytes = disk_bytes + need_bytes + index_bytes;
+        let mut reserve_bytes = 0;
+        if room == Room::Normal {
+            wanted_bytes += config.headroom_bytes();
+            reserve_bytes = config.free_reserve_bytes;
+        }
+        if self.active.len_bytes + need_bytes > config.effective_segment_bytes() {
+            wanted_bytes += FIRST_RECORD_OFFSET;
+        }
+        let free_bytes = self.shared.disk.free_bytes().map_err(|error| io_error(&error))?;
+        let over_cap = wanted_bytes.saturating_sub(config.capacity_bytes);
+        Ok(over_cap.max((need_bytes + reserve_bytes).saturating_sub(free_bytes)))
+    }
+
+    /// The error for what has no room. Where the disk is full before the store is, the
+    /// disk is the limit that is named.
+    pub(crate) fn full(&self) -> StoreError {
+        let usage = self.shared.usage();
+        let free_bytes = self.shared.disk.free_bytes().unwrap_or(0);
+        let free_bytes = free_bytes.saturating_sub(self.shared.config.free_reserve_bytes);
+        StoreError::Full {
+            used_bytes: usage.disk_bytes,
+            capacity_bytes: usage.capacity_bytes.min(usage.disk_bytes.saturating_add(free_bytes)),
+        }
+    }
+
+    /// Writes records behind the last one, as they are.
+    pub(crate) fn append_records(&mut self, records: &[Record]) -> Result<(), StoreError> {
+        let need_bytes: u64 = records.iter().map(|r| record_bytes(r.header.value_bytes())).sum();
+        let is_empty = self.active.len_bytes <= FIRST_RECORD_OFFSET;
+        if !is_empty
+            && self.active.len_bytes + need_bytes > self.shared.config.effective_segment_bytes()
+        {
+            self.roll()?;
+        }
+        let start = self.active.len_bytes;
+        if let Err(error) = write_records(&self.active, records) {
+            if let Err(also) = self.active.file.set_len(start) {
+                self.fail(&format!("cannot undo a failed write: {also}"));
+            }
+            return Err(if disk::is_full(&error) { self.full() } else { io_error(&error) });
+        }
+        self.active.len_bytes = start + need_bytes;
+        self.log_bytes_since_commit += need_bytes;
+        self.shared.catalog.set_segment_len(self.active.number, self.active.len_bytes);
+        self.note(records, start);
+        Ok(())
+    }
+
+    /// Remembers what records appended at `offset` mean until they are synced.
+    fn note(&mut self, records: &[Record], mut offset: u64) {
+        for record in records {
+            let RecordHeader { key, sequence, body } = record.header;
+            let held = match self.unsynced_entries.get(&key) {
+                Some(entry) => *entry,
+                None => self.shared.catalog.known(&key).unwrap_or(record.indexed),
+            };
+            let change = match (body, held) {
+                (RecordBody::Removal { .. }, _) => Some(Change::Remove),
+                (RecordBody::Lease { expires_unix_secs }, Some(entry)) => {
+                    Some(Change::Extend(Entry { expires_unix_secs, ..entry }))
+                }
+                (RecordBody::Lease { .. }, None) => None,
+                (RecordBody::Block { kind, version, expires_unix_secs, len_bytes, .. }, held) => {
+                    let entry = Entry {
+                        segment: self.active.number,
+                        offset: u32::try_from(offset).expect("segments are far below 4 GiB"),
+                        len_bytes,
+                        kind,
+                        version,
+                        expires_unix_secs,
+                        sequence,
+                    };
+                    let moved = held.is_some_and(|held| held.sequence == sequence);
+                    Some(if moved { Change::Move(entry) } else { Change::Put(entry) })
+                }
+            };
+            offset += record_bytes(record.header.value_bytes());
+            let Some(change) = change else { continue };
+            let entry = match change {
+                Change::Put(entry) | Change::Extend(entry) | Change::Move(entry) => Some(entry),
+                Change::Remove => {
+                    self.shared.catalog.count_removals(self.active.number, 1);
+                    None
+                }
+            };
+            self.unsynced_entries.insert(key, entry);
+            self.unsynced.push((key, record.indexed, change));
+        }
+    }
+
+    /// Begins a new segment.
+    pub(crate) fn roll(&mut self) -> Result<(), StoreError> {
+        if let Err(error) = self.active.file.sync() {
+            self.fail(&format!("cannot sync the log: {error}"));
+            return Err(io_error(&error));
+        }
+        let active = create_segment(&self.shared, self.active.number + 1)
+            .map_err(|e| if disk::is_full(&e) { self.full() } else { io_error(&e) })?;
+        self.active = active;
+        Ok(())
+    }
+
+    fn fail(&mut self, why: &str) {
+        tracing::error!(why, "the store refuses writes from now on");
+        self.failed = Some(why.to_owned());
+    }
+
+    /// Syncs what was appended, lets it be seen and answers those who wait for it.
+    pub(crate) fn settle(&mut self) -> Result<(), StoreError> {
+        let mut outcome = self.check_usable();
+        if outcome.is_ok()
+            && !self.unsynced.is_empty()
+            && let Err(error) = self.active.file.sync()
+        {
+            self.fail(&format!("cannot sync the log: {error}"));
+            outcome = Err(io_error(&error));
+        }
+        let unsynced = std::mem::take(&mut self.unsynced);
+        self.unsynced_entries.clear();
+        if outcome.is_ok() {
+            for (_, _, change) in &unsynced {
+                if let Change::Put(entry) = change {
+                    self.shared
+                        .earliest_expiry
+                        .fetch_min(entry.expires_unix_secs, std::sync::atomic::Ordering::Relaxed);
+                }
+            }
+            let catalog = &self.shared.catalog;
+            catalog.apply(&unsynced, self.next_sequence);
+            catalog.set_synced(self.active.number, self.active.len_bytes);
+        }
+        for reply in self.waiting.drain(..) {
+            let _ = reply.send(outcome.clone());
+        }
+        outcome
+    }
+
+    fn commit_if_much(&mut self) {
+        let config = &self.shared.config;
+        if self.shared.catalog.uncommitted() >= config.commit_entries
+            || self.log_bytes_since_commit >= config.commit_bytes
+        {
+            let _ = self.commit();
+        }
+    }
+
+    /// Whether there is anything to commit.
+    pub(crate) fn has_uncommitted(&self) -> bool {
+        self.shared.catalog.uncommitted() > 0 || self.log_bytes_since_commit > 0
+    }
+
+    /// Commits the index and removes the segments nobody needs. What was appended must
+    /// have been settled. On failure everything stays in memory and in the log.
+    pub(crate) fn commit(&mut self) -> Result<(), StoreError> {
+        assert!(self.unsynced.is_empty(), "the index never runs ahead of the log");
+        if self.index_failed {
+            return Err(StoreError::Io("the index cannot be written".to_owned()));
+        }
+        let frozen = self.shared.catalog.freeze();
+        let committed = self.index.commit(
+            &frozen.changes,
+            &frozen.touched,
+            &frozen.segments,
+            &frozen.checkpoint,
+        );
+        match committed.and_then(|snapshot| Ok((snapshot, self.index.len_bytes()?))) {
+            Ok((snapshot, index_bytes)) => {
+                self.shared.catalog.committed(snapshot, index_bytes);
+                self.log_bytes_since_commit = 0;
+                self.drop_segments(&frozen.dead);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the index could not be committed; the log has it all");
+                self.shared.catalog.not_committed(frozen);
+                self.index_failed = true;
+                Err(error.into())
+            }
+        }
+    }
+
+    fn reopen_index(&mut self) {
+        let reopened = self.index.reopen().and_then(|()| {
+            let snapshot = self.index.snapshot()?;
+            Ok((snapshot, self.index.len_bytes()?))
+        });
+        match reopened {
+            Ok((snapshot, index_bytes)) => {
+                self.shared.catalog.set_snapshot(Some(snapshot), index_bytes);
+                self.index_failed = false;
+            }
+            Err(error) => tracing::warn!(%error, "the index could not be opened again"),
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if self.settle().is_ok() && self.has_uncommitted() {
+            let _ = self.commit();
+        }
+    }
+}
+
+/// What keeping `block` needs: the entry that would be held and the record that says
+/// so; `None` if nothing would change.
+fn plan(
+    Found { held, indexed }: Found,
+    block: StoredBlock,
+    sequence: u64,
+) -> Result<Option<(Entry, Record)>, StoreError> {
+    let StoredBlock { info, bytes } = block;
+    if bytes.len() > MAX_BLOCK_BYTES {
+        let len = bytes.len();
+        return Err(StoreError::Io(format!("block {} of {len} bytes is too long", info.key)));
+    }
+    let lease = held.map_or(0, |held| held.expires_unix_secs);
+    let expires_unix_secs = info.expires_unix_secs.max(lease);
+    if let Some(held) = held
+        && held.version >= info.version
+    {
+        let body = RecordBody::Lease { expires_unix_secs };
+        let header = RecordHeader { key: info.key, sequence, body };
+        let extended =
+            (Entry { expires_unix_secs, ..held }, Record { header, value: Bytes::new(), indexed });
+        return Ok((expires_unix_secs > lease).then_some(extended));
+    }
+    let body = RecordBody::Block {
+        kind: info.kind,
+        version: info.version,
+        expires_unix_secs,
+        len_bytes: u32::try_from(bytes.len()).expect("at most MAX_BLOCK_BYTES"),
+        value_crc: crc32fast::hash(&bytes),
+    };
+    let entry = Entry {
+        // Where it will be is known once it is written.
+        segment: 0,
+        offset: 0,
+        len_bytes: u32::try_from(bytes.len()).expect("at most MAX_BLOCK_BYTES"),
+        kind: info.kind,
+        version: info.version,
+        expires_unix_secs,
+        sequence,
+    };
+    let header = RecordHeader { key: info.key, sequence, body };
+    Ok(Some((entry, Record { header, value: bytes, indexed })))
+}
+
+/// Writes records at the end of a segment in one call, without copying values.
+fn write_records(active: &Active, records: &[Record]) -> io::Result<()> {
+    const PADDING: [u8; ALIGNMENT] = [0; ALIGNMENT];
+    let headers: Vec<[u8; RECORD_HEADER_BYTES]> =
+        records.iter().map(|r| segment::encode_record_header(&r.header, active.salt)).collect();
+    let mut parts = Vec::with_capacity(records.len() * 3);
+    for (header, record) in headers.iter().zip(records) {
+        parts.push(IoSlice::new(header));
+        if !record.value.is_empty() {
+            parts.push(IoSlice::new(&record.value));
+        }
+        let padding = record.value.len().next_multiple_of(ALIGNMENT) - record.value.len();
+        if padding > 0 {
+            parts.push(IoSlice::new(&PADDING[..padding]));
+        }
+    }
+    active.file.write_at(active.len_bytes, &mut parts)
+}
+
+/// Makes segment `number`; it survives power loss from now on.
+pub(crate) fn create_segment(shared: &Shared, number: u64) -> io::Result<Active> {
+    let salt = shared.disk.random_u64()?;
+    let name = segment::file_name(number);
+    let file = shared.disk.create(&name)?;
+    let start = segment::encode_segment_start(&SegmentHeader { number, salt });
+    let made = file
+        .write_at(0, &mut [IoSlice::new(&start)])
+        .and_then(|()| file.sync())
+        .and_then(|()| shared.disk.sync_dir());
+    if let Err(error) = made {
+        let _ = shared.disk.remove(&name);
+        return Err(error);
+    }
+    shared.files.insert(number, file.clone());
+    shared.catalog.add_segment(number, salt, FIRST_RECORD_OFFSET);
+    Ok(Active { number, salt, file, len_bytes: FIRST_RECORD_OFFSET })
+}
