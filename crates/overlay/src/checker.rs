@@ -1,1 +1,315 @@
 //! Looks at many nodes from outside and says whether they form one good ring.
+//!
+//! The invariants are those of P. Zave, "Reasoning about identifier spaces: how to make
+//! Chord correct" (2017): at least one ring, at most one ring, an ordered ring, connected
+//! appendages ([`check_ring`]), ordered successor lists without duplicates, and a base
+//! that no list skips ([`check_base`]). While they hold, stabilisation repairs everything
+//! else; [`check_ideal`] says whether it has finished.
+//!
+//! Departures: Zave keeps r + 1 members for ever and pads lists to length r. Here a list
+//! shorter than r whose nodes are all dead belongs to a node that is alone: its own
+//! successor. The base condition is meant for rings that do keep such members.
+//!
+//! Arguments are the neighbourhoods of all *live* nodes. Those that have not joined are
+//! looked over. It asks nobody and knows no clock; tests and the simulator call it
+//! after every step.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use atoll_key::NodeId;
+
+use crate::{Neighbourhood, Node};
+
+/// How the live members stand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Members on the ring.
+    pub on_ring: usize,
+    /// Members that point to the ring but are not on it yet.
+    pub appendages: usize,
+}
+
+/// Why nodes do not form one good ring.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Violation {
+    /// A successor list is not in clockwise order, repeats a node or holds its owner.
+    #[error("{owner:?}: {node:?} is out of order in the successor list {list:?}")]
+    Unordered {
+        /// Whose list it is.
+        owner: Node,
+        /// The first node that is wrong.
+        node: Node,
+        /// The list.
+        list: Vec<Node>,
+    },
+    /// All successors of a member of a large ring are dead.
+    #[error("{member:?}: every node of the successor list is dead: {list:?}")]
+    NoLiveSuccessor {
+        /// The member.
+        member: Node,
+        /// Its list.
+        list: Vec<Node>,
+    },
+    /// There are two rings.
+    #[error("two rings: one holds {one:?}, another {other:?}")]
+    TwoRings {
+        /// A member of the first.
+        one: Node,
+        /// A member of the second.
+        other: Node,
+    },
+    /// The ring goes around the circle more than once.
+    #[error("the ring is not in order: it goes around {turns} times: {ring:?}")]
+    Disordered {
+        /// How often it goes around.
+        turns: usize,
+        /// The ring, from its smallest ID.
+        ring: Vec<Node>,
+    },
+    /// A list skips a member of the base.
+    #[error("{owner:?}: the list goes from {from:?} to {to:?} and skips {skipped:?} of the base")]
+    BaseSkipped {
+        /// Whose list it is.
+        owner: Node,
+        /// The node before the gap.
+        from: Node,
+        /// The node after it.
+        to: Node,
+        /// Who stands between.
+        skipped: NodeId,
+    },
+    /// A table of a ring at rest differs from what it should be.
+    #[error("{owner:?}: {what} should be {wanted:?} and is {is:?}")]
+    NotIdeal {
+        /// Whose table it is.
+        owner: Node,
+        /// Which table.
+        what: &'static str,
+        /// What it should hold.
+        wanted: Vec<Node>,
+        /// What it holds.
+        is: Vec<Node>,
+    },
+}
+
+/// Zave's invariants but the base, for live nodes with lists of up to `max_successors`.
+///
+/// # Errors
+/// The first violation found.
+pub fn check_ring(live: &[Neighbourhood], max_successors: usize) -> Result<Shape, Violation> {
+    let members: BTreeMap<NodeId, &Neighbourhood> =
+        live.iter().filter(|n| n.joined).map(|n| (n.me.id, n)).collect();
+    let mut next: BTreeMap<NodeId, NodeId> = BTreeMap::new();
+    for member in members.values() {
+        check_order(member)?;
+        let best = member.successors.iter().find(|s| members.contains_key(&s.id));
+        let best = match best {
+            Some(best) => best.id,
+            None if member.successors.len() < max_successors => member.me.id,
+            None => {
+                let list = member.successors.clone();
+                return Err(Violation::NoLiveSuccessor { member: member.me, list });
+            }
+        };
+        next.insert(member.me.id, best);
+    }
+    let Some(start) = members.keys().next() else {
+        return Ok(Shape { on_ring: 0, appendages: 0 });
+    };
+    let ring = ring_reached_from(*start, &next);
+    // Every member has a best successor, so each is on a ring or leads to one.
+    let mut settled: BTreeSet<NodeId> = ring.iter().copied().collect();
+    for id in members.keys() {
+        let mut path = BTreeSet::new();
+        let mut at = *id;
+        while !settled.contains(&at) {
+            if !path.insert(at) {
+                let (one, other) = (members[&ring[0]].me, members[&at].me);
+                return Err(Violation::TwoRings { one, other });
+            }
+            at = next[&at];
+        }
+        settled.append(&mut path);
+    }
+    let turns = (0..ring.len()).filter(|i| ring[(i + 1) % ring.len()] <= ring[*i]).count();
+    if turns != 1 {
+        let ring = ring.iter().map(|id| members[id].me).collect();
+        return Err(Violation::Disordered { turns, ring });
+    }
+    Ok(Shape { on_ring: ring.len(), appendages: members.len() - ring.len() })
+}
+
+fn check_order(member: &Neighbourhood) -> Result<(), Violation> {
+    let me = member.me.id.key();
+    let mut farthest = me.distance_from(me);
+    for node in &member.successors {
+        let distance = node.id.key().distance_from(me);
+        if distance <= farthest {
+            let list = member.successors.clone();
+            return Err(Violation::Unordered { owner: member.me, node: *node, list });
+        }
+        farthest = distance;
+    }
+    Ok(())
+}
+
+/// The cycle that following best successors ends in, beginning with its smallest ID.
+fn ring_reached_from(start: NodeId, next: &BTreeMap<NodeId, NodeId>) -> Vec<NodeId> {
+    let mut at = start;
+    for _ in 0..next.len() {
+        at = next[&at];
+    }
+    // After as many steps as there are members we are on the cycle.
+    let mut ring = vec![at];
+    let mut walker = next[&at];
+    while walker != at {
+        ring.push(walker);
+        walker = next[&walker];
+    }
+    let smallest = (0..ring.len()).min_by_key(|i| ring[*i]).expect("a ring has a member");
+    ring.rotate_left(smallest);
+    ring
+}
+
+/// Zave's *base not skipped*: no two neighbours in `[me] + list` have a member of `base`
+/// strictly between them. Holds on rings that keep all of `base`, at least r + 1 nodes.
+///
+/// # Errors
+/// The first list that skips one.
+pub fn check_base(live: &[Neighbourhood], base: &[NodeId]) -> Result<(), Violation> {
+    for member in live.iter().filter(|n| n.joined) {
+        let mut from = member.me;
+        for to in &member.successors {
+            let between = |id: &&NodeId| id.key().strictly_between(from.id.key(), to.id.key());
+            if let Some(skipped) = base.iter().find(between) {
+                let (owner, to, skipped) = (member.me, *to, *skipped);
+                return Err(Violation::BaseSkipped { owner, from, to, skipped });
+            }
+            from = *to;
+        }
+    }
+    Ok(())
+}
+
+/// Whether every predecessor and every successor list is exactly right: the state that
+/// stabilisation reaches when membership stands still.
+///
+/// # Errors
+/// The first difference.
+pub fn check_ideal(live: &[Neighbourhood], max_successors: usize) -> Result<(), Violation> {
+    let mut members: Vec<&Neighbourhood> = live.iter().filter(|n| n.joined).collect();
+    members.sort_unstable_by_key(|n| n.me.id);
+    let count = members.len();
+    for (at, member) in members.iter().enumerate() {
+        let nth = |n: usize| members[(at + n) % count].me;
+        let wanted: Vec<Node> = (1..count).take(max_successors).map(nth).collect();
+        if member.successors != wanted {
+            let is = member.successors.clone();
+            let what = "the successor list";
+            return Err(Violation::NotIdeal { owner: member.me, what, wanted, is });
+        }
+        let wanted: Vec<Node> = (count > 1).then(|| nth(count - 1)).into_iter().collect();
+        let is: Vec<Node> = member.predecessor.into_iter().collect();
+        if is != wanted {
+            let what = "the predecessor";
+            return Err(Violation::NotIdeal { owner: member.me, what, wanted, is });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use atoll_key::{Key, PeerId};
+    use atoll_net::Peer;
+
+    use super::*;
+
+    /// A node at a position of our choice; only the checker can be given one.
+    fn at(position: u8) -> Node {
+        let mut key = Key::MIN;
+        key.0[0] = position;
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        Node { id: NodeId(key), peer: Peer { id: PeerId([position; 32]), addr } }
+    }
+
+    fn member(me: u8, before: Option<u8>, successors: &[u8]) -> Neighbourhood {
+        Neighbourhood {
+            epoch: 0,
+            me: at(me),
+            predecessor: before.map(at),
+            successors: successors.iter().map(|p| at(*p)).collect(),
+            joined: true,
+        }
+    }
+
+    #[test]
+    fn a_good_ring_is_ideal() {
+        let ring = [
+            member(10, Some(30), &[20, 30]),
+            member(20, Some(10), &[30, 10]),
+            member(30, Some(20), &[10, 20]),
+        ];
+        assert_eq!(check_ring(&ring, 2), Ok(Shape { on_ring: 3, appendages: 0 }));
+        assert_eq!(check_ideal(&ring, 2), Ok(()));
+    }
+
+    #[test]
+    fn a_newcomer_that_nobody_points_to_is_an_appendage() {
+        let ring =
+            [member(10, Some(30), &[30]), member(20, Some(10), &[30]), member(30, None, &[10])];
+        assert_eq!(check_ring(&ring, 2), Ok(Shape { on_ring: 2, appendages: 1 }));
+        assert!(matches!(check_ideal(&ring, 2), Err(Violation::NotIdeal { .. })));
+    }
+
+    #[test]
+    fn dead_successors_are_passed_over_until_none_is_left() {
+        let mut ring = vec![member(10, None, &[15, 30]), member(30, None, &[10, 15])];
+        assert!(check_ring(&ring, 2).is_ok());
+        ring[1] = member(30, None, &[15, 20]);
+        assert!(matches!(check_ring(&ring, 2), Err(Violation::NoLiveSuccessor { .. })));
+    }
+
+    #[test]
+    fn two_rings_are_found() {
+        let rings = [
+            member(10, None, &[30]),
+            member(30, None, &[10]),
+            member(20, None, &[40]),
+            member(40, None, &[20]),
+        ];
+        assert!(matches!(check_ring(&rings, 2), Err(Violation::TwoRings { .. })));
+    }
+
+    #[test]
+    fn a_ring_that_goes_around_twice_is_found() {
+        // 10 → 30 → 20 → 40 → 10: each list is in order, the ring is not.
+        let ring = [
+            member(10, None, &[30]),
+            member(30, None, &[20]),
+            member(20, None, &[40]),
+            member(40, None, &[10]),
+        ];
+        assert!(matches!(check_ring(&ring, 1), Err(Violation::Disordered { turns: 2, .. })));
+    }
+
+    #[test]
+    fn lists_out_of_order_are_found() {
+        for list in [&[30, 20][..], &[20, 20], &[20, 10]] {
+            let ring = [member(10, None, list), member(20, None, &[10]), member(30, None, &[10])];
+            assert!(matches!(check_ring(&ring, 2), Err(Violation::Unordered { .. })), "{list:?}");
+        }
+    }
+
+    #[test]
+    fn a_skipped_base_member_is_found() {
+        let ring = [member(10, None, &[30]), member(20, None, &[30]), member(30, None, &[10])];
+        assert_eq!(check_base(&ring, &[at(10).id, at(30).id]), Ok(()));
+        let skipped = check_base(&ring, &[at(20).id]);
+        assert!(
+            matches!(skipped, Err(Violation::BaseSkipped { skipped, .. }) if skipped == at(20).id)
+        );
+    }
+}

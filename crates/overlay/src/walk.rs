@@ -9,7 +9,7 @@
 //!
 //! Departures from Figure 5:
 //! - The path is a sorted set instead of a stack. The previous hop is alerted only when
-//!   nothing else is left, because the list it gave usually holds a live node.
+//!   all it named are dead and so are the next best: its list usually holds a live node.
 //! - A node asked *as the root* that knows a node nearer to the key says so (`Back`).
 //!   Figure 5 calls that state an error; here a newcomer is found at once.
 //! - When the root fails, the next node of the list is asked as the root, and is taken
@@ -330,7 +330,10 @@ const MAX_ROOTS_TAKEN: usize = 64;
 /// last one is asked for the way instead. A guess.
 const MAX_BACKS: usize = 4;
 /// How often in a walk a node is warned and asked again. A guess.
-const MAX_WARNINGS: usize = 3;
+const MAX_WARNINGS: usize = 8;
+/// So many nodes farther from the key are tried before the nearest guide is warned: a
+/// warning costs the guide a round of pings. A guess.
+const MAX_BEHIND_GUIDE: usize = 2;
 
 /// The walker's memory: whom it was told of, whom it asked. No clock, no network.
 struct Plan {
@@ -354,6 +357,11 @@ struct Plan {
     named_by: BTreeMap<NodeId, Node>,
     backs: usize,
     warnings: usize,
+    /// How many nodes had failed when a guide was last warned.
+    warned: BTreeMap<Key, usize>,
+    /// Questions to nodes farther from the key than the nearest guide, since it was
+    /// last warned.
+    asked_behind_guide: usize,
     /// Questions left for the root's successors, once the root has said `Absent`.
     replicas_left: Option<usize>,
     own_table: OwnTable,
@@ -376,6 +384,8 @@ impl Plan {
             named_by: BTreeMap::new(),
             backs: 0,
             warnings: 0,
+            warned: BTreeMap::new(),
+            asked_behind_guide: 0,
             replicas_left: None,
             own_table: OwnTable::NotUsed,
             trace: Trace::default(),
@@ -397,12 +407,39 @@ impl Plan {
         if self.replicas_left.is_some() {
             return Next::End(End::Absent);
         }
-        while let Some((_, node)) = self.on_the_way.pop_first() {
-            if self.asked.insert((node.id, false)) {
-                return Next::Ask(node, false);
+        while let Some((distance, node)) = self.on_the_way.pop_first() {
+            if self.asked.contains(&(node.id, false)) {
+                continue;
             }
+            let nearest_guide = self.guides.first_key_value().map(|(at, _)| *at);
+            if nearest_guide.is_some_and(|guide| guide < distance) {
+                // All that the nearest guide named is dead. One farther off may know
+                // others; otherwise the guide has to be told (Figure 5's `alert`).
+                self.asked_behind_guide += 1;
+                if self.asked_behind_guide > MAX_BEHIND_GUIDE
+                    && let Some(warning) = self.warning()
+                {
+                    self.on_the_way.insert(distance, node);
+                    return warning;
+                }
+            }
+            self.asked.insert((node.id, false));
+            return Next::Ask(node, false);
         }
         self.backtrack(overlay)
+    }
+
+    /// Warns the guide nearest to the key of all that failed since it last answered.
+    fn warning(&mut self) -> Option<Next> {
+        if self.warnings >= MAX_WARNINGS {
+            return None;
+        }
+        let news = |at: &Key| self.warned.get(at).copied().unwrap_or(0) < self.dead.len();
+        let at = *self.guides.keys().find(|at| news(at))?;
+        self.warned.insert(at, self.dead.len());
+        self.warnings += 1;
+        self.asked_behind_guide = 0;
+        Some(Next::Warn(self.guides[&at], self.dead.clone()))
     }
 
     /// Everything known has been asked: look again where failed nodes hid live ones,
@@ -419,16 +456,7 @@ impl Plan {
             self.learn(&overlay.neighbourhood().me, &route);
             return self.next(overlay);
         }
-        if self.dead.is_empty() || self.warnings >= MAX_WARNINGS {
-            return Next::End(End::NoWay);
-        }
-        match self.guides.pop_first() {
-            Some((_, guide)) => {
-                self.warnings += 1;
-                Next::Warn(guide, self.dead.clone())
-            }
-            None => Next::End(End::NoWay),
-        }
+        self.warning().unwrap_or(Next::End(End::NoWay))
     }
 
     fn may_ask_again(&mut self, guide: Node) {

@@ -168,6 +168,11 @@ impl Chord {
         self.lock().state.me()
     }
 
+    /// The neighbourhood's epoch, without copying the neighbourhood.
+    pub fn state_epoch(&self) -> u64 {
+        self.lock().state.epoch()
+    }
+
     /// A copy of the tables, for checkers and for people.
     pub fn state(&self) -> ChordState {
         self.lock().state.clone()
@@ -205,6 +210,7 @@ impl Chord {
         let mut inner = self.lock();
         let epoch = inner.state.epoch();
         let before = inner.state.told();
+        inner.state.expire_suspicions(now);
         let result = change(&mut inner.state, now);
         if cfg!(debug_assertions) {
             inner.state.check_invariants();
@@ -327,8 +333,9 @@ impl Overlay for Chord {
 
 impl Drop for Chord {
     fn drop(&mut self) {
-        for task in self.lock().tasks.drain(..) {
-            task.abort();
+        // A panic elsewhere is not made worse here.
+        if let Ok(inner) = self.inner.get_mut() {
+            inner.tasks.drain(..).for_each(|task| task.abort());
         }
     }
 }

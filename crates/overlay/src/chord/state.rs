@@ -183,6 +183,7 @@ impl ChordState {
     /// Joins a ring at `successor`, a live member found to be the root of the key after
     /// this node's, which said `told`.
     pub fn join(&mut self, successor: Node, told: &Told, now: Instant) {
+        self.expire_suspicions(now);
         self.unsuspect(&successor.id);
         let list = self.reconcile(successor, &told.successors, now);
         self.set_successors(list);
@@ -208,6 +209,7 @@ impl ChordState {
     /// if it is still the first; returns its predecessor if that might be a nearer
     /// successor of ours, to be asked and [adopted](ChordState::adopt).
     pub fn stabilize(&mut self, successor: &Node, told: &Told, now: Instant) -> Option<Node> {
+        self.expire_suspicions(now);
         if self.head().map(|h| h.id) != Some(successor.id) {
             return None;
         }
@@ -233,6 +235,7 @@ impl ChordState {
         if !self.would_adopt(&candidate.id) {
             return false;
         }
+        self.expire_suspicions(now);
         self.unsuspect(&candidate.id);
         // A newcomer's list may be short: what we knew before continues it. The entries
         // stay in order, and whoever is skipped now was skipped before.
@@ -300,6 +303,7 @@ impl ChordState {
     /// `leaver` leaves in good order and says who surrounds it: its predecessor and
     /// successor close the gap at once (Zave treats this as a failure, which is slower).
     pub fn left(&mut self, leaver: &Node, told: &Told, now: Instant, until: Instant) {
+        self.expire_suspicions(now);
         let was_head = self.head().is_some_and(|h| h.id == leaver.id);
         let was_predecessor = self.predecessor.is_some_and(|p| p.id == leaver.id);
         self.failed(&leaver.id, until);

@@ -114,10 +114,7 @@ impl Chord {
             return inner.state.newer_successor(predecessor, self.env.now());
         };
         let told = Told { predecessor, successors: successors.0 };
-        let newer = self.update(|state, now| {
-            state.expire_suspicions(now);
-            state.stabilize(head, &told, now)
-        });
+        let newer = self.update(|state, now| state.stabilize(head, &told, now));
         let mut inner = self.lock();
         inner.seen = Some((head.id, said.epoch, inner.state.epoch()));
         newer

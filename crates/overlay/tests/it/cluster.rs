@@ -1,0 +1,212 @@
+//! Simulated nodes for the other modules.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use atoll_key::{Key, NodeId};
+use atoll_net::{Peer, Router};
+use atoll_overlay::checker::{Violation, check_base, check_ideal, check_ring};
+use atoll_overlay::chord::messages::FAMILY;
+use atoll_overlay::chord::state::ChordState;
+use atoll_overlay::chord::{Chord, ChordConfig, JoinError};
+use atoll_overlay::{Neighbourhood, Node, Overlay};
+use atoll_sim::{HostConfig, HostId, Latency, Sim, SimConfig};
+
+pub const MINUTE: Duration = Duration::from_secs(60);
+
+type Chords = Arc<Mutex<BTreeMap<HostId, Arc<Chord>>>>;
+
+/// A simulated network and the nodes that run on it.
+pub struct Cluster {
+    pub sim: Sim,
+    pub config: ChordConfig,
+    chords: Chords,
+}
+
+/// Latency of a LAN, so that a round trip is far below a period.
+pub fn lan(seed: u64) -> SimConfig {
+    SimConfig { seed, latency: Latency::Flat(Duration::from_millis(1)), ..SimConfig::default() }
+}
+
+impl Cluster {
+    pub fn new(sim: SimConfig, config: ChordConfig) -> Cluster {
+        Cluster { sim: Sim::new(sim), config, chords: Arc::default() }
+    }
+
+    /// A node that is on no ring.
+    pub fn add(&self) -> HostId {
+        let host = self.sim.add_host(HostConfig::default());
+        let chord = Chord::new(self.sim.env(host), self.sim.transport(host), self.config.clone());
+        self.serve(host, chord);
+        host
+    }
+
+    pub fn serve(&self, host: HostId, chord: Arc<Chord>) {
+        self.sim.transport(host).serve(Arc::new(Router::new().route(FAMILY, chord.clone())));
+        self.chords.lock().unwrap().insert(host, chord);
+    }
+
+    /// `count` nodes on a ring at rest. Their upkeep runs only if `started`.
+    pub fn perfect(sim: SimConfig, config: ChordConfig, count: usize, started: bool) -> Cluster {
+        let cluster = Cluster::new(sim, config);
+        let hosts = cluster.sim.add_hosts(count, &HostConfig::default());
+        let mut ring: Vec<Node> = hosts.iter().map(|h| Node::of(cluster.sim.peer(*h))).collect();
+        ring.sort_unstable_by_key(|n| n.id);
+        for host in hosts {
+            let me = Node::of(cluster.sim.peer(host));
+            let state = ChordState::perfect(me, &ring, cluster.config.successors);
+            state.check_invariants();
+            let (env, transport) = (cluster.sim.env(host), cluster.sim.transport(host));
+            let chord = Chord::with_state(env, transport, cluster.config.clone(), state);
+            cluster.serve(host, chord.clone());
+            if started {
+                chord.start();
+            }
+        }
+        cluster
+    }
+
+    /// A first node and `count - 1` that join through it, one after the other.
+    pub fn grown(sim: SimConfig, config: ChordConfig, count: usize) -> Cluster {
+        let cluster = Cluster::new(sim, config);
+        let first = cluster.add();
+        cluster.chord(first).create();
+        for _ in 1..count {
+            let host = cluster.add();
+            cluster.join(host, &[first]).unwrap();
+        }
+        cluster
+    }
+
+    pub fn chord(&self, host: HostId) -> Arc<Chord> {
+        self.chords.lock().unwrap()[&host].clone()
+    }
+
+    pub fn peer(&self, host: HostId) -> Peer {
+        self.sim.peer(host)
+    }
+
+    pub fn hosts(&self) -> Vec<HostId> {
+        self.chords.lock().unwrap().keys().copied().collect()
+    }
+
+    pub fn join(&self, host: HostId, via: &[HostId]) -> Result<(), JoinError> {
+        let via = via.iter().map(|h| self.peer(*h)).collect();
+        let chord = self.chord(host);
+        self.sim.block_on(MINUTE, async move { chord.join(via).await }).unwrap()
+    }
+
+    /// Starts a join and does not wait for it.
+    pub fn join_in_background(&self, host: HostId, via: HostId) {
+        let (chord, via) = (self.chord(host), self.peer(via));
+        self.sim.env(host).spawn(Box::pin(async move {
+            // It may fail where the bootstrap node crashes meanwhile.
+            let _ = chord.join(vec![via]).await;
+        }));
+    }
+
+    pub fn crash(&self, host: HostId) {
+        self.sim.crash(host);
+        self.chords.lock().unwrap().remove(&host);
+    }
+
+    pub fn crash_silently(&self, host: HostId) {
+        self.sim.crash_silently(host);
+        self.chords.lock().unwrap().remove(&host);
+    }
+
+    pub fn leave(&self, host: HostId) {
+        let chord = self.chord(host);
+        self.sim.block_on(MINUTE, async move { chord.leave().await }).unwrap();
+        self.crash(host);
+    }
+
+    pub fn live(&self) -> Vec<Neighbourhood> {
+        live(&self.chords)
+    }
+
+    pub fn ideal(&self) -> Result<(), Violation> {
+        check_ideal(&self.live(), self.config.successors)
+    }
+
+    /// Runs until every table is right; how long that took.
+    pub fn run_until_ideal(&self, limit: Duration) -> Duration {
+        let start = self.sim.now();
+        let tick = Duration::from_millis(20);
+        while self.ideal().is_err() {
+            assert!(
+                self.sim.now().since(start) < limit,
+                "seed {}: not at rest after {limit:?}: {}",
+                self.sim.seed(),
+                self.ideal().unwrap_err()
+            );
+            self.sim.run_for(tick);
+        }
+        self.sim.now().since(start)
+    }
+
+    /// Has the invariants of the ring asserted after every step from now on.
+    pub fn watch(&self, base: Vec<NodeId>) {
+        let chords = self.chords.clone();
+        let max_successors = self.config.successors;
+        let mut checked = None;
+        self.sim.step_hook(move |sim, step| {
+            let epochs: Vec<(HostId, u64)> =
+                chords.lock().unwrap().iter().map(|(h, c)| (*h, c.state_epoch())).collect();
+            // A verdict stands until some table or the set of live nodes changes.
+            if checked.as_ref() == Some(&epochs) {
+                return;
+            }
+            checked = Some(epochs);
+            let live = live(&chords);
+            let verdict = check_ring(&live, max_successors).map(drop);
+            if let Err(violation) = verdict.and_then(|()| check_base(&live, &base)) {
+                panic!("seed {} at {:?}, {step:?}: {violation}", sim.seed(), sim.now());
+            }
+            for chord in chords.lock().unwrap().values() {
+                chord.state().check_invariants();
+            }
+        });
+    }
+
+    /// The live node that should be the root of `key` (CFS §4.1).
+    pub fn root(&self, key: &Key) -> NodeId {
+        let ids: Vec<NodeId> = self.live().iter().filter(|n| n.joined).map(|n| n.me.id).collect();
+        ids.into_iter().min_by_key(|id| id.key().distance_from(key)).unwrap()
+    }
+
+    pub fn run_secs(&self, secs: u64) {
+        self.sim.run_for(Duration::from_secs(secs));
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.sim.clear_hooks();
+        self.sim.shut_down();
+    }
+}
+
+fn live(chords: &Chords) -> Vec<Neighbourhood> {
+    chords.lock().unwrap().values().map(|c| c.neighbourhood()).collect()
+}
+
+/// Keys spread over the circle.
+pub fn keys(count: u64) -> Vec<Key> {
+    (0..count).map(|n| atoll_key::BlockHash::of(&n.to_be_bytes()).key()).collect()
+}
+
+/// A small generator for tests that decide what happens next.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn below(&mut self, bound: usize) -> usize {
+        // splitmix64
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % bound as u64) as usize
+    }
+}

@@ -1,0 +1,11 @@
+//! Chord from outside, in the simulator, in one binary.
+
+mod bad_input;
+mod churn;
+mod cluster;
+mod joining;
+mod lookups;
+mod merging;
+mod paper;
+mod state_properties;
+mod walking;
