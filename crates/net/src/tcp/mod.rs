@@ -98,6 +98,10 @@ pub enum StartError {
 
 /// The most dials under way at once; others wait their turn within their deadline.
 const MAX_DIALS: usize = 128;
+/// How often a call takes another connection when the one it got was closed before
+/// anything of the request was sent: an open one may be closing, and a fresh one may make
+/// way for one that the peer dialled at the same time.
+const MAX_ATTEMPTS: usize = 3;
 
 /// TCP with TLS 1.3 between nodes of one network. Dropping it closes everything.
 pub struct TcpTransport {
@@ -300,19 +304,20 @@ impl Inner {
             return self.call_self(request, limit).await;
         }
         let deadline = Instant::now() + limit;
-        let open = self.pool().use_open(&to.id);
-        if let Some(mux) = open {
-            match mux.call(request.clone(), limit).await {
-                // It closed just now, and nothing was sent: once more on a fresh one.
-                Err(MuxError::NotSent(_)) => {}
+        let mut error = String::new();
+        for _ in 0..MAX_ATTEMPTS {
+            let mux = match tokio::time::timeout_at(deadline, self.connection(to)).await {
+                Ok(connected) => connected.map_err(CallError::Unreachable)?,
+                Err(_) => return Err(CallError::TimedOut),
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            match mux.call(request.clone(), left).await {
+                // It closed, or made way for another, just now; not a byte was sent.
+                Err(MuxError::NotSent(why)) => error = why,
                 result => return Ok(result?),
             }
         }
-        let mux = match tokio::time::timeout_at(deadline, self.connection(to)).await {
-            Ok(connected) => connected.map_err(CallError::Unreachable)?,
-            Err(_) => return Err(CallError::TimedOut),
-        };
-        Ok(mux.call(request, deadline.saturating_duration_since(Instant::now())).await?)
+        Err(CallError::Unreachable(error))
     }
 
     /// Protocol code need not know that a peer is itself.
