@@ -38,6 +38,7 @@ pub struct Arguments {
 
 /// What every command takes, before or after its name.
 #[derive(clap::Args, Debug, Clone)]
+#[command(next_help_heading = "Options of every command")]
 pub struct Global {
     /// The node's directory [default: $XDG_DATA_HOME/atoll or ~/.local/share/atoll]
     #[arg(long, global = true, env = "ATOLL_DIR", value_name = "D", hide_env = true)]
@@ -130,6 +131,19 @@ mod tests {
                 help.starts_with("Examples:\n") && help.contains(&example),
                 "{command}: {help}"
             );
+        }
+    }
+
+    /// An argument of a command with a global one's name would hide it silently.
+    #[test]
+    fn every_command_takes_the_global_options() {
+        let mut tree = Arguments::command();
+        tree.build();
+        for command in tree.get_subcommands().filter(|command| command.get_name() != "help") {
+            for long in ["dir", "verbose", "quiet"] {
+                let there = command.get_arguments().any(|arg| arg.get_long() == Some(long));
+                assert!(there, "atoll {} has no --{long}", command.get_name());
+            }
         }
     }
 

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     match commands::run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {failure}");
+            eprintln!("error: {}", output::safe_message(&failure.to_string()));
             ExitCode::from(failure.exit as u8)
         }
     }

@@ -90,11 +90,7 @@ pub fn escaped(name: &[u8]) -> String {
                 '\\' => out.push_str("\\\\"),
                 '\n' => out.push_str("\\n"),
                 '\t' => out.push_str("\\t"),
-                c if c.is_control() && (c as u32) < 0x80 => push_hex(&mut out, c as u8),
-                c if c.is_control() || turns_direction(c) => {
-                    write!(out, "\\u{{{:x}}}", c as u32).expect("a String takes everything");
-                }
-                c => out.push(c),
+                c => push_safe(&mut out, c),
             }
         }
         for byte in chunk.invalid() {
@@ -102,6 +98,25 @@ pub fn escaped(name: &[u8]) -> String {
         }
     }
     out
+}
+
+/// A message of ours, which may quote names: its lines stay lines.
+pub fn safe_message(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c == '\n' { out.push(c) } else { push_safe(&mut out, c) }
+    }
+    out
+}
+
+fn push_safe(out: &mut String, c: char) {
+    if c.is_control() && (c as u32) < 0x80 {
+        push_hex(out, c as u8);
+    } else if c.is_control() || turns_direction(c) {
+        write!(out, "\\u{{{:x}}}", c as u32).expect("a String takes everything");
+    } else {
+        out.push(c);
+    }
 }
 
 fn push_hex(out: &mut String, byte: u8) {
@@ -154,6 +169,11 @@ mod tests {
         for (name, shown) in cases {
             assert_eq!(escaped(name), shown);
         }
+    }
+
+    #[test]
+    fn a_message_keeps_its_lines_and_nothing_else() {
+        assert_eq!(safe_message("a \\ b:\x1b[2J\nnext"), "a \\ b:\\x1b[2J\nnext");
     }
 
     #[test]

@@ -117,9 +117,9 @@ impl Reading {
     pub fn failure(&self, verb: &str, error: &ReadError) -> Failure {
         match error {
             ReadError::NoSuchEntry { .. } => self.failed(Exit::NotFound, verb).because(error),
-            ReadError::NotADirectory { .. } | ReadError::NotAFile { .. } => {
-                self.failed(Exit::Failed, verb).because(error)
-            }
+            ReadError::NotADirectory { .. }
+            | ReadError::NotAFile { .. }
+            | ReadError::GoesUp { .. } => self.failed(Exit::Failed, verb).because(error),
             ReadError::Fetch { source: GetError::Unavailable { .. }, .. } => {
                 self.failed(Exit::Unavailable, verb).because(error).advice(TRY_AGAIN)
             }

@@ -35,7 +35,8 @@ The last line is the address, atoll:KEY. Publishing again updates the same addre
 uploads only what the ring lacks.")]
 pub struct Args {
     /// Which directory
-    dir: PathBuf,
+    #[arg(value_name = "DIR")]
+    source: PathBuf,
 
     /// What to call it on this node [default: the directory's own name]
     #[arg(long)]
@@ -95,9 +96,9 @@ impl Keeper for KeepOnNode {
 
 /// Publishes.
 pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
-    let what = format!("cannot publish {}", args.dir.display());
+    let what = format!("cannot publish {}", args.source.display());
     let options = options(args)?;
-    match std::fs::metadata(&args.dir) {
+    match std::fs::metadata(&args.source) {
         Err(error) => return Err(Failure::io(what, &error)),
         Ok(metadata) if !metadata.is_dir() => {
             return Err(Failure::new(Exit::Failed, what)
@@ -107,7 +108,7 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         Ok(_) => {}
     }
     let (env, client) = connection::to_node(global).await?;
-    let volume = client.volume(args.name.as_deref(), &args.dir).await;
+    let volume = client.volume(args.name.as_deref(), &args.source).await;
     let volume = volume.map_err(connection::failure)?;
     let options = PublishOptions { label: Some(volume.name.clone()), ..options };
     let watch = Watch::start("publishing", global.quiet);
@@ -116,7 +117,7 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         let blocks: Arc<dyn Blocks> = client.clone();
         let keeper: Arc<dyn Keeper> = Arc::new(keeping.clone());
         let (key, counts) = (&volume.key, watch.progress());
-        let published = publish(env, blocks, &args.dir, key, options, counts, keeper).await;
+        let published = publish(env, blocks, &args.source, key, options, counts, keeper).await;
         let published = published.map_err(|error| failure(&what, error))?;
         keep(&client, keeping, &what, &published).await?;
         Ok(published)
@@ -236,6 +237,8 @@ fn failure(what: &str, error: PublishError) -> Failure {
             .because(error)
             .advice("--skip-unreadable leaves it out; --exclude names what to leave out."),
         PublishError::Put(error) => Failure::put(what, &error),
-        PublishError::Keep(_) => Failure::new(Exit::Failed, what).because(error).advice(GOES_ON),
+        PublishError::Keep(_) | PublishError::Stopped => {
+            Failure::new(Exit::Failed, what).because(error).advice(GOES_ON)
+        }
     }
 }

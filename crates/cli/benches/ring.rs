@@ -1,0 +1,409 @@
+//! What a ring of five on this machine does, beside what the machine does by itself.
+//!
+//! Five nodes as five processes on loopback, k = 3: publishing and getting a file of
+//! 100 MiB and a real tree, timed as a person would, whole commands from start to end.
+//! Beside them, in the same run, `cp` of the same bytes and one plain TCP stream over
+//! loopback. Writes `docs/results/ring.md`.
+
+// A benchmark reads the real clock.
+#![allow(clippy::disallowed_methods)]
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+const NODES: usize = 5;
+const FILE_BYTES: usize = 100 << 20;
+const RUNS: u64 = 3;
+const MIB: f64 = 1_048_576.0;
+
+/// Fewest and most files of the tree, as in the demo.
+const TREE_FILES: std::ops::RangeInclusive<usize> = 2_000..=12_000;
+
+fn main() {
+    let temp = tempfile::tempdir().expect("a temporary directory");
+    let ring = Ring::start(temp.path());
+    std::thread::sleep(Duration::from_secs(5));
+    let idle_mib = ring.resident_mib();
+    let cpu_before = ring.cpu_secs();
+    std::thread::sleep(Duration::from_secs(10));
+    let idle_cpu_percent = (ring.cpu_secs() - cpu_before) / 10.0 / NODES as f64 * 100.0;
+
+    let mut file = Figures::default();
+    for run in 0..RUNS {
+        eprintln!("a file of 100 MiB, run {} of {RUNS}", run + 1);
+        let source = temp.path().join(format!("file{run}"));
+        fs::create_dir(&source).expect("a directory");
+        fs::write(source.join("data"), noise(FILE_BYTES, run + 1)).expect("a file");
+        file.measure(&ring, &source, &temp.path().join(format!("out-file{run}")));
+        file.tcp.push(tcp_stream(FILE_BYTES));
+    }
+    let mut tree = Figures::default();
+    let tree_source = real_tree();
+    let (tree_files, tree_bytes) = measure_tree(&tree_source);
+    for run in 0..RUNS {
+        eprintln!("{}, run {} of {RUNS}", tree_source.display(), run + 1);
+        // A copy with one more byte in each file, so that the ring has none of its blocks.
+        let source = temp.path().join(format!("tree{run}"));
+        copy_changed(&tree_source, &source, run as u8);
+        tree.measure(&ring, &source, &temp.path().join(format!("out-tree{run}")));
+        tree.tcp.push(tcp_stream(tree_bytes as usize));
+    }
+    let busy_mib = ring.resident_mib();
+
+    let text = report(&Report {
+        file,
+        tree,
+        tree_source,
+        tree_files,
+        tree_bytes,
+        idle_mib,
+        idle_cpu_percent,
+        busy_mib,
+    });
+    print!("{text}");
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
+    fs::create_dir_all(&results).expect("docs/results");
+    fs::write(results.join("ring.md"), text).expect("docs/results/ring.md");
+}
+
+/// Seconds of each run, and CPU seconds of all processes of ours together.
+#[derive(Default)]
+struct Figures {
+    publish: Vec<f64>,
+    publish_cpu: Vec<f64>,
+    get: Vec<f64>,
+    get_cpu: Vec<f64>,
+    cp: Vec<f64>,
+    tcp: Vec<f64>,
+}
+
+impl Figures {
+    fn measure(&mut self, ring: &Ring, source: &Path, dest: &Path) {
+        let cpu = || ring.cpu_secs() + children_cpu_secs();
+        let before = cpu();
+        let (secs, said) = timed(ring.atoll(0).args(["publish", "-q"]).arg(source));
+        self.publish.push(secs);
+        self.publish_cpu.push(cpu() - before);
+        let address = said.lines().last().expect("an address").to_string();
+        // What repair still has to copy is not the reader's work.
+        timed(ring.atoll(0).args(["status", "--wait", "replicated"]));
+        let before = cpu();
+        let (secs, _) = timed(ring.atoll(2).args(["get", "-q", &address]).arg(dest));
+        self.get.push(secs);
+        self.get_cpu.push(cpu() - before);
+        fs::remove_dir_all(dest).expect("removed");
+        let (secs, _) = timed(Command::new("cp").arg("-a").arg(source).arg(dest));
+        self.cp.push(secs);
+        fs::remove_dir_all(dest).expect("removed");
+        fs::remove_dir_all(source).expect("removed");
+    }
+}
+
+/// Runs a command that must succeed; seconds and standard output.
+fn timed(command: &mut Command) -> (f64, String) {
+    let began = Instant::now();
+    let output = command.stderr(Stdio::inherit()).output().expect("it runs");
+    let secs = began.elapsed().as_secs_f64();
+    assert!(output.status.success(), "{command:?}");
+    (secs, String::from_utf8(output.stdout).expect("text"))
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+/// One TCP connection over loopback, memory to memory: the least any protocol pays.
+fn tcp_stream(bytes: usize) -> f64 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let began = Instant::now();
+    let receiver = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a connection");
+        let mut buffer = vec![0; 1 << 16];
+        let mut total = 0;
+        loop {
+            match stream.read(&mut buffer).expect("bytes") {
+                0 => return total,
+                n => total += n,
+            }
+        }
+    });
+    let mut stream = TcpStream::connect(address).expect("connects");
+    let buffer = vec![7; 1 << 16];
+    let mut left = bytes;
+    while left > 0 {
+        let n = left.min(buffer.len());
+        stream.write_all(&buffer[..n]).expect("sent");
+        left -= n;
+    }
+    drop(stream);
+    assert_eq!(receiver.join().expect("no panic"), bytes);
+    began.elapsed().as_secs_f64()
+}
+
+/// Five nodes; killed when dropped.
+struct Ring {
+    dirs: Vec<PathBuf>,
+    processes: Vec<Child>,
+}
+
+impl Ring {
+    fn start(temp: &Path) -> Ring {
+        let mut ring = Ring { dirs: Vec::new(), processes: Vec::new() };
+        let mut code = String::new();
+        for i in 0..NODES {
+            let dir = temp.join(format!("node{i}"));
+            let mut up = Command::new(env!("CARGO_BIN_EXE_atoll"));
+            up.arg("--dir").arg(&dir).args(["up", "--listen", "127.0.0.1:0"]);
+            up.args((i > 0).then_some(["--join", "-"]).into_iter().flatten());
+            up.stdin(Stdio::piped()).stdout(Stdio::null()).env("ATOLL_LOG", "error");
+            let mut process = up.spawn().expect("it runs");
+            let mut stdin = process.stdin.take().expect("piped");
+            stdin.write_all(code.as_bytes()).expect("it reads its code");
+            drop(stdin);
+            ring.dirs.push(dir);
+            ring.processes.push(process);
+            if i == 0 {
+                timed(ring.atoll(0).args(["status", "--wait", "joined"]));
+                code = timed(ring.atoll(0).arg("invite")).1;
+            }
+        }
+        for i in 0..NODES {
+            timed(ring.atoll(i).args(["status", "--wait", &format!("nodes={NODES}")]));
+        }
+        ring
+    }
+
+    fn atoll(&self, node: usize) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_atoll"));
+        command.env("ATOLL_DIR", &self.dirs[node]);
+        command
+    }
+
+    /// Resident memory of each node.
+    fn resident_mib(&self) -> Vec<f64> {
+        let of = |process: &Child| {
+            let status = fs::read_to_string(format!("/proc/{}/status", process.id()));
+            let status = status.expect("the node runs");
+            let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("VmRSS");
+            let kib = line.split_whitespace().nth(1).expect("a number");
+            kib.parse::<f64>().expect("a number") / 1024.0
+        };
+        self.processes.iter().map(of).collect()
+    }
+
+    /// CPU time all nodes have used.
+    fn cpu_secs(&self) -> f64 {
+        let of = |process: &Child| cpu_ticks(&process.id().to_string(), [13, 14]);
+        self.processes.iter().map(of).sum::<f64>() / TICKS_PER_SEC
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// Linux counts CPU time for user programs in hundredths of a second (`USER_HZ`).
+const TICKS_PER_SEC: f64 = 100.0;
+
+/// The sum of two fields of `/proc/PID/stat`, numbered from 0.
+fn cpu_ticks(process: &str, fields: [usize; 2]) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).expect("it runs");
+    // The name in parentheses may have blanks; it is fields 0 and 1 together.
+    let after_name = stat.rsplit_once(") ").expect("a name").1;
+    let values: Vec<&str> = after_name.split(' ').collect();
+    fields.iter().map(|i| values[i - 2].parse::<f64>().expect("a number")).sum()
+}
+
+/// CPU time of the commands run so far.
+fn children_cpu_secs() -> f64 {
+    cpu_ticks("self", [15, 16]) / TICKS_PER_SEC
+}
+
+fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// The tree the demo would take.
+fn real_tree() -> PathBuf {
+    let places = ["/usr/include", "/usr/share/doc", "/usr/share/man", "/usr/lib/python3"];
+    let fits = |dir: &PathBuf| TREE_FILES.contains(&measure_tree(dir).0);
+    places.iter().map(PathBuf::from).find(fits).expect("a tree of 2,000 to 12,000 files")
+}
+
+/// Files and bytes below a directory.
+fn measure_tree(dir: &Path) -> (usize, u64) {
+    let (mut files, mut bytes) = (0, 0);
+    let Ok(entries) = fs::read_dir(dir) else { return (0, 0) };
+    for entry in entries.flatten() {
+        let Ok(metadata) = entry.metadata() else { continue };
+        if metadata.is_dir() {
+            let below = measure_tree(&entry.path());
+            files += below.0;
+            bytes += below.1;
+        } else if metadata.is_file() {
+            files += 1;
+            bytes += metadata.len();
+        }
+    }
+    (files, bytes)
+}
+
+/// Copies regular files, each with one byte in front.
+fn copy_changed(from: &Path, to: &Path, mark: u8) {
+    fs::create_dir(to).expect("a directory");
+    for entry in fs::read_dir(from).expect("readable").flatten() {
+        let metadata = entry.metadata().expect("there");
+        let dest = to.join(entry.file_name());
+        if metadata.is_dir() {
+            copy_changed(&entry.path(), &dest, mark);
+        } else if metadata.is_file() {
+            let mut bytes = vec![mark];
+            bytes.extend(fs::read(entry.path()).expect("readable"));
+            fs::write(dest, bytes).expect("written");
+        }
+    }
+}
+
+struct Report {
+    file: Figures,
+    tree: Figures,
+    tree_source: PathBuf,
+    tree_files: usize,
+    tree_bytes: u64,
+    idle_mib: Vec<f64>,
+    idle_cpu_percent: f64,
+    busy_mib: Vec<f64>,
+}
+
+fn report(r: &Report) -> String {
+    let mut out = String::new();
+    let file_mib = FILE_BYTES as f64 / MIB;
+    let tree_mib = r.tree_bytes as f64 / MIB;
+    let line = |out: &mut String, text: String| writeln!(out, "{text}").expect("a String");
+    line(&mut out, "# A ring of five on one machine\n".into());
+    line(&mut out, format!("Measured {} by `make bench` on {}.\n", today(), machine()));
+    line(
+        &mut out,
+        format!(
+            "{NODES} nodes as {NODES} processes on loopback, three copies of every block, \
+             acknowledged when two are\ndurable. Whole commands, start to end; medians of {RUNS} \
+             runs, each with bytes the ring has not\nseen. `get` runs through a node that did not \
+             publish. CPU is that of all nodes and the command\ntogether, so on two cores a \
+             transfer takes at least half of it.\n"
+        ),
+    );
+    line(&mut out, "| what | seconds | MiB/s | files/s | CPU s | times `cp -a` |".into());
+    line(&mut out, "|---|---|---|---|---|---|".into());
+    let name = r.tree_source.display();
+    let rows = [
+        (
+            "publish a file of 100 MiB",
+            &r.file.publish,
+            Some(&r.file.publish_cpu),
+            1,
+            file_mib,
+            &r.file.cp,
+        ),
+        ("get it", &r.file.get, Some(&r.file.get_cpu), 1, file_mib, &r.file.cp),
+        ("`cp -a` of it", &r.file.cp, None, 1, file_mib, &r.file.cp),
+        ("one TCP stream of as many bytes", &r.file.tcp, None, 1, file_mib, &r.file.cp),
+    ];
+    let tree_rows = [
+        (format!("publish {name}"), &r.tree.publish, Some(&r.tree.publish_cpu)),
+        ("get it".to_string(), &r.tree.get, Some(&r.tree.get_cpu)),
+        ("`cp -a` of it".to_string(), &r.tree.cp, None),
+        ("one TCP stream of as many bytes".to_string(), &r.tree.tcp, None),
+    ];
+    let rows = rows
+        .into_iter()
+        .map(|(what, secs, cpu, files, mib, cp)| (what.to_string(), secs, cpu, files, mib, cp))
+        .chain(
+            tree_rows
+                .into_iter()
+                .map(|(what, secs, cpu)| (what, secs, cpu, r.tree_files, tree_mib, &r.tree.cp)),
+        );
+    for (what, secs, cpu, files, mib, cp) in rows {
+        let secs = median(secs);
+        let cpu = cpu.map_or(String::new(), |cpu| format!("{:.2}", median(cpu)));
+        let per_sec = if files > 1 { format!("{:.0}", files as f64 / secs) } else { String::new() };
+        let ratio = secs / median(cp);
+        line(
+            &mut out,
+            format!("| {what} | {secs:.2} | {:.0} | {per_sec} | {cpu} | {ratio:.1} |", mib / secs),
+        );
+    }
+    line(&mut out, format!("\n{name}: {} files, {tree_mib:.1} MiB.", r.tree_files));
+    let list = |values: &[f64]| {
+        let texts: Vec<String> = values.iter().map(|value| format!("{value:.1}")).collect();
+        texts.join(", ")
+    };
+    line(
+        &mut out,
+        format!(
+            "\nResident memory of a node, MiB: idle in a new ring {}; after all of the above {}.\n\
+             CPU of an idle node: {:.2} % of a core.",
+            list(&r.idle_mib),
+            list(&r.busy_mib),
+            r.idle_cpu_percent,
+        ),
+    );
+    out
+}
+
+fn today() -> String {
+    let now = SystemTime::now();
+    humantime::format_rfc3339_seconds(now).to_string()[..10].to_string()
+}
+
+fn machine() -> String {
+    let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpus.lines().find(|line| line.starts_with("model name"));
+    let model = model.and_then(|line| line.split_once(": ")).map_or("an unnamed CPU", |m| m.1);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = memory.split_whitespace().nth(1).and_then(|kib| kib.parse::<f64>().ok());
+    format!(
+        "{model}, {cores} cores, {:.0} GiB of memory, Linux {}, temporary files on {}",
+        kib.unwrap_or(0.0) / MIB,
+        kernel.trim(),
+        temporary_file_system(),
+    )
+}
+
+/// The kind of file system the nodes and the copies were on.
+fn temporary_file_system() -> String {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let temp = std::env::temp_dir();
+    let best = mounts
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split(' ');
+            let (_, path, kind) = (fields.next()?, fields.next()?, fields.next()?);
+            temp.starts_with(path).then_some((path.len(), kind))
+        })
+        .max();
+    best.map_or("an unknown file system", |(_, kind)| kind).to_string()
+}

@@ -1,0 +1,11 @@
+//! The binary end to end: real processes, real sockets on loopback, real mounts.
+
+// Tests run programs on a real machine and wait for them.
+#![allow(clippy::disallowed_methods)]
+
+mod crashes;
+mod mounts;
+mod processes;
+mod publishing;
+mod strangers;
+mod usage;

@@ -1,0 +1,118 @@
+//! Mounts: the kernel's view of a volume, which outlives its node's restarts.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use crate::processes::{
+    Ring, assert_same, atoll, can_mount, make_tree, noise, run, unpublished, until,
+};
+
+#[test]
+fn a_mount_shows_the_tree_through_another_node() {
+    if !can_mount("a_mount_shows_the_tree_through_another_node") {
+        return;
+    }
+    let mut ring = Ring::of(3);
+    let source = ring.path("tree");
+    make_tree(&source);
+    let address = ring.publish(&source);
+    let mount = ring.mount(1, &address, &[]);
+    assert_same(&source, &mount);
+    let written = fs::write(mount.join("new"), "x").expect_err("read-only");
+    assert_eq!(written.raw_os_error(), Some(30), "EROFS");
+    assert_eq!(fs::metadata(&mount).expect("there").uid(), rustix::process::geteuid().as_raw());
+    let twice = run(ring.nodes[1].command(["mount", &address]).arg(&mount));
+    twice.failed(1, &["mounted at", "already"]);
+    run(atoll().arg("unmount").arg(&mount)).ok();
+    assert_eq!(fs::read_dir(&mount).expect("there").count(), 0, "unmounted");
+    run(atoll().arg("unmount").arg(&mount)).failed(4, &["nothing is mounted"]);
+}
+
+#[test]
+fn what_cannot_be_mounted_is_explained_at_once() {
+    if !can_mount("what_cannot_be_mounted_is_explained_at_once") {
+        return;
+    }
+    let ring = Ring::of(1);
+    let source = ring.path("tree");
+    make_tree(&source);
+    let address = ring.publish(&source);
+    let mount_on = |place: &std::path::Path, address: &str| {
+        run(ring.nodes[0].command(["mount", address]).arg(place))
+    };
+    mount_on(&ring.path("missing"), &address).failed(4, &["does not exist", "mkdir"]);
+    mount_on(&source, &address).failed(1, &["not empty"]);
+    mount_on(&source.join("run.sh"), &address).failed(1, &["not a directory"]);
+    let empty = ring.path("empty");
+    fs::create_dir(&empty).expect("a directory");
+    let log = mount_on(&empty, &unpublished()).failed(4, &["cannot open", "logs/mount-"]);
+    assert_eq!(log.stdout, "");
+}
+
+#[test]
+fn a_mount_survives_a_restart_of_its_node() {
+    if !can_mount("a_mount_survives_a_restart_of_its_node") {
+        return;
+    }
+    let mut ring = Ring::of(3);
+    let source = ring.path("tree");
+    make_tree(&source);
+    fs::write(source.join("big"), noise(5 << 20, 5)).expect("a file");
+    let address = ring.publish(&source);
+    // No memory for blocks: whatever the kernel does not have comes through the node.
+    let mount = ring.mount(1, &address, &["--cache", "0"]);
+    assert_eq!(fs::read(mount.join("run.sh")).expect("reads"), b"#!/bin/sh\necho hello\n");
+    ring.nodes[1].kill();
+    let reader = {
+        let mount = mount.clone();
+        std::thread::spawn(move || fs::read(mount.join("big")))
+    };
+    ring.nodes[1].restart();
+    let read = reader.join().expect("no panic").expect("the read waits and goes on");
+    assert!(read == noise(5 << 20, 5), "the bytes are the file's");
+    assert_same(&source, &mount);
+}
+
+#[test]
+fn a_mount_follows_the_publisher() {
+    if !can_mount("a_mount_follows_the_publisher") {
+        return;
+    }
+    let mut ring = Ring::of(3);
+    let source = ring.path("tree");
+    make_tree(&source);
+    let address = ring.publish(&source);
+    let mount = ring.mount(2, &address, &["--max-age", "1s"]);
+    assert_same(&source, &mount);
+    fs::write(source.join("docs/file01.txt"), "newer and longer than before\n").expect("a file");
+    fs::write(source.join("docs/new.txt"), "new\n").expect("a file");
+    fs::remove_file(source.join("docs/file02.txt")).expect("removed");
+    ring.publish(&source);
+    let follows = || {
+        let text = fs::read_to_string(mount.join("docs/file01.txt")).unwrap_or_default();
+        text.starts_with("newer")
+            && mount.join("docs/new.txt").exists()
+            && !mount.join("docs/file02.txt").exists()
+    };
+    until("the mount shows the new version", follows);
+    assert_same(&source, &mount);
+}
+
+#[test]
+fn a_foreground_mount_ends_with_a_signal() {
+    if !can_mount("a_foreground_mount_ends_with_a_signal") {
+        return;
+    }
+    let ring = Ring::of(1);
+    let source = ring.path("tree");
+    make_tree(&source);
+    let address = ring.publish(&source);
+    let mount = ring.path("mnt");
+    fs::create_dir(&mount).expect("a directory");
+    let mut command = ring.nodes[0].command(["mount", "--foreground", &address]);
+    let mut server = command.arg(&mount).spawn().expect("runs");
+    until("it is mounted", || mount.join("run.sh").exists());
+    crate::processes::signal(server.id(), "INT");
+    assert!(server.wait().expect("ends").success());
+    assert_eq!(fs::read_dir(&mount).expect("there").count(), 0, "unmounted");
+}

@@ -1,0 +1,305 @@
+//! Nodes as processes in directories of their own, and commands run against them.
+//! Everything is killed and removed when a test ends, also when it fails.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long anything may take on a busy machine before a test gives up.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What a command said and how it ended.
+#[derive(Debug)]
+pub struct Said {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Said {
+    /// Fails the test unless the command succeeded.
+    #[track_caller]
+    pub fn ok(self) -> Said {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        self
+    }
+
+    /// Fails the test unless the command ended with this code and these words.
+    #[track_caller]
+    pub fn failed(self, code: i32, words: &[&str]) -> Said {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        for word in words {
+            assert!(self.stderr.contains(word), "no {word:?} in {self:?}");
+        }
+        self
+    }
+
+    pub fn last_line(&self) -> &str {
+        self.stdout.lines().last().unwrap_or_default()
+    }
+
+    /// Standard output as JSON, one value a line.
+    #[track_caller]
+    pub fn json_lines(&self) -> Vec<serde_json::Value> {
+        let parse = |line| serde_json::from_str(line).expect("valid JSON");
+        self.stdout.lines().map(parse).collect()
+    }
+
+    /// Standard output as one JSON value.
+    #[track_caller]
+    pub fn json(&self) -> serde_json::Value {
+        let mut values = self.json_lines();
+        assert_eq!(values.len(), 1, "one value: {self:?}");
+        values.remove(0)
+    }
+}
+
+/// The binary, without anything the environment says about it.
+pub fn atoll() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_atoll"));
+    command.env_remove("ATOLL_DIR").env_remove("ATOLL_LOG").stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its end.
+pub fn run(command: &mut Command) -> Said {
+    let output = command.output().expect("the binary runs");
+    Said {
+        code: output.status.code(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// Waits until `done` says so.
+#[track_caller]
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < PATIENCE, "gave up waiting: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A node and its directory. The directory outlives the process.
+pub struct NodeProcess {
+    pub dir: PathBuf,
+    process: Option<Child>,
+}
+
+impl NodeProcess {
+    /// Runs `atoll up` in `dir`.
+    pub fn start(dir: PathBuf, join: Option<&str>) -> NodeProcess {
+        let mut node = NodeProcess { dir, process: None };
+        let listen = ["--listen", "127.0.0.1:0", "--storage", "2GiB"];
+        let mut arguments: Vec<&str> = listen.to_vec();
+        if join.is_some() {
+            arguments.extend(["--join", "-"]);
+        }
+        node.up(&arguments, join.unwrap_or_default());
+        node
+    }
+
+    /// Starts it again where it was.
+    pub fn restart(&mut self) {
+        assert!(self.process.is_none(), "it runs");
+        self.up(&[], "");
+        self.wait_for(&["joined"]);
+    }
+
+    fn up(&mut self, arguments: &[&str], input: &str) {
+        let log = self.dir.with_extension("log");
+        let log = fs::File::options().append(true).create(true).open(log).expect("a log");
+        let mut child = atoll()
+            .arg("--dir")
+            .arg(&self.dir)
+            .arg("up")
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("the binary runs");
+        let mut stdin = child.stdin.take().expect("piped");
+        stdin.write_all(input.as_bytes()).expect("the node reads its code");
+        self.process = Some(child);
+    }
+
+    /// Runs a command of this node's directory.
+    pub fn atoll<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Said {
+        run(&mut self.command(arguments))
+    }
+
+    /// The same, not started yet.
+    pub fn command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
+        let mut command = atoll();
+        command.env("ATOLL_DIR", &self.dir).args(arguments);
+        command
+    }
+
+    /// Waits until the node is in these states.
+    #[track_caller]
+    pub fn wait_for(&self, states: &[&str]) {
+        let mut arguments = vec!["status", "--timeout", "90s"];
+        arguments.extend(states.iter().flat_map(|state| ["--wait", state]));
+        let said = self.atoll(&arguments);
+        assert_eq!(said.code, Some(0), "{states:?}: {said:?}\n{}", self.log());
+    }
+
+    /// What the node said on standard error.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.with_extension("log")).unwrap_or_default()
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+
+    /// SIGTERM, and the exit code.
+    pub fn stop(&mut self) -> Option<i32> {
+        let mut process = self.process.take().expect("it runs");
+        signal(process.id(), "TERM");
+        process.wait().expect("it ends").code()
+    }
+}
+
+impl Drop for NodeProcess {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Sends a signal to a process that the test started.
+pub fn signal(process: u32, name: &str) {
+    let sent = Command::new("kill").arg(format!("-{name}")).arg(process.to_string()).status();
+    assert!(sent.expect("kill runs").success(), "SIG{name} to {process}");
+}
+
+/// Some nodes of one network, and a directory for everything else.
+pub struct Ring {
+    pub nodes: Vec<NodeProcess>,
+    mounts: Vec<PathBuf>,
+    pub temp: tempfile::TempDir,
+}
+
+impl Ring {
+    /// Starts a network of `count` nodes and waits until each sees all.
+    #[track_caller]
+    pub fn of(count: usize) -> Ring {
+        let temp = tempfile::tempdir().expect("a temporary directory");
+        let first = NodeProcess::start(temp.path().join("node0"), None);
+        first.wait_for(&["joined"]);
+        let code = first.atoll(["invite"]).ok().stdout;
+        let mut nodes = vec![first];
+        for i in 1..count {
+            nodes.push(NodeProcess::start(temp.path().join(format!("node{i}")), Some(&code)));
+        }
+        let whole = format!("nodes={count}");
+        nodes.iter().for_each(|node| node.wait_for(&[&whole]));
+        Ring { nodes, mounts: Vec::new(), temp }
+    }
+
+    /// A path for the test's own use.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.temp.path().join(name)
+    }
+
+    /// Publishes through the first node; the address.
+    #[track_caller]
+    pub fn publish(&self, source: &Path) -> String {
+        let said = self.nodes[0].command(["publish"]).arg(source).output().expect("runs");
+        let said = Said {
+            code: said.status.code(),
+            stdout: String::from_utf8_lossy(&said.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&said.stderr).into_owned(),
+        };
+        said.ok().last_line().to_string()
+    }
+
+    /// Mounts through a node, on a new directory; gone when the ring is.
+    #[track_caller]
+    pub fn mount(&mut self, node: usize, address: &str, options: &[&str]) -> PathBuf {
+        let mountpoint = self.path(&format!("mount{}", self.mounts.len()));
+        fs::create_dir(&mountpoint).expect("a mount point");
+        self.mounts.push(mountpoint.clone());
+        let mut command = self.nodes[node].command(["mount", address]);
+        run(command.arg(&mountpoint).args(options)).ok();
+        mountpoint
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        for mountpoint in &self.mounts {
+            let _ = atoll().args(["unmount", "--lazy"]).arg(mountpoint).output();
+        }
+    }
+}
+
+/// The address of a volume that nobody published.
+pub fn unpublished() -> String {
+    let key = atoll_key::SecretKey::from_seed(&[77; 32]).volume_id();
+    atoll_key::VolumeAddress(key).to_string()
+}
+
+/// Whether file systems can be mounted here; says loudly if not.
+pub fn can_mount(test: &str) -> bool {
+    let device = fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
+    let root = rustix::process::geteuid().is_root();
+    let helper = ["/usr/bin", "/bin"].iter().any(|d| Path::new(d).join("fusermount3").exists());
+    if device && (root || helper) {
+        return true;
+    }
+    // Past the test harness, which would keep it to itself.
+    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: FUSE cannot be used here");
+    false
+}
+
+/// Makes a tree with a little of everything: small, empty and large files, links,
+/// modes, directories, names that are no text.
+pub fn make_tree(top: &Path) {
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    for dir in ["", "docs", "docs/deep/deeper", "empty"] {
+        fs::create_dir_all(top.join(dir)).expect("a directory");
+    }
+    for i in 0..40 {
+        fs::write(top.join(format!("docs/file{i:02}.txt")), format!("this is file {i}\n"))
+            .expect("a file");
+    }
+    fs::write(top.join("docs/empty.txt"), "").expect("a file");
+    fs::write(top.join("docs/deep/deeper/large.bin"), noise(700_001, 1)).expect("a file");
+    fs::write(top.join("run.sh"), "#!/bin/sh\necho hello\n").expect("a file");
+    fs::set_permissions(top.join("run.sh"), fs::Permissions::from_mode(0o755)).expect("chmod");
+    fs::write(top.join(OsStr::from_bytes(b"caf\xe9")), "latin 1\n").expect("a file");
+    fs::write(top.join("\u{1b}[31mred"), "escape\n").expect("a file");
+    symlink("docs/file07.txt", top.join("link")).expect("a link");
+    symlink("nowhere", top.join("docs/dangling")).expect("a link");
+}
+
+/// Bytes that compress to nothing and repeat for nobody, the same for the same seed.
+pub fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Compares two trees with the program's own comparison.
+#[track_caller]
+pub fn assert_same(a: &Path, b: &Path) {
+    run(atoll().arg("compare").arg(a).arg(b)).ok();
+}
