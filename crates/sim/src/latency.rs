@@ -23,7 +23,8 @@ pub enum Latency {
         max: Duration,
     },
     /// Half of a measured round trip each way. Host i stands at row i modulo the
-    /// number of rows.
+    /// number of rows; hosts of one row are as far apart as its diagonal says, which is
+    /// often zero, so give them an access delay ([`crate::HostConfig`]).
     Matrix(Arc<RttMatrix>),
 }
 

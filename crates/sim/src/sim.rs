@@ -205,6 +205,11 @@ impl Sim {
         self.shared().with(|world| world.config.loss = loss);
     }
 
+    /// Sets how far a host's wall clock is off from now on; it jumps by the difference.
+    pub fn set_clock_skew_ms(&self, host: HostId, skew_ms: i64) {
+        self.shared().with(|world| world.host_mut(host.0).clock_skew_ms = skew_ms);
+    }
+
     // ---- running ----
 
     /// Virtual time.

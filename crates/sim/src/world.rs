@@ -490,3 +490,23 @@ pub(crate) enum NextTask {
     /// A task of a host.
     Task(TaskId, Run, u32),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_costs_far_less_than_a_kibibyte() {
+        // And its share of the table of identities: 36 bytes, twice for half-full nodes.
+        assert!(size_of::<Host>() + 72 < 512, "{} bytes", size_of::<Host>());
+    }
+
+    #[test]
+    fn addresses_name_their_hosts() {
+        for index in [0, 254, 255, 65_535, MAX_HOST_COUNT as u32 - 1] {
+            assert_eq!(host_at(&address(index)), Some(index));
+        }
+        assert_eq!(address(0).to_string(), "10.0.0.1:1");
+        assert_eq!(host_at(&"10.0.0.0:1".parse().unwrap()), None);
+    }
+}

@@ -164,3 +164,17 @@ fn counts_are_kept_by_method() {
     assert_eq!(stats.sent_bytes, 2 * (4 + 96));
     assert_eq!(sim.host_of(&sim.peer(b).id), Some(HostId(1)));
 }
+
+#[test]
+fn round_trips_are_remembered_for_a_bounded_number_of_peers() {
+    let sim = Sim::new(flat(10));
+    let hosts = sim.add_hosts(700, &HostConfig::default());
+    let transport = sim.transport(hosts[0]);
+    for host in &hosts[1..] {
+        sim.transport(*host).serve(Arc::new(Answer(Ok(Reply::default()))));
+        let _ = timed_call(&sim, hosts[0], *host, request("x"), secs(1));
+        assert_eq!(transport.round_trip(&sim.peer(*host).id), Some(millis(20)), "{host}");
+    }
+    let known = |host: &HostId| transport.round_trip(&sim.peer(*host).id).is_some();
+    assert_eq!(hosts.iter().filter(|host| known(host)).count(), 512);
+}

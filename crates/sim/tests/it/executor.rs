@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use atoll_sim::{HostConfig, RunEnd, Sim, SimConfig, Step};
+use atoll_sim::{HostConfig, HostId, RunEnd, Sim, SimConfig, Step};
 
 use crate::ping::{Echo, flat, millis, request, secs};
 
@@ -254,6 +254,8 @@ fn clocks_may_be_wrong_and_random_numbers_differ_by_host() {
     assert_eq!((right.unix_ms(), slow.unix_ms()), (1_001_500, 996_500));
     assert_eq!(right.now(), slow.now());
     assert_ne!(right.random_u64(), slow.random_u64());
+    sim.set_clock_skew_ms(HostId(0), 3_600_000);
+    assert_eq!((right.unix_ms(), right.now().as_nanos()), (4_601_500, 1_500_000_000));
 }
 
 struct LocksOnDrop(Arc<Mutex<u64>>);

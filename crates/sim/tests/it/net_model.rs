@@ -125,6 +125,23 @@ fn files_that_are_no_matrix_are_refused() {
     assert!(matches!(packed, Err(MatrixError::Compressed)));
 }
 
+proptest::proptest! {
+    #[test]
+    fn any_bytes_are_a_matrix_or_are_refused(
+        bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200),
+        text in "[-0-9a ,.#\n]{0,80}",
+        slice in 0usize..3,
+    ) {
+        let _ = RttMatrix::parse(&bytes, slice);
+        let _ = RttMatrix::parse(&[b"LATM\x01\0", &bytes[..]].concat(), slice);
+        let _ = RttMatrix::parse(format!("src,dst,rtt_avg_ms\n{text}").as_bytes(), slice);
+        if let Ok(matrix) = RttMatrix::parse(text.as_bytes(), slice) {
+            let last = matrix.host_count() as u32 - 1;
+            matrix.rtt_us(last, last);
+        }
+    }
+}
+
 const MEGABYTE: usize = 1_000_000;
 
 fn bulk(len: usize) -> Request {
