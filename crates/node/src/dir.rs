@@ -19,8 +19,9 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 /// The longest file of this directory that is read whole, bytes.
 const MAX_SMALL_FILE_BYTES: u64 = 1 << 20;
 
-/// Where a Unix socket's path ends (`sun_path`, with its closing NUL).
-const MAX_SOCKET_PATH_BYTES: usize = 107;
+/// The longest path of a Unix socket (`sun_path` less its NUL), less what the server
+/// appends while it makes one.
+const MAX_SOCKET_PATH_BYTES: usize = 107 - ".new".len();
 
 /// The directory used when none is named: `$XDG_DATA_HOME/atoll`, or
 /// `~/.local/share/atoll`; `None` when neither variable is set.

@@ -26,8 +26,8 @@ use crate::peers::PeerList;
 
 /// Wait between two rounds of trying.
 const RETRY: Duration = Duration::from_secs(5);
-/// How often the known peers are looked at, to remember them.
-const REMEMBER: Duration = Duration::from_secs(10);
+/// The least time between two writes of the known peers.
+const SETTLE: Duration = Duration::from_millis(500);
 
 /// What entering needs of the overlay.
 pub(crate) trait Ring: Send + Sync + 'static {
@@ -39,6 +39,10 @@ pub(crate) trait Ring: Send + Sync + 'static {
     fn place(&self) -> Place;
     /// All peers the overlay knows.
     fn known_peers(&self) -> Vec<Peer>;
+    /// Changes whenever the neighbourhood does.
+    fn epoch(&self) -> u64;
+    /// Resolves when the neighbourhood is no longer the one of `epoch`.
+    fn changed(&self, epoch: u64) -> BoxFuture<'static, u64>;
 }
 
 /// A node's place on the ring, as far as entering cares.
@@ -101,20 +105,18 @@ impl Entry {
         self.settle();
     }
 
-    /// Keeps trying while this node is alone, and remembers the peers it meets; ends only by
-    /// being aborted.
+    /// Keeps trying while this node has no place, and remembers the peers it meets as soon
+    /// as it meets them: who forgot them in a crash would found a second ring. Ends only
+    /// by being aborted.
     pub(crate) async fn run(self: Arc<Self>) {
-        let mut until_remember = Duration::ZERO;
         loop {
-            let pause = jittered(&*self.env, RETRY);
-            sleep(&*self.env, pause).await;
-            until_remember = until_remember.saturating_sub(pause);
+            let epoch = self.ring.epoch();
             self.step().await;
-            if until_remember.is_zero() {
-                let entry = self.clone();
-                let _ = tokio::task::spawn_blocking(move || entry.remember()).await;
-                until_remember = REMEMBER;
-            }
+            let entry = self.clone();
+            let _ = tokio::task::spawn_blocking(move || entry.remember()).await;
+            sleep(&*self.env, SETTLE).await;
+            let pause = jittered(&*self.env, RETRY);
+            let _ = timeout(&*self.env, pause, self.ring.changed(epoch)).await;
         }
     }
 
@@ -232,6 +234,12 @@ mod tests {
                 Place::Among => vec![peer(9)],
                 _ => Vec::new(),
             }
+        }
+        fn epoch(&self) -> u64 {
+            0
+        }
+        fn changed(&self, _: u64) -> BoxFuture<'static, u64> {
+            Box::pin(std::future::pending())
         }
     }
 

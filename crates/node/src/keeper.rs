@@ -173,7 +173,7 @@ mod tests {
 
     use atoll_dht::{GetError, MemoryBlocks};
     use atoll_env::{BoxFuture, Instant, Runtime, Task, TokioRuntime};
-    use atoll_key::{Key, SecretKey, SignedBlock};
+    use atoll_key::{Key, SignedBlock};
     use bytes::Bytes;
 
     use crate::dir::NodeDir;

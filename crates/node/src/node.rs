@@ -4,20 +4,20 @@
 //! block store, DHT; enters the ring; starts the keeper; and at last opens the control
 //! socket, so that whoever can connect finds a whole node. [`Node::stop`] goes the other way.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, Dht, DhtConfig};
-use atoll_env::{BoxFuture, Env, TokioRuntime, timeout};
+use atoll_dht::{Dht, DhtConfig};
+use atoll_env::{BoxFuture, Env, Runtime, TokioRuntime, sleep, timeout};
 use atoll_key::SecretKey;
 use atoll_net::{
     NetworkAuth, Peer, Router, TcpConfig, TcpTransport, Transport, UnixServer, serve_unix,
 };
 use atoll_overlay::Overlay;
 use atoll_overlay::chord::{self, Chord, ChordConfig};
-use atoll_store::BlockStore;
+use atoll_store::{DiskConfig, DiskStore};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
@@ -41,18 +41,46 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 /// A running node. Dropping it stops it where it stands, as a crash would;
 /// [`Node::stop`] takes leave.
 pub struct Node {
-    dir: NodeDir,
     is_founder: bool,
-    scope: Arc<Scope>,
-    transport: Arc<TcpTransport>,
     chord: Arc<Chord>,
     entry: Arc<Entry>,
     report: Arc<Report>,
     control: UnixServer,
     stop_asked: watch::Receiver<bool>,
+    store: Arc<DiskStore>,
+    works: Works,
+    dir: NodeDir,
     /// Keeps the socket's path valid where it goes through a handle.
     _socket: SocketAddress,
     _lock: DirLock,
+}
+
+/// What runs of a node. Stops when dropped, also when a start fails half-way.
+struct Works {
+    scope: Arc<Scope>,
+    transport: Arc<TcpTransport>,
+}
+
+impl Works {
+    async fn stop(&self, env: &dyn Runtime) {
+        self.transport.shutdown().await;
+        self.end();
+        if timeout(env, END_LIMIT, self.scope.all_ended()).await.is_err() {
+            tracing::warn!("some tasks did not end in time");
+        }
+    }
+
+    fn end(&self) {
+        // The services hold the transport, and it them.
+        self.transport.serve(Arc::new(Router::new()));
+        self.scope.end();
+    }
+}
+
+impl Drop for Works {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 /// What the directory says about the node before anything runs.
@@ -72,8 +100,7 @@ impl Node {
     /// Returns when the node has entered the ring, or after `config.join_patience`: it then
     /// goes on trying, and its status says so.
     pub async fn start(config: NodeConfig) -> Result<Node, StartError> {
-        let lease = config.lease;
-        let join_patience = config.join_patience;
+        let NodeConfig { lease, join_patience, .. } = config;
         let opened = tokio::task::spawn_blocking(move || open(&config))
             .await
             .map_err(|error| StartError::Config(error.to_string()))??;
@@ -81,25 +108,21 @@ impl Node {
         let scope = Arc::new(Scope::new(Arc::new(TokioRuntime::current())));
         let env: Env = scope.clone();
         let started = env.now();
-
-        let transport = listen(identity, &network.network, &settings).await?;
-        let listen = SocketAddr::new(settings.listen().ip(), bound_port(&transport, &settings));
+        let store = open_store(&dir, settings.storage_bytes()).await?;
+        let volumes = Arc::new(Volumes::open(&dir)?);
+        let (transport, listen) = listen(identity, &network.network, &settings).await?;
+        let works = Works { scope, transport: transport.clone() };
         settings.set_listen(listen);
         settings.save(&dir)?;
 
         let bootstrap = network.bootstrap.as_slice().iter();
         let known: Vec<Peer> = remembered.as_slice().iter().chain(bootstrap).copied().collect();
         let chord_config = ChordConfig { remembered: known, ..ChordConfig::default() };
-        let wire: Arc<dyn Transport> = transport.clone();
-        let chord = Chord::new(env.clone(), wire.clone(), chord_config);
-        let store = open_store(&dir, &env, settings.storage_bytes()).await?;
-        let overlay: Arc<dyn Overlay> = chord.clone();
-        let dht_config = DhtConfig {
-            replicas: network.network.replicas as usize,
-            lease,
-            ..DhtConfig::default()
-        };
-        let dht = Dht::new(env.clone(), wire, overlay.clone(), store.clone(), dht_config);
+        let chord = Chord::new(env.clone(), transport.clone(), chord_config);
+        let replicas = network.network.replicas as usize;
+        let dht_config = DhtConfig { replicas, lease, ..DhtConfig::default() };
+        let dht =
+            Dht::new(env.clone(), transport.clone(), chord.clone(), store.clone(), dht_config);
         let router = Router::new()
             .route(chord::messages::FAMILY, chord.clone())
             .route((atoll_dht::messages::LOOKUP_STEP >> 8) as u8, dht.clone());
@@ -118,10 +141,8 @@ impl Node {
         entry.begin(join_patience).await;
         env.spawn(Box::pin(entry.clone().run()));
 
-        let volumes = Arc::new(Volumes::open(&dir)?);
-        let blocks: Arc<dyn Blocks> = dht.clone();
         let keeper =
-            Keeper { env: env.clone(), blocks: blocks.clone(), volumes: volumes.clone(), lease };
+            Keeper { env: env.clone(), blocks: dht.clone(), volumes: volumes.clone(), lease };
         env.spawn(Box::pin(keeper.run()));
 
         let report = Arc::new(Report {
@@ -131,28 +152,28 @@ impl Node {
             network: network.network,
             listen,
             lease,
-            transport: transport.clone(),
-            overlay,
+            transport,
+            overlay: chord.clone(),
             entry: entry.clone(),
-            store,
-            dht,
+            store: store.clone(),
+            dht: dht.clone(),
             volumes: volumes.clone(),
         });
         let (stop, stop_asked) = watch::channel(false);
-        let control = Control { env, blocks, volumes, about: report.clone(), stop };
+        let control = Control { env, blocks: dht, volumes, about: report.clone(), stop };
         let socket = dir.socket_address()?;
         let control = serve_unix(socket.path(), Arc::new(control))
             .map_err(|error| StartError::Socket(error.to_string()))?;
         Ok(Node {
-            dir,
             is_founder,
-            scope,
-            transport,
             chord,
             entry,
             report,
             control,
             stop_asked,
+            store,
+            works,
+            dir,
             _socket: socket,
             _lock: lock,
         })
@@ -165,7 +186,7 @@ impl Node {
 
     /// Its address card: public key and advertised address.
     pub fn local(&self) -> Peer {
-        self.transport.local()
+        self.works.transport.local()
     }
 
     /// Where it accepts connections.
@@ -208,17 +229,40 @@ impl Node {
         }
         let entry = self.entry.clone();
         let _ = tokio::task::spawn_blocking(move || entry.remember()).await;
-        self.transport.shutdown().await;
-        self.scope.end();
-        if timeout(&env, END_LIMIT, self.scope.all_ended()).await.is_err() {
-            tracing::warn!("some tasks did not end in time");
+        if let Err(error) = self.store.flush().await {
+            tracing::error!("the store could not be flushed: {error}");
         }
+        self.let_go().await;
     }
-}
 
-impl Drop for Node {
-    fn drop(&mut self) {
-        self.scope.end();
+    /// Stops where it stands, as a crash would, but returns only when the directory and
+    /// the sockets are free again. For tests of what others make of a crash.
+    pub async fn kill(self) {
+        self.control.shutdown().await;
+        self.let_go().await;
+    }
+
+    async fn let_go(self) {
+        let env = TokioRuntime::current();
+        let Node { chord, entry, report, control, mut store, works, _lock, .. } = self;
+        works.stop(&env).await;
+        drop((chord, entry, report, control, works));
+        // Calls that were being answered hold the store until they are dropped.
+        let closing = async {
+            loop {
+                match Arc::try_unwrap(store) {
+                    Ok(store) => return store,
+                    Err(held) => store = held,
+                }
+                sleep(&env, Duration::from_millis(5)).await;
+            }
+        };
+        match timeout(&env, END_LIMIT, closing).await {
+            Ok(store) => {
+                let _ = tokio::task::spawn_blocking(move || drop(store)).await;
+            }
+            Err(_) => tracing::warn!("the store is still in use"),
+        }
     }
 }
 
@@ -321,29 +365,31 @@ fn open_network(dir: &NodeDir, config: &NodeConfig) -> Result<(StoredNetwork, bo
     Ok((network, is_founder))
 }
 
+/// The transport, and where it listens.
 async fn listen(
     identity: SecretKey,
     network: &Network,
     settings: &Settings,
-) -> Result<Arc<TcpTransport>, StartError> {
+) -> Result<(Arc<TcpTransport>, SocketAddr), StartError> {
     let auth = NetworkAuth { secret: network.secret, profile: network.profile_bytes() };
     let mut config = TcpConfig::new(identity, auth, settings.listen());
     config.advertise = settings.advertise();
-    if config.advertise.is_none() && config.listen.ip().is_unspecified() {
-        if config.listen.port() == 0 {
-            config.listen.set_port(free_port(config.listen)?);
-        }
-        config.advertise = Some(SocketAddr::new(own_ip(config.listen), config.listen.port()));
+    if config.advertise.is_some() && config.listen.port() == 0 {
+        // The transport tells only the port of the address it advertises.
+        config.listen.set_port(free_port(config.listen)?);
     }
-    TcpTransport::start(config).await.map_err(|error| match error {
+    let listen = config.listen;
+    let transport = TcpTransport::start(config).await.map_err(|error| match error {
         atoll_net::StartError::Listen { addr, source } => {
             StartError::Listen { addr, reason: source.to_string() }
         }
         error => StartError::Config(error.to_string()),
-    })
+    })?;
+    let port = if listen.port() == 0 { transport.local().addr.port() } else { listen.port() };
+    Ok((transport, SocketAddr::new(listen.ip(), port)))
 }
 
-/// A port that is free now on all addresses.
+/// A port that is free now.
 fn free_port(listen: SocketAddr) -> Result<u16, StartError> {
     TcpListener::bind(listen)
         .and_then(|listener| listener.local_addr())
@@ -351,34 +397,16 @@ fn free_port(listen: SocketAddr) -> Result<u16, StartError> {
         .map_err(|error| StartError::Listen { addr: listen, reason: error.to_string() })
 }
 
-/// The address this machine would use towards the world (nothing is sent to find out);
-/// loopback if it has none.
-fn own_ip(listen: SocketAddr) -> IpAddr {
-    // Addresses for documentation (RFC 5737, RFC 3849): routed like any other.
-    let outside = if listen.is_ipv4() { "192.0.2.1:9" } else { "[2001:db8::1]:9" };
-    let found = UdpSocket::bind(SocketAddr::new(listen.ip(), 0))
-        .and_then(|socket| socket.connect(outside).and_then(|()| socket.local_addr()));
-    match found {
-        Ok(addr) if !addr.ip().is_unspecified() => addr.ip(),
-        _ => IpAddr::V4(Ipv4Addr::LOCALHOST),
-    }
-}
-
-/// The port listened on, where port 0 was asked for.
-fn bound_port(transport: &TcpTransport, settings: &Settings) -> u16 {
-    match settings.listen().port() {
-        0 => transport.local().addr.port(),
-        port => port,
-    }
-}
-
-async fn open_store(
-    dir: &NodeDir,
-    env: &Env,
-    capacity_bytes: u64,
-) -> Result<Arc<dyn BlockStore>, StartError> {
-    let _ = (dir, env, capacity_bytes);
-    unimplemented!()
+/// Opens the store, off the async threads: it may have a log to replay.
+async fn open_store(dir: &NodeDir, capacity_bytes: u64) -> Result<Arc<DiskStore>, StartError> {
+    let path = dir.store();
+    dir::make_private_dir(&path)?;
+    let config = DiskConfig { capacity_bytes, ..DiskConfig::default() };
+    tokio::task::spawn_blocking(move || DiskStore::open(&path, config))
+        .await
+        .map_err(|error| StartError::Store(error.to_string()))?
+        .map(Arc::new)
+        .map_err(|error| StartError::Store(error.to_string()))
 }
 
 impl Ring for Arc<Chord> {
@@ -402,5 +430,13 @@ impl Ring for Arc<Chord> {
 
     fn known_peers(&self) -> Vec<Peer> {
         Chord::known_peers(self)
+    }
+
+    fn epoch(&self) -> u64 {
+        self.neighbourhood().epoch
+    }
+
+    fn changed(&self, epoch: u64) -> BoxFuture<'static, u64> {
+        Overlay::changed(&**self, epoch)
     }
 }

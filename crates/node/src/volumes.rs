@@ -429,3 +429,129 @@ pub(crate) fn io_error(path: &Path) -> impl FnOnce(io::Error) -> VolumeError {
 pub(crate) fn is_partial(name: &OsStr) -> bool {
     name.as_bytes().starts_with(b"manifest.")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volumes() -> (Volumes, NodeDir, tempfile::TempDir) {
+        let temp = tempfile::tempdir().expect("temp");
+        let dir = NodeDir::at(temp.path());
+        dir.prepare().expect("fresh");
+        (Volumes::open(&dir).expect("open"), dir, temp)
+    }
+
+    #[test]
+    fn a_name_belongs_to_the_directory_it_was_made_for() {
+        let (volumes, _, _temp) = volumes();
+        let (a, b) = (Path::new("/srv/a"), Path::new("/srv/b"));
+        let (key, is_new) = volumes.open_or_create("docs", Some(a), 1).expect("create");
+        assert!(is_new);
+        let (again, is_new) = volumes.open_or_create("docs", Some(a), 2).expect("open");
+        assert!(!is_new && again.seed() == key.seed());
+        let error = volumes.open_or_create("docs", Some(b), 3).map(|_| ()).expect_err("taken");
+        assert!(error.to_string().contains("/srv/a"), "{error}");
+        assert_eq!(volumes.names().expect("list"), ["docs"]);
+    }
+
+    #[test]
+    fn a_volume_made_without_a_directory_takes_the_first() {
+        let (volumes, _, _temp) = volumes();
+        volumes.open_or_create("docs", None, 1).expect("create");
+        volumes.open_or_create("docs", Some(Path::new("/srv/a")), 1).expect("takes it");
+        assert_eq!(volumes.source("docs").expect("read"), Some("/srv/a".into()));
+    }
+
+    #[test]
+    fn an_import_does_not_replace_a_key() {
+        let (volumes, _, _temp) = volumes();
+        let (mine, theirs) = (SecretKey::from_seed(&[1; 32]), SecretKey::from_seed(&[2; 32]));
+        assert_eq!(volumes.import("docs", &mine, None, 1), Ok(true));
+        assert_eq!(volumes.import("docs", &mine, None, 1), Ok(false));
+        let error = VolumeError::OtherKey { name: "docs".into() };
+        assert_eq!(volumes.import("docs", &theirs, None, 1), Err(error));
+        assert_eq!(volumes.key("docs").expect("read").seed(), [1; 32]);
+    }
+
+    #[test]
+    fn names_that_are_paths_or_hidden_are_refused() {
+        let (volumes, _, _temp) = volumes();
+        let long = "n".repeat(MAX_NAME_BYTES + 1);
+        for name in ["", ".", "..", ".new-x", "a/b", "../x", "a\0b", "a\nb", &long] {
+            let refused = volumes.open_or_create(name, None, 1);
+            assert!(matches!(refused, Err(VolumeError::BadName { .. })), "{name:?}");
+            assert!(matches!(volumes.key(name), Err(VolumeError::BadName { .. })), "{name:?}");
+            let add = volumes.keep_add(name, 1, 0, &[]);
+            assert!(matches!(add, Err(VolumeError::BadName { .. })), "{name:?}");
+        }
+        volumes.open_or_create("Fotos von früher (1)", None, 1).expect("a fine name");
+    }
+
+    #[test]
+    fn a_volume_is_named_after_its_directory() {
+        assert_eq!(name_of(Path::new("/usr/include")).as_deref(), Ok("include"));
+        assert!(name_of(Path::new("/")).is_err());
+        assert!(name_of(Path::new("/home/a/.config")).is_err());
+        assert!(name_of(OsStr::from_bytes(b"/srv/\xff").as_ref()).is_err());
+    }
+
+    #[test]
+    fn a_volume_half_made_by_a_crash_is_made_anew() {
+        let (volumes, dir, _temp) = volumes();
+        let half = dir.volumes().join(".new-docs");
+        fs::create_dir(&half).expect("mkdir");
+        fs::write(half.join("key"), b"half").expect("write");
+        drop(volumes);
+        let volumes = Volumes::open(&dir).expect("open");
+        assert!(!half.exists());
+        assert_eq!(volumes.names().expect("list"), Vec::<String>::new());
+        volumes.open_or_create("docs", None, 1).expect("create");
+    }
+
+    /// A crash may leave any prefix of a session's file, under any state of `manifest`:
+    /// until the rename, the former version is the one that is kept.
+    #[test]
+    fn a_crash_before_the_commit_keeps_the_former_manifest() {
+        let (volumes, dir, _temp) = volumes();
+        let (key, _) = volumes.open_or_create("docs", None, 1).expect("create");
+        let root = |version| SignedBlock::sign(&key, b"", version, b"");
+        volumes.keep_add("docs", 1, 0, &[1; 64]).expect("add");
+        volumes.keep_commit("docs", 1, 2, &root(1), 5).expect("commit");
+        volumes.keep_add("docs", 2, 0, &[2; 96]).expect("add");
+        let session = dir.volumes().join("docs").join("manifest.0000000000000002");
+        let whole = fs::read(&session).expect("written");
+        for len in [0, 5, 8, 30, whole.len()] {
+            fs::write(&session, &whole[..len]).expect("as after a crash");
+            let reopened = Volumes::open(&dir).expect("open");
+            let kept = reopened.manifest("docs").expect("open").expect("is there");
+            kept.check().expect("whole");
+            assert_eq!((kept.count(), kept.root().version), (2, 1), "{len}");
+            let has = len.saturating_sub(8) as u64 / 32;
+            let commit = reopened.keep_commit("docs", 2, 3, &root(2), 6);
+            if has < 3 {
+                assert_eq!(commit, Err(VolumeError::Gap { has, expected: 3 }), "{len}");
+            } else {
+                assert_eq!(commit, Ok(()));
+            }
+        }
+        let kept = volumes.manifest("docs").expect("open").expect("is there");
+        assert_eq!((kept.count(), kept.root().version), (3, 2));
+        assert_eq!(volumes.kept("docs").refreshed_unix_secs, 6);
+    }
+
+    #[test]
+    fn a_refresh_of_an_older_version_is_not_recorded() {
+        let (volumes, _, _temp) = volumes();
+        let (key, _) = volumes.open_or_create("docs", None, 1).expect("create");
+        for (session, version) in [(1, 1), (2, 2)] {
+            let root = SignedBlock::sign(&key, b"", version, b"");
+            volumes.keep_commit("docs", session, 0, &root, 100 + version).expect("commit");
+        }
+        let stale = Kept { root_version: 1, lost_blocks: 9, ..Kept::default() };
+        volumes.set_kept("docs", &stale).expect("ignored");
+        assert_eq!(volumes.kept("docs").lost_blocks, 0);
+        let present = Kept { root_version: 2, lost_blocks: 9, ..Kept::default() };
+        volumes.set_kept("docs", &present).expect("recorded");
+        assert_eq!(volumes.kept("docs").lost_blocks, 9);
+    }
+}

@@ -241,3 +241,179 @@ fn json(value: &impl serde::Serialize) -> Result<Reply, Refusal> {
         .map_err(|error| Refusal::new(Refusal::INTERNAL, error.to_string()))?;
     Ok(Reply { header: message::encode(&Empty {}), parts: vec![json.into()] })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use atoll_dht::{GetError, MemoryBlocks};
+    use atoll_env::TokioRuntime;
+    use atoll_key::InvalidBlock;
+    use atoll_net::LOCAL_CALLER;
+
+    use crate::dir::NodeDir;
+
+    struct Nothing;
+
+    impl About for Nothing {
+        fn status(&self) -> Status {
+            Status { version: "test".into(), ..Status::default() }
+        }
+        fn volumes(&self) -> Vec<VolumeStatus> {
+            Vec::new()
+        }
+        fn invite(&self) -> Invited {
+            Invited { code: "code".into(), warning: None }
+        }
+    }
+
+    fn control() -> (Control, tempfile::TempDir) {
+        let temp = tempfile::tempdir().expect("temp");
+        let dir = NodeDir::at(temp.path());
+        dir.prepare().expect("fresh");
+        let control = Control {
+            env: Arc::new(TokioRuntime::current()),
+            blocks: Arc::new(MemoryBlocks::new()),
+            volumes: Arc::new(Volumes::open(&dir).expect("open")),
+            about: Arc::new(Nothing),
+            stop: watch::Sender::new(false),
+        };
+        (control, temp)
+    }
+
+    async fn call(
+        control: &Control,
+        method: u16,
+        header: impl Into<Bytes>,
+        parts: &[Bytes],
+    ) -> Result<Reply, Refusal> {
+        let request = Request { method, header: header.into(), parts: parts.to_vec() };
+        control.handle(LOCAL_CALLER, request).await
+    }
+
+    #[tokio::test]
+    async fn bad_calls_are_refused_and_nothing_else_happens() {
+        let (control, _temp) = control();
+        let empty = || message::encode(&Empty {});
+        let part = Bytes::from_static(b"block");
+        let hashes = |hashes: &[u8]| message::encode(&message::Hashes { hashes: hashes.to_vec() });
+        let open = |source: Option<&[u8]>, seed| {
+            message::encode(&message::OpenVolume {
+                name: "docs".into(),
+                source: source.map(<[u8]>::to_vec),
+                seed,
+            })
+        };
+        let add =
+            message::encode(&message::KeepAdd { volume: "docs".into(), session: 1, offset: 0 });
+        let cases: Vec<(&str, u16, Bytes, Vec<Bytes>)> = vec![
+            ("no such method", 0x03ff, empty(), vec![]),
+            ("no header", message::PING, Bytes::new(), vec![]),
+            ("garbage", message::GET, Bytes::from_static(&[0xff; 40]), vec![]),
+            (
+                "a hash of 31 bytes",
+                message::GET,
+                Bytes::from([&b"\xa1\x00\x58\x1f"[..], &[0; 31]].concat()),
+                vec![],
+            ),
+            (
+                "a key of 32 bytes",
+                message::GET_SIGNED,
+                message::encode(&message::Get { hash: [0; 32] }),
+                vec![],
+            ),
+            ("more hashes than blocks", message::PUT, hashes(&[0; 64]), vec![part.clone()]),
+            (
+                "more blocks than hashes",
+                message::PUT,
+                hashes(&[0; 32]),
+                vec![part.clone(), part.clone()],
+            ),
+            ("part of a hash", message::PUT, hashes(&[0; 33]), vec![part.clone()]),
+            ("no signed block", message::PUT_SIGNED, empty(), vec![]),
+            ("two signed blocks", message::PUT_SIGNED, empty(), vec![part.clone(), part.clone()]),
+            ("too many to renew", message::RENEW, hashes(&[0; 32 * 1025]), vec![]),
+            ("a relative source", message::VOLUME_OPEN, open(Some(b"docs"), None), vec![]),
+            ("a key where none belongs", message::VOLUME_OPEN, open(None, Some([1; 32])), vec![]),
+            ("an import without a key", message::VOLUME_IMPORT, open(None, None), vec![]),
+            ("part of a hash to keep", message::KEEP_ADD, add, vec![Bytes::from_static(&[0; 40])]),
+        ];
+        for (what, method, header, parts) in cases {
+            let refusal = call(&control, method, header, &parts).await.expect_err(what);
+            let unknown = method == 0x03ff;
+            let code = if unknown { Refusal::UNKNOWN_METHOD } else { Refusal::MALFORMED };
+            assert_eq!(refusal.code, code, "{what}: {refusal}");
+        }
+        assert_eq!(control.volumes.names().expect("list"), Vec::<String>::new());
+        assert!(!*control.stop.borrow());
+    }
+
+    #[tokio::test]
+    async fn blocks_that_are_not_what_they_say_are_the_operations_own_error() {
+        let (control, _temp) = control();
+        let header = message::encode(&message::Hashes { hashes: vec![7; 32] });
+        let reply = call(&control, message::PUT, header, &[Bytes::from_static(b"x")]).await;
+        let answer: Answer<Empty, PutFailed> =
+            message::decode(&reply.expect("answered").header).expect("decodes");
+        assert_eq!(answer, Answer::Failed(PutError::Invalid(InvalidBlock::WrongHash).into()));
+
+        let forged = [Bytes::from(vec![b'A'; 200])];
+        let reply = call(&control, message::PUT_SIGNED, message::encode(&Empty {}), &forged).await;
+        let answer: Answer<Empty, PutFailed> =
+            message::decode(&reply.expect("answered").header).expect("decodes");
+        let error = PutError::Invalid(InvalidBlock::Malformed("no magic"));
+        assert_eq!(answer, Answer::Failed(error.into()));
+    }
+
+    #[tokio::test]
+    async fn what_was_put_is_got_without_a_copy() {
+        let (control, _temp) = control();
+        let bytes = Bytes::from(vec![5; 10_000]);
+        let hash = BlockHash::of(&bytes);
+        let header = message::encode(&message::Hashes { hashes: hash.0.to_vec() });
+        call(&control, message::PUT, header, std::slice::from_ref(&bytes)).await.expect("put");
+        let header = message::encode(&message::Get { hash: hash.0 });
+        let reply = call(&control, message::GET, header, &[]).await.expect("get");
+        assert_eq!(reply.parts[0].as_ptr(), bytes.as_ptr());
+
+        let header = message::encode(&message::Get { hash: [0; 32] });
+        let reply = call(&control, message::GET, header, &[]).await.expect("answered");
+        let answer: Answer<Empty, GetFailed> = message::decode(&reply.header).expect("decodes");
+        let Answer::Failed(error) = answer else { panic!("there is no such block") };
+        assert!(matches!(GetError::from(error), GetError::NotFound { .. }));
+    }
+
+    #[tokio::test]
+    async fn a_manifest_is_only_committed_with_a_root_of_the_volume() {
+        let (control, _temp) = control();
+        let (key, _) = control.volumes.open_or_create("docs", None, 1).expect("create");
+        let commit = |count| {
+            message::encode(&message::KeepCommit { volume: "docs".into(), session: 1, count })
+        };
+        let stranger = SecretKey::from_seed(&[9; 32]);
+        let wrong = [
+            Bytes::from_static(b"no block"),
+            SignedBlock::sign(&stranger, b"", 1, b"").bytes().clone(),
+            SignedBlock::sign(&key, b"another name", 1, b"").bytes().clone(),
+        ];
+        for root in wrong {
+            let reply = call(&control, message::KEEP_COMMIT, commit(0), &[root]).await;
+            let answer: Answer<Empty, VolumeError> =
+                message::decode(&reply.expect("answered").header).expect("decodes");
+            assert!(matches!(answer, Answer::Failed(VolumeError::WrongRoot { .. })), "{answer:?}");
+        }
+        assert!(control.volumes.manifest("docs").expect("open").is_none());
+        let right = SignedBlock::sign(&key, b"", 1, b"").bytes().clone();
+        for attempt in ["first", "repeated"] {
+            let reply =
+                call(&control, message::KEEP_COMMIT, commit(0), std::slice::from_ref(&right)).await;
+            let answer: Answer<Empty, VolumeError> =
+                message::decode(&reply.expect("answered").header).expect("decodes");
+            assert_eq!(answer, Answer::Done(Empty {}), "{attempt}");
+        }
+        let older = SignedBlock::sign(&key, b"", 0, b"").bytes().clone();
+        let reply = call(&control, message::KEEP_COMMIT, commit(0), &[older]).await;
+        let answer: Answer<Empty, VolumeError> =
+            message::decode(&reply.expect("answered").header).expect("decodes");
+        assert_eq!(answer, Answer::Failed(VolumeError::Superseded { offered: 0, held: 1 }));
+    }
+}

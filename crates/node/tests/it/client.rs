@@ -1,0 +1,176 @@
+//! The client and the control socket under trouble, and the volumes behind it.
+
+use std::time::Duration;
+
+use atoll_dht::{Blocks, GetError, PutError};
+use atoll_key::{BlockHash, InvalidBlock, SecretKey, SignedBlock};
+use atoll_net::{CallError, Refusal, Request, UnixClient, WhenAbsent};
+use atoll_node::{ClientError, VolumeError};
+use bytes::Bytes;
+
+use crate::world::{Home, LONG, blocks};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_get_started_while_the_node_is_down_succeeds_when_it_is_back() {
+    let home = Home::new();
+    let node = home.found().await;
+    let put = blocks(1, 1, 1000);
+    let (hash, bytes) = put[0].clone();
+    let client = home.patient_client().await;
+    client.put(put).await.expect("put");
+    node.stop().await;
+    let waiting = tokio::spawn(client.get(hash));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!waiting.is_finished(), "it waits");
+    let node = home.start_again().await;
+    assert_eq!(waiting.await.expect("no panic"), Ok(bytes));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_patience_a_get_fails_and_says_how_to_start_a_node() {
+    let home = Home::new();
+    let node = home.found().await;
+    let client = home.client().await;
+    node.stop().await;
+    let error = client.get(BlockHash([1; 32])).await.expect_err("no node");
+    assert!(matches!(error, GetError::Unavailable { .. }));
+    assert!(error.to_string().contains("atoll up --dir"), "{error}");
+    let error = client.status().await.expect_err("no node");
+    assert!(matches!(error, ClientError::NoNode { .. }), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rings_own_errors_reach_the_client() {
+    let home = Home::new();
+    let node = home.found().await;
+    let client = home.client().await;
+    let error = client.get(BlockHash([1; 32])).await.expect_err("nobody has it");
+    assert!(matches!(error, GetError::NotFound { .. }), "{error}");
+
+    let key = SecretKey::from_seed(&[1; 32]);
+    let newer = SignedBlock::sign(&key, b"", 5, b"newer");
+    client.put_signed(newer.clone()).await.expect("put");
+    let older = SignedBlock::sign(&key, b"", 4, b"older");
+    let error = client.put_signed(older).await.expect_err("replay");
+    assert_eq!(error, PutError::Superseded { offered: 4, held: 5 });
+    assert_eq!(client.get_signed(newer.key()).await, Ok(newer));
+
+    let forged = vec![(BlockHash([7; 32]), Bytes::from_static(b"not it"))];
+    let error = client.put(forged).await.expect_err("wrong hash");
+    assert_eq!(error, PutError::Invalid(InvalidBlock::WrongHash));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_calls_on_the_socket_are_refused_and_the_node_lives() {
+    let home = Home::new();
+    let node = home.found().await;
+    let raw = UnixClient::new(&home.dir.join("control.sock"));
+    let call = |method: u16, header: &[u8], parts: Vec<Bytes>| {
+        let header = Bytes::copy_from_slice(header);
+        raw.call(Request { method, header, parts }, LONG, WhenAbsent::Fail)
+    };
+    let enormous = b"\xa1\x00\x5b\xff\xff\xff\xff\xff\xff\xff\xff";
+    for method in (0x0300..0x0334).chain([0x0101, 0x0201, 0xffff]) {
+        for header in [&b""[..], &[0xff; 100], &[0x81; 1000], enormous, b"\xbf"] {
+            let refused = call(method, header, vec![Bytes::from_static(b"part")]).await;
+            let Err(CallError::Refused(refusal)) = refused else {
+                panic!("{method:#06x} {header:02x?}: {refused:?}");
+            };
+            let expected = [Refusal::MALFORMED, Refusal::UNKNOWN_METHOD];
+            assert!(expected.contains(&refusal.code), "{method:#06x}: {refusal}");
+        }
+    }
+    let unfinished = call(0x0303, b"\xa1\x00\x58\x40", vec![]).await;
+    assert!(matches!(unfinished, Err(CallError::Refused(_))), "{unfinished:?}");
+    home.client().await.status().await.expect("alive");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_is_published_under_its_own_name_and_keeps_its_key() {
+    let home = Home::new();
+    let node = home.found().await;
+    let client = home.client().await;
+    let temp = tempfile::tempdir().expect("temp");
+    let [docs, others] = ["a/docs", "b/docs"].map(|path| temp.path().join(path));
+    for dir in [&docs, &others] {
+        std::fs::create_dir_all(dir).expect("mkdir");
+    }
+    let first = client.volume(None, &docs).await.expect("made");
+    assert_eq!((first.name.as_str(), first.is_new), ("docs", true));
+    let roundabout = docs.join("../docs/.");
+    let again = client.volume(None, &roundabout).await.expect("the same directory");
+    assert!(!again.is_new && again.key.seed() == first.key.seed());
+    let error = client.volume(None, &others).await.expect_err("taken");
+    let ClientError::Volume(VolumeError::NameTaken { source_dir, .. }) = &error else {
+        panic!("{error}");
+    };
+    assert!(source_dir.ends_with("a/docs") && error.to_string().contains("--name"), "{error}");
+    let named = client.volume(Some("docs-b"), &others).await.expect("another name");
+    assert!(named.is_new && named.key.seed() != first.key.seed());
+    let names: Vec<String> =
+        client.volumes().await.expect("list").into_iter().map(|volume| volume.name).collect();
+    assert_eq!(names, ["docs", "docs-b"]);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_manifest_survives_a_restart_in_the_middle_and_is_shown_when_committed() {
+    let home = Home::new();
+    let node = home.found().await;
+    let client = home.patient_client().await;
+    let volume = client.named_volume("docs").await.expect("made");
+    let hashes: Vec<BlockHash> = blocks(1, 70_000, 4).into_iter().map(|(hash, _)| hash).collect();
+    let mut keep = client.keep("docs");
+    keep.add(&hashes[..40_000]).await.expect("added");
+    node.stop().await;
+    let node = home.start_again().await;
+    keep.add(&hashes[40_000..]).await.expect("added");
+    let shown = client.volumes().await.expect("list").remove(0);
+    assert_eq!((shown.root_version, shown.lease_expires_unix_secs), (0, 0), "not committed");
+    let root = SignedBlock::sign(&volume.key, b"", 9, b"root");
+    keep.commit(&root).await.expect("committed");
+    let shown = client.status().await.expect("status").volumes.remove(0);
+    assert_eq!((shown.root_version, shown.kept_blocks), (9, 70_000));
+    let lease_secs = shown.lease_expires_unix_secs - shown.refreshed_unix_secs;
+    assert_eq!(lease_secs, 30 * 24 * 3600);
+    node.stop().await;
+}
+
+/// CFS §5.6: the ring drops what nobody asks it to keep; the keeper asks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_keeper_renews_a_volume_and_reports_what_is_lost() {
+    let home = Home::new();
+    let mut config = home.config(None);
+    config.lease = Duration::from_secs(60);
+    let node = atoll_node::Node::start(config).await.expect("starts");
+    let client = home.client().await;
+    let volume = client.named_volume("docs").await.expect("made");
+    let there = blocks(1, 30, 100);
+    client.put(there.clone()).await.expect("put");
+    let mut keep = client.keep("docs");
+    let hashes: Vec<BlockHash> = there.iter().map(|(hash, _)| *hash).collect();
+    keep.add(&hashes).await.expect("added");
+    keep.add(&[BlockHash([3; 32])]).await.expect("added");
+    let root = SignedBlock::sign(&volume.key, b"", 1, b"root");
+    keep.commit(&root).await.expect("committed");
+    // As if the last refresh had been long ago.
+    node.stop().await;
+    std::fs::remove_file(home.dir.join("volumes/docs/kept")).expect("remove");
+    let mut config = atoll_node::NodeConfig::new(&home.dir);
+    config.lease = Duration::from_secs(60);
+    let node = atoll_node::Node::start(config).await.expect("starts");
+    crate::world::until("the keeper has been there", || {
+        node.status().volumes[0].refreshed_unix_secs > 0
+    })
+    .await;
+    let status = node.status();
+    assert_eq!(status.volumes[0].lost_blocks, 1);
+    let warning = "1 blocks of volume docs are lost";
+    assert!(status.warnings.iter().any(|w| w.contains(warning)), "{:?}", status.warnings);
+    let put_again = home.client().await.get_signed(root.key()).await;
+    assert_eq!(put_again, Ok(root), "the root was put by the keeper");
+    node.stop().await;
+}

@@ -1,0 +1,135 @@
+//! Several nodes: blocks, failures, restarts, strangers.
+
+use atoll_dht::Blocks;
+use atoll_key::{SecretKey, SignedBlock};
+use atoll_node::{JoinCode, Network};
+
+use crate::world::{Home, blocks, code_of, positions, ring, sees, until};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_client_puts_every_other_gets() {
+    let nodes = ring(2).await;
+    let put = blocks(1, 20, 5000);
+    let root = SignedBlock::sign(&SecretKey::from_seed(&[4; 32]), b"", 3, b"root");
+    let client = nodes[0].0.client().await;
+    client.put(put.clone()).await.expect("put");
+    client.put_signed(root.clone()).await.expect("put");
+    for (home, _) in &nodes {
+        let client = home.client().await;
+        for (hash, bytes) in &put {
+            assert_eq!(client.get(*hash).await.as_ref(), Ok(bytes));
+        }
+        assert_eq!(client.get_signed(root.key()).await.as_ref(), Ok(&root));
+        let asked = put.iter().map(|(hash, _)| *hash).chain([atoll_key::BlockHash([8; 32])]);
+        let lacking = client.renew(asked.collect()).await;
+        assert_eq!(lacking, Ok(vec![atoll_key::BlockHash([8; 32])]));
+    }
+    for (_, node) in nodes {
+        node.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_others_serve_when_one_crashes_and_it_comes_back_to_its_place() {
+    let mut nodes = ring(2).await;
+    let put = blocks(2, 20, 3000);
+    nodes[0].0.client().await.put(put.clone()).await.expect("put");
+    until("all copies are there", || nodes.iter().all(|(_, node)| node.status().blocks == 20))
+        .await;
+    let (home, node) = nodes.remove(1);
+    let place = positions(&node.status());
+    node.kill().await;
+    for (other, _) in &nodes {
+        let client = other.client().await;
+        for (hash, bytes) in &put {
+            assert_eq!(client.get(*hash).await.as_ref(), Ok(bytes));
+        }
+    }
+    let node = home.start_again().await;
+    assert_eq!(positions(&node.status()), place);
+    assert_eq!(node.status().blocks, 20, "it kept its blocks");
+    sees(&node, 2).await;
+    for (_, other) in &nodes {
+        sees(other, 2).await;
+    }
+    node.stop().await;
+    for (_, node) in nodes {
+        node.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ring_that_was_stopped_as_a_whole_finds_itself_again() {
+    let nodes = ring(1).await;
+    let put = blocks(3, 5, 100);
+    nodes[0].0.client().await.put(put.clone()).await.expect("put");
+    let mut homes = Vec::new();
+    for (home, node) in nodes {
+        let peers = home.dir.join("peers.cbor");
+        until("its peers are remembered", || peers.exists()).await;
+        node.kill().await;
+        homes.push(home);
+    }
+    // The first that is back finds nobody, but serves what it has, and says so.
+    let first = homes[0].start_again().await;
+    assert!(first.status().joined);
+    let warnings = first.status().warnings;
+    assert!(warnings.iter().any(|warning| warning.contains("serving alone")), "{warnings:?}");
+    let client = homes[0].client().await;
+    for (hash, bytes) in &put {
+        assert_eq!(client.get(*hash).await.as_ref(), Ok(bytes));
+    }
+    let second = homes[1].start_again().await;
+    sees(&second, 1).await;
+    sees(&first, 1).await;
+    until("the warning goes", || first.status().warnings.is_empty()).await;
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_without_the_secret_is_refused_and_counted() {
+    let home = Home::new();
+    let node = home.found().await;
+    let code = code_of(&home).await;
+    let forged = JoinCode::new(
+        Network { secret: [7; 32], ..code.network.clone() },
+        code.bootstrap.iter().copied(),
+    );
+    let stranger = Home::new();
+    let outside = stranger.join(&forged).await;
+    assert!(!outside.status().joined);
+    let status = node.status();
+    assert!(status.refusals.get("wrong_secret").is_some_and(|count| *count > 0), "{status:?}");
+    assert!(status.successors.is_empty());
+    outside.stop().await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_leaves_is_gone_from_its_neighbours_at_once() {
+    let mut nodes = ring(2).await;
+    let (_home, leaver) = nodes.pop().expect("three");
+    leaver.stop().await;
+    for (_, node) in &nodes {
+        assert_eq!(node.status().successors.len(), 1);
+    }
+    for (_, node) in nodes {
+        node.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_who_joined_can_invite_others() {
+    let nodes = ring(1).await;
+    let code = code_of(&nodes[1].0).await;
+    assert_eq!(code.bootstrap.len(), 2, "itself and a successor");
+    let third = Home::new();
+    let node = third.join(&code).await;
+    sees(&node, 2).await;
+    assert_eq!(node.status().network_id, nodes[0].1.status().network_id);
+    node.stop().await;
+    for (_, node) in nodes {
+        node.stop().await;
+    }
+}
