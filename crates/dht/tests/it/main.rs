@@ -2,7 +2,9 @@
 //! replays it.
 
 mod claims;
+mod figures;
 mod hostile;
 mod leases;
+mod perfect;
 mod ring;
 mod soak;
