@@ -1,20 +1,456 @@
-//! A volume as a [`FileSystem`](atoll_vfs::FileSystem).
+//! A volume as a [`FileSystem`]: what a mount serves. Read-only.
+//!
+//! Which version a call sees: `lookup`, `getattr` of a directory and `opendir` the newest
+//! (within the volume's `max_age`), an open directory the one it was opened in, a file
+//! always its own ([`inodes`]). So names are believed for what is left of `max_age`, and
+//! contents and attributes of files for as long as the kernel likes.
+//!
+//! Owners are not published: everything belongs to whoever mounts.
 
-use std::sync::Arc;
+mod ahead;
+mod inodes;
 
-use atoll_env::Env;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
-use super::read::Volume;
+use atoll_env::{Env, timeout};
+use atoll_vfs::{
+    Answer, Attr, AttrReply, Caller, DirEntry, Entry as FsEntry, Errno, FileKind, FileSystem,
+    Handle, InodeNumber, OpenFlags, Opened, SeekTo, StatFs, check_name,
+};
+use bytes::Bytes;
 
-/// A volume, as the kernel sees it. Read-only.
+use self::ahead::ReadAhead;
+use self::inodes::{Inodes, Known};
+use super::format::{Content, DirectoryRef, Entry};
+use super::read::error::{BlockError, shown_path};
+use super::read::file::File;
+use super::read::snapshot::{Snapshot, joined, read_xattrs};
+use super::read::{Volume, directory};
+
+/// How long attributes that never change may be believed: a day, since some kernels
+/// overflow on more.
+const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How long a call may take. Each block has a deadline of its own, but a call may need
+/// several, one after the other; a process that waits for a mount cannot be killed. Guess.
+const CALL_LIMIT: Duration = Duration::from_secs(60);
+
+/// A volume, as the kernel sees it.
+#[derive(Clone)]
 pub struct VolumeFs {
-    _volume: Arc<Volume>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    env: Env,
+    volume: Arc<Volume>,
+    uid: u32,
+    gid: u32,
+    tables: Mutex<Tables>,
+}
+
+struct Tables {
+    inodes: Inodes,
+    next_handle: u64,
+    files: BTreeMap<u64, OpenFile>,
+    directories: BTreeMap<u64, OpenDirectory>,
+}
+
+#[derive(Clone)]
+struct OpenFile {
+    file: File,
+    inode: InodeNumber,
+    ahead: Arc<Mutex<ReadAhead>>,
+}
+
+#[derive(Clone)]
+struct OpenDirectory {
+    entry: Entry,
+    directory: DirectoryRef,
+    snapshot: Arc<Snapshot>,
+}
+
+/// What went wrong in one call.
+enum Fault {
+    Errno(Errno),
+    Block(BlockError),
+}
+
+impl From<Errno> for Fault {
+    fn from(errno: Errno) -> Fault {
+        Fault::Errno(errno)
+    }
+}
+
+impl From<BlockError> for Fault {
+    fn from(error: BlockError) -> Fault {
+        Fault::Block(error)
+    }
 }
 
 impl VolumeFs {
-    /// Serves `volume`; all files appear as owned by `uid` and `gid`.
+    /// Serves `volume`; everything appears as owned by `uid` and `gid`.
     pub fn new(env: Env, volume: Arc<Volume>, uid: u32, gid: u32) -> VolumeFs {
-        let _ = (env, uid, gid);
-        VolumeFs { _volume: volume }
+        let snapshot = volume.current();
+        let tables = Tables {
+            inodes: Inodes::new(snapshot.root.entry(), snapshot.version),
+            next_handle: 1,
+            files: BTreeMap::new(),
+            directories: BTreeMap::new(),
+        };
+        let tables = Mutex::new(tables);
+        VolumeFs { shared: Arc::new(Shared { env, volume, uid, gid, tables }) }
+    }
+
+    /// How many inode numbers the kernel holds, and how many files and directories it has
+    /// open.
+    pub fn held(&self) -> (usize, usize) {
+        let tables = self.shared.tables();
+        (tables.inodes.len(), tables.files.len() + tables.directories.len())
+    }
+
+    /// Runs a call; a block that is missing or bad is reported here, once, with its path.
+    fn answer<T, W>(
+        &self,
+        inode: InodeNumber,
+        name: Option<&[u8]>,
+        work: impl FnOnce(Arc<Shared>) -> W,
+    ) -> Answer<T>
+    where
+        T: Send + 'static,
+        W: Future<Output = Result<T, Fault>> + Send + 'static,
+    {
+        let shared = self.shared.clone();
+        let name = name.map(Bytes::copy_from_slice);
+        let work = work(shared.clone());
+        Box::pin(async move {
+            let Ok(result) = timeout(&*shared.env, CALL_LIMIT, work).await else {
+                let path = shown_path(&shared.tables().inodes.path(inode));
+                tracing::warn!(volume = ?shared.volume.id(), path, "a call took too long");
+                return Err(Errno::ETIMEDOUT);
+            };
+            result.map_err(|fault| match fault {
+                Fault::Errno(errno) => errno,
+                Fault::Block(error) => {
+                    let mut path = shared.tables().inodes.path(inode);
+                    if let Some(name) = name {
+                        path = joined(&path, &name);
+                    }
+                    let error = error.at(&path);
+                    tracing::warn!(volume = ?shared.volume.id(), "{error}");
+                    error.errno()
+                }
+            })
+        })
+    }
+}
+
+impl Shared {
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().expect("no holder of this lock panics")
+    }
+
+    /// What `inode` is in the newest version; files and links are what they always were.
+    /// A directory that is gone is [`Errno::ESTALE`], which makes the kernel look its path
+    /// up again.
+    async fn entry(&self, inode: InodeNumber) -> Result<(Entry, Arc<Snapshot>), Fault> {
+        let snapshot = self.volume.snapshot().await;
+        let known = {
+            let mut tables = self.tables();
+            if !tables.inodes.is_root_of(snapshot.version) {
+                let root = snapshot.root.entry();
+                tables.inodes.update(InodeNumber::ROOT.0, &root, snapshot.version);
+            }
+            tables.inodes.known(inode, snapshot.version).ok_or(Errno::ESTALE)?
+        };
+        let (mut entry, names) = match known {
+            Known::Leaf(entry) => return Ok((entry, snapshot)),
+            Known::Directory { above, names } => (above, names),
+        };
+        for (number, name) in names {
+            let Content::Directory(directory) = entry.content else {
+                return Err(Errno::ESTALE.into());
+            };
+            let found = directory::find(&snapshot.cache, &directory, &name).await?;
+            entry = found.filter(|e| e.kind() == FileKind::Directory).ok_or(Errno::ESTALE)?;
+            self.tables().inodes.update(number, &entry, snapshot.version);
+        }
+        Ok((entry, snapshot))
+    }
+
+    async fn directory(
+        &self,
+        inode: InodeNumber,
+    ) -> Result<(Entry, DirectoryRef, Arc<Snapshot>), Fault> {
+        let (entry, snapshot) = self.entry(inode).await?;
+        match entry.content {
+            Content::Directory(directory) => Ok((entry, directory, snapshot)),
+            _ => Err(Errno::ENOTDIR.into()),
+        }
+    }
+
+    fn attr(&self, inode: InodeNumber, entry: &Entry) -> Attr {
+        let snapshot = self.volume.current();
+        let (nlink, blocks_512) = match &entry.content {
+            Content::Directory(directory) => {
+                (u32::try_from(directory.subdirectories).unwrap_or(u32::MAX).saturating_add(2), 0)
+            }
+            Content::Regular { blocks_512, .. } => (1, *blocks_512),
+            Content::Symlink(_) => (1, 0),
+        };
+        Attr {
+            inode,
+            kind: entry.kind(),
+            mode: entry.mode,
+            nlink,
+            uid: self.uid,
+            gid: self.gid,
+            rdev: 0,
+            size_bytes: entry.size_bytes(),
+            blocks_512,
+            block_size_bytes: 1 << snapshot.root.block_size_log2,
+            atime: entry.mtime,
+            mtime: entry.mtime,
+            ctime: entry.mtime,
+        }
+    }
+
+    fn attr_ttl(&self, entry: &Entry) -> Duration {
+        match entry.kind() {
+            FileKind::Directory => self.volume.fresh_for(),
+            _ => FOREVER,
+        }
+    }
+
+    /// An entry under a number whose lookup was counted. `name_ttl` is of when the entry
+    /// was found.
+    fn found(&self, inode: InodeNumber, entry: &Entry, name_ttl: Duration) -> FsEntry {
+        let attr_ttl = match entry.kind() {
+            FileKind::Directory => name_ttl,
+            _ => FOREVER,
+        };
+        FsEntry { attr: self.attr(inode, entry), generation: 0, name_ttl, attr_ttl }
+    }
+
+    /// How long what was found in `snapshot` may be believed: not at all once there is a
+    /// newer one.
+    fn ttl(&self, snapshot: &Snapshot) -> Duration {
+        let fresh_for = self.volume.fresh_for();
+        if self.volume.current().version == snapshot.version { fresh_for } else { Duration::ZERO }
+    }
+
+    fn open_file(&self, handle: Handle) -> Result<OpenFile, Fault> {
+        Ok(self.tables().files.get(&handle.0).cloned().ok_or(Errno::EBADF)?)
+    }
+
+    fn read_ahead(&self, open: &OpenFile, offset: u64, len: u32) {
+        let Some(shape) = open.file.shape().filter(|shape| !shape.is_inline()) else { return };
+        let cache_bytes = self.volume.options().cache_bytes;
+        let limit = self.volume.options().read_ahead_bytes.min(cache_bytes / 4);
+        let plan = {
+            let mut ahead = open.ahead.lock().expect("no holder of this lock panics");
+            ahead.on_read(offset, u64::from(len), limit, shape.size_bytes)
+        };
+        if let Some((from, upto)) = plan {
+            let size = shape.block_size_bytes();
+            open.file.prefetch(from / size, upto.div_ceil(size));
+        }
+    }
+}
+
+impl FileSystem for VolumeFs {
+    fn lookup(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<FsEntry> {
+        let wanted = check_name(name).map(|()| Bytes::copy_from_slice(name));
+        self.answer(parent, Some(name), |shared| async move {
+            let name = wanted?;
+            let (_, directory, snapshot) = shared.directory(parent).await?;
+            let found = directory::find(&snapshot.cache, &directory, &name).await?;
+            let entry = found.ok_or(Errno::ENOENT)?;
+            let inode = shared.tables().inodes.enter(parent, &entry, snapshot.version);
+            Ok(shared.found(inode, &entry, shared.ttl(&snapshot)))
+        })
+    }
+
+    fn parent(&self, _: Caller, inode: InodeNumber) -> Answer<FsEntry> {
+        self.answer(inode, None, |shared| async move {
+            let parent = shared.tables().inodes.parent(inode).ok_or(Errno::ESTALE)?;
+            let (entry, _, snapshot) = shared.directory(parent).await?;
+            shared.tables().inodes.enter_again(parent);
+            Ok(shared.found(parent, &entry, shared.ttl(&snapshot)))
+        })
+    }
+
+    fn missing_ttl(&self) -> Duration {
+        self.shared.volume.fresh_for()
+    }
+
+    fn forget(&self, inode: InodeNumber, count: u64) {
+        self.shared.tables().inodes.forget(inode, count);
+    }
+
+    fn getattr(&self, inode: InodeNumber, handle: Option<Handle>) -> Answer<AttrReply> {
+        self.answer(inode, None, move |shared| async move {
+            let opened = handle.and_then(|h| shared.tables().directories.get(&h.0).cloned());
+            let entry = match opened {
+                Some(open) => open.entry,
+                None => shared.entry(inode).await?.0,
+            };
+            Ok(AttrReply { attr: shared.attr(inode, &entry), ttl: shared.attr_ttl(&entry) })
+        })
+    }
+
+    fn readlink(&self, inode: InodeNumber) -> Answer<Bytes> {
+        self.answer(inode, None, move |shared| async move {
+            match shared.entry(inode).await?.0.content {
+                Content::Symlink(target) => Ok(target),
+                _ => Err(Errno::EINVAL.into()),
+            }
+        })
+    }
+
+    fn open(&self, _: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
+        self.answer(inode, None, move |shared| async move {
+            let (entry, snapshot) = shared.entry(inode).await?;
+            let (size_bytes, hash) = match entry.content {
+                Content::Regular { size_bytes, inode, .. } => (size_bytes, inode),
+                Content::Directory(_) => return Err(Errno::EISDIR.into()),
+                Content::Symlink(_) => return Err(Errno::ELOOP.into()),
+            };
+            if flags.writes() || flags.has(OpenFlags::TRUNCATE) {
+                return Err(Errno::EROFS.into());
+            }
+            let file = File::open(&snapshot.cache, hash, size_bytes).await?;
+            let mut tables = shared.tables();
+            let handle = tables.new_handle();
+            tables.files.insert(handle.0, OpenFile { file, inode, ahead: Arc::default() });
+            Ok(Opened { handle, keep_cache: true, direct_io: false })
+        })
+    }
+
+    fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
+        self.answer(inode, None, move |shared| async move {
+            let open = shared.open_file(handle)?;
+            if open.inode != inode {
+                return Err(Errno::EBADF.into());
+            }
+            shared.read_ahead(&open, offset, len);
+            Ok(open.file.read(offset, len).await?)
+        })
+    }
+
+    fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
+        self.answer(inode, None, move |shared| async move {
+            let open = shared.open_file(handle)?;
+            let size = open.file.shape().map_or(0, |shape| shape.size_bytes);
+            if offset >= size {
+                return Err(Errno::ENXIO.into());
+            }
+            let found = open.file.seek(offset, to == SeekTo::Data).await?;
+            if to == SeekTo::Data && found >= size {
+                return Err(Errno::ENXIO.into());
+            }
+            Ok(found)
+        })
+    }
+
+    fn close(&self, _: InodeNumber, handle: Handle) -> Answer<()> {
+        let closed = self.shared.tables().files.remove(&handle.0);
+        Box::pin(async move { closed.map(drop).ok_or(Errno::EBADF) })
+    }
+
+    fn opendir(&self, _: Caller, inode: InodeNumber) -> Answer<Opened> {
+        self.answer(inode, None, move |shared| async move {
+            let (entry, directory, snapshot) = shared.directory(inode).await?;
+            let mut tables = shared.tables();
+            let handle = tables.new_handle();
+            let open = OpenDirectory { entry, directory, snapshot };
+            tables.directories.insert(handle.0, open);
+            Ok(Opened { handle, keep_cache: false, direct_io: false })
+        })
+    }
+
+    fn readdir(
+        &self,
+        inode: InodeNumber,
+        handle: Handle,
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Answer<Vec<DirEntry>> {
+        self.answer(inode, None, move |shared| async move {
+            let open = shared.tables().directories.get(&handle.0).cloned().ok_or(Errno::EBADF)?;
+            let cache = &open.snapshot.cache;
+            // A cookie is the number of entries before the next one.
+            let mut next = cookie;
+            let mut out = Vec::new();
+            while out.len() < limit {
+                let found = directory::leaf_at(cache, &open.directory, next).await?;
+                let Some((leaf, from)) = found else { break };
+                let ttl = shared.ttl(&open.snapshot);
+                for entry in leaf.entries().iter().skip(from).take(limit - out.len()) {
+                    next += 1;
+                    let number = if with_entries {
+                        shared.tables().inodes.enter(inode, entry, open.snapshot.version)
+                    } else {
+                        shared.tables().inodes.number(inode, entry)
+                    };
+                    out.push(DirEntry {
+                        name: entry.name.clone(),
+                        kind: entry.kind(),
+                        inode: number,
+                        cookie: next,
+                        entry: with_entries.then(|| shared.found(number, entry, ttl)),
+                    });
+                }
+            }
+            Ok(out)
+        })
+    }
+
+    fn closedir(&self, _: InodeNumber, handle: Handle) -> Answer<()> {
+        let closed = self.shared.tables().directories.remove(&handle.0);
+        Box::pin(async move { closed.map(drop).ok_or(Errno::EBADF) })
+    }
+
+    fn statfs(&self, _: InodeNumber) -> Answer<StatFs> {
+        let snapshot = self.shared.volume.current();
+        let root = &snapshot.root;
+        let block_size_bytes = 1u32 << root.block_size_log2;
+        let statfs = StatFs {
+            block_size_bytes,
+            blocks: root.bytes.div_ceil(u64::from(block_size_bytes)),
+            files: root.files.saturating_add(root.dirs).saturating_add(root.symlinks),
+            max_name_bytes: atoll_vfs::MAX_NAME_BYTES as u32,
+            ..StatFs::default()
+        };
+        Box::pin(async move { Ok(statfs) })
+    }
+
+    fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
+        let wanted = Bytes::copy_from_slice(name);
+        self.answer(inode, None, move |shared| async move {
+            let (entry, snapshot) = shared.entry(inode).await?;
+            let all = read_xattrs(&snapshot.cache, &entry).await?;
+            let found = all.into_iter().find(|(name, _)| *name == wanted);
+            Ok(found.ok_or(Errno::ENODATA)?.1)
+        })
+    }
+
+    fn listxattr(&self, inode: InodeNumber) -> Answer<Vec<Bytes>> {
+        self.answer(inode, None, move |shared| async move {
+            let (entry, snapshot) = shared.entry(inode).await?;
+            let all = read_xattrs(&snapshot.cache, &entry).await?;
+            Ok(all.into_iter().map(|(name, _)| name).collect())
+        })
+    }
+}
+
+impl Tables {
+    fn new_handle(&mut self) -> Handle {
+        let handle = Handle(self.next_handle);
+        self.next_handle += 1;
+        handle
     }
 }

@@ -1,12 +1,50 @@
 //! Copying a file or tree of a volume to this machine's disk.
+//!
+//! ```text
+//! walk ─► entries ─► up to max_files at once: fetch ─► write (threads) ─► rename
+//! ```
+//!
+//! One walk lists the directories, in order of their names, and runs ahead of the files;
+//! files are fetched many at once, and large ones many blocks at once, within one budget
+//! of bytes. A file is written as `.NAME.atoll-part` and renamed when it is complete, so
+//! what has its own name is whole. An interrupted copy goes on where it was: files of the
+//! right length and time are left alone, and blocks of a part are kept if their bytes have
+//! the hash that the volume says. (Files are not synced one by one: after a power failure
+//! a file may be there and its bytes not, as after `cp`.)
 
+mod budget;
+mod dest;
+mod pool;
+mod walk;
+
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use atoll_env::Env;
+use atoll_key::{BlockHash, MAX_BLOCK_BYTES};
+use atoll_vfs::FileKind;
+use bytes::Bytes;
+use futures_util::stream::{self, TryStreamExt};
 
-use super::progress::Progress;
+use self::budget::Budget;
+use self::dest::{Attributes, DestDir, part_name, wrong};
+use self::pool::Pool;
+use self::walk::{Found, Into};
+use super::format::inode::Shape;
+use super::format::{Content, Entry};
+use super::progress::{Phase, Progress};
+use super::read::error::BlockError;
+use super::read::file::{File, Place};
+use super::read::snapshot::read_xattrs;
 use super::read::{Item, ReadError, Snapshot};
+
+/// Threads that write. Guess: some wait for the disk while others use the processor.
+const WRITER_THREADS: usize = 4;
+
+/// Blocks of one file on their way at once.
+const BLOCKS_AT_ONCE: usize = 64;
 
 /// How to copy.
 #[derive(Clone, Debug)]
@@ -36,7 +74,7 @@ pub struct Gotten {
     pub dirs: u64,
     /// Symbolic links made or found.
     pub symlinks: u64,
-    /// Bytes written.
+    /// Lengths of the files written, but for what was resumed.
     pub bytes: u64,
     /// Bytes found already there in files an earlier run left unfinished.
     pub bytes_resumed: u64,
@@ -56,9 +94,44 @@ pub enum GetTreeError {
         /// What the system said.
         reason: String,
     },
+    /// The threads that write ended before their work (a bug of this program).
+    #[error("the work was stopped before its end")]
+    Stopped,
 }
 
-/// Copies `item` (a file, link or whole directory) of `snapshot` to `dest`.
+#[derive(Default)]
+struct Tallies {
+    files: AtomicU64,
+    files_kept: AtomicU64,
+    dirs: AtomicU64,
+    symlinks: AtomicU64,
+    bytes: AtomicU64,
+    bytes_resumed: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, amount: u64) {
+    counter.fetch_add(amount, Ordering::Relaxed);
+}
+
+/// What all files of one copy share.
+struct Copy {
+    snapshot: Arc<Snapshot>,
+    options: GetOptions,
+    progress: Arc<dyn Progress>,
+    pool: Pool,
+    budget: Arc<Budget>,
+    tallies: Tallies,
+}
+
+/// Copies `item` (a file, link or whole directory) of `snapshot`; it becomes `dest`.
+///
+/// A directory's contents go into `dest`, which is made if it is not there; what else is
+/// in it stays. A file, link or directory of the volume replaces a file or link of the
+/// same name; a file in place of a directory is an error. A symbolic link is followed
+/// only if it is `dest` itself and `item` a directory. Modes, times, links, holes and
+/// extended attributes are as published, owners are not.
+///
+/// Dropping the future stops the copy after what is being written.
 pub async fn get_tree(
     env: Env,
     snapshot: Arc<Snapshot>,
@@ -67,6 +140,242 @@ pub async fn get_tree(
     options: GetOptions,
     progress: Arc<dyn Progress>,
 ) -> Result<Gotten, GetTreeError> {
-    let _ = (env, snapshot, item, dest, options, progress);
-    Ok(Gotten::default())
+    // Time plays no part in a copy; the parameter keeps room for a limit of rate.
+    let _ = env;
+    let pool = Pool::start(WRITER_THREADS)
+        .map_err(|error| GetTreeError::Write { path: dest.into(), reason: error.to_string() })?;
+    progress.phase(Phase::Copy);
+    let copy = Copy {
+        snapshot,
+        budget: Budget::new(options.max_in_flight_bytes),
+        options,
+        progress,
+        pool,
+        tallies: Tallies::default(),
+    };
+    let result = copy.run(item, dest).await;
+    // Directories get their attributes as the last of what they hold is done.
+    let idle = copy.pool.idle().await;
+    result.and(idle)?;
+    let tallies = &copy.tallies;
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    Ok(Gotten {
+        files: count(&tallies.files),
+        files_kept: count(&tallies.files_kept),
+        dirs: count(&tallies.dirs),
+        symlinks: count(&tallies.symlinks),
+        bytes: count(&tallies.bytes),
+        bytes_resumed: count(&tallies.bytes_resumed),
+    })
+}
+
+impl Copy {
+    async fn run(&self, item: &Item, dest: &Path) -> Result<(), GetTreeError> {
+        let whole_volume = item.path.is_empty();
+        if whole_volume {
+            let info = self.snapshot.info();
+            self.progress.discovered(info.files, info.bytes);
+            self.progress.discovery_ended();
+        }
+        if item.entry.kind() != FileKind::Directory {
+            return self.one(item, dest).await;
+        }
+        let attributes = self.attributes(&item.entry, &item.path).await?;
+        let (pool, path) = (self.pool.shared().clone(), dest.to_path_buf());
+        let top = self.pool.run(move || DestDir::top(&pool, &path, attributes)).await?;
+        add(&self.tallies.dirs, 1);
+        walk::walk(self, item, top, !whole_volume)
+            .map_ok(|found| self.entry(found))
+            .try_buffer_unordered(self.options.max_files.max(1))
+            .try_for_each(|()| async { Ok(()) })
+            .await
+    }
+
+    /// A copy of one file or link.
+    async fn one(&self, item: &Item, dest: &Path) -> Result<(), GetTreeError> {
+        self.progress.discovered(1, item.entry.size_bytes());
+        self.progress.discovery_ended();
+        let path = dest.to_path_buf();
+        let name = dest
+            .file_name()
+            .map(|name| Bytes::copy_from_slice(std::os::unix::ffi::OsStrExt::as_bytes(name)));
+        let Some(name) = name else {
+            let reason = "it names no file".into();
+            return Err(GetTreeError::Write { path, reason });
+        };
+        let fd = self.pool.run(move || DestDir::holding(&path)).await?;
+        let part = part_name(&name);
+        let into = Into::Bare { fd: Arc::new(fd), dest: dest.to_path_buf() };
+        self.entry(Found { item: item.clone(), into, name, part }).await
+    }
+
+    async fn entry(&self, found: Found) -> Result<(), GetTreeError> {
+        match found.item.entry.content.clone() {
+            Content::Symlink(target) => self.link(found, target).await,
+            Content::Regular { size_bytes, inode, .. } => self.file(found, size_bytes, inode).await,
+            Content::Directory(_) => unreachable!("the walk makes directories itself"),
+        }
+    }
+
+    async fn link(&self, found: Found, target: Bytes) -> Result<(), GetTreeError> {
+        let Found { item, into, name, part } = found;
+        let mtime = item.entry.mtime;
+        let made = move || {
+            dest::make_link(into.fd(), &part, &name, &target, mtime)
+                .map_err(wrong(&into.path_of(&name)))
+        };
+        self.pool.run(made).await?;
+        add(&self.tallies.symlinks, 1);
+        Ok(())
+    }
+
+    async fn file(
+        &self,
+        found: Found,
+        size_bytes: u64,
+        inode: Option<BlockHash>,
+    ) -> Result<(), GetTreeError> {
+        let entry = &found.item.entry;
+        if !found.into.is_fresh() {
+            let (into, name) = (found.into.clone(), found.name.clone());
+            let (mode, mtime) = (self.mode(entry), entry.mtime);
+            let there = move || Ok(dest::is_there(into.fd(), &name, size_bytes, mode, mtime));
+            if self.pool.run(there).await? {
+                add(&self.tallies.files_kept, 1);
+                self.progress.done(1, size_bytes);
+                return Ok(());
+            }
+        }
+        let at = |error: BlockError| error.at(&found.item.path);
+        let attributes = self.attributes(entry, &found.item.path).await?;
+        let block_bytes = size_bytes.min(MAX_BLOCK_BYTES as u64) as usize;
+        let permit = self.budget.acquire(block_bytes).await;
+        let file = File::open_kept(&self.snapshot.cache, inode, size_bytes, false);
+        let file = file.await.map_err(at)?;
+        match file.inline() {
+            Some(bytes) => {
+                let Found { into, name, part, .. } = found;
+                let write = move || {
+                    let written = dest::write_whole(into.fd(), &part, &name, &bytes, &attributes);
+                    drop(permit);
+                    written.map_err(wrong(&into.path_of(&name)))
+                };
+                self.pool.run(write).await?;
+                add(&self.tallies.bytes, size_bytes);
+                self.progress.done(1, size_bytes);
+            }
+            None => {
+                // The pointers stay in memory, and are few; the blocks ask for their own.
+                drop(permit);
+                self.blocks(found, file, attributes).await?;
+            }
+        }
+        add(&self.tallies.files, 1);
+        Ok(())
+    }
+
+    /// A file of many blocks, each written where it belongs as it comes.
+    async fn blocks(
+        &self,
+        found: Found,
+        file: File,
+        attributes: Attributes,
+    ) -> Result<(), GetTreeError> {
+        let shape = file.shape().expect("a file without an inode is inline");
+        let (into, part) = (found.into.clone(), found.part.clone());
+        let path = found.into.path_of(&found.name);
+        let open_path = path.clone();
+        let open = move || {
+            let (fd, len) = dest::open_part(into.fd(), &part).map_err(wrong(&open_path))?;
+            if len != shape.size_bytes {
+                rustix::fs::ftruncate(&fd, shape.size_bytes).map_err(wrong(&open_path))?;
+            }
+            Ok((Arc::new(fd), len > 0))
+        };
+        let (fd, resumed) = self.pool.run(open).await?;
+        let to_write = data_blocks(&file, shape).map_err(|error| error.at(&found.item.path));
+        let told = to_write
+            .map_err(GetTreeError::from)
+            .map_ok(|(block, hash)| self.block(&found, &file, &fd, &path, block, hash, resumed))
+            .try_buffer_unordered(BLOCKS_AT_ONCE)
+            .try_fold((0, 0), |(data, kept), (len, there)| async move {
+                Ok((data + len, if there { kept + len } else { kept }))
+            });
+        let (data_bytes, resumed_bytes): (u64, u64) = told.await?;
+        add(&self.tallies.bytes_resumed, resumed_bytes);
+        add(&self.tallies.bytes, shape.size_bytes - resumed_bytes);
+        // Progress heard of the data; the rest is holes.
+        self.progress.done(1, shape.size_bytes - data_bytes);
+        let Found { into, name, part, .. } = found;
+        let complete =
+            move || dest::complete(into.fd(), &part, &name, &fd, &attributes).map_err(wrong(&path));
+        self.pool.run(complete).await
+    }
+
+    /// One block: left as it is if it is there, else fetched and written. Returns its
+    /// length, and whether it was there.
+    #[allow(clippy::too_many_arguments)]
+    async fn block(
+        &self,
+        found: &Found,
+        file: &File,
+        fd: &Arc<OwnedFd>,
+        path: &Path,
+        block: u64,
+        hash: BlockHash,
+        resumed: bool,
+    ) -> Result<(u64, bool), GetTreeError> {
+        let shape = file.shape().expect("it has blocks");
+        let offset = block << shape.block_size_log2;
+        let len = shape.block_len_bytes(block) as usize;
+        let permit = self.budget.acquire(len).await;
+        if resumed {
+            let (fd, path) = (fd.clone(), path.to_path_buf());
+            let there = move || {
+                let present = dest::read_at(&fd, offset, len).map_err(wrong(&path))?;
+                Ok(present.is_some_and(|bytes| BlockHash::of(&bytes) == hash))
+            };
+            if self.pool.run(there).await? {
+                self.progress.done(0, len as u64);
+                return Ok((len as u64, true));
+            }
+        }
+        let fetched = file.fetch(block, hash, false).await;
+        let bytes = fetched.map_err(|error| error.at(&found.item.path))?;
+        let (fd, path) = (fd.clone(), path.to_path_buf());
+        let write = move || {
+            let written = dest::write_at(&fd, &bytes, offset);
+            drop((bytes, permit));
+            written.map_err(wrong(&path))
+        };
+        self.pool.run(write).await?;
+        self.progress.done(0, len as u64);
+        Ok((len as u64, false))
+    }
+
+    async fn attributes(&self, entry: &Entry, path: &[u8]) -> Result<Attributes, GetTreeError> {
+        let xattrs = read_xattrs(&self.snapshot.cache, entry).await;
+        let xattrs = xattrs.map_err(|error| error.at(path))?;
+        Ok(Attributes { mode: self.mode(entry), mtime: entry.mtime, xattrs })
+    }
+
+    fn mode(&self, entry: &Entry) -> u32 {
+        if self.options.set_id { entry.mode } else { entry.mode & 0o1777 }
+    }
+}
+
+/// The blocks of a file that are not holes: number and hash.
+fn data_blocks(
+    file: &File,
+    shape: Shape,
+) -> impl stream::Stream<Item = Result<(u64, BlockHash), BlockError>> + '_ {
+    stream::try_unfold(0, move |mut block| async move {
+        while block < shape.data_blocks() {
+            match file.place(block).await? {
+                Place::HoleUpto(upto) => block = upto,
+                Place::Block(hash) => return Ok(Some(((block, hash), block + 1))),
+            }
+        }
+        Ok(None)
+    })
 }

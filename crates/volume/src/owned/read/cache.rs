@@ -63,7 +63,6 @@ pub(crate) struct BlockCache {
     raw: Cache<BlockHash, Bytes, ByBytes, FixedState>,
     directories: Cache<BlockHash, Arc<DirectoryBlock>, ByMemory, FixedState>,
     fetching: Mutex<Fetching>,
-    capacity_bytes: u64,
 }
 
 #[derive(Default)]
@@ -79,6 +78,9 @@ impl BlockCache {
                 .shards(1)
                 .estimated_items_capacity((bytes / typical).clamp(16, 1 << 20) as usize)
                 .weight_capacity(bytes)
+                // What is read ahead is new, and must outlive what was read before it:
+                // half of the cache is for blocks seen once.
+                .hot_allocation(0.5)
                 .build()
                 .expect("all that must be set is set")
         };
@@ -99,13 +101,7 @@ impl BlockCache {
                 DefaultLifecycle::default(),
             ),
             fetching: Mutex::default(),
-            capacity_bytes,
         })
-    }
-
-    /// How many bytes it keeps at most.
-    pub(crate) fn capacity_bytes(&self) -> u64 {
-        self.capacity_bytes
     }
 
     /// A block's bytes, from memory or the ring.

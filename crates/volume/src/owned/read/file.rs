@@ -167,9 +167,8 @@ impl File {
                 Chunk::Hole(_) => Bytes::from(vec![0; wanted]),
             });
         }
-        let mut chunks = stream::iter(first..=last)
-            .map(|block| self.chunk(block))
-            .buffered(BLOCKS_AT_ONCE);
+        let mut chunks =
+            stream::iter(first..=last).map(|block| self.chunk(block)).buffered(BLOCKS_AT_ONCE);
         let mut out = BytesMut::with_capacity(wanted);
         let mut skip = skip;
         while let Some(chunk) = chunks.try_next().await? {

@@ -10,7 +10,7 @@ pub(super) mod cache;
 pub(super) mod directory;
 pub(super) mod error;
 pub(super) mod file;
-mod snapshot;
+pub(super) mod snapshot;
 mod volume;
 
 pub use error::{OpenError, ReadError};

@@ -16,11 +16,11 @@ use crate::owned::format::{Content, DirectoryRef, Entry, Root, xattrs};
 /// One version of a volume; never changes. Cheap to keep: blocks are fetched as they are
 /// read.
 pub struct Snapshot {
-    pub(super) id: VolumeId,
-    pub(super) version: u64,
-    pub(super) root: Root,
-    pub(super) cache: Arc<BlockCache>,
-    pub(super) read_ahead_bytes: u64,
+    pub(crate) id: VolumeId,
+    pub(crate) version: u64,
+    pub(crate) root: Root,
+    pub(crate) cache: Arc<BlockCache>,
+    pub(crate) read_ahead_bytes: u64,
 }
 
 impl fmt::Debug for Snapshot {
@@ -62,10 +62,12 @@ impl Listing {
             let Some((leaf, from)) = found.map_err(|error| error.at(&self.path))? else { break };
             let entries = leaf.entries().iter().skip(from).take(limit - page.len());
             let before = page.len();
-            page.extend(entries.map(|entry| Item {
-                path: joined(&self.path, &entry.name),
-                entry: entry.clone(),
-            }));
+            page.extend(
+                entries.map(|entry| Item {
+                    path: joined(&self.path, &entry.name),
+                    entry: entry.clone(),
+                }),
+            );
             self.next += (page.len() - before) as u64;
         }
         Ok(page)

@@ -206,11 +206,7 @@ impl Volume {
     }
 
     /// Takes the ring's answer, or says why not.
-    fn take(
-        &self,
-        state: &mut State,
-        answer: Result<SignedBlock, GetError>,
-    ) -> Result<(), String> {
+    fn take(&self, state: &mut State, answer: Result<SignedBlock, GetError>) -> Result<(), String> {
         let block = answer.map_err(|error| error.to_string())?;
         let held = state.snapshot.version;
         if block.version < held {
