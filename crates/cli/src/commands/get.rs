@@ -134,7 +134,7 @@ fn report(
 fn failure(reading: &Reading, dest: &std::path::Path, error: GetTreeError) -> Failure {
     match error {
         GetTreeError::Read(error) => reading.failure("copy", &error),
-        GetTreeError::Write { .. } => Failure::new(
+        GetTreeError::Write { .. } | GetTreeError::Stopped => Failure::new(
             Exit::Failed,
             format!("cannot copy {} to {}", reading.address, dest.display()),
         )

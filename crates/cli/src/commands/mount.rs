@@ -105,7 +105,7 @@ async fn serve(args: &Args, global: &Global) -> Result<(), Failure> {
     let reading = Reading::open(global, &args.address, options).await?;
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let fs: Arc<dyn FileSystem> =
-        Arc::new(VolumeFs::new(reading.volume, uid.as_raw(), gid.as_raw()));
+        Arc::new(VolumeFs::new(reading.env, reading.volume, uid.as_raw(), gid.as_raw()));
     let options = MountOptions {
         read_only: true,
         allow_other: args.allow_other,
