@@ -67,7 +67,8 @@ pub struct Request {
     pub method: u16,
     /// The call's arguments, in the owner's encoding.
     pub header: Bytes,
-    /// Bulk bytes, such as blocks.
+    /// Bulk bytes, such as blocks. All parts of a message that arrived share one buffer:
+    /// whoever keeps a part for long keeps them all, unless he copies it.
     pub parts: Vec<Bytes>,
 }
 
@@ -76,7 +77,7 @@ pub struct Request {
 pub struct Reply {
     /// The result, in the method owner's encoding.
     pub header: Bytes,
-    /// Bulk bytes, such as blocks.
+    /// Bulk bytes, such as blocks; they share one buffer as those of a request do.
     pub parts: Vec<Bytes>,
 }
 

@@ -269,7 +269,11 @@ impl Inner {
         };
         match dialled.wait_for(Option::is_some).await {
             Ok(result) => result.clone().expect("waited for it"),
-            Err(_) => Err("this node is shutting down".to_owned()),
+            Err(_) => {
+                // The dialling task was stopped.
+                self.pool().dials.remove(&to);
+                Err("this node is shutting down".to_owned())
+            }
         }
     }
 

@@ -22,6 +22,10 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(2);
 /// The most peers remembered as failed; the past ones are forgotten beyond it.
 const MAX_BACKOFFS: usize = 4096;
 
+/// The most connections of one peer, those being let go included: more than two come
+/// only from a peer that dials again and again.
+const MAX_OF_PEER: usize = 4;
+
 /// How a dial ended; none while it is under way.
 pub type Dialled = watch::Receiver<Option<Result<Mux, String>>>;
 
@@ -95,6 +99,9 @@ impl Pool {
                 old.mux.go_away();
             }
         }
+        if of_peer.len() >= MAX_OF_PEER {
+            of_peer.remove(0).mux.close("the peer has too many connections");
+        }
         of_peer.push(new);
         self.evict(id);
         self.serials
@@ -157,6 +164,8 @@ impl Pool {
 mod tests {
     use std::net::SocketAddr;
 
+    use atoll_env::BoxFuture;
+
     use super::*;
     use crate::mux::Context;
 
@@ -164,21 +173,11 @@ mod tests {
         Peer { id: PeerId([number; 32]), addr: SocketAddr::from(([127, 0, 0, 1], number.into())) }
     }
 
-    fn mux() -> Mux {
+    /// A connection that is open as long as its driver, which never runs, is kept.
+    fn live() -> (Mux, BoxFuture<'static, ()>) {
         let (io, _) = tokio::io::duplex(16);
-        let (mux, _driver) = Mux::new(io, peer(0), Context::default());
-        mux
-    }
-
-    /// A connection whose driver never runs, and its own drop closes.
-    fn live() -> (Mux, Box<dyn std::any::Any>) {
-        let (io, other) = tokio::io::duplex(16);
         let (mux, driver) = Mux::new(io, peer(0), Context::default());
-        (mux, Box::new((driver_box(driver), other)))
-    }
-
-    fn driver_box(driver: impl Future<Output = ()> + Send + 'static) -> Box<dyn std::any::Any> {
-        Box::new(Box::pin(driver) as std::pin::Pin<Box<dyn Future<Output = ()> + Send>>)
+        (mux, Box::pin(driver))
     }
 
     #[tokio::test]
@@ -215,6 +214,17 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_peer_cannot_pile_up_connections() {
+        let mut pool = Pool::new(PeerId([1; 32]), 10);
+        let all: Vec<_> = (0..MAX_OF_PEER + 2).map(|_| live()).collect();
+        for (mux, _) in &all {
+            pool.add(PeerId([2; 32]), mux.clone(), false, Instant::now());
+        }
+        assert_eq!(pool.connections[&PeerId([2; 32])].len(), MAX_OF_PEER);
+        assert_eq!(all.iter().filter(|(mux, _)| mux.is_open()).count(), 1);
+    }
+
+    #[tokio::test]
     async fn beyond_the_cap_the_least_recently_used_goes() {
         let now = Instant::now();
         let mut pool = Pool::new(PeerId([0; 32]), 2);
@@ -242,7 +252,8 @@ mod tests {
         let elsewhere = Peer { addr: peer(2).addr, ..peer(1) };
         pool.dial_failed(peer(1), "refused".to_owned(), now);
         assert_eq!(pool.backing_off(&elsewhere, now), None);
-        pool.add(peer(1).id, mux(), false, now);
+        let (mux, _driver) = live();
+        pool.add(peer(1).id, mux, false, now);
         assert_eq!(pool.backing_off(&peer(1), now), None);
     }
 
