@@ -3,13 +3,14 @@
 //! needs them).
 //!
 //! Volumes, pools and tfs implement [`FileSystem`]; FUSE, NFS and HTTP serve it; the
-//! conformance kit (`kit`) runs over every implementation, and [`memory::MemoryFs`] is
+//! conformance kit ([`kit`]) runs over every implementation, and [`memory::MemoryFs`] is
 //! the implementation it is itself checked against. This crate knows none of the others.
 //!
 //! Who checks what: permissions are checked by the front end (FUSE's kernel side with
 //! `default_permissions`; NFS and HTTP from the attributes), not here. An implementation
 //! uses [`Caller`] for the owner of what it makes and for quotas.
 
+pub mod kit;
 pub mod memory;
 pub mod types;
 

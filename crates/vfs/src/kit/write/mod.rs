@@ -1,0 +1,13 @@
+//! Checks that change the file system, each over a new one.
+
+mod attributes;
+mod files;
+mod names;
+mod rename;
+
+use super::Check;
+
+/// All of them.
+pub(super) fn suite() -> impl Iterator<Item = &'static Check> {
+    [names::CHECKS, files::CHECKS, rename::CHECKS, attributes::CHECKS].into_iter().flatten()
+}

@@ -1,0 +1,91 @@
+//! The kit catches what it claims to catch: each fault fails the check that is about it.
+
+use std::sync::Arc;
+
+use atoll_vfs::kit::{Report, Tree, Verdict, run_read_suite, run_write_suite};
+
+use crate::broken::{BrokenSubject, Fault};
+use crate::reference::filled;
+
+/// That of all checks at least `expected` failed.
+fn assert_caught(report: &Report, expected: &str) {
+    let caught = report.failures().any(|(name, _)| name == expected);
+    assert!(caught, "{expected} should have failed\n{report}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_read_suite_catches_every_fault() {
+    let faults = [
+        (Fault::LosesTheLastByte, "every_file_reads_as_it_was_written"),
+        (Fault::FailsPastTheEnd, "a_read_at_the_end_is_short_and_after_it_empty"),
+        (Fault::ShortReads, "every_file_reads_as_it_was_written"),
+        (Fault::MixesUpParallelReads, "one_handle_serves_many_readers"),
+        (Fault::WrongLinkCount, "lookup_getattr_and_listing_agree"),
+        (Fault::UnstableNumbers, "one_file_has_one_number"),
+        (Fault::SkipsAtPageBoundaries, "a_listing_is_the_same_with_every_limit"),
+        (Fault::RepeatsAtPageBoundaries, "a_big_directory_is_listed_in_pages"),
+        (Fault::IgnoresTheLimit, "every_listing_is_complete"),
+        (Fault::ListsDots, "every_listing_is_complete"),
+        (Fault::HugeCookies, "cookies_are_sound"),
+        (Fault::ListsWrongKinds, "lookup_getattr_and_listing_agree"),
+        (Fault::OmitsEntries, "lookup_getattr_and_listing_agree"),
+        (Fault::MissingIsEio, "a_missing_name_is_enoent"),
+        (Fault::AcceptsLongNames, "a_name_of_256_bytes_is_too_long"),
+        (Fault::AcceptsAnyNumber, "an_unknown_number_is_refused"),
+        (Fault::TimesWithoutNanoseconds, "sizes_modes_and_times_are_kept"),
+        (Fault::DropsSetIdBits, "sizes_modes_and_times_are_kept"),
+        (Fault::CutsXattrs, "extended_attributes_are_kept"),
+        (Fault::AllowsWrites, "changes_of_names_are_erofs"),
+        (Fault::OpensForWriting, "opening_for_writing_is_erofs"),
+        (Fault::SaysEverythingIsAHole, "holes_and_data_are_found"),
+        (Fault::Panics, "every_name_is_found"),
+    ];
+    let base = filled(&Tree::fixture(), true).await;
+    let run =
+        async |fault| run_read_suite(&BrokenSubject { fault, base: Some(base.clone()) }).await;
+    run(Fault::Nothing).await.assert_passes();
+    for (fault, expected) in faults {
+        assert_caught(&run(fault).await, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_write_suite_catches_every_fault() {
+    let faults = [
+        (Fault::IgnoresExclusive, "an_exclusive_create_makes_a_file_once"),
+        (Fault::IgnoresExclusive, "creators_at_once_make_one_file"),
+        (Fault::AppendsAtTheOffset, "appends_go_to_the_end"),
+        (Fault::KeepsBytesCutOff, "a_file_that_shrank_and_grew_shows_zeros"),
+        (Fault::IgnoresNoReplace, "no_replace_refuses_what_exists"),
+        (Fault::RemovesFullDirectories, "rmdir_refuses_files_and_full_directories"),
+        (Fault::ListsLive, "a_listing_is_one_snapshot"),
+        (Fault::LosesSetTimes, "times_are_set_to_the_nanosecond"),
+        (Fault::IgnoresTruncate, "opening_with_truncate_empties"),
+        (Fault::WrongLinkCount, "a_new_file_has_one_link"),
+        (Fault::LosesTheLastByte, "what_is_written_is_read_back"),
+    ];
+    run_write_suite(&BrokenSubject { fault: Fault::Nothing, base: None }).await.assert_passes();
+    for (fault, expected) in faults {
+        let report = run_write_suite(&BrokenSubject { fault, base: None }).await;
+        assert_caught(&report, expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_system_that_does_not_answer_fails_the_check_and_not_the_run() {
+    let base = filled(&Tree::fixture(), true).await;
+    let report = run_read_suite(&BrokenSubject { fault: Fault::Hangs, base: Some(base) }).await;
+    assert_caught(&report, "every_name_is_found");
+    let root = report.checks.iter().find(|check| check.name == "the_root_is_a_directory");
+    assert_eq!(root.map(|check| &check.verdict), Some(&Verdict::Passed));
+    let (_, reason) = report.failures().next().expect("it hangs");
+    assert!(reason.contains("no answer"), "{reason}");
+}
+
+#[tokio::test]
+#[should_panic(expected = "FAILED every_name_is_found")]
+async fn a_report_with_failures_does_not_pass() {
+    let base = Arc::clone(&filled(&Tree::fixture(), true).await);
+    let subject = BrokenSubject { fault: Fault::Panics, base: Some(base) };
+    run_read_suite(&subject).await.assert_passes();
+}
