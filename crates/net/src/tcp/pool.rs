@@ -100,7 +100,8 @@ impl Pool {
             }
         }
         if of_peer.len() >= MAX_OF_PEER {
-            of_peer.remove(0).mux.close("the peer has too many connections");
+            let surplus = of_peer.iter().position(|one| !one.mux.is_open()).unwrap_or(0);
+            of_peer.remove(surplus).mux.close("the peer has too many connections");
         }
         of_peer.push(new);
         self.evict(id);
