@@ -272,12 +272,13 @@ impl std::fmt::Debug for Node {
     }
 }
 
-/// The tokio runtime for a daemon: few threads with small stacks.
+/// The tokio runtime for a daemon: few threads, because each takes memory of its own
+/// even when idle.
 pub fn daemon_runtime(worker_threads: usize) -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(worker_threads)
         .max_blocking_threads(8)
-        .thread_stack_size(512 << 10)
+        .thread_stack_size(1 << 20)
         .thread_name("atoll")
         .enable_all()
         .build()
@@ -312,7 +313,7 @@ fn open(config: &NodeConfig) -> Result<Opened, StartError> {
     let lock = dir.lock()?;
     let mut settings = Settings::load(&dir)?;
     settings.apply(config)?;
-    let (network, is_founder) = open_network(&dir, config)?;
+    let (network, is_founder) = open_network(&dir, config, settings.has_joined())?;
     let identity = open_identity(&dir)?;
     let remembered = match PeerList::load(&dir) {
         Ok(peers) => peers,
@@ -338,13 +339,21 @@ fn open_identity(dir: &NodeDir) -> Result<SecretKey, DirError> {
     Ok(SecretKey::from_seed(&seed))
 }
 
-/// The directory's network: the one it has, the join code's, or a new one (and
-/// whether it is new).
-fn open_network(dir: &NodeDir, config: &NodeConfig) -> Result<(StoredNetwork, bool), StartError> {
+/// The directory's network: the one it has, the join code's, or a new one; and whether
+/// this start founds it. A node that has never been on a ring (its first start failed, or
+/// reached nobody) holds nothing yet and may still be given another code.
+fn open_network(
+    dir: &NodeDir,
+    config: &NodeConfig,
+    has_joined: bool,
+) -> Result<(StoredNetwork, bool), StartError> {
     let stored = Network::load(dir)?;
     let (network, is_founder) = match (stored, &config.join) {
-        (Some(stored), None) => return Ok((stored, false)),
-        (Some(stored), Some(code)) if stored.network != code.network => {
+        (Some(stored), None) => {
+            let is_founder = !has_joined && stored.bootstrap.as_slice().is_empty();
+            return Ok((stored, is_founder));
+        }
+        (Some(stored), Some(code)) if stored.network != code.network && has_joined => {
             return Err(StartError::OtherNetwork {
                 dir: dir.root().to_owned(),
                 ours: stored.network.id().to_string(),

@@ -1,11 +1,15 @@
 //! The client and the control socket under trouble, and the volumes behind it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::{Blocks, GetError, PutError};
+use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, InvalidBlock, SecretKey, SignedBlock};
-use atoll_net::{CallError, Refusal, Request, UnixClient, WhenAbsent};
-use atoll_node::{ClientError, VolumeError};
+use atoll_net::{
+    CallError, Peer, Refusal, Reply, Request, Service, UnixClient, WhenAbsent, serve_unix,
+};
+use atoll_node::{Client, ClientError, VolumeError};
 use bytes::Bytes;
 
 use crate::world::{Home, LONG, blocks};
@@ -86,6 +90,55 @@ async fn hostile_calls_on_the_socket_are_refused_and_the_node_lives() {
     assert!(matches!(unfinished, Err(CallError::Refused(_))), "{unfinished:?}");
     home.client().await.status().await.expect("alive");
     node.stop().await;
+}
+
+/// What answers on the socket is not the node one expects, or it lies.
+struct Liar {
+    header: &'static [u8],
+    parts: Vec<Bytes>,
+}
+
+impl Service for Liar {
+    fn handle(&self, _: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let header = if request.method == 0x0300 { b"\xa0" } else { self.header };
+        let reply = Reply { header: Bytes::from_static(header), parts: self.parts.clone() };
+        Box::pin(async move { Ok(reply) })
+    }
+}
+
+/// The client checks what it gets: "nothing unverified leaves Atoll".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lying_node_is_not_believed() {
+    let done = b"\x82\x00\x81\xa0";
+    let other = SignedBlock::sign(&SecretKey::from_seed(&[2; 32]), b"", 1, b"other");
+    let mut forged = other.bytes().to_vec();
+    forged[60] ^= 1;
+    let lies: [(&[u8], Vec<Bytes>); 9] = [
+        (done, vec![Bytes::from_static(b"other bytes")]),
+        (done, vec![other.bytes().clone()]),
+        (done, vec![forged.into()]),
+        (done, vec![]),
+        (b"", vec![]),
+        (b"\xa0", vec![]),
+        (b"\x82\x00\x81\xa1\x00\x43abc", vec![]),
+        (b"\x82\x01\x81\x82\x09\x80", vec![]),
+        (b"\x9b\xff\xff\xff\xff\xff\xff\xff\xff", vec![Bytes::from_static(b"{]")]),
+    ];
+    for (header, parts) in lies {
+        let temp = tempfile::tempdir().expect("temp");
+        let liar = Liar { header, parts };
+        let _server = serve_unix(&temp.path().join("control.sock"), Arc::new(liar)).expect("serve");
+        let client = Client::connect(temp.path()).await.expect("something answers");
+        let got = client.get(BlockHash([1; 32])).await;
+        assert!(matches!(got, Err(GetError::Unavailable { .. })), "{header:02x?}: {got:?}");
+        let key = SecretKey::from_seed(&[1; 32]).volume_id().root_key();
+        let got = client.get_signed(key).await;
+        assert!(matches!(got, Err(GetError::Unavailable { .. })), "{header:02x?}: {got:?}");
+        assert!(client.renew(vec![BlockHash([1; 32])]).await.is_err(), "{header:02x?}");
+        assert!(client.status().await.is_err(), "{header:02x?}");
+        assert!(client.invite().await.is_err(), "{header:02x?}");
+        assert!(client.named_volume("docs").await.is_err(), "{header:02x?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,7 @@
 //! Whole nodes in one process, on loopback, and clients of their sockets.
 
+#![allow(clippy::disallowed_methods, reason = "whole nodes run only on tokio")]
+
 mod client;
 mod ring;
 mod start;

@@ -169,6 +169,36 @@ async fn a_client_can_stop_the_node() {
     node.stop().await;
 }
 
+#[tokio::test]
+async fn a_terminated_node_stops() {
+    let home = Home::new();
+    let node = home.found().await;
+    // Whatever the node does, this process survives the signal.
+    let _caught = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
+    {
+        let mut told = std::pin::pin!(node.until_told_to_stop());
+        assert!(futures_util::poll!(&mut told).is_pending(), "it runs");
+        let this = rustix::process::getpid();
+        rustix::process::kill_process(this, rustix::process::Signal::TERM).expect("sent");
+        assert_eq!(told.await, "terminated");
+    }
+    node.stop().await;
+    assert!(!home.dir.join("control.sock").exists());
+}
+
+#[tokio::test]
+async fn a_first_start_that_failed_does_not_bind_the_directory_to_its_network() {
+    let (home, other) = (Home::new(), Home::new());
+    let node = other.found().await;
+    // The likely mistake: the port is taken by a node that runs here already.
+    let config = NodeConfig { listen: Some(node.listen()), ..home.config(None) };
+    Node::start(config).await.expect_err("taken");
+    let joined = home.join(&code_of(&other).await).await;
+    assert!(joined.status().joined && !joined.is_founder());
+    joined.stop().await;
+    node.stop().await;
+}
+
 mod join_codes {
     use super::*;
     use atoll_key::PeerId;
