@@ -19,7 +19,9 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use atoll_key::{Key, KeyRange};
 
 use crate::BlockInfo;
-use crate::index::{Changes, Checkpoint, Contents, Entry, IndexError, SegmentStat, Snapshot};
+use crate::index::{
+    Changes, Checkpoint, Contents, Entry, Frozen, IndexError, SegmentStat, Snapshot,
+};
 use crate::segment::record_bytes;
 
 /// A change that has become durable in the log.
@@ -47,16 +49,6 @@ pub(crate) struct State {
     /// Sum of the lengths of all segments.
     log_bytes: u64,
     index_bytes: u64,
-}
-
-/// What is to be committed to the index.
-pub(crate) struct Frozen {
-    pub(crate) changes: Arc<Changes>,
-    pub(crate) touched: BTreeSet<u64>,
-    pub(crate) segments: BTreeMap<u64, SegmentStat>,
-    pub(crate) checkpoint: Checkpoint,
-    /// Segments without live records; once this is committed nothing points to them.
-    pub(crate) dead: Vec<u64>,
 }
 
 #[derive(Default)]
@@ -125,6 +117,11 @@ impl Catalog {
 
     fn write(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().expect("no panic while the lock is held")
+    }
+
+    /// Forgets everything, to begin again.
+    pub(crate) fn clear(&self) {
+        *self.write() = State::default();
     }
 
     /// Begins with what the index holds.
@@ -348,12 +345,10 @@ impl Catalog {
         state.touched.extend(frozen.touched);
     }
 
-    /// The index was opened again: same contents, new snapshot (or none to be had).
-    pub(crate) fn set_snapshot(&self, snapshot: Option<Snapshot>, index_bytes: u64) {
+    /// The index was opened again: same contents, new snapshot.
+    pub(crate) fn set_snapshot(&self, snapshot: Snapshot, index_bytes: u64) {
         let mut state = self.write();
-        if let Some(snapshot) = snapshot {
-            state.snapshot = Some(Arc::new(snapshot));
-        }
+        state.snapshot = Some(Arc::new(snapshot));
         state.index_bytes = index_bytes;
     }
 

@@ -2,14 +2,14 @@
 //!
 //! It is a cache of the log with one difference: extended leases and removals of expired
 //! blocks are only here. It never runs ahead of the log: a commit says of itself up to
-//! which synced place of the log it is true (its [`Checkpoint`]), and whoever opens it
+//! which synced place of the log it is true (its checkpoint), and whoever opens it
 //! replays the log from there. If it is lost or unreadable it is made again from the log.
 //!
 //! Tables of `index.redb`:
 //!
 //! | table | key | value |
 //! |---|---|---|
-//! | `blocks` | key, 64 bytes | [`Entry`], 41 bytes |
+//! | `blocks` | key, 64 bytes | `Entry`, 45 bytes |
 //! | `segments` | number | salt, length, bytes of live records, removals |
 //! | `meta` | name | number: `layout`, `segment`, `offset`, `next_sequence`, `blocks`, `block_bytes` |
 
@@ -30,7 +30,7 @@ use crate::disk::{Disk, DiskFile};
 pub(crate) const FILE_NAME: &str = "index.redb";
 
 const LAYOUT: u64 = 1;
-const ENTRY_BYTES: usize = 41;
+const ENTRY_BYTES: usize = 45;
 
 const BLOCKS: TableDefinition<&[u8; 64], &[u8; ENTRY_BYTES]> = TableDefinition::new("blocks");
 const SEGMENTS: TableDefinition<u64, (u64, u64, u64, u64)> = TableDefinition::new("segments");
@@ -47,6 +47,7 @@ const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 /// | 17 | 8 | version |
 /// | 25 | 8 | end of the lease |
 /// | 33 | 8 | sequence number |
+/// | 41 | 4 | CRC-32 of the key and bytes 0..41 |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Entry {
     pub(crate) segment: u64,
@@ -69,7 +70,7 @@ impl Entry {
         }
     }
 
-    fn encode(&self) -> [u8; ENTRY_BYTES] {
+    fn encode(&self, key: &Key) -> [u8; ENTRY_BYTES] {
         let mut out = [0; ENTRY_BYTES];
         out[..8].copy_from_slice(&self.segment.to_be_bytes());
         out[8..12].copy_from_slice(&self.offset.to_be_bytes());
@@ -77,23 +78,36 @@ impl Entry {
         out[16] = self.kind as u8;
         out[17..25].copy_from_slice(&self.version.to_be_bytes());
         out[25..33].copy_from_slice(&self.expires_unix_secs.to_be_bytes());
-        out[33..].copy_from_slice(&self.sequence.to_be_bytes());
+        out[33..41].copy_from_slice(&self.sequence.to_be_bytes());
+        let crc = entry_crc(key, &out);
+        out[41..].copy_from_slice(&crc.to_be_bytes());
         out
     }
 
-    fn decode(bytes: &[u8; ENTRY_BYTES]) -> Result<Entry, IndexError> {
+    fn decode(key: &Key, bytes: &[u8; ENTRY_BYTES]) -> Result<Entry, IndexError> {
         let be64 = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         let be32 = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        let kind = BlockKind::from_u8(bytes[16]);
+        let (Ok(kind), true) = (kind, be32(41) == entry_crc(key, bytes)) else {
+            return Err(IndexError::Damaged("an entry does not match its checksum".to_owned()));
+        };
         Ok(Entry {
             segment: be64(0),
             offset: be32(8),
             len_bytes: be32(12),
-            kind: BlockKind::from_u8(bytes[16]).map_err(|e| IndexError(e.to_string()))?,
+            kind,
             version: be64(17),
             expires_unix_secs: be64(25),
             sequence: be64(33),
         })
     }
+}
+
+fn entry_crc(key: &Key, bytes: &[u8; ENTRY_BYTES]) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&key.0);
+    crc.update(&bytes[..41]);
+    crc.finalize()
 }
 
 /// What is known of a segment.
@@ -118,26 +132,65 @@ pub(crate) struct Checkpoint {
     pub(crate) block_bytes: u64,
 }
 
+/// What is to be committed.
+pub(crate) struct Frozen {
+    pub(crate) changes: Arc<Changes>,
+    /// Segments whose state has changed; those that are not in `segments` are gone.
+    pub(crate) touched: BTreeSet<u64>,
+    pub(crate) segments: BTreeMap<u64, SegmentStat>,
+    pub(crate) checkpoint: Checkpoint,
+    /// Segments without live records; once this is committed nothing points to them.
+    pub(crate) dead: Vec<u64>,
+}
+
 /// What has changed since the last commit: where blocks are now, `None` if nowhere.
 pub(crate) type Changes = BTreeMap<Key, Option<Entry>>;
 
-/// The index could not be read or written; the log knows everything it held.
+/// Why the index could not be read or written; the log knows everything it held.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("index: {0}")]
-pub(crate) struct IndexError(pub(crate) String);
+pub(crate) enum IndexError {
+    /// What is in it makes no sense: it must be made again.
+    #[error("the index is damaged: {0}")]
+    Damaged(String),
+    /// The disk failed; the index may be fine.
+    #[error("the index cannot be reached: {0}")]
+    Io(String),
+}
+
+impl From<io::Error> for IndexError {
+    fn from(error: io::Error) -> IndexError {
+        match error.kind() {
+            io::ErrorKind::InvalidData
+            | io::ErrorKind::InvalidInput
+            | io::ErrorKind::UnexpectedEof => IndexError::Damaged(error.to_string()),
+            _ => IndexError::Io(error.to_string()),
+        }
+    }
+}
+
+impl From<redb::Error> for IndexError {
+    fn from(error: redb::Error) -> IndexError {
+        match error {
+            redb::Error::Io(error) => error.into(),
+            redb::Error::PreviousIo | redb::Error::DatabaseClosed => {
+                IndexError::Io(error.to_string())
+            }
+            _ => IndexError::Damaged(error.to_string()),
+        }
+    }
+}
 
 macro_rules! index_error_from {
     ($($error:ty),*) => { $(
         impl From<$error> for IndexError {
             fn from(error: $error) -> IndexError {
-                IndexError(error.to_string())
+                redb::Error::from(error).into()
             }
         }
     )* };
 }
 
 index_error_from!(
-    io::Error,
     redb::CommitError,
     redb::DatabaseError,
     redb::StorageError,
@@ -145,19 +198,56 @@ index_error_from!(
     redb::TransactionError
 );
 
+/// Runs `work`, which calls redb. On damaged pages redb may panic; to us that is only an
+/// index that must be made again.
+fn guarded<T>(work: impl FnOnce() -> Result<T, IndexError>) -> Result<T, IndexError> {
+    std::panic::catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(IndexError::Damaged("its pages contradict each other".to_owned())))
+}
+
 /// One committed state of the index, readable while later ones are committed.
 pub(crate) struct Snapshot {
     /// Differs between any two snapshots of one open store.
     pub(crate) generation: u64,
-    blocks: ReadOnlyTable<&'static [u8; 64], &'static [u8; ENTRY_BYTES]>,
+    /// `None` only while it is dropped.
+    blocks: Option<BlocksTable>,
+}
+
+type BlocksTable = ReadOnlyTable<&'static [u8; 64], &'static [u8; ENTRY_BYTES]>;
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        drop_guarded(self.blocks.take());
+    }
+}
+
+impl Drop for Index {
+    fn drop(&mut self) {
+        drop_guarded(self.database.take());
+    }
+}
+
+/// After a panic redb's locks are poisoned and its destructors panic as well.
+fn drop_guarded<T>(value: T) {
+    let dropped = guarded(|| {
+        drop(value);
+        Ok(())
+    });
+    if let Err(error) = dropped {
+        tracing::warn!(%error, "the index was not closed in order");
+    }
 }
 
 impl Snapshot {
+    fn table(&self) -> &BlocksTable {
+        self.blocks.as_ref().expect("taken only when dropped")
+    }
+
     pub(crate) fn lookup(&self, key: &Key) -> Result<Option<Entry>, IndexError> {
-        match self.blocks.get(&key.0)? {
-            Some(value) => Ok(Some(Entry::decode(value.value())?)),
+        guarded(|| match self.table().get(&key.0)? {
+            Some(value) => Ok(Some(Entry::decode(key, value.value())?)),
             None => Ok(None),
-        }
+        })
     }
 
     /// Up to `limit` entries from `first` to `last`, both included.
@@ -167,12 +257,15 @@ impl Snapshot {
         last: &Key,
         limit: usize,
     ) -> Result<Vec<(Key, Entry)>, IndexError> {
-        let mut found = Vec::new();
-        for item in self.blocks.range::<&[u8; 64]>(&first.0..=&last.0)?.take(limit) {
-            let (key, value) = item?;
-            found.push((Key(*key.value()), Entry::decode(value.value())?));
-        }
-        Ok(found)
+        guarded(|| {
+            let mut found = Vec::new();
+            for item in self.table().range::<&[u8; 64]>(&first.0..=&last.0)?.take(limit) {
+                let (key, value) = item?;
+                let key = Key(*key.value());
+                found.push((key, Entry::decode(&key, value.value())?));
+            }
+            Ok(found)
+        })
     }
 }
 
@@ -207,7 +300,7 @@ impl Index {
         };
         let database = open_database(file.clone(), cache_bytes)?;
         let index = Index { disk, cache_bytes, file, database: Some(database), generation: 0 };
-        let contents = index.contents()?;
+        let contents = guarded(|| index.contents())?;
         Ok((index, contents))
     }
 
@@ -223,7 +316,7 @@ impl Index {
     /// Opens the database again after it failed: redb refuses everything after an I/O
     /// error, also when the reason (a full disk, say) is gone.
     pub(crate) fn reopen(&mut self) -> Result<(), IndexError> {
-        self.database = None;
+        drop_guarded(self.database.take());
         self.file = self.disk.open(FILE_NAME)?;
         self.database = Some(open_database(self.file.clone(), self.cache_bytes)?);
         Ok(())
@@ -234,7 +327,9 @@ impl Index {
     }
 
     fn database(&self) -> Result<&Database, IndexError> {
-        self.database.as_ref().ok_or_else(|| IndexError("could not be opened again".to_owned()))
+        self.database
+            .as_ref()
+            .ok_or_else(|| IndexError::Io("it could not be opened again".to_owned()))
     }
 
     fn contents(&self) -> Result<Option<Contents>, IndexError> {
@@ -244,11 +339,13 @@ impl Index {
             table => table?,
         };
         let number = |name: &str| -> Result<u64, IndexError> {
-            let value = meta.get(name)?.ok_or_else(|| IndexError(format!("no {name} in it")))?;
+            let value =
+                meta.get(name)?.ok_or_else(|| IndexError::Damaged(format!("no {name} in it")))?;
             Ok(value.value())
         };
         if number("layout")? != LAYOUT {
-            return Err(IndexError(format!("layout {} is not {LAYOUT}", number("layout")?)));
+            let layout = number("layout")?;
+            return Err(IndexError::Damaged(format!("layout {layout} is not {LAYOUT}")));
         }
         let checkpoint = Checkpoint {
             segment: number("segment")?,
@@ -268,26 +365,26 @@ impl Index {
 
     /// The last committed state. An index that was just made must be committed to first.
     pub(crate) fn snapshot(&mut self) -> Result<Snapshot, IndexError> {
-        let blocks = self.database()?.begin_read()?.open_table(BLOCKS)?;
+        let blocks = guarded(|| Ok(self.database()?.begin_read()?.open_table(BLOCKS)?))?;
         self.generation += 1;
-        Ok(Snapshot { generation: self.generation, blocks })
+        Ok(Snapshot { generation: self.generation, blocks: Some(blocks) })
     }
 
-    /// Makes `changes` and the state of the `touched` segments durable, in one step.
+    /// Makes changes and the state of the touched segments durable, in one step.
     /// The log must have been synced up to the checkpoint.
-    pub(crate) fn commit(
-        &mut self,
-        changes: &Changes,
-        touched: &BTreeSet<u64>,
-        segments: &BTreeMap<u64, SegmentStat>,
-        checkpoint: &Checkpoint,
-    ) -> Result<Snapshot, IndexError> {
+    pub(crate) fn commit(&mut self, frozen: &Frozen) -> Result<Snapshot, IndexError> {
+        guarded(|| self.write(frozen))?;
+        self.snapshot()
+    }
+
+    fn write(&self, frozen: &Frozen) -> Result<(), IndexError> {
+        let Frozen { changes, touched, segments, checkpoint, .. } = frozen;
         let transaction = self.database()?.begin_write()?;
         {
             let mut blocks = transaction.open_table(BLOCKS)?;
-            for (key, entry) in changes {
+            for (key, entry) in &**changes {
                 match entry {
-                    Some(entry) => blocks.insert(&key.0, &entry.encode())?,
+                    Some(entry) => blocks.insert(&key.0, &entry.encode(key))?,
                     None => blocks.remove(&key.0)?,
                 };
             }
@@ -314,19 +411,15 @@ impl Index {
             }
         }
         transaction.commit()?;
-        self.snapshot()
+        Ok(())
     }
 }
 
-/// Opens redb on `file`. A damaged file may make redb panic; that, too, is only an
-/// unreadable index.
 fn open_database(file: Arc<dyn DiskFile>, cache_bytes: usize) -> Result<Database, IndexError> {
-    let open =
-        || Database::builder().set_cache_size(cache_bytes).create_with_backend(IndexFile(file));
-    match std::panic::catch_unwind(AssertUnwindSafe(open)) {
-        Ok(database) => Ok(database?),
-        Err(_) => Err(IndexError("damaged beyond reading".to_owned())),
-    }
+    guarded(|| {
+        let mut builder = Database::builder();
+        Ok(builder.set_cache_size(cache_bytes).create_with_backend(IndexFile(file))?)
+    })
 }
 
 /// redb's view of a file.
@@ -374,10 +467,14 @@ mod tests {
             expires_unix_secs: 12,
             sequence: 99,
         };
-        assert_eq!(Entry::decode(&entry.encode()).expect("valid"), entry);
-        let mut bytes = entry.encode();
-        bytes[16] = 77;
-        assert!(Entry::decode(&bytes).is_err(), "an unknown kind is refused");
+        let key = Key([3; 64]);
+        assert_eq!(Entry::decode(&key, &entry.encode(&key)).expect("valid"), entry);
+        for bit in 0..ENTRY_BYTES * 8 {
+            let mut bytes = entry.encode(&key);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(Entry::decode(&key, &bytes).is_err(), "bit {bit}");
+        }
+        assert!(Entry::decode(&Key([4; 64]), &entry.encode(&key)).is_err(), "another's");
     }
 
     #[test]

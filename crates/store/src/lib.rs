@@ -27,7 +27,7 @@ use bytes::Bytes;
 
 pub use disk_store::{DiskConfig, DiskStore};
 pub use memory::MemoryStore;
-pub use recover::{OpenError, OpenReport};
+pub use recover::{IndexFailure, OpenError, OpenReport};
 
 /// What is known of a stored block without reading it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -20,7 +20,7 @@ use crate::segment::{
     record_bytes,
 };
 use crate::shared::Shared;
-use crate::writer::{Active, Writer, create_segment};
+use crate::writer::{Active, Writer, commit_frozen, create_segment};
 
 /// What opening a store found.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -56,14 +56,19 @@ pub enum OpenError {
     /// The disk failed.
     #[error("cannot open the store: {0}")]
     Io(#[from] io::Error),
-    /// Not even a new index could be made.
+    /// The index could not be opened, nor a new one be made.
     #[error("cannot open the store: {0}")]
-    Index(String),
+    Index(IndexFailure),
 }
+
+/// What was wrong with the index.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct IndexFailure(IndexError);
 
 impl From<IndexError> for OpenError {
     fn from(error: IndexError) -> OpenError {
-        OpenError::Index(error.to_string())
+        OpenError::Index(IndexFailure(error))
     }
 }
 
@@ -78,15 +83,46 @@ struct Segment {
 pub(crate) fn recover(shared: Arc<Shared>) -> Result<(Writer, OpenReport), OpenError> {
     let mut report = OpenReport::default();
     let segments = find_segments(&shared, &mut report)?;
-    let (index, contents) = open_index(&shared, &segments, &mut report)?;
-    let mut recovery = Recovery { shared: shared.clone(), index, report, next_sequence: 1 };
-    let from = recovery.begin(contents, &segments)?;
-    let active = recovery.replay(&segments, from)?;
-    let Recovery { index, report, next_sequence, .. } = recovery;
+    let cache_bytes = shared.config.index_cache_bytes;
+    let why = match Index::open(shared.disk.clone(), cache_bytes) {
+        Ok((index, contents)) => match contents.as_ref().and_then(|c| mismatch(c, &segments)) {
+            Some(why) => why,
+            None => match bring_up(&shared, &segments, index, contents, report.clone()) {
+                Err(OpenError::Index(IndexFailure(IndexError::Damaged(why)))) => why,
+                brought_up => return brought_up,
+            },
+        },
+        Err(IndexError::Damaged(why)) => why,
+        Err(error) => return Err(error.into()),
+    };
+    tracing::warn!(why, "the index is made again from the log");
+    report.rebuilt_index = true;
+    shared.catalog.clear();
+    let index = Index::create(shared.disk.clone(), cache_bytes)?;
+    bring_up(&shared, &segments, index, None, report)
+}
+
+/// Replays what the index lacks.
+fn bring_up(
+    shared: &Arc<Shared>,
+    segments: &BTreeMap<u64, Segment>,
+    index: Index,
+    contents: Option<Contents>,
+    mut report: OpenReport,
+) -> Result<(Writer, OpenReport), OpenError> {
+    report.rebuilt_index |= contents.is_none() && !segments.is_empty();
+    let shared = shared.clone();
+    let mut recovery = Recovery { shared, index, report, next_sequence: 1, commits: true };
+    let from = recovery.begin(contents, segments)?;
+    let active = recovery.replay(segments, from)?;
+    let Recovery { shared, index, report, next_sequence, .. } = recovery;
     let mut writer = Writer::new(shared, index, active, next_sequence);
-    let committed = writer.settle().and_then(|()| writer.commit());
-    committed.map_err(|error| OpenError::Index(error.to_string()))?;
-    Ok((writer, report))
+    writer.settle().map_err(|error| io::Error::other(error.to_string()))?;
+    match writer.commit_index() {
+        Err(error @ IndexError::Damaged(_)) => Err(error.into()),
+        // A full disk, say. What it lacks is in memory, and in the log.
+        Ok(()) | Err(IndexError::Io(_)) => Ok((writer, report)),
+    }
 }
 
 /// Opens all segments and reads their headers; sets aside what is none.
@@ -101,12 +137,13 @@ fn find_segments(
         let mut start = [0; FIRST_RECORD_OFFSET as usize];
         let read = file.read_at(0, &mut start)?;
         match segment::decode_segment_start(&start[..read]) {
+            // Power was lost while the segment was made, so nothing is in it.
+            _ if file.len()? < FIRST_RECORD_OFFSET => shared.disk.remove(&name)?,
             Ok(SegmentHeader { number: stated, salt }) if stated == number => {
                 let len_bytes = file.len()?;
                 found.insert(number, Segment { file, salt, len_bytes });
             }
             Err(InvalidHeader::Newer(layout)) => return Err(OpenError::Newer { name, layout }),
-            // Power was lost before the segment had a header, so it holds nothing.
             Err(_) if start.iter().all(|byte| *byte == 0) => shared.disk.remove(&name)?,
             Ok(_) | Err(_) => {
                 tracing::error!(name, "a segment without a sound header is set aside");
@@ -116,30 +153,6 @@ fn find_segments(
         }
     }
     Ok(found)
-}
-
-/// Opens the index, or makes a new one if it does not fit the log.
-fn open_index(
-    shared: &Shared,
-    segments: &BTreeMap<u64, Segment>,
-    report: &mut OpenReport,
-) -> Result<(Index, Option<Contents>), OpenError> {
-    let opened = Index::open(shared.disk.clone(), shared.config.index_cache_bytes);
-    let why = match opened {
-        Ok((index, Some(contents))) => match mismatch(&contents, segments) {
-            None => return Ok((index, Some(contents))),
-            Some(why) => why,
-        },
-        Ok((index, None)) => {
-            report.rebuilt_index = !segments.is_empty();
-            return Ok((index, None));
-        }
-        Err(error) => error.to_string(),
-    };
-    tracing::warn!(why, "the index is made again from the log");
-    report.rebuilt_index = true;
-    let index = Index::create(shared.disk.clone(), shared.config.index_cache_bytes)?;
-    Ok((index, None))
 }
 
 /// Why an index cannot be one of this log.
@@ -168,6 +181,8 @@ struct Recovery {
     index: Index,
     report: OpenReport,
     next_sequence: u64,
+    /// Whether the index takes commits.
+    commits: bool,
 }
 
 impl Recovery {
@@ -185,7 +200,7 @@ impl Recovery {
         let checkpoint = contents.checkpoint;
         self.next_sequence = checkpoint.next_sequence;
         catalog.load(contents);
-        catalog.set_snapshot(Some(self.index.snapshot()?), self.index.len_bytes()?);
+        catalog.set_snapshot(self.index.snapshot()?, self.index.len_bytes()?);
         for (number, segment) in segments {
             let known = catalog.read().segments().contains_key(number);
             if !known && *number < checkpoint.segment {
@@ -321,19 +336,19 @@ impl Recovery {
     /// Commits the index now and then, so that replaying a whole log needs little memory.
     fn commit_if_much(&mut self, segment: u64, offset: u64) -> Result<(), OpenError> {
         let catalog = &self.shared.catalog;
-        if catalog.uncommitted() < self.shared.config.commit_entries {
+        if !self.commits || catalog.uncommitted() < self.shared.config.commit_entries {
             return Ok(());
         }
         catalog.set_synced(segment, offset);
         catalog.set_next_sequence(self.next_sequence);
-        let frozen = catalog.freeze();
-        let snapshot = self.index.commit(
-            &frozen.changes,
-            &frozen.touched,
-            &frozen.segments,
-            &frozen.checkpoint,
-        )?;
-        catalog.committed(snapshot, self.index.len_bytes()?);
-        Ok(())
+        match commit_frozen(&self.shared, &mut self.index) {
+            Ok(_dead) => Ok(()),
+            Err(error @ IndexError::Damaged(_)) => Err(error.into()),
+            Err(error @ IndexError::Io(_)) => {
+                tracing::warn!(%error, "the index cannot be written while the log is replayed");
+                self.commits = false;
+                Ok(())
+            }
+        }
     }
 }

@@ -312,7 +312,7 @@ const WALK_BUFFER_BYTES: usize = 256 << 10;
 impl<'a> Walk<'a> {
     /// Walks from the record at `from` to `end`.
     pub(crate) fn new(file: &'a dyn DiskFile, salt: u64, from: u64, end: u64) -> Walk<'a> {
-        let at = from.max(FIRST_RECORD_OFFSET);
+        let at = from.max(FIRST_RECORD_OFFSET).min(end);
         Walk { file, salt, end, at, buffer: Vec::new(), buffer_at: 0 }
     }
 

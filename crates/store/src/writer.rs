@@ -22,7 +22,7 @@ use futures_channel::oneshot;
 
 use crate::catalog::Change;
 use crate::disk::{self, DiskFile};
-use crate::index::{Entry, Index};
+use crate::index::{Entry, Index, IndexError};
 use crate::segment::{
     self, ALIGNMENT, FIRST_RECORD_OFFSET, RECORD_HEADER_BYTES, RecordBody, RecordHeader,
     SegmentHeader, record_bytes,
@@ -32,6 +32,9 @@ use crate::{StoreError, StoredBlock};
 
 /// Bytes one call may append; offsets in a segment have 32 bits.
 const MAX_BATCH_BYTES: u64 = 1 << 30;
+
+/// Changes kept in memory while the index fails, as a multiple of `commit_entries`.
+const MAX_BACKLOG: usize = 16;
 
 /// Where the answer to a command goes.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -242,8 +245,19 @@ impl Writer {
         }
     }
 
+    /// What the index does not take stays in memory; that must end somewhere.
+    fn check_backlog(&self) -> Result<(), StoreError> {
+        let limit = self.shared.config.commit_entries.saturating_mul(MAX_BACKLOG);
+        if self.index_failed && self.shared.catalog.uncommitted() >= limit {
+            let why = "the index has not been writable for long; open the store again";
+            return Err(StoreError::Io(why.to_owned()));
+        }
+        Ok(())
+    }
+
     fn ensure_room(&mut self, need_bytes: u64, room: Room) -> Result<(), StoreError> {
         self.check_usable()?;
+        self.check_backlog()?;
         if need_bytes > MAX_BATCH_BYTES {
             return Err(StoreError::Io(format!("a batch of {need_bytes} bytes is too large")));
         }
@@ -418,30 +432,33 @@ impl Writer {
     /// Commits the index and removes the segments nobody needs. What was appended must
     /// have been settled. On failure everything stays in memory and in the log.
     pub(crate) fn commit(&mut self) -> Result<(), StoreError> {
+        Ok(self.commit_index()?)
+    }
+
+    pub(crate) fn commit_index(&mut self) -> Result<(), IndexError> {
         assert!(self.unsynced.is_empty(), "the index never runs ahead of the log");
         if self.index_failed {
-            return Err(StoreError::Io("the index cannot be written".to_owned()));
+            return Err(IndexError::Io("it failed before".to_owned()));
         }
-        let frozen = self.shared.catalog.freeze();
-        let committed = self.index.commit(
-            &frozen.changes,
-            &frozen.touched,
-            &frozen.segments,
-            &frozen.checkpoint,
-        );
-        match committed.and_then(|snapshot| Ok((snapshot, self.index.len_bytes()?))) {
-            Ok((snapshot, index_bytes)) => {
-                self.shared.catalog.committed(snapshot, index_bytes);
+        match commit_frozen(&self.shared, &mut self.index) {
+            Ok(dead) => {
                 self.log_bytes_since_commit = 0;
-                self.drop_segments(&frozen.dead);
+                self.drop_segments(&dead);
                 Ok(())
             }
             Err(error) => {
-                tracing::warn!(%error, "the index could not be committed; the log has it all");
-                self.shared.catalog.not_committed(frozen);
-                self.index_failed = true;
-                Err(error.into())
+                self.note_index_failure(&error);
+                Err(error)
             }
+        }
+    }
+
+    fn note_index_failure(&mut self, error: &IndexError) {
+        tracing::warn!(%error, "the index could not be committed; the log has it all");
+        self.index_failed = true;
+        if matches!(error, IndexError::Damaged(_)) {
+            // So that the next opening makes it again from the log.
+            let _ = self.shared.disk.remove(crate::index::FILE_NAME);
         }
     }
 
@@ -452,10 +469,26 @@ impl Writer {
         });
         match reopened {
             Ok((snapshot, index_bytes)) => {
-                self.shared.catalog.set_snapshot(Some(snapshot), index_bytes);
+                self.shared.catalog.set_snapshot(snapshot, index_bytes);
                 self.index_failed = false;
             }
             Err(error) => tracing::warn!(%error, "the index could not be opened again"),
+        }
+    }
+}
+
+/// Commits what is in the catalogue; returns the segments that may be removed then.
+pub(crate) fn commit_frozen(shared: &Shared, index: &mut Index) -> Result<Vec<u64>, IndexError> {
+    let frozen = shared.catalog.freeze();
+    let committed = index.commit(&frozen).and_then(|snapshot| Ok((snapshot, index.len_bytes()?)));
+    match committed {
+        Ok((snapshot, index_bytes)) => {
+            shared.catalog.committed(snapshot, index_bytes);
+            Ok(frozen.dead)
+        }
+        Err(error) => {
+            shared.catalog.not_committed(frozen);
+            Err(error)
         }
     }
 }

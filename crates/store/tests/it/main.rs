@@ -1,1 +1,9 @@
+//! Tests of the stores as their callers see them, on good disks and bad ones.
 
+mod contract;
+mod crash;
+mod fixture;
+mod full;
+mod images;
+mod kill;
+mod model;

@@ -1,0 +1,116 @@
+//! How fast a store on a real directory is. One run, one table; no framework:
+//! `cargo bench -p atoll-store [DIR]`.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use atoll_key::{BlockKind, Key};
+use atoll_store::{BlockInfo, BlockStore, DiskConfig, DiskStore, StoredBlock};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn wait<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        std::thread::park();
+    }
+}
+
+fn key(n: u64) -> Key {
+    let mut bytes = [0; 64];
+    let spread = n.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    bytes[..8].copy_from_slice(&spread.wrapping_mul(0xbf58_476d_1ce4_e5b9).to_be_bytes());
+    bytes[8..16].copy_from_slice(&n.to_be_bytes());
+    Key(bytes)
+}
+
+/// CPU time of this process.
+fn cpu() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
+    let fields: Vec<&str> = stat.rsplit(')').next().expect("a name").split_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|f| f.parse::<u64>().expect("a number")).sum();
+    Duration::from_millis(ticks * 10)
+}
+
+fn resident_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("VmRSS");
+    line.split_whitespace().nth(1).expect("kB").parse::<u64>().expect("a number") / 1024
+}
+
+/// Puts `total` blocks of `len` bytes in batches of `batch`, `parallel` batches at a time.
+fn put_all(store: &DiskStore, total: u64, len: usize, batch: u64, parallel: usize) {
+    let bytes = Bytes::from(vec![0x5a; len]);
+    let (started, cpu_before) = (Instant::now(), cpu());
+    let mut next = 0;
+    let mut puts = FuturesUnordered::new();
+    wait(async {
+        while next < total || !puts.is_empty() {
+            while next < total && puts.len() < parallel {
+                let block = |n| StoredBlock {
+                    info: BlockInfo {
+                        key: key(n),
+                        kind: BlockKind::Content,
+                        version: 0,
+                        expires_unix_secs: 9,
+                        len_bytes: len as u32,
+                    },
+                    bytes: bytes.clone(),
+                };
+                puts.push(store.put((next..next + batch).map(block).collect()));
+                next += batch;
+            }
+            puts.next().await.expect("some are running").expect("there is room");
+        }
+    });
+    let elapsed = started.elapsed();
+    println!(
+        "put {total} x {len} B, {batch} a batch, {parallel} at once: {:.0} MB/s, {:.1} us CPU a put, {} MiB resident",
+        total as f64 * len as f64 / 1e6 / elapsed.as_secs_f64(),
+        (cpu() - cpu_before).as_micros() as f64 / total as f64,
+        resident_mib(),
+    );
+}
+
+fn get_all(store: &DiskStore, total: u64, count: u64) {
+    let started = Instant::now();
+    for n in 0..count {
+        wait(store.get(&key(n * 7919 % total))).expect("sound").expect("held");
+    }
+    println!("get: {:.1} us each", started.elapsed().as_micros() as f64 / count as f64);
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let base = args.first().map_or_else(std::env::temp_dir, PathBuf::from);
+    for (total, len, batch, parallel) in
+        [(24_000, 65_536, 16, 1), (24_000, 65_536, 16, 4), (100_000, 8192, 16, 4)]
+    {
+        let dir = tempfile::tempdir_in(&base).expect("a directory");
+        let store = DiskStore::open(dir.path(), DiskConfig::default()).expect("opens");
+        put_all(&store, total, len, batch, parallel);
+        get_all(&store, total.min(4000), 40_000);
+        drop(store);
+        let started = Instant::now();
+        let store = DiskStore::open(dir.path(), DiskConfig::default()).expect("opens");
+        println!("reopen: {:.0} ms; {:?}\n", started.elapsed().as_secs_f64() * 1e3, store.usage());
+    }
+}

@@ -1,0 +1,223 @@
+//! What every store promises, checked over all of them by one suite.
+
+use std::sync::Arc;
+
+use atoll_key::{Key, KeyRange};
+use atoll_store::disk::FaultyDisk;
+use atoll_store::{BlockStore, DiskStore, MemoryStore, StoreError, StoredBlock};
+
+use crate::fixture::{block, contents, key, small_config, wait};
+
+/// Runs `claim` over each kind of store.
+fn check(claim: impl Fn(&dyn BlockStore)) {
+    claim(&MemoryStore::new(64 << 20));
+
+    let inline = DiskStore::open_inline(Arc::new(FaultyDisk::new(1)), small_config());
+    let inline = inline.expect("opens");
+    claim(&inline);
+    inline.check_invariants();
+
+    let cold = FaultyDisk::new(2);
+    cold.set_cold(true);
+    let threads = DiskStore::open_on(Arc::new(cold), small_config()).expect("opens");
+    claim(&threads);
+    threads.check_invariants();
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let real = DiskStore::open(dir.path(), small_config()).expect("opens");
+    claim(&real);
+    real.check_invariants();
+}
+
+fn put(store: &dyn BlockStore, batch: Vec<StoredBlock>) {
+    wait(store.put(batch)).expect("there is room");
+}
+
+fn get(store: &dyn BlockStore, n: u64) -> Option<StoredBlock> {
+    wait(store.get(&key(n))).expect("readable")
+}
+
+#[test]
+fn what_was_put_is_got_back_byte_for_byte() {
+    check(|store| {
+        let lens = [0, 1, 7, 8, 9, 111, 112, 4096, 65_536, 1 << 20];
+        let batch: Vec<_> = (0..).zip(lens).map(|(n, len)| block(n, 0, len, 9)).collect();
+        put(store, batch.clone());
+        for (n, block) in batch.into_iter().enumerate() {
+            assert_eq!(store.info(&block.info.key), Ok(Some(block.info)));
+            assert_eq!(get(store, n as u64), Some(block));
+        }
+        assert_eq!(get(store, 999), None);
+        assert_eq!(store.info(&key(999)), Ok(None));
+    });
+}
+
+#[test]
+fn only_a_higher_version_replaces_a_block() {
+    check(|store| {
+        put(store, vec![block(1, 5, 100, 10)]);
+        put(store, vec![block(1, 4, 200, 10)]);
+        assert_eq!(get(store, 1), Some(block(1, 5, 100, 10)));
+        let mut other = block(1, 5, 100, 10);
+        other.bytes = contents(77, 0, 100);
+        put(store, vec![other]);
+        assert_eq!(get(store, 1), Some(block(1, 5, 100, 10)), "an equal version changes nothing");
+        put(store, vec![block(1, 6, 50, 10)]);
+        assert_eq!(get(store, 1), Some(block(1, 6, 50, 10)));
+        assert_eq!(store.usage().block_bytes, 50);
+    });
+}
+
+#[test]
+fn within_a_batch_the_highest_version_stays() {
+    check(|store| {
+        put(store, vec![block(1, 2, 30, 1), block(1, 7, 40, 1), block(1, 3, 50, 9)]);
+        assert_eq!(get(store, 1), Some(block(1, 7, 40, 9)));
+        assert_eq!((store.usage().blocks, store.usage().block_bytes), (1, 40));
+    });
+}
+
+#[test]
+fn a_lease_never_shortens() {
+    check(|store| {
+        let lease = || store.info(&key(1)).expect("readable").map(|i| i.expires_unix_secs);
+        put(store, vec![block(1, 1, 10, 50)]);
+        put(store, vec![block(1, 1, 10, 40)]);
+        assert_eq!(lease(), Some(50), "put again");
+        put(store, vec![block(1, 1, 10, 60)]);
+        assert_eq!(lease(), Some(60), "put again for longer");
+        put(store, vec![block(1, 2, 10, 55)]);
+        assert_eq!(lease(), Some(60), "a new version");
+        assert_eq!(store.renew(&[key(1), key(2)], 30), Ok(vec![true, false]));
+        assert_eq!(lease(), Some(60), "renewed for less");
+        assert_eq!(store.renew(&[key(2), key(1)], 90), Ok(vec![false, true]));
+        assert_eq!(lease(), Some(90), "renewed for longer");
+    });
+}
+
+#[test]
+fn only_expired_blocks_are_removed_with_their_leases() {
+    check(|store| {
+        put(store, (0..100).map(|n| block(n, 0, 100, n)).collect());
+        assert_eq!(wait(store.remove_expired(0)), Ok(0));
+        assert_eq!(wait(store.remove_expired(30)), Ok(30));
+        assert_eq!(wait(store.remove_expired(30)), Ok(0));
+        assert_eq!((get(store, 29), store.usage().blocks), (None, 70));
+        assert_eq!(get(store, 30), Some(block(30, 0, 100, 30)));
+        store.renew(&[key(31)], 1000).expect("readable");
+        put(store, vec![block(200, 0, 10, 5)]);
+        assert_eq!(wait(store.remove_expired(40)), Ok(10), "all below 40 but 31, and 200");
+        assert!(get(store, 31).is_some() && get(store, 200).is_none());
+    });
+}
+
+#[test]
+fn what_was_removed_is_gone_until_put_again() {
+    check(|store| {
+        put(store, vec![block(1, 0, 100, 9), block(2, 0, 100, 9)]);
+        wait(store.remove(vec![key(1), key(3), key(1)])).expect("removed");
+        assert_eq!((get(store, 1), get(store, 2).is_some()), (None, true));
+        assert_eq!(store.usage().blocks, 1);
+        put(store, vec![block(1, 0, 100, 9)]);
+        assert_eq!(get(store, 1), Some(block(1, 0, 100, 9)));
+    });
+}
+
+#[test]
+fn a_range_is_listed_in_ring_order_whatever_is_committed() {
+    check(|store| {
+        for n in 0..200 {
+            put(store, vec![block(n, 0, 10, n)]);
+        }
+        wait(store.remove((0..200).step_by(3).map(key).collect())).expect("removed");
+        let mut held: Vec<Key> = (0..200).filter(|n| n % 3 != 0).map(key).collect();
+        held.sort();
+        let listed = |range, limit| -> Vec<Key> {
+            let list = store.list(range, limit).expect("readable");
+            list.into_iter().map(|info| info.key).collect()
+        };
+        assert_eq!(listed(KeyRange::full(), usize::MAX), held);
+        let ranges = [(held[3], held[90]), (held[90], held[3]), (held[5], held[5])];
+        for range in ranges.map(|(after, upto)| KeyRange::new(after, upto)) {
+            let start = held.iter().position(|k| *k == range.after).expect("held");
+            let ring = held[start + 1..].iter().chain(&held[..=start]).copied();
+            let expected: Vec<Key> = ring.filter(|key| range.contains(key)).collect();
+            for limit in [0, 1, 7, 1000] {
+                let most = limit.min(expected.len());
+                assert_eq!(listed(range, limit), expected[..most], "{range}, {limit}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_full_store_refuses_the_whole_batch_and_keeps_what_it_has() {
+    check(|store| {
+        let capacity_bytes = store.usage().capacity_bytes;
+        let mut kept = 0;
+        let error = loop {
+            match wait(store.put((kept..kept + 4).map(|n| block(n, 0, 1 << 20, 9)).collect())) {
+                Ok(()) => kept += 4,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, StoreError::Full { .. }), "{error}");
+        assert!(kept >= 48, "only {kept} MiB of 64 were usable");
+        assert_eq!(store.usage().blocks, kept);
+        assert!(store.usage().disk_bytes <= capacity_bytes);
+        assert!((kept..kept + 4).all(|n| get(store, n).is_none()));
+        assert!((0..kept).all(|n| get(store, n) == Some(block(n, 0, 1 << 20, 9))));
+        wait(store.remove((0..8).map(key).collect())).expect("a full store can remove");
+        put(store, (100..104).map(|n| block(n, 0, 1 << 20, 9)).collect());
+        assert!(store.usage().disk_bytes <= capacity_bytes);
+    });
+}
+
+#[test]
+fn a_scrub_visits_every_block_within_its_budgets() {
+    check(|store| {
+        put(store, (0..150).map(|n| block(n, 0, 1000, 9)).collect());
+        let (mut from, mut checked, mut steps) = (None, 0, 0);
+        loop {
+            let step = wait(store.scrub(from, 10_000)).expect("readable");
+            assert!(step.checked_bytes <= 11_000 && step.damaged.is_empty());
+            checked += step.checked;
+            steps += 1;
+            from = step.next;
+            if from.is_none() {
+                break;
+            }
+        }
+        assert_eq!(checked, 150);
+        assert!(steps >= 14, "{steps}");
+    });
+}
+
+#[test]
+fn puts_and_gets_from_many_threads_do_not_disturb_each_other() {
+    check(|store| {
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    for round in 0..20 {
+                        let first = thread * 1000 + round * 4;
+                        put(store, (first..first + 4).map(|n| block(n, 0, 2000, 9)).collect());
+                        for n in first..first + 4 {
+                            assert_eq!(get(store, n), Some(block(n, 0, 2000, 9)));
+                        }
+                        wait(store.remove(vec![key(first)])).expect("removed");
+                        store.renew(&[key(first + 1)], 99).expect("readable");
+                        if round % 8 == 0 {
+                            wait(store.reclaim(1 << 20)).expect("reclaimed");
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(store.usage().blocks, 4 * 20 * 3);
+        for n in (0..4).flat_map(|t| (0..80).map(move |i| t * 1000 + i)) {
+            let expected = (n % 4 != 0).then(|| block(n, 0, 2000, if n % 4 == 1 { 99 } else { 9 }));
+            assert_eq!(get(store, n), expected, "block {n}");
+        }
+    });
+}

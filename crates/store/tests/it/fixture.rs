@@ -1,0 +1,94 @@
+//! What the tests share: blocks made from numbers, a way to wait, small configurations.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+
+use atoll_key::{BlockKind, Key};
+use atoll_store::disk::FaultyDisk;
+use atoll_store::{BlockInfo, DiskConfig, DiskStore, StoredBlock};
+use bytes::Bytes;
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Runs a future on this thread.
+pub fn wait<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        std::thread::park();
+    }
+}
+
+/// A small seeded generator (SplitMix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+}
+
+/// Key number `n`; keys are spread over the ring but keep no order among themselves.
+pub fn key(n: u64) -> Key {
+    let mut bytes = [0; 64];
+    bytes[..8].copy_from_slice(&Random(n).next().to_be_bytes());
+    bytes[8..16].copy_from_slice(&n.to_be_bytes());
+    Key(bytes)
+}
+
+/// The bytes of block `n` in version `version`.
+pub fn contents(n: u64, version: u64, len_bytes: usize) -> Bytes {
+    let mut random = Random(n ^ (version << 40));
+    let mut bytes = Vec::with_capacity(len_bytes + 8);
+    while bytes.len() < len_bytes {
+        bytes.extend_from_slice(&random.next().to_be_bytes());
+    }
+    bytes.truncate(len_bytes);
+    Bytes::from(bytes)
+}
+
+/// Block `n` in a version (0 makes it content), of a length.
+pub fn block(n: u64, version: u64, len_bytes: usize, expires_unix_secs: u64) -> StoredBlock {
+    let kind = if version == 0 { BlockKind::Content } else { BlockKind::Signed };
+    let len = u32::try_from(len_bytes).expect("small");
+    let info = BlockInfo { key: key(n), kind, version, expires_unix_secs, len_bytes: len };
+    StoredBlock { info, bytes: contents(n, version, len_bytes) }
+}
+
+/// Small segments and frequent commits, so that little work does all there is to do.
+pub fn small_config() -> DiskConfig {
+    DiskConfig {
+        capacity_bytes: 64 << 20,
+        segment_bytes: 32 << 10,
+        index_cache_bytes: 1 << 20,
+        free_reserve_bytes: 0,
+        open_segments: 4,
+        commit_entries: 16,
+        commit_bytes: 64 << 10,
+        ..DiskConfig::default()
+    }
+}
+
+pub fn open_inline(disk: &FaultyDisk) -> DiskStore {
+    DiskStore::open_inline(Arc::new(disk.clone()), small_config()).expect("opens")
+}
