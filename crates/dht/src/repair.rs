@@ -125,6 +125,11 @@ impl Repair {
         state.status.repaired_bytes += bytes;
     }
 
+    /// Counts blocks in that were put since the last round; the next round counts anew.
+    pub fn count_root_blocks(&self, new: u64) {
+        self.lock().status.root_blocks += new;
+    }
+
     /// Reserves the time that copying `bytes` may take; copying may go on at the result.
     pub fn pace(&self, now: Instant, bytes: u64, bytes_per_sec: u64) -> Instant {
         let mut state = self.lock();

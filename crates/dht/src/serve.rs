@@ -161,9 +161,14 @@ pub(crate) async fn store_as_root(
         }
         return statuses;
     }
+    let is_new = |block: &&Block| matches!(inner.store.info(&block.header.key), Ok(None));
+    let new = mine.iter().filter(is_new).count();
     // The network first: it works while this node verifies and writes.
     let (acknowledged, own) =
         futures_util::join!(replicate(inner, &mine), store_here(inner, from, &mine));
+    if own.iter().all(|status| matches!(status, PutStatus::Stored { .. })) {
+        inner.repair.count_root_blocks(new as u64);
+    }
     let wanted = u32::try_from(acknowledged.wanted + 1).expect("k is small");
     for (position, index) in indices.into_iter().enumerate() {
         statuses[index] = match own[position] {

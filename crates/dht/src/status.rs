@@ -3,7 +3,7 @@
 /// The state of repair, as `status` shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RepairStatus {
-    /// Blocks this node was the root of when the last round ended.
+    /// Blocks this node is the root of: as counted by the last round, and those put since.
     pub root_blocks: u64,
     /// Copies each block should have: k, or all nodes on a smaller ring.
     pub replicas_wanted: u32,

@@ -40,7 +40,9 @@ fn a_put_reaches_exactly_the_replica_set_and_everybody_can_read() {
 fn a_ring_of_one_keeps_blocks_and_says_it_wants_one_copy() {
     let ring = Ring::new(2, 1);
     ring.put(0, 0..5);
+    ring.put(0, 0..5);
     ring.assert_readable(0..5);
+    assert_eq!(ring.members[0].dht.repair_status().root_blocks, 5, "counted when put, once");
     ring.sim.run_for(MINUTE * 2);
     assert!(ring.members[0].dht.repair_status().fully_replicated);
     assert_eq!(ring.members[0].dht.repair_status().replicas_wanted, 1);
