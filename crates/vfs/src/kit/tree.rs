@@ -327,17 +327,17 @@ fn sizes(tree: &mut Tree) {
 
 fn holes(tree: &mut Tree) {
     const MIB: u64 = 1 << 20;
-    let spread = [0..70_000, 2 * MIB..2 * MIB + 70_000, 4 * MIB..5 * MIB];
-    for (name, len_bytes, data) in [
-        ("nothing but a hole", 3 * MIB, vec![]),
-        ("hole at the start", 2 * MIB + 10, Vec::from([2 * MIB..2 * MIB + 10])),
-        ("hole at the end", 2 * MIB + 10, Vec::from([0..10])),
-        ("hole in the middle", 5 * MIB, spread.to_vec()),
-        ("one byte late", 16 * MIB, Vec::from([16 * MIB - 1..16 * MIB])),
-    ] {
+    let mut put = |name: &str, len_bytes, data: &[(u64, u64)]| {
+        let data = data.iter().map(|&(from, to)| from..to).collect();
         let content = Content::Sparse { seed: len_bytes, len_bytes, data };
         tree.put(format!("holes/{name}"), Node::file(content));
-    }
+    };
+    put("nothing but a hole", 3 * MIB, &[]);
+    put("hole at the start", 2 * MIB + 10, &[(2 * MIB, 2 * MIB + 10)]);
+    put("hole at the end", 2 * MIB + 10, &[(0, 10)]);
+    let spread = [(0, 70_000), (2 * MIB, 2 * MIB + 70_000), (4 * MIB, 5 * MIB)];
+    put("hole in the middle", 5 * MIB, &spread);
+    put("one byte late", 16 * MIB, &[(16 * MIB - 1, 16 * MIB)]);
 }
 
 fn metadata(tree: &mut Tree) {

@@ -1,0 +1,153 @@
+//! Mounting and unmounting, and what can go wrong with both.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use atoll_gateway::fuse::{MountError, MountOptions, UnmountError, mount, unmount};
+use rustix::mount::MountFlags;
+
+use crate::place::{Place, fuse_is_here, memory, runtime};
+
+fn is_mounted(path: &Path) -> bool {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    table.lines().any(|line| line.split(' ').nth(4) == path.to_str())
+}
+
+fn try_mount(path: &Path) -> MountError {
+    let runtime = runtime();
+    let fs = Arc::new(memory(&runtime));
+    mount(fs, path, &MountOptions::default(), runtime.handle()).unwrap_err()
+}
+
+#[test]
+fn a_mount_ends_when_it_is_unmounted() {
+    let Some(mut place) = Place::memory() else { return };
+    let path = place.path().to_owned();
+    assert!(is_mounted(&path));
+    fs::write(path.join("f"), "x").unwrap();
+    let mut mounted = place.mounted.take().unwrap();
+    place.runtime().block_on(mounted.unmount(false)).unwrap();
+    assert!(!is_mounted(&path));
+    assert!(fs::read_dir(&path).unwrap().next().is_none());
+    // Both again: nothing is left to do, and nothing to wait for.
+    place.runtime().block_on(mounted.unmount(false)).unwrap();
+    place.runtime().block_on(mounted.wait()).unwrap();
+}
+
+#[test]
+fn waiting_ends_when_another_unmounts() {
+    let Some(mut place) = Place::memory() else { return };
+    let path = place.path().to_owned();
+    let mut mounted = place.mounted.take().unwrap();
+    let waiting = place.runtime().spawn(async move { mounted.wait().await });
+    unmount(&path, false).unwrap();
+    place.runtime().block_on(waiting).unwrap().unwrap();
+    assert!(matches!(unmount(&path, false), Err(UnmountError::NotMounted { .. })));
+}
+
+#[test]
+fn dropping_a_mount_unmounts() {
+    let Some(mut place) = Place::memory() else { return };
+    let path = place.path().to_owned();
+    drop(place.mounted.take());
+    assert!(!is_mounted(&path));
+}
+
+#[test]
+fn a_mount_in_use_is_busy_until_it_is_let_go() {
+    let Some(mut place) = Place::memory() else { return };
+    let path = place.path().to_owned();
+    fs::write(path.join("f"), "still here").unwrap();
+    let file = File::open(path.join("f")).unwrap();
+    let mut mounted = place.mounted.take().unwrap();
+    let refused = place.runtime().block_on(mounted.unmount(false)).unwrap_err();
+    assert!(matches!(refused, UnmountError::Busy { .. }), "{refused}");
+    assert!(refused.to_string().contains("in use"), "{refused}");
+    assert!(is_mounted(&path));
+    place.runtime().block_on(mounted.unmount(true)).unwrap();
+    assert!(!is_mounted(&path));
+    // Who has it open goes on using it, and then it ends.
+    assert_eq!(std::io::read_to_string(&file).unwrap(), "still here");
+    drop(file);
+    place.runtime().block_on(mounted.wait()).unwrap();
+}
+
+#[test]
+fn unusable_mount_points_are_refused_with_the_reason() {
+    let Some(place) = Place::memory() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    assert!(matches!(try_mount(&path.join("no")), MountError::NoMountpoint { .. }));
+    fs::write(path.join("file"), "").unwrap();
+    assert!(matches!(try_mount(&path.join("file")), MountError::NotADirectory { .. }));
+    assert!(matches!(try_mount(path), MountError::NotEmpty { .. }));
+    assert!(matches!(try_mount(place.path()), MountError::AlreadyMounted { .. }));
+    let single = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let fs = Arc::new(memory(place.runtime()));
+    let refused = mount(fs, path, &MountOptions::default(), single.handle()).unwrap_err();
+    assert!(matches!(refused, MountError::SingleThreaded));
+    place.unmount();
+}
+
+#[test]
+fn a_mount_hides_what_is_below_when_told_to() {
+    if !fuse_is_here() {
+        return;
+    }
+    let (runtime, directory) = (runtime(), tempfile::tempdir().unwrap());
+    let hidden = directory.path().join("hidden");
+    fs::write(&hidden, "").unwrap();
+    let options = MountOptions { nonempty: true, ..MountOptions::default() };
+    let fs = Arc::new(memory(&runtime));
+    let mut mounted = mount(fs, directory.path(), &options, runtime.handle()).unwrap();
+    assert!(!hidden.exists());
+    runtime.block_on(mounted.unmount(false)).unwrap();
+    assert!(hidden.exists());
+}
+
+#[test]
+fn only_our_mounts_are_unmounted() {
+    let not_ours = unmount(Path::new("/proc"), false).unwrap_err();
+    assert!(matches!(&not_ours, UnmountError::NotOurs { kind, .. } if kind == "proc"));
+    let nowhere = unmount(Path::new("/no/such/place"), false).unwrap_err();
+    assert!(matches!(nowhere, UnmountError::Unreadable { .. }), "{nowhere}");
+}
+
+/// Takes a broken mount away if the test fails before it does.
+struct Broken<'a>(&'a Path);
+
+impl Drop for Broken<'_> {
+    fn drop(&mut self) {
+        let _ = unmount(self.0, true);
+    }
+}
+
+#[test]
+fn a_mount_whose_process_died_is_named_and_can_be_taken_away() {
+    if !fuse_is_here() || !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: a dead mount is made by hand, which needs root");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let device = File::options().read(true).write(true).open("/dev/fuse").unwrap();
+    let data =
+        format!("fd={},rootmode=40000,user_id=0,group_id=0,subtype=atoll", device.as_raw_fd());
+    let data = CString::new(data).unwrap();
+    rustix::mount::mount("atoll", path, "fuse", MountFlags::empty(), Some(data.as_c_str()))
+        .unwrap();
+    let _broken = Broken(path);
+    // As when the process that served it is killed.
+    drop(device);
+    assert_eq!(fs::metadata(path).unwrap_err().raw_os_error(), Some(107));
+    for below in [path.to_owned(), path.join("below/it")] {
+        let refused = try_mount(&below);
+        assert!(matches!(&refused, MountError::Broken { path: p } if p == path), "{refused}");
+        assert!(refused.to_string().contains("atoll unmount"), "{refused}");
+    }
+    unmount(path, false).unwrap();
+    assert!(fs::metadata(path).unwrap().is_dir());
+}

@@ -1,0 +1,83 @@
+//! A mount that is gone when its test ends, however it ends.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use atoll_env::TokioRuntime;
+use atoll_gateway::fuse::{MountOptions, Mounted, mount};
+use atoll_vfs::FileSystem;
+use atoll_vfs::memory::MemoryFs;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+/// Whether this machine lets us mount. Says loudly if not.
+pub fn fuse_is_here() -> bool {
+    let here = std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok()
+        && (rustix::process::geteuid().is_root() || Path::new("/usr/bin/fusermount3").exists());
+    if !here {
+        eprintln!("SKIPPED: FUSE is not available here (/dev/fuse, root or fusermount3)");
+    }
+    here
+}
+
+pub fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// A file system, mounted. Dropping it unmounts lazily, then removes the directory.
+pub struct Place {
+    pub mounted: Option<Mounted>,
+    pub runtime: Option<Runtime>,
+    directory: TempDir,
+}
+
+impl Place {
+    /// Mounts what `make` makes on a new directory; nothing where there is no FUSE.
+    pub fn with(
+        options: &MountOptions,
+        make: impl FnOnce(&Runtime) -> Arc<dyn FileSystem>,
+    ) -> Option<Place> {
+        if !fuse_is_here() {
+            return None;
+        }
+        let (runtime, directory) = (runtime(), tempfile::tempdir().unwrap());
+        let fs = make(&runtime);
+        let mounted = mount(fs, directory.path(), options, runtime.handle()).unwrap();
+        Some(Place { mounted: Some(mounted), runtime: Some(runtime), directory })
+    }
+
+    /// An empty file system in memory.
+    pub fn memory() -> Option<Place> {
+        Place::with(&MountOptions::default(), |runtime| Arc::new(memory(runtime)))
+    }
+
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    pub fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().unwrap()
+    }
+
+    /// Unmounts, which fails if anything is still in use.
+    pub fn unmount(mut self) {
+        let mut mounted = self.mounted.take().unwrap();
+        self.runtime().block_on(mounted.unmount(false)).unwrap();
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        drop(self.mounted.take());
+        // Requests that never end must not keep the test.
+        self.runtime.take().unwrap().shutdown_background();
+    }
+}
+
+pub fn memory(runtime: &Runtime) -> MemoryFs {
+    MemoryFs::new(Arc::new(TokioRuntime::new(runtime.handle().clone())))
+}

@@ -1,0 +1,165 @@
+//! A file system that does what its test says: names stand for behaviours.
+
+use std::time::Duration;
+
+use atoll_vfs::{
+    Answer, Attr, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, FileTime,
+    Handle, InodeNumber, OpenFlags, Opened, StatFs,
+};
+use bytes::Bytes;
+use tokio::sync::watch;
+
+/// Reads of this wait until the gate opens.
+pub const SLOW: InodeNumber = InodeNumber(10);
+pub const QUICK: InodeNumber = InodeNumber(11);
+/// Reads of this panic at once, and after a while.
+pub const PANICS: InodeNumber = InodeNumber(12);
+pub const PANICS_LATER: InodeNumber = InodeNumber(13);
+/// Reads of this give more than was asked for.
+pub const GENEROUS: InodeNumber = InodeNumber(14);
+/// A link whose target is longer than a page.
+pub const LONG_LINK: InodeNumber = InodeNumber(15);
+pub const LINK_LEN: usize = 5000;
+
+pub const FILES: [(&str, InodeNumber); 6] = [
+    ("slow", SLOW),
+    ("quick", QUICK),
+    ("panics", PANICS),
+    ("panics later", PANICS_LATER),
+    ("generous", GENEROUS),
+    ("long link", LONG_LINK),
+];
+
+/// Beside [`FILES`], a name `errno N` fails with that number.
+pub struct Scripted {
+    /// Whether slow reads may end.
+    pub gate: watch::Receiver<bool>,
+    /// How many slow reads have begun.
+    pub waiting: watch::Sender<usize>,
+}
+
+fn attr(inode: InodeNumber) -> Attr {
+    let kind = match inode {
+        InodeNumber::ROOT => FileKind::Directory,
+        LONG_LINK => FileKind::Symlink,
+        _ => FileKind::Regular,
+    };
+    let time = FileTime::default();
+    Attr {
+        inode,
+        kind,
+        mode: 0o755,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size_bytes: 4096,
+        blocks_512: 8,
+        block_size_bytes: 4096,
+        atime: time,
+        mtime: time,
+        ctime: time,
+    }
+}
+
+fn answer<T: Send + 'static>(result: Result<T, Errno>) -> Answer<T> {
+    Box::pin(async move { result })
+}
+
+impl FileSystem for Scripted {
+    fn lookup(&self, _caller: Caller, _parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
+        let name = String::from_utf8_lossy(name).into_owned();
+        if let Some(number) = name.strip_prefix("errno ") {
+            return answer(Err(Errno(number.parse().unwrap())));
+        }
+        assert_ne!(name, "panics in lookup", "on purpose");
+        let found = FILES.iter().find(|(known, _)| *known == name);
+        answer(found.ok_or(Errno::ENOENT).map(|(_, inode)| Entry {
+            attr: attr(*inode),
+            generation: 0,
+            name_ttl: Duration::ZERO,
+            attr_ttl: Duration::ZERO,
+        }))
+    }
+
+    fn getattr(&self, inode: InodeNumber, _handle: Option<Handle>) -> Answer<AttrReply> {
+        answer(Ok(AttrReply { attr: attr(inode), ttl: Duration::ZERO }))
+    }
+
+    fn readlink(&self, _inode: InodeNumber) -> Answer<Bytes> {
+        answer(Ok(Bytes::from(vec![b'x'; LINK_LEN])))
+    }
+
+    fn open(&self, _caller: Caller, _inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
+        if flags.writes() {
+            return answer(Err(Errno::EROFS));
+        }
+        answer(Ok(Opened { handle: Handle::NONE, keep_cache: false, direct_io: true }))
+    }
+
+    fn read(&self, inode: InodeNumber, _handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
+        if offset >= 4096 {
+            return answer(Ok(Bytes::new()));
+        }
+        let data = Bytes::from(vec![b'd'; len.min(4096) as usize]);
+        match inode {
+            SLOW => {
+                let mut gate = self.gate.clone();
+                self.waiting.send_modify(|count| *count += 1);
+                Box::pin(async move {
+                    gate.wait_for(|open| *open).await.map_err(|_| Errno::EIO)?;
+                    Ok(data)
+                })
+            }
+            PANICS => panic!("on purpose, before there is a future"),
+            PANICS_LATER => Box::pin(async {
+                tokio::task::yield_now().await;
+                panic!("on purpose, in a task")
+            }),
+            GENEROUS => answer(Ok(Bytes::from(vec![b'g'; len as usize + 100]))),
+            _ => answer(Ok(data)),
+        }
+    }
+
+    fn close(&self, _inode: InodeNumber, _handle: Handle) -> Answer<()> {
+        answer(Ok(()))
+    }
+
+    fn opendir(&self, _caller: Caller, _inode: InodeNumber) -> Answer<Opened> {
+        answer(Ok(Opened { handle: Handle::NONE, keep_cache: false, direct_io: false }))
+    }
+
+    /// Lists a name no directory may hold before each that it may.
+    fn readdir(
+        &self,
+        _inode: InodeNumber,
+        _handle: Handle,
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Answer<Vec<DirEntry>> {
+        let names = FILES.iter().flat_map(|(name, inode)| [("a/b", *inode), (*name, *inode)]);
+        let entries = names.zip(1..).map(|((name, inode), cookie)| DirEntry {
+            name: Bytes::from_static(name.as_bytes()),
+            kind: attr(inode).kind,
+            inode,
+            cookie,
+            entry: with_entries.then(|| Entry {
+                attr: attr(inode),
+                generation: 0,
+                name_ttl: Duration::ZERO,
+                attr_ttl: Duration::ZERO,
+            }),
+        });
+        // One at a time, so that some pages hold nothing that can be used.
+        answer(Ok(entries.skip(cookie as usize).take(limit.min(1)).collect()))
+    }
+
+    fn closedir(&self, _inode: InodeNumber, _handle: Handle) -> Answer<()> {
+        answer(Ok(()))
+    }
+
+    fn statfs(&self, _inode: InodeNumber) -> Answer<StatFs> {
+        answer(Ok(StatFs { block_size_bytes: 4096, max_name_bytes: 255, ..StatFs::default() }))
+    }
+}
