@@ -36,6 +36,8 @@ pub struct DhtConfig {
     pub get_limit: Duration,
     /// How long a client's put may take, all attempts together.
     pub put_limit: Duration,
+    /// How long fewer nodes than k must be all there are before fewer copies will do.
+    pub shrink_after: Duration,
     /// How often neighbours are compared when nothing seems to have changed.
     pub repair_every: Duration,
     /// How long the neighbourhood must be quiet before repair begins.
@@ -58,6 +60,8 @@ impl Default for DhtConfig {
             call_limit: Duration::from_secs(10),
             get_limit: Duration::from_secs(20),
             put_limit: Duration::from_secs(60),
+            // A guess: longer than a reboot.
+            shrink_after: Duration::from_secs(600),
             repair_every: Duration::from_secs(60),
             repair_settle: Duration::from_millis(500),
             // Guesses: repair may take half of a gigabit link, scrubbing must not be noticed.

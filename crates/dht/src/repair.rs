@@ -76,6 +76,8 @@ struct State {
     next_slot: Instant,
     /// Blocks that were damaged here, to be fetched from another holder.
     damaged: BTreeSet<Key>,
+    /// The most replicas there were of late, and until when that counts.
+    peak: (usize, Instant),
 }
 
 impl Repair {
@@ -125,6 +127,18 @@ impl Repair {
         state.status.repaired_bytes += bytes;
     }
 
+    /// How many replicas a put must count on when `now` there are `replicas`: as many as
+    /// there were during the last `memory`. A node cut off from the others must not take
+    /// itself for a majority; a ring that has shrunk for good is believed after a while.
+    pub fn expected_replicas(&self, now: Instant, replicas: usize, memory: Duration) -> usize {
+        let mut state = self.lock();
+        let (peak, until) = state.peak;
+        if replicas >= peak || now > until {
+            state.peak = (replicas, now + memory);
+        }
+        state.peak.0
+    }
+
     /// Counts blocks in that were put since the last round; the next round counts anew.
     pub fn count_root_blocks(&self, new: u64) {
         self.lock().status.root_blocks += new;
@@ -162,6 +176,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
                 .await;
         }
         settle(&inner).await;
+        expected_replicas(&inner);
         seen = Some(inner.overlay.neighbourhood().epoch);
         if let Err(error) = round(&inner).await {
             tracing::info!(%error, "repair could not finish a round; it will try again");
@@ -169,6 +184,13 @@ pub(crate) async fn run(inner: Arc<Inner>) {
             seen = None;
         }
     }
+}
+
+/// The replicas a put must count on, see [`Repair::expected_replicas`].
+pub(crate) fn expected_replicas(inner: &Inner) -> usize {
+    let present = inner.overlay.neighbourhood().successors.len();
+    let replicas = present.min(inner.config.replicas - 1);
+    inner.repair.expected_replicas(inner.env.now(), replicas, inner.config.shrink_after)
 }
 
 fn changed_after(inner: &Inner, pause: Duration) -> atoll_env::BoxFuture<'static, u64> {

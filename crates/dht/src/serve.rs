@@ -17,6 +17,7 @@ use crate::messages::{
 };
 use crate::node::{Block, Inner};
 use crate::reconcile;
+use crate::repair::expected_replicas;
 use crate::stats::add;
 
 /// Blocks in one reply stop at this many bytes (one block at least is sent).
@@ -221,7 +222,7 @@ async fn replicate(inner: &Inner, blocks: &[Block]) -> Acknowledged {
     for _wave in 0..2 {
         let successors = inner.overlay.neighbourhood().successors;
         let replicas = &successors[..successors.len().min(inner.config.replicas - 1)];
-        result.wanted = replicas.len();
+        result.wanted = expected_replicas(inner);
         let targets: Vec<_> =
             replicas.iter().filter(|node| !asked.contains(*node)).copied().collect();
         if targets.is_empty() {
