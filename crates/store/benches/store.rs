@@ -1,6 +1,9 @@
 //! How fast a store on a real directory is. One run, one table; no framework:
 //! `cargo bench -p atoll-store [DIR]`.
 
+// Measuring is what this program is for.
+#![allow(clippy::disallowed_methods)]
+
 use std::future::Future;
 use std::path::PathBuf;
 use std::pin::pin;

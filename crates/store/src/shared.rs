@@ -122,12 +122,15 @@ fn check(key: &Key, entry: &Entry, salt: u64, record: Bytes) -> Result<Bytes, Re
     if expected { Ok(record.slice(RECORD_HEADER_BYTES..)) } else { Err(ReadFailure::Damaged) }
 }
 
+/// A file and when it was last used.
+type OpenFile = (Arc<dyn DiskFile>, u64);
+
 /// The segments' files, of which a bounded number is kept open.
 #[derive(Debug)]
 pub(crate) struct OpenFiles {
     most: usize,
     clock: AtomicU64,
-    files: Mutex<BTreeMap<u64, (Arc<dyn DiskFile>, u64)>>,
+    files: Mutex<BTreeMap<u64, OpenFile>>,
 }
 
 impl OpenFiles {
