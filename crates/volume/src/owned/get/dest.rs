@@ -2,7 +2,7 @@
 //! directory and never through a symbolic link, so nothing in a volume, and nobody who
 //! changes the destination meanwhile, leads a copy out of it.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -179,8 +179,20 @@ pub(super) fn is_there(
     if !same || stat.st_mode & 0o7777 == mode {
         return same;
     }
-    let flags = AtFlags::SYMLINK_NOFOLLOW;
-    rustix::fs::chmodat(dir, name, Mode::from_raw_mode(mode), flags).is_ok()
+    set_mode(dir, name, mode).is_ok()
+}
+
+/// Sets the mode of a file that may not be ours to open, and never that of what a link
+/// points to: there is no system call for both before Linux 6.6.
+fn set_mode(dir: &OwnedFd, name: &[u8], mode: u32) -> rustix::io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(dir, name, flags, Mode::empty())?;
+    let regular = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
+    if regular != FileType::RegularFile {
+        return Err(Errno::LOOP);
+    }
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    rustix::fs::chmod(path, Mode::from_raw_mode(mode))
 }
 
 /// Opens a file that is not complete, of an earlier run or new; with its length then.

@@ -129,7 +129,8 @@ struct Copy {
 /// in it stays. A file, link or directory of the volume replaces a file or link of the
 /// same name; a file in place of a directory is an error. A symbolic link is followed
 /// only if it is `dest` itself and `item` a directory. Modes, times, links, holes and
-/// extended attributes are as published, owners are not.
+/// extended attributes are as published, owners are not. (Of a file left alone because its
+/// length and time are right, only the mode is set again.)
 ///
 /// Dropping the future stops the copy after what is being written.
 pub async fn get_tree(

@@ -130,18 +130,25 @@ impl Names {
     }
 }
 
-/// Why extended attributes could not be read.
+/// The xattr block of an open file or directory, if it has attributes that a volume
+/// keeps; or why they cannot be read.
 pub(super) fn xattrs_of(fd: impl AsFd) -> Result<Option<Vec<u8>>, String> {
-    let mut list = Vec::new();
-    match rustix::fs::flistxattr(&fd, &mut [0u8; 0][..]) {
+    // Most files have none or few; the kernel's limit for all names is 64 KiB.
+    let mut short = [0; 1024];
+    let mut long = Vec::new();
+    let list = match rustix::fs::flistxattr(&fd, &mut short[..]) {
         Ok(0) | Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(None),
-        Ok(len) => list.resize(len + 256, 0),
+        Ok(len) => &short[..len],
+        Err(Errno::RANGE) => {
+            long.resize(64 << 10, 0);
+            let len = rustix::fs::flistxattr(&fd, &mut long[..])
+                .map_err(|error| format!("extended attributes: {error}"))?;
+            &long[..len]
+        }
         Err(error) => return Err(format!("extended attributes: {error}")),
-    }
-    let len = rustix::fs::flistxattr(&fd, &mut list[..])
-        .map_err(|error| format!("extended attributes: {error}"))?;
+    };
     let mut found = Vec::new();
-    for name in list[..len].split(|byte| *byte == 0) {
+    for name in list.split(|byte| *byte == 0) {
         if !name.starts_with(xattrs::PREFIX) || name.len() == xattrs::PREFIX.len() {
             continue;
         }

@@ -14,6 +14,11 @@ use crate::owned::format::{FormatError, PointerBlock};
 /// Data blocks of one `read` fetched at once.
 const BLOCKS_AT_ONCE: usize = 16;
 
+/// Blocks of data that a search for a hole passes over; then it finds none. A few blocks
+/// can describe more than anybody can step over, and who is told of no hole reads zeros,
+/// which is as right. Guess: 256 MiB of data at the usual block size.
+const SEEK_BLOCKS: u32 = 4096;
+
 /// A file whose inode block is read. Cheap to clone; never changes.
 #[derive(Clone)]
 pub(crate) struct File {
@@ -219,7 +224,7 @@ impl File {
     }
 
     /// The first offset at or after `offset` that lies in data (or, if `data` is false,
-    /// in a hole); the file's length if there is none.
+    /// in a hole); the file's length if there is none, or no hole near enough.
     pub(crate) async fn seek(&self, offset: u64, data: bool) -> Result<u64, BlockError> {
         let size = self.shape().map_or(0, |shape| shape.size_bytes);
         if self.inline().is_some() {
@@ -227,15 +232,56 @@ impl File {
         }
         let shape = self.shape().expect("a file without an inode is inline");
         let mut block = offset >> shape.block_size_log2;
+        let mut passed = 0;
         while block < shape.data_blocks() {
             let next = match self.place(block).await? {
                 Place::Block(_) if data => break,
                 Place::HoleUpto(_) if !data => break,
-                Place::Block(_) => block + 1,
+                Place::Block(_) if passed == SEEK_BLOCKS => return Ok(size),
+                Place::Block(_) => {
+                    passed += 1;
+                    block + 1
+                }
                 Place::HoleUpto(upto) => upto,
             };
             block = next;
         }
         Ok((block << shape.block_size_log2).max(offset).min(size))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use atoll_dht::{Blocks, MemoryBlocks};
+    use atoll_sim::{Sim, SimConfig};
+
+    use super::*;
+    use crate::owned::format::inode;
+
+    /// Found by fuzzing: four blocks can describe a file of 4 TiB without a hole, and a
+    /// search for one went from block to block for days, without ever giving way.
+    #[test]
+    fn a_search_for_a_hole_in_endless_data_ends() {
+        let sim = Sim::new(SimConfig::default());
+        let (env, blocks) = (sim.outside(), Arc::new(MemoryBlocks::new()));
+        let cache = BlockCache::new(env, blocks.clone(), 1 << 20);
+        let size = 256 * 2048 * 2048 * 4096;
+        let found = sim.block_on(Duration::from_secs(60), async move {
+            let mut pointer = BlockHash::of(&[4; 4096]);
+            for level in [1, 2] {
+                let block = Bytes::from(PointerBlock::encode(level, &[Some(pointer); 2048]));
+                pointer = BlockHash::of(&block);
+                blocks.put(vec![(pointer, block)]).await.expect("memory takes it");
+            }
+            let shape = Shape::new(size, 12).expect("allowed");
+            let top = Bytes::from(inode::with_pointers(shape, &[Some(pointer); 256]));
+            let hash = BlockHash::of(&top);
+            blocks.put(vec![(hash, top)]).await.expect("memory takes it");
+            let file = File::open(&cache, Some(hash), size).await.expect("a good inode");
+            (file.seek(1, true).await, file.seek(1, false).await)
+        });
+        assert_eq!(found, Ok((Ok(1), Ok(size))));
     }
 }

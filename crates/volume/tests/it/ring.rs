@@ -1,0 +1,189 @@
+//! A ring in memory, with the short ways to publish to it and read from it that the
+//! tests take.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use atoll_dht::{Blocks, GetError, MemoryBlocks, PutError};
+use atoll_env::{BoxFuture, Env, TokioRuntime};
+use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
+use atoll_volume::owned::format::{DirectoryRef, Root};
+use atoll_volume::owned::{
+    NoKeeper, NoProgress, PublishOptions, Published, Snapshot, Volume, VolumeOptions, publish,
+};
+use bytes::Bytes;
+
+pub fn env() -> Env {
+    Arc::new(TokioRuntime::current())
+}
+
+pub fn secret() -> SecretKey {
+    SecretKey::from_seed(&[42; 32])
+}
+
+/// Small data blocks, so that small files have several.
+pub fn small_blocks() -> PublishOptions {
+    PublishOptions { block_size_bytes: 4096, ..PublishOptions::default() }
+}
+
+pub async fn publish_with(
+    blocks: &Arc<impl Blocks>,
+    source: &Path,
+    options: PublishOptions,
+) -> Published {
+    let blocks: Arc<dyn Blocks> = blocks.clone();
+    let progress = Arc::new(NoProgress);
+    publish(env(), blocks, source, &secret(), options, progress, Arc::new(NoKeeper))
+        .await
+        .expect("publishes")
+}
+
+pub async fn open_with(blocks: &Arc<impl Blocks>, options: VolumeOptions) -> Arc<Volume> {
+    let blocks: Arc<dyn Blocks> = blocks.clone();
+    Volume::open(env(), blocks, secret().volume_id(), options).await.expect("opens")
+}
+
+pub async fn snapshot(blocks: &Arc<impl Blocks>) -> Arc<Snapshot> {
+    open_with(blocks, VolumeOptions::default()).await.snapshot().await
+}
+
+/// A root around a directory, as a publisher would sign it.
+pub fn root_of(directory: DirectoryRef) -> Root {
+    Root {
+        block_size_log2: 12,
+        mode: 0o755,
+        mtime: Default::default(),
+        published_unix_ms: 1,
+        files: 0,
+        dirs: 1,
+        symlinks: 0,
+        bytes: 0,
+        directory,
+        label: None,
+        xattrs: None,
+    }
+}
+
+pub async fn put(blocks: &impl Blocks, block: Vec<u8>) -> BlockHash {
+    let hash = BlockHash::of(&block);
+    blocks.put(vec![(hash, Bytes::from(block))]).await.expect("memory takes it");
+    hash
+}
+
+pub async fn put_root(blocks: &impl Blocks, version: u64, payload: &[u8]) {
+    let block = SignedBlock::sign(&secret(), b"", version, payload);
+    blocks.put_signed(block).await.expect("memory takes it");
+}
+
+/// A ring that can be cut off, that delays, and that counts what is on its way.
+#[derive(Default)]
+pub struct Watched {
+    pub inner: MemoryBlocks,
+    /// Milliseconds before each answer.
+    pub delay_ms: AtomicU64,
+    /// Nothing can be reached while this is not 0.
+    pub cut_off: AtomicU64,
+    /// Fetches of blocks that went to the ring.
+    pub gets: AtomicU64,
+    /// Roots asked for.
+    pub root_gets: AtomicU64,
+    gets_in_flight: AtomicUsize,
+    pub most_gets_in_flight: AtomicUsize,
+    in_flight_bytes: AtomicUsize,
+    pub most_in_flight_bytes: AtomicUsize,
+}
+
+impl Watched {
+    fn pause(&self) -> BoxFuture<'static, ()> {
+        let delay = Duration::from_millis(self.delay_ms.load(Ordering::Relaxed));
+        if delay.is_zero() {
+            return Box::pin(async {});
+        }
+        Box::pin(tokio::time::sleep(delay))
+    }
+
+    fn unreachable(&self) -> Option<String> {
+        (self.cut_off.load(Ordering::Relaxed) != 0).then(|| "the cable is cut".to_string())
+    }
+}
+
+/// [`Watched`] as blocks.
+pub struct WatchedBlocks(pub Arc<Watched>);
+
+impl WatchedBlocks {
+    pub fn new() -> Arc<WatchedBlocks> {
+        Arc::new(WatchedBlocks(Arc::default()))
+    }
+}
+
+impl Blocks for WatchedBlocks {
+    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
+        let ring = self.0.clone();
+        ring.gets.fetch_add(1, Ordering::Relaxed);
+        let now = ring.gets_in_flight.fetch_add(1, Ordering::SeqCst) + 1;
+        ring.most_gets_in_flight.fetch_max(now, Ordering::SeqCst);
+        Box::pin(async move {
+            ring.pause().await;
+            let result = match ring.unreachable() {
+                Some(told) => Err(GetError::Unavailable { key: hash.key(), told }),
+                None => ring.inner.get(hash).await,
+            };
+            ring.gets_in_flight.fetch_sub(1, Ordering::SeqCst);
+            result
+        })
+    }
+
+    fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
+        let ring = self.0.clone();
+        ring.root_gets.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async move {
+            ring.pause().await;
+            match ring.unreachable() {
+                Some(told) => Err(GetError::Unavailable { key, told }),
+                None => ring.inner.get_signed(key).await,
+            }
+        })
+    }
+
+    fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
+        let ring = self.0.clone();
+        let bytes = blocks.iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
+        let now = ring.in_flight_bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
+        ring.most_in_flight_bytes.fetch_max(now, Ordering::SeqCst);
+        Box::pin(async move {
+            ring.pause().await;
+            let result = match ring.unreachable() {
+                Some(told) => Err(PutError::Unavailable(told)),
+                None => ring.inner.put(blocks).await,
+            };
+            ring.in_flight_bytes.fetch_sub(bytes, Ordering::SeqCst);
+            result
+        })
+    }
+
+    fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
+        let ring = self.0.clone();
+        Box::pin(async move {
+            ring.pause().await;
+            match ring.unreachable() {
+                Some(told) => Err(PutError::Unavailable(told)),
+                None => ring.inner.put_signed(block).await,
+            }
+        })
+    }
+
+    fn renew(
+        &self,
+        hashes: Vec<BlockHash>,
+    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+        let ring = self.0.clone();
+        Box::pin(async move {
+            match ring.unreachable() {
+                Some(told) => Err(PutError::Unavailable(told)),
+                None => ring.inner.renew(hashes).await,
+            }
+        })
+    }
+}

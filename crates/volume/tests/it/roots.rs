@@ -1,0 +1,198 @@
+//! Updates, replays and outages of a volume's root.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use atoll_dht::{Blocks, GetError, MemoryBlocks, PutError};
+use atoll_env::BoxFuture;
+use atoll_key::{BlockHash, Key, SignedBlock};
+use atoll_volume::owned::format::FormatError;
+use atoll_volume::owned::{OpenError, Volume, VolumeOptions};
+use bytes::Bytes;
+
+use crate::ring::{
+    WatchedBlocks, env, open_with, publish_with, put_root, root_of, secret, small_blocks,
+};
+
+/// A ring whose nodes answer with whatever root they like.
+#[derive(Default)]
+struct Lying {
+    root: std::sync::Mutex<Option<SignedBlock>>,
+}
+
+impl Lying {
+    fn say(&self, version: u64, payload: &[u8]) {
+        let block = SignedBlock::sign(&secret(), b"", version, payload);
+        *self.root.lock().expect("not poisoned") = Some(block);
+    }
+}
+
+impl Blocks for Lying {
+    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
+        let error = GetError::NotFound { key: hash.key(), told: "nothing here".into() };
+        Box::pin(async { Err(error) })
+    }
+
+    fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
+        let root = self.root.lock().expect("not poisoned").clone();
+        let missing = GetError::NotFound { key, told: "nothing here".into() };
+        Box::pin(async move { root.ok_or(missing) })
+    }
+
+    fn put(&self, _: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn put_signed(&self, _: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn renew(&self, _: Vec<BlockHash>) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+}
+
+fn eager() -> VolumeOptions {
+    VolumeOptions { max_age: Duration::from_millis(1), ..VolumeOptions::default() }
+}
+
+/// Lets the root grow older than [`eager`] allows, and retries become due.
+async fn wait() {
+    tokio::time::sleep(Duration::from_secs(6)).await;
+}
+
+/// CFS §3.1: "A timestamp prevents replays of old updates."
+#[tokio::test(start_paused = true)]
+async fn a_root_with_a_lower_version_is_refused_and_reported() {
+    let ring = Arc::new(Lying::default());
+    let root = root_of(Default::default());
+    ring.say(7, &root.encode());
+    let volume = open_with(&ring, eager()).await;
+    wait().await;
+    ring.say(6, &root.encode());
+    assert_eq!(volume.snapshot().await.version(), 7);
+    let stale = volume.status().stale.expect("it says so");
+    assert!(stale.contains("older version 6"), "{stale}");
+    wait().await;
+    ring.say(8, &root.encode());
+    assert_eq!(volume.snapshot().await.version(), 8);
+    assert_eq!(volume.status().stale, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_roots_of_one_version_are_reported_and_the_first_stays() {
+    let ring = Arc::new(Lying::default());
+    let mut root = root_of(Default::default());
+    ring.say(7, &root.encode());
+    let volume = open_with(&ring, eager()).await;
+    wait().await;
+    root.mode = 0o700;
+    ring.say(7, &root.encode());
+    assert_eq!(volume.snapshot().await.info().mode, 0o755);
+    let stale = volume.status().stale.expect("it says so");
+    assert!(stale.contains("two different roots of version 7"), "{stale}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_newer_root_that_is_nonsense_leaves_the_old_one_in_use() {
+    let ring = Arc::new(Lying::default());
+    ring.say(7, &root_of(Default::default()).encode());
+    let volume = open_with(&ring, eager()).await;
+    wait().await;
+    ring.say(8, b"not a root at all");
+    assert_eq!(volume.snapshot().await.version(), 7);
+    let stale = volume.status().stale.expect("it says so");
+    assert!(stale.contains("version 8") && stale.contains("volume root"), "{stale}");
+}
+
+#[tokio::test]
+async fn a_volume_that_is_not_there_or_whose_root_is_nonsense_does_not_open() {
+    let ring = Arc::new(Lying::default());
+    let blocks: Arc<dyn Blocks> = ring.clone();
+    let id = secret().volume_id();
+    let open = || Volume::open(env(), blocks.clone(), id, VolumeOptions::default());
+    assert!(matches!(open().await, Err(OpenError::Fetch(GetError::NotFound { .. }))));
+    ring.say(1, b"ATVR\x02 of a later program");
+    let error = open().await.err().expect("does not open");
+    assert_eq!(error, OpenError::Bad(FormatError::UnknownLayout(2)));
+}
+
+/// Design §7.13: whoever cannot reach the others can go on reading, and is told that it
+/// may be stale.
+#[tokio::test(start_paused = true)]
+async fn an_unreachable_ring_leaves_the_old_root_in_use_and_it_says_so() {
+    let blocks = WatchedBlocks::new();
+    put_root(&blocks.0.inner, 1, &root_of(Default::default()).encode()).await;
+    let options = VolumeOptions { max_age: Duration::from_secs(30), ..VolumeOptions::default() };
+    let volume = open_with(&blocks, options).await;
+    blocks.0.cut_off.store(1, Ordering::Relaxed);
+    blocks.0.delay_ms.store(60_000, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(31)).await;
+    let before = env_now();
+    assert_eq!(volume.snapshot().await.version(), 1);
+    assert_eq!(before.elapsed(), Duration::from_secs(3), "waits a little, not for ever");
+    let again = env_now();
+    assert_eq!(volume.snapshot().await.version(), 1);
+    assert_eq!(again.elapsed(), Duration::ZERO, "and only once");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let status = volume.status();
+    assert!(status.stale.expect("it says so").contains("the cable is cut"));
+    assert!(status.age >= Duration::from_secs(90));
+
+    blocks.0.cut_off.store(0, Ordering::Relaxed);
+    blocks.0.delay_ms.store(0, Ordering::Relaxed);
+    put_root(&blocks.0.inner, 2, &root_of(Default::default()).encode()).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(volume.snapshot().await.version(), 2);
+    assert_eq!(volume.status().stale, None);
+}
+
+fn env_now() -> tokio::time::Instant {
+    tokio::time::Instant::now()
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_readers_cause_one_refresh_and_a_fresh_root_none() {
+    let blocks = WatchedBlocks::new();
+    put_root(&blocks.0.inner, 1, &root_of(Default::default()).encode()).await;
+    let options = VolumeOptions { max_age: Duration::from_secs(30), ..VolumeOptions::default() };
+    let volume = open_with(&blocks, options).await;
+    let asked = || blocks.0.root_gets.load(Ordering::Relaxed);
+    for _ in 0..14 {
+        volume.snapshot().await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(asked(), 1, "the one that opened it");
+    tokio::time::sleep(Duration::from_secs(40)).await;
+    blocks.0.delay_ms.store(100, Ordering::Relaxed);
+    put_root(&blocks.0.inner, 2, &root_of(Default::default()).encode()).await;
+    let all = futures_util::future::join_all((0..100).map(|_| volume.snapshot())).await;
+    assert_eq!(asked(), 2);
+    assert!(all.iter().all(|snapshot| snapshot.version() == 2), "older than max_age: all wait");
+    // Half as old as allowed: asked for in the background, and nobody waits.
+    tokio::time::sleep(Duration::from_secs(16)).await;
+    put_root(&blocks.0.inner, 3, &root_of(Default::default()).encode()).await;
+    assert_eq!(volume.snapshot().await.version(), 2);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((asked(), volume.snapshot().await.version()), (3, 3));
+}
+
+#[tokio::test]
+async fn a_snapshot_stays_what_it_was_when_the_volume_moves_on() {
+    let source = tempfile::tempdir().expect("a directory");
+    fs::write(source.path().join("file"), b"old").expect("writes");
+    let blocks = Arc::new(MemoryBlocks::new());
+    publish_with(&blocks, source.path(), small_blocks()).await;
+    let options = VolumeOptions { max_age: Duration::ZERO, ..VolumeOptions::default() };
+    let volume = open_with(&blocks, options).await;
+    let old = volume.snapshot().await;
+    fs::write(source.path().join("file"), b"newer").expect("writes");
+    publish_with(&blocks, source.path(), small_blocks()).await;
+    let new = volume.snapshot().await;
+    for (snapshot, bytes) in [(old, &b"old"[..]), (new, b"newer")] {
+        let item = snapshot.resolve(b"file").await.expect("is there");
+        assert_eq!(snapshot.read_range(&item, 0, 100).await.expect("reads"), bytes);
+    }
+}
