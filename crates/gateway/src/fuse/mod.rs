@@ -133,6 +133,12 @@ pub enum MountError {
          container was not given the device (docker run --device /dev/fuse --cap-add SYS_ADMIN)"
     )]
     NoDevice,
+    /// This user may not open the kernel's FUSE device.
+    #[error(
+        "this user may not open /dev/fuse, which every user may on most systems: \
+         as root, chmod 666 /dev/fuse"
+    )]
+    DeviceForbidden,
     /// Ordinary users need a helper program, and it is missing.
     #[error("mounting without root needs fusermount3, which is not installed: apt install fuse3")]
     NoHelper,
@@ -224,7 +230,7 @@ fn config(options: &MountOptions) -> Config {
     }
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(options.threads.get());
-    config.clone_fd = mountpoint::device_opens();
+    config.clone_fd = true;
     config
 }
 

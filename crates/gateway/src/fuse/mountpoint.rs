@@ -180,11 +180,15 @@ pub(super) fn check_machine() -> Result<(), MountError> {
     if !rustix::process::geteuid().is_root() && find_helper().is_none() {
         return Err(MountError::NoHelper);
     }
+    if !device_opens() {
+        return Err(MountError::DeviceForbidden);
+    }
     Ok(())
 }
 
-/// Whether this process can open the device itself, as each thread's own channel needs.
-pub(super) fn device_opens() -> bool {
+/// Whether this process can open the device itself: fuser does first of all, and again for
+/// each thread's own channel.
+fn device_opens() -> bool {
     File::options().read(true).write(true).open(DEVICE).is_ok()
 }
 
