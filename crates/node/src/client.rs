@@ -324,6 +324,17 @@ impl Inner {
         ClientError::Refused { dir: self.dir.clone(), reason }
     }
 
+    /// Why nobody answers: no node, or one of somebody else's.
+    fn absent(&self) -> ClientError {
+        let path = NodeDir::at(&self.dir).socket();
+        match std::fs::symlink_metadata(&path) {
+            Err(source) if source.kind() == std::io::ErrorKind::PermissionDenied => {
+                DirError::io("cannot use", path)(source).into()
+            }
+            _ => ClientError::NoNode { dir: self.dir.clone() },
+        }
+    }
+
     async fn call(
         &self,
         method: u16,
@@ -338,7 +349,7 @@ impl Inner {
             (limit.max(patience), WhenAbsent::Wait)
         };
         self.socket.call(request, limit, absent).await.map_err(|error| match error {
-            CallError::Unreachable(_) => ClientError::NoNode { dir: self.dir.clone() },
+            CallError::Unreachable(_) => self.absent(),
             CallError::TimedOut => ClientError::TimedOut { dir: self.dir.clone() },
             CallError::Refused(refusal) => self.confused(refusal.to_string()),
             CallError::TooLarge => self.confused("the message is too large".into()),

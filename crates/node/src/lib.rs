@@ -16,6 +16,7 @@
 pub mod client;
 mod config;
 mod control;
+pub mod decoders;
 mod dir;
 mod entry;
 mod join;

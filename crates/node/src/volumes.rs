@@ -139,7 +139,7 @@ pub(crate) struct Kept {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-struct Info {
+pub(crate) struct Info {
     #[cbor(n(0), with = "minicbor::bytes")]
     source: Option<Vec<u8>>,
     #[n(1)]

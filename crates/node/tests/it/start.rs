@@ -58,6 +58,18 @@ async fn a_damaged_key_is_told_and_not_replaced() {
 }
 
 #[tokio::test]
+async fn a_damaged_list_of_peers_costs_nothing_but_the_memory() {
+    let (home, other) = (Home::new(), Home::new());
+    let node = home.found().await;
+    other.join(&code_of(&home).await).await.stop().await;
+    fs::write(other.dir.join("peers.cbor"), b"\x9f\xff damaged").expect("write");
+    let again = other.start_again().await;
+    assert_eq!(again.status().successors.len(), 1, "found by the join code's peers");
+    again.stop().await;
+    node.stop().await;
+}
+
+#[tokio::test]
 async fn a_second_daemon_in_one_directory_is_refused() {
     let home = Home::new();
     let node = home.found().await;
