@@ -228,6 +228,7 @@ fn start_thread(
 /// committed, which no caller can see but by crashing.
 #[allow(clippy::disallowed_methods)]
 fn write_loop(mut writer: Writer, commands: &Queue<Command>) {
+    let _ending = Ending(commands);
     let interval = writer.shared.config.commit_interval;
     let mut committed_at = std::time::Instant::now();
     loop {
@@ -243,7 +244,19 @@ fn write_loop(mut writer: Writer, commands: &Queue<Command>) {
     }
 }
 
+/// Closes a queue when the thread that serves it ends, also by a panic: who waits for an
+/// answer then gets an error instead of waiting forever.
+struct Ending<'a, T>(&'a Queue<T>);
+
+impl<T> Drop for Ending<'_, T> {
+    fn drop(&mut self) {
+        self.0.close();
+        while self.0.pop(MAX_GROUP, Duration::ZERO).is_some() {}
+    }
+}
+
 fn read_loop(reads: &Queue<ReadJob>) {
+    let _ending = Ending(reads);
     // Waking up for nothing now and then does no harm.
     while let Some(jobs) = reads.pop(1, Duration::from_secs(3600)) {
         jobs.into_iter().for_each(|job| job());
@@ -300,8 +313,9 @@ impl Inner {
                 Err(ReadFailure::Gone) => {}
                 Err(ReadFailure::Io(error)) => return Err(StoreError::Io(error.to_string())),
                 Err(ReadFailure::Damaged) => {
-                    if self.shared.catalog.lookup(&key)?.is_none_or(|now| same_place(&now, &entry))
-                    {
+                    // Not if it was moved or removed while it was read.
+                    let now = self.shared.catalog.lookup(&key)?;
+                    if now.is_some_and(|now| same_place(&now, &entry)) {
                         self.set_aside(vec![(key, entry.sequence)]).await?;
                         return Err(StoreError::Corrupted { key });
                     }
@@ -423,12 +437,10 @@ impl Inner {
                 writer.lock().expect("no panic while the lock is held").run(Vec::new());
             }
             Mode::Threads { commands, .. } => {
-                let (reply, mut answer) = oneshot::channel();
-                if commands.push_now(Command::Flush(reply)).is_ok() {
-                    // An empty poll loop would burn a core; the writer answers soon.
-                    while let Ok(None) = answer.try_recv() {
-                        std::thread::yield_now();
-                    }
+                let (reply, answer) = std::sync::mpsc::sync_channel(1);
+                if commands.push_now(Command::CommitNow(reply)).is_ok() {
+                    // Whether it worked or the writer has ended: there is no more to wait for.
+                    let _ = answer.recv();
                 }
             }
         }

@@ -48,6 +48,8 @@ pub(crate) enum Command {
     Reclaim(u64, Reply<u64>),
     /// Commit the index.
     Flush(Reply<()>),
+    /// The same for a caller that blocks: too much waits for a commit.
+    CommitNow(std::sync::mpsc::SyncSender<()>),
 }
 
 /// The segment that is written to.
@@ -155,6 +157,10 @@ impl Writer {
                 Command::Flush(reply) => {
                     let flushed = self.settle().and_then(|()| self.commit());
                     let _ = reply.send(flushed);
+                }
+                Command::CommitNow(reply) => {
+                    let _ = self.settle().and_then(|()| self.commit());
+                    let _ = reply.send(());
                 }
             }
         }

@@ -95,6 +95,20 @@ fn a_lease_never_shortens() {
     });
 }
 
+/// More renewals than may wait for a commit of the index: they are committed in between.
+#[test]
+fn mass_renewals_reach_every_block() {
+    check(|store| {
+        let keys: Vec<Key> = (0..600).map(key).collect();
+        put(store, (0..600).map(|n| block(n, 0, 10, 5)).collect());
+        for lease in [10, 20, 30] {
+            assert_eq!(store.renew(&keys, lease), Ok(vec![true; 600]));
+        }
+        let list = store.list(KeyRange::full(), 1000).expect("readable");
+        assert!(list.len() == 600 && list.iter().all(|info| info.expires_unix_secs == 30));
+    });
+}
+
 #[test]
 fn only_expired_blocks_are_removed_with_their_leases() {
     check(|store| {
