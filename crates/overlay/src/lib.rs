@@ -51,7 +51,7 @@ pub enum Route {
     Closer(Vec<Node>),
     /// Answer to somebody who took this node for the root: it is not; ask its predecessor.
     Back(Node),
-    /// This node knows nobody and is not on the ring yet.
+    /// This node is not on the ring yet, or has just lost all its successors.
     Nowhere,
 }
 

@@ -171,8 +171,8 @@ pub enum WalkError {
         /// Who was asked and what each said.
         trace: Trace,
     },
-    /// This node is not on a ring.
-    #[error("this node has not joined a ring")]
+    /// This node is not on a ring, or has just lost all its successors.
+    #[error("this node is not on a ring (yet)")]
     NotJoined,
     /// The walk's deadline passed or its questions ran out.
     #[error("gave up the way to key {key}: {trace}")]
@@ -327,8 +327,8 @@ enum OwnTable {
 /// The longest root list believed: more than any replica set, less than a flood.
 const MAX_ROOTS_TAKEN: usize = 64;
 /// After so many predecessors in a row the route is not stale by a newcomer or two: the
-/// last one is asked for the way instead. A guess.
-const MAX_BACKS: usize = 4;
+/// last one is asked for the way instead. A guess: bursts of eight joins were seen.
+const MAX_BACKS: usize = 16;
 /// How often in a walk a node is warned and asked again. A guess.
 const MAX_WARNINGS: usize = 8;
 /// So many nodes farther from the key are tried before the nearest guide is warned: a
@@ -356,6 +356,10 @@ struct Plan {
     /// Who named a node as its predecessor when asked as the root.
     named_by: BTreeMap<NodeId, Node>,
     backs: usize,
+    /// A node after so many `Back`s, to be asked for the way before anything else.
+    detour: Option<Node>,
+    /// The root lies before this distance after the key: a live node there is not it.
+    not_beyond: Option<Key>,
     warnings: usize,
     /// How many nodes had failed when a guide was last warned.
     warned: BTreeMap<Key, usize>,
@@ -383,6 +387,8 @@ impl Plan {
             guides: BTreeMap::new(),
             named_by: BTreeMap::new(),
             backs: 0,
+            detour: None,
+            not_beyond: None,
             warnings: 0,
             warned: BTreeMap::new(),
             asked_behind_guide: 0,
@@ -398,6 +404,11 @@ impl Plan {
         }
         if self.replicas_left == Some(0) {
             return Next::End(End::Absent);
+        }
+        if let Some(node) = self.detour.take()
+            && self.asked.insert((node.id, false))
+        {
+            return Next::Ask(node, false);
         }
         while let Some((_, node)) = self.roots.pop_first() {
             if self.asked.insert((node.id, true)) {
@@ -511,10 +522,12 @@ impl Plan {
             self.one_replica_less();
         } else {
             self.replicas_left = Some(self.limits.replicas);
-            // Whoever was named between the key and the root turned out not to be there.
+            // Whoever was named between the key and the root turned out not to be there;
+            // whoever was named after it may hold a replica.
             let root_at = self.distance_after(node);
-            self.roots.retain(|at, _| *at > root_at);
             self.roots_known.retain(|at, _| *at > root_at);
+            self.roots = self.roots_known.clone();
+            self.roots.retain(|_, node| !self.asked.contains(&(node.id, true)));
         }
         self.roots_known.insert(self.distance_after(node), *node);
         for successor in successors.iter().take(MAX_ROOTS_TAKEN) {
@@ -530,19 +543,27 @@ impl Plan {
 
     /// A node asked as the root names its predecessor instead.
     fn back(&mut self, node: &Node, nearer: Node) -> Said {
-        if self.failed.contains(&nearer.id) || self.asked.contains(&(nearer.id, true)) {
-            // It believes in a node that has failed, or that sent us here: it is the
-            // first live successor.
+        if self.failed.contains(&nearer.id) {
+            // It believes in a node that has failed: it is the first live successor.
             return self.absent(node, &[]);
         }
-        self.roots_known.insert(self.distance_after(node), *node);
-        self.backs += 1;
-        self.named_by.insert(nearer.id, *node);
-        if self.backs > MAX_BACKS {
-            self.roots.clear();
-            self.on_the_way.insert(self.distance_before(&nearer), nearer);
-        } else {
-            self.add_root(nearer);
+        let here = self.distance_after(node);
+        if self.distance_after(&nearer) >= here {
+            return Said::Nowhere; // That leads away from the key.
+        }
+        // The root is no farther than `nearer`; who comes after this node matters again
+        // only if `nearer` has failed.
+        self.roots_known.insert(here, *node);
+        self.not_beyond = Some(self.not_beyond.map_or(here, |bound| bound.min(here)));
+        self.roots.retain(|at, _| *at < here);
+        if !self.asked.contains(&(nearer.id, true)) {
+            self.named_by.insert(nearer.id, *node);
+            self.backs += 1;
+            if self.backs > MAX_BACKS {
+                self.detour = Some(nearer);
+            } else {
+                self.add_root(nearer);
+            }
         }
         Said::Back(nearer)
     }
@@ -588,7 +609,9 @@ impl Plan {
     fn add_root(&mut self, node: Node) {
         if !self.failed.contains(&node.id) {
             self.roots_known.insert(self.distance_after(&node), node);
-            if !self.asked.contains(&(node.id, true)) {
+            let beyond = self.not_beyond.is_some_and(|bound| self.distance_after(&node) >= bound);
+            let matters = self.replicas_left.is_some() || !beyond;
+            if matters && !self.asked.contains(&(node.id, true)) {
                 self.roots.insert(self.distance_after(&node), node);
             }
         }

@@ -12,7 +12,8 @@
 //! - She assumes r + 1 members that never leave. A ring here may shrink to one node,
 //!   whose list is empty: it is its own successor.
 //! - A node whose last successor fails falls back to the nearest node it knows of
-//!   (a finger or its predecessor), and stabilisation walks back from there.
+//!   (a finger or its predecessor), and stabilisation walks back from there. Until it has,
+//!   the node does not say who the root of a key before that successor is.
 //! - A node found dead is *suspected* for a while, so that the lists of others, which
 //!   still name it, do not bring it back.
 //!
@@ -64,6 +65,9 @@ pub struct ChordState {
     pub(super) fingers: Fingers,
     /// Until when a node found dead is not believed to live on hearsay.
     suspects: BTreeMap<NodeId, Instant>,
+    /// The first successor is only the nearest node known, because all true ones failed:
+    /// what lies before it is not known until stabilisation has walked back.
+    guessing: bool,
     epoch: u64,
 }
 
@@ -83,6 +87,7 @@ impl ChordState {
             successors: Vec::new(),
             fingers: Fingers::default(),
             suspects: BTreeMap::new(),
+            guessing: false,
             epoch,
         }
     }
@@ -194,6 +199,7 @@ impl ChordState {
                     || p.id.key().strictly_between(successor.id.key(), self.key()))
         });
         self.set_predecessor(before);
+        self.guessing = false;
         self.set_joined(true);
     }
 
@@ -215,7 +221,9 @@ impl ChordState {
         }
         let list = self.reconcile(*successor, &told.successors, now);
         self.set_successors(list);
-        self.newer_successor(told.predecessor, now)
+        let newer = self.newer_successor(told.predecessor, now);
+        self.guessing &= newer.is_some();
+        newer
     }
 
     /// As [`ChordState::stabilize`] when the successor's list has not changed.
@@ -295,6 +303,7 @@ impl ChordState {
         let was_successor = list.len() != self.successors.len();
         if list.is_empty() {
             list.extend(self.nearest_other());
+            self.guessing = !list.is_empty();
         }
         self.set_successors(list);
         was_predecessor || was_successor
@@ -315,6 +324,7 @@ impl ChordState {
             self.set_successors(list);
         }
         if was_predecessor
+            && !self.successors.is_empty()
             && let Some(before) = told.predecessor
             && before.id != self.me.id
             && !self.is_suspected(&before.id, now)
@@ -354,7 +364,7 @@ impl ChordState {
             Some(before) if in_range(key, before.id.key(), self.key()) => self.root_here(),
             Some(before) if as_root => Route::Back(before),
             None if as_root => self.root_in_successors(key).unwrap_or_else(|| self.root_here()),
-            _ => self.root_in_successors(key).unwrap_or_else(|| Route::Closer(self.closer(key))),
+            _ => self.root_in_successors(key).unwrap_or_else(|| self.towards(key)),
         }
     }
 
@@ -370,6 +380,9 @@ impl ChordState {
         let at = self.successors.iter().position(|s| self.distance(&s.id) >= target)?;
         let whole = self.knows_whole_ring();
         let enough = self.successors.len().min((self.max_successors / 2).max(4));
+        if at == 0 && self.guessing {
+            return None;
+        }
         if target == Key::MIN || (at > 0 && !whole && self.successors.len() - at < enough) {
             return None;
         }
@@ -379,6 +392,11 @@ impl ChordState {
             list.extend_from_slice(&self.successors[..at]);
         }
         Some(Route::Root(list))
+    }
+
+    fn towards(&self, key: &Key) -> Route {
+        let closer = self.closer(key);
+        if closer.is_empty() { Route::Nowhere } else { Route::Closer(closer) }
     }
 
     /// CFS Figure 3, `preceding_node_list`: nearest to the key first.

@@ -66,7 +66,9 @@ fn the_invariants_hold_at_every_step_of_a_churning_ring() {
 
 #[test]
 fn the_invariants_hold_when_machines_vanish_and_callers_must_time_out() {
-    for seed in 21..=26 {
+    // 664: a burst of joins behind a dead node sent a joiner back more nodes than the walk
+    // would follow; it then took a farther node for its successor and skipped the base.
+    for seed in [21, 22, 23, 24, 25, 26, 664] {
         let cluster = churned(lan(seed), 100, true);
         cluster.run_until_ideal(MINUTE * 2);
     }

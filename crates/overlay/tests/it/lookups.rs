@@ -1,9 +1,7 @@
 //! Lookups on rings at rest and on broken ones.
 
-use std::time::Duration;
-
-use atoll_overlay::Overlay;
 use atoll_overlay::chord::ChordConfig;
+use atoll_overlay::{Node, Overlay};
 
 use super::cluster::{Cluster, Dice, MINUTE, keys, lan};
 
@@ -62,24 +60,32 @@ fn a_grown_ring_finds_its_fingers() {
     }
 }
 
-/// The nodes that live after each has failed with chance one half, all at once.
+/// The nodes that live after each has failed with chance one half, all at once. "With high
+/// probability" (CFS §4.2) nobody loses all of its successors; where somebody does, others
+/// are drawn.
 fn halved(seed: u64) -> Cluster {
     let config = ChordConfig { successors: 14, ..ChordConfig::default() }; // 2·log2 128
-    let cluster = Cluster::perfect(lan(seed), config, 128, false);
     let mut dice = Dice(seed);
-    for host in cluster.hosts() {
-        if dice.below(2) == 0 {
-            cluster.crash(host);
+    loop {
+        let cluster = Cluster::perfect(lan(seed), config.clone(), 128, false);
+        for host in cluster.hosts() {
+            if dice.below(2) == 0 {
+                cluster.crash(host);
+            }
+        }
+        let live = cluster.live();
+        let lives = |node: &Node| live.iter().any(|n| n.me == *node);
+        if live.iter().all(|n| n.successors.iter().any(lives)) {
+            return cluster;
         }
     }
-    cluster
 }
 
 #[test]
 fn lookups_find_the_closest_live_successor_when_half_of_all_nodes_have_failed() {
     // CFS §4.2, Theorem 1; no node has noticed any failure yet.
     let (mut calls, mut failures, mut lookups) = (0, 0, 0);
-    for seed in 0..10 {
+    for seed in 0..20 {
         let cluster = halved(seed);
         let hosts = cluster.hosts();
         for (n, key) in keys(100).into_iter().enumerate() {
@@ -142,5 +148,4 @@ fn a_ring_at_rest_costs_about_one_call_per_node_and_period() {
     let per_node_and_sec = (cluster.sim.stats().call_count() - before) as f64 / 200.0 / 100.0;
     println!("{per_node_and_sec:.2} calls per node and second at rest");
     assert!(per_node_and_sec < 2.0, "{per_node_and_sec}");
-    let _ = Duration::ZERO;
 }

@@ -1,1 +1,186 @@
-//! x
+//! Whatever happens to a state, in whatever order, its invariants hold.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use atoll_env::Instant;
+use atoll_key::{Key, PeerId};
+use atoll_net::Peer;
+use atoll_overlay::chord::state::{ChordState, Told};
+use atoll_overlay::{Node, Route};
+use proptest::prelude::*;
+
+fn node(seed: u8) -> Node {
+    Node::of(Peer { id: PeerId([seed; 32]), addr: SocketAddr::from((Ipv4Addr::LOCALHOST, 1)) })
+}
+
+/// Something that can happen to a node, sensible or not.
+#[derive(Clone, Debug)]
+enum Event {
+    Create,
+    Join(u8, Option<u8>, Vec<u8>),
+    StabilizeHead(Option<u8>, Vec<u8>),
+    Stabilize(u8, Option<u8>, Vec<u8>),
+    Adopt(u8, Option<u8>, Vec<u8>),
+    Notified(u8),
+    Failed(u8),
+    Left(u8, Option<u8>, Vec<u8>),
+    Finger(u32, u8),
+    Prune,
+    Unsuspect(u8),
+    Leave,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let who = 0u8..24;
+    let maybe = proptest::option::of(who.clone());
+    let list = proptest::collection::vec(who.clone(), 0..8);
+    prop_oneof![
+        1 => Just(Event::Create),
+        2 => (who.clone(), maybe.clone(), list.clone()).prop_map(|(a, b, c)| Event::Join(a, b, c)),
+        6 => (maybe.clone(), list.clone()).prop_map(|(b, c)| Event::StabilizeHead(b, c)),
+        2 => (who.clone(), maybe.clone(), list.clone()).prop_map(|(a, b, c)| Event::Stabilize(a, b, c)),
+        4 => (who.clone(), maybe.clone(), list.clone()).prop_map(|(a, b, c)| Event::Adopt(a, b, c)),
+        6 => who.clone().prop_map(Event::Notified),
+        6 => who.clone().prop_map(Event::Failed),
+        2 => (who.clone(), maybe, list).prop_map(|(a, b, c)| Event::Left(a, b, c)),
+        3 => (500u32..512, who.clone()).prop_map(|(e, n)| Event::Finger(e, n)),
+        1 => Just(Event::Prune),
+        2 => who.prop_map(Event::Unsuspect),
+        1 => Just(Event::Leave),
+    ]
+}
+
+fn told(predecessor: Option<u8>, successors: &[u8]) -> Told {
+    Told {
+        predecessor: predecessor.map(node),
+        successors: successors.iter().map(|n| node(*n)).collect(),
+    }
+}
+
+fn apply(state: &mut ChordState, event: &Event, now: Instant) {
+    let until = now + Duration::from_secs(3);
+    let me = state.me();
+    match event {
+        Event::Create => state.create(),
+        // A walk never finds the node that walks, and only a node on no ring joins.
+        Event::Join(at, p, list) if node(*at) != me && !state.joined() => {
+            state.join(node(*at), &told(*p, list), now);
+        }
+        Event::Join(..) => {}
+        Event::StabilizeHead(p, list) => {
+            if let Some(head) = state.head() {
+                state.stabilize(&head, &told(*p, list), now);
+            }
+        }
+        Event::Stabilize(at, p, list) => {
+            state.stabilize(&node(*at), &told(*p, list), now);
+        }
+        Event::Adopt(at, p, list) => {
+            state.adopt(node(*at), &told(*p, list), now);
+        }
+        Event::Notified(by) => {
+            state.notified(node(*by));
+        }
+        Event::Failed(who) => {
+            state.failed(&node(*who).id, until);
+        }
+        Event::Left(who, p, list) => state.left(&node(*who), &told(*p, list), now, until),
+        Event::Finger(exponent, at) => {
+            // Only members look for fingers, and only take live nodes.
+            if state.joined() && !state.successors().is_empty() {
+                state.unsuspect(&node(*at).id);
+                state.set_finger(*exponent, node(*at));
+            }
+        }
+        Event::Prune => state.prune_fingers(),
+        Event::Unsuspect(who) => state.unsuspect(&node(*who).id),
+        Event::Leave => state.leave(),
+    }
+}
+
+fn check_route(state: &ChordState, key: &Key, as_root: bool) {
+    let me = state.me();
+    match state.route(key, as_root) {
+        Route::Root(list) => {
+            assert!(!list.is_empty());
+            let mut ids: Vec<_> = list.iter().map(|n| n.id).collect();
+            ids.sort_unstable();
+            ids.dedup();
+            assert_eq!(ids.len(), list.len(), "no node twice: {list:?}");
+        }
+        Route::Closer(list) => {
+            assert!(!as_root && !list.is_empty() && list.len() <= atoll_overlay::MAX_CLOSER);
+            assert!(list.iter().all(|n| n.id.key().strictly_between(me.id.key(), key)));
+        }
+        Route::Back(before) => assert!(as_root && Some(before) == state.predecessor()),
+        // Not on a ring; or all true successors are lost.
+        Route::Nowhere => assert!(!state.joined() || state.head().is_some()),
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_events_keep_the_invariants_and_routes_in_form(
+        r in 1usize..6,
+        events in proptest::collection::vec((event(), 0u64..2), 0..60),
+        key in any::<[u8; 32]>(),
+    ) {
+        let mut state = ChordState::new(node(0), r, 0);
+        let mut now = Instant(0);
+        for (event, secs) in &events {
+            let before = (state.neighbourhood(), state.epoch());
+            now = now + Duration::from_secs(*secs);
+            apply(&mut state, event, now);
+            state.check_invariants();
+            let same = {
+                let (mut a, mut b) = (before.0, state.neighbourhood());
+                (a.epoch, b.epoch) = (0, 0);
+                a == b
+            };
+            prop_assert_eq!(same, before.1 == state.epoch(), "epoch after {:?}", event);
+            for key in [Key::hashed(key), *state.me().id.key(), state.me().id.key().next()] {
+                check_route(&state, &key, false);
+                check_route(&state, &key, true);
+            }
+        }
+    }
+
+    /// Pure convergence: nodes with any live successors, stabilised in turn, get it right.
+    #[test]
+    fn rounds_of_stabilisation_make_any_connected_ring_ideal(
+        seeds in proptest::collection::btree_set(any::<u8>(), 2..20),
+        r in 2usize..6,
+    ) {
+        let nodes: Vec<Node> = seeds.iter().map(|s| node(*s)).collect();
+        // Everybody joins through the first node alone, knowing nothing else.
+        let mut states: Vec<ChordState> =
+            nodes.iter().map(|n| ChordState::new(*n, r, 0)).collect();
+        states[0].create();
+        for state in &mut states[1..] {
+            state.join(nodes[0], &Told::default(), Instant(0));
+        }
+        for _ in 0..nodes.len() * 3 {
+            for at in 0..states.len() {
+                stabilize(&mut states, at);
+            }
+        }
+        let live: Vec<_> = states.iter().map(ChordState::neighbourhood).collect();
+        prop_assert_eq!(atoll_overlay::checker::check_ideal(&live, r), Ok(()));
+    }
+}
+
+fn stabilize(states: &mut [ChordState], at: usize) {
+    let now = Instant(0);
+    let Some(head) = states[at].head() else { return };
+    let index = |node: Node| states.iter().position(|s| s.me() == node).unwrap();
+    let said = states[index(head)].told();
+    if let Some(newer) = states[at].stabilize(&head, &said, now) {
+        let index = states.iter().position(|s| s.me() == newer).unwrap();
+        let said = states[index].told();
+        states[at].adopt(newer, &said, now);
+    }
+    let (me, head) = (states[at].me(), states[at].head().unwrap());
+    let index = states.iter().position(|s| s.me() == head).unwrap();
+    states[index].notified(me);
+}

@@ -1,1 +1,342 @@
-//! x
+//! The walk against nodes that fail, lie and go around in circles.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use atoll_env::BoxFuture;
+use atoll_key::{Key, PeerId};
+use atoll_net::{CallError, Peer, Refusal};
+use atoll_overlay::walk::{Found, Said, Step, WalkError, WalkLimits, walk};
+use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
+use atoll_sim::Sim;
+
+use super::cluster::lan;
+
+type Answer = Result<Step<&'static str>, CallError>;
+
+/// A ring of scripted nodes: what each says when asked on the way and as the root.
+struct Script {
+    nodes: Vec<Node>,
+    own: Route,
+    answers: BTreeMap<(usize, bool), Answer>,
+    asked: Mutex<Vec<(usize, bool)>>,
+    alerts: Mutex<Vec<usize>>,
+    warnings: Mutex<Vec<(usize, Vec<usize>)>>,
+    /// Answers that hold once a node has been warned.
+    after_warning: BTreeMap<usize, Answer>,
+}
+
+impl Script {
+    fn new(own: impl FnOnce(&[Node]) -> Route) -> Script {
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let mut nodes: Vec<Node> =
+            (0..20).map(|n| Node::of(Peer { id: PeerId([n; 32]), addr })).collect();
+        nodes.sort_unstable_by_key(|n| n.id);
+        let own = own(&nodes);
+        Script {
+            nodes,
+            own,
+            answers: BTreeMap::new(),
+            asked: Mutex::default(),
+            alerts: Mutex::default(),
+            warnings: Mutex::default(),
+            after_warning: BTreeMap::new(),
+        }
+    }
+
+    fn on(mut self, node: usize, as_root: bool, answer: impl FnOnce(&[Node]) -> Answer) -> Script {
+        let answer = answer(&self.nodes);
+        self.answers.insert((node, as_root), answer);
+        self
+    }
+
+    fn after_warning(mut self, node: usize, answer: impl FnOnce(&[Node]) -> Answer) -> Script {
+        let answer = answer(&self.nodes);
+        self.after_warning.insert(node, answer);
+        self
+    }
+
+    fn index(&self, peer: &Peer) -> usize {
+        self.nodes.iter().position(|n| n.peer == *peer).unwrap()
+    }
+
+    fn warned(&self, node: usize) -> bool {
+        self.warnings.lock().unwrap().iter().any(|(n, _)| *n == node)
+    }
+
+    fn answer(&self, node: &Node, as_root: bool) -> Answer {
+        let at = self.index(&node.peer);
+        self.asked.lock().unwrap().push((at, as_root));
+        if !as_root && self.warned(at) {
+            return self.after_warning[&at].clone();
+        }
+        self.answers.get(&(at, as_root)).cloned().unwrap_or(Err(CallError::TimedOut))
+    }
+}
+
+impl Overlay for Script {
+    fn neighbourhood(&self) -> Neighbourhood {
+        Neighbourhood {
+            epoch: 0,
+            me: self.nodes[0],
+            predecessor: None,
+            successors: vec![self.nodes[1]],
+            joined: true,
+        }
+    }
+
+    fn route(&self, _: &Key, _: bool) -> Route {
+        self.own.clone()
+    }
+
+    fn alert(&self, failed: &Peer) {
+        self.alerts.lock().unwrap().push(self.index(failed));
+    }
+
+    fn warn(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {
+        let failed = failed.iter().map(|peer| self.index(peer)).collect();
+        let at = self.index(at);
+        self.warnings.lock().unwrap().push((at, failed));
+        Box::pin(std::future::ready(self.after_warning.contains_key(&at)))
+    }
+
+    fn find_root(&self, _: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>> {
+        unreachable!("the walk is tested itself")
+    }
+
+    fn changed(&self, _: u64) -> BoxFuture<'static, u64> {
+        Box::pin(std::future::pending())
+    }
+
+    fn estimated_nodes(&self) -> f64 {
+        20.0
+    }
+}
+
+/// Walks from node 0 towards the key just before node 10.
+fn run(script: &Arc<Script>, limits: WalkLimits) -> Result<Found<&'static str>, WalkError> {
+    let sim = Sim::new(lan(1));
+    let env = sim.outside();
+    let key = script.nodes[10].id.key().previous();
+    let step = |node: Node, as_root| -> BoxFuture<'static, Answer> {
+        let answer = script.answer(&node, as_root);
+        let wait = atoll_env::sleep(&*env, Duration::from_millis(10));
+        Box::pin(async move {
+            wait.await;
+            answer
+        })
+    };
+    let walk = walk(&*env, &**script, &key, limits, step);
+    sim.block_on(Duration::from_secs(3600), walk).expect("a walk ends")
+}
+
+fn closer(nodes: &[Node], at: &[usize]) -> Answer {
+    Ok(Step::Route(Route::Closer(at.iter().map(|n| nodes[*n]).collect())))
+}
+
+fn root(nodes: &[Node], at: &[usize]) -> Answer {
+    Ok(Step::Route(Route::Root(at.iter().map(|n| nodes[*n]).collect())))
+}
+
+fn back(nodes: &[Node], to: usize) -> Answer {
+    Ok(Step::Route(Route::Back(nodes[to])))
+}
+
+fn asked(script: &Script) -> Vec<(usize, bool)> {
+    script.asked.lock().unwrap().clone()
+}
+
+fn done(_: &[Node]) -> Answer {
+    Ok(Step::Done("here"))
+}
+
+fn start_at(at: &'static [usize]) -> impl FnOnce(&[Node]) -> Route {
+    move |nodes| Route::Closer(at.iter().map(|n| nodes[*n]).collect())
+}
+
+#[test]
+fn a_walk_goes_by_nearer_nodes_to_the_root() {
+    let script = Script::new(start_at(&[5, 3]))
+        .on(5, false, |n| closer(n, &[8, 7]))
+        .on(8, false, |n| root(n, &[10, 11]))
+        .on(10, true, done);
+    let script = Arc::new(script);
+    let found = run(&script, WalkLimits::default()).unwrap();
+    assert_eq!((found.value, found.at), ("here", script.nodes[10]));
+    assert_eq!(asked(&script), [(5, false), (8, false), (10, true)]);
+    assert_eq!((found.trace.calls(), found.trace.failures()), (3, 0));
+}
+
+#[test]
+fn a_cached_copy_on_the_way_ends_the_walk() {
+    let script = Arc::new(Script::new(start_at(&[5])).on(5, false, done));
+    assert_eq!(run(&script, WalkLimits::default()).unwrap().at, script.nodes[5]);
+}
+
+#[test]
+fn this_node_is_asked_too_when_it_is_the_root_and_that_is_no_call() {
+    let script = Script::new(|n| Route::Root(vec![n[0], n[1]])).on(0, true, done);
+    let found = run(&Arc::new(script), WalkLimits::default()).unwrap();
+    assert_eq!(found.trace.calls(), 0);
+}
+
+#[test]
+fn a_failed_node_is_reported_and_the_next_best_asked() {
+    let script = Script::new(start_at(&[8, 5]))
+        .on(5, false, |n| closer(n, &[9, 8, 7]))
+        .on(7, false, |n| root(n, &[10, 11]))
+        .on(10, true, done);
+    let script = Arc::new(script);
+    let found = run(&script, WalkLimits::default()).unwrap();
+    // 8 and 9 do not answer; 8 is not asked again though 5 names it.
+    assert_eq!(asked(&script), [(8, false), (5, false), (9, false), (7, false), (10, true)]);
+    assert_eq!(*script.alerts.lock().unwrap(), [8, 9]);
+    assert_eq!((found.trace.calls(), found.trace.failures()), (3, 2));
+}
+
+#[test]
+fn a_node_that_refuses_is_not_reported_as_failed() {
+    let refused = || Err(Refusal::new(Refusal::OVERLOADED, "busy").into());
+    let script = Script::new(start_at(&[8, 5]))
+        .on(8, false, |_| refused())
+        .on(5, false, |n| root(n, &[10]))
+        .on(10, true, done);
+    let script = Arc::new(script);
+    assert!(run(&script, WalkLimits::default()).is_ok());
+    assert!(script.alerts.lock().unwrap().is_empty());
+}
+
+#[test]
+fn the_first_live_successor_stands_in_for_a_failed_root() {
+    // 11 still believes in its predecessor 10.
+    let script =
+        Script::new(start_at(&[8]))
+            .on(8, false, |n| root(n, &[10, 11, 12]))
+            .on(11, true, |n| back(n, 10));
+    let script = Arc::new(script);
+    let error = run(&script, WalkLimits { replicas: 0, ..WalkLimits::default() }).unwrap_err();
+    let WalkError::Absent { roots, .. } = error else { panic!("{error}") };
+    assert_eq!(roots, script.nodes[11..13]);
+}
+
+#[test]
+fn replicas_are_asked_when_the_root_does_not_have_it() {
+    let script = Script::new(start_at(&[8]))
+        .on(8, false, |n| root(n, &[10, 11, 12]))
+        .on(10, true, |n| Ok(Step::Absent(vec![n[11], n[12], n[13]])))
+        .on(11, true, |n| back(n, 10))
+        .on(12, true, done);
+    let script = Arc::new(script);
+    assert_eq!(run(&script, WalkLimits::default()).unwrap().at, script.nodes[12]);
+}
+
+#[test]
+fn an_absent_block_is_reported_with_all_who_do_not_have_it() {
+    let mut script = Script::new(start_at(&[8])).on(8, false, |n| root(n, &[10, 11, 12, 13, 14]));
+    for at in 10..15 {
+        script = script.on(at, true, move |n| root(n, &[at, at + 1]));
+    }
+    let script = Arc::new(script);
+    let error = run(&script, WalkLimits { replicas: 2, ..WalkLimits::default() }).unwrap_err();
+    assert_eq!(asked(&script), [(8, false), (10, true), (11, true), (12, true)]);
+    assert!(matches!(&error, WalkError::Absent { roots, .. } if roots[0] == script.nodes[10]));
+    assert!(error.to_string().contains("should have it and does not"), "{error}");
+}
+
+#[test]
+fn newcomers_before_a_supposed_root_are_found_backwards() {
+    let script = Script::new(start_at(&[8]))
+        .on(8, false, |n| root(n, &[14, 15]))
+        .on(14, true, |n| back(n, 12))
+        .on(12, true, |n| back(n, 11))
+        .on(11, true, |n| back(n, 10))
+        .on(10, true, done);
+    assert_eq!(run(&Arc::new(script), WalkLimits::default()).unwrap().trace.calls(), 5);
+}
+
+#[test]
+fn nobody_beyond_a_live_node_is_taken_for_the_root() {
+    // 10 is dead, 12 lives and has a predecessor 11 that lives and points to dead 10.
+    let script = Script::new(start_at(&[8]))
+        .on(8, false, |n| root(n, &[10, 12, 13]))
+        .on(12, true, |n| back(n, 11))
+        .on(11, true, |n| back(n, 10))
+        .on(13, true, |n| back(n, 12));
+    let script = Arc::new(script);
+    let error = run(&script, WalkLimits { replicas: 0, ..WalkLimits::default() }).unwrap_err();
+    assert!(matches!(error, WalkError::Absent { roots, .. } if roots[0] == script.nodes[11]));
+    assert!(!asked(&script).contains(&(13, true)));
+}
+
+#[test]
+fn a_guide_whose_whole_answer_is_dead_is_warned_and_asked_again() {
+    let script = Script::new(start_at(&[5]))
+        .on(5, false, |n| closer(n, &[9, 8, 7]))
+        .after_warning(5, |n| root(n, &[10]))
+        .on(10, true, done);
+    let script = Arc::new(script);
+    assert!(run(&script, WalkLimits::default()).is_ok());
+    assert_eq!(*script.warnings.lock().unwrap(), [(5, vec![9, 8, 7])]);
+}
+
+#[test]
+fn circles_and_steps_backwards_end() {
+    let script = Script::new(start_at(&[5, 3]))
+        .on(5, false, |n| closer(n, &[3, 5, 0, 4, 12]))
+        .on(3, false, |n| closer(n, &[5, 2]))
+        .on(12, false, |n| closer(n, &[5]));
+    let script = Arc::new(script);
+    let error = run(&script, WalkLimits::default()).unwrap_err();
+    // 3 → 5 leads nowhere new: 5 was asked, and what it named lies behind it.
+    assert_eq!(asked(&script), [(5, false), (3, false)]);
+    assert!(matches!(error, WalkError::NoWay { .. }));
+}
+
+#[test]
+fn two_nodes_that_each_name_the_other_as_predecessor_end_the_walk() {
+    let script = Script::new(start_at(&[8]))
+        .on(8, false, |n| root(n, &[12, 11]))
+        .on(11, true, |n| back(n, 12))
+        .on(12, true, |n| back(n, 11));
+    let script = Arc::new(script);
+    assert!(run(&script, WalkLimits::default()).is_err());
+    assert!(asked(&script).len() <= 3, "{:?}", asked(&script));
+}
+
+#[test]
+fn a_crowd_of_liars_is_asked_no_more_than_the_limit() {
+    let mut script = Script::new(start_at(&[1]));
+    for at in 1..10 {
+        script = script.on(at, false, move |n| closer(n, &(at..10).collect::<Vec<_>>()));
+    }
+    let limits = WalkLimits { asks: 4, ..WalkLimits::default() };
+    let script = Arc::new(script);
+    let error = run(&script, limits).unwrap_err();
+    assert!(matches!(error, WalkError::GaveUp { .. } | WalkError::NoWay { .. }), "{error}");
+    assert!(asked(&script).len() <= 4);
+}
+
+#[test]
+fn the_deadline_ends_a_walk_and_says_how_far_it_came() {
+    let script = Script::new(start_at(&[5]))
+        .on(5, false, |n| closer(n, &[8]))
+        .on(8, false, |n| root(n, &[10]))
+        .on(10, true, done);
+    let limits = WalkLimits { deadline: Duration::from_millis(15), ..WalkLimits::default() };
+    let error = run(&Arc::new(script), limits).unwrap_err();
+    let WalkError::GaveUp { trace, .. } = &error else { panic!("{error}") };
+    assert_eq!(trace.0.len(), 1);
+    assert_eq!(trace.0[0].said, Said::Closer(1));
+}
+
+#[test]
+fn an_error_names_everybody_asked_and_what_each_said() {
+    let script = Script::new(start_at(&[5]))
+        .on(5, false, |_| Err(Refusal::new(Refusal::OVERLOADED, "too much at once").into()));
+    let script = Arc::new(script);
+    let text = run(&script, WalkLimits::default()).unwrap_err().to_string();
+    assert!(text.contains(&format!("{:?}", script.nodes[5])), "{text}");
+    assert!(text.contains("too much at once"), "{text}");
+}
