@@ -1,5 +1,8 @@
 //! The owned file system, end to end on blocks in memory and trees on this machine's disk.
 
+// Tests wait on tokio's clock, often a paused one.
+#![allow(clippy::disallowed_methods)]
+
 mod formats;
 mod get;
 mod golden;

@@ -115,7 +115,7 @@ async fn a_volume_that_is_not_there_or_whose_root_is_nonsense_does_not_open() {
     let open = || Volume::open(env(), blocks.clone(), id, VolumeOptions::default());
     assert!(matches!(open().await, Err(OpenError::Fetch(GetError::NotFound { .. }))));
     ring.say(1, b"ATVR\x02 of a later program");
-    let error = open().await.err().expect("does not open");
+    let error = open().await.expect_err("does not open");
     assert_eq!(error, OpenError::Bad(FormatError::UnknownLayout(2)));
 }
 

@@ -146,12 +146,12 @@ impl Inodes {
 
     /// What a directory is in version `seen`.
     pub(super) fn update(&mut self, number: u64, entry: &Entry, seen: u64) {
-        if let Some(node) = self.nodes.get_mut(&number) {
-            if node.seen < seen {
-                let name = node.entry.name.clone();
-                node.entry = Entry { name, ..entry.clone() };
-                node.seen = seen;
-            }
+        if let Some(node) = self.nodes.get_mut(&number)
+            && node.seen < seen
+        {
+            let name = node.entry.name.clone();
+            node.entry = Entry { name, ..entry.clone() };
+            node.seen = seen;
         }
     }
 

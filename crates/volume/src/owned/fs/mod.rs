@@ -75,7 +75,7 @@ struct OpenDirectory {
 /// What went wrong in one call.
 enum Fault {
     Errno(Errno),
-    Block(BlockError),
+    Block(Box<BlockError>),
 }
 
 impl From<Errno> for Fault {
@@ -86,7 +86,7 @@ impl From<Errno> for Fault {
 
 impl From<BlockError> for Fault {
     fn from(error: BlockError) -> Fault {
-        Fault::Block(error)
+        Fault::Block(Box::new(error))
     }
 }
 

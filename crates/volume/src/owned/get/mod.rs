@@ -85,7 +85,7 @@ pub struct Gotten {
 pub enum GetTreeError {
     /// The volume could not be read.
     #[error("{0}")]
-    Read(#[from] ReadError),
+    Read(Box<ReadError>),
     /// The disk could not be written.
     #[error("cannot write {}: {reason}", path.display())]
     Write {
@@ -97,6 +97,12 @@ pub enum GetTreeError {
     /// The threads that write ended before their work (a bug of this program).
     #[error("the work was stopped before its end")]
     Stopped,
+}
+
+impl From<ReadError> for GetTreeError {
+    fn from(error: ReadError) -> GetTreeError {
+        GetTreeError::Read(Box::new(error))
+    }
 }
 
 #[derive(Default)]

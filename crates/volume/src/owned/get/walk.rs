@@ -149,7 +149,7 @@ impl Walk<'_> {
     /// Makes a subdirectory and walks it next.
     async fn enter(&mut self, item: Item) -> Result<(), GetTreeError> {
         let level = self.levels.last().expect("a directory was found in one");
-        if self.levels.len() >= MAX_DEPTH + 1 {
+        if self.levels.len() > MAX_DEPTH {
             let hash = match &item.entry.content {
                 Content::Directory(directory) => directory.hash.unwrap_or(BlockHash([0; 32])),
                 _ => BlockHash([0; 32]),

@@ -110,7 +110,7 @@ impl BlockCache {
             return Ok(bytes);
         }
         let fetch = self.fetch(hash);
-        fetch.await.map_err(|source| BlockError::Fetch { hash, source })
+        fetch.await.map_err(BlockError::Fetch)
     }
 
     /// A block's bytes, kept by nobody: for who reads everything once.
@@ -119,7 +119,7 @@ impl BlockCache {
             return Ok(bytes);
         }
         let fetch = self.blocks.get(hash);
-        fetch.await.map_err(|source| BlockError::Fetch { hash, source })
+        fetch.await.map_err(BlockError::Fetch)
     }
 
     /// A directory block, decoded.

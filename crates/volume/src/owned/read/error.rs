@@ -49,9 +49,7 @@ pub enum ReadError {
     Fetch {
         /// What it belongs to.
         path: String,
-        /// Which block.
-        hash: BlockHash,
-        /// What the ring said.
+        /// Which block, and what the ring said.
         source: GetError,
     },
     /// The publisher signed nonsense.
@@ -74,8 +72,10 @@ impl ReadError {
             ReadError::NoSuchEntry { .. } => Errno::ENOENT,
             ReadError::NotADirectory { .. } => Errno::ENOTDIR,
             ReadError::NotAFile { .. } | ReadError::GoesUp { .. } => Errno::EINVAL,
-            ReadError::Fetch { source: GetError::Unavailable { .. }, .. } => Errno::ETIMEDOUT,
-            ReadError::Fetch { source: GetError::NotFound { .. }, .. } => Errno::EIO,
+            ReadError::Fetch { source, .. } => match source {
+                GetError::Unavailable { .. } => Errno::ETIMEDOUT,
+                GetError::NotFound { .. } => Errno::EIO,
+            },
             ReadError::Bad { source: FormatError::TooDeep, .. } => Errno::ELOOP,
             ReadError::Bad { .. } => Errno::EIO,
         }
@@ -90,7 +90,7 @@ pub(crate) fn shown_path(path: &[u8]) -> String {
 /// What is wrong with one block; which path it belongs to is not known yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BlockError {
-    Fetch { hash: BlockHash, source: GetError },
+    Fetch(GetError),
     Bad { hash: BlockHash, source: FormatError },
 }
 
@@ -103,7 +103,7 @@ impl BlockError {
     pub(crate) fn at(self, path: &[u8]) -> ReadError {
         let path = shown_path(path);
         match self {
-            BlockError::Fetch { hash, source } => ReadError::Fetch { path, hash, source },
+            BlockError::Fetch(source) => ReadError::Fetch { path, source },
             BlockError::Bad { hash, source } => ReadError::Bad { path, hash, source },
         }
     }
