@@ -142,6 +142,11 @@ impl Dht {
         crate::lookup::get(&self.inner, hash.key()).await
     }
 
+    /// Asks for a round of repair at once rather than when it is due.
+    pub fn repair_now(&self) {
+        self.inner.repair.kick();
+    }
+
     /// What happened since the node started.
     pub fn stats(&self) -> DhtStats {
         self.inner.counters.snapshot()

@@ -41,6 +41,9 @@ const MAX_PASSES: usize = 4;
 const MAX_DAMAGED: usize = 4096;
 /// How long to wait after a round that could not finish.
 const RETRY: Duration = Duration::from_secs(3);
+/// How long to wait after a round that was still finding differences at its end, as it
+/// does while blocks are being put.
+const AGAIN: Duration = Duration::from_secs(1);
 /// How often the settling neighbourhood is looked at, at most, before repair begins anyway.
 const MAX_SETTLING: usize = 20;
 
@@ -178,11 +181,16 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         settle(&inner).await;
         expected_replicas(&inner);
         seen = Some(inner.overlay.neighbourhood().epoch);
-        if let Err(error) = round(&inner).await {
-            tracing::info!(%error, "repair could not finish a round; it will try again");
-            sleep(&*inner.env, jittered(&*inner.env, RETRY)).await;
-            seen = None;
-        }
+        let again_after = match round(&inner).await {
+            Ok(Ended::Equal | Ended::Stuck) => continue,
+            Ok(Ended::Moving) => AGAIN,
+            Err(error) => {
+                tracing::info!(%error, "repair could not finish a round; it will try again");
+                RETRY
+            }
+        };
+        sleep(&*inner.env, jittered(&*inner.env, again_after)).await;
+        seen = None;
     }
 }
 
@@ -212,13 +220,23 @@ async fn settle(inner: &Inner) {
     }
 }
 
+/// How a round ended.
+enum Ended {
+    /// No replica differs, or this node is the root of nothing yet.
+    Equal,
+    /// Blocks were still being copied in the last pass.
+    Moving,
+    /// What differs cannot be copied, for want of room.
+    Stuck,
+}
+
 /// One round: compare and copy until nothing differs; then give strays away.
-async fn round(inner: &Arc<Inner>) -> Result<(), ExchangeError> {
+async fn round(inner: &Arc<Inner>) -> Result<Ended, ExchangeError> {
     refetch_damaged(inner).await;
     let replicas = inner.config.replicas;
     for _pass in 0..MAX_PASSES {
         let Some(scope) = scope_of(&inner.overlay.neighbourhood(), replicas) else {
-            return Ok(());
+            return Ok(Ended::Equal);
         };
         let (mut moved, mut left, mut failed) = (0, 0, None);
         for replica in &scope.replicas {
@@ -236,13 +254,14 @@ async fn round(inner: &Arc<Inner>) -> Result<(), ExchangeError> {
             return Err(error);
         }
         if moved == 0 && left == 0 {
-            return hand_over_strays(inner, &scope).await;
+            hand_over_strays(inner, &scope).await?;
+            return Ok(Ended::Equal);
         }
         if moved == 0 {
-            break;
+            return Ok(Ended::Stuck);
         }
     }
-    Ok(())
+    Ok(Ended::Moving)
 }
 
 /// Fetches what was damaged here, as root or as replica. What nobody else has is lost

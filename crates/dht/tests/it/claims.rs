@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use atoll_dht::{Blocks, DhtConfig, GetError, PutError, messages};
 use atoll_key::{BlockHash, SecretKey, SignedBlock};
-use atoll_sim::SimConfig;
+use atoll_sim::{Sim, SimConfig};
 use atoll_store::MemoryStore;
+use futures_util::{StreamExt, stream};
 
 use crate::ring::{ROOMY, Ring, block, sized_block};
 
@@ -132,6 +133,27 @@ fn repair_traffic_follows_the_difference_and_not_the_data() {
     // 2,005 keys are 144 KB a comparison; five of them differ.
     assert!(reconcile < 100_000, "{reconcile} bytes to compare");
     assert!(copied < 10_000, "{copied} bytes copied for five blocks of 100 bytes");
+}
+
+/// A round that met a put under way found a difference that was none, and the status said
+/// "not fully replicated" until the next round a minute later.
+#[test]
+fn repair_looks_again_soon_after_it_met_blocks_being_put() {
+    for seed in 0..4 {
+        // Jitter, so that a claim can overtake the blocks it speaks of.
+        let sim = SimConfig { seed, jitter: 0.8, ..SimConfig::default() };
+        let ring = Ring::with(sim, DhtConfig::default(), 5);
+        let puts = stream::iter(0..9000).map(|n| {
+            if n == 1000 {
+                ring.members.iter().for_each(|m| m.dht.repair_now());
+            }
+            ring.members[n as usize % 5].dht.put(vec![block(n)])
+        });
+        let all = puts.buffer_unordered(200).for_each(|put| async { put.expect("healthy") });
+        ring.sim.block_on(MINUTE * 5, all).expect("puts have deadlines");
+        let replicated = |_: &Sim| ring.up().all(|m| m.dht.repair_status().fully_replicated);
+        assert!(ring.sim.run_until_true(Duration::from_secs(15), replicated), "seed {seed}");
+    }
 }
 
 /// What is acknowledged must survive: a node that is cut off is not a majority of itself.
