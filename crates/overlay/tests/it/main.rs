@@ -7,5 +7,6 @@ mod joining;
 mod lookups;
 mod merging;
 mod paper;
+mod scale;
 mod state_properties;
 mod walking;

@@ -276,7 +276,9 @@ fn who_has_lost_all_successors_goes_on_from_the_nearest_node_and_says_nothing_it
     let ring = ring(200);
     let lost = |at: usize| {
         let mut state = member(&ring, at, 4);
-        ring[at + 1..at + 5].iter().for_each(|n| drop(state.failed(&n.id, suspicion())));
+        for node in &ring[at + 1..at + 5] {
+            state.failed(&node.id, suspicion());
+        }
         state.check_invariants();
         state
     };
