@@ -264,7 +264,7 @@ fn batches_committed_together_survive_if_and_only_as_answered() {
         let disk = FaultyDisk::new(seed);
         drop(open_inline(&disk));
         let store = DiskStore::open_on(Arc::new(disk.clone()), small_config()).expect("opens");
-        disk.fail_power_after(1 + Random(seed).below(60));
+        disk.fail_power_after(1 + Random(seed).below(200));
         let puts = (0..60).map(|i| {
             let put = store.put((i * 3..i * 3 + 3).map(|n| block(n, 0, 1500, 9)).collect());
             async move { put.await.is_ok() }
