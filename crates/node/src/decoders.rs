@@ -2,9 +2,11 @@
 //!
 //! "Foreign" is whatever arrives on the control socket or is found in the node's
 //! directory. Each function answers whether any decoder took the bytes; none may panic or
-//! hold much more memory than it was given. Join codes are decoded by their own `FromStr`,
-//! manifests from files.
+//! hold much more memory than it was given. Join codes are decoded by their own `FromStr`.
 
+use std::path::Path;
+
+use atoll_key::{SecretKey, SignedBlock};
 use minicbor::Decode;
 
 use crate::config::Settings;
@@ -12,7 +14,8 @@ use crate::control::message::{
     self, Answer, Empty, Get, GetFailed, GetSigned, Hashes, Invited, KeepAdd, KeepCommit,
     OpenVolume, OpenedVolume, PutFailed,
 };
-use crate::network::StoredNetwork;
+use crate::manifest::{Manifest, PartialManifest};
+use crate::network::{IdProfile, Network, StoredNetwork};
 use crate::peers::PeerList;
 use crate::volumes::{Info, Kept, VolumeError};
 
@@ -47,6 +50,63 @@ pub fn node_file(bytes: &[u8]) -> bool {
     takes.into_iter().fold(false, |taken, decoder| decoder(bytes) | taken)
 }
 
+/// Whether the file at `path` is a manifest, its checksum included.
+pub fn manifest_file(path: &Path) -> bool {
+    let Ok(Some(manifest)) = Manifest::open(path) else { return false };
+    manifest.hashes(0, manifest.count()).is_ok() && manifest.check().is_ok()
+}
+
+/// Valid headers of the control protocol.
+pub fn example_headers() -> Vec<Vec<u8>> {
+    let volume = || "docs".to_owned();
+    let failed = GetFailed::NotFound { key: [1; 64], told: "no".into() };
+    let full = PutFailed::Superseded { offered: 3, held: u64::MAX };
+    let bad_name = VolumeError::BadName { name: volume(), why: "so".into() };
+    let source = Some(b"/srv".to_vec());
+    let headers = [
+        message::encode(&Empty {}),
+        message::encode(&Get { hash: [1; 32] }),
+        message::encode(&GetSigned { key: [2; 64] }),
+        message::encode(&Hashes { hashes: vec![1; 96] }),
+        message::encode(&KeepAdd { volume: volume(), session: 1 << 60, offset: 3 }),
+        message::encode(&KeepCommit { volume: volume(), session: 1 << 60, count: 3 }),
+        message::encode(&OpenVolume { name: volume(), source, seed: Some([1; 32]) }),
+        message::encode(&Invited { code: "atoll-join:abc".into(), warning: Some("so".into()) }),
+        message::encode(&Answer::<Empty, GetFailed>::Failed(failed)),
+        message::encode(&Answer::<Empty, PutFailed>::Failed(full)),
+        message::encode(&Answer::<OpenedVolume, VolumeError>::Failed(bad_name)),
+    ];
+    headers.iter().map(|bytes| bytes.to_vec()).collect()
+}
+
+/// Valid small files of a node's directory.
+pub fn example_files() -> Vec<Vec<u8>> {
+    let network = Network { profile: IdProfile::Identity, replicas: 3, secret: [7; 32] };
+    let peers = ["127.0.0.1:4000", "[fe80::1]:9"].map(|addr| atoll_net::Peer {
+        id: SecretKey::from_seed(&[addr.len() as u8; 32]).peer_id(),
+        addr: addr.parse().expect("an address"),
+    });
+    let bootstrap = PeerList::new(peers);
+    let mut settings = Settings::default();
+    settings.set_listen(peers[0].addr);
+    let files = [
+        message::encode(&bootstrap),
+        message::encode(&StoredNetwork { network, bootstrap }),
+        message::encode(&settings),
+        message::encode(&Info::default()),
+        message::encode(&Kept { trouble: Some("none".into()), ..Kept::default() }),
+    ];
+    files.iter().map(|bytes| bytes.to_vec()).collect()
+}
+
+/// Writes a valid manifest to `path`, by way of a file beside it.
+pub fn write_example_manifest(path: &Path) -> Result<(), VolumeError> {
+    let root = SignedBlock::sign(&SecretKey::from_seed(&[1; 32]), b"", 3, b"payload");
+    let partial = PartialManifest::at(path.parent().unwrap_or(Path::new(".")), 7);
+    partial.add(0, &[9; 5 * 32])?;
+    partial.commit(5, &root, path)
+}
+
 fn takes<T: for<'b> Decode<'b, ()>>(bytes: &[u8]) -> bool {
     message::decode::<T>(bytes).is_ok()
 }
@@ -57,28 +117,19 @@ mod tests {
     use proptest::prelude::*;
 
     fn valid() -> Vec<Vec<u8>> {
-        let volume = || "docs".to_owned();
-        let failed = GetFailed::NotFound { key: [1; 64], told: "no".into() };
-        let bad_name = VolumeError::BadName { name: volume(), why: "so".into() };
-        let source = Some(b"/srv".to_vec());
-        [
-            message::encode(&Get { hash: [1; 32] }),
-            message::encode(&Hashes { hashes: vec![1; 96] }),
-            message::encode(&KeepAdd { volume: volume(), session: 1 << 60, offset: 3 }),
-            message::encode(&OpenVolume { name: volume(), source, seed: Some([1; 32]) }),
-            message::encode(&Answer::<Empty, GetFailed>::Failed(failed)),
-            message::encode(&Answer::<OpenedVolume, VolumeError>::Failed(bad_name)),
-            message::encode(&Kept { trouble: Some("none".into()), ..Kept::default() }),
-        ]
-        .into_iter()
-        .map(|bytes| bytes.to_vec())
-        .collect()
+        [example_headers(), example_files()].concat()
     }
 
     #[test]
     fn what_is_valid_is_taken() {
-        assert!(valid().iter().all(|bytes| control_header(bytes) || node_file(bytes)));
+        assert!(example_headers().iter().all(|bytes| control_header(bytes)));
+        assert!(example_files().iter().all(|bytes| node_file(bytes)));
         assert!(!control_header(b"") && !node_file(b""));
+        let temp = tempfile::tempdir().expect("temp");
+        let path = temp.path().join("manifest");
+        assert!(!manifest_file(&path));
+        write_example_manifest(&path).expect("a manifest");
+        assert!(manifest_file(&path));
     }
 
     proptest! {
@@ -92,12 +143,12 @@ mod tests {
 
         #[test]
         fn changed_messages_are_taken_or_not_without_panic(
-            which in 0..7usize,
+            which in any::<prop::sample::Index>(),
             at in any::<prop::sample::Index>(),
             by in any::<u8>(),
             cut in any::<prop::sample::Index>(),
         ) {
-            let mut bytes = valid()[which].clone();
+            let mut bytes = which.get(&valid()).clone();
             let at = at.index(bytes.len());
             bytes[at] ^= by;
             bytes.truncate(cut.index(bytes.len()) + 1);
