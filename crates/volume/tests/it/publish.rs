@@ -369,3 +369,94 @@ async fn a_version_exceeds_the_rings_even_if_the_clock_is_behind() {
     let published = publish_with(&blocks, source.path(), small_blocks()).await;
     assert_eq!(published.version, far + 1);
 }
+
+/// Zeros that take space and holes that do not are the same contents.
+#[tokio::test]
+async fn a_block_of_zeros_is_a_hole_whether_the_source_has_one_there_or_not() {
+    let source = tempfile::tempdir().expect("a directory");
+    let contents = [vec![0; 4096 * 20], patterned(4096 * 3, 1), vec![0; 5000]].concat();
+    fs::write(source.path().join("full"), &contents).expect("writes");
+    let sparse = fs::File::create(source.path().join("sparse")).expect("makes");
+    sparse.set_len(contents.len() as u64).expect("grows");
+    std::os::unix::fs::FileExt::write_all_at(&sparse, &patterned(4096 * 3, 1), 4096 * 20)
+        .expect("writes");
+    for name in ["full", "sparse"] {
+        set_mtime(&source.path().join(name), 1, 1);
+    }
+    let blocks = Arc::new(MemoryBlocks::new());
+    let published = publish_with(&blocks, source.path(), small_blocks()).await;
+    // Three data blocks, one inode for both, the directory.
+    assert_eq!(published.new_blocks, 5);
+    let snapshot = snapshot(&blocks).await;
+    let full = snapshot.resolve(b"full").await.expect("is there").entry;
+    let sparse = snapshot.resolve(b"sparse").await.expect("is there").entry;
+    assert_eq!(full.content, sparse.content);
+}
+
+/// Changes the file each time a part of it was read, so many times.
+struct Meddler {
+    file: std::path::PathBuf,
+    left: Mutex<u32>,
+}
+
+impl Progress for Meddler {
+    fn done(&self, files: u64, _: u64) {
+        let mut left = self.left.lock().expect("not poisoned");
+        if files == 0 && *left > 0 {
+            *left -= 1;
+            let file = fs::OpenOptions::new().append(true).open(&self.file).expect("opens");
+            std::io::Write::write_all(&mut &file, b"more").expect("writes");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_changes_while_it_is_read_is_read_again_once_and_then_reported() {
+    let source = tempfile::tempdir().expect("a directory");
+    let file = source.path().join("file");
+    for (changes, published) in [(1, true), (u32::MAX, false)] {
+        fs::write(&file, patterned(50_000, 1)).expect("writes");
+        let blocks = Arc::new(MemoryBlocks::new());
+        let ring: Arc<dyn Blocks> = blocks.clone();
+        let meddler = Arc::new(Meddler { file: file.clone(), left: Mutex::new(changes) });
+        let (secret, keeper) = (secret(), Arc::new(NoKeeper));
+        let result =
+            publish(env(), ring, source.path(), &secret, small_blocks(), meddler, keeper).await;
+        match result {
+            Ok(_) if published => {
+                let tree = in_volume(&*snapshot(&blocks).await).await;
+                assert_same(&tree, &on_disk(source.path()));
+                assert_eq!(tree[&b"file"[..]].bytes.len(), 50_004);
+            }
+            Err(PublishError::Source { path, reason }) if !published => {
+                assert!(path == Path::new("file") && reason.contains("changed"), "{reason}");
+            }
+            other => panic!("{changes} changes: {other:?}"),
+        }
+    }
+}
+
+/// Nobody waits for a publish that was interrupted: its threads end, though the ring has
+/// not answered and the budget is used up.
+#[tokio::test]
+async fn a_dropped_publish_ends_its_threads() {
+    let source = tempfile::tempdir().expect("a directory");
+    for i in 0..20 {
+        fs::write(source.path().join(i.to_string()), patterned(500_000, i)).expect("writes");
+    }
+    let blocks = WatchedBlocks::new();
+    blocks.0.delay_ms.store(3_600_000, Ordering::Relaxed);
+    let ring: Arc<dyn Blocks> = blocks.clone();
+    let (progress, keeper, secret) = (Arc::new(NoProgress), Arc::new(NoKeeper), secret());
+    let options = PublishOptions { max_in_flight_bytes: 100_000, ..small_blocks() };
+    {
+        let (progress, path) = (progress.clone(), source.path());
+        let work = publish(env(), ring, path, &secret, options, progress, keeper);
+        let limit = std::time::Duration::from_millis(300);
+        assert!(tokio::time::timeout(limit, work).await.is_err(), "the ring does not answer");
+    }
+    // The threads hold the progress; they let go of it as they end.
+    while Arc::strong_count(&progress) > 1 {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+}
