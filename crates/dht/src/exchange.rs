@@ -6,6 +6,7 @@
 
 use atoll_env::sleep;
 use atoll_key::{BlockKind, Key, KeyRange};
+use atoll_net::header::Capped;
 use atoll_net::{CallError, Request};
 use atoll_overlay::Node;
 use atoll_store::{StoreError, StoredBlock};
@@ -265,7 +266,7 @@ async fn take(inner: &Inner, other: &Node, items: &[Item]) -> Result<Outcome, Ex
         let header = to_header(&Fetch { keys });
         let request = Request { method: messages::FETCH, header, parts: Vec::new() };
         let reply = inner.call(other, request).await?;
-        let FetchReply { blocks: headers } = from_header(&reply.header)?;
+        let FetchReply { blocks: Capped(headers) } = from_header(&reply.header)?;
         if headers.len() != reply.parts.len() {
             return Err(ExchangeError::IllFormed);
         }
@@ -352,10 +353,10 @@ pub(crate) async fn give(
             continue;
         }
         let count = headers.len();
-        let header = to_header(&Put { blocks: headers, as_root });
+        let header = to_header(&Put { blocks: headers.into(), as_root });
         let request = Request { method: messages::PUT, header, parts };
         let reply = inner.call(other, request).await?;
-        let PutReply { statuses } = from_header(&reply.header)?;
+        let PutReply { statuses: Capped(statuses) } = from_header(&reply.header)?;
         if statuses.len() != count {
             return Err(ExchangeError::IllFormed);
         }

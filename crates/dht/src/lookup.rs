@@ -151,7 +151,7 @@ fn heal(inner: &Arc<Inner>, block: &Block, trace: &Trace) {
 }
 
 async fn send_copies(inner: Arc<Inner>, to: Vec<Node>, block: Block) {
-    let header = to_header(&Put { blocks: vec![block.header], as_root: false });
+    let header = to_header(&Put { blocks: vec![block.header].into(), as_root: false });
     let request = Request { method: messages::PUT, header, parts: vec![block.bytes.clone()] };
     for node in to {
         if node == inner.me() {

@@ -8,10 +8,11 @@
 //! Decoding allocates no more than the header that has arrived justifies: every list has
 //! a cap, checked while it is read.
 
-use atoll_key::{BlockKind, Key, KeyRange, PeerId};
-use atoll_net::{Peer, Refusal};
+use atoll_key::{BlockKind, Key, KeyRange};
+use atoll_net::Refusal;
+use atoll_net::header::{Capped, WirePeer};
+pub use atoll_net::header::{from_header, to_header};
 use atoll_overlay::{MAX_CLOSER, Node, Route};
-use bytes::Bytes;
 use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
 
 use crate::reconcile::{Answer, Claim, FAN_OUT, Fingerprint, Item, MAX_ITEMS, Salt};
@@ -35,23 +36,6 @@ pub const MAX_RENEW_KEYS: usize = 1024;
 pub const MAX_CLAIMS: usize = 64;
 /// The most nodes in one route: a root and a successor list.
 pub const MAX_ROUTE_NODES: usize = 64;
-
-/// Encodes a header.
-pub fn to_header<T: Encode<()>>(message: &T) -> Bytes {
-    Bytes::from(minicbor::to_vec(message).expect("writing to memory does not fail"))
-}
-
-/// Decodes a header; trailing bytes are refused.
-pub fn from_header<T: for<'b> Decode<'b, ()>>(header: &[u8]) -> Result<T, Refusal> {
-    let mut decoder = Decoder::new(header);
-    let message = decoder
-        .decode()
-        .map_err(|e| Refusal::new(Refusal::MALFORMED, format!("malformed header: {e}")))?;
-    if decoder.position() != header.len() {
-        return Err(Refusal::new(Refusal::MALFORMED, "malformed header: trailing bytes"));
-    }
-    Ok(message)
-}
 
 /// A key, as a CBOR byte string of 64 bytes.
 mod key_bytes {
@@ -94,95 +78,8 @@ mod keys_bytes {
     }
 }
 
-/// A list of at most `N` elements.
-mod capped {
-    use super::*;
-
-    pub fn encode<C, W: encode::Write, T: Encode<C>>(
-        list: &[T],
-        e: &mut Encoder<W>,
-        ctx: &mut C,
-    ) -> Result<(), encode::Error<W::Error>> {
-        e.array(list.len() as u64)?;
-        for element in list {
-            element.encode(e, ctx)?;
-        }
-        Ok(())
-    }
-
-    pub fn decode<'b, C, T: Decode<'b, C>, const N: usize>(
-        d: &mut Decoder<'b>,
-        ctx: &mut C,
-    ) -> Result<Vec<T>, decode::Error> {
-        let claimed = d.array()?.ok_or_else(|| decode::Error::message("endless list"))?;
-        if claimed > N as u64 {
-            return Err(decode::Error::message("list too long"));
-        }
-        let mut list = Vec::new();
-        for _ in 0..claimed {
-            list.push(T::decode(d, ctx)?);
-        }
-        Ok(list)
-    }
-}
-
-macro_rules! capped_list {
-    ($module:ident, $max:expr) => {
-        mod $module {
-            pub use super::capped::encode;
-            use super::*;
-
-            pub fn decode<'b, C, T: Decode<'b, C>>(
-                d: &mut Decoder<'b>,
-                ctx: &mut C,
-            ) -> Result<Vec<T>, decode::Error> {
-                capped::decode::<C, T, { $max }>(d, ctx)
-            }
-        }
-    };
-}
-
-capped_list!(route_list, MAX_ROUTE_NODES);
-capped_list!(batch_list, MAX_BATCH_BLOCKS);
-capped_list!(claim_list, MAX_CLAIMS);
-capped_list!(part_list, FAN_OUT);
-
-/// A peer as it stands in a message; its ring position is never sent but derived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct WirePeer(Peer);
-
-impl<C> Encode<C> for WirePeer {
-    fn encode<W: encode::Write>(
-        &self,
-        e: &mut Encoder<W>,
-        _: &mut C,
-    ) -> Result<(), encode::Error<W::Error>> {
-        let mut bytes = self.0.id.0.to_vec();
-        match self.0.addr.ip() {
-            std::net::IpAddr::V4(ip) => bytes.extend_from_slice(&ip.octets()),
-            std::net::IpAddr::V6(ip) => bytes.extend_from_slice(&ip.octets()),
-        }
-        bytes.extend_from_slice(&self.0.addr.port().to_be_bytes());
-        e.bytes(&bytes)?.ok()
-    }
-}
-
-impl<'b, C> Decode<'b, C> for WirePeer {
-    fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<Self, decode::Error> {
-        let bytes = d.bytes()?;
-        let address = |ip: std::net::IpAddr, port: &[u8]| {
-            let port = u16::from_be_bytes(port.try_into().expect("2 bytes"));
-            std::net::SocketAddr::new(ip, port)
-        };
-        let addr = match bytes.len() {
-            38 => address(<[u8; 4]>::try_from(&bytes[32..36]).expect("4").into(), &bytes[36..]),
-            50 => address(<[u8; 16]>::try_from(&bytes[32..48]).expect("16").into(), &bytes[48..]),
-            _ => return Err(decode::Error::message("not a peer")),
-        };
-        let id = PeerId(bytes[..32].try_into().expect("32 bytes"));
-        Ok(WirePeer(Peer { id, addr }))
-    }
-}
+/// One element for each block of a message.
+pub type Batch<T> = Capped<T, MAX_BATCH_BLOCKS>;
 
 /// A block's description; its bytes are the part of the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -237,8 +134,8 @@ struct WireLookupReply {
     /// 0 absent, 1 root, 2 closer, 3 back, 4 nowhere; absent when found.
     #[n(1)]
     route: Option<u8>,
-    #[cbor(n(2), with = "route_list")]
-    nodes: Vec<WirePeer>,
+    #[n(2)]
+    nodes: Capped<WirePeer, MAX_ROUTE_NODES>,
 }
 
 impl<C> Encode<C> for LookupReply {
@@ -255,7 +152,8 @@ impl<C> Encode<C> for LookupReply {
             LookupReply::Route(Route::Back(node)) => (None, Some(3), std::slice::from_ref(node)),
             LookupReply::Route(Route::Nowhere) => (None, Some(4), &[]),
         };
-        let nodes = nodes.iter().take(MAX_ROUTE_NODES).map(|node| WirePeer(node.peer)).collect();
+        let nodes = nodes.iter().take(MAX_ROUTE_NODES).map(|node| WirePeer(node.peer));
+        let nodes = Capped(nodes.collect());
         WireLookupReply { found, route, nodes }.encode(e, ctx)
     }
 }
@@ -263,7 +161,7 @@ impl<C> Encode<C> for LookupReply {
 impl<'b, C> Decode<'b, C> for LookupReply {
     fn decode(d: &mut Decoder<'b>, ctx: &mut C) -> Result<Self, decode::Error> {
         let wire = WireLookupReply::decode(d, ctx)?;
-        let mut nodes: Vec<Node> = wire.nodes.iter().map(|peer| Node::of(peer.0)).collect();
+        let mut nodes: Vec<Node> = wire.nodes.0.iter().map(|peer| Node::of(peer.0)).collect();
         match (wire.found, wire.route) {
             (Some(header), None) => Ok(LookupReply::Found(header)),
             (None, Some(0)) => Ok(LookupReply::Absent(nodes)),
@@ -284,8 +182,8 @@ impl<'b, C> Decode<'b, C> for LookupReply {
 #[cbor(map)]
 pub struct Put {
     /// What the parts are.
-    #[cbor(n(0), with = "batch_list")]
-    pub blocks: Vec<BlockHeader>,
+    #[n(0)]
+    pub blocks: Batch<BlockHeader>,
     /// True: store and send on to the replicas, as root. False: only store, as replica.
     #[n(1)]
     pub as_root: bool,
@@ -330,8 +228,8 @@ pub enum PutStatus {
 #[cbor(map)]
 pub struct PutReply {
     /// In the order of the request.
-    #[cbor(n(0), with = "batch_list")]
-    pub statuses: Vec<PutStatus>,
+    #[n(0)]
+    pub statuses: Batch<PutStatus>,
 }
 
 /// `RENEW`: extend leases.
@@ -373,8 +271,8 @@ pub struct Fetch {
 #[cbor(map)]
 pub struct FetchReply {
     /// What the parts are.
-    #[cbor(n(0), with = "batch_list")]
-    pub blocks: Vec<BlockHeader>,
+    #[n(0)]
+    pub blocks: Batch<BlockHeader>,
 }
 
 /// `RECONCILE`: compare ranges.
@@ -431,8 +329,8 @@ impl From<WireClaim> for Claim {
 struct WireReconcile {
     #[cbor(n(0), with = "minicbor::bytes")]
     salt: [u8; 32],
-    #[cbor(n(1), with = "claim_list")]
-    claims: Vec<WireClaim>,
+    #[n(1)]
+    claims: Capped<WireClaim, MAX_CLAIMS>,
 }
 
 /// Items as one byte string of 72 bytes each.
@@ -441,8 +339,8 @@ struct WireReconcile {
 struct WireAnswer {
     #[cbor(n(0), with = "minicbor::bytes")]
     items: Option<Vec<u8>>,
-    #[cbor(n(1), with = "part_list")]
-    parts: Vec<WireClaim>,
+    #[n(1)]
+    parts: Capped<WireClaim, FAN_OUT>,
     #[cbor(n(2), with = "minicbor::bytes")]
     upto: Option<Vec<u8>>,
 }
@@ -475,7 +373,7 @@ impl<C> Encode<C> for Reconcile {
         e: &mut Encoder<W>,
         ctx: &mut C,
     ) -> Result<(), encode::Error<W::Error>> {
-        let claims = self.claims.iter().map(WireClaim::from).collect();
+        let claims = Capped(self.claims.iter().map(WireClaim::from).collect());
         WireReconcile { salt: self.salt, claims }.encode(e, ctx)
     }
 }
@@ -483,7 +381,7 @@ impl<C> Encode<C> for Reconcile {
 impl<'b, C> Decode<'b, C> for Reconcile {
     fn decode(d: &mut Decoder<'b>, ctx: &mut C) -> Result<Self, decode::Error> {
         let wire = WireReconcile::decode(d, ctx)?;
-        let claims = wire.claims.into_iter().map(Claim::from).collect();
+        let claims = wire.claims.0.into_iter().map(Claim::from).collect();
         Ok(Reconcile { salt: wire.salt, claims })
     }
 }
@@ -496,13 +394,14 @@ impl<C> Encode<C> for ReconcileReply {
     ) -> Result<(), encode::Error<W::Error>> {
         e.array(self.answers.len() as u64)?;
         for answer in &self.answers {
-            let none = WireAnswer { items: None, parts: Vec::new(), upto: None };
+            let none = WireAnswer { items: None, parts: Capped(Vec::new()), upto: None };
             let wire = match answer {
                 Answer::Same => none,
                 Answer::Items(items) => WireAnswer { items: Some(items_to_bytes(items)), ..none },
-                Answer::Parts(parts) => {
-                    WireAnswer { parts: parts.iter().map(WireClaim::from).collect(), ..none }
-                }
+                Answer::Parts(parts) => WireAnswer {
+                    parts: Capped(parts.iter().map(WireClaim::from).collect()),
+                    ..none
+                },
                 Answer::Some { items, upto } => WireAnswer {
                     items: Some(items_to_bytes(items)),
                     upto: Some(upto.0.to_vec()),
@@ -517,7 +416,7 @@ impl<C> Encode<C> for ReconcileReply {
 
 impl<'b, C> Decode<'b, C> for ReconcileReply {
     fn decode(d: &mut Decoder<'b>, ctx: &mut C) -> Result<Self, decode::Error> {
-        let wires: Vec<WireAnswer> = capped::decode::<C, _, MAX_CLAIMS>(d, ctx)?;
+        let Capped(wires) = Capped::<WireAnswer, MAX_CLAIMS>::decode(d, ctx)?;
         let mut answers = Vec::new();
         for wire in wires {
             let items = wire.items.as_deref().map(items_from_bytes).transpose()?;
@@ -528,8 +427,8 @@ impl<'b, C> Decode<'b, C> for ReconcileReply {
                         .ok_or_else(|| decode::Error::message("a key has 64 bytes"))?,
                 },
                 (Some(items), None) => Answer::Items(items),
-                (None, None) if wire.parts.is_empty() => Answer::Same,
-                (None, None) => Answer::Parts(wire.parts.into_iter().map(Claim::from).collect()),
+                (None, None) if wire.parts.0.is_empty() => Answer::Same,
+                (None, None) => Answer::Parts(wire.parts.0.into_iter().map(Claim::from).collect()),
                 (None, Some(_)) => return Err(decode::Error::message("an end without items")),
             });
         }
@@ -561,7 +460,10 @@ mod tests {
     }
 
     fn node(n: u8, addr: &str) -> Node {
-        Node::of(Peer { id: PeerId([n; 32]), addr: addr.parse().expect("an address") })
+        Node::of(atoll_net::Peer {
+            id: atoll_key::PeerId([n; 32]),
+            addr: addr.parse().expect("an address"),
+        })
     }
 
     #[test]
@@ -576,7 +478,7 @@ mod tests {
         round_trip(LookupReply::Route(Route::Closer(nodes.clone())));
         round_trip(LookupReply::Route(Route::Back(nodes[0])));
         round_trip(LookupReply::Route(Route::Nowhere));
-        round_trip(Put { blocks: vec![header; 3], as_root: true });
+        round_trip(Put { blocks: vec![header; 3].into(), as_root: true });
         let statuses = vec![
             PutStatus::Stored { copies: 2, wanted: 3 },
             PutStatus::NotRoot,
@@ -585,11 +487,11 @@ mod tests {
             PutStatus::Full,
             PutStatus::Failed,
         ];
-        round_trip(PutReply { statuses });
+        round_trip(PutReply { statuses: statuses.into() });
         round_trip(Renew { keys: vec![key(1), key(2)], lease_secs: 5, as_root: false });
         round_trip(RenewReply { held: vec![0, 1, 2] });
         round_trip(Fetch { keys: vec![key(9)] });
-        round_trip(FetchReply { blocks: vec![header] });
+        round_trip(FetchReply { blocks: vec![header].into() });
         let print = Fingerprint { sum: 12, count: 3 };
         let claim = Claim { range: KeyRange::new(key(1), key(2)), print };
         round_trip(Reconcile { salt: [7; 32], claims: vec![claim; 2] });
@@ -608,7 +510,7 @@ mod tests {
     #[test]
     fn a_list_longer_than_its_cap_is_refused_before_it_is_read() {
         let header = BlockHeader { key: key(1), kind: 1, lease_secs: 77 };
-        let many = Put { blocks: vec![header; MAX_BATCH_BLOCKS + 1], as_root: true };
+        let many = Put { blocks: vec![header; MAX_BATCH_BLOCKS + 1].into(), as_root: true };
         assert!(from_header::<Put>(&to_header(&many)).is_err());
         // A map whose field 0 is an array that claims 2^40 elements and has none.
         let lying = [0xa1, 0x00, 0x9b, 0, 0, 1, 0, 0, 0, 0, 0];

@@ -5,6 +5,7 @@
 //! checked before anything is done.
 
 use atoll_key::BlockKind;
+use atoll_net::header::Capped;
 use atoll_net::{Peer, Refusal, Reply, Request};
 use atoll_overlay::Route;
 use atoll_store::StoreError;
@@ -68,14 +69,14 @@ fn blocks_of(headers: Vec<BlockHeader>, parts: Vec<Bytes>) -> Result<Vec<Block>,
 
 /// Stores blocks, and as their root sends them on to the replicas.
 pub(crate) async fn put(inner: &Inner, from: Peer, request: Request) -> Result<Reply, Refusal> {
-    let Put { blocks: headers, as_root } = from_header(&request.header)?;
+    let Put { blocks: Capped(headers), as_root } = from_header(&request.header)?;
     let blocks = blocks_of(headers, request.parts)?;
     let statuses = if as_root {
         store_as_root(inner, &from, blocks).await
     } else {
         store_here(inner, &from, &blocks).await
     };
-    Ok(reply(to_header(&PutReply { statuses }), Vec::new()))
+    Ok(reply(to_header(&PutReply { statuses: statuses.into() }), Vec::new()))
 }
 
 /// Stores a batch on this node; one status per block.
@@ -208,7 +209,7 @@ struct Acknowledged {
 /// node after it, once.
 async fn replicate(inner: &Inner, blocks: &[Block]) -> Acknowledged {
     let header = to_header(&Put {
-        blocks: blocks.iter().map(|block| block.header).collect(),
+        blocks: Capped(blocks.iter().map(|block| block.header).collect()),
         as_root: false,
     });
     let parts: Vec<Bytes> = blocks.iter().map(|block| block.bytes.clone()).collect();
@@ -234,8 +235,8 @@ async fn replicate(inner: &Inner, blocks: &[Block]) -> Acknowledged {
         for answer in join_all(calls).await {
             let statuses = answer.ok().and_then(|r| from_header::<PutReply>(&r.header).ok());
             match statuses {
-                Some(reply) if reply.statuses.len() == blocks.len() => {
-                    for (i, status) in reply.statuses.iter().enumerate() {
+                Some(reply) if reply.statuses.0.len() == blocks.len() => {
+                    for (i, status) in reply.statuses.0.iter().enumerate() {
                         match status {
                             PutStatus::Stored { .. } => result.copies[i] += 1,
                             PutStatus::Superseded { held } => result.superseded[i] = Some(*held),
@@ -316,7 +317,7 @@ pub(crate) async fn fetch(inner: &Inner, request: Request) -> Result<Reply, Refu
     }
     add(&inner.counters.served, parts.len() as u64);
     add(&inner.counters.served_bytes, total as u64);
-    Ok(reply(to_header(&FetchReply { blocks: headers }), parts))
+    Ok(reply(to_header(&FetchReply { blocks: headers.into() }), parts))
 }
 
 /// Compares ranges.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use atoll_env::{sleep, timeout};
 use atoll_key::{BlockHash, BlockKind, InvalidBlock, Key, SignedBlock};
+use atoll_net::header::Capped;
 use atoll_net::{CallError, Request};
 use atoll_overlay::Node;
 use bytes::Bytes;
@@ -195,10 +196,10 @@ async fn send_to_root(
     let count = blocks.len();
     let (headers, parts): (Vec<BlockHeader>, Vec<Bytes>) =
         blocks.into_iter().map(|block| (block.header, block.bytes)).unzip();
-    let header = to_header(&Put { blocks: headers, as_root: true });
+    let header = to_header(&Put { blocks: headers.into(), as_root: true });
     let request = Request { method: messages::PUT, header, parts };
     let reply = inner.call(root, request).await?;
-    let PutReply { statuses } = from_header(&reply.header)?;
+    let PutReply { statuses: Capped(statuses) } = from_header(&reply.header)?;
     if statuses.len() != count {
         return Err(malformed("statuses do not match the blocks sent"));
     }

@@ -14,6 +14,7 @@ pub mod tcp;
 pub mod unix;
 
 pub mod frame;
+pub mod header;
 pub mod hello;
 #[allow(clippy::disallowed_methods, reason = "connections run only on tokio")]
 pub mod mux;

@@ -1,10 +1,9 @@
 //! Lists of peers in files and join codes.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
 
-use atoll_key::PeerId;
 use atoll_net::Peer;
+use atoll_net::header::{Capped, WirePeer};
 use minicbor::decode::{Decode, Decoder, Error as DecodeError};
 use minicbor::encode::{Encode, Encoder, Error as EncodeError, Write};
 
@@ -15,8 +14,7 @@ pub(crate) const MAX_PEERS: usize = 64;
 
 /// At most [`MAX_PEERS`] address cards.
 ///
-/// CBOR: an array of byte strings, each 32 bytes public key, 4 or 16 bytes IP address,
-/// 2 bytes port, big-endian.
+/// CBOR: an array of [`WirePeer`]s.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerList(Vec<Peer>);
 
@@ -45,49 +43,17 @@ impl PeerList {
     }
 }
 
-pub(crate) fn peer_bytes(peer: &Peer) -> Vec<u8> {
-    let mut out = peer.id.0.to_vec();
-    match peer.addr.ip() {
-        IpAddr::V4(ip) => out.extend_from_slice(&ip.octets()),
-        IpAddr::V6(ip) => out.extend_from_slice(&ip.octets()),
-    }
-    out.extend_from_slice(&peer.addr.port().to_be_bytes());
-    out
-}
-
-pub(crate) fn peer_from_bytes(bytes: &[u8]) -> Option<Peer> {
-    let (id, rest) = bytes.split_first_chunk::<32>()?;
-    let (ip, port) = rest.split_last_chunk::<2>()?;
-    let ip = match ip.len() {
-        4 => IpAddr::from(<[u8; 4]>::try_from(ip).ok()?),
-        16 => IpAddr::from(<[u8; 16]>::try_from(ip).ok()?),
-        _ => return None,
-    };
-    Some(Peer { id: PeerId(*id), addr: SocketAddr::new(ip, u16::from_be_bytes(*port)) })
-}
-
 impl<C> Encode<C> for PeerList {
-    fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), EncodeError<W::Error>> {
-        e.array(self.0.len() as u64)?;
-        for peer in &self.0 {
-            e.bytes(&peer_bytes(peer))?;
-        }
-        Ok(())
+    fn encode<W: Write>(&self, e: &mut Encoder<W>, c: &mut C) -> Result<(), EncodeError<W::Error>> {
+        let cards = self.0.iter().map(|peer| WirePeer(*peer)).collect();
+        Capped::<WirePeer, MAX_PEERS>(cards).encode(e, c)
     }
 }
 
 impl<'b, C> Decode<'b, C> for PeerList {
-    fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<Self, DecodeError> {
-        let count = d.array()?.ok_or_else(|| DecodeError::message("a list without a length"))?;
-        if count > MAX_PEERS as u64 {
-            return Err(DecodeError::message("too many peers"));
-        }
-        let mut peers = Vec::new();
-        for _ in 0..count {
-            let peer = peer_from_bytes(d.bytes()?);
-            peers.push(peer.ok_or_else(|| DecodeError::message("not a peer"))?);
-        }
-        Ok(PeerList::new(peers))
+    fn decode(d: &mut Decoder<'b>, c: &mut C) -> Result<Self, DecodeError> {
+        let Capped(cards) = Capped::<WirePeer, MAX_PEERS>::decode(d, c)?;
+        Ok(PeerList::new(cards.into_iter().map(|card| card.0)))
     }
 }
 
@@ -96,7 +62,7 @@ mod tests {
     use super::*;
 
     pub(crate) fn peer(number: u8, addr: &str) -> Peer {
-        Peer { id: PeerId([number; 32]), addr: addr.parse().expect("an address") }
+        Peer { id: atoll_key::PeerId([number; 32]), addr: addr.parse().expect("an address") }
     }
 
     #[test]

@@ -78,7 +78,7 @@ fn call(ring: &Ring, request: Request) -> Result<Reply, CallError> {
 
 fn put_request(key: Key, kind: u8, bytes: &[u8]) -> Request {
     let header = messages::BlockHeader { key, kind, lease_secs: 1000 };
-    let put = messages::Put { blocks: vec![header], as_root: false };
+    let put = messages::Put { blocks: vec![header].into(), as_root: false };
     let parts = vec![Bytes::copy_from_slice(bytes)];
     Request { method: messages::PUT, header: messages::to_header(&put), parts }
 }
@@ -86,7 +86,7 @@ fn put_request(key: Key, kind: u8, bytes: &[u8]) -> Request {
 fn put_status(ring: &Ring, request: Request) -> messages::PutStatus {
     let reply = call(ring, request).expect("answered");
     let reply: messages::PutReply = messages::from_header(&reply.header).expect("well-formed");
-    reply.statuses[0]
+    reply.statuses.0[0]
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_lease_longer_than_allowed_is_cut() {
     let ring = Ring::new(5, 1);
     let (hash, bytes) = block(1);
     let header = messages::BlockHeader { key: hash.key(), kind: 1, lease_secs: u64::MAX };
-    let put = messages::Put { blocks: vec![header], as_root: true };
+    let put = messages::Put { blocks: vec![header].into(), as_root: true };
     let request =
         Request { method: messages::PUT, header: messages::to_header(&put), parts: vec![bytes] };
     call(&ring, request).expect("answered");

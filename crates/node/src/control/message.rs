@@ -6,8 +6,6 @@
 
 use atoll_dht::{GetError, PutError};
 use atoll_key::{BlockHash, InvalidBlock, Key};
-use atoll_net::Refusal;
-use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
 /// Nothing: whether a node answers.
@@ -302,24 +300,12 @@ pub(crate) fn split_hashes(bytes: &[u8]) -> Option<Vec<BlockHash>> {
     rest.is_empty().then(|| hashes.iter().map(|hash| BlockHash(*hash)).collect())
 }
 
-/// A header's bytes.
-pub(crate) fn encode<T: Encode<()>>(message: &T) -> Bytes {
-    minicbor::to_vec(message).expect("a vector takes all that is written").into()
-}
-
-/// Reads a call's header; trailing bytes are refused.
-pub(crate) fn decode<T: for<'b> Decode<'b, ()>>(header: &[u8]) -> Result<T, Refusal> {
-    let malformed = |what: String| Refusal::new(Refusal::MALFORMED, what);
-    let mut decoder = minicbor::Decoder::new(header);
-    let message = decoder.decode().map_err(|error| malformed(error.to_string()))?;
-    if decoder.position() != header.len() {
-        return Err(malformed("bytes behind the header".into()));
-    }
-    Ok(message)
-}
+pub(crate) use atoll_net::header::{from_header as decode, to_header as encode};
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
 
     #[test]

@@ -1,0 +1,149 @@
+//! How message headers are written: CBOR (minicbor) with numbered fields.
+//!
+//! The owner of a method defines its header; what all headers share stands here: reading
+//! one whole header and nothing else, the form of a [`Peer`], and lists whose length is
+//! checked before they are read. Decoding allocates no more than the bytes that have
+//! arrived justify.
+
+use std::net::{IpAddr, SocketAddr};
+
+use atoll_key::PeerId;
+use bytes::Bytes;
+use minicbor::decode::Error as DecodeError;
+use minicbor::encode::{Error as EncodeError, Write};
+use minicbor::{Decode, Decoder, Encode, Encoder};
+
+use crate::{Peer, Refusal};
+
+/// Encodes a header.
+pub fn to_header<T: Encode<()>>(message: &T) -> Bytes {
+    Bytes::from(minicbor::to_vec(message).expect("a vector takes all that is written"))
+}
+
+/// Decodes a header that holds one message and nothing else.
+///
+/// # Errors
+/// A refusal that says what is malformed.
+pub fn from_header<T: for<'b> Decode<'b, ()>>(header: &[u8]) -> Result<T, Refusal> {
+    let malformed = |why: &dyn std::fmt::Display| {
+        Refusal::new(Refusal::MALFORMED, format!("malformed header: {why}"))
+    };
+    let mut decoder = Decoder::new(header);
+    let message = decoder.decode().map_err(|error| malformed(&error))?;
+    if decoder.position() != header.len() {
+        return Err(malformed(&"bytes after the message"));
+    }
+    Ok(message)
+}
+
+/// A peer as it stands in headers, files and join codes: one byte string of 32 bytes
+/// public key, 4 or 16 bytes IP address, 2 bytes port, big-endian. A ring position is
+/// never sent: whoever reads derives it from the key (CFS §4.4).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WirePeer(pub Peer);
+
+impl WirePeer {
+    /// Reads the byte string's content; `None` if it is not a peer.
+    pub fn from_bytes(bytes: &[u8]) -> Option<WirePeer> {
+        let (id, rest) = bytes.split_first_chunk::<32>()?;
+        let (ip, port) = rest.split_last_chunk::<2>()?;
+        let ip = match ip.len() {
+            4 => IpAddr::from(<[u8; 4]>::try_from(ip).ok()?),
+            16 => IpAddr::from(<[u8; 16]>::try_from(ip).ok()?),
+            _ => return None,
+        };
+        let addr = SocketAddr::new(ip, u16::from_be_bytes(*port));
+        Some(WirePeer(Peer { id: PeerId(*id), addr }))
+    }
+}
+
+impl<C> Encode<C> for WirePeer {
+    fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), EncodeError<W::Error>> {
+        let mut bytes = Vec::with_capacity(50);
+        bytes.extend_from_slice(&self.0.id.0);
+        match self.0.addr.ip() {
+            IpAddr::V4(ip) => bytes.extend_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => bytes.extend_from_slice(&ip.octets()),
+        }
+        bytes.extend_from_slice(&self.0.addr.port().to_be_bytes());
+        e.bytes(&bytes)?.ok()
+    }
+}
+
+impl<'b, C> Decode<'b, C> for WirePeer {
+    fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<Self, DecodeError> {
+        WirePeer::from_bytes(d.bytes()?).ok_or_else(|| DecodeError::message("not a peer"))
+    }
+}
+
+/// A list of at most `N` elements, as a CBOR array.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Capped<T, const N: usize>(pub Vec<T>);
+
+impl<C, T: Encode<C>, const N: usize> Encode<C> for Capped<T, N> {
+    fn encode<W: Write>(&self, e: &mut Encoder<W>, c: &mut C) -> Result<(), EncodeError<W::Error>> {
+        self.0.encode(e, c)
+    }
+}
+
+impl<'b, C, T: Decode<'b, C>, const N: usize> Decode<'b, C> for Capped<T, N> {
+    fn decode(d: &mut Decoder<'b>, c: &mut C) -> Result<Self, DecodeError> {
+        let claimed = d.array()?.ok_or_else(|| DecodeError::message("a list without a length"))?;
+        if claimed > N as u64 {
+            return Err(DecodeError::message("a list longer than any may be"));
+        }
+        // The capacity grows with what really follows, not with the claim.
+        let mut list = Vec::new();
+        for _ in 0..claimed {
+            list.push(T::decode(d, c)?);
+        }
+        Ok(Capped(list))
+    }
+}
+
+impl<T, const N: usize> From<Vec<T>> for Capped<T, N> {
+    fn from(list: Vec<T>) -> Self {
+        Capped(list)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(addr: &str) -> WirePeer {
+        WirePeer(Peer { id: PeerId([7; 32]), addr: addr.parse().expect("an address") })
+    }
+
+    #[test]
+    fn peers_of_both_address_families_read_back() {
+        for peer in [peer("10.1.2.3:4"), peer("[fe80::1]:65535")] {
+            let header = to_header(&peer);
+            assert_eq!(from_header(&header), Ok(peer));
+            for cut in 0..header.len() {
+                assert!(from_header::<WirePeer>(&header[..cut]).is_err());
+            }
+        }
+        for len in [0, 31, 37, 39, 49, 51] {
+            assert_eq!(WirePeer::from_bytes(&vec![0; len]), None, "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn bytes_after_the_message_are_refused() {
+        let mut header = to_header(&7u8).to_vec();
+        header.push(0);
+        assert!(from_header::<u8>(&header).is_err_and(|refusal| refusal.text.contains("after")));
+    }
+
+    #[test]
+    fn a_list_is_refused_by_its_claimed_length() {
+        let three: Capped<u8, 3> = vec![1, 2, 3].into();
+        let header = to_header(&three);
+        assert_eq!(from_header(&header), Ok(three));
+        assert!(from_header::<Capped<u8, 2>>(&header).is_err());
+        let endless = [0x9b, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
+        assert!(from_header::<Capped<u8, 3>>(&endless).is_err());
+        assert!(from_header::<Capped<u8, 3>>(&[0x9f, 0xff]).is_err(), "indefinite length");
+    }
+}
