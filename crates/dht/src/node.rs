@@ -11,7 +11,7 @@ use atoll_env::{BoxFuture, Env};
 use atoll_key::{BlockHash, BlockKind, Key, SignedBlock};
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_overlay::{Node, Overlay, Route};
-use atoll_store::{BlockInfo, BlockStore, StoredBlock};
+use atoll_store::{BlockInfo, BlockStore, StoreError, StoredBlock};
 use bytes::Bytes;
 
 use crate::blocks::{Blocks, GetError, PutError};
@@ -126,6 +126,16 @@ impl Dht {
         env.spawn(Box::pin(crate::repair::run(self.inner.clone())));
         env.spawn(Box::pin(crate::upkeep::expire(self.inner.clone())));
         env.spawn(Box::pin(crate::upkeep::scrub(self.inner.clone())));
+    }
+
+    /// Gives every block held here at least one whole lease from now on, and says how many
+    /// there are: for a store that has lost what it knew of renewals. Call it before
+    /// [`Dht::start`].
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn extend_leases(&self) -> Result<u64, StoreError> {
+        crate::upkeep::extend_leases(&self.inner).await
     }
 
     /// The state of repair.

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_env::{jittered, sleep};
+use atoll_key::{Key, KeyRange};
+use atoll_store::StoreError;
 
 use crate::node::Inner;
 use crate::stats::add;
@@ -17,8 +19,12 @@ pub(crate) const GRACE_SECS: u64 = 3600;
 const SCRUB_STEP_BYTES: u64 = 4 << 20;
 /// How long the scrubber rests between two passes.
 const SCRUB_REST: Duration = Duration::from_secs(24 * 3600);
-/// How much one round of compaction may copy.
-const RECLAIM_BYTES: u64 = 256 << 20;
+/// How much one step of compaction may copy: the store writes nothing else meanwhile.
+const RECLAIM_STEP_BYTES: u64 = 16 << 20;
+/// The most steps in a round of compaction.
+const RECLAIM_STEPS: usize = 64;
+/// Blocks whose leases are extended at once.
+const LEASES_AT_ONCE: usize = 1024;
 
 /// Drops expired blocks, for ever.
 pub(crate) async fn expire(inner: Arc<Inner>) {
@@ -33,8 +39,36 @@ pub(crate) async fn expire(inner: Arc<Inner>) {
             }
             Err(error) => tracing::error!(%error, "expired blocks could not be dropped"),
         }
-        if let Err(error) = inner.store.reclaim(RECLAIM_BYTES).await {
-            tracing::error!(%error, "disk space could not be given back");
+        reclaim(&inner).await;
+    }
+}
+
+/// Gives back disk space, step by step, until there is little left to gain.
+async fn reclaim(inner: &Inner) {
+    for _ in 0..RECLAIM_STEPS {
+        match inner.store.reclaim(RECLAIM_STEP_BYTES).await {
+            Ok(0) => return,
+            Ok(freed_bytes) => tracing::debug!(freed_bytes, "gave back disk space"),
+            Err(error) => {
+                tracing::error!(%error, "disk space could not be given back");
+                return;
+            }
+        }
+    }
+}
+
+/// Gives every block held at least one whole lease from now on.
+pub(crate) async fn extend_leases(inner: &Inner) -> Result<u64, StoreError> {
+    let expiry = inner.expiry(inner.config.lease.as_secs());
+    let (mut after, mut extended) = (Key::MAX, 0);
+    loop {
+        let infos = inner.store.list(KeyRange::new(after, Key::MAX), LEASES_AT_ONCE)?;
+        let keys: Vec<Key> = infos.iter().map(|info| info.key).collect();
+        inner.store.renew(&keys, expiry)?;
+        extended += keys.len() as u64;
+        match keys.last() {
+            Some(last) if *last != Key::MAX && keys.len() == LEASES_AT_ONCE => after = *last,
+            _ => return Ok(extended),
         }
     }
 }

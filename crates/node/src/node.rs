@@ -127,6 +127,11 @@ impl Node {
             .route(chord::messages::FAMILY, chord.clone())
             .route((atoll_dht::messages::LOOKUP_STEP >> 8) as u8, dht.clone());
         transport.serve(Arc::new(router));
+        if store.report().rebuilt_index {
+            // Renewals since the blocks came are forgotten: publishers get time for new ones.
+            let blocks = dht.extend_leases().await.map_err(|e| StartError::Store(e.to_string()))?;
+            tracing::warn!(blocks, "the store's index was made anew; all leases begin again");
+        }
         dht.start();
 
         let entry = Arc::new(Entry::new(

@@ -66,3 +66,19 @@ fn clocks_an_hour_apart_lose_nothing_before_its_lease_ends() {
     ring.sim.run_for(9 * HOUR);
     ring.assert_placed(0..20);
 }
+
+/// A store that had to rebuild its index has forgotten renewals: blocks whose first lease
+/// is long over must not be dropped before their publishers can renew them.
+#[test]
+fn a_node_that_forgot_renewals_grants_a_new_lease_to_all_it_holds() {
+    let ring = ring(4);
+    ring.put(0, 0..20);
+    ring.sim.run_for(9 * HOUR);
+    for member in &ring.members {
+        let held = member.store.usage().blocks;
+        let extended = ring.sim.block_on(HOUR, member.dht.extend_leases()).expect("ends");
+        assert_eq!(extended, Ok(held));
+    }
+    ring.sim.run_for(9 * HOUR);
+    ring.assert_placed(0..20);
+}
