@@ -12,16 +12,15 @@ use atoll_overlay::Node;
 use atoll_store::{StoreError, StoredBlock};
 use bytes::Bytes;
 
+use crate::inner::{Block, Inner, REPLY_BYTES, note_store_error};
 use crate::messages::{
     self, BlockHeader, Fetch, FetchReply, MAX_BATCH_BLOCKS, Put, PutReply, PutStatus, Reconcile,
     ReconcileReply, from_header, to_header,
 };
-use crate::node::{Block, Inner};
 use crate::reconcile::{
     Answer, Claim, Cutter, Difference, Fingerprint, Item, MAX_ITEMS, Plan, Salt, difference, plan,
     well_formed_items, well_formed_parts,
 };
-use crate::serve::{REPLY_BYTES, note_store_error};
 
 /// Items read from the store at once.
 const PAGE_ITEMS: usize = 1024;

@@ -12,11 +12,14 @@
 
 pub mod blocks;
 mod exchange;
+mod inner;
 mod lookup;
 pub mod messages;
 mod node;
 pub mod reconcile;
 mod repair;
+mod repair_state;
+mod replicas;
 mod serve;
 mod stats;
 mod status;
@@ -24,7 +27,8 @@ mod store_blocks;
 mod upkeep;
 
 pub use blocks::{Blocks, GetError, MemoryBlocks, PutError};
+pub use inner::DhtConfig;
 pub use lookup::Fetched;
-pub use node::{Dht, DhtConfig};
+pub use node::Dht;
 pub use stats::DhtStats;
 pub use status::RepairStatus;

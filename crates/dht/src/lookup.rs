@@ -17,9 +17,9 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 
 use crate::blocks::GetError;
+use crate::inner::{Block, Inner, note_store_error};
 use crate::messages::{self, BlockHeader, LookupReply, LookupStep, Put, from_header, to_header};
-use crate::node::{Block, Inner};
-use crate::serve::{note_store_error, store_here};
+use crate::replicas::store_here;
 use crate::stats::add;
 
 /// The first pause before trying again; doubled each time.

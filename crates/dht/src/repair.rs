@@ -13,32 +13,25 @@
 //!
 //! What it does not know: which blocks belong together, or whether anybody wants them.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
-use atoll_env::{Instant, jittered, sleep};
-use atoll_key::{BlockKind, Key, KeyRange};
+use atoll_env::{jittered, sleep};
+use atoll_key::{BlockKind, KeyRange};
 use atoll_net::Request;
-use atoll_overlay::{Neighbourhood, Node};
+use atoll_overlay::Node;
 use futures_util::future::{select, select_all};
-use futures_util::task::AtomicWaker;
 
 use crate::exchange::{ExchangeError, fingerprint, give, reconcile_with};
+use crate::inner::Inner;
 use crate::lookup::find;
 use crate::messages::{self, MAX_RENEW_KEYS, Renew, RenewReply, from_header, to_header};
-use crate::node::Inner;
 use crate::reconcile::Item;
-use crate::serve::store_here;
-use crate::status::RepairStatus;
+use crate::repair_state::{Scope, scope_of};
+use crate::replicas::{expected_replicas, store_here};
 
 /// A round repeats at most so often before it waits again.
 const MAX_PASSES: usize = 4;
-/// Damaged blocks remembered one by one.
-const MAX_DAMAGED: usize = 4096;
 /// How long to wait after a round that could not finish.
 const RETRY: Duration = Duration::from_secs(3);
 /// How long to wait after a round that was still finding differences at its end, as it
@@ -46,126 +39,6 @@ const RETRY: Duration = Duration::from_secs(3);
 const AGAIN: Duration = Duration::from_secs(1);
 /// How often the settling neighbourhood is looked at, at most, before repair begins anyway.
 const MAX_SETTLING: usize = 20;
-
-/// What a root is responsible for: its range, and who should hold copies of it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Scope {
-    range: KeyRange,
-    replicas: Vec<Node>,
-}
-
-fn scope_of(neighbourhood: &Neighbourhood, replicas: usize) -> Option<Scope> {
-    if !neighbourhood.joined {
-        return None;
-    }
-    let range = neighbourhood.range()?;
-    let replicas = neighbourhood.successors.iter().take(replicas - 1).copied().collect();
-    Some(Scope { range, replicas })
-}
-
-/// The shared state of repair.
-#[derive(Default)]
-pub(crate) struct Repair {
-    kicked: AtomicBool,
-    waker: AtomicWaker,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    status: RepairStatus,
-    /// The scope that was last found without a difference, if nothing was noticed since.
-    clean: Option<Scope>,
-    next_slot: Instant,
-    /// Blocks that were damaged here, to be fetched from another holder.
-    damaged: BTreeSet<Key>,
-    /// The most replicas there were of late, and until when that counts.
-    peak: (usize, Instant),
-}
-
-impl Repair {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().expect("no holder of this lock panics")
-    }
-
-    /// Something is missing somewhere: a round should run.
-    pub fn kick(&self) {
-        self.lock().clean = None;
-        self.kicked.store(true, Ordering::SeqCst);
-        self.waker.wake();
-    }
-
-    /// A block was damaged here: it should be fetched again. Beyond [`MAX_DAMAGED`] only
-    /// comparing ranges finds it.
-    pub fn refetch(&self, key: Key) {
-        {
-            let mut state = self.lock();
-            if state.damaged.len() < MAX_DAMAGED {
-                state.damaged.insert(key);
-            }
-        }
-        self.kick();
-    }
-
-    async fn wait_for_kick(&self) {
-        std::future::poll_fn(|context| {
-            self.waker.register(context.waker());
-            if self.kicked.swap(false, Ordering::SeqCst) { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-    }
-
-    pub fn queue(&self, blocks: u64) {
-        self.lock().status.queue_blocks += blocks;
-    }
-
-    pub fn unqueue(&self, blocks: u64) {
-        let mut state = self.lock();
-        state.status.queue_blocks = state.status.queue_blocks.saturating_sub(blocks);
-    }
-
-    pub fn done(&self, blocks: u64, bytes: u64) {
-        let mut state = self.lock();
-        state.status.repaired_blocks += blocks;
-        state.status.repaired_bytes += bytes;
-    }
-
-    /// How many replicas a put must count on when `now` there are `replicas`: as many as
-    /// there were during the last `memory`. A node cut off from the others must not take
-    /// itself for a majority; a ring that has shrunk for good is believed after a while.
-    pub fn expected_replicas(&self, now: Instant, replicas: usize, memory: Duration) -> usize {
-        let mut state = self.lock();
-        let (peak, until) = state.peak;
-        if replicas >= peak || now > until {
-            state.peak = (replicas, now + memory);
-        }
-        state.peak.0
-    }
-
-    /// Counts blocks in that were put since the last round; the next round counts anew.
-    pub fn count_root_blocks(&self, new: u64) {
-        self.lock().status.root_blocks += new;
-    }
-
-    /// Reserves the time that copying `bytes` may take; copying may go on at the result.
-    pub fn pace(&self, now: Instant, bytes: u64, bytes_per_sec: u64) -> Instant {
-        let mut state = self.lock();
-        let cost = Duration::from_secs_f64(bytes as f64 / bytes_per_sec.max(1) as f64);
-        state.next_slot = state.next_slot.max(now) + cost;
-        state.next_slot
-    }
-
-    /// The state of repair, given what the node is responsible for at present.
-    pub fn status(&self, neighbourhood: &Neighbourhood, replicas: usize) -> RepairStatus {
-        let scope = scope_of(neighbourhood, replicas);
-        let state = self.lock();
-        RepairStatus {
-            fully_replicated: scope.is_some() && state.clean == scope,
-            replicas_wanted: scope.map_or(0, |scope| scope.replicas.len() as u32 + 1),
-            ..state.status
-        }
-    }
-}
 
 /// Keeps replicas up, for ever.
 pub(crate) async fn run(inner: Arc<Inner>) {
@@ -192,13 +65,6 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         sleep(&*inner.env, jittered(&*inner.env, again_after)).await;
         seen = None;
     }
-}
-
-/// The replicas a put must count on, see [`Repair::expected_replicas`].
-pub(crate) fn expected_replicas(inner: &Inner) -> usize {
-    let present = inner.overlay.neighbourhood().successors.len();
-    let replicas = present.min(inner.config.replicas - 1);
-    inner.repair.expected_replicas(inner.env.now(), replicas, inner.config.shrink_after)
 }
 
 fn changed_after(inner: &Inner, pause: Duration) -> atoll_env::BoxFuture<'static, u64> {
@@ -267,8 +133,7 @@ async fn round(inner: &Arc<Inner>) -> Result<Ended, ExchangeError> {
 /// Fetches what was damaged here, as root or as replica. What nobody else has is lost
 /// here too; what cannot be reached is left to the comparison of ranges.
 async fn refetch_damaged(inner: &Arc<Inner>) {
-    let damaged = std::mem::take(&mut inner.repair.lock().damaged);
-    for key in damaged {
+    for key in inner.repair.take_damaged() {
         match find(inner, key).await {
             Ok((block, _)) => {
                 let me = inner.me().peer;
@@ -282,12 +147,7 @@ async fn refetch_damaged(inner: &Arc<Inner>) {
 
 async fn finish_pass(inner: &Inner, scope: &Scope, equal: bool) -> Result<(), ExchangeError> {
     let root_blocks = fingerprint(inner, &[0; 32], scope.range).await?.count;
-    let unix_ms = inner.env.unix_ms();
-    let mut state = inner.repair.lock();
-    state.status.root_blocks = root_blocks;
-    state.status.rounds += 1;
-    state.status.last_round_unix_ms = unix_ms;
-    state.clean = equal.then(|| scope.clone());
+    inner.repair.pass_ended(equal.then_some(scope), root_blocks, inner.env.unix_ms());
     Ok(())
 }
 

@@ -21,12 +21,12 @@ use futures_util::future::join_all;
 use futures_util::stream;
 
 use crate::blocks::PutError;
+use crate::inner::{Block, Inner};
 use crate::messages::{
     self, BlockHeader, MAX_BATCH_BLOCKS, MAX_RENEW_KEYS, Put, PutReply, PutStatus, Renew,
     RenewReply, from_header, to_header,
 };
-use crate::node::{Block, Inner};
-use crate::serve::{renew_here, store_as_root};
+use crate::replicas::{renew_here, store_as_root};
 use crate::stats::add;
 
 /// Bytes of blocks in one message to a root, unless a single block is longer.

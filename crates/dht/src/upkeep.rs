@@ -9,7 +9,7 @@ use atoll_env::{jittered, sleep};
 use atoll_key::{Key, KeyRange};
 use atoll_store::StoreError;
 
-use crate::node::Inner;
+use crate::inner::Inner;
 use crate::stats::add;
 
 /// Blocks are kept this long after their lease, so that a clock that is ahead, or a

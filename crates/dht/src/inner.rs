@@ -1,0 +1,151 @@
+//! What the parts of a node's block layer share: configuration, the layers below, the
+//! counters, and the few steps that all of them take.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_env::Env;
+use atoll_key::{BlockKind, Key};
+use atoll_net::{CallError, Reply, Request, Transport};
+use atoll_overlay::{Node, Overlay, Route};
+use atoll_store::{BlockInfo, BlockStore, StoreError, StoredBlock};
+use bytes::Bytes;
+
+use crate::messages::BlockHeader;
+use crate::repair_state::Repair;
+use crate::stats::{Counters, add};
+
+/// Blocks in one reply stop at this many bytes (one block at least is sent).
+pub(crate) const REPLY_BYTES: usize = 1 << 20;
+
+/// How a node's block layer behaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DhtConfig {
+    /// Copies of each block: k. At least 1. CFS §7.3 uses 6; 3 is what file systems of
+    /// this kind default to.
+    pub replicas: usize,
+    /// The lease given to blocks stored by this node's clients.
+    pub lease: Duration,
+    /// The longest lease accepted from anybody.
+    pub max_lease: Duration,
+    /// How long a peer may take to answer one call.
+    pub call_limit: Duration,
+    /// How long a client's fetch may take, all attempts together.
+    pub get_limit: Duration,
+    /// How long a client's put may take, all attempts together.
+    pub put_limit: Duration,
+    /// How long fewer nodes than k must be all there are before fewer copies will do.
+    pub shrink_after: Duration,
+    /// How often neighbours are compared when nothing seems to have changed.
+    pub repair_every: Duration,
+    /// How long the neighbourhood must be quiet before repair begins.
+    pub repair_settle: Duration,
+    /// How many bytes a second repair may copy.
+    pub repair_bytes_per_sec: u64,
+    /// How many bytes a second the scrubber may read.
+    pub scrub_bytes_per_sec: u64,
+    /// How often expired blocks are looked for.
+    pub expire_every: Duration,
+}
+
+impl Default for DhtConfig {
+    fn default() -> DhtConfig {
+        const DAY: u64 = 24 * 3600;
+        DhtConfig {
+            replicas: 3,
+            lease: Duration::from_secs(30 * DAY),
+            max_lease: Duration::from_secs(90 * DAY),
+            call_limit: Duration::from_secs(10),
+            get_limit: Duration::from_secs(20),
+            put_limit: Duration::from_secs(60),
+            // A guess: longer than a reboot.
+            shrink_after: Duration::from_secs(600),
+            repair_every: Duration::from_secs(60),
+            repair_settle: Duration::from_millis(500),
+            // Guesses: repair may take half of a gigabit link, scrubbing must not be noticed.
+            repair_bytes_per_sec: 64 << 20,
+            scrub_bytes_per_sec: 1 << 20,
+            expire_every: Duration::from_secs(3600),
+        }
+    }
+}
+
+/// A block on its way: its description and its bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    pub header: BlockHeader,
+    pub bytes: Bytes,
+}
+
+pub(crate) struct Inner {
+    pub env: Env,
+    pub transport: Arc<dyn Transport>,
+    pub overlay: Arc<dyn Overlay>,
+    pub store: Arc<dyn BlockStore>,
+    pub config: DhtConfig,
+    pub counters: Counters,
+    pub repair: Repair,
+}
+
+impl Inner {
+    /// This node's place on the ring.
+    pub fn me(&self) -> Node {
+        self.overlay.neighbourhood().me
+    }
+
+    /// When a lease of `lease_secs` from now ends, seconds since 1970.
+    pub fn expiry(&self, lease_secs: u64) -> u64 {
+        let lease_secs = lease_secs.min(self.config.max_lease.as_secs());
+        (self.env.unix_ms() / 1000).saturating_add(lease_secs)
+    }
+
+    /// The description of a stored block, for a message.
+    pub fn header_of(&self, info: &BlockInfo) -> BlockHeader {
+        let now = self.env.unix_ms() / 1000;
+        BlockHeader {
+            key: info.key,
+            kind: info.kind as u8,
+            lease_secs: info.expires_unix_secs.saturating_sub(now),
+        }
+    }
+
+    /// A verified block as the store takes it.
+    pub fn to_store(&self, block: &Block, kind: BlockKind, version: u64) -> StoredBlock {
+        let info = BlockInfo {
+            key: block.header.key,
+            kind,
+            version,
+            expires_unix_secs: self.expiry(block.header.lease_secs),
+            len_bytes: u32::try_from(block.bytes.len()).expect("verified blocks are short"),
+        };
+        StoredBlock { info, bytes: block.bytes.clone() }
+    }
+
+    /// Calls a peer; if it seems to have failed, says so to the overlay.
+    pub async fn call(&self, to: &Node, request: Request) -> Result<Reply, CallError> {
+        let result = self.transport.call(to.peer, request, self.config.call_limit).await;
+        if let Err(error) = &result
+            && error.is_failure_of_peer()
+        {
+            self.overlay.alert(&to.peer);
+        }
+        result
+    }
+
+    /// The key's root and its successors, by routing tables or by asking around.
+    pub async fn root_list(&self, key: &Key) -> Result<Vec<Node>, String> {
+        if let Route::Root(nodes) = self.overlay.route(key, false) {
+            return Ok(nodes);
+        }
+        self.overlay.find_root(key).await.map_err(|e| e.to_string())
+    }
+}
+
+/// A damaged block counts as missing from now on: repair fetches it again.
+pub(crate) fn note_store_error(inner: &Inner, error: &StoreError) {
+    tracing::warn!(%error, "a block could not be read");
+    if let StoreError::Corrupted { key } = error {
+        add(&inner.counters.damaged_blocks, 1);
+        inner.repair.refetch(*key);
+    }
+}
