@@ -179,7 +179,9 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     let mut pipe = server.stdout.take().expect("it was asked for");
     read_announcement(&mut pipe, &mut said).map_err(|error| Failure::io(&what, &error))?;
     if said.trim_end() == MOUNTED {
-        eprintln!("mounted on {}", mountpoint.display());
+        if !global.quiet {
+            eprintln!("mounted on {}", mountpoint.display());
+        }
         return Ok(());
     }
     let failure = match said.split_once(' ') {
