@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use atoll_key::PeerId;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -75,13 +75,20 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// Pause when the system cannot accept, such as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// How long a shutdown lets calls that are being served finish: long enough for the
+/// reply to the call that asked for it.
+const GRACE: Duration = Duration::from_millis(500);
+
 /// A service on a Unix socket. Dropping it stops serving and removes the socket file.
 pub struct UnixServer {
     path: PathBuf,
     /// Device and inode of our socket file: another server's is not removed.
     file: (u64, u64),
     context: mux::Context,
-    tasks: std::sync::Mutex<Option<JoinSet<()>>>,
+    /// The task that accepts; none once it is shut down.
+    accepting: std::sync::Mutex<Option<JoinSet<()>>>,
+    /// Asks that task to let the connections go and to end.
+    stop: watch::Sender<bool>,
 }
 
 /// Serves `service` on a socket at `path` (mode 0600) to processes of the same user and
@@ -90,10 +97,11 @@ pub fn serve_unix(path: &Path, service: Arc<dyn Service>) -> Result<UnixServer, 
     let (listener, file) = listen(path)?;
     let context = mux::Context::default();
     *context.service.write().expect("no holder panics") = Some(service);
-    let mut tasks = JoinSet::new();
-    tasks.spawn(accept(listener, context.clone()));
-    let tasks = std::sync::Mutex::new(Some(tasks));
-    Ok(UnixServer { path: path.to_owned(), file, context, tasks })
+    let (stop, stopped) = watch::channel(false);
+    let mut accepting = JoinSet::new();
+    accepting.spawn(accept(listener, context.clone(), stopped));
+    let accepting = std::sync::Mutex::new(Some(accepting));
+    Ok(UnixServer { path: path.to_owned(), file, context, accepting, stop })
 }
 
 /// Binds under another name, so that the socket has its mode before it has its path.
@@ -131,11 +139,16 @@ fn listen(path: &Path) -> Result<(UnixListener, (u64, u64)), UnixServeError> {
     Ok((listener, (meta.dev(), meta.ino())))
 }
 
-/// Accepts until it is aborted; the connections' tasks end with it.
-async fn accept(listener: UnixListener, context: mux::Context) {
-    let mut connections = JoinSet::new();
+/// Accepts until it is asked to stop, or aborted; the connections' tasks end with it.
+async fn accept(listener: UnixListener, context: mux::Context, mut stop: watch::Receiver<bool>) {
+    let mut tasks = JoinSet::new();
+    let mut open: Vec<Mux> = Vec::new();
     loop {
-        let stream = match listener.accept().await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.wait_for(|stop| *stop) => break,
+        };
+        let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::warn!("cannot accept a local connection: {error}");
@@ -143,8 +156,9 @@ async fn accept(listener: UnixListener, context: mux::Context) {
                 continue;
             }
         };
-        while connections.try_join_next().is_some() {}
-        if connections.len() >= MAX_CONNECTIONS {
+        while tasks.try_join_next().is_some() {}
+        open.retain(Mux::is_open);
+        if tasks.len() >= MAX_CONNECTIONS {
             context.counters.refused(RefusalReason::TooManyHandshakes);
             continue;
         }
@@ -154,9 +168,16 @@ async fn accept(listener: UnixListener, context: mux::Context) {
             continue;
         }
         bump(&context.counters.connections_accepted);
-        let (_, driver) = Mux::new(stream, LOCAL_CALLER, context.clone());
-        connections.spawn(driver);
+        let (mux, driver) = Mux::new(stream, LOCAL_CALLER, context.clone());
+        open.push(mux);
+        tasks.spawn(driver);
     }
+    drop(listener);
+    open.iter().for_each(Mux::go_away);
+    let gone = async { while tasks.join_next().await.is_some() {} };
+    // What is not over by then is cut off.
+    let _ = tokio::time::timeout(GRACE, gone).await;
+    tasks.shutdown().await;
 }
 
 /// Whether the process at the other end runs as this user, or as root.
@@ -171,31 +192,32 @@ impl UnixServer {
         self.context.counters.snapshot()
     }
 
-    /// Stops listening, removes the socket file, closes the connections and waits for
-    /// their tasks to end.
+    /// Stops listening, removes the socket file, lets calls that are being served finish
+    /// for half a second, closes the connections and waits for their tasks to end.
     pub async fn shutdown(&self) {
-        let tasks = self.stop();
-        if let Some(mut tasks) = tasks {
-            tasks.shutdown().await;
+        if let Some(mut accepting) = self.unlink() {
+            self.stop.send_replace(true);
+            while accepting.join_next().await.is_some() {}
         }
     }
 
-    fn stop(&self) -> Option<JoinSet<()>> {
-        let tasks = self.tasks.lock().expect("no holder panics").take()?;
+    /// Removes the socket file; returns the accepting task the first time.
+    fn unlink(&self) -> Option<JoinSet<()>> {
+        let accepting = self.accepting.lock().expect("no holder panics").take()?;
         let ours = fs::symlink_metadata(&self.path)
             .is_ok_and(|meta| (meta.dev(), meta.ino()) == self.file);
         if ours {
             // If it cannot be removed, it is stale and will be replaced.
             let _ = fs::remove_file(&self.path);
         }
-        Some(tasks)
+        Some(accepting)
     }
 }
 
 impl Drop for UnixServer {
     fn drop(&mut self) {
-        // Dropping the set aborts its tasks.
-        drop(self.stop());
+        // Dropping the set aborts its task, and with it the connections'.
+        drop(self.unlink());
     }
 }
 

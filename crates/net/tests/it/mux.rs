@@ -1,7 +1,7 @@
 //! The multiplexer over a pipe in memory.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use atoll_net::frame::{Frame, HEAD_BYTES};
@@ -137,16 +137,21 @@ async fn excess_calls_wait_for_a_slot_and_are_not_refused() {
 async fn a_peer_that_reads_nothing_makes_callers_wait_in_bounded_memory() {
     let (here, _unread) = tokio::io::duplex(1 << 10);
     let left = start(here, Context::default());
+    let begun = Arc::new(AtomicUsize::new(0));
     let calls: Vec<_> = (0..64)
         .map(|_| {
-            let left = left.clone();
-            tokio::spawn(async move { left.call(bulk(1 << 20), Duration::from_millis(1500)).await })
+            let (left, begun) = (left.clone(), begun.clone());
+            tokio::spawn(async move {
+                let call = left.call(bulk(1 << 20), Duration::from_millis(1500));
+                begun.fetch_add(1, Ordering::SeqCst);
+                call.await
+            })
         })
         .collect();
-    // All that the window allows: one is being written, the others wait.
-    until("requests are queued", || left.queued().1 == (REQUEST_WINDOW_BYTES >> 20) - 1).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    let (bytes, _) = left.queued();
+    until("all have begun", || begun.load(Ordering::SeqCst) == 64).await;
+    tokio::task::yield_now().await;
+    let (bytes, frames) = left.queued();
+    assert!(frames > 0, "nothing waits: the test does not test");
     assert!(bytes <= REQUEST_WINDOW_BYTES, "{bytes} bytes are queued");
     for call in calls {
         assert_eq!(call.await.unwrap(), Err(MuxError::TimedOut));

@@ -112,6 +112,25 @@ async fn a_client_that_waits_survives_the_servers_restart() {
 }
 
 #[tokio::test]
+async fn a_shutdown_lets_the_reply_to_a_call_being_served_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control");
+    let (asked, mut asks) = tokio::sync::mpsc::unbounded_channel();
+    let service = By(move |_, _: atoll_net::Request| {
+        asked.send(()).unwrap();
+        Ok(Reply { header: Bytes::from_static(b"going down"), parts: bulk(1 << 20).parts })
+    });
+    let server = serve_unix(&path, Arc::new(service)).unwrap();
+    let client = UnixClient::new(&path);
+    let (reply, ()) = tokio::join!(client.call(request(b""), LONG, WhenAbsent::Fail), async {
+        asks.recv().await.unwrap();
+        server.shutdown().await;
+    });
+    assert_eq!(reply.unwrap().header, "going down");
+    assert_eq!(server.stats().connections, 0);
+}
+
+#[tokio::test]
 async fn a_malformed_frame_closes_one_connection_and_not_the_others() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("control");
