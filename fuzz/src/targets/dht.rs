@@ -1,0 +1,115 @@
+//! What nodes say to each other about blocks.
+
+use std::fmt::Debug;
+
+use atoll_dht::messages::{
+    BlockHeader, Fetch, FetchReply, LookupReply, LookupStep, Put, PutReply, PutStatus, Reconcile,
+    ReconcileReply, Renew, RenewReply, from_header, to_header,
+};
+use atoll_dht::reconcile::{
+    Answer, Claim, Fingerprint, Item, difference, well_formed_items, well_formed_parts,
+};
+use atoll_key::KeyRange;
+use atoll_overlay::Route;
+use minicbor::{Decode, Encode};
+
+use super::{Target, key, node, round_trip, target};
+
+pub fn targets() -> Vec<Target> {
+    let header = BlockHeader { key: key(1), kind: 1, lease_secs: 77 };
+    let nodes = vec![node(1), node(2)];
+    let replies = vec![
+        LookupReply::Found(header),
+        LookupReply::Absent(nodes.clone()),
+        LookupReply::Route(Route::Root(nodes.clone())),
+        LookupReply::Route(Route::Closer(nodes.clone())),
+        LookupReply::Route(Route::Back(nodes[0])),
+        LookupReply::Route(Route::Nowhere),
+    ];
+    let statuses = vec![
+        PutStatus::Stored { copies: 2, wanted: 3 },
+        PutStatus::NotRoot,
+        PutStatus::Superseded { held: 9 },
+        PutStatus::Invalid,
+        PutStatus::Full,
+        PutStatus::Failed,
+    ];
+    let salt = [7; 32];
+    vec![
+        message("dht/lookup-step", vec![LookupStep { key: key(1), as_root: true }]),
+        message("dht/lookup-reply", replies),
+        message("dht/put", vec![Put { blocks: vec![header; 3].into(), as_root: true }]),
+        message("dht/put-reply", vec![PutReply { statuses: statuses.into() }]),
+        message(
+            "dht/renew",
+            vec![Renew { keys: vec![key(1), key(2)], lease_secs: 5, as_root: true }],
+        ),
+        message("dht/renew-reply", vec![RenewReply { held: vec![0, 1, 2] }]),
+        message("dht/fetch", vec![Fetch { keys: vec![key(9), key(8)] }]),
+        message("dht/fetch-reply", vec![FetchReply { blocks: vec![header].into() }]),
+        message("dht/reconcile", vec![Reconcile { salt, claims: vec![claim(), claim()] }]),
+        message("dht/reconcile-reply", reconcile_replies()),
+        target("dht/reconcile-answers", encoded(&reconcile_replies()), judge_answers),
+    ]
+}
+
+fn message<T>(name: &'static str, values: Vec<T>) -> Target
+where
+    T: Encode<()> + for<'b> Decode<'b, ()> + PartialEq + Debug + 'static,
+{
+    round_trip(name, values, |m| to_header(m).to_vec(), from_header::<T>)
+}
+
+fn encoded<T: Encode<()>>(messages: &[T]) -> Vec<Vec<u8>> {
+    messages.iter().map(|message| to_header(message).to_vec()).collect()
+}
+
+/// Of a range whose ends are far from each other.
+fn claim() -> Claim {
+    let print = Fingerprint { sum: 12, count: 3 };
+    Claim { range: KeyRange::new(key(1), key(2)), print }
+}
+
+fn reconcile_replies() -> Vec<ReconcileReply> {
+    let range = claim().range;
+    let middle = range.middle();
+    let halves = vec![
+        Claim { range: KeyRange::new(range.after, middle), ..claim() },
+        Claim { range: KeyRange::new(middle, range.upto), ..claim() },
+    ];
+    let items =
+        vec![Item { key: range.after.next(), version: 4 }, Item { key: middle, version: 0 }];
+    let answers = vec![
+        Answer::Same,
+        Answer::Items(items.clone()),
+        Answer::Parts(halves),
+        Answer::Some { items, upto: middle },
+    ];
+    vec![ReconcileReply { answers }, ReconcileReply { answers: Vec::new() }]
+}
+
+/// What an asker does with a reply before it believes it.
+fn judge_answers(input: &[u8]) -> bool {
+    let Ok(reply) = from_header::<ReconcileReply>(input) else { return false };
+    let ours = [Item { key: claim().range.middle(), version: 1 }];
+    for range in [claim().range, KeyRange::full()] {
+        for answer in &reply.answers {
+            match answer {
+                Answer::Items(items) | Answer::Some { items, .. } => {
+                    if well_formed_items(range, items) {
+                        let found = difference(range, &ours, items);
+                        assert!(found.take.len() <= items.len(), "more to take than was offered");
+                    }
+                }
+                Answer::Parts(parts) => {
+                    if well_formed_parts(range, parts) {
+                        let inside = parts.iter().all(|part| range.contains(&part.range.upto));
+                        assert!(inside, "a part ends outside its range");
+                    }
+                }
+                Answer::Same => {}
+            }
+        }
+    }
+    true
+}
