@@ -344,6 +344,25 @@ mod tests {
     }
 
     #[test]
+    fn the_layout_is_the_documented_one() {
+        let ask = AskRoute { key: WireKey(Key::MAX), as_root: false };
+        let mut bytes = vec![0x82, 0x58, 0x40];
+        bytes.extend([0xff; 64]);
+        bytes.push(0xf4);
+        assert_eq!(encode(&ask), bytes);
+        // [epoch 7, no predecessor, [[id, 127.0.0.1, port 4001]]]
+        let said = Surroundings {
+            epoch: 7,
+            predecessor: None,
+            successors: Some(WireNodes(vec![node(1, false)])),
+        };
+        let mut bytes = vec![0x83, 0x07, 0xf6, 0x81, 0x83, 0x58, 0x20];
+        bytes.extend([1; 32]);
+        bytes.extend([0x44, 127, 0, 0, 1, 0x19, 0x0f, 0xa1]);
+        assert_eq!(encode(&said), bytes);
+    }
+
+    #[test]
     fn bytes_after_a_message_are_refused() {
         let mut bytes = encode(&Alive { joined: true }).to_vec();
         bytes.push(0);

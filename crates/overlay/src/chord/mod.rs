@@ -225,6 +225,7 @@ impl Chord {
             inner.predecessor_heard = now;
         }
         let head_changed = inner.state.head() != before.successors.first().copied();
+        let now_alone = inner.state.joined() && inner.state.head().is_none();
         let list_changed = inner.state.successors() != before.successors;
         let mut nudged = Vec::new();
         if list_changed {
@@ -247,6 +248,9 @@ impl Chord {
         }
         if head_changed {
             self.stabilize_bell.ring();
+            if now_alone {
+                self.meet_bell.ring();
+            }
         }
         result
     }

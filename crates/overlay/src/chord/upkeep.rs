@@ -15,6 +15,8 @@ use crate::Node;
 
 /// How often an introduction is passed on towards its place: any lookup is shorter.
 pub(super) const MEET_HOPS: u8 = 32;
+/// How often a node looks again when its successor changed during an introduction.
+const MEET_TRIES: usize = 4;
 /// The most fingers looked up at once.
 const PARALLEL_FINGERS: usize = 3;
 /// The most reports of death checked at once.
@@ -49,8 +51,12 @@ impl Chord {
             let work = repeat(self.this.clone(), self.env.clone(), chore, period, bell.clone());
             inner.tasks.push(self.env.spawn(Box::pin(work)));
         }
+        let alone = inner.state.head().is_none();
         drop(inner);
         self.finger_bell.ring();
+        if alone {
+            self.meet_bell.ring();
+        }
     }
 
     async fn chore(&self, chore: Chore, round: u64, rung: bool) {
@@ -65,7 +71,7 @@ impl Chord {
             Chore::Fingers => self.verify_finger(round).await,
             Chore::Merge => {
                 self.meet_all().await;
-                if !rung {
+                if !rung || self.is_alone() {
                     self.look_for_other_rings().await;
                 }
             }
@@ -120,17 +126,30 @@ impl Chord {
         newer
     }
 
-    /// Asks a node that may be a nearer successor, and takes it if it lives.
+    /// Asks a node that may be a nearer successor, and takes it if it lives and still is
+    /// nearer. If it does not know the successor we had, it may be of another ring: it is
+    /// told of that one. Returns whether it lives.
     async fn adopt(&self, newer: &Node) -> bool {
-        match self.call_neighbours(newer).await {
-            Ok(told) => self.update(|state, now| state.adopt(*newer, &told, now)),
+        let told = match self.call_neighbours(newer).await {
+            Ok(told) => told,
             Err(error) => {
                 if is_no_neighbour(&error) {
                     self.found_dead(newer);
                 }
-                false
+                return false;
             }
+        };
+        let replaced = self.update(|state, now| {
+            let head = state.head();
+            if state.adopt(*newer, &told, now) { head } else { None }
+        });
+        if let Some(replaced) = replaced
+            && !told.successors.iter().any(|node| node.id == replaced.id)
+        {
+            // If it does not arrive, the periodic search for other rings is left.
+            let _ = self.call_meet(newer, &replaced, MEET_HOPS).await;
         }
+        true
     }
 
     /// Pings the predecessor if it has been silent: it calls us every period.
@@ -259,23 +278,28 @@ impl Chord {
     /// Finds a stranger its place: before our successor, which it is then told of in
     /// turn, so that two rings close like a zipper; or farther on, whoever stands there.
     async fn meet(&self, stranger: &Node, hops_left: u8) {
-        let (fits, head, next) = {
-            let inner = self.lock();
-            let state = &inner.state;
-            (state.would_adopt(&stranger.id), state.head(), state.preceding(stranger.id.key()))
-        };
-        if fits {
-            if self.adopt(stranger).await {
-                if let Some(head) = head {
-                    let _ = self.call_meet(stranger, &head, MEET_HOPS).await;
-                }
-                self.stabilize_bell.ring();
+        for _ in 0..MEET_TRIES {
+            let (fits, head, next) = {
+                let inner = self.lock();
+                let state = &inner.state;
+                let next = state.preceding(stranger.id.key());
+                (state.would_adopt(&stranger.id), state.head(), next)
+            };
+            if head.is_some_and(|head| head.id == stranger.id) {
+                return;
             }
-        } else if let Some(next) = next
-            && hops_left > 0
-            && head.is_some_and(|head| head.id != stranger.id)
-        {
-            let _ = self.call_meet(&next, stranger, hops_left - 1).await;
+            if !fits {
+                if let Some(next) = next
+                    && hops_left > 0
+                {
+                    let _ = self.call_meet(&next, stranger, hops_left - 1).await;
+                }
+                return;
+            }
+            if !self.adopt(stranger).await {
+                return;
+            }
+            // Meanwhile somebody nearer may have come: then that one has to be told.
         }
     }
 }
@@ -302,13 +326,16 @@ async fn repeat(
         let Some(strong) = chord.upgrade() else { return };
         strong.chore(chore, round, rung).await;
         let hurry = matches!(chore, Chore::Merge) && strong.is_alone();
-        let period = if hurry { strong.config.stabilize_every } else { period };
+        let soon = strong.config.stabilize_every;
         drop(strong);
         if !rung {
             round += 1;
         }
         if !rung || env.now() >= due {
             due = env.now() + jittered(&*env, period);
+        }
+        if hurry {
+            due = due.min(env.now() + jittered(&*env, soon));
         }
         sleep(&*env, apart).await;
     }

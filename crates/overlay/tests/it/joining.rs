@@ -208,3 +208,15 @@ fn an_alert_routes_around_a_node_and_a_false_one_is_taken_back() {
     assert!(back < Duration::from_secs(1), "the node lives, and was pinged: {back:?}");
     assert_eq!(chord.neighbourhood().successors[0], Node::of(head.peer));
 }
+
+#[test]
+fn a_predecessor_that_dies_is_noticed_even_if_nobody_takes_its_place() {
+    let cluster = Cluster::perfect(lan(8), ChordConfig::default(), 30, false);
+    // Only this node is kept up: no other finds out, and so none claims to precede it.
+    let chord = cluster.chord(cluster.hosts()[4]);
+    chord.start();
+    let before = chord.neighbourhood().predecessor.unwrap();
+    cluster.crash_silently(cluster.sim.host_of(&before.peer.id).unwrap());
+    cluster.run_secs(10);
+    assert_eq!(chord.neighbourhood().predecessor, None);
+}

@@ -1,7 +1,9 @@
 //! Rings that lost sight of each other become one.
 
-use atoll_net::Peer;
+use atoll_net::{Peer, Request};
+use atoll_overlay::chord::messages::{self, Meet, WireNode};
 use atoll_overlay::chord::{Chord, ChordConfig};
+use atoll_sim::HostConfig;
 
 use super::cluster::{Cluster, MINUTE, lan};
 
@@ -57,4 +59,29 @@ fn a_node_cut_off_for_long_comes_back() {
     cluster.sim.heal();
     cluster.run_until_ideal(MINUTE);
     assert_eq!(cluster.chord(hosts[0]).state().successors().len(), 4);
+}
+
+#[test]
+fn one_introduction_closes_two_rings_like_a_zipper() {
+    for seed in 1..10 {
+        let config =
+            ChordConfig { successors: 10, merge_every: MINUTE * 60_000, ..ChordConfig::default() };
+        let cluster = Cluster::grown(lan(seed), config, 40);
+        cluster.run_until_ideal(MINUTE);
+        let hosts = cluster.hosts();
+        let (left, right) = hosts.split_at(20);
+        cluster.sim.partition(&[left, right]);
+        cluster.run_secs(120);
+        cluster.sim.heal();
+        cluster.run_secs(30);
+        assert!(cluster.ideal().is_err(), "nobody looks for other rings");
+        let meet = Meet { node: WireNode(cluster.chord(right[0]).me()), hops_left: 32 };
+        let request =
+            Request { method: messages::MEET, header: messages::encode(&meet), parts: Vec::new() };
+        let outsider = cluster.sim.add_host(HostConfig::default());
+        let call = cluster.sim.transport(outsider).call(cluster.peer(left[0]), request, MINUTE);
+        cluster.sim.block_on(MINUTE, call).unwrap().unwrap();
+        let took = cluster.run_until_ideal(MINUTE);
+        println!("seed {seed}: one ring {took:?} after the introduction");
+    }
 }

@@ -306,6 +306,20 @@ fn two_nodes_that_each_name_the_other_as_predecessor_end_the_walk() {
 }
 
 #[test]
+fn a_later_answer_does_not_lead_beyond_a_live_node_that_is_not_the_root() {
+    // 11 talks nonsense, so the root is not found; that does not make it 13.
+    let script = Script::new(start_at(&[8, 5]))
+        .on(8, false, |n| root(n, &[12]))
+        .on(12, true, |n| back(n, 11))
+        .on(11, true, |n| back(n, 12))
+        .on(5, false, |n| root(n, &[13, 14]))
+        .on(13, true, done);
+    let script = Arc::new(script);
+    assert!(matches!(run(&script, WalkLimits::default()), Err(WalkError::NoWay { .. })));
+    assert!(asked(&script).contains(&(5, false)) && !asked(&script).contains(&(13, true)));
+}
+
+#[test]
 fn a_crowd_of_liars_is_asked_no_more_than_the_limit() {
     let mut script = Script::new(start_at(&[1]));
     for at in 1..10 {
