@@ -128,6 +128,14 @@ fn turns_direction(c: char) -> bool {
     matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
+/// Bytes in hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut out, byte| {
+        write!(out, "{byte:02x}").expect("a String takes everything");
+        out
+    })
+}
+
 /// A name in JSON: text, and the exact bytes in hexadecimal where text cannot hold them.
 #[derive(Serialize)]
 pub struct JsonName {
@@ -140,12 +148,7 @@ impl JsonName {
     /// Of these bytes.
     pub fn of(name: &[u8]) -> JsonName {
         let text = String::from_utf8_lossy(name).into_owned();
-        let name_hex = std::str::from_utf8(name).is_err().then(|| {
-            name.iter().fold(String::new(), |mut hex, byte| {
-                write!(hex, "{byte:02x}").expect("a String takes everything");
-                hex
-            })
-        });
+        let name_hex = std::str::from_utf8(name).is_err().then(|| hex(name));
         JsonName { name: text, name_hex }
     }
 }

@@ -54,6 +54,11 @@ pub fn duration(time: Duration) -> String {
     }
 }
 
+/// The same for what is known in seconds only.
+pub fn whole_secs(secs: u64) -> String {
+    if secs < 10 { format!("{secs}s") } else { duration(Duration::from_secs(secs)) }
+}
+
 /// Bytes per second, `0 B/s` for no time at all.
 pub fn rate(bytes: u64, time: Duration) -> String {
     let secs = time.as_secs_f64();
@@ -132,6 +137,7 @@ mod tests {
             assert_eq!(duration(Duration::from_millis(ms)), text);
         }
         assert_eq!(duration(Duration::from_secs(90_000)), "1d 1h");
+        assert_eq!((whole_secs(0), whole_secs(61)), ("0s".into(), "1m 1s".into()));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::address::Address;
 use crate::arguments::Global;
 use crate::commands::ls::JsonItem;
 use crate::failure::Failure;
-use crate::output::{Output, Part, escaped};
+use crate::output::{Output, Part, escaped, hex};
 use crate::reading::{self, Reading};
 use crate::units;
 
@@ -34,7 +34,7 @@ struct JsonStat {
     #[serde(flatten)]
     item: JsonItem,
     #[serde(skip_serializing_if = "Option::is_none")]
-    inode_block: Option<String>,
+    block: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stored_bytes: Option<u64>,
     xattrs: Vec<String>,
@@ -46,11 +46,11 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let item = reading.item().await?;
     let xattrs = reading.snapshot.xattrs(&item).await;
     let xattrs = xattrs.map_err(|error| reading.failure("read the attributes of", &error))?;
-    let (inode_block, stored_bytes) = match &item.entry.content {
+    let (block, stored_bytes) = match &item.entry.content {
         Content::Regular { inode, blocks_512, .. } => {
-            (inode.map(|hash| hash.to_string()), Some(blocks_512 * 512))
+            (inode.map(|hash| hex(&hash.0)), Some(blocks_512 * 512))
         }
-        Content::Directory(directory) => (directory.hash.map(|hash| hash.to_string()), None),
+        Content::Directory(directory) => (directory.hash.map(|hash| hex(&hash.0)), None),
         Content::Symlink(_) => (None, None),
     };
     let mut output = Output::new();
@@ -59,7 +59,7 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
             volume: args.address.volume.to_string(),
             version: reading.snapshot.version(),
             item: JsonItem::of(&item.path, &item),
-            inode_block,
+            block,
             stored_bytes,
             xattrs: xattrs.iter().map(|(name, _)| escaped(name)).collect(),
         })?;
@@ -86,7 +86,7 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     field("mode", format!("{:04o} ({mode})", entry.mode))?;
     let mtime = entry.mtime;
     field("modified", format!("{}.{:09} UTC", units::date(mtime.secs), mtime.nanos))?;
-    if let Some(hash) = inode_block {
+    if let Some(hash) = block {
         field("block", hash)?;
     }
     for (name, value) in &xattrs {

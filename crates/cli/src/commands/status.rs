@@ -165,7 +165,7 @@ fn describe(status: &Status) -> Vec<(&'static str, String)> {
             "up",
             format!(
                 "{}, process {}, {} of memory",
-                units::duration(Duration::from_secs(status.uptime_secs)),
+                units::whole_secs(status.uptime_secs),
                 status.process,
                 units::size(status.resident_bytes),
             ),
@@ -233,13 +233,12 @@ fn repair(status: &Status) -> String {
     let repair = &status.repair;
     let roots = units::counted(repair.root_blocks, "block", "blocks");
     let copies = units::counted(repair.replicas_wanted.into(), "copy", "copies");
-    if repair.fully_replicated {
-        return format!("complete: all {roots} of this root have {copies}");
+    let goal = format!("{roots} of this root with {copies} each");
+    match (repair.fully_replicated, repair.queue_blocks) {
+        (true, _) => format!("complete: {goal}"),
+        (false, 0) => format!("under way: {goal} wanted"),
+        (false, queue) => format!("{} missing: {goal} wanted", units::count(queue)),
     }
-    if repair.queue_blocks == 0 {
-        return format!("checking {roots} of this root for {copies}");
-    }
-    format!("{} copies to make ({roots} of this root)", units::count(repair.queue_blocks))
 }
 
 #[cfg(test)]
