@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 
 use crate::arguments::Arguments;
@@ -23,16 +23,36 @@ pub struct Args {
 
 /// Prints or writes the pages.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    let mut tree = Arguments::command().disable_help_subcommand(true);
+    tree.build();
     let Some(dir) = &args.into else {
-        let mut page = Vec::new();
-        Man::new(Arguments::command()).render(&mut page).expect("a Vec takes everything");
         let mut output = Output::new();
-        output.bytes(&page)?;
+        output.bytes(page(tree).1.as_bytes())?;
         return output.flush();
     };
     let failed = |error: std::io::Error| {
         Failure::io(format!("cannot write the manual into {}", dir.display()), &error)
     };
     fs::create_dir_all(dir).map_err(failed)?;
-    clap_mangen::generate_to(Arguments::command(), dir).map_err(failed)
+    let shown = |command: &&Command| !command.is_hide_set();
+    let commands: Vec<Command> = tree.get_subcommands().filter(shown).cloned().collect();
+    for command in commands.into_iter().chain([tree]) {
+        let (name, text) = page(command);
+        fs::write(dir.join(name), text).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// A page and its file's name.
+fn page(command: Command) -> (String, String) {
+    let man =
+        Man::new(command).source(concat!("atoll ", env!("CARGO_PKG_VERSION"))).manual("Atoll");
+    let mut page = Vec::new();
+    man.render(&mut page).expect("a Vec takes everything");
+    let page = String::from_utf8(page).expect("help is text");
+    // What follows the options has no title of its own in clap's tree.
+    let page = page
+        .replace(".SH EXTRA\nExamples:\n", ".SH EXAMPLES\n")
+        .replace(".SH EXTRA\nExit codes:\n", ".SH \"EXIT STATUS\"\n");
+    (man.get_filename(), page)
 }

@@ -258,7 +258,7 @@ pub fn can_mount(test: &str) -> bool {
         return true;
     }
     // Past the test harness, which would keep it to itself.
-    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: FUSE cannot be used here");
+    let _ = writeln!(std::io::stderr(), "\nSKIPPED {test}: FUSE cannot be used here");
     false
 }
 

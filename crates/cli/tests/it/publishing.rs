@@ -150,7 +150,7 @@ fn a_hostile_name_reaches_a_pipe_but_not_a_terminal() {
     let mut script = std::process::Command::new("script");
     script.args(["-qec", &inner, "/dev/null"]).env("ATOLL_DIR", &ring.nodes[0].dir);
     let Ok(output) = script.stdin(Stdio::null()).output() else {
-        let _ = writeln!(std::io::stderr(), "SKIPPED the terminal half: no script(1) here");
+        let _ = writeln!(std::io::stderr(), "\nSKIPPED the terminal half: no script(1) here");
         return;
     };
     let shown = String::from_utf8_lossy(&output.stdout);

@@ -42,11 +42,11 @@ fn every_command_has_a_manual_page() {
     run(atoll().arg("man").arg(&dir)).ok();
     for command in COMMANDS {
         let page = fs::read_to_string(dir.join(format!("atoll-{command}.1"))).expect(command);
-        assert!(page.contains(".TH") && page.contains("Examples"), "{command}: {page}");
+        assert!(page.contains(".TH") && page.contains(".SH EXAMPLES"), "{command}: {page}");
     }
     let whole = run(atoll().arg("man")).ok().stdout;
     assert!(whole.contains(".TH atoll 1") || whole.contains(".TH ATOLL 1"), "{whole}");
-    assert!(whole.contains("Exit codes"));
+    assert!(whole.contains("EXIT STATUS"));
 }
 
 #[test]
