@@ -10,9 +10,10 @@
 
 use atoll_key::{BlockKind, Key, KeyRange};
 use atoll_net::Refusal;
-use atoll_net::header::{Capped, WirePeer};
+use atoll_net::header::Capped;
 pub use atoll_net::header::{from_header, to_header};
-use atoll_overlay::{MAX_CLOSER, Node, Route};
+use atoll_overlay::wire::{WireNodes, WireRoute};
+use atoll_overlay::{Node, Route};
 use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
 
 use crate::reconcile::{Answer, Claim, FAN_OUT, Fingerprint, Item, MAX_ITEMS, Salt};
@@ -34,9 +35,6 @@ pub const MAX_BATCH_BLOCKS: usize = 256;
 pub const MAX_RENEW_KEYS: usize = 1024;
 /// The most claims in one `RECONCILE`.
 pub const MAX_CLAIMS: usize = 64;
-/// The most nodes in one route: a root and a successor list.
-pub const MAX_ROUTE_NODES: usize = 64;
-
 /// A key, as a CBOR byte string of 64 bytes.
 mod key_bytes {
     use super::*;
@@ -131,11 +129,10 @@ pub enum LookupReply {
 struct WireLookupReply {
     #[n(0)]
     found: Option<BlockHeader>,
-    /// 0 absent, 1 root, 2 closer, 3 back, 4 nowhere; absent when found.
     #[n(1)]
-    route: Option<u8>,
+    absent: Option<WireNodes>,
     #[n(2)]
-    nodes: Capped<WirePeer, MAX_ROUTE_NODES>,
+    route: Option<WireRoute>,
 }
 
 impl<C> Encode<C> for LookupReply {
@@ -144,35 +141,26 @@ impl<C> Encode<C> for LookupReply {
         e: &mut Encoder<W>,
         ctx: &mut C,
     ) -> Result<(), encode::Error<W::Error>> {
-        let (found, route, nodes): (_, _, &[Node]) = match self {
-            LookupReply::Found(header) => (Some(*header), None, &[]),
-            LookupReply::Absent(nodes) => (None, Some(0), nodes),
-            LookupReply::Route(Route::Root(nodes)) => (None, Some(1), nodes),
-            LookupReply::Route(Route::Closer(nodes)) => (None, Some(2), nodes),
-            LookupReply::Route(Route::Back(node)) => (None, Some(3), std::slice::from_ref(node)),
-            LookupReply::Route(Route::Nowhere) => (None, Some(4), &[]),
+        let none = WireLookupReply { found: None, absent: None, route: None };
+        let wire = match self.clone() {
+            LookupReply::Found(header) => WireLookupReply { found: Some(header), ..none },
+            LookupReply::Absent(nodes) => {
+                WireLookupReply { absent: Some(WireNodes(nodes)), ..none }
+            }
+            LookupReply::Route(route) => WireLookupReply { route: Some(WireRoute(route)), ..none },
         };
-        let nodes = nodes.iter().take(MAX_ROUTE_NODES).map(|node| WirePeer(node.peer));
-        let nodes = Capped(nodes.collect());
-        WireLookupReply { found, route, nodes }.encode(e, ctx)
+        wire.encode(e, ctx)
     }
 }
 
 impl<'b, C> Decode<'b, C> for LookupReply {
     fn decode(d: &mut Decoder<'b>, ctx: &mut C) -> Result<Self, decode::Error> {
         let wire = WireLookupReply::decode(d, ctx)?;
-        let mut nodes: Vec<Node> = wire.nodes.0.iter().map(|peer| Node::of(peer.0)).collect();
-        match (wire.found, wire.route) {
-            (Some(header), None) => Ok(LookupReply::Found(header)),
-            (None, Some(0)) => Ok(LookupReply::Absent(nodes)),
-            (None, Some(1)) if !nodes.is_empty() => Ok(LookupReply::Route(Route::Root(nodes))),
-            (None, Some(2)) if !nodes.is_empty() => {
-                nodes.truncate(MAX_CLOSER);
-                Ok(LookupReply::Route(Route::Closer(nodes)))
-            }
-            (None, Some(3)) if nodes.len() == 1 => Ok(LookupReply::Route(Route::Back(nodes[0]))),
-            (None, Some(4)) => Ok(LookupReply::Route(Route::Nowhere)),
-            _ => Err(decode::Error::message("neither found nor a route")),
+        match (wire.found, wire.absent, wire.route) {
+            (Some(header), None, None) => Ok(LookupReply::Found(header)),
+            (None, Some(nodes), None) => Ok(LookupReply::Absent(nodes.0)),
+            (None, None, Some(route)) => Ok(LookupReply::Route(route.0)),
+            _ => Err(decode::Error::message("not one of found, absent and a route")),
         }
     }
 }

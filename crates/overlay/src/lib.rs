@@ -9,6 +9,7 @@
 pub mod checker;
 pub mod chord;
 pub mod walk;
+pub mod wire;
 
 use std::fmt;
 

@@ -8,17 +8,11 @@
 //! by declared length, and a node's ring position never travels. It is derived from the
 //! peer's key on receipt (CFS §4.4), so that nobody can claim a position.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-
-use atoll_key::{Key, PeerId};
-use atoll_net::{Peer, Refusal};
-use bytes::Bytes;
-use minicbor::decode::Error as DecodeError;
-use minicbor::encode::{Error as EncodeError, Write};
-use minicbor::{Decode, Decoder, Encode, Encoder};
+pub use atoll_net::header::{from_header as decode, to_header as encode};
+use minicbor::{Decode, Encode};
 
 use super::state::Told;
-use crate::{Node, Route};
+pub use crate::wire::{WireKey, WireNode, WireNodes, WireRoute};
 
 /// The upper byte of all methods here.
 pub const FAMILY: u8 = 0x01;
@@ -42,103 +36,8 @@ pub const MEET: u16 = 0x0107;
 /// Refusal code: this node is not on a ring.
 pub const NOT_JOINED: u16 = 100;
 
-/// The most nodes in one message.
-pub const MAX_NODES: usize = 256;
 /// The most failed nodes in one [`Dead`].
 pub const MAX_WARNED: usize = 16;
-
-/// Nodes as they travel: each is `[id: 32 bytes, ip: 4 or 16 bytes, port: u16]`.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct WireNodes(pub Vec<Node>);
-
-impl<C> Encode<C> for WireNodes {
-    fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), EncodeError<W::Error>> {
-        e.array(self.0.len() as u64)?;
-        for node in &self.0 {
-            encode_peer(&node.peer, e)?;
-        }
-        Ok(())
-    }
-}
-
-impl<'b, C> Decode<'b, C> for WireNodes {
-    fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<WireNodes, DecodeError> {
-        let count = d.array()?.ok_or_else(|| DecodeError::message("nodes without a count"))?;
-        if count > MAX_NODES as u64 {
-            return Err(DecodeError::message("more nodes than any message may hold"));
-        }
-        // The capacity grows with what really follows, not with the claim.
-        let mut nodes = Vec::new();
-        for _ in 0..count {
-            nodes.push(Node::of(decode_peer(d)?));
-        }
-        Ok(WireNodes(nodes))
-    }
-}
-
-/// One node as it travels; see [`WireNodes`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct WireNode(pub Node);
-
-impl<C> Encode<C> for WireNode {
-    fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), EncodeError<W::Error>> {
-        encode_peer(&self.0.peer, e)
-    }
-}
-
-impl<'b, C> Decode<'b, C> for WireNode {
-    fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<WireNode, DecodeError> {
-        Ok(WireNode(Node::of(decode_peer(d)?)))
-    }
-}
-
-fn encode_peer<W: Write>(peer: &Peer, e: &mut Encoder<W>) -> Result<(), EncodeError<W::Error>> {
-    e.array(3)?.bytes(&peer.id.0)?;
-    match peer.addr.ip() {
-        IpAddr::V4(ip) => e.bytes(&ip.octets())?,
-        IpAddr::V6(ip) => e.bytes(&ip.octets())?,
-    };
-    e.u16(peer.addr.port())?;
-    Ok(())
-}
-
-fn decode_peer(d: &mut Decoder<'_>) -> Result<Peer, DecodeError> {
-    let fields = d.array()?.ok_or_else(|| DecodeError::message("a peer without a count"))?;
-    if fields < 3 {
-        return Err(DecodeError::message("a peer lacks its id, ip or port"));
-    }
-    let id = fixed::<32>(d.bytes()?, "a peer id is not 32 bytes")?;
-    let ip = match d.bytes()? {
-        four if four.len() == 4 => IpAddr::V4(Ipv4Addr::from(fixed::<4>(four, "")?)),
-        ip => IpAddr::V6(Ipv6Addr::from(fixed::<16>(ip, "an ip is neither 4 nor 16 bytes")?)),
-    };
-    let port = d.u16()?;
-    for _ in 3..fields {
-        d.skip()?;
-    }
-    Ok(Peer { id: PeerId(id), addr: SocketAddr::new(ip, port) })
-}
-
-fn fixed<const N: usize>(bytes: &[u8], otherwise: &'static str) -> Result<[u8; N], DecodeError> {
-    bytes.try_into().map_err(|_| DecodeError::message(otherwise))
-}
-
-/// A key as it travels: 64 bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct WireKey(pub Key);
-
-impl<C> Encode<C> for WireKey {
-    fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), EncodeError<W::Error>> {
-        e.bytes(&self.0.0)?;
-        Ok(())
-    }
-}
-
-impl<'b, C> Decode<'b, C> for WireKey {
-    fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<WireKey, DecodeError> {
-        fixed::<64>(d.bytes()?, "a key is not 64 bytes").map(|bytes| WireKey(Key(bytes)))
-    }
-}
 
 /// Answer to [`PING`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
@@ -218,69 +117,18 @@ pub struct Meet {
     pub hops_left: u8,
 }
 
-/// A [`Route`] as it travels: `[kind, nodes]`, kind 1 `Root`, 2 `Closer`, 3 `Back`,
-/// 4 `Nowhere`. Other crates embed it in their own messages.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct WireRoute(pub Route);
-
-impl<C> Encode<C> for WireRoute {
-    fn encode<W: Write>(&self, e: &mut Encoder<W>, c: &mut C) -> Result<(), EncodeError<W::Error>> {
-        let (kind, nodes) = match &self.0 {
-            Route::Root(nodes) => (1, nodes.clone()),
-            Route::Closer(nodes) => (2, nodes.clone()),
-            Route::Back(node) => (3, vec![*node]),
-            Route::Nowhere => (4, Vec::new()),
-        };
-        e.array(2)?.u8(kind)?;
-        WireNodes(nodes).encode(e, c)
-    }
-}
-
-impl<'b, C> Decode<'b, C> for WireRoute {
-    fn decode(d: &mut Decoder<'b>, c: &mut C) -> Result<WireRoute, DecodeError> {
-        let fields = d.array()?.ok_or_else(|| DecodeError::message("a route without a count"))?;
-        if fields < 2 {
-            return Err(DecodeError::message("a route lacks its kind or nodes"));
-        }
-        let kind = d.u8()?;
-        let mut nodes = WireNodes::decode(d, c)?.0;
-        for _ in 2..fields {
-            d.skip()?;
-        }
-        let route = match (kind, nodes.len()) {
-            (1, 1..) => Route::Root(nodes),
-            (2, 1..) => Route::Closer(nodes),
-            (3, 1) => Route::Back(nodes.remove(0)),
-            (4, 0) => Route::Nowhere,
-            _ => return Err(DecodeError::message("a route of no known kind")),
-        };
-        Ok(WireRoute(route))
-    }
-}
-
-/// A header of `message`.
-pub fn encode<T: Encode<()>>(message: &T) -> Bytes {
-    Bytes::from(minicbor::to_vec(message).expect("a vector takes all bytes"))
-}
-
-/// Reads a header that holds one message and nothing else.
-///
-/// # Errors
-/// A refusal that says what is malformed.
-pub fn decode<'b, T: Decode<'b, ()>>(header: &'b [u8]) -> Result<T, Refusal> {
-    let mut decoder = Decoder::new(header);
-    let malformed = |why: String| Refusal::new(Refusal::MALFORMED, format!("malformed: {why}"));
-    let message = decoder.decode().map_err(|e| malformed(e.to_string()))?;
-    if decoder.position() != header.len() {
-        return Err(malformed("bytes after the message".to_owned()));
-    }
-    Ok(message)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+    use atoll_key::Key;
+    use atoll_key::PeerId;
+    use atoll_net::{Peer, Refusal};
     use proptest::prelude::*;
+
+    use super::*;
+    use crate::wire::MAX_NODES;
+    use crate::{Node, Route};
 
     fn node(seed: u8, v6: bool) -> Node {
         let ip = if v6 { IpAddr::V6(Ipv6Addr::LOCALHOST) } else { IpAddr::V4(Ipv4Addr::LOCALHOST) };
@@ -336,7 +184,7 @@ mod tests {
     #[test]
     fn empty_and_contradictory_routes_are_refused() {
         for (kind, nodes) in [(1, 0), (2, 0), (3, 0), (3, 2), (4, 1), (0, 1), (5, 1)] {
-            let mut e = Encoder::new(Vec::new());
+            let mut e = minicbor::Encoder::new(Vec::new());
             e.array(2).unwrap().u8(kind).unwrap();
             WireNodes(vec![node(1, false); nodes]).encode(&mut e, &mut ()).unwrap();
             assert!(decode::<WireRoute>(&e.into_writer()).is_err(), "kind {kind}, {nodes} nodes");
@@ -350,15 +198,15 @@ mod tests {
         bytes.extend([0xff; 64]);
         bytes.push(0xf4);
         assert_eq!(encode(&ask), bytes);
-        // [epoch 7, no predecessor, [[id, 127.0.0.1, port 4001]]]
+        // [epoch 7, no predecessor, [id ‖ 127.0.0.1 ‖ port 4001]]
         let said = Surroundings {
             epoch: 7,
             predecessor: None,
             successors: Some(WireNodes(vec![node(1, false)])),
         };
-        let mut bytes = vec![0x83, 0x07, 0xf6, 0x81, 0x83, 0x58, 0x20];
+        let mut bytes = vec![0x83, 0x07, 0xf6, 0x81, 0x58, 38];
         bytes.extend([1; 32]);
-        bytes.extend([0x44, 127, 0, 0, 1, 0x19, 0x0f, 0xa1]);
+        bytes.extend([127, 0, 0, 1, 0x0f, 0xa1]);
         assert_eq!(encode(&said), bytes);
     }
 

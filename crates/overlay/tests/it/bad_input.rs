@@ -57,7 +57,7 @@ fn malformed_calls_are_refused_with_a_reason_and_change_nothing() {
                 panic!("{method:#x} {header:x?}: {answer:?}")
             };
             assert_eq!(refusal.code, Refusal::MALFORMED, "{method:#x} {header:x?}");
-            assert!(refusal.text.starts_with("malformed: "), "{}", refusal.text);
+            assert!(refusal.text.starts_with("malformed"), "{}", refusal.text);
         }
     }
     assert_eq!(cluster.chord(target).neighbourhood(), before);
