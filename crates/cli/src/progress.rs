@@ -144,7 +144,7 @@ impl Meter {
     pub fn new(verb: &'static str, quiet: bool) -> Meter {
         let bar = (!quiet && stderr().is_terminal()).then(|| {
             let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(8));
-            let style = ProgressStyle::with_template("{prefix} {bar:28} {wide_msg}");
+            let style = ProgressStyle::with_template("{prefix} {bar:20} {wide_msg}");
             bar.set_style(style.expect("the template is right").progress_chars("█▉▊▋▌▍▎▏ "));
             bar.set_prefix(verb);
             bar
@@ -167,11 +167,11 @@ impl Meter {
         }
         let per_sec = rate_per_sec(inner.past, (now, state.bytes));
         if let Some(bar) = &self.bar {
-            match (state.bytes_total, state.files_total) {
-                (Some(total), _) if total > 0 => bar.set_length(total),
-                _ => bar.unset_length(),
-            }
-            bar.set_position(state.bytes);
+            bar.update(|shown| {
+                // An empty bar until it is known how much there is.
+                shown.set_len(state.bytes_total.unwrap_or(u64::MAX).max(1));
+                shown.set_pos(state.bytes);
+            });
             bar.set_message(describe(state, per_sec));
         } else if now - inner.last_line >= LINE_EVERY {
             inner.last_line = now;
@@ -193,17 +193,14 @@ fn rate_per_sec(past: (Instant, u64), now: (Instant, u64)) -> f64 {
     if secs > 0.0 { now.1.saturating_sub(past.1) as f64 / secs } else { 0.0 }
 }
 
+/// The least important comes last: a narrow terminal cuts it off.
 fn describe(state: State, per_sec: f64) -> String {
     let of = |done: String, total: Option<String>| match total {
-        Some(total) => format!("{done}/{total}"),
+        Some(total) => format!("{done} of {total}"),
         None => done,
     };
-    let files = of(units::count(state.files), state.files_total.map(units::count));
-    let bytes = of(units::size(state.bytes), state.bytes_total.map(units::size));
-    let mut text = format!("{files} files, {bytes}, {}/s", units::size(per_sec as u64));
-    if state.new_blocks > 0 {
-        text += &format!(", {} new", units::counted(state.new_blocks, "block", "blocks"));
-    }
+    let mut text = of(units::size(state.bytes), state.bytes_total.map(units::size));
+    text += &format!(", {}/s", units::size(per_sec as u64));
     if state.flushing {
         text += ", waiting for the ring";
     } else if let Some(total) = state.bytes_total
@@ -211,8 +208,13 @@ fn describe(state: State, per_sec: f64) -> String {
         && total > state.bytes
     {
         // A stalled transfer would promise centuries.
-        let left_secs = ((total - state.bytes) as f64 / per_sec).min(1e7);
-        text += &format!(", {} left", units::duration(Duration::from_secs_f64(left_secs.max(1.0))));
+        let left_secs = ((total - state.bytes) as f64 / per_sec).clamp(1.0, 1e7);
+        text += &format!(", {} left", units::whole_secs(left_secs as u64));
+    }
+    text +=
+        &format!("; {} files", of(units::count(state.files), state.files_total.map(units::count)));
+    if state.new_blocks > 0 {
+        text += &format!(", {} new", units::counted(state.new_blocks, "block", "blocks"));
     }
     text
 }
@@ -232,16 +234,16 @@ mod tests {
         };
         assert_eq!(
             describe(state, (10 << 20) as f64),
-            "1,200/5,000 files, 30.0 MiB/120.0 MiB, 10.0 MiB/s, 9.0s left"
+            "30.0 MiB of 120.0 MiB, 10.0 MiB/s, 9s left; 1,200 of 5,000 files"
         );
     }
 
     #[test]
     fn an_unknown_total_and_a_stalled_rate_are_not_guessed() {
         let state = State { files: 3, bytes: 1024, ..State::default() };
-        assert_eq!(describe(state, 0.0), "3 files, 1.0 KiB, 0 B/s");
+        assert_eq!(describe(state, 0.0), "1.0 KiB, 0 B/s; 3 files");
         let stalled = State { bytes_total: Some(1 << 60), ..state };
-        assert!(describe(stalled, 0.001).ends_with("115d 17h left"));
+        assert!(describe(stalled, 0.001).contains("115d 17h left;"));
     }
 
     #[test]
@@ -256,6 +258,6 @@ mod tests {
         assert_eq!((state.files_total, state.bytes_total), (Some(10), Some(1000)));
         counts.phase(Phase::Flush);
         let text = describe(counts.state(), 1.0);
-        assert!(text.ends_with("7 blocks new, waiting for the ring"), "{text}");
+        assert!(text.contains("waiting for the ring; 2 of 10 files, 7 blocks new"), "{text}");
     }
 }
