@@ -29,7 +29,7 @@ install: build
 	scripts/install '$(DESTDIR)$(PREFIX)'
 
 bench:
-	cargo bench --locked -p atoll-dht --bench lookups
+	cargo bench --locked -p atoll-dht --bench lookups -- --write '$(CURDIR)/docs/results/lookups.md'
 	cargo bench --locked -p atoll-cli --bench ring
 
 fuzz:

@@ -54,6 +54,14 @@ fn peak_mib() -> f64 {
     kib.map_or(f64::NAN, |kib| kib / 1024.0)
 }
 
+/// What the times were measured on.
+fn processor() -> String {
+    let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpus.lines().find(|line| line.starts_with("model name"));
+    let model = model.and_then(|line| line.split_once(": ")).map_or("an unnamed CPU", |m| m.1);
+    format!("one core of {model}")
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let write = arguments.iter().position(|a| a == "--write").and_then(|i| arguments.get(i + 1));
@@ -88,7 +96,8 @@ fn main() {
              {BLOCKS} blocks of 8 KiB put and {BLOCKS} lookups made from nodes all over \
              the ring, full upkeep\nrunning, seed {SEED}, 20 ms latency each way. CFS Figure 9 measures \
              about ½·log2 N. A lookup\nhere may finish sooner: a node whose successor list covers the key \
-             names the root at once.\nMade by `make bench`.\n\n{table}"
+             names the root at once.\nMade by `make bench` on {}.\n\n{table}",
+            processor()
         );
         std::fs::write(file, page).expect("the results file can be written");
     }
