@@ -56,8 +56,7 @@ fn main() -> ExitCode {
         let target = targets.iter().find(|target| value("--only") == Some(&target.name.into()));
         return target.map_or(ExitCode::FAILURE, |target| replay(target, file));
     }
-    // A panic is a finding and is reported once, by us.
-    std::panic::set_hook(Box::new(|_| {}));
+    std::panic::set_hook(Box::new(|panic| on_panic(&panic.to_string())));
     println!("seed {seed}; {} s for each target", span.as_secs());
     let mut failed = 0;
     for target in &targets {
@@ -131,6 +130,16 @@ fn report(name: &str, finding: &Finding) {
     }
     if digits.len() <= MAX_SHOWN_DIGITS {
         println!("  input: {digits}");
+    }
+}
+
+/// A panic is a finding, which [`try_one`] reports once it has been caught; but not one
+/// that cannot be caught, because it came while another was unwinding.
+fn on_panic(text: &str) {
+    let is_fatal = text.contains("panic in a destructor") || text.contains("cannot unwind");
+    if is_fatal && let Some((name, input)) = WATCH.overdue(Duration::ZERO) {
+        let what = format!("ends the process: {text}");
+        report(name, &Finding { what, input });
     }
 }
 
