@@ -1,5 +1,8 @@
 //! Join codes, the files of a node's directory, and the control socket.
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+
 use atoll_key::text::{decode_checked, encode_checked};
 use atoll_node::{IdProfile, JoinCode, Network, decoders};
 
@@ -34,9 +37,12 @@ fn manifest() -> Target {
     let path = dir.path().join("manifest");
     decoders::write_example_manifest(&path).expect("so can files in it");
     let seeds = vec![std::fs::read(&path).expect("it was written")];
+    // Not truncated to nothing: some file systems write to the disk after that.
+    let file = OpenOptions::new().write(true).open(&path).expect("it was written");
     let target = target("node/manifest", seeds, move |input| {
-        std::fs::write(dir.path().join("manifest"), input).expect("there is room");
-        decoders::manifest_file(&path)
+        let written = file.write_all_at(input, 0).and_then(|()| file.set_len(input.len() as u64));
+        written.expect("there is room");
+        decoders::manifest_file(&dir.path().join("manifest"))
     });
     // The checksum is taken through a buffer of 64 KiB.
     Target { fixed_bytes: 128 << 10, ..target }
