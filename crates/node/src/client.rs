@@ -115,6 +115,16 @@ struct Inner {
     _address: SocketAddress,
 }
 
+/// A volume's name, by default its directory's, and the directory's absolute path.
+fn named(name: Option<&str>, source: &Path) -> Result<(String, PathBuf), ClientError> {
+    let source = std::fs::canonicalize(source).map_err(DirError::io("cannot find", source))?;
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None => volumes::name_of(&source)?,
+    };
+    Ok((name, source))
+}
+
 impl Client {
     /// A client of the node in `dir`, which must be running.
     pub async fn connect(dir: impl AsRef<Path>) -> Result<Client, ClientError> {
@@ -175,12 +185,19 @@ impl Client {
     /// Made, with a new key, if there is none; an error if the name belongs to another
     /// directory.
     pub async fn volume(&self, name: Option<&str>, source: &Path) -> Result<Volume, ClientError> {
-        let source = std::fs::canonicalize(source).map_err(DirError::io("cannot find", source))?;
-        let name = match name {
-            Some(name) => name.to_owned(),
-            None => volumes::name_of(&source)?,
-        };
+        let (name, source) = named(name, source)?;
         self.open_volume(message::VOLUME_OPEN, name, Some(&source), None).await
+    }
+
+    /// As [`Client::volume`], for a volume whose directory has moved to `source`. It must
+    /// be there.
+    pub async fn moved_volume(
+        &self,
+        name: Option<&str>,
+        source: &Path,
+    ) -> Result<Volume, ClientError> {
+        let (name, source) = named(name, source)?;
+        self.open_volume(message::VOLUME_MOVE, name, Some(&source), None).await
     }
 
     /// The volume `name`, which need not be published from a directory; made if there

@@ -46,7 +46,10 @@ pub enum VolumeError {
         why: String,
     },
     /// The name belongs to another directory.
-    #[error("the volume {name} is published from {source_dir}; choose another name with --name")]
+    #[error(
+        "the volume {name} is published from {source_dir}; choose another name with --name, \
+         or say with --moved that the directory is here now"
+    )]
     #[n(1)]
     NameTaken {
         /// The name.
@@ -235,6 +238,13 @@ impl Volumes {
         Ok(SecretKey::from_seed(seed))
     }
 
+    /// The volume, which must be there, is published from `source` from now on.
+    pub(crate) fn set_source(&self, name: &str, source: &Path) -> Result<(), VolumeError> {
+        let _changing = self.lock();
+        self.key(name)?;
+        self.write_source(name, self.info(name)?, source)
+    }
+
     /// The directory a volume is published from.
     pub(crate) fn source(&self, name: &str) -> Result<Option<PathBuf>, VolumeError> {
         Ok(self.info(name)?.source.map(path_from_bytes))
@@ -324,11 +334,13 @@ impl Volumes {
                 name: name.into(),
                 source_dir: present.display().to_string(),
             }),
-            None => {
-                let info = Info { source: Some(path_to_bytes(source)), ..info };
-                Ok(dir::write_atomically(&self.path(name).join("info"), &info.encode())?)
-            }
+            None => self.write_source(name, info, source),
         }
+    }
+
+    fn write_source(&self, name: &str, info: Info, source: &Path) -> Result<(), VolumeError> {
+        let info = Info { source: Some(path_to_bytes(source)), ..info };
+        Ok(dir::write_atomically(&self.path(name).join("info"), &info.encode())?)
     }
 
     fn create(

@@ -77,8 +77,8 @@ async fn measure(env: &Env, what: &str, source: PathBuf, dest: PathBuf) {
     for again in ["", " again"] {
         let began = Instant::now();
         let (progress, root) = (Arc::new(NoProgress), snapshot.root());
-        let (env, options) = (env.clone(), GetOptions::default());
-        get_tree(env, snapshot.clone(), &root, &dest, options, progress).await.expect("copies");
+        let options = GetOptions::default();
+        get_tree(snapshot.clone(), &root, &dest, options, progress).await.expect("copies");
         let info = snapshot.info();
         report(&format!("get {what}{again}"), info.files, info.bytes, began);
     }

@@ -75,11 +75,10 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     }
     let watch = Watch::start("copying", global.quiet);
     let options = GetOptions { set_id: args.set_id, ..GetOptions::default() };
-    let env = reading.env.clone();
     let snapshot = reading.snapshot.clone();
     let copy = async {
         let progress = watch.progress();
-        let copied = get_tree(env, snapshot, &item, &dest, options, progress).await;
+        let copied = get_tree(snapshot, &item, &dest, options, progress).await;
         copied.map_err(|error| failure(&reading, &dest, error))
     };
     let copied = interrupt::or_interrupted(

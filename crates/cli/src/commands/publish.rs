@@ -42,6 +42,11 @@ pub struct Args {
     #[arg(long)]
     name: Option<String>,
 
+    /// The volume of this name was published from another directory, which is here now: go
+    /// on under its address
+    #[arg(long)]
+    moved: bool,
+
     /// Leave out what matches: a name anywhere (`*.o`), or a path from the top (`/build`);
     /// may be given several times
     #[arg(long, value_name = "GLOB")]
@@ -108,7 +113,11 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         Ok(_) => {}
     }
     let (env, client) = connection::to_node(global).await?;
-    let volume = client.volume(args.name.as_deref(), &args.source).await;
+    let name = args.name.as_deref();
+    let volume = match args.moved {
+        true => client.moved_volume(name, &args.source).await,
+        false => client.volume(name, &args.source).await,
+    };
     let volume = volume.map_err(connection::failure)?;
     let options = PublishOptions { label: Some(volume.name.clone()), ..options };
     let watch = Watch::start("publishing", global.quiet);

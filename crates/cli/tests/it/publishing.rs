@@ -110,7 +110,11 @@ fn names_belong_to_directories_and_patterns_leave_out() {
     make_tree(&two);
     let first = ring.publish(&one);
     let said = run(ring.nodes[0].command(["publish"]).arg(&two));
-    said.failed(1, &["docs", "--name"]);
+    said.failed(1, &["docs", "--name", "--moved"]);
+    fs::rename(&one, ring.path("one/elsewhere")).expect("renamed");
+    let mut command = ring.nodes[0].command(["publish", "--moved", "--name", "docs"]);
+    let moved = run(command.arg(ring.path("one/elsewhere"))).ok();
+    assert_eq!(moved.last_line(), first, "a directory that has moved keeps its address");
     let mut command = ring.nodes[0].command(["publish", "--name", "other", "--exclude", "*.txt"]);
     let said = run(command.args(["--exclude", "/docs/deep"]).arg(&two)).ok();
     let second = said.last_line();

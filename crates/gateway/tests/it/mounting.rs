@@ -128,7 +128,7 @@ impl Drop for Broken<'_> {
 #[test]
 fn a_mount_whose_process_died_is_named_and_can_be_taken_away() {
     if !fuse_is_here() || !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: a dead mount is made by hand, which needs root");
+        crate::place::skipped("a dead mount is made by hand, which needs root");
         return;
     }
     let directory = tempfile::tempdir().unwrap();

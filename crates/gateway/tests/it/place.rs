@@ -1,5 +1,6 @@
 //! A mount that is gone when its test ends, however it ends.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,9 +16,15 @@ pub fn fuse_is_here() -> bool {
     let here = std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok()
         && (rustix::process::geteuid().is_root() || Path::new("/usr/bin/fusermount3").exists());
     if !here {
-        eprintln!("SKIPPED: FUSE is not available here (/dev/fuse, root or fusermount3)");
+        skipped("FUSE is not available here (/dev/fuse, root or fusermount3)");
     }
     here
+}
+
+/// Says loudly that a test cannot run: past the harness, which keeps to itself what a
+/// passing test prints.
+pub fn skipped(why: &str) {
+    let _ = writeln!(std::io::stderr(), "\nSKIPPED: {why}");
 }
 
 pub fn runtime() -> Runtime {

@@ -59,7 +59,7 @@ fn git_works_on_a_mount() {
 fn make_sees_what_is_newer() {
     let Some(place) = Place::memory() else { return };
     if Command::new("make").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: make is not installed");
+        crate::place::skipped("make is not installed");
         return;
     }
     fs::write(place.join("Makefile"), "out: in\n\tcat in >> out\n").unwrap();

@@ -32,6 +32,8 @@ pub const VOLUMES: u16 = 0x0320;
 pub const VOLUME_OPEN: u16 = 0x0321;
 /// Take over a volume's key made elsewhere.
 pub const VOLUME_IMPORT: u16 = 0x0322;
+/// A volume's directory has moved: [`OpenVolume`], [`OpenedVolume`].
+pub const VOLUME_MOVE: u16 = 0x0323;
 /// Append to a manifest that is being written.
 pub const KEEP_ADD: u16 = 0x0330;
 /// Put a finished manifest in place of the former.
@@ -100,7 +102,7 @@ pub struct Invited {
     pub warning: Option<String>,
 }
 
-/// [`VOLUME_OPEN`] and [`VOLUME_IMPORT`].
+/// [`VOLUME_OPEN`], [`VOLUME_IMPORT`] and [`VOLUME_MOVE`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct OpenVolume {
@@ -114,7 +116,7 @@ pub struct OpenVolume {
     pub seed: Option<[u8; 32]>,
 }
 
-/// What [`VOLUME_OPEN`] and [`VOLUME_IMPORT`] answer.
+/// What [`VOLUME_OPEN`], [`VOLUME_IMPORT`] and [`VOLUME_MOVE`] answer.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct OpenedVolume {

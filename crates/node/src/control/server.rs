@@ -74,7 +74,9 @@ impl Control {
                 self.stop.send_replace(true);
                 Ok(reply(&Empty {}))
             }
-            message::VOLUME_OPEN | message::VOLUME_IMPORT => self.open_volume(request).await,
+            message::VOLUME_OPEN | message::VOLUME_IMPORT | message::VOLUME_MOVE => {
+                self.open_volume(request).await
+            }
             message::KEEP_ADD => self.keep_add(request).await,
             message::KEEP_COMMIT => self.keep_commit(request).await,
             method => {
@@ -138,6 +140,10 @@ impl Control {
         if importing != call.seed.is_some() {
             return Err(malformed("a key belongs to an import and to nothing else"));
         }
+        let moving = request.method == message::VOLUME_MOVE;
+        if moving && source.is_none() {
+            return Err(malformed("a move says where to"));
+        }
         let now = self.now_unix_secs();
         let opened = off_thread(move || match call.seed {
             Some(seed) => {
@@ -146,6 +152,9 @@ impl Control {
                 Ok(message::OpenedVolume { seed, is_new })
             }
             None => {
+                if let Some(source) = source.as_deref().filter(|_| moving) {
+                    self.volumes.set_source(&call.name, source)?;
+                }
                 let (key, is_new) =
                     self.volumes.open_or_create(&call.name, source.as_deref(), now)?;
                 Ok(message::OpenedVolume { seed: key.seed(), is_new })

@@ -163,6 +163,11 @@ async fn a_directory_is_published_under_its_own_name_and_keeps_its_key() {
     assert!(source_dir.ends_with("a/docs") && error.to_string().contains("--name"), "{error}");
     let named = client.volume(Some("docs-b"), &others).await.expect("another name");
     assert!(named.is_new && named.key.seed() != first.key.seed());
+    let moved = client.moved_volume(None, &others).await.expect("the directory has moved");
+    assert!(!moved.is_new && moved.key.seed() == first.key.seed(), "under the same address");
+    assert!(client.volume(None, &docs).await.is_err(), "and left the old place");
+    let mistyped = client.moved_volume(Some("dosc"), &docs).await.expect_err("no such volume");
+    assert!(mistyped.to_string().contains("no volume dosc"), "{mistyped}");
     let names: Vec<String> =
         client.volumes().await.expect("list").into_iter().map(|volume| volume.name).collect();
     assert_eq!(names, ["docs", "docs-b"]);

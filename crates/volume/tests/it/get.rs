@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use atoll_dht::{Blocks, MemoryBlocks};
 use atoll_volume::owned::{GetOptions, GetTreeError, Gotten, NoProgress, get_tree};
 
-use crate::ring::{WatchedBlocks, env, publish_with, small_blocks, snapshot};
+use crate::ring::{WatchedBlocks, publish_with, small_blocks, snapshot};
 use crate::trees::{Tree, assert_same, on_disk, patterned, set_mtime, variety};
 
 async fn get(
@@ -20,7 +20,7 @@ async fn get(
 ) -> Result<Gotten, GetTreeError> {
     let snapshot = snapshot(blocks).await;
     let item = snapshot.resolve(path.as_bytes()).await.expect("is there");
-    get_tree(env(), snapshot, &item, dest, options, Arc::new(NoProgress)).await
+    get_tree(snapshot, &item, dest, options, Arc::new(NoProgress)).await
 }
 
 fn with_set_id() -> GetOptions {

@@ -67,7 +67,7 @@ async fn assert_bad(blocks: &Arc<MemoryBlocks>, path: &str, block: BlockHash, pa
     let dest = tempfile::tempdir().expect("a directory");
     let (root, dest) = (snapshot.root(), dest.path().join("copy"));
     let (options, progress) = (GetOptions::default(), Arc::new(NoProgress));
-    let copied = get_tree(env(), snapshot.clone(), &root, &dest, options, progress).await;
+    let copied = get_tree(snapshot.clone(), &root, &dest, options, progress).await;
     let error = copied.expect_err("it is bad");
     let GetTreeError::Read(read) = &error else { panic!("{error}") };
     assert!(matches!(**read, ReadError::Bad { .. }), "{error}");
@@ -212,7 +212,6 @@ async fn directories_in_directories_without_end_are_refused_by_a_copy() {
     let snapshot = snapshot(&blocks).await;
     let dest = tempfile::tempdir().expect("a directory");
     let error = get_tree(
-        env(),
         snapshot.clone(),
         &snapshot.root(),
         &dest.path().join("copy"),

@@ -22,7 +22,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use atoll_env::Env;
 use atoll_key::{BlockHash, MAX_BLOCK_BYTES};
 use atoll_vfs::FileKind;
 use bytes::Bytes;
@@ -140,15 +139,12 @@ struct Copy {
 ///
 /// Dropping the future stops the copy after what is being written.
 pub async fn get_tree(
-    env: Env,
     snapshot: Arc<Snapshot>,
     item: &Item,
     dest: &Path,
     options: GetOptions,
     progress: Arc<dyn Progress>,
 ) -> Result<Gotten, GetTreeError> {
-    // Time plays no part in a copy; the parameter keeps room for a limit of rate.
-    let _ = env;
     let pool = Pool::start(WRITER_THREADS)
         .map_err(|error| GetTreeError::Write { path: dest.into(), reason: error.to_string() })?;
     progress.phase(Phase::Copy);
