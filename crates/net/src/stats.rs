@@ -95,7 +95,8 @@ pub struct NetStats {
     pub calls_failed: u64,
     /// Requests given to the service.
     pub calls_served: u64,
-    /// Requests refused because too many, or too large ones, were being served.
+    /// Requests refused because too many, or too large ones, were being served, or because
+    /// too many replies were not read yet.
     pub calls_overloaded: u64,
     /// Authenticated connections open now.
     pub connections: u64,

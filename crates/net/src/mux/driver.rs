@@ -19,7 +19,7 @@ use super::reader::FrameReader;
 use super::shared::{Serving, Shared};
 use super::{Budget, Context, MAX_OPEN_CALLS, MuxError, REQUEST_WINDOW_BYTES, SMALL_BYTES};
 use crate::frame::{self, Frame, FrameError};
-use crate::stats::{add, bump};
+use crate::stats::{Counters, add, bump};
 use crate::{Peer, Refusal, Reply, Request};
 
 /// How many bytes of waiting frames are encoded at once. Small frames that come later
@@ -59,6 +59,9 @@ struct Clocks {
     /// Something arrived since the last tick.
     heard: bool,
     last_heard: Instant,
+    /// The peer took something of what is sent since the last tick, or there was nothing.
+    taken: bool,
+    last_taken: Instant,
     /// A call went either way since the last ping.
     used: bool,
     last_ping: Instant,
@@ -77,6 +80,8 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
             tick,
             heard: false,
             last_heard: now,
+            taken: true,
+            last_taken: now,
             used: false,
             last_ping: now,
             ping: None,
@@ -183,6 +188,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
         if written > 0 {
             add(&self.context.counters.bytes_out, written);
         }
+        self.clocks.taken |= written > 0 || result.is_ready();
         match result {
             Poll::Ready(Err(error)) => Err(error.into()),
             Poll::Ready(Ok(())) | Poll::Pending => Ok(()),
@@ -279,6 +285,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
             id,
             shared: self.shared.clone(),
             budget: self.context.budget.clone(),
+            counters: counters.clone(),
             answered: false,
         };
         let peer = self.peer;
@@ -310,6 +317,12 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
         let clocks = &mut self.clocks;
         if std::mem::take(&mut clocks.heard) {
             clocks.last_heard = now;
+        }
+        // A peer may talk and never read; what it asked for would be held for ever.
+        if std::mem::take(&mut clocks.taken) || (self.outgoing.is_empty() && !self.unflushed) {
+            clocks.last_taken = now;
+        } else if now - clocks.last_taken >= rules.idle_ping + rules.dead_after {
+            return Err(End::Closed("the peer reads nothing of what is sent".to_owned()));
         }
         if self.shared.state().going_away {
             let since = *clocks.going_away_since.get_or_insert(now);
@@ -345,6 +358,7 @@ struct ServeSlot {
     id: u64,
     shared: Arc<Shared>,
     budget: Arc<Budget>,
+    counters: Arc<Counters>,
     answered: bool,
 }
 
@@ -356,7 +370,9 @@ impl ServeSlot {
             }
             Err(Refusal::new(Refusal::INTERNAL, "the reply exceeds the limits of a message"))
         });
-        self.shared.reply(self.id, result, &self.budget).await;
+        if !self.shared.reply(self.id, result, &self.budget).await {
+            bump(&self.counters.calls_overloaded);
+        }
         self.answered = true;
     }
 }

@@ -8,7 +8,10 @@
 //! - a caller waits for one of [`MAX_OPEN_CALLS`] slots, and with a bulk request also
 //!   for room in the window of [`REQUEST_WINDOW_BYTES`], and holds both until its call
 //!   is over. A peer that does not read makes callers wait until their deadlines;
-//! - a served bulk reply waits for room in [`REPLY_QUEUE_BYTES`] before it is queued;
+//! - a served bulk reply waits for room in [`REPLY_QUEUE_BYTES`] before it is queued. It
+//!   takes memory while it waits, so one that exceeds [`MAX_HELD_REPLY_BYTES`], or what
+//!   the [`Budget`] holds for all connections, becomes a refusal instead. A peer that
+//!   reads nothing at all is given up as one that says nothing is;
 //! - more requests than that, in number or bytes, come only from a peer that breaks
 //!   these rules and are refused as overloaded, and so is what exceeds the [`Budget`]
 //!   that all connections share. The socket is read all the same: pausing it would hold
@@ -28,6 +31,7 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Semaphore;
 
 use crate::stats::Counters;
 use crate::{CallError, Peer, Refusal, Reply, Request, Service, frame};
@@ -41,11 +45,17 @@ pub const MAX_OPEN_CALLS: usize = 512;
 pub const REQUEST_WINDOW_BYTES: usize = 16 << 20;
 /// The most bytes of bulk replies queued on one connection.
 pub const REPLY_QUEUE_BYTES: usize = 8 << 20;
+/// The most bytes of bulk replies held on one connection, those that wait for room in the
+/// queue included: 512 open calls for blocks of 128 KiB. A reply beyond it becomes a
+/// refusal. A guess.
+pub const MAX_HELD_REPLY_BYTES: usize = 64 << 20;
 /// Messages up to this size travel ahead of larger ones. A lookup step fits, a block
 /// does not.
 pub const SMALL_BYTES: usize = 4 << 10;
 /// The most bytes of requests being served on all connections together.
 const MAX_SERVING_BYTES: usize = 256 << 20;
+/// The most bytes of bulk replies held on all connections together.
+const MAX_REPLIES_BYTES: usize = 256 << 20;
 
 /// How a connection watches over itself. The defaults are guesses in the range of what
 /// others do; tests shorten them.
@@ -57,7 +67,8 @@ pub struct Keepalive {
     pub measure_every: Duration,
     /// A connection on which nothing arrived for this long is pinged.
     pub idle_ping: Duration,
-    /// One on which nothing arrived for this long after a ping is closed.
+    /// One on which nothing arrived for this long after a ping is closed. So is one whose
+    /// peer takes nothing of what is sent for as long as an idle one is kept unanswered.
     pub dead_after: Duration,
     /// One that was asked to go away is closed after this long, whatever is open.
     pub drain_limit: Duration,
@@ -75,10 +86,18 @@ impl Default for Keepalive {
     }
 }
 
-/// Bytes of requests being served, over all connections of one transport.
-#[derive(Default)]
+/// Bytes of requests being served and of replies held, over all connections of one
+/// transport.
 pub struct Budget {
     serving_bytes: AtomicUsize,
+    replies: Arc<Semaphore>,
+}
+
+impl Default for Budget {
+    fn default() -> Budget {
+        let replies = Arc::new(Semaphore::new(MAX_REPLIES_BYTES));
+        Budget { serving_bytes: AtomicUsize::new(0), replies }
+    }
 }
 
 impl Budget {

@@ -8,9 +8,8 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::AsyncWrite;
-use tokio::sync::OwnedSemaphorePermit;
 
-use super::shared::Queued;
+use super::shared::{Queued, Room};
 
 /// A part up to this size is copied beside its header: cheaper than a slice of its own.
 const COPY_BYTES: usize = 1024;
@@ -22,8 +21,8 @@ const MAX_SLICES: usize = 64;
 pub struct Outgoing {
     segments: VecDeque<Bytes>,
     encoding: BytesMut,
-    /// Room in the reply queue that is given back when the batch is written.
-    rooms: Vec<OwnedSemaphorePermit>,
+    /// What is given back when the batch is written.
+    rooms: Vec<Room>,
 }
 
 impl Outgoing {

@@ -18,7 +18,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::AbortHandle;
 
 use super::{
-    Budget, MAX_OPEN_CALLS, MuxError, REPLY_QUEUE_BYTES, REQUEST_WINDOW_BYTES, SMALL_BYTES,
+    Budget, MAX_HELD_REPLY_BYTES, MAX_OPEN_CALLS, MuxError, REPLY_QUEUE_BYTES,
+    REQUEST_WINDOW_BYTES, SMALL_BYTES,
 };
 use crate::frame::Frame;
 use crate::{Refusal, Reply, Request};
@@ -33,10 +34,18 @@ const MAX_URGENT_FRAMES: usize = 8 * MAX_OPEN_CALLS;
 /// A frame that waits to be written.
 pub struct Queued {
     pub frame: Frame,
-    /// The room it takes in the reply queue.
-    pub room: Option<OwnedSemaphorePermit>,
+    /// The room it takes, if it is a bulk reply.
+    pub room: Option<Room>,
     /// Whether it is counted in `State::answers`.
     answers: bool,
+}
+
+/// What a bulk reply takes until it is written: of the reply queue, of what its
+/// connection may hold, and of what all may.
+pub struct Room {
+    _queue: OwnedSemaphorePermit,
+    _held: OwnedSemaphorePermit,
+    _held_by_all: OwnedSemaphorePermit,
 }
 
 struct Pending {
@@ -121,6 +130,7 @@ pub struct Shared {
     pub open_calls: Semaphore,
     pub request_window: Semaphore,
     reply_queue: Arc<Semaphore>,
+    held_replies: Arc<Semaphore>,
     /// Smoothed round trip in nanoseconds; 0 when not measured.
     round_trip_ns: AtomicU64,
 }
@@ -133,6 +143,7 @@ impl Shared {
             open_calls: Semaphore::new(MAX_OPEN_CALLS),
             request_window: Semaphore::new(REQUEST_WINDOW_BYTES),
             reply_queue: Arc::new(Semaphore::new(REPLY_QUEUE_BYTES)),
+            held_replies: Arc::new(Semaphore::new(MAX_HELD_REPLY_BYTES)),
             round_trip_ns: AtomicU64::new(0),
         }
     }
@@ -257,32 +268,36 @@ impl Shared {
     }
 
     /// Queues the answer to a request, waiting for room if it is bulky. It is dropped if
-    /// the caller gave up meanwhile.
-    pub async fn reply(&self, id: u64, result: Result<Reply, Refusal>, budget: &Budget) {
+    /// the caller gave up meanwhile. False if it had to become a refusal, because too many
+    /// replies wait already.
+    pub async fn reply(&self, id: u64, result: Result<Reply, Refusal>, budget: &Budget) -> bool {
         let frame = match result {
             Ok(reply) => Frame::Reply(id, reply),
             Err(refusal) => Frame::Refusal(id, refusal),
         };
         let bytes = frame.payload_bytes();
-        let room = if bytes > SMALL_BYTES {
-            match self.reply_queue.clone().acquire_many_owned(bytes as u32).await {
-                Ok(room) => Some(room),
-                Err(_) => return,
-            }
-        } else {
-            None
+        if bytes <= SMALL_BYTES {
+            self.answered(frame, id, None, budget);
+            return true;
+        }
+        let bytes = bytes as u32;
+        let held = self.held_replies.clone().try_acquire_many_owned(bytes);
+        let held_by_all = budget.replies.clone().try_acquire_many_owned(bytes);
+        let (Ok(held), Ok(held_by_all)) = (held, held_by_all) else {
+            drop(frame);
+            let refusal = Refusal::new(Refusal::OVERLOADED, "too many replies are not read yet");
+            self.answered(Frame::Refusal(id, refusal), id, None, budget);
+            return false;
         };
-        self.answered(frame, id, room, budget);
+        if let Ok(queue) = self.reply_queue.clone().acquire_many_owned(bytes).await {
+            let room = Room { _queue: queue, _held: held, _held_by_all: held_by_all };
+            self.answered(frame, id, Some(room), budget);
+        }
+        true
     }
 
     /// Moves a request from being served to being answered.
-    pub fn answered(
-        &self,
-        frame: Frame,
-        id: u64,
-        room: Option<OwnedSemaphorePermit>,
-        budget: &Budget,
-    ) {
+    pub fn answered(&self, frame: Frame, id: u64, room: Option<Room>, budget: &Budget) {
         let mut state = self.state();
         let Some(serving) = state.serving.remove(&id) else { return };
         state.serving_bytes -= serving.bytes;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use atoll_net::frame::{Frame, HEAD_BYTES};
 use atoll_net::mux::{
-    Context, Keepalive, MAX_OPEN_CALLS, Mux, MuxError, REPLY_QUEUE_BYTES, REQUEST_WINDOW_BYTES,
+    Context, Keepalive, MAX_HELD_REPLY_BYTES, MAX_OPEN_CALLS, Mux, MuxError, REPLY_QUEUE_BYTES,
+    REQUEST_WINDOW_BYTES,
 };
 use atoll_net::{LOCAL_CALLER, MAX_MESSAGE_BYTES, MAX_PARTS, Refusal, Reply, Request, Service};
 use bytes::Bytes;
@@ -172,6 +173,72 @@ async fn replies_to_a_peer_that_does_not_read_them_are_bounded() {
     tokio::time::sleep(Duration::from_millis(100)).await;
     let (bytes, _) = right.queued();
     assert!(bytes <= REPLY_QUEUE_BYTES, "{bytes} bytes are queued");
+}
+
+/// Only a few of many replies found room in the queue; the others waited outside it, as
+/// large as they were, up to 512 of 4 MiB on each connection.
+#[tokio::test]
+async fn replies_that_wait_for_room_are_bounded_too() {
+    let live = Arc::new(AtomicUsize::new(0));
+    let count = live.clone();
+    let big = By(move |_, _| Ok(Reply { header: Bytes::new(), parts: vec![counted(&count)] }));
+    let (here, mut there) = tokio::io::duplex(64 << 10);
+    let context = serving(big);
+    let right = start(here, context.clone());
+    for id in 0..MAX_OPEN_CALLS as u64 {
+        there.write_all(&Frame::Request(id, request(b"")).encode()).await.unwrap();
+    }
+    let overloaded = || context.counters.snapshot().calls_overloaded as usize;
+    let mebibyte = 1 << 20;
+    until("all are served", || {
+        overloaded() + live.load(Ordering::SeqCst) / mebibyte == MAX_OPEN_CALLS
+    })
+    .await;
+    assert!(live.load(Ordering::SeqCst) <= MAX_HELD_REPLY_BYTES, "{live:?} bytes are held");
+    assert!(overloaded() > 0);
+    // When the connection is over, nothing is held any more.
+    right.close("enough");
+    until("all are dropped", || live.load(Ordering::SeqCst) == 0).await;
+}
+
+/// A mebibyte that is counted in `live` as long as it lives.
+fn counted(live: &Arc<AtomicUsize>) -> Bytes {
+    struct Counted(Vec<u8>, Arc<AtomicUsize>);
+    impl AsRef<[u8]> for Counted {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.1.fetch_sub(self.0.len(), Ordering::SeqCst);
+        }
+    }
+    live.fetch_add(1 << 20, Ordering::SeqCst);
+    Bytes::from_owner(Counted(vec![0; 1 << 20], live.clone()))
+}
+
+/// It sends something now and then, and so was never taken for dead, while its replies
+/// filled this node's queues for ever.
+#[tokio::test]
+async fn a_peer_that_talks_and_never_reads_is_given_up() {
+    let keepalive = Keepalive {
+        tick: Duration::from_millis(10),
+        idle_ping: Duration::from_millis(100),
+        dead_after: Duration::from_millis(200),
+        ..Keepalive::default()
+    };
+    let big = By(|_, _| Ok(Reply { header: Bytes::new(), parts: bulk(1 << 20).parts }));
+    let (here, mut there) = tokio::io::duplex(64 << 10);
+    let right = start(here, Context { keepalive, ..serving(big) });
+    there.write_all(&Frame::Request(0, request(b"")).encode()).await.unwrap();
+    let mut pongs = 0;
+    while there.write_all(&Frame::Pong(99).encode()).await.is_ok() {
+        pongs += 1;
+        assert!(pongs < 3000, "it is never given up");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(!right.is_open());
 }
 
 #[tokio::test]
