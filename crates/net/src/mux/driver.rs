@@ -227,7 +227,8 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
                 self.shared.answer(id, Ok(reply));
                 Ok(())
             }
-            Frame::Refusal(id, refusal) => {
+            Frame::Refusal(id, mut refusal) => {
+                refusal.text = printable(&refusal.text);
                 self.shared.answer(id, Err(MuxError::Refused(refusal)));
                 Ok(())
             }
@@ -351,6 +352,16 @@ impl<S> Drop for Driver<S> {
         let connections = &self.context.counters.connections;
         connections.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
     }
+}
+
+/// A peer's text for people, which goes into logs and onto terminals: one line, and
+/// nothing that steers.
+fn printable(text: &str) -> String {
+    let steers = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}')
+    };
+    text.replace(steers, "?")
 }
 
 /// A request being served. Dropped unanswered it was cancelled, or its service panicked.

@@ -367,6 +367,20 @@ async fn two_open_calls_with_one_id_are_a_breach() {
     assert_eq!(context.counters.snapshot().malformed_frames[&LOCAL_CALLER.id], 1);
 }
 
+/// The text of a refusal goes into logs and onto terminals.
+#[tokio::test]
+async fn a_refusal_cannot_forge_a_line_of_the_log() {
+    let (here, mut there) = tokio::io::duplex(1 << 10);
+    let left = start(here, Context::default());
+    let (answer, ()) = tokio::join!(left.call(request(b""), LONG), async {
+        tokio::task::yield_now().await;
+        let hostile = Refusal::new(100, "no\n2026 WARN forged\x1b[2J\r \u{9b}31m\u{202e}\u{e9}");
+        there.write_all(&Frame::Refusal(0, hostile).encode()).await.unwrap();
+    });
+    let Err(MuxError::Refused(refusal)) = answer else { panic!("it was refused") };
+    assert_eq!(refusal.text, "no?2026 WARN forged?[2J? ?31m?\u{e9}");
+}
+
 #[tokio::test]
 async fn answers_to_nobody_are_ignored() {
     let (here, mut there) = tokio::io::duplex(1 << 10);
