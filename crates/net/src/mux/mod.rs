@@ -213,6 +213,11 @@ impl Mux {
         self.shared.is_open()
     }
 
+    /// Whether it is over, or about to be: not merely being let go.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.shared.closed().is_some()
+    }
+
     /// Whether no call is open on it in either direction.
     pub fn is_idle(&self) -> bool {
         self.shared.is_idle()

@@ -26,6 +26,9 @@ const MAX_BACKOFFS: usize = 4096;
 /// only from a peer that dials again and again.
 const MAX_OF_PEER: usize = 4;
 
+/// Connections being let go, for each one that may be open: one in this many.
+const DRAIN_SHARE: usize = 4;
+
 /// How a dial ended; none while it is under way.
 pub type Dialled = watch::Receiver<Option<Result<Mux, String>>>;
 
@@ -109,6 +112,7 @@ impl Pool {
     }
 
     /// Lets the least recently used connections go that are too many; idle ones first.
+    /// Closes those that have been let go longest, when they are too many.
     fn evict(&mut self, newest: PeerId) {
         let open: usize =
             self.connections.values().flatten().filter(|one| one.mux.is_open()).count();
@@ -119,6 +123,14 @@ impl Pool {
                 Some(least) => least.mux.go_away(),
                 None => return,
             }
+        }
+        let all = self.connections.values().flatten();
+        let mut let_go: Vec<&Connection> =
+            all.filter(|one| !one.mux.is_open() && !one.mux.is_closed()).collect();
+        let_go.sort_unstable_by_key(|one| one.serial);
+        let surplus = let_go.len().saturating_sub(self.max_connections.div_ceil(DRAIN_SHARE));
+        for oldest in &let_go[..surplus] {
+            oldest.mux.close("too many connections are being let go");
         }
     }
 
@@ -237,6 +249,23 @@ mod tests {
         let open: Vec<bool> = all.iter().map(|(_, (mux, _))| mux.is_open()).collect();
         assert_eq!(open, [true, false, true]);
         assert!(pool.open(&all[1].0).is_none());
+    }
+
+    /// A member that makes keys up could have as many connections as it liked, each being
+    /// let go for half a minute, and so take the process's file descriptors.
+    #[tokio::test]
+    async fn connections_being_let_go_are_capped_too() {
+        let now = Instant::now();
+        let mut pool = Pool::new(PeerId([0; 32]), 8);
+        let all: Vec<_> = (1..=100).map(|number| (PeerId([number; 32]), live())).collect();
+        for (id, (mux, _)) in &all {
+            pool.add(*id, mux.clone(), false, now);
+        }
+        let open = all.iter().filter(|(_, (mux, _))| mux.is_open()).count();
+        let let_go: Vec<bool> = all.iter().map(|(_, (mux, _))| mux.is_closed()).collect();
+        assert_eq!(open, 8);
+        assert_eq!(let_go.iter().filter(|closed| !**closed).count(), 8 + 8 / DRAIN_SHARE);
+        assert!(let_go.is_sorted_by(|a, b| a >= b), "the oldest went");
     }
 
     #[tokio::test]
