@@ -115,7 +115,7 @@ struct Inner {
     context: mux::Context,
     pool: Mutex<Pool>,
     dial_slots: Semaphore,
-    handshakes: Arc<Semaphore>,
+    handshakes: listener::Handshakes,
     refusal_log: listener::RefusalLog,
     /// None once the transport is shut down: then no task is started any more.
     tasks: Mutex<Option<JoinSet<()>>>,
@@ -148,7 +148,7 @@ impl TcpTransport {
             context: mux::Context { keepalive: config.keepalive, ..mux::Context::default() },
             pool: Mutex::new(Pool::new(id, config.max_connections)),
             dial_slots: Semaphore::new(MAX_DIALS),
-            handshakes: Arc::new(Semaphore::new(config.max_handshakes.max(1))),
+            handshakes: listener::Handshakes::new(config.max_handshakes),
             refusal_log: listener::RefusalLog::default(),
             tasks: Mutex::new(Some(JoinSet::new())),
         });

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use atoll_net::{CallError, Peer, RefusalReason, TcpConfig, TcpTransport, Transport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::services::{Echo, LONG, config, network, node, request, until};
 
@@ -58,6 +58,26 @@ async fn silent_connections_are_capped_and_members_get_in_when_they_are_gone() {
     until("their ends are seen", || server.refusals().get(&RefusalReason::Tls) == Some(&3)).await;
     let member = node(2, Echo).await;
     member.call(server.local(), request(b""), LONG).await.unwrap();
+}
+
+/// One machine without the secret kept every place for handshakes taken.
+#[tokio::test]
+async fn one_stranger_cannot_keep_members_out() {
+    let few = TcpConfig { max_handshakes: 3, ..config(1) };
+    let server = TcpTransport::start(few).await.unwrap();
+    server.serve(Arc::new(Echo));
+    let mut silent = Vec::new();
+    for _ in 0..3 {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        silent.push(socket.connect(server.local().addr).await.unwrap());
+    }
+    // Connections are accepted in their order, so these hold the places by now.
+    let member = node(2, Echo).await;
+    member.call(server.local(), request(b""), LONG).await.unwrap();
+    let counted = BTreeMap::from([(RefusalReason::TooManyHandshakes, 1)]);
+    assert_eq!(server.refusals(), counted);
+    assert!(matches!(silent[0].read(&mut [0; 1]).await, Ok(0) | Err(_)), "the oldest went");
 }
 
 /// Forwards connections to `to` and keeps every byte of both directions.
