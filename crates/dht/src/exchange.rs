@@ -15,7 +15,7 @@ use bytes::Bytes;
 use crate::inner::{Block, Inner, REPLY_BYTES, note_store_error};
 use crate::messages::{
     self, BlockHeader, Fetch, FetchReply, MAX_BATCH_BLOCKS, Put, PutReply, PutStatus, Reconcile,
-    ReconcileReply, from_header, to_header,
+    ReconcileReply, from_header, is_majority, to_header,
 };
 use crate::reconcile::{
     Answer, Claim, Cutter, Difference, Fingerprint, Item, MAX_ITEMS, Plan, Salt, difference, plan,
@@ -371,7 +371,7 @@ pub(crate) async fn give(
 /// Whether the other side now has the block or a better one.
 fn is_settled(status: &PutStatus) -> bool {
     match status {
-        PutStatus::Stored { copies, wanted } => copies * 2 > *wanted,
+        PutStatus::Stored { copies, wanted } => is_majority(*copies, *wanted),
         PutStatus::Superseded { .. } => true,
         _ => false,
     }

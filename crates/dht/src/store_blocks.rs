@@ -24,7 +24,7 @@ use crate::blocks::PutError;
 use crate::inner::{Block, Inner};
 use crate::messages::{
     self, BlockHeader, MAX_BATCH_BLOCKS, MAX_RENEW_KEYS, Put, PutReply, PutStatus, Renew,
-    RenewReply, from_header, to_header,
+    RenewReply, from_header, is_majority, to_header,
 };
 use crate::replicas::{renew_here, store_as_root};
 use crate::stats::add;
@@ -153,7 +153,7 @@ async fn put_once(inner: &Inner, pending: &mut Vec<Pending>) -> Result<(), PutEr
 /// Whether a status is success (`None`), worth another try (the reason), or final.
 fn judge(root: &Node, status: PutStatus) -> Result<Option<String>, PutError> {
     match status {
-        PutStatus::Stored { copies, wanted } if copies * 2 > wanted => Ok(None),
+        PutStatus::Stored { copies, wanted } if is_majority(copies, wanted) => Ok(None),
         PutStatus::Stored { copies, wanted } => {
             Ok(Some(format!("only {copies} of {wanted} nodes from {root:?} on have it")))
         }

@@ -233,3 +233,39 @@ fn a_put_of_a_wrong_hash_is_refused_at_the_first_node() {
     let refused = ring.try_put(0, vec![(BlockHash::of(b"a"), Bytes::from_static(b"b"))]);
     assert!(matches!(refused, Err(atoll_dht::PutError::Invalid(_))), "{refused:?}");
 }
+
+/// Answers calls of one method itself, all others honestly.
+struct Impostor<F> {
+    honest: Arc<dyn Service>,
+    method: u16,
+    answer: F,
+}
+
+impl<F: Fn(&Request) -> Bytes + Send + Sync + 'static> Service for Impostor<F> {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        if request.method != self.method {
+            return self.honest.handle(from, request);
+        }
+        let header = (self.answer)(&request);
+        Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) })
+    }
+}
+
+/// Twice the number of copies a root claimed did not fit 32 bits.
+#[test]
+fn a_root_that_claims_four_billion_copies_breaks_nothing() {
+    let mut ring = Ring::new(8, 3);
+    ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |honest| {
+        let answer = |request: &Request| {
+            let put: messages::Put = messages::from_header(&request.header).expect("well-formed");
+            let boast = messages::PutStatus::Stored { copies: u32::MAX, wanted: u32::MAX };
+            let statuses = vec![boast; put.blocks.0.len()].into();
+            messages::to_header(&messages::PutReply { statuses })
+        };
+        Arc::new(Impostor { honest, method: messages::PUT, answer })
+    });
+    ring.settle();
+    ring.put(0, 0..50);
+    ring.sim.run_for(MINUTE * 2);
+    assert!(ring.members[0].dht.repair_status().rounds > 0);
+}
