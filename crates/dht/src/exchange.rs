@@ -4,6 +4,8 @@
 //! Nothing here holds more than a page of items or a batch of blocks in memory, however
 //! large the range.
 
+use std::time::Duration;
+
 use atoll_env::sleep;
 use atoll_key::{BlockKind, Key, KeyRange};
 use atoll_net::header::Capped;
@@ -26,6 +28,12 @@ use crate::reconcile::{
 const PAGE_ITEMS: usize = 1024;
 /// Claims sent in one message.
 const CLAIMS_AT_ONCE: usize = 16;
+/// An exchange is given up after so many messages in a row that led to no copy. An honest
+/// one takes log16 of the blocks, and more only where blocks cannot be copied. This also
+/// bounds the ranges still to be compared. A guess.
+const MAX_IDLE_STEPS: usize = 1000;
+/// An exchange is given up when it has copied nothing for so long. A guess.
+const IDLE_LIMIT: Duration = Duration::from_secs(300);
 
 /// Why an exchange ended early.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -36,6 +44,8 @@ pub(crate) enum ExchangeError {
     Store(#[from] StoreError),
     #[error("the other side's answer is not well-formed")]
     IllFormed,
+    #[error("the other side's answers lead nowhere")]
+    Endless,
 }
 
 impl From<atoll_net::Refusal> for ExchangeError {
@@ -149,8 +159,16 @@ pub(crate) async fn reconcile_with(
     }
     let mut session =
         Session { inner, other, salt, todo: vec![range], outcome: Outcome::default() };
+    let (mut idle_steps, mut idle_since, mut moved) = (0, inner.env.now(), 0);
     while !session.todo.is_empty() {
+        if idle_steps == MAX_IDLE_STEPS || inner.env.now().since(idle_since) > IDLE_LIMIT {
+            return Err(ExchangeError::Endless);
+        }
+        idle_steps += 1;
         session.step().await?;
+        if session.outcome.moved > moved {
+            (idle_steps, idle_since, moved) = (0, inner.env.now(), session.outcome.moved);
+        }
     }
     Ok(session.outcome)
 }

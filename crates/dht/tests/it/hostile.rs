@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::messages;
+use atoll_dht::reconcile::{Answer, Claim, Fingerprint, Item};
 use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, BlockKind, Key};
+use atoll_key::{BlockHash, BlockKind, Key, KeyRange};
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
 use atoll_store::{BlockInfo, BlockStore, MemoryStore, ScrubStep, StoreError, StoredBlock, Usage};
 use bytes::Bytes;
@@ -268,4 +269,50 @@ fn a_root_that_claims_four_billion_copies_breaks_nothing() {
     ring.put(0, 0..50);
     ring.sim.run_for(MINUTE * 2);
     assert!(ring.members[0].dht.repair_status().rounds > 0);
+}
+
+/// Cuts every range a little shorter for ever, or lists blocks for ever that it will not send.
+#[test]
+fn a_replica_whose_answers_never_end_does_not_stop_repair() {
+    let cut = |claim: &Claim| {
+        let (after, upto) = (claim.range.after, claim.range.upto);
+        let first = KeyRange::new(after, after.next());
+        let rest = KeyRange::new(after.next(), upto);
+        let print = Fingerprint { sum: 1, count: 1 };
+        match claim.print.count {
+            0 => Answer::Same,
+            _ => Answer::Parts(vec![Claim { range: first, print }, Claim { range: rest, print }]),
+        }
+    };
+    let list = |claim: &Claim| {
+        let upto = claim.range.after.next();
+        Answer::Some { items: vec![Item { key: upto, version: 0 }], upto }
+    };
+    let answers: [fn(&Claim) -> Answer; 2] = [cut, list];
+    for endless in answers {
+        let mut ring = Ring::new(9, 2);
+        ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |honest| {
+            let answer = move |request: &Request| {
+                let asked: messages::Reconcile =
+                    messages::from_header(&request.header).expect("well-formed");
+                let answers = asked.claims.iter().map(endless).collect();
+                messages::to_header(&messages::ReconcileReply { answers })
+            };
+            Arc::new(Impostor { honest, method: messages::RECONCILE, answer })
+        });
+        ring.settle();
+        ring.put(0, 0..30);
+        ring.sim.run_for(MINUTE * 20);
+        let removed = ring.members[1].store.remove((0..30).map(|n| block(n).0.key()).collect());
+        ring.sim.block_on(MINUTE, removed).expect("ends").expect("memory");
+        ring.sim.run_for(MINUTE * 30);
+        for n in (0..30).filter(|n| ring.holders(&block(*n).0.key()).contains(&0)) {
+            let key = block(n).0.key();
+            let mut set = ring.replica_set(&key);
+            set.sort_by_key(|i| ring.node(*i).id.key().distance_from(&key));
+            if set[0] != 2 {
+                assert!(ring.holders(&key).contains(&1), "block {n} was not repaired");
+            }
+        }
+    }
 }
