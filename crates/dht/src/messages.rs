@@ -244,8 +244,8 @@ pub struct Renew {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct RenewReply {
-    /// One byte per key: 0 not held, 1 held (as root: by all replicas that answered),
-    /// 2 not this node's key.
+    /// One byte per key: 0 not held, 1 held (as root: by a majority of the replica set),
+    /// 2 not this node's key, 3 held by this root, but not by a majority yet.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub held: Vec<u8>,
 }

@@ -3,7 +3,7 @@
 //! Every block is verified against its key before it is stored; a block that fails is
 //! dropped, counted and its sender marked. Of signed blocks the higher version stays.
 
-use atoll_key::BlockKind;
+use atoll_key::{BlockKind, Key};
 use atoll_net::header::Capped;
 use atoll_net::{Peer, Refusal, Request};
 use atoll_overlay::Route;
@@ -12,7 +12,9 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 
 use crate::inner::{Block, Inner};
-use crate::messages::{self, Put, PutReply, PutStatus, Renew, RenewReply, from_header, to_header};
+use crate::messages::{
+    self, Put, PutReply, PutStatus, Renew, RenewReply, from_header, is_majority, to_header,
+};
 
 /// Stores a batch on this node; one status per block.
 pub(crate) async fn store_here(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<PutStatus> {
@@ -68,6 +70,16 @@ fn verify(inner: &Inner, from: &Peer, block: &Block) -> Result<(BlockKind, u64),
     Ok((kind, version))
 }
 
+/// Whether this node is the root of `key`, as far as it knows.
+fn is_root(inner: &Inner, key: &Key) -> bool {
+    let neighbourhood = inner.overlay.neighbourhood();
+    match neighbourhood.range() {
+        Some(range) => range.contains(key),
+        None => matches!(inner.overlay.route(key, true),
+            Route::Root(nodes) if nodes[0] == neighbourhood.me),
+    }
+}
+
 /// Stores a batch whose root this node is and sends it to the replicas; resolves when
 /// all of them have answered or failed.
 pub(crate) async fn store_as_root(
@@ -76,17 +88,10 @@ pub(crate) async fn store_as_root(
     blocks: Vec<Block>,
 ) -> Vec<PutStatus> {
     let mut statuses = vec![PutStatus::NotRoot; blocks.len()];
-    let me = inner.me();
-    let range = inner.overlay.neighbourhood().range();
-    let is_root = |block: &Block| match range {
-        Some(range) => range.contains(&block.header.key),
-        None => matches!(inner.overlay.route(&block.header.key, true),
-            Route::Root(nodes) if nodes[0] == me),
-    };
     let (mine, indices): (Vec<Block>, Vec<usize>) = blocks
         .into_iter()
         .enumerate()
-        .filter(|(_, block)| is_root(block))
+        .filter(|(_, block)| is_root(inner, &block.header.key))
         .map(|(index, block)| (block, index))
         .unzip();
     if mine.is_empty() {
@@ -201,26 +206,36 @@ pub(crate) async fn renew_here(inner: &Inner, renew: &Renew) -> Result<Vec<u8>, 
     if !renew.as_root {
         return Ok(held);
     }
-    let neighbourhood = inner.overlay.neighbourhood();
-    if let Some(range) = neighbourhood.range() {
-        for (state, key) in held.iter_mut().zip(&renew.keys) {
-            if !range.contains(key) {
-                *state = 2;
-            }
+    for (state, key) in held.iter_mut().zip(&renew.keys) {
+        if !is_root(inner, key) {
+            *state = 2;
         }
     }
     let header = to_header(&Renew { as_root: false, ..renew.clone() });
     let request = Request { method: messages::RENEW, header, parts: Vec::new() };
-    let replicas = neighbourhood.successors.iter().take(inner.config.replicas - 1);
+    let successors = inner.overlay.neighbourhood().successors;
+    let replicas = successors.iter().take(inner.config.replicas - 1);
     let answers = join_all(replicas.map(|node| inner.call(node, request.clone()))).await;
-    let lacking = answers.into_iter().any(|answer| {
+    let (mut lacking, mut copies) = (false, vec![1; held.len()]);
+    for answer in answers {
         let theirs = answer.ok().and_then(|r| from_header::<RenewReply>(&r.header).ok());
-        theirs.is_none_or(|theirs| {
-            theirs.held.iter().zip(&held).any(|(theirs, ours)| *ours == 1 && *theirs != 1)
-        })
-    });
+        let Some(theirs) = theirs.filter(|theirs| theirs.held.len() == held.len()) else {
+            lacking = true;
+            continue;
+        };
+        for (i, theirs) in theirs.held.into_iter().enumerate() {
+            copies[i] += u32::from(theirs == 1);
+            lacking |= held[i] == 1 && theirs != 1;
+        }
+    }
     if lacking {
         inner.repair.kick();
+    }
+    let wanted = u32::try_from(expected_replicas(inner) + 1).expect("k is small");
+    for (state, copies) in held.iter_mut().zip(copies) {
+        if *state == 1 && !is_majority(copies, wanted) {
+            *state = 3;
+        }
     }
     Ok(held)
 }

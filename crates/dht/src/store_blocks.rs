@@ -283,6 +283,10 @@ async fn renew_once(
                             told = format!("{root:?} is not the root any more");
                             again.push(index);
                         }
+                        3 => {
+                            told = format!("too few of the nodes from {root:?} on have it");
+                            again.push(index);
+                        }
                         state => held[index] = state == 1,
                     }
                 }

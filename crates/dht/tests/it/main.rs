@@ -1,6 +1,7 @@
 //! The block layer on simulated rings. A failing run prints its seed; the same seed
 //! replays it.
 
+mod acknowledged;
 mod claims;
 mod figures;
 mod hostile;
