@@ -33,7 +33,16 @@ pub(crate) async fn store_here(inner: &Inner, from: &Peer, blocks: &[Block]) -> 
         return statuses;
     }
     let failed = match inner.store.put(batch).await {
-        Ok(()) => return statuses,
+        Ok(()) => {
+            for (block, status) in blocks.iter().zip(&mut statuses) {
+                if matches!(status, PutStatus::Stored { .. })
+                    && let Some(superseded) = other_held(inner, block).await
+                {
+                    *status = superseded;
+                }
+            }
+            return statuses;
+        }
         Err(StoreError::Full { .. }) => PutStatus::Full,
         Err(error) => {
             tracing::error!(%error, "blocks could not be stored");
@@ -105,9 +114,24 @@ pub(crate) async fn store_as_root(
     }
     let is_new = |block: &&Block| matches!(inner.store.info(&block.header.key), Ok(None));
     let new = mine.iter().filter(is_new).count();
-    // The network first: it works while this node verifies and writes.
-    let (acknowledged, own) =
-        futures_util::join!(replicate(inner, &mine), store_here(inner, from, &mine));
+    let (acknowledged, own) = if mine.iter().any(is_signed) {
+        // A replica that has another block of the same version decides before this node
+        // keeps one that nothing would make equal again.
+        let acknowledged = replicate(inner, &mine).await;
+        let refused = |held: &Option<u64>| match held {
+            Some(held) => PutStatus::Superseded { held: *held },
+            None => PutStatus::Failed,
+        };
+        let own = if acknowledged.superseded.iter().any(Option::is_some) {
+            acknowledged.superseded.iter().map(refused).collect()
+        } else {
+            store_here(inner, from, &mine).await
+        };
+        (acknowledged, own)
+    } else {
+        // The network first: it works while this node verifies and writes.
+        futures_util::join!(replicate(inner, &mine), store_here(inner, from, &mine))
+    };
     if own.iter().all(|status| matches!(status, PutStatus::Stored { .. })) {
         inner.repair.count_root_blocks(new as u64);
     }
@@ -124,12 +148,27 @@ pub(crate) async fn store_as_root(
     statuses
 }
 
+fn is_signed(block: &Block) -> bool {
+    block.header.kind == BlockKind::Signed as u8
+}
+
+/// After a signed block was put into the store: whether that keeps another one.
+async fn other_held(inner: &Inner, block: &Block) -> Option<PutStatus> {
+    if !is_signed(block) {
+        return None;
+    }
+    match inner.store.get(&block.header.key).await {
+        Ok(Some(held)) if held.bytes == block.bytes => None,
+        Ok(Some(held)) => Some(PutStatus::Superseded { held: held.info.version }),
+        Ok(None) | Err(_) => Some(PutStatus::Failed),
+    }
+}
+
 /// Two different blocks of one version would leave replicas unequal for ever: the root
 /// keeps the first. (Only signed blocks come alone in a batch and can conflict.)
 async fn conflict(inner: &Inner, blocks: &[Block]) -> Option<PutStatus> {
     let [block] = blocks else { return None };
-    let is_signed = block.header.kind == BlockKind::Signed as u8;
-    if !is_signed {
+    if !is_signed(block) {
         return None;
     }
     let version = BlockKind::Signed.verify(&block.header.key, &block.bytes).ok()?;

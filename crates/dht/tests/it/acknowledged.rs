@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use atoll_dht::{Blocks, DhtConfig, PutError};
-use atoll_key::BlockHash;
+use atoll_key::{BlockHash, SecretKey, SignedBlock};
 use atoll_sim::{Sim, SimConfig};
 
 use crate::ring::{Ring, block};
@@ -57,4 +57,57 @@ fn a_stray_is_kept_until_a_majority_of_the_replica_set_has_the_block() {
     let dropped = |_: &Sim| !ring.holders(&key).contains(&stray);
     assert!(ring.sim.run_until_true(MINUTE * 5, dropped), "the stray stays for ever");
     assert!(ring.holders(&key).len() >= 2, "only {:?} have it", ring.holders(&key));
+}
+
+fn signed(version: u64, payload: &[u8]) -> SignedBlock {
+    SignedBlock::sign(&SecretKey::from_seed(&[9; 32]), b"", version, payload)
+}
+
+/// Only the root compared the bytes: a root that had just taken over and did not have the
+/// block yet accepted another one of the same version, its replicas acknowledged what they
+/// had not stored, and nothing made them equal again.
+#[test]
+fn another_block_of_the_same_version_is_refused_by_a_root_that_lacks_the_first() {
+    // Either may be the greater by its bytes, which is how a reader chooses.
+    for (first, second) in [(b"one", b"two"), (b"two", b"one")] {
+        let ring = Ring::new(5, 5);
+        let (first, second) = (signed(7, first), signed(7, second));
+        let key = first.key();
+        let put = ring.members[0].dht.put_signed(first.clone());
+        assert_eq!(ring.sim.block_on(MINUTE, put).expect("ends"), Ok(()));
+        let mut set = ring.replica_set(&key);
+        set.sort_by_key(|i| ring.node(*i).id.key().distance_from(&key));
+        let removed = ring.members[set[0]].store.remove(vec![key]);
+        ring.sim.block_on(MINUTE, removed).expect("ends").expect("memory");
+        let put = ring.members[1].dht.put_signed(second);
+        let refused = ring.sim.block_on(MINUTE, put).expect("ends");
+        assert_eq!(refused, Err(PutError::Superseded { offered: 7, held: 7 }));
+        ring.members[set[0]].dht.repair_now();
+        ring.until_replicated();
+        for member in &ring.members {
+            let get = member.dht.get_signed(key);
+            assert_eq!(ring.sim.block_on(MINUTE, get).expect("ends"), Ok(first.clone()));
+        }
+    }
+}
+
+#[test]
+fn of_two_blocks_of_one_version_put_at_once_at_most_one_is_acknowledged() {
+    for seed in 0..20 {
+        let sim = SimConfig { seed, jitter: 0.8, ..SimConfig::default() };
+        let ring = Ring::with(sim, DhtConfig::default(), 5);
+        let blocks = [signed(3, b"one"), signed(3, b"two")];
+        let puts = futures_util::future::join(
+            ring.members[1].dht.put_signed(blocks[0].clone()),
+            ring.members[2].dht.put_signed(blocks[1].clone()),
+        );
+        let (one, two) = ring.sim.block_on(MINUTE * 5, puts).expect("puts have deadlines");
+        assert!(one.is_err() || two.is_err(), "both acknowledged, seed {seed}");
+        for (put, block) in [one, two].into_iter().zip(blocks) {
+            if put.is_ok() {
+                let get = ring.members[3].dht.get_signed(block.key());
+                assert_eq!(ring.sim.block_on(MINUTE, get).expect("ends"), Ok(block), "{seed}");
+            }
+        }
+    }
 }
