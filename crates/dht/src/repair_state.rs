@@ -49,8 +49,10 @@ struct State {
     next_slot: Instant,
     /// Blocks that were damaged here, to be fetched from another holder.
     damaged: BTreeSet<Key>,
-    /// The most replicas there were of late, and until when that counts.
-    peak: (usize, Instant),
+    /// How many replicas a put must count on.
+    expected: usize,
+    /// Since when there have been fewer than that, and the most there have been since.
+    fewer: Option<(Instant, usize)>,
 }
 
 impl Repair {
@@ -120,11 +122,19 @@ impl Repair {
     /// itself for a majority; a ring that has shrunk for good is believed after a while.
     pub fn expected_replicas(&self, now: Instant, replicas: usize, memory: Duration) -> usize {
         let mut state = self.lock();
-        let (peak, until) = state.peak;
-        if replicas >= peak || now > until {
-            state.peak = (replicas, now + memory);
+        if replicas >= state.expected {
+            (state.expected, state.fewer) = (replicas, None);
+            return replicas;
         }
-        state.peak.0
+        // Counted from when fewer were first seen: nobody may have looked for long before.
+        let (since, most) = state.fewer.unwrap_or((now, replicas));
+        let most = most.max(replicas);
+        state.fewer = Some((since, most));
+        if now.since(since) > memory {
+            state.expected = most;
+            state.fewer = (replicas < most).then_some((now, replicas));
+        }
+        state.expected
     }
 
     /// Counts blocks in that were put since the last round; the next round counts anew.

@@ -111,3 +111,31 @@ fn of_two_blocks_of_one_version_put_at_once_at_most_one_is_acknowledged() {
         }
     }
 }
+
+/// A node that had not looked at its neighbours for longer than `shrink_after` (a round of
+/// repair can take hours) took the first look after it was cut off for the end of the wait.
+#[test]
+fn a_node_cut_off_after_a_quiet_hour_is_still_no_majority() {
+    let config = DhtConfig { repair_every: MINUTE * 300, ..DhtConfig::default() };
+    let ring = impatient(3, config, 2);
+    ring.sim.run_for(MINUTE * 60);
+    cut_off_first(&ring);
+    for _ in 0..2 {
+        let put = ring.try_put(0, (0..20).map(block).collect());
+        assert!(matches!(put, Err(PutError::Unavailable(_))), "{put:?}");
+    }
+}
+
+/// The wait began when the first of two neighbours failed, and ended soon after the second.
+#[test]
+fn a_ring_that_shrinks_twice_is_waited_for_twice() {
+    let ring = impatient(4, DhtConfig::default(), 3);
+    ring.crash(1);
+    ring.sim.run_for(MINUTE * 9);
+    ring.crash(2);
+    ring.sim.run_for(MINUTE * 3);
+    let put = ring.try_put(0, (0..20).map(block).collect());
+    assert!(matches!(put, Err(PutError::Unavailable(_))), "{put:?}");
+    ring.sim.run_for(MINUTE * 12);
+    ring.put(0, 0..20);
+}
