@@ -288,6 +288,12 @@ async fn take(inner: &Inner, other: &Node, items: &[Item]) -> Result<Outcome, Ex
             return Err(ExchangeError::IllFormed);
         }
         let asked: Vec<Key> = wanted.drain(..wanted.len().min(MAX_BATCH_BLOCKS)).collect();
+        // An answer may stop early because it is full, never with nothing: what stands after
+        // the last block in it, of use or not, is asked for again.
+        let place = |header: &BlockHeader| asked.iter().position(|key| *key == header.key);
+        if let Some(last) = headers.iter().filter_map(place).max() {
+            wanted.splice(0..0, asked[last + 1..].iter().copied());
+        }
         let mut batch = Vec::new();
         let mut bytes = 0;
         for (header, part) in headers.into_iter().zip(reply.parts) {
@@ -296,12 +302,6 @@ async fn take(inner: &Inner, other: &Node, items: &[Item]) -> Result<Outcome, Ex
                 bytes += stored.bytes.len() as u64;
                 batch.push(stored);
             }
-        }
-        // An answer may stop early because it is full, never with nothing: what is not in
-        // it and stands after the last block in it is asked for again.
-        let last = batch.last().and_then(|b| asked.iter().position(|key| *key == b.info.key));
-        if let Some(last) = last {
-            wanted.splice(0..0, asked[last + 1..].iter().copied());
         }
         let count = batch.len() as u64;
         if count == 0 {

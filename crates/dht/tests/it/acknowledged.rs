@@ -4,10 +4,12 @@
 use std::time::Duration;
 
 use atoll_dht::{Blocks, DhtConfig, PutError};
-use atoll_key::{BlockHash, SecretKey, SignedBlock};
+use atoll_key::{BlockHash, BlockKind, SecretKey, SignedBlock};
 use atoll_sim::{Sim, SimConfig};
+use atoll_store::{BlockInfo, StoredBlock};
+use bytes::Bytes;
 
-use crate::ring::{Ring, block};
+use crate::ring::{Ring, block, sized_block};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -138,4 +140,40 @@ fn a_ring_that_shrinks_twice_is_waited_for_twice() {
     assert!(matches!(put, Err(PutError::Unavailable(_))), "{put:?}");
     ring.sim.run_for(MINUTE * 12);
     ring.put(0, 0..20);
+}
+
+/// Blocks in the hour after their lease are listed but not taken over. When a reply was full
+/// of them, the blocks after them were not asked for again.
+#[test]
+fn expired_blocks_do_not_hide_others_from_repair() {
+    let ring = Ring::new(6, 2);
+    let before_first = ring.node(1).id;
+    let root_is_first = |hash: &BlockHash| {
+        let distance = |i: usize| ring.node(i).id.key().distance_from(&hash.key());
+        distance(0) < distance(1)
+    };
+    let mut blocks: Vec<(BlockHash, Bytes)> =
+        (0..400).map(|n| sized_block(n, 60_000)).filter(|(hash, _)| root_is_first(hash)).collect();
+    // In the order in which the root meets them.
+    blocks.sort_by_key(|(hash, _)| hash.key().distance_from(before_first.key()));
+    blocks.truncate(60);
+    let now = ring.sim.env(ring.members[1].host).unix_ms() / 1000;
+    let stored = blocks.iter().enumerate().map(|(i, (hash, bytes))| StoredBlock {
+        info: BlockInfo {
+            key: hash.key(),
+            kind: BlockKind::Content,
+            version: 0,
+            expires_unix_secs: if i < 30 { now - 60 } else { now + 100_000 },
+            len_bytes: 60_000,
+        },
+        bytes: bytes.clone(),
+    });
+    let put = ring.members[1].store.put(stored.collect());
+    ring.sim.block_on(MINUTE, put).expect("ends").expect("memory");
+    ring.members[0].dht.repair_now();
+    ring.sim.run_for(Duration::from_secs(50));
+    for (i, (hash, _)) in blocks.iter().enumerate() {
+        let held = ring.members[0].store.info(&hash.key()).expect("memory").is_some();
+        assert_eq!(held, i >= 30, "block {i} of {}", blocks.len());
+    }
 }
