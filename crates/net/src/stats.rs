@@ -142,11 +142,16 @@ impl Counters {
         bump(&self.refusals[reason as usize]);
     }
 
-    pub(crate) fn malformed(&self, from: PeerId) {
+    /// Counts a malformed frame. Some, the peer's count, for those that are worth a line
+    /// of the log: the first, and ever fewer.
+    pub(crate) fn malformed(&self, from: PeerId) -> Option<u64> {
         let mut counts = self.malformed_frames.lock().expect("no holder panics");
-        if counts.len() < MAX_MALFORMED_PEERS || counts.contains_key(&from) {
-            *counts.entry(from).or_default() += 1;
+        if counts.len() >= MAX_MALFORMED_PEERS && !counts.contains_key(&from) {
+            return None;
         }
+        let count = counts.entry(from).or_default();
+        *count += 1;
+        count.is_power_of_two().then_some(*count)
     }
 
     /// Counts a call and what became of it.
@@ -197,6 +202,22 @@ mod tests {
             counters.refused(reason);
             assert_eq!(counters.refusals(), BTreeMap::from([(reason, 1)]));
         }
+    }
+
+    /// Each breach of the protocol was a line of the log: a member that connects and breaks
+    /// it again and again could fill the disk.
+    #[test]
+    fn a_peer_that_breaks_the_protocol_again_and_again_is_logged_ever_less() {
+        let counters = Counters::default();
+        let logged: Vec<u64> =
+            (0..1000).filter_map(|_| counters.malformed(PeerId([1; 32]))).collect();
+        assert_eq!(logged, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]);
+        let many = (0..2 * MAX_MALFORMED_PEERS as u32).filter_map(|index| {
+            let mut id = [7; 32];
+            id[..4].copy_from_slice(&index.to_be_bytes());
+            counters.malformed(PeerId(id))
+        });
+        assert!(many.count() < MAX_MALFORMED_PEERS);
     }
 
     #[test]

@@ -122,8 +122,9 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
     }
 
     fn misbehaved(&self, what: &str) -> String {
-        self.context.counters.malformed(self.peer.id);
-        tracing::warn!(peer = %self.peer, "closing the connection: {what}");
+        if let Some(times) = self.context.counters.malformed(self.peer.id) {
+            tracing::warn!(peer = %self.peer, times, "closing the connection: {what}");
+        }
         format!("the peer broke the protocol: {what}")
     }
 
