@@ -82,9 +82,16 @@ impl ReadError {
     }
 }
 
-/// A path as messages show it: `/` for the root.
+/// A path as messages and logs show it: `/` for the root; what would end a line or steer a
+/// terminal is escaped.
 pub(crate) fn shown_path(path: &[u8]) -> String {
-    format!("/{}", String::from_utf8_lossy(path))
+    let steers =
+        |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let mut shown = String::from("/");
+    for c in String::from_utf8_lossy(path).chars() {
+        if steers(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
+    }
+    shown
 }
 
 /// What is wrong with one block; which path it belongs to is not known yet.
@@ -106,5 +113,17 @@ impl BlockError {
             BlockError::Fetch(source) => ReadError::Fetch { path, source },
             BlockError::Bad { hash, source } => ReadError::Bad { path, hash, source },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names are the publisher's choice, and these texts go into the logs of mounts.
+    #[test]
+    fn a_name_cannot_forge_a_line_of_a_log() {
+        let shown = shown_path("a\n2026 ERROR forged\x1b[2J/\u{9b}b/\u{e9} \\".as_bytes());
+        assert_eq!(shown, "/a\\n2026 ERROR forged\\u{1b}[2J/\\u{9b}b/\u{e9} \\");
     }
 }
