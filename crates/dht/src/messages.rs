@@ -245,7 +245,8 @@ pub struct Renew {
 #[cbor(map)]
 pub struct RenewReply {
     /// One byte per key: 0 not held, 1 held (as root: by a majority of the replica set),
-    /// 2 not this node's key, 3 held by this root, but not by a majority yet.
+    /// 2 not this node's key, 3 this root cannot tell: it holds the block and a majority
+    /// does not, or it does not and too few others answered.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub held: Vec<u8>,
 }

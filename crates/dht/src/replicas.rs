@@ -255,13 +255,15 @@ pub(crate) async fn renew_here(inner: &Inner, renew: &Renew) -> Result<Vec<u8>, 
     let successors = inner.overlay.neighbourhood().successors;
     let replicas = successors.iter().take(inner.config.replicas - 1);
     let answers = join_all(replicas.map(|node| inner.call(node, request.clone()))).await;
-    let (mut lacking, mut copies) = (false, vec![1; held.len()]);
+    let (mut lacking, mut answered) = (false, 1);
+    let mut copies: Vec<u32> = held.iter().map(|state| u32::from(*state == 1)).collect();
     for answer in answers {
         let theirs = answer.ok().and_then(|r| from_header::<RenewReply>(&r.header).ok());
         let Some(theirs) = theirs.filter(|theirs| theirs.held.len() == held.len()) else {
             lacking = true;
             continue;
         };
+        answered += 1;
         for (i, theirs) in theirs.held.into_iter().enumerate() {
             copies[i] += u32::from(theirs == 1);
             lacking |= held[i] == 1 && theirs != 1;
@@ -272,7 +274,13 @@ pub(crate) async fn renew_here(inner: &Inner, renew: &Renew) -> Result<Vec<u8>, 
     }
     let wanted = u32::try_from(expected_replicas(inner) + 1).expect("k is small");
     for (state, copies) in held.iter_mut().zip(copies) {
-        if *state == 1 && !is_majority(copies, wanted) {
+        // A minority cannot say that the ring lacks a block either.
+        let unsure = match *state {
+            0 => !is_majority(answered, wanted),
+            1 => !is_majority(copies, wanted),
+            _ => false,
+        };
+        if unsure {
             *state = 3;
         }
     }

@@ -284,7 +284,8 @@ async fn renew_once(
                             again.push(index);
                         }
                         3 => {
-                            told = format!("too few of the nodes from {root:?} on have it");
+                            told =
+                                format!("too few of the nodes from {root:?} on have it or answer");
                             again.push(index);
                         }
                         state => held[index] = state == 1,

@@ -37,6 +37,21 @@ fn blocks_whose_put_was_refused_do_not_count_as_held() {
     assert!(matches!(renewed, Err(PutError::Unavailable(_))), "{renewed:?}");
 }
 
+/// A node cut off became the root of everything and said that the ring lacks what the other
+/// nodes hold: a keeper took its volumes for lost.
+#[test]
+fn a_node_cut_off_does_not_call_blocks_lost() {
+    let ring = impatient(7, DhtConfig::default(), 5);
+    ring.put(0, 0..40);
+    let elsewhere = |hash: &BlockHash| !ring.holders(&hash.key()).contains(&0);
+    let hashes: Vec<_> = (0..40).map(|n| block(n).0).filter(elsewhere).collect();
+    assert!(!hashes.is_empty(), "5 nodes, 3 replicas");
+    cut_off_first(&ring);
+    let renewed = ring.members[0].dht.renew(hashes);
+    let renewed = ring.sim.block_on(MINUTE, renewed).expect("ends");
+    assert!(matches!(renewed, Err(PutError::Unavailable(_))), "{renewed:?}");
+}
+
 /// Every stray was dropped when the root said that it has the block, though it was the
 /// only one of its replica set: one crash from being lost.
 #[test]
