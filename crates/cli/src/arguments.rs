@@ -41,7 +41,8 @@ pub struct Arguments {
 #[command(next_help_heading = "Options of every command")]
 pub struct Global {
     /// The node's directory [default: $XDG_DATA_HOME/atoll or ~/.local/share/atoll]
-    #[arg(long, global = true, env = "ATOLL_DIR", value_name = "D", hide_env = true)]
+    // Not clap's `env`: then every "Usage:" of an error would name --dir as if required.
+    #[arg(long, global = true, value_name = "D")]
     #[arg(long_help = "The node's directory, also taken from ATOLL_DIR; by default \
                        $XDG_DATA_HOME/atoll, or ~/.local/share/atoll")]
     dir: Option<PathBuf>,
@@ -58,12 +59,13 @@ pub struct Global {
 impl Global {
     /// The node's directory, absolute.
     pub fn dir(&self) -> Result<PathBuf, Failure> {
-        let dir = match &self.dir {
+        let named = self.dir.clone().or_else(|| std::env::var_os("ATOLL_DIR").map(PathBuf::from));
+        let dir = match named {
             Some(dir) if dir.as_os_str().is_empty() => {
                 return Err(Failure::new(Exit::Usage, "the node's directory has an empty name")
                     .advice("Name one with --dir or ATOLL_DIR."));
             }
-            Some(dir) => dir.clone(),
+            Some(dir) => dir,
             None => atoll_node::default_dir().ok_or_else(|| {
                 Failure::new(Exit::Usage, "where is the node's directory?")
                     .because("neither HOME nor XDG_DATA_HOME is set")

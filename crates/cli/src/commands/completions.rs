@@ -1,6 +1,6 @@
 //! `atoll completions`: a shell's completion script.
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 
 use crate::arguments::Arguments;
@@ -21,8 +21,33 @@ pub struct Args {
 /// Prints the script.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Arguments::command(), "atoll", &mut script);
+    clap_complete::generate(args.shell, &mut shown(), "atoll", &mut script);
     let mut output = Output::new();
     output.bytes(&script)?;
     output.flush()
+}
+
+/// The command line without what is hidden, which clap_complete would offer.
+fn shown() -> Command {
+    let all = Arguments::command();
+    Command::new("atoll")
+        .version(env!("CARGO_PKG_VERSION"))
+        .propagate_version(true)
+        .about(all.get_about().cloned().unwrap_or_default())
+        .args(all.get_arguments().cloned())
+        .subcommands(all.get_subcommands().filter(|command| !command.is_hide_set()).cloned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_hidden_is_not_completed() {
+        let mut script = Vec::new();
+        clap_complete::generate(Shell::Bash, &mut shown(), "atoll", &mut script);
+        let script = String::from_utf8(script).expect("scripts are text");
+        assert!(script.contains("atoll,publish") && script.contains("--dir"), "{script}");
+        assert!(!script.contains("atoll,compare"), "{script}");
+    }
 }

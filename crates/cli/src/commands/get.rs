@@ -5,10 +5,11 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use atoll_volume::owned::format::Content;
-use atoll_volume::owned::{GetOptions, GetTreeError, Gotten, VolumeOptions, get_tree};
+use atoll_volume::owned::{GetOptions, GetTreeError, Gotten, Item, VolumeOptions, get_tree};
 use serde::Serialize;
 
 use crate::address::Address;
@@ -73,6 +74,7 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     {
         dest.push(OsStr::from_bytes(name));
     }
+    check_dest(args, &item, &dest)?;
     let watch = Watch::start("copying", global.quiet);
     let options = GetOptions { set_id: args.set_id, ..GetOptions::default() };
     let snapshot = reading.snapshot.clone();
@@ -93,9 +95,9 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
 fn report(
     args: &Args,
     reading: &Reading,
-    dest: &std::path::Path,
+    dest: &Path,
     copied: Gotten,
-    took: std::time::Duration,
+    took: Duration,
 ) -> Result<(), Failure> {
     let mut output = Output::new();
     if args.json {
@@ -113,31 +115,77 @@ fn report(
         })?;
         return output.flush();
     }
-    let mut line = format!(
-        "copied {}, {} in {} ({})",
-        units::counted(copied.files, "file", "files"),
-        units::size(copied.bytes),
-        units::duration(took),
-        units::rate(copied.bytes, took),
-    );
+    output.line(describe(&copied, took))?;
+    output.flush()
+}
+
+fn describe(copied: &Gotten, took: Duration) -> String {
+    let mut line = format!("copied {}", units::counted(copied.files, "file", "files"));
+    if copied.symlinks > 0 {
+        line += &format!(", {}", units::counted(copied.symlinks, "link", "links"));
+    }
+    line += &format!(", {} in {}", units::size(copied.bytes), units::duration(took));
+    if copied.bytes > 0 {
+        line += &format!(" ({})", units::rate(copied.bytes, took));
+    }
     if copied.files_kept > 0 {
-        line += &format!("; {} were there already", units::count(copied.files_kept));
+        let kept = units::counted(copied.files_kept, "file was", "files were");
+        line += &format!("; {kept} there already");
     }
     if copied.bytes_resumed > 0 {
         line += &format!("; went on after {}", units::size(copied.bytes_resumed));
     }
-    output.line(line)?;
-    output.flush()
+    line
 }
 
-fn failure(reading: &Reading, dest: &std::path::Path, error: GetTreeError) -> Failure {
+/// Says plainly what the system would say in riddles once writing has begun.
+fn check_dest(args: &Args, item: &Item, dest: &Path) -> Result<(), Failure> {
+    let failed = |exit| {
+        let what = format!("cannot copy {} to {}", args.address, dest.display());
+        Failure::new(exit, what)
+    };
+    let is_dir = matches!(item.entry.content, Content::Directory(_));
+    if is_dir && dest.exists() && !dest.is_dir() {
+        return Err(failed(Exit::Failed)
+            .because("it is a directory, and what is there is none")
+            .advice("Choose a DEST that does not exist yet, or is a directory."));
+    }
+    match dest.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() && !parent.exists() => {
+            Err(failed(Exit::NotFound)
+                .because(format!("there is no directory {}", parent.display()))
+                .advice("Make it first, with mkdir -p."))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn failure(reading: &Reading, dest: &Path, error: GetTreeError) -> Failure {
+    let what = format!("cannot copy {} to {}", reading.address, dest.display());
+    let goes_on = "What has arrived stays; the same command again goes on from there.";
     match error {
         GetTreeError::Read(error) => reading.failure("copy", &error),
-        GetTreeError::Write { .. } | GetTreeError::Stopped => Failure::new(
-            Exit::Failed,
-            format!("cannot copy {} to {}", reading.address, dest.display()),
-        )
-        .because(error)
-        .advice("What has arrived stays; the same command again goes on from there."),
+        GetTreeError::Write { ref source, .. } => {
+            let failure = Failure::io(what, source).because(&error);
+            if failure.exit == Exit::Full { failure.advice(goes_on) } else { failure }
+        }
+        GetTreeError::Stopped => Failure::new(Exit::Failed, what).because(error).advice(goes_on),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_says_what_was_copied_and_promises_no_rate_of_nothing() {
+        let took = Duration::from_secs(2);
+        let all = Gotten { files: 9, symlinks: 1, bytes: 2 << 20, ..Gotten::default() };
+        assert_eq!(describe(&all, took), "copied 9 files, 1 link, 2.0 MiB in 2.0s (1.0 MiB/s)");
+        let again = Gotten { files_kept: 9, ..Gotten::default() };
+        assert_eq!(
+            describe(&again, took),
+            "copied 0 files, 0 B in 2.0s; 9 files were there already"
+        );
     }
 }

@@ -186,10 +186,13 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     }
     let failure = match said.split_once(' ') {
         Some((code, text)) => announced(code, text.trim_end()),
-        None => Failure::new(Exit::Failed, what).because("the mount's process ended"),
+        // What it had to say, if anything, is in its log only.
+        None => Failure::new(Exit::Failed, what)
+            .because("the mount's process ended")
+            .advice(format!("The mount's log is {}.", log_path.display())),
     };
     let _ = server.wait();
-    Err(failure.advice(format!("The mount's log is {}.", log_path.display())))
+    Err(failure)
 }
 
 /// Reads until the line that says the mount is there, or to the end.

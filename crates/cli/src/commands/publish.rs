@@ -144,8 +144,9 @@ fn options(args: &Args) -> Result<PublishOptions, Failure> {
         .ok()
         .filter(|size| size.is_power_of_two() && (4 << 10..=1 << 20).contains(size))
         .ok_or_else(|| {
-            Failure::new(Exit::Usage, format!("--block-size {} cannot be used", args.block_size))
-                .because("it must be a power of two from 4KiB to 1MiB")
+            let asked = units::size(args.block_size);
+            Failure::new(Exit::Usage, format!("blocks of {asked} cannot be used"))
+                .because("--block-size must be a power of two from 4KiB to 1MiB")
         })?;
     Ok(PublishOptions {
         block_size_bytes,

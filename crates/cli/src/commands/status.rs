@@ -233,11 +233,13 @@ fn repair(status: &Status) -> String {
     let repair = &status.repair;
     let roots = units::counted(repair.root_blocks, "block", "blocks");
     let copies = units::counted(repair.replicas_wanted.into(), "copy", "copies");
-    let goal = format!("{roots} of this root with {copies} each");
+    let duty = format!("this node sees to {roots}, {copies} of each");
     match (repair.fully_replicated, repair.queue_blocks) {
-        (true, _) => format!("complete: {goal}"),
-        (false, 0) => format!("under way: {goal} wanted"),
-        (false, queue) => format!("{} missing: {goal} wanted", units::count(queue)),
+        (true, _) => format!("complete: {duty}"),
+        (false, 0) => format!("not checked yet: {duty}"),
+        (false, queue) => {
+            format!("under way, {} missing: {duty}", units::counted(queue, "copy", "copies"))
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! entries for each level.
 
 use std::collections::VecDeque;
+use std::num::NonZeroUsize;
 
 use atoll_volume::owned::format::Content;
 use atoll_volume::owned::{Item, Listing, VolumeOptions};
@@ -29,7 +30,7 @@ pub struct Args {
 
     /// Show no more than this many levels
     #[arg(long, value_name = "N")]
-    depth: Option<usize>,
+    depth: Option<NonZeroUsize>,
 
     /// One JSON object a line; names are paths below the directory
     #[arg(long)]
@@ -66,13 +67,13 @@ impl Level {
 pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let reading = Reading::open(global, &args.address, VolumeOptions::default()).await?;
     let top = reading.follow().await?;
+    let mut levels = vec![Level::new(reading.list(&top)?, String::new())];
     let mut output = Output::new();
     if !args.json {
         output.line(args.address.to_string())?;
     }
     let below_top = if top.path.is_empty() { 0 } else { top.path.len() + 1 };
     let (mut dirs, mut files) = (0, 0);
-    let mut levels = vec![Level::new(reading.list(&top)?, String::new())];
     while let Some(level) = levels.last_mut() {
         let Some((item, last)) = level.next(&reading).await? else {
             levels.pop();
@@ -91,7 +92,7 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
             let branch = if last { "└── " } else { "├── " };
             show(&mut output, &indent, branch, &item)?;
         }
-        if is_dir && args.depth.is_none_or(|depth| levels.len() < depth) {
+        if is_dir && args.depth.is_none_or(|depth| levels.len() < depth.get()) {
             let indent = indent + if last { "    " } else { "│   " };
             levels.push(Level::new(reading.list(&item)?, indent));
         }

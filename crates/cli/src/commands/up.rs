@@ -29,11 +29,11 @@ What is said once is remembered: later starts need no options. Ctrl-C leaves the
 and stops; nothing stored is lost, also not by a crash.")]
 pub struct Args {
     /// Where to accept connections; port 0 takes a free one [default: 0.0.0.0:7543]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "IP:PORT", value_parser = parse_addr)]
     listen: Option<SocketAddr>,
 
     /// The address others should connect to, if it is not the one listened on
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "IP:PORT", value_parser = parse_addr)]
     advertise: Option<SocketAddr>,
 
     /// Enter the network that `atoll invite` printed this code for; `-` reads it from
@@ -44,6 +44,11 @@ pub struct Args {
     /// How much disk to give at most, e.g. 50GiB [default: 10GiB]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     storage: Option<u64>,
+}
+
+fn parse_addr(text: &str) -> Result<SocketAddr, String> {
+    let hint = "it is an IP address and a port, e.g. 0.0.0.0:7543 or [::1]:7543";
+    text.parse().map_err(|_| hint.to_string())
 }
 
 /// Runs the node until it is told to stop.
@@ -71,6 +76,10 @@ fn join_code(argument: &str) -> Result<JoinCode, Failure> {
             .take(MAX_CODE_BYTES)
             .read_to_string(&mut text)
             .map_err(|error| Failure::io("cannot read the join code", &error))?;
+        if text.trim().is_empty() {
+            return Err(Failure::new(Exit::Usage, "there is no join code on standard input")
+                .advice("`atoll invite` on a node of the network prints one."));
+        }
     }
     text.parse().map_err(|error| {
         Failure::new(Exit::Usage, "the code after --join cannot be used")

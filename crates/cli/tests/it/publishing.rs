@@ -67,12 +67,15 @@ fn what_is_not_there_is_not_found() {
     node.atoll(["cat", &at("docs")]).failed(1, &["it is a directory", "atoll ls"]);
     node.atoll(["ls", &at("run.sh/x")]).failed(1, &["not a directory"]);
     node.atoll(["cat", &at("docs/dangling")]).failed(4, &["no such file"]);
+    node.atoll(["tree", &at("run.sh")]).failed(1, &["not a directory"]);
     node.atoll(["ls", &unpublished()]).failed(4, &["cannot open", "nowhere on the ring"]);
     let dest = ring.path("run.sh-is-a-file");
     fs::write(&dest, "in the way").expect("a file");
     let said = run(node.command(["get", &address]).arg(&dest));
-    assert_eq!(said.code, Some(1), "{said:?}");
+    said.failed(1, &["what is there is none"]);
     assert_eq!(fs::read(&dest).expect("there"), b"in the way", "nothing is overwritten");
+    let deep = ring.path("not/made/yet");
+    run(node.command(["get", &address]).arg(&deep)).failed(4, &["no directory", "mkdir -p"]);
 }
 
 #[test]

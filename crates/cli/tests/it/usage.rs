@@ -81,15 +81,17 @@ fn wrong_input_is_explained() {
         (&["ls", short], 2, &["mistyped or cut short"]),
         (&["cat", "atoll:aaaa!aaa"], 2, &["do not belong"]),
         (&["cat", &with_dots], 2, &["\"..\""]),
-        (&["up", "--listen", "here"], 2, &["--listen", "invalid socket address"]),
+        (&["up", "--listen", "here"], 2, &["--listen", "an IP address and a port"]),
         (&["up", "--storage", "lots"], 2, &["a number and a unit"]),
         (&["up", "--join", "atoll-join:xyz"], 2, &["--join", "atoll invite"]),
+        (&["up", "--join", "-"], 2, &["no join code on standard input"]),
         (&["up", "--join", "hello"], 2, &["should begin with", "atoll-join:"]),
         (&["mount", "atoll:x", "/mnt"], 2, &["atoll:KEY"]),
         (&["mount", &below, "/mnt"], 2, &["only whole volumes"]),
         (&["mount", &nowhere, "/mnt", "--max-age", "soon"], 2, &["30s"]),
         (&["publish", &dir], 4, &["cannot publish", "No such file"]),
         (&["publish", &a_file], 1, &["not a directory"]),
+        (&["tree", &nowhere, "--depth", "0"], 2, &["--depth"]),
         (&["publish", "/", "--block-size", "5000"], 2, &["power of two"]),
         (&["publish", "/", "--block-size", "2MiB"], 2, &["1MiB"]),
         (&["publish", "/", "--exclude", "a{"], 2, &["--exclude"]),
@@ -169,4 +171,10 @@ fn keys_and_sockets_are_for_their_owner_only() {
     fs::set_permissions(&one, fs::Permissions::from_mode(0o644)).expect("chmod");
     let said = run(atoll().args(["up", "--dir"]).arg(&node.dir));
     said.failed(1, &["can be read by others", "chmod 600"]);
+}
+
+#[test]
+fn a_directory_from_the_environment_is_not_shown_as_required() {
+    let said = run(atoll().env("ATOLL_DIR", "/nowhere").arg("publish")).failed(2, &["<DIR>"]);
+    assert!(!said.stderr.contains("--dir"), "{}", said.stderr);
 }

@@ -96,7 +96,7 @@ pub enum MountError {
     },
     /// The mount point holds files, which the mount would hide.
     #[error(
-        "{} is not empty; mount on an empty directory, or say that it may hide what is there",
+        "{} is not empty; mount on an empty directory",
         path.display()
     )]
     NotEmpty {

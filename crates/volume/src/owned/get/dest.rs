@@ -56,7 +56,7 @@ impl Drop for DestDir {
 /// Makes an error of a system call one about `path`.
 pub(super) fn wrong(path: &Path) -> impl FnOnce(Errno) -> GetTreeError {
     let path = path.to_path_buf();
-    move |error| GetTreeError::Write { path, reason: error.to_string() }
+    move |source| GetTreeError::Write { path, source: source.into() }
 }
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);

@@ -86,12 +86,12 @@ pub enum GetTreeError {
     #[error("{0}")]
     Read(Box<ReadError>),
     /// The disk could not be written.
-    #[error("cannot write {}: {reason}", path.display())]
+    #[error("cannot write {}: {source}", path.display())]
     Write {
         /// Where.
         path: PathBuf,
         /// What the system said.
-        reason: String,
+        source: std::io::Error,
     },
     /// The threads that write ended before their work (a bug of this program).
     #[error("the work was stopped before its end")]
@@ -146,7 +146,7 @@ pub async fn get_tree(
     progress: Arc<dyn Progress>,
 ) -> Result<Gotten, GetTreeError> {
     let pool = Pool::start(WRITER_THREADS)
-        .map_err(|error| GetTreeError::Write { path: dest.into(), reason: error.to_string() })?;
+        .map_err(|source| GetTreeError::Write { path: dest.into(), source })?;
     progress.phase(Phase::Copy);
     let copy = Copy {
         snapshot,
@@ -203,8 +203,8 @@ impl Copy {
             .file_name()
             .map(|name| Bytes::copy_from_slice(std::os::unix::ffi::OsStrExt::as_bytes(name)));
         let Some(name) = name else {
-            let reason = "it names no file".into();
-            return Err(GetTreeError::Write { path, reason });
+            let source = std::io::Error::other("it names no file");
+            return Err(GetTreeError::Write { path, source });
         };
         let fd = self.pool.run(move || DestDir::holding(&path)).await?;
         let part = part_name(&name);
