@@ -10,7 +10,7 @@ use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
 
 use serde::Serialize;
 
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
 
 /// A part of a line.
 #[derive(Clone, Copy, Debug)]
@@ -75,9 +75,7 @@ fn check(result: io::Result<()>) -> Result<(), Failure> {
         Ok(()) => Ok(()),
         // The reader has had enough. There is nobody to tell.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
-        Err(error) => {
-            Err(Failure::new(Exit::Failed, "cannot write to standard output").because(error))
-        }
+        Err(error) => Err(Failure::io("cannot write to standard output", &error)),
     }
 }
 

@@ -178,3 +178,12 @@ fn a_directory_from_the_environment_is_not_shown_as_required() {
     let said = run(atoll().env("ATOLL_DIR", "/nowhere").arg("publish")).failed(2, &["<DIR>"]);
     assert!(!said.stderr.contains("--dir"), "{}", said.stderr);
 }
+
+#[test]
+fn a_full_disk_behind_standard_output_is_told() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux has it");
+    let mut command = atoll();
+    let said = command.args(["completions", "bash"]).stdout(full).output().expect("runs");
+    assert_eq!(said.status.code(), Some(6));
+    assert!(String::from_utf8_lossy(&said.stderr).contains("standard output"), "{said:?}");
+}
