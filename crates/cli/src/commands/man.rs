@@ -54,5 +54,33 @@ fn page(command: Command) -> (String, String) {
     let page = page
         .replace(".SH EXTRA\nExamples:\n", ".SH EXAMPLES\n")
         .replace(".SH EXTRA\nExit codes:\n", ".SH \"EXIT STATUS\"\n");
-    (man.get_filename(), page)
+    (man.get_filename(), keep_columns(&page))
+}
+
+/// Keeps lines that begin with spaces (examples, the table of exit codes) as they are:
+/// a manual page otherwise fills and justifies them.
+fn keep_columns(page: &str) -> String {
+    let mut out = String::with_capacity(page.len() + 64);
+    let mut kept = false;
+    for line in page.lines() {
+        if line.starts_with(' ') != kept {
+            kept = !kept;
+            out.push_str(if kept { ".nf\n" } else { ".fi\n" });
+        }
+        out.push_str(line);
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn examples_keep_their_columns_and_prose_is_filled() {
+        let page = ".SH EXAMPLES\n  a    one\n  b    two\n\nProse.\n";
+        let kept = ".SH EXAMPLES\n.nf\n  a    one\n  b    two\n.fi\n\nProse.\n";
+        assert_eq!(keep_columns(page), kept);
+    }
 }
