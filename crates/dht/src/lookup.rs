@@ -19,7 +19,7 @@ use futures_util::future::join_all;
 use crate::blocks::GetError;
 use crate::inner::{Block, Inner, note_store_error};
 use crate::messages::{self, BlockHeader, LookupReply, LookupStep, Put, from_header, to_header};
-use crate::replicas::store_here;
+use crate::replicas::{expected_replicas, store_here};
 use crate::stats::add;
 
 /// The first pause before trying again; doubled each time.
@@ -71,16 +71,17 @@ pub(crate) async fn find(inner: &Arc<Inner>, key: Key) -> Result<(Block, Trace),
             add(&inner.counters.get_calls, trace.calls() as u64);
         }
         // Everybody who should have it has answered: asking again will not help.
-        let final_answer =
+        let all_answered =
             matches!(&error, WalkError::Absent { trace, .. } if trace.failures() == 0);
-        if final_answer || inner.env.now() + pause >= deadline {
+        if all_answered || inner.env.now() + pause >= deadline {
             add(&inner.counters.failed_gets, 1);
             let told = told(&error);
-            return Err(match error {
-                WalkError::Absent { trace, .. } if trace.failures() == 0 => {
-                    GetError::NotFound { key, told }
-                }
-                _ => GetError::Unavailable { key, told },
+            // A node that is cut off speaks only for itself.
+            let present = inner.overlay.neighbourhood().successors.len();
+            return Err(if all_answered && present >= expected_replicas(inner) {
+                GetError::NotFound { key, told }
+            } else {
+                GetError::Unavailable { key, told }
             });
         }
         sleep(&*inner.env, pause).await;

@@ -16,17 +16,26 @@ use crate::messages::{
     self, Put, PutReply, PutStatus, Renew, RenewReply, from_header, is_majority, to_header,
 };
 
+/// What a block was verified to be, or why it is not taken.
+type Checked = Result<(BlockKind, u64), PutStatus>;
+
 /// Stores a batch on this node; one status per block.
 pub(crate) async fn store_here(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<PutStatus> {
+    let checked: Vec<Checked> = blocks.iter().map(|block| verify(inner, from, block)).collect();
+    store_checked(inner, blocks, &checked).await
+}
+
+/// Stores those blocks of a batch that were found sound; one status per block.
+async fn store_checked(inner: &Inner, blocks: &[Block], checked: &[Checked]) -> Vec<PutStatus> {
     let mut statuses = Vec::with_capacity(blocks.len());
     let mut batch = Vec::with_capacity(blocks.len());
-    for block in blocks {
-        match verify(inner, from, block) {
+    for (block, checked) in blocks.iter().zip(checked) {
+        match checked {
             Ok((kind, version)) => {
-                batch.push(inner.to_store(block, kind, version));
+                batch.push(inner.to_store(block, *kind, *version));
                 statuses.push(PutStatus::Stored { copies: 1, wanted: 1 });
             }
-            Err(status) => statuses.push(status),
+            Err(status) => statuses.push(*status),
         }
     }
     if batch.is_empty() {
@@ -58,7 +67,7 @@ pub(crate) async fn store_here(inner: &Inner, from: &Peer, blocks: &[Block]) -> 
 }
 
 /// Checks one block against its key and against what is held; its kind and version.
-fn verify(inner: &Inner, from: &Peer, block: &Block) -> Result<(BlockKind, u64), PutStatus> {
+fn verify(inner: &Inner, from: &Peer, block: &Block) -> Checked {
     let key = &block.header.key;
     let checked = BlockKind::from_u8(block.header.kind)
         .and_then(|kind| Ok((kind, kind.verify(key, &block.bytes)?)));
@@ -97,12 +106,21 @@ pub(crate) async fn store_as_root(
     blocks: Vec<Block>,
 ) -> Vec<PutStatus> {
     let mut statuses = vec![PutStatus::NotRoot; blocks.len()];
-    let (mine, indices): (Vec<Block>, Vec<usize>) = blocks
-        .into_iter()
-        .enumerate()
-        .filter(|(_, block)| is_root(inner, &block.header.key))
-        .map(|(index, block)| (block, index))
-        .unzip();
+    let (mut mine, mut indices, mut checked) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, block) in blocks.into_iter().enumerate() {
+        if !is_root(inner, &block.header.key) {
+            continue;
+        }
+        // A bad block goes no further: the replicas would take this node for its source.
+        match verify(inner, from, &block) {
+            Err(status) => statuses[index] = status,
+            sound => {
+                mine.push(block);
+                indices.push(index);
+                checked.push(sound);
+            }
+        }
+    }
     if mine.is_empty() {
         return statuses;
     }
@@ -125,12 +143,12 @@ pub(crate) async fn store_as_root(
         let own = if acknowledged.superseded.iter().any(Option::is_some) {
             acknowledged.superseded.iter().map(refused).collect()
         } else {
-            store_here(inner, from, &mine).await
+            store_checked(inner, &mine, &checked).await
         };
         (acknowledged, own)
     } else {
-        // The network first: it works while this node verifies and writes.
-        futures_util::join!(replicate(inner, &mine), store_here(inner, from, &mine))
+        // The network first: it works while this node writes.
+        futures_util::join!(replicate(inner, &mine), store_checked(inner, &mine, &checked))
     };
     if own.iter().all(|status| matches!(status, PutStatus::Stored { .. })) {
         inner.repair.count_root_blocks(new as u64);

@@ -127,7 +127,11 @@ impl Settings {
         Ok(settings)
     }
 
+    /// Writes what has changed; nothing otherwise, so that a node on a full disk can start.
     pub(crate) fn save(&self, dir: &NodeDir) -> Result<(), DirError> {
+        if Settings::load(dir).is_ok_and(|present| present == *self) {
+            return Ok(());
+        }
         let bytes = minicbor::to_vec(self).expect("a vector takes all that is written");
         dir::write_atomically(&dir.settings(), &bytes)
     }

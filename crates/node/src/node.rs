@@ -18,6 +18,7 @@ use atoll_net::{
 use atoll_overlay::Overlay;
 use atoll_overlay::chord::{self, Chord, ChordConfig};
 use atoll_store::{DiskConfig, DiskStore};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
@@ -279,7 +280,14 @@ impl std::fmt::Debug for Node {
 
 /// The tokio runtime for a daemon: few threads, because each takes memory of its own
 /// even when idle.
+///
+/// The process may then open as many files as the system lets it: connections, sockets and
+/// segments together can exceed the usual 1,024.
 pub fn daemon_runtime(worker_threads: usize) -> std::io::Result<tokio::runtime::Runtime> {
+    let files = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }) {
+        tracing::debug!(%error, "the limit of open files stays as it is");
+    }
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(worker_threads)
         .max_blocking_threads(8)

@@ -171,6 +171,10 @@ fn a_node_cut_off_refuses_puts_until_the_network_heals() {
         }
         ring.sim.run_for(MINUTE);
     }
+    match ring.try_get(0, block(999).0) {
+        Err(GetError::Unavailable { .. }) => {}
+        other => panic!("it cannot know what the others hold: {other:?}"),
+    }
     ring.put(1, 100..110);
     ring.sim.heal();
     ring.sim.run_for(MINUTE * 5);

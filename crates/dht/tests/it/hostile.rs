@@ -316,3 +316,24 @@ fn a_replica_whose_answers_never_end_does_not_stop_repair() {
         }
     }
 }
+
+#[test]
+fn a_root_does_not_pass_bad_blocks_on_and_is_not_blamed_for_them() {
+    let ring = Ring::new(8, 3);
+    let (hash, _) = block(1);
+    let root = ring
+        .replica_set(&hash.key())
+        .into_iter()
+        .min_by_key(|i| ring.node(*i).id.key().distance_from(&hash.key()));
+    let root = root.expect("a ring of three");
+    let header = messages::BlockHeader { key: hash.key(), kind: 1, lease_secs: 1000 };
+    let put = messages::Put { blocks: vec![header].into(), as_root: true };
+    let parts = vec![Bytes::from_static(b"something else")];
+    let request = Request { method: messages::PUT, header: messages::to_header(&put), parts };
+    let call = ring.outsider().call(ring.node(root).peer, request, Duration::from_secs(5));
+    ring.sim.block_on(MINUTE, call).expect("ends").expect("answered");
+    for (i, member) in ring.members.iter().enumerate() {
+        let marked: u64 = member.dht.stats().bad_blocks.values().sum();
+        assert_eq!(marked, u64::from(i == root), "member {i}");
+    }
+}

@@ -1,7 +1,7 @@
 //! Directories, identities, and how a node refuses to start.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use atoll_node::{Client, ClientError, DirError, JoinCode, Node, NodeConfig, StartError};
 
@@ -28,7 +28,10 @@ async fn a_later_start_is_the_same_node_at_the_same_address() {
     let (card, listen, place) = (node.local(), node.listen(), positions(&node.status()));
     let network = node.status().network_id;
     node.stop().await;
+    let settings = || fs::metadata(home.dir.join("settings.cbor")).expect("there").ino();
+    let written = settings();
     let node = home.start_again().await;
+    assert_eq!(settings(), written, "nothing new is written: the disk may be full");
     assert!(!node.is_founder());
     assert_eq!((node.local(), node.listen()), (card, listen));
     assert_eq!((positions(&node.status()), node.status().network_id), (place, network));
