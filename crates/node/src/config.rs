@@ -152,7 +152,8 @@ impl Settings {
         if let Some(bytes) = config.storage_bytes {
             if bytes < MIN_STORAGE_BYTES {
                 return Err(StartError::Config(format!(
-                    "{bytes} bytes of storage are too few; give at least {MIN_STORAGE_BYTES}"
+                    "{bytes} bytes of storage are too few; give at least {} MiB",
+                    MIN_STORAGE_BYTES >> 20
                 )));
             }
             self.storage_bytes = Some(bytes);

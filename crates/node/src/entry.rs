@@ -68,6 +68,8 @@ struct State {
     known: PeerList,
     saved: PeerList,
     trouble: Option<String>,
+    /// The node is leaving the ring: being nowhere is what it wants.
+    leaving: bool,
 }
 
 impl Entry {
@@ -83,7 +85,8 @@ impl Entry {
     ) -> Entry {
         let others = remembered.as_slice().iter().chain(bootstrap.as_slice()).copied();
         let known = PeerList::new(others.filter(|peer| peer.id != me.id));
-        let state = State { settings, known, saved: remembered, trouble: None };
+        let saved = remembered;
+        let state = State { settings, known, saved, trouble: None, leaving: false };
         Entry { env, ring, dir, me, state: Mutex::new(state) }
     }
 
@@ -103,6 +106,11 @@ impl Entry {
             }
         }
         self.settle();
+    }
+
+    /// Tries no more to get onto the ring: the node is about to leave it.
+    pub(crate) fn leave(&self) {
+        self.lock().leaving = true;
     }
 
     /// Keeps trying while this node has no place, and remembers the peers it meets as soon
@@ -125,6 +133,9 @@ impl Entry {
     async fn step(&self) {
         let (known, was_member) = {
             let state = self.lock();
+            if state.leaving {
+                return;
+            }
             (state.known.as_slice().to_vec(), state.settings.has_joined())
         };
         match self.ring.place() {
@@ -288,6 +299,19 @@ mod tests {
         s.entry.begin(PATIENCE).await;
         assert_eq!((s.ring.place(), s.entry.trouble()), (Place::Alone, None));
         assert!(Settings::load(&s.dir).expect("saved").has_joined());
+    }
+
+    /// A node that left was taken for one that had lost its ring, and founded one while
+    /// it was stopping.
+    #[tokio::test]
+    async fn a_node_that_leaves_does_not_try_to_come_back() {
+        let s = scene(true, &[peer(2)], &[], true);
+        s.entry.begin(PATIENCE).await;
+        assert_eq!(s.ring.place(), Place::Among);
+        s.entry.leave();
+        *s.ring.place.lock().expect("lock") = Place::Nowhere;
+        s.entry.step().await;
+        assert_eq!((s.ring.place(), s.entry.trouble()), (Place::Nowhere, None));
     }
 
     #[tokio::test]

@@ -230,6 +230,7 @@ impl Node {
     pub async fn stop(self) {
         let env = TokioRuntime::current();
         self.control.shutdown().await;
+        self.entry.leave();
         if timeout(&env, LEAVE_LIMIT, self.chord.leave()).await.is_err() {
             tracing::warn!("the neighbours did not hear our leaving in time; they will notice");
         }
