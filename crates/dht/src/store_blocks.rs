@@ -230,7 +230,15 @@ pub(crate) async fn renew(
     let mut pause = FIRST_PAUSE;
     let deadline = inner.env.now() + inner.config.put_limit;
     while !todo.is_empty() {
-        let (again, told) = renew_once(inner, &keys, &todo, &mut held).await;
+        let left = deadline.since(inner.env.now());
+        let asked = renew_once(inner, &keys, &todo, &mut held);
+        let Ok((again, told)) = timeout(&*inner.env, left, asked).await else {
+            return Err(PutError::Unavailable(format!(
+                "the roots of {} blocks did not answer within {} s",
+                todo.len(),
+                inner.config.put_limit.as_secs()
+            )));
+        };
         todo = again;
         if todo.is_empty() {
             break;

@@ -275,6 +275,21 @@ fn renew_tells_which_blocks_the_ring_lacks() {
     assert_eq!(lacking, hashes[5..]);
 }
 
+/// Every call ends by its deadline, also when all it asks have gone silent.
+#[test]
+fn renew_ends_by_its_deadline_when_nobody_answers() {
+    let put_limit = Duration::from_secs(5);
+    let config = DhtConfig { put_limit, ..DhtConfig::default() };
+    let ring = Ring::with(SimConfig { seed: 17, ..SimConfig::default() }, config, 6);
+    ring.put(0, 0..10);
+    ring.members[1..].iter().for_each(|m| ring.sim.crash_silently(m.host));
+    let before = ring.sim.now();
+    let renewed = ring.members[0].dht.renew((0..10).map(|n| block(n).0).collect());
+    let renewed = ring.sim.block_on(MINUTE, renewed).expect("ends");
+    assert!(matches!(renewed, Err(PutError::Unavailable(_))), "{renewed:?}");
+    assert!(ring.sim.now().since(before) <= put_limit + Duration::from_secs(1));
+}
+
 #[test]
 fn one_seed_is_one_run() {
     let run = |seed| {
