@@ -6,7 +6,7 @@
 use atoll_key::{BlockKind, Key};
 use atoll_net::header::Capped;
 use atoll_net::{Peer, Refusal, Request};
-use atoll_overlay::Route;
+use atoll_overlay::{Neighbourhood, Route};
 use atoll_store::StoreError;
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -88,9 +88,8 @@ fn verify(inner: &Inner, from: &Peer, block: &Block) -> Checked {
     Ok((kind, version))
 }
 
-/// Whether this node is the root of `key`, as far as it knows.
-fn is_root(inner: &Inner, key: &Key) -> bool {
-    let neighbourhood = inner.overlay.neighbourhood();
+/// Whether this node, so surrounded, is the root of `key`, as far as it knows.
+fn is_root(inner: &Inner, neighbourhood: &Neighbourhood, key: &Key) -> bool {
     match neighbourhood.range() {
         Some(range) => range.contains(key),
         None => matches!(inner.overlay.route(key, true),
@@ -106,9 +105,10 @@ pub(crate) async fn store_as_root(
     blocks: Vec<Block>,
 ) -> Vec<PutStatus> {
     let mut statuses = vec![PutStatus::NotRoot; blocks.len()];
+    let neighbourhood = inner.overlay.neighbourhood();
     let (mut mine, mut indices, mut checked) = (Vec::new(), Vec::new(), Vec::new());
     for (index, block) in blocks.into_iter().enumerate() {
-        if !is_root(inner, &block.header.key) {
+        if !is_root(inner, &neighbourhood, &block.header.key) {
             continue;
         }
         // A bad block goes no further: the replicas would take this node for its source.
@@ -263,15 +263,15 @@ pub(crate) async fn renew_here(inner: &Inner, renew: &Renew) -> Result<Vec<u8>, 
     if !renew.as_root {
         return Ok(held);
     }
+    let neighbourhood = inner.overlay.neighbourhood();
     for (state, key) in held.iter_mut().zip(&renew.keys) {
-        if !is_root(inner, key) {
+        if !is_root(inner, &neighbourhood, key) {
             *state = 2;
         }
     }
     let header = to_header(&Renew { as_root: false, ..renew.clone() });
     let request = Request { method: messages::RENEW, header, parts: Vec::new() };
-    let successors = inner.overlay.neighbourhood().successors;
-    let replicas = successors.iter().take(inner.config.replicas - 1);
+    let replicas = neighbourhood.successors.iter().take(inner.config.replicas - 1);
     let answers = join_all(replicas.map(|node| inner.call(node, request.clone()))).await;
     let (mut lacking, mut answered) = (false, 1);
     let mut copies: Vec<u32> = held.iter().map(|state| u32::from(*state == 1)).collect();
