@@ -102,6 +102,10 @@ impl Failure {
                  from here.",
             ),
             PutError::Unavailable(_) => failure.advice(TRY_AGAIN),
+            PutError::OverQuota { .. } => failure.advice(
+                "Publish less, let old volumes' leases run out, or ask the owners of the nodes \
+                 for a larger share; `atoll quota` shows what a node keeps for whom.",
+            ),
             PutError::Superseded { .. } => failure.advice(
                 "Somebody published this volume with the same key from elsewhere; publish from \
                  there, or under another --name.",
@@ -124,7 +128,7 @@ fn get_exit(error: &GetError) -> Exit {
 
 fn put_exit(error: &PutError) -> Exit {
     match error {
-        PutError::Full(_) => Exit::Full,
+        PutError::Full(_) | PutError::OverQuota { .. } => Exit::Full,
         PutError::Unavailable(_) => Exit::Unavailable,
         PutError::Superseded { .. } | PutError::Invalid(_) => Exit::Failed,
     }

@@ -38,6 +38,16 @@ pub enum PutError {
     /// The nodes that should hold them have no room.
     #[error("no room on the ring: {0}")]
     Full(String),
+    /// The publisher has used up its share of the nodes that should hold them (CFS §5.4).
+    #[error("over quota: {who} uses {used_bytes} of {allowed_bytes} bytes allowed")]
+    OverQuota {
+        /// What the node that refused already keeps for the publisher, bytes.
+        used_bytes: u64,
+        /// What it would keep at most, bytes.
+        allowed_bytes: u64,
+        /// Who is over quota, and where; for people.
+        who: String,
+    },
     /// Too few of the nodes that should hold them acknowledged in time.
     #[error("the ring did not take the blocks: {0}")]
     Unavailable(String),

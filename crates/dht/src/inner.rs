@@ -8,7 +8,7 @@ use atoll_env::Env;
 use atoll_key::{BlockKind, Key};
 use atoll_net::{CallError, Reply, Request, Transport};
 use atoll_overlay::{Node, Overlay, Route};
-use atoll_store::{BlockInfo, BlockStore, StoreError, StoredBlock};
+use atoll_store::{BlockInfo, BlockStore, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 
 use crate::messages::BlockHeader;
@@ -117,6 +117,7 @@ impl Inner {
             version,
             expires_unix_secs: self.expiry(block.header.lease_secs),
             len_bytes: u32::try_from(block.bytes.len()).expect("verified blocks are short"),
+            owner: Owner::NOBODY,
         };
         StoredBlock { info, bytes: block.bytes.clone() }
     }

@@ -469,7 +469,7 @@ mod tests {
         round_trip(LookupReply::Absent(nodes.clone()));
         round_trip(LookupReply::Absent(Vec::new()));
         round_trip(LookupReply::Route(Route::Root(nodes.clone())));
-        round_trip(LookupReply::Route(Route::Closer(nodes.clone())));
+        round_trip(LookupReply::Route(Route::closer(nodes.clone())));
         round_trip(LookupReply::Route(Route::Back(nodes[0])));
         round_trip(LookupReply::Route(Route::Nowhere));
         round_trip(Put { blocks: vec![header; 3].into(), as_root: true });

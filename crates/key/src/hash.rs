@@ -14,6 +14,8 @@ static SIGNED: LazyLock<blake3::Hasher> =
     LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 signed block"));
 static NODE: LazyLock<blake3::Hasher> =
     LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 node identity"));
+static ADDRESS: LazyLock<blake3::Hasher> =
+    LazyLock::new(|| blake3::Hasher::new_derive_key("atoll v1 node address"));
 
 /// The hash of a content block: its identity and, padded, its [`Key`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,6 +63,13 @@ pub(crate) fn signed_key(public_key: &[u8; 32], name: &[u8]) -> Key {
 pub(crate) fn node_key(public_key: &[u8; 32], virtual_index: u32) -> Key {
     let mut hasher = NODE.clone();
     hasher.update(public_key).update(&virtual_index.to_be_bytes());
+    Key::hashed(*hasher.finalize().as_bytes())
+}
+
+/// The ring position of a virtual server in a network whose IDs come from addresses.
+pub(crate) fn address_key(ip: &std::net::Ipv6Addr, virtual_index: u32) -> Key {
+    let mut hasher = ADDRESS.clone();
+    hasher.update(&ip.octets()).update(&virtual_index.to_be_bytes());
     Key::hashed(*hasher.finalize().as_bytes())
 }
 

@@ -5,11 +5,42 @@
 //! root block to its publisher's key; so do we.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 
 use crate::hash;
 use crate::ring::{Key, NodeId};
+
+/// How a network chooses its node IDs; fixed when the network is made.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[repr(u8)]
+pub enum IdProfile {
+    /// Hash of the node's IP address and a virtual index (CFS §4.4): whoever wants many
+    /// positions needs many addresses. For open networks.
+    Address = 1,
+    /// Hash of the node's public key and a virtual index. For networks whose members
+    /// were invited: keys cost nothing, so a member can try many.
+    #[default]
+    Identity = 2,
+}
+
+impl IdProfile {
+    /// The ring position of virtual server `virtual_index` of the node with key `peer`
+    /// at `ip`. An IPv4 address and its IPv6-mapped form are one address.
+    pub fn position(self, peer: &PeerId, ip: IpAddr, virtual_index: u32) -> NodeId {
+        match self {
+            IdProfile::Identity => peer.position(virtual_index),
+            IdProfile::Address => {
+                let ip = match ip {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                    IpAddr::V6(ip) => ip,
+                };
+                NodeId(hash::address_key(&ip, virtual_index))
+            }
+        }
+    }
+}
 
 /// A node's public key: what the handshake proves, and the source of its ring positions.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -124,6 +155,19 @@ mod tests {
     fn virtual_servers_have_positions_of_their_own() {
         let peer = SecretKey::from_seed(&[1; 32]).peer_id();
         assert_ne!(peer.position(0), peer.position(1));
+    }
+
+    #[test]
+    fn a_position_comes_from_the_key_or_from_the_address_as_the_profile_says() {
+        let (a, b) = (PeerId([1; 32]), PeerId([2; 32]));
+        let v4: IpAddr = "10.0.0.1".parse().unwrap();
+        let mapped: IpAddr = "::ffff:10.0.0.1".parse().unwrap();
+        let address = IdProfile::Address;
+        assert_eq!(address.position(&a, v4, 3), address.position(&b, mapped, 3));
+        assert_ne!(address.position(&a, v4, 3), address.position(&a, v4, 4));
+        let identity = IdProfile::Identity;
+        assert_eq!(identity.position(&a, v4, 3), a.position(3));
+        assert_ne!(identity.position(&a, v4, 3), identity.position(&b, v4, 3));
     }
 
     #[test]

@@ -19,6 +19,6 @@ pub mod text;
 
 pub use block::{BlockKind, InvalidBlock, MAX_BLOCK_BYTES, SignedBlock};
 pub use hash::BlockHash;
-pub use identity::{PeerId, SecretKey, VolumeId};
+pub use identity::{IdProfile, PeerId, SecretKey, VolumeId};
 pub use ring::{Key, KeyRange, NodeId};
 pub use text::VolumeAddress;

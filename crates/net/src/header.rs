@@ -55,18 +55,23 @@ impl WirePeer {
         let addr = SocketAddr::new(ip, u16::from_be_bytes(*port));
         Some(WirePeer(Peer { id: PeerId(*id), addr }))
     }
-}
 
-impl<C> Encode<C> for WirePeer {
-    fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), EncodeError<W::Error>> {
-        let mut bytes = Vec::with_capacity(50);
+    /// The byte string's content.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(52);
         bytes.extend_from_slice(&self.0.id.0);
         match self.0.addr.ip() {
             IpAddr::V4(ip) => bytes.extend_from_slice(&ip.octets()),
             IpAddr::V6(ip) => bytes.extend_from_slice(&ip.octets()),
         }
         bytes.extend_from_slice(&self.0.addr.port().to_be_bytes());
-        e.bytes(&bytes)?.ok()
+        bytes
+    }
+}
+
+impl<C> Encode<C> for WirePeer {
+    fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), EncodeError<W::Error>> {
+        e.bytes(&self.to_bytes())?.ok()
     }
 }
 

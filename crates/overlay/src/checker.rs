@@ -205,7 +205,11 @@ mod tests {
         let mut key = Key::MIN;
         key.0[0] = position;
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        Node { id: NodeId(key), peer: Peer { id: PeerId([position; 32]), addr } }
+        Node {
+            id: NodeId(key),
+            peer: Peer { id: PeerId([position; 32]), addr },
+            seat: crate::Seat::default(),
+        }
     }
 
     fn member(me: u8, before: Option<u8>, successors: &[u8]) -> Neighbourhood {

@@ -8,31 +8,82 @@
 
 pub mod checker;
 pub mod chord;
+pub mod peer_book;
 pub mod walk;
 pub mod wire;
 
 use std::fmt;
+use std::time::Duration;
 
 use atoll_env::BoxFuture;
-use atoll_key::{Key, KeyRange, NodeId};
+use atoll_key::{IdProfile, Key, KeyRange, NodeId};
 use atoll_net::Peer;
 
+use crate::peer_book::PeerBook;
 use crate::walk::WalkError;
 
-/// A place on the ring and the node at it.
+/// The most virtual servers of one node: CFS Figure 12 runs 128. A larger virtual index
+/// is refused, so that nobody can try indices until one falls beside a victim (CFS §4.4).
+pub const MAX_VIRTUAL_SERVERS: u16 = 128;
+
+/// How a node comes to a ring position: by the network's profile, from a virtual index
+/// (CFS §4.1, §5.3).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Seat {
+    /// What the position is the hash of.
+    pub profile: IdProfile,
+    /// Which of the node's virtual servers it is, below [`MAX_VIRTUAL_SERVERS`].
+    pub index: u16,
+}
+
+/// A place on the ring and the node at it: one virtual server (CFS §5.3). The position is
+/// always derived from the card and the seat, never taken from anybody's word.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Node {
     /// The ring position.
     pub id: NodeId,
     /// The node's address card.
     pub peer: Peer,
+    /// How the position follows from the card.
+    pub seat: Seat,
 }
 
 impl Node {
-    /// The node's virtual server 0: its only one for now.
+    /// The node's virtual server 0, where IDs are hashes of public keys.
     pub fn of(peer: Peer) -> Node {
-        Node { id: peer.id.position(0), peer }
+        Node::at(peer, Seat::default())
     }
+
+    /// The virtual server of `peer` that has this seat.
+    pub fn at(peer: Peer, seat: Seat) -> Node {
+        let id = seat.profile.position(&peer.id, peer.addr.ip(), u32::from(seat.index));
+        Node { id, peer, seat }
+    }
+}
+
+/// The first `count` of `nodes` that are different physical nodes. The copies of a block
+/// never share one, however many virtual servers it runs (CFS §5.1, §5.3).
+pub fn distinct_peers(nodes: &[Node], count: usize) -> Vec<Node> {
+    let mut distinct: Vec<Node> = Vec::new();
+    for node in nodes {
+        if distinct.len() == count {
+            break;
+        }
+        if !distinct.iter().any(|taken| taken.peer.id == node.peer.id) {
+            distinct.push(*node);
+        }
+    }
+    distinct
+}
+
+/// A node named as a next hop, with how far it is from whoever names it (CFS §4.3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lead {
+    /// The node.
+    pub node: Node,
+    /// The round trip to it that the namer has measured. Hearsay: it may slow a lookup
+    /// down, not misdirect it.
+    pub latency: Option<Duration>,
 }
 
 impl fmt::Debug for Node {
@@ -49,11 +100,29 @@ pub enum Route {
     Root(Vec<Node>),
     /// Nodes strictly between this one and the key, the nearest to the key first
     /// (CFS Figure 3, `preceding_node_list`), at most [`MAX_CLOSER`]. Never empty.
-    Closer(Vec<Node>),
+    Closer(Vec<Lead>),
     /// Answer to somebody who took this node for the root: it is not; ask its predecessor.
     Back(Node),
     /// This node is not on the ring yet, or has just lost all its successors.
     Nowhere,
+}
+
+impl Route {
+    /// A [`Route::Closer`] whose latencies are not known.
+    pub fn closer(nodes: impl IntoIterator<Item = Node>) -> Route {
+        let lead = |node| Lead { node, latency: None };
+        Route::Closer(nodes.into_iter().map(lead).collect())
+    }
+
+    /// All the nodes named, in order.
+    pub fn nodes(&self) -> Vec<Node> {
+        match self {
+            Route::Root(nodes) => nodes.clone(),
+            Route::Closer(leads) => leads.iter().map(|lead| lead.node).collect(),
+            Route::Back(node) => vec![*node],
+            Route::Nowhere => Vec::new(),
+        }
+    }
 }
 
 /// The most nodes in a [`Route::Closer`].
@@ -89,8 +158,20 @@ impl Neighbourhood {
 /// A node's place on the ring and its routing tables. The methods that
 /// return no future answer at once, from memory.
 pub trait Overlay: Send + Sync + 'static {
-    /// This node's surroundings.
-    fn neighbourhood(&self) -> Neighbourhood;
+    /// The surroundings of each of this node's virtual servers, by virtual index; never
+    /// empty.
+    fn neighbourhoods(&self) -> Vec<Neighbourhood>;
+
+    /// The surroundings of this node's first virtual server.
+    fn neighbourhood(&self) -> Neighbourhood {
+        self.neighbourhoods().swap_remove(0)
+    }
+
+    /// Changes whenever any of the neighbourhoods does; never repeats while the node runs.
+    fn epoch(&self) -> u64;
+
+    /// What is known of other nodes first-hand: how fast they answer, and who lied.
+    fn peer_book(&self) -> &PeerBook;
 
     /// Where to ask next for `key`. With `as_root` the asker took this node for the
     /// key's root: if it is not, the answer is `Back`, never a trip around the ring.
@@ -111,7 +192,7 @@ pub trait Overlay: Send + Sync + 'static {
     /// as they are known: never empty. The first may be this node itself.
     fn find_root(&self, key: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>>;
 
-    /// Resolves with the new epoch once the neighbourhood's differs from `epoch`.
+    /// Resolves with the new [`Overlay::epoch`] once it differs from `epoch`.
     fn changed(&self, epoch: u64) -> BoxFuture<'static, u64>;
 
     /// The estimated number of nodes on the ring, from the density of the successor

@@ -579,7 +579,7 @@ impl Plan {
             }
             Route::Closer(list) => {
                 let onward = |n: &&Node| n.id.key().strictly_between(guide.id.key(), &self.key);
-                let nodes: Vec<Node> = list.iter().filter(onward).copied().collect();
+                let nodes: Vec<Node> = list.iter().map(|l| l.node).filter(|n| onward(&n)).collect();
                 for node in nodes.iter().take(crate::MAX_CLOSER) {
                     self.add_on_the_way(*node);
                 }

@@ -3,48 +3,74 @@
 //! A node's ring position never travels: it is derived from the peer's key on receipt
 //! (CFS §4.4), so that nobody can claim a position.
 
-use atoll_key::Key;
+use std::time::Duration;
+
+use atoll_key::{IdProfile, Key};
 use atoll_net::header::{Capped, WirePeer};
 use minicbor::decode::Error as DecodeError;
 use minicbor::encode::{Error as EncodeError, Write};
 use minicbor::{Decode, Decoder, Encode, Encoder};
 
-use crate::{Node, Route};
+use crate::{Lead, MAX_VIRTUAL_SERVERS, Node, Route, Seat};
 
 /// The most nodes in one message.
 pub const MAX_NODES: usize = 256;
-/// Nodes as they travel: a list of [`WirePeer`]s.
+/// Marks a seat of the `address` profile in a [`WireNode`].
+const ADDRESS_PROFILE: u16 = 1 << 15;
+
+/// Nodes as they travel: a list of [`WireNode`]s.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct WireNodes(pub Vec<Node>);
 
 impl<C> Encode<C> for WireNodes {
     fn encode<W: Write>(&self, e: &mut Encoder<W>, c: &mut C) -> Result<(), EncodeError<W::Error>> {
-        let peers = self.0.iter().map(|node| WirePeer(node.peer)).collect();
-        Capped::<WirePeer, MAX_NODES>(peers).encode(e, c)
+        let nodes = self.0.iter().map(|node| WireNode(*node)).collect();
+        Capped::<WireNode, MAX_NODES>(nodes).encode(e, c)
     }
 }
 
 impl<'b, C> Decode<'b, C> for WireNodes {
     fn decode(d: &mut Decoder<'b>, c: &mut C) -> Result<WireNodes, DecodeError> {
-        let Capped(peers) = Capped::<WirePeer, MAX_NODES>::decode(d, c)?;
-        Ok(WireNodes(peers.into_iter().map(|peer| Node::of(peer.0)).collect()))
+        let Capped(nodes) = Capped::<WireNode, MAX_NODES>::decode(d, c)?;
+        Ok(WireNodes(nodes.into_iter().map(|node| node.0).collect()))
     }
 }
 
-/// One node as it travels; see [`WireNodes`].
+/// One node as it travels: the byte string of a [`WirePeer`], followed by two bytes for
+/// its seat unless that is virtual server 0 of the `identity` profile: the virtual index,
+/// with the highest bit set in the `address` profile.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WireNode(pub Node);
 
 impl<C> Encode<C> for WireNode {
-    fn encode<W: Write>(&self, e: &mut Encoder<W>, c: &mut C) -> Result<(), EncodeError<W::Error>> {
-        WirePeer(self.0.peer).encode(e, c)
+    fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), EncodeError<W::Error>> {
+        let mut bytes = WirePeer(self.0.peer).to_bytes();
+        let Seat { profile, index } = self.0.seat;
+        if self.0.seat != Seat::default() {
+            let mark = if profile == IdProfile::Address { ADDRESS_PROFILE } else { 0 };
+            bytes.extend_from_slice(&(index | mark).to_be_bytes());
+        }
+        e.bytes(&bytes)?.ok()
     }
 }
 
 impl<'b, C> Decode<'b, C> for WireNode {
-    fn decode(d: &mut Decoder<'b>, c: &mut C) -> Result<WireNode, DecodeError> {
-        Ok(WireNode(Node::of(WirePeer::decode(d, c)?.0)))
+    fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<WireNode, DecodeError> {
+        node_from_bytes(d.bytes()?).map(WireNode).ok_or_else(|| DecodeError::message("not a node"))
     }
+}
+
+fn node_from_bytes(bytes: &[u8]) -> Option<Node> {
+    if let Some(peer) = WirePeer::from_bytes(bytes) {
+        return Some(Node::of(peer.0));
+    }
+    let (peer, seat) = bytes.split_last_chunk::<2>()?;
+    let seat = u16::from_be_bytes(*seat);
+    let profile =
+        if seat & ADDRESS_PROFILE == 0 { IdProfile::Identity } else { IdProfile::Address };
+    let index = seat & !ADDRESS_PROFILE;
+    let peer = WirePeer::from_bytes(peer)?.0;
+    (index < MAX_VIRTUAL_SERVERS).then(|| Node::at(peer, Seat { profile, index }))
 }
 
 /// A key as it travels: 64 bytes.
@@ -65,21 +91,43 @@ impl<'b, C> Decode<'b, C> for WireKey {
     }
 }
 
-/// A [`Route`] as it travels: `[kind, nodes]`, kind 1 `Root`, 2 `Closer`, 3 `Back`,
-/// 4 `Nowhere`. Other crates embed it in their own messages.
+/// A [`Route`] as it travels: `[kind, nodes, latencies]`, kind 1 `Root`, 2 `Closer`,
+/// 3 `Back`, 4 `Nowhere`. Latencies go with `Closer` only: one number a node, in units of
+/// 0.1 ms, 0 for unknown. Other crates embed it in their own messages.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WireRoute(pub Route);
 
+const LATENCY_UNIT_MICROS: u128 = 100;
+
+fn latency_to_wire(latency: Option<Duration>) -> u32 {
+    let units = latency.map_or(0, |l| (l.as_micros() / LATENCY_UNIT_MICROS).max(1));
+    u32::try_from(units).unwrap_or(u32::MAX)
+}
+
+fn latency_from_wire(units: u32) -> Option<Duration> {
+    let micros = u64::from(units) * LATENCY_UNIT_MICROS as u64;
+    (units > 0).then(|| Duration::from_micros(micros))
+}
+
 impl<C> Encode<C> for WireRoute {
     fn encode<W: Write>(&self, e: &mut Encoder<W>, c: &mut C) -> Result<(), EncodeError<W::Error>> {
+        let mut latencies = Vec::new();
         let (kind, nodes) = match &self.0 {
             Route::Root(nodes) => (1, nodes.clone()),
-            Route::Closer(nodes) => (2, nodes.clone()),
+            Route::Closer(leads) => {
+                latencies.extend(leads.iter().map(|lead| latency_to_wire(lead.latency)));
+                (2, leads.iter().map(|lead| lead.node).collect())
+            }
             Route::Back(node) => (3, vec![*node]),
             Route::Nowhere => (4, Vec::new()),
         };
-        e.array(2)?.u8(kind)?;
-        WireNodes(nodes).encode(e, c)
+        let measured = latencies.iter().any(|units| *units > 0);
+        e.array(if measured { 3 } else { 2 })?.u8(kind)?;
+        WireNodes(nodes).encode(e, c)?;
+        if measured {
+            Capped::<u32, MAX_NODES>(latencies).encode(e, c)?;
+        }
+        Ok(())
     }
 }
 
@@ -91,12 +139,20 @@ impl<'b, C> Decode<'b, C> for WireRoute {
         }
         let kind = d.u8()?;
         let mut nodes = WireNodes::decode(d, c)?.0;
-        for _ in 2..fields {
+        let mut latencies = Vec::new();
+        if fields > 2 {
+            latencies = Capped::<u32, MAX_NODES>::decode(d, c)?.0;
+        }
+        for _ in 3..fields {
             d.skip()?;
         }
         let route = match (kind, nodes.len()) {
             (1, 1..) => Route::Root(nodes),
-            (2, 1..) => Route::Closer(nodes),
+            (2, 1..) => {
+                let told = latencies.into_iter().chain(std::iter::repeat(0));
+                let lead = |(node, units)| Lead { node, latency: latency_from_wire(units) };
+                Route::Closer(nodes.into_iter().zip(told).map(lead).collect())
+            }
             (3, 1) => Route::Back(nodes.remove(0)),
             (4, 0) => Route::Nowhere,
             _ => return Err(DecodeError::message("a route of no known kind")),

@@ -67,6 +67,7 @@ impl Entry {
             version: self.version,
             expires_unix_secs: self.expires_unix_secs,
             len_bytes: self.len_bytes,
+            owner: crate::Owner::NOBODY,
         }
     }
 

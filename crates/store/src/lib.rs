@@ -29,6 +29,21 @@ pub use disk_store::{DiskConfig, DiskStore};
 pub use memory::MemoryStore;
 pub use recover::{IndexFailure, OpenError, OpenReport};
 
+/// Whom a block is charged to: the node that had it stored and its address (CFS §5.4).
+/// Opaque here. All zeros, [`Owner::NOBODY`], for blocks nobody is charged for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Owner {
+    /// The first 16 bytes of the publishing node's public key.
+    pub publisher: [u8; 16],
+    /// Its IP address as IPv6, IPv4 mapped.
+    pub ip: [u8; 16],
+}
+
+impl Owner {
+    /// No owner.
+    pub const NOBODY: Owner = Owner { publisher: [0; 16], ip: [0; 16] };
+}
+
 /// What is known of a stored block without reading it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockInfo {
@@ -42,6 +57,8 @@ pub struct BlockInfo {
     pub expires_unix_secs: u64,
     /// Length of the block, bytes.
     pub len_bytes: u32,
+    /// Whom it is charged to.
+    pub owner: Owner,
 }
 
 /// A block and what is known of it.

@@ -22,7 +22,7 @@ pub fn targets() -> Vec<Target> {
         LookupReply::Found(header),
         LookupReply::Absent(nodes.clone()),
         LookupReply::Route(Route::Root(nodes.clone())),
-        LookupReply::Route(Route::Closer(nodes.clone())),
+        LookupReply::Route(Route::closer(nodes.clone())),
         LookupReply::Route(Route::Back(nodes[0])),
         LookupReply::Route(Route::Nowhere),
     ];

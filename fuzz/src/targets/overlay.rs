@@ -19,7 +19,7 @@ pub fn targets() -> Vec<Target> {
         Surroundings { epoch: u64::MAX, predecessor: None, successors: None },
     ];
     let routes =
-        [Route::Root(nodes().0), Route::Closer(nodes().0), Route::Back(node(5)), Route::Nowhere];
+        [Route::Root(nodes().0), Route::closer(nodes().0), Route::Back(node(5)), Route::Nowhere];
     vec![
         message("overlay/alive", vec![Alive { joined: true }, Alive { joined: false }]),
         message("overlay/seen", vec![Seen { epoch: Some(3) }, Seen { epoch: None }]),

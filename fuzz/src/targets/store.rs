@@ -9,7 +9,7 @@ use atoll_store::segment::{
     self, FIRST_RECORD_OFFSET, RECORD_HEADER_BYTES, RecordBody, RecordHeader, SECOND_HEADER_OFFSET,
     SEGMENT_HEADER_BYTES, SegmentHeader,
 };
-use atoll_store::{BlockInfo, BlockStore, DiskConfig, DiskStore, StoreError, StoredBlock};
+use atoll_store::{BlockInfo, BlockStore, DiskConfig, DiskStore, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 use futures_util::FutureExt;
 
@@ -143,7 +143,7 @@ fn config() -> DiskConfig {
 
 fn stored(n: u8, kind: BlockKind, version: u64, bytes: Vec<u8>) -> StoredBlock {
     let len_bytes = bytes.len() as u32;
-    let info = BlockInfo { key: key(n), kind, version, expires_unix_secs: 1000, len_bytes };
+    let info = BlockInfo { key: key(n), kind, version, expires_unix_secs: 1000, len_bytes, owner: Owner::NOBODY };
     StoredBlock { info, bytes: Bytes::from(bytes) }
 }
 

@@ -180,6 +180,7 @@ fn expired_blocks_do_not_hide_others_from_repair() {
             version: 0,
             expires_unix_secs: if i < 30 { now - 60 } else { now + 100_000 },
             len_bytes: 60_000,
+            owner: atoll_store::Owner::NOBODY,
         },
         bytes: bytes.clone(),
     });

@@ -189,6 +189,15 @@ pub enum PutFailed {
     },
     #[n(3)]
     Invalid(#[n(0)] Invalid),
+    #[n(4)]
+    OverQuota {
+        #[n(0)]
+        used_bytes: u64,
+        #[n(1)]
+        allowed_bytes: u64,
+        #[n(2)]
+        who: String,
+    },
 }
 
 /// [`InvalidBlock`] on the wire.
@@ -266,6 +275,9 @@ impl From<PutError> for PutFailed {
             PutError::Unavailable(told) => PutFailed::Unavailable(cut(told)),
             PutError::Superseded { offered, held } => PutFailed::Superseded { offered, held },
             PutError::Invalid(error) => PutFailed::Invalid(error.into()),
+            PutError::OverQuota { used_bytes, allowed_bytes, who } => {
+                PutFailed::OverQuota { used_bytes, allowed_bytes, who: cut(who) }
+            }
         }
     }
 }
@@ -277,6 +289,9 @@ impl From<PutFailed> for PutError {
             PutFailed::Unavailable(told) => PutError::Unavailable(told),
             PutFailed::Superseded { offered, held } => PutError::Superseded { offered, held },
             PutFailed::Invalid(error) => PutError::Invalid(error.into()),
+            PutFailed::OverQuota { used_bytes, allowed_bytes, who } => {
+                PutError::OverQuota { used_bytes, allowed_bytes, who }
+            }
         }
     }
 }
@@ -327,6 +342,7 @@ mod tests {
             PutError::Full("2 of 3".into()),
             PutError::Unavailable("nobody".into()),
             PutError::Superseded { offered: 3, held: u64::MAX },
+            PutError::OverQuota { used_bytes: 9, allowed_bytes: 8, who: "node 7".into() },
             PutError::Invalid(InvalidBlock::TooLong(7)),
             PutError::Invalid(InvalidBlock::WrongHash),
             PutError::Invalid(InvalidBlock::Malformed("unknown layout")),

@@ -140,7 +140,7 @@ mod tests {
         let nodes = vec![node(1, false), node(2, true)];
         for route in [
             Route::Root(nodes.clone()),
-            Route::Closer(nodes),
+            Route::closer(nodes),
             Route::Back(node(3, true)),
             Route::Nowhere,
         ] {

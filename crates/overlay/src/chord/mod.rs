@@ -38,6 +38,7 @@ use atoll_key::{Key, NodeId};
 use atoll_net::{Peer, Transport};
 use futures_channel::oneshot;
 
+use crate::peer_book::PeerBook;
 use crate::walk::{Found, WalkError};
 use crate::{Neighbourhood, Node, Overlay, Route};
 use bell::Bell;
@@ -94,6 +95,7 @@ pub struct Chord {
     finger_bell: Arc<Bell>,
     /// Rung when there is somebody to meet.
     meet_bell: Arc<Bell>,
+    peer_book: PeerBook,
     inner: Mutex<Inner>,
 }
 
@@ -160,6 +162,7 @@ impl Chord {
             stabilize_bell: Arc::default(),
             finger_bell: Arc::default(),
             meet_bell: Arc::default(),
+            peer_book: PeerBook::default(),
         })
     }
 
@@ -287,8 +290,16 @@ impl Chord {
 }
 
 impl Overlay for Chord {
-    fn neighbourhood(&self) -> Neighbourhood {
-        self.lock().state.neighbourhood()
+    fn neighbourhoods(&self) -> Vec<Neighbourhood> {
+        vec![self.lock().state.neighbourhood()]
+    }
+
+    fn epoch(&self) -> u64 {
+        self.lock().state.epoch()
+    }
+
+    fn peer_book(&self) -> &PeerBook {
+        &self.peer_book
     }
 
     fn route(&self, key: &Key, as_root: bool) -> Route {

@@ -396,7 +396,7 @@ impl ChordState {
 
     fn towards(&self, key: &Key) -> Route {
         let closer = self.closer(key);
-        if closer.is_empty() { Route::Nowhere } else { Route::Closer(closer) }
+        if closer.is_empty() { Route::Nowhere } else { Route::closer(closer) }
     }
 
     /// CFS Figure 3, `preceding_node_list`: nearest to the key first.

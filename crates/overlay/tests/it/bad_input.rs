@@ -190,10 +190,10 @@ fn lookups_end_and_mostly_succeed_when_one_node_leads_astray() {
         for lie in 0..4 {
             let (cluster, liar) = corrupted(seed, |nodes, before| {
                 let route = match lie {
-                    0 => Route::Closer(nodes.iter().take(8).copied().collect()),
+                    0 => Route::closer(nodes.iter().take(8).copied()),
                     1 => Route::Root(vec![before.me]),
                     2 => Route::Back(nodes[0]),
-                    _ => Route::Closer(vec![before.me]),
+                    _ => Route::closer([before.me]),
                 };
                 Arc::new(Liar { route, told: (before.predecessor, before.successors.clone()) })
             });

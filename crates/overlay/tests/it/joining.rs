@@ -200,7 +200,7 @@ fn an_alert_routes_around_a_node_and_a_false_one_is_taken_back() {
     let head = chord.neighbourhood().successors[0];
     chord.alert(&head.peer);
     let routed = |key| match chord.route(key, false) {
-        Route::Root(list) | Route::Closer(list) => list,
+        route @ (Route::Root(_) | Route::Closer(_)) => route.nodes(),
         other => panic!("{other:?}"),
     };
     assert!(keys(50).iter().all(|key| !routed(key).contains(&head)));

@@ -8,6 +8,7 @@ use std::time::Duration;
 use atoll_env::BoxFuture;
 use atoll_key::{Key, PeerId};
 use atoll_net::{CallError, Peer, Refusal};
+use atoll_overlay::peer_book::PeerBook;
 use atoll_overlay::walk::{Found, Said, Step, WalkError, WalkLimits, walk};
 use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
 use atoll_sim::Sim;
@@ -23,6 +24,7 @@ struct Script {
     answers: BTreeMap<(usize, bool), Answer>,
     asked: Mutex<Vec<(usize, bool)>>,
     alerts: Mutex<Vec<usize>>,
+    peer_book: PeerBook,
     warnings: Mutex<Vec<(usize, Vec<usize>)>>,
     /// Answers that hold once a node has been warned.
     after_warning: BTreeMap<usize, Answer>,
@@ -41,6 +43,7 @@ impl Script {
             answers: BTreeMap::new(),
             asked: Mutex::default(),
             alerts: Mutex::default(),
+            peer_book: PeerBook::default(),
             warnings: Mutex::default(),
             after_warning: BTreeMap::new(),
         }
@@ -77,14 +80,22 @@ impl Script {
 }
 
 impl Overlay for Script {
-    fn neighbourhood(&self) -> Neighbourhood {
-        Neighbourhood {
+    fn neighbourhoods(&self) -> Vec<Neighbourhood> {
+        vec![Neighbourhood {
             epoch: 0,
             me: self.nodes[0],
             predecessor: None,
             successors: vec![self.nodes[1]],
             joined: true,
-        }
+        }]
+    }
+
+    fn epoch(&self) -> u64 {
+        0
+    }
+
+    fn peer_book(&self) -> &PeerBook {
+        &self.peer_book
     }
 
     fn route(&self, _: &Key, _: bool) -> Route {
@@ -133,7 +144,7 @@ fn run(script: &Arc<Script>, limits: WalkLimits) -> Result<Found<&'static str>, 
 }
 
 fn closer(nodes: &[Node], at: &[usize]) -> Answer {
-    Ok(Step::Route(Route::Closer(at.iter().map(|n| nodes[*n]).collect())))
+    Ok(Step::Route(Route::closer(at.iter().map(|n| nodes[*n]))))
 }
 
 fn root(nodes: &[Node], at: &[usize]) -> Answer {
@@ -153,7 +164,7 @@ fn done(_: &[Node]) -> Answer {
 }
 
 fn start_at(at: &'static [usize]) -> impl FnOnce(&[Node]) -> Route {
-    move |nodes| Route::Closer(at.iter().map(|n| nodes[*n]).collect())
+    move |nodes| Route::closer(at.iter().map(|n| nodes[*n]))
 }
 
 #[test]

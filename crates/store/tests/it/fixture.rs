@@ -8,7 +8,7 @@ use std::thread::Thread;
 
 use atoll_key::{BlockKind, Key};
 use atoll_store::disk::FaultyDisk;
-use atoll_store::{BlockInfo, DiskConfig, DiskStore, StoredBlock};
+use atoll_store::{BlockInfo, DiskConfig, DiskStore, Owner, StoredBlock};
 use bytes::Bytes;
 
 struct Unpark(Thread);
@@ -71,7 +71,14 @@ pub fn contents(n: u64, version: u64, len_bytes: usize) -> Bytes {
 pub fn block(n: u64, version: u64, len_bytes: usize, expires_unix_secs: u64) -> StoredBlock {
     let kind = if version == 0 { BlockKind::Content } else { BlockKind::Signed };
     let len = u32::try_from(len_bytes).expect("small");
-    let info = BlockInfo { key: key(n), kind, version, expires_unix_secs, len_bytes: len };
+    let info = BlockInfo {
+        key: key(n),
+        kind,
+        version,
+        expires_unix_secs,
+        len_bytes: len,
+        owner: Owner::NOBODY,
+    };
     StoredBlock { info, bytes: contents(n, version, len_bytes) }
 }
 
