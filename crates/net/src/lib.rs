@@ -56,6 +56,8 @@ impl fmt::Display for Peer {
 
 /// The largest message, header and parts together, in bytes: a batch of blocks.
 pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
+/// A method of nobody's: any answer to it says that somebody is there.
+pub const PROBE: u16 = 0x0000;
 /// The longest header, in bytes.
 pub const MAX_HEADER_BYTES: usize = 256 << 10;
 /// The most parts in one message.
@@ -153,6 +155,24 @@ pub trait Transport: Send + Sync + 'static {
         request: Request,
         limit: Duration,
     ) -> BoxFuture<'static, Result<Reply, CallError>>;
+
+    /// Whether the holder of `to.id` answers at `to.addr` right now (CFS §4.4): a reply
+    /// over a connection that it opened proves its key, not where it is. What it proves
+    /// is fresh: both sides sign the other's random numbers.
+    ///
+    /// # Errors
+    /// As [`Transport::call`]; never a refusal.
+    fn reach(&self, to: Peer, limit: Duration) -> BoxFuture<'static, Result<(), CallError>> {
+        // Enough for a transport whose calls go to the address and nowhere else.
+        let request = Request { method: PROBE, ..Request::default() };
+        let answer = self.call(to, request, limit);
+        Box::pin(async move {
+            match answer.await {
+                Ok(_) | Err(CallError::Refused(_)) => Ok(()),
+                Err(error) => Err(error),
+            }
+        })
+    }
 
     /// Smoothed round-trip time to a peer, if it has been measured.
     fn round_trip(&self, peer: &PeerId) -> Option<Duration>;

@@ -359,6 +359,26 @@ impl Transport for TcpTransport {
         })
     }
 
+    fn reach(&self, to: Peer, limit: Duration) -> BoxFuture<'static, Result<(), CallError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            if to.id == inner.local.id {
+                return Ok(());
+            }
+            // A connection of its own: an open one may have been dialled by the peer, from
+            // wherever it is.
+            let dial = async {
+                let _slot = inner.dial_slots.acquire().await.expect("never closed");
+                inner.identity.dial(to).await.map(drop)
+            };
+            match tokio::time::timeout(limit, dial).await {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(error)) => Err(CallError::Unreachable(error.to_string())),
+                Err(_) => Err(CallError::TimedOut),
+            }
+        })
+    }
+
     fn round_trip(&self, peer: &PeerId) -> Option<Duration> {
         self.inner.pool().open(peer)?.round_trip()
     }

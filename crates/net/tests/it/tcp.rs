@@ -29,6 +29,22 @@ async fn a_call_is_answered_by_the_holder_of_the_key() {
     until("by the other side too", || server.round_trip(&client.local().id).is_some()).await;
 }
 
+/// A call goes over any connection of the peer's, also one that it dialled itself: that it
+/// is answered does not say that anybody listens where the peer claims to.
+#[tokio::test]
+async fn an_address_is_reached_only_if_the_key_answers_there() {
+    let (server, client) = (node(1, Echo).await, node(2, Echo).await);
+    client.call(server.local(), request(b""), LONG).await.unwrap();
+    let there = client.local();
+    assert_eq!(server.reach(there, LONG).await, Ok(()));
+    let elsewhere = Peer { addr: SocketAddr::from(([127, 0, 0, 1], 1)), ..there };
+    assert!(server.call(elsewhere, request(b""), LONG).await.is_ok(), "its open connection");
+    assert!(matches!(server.reach(elsewhere, LONG).await, Err(CallError::Unreachable(_))));
+    let other = node(3, Echo).await;
+    let anothers = Peer { addr: other.local().addr, ..there };
+    assert!(matches!(server.reach(anothers, LONG).await, Err(CallError::Unreachable(_))));
+}
+
 #[tokio::test]
 async fn parts_arrive_as_they_were_sent() {
     let (server, client) = (node(1, Echo).await, node(2, Echo).await);
