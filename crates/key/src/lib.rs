@@ -14,11 +14,13 @@
 pub mod block;
 pub mod hash;
 pub mod identity;
+pub mod read_key;
 pub mod ring;
 pub mod text;
 
 pub use block::{BlockKind, InvalidBlock, MAX_BLOCK_BYTES, SignedBlock};
 pub use hash::BlockHash;
 pub use identity::{IdProfile, PeerId, SecretKey, VolumeId};
+pub use read_key::{ReadKey, SealError, VolumeCipher};
 pub use ring::{Key, KeyRange, NodeId};
-pub use text::VolumeAddress;
+pub use text::{ReadAddress, VolumeAddress};

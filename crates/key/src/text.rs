@@ -1,4 +1,5 @@
-//! Text that people copy: `atoll:KEY` and other checked base-32 strings.
+//! Text that people copy: `atoll:KEY`, `atoll:KEY#READKEY` and other checked base-32
+//! strings.
 //!
 //! A checked string is lower-case base 32 (RFC 4648 alphabet, no padding) of the
 //! payload followed by the first four bytes of its BLAKE3 hash, so that a mistyped
@@ -10,6 +11,7 @@ use std::str::FromStr;
 use data_encoding::{BASE32_NOPAD, Encoding, Specification};
 
 use crate::identity::VolumeId;
+use crate::read_key::ReadKey;
 
 const CHECKSUM_BYTES: usize = 4;
 
@@ -104,6 +106,86 @@ impl FromStr for VolumeAddress {
     }
 }
 
+const READ_KEY_SCHEME: &str = "#";
+const READ_KEY_VERSION: u8 = 1;
+
+impl ReadKey {
+    /// `#READKEY`, as it stands behind a volume's address. Whoever sees this text can read
+    /// the volume.
+    pub fn to_text(&self) -> String {
+        let mut payload = vec![READ_KEY_VERSION];
+        payload.extend_from_slice(self.bytes());
+        encode_checked(READ_KEY_SCHEME, &payload)
+    }
+
+    /// Reads [`ReadKey::to_text`], with or without its `#`.
+    pub fn from_text(text: &str) -> Result<ReadKey, TextError> {
+        ReadKey::after_scheme(text.strip_prefix(READ_KEY_SCHEME).unwrap_or(text))
+    }
+
+    fn after_scheme(rest: &str) -> Result<ReadKey, TextError> {
+        let payload = decode_checked(READ_KEY_SCHEME, &format!("{READ_KEY_SCHEME}{rest}"))?;
+        match payload.split_first() {
+            Some((&READ_KEY_VERSION, key)) => {
+                Ok(ReadKey::from_bytes(key.try_into().map_err(|_| TextError::Version)?))
+            }
+            _ => Err(TextError::Version),
+        }
+    }
+}
+
+/// `atoll:KEY` or `atoll:KEY#READKEY`: a volume, and what it takes to read it.
+///
+/// Shown by [`ReadAddress::to_text`], and not by `Display`, so that no message contains a
+/// read key by accident.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ReadAddress {
+    /// The volume.
+    pub volume: VolumeAddress,
+    /// The key, if the address has one.
+    pub read_key: Option<ReadKey>,
+}
+
+impl ReadAddress {
+    /// The address with its read key.
+    pub fn to_text(&self) -> String {
+        let read_key = self.read_key.as_ref().map(ReadKey::to_text).unwrap_or_default();
+        format!("{}{read_key}", self.volume)
+    }
+}
+
+impl From<VolumeAddress> for ReadAddress {
+    fn from(volume: VolumeAddress) -> ReadAddress {
+        ReadAddress { volume, read_key: None }
+    }
+}
+
+impl FromStr for ReadAddress {
+    type Err = ReadAddressError;
+
+    fn from_str(text: &str) -> Result<ReadAddress, ReadAddressError> {
+        let (volume, read_key) = match text.split_once(READ_KEY_SCHEME) {
+            Some((volume, read_key)) => (volume, Some(ReadKey::after_scheme(read_key))),
+            None => (text, None),
+        };
+        Ok(ReadAddress {
+            volume: volume.parse().map_err(ReadAddressError::Volume)?,
+            read_key: read_key.transpose().map_err(ReadAddressError::ReadKey)?,
+        })
+    }
+}
+
+/// Which part of an address is wrong, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadAddressError {
+    /// The volume's key.
+    #[error("{0}")]
+    Volume(TextError),
+    /// What stands behind the `#`.
+    #[error("the read key behind the #: {0}")]
+    ReadKey(TextError),
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,5 +233,52 @@ mod tests {
         assert_eq!(other_version.parse::<VolumeAddress>(), Err(TextError::Version));
         let too_long = encode_checked("atoll:", &[1; 40]);
         assert_eq!(too_long.parse::<VolumeAddress>(), Err(TextError::Version));
+    }
+
+    fn encrypted() -> ReadAddress {
+        let read_key = Some(ReadKey::from_bytes(std::array::from_fn(|i| i as u8 * 5)));
+        ReadAddress { volume: address(), read_key }
+    }
+
+    #[test]
+    fn an_address_with_a_read_key_reads_back_in_either_case() {
+        let text = encrypted().to_text();
+        let (volume, read_key) = text.split_once('#').expect("it has a read key");
+        assert_eq!((volume, read_key.len()), (&address().to_string()[..], 60));
+        assert_eq!(text.parse(), Ok(encrypted()));
+        let shouted = format!("{volume}#{}", read_key.to_uppercase());
+        assert_eq!(shouted.parse(), Ok(encrypted()));
+        assert_eq!(address().to_string().parse(), Ok(ReadAddress::from(address())));
+        for read_key in [&text[66..], read_key] {
+            assert_eq!(ReadKey::from_text(read_key).ok(), encrypted().read_key);
+        }
+    }
+
+    #[test]
+    fn each_way_to_mistype_a_read_key_is_told() {
+        let text = encrypted().to_text();
+        let volume = address();
+        let cases = [
+            (format!("{volume}#"), TextError::Encoding),
+            (format!("{volume}##{}", &text[67..]), TextError::Encoding),
+            (text[..text.len() - 4].to_string(), TextError::Checksum),
+            // The checksum is of a read key, so an address in its place is none.
+            (format!("{volume}#{}", &volume.to_string()[6..]), TextError::Checksum),
+            (format!("{volume}{}", encode_checked("#", &[2; 33])), TextError::Version),
+            (format!("{volume}{}", encode_checked("#", &[1; 32])), TextError::Version),
+        ];
+        for (wrong, error) in cases {
+            let told = Err(ReadAddressError::ReadKey(error));
+            assert_eq!(wrong.parse::<ReadAddress>(), told, "{wrong:?}");
+        }
+        let wrong = text.replacen("atoll:", "ipfs:", 1);
+        let told = ReadAddressError::Volume(TextError::Scheme("atoll:"));
+        assert_eq!(wrong.parse::<ReadAddress>(), Err(told));
+    }
+
+    #[test]
+    fn a_read_key_is_not_shown_by_accident() {
+        let text = encrypted().to_text();
+        assert!(!format!("{:?}", encrypted()).contains(&text[67..80]));
     }
 }
