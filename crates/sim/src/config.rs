@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::latency::Latency;
+use crate::tcp::TcpModel;
 
 /// A simulated network and how closely it is watched.
 #[derive(Clone, Debug)]
@@ -16,6 +17,8 @@ pub struct SimConfig {
     pub jitter: f64,
     /// What becomes of messages at random.
     pub loss: Loss,
+    /// What messages travel on.
+    pub connections: Connections,
     /// Bytes on the wire of each message besides its header and parts.
     pub message_overhead_bytes: usize,
     /// Whether tasks that are ready at the same instant run in random order, so that
@@ -36,6 +39,7 @@ impl Default for SimConfig {
             latency: Latency::Flat(Duration::from_millis(20)),
             jitter: 0.0,
             loss: Loss::None,
+            connections: Connections::Instant,
             // A guess: TCP and IP headers (40 to 52), a TLS record (22), our frame.
             message_overhead_bytes: 96,
             shuffle_tasks: true,
@@ -44,6 +48,18 @@ impl Default for SimConfig {
             unix_epoch_ms: 1_750_000_000_000,
         }
     }
+}
+
+/// What messages travel on.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Connections {
+    /// Each by itself, with no handshake and no window: the cheapest, and right where
+    /// messages are short or distances small.
+    Instant,
+    /// The bytes of one TCP connection between each two hosts, opened by the first
+    /// message and kept. [`HostConfig`]'s rates count the segments' headers too, and the
+    /// message overhead should then be that of the frame and of TLS alone.
+    Tcp(TcpModel),
 }
 
 /// What becomes of messages at random. The chance is per message, whatever its size.

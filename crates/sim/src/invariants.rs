@@ -27,7 +27,7 @@ impl World {
                     let call = self.calls.find(slot);
                     live_count += usize::from(call.is_some_and(|c| c.limit_seq == entry.seq));
                 }
-                What::Head(..) | What::Arrive(..) => {
+                _ => {
                     assert!(entry.at >= self.now, "{entry:?} is overdue at {}", self.now);
                 }
             }
@@ -40,9 +40,12 @@ impl World {
     fn check_calls(&self) {
         let mut under_way = BTreeMap::new();
         for entry in self.schedule.iter() {
-            if let What::Head(slot, _) | What::Arrive(slot, _) = entry.what {
+            if let What::Head(slot, _) | What::Arrive(slot, _) | What::Send(slot, _) = entry.what {
                 *under_way.entry(slot).or_insert(0u32) += 1;
             }
+        }
+        for slot in self.messages_on_connections() {
+            *under_way.entry(slot).or_insert(0u32) += 1;
         }
         for (slot, call) in self.calls.iter() {
             let messages = under_way.remove(&slot).unwrap_or(0);

@@ -21,7 +21,8 @@
 //! ```
 //!
 //! Layers: `tasks` (who runs next) and `schedule` (what happens when) are plain data;
-//! `world` owns them together with the hosts; `network` is the life of a call;
+//! `world` owns them together with the hosts; `network` is the life of a call, `streams`
+//! that of a connection's bytes and `tcp` the window they pass;
 //! `runtime` and `transport` are what protocol code holds; `sim` drives it all.
 //!
 //! Invariants:
@@ -34,9 +35,10 @@
 //! - Virtual time never goes back, and events at one instant happen in the order in
 //!   which they were scheduled.
 //!
-//! What is deliberately not modelled: the handshake of a new connection, packets (a
-//! message is lost or arrives as a whole; uplinks serve messages in order), and the
-//! time a handler computes, which is zero.
+//! What is not modelled unless asked for ([`Connections::Tcp`]): the handshake of a new
+//! connection and its window; without it a message is lost or arrives as a whole, and
+//! uplinks serve messages in order. What is never modelled: the time a handler computes,
+//! which is zero.
 //!
 //! It does not know what messages mean.
 
@@ -51,16 +53,19 @@ mod runtime;
 mod schedule;
 mod sim;
 mod slab;
+mod streams;
 mod tasks;
+mod tcp;
 mod trace;
 mod transport;
 mod world;
 
-pub use config::{HostConfig, Loss, SimConfig};
+pub use config::{Connections, HostConfig, Loss, SimConfig};
 pub use latency::{Latency, PASTIS_SPHERE_MAX};
 pub use matrix::{MatrixError, RttMatrix};
 pub use report::{MethodStats, PendingCall, Stats, Stuck};
 pub use sim::{RunEnd, Sim, Step};
+pub use tcp::{Control, TcpModel};
 pub use trace::{EventKind, TraceEvent};
 
 /// A simulated machine. Numbers count up from zero in the order of [`Sim::add_host`].

@@ -25,9 +25,10 @@ use atoll_net::{
 use bytes::Bytes;
 use std::sync::Arc;
 
-use crate::config::Loss;
+use crate::config::{Connections, Loss};
 use crate::schedule::{Leg, What};
 use crate::tasks::{Body, Ready, TaskId};
+use crate::tcp::TcpModel;
 use crate::trace::EventKind;
 use crate::world::{Grave, World, host_at};
 
@@ -85,7 +86,7 @@ pub(crate) fn fits(header: &Bytes, parts: &[Bytes]) -> bool {
         && body_len(header, parts) <= MAX_MESSAGE_BYTES
 }
 
-fn transmission_ns(len_bytes: usize, bytes_per_sec: Option<u64>) -> u64 {
+pub(crate) fn transmission_ns(len_bytes: usize, bytes_per_sec: Option<u64>) -> u64 {
     let Some(rate) = bytes_per_sec else { return 0 };
     let nanos = len_bytes as u128 * 1_000_000_000 / u128::from(rate.max(1));
     u64::try_from(nanos).unwrap_or(u64::MAX)
@@ -229,6 +230,9 @@ impl World {
         let call = self.call(slot);
         call.is_given_up = true;
         let (from, incarnation, to) = (call.from, call.from_incarnation, call.to);
+        if to != u32::MAX && self.unsend(slot, Leg::Request) {
+            return self.release(slot);
+        }
         let is_up = self.is_current(from, incarnation);
         // A process that ends closes its connections; a machine that is gone does not.
         if to != u32::MAX && (is_up || !self.host(from).is_silent) {
@@ -279,6 +283,12 @@ impl World {
         self.ends(slot, leg).1
     }
 
+    /// From whom to whom a leg goes.
+    pub(crate) fn hosts_of(&self, slot: u32, leg: Leg) -> (u32, u32) {
+        let (from, to, ..) = self.ends(slot, leg);
+        (from, to)
+    }
+
     fn is_cut(&self, from: u32, to: u32) -> bool {
         let group = |host: u32| self.hosts[host as usize].group;
         from != to
@@ -315,7 +325,7 @@ impl World {
         travel.saturating_add(a.access_delay_ns).saturating_add(b.access_delay_ns)
     }
 
-    fn latency_ns(&mut self, from: u32, to: u32) -> u64 {
+    pub(crate) fn latency_ns(&mut self, from: u32, to: u32) -> u64 {
         let mut delay = self.base_latency_ns(from, to);
         if self.config.jitter > 0.0 {
             let share = self.config.jitter * self.network_random.unit();
@@ -330,6 +340,11 @@ impl World {
         let is_bulk = matches!(leg, Leg::Request | Leg::Reply) && from != to;
         let wire_len = len + self.config.message_overhead_bytes;
         self.count_sent(leg, method, len, wire_len);
+        if let Connections::Tcp(model) = self.config.connections
+            && is_bulk
+        {
+            return self.launch_by_tcp(slot, leg, wire_len, model);
+        }
         let now = self.now;
         let uplink = &mut self.hosts[from as usize];
         let (mut start, mut sent) = (now, now);
@@ -352,6 +367,30 @@ impl World {
         } else {
             self.schedule.push(tail_at, What::Arrive(slot, leg));
         }
+    }
+
+    /// The same on a connection, which sees to rates, windows and order.
+    fn launch_by_tcp(&mut self, slot: u32, leg: Leg, wire_len: usize, model: TcpModel) {
+        let (from, to, method, len) = self.ends(slot, leg);
+        let chance = self.chance_delay_ns().filter(|_| !self.is_cut(from, to));
+        let Some(held_back_ns) = chance else { return self.lost(from, to, method, len) };
+        self.call(slot).refs += 1;
+        if held_back_ns > 0 {
+            let at = self.now.saturating_add(held_back_ns);
+            self.schedule.push(at, What::Send(slot, leg));
+        } else {
+            self.send_by_tcp(slot, leg, wire_len as u64, model);
+        }
+    }
+
+    /// Chance has held the message back for long enough.
+    pub(crate) fn send_due(&mut self, slot: u32, leg: Leg) -> u32 {
+        let (from, _, _, len) = self.ends(slot, leg);
+        let wire_len = len + self.config.message_overhead_bytes;
+        if let Connections::Tcp(model) = self.config.connections {
+            self.send_by_tcp(slot, leg, wire_len as u64, model);
+        }
+        from
     }
 
     fn count_sent(&mut self, leg: Leg, method: u16, len: usize, wire_len: usize) {
@@ -517,6 +556,11 @@ impl World {
             self.end_task(task);
             self.release(slot);
         }
+        if self.unsend(slot, Leg::Reply) {
+            let reply = self.call(slot).reply.take();
+            self.graves.extend(reply.map(Grave::Reply));
+            self.release(slot);
+        }
     }
 
     fn reply_arrived(&mut self, slot: u32) {
@@ -524,7 +568,7 @@ impl World {
         let now = self.now;
         let call = self.call(slot);
         let reply = call.reply.take().expect("a reply travels with its content");
-        let transit_ns = call.request_transit_ns + (now - call.reply_sent_at);
+        let mut transit_ns = call.request_transit_ns + (now - call.reply_sent_at);
         let (callee_incarnation, is_given_up) = (call.to_incarnation, call.is_given_up);
         let caller_incarnation = call.from_incarnation;
         if is_given_up || !self.is_current(caller, caller_incarnation) {
@@ -541,6 +585,11 @@ impl World {
             return;
         }
         self.record(EventKind::Reply, callee, caller, method, len);
+        if self.config.connections != Connections::Instant {
+            // `net` measures by pings, which neither windows nor handshakes delay.
+            let there = self.base_latency_ns(caller, callee);
+            transit_ns = there.saturating_add(self.base_latency_ns(callee, caller));
+        }
         self.measured(caller, callee, transit_ns);
         self.settle(slot, reply);
     }

@@ -18,6 +18,10 @@ pub struct Stats {
     pub sent_bytes: u64,
     /// Messages lost by chance, on cut links, or void with their sender or receiver.
     pub lost_count: u64,
+    /// TCP connections opened (with [`crate::Connections::Tcp`], and by transfers).
+    pub connection_count: u64,
+    /// Chunks of TCP connections that were dropped and sent again.
+    pub lost_chunk_count: u64,
     /// Calls whose deadline passed.
     pub timed_out_count: u64,
     /// Sleeps that ended.

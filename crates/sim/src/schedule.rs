@@ -19,6 +19,19 @@ pub(crate) enum Leg {
     Cancel,
 }
 
+/// Where a chunk of a connection's stream is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Hop {
+    /// Its first byte is at the receiver's downlink.
+    Down,
+    /// Its last byte is there.
+    Arrive,
+    /// The sender learns that it arrived.
+    Acked,
+    /// The sender learns that it was dropped.
+    Lost,
+}
+
 /// What a scheduled entry does; the number is a slot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum What {
@@ -30,6 +43,12 @@ pub(crate) enum What {
     Head(u32, Leg),
     /// The last byte is there.
     Arrive(u32, Leg),
+    /// A message that chance held back goes on its connection.
+    Send(u32, Leg),
+    /// A chunk of a connection is somewhere.
+    Chunk(u32, Hop),
+    /// A side of a connection may send.
+    Pump(u32, u8),
 }
 
 /// A scheduled entry.

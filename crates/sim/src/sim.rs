@@ -16,7 +16,9 @@ use crate::config::{HostConfig, Loss, SimConfig};
 use crate::report::{PendingCall, Stats, Stuck};
 use crate::runtime::SimRuntime;
 use crate::schedule::What;
+use crate::streams::Fetch;
 use crate::tasks::{Body, Run, TaskId, TaskWaker, lock};
+use crate::tcp::TcpModel;
 use crate::trace::TraceEvent;
 use crate::transport::SimTransport;
 use crate::world::{NextTask, Shared};
@@ -162,6 +164,23 @@ impl Sim {
     /// One-way latency between two hosts, without queues and chance.
     pub fn latency(&self, from: HostId, to: HostId) -> Duration {
         self.shared().with(|world| Duration::from_nanos(world.base_latency_ns(from.0, to.0)))
+    }
+
+    /// Sends `len_bytes` from `server` to `client` over one TCP connection of its own,
+    /// which the client opens, and says how long it took from the first segment of the
+    /// handshake to the last byte: how FTP or a web server would send a file. It shares
+    /// the hosts' links with all else that goes on, whatever the calls travel on. Nothing
+    /// happens before the first poll; dropped, it stops to be waited for, not to be sent.
+    /// Crashes and cuts do not touch it.
+    pub fn transfer(
+        &self,
+        server: HostId,
+        client: HostId,
+        len_bytes: u64,
+        model: &TcpModel,
+    ) -> impl Future<Output = Duration> + Send + use<> {
+        let wanted = Some((server.0, client.0, len_bytes, *model));
+        Fetch { shared: self.shared().clone(), wanted, began: 0, transfer: 0 }
     }
 
     // ---- faults ----
@@ -361,6 +380,11 @@ impl Sim {
         match what {
             What::Timer(slot) => HostId(shared.with(|world| world.timer_fired(slot))),
             What::Limit(slot) => HostId(shared.with(|world| world.limit_passed(slot))),
+            What::Send(slot, leg) => HostId(shared.with(|world| world.send_due(slot, leg))),
+            What::Chunk(slot, hop) => HostId(shared.with(|world| world.chunk_is_at(slot, hop))),
+            What::Pump(connection, side) => {
+                HostId(shared.with(|world| world.pump_due(connection, side)))
+            }
             What::Head(slot, leg) => shared.with(|world| {
                 world.head_arrived(slot, leg);
                 HostId(world.receiver(slot, leg))

@@ -24,6 +24,7 @@ use crate::random::Random;
 use crate::report::Stats;
 use crate::schedule::{Entry, Schedule, What};
 use crate::slab::Slab;
+use crate::streams::{Chunk, Connection, Transfer};
 use crate::tasks::{Body, Ready, Run, TaskId, TaskList, Tasks, lock};
 use crate::trace::{EventKind, Trace, TraceEvent};
 
@@ -91,6 +92,11 @@ pub(crate) struct World {
     pub(crate) timers: Slab<TimerSlot>,
     pub(crate) calls: Slab<CallSlot>,
     pub(crate) schedule: Schedule,
+    pub(crate) connections: Slab<Connection>,
+    /// The connection of two hosts' calls, the smaller number first.
+    pub(crate) connection_of: BTreeMap<(u32, u32), u32>,
+    pub(crate) chunks: Slab<Chunk>,
+    pub(crate) transfers: Slab<Transfer>,
     pub(crate) network_random: Random,
     order_random: Random,
     places_random: Random,
@@ -207,6 +213,10 @@ impl World {
             timers: Slab::new(),
             calls: Slab::new(),
             schedule: Schedule::new(),
+            connections: Slab::new(),
+            connection_of: BTreeMap::new(),
+            chunks: Slab::new(),
+            transfers: Slab::new(),
             network_random: Random::new(seed, STREAM_NETWORK),
             order_random: Random::new(seed, STREAM_ORDER),
             places_random: Random::new(seed, STREAM_PLACES),
@@ -354,7 +364,7 @@ impl World {
         match entry.what {
             What::Timer(slot) => timers.find(slot).is_some_and(|timer| timer.seq == entry.seq),
             What::Limit(slot) => calls.find(slot).is_some_and(|call| call.limit_seq == entry.seq),
-            What::Head(..) | What::Arrive(..) => true,
+            _ => true,
         }
     }
 
@@ -429,6 +439,7 @@ impl World {
         self.graves.extend(service.map(Grave::Service));
         self.record(EventKind::Crash, index, index, 0, usize::from(is_silent));
         self.drop_tasks_of(index);
+        self.break_connections_of(index);
     }
 
     pub(crate) fn restart(&mut self, index: u32) {

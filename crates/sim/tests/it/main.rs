@@ -2,6 +2,7 @@
 
 mod calls;
 mod churn;
+mod connections;
 mod executor;
 mod faults;
 mod net_model;

@@ -1,0 +1,615 @@
+//! How fast a TCP connection may send: its window, as plain data.
+//!
+//! CFS §7.1 compares downloads with "ordinary TCP", "one whole file per TCP connection",
+//! and a message over a real transport pays the same: a handshake, then slow start. What
+//! is modelled is the sender's window, after Jacobson ("Congestion Avoidance and
+//! Control", 1988), RFC 5681 and RFC 6928: an initial window, slow start, a limit by the
+//! receiver, congestion avoidance and one reduction in a round trip with losses, and the
+//! window's decay while the connection is idle (RFC 2861). [`Control::Cubic`] leaves slow
+//! start as HyStart does (Ha and Rhee, 2011) and grows as RFC 9438 says; [`Control::Bbr`]
+//! paces by the bandwidth it has seen (Cardwell et al., "BBR: Congestion-Based Congestion
+//! Control", 2016).
+//!
+//! Invariants: what is in flight is never more than what was sent; the window is at least
+//! one segment and at most what the receiver allows.
+//!
+//! Deliberately left out: timeouts (a loss is always noticed one round trip later, as
+//! with selective acknowledgements in mid-stream), delayed acknowledgements other than by
+//! [`TcpModel::slow_start_growth`], and the queue of acknowledgements. Hosts, links and
+//! messages are not known here.
+
+use std::time::Duration;
+
+/// How a sender's window reacts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Control {
+    /// RFC 5681: one segment more in a round trip, half the window at a loss.
+    Reno,
+    /// RFC 9438 with HyStart: what most systems have by default today.
+    Cubic,
+    /// Paced by the greatest bandwidth seen; losses are ignored.
+    Bbr,
+}
+
+/// A kind of TCP.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct TcpModel {
+    /// Bytes of the stream in a full segment.
+    pub segment_bytes: u32,
+    /// Bytes of headers that each segment takes on a link besides.
+    pub segment_overhead_bytes: u32,
+    /// What may be sent before the first acknowledgement, in segments.
+    pub initial_window_segments: u32,
+    /// What the receiver, or the sender's buffer, allows to be in flight.
+    pub max_window_bytes: u64,
+    /// By how much slow start multiplies the window in a round trip: 2 if every segment
+    /// is acknowledged, 1.5 if every other one is.
+    pub slow_start_growth: f64,
+    /// How the window reacts to losses and delays.
+    pub control: Control,
+    /// Whether an idle connection's window decays to the initial one.
+    pub restarts_after_idle: bool,
+    /// Round trips before the side that connects may send: 1 for TCP itself, and what
+    /// the protocol above adds.
+    pub handshake_round_trips: u32,
+    /// What may wait at a host's link of limited rate before segments are dropped there;
+    /// `None` is unlimited.
+    pub queue_bytes: Option<u64>,
+    /// The chance that a segment is lost elsewhere.
+    pub segment_loss: f64,
+}
+
+impl TcpModel {
+    /// Linux of today on Ethernet: an initial window of 10 (RFC 6928), timestamps in
+    /// each segment, CUBIC, about 3 MiB in flight (half of the default `tcp_rmem`).
+    pub fn today() -> TcpModel {
+        TcpModel {
+            segment_bytes: 1448,
+            segment_overhead_bytes: 52,
+            initial_window_segments: 10,
+            max_window_bytes: 3 << 20,
+            slow_start_growth: 2.0,
+            control: Control::Cubic,
+            restarts_after_idle: true,
+            handshake_round_trips: 1,
+            queue_bytes: Some(256 << 10),
+            segment_loss: 0.0,
+        }
+    }
+
+    /// TCP when CFS was measured: an initial window of 2 segments (RFC 2581), delayed
+    /// acknowledgements, at most 65,535 bytes in flight, the most without window scaling
+    /// (many systems defaulted to 16 KiB or 32 KiB).
+    pub fn of_2001() -> TcpModel {
+        TcpModel {
+            segment_bytes: 1460,
+            segment_overhead_bytes: 40,
+            initial_window_segments: 2,
+            max_window_bytes: 65_535,
+            slow_start_growth: 1.5,
+            control: Control::Reno,
+            restarts_after_idle: true,
+            handshake_round_trips: 1,
+            queue_bytes: Some(64 << 10),
+            segment_loss: 0.0,
+        }
+    }
+
+    /// The same with so many round trips before the first request.
+    pub fn with_handshake(self, round_trips: u32) -> TcpModel {
+        TcpModel { handshake_round_trips: round_trips, ..self }
+    }
+
+    /// The window before anything is acknowledged.
+    pub fn initial_window_bytes(&self) -> u64 {
+        let initial = u64::from(self.initial_window_segments) * u64::from(self.segment_bytes);
+        initial.clamp(u64::from(self.segment_bytes), self.max_window_bytes.max(1))
+    }
+
+    /// Bytes on a link for so many of the stream.
+    pub fn wire_bytes(&self, stream_bytes: u64) -> u64 {
+        let segments = stream_bytes.div_ceil(u64::from(self.segment_bytes.max(1)));
+        stream_bytes + segments * u64::from(self.segment_overhead_bytes)
+    }
+
+    /// The textbook time to get `len_bytes` over a fresh connection and a path without
+    /// loss: the handshake, then windows that grow by [`TcpModel::slow_start_growth`] a
+    /// round trip until the rate (bytes a second on the link; `None` is unlimited) or the
+    /// greatest window holds them, and half a round trip for the last byte.
+    ///
+    /// The side that connects is the receiver: its first byte tells the sender to begin.
+    pub fn transfer_time(
+        &self,
+        len_bytes: u64,
+        round_trip: Duration,
+        rate_bytes_per_sec: Option<u64>,
+    ) -> Duration {
+        let rtt = round_trip.as_secs_f64();
+        let wire_secs = |bytes: u64| {
+            rate_bytes_per_sec
+                .map_or(0.0, |rate| self.wire_bytes(bytes) as f64 / rate.max(1) as f64)
+        };
+        let mut secs = (f64::from(self.handshake_round_trips) + 0.5) * rtt;
+        let mut left = len_bytes;
+        let mut window = self.initial_window_bytes();
+        loop {
+            // A window that takes the link longer than a round trip never pauses.
+            let greatest = window >= self.max_window_bytes;
+            if left <= window || (wire_secs(window) >= rtt && rate_bytes_per_sec.is_some()) {
+                return Duration::from_secs_f64(secs + wire_secs(left) + rtt / 2.0);
+            }
+            let rounds = if greatest { (left - 1) / window } else { 1 };
+            secs += rtt * rounds as f64;
+            left -= window * rounds;
+            window = ((window as f64 * self.slow_start_growth) as u64).min(self.max_window_bytes);
+        }
+    }
+}
+
+/// A window is sent in about so many chunks...
+const CHUNKS_PER_WINDOW: u64 = 32;
+/// ... none of which is larger than this.
+const MAX_CHUNK_SEGMENTS: u64 = 16;
+/// HyStart is not used below this window, in segments (Linux).
+const HYSTART_LOW_WINDOW: u64 = 16;
+/// Acknowledgements closer than this belong to one train (Linux: 2 ms).
+const HYSTART_TRAIN_GAP_NS: u64 = 2_000_000;
+/// HyStart takes a queue for congestion when it delays by an eighth of the round trip,
+/// but by no less and no more than this.
+const HYSTART_DELAY_NS: std::ops::RangeInclusive<u64> = 4_000_000..=16_000_000;
+/// What the retransmission timeout is beyond the round trip, at least (Linux).
+const MIN_RTO_NS: u64 = 200_000_000;
+/// CUBIC's constants (RFC 9438 §5).
+const CUBIC_C: f64 = 0.4;
+const CUBIC_BETA: f64 = 0.7;
+/// BBR's gains (Linux): 2/ln 2 while starting, then the cycle's.
+const BBR_HIGH_GAIN: f64 = 2.885;
+const BBR_WINDOW_GAIN: f64 = 2.0;
+const BBR_CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+/// BBR forgets bandwidths after so many round trips.
+const BBR_BANDWIDTH_ROUNDS: u64 = 10;
+/// BBR takes the pipe for full after so many rounds without a quarter more bandwidth.
+const BBR_FULL_ROUNDS: u32 = 3;
+/// BBR allows three bursts beyond its window; a guess at their size.
+const BBR_BURST_SEGMENTS: f64 = 4.0;
+
+/// One direction of a connection, as its sender sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Flow {
+    window: f64,
+    threshold: f64,
+    flight: u64,
+    /// Bytes ever sent and ever acknowledged (or lost).
+    sent: u64,
+    done: u64,
+    /// The round ends when this much is done.
+    round_end: u64,
+    round_began_at: u64,
+    round_count: u64,
+    /// The greatest flight of this round and of the last: an application that sends
+    /// little does not earn a greater window.
+    round_flights: [u64; 2],
+    last_sent_at: u64,
+    last_acked_at: u64,
+    train_since: u64,
+    min_rtt_ns: u64,
+    smoothed_rtt_ns: u64,
+    /// No second reduction until this much is done.
+    recover: u64,
+    cubic_max: f64,
+    cubic_epoch: Option<CubicEpoch>,
+    bbr: Bbr,
+}
+
+/// A time of congestion avoidance without loss.
+#[derive(Clone, Copy, Debug)]
+struct CubicEpoch {
+    since: u64,
+    /// In segments.
+    max: f64,
+    k_secs: f64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Bbr {
+    /// Bytes a second, with the round in which each was seen.
+    bandwidths: Vec<(u64, f64)>,
+    /// Bytes a second at which it sends; 0 when nothing is known.
+    pace: f64,
+    /// When the next chunk may leave.
+    next_at: u64,
+    full_bandwidth: f64,
+    stalled_rounds: u32,
+    is_full: bool,
+    /// What starting up left in the queue is gone.
+    is_drained: bool,
+    cycle: usize,
+    cycle_since: u64,
+}
+
+impl Bbr {
+    /// Linux guesses the bandwidth from the handshake's round trip.
+    fn starting(model: &TcpModel, round_trip_ns: u64) -> Bbr {
+        let guess = model.initial_window_bytes() as f64 * 1e9 / round_trip_ns.max(1) as f64;
+        Bbr { pace: BBR_HIGH_GAIN * guess, ..Bbr::default() }
+    }
+
+    fn bandwidth(&self) -> f64 {
+        self.bandwidths.iter().map(|(_, bandwidth)| *bandwidth).fold(0.0, f64::max)
+    }
+}
+
+/// What a chunk that is sent takes with it, to measure by when it is acknowledged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    bytes: u64,
+    sent_at: u64,
+    done: u64,
+    /// When what was done had been done.
+    done_at: u64,
+    has_more: bool,
+}
+
+impl Flow {
+    pub(crate) fn new(model: &TcpModel, now: u64, round_trip_ns: u64) -> Flow {
+        Flow {
+            window: model.initial_window_bytes() as f64,
+            threshold: f64::INFINITY,
+            flight: 0,
+            sent: 0,
+            done: 0,
+            round_end: 0,
+            round_began_at: now,
+            round_count: 0,
+            round_flights: [0; 2],
+            last_sent_at: now,
+            last_acked_at: now,
+            train_since: now,
+            // The handshake has measured it.
+            min_rtt_ns: round_trip_ns.max(1),
+            smoothed_rtt_ns: round_trip_ns,
+            recover: 0,
+            cubic_max: 0.0,
+            cubic_epoch: None,
+            bbr: Bbr::starting(model, round_trip_ns),
+        }
+    }
+
+    /// How many bytes may be sent now.
+    pub(crate) fn room(&self) -> u64 {
+        (self.window as u64).saturating_sub(self.flight)
+    }
+
+    /// Whether nothing is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.flight == 0
+    }
+
+    /// How many bytes are best sent at once: fine enough to follow the window, coarse
+    /// enough to be cheap.
+    pub(crate) fn chunk_bytes(&self, model: &TcpModel) -> u64 {
+        let segment = u64::from(model.segment_bytes.max(1));
+        let share = self.window as u64 / CHUNKS_PER_WINDOW / segment;
+        share.clamp(1, MAX_CHUNK_SEGMENTS) * segment
+    }
+
+    /// When the sender's pace lets it send again.
+    pub(crate) fn paced_until(&self, model: &TcpModel) -> u64 {
+        if model.control == Control::Bbr { self.bbr.next_at } else { 0 }
+    }
+
+    /// The application sends after a pause, perhaps: an idle window decays.
+    pub(crate) fn resume(&mut self, model: &TcpModel, now: u64) {
+        // A sender that paces itself keeps what it knows (Linux: `cong_control`).
+        if self.flight > 0 || !model.restarts_after_idle || model.control == Control::Bbr {
+            return;
+        }
+        let timeout = self.smoothed_rtt_ns + MIN_RTO_NS;
+        let initial = model.initial_window_bytes() as f64;
+        let mut idle = now.saturating_sub(self.last_sent_at);
+        if idle > timeout && self.window > initial {
+            self.threshold = self.threshold.max(self.window * 0.75);
+            while idle > timeout && self.window > initial {
+                self.window /= 2.0;
+                idle -= timeout;
+            }
+            self.window = self.window.max(initial);
+            self.cubic_epoch = None;
+        }
+    }
+
+    /// `has_more` says that only the window or the pace keeps more from being sent.
+    pub(crate) fn on_sent(&mut self, bytes: u64, has_more: bool, now: u64) -> Mark {
+        if self.flight == 0 {
+            // What was delivered before a pause says nothing about the rate after it.
+            self.last_acked_at = now;
+        }
+        self.flight += bytes;
+        self.sent += bytes;
+        self.last_sent_at = now;
+        self.round_flights[0] = self.round_flights[0].max(self.flight);
+        if self.bbr.pace > 0.0 {
+            let takes = (bytes as f64 * 1e9 / self.bbr.pace) as u64;
+            self.bbr.next_at = self.bbr.next_at.max(now) + takes;
+        }
+        Mark { bytes, sent_at: now, done: self.done, done_at: self.last_acked_at, has_more }
+    }
+
+    pub(crate) fn on_acked(&mut self, model: &TcpModel, mark: &Mark, now: u64) {
+        let segment = f64::from(model.segment_bytes);
+        let rtt = now.saturating_sub(mark.sent_at).max(1);
+        self.min_rtt_ns = self.min_rtt_ns.min(rtt);
+        self.smoothed_rtt_ns = self.smoothed_rtt_ns - self.smoothed_rtt_ns / 8 + rtt / 8;
+        self.take_off(mark.bytes);
+        let gap = now.saturating_sub(self.last_acked_at);
+        self.last_acked_at = now;
+        if gap > HYSTART_TRAIN_GAP_NS * mark.bytes.div_ceil(u64::from(model.segment_bytes)) {
+            self.train_since = now;
+        }
+        let is_new_round = self.done >= self.round_end;
+        if is_new_round {
+            self.round_end = self.sent;
+            self.round_count += 1;
+            self.round_flights = [self.flight, self.round_flights[0]];
+        }
+        if model.control == Control::Bbr {
+            self.bbr_acked(model, mark, now, is_new_round);
+        } else if self.done > self.recover {
+            let flown = self.round_flights[0].max(self.round_flights[1]) as f64;
+            if self.window < self.threshold {
+                if self.window < 2.0 * flown {
+                    self.window += mark.bytes as f64 * (model.slow_start_growth - 1.0);
+                }
+                if model.control == Control::Cubic && self.hystart_ends(model, rtt, now) {
+                    self.threshold = self.window;
+                    self.cubic_epoch = None;
+                }
+            } else if self.window <= flown + segment {
+                self.avoid(model, mark.bytes as f64, now);
+            }
+        }
+        if is_new_round {
+            self.round_began_at = now;
+        }
+        self.window = self.window.clamp(segment, (model.max_window_bytes as f64).max(segment));
+    }
+
+    fn take_off(&mut self, bytes: u64) {
+        assert!(bytes <= self.flight, "{bytes} bytes are done and {} in flight", self.flight);
+        self.flight -= bytes;
+        self.done += bytes;
+    }
+
+    /// A train of acknowledgements half a round trip long, or a delay: the pipe is full.
+    fn hystart_ends(&self, model: &TcpModel, rtt: u64, now: u64) -> bool {
+        if self.window < (HYSTART_LOW_WINDOW * u64::from(model.segment_bytes)) as f64 {
+            return false;
+        }
+        let began = self.train_since.max(self.round_began_at);
+        let is_train = began == self.round_began_at && now - began > self.min_rtt_ns / 2;
+        let (least, most) = HYSTART_DELAY_NS.into_inner();
+        is_train || rtt > self.min_rtt_ns + (self.min_rtt_ns / 8).clamp(least, most)
+    }
+
+    /// Congestion avoidance.
+    fn avoid(&mut self, model: &TcpModel, acked: f64, now: u64) {
+        let segment = f64::from(model.segment_bytes);
+        let reno = segment * acked / self.window;
+        if model.control == Control::Reno {
+            self.window += reno;
+            return;
+        }
+        let epoch = *self.cubic_epoch.get_or_insert_with(|| {
+            let max = self.cubic_max.max(self.window) / segment;
+            let k_secs = ((max - self.window / segment).max(0.0) / CUBIC_C).cbrt();
+            CubicEpoch { since: now, max, k_secs }
+        });
+        let secs = (now - epoch.since + self.min_rtt_ns) as f64 / 1e9;
+        let target = (CUBIC_C * (secs - epoch.k_secs).powi(3) + epoch.max) * segment;
+        let cubic = ((target - self.window) / self.window).clamp(0.0, 0.5) * acked;
+        let friendly = 3.0 * (1.0 - CUBIC_BETA) / (1.0 + CUBIC_BETA) * reno;
+        self.window += cubic.max(friendly);
+    }
+
+    fn bbr_acked(&mut self, model: &TcpModel, mark: &Mark, now: u64, is_new_round: bool) {
+        let secs = (now.saturating_sub(mark.done_at)).max(1) as f64 / 1e9;
+        let sample = (self.done - mark.done) as f64 / secs;
+        let round = self.round_count;
+        let bbr = &mut self.bbr;
+        bbr.bandwidths.retain(|(seen, _)| seen + BBR_BANDWIDTH_ROUNDS >= round);
+        if mark.has_more || sample >= bbr.bandwidth() {
+            bbr.bandwidths.retain(|(_, smaller)| *smaller > sample);
+            bbr.bandwidths.push((round, sample));
+        }
+        let bandwidth = bbr.bandwidth();
+        if is_new_round && mark.has_more && !bbr.is_full {
+            if bandwidth >= bbr.full_bandwidth * 1.25 {
+                (bbr.full_bandwidth, bbr.stalled_rounds) = (bandwidth, 0);
+            } else {
+                bbr.stalled_rounds += 1;
+                bbr.is_full = bbr.stalled_rounds >= BBR_FULL_ROUNDS;
+            }
+        }
+        let pipe = bandwidth * self.min_rtt_ns as f64 / 1e9;
+        bbr.is_drained |= bbr.is_full && self.flight as f64 <= pipe;
+        if bbr.is_drained && now.saturating_sub(bbr.cycle_since) > self.min_rtt_ns {
+            bbr.cycle = (bbr.cycle + 1) % BBR_CYCLE.len();
+            bbr.cycle_since = now;
+        }
+        let gain = match (bbr.is_full, bbr.is_drained) {
+            (false, _) => BBR_HIGH_GAIN,
+            (true, false) => 1.0 / BBR_HIGH_GAIN,
+            (true, true) => BBR_CYCLE[bbr.cycle],
+        };
+        let pace = gain * bandwidth;
+        if bbr.is_full || pace > bbr.pace {
+            bbr.pace = pace;
+        }
+        let slack = 3.0 * BBR_BURST_SEGMENTS * f64::from(model.segment_bytes);
+        if bbr.is_full {
+            let target = BBR_WINDOW_GAIN * pipe + slack;
+            self.window = (self.window + mark.bytes as f64).min(target);
+        } else if self.window < BBR_HIGH_GAIN * pipe + slack {
+            self.window += mark.bytes as f64;
+        }
+    }
+
+    /// Bytes were lost, one round trip ago.
+    pub(crate) fn on_lost(&mut self, model: &TcpModel, mark: &Mark, now: u64) {
+        let was_recovering = self.done < self.recover;
+        self.take_off(mark.bytes);
+        if was_recovering || model.control == Control::Bbr {
+            return;
+        }
+        let keep = if model.control == Control::Reno { 0.5 } else { CUBIC_BETA };
+        let least = 2.0 * f64::from(model.segment_bytes);
+        self.cubic_max = self.window;
+        self.cubic_epoch = None;
+        self.threshold = (self.window * keep).max(least);
+        self.window = self.threshold;
+        self.recover = self.sent;
+        self.round_began_at = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn rtt(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    /// RFC 6928: ten segments in the first round trip, then 20, 40, 80.
+    #[test]
+    fn slow_start_from_ten_segments_doubles_each_round_trip() {
+        let model = TcpModel::today();
+        let rounds = |segments: u64| {
+            let time = model.transfer_time(segments * 1448, rtt(100), None);
+            (time.as_secs_f64() / 0.1).round() as u64
+        };
+        // One for the handshake, half for the request, half for the last byte.
+        assert_eq!([1, 10, 11, 30, 31, 70, 71, 150].map(rounds), [2, 2, 3, 3, 4, 4, 5, 5]);
+        // ssthresh is infinite, so a mebibyte takes log2(725/10 + 1) = 6.2 windows.
+        assert_eq!(rounds(725), 8);
+    }
+
+    #[test]
+    fn two_segments_and_delayed_acknowledgements_take_the_rounds_of_2001() {
+        let model = TcpModel::of_2001();
+        // 2, 3, 4.5, 6.75: 8 KiB are 5.6 segments, 64 KiB 44.9.
+        assert_eq!(model.transfer_time(8 << 10, rtt(80), None), rtt(80 * 4));
+        assert_eq!(model.transfer_time(64 << 10, rtt(80), None), rtt(80 * 8));
+    }
+
+    #[test]
+    fn a_window_without_scaling_limits_a_long_transfer() {
+        let model = TcpModel::of_2001();
+        let secs = model.transfer_time(10_000_000, rtt(100), None).as_secs_f64();
+        assert!((secs / (10_000_000.0 / 655_350.0) - 1.0).abs() < 0.1, "{secs}");
+    }
+
+    #[test]
+    fn a_link_limits_a_long_transfer_by_its_rate_with_headers() {
+        let model = TcpModel::today();
+        let secs = model.transfer_time(100 << 20, rtt(50), Some(12_500_000)).as_secs_f64();
+        let least = (100 << 20) as f64 * 1500.0 / 1448.0 / 12_500_000.0;
+        assert!(secs > least && secs < least + 0.5, "{secs} against {least}");
+    }
+
+    fn exchange(flow: &mut Flow, model: &TcpModel, bytes: u64, now: &mut u64, rtt_ns: u64) {
+        let mut left = bytes;
+        while left > 0 {
+            flow.resume(model, *now);
+            let sent = left.min(flow.room());
+            let mark = flow.on_sent(sent, sent < left, *now);
+            *now += rtt_ns;
+            flow.on_acked(model, &mark, *now);
+            left -= sent;
+        }
+    }
+
+    #[test]
+    fn an_idle_window_halves_with_each_timeout_down_to_the_initial_one() {
+        let model = TcpModel { control: Control::Reno, ..TcpModel::today() };
+        let mut now = 0;
+        let mut flow = Flow::new(&model, 0, 100 * MS);
+        exchange(&mut flow, &model, 1 << 20, &mut now, 100 * MS);
+        let grown = flow.room();
+        assert!(grown >= 40 * model.initial_window_bytes(), "{grown}");
+        // The timeout is 300 ms; two of them have passed since the last byte was sent.
+        flow.resume(&model, now - 100 * MS + 650 * MS);
+        assert_eq!(flow.room(), grown / 4);
+        flow.resume(&model, now + 60_000 * MS);
+        assert_eq!(flow.room(), model.initial_window_bytes());
+        let mut kept = Flow::new(&model, 0, 100 * MS);
+        let keeps = TcpModel { restarts_after_idle: false, ..model };
+        exchange(&mut kept, &keeps, 1 << 20, &mut now, 100 * MS);
+        kept.resume(&keeps, now + 60_000 * MS);
+        assert_eq!(kept.room(), grown);
+    }
+
+    #[test]
+    fn short_messages_do_not_earn_a_greater_window() {
+        let model = TcpModel::today();
+        let mut flow = Flow::new(&model, 0, 10 * MS);
+        let mut now = 0;
+        for _ in 0..100 {
+            exchange(&mut flow, &model, 500, &mut now, 10 * MS);
+        }
+        assert_eq!(flow.room(), model.initial_window_bytes());
+    }
+
+    #[test]
+    fn a_round_trip_with_losses_costs_one_reduction() {
+        for (control, keep) in [(Control::Reno, 0.5), (Control::Cubic, 0.7)] {
+            let model = TcpModel { control, ..TcpModel::today() };
+            let mut flow = Flow::new(&model, 0, 100 * MS);
+            let mut now = 0;
+            exchange(&mut flow, &model, 200_000, &mut now, 100 * MS);
+            let before = flow.room() as f64;
+            let marks: Vec<Mark> = (0..4).map(|_| flow.on_sent(5000, true, now)).collect();
+            now += 100 * MS;
+            flow.on_lost(&model, &marks[0], now);
+            flow.on_lost(&model, &marks[1], now);
+            marks[2..].iter().for_each(|mark| flow.on_acked(&model, mark, now));
+            let after = flow.room() as f64;
+            assert!((after / before - keep).abs() < 0.01, "{control:?}: {before} to {after}");
+        }
+    }
+
+    /// Cardwell et al. §"Steady-state": it sends at the bottleneck's rate, whatever the
+    /// queue would take.
+    #[test]
+    fn bbr_finds_the_rate_at_which_its_bytes_are_acknowledged() {
+        let model = TcpModel { control: Control::Bbr, ..TcpModel::today() };
+        let (rate, rtt_ns) = (10_000_000.0, 50 * MS);
+        let mut flow = Flow::new(&model, 0, rtt_ns);
+        let (mut now, mut link_free_at) = (0u64, 0u64);
+        let mut flying: std::collections::VecDeque<(u64, Mark)> = Default::default();
+        let mut acked_late = 0;
+        while now < 5_000 * MS {
+            let segment = u64::from(model.segment_bytes);
+            if flow.room() >= segment && flow.paced_until(&model) <= now {
+                let mark = flow.on_sent(segment, true, now);
+                link_free_at = link_free_at.max(now) + (segment as f64 * 1e9 / rate) as u64;
+                flying.push_back((link_free_at + rtt_ns, mark));
+                continue;
+            }
+            let ack_at = flying.front().map_or(u64::MAX, |(at, _)| *at);
+            let paced = if flow.room() >= segment { flow.paced_until(&model) } else { u64::MAX };
+            now = ack_at.min(paced);
+            if ack_at == now {
+                let (_, mark) = flying.pop_front().expect("it was just seen");
+                flow.on_acked(&model, &mark, now);
+                acked_late += if now > 2_000 * MS { segment } else { 0 };
+            }
+        }
+        let share = acked_late as f64 / 3.0 / rate;
+        assert!((0.9..=1.01).contains(&share), "{share} of the link");
+        let pipe = rate * 0.05;
+        assert!(flow.flight as f64 <= 2.2 * pipe, "{} in flight, {pipe} fit", flow.flight);
+    }
+}
