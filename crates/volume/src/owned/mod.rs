@@ -24,7 +24,8 @@ mod tree;
 pub use fs::VolumeFs;
 pub use get::{GetOptions, GetTreeError, Gotten, get_tree};
 pub use publish::{
-    Keeper, NoKeeper, PublishError, PublishOptions, Published, Skipped, exclude_set, publish,
+    Keeper, NoKeeper, PublishError, PublishOptions, Published, Skipped, Visibility, exclude_set,
+    publish,
 };
 pub use read::{
     Item, Listing, OpenError, ReadError, Snapshot, Volume, VolumeOptions, VolumeStatus,

@@ -3,6 +3,7 @@
 // Tests wait on tokio's clock, often a paused one.
 #![allow(clippy::disallowed_methods)]
 
+mod encrypted;
 mod formats;
 mod get;
 mod golden;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use atoll_dht::{Blocks, GetError, MemoryBlocks, PutError};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, Key, SignedBlock};
-use atoll_volume::owned::format::FormatError;
+use atoll_volume::owned::format::{FormatError, RootError};
 use atoll_volume::owned::{OpenError, Volume, VolumeOptions};
 use bytes::Bytes;
 
@@ -114,9 +114,9 @@ async fn a_volume_that_is_not_there_or_whose_root_is_nonsense_does_not_open() {
     let id = secret().volume_id();
     let open = || Volume::open(env(), blocks.clone(), id, VolumeOptions::default());
     assert!(matches!(open().await, Err(OpenError::Fetch(GetError::NotFound { .. }))));
-    ring.say(1, b"ATVR\x02 of a later program");
+    ring.say(1, b"ATVR\x03 of a later program");
     let error = open().await.expect_err("does not open");
-    assert_eq!(error, OpenError::Bad(FormatError::UnknownLayout(2)));
+    assert_eq!(error, OpenError::Root(RootError::Bad(FormatError::UnknownLayout(3))));
 }
 
 /// Design §7.13: whoever cannot reach the others can go on reading, and is told that it

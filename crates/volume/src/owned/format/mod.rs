@@ -11,16 +11,18 @@ pub mod directory;
 pub mod inode;
 pub mod pointers;
 pub mod root;
+pub mod sealed_root;
 pub mod xattrs;
 
 mod cursor;
 
-use atoll_key::MAX_BLOCK_BYTES;
+use atoll_key::{MAX_BLOCK_BYTES, SealError};
 
 pub use directory::{Child, Content, DirectoryBlock, DirectoryRef, Entry, Nodes};
 pub use inode::InodeBlock;
 pub use pointers::{Pointer, PointerBlock};
 pub use root::Root;
+pub use sealed_root::RootError;
 
 /// The smallest data block, as a power of two: 4 KiB.
 pub const MIN_BLOCK_SIZE_LOG2: u8 = 12;
@@ -138,6 +140,9 @@ pub enum FormatError {
     /// A directory of more levels than [`MAX_DIRECTORY_LEVELS`].
     #[error("the directory has {0} levels; the limit is {MAX_DIRECTORY_LEVELS}")]
     TooManyLevels(u8),
+    /// A block of an encrypted volume that does not open.
+    #[error("{0}")]
+    Sealed(SealError),
     /// Directories in directories, more than [`MAX_DEPTH`].
     #[error("directories lie more than {MAX_DEPTH} deep in each other")]
     TooDeep,

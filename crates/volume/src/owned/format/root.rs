@@ -1,4 +1,5 @@
-//! The payload of a volume's signed root block.
+//! The payload of a volume's signed root block; of an encrypted one, what its payload
+//! seals ([`sealed_root`](super::sealed_root)).
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
@@ -28,7 +29,7 @@ use super::cursor::{Cursor, put_header, put_mode, put_time, put_u64};
 use super::directory::{Content, DirectoryRef, Entry, put_directory, take_directory};
 use super::{FormatError, check_block_size};
 
-const MAGIC: &[u8; 4] = b"ATVR";
+pub(super) const MAGIC: &[u8; 4] = b"ATVR";
 const NAME: &str = "volume root";
 
 const TAG_LABEL: u8 = 1;

@@ -334,9 +334,10 @@ impl Copy {
         let permit = self.budget.acquire(len).await;
         if resumed {
             let (fd, path) = (fd.clone(), path.to_path_buf());
+            let cache = self.snapshot.cache.clone();
             let there = move || {
                 let present = dest::read_at(&fd, offset, len).map_err(wrong(&path))?;
-                Ok(present.is_some_and(|bytes| BlockHash::of(&bytes) == hash))
+                Ok(present.is_some_and(|bytes| cache.hash_of(&bytes) == hash))
             };
             if self.pool.run(there).await? {
                 self.progress.done(0, len as u64);

@@ -21,15 +21,15 @@ mod walk;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use atoll_dht::{Blocks, PutError};
+use atoll_dht::{Blocks, GetError, PutError};
 use atoll_env::{BoxFuture, Env};
-use atoll_key::{BlockHash, SecretKey, SignedBlock, VolumeId};
+use atoll_key::{BlockHash, ReadKey, SecretKey, SignedBlock, VolumeCipher, VolumeId};
 use globset::GlobSet;
 
 use self::run::{Run, StopOnDrop};
 use self::source::SourceDir;
 use self::walk::count;
-use super::format::{MAX_BLOCK_SIZE_LOG2, MIN_BLOCK_SIZE_LOG2, Root, root};
+use super::format::{MAX_BLOCK_SIZE_LOG2, MIN_BLOCK_SIZE_LOG2, Root, RootError, root, sealed_root};
 use super::progress::{Phase, Progress};
 
 /// How often a newer root than we knew of may turn up while ours is put.
@@ -50,6 +50,11 @@ pub struct PublishOptions {
     pub max_in_flight_bytes: usize,
     /// Threads that read and hash files.
     pub reader_threads: usize,
+    /// Encrypts the volume, so that only holders of this key can read it.
+    pub read_key: Option<ReadKey>,
+    /// Let a volume that was published in the clear become an encrypted one, or one of
+    /// another read key, or the other way round. Readers need another address then.
+    pub convert: bool,
 }
 
 impl Default for PublishOptions {
@@ -61,6 +66,8 @@ impl Default for PublishOptions {
             skip_unreadable: false,
             max_in_flight_bytes: 32 << 20,
             reader_threads: 4,
+            read_key: None,
+            convert: false,
         }
     }
 }
@@ -152,6 +159,14 @@ pub enum PublishError {
         /// What the system said.
         reason: String,
     },
+    /// The ring has the volume published another way, and `convert` is not set.
+    #[error("the volume is published {present} now; this would publish it {asked}")]
+    Converts {
+        /// As the ring has it.
+        present: Visibility,
+        /// As it would be.
+        asked: Visibility,
+    },
     /// The ring did not take blocks.
     #[error("{0}")]
     Put(#[from] PutError),
@@ -161,6 +176,55 @@ pub enum PublishError {
     /// The threads that read the source ended before their work (a bug of this program).
     #[error("the work was stopped before its end")]
     Stopped,
+}
+
+/// Who can read what is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Visibility {
+    /// Whoever has the volume's address.
+    Plain,
+    /// Whoever has the read key besides.
+    Encrypted,
+    /// Whoever has another read key.
+    OtherReadKey,
+}
+
+impl std::fmt::Display for Visibility {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Visibility::Plain => "in the clear",
+            Visibility::Encrypted => "encrypted",
+            Visibility::OtherReadKey => "encrypted with another read key",
+        })
+    }
+}
+
+impl Visibility {
+    /// How the ring has the volume; `None` if it has none of this name, or nonsense.
+    /// Without a read key, an encrypted one is [`Visibility::Encrypted`].
+    pub async fn of(
+        blocks: &Arc<dyn Blocks>,
+        volume: VolumeId,
+        read_key: Option<&ReadKey>,
+    ) -> Result<Option<Visibility>, GetError> {
+        let cipher = read_key.map(|key| VolumeCipher::new(key, &volume));
+        match blocks.get_signed(volume.root_key()).await {
+            Ok(root) => Ok(Visibility::of_root(&root, cipher.as_ref())),
+            Err(GetError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn of_root(root: &SignedBlock, cipher: Option<&VolumeCipher>) -> Option<Visibility> {
+        match sealed_root::decode(&root.payload, cipher) {
+            Ok(_) if cipher.is_some() => Some(Visibility::Encrypted),
+            Ok(_) | Err(RootError::NotEncrypted) => Some(Visibility::Plain),
+            Err(RootError::Encrypted) => Some(Visibility::Encrypted),
+            Err(RootError::WrongReadKey) => Some(Visibility::OtherReadKey),
+            // Of a later program, or nonsense: nothing that could be kept as it is.
+            Err(RootError::Bad(_)) => None,
+        }
+    }
 }
 
 /// Publishes the directory `source` as the volume of `secret`, or as its next version.
@@ -181,8 +245,14 @@ pub async fn publish(
     let unreadable = |reason: String| PublishError::Source { path: source.to_path_buf(), reason };
     let open = || SourceDir::top(source).map_err(|error| unreadable(error.to_string()));
     progress.phase(Phase::Upload);
+    let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &secret.volume_id()));
+    // Before anything is uploaded. What cannot be asked now is asked again at the end.
+    let root = Replaced { secret, cipher: cipher.as_ref(), convert: options.convert };
+    if let Ok(present) = blocks.get_signed(secret.volume_id().root_key()).await {
+        root.check(&present)?;
+    }
     let (outbox, inbox) = futures_channel::mpsc::unbounded();
-    let run = Arc::new(Run::new(options, progress.clone(), outbox));
+    let run = Arc::new(Run::new(options, cipher.clone(), progress.clone(), outbox));
     let _stopper = StopOnDrop(run.clone());
     walk::start_scan(&run, open()?).map_err(|error| unreadable(error.to_string()))?;
     walk::start(&run, open()?).map_err(|error| unreadable(error.to_string()))?;
@@ -190,7 +260,7 @@ pub async fn publish(
     let (top, skipped, skipped_count) = run.outcome()?;
 
     let tallies = &run.tallies;
-    let mut root = Root {
+    let tree = Root {
         block_size_log2: run.block_size_log2,
         mode: top.mode,
         mtime: top.mtime,
@@ -204,18 +274,18 @@ pub async fn publish(
         xattrs: top.xattrs,
     };
     progress.phase(Phase::Root);
-    let (version, unchanged) = replace_root(&blocks, secret, &mut root).await?;
+    let (version, unchanged) = root.replace(&blocks, &tree).await?;
     Ok(Published {
         volume: secret.volume_id(),
         version,
         unchanged,
-        files: root.files,
-        dirs: root.dirs,
-        symlinks: root.symlinks,
+        files: tree.files,
+        dirs: tree.dirs,
+        symlinks: tree.symlinks,
         special: count(&tallies.special),
         skipped,
         skipped_count,
-        bytes: root.bytes,
+        bytes: tree.bytes,
         blocks: count(&tallies.blocks),
         new_blocks: uploaded.new_blocks,
         new_bytes: uploaded.new_bytes,
@@ -239,34 +309,61 @@ fn check_options(options: &PublishOptions) -> Result<(), PublishError> {
     Ok(())
 }
 
-/// Puts the root with a version above the ring's, unless the ring has this tree already.
-/// Returns the version, and whether it was there.
-///
-/// The ring's answer decides: where some of its nodes cannot be asked for the present
-/// root, the clock gives the version, and a refusal says which one to exceed.
-async fn replace_root(
-    blocks: &Arc<dyn Blocks>,
-    secret: &SecretKey,
-    root: &mut Root,
-) -> Result<(u64, bool), PublishError> {
-    let mut above = 0;
-    if let Ok(present) = blocks.get_signed(secret.volume_id().root_key()).await {
-        above = present.version;
-        if let Ok(mut old) = Root::decode(&present.payload) {
-            old.published_unix_ms = root.published_unix_ms;
-            if old == *root {
-                return Ok((present.version, true));
+/// The root that takes the place of the ring's.
+struct Replaced<'a> {
+    secret: &'a SecretKey,
+    cipher: Option<&'a VolumeCipher>,
+    convert: bool,
+}
+
+impl Replaced<'_> {
+    /// Fails if `present` is published another way, unless that is to change.
+    fn check(&self, present: &SignedBlock) -> Result<(), PublishError> {
+        let asked = match self.cipher {
+            Some(_) => Visibility::Encrypted,
+            None => Visibility::Plain,
+        };
+        match Visibility::of_root(present, self.cipher) {
+            Some(present) if present != asked && !self.convert => {
+                Err(PublishError::Converts { present, asked })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Puts the root with a version above the ring's, unless the ring has this tree
+    /// already. Returns the version, and whether it was there.
+    ///
+    /// The ring's answer decides: where some of its nodes cannot be asked for the present
+    /// root, the clock gives the version, and a refusal says which one to exceed.
+    async fn replace(
+        &self,
+        blocks: &Arc<dyn Blocks>,
+        tree: &Root,
+    ) -> Result<(u64, bool), PublishError> {
+        let mut above = 0;
+        if let Ok(present) = blocks.get_signed(self.secret.volume_id().root_key()).await {
+            self.check(&present)?;
+            above = present.version;
+            if let Ok(mut old) = sealed_root::decode(&present.payload, self.cipher) {
+                old.published_unix_ms = tree.published_unix_ms;
+                if old == *tree {
+                    return Ok((present.version, true));
+                }
             }
         }
-    }
-    for attempt in 0.. {
-        let version = root.published_unix_ms.max(above.saturating_add(1));
-        let block = SignedBlock::sign(secret, b"", version, &root.encode());
-        match blocks.put_signed(block).await {
-            Ok(()) => return Ok((version, false)),
-            Err(PutError::Superseded { held, .. }) if attempt < MAX_ROOT_ATTEMPTS => above = held,
-            Err(error) => return Err(error.into()),
+        let payload = sealed_root::encode(tree, self.cipher);
+        for attempt in 0.. {
+            let version = tree.published_unix_ms.max(above.saturating_add(1));
+            let block = SignedBlock::sign(self.secret, b"", version, &payload);
+            match blocks.put_signed(block).await {
+                Ok(()) => return Ok((version, false)),
+                Err(PutError::Superseded { held, .. }) if attempt < MAX_ROOT_ATTEMPTS => {
+                    above = held;
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
+        unreachable!("the last attempt returns")
     }
-    unreachable!("the last attempt returns")
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use atoll_key::BlockHash;
+use atoll_key::{BlockHash, VolumeCipher};
 use bytes::Bytes;
 use futures_channel::mpsc::UnboundedSender;
 
@@ -79,6 +79,7 @@ pub(super) struct Run {
     pub(super) block_size_log2: u8,
     pub(super) progress: Arc<dyn Progress>,
     pub(super) tallies: Tallies,
+    cipher: Option<VolumeCipher>,
     outbox: UnboundedSender<Outgoing>,
     stopped: AtomicBool,
     in_flight: Mutex<InFlight>,
@@ -129,6 +130,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Run {
     pub(super) fn new(
         options: PublishOptions,
+        cipher: Option<VolumeCipher>,
         progress: Arc<dyn Progress>,
         outbox: UnboundedSender<Outgoing>,
     ) -> Run {
@@ -137,6 +139,7 @@ impl Run {
             options,
             progress,
             tallies: Tallies::default(),
+            cipher,
             outbox,
             stopped: AtomicBool::new(false),
             in_flight: Mutex::default(),
@@ -149,6 +152,10 @@ impl Run {
     /// Hands a block on to be uploaded, unless this run did already; waits while too
     /// many bytes are on their way.
     pub(super) fn emit(&self, block: Vec<u8>) -> Result<BlockHash, Stopped> {
+        let block = match &self.cipher {
+            None => block,
+            Some(cipher) => cipher.seal(&block),
+        };
         let hash = BlockHash::of(&block);
         if lock(&self.seen).insert(hash) {
             Tallies::add(&self.tallies.blocks, 1);

@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use atoll_dht::{Blocks, GetError};
+use atoll_dht::Blocks;
 use atoll_env::{BoxFuture, Env};
-use atoll_key::BlockHash;
+use atoll_key::{BlockHash, VolumeCipher};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::{Shared, WeakShared};
@@ -19,7 +19,7 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, Weighter};
 
 use super::error::BlockError;
-use crate::owned::format::{DirectoryBlock, Entry, Nodes};
+use crate::owned::format::{DirectoryBlock, Entry, FormatError, Nodes};
 
 /// The share of the cache that directory blocks, kept decoded, may take: a quarter.
 const DIRECTORY_SHARE: u64 = 4;
@@ -27,7 +27,7 @@ const DIRECTORY_SHARE: u64 = 4;
 /// Not seeded at random: a simulated run evicts the same blocks each time.
 type FixedState = BuildHasherDefault<DefaultHasher>;
 
-type Fetch = BoxFuture<'static, Result<Bytes, GetError>>;
+type Fetch = BoxFuture<'static, Result<Bytes, BlockError>>;
 
 #[derive(Clone)]
 struct ByBytes;
@@ -59,10 +59,30 @@ impl Weighter<BlockHash, Arc<DirectoryBlock>> for ByMemory {
 /// See the module.
 pub(crate) struct BlockCache {
     env: Env,
-    blocks: Arc<dyn Blocks>,
+    ring: Arc<Ring>,
     raw: Cache<BlockHash, Bytes, ByBytes, FixedState>,
     directories: Cache<BlockHash, Arc<DirectoryBlock>, ByMemory, FixedState>,
     fetching: Mutex<Fetching>,
+}
+
+/// Where blocks come from, and how they are opened.
+struct Ring {
+    blocks: Arc<dyn Blocks>,
+    /// Of an encrypted volume.
+    cipher: Option<VolumeCipher>,
+}
+
+impl Ring {
+    async fn get(&self, hash: BlockHash) -> Result<Bytes, BlockError> {
+        let bytes = self.blocks.get(hash).await.map_err(BlockError::Fetch)?;
+        match &self.cipher {
+            None => Ok(bytes),
+            Some(cipher) => {
+                let opened = cipher.open(&bytes).map_err(FormatError::Sealed);
+                opened.map_err(BlockError::bad(hash))
+            }
+        }
+    }
 }
 
 #[derive(Default)]
@@ -72,7 +92,13 @@ struct Fetching {
 }
 
 impl BlockCache {
-    pub(crate) fn new(env: Env, blocks: Arc<dyn Blocks>, capacity_bytes: u64) -> Arc<BlockCache> {
+    /// A cache of at most `capacity_bytes`, in the clear. What the ring has is opened by the
+    /// cipher, if there is one.
+    pub(crate) fn new(
+        env: Env,
+        (blocks, cipher): (Arc<dyn Blocks>, Option<VolumeCipher>),
+        capacity_bytes: u64,
+    ) -> Arc<BlockCache> {
         let options = |bytes: u64, typical: u64| {
             OptionsBuilder::new()
                 .shards(1)
@@ -87,7 +113,7 @@ impl BlockCache {
         let for_directories = capacity_bytes / DIRECTORY_SHARE;
         Arc::new(BlockCache {
             env,
-            blocks,
+            ring: Arc::new(Ring { blocks, cipher }),
             raw: Cache::with_options(
                 options(capacity_bytes - for_directories, 32 << 10),
                 ByBytes,
@@ -109,8 +135,7 @@ impl BlockCache {
         if let Some(bytes) = self.raw.get(&hash) {
             return Ok(bytes);
         }
-        let fetch = self.fetch(hash);
-        fetch.await.map_err(BlockError::Fetch)
+        self.fetch(hash).await
     }
 
     /// A block's bytes, kept by nobody: for who reads everything once.
@@ -118,8 +143,15 @@ impl BlockCache {
         if let Some(bytes) = self.raw.get(&hash) {
             return Ok(bytes);
         }
-        let fetch = self.blocks.get(hash);
-        fetch.await.map_err(BlockError::Fetch)
+        self.ring.get(hash).await
+    }
+
+    /// The hash under which the ring would have a block of these contents.
+    pub(crate) fn hash_of(&self, bytes: &[u8]) -> BlockHash {
+        match &self.ring.cipher {
+            None => BlockHash::of(bytes),
+            Some(cipher) => BlockHash::of(&cipher.seal(bytes)),
+        }
     }
 
     /// A directory block, decoded.
@@ -170,7 +202,7 @@ impl BlockCache {
         let entry = Forget { cache: self.clone(), hash, id };
         let fetch: Fetch = Box::pin(async move {
             let cache = &entry.cache;
-            let bytes = cache.blocks.get(entry.hash).await?;
+            let bytes = cache.ring.get(entry.hash).await?;
             cache.raw.insert(entry.hash, bytes.clone());
             Ok(bytes)
         });

@@ -4,7 +4,7 @@ use atoll_dht::GetError;
 use atoll_key::BlockHash;
 use atoll_vfs::Errno;
 
-use crate::owned::format::FormatError;
+use crate::owned::format::{FormatError, RootError};
 
 /// Why a volume could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -12,9 +12,9 @@ pub enum OpenError {
     /// The ring has no such volume, or cannot be asked.
     #[error("the volume's root: {0}")]
     Fetch(#[from] GetError),
-    /// The publisher signed something that is not a volume's root.
-    #[error("the volume's root block is bad: {0}")]
-    Bad(#[from] FormatError),
+    /// The root cannot be read: it is nonsense, or the read key is wrong or missing.
+    #[error(transparent)]
+    Root(#[from] RootError),
 }
 
 /// Why something in a volume could not be read. Paths are relative to the volume's root.

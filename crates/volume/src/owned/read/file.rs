@@ -276,7 +276,7 @@ mod tests {
         let size = 256 * 2048 * 2048 * 4096;
         let shape = Shape::new(size, 12).expect("allowed");
         let hash = kept(&blocks, inode::with_pointers(shape, &[Some(pointer); 256])).await;
-        let cache = BlockCache::new(Arc::new(TokioRuntime::current()), blocks, 1 << 20);
+        let cache = BlockCache::new(Arc::new(TokioRuntime::current()), (blocks, None), 1 << 20);
         let file = File::open(&cache, Some(hash), size).await.expect("a good inode");
         assert_eq!(file.seek(1, true).await, Ok(1));
         assert_eq!(file.seek(1, false).await, Ok(size));

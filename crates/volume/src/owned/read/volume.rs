@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use atoll_dht::{Blocks, GetError};
 use atoll_env::{BoxFuture, Env, Instant, timeout};
-use atoll_key::{SignedBlock, VolumeId};
+use atoll_key::{ReadKey, SignedBlock, VolumeCipher, VolumeId};
 use futures_util::FutureExt;
 use futures_util::future::Shared;
 
 use super::cache::BlockCache;
 use super::error::OpenError;
 use super::snapshot::Snapshot;
-use crate::owned::format::Root;
+use crate::owned::format::sealed_root;
 
 /// How long a reader waits for the ring to confirm a root before it goes on with the old
 /// one. Guess: what a person takes for a hiccup.
@@ -39,6 +39,8 @@ pub struct VolumeOptions {
     pub cache_bytes: u64,
     /// How far a sequential reader is read ahead of, at most.
     pub read_ahead_bytes: u64,
+    /// The read key of an encrypted volume; `None` for one that everybody may read.
+    pub read_key: Option<ReadKey>,
 }
 
 impl Default for VolumeOptions {
@@ -47,6 +49,7 @@ impl Default for VolumeOptions {
             max_age: Duration::from_secs(30),
             cache_bytes: 32 << 20,
             read_ahead_bytes: 4 << 20,
+            read_key: None,
         }
     }
 }
@@ -68,6 +71,7 @@ pub struct Volume {
     blocks: Arc<dyn Blocks>,
     id: VolumeId,
     options: VolumeOptions,
+    cipher: Option<VolumeCipher>,
     state: Mutex<State>,
 }
 
@@ -103,8 +107,10 @@ impl Volume {
     ) -> Result<Arc<Volume>, OpenError> {
         let block = blocks.get_signed(id.root_key()).await?;
         let confirmed_at = env.now();
-        let root = Root::decode(&block.payload)?;
-        let cache = BlockCache::new(env.clone(), blocks.clone(), options.cache_bytes);
+        let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &id));
+        let root = sealed_root::decode(&block.payload, cipher.as_ref())?;
+        let ring = (blocks.clone(), cipher.clone());
+        let cache = BlockCache::new(env.clone(), ring, options.cache_bytes);
         let read_ahead_bytes = options.read_ahead_bytes;
         let version = block.version;
         let snapshot = Arc::new(Snapshot { id, version, root, cache, read_ahead_bytes });
@@ -116,7 +122,7 @@ impl Volume {
             retry_at: Instant::default(),
             refresh: None,
         });
-        Ok(Arc::new(Volume { env, blocks, id, options, state }))
+        Ok(Arc::new(Volume { env, blocks, id, options, cipher, state }))
     }
 
     /// The volume.
@@ -221,8 +227,8 @@ impl Volume {
             }
             return Err(format!("the publisher signed two different roots of version {held}"));
         }
-        let root = Root::decode(&block.payload)
-            .map_err(|error| format!("the root of version {} is bad: {error}", block.version))?;
+        let root = sealed_root::decode(&block.payload, self.cipher.as_ref())
+            .map_err(|error| format!("version {} cannot be read: {error}", block.version))?;
         state.snapshot = Arc::new(Snapshot {
             id: self.id,
             version: block.version,
