@@ -86,8 +86,10 @@ pub enum Command {
     Invite(commands::invite::Args),
     /// Publish a directory tree, or update what was published
     Publish(commands::publish::Args),
-    /// List the volumes published from this node
+    /// List the volumes published from this node, and until when the ring keeps them
     Volumes(commands::volumes::Args),
+    /// Renew the leases of published volumes now
+    Renew(commands::renew::Args),
     /// List a directory
     Ls(commands::ls::Args),
     /// Show a directory and everything below it
@@ -105,6 +107,10 @@ pub enum Command {
     Unmount(commands::unmount::Args),
     /// Show the node's place on the ring, what it holds, and whether repair is done
     Status(commands::status::Args),
+    /// Show or change how the running node takes part
+    Settings(commands::settings::Args),
+    /// Repeat the papers' experiments on a simulated network
+    Lab(commands::lab::Args),
     /// Print a shell's completion script
     Completions(commands::completions::Args),
     /// Print the manual, or write one page per command into a directory

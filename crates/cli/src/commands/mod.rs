@@ -5,10 +5,13 @@ pub mod compare;
 pub mod completions;
 pub mod get;
 pub mod invite;
+pub mod lab;
 pub mod ls;
 pub mod man;
 pub mod mount;
 pub mod publish;
+pub mod renew;
+pub mod settings;
 pub mod stat;
 pub mod status;
 pub mod tree;
@@ -39,9 +42,12 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Unmount(args) => unmount::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
+        Command::Lab(args) => lab::run(args, &global),
         Command::Compare(args) => compare::run(args, &global),
         Command::Invite(args) => until_done(invite::run(args, &global)),
         Command::Publish(args) => until_done(publish::run(args, &global)),
+        Command::Renew(args) => until_done(renew::run(args, &global)),
+        Command::Settings(args) => until_done(settings::run(args, &global)),
         Command::Volumes(args) => until_done(volumes::run(args, &global)),
         Command::Ls(args) => until_done(ls::run(args, &global)),
         Command::Tree(args) => until_done(tree::run(args, &global)),

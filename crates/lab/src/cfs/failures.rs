@@ -1,0 +1,404 @@
+//! CFS §7.2.5, Figures 13, 14 and 15: what massive failure does to lookups.
+//!
+//! "1,000 blocks are inserted into a 1,000-server system. Each block has six replicas
+//! (including the main copy …). After the insertions, a fraction of the servers fail
+//! without warning. Before Chord starts rebuilding its routing tables, 1,000 fetches of
+//! randomly selected blocks are attempted from a single server." Five runs; the bars are
+//! the least and the most of them.
+//!
+//! In the paper's settings nothing repairs anything, and a lookup may take as long as it
+//! needs. As shipped, upkeep begins at the moment of the failure, lookups have their
+//! deadline, and there are as many copies as the default says; a third column of the CSV
+//! and a third line of the plots keep six copies, so that Figure 13 can be compared.
+
+use std::time::Duration;
+
+use atoll_dht::{Fetched, GetError, messages};
+
+use crate::LabError;
+use crate::chart::{Axis, Chart, Ink, Mark, Point, Series};
+use crate::experiment::{Context, Experiment, Group};
+use crate::outcome::{Comparison, Csv, Outcome};
+use crate::ring::{Plan, Ring};
+use crate::setting::Setting;
+use crate::statistics::{Summary, summary};
+
+const NODES: std::ops::RangeInclusive<usize> = 20..=20_000;
+
+pub(crate) const GROUP: Group = Group {
+    experiments: &[
+        Experiment {
+            name: "cfs-fig13",
+            title: "failed lookups against the share of servers that fail at once",
+            source: "CFS §7.2.5, Figure 13",
+            nodes: Some(NODES),
+        },
+        Experiment {
+            name: "cfs-fig14",
+            title: "RPCs per lookup against the share of servers that fail at once",
+            source: "CFS §7.2.5, Figure 14",
+            nodes: Some(NODES),
+        },
+        Experiment {
+            name: "cfs-fig15",
+            title: "timeouts per lookup against the share of servers that fail at once",
+            source: "CFS §7.2.5, Figure 15",
+            nodes: Some(NODES),
+        },
+    ],
+    run,
+};
+
+const BLOCK_BYTES: usize = 64;
+/// "Each block has six replicas (including the main copy …)."
+const PAPER_REPLICAS: usize = 6;
+/// Lookups under way at a time where upkeep runs: before it has done much.
+const PARALLEL: usize = 50;
+
+/// Lines of the plots.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Case {
+    Paper,
+    Default,
+    DefaultSixCopies,
+}
+
+impl Case {
+    const ALL: [Case; 3] = [Case::Paper, Case::Default, Case::DefaultSixCopies];
+
+    fn name(self) -> &'static str {
+        match self {
+            Case::Paper => "paper",
+            Case::Default => "default",
+            Case::DefaultSixCopies => "default-six-copies",
+        }
+    }
+
+    fn plan(self, context: &Context<'_>, nodes: usize, seed: u64) -> Plan {
+        let setting = if self == Case::Paper { Setting::Paper } else { Setting::Default };
+        let mut dht = setting.dht();
+        if self != Case::Default {
+            dht.replicas = PAPER_REPLICAS;
+        }
+        if self == Case::Paper {
+            // The paper's lookups end when there is nobody left to ask.
+            dht.call_limit = Duration::from_secs(1);
+            dht.get_limit = Duration::from_secs(300);
+        }
+        Plan {
+            seed,
+            nodes,
+            chord: setting.chord(nodes),
+            dht,
+            upkeep: self != Case::Paper,
+            latency: context.options.latency.clone(),
+        }
+    }
+}
+
+/// What one run with one share of failures came to.
+struct Found {
+    case: Case,
+    failed_percent: usize,
+    /// Share of lookups that failed.
+    failures: f64,
+    /// Share of the blocks wanted that no living server held.
+    lost: f64,
+    rpcs: f64,
+    timeouts: f64,
+}
+
+fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
+    let nodes = context.nodes(1000, 200);
+    let blocks = context.size(1000, 200);
+    let seeds = context.seeds(5, 2);
+    let step = context.size(5, 10);
+    let shares: Vec<usize> = (0..=50).step_by(step).collect();
+    let mut parts = Vec::new();
+    for case in Case::ALL {
+        for share in &shares {
+            parts.extend(seeds.iter().map(|seed| (case, *share, *seed)));
+        }
+    }
+    let found = context.each(&parts, |(case, share, seed)| {
+        fail_and_look_up(&case.plan(context, nodes, *seed), *case, *share, blocks)
+    })?;
+    let setup = format!("{nodes} servers, {blocks} lookups of {blocks} blocks from one server");
+    Ok([failed_lookups, rpcs, timeouts].map(|view| view(&found, &shares, &setup, &seeds)).into())
+}
+
+fn fail_and_look_up(
+    plan: &Plan,
+    case: Case,
+    failed_percent: usize,
+    blocks: usize,
+) -> Result<Found, LabError> {
+    let ring = Ring::new(plan);
+    ring.put(blocks, BLOCK_BYTES)?;
+    let client = ring.random_below(plan.nodes);
+    let mut others: Vec<usize> = (0..plan.nodes).filter(|n| *n != client).collect();
+    for n in 0..plan.nodes * failed_percent / 100 {
+        let chosen = n + ring.random_below(others.len() - n);
+        others.swap(n, chosen);
+        ring.sim.crash_silently(ring.members[others[n]].host);
+    }
+    let wanted: Vec<usize> = (0..blocks).map(|_| ring.random_below(blocks)).collect();
+    let lost = wanted.iter().filter(|n| !ring.has_living_copy(**n, BLOCK_BYTES)).count();
+    let before = lookup_steps(&ring);
+    let parallel = if plan.upkeep { PARALLEL } else { 1 };
+    let lookups = ring.look_up(client, &wanted, BLOCK_BYTES, parallel)?;
+    let after = lookup_steps(&ring);
+    let count = lookups.len() as f64;
+    let done: Vec<&Fetched> =
+        lookups.iter().filter_map(|l: &Result<_, GetError>| l.as_ref().ok()).collect();
+    Ok(Found {
+        case,
+        failed_percent,
+        failures: (lookups.len() - done.len()) as f64 / count,
+        lost: lost as f64 / count,
+        rpcs: summary(done.iter().map(|fetched| fetched.trace.calls() as f64)).mean,
+        timeouts: (after - before) as f64 / count,
+    })
+}
+
+/// Questions of lookups so far that were never answered.
+fn lookup_steps(ring: &Ring) -> u64 {
+    let stats = ring.sim.stats();
+    let of_lookups = stats.methods.get(&messages::LOOKUP_STEP).copied().unwrap_or_default();
+    of_lookups.call_count - of_lookups.reply_count
+}
+
+/// The runs of one point.
+fn over_runs(found: &[Found], case: Case, percent: usize, value: fn(&Found) -> f64) -> Summary {
+    let runs = found.iter().filter(|f| f.case == case && f.failed_percent == percent);
+    summary(runs.map(value))
+}
+
+fn points(found: &[Found], shares: &[usize], case: Case, value: fn(&Found) -> f64) -> Vec<Point> {
+    shares
+        .iter()
+        .map(|percent| {
+            let runs = over_runs(found, case, *percent, value);
+            Point::spread(*percent as f64, runs.mean, runs.least, runs.most)
+        })
+        .collect()
+}
+
+fn csv(found: &[Found], shares: &[usize], column: &str, value: fn(&Found) -> f64) -> Csv {
+    let (least, most) = (format!("{column}_least"), format!("{column}_most"));
+    let mut csv = Csv::new(&["setting", "failed_percent", column, &least, &most, "lost", "runs"]);
+    for case in Case::ALL {
+        for percent in shares {
+            let runs = over_runs(found, case, *percent, value);
+            let lost = over_runs(found, case, *percent, |f| f.lost).mean;
+            let [mean, least, most, lost] =
+                [runs.mean, runs.least, runs.most, lost].map(|n| format!("{n:.5}"));
+            csv.row(&[&case.name(), percent, &mean, &least, &most, &lost, &runs.count]);
+        }
+    }
+    csv
+}
+
+fn lines(found: &[Found], shares: &[usize], value: fn(&Found) -> f64) -> Vec<Series> {
+    let series = |case, name: &str, ink, mark| Series {
+        name: name.into(),
+        ink,
+        mark,
+        points: points(found, shares, case, value),
+    };
+    let copies = Setting::Default.dht().replicas;
+    vec![
+        series(
+            Case::Paper,
+            "Atoll, paper's settings: six copies, no repair",
+            Ink::Blue,
+            Mark::Squares,
+        ),
+        series(
+            Case::Default,
+            &format!("Atoll, default settings: {copies} copies"),
+            Ink::Vermilion,
+            Mark::Discs,
+        ),
+        series(
+            Case::DefaultSixCopies,
+            "Atoll, default but six copies",
+            Ink::Green,
+            Mark::Triangles,
+        ),
+    ]
+}
+
+/// A line of the table for one share of failures, with `decimals`.
+fn compared(
+    found: &[Found],
+    percent: usize,
+    quantity: &str,
+    paper: &str,
+    decimals: usize,
+    value: fn(&Found) -> f64,
+) -> Comparison {
+    let said = |case| {
+        let runs = over_runs(found, case, percent, value);
+        let (mean, least, most) = (runs.mean, runs.least, runs.most);
+        format!("{mean:.decimals$} ({least:.decimals$} to {most:.decimals$})")
+    };
+    Comparison::new(
+        format!("{quantity}, {percent} % failed"),
+        paper,
+        said(Case::Paper),
+        format!("{}; six copies: {}", said(Case::Default), said(Case::DefaultSixCopies)),
+    )
+}
+
+fn subtitle(setup: &str, seeds: &[u64]) -> String {
+    format!("{setup}; {} runs, bars: least and most", seeds.len())
+}
+
+const FAILED_SERVERS: &str = "servers that fail at once (%)";
+
+fn failed_lookups(found: &[Found], shares: &[usize], setup: &str, seeds: &[u64]) -> Outcome {
+    let value = |f: &Found| f.failures;
+    let copies = Setting::Default.dht().replicas as i32;
+    let expected = |copies: i32| -> Vec<Point> {
+        (0..=50).map(|n| Point::new(f64::from(n), (f64::from(n) / 100.0).powi(copies))).collect()
+    };
+    let mut series = lines(found, shares, value);
+    series.insert(
+        0,
+        Series {
+            name: "all six copies lost: p⁶".into(),
+            ink: Ink::Grey,
+            mark: Mark::Dashed,
+            points: expected(6),
+        },
+    );
+    series.insert(
+        1,
+        Series {
+            name: format!("all {copies} copies lost: p to the {copies}"),
+            ink: Ink::Grey,
+            mark: Mark::Dotted,
+            points: expected(copies),
+        },
+    );
+    series.push(Series {
+        name: "CFS paper".into(),
+        ink: Ink::Black,
+        mark: Mark::Crosses,
+        // From the text: none below 20 %, 0.013 at 50 %.
+        points: [(0.0, 0.0), (5.0, 0.0), (10.0, 0.0), (15.0, 0.0), (50.0, 0.013)]
+            .map(|(x, y)| Point::new(x, y))
+            .into(),
+    });
+    let highest = series
+        .iter()
+        .flat_map(|s| &s.points)
+        .map(|p| p.spread.map_or(p.y, |s| s.1))
+        .fold(0.0, f64::max);
+    let lost = over_runs(found, Case::Paper, 50, |f| f.lost).mean;
+    Outcome {
+        name: "cfs-fig13",
+        title: "failed lookups after massive failure".into(),
+        source: "CFS §7.2.5, Figure 13",
+        setup: setup.to_owned(),
+        comparison: vec![
+            compared(found, 10, "lookups that fail", "0", 4, value),
+            compared(found, 20, "lookups that fail", "0 below 20 %", 4, value),
+            compared(found, 30, "lookups that fail", "very few", 4, value),
+            compared(found, 50, "lookups that fail", "0.013 (0.5⁶ = 0.016)", 4, value),
+        ],
+        notes: vec![format!(
+            "In the paper's settings {lost:.4} of the blocks wanted had no living copy at 50 %."
+        )],
+        csv: csv(found, shares, "failed_lookups", value),
+        chart: Chart {
+            title: "Lookups that fail after servers fail (CFS Figure 13)".into(),
+            subtitle: subtitle(setup, seeds),
+            x: Axis::linear(FAILED_SERVERS, 0.0, 52.0),
+            y: Axis::up_to("failed lookups (share)", highest),
+            series,
+        },
+        seeds: seeds.to_vec(),
+    }
+}
+
+fn rpcs(found: &[Found], shares: &[usize], setup: &str, seeds: &[u64]) -> Outcome {
+    let value = |f: &Found| f.rpcs;
+    let mut series = lines(found, shares, value);
+    series.push(Series {
+        name: "CFS paper".into(),
+        ink: Ink::Black,
+        mark: Mark::Crosses,
+        // From the text: 5.7 in a 1,000-server system (Figure 9), one more at 50 %.
+        points: vec![Point::new(0.0, 5.7), Point::new(50.0, 6.7)],
+    });
+    let more = |case| {
+        let at = |percent| over_runs(found, case, percent, value).mean;
+        format!("{:+.2}", at(50) - at(0))
+    };
+    Outcome {
+        name: "cfs-fig14",
+        title: "RPCs per lookup after massive failure".into(),
+        source: "CFS §7.2.5, Figure 14",
+        setup: setup.to_owned(),
+        comparison: vec![
+            compared(found, 0, "RPCs per lookup", "5.7", 2, value),
+            compared(found, 20, "RPCs per lookup", "", 2, value),
+            compared(found, 50, "RPCs per lookup", "", 2, value),
+            Comparison::new(
+                "RPCs more when 50 % failed",
+                "about 1",
+                more(Case::Paper),
+                format!("{}; six copies: {}", more(Case::Default), more(Case::DefaultSixCopies)),
+            ),
+        ],
+        notes: vec!["Of lookups that succeed; calls to failed servers are not counted.".into()],
+        csv: csv(found, shares, "rpcs", value),
+        chart: Chart {
+            title: "RPCs per lookup after servers fail (CFS Figure 14)".into(),
+            subtitle: subtitle(setup, seeds),
+            x: Axis::linear(FAILED_SERVERS, 0.0, 52.0),
+            y: Axis::up_to("RPCs per lookup (mean)", 8.0),
+            series,
+        },
+        seeds: seeds.to_vec(),
+    }
+}
+
+fn timeouts(found: &[Found], shares: &[usize], setup: &str, seeds: &[u64]) -> Outcome {
+    let value = |f: &Found| f.timeouts;
+    let mut series = vec![Series {
+        name: "CFS paper: always below one".into(),
+        ink: Ink::Black,
+        mark: Mark::Dashed,
+        points: vec![Point::new(0.0, 1.0), Point::new(50.0, 1.0)],
+    }];
+    series.extend(lines(found, shares, value));
+    let highest = series
+        .iter()
+        .flat_map(|s| &s.points)
+        .map(|p| p.spread.map_or(p.y, |s| s.1))
+        .fold(0.0, f64::max);
+    Outcome {
+        name: "cfs-fig15",
+        title: "timeouts per lookup after massive failure".into(),
+        source: "CFS §7.2.5, Figure 15",
+        setup: setup.to_owned(),
+        comparison: vec![
+            compared(found, 10, "timeouts per lookup", "below 1", 3, value),
+            compared(found, 30, "timeouts per lookup", "below 1", 3, value),
+            compared(found, 50, "timeouts per lookup", "below 1", 3, value),
+        ],
+        notes: Vec::new(),
+        csv: csv(found, shares, "timeouts", value),
+        chart: Chart {
+            title: "Timeouts per lookup after servers fail (CFS Figure 15)".into(),
+            subtitle: subtitle(setup, seeds),
+            x: Axis::linear(FAILED_SERVERS, 0.0, 52.0),
+            y: Axis::up_to("timeouts per lookup (mean)", highest),
+            series,
+        },
+        seeds: seeds.to_vec(),
+    }
+}

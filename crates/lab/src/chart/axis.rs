@@ -1,0 +1,166 @@
+//! An axis: its label, its ends, its scale and where its ticks stand.
+
+use std::ops::Range;
+
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
+
+/// How values are laid out along an axis.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scale {
+    /// Evenly.
+    Linear,
+    /// By logarithm; values are positive.
+    Log,
+}
+
+/// One axis of a chart.
+#[derive(Clone, Debug)]
+pub struct Axis {
+    /// What it measures, with the unit.
+    pub label: String,
+    /// Its lower end.
+    pub from: f64,
+    /// Its upper end.
+    pub to: f64,
+    /// How values lie between.
+    pub scale: Scale,
+    /// The values with a tick, a number and a line of the grid.
+    pub ticks: Vec<f64>,
+}
+
+/// About so many ticks on an axis.
+const TICKS: f64 = 6.0;
+
+impl Axis {
+    /// A linear axis with round ticks. Its ends stay where they are.
+    pub fn linear(label: &str, from: f64, to: f64) -> Axis {
+        let step = round_step((to - from) / TICKS);
+        let first = (from / step).ceil() as i64;
+        let last = (to / step + 1e-9).floor() as i64;
+        let ticks = (first..=last).map(|n| n as f64 * step).collect();
+        Axis { label: label.into(), from, to, scale: Scale::Linear, ticks }
+    }
+
+    /// A linear axis from zero that holds `most`, ending at a tick.
+    pub fn up_to(label: &str, most: f64) -> Axis {
+        let most = if most > 0.0 { most } else { 1.0 };
+        let step = round_step(most / TICKS);
+        Axis::linear(label, 0.0, (most / step - 1e-9).ceil().max(1.0) * step)
+    }
+
+    /// A logarithmic axis that is a little longer than `from..=to` at both ends, with
+    /// these ticks.
+    pub fn log(label: &str, from: f64, to: f64, ticks: Vec<f64>) -> Axis {
+        let margin = (to / from).powf(0.03).max(1.05);
+        let (from, to) = (from / margin, to * margin);
+        Axis { label: label.into(), from, to, scale: Scale::Log, ticks }
+    }
+
+    /// Whether the axis reaches this value.
+    pub(super) fn holds(&self, value: f64) -> bool {
+        value >= self.from && value <= self.to
+    }
+
+    /// How far along the axis a value stands, from 0 to 1.
+    fn share(&self, value: f64) -> f64 {
+        let place = |value: f64| match self.scale {
+            Scale::Linear => value,
+            Scale::Log => value.max(f64::MIN_POSITIVE).ln(),
+        };
+        (place(value) - place(self.from)) / (place(self.to) - place(self.from))
+    }
+
+    /// The number at a tick.
+    pub(super) fn number(&self, value: f64) -> String {
+        let widest = self.ticks.iter().copied().fold(0.0, f64::max);
+        let decimals = self.ticks.iter().map(|tick| decimals(*tick, widest)).max().unwrap_or(0);
+        match self.scale {
+            Scale::Linear => grouped(&format!("{value:.decimals$}")),
+            Scale::Log => grouped(&format!("{value:.*}", self::decimals(value, value))),
+        }
+    }
+}
+
+impl Ranged for Axis {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        let length = f64::from(limit.1 - limit.0);
+        limit.0 + (self.share(value.clamp(self.from, self.to)) * length).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        if hint.weight().allow_light_points() {
+            return Vec::new();
+        }
+        self.ticks.iter().copied().filter(|tick| self.holds(*tick)).collect()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.from..self.to
+    }
+}
+
+/// How many decimals show `value` beside numbers as large as `widest`.
+fn decimals(value: f64, widest: f64) -> usize {
+    let unit = widest.max(1e-9) * 1e-4;
+    (0..6)
+        .find(|n| {
+            let scale = 10f64.powi(*n as i32);
+            ((value * scale).round() / scale - value).abs() < unit
+        })
+        .unwrap_or(6)
+}
+
+/// Thousands set apart.
+fn grouped(number: &str) -> String {
+    let (whole, rest) = number.split_at(number.find('.').unwrap_or(number.len()));
+    let digits = whole.trim_start_matches('-');
+    let mut out = String::from(&whole[..whole.len() - digits.len()]);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out + rest
+}
+
+/// The next of 1, 2, 5, 10, … that is at least about `step`.
+fn round_step(step: f64) -> f64 {
+    let power = 10f64.powf(step.log10().floor());
+    let first = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().find(|n| n * power >= step * 0.95);
+    first.unwrap_or(10.0) * power
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_round_and_end_where_the_axis_does() {
+        let axis = Axis::up_to("x", 6.7);
+        assert_eq!((axis.to, axis.ticks.first(), axis.ticks.last()), (8.0, Some(&0.0), Some(&8.0)));
+        let axis = Axis::up_to("x", 0.0163);
+        assert_eq!(axis.to, 0.02);
+        assert_eq!(axis.number(0.005), "0.005");
+        assert_eq!(Axis::up_to("x", 0.0).to, 1.0);
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let axis = Axis::log("x", 16.0, 4096.0, vec![16.0, 64.0, 4096.0]);
+        assert_eq!(axis.number(4096.0), "4,096");
+        assert_eq!(axis.number(0.5), "0.5");
+        assert_eq!(Axis::up_to("x", 5e6).number(1e6), "1,000,000");
+    }
+
+    #[test]
+    fn a_value_outside_has_no_place() {
+        let axis = Axis::log("x", 1.0, 100.0, vec![1.0, 10.0, 100.0]);
+        assert!(!axis.holds(0.0) && !axis.holds(200.0) && !axis.holds(f64::NAN));
+        assert_eq!(axis.map(&10.0, (0, 200)), 100);
+        assert_eq!(axis.map(&0.0, (0, 200)), 0);
+    }
+}

@@ -1,0 +1,144 @@
+//! Rings whose tables are right from the start, so that thousands of nodes need not join
+//! one by one, and what experiments do with them: put blocks, look them up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_dht::{Blocks, Dht, DhtConfig, Fetched, GetError};
+use atoll_env::random_below;
+use atoll_key::BlockHash;
+use atoll_net::Router;
+use atoll_overlay::Node;
+use atoll_overlay::chord::state::ChordState;
+use atoll_overlay::chord::{Chord, ChordConfig};
+use atoll_sim::{HostConfig, HostId, Latency, RttMatrix, Sim, SimConfig};
+use atoll_store::{BlockStore, MemoryStore};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+
+use crate::LabError;
+
+/// Room for every block of any experiment.
+const STORE_BYTES: u64 = 1 << 40;
+/// Virtual time after which something is wrong with the ring.
+const LIMIT: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Puts under way at a time.
+const PARALLEL_PUTS: usize = 100;
+
+/// What a ring is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub seed: u64,
+    pub nodes: usize,
+    pub chord: ChordConfig,
+    pub dht: DhtConfig,
+    /// Whether stabilisation, fingers, repair and the rest run.
+    pub upkeep: bool,
+    pub latency: Option<Arc<RttMatrix>>,
+}
+
+/// A node.
+pub(crate) struct Member {
+    pub host: HostId,
+    pub dht: Arc<Dht>,
+    pub store: Arc<dyn BlockStore>,
+}
+
+/// A ring.
+pub(crate) struct Ring {
+    pub sim: Sim,
+    pub members: Vec<Member>,
+}
+
+/// Block number `n`, of `len_bytes` bytes; numbers differ and so do the blocks.
+pub(crate) fn block(n: usize, len_bytes: usize) -> (BlockHash, Bytes) {
+    let mut bytes = vec![0; len_bytes.max(8)];
+    bytes[..8].copy_from_slice(&(n as u64).to_be_bytes());
+    (BlockHash::of(&bytes), Bytes::from(bytes))
+}
+
+impl Ring {
+    /// Makes it; its tables are what they would be after a long rest.
+    pub fn new(plan: &Plan) -> Ring {
+        let mut config = SimConfig { seed: plan.seed, ..SimConfig::default() };
+        if let Some(matrix) = &plan.latency {
+            config.latency = Latency::Matrix(matrix.clone());
+        }
+        let sim = Sim::new(config);
+        let hosts = sim.add_hosts(plan.nodes, &HostConfig::default());
+        let mut nodes: Vec<Node> = hosts.iter().map(|host| Node::of(sim.peer(*host))).collect();
+        nodes.sort_by_key(|node| node.id);
+        let members = hosts.iter().map(|host| start(&sim, *host, &nodes, plan)).collect();
+        Ring { sim, members }
+    }
+
+    /// Runs the simulation until `work` is done.
+    pub fn block_on<F: Future>(&self, work: F) -> Result<F::Output, LabError> {
+        self.sim.block_on(LIMIT, work).map_err(|stuck| LabError::Failed(stuck.to_string()))
+    }
+
+    /// A number below `bound`; the same in every run of the same seed.
+    pub fn random_below(&self, bound: usize) -> usize {
+        random_below(&*self.sim.outside(), bound as u64) as usize
+    }
+
+    /// Puts blocks `0..count` from nodes all over the ring.
+    pub fn put(&self, count: usize, len_bytes: usize) -> Result<(), LabError> {
+        let from: Vec<usize> = (0..count).map(|_| self.random_below(self.members.len())).collect();
+        let puts = stream::iter(from.into_iter().enumerate())
+            .map(|(n, from)| self.members[from].dht.put(vec![block(n, len_bytes)]))
+            .buffer_unordered(PARALLEL_PUTS)
+            .collect::<Vec<_>>();
+        for put in self.block_on(puts)? {
+            put.map_err(|error| LabError::Failed(format!("a block was not taken: {error}")))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a running node's store holds block `n`.
+    pub fn has_living_copy(&self, n: usize, len_bytes: usize) -> bool {
+        let key = block(n, len_bytes).0.key();
+        let holds = |member: &Member| matches!(member.store.info(&key), Ok(Some(_)));
+        self.members.iter().any(|member| self.sim.is_up(member.host) && holds(member))
+    }
+
+    /// Looks `blocks` up at one node, so many at a time; the results in any order.
+    pub fn look_up(
+        &self,
+        at: usize,
+        blocks: &[usize],
+        len_bytes: usize,
+        parallel: usize,
+    ) -> Result<Vec<Result<Fetched, GetError>>, LabError> {
+        let dht = &self.members[at].dht;
+        let lookups = stream::iter(blocks)
+            .map(|n| {
+                let dht = dht.clone();
+                let hash = block(*n, len_bytes).0;
+                async move { dht.lookup(hash).await }
+            })
+            .buffer_unordered(parallel)
+            .collect::<Vec<_>>();
+        self.block_on(lookups)
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.sim.shut_down();
+    }
+}
+
+fn start(sim: &Sim, host: HostId, nodes: &[Node], plan: &Plan) -> Member {
+    let (env, transport) = (sim.env(host), sim.transport(host));
+    let state = ChordState::perfect(Node::of(sim.peer(host)), nodes, plan.chord.successors);
+    let chord = Chord::with_state(env.clone(), transport.clone(), plan.chord.clone(), state);
+    let store: Arc<dyn BlockStore> = Arc::new(MemoryStore::new(STORE_BYTES));
+    let dht = Dht::new(env, transport.clone(), chord.clone(), store.clone(), plan.dht.clone());
+    transport.serve(Arc::new(Router::new().route(1, chord.clone()).route(2, dht.clone())));
+    if plan.upkeep {
+        chord.start();
+        dht.start();
+    }
+    Member { host, dht, store }
+}

@@ -1,0 +1,59 @@
+//! The two ways everything is run, and nothing else: which switches make them.
+//!
+//! CFS §7: "Unless noted, all tests were run with caching turned off, with no replication,
+//! with just one virtual server per physical server, and with server selection turned
+//! off. … Every server maintains a successor list with 2 log2(N) entries." That is
+//! [`Setting::Paper`]. One thing cannot be switched off and makes lookups shorter than
+//! the paper's: a node whose successor list covers a key names the key's root at once,
+//! where CFS Figure 5 asks the key's predecessor first.
+
+use std::fmt;
+use std::time::Duration;
+
+use atoll_dht::DhtConfig;
+use atoll_overlay::chord::ChordConfig;
+
+/// A column of the tables.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Setting {
+    /// As in the paper: what Atoll adds is switched off.
+    Paper,
+    /// As shipped.
+    Default,
+}
+
+impl Setting {
+    /// Both, in the order of the tables.
+    pub const BOTH: [Setting; 2] = [Setting::Paper, Setting::Default];
+
+    /// The overlay of a ring of so many nodes.
+    pub fn chord(self, nodes: usize) -> ChordConfig {
+        match self {
+            Setting::Paper => {
+                // CFS §4.2: r is 2 log2 N.
+                let successors = (2.0 * (nodes.max(2) as f64).log2()).ceil() as usize;
+                // §7.2.5: "it does not use that server again until it has been stabilized".
+                let suspect_for = Duration::from_secs(24 * 3600);
+                ChordConfig { successors, suspect_for, ..ChordConfig::default() }
+            }
+            Setting::Default => ChordConfig::default(),
+        }
+    }
+
+    /// The block layer.
+    pub fn dht(self) -> DhtConfig {
+        match self {
+            Setting::Paper => DhtConfig { replicas: 1, ..DhtConfig::default() },
+            Setting::Default => DhtConfig::default(),
+        }
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Setting::Paper => "paper",
+            Setting::Default => "default",
+        })
+    }
+}
