@@ -79,6 +79,11 @@ pub fn date(unix_secs: i64) -> String {
     text.trim_end_matches('Z').replace('T', " ")
 }
 
+/// The same for a time that cannot be before 1970.
+pub fn unix_date(unix_secs: u64) -> String {
+    date(i64::try_from(unix_secs).unwrap_or(i64::MAX))
+}
+
 /// `drwxr-xr-x`, as `ls -l` writes it.
 pub fn mode(kind: atoll_vfs::FileKind, mode: u32) -> String {
     use atoll_vfs::FileKind;

@@ -14,16 +14,17 @@ use std::time::Duration;
 
 use atoll_dht::{Blocks, GetError, PutError};
 use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
+use atoll_key::{BlockHash, Key, ReadKey, SecretKey, SignedBlock};
 use atoll_net::{CallError, Reply, Request, UnixClient, WhenAbsent};
 use bytes::Bytes;
 use minicbor::Decode;
 
-use crate::control::message::{self, Answer, Empty, GetFailed, PutFailed};
+use crate::config::VirtualServers;
+use crate::control::message::{self, Answer, Empty, GetFailed, PutFailed, ReadKeyWish};
 use crate::dir::{DirError, NodeDir, SocketAddress};
 use crate::join::JoinCode;
 use crate::network::random_seed;
-use crate::status::{Status, VolumeStatus};
+use crate::status::{NodeSettings, Status, VolumeStatus};
 use crate::volumes::{self, VolumeError};
 
 /// How long a call may take unless told otherwise: longer than the node's own deadlines,
@@ -79,6 +80,15 @@ pub enum ClientError {
     /// Something about a volume.
     #[error(transparent)]
     Volume(#[from] VolumeError),
+}
+
+/// What to change of a running node's settings; `None` leaves it as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SettingsChange {
+    /// How many ring positions to have.
+    pub virtual_servers: Option<VirtualServers>,
+    /// What blocks cached for others may take, bytes; 0 for no cache.
+    pub cache_bytes: Option<u64>,
 }
 
 /// A join code and what its giver should know.
@@ -212,6 +222,65 @@ impl Client {
         self.open_volume(message::VOLUME_IMPORT, name.to_owned(), None, seed).await
     }
 
+    /// Renews the leases of a published volume's blocks now; its state then.
+    ///
+    /// # Errors
+    /// If there is no such volume or the node fails. That the ring did not answer is in
+    /// the state's `trouble`.
+    pub async fn renew_volume(&self, name: &str) -> Result<VolumeStatus, ClientError> {
+        let call = message::RenewVolume { name: name.to_owned() };
+        let (answer, parts): (Answer<Empty, VolumeError>, _) =
+            self.inner.call_decoded(message::VOLUME_RENEW, &call, Vec::new()).await?;
+        done(answer)?;
+        self.inner.read_json(&parts)
+    }
+
+    /// What can be set while the node runs, after a change.
+    ///
+    /// # Errors
+    /// If the node refuses it.
+    pub async fn settings(&self, change: SettingsChange) -> Result<NodeSettings, ClientError> {
+        let call = message::ChangeSettings {
+            virtual_servers: change.virtual_servers.map(|v| match v {
+                VirtualServers::Auto => 0,
+                VirtualServers::Count(count) => count,
+            }),
+            cache_bytes: change.cache_bytes,
+        };
+        let (_, parts): (Empty, _) =
+            self.inner.call_decoded(message::SETTINGS, &call, Vec::new()).await?;
+        self.inner.read_json(&parts)
+    }
+
+    /// The read key of a volume published from here, if it is encrypted.
+    pub async fn read_key(&self, volume: &str) -> Result<Option<ReadKey>, ClientError> {
+        self.ask_read_key(volume, ReadKeyWish::Tell).await
+    }
+
+    /// The same, made from the system's randomness unless there is one. It is on the
+    /// node's disk when this resolves.
+    pub async fn make_read_key(&self, volume: &str) -> Result<ReadKey, ClientError> {
+        let made = self.ask_read_key(volume, ReadKeyWish::Make).await?;
+        made.ok_or_else(|| self.inner.confused("no read key was made".into()))
+    }
+
+    /// The volume is not encrypted any more. Nobody can read its earlier versions with
+    /// what is on this node then.
+    pub async fn forget_read_key(&self, volume: &str) -> Result<(), ClientError> {
+        self.ask_read_key(volume, ReadKeyWish::Forget).await.map(drop)
+    }
+
+    async fn ask_read_key(
+        &self,
+        volume: &str,
+        wish: ReadKeyWish,
+    ) -> Result<Option<ReadKey>, ClientError> {
+        let call = message::VolumeReadKey { volume: volume.to_owned(), wish };
+        let (answer, _): (Answer<message::HeldReadKey, VolumeError>, _) =
+            self.inner.call_decoded(message::VOLUME_READ_KEY, &call, Vec::new()).await?;
+        Ok(done(answer)?.read_key.map(ReadKey::from_bytes))
+    }
+
     /// Begins the list of blocks that the node is to keep alive for a new version of a
     /// volume. The former list counts until [`Keep::commit`].
     pub fn keep(&self, volume: &str) -> Keep {
@@ -259,8 +328,7 @@ impl Client {
         method: u16,
     ) -> Result<T, ClientError> {
         let (_, parts): (Empty, _) = self.inner.call_decoded(method, &Empty {}, Vec::new()).await?;
-        let json = parts.first().map(|part| &part[..]).unwrap_or_default();
-        serde_json::from_slice(json).map_err(|error| self.inner.confused(error.to_string()))
+        self.inner.read_json(&parts)
     }
 }
 
@@ -337,6 +405,11 @@ impl Keep {
 }
 
 impl Inner {
+    fn read_json<T: serde::de::DeserializeOwned>(&self, parts: &[Bytes]) -> Result<T, ClientError> {
+        let json = parts.first().map(|part| &part[..]).unwrap_or_default();
+        serde_json::from_slice(json).map_err(|error| self.confused(error.to_string()))
+    }
+
     fn confused(&self, reason: String) -> ClientError {
         ClientError::Refused { dir: self.dir.clone(), reason }
     }

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use atoll_key::IdProfile;
+use atoll_overlay::MAX_VIRTUAL_SERVERS;
 use minicbor::{Decode, Encode};
 
 use crate::dir::{self, DirError, NodeDir};
@@ -35,12 +37,69 @@ pub struct NodeConfig {
     /// How much disk the store may take, bytes. Remembered.
     /// Default [`DEFAULT_STORAGE_BYTES`].
     pub storage_bytes: Option<u64>,
+    /// How many ring positions the node has (CFS §5.3). Remembered.
+    /// Default [`VirtualServers::Auto`].
+    pub virtual_servers: Option<VirtualServers>,
+    /// How much memory blocks cached for others may take, bytes; 0 for no cache.
+    /// Remembered. Default [`DEFAULT_CACHE_BYTES`].
+    pub cache_bytes: Option<u64>,
+    /// How node IDs are chosen, when a new network is made.
+    pub profile: IdProfile,
     /// Copies of each block, when a new network is made.
     pub replicas: u32,
     /// How long a block stays without being renewed.
     pub lease: Duration,
     /// How long to try to enter the ring before `start` returns regardless.
     pub join_patience: Duration,
+}
+
+/// What blocks cached for others may take unless told otherwise, bytes: a guess that a
+/// desktop does not feel.
+pub const DEFAULT_CACHE_BYTES: u64 = 64 << 20;
+
+/// How many ring positions a node has (CFS §5.3: "in rough proportion to the server's
+/// storage and network capacity").
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum VirtualServers {
+    /// One for every [`DEFAULT_STORAGE_BYTES`] the node gives.
+    #[default]
+    Auto,
+    /// So many, 1 to [`MAX_VIRTUAL_SERVERS`].
+    Count(u16),
+}
+
+impl VirtualServers {
+    /// The number for a node that gives `storage_bytes`.
+    pub fn count(self, storage_bytes: u64) -> u16 {
+        match self {
+            VirtualServers::Auto => {
+                let units = (storage_bytes + DEFAULT_STORAGE_BYTES / 2) / DEFAULT_STORAGE_BYTES;
+                u16::try_from(units).unwrap_or(u16::MAX).clamp(1, MAX_VIRTUAL_SERVERS)
+            }
+            VirtualServers::Count(count) => count,
+        }
+    }
+}
+
+impl std::str::FromStr for VirtualServers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<VirtualServers, String> {
+        match text.parse() {
+            _ if text == "auto" => Ok(VirtualServers::Auto),
+            Ok(count @ 1..=MAX_VIRTUAL_SERVERS) => Ok(VirtualServers::Count(count)),
+            _ => Err(format!("it is `auto` or a number from 1 to {MAX_VIRTUAL_SERVERS}")),
+        }
+    }
+}
+
+impl std::fmt::Display for VirtualServers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            VirtualServers::Auto => f.write_str("auto"),
+            VirtualServers::Count(count) => count.fmt(f),
+        }
+    }
 }
 
 impl NodeConfig {
@@ -52,6 +111,9 @@ impl NodeConfig {
             advertise: None,
             join: None,
             storage_bytes: None,
+            virtual_servers: None,
+            cache_bytes: None,
+            profile: IdProfile::Identity,
             replicas: 3,
             lease: Duration::from_secs(30 * 24 * 3600),
             join_patience: Duration::from_secs(5),
@@ -101,7 +163,7 @@ pub enum StartError {
 /// The file `settings.cbor`: what later starts take over.
 ///
 /// CBOR map: 0 listen, 1 advertise (both text), 2 storage in bytes, 3 whether the node
-/// has ever had a place on the ring.
+/// has ever had a place on the ring, 4 virtual servers (0 for `auto`), 5 cache in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Settings {
@@ -113,6 +175,10 @@ pub(crate) struct Settings {
     storage_bytes: Option<u64>,
     #[n(3)]
     has_joined: Option<bool>,
+    #[n(4)]
+    virtual_servers: Option<u16>,
+    #[n(5)]
+    cache_bytes: Option<u64>,
 }
 
 impl Settings {
@@ -158,7 +224,35 @@ impl Settings {
             }
             self.storage_bytes = Some(bytes);
         }
+        if let Some(virtual_servers) = config.virtual_servers {
+            self.set_virtual_servers(virtual_servers);
+        }
+        if let Some(bytes) = config.cache_bytes {
+            self.set_cache_bytes(bytes);
+        }
         Ok(())
+    }
+
+    pub(crate) fn virtual_servers(&self) -> VirtualServers {
+        match self.virtual_servers {
+            None | Some(0) => VirtualServers::Auto,
+            Some(count) => VirtualServers::Count(count.min(MAX_VIRTUAL_SERVERS)),
+        }
+    }
+
+    pub(crate) fn set_virtual_servers(&mut self, virtual_servers: VirtualServers) {
+        self.virtual_servers = Some(match virtual_servers {
+            VirtualServers::Auto => 0,
+            VirtualServers::Count(count) => count,
+        });
+    }
+
+    pub(crate) fn cache_bytes(&self) -> u64 {
+        self.cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES)
+    }
+
+    pub(crate) fn set_cache_bytes(&mut self, bytes: u64) {
+        self.cache_bytes = Some(bytes);
     }
 
     pub(crate) fn listen(&self) -> SocketAddr {
@@ -213,6 +307,19 @@ mod tests {
         let mut second = Settings::load(&dir).expect("load");
         second.apply(&NodeConfig::new(temp.path())).expect("nothing said");
         assert_eq!((second.listen(), second.storage_bytes()), (listen, 1 << 30));
+    }
+
+    #[test]
+    fn virtual_servers_follow_the_storage_given_unless_counted() {
+        let gib = 1 << 30;
+        for (storage_gib, count) in [(1, 1), (10, 1), (14, 1), (15, 2), (50, 5), (5000, 128)] {
+            assert_eq!(VirtualServers::Auto.count(storage_gib * gib), count, "{storage_gib} GiB");
+        }
+        assert_eq!("7".parse::<VirtualServers>().map(|v| v.count(gib)), Ok(7));
+        assert_eq!("auto".parse(), Ok(VirtualServers::Auto));
+        for bad in ["0", "129", "-1", "many", ""] {
+            assert!(bad.parse::<VirtualServers>().is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -6,16 +6,16 @@
 
 use std::path::Path;
 
-use atoll_key::{SecretKey, SignedBlock};
+use atoll_key::{IdProfile, SecretKey, SignedBlock};
 use minicbor::Decode;
 
 use crate::config::Settings;
 use crate::control::message::{
-    self, Answer, Empty, Get, GetFailed, GetSigned, Hashes, Invited, KeepAdd, KeepCommit,
-    OpenVolume, OpenedVolume, PutFailed,
+    self, Answer, ChangeSettings, Empty, Get, GetFailed, GetSigned, Hashes, Invited, KeepAdd,
+    KeepCommit, OpenVolume, OpenedVolume, PutFailed, RenewVolume,
 };
 use crate::manifest::{Manifest, PartialManifest};
-use crate::network::{IdProfile, Network, StoredNetwork};
+use crate::network::{Network, StoredNetwork};
 use crate::peers::PeerList;
 use crate::volumes::{Info, Kept, VolumeError};
 
@@ -27,6 +27,8 @@ pub fn control_header(bytes: &[u8]) -> bool {
         takes::<GetSigned>,
         takes::<Hashes>,
         takes::<OpenVolume>,
+        takes::<RenewVolume>,
+        takes::<ChangeSettings>,
         takes::<KeepAdd>,
         takes::<KeepCommit>,
         takes::<Invited>,
@@ -34,6 +36,8 @@ pub fn control_header(bytes: &[u8]) -> bool {
         takes::<Answer<Empty, PutFailed>>,
         takes::<Answer<Hashes, PutFailed>>,
         takes::<Answer<OpenedVolume, VolumeError>>,
+        takes::<message::VolumeReadKey>,
+        takes::<Answer<message::HeldReadKey, VolumeError>>,
     ];
     takes.into_iter().fold(false, |taken, decoder| decoder(bytes) | taken)
 }

@@ -21,7 +21,7 @@ use atoll_env::{BoxFuture, Env, jittered, sleep, timeout};
 use atoll_net::Peer;
 
 use crate::config::Settings;
-use crate::dir::NodeDir;
+use crate::dir::{DirError, NodeDir};
 use crate::peers::PeerList;
 
 /// Wait between two rounds of trying.
@@ -153,6 +153,25 @@ impl Entry {
     /// What keeps this node from being among others, for people.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.lock().trouble.clone()
+    }
+
+    /// What later starts take over.
+    pub(crate) fn settings(&self) -> Settings {
+        self.lock().settings.clone()
+    }
+
+    /// Changes what later starts take over; nothing if it cannot be written down. Blocks on
+    /// the disk.
+    pub(crate) fn change_settings(
+        &self,
+        change: impl FnOnce(&mut Settings),
+    ) -> Result<(), DirError> {
+        let mut state = self.lock();
+        let mut settings = state.settings.clone();
+        change(&mut settings);
+        settings.save(&self.dir)?;
+        state.settings = settings;
+        Ok(())
     }
 
     /// Writes down the peers known now, in front of those known before. Blocks on the disk.

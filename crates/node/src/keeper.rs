@@ -38,7 +38,7 @@ pub(crate) struct Keeper {
 
 impl Keeper {
     /// Looks at the volumes again and again; ends only by being aborted.
-    pub(crate) async fn run(self) {
+    pub(crate) async fn run(self: Arc<Self>) {
         loop {
             sleep(&*self.env, jittered(&*self.env, (self.lease / 60).min(MAX_LOOK))).await;
             self.look().await;
@@ -55,16 +55,21 @@ impl Keeper {
             let volume = name.clone();
             let kept = self.off_thread(move |volumes| volumes.kept(&volume)).await;
             if is_due(&kept, self.now_unix_secs(), self.lease) {
-                self.refresh(&name).await;
+                let _ = self.refresh(&name).await;
             }
         }
     }
 
-    /// Refreshes one volume and records the outcome.
-    async fn refresh(&self, name: &str) {
+    /// Refreshes one volume and records the outcome, which a failure's reason is part of.
+    ///
+    /// # Errors
+    /// If there is no such volume, nothing has been published, or the list of what to keep
+    /// is damaged.
+    pub(crate) async fn refresh(&self, name: &str) -> Result<Kept, VolumeError> {
         let volume = name.to_owned();
         let opened = self
             .off_thread(move |volumes| -> Result<Option<Manifest>, VolumeError> {
+                volumes.key(&volume)?;
                 let Some(manifest) = volumes.manifest(&volume)? else { return Ok(None) };
                 manifest.check()?;
                 Ok(Some(manifest))
@@ -72,8 +77,11 @@ impl Keeper {
             .await;
         let manifest = match opened {
             Ok(Some(manifest)) => Arc::new(manifest),
-            Ok(None) => return, // nothing published yet
-            Err(error) => return tracing::error!("volume {name} is not kept alive: {error}"),
+            Ok(None) => return Err(VolumeError::Unpublished { name: name.to_owned() }),
+            Err(error) => {
+                tracing::error!("volume {name} is not kept alive: {error}");
+                return Err(error);
+            }
         };
         let began = self.now_unix_secs();
         let volume = name.to_owned();
@@ -95,10 +103,11 @@ impl Keeper {
                 kept.trouble = Some(trouble);
             }
         }
-        let volume = name.to_owned();
+        let (volume, outcome) = (name.to_owned(), kept.clone());
         if let Err(error) = self.off_thread(move |volumes| volumes.set_kept(&volume, &kept)).await {
             tracing::warn!("volume {name}: cannot record its renewal: {error}");
         }
+        Ok(outcome)
     }
 
     /// Renews all blocks of a manifest and its root; how many content blocks are lost.

@@ -30,14 +30,16 @@ mod scope;
 mod status;
 mod volumes;
 
-pub use client::{Client, ClientError, ClientOptions, Invitation, Keep, Volume};
+pub use atoll_key::IdProfile;
+pub use client::{Client, ClientError, ClientOptions, Invitation, Keep, SettingsChange, Volume};
 pub use config::{
-    DEFAULT_LISTEN, DEFAULT_STORAGE_BYTES, MIN_STORAGE_BYTES, NodeConfig, StartError,
+    DEFAULT_CACHE_BYTES, DEFAULT_LISTEN, DEFAULT_STORAGE_BYTES, MIN_STORAGE_BYTES, NodeConfig,
+    StartError, VirtualServers,
 };
 pub use dir::{DirError, default_dir};
 pub use join::{JoinCode, JoinCodeError, MAX_BOOTSTRAP};
-pub use network::{IdProfile, MAX_REPLICAS, Network, NetworkId};
+pub use network::{MAX_REPLICAS, Network, NetworkId};
 pub use node::{Node, daemon_runtime};
 pub use peers::PeerList;
-pub use status::{Repair, RingNode, Status, VolumeStatus};
+pub use status::{NodeSettings, Repair, RingNode, Status, VolumeStatus};
 pub use volumes::{MAX_NAME_BYTES, VolumeError};

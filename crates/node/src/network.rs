@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use atoll_key::IdProfile;
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
@@ -14,13 +15,28 @@ use crate::dir::{self, DirError, NodeDir};
 /// The largest number of copies a network may ask for: half a successor list, a guess.
 pub const MAX_REPLICAS: u32 = 8;
 
-/// How node IDs are chosen; the number is the one in files and join codes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
-#[cbor(index_only)]
-pub enum IdProfile {
-    /// Hash of the node's public key: the profile of private networks.
-    #[n(2)]
-    Identity = 2,
+/// An [`IdProfile`] by its number, in files and join codes.
+mod profile_number {
+    use super::IdProfile;
+    use minicbor::decode::Error as DecodeError;
+    use minicbor::encode::{Error as EncodeError, Write};
+    use minicbor::{Decoder, Encoder};
+
+    pub fn encode<C, W: Write>(
+        profile: &IdProfile,
+        e: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), EncodeError<W::Error>> {
+        e.u8(*profile as u8)?.ok()
+    }
+
+    pub fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<IdProfile, DecodeError> {
+        match d.u8()? {
+            1 => Ok(IdProfile::Address),
+            2 => Ok(IdProfile::Identity),
+            other => Err(DecodeError::message(format!("no known profile of node IDs: {other}"))),
+        }
+    }
 }
 
 /// What all nodes of a network agree on. Printed without its secret.
@@ -30,7 +46,7 @@ pub enum IdProfile {
 #[cbor(map)]
 pub struct Network {
     /// How node IDs are chosen.
-    #[n(0)]
+    #[cbor(n(0), with = "profile_number")]
     pub profile: IdProfile,
     /// Copies of each block.
     #[n(1)]
@@ -52,9 +68,9 @@ impl fmt::Display for NetworkId {
 }
 
 impl Network {
-    /// A new private network.
-    pub fn generate(replicas: u32) -> Network {
-        Network { profile: IdProfile::Identity, replicas, secret: random_seed() }
+    /// A new network.
+    pub fn generate(profile: IdProfile, replicas: u32) -> Network {
+        Network { profile, replicas, secret: random_seed() }
     }
 
     /// Names the network: a hash of its parameters and its secret.
@@ -135,7 +151,7 @@ mod tests {
 
     #[test]
     fn each_parameter_changes_the_network_id() {
-        let network = Network::generate(3);
+        let network = Network::generate(IdProfile::Identity, 3);
         let others = [
             Network { replicas: 2, ..network.clone() },
             Network { secret: [1; 32], ..network.clone() },
@@ -148,7 +164,10 @@ mod tests {
         let temp = tempfile::tempdir().expect("temp");
         let dir = NodeDir::at(temp.path());
         assert_eq!(Network::load(&dir).expect("none"), None);
-        let stored = StoredNetwork { network: Network::generate(3), bootstrap: Default::default() };
+        let stored = StoredNetwork {
+            network: Network::generate(IdProfile::Address, 3),
+            bootstrap: Default::default(),
+        };
         stored.save(&dir).expect("save");
         assert_eq!(Network::load(&dir).expect("load"), Some(stored));
         std::fs::write(dir.network(), b"\xa1\x00").expect("cut short");

@@ -147,9 +147,13 @@ impl Node {
         entry.begin(join_patience).await;
         env.spawn(Box::pin(entry.clone().run()));
 
-        let keeper =
-            Keeper { env: env.clone(), blocks: dht.clone(), volumes: volumes.clone(), lease };
-        env.spawn(Box::pin(keeper.run()));
+        let keeper = Arc::new(Keeper {
+            env: env.clone(),
+            blocks: dht.clone(),
+            volumes: volumes.clone(),
+            lease,
+        });
+        env.spawn(Box::pin(keeper.clone().run()));
 
         let report = Arc::new(Report {
             dir: dir.clone(),
@@ -164,9 +168,10 @@ impl Node {
             store: store.clone(),
             dht: dht.clone(),
             volumes: volumes.clone(),
+            chord: chord.clone(),
         });
         let (stop, stop_asked) = watch::channel(false);
-        let control = Control { env, blocks: dht, volumes, about: report.clone(), stop };
+        let control = Control { env, blocks: dht, volumes, about: report.clone(), keeper, stop };
         let socket = dir.socket_address()?;
         let control = serve_unix(socket.path(), Arc::new(control))
             .map_err(|error| StartError::Socket(error.to_string()))?;
@@ -379,7 +384,7 @@ fn open_network(
             (StoredNetwork { network, bootstrap: code.peer_list() }, false)
         }
         (None, None) => {
-            let network = Network::generate(config.replicas);
+            let network = Network::generate(config.profile, config.replicas);
             network.check().map_err(StartError::Config)?;
             (StoredNetwork { network, bootstrap: PeerList::default() }, true)
         }

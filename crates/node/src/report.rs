@@ -8,18 +8,20 @@ use std::time::Duration;
 
 use atoll_dht::Dht;
 use atoll_env::{Env, Instant};
-use atoll_key::VolumeAddress;
+use atoll_key::{IdProfile, VolumeAddress};
 use atoll_net::{TcpTransport, Transport};
-use atoll_overlay::{Node as RingPlace, Overlay};
+use atoll_overlay::chord::Chord;
+use atoll_overlay::{MAX_VIRTUAL_SERVERS, Node as RingPlace, Overlay};
 use atoll_store::BlockStore;
 
-use crate::control::message::Invited;
+use crate::config::VirtualServers;
+use crate::control::message::{ChangeSettings, Invited};
 use crate::control::server::About;
 use crate::dir::NodeDir;
 use crate::entry::Entry;
 use crate::join::JoinCode;
 use crate::network::Network;
-use crate::status::{Repair, RingNode, Status, VolumeStatus};
+use crate::status::{NodeSettings, Repair, RingNode, Status, VolumeStatus};
 use crate::volumes::{self, Volumes};
 
 /// Successors named in an invitation besides the node itself.
@@ -39,6 +41,7 @@ pub(crate) struct Report {
     pub store: Arc<dyn BlockStore>,
     pub dht: Arc<Dht>,
     pub volumes: Arc<Volumes>,
+    pub chord: Arc<Chord>,
 }
 
 impl About for Report {
@@ -110,9 +113,42 @@ impl About for Report {
         };
         Invited { code: code.to_string(), warning }
     }
+
+    fn change_settings(&self, change: ChangeSettings) -> Result<NodeSettings, String> {
+        let virtual_servers = match change.virtual_servers {
+            None => None,
+            Some(0) => Some(VirtualServers::Auto),
+            Some(count @ 1..=MAX_VIRTUAL_SERVERS) => Some(VirtualServers::Count(count)),
+            Some(count) => return Err(format!("a node cannot have {count} virtual servers")),
+        };
+        self.entry
+            .change_settings(|settings| {
+                virtual_servers.into_iter().for_each(|v| settings.set_virtual_servers(v));
+                change.cache_bytes.into_iter().for_each(|b| settings.set_cache_bytes(b));
+            })
+            .map_err(|error| error.to_string())?;
+        let settings = self.settings();
+        Ok(settings)
+    }
 }
 
 impl Report {
+    fn settings(&self) -> NodeSettings {
+        let settings = self.entry.settings();
+        let virtual_servers = settings.virtual_servers();
+        NodeSettings {
+            virtual_servers: virtual_servers.to_string(),
+            positions: virtual_servers.count(settings.storage_bytes()),
+            cache_bytes: settings.cache_bytes(),
+            storage_bytes: settings.storage_bytes(),
+            node_ids: match self.network.profile {
+                IdProfile::Address => "address".into(),
+                IdProfile::Identity => "identity".into(),
+            },
+            replicas: self.network.replicas,
+        }
+    }
+
     fn repair(&self) -> Repair {
         let repair = self.dht.repair_status();
         Repair {

@@ -65,6 +65,24 @@ pub struct Status {
     pub warnings: Vec<String>,
 }
 
+/// What can be set while a node runs; see `atoll settings`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeSettings {
+    /// `auto`, or a number of ring positions.
+    pub virtual_servers: String,
+    /// Ring positions the node has or is taking.
+    pub positions: u16,
+    /// What blocks cached for others may take, bytes.
+    pub cache_bytes: u64,
+    /// How much disk the store may take, bytes.
+    pub storage_bytes: u64,
+    /// How node IDs are chosen in this network: `identity` or `address`.
+    pub node_ids: String,
+    /// Copies of each block in this network.
+    pub replicas: u32,
+}
+
 /// A place on the ring and who is there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RingNode {

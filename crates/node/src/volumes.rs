@@ -5,6 +5,7 @@
 //! | file | what |
 //! |---|---|
 //! | `key` | the volume's secret key, 32 bytes, written once |
+//! | `read-key` | what readers of an encrypted volume need, as text; only if it is encrypted |
 //! | `info` | CBOR map: 0 source directory (bytes; absent if none), 1 when it was made (s) |
 //! | `manifest` | the blocks to keep alive; see [`crate::manifest`] |
 //! | `kept` | when that was last done; see [`Kept`] |
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_key::{SecretKey, SignedBlock};
+use atoll_key::{ReadKey, SecretKey, SignedBlock};
 use minicbor::{Decode, Encode};
 
 use crate::dir::{self, DirError, NodeDir};
@@ -112,6 +113,14 @@ pub enum VolumeError {
         /// What happened.
         #[n(0)]
         what: String,
+    },
+    /// There is nothing to keep alive yet.
+    #[error("nothing has been published as {name} yet")]
+    #[n(8)]
+    Unpublished {
+        /// The name.
+        #[n(0)]
+        name: String,
     },
 }
 
@@ -236,6 +245,40 @@ impl Volumes {
             DirError::damaged(path, format!("it has {} bytes; a key has 32", bytes.len()))
         })?;
         Ok(SecretKey::from_seed(seed))
+    }
+
+    /// The read key of a volume, if it is encrypted. Its file is text with a checksum, as
+    /// behind the `#` of an address: a damaged one is told, and readers can be given it.
+    pub(crate) fn read_key(&self, name: &str) -> Result<Option<ReadKey>, VolumeError> {
+        self.known(name)?;
+        let path = self.path(name).join("read-key");
+        let Some(text) = dir::read_secret(&path)? else { return Ok(None) };
+        let text = String::from_utf8_lossy(&text);
+        let key = ReadKey::from_text(text.trim_end());
+        Ok(Some(key.map_err(|error| DirError::damaged(path, error))?))
+    }
+
+    /// The read key of a volume, made and on disk now if there was none.
+    pub(crate) fn make_read_key(&self, name: &str) -> Result<ReadKey, VolumeError> {
+        let _changing = self.lock();
+        if let Some(key) = self.read_key(name)? {
+            return Ok(key);
+        }
+        let key = ReadKey::from_bytes(random_seed());
+        let text = format!("{}\n", key.to_text());
+        dir::write_atomically(&self.path(name).join("read-key"), text.as_bytes())?;
+        Ok(key)
+    }
+
+    /// The volume is not encrypted any more.
+    pub(crate) fn forget_read_key(&self, name: &str) -> Result<(), VolumeError> {
+        self.known(name)?;
+        let _changing = self.lock();
+        let path = self.path(name).join("read-key");
+        match fs::remove_file(&path).and_then(|()| dir::sync_parent(&path)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(&path)(error)),
+            _ => Ok(()),
+        }
     }
 
     /// The volume, which must be there, is published from `source` from now on.
@@ -483,6 +526,28 @@ mod tests {
         let error = VolumeError::OtherKey { name: "docs".into() };
         assert_eq!(volumes.import("docs", &theirs, None, 1), Err(error));
         assert_eq!(volumes.key("docs").expect("read").seed(), [1; 32]);
+    }
+
+    #[test]
+    fn a_read_key_stays_until_it_is_forgotten() {
+        let (volumes, dir, _temp) = volumes();
+        assert!(matches!(volumes.make_read_key("docs"), Err(VolumeError::Unknown { .. })));
+        volumes.open_or_create("docs", None, 1).expect("create");
+        assert_eq!(volumes.read_key("docs"), Ok(None));
+        let key = volumes.make_read_key("docs").expect("make");
+        let reopened = Volumes::open(&dir).expect("open");
+        assert_eq!(reopened.make_read_key("docs"), Ok(key.clone()), "it is made once");
+        assert_eq!(reopened.read_key("docs"), Ok(Some(key.clone())));
+        volumes.open_or_create("other", None, 1).expect("create");
+        assert_ne!(volumes.make_read_key("other"), Ok(key));
+        let path = dir.volumes().join("docs/read-key");
+        let text = fs::read_to_string(&path).expect("written");
+        fs::write(&path, text.replace(&text[5..9], "aaaa")).expect("damages");
+        let error = volumes.read_key("docs").expect_err("damaged");
+        assert!(error.to_string().contains("read-key"), "{error}");
+        volumes.forget_read_key("docs").expect("forget");
+        volumes.forget_read_key("docs").expect("again");
+        assert_eq!(volumes.read_key("docs"), Ok(None));
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use std::io::Read;
 use std::net::SocketAddr;
 
-use atoll_node::{JoinCode, Node, NodeConfig, StartError, daemon_runtime};
+use atoll_node::{
+    IdProfile, JoinCode, Node, NodeConfig, StartError, VirtualServers, daemon_runtime,
+};
 
 use crate::arguments::Global;
 use crate::failure::{Exit, Failure};
@@ -44,6 +46,29 @@ pub struct Args {
     /// How much disk to give at most, e.g. 50GiB [default: 10GiB]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     storage: Option<u64>,
+
+    /// How many places on the ring to have: a number, or `auto` for one per 10 GiB of
+    /// storage [default: auto]
+    #[arg(long, value_name = "N|auto")]
+    virtual_servers: Option<VirtualServers>,
+
+    /// How much memory blocks cached for others may take; 0 for no cache [default: 64MiB]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    cache: Option<u64>,
+
+    /// How a new network chooses its nodes' places: `identity`, from their keys, for
+    /// members you invite; `address`, from their IP addresses, for networks anybody may
+    /// join (one node an address then). It stays so for ever [default: identity]
+    #[arg(long, value_name = "PROFILE", value_parser = parse_profile, conflicts_with = "join")]
+    node_ids: Option<IdProfile>,
+}
+
+fn parse_profile(text: &str) -> Result<IdProfile, String> {
+    match text {
+        "identity" => Ok(IdProfile::Identity),
+        "address" => Ok(IdProfile::Address),
+        _ => Err("it is identity or address".into()),
+    }
 }
 
 fn parse_addr(text: &str) -> Result<SocketAddr, String> {
@@ -58,6 +83,9 @@ pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         advertise: args.advertise,
         join: args.join.as_deref().map(join_code).transpose()?,
         storage_bytes: args.storage,
+        virtual_servers: args.virtual_servers,
+        cache_bytes: args.cache,
+        profile: args.node_ids.unwrap_or_default(),
         ..NodeConfig::new(global.dir()?)
     };
     let threads = std::thread::available_parallelism().map_or(2, usize::from).min(MAX_WORKERS);

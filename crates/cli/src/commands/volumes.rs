@@ -48,12 +48,14 @@ fn describe(volume: &VolumeStatus) -> Vec<String> {
     let now_secs =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let left = Duration::from_secs(volume.lease_expires_unix_secs.saturating_sub(now_secs));
-    let mut lines = vec![format!(
-        "version {}, {}, kept for {} without this node",
-        volume.root_version,
-        units::counted(volume.kept_blocks, "block", "blocks"),
-        units::duration(left),
-    )];
+    let blocks = units::counted(volume.kept_blocks, "block", "blocks");
+    let until = units::unix_date(volume.lease_expires_unix_secs);
+    let kept = if left.is_zero() {
+        format!("its lease ran out on {until} UTC; `atoll renew {}` may still save it", volume.name)
+    } else {
+        format!("kept until {until} UTC ({}) without this node", units::duration(left))
+    };
+    let mut lines = vec![format!("version {}, {blocks}, {kept}", volume.root_version)];
     if let Some(source) = &volume.source {
         lines.insert(0, format!("from {source}"));
     }
@@ -74,7 +76,10 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_volume_is_said() {
         assert_eq!(describe(&VolumeStatus::default()), ["nothing published yet"]);
+        let expired = VolumeStatus { name: "a".into(), root_version: 3, ..VolumeStatus::default() };
+        assert!(describe(&expired)[0].contains("`atoll renew a`"));
         let volume = VolumeStatus {
+            lease_expires_unix_secs: 4_000_000_000,
             root_version: 3,
             kept_blocks: 12,
             lost_blocks: 1,
@@ -83,9 +88,12 @@ mod tests {
             ..VolumeStatus::default()
         };
         let lines = describe(&volume).join("\n");
-        for part in
-            ["from /srv/docs", "version 3, 12 blocks", "lost 1 block;", "the ring is silent"]
-        {
+        for part in [
+            "from /srv/docs",
+            "version 3, 12 blocks, kept until 2096-10-02",
+            "lost 1 block;",
+            "the ring is silent",
+        ] {
             assert!(lines.contains(part), "{part}: {lines}");
         }
     }

@@ -26,6 +26,9 @@ pub const STATUS: u16 = 0x0310;
 pub const INVITE: u16 = 0x0311;
 /// Leave the ring and stop.
 pub const SHUTDOWN: u16 = 0x0312;
+/// What can be set while the node runs: [`ChangeSettings`]; answered by the settings that
+/// hold then, as JSON.
+pub const SETTINGS: u16 = 0x0313;
 /// The volumes published from here, as JSON.
 pub const VOLUMES: u16 = 0x0320;
 /// Open or create a volume.
@@ -34,6 +37,11 @@ pub const VOLUME_OPEN: u16 = 0x0321;
 pub const VOLUME_IMPORT: u16 = 0x0322;
 /// A volume's directory has moved: [`OpenVolume`], [`OpenedVolume`].
 pub const VOLUME_MOVE: u16 = 0x0323;
+/// Renew the leases of a volume's blocks now: [`RenewVolume`]; answered by the volume's
+/// state, as JSON, or a [`crate::VolumeError`].
+pub const VOLUME_RENEW: u16 = 0x0324;
+/// The read key of an encrypted volume: [`VolumeReadKey`], [`HeldReadKey`].
+pub const VOLUME_READ_KEY: u16 = 0x0328;
 /// Append to a manifest that is being written.
 pub const KEEP_ADD: u16 = 0x0330;
 /// Put a finished manifest in place of the former.
@@ -116,6 +124,25 @@ pub struct OpenVolume {
     pub seed: Option<[u8; 32]>,
 }
 
+/// [`VOLUME_RENEW`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct RenewVolume {
+    #[n(0)]
+    pub name: String,
+}
+
+/// [`SETTINGS`]: absent fields stay as they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct ChangeSettings {
+    /// Ring positions; 0 for `auto`.
+    #[n(0)]
+    pub virtual_servers: Option<u16>,
+    #[n(1)]
+    pub cache_bytes: Option<u64>,
+}
+
 /// What [`VOLUME_OPEN`], [`VOLUME_IMPORT`] and [`VOLUME_MOVE`] answer.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
@@ -124,6 +151,39 @@ pub struct OpenedVolume {
     pub seed: [u8; 32],
     #[n(1)]
     pub is_new: bool,
+}
+
+/// [`VOLUME_READ_KEY`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct VolumeReadKey {
+    #[n(0)]
+    pub volume: String,
+    #[n(1)]
+    pub wish: ReadKeyWish,
+}
+
+/// What is to become of a volume's read key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum ReadKeyWish {
+    /// Nothing: it is told.
+    #[n(0)]
+    Tell,
+    /// It is made, unless there is one.
+    #[n(1)]
+    Make,
+    /// It is forgotten: the volume is not encrypted any more.
+    #[n(2)]
+    Forget,
+}
+
+/// What [`VOLUME_READ_KEY`] answers: the key there is afterwards.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct HeldReadKey {
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub read_key: Option<[u8; 32]>,
 }
 
 /// [`KEEP_ADD`]: one part of hashes, 32 bytes each, that follow the first `offset` of the

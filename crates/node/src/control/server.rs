@@ -12,8 +12,9 @@ use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::message::{self, Answer, Empty, GetFailed, Invited, PutFailed};
-use crate::status::{Status, VolumeStatus};
+use super::message::{self, Answer, Empty, GetFailed, Invited, PutFailed, ReadKeyWish};
+use crate::keeper::Keeper;
+use crate::status::{NodeSettings, Status, VolumeStatus};
 use crate::volumes::{self, VolumeError, Volumes};
 
 /// The most keys renewed by one call.
@@ -25,6 +26,8 @@ pub(crate) trait About: Send + Sync + 'static {
     fn status(&self) -> Status;
     fn volumes(&self) -> Vec<VolumeStatus>;
     fn invite(&self) -> Invited;
+    /// Changes what can be set while the node runs; what holds then, or what is wrong.
+    fn change_settings(&self, change: message::ChangeSettings) -> Result<NodeSettings, String>;
 }
 
 /// Answers the calls of the control socket.
@@ -34,6 +37,7 @@ pub(crate) struct Control {
     pub blocks: Arc<dyn Blocks>,
     pub volumes: Arc<Volumes>,
     pub about: Arc<dyn About>,
+    pub keeper: Arc<Keeper>,
     /// Set when a client asks the node to stop.
     pub stop: watch::Sender<bool>,
 }
@@ -77,6 +81,14 @@ impl Control {
             message::VOLUME_OPEN | message::VOLUME_IMPORT | message::VOLUME_MOVE => {
                 self.open_volume(request).await
             }
+            message::VOLUME_RENEW => self.renew_volume(request).await,
+            message::SETTINGS => {
+                let change = message::decode(&request.header)?;
+                let about = self.about.clone();
+                let changed = off_thread(move || about.change_settings(change)).await?;
+                json(&changed.map_err(malformed)?)
+            }
+            message::VOLUME_READ_KEY => self.read_key(request).await,
             message::KEEP_ADD => self.keep_add(request).await,
             message::KEEP_COMMIT => self.keep_commit(request).await,
             method => {
@@ -161,6 +173,36 @@ impl Control {
             }
         });
         Ok(volume_reply(opened.await?))
+    }
+
+    async fn renew_volume(self, request: Request) -> Result<Reply, Refusal> {
+        let call: message::RenewVolume = message::decode(&request.header)?;
+        let outcome = self.keeper.refresh(&call.name).await;
+        let about = self.about.clone();
+        let volumes = off_thread(move || about.volumes()).await?;
+        let renewed = outcome.and_then(|_| {
+            let found = volumes.into_iter().find(|volume| volume.name == call.name);
+            found.ok_or(VolumeError::Unknown { name: call.name })
+        });
+        match renewed {
+            Ok(volume) => {
+                let json = json(&volume)?;
+                let answer: Answer<Empty, VolumeError> = Answer::Done(Empty {});
+                Ok(Reply { header: message::encode(&answer), ..json })
+            }
+            Err(error) => Ok(volume_reply::<Empty>(Err(error))),
+        }
+    }
+
+    async fn read_key(self, request: Request) -> Result<Reply, Refusal> {
+        let call: message::VolumeReadKey = message::decode(&request.header)?;
+        let held = off_thread(move || match call.wish {
+            ReadKeyWish::Tell => self.volumes.read_key(&call.volume),
+            ReadKeyWish::Make => self.volumes.make_read_key(&call.volume).map(Some),
+            ReadKeyWish::Forget => self.volumes.forget_read_key(&call.volume).map(|()| None),
+        });
+        let held = held.await?.map(|key| key.map(|key| *key.bytes()));
+        Ok(volume_reply(held.map(|read_key| message::HeldReadKey { read_key })))
     }
 
     async fn keep_add(self, request: Request) -> Result<Reply, Refusal> {
@@ -273,16 +315,29 @@ mod tests {
         fn invite(&self) -> Invited {
             Invited { code: "code".into(), warning: None }
         }
+        fn change_settings(&self, _: message::ChangeSettings) -> Result<NodeSettings, String> {
+            Err("not here".into())
+        }
     }
 
     fn control() -> (Control, tempfile::TempDir) {
         let temp = tempfile::tempdir().expect("temp");
         let dir = NodeDir::at(temp.path());
         dir.prepare().expect("fresh");
+        let env: Env = Arc::new(TokioRuntime::current());
+        let blocks = Arc::new(MemoryBlocks::new());
+        let volumes = Arc::new(Volumes::open(&dir).expect("open"));
+        let keeper = Keeper {
+            env: env.clone(),
+            blocks: blocks.clone(),
+            volumes: volumes.clone(),
+            lease: std::time::Duration::from_secs(1000),
+        };
         let control = Control {
-            env: Arc::new(TokioRuntime::current()),
-            blocks: Arc::new(MemoryBlocks::new()),
-            volumes: Arc::new(Volumes::open(&dir).expect("open")),
+            env,
+            blocks,
+            volumes,
+            keeper: Arc::new(keeper),
             about: Arc::new(Nothing),
             stop: watch::Sender::new(false),
         };

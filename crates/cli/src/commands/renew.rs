@@ -1,0 +1,109 @@
+//! `atoll renew`: extend the leases of what is published from this node, now.
+//!
+//! The node does so by itself, a third of a lease after the last time (CFS §3.1, §5.5);
+//! this is for whoever will switch it off for long, or had it off for too long.
+
+use std::time::Duration;
+
+use atoll_node::{Client, ClientOptions, VolumeStatus};
+
+use crate::arguments::Global;
+use crate::connection;
+use crate::failure::{Exit, Failure, TRY_AGAIN};
+use crate::output::Output;
+use crate::units;
+
+/// How long the renewal of one volume may take: millions of blocks. A guess.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+/// Arguments of `atoll renew`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll renew
+  atoll renew docs photos
+  atoll renew --json | jq .lost_blocks
+
+The node renews by itself while it runs. Blocks that the ring has lost come back when
+their directory is published again.")]
+pub struct Args {
+    /// Names of volumes, as `atoll volumes` lists them; all of them if none is given
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+
+    /// One JSON object a volume
+    #[arg(long)]
+    json: bool,
+}
+
+/// Renews them, one after another.
+pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    let options = ClientOptions { limit: LIMIT, ..ClientOptions::default() };
+    let client = Client::connect_with(global.dir()?, options).await.map_err(connection::failure)?;
+    let mut names = args.names.clone();
+    if names.is_empty() {
+        let volumes = client.volumes().await.map_err(connection::failure)?;
+        let published = volumes.into_iter().filter(|volume| volume.root_version > 0);
+        names.extend(published.map(|volume| volume.name));
+        if names.is_empty() && !args.json {
+            eprintln!("nothing is published from this node; `atoll publish DIR` does that");
+        }
+    }
+    let mut output = Output::new();
+    let mut worst = None;
+    for name in names {
+        let volume = client.renew_volume(&name).await.map_err(connection::failure)?;
+        if args.json {
+            output.json(&volume)?;
+        } else {
+            output.line(describe(&volume))?;
+        }
+        output.flush()?;
+        worst = problem(&volume).or(worst);
+    }
+    worst.map_or(Ok(()), Err)
+}
+
+fn describe(volume: &VolumeStatus) -> String {
+    let blocks = units::counted(volume.kept_blocks, "block", "blocks");
+    let until = units::unix_date(volume.lease_expires_unix_secs);
+    match &volume.trouble {
+        Some(_) => format!("{}: {blocks} not renewed; kept until {until}", volume.name),
+        None => format!("{}: {blocks} kept until {until}", volume.name),
+    }
+}
+
+/// What is still wrong with a volume.
+fn problem(volume: &VolumeStatus) -> Option<Failure> {
+    let name = &volume.name;
+    if let Some(trouble) = &volume.trouble {
+        let what = format!("the leases of volume {name} were not renewed");
+        return Some(Failure::new(Exit::Unavailable, what).because(trouble).advice(TRY_AGAIN));
+    }
+    if volume.lost_blocks > 0 {
+        let lost = units::counted(volume.lost_blocks, "block", "blocks");
+        let source = volume.source.as_deref().unwrap_or("its directory");
+        let what = format!("the ring has lost {lost} of volume {name}");
+        return Some(
+            Failure::new(Exit::NotFound, what)
+                .advice(format!("`atoll publish {source}` brings them back.")),
+        );
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_kept_is_a_failure() {
+        let good = VolumeStatus { name: "docs".into(), kept_blocks: 2, ..VolumeStatus::default() };
+        assert!(problem(&good).is_none());
+        let lost = VolumeStatus { lost_blocks: 1, source: Some("/srv/d".into()), ..good.clone() };
+        let failure = problem(&lost).expect("lost");
+        assert_eq!(failure.exit, Exit::NotFound);
+        assert!(failure.to_string().contains("1 block of volume docs"), "{failure}");
+        let silent = VolumeStatus { trouble: Some("nobody answers".into()), ..good };
+        assert_eq!(problem(&silent).expect("not renewed").exit, Exit::Unavailable);
+    }
+}

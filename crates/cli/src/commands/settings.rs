@@ -1,0 +1,93 @@
+//! `atoll settings`: what can be changed while a node runs.
+
+use atoll_node::{NodeSettings, SettingsChange, VirtualServers};
+
+use crate::arguments::Global;
+use crate::connection;
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::units;
+
+/// Arguments of `atoll settings`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll settings
+  atoll settings --virtual-servers 8
+  atoll settings --virtual-servers auto --cache 256MiB
+
+A change holds at once and for later starts. Fewer virtual servers: their blocks go to
+the nodes that take over before they are dropped here.")]
+pub struct Args {
+    /// How many places on the ring to have, and so what share of all blocks to hold:
+    /// a number, or `auto` for one per 10 GiB of storage
+    #[arg(long, value_name = "N|auto")]
+    virtual_servers: Option<VirtualServers>,
+
+    /// How much memory blocks cached for others may take; 0 for no cache
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    cache: Option<u64>,
+
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Changes what is named and shows all.
+pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    let client = connection::impatient(global).await?;
+    let change = SettingsChange { virtual_servers: args.virtual_servers, cache_bytes: args.cache };
+    let settings = client.settings(change).await.map_err(connection::failure)?;
+    let mut output = Output::new();
+    if args.json {
+        output.json(&settings)?;
+        return output.flush();
+    }
+    for (name, value) in describe(&settings) {
+        output.line(format!("{name:>15}  {value}"))?;
+    }
+    output.flush()
+}
+
+fn describe(settings: &NodeSettings) -> Vec<(&'static str, String)> {
+    let positions = units::counted(settings.positions.into(), "place", "places");
+    vec![
+        ("virtual servers", format!("{} ({positions} on the ring)", settings.virtual_servers)),
+        ("cache", units::size(settings.cache_bytes)),
+        (
+            "storage",
+            format!("{} (set by `atoll up --storage`)", units::size(settings.storage_bytes)),
+        ),
+        ("node IDs", format!("from the {} (of the network)", source_of_ids(&settings.node_ids))),
+        ("copies", format!("{} of each block (of the network)", settings.replicas)),
+    ]
+}
+
+fn source_of_ids(profile: &str) -> &str {
+    match profile {
+        "identity" => "node's key",
+        "address" => "node's address",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_is_shown_with_its_unit() {
+        let settings = NodeSettings {
+            virtual_servers: "auto".into(),
+            positions: 5,
+            cache_bytes: 64 << 20,
+            storage_bytes: 50 << 30,
+            node_ids: "identity".into(),
+            replicas: 3,
+        };
+        let all: Vec<String> = describe(&settings).into_iter().map(|(_, value)| value).collect();
+        let all = all.join("\n");
+        for part in ["auto (5 places", "64.0 MiB", "50.0 GiB", "node's key", "3 of each"] {
+            assert!(all.contains(part), "{part}: {all}");
+        }
+    }
+}
