@@ -11,7 +11,7 @@ use atoll_overlay::{Node, Overlay, Route};
 use atoll_store::{BlockInfo, BlockStore, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 
-use crate::messages::BlockHeader;
+use crate::messages::{self, BlockHeader};
 use crate::repair_state::Repair;
 use crate::stats::{Counters, add};
 
@@ -122,13 +122,20 @@ impl Inner {
         StoredBlock { info, bytes: block.bytes.clone() }
     }
 
-    /// Calls a peer; if it seems to have failed, says so to the overlay.
+    /// Calls a peer; if it seems to have failed, says so to the overlay. How long it took
+    /// goes into the peer book where the answer is one block at most.
     pub async fn call(&self, to: &Node, request: Request) -> Result<Reply, CallError> {
+        let timed = request.method == messages::LOOKUP_STEP;
+        let start = self.env.now();
         let result = self.transport.call(to.peer, request, self.config.call_limit).await;
-        if let Err(error) = &result
-            && error.is_failure_of_peer()
-        {
-            self.overlay.alert(&to.peer);
+        let (book, now) = (self.overlay.peer_book(), self.env.now());
+        match &result {
+            Err(error) if error.is_failure_of_peer() => {
+                book.silent(&to.peer.id, now);
+                self.overlay.alert(&to.peer);
+            }
+            _ if timed => book.answered(&to.peer.id, now.since(start), now),
+            _ => {}
         }
         result
     }

@@ -2,9 +2,18 @@
 //!
 //! CFS §4.3 chooses next hops by measured latency and §5.1 replicas; §8 leaves malicious
 //! nodes to the future. Both need a memory of peers that outlives a connection: this one.
-//! It is bounded, and forgets whoever has not been heard of for the longest time.
+//! It believes nobody: only what this node has measured or caught itself goes in. What a
+//! peer did wrong is a [`Misdeed`]; misdeeds add up to a score that fades, and a peer with
+//! a heavy score is avoided: asked last, never shunned, since anybody may be mistaken.
 //!
-//! It believes nobody: only what this node has measured or caught itself goes in.
+//! It is bounded, and forgets whoever has not been heard of for the longest time; those
+//! it avoids, and therefore does not hear of, last.
+//!
+//! It does not know what was asked. Whoever calls says which answers are worth timing:
+//! small ones, or a peer that takes large blocks would seem far away.
+
+mod conduct;
+mod timing;
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -13,8 +22,20 @@ use std::time::Duration;
 use atoll_env::Instant;
 use atoll_key::PeerId;
 
+use conduct::{AVOIDED_FROM, Conduct};
+use timing::Timing;
+
+pub use conduct::Misdeed;
+
 /// The most peers kept.
 pub const MAX_PEERS: usize = 4096;
+/// Of a full book, at most this share keeps its place for having lied: otherwise a flood
+/// of liars would push out everybody else.
+const MAX_LIARS: usize = MAX_PEERS / 4;
+/// What a call is expected to take before any was made. A guess: far away on one continent.
+const FIRST_GUESS: Duration = Duration::from_millis(100);
+/// The average over all calls forgets beyond so many, so that it follows a node that moves.
+const MEAN_OVER_CALLS: u64 = 1000;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -28,14 +49,16 @@ struct Pages {
     /// The average of all calls ever made, seconds (CFS §4.3: d-bar).
     mean_secs: f64,
     calls: u64,
+    /// All calls as if of one peer: what is thought of those never measured.
+    all: Timing,
+    /// Whether anybody was ever caught: mostly nobody was, and that is quick to say.
+    anybody_lied: bool,
 }
 
 #[derive(Debug, Default)]
 struct Page {
-    /// Smoothed round trip and its deviation, seconds (RFC 6298).
-    smoothed_secs: f64,
-    deviation_secs: f64,
-    calls: u64,
+    timing: Timing,
+    conduct: Conduct,
     heard: Instant,
 }
 
@@ -45,25 +68,23 @@ impl PeerBook {
         let secs = took.as_secs_f64();
         let mut pages = self.lock();
         pages.calls += 1;
-        pages.mean_secs += (secs - pages.mean_secs) / pages.calls.min(1000) as f64;
-        if pages.peers.len() >= MAX_PEERS && !pages.peers.contains_key(peer) {
-            let oldest = pages.peers.iter().min_by_key(|(_, page)| page.heard).map(|(id, _)| *id);
-            oldest.map(|id| pages.peers.remove(&id));
-        }
-        let page = pages.peers.entry(*peer).or_default();
-        if page.calls == 0 {
-            (page.smoothed_secs, page.deviation_secs) = (secs, secs / 2.0);
-        } else {
-            page.deviation_secs += ((secs - page.smoothed_secs).abs() - page.deviation_secs) / 4.0;
-            page.smoothed_secs += (secs - page.smoothed_secs) / 8.0;
-        }
-        page.calls += 1;
+        pages.mean_secs += (secs - pages.mean_secs) / pages.calls.min(MEAN_OVER_CALLS) as f64;
+        pages.all.answered(secs);
+        let page = pages.page(peer, now);
+        page.timing.answered(secs);
         page.heard = now;
+    }
+
+    /// A call to `peer` brought no answer: until one does, it is expected to take longer.
+    pub fn silent(&self, peer: &PeerId, now: Instant) {
+        self.lock().page(peer, now).timing.silent();
     }
 
     /// The smoothed round trip to `peer`, if it was ever measured.
     pub fn latency(&self, peer: &PeerId) -> Option<Duration> {
-        self.lock().peers.get(peer).map(|page| Duration::from_secs_f64(page.smoothed_secs))
+        let pages = self.lock();
+        let timing = pages.peers.get(peer)?.timing;
+        timing.is_measured().then(|| timing.mean())
     }
 
     /// The average over all calls made (CFS §4.3: "the average latency of all the RPCs
@@ -73,7 +94,166 @@ impl PeerBook {
         (pages.calls > 0).then(|| Duration::from_secs_f64(pages.mean_secs))
     }
 
+    /// How long the next call to `peer` will probably take: its own mean, or that of all;
+    /// twice as long for every call in a row that it left unanswered.
+    pub fn expected(&self, peer: &PeerId) -> Duration {
+        let pages = self.lock();
+        let timing = pages.timing_of(peer);
+        let mean = match timing.is_measured() {
+            true => timing.mean(),
+            false if pages.calls > 0 => Duration::from_secs_f64(pages.mean_secs),
+            false => FIRST_GUESS,
+        };
+        mean * timing.backoff()
+    }
+
+    /// The time within which `peer` answers 19 times of 20, as far as that is known: its
+    /// own 95 % quantile, or that of all calls while it was never measured. Whoever waits
+    /// longer may well ask somebody else.
+    pub fn p95(&self, peer: &PeerId) -> Duration {
+        let pages = self.lock();
+        let own = pages.timing_of(peer);
+        match (own.is_measured(), pages.all.is_measured()) {
+            (true, _) => own.p95(),
+            (false, true) => pages.all.p95(),
+            (false, false) => FIRST_GUESS * 2,
+        }
+    }
+
+    /// `peer` was caught by this node itself.
+    pub fn lied(&self, peer: &PeerId, misdeed: Misdeed, now: Instant) {
+        let mut pages = self.lock();
+        pages.anybody_lied = true;
+        pages.page(peer, now).conduct.lied(misdeed, now);
+    }
+
+    /// From 1, never caught at anything, down to 0; one half where avoidance begins.
+    pub fn trust(&self, peer: &PeerId, now: Instant) -> f64 {
+        AVOIDED_FROM / (AVOIDED_FROM + self.lock().score(peer, now))
+    }
+
+    /// Whether `peer` has lied so often of late that others are asked first.
+    pub fn is_avoided(&self, peer: &PeerId, now: Instant) -> bool {
+        self.lock().score(peer, now) >= AVOIDED_FROM
+    }
+
+    /// All who are avoided, and their [trust](PeerBook::trust): for people.
+    pub fn avoided(&self, now: Instant) -> Vec<(PeerId, f64)> {
+        let pages = self.lock();
+        let scores = pages.peers.iter().map(|(id, page)| (*id, page.conduct.score(now)));
+        let avoided = scores.filter(|(_, score)| *score >= AVOIDED_FROM);
+        avoided.map(|(id, score)| (id, AVOIDED_FROM / (AVOIDED_FROM + score))).collect()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Pages> {
         self.pages.lock().expect("nobody panics while holding the book")
+    }
+}
+
+impl Pages {
+    fn timing_of(&self, peer: &PeerId) -> Timing {
+        self.peers.get(peer).map(|page| page.timing).unwrap_or_default()
+    }
+
+    fn score(&self, peer: &PeerId, now: Instant) -> f64 {
+        if !self.anybody_lied {
+            return 0.0;
+        }
+        self.peers.get(peer).map_or(0.0, |page| page.conduct.score(now))
+    }
+
+    /// The page of `peer`; a new one takes the place of somebody else's in a full book.
+    fn page(&mut self, peer: &PeerId, now: Instant) -> &mut Page {
+        if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(peer) {
+            let lied = |page: &Page| page.conduct.score(now) >= AVOIDED_FROM;
+            let liars = self.peers.values().filter(|page| lied(page)).count();
+            let keep_liars = liars <= MAX_LIARS;
+            let standing = |page: &Page| (keep_liars && lied(page), page.heard);
+            let least = self.peers.iter().min_by_key(|(_, page)| standing(page));
+            if let Some(least) = least.map(|(id, _)| *id) {
+                self.peers.remove(&least);
+            }
+        }
+        self.peers.entry(*peer).or_insert_with(|| Page { heard: now, ..Page::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(n: u32) -> PeerId {
+        let mut id = [0; 32];
+        id[..4].copy_from_slice(&n.to_be_bytes());
+        PeerId(id)
+    }
+
+    fn at(secs: u64) -> Instant {
+        Instant::default() + Duration::from_secs(secs)
+    }
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn unknown_peers_are_thought_of_as_all_the_others() {
+        let book = PeerBook::default();
+        assert_eq!((book.latency(&peer(1)), book.mean_latency()), (None, None));
+        assert_eq!(book.expected(&peer(1)), FIRST_GUESS);
+        for n in 0..20 {
+            book.answered(&peer(n), MS * 40, at(0));
+        }
+        assert_eq!(book.latency(&peer(99)), None);
+        assert_eq!(book.expected(&peer(99)), MS * 40);
+        assert!(book.p95(&peer(99)) > MS * 40 && book.p95(&peer(99)) < MS * 100);
+    }
+
+    #[test]
+    fn a_silent_peer_is_expected_to_take_longer_until_it_answers() {
+        let book = PeerBook::default();
+        book.answered(&peer(1), MS * 10, at(0));
+        (0..3).for_each(|_| book.silent(&peer(1), at(1)));
+        assert_eq!(book.expected(&peer(1)), MS * 80);
+        assert_eq!(book.latency(&peer(1)), Some(MS * 10));
+        (0..1000).for_each(|_| book.silent(&peer(1), at(1)));
+        assert_eq!(book.expected(&peer(1)), MS * 640);
+        book.answered(&peer(1), MS * 10, at(2));
+        assert_eq!(book.expected(&peer(1)), MS * 10);
+    }
+
+    #[test]
+    fn a_liar_is_avoided_until_its_score_has_faded() {
+        let book = PeerBook::default();
+        assert!((book.trust(&peer(1), at(0)) - 1.0).abs() < 1e-9);
+        (0..3).for_each(|_| book.lied(&peer(1), Misdeed::DeniedBlock, at(0)));
+        assert!(!book.is_avoided(&peer(1), at(0)) && book.trust(&peer(1), at(0)) < 0.6);
+        book.lied(&peer(1), Misdeed::DeniedBlock, at(0));
+        assert!(book.is_avoided(&peer(1), at(0)) && !book.is_avoided(&peer(2), at(0)));
+        assert_eq!(book.avoided(at(0)).len(), 1);
+        assert!(!book.is_avoided(&peer(1), at(3600)));
+    }
+
+    /// Otherwise a liar would be forgiven as soon as it is no longer asked.
+    #[test]
+    fn a_full_book_keeps_its_liars_and_forgets_who_was_not_heard_of_for_longest() {
+        let book = PeerBook::default();
+        book.lied(&peer(0), Misdeed::BadBlock, at(0));
+        for n in 1..=MAX_PEERS as u32 + 9 {
+            book.answered(&peer(n), MS, at(u64::from(n) / 100));
+        }
+        let pages = book.lock();
+        assert_eq!(pages.peers.len(), MAX_PEERS);
+        assert!(pages.peers.contains_key(&peer(0)) && !pages.peers.contains_key(&peer(1)));
+        assert!(pages.peers.contains_key(&peer(MAX_PEERS as u32 + 9)));
+    }
+
+    #[test]
+    fn a_flood_of_liars_does_not_fill_the_book() {
+        let book = PeerBook::default();
+        book.answered(&peer(9_000_000), MS, at(1));
+        for n in 0..3 * MAX_PEERS as u32 {
+            book.lied(&peer(n), Misdeed::BadBlock, at(0));
+        }
+        assert_eq!(book.lock().peers.len(), MAX_PEERS);
+        assert!(book.latency(&peer(9_000_000)).is_some(), "heard of last, kept longest");
     }
 }

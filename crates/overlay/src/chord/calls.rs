@@ -28,8 +28,14 @@ impl Chord {
         header: bytes::Bytes,
     ) -> Result<bytes::Bytes, CallError> {
         let request = Request { method, header, parts: Vec::new() };
-        let reply = self.transport.call(to.peer, request, self.config.call_limit).await?;
-        Ok(reply.header)
+        let start = self.env.now();
+        let answer = self.transport.call(to.peer, request, self.config.call_limit).await;
+        let now = self.env.now();
+        match &answer {
+            Err(error) if error.is_failure_of_peer() => self.peer_book.silent(&to.peer.id, now),
+            _ => self.peer_book.answered(&to.peer.id, now.since(start), now),
+        }
+        Ok(answer?.header)
     }
 
     /// One call; a second one if the first timed out, since one lost message should not
