@@ -1,20 +1,22 @@
-//! `atoll:KEY/path` on the command line.
+//! `atoll:KEY/path` and `atoll:KEY#READKEY/path` on the command line.
 
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 
-use atoll_key::VolumeAddress;
-use atoll_key::text::TextError;
+use atoll_key::text::{ReadAddressError, TextError};
+use atoll_key::{ReadAddress, ReadKey, VolumeAddress};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
 use crate::output::escaped;
 
-/// A volume and a path within it.
+/// A volume and a path within it. Messages show it without its read key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// The volume.
     pub volume: VolumeAddress,
+    /// What stood behind the `#`.
+    pub read_key: Option<ReadKey>,
     /// Names below its root, any bytes; empty for the root.
     pub path: Vec<Vec<u8>>,
 }
@@ -29,8 +31,8 @@ impl Address {
     pub fn parse(text: &OsStr) -> Result<Address, AddressError> {
         let bytes = text.as_bytes();
         let end = bytes.iter().position(|byte| *byte == b'/').unwrap_or(bytes.len());
-        let volume = std::str::from_utf8(&bytes[..end])
-            .map_err(|_| TextError::Encoding)
+        let ReadAddress { volume, read_key } = std::str::from_utf8(&bytes[..end])
+            .map_err(|_| ReadAddressError::Volume(TextError::Encoding))
             .and_then(str::parse)
             .map_err(AddressError::Volume)?;
         let path: Vec<Vec<u8>> = bytes[end..]
@@ -41,7 +43,7 @@ impl Address {
         if path.iter().any(|name| name == b"..") {
             return Err(AddressError::DotDot);
         }
-        Ok(Address { volume, path })
+        Ok(Address { volume, read_key, path })
     }
 
     /// The last name, as a file of its own might be called.
@@ -54,7 +56,7 @@ impl Address {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressError {
     /// The part before the first slash.
-    Volume(TextError),
+    Volume(ReadAddressError),
     /// A name that climbs out of the volume.
     DotDot,
 }
@@ -110,6 +112,19 @@ mod tests {
         assert_eq!(parse(&format!("{volume}/a/../b")), Err(AddressError::DotDot));
         let text = parse("docs/readme").expect_err("no scheme").to_string();
         assert!(text.contains("atoll:KEY") && text.contains("should begin with"), "{text}");
+    }
+
+    #[test]
+    fn a_read_key_is_taken_and_not_shown() {
+        let key = ReadKey::from_bytes([9; 32]);
+        let volume = VolumeAddress(VolumeId([7; 32]));
+        let text = ReadAddress { volume, read_key: Some(key.clone()) }.to_text();
+        let address = parse(&format!("{text}/a/b")).expect("valid");
+        assert_eq!((address.read_key.as_ref(), address.path.len()), (Some(&key), 2));
+        assert_eq!(address.to_string(), format!("{volume}/a/b"));
+        let error = parse(&text[..text.len() - 4]).expect_err("cut short").to_string();
+        assert!(error.contains("the read key behind the #"), "{error}");
+        assert!(!error.contains(&text[70..90]), "{error}");
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod interrupt;
 mod logging;
 mod output;
 mod progress;
+mod read_key;
 mod reading;
 mod units;
 

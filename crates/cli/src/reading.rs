@@ -6,13 +6,14 @@ use std::sync::Arc;
 use atoll_dht::{Blocks, GetError};
 use atoll_env::Env;
 use atoll_vfs::FileKind;
-use atoll_volume::owned::format::Content;
+use atoll_volume::owned::format::{Content, RootError};
 use atoll_volume::owned::{Item, Listing, OpenError, ReadError, Snapshot, Volume, VolumeOptions};
 
 use crate::address::Address;
 use crate::arguments::Global;
 use crate::connection;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
+use crate::read_key::{self, Given};
 
 /// The most links followed on the way to a file, as in Linux.
 const MAX_LINKS: usize = 40;
@@ -34,11 +35,12 @@ impl Reading {
     pub async fn open(
         global: &Global,
         address: &Address,
+        given: &Given,
         options: VolumeOptions,
     ) -> Result<Reading, Failure> {
         let (env, client) = connection::to_node(global).await?;
         let blocks: Arc<dyn Blocks> = client;
-        Reading::through(env, blocks, address, options).await
+        Reading::through(env, blocks, address, given.key_for(address)?, options).await
     }
 
     /// Opens the volume of `address` through these blocks.
@@ -46,9 +48,17 @@ impl Reading {
         env: Env,
         blocks: Arc<dyn Blocks>,
         address: &Address,
+        read_key: read_key::Found,
         options: VolumeOptions,
     ) -> Result<Reading, Failure> {
-        let opened = Volume::open(env.clone(), blocks, address.volume.0, options).await;
+        let open = |read_key| {
+            let options = VolumeOptions { read_key, ..options.clone() };
+            Volume::open(env.clone(), blocks.clone(), address.volume.0, options)
+        };
+        let opened = match open(read_key.key).await {
+            Err(OpenError::Root(RootError::NotEncrypted)) if read_key.optional => open(None).await,
+            opened => opened,
+        };
         let volume = opened.map_err(|error| open_failure(address, error))?;
         let snapshot = volume.snapshot().await;
         if let Some(reason) = volume.status().stale {
@@ -142,7 +152,14 @@ fn open_failure(address: &Address, error: OpenError) -> Failure {
     let what = format!("cannot open {}", address.volume);
     match error {
         OpenError::Fetch(error) => Failure::get(what, &error),
-        OpenError::Bad(_) => Failure::new(Exit::Failed, what).because(error),
+        OpenError::Root(RootError::Encrypted) => Failure::new(Exit::Usage, what)
+            .because(error)
+            .advice("The read key may also be in a file (--read-key) or in ATOLL_READ_KEY."),
+        OpenError::Root(RootError::WrongReadKey) => Failure::new(Exit::Usage, what)
+            .because(error)
+            .advice("Copy the whole address again, as `atoll publish` printed it."),
+        OpenError::Root(RootError::NotEncrypted) => Failure::new(Exit::Usage, what).because(error),
+        OpenError::Root(RootError::Bad(_)) => Failure::new(Exit::Failed, what).because(error),
     }
 }
 

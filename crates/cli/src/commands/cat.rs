@@ -7,6 +7,7 @@ use crate::address::Address;
 use crate::arguments::Global;
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::read_key::ReadKeyArgs;
 use crate::reading::Reading;
 
 /// Arguments of `atoll cat`.
@@ -19,13 +20,17 @@ pub struct Args {
     /// Which files
     #[arg(value_name = "ADDR/PATH", required = true, value_parser = Address::parser())]
     addresses: Vec<Address>,
+
+    #[command(flatten)]
+    read_key: ReadKeyArgs,
 }
 
 /// Writes the files, one after another.
 pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let mut output = Output::new();
+    let given = args.read_key.given()?;
     for address in &args.addresses {
-        let reading = Reading::open(global, address, VolumeOptions::default()).await?;
+        let reading = Reading::open(global, address, &given, VolumeOptions::default()).await?;
         let file = reading.follow().await?;
         reading.require_file(&file, "write out")?;
         let mut stream = reading.snapshot.read_stream(&file);

@@ -18,6 +18,7 @@ use crate::failure::{Exit, Failure};
 use crate::interrupt;
 use crate::output::Output;
 use crate::progress::Watch;
+use crate::read_key::ReadKeyArgs;
 use crate::reading::Reading;
 use crate::units;
 
@@ -34,6 +35,9 @@ pub struct Args {
     /// What to copy
     #[arg(value_name = "ADDR[/PATH]", value_parser = Address::parser())]
     address: Address,
+
+    #[command(flatten)]
+    read_key: ReadKeyArgs,
 
     /// Where to: a directory's contents go into DEST; a file goes into DEST if that is a
     /// directory, or becomes DEST
@@ -64,7 +68,9 @@ struct JsonGotten {
 
 /// Copies.
 pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
-    let reading = Reading::open(global, &args.address, VolumeOptions::default()).await?;
+    let reading =
+        Reading::open(global, &args.address, &args.read_key.given()?, VolumeOptions::default())
+            .await?;
     let item = reading.item().await?;
     let mut dest = args.dest.clone();
     let into_dir = dest.is_dir() || dest.as_os_str().as_bytes().ends_with(b"/");

@@ -8,6 +8,7 @@ use crate::address::Address;
 use crate::arguments::Global;
 use crate::failure::Failure;
 use crate::output::{JsonName, Output, Part};
+use crate::read_key::ReadKeyArgs;
 use crate::reading::{self, Reading};
 use crate::units;
 
@@ -24,6 +25,9 @@ pub struct Args {
     /// Which directory (or file)
     #[arg(value_name = "ADDR[/PATH]", value_parser = Address::parser())]
     address: Address,
+
+    #[command(flatten)]
+    read_key: ReadKeyArgs,
 
     /// Modes, lengths and times as well
     #[arg(short)]
@@ -69,7 +73,9 @@ impl JsonItem {
 
 /// Lists.
 pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
-    let reading = Reading::open(global, &args.address, VolumeOptions::default()).await?;
+    let reading =
+        Reading::open(global, &args.address, &args.read_key.given()?, VolumeOptions::default())
+            .await?;
     let item = reading.follow().await?;
     let mut output = Output::new();
     if !matches!(item.entry.content, Content::Directory(_)) {

@@ -25,6 +25,7 @@ use crate::connection;
 use crate::failure::{Exit, Failure};
 use crate::interrupt;
 use crate::output::escaped;
+use crate::read_key::{self, ReadKeyArgs};
 use crate::reading::Reading;
 use crate::units;
 
@@ -36,11 +37,14 @@ use crate::units;
   atoll unmount ~/docs
 
 The mount follows the publisher's updates. It runs as a process of its own and survives
-restarts of the node; what it has to say is in DIR/logs.")]
+restarts of the node; what it has to say is in DIR/logs. An encrypted volume's read key is not among its arguments.")]
 pub struct Args {
     /// Which volume
     #[arg(value_name = "ADDR", value_parser = Address::parser())]
     address: Address,
+
+    #[command(flatten)]
+    read_key: ReadKeyArgs,
 
     /// Where: an empty directory
     #[arg(value_name = "MNT")]
@@ -102,7 +106,7 @@ async fn serve(args: &Args, global: &Global) -> Result<(), Failure> {
     if let Some(bytes) = args.cache {
         options.cache_bytes = bytes;
     }
-    let reading = Reading::open(global, &args.address, options).await?;
+    let reading = Reading::open(global, &args.address, &args.read_key.given()?, options).await?;
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let fs: Arc<dyn FileSystem> =
         Arc::new(VolumeFs::new(reading.env, reading.volume, uid.as_raw(), gid.as_raw()));
@@ -172,9 +176,21 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
         command.arg("--cache").arg(bytes.to_string());
     }
     command.args(std::iter::repeat_n("-v", global.verbose.into()));
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).current_dir("/");
+    // The server's arguments and environment can be looked at for as long as it runs.
+    command.env_remove(read_key::VARIABLE);
+    let found = args.read_key.given()?.key_for(&args.address)?;
+    if found.key.is_some() {
+        command.args(["--read-key", "-"]);
+        command.args(found.optional.then_some("--read-key-optional"));
+    }
+    let key_text = found.key.map(|key| key.to_text()).unwrap_or_default();
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).current_dir("/");
     let mut server = command.spawn().map_err(|error| Failure::io(&what, &error))?;
 
+    // What does not arrive, it says itself.
+    let mut stdin = server.stdin.take().expect("it was asked for");
+    let _ = stdin.write_all(key_text.as_bytes());
+    drop(stdin);
     let mut said = String::new();
     let mut pipe = server.stdout.take().expect("it was asked for");
     read_announcement(&mut pipe, &mut said).map_err(|error| Failure::io(&what, &error))?;

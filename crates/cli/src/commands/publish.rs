@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use atoll_dht::Blocks;
 use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, VolumeAddress};
-use atoll_node::{Client, Keep};
-use atoll_volume::owned::{Keeper, PublishError, PublishOptions, Published, exclude_set, publish};
+use atoll_key::{BlockHash, ReadAddress, ReadKey, VolumeAddress};
+use atoll_node::{Client, Keep, Volume};
+use atoll_volume::owned::{
+    Keeper, PublishError, PublishOptions, Published, Visibility, exclude_set, publish,
+};
 use serde::Serialize;
 use tokio::sync::Mutex;
 
@@ -30,9 +32,14 @@ const GOES_ON: &str = "What was uploaded stays; the same command again goes on f
   atoll publish ~/src/project --exclude target --exclude '*.o'
   atoll publish /srv/www --name website
   key=$(atoll publish ~/docs | tail -n 1)
+  atoll publish --encrypt ~/diary             prints atoll:KEY#READKEY
 
 The last line is the address, atoll:KEY. Publishing again updates the same address and
-uploads only what the ring lacks.")]
+uploads only what the ring lacks.
+
+What is published with --encrypt is read with the whole address, #READKEY included: without
+it nobody can tell names or contents. Publishing it again needs no --encrypt. How many blocks
+it has, how long they are and when they change can be seen by the nodes that keep them.")]
 pub struct Args {
     /// Which directory
     #[arg(value_name = "DIR")]
@@ -46,6 +53,19 @@ pub struct Args {
     /// on under its address
     #[arg(long)]
     moved: bool,
+
+    /// Let only those read it who have the read key, which is part of the address printed
+    #[arg(long, group = "visibility")]
+    encrypt: bool,
+
+    /// Let everybody who has the address read it; so it is unless it was encrypted before
+    #[arg(long, group = "visibility")]
+    plain: bool,
+
+    /// Let --encrypt or --plain change a volume that was published the other way. What was
+    /// published in the clear can be read by others until its leases run out
+    #[arg(long, requires = "visibility")]
+    convert: bool,
 
     /// Leave out what matches: a name anywhere (`*.o`), or a path from the top (`/build`);
     /// may be given several times
@@ -68,6 +88,7 @@ pub struct Args {
 #[derive(Serialize)]
 struct JsonPublished {
     address: String,
+    encrypted: bool,
     name: String,
     version: u64,
     unchanged: bool,
@@ -119,7 +140,13 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         false => client.volume(name, &args.source).await,
     };
     let volume = volume.map_err(connection::failure)?;
-    let options = PublishOptions { label: Some(volume.name.clone()), ..options };
+    let read_key = read_key(args, &client, &volume, &what).await?;
+    let options = PublishOptions {
+        label: Some(volume.name.clone()),
+        read_key: read_key.clone(),
+        convert: args.convert,
+        ..options
+    };
     let watch = Watch::start("publishing", global.quiet);
     let work = async {
         let keeping = KeepOnNode(Arc::new(Mutex::new(Some(client.keep(&volume.name)))));
@@ -129,11 +156,14 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         let published = publish(env, blocks, &args.source, key, options, counts, keeper).await;
         let published = published.map_err(|error| failure(&what, error))?;
         keep(&client, keeping, &what, &published).await?;
+        if args.plain {
+            client.forget_read_key(&volume.name).await.map_err(connection::failure)?;
+        }
         Ok(published)
     };
     let published = interrupt::or_interrupted(work, GOES_ON).await;
     let took = watch.finish();
-    report(args, &volume.name, &published?, took)
+    report(args, &volume.name, &published?, read_key, took)
 }
 
 fn options(args: &Args) -> Result<PublishOptions, Failure> {
@@ -156,6 +186,41 @@ fn options(args: &Args) -> Result<PublishOptions, Failure> {
     })
 }
 
+/// The key that the volume is read with from now on. It is on the node's disk before
+/// anything is sealed with it.
+async fn read_key(
+    args: &Args,
+    client: &Arc<Client>,
+    volume: &Volume,
+    what: &str,
+) -> Result<Option<ReadKey>, Failure> {
+    let held = client.read_key(&volume.name).await.map_err(connection::failure)?;
+    if args.plain {
+        let converts = held.is_some() && !args.convert;
+        let refused = || converts_failure(what, Visibility::Encrypted, Visibility::Plain);
+        return if converts { Err(refused()) } else { Ok(None) };
+    }
+    if held.is_some() || !args.encrypt {
+        return Ok(held);
+    }
+    if !volume.is_new && !args.convert {
+        // Refused before the key is made, or the next publish would find one.
+        let blocks: Arc<dyn Blocks> = client.clone();
+        let present = Visibility::of(&blocks, volume.key.volume_id(), None).await;
+        match present.map_err(|error| Failure::get(what, &error))? {
+            Some(Visibility::Plain) => {
+                return Err(converts_failure(what, Visibility::Plain, Visibility::Encrypted));
+            }
+            Some(_) => {
+                let present = Visibility::OtherReadKey;
+                return Err(converts_failure(what, present, Visibility::Encrypted));
+            }
+            None => {}
+        }
+    }
+    client.make_read_key(&volume.name).await.map(Some).map_err(connection::failure)
+}
+
 /// Makes the node renew the new version's leases from now on.
 async fn keep(
     client: &Client,
@@ -169,16 +234,25 @@ async fn keep(
     keep.commit(&root).await.map_err(connection::failure)
 }
 
-fn report(args: &Args, name: &str, published: &Published, took: Duration) -> Result<(), Failure> {
+fn report(
+    args: &Args,
+    name: &str,
+    published: &Published,
+    read_key: Option<ReadKey>,
+    took: Duration,
+) -> Result<(), Failure> {
     for skipped in &published.skipped {
         let path = escaped(std::os::unix::ffi::OsStrExt::as_bytes(skipped.path.as_os_str()));
         eprintln!("skipped {path}: {}", skipped.reason);
     }
-    let address = VolumeAddress(published.volume).to_string();
+    let encrypted = read_key.is_some();
+    let volume = VolumeAddress(published.volume);
+    let address = ReadAddress { volume, read_key }.to_text();
     let mut output = Output::new();
     if args.json {
         output.json(&JsonPublished {
             address,
+            encrypted,
             name: name.to_string(),
             version: published.version,
             unchanged: published.unchanged,
@@ -197,6 +271,9 @@ fn report(args: &Args, name: &str, published: &Published, took: Duration) -> Res
     }
     for line in describe(name, published, took) {
         output.line(line)?;
+    }
+    if encrypted {
+        output.line("encrypted: who has the whole address, #READKEY included, can read it")?;
     }
     output.line(address)?;
     output.flush()
@@ -246,9 +323,29 @@ fn failure(what: &str, error: PublishError) -> Failure {
         PublishError::Source { .. } => Failure::new(Exit::Failed, what)
             .because(error)
             .advice("--skip-unreadable leaves it out; --exclude names what to leave out."),
+        PublishError::Converts { present, asked } => converts_failure(what, present, asked),
         PublishError::Put(error) => Failure::put(what, &error),
         PublishError::Keep(_) | PublishError::Stopped => {
             Failure::new(Exit::Failed, what).because(error).advice(GOES_ON)
         }
+    }
+}
+
+/// The refusal to change who can read a volume.
+fn converts_failure(what: &str, present: Visibility, asked: Visibility) -> Failure {
+    let failure = Failure::new(Exit::Failed, what)
+        .because(format!("the volume is published {present}, and this would publish it {asked}"));
+    match (present, asked) {
+        (Visibility::Plain, _) => failure.advice(
+            "What was published in the clear stays readable until its leases run out. Publish it \
+             under another --name, or say --encrypt --convert to encrypt it from now on.",
+        ),
+        (_, Visibility::Plain) => {
+            failure.advice("Say --plain --convert if everybody may read it from now on.")
+        }
+        (_, _) => failure.advice(
+            "Its read key is not on this node. Publish from the node that has it, or say \
+             --encrypt --convert to give it another; its readers need the new address then.",
+        ),
     }
 }

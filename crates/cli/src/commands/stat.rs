@@ -9,6 +9,7 @@ use crate::arguments::Global;
 use crate::commands::ls::JsonItem;
 use crate::failure::Failure;
 use crate::output::{Output, Part, escaped, hex};
+use crate::read_key::ReadKeyArgs;
 use crate::reading::{self, Reading};
 use crate::units;
 
@@ -21,6 +22,9 @@ pub struct Args {
     /// Which file, directory or link (links are not followed)
     #[arg(value_name = "ADDR[/PATH]", value_parser = Address::parser())]
     address: Address,
+
+    #[command(flatten)]
+    read_key: ReadKeyArgs,
 
     /// One JSON object
     #[arg(long)]
@@ -42,7 +46,9 @@ struct JsonStat {
 
 /// Shows it.
 pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
-    let reading = Reading::open(global, &args.address, VolumeOptions::default()).await?;
+    let reading =
+        Reading::open(global, &args.address, &args.read_key.given()?, VolumeOptions::default())
+            .await?;
     let item = reading.item().await?;
     let xattrs = reading.snapshot.xattrs(&item).await;
     let xattrs = xattrs.map_err(|error| reading.failure("read the attributes of", &error))?;

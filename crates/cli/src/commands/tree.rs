@@ -14,6 +14,7 @@ use crate::arguments::Global;
 use crate::commands::ls::{JsonItem, PAGE};
 use crate::failure::Failure;
 use crate::output::{Output, Part};
+use crate::read_key::ReadKeyArgs;
 use crate::reading::Reading;
 use crate::units;
 
@@ -27,6 +28,9 @@ pub struct Args {
     /// Which directory
     #[arg(value_name = "ADDR[/PATH]", value_parser = Address::parser())]
     address: Address,
+
+    #[command(flatten)]
+    read_key: ReadKeyArgs,
 
     /// Show no more than this many levels
     #[arg(long, value_name = "N")]
@@ -65,7 +69,9 @@ impl Level {
 
 /// Shows the tree.
 pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
-    let reading = Reading::open(global, &args.address, VolumeOptions::default()).await?;
+    let reading =
+        Reading::open(global, &args.address, &args.read_key.given()?, VolumeOptions::default())
+            .await?;
     let top = reading.follow().await?;
     let mut levels = vec![Level::new(reading.list(&top)?, String::new())];
     let mut output = Output::new();

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod crashes;
+mod encrypted;
 mod mounts;
 mod processes;
 mod publishing;
