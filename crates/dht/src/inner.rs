@@ -7,7 +7,7 @@ use std::time::Duration;
 use atoll_env::Env;
 use atoll_key::{BlockKind, Key};
 use atoll_net::{CallError, Reply, Request, Transport};
-use atoll_overlay::{Node, Overlay, Route};
+use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
 use atoll_store::{BlockInfo, BlockStore, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 
@@ -17,6 +17,29 @@ use crate::stats::{Counters, add};
 
 /// Blocks in one reply stop at this many bytes (one block at least is sent).
 pub(crate) const REPLY_BYTES: usize = 1 << 20;
+
+/// Which of a block's replicas a fetch asks first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ReplicaChoice {
+    /// The root, as a plain Chord lookup ends there.
+    Root,
+    /// The one that answers this node fastest (CFS §5.1).
+    #[default]
+    Nearest,
+}
+
+/// Who keeps a copy of a block that was fetched, besides its replicas (CFS §5.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum CacheAt {
+    /// Nobody; this node has no cache.
+    Off,
+    /// The second-to-last server of the lookup's path, and the node that fetched: the
+    /// paper's "future version".
+    #[default]
+    SecondToLast,
+    /// Every server of the path, as the paper's experiments had it.
+    WholePath,
+}
 
 /// How a node's block layer behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +69,24 @@ pub struct DhtConfig {
     pub scrub_bytes_per_sec: u64,
     /// How often expired blocks are looked for.
     pub expire_every: Duration,
+    /// How long a block is kept beyond the end of its lease: clocks may be wrong by so
+    /// much, and publishers late, and nothing is lost.
+    pub expire_grace: Duration,
+    /// Which replica is asked first for a content block.
+    pub replica_choice: ReplicaChoice,
+    /// Whether a second replica is asked when the first is slower than it usually is.
+    pub hedge: bool,
+    /// The most fetches in a hundred that ask a second replica, besides a short burst.
+    pub hedge_percent: u32,
+    /// Who caches what was fetched.
+    pub cache_at: CacheAt,
+    /// The most bytes the cache takes, in memory; 0 for no cache.
+    pub cache_bytes: u64,
+    /// How often a block must have been asked for here of late to be cached: 1 as in the
+    /// paper; with 2, fetching a large file once sends no copies about.
+    pub cache_asks: u8,
+    /// How old a cached signed block may be to be answered with; zero caches none.
+    pub signed_cache: Duration,
 }
 
 impl Default for DhtConfig {
@@ -66,6 +107,14 @@ impl Default for DhtConfig {
             repair_bytes_per_sec: 64 << 20,
             scrub_bytes_per_sec: 1 << 20,
             expire_every: Duration::from_secs(3600),
+            expire_grace: Duration::from_secs(DAY),
+            replica_choice: ReplicaChoice::default(),
+            hedge: true,
+            hedge_percent: 5,
+            cache_at: CacheAt::default(),
+            cache_bytes: 64 << 20,
+            cache_asks: 2,
+            signed_cache: Duration::from_secs(10),
         }
     }
 }
@@ -88,9 +137,14 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// This node's place on the ring.
-    pub fn me(&self) -> Node {
-        self.overlay.neighbourhood().me
+    /// Whether `node` is one of this node's own virtual servers.
+    pub fn is_me(&self, node: &Node) -> bool {
+        node.peer.id == self.transport.local().id
+    }
+
+    /// The present surroundings of one of this node's virtual servers.
+    pub fn seat(&self, me: &Node) -> Option<Neighbourhood> {
+        self.overlay.neighbourhoods().into_iter().find(|seat| seat.me.id == me.id)
     }
 
     /// When a lease of `lease_secs` from now ends, seconds since 1970.

@@ -27,7 +27,7 @@ mod store_blocks;
 mod upkeep;
 
 pub use blocks::{Blocks, GetError, MemoryBlocks, PutError};
-pub use inner::DhtConfig;
+pub use inner::{CacheAt, DhtConfig, ReplicaChoice};
 pub use lookup::Fetched;
 pub use node::Dht;
 pub use stats::DhtStats;

@@ -19,7 +19,7 @@ use futures_util::future::join_all;
 use crate::blocks::GetError;
 use crate::inner::{Block, Inner, note_store_error};
 use crate::messages::{self, BlockHeader, LookupReply, LookupStep, Put, from_header, to_header};
-use crate::replicas::{expected_replicas, store_here};
+use crate::replicas::{expected_replicas, present_replicas, store_here};
 use crate::stats::add;
 
 /// The first pause before trying again; doubled each time.
@@ -77,7 +77,7 @@ pub(crate) async fn find(inner: &Arc<Inner>, key: Key) -> Result<(Block, Trace),
             add(&inner.counters.failed_gets, 1);
             let told = told(&error);
             // A node that is cut off speaks only for itself.
-            let present = inner.overlay.neighbourhood().successors.len();
+            let present = present_replicas(inner);
             return Err(if all_answered && present >= expected_replicas(inner) {
                 GetError::NotFound { key, told }
             } else {
@@ -112,9 +112,9 @@ async fn ask(
     key: Key,
     as_root: bool,
 ) -> Result<Step<Block>, CallError> {
-    let neighbourhood = inner.overlay.neighbourhood();
-    if node == neighbourhood.me {
-        return Ok(Step::Absent(neighbourhood.successors));
+    if inner.is_me(&node) {
+        let seat = inner.seat(&node);
+        return Ok(Step::Absent(seat.map_or_else(Vec::new, |seat| seat.successors)));
     }
     let header = to_header(&LookupStep { key, as_root });
     let request = Request { method: messages::LOOKUP_STEP, header, parts: Vec::new() };
@@ -155,7 +155,7 @@ async fn send_copies(inner: Arc<Inner>, to: Vec<Node>, block: Block) {
     let header = to_header(&Put { blocks: vec![block.header].into(), as_root: false });
     let request = Request { method: messages::PUT, header, parts: vec![block.bytes.clone()] };
     for node in to {
-        if node == inner.me() {
+        if inner.is_me(&node) {
             store_here(&inner, &node.peer, std::slice::from_ref(&block)).await;
         } else if let Err(error) = inner.call(&node, request.clone()).await {
             tracing::info!(key = %block.header.key, ?node, %error, "a replica could not be healed");
@@ -234,7 +234,7 @@ async fn ask_signed(
     node: Node,
     key: Key,
 ) -> Result<Option<(SignedBlock, BlockHeader)>, CallError> {
-    let found = if node == inner.me() {
+    let found = if inner.is_me(&node) {
         match inner.store.get(&key).await {
             Ok(Some(block)) => {
                 let header = inner.header_of(&block.info);

@@ -136,7 +136,7 @@ async fn refetch_damaged(inner: &Arc<Inner>) {
     for key in inner.repair.take_damaged() {
         match find(inner, key).await {
             Ok((block, _)) => {
-                let me = inner.me().peer;
+                let me = inner.transport.local();
                 store_here(inner, &me, std::slice::from_ref(&block)).await;
                 inner.repair.done(1, block.bytes.len() as u64);
             }
@@ -153,7 +153,7 @@ async fn finish_pass(inner: &Inner, scope: &Scope, equal: bool) -> Result<(), Ex
 
 /// Gives blocks this node should no longer hold to their roots, then drops them.
 async fn hand_over_strays(inner: &Inner, scope: &Scope) -> Result<(), ExchangeError> {
-    let me = inner.me();
+    let me = inner.overlay.neighbourhood().me;
     let mut cursor = me.id.0;
     // From just after this node around the ring to the start of its own range.
     loop {

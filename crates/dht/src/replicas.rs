@@ -6,7 +6,7 @@
 use atoll_key::{BlockKind, Key};
 use atoll_net::header::Capped;
 use atoll_net::{Peer, Refusal, Request};
-use atoll_overlay::{Neighbourhood, Route};
+use atoll_overlay::{Neighbourhood, Node, Route, distinct_peers};
 use atoll_store::StoreError;
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -88,13 +88,41 @@ fn verify(inner: &Inner, from: &Peer, block: &Block) -> Checked {
     Ok((kind, version))
 }
 
-/// Whether this node, so surrounded, is the root of `key`, as far as it knows.
-fn is_root(inner: &Inner, neighbourhood: &Neighbourhood, key: &Key) -> bool {
-    match neighbourhood.range() {
-        Some(range) => range.contains(key),
-        None => matches!(inner.overlay.route(key, true),
-            Route::Root(nodes) if nodes[0] == neighbourhood.me),
+/// Who should hold the blocks whose root is the virtual server so surrounded: it and the
+/// nodes after it, one virtual server of each physical node (CFS §5.1, §5.3), at most k.
+pub(crate) fn replica_set(inner: &Inner, neighbourhood: &Neighbourhood) -> Vec<Node> {
+    let mut nodes = vec![neighbourhood.me];
+    nodes.extend(&neighbourhood.successors);
+    distinct_peers(&nodes, inner.config.replicas)
+}
+
+/// This node's virtual servers, and for each the numbers of those of `keys` whose root it
+/// is; keys of other roots are left out.
+fn seats_of(inner: &Inner, keys: &[Key]) -> Vec<(Neighbourhood, Vec<usize>)> {
+    let mut seats: Vec<(Neighbourhood, Vec<usize>)> =
+        inner.overlay.neighbourhoods().into_iter().map(|seat| (seat, Vec::new())).collect();
+    for (index, key) in keys.iter().enumerate() {
+        if let Some(place) = place_of(inner, &seats, key) {
+            seats[place].1.push(index);
+        }
     }
+    seats.retain(|(_, indices)| !indices.is_empty());
+    seats
+}
+
+/// Which of this node's virtual servers is the root of `key`, as far as it knows.
+fn place_of(inner: &Inner, seats: &[(Neighbourhood, Vec<usize>)], key: &Key) -> Option<usize> {
+    let holds = |seat: &Neighbourhood| seat.range().is_some_and(|range| range.contains(key));
+    if let Some(place) = seats.iter().position(|(seat, _)| holds(seat)) {
+        return Some(place);
+    }
+    // One that does not know its predecessor may be the root.
+    if seats.iter().all(|(seat, _)| seat.range().is_some()) {
+        return None;
+    }
+    let Route::Root(nodes) = inner.overlay.route(key, true) else { return None };
+    let root = nodes.first()?;
+    seats.iter().position(|(seat, _)| seat.me == *root)
 }
 
 /// Stores a batch whose root this node is and sends it to the replicas; resolves when
@@ -105,12 +133,29 @@ pub(crate) async fn store_as_root(
     blocks: Vec<Block>,
 ) -> Vec<PutStatus> {
     let mut statuses = vec![PutStatus::NotRoot; blocks.len()];
-    let neighbourhood = inner.overlay.neighbourhood();
+    let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
+    let parts = seats_of(inner, &keys).into_iter().map(|(seat, indices)| {
+        let part = indices.iter().map(|index| blocks[*index].clone()).collect();
+        async move { (indices, store_at_seat(inner, from, &seat, part).await) }
+    });
+    for (indices, part) in join_all(parts).await {
+        for (index, status) in indices.into_iter().zip(part) {
+            statuses[index] = status;
+        }
+    }
+    statuses
+}
+
+/// Stores blocks whose root is one virtual server of this node.
+async fn store_at_seat(
+    inner: &Inner,
+    from: &Peer,
+    seat: &Neighbourhood,
+    blocks: Vec<Block>,
+) -> Vec<PutStatus> {
+    let mut statuses = vec![PutStatus::Failed; blocks.len()];
     let (mut mine, mut indices, mut checked) = (Vec::new(), Vec::new(), Vec::new());
     for (index, block) in blocks.into_iter().enumerate() {
-        if !is_root(inner, &neighbourhood, &block.header.key) {
-            continue;
-        }
         // A bad block goes no further: the replicas would take this node for its source.
         match verify(inner, from, &block) {
             Err(status) => statuses[index] = status,
@@ -135,7 +180,7 @@ pub(crate) async fn store_as_root(
     let (acknowledged, own) = if mine.iter().any(is_signed) {
         // A replica that has another block of the same version decides before this node
         // keeps one that nothing would make equal again.
-        let acknowledged = replicate(inner, &mine).await;
+        let acknowledged = replicate(inner, seat, &mine).await;
         let refused = |held: &Option<u64>| match held {
             Some(held) => PutStatus::Superseded { held: *held },
             None => PutStatus::Failed,
@@ -148,7 +193,7 @@ pub(crate) async fn store_as_root(
         (acknowledged, own)
     } else {
         // The network first: it works while this node writes.
-        futures_util::join!(replicate(inner, &mine), store_checked(inner, &mine, &checked))
+        futures_util::join!(replicate(inner, seat, &mine), store_checked(inner, &mine, &checked))
     };
     if own.iter().all(|status| matches!(status, PutStatus::Stored { .. })) {
         inner.repair.count_root_blocks(new as u64);
@@ -202,9 +247,9 @@ struct Acknowledged {
     wanted: usize,
 }
 
-/// Sends a batch to the k − 1 nodes after this one; one that fails is replaced by the
-/// node after it, once.
-async fn replicate(inner: &Inner, blocks: &[Block]) -> Acknowledged {
+/// Sends a batch to the other k − 1 of the replica set of one virtual server; one that
+/// fails is replaced by the node after it, once.
+async fn replicate(inner: &Inner, seat: &Neighbourhood, blocks: &[Block]) -> Acknowledged {
     let header = to_header(&Put {
         blocks: Capped(blocks.iter().map(|block| block.header).collect()),
         as_root: false,
@@ -217,16 +262,16 @@ async fn replicate(inner: &Inner, blocks: &[Block]) -> Acknowledged {
         wanted: 0,
     };
     let mut asked = Vec::new();
-    for _wave in 0..2 {
-        let successors = inner.overlay.neighbourhood().successors;
-        let replicas = &successors[..successors.len().min(inner.config.replicas - 1)];
+    for wave in 0..2 {
+        let now = if wave == 0 { None } else { inner.seat(&seat.me) };
+        let set = replica_set(inner, now.as_ref().unwrap_or(seat));
         result.wanted = expected_replicas(inner);
-        let targets: Vec<_> =
-            replicas.iter().filter(|node| !asked.contains(*node)).copied().collect();
+        let new = |node: &&Node| !asked.contains(&node.peer.id);
+        let targets: Vec<Node> = set[1..].iter().filter(new).copied().collect();
         if targets.is_empty() {
             break;
         }
-        asked.extend(&targets);
+        asked.extend(targets.iter().map(|node| node.peer.id));
         let calls = targets.iter().map(|node| inner.call(node, request.clone()));
         let mut all_answered = true;
         for answer in join_all(calls).await {
@@ -263,16 +308,34 @@ pub(crate) async fn renew_here(inner: &Inner, renew: &Renew) -> Result<Vec<u8>, 
     if !renew.as_root {
         return Ok(held);
     }
-    let neighbourhood = inner.overlay.neighbourhood();
-    for (state, key) in held.iter_mut().zip(&renew.keys) {
-        if !is_root(inner, &neighbourhood, key) {
-            *state = 2;
+    let parts = seats_of(inner, &renew.keys).into_iter().map(|(seat, indices)| {
+        let keys = indices.iter().map(|index| renew.keys[*index]).collect();
+        let here = indices.iter().map(|index| held[*index]).collect();
+        let part = Renew { keys, lease_secs: renew.lease_secs, as_root: false };
+        async move { (indices, renew_at_replicas(inner, &seat, &part, here).await) }
+    });
+    let answers = join_all(parts).await;
+    held.fill(2);
+    for (indices, part) in answers {
+        for (index, state) in indices.into_iter().zip(part) {
+            held[index] = state;
         }
     }
-    let header = to_header(&Renew { as_root: false, ..renew.clone() });
-    let request = Request { method: messages::RENEW, header, parts: Vec::new() };
-    let replicas = neighbourhood.successors.iter().take(inner.config.replicas - 1);
-    let answers = join_all(replicas.map(|node| inner.call(node, request.clone()))).await;
+    Ok(held)
+}
+
+/// Extends leases at the replicas of one virtual server of this node; `held` says what
+/// this node has itself, the result what the replica set has.
+async fn renew_at_replicas(
+    inner: &Inner,
+    seat: &Neighbourhood,
+    renew: &Renew,
+    mut held: Vec<u8>,
+) -> Vec<u8> {
+    let request =
+        Request { method: messages::RENEW, header: to_header(renew), parts: Vec::new() };
+    let set = replica_set(inner, seat);
+    let answers = join_all(set[1..].iter().map(|node| inner.call(node, request.clone()))).await;
     let (mut lacking, mut answered) = (false, 1);
     let mut copies: Vec<u32> = held.iter().map(|state| u32::from(*state == 1)).collect();
     for answer in answers {
@@ -284,7 +347,7 @@ pub(crate) async fn renew_here(inner: &Inner, renew: &Renew) -> Result<Vec<u8>, 
         answered += 1;
         for (i, theirs) in theirs.held.into_iter().enumerate() {
             copies[i] += u32::from(theirs == 1);
-            lacking |= held[i] == 1 && theirs != 1;
+            lacking |= (held[i] == 1) != (theirs == 1);
         }
     }
     if lacking {
@@ -292,22 +355,28 @@ pub(crate) async fn renew_here(inner: &Inner, renew: &Renew) -> Result<Vec<u8>, 
     }
     let wanted = u32::try_from(expected_replicas(inner) + 1).expect("k is small");
     for (state, copies) in held.iter_mut().zip(copies) {
-        // A minority cannot say that the ring lacks a block either.
+        // A minority cannot say that the ring lacks a block either. What most of the others
+        // have is not lacking: this node has yet to fetch it.
         let unsure = match *state {
-            0 => !is_majority(answered, wanted),
-            1 => !is_majority(copies, wanted),
-            _ => false,
+            0 => is_majority(copies, wanted) || !is_majority(answered, wanted),
+            _ => !is_majority(copies, wanted),
         };
         if unsure {
             *state = 3;
         }
     }
-    Ok(held)
+    held
+}
+
+/// How many other nodes of a replica set this node sees at present, at most k − 1.
+pub(crate) fn present_replicas(inner: &Inner) -> usize {
+    let seats = inner.overlay.neighbourhoods();
+    let others = seats.iter().map(|seat| replica_set(inner, seat).len() - 1);
+    others.max().expect("a node has at least one virtual server")
 }
 
 /// The replicas a put must count on, see [`Repair::expected_replicas`].
 pub(crate) fn expected_replicas(inner: &Inner) -> usize {
-    let present = inner.overlay.neighbourhood().successors.len();
-    let replicas = present.min(inner.config.replicas - 1);
+    let replicas = present_replicas(inner);
     inner.repair.expected_replicas(inner.env.now(), replicas, inner.config.shrink_after)
 }

@@ -35,7 +35,7 @@ pub(crate) async fn lookup_step(inner: &Inner, request: Request) -> Result<Reply
         Err(error) => note_store_error(inner, &error),
     }
     let answer = match inner.overlay.route(&key, as_root) {
-        Route::Root(nodes) if nodes[0] == inner.me() => LookupReply::Absent(nodes[1..].to_vec()),
+        Route::Root(nodes) if inner.is_me(&nodes[0]) => LookupReply::Absent(nodes[1..].to_vec()),
         route => LookupReply::Route(route),
     };
     Ok(reply(to_header(&answer), Vec::new()))

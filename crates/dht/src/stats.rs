@@ -32,6 +32,24 @@ pub struct DhtStats {
     pub damaged_blocks: u64,
     /// Blocks dropped because their lease ended.
     pub expired_blocks: u64,
+    /// Fetches that asked a second replica because the first was slow.
+    pub hedges: u64,
+    /// Those of them in which the second replica's answer came first.
+    pub hedges_won: u64,
+    /// Questions, of peers and of this node's clients, that the cache answered.
+    pub cache_hits: u64,
+    /// Questions that neither the store nor the cache answered.
+    pub cache_misses: u64,
+    /// Bytes the cache takes at present, with what it needs to find them again.
+    pub cache_bytes: u64,
+    /// Blocks in the cache at present.
+    pub cache_blocks: u64,
+    /// Blocks that left the cache to make room for others.
+    pub cache_evictions: u64,
+    /// Copies that peers sent for the cache and that were not taken.
+    pub cache_refused: u64,
+    /// Copies sent to the caches of others.
+    pub cache_sent: u64,
 }
 
 /// The counters themselves.
@@ -45,6 +63,12 @@ pub(crate) struct Counters {
     pub served_bytes: AtomicU64,
     pub damaged_blocks: AtomicU64,
     pub expired_blocks: AtomicU64,
+    pub hedges: AtomicU64,
+    pub hedges_won: AtomicU64,
+    pub cache_hits: AtomicU64,
+    pub cache_misses: AtomicU64,
+    pub cache_refused: AtomicU64,
+    pub cache_sent: AtomicU64,
     marked: Mutex<(BTreeMap<PeerId, u64>, u64)>,
 }
 
@@ -79,6 +103,14 @@ impl Counters {
             bad_blocks_others,
             damaged_blocks: read(&self.damaged_blocks),
             expired_blocks: read(&self.expired_blocks),
+            hedges: read(&self.hedges),
+            hedges_won: read(&self.hedges_won),
+            cache_hits: read(&self.cache_hits),
+            cache_misses: read(&self.cache_misses),
+            cache_refused: read(&self.cache_refused),
+            cache_sent: read(&self.cache_sent),
+            // What the cache itself knows is added by whoever has it.
+            ..DhtStats::default()
         }
     }
 }

@@ -190,7 +190,7 @@ async fn send_to_root(
     root: &Node,
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, CallError> {
-    if *root == inner.me() {
+    if inner.is_me(root) {
         return Ok(store_as_root(inner, &root.peer, blocks).await);
     }
     let count = blocks.len();
@@ -313,7 +313,7 @@ async fn renew_once(
 async fn renew_at_root(inner: &Inner, root: &Node, keys: Vec<Key>) -> Result<Vec<u8>, CallError> {
     let count = keys.len();
     let renew = Renew { keys, lease_secs: inner.config.lease.as_secs(), as_root: true };
-    let held = if *root == inner.me() {
+    let held = if inner.is_me(root) {
         renew_here(inner, &renew).await?
     } else {
         let header = to_header(&renew);
