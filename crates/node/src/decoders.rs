@@ -67,6 +67,8 @@ pub fn example_headers() -> Vec<Vec<u8>> {
     let full = PutFailed::Superseded { offered: 3, held: u64::MAX };
     let bad_name = VolumeError::BadName { name: volume(), why: "so".into() };
     let source = Some(b"/srv".to_vec());
+    let make = message::ReadKeyWish::Make;
+    let read_key = message::HeldReadKey { read_key: Some([3; 32]) };
     let headers = [
         message::encode(&Empty {}),
         message::encode(&Get { hash: [1; 32] }),
@@ -79,6 +81,8 @@ pub fn example_headers() -> Vec<Vec<u8>> {
         message::encode(&Answer::<Empty, GetFailed>::Failed(failed)),
         message::encode(&Answer::<Empty, PutFailed>::Failed(full)),
         message::encode(&Answer::<OpenedVolume, VolumeError>::Failed(bad_name)),
+        message::encode(&message::VolumeReadKey { volume: volume(), wish: make }),
+        message::encode(&Answer::<_, VolumeError>::Done(read_key)),
     ];
     headers.iter().map(|bytes| bytes.to_vec()).collect()
 }

@@ -266,7 +266,7 @@ impl Volumes {
         }
         let key = ReadKey::from_bytes(random_seed());
         let text = format!("{}\n", key.to_text());
-        dir::write_atomically(&self.path(name).join("read-key"), text.as_bytes())?;
+        dir::create_atomically(&self.path(name).join("read-key"), text.as_bytes())?;
         Ok(key)
     }
 
