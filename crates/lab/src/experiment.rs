@@ -100,7 +100,8 @@ pub(crate) struct Group {
     pub run: fn(&Context<'_>) -> Result<Vec<Outcome>, LabError>,
 }
 
-const GROUPS: [&Group; 2] = [&cfs::lookup_cost::GROUP, &cfs::failures::GROUP];
+const GROUPS: [&Group; 3] =
+    [&cfs::downloads::GROUP, &cfs::lookup_cost::GROUP, &cfs::failures::GROUP];
 
 /// All experiments, in the order of the paper.
 pub fn experiments() -> impl Iterator<Item = &'static Experiment> {

@@ -11,7 +11,7 @@ use atoll_net::Router;
 use atoll_overlay::Node;
 use atoll_overlay::chord::state::ChordState;
 use atoll_overlay::chord::{Chord, ChordConfig};
-use atoll_sim::{HostConfig, HostId, Latency, RttMatrix, Sim, SimConfig};
+use atoll_sim::{Connections, HostConfig, HostId, Latency, RttMatrix, Sim, SimConfig};
 use atoll_store::{BlockStore, MemoryStore};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
@@ -34,8 +34,28 @@ pub(crate) struct Plan {
     pub dht: DhtConfig,
     /// Whether stabilisation, fingers, repair and the rest run.
     pub upkeep: bool,
-    pub latency: Option<Arc<RttMatrix>>,
+    pub network: Network,
 }
+
+/// What is between the nodes.
+#[derive(Clone, Debug)]
+pub(crate) struct Network {
+    /// Round trips; without them every two nodes are as far apart.
+    pub latency: Option<Arc<RttMatrix>>,
+    pub connections: Connections,
+    /// Links, by node; nodes beyond the last have unlimited ones.
+    pub links: Vec<HostConfig>,
+}
+
+impl Network {
+    /// Unlimited links.
+    pub fn plain(latency: Option<Arc<RttMatrix>>) -> Network {
+        Network { latency, connections: Connections::Instant, links: Vec::new() }
+    }
+}
+
+/// Bytes of a message beside its segments' headers: a TLS record (22) and our frame.
+const TLS_OVERHEAD_BYTES: usize = 44;
 
 /// A node.
 pub(crate) struct Member {
@@ -60,12 +80,18 @@ pub(crate) fn block(n: usize, len_bytes: usize) -> (BlockHash, Bytes) {
 impl Ring {
     /// Makes it; its tables are what they would be after a long rest.
     pub fn new(plan: &Plan) -> Ring {
-        let mut config = SimConfig { seed: plan.seed, ..SimConfig::default() };
-        if let Some(matrix) = &plan.latency {
+        let Network { latency, connections, links } = &plan.network;
+        let mut config =
+            SimConfig { seed: plan.seed, connections: *connections, ..SimConfig::default() };
+        if let Some(matrix) = latency {
             config.latency = Latency::Matrix(matrix.clone());
         }
+        if *connections != Connections::Instant {
+            config.message_overhead_bytes = TLS_OVERHEAD_BYTES;
+        }
         let sim = Sim::new(config);
-        let hosts = sim.add_hosts(plan.nodes, &HostConfig::default());
+        let link = |n: usize| links.get(n).cloned().unwrap_or_default();
+        let hosts: Vec<HostId> = (0..plan.nodes).map(|n| sim.add_host(link(n))).collect();
         let mut nodes: Vec<Node> = hosts.iter().map(|host| Node::of(sim.peer(*host))).collect();
         nodes.sort_by_key(|node| node.id);
         let members = hosts.iter().map(|host| start(&sim, *host, &nodes, plan)).collect();

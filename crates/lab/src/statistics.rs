@@ -41,18 +41,27 @@ pub fn percentile(sorted: &[f64], share: f64) -> f64 {
     sorted[below] + (sorted[above] - sorted[below]) * (at - below as f64)
 }
 
-/// The steps of a cumulative distribution: each value with the share of all that is at
-/// most so large. At most `points` of them, evenly chosen.
-pub fn distribution(mut numbers: Vec<f64>, points: usize) -> Vec<(f64, f64)> {
+/// A cumulative distribution as the corners of its steps: at each value, the share of
+/// all that is at most so large. Where there are many values only every so manieth makes
+/// a step.
+pub fn steps(mut numbers: Vec<f64>) -> Vec<(f64, f64)> {
     numbers.sort_by(f64::total_cmp);
     let count = numbers.len();
-    let step = count.div_ceil(points.max(1)).max(1);
-    let last = count.saturating_sub(1);
-    (0..count)
-        .filter(|at| at.is_multiple_of(step) || *at == last)
-        .map(|at| (numbers[at], (at + 1) as f64 / count as f64))
-        .collect()
+    let every = count.div_ceil(MAX_STEPS).max(1);
+    let mut corners = Vec::new();
+    let mut reached = 0.0;
+    for (at, number) in numbers.iter().enumerate() {
+        if (at + 1).is_multiple_of(every) || at + 1 == count {
+            let share = (at + 1) as f64 / count as f64;
+            corners.extend([(*number, reached), (*number, share)]);
+            reached = share;
+        }
+    }
+    corners
 }
+
+/// The most steps of a distribution: finer than a plot shows.
+const MAX_STEPS: usize = 200;
 
 #[cfg(test)]
 mod tests {
@@ -75,10 +84,11 @@ mod tests {
     }
 
     #[test]
-    fn a_distribution_ends_at_one() {
-        let steps = distribution(vec![3.0, 1.0, 2.0, 2.0], 100);
-        assert_eq!(steps, [(1.0, 0.25), (2.0, 0.5), (2.0, 0.75), (3.0, 1.0)]);
-        let thinned = distribution((0..1000).map(f64::from).collect(), 10);
-        assert!(thinned.len() <= 11 && thinned.last() == Some(&(999.0, 1.0)));
+    fn a_distribution_climbs_from_nothing_to_all() {
+        let corners = steps(vec![3.0, 1.0]);
+        assert_eq!(corners, [(1.0, 0.0), (1.0, 0.5), (3.0, 0.5), (3.0, 1.0)]);
+        let many = steps((0..1000).map(f64::from).collect());
+        assert!(many.len() <= 2 * MAX_STEPS + 2 && many.last() == Some(&(999.0, 1.0)));
+        assert!(steps(Vec::new()).is_empty());
     }
 }

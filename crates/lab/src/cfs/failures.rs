@@ -19,7 +19,7 @@ use crate::LabError;
 use crate::chart::{Axis, Chart, Ink, Mark, Point, Series};
 use crate::experiment::{Context, Experiment, Group};
 use crate::outcome::{Comparison, Csv, Outcome};
-use crate::ring::{Plan, Ring};
+use crate::ring::{Network, Plan, Ring};
 use crate::setting::Setting;
 use crate::statistics::{Summary, summary};
 
@@ -91,7 +91,7 @@ impl Case {
             chord: setting.chord(nodes),
             dht,
             upkeep: self != Case::Paper,
-            latency: context.options.latency.clone(),
+            network: Network::plain(context.options.latency.clone()),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::LabError;
 use crate::chart::{Axis, Chart, Ink, Mark, Point, Series};
 use crate::experiment::{Context, Experiment, Group};
 use crate::outcome::{Comparison, Csv, Outcome};
-use crate::ring::{Plan, Ring};
+use crate::ring::{Network, Plan, Ring};
 use crate::setting::Setting;
 use crate::statistics::{Summary, percentile, summary};
 
@@ -76,7 +76,7 @@ fn calls_per_lookup(
         chord: setting.chord(nodes),
         dht: setting.dht(),
         upkeep: true,
-        latency: context.options.latency.clone(),
+        network: Network::plain(context.options.latency.clone()),
     };
     let ring = Ring::new(&plan);
     ring.put(blocks, BLOCK_BYTES)?;

@@ -1,0 +1,363 @@
+//! Figures 6, 7 and 8 of CFS as seen from the downloads and transfers measured.
+
+use super::downloads::{Case, Download, Found, TRANSFERS, Window};
+use super::sites;
+use crate::chart::{Axis, Chart, Ink, Mark, Point, Series};
+use crate::outcome::{Comparison, Csv, Outcome};
+use crate::statistics::{Summary, percentile, steps, summary};
+
+/// "CFS with a 40 KByte pre-fetch window achieves speeds competitive with TCP".
+const COMPETITIVE: Window = Window::Blocks(5);
+/// Windows of Figure 7, in blocks.
+const FIGURE_7: [(usize, Ink); 3] = [(1, Ink::Blue), (3, Ink::Green), (5, Ink::Orange)];
+const BLOCK_KIB: usize = super::downloads::BLOCK_BYTES / 1024;
+
+pub(super) fn outcomes(found: &Found) -> Vec<Outcome> {
+    vec![figure_6(found), figure_7(found), figure_8(found)]
+}
+
+impl Found {
+    fn of(&self, case: Case, window: Window) -> impl Iterator<Item = &Download> {
+        self.downloads.iter().filter(move |d| d.case == case && d.window == window)
+    }
+
+    fn speeds(&self, case: Case, window: Window) -> Vec<f64> {
+        let mut speeds: Vec<f64> = self.of(case, window).map(|d| d.kib_per_sec).collect();
+        speeds.sort_by(f64::total_cmp);
+        speeds
+    }
+
+    fn speed(&self, case: Case, window: Window) -> Summary {
+        summary(self.speeds(case, window))
+    }
+
+    fn transfer_speeds(&self, len_bytes: u64) -> Vec<f64> {
+        let of_length = self.transfers.iter().filter(|t| t.len_bytes == len_bytes);
+        let mut speeds: Vec<f64> = of_length.map(|t| t.kib_per_sec).collect();
+        speeds.sort_by(f64::total_cmp);
+        speeds
+    }
+
+    fn setup(&self) -> String {
+        format!(
+            "a file of 1 MiB in blocks of 8 KiB from 12 sites ({} distances), one site after \
+             another",
+            self.sites
+        )
+    }
+
+    fn subtitle(&self) -> String {
+        let runs = self.seeds.len();
+        format!("1 MiB in 8 KiB blocks, 12 sites, {runs} run{}", if runs == 1 { "" } else { "s" })
+    }
+
+    fn csv(&self) -> Csv {
+        let mut csv = Csv::new(&[
+            "setting",
+            "window_blocks",
+            "seed",
+            "site",
+            "kib_per_sec",
+            "rpcs_per_block",
+        ]);
+        for d in &self.downloads {
+            let window = match d.window {
+                Window::Blocks(blocks) => blocks.to_string(),
+                Window::Adaptive => "adaptive".to_owned(),
+            };
+            let speed = format!("{:.2}", d.kib_per_sec);
+            let rpcs = format!("{:.3}", d.rpcs_per_block);
+            csv.row(&[&d.case.name(), &window, &d.seed, &sites::name(d.site), &speed, &rpcs]);
+        }
+        csv
+    }
+}
+
+fn figure_6(found: &Found) -> Outcome {
+    let mean = |case, window| format!("{:.0}", found.speed(case, window).mean);
+    let blocks = Window::Blocks;
+    let line = |quantity: &str, paper: &str, case, window| {
+        let shipped = mean(Case::Default, window);
+        Comparison::new(quantity, paper, mean(case, window), shipped)
+    };
+    let fetch_ms =
+        |case| format!("{:.0}", BLOCK_KIB as f64 / found.speed(case, blocks(1)).mean * 1e3);
+    let rpcs = |case| {
+        let calls = found.of(case, blocks(1)).map(|d| d.rpcs_per_block);
+        format!("{:.2}", summary(calls).mean)
+    };
+    let best = |case| {
+        let speeds = found.windows.iter().map(|w| (*w, found.speed(case, blocks(*w)).mean));
+        let best = speeds.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_default();
+        format!("{:.0} at {} KiB", best.1, best.0 * BLOCK_KIB)
+    };
+    let plain = Case::PaperPlain;
+    let selecting = Case::PaperSelecting;
+    Outcome {
+        name: "cfs-fig6",
+        title: "download speed against the prefetch window (KiB/s)".into(),
+        source: "CFS §7.1, Figure 6",
+        setup: found.setup(),
+        comparison: vec![
+            line("8 KiB window, no server selection", "about 20", plain, blocks(1)),
+            line("8 KiB window, with server selection", "almost twice", selecting, blocks(1)),
+            line("24 KiB window, no server selection", "about 50", plain, blocks(3)),
+            line("24 KiB window, with server selection", "", selecting, blocks(3)),
+            line("40 KiB window, no server selection", "", plain, COMPETITIVE),
+            Comparison::new("best of the fixed windows", "", best(plain), best(Case::Default)),
+            Comparison::new(
+                "adaptive window",
+                "future work (§8)",
+                "",
+                mean(Case::Default, Window::Adaptive),
+            ),
+            Comparison::new(
+                "a block at a time takes (ms)",
+                "about 430",
+                fetch_ms(plain),
+                fetch_ms(Case::Default),
+            ),
+            Comparison::new("RPCs per block", "3", rpcs(plain), rpcs(Case::Default)),
+        ],
+        notes: vec![
+            "Distances are chosen so that a fetch of three RPCs takes the paper's 430 ms; Atoll \
+             is faster where it needs fewer. The default column always selects servers."
+                .into(),
+        ],
+        csv: found.csv(),
+        chart: figure_6_chart(found),
+        seeds: found.seeds.clone(),
+    }
+}
+
+fn figure_6_chart(found: &Found) -> Chart {
+    let curve = |case, name: &str, ink, mark| Series {
+        name: name.into(),
+        ink,
+        mark,
+        points: found
+            .windows
+            .iter()
+            .map(|w| {
+                let speed = found.speed(case, Window::Blocks(*w)).mean;
+                Point::new((w * BLOCK_KIB) as f64, speed)
+            })
+            .collect(),
+    };
+    let widest = (found.windows.last().copied().unwrap_or(1) * BLOCK_KIB) as f64;
+    let adaptive = found.speed(Case::Default, Window::Adaptive).mean;
+    let paper = |name: &str, mark, points: &[(f64, f64)]| Series {
+        name: name.into(),
+        ink: Ink::Black,
+        mark,
+        points: points.iter().map(|(x, y)| Point::new(*x, *y)).collect(),
+    };
+    let series = vec![
+        curve(
+            Case::PaperPlain,
+            "Atoll, paper's settings, no server selection",
+            Ink::Blue,
+            Mark::Squares,
+        ),
+        curve(
+            Case::PaperSelecting,
+            "Atoll, paper's settings, server selection",
+            Ink::Green,
+            Mark::Triangles,
+        ),
+        curve(Case::Default, "Atoll, default settings, this window", Ink::Vermilion, Mark::Discs),
+        Series {
+            name: "Atoll, default settings, adaptive window".into(),
+            ink: Ink::Vermilion,
+            mark: Mark::Dashed,
+            points: vec![Point::new(0.0, adaptive), Point::new(widest + 4.0, adaptive)],
+        },
+        paper("CFS paper, no server selection", Mark::Crosses, &[(8.0, 20.0), (24.0, 50.0)]),
+        paper("CFS paper, server selection: “almost doubling”", Mark::Pluses, &[(8.0, 38.0)]),
+    ];
+    Chart {
+        title: "Download speed against the prefetch window (CFS Figure 6)".into(),
+        subtitle: format!("{}; mean of all downloads", found.subtitle()),
+        x: Axis::linear("prefetch window (KiB)", 0.0, widest + 4.0),
+        y: Axis::up_to("speed (KiB/s)", highest(&series)),
+        series,
+    }
+}
+
+fn highest(series: &[Series]) -> f64 {
+    series.iter().flat_map(|s| &s.points).map(|p| p.y).fold(0.0, f64::max)
+}
+
+/// The least, the middle and the most.
+fn range(sorted: &[f64]) -> String {
+    if sorted.is_empty() {
+        return String::new();
+    }
+    let at = |share| percentile(sorted, share);
+    format!("{:.0} / {:.0} / {:.0}", at(0.0), at(0.5), at(1.0))
+}
+
+fn figure_7(found: &Found) -> Outcome {
+    let mut comparison = Vec::new();
+    for (blocks, _) in FIGURE_7 {
+        let window = Window::Blocks(blocks);
+        let kib = blocks * BLOCK_KIB;
+        let shipped = range(&found.speeds(Case::Default, window));
+        comparison.push(Comparison::new(
+            format!("{kib} KiB window, no server selection"),
+            if blocks == 1 { "narrow" } else { "" },
+            range(&found.speeds(Case::PaperPlain, window)),
+            shipped,
+        ));
+        comparison.push(Comparison::new(
+            format!("{kib} KiB window, server selection"),
+            if blocks == 1 { "more skewed" } else { "" },
+            range(&found.speeds(Case::PaperSelecting, window)),
+            "(always selects)",
+        ));
+    }
+    comparison.push(Comparison::new(
+        "adaptive window",
+        "",
+        "",
+        range(&found.speeds(Case::Default, Window::Adaptive)),
+    ));
+    let large = Window::Blocks(found.windows.last().copied().unwrap_or(1));
+    for (quantity, paper, window, best) in [
+        ("fastest site, 8 KiB window", "New York University", Window::Blocks(1), true),
+        ("slowest site, 8 KiB window", "outside the United States", Window::Blocks(1), false),
+        ("slowest site, largest window", "cable modems", large, false),
+    ] {
+        let [ours, shipped] =
+            [Case::PaperPlain, Case::Default].map(|case| extreme_site(found, case, window, best));
+        comparison.push(Comparison::new(quantity, paper, ours, shipped));
+    }
+    let mut series: Vec<Series> = Vec::new();
+    for (blocks, ink) in FIGURE_7 {
+        let window = Window::Blocks(blocks);
+        let kib = blocks * BLOCK_KIB;
+        for (case, name, mark) in [
+            (Case::PaperPlain, "no server selection", Mark::Dashed),
+            (Case::PaperSelecting, "server selection", Mark::Line),
+        ] {
+            let name = format!("{kib} KiB, {name}");
+            series.push(cumulative(name, ink, mark, found.speeds(case, window)));
+        }
+    }
+    let shipped = found.speeds(Case::Default, Window::Adaptive);
+    series.push(cumulative(
+        "default settings, adaptive window".into(),
+        Ink::Vermilion,
+        Mark::Dotted,
+        shipped,
+    ));
+    let most = series.iter().flat_map(|s| &s.points).map(|p| p.x).fold(0.0, f64::max);
+    Outcome {
+        name: "cfs-fig7",
+        title: "download speeds over the sites (KiB/s: least / median / most)".into(),
+        source: "CFS §7.1, Figure 7",
+        setup: found.setup(),
+        comparison,
+        notes: vec!["The paper gives Figure 7 as curves, in words only what is quoted.".into()],
+        csv: found.csv(),
+        chart: Chart {
+            title: "Distribution of download speeds (CFS Figure 7)".into(),
+            subtitle: found.subtitle(),
+            x: Axis::up_to("speed (KiB/s)", most),
+            y: Axis::linear("share of downloads at most so fast", 0.0, 1.0),
+            series,
+        },
+        seeds: found.seeds.clone(),
+    }
+}
+
+fn extreme_site(found: &Found, case: Case, window: Window, best: bool) -> String {
+    let mean = |site| {
+        summary(found.of(case, window).filter(|d| d.site == site).map(|d| d.kib_per_sec)).mean
+    };
+    let sign = if best { 1.0 } else { -1.0 };
+    let site = (0..sites::COUNT).max_by(|a, b| (sign * mean(*a)).total_cmp(&(sign * mean(*b))));
+    site.map_or_else(String::new, |site| format!("{} ({:.0})", sites::name(site), mean(site)))
+}
+
+fn cumulative(name: String, ink: Ink, mark: Mark, speeds: Vec<f64>) -> Series {
+    let points = steps(speeds).into_iter().map(|(x, y)| Point::new(x, y)).collect();
+    Series { name, ink, mark, points }
+}
+
+fn figure_8(found: &Found) -> Outcome {
+    let spread = |sorted: &[f64]| {
+        if sorted.is_empty() {
+            return String::new();
+        }
+        let at = |share| percentile(sorted, share);
+        let mean = summary(sorted.iter().copied()).mean;
+        format!("{mean:.0}, {:.0} to {:.0} (×{:.1})", at(0.1), at(0.9), at(0.9) / at(0.1))
+    };
+    let paper_window = found.speeds(Case::PaperPlain, COMPETITIVE);
+    let shipped = found.speeds(Case::Default, Window::Adaptive);
+    let mut comparison: Vec<Comparison> = TRANSFERS
+        .iter()
+        .map(|len_bytes| {
+            let quantity = format!("TCP, {}", length(*len_bytes));
+            let speeds = found.transfer_speeds(*len_bytes);
+            Comparison::new(quantity, "a wide distribution", spread(&speeds), "")
+        })
+        .collect();
+    let competitive = "competitive with TCP, narrower";
+    comparison.push(Comparison::new("CFS, 40 KiB window", competitive, spread(&paper_window), ""));
+    comparison.push(Comparison::new("CFS, adaptive window", "", "", spread(&shipped)));
+    let inks = [Ink::Sky, Ink::Purple, Ink::Black];
+    let mut series: Vec<Series> = TRANSFERS
+        .iter()
+        .zip(inks)
+        .map(|(len_bytes, ink)| {
+            let name = format!("one TCP stream, {}", length(*len_bytes));
+            cumulative(name, ink, Mark::Line, found.transfer_speeds(*len_bytes))
+        })
+        .collect();
+    let name = "Atoll, paper's settings, 40 KiB window".to_owned();
+    series.push(cumulative(name, Ink::Blue, Mark::Dashed, paper_window));
+    let name = "Atoll, default settings, adaptive window".to_owned();
+    series.push(cumulative(name, Ink::Vermilion, Mark::Dashed, shipped));
+    let mut csv = Csv::new(&["bytes", "seed", "from", "to", "kib_per_sec"]);
+    for t in &found.transfers {
+        let speed = format!("{:.2}", t.kib_per_sec);
+        csv.row(&[&t.len_bytes, &t.seed, &sites::name(t.from), &sites::name(t.to), &speed]);
+    }
+    Outcome {
+        name: "cfs-fig8",
+        title: "speeds of TCP and of CFS (KiB/s: mean, 10th to 90th percentile)".into(),
+        source: "CFS §7.1, Figure 8",
+        setup: "each ordered pair of 12 sites, a TCP connection for each file; CFS as in Figure 7"
+            .into(),
+        comparison,
+        notes: vec![
+            "TCP is that of 2001: initial window of two segments, delayed acknowledgements, at \
+             most 64 KiB in flight. Atoll's own connections are TCP of today."
+                .into(),
+        ],
+        csv,
+        chart: Chart {
+            title: "Speeds of one TCP stream and of CFS (CFS Figure 8)".into(),
+            subtitle: "each pair of 12 sites, over the same links".into(),
+            x: Axis::log(
+                "speed (KiB/s)",
+                2.0,
+                1000.0,
+                vec![2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0],
+            ),
+            y: Axis::linear("share at most so fast", 0.0, 1.0),
+            series,
+        },
+        seeds: found.seeds.clone(),
+    }
+}
+
+fn length(bytes: u64) -> String {
+    if bytes >= 1_000_000 {
+        format!("{:.1} MB", bytes as f64 / 1e6)
+    } else {
+        format!("{} KiB", bytes >> 10)
+    }
+}
