@@ -64,7 +64,7 @@ pub(crate) async fn extend_leases(inner: &Inner) -> Result<u64, StoreError> {
     loop {
         let infos = inner.store.list(KeyRange::new(after, Key::MAX), LEASES_AT_ONCE)?;
         let keys: Vec<Key> = infos.iter().map(|info| info.key).collect();
-        inner.store.renew(&keys, expiry)?;
+        inner.store.renew(&keys, expiry, atoll_store::Owner::NOBODY)?;
         extended += keys.len() as u64;
         match keys.last() {
             Some(last) if *last != Key::MAX && keys.len() == LEASES_AT_ONCE => after = *last,

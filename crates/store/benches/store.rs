@@ -75,7 +75,7 @@ fn put_all(store: &DiskStore, total: u64, len: usize, batch: u64, parallel: usiz
                         version: 0,
                         expires_unix_secs: 9,
                         len_bytes: len as u32,
-                        owner: atoll_store::Owner::NOBODY,
+                        owner: atoll_store::Owner { publisher: [1; 16], ip: [2; 16] },
                     },
                     bytes: bytes.clone(),
                 };

@@ -18,11 +18,12 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use atoll_key::{Key, KeyRange};
 
-use crate::BlockInfo;
+use crate::holdings::{Holding, Holdings, OwnerUsage, Owners};
 use crate::index::{
     Changes, Checkpoint, Contents, Entry, Frozen, IndexError, SegmentStat, Snapshot,
 };
-use crate::segment::record_bytes;
+use crate::segment::{OWNER_BYTES, record_bytes};
+use crate::{BlockInfo, Owner};
 
 /// A change that has become durable in the log.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +46,9 @@ pub(crate) struct State {
     snapshot: Option<Arc<Snapshot>>,
     segments: BTreeMap<u64, SegmentStat>,
     touched: BTreeSet<u64>,
+    holdings: Holdings,
+    /// Owners for whom more or less is held than the index says.
+    touched_owners: BTreeSet<Owner>,
     checkpoint: Checkpoint,
     /// Sum of the lengths of all segments.
     log_bytes: u64,
@@ -72,13 +76,17 @@ impl State {
             self.checkpoint.blocks -= 1;
             self.checkpoint.block_bytes -= u64::from(old.len_bytes);
             self.touch(old.segment, |stat| {
-                stat.live_bytes = stat.live_bytes.saturating_sub(record_bytes(old.len_bytes));
+                stat.live_bytes = stat.live_bytes.saturating_sub(old.record_bytes());
             });
+            self.holdings.take(&old.owner, old.len_bytes);
+            self.touched_owners.insert(old.owner);
         }
         if let Some(new) = new {
             self.checkpoint.blocks += 1;
             self.checkpoint.block_bytes += u64::from(new.len_bytes);
-            self.touch(new.segment, |stat| stat.live_bytes += record_bytes(new.len_bytes));
+            self.touch(new.segment, |stat| stat.live_bytes += new.record_bytes());
+            self.holdings.add(&new.owner, new.len_bytes);
+            self.touched_owners.insert(new.owner);
         }
         self.recent.insert(key, new);
     }
@@ -93,16 +101,17 @@ impl State {
     /// Applies one change; `indexed` is what the current snapshot says of the key.
     fn apply(&mut self, key: Key, indexed: Option<Entry>, change: Change) {
         let old = self.known(&key).unwrap_or(indexed);
-        let lease = old.map_or(0, |old| old.expires_unix_secs);
-        let longest =
-            |entry: Entry| Entry { expires_unix_secs: entry.expires_unix_secs.max(lease), ..entry };
+        // It may have been renewed since the change was made up.
+        let leased = |entry: Entry| old.map_or(entry, |old| entry.leased_as(&old));
         match (change, old) {
-            (Change::Put(entry) | Change::Extend(entry), _) => {
-                self.set(key, old, Some(longest(entry)));
+            // Whoever replaces a block has it from then on.
+            (Change::Put(entry), _) => {
+                self.set(key, old, Some(Entry { owner: entry.owner, ..leased(entry) }));
             }
+            (Change::Extend(entry), _) => self.set(key, old, Some(leased(entry))),
             // Only what still is held moves: its lease may have ended meanwhile.
             (Change::Move(entry), Some(held)) if held.sequence == entry.sequence => {
-                self.set(key, old, Some(longest(entry)));
+                self.set(key, old, Some(leased(entry)));
             }
             (Change::Move(_), _) | (Change::Remove, None) => {}
             (Change::Remove, Some(_)) => self.set(key, old, None),
@@ -129,6 +138,7 @@ impl Catalog {
         let mut state = self.write();
         state.log_bytes = contents.segments.values().map(|stat| stat.len_bytes).sum();
         state.segments = contents.segments;
+        state.holdings = Holdings::of(contents.owners);
         state.checkpoint = contents.checkpoint;
     }
 
@@ -298,6 +308,9 @@ impl Catalog {
         assert!(state.committing.is_empty(), "one commit at a time");
         state.committing = Arc::new(std::mem::take(&mut state.recent));
         let touched = std::mem::take(&mut state.touched);
+        let owners = std::mem::take(&mut state.touched_owners);
+        let owners = owners.into_iter().map(|owner| (owner, state.holdings.held(&owner)));
+        let owners: BTreeMap<Owner, Holding> = owners.collect();
         let synced = state.checkpoint;
         let segments = touched
             .iter()
@@ -323,6 +336,7 @@ impl Catalog {
             changes: state.committing.clone(),
             touched,
             segments,
+            owners,
             checkpoint: state.checkpoint,
         }
     }
@@ -343,6 +357,7 @@ impl Catalog {
         state.recent = Arc::unwrap_or_clone(frozen.changes);
         state.recent.extend(newer);
         state.touched.extend(frozen.touched);
+        state.touched_owners.extend(frozen.owners.into_keys());
     }
 
     /// The index was opened again: same contents, new snapshot.
@@ -361,9 +376,12 @@ impl Catalog {
     pub(crate) fn check_invariants(&self) {
         let state = self.read();
         let live: u64 = state.segments.values().map(|stat| stat.live_bytes).sum();
-        let least = state.checkpoint.block_bytes + state.checkpoint.blocks * record_bytes(0);
+        let Checkpoint { blocks, block_bytes, .. } = state.checkpoint;
+        let least = block_bytes + blocks * record_bytes(0, false);
         assert!(live >= least, "{live} live bytes are fewer than the {least} of the blocks");
-        assert!(live <= least + 8 * state.checkpoint.blocks, "more live bytes than blocks take");
+        let most = least + blocks * (8 + OWNER_BYTES as u64);
+        assert!(live <= most, "more live bytes than blocks take");
+        state.holdings.check_invariants(blocks, block_bytes);
         for (number, stat) in &state.segments {
             assert!(stat.live_bytes <= stat.len_bytes, "segment {number}: {stat:?}");
         }
@@ -381,6 +399,14 @@ impl State {
 
     pub(crate) fn index_bytes(&self) -> u64 {
         self.index_bytes
+    }
+
+    pub(crate) fn usage_of(&self, owner: &Owner) -> OwnerUsage {
+        self.holdings.usage_of(owner)
+    }
+
+    pub(crate) fn largest_owners(&self, limit: usize) -> Owners {
+        self.holdings.largest(limit)
     }
 
     /// What the store takes on its disk, bytes.

@@ -29,7 +29,9 @@ use crate::queue::Queue;
 use crate::recover::{self, OpenError, OpenReport};
 use crate::shared::{OpenFiles, ReadFailure, Shared};
 use crate::writer::{Command, Reply, Writer};
-use crate::{BlockInfo, BlockStore, ScrubStep, StoreError, StoredBlock, Usage};
+use crate::{
+    BlockInfo, BlockStore, Owner, OwnerUsage, Owners, ScrubStep, StoreError, StoredBlock, Usage,
+};
 
 /// How a [`DiskStore`] behaves. Start from the default.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -412,7 +414,12 @@ impl Inner {
         }
     }
 
-    fn renew(&self, keys: &[Key], expires_unix_secs: u64) -> Result<Vec<bool>, StoreError> {
+    fn renew(
+        &self,
+        keys: &[Key],
+        expires_unix_secs: u64,
+        owner: Owner,
+    ) -> Result<Vec<bool>, StoreError> {
         let mut held = vec![false; keys.len()];
         let chunk = self.shared.config.commit_entries.max(1);
         for (part, chunk) in keys.chunks(chunk).enumerate().map(|(i, keys)| (i * chunk, keys)) {
@@ -420,7 +427,7 @@ impl Inner {
             self.shared.catalog.update(chunk, |i, entry| {
                 held[part + i] = entry.is_some();
                 let entry = entry.filter(|entry| entry.expires_unix_secs < expires_unix_secs)?;
-                Some(Some(Entry { expires_unix_secs, ..entry }))
+                Some(Some(entry.extended(expires_unix_secs, owner)))
             })?;
         }
         Ok(held)
@@ -505,8 +512,13 @@ impl BlockStore for DiskStore {
         Ok(self.inner.shared.catalog.list(range, limit)?)
     }
 
-    fn renew(&self, keys: &[Key], expires_unix_secs: u64) -> Result<Vec<bool>, StoreError> {
-        self.inner.renew(keys, expires_unix_secs)
+    fn renew(
+        &self,
+        keys: &[Key],
+        expires_unix_secs: u64,
+        owner: Owner,
+    ) -> Result<Vec<bool>, StoreError> {
+        self.inner.renew(keys, expires_unix_secs, owner)
     }
 
     fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
@@ -524,6 +536,14 @@ impl BlockStore for DiskStore {
 
     fn usage(&self) -> Usage {
         self.inner.shared.usage()
+    }
+
+    fn usage_of(&self, owner: &Owner) -> OwnerUsage {
+        self.inner.shared.catalog.read().usage_of(owner)
+    }
+
+    fn owners(&self, limit: usize) -> Owners {
+        self.inner.shared.catalog.read().largest_owners(limit)
     }
 
     fn scrub(

@@ -9,7 +9,8 @@
 //!
 //! | table | key | value |
 //! |---|---|---|
-//! | `blocks` | key, 64 bytes | `Entry`, 45 bytes |
+//! | `blocks2` | key, 64 bytes | `Entry`, 78 bytes |
+//! | `owners` | owner, 32 bytes | blocks held for it, bytes of them |
 //! | `segments` | number | salt, length, bytes of live records, removals |
 //! | `meta` | name | number: `layout`, `segment`, `offset`, `next_sequence`, `blocks`, `block_bytes` |
 
@@ -23,18 +24,24 @@ use redb::{
     Database, ReadOnlyTable, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
 };
 
-use crate::BlockInfo;
 use crate::disk::{Disk, DiskFile};
+use crate::segment::{OWNER_BYTES, record_bytes};
+use crate::{BlockInfo, Holding, Owner, index_layout1};
 
 /// The file's name.
 pub(crate) const FILE_NAME: &str = "index.redb";
 
-const LAYOUT: u64 = 1;
-const ENTRY_BYTES: usize = 45;
+pub(crate) const LAYOUT: u64 = 2;
+pub(crate) const ENTRY_BYTES: usize = 78;
+const ENTRY_CRC_OFFSET: usize = ENTRY_BYTES - 4;
 
-const BLOCKS: TableDefinition<&[u8; 64], &[u8; ENTRY_BYTES]> = TableDefinition::new("blocks");
-const SEGMENTS: TableDefinition<u64, (u64, u64, u64, u64)> = TableDefinition::new("segments");
-const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+pub(crate) const BLOCKS: TableDefinition<&[u8; 64], &[u8; ENTRY_BYTES]> =
+    TableDefinition::new("blocks2");
+pub(crate) const OWNERS: TableDefinition<&[u8; OWNER_BYTES], (u64, u64)> =
+    TableDefinition::new("owners");
+pub(crate) const SEGMENTS: TableDefinition<u64, (u64, u64, u64, u64)> =
+    TableDefinition::new("segments");
+pub(crate) const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 
 /// Where a block is and what is known of it.
 ///
@@ -44,19 +51,24 @@ const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 /// | 8 | 4 | offset of the record in it |
 /// | 12 | 4 | length of the block |
 /// | 16 | 1 | kind |
-/// | 17 | 8 | version |
-/// | 25 | 8 | end of the lease |
-/// | 33 | 8 | sequence number |
-/// | 41 | 4 | CRC-32 of the key and bytes 0..41 |
+/// | 17 | 1 | 1 if the record's header carries an owner, otherwise 0 |
+/// | 18 | 8 | version |
+/// | 26 | 8 | end of the lease |
+/// | 34 | 8 | sequence number |
+/// | 42 | 32 | owner: publisher, address |
+/// | 74 | 4 | CRC-32 of the key and bytes 0..74 |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Entry {
     pub(crate) segment: u64,
     pub(crate) offset: u32,
     pub(crate) len_bytes: u32,
     pub(crate) kind: BlockKind,
+    /// Whether the record's header carries an owner: perhaps not the present one.
+    pub(crate) long_header: bool,
     pub(crate) version: u64,
     pub(crate) expires_unix_secs: u64,
     pub(crate) sequence: u64,
+    pub(crate) owner: Owner,
 }
 
 impl Entry {
@@ -67,48 +79,93 @@ impl Entry {
             version: self.version,
             expires_unix_secs: self.expires_unix_secs,
             len_bytes: self.len_bytes,
-            owner: crate::Owner::NOBODY,
+            owner: self.owner,
         }
     }
 
-    fn encode(&self, key: &Key) -> [u8; ENTRY_BYTES] {
+    /// What its record takes in the log.
+    pub(crate) fn record_bytes(&self) -> u64 {
+        record_bytes(self.len_bytes, self.long_header)
+    }
+
+    /// The same block with the lease and the owner of `other`, if that lease is longer.
+    pub(crate) fn leased_as(self, other: &Entry) -> Entry {
+        if other.expires_unix_secs <= self.expires_unix_secs {
+            return self;
+        }
+        Entry { expires_unix_secs: other.expires_unix_secs, owner: other.owner, ..self }
+    }
+
+    /// The same block leased until `expires_unix_secs` for `owner`, or for whom it was if
+    /// that is nobody.
+    pub(crate) fn extended(self, expires_unix_secs: u64, owner: Owner) -> Entry {
+        let owner = if owner == Owner::NOBODY { self.owner } else { owner };
+        Entry { expires_unix_secs, owner, ..self }
+    }
+
+    pub(crate) fn encode(&self, key: &Key) -> [u8; ENTRY_BYTES] {
         let mut out = [0; ENTRY_BYTES];
         out[..8].copy_from_slice(&self.segment.to_be_bytes());
         out[8..12].copy_from_slice(&self.offset.to_be_bytes());
         out[12..16].copy_from_slice(&self.len_bytes.to_be_bytes());
         out[16] = self.kind as u8;
-        out[17..25].copy_from_slice(&self.version.to_be_bytes());
-        out[25..33].copy_from_slice(&self.expires_unix_secs.to_be_bytes());
-        out[33..41].copy_from_slice(&self.sequence.to_be_bytes());
-        let crc = entry_crc(key, &out);
-        out[41..].copy_from_slice(&crc.to_be_bytes());
+        out[17] = u8::from(self.long_header);
+        out[18..26].copy_from_slice(&self.version.to_be_bytes());
+        out[26..34].copy_from_slice(&self.expires_unix_secs.to_be_bytes());
+        out[34..42].copy_from_slice(&self.sequence.to_be_bytes());
+        out[42..ENTRY_CRC_OFFSET].copy_from_slice(&encode_owner(&self.owner));
+        let crc = entry_crc(key, &out[..ENTRY_CRC_OFFSET]);
+        out[ENTRY_CRC_OFFSET..].copy_from_slice(&crc.to_be_bytes());
         out
     }
 
     fn decode(key: &Key, bytes: &[u8; ENTRY_BYTES]) -> Result<Entry, IndexError> {
-        let be64 = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        let be32 = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        let crc = be32(bytes, ENTRY_CRC_OFFSET);
+        let sound = crc == entry_crc(key, &bytes[..ENTRY_CRC_OFFSET]);
         let kind = BlockKind::from_u8(bytes[16]);
-        let (Ok(kind), true) = (kind, be32(41) == entry_crc(key, bytes)) else {
+        let (Ok(kind), 0 | 1, true) = (kind, bytes[17], sound) else {
             return Err(IndexError::Damaged("an entry does not match its checksum".to_owned()));
         };
+        let owner = bytes[42..ENTRY_CRC_OFFSET].try_into().expect("32 bytes");
         Ok(Entry {
-            segment: be64(0),
-            offset: be32(8),
-            len_bytes: be32(12),
+            segment: be64(bytes, 0),
+            offset: be32(bytes, 8),
+            len_bytes: be32(bytes, 12),
             kind,
-            version: be64(17),
-            expires_unix_secs: be64(25),
-            sequence: be64(33),
+            long_header: bytes[17] == 1,
+            version: be64(bytes, 18),
+            expires_unix_secs: be64(bytes, 26),
+            sequence: be64(bytes, 34),
+            owner: decode_owner(owner),
         })
     }
 }
 
-fn entry_crc(key: &Key, bytes: &[u8; ENTRY_BYTES]) -> u32 {
+pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
+pub(crate) fn entry_crc(key: &Key, fields: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(&key.0);
-    crc.update(&bytes[..41]);
+    crc.update(fields);
     crc.finalize()
+}
+
+pub(crate) fn encode_owner(owner: &Owner) -> [u8; OWNER_BYTES] {
+    let mut out = [0; OWNER_BYTES];
+    out[..16].copy_from_slice(&owner.publisher);
+    out[16..].copy_from_slice(&owner.ip);
+    out
+}
+
+fn decode_owner(bytes: &[u8; OWNER_BYTES]) -> Owner {
+    let half = |at: usize| bytes[at..at + 16].try_into().expect("16 bytes");
+    Owner { publisher: half(0), ip: half(16) }
 }
 
 /// What is known of a segment.
@@ -139,6 +196,8 @@ pub(crate) struct Frozen {
     /// Segments whose state has changed; those that are not in `segments` are gone.
     pub(crate) touched: BTreeSet<u64>,
     pub(crate) segments: BTreeMap<u64, SegmentStat>,
+    /// What is held for those for whom more or less is held than before.
+    pub(crate) owners: BTreeMap<Owner, Holding>,
     pub(crate) checkpoint: Checkpoint,
     /// Segments without live records; once this is committed nothing points to them.
     pub(crate) dead: Vec<u64>,
@@ -283,6 +342,7 @@ pub(crate) struct Index {
 pub(crate) struct Contents {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) segments: BTreeMap<u64, SegmentStat>,
+    pub(crate) owners: BTreeMap<Owner, Holding>,
 }
 
 impl Index {
@@ -300,6 +360,7 @@ impl Index {
             opened => opened?,
         };
         let database = open_database(file.clone(), cache_bytes)?;
+        guarded(|| index_layout1::bring_up(&database))?;
         let index = Index { disk, cache_bytes, file, database: Some(database), generation: 0 };
         let contents = guarded(|| index.contents())?;
         Ok((index, contents))
@@ -327,7 +388,7 @@ impl Index {
         Ok(self.file.len()?)
     }
 
-    fn database(&self) -> Result<&Database, IndexError> {
+    pub(crate) fn database(&self) -> Result<&Database, IndexError> {
         self.database
             .as_ref()
             .ok_or_else(|| IndexError::Io("it could not be opened again".to_owned()))
@@ -361,7 +422,17 @@ impl Index {
             let (salt, len_bytes, live_bytes, removals) = stat.value();
             segments.insert(segment.value(), SegmentStat { salt, len_bytes, live_bytes, removals });
         }
-        Ok(Some(Contents { checkpoint, segments }))
+        let mut owners = BTreeMap::new();
+        for item in transaction.open_table(OWNERS)?.iter()? {
+            let (owner, held) = item?;
+            let (blocks, block_bytes) = held.value();
+            owners.insert(decode_owner(owner.value()), Holding { blocks, block_bytes });
+        }
+        let blocks = owners.values().map(|held| held.blocks).fold(0, u64::wrapping_add);
+        if blocks != checkpoint.blocks {
+            return Err(IndexError::Damaged("its owners do not have all of its blocks".to_owned()));
+        }
+        Ok(Some(Contents { checkpoint, segments, owners }))
     }
 
     /// The last committed state. An index that was just made must be committed to first.
@@ -379,7 +450,7 @@ impl Index {
     }
 
     fn write(&self, frozen: &Frozen) -> Result<(), IndexError> {
-        let Frozen { changes, touched, segments, checkpoint, .. } = frozen;
+        let Frozen { changes, touched, segments, owners, checkpoint, .. } = frozen;
         let transaction = self.database()?.begin_write()?;
         {
             let mut blocks = transaction.open_table(BLOCKS)?;
@@ -397,6 +468,14 @@ impl Index {
                         table.insert(number, stat)?
                     }
                     None => table.remove(number)?,
+                };
+            }
+            let mut table = transaction.open_table(OWNERS)?;
+            for (owner, held) in owners {
+                let key = encode_owner(owner);
+                match held.blocks {
+                    0 => table.remove(&key)?,
+                    blocks => table.insert(&key, (blocks, held.block_bytes))?,
                 };
             }
             let mut meta = transaction.open_table(META)?;
@@ -477,9 +556,11 @@ mod tests {
             offset: 7,
             len_bytes: 65_536,
             kind: BlockKind::Signed,
+            long_header: true,
             version: u64::MAX,
             expires_unix_secs: 12,
             sequence: 99,
+            owner: Owner { publisher: [4; 16], ip: [5; 16] },
         };
         let key = Key([3; 64]);
         assert_eq!(Entry::decode(&key, &entry.encode(&key)).expect("valid"), entry);

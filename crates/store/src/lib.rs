@@ -12,7 +12,9 @@
 mod catalog;
 pub mod disk;
 mod disk_store;
+mod holdings;
 mod index;
+mod index_layout1;
 mod memory;
 mod queue;
 mod reclaim;
@@ -26,6 +28,7 @@ use atoll_key::{BlockKind, Key, KeyRange};
 use bytes::Bytes;
 
 pub use disk_store::{DiskConfig, DiskStore};
+pub use holdings::{Holding, OwnerUsage, Owners};
 pub use memory::MemoryStore;
 pub use recover::{IndexFailure, OpenError, OpenReport};
 
@@ -35,7 +38,7 @@ pub use recover::{IndexFailure, OpenError, OpenReport};
 pub struct Owner {
     /// The first 16 bytes of the publishing node's public key.
     pub publisher: [u8; 16],
-    /// Its IP address as IPv6, IPv4 mapped.
+    /// The address it is charged to, as IPv6, IPv4 mapped.
     pub ip: [u8; 16],
 }
 
@@ -57,7 +60,7 @@ pub struct BlockInfo {
     pub expires_unix_secs: u64,
     /// Length of the block, bytes.
     pub len_bytes: u32,
-    /// Whom it is charged to.
+    /// Whom it is charged to: whoever gave it the lease it has.
     pub owner: Owner,
 }
 
@@ -123,8 +126,9 @@ pub struct ScrubStep {
 pub trait BlockStore: Send + Sync + 'static {
     /// Keeps a batch, all or nothing; resolves when it would survive power loss.
     ///
-    /// A block already held under its key is replaced only by a higher version;
-    /// otherwise just its lease is extended (a lease never shortens).
+    /// A block already held under its key is replaced only by a higher version, whose owner
+    /// it then has; otherwise just its lease is extended (a lease never shortens), and
+    /// with the lease the block passes to the owner given, unless that is nobody.
     /// Not cancel-safe in one sense: a dropped future may still have stored its batch.
     fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>>;
 
@@ -138,10 +142,15 @@ pub trait BlockStore: Send + Sync + 'static {
     /// Up to `limit` blocks of `range`, in ring order from its start.
     fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError>;
 
-    /// Extends the leases of the blocks held; returns for each key whether it is held.
-    /// Durable within a minute rather than at once: losing an extension only means
+    /// Extends the leases of the blocks held; returns for each key whether it is held. A
+    /// block whose lease becomes longer passes to `owner`, unless that is nobody. Durable within a minute rather than at once: losing an extension only means
     /// that it is asked for again.
-    fn renew(&self, keys: &[Key], expires_unix_secs: u64) -> Result<Vec<bool>, StoreError>;
+    fn renew(
+        &self,
+        keys: &[Key],
+        expires_unix_secs: u64,
+        owner: Owner,
+    ) -> Result<Vec<bool>, StoreError>;
 
     /// Forgets blocks.
     fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>>;
@@ -151,6 +160,12 @@ pub trait BlockStore: Send + Sync + 'static {
 
     /// How full the store is.
     fn usage(&self) -> Usage;
+
+    /// What is held for the publisher and for the address of `owner`. Known without reading.
+    fn usage_of(&self, owner: &Owner) -> OwnerUsage;
+
+    /// The `limit` publishers and the `limit` addresses for whom most is held.
+    fn owners(&self, limit: usize) -> Owners;
 
     /// Reads up to `budget_bytes` of blocks from `from` on (from the start if `None`) and
     /// compares them with their checksums.

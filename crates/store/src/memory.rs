@@ -11,7 +11,10 @@ use atoll_env::BoxFuture;
 use atoll_key::{Key, KeyRange};
 use futures_util::future::ready;
 
-use crate::{BlockInfo, BlockStore, ScrubStep, StoreError, StoredBlock, Usage};
+use crate::holdings::Holdings;
+use crate::{
+    BlockInfo, BlockStore, Owner, OwnerUsage, Owners, ScrubStep, StoreError, StoredBlock, Usage,
+};
 
 /// What a block is counted with beside its bytes, so that a store of empty blocks
 /// fills up as well: the size of a record's header on disk.
@@ -28,6 +31,7 @@ pub struct MemoryStore {
 struct State {
     blocks: BTreeMap<Key, StoredBlock>,
     block_bytes: u64,
+    holdings: Holdings,
 }
 
 impl State {
@@ -37,17 +41,38 @@ impl State {
 
     fn insert(&mut self, block: StoredBlock) {
         self.block_bytes += u64::from(block.info.len_bytes);
+        self.holdings.add(&block.info.owner, block.info.len_bytes);
         if let Some(old) = self.blocks.insert(block.info.key, block) {
-            self.block_bytes -= u64::from(old.info.len_bytes);
+            self.forget(&old);
         }
     }
 
     fn remove(&mut self, key: &Key) -> bool {
         let removed = self.blocks.remove(key);
         if let Some(old) = &removed {
-            self.block_bytes -= u64::from(old.info.len_bytes);
+            self.forget(old);
         }
         removed.is_some()
+    }
+
+    /// Takes a block that is no longer held out of the sums.
+    fn forget(&mut self, old: &StoredBlock) {
+        self.block_bytes -= u64::from(old.info.len_bytes);
+        self.holdings.take(&old.info.owner, old.info.len_bytes);
+    }
+
+    fn renew(&mut self, key: &Key, expires_unix_secs: u64, owner: Owner) -> bool {
+        let Some(block) = self.blocks.get_mut(key) else { return false };
+        let info = &mut block.info;
+        if info.expires_unix_secs < expires_unix_secs {
+            info.expires_unix_secs = expires_unix_secs;
+            if owner != Owner::NOBODY {
+                self.holdings.take(&info.owner, info.len_bytes);
+                self.holdings.add(&owner, info.len_bytes);
+                info.owner = owner;
+            }
+        }
+        true
     }
 
     /// What of `batch` would change the store, the last of equal keys standing, and
@@ -63,12 +88,17 @@ impl State {
                 changes.insert(key, block);
                 continue;
             };
+            let is_longer = block.info.expires_unix_secs > held.info.expires_unix_secs;
             let expires = held.info.expires_unix_secs.max(block.info.expires_unix_secs);
             if block.info.version > held.info.version {
                 used_bytes -= u64::from(held.info.len_bytes);
                 used_bytes += u64::from(block.info.len_bytes);
             } else {
+                let owner = block.info.owner;
                 block = held.clone();
+                if is_longer && owner != Owner::NOBODY {
+                    block.info.owner = owner;
+                }
             }
             block.info.expires_unix_secs = expires;
             changes.insert(key, block);
@@ -79,7 +109,7 @@ impl State {
 
 impl MemoryStore {
     /// An empty store that takes `capacity_bytes` of blocks, each counted with the
-    /// 112 bytes its header would take on disk.
+    /// 112 bytes its header would take on disk at least.
     pub fn new(capacity_bytes: u64) -> MemoryStore {
         MemoryStore { capacity_bytes, state: Mutex::default() }
     }
@@ -142,19 +172,14 @@ impl BlockStore for MemoryStore {
             .collect())
     }
 
-    fn renew(&self, keys: &[Key], expires_unix_secs: u64) -> Result<Vec<bool>, StoreError> {
+    fn renew(
+        &self,
+        keys: &[Key],
+        expires_unix_secs: u64,
+        owner: Owner,
+    ) -> Result<Vec<bool>, StoreError> {
         let mut state = self.state();
-        Ok(keys
-            .iter()
-            .map(|key| match state.blocks.get_mut(key) {
-                Some(block) => {
-                    let lease = &mut block.info.expires_unix_secs;
-                    *lease = (*lease).max(expires_unix_secs);
-                    true
-                }
-                None => false,
-            })
-            .collect())
+        Ok(keys.iter().map(|key| state.renew(key, expires_unix_secs, owner)).collect())
     }
 
     fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
@@ -177,6 +202,14 @@ impl BlockStore for MemoryStore {
             disk_bytes: state.used_bytes(),
             capacity_bytes: self.capacity_bytes,
         }
+    }
+
+    fn usage_of(&self, owner: &Owner) -> OwnerUsage {
+        self.state().holdings.usage_of(owner)
+    }
+
+    fn owners(&self, limit: usize) -> Owners {
+        self.state().holdings.largest(limit)
     }
 
     /// Nothing rots here; walks through the keys as a disk would, so that callers

@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use crate::StoreError;
 use crate::index::SegmentStat;
-use crate::segment::{FIRST_RECORD_OFFSET, Met, RecordBody, RecordHeader, Walk, record_bytes};
+use crate::segment::{FIRST_RECORD_OFFSET, Met, RecordBody, RecordHeader, Walk};
 use crate::writer::{Record, Room, Writer};
 
 /// A segment is worth compacting if at least one byte in so many is garbage (a guess:
@@ -172,7 +172,7 @@ impl Writer {
         found: &mut Found,
     ) -> Result<(), StoreError> {
         let known = self.lookup(&header.key)?;
-        let (body, value) = match header.body {
+        let (body, owner, value) = match header.body {
             RecordBody::Lease { .. } => return Ok(()),
             RecordBody::Removal { target_segment } => {
                 let target_exists =
@@ -180,7 +180,7 @@ impl Writer {
                 if known.held.is_some() || !target_exists || target_segment == number {
                     return Ok(());
                 }
-                (header.body, Bytes::new())
+                (header.body, header.owner, Bytes::new())
             }
             RecordBody::Block { kind, version, len_bytes, value_crc, .. } => {
                 let Some(held) = known.held else { return Ok(()) };
@@ -195,11 +195,11 @@ impl Writer {
                 let expires_unix_secs = held.expires_unix_secs;
                 let body =
                     RecordBody::Block { kind, version, expires_unix_secs, len_bytes, value_crc };
-                (body, Bytes::copy_from_slice(value))
+                (body, held.owner, Bytes::copy_from_slice(value))
             }
         };
-        found.copy_bytes += record_bytes(header.value_bytes());
-        let header = RecordHeader { body, ..header };
+        let header = RecordHeader { body, owner, ..header };
+        found.copy_bytes += header.record_bytes();
         found.copies.push(Record { header, value, indexed: known.indexed });
         Ok(())
     }

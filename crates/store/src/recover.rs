@@ -16,8 +16,8 @@ use std::sync::Arc;
 use crate::disk::DiskFile;
 use crate::index::{Contents, Entry, Index, IndexError};
 use crate::segment::{
-    self, FIRST_RECORD_OFFSET, InvalidHeader, Met, RecordBody, RecordHeader, SegmentHeader, Walk,
-    record_bytes,
+    self, FIRST_RECORD_OFFSET, InvalidHeader, LAYOUT, Met, RecordBody, RecordHeader, SegmentHeader,
+    Walk,
 };
 use crate::shared::Shared;
 use crate::writer::{Active, Writer, commit_frozen, create_segment};
@@ -74,6 +74,7 @@ impl From<IndexError> for OpenError {
 
 /// A segment found on disk.
 struct Segment {
+    layout: u32,
     file: Arc<dyn DiskFile>,
     salt: u64,
     len_bytes: u64,
@@ -139,9 +140,9 @@ fn find_segments(
         match segment::decode_segment_start(&start[..read]) {
             // Power was lost while the segment was made, so nothing is in it.
             _ if file.len()? < FIRST_RECORD_OFFSET => shared.disk.remove(&name)?,
-            Ok(SegmentHeader { number: stated, salt }) if stated == number => {
+            Ok(SegmentHeader { layout, number: stated, salt }) if stated == number => {
                 let len_bytes = file.len()?;
-                found.insert(number, Segment { file, salt, len_bytes });
+                found.insert(number, Segment { layout, file, salt, len_bytes });
             }
             Err(InvalidHeader::Newer(layout)) => return Err(OpenError::Newer { name, layout }),
             Err(_) if start.iter().all(|byte| *byte == 0) => shared.disk.remove(&name)?,
@@ -224,7 +225,9 @@ impl Recovery {
             let end = self.replay_segment(*number, segment, from)?;
             if Some(*number) == last {
                 let file = segment.file.clone();
-                active = Some(self.resume(*number, segment.salt, file, end)?);
+                let resumed = self.resume(*number, segment.salt, file, end)?;
+                // What an older program would misread goes into a segment it refuses.
+                active = (segment.layout == LAYOUT).then_some(resumed);
             } else {
                 self.report.damaged_bytes += segment.len_bytes - end;
             }
@@ -266,7 +269,7 @@ impl Recovery {
         segment: &Segment,
         from: u64,
     ) -> Result<u64, OpenError> {
-        let Segment { file, salt, len_bytes } = segment;
+        let Segment { file, salt, len_bytes, .. } = segment;
         if !self.shared.catalog.read().segments().contains_key(&number) {
             self.shared.catalog.add_segment(number, *salt, *len_bytes);
         }
@@ -281,7 +284,7 @@ impl Recovery {
             match met {
                 Met::Damage { len_bytes, .. } => skipped_bytes += len_bytes,
                 Met::Record { offset, header } => {
-                    let len_bytes = record_bytes(header.value_bytes());
+                    let len_bytes = header.record_bytes();
                     self.next_sequence = self.next_sequence.max(header.sequence + 1);
                     if walk.value(offset, &header)?.is_none() {
                         skipped_bytes += len_bytes;
@@ -306,16 +309,22 @@ impl Recovery {
                 if held.is_some_and(|held| held.sequence > header.sequence) {
                     return None;
                 }
-                let lease = held.map_or(0, |held| held.expires_unix_secs);
-                Some(Some(Entry {
+                let entry = Entry {
                     segment: number,
                     offset: u32::try_from(offset).ok()?,
                     len_bytes,
                     kind,
+                    long_header: header.has_owner(),
                     version,
-                    expires_unix_secs: expires_unix_secs.max(lease),
+                    expires_unix_secs,
                     sequence: header.sequence,
-                }))
+                    owner: header.owner,
+                };
+                let leased = held.map_or(entry, |held| entry.leased_as(&held));
+                // Whoever replaced a block has it from then on.
+                let replaced = held.is_none_or(|held| held.sequence != header.sequence);
+                let owner = if replaced { header.owner } else { leased.owner };
+                Some(Some(Entry { owner, ..leased }))
             }
             RecordBody::Removal { .. } => {
                 let older = held.is_some_and(|held| held.sequence < header.sequence);
@@ -323,7 +332,7 @@ impl Recovery {
             }
             RecordBody::Lease { expires_unix_secs } => {
                 let held = held.filter(|held| held.expires_unix_secs < expires_unix_secs)?;
-                Some(Some(Entry { expires_unix_secs, ..held }))
+                Some(Some(held.extended(expires_unix_secs, header.owner)))
             }
         };
         if matches!(header.body, RecordBody::Removal { .. }) {

@@ -11,28 +11,32 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `ATOLLSEG` |
-//! | 8 | 4 | layout, 1 |
+//! | 8 | 4 | layout, 2 |
 //! | 12 | 4 | zero |
 //! | 16 | 8 | the segment's number |
 //! | 24 | 8 | salt, random |
 //! | 32 | 4 | CRC-32 of bytes 0..32 |
 //! | 36 | 4 | zero |
 //!
-//! Record header, 112 bytes, followed by the value and zeros up to a multiple of 8:
+//! Layout 1 knew no owners; its segments are read, but not written to any more.
+//!
+//! Record header, 112 or 144 bytes, followed by the value and zeros up to a multiple of 8:
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 4 | magic `ATRC` |
-//! | 4 | 4 | CRC-32 of the segment's salt and bytes 8..112 |
+//! | 4 | 4 | CRC-32 of the segment's salt and the header from byte 8 on |
 //! | 8 | 4 | CRC-32 of the value |
 //! | 12 | 4 | length of the value |
 //! | 16 | 1 | what the record says: 1 block, 2 removal, 3 lease |
 //! | 17 | 1 | block: kind of the block; otherwise 0 |
-//! | 18 | 6 | zero |
+//! | 18 | 1 | 1 if an owner follows the key, otherwise 0 |
+//! | 19 | 5 | zero |
 //! | 24 | 8 | sequence number |
 //! | 32 | 8 | block: version; removal: number of the segment that held the block; otherwise 0 |
 //! | 40 | 8 | block and lease: end of the lease, seconds since 1970; otherwise 0 |
 //! | 48 | 64 | key |
+//! | 112 | 32 | block and lease, if byte 18 says so: the owner, publisher before address |
 //!
 //! The header has a checksum of its own so that a damaged value does not hide where the
 //! next record begins. Where a header is damaged the walk looks for the next one at
@@ -43,6 +47,7 @@ use std::io;
 
 use atoll_key::{BlockKind, Key, MAX_BLOCK_BYTES};
 
+use crate::Owner;
 use crate::disk::DiskFile;
 
 /// Length of a segment's header.
@@ -51,10 +56,14 @@ pub const SEGMENT_HEADER_BYTES: usize = 40;
 pub const SECOND_HEADER_OFFSET: usize = 512;
 /// Where the first record begins.
 pub const FIRST_RECORD_OFFSET: u64 = 1024;
-/// Length of a record's header.
+/// Length of a record's header without an owner.
 pub const RECORD_HEADER_BYTES: usize = 112;
+/// Length of the owner behind it.
+pub const OWNER_BYTES: usize = 32;
+/// Length of the longest record header.
+pub const MAX_RECORD_HEADER_BYTES: usize = RECORD_HEADER_BYTES + OWNER_BYTES;
 /// The layout this code writes, and the newest it reads.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 /// Records begin at multiples of this.
 pub const ALIGNMENT: usize = 8;
 
@@ -65,6 +74,8 @@ const SUFFIX: &str = ".seg";
 /// The header of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentHeader {
+    /// The layout of its records, at most [`LAYOUT`].
+    pub layout: u32,
     /// The segment's number; later segments have higher ones.
     pub number: u64,
     /// Mixed into the checksums of its records' headers.
@@ -106,6 +117,9 @@ pub struct RecordHeader {
     pub key: Key,
     /// Orders all that was ever said about a key; a copied record keeps its number.
     pub sequence: u64,
+    /// Whom the block is charged to: of a block that nobody is charged for, of a lease that
+    /// does not change it, and of a removal, nobody.
+    pub owner: Owner,
     /// What it says.
     pub body: RecordBody,
 }
@@ -142,16 +156,22 @@ pub fn parse_file_name(name: &str) -> Option<u64> {
     (name == file_name(number)).then_some(number)
 }
 
+/// Length of a record's header, with or without an owner.
+pub fn header_bytes(has_owner: bool) -> usize {
+    if has_owner { MAX_RECORD_HEADER_BYTES } else { RECORD_HEADER_BYTES }
+}
+
 /// What a record with a value of `value_bytes` takes.
-pub fn record_bytes(value_bytes: u32) -> u64 {
-    (RECORD_HEADER_BYTES as u64 + u64::from(value_bytes)).next_multiple_of(ALIGNMENT as u64)
+pub fn record_bytes(value_bytes: u32, has_owner: bool) -> u64 {
+    let whole = header_bytes(has_owner) as u64 + u64::from(value_bytes);
+    whole.next_multiple_of(ALIGNMENT as u64)
 }
 
 /// Writes a segment's header.
 pub fn encode_segment_header(header: &SegmentHeader) -> [u8; SEGMENT_HEADER_BYTES] {
     let mut out = [0; SEGMENT_HEADER_BYTES];
     out[..8].copy_from_slice(SEGMENT_MAGIC);
-    out[8..12].copy_from_slice(&LAYOUT.to_be_bytes());
+    out[8..12].copy_from_slice(&header.layout.to_be_bytes());
     out[16..24].copy_from_slice(&header.number.to_be_bytes());
     out[24..32].copy_from_slice(&header.salt.to_be_bytes());
     let crc = crc32fast::hash(&out[..32]);
@@ -189,18 +209,23 @@ pub fn decode_segment_header(bytes: &[u8]) -> Result<SegmentHeader, InvalidHeade
         return Err(InvalidHeader::Checksum);
     }
     match be32(bytes, 8) {
-        LAYOUT => Ok(SegmentHeader { number: be64(bytes, 16), salt: be64(bytes, 24) }),
+        0 => Err(InvalidHeader::Field),
         newer if newer > LAYOUT => Err(InvalidHeader::Newer(newer)),
-        _ => Err(InvalidHeader::Field),
+        layout => Ok(SegmentHeader { layout, number: be64(bytes, 16), salt: be64(bytes, 24) }),
     }
 }
 
 /// Writes a record's header for a segment with `salt`.
-pub fn encode_record_header(header: &RecordHeader, salt: u64) -> [u8; RECORD_HEADER_BYTES] {
-    let mut out = [0; RECORD_HEADER_BYTES];
+pub fn encode_record_header(header: &RecordHeader, salt: u64) -> Vec<u8> {
+    let mut out = vec![0; header.header_bytes()];
     out[..4].copy_from_slice(RECORD_MAGIC);
     out[24..32].copy_from_slice(&header.sequence.to_be_bytes());
-    out[48..].copy_from_slice(&header.key.0);
+    out[48..112].copy_from_slice(&header.key.0);
+    if header.has_owner() {
+        out[18] = 1;
+        out[112..128].copy_from_slice(&header.owner.publisher);
+        out[128..].copy_from_slice(&header.owner.ip);
+    }
     match header.body {
         RecordBody::Block { kind, version, expires_unix_secs, len_bytes, value_crc } => {
             out[8..12].copy_from_slice(&value_crc.to_be_bytes());
@@ -227,10 +252,11 @@ pub fn encode_record_header(header: &RecordHeader, salt: u64) -> [u8; RECORD_HEA
 /// Reads a record's header in a segment with `salt`. The length it returns is at most
 /// [`MAX_BLOCK_BYTES`].
 pub fn decode_record_header(bytes: &[u8], salt: u64) -> Result<RecordHeader, InvalidHeader> {
-    let bytes = bytes.get(..RECORD_HEADER_BYTES).ok_or(InvalidHeader::Short)?;
-    if &bytes[..4] != RECORD_MAGIC {
+    let short = bytes.get(..RECORD_HEADER_BYTES).ok_or(InvalidHeader::Short)?;
+    if &short[..4] != RECORD_MAGIC {
         return Err(InvalidHeader::Magic);
     }
+    let bytes = bytes.get(..header_bytes(short[18] == 1)).ok_or(InvalidHeader::Short)?;
     if be32(bytes, 4) != header_crc(bytes, salt) {
         return Err(InvalidHeader::Checksum);
     }
@@ -248,11 +274,44 @@ pub fn decode_record_header(bytes: &[u8], salt: u64) -> Result<RecordHeader, Inv
         3 if len_bytes == 0 => RecordBody::Lease { expires_unix_secs },
         _ => return Err(InvalidHeader::Field),
     };
-    let key = Key::from_slice(&bytes[48..]).ok_or(InvalidHeader::Short)?;
-    Ok(RecordHeader { key, sequence: be64(bytes, 24), body })
+    let key = Key::from_slice(&bytes[48..112]).ok_or(InvalidHeader::Short)?;
+    let owner = decode_owner(bytes)?;
+    if owner != Owner::NOBODY && matches!(body, RecordBody::Removal { .. }) {
+        return Err(InvalidHeader::Field);
+    }
+    Ok(RecordHeader { key, sequence: be64(bytes, 24), owner, body })
+}
+
+/// The owner in a record's header of the right length.
+fn decode_owner(header: &[u8]) -> Result<Owner, InvalidHeader> {
+    let be128 = |at: usize| -> [u8; 16] { header[at..at + 16].try_into().expect("16 bytes") };
+    match header[18] {
+        0 => Ok(Owner::NOBODY),
+        1 => {
+            let owner = Owner { publisher: be128(112), ip: be128(128) };
+            // There is one way to write that nobody is charged.
+            if owner == Owner::NOBODY { Err(InvalidHeader::Field) } else { Ok(owner) }
+        }
+        _ => Err(InvalidHeader::Field),
+    }
 }
 
 impl RecordHeader {
+    /// Whether an owner follows the key.
+    pub fn has_owner(&self) -> bool {
+        self.owner != Owner::NOBODY
+    }
+
+    /// Length of this header.
+    pub fn header_bytes(&self) -> usize {
+        header_bytes(self.has_owner())
+    }
+
+    /// What the record takes, value and padding included.
+    pub fn record_bytes(&self) -> u64 {
+        record_bytes(self.value_bytes(), self.has_owner())
+    }
+
     /// Length of the value behind the header; 0 unless it is a block.
     pub fn value_bytes(&self) -> u32 {
         match self.body {
@@ -265,7 +324,7 @@ impl RecordHeader {
 fn header_crc(bytes: &[u8], salt: u64) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(&salt.to_be_bytes());
-    crc.update(&bytes[8..RECORD_HEADER_BYTES]);
+    crc.update(&bytes[8..]);
     crc.finalize()
 }
 
@@ -335,9 +394,9 @@ impl<'a> Walk<'a> {
 
     fn header_at(&mut self, at: u64) -> io::Result<Result<RecordHeader, InvalidHeader>> {
         let (salt, end) = (self.salt, self.end);
-        let header = decode_record_header(self.bytes(at, RECORD_HEADER_BYTES)?, salt);
+        let header = decode_record_header(self.bytes(at, MAX_RECORD_HEADER_BYTES)?, salt);
         Ok(header.and_then(|header| {
-            let whole = at + record_bytes(header.value_bytes()) <= end;
+            let whole = at + header.record_bytes() <= end;
             if whole { Ok(header) } else { Err(InvalidHeader::Short) }
         }))
     }
@@ -349,7 +408,7 @@ impl<'a> Walk<'a> {
             match self.header_at(self.at)? {
                 Ok(header) if self.at == start => {
                     let offset = self.at;
-                    self.at += record_bytes(header.value_bytes());
+                    self.at += header.record_bytes();
                     return Ok(Some(Met::Record { offset, header }));
                 }
                 Ok(_) => break,
@@ -370,7 +429,7 @@ impl<'a> Walk<'a> {
         let RecordBody::Block { len_bytes, value_crc, .. } = header.body else {
             return Ok(Some(&[]));
         };
-        let value = self.bytes(offset + RECORD_HEADER_BYTES as u64, len_bytes as usize)?;
+        let value = self.bytes(offset + header.header_bytes() as u64, len_bytes as usize)?;
         let sound = value.len() == len_bytes as usize && crc32fast::hash(value) == value_crc;
         Ok(sound.then_some(value))
     }
@@ -381,10 +440,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const OWNER: Owner = Owner { publisher: [9; 16], ip: [10; 16] };
+
     fn header() -> RecordHeader {
         RecordHeader {
             key: Key([7; 64]),
             sequence: 12,
+            owner: OWNER,
             body: RecordBody::Block {
                 kind: BlockKind::Signed,
                 version: 3,
@@ -397,13 +459,20 @@ mod tests {
 
     #[test]
     fn headers_of_every_kind_read_back() {
+        let free = |header| RecordHeader { owner: Owner::NOBODY, ..header };
         let removal = RecordHeader { body: RecordBody::Removal { target_segment: 4 }, ..header() };
         let lease = RecordHeader { body: RecordBody::Lease { expires_unix_secs: 8 }, ..header() };
-        for header in [header(), removal, lease] {
+        for header in [header(), free(header()), free(removal), lease, free(lease)] {
             let bytes = encode_record_header(&header, 5);
+            assert_eq!(bytes.len(), header.header_bytes());
             assert_eq!(decode_record_header(&bytes, 5), Ok(header));
+            for cut in 0..bytes.len() {
+                assert!(decode_record_header(&bytes[..cut], 5).is_err(), "cut at {cut}");
+            }
         }
-        let segment = SegmentHeader { number: 77, salt: 5 };
+        let bytes = encode_record_header(&removal, 5);
+        assert_eq!(decode_record_header(&bytes, 5), Err(InvalidHeader::Field), "nobody owns one");
+        let segment = SegmentHeader { layout: LAYOUT, number: 77, salt: 5 };
         assert_eq!(decode_segment_header(&encode_segment_header(&segment)), Ok(segment));
     }
 
@@ -411,11 +480,11 @@ mod tests {
     fn every_flipped_bit_of_a_header_is_found() {
         let bytes = encode_record_header(&header(), 5);
         for bit in 0..bytes.len() * 8 {
-            let mut bytes = bytes;
+            let mut bytes = bytes.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert!(decode_record_header(&bytes, 5).is_err(), "bit {bit}");
         }
-        let bytes = encode_segment_header(&SegmentHeader { number: 1, salt: 2 });
+        let bytes = encode_segment_header(&SegmentHeader { layout: LAYOUT, number: 1, salt: 2 });
         for bit in 0..36 * 8 {
             let mut bytes = bytes;
             bytes[bit / 8] ^= 1 << (bit % 8);

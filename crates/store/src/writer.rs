@@ -24,11 +24,10 @@ use crate::catalog::Change;
 use crate::disk::{self, DiskFile};
 use crate::index::{Entry, Index, IndexError};
 use crate::segment::{
-    self, ALIGNMENT, FIRST_RECORD_OFFSET, RECORD_HEADER_BYTES, RecordBody, RecordHeader,
-    SegmentHeader, record_bytes,
+    self, ALIGNMENT, FIRST_RECORD_OFFSET, LAYOUT, RecordBody, RecordHeader, SegmentHeader,
 };
 use crate::shared::Shared;
-use crate::{StoreError, StoredBlock};
+use crate::{Owner, StoreError, StoredBlock};
 
 /// Bytes one call may append; offsets in a segment have 32 bits.
 const MAX_BATCH_BYTES: u64 = 1 << 30;
@@ -224,6 +223,7 @@ impl Writer {
             let header = RecordHeader {
                 key,
                 sequence: self.next_sequence + records.len() as u64,
+                owner: Owner::NOBODY,
                 body: RecordBody::Removal { target_segment: entry.segment },
             };
             records.push(Record { header, value: Bytes::new(), indexed: found.indexed });
@@ -236,7 +236,7 @@ impl Writer {
         if records.is_empty() {
             return self.check_usable();
         }
-        let need_bytes = records.iter().map(|r| record_bytes(r.header.value_bytes())).sum();
+        let need_bytes = records.iter().map(|r| r.header.record_bytes()).sum();
         self.ensure_room(need_bytes, room)?;
         let count = records.len() as u64;
         self.append_records(&records)?;
@@ -311,7 +311,7 @@ impl Writer {
 
     /// Writes records behind the last one, as they are.
     pub(crate) fn append_records(&mut self, records: &[Record]) -> Result<(), StoreError> {
-        let need_bytes: u64 = records.iter().map(|r| record_bytes(r.header.value_bytes())).sum();
+        let need_bytes: u64 = records.iter().map(|r| r.header.record_bytes()).sum();
         let is_empty = self.active.len_bytes <= FIRST_RECORD_OFFSET;
         if !is_empty
             && self.active.len_bytes + need_bytes > self.shared.config.effective_segment_bytes()
@@ -335,7 +335,7 @@ impl Writer {
     /// Remembers what records appended at `offset` mean until they are synced.
     fn note(&mut self, records: &[Record], mut offset: u64) {
         for record in records {
-            let RecordHeader { key, sequence, body } = record.header;
+            let RecordHeader { key, sequence, owner, body } = record.header;
             let held = match self.unsynced_entries.get(&key) {
                 Some(entry) => *entry,
                 None => self.shared.catalog.known(&key).unwrap_or(record.indexed),
@@ -343,7 +343,7 @@ impl Writer {
             let change = match (body, held) {
                 (RecordBody::Removal { .. }, _) => Some(Change::Remove),
                 (RecordBody::Lease { expires_unix_secs }, Some(entry)) => {
-                    Some(Change::Extend(Entry { expires_unix_secs, ..entry }))
+                    Some(Change::Extend(entry.extended(expires_unix_secs, owner)))
                 }
                 (RecordBody::Lease { .. }, None) => None,
                 (RecordBody::Block { kind, version, expires_unix_secs, len_bytes, .. }, held) => {
@@ -352,15 +352,17 @@ impl Writer {
                         offset: u32::try_from(offset).expect("segments are far below 4 GiB"),
                         len_bytes,
                         kind,
+                        long_header: record.header.has_owner(),
                         version,
                         expires_unix_secs,
                         sequence,
+                        owner,
                     };
                     let moved = held.is_some_and(|held| held.sequence == sequence);
                     Some(if moved { Change::Move(entry) } else { Change::Put(entry) })
                 }
             };
-            offset += record_bytes(record.header.value_bytes());
+            offset += record.header.record_bytes();
             let Some(change) = change else { continue };
             let entry = match change {
                 Change::Put(entry) | Change::Extend(entry) | Change::Move(entry) => Some(entry),
@@ -525,10 +527,10 @@ fn plan(
         && held.version >= info.version
     {
         let body = RecordBody::Lease { expires_unix_secs };
-        let header = RecordHeader { key: info.key, sequence, body };
-        let extended =
-            (Entry { expires_unix_secs, ..held }, Record { header, value: Bytes::new(), indexed });
-        return Ok((expires_unix_secs > lease).then_some(extended));
+        let header = RecordHeader { key: info.key, sequence, owner: info.owner, body };
+        let extended = held.extended(expires_unix_secs, info.owner);
+        let record = Record { header, value: Bytes::new(), indexed };
+        return Ok((expires_unix_secs > lease).then_some((extended, record)));
     }
     let body = RecordBody::Block {
         kind: info.kind,
@@ -537,24 +539,26 @@ fn plan(
         len_bytes: u32::try_from(bytes.len()).expect("at most MAX_BLOCK_BYTES"),
         value_crc: crc32fast::hash(&bytes),
     };
+    let header = RecordHeader { key: info.key, sequence, owner: info.owner, body };
     let entry = Entry {
         // Where it will be is known once it is written.
         segment: 0,
         offset: 0,
         len_bytes: u32::try_from(bytes.len()).expect("at most MAX_BLOCK_BYTES"),
         kind: info.kind,
+        long_header: header.has_owner(),
         version: info.version,
         expires_unix_secs,
         sequence,
+        owner: info.owner,
     };
-    let header = RecordHeader { key: info.key, sequence, body };
     Ok(Some((entry, Record { header, value: bytes, indexed })))
 }
 
 /// Writes records at the end of a segment in one call, without copying values.
 fn write_records(active: &Active, records: &[Record]) -> io::Result<()> {
     const PADDING: [u8; ALIGNMENT] = [0; ALIGNMENT];
-    let headers: Vec<[u8; RECORD_HEADER_BYTES]> =
+    let headers: Vec<Vec<u8>> =
         records.iter().map(|r| segment::encode_record_header(&r.header, active.salt)).collect();
     let mut parts = Vec::with_capacity(records.len() * 3);
     for (header, record) in headers.iter().zip(records) {
@@ -575,7 +579,7 @@ pub(crate) fn create_segment(shared: &Shared, number: u64) -> io::Result<Active>
     let salt = shared.disk.random_u64()?;
     let name = segment::file_name(number);
     let file = shared.disk.create(&name)?;
-    let start = segment::encode_segment_start(&SegmentHeader { number, salt });
+    let start = segment::encode_segment_start(&SegmentHeader { layout: LAYOUT, number, salt });
     let made = file
         .write_at(0, &mut [IoSlice::new(&start)])
         .and_then(|()| file.sync())

@@ -16,9 +16,15 @@ use futures_util::FutureExt;
 use super::{Target, key, target};
 
 const SALT: u64 = 5;
+const OWNER: Owner = Owner { publisher: [7; 16], ip: [8; 16] };
 
 pub fn targets() -> Vec<Target> {
-    let start = segment::encode_segment_start(&SegmentHeader { number: 7, salt: SALT }).to_vec();
+    let start = segment::encode_segment_start(&SegmentHeader {
+        layout: segment::LAYOUT,
+        number: 7,
+        salt: SALT,
+    })
+    .to_vec();
     let header = start[..SEGMENT_HEADER_BYTES].to_vec();
     let mut targets = vec![
         target("store/segment-start", vec![start], |input| {
@@ -55,9 +61,13 @@ fn record_headers() -> Vec<Vec<u8>> {
     };
     let lease = RecordBody::Lease { expires_unix_secs: 8 };
     [block, RecordBody::Removal { target_segment: 4 }, lease]
-        .map(|body| RecordHeader { key: key(1), sequence: 12, body })
-        .map(|header| segment::encode_record_header(&header, SALT).to_vec())
-        .into()
+        .into_iter()
+        .flat_map(|body| {
+            let header = RecordHeader { key: key(1), sequence: 12, owner: Owner::NOBODY, body };
+            [header, RecordHeader { owner: OWNER, ..header }]
+        })
+        .map(|header| segment::encode_record_header(&header, SALT))
+        .collect()
 }
 
 fn repair_segment_header(header: &mut [u8]) {
@@ -72,7 +82,8 @@ fn repair_record(record: &mut [u8], salt: u64) {
     if record.len() < RECORD_HEADER_BYTES {
         return;
     }
-    let (header, rest) = record.split_at_mut(RECORD_HEADER_BYTES);
+    let header_bytes = segment::header_bytes(record[18] == 1).min(record.len());
+    let (header, rest) = record.split_at_mut(header_bytes);
     let len = u32::from_be_bytes(header[12..16].try_into().expect("4 bytes")) as usize;
     if let Some(value) = rest.get(..len) {
         header[8..12].copy_from_slice(&crc32fast::hash(value).to_be_bytes());
@@ -143,7 +154,8 @@ fn config() -> DiskConfig {
 
 fn stored(n: u8, kind: BlockKind, version: u64, bytes: Vec<u8>) -> StoredBlock {
     let len_bytes = bytes.len() as u32;
-    let info = BlockInfo { key: key(n), kind, version, expires_unix_secs: 1000, len_bytes, owner: Owner::NOBODY };
+    let owner = if n % 2 == 0 { Owner::NOBODY } else { OWNER };
+    let info = BlockInfo { key: key(n), kind, version, expires_unix_secs: 1000, len_bytes, owner };
     StoredBlock { info, bytes: Bytes::from(bytes) }
 }
 
@@ -170,7 +182,7 @@ impl Original {
             for version in [1, 2, 3] {
                 keep(stored(99, BlockKind::Signed, version, vec![version as u8; 400]));
             }
-            store.renew(&[key(3), key(4)], 2000).expect("held");
+            store.renew(&[key(3), key(4)], 2000, OWNER).expect("held");
             now(store.remove(vec![key(5)])).expect("removed");
             live.remove(&key(5));
             now(store.flush()).expect("flushed");

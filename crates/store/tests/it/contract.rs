@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use atoll_key::{Key, KeyRange};
 use atoll_store::disk::FaultyDisk;
-use atoll_store::{BlockStore, DiskStore, MemoryStore, StoreError, StoredBlock};
+use atoll_store::{BlockStore, DiskStore, Holding, MemoryStore, Owner, StoreError, StoredBlock};
 
-use crate::fixture::{block, contents, key, small_config, wait};
+use crate::fixture::{block, contents, key, owned, owner, recount_owners, small_config, wait};
+
+const NOBODY: Owner = Owner::NOBODY;
 
 /// Runs `claim` over each kind of store.
 fn check(claim: impl Fn(&dyn BlockStore)) {
@@ -88,10 +90,46 @@ fn a_lease_never_shortens() {
         assert_eq!(lease(), Some(60), "put again for longer");
         put(store, vec![block(1, 2, 10, 55)]);
         assert_eq!(lease(), Some(60), "a new version");
-        assert_eq!(store.renew(&[key(1), key(2)], 30), Ok(vec![true, false]));
+        assert_eq!(store.renew(&[key(1), key(2)], 30, NOBODY), Ok(vec![true, false]));
         assert_eq!(lease(), Some(60), "renewed for less");
-        assert_eq!(store.renew(&[key(2), key(1)], 90), Ok(vec![false, true]));
+        assert_eq!(store.renew(&[key(2), key(1)], 90, NOBODY), Ok(vec![false, true]));
         assert_eq!(lease(), Some(90), "renewed for longer");
+    });
+}
+
+/// CFS §5.4 charges publishers for what they have stored: here, for as long as they ask.
+#[test]
+fn a_block_is_charged_to_whoever_gave_it_the_lease_it_has() {
+    check(|store| {
+        let charged = || store.info(&key(1)).expect("readable").map(|info| info.owner);
+        put(store, vec![owned(block(1, 1, 10, 50), owner(2))]);
+        put(store, vec![owned(block(1, 1, 10, 50), owner(3))]);
+        assert_eq!(charged(), Some(owner(2)), "put again for no longer");
+        put(store, vec![owned(block(1, 1, 10, 60), owner(3))]);
+        assert_eq!(charged(), Some(owner(3)), "put again for longer");
+        put(store, vec![owned(block(1, 1, 10, 70), NOBODY)]);
+        assert_eq!(charged(), Some(owner(3)), "a longer lease from nobody");
+        store.renew(&[key(1)], 80, NOBODY).expect("readable");
+        assert_eq!(charged(), Some(owner(3)), "renewed by nobody");
+        store.renew(&[key(1)], 75, owner(5)).expect("readable");
+        assert_eq!(charged(), Some(owner(3)), "renewed for less");
+        store.renew(&[key(1)], 90, owner(5)).expect("readable");
+        assert_eq!(charged(), Some(owner(5)), "renewed for longer");
+        put(store, vec![owned(block(1, 2, 30, 10), owner(4))]);
+        assert_eq!(charged(), Some(owner(4)), "a higher version");
+        let all = Holding { blocks: 1, block_bytes: 30 };
+        assert_eq!(store.usage_of(&owner(4)).publisher, all);
+        assert_eq!(store.usage_of(&owner(4)).ip, all);
+        assert_eq!(store.owners(9).publishers, [(owner(4).publisher, all)]);
+        put(store, vec![owned(block(2, 1, 7, 10), NOBODY)]);
+        put(store, vec![owned(block(2, 1, 7, 11), owner(7))]);
+        assert_eq!(store.usage_of(&NOBODY).publisher, Holding::default());
+        let two = store.info(&key(2)).expect("readable").map(|info| info.owner);
+        assert_eq!(two, Some(owner(7)), "nobody's becomes somebody's");
+        assert_eq!(get(store, 2).map(|found| found.bytes), Some(block(2, 1, 7, 11).bytes));
+        wait(store.remove_expired(1000)).expect("removed");
+        assert_eq!(store.owners(9).ips, []);
+        recount_owners(store);
     });
 }
 
@@ -102,7 +140,7 @@ fn mass_renewals_reach_every_block() {
         let keys: Vec<Key> = (0..600).map(key).collect();
         put(store, (0..600).map(|n| block(n, 0, 10, 5)).collect());
         for lease in [10, 20, 30] {
-            assert_eq!(store.renew(&keys, lease), Ok(vec![true; 600]));
+            assert_eq!(store.renew(&keys, lease, NOBODY), Ok(vec![true; 600]));
         }
         let list = store.list(KeyRange::full(), 1000).expect("readable");
         assert!(list.len() == 600 && list.iter().all(|info| info.expires_unix_secs == 30));
@@ -118,7 +156,7 @@ fn only_expired_blocks_are_removed_with_their_leases() {
         assert_eq!(wait(store.remove_expired(30)), Ok(0));
         assert_eq!((get(store, 29), store.usage().blocks), (None, 70));
         assert_eq!(get(store, 30), Some(block(30, 0, 100, 30)));
-        store.renew(&[key(31)], 1000).expect("readable");
+        store.renew(&[key(31)], 1000, NOBODY).expect("readable");
         put(store, vec![block(200, 0, 10, 5)]);
         assert_eq!(wait(store.remove_expired(40)), Ok(10), "all below 40 but 31, and 200");
         assert!(get(store, 31).is_some() && get(store, 200).is_none());
@@ -220,7 +258,7 @@ fn puts_and_gets_from_many_threads_do_not_disturb_each_other() {
                             assert_eq!(get(store, n), Some(block(n, 0, 2000, 9)));
                         }
                         wait(store.remove(vec![key(first)])).expect("removed");
-                        store.renew(&[key(first + 1)], 99).expect("readable");
+                        store.renew(&[key(first + 1)], 99, NOBODY).expect("readable");
                         if round % 8 == 0 {
                             wait(store.reclaim(1 << 20)).expect("reclaimed");
                         }

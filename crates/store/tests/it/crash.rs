@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use atoll_key::{Key, KeyRange};
 use atoll_store::disk::{FaultyDisk, Operation};
-use atoll_store::{BlockStore, DiskStore, StoreError, StoredBlock};
+use atoll_store::{BlockStore, DiskStore, Owner, StoreError, StoredBlock};
 use futures_util::future::join_all;
 
-use crate::fixture::{Random, block, contents, key, open_inline, small_config, wait};
+use crate::fixture::{
+    Random, block, contents, key, open_inline, owned, owner, recount_owners, small_config, wait,
+};
 
 const KEYS: u64 = 40;
+const OWNERS: u64 = 8;
 const LONGEST_LEASE: u64 = 120;
 
 /// A block in so far as it matters here; its bytes follow from number and version.
@@ -23,6 +26,9 @@ struct Held {
     durable_lease: u64,
     /// The lease with renewals that may be lost.
     lease: u64,
+    /// Whom it may be charged to, one bit for each owner: with a renewal its change of the
+    /// owner may be lost.
+    owners: u8,
 }
 
 /// What may be found under a key after power loss.
@@ -45,17 +51,19 @@ impl Expectation {
 
     fn after_put(held: Option<Held>, new: &StoredBlock) -> Held {
         let asked = new.info.expires_unix_secs;
+        let by = bit(&new.info.owner);
         match held {
             Some(held) if held.version >= new.info.version => Held {
                 // A put that asks for no more than is held writes nothing.
                 durable_lease: if asked > held.lease { asked } else { held.durable_lease },
                 lease: held.lease.max(asked),
+                owners: if asked > held.lease { by } else { held.owners },
                 ..held
             },
             held => {
                 let lease = held.map_or(0, |held| held.lease).max(asked);
                 let (version, len_bytes) = (new.info.version, new.bytes.len());
-                Held { version, len_bytes, durable_lease: lease, lease }
+                Held { version, len_bytes, durable_lease: lease, lease, owners: by }
             }
         }
     }
@@ -79,6 +87,7 @@ impl Expectation {
     /// Compares a reopened store and takes over what it turned out to hold.
     fn check(&mut self, store: &DiskStore) {
         store.check_invariants();
+        recount_owners(store);
         let listed = store.list(KeyRange::full(), usize::MAX).expect("readable");
         assert_eq!(listed.len() as u64, store.usage().blocks);
         for n in 0..KEYS {
@@ -91,11 +100,17 @@ impl Expectation {
             let Some(state) = matching else {
                 panic!("block {n} is {:?}, expected {slot:?}", found.map(|f| f.info));
             };
-            let lease = found.map_or(0, |found| found.info.expires_unix_secs);
-            let now = state.map(|held| Held { durable_lease: lease, lease, ..held });
+            let (lease, owners) = found
+                .map_or((0, 0), |found| (found.info.expires_unix_secs, bit(&found.info.owner)));
+            let now = state.map(|held| Held { durable_lease: lease, lease, owners, ..held });
             self.0.insert(n, Slot { now, ..Slot::default() });
         }
     }
+}
+
+fn bit(of: &Owner) -> u8 {
+    let number = (1..=OWNERS).find(|n| owner(*n) == *of).expect("one of ours");
+    1 << (number - 1)
 }
 
 fn matches(n: u64, found: &Option<StoredBlock>, state: &Option<Held>) -> bool {
@@ -108,6 +123,7 @@ fn matches(n: u64, found: &Option<StoredBlock>, state: &Option<Held>) -> bool {
             found.info.version == held.version
                 && found.bytes == contents(n, held.version, held.len_bytes)
                 && lease.contains(&found.info.expires_unix_secs)
+                && held.owners & bit(&found.info.owner) != 0
         }
         _ => false,
     }
@@ -129,6 +145,7 @@ fn operate(
             for n in some_keys(random) {
                 let len_bytes = random.below(4000) as usize;
                 let new = block(n, random.below(5), len_bytes, random.below(100));
+                let new = owned(new, owner(1 + random.below(OWNERS)));
                 let states = changes.entry(n).or_default();
                 let held = states.last().copied().unwrap_or(expected.slot(n).now);
                 states.push(Some(Expectation::after_put(held, &new)));
@@ -147,10 +164,14 @@ fn operate(
         }
         8 => {
             let until = random.below(LONGEST_LEASE);
+            let by = owner(1 + random.below(OWNERS));
             for n in some_keys(random) {
-                store.renew(&[key(n)], until)?;
-                if let Some(held) = &mut expected.slot(n).now {
-                    held.lease = held.lease.max(until);
+                store.renew(&[key(n)], until, by)?;
+                if let Some(held) = &mut expected.slot(n).now
+                    && until > held.lease
+                {
+                    held.lease = until;
+                    held.owners |= bit(&by);
                 }
             }
             Ok(())
@@ -327,7 +348,7 @@ fn an_index_that_cannot_be_written_costs_nothing_but_a_replay() {
         let flushed = wait(store.flush());
         assert!(matches!(flushed, Err(StoreError::Io(_))), "{flushed:?}");
         wait(store.put(vec![block(50, 0, 100, 9)])).expect("kept");
-        assert_eq!(store.renew(&keys, 20), Ok(vec![true; 10]));
+        assert_eq!(store.renew(&keys, 20, Owner::NOBODY), Ok(vec![true; 10]));
         wait(store.flush()).expect("the disk is sound again");
         drop(store);
         disk.power_cycle();

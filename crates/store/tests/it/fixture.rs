@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-use atoll_key::{BlockKind, Key};
+use atoll_key::{BlockKind, Key, KeyRange};
 use atoll_store::disk::FaultyDisk;
-use atoll_store::{BlockInfo, DiskConfig, DiskStore, Owner, StoredBlock};
+use atoll_store::{
+    BlockInfo, BlockStore, DiskConfig, DiskStore, Holding, Owner, Owners, StoredBlock,
+};
 use bytes::Bytes;
 
 struct Unpark(Thread);
@@ -67,7 +69,13 @@ pub fn contents(n: u64, version: u64, len_bytes: usize) -> Bytes {
     Bytes::from(bytes)
 }
 
-/// Block `n` in a version (0 makes it content), of a length.
+/// Owner number `n`; number 0 is nobody.
+pub fn owner(n: u64) -> Owner {
+    let [publisher, ip] = [n.div_ceil(2), n.div_ceil(3)].map(|n| [n as u8; 16]);
+    Owner { publisher, ip }
+}
+
+/// Block `n` in a version (0 makes it content), of a length, charged to owner number 1.
 pub fn block(n: u64, version: u64, len_bytes: usize, expires_unix_secs: u64) -> StoredBlock {
     let kind = if version == 0 { BlockKind::Content } else { BlockKind::Signed };
     let len = u32::try_from(len_bytes).expect("small");
@@ -77,7 +85,7 @@ pub fn block(n: u64, version: u64, len_bytes: usize, expires_unix_secs: u64) -> 
         version,
         expires_unix_secs,
         len_bytes: len,
-        owner: Owner::NOBODY,
+        owner: owner(1),
     };
     StoredBlock { info, bytes: contents(n, version, len_bytes) }
 }
@@ -93,6 +101,32 @@ pub fn small_config() -> DiskConfig {
         commit_entries: 16,
         commit_bytes: 64 << 10,
         ..DiskConfig::default()
+    }
+}
+
+/// The same block charged to somebody else.
+pub fn owned(block: StoredBlock, owner: Owner) -> StoredBlock {
+    StoredBlock { info: BlockInfo { owner, ..block.info }, ..block }
+}
+
+/// Compares the sums over owners with a recount of all blocks.
+pub fn recount_owners(store: &dyn BlockStore) {
+    let infos = store.list(KeyRange::full(), usize::MAX).expect("readable");
+    let sum = |held: &dyn Fn(&BlockInfo) -> bool| {
+        let held: Vec<_> = infos.iter().filter(|info| held(info)).collect();
+        let block_bytes = held.iter().map(|info| u64::from(info.len_bytes)).sum();
+        Holding { blocks: held.len() as u64, block_bytes }
+    };
+    for owner in infos.iter().map(|info| info.owner).chain((0..9).map(owner)) {
+        let usage = store.usage_of(&owner);
+        assert_eq!(usage.publisher, sum(&|info| info.owner.publisher == owner.publisher));
+        assert_eq!(usage.ip, sum(&|info| info.owner.ip == owner.ip));
+    }
+    let Owners { publishers, ips } = store.owners(usize::MAX);
+    for all in [publishers, ips] {
+        assert!(all.is_sorted_by(|a, b| a.1 >= b.1), "{all:?}");
+        let bytes: u64 = all.iter().map(|(_, held)| held.block_bytes).sum();
+        assert_eq!(bytes, store.usage().block_bytes);
     }
 }
 

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use atoll_store::disk::{Disk, FaultyDisk, Operation};
-use atoll_store::segment::{self, FIRST_RECORD_OFFSET, RECORD_HEADER_BYTES, SegmentHeader};
+use atoll_store::segment::{
+    self, FIRST_RECORD_OFFSET, MAX_RECORD_HEADER_BYTES, RECORD_HEADER_BYTES, SegmentHeader,
+};
 use atoll_store::{BlockStore, DiskStore, OpenError, StoreError};
 
 use crate::fixture::{block, key, open_inline, small_config, wait};
 
 const INDEX: &str = "index.redb";
 const LEN: usize = 1000;
-const RECORD: u64 = (RECORD_HEADER_BYTES + LEN) as u64;
+const RECORD: u64 = (MAX_RECORD_HEADER_BYTES + LEN) as u64;
 
 /// A closed store of blocks `0..count`, written one by one from the start of segment 1.
 fn image(count: u64) -> FaultyDisk {
@@ -214,7 +216,12 @@ fn a_damaged_segment_header_is_read_from_its_second_copy() {
 fn a_segment_from_the_future_is_left_to_the_program_that_wrote_it() {
     let disk = image(3);
     let name = segment::file_name(2);
-    let mut bytes = segment::encode_segment_start(&SegmentHeader { number: 2, salt: 1 }).to_vec();
+    let mut bytes = segment::encode_segment_start(&SegmentHeader {
+        layout: segment::LAYOUT,
+        number: 2,
+        salt: 1,
+    })
+    .to_vec();
     for at in [0, segment::SECOND_HEADER_OFFSET] {
         bytes[at + 8..at + 12].copy_from_slice(&9u32.to_be_bytes());
         let crc = crc32fast::hash(&bytes[at..at + 32]);
@@ -265,7 +272,7 @@ fn a_length_that_lies_allocates_nothing() {
     bytes[at + 12..at + 16].copy_from_slice(&u32::MAX.to_be_bytes());
     let mut crc = crc32fast::Hasher::new();
     crc.update(&salt.to_be_bytes());
-    crc.update(&bytes[at + 8..at + RECORD_HEADER_BYTES]);
+    crc.update(&bytes[at + 8..at + MAX_RECORD_HEADER_BYTES]);
     bytes[at + 4..at + 8].copy_from_slice(&crc.finalize().to_be_bytes());
     disk.overwrite(&name, bytes);
     disk.remove(INDEX).expect("removed");
@@ -285,7 +292,8 @@ fn bytes_inside_a_block_never_pass_for_records() {
     let forged = {
         // The best an outsider can do: a removal with the checksum of a guessed salt.
         let body = segment::RecordBody::Removal { target_segment: 1 };
-        let header = segment::RecordHeader { key: key(1), sequence: 1 << 40, body };
+        let owner = atoll_store::Owner::NOBODY;
+        let header = segment::RecordHeader { key: key(1), sequence: 1 << 40, owner, body };
         segment::encode_record_header(&header, 0).repeat(20)
     };
     let store = open_inline(&disk);

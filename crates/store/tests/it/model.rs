@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use atoll_key::{Key, KeyRange};
 use atoll_store::disk::FaultyDisk;
-use atoll_store::{BlockStore, MemoryStore, StoredBlock};
+use atoll_store::{BlockStore, MemoryStore, Owner, StoredBlock};
 use proptest::prelude::*;
 
-use crate::fixture::{block, key, open_inline, wait};
+use crate::fixture::{block, key, open_inline, owned, owner, recount_owners, wait};
 
 #[derive(Clone, Debug)]
 enum Step {
-    Put(Vec<(u64, u64, usize, u64)>),
+    Put(Vec<(u64, u64, usize, u64, u64)>),
     Remove(Vec<u64>),
-    Renew(Vec<u64>, u64),
+    Renew(Vec<u64>, u64, u64),
     Expire(u64),
     Reclaim(u64),
     Reopen,
@@ -22,12 +22,12 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let number = 0..24u64;
-    let put = (number.clone(), 0..4u64, 0..3000usize, 0..100u64);
+    let put = (number.clone(), 0..4u64, 0..3000usize, 0..100u64, 0..8u64);
     prop_oneof![
         6 => proptest::collection::vec(put, 1..6).prop_map(Step::Put),
         2 => proptest::collection::vec(number.clone(), 1..4).prop_map(Step::Remove),
-        1 => (proptest::collection::vec(number, 1..6), 0..100u64)
-            .prop_map(|(keys, until)| Step::Renew(keys, until)),
+        1 => (proptest::collection::vec(number, 1..6), 0..100u64, 0..8u64)
+            .prop_map(|(keys, until, by)| Step::Renew(keys, until, by)),
         1 => (0..60u64).prop_map(Step::Expire),
         1 => (0..200_000u64).prop_map(Step::Reclaim),
         1 => Just(Step::Reopen),
@@ -39,23 +39,33 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Model(BTreeMap<Key, StoredBlock>);
 
+/// A longer lease passes the block to whoever gives it, unless that is nobody.
+fn extend(held: &mut StoredBlock, until: u64, by: Owner) {
+    if until > held.info.expires_unix_secs {
+        held.info.expires_unix_secs = until;
+        if by != Owner::NOBODY {
+            held.info.owner = by;
+        }
+    }
+}
+
 impl Model {
     fn put(&mut self, mut new: StoredBlock) {
         if let Some(held) = self.0.get_mut(&new.info.key) {
-            let lease = held.info.expires_unix_secs.max(new.info.expires_unix_secs);
             if new.info.version <= held.info.version {
-                held.info.expires_unix_secs = lease;
+                extend(held, new.info.expires_unix_secs, new.info.owner);
                 return;
             }
+            let lease = held.info.expires_unix_secs.max(new.info.expires_unix_secs);
             new.info.expires_unix_secs = lease;
         }
         self.0.insert(new.info.key, new);
     }
 
-    fn renew(&mut self, keys: &[Key], until: u64) -> Vec<bool> {
+    fn renew(&mut self, keys: &[Key], until: u64, by: Owner) -> Vec<bool> {
         let renew = |key| match self.0.get_mut(key) {
             Some(held) => {
-                held.info.expires_unix_secs = held.info.expires_unix_secs.max(until);
+                extend(held, until, by);
                 true
             }
             None => false,
@@ -78,14 +88,17 @@ impl Model {
         let usage = store.usage();
         let bytes: u64 = self.0.values().map(|held| held.bytes.len() as u64).sum();
         assert_eq!((usage.blocks, usage.block_bytes), (self.0.len() as u64, bytes));
+        recount_owners(store);
     }
 
     /// Does a step here and in `store`, which must answer the same.
     fn both(&mut self, store: &dyn BlockStore, step: &Step) {
         match step {
             Step::Put(blocks) => {
-                let batch: Vec<_> =
-                    blocks.iter().map(|(n, v, len, until)| block(*n, *v, *len, *until)).collect();
+                let make = |(n, v, len, until, by): &(u64, u64, usize, u64, u64)| {
+                    owned(block(*n, *v, *len, *until), owner(*by))
+                };
+                let batch: Vec<_> = blocks.iter().map(make).collect();
                 wait(store.put(batch.clone())).expect("there is room");
                 batch.into_iter().for_each(|block| self.put(block));
             }
@@ -94,9 +107,10 @@ impl Model {
                 keys.iter().for_each(|key| drop(self.0.remove(key)));
                 wait(store.remove(keys)).expect("removed");
             }
-            Step::Renew(numbers, until) => {
+            Step::Renew(numbers, until, by) => {
                 let keys: Vec<Key> = numbers.iter().map(|n| key(*n)).collect();
-                assert_eq!(store.renew(&keys, *until), Ok(self.renew(&keys, *until)));
+                let by = owner(*by);
+                assert_eq!(store.renew(&keys, *until, by), Ok(self.renew(&keys, *until, by)));
             }
             Step::Expire(now) => {
                 assert_eq!(wait(store.remove_expired(*now)), Ok(self.expire(*now)));
