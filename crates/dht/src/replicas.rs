@@ -7,7 +7,7 @@ use atoll_key::{BlockKind, Key};
 use atoll_net::header::Capped;
 use atoll_net::{Peer, Refusal, Request};
 use atoll_overlay::{Neighbourhood, Node, Route, distinct_peers};
-use atoll_store::StoreError;
+use atoll_store::{StoreError, StoredBlock};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
@@ -41,7 +41,7 @@ async fn store_checked(inner: &Inner, blocks: &[Block], checked: &[Checked]) -> 
     if batch.is_empty() {
         return statuses;
     }
-    let failed = match inner.store.put(batch).await {
+    let failed = match store_batch(inner, batch).await {
         Ok(()) => {
             for (block, status) in blocks.iter().zip(&mut statuses) {
                 if matches!(status, PutStatus::Stored { .. })
@@ -64,6 +64,13 @@ async fn store_checked(inner: &Inner, blocks: &[Block], checked: &[Checked]) -> 
         }
     }
     statuses
+}
+
+/// Puts verified blocks into this node's store. They stay even if they were about to be
+/// handed over as strays.
+pub(crate) async fn store_batch(inner: &Inner, batch: Vec<StoredBlock>) -> Result<(), StoreError> {
+    inner.strays.keep(batch.iter().map(|block| &block.info.key)).await;
+    inner.store.put(batch).await
 }
 
 /// Checks one block against its key and against what is held; its kind and version.
@@ -300,9 +307,12 @@ async fn replicate(inner: &Inner, seat: &Neighbourhood, blocks: &[Block]) -> Ack
 /// Extends leases on this node and, as root, at its replicas; one byte per key.
 pub(crate) async fn renew_here(inner: &Inner, renew: &Renew) -> Result<Vec<u8>, Refusal> {
     let expiry = inner.expiry(renew.lease_secs);
+    if !renew.as_root {
+        inner.strays.keep(renew.keys.iter()).await;
+    }
     let held = inner
         .store
-        .renew(&renew.keys, expiry)
+        .renew(&renew.keys, expiry, Owner::NOBODY)
         .map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
     let mut held: Vec<u8> = held.into_iter().map(u8::from).collect();
     if !renew.as_root {
