@@ -177,6 +177,13 @@ pub trait Overlay: Send + Sync + 'static {
     /// key's root: if it is not, the answer is `Back`, never a trip around the ring.
     fn route(&self, key: &Key, as_root: bool) -> Route;
 
+    /// Everybody in this node's tables, in no particular order: where routes can begin.
+    fn acquaintances(&self) -> Vec<Node> {
+        let hoods = self.neighbourhoods();
+        let known = |hood: Neighbourhood| hood.successors.into_iter().chain(hood.predecessor);
+        hoods.into_iter().flat_map(known).collect()
+    }
+
     /// A call to `failed` brought no answer (CFS Figure 5, `alert`): route around it.
     fn alert(&self, failed: &Peer);
 
@@ -195,7 +202,12 @@ pub trait Overlay: Send + Sync + 'static {
     /// Resolves with the new [`Overlay::epoch`] once it differs from `epoch`.
     fn changed(&self, epoch: u64) -> BoxFuture<'static, u64>;
 
-    /// The estimated number of nodes on the ring, from the density of the successor
-    /// list (CFS §6.1: r / f).
+    /// The estimated number of ring positions, from the density of the successor lists
+    /// (CFS §6.1: r / f). As many as nodes where each node is one virtual server.
     fn estimated_nodes(&self) -> f64;
+
+    /// The estimated number of physical nodes, for shares of the whole network (CFS §5.4).
+    fn estimated_peers(&self) -> f64 {
+        self.estimated_nodes()
+    }
 }

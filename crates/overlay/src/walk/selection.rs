@@ -1,0 +1,166 @@
+//! Which of several possible next hops to take: server selection (CFS §4.3).
+//!
+//! C(n) = d + d̄ · H(n): the latency to the candidate, plus the average latency of a call
+//! for each hop that would be left after it. H counts the bits that are set among the
+//! significant high bits of the distance from the candidate to the key.
+//!
+//! What a namer says about latencies is hearsay. This node's own measurement goes before
+//! it; without one, the report is believed only as far as it fits the distance to the
+//! namer itself, so that claiming to be near everybody attracts nobody.
+
+use std::time::Duration;
+
+use atoll_env::Instant;
+use atoll_key::{Key, PeerId};
+
+use crate::peer_book::{Misdeed, PeerBook};
+
+/// How the next hop is chosen among those that lead nearer to the key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Selection {
+    /// The one nearest to the key: the fewest calls (CFS Figure 3).
+    #[default]
+    NearestKey,
+    /// The one with the least C(n): the least time (CFS §4.3).
+    Cost,
+}
+
+/// What somebody said about the latency of a node it named.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Report {
+    pub namer: PeerId,
+    pub latency: Duration,
+}
+
+/// No candidate is thought to be farther away than this many average calls: a false
+/// report may cost a detour, not rule anybody out. A guess.
+const FARTHEST_IN_MEANS: u32 = 4;
+/// A report is false if the call took so many times what it and the way to the namer
+/// allow, and [`SLACK`] more. A guess: far beyond what a busy node adds.
+const FALSE_FROM_TIMES: u32 = 4;
+/// See [`FALSE_FROM_TIMES`].
+const SLACK: Duration = Duration::from_millis(100);
+
+/// H(n): about how many hops are left from a node at this distance before the key, on a
+/// ring of so many nodes.
+pub(super) fn hops_left(distance: &Key, nodes: f64) -> u32 {
+    let mut top = [0; 8];
+    top.copy_from_slice(&distance.0[..8]);
+    let significant_bits = nodes.max(1.0).log2().ceil().min(63.0) as u32;
+    if significant_bits == 0 {
+        return 0;
+    }
+    (u64::from_be_bytes(top) >> (64 - significant_bits)).count_ones()
+}
+
+/// C(n), seconds.
+pub(super) fn cost_secs(
+    book: &PeerBook,
+    peer: &PeerId,
+    report: Option<Report>,
+    distance: &Key,
+    nodes: f64,
+) -> f64 {
+    let mean = book.mean_latency().unwrap_or(Duration::from_secs(1));
+    let hops = f64::from(hops_left(distance, nodes));
+    latency(book, peer, report, mean).as_secs_f64() + mean.as_secs_f64() * hops
+}
+
+/// d: measured, else reported within bounds, else the average.
+fn latency(book: &PeerBook, peer: &PeerId, report: Option<Report>, mean: Duration) -> Duration {
+    if let Some(measured) = book.latency(peer) {
+        return measured;
+    }
+    let Some(report) = report else { return mean };
+    // If latencies were distances, the candidate could be no nearer than by how much the
+    // namer is farther from one of us than from the other.
+    let to_namer = book.latency(&report.namer).unwrap_or(mean);
+    let nearest = to_namer.abs_diff(report.latency);
+    report.latency.max(nearest).min(mean * FARTHEST_IN_MEANS)
+}
+
+/// A node somebody reported on has answered after `took`: notes a false report.
+pub(super) fn check_report(book: &PeerBook, report: Report, took: Duration, now: Instant) {
+    let Some(to_namer) = book.latency(&report.namer) else { return };
+    let allowed = (to_namer + report.latency) * FALSE_FROM_TIMES + SLACK;
+    if took > allowed {
+        book.lied(&report.namer, Misdeed::FalseLatency, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn peer(n: u8) -> PeerId {
+        PeerId([n; 32])
+    }
+
+    fn at_distance(top: u64) -> Key {
+        let mut key = Key::MAX;
+        key.0[..8].copy_from_slice(&top.to_be_bytes());
+        key
+    }
+
+    fn report(latency: Duration) -> Option<Report> {
+        Some(Report { namer: peer(1), latency })
+    }
+
+    fn book() -> PeerBook {
+        let book = PeerBook::default();
+        (0..9).for_each(|_| book.answered(&peer(1), MS * 100, Instant::default()));
+        book
+    }
+
+    /// CFS §4.3: ones((n − id) >> (160 − log N)).
+    #[test]
+    fn the_hops_left_are_the_ones_among_the_significant_bits() {
+        assert_eq!(hops_left(&at_distance(0b1011 << 60), 16.0), 3);
+        // The lower bits do not count, however many are set.
+        assert_eq!(hops_left(&at_distance(u64::MAX >> 4), 16.0), 0);
+        assert_eq!(hops_left(&at_distance(u64::MAX >> 4), 32.0), 1);
+        assert_eq!(hops_left(&at_distance(u64::MAX), 1.0), 0);
+        assert_eq!(hops_left(&at_distance(u64::MAX), 1e30), 63);
+    }
+
+    #[test]
+    fn a_near_node_is_worth_a_hop_more_and_a_far_one_is_not() {
+        let book = book();
+        let cost = |latency, bits: u64| {
+            cost_secs(&book, &peer(9), report(latency), &at_distance(bits << 60), 16.0)
+        };
+        assert!((cost(MS * 100, 0b0101) - 0.3).abs() < 1e-6);
+        // The namer is 100 ms away: 70 ms is the least that fits all latencies from 30 on.
+        assert!(cost(MS * 30, 0b0111) > cost(MS * 60, 0b0011));
+        assert!(cost(MS * 150, 0b0001) < cost(MS * 90, 0b0111));
+    }
+
+    #[test]
+    fn measuring_goes_before_hearsay_and_no_report_is_the_average() {
+        let book = book();
+        book.answered(&peer(2), MS * 300, Instant::default());
+        let mean = book.mean_latency().expect("ten calls");
+        assert_eq!(latency(&book, &peer(2), report(MS), mean), MS * 300);
+        assert_eq!(latency(&book, &peer(3), None, mean), mean);
+    }
+
+    #[test]
+    fn a_lie_about_latency_is_bounded_both_ways() {
+        let book = book();
+        assert_eq!(latency(&book, &peer(3), report(MS), MS * 100), MS * 99, "as far as its namer");
+        assert_eq!(latency(&book, &peer(3), report(MS * 99_999), MS * 100), MS * 400);
+    }
+
+    #[test]
+    fn whoever_reports_latencies_that_are_far_off_loses_trust() {
+        let book = book();
+        let trust = || book.trust(&peer(1), Instant::default());
+        let report = Report { namer: peer(1), latency: MS * 10 };
+        check_report(&book, report, MS * 200, Instant::default());
+        assert!(trust() > 0.999, "200 ms are not impossible");
+        check_report(&book, report, MS * 900, Instant::default());
+        assert!(trust() < 0.999);
+    }
+}

@@ -1,0 +1,130 @@
+//! What a walk asked whom, what each said, and how a walk fails.
+
+use std::fmt;
+
+use atoll_key::Key;
+use atoll_net::CallError;
+
+use crate::Node;
+
+/// A question of a walk, and its answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Asked {
+    /// Who was asked.
+    pub node: Node,
+    /// Whether it was asked as the key's root.
+    pub as_root: bool,
+    /// Whether it is this very node, so that the question crossed no network.
+    pub local: bool,
+    /// What it said.
+    pub said: Said,
+}
+
+/// An answer, in short.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Said {
+    /// Had it.
+    Done,
+    /// Is the root and does not have it.
+    Absent,
+    /// Named this many nodes nearer to the key.
+    Closer(usize),
+    /// Named the root.
+    Root(Node),
+    /// Named its predecessor.
+    Back(Node),
+    /// Knew nobody, or named nobody of use.
+    Nowhere,
+    /// Did not answer, or refused.
+    Failed(CallError),
+}
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Said::Done => f.write_str("has it"),
+            Said::Absent => f.write_str("should have it and does not"),
+            Said::Closer(count) => write!(f, "named {count} nearer nodes"),
+            Said::Root(node) => write!(f, "named {node:?} as the root"),
+            Said::Back(node) => write!(f, "named its predecessor {node:?}"),
+            Said::Nowhere => f.write_str("knows nobody"),
+            Said::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+/// Everything a walk asked, in order.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Trace(pub Vec<Asked>);
+
+impl Trace {
+    /// Calls that were answered. As in CFS Figure 14, attempts to reach failed nodes do
+    /// not count, nor does asking this node itself.
+    pub fn calls(&self) -> usize {
+        self.0.iter().filter(|a| !a.local && !matches!(a.said, Said::Failed(_))).count()
+    }
+
+    /// Calls that brought no answer (CFS Figure 15).
+    pub fn failures(&self) -> usize {
+        self.0.iter().filter(|a| matches!(a.said, Said::Failed(_))).count()
+    }
+}
+
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("nobody was asked");
+        }
+        for (i, asked) in self.0.iter().enumerate() {
+            let separator = if i == 0 { "" } else { "; " };
+            write!(f, "{separator}{:?} {}", asked.node, asked.said)?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a walk did not find what it looked for.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum WalkError {
+    /// The root and those of its successors that answered do not have it.
+    #[error("key {key} is absent: {trace}")]
+    Absent {
+        /// The key.
+        key: Key,
+        /// The live root, then its successors as far as they are known.
+        roots: Vec<Node>,
+        /// Who was asked and what each said.
+        trace: Trace,
+    },
+    /// The root of the key was not reached.
+    #[error("no way to the root of key {key}: {trace}")]
+    NoWay {
+        /// The key.
+        key: Key,
+        /// Who was asked and what each said.
+        trace: Trace,
+    },
+    /// This node is not on a ring, or has just lost all its successors.
+    #[error("this node is not on a ring (yet)")]
+    NotJoined,
+    /// The walk's deadline passed or its questions ran out.
+    #[error("gave up the way to key {key}: {trace}")]
+    GaveUp {
+        /// The key.
+        key: Key,
+        /// Who was asked and what each said.
+        trace: Trace,
+    },
+}
+
+impl WalkError {
+    /// Who was asked and what each said.
+    pub fn trace(&self) -> Option<&Trace> {
+        match self {
+            WalkError::Absent { trace, .. }
+            | WalkError::NoWay { trace, .. }
+            | WalkError::GaveUp { trace, .. } => Some(trace),
+            WalkError::NotJoined => None,
+        }
+    }
+}
