@@ -13,7 +13,12 @@ use crate::ring::{ROOMY, Ring, block};
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn short_leases() -> DhtConfig {
-    DhtConfig { lease: 10 * HOUR, expire_every: HOUR / 4, ..DhtConfig::default() }
+    DhtConfig {
+        lease: 10 * HOUR,
+        expire_every: HOUR / 4,
+        expire_grace: HOUR,
+        ..DhtConfig::default()
+    }
 }
 
 fn ring(seed: u64) -> Ring {
