@@ -4,6 +4,7 @@
 //! Nothing here holds more than a page of items or a batch of blocks in memory, however
 //! large the range.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use atoll_env::sleep;
@@ -23,6 +24,7 @@ use crate::reconcile::{
     Answer, Claim, Cutter, Difference, Fingerprint, Item, MAX_ITEMS, Plan, Salt, difference, plan,
     well_formed_items, well_formed_parts,
 };
+use crate::replicas::store_batch;
 
 /// Items read from the store at once.
 const PAGE_ITEMS: usize = 1024;
@@ -34,6 +36,9 @@ const CLAIMS_AT_ONCE: usize = 16;
 const MAX_IDLE_STEPS: usize = 1000;
 /// An exchange is given up when it has copied nothing for so long. A guess.
 const IDLE_LIMIT: Duration = Duration::from_secs(300);
+/// Blocks given to a replica that are looked for again in the same round, at most: enough
+/// to notice one that does not keep what it acknowledges.
+const MAX_GIVEN: usize = 1024;
 
 /// Why an exchange ended early.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -76,13 +81,15 @@ async fn breathe() {
     .await;
 }
 
-/// A page of the items of `range`, and what is left of the range after it.
+/// A page of the items of `range`, and what is left of the range after it. Blocks whose
+/// lease has ended are as good as gone: copies of them would outlive it.
 fn page(inner: &Inner, range: KeyRange) -> Result<(Vec<Item>, Option<KeyRange>), StoreError> {
     let infos = inner.store.list(range, PAGE_ITEMS)?;
-    let items: Vec<Item> =
-        infos.iter().map(|info| Item { key: info.key, version: info.version }).collect();
-    let rest = match items.last() {
-        Some(last) if items.len() == PAGE_ITEMS && last.key != range.upto => {
+    let now = inner.env.unix_ms() / 1000;
+    let live = infos.iter().filter(|info| info.expires_unix_secs > now);
+    let items = live.map(|info| Item { key: info.key, version: info.version }).collect();
+    let rest = match infos.last() {
+        Some(last) if infos.len() == PAGE_ITEMS && last.key != range.upto => {
             Some(KeyRange::new(last.key, range.upto))
         }
         _ => None,
@@ -119,22 +126,34 @@ pub(crate) async fn fingerprint(
     Ok(print)
 }
 
-/// Answers a peer's claim.
+/// How many blocks of `range` this node holds.
+pub(crate) async fn count(inner: &Inner, range: KeyRange) -> Result<u64, StoreError> {
+    let mut count = 0;
+    visit(inner, range, |_| count += 1).await?;
+    Ok(count)
+}
+
+/// Answers a peer's claim; also says how many items that took to look at.
 pub(crate) async fn answer(
     inner: &Inner,
     salt: &Salt,
     claim: &Claim,
-) -> Result<Answer, StoreError> {
+) -> Result<(Answer, u64), StoreError> {
     let own = fingerprint(inner, salt, claim.range).await?;
-    Ok(match plan(claim, &own) {
+    let plan = plan(claim, &own);
+    let looks = if plan == Plan::Parts { 2 } else { 1 };
+    let answer = match plan {
         Plan::Same => Answer::Same,
         Plan::Items | Plan::Some => {
-            let infos = inner.store.list(claim.range, MAX_ITEMS)?;
-            let items: Vec<Item> =
-                infos.iter().map(|info| Item { key: info.key, version: info.version }).collect();
-            match items.last() {
-                Some(last) if items.len() == MAX_ITEMS => Answer::Some { upto: last.key, items },
-                _ => Answer::Items(items),
+            let (mut items, mut rest) = (Vec::new(), Some(claim.range));
+            while let Some(range) = rest.filter(|_| items.len() + PAGE_ITEMS <= MAX_ITEMS) {
+                let (page, after) = page(inner, range)?;
+                items.extend(page);
+                rest = after;
+            }
+            match rest {
+                Some(rest) => Answer::Some { items, upto: rest.after },
+                None => Answer::Items(items),
             }
         }
         Plan::Parts => {
@@ -144,21 +163,27 @@ pub(crate) async fn answer(
             // The store may have shrunk since it was counted.
             if parts.len() < 2 { Answer::Items(Vec::new()) } else { Answer::Parts(parts) }
         }
-    })
+    };
+    Ok((answer, own.count * looks))
 }
 
-/// Makes this node and `other` hold the same blocks of `range`.
+/// Some of what a replica acknowledged earlier in a round.
+pub(crate) type Given = BTreeSet<Item>;
+
+/// Makes this node and `other` hold the same blocks of `ranges`. What `other` has been
+/// given before and lacks again is not given again.
 pub(crate) async fn reconcile_with(
     inner: &Inner,
     other: &Node,
-    range: KeyRange,
+    ranges: Vec<KeyRange>,
+    given: &mut Given,
 ) -> Result<Outcome, ExchangeError> {
     let mut salt: Salt = [0; 32];
     for chunk in salt.chunks_mut(8) {
         chunk.copy_from_slice(&inner.env.random_u64().to_be_bytes());
     }
-    let mut session =
-        Session { inner, other, salt, todo: vec![range], outcome: Outcome::default() };
+    let outcome = Outcome::default();
+    let mut session = Session { inner, other, salt, todo: ranges, outcome, given };
     let (mut idle_steps, mut idle_since, mut moved) = (0, inner.env.now(), 0);
     while !session.todo.is_empty() {
         if idle_steps == MAX_IDLE_STEPS || inner.env.now().since(idle_since) > IDLE_LIMIT {
@@ -170,6 +195,9 @@ pub(crate) async fn reconcile_with(
             (idle_steps, idle_since, moved) = (0, inner.env.now(), session.outcome.moved);
         }
     }
+    if session.outcome == Outcome::default() {
+        inner.repair.kept(&other.peer.id);
+    }
     Ok(session.outcome)
 }
 
@@ -179,6 +207,7 @@ struct Session<'a> {
     salt: Salt,
     todo: Vec<KeyRange>,
     outcome: Outcome,
+    given: &'a mut Given,
 }
 
 impl Session<'_> {
@@ -255,8 +284,26 @@ impl Session<'_> {
         Ok(())
     }
 
+    /// What may be given: not to a replica that does not keep what it is given.
+    fn to_give(&mut self, lacking: &[Item]) -> Vec<Item> {
+        let (repair, now, id) = (&self.inner.repair, self.inner.env.now(), self.other.peer.id);
+        let (again, new): (Vec<Item>, Vec<Item>) =
+            lacking.iter().partition(|item| self.given.contains(item));
+        if !again.is_empty() {
+            let replica = self.other;
+            tracing::warn!(count = again.len(), ?replica, "blocks it took are missing again");
+            repair.forgot(id, now);
+        }
+        if !repair.may_give(&id, now) {
+            self.outcome.left += lacking.len() as u64;
+            return Vec::new();
+        }
+        new
+    }
+
     /// Copies what differs, both ways.
-    async fn level(&mut self, found: Difference) -> Result<(), ExchangeError> {
+    async fn level(&mut self, mut found: Difference) -> Result<(), ExchangeError> {
+        found.give = self.to_give(&found.give);
         let repair = &self.inner.repair;
         let queued = (found.take.len() + found.give.len()) as u64;
         repair.queue(queued);
@@ -266,6 +313,10 @@ impl Session<'_> {
             Err(error) => Err(error.clone()),
         };
         repair.unqueue(queued);
+        if given.as_ref().is_ok_and(|outcome| outcome.left == 0) {
+            let room = MAX_GIVEN.saturating_sub(self.given.len());
+            self.given.extend(found.give.iter().take(room));
+        }
         for outcome in [taken?, given?] {
             self.outcome.moved += outcome.moved;
             self.outcome.left += outcome.left;
@@ -308,7 +359,7 @@ async fn take(inner: &Inner, other: &Node, items: &[Item]) -> Result<Outcome, Ex
             // Gone since it was listed, or expired: not ours to copy.
             continue;
         }
-        inner.store.put(batch).await?;
+        store_batch(inner, batch).await?;
         outcome.moved += count;
         inner.repair.done(count, bytes);
         pace(inner, bytes).await;

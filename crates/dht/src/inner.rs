@@ -1,11 +1,12 @@
 //! What the parts of a node's block layer share: configuration, the layers below, the
 //! counters, and the few steps that all of them take.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_env::Env;
-use atoll_key::{BlockKind, Key};
+use atoll_key::{BlockKind, Key, PeerId};
 use atoll_net::{CallError, Reply, Request, Transport};
 use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
 use atoll_store::{BlockInfo, BlockStore, Owner, StoreError, StoredBlock};
@@ -14,6 +15,7 @@ use bytes::Bytes;
 use crate::messages::{self, BlockHeader};
 use crate::repair_state::Repair;
 use crate::stats::{Counters, add};
+use crate::strays::Strays;
 
 /// Blocks in one reply stop at this many bytes (one block at least is sent).
 pub(crate) const REPLY_BYTES: usize = 1 << 20;
@@ -134,6 +136,9 @@ pub(crate) struct Inner {
     pub config: DhtConfig,
     pub counters: Counters,
     pub repair: Repair,
+    pub strays: Strays,
+    /// Peers whose claims are being answered.
+    pub answering: Mutex<BTreeSet<PeerId>>,
 }
 
 impl Inner {

@@ -24,6 +24,7 @@ mod serve;
 mod stats;
 mod status;
 mod store_blocks;
+mod strays;
 mod upkeep;
 
 pub use blocks::{Blocks, GetError, MemoryBlocks, PutError};

@@ -116,13 +116,14 @@ async fn ask(
         let seat = inner.seat(&node);
         return Ok(Step::Absent(seat.map_or_else(Vec::new, |seat| seat.successors)));
     }
-    let header = to_header(&LookupStep { key, as_root });
+    let header = to_header(&LookupStep { key, as_root, cached_ms: None });
     let request = Request { method: messages::LOOKUP_STEP, header, parts: Vec::new() };
     let reply = inner.call(&node, request).await?;
     match from_header::<LookupReply>(&reply.header)? {
         LookupReply::Absent(successors) => Ok(Step::Absent(successors)),
         LookupReply::Route(route) => Ok(Step::Route(route)),
-        LookupReply::Found(header) => {
+        LookupReply::Wanted(route) => Ok(Step::Route(route)),
+        LookupReply::Cached { header, .. } | LookupReply::Found(header) => {
             let bytes = reply.parts.into_iter().next().unwrap_or_default();
             let checked =
                 BlockKind::from_u8(header.kind).and_then(|kind| kind.verify(&key, &bytes));

@@ -28,6 +28,8 @@ pub const RENEW: u16 = 0x0203;
 pub const RECONCILE: u16 = 0x0204;
 /// Fetch blocks by key from a replica.
 pub const FETCH: u16 = 0x0205;
+/// A copy of a block, for the cache (CFS §5.2).
+pub const CACHE: u16 = 0x0206;
 
 /// The most blocks in one `PUT` or `FETCH`.
 pub const MAX_BATCH_BLOCKS: usize = 256;
@@ -111,11 +113,23 @@ pub struct LookupStep {
     /// The asker takes this node for the root or one of its replicas.
     #[n(1)]
     pub as_root: bool,
+    /// A cached copy will do; a signed block's at most so many milliseconds old.
+    #[n(2)]
+    pub cached_ms: Option<u64>,
 }
 
 /// The answer to a [`LookupStep`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LookupReply {
+    /// COMPLETE: a cached copy of the block is the reply's only part.
+    Cached {
+        /// What it is.
+        header: BlockHeader,
+        /// How long ago a replica had it, milliseconds.
+        age_ms: u64,
+    },
+    /// CONTINUE: ask there; and this node would cache a copy of the block.
+    Wanted(Route),
     /// COMPLETE: the block is the reply's only part.
     Found(BlockHeader),
     /// NONEXISTENT: this node is the root and does not have it; its replicas follow.
@@ -133,6 +147,10 @@ struct WireLookupReply {
     absent: Option<WireNodes>,
     #[n(2)]
     route: Option<WireRoute>,
+    #[n(3)]
+    age_ms: Option<u64>,
+    #[n(4)]
+    wanted: Option<bool>,
 }
 
 impl<C> Encode<C> for LookupReply {
@@ -141,8 +159,15 @@ impl<C> Encode<C> for LookupReply {
         e: &mut Encoder<W>,
         ctx: &mut C,
     ) -> Result<(), encode::Error<W::Error>> {
-        let none = WireLookupReply { found: None, absent: None, route: None };
+        let none =
+            WireLookupReply { found: None, absent: None, route: None, age_ms: None, wanted: None };
         let wire = match self.clone() {
+            LookupReply::Cached { header, age_ms } => {
+                WireLookupReply { found: Some(header), age_ms: Some(age_ms), ..none }
+            }
+            LookupReply::Wanted(route) => {
+                WireLookupReply { route: Some(WireRoute(route)), wanted: Some(true), ..none }
+            }
             LookupReply::Found(header) => WireLookupReply { found: Some(header), ..none },
             LookupReply::Absent(nodes) => {
                 WireLookupReply { absent: Some(WireNodes(nodes)), ..none }
@@ -156,9 +181,14 @@ impl<C> Encode<C> for LookupReply {
 impl<'b, C> Decode<'b, C> for LookupReply {
     fn decode(d: &mut Decoder<'b>, ctx: &mut C) -> Result<Self, decode::Error> {
         let wire = WireLookupReply::decode(d, ctx)?;
+        let wanted = wire.wanted == Some(true);
         match (wire.found, wire.absent, wire.route) {
-            (Some(header), None, None) => Ok(LookupReply::Found(header)),
+            (Some(header), None, None) => Ok(match wire.age_ms {
+                Some(age_ms) => LookupReply::Cached { header, age_ms },
+                None => LookupReply::Found(header),
+            }),
             (None, Some(nodes), None) => Ok(LookupReply::Absent(nodes.0)),
+            (None, None, Some(route)) if wanted => Ok(LookupReply::Wanted(route.0)),
             (None, None, Some(route)) => Ok(LookupReply::Route(route.0)),
             _ => Err(decode::Error::message("not one of found, absent and a route")),
         }
@@ -267,6 +297,24 @@ pub struct FetchReply {
     /// What the parts are.
     #[n(0)]
     pub blocks: Batch<BlockHeader>,
+}
+
+/// `CACHE`: the block in the only part, for the receiver's cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct CacheCopy {
+    /// What the part is.
+    #[n(0)]
+    pub block: BlockHeader,
+}
+
+/// The answer to a [`CacheCopy`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct CacheReply {
+    /// Whether it is in the cache now.
+    #[n(0)]
+    pub taken: bool,
 }
 
 /// `RECONCILE`: compare ranges.
@@ -464,7 +512,12 @@ mod tests {
     fn every_message_reads_back_and_no_prefix_of_it_does() {
         let header = BlockHeader { key: key(1), kind: 1, lease_secs: 77 };
         let nodes = vec![node(1, "127.0.0.1:1"), node(2, "[::1]:2")];
-        round_trip(LookupStep { key: key(1), as_root: true });
+        round_trip(LookupStep { key: key(1), as_root: true, cached_ms: None });
+        round_trip(LookupStep { key: key(1), as_root: false, cached_ms: Some(1 << 40) });
+        round_trip(LookupReply::Cached { header, age_ms: 0 });
+        round_trip(LookupReply::Wanted(Route::Root(nodes.clone())));
+        round_trip(CacheCopy { block: header });
+        round_trip(CacheReply { taken: true });
         round_trip(LookupReply::Found(header));
         round_trip(LookupReply::Absent(nodes.clone()));
         round_trip(LookupReply::Absent(Vec::new()));
@@ -529,6 +582,8 @@ mod tests {
             let _ = from_header::<PutReply>(&bytes);
             let _ = from_header::<Renew>(&bytes);
             let _ = from_header::<Fetch>(&bytes);
+            let _ = from_header::<CacheCopy>(&bytes);
+            let _ = from_header::<CacheReply>(&bytes);
             let _ = from_header::<FetchReply>(&bytes);
             let _ = from_header::<Reconcile>(&bytes);
             let _ = from_header::<ReconcileReply>(&bytes);

@@ -5,7 +5,7 @@
 //! `repair` keeps the replicas up (`exchange` and `reconcile` compare ranges for it),
 //! `upkeep` drops what has expired and looks for rot.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use atoll_env::{BoxFuture, Env};
 use atoll_key::{BlockHash, Key, SignedBlock};
@@ -21,6 +21,7 @@ use crate::messages;
 use crate::repair_state::Repair;
 use crate::stats::{Counters, DhtStats};
 use crate::status::RepairStatus;
+use crate::strays::Strays;
 use crate::{repair, serve, store_blocks, upkeep};
 
 /// A node's part in the DHT. Cheap to clone; clones are the same node.
@@ -50,6 +51,8 @@ impl Dht {
             config,
             counters: Counters::default(),
             repair: Repair::default(),
+            strays: Strays::default(),
+            answering: Mutex::default(),
         };
         Arc::new(Dht { inner: Arc::new(inner) })
     }
@@ -74,8 +77,8 @@ impl Dht {
 
     /// The state of repair.
     pub fn repair_status(&self) -> RepairStatus {
-        let neighbourhood = self.inner.overlay.neighbourhood();
-        self.inner.repair.status(&neighbourhood, self.inner.config.replicas)
+        let seats = self.inner.overlay.neighbourhoods();
+        self.inner.repair.status(&seats, self.inner.config.replicas)
     }
 
     /// Fetches a content block and says who was asked on the way.
@@ -106,7 +109,7 @@ impl Service for Dht {
                 messages::PUT => serve::put(&inner, from, request).await,
                 messages::RENEW => serve::renew(&inner, request).await,
                 messages::FETCH => serve::fetch(&inner, request).await,
-                messages::RECONCILE => serve::reconcile(&inner, request).await,
+                messages::RECONCILE => serve::reconcile(&inner, from, request).await,
                 other => Err(Refusal::new(
                     Refusal::UNKNOWN_METHOD,
                     format!("method {other:#06x} is not known here"),

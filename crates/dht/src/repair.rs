@@ -2,33 +2,33 @@
 //!
 //! "The DHash software in a block's successor server manages replication of that block":
 //! a root compares its range `(predecessor, me]` with each of the k − 1 nodes after it and
-//! copies what either lacks. That one rule restores copies after a failure (a new
+//! copies what either lacks; a node with several virtual servers is the root of several
+//! ranges (§5.3). That one rule restores copies after a failure (a new
 //! successor lacks them), hands blocks over after a join (the new root lacks them and its
 //! successor has them), and refetches what the scrubber set aside. A round runs when the
 //! neighbourhood has changed and settled, when something was noticed missing, and every
 //! so often.
 //!
 //! A block this node holds without being among its replica set any more, a *stray*, is
-//! given to its root and dropped once the root has it.
+//! given to its root and dropped once the replica set has it (`strays`).
 //!
 //! What it does not know: which blocks belong together, or whether anybody wants them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_env::{jittered, sleep};
-use atoll_key::{BlockKind, KeyRange};
-use atoll_net::Request;
+use atoll_key::{KeyRange, PeerId};
 use atoll_overlay::Node;
 use futures_util::future::{select, select_all};
 
-use crate::exchange::{ExchangeError, fingerprint, give, reconcile_with};
+use crate::exchange::{ExchangeError, Given, count, reconcile_with};
 use crate::inner::Inner;
 use crate::lookup::find;
-use crate::messages::{self, MAX_RENEW_KEYS, Renew, RenewReply, from_header, to_header};
-use crate::reconcile::Item;
-use crate::repair_state::{Scope, scope_of};
+use crate::repair_state::{Duties, duties_of};
 use crate::replicas::{expected_replicas, store_here};
+use crate::strays::hand_over_strays;
 
 /// A round repeats at most so often before it waits again.
 const MAX_PASSES: usize = 4;
@@ -44,7 +44,7 @@ const MAX_SETTLING: usize = 20;
 pub(crate) async fn run(inner: Arc<Inner>) {
     let mut seen = None;
     loop {
-        let epoch = inner.overlay.neighbourhood().epoch;
+        let epoch = inner.overlay.epoch();
         if seen == Some(epoch) {
             let pause = jittered(&*inner.env, inner.config.repair_every);
             let kick = Box::pin(inner.repair.wait_for_kick());
@@ -53,7 +53,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         }
         settle(&inner).await;
         expected_replicas(&inner);
-        seen = Some(inner.overlay.neighbourhood().epoch);
+        seen = Some(inner.overlay.epoch());
         let again_after = match round(&inner).await {
             Ok(Ended::Equal | Ended::Stuck) => continue,
             Ok(Ended::Moving) => AGAIN,
@@ -78,9 +78,9 @@ fn changed_after(inner: &Inner, pause: Duration) -> atoll_env::BoxFuture<'static
 /// Waits until the neighbourhood has stopped changing, within reason.
 async fn settle(inner: &Inner) {
     for _ in 0..MAX_SETTLING {
-        let before = inner.overlay.neighbourhood().epoch;
+        let before = inner.overlay.epoch();
         sleep(&*inner.env, inner.config.repair_settle).await;
-        if inner.overlay.neighbourhood().epoch == before {
+        if inner.overlay.epoch() == before {
             break;
         }
     }
@@ -99,14 +99,16 @@ enum Ended {
 /// One round: compare and copy until nothing differs; then give strays away.
 async fn round(inner: &Arc<Inner>) -> Result<Ended, ExchangeError> {
     refetch_damaged(inner).await;
-    let replicas = inner.config.replicas;
+    let mut given: BTreeMap<PeerId, Given> = BTreeMap::new();
     for _pass in 0..MAX_PASSES {
-        let Some(scope) = scope_of(&inner.overlay.neighbourhood(), replicas) else {
+        let duties = duties_of(&inner.overlay.neighbourhoods(), inner.config.replicas);
+        if duties.scopes.is_empty() {
             return Ok(Ended::Equal);
-        };
+        }
         let (mut moved, mut left, mut failed) = (0, 0, None);
-        for replica in &scope.replicas {
-            match reconcile_with(inner, replica, scope.range).await {
+        for (replica, ranges) in by_replica(&duties) {
+            let given = given.entry(replica.peer.id).or_default();
+            match reconcile_with(inner, &replica, ranges, given).await {
                 Ok(outcome) => {
                     moved += outcome.moved;
                     left += outcome.left;
@@ -115,12 +117,12 @@ async fn round(inner: &Arc<Inner>) -> Result<Ended, ExchangeError> {
                 Err(error) => failed = Some(error),
             }
         }
-        finish_pass(inner, &scope, moved + left == 0 && failed.is_none()).await?;
+        finish_pass(inner, &duties, moved + left == 0 && failed.is_none()).await?;
         if let Some(error) = failed {
             return Err(error);
         }
         if moved == 0 && left == 0 {
-            hand_over_strays(inner, &scope).await?;
+            hand_over_strays(inner, &duties).await?;
             return Ok(Ended::Equal);
         }
         if moved == 0 {
@@ -128,6 +130,19 @@ async fn round(inner: &Arc<Inner>) -> Result<Ended, ExchangeError> {
         }
     }
     Ok(Ended::Moving)
+}
+
+/// The other nodes that should hold copies, and of which ranges: one exchange with each,
+/// however many virtual servers either has.
+fn by_replica(duties: &Duties) -> Vec<(Node, Vec<KeyRange>)> {
+    let mut replicas: BTreeMap<PeerId, (Node, Vec<KeyRange>)> = BTreeMap::new();
+    for scope in &duties.scopes {
+        for node in &scope.replicas {
+            let (_, ranges) = replicas.entry(node.peer.id).or_insert((*node, Vec::new()));
+            ranges.push(scope.range);
+        }
+    }
+    replicas.into_values().collect()
 }
 
 /// Fetches what was damaged here, as root or as replica. What nobody else has is lost
@@ -145,76 +160,11 @@ async fn refetch_damaged(inner: &Arc<Inner>) {
     }
 }
 
-async fn finish_pass(inner: &Inner, scope: &Scope, equal: bool) -> Result<(), ExchangeError> {
-    let root_blocks = fingerprint(inner, &[0; 32], scope.range).await?.count;
-    inner.repair.pass_ended(equal.then_some(scope), root_blocks, inner.env.unix_ms());
-    Ok(())
-}
-
-/// Gives blocks this node should no longer hold to their roots, then drops them.
-async fn hand_over_strays(inner: &Inner, scope: &Scope) -> Result<(), ExchangeError> {
-    let me = inner.overlay.neighbourhood().me;
-    let mut cursor = me.id.0;
-    // From just after this node around the ring to the start of its own range.
-    loop {
-        if scope.range.is_full() || cursor == scope.range.after {
-            return Ok(());
-        }
-        let elsewhere = KeyRange::new(cursor, scope.range.after);
-        let Some(first) = inner.store.list(elsewhere, 1)?.first().copied() else {
-            return Ok(());
-        };
-        let Ok(nodes) = inner.root_list(&first.key).await else { return Ok(()) };
-        let Some(root) = nodes.first().copied() else { return Ok(()) };
-        if root == me || !elsewhere.contains(&root.id.0) {
-            // The ring has changed under us: only the next round can tell.
-            return Ok(());
-        }
-        let replica_set = &nodes[..nodes.len().min(inner.config.replicas)];
-        if replica_set.len() == inner.config.replicas && !replica_set.contains(&me) {
-            hand_over(inner, &root, KeyRange::new(cursor, root.id.0)).await?;
-        }
-        cursor = root.id.0;
+async fn finish_pass(inner: &Inner, duties: &Duties, equal: bool) -> Result<(), ExchangeError> {
+    let mut root_blocks = 0;
+    for scope in &duties.scopes {
+        root_blocks += count(inner, scope.range).await?;
     }
-}
-
-/// Gives all blocks of `range` to their root and drops those it has.
-async fn hand_over(inner: &Inner, root: &Node, range: KeyRange) -> Result<(), ExchangeError> {
-    let mut todo = Some(range);
-    while let Some(range) = todo {
-        let infos = inner.store.list(range, MAX_RENEW_KEYS)?;
-        todo = match infos.last() {
-            Some(last) if infos.len() == MAX_RENEW_KEYS && last.key != range.upto => {
-                Some(KeyRange::new(last.key, range.upto))
-            }
-            _ => None,
-        };
-        let keys: Vec<_> = infos.iter().map(|info| info.key).collect();
-        let count = keys.len();
-        let header = to_header(&Renew { keys, lease_secs: 0, as_root: true });
-        let request = Request { method: messages::RENEW, header, parts: Vec::new() };
-        let held = from_header::<RenewReply>(&inner.call(root, request).await?.header)?.held;
-        if held.len() != count {
-            return Err(ExchangeError::IllFormed);
-        }
-        let now = inner.env.unix_ms() / 1000;
-        let (mut settled, mut offered) = (Vec::new(), Vec::new());
-        for (info, state) in infos.iter().zip(held) {
-            // A signed block is always offered: the root may hold an older version.
-            if state == 1 && info.kind == BlockKind::Content {
-                settled.push(info.key);
-            } else if info.expires_unix_secs > now {
-                offered.push(Item { key: info.key, version: info.version });
-            }
-        }
-        let outcome = give(inner, root, &offered, true).await?;
-        if outcome.moved == offered.len() as u64 {
-            settled.extend(offered.iter().map(|item| item.key));
-        }
-        if !settled.is_empty() {
-            tracing::info!(count = settled.len(), ?root, "handed blocks over to their root");
-            inner.store.remove(settled).await?;
-        }
-    }
+    inner.repair.pass_ended(equal.then_some(duties), root_blocks, inner.env.unix_ms());
     Ok(())
 }

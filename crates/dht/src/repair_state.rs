@@ -1,14 +1,14 @@
 //! The shared state of repair: what it has found, what it was told of, how fast it may go.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use atoll_env::Instant;
-use atoll_key::{Key, KeyRange};
-use atoll_overlay::{Neighbourhood, Node};
+use atoll_key::{Key, KeyRange, PeerId};
+use atoll_overlay::{Neighbourhood, Node, distinct_peers};
 use futures_util::task::AtomicWaker;
 
 use crate::status::RepairStatus;
@@ -16,21 +16,59 @@ use crate::status::RepairStatus;
 /// Damaged blocks remembered one by one.
 const MAX_DAMAGED: usize = 4096;
 
-/// What a root is responsible for: its range, and who should hold copies of it.
+/// Replicas remembered that acknowledged blocks and did not keep them.
+const MAX_FORGETFUL: usize = 256;
+/// How long such a replica is given nothing; twice as long each time. Guesses.
+const FORGETFUL_FOR: Duration = Duration::from_secs(60);
+/// At most so many doublings.
+const MAX_STRIKES: u32 = 8;
+
+/// What a root is responsible for: its range, and who else should hold copies of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Scope {
     pub range: KeyRange,
     pub replicas: Vec<Node>,
 }
 
-/// What the node is responsible for, once it has joined and knows its range.
-pub(crate) fn scope_of(neighbourhood: &Neighbourhood, replicas: usize) -> Option<Scope> {
-    if !neighbourhood.joined {
-        return None;
+/// What a node is responsible for, by all its virtual servers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Duties {
+    /// In ring order. Virtual servers side by side with the same replicas share one: this
+    /// node has one store.
+    pub scopes: Vec<Scope>,
+    /// Whether all virtual servers have joined and know their ranges.
+    pub complete: bool,
+}
+
+/// What a node with these virtual servers is responsible for, with `replicas` copies.
+pub(crate) fn duties_of(seats: &[Neighbourhood], replicas: usize) -> Duties {
+    let mut scopes: Vec<Scope> = Vec::new();
+    for seat in seats.iter().filter(|seat| seat.joined) {
+        let Some(range) = seat.range() else { continue };
+        let mut nodes = vec![seat.me];
+        nodes.extend(&seat.successors);
+        let replicas = distinct_peers(&nodes, replicas).split_off(1);
+        scopes.push(Scope { range, replicas });
     }
-    let range = neighbourhood.range()?;
-    let replicas = neighbourhood.successors.iter().take(replicas - 1).copied().collect();
-    Some(Scope { range, replicas })
+    let complete = scopes.len() == seats.len();
+    scopes.sort_by_key(|scope| scope.range.upto);
+    let mut merged: Vec<Scope> = Vec::with_capacity(scopes.len());
+    for scope in scopes {
+        match merged.last_mut() {
+            Some(last) if joins(last, &scope) => last.range.upto = scope.range.upto,
+            _ => merged.push(scope),
+        }
+    }
+    // Around the end of the circle.
+    if merged.len() > 1 && joins(&merged[merged.len() - 1], &merged[0]) {
+        let last = merged.pop().expect("there are two");
+        merged[0].range.after = last.range.after;
+    }
+    Duties { scopes: merged, complete }
+}
+
+fn joins(one: &Scope, next: &Scope) -> bool {
+    one.range.upto == next.range.after && one.replicas == next.replicas
 }
 
 /// The shared state of repair.
@@ -44,8 +82,8 @@ pub(crate) struct Repair {
 #[derive(Default)]
 struct State {
     status: RepairStatus,
-    /// The scope that was last found without a difference, if nothing was noticed since.
-    clean: Option<Scope>,
+    /// The duties that were last found without a difference, if nothing was noticed since.
+    clean: Option<Duties>,
     next_slot: Instant,
     /// Blocks that were damaged here, to be fetched from another holder.
     damaged: BTreeSet<Key>,
@@ -53,6 +91,9 @@ struct State {
     expected: usize,
     /// Since when there have been fewer than that, and the most there have been since.
     fewer: Option<(Instant, usize)>,
+    /// Replicas that acknowledged blocks and did not keep them: how often, and until when
+    /// they are given nothing.
+    forgetful: BTreeMap<PeerId, (u32, Instant)>,
 }
 
 impl Repair {
@@ -84,8 +125,29 @@ impl Repair {
         std::mem::take(&mut self.lock().damaged)
     }
 
-    /// A pass over all replicas has ended; `equal` is the scope if none differed.
-    pub fn pass_ended(&self, equal: Option<&Scope>, root_blocks: u64, unix_ms: u64) {
+    /// Whether `replica` may be given blocks, as far as it has kept those it was given.
+    pub fn may_give(&self, replica: &PeerId, now: Instant) -> bool {
+        self.lock().forgetful.get(replica).is_none_or(|(_, until)| *until <= now)
+    }
+
+    /// `replica` acknowledged blocks and does not have them.
+    pub fn forgot(&self, replica: PeerId, now: Instant) {
+        let mut state = self.lock();
+        if state.forgetful.len() >= MAX_FORGETFUL {
+            state.forgetful.pop_first();
+        }
+        let (strikes, until) = state.forgetful.entry(replica).or_default();
+        *until = now + FORGETFUL_FOR * 2u32.pow(*strikes);
+        *strikes = (*strikes + 1).min(MAX_STRIKES);
+    }
+
+    /// `replica` has all that it should have.
+    pub fn kept(&self, replica: &PeerId) {
+        self.lock().forgetful.remove(replica);
+    }
+
+    /// A pass over all replicas has ended; `equal` are the duties if none differed.
+    pub fn pass_ended(&self, equal: Option<&Duties>, root_blocks: u64, unix_ms: u64) {
         let mut state = self.lock();
         state.status.root_blocks = root_blocks;
         state.status.rounds += 1;
@@ -151,13 +213,66 @@ impl Repair {
     }
 
     /// The state of repair, given what the node is responsible for at present.
-    pub fn status(&self, neighbourhood: &Neighbourhood, replicas: usize) -> RepairStatus {
-        let scope = scope_of(neighbourhood, replicas);
+    pub fn status(&self, seats: &[Neighbourhood], replicas: usize) -> RepairStatus {
+        let duties = duties_of(seats, replicas);
+        let copies = duties.scopes.iter().map(|scope| scope.replicas.len() as u32 + 1);
         let state = self.lock();
         RepairStatus {
-            fully_replicated: scope.is_some() && state.clean == scope,
-            replicas_wanted: scope.map_or(0, |scope| scope.replicas.len() as u32 + 1),
+            replicas_wanted: copies.max().unwrap_or(0),
+            fully_replicated: duties.complete && state.clean.as_ref() == Some(&duties),
             ..state.status
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(peer: u8, at: u8) -> Node {
+        let addr = "127.0.0.1:1".parse().expect("an address");
+        let mut node = Node::of(atoll_net::Peer { id: PeerId([peer; 32]), addr });
+        node.id = atoll_key::NodeId(key(at));
+        node
+    }
+
+    fn key(at: u8) -> Key {
+        Key::hashed([at; 32])
+    }
+
+    /// The surroundings of `me` on a ring of these nodes in ring order.
+    fn seat(ring: &[Node], me: usize) -> Neighbourhood {
+        let (before, from) = ring.split_at(me);
+        let successors: Vec<Node> = from[1..].iter().chain(before).copied().collect();
+        let predecessor = successors.last().copied();
+        Neighbourhood { epoch: 1, me: ring[me], predecessor, successors, joined: true }
+    }
+
+    #[test]
+    fn replicas_are_other_machines_and_neighbouring_virtual_servers_share_a_scope() {
+        // Peers:         1   1   2   1   3   2
+        let ring: Vec<Node> = [(1, 10), (1, 20), (2, 30), (1, 40), (3, 50), (2, 60)]
+            .map(|(p, at)| node(p, at))
+            .into();
+        let seats = [seat(&ring, 0), seat(&ring, 1), seat(&ring, 3)];
+        let duties = duties_of(&seats, 3);
+        let scope = |after, upto, replicas: [usize; 2]| Scope {
+            range: KeyRange::new(key(after), key(upto)),
+            replicas: replicas.map(|i| ring[i]).into(),
+        };
+        let scopes = vec![scope(60, 20, [2, 4]), scope(30, 40, [4, 5])];
+        assert_eq!(duties, Duties { scopes, complete: true });
+        let unsure = Neighbourhood { predecessor: None, ..seat(&ring, 3) };
+        let duties = duties_of(&[seats[0].clone(), unsure], 3);
+        assert_eq!((duties.scopes.len(), duties.complete), (1, false));
+    }
+
+    #[test]
+    fn a_node_that_is_the_whole_ring_has_one_scope() {
+        let ring: Vec<Node> = [10, 20, 30].map(|at| node(1, at)).into();
+        let seats: Vec<Neighbourhood> = (0..3).map(|me| seat(&ring, me)).collect();
+        let duties = duties_of(&seats, 3);
+        assert_eq!(duties.scopes.len(), 1);
+        assert!(duties.scopes[0].range.is_full() && duties.scopes[0].replicas.is_empty());
     }
 }

@@ -7,7 +7,7 @@ use atoll_key::{BlockKind, Key};
 use atoll_net::header::Capped;
 use atoll_net::{Peer, Refusal, Request};
 use atoll_overlay::{Neighbourhood, Node, Route, distinct_peers};
-use atoll_store::{StoreError, StoredBlock};
+use atoll_store::{Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
@@ -342,8 +342,7 @@ async fn renew_at_replicas(
     renew: &Renew,
     mut held: Vec<u8>,
 ) -> Vec<u8> {
-    let request =
-        Request { method: messages::RENEW, header: to_header(renew), parts: Vec::new() };
+    let request = Request { method: messages::RENEW, header: to_header(renew), parts: Vec::new() };
     let set = replica_set(inner, seat);
     let answers = join_all(set[1..].iter().map(|node| inner.call(node, request.clone()))).await;
     let (mut lacking, mut answered) = (false, 1);

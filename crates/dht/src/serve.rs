@@ -2,6 +2,7 @@
 //!
 //! Requests are decoded with caps, and their lengths checked, before anything is done.
 
+use atoll_key::PeerId;
 use atoll_net::header::Capped;
 use atoll_net::{Peer, Refusal, Reply, Request};
 use atoll_overlay::Route;
@@ -21,9 +22,13 @@ fn reply(header: Bytes, parts: Vec<Bytes>) -> Reply {
     Reply { header, parts }
 }
 
+/// Blocks looked at for one `RECONCILE` before further claims are left unanswered. A guess:
+/// some milliseconds of work.
+const MAX_VISITED: u64 = 16_384;
+
 /// `lookup_step`: the block, or where to ask next.
 pub(crate) async fn lookup_step(inner: &Inner, request: Request) -> Result<Reply, Refusal> {
-    let LookupStep { key, as_root } = from_header(&request.header)?;
+    let LookupStep { key, as_root, .. } = from_header(&request.header)?;
     match inner.store.get(&key).await {
         Ok(Some(block)) => {
             add(&inner.counters.served, 1);
@@ -93,15 +98,42 @@ pub(crate) async fn fetch(inner: &Inner, request: Request) -> Result<Reply, Refu
     Ok(reply(to_header(&FetchReply { blocks: headers.into() }), parts))
 }
 
-/// Compares ranges.
-pub(crate) async fn reconcile(inner: &Inner, request: Request) -> Result<Reply, Refusal> {
+/// A peer whose claims are being answered, until this is dropped.
+struct Answering<'a>(&'a Inner, PeerId);
+
+impl Answering<'_> {
+    /// Takes its turn; `None` while an earlier request of the same peer is being answered.
+    /// Comparing costs whoever answers more than whoever asks.
+    fn begin(inner: &Inner, peer: PeerId) -> Option<Answering<'_>> {
+        let mut answering = inner.answering.lock().expect("no holder of this lock panics");
+        answering.insert(peer).then_some(Answering(inner, peer))
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.0.answering.lock().expect("no holder of this lock panics").remove(&self.1);
+    }
+}
+
+/// Compares ranges. At least one claim is answered, however many blocks that takes to look
+/// at; others only while little has been looked at.
+pub(crate) async fn reconcile(
+    inner: &Inner,
+    from: Peer,
+    request: Request,
+) -> Result<Reply, Refusal> {
     let Reconcile { salt, claims } = from_header(&request.header)?;
+    let Some(_turn) = Answering::begin(inner, from.id) else {
+        return Err(Refusal::new(Refusal::OVERLOADED, "one comparison at a time"));
+    };
     let mut answers = Vec::with_capacity(claims.len());
-    let mut estimated_bytes = 0;
+    let (mut estimated_bytes, mut visited) = (0, 0);
     for claim in claims {
-        let answer = exchange::answer(inner, &salt, &claim)
+        let (answer, looks) = exchange::answer(inner, &salt, &claim)
             .await
             .map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
+        visited += looks;
         estimated_bytes += match &answer {
             reconcile::Answer::Same => 8,
             reconcile::Answer::Items(items) | reconcile::Answer::Some { items, .. } => {
@@ -112,7 +144,7 @@ pub(crate) async fn reconcile(inner: &Inner, request: Request) -> Result<Reply, 
         answers.push(answer);
         // The reply must fit a header, and one answer has at most 2,048 × 72 bytes: the
         // asker asks again about the claims that are not answered.
-        if estimated_bytes > 100_000 {
+        if estimated_bytes > 100_000 || visited > MAX_VISITED {
             break;
         }
     }

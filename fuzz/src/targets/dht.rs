@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 
 use atoll_dht::messages::{
-    BlockHeader, Fetch, FetchReply, LookupReply, LookupStep, Put, PutReply, PutStatus, Reconcile,
-    ReconcileReply, Renew, RenewReply, from_header, to_header,
+    BlockHeader, CacheCopy, CacheReply, Fetch, FetchReply, LookupReply, LookupStep, Put, PutReply,
+    PutStatus, Reconcile, ReconcileReply, Renew, RenewReply, from_header, to_header,
 };
 use atoll_dht::reconcile::{
     Answer, Claim, Fingerprint, Item, difference, well_formed_items, well_formed_parts,
@@ -20,6 +20,8 @@ pub fn targets() -> Vec<Target> {
     let nodes = vec![node(1), node(2)];
     let replies = vec![
         LookupReply::Found(header),
+        LookupReply::Cached { header, age_ms: 9 },
+        LookupReply::Wanted(Route::closer(nodes.clone())),
         LookupReply::Absent(nodes.clone()),
         LookupReply::Route(Route::Root(nodes.clone())),
         LookupReply::Route(Route::closer(nodes.clone())),
@@ -36,7 +38,7 @@ pub fn targets() -> Vec<Target> {
     ];
     let salt = [7; 32];
     vec![
-        message("dht/lookup-step", vec![LookupStep { key: key(1), as_root: true }]),
+        message("dht/lookup-step", vec![step(true, None), step(false, Some(10_000))]),
         message("dht/lookup-reply", replies),
         message("dht/put", vec![Put { blocks: vec![header; 3].into(), as_root: true }]),
         message("dht/put-reply", vec![PutReply { statuses: statuses.into() }]),
@@ -47,6 +49,8 @@ pub fn targets() -> Vec<Target> {
         message("dht/renew-reply", vec![RenewReply { held: vec![0, 1, 2] }]),
         message("dht/fetch", vec![Fetch { keys: vec![key(9), key(8)] }]),
         message("dht/fetch-reply", vec![FetchReply { blocks: vec![header].into() }]),
+        message("dht/cache", vec![CacheCopy { block: header }]),
+        message("dht/cache-reply", vec![CacheReply { taken: true }]),
         message("dht/reconcile", vec![Reconcile { salt, claims: vec![claim(), claim()] }]),
         message("dht/reconcile-reply", reconcile_replies()),
         target("dht/reconcile-answers", encoded(&reconcile_replies()), judge_answers),
@@ -58,6 +62,10 @@ where
     T: Encode<()> + for<'b> Decode<'b, ()> + PartialEq + Debug + 'static,
 {
     round_trip(name, values, |m| to_header(m).to_vec(), from_header::<T>)
+}
+
+fn step(as_root: bool, cached_ms: Option<u64>) -> LookupStep {
+    LookupStep { key: key(1), as_root, cached_ms }
 }
 
 fn encoded<T: Encode<()>>(messages: &[T]) -> Vec<Vec<u8>> {

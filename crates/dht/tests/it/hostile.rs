@@ -8,7 +8,10 @@ use atoll_dht::reconcile::{Answer, Claim, Fingerprint, Item};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, BlockKind, Key, KeyRange};
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
-use atoll_store::{BlockInfo, BlockStore, MemoryStore, ScrubStep, StoreError, StoredBlock, Usage};
+use atoll_store::{
+    BlockInfo, BlockStore, MemoryStore, Owner, OwnerUsage, Owners, ScrubStep, StoreError,
+    StoredBlock, Usage,
+};
 use bytes::Bytes;
 
 use crate::ring::{ROOMY, Ring, block};
@@ -188,8 +191,8 @@ impl BlockStore for Rotten {
     fn list(&self, range: atoll_key::KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
         self.inner.list(range, limit)
     }
-    fn renew(&self, keys: &[Key], expires: u64) -> Result<Vec<bool>, StoreError> {
-        self.inner.renew(keys, expires)
+    fn renew(&self, keys: &[Key], expires: u64, by: Owner) -> Result<Vec<bool>, StoreError> {
+        self.inner.renew(keys, expires, by)
     }
     fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
         self.inner.remove(keys)
@@ -199,6 +202,12 @@ impl BlockStore for Rotten {
     }
     fn usage(&self) -> Usage {
         self.inner.usage()
+    }
+    fn usage_of(&self, owner: &Owner) -> OwnerUsage {
+        self.inner.usage_of(owner)
+    }
+    fn owners(&self, limit: usize) -> Owners {
+        self.inner.owners(limit)
     }
     fn scrub(
         &self,
