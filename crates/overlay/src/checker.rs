@@ -10,7 +10,7 @@
 //! shorter than r whose nodes are all dead belongs to a node that is alone: its own
 //! successor. The base condition is meant for rings that do keep such members.
 //!
-//! Arguments are the neighbourhoods of all *live* nodes. Those that have not joined are
+//! Arguments are the neighbourhoods of all virtual servers of all *live* nodes. Those that have not joined are
 //! looked over. It asks nobody and knows no clock; tests and the simulator call it
 //! after every step.
 
@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use atoll_key::NodeId;
 
+use crate::chord::state::{ListLength, wanted_list};
 use crate::{Neighbourhood, Node};
 
 /// How the live members stand.
@@ -60,11 +61,15 @@ fn violated<T>(broken: Condition, text: String) -> Result<T, Violation> {
     Err(Violation { broken, text })
 }
 
-/// Zave's invariants but the base, for live nodes with lists of up to `max_successors`.
+/// Zave's invariants but the base, for live positions with lists of `length`.
 ///
 /// # Errors
 /// The first violation found.
-pub fn check_ring(live: &[Neighbourhood], max_successors: usize) -> Result<Shape, Violation> {
+pub fn check_ring(
+    live: &[Neighbourhood],
+    length: impl Into<ListLength>,
+) -> Result<Shape, Violation> {
+    let length = length.into();
     let members: BTreeMap<NodeId, &Neighbourhood> =
         live.iter().filter(|n| n.joined).map(|n| (n.me.id, n)).collect();
     let mut next: BTreeMap<NodeId, NodeId> = BTreeMap::new();
@@ -73,7 +78,7 @@ pub fn check_ring(live: &[Neighbourhood], max_successors: usize) -> Result<Shape
         let best = member.successors.iter().find(|s| members.contains_key(&s.id));
         let best = match best {
             Some(best) => best.id,
-            None if member.successors.len() < max_successors => member.me.id,
+            None if member.successors.len() < length.entries => member.me.id,
             None => {
                 let text =
                     format!("{:?}: all successors are dead: {:?}", member.me, member.successors);
@@ -170,13 +175,14 @@ pub fn check_base(live: &[Neighbourhood], base: &[NodeId]) -> Result<(), Violati
 ///
 /// # Errors
 /// The first difference.
-pub fn check_ideal(live: &[Neighbourhood], max_successors: usize) -> Result<(), Violation> {
+pub fn check_ideal(live: &[Neighbourhood], length: impl Into<ListLength>) -> Result<(), Violation> {
+    let length = length.into();
     let mut members: Vec<&Neighbourhood> = live.iter().filter(|n| n.joined).collect();
     members.sort_unstable_by_key(|n| n.me.id);
     let count = members.len();
     for (at, member) in members.iter().enumerate() {
         let nth = |n: usize| members[(at + n) % count].me;
-        let wanted: Vec<Node> = (1..count).take(max_successors).map(nth).collect();
+        let wanted = wanted_list(&member.me, (1..count).map(nth), length);
         let (me, is) = (member.me, &member.successors);
         if *is != wanted {
             let text = format!("{me:?}: the successors should be {wanted:?} and are {is:?}");

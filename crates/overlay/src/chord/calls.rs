@@ -6,18 +6,23 @@ use futures_util::FutureExt;
 use minicbor::Decode;
 
 use super::messages::{
-    self, Alive, AskRoute, Dead, Leaving, MAX_WARNED, Meet, Seen, Surroundings, WireKey, WireNode,
-    WireNodes, WireRoute,
+    self, Alive, AskRoute, Dead, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping, Seen,
+    Surroundings, VirtualIndex, WireKey, WireNode, WireNodes, WireRoute,
 };
 use super::{Chord, state::Told};
 use crate::walk::{Found, Step, WalkError, WalkLimits, walk, walk_from, walk_to_likely};
-use crate::{Node, Route};
+use crate::Node;
 use atoll_env::BoxFuture;
 
 /// Whether the node that gave this answer cannot serve as a neighbour: dead, on no ring,
 /// or talking nonsense. Only an overloaded one is worth waiting for.
 pub(super) fn is_no_neighbour(error: &CallError) -> bool {
     !matches!(error, CallError::Refused(r) if r.code == Refusal::OVERLOADED)
+}
+
+/// Whether the answer says that the peer lives and only the virtual server does not.
+pub(super) fn is_vacant(error: &CallError) -> bool {
+    matches!(error, CallError::Refused(r) if r.code == NOT_JOINED)
 }
 
 impl Chord {
@@ -53,14 +58,19 @@ impl Chord {
         messages::decode(&reply).map_err(CallError::Refused)
     }
 
-    /// Whether the node answers and is on a ring.
+    /// Whether the virtual server answers and is on a ring.
     pub(super) async fn call_ping(&self, to: &Node) -> Result<bool, CallError> {
-        let alive: Alive = self.call(to, messages::PING, bytes::Bytes::new()).await?;
+        let header = messages::encode(&Ping { to: VirtualIndex(to.seat.index) });
+        let alive: Alive = self.call(to, messages::PING, header).await?;
         Ok(alive.joined)
     }
 
+    /// What surrounds a virtual server, which may be one of this node.
     pub(super) async fn call_neighbours(&self, to: &Node) -> Result<Told, CallError> {
-        let header = messages::encode(&Seen { epoch: None });
+        if let Some(told) = self.own_told(to) {
+            return told.ok_or_else(|| Refusal::new(NOT_JOINED, "not on a ring yet").into());
+        }
+        let header = messages::encode(&Seen { to: VirtualIndex(to.seat.index), ..Seen::default() });
         let said: Surroundings = self.call(to, messages::NEIGHBOURS, header).await?;
         Ok(Told {
             predecessor: said.predecessor.map(|n| n.0),
@@ -68,19 +78,31 @@ impl Chord {
         })
     }
 
+    /// Virtual server `from` takes `to`, of another node, for its first successor.
     pub(super) async fn call_notify(
         &self,
+        from: u16,
         to: &Node,
         seen: Option<u64>,
     ) -> Result<Surroundings, CallError> {
-        let header = messages::encode(&Seen { epoch: seen });
+        let (to_index, from) = (VirtualIndex(to.seat.index), VirtualIndex(from));
+        let header = messages::encode(&Seen { epoch: seen, to: to_index, from });
         self.call(to, messages::NOTIFY, header).await
     }
 
-    pub(super) async fn call_leave(&self, to: &Node, told: &Told) -> Result<(), CallError> {
+    /// Virtual server `from` has left; `remaining` stay.
+    pub(super) async fn call_leave(
+        &self,
+        from: u16,
+        to: &Node,
+        told: &Told,
+        remaining: u16,
+    ) -> Result<(), CallError> {
         let leaving = Leaving {
             predecessor: told.predecessor.map(WireNode),
             successors: WireNodes(told.successors.clone()),
+            from: VirtualIndex(from),
+            remaining: VirtualIndex(remaining),
         };
         self.call_raw(to, messages::LEAVE, messages::encode(&leaving)).await.map(drop)
     }
@@ -91,6 +113,10 @@ impl Chord {
         stranger: &Node,
         hops_left: u8,
     ) -> Result<(), CallError> {
+        if self.owns(to) {
+            self.meet_soon(*stranger, hops_left);
+            return Ok(());
+        }
         let meet = Meet { node: WireNode(*stranger), hops_left };
         self.call_raw(to, messages::MEET, messages::encode(&meet)).await.map(drop)
     }
@@ -103,14 +129,15 @@ impl Chord {
         self.transport.call(to.peer, request, self.config.call_limit * 3).await.map(drop)
     }
 
-    /// Tells the predecessor in passing that our list has changed.
-    pub(super) fn nudge(&self, node: Node) {
+    /// Tells another node in passing that the list of virtual server `from` has changed.
+    pub(super) fn nudge(&self, from: u16, node: Node) {
         let chord = self.this.clone();
         let Some(strong) = chord.upgrade() else { return };
+        let nudge = Nudge { to: VirtualIndex(node.seat.index), from: VirtualIndex(from) };
         self.env.spawn(Box::pin(async move {
             // Whether it arrives does not matter: the next period tells as well.
-            let _ = strong.call_raw(&node, messages::NUDGE, bytes::Bytes::new()).await;
-            strong.lock().nudging.remove(&node.id);
+            let _ = strong.call_raw(&node, messages::NUDGE, messages::encode(&nudge)).await;
+            strong.lock().nudging.remove(&(from, node));
         }));
     }
 
@@ -125,21 +152,24 @@ impl Chord {
     ) -> BoxFuture<'static, Result<Step<Vec<Node>>, CallError>> {
         let chord = self.arc();
         Box::pin(async move {
-            let route = if node.id == chord.me().id {
-                chord.lock().state.route(&key, as_root)
+            let route = if chord.owns(&node) {
+                chord.routed(&key, as_root)
             } else {
                 let header = messages::encode(&AskRoute { key: WireKey(key), as_root });
                 chord.call::<WireRoute>(&node, messages::ROUTE, header).await?.0
             };
-            Ok(match route {
-                Route::Root(list) if list[0].id == node.id => Step::Done(list),
-                route => Step::Route(route),
-            })
+            Ok(Step::Route(route))
         })
     }
 
     fn root_limits(&self) -> WalkLimits {
-        WalkLimits { replicas: 0, deadline: self.config.call_limit * 16, ..WalkLimits::default() }
+        WalkLimits {
+            replicas: 0,
+            deadline: self.config.call_limit * 16,
+            selection: self.config.selection,
+            routes: self.config.routes,
+            ..WalkLimits::default()
+        }
     }
 
     pub(super) async fn walk_to_root(&self, key: &Key) -> Result<Found<Vec<Node>>, WalkError> {

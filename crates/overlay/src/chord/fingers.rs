@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_key::{Key, NodeId};
+use atoll_key::Key;
 
 use crate::Node;
 
@@ -51,8 +51,8 @@ impl Fingers {
         self.0.remove(&exponent);
     }
 
-    pub(super) fn remove(&mut self, id: &NodeId) {
-        self.0.retain(|_, node| node.id != *id);
+    pub(super) fn remove(&mut self, gone: &dyn Fn(&Node) -> bool) {
+        self.0.retain(|_, node| !gone(node));
     }
 
     pub(super) fn keep_only(&mut self, exponents: &[u32]) {

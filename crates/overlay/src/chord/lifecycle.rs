@@ -3,11 +3,13 @@
 use std::fmt;
 
 use atoll_net::{CallError, Peer};
-use futures_util::future::join_all;
+use futures_util::StreamExt;
+use futures_util::stream;
 
 use super::Chord;
-use crate::Node;
+use super::state::Told;
 use crate::walk::WalkError;
+use crate::{Node, Seat};
 
 /// Why a node could not join.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -40,6 +42,22 @@ pub enum JoinFailure {
     Successor(Node, CallError),
 }
 
+/// Why the number of virtual servers was not changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum VirtualServersError {
+    /// A node without a ring position is no node.
+    #[error("a node needs at least one virtual server; to stop storing blocks, stop the node")]
+    None,
+    /// More than any node of the network may hold.
+    #[error("{wanted} virtual servers are too many: a node of this network may run {most}")]
+    TooMany {
+        /// What was asked for.
+        wanted: u16,
+        /// The network's maximum.
+        most: u16,
+    },
+}
+
 fn list(asked: &[(Peer, JoinFailure)]) -> String {
     struct One<'a>(&'a (Peer, JoinFailure));
     impl fmt::Display for One<'_> {
@@ -52,24 +70,30 @@ fn list(asked: &[(Peer, JoinFailure)]) -> String {
 
 /// How often a join is tried through one bootstrap peer: a successor may die on the way.
 const JOIN_TRIES: usize = 3;
+/// The most farewells under way.
+const PARALLEL_LEAVES: usize = 16;
+/// The most virtual servers that join at once.
+const PARALLEL_JOINS: usize = 4;
 
 impl Chord {
     /// Makes a ring of one and starts the upkeep. Other rings of the same network are
     /// found through remembered peers and merged with.
     pub fn create(&self) {
-        self.update(|state, _| state.create());
+        self.update(|servers, _| servers.create());
         self.start();
     }
 
     /// Joins the ring that one of the `bootstrap` peers is on (CFS §4.2): looks up this
     /// node's successor, takes over its list and makes itself known to it. Starts the
     /// upkeep. The bootstrap peers are asked one after the other, in the order given.
+    /// Virtual servers after the first join through its tables; one that does not get
+    /// on the ring now tries again every period.
     ///
     /// # Errors
     /// Says who was asked and what each said; the node is then on no ring, and joining
     /// may be tried again.
     pub async fn join(&self, bootstrap: Vec<Peer>) -> Result<(), JoinError> {
-        if self.lock().state.joined() {
+        if self.lock().servers.joined() {
             return Err(JoinError::AlreadyJoined);
         }
         if bootstrap.is_empty() {
@@ -81,7 +105,8 @@ impl Chord {
             match self.join_through(peer).await {
                 Ok(()) => {
                     self.start();
-                    self.stabilize().await;
+                    self.stabilize_all().await;
+                    self.join_the_rest().await;
                     return Ok(());
                 }
                 Err(failure) => asked.push((peer, failure)),
@@ -92,7 +117,7 @@ impl Chord {
 
     async fn join_through(&self, peer: Peer) -> Result<(), JoinFailure> {
         let me = self.me();
-        let start = Node::of(peer);
+        let start = Node::at(peer, Seat { index: 0, ..me.seat });
         if start.id == me.id {
             return Err(JoinFailure::Itself);
         }
@@ -101,11 +126,8 @@ impl Chord {
         let mut tries = 1;
         loop {
             let successor = self.walk_to_root_from(&[start], &key).await?.value[0];
-            match self.call_neighbours(&successor).await {
-                Ok(told) => {
-                    self.update(|state, now| state.join(successor, &told, now));
-                    return Ok(());
-                }
+            match self.join_at(me.seat.index, successor).await {
+                Ok(()) => return Ok(()),
                 Err(error) if tries == JOIN_TRIES => {
                     return Err(JoinFailure::Successor(successor, error));
                 }
@@ -114,21 +136,117 @@ impl Chord {
         }
     }
 
-    /// Leaves the ring in good order: predecessor and successor are told and close the
-    /// gap at once. Stops the upkeep. The node may join again.
+    /// Puts a virtual server on the ring before `successor`, which may be of this node too.
+    async fn join_at(&self, index: u16, successor: Node) -> Result<(), CallError> {
+        let told = self.call_neighbours(&successor).await?;
+        self.update(|servers, now| {
+            servers.gate.unsuspect(&successor);
+            servers.with(index, now, |state, judge| {
+                if !state.joined() && successor.id != state.me().id {
+                    state.join(successor, &told, judge);
+                }
+            });
+        });
+        Ok(())
+    }
+
+    /// Has the virtual servers that are on no ring join through the tables of those that
+    /// are (CFS §5.3).
+    pub(super) async fn join_the_rest(&self) {
+        let waiting: Vec<u16> = {
+            let inner = self.lock();
+            if !inner.servers.joined() {
+                return;
+            }
+            let on_no_ring = inner.servers.states().filter(|state| !state.joined());
+            on_no_ring.map(|state| state.me().seat.index).collect()
+        };
+        let joins = waiting.into_iter().map(|index| self.join_by_own_tables(index));
+        stream::iter(joins).buffer_unordered(PARALLEL_JOINS).collect::<()>().await;
+    }
+
+    async fn join_by_own_tables(&self, index: u16) {
+        let key = self.lock().servers.seat(index).id.key().next();
+        // Whatever goes wrong, the next period tries again.
+        if let Ok(found) = self.walk_to_root(&key).await
+            && self.join_at(index, found.value[0]).await.is_ok()
+        {
+            self.stabilize_server(index).await;
+        }
+    }
+
+    /// Changes how many virtual servers this node runs (CFS §5.3: "this number can be
+    /// adjusted from time to time"). New ones have joined, or tried to, when this returns;
+    /// superfluous ones, those of the highest indices, have left in good order.
+    ///
+    /// # Errors
+    /// If the network does not allow so many, or none are wanted; nothing has changed then.
+    pub async fn set_virtual_servers(&self, count: u16) -> Result<(), VirtualServersError> {
+        let most = self.config.max_virtual_servers;
+        if count == 0 {
+            return Err(VirtualServersError::None);
+        }
+        if count > most {
+            return Err(VirtualServersError::TooMany { wanted: count, most });
+        }
+        self.update(|servers, _| servers.grow(count));
+        let mut left = Vec::new();
+        self.update(|servers, _| {
+            while servers.count() > count
+                && let Some((gone, told)) = servers.shrink()
+            {
+                left.push((gone, told));
+            }
+        });
+        self.tell_of_leaving(&left, count).await;
+        self.join_the_rest().await;
+        Ok(())
+    }
+
+    /// Tells the neighbours of virtual servers that have left, `remaining` of this node's
+    /// staying. Who does not hear it will find out by itself.
+    async fn tell_of_leaving(&self, left: &[(Node, Told)], remaining: u16) {
+        let stays = |node: &Node| !left.iter().any(|(gone, _)| gone.id == node.id);
+        let mut calls = Vec::new();
+        for (gone, told) in left {
+            let mut neighbours: Vec<Node> =
+                told.predecessor.into_iter().chain(told.successors.first().copied()).collect();
+            neighbours.dedup();
+            neighbours.retain(|node| !self.owns(node));
+            // Those that leave together are no neighbours for those that stay.
+            let mut before = told.predecessor;
+            for _ in 0..left.len() {
+                let leaves = |node: Node| left.iter().find(|(gone, _)| gone.id == node.id);
+                let Some((_, its)) = before.and_then(leaves) else { break };
+                before = its.predecessor;
+            }
+            before = before.filter(stays);
+            let after: Vec<Node> = told.successors.iter().filter(|n| stays(n)).copied().collect();
+            let told = Told { predecessor: before, successors: after };
+            for node in neighbours {
+                calls.push((gone.seat.index, node, told.clone()));
+            }
+        }
+        let calls = calls.into_iter().map(|(from, to, told)| async move {
+            let _ = self.call_leave(from, &to, &told, remaining).await;
+        });
+        stream::iter(calls).buffer_unordered(PARALLEL_LEAVES).collect::<()>().await;
+    }
+
+    /// Leaves the ring in good order, with all virtual servers: their predecessors and
+    /// successors are told and close the gaps at once. Stops the upkeep. The node may join
+    /// again.
     pub async fn leave(&self) {
-        let (told, tasks) = {
+        let (left, tasks) = {
             let mut inner = self.lock();
-            (inner.state.told(), std::mem::take(&mut inner.tasks))
+            let left: Vec<(Node, Told)> =
+                inner.servers.states().map(|state| (state.me(), state.told())).collect();
+            (left, std::mem::take(&mut inner.tasks))
         };
         for task in tasks {
             task.abort();
         }
-        self.update(|state, _| state.leave());
-        let mut neighbours: Vec<Node> =
-            told.predecessor.into_iter().chain(told.successors.first().copied()).collect();
-        neighbours.dedup();
-        // Who does not hear it will find out by itself.
-        join_all(neighbours.iter().map(|node| self.call_leave(node, &told))).await;
+        self.update(|servers, _| servers.leave());
+        self.tell_of_leaving(&left, 0).await;
     }
 }

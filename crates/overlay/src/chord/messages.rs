@@ -4,25 +4,31 @@
 //! is absent is null or beyond the array's end, and positions that are not known are
 //! skipped, so that messages can grow. `docs/design/chord.md` has the tables.
 //!
+//! A call is made by one virtual server to another (CFS §5.3): fields name their indices.
+//! Both belong to seats of the network's own profile, which does not travel with them.
+//!
 //! What a header claims is not believed: element counts are capped, nothing is allocated
 //! by declared length, and a node's ring position never travels. It is derived from the
 //! peer's key on receipt (CFS §4.4), so that nobody can claim a position.
 
 pub use atoll_net::header::{from_header as decode, to_header as encode};
-use minicbor::{Decode, Encode};
+use minicbor::decode::Error as DecodeError;
+use minicbor::encode::{Error as EncodeError, Write};
+use minicbor::{Decode, Decoder, Encode, Encoder};
 
 use super::state::Told;
+use crate::MAX_VIRTUAL_SERVERS;
 pub use crate::wire::{WireKey, WireNode, WireNodes, WireRoute};
 
 /// The upper byte of all methods here.
 pub const FAMILY: u8 = 0x01;
-/// Are you there? Empty; answered by [`Alive`].
+/// Are you there? [`Ping`], or empty; answered by [`Alive`].
 pub const PING: u16 = 0x0100;
 /// What surrounds you? [`Seen`]; answered by [`Surroundings`].
 pub const NEIGHBOURS: u16 = 0x0101;
 /// I take you for my successor: [`Seen`]; answered by [`Surroundings`].
 pub const NOTIFY: u16 = 0x0102;
-/// My list has changed, look at it. Empty, and answered by nothing.
+/// My list has changed, look at it. [`Nudge`], or empty; answered by nothing.
 pub const NUDGE: u16 = 0x0103;
 /// I leave: [`Leaving`]; answered by nothing.
 pub const LEAVE: u16 = 0x0104;
@@ -33,16 +39,61 @@ pub const WARN: u16 = 0x0106;
 /// There is this node, perhaps of another ring: [`Meet`]; answered by nothing.
 pub const MEET: u16 = 0x0107;
 
-/// Refusal code: this node is not on a ring.
+/// Refusal code: this node, or the virtual server meant, is not on a ring.
 pub const NOT_JOINED: u16 = 100;
 
 /// The most failed nodes in one [`Dead`].
 pub const MAX_WARNED: usize = 16;
 
+/// A virtual index; 0 is absent. One at or beyond [`MAX_VIRTUAL_SERVERS`] is malformed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct VirtualIndex(pub u16);
+
+impl<C> Encode<C> for VirtualIndex {
+    fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), EncodeError<W::Error>> {
+        e.u16(self.0)?.ok()
+    }
+
+    fn is_nil(&self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl<'b, C> Decode<'b, C> for VirtualIndex {
+    fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<VirtualIndex, DecodeError> {
+        let index = d.u16()?;
+        let known = index < MAX_VIRTUAL_SERVERS;
+        known.then_some(VirtualIndex(index)).ok_or_else(|| DecodeError::message("no such seat"))
+    }
+
+    fn nil() -> Option<VirtualIndex> {
+        Some(VirtualIndex(0))
+    }
+}
+
+/// [`PING`]: whom it is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Encode, Decode)]
+pub struct Ping {
+    /// The virtual server meant.
+    #[n(0)]
+    pub to: VirtualIndex,
+}
+
+/// [`NUDGE`]: between whom.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Encode, Decode)]
+pub struct Nudge {
+    /// The virtual server meant.
+    #[n(0)]
+    pub to: VirtualIndex,
+    /// The one whose list has changed.
+    #[n(1)]
+    pub from: VirtualIndex,
+}
+
 /// Answer to [`PING`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct Alive {
-    /// Whether the node is a member of a ring.
+    /// Whether the virtual server meant is a member of a ring.
     #[n(0)]
     pub joined: bool,
 }
@@ -53,6 +104,12 @@ pub struct Seen {
     /// The epoch of the last answer, whose list need not be sent again.
     #[n(0)]
     pub epoch: Option<u64>,
+    /// The virtual server asked.
+    #[n(1)]
+    pub to: VirtualIndex,
+    /// The virtual server that asks.
+    #[n(2)]
+    pub from: VirtualIndex,
 }
 
 /// Answer to [`NEIGHBOURS`] and [`NOTIFY`].
@@ -69,7 +126,7 @@ pub struct Surroundings {
     pub successors: Option<WireNodes>,
 }
 
-/// [`LEAVE`]: who surrounds the node that leaves.
+/// [`LEAVE`]: who surrounds the virtual server that leaves.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 pub struct Leaving {
     /// Its predecessor.
@@ -78,6 +135,13 @@ pub struct Leaving {
     /// Its successors.
     #[n(1)]
     pub successors: WireNodes,
+    /// Which virtual server leaves.
+    #[n(2)]
+    pub from: VirtualIndex,
+    /// How many virtual servers its node goes on with, those of the lowest indices; with
+    /// none the whole node leaves.
+    #[n(3)]
+    pub remaining: VirtualIndex,
 }
 
 impl Leaving {
@@ -151,8 +215,22 @@ mod tests {
 
     #[test]
     fn an_absent_field_is_none_and_an_unknown_one_is_skipped() {
-        assert_eq!(decode::<Seen>(&[0x80]).unwrap(), Seen { epoch: None });
-        assert_eq!(decode::<Seen>(&[0x82, 0x07, 0x18, 0xff]).unwrap(), Seen { epoch: Some(7) });
+        assert_eq!(decode::<Seen>(&[0x80]).unwrap(), Seen::default());
+        let seen = Seen { epoch: Some(7), ..Seen::default() };
+        assert_eq!(decode::<Seen>(&[0x84, 0x07, 0xf6, 0x00, 0x18, 0xff]).unwrap(), seen);
+    }
+
+    #[test]
+    fn index_zero_is_absent_and_an_index_beyond_the_maximum_is_refused() {
+        let ask = |to, from| Seen { epoch: None, to: VirtualIndex(to), from: VirtualIndex(from) };
+        assert_eq!(encode(&ask(0, 0)), [0x80][..]);
+        assert_eq!(encode(&ask(0, 3)), [0x83, 0xf6, 0xf6, 0x03][..]);
+        for (to, from) in [(0, 0), (0, 3), (5, 0), (127, 127)] {
+            assert_eq!(decode::<Seen>(&encode(&ask(to, from))).unwrap(), ask(to, from));
+        }
+        for header in [&[0x82, 0xf6, 0x18, 0x80][..], &[0x83, 0xf6, 0xf6, 0x19, 0xff, 0xff]] {
+            assert_eq!(decode::<Seen>(header).unwrap_err().code, Refusal::MALFORMED);
+        }
     }
 
     #[test]
@@ -226,6 +304,9 @@ mod tests {
             let _ = decode::<WireRoute>(&bytes);
             let _ = decode::<Dead>(&bytes);
             let _ = decode::<Meet>(&bytes);
+            let _ = decode::<Seen>(&bytes);
+            let _ = decode::<Ping>(&bytes);
+            let _ = decode::<Nudge>(&bytes);
         }
 
         #[test]

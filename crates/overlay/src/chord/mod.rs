@@ -13,8 +13,9 @@
 //! predecessor, so a ring at rest costs one small call per node and period, and a change
 //! reaches all lists that hold it in r round trips.
 //!
-//! Departures from CFS: no server selection by latency (§4.3) yet; node IDs are hashes of
-//! public keys, proven by the handshake, instead of hashes of addresses (§4.4).
+//! A node holds several ring positions, its virtual servers (CFS §5.3): each stabilises by
+//! itself, all share the rest ([`servers`]). What one says to another of the same node
+//! never becomes a call.
 //!
 //! It does not know blocks, and it does not choose whom to trust: any peer that the
 //! transport lets in may be on the ring.
@@ -22,29 +23,33 @@
 mod bell;
 mod calls;
 mod fingers;
+pub mod gate;
 mod lifecycle;
 pub mod messages;
 mod peers;
+mod routing;
+pub mod servers;
 mod service;
 pub mod state;
 mod upkeep;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use atoll_env::{BoxFuture, Env, Instant, Task};
-use atoll_key::{Key, NodeId};
+use atoll_key::{IdProfile, Key};
 use atoll_net::{Peer, Transport};
 use futures_channel::oneshot;
 
 use crate::peer_book::PeerBook;
-use crate::walk::{Found, WalkError};
-use crate::{Neighbourhood, Node, Overlay, Route};
+use crate::walk::{Found, Selection, WalkError};
+use crate::{MAX_VIRTUAL_SERVERS, Neighbourhood, Node, Overlay, Route};
 use bell::Bell;
-pub use lifecycle::{JoinError, JoinFailure};
+pub use lifecycle::{JoinError, JoinFailure, VirtualServersError};
 use peers::RememberedPeers;
-use state::ChordState;
+use servers::Servers;
+use state::{ChordState, DISTINCT_SUCCESSORS, ListLength, Told};
 
 /// What can be set. The times fit a LAN and the open internet alike; all but the first
 /// are guesses that the simulator bears out.
@@ -52,6 +57,17 @@ use state::ChordState;
 pub struct ChordConfig {
     /// The paper's r, "2 log2 N for the foreseeable maximum number of nodes" (CFS §4.2).
     pub successors: usize,
+    /// A list goes on until it holds so many physical nodes, or `successors` if that is
+    /// less: enough for all copies of a block.
+    pub distinct_successors: usize,
+    /// How the network derives ring positions.
+    pub profile: IdProfile,
+    /// How many ring positions this node holds (CFS §5.3), at least one. May be changed
+    /// later: [`Chord::set_virtual_servers`].
+    pub virtual_servers: u16,
+    /// The most that any node of the network may hold, at most [`MAX_VIRTUAL_SERVERS`]: "the
+    /// virtual node index must fall between 0 and some small maximum" (CFS §4.4).
+    pub max_virtual_servers: u16,
     /// How often the first successor is called.
     pub stabilize_every: Duration,
     /// How often one finger is verified.
@@ -59,6 +75,11 @@ pub struct ChordConfig {
     /// How often a remembered peer outside the neighbourhood is asked for a nearer
     /// successor, to find rings that were split off. Alone on a ring: `stabilize_every`.
     pub merge_every: Duration,
+    /// How a lookup chooses its next hop.
+    pub selection: Selection,
+    /// How many routes a lookup may take when it doubts the end of the first; see
+    /// [`crate::walk::WalkLimits`].
+    pub routes: usize,
     /// The limit of one call.
     pub call_limit: Duration,
     /// How long a node found dead is not taken from hearsay.
@@ -71,13 +92,27 @@ impl Default for ChordConfig {
     fn default() -> ChordConfig {
         ChordConfig {
             successors: 16,
+            distinct_successors: DISTINCT_SUCCESSORS,
+            profile: IdProfile::default(),
+            virtual_servers: 1,
+            max_virtual_servers: MAX_VIRTUAL_SERVERS,
             stabilize_every: Duration::from_secs(1),
             fix_fingers_every: Duration::from_secs(5),
             merge_every: Duration::from_secs(20),
+            selection: Selection::default(),
+            routes: 3,
             call_limit: Duration::from_secs(2),
             suspect_for: Duration::from_secs(10),
             remembered: Vec::new(),
         }
+    }
+}
+
+impl ChordConfig {
+    /// How long the successor lists are.
+    pub fn list_length(&self) -> ListLength {
+        let distinct = self.distinct_successors.min(self.successors);
+        ListLength { entries: self.successors, distinct }
     }
 }
 
@@ -100,17 +135,15 @@ pub struct Chord {
 }
 
 struct Inner {
-    state: ChordState,
-    /// The successor whose list ours was last rebuilt from, its epoch and ours then.
-    seen: Option<(NodeId, u64, u64)>,
-    /// When the predecessor was last heard.
-    predecessor_heard: Instant,
+    servers: Servers,
+    /// Virtual servers to be stabilised before the next period.
+    restless: BTreeSet<u16>,
     /// Nodes reported dead, to be pinged.
-    to_check: BTreeMap<NodeId, Node>,
+    to_check: BTreeSet<Node>,
     /// Nodes we were told of that may be of another ring, and how far to pass them on.
     to_meet: VecDeque<(Node, u8)>,
-    /// Predecessors with a nudge under way.
-    nudging: BTreeSet<NodeId>,
+    /// Nudges under way, by who sends and who receives.
+    nudging: BTreeSet<(u16, Node)>,
     remembered: RememberedPeers,
     waiters: Vec<oneshot::Sender<u64>>,
     tasks: Vec<Task>,
@@ -123,22 +156,56 @@ const MAX_TO_MEET: usize = 64;
 
 impl Chord {
     /// A node that is on no ring yet and knows `config.remembered`.
+    ///
+    /// # Panics
+    /// If the configuration wants no virtual server, or more than a node may hold.
     pub fn new(env: Env, transport: Arc<dyn Transport>, config: ChordConfig) -> Arc<Chord> {
-        let me = Node::of(transport.local());
+        let count = config.virtual_servers;
+        assert!(count > 0 && count <= config.max_virtual_servers, "{count} virtual servers");
         // A start at random, so that a restarted node does not repeat epochs that its
         // neighbours have seen.
-        let state = ChordState::new(me, config.successors, env.random_u64() >> 16);
-        Chord::with_state(env, transport, config, state)
+        let epoch = env.random_u64() >> 16;
+        let (peer, profile) = (transport.local(), config.profile);
+        let servers = Servers::new(peer, profile, count, config.list_length(), epoch);
+        Chord::with_servers(env, transport, config, servers)
     }
 
-    /// A node with a given state, to start large rings without joining one by one (see
-    /// [`ChordState::perfect`]). Call [`Chord::start`] if the state is on a ring.
+    /// A node of one virtual server with a given state; see [`Chord::with_states`].
     pub fn with_state(
         env: Env,
         transport: Arc<dyn Transport>,
         config: ChordConfig,
         state: ChordState,
     ) -> Arc<Chord> {
+        Chord::with_states(env, transport, config, vec![state])
+    }
+
+    /// A node with a given state for each virtual server, by index, to start large rings
+    /// without joining one by one (see [`ChordState::perfect`]). Call [`Chord::start`] if
+    /// the states are on a ring.
+    ///
+    /// # Panics
+    /// If the states are not those of seats 0, 1, 2 … of this node.
+    pub fn with_states(
+        env: Env,
+        transport: Arc<dyn Transport>,
+        config: ChordConfig,
+        states: Vec<ChordState>,
+    ) -> Arc<Chord> {
+        let servers = Servers::of(states, config.list_length());
+        Chord::with_servers(env, transport, config, servers)
+    }
+
+    fn with_servers(
+        env: Env,
+        transport: Arc<dyn Transport>,
+        config: ChordConfig,
+        servers: Servers,
+    ) -> Arc<Chord> {
+        let first = servers.seat(0);
+        assert_eq!(first.peer, transport.local(), "the tables are this node's");
+        assert_eq!(first.seat.profile, config.profile, "the tables are of this network");
+        assert!(config.max_virtual_servers <= MAX_VIRTUAL_SERVERS, "indices travel below it");
         let mut remembered = RememberedPeers::new(transport.local());
         for peer in &config.remembered {
             remembered.add(*peer, &*env);
@@ -146,10 +213,9 @@ impl Chord {
         Arc::new_cyclic(|this| Chord {
             this: this.clone(),
             inner: Mutex::new(Inner {
-                state,
-                seen: None,
-                predecessor_heard: env.now(),
-                to_check: BTreeMap::new(),
+                servers,
+                restless: BTreeSet::new(),
+                to_check: BTreeSet::new(),
                 to_meet: VecDeque::new(),
                 nudging: BTreeSet::new(),
                 remembered,
@@ -166,26 +232,43 @@ impl Chord {
         })
     }
 
-    /// This node.
+    /// This node's first virtual server.
     pub fn me(&self) -> Node {
-        self.lock().state.me()
+        self.lock().servers.seat(0)
     }
 
-    /// The neighbourhood's epoch, without copying the neighbourhood.
+    /// How many virtual servers this node runs.
+    pub fn virtual_servers(&self) -> u16 {
+        self.lock().servers.count()
+    }
+
+    /// The neighbourhoods' epoch, without copying them.
     pub fn state_epoch(&self) -> u64 {
-        self.lock().state.epoch()
+        self.lock().servers.epoch()
     }
 
-    /// A copy of the tables, for checkers and for people.
+    /// A copy of the first virtual server's tables, for checkers and for people.
     pub fn state(&self) -> ChordState {
-        self.lock().state.clone()
+        self.lock().servers.state(0).expect("there is always a first").clone()
+    }
+
+    /// A copy of all tables, for checkers and for people.
+    pub fn servers(&self) -> Servers {
+        self.lock().servers.clone()
+    }
+
+    /// Panics if the tables break an invariant of [`servers`] or [`state`].
+    pub fn check_invariants(&self) {
+        self.lock().servers.check_invariants(self.env.now());
     }
 
     /// Peers to keep for the next start: those in the tables and some met before.
     pub fn known_peers(&self) -> Vec<Peer> {
         let inner = self.lock();
-        let mut peers: Vec<Peer> = inner.state.known().iter().map(|n| n.peer).collect();
+        let me = inner.servers.seat(0).peer.id;
+        let mut peers: Vec<Peer> = inner.servers.known().iter().map(|n| n.peer).collect();
         peers.extend(inner.remembered.iter());
+        peers.retain(|peer| peer.id != me);
         peers.sort_unstable();
         peers.dedup();
         peers
@@ -207,62 +290,77 @@ impl Chord {
         self.this.upgrade().expect("a borrowed Chord lives in its Arc")
     }
 
-    /// Changes the state and tells everybody whom the change concerns.
-    fn update<R>(&self, change: impl FnOnce(&mut ChordState, Instant) -> R) -> R {
+    /// Whether `node` is one of this node's virtual servers, running or not.
+    fn owns(&self, node: &Node) -> bool {
+        node.peer.id == self.transport.local().id
+    }
+
+    /// What surrounds a virtual server of this node, `None` if it is on no ring; nothing if
+    /// `node` is another's.
+    #[allow(clippy::option_option, reason = "two different questions")]
+    fn own_told(&self, node: &Node) -> Option<Option<Told>> {
+        self.owns(node).then(|| {
+            let inner = self.lock();
+            let state = inner.servers.own(node).and_then(|index| inner.servers.state(index));
+            state.filter(|state| state.joined()).map(ChordState::told)
+        })
+    }
+
+    /// Changes the tables and tells everybody whom the change concerns.
+    fn update<R>(&self, change: impl FnOnce(&mut Servers, Instant) -> R) -> R {
         let now = self.env.now();
         let mut inner = self.lock();
-        let epoch = inner.state.epoch();
-        let before = inner.state.told();
-        inner.state.expire_suspicions(now);
-        let result = change(&mut inner.state, now);
+        let epoch = inner.servers.epoch();
+        let result = change(&mut inner.servers, now);
+        let mut news = inner.servers.settle(now);
         if cfg!(debug_assertions) {
-            inner.state.check_invariants();
+            inner.servers.check_invariants(now);
         }
-        if inner.state.epoch() == epoch {
+        if inner.servers.epoch() == epoch {
             return result;
         }
-        let epoch = inner.state.epoch();
+        let epoch = inner.servers.epoch();
         let waiters = std::mem::take(&mut inner.waiters);
-        let predecessor = inner.state.predecessor();
-        if predecessor != before.predecessor {
-            inner.predecessor_heard = now;
-        }
-        let head_changed = inner.state.head() != before.successors.first().copied();
-        let now_alone = inner.state.joined() && inner.state.head().is_none();
-        let list_changed = inner.state.successors() != before.successors;
-        let mut nudged = Vec::new();
-        if list_changed {
-            nudged.extend(predecessor);
-        }
-        if predecessor != before.predecessor {
-            // It has to learn that somebody came between us.
-            let living = |p: &Node| !inner.state.is_suspected(&p.id, now);
-            nudged.extend(before.predecessor.filter(living));
-        }
-        nudged.sort_unstable();
-        nudged.dedup();
-        nudged.retain(|node| inner.nudging.insert(node.id));
+        news.nudges.retain(|nudge| inner.nudging.insert(*nudge));
+        let is_restless = !news.restless.is_empty();
+        inner.restless.extend(news.restless);
         drop(inner);
         for waiter in waiters {
             let _ = waiter.send(epoch);
         }
-        for node in nudged {
-            self.nudge(node);
+        for (from, node) in news.nudges {
+            self.nudge(from, node);
         }
-        if head_changed {
+        if is_restless {
             self.stabilize_bell.ring();
-            if now_alone {
-                self.meet_bell.ring();
-            }
+        }
+        if news.alone {
+            self.meet_bell.ring();
         }
         result
     }
 
-    /// Takes a node for dead until it is heard of first-hand, or the suspicion runs out.
-    fn found_dead(&self, node: &Node) {
+    /// Takes a node for dead, with all its virtual servers, until it is heard of first-hand
+    /// or the suspicion runs out.
+    fn found_dead(&self, peer: Peer) {
         let until = self.env.now() + self.config.suspect_for;
-        let had_fingers = self.lock().state.fingers().any(|(_, n)| n.id == node.id);
-        self.update(|state, _| state.failed(&node.id, until));
+        self.forget(&|node| node.peer == peer, |servers| servers.gate.suspect_peer(peer, until));
+    }
+
+    /// As [`Chord::found_dead`] for one virtual server of a node that lives.
+    fn found_vacant(&self, gone: &Node) {
+        let until = self.env.now() + self.config.suspect_for;
+        self.forget(&|node| node == gone, |servers| servers.gate.suspect_node(*gone, until));
+    }
+
+    fn forget(&self, gone: &dyn Fn(&Node) -> bool, suspect: impl FnOnce(&mut Servers)) {
+        let had_fingers = self.update(|servers, _| {
+            let had_fingers =
+                servers.states().flat_map(ChordState::fingers).any(|(_, node)| gone(&node));
+            suspect(servers);
+            servers.forget(gone);
+            had_fingers
+        });
         if had_fingers {
             self.finger_bell.ring();
         }
@@ -270,32 +368,60 @@ impl Chord {
 
     /// Has a node that somebody could not reach pinged soon.
     fn check_soon(&self, node: Node) {
+        if self.owns(&node) {
+            return;
+        }
         let mut inner = self.lock();
         if inner.to_check.len() < MAX_TO_CHECK {
-            inner.to_check.insert(node.id, node);
+            inner.to_check.insert(node);
             drop(inner);
             self.stabilize_bell.ring();
         }
     }
 
+    /// Has a virtual server stabilised before the next period.
+    fn stabilize_soon(&self, index: u16) {
+        self.lock().restless.insert(index);
+        self.stabilize_bell.ring();
+    }
+
     fn meet_soon(&self, node: Node, hops_left: u8) {
+        if self.owns(&node) {
+            return;
+        }
         let mut inner = self.lock();
-        let waiting = inner.to_meet.iter().any(|(n, _)| n.id == node.id);
-        if !waiting && inner.to_meet.len() < MAX_TO_MEET && node.id != inner.state.me().id {
+        let waiting = inner.to_meet.iter().any(|(n, _)| *n == node);
+        if !waiting && inner.to_meet.len() < MAX_TO_MEET {
             inner.to_meet.push_back((node, hops_left));
             drop(inner);
             self.meet_bell.ring();
         }
     }
+
+    /// Where to ask next, from all tables, with latencies measured here (CFS §4.3: "node m
+    /// tells n the measured latency to each node in the set").
+    fn routed(&self, key: &Key, as_root: bool) -> Route {
+        let mut route = self.lock().servers.route(key, as_root);
+        if let Route::Closer(leads) = &mut route {
+            for lead in leads {
+                lead.latency = self.peer_book.latency(&lead.node.peer.id);
+            }
+        }
+        route
+    }
 }
 
 impl Overlay for Chord {
     fn neighbourhoods(&self) -> Vec<Neighbourhood> {
-        vec![self.lock().state.neighbourhood()]
+        self.lock().servers.neighbourhoods()
+    }
+
+    fn neighbourhood(&self) -> Neighbourhood {
+        self.lock().servers.state(0).expect("there is always a first").neighbourhood()
     }
 
     fn epoch(&self) -> u64 {
-        self.lock().state.epoch()
+        self.lock().servers.epoch()
     }
 
     fn peer_book(&self) -> &PeerBook {
@@ -303,18 +429,27 @@ impl Overlay for Chord {
     }
 
     fn route(&self, key: &Key, as_root: bool) -> Route {
-        self.lock().state.route(key, as_root)
+        self.routed(key, as_root)
+    }
+
+    fn acquaintances(&self) -> Vec<Node> {
+        let mut known = self.lock().servers.known();
+        known.retain(|node| !self.owns(node));
+        known
     }
 
     fn alert(&self, failed: &Peer) {
-        let node = Node::of(*failed);
-        self.found_dead(&node);
+        let node = Node::at(*failed, self.me().seat);
+        if self.owns(&node) {
+            return;
+        }
+        self.found_dead(*failed);
         // The caller may have been impatient: see for ourselves.
         self.check_soon(node);
     }
 
     fn warn(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {
-        let (chord, at) = (self.arc(), Node::of(*at));
+        let (chord, at) = (self.arc(), Node::at(*at, self.me().seat));
         Box::pin(async move { chord.call_warn(at, &failed).await.is_ok() })
     }
 
@@ -325,7 +460,7 @@ impl Overlay for Chord {
 
     fn changed(&self, epoch: u64) -> BoxFuture<'static, u64> {
         let mut inner = self.lock();
-        let now = inner.state.epoch();
+        let now = inner.servers.epoch();
         if now != epoch {
             return Box::pin(std::future::ready(now));
         }
@@ -342,7 +477,11 @@ impl Overlay for Chord {
     }
 
     fn estimated_nodes(&self) -> f64 {
-        self.lock().state.estimated_nodes()
+        self.lock().servers.estimated_nodes()
+    }
+
+    fn estimated_peers(&self) -> f64 {
+        self.lock().servers.estimated_peers()
     }
 }
 

@@ -1,17 +1,17 @@
 //! The calls a Chord node answers.
 
 use atoll_env::BoxFuture;
-use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
 use super::messages::{
-    self, Alive, AskRoute, Dead, Leaving, MAX_WARNED, Meet, NOT_JOINED, Seen, Surroundings,
-    WireNode, WireNodes, WireRoute,
+    self, Alive, AskRoute, Dead, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping, Seen,
+    Surroundings, VirtualIndex, WireNode, WireNodes, WireRoute,
 };
 use super::state::Claim;
-use super::{Chord, calls::is_no_neighbour};
-use crate::Node;
+use super::{Chord, calls};
+use crate::{Node, Seat};
 
 impl Service for Chord {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
@@ -20,7 +20,7 @@ impl Service for Chord {
             let chord = self.arc();
             return Box::pin(async move { chord.answer_warn(&request.header).await.map(reply) });
         }
-        let answer = self.answer(Node::of(from), request.method, &request.header);
+        let answer = self.answer(from, request.method, &request.header);
         Box::pin(std::future::ready(answer.map(reply)))
     }
 }
@@ -29,29 +29,48 @@ fn reply(header: Bytes) -> Reply {
     Reply { header, parts: Vec::new() }
 }
 
+/// A message whose fields may all be absent, and with them its header.
+fn decode_or_default<T>(header: &[u8]) -> Result<T, Refusal>
+where
+    T: Default + for<'b> minicbor::Decode<'b, ()>,
+{
+    if header.is_empty() { Ok(T::default()) } else { messages::decode(header) }
+}
+
+fn not_joined() -> Refusal {
+    Refusal::new(NOT_JOINED, "this virtual server is not on a ring")
+}
+
 impl Chord {
-    fn answer(&self, from: Node, method: u16, header: &[u8]) -> Result<Bytes, Refusal> {
+    fn answer(&self, from: Peer, method: u16, header: &[u8]) -> Result<Bytes, Refusal> {
         match method {
-            messages::PING => Ok(messages::encode(&Alive { joined: self.lock().state.joined() })),
+            messages::PING => {
+                let ping: Ping = decode_or_default(header)?;
+                let joined = self.lock().servers.state(ping.to.0).is_some_and(|s| s.joined());
+                Ok(messages::encode(&Alive { joined }))
+            }
             messages::NEIGHBOURS => self.surroundings(messages::decode(header)?),
             messages::NOTIFY => {
-                let seen = messages::decode(header)?;
-                self.rectify(from);
+                let seen: Seen = messages::decode(header)?;
+                self.rectify(seen.to.0, self.caller(from, seen.from));
                 self.surroundings(seen)
             }
             messages::NUDGE => {
-                if self.lock().state.head().is_some_and(|head| head.id == from.id) {
-                    self.stabilize_bell.ring();
+                let nudge: Nudge = decode_or_default(header)?;
+                let from = self.caller(from, nudge.from);
+                let head = self.lock().servers.state(nudge.to.0).and_then(|s| s.head());
+                if head.is_some_and(|head| head.id == from.id) {
+                    self.stabilize_soon(nudge.to.0);
                 }
                 Ok(Bytes::new())
             }
             messages::LEAVE => {
-                self.let_go(&from, &messages::decode(header)?);
+                self.let_go(from, &messages::decode(header)?);
                 Ok(Bytes::new())
             }
             messages::ROUTE => {
                 let ask: AskRoute = messages::decode(header)?;
-                let route = self.lock().state.route(&ask.key.0, ask.as_root);
+                let route = self.routed(&ask.key.0, ask.as_root);
                 Ok(messages::encode(&WireRoute(route)))
             }
             messages::MEET => {
@@ -66,16 +85,18 @@ impl Chord {
         }
     }
 
+    /// Which virtual server of a peer calls.
+    fn caller(&self, peer: Peer, index: VirtualIndex) -> Node {
+        Node::at(peer, Seat { profile: self.config.profile, index: index.0 })
+    }
+
     /// Notes that a peer lives and calls.
     fn heard(&self, from: &Peer) {
         let now = self.env.now();
-        let node = Node::of(*from);
+        let node = self.caller(*from, VirtualIndex(0));
         let mut inner = self.lock();
         inner.remembered.add(*from, &*self.env);
-        if inner.state.predecessor().is_some_and(|p| p.id == node.id) {
-            inner.predecessor_heard = now;
-        }
-        let suspected = inner.state.is_suspected(&node.id, now);
+        let suspected = inner.servers.gate.is_suspected(&node, now);
         drop(inner);
         if suspected {
             // That it reaches us does not say that we reach it.
@@ -85,10 +106,8 @@ impl Chord {
 
     fn surroundings(&self, seen: Seen) -> Result<Bytes, Refusal> {
         let inner = self.lock();
-        let state = &inner.state;
-        if !state.joined() {
-            return Err(Refusal::new(NOT_JOINED, "this node is not on a ring"));
-        }
+        let state = inner.servers.state(seen.to.0).filter(|state| state.joined());
+        let state = state.ok_or_else(not_joined)?;
         let unchanged = seen.epoch == Some(state.epoch());
         Ok(messages::encode(&Surroundings {
             epoch: state.epoch(),
@@ -97,34 +116,64 @@ impl Chord {
         }))
     }
 
-    /// Zave's *rectify*: `from` takes us for its successor.
-    pub(super) fn rectify(&self, from: Node) {
-        if self.lock().state.is_suspected(&from.id, self.env.now()) {
-            return; // `heard` has it pinged first
+    /// Zave's *rectify*: `from` takes our virtual server `index` for its successor.
+    pub(super) fn rectify(&self, index: u16, from: Node) {
+        let now = self.env.now();
+        {
+            let mut inner = self.lock();
+            if inner.servers.gate.is_suspected(&from, now) {
+                drop(inner);
+                return self.check_soon(from);
+            }
+            if let Some(server) = inner.servers.server_mut(index)
+                && server.state.predecessor().is_some_and(|p| p.id == from.id)
+            {
+                server.predecessor_heard = now;
+            }
         }
-        let claim = self.update(|state, _| state.notified(from));
-        if let Claim::Nearer(present) = claim {
+        let claim = self.update(|servers, now| {
+            servers.with(index, now, |state, _| state.notified(from)).unwrap_or(Claim::Known)
+        });
+        if let Claim::Nearer(present) = claim
+            && !self.owns(&present)
+        {
             // Only if that one is dead may the claimant replace it; a live one calls us
             // every period and need not be asked.
-            let silent = self.env.now().since(self.lock().predecessor_heard);
-            if silent > self.config.stabilize_every {
+            let inner = self.lock();
+            let heard = inner.servers.server(index).map(|server| server.predecessor_heard);
+            drop(inner);
+            if heard.is_some_and(|heard| now.since(heard) > self.config.stabilize_every) {
                 self.check_soon(present);
             }
         }
     }
 
-    fn let_go(&self, leaver: &Node, leaving: &Leaving) {
+    fn let_go(&self, from: Peer, leaving: &Leaving) {
         let until = self.env.now() + self.config.suspect_for;
-        let told = leaving.told();
-        self.update(|state, now| state.left(leaver, &told, now, until));
-        self.lock().remembered.remove(&leaver.peer.id);
+        let (leaver, told) = (self.caller(from, leaving.from), leaving.told());
+        let remaining = leaving.remaining.0;
+        let gone = |node: &Node| {
+            node.peer.id == from.id && (remaining == 0 || node.seat.index >= remaining)
+        };
+        self.update(|servers, now| {
+            if remaining == 0 {
+                servers.gate.suspect_peer(from, until);
+            } else {
+                let left = servers.known().into_iter().filter(gone).chain([leaver]);
+                left.for_each(|node| servers.gate.suspect_node(node, until));
+            }
+            servers.neighbour_left(&leaver, &told, &gone, now);
+        });
+        if remaining == 0 {
+            self.lock().remembered.remove(&from.id);
+        }
     }
 
     /// Somebody could not reach nodes that we named: look for ourselves.
     async fn answer_warn(&self, header: &[u8]) -> Result<Bytes, Refusal> {
         let dead: Dead = messages::decode(header)?;
-        let known = self.lock().state.known();
-        let is_known = |node: &&Node| known.iter().any(|k| k.id == node.id);
+        let known = self.lock().servers.known();
+        let is_known = |node: &&Node| known.contains(node) && !self.owns(node);
         let suspects: Vec<Node> =
             dead.nodes.0.iter().filter(is_known).take(MAX_WARNED).copied().collect();
         join_all(suspects.iter().map(|node| self.check(node))).await;
@@ -135,14 +184,27 @@ impl Chord {
     pub(super) async fn check(&self, node: &Node) -> bool {
         match self.call_ping(node).await {
             Ok(true) => {
-                self.update(|state, _| state.unsuspect(&node.id));
+                self.lock().servers.gate.unsuspect(node);
                 true
             }
-            Err(error) if !is_no_neighbour(&error) => true,
-            Ok(false) | Err(_) => {
-                self.found_dead(node);
+            Ok(false) => {
+                self.found_vacant(node);
                 false
             }
+            Err(error) => !self.found_useless(node, &error),
         }
+    }
+
+    /// A call to a node brought this instead of an answer: draws the conclusion. Returns
+    /// whether the node is of no use as a neighbour.
+    pub(super) fn found_useless(&self, node: &Node, error: &CallError) -> bool {
+        if calls::is_vacant(error) {
+            self.found_vacant(node);
+        } else if calls::is_no_neighbour(error) {
+            self.found_dead(node.peer);
+        } else {
+            return false;
+        }
+        true
     }
 }

@@ -14,22 +14,60 @@
 //! - A node whose last successor fails falls back to the nearest node it knows of
 //!   (a finger or its predecessor), and stabilisation walks back from there. Until it has,
 //!   the node does not say who the root of a key before that successor is.
-//! - A node found dead is *suspected* for a while, so that the lists of others, which
-//!   still name it, do not bring it back.
+//! - Who may enter a table is asked of a [`Judge`]: a node found dead is *suspected* for a
+//!   while, so that the lists of others, which still name it, do not bring it back; one
+//!   that has not been checked (CFS §4.4) waits, and the list goes on behind it with what
+//!   it held before.
+//! - A list goes on beyond r entries until it holds enough different physical nodes
+//!   ([`ListLength`]), since a node may hold many positions (CFS §5.3).
 //!
 //! Invariants ([`ChordState::check_invariants`]): the successors are distinct, in
-//! clockwise order from this node, at most r, without this node, none suspected; each
+//! clockwise order from this node, no more than are wanted, without this position; each
 //! finger lies at or beyond its start.
 //!
-//! Time is an argument; there is no clock, no network and no task here.
+//! One state is one virtual server. There is no clock, no network and no task here.
 
-use std::collections::BTreeMap;
-
-use atoll_env::Instant;
 use atoll_key::{Key, NodeId};
+use atoll_net::Peer;
 
 use super::fingers::Fingers;
-use crate::{MAX_CLOSER, Neighbourhood, Node, Route};
+use super::gate::{Judge, Verdict};
+use super::routing;
+use crate::wire::MAX_NODES;
+use crate::{Neighbourhood, Node, Route};
+
+/// How long a successor list is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ListLength {
+    /// The paper's r: entries, wherever the ring has as many.
+    pub entries: usize,
+    /// It goes on until it holds so many physical nodes other than its owner, so that all
+    /// copies of a block can be placed (CFS §5.1: r ≥ k). Never beyond [`MAX_NODES`].
+    pub distinct: usize,
+}
+
+/// So many different physical nodes a list holds unless told otherwise: more than the
+/// copies of a block (CFS §7.2: six).
+pub const DISTINCT_SUCCESSORS: usize = 8;
+
+impl From<usize> for ListLength {
+    /// r entries. With one virtual server a node they are r physical nodes.
+    fn from(entries: usize) -> ListLength {
+        ListLength { entries, distinct: entries.min(DISTINCT_SUCCESSORS) }
+    }
+}
+
+impl ListLength {
+    /// Whether a list of `owner`'s needs no further entry.
+    pub fn is_full(&self, owner: &Peer, list: &[Node]) -> bool {
+        if list.len() < self.entries {
+            return false;
+        }
+        let others: Vec<Node> = list.iter().filter(|n| n.peer.id != owner.id).copied().collect();
+        list.len() >= MAX_NODES
+            || crate::distinct_peers(&others, self.distinct).len() >= self.distinct
+    }
+}
 
 /// What a member says of its surroundings.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -51,20 +89,15 @@ pub enum Claim {
     Nearer(Node),
 }
 
-/// The most nodes remembered as suspected of being dead.
-const MAX_SUSPECTS: usize = 256;
-
 /// A node's ring position, predecessor, successor list and fingers.
 #[derive(Clone, Debug)]
 pub struct ChordState {
     me: Node,
-    max_successors: usize,
+    length: ListLength,
     joined: bool,
     predecessor: Option<Node>,
     successors: Vec<Node>,
     pub(super) fingers: Fingers,
-    /// Until when a node found dead is not believed to live on hearsay.
-    suspects: BTreeMap<NodeId, Instant>,
     /// The first successor is only the nearest node known, because all true ones failed:
     /// what lies before it is not known until stabilisation has walked back.
     guessing: bool,
@@ -72,21 +105,22 @@ pub struct ChordState {
 }
 
 impl ChordState {
-    /// A node that is on no ring yet. `max_successors` is the paper's r; `epoch` is
-    /// where the neighbourhood's epochs start.
+    /// A position on no ring yet. `length` is the paper's r; `epoch` is where the
+    /// neighbourhood's epochs start.
     ///
     /// # Panics
-    /// If `max_successors` is zero.
-    pub fn new(me: Node, max_successors: usize, epoch: u64) -> ChordState {
-        assert!(max_successors > 0, "without successors there is no ring");
+    /// If the list may hold nobody, or more than travel in a message.
+    pub fn new(me: Node, length: impl Into<ListLength>, epoch: u64) -> ChordState {
+        let length = length.into();
+        assert!(length.entries > 0, "without successors there is no ring");
+        assert!(length.entries <= MAX_NODES, "a list has to fit into a message");
         ChordState {
             me,
-            max_successors,
+            length,
             joined: false,
             predecessor: None,
             successors: Vec::new(),
             fingers: Fingers::default(),
-            suspects: BTreeMap::new(),
             guessing: false,
             epoch,
         }
@@ -97,13 +131,13 @@ impl ChordState {
     ///
     /// # Panics
     /// If `me` is not in `ring`.
-    pub fn perfect(me: Node, ring: &[Node], max_successors: usize) -> ChordState {
+    pub fn perfect(me: Node, ring: &[Node], length: impl Into<ListLength>) -> ChordState {
         let at = ring.binary_search_by(|n| n.id.cmp(&me.id)).expect("`me` is on the ring");
-        let mut state = ChordState::new(me, max_successors, 0);
+        let mut state = ChordState::new(me, length, 0);
         state.joined = true;
         let others = ring.len() - 1;
         let nth = |n: usize| ring[(at + n) % ring.len()];
-        state.successors = (1..=others.min(max_successors)).map(nth).collect();
+        state.successors = wanted_list(&me, (1..=others).map(nth), state.length);
         state.predecessor = (others > 0).then(|| nth(others));
         for exponent in state.wanted_fingers() {
             let start = state.finger_start(exponent);
@@ -118,9 +152,9 @@ impl ChordState {
         self.me
     }
 
-    /// The paper's r.
-    pub fn max_successors(&self) -> usize {
-        self.max_successors
+    /// How long the list is to be.
+    pub fn length(&self) -> ListLength {
+        self.length
     }
 
     /// Whether this node is a member of a ring.
@@ -148,15 +182,14 @@ impl ChordState {
         self.epoch
     }
 
+    /// Every node in the tables, possibly repeated.
+    pub fn nodes(&self) -> impl Iterator<Item = Node> + '_ {
+        self.successors.iter().copied().chain(self.predecessor).chain(self.fingers.nodes())
+    }
+
     /// Every node in the tables, each once.
     pub fn known(&self) -> Vec<Node> {
-        let mut known: Vec<Node> = self
-            .successors
-            .iter()
-            .copied()
-            .chain(self.predecessor)
-            .chain(self.fingers.nodes())
-            .collect();
+        let mut known: Vec<Node> = self.nodes().collect();
         known.sort_unstable();
         known.dedup();
         known
@@ -187,14 +220,12 @@ impl ChordState {
 
     /// Joins a ring at `successor`, a live member found to be the root of the key after
     /// this node's, which said `told`.
-    pub fn join(&mut self, successor: Node, told: &Told, now: Instant) {
-        self.expire_suspicions(now);
-        self.unsuspect(&successor.id);
-        let list = self.reconcile(successor, &told.successors, now);
+    pub fn join(&mut self, successor: Node, told: &Told, judge: &Judge<'_>) {
+        let list = self.reconcile(successor, &told.successors, judge);
         self.set_successors(list);
         let before = told.predecessor.or(told.successors.is_empty().then_some(successor));
         let before = before.filter(|p| {
-            !self.is_suspected(&p.id, now)
+            judge(p) == Verdict::Welcome
                 && (p.id == successor.id
                     || p.id.key().strictly_between(successor.id.key(), self.key()))
         });
@@ -213,22 +244,21 @@ impl ChordState {
 
     /// Zave's *stabilize from successor*: `successor` answered `told`. Rebuilds the list
     /// if it is still the first; returns its predecessor if that might be a nearer
-    /// successor of ours, to be asked and [adopted](ChordState::adopt).
-    pub fn stabilize(&mut self, successor: &Node, told: &Told, now: Instant) -> Option<Node> {
-        self.expire_suspicions(now);
+    /// successor of ours, to be checked, asked and [adopted](ChordState::adopt).
+    pub fn stabilize(&mut self, successor: &Node, told: &Told, judge: &Judge<'_>) -> Option<Node> {
         if self.head().map(|h| h.id) != Some(successor.id) {
             return None;
         }
-        let list = self.reconcile(*successor, &told.successors, now);
+        let list = self.reconcile(*successor, &told.successors, judge);
         self.set_successors(list);
-        let newer = self.newer_successor(told.predecessor, now);
+        let newer = self.newer_successor(told.predecessor, judge);
         self.guessing &= newer.is_some();
         newer
     }
 
     /// As [`ChordState::stabilize`] when the successor's list has not changed.
-    pub fn newer_successor(&self, candidate: Option<Node>, now: Instant) -> Option<Node> {
-        candidate.filter(|c| !self.is_suspected(&c.id, now) && self.would_adopt(&c.id))
+    pub fn newer_successor(&self, candidate: Option<Node>, judge: &Judge<'_>) -> Option<Node> {
+        candidate.filter(|c| judge(c) != Verdict::Suspected && self.would_adopt(&c.id))
     }
 
     /// Whether a live node at `id` belongs before our first successor.
@@ -237,31 +267,29 @@ impl ChordState {
         self.joined && id.key().strictly_between(self.key(), head.key())
     }
 
-    /// Zave's *stabilize from predecessor*: `candidate`, alive, answered `told`, and
-    /// becomes the first successor if it is nearer than the present one.
-    pub fn adopt(&mut self, candidate: Node, told: &Told, now: Instant) -> bool {
+    /// Zave's *stabilize from predecessor*: `candidate`, alive and checked, answered
+    /// `told`, and becomes the first successor if it is nearer than the present one.
+    pub fn adopt(&mut self, candidate: Node, told: &Told, judge: &Judge<'_>) -> bool {
         if !self.would_adopt(&candidate.id) {
             return false;
         }
-        self.expire_suspicions(now);
-        self.unsuspect(&candidate.id);
         // A newcomer's list may be short: what we knew before continues it. The entries
         // stay in order, and whoever is skipped now was skipped before.
         let mut rest = told.successors.clone();
-        let end = self.reconcile(candidate, &rest, now).last().map_or(candidate.id, |n| n.id);
+        let end = self.reconcile(candidate, &rest, judge).last().map_or(candidate.id, |n| n.id);
         let beyond = self.distance(&end);
         rest.extend(self.successors.iter().filter(|n| self.distance(&n.id) > beyond));
-        let list = self.reconcile(candidate, &rest, now);
+        let list = self.reconcile(candidate, &rest, judge);
         self.set_successors(list);
         true
     }
 
-    /// Zave's *rectify*, first half: `claimant`, alive, takes this node for its successor.
+    /// Zave's *rectify*, first half: `claimant`, alive and checked, takes this node for its
+    /// successor.
     pub fn notified(&mut self, claimant: Node) -> Claim {
         if !self.joined || claimant.id == self.me.id {
             return Claim::Known;
         }
-        self.unsuspect(&claimant.id);
         if self.successors.is_empty() {
             self.set_successors(vec![claimant]);
         }
@@ -280,106 +308,83 @@ impl ChordState {
         }
     }
 
-    /// A node is dead, or has left: forgets it and will not take it from hearsay until
-    /// `until`. Returns whether it was a neighbour.
-    pub fn failed(&mut self, id: &NodeId, until: Instant) -> bool {
-        if *id == self.me.id {
-            return false;
-        }
-        if self.suspects.len() >= MAX_SUSPECTS && !self.suspects.contains_key(id) {
-            let soonest = self.suspects.iter().min_by_key(|(_, until)| **until);
-            if let Some(soonest) = soonest.map(|(id, _)| *id) {
-                self.suspects.remove(&soonest);
-            }
-        }
-        self.suspects.insert(*id, until);
-        self.fingers.remove(id);
-        let was_predecessor = self.predecessor.is_some_and(|p| p.id == *id);
+    /// Forgets every node that is `gone`: dead, or left. Returns whether one of them was a
+    /// neighbour.
+    pub fn forget(&mut self, gone: &dyn Fn(&Node) -> bool) -> bool {
+        self.fingers.remove(gone);
+        let was_predecessor = self.predecessor.is_some_and(|p| gone(&p));
         if was_predecessor {
             self.set_predecessor(None);
         }
         let mut list = self.successors.clone();
-        list.retain(|n| n.id != *id);
+        list.retain(|n| !gone(n));
         let was_successor = list.len() != self.successors.len();
-        if list.is_empty() {
-            list.extend(self.nearest_other());
-            self.guessing = !list.is_empty();
-        }
+        let has_lost_all = was_successor && list.is_empty();
         self.set_successors(list);
+        if has_lost_all {
+            let others: Vec<Node> = self.fingers.nodes().chain(self.predecessor).collect();
+            self.fall_back(&others);
+        }
         was_predecessor || was_successor
+    }
+
+    /// A member whose successors are all gone goes on from the nearest of `others`, if
+    /// there is any, and from there stabilisation walks back.
+    pub fn fall_back(&mut self, others: &[Node]) {
+        if self.joined && self.successors.is_empty() {
+            let others = others.iter().filter(|n| n.id != self.me.id);
+            let nearest = others.min_by_key(|n| self.distance(&n.id)).copied();
+            self.guessing = nearest.is_some();
+            self.set_successors(nearest.into_iter().collect());
+        }
     }
 
     /// `leaver` leaves in good order and says who surrounds it: its predecessor and
     /// successor close the gap at once (Zave treats this as a failure, which is slower).
-    pub fn left(&mut self, leaver: &Node, told: &Told, now: Instant, until: Instant) {
-        self.expire_suspicions(now);
+    /// `gone` are all the nodes that leave with it, among them itself.
+    pub fn left(
+        &mut self,
+        leaver: &Node,
+        told: &Told,
+        gone: &dyn Fn(&Node) -> bool,
+        judge: &Judge<'_>,
+    ) {
         let was_head = self.head().is_some_and(|h| h.id == leaver.id);
         let was_predecessor = self.predecessor.is_some_and(|p| p.id == leaver.id);
-        self.failed(&leaver.id, until);
+        self.forget(gone);
         if was_head
             && let Some(head) = self.head()
             && told.successors.first().map(|n| n.id) == Some(head.id)
         {
-            let list = self.reconcile(head, &told.successors[1..], now);
+            let list = self.reconcile(head, &told.successors[1..], judge);
             self.set_successors(list);
         }
         if was_predecessor
+            && self.predecessor.is_none()
             && !self.successors.is_empty()
             && let Some(before) = told.predecessor
             && before.id != self.me.id
-            && !self.is_suspected(&before.id, now)
+            && judge(&before) == Verdict::Welcome
         {
             self.set_predecessor(Some(before));
         }
     }
 
-    // --- suspicion ------------------------------------------------------------------
-
-    /// Whether the node was found dead not long ago.
-    pub fn is_suspected(&self, id: &NodeId, now: Instant) -> bool {
-        self.suspects.get(id).is_some_and(|until| now < *until)
-    }
-
-    /// The node has answered: it lives.
-    pub fn unsuspect(&mut self, id: &NodeId) {
-        self.suspects.remove(id);
-    }
-
-    /// Forgets suspicions that have run out.
-    pub fn expire_suspicions(&mut self, now: Instant) {
-        self.suspects.retain(|_, until| now < *until);
-    }
-
     // --- questions ------------------------------------------------------------------
 
-    /// Where to ask next for `key`; see [`Route`] and [`crate::Overlay::route`].
+    /// Where to ask next for `key`, from this virtual server's tables alone; see
+    /// [`Route`] and [`crate::Overlay::route`].
     pub fn route(&self, key: &Key, as_root: bool) -> Route {
-        if !self.joined {
-            return Route::Nowhere;
-        }
-        if self.successors.is_empty() {
-            return Route::Root(vec![self.me]);
-        }
-        match self.predecessor {
-            Some(before) if in_range(key, before.id.key(), self.key()) => self.root_here(),
-            Some(before) if as_root => Route::Back(before),
-            None if as_root => self.root_in_successors(key).unwrap_or_else(|| self.root_here()),
-            _ => self.root_in_successors(key).unwrap_or_else(|| self.towards(key)),
-        }
-    }
-
-    fn root_here(&self) -> Route {
-        let list = std::iter::once(self.me).chain(self.successors.iter().copied());
-        Route::Root(list.collect())
+        routing::route(std::iter::once(self), key, as_root)
     }
 
     /// The successor list used as knowledge: the root may stand in it. Far down the list
     /// only if enough nodes follow, so that one of them lives when half of all have died.
-    fn root_in_successors(&self, key: &Key) -> Option<Route> {
+    pub(super) fn root_in_successors(&self, key: &Key) -> Option<Route> {
         let target = self.distance_of_key(key);
         let at = self.successors.iter().position(|s| self.distance(&s.id) >= target)?;
         let whole = self.knows_whole_ring();
-        let enough = self.successors.len().min((self.max_successors / 2).max(4));
+        let enough = self.successors.len().min((self.length.entries / 2).max(4));
         if at == 0 && self.guessing {
             return None;
         }
@@ -394,27 +399,6 @@ impl ChordState {
         Some(Route::Root(list))
     }
 
-    fn towards(&self, key: &Key) -> Route {
-        let closer = self.closer(key);
-        if closer.is_empty() { Route::Nowhere } else { Route::closer(closer) }
-    }
-
-    /// CFS Figure 3, `preceding_node_list`: nearest to the key first.
-    fn closer(&self, key: &Key) -> Vec<Node> {
-        let mut nodes: Vec<Node> =
-            self.successors.iter().copied().chain(self.fingers.nodes()).collect();
-        nodes.retain(|n| n.id.key().strictly_between(self.key(), key));
-        nodes.sort_unstable_by_key(|n| key.distance_from(n.id.key()));
-        nodes.dedup();
-        nodes.truncate(MAX_CLOSER);
-        nodes
-    }
-
-    /// The nearest node known strictly between this one and `key`.
-    pub fn preceding(&self, key: &Key) -> Option<Node> {
-        self.closer(key).first().copied()
-    }
-
     /// Whether the successor list goes around the whole ring.
     pub fn knows_whole_ring(&self) -> bool {
         match self.predecessor {
@@ -423,15 +407,19 @@ impl ChordState {
         }
     }
 
+    /// The part of the circle that the successor list covers; none without a list.
+    pub fn covered(&self) -> Option<f64> {
+        let last = self.successors.last()?;
+        Some(self.distance(&last.id).as_fraction().max(f64::MIN_POSITIVE))
+    }
+
     /// CFS §6.1: the r nodes of the successor list cover the fraction f of the circle,
     /// so there are about r / f. Exact on a ring that fits into the list.
     pub fn estimated_nodes(&self) -> f64 {
-        let Some(last) = self.successors.last() else { return 1.0 };
-        if self.knows_whole_ring() {
-            return (self.successors.len() + 1) as f64;
+        match self.covered() {
+            Some(covered) if !self.knows_whole_ring() => self.successors.len() as f64 / covered,
+            _ => (self.successors.len() + 1) as f64,
         }
-        let covered = self.distance(&last.id).as_fraction().max(f64::MIN_POSITIVE);
-        self.successors.len() as f64 / covered
     }
 
     // --- fingers --------------------------------------------------------------------
@@ -492,26 +480,36 @@ impl ChordState {
     }
 
     /// `[head] + list`, cut where it stops going clockwise away from this node (it has
-    /// come around, or is nonsense), without suspects, at most r.
-    fn reconcile(&self, head: Node, list: &[Node], now: Instant) -> Vec<Node> {
+    /// come around, or is nonsense), without suspects, as long as wanted. At a node that is
+    /// not checked yet the present list goes on: whom it skips now it skipped before.
+    fn reconcile(&self, head: Node, list: &[Node], judge: &Judge<'_>) -> Vec<Node> {
         let mut out = vec![head];
         let mut farthest = self.distance(&head.id);
+        let mut waits = false;
         for node in list {
             let distance = self.distance(&node.id);
-            if distance <= farthest || out.len() >= self.max_successors {
+            if distance <= farthest || self.length.is_full(&self.me.peer, &out) {
                 break;
             }
+            match judge(node) {
+                Verdict::Welcome => out.push(*node),
+                Verdict::Suspected => {}
+                Verdict::Unknown => {
+                    waits = true;
+                    break;
+                }
+            }
             farthest = distance;
-            if !self.is_suspected(&node.id, now) {
+        }
+        if waits {
+            for node in self.successors.iter().filter(|n| self.distance(&n.id) > farthest) {
+                if self.length.is_full(&self.me.peer, &out) {
+                    break;
+                }
                 out.push(*node);
             }
         }
         out
-    }
-
-    fn nearest_other(&self) -> Option<Node> {
-        let others = self.fingers.nodes().chain(self.predecessor);
-        others.min_by_key(|n| self.distance(&n.id))
     }
 
     fn set_joined(&mut self, joined: bool) {
@@ -529,32 +527,50 @@ impl ChordState {
         self.successors = successors;
     }
 
+    pub(super) fn set_epoch(&mut self, epoch: u64) {
+        self.epoch = epoch;
+    }
+
+    pub(super) fn set_length(&mut self, length: ListLength) {
+        self.length = length;
+    }
+
     /// Panics with a description if an invariant of the module does not hold.
     pub fn check_invariants(&self) {
         let me = self.me;
-        assert!(self.successors.len() <= self.max_successors, "{me:?}: list longer than r");
+        if let Some((_, but_last)) = self.successors.split_last() {
+            assert!(!self.length.is_full(&me.peer, but_last), "{me:?}: list longer than wanted");
+        }
         let mut farthest = Key::MIN;
         for node in &self.successors {
             let distance = self.distance(&node.id);
             assert!(distance > farthest, "{me:?}: {node:?} is out of order in the list");
             farthest = distance;
-            assert!(!self.suspects.contains_key(&node.id), "{me:?}: {node:?} is suspected");
         }
         if let Some(before) = self.predecessor {
             assert!(before.id != me.id, "{me:?} is its own predecessor");
-            assert!(!self.suspects.contains_key(&before.id), "{me:?}: {before:?} is suspected");
             assert!(!self.successors.is_empty(), "{me:?} has a predecessor but no successor");
         }
         for (exponent, node) in self.fingers.iter() {
             let distance = self.distance(&node.id);
             assert!(distance >= Key::power_of_two(exponent), "{me:?}: finger {exponent} too near");
-            assert!(!self.suspects.contains_key(&node.id), "{me:?}: {node:?} is suspected");
         }
         assert!(self.joined || self.successors.is_empty(), "{me:?} knows a ring it is not on");
-        assert!(self.suspects.len() <= MAX_SUSPECTS, "{me:?} suspects everybody");
     }
 }
 
-fn in_range(key: &Key, after: &Key, upto: &Key) -> bool {
-    atoll_key::KeyRange::new(*after, *upto).contains(key)
+/// The list of `owner` if `following` are the nodes after it, in order, once around.
+pub fn wanted_list(
+    owner: &Node,
+    following: impl Iterator<Item = Node>,
+    length: ListLength,
+) -> Vec<Node> {
+    let mut list = Vec::new();
+    for node in following {
+        if length.is_full(&owner.peer, &list) {
+            break;
+        }
+        list.push(node);
+    }
+    list
 }

@@ -1,5 +1,6 @@
 //! What a node does in the background: stabilise, refresh fingers, meet other rings.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -8,9 +9,12 @@ use futures_util::StreamExt;
 use futures_util::future::{join_all, select};
 use futures_util::stream;
 
+use super::Chord;
 use super::bell::Bell;
-use super::calls::is_no_neighbour;
-use super::{Chord, messages::Surroundings, state::Told};
+use super::gate::{Judge, Verdict};
+use super::messages::Surroundings;
+use super::servers::Servers;
+use super::state::{ChordState, Told};
 use crate::Node;
 
 /// How often an introduction is passed on towards its place: any lookup is shorter.
@@ -21,6 +25,8 @@ const MEET_TRIES: usize = 4;
 const PARALLEL_FINGERS: usize = 3;
 /// The most reports of death checked at once.
 const PARALLEL_CHECKS: usize = 8;
+/// The most virtual servers stabilised at once.
+const PARALLEL_SERVERS: usize = 16;
 /// Prompt rounds keep this fraction of the period apart.
 const PROMPT_FRACTION: u32 = 20;
 /// The successor's list is fetched every so many rounds even if its epoch stands still:
@@ -51,7 +57,7 @@ impl Chord {
             let work = repeat(self.this.clone(), self.env.clone(), chore, period, bell.clone());
             inner.tasks.push(self.env.spawn(Box::pin(work)));
         }
-        let alone = inner.state.head().is_none();
+        let alone = inner.servers.is_alone();
         drop(inner);
         self.finger_bell.ring();
         if alone {
@@ -61,11 +67,13 @@ impl Chord {
 
     async fn chore(&self, chore: Chore, round: u64, rung: bool) {
         match chore {
+            Chore::Stabilize if rung => self.stabilize_restless().await,
             Chore::Stabilize => {
                 if round.is_multiple_of(FULL_ROUND_EVERY) {
-                    self.lock().seen = None;
+                    self.forget_seen();
                 }
-                self.stabilize().await;
+                self.stabilize_all().await;
+                self.join_the_rest().await;
             }
             Chore::Fingers if rung => self.fill_fingers().await,
             Chore::Fingers => self.verify_finger(round).await,
@@ -79,71 +87,143 @@ impl Chord {
     }
 
     fn is_alone(&self) -> bool {
-        self.lock().state.head().is_none()
+        self.lock().servers.is_alone()
     }
 
     // --- stabilise --------------------------------------------------------------------
 
-    /// Zave's *stabilize*, until the first successor answers and knows nobody between it
-    /// and us; then a look at the predecessor.
-    pub(super) async fn stabilize(&self) {
-        self.check_reported().await;
-        for _ in 0..self.config.successors * 2 {
-            let Some(head) = self.lock().state.head() else { break };
-            let seen = self.seen_epoch(&head);
-            match self.call_notify(&head, seen).await {
-                Ok(said) => match self.take_in(&head, said) {
-                    Some(newer) => {
-                        self.adopt(&newer).await;
-                    }
-                    None => break,
-                },
-                Err(error) if is_no_neighbour(&error) => self.found_dead(&head),
-                Err(_) => break,
+    fn forget_seen(&self) {
+        let mut inner = self.lock();
+        for index in 0..inner.servers.count() {
+            if let Some(server) = inner.servers.server_mut(index) {
+                server.seen = None;
             }
         }
-        self.watch_predecessor().await;
+    }
+
+    /// Stabilises every virtual server.
+    pub(super) async fn stabilize_all(&self) {
+        let all: BTreeSet<u16> = {
+            let mut inner = self.lock();
+            inner.restless.clear();
+            (0..inner.servers.count()).collect()
+        };
+        self.stabilize(all).await;
+    }
+
+    async fn stabilize_restless(&self) {
+        let restless = std::mem::take(&mut self.lock().restless);
+        self.stabilize(restless).await;
+    }
+
+    async fn stabilize(&self, servers: BTreeSet<u16>) {
+        self.check_reported().await;
+        let work = servers.into_iter().map(|index| self.stabilize_server(index));
+        stream::iter(work).buffer_unordered(PARALLEL_SERVERS).collect::<()>().await;
+    }
+
+    /// Zave's *stabilize*, until the first successor answers and knows nobody between it
+    /// and us; then a look at the predecessor.
+    pub(super) async fn stabilize_server(&self, index: u16) {
+        self.adopt_own(index);
+        for _ in 0..self.config.successors * 2 {
+            let head = self.lock().servers.state(index).and_then(|state| state.head());
+            let Some(head) = head else { break };
+            let newer = if self.owns(&head) {
+                self.stabilize_with_own(index, &head)
+            } else {
+                let seen = self.seen_epoch(index, &head);
+                match self.call_notify(index, &head, seen).await {
+                    Ok(said) => self.take_in(index, &head, said),
+                    Err(error) => {
+                        if self.found_useless(&head, &error) {
+                            continue;
+                        }
+                        break;
+                    }
+                }
+            };
+            let Some(newer) = newer else { break };
+            self.adopt(index, &newer).await;
+        }
+        self.watch_predecessor(index).await;
+    }
+
+    /// Virtual servers of one node need nobody to introduce them to each other.
+    fn adopt_own(&self, index: u16) {
+        self.update(|servers, now| {
+            let own: Vec<(Node, Told)> = servers
+                .states()
+                .filter(|state| state.joined() && state.me().seat.index != index)
+                .map(|state| (state.me(), state.told()))
+                .collect();
+            servers.with(index, now, |state, judge| {
+                for (node, told) in &own {
+                    if state.would_adopt(&node.id) {
+                        state.adopt(*node, told, judge);
+                    }
+                }
+            });
+        });
+    }
+
+    /// As a call of `NOTIFY` to a successor of this same node.
+    fn stabilize_with_own(&self, index: u16, head: &Node) -> Option<Node> {
+        self.update(|servers, now| {
+            let me = servers.seat(index);
+            let told = servers.own(head).and_then(|at| servers.state(at)).map(ChordState::told)?;
+            servers.with(head.seat.index, now, |state, _| state.notified(me));
+            servers.with(index, now, |state, judge| state.stabilize(head, &told, judge))?
+        })
     }
 
     /// The epoch of `head` whose list ours still is.
-    fn seen_epoch(&self, head: &Node) -> Option<u64> {
+    fn seen_epoch(&self, index: u16, head: &Node) -> Option<u64> {
         let inner = self.lock();
-        let (from, epoch, own) = inner.seen?;
-        (from == head.id && own == inner.state.epoch()).then_some(epoch)
+        let server = inner.servers.server(index)?;
+        let (from, epoch, own) = server.seen?;
+        (from == *head && own == server.state.epoch()).then_some(epoch)
     }
 
     /// Rebuilds our list from the successor's answer; returns a nearer successor to ask.
-    fn take_in(&self, head: &Node, said: Surroundings) -> Option<Node> {
+    fn take_in(&self, index: u16, head: &Node, said: Surroundings) -> Option<Node> {
         let predecessor = said.predecessor.map(|n| n.0);
         let Some(successors) = said.successors else {
-            let inner = self.lock();
-            return inner.state.newer_successor(predecessor, self.env.now());
+            let now = self.env.now();
+            let newer = |state: &mut ChordState, judge: &Judge<'_>| {
+                state.newer_successor(predecessor, judge)
+            };
+            return self.lock().servers.with(index, now, newer)?;
         };
         let told = Told { predecessor, successors: successors.0 };
-        let newer = self.update(|state, now| state.stabilize(head, &told, now));
+        let newer = self.update(|servers, now| {
+            servers.with(index, now, |state, judge| state.stabilize(head, &told, judge))
+        });
         let mut inner = self.lock();
-        inner.seen = Some((head.id, said.epoch, inner.state.epoch()));
-        newer
+        let server = inner.servers.server_mut(index)?;
+        server.seen = Some((*head, said.epoch, server.state.epoch()));
+        newer?
     }
 
     /// Asks a node that may be a nearer successor, and takes it if it lives and still is
     /// nearer. If it does not know the successor we had, it may be of another ring: it is
     /// told of that one. Returns whether it lives.
-    async fn adopt(&self, newer: &Node) -> bool {
+    async fn adopt(&self, index: u16, newer: &Node) -> bool {
         let told = match self.call_neighbours(newer).await {
             Ok(told) => told,
             Err(error) => {
-                if is_no_neighbour(&error) {
-                    self.found_dead(newer);
-                }
+                self.found_useless(newer, &error);
                 return false;
             }
         };
-        let replaced = self.update(|state, now| {
-            let head = state.head();
-            if state.adopt(*newer, &told, now) { head } else { None }
+        let replaced = self.update(|servers, now| {
+            servers.gate.unsuspect(newer);
+            servers.with(index, now, |state, judge| {
+                let head = state.head();
+                if state.adopt(*newer, &told, judge) { head } else { None }
+            })
         });
-        if let Some(replaced) = replaced
+        if let Some(Some(replaced)) = replaced
             && !told.successors.iter().any(|node| node.id == replaced.id)
         {
             // If it does not arrive, the periodic search for other rings is left.
@@ -153,16 +233,19 @@ impl Chord {
     }
 
     /// Pings the predecessor if it has been silent: it calls us every period.
-    async fn watch_predecessor(&self) {
-        let (predecessor, heard) = {
+    async fn watch_predecessor(&self, index: u16) {
+        let watched = {
             let inner = self.lock();
-            (inner.state.predecessor(), inner.predecessor_heard)
+            let server = inner.servers.server(index);
+            server.and_then(|s| Some((s.state.predecessor()?, s.predecessor_heard)))
         };
-        let Some(predecessor) = predecessor else { return };
-        if self.env.now().since(heard) > self.config.stabilize_every * 3 / 2
+        let Some((predecessor, heard)) = watched else { return };
+        if !self.owns(&predecessor)
+            && self.env.now().since(heard) > self.config.stabilize_every * 3 / 2
             && self.check(&predecessor).await
+            && let Some(server) = self.lock().servers.server_mut(index)
         {
-            self.lock().predecessor_heard = self.env.now();
+            server.predecessor_heard = self.env.now();
         }
     }
 
@@ -172,15 +255,16 @@ impl Chord {
         {
             let mut inner = self.lock();
             while reported.len() < PARALLEL_CHECKS
-                && let Some((_, node)) = inner.to_check.pop_first()
+                && let Some(node) = inner.to_check.pop_first()
             {
                 reported.push(node);
             }
         }
         let alive = join_all(reported.iter().map(|node| self.check(node))).await;
         for (node, alive) in reported.iter().zip(alive) {
-            if alive && self.lock().state.would_adopt(&node.id) {
-                self.adopt(node).await;
+            let adopter = self.lock().servers.would_adopt(node);
+            if alive && let Some(index) = adopter {
+                self.adopt(index, node).await;
             }
         }
         if !self.lock().to_check.is_empty() {
@@ -192,13 +276,14 @@ impl Chord {
 
     /// Looks up the fingers that are missing.
     async fn fill_fingers(&self) {
-        let missing: Vec<u32> = {
-            let mut inner = self.lock();
-            inner.state.prune_fingers();
-            let wanted = inner.state.wanted_fingers();
-            wanted.into_iter().filter(|i| inner.state.finger(*i).is_none()).collect()
+        let missing: Vec<(u16, u32)> = {
+            let inner = self.lock();
+            let lacks = |(index, exponent): &(u16, u32)| {
+                inner.servers.state(*index).is_some_and(|s| s.finger(*exponent).is_none())
+            };
+            wanted_fingers(&inner.servers).into_iter().filter(lacks).collect()
         };
-        let lookups = missing.into_iter().map(|exponent| self.fix_finger(exponent));
+        let lookups = missing.into_iter().map(|(index, exponent)| self.fix_finger(index, exponent));
         stream::iter(lookups).buffer_unordered(PARALLEL_FINGERS).collect::<()>().await;
     }
 
@@ -206,29 +291,36 @@ impl Chord {
     async fn verify_finger(&self, round: u64) {
         let wanted = {
             let mut inner = self.lock();
-            inner.state.prune_fingers();
-            inner.state.wanted_fingers()
+            for index in 0..inner.servers.count() {
+                inner.servers.server_mut(index).into_iter().for_each(|s| s.state.prune_fingers());
+            }
+            wanted_fingers(&inner.servers)
         };
         if !wanted.is_empty() {
-            self.fix_finger(wanted[(round % wanted.len() as u64) as usize]).await;
+            let (index, exponent) = wanted[(round % wanted.len() as u64) as usize];
+            self.fix_finger(index, exponent).await;
         }
     }
 
-    async fn fix_finger(&self, exponent: u32) {
-        let (start, present) = {
-            let inner = self.lock();
-            (inner.state.finger_start(exponent), inner.state.finger(exponent))
-        };
+    async fn fix_finger(&self, index: u16, exponent: u32) {
+        let of_server = self
+            .lock()
+            .servers
+            .state(index)
+            .map(|state| (state.finger_start(exponent), state.finger(exponent)));
+        let Some((start, present)) = of_server else { return };
         let found = match present {
-            Some(likely) => self.walk_to_likely_root(likely, &start).await,
-            None => self.walk_to_root(&start).await,
+            Some(likely) if !self.owns(&likely) => self.walk_to_likely_root(likely, &start).await,
+            _ => self.walk_to_root(&start).await,
         };
         if let Ok(found) = found {
             let node = found.value[0];
-            self.update(|state, now| {
-                if !state.is_suspected(&node.id, now) {
-                    state.set_finger(exponent, node);
-                }
+            self.update(|servers, now| {
+                servers.with(index, now, |state, judge| {
+                    if judge(&node) == Verdict::Welcome {
+                        state.set_finger(exponent, node);
+                    }
+                })
             });
         }
     }
@@ -239,26 +331,31 @@ impl Chord {
     /// the answer is our successor; on another it is somebody to meet.
     async fn look_for_other_rings(&self) {
         let Some(stranger) = self.choose_stranger() else { return };
-        let key = self.me().id.key().next();
+        let index = {
+            let count = u64::from(self.lock().servers.count());
+            random_below(&*self.env, count) as u16
+        };
+        let key = self.lock().servers.seat(index).id.key().next();
         let Ok(found) = self.walk_to_root_from(&[stranger], &key).await else { return };
         let successor = found.value[0];
-        let known = self.lock().state.known();
-        if !known.iter().any(|node| node.id == successor.id) {
+        let is_known = self.lock().servers.known().iter().any(|node| node.id == successor.id);
+        if !is_known && !self.owns(&successor) {
             self.meet(&successor, MEET_HOPS).await;
         }
     }
 
     fn choose_stranger(&self) -> Option<Node> {
         let mut inner = self.lock();
-        let known = inner.state.known();
+        let known = inner.servers.known();
         for node in &known {
             inner.remembered.add(node.peer, &*self.env);
         }
+        let seat = inner.servers.seat(0).seat;
         let strangers: Vec<Node> = inner
             .remembered
             .iter()
-            .map(Node::of)
-            .filter(|node| !known.iter().any(|k| k.id == node.id))
+            .filter(|peer| !known.iter().any(|k| k.peer.id == peer.id))
+            .map(|peer| Node::at(peer, seat))
             .collect();
         if strangers.is_empty() {
             return None;
@@ -275,33 +372,42 @@ impl Chord {
         }
     }
 
-    /// Finds a stranger its place: before our successor, which it is then told of in
+    /// Finds a stranger its place: before a successor of ours, which it is then told of in
     /// turn, so that two rings close like a zipper; or farther on, whoever stands there.
     async fn meet(&self, stranger: &Node, hops_left: u8) {
         for _ in 0..MEET_TRIES {
-            let (fits, head, next) = {
+            let (adopter, is_head, next) = {
                 let inner = self.lock();
-                let state = &inner.state;
-                let next = state.preceding(stranger.id.key());
-                (state.would_adopt(&stranger.id), state.head(), next)
+                let servers = &inner.servers;
+                let is_head = servers.states().any(|s| s.head().is_some_and(|h| h == *stranger));
+                (servers.would_adopt(stranger), is_head, servers.preceding(stranger.id.key()))
             };
-            if head.is_some_and(|head| head.id == stranger.id) {
+            if is_head {
                 return;
             }
-            if !fits {
+            let Some(index) = adopter else {
                 if let Some(next) = next
                     && hops_left > 0
                 {
                     let _ = self.call_meet(&next, stranger, hops_left - 1).await;
                 }
                 return;
-            }
-            if !self.adopt(stranger).await {
+            };
+            if !self.adopt(index, stranger).await {
                 return;
             }
             // Meanwhile somebody nearer may have come: then that one has to be told.
         }
     }
+}
+
+/// The fingers worth keeping, of all virtual servers.
+fn wanted_fingers(servers: &Servers) -> Vec<(u16, u32)> {
+    let of_state = |state: &ChordState| {
+        let index = state.me().seat.index;
+        state.wanted_fingers().into_iter().map(move |exponent| (index, exponent))
+    };
+    servers.states().flat_map(of_state).collect()
 }
 
 /// Runs a chore every period and whenever its bell rings, as long as the node exists.

@@ -8,7 +8,7 @@ use atoll_key::PeerId;
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
 use atoll_overlay::chord::ChordConfig;
 use atoll_overlay::chord::messages::{
-    self, Alive, Leaving, Meet, Surroundings, WireNode, WireNodes, WireRoute,
+    self, Alive, Leaving, Meet, Surroundings, VirtualIndex, WireNode, WireNodes, WireRoute,
 };
 use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
 use atoll_sim::{HostConfig, HostId};
@@ -80,6 +80,8 @@ fn a_node_can_only_say_of_itself_that_it_leaves() {
     let told = Leaving {
         predecessor: before.predecessor.map(WireNode),
         successors: WireNodes(before.successors.clone()),
+        from: VirtualIndex(0),
+        remaining: VirtualIndex(0),
     };
     call(&cluster, outsider, hosts[0], messages::LEAVE, messages::encode(&told)).unwrap();
     assert_eq!(cluster.chord(hosts[0]).neighbourhood(), before);

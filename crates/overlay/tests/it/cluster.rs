@@ -10,7 +10,7 @@ use atoll_overlay::checker::{Violation, check_base, check_ideal, check_ring};
 use atoll_overlay::chord::messages::FAMILY;
 use atoll_overlay::chord::state::ChordState;
 use atoll_overlay::chord::{Chord, ChordConfig, JoinError};
-use atoll_overlay::{Neighbourhood, Node, Overlay};
+use atoll_overlay::{Neighbourhood, Node, Overlay, Seat};
 use atoll_sim::{HostConfig, HostId, Latency, Sim, SimConfig};
 
 pub const MINUTE: Duration = Duration::from_secs(60);
@@ -36,10 +36,23 @@ impl Cluster {
 
     /// A node that is on no ring.
     pub fn add(&self) -> HostId {
+        self.add_with(self.config.virtual_servers)
+    }
+
+    /// A node of so many virtual servers that is on no ring.
+    pub fn add_with(&self, virtual_servers: u16) -> HostId {
         let host = self.sim.add_host(HostConfig::default());
-        let chord = Chord::new(self.sim.env(host), self.sim.transport(host), self.config.clone());
+        let config = ChordConfig { virtual_servers, ..self.config.clone() };
+        let chord = Chord::new(self.sim.env(host), self.sim.transport(host), config);
         self.serve(host, chord);
         host
+    }
+
+    /// The ring positions of a host.
+    fn places(&self, host: HostId) -> Vec<Node> {
+        let (peer, profile) = (self.sim.peer(host), self.config.profile);
+        let place = |index| Node::at(peer, Seat { profile, index });
+        (0..self.config.virtual_servers).map(place).collect()
     }
 
     pub fn serve(&self, host: HostId, chord: Arc<Chord>) {
@@ -51,14 +64,15 @@ impl Cluster {
     pub fn perfect(sim: SimConfig, config: ChordConfig, count: usize, started: bool) -> Cluster {
         let cluster = Cluster::new(sim, config);
         let hosts = cluster.sim.add_hosts(count, &HostConfig::default());
-        let mut ring: Vec<Node> = hosts.iter().map(|h| Node::of(cluster.sim.peer(*h))).collect();
+        let mut ring: Vec<Node> = hosts.iter().flat_map(|h| cluster.places(*h)).collect();
         ring.sort_unstable_by_key(|n| n.id);
         for host in hosts {
-            let me = Node::of(cluster.sim.peer(host));
-            let state = ChordState::perfect(me, &ring, cluster.config.successors);
-            state.check_invariants();
+            let length = cluster.config.list_length();
+            let places = cluster.places(host).into_iter();
+            let states = places.map(|me| ChordState::perfect(me, &ring, length)).collect();
             let (env, transport) = (cluster.sim.env(host), cluster.sim.transport(host));
-            let chord = Chord::with_state(env, transport, cluster.config.clone(), state);
+            let chord = Chord::with_states(env, transport, cluster.config.clone(), states);
+            chord.check_invariants();
             cluster.serve(host, chord.clone());
             if started {
                 chord.start();
@@ -127,7 +141,7 @@ impl Cluster {
     }
 
     pub fn ideal(&self) -> Result<(), Violation> {
-        check_ideal(&self.live(), self.config.successors)
+        check_ideal(&self.live(), self.config.list_length())
     }
 
     /// Runs until every table is right; how long that took.
@@ -149,7 +163,7 @@ impl Cluster {
     /// Has the invariants of the ring asserted after every step from now on.
     pub fn watch(&self, base: Vec<NodeId>) {
         let chords = self.chords.clone();
-        let max_successors = self.config.successors;
+        let length = self.config.list_length();
         let mut checked = None;
         self.sim.step_hook(move |sim, step| {
             let epochs: Vec<(HostId, u64)> =
@@ -160,12 +174,12 @@ impl Cluster {
             }
             checked = Some(epochs);
             let live = live(&chords);
-            let verdict = check_ring(&live, max_successors).map(drop);
+            let verdict = check_ring(&live, length).map(drop);
             if let Err(violation) = verdict.and_then(|()| check_base(&live, &base)) {
                 panic!("seed {} at {:?}, {step:?}: {violation}", sim.seed(), sim.now());
             }
             for chord in chords.lock().unwrap().values() {
-                chord.state().check_invariants();
+                chord.check_invariants();
             }
         });
     }
@@ -189,7 +203,7 @@ impl Drop for Cluster {
 }
 
 fn live(chords: &Chords) -> Vec<Neighbourhood> {
-    chords.lock().unwrap().values().map(|c| c.neighbourhood()).collect()
+    chords.lock().unwrap().values().flat_map(|c| c.neighbourhoods()).collect()
 }
 
 /// Keys spread over the circle.

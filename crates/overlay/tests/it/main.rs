@@ -9,4 +9,5 @@ mod merging;
 mod paper;
 mod scale;
 mod state_properties;
+mod virtual_servers;
 mod walking;

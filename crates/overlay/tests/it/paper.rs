@@ -1,15 +1,12 @@
 //! Sentences of CFS §4 and §6.1, and Zave's operations, one test each.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::time::Duration;
 
-use atoll_env::Instant;
 use atoll_key::{Key, PeerId};
 use atoll_net::Peer;
+use atoll_overlay::chord::gate::Verdict;
 use atoll_overlay::chord::state::{ChordState, Claim, Told};
 use atoll_overlay::{MAX_CLOSER, Node, Route};
-
-const NOW: Instant = Instant(1_000_000_000);
 
 /// `count` nodes in the order of their IDs.
 fn ring(count: u8) -> Vec<Node> {
@@ -28,8 +25,18 @@ fn told(predecessor: Option<Node>, successors: &[Node]) -> Told {
     Told { predecessor, successors: successors.to_vec() }
 }
 
-fn suspicion() -> Instant {
-    NOW + Duration::from_secs(10)
+/// Nobody is suspected.
+fn all(_: &Node) -> Verdict {
+    Verdict::Welcome
+}
+
+/// Only `dead` is.
+fn all_but(dead: Node) -> impl Fn(&Node) -> Verdict {
+    move |node| if *node == dead { Verdict::Suspected } else { Verdict::Welcome }
+}
+
+fn fails(state: &mut ChordState, dead: &Node) {
+    state.forget(&|node| node == dead);
 }
 
 /// §4.1: the successor of an ID is "the node with the smallest ID that is greater than or
@@ -63,7 +70,7 @@ fn a_key_up_to_the_first_successor_belongs_to_it() {
 fn the_next_entry_takes_the_place_of_a_failed_successor() {
     let ring = ring(40);
     let mut state = member(&ring, 5, 3);
-    state.failed(&ring[6].id, suspicion());
+    fails(&mut state, &ring[6]);
     state.check_invariants();
     assert_eq!(state.head(), Some(ring[7]));
     let between = ring[5].id.key().next();
@@ -170,7 +177,7 @@ fn a_newcomer_takes_over_its_successors_list() {
     let mut newcomer = ChordState::new(ring[5], 4, 0);
     let others: Vec<Node> = ring.iter().filter(|n| **n != ring[5]).copied().collect();
     let successor = ChordState::perfect(ring[6], &others, 4);
-    newcomer.join(ring[6], &successor.told(), NOW);
+    newcomer.join(ring[6], &successor.told(), &all);
     newcomer.check_invariants();
     assert_eq!(newcomer.successors(), &ring[6..10]);
     assert_eq!(newcomer.predecessor(), Some(ring[4]));
@@ -181,7 +188,7 @@ fn two_nodes_make_a_ring() {
     let ring = ring(2);
     let (mut a, mut b) = (ChordState::new(ring[0], 4, 0), ChordState::new(ring[1], 4, 0));
     a.create();
-    b.join(ring[0], &a.told(), NOW);
+    b.join(ring[0], &a.told(), &all);
     assert_eq!((b.head(), b.predecessor()), (Some(ring[0]), Some(ring[0])));
     assert_eq!(a.notified(ring[1]), Claim::Adopted(None));
     assert_eq!((a.head(), a.predecessor()), (Some(ring[1]), Some(ring[1])));
@@ -194,22 +201,22 @@ fn stabilising_rebuilds_the_list_from_the_successors() {
     let mut state = member(&ring, 5, 4);
     // The successor lost ring[8] and has seen ring[10].
     let said = told(Some(ring[5]), &[ring[7], ring[9], ring[10], ring[11]]);
-    assert_eq!(state.stabilize(&ring[6], &said, NOW), None);
+    assert_eq!(state.stabilize(&ring[6], &said, &all), None);
     assert_eq!(state.successors(), &[ring[6], ring[7], ring[9], ring[10]]);
 }
 
 /// Zave, *stabilize from predecessor*: a nearer node is adopted once it has answered.
 #[test]
 fn the_successors_predecessor_is_adopted_only_after_it_has_answered() {
-    let all = ring(40);
-    let without: Vec<Node> = all.iter().filter(|n| **n != all[6]).copied().collect();
-    let mut state = ChordState::perfect(all[5], &without, 4);
-    assert_eq!(state.head(), Some(all[7]));
-    let said = told(Some(all[6]), &without[7..11]);
-    assert_eq!(state.stabilize(&all[7], &said, NOW), Some(all[6]));
-    assert_eq!(state.head(), Some(all[7]), "named is not adopted");
-    assert!(state.adopt(all[6], &told(Some(all[5]), &all[7..11]), NOW));
-    assert_eq!(state.successors(), &all[6..10]);
+    let whole = ring(40);
+    let without: Vec<Node> = whole.iter().filter(|n| **n != whole[6]).copied().collect();
+    let mut state = ChordState::perfect(whole[5], &without, 4);
+    assert_eq!(state.head(), Some(whole[7]));
+    let said = told(Some(whole[6]), &without[7..11]);
+    assert_eq!(state.stabilize(&whole[7], &said, &all), Some(whole[6]));
+    assert_eq!(state.head(), Some(whole[7]), "named is not adopted");
+    assert!(state.adopt(whole[6], &told(Some(whole[5]), &whole[7..11]), &all));
+    assert_eq!(state.successors(), &whole[6..10]);
 }
 
 /// Zave, *rectify*: a farther node replaces the predecessor only after that was found dead.
@@ -219,10 +226,9 @@ fn a_predecessor_gives_way_to_a_nearer_one_or_when_it_is_dead() {
     let mut state = member(&ring, 5, 4);
     assert_eq!(state.notified(ring[3]), Claim::Nearer(ring[4]));
     assert_eq!(state.predecessor(), Some(ring[4]));
-    state.failed(&ring[4].id, suspicion());
+    fails(&mut state, &ring[4]);
     assert_eq!(state.predecessor(), None);
     assert_eq!(state.notified(ring[3]), Claim::Adopted(None));
-    state.unsuspect(&ring[4].id);
     assert_eq!(state.notified(ring[4]), Claim::Adopted(Some(ring[3])));
     assert_eq!(state.notified(ring[4]), Claim::Known);
 }
@@ -232,13 +238,14 @@ fn a_predecessor_gives_way_to_a_nearer_one_or_when_it_is_dead() {
 fn a_dead_node_does_not_come_back_by_hearsay_until_the_suspicion_runs_out() {
     let ring = ring(40);
     let mut state = member(&ring, 5, 4);
-    state.failed(&ring[7].id, suspicion());
+    fails(&mut state, &ring[7]);
+    let suspecting = all_but(ring[7]);
     let said = told(Some(ring[5]), &ring[7..11]);
-    state.stabilize(&ring[6], &said, NOW);
+    state.stabilize(&ring[6], &said, &suspecting);
     assert_eq!(state.successors(), &[ring[6], ring[8], ring[9], ring[10]]);
     let said_before = told(Some(ring[7]), &[]);
-    assert_eq!(state.newer_successor(said_before.predecessor, NOW), None);
-    state.stabilize(&ring[6], &said, suspicion());
+    assert_eq!(state.newer_successor(said_before.predecessor, &suspecting), None);
+    state.stabilize(&ring[6], &said, &all);
     assert_eq!(state.successors(), &ring[6..10]);
     state.check_invariants();
 }
@@ -254,7 +261,7 @@ fn a_list_that_is_out_of_order_is_cut_where_it_goes_wrong() {
         (vec![ring[6]], 1),
     ] {
         let mut state = member(&ring, 5, 4);
-        state.stabilize(&ring[6], &told(Some(ring[5]), &said), NOW);
+        state.stabilize(&ring[6], &told(Some(ring[5]), &said), &all);
         state.check_invariants();
         assert_eq!(state.successors().len(), kept, "{said:?}");
     }
@@ -265,8 +272,9 @@ fn a_node_that_leaves_is_closed_over_on_both_sides() {
     let ring = ring(40);
     let leaver = member(&ring, 6, 4);
     let (mut before, mut after) = (member(&ring, 5, 4), member(&ring, 7, 4));
-    before.left(&ring[6], &leaver.told(), NOW, suspicion());
-    after.left(&ring[6], &leaver.told(), NOW, suspicion());
+    let gone = |node: &Node| *node == ring[6];
+    before.left(&ring[6], &leaver.told(), &gone, &all);
+    after.left(&ring[6], &leaver.told(), &gone, &all);
     assert_eq!(before.successors(), &ring[7..11]);
     assert_eq!(after.predecessor(), Some(ring[5]));
     before.check_invariants();
@@ -279,7 +287,7 @@ fn who_has_lost_all_successors_goes_on_from_the_nearest_node_and_says_nothing_it
     let lost = |at: usize| {
         let mut state = member(&ring, at, 4);
         for node in &ring[at + 1..at + 5] {
-            state.failed(&node.id, suspicion());
+            fails(&mut state, node);
         }
         state.check_invariants();
         state
@@ -292,11 +300,11 @@ fn who_has_lost_all_successors_goes_on_from_the_nearest_node_and_says_nothing_it
     assert_eq!(state.route(&before_it, false), Route::Nowhere);
     // Stabilisation walks back until nobody is nearer; then the node knows again.
     let next = ring[at + 5];
-    assert_eq!(state.stabilize(&head, &told(Some(next), &[]), NOW), Some(next));
-    assert!(state.adopt(next, &told(None, &ring[at + 6..at + 9]), NOW));
+    assert_eq!(state.stabilize(&head, &told(Some(next), &[]), &all), Some(next));
+    assert!(state.adopt(next, &told(None, &ring[at + 6..at + 9]), &all));
     assert_eq!(state.route(next.id.key(), false), Route::Nowhere);
     let said = told(Some(ring[at]), &ring[at + 6..at + 9]);
-    assert_eq!(state.stabilize(&next, &said, NOW), None);
+    assert_eq!(state.stabilize(&next, &said, &all), None);
     assert!(matches!(state.route(next.id.key(), false), Route::Root(l) if l[0] == next));
 }
 
@@ -309,7 +317,7 @@ fn every_change_of_the_neighbourhood_has_an_epoch_of_its_own() {
     epochs.push(state.epoch());
     state.notified(ring[9]);
     epochs.push(state.epoch());
-    state.failed(&ring[9].id, suspicion());
+    fails(&mut state, &ring[9]);
     epochs.push(state.epoch());
     state.leave();
     epochs.push(state.epoch());

@@ -1,11 +1,11 @@
 //! Whatever happens to a state, in whatever order, its invariants hold.
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::time::Duration;
 
-use atoll_env::Instant;
 use atoll_key::{Key, PeerId};
 use atoll_net::Peer;
+use atoll_overlay::chord::gate::{Judge, Verdict};
 use atoll_overlay::chord::state::{ChordState, Told};
 use atoll_overlay::{Node, Route};
 use proptest::prelude::*;
@@ -28,6 +28,8 @@ enum Event {
     Finger(u32, u8),
     Prune,
     Unsuspect(u8),
+    Uncheck(u8),
+    Check(u8),
     Leave,
 }
 
@@ -46,7 +48,9 @@ fn event() -> impl Strategy<Value = Event> {
         2 => (who.clone(), maybe, list).prop_map(|(a, b, c)| Event::Left(a, b, c)),
         3 => (500u32..512, who.clone()).prop_map(|(e, n)| Event::Finger(e, n)),
         1 => Just(Event::Prune),
-        2 => who.prop_map(Event::Unsuspect),
+        2 => who.clone().prop_map(Event::Unsuspect),
+        2 => who.clone().prop_map(Event::Uncheck),
+        2 => who.prop_map(Event::Check),
         1 => Just(Event::Leave),
     ]
 }
@@ -58,44 +62,85 @@ fn told(predecessor: Option<u8>, successors: &[u8]) -> Told {
     }
 }
 
-fn apply(state: &mut ChordState, event: &Event, now: Instant) {
-    let until = now + Duration::from_secs(3);
+/// Who is suspected, and who has not been checked.
+#[derive(Default)]
+struct Doubts {
+    suspected: BTreeSet<Node>,
+    unchecked: BTreeSet<Node>,
+}
+
+impl Doubts {
+    fn judge(&self, node: &Node) -> Verdict {
+        match (self.suspected.contains(node), self.unchecked.contains(node)) {
+            (true, _) => Verdict::Suspected,
+            (_, true) => Verdict::Unknown,
+            _ => Verdict::Welcome,
+        }
+    }
+}
+
+fn apply(state: &mut ChordState, event: &Event, doubts: &mut Doubts) {
     let me = state.me();
+    let alive = |doubts: &mut Doubts, who: u8| {
+        doubts.suspected.remove(&node(who));
+        doubts.unchecked.remove(&node(who));
+    };
+    match event {
+        // Who becomes a neighbour has answered, and a claimant has been checked.
+        Event::Join(at, ..) | Event::Adopt(at, ..) | Event::Notified(at) | Event::Finger(_, at) => {
+            alive(doubts, *at);
+        }
+        Event::Failed(who) | Event::Left(who, ..) => {
+            doubts.suspected.insert(node(*who));
+        }
+        Event::Unsuspect(who) => {
+            doubts.suspected.remove(&node(*who));
+        }
+        Event::Uncheck(who) => {
+            doubts.unchecked.insert(node(*who));
+        }
+        Event::Check(who) => {
+            doubts.unchecked.remove(&node(*who));
+        }
+        _ => {}
+    }
+    let doubts = &*doubts;
+    let judge: &Judge<'_> = &|node| doubts.judge(node);
     match event {
         Event::Create => state.create(),
         // A walk never finds the node that walks, and only a node on no ring joins.
         Event::Join(at, p, list) if node(*at) != me && !state.joined() => {
-            state.join(node(*at), &told(*p, list), now);
+            state.join(node(*at), &told(*p, list), judge);
         }
-        Event::Join(..) => {}
         Event::StabilizeHead(p, list) => {
             if let Some(head) = state.head() {
-                state.stabilize(&head, &told(*p, list), now);
+                state.stabilize(&head, &told(*p, list), judge);
             }
         }
         Event::Stabilize(at, p, list) => {
-            state.stabilize(&node(*at), &told(*p, list), now);
+            state.stabilize(&node(*at), &told(*p, list), judge);
         }
         Event::Adopt(at, p, list) => {
-            state.adopt(node(*at), &told(*p, list), now);
+            state.adopt(node(*at), &told(*p, list), judge);
         }
         Event::Notified(by) => {
             state.notified(node(*by));
         }
         Event::Failed(who) => {
-            state.failed(&node(*who).id, until);
+            state.forget(&|n| *n == node(*who));
         }
-        Event::Left(who, p, list) => state.left(&node(*who), &told(*p, list), now, until),
+        Event::Left(who, p, list) => {
+            state.left(&node(*who), &told(*p, list), &|n| *n == node(*who), judge);
+        }
         Event::Finger(exponent, at) => {
-            // Only members look for fingers, and only take live nodes.
+            // Only members look for fingers.
             if state.joined() && !state.successors().is_empty() {
-                state.unsuspect(&node(*at).id);
                 state.set_finger(*exponent, node(*at));
             }
         }
         Event::Prune => state.prune_fingers(),
-        Event::Unsuspect(who) => state.unsuspect(&node(*who).id),
         Event::Leave => state.leave(),
+        Event::Join(..) | Event::Unsuspect(_) | Event::Uncheck(_) | Event::Check(_) => {}
     }
 }
 
@@ -123,16 +168,21 @@ proptest! {
     #[test]
     fn any_events_keep_the_invariants_and_routes_in_form(
         r in 1usize..6,
-        events in proptest::collection::vec((event(), 0u64..2), 0..60),
+        events in proptest::collection::vec(event(), 0..60),
         key in any::<[u8; 32]>(),
     ) {
         let mut state = ChordState::new(node(0), r, 0);
-        let mut now = Instant(0);
-        for (event, secs) in &events {
+        let mut doubts = Doubts::default();
+        for event in &events {
             let before = (state.neighbourhood(), state.epoch());
-            now = now + Duration::from_secs(*secs);
-            apply(&mut state, event, now);
+            let known_before = state.known();
+            apply(&mut state, event, &mut doubts);
             state.check_invariants();
+            for node in state.known() {
+                prop_assert!(!doubts.suspected.contains(&node), "{:?} is suspected", node);
+                let is_new = !known_before.contains(&node);
+                prop_assert!(!is_new || doubts.judge(&node) == Verdict::Welcome, "{:?}", node);
+            }
             let same = {
                 let (mut a, mut b) = (before.0, state.neighbourhood());
                 (a.epoch, b.epoch) = (0, 0);
@@ -153,12 +203,12 @@ proptest! {
         r in 2usize..6,
     ) {
         let nodes: Vec<Node> = seeds.iter().map(|s| node(*s)).collect();
-        // Everybody joins through the first node alone, knowing nothing else.
+        // Everybody joins through the first node alone, kjudgeing nothing else.
         let mut states: Vec<ChordState> =
             nodes.iter().map(|n| ChordState::new(*n, r, 0)).collect();
         states[0].create();
         for state in &mut states[1..] {
-            state.join(nodes[0], &Told::default(), Instant(0));
+            state.join(nodes[0], &Told::default(), &|_| Verdict::Welcome);
         }
         for _ in 0..nodes.len() * 3 {
             for at in 0..states.len() {
@@ -171,14 +221,14 @@ proptest! {
 }
 
 fn stabilize(states: &mut [ChordState], at: usize) {
-    let now = Instant(0);
+    let judge: &Judge<'_> = &|_| Verdict::Welcome;
     let Some(head) = states[at].head() else { return };
     let index = |node: Node| states.iter().position(|s| s.me() == node).unwrap();
     let said = states[index(head)].told();
-    if let Some(newer) = states[at].stabilize(&head, &said, now) {
+    if let Some(newer) = states[at].stabilize(&head, &said, judge) {
         let index = states.iter().position(|s| s.me() == newer).unwrap();
         let said = states[index].told();
-        states[at].adopt(newer, &said, now);
+        states[at].adopt(newer, &said, judge);
     }
     let (me, head) = (states[at].me(), states[at].head().unwrap());
     let index = states.iter().position(|s| s.me() == head).unwrap();

@@ -1,0 +1,388 @@
+//! The virtual servers of one node and what they share (CFS §5.3).
+//!
+//! Each virtual server is a [`ChordState`] of its own: position, predecessor, successor
+//! list. Suspicions and checks are the node's ([`Gate`]), and so is the death of another
+//! node, which takes all of that node's virtual servers with it. Routes come from all
+//! tables together ([`routing`]), so that lookups take no more hops than with one
+//! position a node.
+//!
+//! Epochs are shared too: a change to any neighbourhood takes the node's next one, so the
+//! epoch of a neighbourhood says when it last changed, and the node's that of the last
+//! change of all.
+//!
+//! Invariants ([`Servers::check_invariants`]): seats are 0, 1, 2 …, all of this node; nobody
+//! in any table is suspected; every state's own invariants.
+//!
+//! Plain data: no clock, no network, no task.
+
+use atoll_env::Instant;
+use atoll_key::{IdProfile, Key};
+use atoll_net::Peer;
+
+use super::gate::{Gate, Judge, Verdict};
+use super::routing;
+use super::state::{ChordState, ListLength, Told};
+use crate::{Neighbourhood, Node, Route, Seat, distinct_peers};
+
+/// One ring position and what is remembered of its upkeep.
+#[derive(Clone, Debug)]
+pub struct VirtualServer {
+    /// Its tables.
+    pub state: ChordState,
+    /// The surroundings whose change was last announced, and their epoch.
+    published: Told,
+    published_epoch: u64,
+    /// The successor whose list ours was last rebuilt from, its epoch and ours then.
+    pub(super) seen: Option<(Node, u64, u64)>,
+    /// When the predecessor was last heard as such.
+    pub(super) predecessor_heard: Instant,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Servers {
+    peer: Peer,
+    profile: IdProfile,
+    length: ListLength,
+    servers: Vec<VirtualServer>,
+    epoch: u64,
+    /// Who may enter the tables.
+    pub gate: Gate,
+}
+
+/// Whom recent changes concern.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct News {
+    /// Whether any neighbourhood changed.
+    pub changed: bool,
+    /// Virtual servers, by index, and the other nodes that each should nudge.
+    pub nudges: Vec<(u16, Node)>,
+    /// Virtual servers that should stabilise before the next period.
+    pub restless: Vec<u16>,
+    /// Whether a virtual server has just become its own successor.
+    pub alone: bool,
+}
+
+impl Servers {
+    /// `count` virtual servers on no ring yet, whose epochs start at `epoch`.
+    ///
+    /// # Panics
+    /// If `count` is zero.
+    pub fn new(
+        peer: Peer,
+        profile: IdProfile,
+        count: u16,
+        length: ListLength,
+        epoch: u64,
+    ) -> Servers {
+        let state = |index| ChordState::new(Node::at(peer, Seat { profile, index }), length, epoch);
+        Servers::of((0..count).map(state).collect(), length)
+    }
+
+    /// With tables that exist already, one for each seat in order.
+    ///
+    /// # Panics
+    /// If there are none, or their seats are not 0, 1, 2 … of one node and profile.
+    pub fn of(states: Vec<ChordState>, length: ListLength) -> Servers {
+        let first = states.first().expect("a node has a virtual server").me();
+        let epoch = states.iter().map(ChordState::epoch).max().unwrap_or(0);
+        let mut servers = Servers {
+            peer: first.peer,
+            profile: first.seat.profile,
+            length,
+            servers: Vec::new(),
+            epoch,
+            gate: Gate::default(),
+        };
+        for mut state in states {
+            assert_eq!(state.me(), servers.seat(servers.count()), "seats are taken in order");
+            state.set_length(length);
+            servers.push(state);
+        }
+        servers
+    }
+
+    fn push(&mut self, state: ChordState) {
+        self.servers.push(VirtualServer {
+            published: state.told(),
+            published_epoch: state.epoch(),
+            state,
+            seen: None,
+            predecessor_heard: Instant::default(),
+        });
+    }
+
+    // --- what there is ----------------------------------------------------------------
+
+    /// How many.
+    pub fn count(&self) -> u16 {
+        u16::try_from(self.servers.len()).expect("there are at most MAX_VIRTUAL_SERVERS")
+    }
+
+    /// The place of this node's virtual server `index`, whether it runs or not.
+    pub fn seat(&self, index: u16) -> Node {
+        Node::at(self.peer, Seat { profile: self.profile, index })
+    }
+
+    /// Virtual server `index`, if it runs.
+    pub fn server(&self, index: u16) -> Option<&VirtualServer> {
+        self.servers.get(usize::from(index))
+    }
+
+    pub(super) fn server_mut(&mut self, index: u16) -> Option<&mut VirtualServer> {
+        self.servers.get_mut(usize::from(index))
+    }
+
+    /// The tables of virtual server `index`, if it runs.
+    pub fn state(&self, index: u16) -> Option<&ChordState> {
+        self.server(index).map(|server| &server.state)
+    }
+
+    /// The tables of all virtual servers, by index.
+    pub fn states(&self) -> impl Iterator<Item = &ChordState> + Clone {
+        self.servers.iter().map(|server| &server.state)
+    }
+
+    /// Which of this node's virtual servers `node` is.
+    pub fn own(&self, node: &Node) -> Option<u16> {
+        let index = node.seat.index;
+        let is_own = node.peer == self.peer && node.seat.profile == self.profile;
+        (is_own && index < self.count()).then_some(index)
+    }
+
+    /// Changes whenever any neighbourhood does; see [`crate::Overlay::epoch`].
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Whether any virtual server is on a ring.
+    pub fn joined(&self) -> bool {
+        self.states().any(ChordState::joined)
+    }
+
+    /// Whether no other node is in any successor list.
+    pub fn is_alone(&self) -> bool {
+        let other = |node: &Node| node.peer.id != self.peer.id;
+        !self.states().any(|state| state.successors().iter().any(other))
+    }
+
+    /// The surroundings of each.
+    pub fn neighbourhoods(&self) -> Vec<Neighbourhood> {
+        self.states().map(ChordState::neighbourhood).collect()
+    }
+
+    /// Every node in any table, each once; this node's own virtual servers among them.
+    pub fn known(&self) -> Vec<Node> {
+        let mut known: Vec<Node> = self.states().flat_map(ChordState::nodes).collect();
+        known.sort_unstable();
+        known.dedup();
+        known
+    }
+
+    /// Where to ask next for `key`; see [`crate::Overlay::route`].
+    pub fn route(&self, key: &Key, as_root: bool) -> Route {
+        routing::route(self.states(), key, as_root)
+    }
+
+    /// The nearest other node known before `key`, if it is nearer than this node.
+    pub fn preceding(&self, key: &Key) -> Option<Node> {
+        routing::closer(self.states(), key).first().copied()
+    }
+
+    /// The virtual server before whose first successor `node` would belong.
+    pub fn would_adopt(&self, node: &Node) -> Option<u16> {
+        let adopts = |index: &u16| self.state(*index).is_some_and(|s| s.would_adopt(&node.id));
+        (0..self.count()).find(adopts)
+    }
+
+    /// Ring positions of all nodes, by CFS §6.1's r / f, over all lists of this node.
+    pub fn estimated_nodes(&self) -> f64 {
+        let joined = self.states().filter(|state| state.joined());
+        if let Some(state) = joined.clone().find(|state| state.knows_whole_ring()) {
+            return state.estimated_nodes();
+        }
+        let covered: f64 = joined.clone().filter_map(ChordState::covered).sum();
+        let entries: usize = joined.clone().map(|state| state.successors().len()).sum();
+        if covered > 0.0 { entries as f64 / covered } else { 1.0 }
+    }
+
+    /// Physical nodes: exact where the lists hold the whole ring. Elsewhere the positions
+    /// estimated, scaled by what part of a node each listed position is; a node with v
+    /// virtual servers turns up v times as often.
+    pub fn estimated_peers(&self) -> f64 {
+        let joined = || self.states().filter(|state| state.joined());
+        let listed: Vec<Node> = joined().flat_map(|state| state.successors()).copied().collect();
+        if listed.is_empty() || joined().any(ChordState::knows_whole_ring) {
+            let others: Vec<Node> =
+                listed.into_iter().filter(|node| node.peer.id != self.peer.id).collect();
+            return (distinct_peers(&others, others.len()).len() + 1) as f64;
+        }
+        let highest = |peer: &Peer| {
+            let seats = listed.iter().filter(|n| n.peer.id == peer.id).map(|n| n.seat.index);
+            seats.max().unwrap_or(0) + 1
+        };
+        let parts: f64 = listed.iter().map(|node| 1.0 / f64::from(highest(&node.peer))).sum();
+        (self.estimated_nodes() * parts / listed.len() as f64).max(1.0)
+    }
+
+    // --- what happens -----------------------------------------------------------------
+
+    /// Changes the tables of one virtual server, which sees whom it may take in. `None` if
+    /// it does not run.
+    pub fn with<R>(
+        &mut self,
+        index: u16,
+        now: Instant,
+        change: impl FnOnce(&mut ChordState, &Judge<'_>) -> R,
+    ) -> Option<R> {
+        self.gate.expire(now);
+        let count = self.count();
+        let Servers { servers, gate, peer, .. } = self;
+        let judge = |node: &Node| match node.peer.id == peer.id {
+            // A node knows itself.
+            true if node.peer == *peer && node.seat.index < count => Verdict::Welcome,
+            true => Verdict::Suspected,
+            false => gate.judge(node, now),
+        };
+        let server = servers.get_mut(usize::from(index))?;
+        Some(change(&mut server.state, &judge))
+    }
+
+    /// Makes a ring of this node's virtual servers and nobody else.
+    pub fn create(&mut self) {
+        if self.joined() {
+            return;
+        }
+        let mut ring: Vec<Node> = (0..self.count()).map(|index| self.seat(index)).collect();
+        ring.sort_unstable_by_key(|node| node.id);
+        for server in &mut self.servers {
+            let epoch = server.state.epoch();
+            server.state = ChordState::perfect(server.state.me(), &ring, self.length);
+            server.state.set_epoch(epoch + 1);
+        }
+    }
+
+    /// Forgets nodes that are gone, everywhere, and goes on with what is left.
+    pub fn forget(&mut self, gone: &dyn Fn(&Node) -> bool) {
+        for server in &mut self.servers {
+            server.state.forget(gone);
+        }
+        self.fall_back();
+    }
+
+    /// Whoever has lost all successors may go on from what the others know, themselves
+    /// included.
+    fn fall_back(&mut self) {
+        let is_lost = |state: &ChordState| state.joined() && state.successors().is_empty();
+        if self.servers.len() < 2 || !self.states().any(is_lost) {
+            return;
+        }
+        let mut others = self.known();
+        others.extend(self.states().filter(|s| s.joined()).map(ChordState::me));
+        for server in self.servers.iter_mut().filter(|server| is_lost(&server.state)) {
+            server.state.fall_back(&others);
+        }
+    }
+
+    /// Adds virtual servers on no ring yet, until there are `count`.
+    pub fn grow(&mut self, count: u16) {
+        while self.count() < count {
+            let state = ChordState::new(self.seat(self.count()), self.length, self.epoch);
+            self.push(state);
+            self.epoch += 1;
+        }
+    }
+
+    /// Gives up the last virtual server, unless it is the only one; what surrounded it.
+    pub fn shrink(&mut self) -> Option<(Node, Told)> {
+        if self.servers.len() < 2 {
+            return None;
+        }
+        let gone = self.servers.pop()?;
+        self.epoch += 1;
+        let (me, told) = (gone.state.me(), gone.state.told());
+        if gone.state.joined() {
+            self.neighbour_left(&me, &told, &|node| node.id == me.id, Instant::default());
+        }
+        Some((me, told))
+    }
+
+    /// `leaver` has left in good order, and with it all that is `gone`.
+    pub fn neighbour_left(
+        &mut self,
+        leaver: &Node,
+        told: &Told,
+        gone: &dyn Fn(&Node) -> bool,
+        now: Instant,
+    ) {
+        for index in 0..self.count() {
+            self.with(index, now, |state, judge| state.left(leaver, told, gone, judge));
+        }
+        self.fall_back();
+    }
+
+    /// Leaves the ring with all virtual servers.
+    pub fn leave(&mut self) {
+        for server in &mut self.servers {
+            server.state.leave();
+        }
+    }
+
+    /// Numbers the changes since it was last called and says whom they concern.
+    pub fn settle(&mut self, now: Instant) -> News {
+        let mut news = News::default();
+        let me = self.peer.id;
+        for index in 0..self.count() {
+            let server = &mut self.servers[usize::from(index)];
+            let state = &mut server.state;
+            if state.epoch() == server.published_epoch {
+                continue;
+            }
+            news.changed = true;
+            self.epoch += 1;
+            state.set_epoch(self.epoch);
+            server.published_epoch = self.epoch;
+            let told = state.told();
+            let before = std::mem::replace(&mut server.published, told);
+            let (told, joined) = (&server.published, state.joined());
+            if told.predecessor != before.predecessor {
+                server.predecessor_heard = now;
+                // It has to learn that somebody came between us.
+                let gate = &self.gate;
+                let lives = |node: &Node| !gate.is_suspected(node, now);
+                news.nudges.extend(before.predecessor.filter(lives).map(|n| (index, n)));
+            }
+            if told.successors != before.successors {
+                news.nudges.extend(told.predecessor.map(|node| (index, node)));
+            }
+            if told.successors.first() != before.successors.first() {
+                news.restless.push(index);
+                news.alone |= joined && told.successors.is_empty();
+            }
+        }
+        news.nudges.sort_unstable();
+        news.nudges.dedup();
+        // A nudge to oneself takes no call.
+        let own = |node: &Node| node.peer.id == me;
+        let count = self.count();
+        let woken = news.nudges.iter().filter(|(_, n)| own(n)).map(|(_, n)| n.seat.index);
+        news.restless.extend(woken.filter(|index| *index < count));
+        news.nudges.retain(|(_, node)| !own(node));
+        news
+    }
+
+    /// Panics with a description if an invariant of the module does not hold.
+    pub fn check_invariants(&self, now: Instant) {
+        for (index, state) in self.states().enumerate() {
+            state.check_invariants();
+            assert_eq!(usize::from(state.me().seat.index), index, "seats are in order");
+            for node in state.nodes() {
+                let me = state.me();
+                assert!(!self.gate.is_suspected(&node, now), "{me:?}: {node:?} is suspected");
+                let is_me = node.peer.id == self.peer.id;
+                assert!(!is_me || self.own(&node).is_some(), "{me:?}: {node:?} does not run");
+            }
+        }
+        self.gate.check_invariants();
+    }
+}
