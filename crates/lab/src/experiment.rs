@@ -100,8 +100,14 @@ pub(crate) struct Group {
     pub run: fn(&Context<'_>) -> Result<Vec<Outcome>, LabError>,
 }
 
-const GROUPS: [&Group; 3] =
-    [&cfs::downloads::GROUP, &cfs::lookup_cost::GROUP, &cfs::failures::GROUP];
+const GROUPS: [&Group; 6] = [
+    &cfs::downloads::GROUP,
+    &cfs::lookup_cost::GROUP,
+    &cfs::balance::SHARES,
+    &cfs::caching::GROUP,
+    &cfs::balance::CONTROL,
+    &cfs::failures::GROUP,
+];
 
 /// All experiments, in the order of the paper.
 pub fn experiments() -> impl Iterator<Item = &'static Experiment> {

@@ -8,9 +8,9 @@ use atoll_dht::{Blocks, Dht, DhtConfig, Fetched, GetError};
 use atoll_env::random_below;
 use atoll_key::BlockHash;
 use atoll_net::Router;
-use atoll_overlay::Node;
 use atoll_overlay::chord::state::ChordState;
 use atoll_overlay::chord::{Chord, ChordConfig};
+use atoll_overlay::{Node, Seat};
 use atoll_sim::{Connections, HostConfig, HostId, Latency, RttMatrix, Sim, SimConfig};
 use atoll_store::{BlockStore, MemoryStore};
 use bytes::Bytes;
@@ -22,8 +22,10 @@ use crate::LabError;
 const STORE_BYTES: u64 = 1 << 40;
 /// Virtual time after which something is wrong with the ring.
 const LIMIT: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Puts under way at a time.
-const PARALLEL_PUTS: usize = 100;
+/// Blocks of one put...
+const BATCH: usize = 32;
+/// ... and puts under way at a time.
+const PARALLEL_PUTS: usize = 8;
 
 /// What a ring is made of.
 #[derive(Clone, Debug)]
@@ -34,6 +36,8 @@ pub(crate) struct Plan {
     pub dht: DhtConfig,
     /// Whether stabilisation, fingers, repair and the rest run.
     pub upkeep: bool,
+    /// How many virtual servers each node runs; one if it is beyond the end.
+    pub virtual_servers: Vec<u16>,
     pub network: Network,
 }
 
@@ -92,9 +96,20 @@ impl Ring {
         let sim = Sim::new(config);
         let link = |n: usize| links.get(n).cloned().unwrap_or_default();
         let hosts: Vec<HostId> = (0..plan.nodes).map(|n| sim.add_host(link(n))).collect();
-        let mut nodes: Vec<Node> = hosts.iter().map(|host| Node::of(sim.peer(*host))).collect();
-        nodes.sort_by_key(|node| node.id);
-        let members = hosts.iter().map(|host| start(&sim, *host, &nodes, plan)).collect();
+        let seats: Vec<Vec<Node>> = hosts
+            .iter()
+            .enumerate()
+            .map(|(n, host)| {
+                let count = plan.virtual_servers.get(n).copied().unwrap_or(1);
+                let seat = |index| Seat { profile: plan.chord.profile, index };
+                (0..count).map(|index| Node::at(sim.peer(*host), seat(index))).collect()
+            })
+            .collect();
+        let mut circle: Vec<Node> = seats.iter().flatten().copied().collect();
+        circle.sort_by_key(|node| node.id);
+        let starts = hosts.iter().zip(&seats);
+        let members =
+            starts.map(|(host, seats)| start(&sim, *host, seats, &circle, plan)).collect();
         Ring { sim, members }
     }
 
@@ -108,11 +123,18 @@ impl Ring {
         random_below(&*self.sim.outside(), bound as u64) as usize
     }
 
-    /// Puts blocks `0..count` from nodes all over the ring.
+    /// Puts blocks `0..count` from nodes all over the ring, some at a time.
     pub fn put(&self, count: usize, len_bytes: usize) -> Result<(), LabError> {
-        let from: Vec<usize> = (0..count).map(|_| self.random_below(self.members.len())).collect();
-        let puts = stream::iter(from.into_iter().enumerate())
-            .map(|(n, from)| self.members[from].dht.put(vec![block(n, len_bytes)]))
+        let batches: Vec<(usize, Vec<(BlockHash, Bytes)>)> = (0..count)
+            .step_by(BATCH)
+            .map(|first| {
+                let numbers = first..count.min(first + BATCH);
+                let from = self.random_below(self.members.len());
+                (from, numbers.map(|n| block(n, len_bytes)).collect())
+            })
+            .collect();
+        let puts = stream::iter(batches)
+            .map(|(from, blocks)| self.members[from].dht.put(blocks))
             .buffer_unordered(PARALLEL_PUTS)
             .collect::<Vec<_>>();
         for put in self.block_on(puts)? {
@@ -155,10 +177,14 @@ impl Drop for Ring {
     }
 }
 
-fn start(sim: &Sim, host: HostId, nodes: &[Node], plan: &Plan) -> Member {
+/// Starts a node at its place (or places) on a ring that has come to rest.
+fn start(sim: &Sim, host: HostId, seats: &[Node], circle: &[Node], plan: &Plan) -> Member {
     let (env, transport) = (sim.env(host), sim.transport(host));
-    let state = ChordState::perfect(Node::of(sim.peer(host)), nodes, plan.chord.successors);
-    let chord = Chord::with_state(env.clone(), transport.clone(), plan.chord.clone(), state);
+    let mut config = plan.chord.clone();
+    config.virtual_servers = u16::try_from(seats.len()).expect("so many fit a plan");
+    let length = config.list_length();
+    let states = seats.iter().map(|seat| ChordState::perfect(*seat, circle, length)).collect();
+    let chord = Chord::with_states(env.clone(), transport.clone(), config, states);
     let store: Arc<dyn BlockStore> = Arc::new(MemoryStore::new(STORE_BYTES));
     let dht = Dht::new(env, transport.clone(), chord.clone(), store.clone(), plan.dht.clone());
     transport.serve(Arc::new(Router::new().route(1, chord.clone()).route(2, dht.clone())));

@@ -40,6 +40,14 @@ impl Setting {
         }
     }
 
+    /// How many virtual servers a node runs.
+    pub fn virtual_servers(self) -> u16 {
+        match self {
+            Setting::Paper => 1,
+            Setting::Default => ChordConfig::default().virtual_servers,
+        }
+    }
+
     /// The block layer.
     pub fn dht(self) -> DhtConfig {
         match self {

@@ -13,9 +13,13 @@
 
 use std::time::Duration;
 
-use atoll_dht::Blocks;
+use atoll_dht::{Blocks, Dht, GetError};
+use atoll_env::Runtime;
 use atoll_sim::{Connections, TcpModel};
-use futures_util::{StreamExt, stream};
+use atoll_volume::window;
+use bytes::Bytes;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use super::{downloads_views, sites};
 use crate::LabError;
@@ -109,6 +113,7 @@ impl Case {
             chord,
             dht: setting.dht(),
             upkeep: true,
+            virtual_servers: Vec::new(),
             network: Network { latency: Some(latency), connections, links: sites::hosts() },
         })
     }
@@ -226,16 +231,50 @@ fn download_everywhere(
 
 fn fetch_file(ring: &Ring, site: usize, window: Window, blocks: usize) -> Result<(), LabError> {
     let dht = &ring.members[site].dht;
-    let fetches = stream::iter((0..blocks).map(|n| dht.get(block(n, BLOCK_BYTES).0)));
-    let at_once = match window {
-        Window::Blocks(blocks) => blocks,
-        Window::Adaptive => 16,
+    let got = match window {
+        Window::Blocks(at_once) => {
+            let fetches = stream::iter((0..blocks).map(|n| dht.get(block(n, BLOCK_BYTES).0)));
+            ring.block_on(fetches.buffer_unordered(at_once).try_collect::<Vec<Bytes>>())?
+        }
+        Window::Adaptive => {
+            let env = ring.sim.env(ring.members[site].host);
+            ring.block_on(fetch_adaptively(dht, &*env, blocks))?
+        }
     };
-    let got = ring.block_on(fetches.buffer_unordered(at_once).collect::<Vec<_>>())?;
-    for block in got {
-        block.map_err(|error| LabError::Failed(format!("a download broke off: {error}")))?;
-    }
+    let got = got.map_err(|error| LabError::Failed(format!("a download broke off: {error}")))?;
+    assert_eq!(got.len(), blocks, "every block was asked for");
     Ok(())
+}
+
+/// As `atoll_volume` reads ahead: as many blocks under way as its window allows.
+async fn fetch_adaptively(
+    dht: &Dht,
+    env: &dyn Runtime,
+    blocks: usize,
+) -> Result<Vec<Bytes>, GetError> {
+    let size = BLOCK_BYTES as u64;
+    let mut window = window::Window::new(window::Limits::default());
+    let mut under_way = FuturesUnordered::new();
+    let mut got = Vec::with_capacity(blocks);
+    let mut next = 0;
+    loop {
+        while next < blocks && window.may_start(size) {
+            let began = env.now();
+            window.started(size, began);
+            let fetch = dht.get(block(next, BLOCK_BYTES).0);
+            under_way.push(fetch.map(move |got| (got, began)));
+            next += 1;
+        }
+        let Some((fetched, began)) = under_way.next().await else { return Ok(got) };
+        let now = env.now();
+        match fetched {
+            Ok(bytes) => {
+                window.completed(size, bytes.len() as u64, now.since(began), now);
+                got.push(bytes);
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 fn transfer_everywhere(

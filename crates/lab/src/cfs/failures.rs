@@ -91,6 +91,7 @@ impl Case {
             chord: setting.chord(nodes),
             dht,
             upkeep: self != Case::Paper,
+            virtual_servers: Vec::new(),
             network: Network::plain(context.options.latency.clone()),
         }
     }

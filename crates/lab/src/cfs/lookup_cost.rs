@@ -76,6 +76,7 @@ fn calls_per_lookup(
         chord: setting.chord(nodes),
         dht: setting.dht(),
         upkeep: true,
+        virtual_servers: Vec::new(),
         network: Network::plain(context.options.latency.clone()),
     };
     let ring = Ring::new(&plan);

@@ -1,6 +1,8 @@
 //! F. Dabek, M. F. Kaashoek, D. Karger, R. Morris, I. Stoica, "Wide-area cooperative
 //! storage with CFS" (SOSP 2001), §7: one module for each group of figures.
 
+pub(crate) mod balance;
+pub(crate) mod caching;
 pub(crate) mod downloads;
 mod downloads_views;
 pub(crate) mod failures;
