@@ -4,3 +4,4 @@
 //! as [`atoll_dht::Blocks`] and knows nothing of routing, replicas or peers.
 
 pub mod owned;
+pub mod window;

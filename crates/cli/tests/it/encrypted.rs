@@ -22,7 +22,8 @@ fn holds(dir: &Path, words: &[u8]) -> bool {
         if kind.is_dir() {
             return holds(&entry.path(), words);
         }
-        let bytes = if kind.is_file() { fs::read(entry.path()).unwrap_or_default() } else { vec![] };
+        let bytes =
+            if kind.is_file() { fs::read(entry.path()).unwrap_or_default() } else { vec![] };
         bytes.windows(words.len()).any(|part| part == words)
     })
 }

@@ -14,3 +14,4 @@ mod ring;
 mod roots;
 mod scale;
 mod trees;
+mod window;
