@@ -110,8 +110,8 @@ struct Found {
 }
 
 fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
-    let nodes = context.nodes(1000, 200);
-    let blocks = context.size(1000, 200);
+    let nodes = context.nodes(1000, 120);
+    let blocks = context.size(1000, 120);
     let seeds = context.seeds(5, 2);
     let step = context.size(5, 10);
     let shares: Vec<usize> = (0..=50).step_by(step).collect();

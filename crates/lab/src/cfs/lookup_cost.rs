@@ -41,7 +41,7 @@ struct Size {
 
 fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
     let most = context.nodes(4096, 256);
-    let blocks = context.size(10_000, 1_000);
+    let blocks = context.size(10_000, 500);
     let seeds = context.seeds(1, 1);
     let sizes: Vec<usize> =
         std::iter::successors(Some(FEWEST), |n| Some(n * 2)).take_while(|n| *n < most).collect();

@@ -1,0 +1,133 @@
+//! What the papers found, as bounds on the quick form of each experiment.
+
+use std::collections::BTreeMap;
+
+use crate::points::{Row, quick, rows};
+
+/// CFS §7.2.1: "The actual values are about ½ log2(N)".
+#[test]
+fn lookups_take_about_half_the_logarithm_of_the_ring() {
+    let outcome = quick(&["cfs-fig9"]).remove(0);
+    let rows = rows(&outcome);
+    assert!(rows.len() >= 8);
+    for row in rows {
+        let half_log = row.number("servers").log2() / 2.0;
+        let ratio = row.number("mean_rpcs") / half_log;
+        match row.text("setting") {
+            "paper" => assert!((0.6..1.05).contains(&ratio), "{ratio}: {}", row.text("servers")),
+            _ => assert!((0.0..1.05).contains(&ratio), "{ratio}: {}", row.text("servers")),
+        }
+        assert!(row.number("most") <= 2.0 * half_log + 2.0, "{}", row.text("most"));
+    }
+}
+
+/// The mean of a column over the rows that are picked.
+fn mean(rows: &[Row], column: &str, pick: impl Fn(&Row) -> bool) -> f64 {
+    let picked: Vec<f64> =
+        rows.iter().filter(|row| pick(row)).map(|row| row.number(column)).collect();
+    assert!(!picked.is_empty(), "no such row with {column}");
+    picked.iter().sum::<f64>() / picked.len() as f64
+}
+
+/// CFS §7.2.5: "No lookups fail when fewer than 20 % of the servers fail …. All of the
+/// lookup failures encountered in this experiment are due to all of a block's replicas
+/// failing"; "lookups take about one RPC longer".
+#[test]
+fn lookups_survive_massive_failure() {
+    let outcomes = quick(&["cfs-fig13", "cfs-fig14", "cfs-fig15"]);
+    let [failures, rpcs, timeouts] = [0, 1, 2].map(|n| rows(&outcomes[n]));
+    for row in failures.iter().filter(|row| row.text("setting") == "paper") {
+        let (failed, lost) = (row.number("failed_lookups"), row.number("lost"));
+        assert!(
+            failed <= lost + 1e-9,
+            "{} % failed: {failed} of {lost}",
+            row.text("failed_percent")
+        );
+        if row.number("failed_percent") <= 20.0 {
+            assert_eq!(failed, 0.0);
+        }
+    }
+    let at = |rows: &[Row], column, percent: f64| {
+        mean(rows, column, |r| {
+            r.text("setting") == "paper" && r.number("failed_percent") == percent
+        })
+    };
+    let more = at(&rpcs, "rpcs", 50.0) - at(&rpcs, "rpcs", 0.0);
+    assert!((0.0..2.0).contains(&more), "{more}");
+    assert_eq!(at(&timeouts, "timeouts", 0.0), 0.0);
+    assert!(at(&timeouts, "timeouts", 20.0) < 1.0);
+}
+
+/// CFS §7.2.2: "With multiple virtual servers per server, the sum of the parts of the ID
+/// space … is more tightly clustered around the average."
+#[test]
+fn virtual_servers_even_out_the_load() {
+    let outcome = quick(&["cfs-fig10"]).remove(0);
+    let mut shares: BTreeMap<(String, u64), Vec<f64>> = BTreeMap::new();
+    for row in rows(&outcome).iter().filter(|row| row.text("setting") == "paper") {
+        let key = (row.text("of").to_owned(), row.number("virtual_servers") as u64);
+        shares.entry(key).or_default().push(row.number("share"));
+    }
+    let deviation = |of: &str, virtual_servers| {
+        let shares = &shares[&(of.to_owned(), virtual_servers)];
+        let count = shares.len() as f64;
+        let mean = shares.iter().sum::<f64>() / count;
+        (shares.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / count).sqrt() / mean
+    };
+    let space = [1, 6, 24].map(|virtual_servers| deviation("id_space", virtual_servers));
+    // Of exponential gaps: 1, 1/√6, 1/√24.
+    for (found, expected) in space.into_iter().zip([1.0, 0.41, 0.20]) {
+        assert!((found / expected - 1.0).abs() < 0.35, "{space:?}");
+    }
+    let blocks = deviation("blocks", 6);
+    assert!((blocks / space[1] - 1.0).abs() < 0.35, "{blocks}, {space:?}");
+}
+
+/// CFS §7.2.4: "the relationship of blocks to virtual servers is linear".
+#[test]
+fn a_server_stores_in_proportion_to_its_virtual_servers() {
+    let outcome = quick(&["cfs-fig12"]).remove(0);
+    let mut checked = 0;
+    for row in rows(&outcome).iter().filter(|row| row.text("setting") == "paper") {
+        if row.number("virtual_servers") >= 16.0 {
+            let ratio = row.number("blocks") / row.number("expected");
+            assert!((0.8..1.2).contains(&ratio), "{ratio}: {}", row.text("virtual_servers"));
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, 4);
+}
+
+/// CFS §7.1: three blocks at a time are faster than one, and CFS is narrower than TCP.
+#[test]
+fn prefetching_speeds_downloads_up_and_evens_them_out() {
+    let outcomes = quick(&["cfs-fig6", "cfs-fig8"]);
+    let downloads = rows(&outcomes[0]);
+    let speed = |setting: &str, window: &str| {
+        mean(&downloads, "kib_per_sec", |row| {
+            row.text("setting") == setting && row.text("window_blocks") == window
+        })
+    };
+    for setting in ["paper", "default"] {
+        let gain = speed(setting, "3") / speed(setting, "1");
+        assert!((1.8..3.1).contains(&gain), "{setting}: {gain}");
+    }
+    let best = ["1", "3", "5", "10", "24"].map(|window| speed("default", window));
+    let best = best.into_iter().fold(0.0, f64::max);
+    assert!(speed("default", "adaptive") > 0.85 * best);
+    let spread = |mut speeds: Vec<f64>| {
+        speeds.sort_by(f64::total_cmp);
+        speeds[speeds.len() * 9 / 10] / speeds[speeds.len() / 10]
+    };
+    let of_cfs = downloads
+        .iter()
+        .filter(|row| row.text("setting") == "paper" && row.text("window_blocks") == "5")
+        .map(|row| row.number("kib_per_sec"));
+    let of_cfs = spread(of_cfs.collect());
+    let transfers = rows(&outcomes[1]);
+    for bytes in [8 << 10, 64 << 10, 1_100_000] {
+        let of_tcp = transfers.iter().filter(|row| row.number("bytes") == f64::from(bytes));
+        let of_tcp = spread(of_tcp.map(|row| row.number("kib_per_sec")).collect());
+        assert!(of_tcp > 2.0 * of_cfs, "{bytes}: TCP {of_tcp}, CFS {of_cfs}");
+    }
+}

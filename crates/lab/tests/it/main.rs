@@ -1,0 +1,5 @@
+//! The quick form of every experiment, with bounds on what its seeds give.
+
+mod bounds;
+mod options;
+mod points;
