@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use atoll_key::PeerId;
+
 use crate::latency::Latency;
 use crate::tcp::TcpModel;
 
@@ -95,4 +97,7 @@ pub struct HostConfig {
     pub access_delay: Duration,
     /// How far the host's wall clock is off, milliseconds.
     pub clock_skew_ms: i64,
+    /// Its identity, such as that of a real node whose place on a ring it is to have; one
+    /// that follows from the seed if none is given. No two hosts may have the same.
+    pub identity: Option<PeerId>,
 }

@@ -31,8 +31,8 @@ use crate::schedule::{Hop, Leg, What};
 use crate::tcp::{Flow, Mark, TcpModel};
 use crate::world::{Grave, Shared, World};
 
-/// Messages up to this size go before larger ones (`net`: `SMALL_BYTES`).
-const SMALL_BYTES: u64 = 16 << 10;
+/// Messages up to this size go before larger ones.
+const SMALL_BYTES: u64 = atoll_net::mux::SMALL_BYTES as u64;
 
 /// What is over when its last byte has arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

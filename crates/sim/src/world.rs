@@ -179,7 +179,10 @@ fn nanos(duration: std::time::Duration) -> u64 {
 
 fn host(seed: u64, index: u32, config: &HostConfig, place: [f32; 3]) -> Host {
     Host {
-        peer: Peer { id: peer_id(seed, index), addr: address(index) },
+        peer: Peer {
+            id: config.identity.unwrap_or_else(|| peer_id(seed, index)),
+            addr: address(index),
+        },
         incarnation: 0,
         is_up: true,
         is_silent: false,
@@ -236,7 +239,8 @@ impl World {
         let index = self.hosts.len() as u32;
         let place = random_point(&mut self.places_random);
         let host = host(self.config.seed, index, config, place);
-        self.host_by_id.insert(host.peer.id, index);
+        let known = self.host_by_id.insert(host.peer.id, index);
+        assert!(known.is_none(), "two hosts have the identity {}", host.peer.id);
         self.hosts.push(host);
         HostId(index)
     }
