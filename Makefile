@@ -2,7 +2,7 @@
 PREFIX ?= /usr/local
 SECONDS_EACH ?= 10
 
-.PHONY: help demo test lint build install bench fuzz
+.PHONY: help demo test lint build install bench bench-wan fuzz
 
 help:
 	@echo 'make demo     five nodes, a real tree, a mount, two crashes: see it work'
@@ -11,6 +11,7 @@ help:
 	@echo 'make build    target/release/atoll'
 	@echo 'make install  the command, man pages and completions below PREFIX=$(PREFIX)'
 	@echo 'make bench    the figures in docs/results/'
+	@echo 'make bench-wan  downloads over a wide-area network beside TCP (root); WAN="--quick"'
 	@echo 'make fuzz     every decoder of foreign bytes, SECONDS_EACH=$(SECONDS_EACH)'
 
 demo:
@@ -31,6 +32,9 @@ install: build
 bench:
 	cargo bench --locked -p atoll-dht --bench lookups -- --write '$(CURDIR)/docs/results/lookups.md'
 	cargo bench --locked -p atoll-cli --bench ring
+
+bench-wan:
+	cargo bench --locked -p atoll-cli --bench wan -- $(WAN)
 
 fuzz:
 	cargo run --release --locked -p atoll-fuzz -- --seconds $(SECONDS_EACH)

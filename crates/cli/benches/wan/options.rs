@@ -1,0 +1,102 @@
+//! What can be said on the command line.
+
+use std::path::PathBuf;
+
+use crate::sites::Sites;
+
+pub const USAGE: &str = "\
+cargo bench -p atoll-cli --bench wan -- [OPTION]...
+  --quick            three readers, one run, 1 MiB and 16 MiB
+  --runs N           runs, each with files of its own from another publisher [3]
+  --latency FILE     round trips between hosts (LATM, also as .xz, or text) [a sphere]
+  --seed N           which hosts of the file, or points of the sphere [1]
+  --mbit N           rate of the access lines, Mbit/s [100]
+  --queue-kib N      what may wait at either end of an access line, KiB [256]
+  --up OPTION        an option for `atoll up`; may be repeated
+  --atoll FILE       another program than the one built
+  --out DIR          where wan.csv and wan.md go [nowhere]";
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub quick: bool,
+    pub runs: usize,
+    pub latency: Option<PathBuf>,
+    pub seed: u64,
+    pub mbit: f64,
+    pub queue_kib: f64,
+    pub up: Vec<String>,
+    pub atoll: PathBuf,
+    pub out: Option<PathBuf>,
+}
+
+/// As in CFS §7.1.
+const SITES: usize = 12;
+
+impl Options {
+    pub fn parse() -> Result<Options, String> {
+        let mut options = Options {
+            quick: false,
+            runs: 3,
+            latency: None,
+            seed: 1,
+            mbit: 100.0,
+            queue_kib: 256.0,
+            up: Vec::new(),
+            atoll: PathBuf::from(env!("CARGO_BIN_EXE_atoll")),
+            out: None,
+        };
+        let mut arguments = std::env::args().skip(1);
+        while let Some(name) = arguments.next() {
+            let mut value = || arguments.next().ok_or(format!("{name} needs a value"));
+            match name.as_str() {
+                // From cargo.
+                "--bench" => {}
+                "--quick" => options.quick = true,
+                "--runs" => options.runs = number(&value()?)?,
+                "--latency" => options.latency = Some(value()?.into()),
+                "--seed" => options.seed = number(&value()?)?,
+                "--mbit" => options.mbit = number(&value()?)?,
+                "--queue-kib" => options.queue_kib = number(&value()?)?,
+                "--up" => options.up.push(value()?),
+                "--atoll" => options.atoll = value()?.into(),
+                "--out" => options.out = Some(value()?.into()),
+                _ => return Err(format!("what is {name}?")),
+            }
+        }
+        if options.quick {
+            options.runs = 1;
+        }
+        if options.runs == 0 || options.mbit <= 0.0 || options.queue_kib <= 0.0 {
+            return Err("runs, rate and queue are above zero".into());
+        }
+        Ok(options)
+    }
+
+    pub fn sites(&self) -> Result<Sites, String> {
+        match &self.latency {
+            Some(path) => Sites::of_matrix(path, SITES, self.seed),
+            None => Ok(Sites::on_a_sphere(SITES, self.seed)),
+        }
+    }
+
+    pub fn rate_bytes_per_sec(&self) -> f64 {
+        self.mbit * 1e6 / 8.0
+    }
+
+    pub fn queue_bytes(&self) -> f64 {
+        self.queue_kib * 1024.0
+    }
+
+    pub fn large_bytes(&self) -> u64 {
+        if self.quick { 16 << 20 } else { 100 << 20 }
+    }
+
+    /// Which sites read.
+    pub fn readers(&self) -> Vec<usize> {
+        if self.quick { vec![1, 4, 7] } else { (0..SITES).collect() }
+    }
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("{text} is no such number"))
+}
