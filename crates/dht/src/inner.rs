@@ -8,10 +8,13 @@ use std::time::Duration;
 use atoll_env::Env;
 use atoll_key::{BlockKind, Key, PeerId};
 use atoll_net::{CallError, Reply, Request, Transport};
+use atoll_overlay::peer_book::PeerBook;
 use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
 use atoll_store::{BlockInfo, BlockStore, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 
+use crate::cache::Cache;
+use crate::fetch::HedgeBudget;
 use crate::messages::{self, BlockHeader};
 use crate::repair_state::Repair;
 use crate::stats::{Counters, add};
@@ -137,6 +140,10 @@ pub(crate) struct Inner {
     pub counters: Counters,
     pub repair: Repair,
     pub strays: Strays,
+    pub cache: Mutex<Cache>,
+    pub hedges: HedgeBudget,
+    /// How long replicas take to send a block: longer than a round trip.
+    pub fetch_times: PeerBook,
     /// Peers whose claims are being answered.
     pub answering: Mutex<BTreeSet<PeerId>>,
 }

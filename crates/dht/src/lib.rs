@@ -11,11 +11,14 @@
 //! It does not know files, nor how the overlay finds its way.
 
 pub mod blocks;
+mod cache;
 mod exchange;
+mod fetch;
 mod inner;
 mod lookup;
 pub mod messages;
 mod node;
+mod path_cache;
 pub mod reconcile;
 mod repair;
 mod repair_state;

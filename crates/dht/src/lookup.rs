@@ -1,24 +1,27 @@
 //! Fetching blocks (CFS Figure 5, client side: `lookup`).
 //!
-//! A fetch looks into the node's own store, then walks the ring asking `lookup_step`; the
-//! walk goes on to the root's replicas when the root fails, does not have the block, or
+//! A fetch looks into the node's own store and cache, then walks the ring asking
+//! `lookup_step`; once the replica set is known, [`fetch`](crate::fetch) chooses among it;
+//! the walk goes on to the root's replicas when the root fails, does not have the block, or
 //! sends bytes that are not what the key names. What comes back is verified here. Every
 //! fetch ends by its deadline, and a failure says who was asked and what each said.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_env::sleep;
+use atoll_env::{BoxFuture, sleep};
 use atoll_key::{BlockKind, Key, SignedBlock};
 use atoll_net::{CallError, Refusal, Request};
-use atoll_overlay::Node;
-use atoll_overlay::walk::{Said, Step, Trace, WalkError, WalkLimits, walk};
+use atoll_overlay::walk::{Asked, Said, Step, Trace, WalkError, WalkLimits, walk};
+use atoll_overlay::{Node, Route, distinct_peers};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
 use crate::blocks::GetError;
+use crate::fetch::{Replicas, ask_root};
 use crate::inner::{Block, Inner, note_store_error};
 use crate::messages::{self, BlockHeader, LookupReply, LookupStep, Put, from_header, to_header};
+use crate::path_cache;
 use crate::replicas::{expected_replicas, present_replicas, store_here};
 use crate::stats::add;
 
@@ -34,21 +37,45 @@ pub struct Fetched {
     pub bytes: Bytes,
     /// Who was asked on the way; empty if this node had it.
     pub trace: Trace,
+    /// Whether it came from a cache, here or on the way.
+    pub cached: bool,
+}
+
+/// What a walk found.
+pub(crate) struct Found {
+    pub block: Block,
+    pub trace: Trace,
+    /// If it came from a cache: how long ago a replica had it.
+    pub age: Option<Duration>,
+    /// Who on the way would cache a copy.
+    wanted: Vec<Node>,
 }
 
 /// Fetches a content block.
 pub(crate) async fn get(inner: &Arc<Inner>, key: Key) -> Result<Fetched, GetError> {
     add(&inner.counters.gets, 1);
     if let Some(bytes) = local(inner, &key).await {
-        return Ok(Fetched { bytes, trace: Trace::default() });
+        return Ok(Fetched { bytes, trace: Trace::default(), cached: false });
     }
-    let (block, trace) = find(inner, key).await?;
-    heal(inner, &block, &trace);
-    Ok(Fetched { bytes: block.bytes, trace })
+    if let Some(block) = path_cache::own(inner, &key, Duration::ZERO) {
+        return Ok(Fetched { bytes: block.bytes, trace: Trace::default(), cached: true });
+    }
+    let cached = inner.has_cache().then_some(Duration::ZERO);
+    let found = find(inner, key, cached).await?;
+    heal(inner, &found.block, &found.trace);
+    path_cache::spread(inner, &found.block, &found.trace, &found.wanted);
+    path_cache::keep_own(inner, &found.block, found.age.unwrap_or_default());
+    let cached = found.age.is_some();
+    Ok(Fetched { bytes: found.block.bytes, trace: found.trace, cached })
 }
 
-/// Fetches a block of any kind from another node.
-pub(crate) async fn find(inner: &Arc<Inner>, key: Key) -> Result<(Block, Trace), GetError> {
+/// Fetches a block of any kind from another node. With `cached`, a copy from a cache will
+/// do, a signed block's no older than that; otherwise only what a replica holds.
+pub(crate) async fn find(
+    inner: &Arc<Inner>,
+    key: Key,
+    cached: Option<Duration>,
+) -> Result<Found, GetError> {
     let deadline = inner.env.now() + inner.config.get_limit;
     let mut pause = FIRST_PAUSE;
     loop {
@@ -57,19 +84,10 @@ pub(crate) async fn find(inner: &Arc<Inner>, key: Key) -> Result<(Block, Trace),
             deadline: deadline.since(inner.env.now()),
             ..WalkLimits::default()
         };
-        let step = |node, as_root| -> atoll_env::BoxFuture<'static, _> {
-            Box::pin(ask(inner.clone(), node, key, as_root))
-        };
-        let error = match walk(&*inner.env, &*inner.overlay, &key, limits, step).await {
-            Ok(found) => {
-                add(&inner.counters.get_calls, found.trace.calls() as u64);
-                return Ok((found.value, found.trace));
-            }
+        let error = match search(inner, key, cached, limits).await {
+            Ok(found) => return Ok(found),
             Err(error) => error,
         };
-        if let Some(trace) = error.trace() {
-            add(&inner.counters.get_calls, trace.calls() as u64);
-        }
         // Everybody who should have it has answered: asking again will not help.
         let all_answered =
             matches!(&error, WalkError::Absent { trace, .. } if trace.failures() == 0);
@@ -89,6 +107,66 @@ pub(crate) async fn find(inner: &Arc<Inner>, key: Key) -> Result<(Block, Trace),
     }
 }
 
+/// What one walk has learned besides what the walker keeps.
+#[derive(Default)]
+struct Notes {
+    age: Option<Duration>,
+    wanted: Vec<Node>,
+}
+
+/// One walk.
+async fn search(
+    inner: &Arc<Inner>,
+    key: Key,
+    cached: Option<Duration>,
+    limits: WalkLimits,
+) -> Result<Found, WalkError> {
+    let notes = Arc::new(Mutex::new(Notes::default()));
+    let replicas = Arc::new(Mutex::new(Replicas::default()));
+    if let Route::Root(named) = inner.overlay.route(&key, false) {
+        lock(&replicas).named = named;
+    }
+    let step = |node, as_root| -> BoxFuture<'static, _> {
+        let (inner, notes, replicas) = (inner.clone(), notes.clone(), replicas.clone());
+        Box::pin(async move {
+            if as_root {
+                return ask_root(inner, node, key, replicas).await;
+            }
+            let answer = ask(inner, node, key, false, cached).await?;
+            match &answer {
+                Answer::Cached(_, age) => lock(&notes).age = Some(*age),
+                Answer::Wanted(_) => lock(&notes).wanted.push(node),
+                _ => {}
+            }
+            let step = answer.into_step();
+            if let Step::Route(Route::Root(named)) = &step {
+                lock(&replicas).named = named.clone();
+            }
+            Ok(step)
+        })
+    };
+    let result = walk(&*inner.env, &*inner.overlay, &key, limits, step).await;
+    let replicas = std::mem::take(&mut *lock(&replicas));
+    let asked_before = Trace(replicas.asked.clone()).calls();
+    let calls = match &result {
+        Ok(found) => found.trace.calls(),
+        Err(error) => error.trace().map_or(0, Trace::calls),
+    };
+    add(&inner.counters.get_calls, (calls + asked_before) as u64);
+    let mut found = result?;
+    let last = found.trace.0.pop();
+    found.trace.0.extend(replicas.asked);
+    found.trace.0.extend(
+        last.map(|asked| Asked { node: replicas.served_by.unwrap_or(asked.node), ..asked }),
+    );
+    let Notes { age, wanted } = std::mem::take(&mut *lock(&notes));
+    Ok(Found { block: found.value, trace: found.trace, age, wanted })
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().expect("no holder of this lock panics")
+}
+
 fn told(error: &WalkError) -> String {
     error.trace().map_or_else(|| error.to_string(), Trace::to_string)
 }
@@ -105,36 +183,78 @@ async fn local(inner: &Inner, key: &Key) -> Option<Bytes> {
     }
 }
 
+/// What one node answered.
+pub(crate) enum Answer {
+    /// As the walk understands it.
+    Plain(Step<Block>),
+    /// It had it in its cache; how long ago a replica had it.
+    Cached(Block, Duration),
+    /// It does not have it, and would cache it.
+    Wanted(Route),
+}
+
+impl Answer {
+    pub fn into_step(self) -> Step<Block> {
+        match self {
+            Answer::Plain(step) => step,
+            Answer::Cached(block, _) => Step::Done(block),
+            Answer::Wanted(route) => Step::Route(route),
+        }
+    }
+}
+
 /// Asks one node once, and verifies what it sends.
-async fn ask(
+pub(crate) async fn ask(
     inner: Arc<Inner>,
     node: Node,
     key: Key,
     as_root: bool,
-) -> Result<Step<Block>, CallError> {
+    cached: Option<Duration>,
+) -> Result<Answer, CallError> {
     if inner.is_me(&node) {
         let seat = inner.seat(&node);
-        return Ok(Step::Absent(seat.map_or_else(Vec::new, |seat| seat.successors)));
+        let successors = seat.map_or_else(Vec::new, |seat| seat.successors);
+        return Ok(Answer::Plain(Step::Absent(successors)));
     }
-    let header = to_header(&LookupStep { key, as_root, cached_ms: None });
+    let cached_ms = cached.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
+    let header = to_header(&LookupStep { key, as_root, cached_ms });
     let request = Request { method: messages::LOOKUP_STEP, header, parts: Vec::new() };
     let reply = inner.call(&node, request).await?;
-    match from_header::<LookupReply>(&reply.header)? {
-        LookupReply::Absent(successors) => Ok(Step::Absent(successors)),
-        LookupReply::Route(route) => Ok(Step::Route(route)),
-        LookupReply::Wanted(route) => Ok(Step::Route(route)),
-        LookupReply::Cached { header, .. } | LookupReply::Found(header) => {
-            let bytes = reply.parts.into_iter().next().unwrap_or_default();
-            let checked =
-                BlockKind::from_u8(header.kind).and_then(|kind| kind.verify(&key, &bytes));
-            if let Err(error) = checked {
-                tracing::warn!(%key, from = ?node, %error, "dropped a bad block");
-                inner.counters.mark(node.peer.id);
-                return Err(Refusal::new(BAD_BLOCK, format!("it sent a bad block: {error}")).into());
-            }
-            Ok(Step::Done(Block { header: BlockHeader { key, ..header }, bytes }))
+    let parts = reply.parts;
+    Ok(match from_header::<LookupReply>(&reply.header)? {
+        LookupReply::Absent(successors) => Answer::Plain(Step::Absent(successors)),
+        LookupReply::Route(route) => Answer::Plain(Step::Route(route)),
+        LookupReply::Wanted(route) => Answer::Wanted(route),
+        LookupReply::Found(header) => {
+            Answer::Plain(Step::Done(verified(&inner, &node, key, header, parts)?))
         }
+        LookupReply::Cached { header, age_ms } => {
+            let block = verified(&inner, &node, key, header, parts)?;
+            let (age, limit) = (Duration::from_millis(age_ms), cached.unwrap_or_default());
+            if header.kind == BlockKind::Signed as u8 && age > limit {
+                return Err(Refusal::new(BAD_BLOCK, "it sent a stale copy").into());
+            }
+            Answer::Cached(block, age)
+        }
+    })
+}
+
+/// The block that `node` sent, if it is what its key says.
+fn verified(
+    inner: &Inner,
+    node: &Node,
+    key: Key,
+    header: BlockHeader,
+    parts: Vec<Bytes>,
+) -> Result<Block, CallError> {
+    let bytes = parts.into_iter().next().unwrap_or_default();
+    let checked = BlockKind::from_u8(header.kind).and_then(|kind| kind.verify(&key, &bytes));
+    if let Err(error) = checked {
+        tracing::warn!(%key, from = ?node, %error, "dropped a bad block");
+        inner.counters.mark(node.peer.id);
+        return Err(Refusal::new(BAD_BLOCK, format!("it sent a bad block: {error}")).into());
     }
+    Ok(Block { header: BlockHeader { key, ..header }, bytes })
 }
 
 /// The root did not have what a replica had: it gets it now, not at the next round of repair.
@@ -184,12 +304,33 @@ pub(crate) async fn get_signed(inner: &Arc<Inner>, key: Key) -> Result<SignedBlo
     }
 }
 
+/// Fetches a signed block that a replica had at most `max_age` ago.
+pub(crate) async fn recent_signed(
+    inner: &Arc<Inner>,
+    key: Key,
+    max_age: Duration,
+) -> Result<SignedBlock, GetError> {
+    add(&inner.counters.gets, 1);
+    let max_age = max_age.min(inner.config.signed_cache);
+    let bytes = match path_cache::own(inner, &key, max_age) {
+        Some(copy) => copy.bytes,
+        None => {
+            let cached = (inner.has_cache() && !max_age.is_zero()).then_some(max_age);
+            let found = find(inner, key, cached).await?;
+            path_cache::keep_own(inner, &found.block, found.age.unwrap_or_default());
+            found.block.bytes
+        }
+    };
+    let told = |error| GetError::NotFound { key, told: format!("not a signed block: {error}") };
+    SignedBlock::decode(&bytes).map_err(told)
+}
+
 async fn ask_all_replicas(inner: &Arc<Inner>, key: Key) -> Result<SignedBlock, GetError> {
     let nodes = match inner.root_list(&key).await {
         Ok(nodes) => nodes,
         Err(told) => return Err(GetError::Unavailable { key, told }),
     };
-    let replicas = &nodes[..nodes.len().min(inner.config.replicas)];
+    let replicas = distinct_peers(&nodes, inner.config.replicas);
     let answers = join_all(replicas.iter().map(|node| ask_signed(inner, *node, key))).await;
     add(&inner.counters.get_calls, replicas.len() as u64);
     let newest = answers
@@ -248,7 +389,7 @@ async fn ask_signed(
             }
         }
     } else {
-        match ask(inner.clone(), node, key, true).await? {
+        match ask(inner.clone(), node, key, true, None).await?.into_step() {
             Step::Done(block) => Some(block),
             Step::Absent(_) | Step::Route(_) => None,
         }

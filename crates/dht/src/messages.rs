@@ -29,7 +29,7 @@ pub const RECONCILE: u16 = 0x0204;
 /// Fetch blocks by key from a replica.
 pub const FETCH: u16 = 0x0205;
 /// A copy of a block, for the cache (CFS §5.2).
-pub const CACHE: u16 = 0x0206;
+pub const CACHE: u16 = 0x0208;
 
 /// The most blocks in one `PUT` or `FETCH`.
 pub const MAX_BATCH_BLOCKS: usize = 256;

@@ -6,15 +6,19 @@
 //! `upkeep` drops what has expired and looks for rot.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use atoll_env::{BoxFuture, Env};
 use atoll_key::{BlockHash, Key, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_overlay::Overlay;
+use atoll_overlay::peer_book::PeerBook;
 use atoll_store::{BlockStore, StoreError};
 use bytes::Bytes;
 
 use crate::blocks::{Blocks, GetError, PutError};
+use crate::cache::Cache;
+use crate::fetch::HedgeBudget;
 use crate::inner::{DhtConfig, Inner};
 use crate::lookup::{self, Fetched};
 use crate::messages;
@@ -22,7 +26,7 @@ use crate::repair_state::Repair;
 use crate::stats::{Counters, DhtStats};
 use crate::status::RepairStatus;
 use crate::strays::Strays;
-use crate::{repair, serve, store_blocks, upkeep};
+use crate::{path_cache, repair, serve, store_blocks, upkeep};
 
 /// A node's part in the DHT. Cheap to clone; clones are the same node.
 #[derive(Clone)]
@@ -43,6 +47,11 @@ impl Dht {
         config: DhtConfig,
     ) -> Arc<Dht> {
         assert!(config.replicas > 0, "a block has at least one copy");
+        let mut salt = [0; 32];
+        for chunk in salt.chunks_mut(8) {
+            chunk.copy_from_slice(&env.random_u64().to_be_bytes());
+        }
+        let cache = Cache::new(config.cache_bytes, config.cache_asks, salt);
         let inner = Inner {
             env,
             transport,
@@ -52,6 +61,9 @@ impl Dht {
             counters: Counters::default(),
             repair: Repair::default(),
             strays: Strays::default(),
+            cache: Mutex::new(cache),
+            hedges: HedgeBudget::default(),
+            fetch_times: PeerBook::default(),
             answering: Mutex::default(),
         };
         Arc::new(Dht { inner: Arc::new(inner) })
@@ -94,9 +106,26 @@ impl Dht {
         self.inner.repair.kick();
     }
 
+    /// Fetches a signed block that a replica had at most `max_age` ago, and at most
+    /// [`DhtConfig::signed_cache`]: for readers who may miss an update for so long. A cached
+    /// copy will do, and one replica is asked, not all: if replicas differ because an update
+    /// is on its way, it may be the older one.
+    ///
+    /// # Errors
+    /// As [`Blocks::get_signed`].
+    pub async fn recent_signed(
+        &self,
+        key: Key,
+        max_age: Duration,
+    ) -> Result<SignedBlock, GetError> {
+        lookup::recent_signed(&self.inner, key, max_age).await
+    }
+
     /// What happened since the node started.
     pub fn stats(&self) -> DhtStats {
-        self.inner.counters.snapshot()
+        let (cache_bytes, cache_blocks, cache_evictions) = path_cache::usage(&self.inner);
+        let counted = self.inner.counters.snapshot();
+        DhtStats { cache_bytes, cache_blocks, cache_evictions, ..counted }
     }
 }
 
@@ -108,6 +137,7 @@ impl Service for Dht {
                 messages::LOOKUP_STEP => serve::lookup_step(&inner, request).await,
                 messages::PUT => serve::put(&inner, from, request).await,
                 messages::RENEW => serve::renew(&inner, request).await,
+                messages::CACHE => serve::cache(&inner, from, request),
                 messages::FETCH => serve::fetch(&inner, request).await,
                 messages::RECONCILE => serve::reconcile(&inner, from, request).await,
                 other => Err(Refusal::new(

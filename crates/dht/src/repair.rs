@@ -25,7 +25,7 @@ use futures_util::future::{select, select_all};
 
 use crate::exchange::{ExchangeError, Given, count, reconcile_with};
 use crate::inner::Inner;
-use crate::lookup::find;
+use crate::lookup::{Found, find};
 use crate::repair_state::{Duties, duties_of};
 use crate::replicas::{expected_replicas, store_here};
 use crate::strays::hand_over_strays;
@@ -149,8 +149,8 @@ fn by_replica(duties: &Duties) -> Vec<(Node, Vec<KeyRange>)> {
 /// here too; what cannot be reached is left to the comparison of ranges.
 async fn refetch_damaged(inner: &Arc<Inner>) {
     for key in inner.repair.take_damaged() {
-        match find(inner, key).await {
-            Ok((block, _)) => {
+        match find(inner, key, None).await {
+            Ok(Found { block, .. }) => {
                 let me = inner.transport.local();
                 store_here(inner, &me, std::slice::from_ref(&block)).await;
                 inner.repair.done(1, block.bytes.len() as u64);

@@ -2,6 +2,8 @@
 //!
 //! Requests are decoded with caps, and their lengths checked, before anything is done.
 
+use std::time::Duration;
+
 use atoll_key::PeerId;
 use atoll_net::header::Capped;
 use atoll_net::{Peer, Refusal, Reply, Request};
@@ -14,6 +16,7 @@ use crate::messages::{
     BlockHeader, Fetch, FetchReply, LookupReply, LookupStep, MAX_BATCH_BLOCKS, Put, PutReply,
     Reconcile, ReconcileReply, Renew, RenewReply, from_header, to_header,
 };
+use crate::path_cache;
 use crate::reconcile;
 use crate::replicas::{renew_here, store_as_root, store_here};
 use crate::stats::add;
@@ -28,7 +31,7 @@ const MAX_VISITED: u64 = 16_384;
 
 /// `lookup_step`: the block, or where to ask next.
 pub(crate) async fn lookup_step(inner: &Inner, request: Request) -> Result<Reply, Refusal> {
-    let LookupStep { key, as_root, .. } = from_header(&request.header)?;
+    let LookupStep { key, as_root, cached_ms } = from_header(&request.header)?;
     match inner.store.get(&key).await {
         Ok(Some(block)) => {
             add(&inner.counters.served, 1);
@@ -39,8 +42,21 @@ pub(crate) async fn lookup_step(inner: &Inner, request: Request) -> Result<Reply
         Ok(None) => {}
         Err(error) => note_store_error(inner, &error),
     }
+    // Whoever asks a root or a replica asks for what is stored, and must learn if it is not.
+    let cached_ms = cached_ms.filter(|_| !as_root);
+    if let Some(max_age_ms) = cached_ms
+        && let Some((found, bytes)) =
+            path_cache::serve(inner, &key, Duration::from_millis(max_age_ms))
+    {
+        add(&inner.counters.served, 1);
+        add(&inner.counters.served_bytes, bytes.len() as u64);
+        return Ok(reply(to_header(&found), vec![bytes]));
+    }
     let answer = match inner.overlay.route(&key, as_root) {
         Route::Root(nodes) if inner.is_me(&nodes[0]) => LookupReply::Absent(nodes[1..].to_vec()),
+        route if cached_ms.is_some() && path_cache::wants(inner, &key) => {
+            LookupReply::Wanted(route)
+        }
         route => LookupReply::Route(route),
     };
     Ok(reply(to_header(&answer), Vec::new()))
@@ -73,6 +89,12 @@ pub(crate) async fn renew(inner: &Inner, request: Request) -> Result<Reply, Refu
     let renew: Renew = from_header(&request.header)?;
     let held = renew_here(inner, &renew).await?;
     Ok(reply(to_header(&RenewReply { held }), Vec::new()))
+}
+
+/// Takes a copy for the cache.
+pub(crate) fn cache(inner: &Inner, from: Peer, request: Request) -> Result<Reply, Refusal> {
+    let taken = path_cache::take(inner, &from, &request)?;
+    Ok(reply(to_header(&taken), Vec::new()))
 }
 
 /// Sends blocks asked for by key, as many as fit.

@@ -1,0 +1,250 @@
+//! Choosing among the replicas of a block (CFS §5.1: "the client then fetches the block
+//! from the replica with the lowest reported latency"), and not waiting for a slow one.
+//!
+//! The walk ends at a node that names the root and its successors. The block is then asked
+//! of the nearest of its replica set, by the round trips this node has measured itself;
+//! those about equally near share the load at random. A replica that takes longer than it
+//! does 19 times of 20 is *hedged*: the next nearest is asked as well, the first good
+//! answer counts, and the other call is dropped. Hedges are a small share of all fetches,
+//! so a slow network does not get twice the load.
+//!
+//! Who does not have the block costs one question; the last word is the root's, and goes
+//! back into the walk, so all that the walk knows of failures and liars holds.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use atoll_env::{BoxFuture, random_below, sleep};
+use atoll_key::{Key, PeerId};
+use atoll_net::CallError;
+use atoll_overlay::walk::{Asked, Said, Step};
+use atoll_overlay::{Node, distinct_peers};
+use futures_util::StreamExt;
+use futures_util::future::{Either, select};
+use futures_util::stream::FuturesUnordered;
+
+use crate::inner::{Block, Inner, ReplicaChoice};
+use crate::lookup::{Answer, ask};
+use crate::stats::add;
+
+/// Replicas whose round trips differ by less than this share are equally near. A guess.
+const ABOUT_EQUAL: f64 = 1.2;
+/// So many hedges may come one after another. A guess.
+const HEDGE_BURST: u64 = 8;
+/// A hundred hundredths of a hedge.
+const WHOLE_HEDGE: u64 = 100;
+
+/// How many hedges may still be made, in hundredths.
+#[derive(Debug)]
+pub(crate) struct HedgeBudget(Mutex<u64>);
+
+impl Default for HedgeBudget {
+    fn default() -> HedgeBudget {
+        HedgeBudget(Mutex::new(HEDGE_BURST * WHOLE_HEDGE))
+    }
+}
+
+impl HedgeBudget {
+    /// A fetch begins; each earns a share of a hedge.
+    fn earn(&self, percent: u32) {
+        let mut left = self.0.lock().expect("no holder of this lock panics");
+        *left = (*left + u64::from(percent.min(100))).min(HEDGE_BURST * WHOLE_HEDGE);
+    }
+
+    /// Takes one hedge out, if there is one.
+    fn spend(&self) -> bool {
+        let mut left = self.0.lock().expect("no holder of this lock panics");
+        let may = *left >= WHOLE_HEDGE;
+        *left -= if may { WHOLE_HEDGE } else { 0 };
+        may
+    }
+}
+
+/// What a fetch has learned of the key's replicas while it walked.
+#[derive(Debug, Default)]
+pub(crate) struct Replicas {
+    /// The root and its successors, as last named.
+    pub named: Vec<Node>,
+    /// What replicas answered before the walk asked them.
+    answers: BTreeMap<PeerId, Result<Step<Block>, CallError>>,
+    /// Those questions, as the walk's trace has them.
+    pub asked: Vec<Asked>,
+    /// Who had the block, if not the node that the walk believes it asked.
+    pub served_by: Option<Node>,
+}
+
+impl Replicas {
+    /// The replica set from which the question to `root` may be answered.
+    fn set_of(&self, root: &Node, count: usize) -> Option<Vec<Node>> {
+        let first = self.named.first()?;
+        let set = distinct_peers(&self.named, count);
+        (first.id == root.id && set.len() > 1).then_some(set)
+    }
+
+    /// What `node` has said already; the walk counts the question from now on.
+    fn take_answer(&mut self, node: &Node) -> Option<Result<Step<Block>, CallError>> {
+        let answer = self.answers.remove(&node.peer.id)?;
+        self.asked.retain(|asked| asked.node.peer.id != node.peer.id);
+        Some(answer)
+    }
+
+    fn note(&mut self, node: Node, answer: Result<Step<Block>, CallError>) {
+        let said = match &answer {
+            Ok(_) => Said::Absent,
+            Err(error) => Said::Failed(error.clone()),
+        };
+        self.asked.push(Asked { node, as_root: true, local: false, said });
+        self.answers.insert(node.peer.id, answer);
+    }
+}
+
+/// Answers the walk's question to a node it takes for the root or a replica: from the
+/// nearest replica that has the block, or else with the node's own answer.
+pub(crate) async fn ask_root(
+    inner: Arc<Inner>,
+    root: Node,
+    key: Key,
+    known: Arc<Mutex<Replicas>>,
+) -> Result<Step<Block>, CallError> {
+    let lock = || known.lock().expect("no holder of this lock panics");
+    if let Some(answer) = lock().take_answer(&root) {
+        return answer;
+    }
+    let set = lock().set_of(&root, inner.config.replicas);
+    let choosing = inner.config.replica_choice == ReplicaChoice::Nearest && !inner.is_me(&root);
+    let Some(set) = set.filter(|_| choosing) else {
+        return ask(inner, root, key, true, None).await.map(Answer::into_step);
+    };
+    let mut race = Race::new(inner, key, set);
+    while let Some((node, answer)) = race.next().await {
+        match answer {
+            Ok(Step::Done(block)) => {
+                let mut known = lock();
+                known.served_by = Some(node);
+                return Ok(Step::Done(block));
+            }
+            other => lock().note(node, other),
+        }
+    }
+    let answer = lock().take_answer(&root);
+    answer.unwrap_or(Err(CallError::TimedOut))
+}
+
+type Call = BoxFuture<'static, (Node, Result<Step<Block>, CallError>)>;
+
+/// Questions to the replicas of one block, the nearest first.
+struct Race {
+    inner: Arc<Inner>,
+    key: Key,
+    /// Those not asked yet, the nearest last.
+    waiting: Vec<Node>,
+    calls: FuturesUnordered<Call>,
+    may_hedge: bool,
+    /// Who was asked because another was slow, and who that is.
+    hedge: Option<(Node, Node)>,
+}
+
+impl Race {
+    fn new(inner: Arc<Inner>, key: Key, set: Vec<Node>) -> Race {
+        let waiting = by_nearness(&inner, set);
+        let may_hedge = inner.config.hedge;
+        inner.hedges.earn(inner.config.hedge_percent);
+        Race { inner, key, waiting, calls: FuturesUnordered::new(), may_hedge, hedge: None }
+    }
+
+    fn start(&mut self) -> Option<Node> {
+        let node = self.waiting.pop()?;
+        let (inner, key) = (self.inner.clone(), self.key);
+        self.calls.push(Box::pin(async move {
+            let start = inner.env.now();
+            let answer = ask(inner.clone(), node, key, true, None).await.map(Answer::into_step);
+            if matches!(answer, Ok(Step::Done(_))) {
+                let now = inner.env.now();
+                inner.fetch_times.answered(&node.peer.id, now.since(start), now);
+            }
+            (node, answer)
+        }));
+        Some(node)
+    }
+
+    /// The next answer; `None` when all have answered.
+    async fn next(&mut self) -> Option<(Node, Result<Step<Block>, CallError>)> {
+        if !self.calls.is_empty() {
+            return self.answer().await;
+        }
+        let first = self.start()?;
+        if !self.may_hedge || self.waiting.is_empty() {
+            return self.answer().await;
+        }
+        let start = self.inner.env.now();
+        let patience = self.inner.fetch_times.p95(&first.peer.id);
+        let pause = sleep(&*self.inner.env, patience);
+        match select(self.calls.next(), pause).await {
+            Either::Left((answer, _)) => return answer,
+            Either::Right(_) => {}
+        }
+        if self.inner.hedges.spend() {
+            self.may_hedge = false;
+            add(&self.inner.counters.hedges, 1);
+            self.hedge = self.start().map(|second| (second, first));
+        }
+        let answer = self.answer().await;
+        if let Some((second, first)) = self.hedge
+            && let Some((node, Ok(Step::Done(_)))) = &answer
+            && node.id == second.id
+        {
+            add(&self.inner.counters.hedges_won, 1);
+            // It would have taken longer still.
+            let now = self.inner.env.now();
+            self.inner.fetch_times.answered(&first.peer.id, now.since(start), now);
+        }
+        answer
+    }
+
+    async fn answer(&mut self) -> Option<(Node, Result<Step<Block>, CallError>)> {
+        self.calls.next().await
+    }
+}
+
+/// The replicas, the nearest last. Known liars come first: they are asked last.
+fn by_nearness(inner: &Inner, mut set: Vec<Node>) -> Vec<Node> {
+    let (book, now) = (inner.overlay.peer_book(), inner.env.now());
+    set.retain(|node| !inner.is_me(node));
+    set.sort_by_cached_key(|node| {
+        let id = &node.peer.id;
+        std::cmp::Reverse((book.is_avoided(id, now), book.expected(id)))
+    });
+    // The last ones are about equally near: any of them may be asked first.
+    let Some(last) = set.last().map(|node| node.peer.id) else { return set };
+    let nearest = book.expected(&last).as_secs_f64();
+    let far = |node: &Node| {
+        let id = &node.peer.id;
+        let avoided = book.is_avoided(id, now) != book.is_avoided(&last, now);
+        avoided || book.expected(id).as_secs_f64() > nearest * ABOUT_EQUAL
+    };
+    let equal_from = set.iter().rposition(far).map_or(0, |farther| farther + 1);
+    let equal = (set.len() - equal_from) as u64;
+    let chosen = equal_from + random_below(&*inner.env, equal) as usize;
+    let end = set.len() - 1;
+    set.swap(chosen, end);
+    set
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hedges_are_a_share_of_fetches_and_a_burst() {
+        let budget = HedgeBudget::default();
+        let hedges = (0..1000)
+            .filter(|_| {
+                budget.earn(5);
+                budget.spend()
+            })
+            .count();
+        assert!((50..=50 + HEDGE_BURST as usize).contains(&hedges), "{hedges} of 1,000");
+        let never = HedgeBudget::default();
+        assert_eq!((0..100).filter(|_| never.spend()).count(), HEDGE_BURST as usize);
+    }
+}
