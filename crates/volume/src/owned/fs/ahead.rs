@@ -1,7 +1,9 @@
 //! How far to read ahead of a reader.
 //!
-//! CFS fetches ahead with a window the reader sets (§7.1); here it grows as the reader
-//! goes on sequentially, from nothing to its limit, and collapses when it jumps.
+//! CFS fetches ahead with a window the reader sets (§7.1); here the distance grows as the
+//! reader goes on sequentially, from nothing to its limit, and collapses when it jumps. How
+//! much of that distance is on its way at once is not decided here, but by the volume's
+//! window ([`crate::window`]), which also gives the limit.
 
 /// Where a reader is and how far it is read ahead of. Offsets and lengths in bytes.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,4 +1,5 @@
-//! Bytes asked for and not yet written, kept below a limit.
+//! Bytes asked for and not yet written, kept below a limit. This is about memory; what the
+//! network bears is the volume's window.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! One walk lists the directories, in order of their names, and runs ahead of the files;
-//! files are fetched many at once, and large ones many blocks at once, within one budget
-//! of bytes. A file is written as `.NAME.atoll-part` and renamed when it is complete, so
+//! files are fetched many at once, and large ones many blocks at once, as the volume's
+//! window ([`crate::window`]) allows, and within one budget of bytes in memory. A file is written as `.NAME.atoll-part` and renamed when it is complete, so
 //! what has its own name is whole. An interrupted copy goes on where it was: files of the
 //! right length and time are left alone, and blocks of a part are kept if their bytes have
 //! the hash that the volume says. (Files are not synced one by one: after a power failure
@@ -42,8 +42,9 @@ use super::read::{Item, ReadError, Snapshot};
 /// Threads that write. Guess: some wait for the disk while others use the processor.
 const WRITER_THREADS: usize = 4;
 
-/// Blocks of one file on their way at once.
-const BLOCKS_AT_ONCE: usize = 64;
+/// Blocks of one file begun at once; how many are on their way, the volume's window says,
+/// and how many in memory, the budget.
+const BLOCKS_AT_ONCE: usize = 512;
 
 /// How to copy.
 #[derive(Clone, Debug)]
@@ -344,7 +345,7 @@ impl Copy {
                 return Ok((len as u64, true));
             }
         }
-        let fetched = file.fetch(block, hash, false).await;
+        let fetched = file.fetch_once(block, hash).await;
         let bytes = fetched.map_err(|error| error.at(&found.item.path))?;
         let (fd, path) = (fd.clone(), path.to_path_buf());
         let write = move || {

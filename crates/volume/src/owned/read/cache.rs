@@ -3,7 +3,8 @@
 //! by LRU; quick_cache's S3-FIFO keeps directories better through a long sequential read).
 //!
 //! A block that is being fetched is fetched once, however many ask for it meanwhile. The
-//! fetch ends early if all of them lose interest.
+//! fetch ends early if all of them lose interest. How many are on their way at once is the
+//! volume's [`Pace`].
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -19,10 +20,15 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, Weighter};
 
 use super::error::BlockError;
+use super::pace::{Pace, Wanted};
 use crate::owned::format::{DirectoryBlock, Entry, FormatError, Nodes};
+use crate::window::Limits;
 
 /// The share of the cache that directory blocks, kept decoded, may take: a quarter.
 const DIRECTORY_SHARE: u64 = 4;
+
+/// About how long a directory block is, bytes.
+const DIRECTORY_BYTES: u64 = 28 << 10;
 
 /// Not seeded at random: a simulated run evicts the same blocks each time.
 type FixedState = BuildHasherDefault<DefaultHasher>;
@@ -68,13 +74,17 @@ pub(crate) struct BlockCache {
 /// Where blocks come from, and how they are opened.
 struct Ring {
     blocks: Arc<dyn Blocks>,
+    pace: Arc<Pace>,
     /// Of an encrypted volume.
     cipher: Option<VolumeCipher>,
 }
 
 impl Ring {
-    async fn get(&self, hash: BlockHash) -> Result<Bytes, BlockError> {
-        let bytes = self.blocks.get(hash).await.map_err(BlockError::Fetch)?;
+    async fn get(&self, hash: BlockHash, wanted: Wanted) -> Result<Bytes, BlockError> {
+        let place = self.pace.enter(wanted).await;
+        let fetched = self.blocks.get(hash).await;
+        place.ended(fetched.as_ref().map(Bytes::len));
+        let bytes = fetched.map_err(BlockError::Fetch)?;
         match &self.cipher {
             None => Ok(bytes),
             Some(cipher) => {
@@ -111,9 +121,10 @@ impl BlockCache {
                 .expect("all that must be set is set")
         };
         let for_directories = capacity_bytes / DIRECTORY_SHARE;
+        let pace = Pace::new(env.clone(), Limits::default());
         Arc::new(BlockCache {
             env,
-            ring: Arc::new(Ring { blocks, cipher }),
+            ring: Arc::new(Ring { blocks, pace, cipher }),
             raw: Cache::with_options(
                 options(capacity_bytes - for_directories, 32 << 10),
                 ByBytes,
@@ -131,19 +142,38 @@ impl BlockCache {
     }
 
     /// A block's bytes, from memory or the ring.
-    pub(crate) async fn get(self: &Arc<Self>, hash: BlockHash) -> Result<Bytes, BlockError> {
+    pub(crate) async fn get(
+        self: &Arc<Self>,
+        hash: BlockHash,
+        wanted: Wanted,
+    ) -> Result<Bytes, BlockError> {
         if let Some(bytes) = self.raw.get(&hash) {
             return Ok(bytes);
         }
-        self.fetch(hash).await
+        let fetch = self.fetch(hash, wanted);
+        if let Wanted::Soon(_) = wanted {
+            // It must not hold its place while whoever wants it looks elsewhere.
+            self.drive(fetch.clone());
+        }
+        fetch.await
+    }
+
+    /// What may be on its way at once now, bytes.
+    pub(crate) fn window_bytes(&self) -> u64 {
+        self.ring.pace.window_bytes()
     }
 
     /// A block's bytes, kept by nobody: for who reads everything once.
-    pub(crate) async fn get_once(self: &Arc<Self>, hash: BlockHash) -> Result<Bytes, BlockError> {
+    /// Who asks must poll this, since others wait for its place.
+    pub(crate) async fn get_once(
+        self: &Arc<Self>,
+        hash: BlockHash,
+        wanted: Wanted,
+    ) -> Result<Bytes, BlockError> {
         if let Some(bytes) = self.raw.get(&hash) {
             return Ok(bytes);
         }
-        self.ring.get(hash).await
+        self.ring.get(hash, wanted).await
     }
 
     /// The hash under which the ring would have a block of these contents.
@@ -162,7 +192,7 @@ impl BlockCache {
         if let Some(block) = self.directories.get(&hash) {
             return Ok(block);
         }
-        let bytes = self.get(hash).await?;
+        let bytes = self.get(hash, Wanted::Now(DIRECTORY_BYTES)).await?;
         let block = DirectoryBlock::decode(&bytes).map_err(BlockError::bad(hash))?;
         let block = Arc::new(block);
         self.directories.insert(hash, block.clone());
@@ -170,12 +200,16 @@ impl BlockCache {
         Ok(block)
     }
 
-    /// Begins to fetch a block that will be wanted soon. Errors are left to who wants it.
+    /// Begins to fetch a directory block that will be wanted soon. Errors are left to who
+    /// wants it.
     pub(crate) fn prefetch(self: &Arc<Self>, hash: BlockHash) {
         if self.raw.contains_key(&hash) || self.directories.contains_key(&hash) {
             return;
         }
-        let fetch = self.fetch(hash);
+        self.drive(self.fetch(hash, Wanted::Soon(DIRECTORY_BYTES)));
+    }
+
+    fn drive(&self, fetch: Shared<Fetch>) {
         self.env.spawn(Box::pin(async move {
             let _ = fetch.await;
         }));
@@ -187,7 +221,7 @@ impl BlockCache {
     }
 
     /// The fetch of a block that is under way, or a new one.
-    fn fetch(self: &Arc<Self>, hash: BlockHash) -> Shared<Fetch> {
+    fn fetch(self: &Arc<Self>, hash: BlockHash, wanted: Wanted) -> Shared<Fetch> {
         let mut fetching = self.fetching();
         if let Some(fetch) = fetching.by_hash.get(&hash).and_then(|(_, weak)| weak.upgrade()) {
             return fetch;
@@ -202,7 +236,7 @@ impl BlockCache {
         let entry = Forget { cache: self.clone(), hash, id };
         let fetch: Fetch = Box::pin(async move {
             let cache = &entry.cache;
-            let bytes = cache.ring.get(entry.hash).await?;
+            let bytes = cache.ring.get(entry.hash, wanted).await?;
             cache.raw.insert(entry.hash, bytes.clone());
             Ok(bytes)
         });

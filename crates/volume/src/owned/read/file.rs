@@ -8,11 +8,22 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use super::cache::BlockCache;
 use super::error::BlockError;
+use super::pace::Wanted;
 use crate::owned::format::inode::{Data, InodeBlock, Shape};
 use crate::owned::format::{FormatError, PointerBlock};
 
 /// Data blocks of one `read` fetched at once.
 const BLOCKS_AT_ONCE: usize = 16;
+
+/// Data blocks fetched ahead that may wait for room in the volume's window.
+const BLOCKS_AHEAD: usize = 512;
+
+/// About how long an inode block with pointers is, and an indirect block, bytes.
+const INODE_BYTES: u64 = 4 << 10;
+const INDIRECT_BYTES: u64 = 32 << 10;
+
+/// Files up to this length usually lie in their inode block: the usual data block's.
+const MAX_INLINE_BYTES: u64 = 64 << 10;
 
 /// Blocks of data that a search for a hole passes over; then it finds none. A few blocks
 /// can describe more than anybody can step over, and who is told of no hole reads zeros,
@@ -72,10 +83,19 @@ impl File {
         keep: bool,
     ) -> Result<File, BlockError> {
         let Some(hash) = inode else { return Ok(File { cache: cache.clone(), inode: None }) };
-        let bytes = if keep { cache.get(hash).await? } else { cache.get_once(hash).await? };
+        let about = if size_bytes <= MAX_INLINE_BYTES { size_bytes } else { INODE_BYTES };
+        let bytes = match keep {
+            true => cache.get(hash, Wanted::Now(about)).await?,
+            false => cache.get_once(hash, Wanted::Soon(about)).await?,
+        };
         let block = InodeBlock::decode(&bytes).map_err(BlockError::bad(hash))?;
         block.check_size(size_bytes).map_err(BlockError::bad(hash))?;
         Ok(File { cache: cache.clone(), inode: Some((hash, block)) })
+    }
+
+    /// What may be on its way of the volume at once now, bytes.
+    pub(crate) fn window_bytes(&self) -> u64 {
+        self.cache.window_bytes()
     }
 
     /// Length and block size; `None` if the file is empty.
@@ -108,7 +128,7 @@ impl File {
             if level == 0 {
                 return Ok(Place::Block(hash));
             }
-            let bytes = self.cache.get(hash).await?;
+            let bytes = self.cache.get(hash, Wanted::Now(INDIRECT_BYTES)).await?;
             let indirect = PointerBlock::decode(&bytes).map_err(BlockError::bad(hash))?;
             indirect
                 .check_place(level, shape.pointers_below(level, first))
@@ -121,16 +141,23 @@ impl File {
         }
     }
 
-    /// Fetches data block `block` from `hash`; `keep` says whether into the cache.
-    pub(crate) async fn fetch(
+    /// Fetches data block `block` from `hash`, kept by nobody.
+    pub(crate) async fn fetch_once(
         &self,
         block: u64,
         hash: BlockHash,
-        keep: bool,
     ) -> Result<Bytes, BlockError> {
-        let bytes =
-            if keep { self.cache.get(hash).await? } else { self.cache.get_once(hash).await? };
-        let claimed = self.shape().map_or(0, |shape| shape.block_len_bytes(block));
+        let wanted = Wanted::Soon(self.len_bytes(block));
+        self.checked(block, hash, self.cache.get_once(hash, wanted).await?)
+    }
+
+    fn len_bytes(&self, block: u64) -> u64 {
+        self.shape().map_or(0, |shape| shape.block_len_bytes(block))
+    }
+
+    /// A data block has the length that the inode says.
+    fn checked(&self, block: u64, hash: BlockHash, bytes: Bytes) -> Result<Bytes, BlockError> {
+        let claimed = self.len_bytes(block);
         if bytes.len() as u64 != claimed {
             let found = bytes.len() as u64;
             let source = FormatError::Mismatch { what: "bytes of a data block", claimed, found };
@@ -140,13 +167,14 @@ impl File {
     }
 
     /// Data block `block`.
-    async fn chunk(&self, block: u64) -> Result<Chunk, BlockError> {
+    async fn chunk(&self, block: u64, when: fn(u64) -> Wanted) -> Result<Chunk, BlockError> {
+        let len = self.len_bytes(block);
         match self.place(block).await? {
-            Place::Block(hash) => Ok(Chunk::Data(self.fetch(block, hash, true).await?)),
-            Place::HoleUpto(_) => {
-                let len = self.shape().map_or(0, |shape| shape.block_len_bytes(block));
-                Ok(Chunk::Hole(len as usize))
+            Place::Block(hash) => {
+                let bytes = self.cache.get(hash, when(len)).await?;
+                Ok(Chunk::Data(self.checked(block, hash, bytes)?))
             }
+            Place::HoleUpto(_) => Ok(Chunk::Hole(len as usize)),
         }
     }
 
@@ -167,13 +195,14 @@ impl File {
         let skip = (offset - (first << shape.block_size_log2)) as usize;
         let wanted = (end - offset) as usize;
         if first == last {
-            return Ok(match self.chunk(first).await? {
+            return Ok(match self.chunk(first, Wanted::Now).await? {
                 Chunk::Data(bytes) => bytes.slice(skip..skip + wanted),
                 Chunk::Hole(_) => Bytes::from(vec![0; wanted]),
             });
         }
-        let mut chunks =
-            stream::iter(first..=last).map(|block| self.chunk(block)).buffered(BLOCKS_AT_ONCE);
+        let mut chunks = stream::iter(first..=last)
+            .map(|block| self.chunk(block, Wanted::Now))
+            .buffered(BLOCKS_AT_ONCE);
         let mut out = BytesMut::with_capacity(wanted);
         let mut skip = skip;
         while let Some(chunk) = chunks.try_next().await? {
@@ -190,7 +219,8 @@ impl File {
         Ok(out.freeze())
     }
 
-    /// The whole file in order, `ahead_bytes` of it fetched ahead.
+    /// The whole file in order, at most `ahead_bytes` of it in memory; how much of that is
+    /// on its way at once, the volume's window says.
     pub(crate) fn stream(
         self,
         ahead_bytes: u64,
@@ -199,16 +229,16 @@ impl File {
         let shape = self.shape();
         let blocks = if inline.is_some() { 0 } else { shape.map_or(0, |s| s.data_blocks()) };
         let size = shape.map_or(1, |shape| shape.block_size_bytes());
-        let at_once = (ahead_bytes / size).clamp(2, 256) as usize;
+        let at_once = (ahead_bytes / size).clamp(2, BLOCKS_AHEAD as u64) as usize;
         let whole = stream::iter(inline.filter(|bytes| !bytes.is_empty()).map(Ok));
         let parts = stream::iter(0..blocks).map(move |block| {
             let file = self.clone();
-            async move { Ok(file.chunk(block).await?.into_bytes()) }
+            async move { Ok(file.chunk(block, Wanted::Soon).await?.into_bytes()) }
         });
         whole.chain(parts.buffered(at_once))
     }
 
-    /// Begins to fetch blocks `from..upto`.
+    /// Begins to fetch blocks `from..upto`, as the volume's window has room.
     pub(crate) fn prefetch(&self, from: u64, upto: u64) {
         let file = self.clone();
         self.cache.spawn(Box::pin(async move {
@@ -216,10 +246,10 @@ impl File {
                 let file = file.clone();
                 // Errors are left to who reads these blocks.
                 async move {
-                    let _ = file.chunk(block).await;
+                    let _ = file.chunk(block, Wanted::Soon).await;
                 }
             });
-            fetches.buffer_unordered(BLOCKS_AT_ONCE).for_each(|()| async {}).await;
+            fetches.buffer_unordered(BLOCKS_AHEAD).for_each(|()| async {}).await;
         }));
     }
 

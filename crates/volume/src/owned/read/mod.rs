@@ -10,6 +10,7 @@ pub(super) mod cache;
 pub(super) mod directory;
 pub(super) mod error;
 pub(super) mod file;
+pub(super) mod pace;
 pub(super) mod snapshot;
 mod volume;
 

@@ -11,6 +11,7 @@ use super::cache::BlockCache;
 use super::directory;
 use super::error::{BlockError, ReadError, shown_path};
 use super::file::File;
+use super::pace::Wanted;
 use crate::owned::format::{Content, DirectoryRef, Entry, Root, xattrs};
 
 /// One version of a volume; never changes. Cheap to keep: blocks are fetched as they are
@@ -194,11 +195,14 @@ impl Item {
     }
 }
 
+/// About how long a block of extended attributes is, bytes.
+const XATTR_BYTES: u64 = 1 << 10;
+
 pub(crate) async fn read_xattrs(
     cache: &Arc<BlockCache>,
     entry: &Entry,
 ) -> Result<Vec<(Bytes, Bytes)>, BlockError> {
     let Some(hash) = entry.xattrs else { return Ok(Vec::new()) };
-    let bytes = cache.get(hash).await?;
+    let bytes = cache.get(hash, Wanted::Now(XATTR_BYTES)).await?;
     xattrs::decode(&bytes).map_err(BlockError::bad(hash))
 }

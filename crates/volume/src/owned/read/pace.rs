@@ -1,0 +1,167 @@
+//! How many of a volume's blocks are on their way at once: one [`Window`] for all who read
+//! it, and those who wait for room in it, first come, first served.
+//!
+//! What a reader waits for is fetched at once and only counts; what will be wanted soon, or
+//! is copied in bulk, waits. Who may wait is bounded by whoever asks: by its read-ahead or
+//! its budget of memory.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use atoll_dht::GetError;
+use atoll_env::{Env, Instant};
+use futures_channel::oneshot;
+
+use crate::window::{Limits, Window};
+
+/// How a block is wanted, and about how long it is, bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wanted {
+    /// Somebody waits for it.
+    Now(u64),
+    /// It may wait for room.
+    Soon(u64),
+}
+
+/// See the module.
+pub(crate) struct Pace {
+    env: Env,
+    state: Mutex<State>,
+}
+
+struct State {
+    window: Window,
+    waiting: VecDeque<(u64, oneshot::Sender<Place>)>,
+}
+
+/// A block on its way. Dropped without a result, it counts as not wanted any more.
+pub(crate) struct Place {
+    pace: Arc<Pace>,
+    announced: u64,
+    began: Instant,
+    result: Option<Ended>,
+}
+
+#[derive(Clone, Copy)]
+enum Ended {
+    Came(u64),
+    TimedOut,
+}
+
+impl Pace {
+    pub(crate) fn new(env: Env, limits: Limits) -> Arc<Pace> {
+        let state = State { window: Window::new(limits), waiting: VecDeque::new() };
+        Arc::new(Pace { env, state: Mutex::new(state) })
+    }
+
+    /// What may be on its way now, bytes.
+    pub(crate) fn window_bytes(&self) -> u64 {
+        self.state().window.bytes()
+    }
+
+    /// Waits for room, unless somebody waits for the block. Cancel-safe.
+    pub(crate) async fn enter(self: &Arc<Self>, wanted: Wanted) -> Place {
+        let waiting = {
+            let mut state = self.state();
+            let (bytes, enters) = match wanted {
+                Wanted::Now(bytes) => (bytes, true),
+                Wanted::Soon(bytes) => {
+                    (bytes, state.waiting.is_empty() && state.window.may_start(bytes))
+                }
+            };
+            if enters {
+                return self.place(&mut state, bytes);
+            }
+            let (sender, receiver) = oneshot::channel();
+            state.waiting.push_back((bytes, sender));
+            receiver
+        };
+        waiting.await.expect("whoever waits is served before the window goes")
+    }
+
+    fn place(self: &Arc<Self>, state: &mut State, bytes: u64) -> Place {
+        let began = self.env.now();
+        state.window.started(bytes, began);
+        Place { pace: self.clone(), announced: bytes, began, result: None }
+    }
+
+    fn end(self: &Arc<Self>, place: &Place) {
+        let mut admitted = Vec::new();
+        {
+            let mut state = self.state();
+            let now = self.env.now();
+            let took = now.since(place.began);
+            match place.result {
+                Some(Ended::Came(bytes)) => {
+                    state.window.completed(place.announced, bytes, took, now);
+                }
+                Some(Ended::TimedOut) => state.window.timed_out(place.announced, now),
+                None => state.window.failed(place.announced, now),
+            }
+            while let Some(&(bytes, _)) = state.waiting.front()
+                && state.window.may_start(bytes)
+            {
+                let (_, sender) = state.waiting.pop_front().expect("there is a front");
+                admitted.push((sender, self.place(&mut state, bytes)));
+            }
+        }
+        for (sender, place) in admitted {
+            // One that is not wanted any more gives itself back.
+            let _ = sender.send(place);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+}
+
+impl Place {
+    /// The block came, with so many bytes, or not.
+    pub(crate) fn ended(mut self, result: Result<usize, &GetError>) {
+        self.result = match result {
+            Ok(bytes) => Some(Ended::Came(bytes as u64)),
+            Err(GetError::Unavailable { .. }) => Some(Ended::TimedOut),
+            Err(GetError::NotFound { .. }) => None,
+        };
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let pace = self.pace.clone();
+        pace.end(self);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use atoll_env::TokioRuntime;
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_waits_now_enters_and_who_waits_for_later_waits_its_turn() {
+        let limits = Limits { max_blocks: 2, ..Limits::default() };
+        let pace = Pace::new(Arc::new(TokioRuntime::current()), limits);
+        let enter = |wanted| pace.enter(wanted).now_or_never();
+        let first = enter(Wanted::Soon(100)).expect("there is room");
+        let second = enter(Wanted::Soon(100)).expect("there is room");
+        let mut third = Box::pin(pace.enter(Wanted::Soon(100)));
+        let mut fourth = Box::pin(pace.enter(Wanted::Soon(1)));
+        assert!((&mut third).now_or_never().is_none());
+        assert!((&mut fourth).now_or_never().is_none());
+        let urgent = enter(Wanted::Now(1 << 20)).expect("it does not wait");
+        assert_eq!(pace.state().window.in_flight().0, 3);
+        drop(urgent);
+        first.ended(Ok(100));
+        let third = third.now_or_never().expect("its turn");
+        assert!((&mut fourth).now_or_never().is_none());
+        drop(fourth);
+        drop(third);
+        second.ended(Err(&GetError::NotFound { key: atoll_key::Key::MIN, told: String::new() }));
+        let state = pace.state();
+        assert_eq!((state.window.in_flight().0, state.waiting.len()), (0, 0));
+    }
+}
