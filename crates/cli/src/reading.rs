@@ -139,6 +139,10 @@ impl Reading {
                      again.",
                 )
             }
+            ReadError::Expired { .. } => self
+                .failed(Exit::NotFound, verb)
+                .because(error)
+                .advice("Ask its publisher to run `atoll renew`, or to publish it again."),
             ReadError::Bad { .. } => self.failed(Exit::Failed, verb).because(error),
         }
     }
@@ -151,6 +155,10 @@ impl Reading {
 fn open_failure(address: &Address, error: OpenError) -> Failure {
     let what = format!("cannot open {}", address.volume);
     match error {
+        OpenError::Gone(_) => Failure::new(Exit::NotFound, what).because(error).advice(
+            "Ask its publisher to run `atoll renew`, or to publish it again; or the address is of \
+             another network.",
+        ),
         OpenError::Fetch(error) => Failure::get(what, &error),
         OpenError::Root(RootError::Encrypted) => Failure::new(Exit::Usage, what)
             .because(error)

@@ -35,8 +35,13 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         reading.require_file(&file, "write out")?;
         let mut stream = reading.snapshot.read_stream(&file);
         while let Some(bytes) = stream.next().await {
-            let bytes = bytes.map_err(|error| reading.failure("write out", &error))?;
-            output.bytes(&bytes)?;
+            match bytes {
+                Ok(bytes) => output.bytes(&bytes)?,
+                Err(error) => {
+                    let error = reading.volume.explained(error).await;
+                    return Err(reading.failure("write out", &error));
+                }
+            }
         }
     }
     output.flush()

@@ -87,7 +87,13 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let copy = async {
         let progress = watch.progress();
         let copied = get_tree(snapshot, &item, &dest, options, progress).await;
-        copied.map_err(|error| failure(&reading, &dest, error))
+        match copied {
+            Err(GetTreeError::Read(error)) => {
+                let error = reading.volume.explained(*error).await.into();
+                Err(failure(&reading, &dest, error))
+            }
+            other => other.map_err(|error| failure(&reading, &dest, error)),
+        }
     };
     let copied = interrupt::or_interrupted(
         copy,

@@ -85,6 +85,8 @@ pub struct Watched {
     pub delay_ms: AtomicU64,
     /// Nothing can be reached while this is not 0.
     pub cut_off: AtomicU64,
+    /// The leases of content blocks (1), or of the root too (2), have run out.
+    pub expired: AtomicU64,
     /// Fetches of blocks that went to the ring.
     pub gets: AtomicU64,
     /// Roots asked for.
@@ -128,6 +130,9 @@ impl Blocks for WatchedBlocks {
             ring.pause().await;
             let result = match ring.unreachable() {
                 Some(told) => Err(GetError::Unavailable { key: hash.key(), told }),
+                None if ring.expired.load(Ordering::Relaxed) > 0 => {
+                    Err(GetError::NotFound { key: hash.key(), told: "all said no".into() })
+                }
                 None => ring.inner.get(hash).await,
             };
             ring.gets_in_flight.fetch_sub(1, Ordering::SeqCst);
@@ -142,6 +147,9 @@ impl Blocks for WatchedBlocks {
             ring.pause().await;
             match ring.unreachable() {
                 Some(told) => Err(GetError::Unavailable { key, told }),
+                None if ring.expired.load(Ordering::Relaxed) > 1 => {
+                    Err(GetError::NotFound { key, told: "all said no".into() })
+                }
                 None => ring.inner.get_signed(key).await,
             }
         })

@@ -113,7 +113,7 @@ async fn a_volume_that_is_not_there_or_whose_root_is_nonsense_does_not_open() {
     let blocks: Arc<dyn Blocks> = ring.clone();
     let id = secret().volume_id();
     let open = || Volume::open(env(), blocks.clone(), id, VolumeOptions::default());
-    assert!(matches!(open().await, Err(OpenError::Fetch(GetError::NotFound { .. }))));
+    assert!(matches!(open().await, Err(OpenError::Gone(GetError::NotFound { .. }))));
     ring.say(1, b"ATVR\x03 of a later program");
     let error = open().await.expect_err("does not open");
     assert_eq!(error, OpenError::Root(RootError::Bad(FormatError::UnknownLayout(3))));
@@ -195,4 +195,53 @@ async fn a_snapshot_stays_what_it_was_when_the_volume_moves_on() {
         let item = snapshot.resolve(b"file").await.expect("is there");
         assert_eq!(snapshot.read_range(&item, 0, 100).await.expect("reads"), bytes);
     }
+}
+
+/// CFS §5.6: what nobody refreshes is discarded. A mount of it says so, once it knows, and
+/// goes on with what it has; when the publisher comes back, so does the volume.
+#[tokio::test(start_paused = true)]
+async fn a_mount_of_an_expired_volume_says_so_and_keeps_what_it_has() {
+    use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags};
+    let source = tempfile::tempdir().expect("a directory");
+    for name in ["read", "unread"] {
+        fs::write(source.path().join(name), crate::trees::patterned(5000, 6)).expect("writes");
+    }
+    fs::write(source.path().join("unread"), crate::trees::patterned(9000, 7)).expect("writes");
+    let blocks = WatchedBlocks::new();
+    publish_with(&blocks, source.path(), small_blocks()).await;
+    let volume = open_with(&blocks, VolumeOptions::default()).await;
+    let mount = atoll_volume::owned::VolumeFs::new(env(), volume.clone(), 0, 0);
+    let find = async |name: &'static [u8]| {
+        let found = mount.lookup(Caller::default(), InodeNumber::ROOT, name).await?;
+        let inode = found.attr.inode;
+        let handle = mount.open(Caller::default(), inode, OpenFlags::READ).await?.handle;
+        mount.read(inode, handle, 0, 10_000).await
+    };
+    assert_eq!(find(b"read").await.expect("reads").len(), 5000);
+
+    // A single lost block is no expiry.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    blocks.0.expired.store(1, Ordering::Relaxed);
+    assert_eq!(find(b"unread").await, Err(Errno::EIO));
+    assert!(!volume.status().expired);
+
+    blocks.0.expired.store(2, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(find(b"unread").await, Err(Errno::ESTALE));
+    let status = volume.status();
+    assert!(status.expired);
+    let stale = status.stale.expect("it says so");
+    assert!(stale.contains("lease has run out") && stale.contains("atoll renew"), "{stale}");
+    assert_eq!(find(b"read").await.expect("is cached").len(), 5000);
+
+    let ring: Arc<dyn Blocks> = blocks.clone();
+    let error = Volume::open(env(), ring, secret().volume_id(), VolumeOptions::default()).await;
+    let error = error.expect_err("it is gone").to_string();
+    assert!(error.contains("the volume's lease has run out or it was never published"), "{error}");
+
+    blocks.0.expired.store(0, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(31)).await;
+    volume.snapshot().await;
+    assert_eq!(find(b"unread").await.expect("is back").len(), 9000);
+    assert!(!volume.status().expired);
 }

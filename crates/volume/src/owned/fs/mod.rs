@@ -131,18 +131,19 @@ impl VolumeFs {
                 tracing::warn!(volume = ?shared.volume.id(), path, "a call took too long");
                 return Err(Errno::ETIMEDOUT);
             };
-            result.map_err(|fault| match fault {
-                Fault::Errno(errno) => errno,
-                Fault::Block(error) => {
+            match result {
+                Ok(value) => Ok(value),
+                Err(Fault::Errno(errno)) => Err(errno),
+                Err(Fault::Block(error)) => {
                     let mut path = shared.tables().inodes.path(inode);
                     if let Some(name) = name {
                         path = joined(&path, &name);
                     }
-                    let error = error.at(&path);
+                    let error = shared.volume.explained(error.at(&path)).await;
                     tracing::warn!(volume = ?shared.volume.id(), "{error}");
-                    error.errno()
+                    Err(error.errno())
                 }
-            })
+            }
         })
     }
 }
@@ -248,7 +249,10 @@ impl Shared {
     fn read_ahead(&self, open: &OpenFile, offset: u64, len: u32) {
         let Some(shape) = open.file.shape().filter(|shape| !shape.is_inline()) else { return };
         let cache_bytes = self.volume.options().cache_bytes;
-        let limit = self.volume.options().read_ahead_bytes.min(cache_bytes / 4);
+        // Twice the window: while half is on its way, there is more to ask for, or the window
+        // would not learn that it may grow.
+        let window_bytes = open.file.window_bytes().saturating_mul(2);
+        let limit = self.volume.options().read_ahead_bytes.min(cache_bytes / 4).min(window_bytes);
         let plan = {
             let mut ahead = open.ahead.lock().expect("no holder of this lock panics");
             ahead.on_read(offset, u64::from(len), limit, shape.size_bytes)

@@ -9,12 +9,24 @@ use crate::owned::format::{FormatError, RootError};
 /// Why a volume could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// The ring has no such volume, or cannot be asked.
+    /// Nobody has the root block: its lease has run out, or it never was on this ring.
+    #[error("the volume's lease has run out or it was never published: {0}")]
+    Gone(GetError),
+    /// The ring cannot be asked for the root.
     #[error("the volume's root: {0}")]
-    Fetch(#[from] GetError),
+    Fetch(GetError),
     /// The root cannot be read: it is nonsense, or the read key is wrong or missing.
     #[error(transparent)]
     Root(#[from] RootError),
+}
+
+impl From<GetError> for OpenError {
+    fn from(error: GetError) -> OpenError {
+        match error {
+            GetError::NotFound { .. } => OpenError::Gone(error),
+            GetError::Unavailable { .. } => OpenError::Fetch(error),
+        }
+    }
 }
 
 /// Why something in a volume could not be read. Paths are relative to the volume's root.
@@ -52,6 +64,18 @@ pub enum ReadError {
         /// Which block, and what the ring said.
         source: GetError,
     },
+    /// Nobody has the block, nor the volume's root any more: the volume's lease has run out
+    /// (CFS §5.6).
+    #[error(
+        "{path}: the volume's lease has run out, and this was not read before; its publisher \
+         brings it back with `atoll renew`: {source}"
+    )]
+    Expired {
+        /// What it belongs to.
+        path: String,
+        /// Which block, and what the ring said.
+        source: GetError,
+    },
     /// The publisher signed nonsense.
     #[error("{path}: block {hash} is bad: {source}")]
     Bad {
@@ -66,7 +90,11 @@ pub enum ReadError {
 
 impl ReadError {
     /// As the kernel understands it. A block nobody has or nobody can use is an I/O error;
-    /// one that some node could not be asked for may come back: `ETIMEDOUT`.
+    /// one that some node could not be asked for may come back: `ETIMEDOUT`. What is gone
+    /// because the whole volume has expired is `ESTALE` ("Stale file handle") rather than
+    /// `EIO`, which people take for a broken disk: what the mount refers to is not there any
+    /// more, as an NFS server says it. (The kernel then looks the path up once again, which
+    /// costs a question and helps if the lease was renewed meanwhile.)
     pub fn errno(&self) -> Errno {
         match self {
             ReadError::NoSuchEntry { .. } => Errno::ENOENT,
@@ -76,6 +104,7 @@ impl ReadError {
                 GetError::Unavailable { .. } => Errno::ETIMEDOUT,
                 GetError::NotFound { .. } => Errno::EIO,
             },
+            ReadError::Expired { .. } => Errno::ESTALE,
             ReadError::Bad { source: FormatError::TooDeep, .. } => Errno::ELOOP,
             ReadError::Bad { .. } => Errno::EIO,
         }

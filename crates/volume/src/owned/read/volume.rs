@@ -19,7 +19,7 @@ use futures_util::FutureExt;
 use futures_util::future::Shared;
 
 use super::cache::BlockCache;
-use super::error::OpenError;
+use super::error::{OpenError, ReadError};
 use super::snapshot::Snapshot;
 use crate::owned::format::sealed_root;
 
@@ -30,6 +30,11 @@ const MAX_REFRESH_WAIT: Duration = Duration::from_secs(3);
 /// How long after a failed refresh the next may begin. Guess.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
+/// What is said of a root that was there and is not any more.
+const EXPIRED: &str = "the volume's lease has run out: nobody has its root block any more; what \
+                       was read before stays readable; its publisher brings it back with \
+                       `atoll renew`";
+
 /// How to read a volume.
 #[derive(Clone, Debug)]
 pub struct VolumeOptions {
@@ -37,7 +42,8 @@ pub struct VolumeOptions {
     pub max_age: Duration,
     /// Blocks kept in memory.
     pub cache_bytes: u64,
-    /// How far a sequential reader is read ahead of, at most.
+    /// How far a sequential reader is read ahead of, at most: memory, not the network's
+    /// measure, which is the volume's [window](crate::window).
     pub read_ahead_bytes: u64,
     /// The read key of an encrypted volume; `None` for one that everybody may read.
     pub read_key: Option<ReadKey>,
@@ -48,7 +54,7 @@ impl Default for VolumeOptions {
         VolumeOptions {
             max_age: Duration::from_secs(30),
             cache_bytes: 32 << 20,
-            read_ahead_bytes: 4 << 20,
+            read_ahead_bytes: 16 << 20,
             read_key: None,
         }
     }
@@ -63,6 +69,8 @@ pub struct VolumeStatus {
     pub age: Duration,
     /// Why it may be stale, if the last refresh failed.
     pub stale: Option<String>,
+    /// Nobody has its root any more: its lease has run out. What was read stays readable.
+    pub expired: bool,
 }
 
 /// A volume that is being read; follows its publisher's updates.
@@ -80,6 +88,7 @@ struct State {
     block: SignedBlock,
     confirmed_at: Instant,
     stale: Option<String>,
+    expired: bool,
     retry_at: Instant,
     refresh: Option<Refresh>,
 }
@@ -119,6 +128,7 @@ impl Volume {
             block,
             confirmed_at,
             stale: None,
+            expired: false,
             retry_at: Instant::default(),
             refresh: None,
         });
@@ -142,6 +152,7 @@ impl Volume {
             version: state.snapshot.version,
             age: self.env.now().since(state.confirmed_at),
             stale: state.stale.clone(),
+            expired: state.expired,
         }
     }
 
@@ -183,6 +194,37 @@ impl Volume {
         (state.confirmed_at + self.options.max_age).max(state.retry_at).since(self.env.now())
     }
 
+    /// Whether the volume has expired, now that one of its blocks is nowhere: the ring is
+    /// asked for the root, unless it was a moment ago. Answers within a few seconds.
+    async fn has_expired(self: &Arc<Self>) -> bool {
+        let now = self.env.now();
+        let waiting = {
+            let mut state = self.state();
+            let asked_lately = now < state.retry_at || now < state.confirmed_at + RETRY_AFTER;
+            let refresh = match &state.refresh {
+                Some(refresh) => refresh.clone(),
+                None if asked_lately => return state.expired,
+                None => self.begin_refresh(&mut state, now),
+            };
+            timeout(&*self.env, MAX_REFRESH_WAIT, refresh.done)
+        };
+        // If it takes longer, nobody knows.
+        let _ = waiting.await;
+        self.state().expired
+    }
+
+    /// The same error, or the better one that the whole volume has expired.
+    pub async fn explained(self: &Arc<Self>, error: ReadError) -> ReadError {
+        match error {
+            ReadError::Fetch { path, source: source @ GetError::NotFound { .. } }
+                if self.has_expired().await =>
+            {
+                ReadError::Expired { path, source }
+            }
+            other => other,
+        }
+    }
+
     /// Starts a refresh that goes on even if nobody waits for it.
     fn begin_refresh(self: &Arc<Self>, state: &mut State, now: Instant) -> Refresh {
         let volume = self.clone();
@@ -190,6 +232,11 @@ impl Volume {
             let asked_at = volume.env.now();
             let answer = volume.blocks.get_signed(volume.id.root_key()).await;
             let mut state = volume.state();
+            let expired = matches!(answer, Err(GetError::NotFound { .. }));
+            let was_expired = std::mem::replace(&mut state.expired, expired);
+            if expired && !was_expired {
+                tracing::error!(volume = ?volume.id, "{EXPIRED}");
+            }
             match volume.take(&mut state, answer) {
                 Ok(()) => {
                     state.confirmed_at = asked_at;
@@ -213,7 +260,10 @@ impl Volume {
 
     /// Takes the ring's answer, or says why not.
     fn take(&self, state: &mut State, answer: Result<SignedBlock, GetError>) -> Result<(), String> {
-        let block = answer.map_err(|error| error.to_string())?;
+        let block = answer.map_err(|error| match error {
+            GetError::NotFound { .. } => format!("{EXPIRED} ({error})"),
+            GetError::Unavailable { .. } => error.to_string(),
+        })?;
         let held = state.snapshot.version;
         if block.version < held {
             return Err(format!(
