@@ -1,12 +1,12 @@
 //! The blocks of a volume, one at a time.
 
-use atoll_key::BlockHash;
+use atoll_key::{BlockHash, ReadKey, VolumeCipher, VolumeId};
 use atoll_vfs::FileTime;
 use atoll_volume::owned::format::directory::{
     Child, Content, DirectoryBlock, DirectoryRef, Entry, Nodes,
 };
 use atoll_volume::owned::format::inode::{Data, InodeBlock, Shape};
-use atoll_volume::owned::format::{PointerBlock, Root, xattrs};
+use atoll_volume::owned::format::{PointerBlock, Root, sealed_root, xattrs};
 use bytes::Bytes;
 
 use super::{Target, round_trip, target};
@@ -23,6 +23,21 @@ pub fn targets() -> Vec<Target> {
         // Not one encoding: a root may hold fields that only newer programs know.
         round_trip("volume/root", vec![plain, labelled], Root::encode, |input| {
             Root::decode(&Bytes::copy_from_slice(input))
+        }),
+        target("volume/encrypted-root", encrypted_roots(), |input| {
+            sealed_root::decode(&Bytes::copy_from_slice(input), Some(&cipher())).is_ok()
+        }),
+        // Everything but the root itself is right.
+        target("volume/root-inside", vec![root(directory).encode()], |input| {
+            let mut payload = sealed_root::encode(&root(DirectoryRef::default()), Some(&cipher()));
+            payload.truncate(5 + 16);
+            if input.len() > 1 << 16 {
+                return false;
+            }
+            payload.extend_from_slice(&cipher().seal_root(input));
+            let read = sealed_root::decode(&payload.into(), Some(&cipher()));
+            assert_eq!(read.ok(), Root::decode(&Bytes::copy_from_slice(input)).ok());
+            Root::decode(&Bytes::copy_from_slice(input)).is_ok()
         }),
         block("volume/directory", vec![leaf().encode(), interior().encode()], |block| {
             DirectoryBlock::decode(block).ok().map(|directory| directory.encode())
@@ -41,6 +56,14 @@ pub fn targets() -> Vec<Target> {
             Some(xattrs::encode(&found).expect("it came from a block"))
         }),
     ]
+}
+
+fn cipher() -> VolumeCipher {
+    VolumeCipher::new(&ReadKey::from_bytes([7; 32]), &VolumeId([9; 32]))
+}
+
+fn encrypted_roots() -> Vec<Vec<u8>> {
+    vec![sealed_root::encode(&root(DirectoryRef::default()), Some(&cipher()))]
 }
 
 /// Content blocks have one encoding: what is accepted is encoded to the same bytes.

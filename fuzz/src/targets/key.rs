@@ -1,7 +1,10 @@
 //! Signed blocks, blocks under a key, and the texts people copy.
 
 use atoll_key::text::{decode_checked, encode_checked};
-use atoll_key::{BlockHash, BlockKind, Key, SecretKey, SignedBlock, VolumeAddress, VolumeId};
+use atoll_key::{
+    BlockHash, BlockKind, Key, ReadAddress, ReadKey, SecretKey, SignedBlock, VolumeAddress,
+    VolumeCipher, VolumeId,
+};
 use bytes::Bytes;
 
 use super::{Target, target};
@@ -36,6 +39,38 @@ pub fn targets() -> Vec<Target> {
                 address.is_ok()
             })
         }),
+        target("key/read-address", read_addresses(), |input| {
+            let Ok(text) = std::str::from_utf8(input) else { return false };
+            text.parse::<ReadAddress>().is_ok_and(|address| {
+                assert_eq!(address.to_text().parse(), Ok(address), "it does not read back");
+                true
+            })
+        }),
+        target("key/read-key", vec![[&[1][..], &[7; 32]].concat()], |input| {
+            let text = encode_checked("#", input);
+            ReadKey::from_text(&text).is_ok_and(|key| {
+                assert_eq!(key.to_text(), text, "a read key has two texts");
+                true
+            })
+        }),
+        // Nobody without the key makes what opens; the seeds are sealed by it.
+        target("key/sealed", sealed(), |input| {
+            cipher().open(input).is_ok_and(|block| {
+                assert_eq!(cipher().seal(&block), input, "a block is sealed in two ways");
+                true
+            })
+        }),
+        // The tag is right, what it is of is not: the bytes behind it are the input.
+        target(
+            "key/sealed-inside",
+            vec![[&[0, 0, 0, 5][..], &[3; 5], &[0; 251]].concat()],
+            |input| {
+                cipher().open(&cipher().seal_as_it_is(input)).is_ok_and(|block| {
+                    assert_eq!(cipher().seal(&block), cipher().seal_as_it_is(input));
+                    true
+                })
+            },
+        ),
         // The checksum is right, what it is of is not: the bytes behind it are the input.
         target("key/address", address_bytes, |input| {
             let text = encode_checked(SCHEME, input);
@@ -46,6 +81,21 @@ pub fn targets() -> Vec<Target> {
             })
         }),
     ]
+}
+
+fn cipher() -> VolumeCipher {
+    VolumeCipher::new(&ReadKey::from_bytes([7; 32]), &VolumeId([9; 32]))
+}
+
+fn sealed() -> Vec<Vec<u8>> {
+    [0, 5, 300, 5000].map(|len| cipher().seal(&vec![3; len])).to_vec()
+}
+
+fn read_addresses() -> Vec<Vec<u8>> {
+    let volume = VolumeAddress(VolumeId([9; 32]));
+    let read_key = Some(ReadKey::from_bytes([7; 32]));
+    let whole = ReadAddress { volume, read_key }.to_text();
+    vec![whole.into_bytes(), volume.to_string().into_bytes()]
 }
 
 fn decode_signed(input: &[u8]) -> bool {
