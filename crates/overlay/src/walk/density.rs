@@ -14,6 +14,8 @@ const ESTIMATE_ERROR: f64 = 1.25;
 /// How sure one wants to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Doubt {
+    /// A true list is accepted even if N is thought to be twice what it is.
+    Least,
     /// A true list is refused once in a thousand times.
     Little,
     /// A true list is refused once in ten times, a false one hardly ever accepted.
@@ -21,9 +23,10 @@ pub(super) enum Doubt {
 }
 
 /// Whether nodes at these distances after a key, in order, each a fraction of the circle,
-/// may be all there are, on a ring of about `nodes` nodes.
-pub(super) fn is_plausible(distances: &[f64], nodes: f64, doubt: Doubt) -> bool {
-    let enough = (nodes / 2.0).min(JUDGED_BY as f64 / 2.0) as usize;
+/// may be all there are, on a ring of about `nodes` nodes whose members name `listed` at
+/// least when they name a root.
+pub(super) fn is_plausible(distances: &[f64], nodes: f64, listed: f64, doubt: Doubt) -> bool {
+    let enough = (nodes / 2.0).min(listed).min(JUDGED_BY as f64 / 2.0) as usize;
     let judged = distances.len().min(JUDGED_BY);
     let Some(first) = distances.first() else { return false };
     judged >= enough
@@ -36,6 +39,7 @@ pub(super) fn is_plausible(distances: &[f64], nodes: f64, doubt: Doubt) -> bool 
 fn farthest(m: usize, doubt: Doubt) -> f64 {
     let m = m as f64;
     match doubt {
+        Doubt::Least => (m * 2.5).max(farthest(1, Doubt::Little)),
         Doubt::Little => (m + 3.0 * m.sqrt() + 3.0) * ESTIMATE_ERROR,
         Doubt::Much => m + m.sqrt() + 2.0,
     }
@@ -52,7 +56,7 @@ mod tests {
             ((*state >> 11) as f64 + 0.5) / (1u64 << 53) as f64
         };
         let mut at = 0.0;
-        let gap = |at: &mut f64| {
+        let mut gap = |at: &mut f64| {
             *at -= unit().ln() / (nodes * share);
             *at
         };
@@ -62,7 +66,7 @@ mod tests {
     fn accepted(count: usize, share: f64, doubt: Doubt) -> usize {
         let mut state = 7;
         (0..1000)
-            .filter(|_| is_plausible(&draw(&mut state, count, 1000.0, share), 1000.0, doubt))
+            .filter(|_| is_plausible(&draw(&mut state, count, 1000.0, share), 1000.0, 8.0, doubt))
             .count()
     }
 
@@ -86,14 +90,14 @@ mod tests {
 
     #[test]
     fn a_short_list_says_too_little_on_a_large_ring_and_enough_on_a_small_one() {
-        assert!(!is_plausible(&[0.000_1, 0.000_2], 1000.0, Doubt::Little));
-        assert!(is_plausible(&[0.1, 0.5], 3.0, Doubt::Little));
-        assert!(!is_plausible(&[], 1.0, Doubt::Little));
+        assert!(!is_plausible(&[0.000_1, 0.000_2], 1000.0, 8.0, Doubt::Little));
+        assert!(is_plausible(&[0.1, 0.5], 3.0, 8.0, Doubt::Little));
+        assert!(!is_plausible(&[], 1.0, 8.0, Doubt::Little));
     }
 
     #[test]
     fn a_root_far_from_the_key_is_not_believed_however_dense_its_successors() {
         let far: Vec<f64> = (0..16).map(|n| 0.012 + 0.000_5 * f64::from(n)).collect();
-        assert!(!is_plausible(&far, 1000.0, Doubt::Little));
+        assert!(!is_plausible(&far, 1000.0, 8.0, Doubt::Little));
     }
 }

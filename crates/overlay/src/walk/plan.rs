@@ -12,15 +12,17 @@
 //! that. At the very end the k nearest nodes after the key found by all the routes
 //! together have been asked.
 
+mod answers;
+mod verdict;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use atoll_env::Instant;
 use atoll_key::{Key, NodeId, PeerId};
-use atoll_net::{CallError, Peer};
+use atoll_net::Peer;
 
-use super::density::{Doubt, is_plausible};
 use super::selection::{Report, Selection, cost_secs};
-use super::{Asked, Said, Step, Trace, WalkError, WalkLimits};
+use super::{Trace, WalkLimits};
 use crate::peer_book::{Misdeed, PeerBook};
 use crate::{Node, Overlay, Route};
 
@@ -34,9 +36,12 @@ const MAX_WARNINGS: usize = 8;
 /// So many nodes farther from the key are tried before the nearest guide is warned: a
 /// warning costs the guide a round of pings. A guess.
 const MAX_BEHIND_GUIDE: usize = 2;
-/// Where there are several routes, none asks more questions than this: liars can name
-/// each other for ever. CFS lookups essentially never take above 10.
-const MAX_ASKS_ON_ROUTE: usize = 24;
+/// Where there are several routes, none takes more answers than this: liars can name each
+/// other for ever. CFS lookups essentially never take above 10.
+const MAX_ANSWERS_ON_ROUTE: usize = 24;
+/// A route that led so often to roots that may be false is left for another, if a single
+/// one is to be enough; the more patiently the more are wanted. A guess.
+const MAX_DOUBTFUL: usize = 2;
 /// A guide that named so many dead nodes and no live one is scored for it. A guess.
 const MANY_DEAD: usize = 3;
 
@@ -74,6 +79,9 @@ struct Candidate {
     report: Option<Report>,
 }
 
+/// A distance, and whose it is said to be: of two cards with one ID, one may be false.
+type Place = (Key, Peer);
+
 /// See the module.
 pub(super) struct Plan {
     key: Key,
@@ -81,24 +89,32 @@ pub(super) struct Plan {
     limits: WalkLimits,
     /// About how many nodes are on the ring.
     nodes: f64,
+    /// How many nodes before a root know it: half a successor list, as a rule.
+    know_root: f64,
     /// Who was asked which question. By peer: all virtual servers of a node know the same.
-    asked: BTreeSet<(PeerId, bool)>,
+    /// By the whole card: a false address must not stand in the way of the right one.
+    asked: BTreeSet<(Peer, bool)>,
     /// Nodes that gave no answer or refused one.
-    failed: BTreeSet<PeerId>,
+    failed: BTreeSet<Peer>,
     /// Those of them that may be dead.
     dead: Vec<Peer>,
     /// Nodes that said they are the root, or were found to be the first live one, by their
     /// distance after the key, with the successors they told.
     claims: BTreeMap<Key, (Node, Vec<Node>)>,
     /// Nodes after the key that answered or were named.
-    roots_known: BTreeMap<Key, Node>,
+    roots_known: BTreeMap<Place, Node>,
     /// Who named whom, to tell who is worth believing.
-    named: BTreeMap<PeerId, Vec<PeerId>>,
+    named: BTreeMap<PeerId, Vec<Peer>>,
     misdeeds: Vec<(PeerId, Misdeed)>,
     warnings: usize,
     own_table: OwnTable,
-    /// How many routes ended at each claimed root.
+    /// How often each claimed root was reached.
+    reached: BTreeMap<NodeId, usize>,
+    /// How many routes led to each.
     ends: BTreeMap<NodeId, usize>,
+    /// Who named nodes as a key's root and its successors that are too far apart for that,
+    /// and where the first of them is.
+    doubted: Vec<(PeerId, Key)>,
     routes: usize,
     swept: bool,
     trace: Trace,
@@ -108,15 +124,15 @@ pub(super) struct Plan {
 /// What is forgotten when another route begins.
 #[derive(Default)]
 struct RouteState {
-    asks: usize,
+    answers: usize,
     /// Nodes before the key, by their distance to it.
-    on_the_way: BTreeMap<Key, Candidate>,
+    on_the_way: BTreeMap<Place, Candidate>,
     /// Nodes said to be the key's root or to follow it, by their distance after the key.
-    roots: BTreeMap<Key, Node>,
+    roots: BTreeMap<Place, Node>,
     /// Nodes that gave directions, by their distance to the key.
     guides: BTreeMap<Key, Node>,
     /// Who named a node as its predecessor when asked as the root.
-    named_by: BTreeMap<PeerId, Node>,
+    named_by: BTreeMap<Peer, Node>,
     backs: usize,
     /// A node after so many `Back`s, to be asked for the way before anything else.
     detour: Option<Node>,
@@ -127,19 +143,25 @@ struct RouteState {
     /// Questions to nodes farther from the key than the nearest guide, since it was
     /// last warned.
     asked_behind_guide: usize,
-    /// The root that was reached.
+    /// The root at which the route ends.
     root: Option<Node>,
+    /// The roots to which it led.
+    reached: BTreeSet<NodeId>,
+    /// How often a root was reached that may be false.
+    doubtful: usize,
     /// Questions left for the root's successors, once the root has been reached.
     replicas_left: Option<usize>,
 }
 
 impl Plan {
     pub fn new(key: Key, overlay: &dyn Overlay, limits: WalkLimits) -> Plan {
+        let neighbourhood = overlay.neighbourhood();
         Plan {
             key,
-            me: overlay.neighbourhood().me,
+            me: neighbourhood.me,
             limits,
             nodes: overlay.estimated_nodes(),
+            know_root: (neighbourhood.successors.len() as f64 / 2.0).max(1.0),
             asked: BTreeSet::new(),
             failed: BTreeSet::new(),
             dead: Vec::new(),
@@ -149,7 +171,9 @@ impl Plan {
             misdeeds: Vec::new(),
             warnings: 0,
             own_table: OwnTable::NotUsed,
+            reached: BTreeMap::new(),
             ends: BTreeMap::new(),
+            doubted: Vec::new(),
             routes: 1,
             swept: false,
             trace: Trace::default(),
@@ -166,7 +190,7 @@ impl Plan {
 
     /// Starts at other nodes, and never asks or finds this one.
     pub fn start_elsewhere(&mut self, start: &[Node]) {
-        self.asked.extend([(self.me.peer.id, false), (self.me.peer.id, true)]);
+        self.asked.extend([(self.me.peer, false), (self.me.peer, true)]);
         for node in start {
             self.add_on_the_way(*node, None);
         }
@@ -204,12 +228,14 @@ impl Plan {
         let book = overlay.peer_book();
         let reached = self.route.replicas_left.is_some();
         let end = if reached { End::Absent } else { End::NoWay };
-        let cut = self.limits.routes > 1 && self.route.asks >= MAX_ASKS_ON_ROUTE;
+        let cut = self.limits.routes > 1
+            && (self.route.answers >= MAX_ANSWERS_ON_ROUTE
+                || self.route.doubtful >= MAX_DOUBTFUL * self.limits.confirm);
         if self.route.replicas_left == Some(0) || cut {
             return Err(end);
         }
         if let Some(node) = self.route.detour.take()
-            && self.asked.insert((node.peer.id, false))
+            && self.asked.insert((node.peer, false))
         {
             return Ok(Next::Ask(node, false, None));
         }
@@ -228,13 +254,13 @@ impl Plan {
     /// The nearest root named, or the nearest that is not avoided if any replica will do.
     fn next_root(&mut self, book: &PeerBook, now: Instant) -> Option<Node> {
         let asked = &self.asked;
-        self.route.roots.retain(|_, node| !asked.contains(&(node.peer.id, true)));
+        self.route.roots.retain(|_, node| !asked.contains(&(node.peer, true)));
         let any_of = self.limits.replicas.max(1);
         let nearest = self.route.roots.iter().take(any_of);
         let trusted = nearest.map(|(at, n)| (*at, n)).find(|(_, n)| !is_avoided(book, n, now));
         let at = trusted.map(|(at, _)| at).or_else(|| self.route.roots.keys().next().copied())?;
         let node = self.route.roots.remove(&at)?;
-        self.asked.insert((node.peer.id, true));
+        self.asked.insert((node.peer, true));
         Some(node)
     }
 
@@ -243,7 +269,7 @@ impl Plan {
     fn next_on_the_way(&mut self, overlay: &dyn Overlay, now: Instant) -> Option<Next> {
         let book = overlay.peer_book();
         let asked = &self.asked;
-        self.route.on_the_way.retain(|_, c| !asked.contains(&(c.node.peer.id, false)));
+        self.route.on_the_way.retain(|_, c| !asked.contains(&(c.node.peer, false)));
         let guide = self.route.guides.first_key_value().map(|(at, _)| *at);
         let ahead = guide.unwrap_or(Key::MAX);
         let trusted = || {
@@ -251,19 +277,19 @@ impl Plan {
             all.filter(|(_, c)| !is_avoided(book, &c.node, now)).map(|(at, c)| (*at, *c))
         };
         let in_front = match self.limits.selection {
-            Selection::NearestKey => trusted().next().filter(|(at, _)| *at <= ahead),
+            Selection::NearestKey => trusted().next().filter(|(at, _)| at.0 <= ahead),
             Selection::Cost => {
-                let cost = |at: &Key, c: &Candidate| {
-                    cost_secs(book, &c.node.peer.id, c.report, at, self.nodes)
-                };
-                let costs = trusted().take_while(|(at, _)| *at <= ahead);
-                let costs = costs.map(|(at, c)| (cost(&at, &c), at, c));
+                let nodes = self.nodes / self.know_root;
+                let cost =
+                    |at: &Key, c: &Candidate| cost_secs(book, &c.node.peer.id, c.report, at, nodes);
+                let costs = trusted().take_while(|(at, _)| at.0 <= ahead);
+                let costs = costs.map(|(at, c)| (cost(&at.0, &c), at, c));
                 costs.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, at, c)| (at, c))
             }
         };
         let any = || self.route.on_the_way.iter().next().map(|(at, c)| (*at, *c));
         let (at, candidate) = in_front.or_else(|| trusted().next()).or_else(any)?;
-        if guide.is_some_and(|guide| guide < at) {
+        if guide.is_some_and(|guide| guide < at.0) {
             // All that the nearest guide named is dead. One farther off may know others;
             // otherwise the guide has to be told (Figure 5's `alert`).
             self.route.asked_behind_guide += 1;
@@ -274,7 +300,7 @@ impl Plan {
             }
         }
         self.route.on_the_way.remove(&at);
-        self.asked.insert((candidate.node.peer.id, false));
+        self.asked.insert((candidate.node.peer, false));
         Some(Next::Ask(candidate.node, false, candidate.report))
     }
 
@@ -311,34 +337,11 @@ impl Plan {
 
     /// A guide has checked the nodes it was warned of.
     pub fn may_ask_again(&mut self, guide: Node) {
-        self.asked.remove(&(guide.peer.id, false));
+        self.asked.remove(&(guide.peer, false));
         self.add_on_the_way(guide, None);
     }
 
     // --- routes -----------------------------------------------------------------------
-
-    /// Whether a route that ended like this ends the walk.
-    fn is_settled(&mut self, end: End) -> bool {
-        if self.limits.routes <= 1 || self.swept {
-            return true;
-        }
-        let Some(root) = self.route.root.filter(|_| end == End::Absent) else { return false };
-        let agreeing = self.ends.entry(root.id).or_default();
-        *agreeing += 1;
-        let agreeing = *agreeing;
-        // A nearer claim of another route goes before this one.
-        let nearest = self.claims.values().next().map(|(node, _)| node.id);
-        let doubt = if self.limits.confirm > 1 { Doubt::Much } else { Doubt::Little };
-        agreeing >= self.limits.confirm.max(1)
-            && nearest == Some(root.id)
-            && self.is_plausible(doubt)
-    }
-
-    /// Whether the nodes known after the key may be all there are.
-    fn is_plausible(&self, doubt: Doubt) -> bool {
-        let distances: Vec<f64> = self.roots_known.keys().map(Key::as_fraction).collect();
-        is_plausible(&distances, self.nodes, doubt)
-    }
 
     /// Begins another route at nodes known here that were not asked yet: those before the
     /// key if possible, the nearest first.
@@ -349,8 +352,8 @@ impl Plan {
         let mut starts = overlay.acquaintances();
         starts.retain(|node| {
             node.peer.id != self.me.peer.id
-                && !self.asked.contains(&(node.peer.id, false))
-                && !self.failed.contains(&node.peer.id)
+                && !self.asked.contains(&(node.peer, false))
+                && !self.failed.contains(&node.peer)
         });
         let trusted = |node: &&Node| !is_avoided(overlay.peer_book(), node, now);
         if starts.iter().any(|node| trusted(&node)) {
@@ -380,13 +383,28 @@ impl Plan {
     }
 
     /// The root has been reached: its successors are asked, as far as they have not been.
-    /// A root that may be false is left alone until another route has been tried.
+    /// A root that may be false is left alone, and the route goes on beside it.
     fn reached(&mut self, root: Node) {
-        self.route.root = Some(root);
-        if self.limits.routes > 1 && !self.is_plausible(Doubt::Little) {
-            self.route.replicas_left = Some(0);
+        *self.reached.entry(root.id).or_default() += 1;
+        if self.route.reached.insert(root.id) {
+            *self.ends.entry(root.id).or_default() += 1;
+        }
+        if self.limits.routes > 1 && !self.is_plausible(self.doubt(&root)) {
+            self.route.doubtful += 1;
+            self.route.roots.clear();
+            return;
+        }
+        self.ask_replicas();
+        if self.limits.routes > 1
+            && self.route.replicas_left == Some(0)
+            && self.limits.replicas > 0
+            && !self.is_certain(&root)
+        {
+            // Nothing new, and not enough: whoever led here may be one liar more.
+            self.route.doubtful += 1;
+            self.route.replicas_left = None;
         } else {
-            self.ask_replicas();
+            self.route.root = Some(root);
         }
     }
 
@@ -399,250 +417,13 @@ impl Plan {
             if !places.insert(node.peer.id) {
                 continue;
             }
-            if !self.asked.contains(&(node.peer.id, true)) {
+            if !self.asked.contains(&(node.peer, true)) {
                 self.route.roots.insert(*at, *node);
             } else if places.len() <= self.limits.replicas + 1 {
                 answered += 1;
             }
         }
         self.route.replicas_left = Some((self.limits.replicas + 1).saturating_sub(answered.max(1)));
-    }
-
-    // --- answers ----------------------------------------------------------------------
-
-    /// Takes in an answer; returns the value if that was the end of the search.
-    pub fn answered<T>(
-        &mut self,
-        node: Node,
-        as_root: bool,
-        answer: Result<Step<T>, CallError>,
-    ) -> Option<T> {
-        let mut value = None;
-        let in_replicas = self.route.replicas_left.is_some();
-        let said = match answer {
-            Ok(Step::Done(done)) => {
-                value = Some(done);
-                Said::Done
-            }
-            Ok(Step::Absent(successors)) => self.claimed(node, successors),
-            Ok(Step::Route(Route::Root(mut list)))
-                if list.first().is_some_and(|root| root.peer.id == node.peer.id) =>
-            {
-                let root = list.remove(0);
-                self.claimed(root, list)
-            }
-            Ok(Step::Route(_)) if in_replicas => Said::Absent,
-            Ok(Step::Route(Route::Back(nearer))) if as_root => self.back(&node, nearer),
-            Ok(Step::Route(route)) => self.learn(&node, &route),
-            Err(error) => {
-                self.no_answer(&node, &error);
-                Said::Failed(error)
-            }
-        };
-        if in_replicas && !matches!(said, Said::Failed(_)) {
-            self.route.replicas_left = self.route.replicas_left.map(|left| left.saturating_sub(1));
-        }
-        self.route.asks += 1;
-        let local = node.peer.id == self.me.peer.id;
-        self.trace.0.push(Asked { node, as_root, local, said });
-        value
-    }
-
-    fn no_answer(&mut self, node: &Node, error: &CallError) {
-        self.failed.insert(node.peer.id);
-        if error.is_failure_of_peer() {
-            self.dead.push(node.peer);
-        }
-        self.roots_known.retain(|_, known| known.peer.id != node.peer.id);
-        if let Some(after) = self.route.named_by.remove(&node.peer.id) {
-            // The node that named it is the first live successor.
-            self.claimed(after, Vec::new());
-        }
-    }
-
-    /// A node says that it is the root and does not have it, or turns out to be the root.
-    fn claimed(&mut self, node: Node, successors: Vec<Node>) -> Said {
-        let at = self.distance_after(&node);
-        self.roots_known.insert(at, node);
-        for successor in successors.iter().take(MAX_ROOTS_TAKEN) {
-            self.add_root(*successor);
-        }
-        self.claims.insert(at, (node, successors));
-        if self.route.replicas_left.is_none() {
-            self.reached(node);
-        }
-        Said::Absent
-    }
-
-    /// A node asked as the root names its predecessor instead.
-    fn back(&mut self, node: &Node, nearer: Node) -> Said {
-        if self.failed.contains(&nearer.peer.id) {
-            // It believes in a node that has failed: it is the first live successor.
-            return self.claimed(*node, Vec::new());
-        }
-        let here = self.distance_after(node);
-        if self.distance_after(&nearer) >= here {
-            return Said::Nowhere; // That leads away from the key.
-        }
-        // The root is no farther than `nearer`; who comes after this node matters again
-        // only if `nearer` has failed.
-        self.roots_known.insert(here, *node);
-        let bound = self.route.not_beyond.map_or(here, |bound| bound.min(here));
-        self.route.not_beyond = Some(bound);
-        self.route.roots.retain(|at, _| *at < here);
-        if !self.asked.contains(&(nearer.peer.id, true)) {
-            self.route.named_by.insert(nearer.peer.id, *node);
-            self.route.backs += 1;
-            if self.route.backs > MAX_BACKS {
-                self.route.detour = Some(nearer);
-            } else {
-                self.add_root(nearer);
-            }
-        } else if self.claims.contains_key(&self.distance_after(&nearer)) {
-            self.reached(nearer);
-        }
-        Said::Back(nearer)
-    }
-
-    /// Takes in directions given by `guide`.
-    fn learn(&mut self, guide: &Node, route: &Route) -> Said {
-        let said = match route {
-            Route::Root(list) => self.root_named(list),
-            Route::Closer(leads) => {
-                let nearer = |n: &Node| n.id.key().strictly_between(guide.id.key(), &self.key);
-                let leads = leads.iter().filter(|lead| nearer(&lead.node));
-                let leads: Vec<_> = leads.take(crate::MAX_CLOSER).copied().collect();
-                let namer = guide.peer.id;
-                self.named.insert(namer, leads.iter().map(|lead| lead.node.peer.id).collect());
-                for lead in &leads {
-                    let report = lead.latency.map(|latency| Report { namer, latency });
-                    self.add_on_the_way(lead.node, report);
-                }
-                if leads.is_empty() { Said::Nowhere } else { Said::Closer(leads.len()) }
-            }
-            Route::Back(nearer) => {
-                self.add_root(*nearer);
-                Said::Back(*nearer)
-            }
-            Route::Nowhere => Said::Nowhere,
-        };
-        if guide.peer.id == self.me.peer.id {
-            return said;
-        }
-        if said == Said::Nowhere {
-            if !matches!(route, Route::Nowhere) {
-                self.misdeeds.push((guide.peer.id, Misdeed::LedInCircles));
-            }
-        } else {
-            self.route.guides.insert(self.distance_before(guide), *guide);
-        }
-        said
-    }
-
-    fn root_named(&mut self, list: &[Node]) -> Said {
-        for node in list.iter().take(MAX_ROOTS_TAKEN) {
-            self.add_root(*node);
-        }
-        let Some(root) = list.first() else { return Said::Nowhere };
-        // Another route has been there already: this one agrees.
-        let first = list.iter().find(|node| !self.failed.contains(&node.peer.id));
-        if let Some(first) = first
-            && self.claims.contains_key(&self.distance_after(first))
-            && self.route.replicas_left.is_none()
-        {
-            self.reached(*first);
-        }
-        Said::Root(*root)
-    }
-
-    fn add_on_the_way(&mut self, node: Node, report: Option<Report>) {
-        let peer = node.peer.id;
-        if peer != self.me.peer.id
-            && !self.failed.contains(&peer)
-            && !self.asked.contains(&(peer, false))
-        {
-            let at = self.distance_before(&node);
-            self.route.on_the_way.insert(at, Candidate { node, report });
-        }
-    }
-
-    fn add_root(&mut self, node: Node) {
-        if self.failed.contains(&node.peer.id) {
-            return;
-        }
-        let at = self.distance_after(&node);
-        self.roots_known.insert(at, node);
-        let beyond = self.route.not_beyond.is_some_and(|bound| at >= bound);
-        let matters = self.route.replicas_left.is_some() || !beyond;
-        if matters && !self.asked.contains(&(node.peer.id, true)) {
-            self.route.roots.insert(at, node);
-        }
-    }
-
-    fn distance_before(&self, node: &Node) -> Key {
-        self.key.distance_from(node.id.key())
-    }
-
-    fn distance_after(&self, node: &Node) -> Key {
-        node.id.key().distance_from(&self.key)
-    }
-
-    // --- the end ----------------------------------------------------------------------
-
-    /// What this walk has caught its witnesses at. `found`: who had what was looked for,
-    /// and whether it was asked as the root.
-    pub fn misdeeds(&self, found: Option<(Node, bool)>) -> Vec<(PeerId, Misdeed)> {
-        let mut misdeeds = self.misdeeds.clone();
-        if let Some((holder, true)) = found {
-            let at = self.distance_after(&holder);
-            let denied = self.trace.0.iter().filter(|a| {
-                !a.local && a.said == Said::Absent && self.distance_after(&a.node) < at
-            });
-            misdeeds.extend(denied.map(|a| (a.node.peer.id, Misdeed::DeniedBlock)));
-            let false_roots = self
-                .claims
-                .range(at..)
-                .filter(|(_, (node, told))| !told.is_empty() && node.peer.id != holder.peer.id);
-            misdeeds.extend(false_roots.map(|(_, (node, _))| (node.peer.id, Misdeed::FalseRoot)));
-        }
-        for (namer, named) in &self.named {
-            let is_dead = |id: &&PeerId| self.dead.iter().any(|peer| peer.id == **id);
-            let dead = named.iter().filter(is_dead).count();
-            let alive =
-                named.iter().filter(|id| self.asked.contains(&(**id, false))).count() - dead;
-            if dead >= MANY_DEAD && alive == 0 && *namer != self.me.peer.id {
-                misdeeds.push((*namer, Misdeed::NamedDead));
-            }
-        }
-        misdeeds
-    }
-
-    /// All that was asked.
-    pub fn into_trace(self) -> Trace {
-        self.trace
-    }
-
-    /// The error of a walk that ended like this.
-    pub fn into_error(mut self, end: End) -> WalkError {
-        let (key, trace) = (self.key, std::mem::take(&mut self.trace));
-        match end {
-            End::Absent => WalkError::Absent { key, roots: self.root_list(), trace },
-            End::NoWay => WalkError::NoWay { key, trace },
-            End::GaveUp => WalkError::GaveUp { key, trace },
-        }
-    }
-
-    /// The root, which is the nearest node that claims to be it, and who follows it: in its
-    /// own words, or else as far as known.
-    fn root_list(&self) -> Vec<Node> {
-        let Some((at, (root, told))) = self.claims.first_key_value() else { return Vec::new() };
-        let mut list = vec![*root];
-        if told.is_empty() {
-            list.extend(self.roots_known.range(*at..).map(|(_, node)| *node).skip(1));
-        } else {
-            list.extend_from_slice(told);
-        }
-        list
     }
 }
 

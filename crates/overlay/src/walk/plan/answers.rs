@@ -1,0 +1,196 @@
+//! What the walker learns from each answer.
+
+use atoll_key::Key;
+use atoll_net::CallError;
+
+use super::{Candidate, MAX_BACKS, MAX_ROOTS_TAKEN, Plan};
+use crate::peer_book::Misdeed;
+use crate::walk::density::Doubt;
+use crate::walk::selection::Report;
+use crate::walk::{Asked, Said, Step};
+use crate::{Node, Route};
+
+impl Plan {
+    /// Takes in an answer; returns the value if that was the end of the search.
+    pub fn answered<T>(
+        &mut self,
+        node: Node,
+        as_root: bool,
+        answer: Result<Step<T>, CallError>,
+    ) -> Option<T> {
+        let mut value = None;
+        let in_replicas = self.route.replicas_left.is_some();
+        let said = match answer {
+            Ok(Step::Done(done)) => {
+                value = Some(done);
+                Said::Done
+            }
+            Ok(Step::Absent(successors)) => self.claimed(node, successors),
+            Ok(Step::Route(Route::Root(mut list)))
+                if list.first().is_some_and(|root| root.peer.id == node.peer.id) =>
+            {
+                let root = list.remove(0);
+                self.claimed(root, list)
+            }
+            Ok(Step::Route(_)) if in_replicas => Said::Absent,
+            Ok(Step::Route(Route::Back(nearer))) if as_root => self.back(&node, nearer),
+            Ok(Step::Route(route)) => self.learn(&node, &route),
+            Err(error) => {
+                self.no_answer(&node, &error);
+                Said::Failed(error)
+            }
+        };
+        if in_replicas && !matches!(said, Said::Failed(_)) {
+            self.route.replicas_left = self.route.replicas_left.map(|left| left.saturating_sub(1));
+        }
+        self.route.answers += usize::from(!matches!(said, Said::Failed(_)));
+        let local = node.peer.id == self.me.peer.id;
+        self.trace.0.push(Asked { node, as_root, local, said });
+        value
+    }
+
+    fn no_answer(&mut self, node: &Node, error: &CallError) {
+        self.failed.insert(node.peer);
+        if error.is_failure_of_peer() {
+            self.dead.push(node.peer);
+        }
+        self.roots_known.retain(|_, known| known.peer != node.peer);
+        if let Some(after) = self.route.named_by.remove(&node.peer) {
+            // The node that named it is the first live successor.
+            self.claimed(after, Vec::new());
+        }
+    }
+
+    /// A node says that it is the root and does not have it, or turns out to be the root.
+    fn claimed(&mut self, node: Node, successors: Vec<Node>) -> Said {
+        let at = self.distance_after(&node);
+        self.roots_known.insert((at, node.peer), node);
+        for successor in successors.iter().take(MAX_ROOTS_TAKEN) {
+            self.add_root(*successor);
+        }
+        self.claims.insert(at, (node, successors));
+        if self.route.replicas_left.is_none() {
+            self.reached(node);
+        }
+        Said::Absent
+    }
+
+    /// A node asked as the root names its predecessor instead.
+    fn back(&mut self, node: &Node, nearer: Node) -> Said {
+        if self.failed.contains(&nearer.peer) {
+            // It believes in a node that has failed: it is the first live successor.
+            return self.claimed(*node, Vec::new());
+        }
+        let here = self.distance_after(node);
+        if self.distance_after(&nearer) >= here {
+            return Said::Nowhere; // That leads away from the key.
+        }
+        // The root is no farther than `nearer`; who comes after this node matters again
+        // only if `nearer` has failed.
+        self.roots_known.insert((here, node.peer), *node);
+        let bound = self.route.not_beyond.map_or(here, |bound| bound.min(here));
+        self.route.not_beyond = Some(bound);
+        self.route.roots.retain(|at, _| at.0 < here);
+        if !self.asked.contains(&(nearer.peer, true)) {
+            self.route.named_by.insert(nearer.peer, *node);
+            self.route.backs += 1;
+            if self.route.backs > MAX_BACKS {
+                self.route.detour = Some(nearer);
+            } else {
+                self.add_root(nearer);
+            }
+        } else if self.claims.contains_key(&self.distance_after(&nearer)) {
+            self.reached(nearer);
+        }
+        Said::Back(nearer)
+    }
+
+    /// Takes in directions given by `guide`.
+    pub(super) fn learn(&mut self, guide: &Node, route: &Route) -> Said {
+        let said = match route {
+            Route::Root(list) => self.root_named(guide, list),
+            Route::Closer(leads) => {
+                let nearer = |n: &Node| n.id.key().strictly_between(guide.id.key(), &self.key);
+                let leads = leads.iter().filter(|lead| nearer(&lead.node));
+                let leads: Vec<_> = leads.take(crate::MAX_CLOSER).copied().collect();
+                let namer = guide.peer.id;
+                self.named.insert(namer, leads.iter().map(|lead| lead.node.peer).collect());
+                for lead in &leads {
+                    let report = lead.latency.map(|latency| Report { namer, latency });
+                    self.add_on_the_way(lead.node, report);
+                }
+                if leads.is_empty() { Said::Nowhere } else { Said::Closer(leads.len()) }
+            }
+            Route::Back(nearer) => {
+                self.add_root(*nearer);
+                Said::Back(*nearer)
+            }
+            Route::Nowhere => Said::Nowhere,
+        };
+        if guide.peer.id == self.me.peer.id {
+            return said;
+        }
+        if said == Said::Nowhere {
+            if !matches!(route, Route::Nowhere) {
+                self.misdeeds.push((guide.peer.id, Misdeed::LedInCircles));
+            }
+        } else if !self.doubted.iter().any(|(doubted, _)| *doubted == guide.peer.id) {
+            self.route.guides.insert(self.distance_before(guide), *guide);
+        }
+        said
+    }
+
+    fn root_named(&mut self, guide: &Node, list: &[Node]) -> Said {
+        for node in list.iter().take(MAX_ROOTS_TAKEN) {
+            self.add_root(*node);
+        }
+        let Some(root) = list.first() else { return Said::Nowhere };
+        if self.limits.routes > 1 && guide.peer.id != self.me.peer.id {
+            let distances = list.iter().map(|node| self.distance_after(node));
+            if !self.may_be_all(distances, Doubt::Little) {
+                self.doubted.push((guide.peer.id, self.distance_after(root)));
+            }
+        }
+        // Another route has been there already: this one agrees.
+        let first = list.iter().find(|node| !self.failed.contains(&node.peer));
+        if let Some(first) = first
+            && self.claims.contains_key(&self.distance_after(first))
+            && self.route.replicas_left.is_none()
+        {
+            self.reached(*first);
+        }
+        Said::Root(*root)
+    }
+
+    pub(super) fn add_on_the_way(&mut self, node: Node, report: Option<Report>) {
+        let peer = node.peer;
+        if peer.id != self.me.peer.id
+            && !self.failed.contains(&peer)
+            && !self.asked.contains(&(peer, false))
+        {
+            let at = self.distance_before(&node);
+            self.route.on_the_way.insert((at, peer), Candidate { node, report });
+        }
+    }
+
+    pub(super) fn add_root(&mut self, node: Node) {
+        if self.failed.contains(&node.peer) {
+            return;
+        }
+        let at = self.distance_after(&node);
+        self.roots_known.insert((at, node.peer), node);
+        let beyond = self.route.not_beyond.is_some_and(|bound| at >= bound);
+        let matters = self.route.replicas_left.is_some() || !beyond;
+        if matters && !self.asked.contains(&(node.peer, true)) {
+            self.route.roots.insert((at, node.peer), node);
+        }
+    }
+
+    pub(super) fn distance_before(&self, node: &Node) -> Key {
+        self.key.distance_from(node.id.key())
+    }
+
+    pub(super) fn distance_after(&self, node: &Node) -> Key {
+        node.id.key().distance_from(&self.key)
+    }
+}

@@ -1,0 +1,118 @@
+//! What the walker believes in the end, and whom it has caught lying.
+
+use atoll_key::{Key, PeerId};
+use atoll_net::Peer;
+
+use super::{End, MANY_DEAD, MAX_ROOTS_TAKEN, Plan};
+use crate::Node;
+use crate::peer_book::Misdeed;
+use crate::walk::density::{self, Doubt};
+use crate::walk::{Said, Trace, WalkError};
+
+impl Plan {
+    /// Whether a route that ended like this ends the walk.
+    pub(super) fn is_settled(&self, end: End) -> bool {
+        if self.limits.routes <= 1 || self.swept {
+            return true;
+        }
+        end == End::Absent && self.route.root.is_some_and(|root| self.is_certain(&root))
+    }
+
+    /// Whether enough routes have led to a root that fits, and to none nearer to the key.
+    pub(super) fn is_certain(&self, root: &Node) -> bool {
+        let doubt = match self.limits.confirm {
+            2.. => Doubt::Much,
+            _ => self.doubt(root),
+        };
+        let routes = self.ends.get(&root.id).copied().unwrap_or(0);
+        let nearest = self.claims.values().next().map(|(node, _)| node.id);
+        routes >= self.limits.confirm && nearest == Some(root.id) && self.is_plausible(doubt)
+    }
+
+    /// How much a root has to fit: less if several led to it.
+    pub(super) fn doubt(&self, root: &Node) -> Doubt {
+        match self.reached.get(&root.id) {
+            Some(2..) => Doubt::Least,
+            _ => Doubt::Little,
+        }
+    }
+
+    /// Whether the nodes known after the key may be all there are.
+    pub(super) fn is_plausible(&self, doubt: Doubt) -> bool {
+        self.may_be_all(self.roots_known.keys().map(|at| at.0), doubt)
+    }
+
+    /// Whether these may be the distances of all the nodes that follow the key first.
+    pub(super) fn may_be_all(&self, distances: impl Iterator<Item = Key>, doubt: Doubt) -> bool {
+        let mut distances: Vec<f64> = distances.map(|at| at.as_fraction()).collect();
+        distances.sort_unstable_by(f64::total_cmp);
+        distances.dedup();
+        // N is estimated from lists that may name many who have died since, as one sees on
+        // the way; the lists that one is told shrink with them.
+        let asked = self.trace.0.len() as f64;
+        let answered = asked - self.trace.failures() as f64;
+        let living = (answered + 1.0) / (asked + 1.0);
+        let (nodes, listed) = (self.nodes * living, self.know_root * living);
+        density::is_plausible(&distances, nodes, listed, doubt)
+    }
+
+    /// What this walk has caught its witnesses at. `found`: who had what was looked for,
+    /// and whether it was asked as the root.
+    pub fn misdeeds(&self, found: Option<(Node, bool)>) -> Vec<(PeerId, Misdeed)> {
+        let mut misdeeds = self.misdeeds.clone();
+        if let Some((holder, true)) = found {
+            let at = self.distance_after(&holder);
+            let denied = self.trace.0.iter().filter(|a| {
+                !a.local && a.said == Said::Absent && self.distance_after(&a.node) < at
+            });
+            misdeeds.extend(denied.map(|a| (a.node.peer.id, Misdeed::DeniedBlock)));
+            let false_roots = self
+                .claims
+                .range(at..)
+                .filter(|(_, (node, told))| !told.is_empty() && node.peer.id != holder.peer.id);
+            misdeeds.extend(false_roots.map(|(_, (node, _))| (node.peer.id, Misdeed::FalseRoot)));
+            let doubted = self.doubted.iter().filter(|(_, root)| *root > at);
+            misdeeds.extend(doubted.map(|(guide, _)| (*guide, Misdeed::FalseRoot)));
+        }
+        for (namer, named) in &self.named {
+            let is_dead = |peer: &&Peer| self.dead.contains(peer);
+            let (dead, others): (Vec<&Peer>, Vec<&Peer>) = named.iter().partition(is_dead);
+            let answered = others.iter().any(|peer| self.asked.contains(&(**peer, false)));
+            if dead.len() >= MANY_DEAD && !answered && *namer != self.me.peer.id {
+                misdeeds.push((*namer, Misdeed::NamedDead));
+            }
+        }
+        misdeeds
+    }
+
+    /// All that was asked.
+    pub fn into_trace(self) -> Trace {
+        self.trace
+    }
+
+    /// The error of a walk that ended like this.
+    pub fn into_error(mut self, end: End) -> WalkError {
+        let (key, trace) = (self.key, std::mem::take(&mut self.trace));
+        match end {
+            End::Absent => WalkError::Absent { key, roots: self.root_list(), trace },
+            End::NoWay => WalkError::NoWay { key, trace },
+            End::GaveUp => WalkError::GaveUp { key, trace },
+        }
+    }
+
+    /// The root, which is the nearest node that claims to be it, and who follows it: in its
+    /// own words if they fit, or else as far as known.
+    fn root_list(&self) -> Vec<Node> {
+        let Some((at, (root, told))) = self.claims.first_key_value() else { return Vec::new() };
+        let mut list = vec![*root];
+        let places = std::iter::once(root).chain(told).map(|node| self.distance_after(node));
+        let fits = self.limits.routes <= 1 || self.may_be_all(places, Doubt::Little);
+        if !told.is_empty() && fits {
+            list.extend(told.iter().take(MAX_ROOTS_TAKEN));
+        } else {
+            let after = self.roots_known.iter().filter(|((known, _), _)| known > at);
+            list.extend(after.map(|(_, node)| *node));
+        }
+        list
+    }
+}
