@@ -170,6 +170,25 @@ async fn what_was_encrypted_reads_back() {
     fs::remove_dir_all(dest).expect("removes");
 }
 
+/// What is on the disk is in the clear, and the volume knows the hashes of sealed blocks.
+#[tokio::test]
+async fn an_interrupted_copy_of_an_encrypted_file_goes_on_where_it_was() {
+    let source = tempfile::tempdir().expect("a directory");
+    let bytes = patterned(4096 * 40, 8);
+    fs::write(source.path().join("large"), &bytes).expect("writes");
+    let blocks = Arc::new(MemoryBlocks::new());
+    publish_with(&blocks, source.path(), encrypted()).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let dest = dir.path().join("copy");
+    fs::create_dir(&dest).expect("makes");
+    fs::write(dest.join(".large.atoll-part"), &bytes[..4096 * 30]).expect("writes");
+    let snapshot = snapshot(&blocks).await;
+    let (root, progress) = (snapshot.root(), Arc::new(NoProgress));
+    let gotten = get_tree(snapshot, &root, &dest, GetOptions::default(), progress).await;
+    assert_eq!(gotten.expect("copies").bytes_resumed, 4096 * 30);
+    assert_eq!(fs::read(dest.join("large")).expect("is there"), bytes);
+}
+
 #[tokio::test]
 async fn no_block_holds_a_name_or_content_in_the_clear() {
     let source = telling_tree();

@@ -175,6 +175,29 @@ async fn a_sequential_read_fetches_every_block_once_though_the_cache_is_smaller_
     assert!(most > 16, "read ahead: {most} fetches at once");
 }
 
+/// The window is one for all readers of a mount, and what is read ahead waits for it; what
+/// a reader asks for does not.
+#[tokio::test(start_paused = true)]
+async fn a_reader_does_not_wait_for_what_is_read_ahead_for_another() {
+    let source = tempfile::tempdir().expect("a directory");
+    fs::write(source.path().join("large"), patterned(4096 * 8192, 5)).expect("writes");
+    fs::write(source.path().join("small"), b"small").expect("writes");
+    let blocks = WatchedBlocks::new();
+    publish_with(&blocks, source.path(), small_blocks()).await;
+    blocks.0.delay_ms.store(100, Ordering::Relaxed);
+    let fs = VolumeFs::new(env(), open_with(&blocks, VolumeOptions::default()).await, 0, 0);
+    let inode = fs.lookup(me(), ROOT, b"large").await.expect("is there").attr.inode;
+    let handle = fs.open(me(), inode, OpenFlags::READ).await.expect("opens").handle;
+    for part in 0..12 {
+        fs.read(inode, handle, part * (128 << 10), 128 << 10).await.expect("reads");
+    }
+    let waiting = tokio::time::Instant::now();
+    let small = fs.lookup(me(), ROOT, b"small").await.expect("is there").attr.inode;
+    let opened = fs.open(me(), small, OpenFlags::READ).await.expect("opens").handle;
+    assert_eq!(read_all(&fs, small, opened).await, b"small");
+    assert!(waiting.elapsed() <= Duration::from_millis(101), "{:?}", waiting.elapsed());
+}
+
 #[tokio::test]
 async fn readers_of_one_block_share_one_fetch() {
     let source = tempfile::tempdir().expect("a directory");
