@@ -90,6 +90,8 @@ pub enum Command {
     Volumes(commands::volumes::Args),
     /// Renew the leases of published volumes now
     Renew(commands::renew::Args),
+    /// Stop keeping a published volume; the ring drops it when its leases run out
+    Unpublish(commands::unpublish::Args),
     /// List a directory
     Ls(commands::ls::Args),
     /// Show a directory and everything below it
@@ -109,6 +111,8 @@ pub enum Command {
     Status(commands::status::Args),
     /// Show or change how the running node takes part
     Settings(commands::settings::Args),
+    /// Show or set how much of this node publishers may use, and who does
+    Quota(commands::quota::Args),
     /// Repeat the papers' experiments on a simulated network
     Lab(commands::lab::Args),
     /// Print a shell's completion script

@@ -96,6 +96,10 @@ struct RunArgs {
     /// One JSON object an experiment instead of tables
     #[arg(long)]
     json: bool,
+
+    /// Tables and plots in Markdown, for a report
+    #[arg(long, conflicts_with = "json")]
+    markdown: bool,
 }
 
 /// Lists or runs.
@@ -182,6 +186,10 @@ fn run_experiments(args: &RunArgs, global: &Global) -> Result<(), Failure> {
         if n > 0 {
             output.line("")?;
         }
+        if args.markdown {
+            report(&mut output, outcome, [&csv, &svg], &repeat)?;
+            continue;
+        }
         show(&mut output, outcome, [&csv, &svg], &repeat)?;
     }
     output.flush()
@@ -203,13 +211,35 @@ fn show(
     for note in &outcome.notes {
         output.line(note)?;
     }
-    let seeds: Vec<String> = outcome.seeds.iter().map(u64::to_string).collect();
-    let runs = units::counted(seeds.len() as u64, "run", "runs");
-    let seed = if seeds.len() == 1 { "seed" } else { "seeds" };
-    output.line(format!("{runs}, {seed} {}", shortened(&seeds)))?;
+    output.line(runs(outcome))?;
     output.line(format!("repeat: {repeat}"))?;
     output.line(format!("points: {}", csv.display()))?;
     output.line(format!("plot:   {}", svg.display()))
+}
+
+/// A section of a report.
+fn report(
+    output: &mut Output,
+    outcome: &Outcome,
+    [csv, svg]: [&Path; 2],
+    repeat: &str,
+) -> Result<(), Failure> {
+    let Outcome { name, title, source, setup, .. } = outcome;
+    output.line(format!("### {name}: {title}\n\n{source}. {setup}; {}.\n", runs(outcome)))?;
+    output.line(outcome.markdown())?;
+    for note in &outcome.notes {
+        output.line(format!("{note}\n"))?;
+    }
+    output.line(format!("![{title}]({})\n", svg.display()))?;
+    output.line(format!("Points: [{name}.csv]({}). Repeat: `{repeat}`", csv.display()))
+}
+
+/// How many runs there were, and their seeds.
+fn runs(outcome: &Outcome) -> String {
+    let seeds: Vec<String> = outcome.seeds.iter().map(u64::to_string).collect();
+    let runs = units::counted(seeds.len() as u64, "run", "runs");
+    let seed = if seeds.len() == 1 { "seed" } else { "seeds" };
+    format!("{runs}, {seed} {}", shortened(&seeds))
 }
 
 /// A list that may be long; seeds count up by one.

@@ -10,12 +10,14 @@ pub mod ls;
 pub mod man;
 pub mod mount;
 pub mod publish;
+pub mod quota;
 pub mod renew;
 pub mod settings;
 pub mod stat;
 pub mod status;
 pub mod tree;
 pub mod unmount;
+pub mod unpublish;
 pub mod up;
 pub mod volumes;
 
@@ -46,7 +48,9 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Compare(args) => compare::run(args, &global),
         Command::Invite(args) => until_done(invite::run(args, &global)),
         Command::Publish(args) => until_done(publish::run(args, &global)),
+        Command::Unpublish(args) => until_done(unpublish::run(args, &global)),
         Command::Renew(args) => until_done(renew::run(args, &global)),
+        Command::Quota(args) => until_done(quota::run(args, &global)),
         Command::Settings(args) => until_done(settings::run(args, &global)),
         Command::Volumes(args) => until_done(volumes::run(args, &global)),
         Command::Ls(args) => until_done(ls::run(args, &global)),

@@ -13,6 +13,8 @@ use crate::failure::{Exit, Failure};
 use crate::output::Output;
 use crate::units;
 
+/// Successors in the table for people.
+const SUCCESSORS_SHOWN: usize = 8;
 /// How often `--wait` and `--watch` look.
 const WAIT_LOOK_EVERY: Duration = Duration::from_millis(200);
 const WATCH_LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -95,8 +97,8 @@ fn nodes_seen(status: &Status) -> usize {
         .successors
         .iter()
         .chain(&status.predecessor)
-        .map(|node| node.id.as_str())
-        .chain(status.positions.iter().map(String::as_str))
+        .map(|node| node.peer_id.as_str())
+        .chain([status.peer_id.as_str()])
         .collect();
     known.len()
 }
@@ -172,12 +174,13 @@ fn describe(status: &Status) -> Vec<(&'static str, String)> {
         ),
         ("ring", ring(status)),
     ];
-    for position in &status.positions {
-        lines.push(("position", short(position).to_string()));
-    }
-    for (i, node) in status.successors.iter().enumerate() {
+    lines.push(("position", positions(&status.positions)));
+    for (i, node) in status.successors.iter().take(SUCCESSORS_SHOWN).enumerate() {
         let title = if i == 0 { "successors" } else { "" };
         lines.push((title, format!("{} at {}", short(&node.id), node.addr)));
+    }
+    if let Some(more @ 1..) = status.successors.len().checked_sub(SUCCESSORS_SHOWN) {
+        lines.push(("", format!("and {more} more (--json shows all)")));
     }
     lines.push((
         "holds",
@@ -215,11 +218,22 @@ fn describe(status: &Status) -> Vec<(&'static str, String)> {
     lines
 }
 
+/// One position, or how many there are and the first.
+fn positions(positions: &[String]) -> String {
+    match positions {
+        [] => "none".into(),
+        [only] => short(only).into(),
+        [first, ..] => {
+            format!("{} virtual servers, the first at {}", positions.len(), short(first))
+        }
+    }
+}
+
 fn ring(status: &Status) -> String {
     if !status.joined {
         return "not joined yet".into();
     }
-    if status.successors.is_empty() {
+    if nodes_seen(status) == 1 {
         return "this node alone".into();
     }
     let before = status
@@ -249,12 +263,13 @@ mod tests {
     use atoll_node::{Repair, RingNode};
 
     fn node(id: &str) -> RingNode {
-        RingNode { id: id.into(), addr: "127.0.0.1:1".into() }
+        RingNode { id: id.into(), addr: "127.0.0.1:1".into(), peer_id: id.into() }
     }
 
     fn status() -> Status {
         Status {
             joined: true,
+            peer_id: "aa".into(),
             positions: vec!["aa".into()],
             predecessor: Some(node("cc")),
             successors: vec![node("bb"), node("cc")],

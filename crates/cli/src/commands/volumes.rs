@@ -59,6 +59,9 @@ fn describe(volume: &VolumeStatus) -> Vec<String> {
     if let Some(source) = &volume.source {
         lines.insert(0, format!("from {source}"));
     }
+    if volume.encrypted {
+        lines.push("encrypted; publishing it again prints the address with its read key".into());
+    }
     if volume.lost_blocks > 0 {
         let lost = units::counted(volume.lost_blocks, "block", "blocks");
         lines.push(format!("the ring has lost {lost}; publish it again to bring them back"));
@@ -85,12 +88,14 @@ mod tests {
             lost_blocks: 1,
             source: Some("/srv/docs".into()),
             trouble: Some("the ring is silent".into()),
+            encrypted: true,
             ..VolumeStatus::default()
         };
         let lines = describe(&volume).join("\n");
         for part in [
             "from /srv/docs",
             "version 3, 12 blocks, kept until 2096-10-02",
+            "encrypted; publishing it again prints",
             "lost 1 block;",
             "the ring is silent",
         ] {

@@ -5,8 +5,10 @@
 
 mod crashes;
 mod encrypted;
+mod lab;
 mod mounts;
 mod processes;
 mod publishing;
+mod running;
 mod strangers;
 mod usage;

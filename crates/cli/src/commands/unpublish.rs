@@ -1,0 +1,39 @@
+//! `atoll unpublish`: stop keeping a volume alive.
+//!
+//! CFS §3.1: "CFS has no explicit delete operation: instead, a publisher can simply stop
+//! asking for extensions." The ring drops the blocks when their leases have run out.
+
+use crate::arguments::Global;
+use crate::connection;
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::units;
+
+/// Arguments of `atoll unpublish`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll unpublish docs
+
+The ring drops the blocks when their leases have run out; until then readers still find
+them. The volume's key stays here: publishing the directory again brings the same address
+back.")]
+pub struct Args {
+    /// Names of volumes, as `atoll volumes` lists them
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
+}
+
+/// Stops keeping them.
+pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    let client = connection::impatient(global).await?;
+    let mut output = Output::new();
+    for name in &args.names {
+        let volumes = client.volumes().await.map_err(connection::failure)?;
+        client.unpublish_volume(name).await.map_err(connection::failure)?;
+        let expiry = volumes.iter().find(|volume| volume.name == *name);
+        let until = units::unix_date(expiry.map_or(0, |volume| volume.lease_expires_unix_secs));
+        output.line(format!("{name}: no longer kept; its blocks may go from {until} UTC on"))?;
+        output.flush()?;
+    }
+    Ok(())
+}
