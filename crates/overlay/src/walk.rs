@@ -129,6 +129,12 @@ pub async fn walk<'a, T>(
     run(env, overlay, plan, limits, step).await
 }
 
+/// Whether `list` may be the nodes that follow `key`: on a ring as dense as this node's
+/// surroundings. One that is not may be of liars alone.
+pub fn may_follow(overlay: &dyn Overlay, key: &Key, list: &[Node]) -> bool {
+    Plan::new(*key, overlay, WalkLimits::default()).may_follow(list)
+}
+
 /// As [`walk`], but starting at nodes that need not be on this node's ring, and never
 /// asking or finding this node: how a node joins, and how rings that lost sight of each
 /// other meet.

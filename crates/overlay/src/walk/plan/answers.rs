@@ -5,7 +5,6 @@ use atoll_net::CallError;
 
 use super::{Candidate, MAX_BACKS, MAX_ROOTS_TAKEN, Plan};
 use crate::peer_book::Misdeed;
-use crate::walk::density::Doubt;
 use crate::walk::selection::Report;
 use crate::walk::{Asked, Said, Step};
 use crate::{Node, Route};
@@ -145,11 +144,9 @@ impl Plan {
             self.add_root(*node);
         }
         let Some(root) = list.first() else { return Said::Nowhere };
-        if self.limits.routes > 1 && guide.peer.id != self.me.peer.id {
-            let distances = list.iter().map(|node| self.distance_after(node));
-            if !self.may_be_all(distances, Doubt::Little) {
-                self.doubted.push((guide.peer.id, self.distance_after(root)));
-            }
+        let hearsay = guide.peer.id != self.me.peer.id;
+        if hearsay && self.limits.routes > 1 && !self.may_follow(list) {
+            self.doubted.push((guide.peer.id, self.distance_after(root)));
         }
         // Another route has been there already: this one agrees.
         let first = list.iter().find(|node| !self.failed.contains(&node.peer));

@@ -42,8 +42,13 @@ impl Plan {
         self.may_be_all(self.roots_known.keys().map(|at| at.0), doubt)
     }
 
+    /// Whether these may be the nodes that follow the key first.
+    pub fn may_follow(&self, list: &[Node]) -> bool {
+        self.may_be_all(list.iter().map(|node| self.distance_after(node)), Doubt::Little)
+    }
+
     /// Whether these may be the distances of all the nodes that follow the key first.
-    pub(super) fn may_be_all(&self, distances: impl Iterator<Item = Key>, doubt: Doubt) -> bool {
+    fn may_be_all(&self, distances: impl Iterator<Item = Key>, doubt: Doubt) -> bool {
         let mut distances: Vec<f64> = distances.map(|at| at.as_fraction()).collect();
         distances.sort_unstable_by(f64::total_cmp);
         distances.dedup();
@@ -105,8 +110,8 @@ impl Plan {
     fn root_list(&self) -> Vec<Node> {
         let Some((at, (root, told))) = self.claims.first_key_value() else { return Vec::new() };
         let mut list = vec![*root];
-        let places = std::iter::once(root).chain(told).map(|node| self.distance_after(node));
-        let fits = self.limits.routes <= 1 || self.may_be_all(places, Doubt::Little);
+        let whole: Vec<Node> = std::iter::once(root).chain(told).copied().collect();
+        let fits = self.limits.routes <= 1 || self.may_follow(&whole);
         if !told.is_empty() && fits {
             list.extend(told.iter().take(MAX_ROOTS_TAKEN));
         } else {
