@@ -10,8 +10,8 @@ use super::messages::{
     Surroundings, VirtualIndex, WireKey, WireNode, WireNodes, WireRoute,
 };
 use super::{Chord, state::Told};
-use crate::walk::{Found, Step, WalkError, WalkLimits, walk, walk_from, walk_to_likely};
 use crate::Node;
+use crate::walk::{Found, Step, WalkError, WalkLimits, walk, walk_from, walk_to_likely};
 use atoll_env::BoxFuture;
 
 /// Whether the node that gave this answer cannot serve as a neighbour: dead, on no ring,
@@ -45,7 +45,7 @@ impl Chord {
 
     /// One call; a second one if the first timed out, since one lost message should not
     /// cost a node its place.
-    async fn call<T: for<'b> Decode<'b, ()>>(
+    pub(super) async fn call<T: for<'b> Decode<'b, ()>>(
         &self,
         to: &Node,
         method: u16,
@@ -60,7 +60,8 @@ impl Chord {
 
     /// Whether the virtual server answers and is on a ring.
     pub(super) async fn call_ping(&self, to: &Node) -> Result<bool, CallError> {
-        let header = messages::encode(&Ping { to: VirtualIndex(to.seat.index) });
+        let ping = Ping { to: VirtualIndex(to.seat.index), nonce: None };
+        let header = messages::encode(&ping);
         let alive: Alive = self.call(to, messages::PING, header).await?;
         Ok(alive.joined)
     }

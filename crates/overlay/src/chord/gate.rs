@@ -8,14 +8,21 @@
 //! Suspicions are held against a whole card, key and address: a card with another node's
 //! key and a wrong address must not discredit the node itself.
 //!
+//! It also knows who has been checked: that key answered at that address and admitted to
+//! so many virtual servers. A check lasts for [`CHECK_LASTS`] and for one address of a key,
+//! the last one seen.
+//!
 //! Plain data; time is an argument.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
 
 use atoll_env::Instant;
+use atoll_key::{IdProfile, PeerId};
 use atoll_net::Peer;
 
-use crate::Node;
+use crate::{MAX_VIRTUAL_SERVERS, Node};
 
 /// What is known of a node that somebody names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,9 +41,46 @@ pub type Judge<'a> = dyn Fn(&Node) -> Verdict + 'a;
 /// The most suspicions of each kind.
 pub const MAX_SUSPECTS: usize = 256;
 
+/// The most checked peers remembered.
+pub const MAX_CHECKED: usize = 8192;
+/// How long a check is believed. A guess: an address may change hands within a day, and
+/// two calls an hour for each neighbour are nothing.
+pub const CHECK_LASTS: Duration = Duration::from_secs(3600);
+
+/// What the network demands of a node's position.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rules {
+    /// How positions are derived.
+    pub profile: IdProfile,
+    /// Virtual indices lie below.
+    pub max_virtual_servers: u16,
+    /// Whether nodes are checked; see [`super::ChordConfig::check_nodes`].
+    pub check: bool,
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules {
+            profile: IdProfile::default(),
+            max_virtual_servers: MAX_VIRTUAL_SERVERS,
+            check: true,
+        }
+    }
+}
+
+/// Where a key answered, and to how much it admitted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Checked {
+    addr: SocketAddr,
+    servers: u16,
+    at: Instant,
+}
+
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub struct Gate {
+    rules: Rules,
+    checked: BTreeMap<PeerId, Checked>,
     /// Until when a peer found dead is not believed to live on hearsay.
     dead: BTreeMap<Peer, Instant>,
     /// The same for single virtual servers of peers that live.
@@ -44,9 +88,58 @@ pub struct Gate {
 }
 
 impl Gate {
+    /// Knows nobody yet.
+    pub fn new(rules: Rules) -> Gate {
+        Gate { rules, ..Gate::default() }
+    }
+
     /// What is known of `node`.
     pub fn judge(&self, node: &Node, now: Instant) -> Verdict {
-        if self.is_suspected(node, now) { Verdict::Suspected } else { Verdict::Welcome }
+        if !self.is_possible(node) || self.is_suspected(node, now) {
+            return Verdict::Suspected;
+        }
+        let admits = |checked: &Checked| {
+            checked.addr == node.peer.addr
+                && node.seat.index < checked.servers
+                && now.since(checked.at) < CHECK_LASTS
+        };
+        match self.checked.get(&node.peer.id) {
+            _ if !self.rules.check => Verdict::Welcome,
+            Some(checked) if admits(checked) => Verdict::Welcome,
+            _ => Verdict::Unknown,
+        }
+    }
+
+    /// Whether a node can have this place at all in this network.
+    pub fn is_possible(&self, node: &Node) -> bool {
+        node.seat.profile == self.rules.profile && node.seat.index < self.rules.max_virtual_servers
+    }
+
+    /// The peer was found at its address and runs so many virtual servers.
+    pub fn admit(&mut self, peer: Peer, servers: u16, now: Instant) {
+        if self.checked.len() >= MAX_CHECKED && !self.checked.contains_key(&peer.id) {
+            let oldest = self.checked.iter().min_by_key(|(_, c)| c.at).map(|(id, _)| *id);
+            oldest.map(|id| self.checked.remove(&id));
+        }
+        self.checked.insert(peer.id, Checked { addr: peer.addr, servers, at: now });
+        self.dead.remove(&peer);
+        self.vacant.retain(|node, _| node.peer != peer);
+    }
+
+    /// Whether the card was ever found right, and its key has not moved since.
+    pub fn was_checked(&self, peer: &Peer) -> bool {
+        !self.rules.check || self.checked.get(&peer.id).is_some_and(|c| c.addr == peer.addr)
+    }
+
+    /// Whether a check should be renewed: half its time is over.
+    pub fn is_aging(&self, node: &Node, now: Instant) -> bool {
+        let checked = self.checked.get(&node.peer.id);
+        self.rules.check && checked.is_none_or(|c| now.since(c.at) > CHECK_LASTS / 2)
+    }
+
+    /// How many virtual servers the peer said it runs, when it was checked.
+    pub fn servers_of(&self, peer: &PeerId) -> Option<u16> {
+        self.checked.get(peer).map(|checked| checked.servers)
     }
 
     /// Whether the node, or its peer as a whole, was found dead not long ago.
@@ -79,6 +172,7 @@ impl Gate {
 
     /// Panics with a description if a bound is broken.
     pub fn check_invariants(&self) {
+        assert!(self.checked.len() <= MAX_CHECKED, "everybody is remembered");
         assert!(self.dead.len() <= MAX_SUSPECTS, "everybody is suspected");
         assert!(self.vacant.len() <= MAX_SUSPECTS, "everybody is suspected");
     }

@@ -2,12 +2,15 @@
 
 use std::fmt;
 
+use atoll_env::timeout;
 use atoll_net::{CallError, Peer};
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream;
 
 use super::Chord;
-use super::state::Told;
+use super::gate::Verdict;
+use super::state::{ChordState, Told};
 use crate::walk::WalkError;
 use crate::{Node, Seat};
 
@@ -20,6 +23,16 @@ pub enum JoinError {
     /// No bootstrap peers were given.
     #[error("there is nobody to ask: no bootstrap peers were given")]
     NobodyToAsk,
+    /// Another node, which is alive, has this node's position.
+    #[error(
+        "{by} holds this node's place on the ring: in this network a place belongs to an IP \
+         address, so one address runs one node. Stop that node, give this one another \
+         address, or run that one with more virtual servers"
+    )]
+    PositionTaken {
+        /// Who holds it.
+        by: Peer,
+    },
     /// None of the bootstrap peers led to a ring.
     #[error("no bootstrap peer led to a ring: {}", list(.asked))]
     NobodyHelped {
@@ -34,12 +47,20 @@ pub enum JoinFailure {
     /// The address card is this node's own.
     #[error("that is this node itself")]
     Itself,
+    /// Another node, which is alive, has this node's position.
+    #[error("{0} holds this node's place on the ring")]
+    PositionTaken(Peer),
     /// The way to this node's place on the ring was not found.
     #[error("{0}")]
     Walk(#[from] WalkError),
     /// The node that should become the successor did not answer.
     #[error("our successor {0:?} did not say who surrounds it: {1}")]
     Successor(Node, CallError),
+}
+
+fn gone(successor: Node) -> JoinFailure {
+    let text = "it is not, or no longer, where it is said to be";
+    JoinFailure::Successor(successor, CallError::Unreachable(text.into()))
 }
 
 /// Why the number of virtual servers was not changed.
@@ -70,6 +91,8 @@ fn list(asked: &[(Peer, JoinFailure)]) -> String {
 
 /// How often a join is tried through one bootstrap peer: a successor may die on the way.
 const JOIN_TRIES: usize = 3;
+/// So many of its future successors a node has checked before it joins.
+const MAX_AWAITED: usize = 32;
 /// The most farewells under way.
 const PARALLEL_LEAVES: usize = 16;
 /// The most virtual servers that join at once.
@@ -109,6 +132,7 @@ impl Chord {
                     self.join_the_rest().await;
                     return Ok(());
                 }
+                Err(JoinFailure::PositionTaken(by)) => return Err(JoinError::PositionTaken { by }),
                 Err(failure) => asked.push((peer, failure)),
             }
         }
@@ -118,9 +142,10 @@ impl Chord {
     async fn join_through(&self, peer: Peer) -> Result<(), JoinFailure> {
         let me = self.me();
         let start = Node::at(peer, Seat { index: 0, ..me.seat });
-        if start.id == me.id {
+        if start.peer.id == me.peer.id {
             return Err(JoinFailure::Itself);
         }
+        self.is_free(&me, &start).await?;
         // Not our own ID: the ring may remember us from before a restart.
         let key = me.id.key().next();
         let mut tries = 1;
@@ -128,26 +153,50 @@ impl Chord {
             let successor = self.walk_to_root_from(&[start], &key).await?.value[0];
             match self.join_at(me.seat.index, successor).await {
                 Ok(()) => return Ok(()),
-                Err(error) if tries == JOIN_TRIES => {
-                    return Err(JoinFailure::Successor(successor, error));
-                }
-                Err(_) => tries += 1,
+                Err(JoinFailure::Successor(..)) if tries < JOIN_TRIES => tries += 1,
+                Err(failure) => return Err(failure),
             }
         }
     }
 
+    /// Whether `other` leaves the place `mine` to this node: it is elsewhere, or not alive.
+    async fn is_free(&self, mine: &Node, other: &Node) -> Result<(), JoinFailure> {
+        let is_taken = other.id == mine.id
+            && other.peer.id != mine.peer.id
+            && self.ensure_checked(other).await;
+        if is_taken { Err(JoinFailure::PositionTaken(other.peer)) } else { Ok(()) }
+    }
+
     /// Puts a virtual server on the ring before `successor`, which may be of this node too.
-    async fn join_at(&self, index: u16, successor: Node) -> Result<(), CallError> {
-        let told = self.call_neighbours(&successor).await?;
-        self.update(|servers, now| {
-            servers.gate.unsuspect(&successor);
-            servers.with(index, now, |state, judge| {
-                if !state.joined() && successor.id != state.me().id {
-                    state.join(successor, &told, judge);
-                }
-            });
+    async fn join_at(&self, index: u16, successor: Node) -> Result<(), JoinFailure> {
+        let me = self.lock().servers.seat(index);
+        self.is_free(&me, &successor).await?;
+        if !self.ensure_checked(&successor).await {
+            return Err(gone(successor));
+        }
+        let told = self.call_neighbours(&successor).await;
+        let told = told.map_err(|error| JoinFailure::Successor(successor, error))?;
+        if let Some(before) = &told.predecessor {
+            self.is_free(&me, before).await?;
+        }
+        // Who joins with one successor only is lost if that one dies now.
+        let around = told.predecessor.iter().chain(told.successors.iter().take(MAX_AWAITED));
+        let checks = join_all(around.map(|node| self.ensure_checked(node)));
+        let _ = timeout(&*self.env, self.config.call_limit, checks).await;
+        let unknown = self.update(|servers, now| {
+            let is_on_ring = servers.state(index).is_none_or(ChordState::joined);
+            if is_on_ring || servers.seat(index).id == successor.id {
+                return Vec::new();
+            }
+            if servers.judge(&successor, now) != Verdict::Welcome {
+                return Vec::new(); // It has left meanwhile.
+            }
+            servers.with(index, now, |state, judge| state.join(successor, &told, judge));
+            servers.keep_waiting(index, successor, told, now)
         });
-        Ok(())
+        self.check_claims(&unknown, Some(successor.peer.id));
+        let joined = self.lock().servers.state(index).is_none_or(ChordState::joined);
+        if joined { Ok(()) } else { Err(gone(successor)) }
     }
 
     /// Has the virtual servers that are on no ring join through the tables of those that

@@ -11,7 +11,8 @@
 //! by declared length, and a node's ring position never travels. It is derived from the
 //! peer's key on receipt (CFS §4.4), so that nobody can claim a position.
 
-pub use atoll_net::header::{from_header as decode, to_header as encode};
+pub use atoll_net::header::{WirePeer, from_header as decode, to_header as encode};
+use minicbor::data::Type;
 use minicbor::decode::Error as DecodeError;
 use minicbor::encode::{Error as EncodeError, Write};
 use minicbor::{Decode, Decoder, Encode, Encoder};
@@ -45,7 +46,7 @@ pub const NOT_JOINED: u16 = 100;
 /// The most failed nodes in one [`Dead`].
 pub const MAX_WARNED: usize = 16;
 
-/// A virtual index; 0 is absent. One at or beyond [`MAX_VIRTUAL_SERVERS`] is malformed.
+/// A virtual index; absent and null are 0. One at or beyond [`MAX_VIRTUAL_SERVERS`] is malformed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VirtualIndex(pub u16);
 
@@ -61,6 +62,10 @@ impl<C> Encode<C> for VirtualIndex {
 
 impl<'b, C> Decode<'b, C> for VirtualIndex {
     fn decode(d: &mut Decoder<'b>, _: &mut C) -> Result<VirtualIndex, DecodeError> {
+        if d.datatype()? == Type::Null {
+            d.skip()?;
+            return Ok(VirtualIndex(0));
+        }
         let index = d.u16()?;
         let known = index < MAX_VIRTUAL_SERVERS;
         known.then_some(VirtualIndex(index)).ok_or_else(|| DecodeError::message("no such seat"))
@@ -77,6 +82,9 @@ pub struct Ping {
     /// The virtual server meant.
     #[n(0)]
     pub to: VirtualIndex,
+    /// To be repeated in the answer (CFS §4.4).
+    #[n(1)]
+    pub nonce: Option<u64>,
 }
 
 /// [`NUDGE`]: between whom.
@@ -96,6 +104,15 @@ pub struct Alive {
     /// Whether the virtual server meant is a member of a ring.
     #[n(0)]
     pub joined: bool,
+    /// The nonce of the question.
+    #[n(1)]
+    pub nonce: Option<u64>,
+    /// How many virtual servers the node runs.
+    #[n(2)]
+    pub servers: Option<u16>,
+    /// The node's card, as it would have others know it.
+    #[n(3)]
+    pub peer: Option<WirePeer>,
 }
 
 /// [`NEIGHBOURS`] and [`NOTIFY`]: what the asker has seen before.
@@ -224,10 +241,11 @@ mod tests {
     fn index_zero_is_absent_and_an_index_beyond_the_maximum_is_refused() {
         let ask = |to, from| Seen { epoch: None, to: VirtualIndex(to), from: VirtualIndex(from) };
         assert_eq!(encode(&ask(0, 0)), [0x80][..]);
-        assert_eq!(encode(&ask(0, 3)), [0x83, 0xf6, 0xf6, 0x03][..]);
+        assert_eq!(encode(&ask(0, 3)), [0x83, 0xf6, 0x00, 0x03][..]);
         for (to, from) in [(0, 0), (0, 3), (5, 0), (127, 127)] {
             assert_eq!(decode::<Seen>(&encode(&ask(to, from))).unwrap(), ask(to, from));
         }
+        assert_eq!(decode::<Seen>(&[0x83, 0xf6, 0xf6, 0x03]).unwrap(), ask(0, 3));
         for header in [&[0x82, 0xf6, 0x18, 0x80][..], &[0x83, 0xf6, 0xf6, 0x19, 0xff, 0xff]] {
             assert_eq!(decode::<Seen>(header).unwrap_err().code, Refusal::MALFORMED);
         }
@@ -290,7 +308,9 @@ mod tests {
 
     #[test]
     fn bytes_after_a_message_are_refused() {
-        let mut bytes = encode(&Alive { joined: true }).to_vec();
+        let alive = Alive { joined: true, nonce: None, servers: None, peer: None };
+        assert_eq!(encode(&alive), [0x81, 0xf5][..]);
+        let mut bytes = encode(&alive).to_vec();
         bytes.push(0);
         assert!(decode::<Alive>(&bytes).is_err());
     }

@@ -17,11 +17,15 @@
 //! itself, all share the rest ([`servers`]). What one says to another of the same node
 //! never becomes a call.
 //!
+//! Nobody enters a table on his own word or on another's: claimed nodes are checked first
+//! ([`verify`], CFS §4.4).
+//!
 //! It does not know blocks, and it does not choose whom to trust: any peer that the
-//! transport lets in may be on the ring.
+//! transport lets in and that is where it says may be on the ring.
 
 mod bell;
 mod calls;
+mod checks;
 mod fingers;
 pub mod gate;
 mod lifecycle;
@@ -32,6 +36,7 @@ pub mod servers;
 mod service;
 pub mod state;
 mod upkeep;
+mod verify;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -46,6 +51,8 @@ use crate::peer_book::PeerBook;
 use crate::walk::{Found, Selection, WalkError};
 use crate::{MAX_VIRTUAL_SERVERS, Neighbourhood, Node, Overlay, Route};
 use bell::Bell;
+use checks::CheckQueue;
+use gate::Rules;
 pub use lifecycle::{JoinError, JoinFailure, VirtualServersError};
 use peers::RememberedPeers;
 use servers::Servers;
@@ -68,6 +75,9 @@ pub struct ChordConfig {
     /// The most that any node of the network may hold, at most [`MAX_VIRTUAL_SERVERS`]: "the
     /// virtual node index must fall between 0 and some small maximum" (CFS §4.4).
     pub max_virtual_servers: u16,
+    /// Whether a claimed node is checked before it enters a table (CFS §4.4). The paper's
+    /// measurements ran without.
+    pub check_nodes: bool,
     /// How often the first successor is called.
     pub stabilize_every: Duration,
     /// How often one finger is verified.
@@ -96,6 +106,7 @@ impl Default for ChordConfig {
             profile: IdProfile::default(),
             virtual_servers: 1,
             max_virtual_servers: MAX_VIRTUAL_SERVERS,
+            check_nodes: true,
             stabilize_every: Duration::from_secs(1),
             fix_fingers_every: Duration::from_secs(5),
             merge_every: Duration::from_secs(20),
@@ -113,6 +124,14 @@ impl ChordConfig {
     pub fn list_length(&self) -> ListLength {
         let distinct = self.distinct_successors.min(self.successors);
         ListLength { entries: self.successors, distinct }
+    }
+
+    fn rules(&self) -> Rules {
+        Rules {
+            profile: self.profile,
+            max_virtual_servers: self.max_virtual_servers,
+            check: self.check_nodes,
+        }
     }
 }
 
@@ -144,6 +163,10 @@ struct Inner {
     to_meet: VecDeque<(Node, u8)>,
     /// Nudges under way, by who sends and who receives.
     nudging: BTreeSet<(u16, Node)>,
+    /// Claims of nodes that have to be checked.
+    checks: CheckQueue<oneshot::Sender<()>>,
+    /// Which virtual server is taken for its successor by whom, while that is checked.
+    claims: BTreeSet<(u16, Node)>,
     remembered: RememberedPeers,
     waiters: Vec<oneshot::Sender<u64>>,
     tasks: Vec<Task>,
@@ -165,8 +188,8 @@ impl Chord {
         // A start at random, so that a restarted node does not repeat epochs that its
         // neighbours have seen.
         let epoch = env.random_u64() >> 16;
-        let (peer, profile) = (transport.local(), config.profile);
-        let servers = Servers::new(peer, profile, count, config.list_length(), epoch);
+        let (rules, length) = (config.rules(), config.list_length());
+        let servers = Servers::new(transport.local(), count, rules, length, epoch);
         Chord::with_servers(env, transport, config, servers)
     }
 
@@ -192,7 +215,7 @@ impl Chord {
         config: ChordConfig,
         states: Vec<ChordState>,
     ) -> Arc<Chord> {
-        let servers = Servers::of(states, config.list_length());
+        let servers = Servers::of(states, config.rules(), config.list_length(), env.now());
         Chord::with_servers(env, transport, config, servers)
     }
 
@@ -218,6 +241,8 @@ impl Chord {
                 to_check: BTreeSet::new(),
                 to_meet: VecDeque::new(),
                 nudging: BTreeSet::new(),
+                checks: CheckQueue::default(),
+                claims: BTreeSet::new(),
                 remembered,
                 waiters: Vec::new(),
                 tasks: Vec::new(),
@@ -313,11 +338,11 @@ impl Chord {
         let epoch = inner.servers.epoch();
         let result = change(&mut inner.servers, now);
         let mut news = inner.servers.settle(now);
-        if cfg!(debug_assertions) {
-            inner.servers.check_invariants(now);
-        }
         if inner.servers.epoch() == epoch {
             return result;
+        }
+        if cfg!(debug_assertions) {
+            inner.servers.check_invariants(now);
         }
         let epoch = inner.servers.epoch();
         let waiters = std::mem::take(&mut inner.waiters);
@@ -386,10 +411,10 @@ impl Chord {
     }
 
     fn meet_soon(&self, node: Node, hops_left: u8) {
-        if self.owns(&node) {
+        let mut inner = self.lock();
+        if node.peer.id == self.transport.local().id || !inner.servers.gate.is_possible(&node) {
             return;
         }
-        let mut inner = self.lock();
         let waiting = inner.to_meet.iter().any(|(n, _)| *n == node);
         if !waiting && inner.to_meet.len() < MAX_TO_MEET {
             inner.to_meet.push_back((node, hops_left));

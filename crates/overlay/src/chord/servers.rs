@@ -19,7 +19,7 @@ use atoll_env::Instant;
 use atoll_key::{IdProfile, Key};
 use atoll_net::Peer;
 
-use super::gate::{Gate, Judge, Verdict};
+use super::gate::{Gate, Judge, Rules, Verdict};
 use super::routing;
 use super::state::{ChordState, ListLength, Told};
 use crate::{Neighbourhood, Node, Route, Seat, distinct_peers};
@@ -34,6 +34,8 @@ pub struct VirtualServer {
     published_epoch: u64,
     /// The successor whose list ours was last rebuilt from, its epoch and ours then.
     pub(super) seen: Option<(Node, u64, u64)>,
+    /// What the successor told of whom not everybody was checked then.
+    waiting: Option<(Node, Told)>,
     /// When the predecessor was last heard as such.
     pub(super) predecessor_heard: Instant,
 }
@@ -48,6 +50,25 @@ pub struct Servers {
     epoch: u64,
     /// Who may enter the tables.
     pub gate: Gate,
+}
+
+/// How this node judges others, and itself.
+#[derive(Clone, Copy)]
+struct Judgement {
+    peer: Peer,
+    count: u16,
+    now: Instant,
+}
+
+impl Judgement {
+    fn of(self, gate: &Gate, node: &Node) -> Verdict {
+        if node.peer.id != self.peer.id {
+            return gate.judge(node, self.now);
+        }
+        // A node knows itself.
+        let runs = node.peer == self.peer && node.seat.index < self.count;
+        if runs && gate.is_possible(node) { Verdict::Welcome } else { Verdict::Suspected }
+    }
 }
 
 /// Whom recent changes concern.
@@ -68,22 +89,18 @@ impl Servers {
     ///
     /// # Panics
     /// If `count` is zero.
-    pub fn new(
-        peer: Peer,
-        profile: IdProfile,
-        count: u16,
-        length: ListLength,
-        epoch: u64,
-    ) -> Servers {
+    pub fn new(peer: Peer, count: u16, rules: Rules, length: ListLength, epoch: u64) -> Servers {
+        let profile = rules.profile;
         let state = |index| ChordState::new(Node::at(peer, Seat { profile, index }), length, epoch);
-        Servers::of((0..count).map(state).collect(), length)
+        Servers::of((0..count).map(state).collect(), rules, length, Instant::default())
     }
 
-    /// With tables that exist already, one for each seat in order.
+    /// With tables that exist already, one for each seat in order. Whoever is in them
+    /// counts as checked at `now`, with as many virtual servers as this node.
     ///
     /// # Panics
     /// If there are none, or their seats are not 0, 1, 2 … of one node and profile.
-    pub fn of(states: Vec<ChordState>, length: ListLength) -> Servers {
+    pub fn of(states: Vec<ChordState>, rules: Rules, length: ListLength, now: Instant) -> Servers {
         let first = states.first().expect("a node has a virtual server").me();
         let epoch = states.iter().map(ChordState::epoch).max().unwrap_or(0);
         let mut servers = Servers {
@@ -92,12 +109,17 @@ impl Servers {
             length,
             servers: Vec::new(),
             epoch,
-            gate: Gate::default(),
+            gate: Gate::new(rules),
         };
         for mut state in states {
             assert_eq!(state.me(), servers.seat(servers.count()), "seats are taken in order");
             state.set_length(length);
             servers.push(state);
+        }
+        let count = servers.count();
+        for node in servers.known() {
+            let seen = servers.gate.servers_of(&node.peer.id).unwrap_or(count);
+            servers.gate.admit(node.peer, seen.max(node.seat.index + 1), now);
         }
         servers
     }
@@ -108,6 +130,7 @@ impl Servers {
             published_epoch: state.epoch(),
             state,
             seen: None,
+            waiting: None,
             predecessor_heard: Instant::default(),
         });
     }
@@ -207,8 +230,8 @@ impl Servers {
     }
 
     /// Physical nodes: exact where the lists hold the whole ring. Elsewhere the positions
-    /// estimated, scaled by what part of a node each listed position is; a node with v
-    /// virtual servers turns up v times as often.
+    /// estimated, scaled by what part of a node each listed position is: a node that runs v
+    /// virtual servers, as it said when it was checked, turns up v times as often.
     pub fn estimated_peers(&self) -> f64 {
         let joined = || self.states().filter(|state| state.joined());
         let listed: Vec<Node> = joined().flat_map(|state| state.successors()).copied().collect();
@@ -217,11 +240,13 @@ impl Servers {
                 listed.into_iter().filter(|node| node.peer.id != self.peer.id).collect();
             return (distinct_peers(&others, others.len()).len() + 1) as f64;
         }
-        let highest = |peer: &Peer| {
-            let seats = listed.iter().filter(|n| n.peer.id == peer.id).map(|n| n.seat.index);
-            seats.max().unwrap_or(0) + 1
+        let runs = |peer: &Peer| {
+            let seats = listed.iter().filter(|n| n.peer.id == peer.id).map(|n| n.seat.index + 1);
+            let own = (peer.id == self.peer.id).then(|| self.count());
+            let said = own.or(self.gate.servers_of(&peer.id));
+            seats.chain(said).max().unwrap_or(1)
         };
-        let parts: f64 = listed.iter().map(|node| 1.0 / f64::from(highest(&node.peer))).sum();
+        let parts: f64 = listed.iter().map(|node| 1.0 / f64::from(runs(&node.peer))).sum();
         (self.estimated_nodes() * parts / listed.len() as f64).max(1.0)
     }
 
@@ -236,16 +261,53 @@ impl Servers {
         change: impl FnOnce(&mut ChordState, &Judge<'_>) -> R,
     ) -> Option<R> {
         self.gate.expire(now);
-        let count = self.count();
-        let Servers { servers, gate, peer, .. } = self;
-        let judge = |node: &Node| match node.peer.id == peer.id {
-            // A node knows itself.
-            true if node.peer == *peer && node.seat.index < count => Verdict::Welcome,
-            true => Verdict::Suspected,
-            false => gate.judge(node, now),
-        };
+        let judge = Judgement { peer: self.peer, count: self.count(), now };
+        let Servers { servers, gate, .. } = self;
         let server = servers.get_mut(usize::from(index))?;
-        Some(change(&mut server.state, &judge))
+        Some(change(&mut server.state, &|node| judge.of(gate, node)))
+    }
+
+    /// What is known of `node`, which may be this node's own.
+    pub fn judge(&self, node: &Node, now: Instant) -> Verdict {
+        Judgement { peer: self.peer, count: self.count(), now }.of(&self.gate, node)
+    }
+
+    /// `head`, the first successor of virtual server `index`, has told this. If somebody in
+    /// it has not been checked, it is kept until that is done; who that is.
+    pub fn keep_waiting(&mut self, index: u16, head: Node, told: Told, now: Instant) -> Vec<Node> {
+        let unknown: Vec<Node> = told
+            .successors
+            .iter()
+            .filter(|node| self.judge(node, now) == Verdict::Unknown)
+            .copied()
+            .collect();
+        if let Some(server) = self.server_mut(index) {
+            server.waiting = (!unknown.is_empty()).then_some((head, told));
+        }
+        unknown
+    }
+
+    /// Takes in again what had to wait; who is still unchecked of it.
+    pub fn take_waiting(&mut self, now: Instant) -> Vec<Node> {
+        let mut unknown = Vec::new();
+        for index in 0..self.count() {
+            let waiting = self.server_mut(index).and_then(|server| server.waiting.take());
+            let Some((head, told)) = waiting else { continue };
+            let is_head = self.state(index).and_then(ChordState::head) == Some(head);
+            if is_head {
+                self.with(index, now, |state, judge| state.stabilize(&head, &told, judge));
+                unknown.extend(self.keep_waiting(index, head, told, now));
+            }
+        }
+        unknown
+    }
+
+    /// Nodes in the tables whose checks should be renewed.
+    pub fn aging(&self, now: Instant) -> Vec<Node> {
+        let mut aging = self.known();
+        aging.retain(|n| n.peer.id != self.peer.id && self.gate.is_aging(n, now));
+        aging.dedup_by_key(|node| node.peer);
+        aging
     }
 
     /// Makes a ring of this node's virtual servers and nobody else.
@@ -381,6 +443,7 @@ impl Servers {
                 assert!(!self.gate.is_suspected(&node, now), "{me:?}: {node:?} is suspected");
                 let is_me = node.peer.id == self.peer.id;
                 assert!(!is_me || self.own(&node).is_some(), "{me:?}: {node:?} does not run");
+                assert!(self.gate.is_possible(&node), "{me:?}: {node:?} is impossible here");
             }
         }
         self.gate.check_invariants();

@@ -5,9 +5,10 @@ use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
+use super::gate::Verdict;
 use super::messages::{
     self, Alive, AskRoute, Dead, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping, Seen,
-    Surroundings, VirtualIndex, WireNode, WireNodes, WireRoute,
+    Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer, WireRoute,
 };
 use super::state::Claim;
 use super::{Chord, calls};
@@ -19,6 +20,12 @@ impl Service for Chord {
         if request.method == messages::WARN {
             let chord = self.arc();
             return Box::pin(async move { chord.answer_warn(&request.header).await.map(reply) });
+        }
+        if request.method == messages::NOTIFY {
+            let chord = self.arc();
+            return Box::pin(
+                async move { chord.answer_notify(from, &request.header).await.map(reply) },
+            );
         }
         let answer = self.answer(from, request.method, &request.header);
         Box::pin(std::future::ready(answer.map(reply)))
@@ -46,15 +53,15 @@ impl Chord {
         match method {
             messages::PING => {
                 let ping: Ping = decode_or_default(header)?;
-                let joined = self.lock().servers.state(ping.to.0).is_some_and(|s| s.joined());
-                Ok(messages::encode(&Alive { joined }))
+                let inner = self.lock();
+                Ok(messages::encode(&Alive {
+                    joined: inner.servers.state(ping.to.0).is_some_and(|s| s.joined()),
+                    nonce: ping.nonce,
+                    servers: Some(inner.servers.count()),
+                    peer: Some(WirePeer(self.transport.local())),
+                }))
             }
             messages::NEIGHBOURS => self.surroundings(messages::decode(header)?),
-            messages::NOTIFY => {
-                let seen: Seen = messages::decode(header)?;
-                self.rectify(seen.to.0, self.caller(from, seen.from));
-                self.surroundings(seen)
-            }
             messages::NUDGE => {
                 let nudge: Nudge = decode_or_default(header)?;
                 let from = self.caller(from, nudge.from);
@@ -85,23 +92,20 @@ impl Chord {
         }
     }
 
+    async fn answer_notify(&self, from: Peer, header: &[u8]) -> Result<Bytes, Refusal> {
+        let seen: Seen = messages::decode(header)?;
+        let (index, from) = (seen.to.0, self.caller(from, seen.from));
+        let now = self.env.now();
+        if self.lock().servers.judge(&from, now) == Verdict::Unknown {
+            self.check_claimant(index, from).await;
+        }
+        self.rectify(index, from);
+        self.surroundings(seen)
+    }
+
     /// Which virtual server of a peer calls.
     fn caller(&self, peer: Peer, index: VirtualIndex) -> Node {
         Node::at(peer, Seat { profile: self.config.profile, index: index.0 })
-    }
-
-    /// Notes that a peer lives and calls.
-    fn heard(&self, from: &Peer) {
-        let now = self.env.now();
-        let node = self.caller(*from, VirtualIndex(0));
-        let mut inner = self.lock();
-        inner.remembered.add(*from, &*self.env);
-        let suspected = inner.servers.gate.is_suspected(&node, now);
-        drop(inner);
-        if suspected {
-            // That it reaches us does not say that we reach it.
-            self.check_soon(node);
-        }
     }
 
     fn surroundings(&self, seen: Seen) -> Result<Bytes, Refusal> {
@@ -121,10 +125,6 @@ impl Chord {
         let now = self.env.now();
         {
             let mut inner = self.lock();
-            if inner.servers.gate.is_suspected(&from, now) {
-                drop(inner);
-                return self.check_soon(from);
-            }
             if let Some(server) = inner.servers.server_mut(index)
                 && server.state.predecessor().is_some_and(|p| p.id == from.id)
             {
@@ -132,7 +132,11 @@ impl Chord {
             }
         }
         let claim = self.update(|servers, now| {
-            servers.with(index, now, |state, _| state.notified(from)).unwrap_or(Claim::Known)
+            // One that we know and suspect has been pinged since it called.
+            let claim = servers.with(index, now, |state, judge| {
+                (judge(&from) == Verdict::Welcome).then(|| state.notified(from))
+            });
+            claim.flatten().unwrap_or(Claim::Known)
         });
         if let Claim::Nearer(present) = claim
             && !self.owns(&present)

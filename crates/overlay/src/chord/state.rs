@@ -27,7 +27,7 @@
 //!
 //! One state is one virtual server. There is no clock, no network and no task here.
 
-use atoll_key::{Key, NodeId};
+use atoll_key::{Key, NodeId, PeerId};
 use atoll_net::Peer;
 
 use super::fingers::Fingers;
@@ -60,12 +60,9 @@ impl From<usize> for ListLength {
 impl ListLength {
     /// Whether a list of `owner`'s needs no further entry.
     pub fn is_full(&self, owner: &Peer, list: &[Node]) -> bool {
-        if list.len() < self.entries {
-            return false;
-        }
-        let others: Vec<Node> = list.iter().filter(|n| n.peer.id != owner.id).copied().collect();
-        list.len() >= MAX_NODES
-            || crate::distinct_peers(&others, self.distinct).len() >= self.distinct
+        let mut filling = Filling::new(*owner, *self);
+        list.iter().for_each(|node| filling.push(*node));
+        filling.is_full()
     }
 }
 
@@ -294,6 +291,10 @@ impl ChordState {
             self.set_successors(vec![claimant]);
         }
         match self.predecessor {
+            // Another peer at the same address: no nearer.
+            Some(present) if present.id == claimant.id && present.peer.id != claimant.peer.id => {
+                Claim::Nearer(present)
+            }
             Some(present) if present.id == claimant.id => {
                 self.set_predecessor(Some(claimant));
                 Claim::Known
@@ -483,12 +484,13 @@ impl ChordState {
     /// come around, or is nonsense), without suspects, as long as wanted. At a node that is
     /// not checked yet the present list goes on: whom it skips now it skipped before.
     fn reconcile(&self, head: Node, list: &[Node], judge: &Judge<'_>) -> Vec<Node> {
-        let mut out = vec![head];
+        let mut out = Filling::new(self.me.peer, self.length);
+        out.push(head);
         let mut farthest = self.distance(&head.id);
         let mut waits = false;
         for node in list {
             let distance = self.distance(&node.id);
-            if distance <= farthest || self.length.is_full(&self.me.peer, &out) {
+            if distance <= farthest || out.is_full() {
                 break;
             }
             match judge(node) {
@@ -503,13 +505,13 @@ impl ChordState {
         }
         if waits {
             for node in self.successors.iter().filter(|n| self.distance(&n.id) > farthest) {
-                if self.length.is_full(&self.me.peer, &out) {
+                if out.is_full() {
                     break;
                 }
                 out.push(*node);
             }
         }
-        out
+        out.list
     }
 
     fn set_joined(&mut self, joined: bool) {
@@ -565,12 +567,42 @@ pub fn wanted_list(
     following: impl Iterator<Item = Node>,
     length: ListLength,
 ) -> Vec<Node> {
-    let mut list = Vec::new();
+    let mut list = Filling::new(owner.peer, length);
     for node in following {
-        if length.is_full(&owner.peer, &list) {
+        if list.is_full() {
             break;
         }
         list.push(node);
     }
-    list
+    list.list
+}
+
+/// A list that is being filled.
+struct Filling {
+    owner: PeerId,
+    length: ListLength,
+    list: Vec<Node>,
+    /// Physical nodes in it other than the owner, as far as they are counted.
+    others: Vec<PeerId>,
+}
+
+impl Filling {
+    fn new(owner: Peer, length: ListLength) -> Filling {
+        Filling { owner: owner.id, length, list: Vec::new(), others: Vec::new() }
+    }
+
+    fn push(&mut self, node: Node) {
+        let peer = node.peer.id;
+        let counts = peer != self.owner && self.others.len() < self.length.distinct;
+        if counts && !self.others.contains(&peer) {
+            self.others.push(peer);
+        }
+        self.list.push(node);
+    }
+
+    fn is_full(&self) -> bool {
+        let has_enough =
+            self.list.len() >= self.length.entries && self.others.len() >= self.length.distinct;
+        has_enough || self.list.len() >= MAX_NODES
+    }
 }

@@ -71,7 +71,9 @@ impl Chord {
             Chore::Stabilize => {
                 if round.is_multiple_of(FULL_ROUND_EVERY) {
                     self.forget_seen();
+                    self.renew_checks();
                 }
+                self.start_checks();
                 self.stabilize_all().await;
                 self.join_the_rest().await;
             }
@@ -144,24 +146,33 @@ impl Chord {
                 }
             };
             let Some(newer) = newer else { break };
-            self.adopt(index, &newer).await;
+            let adopted = self.adopt(index, &newer).await;
+            let now = self.env.now();
+            if !adopted && self.lock().servers.judge(&newer, now) != Verdict::Suspected {
+                break; // It cannot be told yet what becomes of it.
+            }
         }
         self.watch_predecessor(index).await;
     }
 
     /// Virtual servers of one node need nobody to introduce them to each other.
     fn adopt_own(&self, index: u16) {
-        self.update(|servers, now| {
-            let own: Vec<(Node, Told)> = servers
-                .states()
-                .filter(|state| state.joined() && state.me().seat.index != index)
-                .map(|state| (state.me(), state.told()))
-                .collect();
+        let now = self.env.now();
+        let nearer = {
+            let inner = self.lock();
+            let Some(state) = inner.servers.state(index) else { return };
+            let others = inner.servers.states().filter(|other| other.joined());
+            others.map(ChordState::me).find(|node| state.would_adopt(&node.id))
+        };
+        if nearer.is_none() {
+            return;
+        }
+        self.update(|servers, _| {
+            let others: Vec<(Node, Told)> =
+                servers.states().filter(|s| s.joined()).map(|s| (s.me(), s.told())).collect();
             servers.with(index, now, |state, judge| {
-                for (node, told) in &own {
-                    if state.would_adopt(&node.id) {
-                        state.adopt(*node, told, judge);
-                    }
+                for (node, told) in &others {
+                    state.adopt(*node, told, judge);
                 }
             });
         });
@@ -169,11 +180,23 @@ impl Chord {
 
     /// As a call of `NOTIFY` to a successor of this same node.
     fn stabilize_with_own(&self, index: u16, head: &Node) -> Option<Node> {
+        let seen = self.seen_epoch(index, head);
         self.update(|servers, now| {
             let me = servers.seat(index);
-            let told = servers.own(head).and_then(|at| servers.state(at)).map(ChordState::told)?;
-            servers.with(head.seat.index, now, |state, _| state.notified(me));
-            servers.with(index, now, |state, judge| state.stabilize(head, &told, judge))?
+            let at = servers.own(head)?;
+            servers.with(at, now, |state, _| state.notified(me));
+            let its = servers.state(at)?;
+            if seen == Some(its.epoch()) {
+                let predecessor = its.predecessor();
+                return servers
+                    .with(index, now, |state, judge| state.newer_successor(predecessor, judge))?;
+            }
+            let (told, epoch) = (its.told(), its.epoch());
+            let newer =
+                servers.with(index, now, |state, judge| state.stabilize(head, &told, judge));
+            let server = servers.server_mut(index)?;
+            server.seen = Some((*head, epoch, server.state.epoch()));
+            newer?
         })
     }
 
@@ -196,9 +219,12 @@ impl Chord {
             return self.lock().servers.with(index, now, newer)?;
         };
         let told = Told { predecessor, successors: successors.0 };
-        let newer = self.update(|servers, now| {
-            servers.with(index, now, |state, judge| state.stabilize(head, &told, judge))
+        let (newer, unknown) = self.update(|servers, now| {
+            let newer =
+                servers.with(index, now, |state, judge| state.stabilize(head, &told, judge));
+            (newer, servers.keep_waiting(index, *head, told, now))
         });
+        self.check_claims(&unknown, Some(head.peer.id));
         let mut inner = self.lock();
         let server = inner.servers.server_mut(index)?;
         server.seen = Some((*head, said.epoch, server.state.epoch()));
@@ -209,6 +235,9 @@ impl Chord {
     /// nearer. If it does not know the successor we had, it may be of another ring: it is
     /// told of that one. Returns whether it lives.
     async fn adopt(&self, index: u16, newer: &Node) -> bool {
+        if !self.ensure_checked(newer).await {
+            return false;
+        }
         let told = match self.call_neighbours(newer).await {
             Ok(told) => told,
             Err(error) => {
@@ -216,14 +245,21 @@ impl Chord {
                 return false;
             }
         };
-        let replaced = self.update(|servers, now| {
-            servers.gate.unsuspect(newer);
-            servers.with(index, now, |state, judge| {
+        let (replaced, unknown) = self.update(|servers, now| {
+            let replaced = servers.with(index, now, |state, judge| {
                 let head = state.head();
-                if state.adopt(*newer, &told, judge) { head } else { None }
-            })
+                // It may have left meanwhile.
+                let lives = judge(newer) == Verdict::Welcome;
+                (lives && state.adopt(*newer, &told, judge)).then_some(head)
+            });
+            let unknown = match replaced {
+                Some(Some(_)) => servers.keep_waiting(index, *newer, told.clone(), now),
+                _ => Vec::new(),
+            };
+            (replaced.flatten().flatten(), unknown)
         });
-        if let Some(Some(replaced)) = replaced
+        self.check_claims(&unknown, Some(newer.peer.id));
+        if let Some(replaced) = replaced
             && !told.successors.iter().any(|node| node.id == replaced.id)
         {
             // If it does not arrive, the periodic search for other rings is left.
@@ -315,6 +351,7 @@ impl Chord {
         };
         if let Ok(found) = found {
             let node = found.value[0];
+            self.ensure_checked(&node).await;
             self.update(|servers, now| {
                 servers.with(index, now, |state, judge| {
                     if judge(&node) == Verdict::Welcome {

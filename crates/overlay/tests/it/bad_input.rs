@@ -8,7 +8,8 @@ use atoll_key::PeerId;
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
 use atoll_overlay::chord::ChordConfig;
 use atoll_overlay::chord::messages::{
-    self, Alive, Leaving, Meet, Surroundings, VirtualIndex, WireNode, WireNodes, WireRoute,
+    self, Alive, Leaving, Meet, Ping, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer,
+    WireRoute,
 };
 use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
 use atoll_sim::{HostConfig, HostId};
@@ -114,6 +115,7 @@ fn false_reports_of_death_are_checked_and_not_believed() {
 
 /// Says it is on the ring, and answers everything with the same lie.
 struct Liar {
+    peer: Peer,
     route: Route,
     told: (Option<Node>, Vec<Node>),
 }
@@ -121,7 +123,11 @@ struct Liar {
 impl Service for Liar {
     fn handle(&self, _: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         let header = match request.method {
-            messages::PING => messages::encode(&Alive { joined: true }),
+            messages::PING => {
+                let ping: Ping = messages::decode(&request.header).unwrap();
+                let peer = Some(WirePeer(self.peer));
+                messages::encode(&Alive { joined: true, nonce: ping.nonce, servers: Some(1), peer })
+            }
             messages::NEIGHBOURS | messages::NOTIFY => messages::encode(&Surroundings {
                 epoch: 1,
                 predecessor: self.told.0.map(WireNode),
@@ -177,7 +183,11 @@ fn a_neighbour_whose_list_is_nonsense_breaks_no_table() {
             let mut list = nodes.to_vec();
             list.push(before.me);
             list.extend(nodes.iter().rev());
-            Arc::new(Liar { route: Route::Nowhere, told: (Some(nodes[0]), list) })
+            Arc::new(Liar {
+                peer: before.me.peer,
+                route: Route::Nowhere,
+                told: (Some(nodes[0]), list),
+            })
         });
         cluster.run_secs(60);
         for host in cluster.hosts() {
@@ -197,7 +207,11 @@ fn lookups_end_and_mostly_succeed_when_one_node_leads_astray() {
                     2 => Route::Back(nodes[0]),
                     _ => Route::closer([before.me]),
                 };
-                Arc::new(Liar { route, told: (before.predecessor, before.successors.clone()) })
+                Arc::new(Liar {
+                    peer: before.me.peer,
+                    route,
+                    told: (before.predecessor, before.successors.clone()),
+                })
             });
             let asker = cluster.chord(cluster.hosts()[0]);
             let mut right = 0;

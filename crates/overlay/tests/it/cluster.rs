@@ -49,7 +49,7 @@ impl Cluster {
     }
 
     /// The ring positions of a host.
-    fn places(&self, host: HostId) -> Vec<Node> {
+    pub fn places(&self, host: HostId) -> Vec<Node> {
         let (peer, profile) = (self.sim.peer(host), self.config.profile);
         let place = |index| Node::at(peer, Seat { profile, index });
         (0..self.config.virtual_servers).map(place).collect()

@@ -4,6 +4,7 @@ mod bad_input;
 mod churn;
 mod cluster;
 mod joining;
+mod liars;
 mod lookups;
 mod merging;
 mod paper;

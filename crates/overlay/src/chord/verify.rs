@@ -1,0 +1,215 @@
+//! Node ID authentication (CFS §4.4): no claimed node enters a table before it has been
+//! checked.
+//!
+//! "Each such existing node sends a message to n's claimed IP address containing a nonce.
+//! If the node at that IP address admits to having n's ID, and the claimed IP address and
+//! virtual node index hash to the ID, then the existing node accepts n." Here: the profile
+//! is the network's and the index below its maximum ([`super::gate`]); the ID is derived,
+//! never read; the key answers at the claimed address over a connection dialled for the
+//! purpose (`Transport::reach`); and the node, asked with a nonce, says that this card is
+//! its own, how many virtual servers it runs, and that this one is on a ring. The last
+//! part is what refutes a card that names somebody else's key at an address where its
+//! calls are passed on.
+//!
+//! It makes no difference whether a node speaks for itself or is named by another. Who has
+//! been checked is remembered ([`super::gate::CHECK_LASTS`]), so that a new neighbour costs
+//! two small calls, not each message. What waits for an outcome: a list, whose entries end
+//! at the first unchecked one; a claim to be a predecessor; whoever asked.
+
+use atoll_env::{Instant, timeout};
+use atoll_key::PeerId;
+use atoll_net::CallError;
+use futures_channel::oneshot;
+
+use super::gate::Verdict;
+use super::messages::{self, Alive, Ping, VirtualIndex};
+use super::{Chord, calls, upkeep};
+use crate::{Node, Seat};
+
+/// The most claims to be a predecessor that wait for a check.
+const MAX_CLAIMS: usize = 64;
+/// The most checks renewed at a time.
+const MAX_RENEWALS: usize = 8;
+
+/// What a check brought to light.
+enum Outcome {
+    /// The card is right, and its node runs so many virtual servers.
+    Genuine { servers: u16, joined: bool },
+    /// Nobody there, or somebody else.
+    Refuted,
+    /// Too busy to say.
+    Undecided,
+}
+
+impl Chord {
+    fn judge(&self, node: &Node) -> Verdict {
+        self.lock().servers.judge(node, self.env.now())
+    }
+
+    /// Whether `node` may enter the tables, if need be after a check.
+    pub(super) async fn ensure_checked(&self, node: &Node) -> bool {
+        self.checked_for(node, None).await
+    }
+
+    async fn checked_for(&self, node: &Node, source: Option<PeerId>) -> bool {
+        if self.judge(node) == Verdict::Welcome {
+            return true;
+        }
+        if !self.lock().servers.gate.is_possible(node) {
+            return false;
+        }
+        let (sender, outcome) = oneshot::channel();
+        self.lock().checks.ask(*node, source, Some(sender));
+        self.start_checks();
+        outcome.await.is_ok() && self.judge(node) == Verdict::Welcome
+    }
+
+    /// Has nodes checked that `source` has named, `None` for this node itself.
+    pub(super) fn check_claims(&self, nodes: &[Node], source: Option<PeerId>) {
+        if nodes.is_empty() {
+            return;
+        }
+        {
+            let mut inner = self.lock();
+            for node in nodes {
+                inner.checks.ask(*node, source, None);
+            }
+        }
+        self.start_checks();
+    }
+
+    /// Virtual server `index` is taken for its successor by `from`, which has not been
+    /// checked. Returns when it has, or before the caller loses patience; the claim counts
+    /// either way once the check has succeeded.
+    pub(super) async fn check_claimant(&self, index: u16, from: Node) {
+        {
+            let mut inner = self.lock();
+            if inner.claims.len() < MAX_CLAIMS {
+                inner.claims.insert((index, from));
+            }
+        }
+        let check = self.checked_for(&from, Some(from.peer.id));
+        let ended = timeout(&*self.env, self.config.call_limit / 2, check).await;
+        if ended.is_ok() {
+            // Also if there was no room for the check.
+            self.lock().claims.remove(&(index, from));
+        }
+    }
+
+    /// Renews checks before they run out, of nodes in the tables.
+    pub(super) fn renew_checks(&self) {
+        let mut aging = {
+            let inner = self.lock();
+            inner.servers.aging(self.env.now())
+        };
+        aging.truncate(MAX_RENEWALS);
+        self.check_claims(&aging, None);
+    }
+
+    /// Starts as many checks as may be under way.
+    pub(super) fn start_checks(&self) {
+        loop {
+            let now = self.env.now();
+            let Some(node) = self.lock().checks.next(now) else { return };
+            let chord = self.arc();
+            self.env.spawn(Box::pin(async move {
+                let outcome = chord.examine(&node).await;
+                chord.conclude(&node, outcome);
+                chord.start_checks();
+            }));
+        }
+    }
+
+    async fn examine(&self, node: &Node) -> Outcome {
+        let limit = self.config.call_limit;
+        let mut reached = self.transport.reach(node.peer, limit).await;
+        if matches!(reached, Err(CallError::TimedOut)) {
+            reached = self.transport.reach(node.peer, limit).await;
+        }
+        if reached.is_err() {
+            return Outcome::Refuted;
+        }
+        let nonce = self.env.random_u64();
+        let ping = Ping { to: VirtualIndex(node.seat.index), nonce: Some(nonce) };
+        match self.call::<Alive>(node, messages::PING, messages::encode(&ping)).await {
+            Ok(alive) => self.admits(node, nonce, &alive),
+            Err(error) if calls::is_no_neighbour(&error) => Outcome::Refuted,
+            Err(_) => Outcome::Undecided,
+        }
+    }
+
+    fn admits(&self, node: &Node, nonce: u64, alive: &Alive) -> Outcome {
+        let servers = alive.servers.unwrap_or(1);
+        let is_its_card = alive.peer.is_some_and(|peer| peer.0 == node.peer);
+        if alive.nonce != Some(nonce)
+            || !is_its_card
+            || servers == 0
+            || servers > self.config.max_virtual_servers
+        {
+            return Outcome::Refuted;
+        }
+        Outcome::Genuine { servers, joined: alive.joined }
+    }
+
+    fn conclude(&self, node: &Node, outcome: Outcome) {
+        match outcome {
+            Outcome::Genuine { servers, joined } => {
+                let now = self.env.now();
+                let is_there = joined && node.seat.index < servers;
+                let mut inner = self.lock();
+                if is_there || inner.servers.gate.was_checked(&node.peer) {
+                    inner.servers.gate.admit(node.peer, servers, now);
+                    inner.remembered.add(node.peer, &*self.env);
+                }
+                drop(inner);
+                if !is_there {
+                    self.found_vacant(node);
+                }
+            }
+            Outcome::Refuted => self.found_dead(node.peer),
+            Outcome::Undecided => {}
+        }
+        let (waiters, claims) = {
+            let mut inner = self.lock();
+            let waiters = inner.checks.finished(&node.peer);
+            let is_meant = |(_, from): &(u16, Node)| from.peer == node.peer;
+            let claims: Vec<(u16, Node)> = inner.claims.iter().copied().filter(is_meant).collect();
+            inner.claims.retain(|claim| !is_meant(claim));
+            (waiters, claims)
+        };
+        // Lists that waited for this node, one way or the other.
+        let unknown = self.update(|servers, now| servers.take_waiting(now));
+        self.check_claims(&unknown, None);
+        for (index, from) in claims {
+            if self.judge(&from) == Verdict::Welcome {
+                self.rectify(index, from);
+            }
+        }
+        let is_nearer = self.lock().servers.would_adopt(node).is_some();
+        if is_nearer && self.judge(node) == Verdict::Welcome {
+            self.meet_soon(*node, upkeep::MEET_HOPS);
+        }
+        for waiter in waiters {
+            let _ = waiter.send(());
+        }
+    }
+
+    /// A peer has called that we took for dead, or do not know: what that changes.
+    pub(super) fn heard(&self, from: &atoll_net::Peer) {
+        let now: Instant = self.env.now();
+        let node = Node::at(*from, Seat { profile: self.config.profile, index: 0 });
+        let (was_checked, suspected) = {
+            let mut inner = self.lock();
+            let was_checked = inner.servers.gate.was_checked(from);
+            if was_checked {
+                inner.remembered.add(*from, &*self.env);
+            }
+            (was_checked, inner.servers.gate.is_suspected(&node, now))
+        };
+        // That it reaches us does not say that we reach it. Who failed a check has to wait
+        // until the suspicion runs out.
+        if suspected && was_checked {
+            self.check_claims(&[node], Some(from.id));
+        }
+    }
+}

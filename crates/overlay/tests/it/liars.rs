@@ -1,0 +1,437 @@
+//! Node ID authentication (CFS §4.4): whoever claims a place that is not his is in nobody's
+//! tables; whoever claims his own is.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use atoll_env::BoxFuture;
+use atoll_key::{BlockHash, IdProfile, Key, PeerId};
+use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_overlay::chord::messages::{
+    self, Alive, Meet, Ping, Seen, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer,
+    WireRoute,
+};
+use atoll_overlay::chord::{Chord, ChordConfig, JoinError};
+use atoll_overlay::{Node, Overlay, Route, Seat};
+use atoll_sim::{HostConfig, HostId};
+use bytes::Bytes;
+
+use super::cluster::{Cluster, MINUTE, lan};
+
+const HONEST: usize = 40;
+/// One in five of all.
+const LIARS: usize = 10;
+const MAX_INDEX: u16 = 4;
+
+/// The data that the liars are after.
+fn victim() -> Key {
+    BlockHash::of(b"somebody's root block").key()
+}
+
+fn config(profile: IdProfile, check_nodes: bool) -> ChordConfig {
+    ChordConfig {
+        profile,
+        check_nodes,
+        max_virtual_servers: MAX_INDEX,
+        virtual_servers: 2,
+        successors: 8,
+        ..ChordConfig::default()
+    }
+}
+
+/// What a liar claims to be.
+#[derive(Clone, Copy, Debug)]
+enum Lie {
+    /// Its own key at the addresses of others, or where nobody is.
+    Address,
+    /// Virtual indices that the network does not allow.
+    Index,
+    /// A position by the other profile's hash.
+    Profile,
+    /// Somebody else's key, at its own address.
+    Identity,
+    /// Its own place, but the answer to a check is the nonce of the one before.
+    Replay,
+    /// A virtual server that it does not admit to.
+    Vacant,
+}
+
+const LIES: [Lie; 6] =
+    [Lie::Address, Lie::Index, Lie::Profile, Lie::Identity, Lie::Replay, Lie::Vacant];
+
+/// A node that wants to be the root of the victim's data.
+struct Liar {
+    peer: Peer,
+    lie: Lie,
+    last_nonce: Mutex<Option<u64>>,
+    /// Itself, as it would like to be seen, and others of its kind.
+    gang: Arc<Mutex<Vec<Node>>>,
+}
+
+impl Service for Liar {
+    fn handle(&self, _: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let gang = self.gang.lock().unwrap().clone();
+        let header = match request.method {
+            messages::PING => {
+                let ping: Ping = messages::decode(&request.header).unwrap();
+                let before = std::mem::replace(&mut *self.last_nonce.lock().unwrap(), ping.nonce);
+                let nonce = if matches!(self.lie, Lie::Replay) { before } else { ping.nonce };
+                let servers = Some(match self.lie {
+                    Lie::Index => 128,
+                    Lie::Vacant => 1,
+                    _ => MAX_INDEX,
+                });
+                let peer = Some(WirePeer(self.peer));
+                messages::encode(&Alive { joined: true, nonce, servers, peer })
+            }
+            messages::NEIGHBOURS | messages::NOTIFY => messages::encode(&Surroundings {
+                epoch: 1,
+                predecessor: gang.last().copied().map(WireNode),
+                successors: Some(WireNodes(gang)),
+            }),
+            messages::ROUTE => messages::encode(&WireRoute(Route::Root(gang))),
+            _ => Bytes::new(),
+        };
+        Box::pin(std::future::ready(Ok(Reply { header, parts: Vec::new() })))
+    }
+}
+
+/// The nearest to the victim's data of many places that a lie could make up.
+fn coveted(lie: Lie, liar: Peer, profile: IdProfile, honest: &[Peer]) -> Node {
+    let seat = |index| Seat { profile, index };
+    let addresses = || {
+        let nowhere = (0..200).map(|n| SocketAddr::from((Ipv4Addr::new(10, 9, 0, n), 1)));
+        honest.iter().map(|peer| peer.addr).chain(nowhere)
+    };
+    let places: Vec<Node> = match lie {
+        Lie::Address => {
+            addresses().map(|addr| Node::at(Peer { id: liar.id, addr }, seat(0))).collect()
+        }
+        Lie::Index => (MAX_INDEX..128).map(|index| Node::at(liar, seat(index))).collect(),
+        Lie::Profile => {
+            let other = match profile {
+                IdProfile::Address => IdProfile::Identity,
+                IdProfile::Identity => IdProfile::Address,
+            };
+            (0..128).map(|index| Node::at(liar, Seat { profile: other, index })).collect()
+        }
+        Lie::Identity => {
+            let keys = honest.iter().map(|peer| peer.id).chain((0..200).map(|n| PeerId([n; 32])));
+            keys.map(|id| Node::at(Peer { id, addr: liar.addr }, seat(0))).collect()
+        }
+        Lie::Replay => (0..MAX_INDEX).map(|index| Node::at(liar, seat(index))).collect(),
+        Lie::Vacant => (1..MAX_INDEX).map(|index| Node::at(liar, seat(index))).collect(),
+    };
+    let nearest = places.into_iter().min_by_key(|n| n.id.key().distance_from(&victim()));
+    nearest.expect("there is a place")
+}
+
+/// A ring of honest nodes and the liars around it.
+struct Siege {
+    cluster: Cluster,
+    liars: Vec<(HostId, Node)>,
+}
+
+impl Siege {
+    fn lay(seed: u64, config: ChordConfig) -> Siege {
+        let profile = config.profile;
+        let cluster = Cluster::perfect(lan(seed), config, HONEST, true);
+        cluster.run_secs(5);
+        let honest: Vec<Peer> = cluster.hosts().iter().map(|h| cluster.peer(*h)).collect();
+        let gang: Arc<Mutex<Vec<Node>>> = Arc::default();
+        let mut liars = Vec::new();
+        for n in 0..LIARS {
+            let host = cluster.sim.add_host(HostConfig::default());
+            let lie = LIES[n % LIES.len()];
+            let peer = cluster.peer(host);
+            let place = coveted(lie, peer, profile, &honest);
+            gang.lock().unwrap().push(place);
+            let last_nonce = Mutex::new(None);
+            let liar = Liar { peer, lie, last_nonce, gang: gang.clone() };
+            cluster.sim.transport(host).serve(Arc::new(liar));
+            liars.push((host, place));
+        }
+        // Clockwise from the data: what an honest list would look like.
+        gang.lock().unwrap().sort_unstable_by_key(|n| n.id.key().distance_from(&victim()));
+        Siege { cluster, liars }
+    }
+
+    /// Every liar tells every honest node of itself and of one of the others.
+    fn tell(&self, round: usize) {
+        for (n, (host, place)) in self.liars.iter().enumerate() {
+            let other = self.liars[(n + round) % self.liars.len()].1;
+            for target in self.cluster.hosts() {
+                self.notify(*host, *place, target);
+                for node in [place, &other] {
+                    let meet = Meet { node: WireNode(*node), hops_left: 32 };
+                    self.send(*host, target, messages::MEET, messages::encode(&meet));
+                }
+            }
+        }
+    }
+
+    /// `NOTIFY` to all virtual servers of a node. Where the card is not the liar's own, the
+    /// transport has been told that this is where it listens, which it cannot know.
+    fn notify(&self, host: HostId, place: Node, target: HostId) {
+        for to in 0..2 {
+            let from = VirtualIndex(place.seat.index);
+            let seen = Seen { epoch: None, to: VirtualIndex(to), from };
+            let header = messages::encode(&seen);
+            let real = self.cluster.peer(host);
+            if place.peer.id != real.id {
+                // The handshake would show it.
+                continue;
+            }
+            if place.peer.addr == real.addr {
+                self.send(host, target, messages::NOTIFY, header);
+            } else {
+                let request = Request { method: messages::NOTIFY, header, parts: Vec::new() };
+                let answer = self.cluster.chord(target).handle(place.peer, request);
+                self.cluster.sim.env(host).spawn(Box::pin(async move {
+                    let _ = answer.await;
+                }));
+            }
+        }
+    }
+
+    fn send(&self, from: HostId, to: HostId, method: u16, header: Bytes) {
+        let request = Request { method, header, parts: Vec::new() };
+        let transport = self.cluster.sim.transport(from);
+        let call = transport.call(self.cluster.peer(to), request, Duration::from_secs(2));
+        self.cluster.sim.env(from).spawn(Box::pin(async move {
+            let _ = call.await;
+        }));
+    }
+
+    /// Who is in an honest node's tables, or among those it remembers, and is not honest.
+    fn intruders(&self) -> BTreeSet<Node> {
+        let honest: BTreeSet<Node> =
+            self.cluster.hosts().iter().flat_map(|h| self.cluster.places(*h)).collect();
+        let cards: BTreeSet<Peer> = honest.iter().map(|node| node.peer).collect();
+        let mut intruders = BTreeSet::new();
+        for host in self.cluster.hosts() {
+            let chord = self.cluster.chord(host);
+            let known = chord.servers().known().into_iter().chain(chord.acquaintances());
+            intruders.extend(known.filter(|node| !honest.contains(node)));
+            let remembered = chord.known_peers().into_iter().filter(|peer| !cards.contains(peer));
+            intruders.extend(remembered.map(Node::of));
+        }
+        intruders
+    }
+
+    fn look_up_everywhere(&self) {
+        let root = self.cluster.root(&victim());
+        for host in self.cluster.hosts() {
+            let chord = self.cluster.chord(host);
+            let walk = async move { chord.find_root(&victim()).await };
+            let found = self.cluster.sim.block_on(MINUTE, walk).unwrap();
+            assert_eq!(found.map(|roots| roots[0].id), Ok(root));
+        }
+    }
+}
+
+#[test]
+fn no_liar_is_admitted_and_the_victims_data_is_found() {
+    for profile in [IdProfile::Address, IdProfile::Identity] {
+        for seed in 1..=2 {
+            let siege = Siege::lay(seed, config(profile, true));
+            for round in 0..30 {
+                siege.tell(round);
+                siege.cluster.run_secs(1);
+                assert_eq!(siege.intruders(), BTreeSet::new(), "{profile:?}, round {round}");
+            }
+            siege.look_up_everywhere();
+            siege.cluster.run_secs(30);
+            siege.cluster.ideal().unwrap();
+            assert_eq!(siege.intruders(), BTreeSet::new());
+            siege.look_up_everywhere();
+        }
+    }
+}
+
+/// That the test above can fail.
+#[test]
+fn liars_get_in_where_nobody_checks() {
+    for profile in [IdProfile::Address, IdProfile::Identity] {
+        let siege = Siege::lay(1, config(profile, false));
+        let mut seen = BTreeSet::new();
+        for round in 0..5 {
+            siege.tell(round);
+            siege.cluster.sim.run_for(Duration::from_millis(200));
+            seen.append(&mut siege.intruders());
+        }
+        assert!(!seen.is_empty(), "{profile:?}");
+    }
+}
+
+#[test]
+fn honest_late_comers_are_admitted_while_liars_press_in() {
+    for profile in [IdProfile::Address, IdProfile::Identity] {
+        let siege = Siege::lay(3, config(profile, true));
+        let first = siege.cluster.hosts()[0];
+        for round in 0..6 {
+            siege.tell(round);
+            let host = siege.cluster.add();
+            siege.cluster.join(host, &[first]).unwrap();
+            siege.cluster.sim.run_for(Duration::from_millis(500));
+        }
+        for round in 0..10 {
+            siege.tell(round);
+            siege.cluster.run_secs(1);
+        }
+        assert_eq!(siege.cluster.hosts().len(), HONEST + 6);
+        let took = siege.cluster.run_until_ideal(Duration::from_secs(20));
+        println!("{profile:?}: ideal {took:?} after ten more seconds of lies");
+        assert_eq!(siege.intruders(), BTreeSet::new());
+        siege.look_up_everywhere();
+    }
+}
+
+/// How many calls all others make to nodes that do not exist, or not there.
+#[test]
+fn a_flood_of_claims_does_not_make_nodes_dial_the_world() {
+    let config = config(IdProfile::Identity, true);
+    let cluster = Cluster::perfect(lan(5), config, 12, true);
+    cluster.run_secs(10);
+    let before = cluster.sim.stats().call_count();
+    cluster.run_secs(30);
+    let idle = cluster.sim.stats().call_count() - before;
+    // A third address, which nobody asked to be called: who counts the calls is there.
+    let third = cluster.sim.add_host(HostConfig::default());
+    let flooder = cluster.sim.add_host(HostConfig::default());
+    let target = cluster.hosts()[0];
+    let before = cluster.sim.stats().call_count();
+    let mut sent = 0;
+    for second in 0..30u32 {
+        for n in 0..500u32 {
+            let mut id = [7; 32];
+            id[..4].copy_from_slice(&(second * 500 + n).to_be_bytes());
+            let ghost = Peer { id: PeerId(id), addr: cluster.peer(third).addr };
+            let chord = cluster.chord(target);
+            let header = messages::encode(&Seen::default());
+            let notify = Request { method: messages::NOTIFY, header, parts: Vec::new() };
+            let answer = chord.handle(ghost, notify);
+            cluster.sim.env(flooder).spawn(Box::pin(async move {
+                let _ = answer.await;
+            }));
+            sent += 1;
+        }
+        cluster.run_secs(1);
+    }
+    let caused = cluster.sim.stats().call_count() - before - idle;
+    println!("{sent} claims in 30 s caused {caused} calls");
+    assert!(caused < 30 * 32 + 128 + 300, "{caused}");
+    cluster.run_secs(15);
+    cluster.ideal().unwrap();
+}
+
+#[test]
+fn fakes_named_by_a_neighbour_enter_no_list() {
+    for seed in 1..=3 {
+        let profile = IdProfile::Identity;
+        let cluster = Cluster::perfect(lan(seed), config(profile, true), 20, true);
+        cluster.run_secs(3);
+        // A true member names a crowd of its own making as its neighbours.
+        let host = cluster.hosts()[4];
+        let peer = cluster.peer(host);
+        let fakes: Vec<Node> = (0..60)
+            .map(|n| Node::at(Peer { id: PeerId([n; 32]), ..peer }, Seat { profile, index: 0 }))
+            .collect();
+        cluster.crash(host);
+        let (_, transport) = cluster.sim.restart(host);
+        let gang = Arc::new(Mutex::new(fakes.clone()));
+        let last_nonce = Mutex::new(None);
+        transport.serve(Arc::new(Liar { peer, lie: Lie::Address, last_nonce, gang }));
+        for _ in 0..30 {
+            cluster.run_secs(1);
+            for honest in cluster.hosts() {
+                let known = cluster.chord(honest).servers().known();
+                assert!(!known.iter().any(|node| fakes.contains(node)), "{known:?}");
+            }
+        }
+        for honest in cluster.hosts() {
+            cluster.chord(honest).check_invariants();
+        }
+    }
+}
+
+/// A transport that says it listens elsewhere.
+struct Behind {
+    inner: Arc<dyn atoll_net::Transport>,
+    addr: SocketAddr,
+}
+
+impl atoll_net::Transport for Behind {
+    fn local(&self) -> Peer {
+        Peer { addr: self.addr, ..self.inner.local() }
+    }
+
+    fn call(
+        &self,
+        to: Peer,
+        request: Request,
+        limit: Duration,
+    ) -> BoxFuture<'static, Result<Reply, atoll_net::CallError>> {
+        self.inner.call(to, request, limit)
+    }
+
+    fn round_trip(&self, peer: &PeerId) -> Option<Duration> {
+        self.inner.round_trip(peer)
+    }
+
+    fn serve(&self, service: Arc<dyn Service>) {
+        self.inner.serve(service);
+    }
+}
+
+/// A node on the host, which says that it listens at `addr`.
+fn node_at(cluster: &Cluster, host: HostId, addr: SocketAddr) -> Arc<Chord> {
+    let inner = cluster.sim.transport(host);
+    let transport = Arc::new(Behind { inner, addr });
+    Chord::new(cluster.sim.env(host), transport, cluster.config.clone())
+}
+
+#[test]
+fn a_second_node_at_one_address_is_told_that_its_place_is_taken() {
+    for others in [0, 5] {
+        let config = config(IdProfile::Address, true);
+        let cluster = Cluster::grown(lan(4), config, 1 + others);
+        cluster.run_until_ideal(MINUTE);
+        let hosts = cluster.hosts();
+        let resident = cluster.peer(hosts[0]);
+        let host = cluster.sim.add_host(HostConfig::default());
+        let addr = SocketAddr::new(resident.addr.ip(), 2);
+        for via in &hosts {
+            let (chord, via) = (node_at(&cluster, host, addr), cluster.peer(*via));
+            let join = async move { chord.join(vec![via]).await };
+            let error = cluster.sim.block_on(MINUTE, join).unwrap().unwrap_err();
+            assert_eq!(error, JoinError::PositionTaken { by: resident });
+            let text = error.to_string();
+            assert!(text.contains("virtual servers") && text.contains("10.0.0.1"), "{text}");
+        }
+        cluster.ideal().unwrap();
+    }
+}
+
+/// It can ask everybody, and nobody can ask it.
+#[test]
+fn a_node_that_cannot_be_reached_where_it_says_is_in_nobodys_tables() {
+    for profile in [IdProfile::Address, IdProfile::Identity] {
+        let cluster = Cluster::grown(lan(6), config(profile, true), 6);
+        cluster.run_until_ideal(MINUTE);
+        let host = cluster.sim.add_host(HostConfig::default());
+        let nowhere = SocketAddr::from((Ipv4Addr::new(10, 200, 0, 1), 1));
+        let chord = node_at(&cluster, host, nowhere);
+        let via = cluster.peer(cluster.hosts()[0]);
+        let joining = chord.clone();
+        let join = async move { joining.join(vec![via]).await };
+        let _ = cluster.sim.block_on(MINUTE, join).unwrap();
+        for _ in 0..30 {
+            cluster.run_secs(1);
+            cluster.ideal().unwrap();
+        }
+        drop(chord);
+    }
+}
