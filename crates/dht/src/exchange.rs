@@ -24,7 +24,7 @@ use crate::reconcile::{
     Answer, Claim, Cutter, Difference, Fingerprint, Item, MAX_ITEMS, Plan, Salt, difference, plan,
     well_formed_items, well_formed_parts,
 };
-use crate::replicas::store_batch;
+use crate::replicas::store_fetched;
 
 /// Items read from the store at once.
 const PAGE_ITEMS: usize = 1024;
@@ -359,9 +359,10 @@ async fn take(inner: &Inner, other: &Node, items: &[Item]) -> Result<Outcome, Ex
             // Gone since it was listed, or expired: not ours to copy.
             continue;
         }
-        store_batch(inner, batch).await?;
-        outcome.moved += count;
-        inner.repair.done(count, bytes);
+        let kept = store_fetched(inner, &other.peer, batch).await?;
+        outcome.moved += kept;
+        outcome.left += count - kept;
+        inner.repair.done(kept, bytes);
         pace(inner, bytes).await;
     }
     Ok(outcome)
@@ -421,7 +422,7 @@ pub(crate) async fn give(
             continue;
         }
         let count = headers.len();
-        let header = to_header(&Put { blocks: headers.into(), as_root });
+        let header = to_header(&Put { blocks: headers.into(), as_root, receipt: None });
         let request = Request { method: messages::PUT, header, parts };
         let reply = inner.call(other, request).await?;
         let PutReply { statuses: Capped(statuses) } = from_header(&reply.header)?;

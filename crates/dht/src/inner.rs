@@ -9,13 +9,17 @@ use atoll_env::Env;
 use atoll_key::{BlockKind, Key, PeerId};
 use atoll_net::{CallError, Reply, Request, Transport};
 use atoll_overlay::peer_book::PeerBook;
+use atoll_overlay::walk::{Selection, WalkLimits};
 use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
 use atoll_store::{BlockInfo, BlockStore, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 
 use crate::cache::Cache;
+use crate::confirm::Confirmations;
 use crate::fetch::HedgeBudget;
 use crate::messages::{self, BlockHeader};
+use crate::quota::{Quota, QuotaConfig};
+use crate::receipt::Attestor;
 use crate::repair_state::Repair;
 use crate::stats::{Counters, add};
 use crate::strays::Strays;
@@ -74,9 +78,16 @@ pub struct DhtConfig {
     pub scrub_bytes_per_sec: u64,
     /// How often expired blocks are looked for.
     pub expire_every: Duration,
+    /// How much of this node publishers may use, until [`Dht::set_quota`](crate::Dht::set_quota)
+    /// says otherwise.
+    pub quota: QuotaConfig,
     /// How long a block is kept beyond the end of its lease: clocks may be wrong by so
     /// much, and publishers late, and nothing is lost.
     pub expire_grace: Duration,
+    /// How a lookup chooses its next hop (CFS §4.3).
+    pub selection: Selection,
+    /// How many routes a lookup may take when it doubts the end of the first (CFS §8).
+    pub routes: usize,
     /// Which replica is asked first for a content block.
     pub replica_choice: ReplicaChoice,
     /// Whether a second replica is asked when the first is slower than it usually is.
@@ -112,7 +123,10 @@ impl Default for DhtConfig {
             repair_bytes_per_sec: 64 << 20,
             scrub_bytes_per_sec: 1 << 20,
             expire_every: Duration::from_secs(3600),
+            quota: QuotaConfig::default(),
             expire_grace: Duration::from_secs(DAY),
+            selection: WalkLimits::default().selection,
+            routes: WalkLimits::default().routes,
             replica_choice: ReplicaChoice::default(),
             hedge: true,
             hedge_percent: 5,
@@ -137,6 +151,9 @@ pub(crate) struct Inner {
     pub overlay: Arc<dyn Overlay>,
     pub store: Arc<dyn BlockStore>,
     pub config: DhtConfig,
+    pub attestor: Arc<dyn Attestor>,
+    pub quota: Quota,
+    pub confirmations: Confirmations,
     pub counters: Counters,
     pub repair: Repair,
     pub strays: Strays,

@@ -12,6 +12,8 @@
 
 pub mod blocks;
 mod cache;
+mod confirm;
+mod copies;
 mod exchange;
 mod fetch;
 mod inner;
@@ -19,6 +21,8 @@ mod lookup;
 pub mod messages;
 mod node;
 mod path_cache;
+pub mod quota;
+pub mod receipt;
 pub mod reconcile;
 mod repair;
 mod repair_state;
@@ -34,5 +38,7 @@ pub use blocks::{Blocks, GetError, MemoryBlocks, PutError};
 pub use inner::{CacheAt, DhtConfig, ReplicaChoice};
 pub use lookup::Fetched;
 pub use node::Dht;
+pub use quota::{QuotaConfig, QuotaReport, Share};
+pub use receipt::{Attestor, SimulatedKeys};
 pub use stats::DhtStats;
 pub use status::RepairStatus;

@@ -82,6 +82,8 @@ pub(crate) async fn find(
         let limits = WalkLimits {
             replicas: inner.config.replicas,
             deadline: deadline.since(inner.env.now()),
+            selection: inner.config.selection,
+            routes: inner.config.routes,
             ..WalkLimits::default()
         };
         let error = match search(inner, key, cached, limits).await {
@@ -273,7 +275,8 @@ fn heal(inner: &Arc<Inner>, block: &Block, trace: &Trace) {
 }
 
 async fn send_copies(inner: Arc<Inner>, to: Vec<Node>, block: Block) {
-    let header = to_header(&Put { blocks: vec![block.header].into(), as_root: false });
+    let header =
+        to_header(&Put { blocks: vec![block.header].into(), as_root: false, receipt: None });
     let request = Request { method: messages::PUT, header, parts: vec![block.bytes.clone()] };
     for node in to {
         if inner.is_me(&node) {

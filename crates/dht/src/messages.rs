@@ -14,8 +14,11 @@ use atoll_net::header::Capped;
 pub use atoll_net::header::{from_header, to_header};
 use atoll_overlay::wire::{WireNodes, WireRoute};
 use atoll_overlay::{Node, Route};
+use atoll_store::Owner;
 use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
 
+use crate::quota::{OverQuota, QuotaOf};
+use crate::receipt::WireReceipt;
 use crate::reconcile::{Answer, Claim, FAN_OUT, Fingerprint, Item, MAX_ITEMS, Salt};
 
 /// CFS Figure 5's `lookup_step`.
@@ -28,6 +31,12 @@ pub const RENEW: u16 = 0x0203;
 pub const RECONCILE: u16 = 0x0204;
 /// Fetch blocks by key from a replica.
 pub const FETCH: u16 = 0x0205;
+/// Ask a publisher whether it made a receipt.
+pub const CONFIRM: u16 = 0x0206;
+/// Ask a neighbour whom it charges blocks to.
+pub const VOUCH: u16 = 0x0207;
+/// Ask a replica whether a publisher may put more.
+pub const ROOM: u16 = 0x0209;
 /// A copy of a block, for the cache (CFS §5.2).
 pub const CACHE: u16 = 0x0208;
 
@@ -205,6 +214,9 @@ pub struct Put {
     /// True: store and send on to the replicas, as root. False: only store, as replica.
     #[n(1)]
     pub as_root: bool,
+    /// Their publisher's; without one they are copies of what the ring has.
+    #[n(2)]
+    pub receipt: Option<WireReceipt>,
 }
 
 /// What became of one block of a [`Put`].
@@ -239,6 +251,26 @@ pub enum PutStatus {
     /// The disk failed here.
     #[n(5)]
     Failed,
+    /// The publisher's share of this node is used up.
+    #[n(6)]
+    OverQuota {
+        /// Bytes kept for it.
+        #[n(0)]
+        used_bytes: u64,
+        /// Bytes that would be kept at most.
+        #[n(1)]
+        allowed_bytes: u64,
+        /// Whether its key is over quota or its address.
+        #[n(2)]
+        of: QuotaOf,
+    },
+}
+
+impl From<OverQuota> for PutStatus {
+    fn from(over: OverQuota) -> PutStatus {
+        let OverQuota { used_bytes, allowed_bytes, of } = over;
+        PutStatus::OverQuota { used_bytes, allowed_bytes, of }
+    }
 }
 
 /// Whether a majority has a block. Both numbers may be a peer's, so any.
@@ -268,6 +300,9 @@ pub struct Renew {
     /// True: renew and tell the replicas, as root. False: only renew.
     #[n(2)]
     pub as_root: bool,
+    /// Of whoever renews. Without one the lease must be zero: a question.
+    #[n(3)]
+    pub receipt: Option<WireReceipt>,
 }
 
 /// The answer to a [`Renew`].
@@ -276,9 +311,108 @@ pub struct Renew {
 pub struct RenewReply {
     /// One byte per key: 0 not held, 1 held (as root: by a majority of the replica set),
     /// 2 not this node's key, 3 this root cannot tell: it holds the block and a majority
-    /// does not, or it does not and too few others answered.
+    /// does not, or it does not and too few others answered, 4 held for somebody else, and
+    /// whoever renews has no room for it.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub held: Vec<u8>,
+    /// Of the first key with a 4: why.
+    #[n(1)]
+    pub over: Option<OverQuota>,
+}
+
+/// `CONFIRM`: did you make this receipt?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Confirm {
+    /// Random; to be repeated (CFS §4.4).
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub nonce: [u8; 16],
+    /// The receipt's.
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub digest: [u8; 32],
+}
+
+/// The answer to a [`Confirm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct ConfirmReply {
+    /// As asked.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub nonce: [u8; 16],
+    /// Whether it is one of the last this node made.
+    #[n(1)]
+    pub is_mine: bool,
+}
+
+/// `VOUCH`: whom do you charge these to?
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Vouch {
+    /// Which blocks.
+    #[cbor(n(0), with = "keys_bytes")]
+    pub keys: Vec<Key>,
+}
+
+/// The answer to a [`Vouch`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct VouchReply {
+    /// One for each key; nothing of what is not held, has expired or was brought by a node
+    /// that nobody vouched for.
+    #[n(0)]
+    pub vouched: Capped<Option<Vouched>, MAX_RENEW_KEYS>,
+}
+
+/// `ROOM`: may this publisher put so much?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct AskRoom {
+    /// The publisher, as blocks are charged.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub publisher: [u8; 16],
+    /// Its address, as blocks are charged.
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub ip: [u8; 16],
+    /// What the blocks cost.
+    #[n(2)]
+    pub bytes: u64,
+    /// Whether it is a root block.
+    #[n(3)]
+    pub is_root: bool,
+}
+
+/// The answer to an [`AskRoom`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct AskRoomReply {
+    /// Why not, if not.
+    #[n(0)]
+    pub over: Option<OverQuota>,
+}
+
+/// What a node says of a block it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Vouched {
+    /// The version held.
+    #[n(0)]
+    pub version: u64,
+    /// Seconds its lease still has.
+    #[n(1)]
+    pub lease_secs: u64,
+    /// Whom it is charged to: the publisher.
+    #[cbor(n(2), with = "minicbor::bytes")]
+    pub publisher: [u8; 16],
+    /// The address.
+    #[cbor(n(3), with = "minicbor::bytes")]
+    pub ip: [u8; 16],
+}
+
+impl Vouched {
+    /// Whom it is charged to.
+    pub fn owner(&self) -> Owner {
+        Owner { publisher: self.publisher, ip: self.ip }
+    }
 }
 
 /// `FETCH`: send these blocks.
@@ -485,6 +619,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::receipt::{Receipt, SimulatedKeys};
 
     fn round_trip<T: Encode<()> + for<'b> Decode<'b, ()> + PartialEq + Debug>(message: T) {
         let header = to_header(&message);
@@ -525,7 +660,14 @@ mod tests {
         round_trip(LookupReply::Route(Route::closer(nodes.clone())));
         round_trip(LookupReply::Route(Route::Back(nodes[0])));
         round_trip(LookupReply::Route(Route::Nowhere));
-        round_trip(Put { blocks: vec![header; 3].into(), as_root: true });
+        let publisher = node(3, "10.0.0.1:7").peer;
+        let keys = [key(1), key(2)];
+        let receipt =
+            Receipt::sign(&SimulatedKeys(publisher.id), publisher, 5, 6, keys.into_iter());
+        let [whole, part] = [2, 1].map(|n| Some(receipt.to_wire(keys.into_iter().take(n))));
+        for receipt in [None, whole.clone(), part] {
+            round_trip(Put { blocks: vec![header; 3].into(), as_root: true, receipt });
+        }
         let statuses = vec![
             PutStatus::Stored { copies: 2, wanted: 3 },
             PutStatus::NotRoot,
@@ -533,10 +675,26 @@ mod tests {
             PutStatus::Invalid,
             PutStatus::Full,
             PutStatus::Failed,
+            PutStatus::OverQuota { used_bytes: 1, allowed_bytes: 2, of: QuotaOf::Address },
         ];
         round_trip(PutReply { statuses: statuses.into() });
-        round_trip(Renew { keys: vec![key(1), key(2)], lease_secs: 5, as_root: false });
-        round_trip(RenewReply { held: vec![0, 1, 2] });
+        for receipt in [None, whole] {
+            let keys = keys.to_vec();
+            round_trip(Renew { keys, lease_secs: 5, as_root: false, receipt });
+        }
+        let over = OverQuota { used_bytes: 1, allowed_bytes: 2, of: QuotaOf::Key };
+        for over in [None, Some(over)] {
+            round_trip(RenewReply { held: vec![0, 1, 2], over });
+        }
+        round_trip(Confirm { nonce: [1; 16], digest: [2; 32] });
+        round_trip(ConfirmReply { nonce: [1; 16], is_mine: true });
+        round_trip(AskRoom { publisher: [1; 16], ip: [2; 16], bytes: 3, is_root: true });
+        for over in [None, Some(over)] {
+            round_trip(AskRoomReply { over });
+        }
+        round_trip(Vouch { keys: keys.to_vec() });
+        let one = Vouched { version: 1, lease_secs: 2, publisher: [3; 16], ip: [4; 16] };
+        round_trip(VouchReply { vouched: vec![Some(one), None].into() });
         round_trip(Fetch { keys: vec![key(9)] });
         round_trip(FetchReply { blocks: vec![header].into() });
         let print = Fingerprint { sum: 12, count: 3 };
@@ -557,7 +715,8 @@ mod tests {
     #[test]
     fn a_list_longer_than_its_cap_is_refused_before_it_is_read() {
         let header = BlockHeader { key: key(1), kind: 1, lease_secs: 77 };
-        let many = Put { blocks: vec![header; MAX_BATCH_BLOCKS + 1].into(), as_root: true };
+        let blocks = vec![header; MAX_BATCH_BLOCKS + 1].into();
+        let many = Put { blocks, as_root: true, receipt: None };
         assert!(from_header::<Put>(&to_header(&many)).is_err());
         // A map whose field 0 is an array that claims 2^40 elements and has none.
         let lying = [0xa1, 0x00, 0x9b, 0, 0, 1, 0, 0, 0, 0, 0];
@@ -581,6 +740,14 @@ mod tests {
             let _ = from_header::<Put>(&bytes);
             let _ = from_header::<PutReply>(&bytes);
             let _ = from_header::<Renew>(&bytes);
+            let _ = from_header::<RenewReply>(&bytes);
+            let _ = from_header::<WireReceipt>(&bytes);
+            let _ = from_header::<Confirm>(&bytes);
+            let _ = from_header::<ConfirmReply>(&bytes);
+            let _ = from_header::<AskRoom>(&bytes);
+            let _ = from_header::<AskRoomReply>(&bytes);
+            let _ = from_header::<Vouch>(&bytes);
+            let _ = from_header::<VouchReply>(&bytes);
             let _ = from_header::<Fetch>(&bytes);
             let _ = from_header::<CacheCopy>(&bytes);
             let _ = from_header::<CacheReply>(&bytes);

@@ -18,10 +18,13 @@ use bytes::Bytes;
 
 use crate::blocks::{Blocks, GetError, PutError};
 use crate::cache::Cache;
+use crate::confirm::Confirmations;
 use crate::fetch::HedgeBudget;
 use crate::inner::{DhtConfig, Inner};
 use crate::lookup::{self, Fetched};
 use crate::messages;
+use crate::quota::{Quota, QuotaConfig, QuotaReport};
+use crate::receipt::Attestor;
 use crate::repair_state::Repair;
 use crate::stats::{Counters, DhtStats};
 use crate::status::RepairStatus;
@@ -35,7 +38,8 @@ pub struct Dht {
 }
 
 impl Dht {
-    /// A node's block layer. Nothing runs in the background before [`Dht::start`].
+    /// A node's block layer. `attestor` signs with the key that `transport` proves. Nothing
+    /// runs in the background before [`Dht::start`].
     ///
     /// # Panics
     /// If `config.replicas` is zero.
@@ -44,6 +48,7 @@ impl Dht {
         transport: Arc<dyn Transport>,
         overlay: Arc<dyn Overlay>,
         store: Arc<dyn BlockStore>,
+        attestor: Arc<dyn Attestor>,
         config: DhtConfig,
     ) -> Arc<Dht> {
         assert!(config.replicas > 0, "a block has at least one copy");
@@ -57,6 +62,9 @@ impl Dht {
             transport,
             overlay,
             store,
+            attestor,
+            quota: Quota::new(config.quota),
+            confirmations: Confirmations::default(),
             config,
             counters: Counters::default(),
             repair: Repair::default(),
@@ -106,6 +114,18 @@ impl Dht {
         self.inner.repair.kick();
     }
 
+    /// What is used and allowed, for the `limit` publishers and the `limit` addresses for
+    /// whom most is kept here (CFS §5.4).
+    pub fn quota_report(&self, limit: usize) -> QuotaReport {
+        let Inner { quota, store, overlay, .. } = &*self.inner;
+        quota.report(&**store, overlay.estimated_peers(), limit)
+    }
+
+    /// Sets how much publishers may use from now on. What is kept stays.
+    pub fn set_quota(&self, config: QuotaConfig) {
+        self.inner.quota.set_config(config);
+    }
+
     /// Fetches a signed block that a replica had at most `max_age` ago, and at most
     /// [`DhtConfig::signed_cache`]: for readers who may miss an update for so long. A cached
     /// copy will do, and one replica is asked, not all: if replicas differ because an update
@@ -137,6 +157,9 @@ impl Service for Dht {
                 messages::LOOKUP_STEP => serve::lookup_step(&inner, request).await,
                 messages::PUT => serve::put(&inner, from, request).await,
                 messages::RENEW => serve::renew(&inner, request).await,
+                messages::CONFIRM => serve::confirm(&inner, &request),
+                messages::ROOM => serve::room(&inner, &request),
+                messages::VOUCH => serve::vouch(&inner, &request),
                 messages::CACHE => serve::cache(&inner, from, request),
                 messages::FETCH => serve::fetch(&inner, request).await,
                 messages::RECONCILE => serve::reconcile(&inner, from, request).await,

@@ -5,50 +5,245 @@
 
 use atoll_key::{BlockKind, Key};
 use atoll_net::header::Capped;
-use atoll_net::{Peer, Refusal, Request};
+use atoll_net::{CallError, Peer, Refusal, Reply, Request};
 use atoll_overlay::{Neighbourhood, Node, Route, distinct_peers};
-use atoll_store::{Owner, StoreError, StoredBlock};
+use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
+use crate::copies::{self, Charge, Copy};
 use crate::inner::{Block, Inner};
 use crate::messages::{
-    self, Put, PutReply, PutStatus, Renew, RenewReply, from_header, is_majority, to_header,
+    self, AskRoom, AskRoomReply, BlockHeader, Put, PutReply, PutStatus, Renew, RenewReply,
+    from_header, is_majority, to_header,
 };
+use crate::quota::{OverQuota, Reservation, Room, Want, cost_bytes, is_bearer, owner_of};
+use crate::receipt::{BAD_RECEIPT, Receipt, WireReceipt};
 
-/// What a block was verified to be, or why it is not taken.
-type Checked = Result<(BlockKind, u64), PutStatus>;
-
-/// Stores a batch on this node; one status per block.
-pub(crate) async fn store_here(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<PutStatus> {
-    let checked: Vec<Checked> = blocks.iter().map(|block| verify(inner, from, block)).collect();
-    store_checked(inner, blocks, &checked).await
+/// Where blocks come from, which decides whom they are charged to (CFS §5.4).
+#[derive(Clone, Debug)]
+pub(crate) enum Origin {
+    /// Their publisher has said that it wants them kept, and is where it says.
+    Publisher { receipt: Receipt, owner: Owner },
+    /// Some node has them.
+    Bearer,
 }
 
-/// Stores those blocks of a batch that were found sound; one status per block.
-async fn store_checked(inner: &Inner, blocks: &[Block], checked: &[Checked]) -> Vec<PutStatus> {
-    let mut statuses = Vec::with_capacity(blocks.len());
-    let mut batch = Vec::with_capacity(blocks.len());
-    for (block, checked) in blocks.iter().zip(checked) {
-        match checked {
-            Ok((kind, version)) => {
-                batch.push(inner.to_store(block, *kind, *version));
-                statuses.push(PutStatus::Stored { copies: 1, wanted: 1 });
+impl Origin {
+    /// Checks the receipt of a message about `keys`, if it carries one.
+    pub async fn of(
+        inner: &Inner,
+        receipt: Option<WireReceipt>,
+        keys: &[Key],
+    ) -> Result<Origin, Refusal> {
+        let Some(receipt) = receipt else { return Ok(Origin::Bearer) };
+        let receipt = receipt.receipt(keys.iter().copied())?;
+        let bad = |text: String| Err(Refusal::new(BAD_RECEIPT, text));
+        if !receipt.covers(keys) {
+            return bad("the receipt is for other blocks".to_owned());
+        }
+        let now = inner.env.unix_ms() / 1000;
+        if receipt.lease_left_secs(now, 0).is_none() {
+            let (issued, hours) = (receipt.issued_unix_secs, now / 3600);
+            let off = (issued / 3600).abs_diff(hours);
+            return bad(format!("the receipt was made {off} hours from now, by the clock here"));
+        }
+        if !receipt.is_signed(&*inner.attestor) {
+            return bad("the receipt is not signed by its publisher".to_owned());
+        }
+        let publisher = receipt.publisher;
+        if publisher.id == inner.transport.local().id {
+            if !inner.confirmations.is_mine(&receipt.digest()) {
+                return bad("this node did not make the receipt in its name".to_owned());
             }
-            Err(status) => statuses.push(*status),
+        } else {
+            let (digest, limit) = (Some(receipt.digest()), inner.config.call_limit);
+            let confirmations = &inner.confirmations;
+            confirmations.confirm(&inner.env, &inner.transport, publisher, digest, limit).await?;
+        }
+        let owner = owner_of(&publisher.id, publisher.addr.ip(), &inner.quota.config());
+        Ok(Origin::Publisher { receipt, owner })
+    }
+
+    /// This node publishes blocks with these keys itself.
+    pub fn own(inner: &Inner, lease_secs: u64, keys: &[Key]) -> Origin {
+        let (me, now) = (inner.transport.local(), inner.env.unix_ms() / 1000);
+        let keys = keys.iter().copied();
+        let receipt = Receipt::sign(&*inner.attestor, me, now, lease_secs, keys);
+        inner.confirmations.issued(receipt.digest());
+        Origin::Publisher { receipt, owner: owner_of(&me.id, me.addr.ip(), &inner.quota.config()) }
+    }
+
+    /// The receipt for a message about `keys`.
+    pub fn to_wire(&self, keys: impl Iterator<Item = Key>) -> Option<WireReceipt> {
+        match self {
+            Origin::Publisher { receipt, .. } => Some(receipt.to_wire(keys)),
+            Origin::Bearer => None,
         }
     }
-    if batch.is_empty() {
-        return statuses;
+}
+
+/// Blocks that were found sound, charged, and have room here while `_room` lives.
+struct Admitted<'a> {
+    blocks: Vec<Block>,
+    stored: Vec<StoredBlock>,
+    /// Where in the batch they stood.
+    indices: Vec<usize>,
+    /// Of the whole batch: why a block was refused.
+    refused: Vec<Option<PutStatus>>,
+    /// What they cost more than what is held.
+    added_bytes: u64,
+    _room: Reservation<'a>,
+}
+
+/// Checks a batch against its keys, charges it and reserves room for it.
+async fn admit<'a>(
+    inner: &'a Inner,
+    from: &Peer,
+    origin: &Origin,
+    blocks: Vec<Block>,
+) -> Result<Admitted<'a>, Refusal> {
+    let mut refused = vec![None; blocks.len()];
+    let (mut sound, mut copies, mut indices) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, block) in blocks.into_iter().enumerate() {
+        // A bad block goes no further: the replicas would take this node for its source.
+        match verify(inner, from, &block) {
+            Err(status) => refused[index] = Some(status),
+            Ok((kind, version)) => {
+                let BlockHeader { key, lease_secs, .. } = block.header;
+                copies.push(Copy { key, kind, version, lease_secs });
+                indices.push(index);
+                sound.push(block);
+            }
+        }
     }
-    let failed = match store_batch(inner, batch).await {
+    let charges = charges_of(inner, from, origin, &copies).await?;
+    let stored = sound.iter().zip(&copies).zip(&charges).map(|((block, copy), charge)| {
+        let mut stored = inner.to_store(block, copy.kind, copy.version);
+        stored.info.owner = charge.owner;
+        stored.info.expires_unix_secs = expires(inner, origin, &copy.key, charge);
+        stored
+    });
+    let stored: Vec<StoredBlock> = stored.collect();
+    let (verdicts, room) = reserve(inner, &stored, &charges);
+    let added_bytes = room.bytes();
+    let keep: Vec<bool> = verdicts.iter().map(Result::is_ok).collect();
+    for (index, verdict) in indices.iter().zip(verdicts) {
+        refused[*index] = verdict.err().map(PutStatus::from);
+    }
+    let (blocks, stored) = (kept(sound, &keep), kept(stored, &keep));
+    let indices = kept(indices, &keep);
+    Ok(Admitted { blocks, stored, indices, refused, added_bytes, _room: room })
+}
+
+/// Those of `list` that are to be kept.
+fn kept<T>(list: Vec<T>, keep: &[bool]) -> Vec<T> {
+    list.into_iter().zip(keep).filter(|(_, keep)| **keep).map(|(item, _)| item).collect()
+}
+
+/// Whom blocks are charged to, and how long each may stay.
+async fn charges_of(
+    inner: &Inner,
+    from: &Peer,
+    origin: &Origin,
+    copies: &[Copy],
+) -> Result<Vec<Charge>, Refusal> {
+    let Origin::Publisher { receipt, owner } = origin else {
+        return copies::charges(inner, from, copies).await;
+    };
+    let now = inner.env.unix_ms() / 1000;
+    let charge = |copy: &Copy| Charge {
+        owner: *owner,
+        lease_secs: receipt.lease_left_secs(now, copy.lease_secs).unwrap_or(0),
+        room: if copy.kind == BlockKind::Signed { Room::Root } else { Room::Content },
+    };
+    Ok(copies.iter().map(charge).collect())
+}
+
+/// When a block's lease ends. A publisher's word for what only its bearer was charged for
+/// makes it the publisher's at once: a second more is what it takes.
+fn expires(inner: &Inner, origin: &Origin, key: &Key, charge: &Charge) -> u64 {
+    let expires = inner.expiry(charge.lease_secs);
+    let held = inner.store.info(key).ok().flatten();
+    match (origin, held) {
+        (Origin::Publisher { .. }, Some(held)) if is_bearer(&held.owner) => {
+            expires.max(held.expires_unix_secs + 1)
+        }
+        _ => expires,
+    }
+}
+
+/// Reserves room for blocks, in turn.
+fn reserve<'a>(
+    inner: &'a Inner,
+    blocks: &[StoredBlock],
+    charges: &[Charge],
+) -> (Vec<Result<(), OverQuota>>, Reservation<'a>) {
+    let want = |(block, charge): (&StoredBlock, &Charge)| Want {
+        owner: charge.owner,
+        bytes: added_bytes(inner, &block.info),
+        room: charge.room,
+    };
+    let wants: Vec<Want> = blocks.iter().zip(charges).map(want).collect();
+    inner.quota.reserve(&*inner.store, inner.overlay.estimated_peers(), &wants)
+}
+
+/// What more would be charged to a block's owner if it were stored.
+fn added_bytes(inner: &Inner, new: &BlockInfo) -> u64 {
+    let whole = cost_bytes(new.len_bytes);
+    let Ok(Some(held)) = inner.store.info(&new.key) else { return whole };
+    let is_replaced = new.version > held.version;
+    match (is_replaced, new.owner == held.owner) {
+        (true, true) => whole.saturating_sub(cost_bytes(held.len_bytes)),
+        (true, false) => whole,
+        (false, true) => 0,
+        (false, false) if new.expires_unix_secs > held.expires_unix_secs => whole,
+        (false, false) => 0,
+    }
+}
+
+/// Stores copies that nobody has signed for on this node; one status per block.
+pub(crate) async fn store_here(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<PutStatus> {
+    let stored = store_put(inner, from, &Origin::Bearer, blocks.to_vec()).await;
+    stored.unwrap_or_else(|refusal| {
+        tracing::info!(%from, %refusal, "copies are not taken");
+        vec![PutStatus::Failed; blocks.len()]
+    })
+}
+
+/// Stores a batch on this node; one status per block.
+pub(crate) async fn store_put(
+    inner: &Inner,
+    from: &Peer,
+    origin: &Origin,
+    blocks: Vec<Block>,
+) -> Result<Vec<PutStatus>, Refusal> {
+    let admitted = admit(inner, from, origin, blocks).await?;
+    let Admitted { blocks, stored, indices, refused, _room, .. } = admitted;
+    let own = store_admitted(inner, &blocks, stored).await;
+    let mut statuses: Vec<PutStatus> =
+        refused.into_iter().map(|status| status.unwrap_or(PutStatus::Failed)).collect();
+    for (index, status) in indices.into_iter().zip(own) {
+        statuses[index] = status;
+    }
+    Ok(statuses)
+}
+
+/// Stores blocks that were admitted; one status per block.
+async fn store_admitted(
+    inner: &Inner,
+    blocks: &[Block],
+    stored: Vec<StoredBlock>,
+) -> Vec<PutStatus> {
+    if stored.is_empty() {
+        return Vec::new();
+    }
+    let failed = match store_batch(inner, stored).await {
         Ok(()) => {
-            for (block, status) in blocks.iter().zip(&mut statuses) {
-                if matches!(status, PutStatus::Stored { .. })
-                    && let Some(superseded) = other_held(inner, block).await
-                {
-                    *status = superseded;
-                }
+            let mut statuses = Vec::with_capacity(blocks.len());
+            for block in blocks {
+                let superseded = other_held(inner, block).await;
+                statuses.push(superseded.unwrap_or(PutStatus::Stored { copies: 1, wanted: 1 }));
             }
             return statuses;
         }
@@ -58,23 +253,50 @@ async fn store_checked(inner: &Inner, blocks: &[Block], checked: &[Checked]) -> 
             PutStatus::Failed
         }
     };
-    for status in &mut statuses {
-        if matches!(status, PutStatus::Stored { .. }) {
-            *status = failed;
-        }
-    }
-    statuses
+    vec![failed; blocks.len()]
 }
 
 /// Puts verified blocks into this node's store. They stay even if they were about to be
 /// handed over as strays.
-pub(crate) async fn store_batch(inner: &Inner, batch: Vec<StoredBlock>) -> Result<(), StoreError> {
+async fn store_batch(inner: &Inner, batch: Vec<StoredBlock>) -> Result<(), StoreError> {
     inner.strays.keep(batch.iter().map(|block| &block.info.key)).await;
     inner.store.put(batch).await
 }
 
+/// Stores verified blocks that were fetched from `from`, as far as they may be charged to
+/// anybody; returns how many.
+pub(crate) async fn store_fetched(
+    inner: &Inner,
+    from: &Peer,
+    mut batch: Vec<StoredBlock>,
+) -> Result<u64, StoreError> {
+    let now = inner.env.unix_ms() / 1000;
+    let copy = |block: &StoredBlock| {
+        let BlockInfo { key, kind, version, expires_unix_secs, .. } = block.info;
+        Copy { key, kind, version, lease_secs: expires_unix_secs.saturating_sub(now) }
+    };
+    let copies: Vec<Copy> = batch.iter().map(copy).collect();
+    let charges = match copies::charges(inner, from, &copies).await {
+        Ok(charges) => charges,
+        Err(refusal) => {
+            tracing::info!(%from, %refusal, "copies are not taken");
+            return Ok(0);
+        }
+    };
+    for (block, charge) in batch.iter_mut().zip(&charges) {
+        block.info.owner = charge.owner;
+        block.info.expires_unix_secs = inner.expiry(charge.lease_secs);
+    }
+    let (verdicts, _room) = reserve(inner, &batch, &charges);
+    let keep: Vec<bool> = verdicts.iter().map(Result::is_ok).collect();
+    let batch = kept(batch, &keep);
+    let count = batch.len() as u64;
+    store_batch(inner, batch).await?;
+    Ok(count)
+}
+
 /// Checks one block against its key and against what is held; its kind and version.
-fn verify(inner: &Inner, from: &Peer, block: &Block) -> Checked {
+fn verify(inner: &Inner, from: &Peer, block: &Block) -> Result<(BlockKind, u64), PutStatus> {
     let key = &block.header.key;
     let checked = BlockKind::from_u8(block.header.kind)
         .and_then(|kind| Ok((kind, kind.verify(key, &block.bytes)?)));
@@ -137,85 +359,109 @@ fn place_of(inner: &Inner, seats: &[(Neighbourhood, Vec<usize>)], key: &Key) -> 
 pub(crate) async fn store_as_root(
     inner: &Inner,
     from: &Peer,
+    origin: &Origin,
     blocks: Vec<Block>,
-) -> Vec<PutStatus> {
+) -> Result<Vec<PutStatus>, Refusal> {
     let mut statuses = vec![PutStatus::NotRoot; blocks.len()];
     let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
     let parts = seats_of(inner, &keys).into_iter().map(|(seat, indices)| {
         let part = indices.iter().map(|index| blocks[*index].clone()).collect();
-        async move { (indices, store_at_seat(inner, from, &seat, part).await) }
+        async move { (indices, store_at_seat(inner, from, origin, &seat, part).await) }
     });
     for (indices, part) in join_all(parts).await {
-        for (index, status) in indices.into_iter().zip(part) {
+        for (index, status) in indices.into_iter().zip(part?) {
             statuses[index] = status;
         }
     }
-    statuses
+    Ok(statuses)
 }
 
 /// Stores blocks whose root is one virtual server of this node.
 async fn store_at_seat(
     inner: &Inner,
     from: &Peer,
+    origin: &Origin,
     seat: &Neighbourhood,
     blocks: Vec<Block>,
-) -> Vec<PutStatus> {
-    let mut statuses = vec![PutStatus::Failed; blocks.len()];
-    let (mut mine, mut indices, mut checked) = (Vec::new(), Vec::new(), Vec::new());
-    for (index, block) in blocks.into_iter().enumerate() {
-        // A bad block goes no further: the replicas would take this node for its source.
-        match verify(inner, from, &block) {
-            Err(status) => statuses[index] = status,
-            sound => {
-                mine.push(block);
-                indices.push(index);
-                checked.push(sound);
-            }
-        }
-    }
+) -> Result<Vec<PutStatus>, Refusal> {
+    let admitted = admit(inner, from, origin, blocks).await?;
+    let Admitted { blocks: mine, stored, indices, refused, added_bytes, _room } = admitted;
+    let mut statuses: Vec<PutStatus> =
+        refused.into_iter().map(|status| status.unwrap_or(PutStatus::Failed)).collect();
     if mine.is_empty() {
-        return statuses;
+        return Ok(statuses);
     }
     if let Some(status) = conflict(inner, &mine).await {
         for index in indices {
             statuses[index] = status;
         }
-        return statuses;
+        return Ok(statuses);
+    }
+    if let Some(over) = room_at_replicas(inner, seat, origin, &mine, added_bytes).await {
+        for index in indices {
+            statuses[index] = over.into();
+        }
+        return Ok(statuses);
     }
     let is_new = |block: &&Block| matches!(inner.store.info(&block.header.key), Ok(None));
     let new = mine.iter().filter(is_new).count();
     let (acknowledged, own) = if mine.iter().any(is_signed) {
         // A replica that has another block of the same version decides before this node
         // keeps one that nothing would make equal again.
-        let acknowledged = replicate(inner, seat, &mine).await;
-        let refused = |held: &Option<u64>| match held {
-            Some(held) => PutStatus::Superseded { held: *held },
-            None => PutStatus::Failed,
-        };
-        let own = if acknowledged.superseded.iter().any(Option::is_some) {
-            acknowledged.superseded.iter().map(refused).collect()
+        let acknowledged = replicate(inner, seat, origin, &mine).await;
+        let refused = |refused: &Option<PutStatus>| refused.unwrap_or(PutStatus::Failed);
+        let own = if acknowledged.refused.iter().any(Option::is_some) {
+            acknowledged.refused.iter().map(refused).collect()
         } else {
-            store_checked(inner, &mine, &checked).await
+            store_admitted(inner, &mine, stored).await
         };
         (acknowledged, own)
     } else {
         // The network first: it works while this node writes.
-        futures_util::join!(replicate(inner, seat, &mine), store_checked(inner, &mine, &checked))
+        let replicated = replicate(inner, seat, origin, &mine);
+        futures_util::join!(replicated, store_admitted(inner, &mine, stored))
     };
     if own.iter().all(|status| matches!(status, PutStatus::Stored { .. })) {
         inner.repair.count_root_blocks(new as u64);
     }
     let wanted = u32::try_from(acknowledged.wanted + 1).expect("k is small");
     for (position, index) in indices.into_iter().enumerate() {
-        statuses[index] = match own[position] {
-            PutStatus::Stored { .. } => match acknowledged.superseded[position] {
-                Some(held) => PutStatus::Superseded { held },
-                None => PutStatus::Stored { copies: 1 + acknowledged.copies[position], wanted },
-            },
-            other => other,
+        let copies = 1 + acknowledged.copies[position];
+        statuses[index] = match (own[position], acknowledged.refused[position]) {
+            (PutStatus::Stored { .. }, Some(refused)) => refused,
+            (PutStatus::Stored { .. }, None) => PutStatus::Stored { copies, wanted },
+            (other, _) => other,
         };
     }
-    statuses
+    Ok(statuses)
+}
+
+/// Whether a replica has no room for a publisher's batch, asked only of one that has used
+/// much already: what the root and others took of a put that fails would stay, and repair
+/// could bring it where there is no room for it.
+async fn room_at_replicas(
+    inner: &Inner,
+    seat: &Neighbourhood,
+    origin: &Origin,
+    blocks: &[Block],
+    added_bytes: u64,
+) -> Option<OverQuota> {
+    let Origin::Publisher { owner, .. } = origin else { return None };
+    let peers = inner.overlay.estimated_peers();
+    if added_bytes == 0 || !inner.quota.is_near_limit(&*inner.store, peers, *owner) {
+        return None;
+    }
+    let is_root = blocks.iter().any(is_signed);
+    let Owner { publisher, ip } = *owner;
+    let header = to_header(&AskRoom { publisher, ip, bytes: added_bytes, is_root });
+    let request = Request { method: messages::ROOM, header, parts: Vec::new() };
+    let set = replica_set(inner, seat);
+    let answers = join_all(set[1..].iter().map(|node| inner.call(node, request.clone()))).await;
+    // Who does not answer will not take the blocks either.
+    let reply = |answer: Result<Reply, CallError>| {
+        from_header::<AskRoomReply>(&answer.ok()?.header).ok()?.over
+    };
+    answers.into_iter().find_map(reply)
 }
 
 fn is_signed(block: &Block) -> bool {
@@ -250,22 +496,31 @@ async fn conflict(inner: &Inner, blocks: &[Block]) -> Option<PutStatus> {
 /// How many replicas took each block of a batch.
 struct Acknowledged {
     copies: Vec<u32>,
-    superseded: Vec<Option<u64>>,
+    /// Why one of them will not have the block, whatever the others say: it has a newer one,
+    /// or the publisher is over quota there. (If a majority could overrule a quota, repair
+    /// would bring the block there all the same.)
+    refused: Vec<Option<PutStatus>>,
     wanted: usize,
 }
 
 /// Sends a batch to the other k − 1 of the replica set of one virtual server; one that
 /// fails is replaced by the node after it, once.
-async fn replicate(inner: &Inner, seat: &Neighbourhood, blocks: &[Block]) -> Acknowledged {
+async fn replicate(
+    inner: &Inner,
+    seat: &Neighbourhood,
+    origin: &Origin,
+    blocks: &[Block],
+) -> Acknowledged {
     let header = to_header(&Put {
         blocks: Capped(blocks.iter().map(|block| block.header).collect()),
         as_root: false,
+        receipt: origin.to_wire(blocks.iter().map(|block| block.header.key)),
     });
     let parts: Vec<Bytes> = blocks.iter().map(|block| block.bytes.clone()).collect();
     let request = Request { method: messages::PUT, header, parts };
     let mut result = Acknowledged {
         copies: vec![0; blocks.len()],
-        superseded: vec![None; blocks.len()],
+        refused: vec![None; blocks.len()],
         wanted: 0,
     };
     let mut asked = Vec::new();
@@ -288,7 +543,9 @@ async fn replicate(inner: &Inner, seat: &Neighbourhood, blocks: &[Block]) -> Ack
                     for (i, status) in reply.statuses.0.iter().enumerate() {
                         match status {
                             PutStatus::Stored { .. } => result.copies[i] += 1,
-                            PutStatus::Superseded { held } => result.superseded[i] = Some(*held),
+                            PutStatus::Superseded { .. } | PutStatus::OverQuota { .. } => {
+                                result.refused[i] = Some(*status);
+                            }
                             _ => all_answered = false,
                         }
                     }
@@ -304,49 +561,90 @@ async fn replicate(inner: &Inner, seat: &Neighbourhood, blocks: &[Block]) -> Ack
     result
 }
 
-/// Extends leases on this node and, as root, at its replicas; one byte per key.
-pub(crate) async fn renew_here(inner: &Inner, renew: &Renew) -> Result<Vec<u8>, Refusal> {
-    let expiry = inner.expiry(renew.lease_secs);
+/// Extends leases on this node and, as root, at its replicas. A lease of zero is only a
+/// question.
+pub(crate) async fn renew_here(
+    inner: &Inner,
+    origin: &Origin,
+    renew: &Renew,
+) -> Result<RenewReply, Refusal> {
+    if renew.lease_secs > 0 && matches!(origin, Origin::Bearer) {
+        return Err(Refusal::new(BAD_RECEIPT, "leases are extended only for a receipt"));
+    }
     if !renew.as_root {
         inner.strays.keep(renew.keys.iter()).await;
+        return renew_alone(inner, origin, renew);
     }
-    let held = inner
-        .store
-        .renew(&renew.keys, expiry, Owner::NOBODY)
-        .map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
-    let mut held: Vec<u8> = held.into_iter().map(u8::from).collect();
-    if !renew.as_root {
-        return Ok(held);
-    }
+    let RenewReply { mut held, mut over } = renew_alone(inner, origin, renew)?;
     let parts = seats_of(inner, &renew.keys).into_iter().map(|(seat, indices)| {
-        let keys = indices.iter().map(|index| renew.keys[*index]).collect();
+        let keys: Vec<Key> = indices.iter().map(|index| renew.keys[*index]).collect();
         let here = indices.iter().map(|index| held[*index]).collect();
-        let part = Renew { keys, lease_secs: renew.lease_secs, as_root: false };
+        let receipt = origin.to_wire(keys.iter().copied());
+        let part = Renew { keys, lease_secs: renew.lease_secs, as_root: false, receipt };
+        let here = RenewReply { held: here, over };
         async move { (indices, renew_at_replicas(inner, &seat, &part, here).await) }
     });
     let answers = join_all(parts).await;
     held.fill(2);
     for (indices, part) in answers {
-        for (index, state) in indices.into_iter().zip(part) {
+        over = over.or(part.over);
+        for (index, state) in indices.into_iter().zip(part.held) {
             held[index] = state;
         }
     }
-    Ok(held)
+    Ok(RenewReply { held, over })
 }
 
-/// Extends leases at the replicas of one virtual server of this node; `held` says what
+/// Extends the leases of the blocks this node holds, as far as whoever renews has room for
+/// those that were somebody else's.
+fn renew_alone(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<RenewReply, Refusal> {
+    let internal = |e: StoreError| Refusal::new(Refusal::INTERNAL, e.to_string());
+    let now = inner.env.unix_ms() / 1000;
+    let Origin::Publisher { receipt, owner } = origin else {
+        let held = inner.store.renew(&renew.keys, now, Owner::NOBODY).map_err(internal)?;
+        return Ok(RenewReply { held: held.into_iter().map(u8::from).collect(), over: None });
+    };
+    let lease_secs = receipt.lease_left_secs(now, renew.lease_secs).unwrap_or(0);
+    let mut reply = RenewReply { held: vec![0; renew.keys.len()], over: None };
+    for (state, key) in reply.held.iter_mut().zip(&renew.keys) {
+        let Some(held) = inner.store.info(key).map_err(internal)? else { continue };
+        let room = if held.kind == BlockKind::Signed { Room::Root } else { Room::Content };
+        let charge = Charge { owner: *owner, lease_secs, room };
+        let expires_unix_secs = expires(inner, origin, key, &charge);
+        let renewed = BlockInfo { owner: *owner, expires_unix_secs, ..held };
+        let want = Want { owner: *owner, bytes: added_bytes(inner, &renewed), room };
+        let peers = inner.overlay.estimated_peers();
+        let (verdicts, _room) = inner.quota.reserve(&*inner.store, peers, &[want]);
+        *state = match verdicts[0] {
+            Ok(()) => {
+                let still = inner.store.renew(&[*key], expires_unix_secs, *owner);
+                u8::from(still.map_err(internal)?[0])
+            }
+            Err(over) => {
+                reply.over = reply.over.or(Some(over));
+                4
+            }
+        };
+    }
+    Ok(reply)
+}
+
+/// Extends leases at the replicas of one virtual server of this node; `here` says what
 /// this node has itself, the result what the replica set has.
 async fn renew_at_replicas(
     inner: &Inner,
     seat: &Neighbourhood,
     renew: &Renew,
-    mut held: Vec<u8>,
-) -> Vec<u8> {
+    here: RenewReply,
+) -> RenewReply {
+    let RenewReply { mut held, mut over } = here;
     let request = Request { method: messages::RENEW, header: to_header(renew), parts: Vec::new() };
     let set = replica_set(inner, seat);
     let answers = join_all(set[1..].iter().map(|node| inner.call(node, request.clone()))).await;
     let (mut lacking, mut answered) = (false, 1);
-    let mut copies: Vec<u32> = held.iter().map(|state| u32::from(*state == 1)).collect();
+    let has = |state: u8| state == 1 || state == 4;
+    let mut copies: Vec<u32> = held.iter().map(|state| u32::from(has(*state))).collect();
+    let mut refused: Vec<bool> = held.iter().map(|state| *state == 4).collect();
     for answer in answers {
         let theirs = answer.ok().and_then(|r| from_header::<RenewReply>(&r.header).ok());
         let Some(theirs) = theirs.filter(|theirs| theirs.held.len() == held.len()) else {
@@ -354,27 +652,31 @@ async fn renew_at_replicas(
             continue;
         };
         answered += 1;
+        over = over.or(theirs.over);
         for (i, theirs) in theirs.held.into_iter().enumerate() {
-            copies[i] += u32::from(theirs == 1);
-            lacking |= (held[i] == 1) != (theirs == 1);
+            copies[i] += u32::from(has(theirs));
+            refused[i] |= theirs == 4;
+            lacking |= has(held[i]) != has(theirs);
         }
     }
     if lacking {
         inner.repair.kick();
     }
     let wanted = u32::try_from(expected_replicas(inner) + 1).expect("k is small");
-    for (state, copies) in held.iter_mut().zip(copies) {
+    for (i, state) in held.iter_mut().enumerate() {
         // A minority cannot say that the ring lacks a block either. What most of the others
         // have is not lacking: this node has yet to fetch it.
         let unsure = match *state {
-            0 => is_majority(copies, wanted) || !is_majority(answered, wanted),
-            _ => !is_majority(copies, wanted),
+            0 => is_majority(copies[i], wanted) || !is_majority(answered, wanted),
+            _ => !is_majority(copies[i], wanted),
         };
         if unsure {
             *state = 3;
+        } else if refused[i] && over.is_some() {
+            *state = 4;
         }
     }
-    held
+    RenewReply { held, over }
 }
 
 /// How many other nodes of a replica set this node sees at present, at most k − 1.

@@ -4,21 +4,25 @@
 
 use std::time::Duration;
 
-use atoll_key::PeerId;
+use atoll_key::{Key, PeerId};
 use atoll_net::header::Capped;
 use atoll_net::{Peer, Refusal, Reply, Request};
 use atoll_overlay::Route;
+use atoll_store::Owner;
 use bytes::Bytes;
 
+use crate::copies;
 use crate::exchange;
 use crate::inner::{Block, Inner, REPLY_BYTES, note_store_error};
 use crate::messages::{
-    BlockHeader, Fetch, FetchReply, LookupReply, LookupStep, MAX_BATCH_BLOCKS, Put, PutReply,
-    Reconcile, ReconcileReply, Renew, RenewReply, from_header, to_header,
+    AskRoom, AskRoomReply, BlockHeader, Confirm, Fetch, FetchReply, LookupReply, LookupStep,
+    MAX_BATCH_BLOCKS, Put, PutReply, Reconcile, ReconcileReply, Renew, Vouch, from_header,
+    to_header,
 };
 use crate::path_cache;
+use crate::quota::{Room, Want};
 use crate::reconcile;
-use crate::replicas::{renew_here, store_as_root, store_here};
+use crate::replicas::{Origin, renew_here, store_as_root, store_put};
 use crate::stats::add;
 
 fn reply(header: Bytes, parts: Vec<Bytes>) -> Reply {
@@ -74,21 +78,45 @@ fn blocks_of(headers: Vec<BlockHeader>, parts: Vec<Bytes>) -> Result<Vec<Block>,
 
 /// Stores blocks, and as their root sends them on to the replicas.
 pub(crate) async fn put(inner: &Inner, from: Peer, request: Request) -> Result<Reply, Refusal> {
-    let Put { blocks: Capped(headers), as_root } = from_header(&request.header)?;
+    let Put { blocks: Capped(headers), as_root, receipt } = from_header(&request.header)?;
     let blocks = blocks_of(headers, request.parts)?;
+    let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
+    let origin = Origin::of(inner, receipt, &keys).await?;
     let statuses = if as_root {
-        store_as_root(inner, &from, blocks).await
+        store_as_root(inner, &from, &origin, blocks).await?
     } else {
-        store_here(inner, &from, &blocks).await
+        store_put(inner, &from, &origin, blocks).await?
     };
     Ok(reply(to_header(&PutReply { statuses: statuses.into() }), Vec::new()))
 }
 
 /// Extends leases; as root, also at the replicas.
 pub(crate) async fn renew(inner: &Inner, request: Request) -> Result<Reply, Refusal> {
-    let renew: Renew = from_header(&request.header)?;
-    let held = renew_here(inner, &renew).await?;
-    Ok(reply(to_header(&RenewReply { held }), Vec::new()))
+    let mut renew: Renew = from_header(&request.header)?;
+    let origin = Origin::of(inner, renew.receipt.take(), &renew.keys).await?;
+    let renewed = renew_here(inner, &origin, &renew).await?;
+    Ok(reply(to_header(&renewed), Vec::new()))
+}
+
+/// Says whether this node made a receipt (CFS §5.4).
+pub(crate) fn confirm(inner: &Inner, request: &Request) -> Result<Reply, Refusal> {
+    let asked: Confirm = from_header(&request.header)?;
+    Ok(reply(to_header(&inner.confirmations.answer(&asked)), Vec::new()))
+}
+
+/// Says whether a publisher may put more.
+pub(crate) fn room(inner: &Inner, request: &Request) -> Result<Reply, Refusal> {
+    let AskRoom { publisher, ip, bytes, is_root } = from_header(&request.header)?;
+    let room = if is_root { Room::Root } else { Room::Content };
+    let want = Want { owner: Owner { publisher, ip }, bytes, room };
+    let checked = inner.quota.check(&*inner.store, inner.overlay.estimated_peers(), &want);
+    Ok(reply(to_header(&AskRoomReply { over: checked.err() }), Vec::new()))
+}
+
+/// Says whom blocks are charged to.
+pub(crate) fn vouch(inner: &Inner, request: &Request) -> Result<Reply, Refusal> {
+    let asked: Vouch = from_header(&request.header)?;
+    Ok(reply(to_header(&copies::vouch(inner, &asked)?), Vec::new()))
 }
 
 /// Takes a copy for the cache.

@@ -26,7 +26,8 @@ use crate::messages::{
     self, BlockHeader, MAX_BATCH_BLOCKS, MAX_RENEW_KEYS, Put, PutReply, PutStatus, Renew,
     RenewReply, from_header, is_majority, to_header,
 };
-use crate::replicas::{renew_here, store_as_root};
+use crate::quota::OverQuota;
+use crate::replicas::{Origin, renew_here, store_as_root};
 use crate::stats::add;
 
 /// Bytes of blocks in one message to a root, unless a single block is longer.
@@ -160,9 +161,18 @@ fn judge(root: &Node, status: PutStatus) -> Result<Option<String>, PutError> {
         PutStatus::NotRoot => Ok(Some(format!("{root:?} is not its root any more"))),
         PutStatus::Failed => Ok(Some(format!("the disk of {root:?} failed"))),
         PutStatus::Full => Err(PutError::Full(format!("{root:?} is full"))),
+        PutStatus::OverQuota { used_bytes, allowed_bytes, of } => {
+            Err(over_quota(root, OverQuota { used_bytes, allowed_bytes, of }))
+        }
         PutStatus::Invalid => Err(InvalidBlock::WrongHash.into()),
         PutStatus::Superseded { held } => Err(PutError::Superseded { offered: 0, held }),
     }
+}
+
+fn over_quota(root: &Node, over: OverQuota) -> PutError {
+    let OverQuota { used_bytes, allowed_bytes, of } = over;
+    let who = format!("this node's {of}, on {root:?} or a replica of it,");
+    PutError::OverQuota { used_bytes, allowed_bytes, who }
 }
 
 /// Cuts a group into batches that fit one message.
@@ -190,13 +200,16 @@ async fn send_to_root(
     root: &Node,
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, CallError> {
+    let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
+    let origin = Origin::own(inner, inner.config.lease.as_secs(), &keys);
     if inner.is_me(root) {
-        return Ok(store_as_root(inner, &root.peer, blocks).await);
+        return Ok(store_as_root(inner, &root.peer, &origin, blocks).await?);
     }
     let count = blocks.len();
     let (headers, parts): (Vec<BlockHeader>, Vec<Bytes>) =
         blocks.into_iter().map(|block| (block.header, block.bytes)).unzip();
-    let header = to_header(&Put { blocks: headers.into(), as_root: true });
+    let receipt = origin.to_wire(keys.into_iter());
+    let header = to_header(&Put { blocks: headers.into(), as_root: true, receipt });
     let request = Request { method: messages::PUT, header, parts };
     let reply = inner.call(root, request).await?;
     let PutReply { statuses: Capped(statuses) } = from_header(&reply.header)?;
@@ -227,11 +240,12 @@ pub(crate) async fn renew(
     let keys: Vec<Key> = hashes.iter().map(BlockHash::key).collect();
     let mut held = vec![false; keys.len()];
     let mut todo: Vec<usize> = (0..keys.len()).collect();
+    let mut over = None;
     let mut pause = FIRST_PAUSE;
     let deadline = inner.env.now() + inner.config.put_limit;
     while !todo.is_empty() {
         let left = deadline.since(inner.env.now());
-        let asked = renew_once(inner, &keys, &todo, &mut held);
+        let asked = renew_once(inner, &keys, &todo, &mut held, &mut over);
         let Ok((again, told)) = timeout(&*inner.env, left, asked).await else {
             return Err(PutError::Unavailable(format!(
                 "the roots of {} blocks did not answer within {} s",
@@ -249,6 +263,10 @@ pub(crate) async fn renew(
         sleep(&*inner.env, pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
+    // What could be renewed has been.
+    if let Some(over) = over {
+        return Err(over);
+    }
     Ok(hashes.into_iter().zip(held).filter(|(_, held)| !held).map(|(hash, _)| hash).collect())
 }
 
@@ -258,6 +276,7 @@ async fn renew_once(
     keys: &[Key],
     todo: &[usize],
     held: &mut [bool],
+    over: &mut Option<PutError>,
 ) -> (Vec<usize>, String) {
     let wanted: Vec<Key> = todo.iter().map(|index| keys[*index]).collect();
     let mut groups: BTreeMap<Node, Vec<usize>> = BTreeMap::new();
@@ -284,7 +303,10 @@ async fn renew_once(
     .await;
     for (root, chunk, answer) in answers {
         match answer {
-            Ok(states) => {
+            Ok(RenewReply { held: states, over: why }) => {
+                if let Some(why) = why {
+                    *over = Some(over_quota(&root, why));
+                }
                 for (index, state) in chunk.into_iter().zip(states) {
                     match state {
                         2 => {
@@ -296,7 +318,7 @@ async fn renew_once(
                                 format!("too few of the nodes from {root:?} on have it or answer");
                             again.push(index);
                         }
-                        state => held[index] = state == 1,
+                        state => held[index] = state == 1 || state == 4,
                     }
                 }
             }
@@ -310,18 +332,25 @@ async fn renew_once(
     (again, told)
 }
 
-async fn renew_at_root(inner: &Inner, root: &Node, keys: Vec<Key>) -> Result<Vec<u8>, CallError> {
+async fn renew_at_root(
+    inner: &Inner,
+    root: &Node,
+    keys: Vec<Key>,
+) -> Result<RenewReply, CallError> {
     let count = keys.len();
-    let renew = Renew { keys, lease_secs: inner.config.lease.as_secs(), as_root: true };
-    let held = if inner.is_me(root) {
-        renew_here(inner, &renew).await?
+    let lease_secs = inner.config.lease.as_secs();
+    let origin = Origin::own(inner, lease_secs, &keys);
+    let receipt = origin.to_wire(keys.iter().copied());
+    let renew = Renew { keys, lease_secs, as_root: true, receipt };
+    let reply = if inner.is_me(root) {
+        renew_here(inner, &origin, &renew).await?
     } else {
         let header = to_header(&renew);
         let request = Request { method: messages::RENEW, header, parts: Vec::new() };
-        from_header::<RenewReply>(&inner.call(root, request).await?.header)?.held
+        from_header::<RenewReply>(&inner.call(root, request).await?.header)?
     };
-    if held.len() != count {
+    if reply.held.len() != count {
         return Err(malformed("answers do not match the keys sent"));
     }
-    Ok(held)
+    Ok(reply)
 }

@@ -157,7 +157,7 @@ async fn settle_at(
 ) -> Result<Vec<Key>, ExchangeError> {
     let keys: Vec<_> = infos.iter().map(|info| info.key).collect();
     let count = keys.len();
-    let header = to_header(&Renew { keys, lease_secs: 0, as_root: true });
+    let header = to_header(&Renew { keys, lease_secs: 0, as_root: true, receipt: None });
     let request = Request { method: messages::RENEW, header, parts: Vec::new() };
     let held = from_header::<RenewReply>(&inner.call(root, request).await?.header)?.held;
     if held.len() != count {

@@ -2,10 +2,14 @@
 
 use std::fmt::Debug;
 
+use atoll_dht::SimulatedKeys;
 use atoll_dht::messages::{
-    BlockHeader, CacheCopy, CacheReply, Fetch, FetchReply, LookupReply, LookupStep, Put, PutReply,
-    PutStatus, Reconcile, ReconcileReply, Renew, RenewReply, from_header, to_header,
+    AskRoom, AskRoomReply, BlockHeader, CacheCopy, CacheReply, Confirm, ConfirmReply, Fetch,
+    FetchReply, LookupReply, LookupStep, Put, PutReply, PutStatus, Reconcile, ReconcileReply,
+    Renew, RenewReply, Vouch, VouchReply, Vouched, from_header, to_header,
 };
+use atoll_dht::quota::{OverQuota, QuotaOf};
+use atoll_dht::receipt::{Receipt, WireReceipt};
 use atoll_dht::reconcile::{
     Answer, Claim, Fingerprint, Item, difference, well_formed_items, well_formed_parts,
 };
@@ -35,18 +39,41 @@ pub fn targets() -> Vec<Target> {
         PutStatus::Invalid,
         PutStatus::Full,
         PutStatus::Failed,
+        PutStatus::OverQuota { used_bytes: 7, allowed_bytes: 8, of: QuotaOf::Address },
     ];
+    let vouched = Vouched { version: 1, lease_secs: 2, publisher: [3; 16], ip: [4; 16] };
     let salt = [7; 32];
     vec![
         message("dht/lookup-step", vec![step(true, None), step(false, Some(10_000))]),
         message("dht/lookup-reply", replies),
-        message("dht/put", vec![Put { blocks: vec![header; 3].into(), as_root: true }]),
+        message("dht/put", puts()),
+        target("dht/receipt", encoded(&receipts()[1..]), read_receipt),
         message("dht/put-reply", vec![PutReply { statuses: statuses.into() }]),
         message(
             "dht/renew",
-            vec![Renew { keys: vec![key(1), key(2)], lease_secs: 5, as_root: true }],
+            receipts()
+                .into_iter()
+                .map(|receipt| Renew {
+                    keys: vec![key(1), key(2)],
+                    lease_secs: 5,
+                    as_root: true,
+                    receipt,
+                })
+                .collect(),
         ),
-        message("dht/renew-reply", vec![RenewReply { held: vec![0, 1, 2] }]),
+        message("dht/renew-reply", vec![RenewReply { held: vec![0, 1, 2], over: Some(OVER) }]),
+        message("dht/confirm", vec![Confirm { nonce: [1; 16], digest: [2; 32] }]),
+        message("dht/confirm-reply", vec![ConfirmReply { nonce: [1; 16], is_mine: true }]),
+        message("dht/vouch", vec![Vouch { keys: vec![key(1), key(2)] }]),
+        message("dht/vouch-reply", vec![VouchReply { vouched: vec![Some(vouched), None].into() }]),
+        message(
+            "dht/room",
+            vec![AskRoom { publisher: [1; 16], ip: [2; 16], bytes: 3, is_root: true }],
+        ),
+        message(
+            "dht/room-reply",
+            vec![AskRoomReply { over: None }, AskRoomReply { over: Some(OVER) }],
+        ),
         message("dht/fetch", vec![Fetch { keys: vec![key(9), key(8)] }]),
         message("dht/fetch-reply", vec![FetchReply { blocks: vec![header].into() }]),
         message("dht/cache", vec![CacheCopy { block: header }]),
@@ -55,6 +82,36 @@ pub fn targets() -> Vec<Target> {
         message("dht/reconcile-reply", reconcile_replies()),
         target("dht/reconcile-answers", encoded(&reconcile_replies()), judge_answers),
     ]
+}
+
+const OVER: OverQuota = OverQuota { used_bytes: 7, allowed_bytes: 8, of: QuotaOf::Key };
+
+/// No receipt, one for the keys 1 and 2 as the message names them, and one that lists them.
+fn receipts() -> Vec<Option<WireReceipt>> {
+    let publisher = node(3).peer;
+    let keys = [key(1), key(2)];
+    let receipt = Receipt::sign(&SimulatedKeys(publisher.id), publisher, 5, 6, keys.into_iter());
+    let [whole, part] = [2, 1].map(|count| receipt.to_wire(keys.into_iter().take(count)));
+    vec![None, Some(whole), Some(part)]
+}
+
+fn puts() -> Vec<Put> {
+    let header = BlockHeader { key: key(1), kind: 1, lease_secs: 77 };
+    let put = |receipt| Put { blocks: vec![header; 3].into(), as_root: true, receipt };
+    receipts().into_iter().map(put).collect()
+}
+
+/// A receipt is read, checked and passed on; whatever it says, that allocates no more than
+/// it is long. True if it is the one that was signed.
+fn read_receipt(input: &[u8]) -> bool {
+    let keys = [key(1), key(2)];
+    let Ok(Some(wire)) = from_header::<Option<WireReceipt>>(input) else { return false };
+    let Ok(receipt) = wire.receipt(keys.into_iter()) else { return false };
+    let _ = receipt.covers(&keys);
+    let _ = receipt.lease_left_secs(5, u64::MAX);
+    let _ = receipt.digest();
+    let _ = receipt.to_wire(keys.into_iter());
+    receipt.is_signed(&SimulatedKeys(receipt.publisher.id))
 }
 
 fn message<T>(name: &'static str, values: Vec<T>) -> Target

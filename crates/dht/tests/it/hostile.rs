@@ -82,7 +82,7 @@ fn call(ring: &Ring, request: Request) -> Result<Reply, CallError> {
 
 fn put_request(key: Key, kind: u8, bytes: &[u8]) -> Request {
     let header = messages::BlockHeader { key, kind, lease_secs: 1000 };
-    let put = messages::Put { blocks: vec![header].into(), as_root: false };
+    let put = messages::Put { blocks: vec![header].into(), as_root: false, receipt: None };
     let parts = vec![Bytes::copy_from_slice(bytes)];
     Request { method: messages::PUT, header: messages::to_header(&put), parts }
 }
@@ -145,7 +145,7 @@ fn a_lease_longer_than_allowed_is_cut() {
     let ring = Ring::new(5, 1);
     let (hash, bytes) = block(1);
     let header = messages::BlockHeader { key: hash.key(), kind: 1, lease_secs: u64::MAX };
-    let put = messages::Put { blocks: vec![header].into(), as_root: true };
+    let put = messages::Put { blocks: vec![header].into(), as_root: true, receipt: None };
     let request =
         Request { method: messages::PUT, header: messages::to_header(&put), parts: vec![bytes] };
     call(&ring, request).expect("answered");
@@ -336,7 +336,7 @@ fn a_root_does_not_pass_bad_blocks_on_and_is_not_blamed_for_them() {
         .min_by_key(|i| ring.node(*i).id.key().distance_from(&hash.key()));
     let root = root.expect("a ring of three");
     let header = messages::BlockHeader { key: hash.key(), kind: 1, lease_secs: 1000 };
-    let put = messages::Put { blocks: vec![header].into(), as_root: true };
+    let put = messages::Put { blocks: vec![header].into(), as_root: true, receipt: None };
     let parts = vec![Bytes::from_static(b"something else")];
     let request = Request { method: messages::PUT, header: messages::to_header(&put), parts };
     let call = ring.outsider().call(ring.node(root).peer, request, Duration::from_secs(5));

@@ -7,5 +7,6 @@ mod figures;
 mod hostile;
 mod leases;
 mod perfect;
+mod quotas;
 mod ring;
 mod soak;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, Dht, DhtConfig};
+use atoll_dht::{Blocks, Dht, DhtConfig, SimulatedKeys};
 use atoll_key::BlockHash;
 use atoll_net::Router;
 use atoll_overlay::Node;
@@ -38,7 +38,9 @@ fn ring(sim: &Sim, count: usize) -> Vec<Arc<Dht>> {
         let state = ChordState::perfect(me, &nodes, successors);
         let chord = Chord::with_state(env.clone(), transport.clone(), config.clone(), state);
         let store = Arc::new(MemoryStore::new(1 << 30));
-        let dht = Dht::new(env, transport.clone(), chord.clone(), store, DhtConfig::default());
+        let keys = Arc::new(SimulatedKeys(me.peer.id));
+        let config = DhtConfig::default();
+        let dht = Dht::new(env, transport.clone(), chord.clone(), store, keys, config);
         transport.serve(Arc::new(Router::new().route(1, chord.clone()).route(2, dht.clone())));
         chord.start();
         dht.start();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, Dht, DhtConfig, GetError, PutError};
+use atoll_dht::{Blocks, Dht, DhtConfig, GetError, PutError, SimulatedKeys};
 use atoll_key::{BlockHash, Key};
 use atoll_net::{Router, Service, Transport};
 use atoll_overlay::Node;
@@ -26,6 +26,8 @@ pub struct Ring {
     pub sim: Sim,
     pub members: Vec<Member>,
     pub config: DhtConfig,
+    /// What nodes' blocks travel by, made of what the simulator gives.
+    pub via: Box<dyn Fn(Arc<dyn Transport>) -> Arc<dyn Transport>>,
 }
 
 /// A block made of a number.
@@ -46,7 +48,8 @@ impl Ring {
     }
 
     pub fn with(sim: SimConfig, config: DhtConfig, count: usize) -> Ring {
-        let mut ring = Ring { sim: Sim::new(sim), members: Vec::new(), config };
+        let via = Box::new(|transport| transport);
+        let mut ring = Ring { sim: Sim::new(sim), members: Vec::new(), config, via };
         for _ in 0..count {
             ring.join(Arc::new(MemoryStore::new(ROOMY)));
         }
@@ -86,8 +89,9 @@ impl Ring {
     ) -> Member {
         let (env, transport) = (self.sim.env(host), self.sim.transport(host));
         let chord = Chord::new(env.clone(), transport.clone(), ChordConfig::default());
-        let dht =
-            Dht::new(env, transport.clone(), chord.clone(), store.clone(), self.config.clone());
+        let (keys, config) = (SimulatedKeys(transport.local().id), self.config.clone());
+        let (keys, transport) = (Arc::new(keys), (self.via)(transport));
+        let dht = Dht::new(env, transport.clone(), chord.clone(), store.clone(), keys, config);
         let router = Router::new().route(0x01, chord.clone()).route(0x02, disguise(dht.clone()));
         transport.serve(Arc::new(router));
         match self.members.iter().find(|m| m.host != host && self.sim.is_up(m.host)) {

@@ -1,0 +1,180 @@
+//! Whether a publisher is where it says, and has made what is shown (CFS §5.4: "publishers
+//! respond to a confirmation request that includes a random nonce, as described in §4.4").
+//!
+//! Before an address is charged for the first time, and an hour later again, this node
+//! calls it: whoever is there must prove the publisher's key anew ([`Transport::reach`]) and
+//! say that it made the receipt. In between nothing is asked.
+//!
+//! So that nobody is made to call others in somebody's stead: only a receipt with a sound
+//! signature leads to a call, one at a time for each publisher and address, with a bound
+//! for each address and for all; and who did not answer is not called again for a while.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use atoll_env::{BoxFuture, Env, Instant};
+use atoll_key::PeerId;
+use atoll_net::{CallError, Peer, Refusal, Request, Transport};
+use futures_util::FutureExt;
+use futures_util::future::Shared;
+
+use crate::messages::{self, Confirm, ConfirmReply, from_header, to_header};
+use crate::receipt::BAD_RECEIPT;
+
+/// How long a confirmation holds.
+const CONFIRMED_FOR: Duration = Duration::from_secs(3600);
+/// How long nobody is called again who was not confirmed.
+const REFUSED_FOR: Duration = Duration::from_secs(30);
+/// Publishers remembered, confirmed or not.
+const MAX_KNOWN: usize = 4096;
+/// Confirmations under way at once.
+const MAX_ASKING: usize = 64;
+/// Of them, at one address.
+const MAX_ASKING_ADDRESS: usize = 4;
+/// Receipts of its own that a node remembers. At a mebibyte each, the last 4 GiB.
+const MAX_ISSUED: usize = 4096;
+
+/// Whether somebody was confirmed, or why not.
+type Verdict = Result<(), String>;
+
+/// A publisher and the address it claims.
+type Claim = (PeerId, IpAddr);
+
+/// What is known of publishers, and what this node has published.
+#[derive(Default)]
+pub(crate) struct Confirmations {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    known: BTreeMap<Claim, (Verdict, Instant)>,
+    asking: BTreeMap<Claim, Shared<BoxFuture<'static, Verdict>>>,
+    issued: VecDeque<[u8; 32]>,
+}
+
+impl State {
+    fn remember(&mut self, claim: Claim, verdict: Verdict, now: Instant) {
+        let hold = if verdict.is_ok() { CONFIRMED_FOR } else { REFUSED_FOR };
+        if self.known.len() >= MAX_KNOWN && !self.known.contains_key(&claim) {
+            self.known.retain(|_, (_, until)| *until > now);
+            if self.known.len() >= MAX_KNOWN {
+                let soonest = self.known.iter().min_by_key(|(_, (_, until))| *until);
+                soonest.map(|(claim, _)| *claim).map(|claim| self.known.remove(&claim));
+            }
+        }
+        self.known.insert(claim, (verdict, now + hold));
+    }
+}
+
+impl Confirmations {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    /// Remembers a receipt of this node's.
+    pub fn issued(&self, digest: [u8; 32]) {
+        let mut state = self.lock();
+        if state.issued.len() == MAX_ISSUED {
+            state.issued.pop_front();
+        }
+        state.issued.push_back(digest);
+    }
+
+    /// Whether this node made the receipt with this digest, not too many receipts ago.
+    pub fn is_mine(&self, digest: &[u8; 32]) -> bool {
+        self.lock().issued.contains(digest)
+    }
+
+    /// Answers whether this node made a receipt.
+    pub fn answer(&self, asked: &Confirm) -> ConfirmReply {
+        ConfirmReply { nonce: asked.nonce, is_mine: self.is_mine(&asked.digest) }
+    }
+
+    /// Makes sure that `publisher` is where it says, and made the receipt with this digest
+    /// if there is one. Takes at most `limit`, and no time if that is known.
+    ///
+    /// # Errors
+    /// If it is not, or too much is being confirmed at present.
+    pub async fn confirm(
+        &self,
+        env: &Env,
+        transport: &Arc<dyn Transport>,
+        publisher: Peer,
+        digest: Option<[u8; 32]>,
+        limit: Duration,
+    ) -> Result<(), Refusal> {
+        let claim = (publisher.id, publisher.addr.ip());
+        let asking = {
+            let mut state = self.lock();
+            if let Some((verdict, until)) = state.known.get(&claim)
+                && *until > env.now()
+            {
+                return refusal(&publisher, verdict.clone());
+            }
+            match state.asking.get(&claim) {
+                Some(asking) => asking.clone(),
+                None => {
+                    let here = state.asking.keys().filter(|(_, ip)| *ip == claim.1).count();
+                    if state.asking.len() >= MAX_ASKING || here >= MAX_ASKING_ADDRESS {
+                        let text = "too many publishers are being confirmed; try again";
+                        return Err(Refusal::new(Refusal::OVERLOADED, text));
+                    }
+                    let nonce = [env.random_u64(), env.random_u64()].map(u64::to_be_bytes);
+                    let nonce = nonce.concat().try_into().expect("16 bytes");
+                    let question = digest.map(|digest| Confirm { nonce, digest });
+                    let asking = ask(transport.clone(), publisher, question, limit);
+                    let asking: BoxFuture<'static, Verdict> = Box::pin(asking);
+                    let asking = asking.shared();
+                    state.asking.insert(claim, asking.clone());
+                    asking
+                }
+            }
+        };
+        // Whoever waits for an answer that was given up goes on asking in its stead.
+        let verdict = asking.clone().await;
+        let mut state = self.lock();
+        if state.asking.get(&claim).is_some_and(|now| now.ptr_eq(&asking)) {
+            state.asking.remove(&claim);
+            state.remember(claim, verdict.clone(), env.now());
+        }
+        drop(state);
+        refusal(&publisher, verdict)
+    }
+}
+
+fn refusal(publisher: &Peer, verdict: Verdict) -> Result<(), Refusal> {
+    verdict.map_err(|why| {
+        Refusal::new(BAD_RECEIPT, format!("publisher {publisher} could not be confirmed: {why}"))
+    })
+}
+
+/// Asks at the claimed address: is the key there, and did it make this receipt?
+async fn ask(
+    transport: Arc<dyn Transport>,
+    publisher: Peer,
+    question: Option<Confirm>,
+    limit: Duration,
+) -> Verdict {
+    let made = async {
+        let Some(question) = question else { return Ok(()) };
+        let header = to_header(&question);
+        let request = Request { method: messages::CONFIRM, header, parts: Vec::new() };
+        let reply = transport.call(publisher, request, limit).await.map_err(told)?;
+        match from_header::<ConfirmReply>(&reply.header) {
+            Ok(reply) if reply.nonce != question.nonce => Err("its answer is not ours".to_owned()),
+            Ok(ConfirmReply { is_mine: true, .. }) => Ok(()),
+            Ok(_) => Err("it did not make this receipt".to_owned()),
+            Err(refusal) => Err(refusal.to_string()),
+        }
+    };
+    let there = async { transport.reach(publisher, limit).await.map_err(told) };
+    let (there, made) = futures_util::join!(there, made);
+    there.and(made)
+}
+
+fn told(error: CallError) -> String {
+    error.to_string()
+}

@@ -1,0 +1,662 @@
+//! CFS §5.4: "The most damaging technical form of abuse that CFS is likely to encounter is
+//! malicious injection of large quantities of data."
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use atoll_dht::messages::{self, BlockHeader, PutReply, PutStatus, Renew, RenewReply};
+use atoll_dht::receipt::{BAD_RECEIPT, Receipt};
+use atoll_dht::{Blocks, DhtConfig, PutError, QuotaConfig, Share, SimulatedKeys};
+use atoll_env::BoxFuture;
+use atoll_key::{BlockHash, Key, PeerId};
+use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service, Transport};
+use atoll_sim::SimConfig;
+use atoll_store::{MemoryStore, Owner};
+use bytes::Bytes;
+
+use crate::ring::{ROOMY, Ring, block, sized_block};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Small stores, of which a publisher may use 4 % and a bearer of copies 8 %.
+const CAPACITY: u64 = 4 << 20;
+const SHARE: u64 = CAPACITY / 25;
+const COPY_SHARE: u64 = SHARE * 2;
+const LEN: usize = 4000;
+
+fn tight() -> DhtConfig {
+    let share = Share::from_millionths(40_000);
+    let quota = QuotaConfig {
+        key_share: Some(share),
+        address_share: Some(share),
+        copy_share: Share::from_millionths(80_000),
+        ..QuotaConfig::default()
+    };
+    DhtConfig { quota, put_limit: MINUTE / 6, ..DhtConfig::default() }
+}
+
+fn ring(seed: u64, count: usize) -> Ring {
+    let mut ring = Ring::with(SimConfig { seed, ..SimConfig::default() }, tight(), 0);
+    for _ in 0..count {
+        ring.join(Arc::new(MemoryStore::new(CAPACITY)));
+    }
+    ring.settle();
+    ring
+}
+
+/// What a node keeps: by publishers' keys, and by addresses, with what keeping costs.
+fn kept(ring: &Ring, member: usize) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
+    let report = ring.members[member].dht.quota_report(1000);
+    let list = |accounts: Vec<atoll_dht::quota::Account>| {
+        let name = |of: &atoll_dht::quota::Account| {
+            let bearer = if of.is_bearer { "bearer " } else { "" };
+            (format!("{bearer}{}", of.who), of.used_bytes)
+        };
+        accounts.iter().map(name).collect()
+    };
+    (list(report.keys), list(report.addresses))
+}
+
+fn key_name(id: &PeerId) -> String {
+    id.0[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn used(list: &BTreeMap<String, u64>, name: &str) -> u64 {
+    list.get(name).copied().unwrap_or(0)
+}
+
+/// Bytes kept at each member for one key, and for one address.
+fn kept_for(ring: &Ring, id: &PeerId, ip: IpAddr) -> Vec<(u64, u64)> {
+    let of = |member| {
+        let (keys, addresses) = kept(ring, member);
+        (used(&keys, &key_name(id)), used(&addresses, &ip.to_string()))
+    };
+    (0..ring.members.len()).map(of).collect()
+}
+
+fn owners(ring: &Ring, key: &Key) -> Vec<Owner> {
+    let info = |member: &crate::ring::Member| member.store.info(key).expect("memory");
+    ring.up().filter_map(info).map(|info| info.owner).collect()
+}
+
+fn owner_of(peer: &Peer) -> Owner {
+    let IpAddr::V4(ip) = peer.addr.ip() else { panic!("the simulator has IPv4") };
+    let publisher = peer.id.0[..16].try_into().expect("16 of 32 bytes");
+    Owner { publisher, ip: ip.to_ipv6_mapped().octets() }
+}
+
+fn now_secs(ring: &Ring) -> u64 {
+    ring.sim.env(ring.members[0].host).unix_ms() / 1000
+}
+
+/// A put of `blocks` as `publisher` with the receipt that it would sign for `keys`.
+fn put_of(
+    publisher: Peer,
+    issued_unix_secs: u64,
+    keys: &[Key],
+    blocks: &[(BlockHash, Bytes)],
+    as_root: bool,
+) -> Request {
+    let lease_secs = 30 * 24 * 3600;
+    let signer = SimulatedKeys(publisher.id);
+    let keys = keys.iter().copied();
+    let receipt = Receipt::sign(&signer, publisher, issued_unix_secs, lease_secs, keys);
+    put_with(Some(receipt), blocks, as_root, lease_secs)
+}
+
+fn put_with(
+    receipt: Option<Receipt>,
+    blocks: &[(BlockHash, Bytes)],
+    as_root: bool,
+    lease_secs: u64,
+) -> Request {
+    let header =
+        |(hash, _): &(BlockHash, Bytes)| BlockHeader { key: hash.key(), kind: 1, lease_secs };
+    let headers: Vec<BlockHeader> = blocks.iter().map(header).collect();
+    let keys = headers.iter().map(|header| header.key);
+    let receipt = receipt.map(|receipt| receipt.to_wire(keys));
+    let put = messages::Put { blocks: headers.into(), as_root, receipt };
+    let parts = blocks.iter().map(|(_, bytes)| bytes.clone()).collect();
+    Request { method: messages::PUT, header: messages::to_header(&put), parts }
+}
+
+fn send(
+    ring: &Ring,
+    from: &Arc<dyn Transport>,
+    to: usize,
+    request: Request,
+) -> Result<Vec<PutStatus>, CallError> {
+    let call = from.call(ring.node(to).peer, request, Duration::from_secs(30));
+    let reply = ring.sim.block_on(MINUTE, call).expect("calls have deadlines")?;
+    let reply: PutReply = messages::from_header(&reply.header).expect("well-formed");
+    Ok(reply.statuses.0)
+}
+
+fn assert_refused(answer: Result<Vec<PutStatus>, CallError>, what: &str) {
+    match answer {
+        Err(CallError::Refused(refusal)) => assert_eq!(refusal.code, BAD_RECEIPT, "{refusal}"),
+        other => panic!("{what}: {other:?}"),
+    }
+}
+
+/// Somebody with as many keys and addresses as he likes: all calls to them come here, and
+/// he confirms whatever he is asked.
+#[derive(Default)]
+struct Homes(Mutex<BTreeMap<Peer, Peer>>);
+
+struct Redirecting {
+    inner: Arc<dyn Transport>,
+    homes: Arc<Homes>,
+}
+
+impl Transport for Redirecting {
+    fn local(&self) -> Peer {
+        self.inner.local()
+    }
+
+    fn call(
+        &self,
+        to: Peer,
+        request: Request,
+        limit: Duration,
+    ) -> BoxFuture<'static, Result<Reply, CallError>> {
+        let home = self.homes.0.lock().expect("not poisoned").get(&to).copied();
+        self.inner.call(home.unwrap_or(to), request, limit)
+    }
+
+    fn round_trip(&self, peer: &PeerId) -> Option<Duration> {
+        self.inner.round_trip(peer)
+    }
+
+    fn serve(&self, service: Arc<dyn Service>) {
+        self.inner.serve(service);
+    }
+}
+
+struct Agreeable;
+
+impl Service for Agreeable {
+    fn handle(&self, _: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let asked = messages::from_header::<messages::Confirm>(&request.header);
+        Box::pin(async move {
+            let reply = messages::ConfirmReply { nonce: asked?.nonce, is_mine: true };
+            Ok(Reply { header: messages::to_header(&reply), parts: Vec::new() })
+        })
+    }
+}
+
+/// A ring, and somebody outside it with the given keys and addresses.
+fn ring_and_flooder(
+    seed: u64,
+    count: usize,
+    faces: impl Iterator<Item = Peer>,
+) -> (Ring, Arc<dyn Transport>) {
+    let homes = Arc::new(Homes::default());
+    let mut ring = Ring::with(SimConfig { seed, ..SimConfig::default() }, tight(), 0);
+    let via = homes.clone();
+    ring.via = Box::new(move |inner| Arc::new(Redirecting { inner, homes: via.clone() }));
+    for _ in 0..count {
+        ring.join(Arc::new(MemoryStore::new(CAPACITY)));
+    }
+    ring.settle();
+    let flooder = ring.outsider();
+    flooder.serve(Arc::new(Agreeable));
+    let home = flooder.local();
+    homes.0.lock().expect("not poisoned").extend(faces.map(|face| (face, home)));
+    (ring, flooder)
+}
+
+/// Offers each of 800 blocks to its root, as one of `faces` in turn; blocks stored.
+fn flood(ring: &Ring, flooder: &Arc<dyn Transport>, faces: &[Peer]) -> usize {
+    let mut stored = 0;
+    for n in 0..800u32 {
+        let block = sized_block(1_000_000 + n, LEN);
+        let key = block.0.key();
+        let root = ring
+            .replica_set(&key)
+            .into_iter()
+            .min_by_key(|i| ring.node(*i).id.key().distance_from(&key))
+            .expect("somebody is up");
+        let face = faces[n as usize % faces.len()];
+        let request = put_of(face, now_secs(ring), &[key], std::slice::from_ref(&block), true);
+        match send(ring, flooder, root, request).expect("answered")[0] {
+            PutStatus::Stored { .. } => stored += 1,
+            PutStatus::OverQuota { used_bytes, allowed_bytes, .. } => {
+                assert!(used_bytes <= SHARE && allowed_bytes <= SHARE);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    stored
+}
+
+fn face(key: u8, address: u8) -> Peer {
+    let mut id = [key; 32];
+    id[0] = 1;
+    Peer { id: PeerId(id), addr: format!("172.16.0.{address}:9").parse().expect("an address") }
+}
+
+#[test]
+fn a_flood_from_one_address_under_many_keys_fills_no_more_than_its_share() {
+    let faces: Vec<Peer> = (0..20).map(|key| face(key, 1)).collect();
+    let (ring, flooder) = ring_and_flooder(1, 8, faces.iter().copied());
+    let stored = flood(&ring, &flooder, &faces);
+    assert!(stored > 40, "only {stored} were taken");
+    ring.until_replicated();
+    for (_, ip) in kept_for(&ring, &faces[0].id, faces[0].addr.ip()) {
+        assert!(ip <= SHARE, "{ip} of {SHARE}");
+    }
+    // An honest publisher beside it.
+    ring.put(3, 0..40);
+    ring.assert_readable(0..40);
+}
+
+#[test]
+fn a_flood_under_one_key_from_many_addresses_fills_no_more_than_its_share() {
+    let faces: Vec<Peer> = (0..20).map(|address| face(1, address)).collect();
+    let (ring, flooder) = ring_and_flooder(2, 8, faces.iter().copied());
+    let stored = flood(&ring, &flooder, &faces);
+    assert!(stored > 40, "only {stored} were taken");
+    ring.until_replicated();
+    for (key, _) in kept_for(&ring, &faces[0].id, faces[0].addr.ip()) {
+        assert!(key <= SHARE, "{key} of {SHARE}");
+    }
+    ring.put(3, 0..40);
+    ring.assert_readable(0..40);
+}
+
+#[test]
+fn a_publisher_over_quota_is_told_what_it_uses_and_others_are_not_touched() {
+    let ring = ring(3, 5);
+    let mut refused = None;
+    for n in 0..400 {
+        if let Err(error) = ring.try_put(0, vec![sized_block(n, LEN)]) {
+            refused = Some(error);
+        }
+    }
+    let Some(PutError::OverQuota { used_bytes, allowed_bytes, who }) = refused else {
+        panic!("{refused:?}")
+    };
+    assert!(used_bytes > SHARE * 6 / 10 && allowed_bytes <= SHARE * 3 / 4, "{used_bytes}");
+    assert!(who.contains("this node's key"), "{who}");
+    let me = ring.node(0).peer;
+    for (key, ip) in kept_for(&ring, &me.id, me.addr.ip()) {
+        assert!(key <= SHARE && ip == key, "{key} {ip}");
+    }
+    ring.put(1, 10_000..10_100);
+    // More is allowed at run time, and at once.
+    for member in &ring.members {
+        member.dht.set_quota(QuotaConfig::default());
+    }
+    ring.put(0, 20_000..20_100);
+}
+
+#[test]
+fn a_publisher_over_quota_can_still_update_its_root() {
+    let ring = ring(4, 5);
+    for n in 0..400 {
+        let _ = ring.try_put(0, vec![sized_block(n, LEN)]);
+    }
+    assert!(matches!(
+        ring.try_put(0, vec![sized_block(900, LEN)]),
+        Err(PutError::OverQuota { .. })
+    ));
+    let secret = atoll_key::SecretKey::from_seed(&[9; 32]);
+    for version in 1..20 {
+        let root = atoll_key::SignedBlock::sign(&secret, b"", version, &[7; 600]);
+        let put = ring.members[0].dht.put_signed(root);
+        assert_eq!(ring.sim.block_on(MINUTE, put).expect("ends"), Ok(()), "version {version}");
+    }
+}
+
+#[test]
+fn what_is_forged_old_or_for_other_blocks_is_no_receipt() {
+    let ring = ring(5, 5);
+    let from = ring.outsider();
+    let victim = ring.node(1).peer;
+    let (mine, other) = (block(1), block(2));
+    let blocks = std::slice::from_ref(&mine);
+    let keys = [mine.0.key()];
+    let now = now_secs(&ring);
+    for as_root in [true, false] {
+        for to in 0..5 {
+            let somebody_else = Peer { id: PeerId([3; 32]), ..victim };
+            let forged = Receipt::sign(
+                &SimulatedKeys(somebody_else.id),
+                victim,
+                now,
+                1000,
+                keys.iter().copied(),
+            );
+            let forged = put_with(Some(forged), blocks, as_root, 1000);
+            assert_refused(send(&ring, &from, to, forged), "forged");
+            let for_others = put_of(victim, now, &[other.0.key()], blocks, as_root);
+            assert_refused(send(&ring, &from, to, for_others), "for other blocks");
+            for issued in [now - 25 * 3600, now + 25 * 3600] {
+                let old = put_of(victim, issued, &keys, blocks, as_root);
+                assert_refused(send(&ring, &from, to, old), "too old");
+            }
+        }
+    }
+    assert!(ring.holders(&mine.0.key()).is_empty());
+    assert!(kept_for(&ring, &victim.id, victim.addr.ip()).iter().all(|kept| *kept == (0, 0)));
+}
+
+/// CFS §5.4: "this limit is not easy to subvert by simple forging of IP addresses".
+#[test]
+fn an_address_is_charged_only_if_the_publishers_key_answers_there() {
+    let ring = ring(6, 5);
+    let from = ring.outsider();
+    let mine = block(1);
+    let (blocks, keys, now) = (std::slice::from_ref(&mine), [mine.0.key()], now_secs(&ring));
+    let nobody = "10.250.0.1:1".parse().expect("an address");
+    for addr in [ring.node(1).peer.addr, nobody] {
+        let claimed = Peer { addr, ..from.local() };
+        for to in 0..5 {
+            let put = put_of(claimed, now, &keys, blocks, false);
+            assert_refused(send(&ring, &from, to, put), "somebody else's address");
+        }
+    }
+    // Signed by the victim's key and shown by somebody who recorded it, or can forge it:
+    // the victim does not know it.
+    let put = put_of(ring.node(1).peer, now, &keys, blocks, false);
+    assert_refused(send(&ring, &from, 2, put.clone()), "not made by its publisher");
+    assert_refused(send(&ring, &from, 1, put), "not made by this node");
+    assert!(ring.holders(&mine.0.key()).is_empty());
+}
+
+/// Keeps what it sees of puts.
+struct Recorder {
+    honest: Arc<dyn Service>,
+    seen: Arc<Mutex<Vec<Request>>>,
+}
+
+impl Service for Recorder {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        if request.method == messages::PUT {
+            self.seen.lock().expect("not poisoned").push(request.clone());
+        }
+        self.honest.handle(from, request)
+    }
+}
+
+#[test]
+fn a_replayed_receipt_keeps_no_block_alive_and_charges_nobody_else() {
+    let mut ring = ring(7, 4);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let record = seen.clone();
+    ring.join_as(Arc::new(MemoryStore::new(CAPACITY)), move |honest| {
+        Arc::new(Recorder { honest, seen: record.clone() })
+    });
+    ring.settle();
+    ring.put(0, 0..40);
+    let lease = |ring: &Ring, key: &Key| {
+        let member = &ring.members[ring.holders(key)[0]];
+        member.store.info(key).expect("memory").expect("held").expires_unix_secs
+    };
+    let recorded: Vec<Request> = seen.lock().expect("not poisoned").clone();
+    assert!(!recorded.is_empty());
+    let key_of = |request: &Request| {
+        let put: messages::Put = messages::from_header(&request.header).expect("well-formed");
+        assert!(put.receipt.is_some(), "the publisher's receipt goes to every replica");
+        put.blocks.0[0].key
+    };
+    let before: Vec<u64> = recorded.iter().map(|request| lease(&ring, &key_of(request))).collect();
+    let from = ring.outsider();
+    for hours in [0, 20, 6] {
+        ring.sim.run_for(HOUR * hours);
+        for request in &recorded {
+            for to in ring.holders(&key_of(request)) {
+                // It is taken as another put of the same publisher's, or not at all.
+                let _ = send(&ring, &from, to, request.clone());
+            }
+        }
+    }
+    for (request, before) in recorded.iter().zip(before) {
+        let key = key_of(request);
+        assert!(lease(&ring, &key) <= before + 3600, "an hour is what clocks may differ by");
+        let publisher = owner_of(&ring.node(0).peer);
+        assert!(owners(&ring, &key).iter().all(|owner| *owner == publisher));
+    }
+}
+
+/// A root that sends its own blocks on in the name of somebody who has published others.
+#[test]
+fn a_lying_root_cannot_charge_somebody_else() {
+    let mut ring = ring(8, 4);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let record = seen.clone();
+    ring.join_as(Arc::new(MemoryStore::new(CAPACITY)), move |honest| {
+        Arc::new(Recorder { honest, seen: record.clone() })
+    });
+    ring.settle();
+    ring.put(0, 0..40);
+    let before = kept_for(&ring, &ring.node(0).peer.id, ring.node(0).peer.addr.ip());
+    let liar = ring.sim.transport(ring.members[4].host);
+    let junk = block(777_777);
+    for recorded in seen.lock().expect("not poisoned").iter() {
+        let put: messages::Put = messages::from_header(&recorded.header).expect("well-formed");
+        let headers = vec![BlockHeader { key: junk.0.key(), kind: 1, lease_secs: 1000 }];
+        let put = messages::Put { blocks: headers.into(), as_root: false, ..put };
+        let request = Request {
+            method: messages::PUT,
+            header: messages::to_header(&put),
+            parts: vec![junk.1.clone()],
+        };
+        for to in 0..4 {
+            assert_refused(send(&ring, &liar, to, request.clone()), "for other blocks");
+        }
+    }
+    assert_eq!(kept_for(&ring, &ring.node(0).peer.id, ring.node(0).peer.addr.ip()), before);
+    assert!(ring.holders(&junk.0.key()).is_empty());
+}
+
+/// Copies come without a receipt: a flood in their disguise is charged to who brings it.
+#[test]
+fn a_flood_disguised_as_repair_fills_no_more_than_its_bearers_share() {
+    let ring = ring(9, 8);
+    let liar = ring.members[2].host;
+    let transport = ring.sim.transport(liar);
+    for n in 0..300 {
+        let blocks = [sized_block(50_000 + n, LEN)];
+        for to in (0..8).filter(|to| *to != 2) {
+            let request = put_with(None, &blocks, n % 2 == 0, 1000);
+            let _ = send(&ring, &transport, to, request);
+        }
+    }
+    let name = key_name(&ring.node(2).peer.id);
+    let mut most = 0;
+    for to in 0..8 {
+        let (keys, _) = kept(&ring, to);
+        let all: u64 = keys.values().sum();
+        assert!(all <= COPY_SHARE * 3, "{to} keeps {all} of it: {keys:?}");
+        assert_eq!(used(&keys, &name), 0, "nothing counts as published by it");
+        let own = keys.iter().filter(|(name, _)| name.starts_with("bearer")).map(|(_, used)| used);
+        let largest = own.max().copied().unwrap_or(0);
+        assert!(largest <= COPY_SHARE, "{largest} of {COPY_SHARE}");
+        most = most.max(largest);
+    }
+    assert!(most > COPY_SHARE / 2, "as a neighbour it may bring some: {most}");
+    ring.put(3, 0..40);
+    ring.assert_readable(0..40);
+}
+
+#[test]
+fn copies_extend_no_lease() {
+    let ring = ring(10, 5);
+    ring.put(0, 0..10);
+    let infos = |ring: &Ring| -> Vec<_> {
+        let full = atoll_key::KeyRange::full();
+        ring.members.iter().flat_map(|m| m.store.list(full, 100).expect("memory")).collect()
+    };
+    let before = infos(&ring);
+    ring.sim.run_for(HOUR);
+    let transport = ring.sim.transport(ring.members[2].host);
+    for n in 0..10 {
+        for to in 0..5 {
+            let request = put_with(None, &[block(n)], false, 60 * 24 * 3600);
+            if ring.holders(&block(n).0.key()).contains(&to) {
+                send(&ring, &transport, to, request).expect("taken");
+            }
+        }
+    }
+    assert_eq!(infos(&ring), before);
+}
+
+#[test]
+fn repair_keeps_whom_a_block_is_charged_to() {
+    let mut ring = Ring::new(11, 7);
+    ring.put(0, 0..60);
+    let publisher = owner_of(&ring.node(0).peer);
+    ring.crash(3);
+    ring.join(Arc::new(MemoryStore::new(ROOMY)));
+    ring.until_replicated();
+    ring.crash(5);
+    ring.join(Arc::new(MemoryStore::new(ROOMY)));
+    ring.until_replicated();
+    ring.assert_placed(0..60);
+    for n in 0..60 {
+        let owners = owners(&ring, &block(n).0.key());
+        assert!(owners.iter().all(|owner| *owner == publisher), "block {n}: {owners:?}");
+    }
+}
+
+/// Two of three copies are lost at once: nobody can vouch for the third, and still it is
+/// brought back to three; when the publisher renews, it is the publisher's again.
+#[test]
+fn the_last_copy_of_a_block_is_repaired_and_charged_rightly_when_renewed() {
+    let ring = Ring::new(12, 6);
+    ring.put(0, 0..20);
+    let publisher = owner_of(&ring.node(0).peer);
+    for n in 0..20 {
+        let key = block(n).0.key();
+        for lost in &ring.holders(&key)[1..] {
+            let removed = ring.members[*lost].store.remove(vec![key]);
+            ring.sim.block_on(MINUTE, removed).expect("ends").expect("memory");
+        }
+    }
+    ring.members.iter().for_each(|member| member.dht.repair_now());
+    ring.until_replicated();
+    ring.assert_placed(0..20);
+    let strange = |ring: &Ring| {
+        let owners = (0..20).flat_map(|n| owners(ring, &block(n).0.key()));
+        owners.filter(|owner| *owner != publisher).count()
+    };
+    assert!(strange(&ring) > 0, "some were vouched for by nobody");
+    let renewed = ring.members[0].dht.renew((0..20).map(|n| block(n).0).collect());
+    assert_eq!(ring.sim.block_on(MINUTE, renewed).expect("ends"), Ok(Vec::new()));
+    assert_eq!(strange(&ring), 0);
+}
+
+#[test]
+fn whoever_renews_a_block_is_charged_for_it_and_needs_a_receipt() {
+    let ring = ring(13, 5);
+    ring.put(0, 0..10);
+    ring.sim.run_for(HOUR * 2);
+    let hashes: Vec<BlockHash> = (0..10).map(|n| block(n).0).collect();
+    let renewed = ring.members[1].dht.renew(hashes.clone());
+    assert_eq!(ring.sim.block_on(MINUTE, renewed).expect("ends"), Ok(Vec::new()));
+    let other = owner_of(&ring.node(1).peer);
+    for hash in &hashes {
+        assert_eq!(owners(&ring, &hash.key()), vec![other; 3]);
+    }
+    let keys: Vec<Key> = hashes.iter().map(BlockHash::key).collect();
+    let renew = |lease_secs| {
+        let renew = Renew { keys: keys.clone(), lease_secs, as_root: false, receipt: None };
+        let header = messages::to_header(&renew);
+        let request = Request { method: messages::RENEW, header, parts: Vec::new() };
+        let call = ring.outsider().call(ring.node(2).peer, request, MINUTE);
+        ring.sim.block_on(MINUTE, call).expect("ends")
+    };
+    let refused = renew(1000).expect_err("no receipt");
+    assert!(matches!(&refused, CallError::Refused(r) if r.code == BAD_RECEIPT), "{refused}");
+    let held: RenewReply =
+        messages::from_header(&renew(0).expect("a question").header).expect("well-formed");
+    assert!(held.held.contains(&1), "{held:?}");
+}
+
+#[test]
+fn renewing_what_is_somebody_elses_needs_room() {
+    let ring = ring(14, 4);
+    for n in 0..400 {
+        let _ = ring.try_put(0, vec![sized_block(n, LEN)]);
+    }
+    ring.put(1, 5_000..5_010);
+    ring.sim.run_for(HOUR * 2);
+    let own: Vec<BlockHash> = (0..20).map(|n| sized_block(n, LEN).0).collect();
+    let renewed = ring.members[0].dht.renew(own);
+    assert_eq!(ring.sim.block_on(MINUTE, renewed).expect("ends"), Ok(Vec::new()), "its own");
+    let others: Vec<BlockHash> = (0..18)
+        .map(|n| sized_block(9_000 + n, LEN))
+        .map(|(hash, bytes)| {
+            ring.try_put(1, vec![(hash, bytes)]).expect("room");
+            hash
+        })
+        .collect();
+    ring.sim.run_for(HOUR * 2);
+    let renewed = ring.members[0].dht.renew(others.clone());
+    let renewed = ring.sim.block_on(MINUTE, renewed).expect("ends");
+    assert!(matches!(renewed, Err(PutError::OverQuota { .. })), "{renewed:?}");
+}
+
+/// CFS §5.4's confirmation, and what it costs: nothing for an hour after the first.
+#[test]
+fn a_publisher_is_asked_to_confirm_once_an_hour() {
+    let ring = Ring::new(15, 4);
+    let asked = |ring: &Ring| {
+        let stats = ring.sim.stats();
+        stats.methods.get(&messages::CONFIRM).map_or(0, |method| method.call_count)
+    };
+    ring.put(0, 0..100);
+    let first = asked(&ring);
+    assert!((1..=3).contains(&first), "{first}");
+    for minutes in 1..5u32 {
+        ring.sim.run_for(MINUTE * 10);
+        ring.put(0, minutes * 1000..minutes * 1000 + 100);
+    }
+    assert_eq!(asked(&ring), first);
+    ring.sim.run_for(HOUR);
+    ring.put(0, 9_000..9_100);
+    assert_eq!(asked(&ring), 2 * first);
+}
+
+#[test]
+fn the_report_says_who_uses_how_much_of_what() {
+    let ring = ring(16, 4);
+    ring.put(0, 0..40);
+    let report = ring.members[1].dht.quota_report(10);
+    assert_eq!(report.capacity_bytes, CAPACITY);
+    let put_bytes = SHARE / 4 * 3;
+    assert_eq!(report.key_allowed_bytes, put_bytes - put_bytes / 64);
+    assert_eq!(report.settings, tight().quota);
+    let account = report.keys.first().expect("somebody");
+    assert_eq!(account.who.to_string(), key_name(&ring.node(0).peer.id));
+    assert_eq!(account.blocks, ring.members[1].store.usage().blocks);
+    assert_eq!(report.addresses[0].who.to_string(), ring.node(0).peer.addr.ip().to_string());
+    assert_eq!(report.addresses[0].used_bytes, account.used_bytes);
+    assert!((2.0..8.0).contains(&report.estimated_nodes), "{}", report.estimated_nodes);
+}
+
+/// Nobody is limited by default on a network as small as one publisher's allowance.
+#[test]
+fn a_small_network_limits_nobody_by_default() {
+    let mut ring =
+        Ring::with(SimConfig { seed: 17, ..SimConfig::default() }, DhtConfig::default(), 0);
+    for _ in 0..5 {
+        ring.join(Arc::new(MemoryStore::new(CAPACITY)));
+    }
+    ring.settle();
+    let mut last = Ok(());
+    for n in 0..2000 {
+        last = ring.try_put(0, vec![sized_block(n, LEN)]);
+        if last.is_err() {
+            break;
+        }
+    }
+    assert!(matches!(last, Err(PutError::Full(_) | PutError::OverQuota { .. })), "{last:?}");
+    let fullest = ring.members.iter().map(|m| m.store.usage().disk_bytes).max();
+    assert!(fullest > Some(CAPACITY * 4 / 5), "{fullest:?}");
+}
