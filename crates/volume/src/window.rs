@@ -160,6 +160,8 @@ pub struct Window {
     round: Round,
     /// Bytes of a block, on average.
     block_bytes: f64,
+    /// Bytes a second in the last round of full use.
+    rate: f64,
     /// Before the change that is being tried: window, and bytes a second.
     reference_window: f64,
     reference_rate: f64,
@@ -185,6 +187,7 @@ impl Window {
             phase: FIRST_PHASE,
             round: Round::default(),
             block_bytes: 0.0,
+            rate: 0.0,
             reference_window: 0.0,
             reference_rate: 0.0,
             base_delay: f64::INFINITY,
@@ -306,6 +309,7 @@ impl Window {
 
     /// What a round of full use says.
     fn learn(&mut self, rate: f64, delay: f64) {
+        self.rate = rate;
         match self.phase {
             Phase::Climb { factor, flat } => self.climb(factor, flat, rate, delay),
             Phase::Steady { rounds } => self.steady(rounds, rate, delay),
@@ -363,7 +367,7 @@ impl Window {
         if queued < self.block_bytes {
             self.resize(self.window_bytes + self.block_bytes);
         } else if queued > most {
-            self.resize(self.window_bytes - (queued - most) / 2.0);
+            self.shrink(self.window_bytes - (queued - most) / 2.0);
         }
         self.phase = Phase::Steady { rounds: rounds + 1 };
         if rounds == STEADY_ROUNDS {
@@ -396,7 +400,7 @@ impl Window {
 
     fn halve(&mut self, alarmed: bool) {
         self.reference_window = self.window_bytes;
-        self.resize(self.window_bytes / 2.0);
+        self.shrink(self.window_bytes / 2.0);
         self.phase = Phase::Half { alarmed, rounds: 0 };
     }
 
@@ -428,6 +432,14 @@ impl Window {
     fn floor(&self) -> f64 {
         let Limits { min_bytes, max_bytes, .. } = self.limits;
         (2.0 * self.block_bytes).clamp(min_bytes as f64, max_bytes as f64)
+    }
+
+    /// Makes the window smaller, but not so that it would be worth less than
+    /// [`SHORT_DELAY_SECS`]: that much in queues disturbs nobody, and near nodes do better
+    /// with many requests at once than the rate of a round can tell.
+    fn shrink(&mut self, wished: f64) {
+        let short = self.window_bytes.min(self.rate * SHORT_DELAY_SECS);
+        self.resize(wished.max(short));
     }
 
     fn resize(&mut self, wished: f64) {
