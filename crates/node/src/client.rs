@@ -12,7 +12,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, GetError, PutError};
+use atoll_dht::{Blocks, GetError, PutError, Share};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, Key, ReadKey, SecretKey, SignedBlock};
 use atoll_net::{CallError, Reply, Request, UnixClient, WhenAbsent};
@@ -24,7 +24,7 @@ use crate::control::message::{self, Answer, Empty, GetFailed, PutFailed, ReadKey
 use crate::dir::{DirError, NodeDir, SocketAddress};
 use crate::join::JoinCode;
 use crate::network::random_seed;
-use crate::status::{NodeSettings, Status, VolumeStatus};
+use crate::status::{NodeSettings, QuotaStatus, Status, VolumeStatus};
 use crate::volumes::{self, VolumeError};
 
 /// How long a call may take unless told otherwise: longer than the node's own deadlines,
@@ -89,6 +89,28 @@ pub struct SettingsChange {
     pub virtual_servers: Option<VirtualServers>,
     /// What blocks cached for others may take, bytes; 0 for no cache.
     pub cache_bytes: Option<u64>,
+}
+
+/// What to change of what publishers may use; `None` leaves it as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QuotaChange {
+    /// The share of one publishing node.
+    pub key_share: Option<QuotaShare>,
+    /// The share of one address.
+    pub address_share: Option<QuotaShare>,
+    /// How many nodes' worth of storage a publisher may use in the whole network.
+    pub publisher_nodes: Option<u32>,
+    /// The least share, however large the network is.
+    pub floor_share: Option<Share>,
+}
+
+/// A share of a node's storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuotaShare {
+    /// It follows the network's size.
+    Automatic,
+    /// It is this.
+    Fixed(Share),
 }
 
 /// A join code and what its giver should know.
@@ -228,11 +250,22 @@ impl Client {
     /// If there is no such volume or the node fails. That the ring did not answer is in
     /// the state's `trouble`.
     pub async fn renew_volume(&self, name: &str) -> Result<VolumeStatus, ClientError> {
-        let call = message::RenewVolume { name: name.to_owned() };
+        let call = message::VolumeName { name: name.to_owned() };
         let (answer, parts): (Answer<Empty, VolumeError>, _) =
             self.inner.call_decoded(message::VOLUME_RENEW, &call, Vec::new()).await?;
         done(answer)?;
         self.inner.read_json(&parts)
+    }
+
+    /// Stops keeping a published volume alive. Its key stays.
+    ///
+    /// # Errors
+    /// If there is no such volume, or nothing has been published under that name.
+    pub async fn unpublish_volume(&self, name: &str) -> Result<(), ClientError> {
+        let call = message::VolumeName { name: name.to_owned() };
+        let (answer, _): (Answer<Empty, VolumeError>, _) =
+            self.inner.call_decoded(message::VOLUME_UNPUBLISH, &call, Vec::new()).await?;
+        done(answer).map(|_| ())
     }
 
     /// What can be set while the node runs, after a change.
@@ -279,6 +312,28 @@ impl Client {
         let (answer, _): (Answer<message::HeldReadKey, VolumeError>, _) =
             self.inner.call_decoded(message::VOLUME_READ_KEY, &call, Vec::new()).await?;
         Ok(done(answer)?.read_key.map(ReadKey::from_bytes))
+    }
+
+    /// What publishers may use of the node and what they do, after a change.
+    ///
+    /// # Errors
+    /// If the node refuses the change.
+    pub async fn quota(&self, change: QuotaChange) -> Result<QuotaStatus, ClientError> {
+        let share = |share: Option<QuotaShare>| {
+            share.map(|share| match share {
+                QuotaShare::Automatic => 0,
+                QuotaShare::Fixed(share) => share.millionths().max(1),
+            })
+        };
+        let call = message::ChangeQuota {
+            key_share: share(change.key_share),
+            address_share: share(change.address_share),
+            publisher_nodes: change.publisher_nodes,
+            floor_share: change.floor_share.map(Share::millionths),
+        };
+        let (_, parts): (Empty, _) =
+            self.inner.call_decoded(message::QUOTA, &call, Vec::new()).await?;
+        self.inner.read_json(&parts)
     }
 
     /// Begins the list of blocks that the node is to keep alive for a new version of a

@@ -4,10 +4,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use atoll_dht::{QuotaConfig, Share};
 use atoll_key::IdProfile;
 use atoll_overlay::MAX_VIRTUAL_SERVERS;
 use minicbor::{Decode, Encode};
 
+use crate::control::message::ChangeQuota;
 use crate::dir::{self, DirError, NodeDir};
 use crate::join::JoinCode;
 
@@ -163,7 +165,8 @@ pub enum StartError {
 /// The file `settings.cbor`: what later starts take over.
 ///
 /// CBOR map: 0 listen, 1 advertise (both text), 2 storage in bytes, 3 whether the node
-/// has ever had a place on the ring, 4 virtual servers (0 for `auto`), 5 cache in bytes.
+/// has ever had a place on the ring, 4 virtual servers (0 for `auto`), 5 cache in bytes,
+/// 6 quotas, as in the control protocol.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Settings {
@@ -179,6 +182,8 @@ pub(crate) struct Settings {
     virtual_servers: Option<u16>,
     #[n(5)]
     cache_bytes: Option<u64>,
+    #[n(6)]
+    quota: Option<ChangeQuota>,
 }
 
 impl Settings {
@@ -253,6 +258,32 @@ impl Settings {
 
     pub(crate) fn set_cache_bytes(&mut self, bytes: u64) {
         self.cache_bytes = Some(bytes);
+    }
+
+    /// How much publishers may use of this node.
+    pub(crate) fn quota(&self) -> QuotaConfig {
+        let set = self.quota.unwrap_or_default();
+        let share = |millionths: Option<u32>| {
+            millionths.filter(|share| *share > 0).map(Share::from_millionths)
+        };
+        let default = QuotaConfig::default();
+        QuotaConfig {
+            key_share: share(set.key_share),
+            address_share: share(set.address_share),
+            publisher_nodes: set.publisher_nodes.unwrap_or(default.publisher_nodes),
+            floor_share: set.floor_share.map_or(default.floor_share, Share::from_millionths),
+            ..default
+        }
+    }
+
+    pub(crate) fn change_quota(&mut self, change: ChangeQuota) {
+        let before = self.quota.unwrap_or_default();
+        self.quota = Some(ChangeQuota {
+            key_share: change.key_share.or(before.key_share),
+            address_share: change.address_share.or(before.address_share),
+            publisher_nodes: change.publisher_nodes.or(before.publisher_nodes),
+            floor_share: change.floor_share.or(before.floor_share),
+        });
     }
 
     pub(crate) fn listen(&self) -> SocketAddr {

@@ -11,8 +11,8 @@ use minicbor::Decode;
 
 use crate::config::Settings;
 use crate::control::message::{
-    self, Answer, ChangeSettings, Empty, Get, GetFailed, GetSigned, Hashes, Invited, KeepAdd,
-    KeepCommit, OpenVolume, OpenedVolume, PutFailed, RenewVolume,
+    self, Answer, ChangeQuota, ChangeSettings, Empty, Get, GetFailed, GetSigned, Hashes, Invited,
+    KeepAdd, KeepCommit, OpenVolume, OpenedVolume, PutFailed, VolumeName,
 };
 use crate::manifest::{Manifest, PartialManifest};
 use crate::network::{Network, StoredNetwork};
@@ -27,8 +27,9 @@ pub fn control_header(bytes: &[u8]) -> bool {
         takes::<GetSigned>,
         takes::<Hashes>,
         takes::<OpenVolume>,
-        takes::<RenewVolume>,
+        takes::<VolumeName>,
         takes::<ChangeSettings>,
+        takes::<ChangeQuota>,
         takes::<KeepAdd>,
         takes::<KeepCommit>,
         takes::<Invited>,

@@ -29,9 +29,14 @@ mod report;
 mod scope;
 mod status;
 mod volumes;
+mod warm;
 
+pub use atoll_dht::Share;
 pub use atoll_key::IdProfile;
-pub use client::{Client, ClientError, ClientOptions, Invitation, Keep, SettingsChange, Volume};
+pub use client::{
+    Client, ClientError, ClientOptions, Invitation, Keep, QuotaChange, QuotaShare, SettingsChange,
+    Volume,
+};
 pub use config::{
     DEFAULT_CACHE_BYTES, DEFAULT_LISTEN, DEFAULT_STORAGE_BYTES, MIN_STORAGE_BYTES, NodeConfig,
     StartError, VirtualServers,
@@ -41,5 +46,5 @@ pub use join::{JoinCode, JoinCodeError, MAX_BOOTSTRAP};
 pub use network::{MAX_REPLICAS, Network, NetworkId};
 pub use node::{Node, daemon_runtime};
 pub use peers::PeerList;
-pub use status::{NodeSettings, Repair, RingNode, Status, VolumeStatus};
+pub use status::{NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Status, VolumeStatus};
 pub use volumes::{MAX_NAME_BYTES, VolumeError};

@@ -33,6 +33,7 @@ use crate::report::Report;
 use crate::scope::Scope;
 use crate::status::Status;
 use crate::volumes::Volumes;
+use crate::warm;
 
 /// How long leaving the ring may take when stopping.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
@@ -111,6 +112,7 @@ impl Node {
         let started = env.now();
         let store = open_store(&dir, settings.storage_bytes()).await?;
         let volumes = Arc::new(Volumes::open(&dir)?);
+        let attestor = Arc::new(SecretKey::from_seed(&identity.seed()));
         let (transport, listen) = listen(identity, &network.network, &settings).await?;
         let works = Works { scope, transport: transport.clone() };
         settings.set_listen(listen);
@@ -118,12 +120,29 @@ impl Node {
 
         let bootstrap = network.bootstrap.as_slice().iter();
         let known: Vec<Peer> = remembered.as_slice().iter().chain(bootstrap).copied().collect();
-        let chord_config = ChordConfig { remembered: known, ..ChordConfig::default() };
+        let chord_config = ChordConfig {
+            profile: network.network.profile,
+            virtual_servers: settings.virtual_servers().count(settings.storage_bytes()),
+            remembered: known,
+            ..ChordConfig::default()
+        };
         let chord = Chord::new(env.clone(), transport.clone(), chord_config);
         let replicas = network.network.replicas as usize;
-        let dht_config = DhtConfig { replicas, lease, ..DhtConfig::default() };
-        let dht =
-            Dht::new(env.clone(), transport.clone(), chord.clone(), store.clone(), dht_config);
+        let dht_config = DhtConfig {
+            replicas,
+            lease,
+            quota: settings.quota(),
+            cache_bytes: settings.cache_bytes(),
+            ..DhtConfig::default()
+        };
+        let dht = Dht::new(
+            env.clone(),
+            transport.clone(),
+            chord.clone(),
+            store.clone(),
+            attestor,
+            dht_config,
+        );
         let router = Router::new()
             .route(chord::messages::FAMILY, chord.clone())
             .route((atoll_dht::messages::LOOKUP_STEP >> 8) as u8, dht.clone());
@@ -146,6 +165,7 @@ impl Node {
         ));
         entry.begin(join_patience).await;
         env.spawn(Box::pin(entry.clone().run()));
+        env.spawn(Box::pin(warm::run(env.clone(), transport.clone(), chord.clone())));
 
         let keeper = Arc::new(Keeper {
             env: env.clone(),
@@ -287,12 +307,17 @@ impl std::fmt::Debug for Node {
 /// The tokio runtime for a daemon: few threads, because each takes memory of its own
 /// even when idle.
 ///
-/// The process may then open as many files as the system lets it: connections, sockets and
-/// segments together can exceed the usual 1,024.
+/// The process may then open as many files as the system lets it (connections, sockets and
+/// segments together can exceed the usual 1,024), and leaves no core file when it crashes.
 pub fn daemon_runtime(worker_threads: usize) -> std::io::Result<tokio::runtime::Runtime> {
     let files = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }) {
         tracing::debug!(%error, "the limit of open files stays as it is");
+    }
+    // The memory holds the node's keys and the network's secret.
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    if let Err(error) = setrlimit(Resource::Core, none) {
+        tracing::debug!(%error, "a crash may leave a core file");
     }
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(worker_threads)
@@ -449,7 +474,8 @@ impl Ring for Arc<Chord> {
 
     fn place(&self) -> Place {
         let around = self.neighbourhood();
-        match (around.joined, around.successors.is_empty()) {
+        let me = around.me.peer.id;
+        match (around.joined, around.successors.iter().all(|node| node.peer.id == me)) {
             (false, _) => Place::Nowhere,
             (true, true) => Place::Alone,
             (true, false) => Place::Among,
@@ -461,7 +487,7 @@ impl Ring for Arc<Chord> {
     }
 
     fn epoch(&self) -> u64 {
-        self.neighbourhood().epoch
+        Overlay::epoch(&**self)
     }
 
     fn changed(&self, epoch: u64) -> BoxFuture<'static, u64> {

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::Dht;
+use atoll_dht::quota::Account;
+use atoll_dht::{Dht, Share};
 use atoll_env::{Env, Instant};
 use atoll_key::{IdProfile, VolumeAddress};
 use atoll_net::{TcpTransport, Transport};
@@ -15,17 +16,21 @@ use atoll_overlay::{MAX_VIRTUAL_SERVERS, Node as RingPlace, Overlay};
 use atoll_store::BlockStore;
 
 use crate::config::VirtualServers;
-use crate::control::message::{ChangeSettings, Invited};
+use crate::control::message::{ChangeQuota, ChangeSettings, Invited};
 use crate::control::server::About;
 use crate::dir::NodeDir;
 use crate::entry::Entry;
 use crate::join::JoinCode;
 use crate::network::Network;
-use crate::status::{NodeSettings, Repair, RingNode, Status, VolumeStatus};
+use crate::status::{
+    NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Status, VolumeStatus,
+};
 use crate::volumes::{self, Volumes};
 
 /// Successors named in an invitation besides the node itself.
 const INVITED_SUCCESSORS: usize = 3;
+/// The most publishers, and the most addresses, that are listed with what they use.
+const ACCOUNTS_SHOWN: usize = 64;
 
 /// The parts of a running node that have something to tell.
 pub(crate) struct Report {
@@ -46,7 +51,8 @@ pub(crate) struct Report {
 
 impl About for Report {
     fn status(&self) -> Status {
-        let around = self.overlay.neighbourhood();
+        let places = self.overlay.neighbourhoods();
+        let around = &places[0];
         let usage = self.store.usage();
         let net = self.transport.stats();
         let local = self.transport.local();
@@ -60,10 +66,10 @@ impl About for Report {
             network_id: self.network.id().to_string(),
             uptime_secs: self.env.now().since(self.started).as_secs(),
             joined: around.joined,
-            positions: vec![hex_key(&around.me)],
+            positions: places.iter().map(|place| hex_key(&place.me)).collect(),
             predecessor: around.predecessor.as_ref().map(ring_node),
             successors: around.successors.iter().map(ring_node).collect(),
-            estimated_nodes: self.overlay.estimated_nodes(),
+            estimated_nodes: self.overlay.estimated_peers(),
             blocks: usage.blocks,
             block_bytes: usage.block_bytes,
             disk_bytes: usage.disk_bytes,
@@ -114,6 +120,19 @@ impl About for Report {
         Invited { code: code.to_string(), warning }
     }
 
+    fn quota(&self, change: ChangeQuota) -> Result<QuotaStatus, String> {
+        if change.publisher_nodes == Some(0) {
+            return Err("a publisher may use at least one node's worth of storage".into());
+        }
+        if change != ChangeQuota::default() {
+            self.entry
+                .change_settings(|settings| settings.change_quota(change))
+                .map_err(|error| error.to_string())?;
+            self.dht.set_quota(self.entry.settings().quota());
+        }
+        Ok(self.quota_status())
+    }
+
     fn change_settings(&self, change: ChangeSettings) -> Result<NodeSettings, String> {
         let virtual_servers = match change.virtual_servers {
             None => None,
@@ -128,11 +147,47 @@ impl About for Report {
             })
             .map_err(|error| error.to_string())?;
         let settings = self.settings();
+        if change.virtual_servers.is_some() {
+            let (chord, positions) = (self.chord.clone(), settings.positions);
+            // Joining asks others, who may be slow; `status` shows the places as they come.
+            self.env.spawn(Box::pin(async move {
+                if let Err(error) = chord.set_virtual_servers(positions).await {
+                    tracing::error!("the number of virtual servers stays: {error}");
+                }
+            }));
+        }
         Ok(settings)
     }
 }
 
 impl Report {
+    fn quota_status(&self) -> QuotaStatus {
+        let report = self.dht.quota_report(ACCOUNTS_SHOWN);
+        let part = |share: Share| f64::from(share.millionths()) / 1e6;
+        let account = |account: &Account| QuotaAccount {
+            who: account.who.to_string(),
+            brought: account.is_bearer,
+            used_bytes: account.used_bytes,
+            blocks: account.blocks,
+            allowed_bytes: account.allowed_bytes,
+        };
+        QuotaStatus {
+            estimated_nodes: report.estimated_nodes,
+            capacity_bytes: report.capacity_bytes,
+            publisher_nodes: report.settings.publisher_nodes,
+            floor_share: part(report.settings.floor_share),
+            key_share_set: report.settings.key_share.map(part),
+            address_share_set: report.settings.address_share.map(part),
+            key_share: part(report.key_share),
+            key_allowed_bytes: report.key_allowed_bytes,
+            address_share: part(report.address_share),
+            address_allowed_bytes: report.address_allowed_bytes,
+            keys: report.keys.iter().map(account).collect(),
+            addresses: report.addresses.iter().map(account).collect(),
+            refused_blocks: report.refused_blocks,
+        }
+    }
+
     fn settings(&self) -> NodeSettings {
         let settings = self.entry.settings();
         let virtual_servers = settings.virtual_servers();
@@ -217,6 +272,10 @@ fn volume_status(volumes: &Volumes, name: &str, lease: Duration) -> VolumeStatus
         Ok(key) => status.address = VolumeAddress(key.volume_id()).to_string(),
         Err(error) => trouble.push(error.to_string()),
     }
+    match volumes.read_key(name) {
+        Ok(read_key) => status.encrypted = read_key.is_some(),
+        Err(error) => trouble.push(error.to_string()),
+    }
     match volumes.source(name) {
         Ok(source) => status.source = source.map(|path| path.display().to_string()),
         Err(error) => trouble.push(error.to_string()),
@@ -237,7 +296,7 @@ fn volume_status(volumes: &Volumes, name: &str, lease: Duration) -> VolumeStatus
 }
 
 fn ring_node(node: &RingPlace) -> RingNode {
-    RingNode { id: hex_key(node), addr: node.peer.addr.to_string() }
+    RingNode { id: hex_key(node), addr: node.peer.addr.to_string(), peer_id: hex(&node.peer.id.0) }
 }
 
 /// A ring position: its hash, when it is one, else all of it.

@@ -83,6 +83,54 @@ pub struct NodeSettings {
     pub replicas: u32,
 }
 
+/// What publishers may use of a node and what they do; see `atoll quota`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QuotaStatus {
+    /// How many nodes the network seems to have.
+    pub estimated_nodes: f64,
+    /// What the node offers, bytes.
+    pub capacity_bytes: u64,
+    /// How many nodes' worth of storage a publisher may use in the whole network.
+    pub publisher_nodes: u32,
+    /// The least share however large the network is, from 0 to 1.
+    pub floor_share: f64,
+    /// The share set for one publishing node; absent when it follows the network's size.
+    pub key_share_set: Option<f64>,
+    /// The share set for one address; absent when it follows the network's size.
+    pub address_share_set: Option<f64>,
+    /// The share of one publishing node at present, from 0 to 1.
+    pub key_share: f64,
+    /// That is, bytes.
+    pub key_allowed_bytes: u64,
+    /// The share of one address at present, from 0 to 1.
+    pub address_share: f64,
+    /// That is, bytes.
+    pub address_allowed_bytes: u64,
+    /// The publishing nodes for which most is kept, the largest first.
+    pub keys: Vec<QuotaAccount>,
+    /// The addresses for which most is kept, the largest first.
+    pub addresses: Vec<QuotaAccount>,
+    /// Blocks refused over quota since the start.
+    pub refused_blocks: u64,
+}
+
+/// What is kept for one publisher or one address.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QuotaAccount {
+    /// The first bytes of the node's key, an address, or `nobody`.
+    pub who: String,
+    /// It did not publish these blocks but brought copies that nobody vouched for.
+    pub brought: bool,
+    /// What is kept, bytes, with what keeping costs.
+    pub used_bytes: u64,
+    /// How many blocks.
+    pub blocks: u64,
+    /// What would be kept at most, bytes.
+    pub allowed_bytes: u64,
+}
+
 /// A place on the ring and who is there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RingNode {
@@ -90,6 +138,9 @@ pub struct RingNode {
     pub id: String,
     /// The node's address.
     pub addr: String,
+    /// The node's public key, hexadecimal: a node may stand at several positions.
+    #[serde(default)]
+    pub peer_id: String,
 }
 
 /// The state of replication; see `atoll_dht::RepairStatus`.
@@ -138,4 +189,7 @@ pub struct VolumeStatus {
     pub lost_blocks: u64,
     /// Why the last renewal was not finished, if so.
     pub trouble: Option<String>,
+    /// Only who has the read key can read it. The key is not told here.
+    #[serde(default)]
+    pub encrypted: bool,
 }

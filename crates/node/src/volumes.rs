@@ -362,6 +362,20 @@ impl Volumes {
         self.write_kept(name, &kept)
     }
 
+    /// Stops keeping a volume alive: its blocks go when their leases run out. Its key
+    /// stays, so that it can be published again under the same address.
+    pub(crate) fn unpublish(&self, name: &str) -> Result<(), VolumeError> {
+        self.known(name)?;
+        let _changing = self.lock();
+        let path = self.path(name).join("manifest");
+        match fs::remove_file(&path).and_then(|()| dir::sync_parent(&path)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(VolumeError::Unpublished { name: name.to_owned() })
+            }
+            result => result.map_err(io_error(&path)),
+        }
+    }
+
     fn write_kept(&self, name: &str, kept: &Kept) -> Result<(), VolumeError> {
         let bytes = minicbor::to_vec(kept).expect("a vector takes all that is written");
         Ok(dir::write_atomically(&self.path(name).join("kept"), &bytes)?)

@@ -29,6 +29,9 @@ pub const SHUTDOWN: u16 = 0x0312;
 /// What can be set while the node runs: [`ChangeSettings`]; answered by the settings that
 /// hold then, as JSON.
 pub const SETTINGS: u16 = 0x0313;
+/// What publishers may use of this node: [`ChangeQuota`]; answered by
+/// [`crate::QuotaStatus`] as JSON.
+pub const QUOTA: u16 = 0x0314;
 /// The volumes published from here, as JSON.
 pub const VOLUMES: u16 = 0x0320;
 /// Open or create a volume.
@@ -37,9 +40,12 @@ pub const VOLUME_OPEN: u16 = 0x0321;
 pub const VOLUME_IMPORT: u16 = 0x0322;
 /// A volume's directory has moved: [`OpenVolume`], [`OpenedVolume`].
 pub const VOLUME_MOVE: u16 = 0x0323;
-/// Renew the leases of a volume's blocks now: [`RenewVolume`]; answered by the volume's
+/// Renew the leases of a volume's blocks now: [`VolumeName`]; answered by the volume's
 /// state, as JSON, or a [`crate::VolumeError`].
 pub const VOLUME_RENEW: u16 = 0x0324;
+/// Stop keeping a volume alive: [`VolumeName`]; answered by nothing or a
+/// [`crate::VolumeError`].
+pub const VOLUME_UNPUBLISH: u16 = 0x0325;
 /// The read key of an encrypted volume: [`VolumeReadKey`], [`HeldReadKey`].
 pub const VOLUME_READ_KEY: u16 = 0x0328;
 /// Append to a manifest that is being written.
@@ -124,10 +130,10 @@ pub struct OpenVolume {
     pub seed: Option<[u8; 32]>,
 }
 
-/// [`VOLUME_RENEW`].
+/// [`VOLUME_RENEW`] and [`VOLUME_UNPUBLISH`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct RenewVolume {
+pub struct VolumeName {
     #[n(0)]
     pub name: String,
 }
@@ -141,6 +147,24 @@ pub struct ChangeSettings {
     pub virtual_servers: Option<u16>,
     #[n(1)]
     pub cache_bytes: Option<u64>,
+}
+
+/// [`QUOTA`]: absent fields stay as they are. Also kept in the node's settings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct ChangeQuota {
+    /// The share of one publishing node, in millionths; 0 to follow the network's size.
+    #[n(0)]
+    pub key_share: Option<u32>,
+    /// The share of one address, likewise.
+    #[n(1)]
+    pub address_share: Option<u32>,
+    /// How many nodes' worth of storage a publisher may use in the whole network.
+    #[n(2)]
+    pub publisher_nodes: Option<u32>,
+    /// The least share, in millionths, however large the network is.
+    #[n(3)]
+    pub floor_share: Option<u32>,
 }
 
 /// What [`VOLUME_OPEN`], [`VOLUME_IMPORT`] and [`VOLUME_MOVE`] answer.

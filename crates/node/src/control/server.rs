@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::message::{self, Answer, Empty, GetFailed, Invited, PutFailed, ReadKeyWish};
 use crate::keeper::Keeper;
-use crate::status::{NodeSettings, Status, VolumeStatus};
+use crate::status::{NodeSettings, QuotaStatus, Status, VolumeStatus};
 use crate::volumes::{self, VolumeError, Volumes};
 
 /// The most keys renewed by one call.
@@ -28,6 +28,8 @@ pub(crate) trait About: Send + Sync + 'static {
     fn invite(&self) -> Invited;
     /// Changes what can be set while the node runs; what holds then, or what is wrong.
     fn change_settings(&self, change: message::ChangeSettings) -> Result<NodeSettings, String>;
+    /// Changes what publishers may use, and says what they do.
+    fn quota(&self, change: message::ChangeQuota) -> Result<QuotaStatus, String>;
 }
 
 /// Answers the calls of the control socket.
@@ -80,6 +82,17 @@ impl Control {
             }
             message::VOLUME_OPEN | message::VOLUME_IMPORT | message::VOLUME_MOVE => {
                 self.open_volume(request).await
+            }
+            message::QUOTA => {
+                let change = message::decode(&request.header)?;
+                let about = self.about.clone();
+                let changed = off_thread(move || about.quota(change)).await?;
+                json(&changed.map_err(malformed)?)
+            }
+            message::VOLUME_UNPUBLISH => {
+                let call: message::VolumeName = message::decode(&request.header)?;
+                let done = off_thread(move || self.volumes.unpublish(&call.name)).await?;
+                Ok(volume_reply(done.map(|()| Empty {})))
             }
             message::VOLUME_RENEW => self.renew_volume(request).await,
             message::SETTINGS => {
@@ -176,7 +189,7 @@ impl Control {
     }
 
     async fn renew_volume(self, request: Request) -> Result<Reply, Refusal> {
-        let call: message::RenewVolume = message::decode(&request.header)?;
+        let call: message::VolumeName = message::decode(&request.header)?;
         let outcome = self.keeper.refresh(&call.name).await;
         let about = self.about.clone();
         let volumes = off_thread(move || about.volumes()).await?;
@@ -316,6 +329,9 @@ mod tests {
             Invited { code: "code".into(), warning: None }
         }
         fn change_settings(&self, _: message::ChangeSettings) -> Result<NodeSettings, String> {
+            Err("not here".into())
+        }
+        fn quota(&self, _: message::ChangeQuota) -> Result<QuotaStatus, String> {
             Err("not here".into())
         }
     }

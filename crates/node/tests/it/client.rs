@@ -9,7 +9,7 @@ use atoll_key::{BlockHash, InvalidBlock, SecretKey, SignedBlock};
 use atoll_net::{
     CallError, Peer, Refusal, Reply, Request, Service, UnixClient, WhenAbsent, serve_unix,
 };
-use atoll_node::{Client, ClientError, VolumeError};
+use atoll_node::{Client, ClientError, SettingsChange, VirtualServers, VolumeError};
 use bytes::Bytes;
 
 use crate::world::{Home, LONG, blocks};
@@ -194,6 +194,50 @@ async fn a_manifest_survives_a_restart_in_the_middle_and_is_shown_when_committed
     assert_eq!((shown.root_version, shown.kept_blocks), (9, 70_000));
     let lease_secs = shown.lease_expires_unix_secs - shown.refreshed_unix_secs;
     assert_eq!(lease_secs, 30 * 24 * 3600);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_are_renewed_when_asked_and_what_is_lost_is_told() {
+    let home = Home::new();
+    let node = home.found().await;
+    let client = home.client().await;
+    let error = client.renew_volume("docs").await.expect_err("no such volume");
+    assert!(error.to_string().contains("no volume docs"), "{error}");
+    let volume = client.named_volume("docs").await.expect("made");
+    let error = client.renew_volume("docs").await.expect_err("nothing to keep");
+    assert!(error.to_string().contains("nothing has been published as docs"), "{error}");
+    let mut keep = client.keep("docs");
+    keep.add(&[BlockHash([3; 32])]).await.expect("added");
+    keep.commit(&SignedBlock::sign(&volume.key, b"", 1, b"root")).await.expect("committed");
+    let renewed = client.renew_volume("docs").await.expect("renewed");
+    assert_eq!((renewed.lost_blocks, renewed.trouble), (1, None));
+    let lease_secs = renewed.lease_expires_unix_secs - renewed.refreshed_unix_secs;
+    assert_eq!(lease_secs, 30 * 24 * 3600);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_change_while_the_node_runs_and_outlive_it() {
+    let home = Home::new();
+    let node = home.found().await;
+    let client = home.client().await;
+    let before = client.settings(SettingsChange::default()).await.expect("shown");
+    assert_eq!((before.virtual_servers.as_str(), before.positions), ("auto", 1));
+    let change = SettingsChange {
+        virtual_servers: Some(VirtualServers::Count(3)),
+        cache_bytes: Some(5 << 20),
+    };
+    let after = client.settings(change).await.expect("changed");
+    assert_eq!((after.virtual_servers.as_str(), after.cache_bytes), ("3", 5 << 20));
+    crate::world::until("three places", || node.status().positions.len() == 3).await;
+    let many = SettingsChange { virtual_servers: Some(VirtualServers::Count(999)), ..change };
+    assert!(client.settings(many).await.is_err());
+    node.stop().await;
+    let node = home.start_again().await;
+    assert_eq!(node.status().positions.len(), 3);
+    let client = home.client().await;
+    assert_eq!(client.settings(SettingsChange::default()).await.expect("shown"), after);
     node.stop().await;
 }
 
