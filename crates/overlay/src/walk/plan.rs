@@ -98,9 +98,9 @@ pub(super) struct Plan {
     failed: BTreeSet<Peer>,
     /// Those of them that may be dead.
     dead: Vec<Peer>,
-    /// Nodes that said they are the root, or were found to be the first live one, by their
-    /// distance after the key, with the successors they told.
-    claims: BTreeMap<Key, (Node, Vec<Node>)>,
+    /// Nodes that said they are the root, with the successors they told, or were found to be
+    /// the first live one; by their distance after the key.
+    claims: BTreeMap<Key, (Node, Option<Vec<Node>>)>,
     /// Nodes after the key that answered or were named.
     roots_known: BTreeMap<Place, Node>,
     /// Who named whom, to tell who is worth believing.

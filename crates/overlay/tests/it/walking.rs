@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_env::BoxFuture;
+use atoll_env::Instant;
 use atoll_key::{Key, PeerId};
 use atoll_net::{CallError, Peer, Refusal};
-use atoll_overlay::peer_book::PeerBook;
-use atoll_overlay::walk::{Found, Said, Step, WalkError, WalkLimits, walk};
+use atoll_overlay::peer_book::{Misdeed, PeerBook};
+use atoll_overlay::walk::{Found, Said, Selection, Step, WalkError, WalkLimits, walk};
 use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
 use atoll_sim::Sim;
 
@@ -28,6 +29,8 @@ struct Script {
     warnings: Mutex<Vec<(usize, Vec<usize>)>>,
     /// Answers that hold once a node has been warned.
     after_warning: BTreeMap<usize, Answer>,
+    /// Who stands in this node's tables.
+    known: Vec<usize>,
 }
 
 impl Script {
@@ -46,7 +49,13 @@ impl Script {
             peer_book: PeerBook::default(),
             warnings: Mutex::default(),
             after_warning: BTreeMap::new(),
+            known: Vec::new(),
         }
+    }
+
+    fn knowing(mut self, known: &[usize]) -> Script {
+        self.known = known.to_vec();
+        self
     }
 
     fn on(mut self, node: usize, as_root: bool, answer: impl FnOnce(&[Node]) -> Answer) -> Script {
@@ -62,7 +71,7 @@ impl Script {
     }
 
     fn index(&self, peer: &Peer) -> usize {
-        self.nodes.iter().position(|n| n.peer == *peer).unwrap()
+        self.nodes.iter().position(|n| n.peer == *peer).unwrap_or(usize::MAX)
     }
 
     fn warned(&self, node: usize) -> bool {
@@ -85,7 +94,7 @@ impl Overlay for Script {
             epoch: 0,
             me: self.nodes[0],
             predecessor: None,
-            successors: vec![self.nodes[1]],
+            successors: self.nodes[1..17].to_vec(),
             joined: true,
         }]
     }
@@ -100,6 +109,10 @@ impl Overlay for Script {
 
     fn route(&self, _: &Key, _: bool) -> Route {
         self.own.clone()
+    }
+
+    fn acquaintances(&self) -> Vec<Node> {
+        self.known.iter().map(|n| self.nodes[*n]).collect()
     }
 
     fn alert(&self, failed: &Peer) {
@@ -364,4 +377,161 @@ fn an_error_names_everybody_asked_and_what_each_said() {
     let text = run(&script, WalkLimits::default()).unwrap_err().to_string();
     assert!(text.contains(&format!("{:?}", script.nodes[5])), "{text}");
     assert!(text.contains("too much at once"), "{text}");
+}
+
+// --- several routes (CFS §8) ------------------------------------------------------------
+
+/// As a careful lookup walks.
+fn careful() -> WalkLimits {
+    WalkLimits { replicas: 2, routes: 3, confirm: 2, ..WalkLimits::default() }
+}
+
+/// All from `first` on, around the ring, as a root and its successors.
+fn list(nodes: &[Node], first: usize) -> Vec<Node> {
+    (first..first + 10).map(|n| nodes[n % 20]).filter(|n| n.id != nodes[0].id).collect()
+}
+
+fn named_from(first: usize) -> impl FnOnce(&[Node]) -> Answer {
+    move |nodes| Ok(Step::Route(Route::Root(list(nodes, first))))
+}
+
+fn denies(_: &[Node]) -> Answer {
+    Ok(Step::Absent(Vec::new()))
+}
+
+fn trust(script: &Script, node: usize) -> f64 {
+    script.peer_book.trust(&script.nodes[node].peer.id, Instant::default())
+}
+
+#[test]
+fn absence_is_believed_when_two_routes_that_share_nobody_agree() {
+    let mut script = Script::new(start_at(&[8, 5]))
+        .knowing(&[8, 5, 3])
+        .on(8, false, named_from(10))
+        .on(5, false, |n| closer(n, &[8, 7]))
+        .on(7, false, named_from(10))
+        .on(10, true, |n| Ok(Step::Absent(list(n, 11))));
+    for at in 11..20 {
+        script = script.on(at, true, move |n| back(n, at - 1));
+    }
+    let script = Arc::new(script);
+    let error = run(&script, careful()).unwrap_err();
+    assert!(matches!(&error, WalkError::Absent { roots, .. } if roots[0] == script.nodes[10]));
+    let on_the_way: Vec<_> = asked(&script).into_iter().filter(|(_, root)| !root).collect();
+    assert_eq!(on_the_way, [(8, false), (5, false), (7, false)]);
+    let as_root: Vec<_> = asked(&script).into_iter().filter(|(_, root)| *root).collect();
+    assert_eq!(as_root, [(10, true), (11, true), (12, true)], "once each, whatever the routes");
+}
+
+#[test]
+fn who_hides_the_root_loses_to_a_route_that_knows_it() {
+    // 8 skips the true replica set, and those it names play along.
+    let mut script = Script::new(start_at(&[8, 5]))
+        .knowing(&[8, 5, 3])
+        .on(8, false, named_from(13))
+        .on(5, false, named_from(10))
+        .on(10, true, done);
+    for at in 13..20 {
+        script = script.on(at, true, move |n| Ok(Step::Absent(list(n, at + 1))));
+    }
+    let script = Arc::new(script);
+    let found = run(&script, careful()).unwrap();
+    assert_eq!(found.at, script.nodes[10]);
+    assert!(trust(&script, 13) < 1.0, "it claimed a key whose root is nearer");
+    assert!((trust(&script, 10) - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn a_list_too_sparse_for_the_ring_costs_one_question() {
+    // 8 names only two nodes far behind the key, where seven would fit between.
+    let script = Script::new(start_at(&[8, 5]))
+        .knowing(&[8, 5])
+        .on(8, false, |n| root(n, &[18, 19]))
+        .on(18, true, denies)
+        .on(5, false, named_from(10))
+        .on(10, true, done);
+    let script = Arc::new(script);
+    assert!(run(&script, careful()).is_ok());
+    assert_eq!(asked(&script), [(8, false), (18, true), (5, false), (10, true)]);
+    assert!(trust(&script, 8) < 1.0 && trust(&script, 18) < 1.0);
+}
+
+#[test]
+fn a_root_that_answers_nonsense_is_passed_over_as_a_dead_one_is() {
+    let script = Script::new(start_at(&[8]))
+        .on(8, false, named_from(10))
+        .on(10, true, |n| back(n, 15))
+        .on(11, true, |n| back(n, 10));
+    let script = Arc::new(script);
+    let limits = WalkLimits { replicas: 0, routes: 2, ..WalkLimits::default() };
+    let error = run(&script, limits).unwrap_err();
+    assert!(matches!(&error, WalkError::Absent { roots, .. } if roots[0] == script.nodes[11]));
+    assert!(trust(&script, 10) < 1.0);
+}
+
+#[test]
+fn a_false_address_does_not_stand_in_the_way_of_the_right_one() {
+    let script = Script::new(start_at(&[8, 5]))
+        .knowing(&[8, 5])
+        .on(8, false, |n| {
+            let mut false_card = n[10].peer;
+            false_card.addr.set_port(9);
+            Ok(Step::Route(Route::Root(vec![Node::of(false_card)])))
+        })
+        .on(5, false, named_from(10))
+        .on(10, true, done);
+    assert!(run(&Arc::new(script), careful()).is_ok());
+}
+
+#[test]
+fn who_denies_what_another_has_is_scored_and_then_asked_last() {
+    let script = || {
+        Script::new(start_at(&[8]))
+            .on(8, false, |n| root(n, &[10, 11, 12]))
+            .on(10, true, denies)
+            .on(11, true, done)
+    };
+    let first = Arc::new(script());
+    assert_eq!(run(&first, careful()).unwrap().at, first.nodes[11]);
+    assert!(trust(&first, 10) < 1.0);
+    let second = script();
+    let liar = second.nodes[10].peer.id;
+    (0..5).for_each(|_| second.peer_book.lied(&liar, Misdeed::DeniedBlock, Instant::default()));
+    let second = Arc::new(second);
+    assert!(run(&second, careful()).is_ok());
+    assert_eq!(asked(&second), [(8, false), (11, true)]);
+}
+
+#[test]
+fn an_avoided_node_on_the_way_is_asked_only_when_nobody_else_is_left() {
+    let script = Script::new(start_at(&[8, 5]))
+        .on(5, false, |n| closer(n, &[8, 7]))
+        .on(7, false, |n| closer(n, &[8]))
+        .on(8, false, |n| root(n, &[10]))
+        .on(10, true, done);
+    script.peer_book.lied(&script.nodes[8].peer.id, Misdeed::BadBlock, Instant::default());
+    let script = Arc::new(script);
+    assert!(run(&script, WalkLimits::default()).is_ok());
+    assert_eq!(asked(&script), [(5, false), (7, false), (8, false), (10, true)]);
+}
+
+// --- server selection (CFS §4.3) --------------------------------------------------------
+
+#[test]
+fn of_nodes_about_as_near_to_the_key_the_nearest_on_the_network_is_asked() {
+    let ask = |selection| {
+        let script = Script::new(start_at(&[9, 8, 7]))
+            .on(9, false, |n| root(n, &[10]))
+            .on(8, false, |n| root(n, &[10]))
+            .on(7, false, |n| root(n, &[10]))
+            .on(10, true, done);
+        for (node, ms) in [(9, 300), (8, 20), (7, 300)] {
+            let peer = script.nodes[node].peer.id;
+            script.peer_book.answered(&peer, Duration::from_millis(ms), Instant::default());
+        }
+        let script = Arc::new(script);
+        run(&script, WalkLimits { selection, ..WalkLimits::default() }).unwrap();
+        asked(&script)[0].0
+    };
+    assert_eq!((ask(Selection::NearestKey), ask(Selection::Cost)), (9, 8));
 }

@@ -24,14 +24,18 @@ impl Plan {
                 value = Some(done);
                 Said::Done
             }
-            Ok(Step::Absent(successors)) => self.claimed(node, successors),
+            Ok(Step::Absent(successors)) => self.claimed(node, Some(successors)),
             Ok(Step::Route(Route::Root(mut list)))
                 if list.first().is_some_and(|root| root.peer.id == node.peer.id) =>
             {
                 let root = list.remove(0);
-                self.claimed(root, list)
+                self.claimed(root, Some(list))
             }
             Ok(Step::Route(_)) if in_replicas => Said::Absent,
+            Ok(Step::Route(Route::Closer(_))) if as_root && self.limits.routes > 1 => {
+                self.misdeeds.push((node.peer.id, Misdeed::LedInCircles));
+                Said::Nowhere
+            }
             Ok(Step::Route(Route::Back(nearer))) if as_root => self.back(&node, nearer),
             Ok(Step::Route(route)) => self.learn(&node, &route),
             Err(error) => {
@@ -39,6 +43,10 @@ impl Plan {
                 Said::Failed(error)
             }
         };
+        if as_root && said == Said::Nowhere && self.limits.routes > 1 {
+            // Neither the root nor of any help: the next one stands in, as for a dead one.
+            self.pass_over(&node);
+        }
         if in_replicas && !matches!(said, Said::Failed(_)) {
             self.route.replicas_left = self.route.replicas_left.map(|left| left.saturating_sub(1));
         }
@@ -49,22 +57,26 @@ impl Plan {
     }
 
     fn no_answer(&mut self, node: &Node, error: &CallError) {
-        self.failed.insert(node.peer);
         if error.is_failure_of_peer() {
             self.dead.push(node.peer);
         }
+        self.pass_over(node);
+    }
+
+    fn pass_over(&mut self, node: &Node) {
+        self.failed.insert(node.peer);
         self.roots_known.retain(|_, known| known.peer != node.peer);
         if let Some(after) = self.route.named_by.remove(&node.peer) {
             // The node that named it is the first live successor.
-            self.claimed(after, Vec::new());
+            self.claimed(after, None);
         }
     }
 
     /// A node says that it is the root and does not have it, or turns out to be the root.
-    fn claimed(&mut self, node: Node, successors: Vec<Node>) -> Said {
+    fn claimed(&mut self, node: Node, successors: Option<Vec<Node>>) -> Said {
         let at = self.distance_after(&node);
         self.roots_known.insert((at, node.peer), node);
-        for successor in successors.iter().take(MAX_ROOTS_TAKEN) {
+        for successor in successors.iter().flatten().take(MAX_ROOTS_TAKEN) {
             self.add_root(*successor);
         }
         self.claims.insert(at, (node, successors));
@@ -78,10 +90,11 @@ impl Plan {
     fn back(&mut self, node: &Node, nearer: Node) -> Said {
         if self.failed.contains(&nearer.peer) {
             // It believes in a node that has failed: it is the first live successor.
-            return self.claimed(*node, Vec::new());
+            return self.claimed(*node, None);
         }
         let here = self.distance_after(node);
         if self.distance_after(&nearer) >= here {
+            self.misdeeds.push((node.peer.id, Misdeed::LedInCircles));
             return Said::Nowhere; // That leads away from the key.
         }
         // The root is no farther than `nearer`; who comes after this node matters again

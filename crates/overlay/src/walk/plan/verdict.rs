@@ -74,7 +74,7 @@ impl Plan {
             let false_roots = self
                 .claims
                 .range(at..)
-                .filter(|(_, (node, told))| !told.is_empty() && node.peer.id != holder.peer.id);
+                .filter(|(_, (node, told))| told.is_some() && node.peer.id != holder.peer.id);
             misdeeds.extend(false_roots.map(|(_, (node, _))| (node.peer.id, Misdeed::FalseRoot)));
             let doubted = self.doubted.iter().filter(|(_, root)| *root > at);
             misdeeds.extend(doubted.map(|(guide, _)| (*guide, Misdeed::FalseRoot)));
@@ -109,7 +109,7 @@ impl Plan {
     /// own words if they fit, or else as far as known.
     fn root_list(&self) -> Vec<Node> {
         let Some((at, (root, told))) = self.claims.first_key_value() else { return Vec::new() };
-        let mut list = vec![*root];
+        let (mut list, told) = (vec![*root], told.as_deref().unwrap_or_default());
         let whole: Vec<Node> = std::iter::once(root).chain(told).copied().collect();
         let fits = self.limits.routes <= 1 || self.may_follow(&whole);
         if !told.is_empty() && fits {
