@@ -148,6 +148,11 @@ impl Gate {
         holds(self.dead.get(&node.peer)) || holds(self.vacant.get(node))
     }
 
+    /// Whether there is any suspicion.
+    pub fn suspects_somebody(&self) -> bool {
+        !self.dead.is_empty() || !self.vacant.is_empty()
+    }
+
     /// A peer is dead, or has left, with all its virtual servers.
     pub fn suspect_peer(&mut self, peer: Peer, until: Instant) {
         insert_bounded(&mut self.dead, peer, until);
@@ -187,4 +192,92 @@ fn insert_bounded<K: Ord + Copy>(map: &mut BTreeMap<K, Instant>, key: K, until: 
         }
     }
     map.insert(key, until);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::Seat;
+
+    const NOW: Instant = Instant(5_000_000_000);
+
+    fn peer(n: u16, port: u16) -> Peer {
+        let mut id = [0; 32];
+        id[..2].copy_from_slice(&n.to_be_bytes());
+        Peer { id: PeerId(id), addr: SocketAddr::from((Ipv4Addr::LOCALHOST, port)) }
+    }
+
+    fn node(n: u16, index: u16) -> Node {
+        Node::at(peer(n, 1), Seat { index, ..Seat::default() })
+    }
+
+    #[test]
+    fn who_has_not_been_checked_is_unknown_and_what_it_admitted_to_is_welcome() {
+        let mut gate = Gate::default();
+        assert_eq!(gate.judge(&node(1, 0), NOW), Verdict::Unknown);
+        gate.admit(peer(1, 1), 3, NOW);
+        let verdicts = [0, 2, 3].map(|index| gate.judge(&node(1, index), NOW));
+        assert_eq!(verdicts, [Verdict::Welcome, Verdict::Welcome, Verdict::Unknown]);
+        assert_eq!(gate.judge(&node(1, 0), NOW + CHECK_LASTS), Verdict::Unknown);
+    }
+
+    #[test]
+    fn a_check_holds_for_one_address() {
+        let mut gate = Gate::default();
+        gate.admit(peer(1, 1), 1, NOW);
+        assert_eq!(gate.judge(&Node::of(peer(1, 2)), NOW), Verdict::Unknown);
+        gate.admit(peer(1, 2), 1, NOW);
+        assert_eq!(gate.judge(&Node::of(peer(1, 2)), NOW), Verdict::Welcome);
+        assert_eq!(gate.judge(&node(1, 0), NOW), Verdict::Unknown, "it has moved");
+    }
+
+    #[test]
+    fn a_false_card_does_not_discredit_the_true_one() {
+        let mut gate = Gate::default();
+        gate.admit(peer(1, 1), 1, NOW);
+        gate.suspect_peer(peer(1, 2), NOW + Duration::from_secs(10));
+        assert_eq!(gate.judge(&Node::of(peer(1, 2)), NOW), Verdict::Suspected);
+        assert_eq!(gate.judge(&node(1, 0), NOW), Verdict::Welcome);
+    }
+
+    #[test]
+    fn another_profile_or_too_high_an_index_is_out_of_the_question() {
+        let rules = Rules { max_virtual_servers: 4, check: false, ..Rules::default() };
+        let gate = Gate::new(rules);
+        assert_eq!(gate.judge(&node(1, 3), NOW), Verdict::Welcome);
+        assert_eq!(gate.judge(&node(1, 4), NOW), Verdict::Suspected);
+        let seat = Seat { profile: IdProfile::Address, index: 0 };
+        assert_eq!(gate.judge(&Node::at(peer(1, 1), seat), NOW), Verdict::Suspected);
+    }
+
+    #[test]
+    fn the_death_of_a_node_is_that_of_all_its_virtual_servers() {
+        let mut gate = Gate::default();
+        gate.admit(peer(1, 1), 3, NOW);
+        let until = NOW + Duration::from_secs(10);
+        gate.suspect_node(node(1, 1), until);
+        let verdicts = |gate: &Gate| [0, 1, 2].map(|index| gate.judge(&node(1, index), NOW));
+        let (welcome, suspected) = (Verdict::Welcome, Verdict::Suspected);
+        assert_eq!(verdicts(&gate), [welcome, suspected, welcome]);
+        gate.suspect_peer(peer(1, 1), until);
+        assert_eq!(verdicts(&gate), [suspected; 3]);
+        gate.expire(until);
+        assert_eq!(verdicts(&gate), [welcome; 3], "they were checked");
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut gate = Gate::default();
+        for n in 0..20_000 {
+            let now = NOW + Duration::from_millis(u64::from(n));
+            gate.admit(peer(n, 1), 1, now);
+            gate.suspect_peer(peer(n, 2), now);
+            gate.suspect_node(node(n, 1), now);
+            gate.check_invariants();
+        }
+        let now = NOW + Duration::from_secs(20);
+        assert_eq!(gate.judge(&node(19_999, 0), now), Verdict::Welcome, "the last one");
+    }
 }

@@ -167,6 +167,8 @@ struct Inner {
     checks: CheckQueue<oneshot::Sender<()>>,
     /// Which virtual server is taken for its successor by whom, while that is checked.
     claims: BTreeSet<(u16, Node)>,
+    /// Whether anybody was suspected when that was last asked.
+    doubted: bool,
     remembered: RememberedPeers,
     waiters: Vec<oneshot::Sender<u64>>,
     tasks: Vec<Task>,
@@ -243,6 +245,7 @@ impl Chord {
                 nudging: BTreeSet::new(),
                 checks: CheckQueue::default(),
                 claims: BTreeSet::new(),
+                doubted: false,
                 remembered,
                 waiters: Vec::new(),
                 tasks: Vec::new(),

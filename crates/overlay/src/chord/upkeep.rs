@@ -29,9 +29,11 @@ const PARALLEL_CHECKS: usize = 8;
 const PARALLEL_SERVERS: usize = 16;
 /// Prompt rounds keep this fraction of the period apart.
 const PROMPT_FRACTION: u32 = 20;
-/// The successor's list is fetched every so many rounds even if its epoch stands still:
-/// suspicions run out meanwhile.
+/// The successor's list is fetched every so many rounds even if its epoch stands still,
+/// while anybody is suspected or was the last time: suspicions run out meanwhile.
 const FULL_ROUND_EVERY: u64 = 8;
+/// And every so many rounds in any case. A guess.
+const FULL_ROUND_AT_REST: u64 = 64;
 
 /// Which loop.
 #[derive(Clone, Copy)]
@@ -70,7 +72,7 @@ impl Chord {
             Chore::Stabilize if rung => self.stabilize_restless().await,
             Chore::Stabilize => {
                 if round.is_multiple_of(FULL_ROUND_EVERY) {
-                    self.forget_seen();
+                    self.look_again(round.is_multiple_of(FULL_ROUND_AT_REST));
                     self.renew_checks();
                 }
                 self.start_checks();
@@ -94,8 +96,16 @@ impl Chord {
 
     // --- stabilise --------------------------------------------------------------------
 
-    fn forget_seen(&self) {
+    /// Has all lists fetched again in this round, if there is or was reason to.
+    fn look_again(&self, anyway: bool) {
+        let now = self.env.now();
         let mut inner = self.lock();
+        inner.servers.gate.expire(now);
+        let doubts = inner.servers.gate.suspects_somebody();
+        let doubted = std::mem::replace(&mut inner.doubted, doubts);
+        if !(anyway || doubts || doubted) {
+            return;
+        }
         for index in 0..inner.servers.count() {
             if let Some(server) = inner.servers.server_mut(index) {
                 server.seen = None;

@@ -286,3 +286,27 @@ fn a_partition_of_nodes_with_virtual_servers_heals() {
         println!("{nodes} nodes in two halves: one ring {took:?} after healing");
     }
 }
+
+/// Calls and bytes that a node of `virtual_servers` sends in a second when nothing happens.
+fn idle_cost(virtual_servers: u16) -> (f64, f64) {
+    const NODES: usize = 100;
+    const SECS: u64 = 120;
+    let cluster = Cluster::perfect(lan(9), config(16, virtual_servers), NODES, true);
+    cluster.run_secs(30);
+    let before = cluster.sim.stats();
+    cluster.run_secs(SECS);
+    let after = cluster.sim.stats();
+    cluster.ideal().unwrap();
+    let share = |count: u64| count as f64 / NODES as f64 / SECS as f64;
+    (share(after.call_count() - before.call_count()), share(after.sent_bytes - before.sent_bytes))
+}
+
+#[test]
+fn an_idle_virtual_server_costs_about_a_call_a_second() {
+    for virtual_servers in [1, 16] {
+        let (calls, bytes) = idle_cost(virtual_servers);
+        println!("{virtual_servers} virtual servers, idle: {calls:.1} calls/s, {bytes:.0} B/s");
+        assert!(calls <= 1.3 * f64::from(virtual_servers) + 1.0, "{calls}");
+        assert!(bytes <= 500.0 * f64::from(virtual_servers) + 500.0, "{bytes}");
+    }
+}
