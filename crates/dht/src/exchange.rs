@@ -285,7 +285,7 @@ impl Session<'_> {
     }
 
     /// What may be given: not to a replica that does not keep what it is given.
-    fn to_give(&mut self, lacking: &[Item]) -> Vec<Item> {
+    fn may_be_given(&mut self, lacking: &[Item]) -> Vec<Item> {
         let (repair, now, id) = (&self.inner.repair, self.inner.env.now(), self.other.peer.id);
         let (again, new): (Vec<Item>, Vec<Item>) =
             lacking.iter().partition(|item| self.given.contains(item));
@@ -303,7 +303,7 @@ impl Session<'_> {
 
     /// Copies what differs, both ways.
     async fn level(&mut self, mut found: Difference) -> Result<(), ExchangeError> {
-        found.give = self.to_give(&found.give);
+        found.give = self.may_be_given(&found.give);
         let repair = &self.inner.repair;
         let queued = (found.take.len() + found.give.len()) as u64;
         repair.queue(queued);

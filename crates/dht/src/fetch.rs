@@ -194,9 +194,11 @@ impl Race {
             && node.id == second.id
         {
             add(&self.inner.counters.hedges_won, 1);
-            // It would have taken longer still.
+            // It would have taken longer still. Others are nearer until it is heard of again.
             let now = self.inner.env.now();
-            self.inner.fetch_times.answered(&first.peer.id, now.since(start), now);
+            for book in [&self.inner.fetch_times, self.inner.overlay.peer_book()] {
+                book.answered(&first.peer.id, now.since(start), now);
+            }
         }
         answer
     }

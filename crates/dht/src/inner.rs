@@ -1,12 +1,11 @@
 //! What the parts of a node's block layer share: configuration, the layers below, the
 //! counters, and the few steps that all of them take.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_env::Env;
-use atoll_key::{BlockKind, Key, PeerId};
+use atoll_key::{BlockKind, Key};
 use atoll_net::{CallError, Reply, Request, Transport};
 use atoll_overlay::peer_book::PeerBook;
 use atoll_overlay::walk::{Selection, WalkLimits};
@@ -21,6 +20,7 @@ use crate::messages::{self, BlockHeader};
 use crate::quota::{Quota, QuotaConfig};
 use crate::receipt::Attestor;
 use crate::repair_state::Repair;
+use crate::serve::Turns;
 use crate::stats::{Counters, add};
 use crate::strays::Strays;
 
@@ -161,8 +161,7 @@ pub(crate) struct Inner {
     pub hedges: HedgeBudget,
     /// How long replicas take to send a block: longer than a round trip.
     pub fetch_times: PeerBook,
-    /// Peers whose claims are being answered.
-    pub answering: Mutex<BTreeSet<PeerId>>,
+    pub turns: Turns,
 }
 
 impl Inner {

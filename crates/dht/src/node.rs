@@ -26,6 +26,7 @@ use crate::messages;
 use crate::quota::{Quota, QuotaConfig, QuotaReport};
 use crate::receipt::Attestor;
 use crate::repair_state::Repair;
+use crate::serve::Turns;
 use crate::stats::{Counters, DhtStats};
 use crate::status::RepairStatus;
 use crate::strays::Strays;
@@ -72,7 +73,7 @@ impl Dht {
             cache: Mutex::new(cache),
             hedges: HedgeBudget::default(),
             fetch_times: PeerBook::default(),
-            answering: Mutex::default(),
+            turns: Turns::default(),
         };
         Arc::new(Dht { inner: Arc::new(inner) })
     }

@@ -127,12 +127,12 @@ pub(crate) fn spread(inner: &Arc<Inner>, block: &Block, trace: &Trace, wanted: &
 /// Who gets a copy after a lookup that went this way and met these willing servers.
 fn receivers(cache_at: CacheAt, trace: &Trace, wanted: &[Node]) -> Vec<Node> {
     let directed = |said: &Said| matches!(said, Said::Closer(_) | Said::Root(_));
-    let servers = trace.0.iter().filter(|asked| !asked.local && directed(&asked.said));
+    let mut servers = trace.0.iter().filter(|asked| !asked.local && directed(&asked.said));
     let willing = |node: &Node| wanted.iter().any(|w| w.peer.id == node.peer.id);
     match cache_at {
         CacheAt::Off => Vec::new(),
         CacheAt::SecondToLast => {
-            servers.last().map(|asked| asked.node).into_iter().filter(willing).collect()
+            servers.next_back().map(|asked| asked.node).into_iter().filter(willing).collect()
         }
         CacheAt::WholePath => servers.map(|asked| asked.node).filter(willing).collect(),
     }

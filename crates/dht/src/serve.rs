@@ -2,6 +2,8 @@
 //!
 //! Requests are decoded with caps, and their lengths checked, before anything is done.
 
+use std::collections::BTreeSet;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use atoll_key::{Key, PeerId};
@@ -148,21 +150,26 @@ pub(crate) async fn fetch(inner: &Inner, request: Request) -> Result<Reply, Refu
     Ok(reply(to_header(&FetchReply { blocks: headers.into() }), parts))
 }
 
-/// A peer whose claims are being answered, until this is dropped.
-struct Answering<'a>(&'a Inner, PeerId);
+/// Peers whose claims are being answered: comparing costs whoever answers more than whoever
+/// asks, so each peer has one request answered at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Turns(Mutex<BTreeSet<PeerId>>);
 
-impl Answering<'_> {
+/// A peer's turn, until this is dropped.
+struct Turn<'a>(&'a Turns, PeerId);
+
+impl Turns {
     /// Takes its turn; `None` while an earlier request of the same peer is being answered.
-    /// Comparing costs whoever answers more than whoever asks.
-    fn begin(inner: &Inner, peer: PeerId) -> Option<Answering<'_>> {
-        let mut answering = inner.answering.lock().expect("no holder of this lock panics");
-        answering.insert(peer).then_some(Answering(inner, peer))
+    fn take(&self, peer: PeerId) -> Option<Turn<'_>> {
+        let mut answering = self.0.lock().expect("no holder of this lock panics");
+        // Not `then_some`: a turn that is made and not given would end the earlier one.
+        answering.insert(peer).then(|| Turn(self, peer))
     }
 }
 
-impl Drop for Answering<'_> {
+impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.answering.lock().expect("no holder of this lock panics").remove(&self.1);
+        self.0.0.lock().expect("no holder of this lock panics").remove(&self.1);
     }
 }
 
@@ -174,7 +181,7 @@ pub(crate) async fn reconcile(
     request: Request,
 ) -> Result<Reply, Refusal> {
     let Reconcile { salt, claims } = from_header(&request.header)?;
-    let Some(_turn) = Answering::begin(inner, from.id) else {
+    let Some(_turn) = inner.turns.take(from.id) else {
         return Err(Refusal::new(Refusal::OVERLOADED, "one comparison at a time"));
     };
     let mut answers = Vec::with_capacity(claims.len());
@@ -199,4 +206,19 @@ pub(crate) async fn reconcile(
         }
     }
     Ok(reply(to_header(&ReconcileReply { answers }), Vec::new()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_peer_has_one_comparison_answered_at_a_time() {
+        let turns = Turns::default();
+        let (one, other) = (PeerId([1; 32]), PeerId([2; 32]));
+        let turn = turns.take(one);
+        assert!(turn.is_some() && turns.take(one).is_none() && turns.take(other).is_some());
+        drop(turn);
+        assert!(turns.take(one).is_some());
+    }
 }

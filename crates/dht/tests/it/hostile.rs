@@ -52,6 +52,78 @@ fn garbage_from_the_root_is_dropped_counted_and_fetched_elsewhere() {
     assert_eq!(stats.bad_blocks.len(), 1, "only the liar is marked");
 }
 
+/// Acknowledges blocks and does not keep them.
+struct Forgetful(Arc<dyn Service>);
+
+impl Service for Forgetful {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let put = messages::from_header::<messages::Put>(&request.header);
+        if request.method != messages::PUT || put.is_ok_and(|put| put.as_root) {
+            return self.0.handle(from, request);
+        }
+        let status = messages::PutStatus::Stored { copies: 1, wanted: 1 };
+        let statuses = vec![status; request.parts.len()].into();
+        let header = messages::to_header(&messages::PutReply { statuses });
+        Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) })
+    }
+}
+
+/// Repair gave it all its blocks again, once a second, for ever.
+#[test]
+fn a_replica_that_forgets_what_it_takes_is_given_less_and_less() {
+    let mut ring = Ring::new(11, 3);
+    let liar = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |dht| Arc::new(Forgetful(dht)));
+    ring.settle();
+    ring.put(0, 0..100);
+    ring.sim.run_for(MINUTE * 10);
+    let before = ring.bytes_of(messages::PUT);
+    ring.sim.run_for(MINUTE * 60);
+    let sent = ring.bytes_of(messages::PUT) - before;
+    // Every block to it once is about 100 × 300 bytes.
+    assert!(sent < 10 * 30_000, "{sent} bytes in an hour");
+    let unsure = |i: &usize| !ring.members[*i].dht.repair_status().fully_replicated;
+    let others = (0..4).filter(|i| *i != liar);
+    assert!(others.clone().filter(unsure).count() > 0, "its copies count as missing");
+    for n in 0..100 {
+        let holders = ring.holders(&block(n).0.key());
+        assert!(holders.len() >= 2, "block {n} is only at {holders:?}");
+    }
+}
+
+/// One request could ask for 64 comparisons of everything.
+#[test]
+fn a_request_for_many_comparisons_costs_about_one() {
+    let ring = Ring::new(12, 1);
+    let info = |key| BlockInfo {
+        key,
+        kind: BlockKind::Content,
+        version: 0,
+        expires_unix_secs: u64::MAX,
+        len_bytes: 4,
+        owner: Owner::NOBODY,
+    };
+    let stored = (0..20_000u32).map(|n| {
+        let bytes = Bytes::copy_from_slice(&n.to_be_bytes());
+        StoredBlock { info: info(BlockHash::of(&bytes).key()), bytes }
+    });
+    let put = ring.members[0].store.put(stored.collect());
+    ring.sim.block_on(MINUTE, put).expect("ends").expect("memory");
+    let outsider = ring.outsider();
+    let compare = |claims: usize| {
+        let print = Fingerprint { sum: 1, count: 1 };
+        let claims = vec![Claim { range: KeyRange::full(), print }; claims];
+        let header = messages::to_header(&messages::Reconcile { salt: [1; 32], claims });
+        let request = Request { method: messages::RECONCILE, header, parts: Vec::new() };
+        outsider.call(ring.node(0).peer, request, Duration::from_secs(5))
+    };
+    let reply = ring.sim.block_on(MINUTE, compare(64)).expect("ends").expect("answered");
+    let reply: messages::ReconcileReply =
+        messages::from_header(&reply.header).expect("well-formed");
+    assert_eq!(reply.answers.len(), 1);
+    let again = ring.sim.block_on(MINUTE, compare(1)).expect("ends");
+    assert!(again.is_ok(), "the turn was not given back");
+}
+
 #[test]
 fn repair_takes_no_garbage_over() {
     let mut ring = Ring::new(2, 3);

@@ -72,6 +72,56 @@ fn clocks_an_hour_apart_lose_nothing_before_its_lease_ends() {
     ring.assert_placed(0..20);
 }
 
+/// Whoever's clocks are an hour ahead or behind: what is renewed stays, what is not goes,
+/// though not at once.
+#[test]
+fn clocks_off_by_an_hour_lose_nothing_that_is_renewed() {
+    for (subset, skew_hours) in [(0b0001u32, 1), (0b1010, -1), (0b0110, 1), (0b1011, -1)] {
+        let config = DhtConfig {
+            lease: 2 * HOUR,
+            expire_every: HOUR / 4,
+            expire_grace: 2 * HOUR,
+            repair_every: HOUR / 6,
+            ..DhtConfig::default()
+        };
+        let sim = SimConfig { seed: u64::from(subset), ..SimConfig::default() };
+        let mut ring = Ring::with(sim, config, 0);
+        for member in 0..4 {
+            let wrong = subset >> member & 1 == 1;
+            ring.join_skewed(if wrong { skew_hours * 3_600_000 } else { 0 });
+        }
+        ring.settle();
+        ring.put(1, 0..12);
+        ring.sim.run_for(HOUR * 3 / 2);
+        renew(&ring, 0..6);
+        ring.sim.run_for(HOUR * 3 / 2);
+        let late = (6..12).filter(|n| !ring.holders(&block(*n).0.key()).is_empty()).count();
+        assert_eq!(late, 6, "dropped before the grace period was over, subset {subset:04b}");
+        renew(&ring, 0..6);
+        ring.sim.run_for(HOUR * 3 / 2);
+        ring.assert_placed(0..6);
+        ring.assert_readable(0..2);
+        for n in 6..12 {
+            let holders = ring.holders(&block(n).0.key());
+            assert!(holders.is_empty(), "block {n} is still at {holders:?}, subset {subset:04b}");
+        }
+    }
+}
+
+/// A node that starts with its clock a year ahead drops nothing in its first rounds, and
+/// what it drops at last comes back from its replicas.
+#[test]
+fn a_clock_that_stays_a_year_ahead_costs_no_block() {
+    let mut ring = Ring::with(SimConfig { seed: 5, ..SimConfig::default() }, short_leases(), 3);
+    ring.put(0, 0..20);
+    ring.join_skewed(365 * 24 * 3_600_000);
+    ring.settle();
+    ring.until_replicated();
+    ring.sim.run_for(4 * HOUR);
+    ring.assert_placed(0..20);
+    ring.assert_readable(0..20);
+}
+
 /// A store that had to rebuild its index has forgotten renewals: blocks whose first lease
 /// is long over must not be dropped before their publishers can renew them.
 #[test]

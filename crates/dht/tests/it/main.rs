@@ -2,11 +2,14 @@
 //! replays it.
 
 mod acknowledged;
+mod caching;
 mod claims;
 mod figures;
+mod hedging;
 mod hostile;
 mod leases;
 mod perfect;
 mod quotas;
 mod ring;
 mod soak;
+mod virtual_servers;

@@ -24,7 +24,7 @@ fn block(n: usize) -> (BlockHash, Bytes) {
 }
 
 /// A ring whose tables are right from the start, with all upkeep running.
-fn ring(sim: &Sim, count: usize) -> Vec<Arc<Dht>> {
+pub fn ring_with(sim: &Sim, count: usize, dht_config: &DhtConfig) -> Vec<Arc<Dht>> {
     let hosts = sim.add_hosts(count, &HostConfig::default());
     let mut nodes: Vec<Node> = hosts.iter().map(|host| Node::of(sim.peer(*host))).collect();
     nodes.sort_by_key(|node| node.id);
@@ -39,7 +39,7 @@ fn ring(sim: &Sim, count: usize) -> Vec<Arc<Dht>> {
         let chord = Chord::with_state(env.clone(), transport.clone(), config.clone(), state);
         let store = Arc::new(MemoryStore::new(1 << 30));
         let keys = Arc::new(SimulatedKeys(me.peer.id));
-        let config = DhtConfig::default();
+        let config = dht_config.clone();
         let dht = Dht::new(env, transport.clone(), chord.clone(), store, keys, config);
         transport.serve(Arc::new(Router::new().route(1, chord.clone()).route(2, dht.clone())));
         chord.start();
@@ -57,7 +57,7 @@ fn node_for(n: usize, nodes: usize) -> usize {
 /// Puts `blocks` blocks of 8 KiB on a ring of `nodes` and looks each up once, from nodes
 /// all over the ring; the remote calls each lookup took, in ascending order.
 pub fn calls_per_lookup(sim: &Sim, nodes: usize, blocks: usize) -> Vec<usize> {
-    let dhts = ring(sim, nodes);
+    let dhts = ring_with(sim, nodes, &DhtConfig::default());
     let limit = Duration::from_secs(3600);
     let puts = stream::iter(0..blocks)
         .map(|n| dhts[node_for(n, nodes)].put(vec![block(n)]))

@@ -6,8 +6,8 @@ use std::time::Duration;
 use atoll_dht::{Blocks, Dht, DhtConfig, GetError, PutError, SimulatedKeys};
 use atoll_key::{BlockHash, Key};
 use atoll_net::{Router, Service, Transport};
-use atoll_overlay::Node;
 use atoll_overlay::chord::{Chord, ChordConfig};
+use atoll_overlay::{Node, Overlay};
 use atoll_sim::{HostConfig, HostId, Sim, SimConfig};
 use atoll_store::{BlockStore, MemoryStore};
 use bytes::Bytes;
@@ -19,6 +19,7 @@ pub const ROOMY: u64 = 1 << 30;
 pub struct Member {
     pub host: HostId,
     pub dht: Arc<Dht>,
+    pub chord: Arc<Chord>,
     pub store: Arc<dyn BlockStore>,
 }
 
@@ -69,6 +70,14 @@ impl Ring {
         self.members.push(member);
     }
 
+    /// Adds a node on a host of this kind.
+    pub fn join_host(&mut self, host: HostConfig) -> usize {
+        let host = self.sim.add_host(host);
+        let member = self.start(host, Arc::new(MemoryStore::new(ROOMY)), |dht| dht);
+        self.members.push(member);
+        self.members.len() - 1
+    }
+
     /// Adds a node whose block service is replaced by what `disguise` makes of it.
     pub fn join_as(
         &mut self,
@@ -103,7 +112,15 @@ impl Ring {
             }
         }
         dht.start();
-        Member { host, dht, store }
+        Member { host, dht, chord, store }
+    }
+
+    /// Changes how many virtual servers a node runs.
+    pub fn set_virtual_servers(&self, member: usize, count: u16) {
+        let chord = self.members[member].chord.clone();
+        let changed = async move { chord.set_virtual_servers(count).await };
+        let changed = self.sim.block_on(Duration::from_secs(120), changed);
+        changed.expect("ends").expect("not too many");
     }
 
     /// Kills a node's process; its store stays.
@@ -166,15 +183,25 @@ impl Ring {
             .collect()
     }
 
-    /// The replica set of `key` as it should be: the first `replicas` live nodes at or
-    /// after it, by member number.
+    /// The replica set of `key` as it should be: the first `replicas` live nodes with a
+    /// virtual server at or after it, by member number.
     pub fn replica_set(&self, key: &Key) -> Vec<usize> {
-        let mut up: Vec<usize> =
-            (0..self.members.len()).filter(|i| self.sim.is_up(self.members[*i].host)).collect();
-        up.sort_by_key(|i| self.node(*i).id.key().distance_from(key));
-        up.truncate(self.config.replicas);
-        up.sort_unstable();
-        up
+        let up = (0..self.members.len()).filter(|i| self.sim.is_up(self.members[*i].host));
+        let mut places: Vec<(Key, usize)> = up
+            .flat_map(|i| {
+                let seats = self.members[i].chord.neighbourhoods();
+                seats.into_iter().map(move |seat| (seat.me.id.key().distance_from(key), i))
+            })
+            .collect();
+        places.sort_unstable();
+        let mut set = Vec::new();
+        for (_, member) in places {
+            if set.len() < self.config.replicas && !set.contains(&member) {
+                set.push(member);
+            }
+        }
+        set.sort_unstable();
+        set
     }
 
     /// Asserts that every block is on exactly its replica set.

@@ -1,0 +1,130 @@
+//! CFS §5.1: the client fetches a block from the nearest of its replicas; and does not wait
+//! for one that has become slow.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_dht::{CacheAt, DhtConfig, ReplicaChoice, messages};
+use atoll_env::{BoxFuture, Env, sleep};
+use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_sim::{HostConfig, SimConfig};
+use atoll_store::MemoryStore;
+
+use crate::ring::{ROOMY, Ring, block};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const BLOCKS: u32 = 400;
+
+/// Answers honestly but keeps whoever asks for a block waiting.
+struct Slow {
+    inner: Arc<dyn Service>,
+    env: Env,
+    delay: Duration,
+}
+
+impl Service for Slow {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let delay = match request.method {
+            messages::LOOKUP_STEP => self.delay,
+            _ => Duration::ZERO,
+        };
+        let (answer, pause) = (self.inner.handle(from, request), sleep(&*self.env, delay));
+        Box::pin(async move {
+            pause.await;
+            answer.await
+        })
+    }
+}
+
+fn config() -> DhtConfig {
+    DhtConfig { cache_at: CacheAt::Off, ..DhtConfig::default() }
+}
+
+/// A ring of six honest nodes and one that is slow now and then, with blocks.
+fn ring_with_slow(config: DhtConfig, slow_from: Duration) -> Ring {
+    let mut ring = Ring::with(SimConfig { seed: 1, ..SimConfig::default() }, config, 6);
+    let env = ring.sim.env(ring.members[0].host);
+    ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |dht| {
+        Arc::new(Slow { inner: dht, env: env.clone(), delay: slow_from })
+    });
+    ring.settle();
+    ring.put(0, 0..BLOCKS);
+    ring.until_replicated();
+    ring
+}
+
+fn time_to_fetch_all(ring: &Ring, at: usize) -> Duration {
+    let start = ring.sim.now();
+    (0..BLOCKS).for_each(|n| drop(ring.try_get(at, block(n).0).expect("it is there")));
+    ring.sim.now().since(start)
+}
+
+#[test]
+fn the_nearest_replica_serves_most_and_a_far_one_little() {
+    let served = |replica_choice| {
+        let config = DhtConfig { replica_choice, ..config() };
+        let mut ring = Ring::with(SimConfig { seed: 2, ..SimConfig::default() }, config, 5);
+        let far = HostConfig { access_delay: MINUTE / 300, ..HostConfig::default() };
+        let far = ring.join_host(far);
+        ring.settle();
+        ring.put(0, 0..BLOCKS);
+        ring.until_replicated();
+        for at in 0..5 {
+            time_to_fetch_all(&ring, at);
+        }
+        ring.members[far].dht.stats().served
+    };
+    let (by_root, by_nearest) = (served(ReplicaChoice::Root), served(ReplicaChoice::Nearest));
+    assert!(by_root >= 30, "the far node is the root of some: {by_root}");
+    assert!(by_nearest * 3 < by_root, "{by_nearest} from afar, {by_root} as root");
+}
+
+#[test]
+fn replicas_about_equally_near_share_the_load() {
+    let config = DhtConfig { hedge: false, replicas: 3, ..config() };
+    let ring = Ring::with(SimConfig { seed: 3, jitter: 0.0, ..SimConfig::default() }, config, 4);
+    ring.put(0, 0..BLOCKS);
+    ring.until_replicated();
+    (0..BLOCKS).for_each(|n| drop(ring.try_get(0, block(n).0).expect("it is there")));
+    let served: Vec<u64> = ring.members[1..].iter().map(|m| m.dht.stats().served).collect();
+    let total: u64 = served.iter().sum();
+    assert!(served.iter().all(|count| *count * 8 > total), "{served:?}");
+}
+
+#[test]
+fn a_slow_replica_is_hedged_within_the_budget() {
+    let slow = Duration::from_millis(900);
+    let hedged = ring_with_slow(config(), slow);
+    let with = time_to_fetch_all(&hedged, 1);
+    let stats = hedged.members[1].dht.stats();
+    assert!(stats.hedges > 0 && stats.hedges_won > 0, "{stats:?}");
+    assert!(stats.hedges <= stats.gets / 20 + 8, "more than 5 % and a burst of 8: {stats:?}");
+    assert!(stats.hedges_won <= stats.hedges);
+    let plain = ring_with_slow(DhtConfig { hedge: false, ..config() }, slow);
+    let without = time_to_fetch_all(&plain, 1);
+    assert_eq!(plain.members[1].dht.stats().hedges, 0);
+    assert!(with <= without, "{with:?} with hedges, {without:?} without");
+}
+
+/// The nearest replica may have lost the block: the next is asked, and the first is healed.
+#[test]
+fn a_replica_without_the_block_is_passed_over_and_healed() {
+    let ring = Ring::with(SimConfig { seed: 4, ..SimConfig::default() }, config(), 6);
+    ring.put(0, 0..40);
+    ring.until_replicated();
+    for n in 0..40 {
+        let key = block(n).0.key();
+        let set = ring.replica_set(&key);
+        for member in &set[..2] {
+            let removed = ring.members[*member].store.remove(vec![key]);
+            ring.sim.block_on(MINUTE, removed).expect("ends").expect("memory");
+        }
+    }
+    for n in 0..40 {
+        let (hash, bytes) = block(n);
+        assert_eq!(ring.try_get(n as usize % 6, hash), Ok(bytes), "block {n}");
+    }
+    ring.sim.run_for(Duration::from_secs(1));
+    let copies: usize = (0..40).map(|n| ring.holders(&block(n).0.key()).len()).sum();
+    assert!(copies > 40, "healed before repair has run: {copies}");
+}
