@@ -76,6 +76,11 @@ struct Allowance {
     at: Instant,
 }
 
+/// Keys whose popularity is counted by a cache of `limit_bytes`.
+fn keys_counted(limit_bytes: u64) -> usize {
+    usize::try_from(limit_bytes / USUAL_BLOCK_BYTES).unwrap_or(usize::MAX).min(1 << 20)
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Cache {
@@ -96,7 +101,6 @@ impl Cache {
     /// An empty cache of at most `limit_bytes`, for blocks asked for at least `asks` times
     /// of late. `salt` is known to nobody else.
     pub fn new(limit_bytes: u64, asks: u8, salt: [u8; 32]) -> Cache {
-        let blocks = usize::try_from(limit_bytes / USUAL_BLOCK_BYTES).unwrap_or(usize::MAX / 2);
         Cache {
             limit_bytes,
             asks: asks.max(1),
@@ -105,9 +109,29 @@ impl Cache {
             uses: 0,
             used_bytes: 0,
             evictions: 0,
-            popularity: Popularity::new(salt, blocks.min(1 << 20)),
+            popularity: Popularity::new(salt, keys_counted(limit_bytes)),
             senders: BTreeMap::new(),
         }
+    }
+
+    /// Changes the limit; what no longer fits goes, the least recently used first.
+    pub fn set_limit(&mut self, limit_bytes: u64) {
+        if limit_bytes == self.limit_bytes {
+            return;
+        }
+        self.limit_bytes = limit_bytes;
+        self.popularity = self.popularity.resized(keys_counted(limit_bytes));
+        while self.used_bytes > limit_bytes
+            && let Some(key) = self.by_use.values().next().copied()
+        {
+            self.remove(&key);
+            self.evictions += 1;
+        }
+    }
+
+    /// The most bytes it takes.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
     }
 
     /// Bytes taken, blocks held, and blocks that had to leave so far.
@@ -289,6 +313,20 @@ mod tests {
         let held: Vec<u32> = (0..=10).filter(|n| holds(&mut cache, *n)).collect();
         assert_eq!(held, [0, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
         assert_eq!(cache.usage(), (10 * COST, 10, 1));
+    }
+
+    #[test]
+    fn a_smaller_limit_holds_at_once_and_zero_empties_it() {
+        let mut cache = cache();
+        (0..10).for_each(|n| assert!(ask_and_put(&mut cache, n, 1)));
+        cache.set_limit(3 * COST);
+        cache.check_invariants();
+        let held: Vec<u32> = (0..10).filter(|n| holds(&mut cache, *n)).collect();
+        assert_eq!(held, [7, 8, 9], "the last used");
+        cache.set_limit(0);
+        assert_eq!(cache.usage(), (0, 0, 10));
+        cache.set_limit(10 * COST);
+        assert!(ask_and_put(&mut cache, 20, 1), "and it can grow again");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use atoll_env::Env;
 use atoll_key::{BlockKind, Key};
 use atoll_net::{CallError, Reply, Request, Transport};
 use atoll_overlay::peer_book::PeerBook;
-use atoll_overlay::walk::{Selection, WalkLimits};
+use atoll_overlay::walk::Selection;
 use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
 use atoll_store::{BlockInfo, BlockStore, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
@@ -86,7 +86,8 @@ pub struct DhtConfig {
     pub expire_grace: Duration,
     /// How a lookup chooses its next hop (CFS §4.3).
     pub selection: Selection,
-    /// How many routes a lookup may take when it doubts the end of the first (CFS §8).
+    /// How many routes a lookup may take, each through other nodes, while a block is not
+    /// found (CFS §8). 1 believes the first node that says it does not exist.
     pub routes: usize,
     /// Which replica is asked first for a content block.
     pub replica_choice: ReplicaChoice,
@@ -96,7 +97,8 @@ pub struct DhtConfig {
     pub hedge_percent: u32,
     /// Who caches what was fetched.
     pub cache_at: CacheAt,
-    /// The most bytes the cache takes, in memory; 0 for no cache.
+    /// The most bytes the cache takes, in memory, until
+    /// [`Dht::set_cache_bytes`](crate::Dht::set_cache_bytes) says otherwise; 0 for no cache.
     pub cache_bytes: u64,
     /// How often a block must have been asked for here of late to be cached: 1 as in the
     /// paper; with 2, fetching a large file once sends no copies about.
@@ -125,8 +127,9 @@ impl Default for DhtConfig {
             expire_every: Duration::from_secs(3600),
             quota: QuotaConfig::default(),
             expire_grace: Duration::from_secs(DAY),
-            selection: WalkLimits::default().selection,
-            routes: WalkLimits::default().routes,
+            selection: Selection::default(),
+            // A guess, borne out by simulated crowds in which every fifth node lies.
+            routes: 6,
             replica_choice: ReplicaChoice::default(),
             hedge: true,
             hedge_percent: 5,
@@ -216,7 +219,9 @@ impl Inner {
                 book.silent(&to.peer.id, now);
                 self.overlay.alert(&to.peer);
             }
-            _ if timed => book.answered(&to.peer.id, now.since(start), now),
+            Ok(_) | Err(CallError::Refused(_)) if timed => {
+                book.answered(&to.peer.id, now.since(start), now);
+            }
             _ => {}
         }
         result

@@ -127,6 +127,11 @@ impl Dht {
         self.inner.quota.set_config(config);
     }
 
+    /// Sets how much memory the cache may take from now on; 0 for no cache.
+    pub fn set_cache_bytes(&self, limit_bytes: u64) {
+        path_cache::set_limit(&self.inner, limit_bytes);
+    }
+
     /// Fetches a signed block that a replica had at most `max_age` ago, and at most
     /// [`DhtConfig::signed_cache`]: for readers who may miss an update for so long. A cached
     /// copy will do, and one replica is asked, not all: if replicas differ because an update

@@ -38,7 +38,7 @@ const MAX_SENDING: u64 = 16;
 impl Inner {
     /// Whether this node takes part in caching.
     pub fn has_cache(&self) -> bool {
-        self.config.cache_at != CacheAt::Off && self.config.cache_bytes > 0
+        self.config.cache_at != CacheAt::Off && self.cache().limit_bytes() > 0
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
@@ -84,6 +84,11 @@ pub(crate) fn wants(inner: &Inner, key: &Key) -> bool {
 /// Bytes and blocks in the cache, and how many blocks have left it for others.
 pub(crate) fn usage(inner: &Inner) -> (u64, u64, u64) {
     inner.cache().usage()
+}
+
+/// Changes how much the cache may take.
+pub(crate) fn set_limit(inner: &Inner, limit_bytes: u64) {
+    inner.cache().set_limit(limit_bytes);
 }
 
 /// A verified block in the form of the cache.

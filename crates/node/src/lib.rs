@@ -46,5 +46,7 @@ pub use join::{JoinCode, JoinCodeError, MAX_BOOTSTRAP};
 pub use network::{MAX_REPLICAS, Network, NetworkId};
 pub use node::{Node, daemon_runtime};
 pub use peers::PeerList;
-pub use status::{NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Status, VolumeStatus};
+pub use status::{
+    Cache, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Status, VolumeStatus,
+};
 pub use volumes::{MAX_NAME_BYTES, VolumeError};

@@ -23,7 +23,7 @@ use crate::entry::Entry;
 use crate::join::JoinCode;
 use crate::network::Network;
 use crate::status::{
-    NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Status, VolumeStatus,
+    Cache, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Status, VolumeStatus,
 };
 use crate::volumes::{self, Volumes};
 
@@ -75,6 +75,7 @@ impl About for Report {
             disk_bytes: usage.disk_bytes,
             capacity_bytes: usage.capacity_bytes,
             repair: self.repair(),
+            cache: self.cache(),
             refusals: BTreeMap::new(),
             bad_blocks: BTreeMap::new(),
             connections: net.connections,
@@ -147,6 +148,7 @@ impl About for Report {
             })
             .map_err(|error| error.to_string())?;
         let settings = self.settings();
+        self.dht.set_cache_bytes(settings.cache_bytes);
         if change.virtual_servers.is_some() {
             let (chord, positions) = (self.chord.clone(), settings.positions);
             // Joining asks others, who may be slow; `status` shows the places as they come.
@@ -201,6 +203,18 @@ impl Report {
                 IdProfile::Identity => "identity".into(),
             },
             replicas: self.network.replicas,
+        }
+    }
+
+    fn cache(&self) -> Cache {
+        let stats = self.dht.stats();
+        Cache {
+            blocks: stats.cache_blocks,
+            bytes: stats.cache_bytes,
+            limit_bytes: self.entry.settings().cache_bytes(),
+            hits: stats.cache_hits,
+            misses: stats.cache_misses,
+            evictions: stats.cache_evictions,
         }
     }
 

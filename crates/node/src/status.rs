@@ -47,6 +47,8 @@ pub struct Status {
     pub capacity_bytes: u64,
     /// The state of replication.
     pub repair: Repair,
+    /// Blocks cached for others.
+    pub cache: Cache,
     /// Handshakes and calls refused since the start, by reason.
     pub refusals: BTreeMap<String, u64>,
     /// Blocks received that did not match their keys, by the sender's public key.
@@ -164,6 +166,24 @@ pub struct Repair {
     pub rounds: u64,
     /// When the last round ended, milliseconds since 1970; 0 before the first.
     pub last_round_unix_ms: u64,
+}
+
+/// The blocks a node caches for lookups that pass by (CFS §5.2).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Cache {
+    /// Blocks held.
+    pub blocks: u64,
+    /// What they take, bytes.
+    pub bytes: u64,
+    /// What they may take, bytes; 0 for no cache.
+    pub limit_bytes: u64,
+    /// Questions answered from the cache since the start.
+    pub hits: u64,
+    /// Questions that neither the store nor the cache answered.
+    pub misses: u64,
+    /// Blocks that had to make room since the start.
+    pub evictions: u64,
 }
 
 /// A volume published from this node.

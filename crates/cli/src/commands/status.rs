@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use atoll_node::Status;
+use atoll_node::{Cache, Status};
 
 use crate::arguments::Global;
 use crate::connection;
@@ -192,6 +192,7 @@ fn describe(status: &Status) -> Vec<(&'static str, String)> {
             units::size(status.capacity_bytes),
         ),
     ));
+    lines.push(("cache", cache(&status.cache)));
     lines.push(("repair", repair(status)));
     lines.push((
         "traffic",
@@ -243,6 +244,20 @@ fn ring(status: &Status) -> String {
     format!("about {:.0} nodes; before this one: {before}", status.estimated_nodes.max(2.0))
 }
 
+fn cache(cache: &Cache) -> String {
+    if cache.limit_bytes == 0 {
+        return "off".into();
+    }
+    format!(
+        "{}, {} of {}; answered {} of {} questions",
+        units::counted(cache.blocks, "block", "blocks"),
+        units::size(cache.bytes),
+        units::size(cache.limit_bytes),
+        units::count(cache.hits),
+        units::count(cache.hits + cache.misses),
+    )
+}
+
 fn repair(status: &Status) -> String {
     let repair = &status.repair;
     let roots = units::counted(repair.root_blocks, "block", "blocks");
@@ -286,6 +301,21 @@ mod tests {
         let repair = Repair { fully_replicated: true, ..Repair::default() };
         assert!(Wish::Replicated.holds(&Status { repair, ..status() }));
         assert!(!Wish::Joined.holds(&Status::default()));
+    }
+
+    #[test]
+    fn the_cache_says_what_it_holds_and_how_useful_it_is() {
+        assert_eq!(cache(&Cache::default()), "off");
+        let used = Cache {
+            blocks: 2,
+            bytes: 1 << 15,
+            limit_bytes: 1 << 26,
+            hits: 3,
+            misses: 7,
+            evictions: 0,
+        };
+        let said = "2 blocks, 32.0 KiB of 64.0 MiB; answered 3 of 10 questions";
+        assert_eq!(cache(&used), said);
     }
 
     #[test]

@@ -38,6 +38,11 @@ impl Popularity {
         Popularity { salt, width, counters: Vec::new(), counted: 0 }
     }
 
+    /// Begins again, for about `keys` different keys.
+    pub fn resized(&self, keys: usize) -> Popularity {
+        Popularity::new(self.salt, keys)
+    }
+
     /// Counts `key` once.
     pub fn count(&mut self, key: &Key) {
         if self.counters.is_empty() {
