@@ -98,15 +98,21 @@ impl Pace {
                 Some(Ended::TimedOut) => state.window.timed_out(place.announced, now),
                 None => state.window.failed(place.announced, now),
             }
-            while let Some(&(bytes, _)) = state.waiting.front()
-                && state.window.may_start(bytes)
-            {
-                let (_, sender) = state.waiting.pop_front().expect("there is a front");
+            while let Some((bytes, sender)) = state.waiting.pop_front() {
+                // Passed over here: thousands at once, when a copy is given up, would each
+                // be served within the drop of the one before.
+                if sender.is_canceled() {
+                    continue;
+                }
+                if !state.window.may_start(bytes) {
+                    state.waiting.push_front((bytes, sender));
+                    break;
+                }
                 admitted.push((sender, self.place(&mut state, bytes)));
             }
         }
         for (sender, place) in admitted {
-            // One that is not wanted any more gives itself back.
+            // One that is not wanted since then gives itself back.
             let _ = sender.send(place);
         }
     }
@@ -140,6 +146,21 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_hundred_thousand_who_gave_up_are_passed_over() {
+        let limits = Limits { max_blocks: 1, ..Limits::default() };
+        let pace = Pace::new(Arc::new(TokioRuntime::current()), limits);
+        let first = pace.enter(Wanted::Soon(1)).await;
+        let mut waiting: Vec<_> =
+            (0..100_000).map(|_| Box::pin(pace.enter(Wanted::Soon(1)))).collect();
+        for one in &mut waiting {
+            assert!(one.now_or_never().is_none());
+        }
+        drop(waiting);
+        drop(first);
+        assert!(pace.enter(Wanted::Soon(1)).now_or_never().is_some());
+    }
 
     #[tokio::test]
     async fn who_waits_now_enters_and_who_waits_for_later_waits_its_turn() {

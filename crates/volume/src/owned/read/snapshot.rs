@@ -148,8 +148,9 @@ impl Snapshot {
         opened.read(offset, len).await.map_err(|error| error.at(&file.path))
     }
 
-    /// A whole file in order, as it is fetched, block by block. What is fetched ahead is
-    /// `read_ahead_bytes` of the volume's options.
+    /// A whole file in order, as it is fetched, block by block. At most `read_ahead_bytes`
+    /// of the volume's options are fetched ahead, and as many at once as the volume's
+    /// [window](crate::window) allows.
     pub fn read_stream(&self, file: &Item) -> BoxStream<'static, Result<Bytes, ReadError>> {
         let (cache, item, ahead) = (self.cache.clone(), file.clone(), self.read_ahead_bytes);
         let opening = async move {
