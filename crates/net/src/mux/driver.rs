@@ -69,6 +69,10 @@ struct Clocks {
     ping: Option<u64>,
     pings: u64,
     going_away_since: Option<Instant>,
+    /// Since when a frame has begun and none has ended.
+    partial_since: Option<Instant>,
+    /// A frame ended since the last tick.
+    frame_ended: bool,
 }
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
@@ -87,6 +91,8 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
             ping: None,
             pings: 0,
             going_away_since: None,
+            partial_since: None,
+            frame_ended: false,
         };
         bump(&context.counters.connections);
         Driver {
@@ -159,10 +165,13 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
         let mut read_bytes = 0;
         let result = loop {
             match self.reader.next_frame() {
-                Ok(Some(frame)) => match self.on_frame(frame) {
-                    Ok(()) => continue,
-                    Err(end) => break Err(end),
-                },
+                Ok(Some(frame)) => {
+                    self.clocks.frame_ended = true;
+                    match self.on_frame(frame) {
+                        Ok(()) => continue,
+                        Err(end) => break Err(end),
+                    }
+                }
                 Ok(None) => {}
                 Err(error) => break Err(End::Malformed(error)),
             }
@@ -325,6 +334,11 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
             clocks.last_taken = now;
         } else if now - clocks.last_taken >= rules.idle_ping + rules.dead_after {
             return Err(End::Closed("the peer reads nothing of what is sent".to_owned()));
+        }
+        if std::mem::take(&mut clocks.frame_ended) || self.reader.at_boundary() {
+            clocks.partial_since = None;
+        } else if now - *clocks.partial_since.get_or_insert(now) >= rules.frame_limit {
+            return Err(End::Misbehaved("a frame does not come to its end"));
         }
         if self.shared.state().going_away {
             let since = *clocks.going_away_since.get_or_insert(now);

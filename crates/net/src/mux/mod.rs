@@ -70,6 +70,9 @@ pub struct Keepalive {
     /// One on which nothing arrived for this long after a ping is closed. So is one whose
     /// peer takes nothing of what is sent for as long as an idle one is kept unanswered.
     pub dead_after: Duration,
+    /// One on which a frame has begun and not ended for this long is closed: 4 MiB at
+    /// 35 kB/s. A peer that dribbles would hold a buffer for ever.
+    pub frame_limit: Duration,
     /// One that was asked to go away is closed after this long, whatever is open.
     pub drain_limit: Duration,
 }
@@ -81,6 +84,7 @@ impl Default for Keepalive {
             measure_every: Duration::from_secs(15),
             idle_ping: Duration::from_secs(60),
             dead_after: Duration::from_secs(20),
+            frame_limit: Duration::from_secs(120),
             drain_limit: Duration::from_secs(30),
         }
     }

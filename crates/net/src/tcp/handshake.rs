@@ -1,7 +1,8 @@
 //! From a TCP connection to an authenticated one: TLS, then the proof of the network
 //! secret ([`crate::hello`]), the dialler first.
 //!
-//! Until it has succeeded a connection costs its TLS state and at most 1 KiB of hello,
+//! The dialler does not wait for the listener's proof before it sends: see
+//! [`super::proving`]. Until it has succeeded a connection costs its TLS state and at most 1 KiB of hello,
 //! and all of it must be over within [`HANDSHAKE_LIMIT`]. A dialler that cannot prove
 //! the secret is answered nothing after TLS.
 
@@ -13,8 +14,10 @@ use atoll_key::PeerId;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
+use super::proving::{Outcome, Proving};
 use super::tls::{ALPN, Tls, peer_key};
 use crate::hello::{self, Binding, Hello, HelloError, PROTOCOL_VERSION, Role, Verdict};
 use crate::{Peer, RefusalReason};
@@ -29,7 +32,7 @@ const WRITE_BYTES: usize = 256 << 10;
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-atoll-network-proof";
 
 /// A TLS connection as the multiplexer gets it.
-pub type Stream = TlsStream<BufReader<TcpStream>>;
+pub type Stream = Proving<TlsStream<BufReader<TcpStream>>>;
 
 /// Who this node is and what it proves.
 pub struct Identity {
@@ -71,13 +74,25 @@ pub enum DialError {
 }
 
 impl Identity {
-    /// Connects to `to`, which must hold the key `to.id`.
-    pub async fn dial(&self, to: Peer) -> Result<(Stream, Peer), DialError> {
-        let dialled = tokio::time::timeout(HANDSHAKE_LIMIT, self.dial_unlimited(to)).await;
+    /// Connects to `to`, which must hold the key `to.id`. The stream may be written to at
+    /// once; it can be read from when the peer has proven the rest, and the outcome tells.
+    pub async fn dial(&self, to: Peer) -> Result<(Stream, Outcome), DialError> {
+        let limit = Instant::now() + HANDSHAKE_LIMIT;
+        let dialled = tokio::time::timeout_at(limit, self.dial_unlimited(to, limit)).await;
         dialled.unwrap_or(Err(DialError::TimedOut))
     }
 
-    async fn dial_unlimited(&self, to: Peer) -> Result<(Stream, Peer), DialError> {
+    /// Connects to `to` and waits for its proof.
+    pub async fn reach(&self, to: Peer) -> Result<(), DialError> {
+        let (mut stream, _) = self.dial(to).await?;
+        std::future::poll_fn(|cx| stream.poll_proof(cx)).await
+    }
+
+    async fn dial_unlimited(
+        &self,
+        to: Peer,
+        limit: Instant,
+    ) -> Result<(Stream, Outcome), DialError> {
         let tcp = TcpStream::connect(to.addr).await?;
         tcp.set_nodelay(true)?;
         let config = self.tls.client(to.id).map_err(|error| DialError::Tls(error.to_string()))?;
@@ -95,26 +110,10 @@ impl Identity {
         let ours = self.hello(Role::Dialler, Verdict::Welcome).encode(&binding);
         stream.write_all(&ours).await?;
         stream.flush().await?;
-        let theirs = match read_hello(&mut stream).await {
-            Ok(bytes) => hello::verify(&bytes, Role::Listener, &binding),
-            Err(ReadHelloError::Closed) => return Err(DialError::ClosedByPeer),
-            Err(ReadHelloError::Hello(error)) => Err(error),
-        };
-        let theirs = match theirs {
-            Ok(hello) => hello,
-            Err(HelloError::OtherVersion(_)) => return Err(DialError::OtherVersion),
-            Err(error) => return Err(DialError::Unproven(error)),
-        };
-        match theirs.verdict {
-            Verdict::OtherVersion => return Err(DialError::OtherVersion),
-            Verdict::OtherProfile => return Err(DialError::OtherProfile),
-            Verdict::Welcome if theirs.profile != self.profile => {
-                return Err(DialError::OtherProfile);
-            }
-            Verdict::Welcome => {}
-        }
-        let peer = Peer { id: to.id, addr: seen_from(theirs.addr, to.addr) };
-        Ok((TlsStream::Client(stream), peer))
+        let profile = self.profile;
+        let check = Box::new(move |hello: &[u8]| check_listener(hello, &binding, &profile));
+        let limit = tokio::time::sleep_until(limit);
+        Ok(Proving::awaiting(TlsStream::Client(stream), limit, check))
     }
 
     /// Authenticates a connection that `from` opened.
@@ -146,8 +145,8 @@ impl Identity {
         let exporter = exporter.map_err(|_| RefusalReason::Tls)?;
         let binding = Binding::new(&self.network_secret, &exporter, id, self.id);
         let theirs = match read_hello(&mut stream).await {
-            Ok(bytes) => hello::verify(&bytes, Role::Dialler, &binding),
-            Err(_) => return Err(RefusalReason::MalformedProof),
+            Some(bytes) => hello::verify(&bytes, Role::Dialler, &binding),
+            None => return Err(RefusalReason::MalformedProof),
         };
         let (verdict, addr) = match theirs {
             Ok(hello) if hello.profile != self.profile => (Verdict::OtherProfile, hello.addr),
@@ -164,12 +163,27 @@ impl Identity {
             Verdict::OtherProfile => return Err(close(stream, RefusalReason::WrongProfile).await),
         }
         let peer = Peer { id, addr: seen_from(addr, from) };
-        Ok((TlsStream::Server(stream), peer))
+        Ok((Proving::proven(TlsStream::Server(stream)), peer))
     }
 
     fn hello(&self, role: Role, verdict: Verdict) -> Hello {
         let (addr, profile) = (self.claimed, self.profile);
         Hello { role, verdict, version: PROTOCOL_VERSION, addr, profile }
+    }
+}
+
+/// Checks what a listener says of itself and of us.
+fn check_listener(bytes: &[u8], binding: &Binding, profile: &[u8; 32]) -> Result<(), DialError> {
+    let theirs = match hello::verify(bytes, Role::Listener, binding) {
+        Ok(hello) => hello,
+        Err(HelloError::OtherVersion(_)) => return Err(DialError::OtherVersion),
+        Err(error) => return Err(DialError::Unproven(error)),
+    };
+    match theirs.verdict {
+        Verdict::OtherVersion => Err(DialError::OtherVersion),
+        Verdict::OtherProfile => Err(DialError::OtherProfile),
+        Verdict::Welcome if theirs.profile != *profile => Err(DialError::OtherProfile),
+        Verdict::Welcome => Ok(()),
     }
 }
 
@@ -189,18 +203,14 @@ fn seen_from(claimed: SocketAddr, observed: SocketAddr) -> SocketAddr {
     }
 }
 
-enum ReadHelloError {
-    Closed,
-    Hello(HelloError),
-}
-
-async fn read_hello(io: &mut (impl AsyncRead + Unpin)) -> Result<Vec<u8>, ReadHelloError> {
+/// What a dialler says first; none if it is too long or cut off.
+async fn read_hello(io: &mut (impl AsyncRead + Unpin)) -> Option<Vec<u8>> {
     let mut field = [0; hello::LENGTH_BYTES];
-    io.read_exact(&mut field).await.map_err(|_| ReadHelloError::Closed)?;
-    let mut bytes = vec![0; hello::hello_bytes(field).map_err(ReadHelloError::Hello)?];
+    io.read_exact(&mut field).await.ok()?;
+    let mut bytes = vec![0; hello::hello_bytes(field).ok()?];
     bytes[..field.len()].copy_from_slice(&field);
-    io.read_exact(&mut bytes[field.len()..]).await.map_err(|_| ReadHelloError::Closed)?;
-    Ok(bytes)
+    io.read_exact(&mut bytes[field.len()..]).await.ok()?;
+    Some(bytes)
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ pub async fn listen(inner: Arc<Inner>, listener: TcpListener) {
             };
             drop(place);
             match accepted {
-                Ok((stream, peer)) => drop(task.connected(stream, peer, false)),
+                Ok((stream, peer)) => drop(task.connected(stream, peer, None)),
                 Err(reason) => task.refuse(from, reason),
             }
         });

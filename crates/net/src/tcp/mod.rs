@@ -11,6 +11,7 @@
 mod handshake;
 mod listener;
 mod pool;
+mod proving;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -30,6 +31,7 @@ use tokio::time::Instant;
 
 use self::handshake::{Identity, Stream};
 use self::pool::Pool;
+use self::proving::Outcome;
 use self::tls::Tls;
 use crate::mux::{self, Keepalive, Mux, MuxError};
 use crate::stats::{Counters, bump};
@@ -227,23 +229,34 @@ impl Inner {
     }
 
     /// Starts to carry calls over an authenticated connection.
-    fn connected(self: &Arc<Inner>, stream: Stream, peer: Peer, dialled_here: bool) -> Mux {
+    /// `dialled` is the outcome of the peer's proof, if the connection was made here.
+    fn connected(self: &Arc<Inner>, stream: Stream, peer: Peer, dialled: Option<Outcome>) -> Mux {
         let (mux, driver) = Mux::new(stream, peer, self.context.clone());
-        let serial = self.pool().add(peer.id, mux.clone(), dialled_here, Instant::now());
+        let serial = self.pool().add(peer.id, mux.clone(), dialled.is_some(), Instant::now());
         let counters = self.counters();
-        bump(if dialled_here {
-            &counters.connections_dialled
-        } else {
-            &counters.connections_accepted
+        bump(match dialled {
+            Some(_) => &counters.connections_dialled,
+            None => &counters.connections_accepted,
         });
-        tracing::debug!(%peer, dialled_here, "connected");
+        tracing::debug!(%peer, dialled_here = dialled.is_some(), "connected");
         let inner = self.clone();
         self.spawn(async move {
             driver.await;
             inner.pool().remove(&peer.id, serial);
             tracing::debug!(%peer, "disconnected");
+            match dialled.as_ref().and_then(|outcome| outcome.get()) {
+                Some(Ok(())) => inner.pool().forgive(&peer.id),
+                Some(Err(why)) => inner.dial_failed(peer, why.clone()),
+                None => {}
+            }
         });
         mux
+    }
+
+    fn dial_failed(&self, to: Peer, why: String) {
+        bump(&self.counters().dials_failed);
+        tracing::debug!(%to, why, "dialling failed");
+        self.pool().dial_failed(to, why, Instant::now());
     }
 
     /// A connection to `to`: an open one, or one that is being dialled, or a new one.
@@ -280,21 +293,18 @@ impl Inner {
     async fn dial(self: Arc<Inner>, to: Peer, tell: watch::Sender<Option<Result<Mux, String>>>) {
         let _slot = self.dial_slots.acquire().await.expect("never closed");
         let result = match self.identity.dial(to).await {
-            Ok((stream, peer)) => Ok(self.connected(stream, peer, true)),
+            Ok((stream, outcome)) => Ok(self.connected(stream, to, Some(outcome))),
             Err(error) => Err(error.to_string()),
         };
-        let mut pool = self.pool();
-        pool.dials.remove(&to);
+        // The peer may have dialled us meanwhile.
         let result = result.or_else(|why| {
-            bump(&self.counters().dials_failed);
-            tracing::debug!(%to, why, "dialling failed");
-            // The peer may have dialled us meanwhile.
-            pool.use_open(&to.id).ok_or_else(|| {
-                pool.dial_failed(to, why.clone(), Instant::now());
+            let open = self.pool().use_open(&to.id);
+            open.ok_or_else(|| {
+                self.dial_failed(to, why.clone());
                 why
             })
         });
-        drop(pool);
+        self.pool().dials.remove(&to);
         tell.send_replace(Some(result));
     }
 
@@ -369,7 +379,7 @@ impl Transport for TcpTransport {
             // wherever it is.
             let dial = async {
                 let _slot = inner.dial_slots.acquire().await.expect("never closed");
-                inner.identity.dial(to).await.map(drop)
+                inner.identity.reach(to).await
             };
             match tokio::time::timeout(limit, dial).await {
                 Ok(Ok(())) => Ok(()),

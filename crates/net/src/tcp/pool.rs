@@ -87,7 +87,10 @@ impl Pool {
 
     /// Takes a new connection in and returns its serial number, for [`Pool::remove`].
     pub fn add(&mut self, id: PeerId, mux: Mux, dialled_here: bool, now: Instant) -> u64 {
-        self.backoffs.retain(|peer, _| peer.id != id);
+        // Whom we dialled may still fail to prove itself.
+        if !dialled_here {
+            self.forgive(&id);
+        }
         self.serials += 1;
         self.uses += 1;
         let new =
@@ -163,6 +166,11 @@ impl Pool {
         backoff.wait = (backoff.wait * 2).min(LONGEST_BACKOFF);
         backoff.until = now + backoff.wait;
         backoff.why = why;
+    }
+
+    /// The peer has proven itself: failures to dial it count no more.
+    pub fn forgive(&mut self, id: &PeerId) {
+        self.backoffs.retain(|peer, _| peer.id != *id);
     }
 
     /// Closes all.

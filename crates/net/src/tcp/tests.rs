@@ -159,3 +159,108 @@ async fn the_cipher_is_one_this_machine_computes_fast() {
     }
     assert!(format!("{suite:?}").starts_with("TLS13_"));
 }
+
+/// A listener that speaks TLS with its own key, and nothing more by itself.
+struct Cheat {
+    listener: tokio::net::TcpListener,
+    secret: SecretKey,
+}
+
+impl Cheat {
+    async fn new() -> Cheat {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        Cheat { listener, secret: SecretKey::from_seed(&[8; 32]) }
+    }
+
+    fn peer(&self) -> Peer {
+        let addr = self.listener.local_addr().expect("it is bound");
+        Peer { id: self.secret.peer_id(), addr }
+    }
+
+    /// Accepts a dialler, reads its hello, and says nothing.
+    async fn accept(
+        &self,
+        dialler: PeerId,
+    ) -> (tokio_rustls::server::TlsStream<TcpStream>, Binding) {
+        let tls = Tls::new(&self.secret).expect("TLS");
+        let (tcp, _) = self.listener.accept().await.expect("somebody dials");
+        let accepted = tokio_rustls::TlsAcceptor::from(tls.server()).accept(tcp).await;
+        let mut stream = accepted.expect("TLS");
+        let exporter = stream.get_ref().1;
+        let exporter = exporter
+            .export_keying_material([0; 32], b"EXPORTER-atoll-network-proof", None)
+            .expect("TLS");
+        let binding = Binding::new(&SECRET, &exporter, dialler, self.secret.peer_id());
+        stream.read_exact(&mut [0; HELLO_BYTES]).await.expect("the dialler proves first");
+        (stream, binding)
+    }
+}
+
+fn listener_hello() -> Hello {
+    Hello { role: Role::Listener, ..hello() }
+}
+
+#[tokio::test]
+async fn a_first_request_leaves_with_the_dialers_proof_and_not_after_the_listeners() {
+    let (cheat, client) =
+        (Cheat::new().await, TcpTransport::start(config(1)).await.expect("start"));
+    let request = Request { method: 0x0203, ..Request::default() };
+    let call = client.call(cheat.peer(), request.clone(), Duration::from_secs(30));
+    let serve = async {
+        let (mut stream, binding) = cheat.accept(client.local().id).await;
+        // The ping that measures the round trip, and the request: before any word of ours.
+        let mut frames = Vec::new();
+        while frames.len() < 2 {
+            let mut head = [0; HEAD_BYTES];
+            stream.read_exact(&mut head).await.expect("a frame before our proof");
+            frames.push(crate::frame::decode(Bytes::copy_from_slice(&head)).expect("bare frames"));
+        }
+        let id = frames.iter().find_map(|frame| match frame {
+            Frame::Request(id, asked) if *asked == request => Some(*id),
+            _ => None,
+        });
+        stream.write_all(&listener_hello().encode(&binding)).await.expect("sent");
+        let reply = Frame::Reply(id.expect("the request"), Reply::default()).encode();
+        stream.write_all(&reply).await.expect("sent");
+        stream
+    };
+    let (result, _stream) = tokio::join!(call, serve);
+    assert_eq!(result, Ok(Reply::default()));
+}
+
+#[tokio::test]
+async fn nothing_a_listener_says_counts_before_its_proof() {
+    let (cheat, client) =
+        (Cheat::new().await, TcpTransport::start(config(1)).await.expect("start"));
+    let forged = Frame::Reply(0, Reply::default()).encode();
+    for number in 0..3 {
+        let call = client.call(cheat.peer(), Request::default(), Duration::from_secs(30));
+        let serve = async {
+            let (mut stream, binding) = cheat.accept(client.local().id).await;
+            let proof = listener_hello().encode(&binding);
+            let words = match number {
+                // A reply instead of the proof; a proof of another network; a cut-off one.
+                0 => forged.to_vec(),
+                1 => {
+                    let mut forged = proof.to_vec();
+                    forged[60] ^= 1;
+                    forged
+                }
+                _ => proof[..40].to_vec(),
+            };
+            stream.write_all(&words).await.expect("sent");
+            stream.write_all(&forged).await.expect("sent");
+            let _ = stream.shutdown().await;
+            stream
+        };
+        let (result, _stream) = tokio::join!(call, serve);
+        assert!(matches!(result, Err(CallError::Unreachable(_))), "{number}: {result:?}");
+        until("it is counted", || client.stats().dials_failed == number + 1).await;
+        // It is not dialled again at once; and ever later.
+        let again = client.call(cheat.peer(), Request::default(), Duration::from_secs(30)).await;
+        let error = again.expect_err("it backs off");
+        assert!(error.to_string().contains("a moment ago"), "{error}");
+        tokio::time::sleep(Duration::from_millis(110 << number)).await;
+    }
+    assert!(client.reach(cheat.peer(), Duration::from_millis(300)).await.is_err());
+}

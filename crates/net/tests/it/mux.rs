@@ -461,3 +461,36 @@ async fn an_idle_connection_is_kept_by_pings() {
     assert!(left.is_open() && right.is_open());
     assert!(left.round_trip().is_some());
 }
+
+/// A member could hold a buffer of 4 MiB on each of its connections for ever, a byte now
+/// and then, and be taken for alive all the time.
+#[tokio::test]
+async fn a_peer_that_dribbles_a_frame_is_cut_off_and_one_that_sends_many_is_not() {
+    let keepalive = Keepalive {
+        tick: Duration::from_millis(5),
+        frame_limit: Duration::from_secs(1),
+        ..Keepalive::default()
+    };
+    let (here, mut there) = tokio::io::duplex(1 << 20);
+    let context = Context { keepalive, ..Context::default() };
+    let left = start(here, context.clone());
+    let large = Request { parts: vec![Bytes::from(vec![1; 100_000])], ..Request::default() };
+    let frame = Frame::Request(1, large).encode();
+    // Whole frames, each in two pieces, for longer than the limit.
+    for number in 0..16u64 {
+        let ping = Frame::Ping(number).encode();
+        there.write_all(&ping[..10]).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(80)).await;
+        there.write_all(&ping[10..]).await.unwrap();
+    }
+    assert!(left.is_open());
+    let mut pieces = frame.chunks(10);
+    let dribble = async {
+        while left.is_open() {
+            there.write_all(pieces.next().expect("it is cut off before")).await.ok();
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LONG, dribble).await.expect("it is cut off");
+    assert_eq!(context.counters.snapshot().malformed_frames.values().sum::<u64>(), 1);
+}
