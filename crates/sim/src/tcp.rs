@@ -27,7 +27,7 @@ pub enum Control {
     Reno,
     /// RFC 9438 with HyStart: what most systems have by default today.
     Cubic,
-    /// Paced by the greatest bandwidth seen; losses are ignored.
+    /// Paced by the greatest bandwidth seen; a loss holds it back for a round trip.
     Bbr,
 }
 
@@ -149,7 +149,7 @@ impl TcpModel {
 /// A window is sent in about so many chunks...
 const CHUNKS_PER_WINDOW: u64 = 32;
 /// ... none of which is larger than this.
-const MAX_CHUNK_SEGMENTS: u64 = 16;
+const MAX_CHUNK_SEGMENTS: u64 = 4;
 /// HyStart is not used below this window, in segments (Linux).
 const HYSTART_LOW_WINDOW: u64 = 16;
 /// Acknowledgements closer than this belong to one train (Linux: 2 ms).
@@ -182,6 +182,8 @@ pub(crate) struct Flow {
     /// Bytes ever sent and ever acknowledged (or lost).
     sent: u64,
     done: u64,
+    /// Bytes ever acknowledged.
+    delivered: u64,
     /// The round ends when this much is done.
     round_end: u64,
     round_began_at: u64,
@@ -221,6 +223,10 @@ struct Bbr {
     full_bandwidth: f64,
     stalled_rounds: u32,
     is_full: bool,
+    is_recovering: bool,
+    window_before: f64,
+    /// What was sent when less than this was delivered is of the first round of recovery.
+    conserves_until: u64,
     /// What starting up left in the queue is gone.
     is_drained: bool,
     cycle: usize,
@@ -244,9 +250,9 @@ impl Bbr {
 pub(crate) struct Mark {
     bytes: u64,
     sent_at: u64,
-    done: u64,
-    /// When what was done had been done.
-    done_at: u64,
+    /// What had been delivered then, and when the last of it was.
+    delivered: u64,
+    delivered_at: u64,
     has_more: bool,
 }
 
@@ -258,6 +264,7 @@ impl Flow {
             flight: 0,
             sent: 0,
             done: 0,
+            delivered: 0,
             round_end: 0,
             round_began_at: now,
             round_count: 0,
@@ -332,7 +339,13 @@ impl Flow {
             let takes = (bytes as f64 * 1e9 / self.bbr.pace) as u64;
             self.bbr.next_at = self.bbr.next_at.max(now) + takes;
         }
-        Mark { bytes, sent_at: now, done: self.done, done_at: self.last_acked_at, has_more }
+        Mark {
+            bytes,
+            sent_at: now,
+            delivered: self.delivered,
+            delivered_at: self.last_acked_at,
+            has_more,
+        }
     }
 
     pub(crate) fn on_acked(&mut self, model: &TcpModel, mark: &Mark, now: u64) {
@@ -341,6 +354,7 @@ impl Flow {
         self.min_rtt_ns = self.min_rtt_ns.min(rtt);
         self.smoothed_rtt_ns = self.smoothed_rtt_ns - self.smoothed_rtt_ns / 8 + rtt / 8;
         self.take_off(mark.bytes);
+        self.delivered += mark.bytes;
         let gap = now.saturating_sub(self.last_acked_at);
         self.last_acked_at = now;
         if gap > HYSTART_TRAIN_GAP_NS * mark.bytes.div_ceil(u64::from(model.segment_bytes)) {
@@ -412,13 +426,16 @@ impl Flow {
     }
 
     fn bbr_acked(&mut self, model: &TcpModel, mark: &Mark, now: u64, is_new_round: bool) {
-        let secs = (now.saturating_sub(mark.done_at)).max(1) as f64 / 1e9;
-        let sample = (self.done - mark.done) as f64 / secs;
+        let secs = (now.saturating_sub(mark.delivered_at)).max(1) as f64 / 1e9;
+        let sample = (self.delivered - mark.delivered) as f64 / secs;
         let round = self.round_count;
         let bbr = &mut self.bbr;
-        bbr.bandwidths.retain(|(seen, _)| seen + BBR_BANDWIDTH_ROUNDS >= round);
+        // An application that pauses proves nothing against what was seen before.
         if mark.has_more || sample >= bbr.bandwidth() {
-            bbr.bandwidths.retain(|(_, smaller)| *smaller > sample);
+            let counts = |(seen, larger): &(u64, f64)| {
+                seen + BBR_BANDWIDTH_ROUNDS >= round && *larger > sample
+            };
+            bbr.bandwidths.retain(counts);
             bbr.bandwidths.push((round, sample));
         }
         let bandwidth = bbr.bandwidth();
@@ -445,6 +462,14 @@ impl Flow {
         if bbr.is_full || pace > bbr.pace {
             bbr.pace = pace;
         }
+        if bbr.is_recovering && self.done >= self.recover {
+            bbr.is_recovering = false;
+            self.window = self.window.max(bbr.window_before);
+        }
+        if bbr.is_recovering && mark.delivered < bbr.conserves_until {
+            self.window = self.window.max((self.flight + mark.bytes) as f64);
+            return;
+        }
         let slack = 3.0 * BBR_BURST_SEGMENTS * f64::from(model.segment_bytes);
         if bbr.is_full {
             let target = BBR_WINDOW_GAIN * pipe + slack;
@@ -458,7 +483,11 @@ impl Flow {
     pub(crate) fn on_lost(&mut self, model: &TcpModel, mark: &Mark, now: u64) {
         let was_recovering = self.done < self.recover;
         self.take_off(mark.bytes);
-        if was_recovering || model.control == Control::Bbr {
+        if model.control == Control::Bbr {
+            self.bbr_lost(model, mark, was_recovering);
+            return;
+        }
+        if was_recovering {
             return;
         }
         let keep = if model.control == Control::Reno { 0.5 } else { CUBIC_BETA };
@@ -469,6 +498,20 @@ impl Flow {
         self.window = self.threshold;
         self.recover = self.sent;
         self.round_began_at = now;
+    }
+
+    /// For a round trip only as much is sent as arrives; afterwards it is as before.
+    fn bbr_lost(&mut self, model: &TcpModel, mark: &Mark, was_recovering: bool) {
+        let least = f64::from(model.segment_bytes);
+        if was_recovering {
+            self.window = (self.window - mark.bytes as f64).max(least);
+            return;
+        }
+        self.bbr.is_recovering = true;
+        self.bbr.window_before = self.window;
+        self.bbr.conserves_until = self.delivered;
+        self.window = (self.flight as f64).max(least);
+        self.recover = self.sent;
     }
 }
 
