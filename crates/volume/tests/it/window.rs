@@ -293,12 +293,12 @@ fn two_windows_share_a_bottleneck() {
 fn a_path_that_becomes_wider_narrower_or_longer_is_followed() {
     let change = |from: Path, to: Path| {
         let mut model = Model::new(from, 7919).with_reader(0.0);
-        model.run_until(20.0);
+        model.run_until(10.0);
         model.path = to.clone();
-        model.run_until(60.0);
+        model.run_until(40.0);
         model.longest_wait = 0.0;
-        model.run_until(80.0);
-        (model.rate(0, 60.0, 80.0) / to.rate, model.longest_wait / to.trip())
+        model.run_until(50.0);
+        (model.rate(0, 40.0, 50.0) / to.rate, model.longest_wait / to.trip())
     };
     let wide = Path::of(mbit(200), 50.0);
     let narrow = Path::of(mbit(20), 50.0);
