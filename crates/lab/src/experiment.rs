@@ -100,13 +100,15 @@ pub(crate) struct Group {
     pub run: fn(&Context<'_>) -> Result<Vec<Outcome>, LabError>,
 }
 
-const GROUPS: [&Group; 6] = [
+const GROUPS: [&Group; 8] = [
     &cfs::downloads::GROUP,
     &cfs::lookup_cost::GROUP,
     &cfs::balance::SHARES,
     &cfs::caching::GROUP,
     &cfs::balance::CONTROL,
     &cfs::failures::GROUP,
+    &crate::lookup_budget::GROUP,
+    &crate::malicious::GROUP,
 ];
 
 /// All experiments, in the order of the paper.

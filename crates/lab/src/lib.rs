@@ -19,8 +19,12 @@
 
 pub mod cfs;
 pub mod chart;
+mod churn;
+mod churning;
 mod experiment;
 mod inputs;
+mod lookup_budget;
+mod malicious;
 mod outcome;
 mod ring;
 pub mod setting;

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, Dht, DhtConfig, Fetched, GetError};
+use atoll_dht::{Blocks, Dht, DhtConfig, Fetched, GetError, SimulatedKeys};
 use atoll_env::random_below;
 use atoll_key::BlockHash;
-use atoll_net::Router;
+use atoll_net::{Router, Service};
 use atoll_overlay::chord::state::ChordState;
 use atoll_overlay::chord::{Chord, ChordConfig};
-use atoll_overlay::{Node, Seat};
+use atoll_overlay::{Node, Overlay, Seat};
 use atoll_sim::{Connections, HostConfig, HostId, Latency, RttMatrix, Sim, SimConfig};
 use atoll_store::{BlockStore, MemoryStore};
 use bytes::Bytes;
@@ -19,9 +19,9 @@ use futures_util::{StreamExt, stream};
 use crate::LabError;
 
 /// Room for every block of any experiment.
-const STORE_BYTES: u64 = 1 << 40;
+pub(crate) const STORE_BYTES: u64 = 1 << 40;
 /// Virtual time after which something is wrong with the ring.
-const LIMIT: Duration = Duration::from_secs(30 * 24 * 3600);
+pub(crate) const LIMIT: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Blocks of one put...
 const BATCH: usize = 32;
 /// ... and puts under way at a time.
@@ -64,6 +64,7 @@ const TLS_OVERHEAD_BYTES: usize = 44;
 /// A node.
 pub(crate) struct Member {
     pub host: HostId,
+    chord: Arc<Chord>,
     pub dht: Arc<Dht>,
     pub store: Arc<dyn BlockStore>,
 }
@@ -108,8 +109,9 @@ impl Ring {
         let mut circle: Vec<Node> = seats.iter().flatten().copied().collect();
         circle.sort_by_key(|node| node.id);
         let starts = hosts.iter().zip(&seats);
+        let store = || Arc::new(MemoryStore::new(STORE_BYTES));
         let members =
-            starts.map(|(host, seats)| start(&sim, *host, seats, &circle, plan)).collect();
+            starts.map(|(host, seats)| start(&sim, *host, seats, &circle, plan, store())).collect();
         Ring { sim, members }
     }
 
@@ -150,6 +152,18 @@ impl Ring {
         self.members.iter().any(|member| self.sim.is_up(member.host) && holds(member))
     }
 
+    /// Replaces a node's block service by what `as_what` makes of it and the node's tables.
+    pub fn disguise(
+        &self,
+        at: usize,
+        as_what: impl FnOnce(Arc<dyn Service>, Arc<dyn Overlay>) -> Arc<dyn Service>,
+    ) {
+        let Member { host, chord, dht, .. } = &self.members[at];
+        let disguised = as_what(dht.clone(), chord.clone());
+        let router = Router::new().route(1, chord.clone()).route(2, disguised);
+        self.sim.transport(*host).serve(Arc::new(router));
+    }
+
     /// Looks `blocks` up at one node, so many at a time; the results in any order.
     pub fn look_up(
         &self,
@@ -158,10 +172,20 @@ impl Ring {
         len_bytes: usize,
         parallel: usize,
     ) -> Result<Vec<Result<Fetched, GetError>>, LabError> {
-        let dht = &self.members[at].dht;
-        let lookups = stream::iter(blocks)
-            .map(|n| {
-                let dht = dht.clone();
+        let asked: Vec<(usize, usize)> = blocks.iter().map(|n| (at, *n)).collect();
+        self.look_up_from(&asked, len_bytes, parallel)
+    }
+
+    /// Looks blocks up, each at a node: pairs of node and block.
+    pub fn look_up_from(
+        &self,
+        asked: &[(usize, usize)],
+        len_bytes: usize,
+        parallel: usize,
+    ) -> Result<Vec<Result<Fetched, GetError>>, LabError> {
+        let lookups = stream::iter(asked)
+            .map(|(at, n)| {
+                let dht = self.members[*at].dht.clone();
                 let hash = block(*n, len_bytes).0;
                 async move { dht.lookup(hash).await }
             })
@@ -178,19 +202,27 @@ impl Drop for Ring {
 }
 
 /// Starts a node at its place (or places) on a ring that has come to rest.
-fn start(sim: &Sim, host: HostId, seats: &[Node], circle: &[Node], plan: &Plan) -> Member {
+pub(crate) fn start(
+    sim: &Sim,
+    host: HostId,
+    seats: &[Node],
+    circle: &[Node],
+    plan: &Plan,
+    store: Arc<dyn BlockStore>,
+) -> Member {
     let (env, transport) = (sim.env(host), sim.transport(host));
     let mut config = plan.chord.clone();
     config.virtual_servers = u16::try_from(seats.len()).expect("so many fit a plan");
     let length = config.list_length();
     let states = seats.iter().map(|seat| ChordState::perfect(*seat, circle, length)).collect();
     let chord = Chord::with_states(env.clone(), transport.clone(), config, states);
-    let store: Arc<dyn BlockStore> = Arc::new(MemoryStore::new(STORE_BYTES));
-    let dht = Dht::new(env, transport.clone(), chord.clone(), store.clone(), plan.dht.clone());
+    let keys = Arc::new(SimulatedKeys(transport.local().id));
+    let dht =
+        Dht::new(env, transport.clone(), chord.clone(), store.clone(), keys, plan.dht.clone());
     transport.serve(Arc::new(Router::new().route(1, chord.clone()).route(2, dht.clone())));
     if plan.upkeep {
         chord.start();
         dht.start();
     }
-    Member { host, dht, store }
+    Member { host, chord, dht, store }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use atoll_dht::{CacheAt, DhtConfig, ReplicaChoice};
 use atoll_overlay::chord::ChordConfig;
+use atoll_overlay::walk::Selection;
 
 /// A column of the tables.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -34,7 +35,14 @@ impl Setting {
                 let successors = (2.0 * (nodes.max(2) as f64).log2()).ceil() as usize;
                 // §7.2.5: "it does not use that server again until it has been stabilized".
                 let suspect_for = Duration::from_secs(24 * 3600);
-                ChordConfig { successors, suspect_for, ..ChordConfig::default() }
+                ChordConfig {
+                    successors,
+                    suspect_for,
+                    selection: Selection::NearestKey,
+                    routes: 1,
+                    check_nodes: false,
+                    ..ChordConfig::default()
+                }
             }
             Setting::Default => ChordConfig::default(),
         }
@@ -53,6 +61,8 @@ impl Setting {
         match self {
             Setting::Paper => DhtConfig {
                 replicas: 1,
+                selection: Selection::NearestKey,
+                routes: 1,
                 replica_choice: ReplicaChoice::Root,
                 hedge: false,
                 cache_at: CacheAt::Off,
@@ -65,7 +75,13 @@ impl Setting {
 }
 
 /// Switches server selection (CFS §4.3) on, for the figures that compare.
-pub(crate) fn select_servers(_chord: &mut ChordConfig) {}
+pub(crate) fn select_servers(chord: &mut ChordConfig, dht: &mut DhtConfig) {
+    chord.selection = Selection::Cost;
+    dht.selection = Selection::Cost;
+}
+
+/// Gives a node's upkeep so many bytes a second.
+pub(crate) fn set_budget(_chord: &mut ChordConfig, _bytes_per_sec: u64) {}
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -56,13 +56,14 @@ struct ListArgs {
   atoll lab run --all --quick --out /tmp/lab --json | jq .rows
 
 No node is needed. The same seed gives the same points, on any machine.")]
+#[command(group(clap::ArgGroup::new("which").required(true)))]
 struct RunArgs {
     /// Which experiments
-    #[arg(value_name = "EXPERIMENT", required_unless_present = "all", conflicts_with = "all")]
+    #[arg(value_name = "EXPERIMENT", group = "which")]
     experiments: Vec<String>,
 
     /// All of them
-    #[arg(long)]
+    #[arg(long, group = "which")]
     all: bool,
 
     /// Nodes of the largest ring, where an experiment leaves it open [default: the paper's]

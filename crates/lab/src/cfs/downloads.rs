@@ -102,16 +102,16 @@ impl Case {
                 Connections::Tcp(TcpModel::today().with_handshake(HANDSHAKE_ROUND_TRIPS))
             }
         };
-        let mut chord = setting.chord(sites::COUNT);
+        let (mut chord, mut dht) = (setting.chord(sites::COUNT), setting.dht());
         if self == Case::PaperSelecting {
-            crate::setting::select_servers(&mut chord);
+            crate::setting::select_servers(&mut chord, &mut dht);
         }
         let latency = sites::round_trips(context.options.latency.as_deref(), seed)?;
         Ok(Plan {
             seed,
             nodes: sites::COUNT,
             chord,
-            dht: setting.dht(),
+            dht,
             upkeep: true,
             virtual_servers: Vec::new(),
             network: Network { latency: Some(latency), connections, links: sites::hosts() },

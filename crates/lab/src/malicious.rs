@@ -1,0 +1,312 @@
+//! Lookups among liars (CFS §8: "it does not specifically defend against malicious
+//! participants … it could incorrectly claim that a document did not exist").
+//!
+//! After 1,000 blocks were put, a share of the nodes begins to lie, a third of them in
+//! each of three ways; then blocks are looked up from honest nodes. The liars keep their
+//! part in the upkeep of the ring, as whoever wants to do harm would:
+//!
+//! - *deniers* say that a block they hold does not exist, and name their successors;
+//! - *forgers* send other bytes;
+//! - *misleaders* send every lookup on to each other, and as a root to another liar.
+//!
+//! Wanted: with a fifth of the nodes lying and six copies, 99.9 % of lookups succeed.
+
+use std::sync::Arc;
+
+use atoll_dht::messages::{self, LookupReply, LookupStep, from_header, to_header};
+use atoll_env::BoxFuture;
+use atoll_key::Key;
+use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_overlay::{MAX_CLOSER, Node, Overlay, Route};
+use bytes::Bytes;
+
+use crate::LabError;
+use crate::chart::{Axis, Chart, Ink, Mark, Point, Series};
+use crate::experiment::{Context, Experiment, Group};
+use crate::outcome::{Comparison, Csv, Outcome};
+use crate::ring::{Network, Plan, Ring};
+use crate::setting::Setting;
+use crate::statistics::{Summary, summary};
+
+pub(crate) const GROUP: Group = Group {
+    experiments: &[Experiment {
+        name: "malicious",
+        title: "failed lookups against the share of nodes that lie",
+        source: "CFS §8",
+        nodes: Some(30..=20_000),
+    }],
+    run,
+};
+
+const BLOCK_BYTES: usize = 64;
+const REPLICAS: usize = 6;
+/// Lookups under way at a time.
+const PARALLEL: usize = 10;
+/// The claim: at least 99.9 % succeed.
+const WANTED: f64 = 0.001;
+const SHARES: [usize; 6] = [0, 5, 10, 20, 30, 40];
+const QUICK_SHARES: [usize; 2] = [0, 20];
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lie {
+    Deny,
+    Forge,
+    Mislead,
+}
+
+/// Answers lookups with a lie and everything else honestly.
+struct Liar {
+    lie: Lie,
+    honest: Arc<dyn Service>,
+    overlay: Arc<dyn Overlay>,
+    /// All liars, by position.
+    ring: Arc<Vec<Node>>,
+}
+
+impl Service for Liar {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        if request.method != messages::LOOKUP_STEP {
+            return self.honest.handle(from, request);
+        }
+        match self.lie {
+            Lie::Mislead => {
+                let lie = self.mislead(&request);
+                Box::pin(async move { lie })
+            }
+            Lie::Deny | Lie::Forge => self.spoil(from, request),
+        }
+    }
+}
+
+impl Liar {
+    /// Another liar as the predecessor, or those nearest before the key as the way to it.
+    fn mislead(&self, request: &Request) -> Result<Reply, Refusal> {
+        let step: LookupStep = from_header(&request.header)?;
+        let before = liars_before(&self.ring, &step.key);
+        let route = match before.first() {
+            Some(liar) if step.as_root => Route::Back(*liar),
+            _ => Route::closer(before),
+        };
+        Ok(reply(&LookupReply::Route(route), Vec::new()))
+    }
+
+    /// Lets the honest node answer, and spoils the block if there is one.
+    fn spoil(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let (lie, honest) = (self.lie, self.honest.handle(from, request));
+        let successors = self.overlay.neighbourhood().successors;
+        Box::pin(async move {
+            let mut answer = honest.await?;
+            let said: LookupReply = from_header(&answer.header)?;
+            if !matches!(said, LookupReply::Found(_) | LookupReply::Cached { .. }) {
+                return Ok(answer);
+            }
+            if lie == Lie::Deny {
+                return Ok(reply(&LookupReply::Absent(successors), Vec::new()));
+            }
+            for part in &mut answer.parts {
+                *part = Bytes::from(vec![0xff; part.len()]);
+            }
+            Ok(answer)
+        })
+    }
+}
+
+fn reply(said: &LookupReply, parts: Vec<Bytes>) -> Reply {
+    Reply { header: to_header(said), parts }
+}
+
+/// The liars nearest before a key, nearest first.
+fn liars_before(ring: &[Node], key: &Key) -> Vec<Node> {
+    let at = ring.partition_point(|liar| liar.id.key() < key);
+    let count = ring.len().min(MAX_CLOSER);
+    (1..=count).map(|back| ring[(at + ring.len() - back) % ring.len()]).collect()
+}
+
+struct Found {
+    setting: Setting,
+    liars_percent: usize,
+    failed: f64,
+    rpcs: f64,
+}
+
+fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
+    let nodes = context.nodes(1000, 100);
+    let blocks = context.size(1000, 200);
+    let seeds = context.seeds(5, 2);
+    let shares = if context.options.quick { &QUICK_SHARES[..] } else { &SHARES[..] };
+    let mut parts = Vec::new();
+    for setting in Setting::BOTH {
+        for share in shares {
+            parts.extend(seeds.iter().map(|seed| (setting, *share, *seed)));
+        }
+    }
+    let found = context.each(&parts, |(setting, share, seed)| {
+        let mut dht = setting.dht();
+        dht.replicas = REPLICAS;
+        let plan = Plan {
+            seed: *seed,
+            nodes,
+            chord: setting.chord(nodes),
+            dht,
+            upkeep: true,
+            virtual_servers: Vec::new(),
+            network: Network::plain(context.options.latency.clone()),
+        };
+        look_up_among_liars(&plan, *setting, *share, blocks)
+    })?;
+    Ok(vec![outcome(&found, shares, nodes, blocks, &seeds)])
+}
+
+fn look_up_among_liars(
+    plan: &Plan,
+    setting: Setting,
+    liars_percent: usize,
+    blocks: usize,
+) -> Result<Found, LabError> {
+    let ring = Ring::new(plan);
+    ring.put(blocks, BLOCK_BYTES)?;
+    let mut members: Vec<usize> = (0..plan.nodes).collect();
+    let liars = plan.nodes * liars_percent / 100;
+    for n in 0..liars {
+        let chosen = n + ring.random_below(members.len() - n);
+        members.swap(n, chosen);
+    }
+    let (liars, honest) = members.split_at(liars);
+    let seat = |n: &usize| Node::of(ring.sim.peer(ring.members[*n].host));
+    let mut positions: Vec<Node> = liars.iter().map(seat).collect();
+    positions.sort_by_key(|node| node.id);
+    let positions = Arc::new(positions);
+    for (nth, at) in liars.iter().enumerate() {
+        let lie = [Lie::Deny, Lie::Forge, Lie::Mislead][nth % 3];
+        ring.disguise(*at, |honest, overlay| {
+            Arc::new(Liar { lie, honest, overlay, ring: positions.clone() })
+        });
+    }
+    let asked: Vec<(usize, usize)> = (0..blocks)
+        .map(|_| (honest[ring.random_below(honest.len())], ring.random_below(blocks)))
+        .collect();
+    let found = ring.look_up_from(&asked, BLOCK_BYTES, PARALLEL)?;
+    let done: Vec<f64> = found.iter().flatten().map(|f| f.trace.calls() as f64).collect();
+    Ok(Found {
+        setting,
+        liars_percent,
+        failed: 1.0 - done.len() as f64 / found.len() as f64,
+        rpcs: summary(done).mean,
+    })
+}
+
+fn outcome(
+    found: &[Found],
+    shares: &[usize],
+    nodes: usize,
+    blocks: usize,
+    seeds: &[u64],
+) -> Outcome {
+    let over_runs = |setting, percent, value: fn(&Found) -> f64| -> Summary {
+        let runs = found.iter().filter(|f| f.setting == setting && f.liars_percent == percent);
+        summary(runs.map(value))
+    };
+    let mut csv =
+        Csv::new(&["setting", "liars_percent", "failed_lookups", "failed_most", "rpcs", "runs"]);
+    for setting in Setting::BOTH {
+        for share in shares {
+            let failed = over_runs(setting, *share, |f| f.failed);
+            let rpcs = over_runs(setting, *share, |f| f.rpcs);
+            let [mean, most, rpcs] =
+                [failed.mean, failed.most, rpcs.mean].map(|n| format!("{n:.5}"));
+            csv.row(&[&setting, share, &mean, &most, &rpcs, &failed.count]);
+        }
+    }
+    let said = |setting, share| {
+        let failed = over_runs(setting, share, |f| f.failed);
+        let rpcs = over_runs(setting, share, |f| f.rpcs).mean;
+        format!("{:.2} % ({rpcs:.1} RPCs)", failed.mean * 100.0)
+    };
+    let comparison = shares
+        .iter()
+        .map(|share| {
+            let quantity = format!("lookups that fail, {share} % liars");
+            Comparison::new(
+                quantity,
+                if *share == 0 { "0" } else { "no defence (§8)" },
+                said(Setting::Paper, *share),
+                said(Setting::Default, *share),
+            )
+        })
+        .collect();
+    let series = |setting, name: &str, ink, mark| Series {
+        name: name.into(),
+        ink,
+        mark,
+        points: shares
+            .iter()
+            .map(|share| {
+                let failed = over_runs(setting, *share, |f| f.failed * 100.0);
+                Point::spread(*share as f64, failed.mean, failed.least, failed.most)
+            })
+            .collect(),
+    };
+    let last = shares.last().copied().unwrap_or(0) as f64;
+    let series = vec![
+        Series {
+            name: "wanted: at most 0.1 %".into(),
+            ink: Ink::Grey,
+            mark: Mark::Dashed,
+            points: vec![Point::new(0.0, WANTED * 100.0), Point::new(last, WANTED * 100.0)],
+        },
+        series(Setting::Paper, "Atoll, paper's settings, six copies", Ink::Blue, Mark::Squares),
+        series(
+            Setting::Default,
+            "Atoll, default settings, six copies",
+            Ink::Vermilion,
+            Mark::Discs,
+        ),
+    ];
+    let highest = series
+        .iter()
+        .flat_map(|s| &s.points)
+        .map(|p| p.spread.map_or(p.y, |s| s.1))
+        .fold(0.0, f64::max);
+    Outcome {
+        name: "malicious",
+        title: "lookups among liars".into(),
+        source: "CFS §8",
+        setup: format!(
+            "{nodes} nodes, six copies of {blocks} blocks, {blocks} lookups from honest nodes"
+        ),
+        comparison,
+        notes: vec![
+            "A third of the liars each denies blocks, sends other bytes, leads astray.".into(),
+        ],
+        csv,
+        chart: Chart {
+            title: "Lookups that fail among liars".into(),
+            subtitle: format!(
+                "{nodes} nodes, six copies, {} runs; bars: least and most",
+                seeds.len()
+            ),
+            x: Axis::linear("nodes that lie (%)", 0.0, last + 2.0),
+            y: Axis::up_to("failed lookups (%)", highest),
+            series,
+        },
+        seeds: seeds.to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use atoll_sim::{HostConfig, Sim, SimConfig};
+
+    #[test]
+    fn a_misleader_names_the_liars_just_before_the_key() {
+        let sim = Sim::new(SimConfig::default());
+        let hosts = sim.add_hosts(20, &HostConfig::default());
+        let mut ring: Vec<Node> = hosts.iter().map(|host| Node::of(sim.peer(*host))).collect();
+        ring.sort_by_key(|node| node.id);
+        let named = liars_before(&ring, ring[3].id.key());
+        assert_eq!(named.len(), MAX_CLOSER);
+        assert_eq!(named[..4], [ring[2], ring[1], ring[0], ring[19]]);
+        assert!(liars_before(&[], &Key::MIN).is_empty());
+    }
+}
