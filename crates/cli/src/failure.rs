@@ -10,6 +10,8 @@ use std::io;
 
 use atoll_dht::{GetError, PutError};
 
+use crate::units;
+
 /// How a command ended, for scripts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Exit {
@@ -102,10 +104,16 @@ impl Failure {
                  from here.",
             ),
             PutError::Unavailable(_) => failure.advice(TRY_AGAIN),
-            PutError::OverQuota { .. } => failure.advice(
-                "Publish less, let old volumes' leases run out, or ask the owners of the nodes \
+            PutError::OverQuota { used_bytes, allowed_bytes, who } => failure
+                .because(format!(
+                    "over quota: {who} uses {} of the {} allowed",
+                    units::size(*used_bytes),
+                    units::size(*allowed_bytes)
+                ))
+                .advice(
+                    "Publish less, let old volumes' leases run out, or ask the owners of the nodes \
                  for a larger share; `atoll quota` shows what a node keeps for whom.",
-            ),
+                ),
             PutError::Superseded { .. } => failure.advice(
                 "Somebody published this volume with the same key from elsewhere; publish from \
                  there, or under another --name.",
@@ -159,6 +167,21 @@ mod tests {
             .because("no node runs")
             .advice("Start one with `atoll up`.");
         assert_eq!(failure.to_string(), "cannot list x: no node runs\nStart one with `atoll up`.");
+    }
+
+    #[test]
+    fn who_is_over_quota_and_by_how_much_is_said_in_units_of_people() {
+        let error = PutError::OverQuota {
+            used_bytes: 5 << 30,
+            allowed_bytes: 3 << 29,
+            who: "this node at 10.0.0.7".into(),
+        };
+        let failure = Failure::put("cannot publish /srv", &error);
+        assert_eq!(failure.exit, Exit::Full);
+        let text = failure.to_string();
+        let expected = "cannot publish /srv: over quota: this node at 10.0.0.7 uses 5.0 GiB of the \
+                        1.5 GiB allowed\n";
+        assert!(text.starts_with(expected) && text.contains("atoll quota"), "{text}");
     }
 
     #[test]
