@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use atoll_overlay::Route;
 use atoll_overlay::chord::messages::{
-    self, Alive, AskRoute, Dead, Leaving, Meet, Nudge, Ping, Seen, Surroundings, VirtualIndex,
+    self, Alive, AskRoute, Dead, Doubt, Leaving, Meet, Nudge, Ping, Seen, Surroundings, VirtualIndex,
     WireKey, WireNode, WireNodes, WirePeer, WireRoute,
 };
 use minicbor::{Decode, Encode};
@@ -15,8 +15,13 @@ pub fn targets() -> Vec<Target> {
     let nodes = || WireNodes(vec![node(1), node(2), node(3)]);
     let some = Some(WireNode(node(4)));
     let surroundings = [
-        Surroundings { epoch: 77, predecessor: some, successors: Some(nodes()) },
-        Surroundings { epoch: u64::MAX, predecessor: None, successors: None },
+        Surroundings { epoch: 77, predecessor: some, successors: Some(nodes()), doubt: None },
+        Surroundings {
+            epoch: u64::MAX,
+            predecessor: None,
+            successors: None,
+            doubt: Some(Doubt::Unchecked),
+        },
     ];
     let index = VirtualIndex;
     let seen = Seen { epoch: Some(3), to: index(1), from: index(2) };

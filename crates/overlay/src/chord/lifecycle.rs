@@ -1,6 +1,7 @@
 //! Coming onto a ring and leaving it.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use atoll_env::timeout;
 use atoll_net::{CallError, Peer};
@@ -10,6 +11,7 @@ use futures_util::stream;
 
 use super::Chord;
 use super::gate::Verdict;
+use super::messages::Doubt;
 use super::state::{ChordState, Told};
 use crate::walk::WalkError;
 use crate::{Node, Seat};
@@ -32,6 +34,17 @@ pub enum JoinError {
     PositionTaken {
         /// Who holds it.
         by: Peer,
+    },
+    /// The node that would be our successor cannot reach us.
+    #[error(
+        "{by} cannot reach this node at {addr}, where it says it listens: let incoming \
+         connections through to that port, or tell this node its address as others see it"
+    )]
+    Unreachable {
+        /// Who tried.
+        by: Peer,
+        /// Where.
+        addr: SocketAddr,
     },
     /// None of the bootstrap peers led to a ring.
     #[error("no bootstrap peer led to a ring: {}", list(.asked))]
@@ -93,6 +106,9 @@ fn list(asked: &[(Peer, JoinFailure)]) -> String {
 const JOIN_TRIES: usize = 3;
 /// So many of its future successors a node has checked before it joins.
 const MAX_AWAITED: usize = 32;
+/// How often a successor that has not finished its check of us is asked again: each time it
+/// takes half a call's limit, and a check at most four limits.
+const DOUBT_TRIES: usize = 8;
 /// The most farewells under way.
 const PARALLEL_LEAVES: usize = 16;
 /// The most virtual servers that join at once.
@@ -129,6 +145,7 @@ impl Chord {
                 Ok(()) => {
                     self.start();
                     self.stabilize_all().await;
+                    self.be_believed().await?;
                     self.join_the_rest().await;
                     return Ok(());
                 }
@@ -137,6 +154,21 @@ impl Chord {
             }
         }
         Err(JoinError::NobodyHelped { asked })
+    }
+
+    /// Waits for the successor's check of this node. If it failed, the node is on no ring.
+    async fn be_believed(&self) -> Result<(), JoinError> {
+        let doubt = || self.lock().servers.server(0).and_then(|server| server.doubt);
+        for _ in 0..DOUBT_TRIES {
+            if doubt() != Some(Doubt::Unchecked) {
+                break;
+            }
+            self.stabilize_server(0).await;
+        }
+        let Some(by) = self.doubted_by() else { return Ok(()) };
+        self.lock().tasks.drain(..).for_each(|task| task.abort());
+        self.update(|servers, _| servers.leave());
+        Err(JoinError::Unreachable { by, addr: self.transport.local().addr })
     }
 
     async fn join_through(&self, peer: Peer) -> Result<(), JoinFailure> {

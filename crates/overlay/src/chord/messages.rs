@@ -141,6 +141,21 @@ pub struct Surroundings {
     /// Its successors; absent if the asker has seen this epoch.
     #[n(2)]
     pub successors: Option<WireNodes>,
+    /// To [`NOTIFY`]: what has become of the caller's claim, if it is not believed.
+    #[n(3)]
+    pub doubt: Option<Doubt>,
+}
+
+/// Why a caller of [`NOTIFY`] is not taken for the predecessor, whatever its position.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum Doubt {
+    /// It has not been checked yet.
+    #[n(1)]
+    Unchecked,
+    /// It does not answer where it says it listens, or not as who it says it is.
+    #[n(2)]
+    Refuted,
 }
 
 /// [`LEAVE`]: who surrounds the virtual server that leaves.
@@ -299,6 +314,7 @@ mod tests {
             epoch: 7,
             predecessor: None,
             successors: Some(WireNodes(vec![node(1, false)])),
+            doubt: None,
         };
         let mut bytes = vec![0x83, 0x07, 0xf6, 0x81, 0x58, 38];
         bytes.extend([1; 32]);
@@ -335,6 +351,7 @@ mod tests {
                 epoch: 77,
                 predecessor: Some(WireNode(node(1, true))),
                 successors: Some(WireNodes(vec![node(2, false), node(3, true)])),
+                doubt: Some(Doubt::Refuted),
             };
             let mut bytes = encode(&told).to_vec();
             let at = at % bytes.len();

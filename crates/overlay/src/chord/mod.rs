@@ -54,6 +54,7 @@ use bell::Bell;
 use checks::CheckQueue;
 use gate::Rules;
 pub use lifecycle::{JoinError, JoinFailure, VirtualServersError};
+use messages::Doubt;
 use peers::RememberedPeers;
 use servers::Servers;
 use state::{ChordState, DISTINCT_SUCCESSORS, ListLength, Told};
@@ -164,7 +165,7 @@ struct Inner {
     /// Nudges under way, by who sends and who receives.
     nudging: BTreeSet<(u16, Node)>,
     /// Claims of nodes that have to be checked.
-    checks: CheckQueue<oneshot::Sender<()>>,
+    checks: CheckQueue<oneshot::Sender<bool>>,
     /// Which virtual server is taken for its successor by whom, while that is checked.
     claims: BTreeSet<(u16, Node)>,
     /// Whether anybody was suspected when that was last asked.
@@ -288,6 +289,17 @@ impl Chord {
     /// Panics if the tables break an invariant of [`servers`] or [`state`].
     pub fn check_invariants(&self) {
         self.lock().servers.check_invariants(self.env.now());
+    }
+
+    /// A successor that says that it cannot reach this node where it says it listens. Until
+    /// that is mended the node has no place on the ring.
+    pub fn doubted_by(&self) -> Option<Peer> {
+        let inner = self.lock();
+        let refuted = |index: &u16| {
+            inner.servers.server(*index).is_some_and(|s| s.doubt == Some(Doubt::Refuted))
+        };
+        let index = (0..inner.servers.count()).find(refuted)?;
+        inner.servers.state(index)?.head().map(|head| head.peer)
     }
 
     /// Peers to keep for the next start: those in the tables and some met before.
@@ -472,8 +484,11 @@ impl Overlay for Chord {
             return;
         }
         self.found_dead(*failed);
-        // The caller may have been impatient: see for ourselves.
-        self.check_soon(node);
+        // The caller may have been impatient: see for ourselves. But it may also have been
+        // sent to somebody who never was there.
+        if self.lock().servers.gate.was_checked(failed) {
+            self.check_soon(node);
+        }
     }
 
     fn warn(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {

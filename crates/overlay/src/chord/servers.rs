@@ -20,6 +20,7 @@ use atoll_key::{IdProfile, Key};
 use atoll_net::Peer;
 
 use super::gate::{Gate, Judge, Rules, Verdict};
+use super::messages::Doubt;
 use super::routing;
 use super::state::{ChordState, ListLength, Told};
 use crate::{Neighbourhood, Node, Route, Seat, distinct_peers};
@@ -34,6 +35,8 @@ pub struct VirtualServer {
     published_epoch: u64,
     /// The successor whose list ours was last rebuilt from, its epoch and ours then.
     pub(super) seen: Option<(Node, u64, u64)>,
+    /// Whether the successor believes that we are who and where we say, as it said last.
+    pub(super) doubt: Option<Doubt>,
     /// What the successor told of whom not everybody was checked then.
     waiting: Option<(Node, Told)>,
     /// When the predecessor was last heard as such.
@@ -130,6 +133,7 @@ impl Servers {
             published_epoch: state.epoch(),
             state,
             seen: None,
+            doubt: None,
             waiting: None,
             predecessor_heard: Instant::default(),
         });

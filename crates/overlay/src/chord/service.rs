@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 
 use super::gate::Verdict;
 use super::messages::{
-    self, Alive, AskRoute, Dead, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping, Seen,
+    self, Alive, AskRoute, Dead, Doubt, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping, Seen,
     Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer, WireRoute,
 };
 use super::state::Claim;
@@ -61,7 +61,7 @@ impl Chord {
                     peer: Some(WirePeer(self.transport.local())),
                 }))
             }
-            messages::NEIGHBOURS => self.surroundings(messages::decode(header)?),
+            messages::NEIGHBOURS => self.surroundings(messages::decode(header)?, None),
             messages::NUDGE => {
                 let nudge: Nudge = decode_or_default(header)?;
                 let from = self.caller(from, nudge.from);
@@ -95,12 +95,9 @@ impl Chord {
     async fn answer_notify(&self, from: Peer, header: &[u8]) -> Result<Bytes, Refusal> {
         let seen: Seen = messages::decode(header)?;
         let (index, from) = (seen.to.0, self.caller(from, seen.from));
-        let now = self.env.now();
-        if self.lock().servers.judge(&from, now) == Verdict::Unknown {
-            self.check_claimant(index, from).await;
-        }
+        let doubt = self.check_claimant(index, from).await;
         self.rectify(index, from);
-        self.surroundings(seen)
+        self.surroundings(seen, doubt)
     }
 
     /// Which virtual server of a peer calls.
@@ -108,7 +105,7 @@ impl Chord {
         Node::at(peer, Seat { profile: self.config.profile, index: index.0 })
     }
 
-    fn surroundings(&self, seen: Seen) -> Result<Bytes, Refusal> {
+    fn surroundings(&self, seen: Seen, doubt: Option<Doubt>) -> Result<Bytes, Refusal> {
         let inner = self.lock();
         let state = inner.servers.state(seen.to.0).filter(|state| state.joined());
         let state = state.ok_or_else(not_joined)?;
@@ -117,6 +114,7 @@ impl Chord {
             epoch: state.epoch(),
             predecessor: state.predecessor().map(WireNode),
             successors: (!unchanged).then(|| WireNodes(state.successors().to_vec())),
+            doubt,
         }))
     }
 

@@ -221,6 +221,9 @@ impl Chord {
     /// Rebuilds our list from the successor's answer; returns a nearer successor to ask.
     fn take_in(&self, index: u16, head: &Node, said: Surroundings) -> Option<Node> {
         let predecessor = said.predecessor.map(|n| n.0);
+        if let Some(server) = self.lock().servers.server_mut(index) {
+            server.doubt = said.doubt;
+        }
         let Some(successors) = said.successors else {
             let now = self.env.now();
             let newer = |state: &mut ChordState, judge: &Judge<'_>| {

@@ -22,7 +22,7 @@ use atoll_net::CallError;
 use futures_channel::oneshot;
 
 use super::gate::Verdict;
-use super::messages::{self, Alive, Ping, VirtualIndex};
+use super::messages::{self, Alive, Doubt, Ping, VirtualIndex};
 use super::{Chord, calls, upkeep};
 use crate::{Node, Seat};
 
@@ -42,26 +42,29 @@ enum Outcome {
 }
 
 impl Chord {
-    fn judge(&self, node: &Node) -> Verdict {
+    pub(super) fn judge(&self, node: &Node) -> Verdict {
         self.lock().servers.judge(node, self.env.now())
     }
 
     /// Whether `node` may enter the tables, if need be after a check.
     pub(super) async fn ensure_checked(&self, node: &Node) -> bool {
-        self.checked_for(node, None).await
-    }
-
-    async fn checked_for(&self, node: &Node, source: Option<PeerId>) -> bool {
         if self.judge(node) == Verdict::Welcome {
             return true;
         }
-        if !self.lock().servers.gate.is_possible(node) {
-            return false;
+        self.checked_for(node, None).await;
+        self.judge(node) == Verdict::Welcome
+    }
+
+    /// Has `node` checked, which `source` has named; whether its card proved right, if that
+    /// could be found out.
+    async fn checked_for(&self, node: &Node, source: Option<PeerId>) -> Option<bool> {
+        if self.owns(node) || !self.lock().servers.gate.is_possible(node) {
+            return Some(false);
         }
         let (sender, outcome) = oneshot::channel();
         self.lock().checks.ask(*node, source, Some(sender));
         self.start_checks();
-        outcome.await.is_ok() && self.judge(node) == Verdict::Welcome
+        outcome.await.ok()
     }
 
     /// Has nodes checked that `source` has named, `None` for this node itself.
@@ -78,10 +81,13 @@ impl Chord {
         self.start_checks();
     }
 
-    /// Virtual server `index` is taken for its successor by `from`, which has not been
-    /// checked. Returns when it has, or before the caller loses patience; the claim counts
-    /// either way once the check has succeeded.
-    pub(super) async fn check_claimant(&self, index: u16, from: Node) {
+    /// Virtual server `index` is taken for its successor by `from`. Checks that one if need
+    /// be, and returns when that is done, or before the caller loses patience; the claim
+    /// counts either way once the check has succeeded. What there is to doubt.
+    pub(super) async fn check_claimant(&self, index: u16, from: Node) -> Option<Doubt> {
+        if self.judge(&from) == Verdict::Welcome {
+            return None;
+        }
         {
             let mut inner = self.lock();
             if inner.claims.len() < MAX_CLAIMS {
@@ -93,6 +99,11 @@ impl Chord {
         if ended.is_ok() {
             // Also if there was no room for the check.
             self.lock().claims.remove(&(index, from));
+        }
+        match ended {
+            _ if self.judge(&from) == Verdict::Welcome => None,
+            Ok(Some(false)) => Some(Doubt::Refuted),
+            _ => Some(Doubt::Unchecked),
         }
     }
 
@@ -152,6 +163,11 @@ impl Chord {
     }
 
     fn conclude(&self, node: &Node, outcome: Outcome) {
+        let verdict = match &outcome {
+            Outcome::Genuine { .. } => Some(true),
+            Outcome::Refuted => Some(false),
+            Outcome::Undecided => None,
+        };
         match outcome {
             Outcome::Genuine { servers, joined } => {
                 let now = self.env.now();
@@ -189,8 +205,10 @@ impl Chord {
         if is_nearer && self.judge(node) == Verdict::Welcome {
             self.meet_soon(*node, upkeep::MEET_HOPS);
         }
-        for waiter in waiters {
-            let _ = waiter.send(());
+        if let Some(is_genuine) = verdict {
+            for waiter in waiters {
+                let _ = waiter.send(is_genuine);
+            }
         }
     }
 
@@ -206,8 +224,7 @@ impl Chord {
             }
             (was_checked, inner.servers.gate.is_suspected(&node, now))
         };
-        // That it reaches us does not say that we reach it. Who failed a check has to wait
-        // until the suspicion runs out.
+        // That it reaches us does not say that we reach it.
         if suspected && was_checked {
             self.check_claims(&[node], Some(from.id));
         }

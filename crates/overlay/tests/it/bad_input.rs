@@ -132,6 +132,7 @@ impl Service for Liar {
                 epoch: 1,
                 predecessor: self.told.0.map(WireNode),
                 successors: Some(WireNodes(self.told.1.clone())),
+                doubt: None,
             }),
             messages::ROUTE => messages::encode(&WireRoute(self.route.clone())),
             _ => Bytes::new(),

@@ -1,14 +1,14 @@
 //! Node ID authentication (CFS §4.4): whoever claims a place that is not his is in nobody's
 //! tables; whoever claims his own is.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_env::BoxFuture;
+use atoll_env::{BoxFuture, Env, timeout};
 use atoll_key::{BlockHash, IdProfile, Key, PeerId};
-use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_overlay::chord::messages::{
     self, Alive, Meet, Ping, Seen, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer,
     WireRoute,
@@ -90,6 +90,7 @@ impl Service for Liar {
                 epoch: 1,
                 predecessor: gang.last().copied().map(WireNode),
                 successors: Some(WireNodes(gang)),
+                doubt: None,
             }),
             messages::ROUTE => messages::encode(&WireRoute(Route::Root(gang))),
             _ => Bytes::new(),
@@ -357,13 +358,15 @@ fn fakes_named_by_a_neighbour_enter_no_list() {
     }
 }
 
-/// A transport that says it listens elsewhere.
+/// A transport that says it listens elsewhere, and is believed by those it calls.
 struct Behind {
-    inner: Arc<dyn atoll_net::Transport>,
+    inner: Arc<dyn Transport>,
+    env: Env,
     addr: SocketAddr,
+    others: BTreeMap<PeerId, Arc<Chord>>,
 }
 
-impl atoll_net::Transport for Behind {
+impl Transport for Behind {
     fn local(&self) -> Peer {
         Peer { addr: self.addr, ..self.inner.local() }
     }
@@ -373,8 +376,16 @@ impl atoll_net::Transport for Behind {
         to: Peer,
         request: Request,
         limit: Duration,
-    ) -> BoxFuture<'static, Result<Reply, atoll_net::CallError>> {
-        self.inner.call(to, request, limit)
+    ) -> BoxFuture<'static, Result<Reply, CallError>> {
+        let (from, env) = (self.local(), self.env.clone());
+        let callee = self.others.get(&to.id).cloned();
+        Box::pin(async move {
+            let Some(callee) = callee else { return Err(CallError::TimedOut) };
+            match timeout(&*env, limit, callee.handle(from, request)).await {
+                Ok(answer) => Ok(answer?),
+                Err(_) => Err(CallError::TimedOut),
+            }
+        })
     }
 
     fn round_trip(&self, peer: &PeerId) -> Option<Duration> {
@@ -388,9 +399,10 @@ impl atoll_net::Transport for Behind {
 
 /// A node on the host, which says that it listens at `addr`.
 fn node_at(cluster: &Cluster, host: HostId, addr: SocketAddr) -> Arc<Chord> {
-    let inner = cluster.sim.transport(host);
-    let transport = Arc::new(Behind { inner, addr });
-    Chord::new(cluster.sim.env(host), transport, cluster.config.clone())
+    let (env, inner) = (cluster.sim.env(host), cluster.sim.transport(host));
+    let others = cluster.hosts().into_iter().map(|h| (cluster.peer(h).id, cluster.chord(h)));
+    let transport = Behind { inner, env: env.clone(), addr, others: others.collect() };
+    Chord::new(env, Arc::new(transport), cluster.config.clone())
 }
 
 #[test]
@@ -427,11 +439,14 @@ fn a_node_that_cannot_be_reached_where_it_says_is_in_nobodys_tables() {
         let via = cluster.peer(cluster.hosts()[0]);
         let joining = chord.clone();
         let join = async move { joining.join(vec![via]).await };
-        let _ = cluster.sim.block_on(MINUTE, join).unwrap();
+        let error = cluster.sim.block_on(MINUTE, join).unwrap().unwrap_err();
+        let JoinError::Unreachable { by, addr } = error else { panic!("{error}") };
+        assert!(cluster.hosts().iter().any(|host| cluster.peer(*host) == by));
+        assert_eq!(addr, nowhere);
+        assert!(!chord.neighbourhood().joined);
         for _ in 0..30 {
             cluster.run_secs(1);
             cluster.ideal().unwrap();
         }
-        drop(chord);
     }
 }
