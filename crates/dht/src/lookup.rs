@@ -268,7 +268,8 @@ fn heal(inner: &Arc<Inner>, block: &Block, trace: &Trace) {
         .map(|asked| asked.node)
         .take(inner.config.replicas)
         .collect();
-    if lacking.is_empty() {
+    // A copy of what has expired would outlive it.
+    if lacking.is_empty() || block.header.lease_secs == 0 {
         return;
     }
     inner.env.spawn(Box::pin(send_copies(inner.clone(), lacking, block.clone())));
@@ -351,7 +352,7 @@ async fn ask_all_replicas(inner: &Arc<Inner>, key: Key) -> Result<SignedBlock, G
             })
             .map(|(node, _)| *node)
             .collect();
-        if !stale.is_empty() {
+        if !stale.is_empty() && header.lease_secs > 0 {
             let block = Block { header: *header, bytes: newest.bytes().clone() };
             inner.env.spawn(Box::pin(send_copies(inner.clone(), stale, block)));
         }

@@ -78,9 +78,9 @@ fn clocks_an_hour_apart_lose_nothing_before_its_lease_ends() {
 fn clocks_off_by_an_hour_lose_nothing_that_is_renewed() {
     for (subset, skew_hours) in [(0b0001u32, 1), (0b1010, -1), (0b0110, 1), (0b1011, -1)] {
         let config = DhtConfig {
-            lease: 2 * HOUR,
-            expire_every: HOUR / 4,
-            expire_grace: 2 * HOUR,
+            lease: HOUR,
+            expire_every: HOUR / 6,
+            expire_grace: HOUR,
             repair_every: HOUR / 6,
             ..DhtConfig::default()
         };
@@ -92,13 +92,13 @@ fn clocks_off_by_an_hour_lose_nothing_that_is_renewed() {
         }
         ring.settle();
         ring.put(1, 0..12);
-        ring.sim.run_for(HOUR * 3 / 2);
+        ring.sim.run_for(HOUR * 3 / 4);
         renew(&ring, 0..6);
-        ring.sim.run_for(HOUR * 3 / 2);
+        ring.sim.run_for(HOUR * 3 / 4);
         let late = (6..12).filter(|n| !ring.holders(&block(*n).0.key()).is_empty()).count();
         assert_eq!(late, 6, "dropped before the grace period was over, subset {subset:04b}");
         renew(&ring, 0..6);
-        ring.sim.run_for(HOUR * 3 / 2);
+        ring.sim.run_for(HOUR * 3 / 4);
         ring.assert_placed(0..6);
         ring.assert_readable(0..2);
         for n in 6..12 {
@@ -117,7 +117,7 @@ fn a_clock_that_stays_a_year_ahead_costs_no_block() {
     ring.join_skewed(365 * 24 * 3_600_000);
     ring.settle();
     ring.until_replicated();
-    ring.sim.run_for(4 * HOUR);
+    ring.sim.run_for(2 * HOUR);
     ring.assert_placed(0..20);
     ring.assert_readable(0..20);
 }

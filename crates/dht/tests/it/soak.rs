@@ -21,7 +21,8 @@ impl Choices {
     }
 }
 
-fn churn(seed: u64, loss: Loss) {
+/// Nodes come, crash and return, and change their virtual servers up to `max_servers`.
+fn churn(seed: u64, loss: Loss, max_servers: usize) {
     let sim = SimConfig { seed, loss, jitter: 0.3, ..SimConfig::default() };
     let mut ring = Ring::with(sim, DhtConfig::default(), 7);
     let mut choices = Choices(seed);
@@ -37,6 +38,12 @@ fn churn(seed: u64, loss: Loss) {
             if ring.try_put(from, numbers.clone().map(block).collect()).is_ok() {
                 acknowledged.extend(numbers);
             }
+        }
+        if max_servers > 1 {
+            let up: Vec<usize> =
+                (0..ring.members.len()).filter(|i| ring.sim.is_up(ring.members[*i].host)).collect();
+            let count = 1 + choices.below(max_servers) as u16;
+            ring.set_virtual_servers(up[choices.below(up.len())], count);
         }
         let down = (0..ring.members.len()).find(|i| !ring.sim.is_up(ring.members[*i].host));
         match (choices.below(3), down) {
@@ -74,7 +81,7 @@ fn churn(seed: u64, loss: Loss) {
 #[test]
 fn nothing_acknowledged_is_lost_under_churn() {
     for seed in 0..30 {
-        churn(seed, Loss::None);
+        churn(seed, Loss::None, 1);
     }
 }
 
@@ -82,6 +89,13 @@ fn nothing_acknowledged_is_lost_under_churn() {
 fn nothing_acknowledged_is_lost_under_churn_on_a_lossy_network() {
     let first_timeout = Duration::from_millis(200);
     for seed in 100..115 {
-        churn(seed, Loss::Retransmit { chance: 0.02, first_timeout });
+        churn(seed, Loss::Retransmit { chance: 0.02, first_timeout }, 1);
+    }
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_while_virtual_servers_come_and_go() {
+    for seed in 200..210 {
+        churn(seed, Loss::None, 6);
     }
 }
