@@ -56,10 +56,23 @@ enum Lie {
     Replay,
     /// A virtual server that it does not admit to.
     Vacant,
+    /// Its own place, but asked, it says that it is somewhere else, as one would to whom
+    /// the question has been passed on.
+    Elsewhere,
+    /// Its own place, and more virtual servers than the network allows.
+    Greedy,
 }
 
-const LIES: [Lie; 6] =
-    [Lie::Address, Lie::Index, Lie::Profile, Lie::Identity, Lie::Replay, Lie::Vacant];
+const LIES: [Lie; 8] = [
+    Lie::Address,
+    Lie::Index,
+    Lie::Profile,
+    Lie::Identity,
+    Lie::Replay,
+    Lie::Vacant,
+    Lie::Elsewhere,
+    Lie::Greedy,
+];
 
 /// A node that wants to be the root of the victim's data.
 struct Liar {
@@ -79,11 +92,15 @@ impl Service for Liar {
                 let before = std::mem::replace(&mut *self.last_nonce.lock().unwrap(), ping.nonce);
                 let nonce = if matches!(self.lie, Lie::Replay) { before } else { ping.nonce };
                 let servers = Some(match self.lie {
-                    Lie::Index => 128,
+                    Lie::Index | Lie::Greedy => 128,
                     Lie::Vacant => 1,
                     _ => MAX_INDEX,
                 });
-                let peer = Some(WirePeer(self.peer));
+                let mut peer = self.peer;
+                if matches!(self.lie, Lie::Elsewhere) {
+                    peer.addr.set_port(2);
+                }
+                let peer = Some(WirePeer(peer));
                 messages::encode(&Alive { joined: true, nonce, servers, peer })
             }
             messages::NEIGHBOURS | messages::NOTIFY => messages::encode(&Surroundings {
@@ -122,7 +139,9 @@ fn coveted(lie: Lie, liar: Peer, profile: IdProfile, honest: &[Peer]) -> Node {
             let keys = honest.iter().map(|peer| peer.id).chain((0..200).map(|n| PeerId([n; 32])));
             keys.map(|id| Node::at(Peer { id, addr: liar.addr }, seat(0))).collect()
         }
-        Lie::Replay => (0..MAX_INDEX).map(|index| Node::at(liar, seat(index))).collect(),
+        Lie::Replay | Lie::Elsewhere | Lie::Greedy => {
+            (0..MAX_INDEX).map(|index| Node::at(liar, seat(index))).collect()
+        }
         Lie::Vacant => (1..MAX_INDEX).map(|index| Node::at(liar, seat(index))).collect(),
     };
     let nearest = places.into_iter().min_by_key(|n| n.id.key().distance_from(&victim()));
