@@ -6,8 +6,10 @@
 //! say that it made the receipt. In between nothing is asked.
 //!
 //! So that nobody is made to call others in somebody's stead: only a receipt with a sound
-//! signature leads to a call, one at a time for each publisher and address, with a bound
-//! for each address and for all; and who did not answer is not called again for a while.
+//! signature leads to a call, once however often it is shown meanwhile, with a bound for
+//! each address and for all; and who does not answer is not called again for a while. That
+//! a publisher does not know a receipt says nothing of its next one: whoever shows an old
+//! one again cannot lock its publisher out.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -36,11 +38,27 @@ const MAX_ASKING_ADDRESS: usize = 4;
 /// Receipts of its own that a node remembers. At a mebibyte each, the last 4 GiB.
 const MAX_ISSUED: usize = 4096;
 
+/// Why somebody was not confirmed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum Doubt {
+    /// Its key does not answer at its address.
+    #[error("it does not answer there: {0}")]
+    Absent(String),
+    /// It does not say that it made the receipt.
+    #[error("{0}")]
+    Disowned(String),
+}
+
 /// Whether somebody was confirmed, or why not.
-type Verdict = Result<(), String>;
+type Verdict = Result<(), Doubt>;
 
 /// A publisher and the address it claims.
 type Claim = (PeerId, IpAddr);
+
+/// What is being asked: of a claim, about a receipt.
+type Question = (Claim, Option<[u8; 32]>);
+
+type Asking = Shared<BoxFuture<'static, Verdict>>;
 
 /// What is known of publishers, and what this node has published.
 #[derive(Default)]
@@ -51,12 +69,21 @@ pub(crate) struct Confirmations {
 #[derive(Default)]
 struct State {
     known: BTreeMap<Claim, (Verdict, Instant)>,
-    asking: BTreeMap<Claim, Shared<BoxFuture<'static, Verdict>>>,
+    asking: BTreeMap<Question, Asking>,
     issued: VecDeque<[u8; 32]>,
 }
 
 impl State {
+    /// Whether one more may be asked at this address.
+    fn may_ask(&self, ip: IpAddr) -> bool {
+        let here = self.asking.keys().filter(|((_, at), _)| *at == ip).count();
+        self.asking.len() < MAX_ASKING && here < MAX_ASKING_ADDRESS
+    }
+
     fn remember(&mut self, claim: Claim, verdict: Verdict, now: Instant) {
+        if matches!(verdict, Err(Doubt::Disowned(_))) {
+            return;
+        }
         let hold = if verdict.is_ok() { CONFIRMED_FOR } else { REFUSED_FOR };
         if self.known.len() >= MAX_KNOWN && !self.known.contains_key(&claim) {
             self.known.retain(|_, (_, until)| *until > now);
@@ -107,6 +134,13 @@ impl Confirmations {
         limit: Duration,
     ) -> Result<(), Refusal> {
         let claim = (publisher.id, publisher.addr.ip());
+        // Another of its receipts, being asked about, may do for this one.
+        if let Some(other) = self.other_asking(claim, digest)
+            && other.await.is_ok()
+        {
+            return Ok(());
+        }
+        let question: Question = (claim, digest);
         let asking = {
             let mut state = self.lock();
             if let Some((verdict, until)) = state.known.get(&claim)
@@ -114,34 +148,39 @@ impl Confirmations {
             {
                 return refusal(&publisher, verdict.clone());
             }
-            match state.asking.get(&claim) {
-                Some(asking) => asking.clone(),
-                None => {
-                    let here = state.asking.keys().filter(|(_, ip)| *ip == claim.1).count();
-                    if state.asking.len() >= MAX_ASKING || here >= MAX_ASKING_ADDRESS {
-                        let text = "too many publishers are being confirmed; try again";
-                        return Err(Refusal::new(Refusal::OVERLOADED, text));
-                    }
-                    let nonce = [env.random_u64(), env.random_u64()].map(u64::to_be_bytes);
-                    let nonce = nonce.concat().try_into().expect("16 bytes");
-                    let question = digest.map(|digest| Confirm { nonce, digest });
-                    let asking = ask(transport.clone(), publisher, question, limit);
-                    let asking: BoxFuture<'static, Verdict> = Box::pin(asking);
-                    let asking = asking.shared();
-                    state.asking.insert(claim, asking.clone());
-                    asking
-                }
+            if !state.asking.contains_key(&question) && !state.may_ask(claim.1) {
+                let text = "too many publishers are being confirmed; try again";
+                return Err(Refusal::new(Refusal::OVERLOADED, text));
             }
+            let begin = || {
+                let nonce = [env.random_u64(), env.random_u64()].map(u64::to_be_bytes);
+                let nonce = nonce.concat().try_into().expect("16 bytes");
+                let confirm = digest.map(|digest| Confirm { nonce, digest });
+                let asking = ask(transport.clone(), publisher, confirm, limit);
+                let asking: BoxFuture<'static, Verdict> = Box::pin(asking);
+                asking.shared()
+            };
+            state.asking.entry(question).or_insert_with(begin).clone()
         };
         // Whoever waits for an answer that was given up goes on asking in its stead.
         let verdict = asking.clone().await;
         let mut state = self.lock();
-        if state.asking.get(&claim).is_some_and(|now| now.ptr_eq(&asking)) {
-            state.asking.remove(&claim);
+        if state.asking.get(&question).is_some_and(|now| now.ptr_eq(&asking)) {
+            state.asking.remove(&question);
             state.remember(claim, verdict.clone(), env.now());
         }
         drop(state);
         refusal(&publisher, verdict)
+    }
+
+    /// What is being asked of a publisher about another receipt.
+    fn other_asking(&self, claim: Claim, digest: Option<[u8; 32]>) -> Option<Asking> {
+        let state = self.lock();
+        if state.asking.contains_key(&(claim, digest)) {
+            return None;
+        }
+        let of_claim = (claim, None)..=(claim, Some([0xff; 32]));
+        state.asking.range(of_claim).next().map(|(_, asking)| asking.clone())
     }
 }
 
@@ -162,19 +201,24 @@ async fn ask(
         let Some(question) = question else { return Ok(()) };
         let header = to_header(&question);
         let request = Request { method: messages::CONFIRM, header, parts: Vec::new() };
-        let reply = transport.call(publisher, request, limit).await.map_err(told)?;
+        let disowned = |why: &str| Err(Doubt::Disowned(why.to_owned()));
+        let reply = match transport.call(publisher, request, limit).await {
+            Ok(reply) => reply,
+            Err(CallError::Refused(refusal)) => return disowned(&refusal.to_string()),
+            Err(error) => return Err(absent(error)),
+        };
         match from_header::<ConfirmReply>(&reply.header) {
-            Ok(reply) if reply.nonce != question.nonce => Err("its answer is not ours".to_owned()),
+            Ok(reply) if reply.nonce != question.nonce => disowned("it repeats another nonce"),
             Ok(ConfirmReply { is_mine: true, .. }) => Ok(()),
-            Ok(_) => Err("it did not make this receipt".to_owned()),
-            Err(refusal) => Err(refusal.to_string()),
+            Ok(_) => disowned("it did not make this receipt"),
+            Err(refusal) => disowned(&refusal.to_string()),
         }
     };
-    let there = async { transport.reach(publisher, limit).await.map_err(told) };
+    let there = async { transport.reach(publisher, limit).await.map_err(absent) };
     let (there, made) = futures_util::join!(there, made);
     there.and(made)
 }
 
-fn told(error: CallError) -> String {
-    error.to_string()
+fn absent(error: CallError) -> Doubt {
+    Doubt::Absent(error.to_string())
 }

@@ -20,7 +20,8 @@ use futures_util::future::join_all;
 
 use crate::inner::Inner;
 use crate::messages::{self, Vouch, VouchReply, Vouched, from_header, to_header};
-use crate::quota::{Room, bearer, is_bearer};
+use crate::owner::{bearer, is_bearer};
+use crate::quota::Room;
 
 /// Nodes asked to vouch for a batch.
 const MAX_WITNESSES: usize = 3;

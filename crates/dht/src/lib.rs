@@ -10,6 +10,7 @@
 //!
 //! It does not know files, nor how the overlay finds its way.
 
+mod admission;
 pub mod blocks;
 mod cache;
 mod confirm;
@@ -20,10 +21,12 @@ mod inner;
 mod lookup;
 pub mod messages;
 mod node;
+mod owner;
 mod path_cache;
 pub mod quota;
 pub mod receipt;
 pub mod reconcile;
+mod renewals;
 mod repair;
 mod repair_state;
 mod replicas;

@@ -16,12 +16,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard};
 
-use atoll_key::PeerId;
 use atoll_store::{BlockStore, Holding, Owner};
 use minicbor::{Decode, Encode};
+
+pub use crate::owner::Who;
+use crate::owner::{address_of, is_bearer_key, publisher_of};
 
 /// What a block costs beside its bytes: its record's header and its entry in the index.
 /// Measured: 144 bytes of header, and 78 + 64 in pages that are about half full.
@@ -35,8 +36,6 @@ const FOR_PUTS: (u64, u64) = (3, 4);
 /// A root asks its replicas whether they have room for a publisher that uses more than one
 /// part in so many of what it may put. A guess: nodes' parts of the ring differ as much.
 const NEAR: u64 = 4;
-/// A publisher of this prefix is a node that brought copies, see [`Owner`]s of [`bearer`].
-const BEARER_MARK: [u8; 4] = [0xff; 4];
 
 /// A part of something, in millionths.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -341,13 +340,10 @@ impl Quota {
             Account { who, is_bearer, used_bytes, blocks: held.blocks, allowed_bytes }
         };
         let key = |(key, held): ([u8; 16], Holding)| {
-            let is_bearer = key[..4] == BEARER_MARK;
-            let who = if key == Owner::NOBODY.publisher { Who::Nobody } else { Who::Key(key) };
-            account(QuotaOf::Key, who, is_bearer, held)
+            account(QuotaOf::Key, publisher_of(key), is_bearer_key(&key), held)
         };
         let address = |(ip, held): ([u8; 16], Holding)| {
-            let (ip, is_bearer) = unmark(ip);
-            let who = if ip == Owner::NOBODY.ip { Who::Nobody } else { Who::Address(ip_of(ip)) };
+            let (who, is_bearer) = address_of(ip);
             account(QuotaOf::Address, who, is_bearer, held)
         };
         QuotaReport {
@@ -418,30 +414,6 @@ pub struct QuotaReport {
     pub refused_blocks: u64,
 }
 
-/// Who is charged.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Who {
-    /// Nobody: blocks from before quotas.
-    Nobody,
-    /// A publishing node, by the first 16 bytes of its key; of a bearer 4 marks and 12.
-    Key([u8; 16]),
-    /// An address, its bits beyond those charged as one being zero.
-    Address(IpAddr),
-}
-
-impl fmt::Display for Who {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Who::Nobody => f.write_str("nobody"),
-            Who::Key(key) => {
-                let from = if key[..4] == BEARER_MARK { 4 } else { 0 };
-                key[from..from + 8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-            }
-            Who::Address(ip) => ip.fmt(f),
-        }
-    }
-}
-
 /// What is kept for one publisher or one address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Account {
@@ -457,74 +429,14 @@ pub struct Account {
     pub allowed_bytes: u64,
 }
 
-/// The part of an address that is charged as one.
-fn charged(ip: IpAddr, config: &QuotaConfig) -> [u8; 16] {
-    let (ip, bits) = match ip.to_canonical() {
-        IpAddr::V4(ip) => (ip.to_ipv6_mapped(), 96 + u32::from(config.ipv4_bits.min(32))),
-        IpAddr::V6(ip) => (ip, u32::from(config.ipv6_bits.min(64))),
-    };
-    let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0);
-    let mut charged = (u128::from(ip) & mask).to_be_bytes();
-    if bearer_byte(&charged) == 15 {
-        charged[15] = PRESENT;
-    }
-    charged
-}
-
-/// Whom a publisher's blocks are charged to.
-pub(crate) fn owner_of(id: &PeerId, ip: IpAddr, config: &QuotaConfig) -> Owner {
-    let publisher = id.0[..16].try_into().expect("16 of 32 bytes");
-    Owner { publisher, ip: charged(ip, config) }
-}
-
-/// Whom copies that nobody vouches for are charged to: the node that brought them, apart
-/// from what it publishes. No publisher can have such an address: the bit set is one that
-/// [`charged`] clears.
-pub(crate) fn bearer(id: &PeerId, ip: IpAddr, config: &QuotaConfig) -> Owner {
-    let mut owner = owner_of(id, ip, config);
-    owner.publisher[..4].copy_from_slice(&BEARER_MARK);
-    owner.publisher[4..].copy_from_slice(&id.0[..12]);
-    owner.ip[bearer_byte(&owner.ip)] |= 1;
-    owner
-}
-
-/// Whether nobody has vouched for a block charged so.
-pub(crate) fn is_bearer(owner: &Owner) -> bool {
-    unmark(owner.ip).1
-}
-
-const MAPPED: [u8; 2] = [0xff; 2];
-/// Set in what is charged of an IPv6 address, so that no address is all zeros as nobody is.
-const PRESENT: u8 = 2;
-
-/// The byte of an address that tells publishers from bearers.
-fn bearer_byte(ip: &[u8; 16]) -> usize {
-    if ip[10..12] == MAPPED { 9 } else { 15 }
-}
-
-/// The address without the mark, and whether it was there.
-fn unmark(mut ip: [u8; 16]) -> ([u8; 16], bool) {
-    let byte = bearer_byte(&ip);
-    let is_marked = ip[byte] & 1 == 1;
-    ip[byte] &= !1;
-    (ip, is_marked)
-}
-
-fn ip_of(mut ip: [u8; 16]) -> IpAddr {
-    if bearer_byte(&ip) == 15 {
-        ip[15] = 0;
-    }
-    IpAddr::V6(Ipv6Addr::from(ip)).to_canonical()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use atoll_key::{BlockKind, Key};
+    use crate::owner::owner_of;
+    use atoll_key::{BlockKind, Key, PeerId};
     use atoll_store::{BlockInfo, MemoryStore, StoredBlock};
     use bytes::Bytes;
     use futures_util::FutureExt;
-    use proptest::prelude::*;
 
     const CAPACITY: u64 = 10 << 20;
 
@@ -702,38 +614,5 @@ mod tests {
         assert!(!verdict(most, Room::Content) && !verdict(most, Room::Root));
         assert!(verdict(most, Room::Repair) && !verdict(most + 1, Room::Repair));
         assert!(verdict(most + 1, Room::Free));
-    }
-
-    #[test]
-    fn addresses_are_charged_as_people_get_them() {
-        let same = [
-            ("10.1.2.3", "::ffff:10.1.2.3", true),
-            ("10.1.2.3", "10.1.2.4", false),
-            ("2001:db8:1:2::1", "2001:db8:1:2:ffff::7", true),
-            ("2001:db8:1:2::1", "2001:db8:1:3::1", false),
-        ];
-        for (a, b, expected) in same {
-            assert_eq!(owner(1, a) == owner(1, b), expected, "{a} and {b}");
-        }
-        assert_ne!(owner(1, "::1").ip, Owner::NOBODY.ip);
-        let config = QuotaConfig { ipv4_bits: 24, ..QuotaConfig::default() };
-        let [a, b] = ["10.1.2.3", "10.1.2.200"].map(|ip| ip.parse().expect("an address"));
-        assert_eq!(charged(a, &config), charged(b, &config));
-    }
-
-    proptest! {
-        #[test]
-        fn a_bearer_is_never_taken_for_a_publisher(
-            id in any::<[u8; 32]>(), v4 in any::<[u8; 4]>(), v6 in any::<[u8; 16]>(),
-            bits in 0..=200u8,
-        ) {
-            let config = QuotaConfig { ipv4_bits: bits, ipv6_bits: bits, ..QuotaConfig::default() };
-            for ip in [IpAddr::from(v4), IpAddr::from(v6)] {
-                let (plain, marked) = (owner_of(&PeerId(id), ip, &config), bearer(&PeerId(id), ip, &config));
-                prop_assert!(!is_bearer(&plain) && is_bearer(&marked));
-                prop_assert_eq!(unmark(marked.ip).0, plain.ip);
-                prop_assert_ne!(plain.ip, Owner::NOBODY.ip);
-            }
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! Keeping blocks on this node and, as their root, on the nodes after it (CFS §5.1, §5.5).
 //!
-//! Every block is verified against its key before it is stored; a block that fails is
-//! dropped, counted and its sender marked. Of signed blocks the higher version stays.
+//! Only what was admitted (see `admission`) is stored, and goes on to other nodes. Of signed
+//! blocks the higher version stays.
 
 use atoll_key::{BlockKind, Key};
 use atoll_net::header::Capped;
@@ -11,196 +11,13 @@ use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use crate::copies::{self, Charge, Copy};
+use crate::admission::{Admitted, Origin, admit, kept, reserve};
+use crate::copies::{self, Copy};
 use crate::inner::{Block, Inner};
 use crate::messages::{
-    self, AskRoom, AskRoomReply, BlockHeader, Put, PutReply, PutStatus, Renew, RenewReply,
-    from_header, is_majority, to_header,
+    self, AskRoom, AskRoomReply, Put, PutReply, PutStatus, from_header, to_header,
 };
-use crate::quota::{OverQuota, Reservation, Room, Want, cost_bytes, is_bearer, owner_of};
-use crate::receipt::{BAD_RECEIPT, Receipt, WireReceipt};
-
-/// Where blocks come from, which decides whom they are charged to (CFS §5.4).
-#[derive(Clone, Debug)]
-pub(crate) enum Origin {
-    /// Their publisher has said that it wants them kept, and is where it says.
-    Publisher { receipt: Receipt, owner: Owner },
-    /// Some node has them.
-    Bearer,
-}
-
-impl Origin {
-    /// Checks the receipt of a message about `keys`, if it carries one.
-    pub async fn of(
-        inner: &Inner,
-        receipt: Option<WireReceipt>,
-        keys: &[Key],
-    ) -> Result<Origin, Refusal> {
-        let Some(receipt) = receipt else { return Ok(Origin::Bearer) };
-        let receipt = receipt.receipt(keys.iter().copied())?;
-        let bad = |text: String| Err(Refusal::new(BAD_RECEIPT, text));
-        if !receipt.covers(keys) {
-            return bad("the receipt is for other blocks".to_owned());
-        }
-        let now = inner.env.unix_ms() / 1000;
-        if receipt.lease_left_secs(now, 0).is_none() {
-            let (issued, hours) = (receipt.issued_unix_secs, now / 3600);
-            let off = (issued / 3600).abs_diff(hours);
-            return bad(format!("the receipt was made {off} hours from now, by the clock here"));
-        }
-        if !receipt.is_signed(&*inner.attestor) {
-            return bad("the receipt is not signed by its publisher".to_owned());
-        }
-        let publisher = receipt.publisher;
-        if publisher.id == inner.transport.local().id {
-            if !inner.confirmations.is_mine(&receipt.digest()) {
-                return bad("this node did not make the receipt in its name".to_owned());
-            }
-        } else {
-            let (digest, limit) = (Some(receipt.digest()), inner.config.call_limit);
-            let confirmations = &inner.confirmations;
-            confirmations.confirm(&inner.env, &inner.transport, publisher, digest, limit).await?;
-        }
-        let owner = owner_of(&publisher.id, publisher.addr.ip(), &inner.quota.config());
-        Ok(Origin::Publisher { receipt, owner })
-    }
-
-    /// This node publishes blocks with these keys itself.
-    pub fn own(inner: &Inner, lease_secs: u64, keys: &[Key]) -> Origin {
-        let (me, now) = (inner.transport.local(), inner.env.unix_ms() / 1000);
-        let keys = keys.iter().copied();
-        let receipt = Receipt::sign(&*inner.attestor, me, now, lease_secs, keys);
-        inner.confirmations.issued(receipt.digest());
-        Origin::Publisher { receipt, owner: owner_of(&me.id, me.addr.ip(), &inner.quota.config()) }
-    }
-
-    /// The receipt for a message about `keys`.
-    pub fn to_wire(&self, keys: impl Iterator<Item = Key>) -> Option<WireReceipt> {
-        match self {
-            Origin::Publisher { receipt, .. } => Some(receipt.to_wire(keys)),
-            Origin::Bearer => None,
-        }
-    }
-}
-
-/// Blocks that were found sound, charged, and have room here while `_room` lives.
-struct Admitted<'a> {
-    blocks: Vec<Block>,
-    stored: Vec<StoredBlock>,
-    /// Where in the batch they stood.
-    indices: Vec<usize>,
-    /// Of the whole batch: why a block was refused.
-    refused: Vec<Option<PutStatus>>,
-    /// What they cost more than what is held.
-    added_bytes: u64,
-    _room: Reservation<'a>,
-}
-
-/// Checks a batch against its keys, charges it and reserves room for it.
-async fn admit<'a>(
-    inner: &'a Inner,
-    from: &Peer,
-    origin: &Origin,
-    blocks: Vec<Block>,
-) -> Result<Admitted<'a>, Refusal> {
-    let mut refused = vec![None; blocks.len()];
-    let (mut sound, mut copies, mut indices) = (Vec::new(), Vec::new(), Vec::new());
-    for (index, block) in blocks.into_iter().enumerate() {
-        // A bad block goes no further: the replicas would take this node for its source.
-        match verify(inner, from, &block) {
-            Err(status) => refused[index] = Some(status),
-            Ok((kind, version)) => {
-                let BlockHeader { key, lease_secs, .. } = block.header;
-                copies.push(Copy { key, kind, version, lease_secs });
-                indices.push(index);
-                sound.push(block);
-            }
-        }
-    }
-    let charges = charges_of(inner, from, origin, &copies).await?;
-    let stored = sound.iter().zip(&copies).zip(&charges).map(|((block, copy), charge)| {
-        let mut stored = inner.to_store(block, copy.kind, copy.version);
-        stored.info.owner = charge.owner;
-        stored.info.expires_unix_secs = expires(inner, origin, &copy.key, charge);
-        stored
-    });
-    let stored: Vec<StoredBlock> = stored.collect();
-    let (verdicts, room) = reserve(inner, &stored, &charges);
-    let added_bytes = room.bytes();
-    let keep: Vec<bool> = verdicts.iter().map(Result::is_ok).collect();
-    for (index, verdict) in indices.iter().zip(verdicts) {
-        refused[*index] = verdict.err().map(PutStatus::from);
-    }
-    let (blocks, stored) = (kept(sound, &keep), kept(stored, &keep));
-    let indices = kept(indices, &keep);
-    Ok(Admitted { blocks, stored, indices, refused, added_bytes, _room: room })
-}
-
-/// Those of `list` that are to be kept.
-fn kept<T>(list: Vec<T>, keep: &[bool]) -> Vec<T> {
-    list.into_iter().zip(keep).filter(|(_, keep)| **keep).map(|(item, _)| item).collect()
-}
-
-/// Whom blocks are charged to, and how long each may stay.
-async fn charges_of(
-    inner: &Inner,
-    from: &Peer,
-    origin: &Origin,
-    copies: &[Copy],
-) -> Result<Vec<Charge>, Refusal> {
-    let Origin::Publisher { receipt, owner } = origin else {
-        return copies::charges(inner, from, copies).await;
-    };
-    let now = inner.env.unix_ms() / 1000;
-    let charge = |copy: &Copy| Charge {
-        owner: *owner,
-        lease_secs: receipt.lease_left_secs(now, copy.lease_secs).unwrap_or(0),
-        room: if copy.kind == BlockKind::Signed { Room::Root } else { Room::Content },
-    };
-    Ok(copies.iter().map(charge).collect())
-}
-
-/// When a block's lease ends. A publisher's word for what only its bearer was charged for
-/// makes it the publisher's at once: a second more is what it takes.
-fn expires(inner: &Inner, origin: &Origin, key: &Key, charge: &Charge) -> u64 {
-    let expires = inner.expiry(charge.lease_secs);
-    let held = inner.store.info(key).ok().flatten();
-    match (origin, held) {
-        (Origin::Publisher { .. }, Some(held)) if is_bearer(&held.owner) => {
-            expires.max(held.expires_unix_secs + 1)
-        }
-        _ => expires,
-    }
-}
-
-/// Reserves room for blocks, in turn.
-fn reserve<'a>(
-    inner: &'a Inner,
-    blocks: &[StoredBlock],
-    charges: &[Charge],
-) -> (Vec<Result<(), OverQuota>>, Reservation<'a>) {
-    let want = |(block, charge): (&StoredBlock, &Charge)| Want {
-        owner: charge.owner,
-        bytes: added_bytes(inner, &block.info),
-        room: charge.room,
-    };
-    let wants: Vec<Want> = blocks.iter().zip(charges).map(want).collect();
-    inner.quota.reserve(&*inner.store, inner.overlay.estimated_peers(), &wants)
-}
-
-/// What more would be charged to a block's owner if it were stored.
-fn added_bytes(inner: &Inner, new: &BlockInfo) -> u64 {
-    let whole = cost_bytes(new.len_bytes);
-    let Ok(Some(held)) = inner.store.info(&new.key) else { return whole };
-    let is_replaced = new.version > held.version;
-    match (is_replaced, new.owner == held.owner) {
-        (true, true) => whole.saturating_sub(cost_bytes(held.len_bytes)),
-        (true, false) => whole,
-        (false, true) => 0,
-        (false, false) if new.expires_unix_secs > held.expires_unix_secs => whole,
-        (false, false) => 0,
-    }
-}
+use crate::quota::OverQuota;
 
 /// Stores copies that nobody has signed for on this node; one status per block.
 pub(crate) async fn store_here(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<PutStatus> {
@@ -219,7 +36,7 @@ pub(crate) async fn store_put(
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
     let admitted = admit(inner, from, origin, blocks).await?;
-    let Admitted { blocks, stored, indices, refused, _room, .. } = admitted;
+    let Admitted { blocks, stored, indices, refused, room: _room, .. } = admitted;
     let own = store_admitted(inner, &blocks, stored).await;
     let mut statuses: Vec<PutStatus> =
         refused.into_iter().map(|status| status.unwrap_or(PutStatus::Failed)).collect();
@@ -295,28 +112,6 @@ pub(crate) async fn store_fetched(
     Ok(count)
 }
 
-/// Checks one block against its key and against what is held; its kind and version.
-fn verify(inner: &Inner, from: &Peer, block: &Block) -> Result<(BlockKind, u64), PutStatus> {
-    let key = &block.header.key;
-    let checked = BlockKind::from_u8(block.header.kind)
-        .and_then(|kind| Ok((kind, kind.verify(key, &block.bytes)?)));
-    let (kind, version) = match checked {
-        Ok(checked) => checked,
-        Err(error) => {
-            tracing::warn!(%key, %from, %error, "dropped a bad block");
-            inner.counters.mark(from.id);
-            return Err(PutStatus::Invalid);
-        }
-    };
-    if kind == BlockKind::Signed
-        && let Ok(Some(held)) = inner.store.info(key)
-        && held.version > version
-    {
-        return Err(PutStatus::Superseded { held: held.version });
-    }
-    Ok((kind, version))
-}
-
 /// Who should hold the blocks whose root is the virtual server so surrounded: it and the
 /// nodes after it, one virtual server of each physical node (CFS §5.1, §5.3), at most k.
 pub(crate) fn replica_set(inner: &Inner, neighbourhood: &Neighbourhood) -> Vec<Node> {
@@ -327,7 +122,7 @@ pub(crate) fn replica_set(inner: &Inner, neighbourhood: &Neighbourhood) -> Vec<N
 
 /// This node's virtual servers, and for each the numbers of those of `keys` whose root it
 /// is; keys of other roots are left out.
-fn seats_of(inner: &Inner, keys: &[Key]) -> Vec<(Neighbourhood, Vec<usize>)> {
+pub(crate) fn seats_of(inner: &Inner, keys: &[Key]) -> Vec<(Neighbourhood, Vec<usize>)> {
     let mut seats: Vec<(Neighbourhood, Vec<usize>)> =
         inner.overlay.neighbourhoods().into_iter().map(|seat| (seat, Vec::new())).collect();
     for (index, key) in keys.iter().enumerate() {
@@ -385,7 +180,7 @@ async fn store_at_seat(
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
     let admitted = admit(inner, from, origin, blocks).await?;
-    let Admitted { blocks: mine, stored, indices, refused, added_bytes, _room } = admitted;
+    let Admitted { blocks: mine, stored, indices, refused, added_bytes, room: _room } = admitted;
     let mut statuses: Vec<PutStatus> =
         refused.into_iter().map(|status| status.unwrap_or(PutStatus::Failed)).collect();
     if mine.is_empty() {
@@ -559,124 +354,6 @@ async fn replicate(
         inner.repair.kick();
     }
     result
-}
-
-/// Extends leases on this node and, as root, at its replicas. A lease of zero is only a
-/// question.
-pub(crate) async fn renew_here(
-    inner: &Inner,
-    origin: &Origin,
-    renew: &Renew,
-) -> Result<RenewReply, Refusal> {
-    if renew.lease_secs > 0 && matches!(origin, Origin::Bearer) {
-        return Err(Refusal::new(BAD_RECEIPT, "leases are extended only for a receipt"));
-    }
-    if !renew.as_root {
-        inner.strays.keep(renew.keys.iter()).await;
-        return renew_alone(inner, origin, renew);
-    }
-    let RenewReply { mut held, mut over } = renew_alone(inner, origin, renew)?;
-    let parts = seats_of(inner, &renew.keys).into_iter().map(|(seat, indices)| {
-        let keys: Vec<Key> = indices.iter().map(|index| renew.keys[*index]).collect();
-        let here = indices.iter().map(|index| held[*index]).collect();
-        let receipt = origin.to_wire(keys.iter().copied());
-        let part = Renew { keys, lease_secs: renew.lease_secs, as_root: false, receipt };
-        let here = RenewReply { held: here, over };
-        async move { (indices, renew_at_replicas(inner, &seat, &part, here).await) }
-    });
-    let answers = join_all(parts).await;
-    held.fill(2);
-    for (indices, part) in answers {
-        over = over.or(part.over);
-        for (index, state) in indices.into_iter().zip(part.held) {
-            held[index] = state;
-        }
-    }
-    Ok(RenewReply { held, over })
-}
-
-/// Extends the leases of the blocks this node holds, as far as whoever renews has room for
-/// those that were somebody else's.
-fn renew_alone(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<RenewReply, Refusal> {
-    let internal = |e: StoreError| Refusal::new(Refusal::INTERNAL, e.to_string());
-    let now = inner.env.unix_ms() / 1000;
-    let Origin::Publisher { receipt, owner } = origin else {
-        let held = inner.store.renew(&renew.keys, now, Owner::NOBODY).map_err(internal)?;
-        return Ok(RenewReply { held: held.into_iter().map(u8::from).collect(), over: None });
-    };
-    let lease_secs = receipt.lease_left_secs(now, renew.lease_secs).unwrap_or(0);
-    let mut reply = RenewReply { held: vec![0; renew.keys.len()], over: None };
-    for (state, key) in reply.held.iter_mut().zip(&renew.keys) {
-        let Some(held) = inner.store.info(key).map_err(internal)? else { continue };
-        let room = if held.kind == BlockKind::Signed { Room::Root } else { Room::Content };
-        let charge = Charge { owner: *owner, lease_secs, room };
-        let expires_unix_secs = expires(inner, origin, key, &charge);
-        let renewed = BlockInfo { owner: *owner, expires_unix_secs, ..held };
-        let want = Want { owner: *owner, bytes: added_bytes(inner, &renewed), room };
-        let peers = inner.overlay.estimated_peers();
-        let (verdicts, _room) = inner.quota.reserve(&*inner.store, peers, &[want]);
-        *state = match verdicts[0] {
-            Ok(()) => {
-                let still = inner.store.renew(&[*key], expires_unix_secs, *owner);
-                u8::from(still.map_err(internal)?[0])
-            }
-            Err(over) => {
-                reply.over = reply.over.or(Some(over));
-                4
-            }
-        };
-    }
-    Ok(reply)
-}
-
-/// Extends leases at the replicas of one virtual server of this node; `here` says what
-/// this node has itself, the result what the replica set has.
-async fn renew_at_replicas(
-    inner: &Inner,
-    seat: &Neighbourhood,
-    renew: &Renew,
-    here: RenewReply,
-) -> RenewReply {
-    let RenewReply { mut held, mut over } = here;
-    let request = Request { method: messages::RENEW, header: to_header(renew), parts: Vec::new() };
-    let set = replica_set(inner, seat);
-    let answers = join_all(set[1..].iter().map(|node| inner.call(node, request.clone()))).await;
-    let (mut lacking, mut answered) = (false, 1);
-    let has = |state: u8| state == 1 || state == 4;
-    let mut copies: Vec<u32> = held.iter().map(|state| u32::from(has(*state))).collect();
-    let mut refused: Vec<bool> = held.iter().map(|state| *state == 4).collect();
-    for answer in answers {
-        let theirs = answer.ok().and_then(|r| from_header::<RenewReply>(&r.header).ok());
-        let Some(theirs) = theirs.filter(|theirs| theirs.held.len() == held.len()) else {
-            lacking = true;
-            continue;
-        };
-        answered += 1;
-        over = over.or(theirs.over);
-        for (i, theirs) in theirs.held.into_iter().enumerate() {
-            copies[i] += u32::from(has(theirs));
-            refused[i] |= theirs == 4;
-            lacking |= has(held[i]) != has(theirs);
-        }
-    }
-    if lacking {
-        inner.repair.kick();
-    }
-    let wanted = u32::try_from(expected_replicas(inner) + 1).expect("k is small");
-    for (i, state) in held.iter_mut().enumerate() {
-        // A minority cannot say that the ring lacks a block either. What most of the others
-        // have is not lacking: this node has yet to fetch it.
-        let unsure = match *state {
-            0 => is_majority(copies[i], wanted) || !is_majority(answered, wanted),
-            _ => !is_majority(copies[i], wanted),
-        };
-        if unsure {
-            *state = 3;
-        } else if refused[i] && over.is_some() {
-            *state = 4;
-        }
-    }
-    RenewReply { held, over }
 }
 
 /// How many other nodes of a replica set this node sees at present, at most k − 1.

@@ -13,6 +13,7 @@ use atoll_overlay::Route;
 use atoll_store::Owner;
 use bytes::Bytes;
 
+use crate::admission::Origin;
 use crate::copies;
 use crate::exchange;
 use crate::inner::{Block, Inner, REPLY_BYTES, note_store_error};
@@ -24,7 +25,8 @@ use crate::messages::{
 use crate::path_cache;
 use crate::quota::{Room, Want};
 use crate::reconcile;
-use crate::replicas::{Origin, renew_here, store_as_root, store_put};
+use crate::renewals::renew_here;
+use crate::replicas::{store_as_root, store_put};
 use crate::stats::add;
 
 fn reply(header: Bytes, parts: Vec<Bytes>) -> Reply {

@@ -20,6 +20,7 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream;
 
+use crate::admission::Origin;
 use crate::blocks::PutError;
 use crate::inner::{Block, Inner};
 use crate::messages::{
@@ -27,7 +28,8 @@ use crate::messages::{
     RenewReply, from_header, is_majority, to_header,
 };
 use crate::quota::OverQuota;
-use crate::replicas::{Origin, renew_here, store_as_root};
+use crate::renewals::renew_here;
+use crate::replicas::store_as_root;
 use crate::stats::add;
 
 /// Bytes of blocks in one message to a root, unless a single block is longer.

@@ -365,6 +365,8 @@ fn an_address_is_charged_only_if_the_publishers_key_answers_there() {
     let put = put_of(ring.node(1).peer, now, &keys, blocks, false);
     assert_refused(send(&ring, &from, 2, put.clone()), "not made by its publisher");
     assert_refused(send(&ring, &from, 1, put), "not made by this node");
+    // Which does not lock the victim out.
+    ring.put(1, 100..140);
     assert!(ring.holders(&mine.0.key()).is_empty());
 }
 

@@ -1,0 +1,137 @@
+//! Extending leases (CFS §5.5: "Publishers must periodically refresh their blocks"), and
+//! asking which blocks are held, which is the same without a lease.
+//!
+//! Whoever extends a block's lease is charged for it from then on, so it takes a receipt, and
+//! room if the block was somebody else's.
+
+use atoll_key::{BlockKind, Key};
+use atoll_net::{Refusal, Request};
+use atoll_overlay::Neighbourhood;
+use atoll_store::{BlockInfo, Owner, StoreError};
+use futures_util::future::join_all;
+
+use crate::admission::{Origin, added_bytes, expires};
+use crate::copies::Charge;
+use crate::inner::Inner;
+use crate::messages::{self, Renew, RenewReply, from_header, is_majority, to_header};
+use crate::quota::{Room, Want};
+use crate::receipt::BAD_RECEIPT;
+use crate::replicas::{expected_replicas, replica_set, seats_of};
+
+/// Extends leases on this node and, as root, at its replicas. A lease of zero is only a
+/// question.
+pub(crate) async fn renew_here(
+    inner: &Inner,
+    origin: &Origin,
+    renew: &Renew,
+) -> Result<RenewReply, Refusal> {
+    if renew.lease_secs > 0 && matches!(origin, Origin::Bearer) {
+        return Err(Refusal::new(BAD_RECEIPT, "leases are extended only for a receipt"));
+    }
+    if !renew.as_root {
+        inner.strays.keep(renew.keys.iter()).await;
+        return renew_alone(inner, origin, renew);
+    }
+    let RenewReply { mut held, mut over } = renew_alone(inner, origin, renew)?;
+    let parts = seats_of(inner, &renew.keys).into_iter().map(|(seat, indices)| {
+        let keys: Vec<Key> = indices.iter().map(|index| renew.keys[*index]).collect();
+        let here = indices.iter().map(|index| held[*index]).collect();
+        let receipt = origin.to_wire(keys.iter().copied());
+        let part = Renew { keys, lease_secs: renew.lease_secs, as_root: false, receipt };
+        let here = RenewReply { held: here, over };
+        async move { (indices, renew_at_replicas(inner, &seat, &part, here).await) }
+    });
+    let answers = join_all(parts).await;
+    held.fill(2);
+    for (indices, part) in answers {
+        over = over.or(part.over);
+        for (index, state) in indices.into_iter().zip(part.held) {
+            held[index] = state;
+        }
+    }
+    Ok(RenewReply { held, over })
+}
+
+/// Extends the leases of the blocks this node holds, as far as whoever renews has room for
+/// those that were somebody else's.
+fn renew_alone(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<RenewReply, Refusal> {
+    let internal = |e: StoreError| Refusal::new(Refusal::INTERNAL, e.to_string());
+    let now = inner.env.unix_ms() / 1000;
+    let Origin::Publisher { receipt, owner } = origin else {
+        let held = inner.store.renew(&renew.keys, now, Owner::NOBODY).map_err(internal)?;
+        return Ok(RenewReply { held: held.into_iter().map(u8::from).collect(), over: None });
+    };
+    let lease_secs = receipt.lease_left_secs(now, renew.lease_secs).unwrap_or(0);
+    let mut reply = RenewReply { held: vec![0; renew.keys.len()], over: None };
+    for (state, key) in reply.held.iter_mut().zip(&renew.keys) {
+        let Some(held) = inner.store.info(key).map_err(internal)? else { continue };
+        let room = if held.kind == BlockKind::Signed { Room::Root } else { Room::Content };
+        let charge = Charge { owner: *owner, lease_secs, room };
+        let expires_unix_secs = expires(inner, origin, key, &charge);
+        let renewed = BlockInfo { owner: *owner, expires_unix_secs, ..held };
+        let want = Want { owner: *owner, bytes: added_bytes(inner, &renewed), room };
+        let peers = inner.overlay.estimated_peers();
+        let (verdicts, _room) = inner.quota.reserve(&*inner.store, peers, &[want]);
+        *state = match verdicts[0] {
+            Ok(()) => {
+                let still = inner.store.renew(&[*key], expires_unix_secs, *owner);
+                u8::from(still.map_err(internal)?[0])
+            }
+            Err(over) => {
+                reply.over = reply.over.or(Some(over));
+                4
+            }
+        };
+    }
+    Ok(reply)
+}
+
+/// Extends leases at the replicas of one virtual server of this node; `here` says what
+/// this node has itself, the result what the replica set has.
+async fn renew_at_replicas(
+    inner: &Inner,
+    seat: &Neighbourhood,
+    renew: &Renew,
+    here: RenewReply,
+) -> RenewReply {
+    let RenewReply { mut held, mut over } = here;
+    let request = Request { method: messages::RENEW, header: to_header(renew), parts: Vec::new() };
+    let set = replica_set(inner, seat);
+    let answers = join_all(set[1..].iter().map(|node| inner.call(node, request.clone()))).await;
+    let (mut lacking, mut answered) = (false, 1);
+    let has = |state: u8| state == 1 || state == 4;
+    let mut copies: Vec<u32> = held.iter().map(|state| u32::from(has(*state))).collect();
+    let mut refused: Vec<bool> = held.iter().map(|state| *state == 4).collect();
+    for answer in answers {
+        let theirs = answer.ok().and_then(|r| from_header::<RenewReply>(&r.header).ok());
+        let Some(theirs) = theirs.filter(|theirs| theirs.held.len() == held.len()) else {
+            lacking = true;
+            continue;
+        };
+        answered += 1;
+        over = over.or(theirs.over);
+        for (i, theirs) in theirs.held.into_iter().enumerate() {
+            copies[i] += u32::from(has(theirs));
+            refused[i] |= theirs == 4;
+            lacking |= has(held[i]) != has(theirs);
+        }
+    }
+    if lacking {
+        inner.repair.kick();
+    }
+    let wanted = u32::try_from(expected_replicas(inner) + 1).expect("k is small");
+    for (i, state) in held.iter_mut().enumerate() {
+        // A minority cannot say that the ring lacks a block either. What most of the others
+        // have is not lacking: this node has yet to fetch it.
+        let unsure = match *state {
+            0 => is_majority(copies[i], wanted) || !is_majority(answered, wanted),
+            _ => !is_majority(copies[i], wanted),
+        };
+        if unsure {
+            *state = 3;
+        } else if refused[i] && over.is_some() {
+            *state = 4;
+        }
+    }
+    RenewReply { held, over }
+}
