@@ -63,7 +63,7 @@ impl FromStr for ShareOrAuto {
 fn parse_percent(text: &str) -> Result<Share, String> {
     let number = text.trim().trim_end_matches('%').trim_end();
     match number.parse::<f64>() {
-        Ok(percent) if percent >= 0.0001 && percent <= 100.0 => {
+        Ok(percent) if (0.0001..=100.0).contains(&percent) => {
             Ok(Share::from_millionths((percent * 10_000.0).round() as u32))
         }
         _ => Err("it is a percentage above 0, e.g. 5% or 0.1%".into()),
