@@ -23,12 +23,15 @@ pub struct Member {
     pub store: Arc<dyn BlockStore>,
 }
 
+/// Makes one transport of another.
+pub type Via = dyn Fn(Arc<dyn Transport>) -> Arc<dyn Transport>;
+
 pub struct Ring {
     pub sim: Sim,
     pub members: Vec<Member>,
     pub config: DhtConfig,
     /// What nodes' blocks travel by, made of what the simulator gives.
-    pub via: Box<dyn Fn(Arc<dyn Transport>) -> Arc<dyn Transport>>,
+    pub via: Box<Via>,
 }
 
 /// A block made of a number.
