@@ -227,8 +227,8 @@ struct Held {
 }
 
 fn run_control(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
-    let blocks = context.size(10_000, 500);
-    let seeds = context.seeds(10, 6);
+    let blocks = context.size(10_000, 400);
+    let seeds = context.seeds(10, 5);
     let parts: Vec<(Setting, u64)> = Setting::BOTH
         .iter()
         .flat_map(|setting| seeds.iter().map(|seed| (*setting, *seed)))

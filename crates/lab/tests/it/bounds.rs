@@ -98,6 +98,45 @@ fn a_server_stores_in_proportion_to_its_virtual_servers() {
     assert_eq!(checked, 4);
 }
 
+/// CFS §7.2.3: "the RPC counts decrease significantly after just a few lookups".
+#[test]
+fn a_popular_block_is_fetched_with_ever_fewer_calls() {
+    let outcome = quick(&["cfs-fig11"]).remove(0);
+    let rows = rows(&outcome);
+    for setting in ["paper", "default"] {
+        let at = |fetches: f64| {
+            mean(&rows, "mean_rpcs", |row| {
+                row.text("setting") == setting && row.number("earlier_fetches") == fetches
+            })
+        };
+        let [first, second, last] = [0.0, 10.0, 50.0].map(at);
+        assert!(second < 0.8 * first && last < 0.6 * first, "{setting}: {first} {second} {last}");
+    }
+}
+
+/// Wanted: with a fifth of the nodes lying and six copies, 99.9 % of lookups succeed.
+#[test]
+fn lookups_survive_liars() {
+    let outcome = quick(&["malicious"]).remove(0);
+    for row in rows(&outcome).iter().filter(|row| row.text("setting") == "default") {
+        let failed = row.number("failed_lookups");
+        assert!(failed <= 0.001, "{} % liars: {failed}", row.text("liars_percent"));
+    }
+}
+
+#[test]
+fn lookups_succeed_while_nodes_come_and_go() {
+    let outcome = quick(&["lookup-budget"]).remove(0);
+    let rows = rows(&outcome);
+    assert!(rows.len() >= 3);
+    for row in rows {
+        let half_log = row.number("nodes_up").log2() / 2.0;
+        assert!(row.number("mean_rpcs") < half_log, "{}", row.text("mean_rpcs"));
+        assert!(row.number("failed") <= 0.01 * row.number("lookups"), "{}", row.text("failed"));
+        assert!((100.0..160.0).contains(&row.number("nodes_up")), "{}", row.text("nodes_up"));
+    }
+}
+
 /// CFS §7.1: three blocks at a time are faster than one, and CFS is narrower than TCP.
 #[test]
 fn prefetching_speeds_downloads_up_and_evens_them_out() {

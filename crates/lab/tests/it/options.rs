@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use atoll_lab::{LabError, Options, Silent, check, experiments, run};
+use atoll_lab::{Availability, LabError, Options, Silent, check, experiments, run};
 use atoll_sim::RttMatrix;
 
-use crate::points::quick;
+use crate::points::{quick, rows};
 
 #[test]
 fn one_seed_gives_the_same_bytes() {
@@ -51,4 +51,28 @@ fn a_latency_file_with_too_few_hosts_is_refused() {
     let options = Options { quick: true, latency: Some(Arc::new(latency)), ..Options::default() };
     let error = run(&["cfs-fig6"], &options, &Silent).expect_err("12 sites are needed");
     assert!(error.to_string().contains("2 hosts"), "{error}");
+}
+
+#[test]
+fn nodes_follow_an_availability_file() {
+    // Every host is up for 1,000 s and down for 100 s, in turn.
+    let mut text = String::from("host,start_s,end_s\n");
+    for host in 0..60 {
+        for session in 0..40 {
+            let start = session * 1100 + host * 13;
+            text += &format!("{host},{start},{}\n", start + 1000);
+        }
+    }
+    let availability = Availability::parse(&text).expect("valid");
+    let options = Options {
+        quick: true,
+        nodes: Some(40),
+        availability: Some(Arc::new(availability)),
+        ..Options::default()
+    };
+    let outcome = run(&["lookup-budget"], &options, &Silent).expect("it runs").remove(0);
+    assert!(outcome.setup.contains("of the file"), "{}", outcome.setup);
+    for row in rows(&outcome) {
+        assert!((30.0..50.0).contains(&row.number("nodes_up")), "{}", row.text("nodes_up"));
+    }
 }
