@@ -28,8 +28,8 @@ const LEASES_AT_ONCE: usize = 1024;
 
 /// Drops expired blocks, for ever. Blocks are kept for a grace period beyond their lease,
 /// and none is dropped before the clock has gone on evenly for one round: machines start
-/// with wrong clocks, and are put right. A clock that stays far ahead costs only this
-/// node's copies: repair brings them back, with the lease that their other holders know.
+/// with wrong clocks, and are put right. A clock that stays far ahead costs at most this
+/// node's copies: repair gives them again, with the lease that their other holders know.
 pub(crate) async fn expire(inner: Arc<Inner>) {
     let mut clock = Clock::read(&inner);
     let mut distrusted_until = None;

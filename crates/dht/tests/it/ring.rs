@@ -68,8 +68,13 @@ impl Ring {
 
     /// Adds a node whose wall clock is off by `clock_skew_ms`.
     pub fn join_skewed(&mut self, clock_skew_ms: i64) {
+        self.join_skewed_with(Arc::new(MemoryStore::new(ROOMY)), clock_skew_ms);
+    }
+
+    /// Adds a node with the given store, whose wall clock is off by `clock_skew_ms`.
+    pub fn join_skewed_with(&mut self, store: Arc<dyn BlockStore>, clock_skew_ms: i64) {
         let host = self.sim.add_host(HostConfig { clock_skew_ms, ..HostConfig::default() });
-        let member = self.start(host, Arc::new(MemoryStore::new(ROOMY)), |dht| dht);
+        let member = self.start(host, store, |dht| dht);
         self.members.push(member);
     }
 
