@@ -391,6 +391,7 @@ impl Servers {
     pub fn leave(&mut self) {
         for server in &mut self.servers {
             server.state.leave();
+            (server.seen, server.doubt, server.waiting) = (None, None, None);
         }
     }
 

@@ -30,7 +30,7 @@ fn mixed(sim: SimConfig, config: ChordConfig, nodes: usize) -> Cluster {
 
 /// The mean of calls a lookup takes, on a ring at rest.
 fn mean_calls(nodes: usize, virtual_servers: u16, successors: usize) -> f64 {
-    const LOOKUPS: u64 = 600;
+    const LOOKUPS: u64 = 400;
     let cluster = Cluster::perfect(lan(1), config(successors, virtual_servers), nodes, false);
     let hosts = cluster.hosts();
     let mut dice = Dice(7);
@@ -49,7 +49,7 @@ fn mean_calls(nodes: usize, virtual_servers: u16, successors: usize) -> f64 {
 /// which "exactly compensates for the increased number of servers".
 #[test]
 fn hops_do_not_grow_with_virtual_servers() {
-    // r = 2 log2 N of the positions in each case; short lists, so that there are hops.
+    // With short lists too, so that there are hops.
     for successors in [4, 16] {
         let alone = mean_calls(64, 1, successors);
         for virtual_servers in [6, 24] {
@@ -100,21 +100,21 @@ fn a_list_holds_enough_different_nodes_for_the_copies_of_a_block() {
     let cluster = Cluster::new(lan(3), config(4, 1));
     let length = ListLength { entries: 4, distinct: 4 };
     assert_eq!(cluster.config.list_length(), length);
-    let first = cluster.add_with(60);
+    let first = cluster.add_with(30);
     cluster.chord(first).create();
-    for virtual_servers in [60, 60, 1, 1, 1] {
+    for virtual_servers in [30, 30, 1, 1, 1] {
         let host = cluster.add_with(virtual_servers);
         cluster.join(host, &[first]).unwrap();
     }
     cluster.run_until_ideal(MINUTE);
     let live = cluster.live();
-    assert_eq!(live.len(), 183);
+    assert_eq!(live.len(), 93);
     for around in &live {
         let others: Vec<_> =
             around.successors.iter().filter(|n| n.peer != around.me.peer).copied().collect();
         assert_eq!(distinct_peers(&others, 10).len(), 4, "{:?}", around.me);
     }
-    assert!(live.iter().any(|around| around.successors.len() > 20), "far beyond r");
+    assert!(live.iter().any(|around| around.successors.len() > 12), "far beyond r");
 }
 
 /// CFS §5.3: with as_root, the virtual server at or after the key is meant.
@@ -154,8 +154,8 @@ fn the_number_of_physical_nodes_is_estimated_beside_that_of_positions() {
     let positions = mean(&|overlay| overlay.estimated_nodes());
     let peers = mean(&|overlay| overlay.estimated_peers());
     println!("500 nodes of 4 virtual servers: {positions:.0} positions, {peers:.0} nodes");
-    assert!((1700.0..2500.0).contains(&positions), "{positions}");
-    assert!((350.0..1100.0).contains(&peers), "{peers}");
+    assert!((1800.0..2300.0).contains(&positions), "{positions}");
+    assert!((450.0..600.0).contains(&peers), "{peers}");
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn churned(seed: u64, events: usize, silent: bool) -> Cluster {
 
 #[test]
 fn the_invariants_hold_while_nodes_with_virtual_servers_come_and_go() {
-    for seed in 1..=6 {
+    for seed in 1..=4 {
         let cluster = churned(seed, 80, false);
         cluster.run_until_ideal(MINUTE);
     }
@@ -265,7 +265,7 @@ fn the_invariants_hold_while_nodes_with_virtual_servers_come_and_go() {
 
 #[test]
 fn the_invariants_hold_when_machines_vanish_with_all_their_virtual_servers() {
-    for seed in 21..=25 {
+    for seed in 21..=24 {
         let cluster = churned(seed, 60, true);
         cluster.run_until_ideal(MINUTE * 2);
     }
@@ -290,7 +290,7 @@ fn a_partition_of_nodes_with_virtual_servers_heals() {
 /// Calls and bytes that a node of `virtual_servers` sends in a second when nothing happens.
 fn idle_cost(virtual_servers: u16) -> (f64, f64) {
     const NODES: usize = 100;
-    const SECS: u64 = 120;
+    const SECS: u64 = 64;
     let cluster = Cluster::perfect(lan(9), config(16, virtual_servers), NODES, true);
     cluster.run_secs(30);
     let before = cluster.sim.stats();
