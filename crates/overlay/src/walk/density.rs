@@ -5,11 +5,11 @@
 //! but they cannot choose where they are (CFS §4.4): a list of liars alone, one in five of
 //! all nodes, is five times as sparse as a true one.
 
-/// A list is judged by so many of its nodes: enough that a fifth of the nodes cannot look
-/// like all of them.
-const JUDGED_BY: usize = 16;
-/// N is estimated from r nodes, thus known to about 1/√r: a quarter.
-const ESTIMATE_ERROR: f64 = 1.25;
+/// A list is judged by so many of its nodes at most: enough that a fifth of the nodes
+/// cannot look like all of them.
+const JUDGED_BY: usize = 24;
+/// However long the lists of this ring are, one of so many nodes is long enough to judge.
+const MOST_WANTED: f64 = 16.0;
 
 /// How sure one wants to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,26 +22,40 @@ pub(super) enum Doubt {
     Much,
 }
 
-/// Whether nodes at these distances after a key, in order, each a fraction of the circle,
-/// may be all there are, on a ring of about `nodes` nodes whose members name `listed` at
-/// least when they name a root.
-pub(super) fn is_plausible(distances: &[f64], nodes: f64, listed: f64, doubt: Doubt) -> bool {
-    let enough = (nodes / 2.0).min(listed).min(JUDGED_BY as f64 / 2.0) as usize;
-    let judged = distances.len().min(JUDGED_BY);
-    let Some(first) = distances.first() else { return false };
-    judged >= enough
-        && first * nodes <= farthest(1, doubt)
-        && distances[judged - 1] * nodes <= farthest(judged, doubt)
+/// What is known of a ring.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Density {
+    /// N, estimated from r nodes and thus known to about 1/√r.
+    pub nodes: f64,
+    /// The paper's r: how long successor lists are.
+    pub list_length: f64,
+    /// How many nodes are named at least when somebody names a root.
+    pub listed: f64,
 }
 
-/// The m-th of m events of a Poisson process of rate 1 comes at a time of the Gamma
-/// distribution of mean m and deviation √m; this is about its 99.9 % or 90 % quantile.
-fn farthest(m: usize, doubt: Doubt) -> f64 {
-    let m = m as f64;
-    match doubt {
-        Doubt::Least => (m * 2.5).max(farthest(1, Doubt::Little)),
-        Doubt::Little => (m + 3.0 * m.sqrt() + 3.0) * ESTIMATE_ERROR,
-        Doubt::Much => m + m.sqrt() + 2.0,
+impl Density {
+    /// Whether nodes at these distances after a key, in order, each a fraction of the
+    /// circle, may be all there are.
+    pub fn allows(&self, distances: &[f64], doubt: Doubt) -> bool {
+        let enough = (self.nodes / 2.0).min(self.listed).min(MOST_WANTED) as usize;
+        let judged = distances.len().min(JUDGED_BY);
+        let Some(first) = distances.first() else { return false };
+        judged >= enough
+            && first * self.nodes <= self.farthest(1, doubt)
+            && distances[judged - 1] * self.nodes <= self.farthest(judged, doubt)
+    }
+
+    /// The m-th of m events of a Poisson process of rate 1 comes at a time of the Gamma
+    /// distribution of mean m and deviation √m; this is about its 99.9 % or 90 % quantile.
+    fn farthest(&self, m: usize, doubt: Doubt) -> f64 {
+        let m = m as f64;
+        match doubt {
+            Doubt::Least => (m * 2.5).max(self.farthest(1, Doubt::Little)),
+            Doubt::Little => {
+                (m + 3.0 * m.sqrt() + 3.0) * (1.0 + 1.0 / self.list_length.max(1.0).sqrt())
+            }
+            Doubt::Much => m + m.sqrt() + 2.0,
+        }
     }
 }
 
@@ -63,10 +77,14 @@ mod tests {
         (0..count).map(|_| gap(&mut at)).collect()
     }
 
+    fn ring(nodes: f64) -> Density {
+        Density { nodes, list_length: 16.0, listed: 8.0 }
+    }
+
     fn accepted(count: usize, share: f64, doubt: Doubt) -> usize {
         let mut state = 7;
         (0..1000)
-            .filter(|_| is_plausible(&draw(&mut state, count, 1000.0, share), 1000.0, 8.0, doubt))
+            .filter(|_| ring(1000.0).allows(&draw(&mut state, count, 1000.0, share), doubt))
             .count()
     }
 
@@ -90,14 +108,14 @@ mod tests {
 
     #[test]
     fn a_short_list_says_too_little_on_a_large_ring_and_enough_on_a_small_one() {
-        assert!(!is_plausible(&[0.000_1, 0.000_2], 1000.0, 8.0, Doubt::Little));
-        assert!(is_plausible(&[0.1, 0.5], 3.0, 8.0, Doubt::Little));
-        assert!(!is_plausible(&[], 1.0, 8.0, Doubt::Little));
+        assert!(!ring(1000.0).allows(&[0.000_1, 0.000_2], Doubt::Little));
+        assert!(ring(3.0).allows(&[0.1, 0.5], Doubt::Little));
+        assert!(!ring(1.0).allows(&[], Doubt::Little));
     }
 
     #[test]
     fn a_root_far_from_the_key_is_not_believed_however_dense_its_successors() {
         let far: Vec<f64> = (0..16).map(|n| 0.012 + 0.000_5 * f64::from(n)).collect();
-        assert!(!is_plausible(&far, 1000.0, 8.0, Doubt::Little));
+        assert!(!ring(1000.0).allows(&far, Doubt::Little));
     }
 }

@@ -45,6 +45,13 @@ const MAX_DOUBTFUL: usize = 2;
 /// A guide that named so many dead nodes and no live one is scored for it. A guess.
 const MANY_DEAD: usize = 3;
 
+/// So many dead nodes of those that one node named count as having died lately.
+const DEAD_BELIEVED: usize = 2;
+
+/// The lists of others may be shorter than this node's by so much: they go on until they
+/// hold enough different machines. A guess.
+const SHORTER_LISTS: f64 = 0.7;
+
 /// How a walk without success ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
@@ -89,8 +96,8 @@ pub(super) struct Plan {
     limits: WalkLimits,
     /// About how many nodes are on the ring.
     nodes: f64,
-    /// How many nodes before a root know it: half a successor list, as a rule.
-    know_root: f64,
+    /// How long successor lists are. As a rule half as many nodes before a root know it.
+    list_length: f64,
     /// Who was asked which question. By peer: all virtual servers of a node know the same.
     /// By the whole card: a false address must not stand in the way of the right one.
     asked: BTreeSet<(Peer, bool)>,
@@ -161,7 +168,7 @@ impl Plan {
             me: neighbourhood.me,
             limits,
             nodes: overlay.estimated_nodes(),
-            know_root: (neighbourhood.successors.len() as f64 / 2.0).max(1.0),
+            list_length: neighbourhood.successors.len() as f64,
             asked: BTreeSet::new(),
             failed: BTreeSet::new(),
             dead: Vec::new(),
@@ -279,7 +286,7 @@ impl Plan {
         let in_front = match self.limits.selection {
             Selection::NearestKey => trusted().next().filter(|(at, _)| at.0 <= ahead),
             Selection::Cost => {
-                let nodes = self.nodes / self.know_root;
+                let nodes = self.nodes / (self.list_length / 2.0).max(1.0);
                 let cost =
                     |at: &Key, c: &Candidate| cost_secs(book, &c.node.peer.id, c.report, at, nodes);
                 let costs = trusted().take_while(|(at, _)| at.0 <= ahead);
@@ -402,6 +409,7 @@ impl Plan {
         {
             // Nothing new, and not enough: whoever led here may be one liar more.
             self.route.doubtful += 1;
+            self.route.roots.clear();
             self.route.replicas_left = None;
         } else {
             self.route.root = Some(root);

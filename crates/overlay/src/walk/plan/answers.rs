@@ -126,7 +126,8 @@ impl Plan {
                 let leads = leads.iter().filter(|lead| nearer(&lead.node));
                 let leads: Vec<_> = leads.take(crate::MAX_CLOSER).copied().collect();
                 let namer = guide.peer.id;
-                self.named.insert(namer, leads.iter().map(|lead| lead.node.peer).collect());
+                let named = self.named.entry(namer).or_default();
+                named.extend(leads.iter().map(|lead| lead.node.peer));
                 for lead in &leads {
                     let report = lead.latency.map(|latency| Report { namer, latency });
                     self.add_on_the_way(lead.node, report);
@@ -153,6 +154,8 @@ impl Plan {
     }
 
     fn root_named(&mut self, guide: &Node, list: &[Node]) -> Said {
+        let named = self.named.entry(guide.peer.id).or_default();
+        named.extend(list.iter().take(MAX_ROOTS_TAKEN).map(|node| node.peer));
         for node in list.iter().take(MAX_ROOTS_TAKEN) {
             self.add_root(*node);
         }

@@ -3,10 +3,10 @@
 use atoll_key::{Key, PeerId};
 use atoll_net::Peer;
 
-use super::{End, MANY_DEAD, MAX_ROOTS_TAKEN, Plan};
+use super::{DEAD_BELIEVED, End, MANY_DEAD, MAX_ROOTS_TAKEN, Plan, SHORTER_LISTS};
 use crate::Node;
 use crate::peer_book::Misdeed;
-use crate::walk::density::{self, Doubt};
+use crate::walk::density::{Density, Doubt};
 use crate::walk::{Said, Trace, WalkError};
 
 impl Plan {
@@ -19,12 +19,15 @@ impl Plan {
     }
 
     /// Whether enough routes have led to a root that fits, and to none nearer to the key.
+    /// The more there are, the less it has to fit.
     pub(super) fn is_certain(&self, root: &Node) -> bool {
-        let doubt = match self.limits.confirm {
-            2.. => Doubt::Much,
+        let routes = self.ends.get(&root.id).copied().unwrap_or(0);
+        let doubt = match (self.limits.confirm, routes) {
+            (2.., 0..=2) => Doubt::Much,
+            (2.., 3) => Doubt::Little,
+            (2.., _) => Doubt::Least,
             _ => self.doubt(root),
         };
-        let routes = self.ends.get(&root.id).copied().unwrap_or(0);
         let nearest = self.claims.values().next().map(|(node, _)| node.id);
         routes >= self.limits.confirm && nearest == Some(root.id) && self.is_plausible(doubt)
     }
@@ -37,28 +40,40 @@ impl Plan {
         }
     }
 
-    /// Whether the nodes known after the key may be all there are.
+    /// Whether the nodes known after the key may be all there are. A root tells its whole
+    /// successor list.
     pub(super) fn is_plausible(&self, doubt: Doubt) -> bool {
-        self.may_be_all(self.roots_known.keys().map(|at| at.0), doubt)
+        let told = self.claims.values().next().is_some_and(|(_, told)| told.is_some());
+        let listed = if told { self.list_length } else { self.list_length / 2.0 };
+        self.may_be_all(self.roots_known.keys().map(|at| at.0), listed, doubt)
     }
 
-    /// Whether these may be the nodes that follow the key first.
+    /// Whether these may be the nodes that follow the key first. Whoever names a root knows
+    /// about half a list of its successors besides, often more.
     pub fn may_follow(&self, list: &[Node]) -> bool {
-        self.may_be_all(list.iter().map(|node| self.distance_after(node)), Doubt::Little)
+        let distances = list.iter().map(|node| self.distance_after(node));
+        self.may_be_all(distances, self.list_length / 2.0, Doubt::Little)
     }
 
-    /// Whether these may be the distances of all the nodes that follow the key first.
-    fn may_be_all(&self, distances: impl Iterator<Item = Key>, doubt: Doubt) -> bool {
-        let mut distances: Vec<f64> = distances.map(|at| at.as_fraction()).collect();
+    /// Whether these may be the distances of all the nodes that follow the key first, if
+    /// so many are usually named.
+    fn may_be_all(&self, places: impl Iterator<Item = Key>, listed: f64, doubt: Doubt) -> bool {
+        let mut distances: Vec<f64> = places.map(|at| at.as_fraction()).collect();
         distances.sort_unstable_by(f64::total_cmp);
         distances.dedup();
         // N is estimated from lists that may name many who have died since, as one sees on
-        // the way; the lists that one is told shrink with them.
-        let asked = self.trace.0.len() as f64;
-        let answered = asked - self.trace.failures() as f64;
-        let living = (answered + 1.0) / (asked + 1.0);
-        let (nodes, listed) = (self.nodes * living, self.know_root * living);
-        density::is_plausible(&distances, nodes, listed, doubt)
+        // the way; the lists that one is told shrink with them. As the dead cannot be told
+        // from inventions, nobody may name more than a few.
+        let answered = (self.trace.0.len() - self.trace.failures()) as f64;
+        let dead = |named: &Vec<Peer>| named.iter().filter(|peer| self.dead.contains(peer)).count();
+        let dead: usize = self.named.values().map(|named| dead(named).min(DEAD_BELIEVED)).sum();
+        let living = ((answered + 1.0) / (answered + 1.0 + dead as f64)).max(0.5);
+        let ring = Density {
+            nodes: self.nodes * living,
+            list_length: self.list_length,
+            listed: listed * living * SHORTER_LISTS,
+        };
+        ring.allows(&distances, doubt)
     }
 
     /// What this walk has caught its witnesses at. `found`: who had what was looked for,
@@ -82,7 +97,10 @@ impl Plan {
         for (namer, named) in &self.named {
             let is_dead = |peer: &&Peer| self.dead.contains(peer);
             let (dead, others): (Vec<&Peer>, Vec<&Peer>) = named.iter().partition(is_dead);
-            let answered = others.iter().any(|peer| self.asked.contains(&(**peer, false)));
+            let asked = |peer: &&Peer| {
+                self.asked.contains(&(**peer, false)) || self.asked.contains(&(**peer, true))
+            };
+            let answered = others.iter().any(asked);
             if dead.len() >= MANY_DEAD && !answered && *namer != self.me.peer.id {
                 misdeeds.push((*namer, Misdeed::NamedDead));
             }
