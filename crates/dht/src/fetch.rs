@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use atoll_env::{BoxFuture, random_below, sleep};
 use atoll_key::{Key, PeerId};
 use atoll_net::CallError;
-use atoll_overlay::walk::{Asked, Said, Step};
+use atoll_overlay::walk::{Asked, Said, Step, may_follow};
 use atoll_overlay::{Node, distinct_peers};
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
@@ -112,7 +112,9 @@ pub(crate) async fn ask_root(
     }
     let set = lock().set_of(&root, inner.config.replicas);
     let choosing = inner.config.replica_choice == ReplicaChoice::Nearest && !inner.is_me(&root);
-    let Some(set) = set.filter(|_| choosing) else {
+    // A list of liars is not worth k questions: the root alone is asked, and the walk doubts.
+    let sound = || inner.config.routes <= 1 || may_follow(&*inner.overlay, &key, &lock().named);
+    let Some(set) = set.filter(|_| choosing && sound()) else {
         return ask(inner, root, key, true, None).await.map(Answer::into_step);
     };
     let mut race = Race::new(inner, key, set);

@@ -12,6 +12,7 @@ use std::time::Duration;
 use atoll_env::{BoxFuture, sleep};
 use atoll_key::{BlockKind, Key, SignedBlock};
 use atoll_net::{CallError, Refusal, Request};
+use atoll_overlay::peer_book::Misdeed;
 use atoll_overlay::walk::{Asked, Said, Step, Trace, WalkError, WalkLimits, walk};
 use atoll_overlay::{Node, Route, distinct_peers};
 use bytes::Bytes;
@@ -27,6 +28,10 @@ use crate::stats::add;
 
 /// The first pause before trying again; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The most questions of one walk: six routes, each of as many as the longest lookup takes.
+const MAX_ASKS: usize = 160;
+/// So many routes must lead to the same root before it is believed that a block is nowhere.
+const CONFIRM_ABSENCE: usize = 2;
 /// A refusal's code for bytes that are not what their key says; made here, never sent.
 const BAD_BLOCK: u16 = 100;
 
@@ -84,7 +89,8 @@ pub(crate) async fn find(
             deadline: deadline.since(inner.env.now()),
             selection: inner.config.selection,
             routes: inner.config.routes,
-            ..WalkLimits::default()
+            confirm: CONFIRM_ABSENCE,
+            asks: MAX_ASKS,
         };
         let error = match search(inner, key, cached, limits).await {
             Ok(found) => return Ok(found),
@@ -254,6 +260,7 @@ fn verified(
     if let Err(error) = checked {
         tracing::warn!(%key, from = ?node, %error, "dropped a bad block");
         inner.counters.mark(node.peer.id);
+        inner.overlay.peer_book().lied(&node.peer.id, Misdeed::BadBlock, inner.env.now());
         return Err(Refusal::new(BAD_BLOCK, format!("it sent a bad block: {error}")).into());
     }
     Ok(Block { header: BlockHeader { key, ..header }, bytes })

@@ -8,6 +8,7 @@ mod figures;
 mod hedging;
 mod hostile;
 mod leases;
+mod malicious;
 mod perfect;
 mod quotas;
 mod ring;
