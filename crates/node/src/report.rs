@@ -234,6 +234,13 @@ impl Report {
 
     fn warnings(&self, status: &Status) -> Vec<String> {
         let mut warnings: Vec<String> = self.entry.trouble().into_iter().collect();
+        if let Some(peer) = self.chord.doubted_by() {
+            warnings.push(format!(
+                "the node at {} cannot reach this one at {}: let incoming connections through to \
+                 that port, or start with --advertise IP:PORT as others see it",
+                peer.addr, status.advertise
+            ));
+        }
         if status.disk_bytes > status.capacity_bytes / 20 * 19 {
             warnings.push("the store is nearly full; give it more with --storage SIZE".into());
         }
