@@ -199,7 +199,7 @@ impl Entry {
         let count = state.known.as_slice().len();
         let meanwhile = if was_member { "serving alone" } else { "not on the ring yet" };
         let trouble = format!(
-            "no way onto the ring through the {count} nodes known: {reason}; {meanwhile}, trying again"
+            "no way onto the ring (nodes known: {count}): {reason}; {meanwhile}, trying again"
         );
         if state.trouble.is_none() {
             tracing::warn!("{trouble}");
