@@ -184,6 +184,9 @@ pub(crate) struct Flow {
     done: u64,
     /// Bytes ever acknowledged.
     delivered: u64,
+    /// Until so much is delivered the rate of delivery is the application's (Linux:
+    /// `app_limited`).
+    limited_until: Option<u64>,
     /// The round ends when this much is done.
     round_end: u64,
     round_began_at: u64,
@@ -253,7 +256,8 @@ pub(crate) struct Mark {
     /// What had been delivered then, and when the last of it was.
     delivered: u64,
     delivered_at: u64,
-    has_more: bool,
+    /// The application, not the network, kept more from being on its way.
+    is_app_limited: bool,
 }
 
 impl Flow {
@@ -265,6 +269,7 @@ impl Flow {
             sent: 0,
             done: 0,
             delivered: 0,
+            limited_until: None,
             round_end: 0,
             round_began_at: now,
             round_count: 0,
@@ -330,8 +335,13 @@ impl Flow {
         if self.flight == 0 {
             // What was delivered before a pause says nothing about the rate after it.
             self.last_acked_at = now;
+            self.limited_until = Some(self.delivered);
         }
+        let is_app_limited = self.limited_until.is_some();
         self.flight += bytes;
+        if !has_more {
+            self.limited_until = Some(self.delivered + self.flight);
+        }
         self.sent += bytes;
         self.last_sent_at = now;
         self.round_flights[0] = self.round_flights[0].max(self.flight);
@@ -344,7 +354,7 @@ impl Flow {
             sent_at: now,
             delivered: self.delivered,
             delivered_at: self.last_acked_at,
-            has_more,
+            is_app_limited,
         }
     }
 
@@ -355,6 +365,9 @@ impl Flow {
         self.smoothed_rtt_ns = self.smoothed_rtt_ns - self.smoothed_rtt_ns / 8 + rtt / 8;
         self.take_off(mark.bytes);
         self.delivered += mark.bytes;
+        if self.limited_until.is_some_and(|until| self.delivered > until) {
+            self.limited_until = None;
+        }
         let gap = now.saturating_sub(self.last_acked_at);
         self.last_acked_at = now;
         if gap > HYSTART_TRAIN_GAP_NS * mark.bytes.div_ceil(u64::from(model.segment_bytes)) {
@@ -431,7 +444,7 @@ impl Flow {
         let round = self.round_count;
         let bbr = &mut self.bbr;
         // An application that pauses proves nothing against what was seen before.
-        if mark.has_more || sample >= bbr.bandwidth() {
+        if !mark.is_app_limited || sample >= bbr.bandwidth() {
             let counts = |(seen, larger): &(u64, f64)| {
                 seen + BBR_BANDWIDTH_ROUNDS >= round && *larger > sample
             };
@@ -439,7 +452,7 @@ impl Flow {
             bbr.bandwidths.push((round, sample));
         }
         let bandwidth = bbr.bandwidth();
-        if is_new_round && mark.has_more && !bbr.is_full {
+        if is_new_round && !mark.is_app_limited && !bbr.is_full {
             if bandwidth >= bbr.full_bandwidth * 1.25 {
                 (bbr.full_bandwidth, bbr.stalled_rounds) = (bandwidth, 0);
             } else {
