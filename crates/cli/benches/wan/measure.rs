@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use atoll_dht::DhtConfig;
+use atoll_dht::{CacheAt, DhtConfig};
 use atoll_key::{PeerId, VolumeAddress, VolumeId};
 use atoll_sim::{Control, TcpModel};
 
@@ -29,8 +29,9 @@ pub struct Download {
     pub publisher: usize,
     pub reader: usize,
     pub len_bytes: u64,
-    /// Of those, how many the reader's own node held as replicas.
-    pub held_bytes: u64,
+    /// What the reader's node received meanwhile: all but its own replicas, and what was
+    /// asked for twice.
+    pub received_bytes: u64,
     pub atoll: Duration,
     /// Packets through the router meanwhile.
     pub traffic: Traffic,
@@ -106,7 +107,7 @@ pub fn measure(options: &Options, temp: &Path) -> Results {
         rate_bytes_per_sec: options.rate_bytes_per_sec(),
         tcp: tcp_model(&control, options),
         identities,
-        config: DhtConfig { replicas: 3, ..DhtConfig::default() },
+        config: DhtConfig { cache_at: CacheAt::Off, cache_bytes: 0, ..DhtConfig::default() },
         seed: options.seed,
     };
     predict(&setting, &files, &mut downloads, &mut streams);
@@ -124,14 +125,14 @@ fn tcp_model(control: &str, options: &Options) -> TcpModel {
     TcpModel { control, queue_bytes, ..TcpModel::today() }
 }
 
-fn empty_command(ring: &Ring<'_>) -> Duration {
+fn empty_command(ring: &Ring) -> Duration {
     let mut all: Vec<Duration> = (0..EMPTY_RUNS).map(|_| ring.run(0, &["volumes"]).1).collect();
     all.sort_unstable();
     all[EMPTY_RUNS / 2]
 }
 
 fn publish(
-    ring: &Ring<'_>,
+    ring: &Ring,
     temp: &Path,
     run: usize,
     publisher: usize,
@@ -164,32 +165,31 @@ impl File {
     }
 }
 
-fn download(wide: &Wide, ring: &Ring<'_>, temp: &Path, file: &File, reader: usize) -> Download {
+fn download(wide: &Wide, ring: &Ring, temp: &Path, file: &File, reader: usize) -> Download {
     let path = format!("{}/{}", file.address, file.name_for(reader));
     let copy = temp.join("download");
     wide.router.take_traffic();
     let before = ring.received_bytes(reader);
     let atoll = ring.cat(reader, &path, &copy);
     let traffic = wide.router.take_traffic();
-    let received = ring.received_bytes(reader) - before;
+    let received_bytes = ring.received_bytes(reader) - before;
     let original = file.source.join(file.name_for(reader));
     let same = fs::read(&copy).expect("it was written") == fs::read(original).expect("it is there");
     assert!(same, "{path} arrived changed");
     fs::remove_file(copy).expect("it is there");
-    let held_bytes = file.len_bytes.saturating_sub(received);
     let (run, publisher, len_bytes) = (file.run, file.publisher, file.len_bytes);
     eprintln!(
-        "  site {reader}: {} MiB in {:.3} s, {:.0} % were here",
+        "  site {reader}: {} MiB in {:.3} s, {:.0} % of them received",
         len_bytes >> 20,
         atoll.as_secs_f64(),
-        held_bytes as f64 / len_bytes as f64 * 100.0
+        received_bytes as f64 / len_bytes as f64 * 100.0
     );
     let predicted = Duration::ZERO;
-    Download { run, publisher, reader, len_bytes, held_bytes, atoll, traffic, predicted }
+    Download { run, publisher, reader, len_bytes, received_bytes, atoll, traffic, predicted }
 }
 
-/// Small streams from all sites to each reader, large ones from the nearest, the middle
-/// and the farthest.
+/// Small streams from all sites to each reader, a large one from the site in the middle of
+/// all by distance.
 fn all_streams(wide: &Wide, options: &Options, sites: &Sites) -> Vec<Streamed> {
     let _servers = stream::start_servers(wide, sites.count());
     std::thread::sleep(REST);
@@ -199,8 +199,8 @@ fn all_streams(wide: &Wide, options: &Options, sites: &Sites) -> Vec<Streamed> {
         servers.sort_by_key(|server| sites.rtt(reader, *server));
         eprintln!("streams to site {reader}");
         for (rank, server) in servers.iter().copied().enumerate() {
-            let is_one_of_three = [0, servers.len() / 2, servers.len() - 1].contains(&rank);
-            let sizes = [Some(SMALL_BYTES), is_one_of_three.then_some(options.large_bytes())];
+            let is_in_the_middle = rank == servers.len() / 2;
+            let sizes = [Some(SMALL_BYTES), is_in_the_middle.then_some(options.large_bytes())];
             for len_bytes in sizes.into_iter().flatten() {
                 let took = stream::measure(wide, reader, server, len_bytes);
                 let (whole, three_quarters) = (took.whole, took.three_quarters);

@@ -7,12 +7,14 @@ use crate::sites::Sites;
 pub const USAGE: &str = "\
 cargo bench -p atoll-cli --bench wan -- [OPTION]...
   --quick            three readers, one run, 1 MiB and 16 MiB
+  --large-mib N      size of the large file [100; quick: 16]
+  --readers A,B,...  only these sites read
   --runs N           runs, each with files of its own from another publisher [3]
   --latency FILE     round trips between hosts (LATM, also as .xz, or text) [a sphere]
   --seed N           which hosts of the file, or points of the sphere [1]
   --mbit N           rate of the access lines, Mbit/s [100]
   --queue-kib N      what may wait at either end of an access line, KiB [256]
-  --up OPTION        an option for `atoll up`; may be repeated
+  --up OPTION        a further option for `atoll up`, besides --cache 0; may be repeated
   --atoll FILE       another program than the one built
   --out DIR          where wan.csv and wan.md go [nowhere]";
 
@@ -20,6 +22,8 @@ cargo bench -p atoll-cli --bench wan -- [OPTION]...
 pub struct Options {
     pub quick: bool,
     pub runs: usize,
+    pub large_mib: Option<u64>,
+    pub readers: Option<Vec<usize>>,
     pub latency: Option<PathBuf>,
     pub seed: u64,
     pub mbit: f64,
@@ -37,11 +41,13 @@ impl Options {
         let mut options = Options {
             quick: false,
             runs: 3,
+            large_mib: None,
+            readers: None,
             latency: None,
             seed: 1,
             mbit: 100.0,
             queue_kib: 256.0,
-            up: Vec::new(),
+            up: ["--cache", "0"].map(String::from).to_vec(),
             atoll: PathBuf::from(env!("CARGO_BIN_EXE_atoll")),
             out: None,
         };
@@ -52,6 +58,11 @@ impl Options {
                 // From cargo.
                 "--bench" => {}
                 "--quick" => options.quick = true,
+                "--large-mib" => options.large_mib = Some(number(&value()?)?),
+                "--readers" => {
+                    let readers = value()?.split(',').map(number).collect::<Result<_, _>>()?;
+                    options.readers = Some(readers);
+                }
                 "--runs" => options.runs = number(&value()?)?,
                 "--latency" => options.latency = Some(value()?.into()),
                 "--seed" => options.seed = number(&value()?)?,
@@ -65,6 +76,12 @@ impl Options {
         }
         if options.quick {
             options.runs = 1;
+        }
+        if options.readers.iter().flatten().any(|reader| *reader >= SITES) {
+            return Err(format!("there are {SITES} sites, from 0"));
+        }
+        if options.large_bytes() <= 1 << 20 || options.large_bytes() > 1 << 30 {
+            return Err("a large file has 2 to 1024 MiB".into());
         }
         if options.runs == 0 || options.mbit <= 0.0 || options.queue_kib <= 0.0 {
             return Err("runs, rate and queue are above zero".into());
@@ -88,12 +105,16 @@ impl Options {
     }
 
     pub fn large_bytes(&self) -> u64 {
-        if self.quick { 16 << 20 } else { 100 << 20 }
+        self.large_mib.unwrap_or(if self.quick { 16 } else { 100 }) << 20
     }
 
     /// Which sites read.
     pub fn readers(&self) -> Vec<usize> {
-        if self.quick { vec![1, 4, 7] } else { (0..SITES).collect() }
+        match &self.readers {
+            Some(readers) => readers.clone(),
+            None if self.quick => vec![1, 4, 7],
+            None => (0..SITES).collect(),
+        }
     }
 }
 

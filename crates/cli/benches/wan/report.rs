@@ -33,7 +33,7 @@ fn secs(values: impl Iterator<Item = Duration>) -> f64 {
 struct Row {
     reader: usize,
     rtt_ms: f64,
-    held: f64,
+    received: f64,
     atoll: f64,
     predicted: f64,
     stream: f64,
@@ -54,7 +54,9 @@ fn row(results: &Results, reader: usize, len_bytes: u64) -> Row {
     Row {
         reader,
         rtt_ms: secs(others.map(|site| sites.rtt(reader, site))) * 1e3,
-        held: median(downloads.iter().map(|d| d.held_bytes as f64 / d.len_bytes as f64).collect()),
+        received: median(
+            downloads.iter().map(|d| d.received_bytes as f64 / d.len_bytes as f64).collect(),
+        ),
         atoll: secs(downloads.iter().map(|d| d.atoll)),
         predicted: secs(downloads.iter().map(|d| d.predicted + results.empty)),
         stream: secs(streams.iter().map(|s| s.whole)),
@@ -84,69 +86,85 @@ fn text(options: &Options, results: &Results) -> String {
         results.empty.as_secs_f64() * 1e3,
     ));
     for len_bytes in [SMALL_BYTES, options.large_bytes()] {
-        let rows: Vec<Row> =
-            options.readers().iter().map(|reader| row(results, *reader, len_bytes)).collect();
+        let readers = options.readers().into_iter();
+        let rows: Vec<Row> = readers
+            .map(|reader| row(results, reader, len_bytes))
+            .filter(|row| !row.atoll.is_nan())
+            .collect();
         table(&mut line, len_bytes, &rows);
     }
     out
 }
 
+/// Seconds, or nothing where nothing was measured.
+fn shown(secs: f64) -> String {
+    if secs.is_nan() { "–".into() } else { format!("{secs:.3}") }
+}
+
+fn measured_line(name: &str, of: &dyn Fn(&dyn Fn(&Row) -> f64) -> f64) -> String {
+    format!(
+        "| {name} | {:.0} | {:.0} % | {} | {} | {} | {} | {:.2} |",
+        of(&|r| r.rtt_ms),
+        of(&|r| r.received) * 100.0,
+        shown(of(&|r| r.atoll)),
+        shown(of(&|r| r.stream)),
+        shown(of(&|r| r.stream_three_quarters)),
+        shown(of(&|r| r.publisher_stream)),
+        of(&|r| r.stream / r.atoll),
+    )
+}
+
+fn predicted_line(name: &str, of: &dyn Fn(&dyn Fn(&Row) -> f64) -> f64) -> String {
+    let percent = |ratio: f64| (ratio - 1.0) * 100.0;
+    format!(
+        "| {name} | {} | {} | {:+.0} % | {} | {} | {:+.0} % |",
+        shown(of(&|r| r.atoll)),
+        shown(of(&|r| r.predicted)),
+        percent(of(&|r| r.predicted / r.atoll)),
+        shown(of(&|r| r.stream)),
+        shown(of(&|r| r.stream_predicted)),
+        percent(of(&|r| r.stream_predicted / r.stream)),
+    )
+}
+
 fn table(line: &mut impl FnMut(String), len_bytes: u64, rows: &[Row]) {
     line(format!("### {} MiB\n", len_bytes >> 20));
     line(
-        "| site | RTT, ms | held there | Atoll, s | TCP, s | TCP, 3/4 | TCP of publisher, s | \
-         Atoll is faster by | predicted, s | off by | TCP predicted | off by |"
+        "| site | RTT, ms | received | Atoll, s | TCP, s | TCP for ¾ of it, s | \
+         TCP from the publisher, s | times as fast |\n|---|---|---|---|---|---|---|---|"
             .into(),
     );
-    line("|---|---|---|---|---|---|---|---|---|---|---|---|".into());
-    let off = |predicted: f64, real: f64| (predicted / real - 1.0) * 100.0;
-    for r in rows {
-        line(format!(
-            "| {} | {:.0} | {:.0} % | {:.3} | {:.3} | {:.3} | {:.3} | {:.2} | {:.3} | {:+.0} % | {:.3} | {:+.0} % |",
-            r.reader,
-            r.rtt_ms,
-            r.held * 100.0,
-            r.atoll,
-            r.stream,
-            r.stream_three_quarters,
-            r.publisher_stream,
-            r.stream / r.atoll,
-            r.predicted,
-            off(r.predicted, r.atoll),
-            r.stream_predicted,
-            off(r.stream_predicted, r.stream),
-        ));
+    let median_of = |value: &dyn Fn(&Row) -> f64| median(rows.iter().map(value).collect());
+    for row in rows {
+        line(measured_line(&row.reader.to_string(), &|value| value(row)));
     }
-    let of = |value: &dyn Fn(&Row) -> f64| median(rows.iter().map(value).collect());
-    line(format!(
-        "| median | {:.0} | {:.0} % | {:.3} | {:.3} | {:.3} | {:.3} | {:.2} | {:.3} | {:+.0} % | {:.3} | {:+.0} % |\n",
-        of(&|r| r.rtt_ms),
-        of(&|r| r.held * 100.0),
-        of(&|r| r.atoll),
-        of(&|r| r.stream),
-        of(&|r| r.stream_three_quarters),
-        of(&|r| r.publisher_stream),
-        of(&|r| r.stream / r.atoll),
-        of(&|r| r.predicted),
-        of(&|r| off(r.predicted, r.atoll)),
-        of(&|r| r.stream_predicted),
-        of(&|r| off(r.stream_predicted, r.stream)),
-    ));
+    line(measured_line("median", &median_of));
+    line(
+        "\n| site | Atoll, s | predicted, s | off by | TCP, s | predicted, s | off by |\n\
+         |---|---|---|---|---|---|---|"
+            .into(),
+    );
+    for row in rows {
+        line(predicted_line(&row.reader.to_string(), &|value| value(row)));
+    }
+    line(predicted_line("median", &median_of) + "\n");
 }
 
 fn csv(results: &Results) -> String {
-    let mut out =
-        String::from("what,run,server,reader,bytes,held_bytes,seconds,predicted_seconds\n");
+    let mut out = String::from(
+        "what,run,server,reader,bytes,received_bytes,dropped_packets,seconds,predicted_seconds\n",
+    );
     for d in &results.downloads {
         let predicted = (d.predicted + results.empty).as_secs_f64();
         writeln!(
             out,
-            "atoll,{},{},{},{},{},{:.6},{:.6}",
+            "atoll,{},{},{},{},{},{},{:.6},{:.6}",
             d.run,
             d.publisher,
             d.reader,
             d.len_bytes,
-            d.held_bytes,
+            d.received_bytes,
+            d.traffic.dropped,
             d.atoll.as_secs_f64(),
             predicted
         )
@@ -155,7 +173,7 @@ fn csv(results: &Results) -> String {
     for s in &results.streams {
         writeln!(
             out,
-            "tcp,,{},{},{},0,{:.6},{:.6}",
+            "tcp,,{},{},{},,,{:.6},{:.6}",
             s.server,
             s.reader,
             s.len_bytes,

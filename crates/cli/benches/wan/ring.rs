@@ -12,25 +12,24 @@ use crate::wide::{Wide, address};
 const PORT: u16 = 7543;
 
 /// The processes; killed when dropped.
-pub struct Ring<'a> {
-    wide: &'a Wide,
+pub struct Ring {
     program: PathBuf,
     dirs: Vec<PathBuf>,
     processes: Vec<Child>,
 }
 
-impl<'a> Ring<'a> {
+impl Ring {
     /// Starts a node at each of `count` sites, with `options` for `atoll up`; returns when
     /// all know of all.
     pub fn start(
-        wide: &'a Wide,
+        wide: &Wide,
         program: &Path,
         temp: &Path,
         count: usize,
         options: &[String],
-    ) -> Ring<'a> {
+    ) -> Ring {
         let program = program.to_path_buf();
-        let mut ring = Ring { wide, program, dirs: Vec::new(), processes: Vec::new() };
+        let mut ring = Ring { program, dirs: Vec::new(), processes: Vec::new() };
         let mut code = String::new();
         for site in 0..count {
             let dir = temp.join(format!("node{site}"));
@@ -114,7 +113,7 @@ impl<'a> Ring<'a> {
     }
 }
 
-impl Drop for Ring<'_> {
+impl Drop for Ring {
     fn drop(&mut self) {
         for process in &mut self.processes {
             let _ = process.kill();

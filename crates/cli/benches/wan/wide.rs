@@ -46,7 +46,7 @@ impl Wide {
         enter(&self.holders[site], program)
     }
 
-    /// Round trip as `ping` sees it would, measured by a connection's handshake.
+    /// A setting of the system's TCP, as a site has it.
     pub fn setting(&self, name: &str) -> String {
         let path = PathBuf::from("/proc/sys/net/ipv4").join(name);
         let output = self.command(0, Path::new("cat")).arg(path).output().expect("cat runs");
