@@ -9,7 +9,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_env::{BoxFuture, sleep};
+use atoll_env::{BoxFuture, Instant, sleep};
 use atoll_key::{BlockKind, Key, SignedBlock};
 use atoll_net::{CallError, Refusal, Request};
 use atoll_overlay::peer_book::Misdeed;
@@ -84,14 +84,7 @@ pub(crate) async fn find(
     let deadline = inner.env.now() + inner.config.get_limit;
     let mut pause = FIRST_PAUSE;
     loop {
-        let limits = WalkLimits {
-            replicas: inner.config.replicas,
-            deadline: deadline.since(inner.env.now()),
-            selection: inner.config.selection,
-            routes: inner.config.routes,
-            confirm: CONFIRM_ABSENCE,
-            asks: MAX_ASKS,
-        };
+        let limits = limits(inner, deadline);
         let error = match search(inner, key, cached, limits).await {
             Ok(found) => return Ok(found),
             Err(error) => error,
@@ -112,6 +105,18 @@ pub(crate) async fn find(
         }
         sleep(&*inner.env, pause).await;
         pause *= 2;
+    }
+}
+
+/// How carefully a walk looks that is to end by then.
+fn limits(inner: &Inner, deadline: Instant) -> WalkLimits {
+    WalkLimits {
+        replicas: inner.config.replicas,
+        deadline: deadline.since(inner.env.now()),
+        selection: inner.config.selection,
+        routes: inner.config.routes,
+        confirm: CONFIRM_ABSENCE,
+        asks: MAX_ASKS,
     }
 }
 
@@ -301,7 +306,7 @@ pub(crate) async fn get_signed(inner: &Arc<Inner>, key: Key) -> Result<SignedBlo
     let deadline = inner.env.now() + inner.config.get_limit;
     let mut pause = FIRST_PAUSE;
     loop {
-        let error = match ask_all_replicas(inner, key).await {
+        let error = match ask_all_replicas(inner, key, deadline).await {
             Ok(block) => return Ok(block),
             Err(error) => error,
         };
@@ -336,7 +341,11 @@ pub(crate) async fn recent_signed(
     SignedBlock::decode(&bytes).map_err(told)
 }
 
-async fn ask_all_replicas(inner: &Arc<Inner>, key: Key) -> Result<SignedBlock, GetError> {
+async fn ask_all_replicas(
+    inner: &Arc<Inner>,
+    key: Key,
+    deadline: Instant,
+) -> Result<SignedBlock, GetError> {
     let nodes = match inner.root_list(&key).await {
         Ok(nodes) => nodes,
         Err(told) => return Err(GetError::Unavailable { key, told }),
@@ -344,9 +353,18 @@ async fn ask_all_replicas(inner: &Arc<Inner>, key: Key) -> Result<SignedBlock, G
     let replicas = distinct_peers(&nodes, inner.config.replicas);
     let answers = join_all(replicas.iter().map(|node| ask_signed(inner, *node, key))).await;
     add(&inner.counters.get_calls, replicas.len() as u64);
+    let holders = answers.iter().filter(|answer| matches!(answer, Ok(Some(_)))).count();
+    let elsewhere = if 2 * holders > replicas.len() || inner.config.routes <= 1 {
+        None
+    } else {
+        // Hardly anybody who should have it has it: they may not be its replica set at all.
+        let found = search(inner, key, None, limits(inner, deadline)).await;
+        found.ok().and_then(|found| signed(&key, found.block))
+    };
     let newest = answers
         .iter()
         .filter_map(|answer| answer.as_ref().ok()?.as_ref())
+        .chain(&elsewhere)
         .max_by(|a, b| a.0.version.cmp(&b.0.version).then_with(|| a.0.bytes().cmp(b.0.bytes())));
     if let Some((newest, header)) = newest {
         let stale: Vec<Node> = replicas
@@ -405,9 +423,10 @@ async fn ask_signed(
             Step::Absent(_) | Step::Route(_) => None,
         }
     };
-    let Some(block) = found else { return Ok(None) };
-    match SignedBlock::decode(&block.bytes) {
-        Ok(signed) if signed.key() == key => Ok(Some((signed, block.header))),
-        _ => Ok(None),
-    }
+    Ok(found.and_then(|block| signed(&key, block)))
+}
+
+fn signed(key: &Key, block: Block) -> Option<(SignedBlock, BlockHeader)> {
+    let signed = SignedBlock::decode(&block.bytes).ok()?;
+    (signed.key() == *key).then_some((signed, block.header))
 }

@@ -2,8 +2,8 @@
 //!
 //! They are left over when a node joins before this one, when one of this node's virtual
 //! servers leaves its position (§5.3), or by chance. They are given to their root, and
-//! dropped once a majority of the replica set has them; until then whoever asks here gets
-//! them.
+//! dropped once it says that a majority of the replica set has them and one of the set
+//! bears it out; until then whoever asks here gets them.
 //!
 //! **Invariant:** a block that was put or renewed here while its handing over was under way
 //! stays: whoever sent it counts on this node. [`Strays`] sees to that.
@@ -11,6 +11,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard};
 
+use atoll_env::random_below;
 use atoll_key::{BlockKind, Key, KeyRange};
 use atoll_net::Request;
 use atoll_overlay::{Node, distinct_peers};
@@ -118,15 +119,22 @@ async fn hand_over_gap(inner: &Inner, gap: KeyRange) -> Result<(), ExchangeError
         let replica_set = distinct_peers(&nodes, inner.config.replicas);
         let full = replica_set.len() == inner.config.replicas;
         if full && !replica_set.iter().any(|node| inner.is_me(node)) {
-            hand_over(inner, &root, KeyRange::new(cursor, root.id.0)).await?;
+            let others: Vec<Node> = replica_set.into_iter().skip(1).collect();
+            hand_over(inner, &root, &others, KeyRange::new(cursor, root.id.0)).await?;
         }
         cursor = root.id.0;
     }
     Ok(())
 }
 
-/// Gives all blocks of `range` to their root and drops those it has.
-async fn hand_over(inner: &Inner, root: &Node, range: KeyRange) -> Result<(), ExchangeError> {
+/// Gives all blocks of `range` to their root and drops those it has, as far as one of the
+/// others bears it out.
+async fn hand_over(
+    inner: &Inner,
+    root: &Node,
+    others: &[Node],
+    range: KeyRange,
+) -> Result<(), ExchangeError> {
     let mut todo = Some(range);
     while let Some(range) = todo {
         inner.strays.watch(range);
@@ -138,6 +146,7 @@ async fn hand_over(inner: &Inner, root: &Node, range: KeyRange) -> Result<(), Ex
             _ => None,
         };
         let settled = settle_at(inner, root, &infos).await?;
+        let settled = borne_out(inner, others, settled).await?;
         let gate = inner.strays.gate.lock().await;
         let settled = inner.strays.untouched(settled);
         if !settled.is_empty() {
@@ -178,6 +187,29 @@ async fn settle_at(
         settled.extend(offered.iter().map(|item| item.key));
     }
     Ok(settled)
+}
+
+/// Of the blocks that a root says its replica set has, those that one of the set, chosen
+/// at random, holds too: a root that lies alone cannot have copies dropped. What is not
+/// borne out is kept until the next round asks somebody else.
+async fn borne_out(
+    inner: &Inner,
+    others: &[Node],
+    keys: Vec<Key>,
+) -> Result<Vec<Key>, ExchangeError> {
+    if others.is_empty() || keys.is_empty() {
+        return Ok(keys);
+    }
+    let witness = others[random_below(&*inner.env, others.len() as u64) as usize];
+    let count = keys.len();
+    let header =
+        to_header(&Renew { keys: keys.clone(), lease_secs: 0, as_root: false, receipt: None });
+    let request = Request { method: messages::RENEW, header, parts: Vec::new() };
+    let held = from_header::<RenewReply>(&inner.call(&witness, request).await?.header)?.held;
+    if held.len() != count {
+        return Err(ExchangeError::IllFormed);
+    }
+    Ok(keys.into_iter().zip(held).filter(|(_, held)| *held == 1).map(|(key, _)| key).collect())
 }
 
 #[cfg(test)]
