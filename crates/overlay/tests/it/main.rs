@@ -9,6 +9,7 @@ mod lookups;
 mod merging;
 mod paper;
 mod scale;
+mod selection;
 mod state_properties;
 mod virtual_servers;
 mod walking;

@@ -1,0 +1,103 @@
+//! Server selection (CFS §4.3) on a simulated network with distances, honest and not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_env::BoxFuture;
+use atoll_net::{Peer, Refusal, Reply, Request, Router, Service};
+use atoll_overlay::Route;
+use atoll_overlay::chord::messages::{self, FAMILY, WireRoute};
+use atoll_overlay::chord::{Chord, ChordConfig};
+use atoll_overlay::walk::Selection;
+use atoll_sim::{Latency, SimConfig};
+
+use futures_util::future::join_all;
+
+use super::cluster::{Cluster, MINUTE, keys};
+
+const NODES: usize = 256;
+/// So many of them look keys up, as somebody does who reads files, and so come to know many nodes.
+const CLIENTS: usize = 8;
+const LOOKUPS: u64 = 400;
+
+/// Nodes spread over a sphere, as in Pastis, that have measured those in their tables.
+fn sphere(selection: Selection) -> Cluster {
+    let latency = Latency::Sphere { max: Duration::from_millis(300) };
+    let sim = SimConfig { seed: 5, latency, ..SimConfig::default() };
+    let config = ChordConfig { selection, ..ChordConfig::default() };
+    let cluster = Cluster::perfect(sim, config, NODES, true);
+    cluster.run_secs(10);
+    cluster
+}
+
+/// The mean time of a lookup and the mean number of its calls; all find the root.
+fn lookups(cluster: &Cluster) -> (Duration, f64) {
+    let clients = cluster.hosts().into_iter().take(CLIENTS).enumerate().map(|(n, host)| {
+        let (chord, env) = (cluster.chord(host), cluster.sim.env(host));
+        async move {
+            let (mut took, mut calls) = (Duration::ZERO, 0);
+            for key in keys(LOOKUPS).into_iter().skip(n).step_by(CLIENTS) {
+                let start = env.now();
+                let found = chord.find_root_traced(&key).await.expect("nobody has failed");
+                took += env.now().since(start);
+                calls += found.trace.calls();
+                assert_eq!(found.value[0].id, cluster.root(&key));
+            }
+            (took, calls)
+        }
+    });
+    let all = cluster.sim.block_on(MINUTE * 30, join_all(clients)).unwrap();
+    let took: Duration = all.iter().map(|(took, _)| took).sum();
+    let calls: usize = all.iter().map(|(_, calls)| calls).sum();
+    (took / LOOKUPS as u32, calls as f64 / LOOKUPS as f64)
+}
+
+#[test]
+fn selection_makes_lookups_faster_for_hardly_more_calls() {
+    let (without, calls_without) = lookups(&sphere(Selection::NearestKey));
+    let (with, calls_with) = lookups(&sphere(Selection::Cost));
+    println!("{without:?} and {calls_without:.2} calls without, {with:?} and {calls_with:.2} with");
+    assert!(with < without, "{with:?} with selection, {without:?} without");
+    assert!(calls_with < calls_without * 1.15, "{calls_with} calls, {calls_without} without");
+}
+
+/// Answers as Chord does, but says of every node it names that it is this far away.
+struct Slanderer {
+    honest: Arc<Chord>,
+    latency: Duration,
+}
+
+impl Service for Slanderer {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let (method, latency) = (request.method, self.latency);
+        let honest = self.honest.handle(from, request);
+        Box::pin(async move {
+            let mut reply = honest.await?;
+            if method == messages::ROUTE {
+                let mut route = messages::decode::<WireRoute>(&reply.header)?;
+                if let Route::Closer(leads) = &mut route.0 {
+                    leads.iter_mut().for_each(|lead| lead.latency = Some(latency));
+                }
+                reply.header = messages::encode(&route);
+            }
+            Ok(reply)
+        })
+    }
+}
+
+/// Every fifth node says that all it knows are next door, or at the end of the world.
+#[test]
+fn lies_about_latency_slow_lookups_a_little_and_misdirect_none() {
+    let (honest, _) = lookups(&sphere(Selection::Cost));
+    for latency in [Duration::from_micros(100), Duration::from_secs(100)] {
+        let cluster = sphere(Selection::Cost);
+        for host in cluster.hosts().into_iter().step_by(5) {
+            let liar = Slanderer { honest: cluster.chord(host), latency };
+            let router = Router::new().route(FAMILY, Arc::new(liar));
+            cluster.sim.transport(host).serve(Arc::new(router));
+        }
+        let (slandered, _) = lookups(&cluster);
+        println!("{latency:?}: {slandered:?}, honest {honest:?}");
+        assert!(slandered < honest * 5 / 4, "{slandered:?}, honest {honest:?}");
+    }
+}
