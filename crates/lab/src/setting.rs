@@ -80,9 +80,6 @@ pub(crate) fn select_servers(chord: &mut ChordConfig, dht: &mut DhtConfig) {
     dht.selection = Selection::Cost;
 }
 
-/// Gives a node's upkeep so many bytes a second.
-pub(crate) fn set_budget(_chord: &mut ChordConfig, _bytes_per_sec: u64) {}
-
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -228,7 +228,7 @@ struct Held {
 
 fn run_control(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
     let blocks = context.size(10_000, 500);
-    let seeds = context.seeds(10, 10);
+    let seeds = context.seeds(3, 10);
     // Three copies take three times as long, and are compared with nothing.
     let of_default = seeds.len().min(context.size(seeds.len(), 2));
     let parts: Vec<(Setting, u64)> = seeds
