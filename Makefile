@@ -1,6 +1,7 @@
 # The commands a developer types; each is a script or a cargo call one can also run alone.
 PREFIX ?= /usr/local
 SECONDS_EACH ?= 10
+WAN ?= --out '$(CURDIR)/docs/results'
 
 .PHONY: help demo test lint build install bench bench-wan fuzz
 
@@ -11,7 +12,7 @@ help:
 	@echo 'make build    target/release/atoll'
 	@echo 'make install  the command, man pages and completions below PREFIX=$(PREFIX)'
 	@echo 'make bench    the figures in docs/results/'
-	@echo 'make bench-wan  downloads over a wide-area network beside TCP (root); WAN="--quick"'
+	@echo 'make bench-wan  downloads between network namespaces beside TCP, as root; WAN=--quick'
 	@echo 'make fuzz     every decoder of foreign bytes, SECONDS_EACH=$(SECONDS_EACH)'
 
 demo:

@@ -30,16 +30,21 @@ fn secs(values: impl Iterator<Item = Duration>) -> f64 {
     median(values.map(|value| value.as_secs_f64()).collect())
 }
 
+/// What one site saw, or the medians over all.
+#[derive(Clone, Copy)]
 struct Row {
-    reader: usize,
     rtt_ms: f64,
     received: f64,
     atoll: f64,
     predicted: f64,
+    /// The prediction as a share of what it took.
+    share: f64,
     stream: f64,
     stream_three_quarters: f64,
     stream_predicted: f64,
+    stream_share: f64,
     publisher_stream: f64,
+    times_as_fast: f64,
 }
 
 fn row(results: &Results, reader: usize, len_bytes: u64) -> Row {
@@ -51,18 +56,43 @@ fn row(results: &Results, reader: usize, len_bytes: u64) -> Row {
     let others = (0..sites.count()).filter(|site| *site != reader);
     let from_publisher =
         streams.iter().filter(|s| downloads.iter().any(|d| d.publisher == s.server));
+    let atoll = secs(downloads.iter().map(|d| d.atoll));
+    let predicted = secs(downloads.iter().map(|d| d.predicted + results.empty));
+    let stream = secs(streams.iter().map(|s| s.whole));
+    let stream_predicted = secs(streams.iter().map(|s| s.predicted));
+    let received = downloads.iter().map(|d| d.received_bytes as f64 / d.len_bytes as f64);
     Row {
-        reader,
         rtt_ms: secs(others.map(|site| sites.rtt(reader, site))) * 1e3,
-        received: median(
-            downloads.iter().map(|d| d.received_bytes as f64 / d.len_bytes as f64).collect(),
-        ),
-        atoll: secs(downloads.iter().map(|d| d.atoll)),
-        predicted: secs(downloads.iter().map(|d| d.predicted + results.empty)),
-        stream: secs(streams.iter().map(|s| s.whole)),
+        received: median(received.collect()),
+        atoll,
+        predicted,
+        share: predicted / atoll,
+        stream,
         stream_three_quarters: secs(streams.iter().map(|s| s.three_quarters)),
-        stream_predicted: secs(streams.iter().map(|s| s.predicted)),
+        stream_predicted,
+        stream_share: stream_predicted / stream,
         publisher_stream: secs(from_publisher.map(|s| s.whole)),
+        times_as_fast: stream / atoll,
+    }
+}
+
+fn medians(rows: &[(usize, Row)]) -> Row {
+    let of = |value: fn(&Row) -> f64| {
+        let values = rows.iter().map(|(_, row)| value(row));
+        median(values.filter(|value| !value.is_nan()).collect())
+    };
+    Row {
+        rtt_ms: of(|row| row.rtt_ms),
+        received: of(|row| row.received),
+        atoll: of(|row| row.atoll),
+        predicted: of(|row| row.predicted),
+        share: of(|row| row.share),
+        stream: of(|row| row.stream),
+        stream_three_quarters: of(|row| row.stream_three_quarters),
+        stream_predicted: of(|row| row.stream_predicted),
+        stream_share: of(|row| row.stream_share),
+        publisher_stream: of(|row| row.publisher_stream),
+        times_as_fast: of(|row| row.times_as_fast),
     }
 }
 
@@ -71,11 +101,16 @@ fn text(options: &Options, results: &Results) -> String {
     let mut line = |text: String| writeln!(out, "{text}").expect("a String");
     let rtts = results.sites.sorted();
     let at = |share: f64| rtts[((rtts.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e3;
-    line(format!("Sites: {}.", results.sites.origin));
+    line("# Downloads over a wide-area network\n".into());
+    line(format!("Measured {} by `make bench-wan` on {}.\n", today(), machine()));
     line(format!(
-        "Round trips between them: {:.0} to {:.0} ms, median {:.0} ms. Access lines of {} Mbit/s \
-         either way with {} KiB of queue. TCP: {}, the system's defaults. {} run(s). A command \
-         that fetches nothing takes {:.1} ms, which the predictions include.\n",
+        "{} `atoll` processes in network namespaces joined by a router in user space, three \
+         copies of every\nblock, caches off. Sites: {}.\nRound trips between them: {:.0} to {:.0} \
+         ms, median {:.0} ms. Access lines of {} Mbit/s either way with\n{} KiB of queue. TCP: {}, \
+         the system's defaults. Runs: {}, each with files of its own, published\nfrom another \
+         site; medians.\n",
+        results.sites.count(),
+        results.sites.origin,
         at(0.0),
         at(1.0),
         at(0.5),
@@ -83,13 +118,24 @@ fn text(options: &Options, results: &Results) -> String {
         options.queue_kib,
         results.control,
         options.runs,
+    ));
+    line(format!(
+        "Atoll: `atoll cat` of a file through the node of the site, the whole command. TCP: one \
+         fresh connection,\nmemory to memory, without TLS: of 1 MiB the median over all other \
+         sites as senders, of the large file from\nthe site in the middle of them by distance. \
+         With three copies on {} nodes the reader's own node holds a\nquarter of the blocks: \
+         *received* is what came from others, with what was asked for twice, and TCP's time\nfor \
+         three quarters of the bytes is given beside. *Times as fast* compares whole files. \
+         Predicted: the same\ncode, places, files and network in the simulator, and {:.1} ms for \
+         a command that fetches nothing.\n",
+        results.sites.count(),
         results.empty.as_secs_f64() * 1e3,
     ));
     for len_bytes in [SMALL_BYTES, options.large_bytes()] {
         let readers = options.readers().into_iter();
-        let rows: Vec<Row> = readers
-            .map(|reader| row(results, reader, len_bytes))
-            .filter(|row| !row.atoll.is_nan())
+        let rows: Vec<(usize, Row)> = readers
+            .map(|reader| (reader, row(results, reader, len_bytes)))
+            .filter(|(_, row)| !row.atoll.is_nan())
             .collect();
         table(&mut line, len_bytes, &rows);
     }
@@ -101,53 +147,66 @@ fn shown(secs: f64) -> String {
     if secs.is_nan() { "–".into() } else { format!("{secs:.3}") }
 }
 
-fn measured_line(name: &str, of: &dyn Fn(&dyn Fn(&Row) -> f64) -> f64) -> String {
+fn measured_line(name: &str, row: &Row) -> String {
     format!(
         "| {name} | {:.0} | {:.0} % | {} | {} | {} | {} | {:.2} |",
-        of(&|r| r.rtt_ms),
-        of(&|r| r.received) * 100.0,
-        shown(of(&|r| r.atoll)),
-        shown(of(&|r| r.stream)),
-        shown(of(&|r| r.stream_three_quarters)),
-        shown(of(&|r| r.publisher_stream)),
-        of(&|r| r.stream / r.atoll),
+        row.rtt_ms,
+        row.received * 100.0,
+        shown(row.atoll),
+        shown(row.stream),
+        shown(row.stream_three_quarters),
+        shown(row.publisher_stream),
+        row.times_as_fast,
     )
 }
 
-fn predicted_line(name: &str, of: &dyn Fn(&dyn Fn(&Row) -> f64) -> f64) -> String {
-    let percent = |ratio: f64| (ratio - 1.0) * 100.0;
+fn predicted_line(name: &str, row: &Row) -> String {
     format!(
         "| {name} | {} | {} | {:+.0} % | {} | {} | {:+.0} % |",
-        shown(of(&|r| r.atoll)),
-        shown(of(&|r| r.predicted)),
-        percent(of(&|r| r.predicted / r.atoll)),
-        shown(of(&|r| r.stream)),
-        shown(of(&|r| r.stream_predicted)),
-        percent(of(&|r| r.stream_predicted / r.stream)),
+        shown(row.atoll),
+        shown(row.predicted),
+        (row.share - 1.0) * 100.0,
+        shown(row.stream),
+        shown(row.stream_predicted),
+        (row.stream_share - 1.0) * 100.0,
     )
 }
 
-fn table(line: &mut impl FnMut(String), len_bytes: u64, rows: &[Row]) {
-    line(format!("### {} MiB\n", len_bytes >> 20));
+fn table(line: &mut impl FnMut(String), len_bytes: u64, rows: &[(usize, Row)]) {
+    line(format!("## {} MiB\n", len_bytes >> 20));
     line(
         "| site | RTT, ms | received | Atoll, s | TCP, s | TCP for ¾ of it, s | \
          TCP from the publisher, s | times as fast |\n|---|---|---|---|---|---|---|---|"
             .into(),
     );
-    let median_of = |value: &dyn Fn(&Row) -> f64| median(rows.iter().map(value).collect());
-    for row in rows {
-        line(measured_line(&row.reader.to_string(), &|value| value(row)));
+    let medians = medians(rows);
+    for (site, row) in rows {
+        line(measured_line(&site.to_string(), row));
     }
-    line(measured_line("median", &median_of));
+    line(measured_line("median", &medians));
     line(
         "\n| site | Atoll, s | predicted, s | off by | TCP, s | predicted, s | off by |\n\
          |---|---|---|---|---|---|---|"
             .into(),
     );
-    for row in rows {
-        line(predicted_line(&row.reader.to_string(), &|value| value(row)));
+    for (site, row) in rows {
+        line(predicted_line(&site.to_string(), row));
     }
-    line(predicted_line("median", &median_of) + "\n");
+    line(predicted_line("median", &medians) + "\n");
+}
+
+fn today() -> String {
+    let now = std::time::SystemTime::now();
+    humantime::format_rfc3339_seconds(now).to_string()[..10].to_string()
+}
+
+fn machine() -> String {
+    let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpus.lines().find(|line| line.starts_with("model name"));
+    let model = model.and_then(|line| line.split_once(": ")).map_or("an unnamed CPU", |m| m.1);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!("{model}, {cores} cores, Linux {}", kernel.trim())
 }
 
 fn csv(results: &Results) -> String {
