@@ -207,7 +207,7 @@ impl Crowd {
             .buffer_unordered(100)
             .for_each(|put| async { put.expect("nobody lies yet") });
         sim.block_on(HOUR, puts).expect("puts end");
-        let lies_at = |n: usize| n % one_in == 0;
+        let lies_at = |n: usize| n.is_multiple_of(one_in);
         let liars = members.iter().enumerate().filter(|(n, _)| lies_at(*n));
         let mut friends: Vec<Node> = liars.map(|(_, member)| member.1).collect();
         friends.sort_by_key(|node| node.id);
