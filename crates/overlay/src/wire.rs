@@ -160,3 +160,53 @@ impl<'b, C> Decode<'b, C> for WireRoute {
         Ok(WireRoute(route))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use atoll_key::PeerId;
+    use atoll_net::Peer;
+    use atoll_net::header::{from_header, to_header};
+
+    use super::*;
+
+    fn node(n: u8) -> Node {
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 4000));
+        Node::of(Peer { id: PeerId([n; 32]), addr })
+    }
+
+    #[test]
+    fn latencies_survive_the_wire_to_a_tenth_of_a_millisecond() {
+        let lead = |n, micros: Option<u64>| {
+            let latency = micros.map(Duration::from_micros);
+            Lead { node: node(n), latency }
+        };
+        let sent = vec![lead(1, Some(1_250)), lead(2, None), lead(3, Some(3))];
+        let bytes = to_header(&WireRoute(Route::Closer(sent)));
+        let received = from_header::<WireRoute>(&bytes).expect("well-formed").0;
+        // What is measured at all is not unknown.
+        let expected = vec![lead(1, Some(1_200)), lead(2, None), lead(3, Some(100))];
+        assert_eq!(received, Route::Closer(expected));
+    }
+
+    #[test]
+    fn latencies_too_many_too_few_or_too_long_break_nothing() {
+        for (latencies, first) in [(vec![], None), (vec![u32::MAX; 40], Some(u32::MAX))] {
+            let mut e = Encoder::new(Vec::new());
+            e.array(3).and_then(|e| e.u8(2)).expect("memory");
+            WireNodes(vec![node(1), node(2)]).encode(&mut e, &mut ()).expect("memory");
+            Capped::<u32, MAX_NODES>(latencies).encode(&mut e, &mut ()).expect("memory");
+            let route = from_header::<WireRoute>(&e.into_writer()).expect("well-formed").0;
+            let Route::Closer(leads) = route else { panic!("{route:?}") };
+            assert_eq!(leads.len(), 2);
+            assert_eq!(leads[0].latency, first.and_then(latency_from_wire));
+        }
+        let many = vec![1; MAX_NODES + 1];
+        let mut e = Encoder::new(Vec::new());
+        e.array(3).and_then(|e| e.u8(2)).expect("memory");
+        WireNodes(vec![node(1)]).encode(&mut e, &mut ()).expect("memory");
+        minicbor::Encode::<()>::encode(&many, &mut e, &mut ()).expect("memory");
+        assert!(from_header::<WireRoute>(&e.into_writer()).is_err());
+    }
+}
