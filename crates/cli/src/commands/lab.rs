@@ -226,7 +226,7 @@ fn report(
     repeat: &str,
 ) -> Result<(), Failure> {
     let Outcome { name, title, source, setup, .. } = outcome;
-    output.line(format!("### {name}: {title}\n\n{source}. {setup}; {}.\n", runs(outcome)))?;
+    output.line(format!("### {name}: {title}\n\n{source}: {setup}; {}.\n", runs(outcome)))?;
     output.line(outcome.markdown())?;
     for note in &outcome.notes {
         output.line(format!("{note}\n"))?;
