@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_env::{Env, TokioRuntime};
-use atoll_node::{Client, ClientError, ClientOptions, Status};
+use atoll_node::{Client, ClientError, ClientOptions, Status, VolumeError};
 
 use crate::arguments::Global;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
@@ -46,6 +46,10 @@ pub fn failure(error: ClientError) -> Failure {
         }
         ClientError::TimedOut { .. } => {
             Failure::new(Exit::Unavailable, what).because(error).advice(TRY_AGAIN)
+        }
+        ClientError::Volume(VolumeError::Unknown { .. } | VolumeError::Unpublished { .. }) => {
+            Failure::new(Exit::NotFound, error.to_string())
+                .advice("`atoll volumes` lists what there is.")
         }
         ClientError::Volume(_) => Failure::new(Exit::Failed, error.to_string()),
         ClientError::Dir(_) => Failure::new(Exit::Failed, what).because(error),

@@ -78,6 +78,10 @@ impl Keeper {
         let manifest = match opened {
             Ok(Some(manifest)) => Arc::new(manifest),
             Ok(None) => return Err(VolumeError::Unpublished { name: name.to_owned() }),
+            // Somebody's typing is no trouble of this node's.
+            Err(error @ (VolumeError::Unknown { .. } | VolumeError::BadName { .. })) => {
+                return Err(error);
+            }
             Err(error) => {
                 tracing::error!("volume {name} is not kept alive: {error}");
                 return Err(error);

@@ -307,7 +307,12 @@ fn volume_status(volumes: &Volumes, name: &str, lease: Duration) -> VolumeStatus
             status.kept_blocks = manifest.count();
             status.lease_expires_unix_secs = volumes::lease_end(kept.refreshed_unix_secs, lease);
         }
-        Ok(None) => {}
+        // What was kept until it was unpublished has its last leases still.
+        Ok(None) => {
+            status.lease_expires_unix_secs = volumes::lease_end(kept.refreshed_unix_secs, lease);
+            status.lost_blocks = 0;
+            status.trouble = None;
+        }
         Err(error) => trouble.push(error.to_string()),
     }
     if !trouble.is_empty() {

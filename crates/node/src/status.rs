@@ -196,7 +196,8 @@ pub struct VolumeStatus {
     pub address: String,
     /// The directory it is published from, if any.
     pub source: Option<String>,
-    /// Version of the root that is kept alive; 0 when nothing has been published yet.
+    /// Version of the root that is kept alive; 0 when nothing has been published yet, or
+    /// it was unpublished.
     pub root_version: u64,
     /// Content blocks kept alive.
     pub kept_blocks: u64,

@@ -114,8 +114,8 @@ pub enum VolumeError {
         #[n(0)]
         what: String,
     },
-    /// There is nothing to keep alive yet.
-    #[error("nothing has been published as {name} yet")]
+    /// There is nothing to keep alive: not yet, or not any more.
+    #[error("nothing is published as {name}")]
     #[n(8)]
     Unpublished {
         /// The name.

@@ -42,14 +42,18 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
 }
 
 fn describe(volume: &VolumeStatus) -> Vec<String> {
-    if volume.root_version == 0 {
-        return vec!["nothing published yet".into()];
-    }
     let now_secs =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let left = Duration::from_secs(volume.lease_expires_unix_secs.saturating_sub(now_secs));
-    let blocks = units::counted(volume.kept_blocks, "block", "blocks");
     let until = units::unix_date(volume.lease_expires_unix_secs);
+    if volume.root_version == 0 {
+        return vec![match volume.lease_expires_unix_secs {
+            0 => "nothing published yet".into(),
+            _ if left.is_zero() => format!("unpublished; its last lease ran out on {until} UTC"),
+            _ => format!("unpublished; its blocks may go from {until} UTC on"),
+        }];
+    }
+    let blocks = units::counted(volume.kept_blocks, "block", "blocks");
     let kept = if left.is_zero() {
         format!("its lease ran out on {until} UTC; `atoll renew {}` may still save it", volume.name)
     } else {
@@ -79,6 +83,10 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_volume_is_said() {
         assert_eq!(describe(&VolumeStatus::default()), ["nothing published yet"]);
+        let given_up =
+            VolumeStatus { lease_expires_unix_secs: 4_000_000_000, ..VolumeStatus::default() };
+        let said = describe(&given_up).join("\n");
+        assert!(said.starts_with("unpublished; its blocks may go from 2096-10-02"), "{said}");
         let expired = VolumeStatus { name: "a".into(), root_version: 3, ..VolumeStatus::default() };
         assert!(describe(&expired)[0].contains("`atoll renew a`"));
         let volume = VolumeStatus {

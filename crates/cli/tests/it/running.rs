@@ -15,11 +15,13 @@ fn leases_are_renewed_by_name_and_shown_with_their_day() {
     assert!(renewed.starts_with("docs: ") && renewed.contains("kept until 20"), "{renewed}");
     let json = node.atoll(["renew", "docs", "--json"]).ok().json();
     assert_eq!((json["name"].as_str(), json["lost_blocks"].as_u64()), (Some("docs"), Some(0)));
-    node.atoll(["renew", "dosc"]).failed(1, &["no volume dosc"]);
+    node.atoll(["renew", "dosc"]).failed(4, &["no volume dosc", "`atoll volumes`"]);
     let gone = node.atoll(["unpublish", "docs"]).ok().stdout;
     assert!(gone.contains("docs: no longer kept; its blocks may go from 20"), "{gone}");
-    node.atoll(["renew", "docs"]).failed(1, &["nothing has been published as docs"]);
-    node.atoll(["unpublish", "docs"]).failed(1, &["nothing has been published as docs"]);
+    let listed = node.atoll(["volumes"]).ok().stdout;
+    assert!(listed.contains("unpublished; its blocks may go from 20"), "{listed}");
+    node.atoll(["renew", "docs"]).failed(4, &["nothing is published as docs"]);
+    node.atoll(["unpublish", "docs"]).failed(4, &["nothing is published as docs"]);
     assert_eq!(ring.publish(&source), address, "the key has stayed");
     let other = ring.nodes[1].atoll(["renew"]).ok();
     assert!(other.stderr.contains("nothing is published from this node"), "{other:?}");

@@ -206,7 +206,7 @@ async fn leases_are_renewed_when_asked_and_what_is_lost_is_told() {
     assert!(error.to_string().contains("no volume docs"), "{error}");
     let volume = client.named_volume("docs").await.expect("made");
     let error = client.renew_volume("docs").await.expect_err("nothing to keep");
-    assert!(error.to_string().contains("nothing has been published as docs"), "{error}");
+    assert!(error.to_string().contains("nothing is published as docs"), "{error}");
     let mut keep = client.keep("docs");
     keep.add(&[BlockHash([3; 32])]).await.expect("added");
     keep.commit(&SignedBlock::sign(&volume.key, b"", 1, b"root")).await.expect("committed");
