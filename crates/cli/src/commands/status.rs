@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use atoll_node::{Cache, Status};
+use atoll_node::{Cache, RingNode, Status};
 
 use crate::arguments::Global;
 use crate::connection;
@@ -175,11 +175,14 @@ fn describe(status: &Status) -> Vec<(&'static str, String)> {
         ("ring", ring(status)),
     ];
     lines.push(("position", positions(&status.positions)));
-    for (i, node) in status.successors.iter().take(SUCCESSORS_SHOWN).enumerate() {
+    // Between a node's own places there are others'; only those are news.
+    let others: Vec<&RingNode> =
+        status.successors.iter().filter(|node| node.peer_id != status.peer_id).collect();
+    for (i, node) in others.iter().take(SUCCESSORS_SHOWN).enumerate() {
         let title = if i == 0 { "successors" } else { "" };
         lines.push((title, format!("{} at {}", short(&node.id), node.addr)));
     }
-    if let Some(more @ 1..) = status.successors.len().checked_sub(SUCCESSORS_SHOWN) {
+    if let Some(more @ 1..) = others.len().checked_sub(SUCCESSORS_SHOWN) {
         lines.push(("", format!("and {more} more (--json shows all)")));
     }
     lines.push((
@@ -210,7 +213,7 @@ fn describe(status: &Status) -> Vec<(&'static str, String)> {
         let blocks = units::counted(*blocks, "bad block", "bad blocks");
         lines.push(("bad", format!("{blocks} from {}", short(peer))));
     }
-    for volume in &status.volumes {
+    for volume in status.volumes.iter().filter(|volume| volume.root_version > 0) {
         lines.push(("volume", format!("{} {}", volume.name, volume.address)));
     }
     for warning in &status.warnings {
@@ -237,10 +240,11 @@ fn ring(status: &Status) -> String {
     if nodes_seen(status) == 1 {
         return "this node alone".into();
     }
-    let before = status
-        .predecessor
-        .as_ref()
-        .map_or("nobody known".into(), |node| format!("{} at {}", short(&node.id), node.addr));
+    let before = match &status.predecessor {
+        None => "nobody known".into(),
+        Some(node) if node.peer_id == status.peer_id => "another place of its own".into(),
+        Some(node) => format!("{} at {}", short(&node.id), node.addr),
+    };
     format!("about {:.0} nodes; before this one: {before}", status.estimated_nodes.max(2.0))
 }
 
@@ -275,7 +279,7 @@ fn repair(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use atoll_node::{Repair, RingNode};
+    use atoll_node::Repair;
 
     fn node(id: &str) -> RingNode {
         RingNode { id: id.into(), addr: "127.0.0.1:1".into(), peer_id: id.into() }
@@ -316,6 +320,21 @@ mod tests {
         };
         let said = "2 blocks, 32.0 KiB of 64.0 MiB; answered 3 of 10 questions";
         assert_eq!(cache(&used), said);
+    }
+
+    #[test]
+    fn a_nodes_own_virtual_servers_are_not_shown_as_its_neighbours() {
+        let own = RingNode { peer_id: "aa".into(), ..node("dd") };
+        let mut with_own = status();
+        with_own.successors.insert(0, own.clone());
+        let shown = |status: &Status| -> Vec<String> {
+            let lines = describe(status).into_iter();
+            lines.map(|(name, value)| format!("{name} {value}")).collect()
+        };
+        assert_eq!(shown(&with_own), shown(&status()));
+        assert!(shown(&with_own).contains(&"successors bb at 127.0.0.1:1".to_string()));
+        with_own.predecessor = Some(own);
+        assert!(ring(&with_own).ends_with("before this one: another place of its own"));
     }
 
     #[test]
