@@ -57,7 +57,12 @@ impl ReadKeyArgs {
                 true => "cannot take the read key from standard input".to_string(),
                 false => format!("cannot take the read key from {}", path.display()),
             };
-            let text = read(path).map_err(|error| Failure::io(what(), &error))?;
+            let text = read(path).map_err(|error| match error.kind() {
+                io::ErrorKind::InvalidData => {
+                    Failure::new(Exit::Usage, what()).because("what is in it is no text")
+                }
+                _ => Failure::io(what(), &error),
+            })?;
             return parse(&text, self.read_key_optional)
                 .map_err(|why| Failure::new(Exit::Usage, what()).because(why));
         }

@@ -162,7 +162,10 @@ fn open_failure(address: &Address, error: OpenError) -> Failure {
         OpenError::Fetch(error) => Failure::get(what, &error),
         OpenError::Root(RootError::Encrypted) => Failure::new(Exit::Usage, what)
             .because(error)
-            .advice("The read key may also be in a file (--read-key) or in ATOLL_READ_KEY."),
+            .advice(match address.path.iter().any(|name| name.contains(&b'#')) {
+                true => "The read key stands before the path: atoll:KEY#READKEY/PATH.",
+                false => "The read key may also be in a file (--read-key) or in ATOLL_READ_KEY.",
+            }),
         OpenError::Root(RootError::WrongReadKey) => Failure::new(Exit::Usage, what)
             .because(error)
             .advice("Copy the whole address again, as `atoll publish` printed it."),

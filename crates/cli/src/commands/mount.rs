@@ -37,7 +37,8 @@ use crate::units;
   atoll unmount ~/docs
 
 The mount follows the publisher's updates. It runs as a process of its own and survives
-restarts of the node; what it has to say is in DIR/logs. An encrypted volume's read key is not among its arguments.")]
+restarts of the node; what it has to say is in DIR/logs. An encrypted volume's read key is
+not among its arguments, so that `ps` does not show it.")]
 pub struct Args {
     /// Which volume
     #[arg(value_name = "ADDR", value_parser = Address::parser())]

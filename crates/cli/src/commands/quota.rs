@@ -66,7 +66,7 @@ fn parse_percent(text: &str) -> Result<Share, String> {
         Ok(percent) if (0.0001..=100.0).contains(&percent) => {
             Ok(Share::from_millionths((percent * 10_000.0).round() as u32))
         }
-        _ => Err("it is a percentage above 0, e.g. 5% or 0.1%".into()),
+        _ => Err("it is a percentage above 0 and up to 100, e.g. 5% or 0.1%".into()),
     }
 }
 

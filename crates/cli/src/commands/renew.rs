@@ -67,8 +67,8 @@ fn describe(volume: &VolumeStatus) -> String {
     let blocks = units::counted(volume.kept_blocks, "block", "blocks");
     let until = units::unix_date(volume.lease_expires_unix_secs);
     match &volume.trouble {
-        Some(_) => format!("{}: {blocks} not renewed; kept until {until}", volume.name),
-        None => format!("{}: {blocks} kept until {until}", volume.name),
+        Some(_) => format!("{}: {blocks} not renewed; kept until {until} UTC", volume.name),
+        None => format!("{}: {blocks} kept until {until} UTC", volume.name),
     }
 }
 
