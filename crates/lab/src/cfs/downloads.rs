@@ -141,6 +141,9 @@ pub(super) struct Transfer {
     pub kib_per_sec: f64,
 }
 
+/// What is said of distances that no file gave.
+pub(super) const MODELLED: &str = "modelled";
+
 /// Everything that was measured.
 pub(super) struct Found {
     pub downloads: Vec<Download>,
@@ -180,7 +183,7 @@ fn run(context: &Context<'_>) -> Result<Vec<crate::Outcome>, LabError> {
         transfers: Vec::new(),
         windows,
         seeds: seeds.clone(),
-        sites: if context.options.latency.is_some() { "of the latency file" } else { "modelled" },
+        sites: if context.options.latency.is_some() { "of the latency file" } else { MODELLED },
     };
     let measured = context.each(&parts, |part| match part {
         Part::Downloads(case, window, seed) => {
