@@ -22,7 +22,7 @@
 //!
 //! Layers: `tasks` (who runs next) and `schedule` (what happens when) are plain data;
 //! `world` owns them together with the hosts; `network` is the life of a call, `streams`
-//! that of a connection's bytes and `tcp` the window they pass;
+//! that of a connection's bytes, `flow` the window they pass and `tcp` the kinds of TCP;
 //! `runtime` and `transport` are what protocol code holds; `sim` drives it all.
 //!
 //! Invariants:
@@ -43,6 +43,7 @@
 //! It does not know what messages mean.
 
 mod config;
+mod flow;
 mod invariants;
 mod latency;
 mod matrix;

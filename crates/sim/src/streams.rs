@@ -2,7 +2,7 @@
 //!
 //! With [`crate::Connections::Tcp`] two hosts share one connection, opened by the first
 //! message between them. Its bytes leave in chunks of a few segments as the sender's
-//! window ([`crate::tcp`]) and pace allow, queue at the sender's uplink and the receiver's
+//! window ([`crate::flow`]) and pace allow, queue at the sender's uplink and the receiver's
 //! downlink in order of arrival, are dropped there when too much waits, and are
 //! acknowledged half a round trip after they arrive.
 //!
@@ -26,9 +26,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use crate::flow::{Flow, Mark};
 use crate::network::transmission_ns;
 use crate::schedule::{Hop, Leg, What};
-use crate::tcp::{Flow, Mark, TcpModel};
+use crate::tcp::TcpModel;
 use crate::world::{Grave, Shared, World};
 
 /// Messages up to this size go before larger ones.
