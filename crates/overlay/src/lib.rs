@@ -184,6 +184,18 @@ pub trait Overlay: Send + Sync + 'static {
         hoods.into_iter().flat_map(known).collect()
     }
 
+    /// Nodes one of which is probably the root of `key`, likeliest first, so that it can be
+    /// asked at once; none if the tables do not tell. Nobody vouches for them.
+    fn likely_roots(&self, key: &Key) -> Vec<Node> {
+        let _ = key;
+        Vec::new()
+    }
+
+    /// The node has answered a call of another layer: it lives.
+    fn heard(&self, node: &Node) {
+        let _ = node;
+    }
+
     /// A call to `failed` brought no answer (CFS Figure 5, `alert`): route around it.
     fn alert(&self, failed: &Peer);
 

@@ -36,6 +36,8 @@ const MAX_LIARS: usize = MAX_PEERS / 4;
 const FIRST_GUESS: Duration = Duration::from_millis(100);
 /// The average over all calls forgets beyond so many, so that it follows a node that moves.
 const MEAN_OVER_CALLS: u64 = 1000;
+/// A peer that takes so many times what it takes 19 times of 20 has probably failed. A guess.
+const PATIENCE_FACTOR: u32 = 8;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -118,6 +120,15 @@ impl PeerBook {
             (false, true) => pages.all.p95(),
             (false, false) => FIRST_GUESS * 2,
         }
+    }
+
+    /// How long to wait for an answer of `peer` before it is taken for failed: much longer
+    /// than it usually takes and at least `least`; twice as long after every call in a row
+    /// that it left unanswered, since it may be slow and not dead; at most `most`.
+    pub fn patience(&self, peer: &PeerId, least: Duration, most: Duration) -> Duration {
+        let usual = self.p95(peer) * PATIENCE_FACTOR;
+        let backoff = self.lock().timing_of(peer).backoff();
+        (usual.max(least) * backoff).min(most)
     }
 
     /// `peer` was caught by this node itself.
@@ -205,6 +216,19 @@ mod tests {
         assert_eq!(book.latency(&peer(99)), None);
         assert_eq!(book.expected(&peer(99)), MS * 40);
         assert!(book.p95(&peer(99)) > MS * 40 && book.p95(&peer(99)) < MS * 100);
+    }
+
+    #[test]
+    fn patience_follows_what_a_peer_takes_and_grows_while_it_is_silent() {
+        let (book, least, most) = (PeerBook::default(), MS * 2000, MS * 10_000);
+        assert_eq!(book.patience(&peer(1), least, most), least);
+        (0..50).for_each(|n| book.answered(&peer(1), MS * 500, at(n)));
+        let usual = book.patience(&peer(1), least, most);
+        assert!(usual > MS * 3500 && usual < MS * 6000, "{usual:?}");
+        book.silent(&peer(1), at(51));
+        assert!(book.patience(&peer(1), least, most) > usual);
+        (0..9).for_each(|n| book.silent(&peer(1), at(52 + n)));
+        assert_eq!(book.patience(&peer(1), least, most), most);
     }
 
     #[test]

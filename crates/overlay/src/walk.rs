@@ -126,6 +126,9 @@ pub async fn walk<'a, T>(
     }
     let mut plan = Plan::new(*key, overlay, limits);
     plan.start_here(&route);
+    if matches!(route, Route::Closer(_)) {
+        plan.guess_roots(&overlay.likely_roots(key));
+    }
     run(env, overlay, plan, limits, step).await
 }
 

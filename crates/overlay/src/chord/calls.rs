@@ -32,6 +32,7 @@ impl Chord {
         method: u16,
         header: bytes::Bytes,
     ) -> Result<bytes::Bytes, CallError> {
+        self.spent(method, header.len());
         let request = Request { method, header, parts: Vec::new() };
         let start = self.env.now();
         let answer = self.transport.call(to.peer, request, self.config.call_limit).await;
@@ -39,6 +40,10 @@ impl Chord {
         match &answer {
             Err(error) if error.is_failure_of_peer() => self.peer_book.silent(&to.peer.id, now),
             _ => self.peer_book.answered(&to.peer.id, now.since(start), now),
+        }
+        if let Ok(reply) = &answer {
+            self.spent(method, reply.header.len());
+            self.table_answered(to);
         }
         Ok(answer?.header)
     }
@@ -125,6 +130,7 @@ impl Chord {
     pub(super) async fn call_warn(&self, to: Node, failed: &[Peer]) -> Result<(), CallError> {
         let nodes = failed.iter().rev().take(MAX_WARNED).map(|peer| Node::of(*peer)).collect();
         let header = messages::encode(&Dead { nodes: WireNodes(nodes) });
+        self.spent(messages::WARN, header.len());
         // The other side pings each of them, twice if need be.
         let request = Request { method: messages::WARN, header, parts: Vec::new() };
         self.transport.call(to.peer, request, self.config.call_limit * 3).await.map(drop)

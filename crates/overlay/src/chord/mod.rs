@@ -26,6 +26,7 @@
 mod bell;
 mod calls;
 mod checks;
+mod explore;
 mod fingers;
 pub mod gate;
 mod lifecycle;
@@ -35,6 +36,7 @@ mod routing;
 pub mod servers;
 mod service;
 pub mod state;
+pub mod table;
 mod upkeep;
 mod verify;
 
@@ -52,6 +54,8 @@ use crate::walk::{Found, Selection, WalkError};
 use crate::{MAX_VIRTUAL_SERVERS, Neighbourhood, Node, Overlay, Route};
 use bell::Bell;
 use checks::CheckQueue;
+use explore::Explorer;
+pub use explore::{TablePolicy, TableReport};
 use gate::Rules;
 pub use lifecycle::{JoinError, JoinFailure, VirtualServersError};
 use messages::Doubt;
@@ -91,6 +95,11 @@ pub struct ChordConfig {
     /// How many routes a lookup may take when it doubts the end of the first; see
     /// [`crate::walk::WalkLimits`].
     pub routes: usize,
+    /// Which routing table is kept beside the successor lists.
+    pub table: TablePolicy,
+    /// What upkeep may cost: all messages of this family but lookups', sent and received.
+    /// What stabilising leaves of it, the adaptive table may use.
+    pub table_budget_bytes_per_sec: u64,
     /// The limit of one call.
     pub call_limit: Duration,
     /// How long a node found dead is not taken from hearsay.
@@ -113,6 +122,8 @@ impl Default for ChordConfig {
             merge_every: Duration::from_secs(20),
             selection: Selection::default(),
             routes: 3,
+            table: TablePolicy::default(),
+            table_budget_bytes_per_sec: 1024,
             call_limit: Duration::from_secs(2),
             suspect_for: Duration::from_secs(10),
             remembered: Vec::new(),
@@ -173,6 +184,7 @@ struct Inner {
     remembered: RememberedPeers,
     waiters: Vec<oneshot::Sender<u64>>,
     tasks: Vec<Task>,
+    explorer: Explorer,
 }
 
 /// The most reports of death waiting to be checked.
@@ -236,6 +248,7 @@ impl Chord {
         for peer in &config.remembered {
             remembered.add(*peer, &*env);
         }
+        let explorer = Explorer::new(&config, first, env.now());
         Arc::new_cyclic(|this| Chord {
             this: this.clone(),
             inner: Mutex::new(Inner {
@@ -250,6 +263,7 @@ impl Chord {
                 remembered,
                 waiters: Vec::new(),
                 tasks: Vec::new(),
+                explorer,
             }),
             env,
             transport,
@@ -384,6 +398,7 @@ impl Chord {
     /// or the suspicion runs out.
     fn found_dead(&self, peer: Peer) {
         let until = self.env.now() + self.config.suspect_for;
+        self.table_failed(&peer);
         self.forget(&|node| node.peer == peer, |servers| servers.gate.suspect_peer(peer, until));
     }
 
@@ -441,7 +456,8 @@ impl Chord {
     /// Where to ask next, from all tables, with latencies measured here (CFS §4.3: "node m
     /// tells n the measured latency to each node in the set").
     fn routed(&self, key: &Key, as_root: bool) -> Route {
-        let mut route = self.lock().servers.route(key, as_root);
+        let route = self.lock().servers.route(key, as_root);
+        let mut route = self.with_table(key, route);
         if let Route::Closer(leads) = &mut route {
             for lead in leads {
                 lead.latency = self.peer_book.latency(&lead.node.peer.id);
@@ -474,8 +490,17 @@ impl Overlay for Chord {
 
     fn acquaintances(&self) -> Vec<Node> {
         let mut known = self.lock().servers.known();
+        known.extend(self.table_sample());
         known.retain(|node| !self.owns(node));
         known
+    }
+
+    fn likely_roots(&self, key: &Key) -> Vec<Node> {
+        self.guess_roots(key)
+    }
+
+    fn heard(&self, node: &Node) {
+        self.table_answered(node);
     }
 
     fn alert(&self, failed: &Peer) {

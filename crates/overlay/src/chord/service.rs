@@ -11,29 +11,32 @@ use super::messages::{
     Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer, WireRoute,
 };
 use super::state::Claim;
+use super::table::learn::LEARN;
 use super::{Chord, calls};
 use crate::{Node, Seat};
 
 impl Service for Chord {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         self.heard(&from);
+        self.table_called(&from);
+        self.spent(request.method, request.header.len());
         if request.method == messages::WARN {
             let chord = self.arc();
-            return Box::pin(async move { chord.answer_warn(&request.header).await.map(reply) });
+            return Box::pin(async move {
+                let answer = chord.answer_warn(&request.header).await;
+                chord.answered(request.method, answer)
+            });
         }
         if request.method == messages::NOTIFY {
             let chord = self.arc();
-            return Box::pin(
-                async move { chord.answer_notify(from, &request.header).await.map(reply) },
-            );
+            return Box::pin(async move {
+                let answer = chord.answer_notify(from, &request.header).await;
+                chord.answered(request.method, answer)
+            });
         }
         let answer = self.answer(from, request.method, &request.header);
-        Box::pin(std::future::ready(answer.map(reply)))
+        Box::pin(std::future::ready(self.answered(request.method, answer)))
     }
-}
-
-fn reply(header: Bytes) -> Reply {
-    Reply { header, parts: Vec::new() }
 }
 
 /// A message whose fields may all be absent, and with them its header.
@@ -49,6 +52,11 @@ fn not_joined() -> Refusal {
 }
 
 impl Chord {
+    fn answered(&self, method: u16, answer: Result<Bytes, Refusal>) -> Result<Reply, Refusal> {
+        self.spent(method, answer.as_ref().map_or(0, Bytes::len));
+        answer.map(|header| Reply { header, parts: Vec::new() })
+    }
+
     fn answer(&self, from: Peer, method: u16, header: &[u8]) -> Result<Bytes, Refusal> {
         match method {
             messages::PING => {
@@ -80,6 +88,7 @@ impl Chord {
                 let route = self.routed(&ask.key.0, ask.as_root);
                 Ok(messages::encode(&WireRoute(route)))
             }
+            LEARN => self.answer_learn(header),
             messages::MEET => {
                 let meet: Meet = messages::decode(header)?;
                 self.meet_soon(meet.node.0, meet.hops_left.min(super::upkeep::MEET_HOPS));

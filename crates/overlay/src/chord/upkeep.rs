@@ -11,6 +11,7 @@ use futures_util::stream;
 
 use super::Chord;
 use super::bell::Bell;
+use super::explore::{TablePolicy, explore};
 use super::gate::{Judge, Verdict};
 use super::messages::Surroundings;
 use super::servers::Servers;
@@ -57,6 +58,10 @@ impl Chord {
         ];
         for (chore, period, bell) in chores {
             let work = repeat(self.this.clone(), self.env.clone(), chore, period, bell.clone());
+            inner.tasks.push(self.env.spawn(Box::pin(work)));
+        }
+        if self.config.table == TablePolicy::Adaptive {
+            let work = explore(self.this.clone(), self.env.clone());
             inner.tasks.push(self.env.spawn(Box::pin(work)));
         }
         let alone = inner.servers.is_alone();
@@ -332,6 +337,8 @@ impl Chord {
             };
             wanted_fingers(&inner.servers).into_iter().filter(lacks).collect()
         };
+        let unknown = |(index, exponent): &(u16, u32)| !self.table_has_finger(*index, *exponent);
+        let missing: Vec<(u16, u32)> = missing.into_iter().filter(unknown).collect();
         let lookups = missing.into_iter().map(|(index, exponent)| self.fix_finger(index, exponent));
         stream::iter(lookups).buffer_unordered(PARALLEL_FINGERS).collect::<()>().await;
     }
@@ -345,6 +352,8 @@ impl Chord {
             }
             wanted_fingers(&inner.servers)
         };
+        let unknown = |(index, exponent): &(u16, u32)| !self.table_has_finger(*index, *exponent);
+        let wanted: Vec<(u16, u32)> = wanted.into_iter().filter(unknown).collect();
         if !wanted.is_empty() {
             let (index, exponent) = wanted[(round % wanted.len() as u64) as usize];
             self.fix_finger(index, exponent).await;
@@ -363,6 +372,7 @@ impl Chord {
             _ => self.walk_to_root(&start).await,
         };
         if let Ok(found) = found {
+            self.spent_on_walk(&found.trace);
             let node = found.value[0];
             self.ensure_checked(&node).await;
             self.update(|servers, now| {
@@ -387,6 +397,7 @@ impl Chord {
         };
         let key = self.lock().servers.seat(index).id.key().next();
         let Ok(found) = self.walk_to_root_from(&[stranger], &key).await else { return };
+        self.spent_on_walk(&found.trace);
         let successor = found.value[0];
         let is_known = self.lock().servers.known().iter().any(|node| node.id == successor.id);
         if !is_known && !self.owns(&successor) {

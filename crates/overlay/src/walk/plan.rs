@@ -195,6 +195,15 @@ impl Plan {
         self.learn(&me, route);
     }
 
+    /// Nodes that may be the root: one that is not names a nearer one. Nobody has said
+    /// that they follow the key, so they do not bear on who does.
+    pub fn guess_roots(&mut self, guesses: &[Node]) {
+        for node in guesses {
+            let place = (self.distance_after(node), node.peer);
+            self.route.roots.insert(place, *node);
+        }
+    }
+
     /// Starts at other nodes, and never asks or finds this one.
     pub fn start_elsewhere(&mut self, start: &[Node]) {
         self.asked.extend([(self.me.peer, false), (self.me.peer, true)]);

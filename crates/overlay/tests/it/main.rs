@@ -11,5 +11,6 @@ mod paper;
 mod scale;
 mod selection;
 mod state_properties;
+mod table_model;
 mod virtual_servers;
 mod walking;

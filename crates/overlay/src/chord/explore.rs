@@ -1,0 +1,355 @@
+//! The adaptive table in a running node: who feeds it, who reads it, and the chore that
+//! explores with what the budget leaves. The table itself is plain data ([`table`]).
+//!
+//! What feeds it besides exploration: every caller, every answer to a call, the successor
+//! lists, and whom the gate has checked. What is subtracted from the budget: every message
+//! of this family sent or received, but for `ROUTE`, which serves lookups; of the walks
+//! that upkeep makes, each call is counted twice, since others' walks ask us as often.
+//!
+//! A node whose successor lists hold the whole ring explores nothing.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use atoll_env::{Runtime, jittered, sleep};
+use atoll_key::{IdProfile, Key};
+use atoll_net::{Peer, Refusal};
+use bytes::Bytes;
+
+use super::messages;
+use super::table::budget::{Budget, MESSAGE_OVERHEAD_BYTES};
+use super::table::learn::{LEARN, Learn, Learned, Question};
+use super::table::sweep::Wish;
+use super::table::{Evidence, MAX_ENTRIES, Table, secs};
+use super::{Chord, ChordConfig, Inner};
+use crate::walk::Trace;
+use crate::{MAX_CLOSER, Node, Route, Seat};
+
+/// Which table a node keeps beside its successor lists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TablePolicy {
+    /// Chord's fingers (CFS §4.2), found by lookups and verified in turn.
+    Fingers,
+    /// As many nodes as the budget keeps fresh ([`super::table`]).
+    #[default]
+    Adaptive,
+}
+
+/// What a table of nodes has come to, for people.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct TableReport {
+    /// Nodes in it.
+    pub entries: usize,
+    /// Those known by one peer's word only.
+    pub unsure: usize,
+    /// The bits of distance that tell its slots apart.
+    pub bits: u32,
+    /// The share of live nodes that it was found to know.
+    pub coverage: f64,
+    /// How old its evidence may become.
+    pub acceptable_staleness: Duration,
+    /// Bytes of upkeep sent and received so far.
+    pub upkeep_bytes: u64,
+}
+
+/// The least time between two questions.
+const LEAST_PAUSE: Duration = Duration::from_millis(250);
+/// The longest pause of a node that has neither budget nor anything to do.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The longest pause while something is left to ask and the budget is used up: so much a
+/// node learns on any budget. A call a minute is 10 bytes a second.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// How often a node looks whether there is anything to explore.
+const IDLE_PAUSE: Duration = Duration::from_secs(5);
+/// Bytes of one question of a walk and its answer: 74 and about 300, twice the overhead.
+const WALK_CALL_BYTES: usize = 374 + MESSAGE_OVERHEAD_BYTES;
+/// How many nodes of the table other routes of a walk may begin at.
+const MAX_ACQUAINTANCES: usize = 32;
+
+/// The adaptive table and the budget it lives on.
+pub(super) struct Explorer {
+    policy: TablePolicy,
+    profile: IdProfile,
+    pub(super) table: Table,
+    budget: Budget,
+    /// The epoch of the neighbourhoods that the table has seen, and when.
+    seen: Option<(u64, u32)>,
+}
+
+impl Explorer {
+    pub(super) fn new(config: &ChordConfig, me: Node, now: atoll_env::Instant) -> Explorer {
+        Explorer {
+            policy: config.table,
+            profile: config.profile,
+            table: Table::new(me, MAX_ENTRIES, secs(now)),
+            budget: Budget::new(config.table_budget_bytes_per_sec, now),
+            seen: None,
+        }
+    }
+
+    fn is_adaptive(&self) -> bool {
+        self.policy == TablePolicy::Adaptive
+    }
+}
+
+impl Inner {
+    /// Shows the table this node's neighbourhoods if they changed, or were last seen to
+    /// stand a second ago.
+    fn show_neighbours(&mut self, now: atoll_env::Instant) {
+        let (epoch, second) = (self.servers.epoch(), secs(now));
+        if self.explorer.seen == Some((epoch, second)) {
+            return;
+        }
+        let is_first = self.explorer.seen.replace((epoch, second)).is_none();
+        let me = self.servers.seat(0).peer.id;
+        let seats: Vec<(Node, Vec<Node>)> = self
+            .servers
+            .states()
+            .filter(|state| state.joined())
+            .map(|state| (state.me(), state.successors().to_vec()))
+            .collect();
+        if seats.is_empty() {
+            return;
+        }
+        self.explorer.table.set_seats(&seats, me, second);
+        if is_first {
+            // A ring that was started at rest: its fingers count as checked.
+            let fingers = self.servers.states().flat_map(|state| state.fingers());
+            for (_, finger) in fingers.filter(|(_, finger)| finger.peer.id != me) {
+                self.explorer.table.heard(&finger, second);
+            }
+        }
+    }
+}
+
+impl Chord {
+    fn is_adaptive(&self) -> bool {
+        self.config.table == TablePolicy::Adaptive
+    }
+
+    /// What the adaptive table has come to.
+    pub fn table_report(&self) -> TableReport {
+        let inner = self.lock();
+        let table = &inner.explorer.table;
+        TableReport {
+            entries: table.len(),
+            unsure: table.unsure_count(),
+            bits: table.bits(),
+            coverage: table.coverage(),
+            acceptable_staleness: Duration::from_secs(table.acceptable_staleness_secs().into()),
+            upkeep_bytes: inner.explorer.budget.spent_bytes(),
+        }
+    }
+
+    /// A copy of the adaptive table, for checkers and for people.
+    pub fn table(&self) -> Table {
+        self.lock().explorer.table.clone()
+    }
+
+    /// Gives the adaptive table what it would have learnt in time, to start large rings
+    /// at rest: `known` is believed, this node runs since `since`, and its slots are told
+    /// apart by `bits`. Seconds are those of [`secs`].
+    pub fn prefill(&self, known: impl Iterator<Item = Evidence>, since: u32, bits: u32) {
+        let now = self.env.now();
+        let mut inner = self.lock();
+        inner.show_neighbours(now);
+        inner.explorer.table.prefill(known, since, bits, secs(now));
+    }
+
+    // --- what feeds it ----------------------------------------------------------------
+
+    /// A message of this family was sent or received.
+    pub(super) fn spent(&self, method: u16, header_bytes: usize) {
+        if method != messages::ROUTE {
+            let now = self.env.now();
+            self.lock().explorer.budget.spend(header_bytes, now);
+        }
+    }
+
+    /// Upkeep has walked.
+    pub(super) fn spent_on_walk(&self, trace: &Trace) {
+        let now = self.env.now();
+        let mut inner = self.lock();
+        for _ in 0..2 * trace.calls() {
+            inner.explorer.budget.spend(WALK_CALL_BYTES, now);
+        }
+    }
+
+    /// The node has answered a call.
+    pub(super) fn table_answered(&self, node: &Node) {
+        if !self.is_adaptive() || self.owns(node) {
+            return;
+        }
+        let now = self.env.now();
+        let mut inner = self.lock();
+        // An answer proves the key. Where the position follows from the address, that has
+        // to be checked as well.
+        let is_proven = inner.explorer.profile == IdProfile::Identity
+            || inner.servers.gate.was_checked(&node.peer);
+        let table = &mut inner.explorer.table;
+        if is_proven { table.heard(node, secs(now)) } else { table.called(node, secs(now)) }
+    }
+
+    /// The peer has called this node.
+    pub(super) fn table_called(&self, from: &Peer) {
+        if self.is_adaptive() {
+            let now = self.env.now();
+            let node = Node::at(*from, Seat { profile: self.config.profile, index: 0 });
+            self.lock().explorer.table.called(&node, secs(now));
+        }
+    }
+
+    /// The peer is dead.
+    pub(super) fn table_failed(&self, peer: &Peer) {
+        let now = self.env.now();
+        self.lock().explorer.table.failed(&peer.id, secs(now));
+    }
+
+    // --- who reads it -----------------------------------------------------------------
+
+    /// Adds the table's nodes before the key to those that a route names.
+    pub(super) fn with_table(&self, key: &Key, route: Route) -> Route {
+        if !self.is_adaptive() || !matches!(route, Route::Closer(_)) {
+            return route;
+        }
+        let now = self.env.now();
+        let mut inner = self.lock();
+        inner.show_neighbours(now);
+        let me = self.transport.local().id;
+        let own: Vec<Key> = inner.servers.states().map(|s| *s.me().id.key()).collect();
+        let before = own.iter().min_by_key(|own| key.distance_from(own));
+        let Some(after) = before.copied() else { return route };
+        let mut nodes = inner.explorer.table.before(key, secs(now));
+        nodes.extend(route.nodes());
+        nodes.retain(|node| {
+            node.peer.id != me
+                && node.id.key().strictly_between(&after, key)
+                && !inner.servers.gate.is_suspected(node, now)
+        });
+        nodes.sort_by_cached_key(|node| key.distance_from(node.id.key()));
+        nodes.dedup_by_key(|node| node.id);
+        nodes.truncate(MAX_CLOSER);
+        if nodes.is_empty() { route } else { Route::closer(nodes) }
+    }
+
+    /// See [`crate::Overlay::likely_roots`].
+    pub(super) fn guess_roots(&self, key: &Key) -> Vec<Node> {
+        if !self.is_adaptive() {
+            return Vec::new();
+        }
+        let now = self.env.now();
+        let inner = self.lock();
+        let mut nodes =
+            inner.explorer.table.likely_roots(key, inner.servers.estimated_nodes(), secs(now));
+        nodes.retain(|node| !inner.servers.gate.is_suspected(node, now));
+        nodes
+    }
+
+    /// Nodes of the table all over the ring.
+    pub(super) fn table_sample(&self) -> Vec<Node> {
+        if !self.is_adaptive() {
+            return Vec::new();
+        }
+        let inner = self.lock();
+        let table = &inner.explorer.table;
+        table.sample(MAX_ACQUAINTANCES)
+    }
+
+    /// Whether the table knows somebody who serves as this finger.
+    pub(super) fn table_has_finger(&self, index: u16, exponent: u32) -> bool {
+        if !self.is_adaptive() {
+            return false;
+        }
+        let inner = self.lock();
+        let Some(state) = inner.servers.state(index) else { return true };
+        let start = state.finger_start(exponent);
+        let end = start.wrapping_add(&Key::power_of_two(exponent)).previous();
+        inner.explorer.table.knows_within(&start, &end)
+    }
+
+    /// Answers [`LEARN`].
+    pub(super) fn answer_learn(&self, header: &[u8]) -> Result<Bytes, Refusal> {
+        let learn: Learn = messages::decode(header)?;
+        let now = self.env.now();
+        let mut inner = self.lock();
+        if !inner.explorer.is_adaptive() || inner.explorer.budget.is_exhausted(now) {
+            return Err(Refusal::new(Refusal::OVERLOADED, "the upkeep's budget is used up"));
+        }
+        inner.show_neighbours(now);
+        Ok(messages::encode(&inner.explorer.table.answer(&learn, secs(now))))
+    }
+
+    // --- exploration ------------------------------------------------------------------
+
+    /// What can be done now; how long to wait then. On whatever budget something is done
+    /// after the longest wait.
+    async fn explore(&self, has_waited: bool) -> Duration {
+        let (wish, nodes) = {
+            let now = self.env.now();
+            let mut inner = self.lock();
+            let knows_all = inner.servers.states().all(|state| state.knows_whole_ring());
+            if !inner.servers.joined() || knows_all {
+                return IDLE_PAUSE;
+            }
+            let wait = inner.explorer.budget.wait_for(Table::QUESTION_BYTES, now, LONGEST_WAIT);
+            if wait > LEAST_PAUSE && !(has_waited && wait == LONGEST_WAIT) {
+                return wait;
+            }
+            inner.show_neighbours(now);
+            let nodes = inner.servers.estimated_nodes();
+            (inner.explorer.table.next_question(nodes, secs(now)), nodes)
+        };
+        match wish {
+            Wish::Rest(secs) => Duration::from_secs(secs.into()).clamp(LEAST_PAUSE, LONGEST_PAUSE),
+            Wish::Check(node) => {
+                self.verify_entry(&node).await;
+                LEAST_PAUSE
+            }
+            Wish::Ask(question) => {
+                self.learn(&question, nodes).await;
+                LEAST_PAUSE
+            }
+        }
+    }
+
+    async fn verify_entry(&self, node: &Node) {
+        if self.ensure_checked(node).await {
+            let now = self.env.now();
+            self.lock().explorer.table.heard(node, secs(now));
+        } else {
+            self.table_failed(&node.peer);
+        }
+    }
+
+    async fn learn(&self, question: &Question, nodes: f64) {
+        let header = messages::encode(&question.learn);
+        let answer = self.call::<Learned>(&question.to, LEARN, header).await;
+        let now = self.env.now();
+        match answer {
+            Ok(answer) => {
+                let mut inner = self.lock();
+                inner.show_neighbours(now);
+                inner.explorer.table.take_in(question, &answer, nodes, secs(now));
+            }
+            Err(error) if super::calls::is_no_neighbour(&error) => {
+                let is_neighbour = self.lock().servers.known().contains(&question.to);
+                if is_neighbour {
+                    self.found_useless(&question.to, &error);
+                }
+                self.lock().explorer.table.unanswered(question, secs(now));
+            }
+            // It is busy: somebody else will be asked next.
+            Err(_) => {}
+        }
+    }
+}
+
+/// Explores as long as the node exists.
+pub(super) async fn explore(chord: Weak<Chord>, env: Arc<dyn Runtime>) {
+    let mut pause = LEAST_PAUSE;
+    loop {
+        sleep(&*env, jittered(&*env, pause)).await;
+        let Some(strong) = chord.upgrade() else { return };
+        pause = strong.explore(pause >= LONGEST_WAIT).await;
+    }
+}

@@ -1,0 +1,729 @@
+//! A routing table that is as large as a bandwidth budget keeps fresh.
+//!
+//! The idea is Accordion's (Li, Stribling, Morris, Kaashoek, "Bandwidth-efficient
+//! management of DHT routing tables", NSDI 2005): learn of nodes from every message,
+//! explore with what the budget leaves, spread the entries so that their density falls
+//! with the distance (1/x, a small world), and give up first who is likely to be dead.
+//! Between a handful of entries and all nodes there is no other protocol, only more or
+//! fewer bits:
+//!
+//! **Spacing.** The distance x of an entry from this node is written as a floating-point
+//! number, an octave and [`Table::bits`] bits after the leading one. Entries whose numbers
+//! are equal share a *slot*, and only one stays. With 0 bits there is one entry an octave,
+//! Chord's fingers; each bit more halves the spacing, which stays in proportion to x; with
+//! log2 N + 3 bits hardly any two nodes share a slot and the table holds everybody. Taking
+//! a bit away merges pairs of slots: whoever had the smallest scaled gap goes. A slot goes
+//! to who has lived longest.
+//!
+//! **Evidence.** An entry says when its node was last known to live and since when, by
+//! whatever evidence is the freshest; both are passed on as ages. Lifetimes have heavy
+//! tails, so that it lives now with p = t_alive / (t_alive + t_since) ([`Entry::p_alive`]).
+//!
+//! **Exploration** ([`sweep`], [`learn`]). A node asks an entry about the nodes after it,
+//! and sends three bytes for each that it knows there. The answer is one byte for each of
+//! these, its age, and in full only whom it lacks. Refreshing an entry so costs four bytes
+//! and its share of the message's 300, a new one 44: 6 bytes at 128 entries a question.
+//! (Accordion sends entries whole, whether or not they are known.) It
+//! sweeps each octave in turn, the near ones more often: a node is the authority on its
+//! successor list and must know its surroundings well for whoever asks it.
+//!
+//! **Size.** What is kept fresh is M = budget × staleness / (2 × bytes per refresh), since
+//! each node is asked as often as it asks. The acceptable staleness S follows from the age
+//! of the nodes met: p = 0.95 for the median one, S = t_alive / 19. If a sweep of the far
+//! octave takes longer than S, the table loses a bit; if it takes less than half of S, it
+//! gains one. With Overnet's sessions (Javadi et al., JPDC 2013, `Overnet03`: LogNormal
+//! µ = 0.19, σ = 0.98, mean 1.95 h) the median node has been up 1.4 h and S is 265 s: with
+//! 400 bytes/s left by stabilisation, M = 400 × 265 / 12 ≈ 8,800, more than 4,096 nodes.
+//! At 20 bytes/s it is some hundred.
+//!
+//! **Who gets in.** Positions are derived from keys (CFS §4.4), and only the holder of a
+//! key answers a call, so a false entry can waste a call, never misdirect one. To keep
+//! liars from filling the table or emptying it:
+//! - An entry is *sure* once this node has heard of it first-hand, or two different peers
+//!   have named it, or it is in a successor list of ours. Only sure ones are passed on,
+//!   guessed to be a root, or survive against others; those not sure take at most one
+//!   in [`UNSURE_SHARE`] of the most entries and never displace a sure one.
+//! - Of one answer no more is believed than twice what the density of nodes lets expect.
+//! - Whoever did not answer this node is not taken from hearsay for [`GRAVE_SECS`].
+//! - A node called dead by one peer is only not preferred; two peers must say so.
+//!
+//! Invariants ([`Table::check_invariants`]): at most `max_entries`; never a position of this
+//! node's own; beyond the successor lists at most one entry a slot; what counts as unsure
+//! is within its share.
+//!
+//! Time is an argument in whole seconds ([`secs`]); there is no clock, no network and no
+//! task here. It does not know who the root of a key is: that is the successor list's
+//! business, here are only good guesses. It needs hashed IDs: two nodes whose first 64
+//! bits agree cannot both be in.
+
+pub mod budget;
+mod entry;
+pub mod learn;
+pub mod sweep;
+
+use std::collections::BTreeMap;
+
+use atoll_env::Instant;
+use atoll_key::{Key, PeerId};
+
+use crate::{MAX_CLOSER, Node};
+use entry::{Entry, place_of};
+use sweep::Sweeps;
+
+/// The most entries of a table by default: 5 MB.
+pub const MAX_ENTRIES: usize = 65_536;
+/// One in so many entries of a full table may be unsure. A guess.
+pub const UNSURE_SHARE: usize = 2;
+/// For so long a node that did not answer is not taken from hearsay. A guess: longer than
+/// others take to find it dead.
+pub const GRAVE_SECS: u32 = 600;
+/// The most dead nodes remembered.
+pub const MAX_GRAVES: usize = 1024;
+/// More bits than any ring wants.
+pub const MAX_BITS: u32 = 24;
+/// With how many bits a table begins.
+const FIRST_BITS: u32 = 4;
+/// An entry is preferred as next hop if it lives with at least this probability.
+const GOOD_P: f64 = 0.8;
+/// An entry that nobody confirms is dropped below this probability of being alive.
+const KEEP_P: f64 = 0.4;
+/// How many sure entries before a key are looked at for good next hops. A guess.
+const LOOK_BACK: usize = 24;
+/// How many entries at most are looked at to find them.
+const SCAN: usize = 256;
+/// A root is guessed if so many wrong ones are to be expected: by a node before the key it
+/// takes two calls, by a good guess one.
+const MOST_BACKS: f64 = 0.8;
+/// No table is taken to know more than this share of all nodes: some have just come.
+const MOST_COVERAGE: f64 = 0.98;
+/// The most guesses at a root.
+const MAX_GUESSES: usize = 2;
+/// Ages can lie before the node's start: seconds count from here.
+const EPOCH_SECS: u32 = 1 << 30;
+
+/// The table's time.
+pub fn secs(now: Instant) -> u32 {
+    let secs = u32::try_from(now.as_nanos() / 1_000_000_000).unwrap_or(u32::MAX);
+    secs.saturating_add(EPOCH_SECS)
+}
+
+/// A virtual server of this node and how far its successor list reaches.
+#[derive(Clone, Copy, Debug)]
+struct Anchor {
+    node: Node,
+    place: u64,
+    /// The distance to the last of its successors.
+    near: u64,
+    /// Up to this distance everybody stays. It changes less often than `near`.
+    kept: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Grave {
+    died: u32,
+    tag: [u8; 3],
+    /// Whether only others have found it dead.
+    is_told: bool,
+}
+
+impl Grave {
+    /// Whether it speaks against evidence that the node lived in that second.
+    fn outweighs(&self, heard: u32, now: u32) -> bool {
+        heard <= self.died || (!self.is_told && now < self.died.saturating_add(GRAVE_SECS))
+    }
+}
+
+/// What a node tells of another one that lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Evidence {
+    /// The node.
+    pub node: Node,
+    /// Second in which it was last known to live.
+    pub heard: u32,
+    /// Second since which it lives, if that is known.
+    pub since: Option<u32>,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Table {
+    max_entries: usize,
+    /// Second since which this node runs.
+    since: u32,
+    /// This node's virtual servers by position; never empty.
+    anchors: Vec<Anchor>,
+    entries: BTreeMap<u64, Entry>,
+    unsure: usize,
+    graves: BTreeMap<u64, Grave>,
+    bits: u32,
+    has_begun: bool,
+    /// Share of the live nodes in explored ranges that were known before.
+    coverage: f64,
+    sweeps: Sweeps,
+}
+
+impl Table {
+    /// An empty table of `me`, which runs since `since`.
+    ///
+    /// # Panics
+    /// If `max_entries` is zero.
+    pub fn new(me: Node, max_entries: usize, since: u32) -> Table {
+        assert!(max_entries > 0, "a table of nothing");
+        let anchor = Anchor { node: me, place: place_of(me.id.key()), near: 0, kept: 0 };
+        let mut table = Table {
+            max_entries,
+            since,
+            anchors: vec![anchor],
+            entries: BTreeMap::new(),
+            unsure: 0,
+            graves: BTreeMap::new(),
+            bits: FIRST_BITS,
+            has_begun: false,
+            coverage: 0.0,
+            sweeps: Sweeps::new(since),
+        };
+        table.sweeps.rebuild(&table.anchors, since);
+        table
+    }
+
+    /// How many nodes are in it.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Second since which this node runs.
+    pub fn since(&self) -> u32 {
+        self.since
+    }
+
+    /// Whether nobody is in it.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// How many entries rest on one peer's word.
+    pub fn unsure_count(&self) -> usize {
+        self.unsure
+    }
+
+    /// The bits of distance that tell slots apart.
+    pub fn bits(&self) -> u32 {
+        self.bits
+    }
+
+    /// The share of live nodes that the table was found to know where it was explored.
+    pub fn coverage(&self) -> f64 {
+        self.coverage
+    }
+
+    /// How old evidence may become, by the lifetimes of the nodes met.
+    pub fn acceptable_staleness_secs(&self) -> u32 {
+        self.sweeps.acceptable_staleness_secs()
+    }
+
+    /// The share of entries that live at `now` as far as their ages tell.
+    pub fn expected_alive(&self, now: u32) -> f64 {
+        let sum: f64 = self.entries.values().map(|entry| entry.p_alive(now)).sum();
+        sum / self.entries.len().max(1) as f64
+    }
+
+    /// Every node in it, in ring order.
+    pub fn nodes(&self) -> impl Iterator<Item = Node> + '_ {
+        self.entries.values().map(Entry::node)
+    }
+
+    /// Everything in it as evidence, in ring order.
+    pub fn evidence(&self) -> impl Iterator<Item = Evidence> + '_ {
+        let tell = |e: &Entry| Evidence { node: e.node(), heard: e.heard, since: e.dated() };
+        self.entries.values().map(tell)
+    }
+
+    // --- this node's own places -------------------------------------------------------
+
+    /// This node's virtual servers, each with the successors it knows, and what is known
+    /// of them from being their neighbour: they live. `me` is this node's own key.
+    pub fn set_seats(&mut self, seats: &[(Node, Vec<Node>)], me: PeerId, now: u32) {
+        let before = std::mem::take(&mut self.anchors);
+        for (node, successors) in seats {
+            let place = place_of(node.id.key());
+            let near = successors.last().map_or(0, |n| place_of(n.id.key()).wrapping_sub(place));
+            let kept = before.iter().find(|a| a.place == place).map_or(0, |a| a.kept);
+            self.anchors.push(Anchor { node: *node, place, near, kept: kept_for(near, kept) });
+        }
+        self.anchors.sort_unstable_by_key(|anchor| anchor.place);
+        self.anchors.dedup_by_key(|anchor| anchor.place);
+        assert!(!self.anchors.is_empty(), "a node has a virtual server");
+        let seated = |anchors: &[Anchor]| -> Vec<u64> { anchors.iter().map(|a| a.place).collect() };
+        let moved = seated(&self.anchors) != seated(&before);
+        if moved {
+            for place in seated(&self.anchors) {
+                self.remove(place);
+            }
+            self.sweeps.rebuild(&self.anchors, now);
+        }
+        if moved || self.anchors.iter().zip(&before).any(|(new, old)| new.kept < old.kept) {
+            self.prune(now);
+        }
+        for (node, successors) in seats {
+            self.mourn(place_of(node.id.key()), successors, now);
+            let others = successors.iter().enumerate().filter(|(_, n)| n.peer.id != me);
+            for (i, node) in others {
+                // Each knows its own successor at first hand; the word takes about a
+                // second from list to list.
+                let heard = now.saturating_sub(i as u32);
+                self.is_neighbour(node, heard, now);
+            }
+        }
+    }
+
+    /// Whoever stands between the nodes of a successor list and is not in it is dead, or so
+    /// new that it will be heard of again.
+    fn mourn(&mut self, place: u64, successors: &[Node], now: u32) {
+        let live: Vec<u64> = successors.iter().map(|n| place_of(n.id.key())).collect();
+        let Some(last) = live.last() else { return };
+        let gone: Vec<(u64, [u8; 3])> = self
+            .places(place, *last)
+            .filter(|at| !live.contains(at))
+            .map(|at| (at, self.entries[&at].tag()))
+            .collect();
+        for (at, tag) in gone {
+            self.remove(at);
+            self.bury(at, Grave { died: now, tag, is_told: true });
+        }
+    }
+
+    fn is_neighbour(&mut self, node: &Node, heard: u32, now: u32) {
+        let place = place_of(node.id.key());
+        self.graves.remove(&place);
+        match self.entries.get_mut(&place) {
+            Some(entry) if *entry.peer_id() == node.peer.id => {
+                entry.heard = entry.heard.max(heard);
+                entry.doubter = 0;
+                entry.moved(node);
+                self.make_sure(place);
+            }
+            _ => {
+                self.remove(place);
+                let mut entry = Entry::new(node, heard, None);
+                entry.sure = true;
+                self.insert(place, entry, now);
+            }
+        }
+    }
+
+    // --- evidence ---------------------------------------------------------------------
+
+    /// The node called or answered, just now.
+    pub fn heard(&mut self, node: &Node, now: u32) {
+        self.is_neighbour(node, now, now);
+    }
+
+    /// The peer has called: it lives. That does not make it sure.
+    pub fn called(&mut self, node: &Node, now: u32) {
+        let place = place_of(node.id.key());
+        if self.graves.get(&place).is_some_and(|grave| grave.died < now) {
+            self.graves.remove(&place);
+        }
+        let known = self.entries.get(&place).is_some_and(|entry| entry.peer() == node.peer);
+        if known {
+            Table::confirm(self.entries.get_mut(&place).expect("it is there"), now);
+        } else {
+            let said = Evidence { node: *node, heard: now, since: None };
+            self.named(&said, &node.peer.id, now);
+        }
+    }
+
+    /// Takes what is given as true, to begin at rest. `since` is when this node started.
+    pub fn prefill(
+        &mut self,
+        known: impl Iterator<Item = Evidence>,
+        since: u32,
+        bits: u32,
+        now: u32,
+    ) {
+        self.since = since;
+        self.has_begun = true;
+        self.set_bits(bits, now);
+        let mut count = 0usize;
+        for said in known {
+            let place = place_of(said.node.id.key());
+            let mut entry = Entry::new(&said.node, said.heard, said.since);
+            entry.sure = true;
+            self.sweeps.met(entry.up_secs());
+            if !self.entries.contains_key(&place) && self.insert(place, entry, now) {
+                count += 1;
+            } else if let (Some(entry), Some(since)) = (self.entries.get_mut(&place), said.since) {
+                entry.since = since.min(entry.heard);
+                entry.is_dated = true;
+            }
+        }
+        // As good as what it was given.
+        self.coverage = if count > 0 { 0.95 } else { self.coverage };
+    }
+
+    /// The node says of itself that it runs for so long.
+    fn said_up(&mut self, node: &Node, up_secs: u32, now: u32) {
+        if let Some(entry) = self.entries.get_mut(&place_of(node.id.key())) {
+            entry.since = now.saturating_sub(up_secs).min(entry.heard);
+            entry.is_dated = true;
+        }
+    }
+
+    /// `teller` says that a node lives. Returns whether it is in the table now.
+    pub fn named(&mut self, said: &Evidence, teller: &PeerId, now: u32) -> bool {
+        let place = place_of(said.node.id.key());
+        let heard = said.heard.min(now);
+        let teller = short(teller);
+        if self.graves.get(&place).is_some_and(|grave| grave.outweighs(heard, now)) {
+            return false;
+        }
+        self.graves.remove(&place);
+        let Some(entry) = self.entries.get_mut(&place) else {
+            if self.unsure >= self.most_unsure() {
+                return false;
+            }
+            let mut entry = Entry::new(&said.node, heard, said.since);
+            entry.teller = teller;
+            return self.insert(place, entry, now);
+        };
+        if *entry.peer_id() != said.node.peer.id {
+            return false;
+        }
+        Table::confirm(entry, heard);
+        if let Some(since) = said.since {
+            // The first to say is believed, and who says much less: nobody is to win by
+            // claiming more. Small differences are rounding.
+            let up = said.heard.saturating_sub(since);
+            if !entry.is_dated || up < entry.up_secs() / 2 {
+                entry.since = since.min(entry.heard);
+                entry.is_dated = true;
+            }
+        }
+        if !entry.sure && entry.teller != teller {
+            self.make_sure(place);
+        }
+        true
+    }
+
+    fn confirm(entry: &mut Entry, heard: u32) {
+        entry.heard = entry.heard.max(heard);
+        if entry.doubter != 0 && heard > entry.doubted {
+            entry.doubter = 0;
+        }
+    }
+
+    /// `teller` says that the node at `place` was dead in second `died`. Evidence of life
+    /// from later stands against it. The word of two is enough to drop the node, and that of
+    /// one whose successor it would be.
+    fn doubt(&mut self, place: u64, died: u32, teller: &PeerId, is_neighbour: bool) {
+        let teller = short(teller);
+        let Some(entry) = self.entries.get_mut(&place) else { return };
+        if entry.heard >= died {
+            return;
+        }
+        if is_neighbour || !(entry.doubter == 0 || entry.doubter == teller) {
+            let tag = entry.tag();
+            self.remove(place);
+            self.bury(place, Grave { died, tag, is_told: true });
+        } else {
+            (entry.doubter, entry.doubted) = (teller, died);
+        }
+    }
+
+    /// The peer did not answer this node: it is out, with all its virtual servers.
+    pub fn failed(&mut self, peer: &PeerId, now: u32) {
+        let dead: Vec<(u64, [u8; 3])> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.peer_id() == peer)
+            .map(|(place, entry)| (*place, entry.tag()))
+            .collect();
+        for (place, tag) in dead {
+            self.remove(place);
+            self.bury(place, Grave { died: now, tag, is_told: false });
+        }
+    }
+
+    fn bury(&mut self, place: u64, grave: Grave) {
+        if self.graves.len() >= MAX_GRAVES && !self.graves.contains_key(&place) {
+            let oldest = self.graves.iter().min_by_key(|(_, grave)| grave.died).map(|(at, _)| *at);
+            oldest.map(|at| self.graves.remove(&at));
+        }
+        self.graves.insert(place, grave);
+    }
+
+    // --- whom to ask ------------------------------------------------------------------
+
+    fn is_good(entry: &Entry, now: u32) -> bool {
+        entry.sure && entry.doubter == 0 && entry.p_alive(now) >= GOOD_P
+    }
+
+    /// Nodes before the key, nearest first: those likely to be alive if there are some,
+    /// otherwise any. At most [`MAX_CLOSER`].
+    pub fn before(&self, key: &Key, now: u32) -> Vec<Node> {
+        let place = place_of(key);
+        let back = || self.entries.range(..place).rev().chain(self.entries.range(place..).rev());
+        let some = || back().map(|(_, entry)| entry).take(SCAN);
+        let sure: Vec<&Entry> = some().filter(|entry| entry.sure).take(LOOK_BACK).collect();
+        let is_good = |entry: &&Entry| Table::is_good(entry, now);
+        let good: Vec<&Entry> = sure.iter().copied().filter(is_good).collect();
+        let chosen = if good.len() >= MAX_CLOSER / 2 {
+            good
+        } else if !sure.is_empty() {
+            sure
+        } else {
+            some().collect()
+        };
+        chosen.into_iter().take(MAX_CLOSER).map(Entry::node).collect()
+    }
+
+    /// Nodes one of which is probably the root of `key`, on a ring of about `nodes`; none
+    /// where the way by a node before the key is shorter.
+    ///
+    /// A wrong guess costs a call for each node between the key and the guess: each names
+    /// its predecessor. As many are expected there as the gap holds of those that the
+    /// table does not know.
+    pub fn likely_roots(&self, key: &Key, nodes: f64, now: u32) -> Vec<Node> {
+        let place = place_of(key);
+        let after = self.entries.range(place..).chain(self.entries.range(..place)).take(SCAN);
+        let mut good = after.filter(|(_, entry)| Table::is_good(entry, now)).take(MAX_GUESSES);
+        let Some((first, entry)) = good.next() else { return Vec::new() };
+        let known = self.coverage.min(self.entries.len() as f64 / nodes.max(1.0));
+        let gap = first.wrapping_sub(place) as f64 / 2f64.powi(64) * nodes;
+        if gap * (1.0 - known.min(MOST_COVERAGE)) > MOST_BACKS {
+            return Vec::new();
+        }
+        std::iter::once(entry.node()).chain(good.map(|(_, entry)| entry.node())).collect()
+    }
+
+    /// At most `count` entries, evenly spread over the table.
+    pub fn sample(&self, count: usize) -> Vec<Node> {
+        let step = self.entries.len().div_ceil(count.max(1)).max(1);
+        self.entries.values().step_by(step).map(Entry::node).collect()
+    }
+
+    /// Whether some entry lies between two keys, ends included.
+    pub fn knows_within(&self, first: &Key, last: &Key) -> bool {
+        self.places(place_of(first).wrapping_sub(1), place_of(last)).next().is_some()
+    }
+
+    // --- slots ------------------------------------------------------------------------
+
+    /// The virtual server of ours that precedes a place, and the distance from it.
+    fn anchor_of(&self, place: u64) -> (&Anchor, u64) {
+        let at = self.anchors.partition_point(|anchor| anchor.place <= place);
+        let last = self.anchors.len() - 1;
+        let anchor = &self.anchors[if at == 0 { last } else { at - 1 }];
+        (anchor, place.wrapping_sub(anchor.place))
+    }
+
+    /// The places that share a slot with this one; `None` within reach of a successor
+    /// list, where everybody stays.
+    fn slot_of(&self, place: u64) -> Option<(u64, u64)> {
+        let (anchor, distance) = self.anchor_of(place);
+        if distance <= anchor.kept {
+            return None;
+        }
+        let (low, high) = slot(distance, self.bits);
+        let low = low.max(anchor.kept + 1);
+        let high = high.min(self.arc_of(anchor) - 1);
+        Some((anchor.place.wrapping_add(low), anchor.place.wrapping_add(high)))
+    }
+
+    /// The distance from a virtual server of ours to the next one.
+    fn arc_of(&self, anchor: &Anchor) -> u64 {
+        let at = self.anchors.partition_point(|other| other.place <= anchor.place);
+        let next = self.anchors[at % self.anchors.len()].place;
+        match next.wrapping_sub(anchor.place) {
+            0 => u64::MAX,
+            arc => arc,
+        }
+    }
+
+    fn is_own(&self, place: u64) -> bool {
+        self.anchors.binary_search_by_key(&place, |anchor| anchor.place).is_ok()
+    }
+
+    fn most_unsure(&self) -> usize {
+        self.max_entries.div_ceil(UNSURE_SHARE)
+    }
+
+    /// Puts a newcomer into the table if its slot is free or it deserves it more.
+    fn insert(&mut self, place: u64, entry: Entry, now: u32) -> bool {
+        if self.is_own(place) {
+            return false;
+        }
+        if let Some((low, high)) = self.slot_of(place) {
+            let holders: Vec<u64> = self.places(low.wrapping_sub(1), high).collect();
+            if holders.iter().any(|at| !displaces(&entry, &self.entries[at], now)) {
+                return false;
+            }
+            for at in holders {
+                self.remove(at);
+            }
+        }
+        self.unsure += usize::from(!entry.sure);
+        self.entries.insert(place, entry);
+        while self.entries.len() > self.max_entries {
+            self.shrink(now);
+        }
+        self.entries.contains_key(&place)
+    }
+
+    fn remove(&mut self, place: u64) {
+        if let Some(entry) = self.entries.remove(&place) {
+            self.unsure -= usize::from(!entry.sure);
+        }
+    }
+
+    fn make_sure(&mut self, place: u64) {
+        if let Some(entry) = self.entries.get_mut(&place)
+            && !entry.sure
+        {
+            entry.sure = true;
+            self.unsure -= 1;
+        }
+    }
+
+    /// One bit less, or, where there is none left, the entry least likely to live.
+    fn shrink(&mut self, now: u32) {
+        if self.bits > 0 {
+            self.set_bits(self.bits - 1, now);
+            return;
+        }
+        let worth = |e: &Entry| (e.sure, e.p_alive(now));
+        let worst = self.entries.iter().min_by(|(_, a), (_, b)| {
+            worth(a).partial_cmp(&worth(b)).expect("probabilities are numbers")
+        });
+        if let Some(place) = worst.map(|(place, _)| *place) {
+            self.remove(place);
+        }
+    }
+
+    /// A newcomer begins with what others have found that a budget like its own allows.
+    fn begin_with_bits(&mut self, bits: u32) {
+        if !self.has_begun {
+            self.has_begun = true;
+            self.bits = bits.clamp(FIRST_BITS, MAX_BITS);
+        }
+    }
+
+    fn set_bits(&mut self, bits: u32, now: u32) {
+        let fewer = bits < self.bits;
+        self.bits = bits.min(MAX_BITS);
+        if fewer {
+            self.prune(now);
+        }
+    }
+
+    /// Leaves one entry a slot.
+    fn prune(&mut self, now: u32) {
+        let entries = std::mem::take(&mut self.entries);
+        self.unsure = 0;
+        let mut holder: Option<(u64, u64)> = None;
+        for (place, entry) in entries {
+            let slot = self.slot_of(place);
+            if let (Some((low, _)), Some((held_low, held))) = (slot, holder)
+                && low == held_low
+            {
+                if !displaces(&entry, &self.entries[&held], now) {
+                    continue;
+                }
+                self.remove(held);
+            }
+            holder = slot.map(|(low, _)| (low, place));
+            self.unsure += usize::from(!entry.sure);
+            self.entries.insert(place, entry);
+        }
+        self.bound_unsure();
+    }
+
+    /// Drops unsure entries beyond their share.
+    fn bound_unsure(&mut self) {
+        while self.unsure > self.most_unsure() {
+            let unsure = self.entries.iter().filter(|(_, e)| !e.sure);
+            let Some(place) = unsure.min_by_key(|(_, e)| e.heard).map(|(at, _)| *at) else {
+                return;
+            };
+            self.remove(place);
+        }
+    }
+
+    /// The places of entries in `(after, upto]`, clockwise; all if the ends are equal.
+    fn places(&self, after: u64, upto: u64) -> impl Iterator<Item = u64> + '_ {
+        let (first, second) = self.ranges(after, upto);
+        first.chain(second).map(|(place, _)| *place)
+    }
+
+    fn ranges(
+        &self,
+        after: u64,
+        upto: u64,
+    ) -> (
+        std::collections::btree_map::Range<'_, u64, Entry>,
+        std::collections::btree_map::Range<'_, u64, Entry>,
+    ) {
+        use std::ops::Bound::{Excluded, Included, Unbounded};
+        if after < upto {
+            let none = self.entries.range((Excluded(u64::MAX), Unbounded));
+            (self.entries.range((Excluded(after), Included(upto))), none)
+        } else {
+            let start = self.entries.range((Excluded(after), Unbounded));
+            (start, self.entries.range(..=upto))
+        }
+    }
+
+    /// Panics with a description if an invariant of the module does not hold.
+    pub fn check_invariants(&self) {
+        assert!(self.entries.len() <= self.max_entries, "{} entries", self.entries.len());
+        let unsure = self.entries.values().filter(|entry| !entry.sure).count();
+        assert_eq!(unsure, self.unsure, "unsure entries are miscounted");
+        assert!(self.graves.len() <= MAX_GRAVES, "too many graves");
+        let mut held = None;
+        for (place, entry) in &self.entries {
+            assert!(!self.is_own(*place), "{entry:?} is this node");
+            assert!(entry.since <= entry.heard, "{entry:?} was born after it was heard");
+            let slot = self.slot_of(*place);
+            assert!(slot.is_none() || slot != held, "{entry:?} shares its slot");
+            held = slot;
+        }
+    }
+}
+
+/// Up to where everybody stays, for a successor list of this reach: the power of two above
+/// it, and no less than before unless that was far too much, so that slots stand still.
+fn kept_for(near: u64, before: u64) -> u64 {
+    let fits = near.checked_next_power_of_two().map_or(u64::MAX, |power| power - 1).max(near);
+    if fits > before || fits < before / 2 { fits } else { before }
+}
+
+/// A peer in short, never 0.
+fn short(peer: &PeerId) -> u32 {
+    let [a, b, c, d, ..] = peer.0;
+    u32::from_be_bytes([a, b, c, d]).max(1)
+}
+
+/// The slot of a distance, first and last: it and all that agree with it in the leading
+/// one and `bits` bits after it.
+fn slot(distance: u64, bits: u32) -> (u64, u64) {
+    let exponent = 63 - (distance | 1).leading_zeros();
+    let width = 1 << exponent.saturating_sub(bits);
+    let low = distance & !(width - 1);
+    (low, low + (width - 1))
+}
+
+/// Whether a newcomer deserves the slot of another. Whoever is there stays unless it is
+/// hardly alive or the newcomer has lived twice as long; the unsure never displace.
+fn displaces(newcomer: &Entry, holder: &Entry, now: u32) -> bool {
+    if holder.sure && !newcomer.sure {
+        return false;
+    }
+    let (new, old) = (newcomer.p_alive(now), holder.p_alive(now));
+    if newcomer.sure && !holder.sure && new >= KEEP_P {
+        return true;
+    }
+    (old < 0.5 && new > old) || (new >= old && newcomer.up_secs() / 2 > holder.up_secs())
+}
+
+#[cfg(test)]
+mod tests;

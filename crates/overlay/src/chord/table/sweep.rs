@@ -1,0 +1,322 @@
+//! What to ask next: each octave of distance is swept from its near end to its far one,
+//! over and over, and the time that takes decides how large the table can be.
+//!
+//! An octave with m entries takes m / [`MAX_ASKED`] questions a sweep. Sweeps of an octave
+//! should come every C seconds with C growing as the square root of m: what a node is
+//! asked about lies near it, so that the near octaves are worth more than the far ones, and
+//! a half-known far octave less than that of its neighbours. The octave whose next question
+//! is the most overdue by that measure comes first; the budget decides when.
+//!
+//! Entries that lookups have kept fresh are passed over without a question.
+
+use atoll_net::header::to_header;
+
+use super::entry::Entry;
+use super::learn::{Learn, MAX_ASKED, Question};
+use super::{Anchor, MAX_BITS, Table};
+
+/// Evidence may become so old that the median node lives with this probability.
+const STALE_P: f64 = 0.95;
+/// Bounds of the acceptable staleness, seconds. Guesses: a minute is what a sweep of the
+/// neighbourhood takes; in an hour addresses change.
+const LEAST_STALENESS_SECS: u32 = 60;
+const MOST_STALENESS_SECS: u32 = 3600;
+/// A range whose evidence is younger than this share of the acceptable is passed over.
+const FRESH_SHARE: u32 = 4;
+/// One answer moves the typical lifetime by this share.
+const AVERAGE_OVER: f64 = 32.0;
+/// How many entries before the place to be explored may be asked. A guess.
+const ASK_AMONG: usize = 4;
+/// Somebody less likely to live is not asked if there is another. A guess.
+const ASK_P: f64 = 0.85;
+/// A table that knows less than this share of the nodes learns faster by asking about many
+/// than by checking single ones.
+const CHECK_COVERAGE: f64 = 0.8;
+/// Sweeping a small octave more often than this teaches nothing.
+const LEAST_PERIOD: f64 = 4.0;
+
+/// An octave of distances from a virtual server of this node, clipped where the next
+/// one begins.
+#[derive(Clone, Debug)]
+struct Region {
+    anchor: u64,
+    /// First and last distance.
+    low: u64,
+    high: u64,
+    /// The distance up to which this sweep has come.
+    cursor: u64,
+    /// When a question about it was last chosen.
+    asked: u32,
+    /// When this sweep began.
+    began: u32,
+    /// Until when it needs no look.
+    rests_until: u32,
+    /// Whether this sweep has asked anybody.
+    has_asked: bool,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct Sweeps {
+    regions: Vec<Region>,
+    /// A typical node has been up for so long.
+    typical_up: f64,
+    /// When the number of bits last changed, or was last found right.
+    judged: u32,
+}
+
+/// What the table wants next.
+#[derive(Clone, Debug)]
+pub enum Wish {
+    /// Somebody should be asked.
+    Ask(Question),
+    /// Somebody near, whom one peer has named, should be called: whoever asks us about our
+    /// surroundings is told only of nodes that are sure.
+    Check(crate::Node),
+    /// All is fresh for so many seconds.
+    Rest(u32),
+}
+
+impl Sweeps {
+    pub fn new(now: u32) -> Sweeps {
+        Sweeps { regions: Vec::new(), typical_up: 0.0, judged: now }
+    }
+
+    pub fn rebuild(&mut self, anchors: &[Anchor], now: u32) {
+        self.regions.clear();
+        for (i, anchor) in anchors.iter().enumerate() {
+            let next = anchors[(i + 1) % anchors.len()].place;
+            // The whole circle if there is but one.
+            let last = next.wrapping_sub(anchor.place).wrapping_sub(1);
+            for exponent in 0..u64::BITS {
+                let low = 1u64 << exponent;
+                if low > last {
+                    break;
+                }
+                let high = (low + (low - 1)).min(last);
+                self.regions.push(Region {
+                    anchor: anchor.place,
+                    low,
+                    high,
+                    cursor: low - 1,
+                    asked: now,
+                    began: now,
+                    rests_until: now,
+                    has_asked: false,
+                });
+            }
+        }
+    }
+
+    /// A node has been met that is up for so long.
+    pub fn met(&mut self, up_secs: u32) {
+        if self.typical_up == 0.0 {
+            self.typical_up = f64::from(up_secs);
+        }
+        self.typical_up += (f64::from(up_secs) - self.typical_up) / AVERAGE_OVER;
+    }
+
+    /// t_since for which p = t_alive / (t_alive + t_since) is [`STALE_P`].
+    pub fn acceptable_staleness_secs(&self) -> u32 {
+        let stale = self.typical_up * (1.0 - STALE_P) / STALE_P;
+        (stale as u32).clamp(LEAST_STALENESS_SECS, MOST_STALENESS_SECS)
+    }
+}
+
+impl Region {
+    /// How many entries it should hold on a ring of so many nodes, and how many questions
+    /// a sweep takes.
+    fn size(&self, nodes: f64, bits: u32) -> (f64, f64) {
+        let width = (self.high - self.low) as f64 + 1.0;
+        let share = width / self.low as f64;
+        let entries = (width / 2f64.powi(64) * nodes).min(share * f64::from(1u32 << bits));
+        (entries, (entries / MAX_ASKED as f64).max(1.0))
+    }
+
+    /// How overdue its next question is.
+    fn urgency(&self, nodes: f64, bits: u32, now: u32) -> f64 {
+        let (entries, questions) = self.size(nodes, bits);
+        let period = entries.max(1.0).sqrt().max(LEAST_PERIOD);
+        f64::from(now.saturating_sub(self.asked).max(1)) * questions / period
+    }
+
+    fn begin_again(&mut self, now: u32) {
+        self.cursor = self.low - 1;
+        self.began = now;
+        self.has_asked = false;
+    }
+}
+
+impl Table {
+    /// Bytes of a typical question and its answer, to be spent before it is asked.
+    pub const QUESTION_BYTES: usize = 1024;
+
+    /// What to ask next on a ring of about `nodes` nodes.
+    pub fn next_question(&mut self, nodes: f64, now: u32) -> Wish {
+        if let Some(node) = self.to_check(nodes) {
+            return Wish::Check(node);
+        }
+        loop {
+            let due = self.sweeps.regions.iter().enumerate().filter(|(_, region)| {
+                region.rests_until <= now && self.reach(region.anchor) < region.high
+            });
+            let urgency = |region: &Region| region.urgency(nodes, self.bits, now);
+            let next = due.max_by(|(_, a), (_, b)| urgency(a).total_cmp(&urgency(b)));
+            let Some(region) = next.map(|(i, _)| i) else { return Wish::Rest(self.rest(now)) };
+            if let Some(question) = self.ask_in(region, now) {
+                return Wish::Ask(question);
+            }
+        }
+    }
+
+    /// The nearest unsure node among those that we are asked about.
+    fn to_check(&self, nodes: f64) -> Option<crate::Node> {
+        if self.unsure == 0 || self.coverage < CHECK_COVERAGE {
+            return None;
+        }
+        let surroundings = (2f64.powi(64) * MAX_ASKED as f64 / nodes.max(1.0)) as u64;
+        self.anchors.iter().find_map(|anchor| {
+            let (first, second) =
+                self.ranges(anchor.place, anchor.place.wrapping_add(surroundings));
+            let unsure = first.chain(second).find(|(_, entry)| !entry.sure);
+            unsure.map(|(_, entry)| entry.node())
+        })
+    }
+
+    /// How far the successor list of ours at this place reaches.
+    fn reach(&self, anchor: u64) -> u64 {
+        let at = self.anchors.binary_search_by_key(&anchor, |a| a.place);
+        at.map_or(u64::MAX, |at| self.anchors[at].near)
+    }
+
+    fn rest(&self, now: u32) -> u32 {
+        let wanted = self.sweeps.regions.iter().filter(|r| self.reach(r.anchor) < r.high);
+        let soonest = wanted.map(|region| region.rests_until).min();
+        soonest.map_or(LEAST_STALENESS_SECS, |at| at.saturating_sub(now)).max(1)
+    }
+
+    /// The next question about a region; `None` if what is left of its sweep is fresh, or
+    /// nobody can be asked: then it rests.
+    fn ask_in(&mut self, index: usize, now: u32) -> Option<Question> {
+        // As long as sweeps find many newcomers, freshness is not all that is wanted.
+        let complete = (2.0 * self.coverage - 1.0).clamp(0.0, 1.0);
+        let stale_after = f64::from(self.acceptable_staleness_secs() / FRESH_SHARE) * complete;
+        let stale_after = stale_after as u32;
+        let reach = self.reach(self.sweeps.regions[index].anchor);
+        let region = &mut self.sweeps.regions[index];
+        region.asked = now;
+        let (anchor, high) = (region.anchor, region.high);
+        let mut cursor = region.cursor.max(reach.min(high - 1));
+        let question = loop {
+            if cursor >= high {
+                break None;
+            }
+            let Some(question) = self.question(index, anchor, cursor, high, now) else {
+                break None;
+            };
+            let ages = question.places.iter().map(|at| u64::from(self.entries[at].age_secs(now)));
+            let (count, sum) = (question.places.len() as u64, ages.sum::<u64>());
+            if count == 0 || sum >= count * u64::from(stale_after) {
+                break Some(question);
+            }
+            cursor = question.learn.upto.wrapping_sub(anchor).max(cursor + 1);
+        };
+        let region = &mut self.sweeps.regions[index];
+        match &question {
+            Some(_) => {
+                region.cursor = cursor;
+                region.has_asked = true;
+            }
+            None => {
+                region.rests_until = now.saturating_add((stale_after / 4).max(2));
+                region.begin_again(now);
+            }
+        }
+        question
+    }
+
+    /// Asks somebody at or before `cursor` about what follows, at most to the region's end.
+    fn question(
+        &self,
+        region: usize,
+        anchor: u64,
+        cursor: u64,
+        high: u64,
+        now: u32,
+    ) -> Option<Question> {
+        let end = anchor.wrapping_add(high);
+        let to = self.whom_to_ask(anchor, anchor.wrapping_add(cursor), now)?;
+        let after = super::place_of(to.id.key());
+        let mut places: Vec<u64> = self.places(after, end).take(MAX_ASKED + 1).collect();
+        let mut upto = end;
+        if places.len() > MAX_ASKED {
+            places.pop();
+            upto = *places.last().expect("there are many");
+        }
+        let known = places.iter().flat_map(|at| self.entries[at].tag()).collect();
+        let bits = u8::try_from(self.bits).expect("bits are few");
+        let learn = Learn { after, upto, origin: anchor, bits, known };
+        Some(Question { to, learn, region, places })
+    }
+
+    /// One of the last few at or before a place, but after `anchor`, that are likely to
+    /// live, a different one each time: what one does not know another does, and two have
+    /// to name a node before it is sure. That it was asked and answered makes it sure.
+    fn whom_to_ask(&self, anchor: u64, place: u64, now: u32) -> Option<crate::Node> {
+        if place == anchor {
+            return None;
+        }
+        let (first, second) = self.ranges(anchor, place);
+        let near: Vec<&Entry> =
+            second.rev().chain(first.rev()).map(|(_, entry)| entry).take(ASK_AMONG).collect();
+        let likely = |entry: &&&Entry| entry.doubter == 0 && entry.p_alive(now) >= ASK_P;
+        let count = near.iter().filter(likely).count();
+        if count == 0 {
+            return near.first().map(|entry| entry.node());
+        }
+        let nth = (now ^ place as u32) as usize % count;
+        near.iter().filter(likely).nth(nth).map(|entry| entry.node())
+    }
+
+    /// A question was answered up to this place.
+    pub(super) fn swept(&mut self, index: usize, upto: u64, moved: bool, nodes: f64, now: u32) {
+        let Some(region) = self.sweeps.regions.get_mut(index) else { return };
+        let reached = upto.wrapping_sub(region.anchor);
+        if moved && reached <= region.high {
+            region.cursor = region.cursor.max(reached);
+        }
+        if region.cursor < region.high {
+            return;
+        }
+        let took = now.saturating_sub(region.began);
+        region.begin_again(now);
+        let (entries, _) = region.size(nodes, MAX_BITS);
+        self.judge(took, entries, nodes, now);
+    }
+
+    /// A sweep of a region of so many nodes took so long: can the table be larger, or must
+    /// it be smaller? Only the largest regions count, since they take longest.
+    fn judge(&mut self, took: u32, entries: f64, nodes: f64, now: u32) {
+        let sizes = self.sweeps.regions.iter().map(|region| region.size(nodes, MAX_BITS).0);
+        let largest = sizes.fold(0.0, f64::max);
+        // Since the last change the whole region must have been swept.
+        if entries < largest / 2.0 || now.saturating_sub(self.sweeps.judged) < took {
+            return;
+        }
+        self.sweeps.judged = now;
+        let acceptable = self.acceptable_staleness_secs();
+        let most = (nodes.max(2.0).log2().ceil() as u32 + 5).min(MAX_BITS);
+        if took > acceptable + acceptable / 5 {
+            self.set_bits(self.bits.saturating_sub(1), now);
+        } else if took < acceptable / 8 {
+            self.set_bits((self.bits + 2).min(most), now);
+        } else if took < acceptable / 4 * 3 {
+            self.set_bits((self.bits + 1).min(most), now);
+        }
+    }
+}
+
+/// How many bytes the header of a question has.
+pub fn header_bytes(question: &Question) -> usize {
+    to_header(&question.learn).len()
+}

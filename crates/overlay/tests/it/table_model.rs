@@ -1,0 +1,316 @@
+//! The adaptive table alone, on a ring that changes but costs nothing: no messages are
+//! lost or late, neighbours are always right. What a table of a given budget becomes.
+
+use std::collections::BTreeMap;
+
+use atoll_key::{Key, PeerId};
+use atoll_net::Peer;
+use atoll_net::header::to_header;
+use atoll_overlay::Node;
+use atoll_overlay::chord::table::learn::Question;
+use atoll_overlay::chord::table::sweep::Wish;
+use atoll_overlay::chord::table::{Evidence, MAX_ENTRIES, Table};
+
+use super::cluster::Dice;
+
+const START: u32 = 1 << 20;
+const SUCCESSORS: usize = 16;
+const OVERHEAD_BYTES: usize = 96;
+const CREDIT: f64 = 128.0 * 1024.0;
+
+/// Sessions of Overnet's nodes, hours: LogNormal (Javadi, Kondo, Iosup, Epema, "The Failure
+/// Trace Archive", JPDC 2013, `Overnet03`).
+const MU: f64 = 0.19;
+const SIGMA: f64 = 0.98;
+
+fn unit(dice: &mut Dice) -> f64 {
+    (dice.below(1 << 40) as f64 + 0.5) / (1u64 << 40) as f64
+}
+
+fn session_secs(dice: &mut Dice) -> f64 {
+    let (u, v) = (unit(dice), unit(dice));
+    let normal = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
+    (MU + SIGMA * normal).exp() * 3600.0
+}
+
+/// How long a node of a ring in equilibrium has been up and will stay: sessions are met in
+/// proportion to their length.
+fn residual(dice: &mut Dice) -> (f64, f64) {
+    let (u, v) = (unit(dice), unit(dice));
+    let normal = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
+    let session = (MU + SIGMA * SIGMA + SIGMA * normal).exp() * 3600.0;
+    let up = unit(dice) * session;
+    (up, session - up)
+}
+
+struct Member {
+    table: Table,
+    node: Node,
+    dies: u32,
+    tokens: f64,
+}
+
+struct Model {
+    ring: BTreeMap<Key, Member>,
+    dice: Dice,
+    now: u32,
+    serial: u64,
+    /// Bytes a second, sent and received, that are left for exploration.
+    rate: f64,
+    bytes: u64,
+    questions: u64,
+    silent: u64,
+    checks: u64,
+}
+
+impl Model {
+    fn new(count: usize, rate: f64, seed: u64) -> Model {
+        let mut model = Model {
+            ring: BTreeMap::new(),
+            dice: Dice(seed),
+            now: START,
+            serial: 0,
+            rate,
+            bytes: 0,
+            questions: 0,
+            silent: 0,
+            checks: 0,
+        };
+        for _ in 0..count {
+            let (up, rest) = residual(&mut model.dice);
+            model.arrive(up as u32, rest as u32);
+        }
+        let keys: Vec<Key> = model.ring.keys().copied().collect();
+        keys.iter().for_each(|key| model.give_fingers(key));
+        if let Some(bits) = std::env::var("BITS").ok().and_then(|b| b.parse().ok()) {
+            let now = model.now;
+            let all: Vec<Evidence> = model
+                .ring
+                .values()
+                .map(|m| Evidence { node: m.node, heard: now - 100, since: Some(m.table.since()) })
+                .collect();
+            for key in &keys {
+                model.seat(key);
+                let member = model.ring.get_mut(key).unwrap();
+                let since = member.table.since();
+                member.table.prefill(all.iter().copied(), since, bits, now);
+                member.tokens = 0.0;
+            }
+        }
+        model
+    }
+
+    /// Chord's fingers, which a node looks up when it joins.
+    fn give_fingers(&mut self, key: &Key) {
+        for exponent in 500..512 {
+            let start = key.wrapping_add(&Key::power_of_two(exponent));
+            let finger = self.ring.range(start..).next().or(self.ring.iter().next());
+            let node = finger.unwrap().1.node;
+            self.ring.get_mut(key).unwrap().table.heard(&node, self.now);
+        }
+    }
+
+    fn arrive(&mut self, up: u32, rest: u32) -> Key {
+        self.serial += 1;
+        let mut id = [0; 32];
+        for chunk in id.chunks_mut(8) {
+            self.dice.below(2);
+            chunk.copy_from_slice(&self.dice.0.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+        }
+        id[..8].copy_from_slice(&self.serial.wrapping_mul(0xbf58_476d_1ce4_e5b9).to_be_bytes());
+        let node = Node::of(Peer { id: PeerId(id), addr: "10.1.2.3:4000".parse().unwrap() });
+        let table = Table::new(node, MAX_ENTRIES, self.now.saturating_sub(up));
+        let dies = self.now + rest;
+        self.ring.insert(node.id.0, Member { table, node, dies, tokens: CREDIT });
+        node.id.0
+    }
+
+    fn successors(&self, key: &Key) -> Vec<Node> {
+        let after = self.ring.range((std::ops::Bound::Excluded(*key), std::ops::Bound::Unbounded));
+        after.chain(self.ring.range(..*key)).take(SUCCESSORS).map(|(_, m)| m.node).collect()
+    }
+
+    fn second(&mut self) {
+        self.now += 1;
+        let now = self.now;
+        let dead: Vec<Key> =
+            self.ring.iter().filter(|(_, m)| m.dies <= now).map(|(k, _)| *k).collect();
+        for key in dead {
+            self.ring.remove(&key);
+            let session = session_secs(&mut self.dice);
+            let key = self.arrive(0, session as u32);
+            self.give_fingers(&key);
+        }
+        let keys: Vec<Key> = self.ring.keys().copied().collect();
+        let nodes = keys.len() as f64;
+        for key in keys {
+            let member = self.ring.get_mut(&key).unwrap();
+            if member.tokens < self.rate * 30.0 {
+                member.tokens += self.rate;
+            }
+            if member.tokens < Table::QUESTION_BYTES as f64 {
+                continue;
+            }
+            self.seat(&key);
+            let member = self.ring.get_mut(&key).unwrap();
+            match member.table.next_question(nodes, now) {
+                Wish::Rest(_) => {}
+                Wish::Check(node) => {
+                    let lives = self.ring.contains_key(node.id.key());
+                    let member = self.ring.get_mut(&key).unwrap();
+                    member.tokens -= 195.0;
+                    self.bytes += 195;
+                    self.checks += 1;
+                    if lives {
+                        member.table.heard(&node, now);
+                        self.ring.get_mut(node.id.key()).unwrap().tokens -= 195.0;
+                    } else {
+                        member.table.failed(&node.peer.id, now);
+                    }
+                }
+                Wish::Ask(question) => self.ask(&key, &question, nodes),
+            }
+        }
+    }
+
+    fn seat(&mut self, key: &Key) {
+        let successors = self.successors(key);
+        let now = self.now;
+        let member = self.ring.get_mut(key).unwrap();
+        let me = member.node.peer.id;
+        member.table.set_seats(&[(member.node, successors)], me, now);
+    }
+
+    fn ask(&mut self, key: &Key, question: &Question, nodes: f64) {
+        let now = self.now;
+        self.questions += 1;
+        let mut bytes = to_header(&question.learn).len() + OVERHEAD_BYTES;
+        let asked = question.to.id.0;
+        let answer = self.ring.contains_key(&asked).then(|| {
+            self.seat(&asked);
+            self.ring[&asked].table.answer(&question.learn, now)
+        });
+        let me = self.ring.get_mut(key).unwrap();
+        if let Some(answer) = answer {
+            bytes += to_header(&answer).len() + OVERHEAD_BYTES;
+            me.table.take_in(question, &answer, nodes, now);
+            let me = me.node;
+            let asked = self.ring.get_mut(&asked).unwrap();
+            asked.table.heard(&me, now);
+            asked.tokens -= bytes as f64;
+        } else {
+            self.silent += 1;
+            me.table.unanswered(question, now);
+        }
+        self.bytes += bytes as u64;
+        self.ring.get_mut(key).unwrap().tokens -= bytes as f64;
+    }
+
+    /// Calls a lookup takes and the dead nodes met, as `walk` would go about it.
+    fn look_up(&mut self) -> (usize, usize) {
+        let keys: Vec<Key> = self.ring.keys().copied().collect();
+        let from = keys[self.dice.below(keys.len())];
+        let key = atoll_key::BlockHash::of(&self.dice.below(1 << 50).to_be_bytes()).key();
+        let root = self.ring.range(key..).next().or(self.ring.iter().next()).unwrap().1.node.id;
+        let (mut calls, mut silent) = (0, 0);
+        let mut tried = std::collections::BTreeSet::new();
+        let mut at = from;
+        self.seat(&at);
+        let names_root = |model: &Model, at: &Key| {
+            let list = model.successors(at);
+            list[..9.min(list.len())].iter().any(|n| n.id == root)
+        };
+        if names_root(self, &at) {
+            return (1, 0);
+        }
+        let mut guess =
+            self.ring[&at].table.likely_roots(&key, keys.len() as f64, self.now).into_iter();
+        while let Some(node) = guess.next() {
+            if !self.ring.contains_key(node.id.key()) {
+                silent += 1;
+                continue;
+            }
+            calls += 1;
+            if node.id == root {
+                return (calls, silent);
+            }
+            // Back, back, until the root.
+            let mut back = *node.id.key();
+            loop {
+                let before = self.ring.range(..back).next_back().or(self.ring.iter().next_back());
+                back = *before.unwrap().0;
+                calls += 1;
+                if back == root.0 {
+                    return (calls, silent);
+                }
+            }
+        }
+        let mut list: Vec<Node> = Vec::new();
+        loop {
+            self.seat(&at);
+            list.extend(self.ring[&at].table.before(&key, self.now));
+            list.extend(self.successors(&at));
+            list.retain(|n| n.id.key().strictly_between(&from, &key) && !tried.contains(&n.id));
+            list.sort_by_key(|n| key.distance_from(n.id.key()));
+            let Some(next) = list.first().copied() else { return (99, silent) };
+            tried.insert(next.id);
+            if !self.ring.contains_key(next.id.key()) {
+                silent += 1;
+                continue;
+            }
+            calls += 1;
+            at = next.id.0;
+            if names_root(self, &at) {
+                return (calls + 1, silent);
+            }
+        }
+    }
+}
+
+#[test]
+fn model() {
+    let var = |name: &str, other: f64| -> f64 {
+        std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(other)
+    };
+    let count = var("NODES", 256.0) as usize;
+    let mut model = Model::new(count, var("RATE", 400.0), 1);
+    let secs = var("SECS", 600.0) as u32;
+    for second in 0..secs {
+        model.second();
+        if second % (secs / 10).max(1) == 0 || second + 1 == secs {
+            let (mut calls, mut silent) = (0, 0);
+            for _ in 0..1000 {
+                let (c, s) = model.look_up();
+                calls += c;
+                silent += s;
+            }
+            let n = model.ring.len() as f64;
+            let mean = |f: &dyn Fn(&Member) -> f64| model.ring.values().map(f).sum::<f64>() / n;
+            let live = model
+                .ring
+                .values()
+                .map(|m| {
+                    m.table.nodes().filter(|x| model.ring.contains_key(x.id.key())).count() as f64
+                })
+                .sum::<f64>()
+                / n;
+            println!(
+                "{second:5} s: {:.2} calls, {:.3} silent; {:.0} entries ({live:.0} live, {:.0} unsure), bits {:.1}, coverage {:.2}, stale {:.0}, {:.0} bytes/s, {:.2} q/s, {} unanswered, {} checks",
+                calls as f64 / 1000.0,
+                silent as f64 / 1000.0,
+                mean(&|m| m.table.len() as f64),
+                mean(&|m| m.table.unsure_count() as f64),
+                mean(&|m| f64::from(m.table.bits())),
+                mean(&|m| m.table.coverage()),
+                mean(&|m| f64::from(m.table.acceptable_staleness_secs())),
+                2.0 * model.bytes as f64 / n / f64::from(second + 1),
+                model.questions as f64 / n / f64::from(second + 1),
+                model.silent,
+                model.checks,
+            );
+        }
+    }
+    for member in model.ring.values() {
+        member.table.check_invariants();
+    }
+}
