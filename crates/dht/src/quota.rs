@@ -168,7 +168,7 @@ pub(crate) fn cost_bytes(len_bytes: u32) -> u64 {
 }
 
 fn held_bytes(held: Holding) -> u64 {
-    held.block_bytes + held.blocks * OVERHEAD_BYTES
+    held.block_bytes.saturating_add(held.blocks.saturating_mul(OVERHEAD_BYTES))
 }
 
 /// Settings and reservations.
@@ -316,7 +316,8 @@ impl Quota {
         let near = |(account, held): ((QuotaOf, [u8; 16]), Holding)| {
             let allowed = state.allowed_bytes(account.0, Room::Content, peers, capacity_bytes);
             let reserved = state.reserved.get(&account).copied().unwrap_or(0);
-            allowed.is_some_and(|allowed| held_bytes(held) + reserved > allowed / NEAR)
+            allowed
+                .is_some_and(|allowed| held_bytes(held).saturating_add(reserved) > allowed / NEAR)
         };
         accounts(&owner).into_iter().zip([usage.publisher, usage.ip]).any(near)
     }
@@ -377,9 +378,10 @@ impl State {
         for (account, held) in accounts(&want.owner).into_iter().zip([usage.publisher, usage.ip]) {
             let (of, _) = account;
             let reserved = self.reserved.get(&account).copied().unwrap_or(0);
-            let used_bytes = held_bytes(held) + reserved;
+            let used_bytes = held_bytes(held).saturating_add(reserved);
             match self.allowed_bytes(of, want.room, peers, capacity_bytes) {
-                Some(allowed_bytes) if used_bytes + want.bytes > allowed_bytes => {
+                // A peer that asks for room names any number.
+                Some(allowed_bytes) if used_bytes.saturating_add(want.bytes) > allowed_bytes => {
                     return Err(OverQuota { used_bytes, allowed_bytes, of });
                 }
                 _ => {}

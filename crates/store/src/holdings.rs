@@ -46,13 +46,13 @@ pub(crate) struct Holdings {
 
 fn raise<K: Ord>(table: &mut BTreeMap<K, Holding>, key: K, by: Holding) {
     let held = table.entry(key).or_default();
-    held.blocks += by.blocks;
-    held.block_bytes += by.block_bytes;
+    // Sums read from a disk may be anything.
+    held.blocks = held.blocks.saturating_add(by.blocks);
+    held.block_bytes = held.block_bytes.saturating_add(by.block_bytes);
 }
 
 fn lower<K: Ord>(table: &mut BTreeMap<K, Holding>, key: &K, len_bytes: u32) {
     let Some(held) = table.get_mut(key) else { return };
-    // Sums read from a disk may be anything.
     held.blocks = held.blocks.saturating_sub(1);
     held.block_bytes = held.block_bytes.saturating_sub(u64::from(len_bytes));
     if held.blocks == 0 {
