@@ -77,6 +77,11 @@ fn renew_alone(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<RenewRep
                 let still = inner.store.renew(&[*key], expires_unix_secs, *owner);
                 u8::from(still.map_err(internal)?[0])
             }
+            // From before owners were kept: it must not end because they are kept now.
+            Err(_) if held.owner == Owner::NOBODY => {
+                let still = inner.store.renew(&[*key], expires_unix_secs, Owner::NOBODY);
+                u8::from(still.map_err(internal)?[0])
+            }
             Err(over) => {
                 reply.over = reply.over.or(Some(over));
                 4
