@@ -25,9 +25,10 @@ pub(crate) enum Origin {
 }
 
 impl Origin {
-    /// Checks the receipt of a message about `keys`, if it carries one.
+    /// Checks the receipt of a message of `from`'s about `keys`, if it carries one.
     pub async fn of(
         inner: &Inner,
+        from: &Peer,
         receipt: Option<WireReceipt>,
         keys: &[Key],
     ) -> Result<Origin, Refusal> {
@@ -52,9 +53,7 @@ impl Origin {
                 return bad("this node did not make the receipt in its name".to_owned());
             }
         } else {
-            let (digest, limit) = (Some(receipt.digest()), inner.config.call_limit);
-            let confirmations = &inner.confirmations;
-            confirmations.confirm(&inner.env, &inner.transport, publisher, digest, limit).await?;
+            inner.confirm(from, publisher, Some(receipt.digest())).await?;
         }
         let owner = owner_of(&publisher.id, publisher.addr.ip(), &inner.quota.config());
         Ok(Origin::Publisher { receipt, owner })
@@ -162,7 +161,7 @@ pub(crate) fn expires(inner: &Inner, origin: &Origin, key: &Key, charge: &Charge
     let held = inner.store.info(key).ok().flatten();
     match (origin, held) {
         (Origin::Publisher { .. }, Some(held)) if is_bearer(&held.owner) => {
-            expires.max(held.expires_unix_secs + 1)
+            expires.max(held.expires_unix_secs.saturating_add(1))
         }
         _ => expires,
     }
@@ -183,12 +182,14 @@ pub(crate) fn reserve<'a>(
     inner.quota.reserve(&*inner.store, inner.overlay.estimated_peers(), &wants)
 }
 
-/// What more would be charged to a block's owner if it were stored.
+/// What more would be charged to a block's owner if it were stored. What is kept for a
+/// publisher already is his from wherever he renews it: an address that changes, while he
+/// is over quota because the network has grown, must not cost him his blocks.
 pub(crate) fn added_bytes(inner: &Inner, new: &BlockInfo) -> u64 {
     let whole = cost_bytes(new.len_bytes);
     let Ok(Some(held)) = inner.store.info(&new.key) else { return whole };
     let is_replaced = new.version > held.version;
-    match (is_replaced, new.owner == held.owner) {
+    match (is_replaced, new.owner.publisher == held.owner.publisher) {
         (true, true) => whole.saturating_sub(cost_bytes(held.len_bytes)),
         (true, false) => whole,
         (false, true) => 0,

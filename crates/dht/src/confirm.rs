@@ -12,7 +12,7 @@
 //! one again cannot lock its publisher out.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -35,6 +35,9 @@ const MAX_KNOWN: usize = 4096;
 const MAX_ASKING: usize = 64;
 /// Of them, at one address.
 const MAX_ASKING_ADDRESS: usize = 4;
+/// Of them, because one peer has shown a receipt: addresses where nobody answers cost it
+/// nothing, and must not keep everybody else waiting.
+const MAX_ASKING_SOURCE: usize = 8;
 /// Receipts of its own that a node remembers. At a mebibyte each, the last 4 GiB.
 const MAX_ISSUED: usize = 4096;
 
@@ -52,8 +55,9 @@ enum Doubt {
 /// Whether somebody was confirmed, or why not.
 type Verdict = Result<(), Doubt>;
 
-/// A publisher and the address it claims.
-type Claim = (PeerId, IpAddr);
+/// A publisher and the address it claims: with its port, or a receipt from before it moved
+/// to another one could discredit it there.
+type Claim = (PeerId, SocketAddr);
 
 /// What is being asked: of a claim, about a receipt.
 type Question = (Claim, Option<[u8; 32]>);
@@ -69,15 +73,22 @@ pub(crate) struct Confirmations {
 #[derive(Default)]
 struct State {
     known: BTreeMap<Claim, (Verdict, Instant)>,
-    asking: BTreeMap<Question, Asking>,
+    /// And who has shown the receipt.
+    asking: BTreeMap<Question, (PeerId, Asking)>,
     issued: VecDeque<[u8; 32]>,
 }
 
 impl State {
-    /// Whether one more may be asked at this address.
-    fn may_ask(&self, ip: IpAddr) -> bool {
-        let here = self.asking.keys().filter(|((_, at), _)| *at == ip).count();
-        self.asking.len() < MAX_ASKING && here < MAX_ASKING_ADDRESS
+    /// Whether one more may be asked at this address, for what `source` has shown.
+    fn may_ask(&self, ip: IpAddr, source: &PeerId) -> bool {
+        let here = self.asking.keys().filter(|((_, at), _)| at.ip() == ip).count();
+        let shown = self.asking.values().filter(|(by, _)| by == source).count();
+        self.asking.len() < MAX_ASKING && here < MAX_ASKING_ADDRESS && shown < MAX_ASKING_SOURCE
+    }
+
+    /// Whether this is what is being asked at present.
+    fn is_asking(&self, question: &Question, asking: &Asking) -> bool {
+        self.asking.get(question).is_some_and(|(_, now)| now.ptr_eq(asking))
     }
 
     fn remember(&mut self, claim: Claim, verdict: Verdict, now: Instant) {
@@ -121,7 +132,8 @@ impl Confirmations {
     }
 
     /// Makes sure that `publisher` is where it says, and made the receipt with this digest
-    /// if there is one. Takes at most `limit`, and no time if that is known.
+    /// if there is one, as `source` has shown. Takes at most `limit`, and no time if that is
+    /// known. Cancel-safe.
     ///
     /// # Errors
     /// If it is not, or too much is being confirmed at present.
@@ -129,14 +141,15 @@ impl Confirmations {
         &self,
         env: &Env,
         transport: &Arc<dyn Transport>,
+        source: &PeerId,
         publisher: Peer,
         digest: Option<[u8; 32]>,
         limit: Duration,
     ) -> Result<(), Refusal> {
-        let claim = (publisher.id, publisher.addr.ip());
+        let claim = (publisher.id, publisher.addr);
         // Another of its receipts, being asked about, may do for this one.
-        if let Some(other) = self.other_asking(claim, digest)
-            && other.await.is_ok()
+        if let Some((question, other)) = self.other_asking(claim, digest)
+            && self.wait(env, question, other).await.is_ok()
         {
             return Ok(());
         }
@@ -148,7 +161,8 @@ impl Confirmations {
             {
                 return refusal(&publisher, verdict.clone());
             }
-            if !state.asking.contains_key(&question) && !state.may_ask(claim.1) {
+            let ip = publisher.addr.ip();
+            if !state.asking.contains_key(&question) && !state.may_ask(ip, source) {
                 let text = "too many publishers are being confirmed; try again";
                 return Err(Refusal::new(Refusal::OVERLOADED, text));
             }
@@ -158,29 +172,62 @@ impl Confirmations {
                 let confirm = digest.map(|digest| Confirm { nonce, digest });
                 let asking = ask(transport.clone(), publisher, confirm, limit);
                 let asking: BoxFuture<'static, Verdict> = Box::pin(asking);
-                asking.shared()
+                (*source, asking.shared())
             };
-            state.asking.entry(question).or_insert_with(begin).clone()
+            state.asking.entry(question).or_insert_with(begin).1.clone()
         };
-        // Whoever waits for an answer that was given up goes on asking in its stead.
-        let verdict = asking.clone().await;
+        refusal(&publisher, self.wait(env, question, asking).await)
+    }
+
+    /// Waits for an answer and remembers it. Whoever waits for one that was given up by who
+    /// asked goes on asking in his stead.
+    async fn wait(&self, env: &Env, question: Question, asking: Asking) -> Verdict {
+        let answer = asking.clone();
+        let waiting = Waiting { confirmations: self, question, asking: Some(asking) };
+        let verdict = answer.await;
         let mut state = self.lock();
-        if state.asking.get(&question).is_some_and(|now| now.ptr_eq(&asking)) {
+        if waiting.asking.as_ref().is_some_and(|asking| state.is_asking(&question, asking)) {
             state.asking.remove(&question);
-            state.remember(claim, verdict.clone(), env.now());
+            state.remember(question.0, verdict.clone(), env.now());
         }
         drop(state);
-        refusal(&publisher, verdict)
+        verdict
     }
 
     /// What is being asked of a publisher about another receipt.
-    fn other_asking(&self, claim: Claim, digest: Option<[u8; 32]>) -> Option<Asking> {
+    fn other_asking(&self, claim: Claim, digest: Option<[u8; 32]>) -> Option<(Question, Asking)> {
         let state = self.lock();
         if state.asking.contains_key(&(claim, digest)) {
             return None;
         }
         let of_claim = (claim, None)..=(claim, Some([0xff; 32]));
-        state.asking.range(of_claim).next().map(|(_, asking)| asking.clone())
+        let (question, (_, asking)) = state.asking.range(of_claim).next()?;
+        Some((*question, asking.clone()))
+    }
+}
+
+/// One who waits for an answer. A call may be given up by who made it at any time; the last
+/// to give up waiting takes the question back, or it would be in the way of others for ever.
+struct Waiting<'a> {
+    confirmations: &'a Confirmations,
+    question: Question,
+    asking: Option<Asking>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut state = self.confirmations.lock();
+        let Some(asking) = self.asking.take() else { return };
+        let is_asking = state.is_asking(&self.question, &asking);
+        drop(asking);
+        let waiting = |(_, asking): &(PeerId, Asking)| asking.strong_count() != Some(1);
+        let given_up = if is_asking && !state.asking.get(&self.question).is_some_and(waiting) {
+            state.asking.remove(&self.question)
+        } else {
+            None
+        };
+        drop(state);
+        drop(given_up);
     }
 }
 

@@ -95,9 +95,7 @@ fn is_held(inner: &Inner, copy: &Copy) -> bool {
 /// The charge of what only `from` knows of.
 async fn bearer_of(inner: &Inner, from: &Peer) -> Result<Charge, Refusal> {
     if from.id != inner.transport.local().id {
-        let limit = inner.config.call_limit;
-        let confirmations = &inner.confirmations;
-        confirmations.confirm(&inner.env, &inner.transport, *from, None, limit).await?;
+        inner.confirm(from, *from, None).await?;
     }
     let owner = bearer(&from.id, from.addr.ip(), &inner.quota.config());
     let room = if is_neighbour(inner, from) { Room::Copy } else { Room::Content };
@@ -165,7 +163,7 @@ async fn ask(inner: &Inner, witness: &Node, keys: Vec<Key>) -> Vec<Option<Vouche
     let count = keys.len();
     let header = to_header(&Vouch { keys });
     let request = Request { method: messages::VOUCH, header, parts: Vec::new() };
-    let reply = inner.call(witness, request).await.ok();
+    let reply = inner.ask_briefly(witness, request).await.ok();
     let reply = reply.and_then(|reply| from_header::<VouchReply>(&reply.header).ok());
     reply.map_or(Vec::new(), |reply| reply.vouched.0).into_iter().take(count).collect()
 }

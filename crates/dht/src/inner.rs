@@ -4,9 +4,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_env::Env;
+use atoll_env::{Env, timeout};
 use atoll_key::{BlockKind, Key};
-use atoll_net::{CallError, Reply, Request, Transport};
+use atoll_net::{CallError, Peer, Refusal, Reply, Request, Transport};
 use atoll_overlay::peer_book::PeerBook;
 use atoll_overlay::walk::Selection;
 use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
@@ -225,6 +225,31 @@ impl Inner {
             _ => {}
         }
         result
+    }
+
+    /// Asks a peer something on the way to an answer that somebody else waits for: so briefly
+    /// that whoever is slow, or malicious, does not make that one give up. That it is slow
+    /// says nothing about it.
+    pub async fn ask_briefly(&self, of: &Node, request: Request) -> Result<Reply, CallError> {
+        let limit = self.config.call_limit / 4;
+        let asked = timeout(&*self.env, limit, self.call(of, request)).await;
+        asked.unwrap_or(Err(CallError::TimedOut))
+    }
+
+    /// Makes sure that a publisher, or who brings copies, is where it says; `from` has shown
+    /// its receipt, or is the bearer.
+    ///
+    /// # Errors
+    /// If it is not, or cannot be asked at present.
+    pub async fn confirm(
+        &self,
+        from: &Peer,
+        publisher: Peer,
+        digest: Option<[u8; 32]>,
+    ) -> Result<(), Refusal> {
+        let limit = self.config.call_limit / 2;
+        let (env, transport) = (&self.env, &self.transport);
+        self.confirmations.confirm(env, transport, &from.id, publisher, digest, limit).await
     }
 
     /// The key's root and its successors, by routing tables or by asking around.

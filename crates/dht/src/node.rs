@@ -162,7 +162,7 @@ impl Service for Dht {
             match request.method {
                 messages::LOOKUP_STEP => serve::lookup_step(&inner, request).await,
                 messages::PUT => serve::put(&inner, from, request).await,
-                messages::RENEW => serve::renew(&inner, request).await,
+                messages::RENEW => serve::renew(&inner, from, request).await,
                 messages::CONFIRM => serve::confirm(&inner, &request),
                 messages::ROOM => serve::room(&inner, &request),
                 messages::VOUCH => serve::vouch(&inner, &request),

@@ -251,7 +251,8 @@ async fn room_at_replicas(
     let header = to_header(&AskRoom { publisher, ip, bytes: added_bytes, is_root });
     let request = Request { method: messages::ROOM, header, parts: Vec::new() };
     let set = replica_set(inner, seat);
-    let answers = join_all(set[1..].iter().map(|node| inner.call(node, request.clone()))).await;
+    let asks = set[1..].iter().map(|node| inner.ask_briefly(node, request.clone()));
+    let answers = join_all(asks).await;
     // Who does not answer will not take the blocks either.
     let reply = |answer: Result<Reply, CallError>| {
         from_header::<AskRoomReply>(&answer.ok()?.header).ok()?.over

@@ -85,7 +85,7 @@ pub(crate) async fn put(inner: &Inner, from: Peer, request: Request) -> Result<R
     let Put { blocks: Capped(headers), as_root, receipt } = from_header(&request.header)?;
     let blocks = blocks_of(headers, request.parts)?;
     let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
-    let origin = Origin::of(inner, receipt, &keys).await?;
+    let origin = Origin::of(inner, &from, receipt, &keys).await?;
     let statuses = if as_root {
         store_as_root(inner, &from, &origin, blocks).await?
     } else {
@@ -95,9 +95,9 @@ pub(crate) async fn put(inner: &Inner, from: Peer, request: Request) -> Result<R
 }
 
 /// Extends leases; as root, also at the replicas.
-pub(crate) async fn renew(inner: &Inner, request: Request) -> Result<Reply, Refusal> {
+pub(crate) async fn renew(inner: &Inner, from: Peer, request: Request) -> Result<Reply, Refusal> {
     let mut renew: Renew = from_header(&request.header)?;
-    let origin = Origin::of(inner, renew.receipt.take(), &renew.keys).await?;
+    let origin = Origin::of(inner, &from, renew.receipt.take(), &renew.keys).await?;
     let renewed = renew_here(inner, &origin, &renew).await?;
     Ok(reply(to_header(&renewed), Vec::new()))
 }

@@ -9,6 +9,7 @@ mod hedging;
 mod hostile;
 mod leases;
 mod malicious;
+mod patience;
 mod perfect;
 mod quotas;
 mod ring;

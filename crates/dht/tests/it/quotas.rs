@@ -18,16 +18,16 @@ use bytes::Bytes;
 
 use crate::ring::{ROOMY, Ring, block, sized_block};
 
-const MINUTE: Duration = Duration::from_secs(60);
+pub const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Small stores, of which a publisher may use 4 % and a bearer of copies 8 %.
-const CAPACITY: u64 = 4 << 20;
+pub const CAPACITY: u64 = 4 << 20;
 const SHARE: u64 = CAPACITY / 25;
 const COPY_SHARE: u64 = SHARE * 2;
 const LEN: usize = 4000;
 
-fn tight() -> DhtConfig {
+pub fn tight() -> DhtConfig {
     let share = Share::from_millionths(40_000);
     let quota = QuotaConfig {
         key_share: Some(share),
@@ -38,7 +38,7 @@ fn tight() -> DhtConfig {
     DhtConfig { quota, put_limit: MINUTE / 6, ..DhtConfig::default() }
 }
 
-fn ring(seed: u64, count: usize) -> Ring {
+pub fn ring(seed: u64, count: usize) -> Ring {
     let mut ring = Ring::with(SimConfig { seed, ..SimConfig::default() }, tight(), 0);
     for _ in 0..count {
         ring.join(Arc::new(MemoryStore::new(CAPACITY)));
@@ -82,18 +82,18 @@ fn owners(ring: &Ring, key: &Key) -> Vec<Owner> {
     ring.up().filter_map(info).map(|info| info.owner).collect()
 }
 
-fn owner_of(peer: &Peer) -> Owner {
+pub fn owner_of(peer: &Peer) -> Owner {
     let IpAddr::V4(ip) = peer.addr.ip() else { panic!("the simulator has IPv4") };
     let publisher = peer.id.0[..16].try_into().expect("16 of 32 bytes");
     Owner { publisher, ip: ip.to_ipv6_mapped().octets() }
 }
 
-fn now_secs(ring: &Ring) -> u64 {
+pub fn now_secs(ring: &Ring) -> u64 {
     ring.sim.env(ring.members[0].host).unix_ms() / 1000
 }
 
 /// A put of `blocks` as `publisher` with the receipt that it would sign for `keys`.
-fn put_of(
+pub fn put_of(
     publisher: Peer,
     issued_unix_secs: u64,
     keys: &[Key],
@@ -107,7 +107,7 @@ fn put_of(
     put_with(Some(receipt), blocks, as_root, lease_secs)
 }
 
-fn put_with(
+pub fn put_with(
     receipt: Option<Receipt>,
     blocks: &[(BlockHash, Bytes)],
     as_root: bool,
@@ -123,7 +123,7 @@ fn put_with(
     Request { method: messages::PUT, header: messages::to_header(&put), parts }
 }
 
-fn send(
+pub fn send(
     ring: &Ring,
     from: &Arc<dyn Transport>,
     to: usize,
@@ -176,7 +176,7 @@ impl Transport for Redirecting {
     }
 }
 
-struct Agreeable;
+pub struct Agreeable;
 
 impl Service for Agreeable {
     fn handle(&self, _: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
@@ -189,7 +189,7 @@ impl Service for Agreeable {
 }
 
 /// A ring, and somebody outside it with the given keys and addresses.
-fn ring_and_flooder(
+pub fn ring_and_flooder(
     seed: u64,
     count: usize,
     faces: impl Iterator<Item = Peer>,
@@ -233,7 +233,7 @@ fn flood(ring: &Ring, flooder: &Arc<dyn Transport>, faces: &[Peer]) -> usize {
     stored
 }
 
-fn face(key: u8, address: u8) -> Peer {
+pub fn face(key: u8, address: u8) -> Peer {
     let mut id = [key; 32];
     id[0] = 1;
     Peer { id: PeerId(id), addr: format!("172.16.0.{address}:9").parse().expect("an address") }
