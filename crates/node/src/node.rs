@@ -17,6 +17,7 @@ use atoll_net::{
 };
 use atoll_overlay::Overlay;
 use atoll_overlay::chord::{self, Chord, ChordConfig};
+use atoll_overlay::walk::Selection;
 use atoll_store::{DiskConfig, DiskStore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -123,6 +124,7 @@ impl Node {
         let chord_config = ChordConfig {
             profile: network.network.profile,
             virtual_servers: settings.virtual_servers().count(settings.storage_bytes()),
+            selection: Selection::Cost,
             remembered: known,
             ..ChordConfig::default()
         };
@@ -394,6 +396,7 @@ fn open_network(
     let stored = Network::load(dir)?;
     let (network, is_founder) = match (stored, &config.join) {
         (Some(stored), None) => {
+            stored.network.agrees_with(config.profile).map_err(StartError::Config)?;
             let is_founder = !has_joined && stored.bootstrap.as_slice().is_empty();
             return Ok((stored, is_founder));
         }
@@ -409,7 +412,7 @@ fn open_network(
             (StoredNetwork { network, bootstrap: code.peer_list() }, false)
         }
         (None, None) => {
-            let network = Network::generate(config.profile, config.replicas);
+            let network = Network::generate(config.profile.unwrap_or_default(), config.replicas);
             network.check().map_err(StartError::Config)?;
             (StoredNetwork { network, bootstrap: PeerList::default() }, true)
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use atoll_dht::{Blocks, CacheAt, Dht, DhtConfig, GetError, ReplicaChoice, messages};
 use atoll_key::{BlockHash, BlockKind, SecretKey, SignedBlock};
 use atoll_net::{CallError, Peer, Request};
+use atoll_overlay::chord::TablePolicy;
 use atoll_sim::{Sim, SimConfig};
 use bytes::Bytes;
 
@@ -51,7 +52,7 @@ fn mean(calls: &[usize]) -> f64 {
 fn figure_11_later_fetches_of_a_block_take_fewer_calls() {
     let run = |cache_at| {
         let sim = Sim::new(SimConfig { seed: 11, ..SimConfig::default() });
-        let dhts = perfect::ring_with(&sim, 128, &paper(cache_at));
+        let dhts = perfect::ring_of(&sim, 128, TablePolicy::Fingers, &paper(cache_at));
         let calls = calls_of_fetches(&sim, &dhts, 60);
         let sent: u64 = dhts.iter().map(|dht| dht.stats().cache_sent).sum();
         sim.shut_down();

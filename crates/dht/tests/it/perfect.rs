@@ -9,7 +9,7 @@ use atoll_key::BlockHash;
 use atoll_net::Router;
 use atoll_overlay::Node;
 use atoll_overlay::chord::state::ChordState;
-use atoll_overlay::chord::{Chord, ChordConfig};
+use atoll_overlay::chord::{Chord, ChordConfig, TablePolicy};
 use atoll_sim::{HostConfig, Sim};
 use atoll_store::MemoryStore;
 use bytes::Bytes;
@@ -25,12 +25,22 @@ fn block(n: usize) -> (BlockHash, Bytes) {
 
 /// A ring whose tables are right from the start, with all upkeep running.
 pub fn ring_with(sim: &Sim, count: usize, dht_config: &DhtConfig) -> Vec<Arc<Dht>> {
+    ring_of(sim, count, TablePolicy::default(), dht_config)
+}
+
+/// The same with a routing table of this kind.
+pub fn ring_of(
+    sim: &Sim,
+    count: usize,
+    table: TablePolicy,
+    dht_config: &DhtConfig,
+) -> Vec<Arc<Dht>> {
     let hosts = sim.add_hosts(count, &HostConfig::default());
     let mut nodes: Vec<Node> = hosts.iter().map(|host| Node::of(sim.peer(*host))).collect();
     nodes.sort_by_key(|node| node.id);
     // CFS §4.2: r is 2 log2 N.
     let successors = (2 * count.ilog2() as usize).max(4);
-    let config = ChordConfig { successors, ..ChordConfig::default() };
+    let config = ChordConfig { successors, table, ..ChordConfig::default() };
     let mut dhts = Vec::with_capacity(count);
     for host in hosts {
         let (env, transport) = (sim.env(host), sim.transport(host));
