@@ -45,8 +45,9 @@ pub struct NodeConfig {
     /// How much memory blocks cached for others may take, bytes; 0 for no cache.
     /// Remembered. Default [`DEFAULT_CACHE_BYTES`].
     pub cache_bytes: Option<u64>,
-    /// How node IDs are chosen, when a new network is made.
-    pub profile: IdProfile,
+    /// How node IDs are chosen, when a new network is made. Default
+    /// [`IdProfile::Identity`]; a network that is there already must agree.
+    pub profile: Option<IdProfile>,
     /// Copies of each block, when a new network is made.
     pub replicas: u32,
     /// How long a block stays without being renewed.
@@ -115,7 +116,7 @@ impl NodeConfig {
             storage_bytes: None,
             virtual_servers: None,
             cache_bytes: None,
-            profile: IdProfile::Identity,
+            profile: None,
             replicas: 3,
             lease: Duration::from_secs(30 * 24 * 3600),
             join_patience: Duration::from_secs(5),

@@ -97,6 +97,22 @@ impl Network {
         Err(format!("{} replicas; it can be 1 to {MAX_REPLICAS}", self.replicas))
     }
 
+    /// Whether its node IDs are chosen as is wished for: that is settled for ever.
+    pub(crate) fn agrees_with(&self, wished: Option<IdProfile>) -> Result<(), String> {
+        let from = |profile| match profile {
+            IdProfile::Identity => "from keys",
+            IdProfile::Address => "from addresses",
+        };
+        match wished {
+            Some(wished) if wished != self.profile => Err(format!(
+                "in this network node IDs are made {}, not {}; that cannot be changed",
+                from(self.profile),
+                from(wished)
+            )),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn load(dir: &NodeDir) -> Result<Option<StoredNetwork>, DirError> {
         let path = dir.network();
         let Some(bytes) = dir::read_secret(&path)? else { return Ok(None) };
@@ -147,6 +163,15 @@ mod tests {
         let network = Network { profile: IdProfile::Identity, replicas: 3, secret: [0x5a; 32] };
         let printed = format!("{network:?} {}", network.id());
         assert!(!printed.contains("5a5a") && !printed.contains("90, 90"), "{printed}");
+    }
+
+    #[test]
+    fn how_node_ids_are_made_is_settled_for_ever() {
+        let network = Network::generate(IdProfile::Address, 3);
+        assert_eq!(network.agrees_with(None), Ok(()));
+        assert_eq!(network.agrees_with(Some(IdProfile::Address)), Ok(()));
+        let error = network.agrees_with(Some(IdProfile::Identity)).expect_err("another");
+        assert!(error.contains("from addresses, not from keys"), "{error}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use atoll_node::{
     IdProfile, JoinCode, Node, NodeConfig, StartError, VirtualServers, daemon_runtime,
 };
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use crate::arguments::Global;
 use crate::failure::{Exit, Failure};
@@ -59,16 +60,17 @@ pub struct Args {
     /// How a new network chooses its nodes' places: `identity`, from their keys, for
     /// members you invite; `address`, from their IP addresses, for networks anybody may
     /// join (one node an address then). It stays so for ever [default: identity]
-    #[arg(long, value_name = "PROFILE", value_parser = parse_profile, conflicts_with = "join")]
+    #[arg(long, value_name = "PROFILE", value_parser = profile_parser(), conflicts_with = "join")]
+    #[arg(hide_possible_values = true)]
     node_ids: Option<IdProfile>,
 }
 
-fn parse_profile(text: &str) -> Result<IdProfile, String> {
-    match text {
-        "identity" => Ok(IdProfile::Identity),
-        "address" => Ok(IdProfile::Address),
-        _ => Err("it is identity or address".into()),
-    }
+/// A list rather than a function, so that shells can complete it.
+fn profile_parser() -> impl TypedValueParser<Value = IdProfile> {
+    PossibleValuesParser::new(["identity", "address"]).map(|text| match text.as_str() {
+        "address" => IdProfile::Address,
+        _ => IdProfile::Identity,
+    })
 }
 
 fn parse_addr(text: &str) -> Result<SocketAddr, String> {
@@ -85,7 +87,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         storage_bytes: args.storage,
         virtual_servers: args.virtual_servers,
         cache_bytes: args.cache,
-        profile: args.node_ids.unwrap_or_default(),
+        profile: args.node_ids,
         ..NodeConfig::new(global.dir()?)
     };
     let threads = std::thread::available_parallelism().map_or(2, usize::from).min(MAX_WORKERS);
