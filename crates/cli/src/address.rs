@@ -6,7 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use atoll_key::text::{ReadAddressError, TextError};
 use atoll_key::{ReadAddress, ReadKey, VolumeAddress};
-use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::builder::TypedValueParser;
+use clap::error::ErrorKind;
 
 use crate::output::escaped;
 
@@ -24,7 +25,7 @@ pub struct Address {
 impl Address {
     /// Reads an argument, for clap.
     pub fn parser() -> impl TypedValueParser<Value = Address> {
-        OsStringValueParser::new().try_map(|text| Address::parse(&text))
+        AddressParser
     }
 
     /// Reads an argument.
@@ -52,6 +53,36 @@ impl Address {
     }
 }
 
+/// Reads addresses for clap, whose own message would repeat a mistyped one with its read
+/// key, which then stands in whatever log the message goes to.
+#[derive(Clone)]
+struct AddressParser;
+
+impl TypedValueParser for AddressParser {
+    type Value = Address;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        _argument: Option<&clap::Arg>,
+        text: &OsStr,
+    ) -> Result<Address, clap::Error> {
+        Address::parse(text).map_err(|why| {
+            let shown = without_read_key(text.as_bytes());
+            clap::Error::raw(ErrorKind::ValueValidation, format!("'{shown}' is {why}"))
+                .with_cmd(command)
+        })
+    }
+}
+
+/// What was typed, for a message.
+fn without_read_key(text: &[u8]) -> String {
+    match text.iter().position(|byte| *byte == b'#') {
+        Some(at) => format!("{}#…", escaped(&text[..at])),
+        None => escaped(text),
+    }
+}
+
 /// Why a text is not an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressError {
@@ -70,7 +101,9 @@ impl fmt::Display for AddressError {
                     "not the address of a volume (atoll:KEY, as `atoll publish` prints): {error}"
                 )
             }
-            AddressError::DotDot => f.write_str("a path within a volume may not contain \"..\""),
+            AddressError::DotDot => {
+                f.write_str("no path within a volume: it may not contain \"..\"")
+            }
         }
     }
 }
@@ -124,6 +157,13 @@ mod tests {
         assert_eq!(address.to_string(), format!("{volume}/a/b"));
         let error = parse(&text[..text.len() - 4]).expect_err("cut short").to_string();
         assert!(error.contains("the read key behind the #"), "{error}");
+        assert!(!error.contains(&text[70..90]), "{error}");
+        let command = clap::Command::new("ls");
+        let typed = OsStr::new(&text[..text.len() - 4]);
+        let error = AddressParser.parse_ref(&command, None, typed).expect_err("cut short");
+        assert_eq!(error.exit_code(), 2);
+        let error = error.to_string();
+        assert!(error.contains("#…' is not the address"), "{error}");
         assert!(!error.contains(&text[70..90]), "{error}");
     }
 
