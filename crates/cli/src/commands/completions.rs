@@ -29,13 +29,16 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 /// The command line without what is hidden, which clap_complete would offer.
 fn shown() -> Command {
-    let all = Arguments::command();
-    Command::new("atoll")
-        .version(env!("CARGO_PKG_VERSION"))
-        .propagate_version(true)
-        .about(all.get_about().cloned().unwrap_or_default())
-        .args(all.get_arguments().cloned())
-        .subcommands(all.get_subcommands().filter(|command| !command.is_hide_set()).cloned())
+    without_hidden(&Arguments::command()).version(env!("CARGO_PKG_VERSION")).propagate_version(true)
+}
+
+fn without_hidden(command: &Command) -> Command {
+    let below = command.get_subcommands().filter(|below| !below.is_hide_set());
+    // Clap wants names that live as long as the program, which ends when it has printed.
+    Command::new(&*command.get_name().to_owned().leak())
+        .about(command.get_about().cloned().unwrap_or_default())
+        .args(command.get_arguments().filter(|argument| !argument.is_hide_set()).cloned())
+        .subcommands(below.map(without_hidden))
 }
 
 #[cfg(test)]
@@ -48,6 +51,9 @@ mod tests {
         clap_complete::generate(Shell::Bash, &mut shown(), "atoll", &mut script);
         let script = String::from_utf8(script).expect("scripts are text");
         assert!(script.contains("atoll,publish") && script.contains("--dir"), "{script}");
-        assert!(!script.contains("atoll,compare"), "{script}");
+        assert!(script.contains("--read-key ") && script.contains("lab,run"));
+        for hidden in ["atoll,compare", "--announce", "--read-key-optional"] {
+            assert!(!script.contains(hidden), "{hidden}");
+        }
     }
 }

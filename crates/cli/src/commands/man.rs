@@ -34,13 +34,19 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         Failure::io(format!("cannot write the manual into {}", dir.display()), &error)
     };
     fs::create_dir_all(dir).map_err(failed)?;
-    let shown = |command: &&Command| !command.is_hide_set();
-    let commands: Vec<Command> = tree.get_subcommands().filter(shown).cloned().collect();
-    for command in commands.into_iter().chain([tree]) {
+    for command in with_subcommands(&tree) {
         let (name, text) = page(command);
         fs::write(dir.join(name), text).map_err(failed)?;
     }
     Ok(())
+}
+
+/// A command and all below it that are shown, each to have its page.
+fn with_subcommands(command: &Command) -> Vec<Command> {
+    let shown = command.get_subcommands().filter(|below| !below.is_hide_set());
+    let mut all: Vec<Command> = shown.flat_map(with_subcommands).collect();
+    all.push(command.clone());
+    all
 }
 
 /// A page and its file's name.
