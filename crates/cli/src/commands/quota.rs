@@ -20,8 +20,9 @@ use crate::units;
 
 Each node keeps only so much for one publishing node and for one address. Unless shares
 are set, they shrink as the network grows, so that a publisher may use as much as
---publisher-nodes whole nodes hold, wherever its blocks fall. A change holds at once and
-for later starts; what is kept already stays until its lease runs out.")]
+--publisher-nodes whole nodes hold, wherever its blocks fall. Publishing may fill three
+quarters of a share under 100%; the rest is for copies that repair brings. A change holds
+at once and for later starts; what is kept already stays until its lease runs out.")]
 pub struct Args {
     /// The share of this node's storage for one publishing node: a percentage, or `auto`
     #[arg(long, value_name = "PERCENT|auto")]
@@ -92,7 +93,8 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
 }
 
 fn percent(share: f64) -> String {
-    let text = format!("{:.2}", share * 100.0);
+    let digits = if share < 0.001 { 4 } else { 2 };
+    let text = format!("{:.digits$}", share * 100.0);
     format!("{}%", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
@@ -161,6 +163,7 @@ mod tests {
         }
         assert!(matches!("auto".parse(), Ok(ShareOrAuto(QuotaShare::Automatic))));
         assert_eq!((percent(1.0), percent(0.016)), ("100%".into(), "1.6%".into()));
+        assert_eq!(percent(0.000_001), "0.0001%");
     }
 
     #[test]
