@@ -21,8 +21,11 @@ use crate::volumes::{Kept, VolumeError, Volumes};
 
 /// Blocks renewed by one call.
 const BATCH: u64 = 1024;
-/// How often a batch is tried before the refresh is put off.
+/// How often a batch is tried before it is put off.
 const ATTEMPTS: u32 = 3;
+/// After so many batches in a row that nobody answered for, the rest is put off too: the
+/// ring is away, and each takes minutes to fail.
+const MAX_UNANSWERED: u32 = 8;
 /// Wait between two attempts.
 const PAUSE: Duration = Duration::from_secs(2);
 /// The longest wait before the volumes are looked at again.
@@ -115,18 +118,37 @@ impl Keeper {
     }
 
     /// Renews all blocks of a manifest and its root; how many content blocks are lost.
+    ///
+    /// # Errors
+    /// If something could not be renewed; what stands after it has been all the same, or one
+    /// block that cannot be would take the others with it.
     async fn renew_all(&self, manifest: &Arc<Manifest>) -> Result<u64, String> {
         let mut lost = 0;
         let mut from = 0;
+        let (mut unanswered, mut trouble) = (0, None);
         while from < manifest.count() {
             let open = manifest.clone();
             let batch = tokio::task::spawn_blocking(move || open.hashes(from, BATCH)).await;
             let batch = batch.map_err(|error| error.to_string())?.map_err(|e| e.to_string())?;
             from += batch.len() as u64;
-            lost += self.renew(batch).await.map_err(|error| error.to_string())?;
+            let renewed = self.renew(batch).await;
+            unanswered = match &renewed {
+                Err(PutError::Unavailable(_)) => unanswered + 1,
+                _ => 0,
+            };
+            match renewed {
+                Ok(lacking) => lost += lacking,
+                Err(error) => trouble = trouble.or(Some(error.to_string())),
+            }
+            if unanswered == MAX_UNANSWERED {
+                break;
+            }
         }
-        self.put_root(manifest).await.map_err(|error| error.to_string())?;
-        Ok(lost)
+        let root = self.put_root(manifest).await.map_err(|error| error.to_string());
+        match trouble {
+            Some(trouble) => Err(trouble),
+            None => root.map(|()| lost),
+        }
     }
 
     async fn renew(&self, batch: Vec<BlockHash>) -> Result<u64, PutError> {
@@ -134,6 +156,8 @@ impl Keeper {
         loop {
             match self.blocks.renew(batch.clone()).await {
                 Ok(lacking) => return Ok(lacking.len() as u64),
+                // It has been renewed as far as there is room.
+                Err(error @ PutError::OverQuota { .. }) => return Err(error),
                 Err(error) if attempt == ATTEMPTS => return Err(error),
                 Err(_) => attempt += 1,
             }
@@ -330,6 +354,19 @@ mod tests {
         assert!(kept.trouble.is_some(), "not yet again");
         let kept = scene.look_at(START + 11 * DAY).await;
         assert_eq!((kept.trouble, kept.refreshed_unix_secs), (None, START + 11 * DAY));
+    }
+
+    /// One batch that met with a quota, or with nobody, was the end of all that came after it.
+    #[tokio::test]
+    async fn what_cannot_be_renewed_does_not_keep_the_rest_from_it() {
+        let scene = scene(3000).await;
+        scene.ring.failures.store(u64::from(ATTEMPTS), Ordering::Relaxed);
+        let kept = scene.look_at(START + 10 * DAY).await;
+        assert!(kept.trouble.is_some_and(|trouble| trouble.contains("nobody")));
+        assert_eq!(kept.refreshed_unix_secs, START);
+        assert_eq!(scene.ring.renewed.load(Ordering::Relaxed), 3000 - BATCH, "all but the first");
+        let root = scene.ring.get_signed(scene.root.key()).await.expect("put again");
+        assert_eq!(root, scene.root);
     }
 
     #[tokio::test]
