@@ -4,6 +4,8 @@
 //! asked, or the operation's own error. A call that cannot be decoded is refused by
 //! `Refusal::MALFORMED` instead. Nothing here allocates more than the message's own length.
 
+use std::fmt;
+
 use atoll_dht::{GetError, PutError};
 use atoll_key::{BlockHash, InvalidBlock, Key};
 use minicbor::{Decode, Encode};
@@ -203,11 +205,18 @@ pub enum ReadKeyWish {
 }
 
 /// What [`VOLUME_READ_KEY`] answers: the key there is afterwards.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct HeldReadKey {
     #[cbor(n(0), with = "minicbor::bytes")]
     pub read_key: Option<[u8; 32]>,
+}
+
+/// Not the key: answers end up in logs.
+impl fmt::Debug for HeldReadKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldReadKey").field("is_some", &self.read_key.is_some()).finish()
+    }
 }
 
 /// [`KEEP_ADD`]: one part of hashes, 32 bytes each, that follow the first `offset` of the
@@ -408,6 +417,12 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+
+    #[test]
+    fn a_read_key_is_not_printed() {
+        let shown = format!("{:?}", HeldReadKey { read_key: Some([77; 32]) });
+        assert!(!shown.contains("77") && shown.contains("true"), "{shown}");
+    }
 
     #[test]
     fn errors_cross_the_wire_without_loss() {
