@@ -3,7 +3,7 @@
 //! CFS needs ½·log2 N RPCs (6.7 at 4,096 servers, Figure 9), and does not say what keeping
 //! the tables costs. Here nodes come and go ([`crate::churn`]) while blocks are looked up
 //! from nodes all over the ring: with the paper's fingers, whose upkeep runs at its pace
-//! and ever more slowly, and as shipped. (Li, Stribling, Morris and Kaashoek,
+//! and ever more slowly, and with the adaptive table on several budgets. (Li, Stribling, Morris and Kaashoek,
 //! "Bandwidth-efficient management of DHT routing tables", NSDI 2005, look at Chord in the
 //! same plane.)
 //!
@@ -41,6 +41,10 @@ pub(crate) const GROUP: Group = Group {
 /// Upkeep so many times slower than by default.
 const SLOWER: [u32; 4] = [1, 2, 4, 8];
 const QUICK_SLOWER: [u32; 2] = [1, 4];
+/// Budgets of the adaptive table, bytes a second; what the stabilisation of successor lists
+/// costs is in them, and is spent also where it exceeds them.
+const BUDGETS: [u64; 5] = [64, 512, 1024, 2048, 4096];
+const QUICK_BUDGETS: [u64; 2] = [64, 2048];
 /// Wanted of a table that adapts: at 4,096 nodes, 2.0 RPCs within 1 KiB/s.
 const WANTED: (f64, f64) = (1024.0, 2.0);
 /// Ends of the plot, bytes a second.
@@ -65,6 +69,8 @@ const MESSAGE_BYTES: u64 = 96;
 enum Upkeep {
     /// Fingers alone, looked after so many times more slowly.
     Fingers(u32),
+    /// The adaptive table with so many bytes a second.
+    Budget(u64),
     /// As shipped.
     Shipped,
 }
@@ -74,6 +80,7 @@ impl Upkeep {
         match self {
             Upkeep::Fingers(1) => "fingers".to_owned(),
             Upkeep::Fingers(times) => format!("fingers-{times}-times-slower"),
+            Upkeep::Budget(bytes) => format!("budget-{bytes}"),
             Upkeep::Shipped => "default".to_owned(),
         }
     }
@@ -96,8 +103,10 @@ fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
     let warm_up = Duration::from_secs(context.size(1800, 240) as u64);
     let seeds = context.seeds(1, 1);
     let slower = if context.options.quick { &QUICK_SLOWER[..] } else { &SLOWER[..] };
-    let kinds: Vec<Upkeep> =
-        slower.iter().map(|times| Upkeep::Fingers(*times)).chain([Upkeep::Shipped]).collect();
+    let budgets = if context.options.quick { &QUICK_BUDGETS[..] } else { &BUDGETS[..] };
+    let fingers = slower.iter().map(|times| Upkeep::Fingers(*times));
+    let adaptive = budgets.iter().map(|bytes| Upkeep::Budget(*bytes));
+    let kinds: Vec<Upkeep> = fingers.chain(adaptive).chain([Upkeep::Shipped]).collect();
     let parts: Vec<(Upkeep, u64)> =
         seeds.iter().flat_map(|seed| kinds.iter().map(|kind| (*kind, *seed))).collect();
     let mut found = context.each(&parts, |(upkeep, seed)| {
@@ -111,7 +120,7 @@ fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
 fn plan(context: &Context<'_>, upkeep: Upkeep, nodes: usize, seed: u64) -> Plan {
     let setting = match upkeep {
         Upkeep::Fingers(_) => Setting::Paper,
-        Upkeep::Shipped => Setting::Default,
+        Upkeep::Budget(_) | Upkeep::Shipped => Setting::Default,
     };
     let (mut chord, mut dht) = (setting.chord(nodes), setting.dht());
     if let Upkeep::Fingers(times) = upkeep {
@@ -120,6 +129,9 @@ fn plan(context: &Context<'_>, upkeep: Upkeep, nodes: usize, seed: u64) -> Plan 
         chord.merge_every *= times;
         // Under churn the dead must be forgotten as usual.
         chord.suspect_for = Setting::Default.chord(nodes).suspect_for;
+    }
+    if let Upkeep::Budget(bytes) = upkeep {
+        chord.table_budget_bytes_per_sec = bytes;
     }
     // The same blocks on the same nodes for all, and no cache that would do the work.
     dht.replicas = Setting::Default.dht().replicas;
@@ -324,9 +336,13 @@ fn chart(found: &[Found], kinds: &[Upkeep], nodes: usize, churn: &str) -> Chart 
         let [rpcs, _, bytes] = over_runs(found, *kind);
         Point::new(bytes, rpcs)
     };
-    let is_fingers = |kind: &&Upkeep| **kind != Upkeep::Shipped;
-    let mut fingers: Vec<Point> = kinds.iter().filter(is_fingers).map(point).collect();
-    fingers.sort_by(|a, b| a.x.total_cmp(&b.x));
+    let points = |wanted: &dyn Fn(&Upkeep) -> bool| {
+        let mut points: Vec<Point> = kinds.iter().filter(|kind| wanted(kind)).map(point).collect();
+        points.sort_by(|a, b| a.x.total_cmp(&b.x));
+        points
+    };
+    let fingers = points(&|kind| matches!(kind, Upkeep::Fingers(_)));
+    let adaptive = points(&|kind| matches!(kind, Upkeep::Budget(_)));
     let across = |y: f64| vec![Point::new(LEAST_BYTES, y), Point::new(MOST_BYTES, y)];
     let line = |name: &str, ink, mark, points| Series { name: name.into(), ink, mark, points };
     let mut series = vec![
@@ -337,6 +353,7 @@ fn chart(found: &[Found], kinds: &[Upkeep], nodes: usize, churn: &str) -> Chart 
             Mark::Squares,
             fingers,
         ),
+        line("Atoll, adaptive table on several budgets", Ink::Green, Mark::Crosses, adaptive),
         line("Atoll, default settings", Ink::Vermilion, Mark::Discs, vec![point(&Upkeep::Shipped)]),
     ];
     if nodes == 4096 {

@@ -11,7 +11,7 @@ use std::fmt;
 use std::time::Duration;
 
 use atoll_dht::{CacheAt, DhtConfig, ReplicaChoice};
-use atoll_overlay::chord::ChordConfig;
+use atoll_overlay::chord::{ChordConfig, TablePolicy};
 use atoll_overlay::walk::Selection;
 
 /// A column of the tables.
@@ -41,6 +41,7 @@ impl Setting {
                     selection: Selection::NearestKey,
                     routes: 1,
                     check_nodes: false,
+                    table: TablePolicy::Fingers,
                     ..ChordConfig::default()
                 }
             }
