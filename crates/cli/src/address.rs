@@ -69,7 +69,7 @@ impl TypedValueParser for AddressParser {
     ) -> Result<Address, clap::Error> {
         Address::parse(text).map_err(|why| {
             let shown = without_read_key(text.as_bytes());
-            clap::Error::raw(ErrorKind::ValueValidation, format!("'{shown}' is {why}"))
+            clap::Error::raw(ErrorKind::ValueValidation, format!("'{shown}' is {why}\n"))
                 .with_cmd(command)
         })
     }
@@ -163,7 +163,7 @@ mod tests {
         let error = AddressParser.parse_ref(&command, None, typed).expect_err("cut short");
         assert_eq!(error.exit_code(), 2);
         let error = error.to_string();
-        assert!(error.contains("#…' is not the address"), "{error}");
+        assert!(error.contains("#…' is not the address") && error.ends_with('\n'), "{error}");
         assert!(!error.contains(&text[70..90]), "{error}");
     }
 
