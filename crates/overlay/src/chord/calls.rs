@@ -43,7 +43,7 @@ impl Chord {
         }
         if let Ok(reply) = &answer {
             self.spent(method, reply.header.len());
-            self.table_answered(to);
+            self.table_answered(to, method);
         }
         Ok(answer?.header)
     }

@@ -16,11 +16,12 @@ use atoll_key::{IdProfile, Key};
 use atoll_net::{Peer, Refusal};
 use bytes::Bytes;
 
-use super::messages;
+use super::messages::{self, NOT_JOINED};
+use super::state::ChordState;
 use super::table::budget::{Budget, MESSAGE_OVERHEAD_BYTES};
 use super::table::learn::{LEARN, Learn, Learned, Question};
 use super::table::sweep::Wish;
-use super::table::{Evidence, MAX_ENTRIES, Table, secs};
+use super::table::{Evidence, MAX_ENTRIES, Table, Trust, secs};
 use super::{Chord, ChordConfig, Inner};
 use crate::walk::Trace;
 use crate::{MAX_CLOSER, Node, Route, Seat};
@@ -69,7 +70,6 @@ const MAX_ACQUAINTANCES: usize = 32;
 /// The adaptive table and the budget it lives on.
 pub(super) struct Explorer {
     policy: TablePolicy,
-    profile: IdProfile,
     pub(super) table: Table,
     budget: Budget,
     /// The epoch of the neighbourhoods that the table has seen, and when.
@@ -78,10 +78,13 @@ pub(super) struct Explorer {
 
 impl Explorer {
     pub(super) fn new(config: &ChordConfig, me: Node, now: atoll_env::Instant) -> Explorer {
+        let trust = match config.profile {
+            IdProfile::Identity => Trust::TwoPeers,
+            IdProfile::Address => Trust::OwnChecks,
+        };
         Explorer {
             policy: config.table,
-            profile: config.profile,
-            table: Table::new(me, MAX_ENTRIES, secs(now)),
+            table: Table::new(me, MAX_ENTRIES, secs(now)).trusting(trust),
             budget: Budget::new(config.table_budget_bytes_per_sec, now),
             seen: None,
         }
@@ -175,8 +178,8 @@ impl Chord {
         }
     }
 
-    /// The node has answered a call.
-    pub(super) fn table_answered(&self, node: &Node) {
+    /// The node has answered a call that only members of a ring answer: it may enter.
+    fn table_heard(&self, node: &Node) {
         if !self.is_adaptive() || self.owns(node) {
             return;
         }
@@ -184,19 +187,34 @@ impl Chord {
         let mut inner = self.lock();
         // An answer proves the key. Where the position follows from the address, that has
         // to be checked as well.
-        let is_proven = inner.explorer.profile == IdProfile::Identity
-            || inner.servers.gate.was_checked(&node.peer);
+        let is_proven = match self.config.profile {
+            IdProfile::Identity => true,
+            IdProfile::Address => inner.servers.gate.was_checked(&node.peer),
+        };
         let table = &mut inner.explorer.table;
         if is_proven { table.heard(node, secs(now)) } else { table.called(node, secs(now)) }
     }
 
-    /// The peer has called this node.
-    pub(super) fn table_called(&self, from: &Peer) {
-        if self.is_adaptive() {
-            let now = self.env.now();
-            let node = Node::at(*from, Seat { profile: self.config.profile, index: 0 });
-            self.lock().explorer.table.called(&node, secs(now));
+    /// The node has answered a call of this family.
+    pub(super) fn table_answered(&self, node: &Node, method: u16) {
+        match method {
+            messages::NOTIFY | messages::NEIGHBOURS | LEARN => self.table_heard(node),
+            _ => self.table_refreshed(node),
         }
+    }
+
+    /// The node lives, member or not.
+    pub(super) fn table_refreshed(&self, node: &Node) {
+        if self.is_adaptive() && !self.owns(node) {
+            let now = self.env.now();
+            self.lock().explorer.table.refreshed(node, secs(now));
+        }
+    }
+
+    /// The peer has called this node: it lives. Strangers do not enter by that, for anybody
+    /// may call; their neighbours will name them.
+    pub(super) fn table_called(&self, from: &Peer) {
+        self.table_refreshed(&Node::at(*from, Seat { profile: self.config.profile, index: 0 }));
     }
 
     /// The peer is dead.
@@ -255,6 +273,16 @@ impl Chord {
         table.sample(MAX_ACQUAINTANCES)
     }
 
+    /// Sure nodes of the table, if a virtual server of ours has lost all its successors.
+    pub(super) fn table_for_the_lost(&self) -> Vec<Node> {
+        let inner = self.lock();
+        let is_lost = |s: &ChordState| s.joined() && s.successors().is_empty();
+        if !inner.explorer.is_adaptive() || !inner.servers.states().any(is_lost) {
+            return Vec::new();
+        }
+        inner.explorer.table.followers()
+    }
+
     /// Whether the table knows somebody who serves as this finger.
     pub(super) fn table_has_finger(&self, index: u16, exponent: u32) -> bool {
         if !self.is_adaptive() {
@@ -274,6 +302,9 @@ impl Chord {
         let mut inner = self.lock();
         if !inner.explorer.is_adaptive() || inner.explorer.budget.is_exhausted(now) {
             return Err(Refusal::new(Refusal::OVERLOADED, "the upkeep's budget is used up"));
+        }
+        if !inner.servers.joined() {
+            return Err(Refusal::new(NOT_JOINED, "this node is not on a ring"));
         }
         inner.show_neighbours(now);
         Ok(messages::encode(&inner.explorer.table.answer(&learn, secs(now))))
@@ -313,7 +344,7 @@ impl Chord {
     }
 
     async fn verify_entry(&self, node: &Node) {
-        if self.ensure_checked(node).await {
+        if self.ensure_checked(node).await && matches!(self.call_ping(node).await, Ok(true)) {
             let now = self.env.now();
             self.lock().explorer.table.heard(node, secs(now));
         } else {

@@ -419,6 +419,10 @@ impl Chord {
         if had_fingers {
             self.finger_bell.ring();
         }
+        let known = self.table_for_the_lost();
+        if !known.is_empty() {
+            self.update(|servers, now| servers.fall_back_on(&known, now));
+        }
     }
 
     /// Has a node that somebody could not reach pinged soon.
@@ -500,7 +504,7 @@ impl Overlay for Chord {
     }
 
     fn heard(&self, node: &Node) {
-        self.table_answered(node);
+        self.table_refreshed(node);
     }
 
     fn alert(&self, failed: &Peer) {

@@ -350,6 +350,17 @@ impl Servers {
         }
     }
 
+    /// Whoever has lost all successors goes on from one of these that may enter its tables.
+    pub fn fall_back_on(&mut self, known: &[Node], now: Instant) {
+        for index in 0..self.count() {
+            self.with(index, now, |state, judge| {
+                let welcome: Vec<Node> =
+                    known.iter().filter(|node| judge(node) == Verdict::Welcome).copied().collect();
+                state.fall_back(&welcome);
+            });
+        }
+    }
+
     /// Adds virtual servers on no ring yet, until there are `count`.
     pub fn grow(&mut self, count: u16) {
         while self.count() < count {

@@ -1,6 +1,6 @@
 //! Lookups on rings at rest and on broken ones.
 
-use atoll_overlay::chord::ChordConfig;
+use atoll_overlay::chord::{ChordConfig, TablePolicy};
 use atoll_overlay::{Node, Overlay};
 
 use super::cluster::{Cluster, Dice, MINUTE, keys, lan};
@@ -41,8 +41,9 @@ fn on_a_ring_of_five_nobody_is_asked_but_the_root() {
 
 #[test]
 fn a_grown_ring_finds_its_fingers() {
-    let cluster =
-        Cluster::grown(lan(3), ChordConfig { successors: 4, ..ChordConfig::default() }, 60);
+    let config =
+        ChordConfig { successors: 4, table: TablePolicy::Fingers, ..ChordConfig::default() };
+    let cluster = Cluster::grown(lan(3), config, 60);
     cluster.run_until_ideal(MINUTE);
     cluster.run_secs(120);
     for host in cluster.hosts() {
@@ -141,7 +142,12 @@ fn the_size_of_the_ring_is_estimated_from_the_successor_list() {
 
 #[test]
 fn a_ring_at_rest_costs_about_one_call_per_node_and_period() {
-    let cluster = Cluster::perfect(lan(6), ChordConfig::default(), 200, true);
+    let cluster = Cluster::perfect(
+        lan(6),
+        ChordConfig { table: TablePolicy::Fingers, ..ChordConfig::default() },
+        200,
+        true,
+    );
     cluster.run_secs(30);
     let before = cluster.sim.stats().call_count();
     cluster.run_secs(100);

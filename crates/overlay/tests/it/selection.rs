@@ -7,7 +7,7 @@ use atoll_env::BoxFuture;
 use atoll_net::{Peer, Refusal, Reply, Request, Router, Service};
 use atoll_overlay::Route;
 use atoll_overlay::chord::messages::{self, FAMILY, WireRoute};
-use atoll_overlay::chord::{Chord, ChordConfig};
+use atoll_overlay::chord::{Chord, ChordConfig, TablePolicy};
 use atoll_overlay::walk::Selection;
 use atoll_sim::{Latency, SimConfig};
 
@@ -24,7 +24,7 @@ const LOOKUPS: u64 = 400;
 fn sphere(selection: Selection) -> Cluster {
     let latency = Latency::Sphere { max: Duration::from_millis(300) };
     let sim = SimConfig { seed: 5, latency, ..SimConfig::default() };
-    let config = ChordConfig { selection, ..ChordConfig::default() };
+    let config = ChordConfig { selection, table: TablePolicy::Fingers, ..ChordConfig::default() };
     let cluster = Cluster::perfect(sim, config, NODES, true);
     cluster.run_secs(10);
     cluster

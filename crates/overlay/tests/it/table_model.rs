@@ -9,7 +9,7 @@ use atoll_net::header::to_header;
 use atoll_overlay::Node;
 use atoll_overlay::chord::table::learn::Question;
 use atoll_overlay::chord::table::sweep::Wish;
-use atoll_overlay::chord::table::{Evidence, MAX_ENTRIES, Table};
+use atoll_overlay::chord::table::{MAX_ENTRIES, Table};
 
 use super::cluster::Dice;
 
@@ -58,9 +58,6 @@ struct Model {
     /// Bytes a second, sent and received, that are left for exploration.
     rate: f64,
     bytes: u64,
-    questions: u64,
-    silent: u64,
-    checks: u64,
 }
 
 impl Model {
@@ -72,9 +69,6 @@ impl Model {
             serial: 0,
             rate,
             bytes: 0,
-            questions: 0,
-            silent: 0,
-            checks: 0,
         };
         for _ in 0..count {
             let (up, rest) = residual(&mut model.dice);
@@ -82,21 +76,6 @@ impl Model {
         }
         let keys: Vec<Key> = model.ring.keys().copied().collect();
         keys.iter().for_each(|key| model.give_fingers(key));
-        if let Some(bits) = std::env::var("BITS").ok().and_then(|b| b.parse().ok()) {
-            let now = model.now;
-            let all: Vec<Evidence> = model
-                .ring
-                .values()
-                .map(|m| Evidence { node: m.node, heard: now - 100, since: Some(m.table.since()) })
-                .collect();
-            for key in &keys {
-                model.seat(key);
-                let member = model.ring.get_mut(key).unwrap();
-                let since = member.table.since();
-                member.table.prefill(all.iter().copied(), since, bits, now);
-                member.tokens = 0.0;
-            }
-        }
         model
     }
 
@@ -160,7 +139,6 @@ impl Model {
                     let member = self.ring.get_mut(&key).unwrap();
                     member.tokens -= 195.0;
                     self.bytes += 195;
-                    self.checks += 1;
                     if lives {
                         member.table.heard(&node, now);
                         self.ring.get_mut(node.id.key()).unwrap().tokens -= 195.0;
@@ -183,7 +161,6 @@ impl Model {
 
     fn ask(&mut self, key: &Key, question: &Question, nodes: f64) {
         let now = self.now;
-        self.questions += 1;
         let mut bytes = to_header(&question.learn).len() + OVERHEAD_BYTES;
         let asked = question.to.id.0;
         let answer = self.ring.contains_key(&asked).then(|| {
@@ -199,7 +176,6 @@ impl Model {
             asked.table.heard(&me, now);
             asked.tokens -= bytes as f64;
         } else {
-            self.silent += 1;
             me.table.unanswered(question, now);
         }
         self.bytes += bytes as u64;
@@ -223,9 +199,8 @@ impl Model {
         if names_root(self, &at) {
             return (1, 0);
         }
-        let mut guess =
-            self.ring[&at].table.likely_roots(&key, keys.len() as f64, self.now).into_iter();
-        while let Some(node) = guess.next() {
+        let guesses = self.ring[&at].table.likely_roots(&key, keys.len() as f64, self.now);
+        for node in guesses {
             if !self.ring.contains_key(node.id.key()) {
                 silent += 1;
                 continue;
@@ -267,50 +242,62 @@ impl Model {
     }
 }
 
-#[test]
-fn model() {
-    let var = |name: &str, other: f64| -> f64 {
-        std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(other)
-    };
-    let count = var("NODES", 256.0) as usize;
-    let mut model = Model::new(count, var("RATE", 400.0), 1);
-    let secs = var("SECS", 600.0) as u32;
-    for second in 0..secs {
+/// What a budget makes of a ring of so many nodes, after so many seconds from empty tables.
+struct Outcome {
+    calls: f64,
+    silent: f64,
+    bytes_per_sec: f64,
+    entries: f64,
+}
+
+fn outcome(count: usize, rate: f64, secs: u32, seed: u64) -> Outcome {
+    const LOOKUPS: usize = 2000;
+    let mut model = Model::new(count, rate, seed);
+    for _ in 0..secs / 2 {
         model.second();
-        if second % (secs / 10).max(1) == 0 || second + 1 == secs {
-            let (mut calls, mut silent) = (0, 0);
-            for _ in 0..1000 {
-                let (c, s) = model.look_up();
-                calls += c;
-                silent += s;
-            }
-            let n = model.ring.len() as f64;
-            let mean = |f: &dyn Fn(&Member) -> f64| model.ring.values().map(f).sum::<f64>() / n;
-            let live = model
-                .ring
-                .values()
-                .map(|m| {
-                    m.table.nodes().filter(|x| model.ring.contains_key(x.id.key())).count() as f64
-                })
-                .sum::<f64>()
-                / n;
-            println!(
-                "{second:5} s: {:.2} calls, {:.3} silent; {:.0} entries ({live:.0} live, {:.0} unsure), bits {:.1}, coverage {:.2}, stale {:.0}, {:.0} bytes/s, {:.2} q/s, {} unanswered, {} checks",
-                calls as f64 / 1000.0,
-                silent as f64 / 1000.0,
-                mean(&|m| m.table.len() as f64),
-                mean(&|m| m.table.unsure_count() as f64),
-                mean(&|m| f64::from(m.table.bits())),
-                mean(&|m| m.table.coverage()),
-                mean(&|m| f64::from(m.table.acceptable_staleness_secs())),
-                2.0 * model.bytes as f64 / n / f64::from(second + 1),
-                model.questions as f64 / n / f64::from(second + 1),
-                model.silent,
-                model.checks,
-            );
-        }
+    }
+    model.bytes = 0;
+    for _ in 0..secs / 2 {
+        model.second();
+    }
+    let nodes = model.ring.len() as f64;
+    let bytes_per_sec = 2.0 * model.bytes as f64 / nodes / f64::from(secs / 2);
+    let (mut calls, mut silent) = (0, 0);
+    for _ in 0..LOOKUPS {
+        let (asked, dead) = model.look_up();
+        calls += asked;
+        silent += dead;
     }
     for member in model.ring.values() {
         member.table.check_invariants();
     }
+    let entries = model.ring.values().map(|m| m.table.len() as f64).sum::<f64>() / nodes;
+    let outcome = Outcome {
+        calls: calls as f64 / LOOKUPS as f64,
+        silent: silent as f64 / LOOKUPS as f64,
+        bytes_per_sec,
+        entries,
+    };
+    println!(
+        "{count} nodes, {rate} bytes/s: {:.2} calls, {:.3} unanswered a lookup, {:.0} entries, \
+         {:.0} bytes/s spent",
+        outcome.calls, outcome.silent, outcome.entries, outcome.bytes_per_sec
+    );
+    outcome
+}
+
+#[test]
+fn with_a_budget_the_table_grows_to_hold_nearly_all_nodes_and_stays_fresh() {
+    let found = outcome(256, 400.0, 600, 1);
+    assert!(found.calls <= 1.5, "{}", found.calls);
+    assert!(found.silent <= 0.05, "{}", found.silent);
+    assert!(found.entries >= 220.0, "{}", found.entries);
+    // The second half of the run still pays for what newcomers take in advance.
+    assert!(found.bytes_per_sec <= 1.25 * 400.0, "{}", found.bytes_per_sec);
+}
+
+#[test]
+fn without_a_budget_lookups_take_no_more_than_half_log_n_and_one() {
+    let found = outcome(512, 5.0, 600, 2);
+    assert!(found.calls <= 0.5 * 512f64.log2() + 1.0, "{}", found.calls);
 }

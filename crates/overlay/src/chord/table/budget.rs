@@ -16,6 +16,10 @@ pub const MESSAGE_OVERHEAD_BYTES: usize = 96;
 /// upkeep, shorter than people watch.
 const BURST_SECS: u64 = 30;
 
+/// A newcomer may spend in advance what comes in in so many seconds: its table is empty, and
+/// sessions are far longer.
+const ADVANCE_SECS: u64 = 128;
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Budget {
@@ -26,10 +30,11 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// A bucket that is full at `now`.
+    /// A newcomer's bucket.
     pub fn new(bytes_per_sec: u64, now: Instant) -> Budget {
         let mut budget = Budget { bytes_per_sec, tokens: 0, filled_at: now, spent_bytes: 0 };
-        budget.tokens = budget.most();
+        let advance = bytes_per_sec.saturating_mul(ADVANCE_SECS);
+        budget.tokens = i64::try_from(advance).unwrap_or(i64::MAX / 2);
         budget
     }
 
@@ -57,7 +62,8 @@ impl Budget {
         self.filled_at =
             self.filled_at + Duration::from_nanos(u64::try_from(used).unwrap_or(u64::MAX));
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX / 2);
-        self.tokens = self.tokens.saturating_add(bytes).min(self.most());
+        let filled = self.tokens.saturating_add(bytes).min(self.most());
+        self.tokens = self.tokens.max(filled);
     }
 
     /// How long until `bytes` can be spent without overdrawing; zero if they can be now.
@@ -96,11 +102,11 @@ mod tests {
         let mut budget = Budget::new(100, at(0));
         let limit = Duration::from_secs(1000);
         assert_eq!(budget.wait_for(3000, at(0), limit), Duration::ZERO);
-        budget.spend(3000 - MESSAGE_OVERHEAD_BYTES, at(0));
+        budget.spend(12_800 - MESSAGE_OVERHEAD_BYTES, at(0));
         assert_eq!(budget.wait_for(500, at(0), limit), Duration::from_secs(5));
         assert_eq!(budget.wait_for(500, at(4), limit), Duration::from_secs(1));
         assert_eq!(budget.wait_for(500, at(5), limit), Duration::ZERO);
-        assert_eq!(budget.spent_bytes(), 3000);
+        assert_eq!(budget.spent_bytes(), 12_800);
     }
 
     #[test]
@@ -113,14 +119,14 @@ mod tests {
         let limit = Duration::from_secs(1000);
         assert_eq!(budget.wait_for(0, at(0), limit), Duration::from_secs(BURST_SECS));
         budget.spend(0, at(100_000));
-        assert!(budget.wait_for(3000, at(100_000), limit) > Duration::ZERO);
+        assert!(budget.wait_for(3000, at(100_000), limit) > Duration::ZERO, "no more than full");
         assert!(!budget.is_exhausted(at(100_000)));
     }
 
     #[test]
     fn small_steps_of_time_are_not_lost() {
         let mut budget = Budget::new(7, at(0));
-        budget.spend(7 * 30 - MESSAGE_OVERHEAD_BYTES, at(0));
+        budget.spend(7 * 128 - MESSAGE_OVERHEAD_BYTES, at(0));
         let mut now = at(0);
         for _ in 0..1000 {
             now = now + Duration::from_millis(1);

@@ -40,7 +40,8 @@
 //! key answers a call, so a false entry can waste a call, never misdirect one. To keep
 //! liars from filling the table or emptying it:
 //! - An entry is *sure* once this node has heard of it first-hand, or two different peers
-//!   have named it, or it is in a successor list of ours. Only sure ones are passed on,
+//!   have named it ([`Trust`]), or it is in a successor list of ours. Only sure ones are
+//!   used as next hops, passed on,
 //!   guessed to be a root, or survive against others; those not sure take at most one
 //!   in [`UNSURE_SHARE`] of the most entries and never displace a sure one.
 //! - Of one answer no more is believed than twice what the density of nodes lets expect.
@@ -144,9 +145,19 @@ pub struct Evidence {
     pub since: Option<u32>,
 }
 
+/// What makes an entry sure besides this node's own experience.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trust {
+    /// The word of two peers: where a position follows from the key, whoever answers has it.
+    TwoPeers,
+    /// Nothing: where it follows from the address, that has to be checked (CFS §4.4).
+    OwnChecks,
+}
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Table {
+    trust: Trust,
     max_entries: usize,
     /// Second since which this node runs.
     since: u32,
@@ -171,6 +182,7 @@ impl Table {
         assert!(max_entries > 0, "a table of nothing");
         let anchor = Anchor { node: me, place: place_of(me.id.key()), near: 0, kept: 0 };
         let mut table = Table {
+            trust: Trust::TwoPeers,
             max_entries,
             since,
             anchors: vec![anchor],
@@ -184,6 +196,13 @@ impl Table {
         };
         table.sweeps.rebuild(&table.anchors, since);
         table
+    }
+
+    /// With another rule for what makes an entry sure.
+    #[must_use]
+    pub fn trusting(mut self, trust: Trust) -> Table {
+        self.trust = trust;
+        self
     }
 
     /// How many nodes are in it.
@@ -318,18 +337,27 @@ impl Table {
         self.is_neighbour(node, now, now);
     }
 
-    /// The peer has called: it lives. That does not make it sure.
+    /// The peer has called, or answered what anybody may: it lives. A stranger enters by that
+    /// no further than by its own word.
     pub fn called(&mut self, node: &Node, now: u32) {
-        let place = place_of(node.id.key());
-        if self.graves.get(&place).is_some_and(|grave| grave.died < now) {
-            self.graves.remove(&place);
-        }
-        let known = self.entries.get(&place).is_some_and(|entry| entry.peer() == node.peer);
-        if known {
-            Table::confirm(self.entries.get_mut(&place).expect("it is there"), now);
-        } else {
+        if !self.refreshed(node, now) {
+            let place = place_of(node.id.key());
+            if self.graves.get(&place).is_some_and(|grave| grave.died < now) {
+                self.graves.remove(&place);
+            }
             let said = Evidence { node: *node, heard: now, since: None };
             self.named(&said, &node.peer.id, now);
+        }
+    }
+
+    /// The node lives. Returns whether it is in the table, at that address.
+    pub fn refreshed(&mut self, node: &Node, now: u32) -> bool {
+        match self.entries.get_mut(&place_of(node.id.key())) {
+            Some(entry) if entry.peer() == node.peer => {
+                Table::confirm(entry, now);
+                true
+            }
+            _ => false,
         }
     }
 
@@ -399,7 +427,7 @@ impl Table {
                 entry.is_dated = true;
             }
         }
-        if !entry.sure && entry.teller != teller {
+        if !entry.sure && entry.teller != teller && self.trust == Trust::TwoPeers {
             self.make_sure(place);
         }
         true
@@ -467,13 +495,7 @@ impl Table {
         let sure: Vec<&Entry> = some().filter(|entry| entry.sure).take(LOOK_BACK).collect();
         let is_good = |entry: &&Entry| Table::is_good(entry, now);
         let good: Vec<&Entry> = sure.iter().copied().filter(is_good).collect();
-        let chosen = if good.len() >= MAX_CLOSER / 2 {
-            good
-        } else if !sure.is_empty() {
-            sure
-        } else {
-            some().collect()
-        };
+        let chosen = if good.len() >= MAX_CLOSER / 2 { good } else { sure };
         chosen.into_iter().take(MAX_CLOSER).map(Entry::node).collect()
     }
 
@@ -496,10 +518,21 @@ impl Table {
         std::iter::once(entry.node()).chain(good.map(|(_, entry)| entry.node())).collect()
     }
 
-    /// At most `count` entries, evenly spread over the table.
+    /// At most `count` sure entries, evenly spread over the table.
     pub fn sample(&self, count: usize) -> Vec<Node> {
         let step = self.entries.len().div_ceil(count.max(1)).max(1);
-        self.entries.values().step_by(step).map(Entry::node).collect()
+        let sure = self.entries.values().filter(|entry| entry.sure);
+        sure.step_by(step).map(Entry::node).collect()
+    }
+
+    /// The few entries after each place of this node's own, sure ones only.
+    pub fn followers(&self) -> Vec<Node> {
+        let after = |anchor: &Anchor| {
+            let (first, second) = self.ranges(anchor.place, anchor.place);
+            let sure = first.chain(second).filter(|(_, entry)| entry.sure);
+            sure.take(MAX_CLOSER).map(|(_, entry)| entry.node()).collect::<Vec<_>>()
+        };
+        self.anchors.iter().flat_map(after).collect()
     }
 
     /// Whether some entry lies between two keys, ends included.
@@ -621,7 +654,10 @@ impl Table {
         let entries = std::mem::take(&mut self.entries);
         self.unsure = 0;
         let mut holder: Option<(u64, u64)> = None;
-        for (place, entry) in entries {
+        // From a place of ours on, since a slot may lie across the circle's zero.
+        let (before, after): (Vec<_>, Vec<_>) =
+            entries.into_iter().partition(|(place, _)| *place < self.anchors[0].place);
+        for (place, entry) in after.into_iter().chain(before) {
             let slot = self.slot_of(place);
             if let (Some((low, _)), Some((held_low, held))) = (slot, holder)
                 && low == held_low
@@ -680,7 +716,8 @@ impl Table {
         assert_eq!(unsure, self.unsure, "unsure entries are miscounted");
         assert!(self.graves.len() <= MAX_GRAVES, "too many graves");
         let mut held = None;
-        for (place, entry) in &self.entries {
+        let first = self.anchors[0].place;
+        for (place, entry) in self.entries.range(first..).chain(self.entries.range(..first)) {
             assert!(!self.is_own(*place), "{entry:?} is this node");
             assert!(entry.since <= entry.heard, "{entry:?} was born after it was heard");
             let slot = self.slot_of(*place);

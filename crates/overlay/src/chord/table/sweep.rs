@@ -13,7 +13,7 @@ use atoll_net::header::to_header;
 
 use super::entry::Entry;
 use super::learn::{Learn, MAX_ASKED, Question};
-use super::{Anchor, MAX_BITS, Table};
+use super::{Anchor, MAX_BITS, Table, Trust};
 
 /// Evidence may become so old that the median node lives with this probability.
 const STALE_P: f64 = 0.95;
@@ -171,16 +171,23 @@ impl Table {
 
     /// The nearest unsure node among those that we are asked about.
     fn to_check(&self, nodes: f64) -> Option<crate::Node> {
-        if self.unsure == 0 || self.coverage < CHECK_COVERAGE {
+        if self.unsure == 0 || (self.coverage < CHECK_COVERAGE && self.trust == Trust::TwoPeers) {
             return None;
         }
-        let surroundings = (2f64.powi(64) * MAX_ASKED as f64 / nodes.max(1.0)) as u64;
+        let all = self.trust == Trust::OwnChecks;
+        let surroundings = if all { 0 } else { Table::surroundings(nodes) };
         self.anchors.iter().find_map(|anchor| {
-            let (first, second) =
-                self.ranges(anchor.place, anchor.place.wrapping_add(surroundings));
+            // Around the whole circle if the ends are equal.
+            let end = anchor.place.wrapping_add(surroundings);
+            let (first, second) = self.ranges(anchor.place, end);
             let unsure = first.chain(second).find(|(_, entry)| !entry.sure);
             unsure.map(|(_, entry)| entry.node())
         })
+    }
+
+    /// How far those nodes are that we are asked about.
+    fn surroundings(nodes: f64) -> u64 {
+        (2f64.powi(64) * MAX_ASKED as f64 / nodes.max(1.0)) as u64
     }
 
     /// How far the successor list of ours at this place reaches.
