@@ -4,8 +4,8 @@ use std::fmt::Debug;
 
 use atoll_overlay::Route;
 use atoll_overlay::chord::messages::{
-    self, Alive, AskRoute, Dead, Doubt, Leaving, Meet, Nudge, Ping, Seen, Surroundings, VirtualIndex,
-    WireKey, WireNode, WireNodes, WirePeer, WireRoute,
+    self, Alive, AskRoute, Dead, Doubt, Leaving, Meet, Nudge, Ping, Seen, Surroundings,
+    VirtualIndex, WireKey, WireNode, WireNodes, WirePeer, WireRoute,
 };
 use minicbor::{Decode, Encode};
 
@@ -34,12 +34,8 @@ pub fn targets() -> Vec<Target> {
             peer: Some(WirePeer(node(7).peer)),
         },
     ];
-    let leaving = Leaving {
-        predecessor: some,
-        successors: nodes(),
-        from: index(9),
-        remaining: index(4),
-    };
+    let leaving =
+        Leaving { predecessor: some, successors: nodes(), from: index(9), remaining: index(4) };
     let routes =
         [Route::Root(nodes().0), Route::closer(nodes().0), Route::Back(node(5)), Route::Nowhere];
     vec![
