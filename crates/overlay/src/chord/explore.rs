@@ -1,10 +1,10 @@
 //! The adaptive table in a running node: who feeds it, who reads it, and the chore that
 //! explores with what the budget leaves. The table itself is plain data ([`table`]).
 //!
-//! What feeds it besides exploration: every caller, every answer to a call, the successor
-//! lists, and whom the gate has checked. What is subtracted from the budget: every message
-//! of this family sent or received, but for `ROUTE`, which serves lookups; of the walks
-//! that upkeep makes, each call is counted twice, since others' walks ask us as often.
+//! What feeds it besides exploration: answers to calls, the successor lists, and whom the
+//! gate has checked. What is subtracted from the budget: every message of this family sent
+//! or received, but for `ROUTE`, which serves lookups; of the walks that upkeep makes, each
+//! call is counted twice, since others' walks ask us as often.
 //!
 //! A node whose successor lists hold the whole ring explores nothing.
 
@@ -157,6 +157,7 @@ impl Chord {
         let mut inner = self.lock();
         inner.show_neighbours(now);
         inner.explorer.table.prefill(known, since, bits, secs(now));
+        inner.explorer.budget.forgo_advance();
     }
 
     // --- what feeds it ----------------------------------------------------------------

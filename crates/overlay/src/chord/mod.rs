@@ -97,8 +97,8 @@ pub struct ChordConfig {
     pub routes: usize,
     /// Which routing table is kept beside the successor lists.
     pub table: TablePolicy,
-    /// What upkeep may cost: all messages of this family but lookups', sent and received.
-    /// What stabilising leaves of it, the adaptive table may use.
+    /// What upkeep may cost: bytes a second of all messages of this family, sent and
+    /// received, but lookups'. What stabilising leaves of it, the adaptive table may use.
     pub table_budget_bytes_per_sec: u64,
     /// The limit of one call.
     pub call_limit: Duration,

@@ -5,6 +5,7 @@ mod churn;
 mod cluster;
 mod joining;
 mod liars;
+mod lookup_budget;
 mod lookups;
 mod merging;
 mod paper;

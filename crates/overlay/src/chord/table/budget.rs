@@ -38,6 +38,11 @@ impl Budget {
         budget
     }
 
+    /// It has its table already and is no newcomer.
+    pub fn forgo_advance(&mut self) {
+        self.tokens = self.tokens.min(0);
+    }
+
     fn most(&self) -> i64 {
         i64::try_from(self.bytes_per_sec.saturating_mul(BURST_SECS)).unwrap_or(i64::MAX / 2)
     }

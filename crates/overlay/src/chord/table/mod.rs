@@ -30,11 +30,11 @@
 //! **Size.** What is kept fresh is M = budget × staleness / (2 × bytes per refresh), since
 //! each node is asked as often as it asks. The acceptable staleness S follows from the age
 //! of the nodes met: p = 0.95 for the median one, S = t_alive / 19. If a sweep of the far
-//! octave takes longer than S, the table loses a bit; if it takes less than half of S, it
-//! gains one. With Overnet's sessions (Javadi et al., JPDC 2013, `Overnet03`: LogNormal
-//! µ = 0.19, σ = 0.98, mean 1.95 h) the median node has been up 1.4 h and S is 265 s: with
-//! 400 bytes/s left by stabilisation, M = 400 × 265 / 12 ≈ 8,800, more than 4,096 nodes.
-//! At 20 bytes/s it is some hundred.
+//! octave takes longer than S, the table loses a bit; if it takes less than three quarters of
+//! S, it gains one. With Overnet's sessions (Javadi et al., JPDC 2013, `Overnet03`: LogNormal
+//! µ = 0.19, σ = 0.98, mean 1.95 h) S is some 300 s: with 400 bytes/s left by stabilisation,
+//! M = 400 × 300 / 12 = 10,000, more than 4,096 nodes, even if half of it goes for newcomers,
+//! checks and octaves swept more often. With 10 bytes/s it is 250.
 //!
 //! **Who gets in.** Positions are derived from keys (CFS §4.4), and only the holder of a
 //! key answers a call, so a false entry can waste a call, never misdirect one. To keep
@@ -85,7 +85,7 @@ pub const MAX_BITS: u32 = 24;
 /// With how many bits a table begins.
 const FIRST_BITS: u32 = 4;
 /// An entry is preferred as next hop if it lives with at least this probability.
-const GOOD_P: f64 = 0.8;
+const GOOD_P: f64 = 0.6;
 /// An entry that nobody confirms is dropped below this probability of being alive.
 const KEEP_P: f64 = 0.4;
 /// How many sure entries before a key are looked at for good next hops. A guess.
@@ -508,7 +508,9 @@ impl Table {
     pub fn likely_roots(&self, key: &Key, nodes: f64, now: u32) -> Vec<Node> {
         let place = place_of(key);
         let after = self.entries.range(place..).chain(self.entries.range(..place)).take(SCAN);
-        let mut good = after.filter(|(_, entry)| Table::is_good(entry, now)).take(MAX_GUESSES);
+        // Whoever is left out here and lives makes the guess wrong.
+        let may_live = |e: &Entry| e.sure && e.doubter == 0 && e.p_alive(now) >= KEEP_P;
+        let mut good = after.filter(|(_, entry)| may_live(entry)).take(MAX_GUESSES);
         let Some((first, entry)) = good.next() else { return Vec::new() };
         let known = self.coverage.min(self.entries.len() as f64 / nodes.max(1.0));
         let gap = first.wrapping_sub(place) as f64 / 2f64.powi(64) * nodes;
