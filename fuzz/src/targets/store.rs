@@ -60,13 +60,13 @@ fn record_headers() -> Vec<Vec<u8>> {
         value_crc: 0xdead_beef,
     };
     let lease = RecordBody::Lease { expires_unix_secs: 8 };
-    [block, RecordBody::Removal { target_segment: 4 }, lease]
-        .into_iter()
-        .flat_map(|body| {
-            let header = RecordHeader { key: key(1), sequence: 12, owner: Owner::NOBODY, body };
-            [header, RecordHeader { owner: OWNER, ..header }]
-        })
-        .map(|header| segment::encode_record_header(&header, SALT))
+    let removal = RecordBody::Removal { target_segment: 4 };
+    // What is removed is nobody's any more.
+    let owned = [(block, OWNER), (lease, OWNER)];
+    let bodies = [block, removal, lease].map(|body| (body, Owner::NOBODY)).into_iter().chain(owned);
+    bodies
+        .map(|(body, owner)| RecordHeader { key: key(1), sequence: 12, owner, body })
+        .map(|header| segment::encode_record_header(&header, SALT).to_vec())
         .collect()
 }
 
@@ -154,7 +154,7 @@ fn config() -> DiskConfig {
 
 fn stored(n: u8, kind: BlockKind, version: u64, bytes: Vec<u8>) -> StoredBlock {
     let len_bytes = bytes.len() as u32;
-    let owner = if n % 2 == 0 { Owner::NOBODY } else { OWNER };
+    let owner = if n.is_multiple_of(2) { Owner::NOBODY } else { OWNER };
     let info = BlockInfo { key: key(n), kind, version, expires_unix_secs: 1000, len_bytes, owner };
     StoredBlock { info, bytes: Bytes::from(bytes) }
 }
