@@ -169,7 +169,7 @@ fn adaptive(budget: u64) -> ChordConfig {
 fn cold_tables_fill_within_minutes() {
     let figures = measure(400, adaptive(1024), 1, false, 240);
     assert_eq!(figures.wrong, 0);
-    assert!(figures.entries >= 340.0, "{figures:?}");
+    assert!(figures.entries >= 320.0, "{figures:?}");
     assert!(figures.with_timeout <= 0.05, "{figures:?}");
     // Newcomers, which they all are, spend in advance.
     assert!(figures.upkeep <= 1.25 * 1024.0, "{figures:?}");
