@@ -230,11 +230,10 @@ async fn an_updated_file_replaces_the_older_one() {
     assert_same(&on_disk(&dest), &on_disk(source.path()));
 }
 
-/// CFS §7.1 chose the number of blocks under way by hand; here the window does. (How fast
-/// it grows is tested on the window itself: files are written by real threads here, which a
-/// paused clock does not wait for.)
-#[tokio::test(start_paused = true)]
-async fn a_copy_over_a_long_path_has_a_windowful_on_its_way() {
+/// CFS §7.1 chose the number of blocks under way by hand; here the path does. On a clock
+/// that runs: files are written by threads that a paused one would not wait for.
+#[tokio::test]
+async fn a_copy_over_a_long_path_has_more_on_its_way_the_longer_it_goes_on() {
     let source = tempfile::tempdir().expect("a directory");
     fs::write(source.path().join("file"), patterned(4096 * 4096, 5)).expect("writes");
     let blocks = WatchedBlocks::new();
@@ -244,7 +243,7 @@ async fn a_copy_over_a_long_path_has_a_windowful_on_its_way() {
     get(&blocks, "", &dir.path().join("copy"), GetOptions::default()).await.expect("copies");
     // The window begins with 128 of these blocks, and 512 are the most.
     let most = blocks.0.most_gets_in_flight.load(Ordering::SeqCst);
-    assert!((120..=520).contains(&most), "{most} fetches at once");
+    assert!((400..=520).contains(&most), "{most} fetches at once");
     assert_same(&on_disk(&dir.path().join("copy")), &on_disk(source.path()));
 }
 
