@@ -12,6 +12,7 @@
 // A benchmark reads the real clock.
 #![allow(clippy::disallowed_methods)]
 
+mod forecast;
 mod measure;
 mod nest;
 mod options;
@@ -37,6 +38,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if options.predict_only {
+        forecast::print(&options);
+        return ExitCode::SUCCESS;
+    }
     let Some(temp) = nest::inside() else {
         if let Some(what) = nest::missing() {
             eprintln!("SKIPPED: no wide-area network can be made here: {what}.");

@@ -107,15 +107,20 @@ pub fn measure(options: &Options, temp: &Path) -> Results {
         rate_bytes_per_sec: options.rate_bytes_per_sec(),
         tcp: tcp_model(&control, options),
         identities,
-        config: DhtConfig { cache_at: CacheAt::Off, cache_bytes: 0, ..DhtConfig::default() },
+        config: without_cache(),
         seed: options.seed,
     };
     predict(&setting, &files, &mut downloads, &mut streams);
     Results { sites, downloads, streams, control, empty }
 }
 
+/// A node as `--cache 0` makes it.
+pub fn without_cache() -> DhtConfig {
+    DhtConfig { cache_at: CacheAt::Off, cache_bytes: 0, ..DhtConfig::default() }
+}
+
 /// The system's TCP, as the simulator models it.
-fn tcp_model(control: &str, options: &Options) -> TcpModel {
+pub fn tcp_model(control: &str, options: &Options) -> TcpModel {
     let control = match control {
         "bbr" => Control::Bbr,
         "reno" => Control::Reno,
@@ -228,7 +233,7 @@ fn predict(
         };
         for download in downloads.iter_mut().filter(of_file) {
             let name = file.name_for(download.reader);
-            download.predicted = model.read(download.reader, &tree, name);
+            download.predicted = model.read(download.reader, &tree, name).took;
         }
     }
     for streamed in streams {
@@ -237,7 +242,7 @@ fn predict(
     }
 }
 
-fn noise(len: usize, seed: u64) -> Vec<u8> {
+pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
     while bytes.len() < len {

@@ -10,6 +10,8 @@ cargo bench -p atoll-cli --bench wan -- [OPTION]...
   --large-mib N      size of the large file [100; quick: 16]
   --readers A,B,...  only these sites read
   --runs N           runs, each with files of its own from another publisher [3]
+  --predict-only     no real nodes: what the simulator says, with BBR, of seeded places
+  --places N         with it: which places the nodes have on the ring [1]
   --latency FILE     round trips between hosts (LATM, also as .xz, or text) [a sphere]
   --seed N           which hosts of the file, or points of the sphere [1]
   --mbit N           rate of the access lines, Mbit/s [100]
@@ -21,6 +23,8 @@ cargo bench -p atoll-cli --bench wan -- [OPTION]...
 #[derive(Clone, Debug)]
 pub struct Options {
     pub quick: bool,
+    pub predict_only: bool,
+    pub places: u64,
     pub runs: usize,
     pub large_mib: Option<u64>,
     pub readers: Option<Vec<usize>>,
@@ -40,6 +44,8 @@ impl Options {
     pub fn parse() -> Result<Options, String> {
         let mut options = Options {
             quick: false,
+            predict_only: false,
+            places: 1,
             runs: 3,
             large_mib: None,
             readers: None,
@@ -58,6 +64,8 @@ impl Options {
                 // From cargo.
                 "--bench" => {}
                 "--quick" => options.quick = true,
+                "--predict-only" => options.predict_only = true,
+                "--places" => options.places = number(&value()?)?,
                 "--large-mib" => options.large_mib = Some(number(&value()?)?),
                 "--readers" => {
                     let readers = value()?.split(',').map(number).collect::<Result<_, _>>()?;

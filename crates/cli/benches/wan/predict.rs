@@ -57,6 +57,17 @@ pub struct Tree {
     volume: VolumeId,
 }
 
+/// What reading a file should take.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reading {
+    pub took: Duration,
+    /// Bytes of blocks that other nodes sent.
+    pub received_bytes: u64,
+    /// Second replicas that were asked, and those that were faster.
+    pub hedges: u64,
+    pub hedges_won: u64,
+}
+
 impl Model {
     /// Nodes that have joined one after another, and rested as long as the real ones.
     pub fn new(setting: &Setting<'_>) -> Model {
@@ -149,8 +160,10 @@ impl Model {
         ids[at].peer.id
     }
 
-    /// Reads a file at a node as `atoll cat` does; how long it took.
-    pub fn read(&self, at: usize, tree: &Tree, path: &str) -> Duration {
+    /// Reads a file at a node as `atoll cat` does.
+    pub fn read(&self, at: usize, tree: &Tree, path: &str) -> Reading {
+        let served = || self.nodes.iter().map(|(dht, _)| dht.stats().served_bytes).sum::<u64>();
+        let (served_before, before) = (served(), self.nodes[at].0.stats());
         let env = self.sim.env(self.hosts[at]);
         let blocks: Arc<dyn Blocks> = self.nodes[at].0.clone();
         let began = self.sim.now();
@@ -167,7 +180,13 @@ impl Model {
         self.sim.block_on(LIMIT, work).expect("reading ends");
         let took = self.sim.now().since(began);
         self.sim.run_for(Duration::from_secs(2));
-        took
+        let after = self.nodes[at].0.stats();
+        Reading {
+            took,
+            received_bytes: served() - served_before,
+            hedges: after.hedges - before.hedges,
+            hedges_won: after.hedges_won - before.hedges_won,
+        }
     }
 
     /// One plain TCP stream, with nothing else going on but the ring's upkeep.
