@@ -1,0 +1,22 @@
+//! The transparent file system (TFS): an ext2 file system in user space whose free blocks
+//! may hold *transparent files*, which cost ordinary files neither room nor speed and may
+//! vanish at any moment. After J. Cipar, M. Corner and E. Berger, "TFS: A Transparent File
+//! System for Contributory Storage" (FAST 2007); the format is in `docs/design/tfs.md`.
+//!
+//! From the ground:
+//!
+//! | module | what |
+//! |---|---|
+//! | [`device`] | an image or block device as four calls, and a double that loses power |
+//! | `format` | ext2's structures as plain data: superblock, descriptors, inodes, entries |
+//! | `records` | what TFS adds, as plain data: header, summaries, extents, tags |
+//! | `meta` | metadata blocks in memory, transactions, the journal |
+//! | `states` | the five states of a block and their transitions (Figure 2) |
+//!
+//! It knows nothing of the network, of nodes or of FUSE.
+
+pub mod device;
+pub mod format;
+pub mod meta;
+pub mod records;
+pub mod states;
