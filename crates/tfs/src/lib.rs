@@ -15,8 +15,11 @@
 //!
 //! It knows nothing of the network, of nodes or of FUSE.
 
+mod bitmap;
 pub mod device;
+pub mod ext2;
 pub mod format;
 pub mod meta;
+pub mod mkfs;
 pub mod records;
 pub mod states;

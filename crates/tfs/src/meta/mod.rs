@@ -27,6 +27,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::device::Device;
+use crate::format::superblock::Superblock;
 
 use cache::Cache;
 pub use journal::Journal;
@@ -41,6 +42,9 @@ pub enum MetaError {
     /// A block number lies outside the file system: something that refers to it is damaged.
     #[error("block {0} lies outside the file system")]
     OutOfRange(u32),
+    /// The device failed a write.
+    #[error("writing: {0}")]
+    Write(io::Error),
     /// The device failed.
     #[error("reading block {block}: {error}")]
     Read {
@@ -112,6 +116,46 @@ impl Meta {
             capacity: journal.capacity(),
             next_number,
         }
+    }
+
+    /// For a file system that has no journal yet: changes reach the disk by
+    /// [`Meta::flush`].
+    pub fn unjournaled(
+        device: Arc<dyn Device>,
+        superblock: &Superblock,
+        cached_blocks: usize,
+    ) -> Meta {
+        Meta {
+            device,
+            block_bytes: superblock.block_bytes() as usize,
+            blocks: superblock.blocks(),
+            cache: Cache::new(cached_blocks),
+            changed: BTreeMap::new(),
+            changed_ordinary: 0,
+            freed: RestingBlocks::default(),
+            freed_before: RestingBlocks::default(),
+            committing: BTreeMap::new(),
+            capacity: 0,
+            next_number: 0,
+        }
+    }
+
+    /// Writes all changes where they belong, without a journal: a crash may leave any part of
+    /// them.
+    ///
+    /// # Errors
+    /// [`MetaError::Write`].
+    pub fn flush(&mut self) -> Result<(), MetaError> {
+        let changed = std::mem::take(&mut self.changed);
+        self.changed_ordinary = 0;
+        let blocks: Vec<(u32, Block)> = changed
+            .into_keys()
+            .map(|at| {
+                let bytes = self.cache.block_mut(at).expect("changed blocks stay in memory");
+                (at, bytes.clone())
+            })
+            .collect();
+        write_home(&*self.device, self.block_bytes, &blocks).map_err(MetaError::Write)
     }
 
     /// Size of a block, bytes.

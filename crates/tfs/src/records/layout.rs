@@ -101,6 +101,21 @@ impl RecordsLayout {
         }
     }
 
+    /// The group near which a block of the records' file should lie.
+    pub fn group_of_record(&self, block: u32) -> u32 {
+        let regions = self.region(0);
+        if block < regions { 0 } else { (block - regions) / self.region_blocks() }
+    }
+
+    /// How many blocks of the records' file from `block` on should lie together.
+    pub fn record_run(&self, block: u32) -> u32 {
+        let regions = self.region(0);
+        if block < regions {
+            return regions - block;
+        }
+        self.region_blocks() - (block - regions) % self.region_blocks()
+    }
+
     /// A group's summary.
     pub fn summary(&self, group: u32) -> Place {
         self.within(self.summaries(), group, SUMMARY_BYTES)

@@ -1,1 +1,4 @@
 //! Tests of whole file systems.
+
+mod e2fsck;
+mod mkfs;
