@@ -9,6 +9,7 @@
 //! or group; what cannot be true is [`Ext2Error::Damaged`], and nothing is changed by it.
 
 mod blocks;
+mod directories;
 mod inodes;
 mod mapping;
 mod records_file;
@@ -24,6 +25,7 @@ use crate::format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock}
 use crate::meta::{Block, Meta, MetaError, Part};
 
 pub use blocks::{Goal, Run};
+pub use directories::{Found, Listed};
 pub use inodes::NewInode;
 pub use records_file::{Records, RecordsBitmap, RecordsError, Totals};
 use windows::Windows;
@@ -65,6 +67,7 @@ pub struct Ext2 {
     /// Directories begun in a group since files were (Orlov's debts); groups without one are
     /// not listed.
     debts: inodes::Debts,
+    indices: directories::Indices,
 }
 
 /// The most groups remembered as sound; beyond it, they are checked again.
@@ -80,6 +83,7 @@ impl Ext2 {
             windows: Windows::default(),
             sound_groups: BTreeSet::new(),
             debts: inodes::Debts::default(),
+            indices: directories::Indices::default(),
         }
     }
 

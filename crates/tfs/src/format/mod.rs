@@ -4,6 +4,7 @@
 //! layout e2fsprogs 1.47 writes for `mke2fs -t ext2`. Names of fields are ours, with ext2's
 //! in the byte tables. Nothing here reads a disk.
 
+pub mod entry;
 pub mod features;
 pub mod group;
 pub mod inode;
