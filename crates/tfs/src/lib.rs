@@ -19,6 +19,7 @@ mod bitmap;
 pub mod device;
 pub mod ext2;
 pub mod format;
+pub mod fs;
 pub mod meta;
 pub mod mkfs;
 pub mod records;

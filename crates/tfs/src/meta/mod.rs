@@ -95,13 +95,13 @@ pub struct Commit {
 
 impl Meta {
     /// For a file system of `blocks` blocks on `device`, with room for `cached_blocks` and
-    /// transactions of what `journal` holds, numbered from `next_number` on.
+    /// transactions of what `journal` holds, numbered after `last_number`.
     pub fn new(
         device: Arc<dyn Device>,
         blocks: u32,
         journal: &Journal,
         cached_blocks: usize,
-        next_number: u64,
+        last_number: u64,
     ) -> Meta {
         Meta {
             device,
@@ -114,7 +114,7 @@ impl Meta {
             freed_before: RestingBlocks::default(),
             committing: BTreeMap::new(),
             capacity: journal.capacity(),
-            next_number,
+            next_number: last_number + 1,
         }
     }
 

@@ -14,7 +14,7 @@ fn journal(device: &FaultyDevice) -> Journal {
 }
 
 fn meta(device: &FaultyDevice, journal: &Journal, after: u64) -> Meta {
-    Meta::new(Arc::new(device.clone()), BLOCKS, journal, 8, after + 1)
+    Meta::new(Arc::new(device.clone()), BLOCKS, journal, 8, after)
 }
 
 fn commit(meta: &mut Meta, journal: &Journal) -> io::Result<()> {

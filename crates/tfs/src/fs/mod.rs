@@ -1,0 +1,161 @@
+//! The mounted file system: locks, transactions, life cycle.
+//!
+//! **One lock for metadata, none for waiting.** [`Ext2`] and what is open stand under one
+//! mutex, held while memory is read and changed, and for reads of metadata that is not in
+//! memory; never for data, a sync or a commit. Data is read and written under the file's own
+//! lock, taken before the mutex.
+//!
+//! **The gate.** Each call that changes something passes it as a reader and says how many
+//! blocks of metadata it may change at most; a commit passes it as the writer, for as long
+//! as it takes to fix the transaction. So a transaction holds whole calls only, and the data
+//! that they wrote is in the device's hands when the commit syncs it.
+//!
+//! **After an error of the device** in a commit nobody knows what stands on the disk: the file
+//! system refuses every change from then on, as a kernel does that remounts read-only.
+
+mod mount;
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard};
+
+use atoll_env::Env;
+use atoll_vfs::Errno;
+
+use crate::device::Device;
+use crate::ext2::{Ext2, Ext2Error};
+use crate::meta::Journal;
+
+pub use mount::{MountError, MountOptions, MountReport};
+
+/// A mounted file system. Clones are handles to the same one.
+#[derive(Clone, Debug)]
+pub struct Tfs {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    env: EnvHandle,
+    device: Arc<dyn Device>,
+    journal: Journal,
+    /// Readers: calls that change something. Writer: a commit that fixes its transaction.
+    gate: RwLock<()>,
+    /// Blocks that calls under way may still change.
+    reserved_blocks: AtomicUsize,
+    core: Mutex<Core>,
+    /// Held by the commit under way.
+    committing: Mutex<()>,
+    /// Why nothing can be changed any more.
+    failed: OnceLock<String>,
+    read_only: bool,
+}
+
+/// The runtime, which has no name to print.
+struct EnvHandle(Env);
+
+impl std::fmt::Debug for EnvHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Env")
+    }
+}
+
+/// What stands under the lock.
+#[derive(Debug)]
+struct Core {
+    ext2: Ext2,
+}
+
+/// A call that changes something, let in through the gate.
+struct Passage<'a> {
+    shared: &'a Shared,
+    blocks: usize,
+    _gate: RwLockReadGuard<'a, ()>,
+}
+
+impl Drop for Passage<'_> {
+    fn drop(&mut self) {
+        self.shared.reserved_blocks.fetch_sub(self.blocks, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    fn core(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().expect("no holder of this lock panics")
+    }
+
+    /// Lets a call in that changes at most `blocks` blocks of metadata; commits first if the
+    /// running transaction has no room for them.
+    fn pass(&self, blocks: usize) -> Result<Passage<'_>, Errno> {
+        if self.read_only || self.failed.get().is_some() {
+            return Err(Errno::EROFS);
+        }
+        loop {
+            let gate = self.gate.read().expect("no holder of this lock panics");
+            let before = self.reserved_blocks.fetch_add(blocks, Ordering::Relaxed);
+            let passage = Passage { shared: self, blocks, _gate: gate };
+            if self.core().ext2.meta.has_room(before + blocks) {
+                return Ok(passage);
+            }
+            drop(passage);
+            self.commit()?;
+        }
+    }
+
+    /// Makes everything durable that calls have done by now.
+    fn commit(&self) -> Result<(), Errno> {
+        if self.read_only {
+            return Ok(());
+        }
+        let _one = self.committing.lock().expect("no holder of this lock panics");
+        if self.failed.get().is_some() {
+            return Err(Errno::EIO);
+        }
+        let commit = {
+            let _closed = self.gate.write().expect("no holder of this lock panics");
+            let mut core = self.core();
+            core.ext2.before_commit().map_err(|error| self.fail(&error))?;
+            core.ext2.meta.take()
+        };
+        match commit.write(&self.journal) {
+            Ok(()) => {
+                self.core().ext2.meta.finish();
+                Ok(())
+            }
+            Err(error) => Err(self.fail(&error)),
+        }
+    }
+
+    /// Ends all changes, for the reason given first.
+    fn fail(&self, reason: &dyn std::fmt::Display) -> Errno {
+        let _ = self.failed.set(reason.to_string());
+        Errno::EIO
+    }
+}
+
+impl Tfs {
+    /// Makes everything durable that calls have done by now.
+    ///
+    /// # Errors
+    /// `EIO` if the device failed; the file system then changes nothing any more.
+    pub fn commit(&self) -> Result<(), Errno> {
+        self.shared.commit()
+    }
+
+    /// Why nothing can be changed any more, if that is so.
+    pub fn failure(&self) -> Option<&str> {
+        self.shared.failed.get().map(String::as_str)
+    }
+}
+
+/// The error a caller of the file system sees.
+fn errno(error: &Ext2Error) -> Errno {
+    match error {
+        Ext2Error::NoSpace | Ext2Error::NoSpaceYet | Ext2Error::NoInodes => Errno::ENOSPC,
+        Ext2Error::Meta(_) | Ext2Error::Damaged(_) => Errno::EIO,
+    }
+}
+
+fn io_errno(_: io::Error) -> Errno {
+    Errno::EIO
+}

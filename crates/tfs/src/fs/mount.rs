@@ -1,0 +1,266 @@
+//! Mounting and unmounting: the superblock, recovery, who wrote last.
+
+use std::io;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
+
+use atoll_env::Env;
+use atoll_vfs::Errno;
+use thiserror::Error;
+
+use super::{Core, EnvHandle, Shared, Tfs};
+use crate::device::Device;
+use crate::ext2::{Ext2, Ext2Error, Records, RecordsError};
+use crate::format::inode::POINTERS;
+use crate::format::superblock::{
+    RECORDS_INODE, STATE_ERRORS, STATE_VALID, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock,
+    SuperblockError,
+};
+use crate::meta::{Journal, Meta};
+use crate::mkfs::{RecordsOptions, establish_records};
+use crate::records::header::{HEADER_BYTES, Header};
+use crate::records::layout::{HEADER_COPIES, RecordsLayout};
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Change nothing.
+    pub read_only: bool,
+    /// Memory for blocks of metadata, bytes.
+    pub cache_bytes: usize,
+}
+
+impl Default for MountOptions {
+    fn default() -> MountOptions {
+        MountOptions { read_only: false, cache_bytes: 16 << 20 }
+    }
+}
+
+/// What a mount found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct MountReport {
+    /// It was not unmounted in order, and the journal made it whole.
+    pub recovered: bool,
+    /// Others have written since TFS did: each transparent file is compared with its tags
+    /// when it is opened next.
+    pub foreign: bool,
+    /// The records were made by this mount.
+    pub established: bool,
+}
+
+/// Why a file system cannot be mounted.
+#[derive(Debug, Error)]
+pub enum MountError {
+    /// Its superblock.
+    #[error(transparent)]
+    Superblock(#[from] SuperblockError),
+    /// Other software left it without unmounting it, or found errors.
+    #[error("the file system was not unmounted in order by the software that used it last, or \
+             has errors: run e2fsck on it first")]
+    NeedsCheck,
+    /// Its records.
+    #[error(transparent)]
+    Records(#[from] RecordsError),
+    /// The device failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+impl From<Ext2Error> for MountError {
+    fn from(error: Ext2Error) -> MountError {
+        MountError::Records(RecordsError::Disk(error))
+    }
+}
+
+/// Reads the superblock of a device.
+///
+/// # Errors
+/// [`MountError::Superblock`], [`MountError::Io`].
+pub fn read_superblock(device: &dyn Device) -> Result<Superblock, MountError> {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    if device.len_bytes() < SUPERBLOCK_OFFSET + SUPERBLOCK_BYTES as u64 {
+        return Err(SuperblockError::NotExt2.into());
+    }
+    device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
+    Ok(Superblock::decode(&bytes, device.len_bytes())?)
+}
+
+/// The records' file of a file system: its pointers and header.
+fn read_records(
+    device: &Arc<dyn Device>,
+    superblock: &Superblock,
+) -> Result<(Header, [u32; POINTERS]), RecordsError> {
+    let mut ext2 = Ext2::new(Meta::unjournaled(device.clone(), superblock, 16), superblock.clone(), None);
+    let inode = ext2.inode(RECORDS_INODE)?;
+    if inode.links == 0 || inode.size_bytes == 0 {
+        return Err(RecordsError::None);
+    }
+    let mut copies = [vec![0; HEADER_BYTES], vec![0; HEADER_BYTES]];
+    for (copy, bytes) in (0..HEADER_COPIES).zip(&mut copies) {
+        let block = ext2.block_of(&inode, copy)?;
+        if block != 0 {
+            bytes.copy_from_slice(&ext2.meta.read(block)?[..HEADER_BYTES]);
+        }
+    }
+    let header = Header::newest([&copies[0], &copies[1]], superblock)?;
+    let layout = RecordsLayout::new(superblock, header.journal_blocks)
+        .ok_or_else(|| RecordsError::Damaged("impossible journal".to_owned()))?;
+    let wanted = u64::from(layout.blocks()) * u64::from(superblock.block_bytes());
+    if inode.size_bytes != wanted {
+        let size = inode.size_bytes;
+        return Err(RecordsError::Damaged(format!("{size} bytes where {wanted} are needed")));
+    }
+    Ok((header, inode.pointers))
+}
+
+fn journal_of(
+    device: &Arc<dyn Device>,
+    superblock: &Superblock,
+    records: &mut Records,
+) -> Result<Journal, RecordsError> {
+    let mut meta = Meta::unjournaled(device.clone(), superblock, 16);
+    let layout = *records.layout();
+    let mut area = |number| {
+        let first = layout.journal_area(number);
+        (first..first + layout.journal_blocks())
+            .map(|block| records.disk_block(&mut meta, block))
+            .collect::<Result<Vec<u32>, Ext2Error>>()
+    };
+    let areas = [area(0)?, area(1)?];
+    let block_bytes = superblock.block_bytes() as usize;
+    Ok(Journal::new(device.clone(), block_bytes, superblock.blocks(), areas))
+}
+
+impl Tfs {
+    /// Mounts the file system of `device`, which this process holds alone.
+    ///
+    /// # Errors
+    /// [`MountError`]; nothing was changed then, but what recovery brought home.
+    pub fn mount(
+        env: Env,
+        device: Arc<dyn Device>,
+        options: &MountOptions,
+    ) -> Result<(Tfs, MountReport), MountError> {
+        let mut report = MountReport::default();
+        let mut superblock = read_superblock(&*device)?;
+        let found = match read_records(&device, &superblock) {
+            Err(RecordsError::None) if !options.read_only => {
+                if superblock.state() != STATE_VALID {
+                    return Err(MountError::NeedsCheck);
+                }
+                let random = std::array::from_fn(|_| env.random_u64() as u8);
+                let wanted = RecordsOptions {
+                    tag_key: random,
+                    is_blank: false,
+                    now_unix_secs: (env.unix_ms() / 1000) as u32,
+                };
+                establish_records(&device, superblock, &wanted)?;
+                superblock = read_superblock(&*device)?;
+                report.established = true;
+                read_records(&device, &superblock)
+            }
+            found => found,
+        };
+        let (mut header, pointers) = found?;
+        let mut records = Records::new(&superblock, header.clone(), pointers)?;
+        let journal = journal_of(&device, &superblock, &mut records)?;
+        if header.recognises(&superblock) {
+            if !options.read_only && header.mounted {
+                let settled = header.settled;
+                header.settled = journal.recover(settled)?;
+                report.recovered = true;
+                superblock = read_superblock(&*device)?;
+            }
+        } else {
+            report.foreign = true;
+            header.epoch = header.epoch.wrapping_add(1).max(1);
+            if superblock.state() & STATE_VALID == 0 {
+                return Err(MountError::NeedsCheck);
+            }
+        }
+        if superblock.state() & STATE_ERRORS != 0 {
+            return Err(MountError::NeedsCheck);
+        }
+        let cached_blocks = options.cache_bytes / superblock.block_bytes() as usize;
+        let meta = Meta::new(
+            device.clone(),
+            superblock.blocks(),
+            &journal,
+            cached_blocks.max(64),
+            header.settled,
+        );
+        *records.header_mut() = header;
+        let groups = superblock.groups();
+        let mut ext2 = Ext2::new(meta, superblock, Some(records));
+        let (records, meta) = ext2.records_and_meta().expect("they were given above");
+        records.add_up(meta, groups)?;
+        let shared = Shared {
+            env: EnvHandle(env),
+            device,
+            journal,
+            gate: RwLock::new(()),
+            reserved_blocks: AtomicUsize::new(0),
+            core: Mutex::new(Core { ext2 }),
+            committing: Mutex::new(()),
+            failed: OnceLock::new(),
+            read_only: options.read_only,
+        };
+        let tfs = Tfs { shared: Arc::new(shared) };
+        if !options.read_only {
+            tfs.shared.sign_in_or_out(true)?;
+        }
+        Ok((tfs, report))
+    }
+
+    /// Ends the mount: everything is at home, and the file system is marked as unmounted.
+    /// Nothing may be called afterwards.
+    ///
+    /// # Errors
+    /// `EIO` if the device failed; the next mount recovers.
+    pub fn unmount(&self) -> Result<(), Errno> {
+        if self.shared.read_only {
+            return Ok(());
+        }
+        self.shared.commit()?;
+        self.shared.sign_in_or_out(false).map_err(|error| self.shared.fail(&error))
+    }
+}
+
+impl Shared {
+    /// Marks the superblock as mounted or as unmounted, and the header with the marks before
+    /// and after, so that a crash between the two is not taken for a stranger's work. No
+    /// call is under way, and everything is at home.
+    fn sign_in_or_out(&self, mounted: bool) -> Result<(), MountError> {
+        self.device.sync()?;
+        let now = (self.env.0.unix_ms() / 1000) as u32;
+        let mut core = self.core();
+        let mut superblock = core.ext2.superblock().clone();
+        let before = superblock.mark();
+        superblock.set_write_time(now);
+        if mounted {
+            superblock.set_mount_time(now);
+            superblock.set_mount_count(superblock.mount_count().saturating_add(1));
+            superblock.set_state(superblock.state() & !STATE_VALID);
+        } else {
+            superblock.set_state(superblock.state() | STATE_VALID);
+        }
+        let last_number = core.ext2.meta.last_number();
+        let (records, meta) = core.ext2.records_and_meta().expect("a mount has records");
+        let header = records.header_mut();
+        header.seq += 1;
+        header.mounted = mounted;
+        header.mark_before = before;
+        header.mark_after = superblock.mark();
+        header.settled = last_number;
+        let bytes = header.encode();
+        let copy = (header.seq % u64::from(HEADER_COPIES)) as u32;
+        let block = records.disk_block(meta, copy)?;
+        self.device.write_at(u64::from(block) * bytes.len() as u64, &bytes)?;
+        self.device.sync()?;
+        // In memory it belongs to the next transaction, which the mark on the disk precedes.
+        core.ext2.change_superblock(|current| *current = superblock)?;
+        core.ext2.meta.flush().map_err(Ext2Error::from)?;
+        self.device.sync()?;
+        Ok(())
+    }
+}
