@@ -10,6 +10,7 @@
 
 mod blocks;
 mod directories;
+mod files;
 mod inodes;
 mod mapping;
 mod records_file;
@@ -26,6 +27,7 @@ use crate::meta::{Block, Meta, MetaError, Part};
 
 pub use blocks::{Goal, Run};
 pub use directories::{Found, Listed};
+pub use files::{BLOCKS_A_STEP, Extent};
 pub use inodes::NewInode;
 pub use records_file::{Records, RecordsBitmap, RecordsError, Totals};
 use windows::Windows;
@@ -256,3 +258,6 @@ impl Ext2 {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,7 +26,7 @@ use crate::device::Device;
 use crate::ext2::{Ext2, Ext2Error};
 use crate::meta::Journal;
 
-pub use mount::{MountError, MountOptions, MountReport};
+pub use mount::{MountError, MountOptions, MountReport, read_superblock};
 
 /// A mounted file system. Clones are handles to the same one.
 #[derive(Clone, Debug)]

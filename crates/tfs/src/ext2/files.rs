@@ -1,0 +1,328 @@
+//! The blocks of ordinary files: where they are, growing, cutting off.
+//!
+//! Work is done in steps that change a bounded number of metadata blocks each, so that a step
+//! fits into any transaction; between steps the file is whole, only not yet as long or as
+//! short as it shall be.
+
+use super::blocks::Run;
+use super::mapping::Path;
+use super::{Ext2, Ext2Error, Goal, damaged};
+use crate::format::inode::{DIRECT, Inode, POINTERS};
+use crate::format::{put_u32, u32_at};
+use crate::meta::Part;
+
+/// Blocks of a file that follow each other on the disk too, or a hole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// First block within the file.
+    pub logical: u32,
+    /// First block on the disk, 0 for a hole.
+    pub start: u32,
+    /// Blocks.
+    pub len: u32,
+}
+
+/// The most runs one step takes or gives back: each may lie in a group of its own and so
+/// change its bitmap, descriptor, summary and overwritten bitmap.
+const RUNS_A_STEP: usize = 4;
+
+/// Metadata blocks that a step of [`Ext2::fill_holes`] or [`Ext2::cut_off`] changes at most:
+/// four for each run (and as many for indirect blocks), the inode, the superblock, two ways
+/// of indirect blocks.
+pub const BLOCKS_A_STEP: usize = 2 * 4 * RUNS_A_STEP + 2 + 6;
+
+impl Ext2 {
+    /// The longest a file can be, bytes: what three levels of indirect blocks reach, and
+    /// what the count of 512-byte units can hold.
+    pub fn longest_file_bytes(&self) -> u64 {
+        let block_bytes = u64::from(self.superblock().block_bytes());
+        let each = block_bytes / 4;
+        let reach = DIRECT as u64 + each + each * each + each * each * each;
+        // One unit in 64 goes to indirect blocks at most with blocks of 1 KiB.
+        let counted = u64::from(u32::MAX) * 512 / block_bytes * 63 / 64;
+        reach.min(counted).min(u64::from(u32::MAX)) * block_bytes
+    }
+
+    /// The extents of `count` blocks of a file from `logical` on, holes among them.
+    ///
+    /// # Errors
+    /// [`Ext2Error::Damaged`] if a pointer lies outside the file system.
+    pub fn extents(
+        &mut self,
+        inode: &Inode,
+        logical: u32,
+        count: u32,
+    ) -> Result<Vec<Extent>, Ext2Error> {
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut at = logical;
+        let end = logical.saturating_add(count);
+        while at < end {
+            let (start, skip) = self.block_or_hole(inode, at)?;
+            let len = skip.min(end - at);
+            let follows = |last: &Extent| match (last.start, start) {
+                (0, 0) => true,
+                (0, _) | (_, 0) => false,
+                (last_start, start) => last_start + last.len == start,
+            };
+            match extents.last_mut().filter(|last| follows(last)) {
+                Some(last) => last.len += len,
+                None => extents.push(Extent { logical: at, start, len }),
+            }
+            at += len;
+        }
+        Ok(extents)
+    }
+
+    /// The block at `logical`, or 0 and how far the hole reaches at least.
+    fn block_or_hole(&mut self, inode: &Inode, logical: u32) -> Result<(u32, u32), Ext2Error> {
+        let Some(path) = Path::to(logical, self.meta.block_bytes()) else {
+            return Ok((0, u32::MAX - logical));
+        };
+        let blocks = self.superblock().blocks();
+        let each = (self.meta.block_bytes() / 4) as u64;
+        let indices = path.indices();
+        let mut block = inode.pointers[indices[0] as usize];
+        for (level, index) in indices[1..].iter().enumerate() {
+            let below = (indices.len() - 2 - level) as u32;
+            if block == 0 {
+                // The whole tree below is missing: up to its end from here.
+                let mut within = 0;
+                for index in &indices[1 + level..] {
+                    within = within * each + u64::from(*index);
+                }
+                let reach = each.pow(below + 1) - within;
+                return Ok((0, u32::try_from(reach).unwrap_or(u32::MAX)));
+            }
+            if block >= blocks {
+                return damaged(format!("a file points at block {block}, which does not exist"));
+            }
+            block = u32_at(&self.meta.read(block)?, 4 * *index as usize);
+        }
+        if block >= blocks {
+            return damaged(format!("a file points at block {block}, which does not exist"));
+        }
+        Ok((block, 1))
+    }
+
+    /// Gives blocks to the holes among `count` blocks from `logical` on, as many as one step
+    /// can; returns what it gave, in the order of the file, and how many blocks from
+    /// `logical` on have blocks now. The inode in memory is changed; the caller writes it.
+    /// What stands in new blocks is not yet the file's: the caller fills them.
+    ///
+    /// # Errors
+    /// [`Ext2Error::NoSpace`] if nothing could be given.
+    pub fn fill_holes(
+        &mut self,
+        number: u32,
+        inode: &mut Inode,
+        logical: u32,
+        count: u32,
+        privileged: bool,
+    ) -> Result<(Vec<Extent>, u32), Ext2Error> {
+        let mut given = Vec::new();
+        let mut done = 0;
+        for extent in self.extents(inode, logical, count)? {
+            let mut filled = if extent.start == 0 { 0 } else { extent.len };
+            while filled < extent.len {
+                if given.len() >= RUNS_A_STEP {
+                    return Ok((given, done));
+                }
+                let at = extent.logical + filled;
+                match self.give_run(number, inode, at, extent.len - filled, privileged) {
+                    Ok(run) => {
+                        given.push(Extent { logical: at, start: run.start, len: run.len });
+                        filled += run.len;
+                        done += run.len;
+                    }
+                    Err(Ext2Error::NoSpace | Ext2Error::NoSpaceYet) if done > 0 => {
+                        return Ok((given, done));
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            if extent.start != 0 {
+                done += extent.len;
+            }
+        }
+        Ok((given, done))
+    }
+
+    /// One run for the hole at `logical`, within one block of pointers.
+    fn give_run(
+        &mut self,
+        number: u32,
+        inode: &mut Inode,
+        logical: u32,
+        want: u32,
+        privileged: bool,
+    ) -> Result<Run, Ext2Error> {
+        let before = if logical == 0 { 0 } else { self.block_of(inode, logical - 1)? };
+        let block = if before == 0 { self.goal_of_inode(number) } else { before + 1 };
+        let at_end = u64::from(logical) * self.meta.block_bytes() as u64 >= inode.size_bytes;
+        let goal = Goal { block, inode: number, grows: at_end, privileged };
+        let before_way = inode.blocks_512;
+        self.make_way(inode, logical, goal)?;
+        // An indirect block was put at the goal: the data follows it.
+        let made = (inode.blocks_512 - before_way) / (self.superblock().block_bytes() / 512);
+        let goal = Goal { block: goal.block + made, ..goal };
+        let run = self.allocate(goal, want.min(self.in_one_table(logical)))?;
+        for i in 0..run.len {
+            self.put_block(inode, logical + i, run.start + i)?;
+        }
+        inode.blocks_512 += run.len * (self.superblock().block_bytes() / 512);
+        Ok(run)
+    }
+
+    /// How many blocks from `logical` on have their pointers in the same block, or in the
+    /// inode.
+    fn in_one_table(&self, logical: u32) -> u32 {
+        let each = (self.meta.block_bytes() / 4) as u32;
+        match logical.checked_sub(DIRECT as u32) {
+            None => DIRECT as u32 - logical,
+            Some(beyond) => each - beyond % each,
+        }
+    }
+
+    /// Gives back blocks from the end of a file down to block `keep`, as many as one step
+    /// can; returns whether none are left beyond. The length is cut with them. The inode in
+    /// memory is changed; the caller writes it.
+    ///
+    /// # Errors
+    /// [`Ext2Error::Damaged`] if a pointer is impossible, or the blocks are not allocated.
+    pub fn cut_off(
+        &mut self,
+        number: u32,
+        inode: &mut Inode,
+        keep: u32,
+    ) -> Result<bool, Ext2Error> {
+        self.drop_window(number);
+        let mut runs = RUNS_A_STEP;
+        for root in (0..POINTERS).rev() {
+            let depth = root.saturating_sub(DIRECT - 1);
+            let (first, reach) = self.reach_of(root);
+            let end = first + reach;
+            if end <= u64::from(keep) {
+                break;
+            }
+            let keep_below = u64::from(keep).saturating_sub(first);
+            let block = inode.pointers[root];
+            if block == 0 {
+                continue;
+            }
+            let left = self.cut_tree(inode, block, depth, keep_below, first, &mut runs)?;
+            if !left {
+                inode.pointers[root] = 0;
+            }
+            if runs == 0 {
+                return Ok(false);
+            }
+        }
+        self.cut_length(inode, u64::from(keep));
+        Ok(true)
+    }
+
+    /// The first block of a file that a pointer of its inode reaches, and how many it does.
+    fn reach_of(&self, root: usize) -> (u64, u64) {
+        let each = (self.meta.block_bytes() / 4) as u64;
+        match root {
+            0..DIRECT => (root as u64, 1),
+            _ => {
+                let depth = (root - DIRECT + 1) as u32;
+                let before: u64 = (1..depth).map(|d| each.pow(d)).sum();
+                (DIRECT as u64 + before, each.pow(depth))
+            }
+        }
+    }
+
+    fn cut_length(&self, inode: &mut Inode, blocks: u64) {
+        inode.size_bytes = inode.size_bytes.min(blocks * self.meta.block_bytes() as u64);
+    }
+
+    /// Gives back what a pointer of `depth` levels leads to, beyond its first `keep` blocks;
+    /// returns whether anything is left of it. `first` is its first block within the file.
+    fn cut_tree(
+        &mut self,
+        inode: &mut Inode,
+        block: u32,
+        depth: usize,
+        keep: u64,
+        first: u64,
+        runs: &mut usize,
+    ) -> Result<bool, Ext2Error> {
+        if depth == 0 {
+            if *runs == 0 {
+                return Ok(true);
+            }
+            self.give_back(inode, Run { start: block, len: 1 })?;
+            *runs -= 1;
+            self.cut_length(inode, first);
+            return Ok(false);
+        }
+        if block >= self.superblock().blocks() {
+            return damaged(format!("a file points at block {block}, which does not exist"));
+        }
+        let each = (self.meta.block_bytes() / 4) as u64;
+        let below = each.pow(depth as u32 - 1);
+        let mut index = each;
+        while index > keep / below.max(1) || (index > 0 && keep == 0) {
+            let bytes = self.meta.read(block)?;
+            // The last pointer, and those before it that lead to the blocks before.
+            let last = index - 1;
+            let pointer = u32_at(&bytes, 4 * last as usize);
+            if pointer == 0 {
+                index = last;
+                if index == 0 {
+                    break;
+                }
+                continue;
+            }
+            if *runs == 0 {
+                return Ok(true);
+            }
+            if depth > 1 {
+                let keep_below = keep.saturating_sub(last * below);
+                let child_first = first + last * below;
+                let left =
+                    self.cut_tree(inode, pointer, depth - 1, keep_below, child_first, runs)?;
+                if left {
+                    return Ok(true);
+                }
+                put_u32(self.meta.change(block, Part::Ordinary)?, 4 * last as usize, 0);
+                index = last;
+                continue;
+            }
+            if last < keep {
+                break;
+            }
+            let mut start = last;
+            let mut run = Run { start: pointer, len: 1 };
+            while start > keep
+                && u32_at(&bytes, 4 * (start as usize - 1)).checked_add(1) == Some(run.start)
+                && u32_at(&bytes, 4 * (start as usize - 1)) != 0
+            {
+                start -= 1;
+                run = Run { start: run.start - 1, len: run.len + 1 };
+            }
+            drop(bytes);
+            self.give_back(inode, run)?;
+            *runs -= 1;
+            let bytes = self.meta.change(block, Part::Ordinary)?;
+            bytes[4 * start as usize..4 * (last as usize + 1)].fill(0);
+            self.cut_length(inode, first + start);
+            index = start;
+        }
+        if keep > 0 {
+            return Ok(true);
+        }
+        // Nothing below is left: the block of pointers goes too.
+        self.give_back(inode, Run { start: block, len: 1 })?;
+        Ok(false)
+    }
+
+    fn give_back(&mut self, inode: &mut Inode, run: Run) -> Result<(), Ext2Error> {
+        self.release(run)?;
+        let units = run.len * (self.superblock().block_bytes() / 512);
+        inode.blocks_512 = inode.blocks_512.saturating_sub(units);
+        Ok(())
+    }
+}
