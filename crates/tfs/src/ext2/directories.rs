@@ -222,7 +222,7 @@ impl Ext2 {
     /// is changed; the caller writes it.
     ///
     /// # Errors
-    /// [`Ext2Error::NoSpace`]; nothing is changed then.
+    /// [`Ext2Error::NoSpace`]; nothing that anybody would see is changed then.
     pub fn add_entry(
         &mut self,
         directory: u32,
@@ -252,7 +252,8 @@ impl Ext2 {
         let spare = largest_spare(bytes);
         let spare = self.in_directory(directory, spare)?;
         if let Some(index) = self.indices.by_directory.get_mut(&directory) {
-            let new = *index.blocks.entry((hash_of(name), number)).and_modify(|n| *n += 1).or_insert(1);
+            let new =
+                *index.blocks.entry((hash_of(name), number)).and_modify(|n| *n += 1).or_insert(1);
             self.indices.names += usize::from(new == 1);
             index.spare[number as usize] = spare;
         }
@@ -292,8 +293,14 @@ impl Ext2 {
         }
         let last = if blocks == 0 { 0 } else { self.block_of(inode, blocks - 1)? };
         let goal = if last == 0 { goal } else { Goal { block: last + 1, ..goal } };
-        self.make_way(inode, blocks, goal)?;
-        let run = self.allocate(goal, 1)?;
+        let run = match self.make_way(inode, blocks, goal).and_then(|()| self.allocate(goal, 1)) {
+            Ok(run) => run,
+            Err(error) => {
+                // Indirect blocks that were made belong to the directory.
+                self.put_inode(directory, inode)?;
+                return Err(error);
+            }
+        };
         entry::clear(self.meta.blank(run.start, Part::Ordinary)?);
         self.put_block(inode, blocks, run.start)?;
         let block_bytes = self.meta.block_bytes();
@@ -322,8 +329,8 @@ impl Ext2 {
         inode.flags &= !INDEXED;
         let block = self.directory_block(directory, inode, number)?;
         let bytes = self.meta.change(block, Part::Ordinary)?;
-        let removed = entry::remove(bytes, (at % block_bytes) as usize)
-            .and_then(|()| largest_spare(bytes));
+        let removed =
+            entry::remove(bytes, (at % block_bytes) as usize).and_then(|()| largest_spare(bytes));
         let spare = self.in_directory(directory, removed)?;
         if let Some(index) = self.indices.by_directory.get_mut(&directory) {
             let key = (hash_of(name), number);
@@ -403,11 +410,7 @@ impl Ext2 {
     ///
     /// # Errors
     /// [`Ext2Error::Damaged`] if the directory is.
-    pub fn is_empty_directory(
-        &mut self,
-        directory: u32,
-        inode: &Inode,
-    ) -> Result<bool, Ext2Error> {
+    pub fn is_empty_directory(&mut self, directory: u32, inode: &Inode) -> Result<bool, Ext2Error> {
         let mut from = 0;
         loop {
             let listed = self.list_entries(directory, inode, from, 64)?;

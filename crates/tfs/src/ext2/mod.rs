@@ -15,6 +15,7 @@ mod inodes;
 mod mapping;
 mod records_file;
 mod windows;
+mod xattrs;
 
 use std::collections::BTreeSet;
 
@@ -31,6 +32,7 @@ pub use files::{BLOCKS_A_STEP, Extent};
 pub use inodes::NewInode;
 pub use records_file::{Records, RecordsBitmap, RecordsError, Totals};
 use windows::Windows;
+pub use xattrs::{MAX_VALUE_BYTES, Xattrs};
 
 /// Why a call could not be done.
 #[derive(Debug, Error)]
@@ -182,6 +184,18 @@ impl Ext2 {
         let (block, at) = self.inode_place(inode)?;
         let len = self.superblock.inode_bytes() as usize;
         value.encode(&mut self.meta.change(block, Part::Ordinary)?[at..at + len]);
+        Ok(())
+    }
+
+    /// Clears an inode for a new file.
+    ///
+    /// # Errors
+    /// As [`Ext2::inode`].
+    pub fn clear_inode(&mut self, inode: u32) -> Result<(), Ext2Error> {
+        let (block, at) = self.inode_place(inode)?;
+        let len = self.superblock.inode_bytes() as usize;
+        let extra = self.superblock.want_extra_inode_bytes();
+        Inode::clear(&mut self.meta.change(block, Part::Ordinary)?[at..at + len], extra);
         Ok(())
     }
 

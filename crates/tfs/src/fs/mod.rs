@@ -13,11 +13,15 @@
 //! **After an error of the device** in a commit nobody knows what stands on the disk: the file
 //! system refuses every change from then on, as a kernel does that remounts read-only.
 
+mod data;
+mod held;
 mod mount;
+mod names;
+mod serve;
 
-use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard};
+use std::time::Duration;
 
 use atoll_env::Env;
 use atoll_vfs::Errno;
@@ -25,8 +29,13 @@ use atoll_vfs::Errno;
 use crate::device::Device;
 use crate::ext2::{Ext2, Ext2Error};
 use crate::meta::Journal;
+use held::HeldInodes;
 
 pub use mount::{MountError, MountOptions, MountReport, read_superblock};
+
+/// How long the kernel may believe names and attributes: long, for this process alone changes
+/// them.
+const FOR_EVER: Duration = Duration::from_secs(3600);
 
 /// A mounted file system. Clones are handles to the same one.
 #[derive(Clone, Debug)]
@@ -49,6 +58,7 @@ struct Shared {
     /// Why nothing can be changed any more.
     failed: OnceLock<String>,
     read_only: bool,
+    block_bytes: u32,
 }
 
 /// The runtime, which has no name to print.
@@ -64,6 +74,7 @@ impl std::fmt::Debug for EnvHandle {
 #[derive(Debug)]
 struct Core {
     ext2: Ext2,
+    held: HeldInodes,
 }
 
 /// A call that changes something, let in through the gate.
@@ -154,8 +165,4 @@ fn errno(error: &Ext2Error) -> Errno {
         Ext2Error::NoSpace | Ext2Error::NoSpaceYet | Ext2Error::NoInodes => Errno::ENOSPC,
         Ext2Error::Meta(_) | Ext2Error::Damaged(_) => Errno::EIO,
     }
-}
-
-fn io_errno(_: io::Error) -> Errno {
-    Errno::EIO
 }

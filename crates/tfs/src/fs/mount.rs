@@ -8,6 +8,7 @@ use atoll_env::Env;
 use atoll_vfs::Errno;
 use thiserror::Error;
 
+use super::held::HeldInodes;
 use super::{Core, EnvHandle, Shared, Tfs};
 use crate::device::Device;
 use crate::ext2::{Ext2, Ext2Error, Records, RecordsError};
@@ -55,8 +56,10 @@ pub enum MountError {
     #[error(transparent)]
     Superblock(#[from] SuperblockError),
     /// Other software left it without unmounting it, or found errors.
-    #[error("the file system was not unmounted in order by the software that used it last, or \
-             has errors: run e2fsck on it first")]
+    #[error(
+        "the file system was not unmounted in order by the software that used it last, or \
+             has errors: run e2fsck on it first"
+    )]
     NeedsCheck,
     /// Its records.
     #[error(transparent)]
@@ -90,7 +93,8 @@ fn read_records(
     device: &Arc<dyn Device>,
     superblock: &Superblock,
 ) -> Result<(Header, [u32; POINTERS]), RecordsError> {
-    let mut ext2 = Ext2::new(Meta::unjournaled(device.clone(), superblock, 16), superblock.clone(), None);
+    let mut ext2 =
+        Ext2::new(Meta::unjournaled(device.clone(), superblock, 16), superblock.clone(), None);
     let inode = ext2.inode(RECORDS_INODE)?;
     if inode.links == 0 || inode.size_bytes == 0 {
         return Err(RecordsError::None);
@@ -190,7 +194,7 @@ impl Tfs {
             header.settled,
         );
         *records.header_mut() = header;
-        let groups = superblock.groups();
+        let (groups, block_bytes) = (superblock.groups(), superblock.block_bytes());
         let mut ext2 = Ext2::new(meta, superblock, Some(records));
         let (records, meta) = ext2.records_and_meta().expect("they were given above");
         records.add_up(meta, groups)?;
@@ -200,14 +204,16 @@ impl Tfs {
             journal,
             gate: RwLock::new(()),
             reserved_blocks: AtomicUsize::new(0),
-            core: Mutex::new(Core { ext2 }),
+            core: Mutex::new(Core { ext2, held: HeldInodes::default() }),
             committing: Mutex::new(()),
             failed: OnceLock::new(),
             read_only: options.read_only,
+            block_bytes,
         };
         let tfs = Tfs { shared: Arc::new(shared) };
         if !options.read_only {
             tfs.shared.sign_in_or_out(true)?;
+            tfs.shared.end_orphans().map_err(|_| MountError::NeedsCheck)?;
         }
         Ok((tfs, report))
     }
@@ -221,6 +227,7 @@ impl Tfs {
         if self.shared.read_only {
             return Ok(());
         }
+        self.shared.end_orphans()?;
         self.shared.commit()?;
         self.shared.sign_in_or_out(false).map_err(|error| self.shared.fail(&error))
     }

@@ -1,4 +1,5 @@
 //! Tests of whole file systems.
 
+mod conformance;
 mod e2fsck;
 mod mkfs;

@@ -1,0 +1,437 @@
+//! Bytes of files: reading, writing, lengths, holes.
+//!
+//! Data goes straight to the device, metadata into the transaction. Within one passage of the
+//! gate blocks are given to the file, filled and linked, so that no commit sees one without
+//! the other; a block's bytes outside what was written are zeros.
+
+use atoll_vfs::{
+    Caller, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags, SeekTo, SetAttr, SetTime,
+};
+use bytes::{Bytes, BytesMut};
+
+use super::held::to_ext2;
+use super::names::Failure;
+use super::{Core, Shared, errno};
+use crate::ext2::{BLOCKS_A_STEP, Ext2Error, Extent};
+use crate::format::inode::{APPEND_ONLY, IMMUTABLE, Inode};
+
+/// `FALLOC_FL_KEEP_SIZE`.
+const KEEP_SIZE: i32 = 1;
+/// `FALLOC_FL_PUNCH_HOLE`.
+const PUNCH_HOLE: i32 = 2;
+/// How old an access time may be before a read renews it (as Linux's `relatime`).
+const ACCESS_TIME_SECS: i64 = 24 * 3600;
+/// Metadata blocks that changing an inode alone changes.
+const INODE_BLOCKS: usize = 2;
+
+impl Core {
+    /// The rest of a file's last block, to be zeroed when the file's length changes: other
+    /// systems may have left anything there.
+    fn tail_of(&mut self, inode: &Inode) -> Result<Option<(u64, usize)>, Ext2Error> {
+        let block_bytes = self.ext2.meta.block_bytes() as u64;
+        let (last, within) = (inode.size_bytes / block_bytes, inode.size_bytes % block_bytes);
+        if within == 0 {
+            return Ok(None);
+        }
+        let block = self.ext2.block_of(inode, last as u32)?;
+        let at = u64::from(block) * block_bytes + within;
+        Ok((block != 0).then_some((at, (block_bytes - within) as usize)))
+    }
+}
+
+impl Shared {
+    fn block_bytes(&self) -> u64 {
+        self.block_bytes as u64
+    }
+
+    /// Bytes of the extents of a file, zeros for holes.
+    fn read_extents(&self, extents: &[Extent], skip: u64, len: usize) -> Result<Bytes, Errno> {
+        let mut bytes = BytesMut::zeroed(len);
+        let mut at = 0;
+        let mut skip = skip;
+        for extent in extents {
+            let extent_bytes = u64::from(extent.len) * self.block_bytes();
+            let take = usize::try_from(extent_bytes - skip).unwrap_or(usize::MAX).min(len - at);
+            if extent.start != 0 {
+                let from = u64::from(extent.start) * self.block_bytes() + skip;
+                let into = &mut bytes[at..at + take];
+                self.device.read_at(from, into).map_err(|_| Errno::EIO)?;
+            }
+            at += take;
+            skip = 0;
+        }
+        Ok(bytes.freeze())
+    }
+
+    pub(super) fn read(
+        &self,
+        number: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        len: u32,
+    ) -> Result<Bytes, Errno> {
+        let number = to_ext2(number)?;
+        let lock = {
+            let mut core = self.core();
+            if !core.held.opened(number, handle)?.flags.reads() {
+                return Err(Errno::EBADF);
+            }
+            core.held.lock_of(number)
+        };
+        let _readers = lock.read().expect("no holder of this lock panics");
+        let (extents, skip, len, stale) = {
+            let mut core = self.core();
+            let inode = core.live_inode(number)?;
+            let left = inode.size_bytes.saturating_sub(offset);
+            let len = left.min(u64::from(len));
+            if len == 0 {
+                return Ok(Bytes::new());
+            }
+            let first = offset / self.block_bytes();
+            let last = (offset + len - 1) / self.block_bytes();
+            let count = (last - first + 1) as u32;
+            let extents = core.ext2.extents(&inode, first as u32, count).map_err(|e| errno(&e))?;
+            let skip = offset % self.block_bytes();
+            (extents, skip, len as usize, self.access_is_stale(&inode))
+        };
+        let bytes = self.read_extents(&extents, skip, len)?;
+        if stale {
+            self.note_access(number);
+        }
+        Ok(bytes)
+    }
+
+    fn access_is_stale(&self, inode: &Inode) -> bool {
+        let now = self.now();
+        let old = now.secs.saturating_sub(inode.atime.secs) >= ACCESS_TIME_SECS;
+        !self.read_only && (inode.atime <= inode.mtime || inode.atime <= inode.ctime || old)
+    }
+
+    /// Renews an access time; one that cannot be is no error of the read.
+    fn note_access(&self, number: u32) {
+        let Ok(_passage) = self.pass(INODE_BLOCKS) else { return };
+        let mut core = self.core();
+        if let Ok(mut inode) = core.live_inode(number) {
+            inode.atime = self.now();
+            if let Err(error) = core.ext2.put_inode(number, &inode) {
+                self.broken(&error);
+            }
+        }
+    }
+
+    pub(super) fn write(
+        &self,
+        number: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<u32, Errno> {
+        let number = to_ext2(number)?;
+        let (lock, open) = {
+            let mut core = self.core();
+            (core.held.lock_of(number), core.held.opened(number, handle)?)
+        };
+        if !open.flags.writes() {
+            return Err(Errno::EBADF);
+        }
+        let _writer = lock.write().expect("no holder of this lock panics");
+        let offset = {
+            let mut core = self.core();
+            let inode = core.live_inode(number)?;
+            if inode.flags & IMMUTABLE != 0 {
+                return Err(Errno::EPERM);
+            }
+            let longest = core.ext2.longest_file_bytes();
+            let append = open.flags.has(OpenFlags::APPEND) || inode.flags & APPEND_ONLY != 0;
+            let offset = if append { inode.size_bytes } else { offset };
+            if offset.checked_add(data.len() as u64).is_none_or(|end| end > longest) {
+                return Err(Errno::EFBIG);
+            }
+            offset
+        };
+        let mut done = 0;
+        while done < data.len() {
+            match self.write_some(number, offset + done as u64, &data[done..]) {
+                Ok(written) => done += written,
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(done as u32)
+    }
+
+    /// Writes a part of `data` that one step finds space for.
+    fn write_some(&self, number: u32, offset: u64, data: &[u8]) -> Result<usize, Errno> {
+        let block_bytes = self.block_bytes();
+        let first = offset / block_bytes;
+        let last = (offset + data.len() as u64 - 1) / block_bytes;
+        let count = (last - first + 1) as u32;
+        self.with_passage(BLOCKS_A_STEP + INODE_BLOCKS, |now| {
+            let (extents, given, reached, inode) = {
+                let mut core = self.core();
+                let mut inode = core.live_inode(number)?;
+                let privileged = inode.uid == 0;
+                let filled =
+                    core.ext2.fill_holes(number, &mut inode, first as u32, count, privileged);
+                // Also when nothing was found: indirect blocks that were made belong to the file.
+                core.ext2.put_inode(number, &inode).map_err(Failure::Broken)?;
+                let (given, reached) = filled?;
+                let extents =
+                    core.ext2.extents(&inode, first as u32, reached).map_err(Failure::Broken)?;
+                (extents, given, reached, inode)
+            };
+            let skip = (offset % block_bytes) as usize;
+            let room = reached as usize * block_bytes as usize - skip;
+            let len = room.min(data.len());
+            let end = offset + len as u64;
+            // From here the file has the blocks: an error leaves them with foreign bytes.
+            let broken = |error: std::io::Error| {
+                Failure::Broken(Ext2Error::Meta(crate::meta::MetaError::Write(error)))
+            };
+            self.fill_edges(&given, offset, end).map_err(broken)?;
+            if offset > inode.size_bytes {
+                let tail = self.core().tail_of(&inode).map_err(Failure::Broken)?;
+                self.zero(tail).map_err(Failure::Broken)?;
+            }
+            self.write_extents(&extents, skip as u64, &data[..len]).map_err(broken)?;
+            let mut core = self.core();
+            // Its attributes may have changed meanwhile.
+            let mut inode = core.live_inode(number)?;
+            inode.size_bytes = inode.size_bytes.max(end);
+            inode.mtime = now;
+            inode.ctime = now;
+            core.ext2.put_inode(number, &inode).map_err(Failure::Broken)?;
+            Ok(len)
+        })
+    }
+
+    fn write_extents(&self, extents: &[Extent], skip: u64, data: &[u8]) -> std::io::Result<()> {
+        let mut at = 0;
+        let mut skip = skip;
+        for extent in extents {
+            let extent_bytes = u64::from(extent.len) * self.block_bytes();
+            let take = usize::try_from(extent_bytes - skip).unwrap_or(usize::MAX);
+            let take = take.min(data.len() - at);
+            let to = u64::from(extent.start) * self.block_bytes() + skip;
+            self.device.write_at(to, &data[at..at + take])?;
+            at += take;
+            skip = 0;
+        }
+        Ok(())
+    }
+
+    /// Zeros what a write of `offset..end` leaves of the blocks that were given for it.
+    fn fill_edges(&self, given: &[Extent], offset: u64, end: u64) -> std::io::Result<()> {
+        for extent in given {
+            let start = u64::from(extent.logical) * self.block_bytes();
+            let stop = start + u64::from(extent.len) * self.block_bytes();
+            let disk = u64::from(extent.start) * self.block_bytes();
+            for (from, to) in [(start, offset.min(stop)), (end.max(start), stop)] {
+                if from < to {
+                    let zeros = vec![0; (to - from) as usize];
+                    self.device.write_at(disk + (from - start), &zeros)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Zeros a range of the device.
+    fn zero(&self, range: Option<(u64, usize)>) -> Result<(), Ext2Error> {
+        let Some((at, len)) = range else { return Ok(()) };
+        self.device
+            .write_at(at, &vec![0; len])
+            .map_err(|error| Ext2Error::Meta(crate::meta::MetaError::Write(error)))
+    }
+
+    pub(super) fn setattr(
+        &self,
+        caller: Caller,
+        number: InodeNumber,
+        changes: SetAttr,
+    ) -> Result<atoll_vfs::AttrReply, Errno> {
+        let number = to_ext2(number)?;
+        if let Some(size) = changes.size_bytes {
+            self.set_size(caller, number, size)?;
+        }
+        let _passage = self.pass(INODE_BLOCKS)?;
+        let mut core = self.core();
+        let mut inode = core.live_inode(number)?;
+        let now = self.now();
+        let time = |set: SetTime| match set {
+            SetTime::Now => now,
+            SetTime::To(time) => time,
+        };
+        if let Some(mode) = changes.mode {
+            inode.mode = inode.mode & !0o7777 | (mode & 0o7777) as u16;
+        }
+        inode.uid = changes.uid.unwrap_or(inode.uid);
+        inode.gid = changes.gid.unwrap_or(inode.gid);
+        inode.atime = changes.atime.map_or(inode.atime, time);
+        inode.mtime = changes.mtime.map_or(inode.mtime, time);
+        inode.ctime = now;
+        core.ext2.put_inode(number, &inode).map_err(|error| self.broken(&error))?;
+        core.attr_reply(number, &inode)
+    }
+
+    /// Cuts a file off, or lengthens it with a hole.
+    pub(super) fn set_size(&self, _caller: Caller, number: u32, size: u64) -> Result<(), Errno> {
+        let lock = self.core().held.lock_of(number);
+        let _writer = lock.write().expect("no holder of this lock panics");
+        let keep = size.div_ceil(self.block_bytes());
+        loop {
+            let _passage = self.pass(BLOCKS_A_STEP + INODE_BLOCKS)?;
+            let mut core = self.core();
+            let mut inode = core.live_inode(number)?;
+            match inode.kind() {
+                Ok(FileKind::Regular) => {}
+                Ok(FileKind::Directory) => return Err(Errno::EISDIR),
+                _ => return Err(Errno::EINVAL),
+            }
+            if inode.flags & (IMMUTABLE | APPEND_ONLY) != 0 {
+                return Err(Errno::EPERM);
+            }
+            if size > core.ext2.longest_file_bytes() {
+                return Err(Errno::EFBIG);
+            }
+            let now = self.now();
+            let old_size = inode.size_bytes;
+            let mut done = true;
+            if size < old_size {
+                done = core
+                    .ext2
+                    .cut_off(number, &mut inode, keep as u32)
+                    .map_err(|error| self.broken(&error))?;
+            }
+            if done {
+                // Both ways: what lies behind the shorter of the two ends becomes zeros.
+                inode.size_bytes = size.min(old_size);
+                let tail = core.tail_of(&inode).map_err(|error| self.broken(&error))?;
+                self.zero(tail).map_err(|error| self.broken(&error))?;
+                inode.size_bytes = size;
+            }
+            inode.mtime = now;
+            inode.ctime = now;
+            core.ext2.put_inode(number, &inode).map_err(|error| self.broken(&error))?;
+            if done {
+                return Ok(());
+            }
+        }
+    }
+
+    pub(super) fn seek(
+        &self,
+        number: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        to: SeekTo,
+    ) -> Result<u64, Errno> {
+        let number = to_ext2(number)?;
+        let mut core = self.core();
+        core.held.opened(number, handle)?;
+        let inode = core.live_inode(number)?;
+        if offset >= inode.size_bytes {
+            return Err(Errno::ENXIO);
+        }
+        let end = inode.size_bytes.div_ceil(self.block_bytes()) as u32;
+        let mut at = (offset / self.block_bytes()) as u32;
+        // A piece at a time: a file may be very long, and the answer near.
+        const PIECE_BLOCKS: u32 = 4096;
+        while at < end {
+            let count = PIECE_BLOCKS.min(end - at);
+            let extents = core.ext2.extents(&inode, at, count).map_err(|e| errno(&e))?;
+            let wanted = extents.iter().find(|e| (e.start != 0) == (to == SeekTo::Data));
+            if let Some(extent) = wanted {
+                return Ok(offset.max(u64::from(extent.logical) * self.block_bytes()));
+            }
+            at += count;
+        }
+        match to {
+            SeekTo::Data => Err(Errno::ENXIO),
+            SeekTo::Hole => Ok(inode.size_bytes),
+        }
+    }
+
+    /// `fallocate(2)`: blocks of zeros for a range, with or without lengthening the file.
+    pub(super) fn fallocate(
+        &self,
+        number: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+    ) -> Result<(), Errno> {
+        if mode & !KEEP_SIZE != 0 || mode & PUNCH_HOLE != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let number = to_ext2(number)?;
+        let end = offset.checked_add(len).filter(|_| len > 0).ok_or(Errno::EINVAL)?;
+        let lock = {
+            let mut core = self.core();
+            if !core.held.opened(number, handle)?.flags.writes() {
+                return Err(Errno::EBADF);
+            }
+            if end > core.ext2.longest_file_bytes() {
+                return Err(Errno::EFBIG);
+            }
+            core.held.lock_of(number)
+        };
+        // Blocks beyond the end of a file are an error to e2fsck of an ext2 file system.
+        if mode & KEEP_SIZE != 0 && end > self.size_of(number)? {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let _writer = lock.write().expect("no holder of this lock panics");
+        let mut at = (offset / self.block_bytes()) as u32;
+        let stop = end.div_ceil(self.block_bytes()) as u32;
+        while at < stop {
+            // At most so much is zeroed while the gate is held.
+            const PIECE_BLOCKS: u32 = 256;
+            at += self.with_passage(BLOCKS_A_STEP + INODE_BLOCKS, |now| {
+                let mut core = self.core();
+                let mut inode = core.live_inode(number)?;
+                let count = PIECE_BLOCKS.min(stop - at);
+                let privileged = inode.uid == 0;
+                let filled = core.ext2.fill_holes(number, &mut inode, at, count, privileged);
+                core.ext2.put_inode(number, &inode).map_err(Failure::Broken)?;
+                let (given, reached) = filled?;
+                let reached_bytes = (u64::from(at) + u64::from(reached)) * self.block_bytes();
+                inode.size_bytes = inode.size_bytes.max(reached_bytes.min(end));
+                inode.mtime = now;
+                inode.ctime = now;
+                core.ext2.put_inode(number, &inode).map_err(Failure::Broken)?;
+                drop(core);
+                self.fill_edges(&given, u64::MAX, u64::MAX).map_err(|error| {
+                    Failure::Broken(Ext2Error::Meta(crate::meta::MetaError::Write(error)))
+                })?;
+                Ok(reached)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn size_of(&self, number: u32) -> Result<u64, Errno> {
+        Ok(self.core().live_inode(number)?.size_bytes)
+    }
+
+    /// As [`Shared::with_space`], for work that takes the core itself.
+    fn with_passage<T>(
+        &self,
+        blocks: usize,
+        mut work: impl FnMut(FileTime) -> Result<T, Failure>,
+    ) -> Result<T, Errno> {
+        for last in [false, true] {
+            let outcome = {
+                let _passage = self.pass(blocks)?;
+                work(self.now())
+            };
+            match outcome {
+                Ok(done) => return Ok(done),
+                Err(Failure::Refused(errno)) => return Err(errno),
+                Err(Failure::Space(Ext2Error::NoSpaceYet)) if !last => self.commit()?,
+                Err(Failure::Space(error)) => return Err(errno(&error)),
+                Err(Failure::Broken(error)) => return Err(self.broken(&error)),
+            }
+        }
+        Err(Errno::ENOSPC)
+    }
+}

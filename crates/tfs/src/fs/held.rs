@@ -1,0 +1,296 @@
+//! Inodes that somebody holds: looked up by the front end, or open.
+//!
+//! An inode without a name lives on while it is held; until then it stands on ext2's list of
+//! orphans (`s_last_orphan`, chained through `i_dtime`), so that after a crash the next mount,
+//! or e2fsck, gives it back.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, RwLock};
+
+use atoll_vfs::{
+    Attr, AttrReply, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags,
+};
+
+use super::{Core, FOR_EVER, Shared, errno};
+use crate::ext2::Ext2Error;
+use crate::format::inode::Inode;
+use crate::format::superblock::ROOT_INODE;
+
+/// An inode that is held.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    lookups: u64,
+    opens: u32,
+    /// Writers of data and length take it as writers, readers as readers; before the core.
+    pub(super) lock: Arc<RwLock<()>>,
+}
+
+/// An open file or directory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Open {
+    pub(super) inode: u32,
+    pub(super) flags: OpenFlags,
+}
+
+/// All that is held.
+#[derive(Debug, Default)]
+pub(super) struct HeldInodes {
+    inodes: BTreeMap<u32, Held>,
+    opens: BTreeMap<u64, Open>,
+    last_handle: u64,
+}
+
+/// The inode behind a number of the front end.
+pub(super) fn to_ext2(number: InodeNumber) -> Result<u32, Errno> {
+    match number {
+        InodeNumber::ROOT => Ok(ROOT_INODE),
+        InodeNumber(number) => {
+            // Reserved inodes are nobody's business; the root has a number of its own.
+            u32::try_from(number).ok().filter(|n| *n > 10).ok_or(Errno::ESTALE)
+        }
+    }
+}
+
+/// The number the front end knows an inode by.
+pub(super) fn to_vfs(inode: u32) -> InodeNumber {
+    if inode == ROOT_INODE { InodeNumber::ROOT } else { InodeNumber(u64::from(inode)) }
+}
+
+impl HeldInodes {
+    pub(super) fn is_held(&self, inode: u32) -> bool {
+        self.inodes.contains_key(&inode)
+    }
+
+    fn look_up(&mut self, inode: u32) {
+        self.inodes.entry(inode).or_default().lookups += 1;
+    }
+
+    /// The file's lock.
+    pub(super) fn lock_of(&mut self, inode: u32) -> Arc<RwLock<()>> {
+        self.inodes.get(&inode).map_or_else(Arc::default, |held| held.lock.clone())
+    }
+
+    fn open(&mut self, inode: u32, flags: OpenFlags) -> Handle {
+        self.inodes.entry(inode).or_default().opens += 1;
+        self.last_handle += 1;
+        self.opens.insert(self.last_handle, Open { inode, flags });
+        Handle(self.last_handle)
+    }
+
+    pub(super) fn opened(&self, inode: u32, handle: Handle) -> Result<Open, Errno> {
+        self.opens.get(&handle.0).copied().filter(|open| open.inode == inode).ok_or(Errno::EBADF)
+    }
+
+    /// Takes back what was held; true if nobody holds the inode any more.
+    fn let_go(&mut self, inode: u32, lookups: u64, opens: u32) -> bool {
+        let Some(held) = self.inodes.get_mut(&inode) else { return false };
+        held.lookups = held.lookups.saturating_sub(lookups);
+        held.opens = held.opens.saturating_sub(opens);
+        let free = held.lookups == 0 && held.opens == 0;
+        if free {
+            self.inodes.remove(&inode);
+        }
+        free
+    }
+}
+
+impl Core {
+    /// An inode that is in use; `ESTALE` for one that is not.
+    pub(super) fn live_inode(&mut self, number: u32) -> Result<Inode, Errno> {
+        let inode = self.ext2.inode(number).map_err(|error| match error {
+            Ext2Error::Damaged(_) => Errno::ESTALE,
+            error => errno(&error),
+        })?;
+        let in_use = inode.mode != 0 && (inode.links > 0 || self.held.is_held(number));
+        if in_use { Ok(inode) } else { Err(Errno::ESTALE) }
+    }
+
+    /// A directory that is in use.
+    pub(super) fn live_directory(&mut self, number: u32) -> Result<Inode, Errno> {
+        let inode = self.live_inode(number)?;
+        match inode.kind() {
+            Ok(FileKind::Directory) => Ok(inode),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    /// The attributes of an inode.
+    pub(super) fn attr(&mut self, number: u32, inode: &Inode) -> Result<Attr, Errno> {
+        let kind = inode.kind().map_err(|_| Errno::EIO)?;
+        let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+        Ok(Attr {
+            inode: to_vfs(number),
+            kind,
+            mode: u32::from(inode.mode & 0o7777),
+            nlink: u32::from(inode.links),
+            uid: inode.uid,
+            gid: inode.gid,
+            rdev: if device { inode.device() } else { 0 },
+            size_bytes: inode.size_bytes,
+            blocks_512: u64::from(inode.blocks_512),
+            block_size_bytes: self.ext2.superblock().block_bytes(),
+            atime: inode.atime,
+            mtime: inode.mtime,
+            ctime: inode.ctime,
+        })
+    }
+
+    pub(super) fn attr_reply(&mut self, number: u32, inode: &Inode) -> Result<AttrReply, Errno> {
+        Ok(AttrReply { attr: self.attr(number, inode)?, ttl: FOR_EVER })
+    }
+
+    /// The entry of an inode, counted as a lookup.
+    pub(super) fn entry(&mut self, number: u32, inode: &Inode) -> Result<Entry, Errno> {
+        let attr = self.attr(number, inode)?;
+        self.held.look_up(number);
+        let generation = u64::from(inode.generation);
+        Ok(Entry { attr, generation, name_ttl: FOR_EVER, attr_ttl: FOR_EVER })
+    }
+
+    /// Opens an inode.
+    pub(super) fn open(&mut self, number: u32, flags: OpenFlags) -> Handle {
+        self.held.open(number, flags)
+    }
+
+    /// Puts an inode without a name on the list of orphans.
+    pub(super) fn add_orphan(&mut self, number: u32, inode: &mut Inode) -> Result<(), Ext2Error> {
+        inode.dtime = self.ext2.superblock().last_orphan();
+        self.ext2.change_superblock(|superblock| superblock.set_last_orphan(number))
+    }
+
+    /// Takes an inode off the list of orphans.
+    pub(super) fn remove_orphan(&mut self, number: u32, next: u32) -> Result<(), Ext2Error> {
+        if self.ext2.superblock().last_orphan() == number {
+            return self.ext2.change_superblock(|superblock| superblock.set_last_orphan(next));
+        }
+        let mut before = self.ext2.superblock().last_orphan();
+        // The list is as long as files are open without a name, or a loop on a damaged disk.
+        for _ in 0..self.ext2.superblock().inodes() {
+            if before == 0 {
+                return Ok(());
+            }
+            let mut inode = self.ext2.inode(before)?;
+            if inode.dtime == number {
+                inode.dtime = next;
+                return self.ext2.put_inode(before, &inode);
+            }
+            before = inode.dtime;
+        }
+        Ok(())
+    }
+}
+
+/// Blocks that the end of an inode changes at most: its own, bitmap, descriptor, superblock,
+/// an orphan before it, its attributes' block with bitmap and records.
+const END_BLOCKS: usize = 12;
+
+impl Shared {
+    pub(super) fn now(&self) -> FileTime {
+        let ms = self.env.0.unix_ms();
+        let secs = i64::try_from(ms / 1000).unwrap_or(i64::MAX);
+        FileTime { secs, nanos: (ms % 1000) as u32 * 1_000_000 }
+    }
+
+    /// Takes back lookups and opens; an inode without a name that nobody holds any more ends.
+    pub(super) fn let_go(&self, number: u32, lookups: u64, opens: u32) -> Result<(), Errno> {
+        let ends = {
+            let mut core = self.core();
+            core.held.let_go(number, lookups, opens)
+                && core.ext2.inode(number).is_ok_and(|inode| inode.links == 0 && inode.mode != 0)
+        };
+        if ends && !self.read_only { self.end_inode(number) } else { Ok(()) }
+    }
+
+    /// Closes a handle.
+    pub(super) fn close(&self, number: u32, handle: Handle) -> Result<(), Errno> {
+        {
+            let mut core = self.core();
+            core.held.opened(number, handle)?;
+            core.held.opens.remove(&handle.0);
+            core.ext2.drop_window(number);
+        }
+        self.let_go(number, 0, 1)
+    }
+
+    /// Gives back an orphan: its blocks step by step, then the inode.
+    pub(super) fn end_inode(&self, number: u32) -> Result<(), Errno> {
+        loop {
+            let _passage = self.pass(crate::ext2::BLOCKS_A_STEP + END_BLOCKS)?;
+            let mut core = self.core();
+            let mut inode = core.ext2.inode(number).map_err(|error| errno(&error))?;
+            if inode.links > 0 || inode.mode == 0 {
+                return Ok(());
+            }
+            let next = inode.dtime;
+            let done = core.free_some(number, &mut inode).map_err(|error| self.broken(&error))?;
+            if !done {
+                continue;
+            }
+            core.remove_orphan(number, next).map_err(|error| self.broken(&error))?;
+            let end = core.finish_inode(number, inode, self.now());
+            return end.map_err(|error| self.broken(&error));
+        }
+    }
+
+    /// Ends all orphans, held or not: at a mount those of a crash, at an unmount those that
+    /// the front end has not taken back.
+    pub(super) fn end_orphans(&self) -> Result<(), Errno> {
+        loop {
+            let (number, inodes) = {
+                let core = self.core();
+                let superblock = core.ext2.superblock();
+                (superblock.last_orphan(), superblock.first_inode()..=superblock.inodes())
+            };
+            if number == 0 {
+                return Ok(());
+            }
+            let ends = inodes.contains(&number)
+                && self.core().ext2.inode(number).is_ok_and(|i| i.links == 0 && i.mode != 0);
+            if !ends {
+                let what = format!("inode {number} on the list of orphans");
+                return Err(self.broken(&Ext2Error::Damaged(what)));
+            }
+            self.end_inode(number)?;
+        }
+    }
+
+    /// Ends all changes because a call broke off in the middle, and what it did by then must
+    /// not be committed.
+    pub(super) fn broken(&self, error: &Ext2Error) -> Errno {
+        self.fail(error)
+    }
+}
+
+impl Core {
+    /// Gives back blocks of an inode that ends; true when none are left.
+    pub(super) fn free_some(&mut self, number: u32, inode: &mut Inode) -> Result<bool, Ext2Error> {
+        let done = match inode.kind() {
+            Ok(FileKind::Regular | FileKind::Directory) => self.ext2.cut_off(number, inode, 0)?,
+            Ok(FileKind::Symlink) if inode.size_bytes > 59 => {
+                self.ext2.cut_off(number, inode, 0)?
+            }
+            _ => true,
+        };
+        self.ext2.put_inode(number, inode)?;
+        Ok(done)
+    }
+
+    /// Gives back an inode whose blocks are gone.
+    pub(super) fn finish_inode(
+        &mut self,
+        number: u32,
+        mut inode: Inode,
+        now: FileTime,
+    ) -> Result<(), Ext2Error> {
+        let directory = inode.kind() == Ok(FileKind::Directory);
+        self.ext2.release_xattrs(&mut inode)?;
+        if directory {
+            self.ext2.forget_directory(number);
+        }
+        // As e2fsck wants it: deleted, and since when.
+        inode.dtime = u32::try_from(now.secs.max(1)).unwrap_or(u32::MAX);
+        inode.links = 0;
+        self.ext2.put_inode(number, &inode)?;
+        self.ext2.release_inode(number, directory, false)
+    }
+}

@@ -1,0 +1,665 @@
+//! Names: looking up, making, linking, removing, renaming.
+//!
+//! Each call first looks whether it can be done, then changes; an error after the first
+//! change ends all changes ([`Shared::broken`]), for half a call must not be committed.
+
+use atoll_vfs::{
+    Caller, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags, RenameFlags,
+    check_name,
+};
+use bytes::Bytes;
+
+use super::held::{to_ext2, to_vfs};
+use super::{Core, Shared, errno};
+use crate::ext2::{BLOCKS_A_STEP, Ext2Error, Found, Goal, NewInode};
+use crate::format::inode::{INHERITED_FLAGS, Inode, SHORT_TARGET_BYTES, TRANSPARENT, kind_bits};
+use crate::format::superblock::ROOT_INODE;
+use crate::meta::Part;
+
+/// Most names of a file (ext2's `EXT2_LINK_MAX`).
+const MAX_LINKS: u16 = 32_000;
+/// Blocks that making a file changes at most: inode, its bitmap and descriptor, the directory
+/// and its inode, a new block for each of the two with bitmap, descriptor and three blocks
+/// of records, ways of indirect blocks, the superblock.
+const MAKE_BLOCKS: usize = 32;
+/// Set-group-ID.
+const SET_GID: u16 = 0o2000;
+
+/// What a new file is.
+pub(super) enum Birth<'a> {
+    /// A regular file, FIFO, socket or device.
+    Node { kind: FileKind, rdev: u64 },
+    /// A directory.
+    Directory,
+    /// A symbolic link to this.
+    Symlink(&'a [u8]),
+}
+
+impl Birth<'_> {
+    fn kind(&self) -> FileKind {
+        match self {
+            Birth::Node { kind, .. } => *kind,
+            Birth::Directory => FileKind::Directory,
+            Birth::Symlink(_) => FileKind::Symlink,
+        }
+    }
+}
+
+impl Core {
+    /// The entry of a name, with the directory's inode.
+    fn find(&mut self, parent: u32, name: &[u8]) -> Result<(Inode, Option<Found>), Errno> {
+        check_name(name)?;
+        let directory = self.live_directory(parent)?;
+        let found = self.ext2.find_entry(parent, &directory, name).map_err(|e| errno(&e))?;
+        Ok((directory, found))
+    }
+
+    /// The inode an entry names.
+    fn named(&mut self, found: &Found) -> Result<Inode, Errno> {
+        let inode = self.ext2.inode(found.inode).map_err(|error| errno(&error))?;
+        // An entry that names an inode not in use: the directory is damaged.
+        if inode.links == 0 || inode.kind().is_err() { Err(Errno::EIO) } else { Ok(inode) }
+    }
+
+    /// Where a directory should grow.
+    fn directory_goal(&self, directory: u32, caller: Caller) -> Goal {
+        Goal {
+            block: self.ext2.goal_of_inode(directory),
+            inode: directory,
+            grows: false,
+            privileged: caller.uid == 0,
+        }
+    }
+
+    fn touch(&mut self, number: u32, inode: &mut Inode, now: FileTime) -> Result<(), Ext2Error> {
+        inode.mtime = now;
+        inode.ctime = now;
+        self.ext2.put_inode(number, inode)
+    }
+
+    /// The directory that holds a directory.
+    fn parent_of(&mut self, number: u32, directory: &Inode) -> Result<u32, Errno> {
+        let found = self.ext2.find_entry(number, directory, b"..").map_err(|e| errno(&e))?;
+        found.map(|found| found.inode).ok_or(Errno::EIO)
+    }
+
+    /// Whether directory `number` is `above`, or lies below it.
+    fn lies_within(&mut self, mut number: u32, above: u32) -> Result<bool, Errno> {
+        // As deep as there are directories, or a loop on a damaged disk.
+        for _ in 0..self.ext2.superblock().inodes() {
+            if number == above {
+                return Ok(true);
+            }
+            if number == ROOT_INODE {
+                return Ok(false);
+            }
+            let directory = self.live_directory(number)?;
+            number = self.parent_of(number, &directory)?;
+        }
+        Err(Errno::EIO)
+    }
+}
+
+impl Shared {
+    pub(super) fn lookup(&self, parent: InodeNumber, name: &[u8]) -> Result<Entry, Errno> {
+        let parent = to_ext2(parent)?;
+        let mut core = self.core();
+        let (_, found) = core.find(parent, name)?;
+        let found = found.ok_or(Errno::ENOENT)?;
+        let inode = core.named(&found)?;
+        core.entry(found.inode, &inode)
+    }
+
+    pub(super) fn parent(&self, number: InodeNumber) -> Result<Entry, Errno> {
+        let number = to_ext2(number)?;
+        let mut core = self.core();
+        let directory = core.live_directory(number)?;
+        let parent = core.parent_of(number, &directory)?;
+        let inode = core.live_directory(parent)?;
+        core.entry(parent, &inode)
+    }
+
+    /// Makes a file, and opens it if `open` says how.
+    pub(super) fn make(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        birth: &Birth<'_>,
+        open: Option<OpenFlags>,
+    ) -> Result<(Entry, Handle), Errno> {
+        check_name(name)?;
+        let parent = to_ext2(parent)?;
+        self.with_space(MAKE_BLOCKS, |core, now| {
+            let (mut directory, found) = core.find(parent, name)?;
+            if found.is_some() {
+                return Err(Errno::EEXIST.into());
+            }
+            if directory.links == 0 {
+                return Err(Errno::ENOENT.into());
+            }
+            core.check_birth(&directory, birth)?;
+            let kind = birth.kind();
+            let new = NewInode {
+                parent,
+                name,
+                directory: kind == FileKind::Directory,
+                transparent: directory.flags & TRANSPARENT != 0
+                    && matches!(kind, FileKind::Regular | FileKind::Directory),
+            };
+            let number = core.ext2.allocate_inode(new)?;
+            let mut inode = Inode {
+                mode: kind_bits(kind) | (mode & 0o7777) as u16,
+                uid: caller.uid,
+                gid: caller.gid,
+                links: 1,
+                atime: now,
+                mtime: now,
+                ctime: now,
+                crtime: now,
+                generation: (self.env.0.random_u64() as u32).max(1),
+                flags: directory.flags & INHERITED_FLAGS,
+                ..Inode::blank()
+            };
+            if new.transparent {
+                inode.flags |= TRANSPARENT;
+            }
+            if directory.mode & SET_GID != 0 {
+                inode.gid = directory.gid;
+                inode.mode |= if new.directory { SET_GID } else { 0 };
+            }
+            let filled = core
+                .ext2
+                .clear_inode(number)
+                .and_then(|()| core.fill_birth(caller, parent, number, &mut inode, birth))
+                .and_then(|()| {
+                    let goal = core.directory_goal(parent, caller);
+                    core.ext2.add_entry(parent, &mut directory, name, (number, kind), goal)
+                });
+            if let Err(error) = filled {
+                core.undo_birth(number, inode, &new)?;
+                return Err(error.into());
+            }
+            directory.links += u16::from(new.directory);
+            core.ext2.put_inode(number, &inode)?;
+            core.touch(parent, &mut directory, now)?;
+            let entry = core.entry(number, &inode)?;
+            let handle = open.map_or(Handle::NONE, |flags| core.open(number, flags));
+            Ok((entry, handle))
+        })
+    }
+
+    pub(super) fn link(
+        &self,
+        caller: Caller,
+        number: InodeNumber,
+        new_parent: InodeNumber,
+        new_name: &[u8],
+    ) -> Result<Entry, Errno> {
+        check_name(new_name)?;
+        let (number, parent) = (to_ext2(number)?, to_ext2(new_parent)?);
+        self.with_space(MAKE_BLOCKS, |core, now| {
+            let mut inode = core.live_inode(number)?;
+            let kind = inode.kind().map_err(|_| Errno::EIO)?;
+            // A transparent file has one name: the one that goes when the file is lost.
+            if kind == FileKind::Directory || inode.is_transparent_file() {
+                return Err(Errno::EPERM.into());
+            }
+            if inode.links == 0 {
+                return Err(Errno::ENOENT.into());
+            }
+            if inode.links >= MAX_LINKS {
+                return Err(Errno::EMLINK.into());
+            }
+            let (mut directory, found) = core.find(parent, new_name)?;
+            if found.is_some() {
+                return Err(Errno::EEXIST.into());
+            }
+            if directory.links == 0 {
+                return Err(Errno::ENOENT.into());
+            }
+            let goal = core.directory_goal(parent, caller);
+            core.ext2.add_entry(parent, &mut directory, new_name, (number, kind), goal)?;
+            inode.links += 1;
+            inode.ctime = now;
+            core.ext2.put_inode(number, &inode)?;
+            core.touch(parent, &mut directory, now)?;
+            Ok(core.entry(number, &inode)?)
+        })
+    }
+
+    /// Removes a name: of a directory if `directory`, else of anything else.
+    pub(super) fn remove(
+        &self,
+        parent: InodeNumber,
+        name: &[u8],
+        directory: bool,
+    ) -> Result<(), Errno> {
+        let parent = to_ext2(parent)?;
+        let ended = {
+            let _passage = self.pass(MAKE_BLOCKS + BLOCKS_A_STEP)?;
+            let mut core = self.core();
+            let (mut holder, found) = core.find(parent, name)?;
+            let found = found.ok_or(Errno::ENOENT)?;
+            let mut inode = core.named(&found)?;
+            let is_directory = inode.kind() == Ok(FileKind::Directory);
+            match (directory, is_directory) {
+                (true, false) => return Err(Errno::ENOTDIR),
+                (false, true) => return Err(Errno::EISDIR),
+                _ => {}
+            }
+            if directory
+                && !core.ext2.is_empty_directory(found.inode, &inode).map_err(|e| errno(&e))?
+            {
+                return Err(Errno::ENOTEMPTY);
+            }
+            let now = self.now();
+            let mut work = || {
+                core.ext2.remove_entry(parent, &mut holder, name, found.at)?;
+                holder.links = holder.links.saturating_sub(u16::from(directory));
+                core.touch(parent, &mut holder, now)?;
+                core.drop_name(found.inode, &mut inode, now)
+            };
+            work().map_err(|error| self.broken(&error))?.then_some(found.inode)
+        };
+        ended.map_or(Ok(()), |number| self.end_inode(number))
+    }
+
+    pub(super) fn rename(
+        &self,
+        caller: Caller,
+        (parent, name): (InodeNumber, &[u8]),
+        (new_parent, new_name): (InodeNumber, &[u8]),
+        flags: RenameFlags,
+    ) -> Result<(), Errno> {
+        check_name(name)?;
+        check_name(new_name)?;
+        if flags.exchange && flags.no_replace {
+            return Err(Errno::EINVAL);
+        }
+        let from = (to_ext2(parent)?, name);
+        let to = (to_ext2(new_parent)?, new_name);
+        let ended = self.with_space(MAKE_BLOCKS + BLOCKS_A_STEP, |core, now| {
+            core.rename(caller, from, to, flags, now)
+        })?;
+        ended.map_or(Ok(()), |number| self.end_inode(number))
+    }
+
+    pub(super) fn readlink(&self, number: InodeNumber) -> Result<Bytes, Errno> {
+        let number = to_ext2(number)?;
+        let mut core = self.core();
+        let inode = core.live_inode(number)?;
+        if inode.kind() != Ok(FileKind::Symlink) {
+            return Err(Errno::EINVAL);
+        }
+        let len = usize::try_from(inode.size_bytes).map_err(|_| Errno::EIO)?;
+        if len <= SHORT_TARGET_BYTES && inode.blocks_512 == 0 {
+            let bytes: Vec<u8> = inode.pointers.iter().flat_map(|p| p.to_le_bytes()).collect();
+            return Ok(Bytes::copy_from_slice(&bytes[..len]));
+        }
+        let block = core.ext2.block_of(&inode, 0).map_err(|error| errno(&error))?;
+        if block == 0 || len > core.ext2.meta.block_bytes() {
+            return Err(Errno::EIO);
+        }
+        let bytes = core.ext2.meta.read(block).map_err(|_| Errno::EIO)?;
+        Ok(Bytes::copy_from_slice(&bytes[..len]))
+    }
+}
+
+/// Why a change of names failed: before anything was changed, or in the middle.
+pub(super) enum Failure {
+    /// Nothing was changed.
+    Refused(Errno),
+    /// No space: nothing was changed; some may be free after a commit.
+    Space(Ext2Error),
+    /// Something was changed, or cannot be read.
+    Broken(Ext2Error),
+}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Failure {
+        Failure::Refused(errno)
+    }
+}
+
+impl From<Ext2Error> for Failure {
+    fn from(error: Ext2Error) -> Failure {
+        match error {
+            Ext2Error::NoSpace | Ext2Error::NoSpaceYet | Ext2Error::NoInodes => {
+                Failure::Space(error)
+            }
+            error => Failure::Broken(error),
+        }
+    }
+}
+
+impl Core {
+    fn check_birth(&mut self, directory: &Inode, birth: &Birth<'_>) -> Result<(), Errno> {
+        match birth {
+            Birth::Directory if directory.links >= MAX_LINKS => Err(Errno::EMLINK),
+            Birth::Symlink([]) => Err(Errno::ENOENT),
+            Birth::Symlink(target) if target.len() >= self.ext2.meta.block_bytes() => {
+                Err(Errno::ENAMETOOLONG)
+            }
+            Birth::Node { kind: FileKind::Directory | FileKind::Symlink, .. } => Err(Errno::EINVAL),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives a new inode its contents.
+    fn fill_birth(
+        &mut self,
+        caller: Caller,
+        parent: u32,
+        number: u32,
+        inode: &mut Inode,
+        birth: &Birth<'_>,
+    ) -> Result<(), Ext2Error> {
+        let goal = self.directory_goal(number, caller);
+        match birth {
+            Birth::Node { kind: FileKind::CharDevice | FileKind::BlockDevice, rdev } => {
+                inode.set_device(*rdev);
+            }
+            Birth::Node { .. } => {}
+            Birth::Directory => {
+                inode.links = 2;
+                self.ext2.add_entry(number, inode, b".", (number, FileKind::Directory), goal)?;
+                self.ext2.add_entry(number, inode, b"..", (parent, FileKind::Directory), goal)?;
+            }
+            Birth::Symlink(target) if target.len() <= SHORT_TARGET_BYTES => {
+                for (i, byte) in target.iter().enumerate() {
+                    inode.pointers[i / 4] |= u32::from(*byte) << (8 * (i % 4));
+                }
+                inode.size_bytes = target.len() as u64;
+            }
+            Birth::Symlink(target) => {
+                let run = self.ext2.allocate(goal, 1)?;
+                let block = self.ext2.meta.blank(run.start, Part::Ordinary)?;
+                block[..target.len()].copy_from_slice(target);
+                inode.pointers[0] = run.start;
+                inode.blocks_512 = self.ext2.superblock().block_bytes() / 512;
+                inode.size_bytes = target.len() as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a birth back for which there was no space.
+    fn undo_birth(
+        &mut self,
+        number: u32,
+        mut inode: Inode,
+        new: &NewInode<'_>,
+    ) -> Result<(), Failure> {
+        let mut undo = || {
+            // A new file has a block at most.
+            while !self.free_some(number, &mut inode)? {}
+            self.ext2.clear_inode(number)?;
+            self.ext2.forget_directory(number);
+            self.ext2.release_inode(number, new.directory, new.transparent)
+        };
+        undo().map_err(Failure::Broken)
+    }
+
+    /// Takes a name off an inode. One that has none left ends at once if nobody holds it and
+    /// a step suffices, or becomes an orphan; true if the caller shall end it.
+    fn drop_name(
+        &mut self,
+        number: u32,
+        inode: &mut Inode,
+        now: FileTime,
+    ) -> Result<bool, Ext2Error> {
+        let directory = inode.kind() == Ok(FileKind::Directory);
+        inode.links = if directory { 0 } else { inode.links - 1 };
+        inode.ctime = now;
+        if inode.links > 0 {
+            self.ext2.put_inode(number, inode)?;
+            return Ok(false);
+        }
+        if self.held.is_held(number) {
+            self.add_orphan(number, inode)?;
+            self.ext2.put_inode(number, inode)?;
+            return Ok(false);
+        }
+        if self.free_some(number, inode)? {
+            self.finish_inode(number, inode.clone(), now)?;
+            return Ok(false);
+        }
+        self.add_orphan(number, inode)?;
+        self.ext2.put_inode(number, inode)?;
+        Ok(true)
+    }
+
+    /// Renames; returns an inode that the caller shall end.
+    fn rename(
+        &mut self,
+        caller: Caller,
+        (parent, name): (u32, &[u8]),
+        (new_parent, new_name): (u32, &[u8]),
+        flags: RenameFlags,
+        now: FileTime,
+    ) -> Result<Option<u32>, Failure> {
+        let (mut holder, found) = self.find(parent, name)?;
+        let found = found.ok_or(Errno::ENOENT)?;
+        let mut inode = self.named(&found)?;
+        let kind = inode.kind().map_err(|_| Errno::EIO)?;
+        let is_directory = kind == FileKind::Directory;
+        let (mut new_holder, target) = self.find(new_parent, new_name)?;
+        if new_holder.links == 0 {
+            return Err(Errno::ENOENT.into());
+        }
+        if is_directory && self.lies_within(new_parent, found.inode)? {
+            return Err(Errno::EINVAL.into());
+        }
+        let target = match target {
+            Some(target) => {
+                let inode = self.named(&target)?;
+                Some((target, inode))
+            }
+            None => None,
+        };
+        if flags.exchange {
+            let Some((target, target_inode)) = target else { return Err(Errno::ENOENT.into()) };
+            let one = (parent, holder, found, inode);
+            let other = (new_parent, new_holder, target, target_inode);
+            return self.exchange(one, other, now).map(|()| None);
+        }
+        if let Some((target, target_inode)) = &target {
+            if flags.no_replace {
+                return Err(Errno::EEXIST.into());
+            }
+            if target.inode == found.inode {
+                return Ok(None);
+            }
+            self.check_replace(is_directory, target, target_inode)?;
+        }
+        let same = parent == new_parent;
+        if is_directory && !same && target.is_none() && new_holder.links >= MAX_LINKS {
+            return Err(Errno::EMLINK.into());
+        }
+        // The new name first: it is the only thing there may be no space for.
+        let entry = (found.inode, kind);
+        match &target {
+            Some((target, _)) => {
+                self.ext2.replace_entry(new_parent, &new_holder, target.at, entry)?;
+            }
+            None => {
+                let goal = self.directory_goal(new_parent, caller);
+                self.ext2.add_entry(new_parent, &mut new_holder, new_name, entry, goal)?;
+            }
+        }
+        if same {
+            holder = new_holder.clone();
+        }
+        self.ext2.remove_entry(parent, &mut holder, name, found.at).map_err(Failure::Broken)?;
+        if same {
+            new_holder = holder.clone();
+        }
+        self.finish_rename(
+            (parent, holder),
+            (new_parent, new_holder),
+            (found.inode, &mut inode),
+            target,
+            now,
+        )
+        .map_err(Failure::Broken)
+    }
+
+    fn check_replace(
+        &mut self,
+        is_directory: bool,
+        target: &Found,
+        target_inode: &Inode,
+    ) -> Result<(), Errno> {
+        let target_is_directory = target_inode.kind() == Ok(FileKind::Directory);
+        match (is_directory, target_is_directory) {
+            (true, false) => Err(Errno::ENOTDIR),
+            (false, true) => Err(Errno::EISDIR),
+            (true, true) => {
+                let empty = self.ext2.is_empty_directory(target.inode, target_inode);
+                if empty.map_err(|error| errno(&error))? { Ok(()) } else { Err(Errno::ENOTEMPTY) }
+            }
+            (false, false) => Ok(()),
+        }
+    }
+
+    /// What follows when the entries are as they shall be.
+    fn finish_rename(
+        &mut self,
+        (parent, mut holder): (u32, Inode),
+        (new_parent, mut new_holder): (u32, Inode),
+        (number, inode): (u32, &mut Inode),
+        target: Option<(Found, Inode)>,
+        now: FileTime,
+    ) -> Result<Option<u32>, Ext2Error> {
+        let is_directory = inode.kind() == Ok(FileKind::Directory);
+        let same = parent == new_parent;
+        let replaces_directory = is_directory && target.is_some();
+        if same {
+            new_holder.links -= u16::from(replaces_directory);
+        } else if is_directory {
+            holder.links = holder.links.saturating_sub(1);
+            new_holder.links += u16::from(!replaces_directory);
+            if let Some(up) = self.ext2.find_entry(number, inode, b"..")? {
+                let entry = (new_parent, FileKind::Directory);
+                self.ext2.replace_entry(number, inode, up.at, entry)?;
+            }
+        }
+        inode.ctime = now;
+        self.ext2.put_inode(number, inode)?;
+        if !same {
+            self.touch(parent, &mut holder, now)?;
+        }
+        self.touch(new_parent, &mut new_holder, now)?;
+        let Some((target, mut target_inode)) = target else { return Ok(None) };
+        Ok(self.drop_name(target.inode, &mut target_inode, now)?.then_some(target.inode))
+    }
+
+    /// Swaps two names.
+    fn exchange(
+        &mut self,
+        (parent, mut holder, found, mut inode): (u32, Inode, Found, Inode),
+        (other_parent, mut other_holder, other, mut other_inode): (u32, Inode, Found, Inode),
+        now: FileTime,
+    ) -> Result<(), Failure> {
+        let kind = inode.kind().map_err(|_| Errno::EIO)?;
+        let other_kind = other_inode.kind().map_err(|_| Errno::EIO)?;
+        let directories = (kind == FileKind::Directory, other_kind == FileKind::Directory);
+        if directories.1 && self.lies_within(parent, other.inode)? {
+            return Err(Errno::EINVAL.into());
+        }
+        let mut work = || {
+            self.ext2.replace_entry(parent, &holder, found.at, (other.inode, other_kind))?;
+            self.ext2.replace_entry(other_parent, &other_holder, other.at, (found.inode, kind))?;
+            if parent != other_parent {
+                for (is_directory, number, inode, up) in [
+                    (directories.0, found.inode, &inode, other_parent),
+                    (directories.1, other.inode, &other_inode, parent),
+                ] {
+                    let entry = if is_directory {
+                        self.ext2.find_entry(number, inode, b"..")?
+                    } else {
+                        None
+                    };
+                    if let Some(entry) = entry {
+                        let up = (up, FileKind::Directory);
+                        self.ext2.replace_entry(number, inode, entry.at, up)?;
+                    }
+                }
+                let (one, two) = (u16::from(directories.0), u16::from(directories.1));
+                holder.links = holder.links + two - one;
+                other_holder.links = other_holder.links + one - two;
+                self.touch(other_parent, &mut other_holder, now)?;
+            }
+            self.touch(parent, &mut holder, now)?;
+            for (number, inode) in [(found.inode, &mut inode), (other.inode, &mut other_inode)] {
+                if number != parent && number != other_parent {
+                    inode.ctime = now;
+                    self.ext2.put_inode(number, inode)?;
+                }
+            }
+            Ok(())
+        };
+        work().map_err(Failure::Broken)
+    }
+
+    /// The entries of a directory, as the front end lists them.
+    pub(super) fn list(
+        &mut self,
+        number: u32,
+        from: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Result<Vec<atoll_vfs::DirEntry>, Errno> {
+        let directory = self.live_directory(number)?;
+        let mut listed = Vec::new();
+        let mut from = from;
+        while listed.len() < limit {
+            let part = self
+                .ext2
+                .list_entries(number, &directory, from, limit - listed.len())
+                .map_err(|error| errno(&error))?;
+            let Some(last) = part.last() else { break };
+            from = last.next;
+            for entry in part.into_iter().filter(|e| e.name != b"." && e.name != b"..") {
+                let inode = self.ext2.inode(entry.inode).map_err(|error| errno(&error))?;
+                let Ok(kind) = inode.kind() else { continue };
+                let full = if with_entries { Some(self.entry(entry.inode, &inode)?) } else { None };
+                listed.push(atoll_vfs::DirEntry {
+                    name: Bytes::from(entry.name),
+                    kind,
+                    inode: to_vfs(entry.inode),
+                    cookie: entry.next,
+                    entry: full,
+                });
+            }
+        }
+        Ok(listed)
+    }
+}
+
+impl Shared {
+    /// Runs a change that may find no space: blocks that rest are set free by a commit, and
+    /// the change tried once more.
+    pub(super) fn with_space<T>(
+        &self,
+        blocks: usize,
+        mut work: impl FnMut(&mut Core, FileTime) -> Result<T, Failure>,
+    ) -> Result<T, Errno> {
+        for last in [false, true] {
+            let outcome = {
+                let _passage = self.pass(blocks)?;
+                work(&mut self.core(), self.now())
+            };
+            match outcome {
+                Ok(done) => return Ok(done),
+                Err(Failure::Refused(errno)) => return Err(errno),
+                Err(Failure::Space(Ext2Error::NoSpaceYet)) if !last => self.commit()?,
+                Err(Failure::Space(error)) => return Err(errno(&error)),
+                Err(Failure::Broken(error)) => return Err(self.broken(&error)),
+            }
+        }
+        Err(Errno::ENOSPC)
+    }
+}

@@ -1,0 +1,392 @@
+//! The mounted file system as [`FileSystem`].
+//!
+//! Every call does its work on the thread that polls it first: nothing here waits but for the
+//! device and for locks that are held for as long as memory takes.
+
+use std::future::ready;
+use std::time::Duration;
+
+use atoll_vfs::{
+    Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeNumber,
+    MAX_NAME_BYTES, OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs, XattrFlags,
+};
+use bytes::Bytes;
+
+use super::held::to_ext2;
+use super::names::Birth;
+use super::{FOR_EVER, Shared, Tfs, errno};
+use crate::format::superblock::Superblock;
+
+/// What an inode, its bitmaps and a block of attributes take.
+const XATTR_BLOCKS: usize = 12;
+
+fn answer<T: Send + 'static>(result: Result<T, Errno>) -> Answer<T> {
+    Box::pin(ready(result))
+}
+
+fn opened(handle: Handle) -> Opened {
+    Opened { handle, keep_cache: true, direct_io: false }
+}
+
+/// Blocks of all groups' own metadata.
+fn overhead_blocks(superblock: &Superblock) -> u64 {
+    (0..superblock.groups())
+        .map(|group| {
+            let copies = if superblock.group_has_copy(group) {
+                1 + superblock.descriptor_blocks()
+            } else {
+                0
+            };
+            u64::from(copies + 2 + superblock.inode_table_blocks())
+        })
+        .sum::<u64>()
+        + u64::from(superblock.first_data_block())
+}
+
+impl Shared {
+    fn open_file(
+        &self,
+        caller: Caller,
+        number: InodeNumber,
+        flags: OpenFlags,
+    ) -> Result<Opened, Errno> {
+        let number = to_ext2(number)?;
+        if flags.writes() && self.read_only {
+            return Err(Errno::EROFS);
+        }
+        let handle = {
+            let mut core = self.core();
+            let inode = core.live_inode(number)?;
+            match inode.kind() {
+                Ok(FileKind::Regular) => {}
+                Ok(FileKind::Directory) => return Err(Errno::EISDIR),
+                Ok(FileKind::Symlink) => return Err(Errno::ELOOP),
+                _ => return Err(Errno::ENXIO),
+            }
+            core.open(number, flags)
+        };
+        if flags.has(OpenFlags::TRUNCATE) && flags.writes() {
+            if let Err(errno) = self.set_size(caller, number, 0) {
+                self.close(number, handle)?;
+                return Err(errno);
+            }
+        }
+        Ok(opened(handle))
+    }
+
+    fn create_file(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened), Errno> {
+        let birth = Birth::Node { kind: FileKind::Regular, rdev: 0 };
+        match self.make(caller, parent, name, mode, &birth, Some(flags)) {
+            Ok((entry, handle)) => Ok((entry, opened(handle))),
+            Err(Errno::EEXIST) if !flags.has(OpenFlags::EXCLUSIVE) => {
+                let entry = self.lookup(parent, name)?;
+                let number = to_ext2(entry.attr.inode)?;
+                let again = self.open_file(caller, entry.attr.inode, flags).and_then(|opened| {
+                    // Opening may have emptied it.
+                    let mut core = self.core();
+                    let inode = core.live_inode(number)?;
+                    Ok((Entry { attr: core.attr(number, &inode)?, ..entry }, opened))
+                });
+                if again.is_err() {
+                    self.let_go(number, 1, 0)?;
+                }
+                again
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn statfs(&self) -> StatFs {
+        let core = self.core();
+        let superblock = core.ext2.superblock();
+        let free = u64::from(superblock.free_blocks());
+        StatFs {
+            block_size_bytes: superblock.block_bytes(),
+            blocks: u64::from(superblock.blocks()).saturating_sub(overhead_blocks(superblock)),
+            blocks_free: free,
+            blocks_available: free.saturating_sub(u64::from(superblock.reserved_blocks())),
+            files: u64::from(superblock.inodes()),
+            files_free: u64::from(superblock.free_inodes()),
+            max_name_bytes: MAX_NAME_BYTES as u32,
+        }
+    }
+
+    fn xattr(&self, number: InodeNumber, name: &[u8]) -> Result<Bytes, Errno> {
+        let number = to_ext2(number)?;
+        let mut core = self.core();
+        let inode = core.live_inode(number)?;
+        let xattrs = core.ext2.xattrs(number, &inode).map_err(|error| errno(&error))?;
+        xattrs.value(name).map(Bytes::copy_from_slice).ok_or(Errno::ENODATA)
+    }
+
+    fn xattr_names(&self, number: InodeNumber) -> Result<Vec<Bytes>, Errno> {
+        let number = to_ext2(number)?;
+        let mut core = self.core();
+        let inode = core.live_inode(number)?;
+        let xattrs = core.ext2.xattrs(number, &inode).map_err(|error| errno(&error))?;
+        Ok(xattrs.names().map(Bytes::from).collect())
+    }
+
+    /// Sets or removes an attribute.
+    fn change_xattr(
+        &self,
+        caller: Caller,
+        number: InodeNumber,
+        name: &[u8],
+        value: Option<&[u8]>,
+        flags: XattrFlags,
+    ) -> Result<(), Errno> {
+        if name.len() > MAX_NAME_BYTES {
+            return Err(Errno::ERANGE);
+        }
+        if value.is_some_and(|value| value.len() > crate::ext2::MAX_VALUE_BYTES) {
+            return Err(Errno::E2BIG);
+        }
+        let number = to_ext2(number)?;
+        self.with_space(XATTR_BLOCKS, |core, now| {
+            let mut inode = core.live_inode(number)?;
+            let mut xattrs = core.ext2.xattrs(number, &inode)?;
+            let exists = xattrs.value(name).is_some();
+            match (exists, value.is_some()) {
+                (true, true) if flags.create => return Err(Errno::EEXIST.into()),
+                (false, true) if flags.replace => return Err(Errno::ENODATA.into()),
+                (false, false) => return Err(Errno::ENODATA.into()),
+                _ => {}
+            }
+            if !xattrs.set(name, value) {
+                return Err(Errno::EOPNOTSUPP.into());
+            }
+            core.ext2.put_xattrs(number, &mut inode, &xattrs, caller.uid == 0)?;
+            inode.ctime = now;
+            core.ext2.put_inode(number, &inode)?;
+            Ok(())
+        })
+    }
+
+    fn sync_all(&self) -> Result<(), Errno> {
+        if self.failed.get().is_some() { Err(Errno::EIO) } else { self.commit() }
+    }
+}
+
+impl FileSystem for Tfs {
+    fn lookup(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
+        answer(self.shared.lookup(parent, name))
+    }
+
+    fn parent(&self, _: Caller, inode: InodeNumber) -> Answer<Entry> {
+        answer(self.shared.parent(inode))
+    }
+
+    fn missing_ttl(&self) -> Duration {
+        FOR_EVER
+    }
+
+    fn forget(&self, inode: InodeNumber, count: u64) {
+        if let Ok(inode) = to_ext2(inode) {
+            // An error ends all changes, and the next call says so.
+            let _ = self.shared.let_go(inode, count, 0);
+        }
+    }
+
+    fn getattr(&self, inode: InodeNumber, _: Option<Handle>) -> Answer<AttrReply> {
+        let reply = || {
+            let number = to_ext2(inode)?;
+            let mut core = self.shared.core();
+            let inode = core.live_inode(number)?;
+            core.attr_reply(number, &inode)
+        };
+        answer(reply())
+    }
+
+    fn setattr(
+        &self,
+        caller: Caller,
+        inode: InodeNumber,
+        _: Option<Handle>,
+        changes: SetAttr,
+    ) -> Answer<AttrReply> {
+        answer(self.shared.setattr(caller, inode, changes))
+    }
+
+    fn readlink(&self, inode: InodeNumber) -> Answer<Bytes> {
+        answer(self.shared.readlink(inode))
+    }
+
+    fn mknod(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+        rdev: u64,
+    ) -> Answer<Entry> {
+        let birth = Birth::Node { kind, rdev };
+        answer(self.shared.make(caller, parent, name, mode, &birth, None).map(|made| made.0))
+    }
+
+    fn mkdir(&self, caller: Caller, parent: InodeNumber, name: &[u8], mode: u32) -> Answer<Entry> {
+        let made = self.shared.make(caller, parent, name, mode, &Birth::Directory, None);
+        answer(made.map(|made| made.0))
+    }
+
+    fn symlink(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        target: &[u8],
+    ) -> Answer<Entry> {
+        let made = self.shared.make(caller, parent, name, 0o777, &Birth::Symlink(target), None);
+        answer(made.map(|made| made.0))
+    }
+
+    fn link(
+        &self,
+        caller: Caller,
+        inode: InodeNumber,
+        new_parent: InodeNumber,
+        new_name: &[u8],
+    ) -> Answer<Entry> {
+        answer(self.shared.link(caller, inode, new_parent, new_name))
+    }
+
+    fn unlink(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
+        answer(self.shared.remove(parent, name, false))
+    }
+
+    fn rmdir(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<()> {
+        answer(self.shared.remove(parent, name, true))
+    }
+
+    fn rename(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        new_parent: InodeNumber,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Answer<()> {
+        answer(self.shared.rename(caller, (parent, name), (new_parent, new_name), flags))
+    }
+
+    fn open(&self, caller: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
+        answer(self.shared.open_file(caller, inode, flags))
+    }
+
+    fn create(
+        &self,
+        caller: Caller,
+        parent: InodeNumber,
+        name: &[u8],
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Answer<(Entry, Opened)> {
+        answer(self.shared.create_file(caller, parent, name, mode, flags))
+    }
+
+    fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
+        answer(self.shared.read(inode, handle, offset, len))
+    }
+
+    fn write(&self, inode: InodeNumber, handle: Handle, offset: u64, data: Bytes) -> Answer<u32> {
+        answer(self.shared.write(inode, handle, offset, &data))
+    }
+
+    fn fsync(&self, _: InodeNumber, _: Handle, _: bool) -> Answer<()> {
+        answer(self.shared.sync_all())
+    }
+
+    fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
+        answer(self.shared.seek(inode, handle, offset, to))
+    }
+
+    fn fallocate(
+        &self,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+    ) -> Answer<()> {
+        answer(self.shared.fallocate(inode, handle, offset, len, mode))
+    }
+
+    fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        answer(to_ext2(inode).and_then(|inode| self.shared.close(inode, handle)))
+    }
+
+    fn opendir(&self, _: Caller, inode: InodeNumber) -> Answer<Opened> {
+        let open = || {
+            let number = to_ext2(inode)?;
+            let mut core = self.shared.core();
+            core.live_directory(number)?;
+            Ok(opened(core.open(number, OpenFlags::READ)))
+        };
+        answer(open())
+    }
+
+    fn readdir(
+        &self,
+        inode: InodeNumber,
+        handle: Handle,
+        cookie: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Answer<Vec<DirEntry>> {
+        let list = || {
+            let number = to_ext2(inode)?;
+            let mut core = self.shared.core();
+            core.held.opened(number, handle)?;
+            core.list(number, cookie, limit, with_entries)
+        };
+        answer(list())
+    }
+
+    fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
+        self.close(inode, handle)
+    }
+
+    fn fsyncdir(&self, _: InodeNumber, _: Handle, _: bool) -> Answer<()> {
+        answer(self.shared.sync_all())
+    }
+
+    fn sync(&self) -> Answer<()> {
+        answer(self.shared.sync_all())
+    }
+
+    fn statfs(&self, _: InodeNumber) -> Answer<StatFs> {
+        answer(Ok(self.shared.statfs()))
+    }
+
+    fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
+        answer(self.shared.xattr(inode, name))
+    }
+
+    fn listxattr(&self, inode: InodeNumber) -> Answer<Vec<Bytes>> {
+        answer(self.shared.xattr_names(inode))
+    }
+
+    fn setxattr(
+        &self,
+        caller: Caller,
+        inode: InodeNumber,
+        name: &[u8],
+        value: Bytes,
+        flags: XattrFlags,
+    ) -> Answer<()> {
+        answer(self.shared.change_xattr(caller, inode, name, Some(&value), flags))
+    }
+
+    fn removexattr(&self, caller: Caller, inode: InodeNumber, name: &[u8]) -> Answer<()> {
+        answer(self.shared.change_xattr(caller, inode, name, None, XattrFlags::default()))
+    }
+}
