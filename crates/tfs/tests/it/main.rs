@@ -1,5 +1,6 @@
 //! Tests of whole file systems.
 
 mod conformance;
+mod crash;
 mod e2fsck;
 mod mkfs;
