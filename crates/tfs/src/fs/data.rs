@@ -254,6 +254,11 @@ impl Shared {
         if let Some(size) = changes.size_bytes {
             self.set_size(caller, number, size)?;
         }
+        if (SetAttr { size_bytes: None, ..changes }) == SetAttr::default() {
+            let mut core = self.core();
+            let inode = core.live_inode(number)?;
+            return core.attr_reply(number, &inode);
+        }
         let _passage = self.pass(INODE_BLOCKS)?;
         let mut core = self.core();
         let mut inode = core.live_inode(number)?;

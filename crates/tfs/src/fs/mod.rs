@@ -101,6 +101,7 @@ impl Shared {
         if self.read_only || self.failed.get().is_some() {
             return Err(Errno::EROFS);
         }
+        debug_assert!(blocks <= self.core().ext2.meta.capacity(), "a call fits into a transaction");
         loop {
             let gate = self.gate.read().expect("no holder of this lock panics");
             let before = self.reserved_blocks.fetch_add(blocks, Ordering::Relaxed);

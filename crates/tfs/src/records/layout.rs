@@ -15,7 +15,7 @@ pub const HEADER_COPIES: u32 = 2;
 /// Journal areas.
 pub const JOURNAL_AREAS: u32 = 2;
 /// The least blocks of a journal area: the largest call changes fewer blocks.
-pub const MIN_JOURNAL_BLOCKS: u32 = 64;
+pub const MIN_JOURNAL_BLOCKS: u32 = 128;
 /// The most blocks of a journal area; they may all be in memory at once.
 pub const MAX_JOURNAL_BLOCKS: u32 = 2048;
 
