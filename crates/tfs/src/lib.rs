@@ -23,4 +23,5 @@ pub mod fs;
 pub mod meta;
 pub mod mkfs;
 pub mod records;
+mod runs;
 pub mod states;

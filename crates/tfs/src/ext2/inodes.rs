@@ -281,6 +281,20 @@ impl Ext2 {
         })
     }
 
+    /// Notes that an inode in use became a transparent file's or directory's, or no longer is.
+    ///
+    /// # Errors
+    /// What reading the group's summary says.
+    pub fn note_transparent(
+        &mut self,
+        inode: u32,
+        directory: bool,
+        transparent: bool,
+    ) -> Result<(), Ext2Error> {
+        let group = (inode - 1) / self.superblock.inodes_per_group();
+        self.count_transparent_inode(group, directory, if transparent { 1 } else { -1 })
+    }
+
     /// Gives an inode back.
     ///
     /// # Errors

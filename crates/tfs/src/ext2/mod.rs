@@ -14,6 +14,7 @@ mod files;
 mod inodes;
 mod mapping;
 mod records_file;
+mod transparent;
 mod windows;
 mod xattrs;
 
@@ -31,6 +32,7 @@ pub use directories::{Found, Listed};
 pub use files::{BLOCKS_A_STEP, Extent};
 pub use inodes::NewInode;
 pub use records_file::{Records, RecordsBitmap, RecordsError, Totals};
+pub use transparent::Map;
 use windows::Windows;
 pub use xattrs::{MAX_VALUE_BYTES, Xattrs};
 
@@ -72,6 +74,7 @@ pub struct Ext2 {
     /// not listed.
     debts: inodes::Debts,
     indices: directories::Indices,
+    transparent_cursor: transparent::TransparentCursor,
 }
 
 /// The most groups remembered as sound; beyond it, they are checked again.
@@ -88,6 +91,7 @@ impl Ext2 {
             sound_groups: BTreeSet::new(),
             debts: inodes::Debts::default(),
             indices: directories::Indices::default(),
+            transparent_cursor: transparent::TransparentCursor::default(),
         }
     }
 

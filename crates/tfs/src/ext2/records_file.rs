@@ -1,7 +1,7 @@
 //! TFS's records as they stand on the disk: the blocks of inode 5, read and changed in
 //! transactions like all metadata.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use thiserror::Error;
 
@@ -16,6 +16,7 @@ use crate::records::layout::{Place, RecordsLayout};
 use crate::records::map::{ExtentHead, MapEntry};
 use crate::records::summary::{CHUNKS, GroupSummary};
 use crate::records::tag::Tag;
+use crate::runs::Runs;
 
 /// Why a file system's records cannot be used.
 #[derive(Debug, Error)]
@@ -61,8 +62,8 @@ pub struct Records {
     pointers: [u32; POINTERS],
     /// Block of the records' file, and the disk's block: at the file block modulo its length.
     memo: Vec<(u32, u32)>,
-    /// Runs of blocks of open transparent files: length by first block.
-    pins: BTreeMap<u32, u32>,
+    /// Blocks of transparent files that are open.
+    pins: Runs,
     changed_groups: BTreeSet<u32>,
     totals: Totals,
 }
@@ -84,7 +85,7 @@ impl Records {
             blocks_per_group: superblock.blocks_per_group(),
             pointers,
             memo: vec![(u32::MAX, 0); MEMO],
-            pins: BTreeMap::new(),
+            pins: Runs::default(),
             changed_groups: BTreeSet::new(),
             totals: Totals::default(),
         })
@@ -238,6 +239,17 @@ impl Records {
         (self.blocks - first).min(self.blocks_per_group) as usize
     }
 
+    /// Whether the file system has this block, in a group.
+    pub(super) fn has_block(&self, block: u32) -> bool {
+        (self.first_data_block..self.blocks).contains(&block)
+    }
+
+    /// Whether `len` blocks from `start` on lie in one group.
+    pub(super) fn in_one_group(&self, start: u32, len: u32) -> bool {
+        let (group, bit) = self.group_of(start);
+        len as usize <= self.blocks_of_group(group) - bit
+    }
+
     fn group_of(&self, block: u32) -> (u32, usize) {
         let block = block - self.first_data_block;
         (block / self.blocks_per_group, (block % self.blocks_per_group) as usize)
@@ -319,27 +331,24 @@ impl Records {
         std::mem::take(&mut self.changed_groups)
     }
 
-    /// Keeps ordinary data off a run while its file is open (§3.2). Runs of open files do not
-    /// overlap.
+    /// Keeps ordinary data off a run while its file is open (§3.2).
     pub fn pin(&mut self, run: Run) {
         self.pins.insert(run.start, run.len);
     }
 
-    /// Gives a pinned run free again.
+    /// Gives a run free again.
     pub fn unpin(&mut self, run: Run) {
-        self.pins.remove(&run.start);
+        self.pins.remove(run.start, run.len);
     }
 
     /// The end of the pinned run that covers a block, if one does.
     pub fn pinned_until(&self, block: u32) -> Option<u32> {
-        let (start, len) = self.pins.range(..=block).next_back()?;
-        (block - start < *len).then(|| start + len)
+        self.pins.end_of(block)
     }
 
     /// How many of `len` blocks from `start` on come before the next pinned one.
     pub fn unpinned(&self, start: u32, len: u32) -> u32 {
-        let next = self.pins.range(start..start.saturating_add(len)).next();
-        next.map_or(len, |(pin, _)| pin - start)
+        self.pins.next(start, len).map_or(len, |pin| pin - start)
     }
 
     /// The extent that begins at a block.

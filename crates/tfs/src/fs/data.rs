@@ -79,6 +79,9 @@ impl Shared {
             core.held.lock_of(number)
         };
         let _readers = lock.read().expect("no holder of this lock panics");
+        if self.is_open_transparent(number) {
+            return self.read_transparent(number, offset, len);
+        }
         let (extents, skip, len, stale) = {
             let mut core = self.core();
             let inode = core.live_inode(number)?;
@@ -99,6 +102,10 @@ impl Shared {
             self.note_access(number);
         }
         Ok(bytes)
+    }
+
+    fn is_open_transparent(&self, number: u32) -> bool {
+        self.core().open_map(number).is_some()
     }
 
     fn access_is_stale(&self, inode: &Inode) -> bool {
@@ -135,11 +142,15 @@ impl Shared {
             return Err(Errno::EBADF);
         }
         let _writer = lock.write().expect("no holder of this lock panics");
+        let transparent = self.is_open_transparent(number);
         let offset = {
             let mut core = self.core();
-            let inode = core.live_inode(number)?;
+            let mut inode = core.live_inode(number)?;
             if inode.flags & IMMUTABLE != 0 {
                 return Err(Errno::EPERM);
+            }
+            if let Some(map) = core.open_map(number) {
+                inode.size_bytes = map.entry.size_bytes;
             }
             let longest = core.ext2.longest_file_bytes();
             let append = open.flags.has(OpenFlags::APPEND) || inode.flags & APPEND_ONLY != 0;
@@ -151,7 +162,13 @@ impl Shared {
         };
         let mut done = 0;
         while done < data.len() {
-            match self.write_some(number, offset + done as u64, &data[done..]) {
+            let (at, rest) = (offset + done as u64, &data[done..]);
+            let written = if transparent {
+                self.write_transparent_some(number, at, rest)
+            } else {
+                self.write_some(number, at, rest)
+            };
+            match written {
                 Ok(written) => done += written,
                 Err(_) if done > 0 => break,
                 Err(errno) => return Err(errno),
@@ -281,7 +298,19 @@ impl Shared {
 
     /// Cuts a file off, or lengthens it with a hole.
     pub(super) fn set_size(&self, _caller: Caller, number: u32, size: u64) -> Result<(), Errno> {
-        let lock = self.core().held.lock_of(number);
+        let (lock, transparent) = {
+            let mut core = self.core();
+            let inode = core.live_inode(number)?;
+            (core.held.lock_of(number), inode.is_transparent_file())
+        };
+        if transparent {
+            // Opened for as long as it takes: its blocks must be its own.
+            self.open_transparent(number)?;
+            let _writer = lock.write().expect("no holder of this lock panics");
+            let set = self.set_transparent_size(number, size);
+            self.core().close_transparent(number);
+            return set;
+        }
         let _writer = lock.write().expect("no holder of this lock panics");
         let keep = size.div_ceil(self.block_bytes());
         loop {
@@ -334,7 +363,11 @@ impl Shared {
         let number = to_ext2(number)?;
         let mut core = self.core();
         core.held.opened(number, handle)?;
-        let inode = core.live_inode(number)?;
+        let mut inode = core.live_inode(number)?;
+        let map = core.open_map(number).cloned();
+        if let Some(map) = &map {
+            inode.size_bytes = map.entry.size_bytes;
+        }
         if offset >= inode.size_bytes {
             return Err(Errno::ENXIO);
         }
@@ -344,7 +377,10 @@ impl Shared {
         const PIECE_BLOCKS: u32 = 4096;
         while at < end {
             let count = PIECE_BLOCKS.min(end - at);
-            let extents = core.ext2.extents(&inode, at, count).map_err(|e| errno(&e))?;
+            let extents = match &map {
+                Some(map) => map.extents_of(at, count),
+                None => core.ext2.extents(&inode, at, count).map_err(|e| errno(&e))?,
+            };
             let wanted = extents.iter().find(|e| (e.start != 0) == (to == SeekTo::Data));
             if let Some(extent) = wanted {
                 return Ok(offset.max(u64::from(extent.logical) * self.block_bytes()));
@@ -378,6 +414,9 @@ impl Shared {
             }
             if end > core.ext2.longest_file_bytes() {
                 return Err(Errno::EFBIG);
+            }
+            if core.open_map(number).is_some() {
+                return Err(Errno::EOPNOTSUPP);
             }
             core.held.lock_of(number)
         };
@@ -419,7 +458,7 @@ impl Shared {
     }
 
     /// As [`Shared::with_space`], for work that takes the core itself.
-    fn with_passage<T>(
+    pub(super) fn with_passage<T>(
         &self,
         blocks: usize,
         mut work: impl FnMut(FileTime) -> Result<T, Failure>,

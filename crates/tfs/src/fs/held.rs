@@ -11,9 +11,9 @@ use atoll_vfs::{
     Attr, AttrReply, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags,
 };
 
-use super::{Core, FOR_EVER, Shared, errno};
+use super::{Core, FOR_EVER, Shared, TRANSPARENT_TTL, errno};
 use crate::ext2::Ext2Error;
-use crate::format::inode::Inode;
+use crate::format::inode::{Inode, TRANSPARENT};
 use crate::format::superblock::ROOT_INODE;
 
 /// An inode that is held.
@@ -21,6 +21,8 @@ use crate::format::superblock::ROOT_INODE;
 pub(super) struct Held {
     lookups: u64,
     opens: u32,
+    /// The directory in which it was found last.
+    parent: u32,
     /// Writers of data and length take it as writers, readers as readers; before the core.
     pub(super) lock: Arc<RwLock<()>>,
 }
@@ -61,8 +63,26 @@ impl HeldInodes {
         self.inodes.contains_key(&inode)
     }
 
-    fn look_up(&mut self, inode: u32) {
-        self.inodes.entry(inode).or_default().lookups += 1;
+    pub(super) fn is_open(&self, inode: u32) -> bool {
+        self.inodes.get(&inode).is_some_and(|held| held.opens > 0)
+    }
+
+    fn look_up(&mut self, inode: u32, parent: u32) {
+        let held = self.inodes.entry(inode).or_default();
+        held.lookups += 1;
+        held.parent = parent;
+    }
+
+    /// The directory in which a held inode was found last.
+    pub(super) fn parent_of(&self, inode: u32) -> Option<u32> {
+        self.inodes.get(&inode).map(|held| held.parent)
+    }
+
+    /// Says that a held inode is in another directory now.
+    pub(super) fn moved(&mut self, inode: u32, parent: u32) {
+        if let Some(held) = self.inodes.get_mut(&inode) {
+            held.parent = parent;
+        }
     }
 
     /// The file's lock.
@@ -118,6 +138,14 @@ impl Core {
     pub(super) fn attr(&mut self, number: u32, inode: &Inode) -> Result<Attr, Errno> {
         let kind = inode.kind().map_err(|_| Errno::EIO)?;
         let device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+        let (mut size_bytes, mut blocks_512) = (inode.size_bytes, u64::from(inode.blocks_512));
+        if inode.is_transparent_file()
+            && let Some(entry) = self.map_entry(number, inode).map_err(|error| errno(&error))?
+        {
+            size_bytes = entry.size_bytes;
+            let block_bytes = u64::from(self.ext2.superblock().block_bytes());
+            blocks_512 += u64::from(entry.blocks) * (block_bytes / 512);
+        }
         Ok(Attr {
             inode: to_vfs(number),
             kind,
@@ -126,8 +154,8 @@ impl Core {
             uid: inode.uid,
             gid: inode.gid,
             rdev: if device { inode.device() } else { 0 },
-            size_bytes: inode.size_bytes,
-            blocks_512: u64::from(inode.blocks_512),
+            size_bytes,
+            blocks_512,
             block_size_bytes: self.ext2.superblock().block_bytes(),
             atime: inode.atime,
             mtime: inode.mtime,
@@ -136,15 +164,22 @@ impl Core {
     }
 
     pub(super) fn attr_reply(&mut self, number: u32, inode: &Inode) -> Result<AttrReply, Errno> {
-        Ok(AttrReply { attr: self.attr(number, inode)?, ttl: FOR_EVER })
+        let ttl = if inode.is_transparent_file() { TRANSPARENT_TTL } else { FOR_EVER };
+        Ok(AttrReply { attr: self.attr(number, inode)?, ttl })
     }
 
-    /// The entry of an inode, counted as a lookup.
-    pub(super) fn entry(&mut self, number: u32, inode: &Inode) -> Result<Entry, Errno> {
+    /// The entry of an inode found in `parent`, counted as a lookup.
+    pub(super) fn entry(
+        &mut self,
+        number: u32,
+        inode: &Inode,
+        parent: u32,
+    ) -> Result<Entry, Errno> {
         let attr = self.attr(number, inode)?;
-        self.held.look_up(number);
+        self.held.look_up(number, parent);
         let generation = u64::from(inode.generation);
-        Ok(Entry { attr, generation, name_ttl: FOR_EVER, attr_ttl: FOR_EVER })
+        let ttl = if inode.is_transparent_file() { TRANSPARENT_TTL } else { FOR_EVER };
+        Ok(Entry { attr, generation, name_ttl: ttl, attr_ttl: ttl })
     }
 
     /// Opens an inode.
@@ -207,6 +242,7 @@ impl Shared {
             let mut core = self.core();
             core.held.opened(number, handle)?;
             core.held.opens.remove(&handle.0);
+            core.close_transparent(number);
             core.ext2.drop_window(number);
         }
         self.let_go(number, 0, 1)
@@ -265,6 +301,9 @@ impl Core {
     /// Gives back blocks of an inode that ends; true when none are left.
     pub(super) fn free_some(&mut self, number: u32, inode: &mut Inode) -> Result<bool, Ext2Error> {
         let done = match inode.kind() {
+            Ok(FileKind::Regular) if inode.is_transparent_file() => {
+                self.free_some_transparent(number)?
+            }
             Ok(FileKind::Regular | FileKind::Directory) => self.ext2.cut_off(number, inode, 0)?,
             Ok(FileKind::Symlink) if inode.size_bytes > 59 => {
                 self.ext2.cut_off(number, inode, 0)?
@@ -291,6 +330,8 @@ impl Core {
         inode.dtime = u32::try_from(now.secs.max(1)).unwrap_or(u32::MAX);
         inode.links = 0;
         self.ext2.put_inode(number, &inode)?;
-        self.ext2.release_inode(number, directory, false)
+        let transparent =
+            inode.is_transparent_file() || (directory && inode.flags & TRANSPARENT != 0);
+        self.ext2.release_inode(number, directory, transparent)
     }
 }

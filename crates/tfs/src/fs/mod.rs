@@ -18,6 +18,7 @@ mod held;
 mod mount;
 mod names;
 mod serve;
+mod transparent;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard};
@@ -30,12 +31,16 @@ use crate::device::Device;
 use crate::ext2::{Ext2, Ext2Error};
 use crate::meta::Journal;
 use held::HeldInodes;
+use transparent::OpenMaps;
 
 pub use mount::{MountError, MountOptions, MountReport, read_superblock};
 
 /// How long the kernel may believe names and attributes: long, for this process alone changes
 /// them.
 const FOR_EVER: Duration = Duration::from_secs(3600);
+
+/// And of transparent files, which may vanish.
+const TRANSPARENT_TTL: Duration = Duration::from_secs(1);
 
 /// A mounted file system. Clones are handles to the same one.
 #[derive(Clone, Debug)]
@@ -75,6 +80,7 @@ impl std::fmt::Debug for EnvHandle {
 struct Core {
     ext2: Ext2,
     held: HeldInodes,
+    maps: OpenMaps,
 }
 
 /// A call that changes something, let in through the gate.

@@ -9,6 +9,7 @@ use atoll_vfs::Errno;
 use thiserror::Error;
 
 use super::held::HeldInodes;
+use super::transparent::OpenMaps;
 use super::{Core, EnvHandle, Shared, Tfs};
 use crate::device::Device;
 use crate::ext2::{Ext2, Ext2Error, Records, RecordsError};
@@ -61,6 +62,12 @@ pub enum MountError {
              has errors: run e2fsck on it first"
     )]
     NeedsCheck,
+    /// TFS itself did not unmount it, and it is to be mounted read-only.
+    #[error(
+        "the file system was not unmounted in order: mount it once for writing, which makes \
+             it whole"
+    )]
+    NeedsRecovery,
     /// Its records.
     #[error(transparent)]
     Records(#[from] RecordsError),
@@ -169,10 +176,15 @@ impl Tfs {
         let mut records = Records::new(&superblock, header.clone(), pointers)?;
         let journal = journal_of(&device, &superblock, &mut records)?;
         if header.recognises(&superblock) {
+            if options.read_only && header.mounted {
+                return Err(MountError::NeedsRecovery);
+            }
             if !options.read_only && header.mounted {
                 let settled = header.settled;
                 header.settled = journal.recover(settled)?;
                 report.recovered = true;
+                // Blocks may have been written whose tags were not, and the other way round.
+                header.epoch = header.epoch.wrapping_add(1).max(1);
                 superblock = read_superblock(&*device)?;
             }
         } else {
@@ -204,7 +216,7 @@ impl Tfs {
             journal,
             gate: RwLock::new(()),
             reserved_blocks: AtomicUsize::new(0),
-            core: Mutex::new(Core { ext2, held: HeldInodes::default() }),
+            core: Mutex::new(Core { ext2, held: HeldInodes::default(), maps: OpenMaps::default() }),
             committing: Mutex::new(()),
             failed: OnceLock::new(),
             read_only: options.read_only,

@@ -107,7 +107,7 @@ impl Shared {
         let (_, found) = core.find(parent, name)?;
         let found = found.ok_or(Errno::ENOENT)?;
         let inode = core.named(&found)?;
-        core.entry(found.inode, &inode)
+        core.entry(found.inode, &inode, parent)
     }
 
     pub(super) fn parent(&self, number: InodeNumber) -> Result<Entry, Errno> {
@@ -116,7 +116,7 @@ impl Shared {
         let directory = core.live_directory(number)?;
         let parent = core.parent_of(number, &directory)?;
         let inode = core.live_directory(parent)?;
-        core.entry(parent, &inode)
+        core.entry(parent, &inode, parent)
     }
 
     /// Makes a file, and opens it if `open` says how.
@@ -183,8 +183,14 @@ impl Shared {
             }
             directory.links += u16::from(new.directory);
             core.ext2.put_inode(number, &inode)?;
+            if inode.is_transparent_file() {
+                core.put_transparent_parent(number, &inode, parent)?;
+            }
             core.touch(parent, &mut directory, now)?;
-            let entry = core.entry(number, &inode)?;
+            let entry = core.entry(number, &inode, parent)?;
+            if open.is_some() && inode.is_transparent_file() {
+                core.look(number)?;
+            }
             let handle = open.map_or(Handle::NONE, |flags| core.open(number, flags));
             Ok((entry, handle))
         })
@@ -225,7 +231,7 @@ impl Shared {
             inode.ctime = now;
             core.ext2.put_inode(number, &inode)?;
             core.touch(parent, &mut directory, now)?;
-            Ok(core.entry(number, &inode)?)
+            Ok(core.entry(number, &inode, parent)?)
         })
     }
 
@@ -549,6 +555,10 @@ impl Core {
         inode.ctime = now;
         self.ext2.put_inode(number, inode)?;
         if !same {
+            self.held.moved(number, new_parent);
+            if inode.is_transparent_file() {
+                self.put_transparent_parent(number, inode, new_parent)?;
+            }
             self.touch(parent, &mut holder, now)?;
         }
         self.touch(new_parent, &mut new_holder, now)?;
@@ -593,6 +603,17 @@ impl Core {
                 self.touch(other_parent, &mut other_holder, now)?;
             }
             self.touch(parent, &mut holder, now)?;
+            for (number, inode, up) in
+                [(found.inode, &inode, other_parent), (other.inode, &other_inode, parent)]
+            {
+                if parent == other_parent {
+                    continue;
+                }
+                self.held.moved(number, up);
+                if inode.is_transparent_file() {
+                    self.put_transparent_parent(number, inode, up)?;
+                }
+            }
             for (number, inode) in [(found.inode, &mut inode), (other.inode, &mut other_inode)] {
                 if number != parent && number != other_parent {
                     inode.ctime = now;
@@ -625,7 +646,11 @@ impl Core {
             for entry in part.into_iter().filter(|e| e.name != b"." && e.name != b"..") {
                 let inode = self.ext2.inode(entry.inode).map_err(|error| errno(&error))?;
                 let Ok(kind) = inode.kind() else { continue };
-                let full = if with_entries { Some(self.entry(entry.inode, &inode)?) } else { None };
+                let full = if with_entries {
+                    Some(self.entry(entry.inode, &inode, number)?)
+                } else {
+                    None
+                };
                 listed.push(atoll_vfs::DirEntry {
                     name: Bytes::from(entry.name),
                     kind,

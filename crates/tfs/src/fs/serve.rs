@@ -14,7 +14,9 @@ use bytes::Bytes;
 
 use super::held::to_ext2;
 use super::names::Birth;
+use super::transparent::TRANSPARENT_XATTR;
 use super::{FOR_EVER, Shared, Tfs, errno};
+use crate::format::inode::TRANSPARENT;
 use crate::format::superblock::Superblock;
 
 /// What an inode, its bitmaps and a block of attributes take.
@@ -54,7 +56,7 @@ impl Shared {
         if flags.writes() && self.read_only {
             return Err(Errno::EROFS);
         }
-        let handle = {
+        let transparent = {
             let mut core = self.core();
             let inode = core.live_inode(number)?;
             match inode.kind() {
@@ -63,8 +65,12 @@ impl Shared {
                 Ok(FileKind::Symlink) => return Err(Errno::ELOOP),
                 _ => return Err(Errno::ENXIO),
             }
-            core.open(number, flags)
+            inode.is_transparent_file()
         };
+        if transparent {
+            self.open_transparent(number)?;
+        }
+        let handle = self.core().open(number, flags);
         if flags.has(OpenFlags::TRUNCATE) && flags.writes() {
             if let Err(errno) = self.set_size(caller, number, 0) {
                 self.close(number, handle)?;
@@ -122,6 +128,10 @@ impl Shared {
         let number = to_ext2(number)?;
         let mut core = self.core();
         let inode = core.live_inode(number)?;
+        if name == TRANSPARENT_XATTR {
+            let on = inode.flags & TRANSPARENT != 0;
+            return if on { Ok(Bytes::from_static(b"1")) } else { Err(Errno::ENODATA) };
+        }
         let xattrs = core.ext2.xattrs(number, &inode).map_err(|error| errno(&error))?;
         xattrs.value(name).map(Bytes::copy_from_slice).ok_or(Errno::ENODATA)
     }
@@ -131,7 +141,9 @@ impl Shared {
         let mut core = self.core();
         let inode = core.live_inode(number)?;
         let xattrs = core.ext2.xattrs(number, &inode).map_err(|error| errno(&error))?;
-        Ok(xattrs.names().map(Bytes::from).collect())
+        let own = Bytes::from_static(TRANSPARENT_XATTR);
+        let own = (inode.flags & TRANSPARENT != 0).then_some(own);
+        Ok(own.into_iter().chain(xattrs.names().map(Bytes::from)).collect())
     }
 
     /// Sets or removes an attribute.
@@ -150,6 +162,13 @@ impl Shared {
             return Err(Errno::E2BIG);
         }
         let number = to_ext2(number)?;
+        if name == TRANSPARENT_XATTR {
+            return match value {
+                Some(b"1") => self.set_transparent(number, true),
+                Some(b"0") | None => self.set_transparent(number, false),
+                Some(_) => Err(Errno::EINVAL),
+            };
+        }
         self.with_space(XATTR_BLOCKS, |core, now| {
             let mut inode = core.live_inode(number)?;
             let mut xattrs = core.ext2.xattrs(number, &inode)?;

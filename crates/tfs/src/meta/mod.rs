@@ -18,7 +18,6 @@
 
 mod cache;
 mod journal;
-mod resting;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -28,10 +27,10 @@ use thiserror::Error;
 
 use crate::device::Device;
 use crate::format::superblock::Superblock;
+use crate::runs::Runs;
 
 use cache::Cache;
 pub use journal::Journal;
-use resting::RestingBlocks;
 
 /// A block in memory, shared between readers; changed by copying when it is shared.
 pub type Block = Arc<Vec<u8>>;
@@ -76,9 +75,9 @@ pub struct Meta {
     changed: BTreeMap<u32, Part>,
     changed_ordinary: usize,
     /// Blocks that the running transaction has freed.
-    freed: RestingBlocks,
+    freed: Runs,
     /// Blocks freed by the transaction being committed.
-    freed_before: RestingBlocks,
+    freed_before: Runs,
     /// Blocks of the transaction being committed: at home only when it is done.
     committing: BTreeMap<u32, Block>,
     /// The most blocks of a transaction.
@@ -110,8 +109,8 @@ impl Meta {
             cache: Cache::new(cached_blocks),
             changed: BTreeMap::new(),
             changed_ordinary: 0,
-            freed: RestingBlocks::default(),
-            freed_before: RestingBlocks::default(),
+            freed: Runs::default(),
+            freed_before: Runs::default(),
             committing: BTreeMap::new(),
             capacity: journal.capacity(),
             next_number: last_number + 1,
@@ -132,8 +131,8 @@ impl Meta {
             cache: Cache::new(cached_blocks),
             changed: BTreeMap::new(),
             changed_ordinary: 0,
-            freed: RestingBlocks::default(),
-            freed_before: RestingBlocks::default(),
+            freed: Runs::default(),
+            freed_before: Runs::default(),
             committing: BTreeMap::new(),
             capacity: 0,
             next_number: 0,
@@ -290,7 +289,7 @@ impl Meta {
     /// stands on the disk is then unknown, and the file system changes nothing any more.)
     pub fn finish(&mut self) {
         self.committing.clear();
-        self.freed_before = RestingBlocks::default();
+        self.freed_before = Runs::default();
     }
 
     /// The number of the transaction taken last.

@@ -4,3 +4,4 @@ mod conformance;
 mod crash;
 mod e2fsck;
 mod mkfs;
+mod transparent;

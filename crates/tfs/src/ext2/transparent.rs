@@ -1,0 +1,325 @@
+//! Blocks of transparent files (§3.1): which they are, whether all are still theirs, taking and
+//! giving them back.
+//!
+//! A transparent file's map is a chain of extents in the records. Its blocks are free for
+//! ordinary files, which may take them at any moment; one that was taken makes the whole map
+//! *lost*. Blocks are taken for transparent files only in state free (Figure 2), outside
+//! avoided chunks (§3.3), and not before the transaction that freed them is committed: an older
+//! state of the file system, which a crash may bring back, must not find foreign bytes in an
+//! ordinary file.
+
+use super::blocks::Run;
+use super::files::Extent;
+use super::records_file::RecordsBitmap;
+use super::{Ext2, Ext2Error, Records};
+use crate::bitmap;
+use crate::format::inode::Inode;
+use crate::meta::Meta;
+use crate::records::map::{ExtentHead, MAX_EXTENTS, MapEntry};
+use crate::records::summary::CHUNKS;
+use crate::records::tag::{Belongs, Tag};
+
+/// The map of a transparent file, in memory while it is open.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Map {
+    /// What stands in the records.
+    pub entry: MapEntry,
+    /// Its extents, in the order of the file; none is a hole.
+    pub extents: Vec<Extent>,
+}
+
+/// The least run that is taken while better ones may follow: transparent data that lies in
+/// few pieces is found and given back in few steps. A guess.
+const GOOD_RUN_BLOCKS: u32 = 16;
+/// The most blocks taken in one step.
+const MAX_RUN_BLOCKS: u32 = 512;
+/// The most runs given back in one step.
+const RUNS_A_STEP: usize = 4;
+
+/// Where the search for free blocks goes on: transparent data fills the disk from its end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TransparentCursor {
+    group: Option<u32>,
+    bit: usize,
+}
+
+impl Default for TransparentCursor {
+    fn default() -> TransparentCursor {
+        TransparentCursor { group: None, bit: 0 }
+    }
+}
+
+impl Map {
+    /// The extents that hold blocks of `count` from `logical` on, holes (start 0) among them.
+    pub fn extents_of(&self, logical: u32, count: u32) -> Vec<Extent> {
+        let end = logical.saturating_add(count);
+        let mut found = Vec::new();
+        let mut at = logical;
+        let first = self.extents.partition_point(|e| e.logical + e.len <= logical);
+        for extent in &self.extents[first..] {
+            if extent.logical >= end {
+                break;
+            }
+            if extent.logical > at {
+                found.push(Extent { logical: at, start: 0, len: extent.logical - at });
+                at = extent.logical;
+            }
+            let skip = at - extent.logical;
+            let len = (extent.len - skip).min(end - at);
+            found.push(Extent { logical: at, start: extent.start + skip, len });
+            at += len;
+        }
+        if at < end {
+            found.push(Extent { logical: at, start: 0, len: end - at });
+        }
+        found
+    }
+}
+
+impl Ext2 {
+    /// The map of a transparent file, if all of its blocks are still its own by the bitmaps;
+    /// none if one was overwritten, or the map is damaged: the file is lost. Tags are not
+    /// compared.
+    ///
+    /// # Errors
+    /// What reading the disk says.
+    pub fn load_map(&mut self, number: u32, inode: &Inode) -> Result<Option<Map>, Ext2Error> {
+        let Some((records, meta)) = self.records_and_meta() else { return Ok(None) };
+        let Some(entry) = records.map_entry(meta, number)? else { return Ok(None) };
+        if entry.generation != inode.generation {
+            return Ok(None);
+        }
+        let Some(extents) = read_chain(records, meta, number, &entry)? else { return Ok(None) };
+        for extent in &extents {
+            if !self.is_intact(Run { start: extent.start, len: extent.len })? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(Map { entry, extents }))
+    }
+
+    /// Whether a run within one group is in state transparent, all of it.
+    fn is_intact(&mut self, run: Run) -> Result<bool, Ext2Error> {
+        let (group, bit) = self.group_of_block(run.start)?;
+        let range = bit as usize..(bit + run.len) as usize;
+        if range.end > self.superblock().blocks_of_group(group) as usize {
+            return Ok(false);
+        }
+        let (allocated, _) = self.block_bitmap(group)?;
+        let Some((records, meta)) = self.records_and_meta() else { return Ok(false) };
+        let transparent = records.transparent_bitmap(meta, group)?;
+        let overwritten = records.overwritten_bitmap(meta, group)?;
+        Ok(bitmap::next(&allocated, range.clone(), true).is_none()
+            && bitmap::next(&transparent, range.clone(), false).is_none()
+            && bitmap::next(&overwritten, range, true).is_none())
+    }
+
+    /// Takes at least one and at most `want` blocks for transparent data.
+    ///
+    /// # Errors
+    /// [`Ext2Error::NoSpace`] if none is free outside avoided chunks.
+    pub fn allocate_transparent(&mut self, want: u32) -> Result<Run, Ext2Error> {
+        let want = want.clamp(1, MAX_RUN_BLOCKS);
+        let groups = self.superblock().groups();
+        let from = self.transparent_cursor.group.unwrap_or(groups - 1).min(groups - 1);
+        for least in [GOOD_RUN_BLOCKS.min(want), 1] {
+            for i in 0..=groups {
+                let group = (from + groups - i % groups) % groups;
+                let bit = if i == 0 { self.transparent_cursor.bit } else { 0 };
+                if let Some(run) = self.search_transparent(group, bit, want, least)? {
+                    let (_, start) = self.group_of_block(run.start)?;
+                    let bit = (start + run.len) as usize;
+                    self.transparent_cursor = TransparentCursor { group: Some(group), bit };
+                    return Ok(run);
+                }
+            }
+        }
+        Err(Ext2Error::NoSpace)
+    }
+
+    fn search_transparent(
+        &mut self,
+        group: u32,
+        from: usize,
+        want: u32,
+        least: u32,
+    ) -> Result<Option<Run>, Ext2Error> {
+        if self.descriptor(group)?.free_blocks == 0 {
+            return Ok(None);
+        }
+        let (allocated, _) = self.block_bitmap(group)?;
+        let first = self.superblock().first_block_of_group(group);
+        let blocks = self.superblock().blocks_of_group(group) as usize;
+        let chunk_blocks = (self.superblock().blocks_per_group() as usize).div_ceil(CHUNKS);
+        let Some((records, meta)) = self.records_and_meta() else { return Ok(None) };
+        let avoided = records.summary(meta, group)?.avoided;
+        let transparent = records.transparent_bitmap(meta, group)?;
+        for chunk in (0..CHUNKS).filter(|chunk| avoided & 1 << chunk == 0) {
+            let end = ((chunk + 1) * chunk_blocks).min(blocks);
+            let mut bit = from.max(chunk * chunk_blocks);
+            while bit < end {
+                let Some(start) = bitmap::next(&allocated, bit..end, false) else { break };
+                let limit = end.min(start + want as usize);
+                let free = bitmap::run_end(&allocated, start..limit, false);
+                let own = bitmap::run_end(&transparent, start..free, false);
+                let resting = (start..own).find(|bit| meta.is_resting(first + *bit as u32));
+                let stop = resting.unwrap_or(own);
+                if stop - start >= least as usize {
+                    let run = Run { start: first + start as u32, len: (stop - start) as u32 };
+                    return Ok(Some(run));
+                }
+                bit = stop.max(start) + 1;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Gives a run that was found by [`Ext2::allocate_transparent`] to a file, for the hole at
+    /// `logical`; the map in memory is changed with the records.
+    ///
+    /// # Errors
+    /// [`Ext2Error::NoSpace`] if the file has too many extents; nothing is changed then.
+    pub fn add_to_map(
+        &mut self,
+        number: u32,
+        map: &mut Map,
+        logical: u32,
+        run: Run,
+    ) -> Result<(), Ext2Error> {
+        let at = map.extents.partition_point(|extent| extent.logical < logical);
+        let joins = at > 0 && {
+            let before = &map.extents[at - 1];
+            before.logical + before.len == logical
+                && before.start + before.len == run.start
+                && self.group_of_block(before.start)?.0 == self.group_of_block(run.start)?.0
+        };
+        if !joins && map.extents.len() >= MAX_EXTENTS {
+            return Err(Ext2Error::NoSpace);
+        }
+        if joins {
+            map.extents[at - 1].len += run.len;
+        } else {
+            map.extents.insert(at, Extent { logical, start: run.start, len: run.len });
+        }
+        map.entry.blocks += run.len;
+        // The changed extent, and the one before it, which names it.
+        let changed = if joins { at - 1 } else { at };
+        self.write_heads(number, map, changed.saturating_sub(1)..=changed)?;
+        let Some((records, meta)) = self.records_and_meta() else { return Ok(()) };
+        records.put_bits(meta, RecordsBitmap::Transparent, run, true)?;
+        records.put_bits(meta, RecordsBitmap::Overwritten, run, false)?;
+        let (group, _) = self.group_of_block(run.start)?;
+        let Some((records, meta)) = self.records_and_meta() else { return Ok(()) };
+        records.change_summary(meta, group, |summary| summary.transparent += run.len)
+    }
+
+    fn write_heads(
+        &mut self,
+        number: u32,
+        map: &mut Map,
+        range: std::ops::RangeInclusive<usize>,
+    ) -> Result<(), Ext2Error> {
+        map.entry.first_extent = map.extents.first().map_or(0, |extent| extent.start);
+        let Some((records, meta)) = self.records_and_meta() else { return Ok(()) };
+        for at in range {
+            let Some(extent) = map.extents.get(at) else { continue };
+            let next = map.extents.get(at + 1).map_or(0, |next| next.start);
+            let head = ExtentHead { owner: number, logical: extent.logical, len: extent.len, next };
+            records.put_extent_head(meta, extent.start, Some(&head))?;
+        }
+        records.put_map_entry(meta, number, Some(&map.entry))
+    }
+
+    /// Gives back the blocks of a map beyond its first `keep`, as many as one step can;
+    /// returns whether none are left. Overwritten ones become what Figure 2 says.
+    ///
+    /// # Errors
+    /// What reading the disk says.
+    pub fn cut_map(&mut self, number: u32, map: &mut Map, keep: u32) -> Result<bool, Ext2Error> {
+        for _ in 0..RUNS_A_STEP {
+            let Some(last) = map.extents.last_mut() else { break };
+            if last.logical + last.len <= keep {
+                break;
+            }
+            let kept = keep.saturating_sub(last.logical);
+            let run = Run { start: last.start + kept, len: last.len - kept };
+            map.entry.blocks = map.entry.blocks.saturating_sub(run.len);
+            if kept > 0 {
+                last.len = kept;
+            } else {
+                map.extents.pop();
+                let Some((records, meta)) = self.records_and_meta() else { return Ok(true) };
+                records.put_extent_head(meta, run.start, None)?;
+            }
+            self.let_transparent_go(run)?;
+        }
+        if let Some(last) = map.extents.len().checked_sub(1) {
+            self.write_heads(number, map, last..=last)?;
+        } else {
+            self.write_heads(number, map, 0..=0)?;
+        }
+        Ok(map.extents.last().is_none_or(|last| last.logical + last.len <= keep))
+    }
+
+    /// The file that counted a run within one group as its own lets it go.
+    fn let_transparent_go(&mut self, run: Run) -> Result<(), Ext2Error> {
+        let (group, bit) = self.group_of_block(run.start)?;
+        let range = bit as usize..(bit + run.len) as usize;
+        let Some((records, meta)) = self.records_and_meta() else { return Ok(()) };
+        let owned = bitmap::count(&records.transparent_bitmap(meta, group)?, range.clone()) as u32;
+        let lost = bitmap::count(&records.overwritten_bitmap(meta, group)?, range) as u32;
+        records.put_bits(meta, RecordsBitmap::Transparent, run, false)?;
+        records.put_bits(meta, RecordsBitmap::Overwritten, run, false)?;
+        records.change_summary(meta, group, |summary| {
+            summary.overwritten = summary.overwritten.saturating_sub(lost);
+            summary.transparent = summary.transparent.saturating_sub(owned.saturating_sub(lost));
+        })
+    }
+
+    /// The part of a damaged or lost map that can still be read, to give it back: as
+    /// [`Ext2::load_map`], without asking whose the blocks are now.
+    ///
+    /// # Errors
+    /// What reading the disk says.
+    pub fn lost_map(&mut self, number: u32) -> Result<Option<Map>, Ext2Error> {
+        let Some((records, meta)) = self.records_and_meta() else { return Ok(None) };
+        let Some(entry) = records.map_entry(meta, number)? else { return Ok(None) };
+        let extents = read_chain(records, meta, number, &entry)?.unwrap_or_default();
+        Ok(Some(Map { entry, extents }))
+    }
+
+    /// The tag that a block of a file should have.
+    pub fn tag_of(&self, belongs: Belongs, block: &[u8]) -> Tag {
+        let key = self.records().map_or([0; 32], |records| records.header().tag_key);
+        Tag::of(&key, belongs, block)
+    }
+}
+
+/// The extents of a chain, if it is one: of this owner, ascending, of as many blocks as its
+/// entry says.
+fn read_chain(
+    records: &mut Records,
+    meta: &mut Meta,
+    number: u32,
+    entry: &MapEntry,
+) -> Result<Option<Vec<Extent>>, Ext2Error> {
+    let mut extents: Vec<Extent> = Vec::new();
+    let mut at = entry.first_extent;
+    let mut blocks = 0u32;
+    while at != 0 {
+        if !records.has_block(at) || extents.len() >= MAX_EXTENTS {
+            return Ok(None);
+        }
+        let Some(head) = records.extent_head(meta, at)? else { return Ok(None) };
+        let follows = extents.last().is_none_or(|last| last.logical + last.len <= head.logical);
+        let ends = head.logical.checked_add(head.len);
+        if head.owner != number || !follows || ends.is_none() || !records.in_one_group(at, head.len)
+        {
+            return Ok(None);
+        }
+        extents.push(Extent { logical: head.logical, start: at, len: head.len });
+        blocks = blocks.saturating_add(head.len);
+        at = head.next;
+    }
+    Ok((blocks == entry.blocks).then_some(extents))
+}

@@ -1,0 +1,181 @@
+//! Transparent files in the paper's words: they may vanish at any moment, cost ordinary files
+//! nothing, and never show anybody else's bytes.
+
+use std::sync::Arc;
+
+use atoll_env::TokioRuntime;
+use atoll_tfs::device::{Device, FaultyDevice};
+use atoll_tfs::fs::{MountOptions, Tfs};
+use atoll_tfs::mkfs::mkfs;
+use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, XattrFlags};
+use bytes::Bytes;
+
+use crate::e2fsck::assert_clean;
+use crate::mkfs::options;
+
+const ME: Caller = Caller { uid: 0, gid: 0, pid: 0 };
+const ROOT: InodeNumber = InodeNumber::ROOT;
+
+fn made(mib: usize, block_bytes: u32) -> FaultyDevice {
+    let device = FaultyDevice::new(mib << 20, 1);
+    mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options(block_bytes)).unwrap();
+    device
+}
+
+fn mount(device: &FaultyDevice) -> Tfs {
+    let shared: Arc<dyn Device> = Arc::new(device.clone());
+    let env = Arc::new(TokioRuntime::current());
+    Tfs::mount(env, shared, &MountOptions::default()).unwrap().0
+}
+
+/// A directory whose new files are transparent.
+async fn contribution(tfs: &Tfs) -> InodeNumber {
+    let entry = tfs.mkdir(ME, ROOT, b"contributed", 0o755).await.unwrap();
+    let number = entry.attr.inode;
+    let on = Bytes::from_static(b"1");
+    tfs.setxattr(ME, number, b"user.tfs.transparent", on, XattrFlags::default()).await.unwrap();
+    number
+}
+
+/// Bytes that tell whose they are and where.
+fn owned(owner: u64, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (owner as usize * 131 + i / 512 * 7 + 1) as u8).collect()
+}
+
+async fn write(
+    tfs: &Tfs,
+    parent: InodeNumber,
+    name: &str,
+    bytes: &[u8],
+) -> Result<InodeNumber, Errno> {
+    let flags = OpenFlags::WRITE;
+    let (entry, opened) = tfs.create(ME, parent, name.as_bytes(), 0o644, flags).await?;
+    let number = entry.attr.inode;
+    let written = tfs.write(number, opened.handle, 0, Bytes::copy_from_slice(bytes)).await;
+    tfs.close(number, opened.handle).await?;
+    tfs.forget(number, 1);
+    if written? as usize == bytes.len() { Ok(number) } else { Err(Errno::ENOSPC) }
+}
+
+async fn read(tfs: &Tfs, parent: InodeNumber, name: &str) -> Result<Vec<u8>, Errno> {
+    let number = tfs.lookup(ME, parent, name.as_bytes()).await?.attr.inode;
+    let handle = match tfs.open(ME, number, OpenFlags::READ).await {
+        Ok(opened) => opened.handle,
+        Err(errno) => {
+            tfs.forget(number, 1);
+            return Err(errno);
+        }
+    };
+    let bytes = tfs.read(number, handle, 0, 4 << 20).await;
+    tfs.close(number, handle).await?;
+    tfs.forget(number, 1);
+    bytes.map(|bytes| bytes.to_vec())
+}
+
+/// Fills the free space with transparent files; how many there are.
+async fn fill(tfs: &Tfs, parent: InodeNumber, len: usize) -> u64 {
+    for n in 0.. {
+        match write(tfs, parent, &format!("t{n}"), &owned(n, len)).await {
+            Ok(_) => {}
+            Err(Errno::ENOSPC) => {
+                tfs.unlink(ME, parent, format!("t{n}").as_bytes()).await.unwrap();
+                return n;
+            }
+            Err(errno) => panic!("{errno:?}"),
+        }
+    }
+    unreachable!("a disk is full at some time")
+}
+
+async fn free_blocks(tfs: &Tfs) -> u64 {
+    tfs.statfs(ROOT).await.unwrap().blocks_free
+}
+
+#[tokio::test]
+async fn transparent_files_hold_bytes_and_cost_no_free_space() {
+    for block_bytes in [1024, 4096] {
+        let device = made(32, block_bytes);
+        let tfs = mount(&device);
+        let parent = contribution(&tfs).await;
+        let before = free_blocks(&tfs).await;
+        let bytes = owned(3, 300_000);
+        let number = write(&tfs, parent, "file", &bytes).await.unwrap();
+        assert_eq!(read(&tfs, parent, "file").await.unwrap(), bytes);
+        assert_eq!(free_blocks(&tfs).await, before, "df counts it as free");
+        let attr = tfs.getattr(number, None).await.unwrap().attr;
+        assert_eq!(attr.size_bytes, 300_000);
+        assert!(attr.blocks_512 >= 300_000 / 512);
+        tfs.unmount().unwrap();
+        assert_clean(&device.bytes(), "with a transparent file");
+        let tfs = mount(&device);
+        assert_eq!(read(&tfs, parent, "file").await.unwrap(), bytes);
+        tfs.unlink(ME, parent, b"file").await.unwrap();
+        tfs.unmount().unwrap();
+        assert_clean(&device.bytes(), "without it");
+    }
+}
+
+/// "If any part of the file is overwritten, the file system returns an error to open. This
+/// signals that the file has been deleted. TFS then deletes the inode and directory entry"
+/// (§3.1).
+#[tokio::test]
+async fn ordinary_files_take_the_space_of_transparent_ones_which_are_then_gone() {
+    let device = made(16, 1024);
+    let tfs = mount(&device);
+    let parent = contribution(&tfs).await;
+    let count = fill(&tfs, parent, 100_000).await;
+    assert!(count > 80, "{count}");
+    let free = free_blocks(&tfs).await;
+    let ordinary = owned(1000, 3_000_000);
+    write(&tfs, ROOT, "ordinary", &ordinary).await.unwrap();
+    assert_eq!(read(&tfs, ROOT, "ordinary").await.unwrap(), ordinary);
+    assert!(free - free_blocks(&tfs).await >= 3_000_000 / 1024);
+    let mut lost = 0;
+    for n in 0..count {
+        match read(&tfs, parent, &format!("t{n}")).await {
+            Ok(bytes) => assert_eq!(bytes, owned(n, 100_000), "t{n}"),
+            Err(Errno::ENOENT) => {
+                lost += 1;
+                let again = tfs.lookup(ME, parent, format!("t{n}").as_bytes()).await;
+                assert_eq!(again.map(|e| e.attr.inode), Err(Errno::ENOENT), "its name is gone");
+            }
+            Err(errno) => panic!("t{n}: {errno:?}"),
+        }
+    }
+    assert!((30..=count).contains(&lost), "{lost} of {count}");
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "after losses");
+}
+
+/// "It prevents the file system from overwriting the data of open transparent files" (§3.2).
+#[tokio::test]
+async fn an_open_transparent_file_is_not_overwritten() {
+    let device = made(16, 1024);
+    let tfs = mount(&device);
+    let parent = contribution(&tfs).await;
+    let count = fill(&tfs, parent, 100_000).await;
+    let mut open = Vec::new();
+    for n in 0..count / 2 {
+        let name = format!("t{n}");
+        let number = tfs.lookup(ME, parent, name.as_bytes()).await.unwrap().attr.inode;
+        match tfs.open(ME, number, OpenFlags::READ).await {
+            Ok(opened) => open.push((n, number, opened.handle)),
+            // The directory that names them all is ordinary, and grew (§3.2).
+            Err(errno) => assert_eq!(errno, Errno::ENOENT),
+        }
+    }
+    assert!(open.len() as u64 + 3 >= count / 2, "{} of {count}", open.len());
+    // As much as there is left for ordinary files.
+    let mut n = 0;
+    while write(&tfs, ROOT, &format!("o{n}"), &owned(n, 200_000)).await.is_ok() {
+        n += 1;
+    }
+    for (n, number, handle) in open {
+        let bytes = tfs.read(number, handle, 0, 1 << 20).await.unwrap();
+        assert_eq!(bytes, owned(n, 100_000), "t{n}");
+        tfs.close(number, handle).await.unwrap();
+    }
+    assert_eq!(tfs.failure(), None);
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "full");
+}
