@@ -26,10 +26,12 @@
 mod bell;
 mod calls;
 mod checks;
+mod config;
 mod explore;
 mod fingers;
 pub mod gate;
 mod lifecycle;
+pub mod list;
 pub mod messages;
 mod peers;
 mod routing;
@@ -42,110 +44,25 @@ mod verify;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::Duration;
 
 use atoll_env::{BoxFuture, Env, Instant, Task};
-use atoll_key::{IdProfile, Key};
+use atoll_key::Key;
 use atoll_net::{Peer, Transport};
 use futures_channel::oneshot;
 
 use crate::peer_book::PeerBook;
-use crate::walk::{Found, Selection, WalkError};
+use crate::walk::{Found, WalkError};
 use crate::{MAX_VIRTUAL_SERVERS, Neighbourhood, Node, Overlay, Route};
 use bell::Bell;
 use checks::CheckQueue;
+pub use config::ChordConfig;
 use explore::Explorer;
 pub use explore::{TablePolicy, TableReport};
-use gate::Rules;
 pub use lifecycle::{JoinError, JoinFailure, VirtualServersError};
 use messages::Doubt;
 use peers::RememberedPeers;
 use servers::Servers;
-use state::{ChordState, DISTINCT_SUCCESSORS, ListLength, Told};
-
-/// What can be set. The times fit a LAN and the open internet alike; all but the first
-/// are guesses that the simulator bears out.
-#[derive(Clone, Debug)]
-pub struct ChordConfig {
-    /// The paper's r, "2 log2 N for the foreseeable maximum number of nodes" (CFS §4.2).
-    pub successors: usize,
-    /// A list goes on until it holds so many physical nodes, or `successors` if that is
-    /// less: enough for all copies of a block.
-    pub distinct_successors: usize,
-    /// How the network derives ring positions.
-    pub profile: IdProfile,
-    /// How many ring positions this node holds (CFS §5.3), at least one. May be changed
-    /// later: [`Chord::set_virtual_servers`].
-    pub virtual_servers: u16,
-    /// The most that any node of the network may hold, at most [`MAX_VIRTUAL_SERVERS`]: "the
-    /// virtual node index must fall between 0 and some small maximum" (CFS §4.4).
-    pub max_virtual_servers: u16,
-    /// Whether a claimed node is checked before it enters a table (CFS §4.4). The paper's
-    /// measurements ran without.
-    pub check_nodes: bool,
-    /// How often the first successor is called.
-    pub stabilize_every: Duration,
-    /// How often one finger is verified.
-    pub fix_fingers_every: Duration,
-    /// How often a remembered peer outside the neighbourhood is asked for a nearer
-    /// successor, to find rings that were split off. Alone on a ring: `stabilize_every`.
-    pub merge_every: Duration,
-    /// How a lookup chooses its next hop.
-    pub selection: Selection,
-    /// How many routes a lookup may take when it doubts the end of the first; see
-    /// [`crate::walk::WalkLimits`].
-    pub routes: usize,
-    /// Which routing table is kept beside the successor lists.
-    pub table: TablePolicy,
-    /// What upkeep may cost: bytes a second of all messages of this family, sent and
-    /// received, but lookups'. What stabilising leaves of it, the adaptive table may use.
-    pub table_budget_bytes_per_sec: u64,
-    /// The limit of one call.
-    pub call_limit: Duration,
-    /// How long a node found dead is not taken from hearsay.
-    pub suspect_for: Duration,
-    /// Peers known from an earlier run.
-    pub remembered: Vec<Peer>,
-}
-
-impl Default for ChordConfig {
-    fn default() -> ChordConfig {
-        ChordConfig {
-            successors: 16,
-            distinct_successors: DISTINCT_SUCCESSORS,
-            profile: IdProfile::default(),
-            virtual_servers: 1,
-            max_virtual_servers: MAX_VIRTUAL_SERVERS,
-            check_nodes: true,
-            stabilize_every: Duration::from_secs(1),
-            fix_fingers_every: Duration::from_secs(5),
-            merge_every: Duration::from_secs(20),
-            selection: Selection::default(),
-            routes: 3,
-            table: TablePolicy::default(),
-            table_budget_bytes_per_sec: 1024,
-            call_limit: Duration::from_secs(2),
-            suspect_for: Duration::from_secs(10),
-            remembered: Vec::new(),
-        }
-    }
-}
-
-impl ChordConfig {
-    /// How long the successor lists are.
-    pub fn list_length(&self) -> ListLength {
-        let distinct = self.distinct_successors.min(self.successors);
-        ListLength { entries: self.successors, distinct }
-    }
-
-    fn rules(&self) -> Rules {
-        Rules {
-            profile: self.profile,
-            max_virtual_servers: self.max_virtual_servers,
-            check: self.check_nodes,
-        }
-    }
-}
+use state::{ChordState, Told};
 
 /// A node's part in a Chord ring. Made by [`Chord::new`], put on a ring by
 /// [`Chord::create`] or [`Chord::join`]; hand it to a `net::Router` as family
@@ -249,6 +166,7 @@ impl Chord {
             remembered.add(*peer, &*env);
         }
         let explorer = Explorer::new(&config, first, env.now());
+        let peer_book = PeerBook::forgiving_after(config.suspect_for);
         Arc::new_cyclic(|this| Chord {
             this: this.clone(),
             inner: Mutex::new(Inner {
@@ -271,7 +189,7 @@ impl Chord {
             stabilize_bell: Arc::default(),
             finger_bell: Arc::default(),
             meet_bell: Arc::default(),
-            peer_book: PeerBook::default(),
+            peer_book,
         })
     }
 

@@ -20,9 +20,10 @@ use atoll_key::{IdProfile, Key};
 use atoll_net::Peer;
 
 use super::gate::{Gate, Judge, Rules, Verdict};
+use super::list::ListLength;
 use super::messages::Doubt;
 use super::routing;
-use super::state::{ChordState, ListLength, Told};
+use super::state::{ChordState, Told};
 use crate::{Neighbourhood, Node, Route, Seat, distinct_peers};
 
 /// One ring position and what is remembered of its upkeep.
