@@ -93,7 +93,8 @@ pub struct DhtConfig {
     pub routes: usize,
     /// Which replica is asked first for a content block.
     pub replica_choice: ReplicaChoice,
-    /// Whether a second replica is asked when the first is slower than it usually is.
+    /// Whether a second replica is asked when the first is slower than it usually is, and
+    /// another node for the way when an answer is overdue.
     pub hedge: bool,
     /// The most fetches in a hundred that ask a second replica, besides a short burst.
     pub hedge_percent: u32,
@@ -224,7 +225,7 @@ impl Inner {
         let now = self.env.now();
         match &result {
             Err(error) if error.is_failure_of_peer() => {
-                book.silent(&to.peer.id, now);
+                book.silent(&to.peer, now);
                 self.overlay.alert(&to.peer);
             }
             Ok(_) | Err(CallError::Refused(_)) if timed => {

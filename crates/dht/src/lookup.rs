@@ -6,17 +6,19 @@
 //! sends bytes that are not what the key names. What comes back is verified here. Every
 //! fetch ends by its deadline, and a failure says who was asked and what each said.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant, sleep};
 use atoll_key::{BlockKind, Key, SignedBlock};
 use atoll_net::{CallError, Refusal, Request};
-use atoll_overlay::peer_book::Misdeed;
+use atoll_overlay::peer_book::{Misdeed, Standing};
 use atoll_overlay::walk::{Asked, Said, Step, Trace, WalkError, WalkLimits, walk};
 use atoll_overlay::{Node, Route, distinct_peers};
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 
 use crate::blocks::GetError;
 use crate::fetch::{Replicas, ask_root};
@@ -91,7 +93,7 @@ pub(crate) async fn find(
         };
         // Everybody who should have it has answered: asking again will not help.
         let all_answered =
-            matches!(&error, WalkError::Absent { trace, .. } if trace.failures() == 0);
+            matches!(&error, WalkError::Absent { trace, .. } if trace.all_answered());
         if all_answered || inner.env.now() + pause >= deadline {
             add(&inner.counters.failed_gets, 1);
             let told = told(&error);
@@ -117,6 +119,7 @@ fn limits(inner: &Inner, deadline: Instant) -> WalkLimits {
         routes: inner.config.routes,
         confirm: CONFIRM_ABSENCE,
         asks: MAX_ASKS,
+        hedge: inner.config.hedge,
     }
 }
 
@@ -351,7 +354,7 @@ async fn ask_all_replicas(
         Err(told) => return Err(GetError::Unavailable { key, told }),
     };
     let replicas = distinct_peers(&nodes, inner.config.replicas);
-    let answers = join_all(replicas.iter().map(|node| ask_signed(inner, *node, key))).await;
+    let answers = ask_signed_of(inner, &replicas, key).await;
     add(&inner.counters.get_calls, replicas.len() as u64);
     let holders = answers.iter().filter(|answer| matches!(answer, Ok(Some(_)))).count();
     let elsewhere = if 2 * holders > replicas.len() || inner.config.routes <= 1 {
@@ -399,12 +402,33 @@ async fn ask_all_replicas(
     }
 }
 
+type HeldSigned = Result<Option<(SignedBlock, BlockHeader)>, CallError>;
+
+/// What each of these replicas holds, in their order. Once one was found that holds it, those
+/// that left an earlier call unanswered are not waited for: of many nodes that died at once
+/// each would cost the reader its whole patience.
+async fn ask_signed_of(inner: &Arc<Inner>, replicas: &[Node], key: Key) -> Vec<HeldSigned> {
+    let (book, now) = (inner.overlay.peer_book(), inner.env.now());
+    let answers = |n: &Node| inner.is_me(n) || book.standing(&n.peer, now) == Standing::Answers;
+    let nodes = replicas.iter().enumerate();
+    let mut waited_for: BTreeSet<usize> =
+        nodes.clone().filter(|(_, node)| answers(node)).map(|(at, _)| at).collect();
+    let mut calls: FuturesUnordered<_> =
+        nodes.map(|(at, node)| async move { (at, ask_signed(inner, *node, key).await) }).collect();
+    let mut heard: Vec<HeldSigned> = replicas.iter().map(|_| Err(CallError::TimedOut)).collect();
+    let mut found = false;
+    while !(found && waited_for.is_empty())
+        && let Some((at, held)) = calls.next().await
+    {
+        found |= matches!(held, Ok(Some(_)));
+        waited_for.remove(&at);
+        heard[at] = held;
+    }
+    heard
+}
+
 /// The signed block that one replica holds, verified.
-async fn ask_signed(
-    inner: &Arc<Inner>,
-    node: Node,
-    key: Key,
-) -> Result<Option<(SignedBlock, BlockHeader)>, CallError> {
+async fn ask_signed(inner: &Arc<Inner>, node: Node, key: Key) -> HeldSigned {
     let found = if inner.is_me(&node) {
         match inner.store.get(&key).await {
             Ok(Some(block)) => {

@@ -38,7 +38,7 @@ impl Chord {
         let answer = self.transport.call(to.peer, request, self.config.call_limit).await;
         let now = self.env.now();
         match &answer {
-            Err(error) if error.is_failure_of_peer() => self.peer_book.silent(&to.peer.id, now),
+            Err(error) if error.is_failure_of_peer() => self.peer_book.silent(&to.peer, now),
             _ => self.peer_book.answered(&to.peer.id, now.since(start), now),
         }
         if let Ok(reply) = &answer {

@@ -24,6 +24,7 @@ use futures_channel::oneshot;
 use super::gate::Verdict;
 use super::messages::{self, Alive, Doubt, Ping, VirtualIndex};
 use super::{Chord, calls, upkeep};
+use crate::peer_book::Standing;
 use crate::{Node, Seat};
 
 /// The most claims to be a predecessor that wait for a check.
@@ -224,8 +225,9 @@ impl Chord {
             }
             (was_checked, inner.servers.gate.is_suspected(&node, now))
         };
+        let silent = self.peer_book.standing(from, now) == Standing::Silent;
         // That it reaches us does not say that we reach it.
-        if suspected && was_checked {
+        if (suspected || silent) && was_checked {
             self.check_claims(&[node], Some(from.id));
         }
     }
