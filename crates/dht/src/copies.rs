@@ -13,15 +13,16 @@
 //! [`QuotaConfig::copy_share`]: crate::QuotaConfig::copy_share
 
 use atoll_key::{BlockKind, Key};
-use atoll_net::{Peer, Refusal, Request};
+use atoll_net::{Peer, Refusal};
 use atoll_overlay::{Neighbourhood, Node};
 use atoll_store::Owner;
 use futures_util::future::join_all;
 
 use crate::inner::Inner;
-use crate::messages::{self, Vouch, VouchReply, Vouched, from_header, to_header};
+use crate::messages::{Vouch, VouchReply, Vouched};
 use crate::owner::{bearer, is_bearer};
 use crate::quota::Room;
+use crate::witness::ask;
 
 /// Nodes asked to vouch for a batch.
 const MAX_WITNESSES: usize = 3;
@@ -121,7 +122,7 @@ async fn ask_witnesses(inner: &Inner, from: &Peer, keys: &[Key]) -> Vec<Vec<Vouc
     });
     let answers = join_all(asks.map(|(witness, indices)| async move {
         let asked: Vec<Key> = indices.iter().map(|index| keys[*index]).collect();
-        (indices, ask(inner, &witness, asked).await)
+        (indices, ask(inner, &witness, asked).await.unwrap_or_default())
     }))
     .await;
     for (indices, answer) in answers {
@@ -156,16 +157,6 @@ fn witnesses(inner: &Inner, from: &Peer, seat: &Neighbourhood) -> Vec<Node> {
         }
     }
     witnesses
-}
-
-/// Asks one node; an answer that is none vouches for nothing.
-async fn ask(inner: &Inner, witness: &Node, keys: Vec<Key>) -> Vec<Option<Vouched>> {
-    let count = keys.len();
-    let header = to_header(&Vouch { keys });
-    let request = Request { method: messages::VOUCH, header, parts: Vec::new() };
-    let reply = inner.ask_briefly(witness, request).await.ok();
-    let reply = reply.and_then(|reply| from_header::<VouchReply>(&reply.header).ok());
-    reply.map_or(Vec::new(), |reply| reply.vouched.0).into_iter().take(count).collect()
 }
 
 /// What this node can say of blocks: whom it charges those that were not just brought here.

@@ -36,6 +36,7 @@ mod status;
 mod store_blocks;
 mod strays;
 mod upkeep;
+mod witness;
 
 pub use blocks::{Blocks, GetError, MemoryBlocks, PutError};
 pub use inner::{CacheAt, DhtConfig, ReplicaChoice};

@@ -4,6 +4,7 @@
 mod acknowledged;
 mod caching;
 mod claims;
+mod false_roots;
 mod figures;
 mod hedging;
 mod hostile;
