@@ -18,6 +18,7 @@ use crate::messages::{
     self, AskRoom, AskRoomReply, Put, PutReply, PutStatus, from_header, to_header,
 };
 use crate::quota::OverQuota;
+use crate::witness::shows_newer;
 
 /// Stores copies that nobody has signed for on this node; one status per block.
 pub(crate) async fn store_here(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<PutStatus> {
@@ -292,7 +293,7 @@ async fn conflict(inner: &Inner, blocks: &[Block]) -> Option<PutStatus> {
 /// How many replicas took each block of a batch.
 struct Acknowledged {
     copies: Vec<u32>,
-    /// Why one of them will not have the block, whatever the others say: it has a newer one,
+    /// Why one of them will not have the block, whatever the others say: it shows a newer one,
     /// or the publisher is over quota there. (If a majority could overrule a quota, repair
     /// would bring the block there all the same.)
     refused: Vec<Option<PutStatus>>,
@@ -332,15 +333,19 @@ async fn replicate(
         asked.extend(targets.iter().map(|node| node.peer.id));
         let calls = targets.iter().map(|node| inner.call(node, request.clone()));
         let mut all_answered = true;
-        for answer in join_all(calls).await {
+        for (answer, node) in join_all(calls).await.into_iter().zip(&targets) {
             let statuses = answer.ok().and_then(|r| from_header::<PutReply>(&r.header).ok());
             match statuses {
                 Some(reply) if reply.statuses.0.len() == blocks.len() => {
                     for (i, status) in reply.statuses.0.iter().enumerate() {
                         match status {
                             PutStatus::Stored { .. } => result.copies[i] += 1,
-                            PutStatus::Superseded { .. } | PutStatus::OverQuota { .. } => {
-                                result.refused[i] = Some(*status);
+                            PutStatus::OverQuota { .. } => result.refused[i] = Some(*status),
+                            PutStatus::Superseded { .. } => {
+                                let shown = shows_newer(inner, node, &blocks[i]).await;
+                                let held = shown.map(|held| PutStatus::Superseded { held });
+                                all_answered &= held.is_some();
+                                result.refused[i] = held.or(result.refused[i]);
                             }
                             _ => all_answered = false,
                         }

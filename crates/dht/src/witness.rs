@@ -9,12 +9,12 @@
 //!
 //! **Invariant:** nobody is believed alone. A root counts as a copy only if another replica
 //! bears it out, and a replica that denies what it has makes nothing fail: it gets another
-//! copy.
+//! copy. Who refuses a signed block because there is a newer one must show that one.
 //!
 //! What it does not do: a root that leaves out a single replica is noticed only when that one
 //! is asked, once in k − 1 batches; repair supplies it. A root that lies together with most of
-//! its replicas is believed. One that refuses blocks is believed too: a put fails, and says
-//! who refused. With one copy (k = 1) there is nobody to ask.
+//! its replicas is believed. One that refuses blocks as full or over quota is believed too: a
+//! put fails, and says who refused. With one copy (k = 1) there is nobody to ask.
 
 use atoll_env::random_below;
 use atoll_key::{BlockKind, Key, PeerId};
@@ -29,8 +29,8 @@ use crate::admission::Origin;
 use crate::copies;
 use crate::inner::{Block, Inner};
 use crate::messages::{
-    self, BlockHeader, Put, PutReply, PutStatus, Renew, RenewReply, Vouch, VouchReply, Vouched,
-    from_header, is_majority, to_header,
+    self, BlockHeader, Fetch, Put, PutReply, PutStatus, Renew, RenewReply, Vouch, VouchReply,
+    Vouched, from_header, is_majority, to_header,
 };
 use crate::renewals::renew_here;
 use crate::replicas::store_put;
@@ -166,12 +166,54 @@ pub(crate) async fn check_put(
     blocks: &[Block],
     statuses: &mut [PutStatus],
 ) {
-    let said = |status: &PutStatus| matches!(status, PutStatus::Stored { copies, wanted } if is_majority(*copies, *wanted));
-    let stored: Vec<usize> = (0..blocks.len()).filter(|index| said(&statuses[*index])).collect();
+    let stored: Vec<usize> =
+        (0..blocks.len()).filter(|index| is_stored(&statuses[*index])).collect();
     let expected: Vec<Expected> = stored.iter().map(|index| expect(&blocks[*index])).collect();
     let mut doubts = doubts(inner, set, &expected).await;
     doubts.iter_mut().for_each(|doubt| doubt.index = stored[doubt.index]);
-    let puts = lacking(set, &doubts).into_iter().map(|(node, indices)| async move {
+    for (index, status) in statuses.iter_mut().enumerate() {
+        if matches!(status, PutStatus::Superseded { .. }) {
+            match newest_shown(inner, set, &blocks[index]).await {
+                Some(held) => *status = PutStatus::Superseded { held },
+                None => doubts.push(Doubt { index, holders: Vec::new() }),
+            }
+        }
+    }
+    let told = put_at_replicas(inner, set, origin, blocks, &doubts).await;
+    let wanted = u32::try_from(set.len()).expect("k is small");
+    for doubt in doubts {
+        let told = &told[doubt.index];
+        let given = told.iter().filter(|status| matches!(status, PutStatus::Stored { .. })).count();
+        let is_refused = |status: &&PutStatus| matches!(status, PutStatus::Superseded { .. });
+        let over = told.iter().find(|status| matches!(status, PutStatus::OverQuota { .. }));
+        let copies = u32::try_from(doubt.holders.len() + given).expect("k is small");
+        let newer = match told.iter().find(is_refused) {
+            Some(_) => newest_shown(inner, set, &blocks[doubt.index]).await,
+            None => None,
+        };
+        statuses[doubt.index] = match (newer, over) {
+            (Some(held), _) => PutStatus::Superseded { held },
+            _ if doubt.is_settled(given, set) => PutStatus::Stored { copies: wanted, wanted },
+            (None, Some(over)) => *over,
+            (None, None) => PutStatus::Stored { copies, wanted },
+        };
+    }
+}
+
+fn is_stored(status: &PutStatus) -> bool {
+    matches!(status, PutStatus::Stored { copies, wanted } if is_majority(*copies, *wanted))
+}
+
+/// Puts doubtful blocks at the replicas that may lack them; what these say of each block of
+/// the batch.
+async fn put_at_replicas(
+    inner: &Inner,
+    set: &[Node],
+    origin: &Origin,
+    blocks: &[Block],
+    doubts: &[Doubt],
+) -> Vec<Vec<PutStatus>> {
+    let puts = lacking(set, doubts).into_iter().map(|(node, indices)| async move {
         let given = indices.iter().map(|index| blocks[*index].clone()).collect();
         let told = put_at(inner, &node, origin, given).await;
         (indices, told.unwrap_or_default())
@@ -180,20 +222,32 @@ pub(crate) async fn check_put(
     for (indices, answers) in join_all(puts).await {
         indices.into_iter().zip(answers).for_each(|(index, status)| told[index].push(status));
     }
-    for doubt in doubts {
-        let told = &told[doubt.index];
-        let taken = |status: &&PutStatus| matches!(status, PutStatus::Stored { .. });
-        let given = told.iter().filter(taken).count();
-        if doubt.is_settled(given, set) {
-            continue;
-        }
-        let refused = told.iter().find(|status| {
-            matches!(status, PutStatus::Superseded { .. } | PutStatus::OverQuota { .. })
-        });
-        let copies = u32::try_from(doubt.holders.len() + given).expect("k is small");
-        let wanted = u32::try_from(set.len()).expect("k is small");
-        statuses[doubt.index] = refused.copied().unwrap_or(PutStatus::Stored { copies, wanted });
+    told
+}
+
+/// The highest version that any of `set` can show of a signed block that supersedes this one.
+async fn newest_shown(inner: &Inner, set: &[Node], block: &Block) -> Option<u64> {
+    let shown = join_all(set.iter().map(|node| shows_newer(inner, node, block))).await;
+    shown.into_iter().flatten().max()
+}
+
+/// The version of the block that a node holds instead of this signed one: a higher, or
+/// another of the same. Anybody can say that there is one, and name any number.
+pub(crate) async fn shows_newer(inner: &Inner, node: &Node, block: &Block) -> Option<u64> {
+    let BlockHeader { key, kind, .. } = block.header;
+    if kind != BlockKind::Signed as u8 {
+        return None;
     }
+    let bytes = if inner.is_me(node) {
+        inner.store.get(&key).await.ok()??.bytes
+    } else {
+        let header = to_header(&Fetch { keys: vec![key] });
+        let request = Request { method: messages::FETCH, header, parts: Vec::new() };
+        inner.ask_briefly(node, request).await.ok()?.parts.into_iter().next()?
+    };
+    let held = BlockKind::Signed.verify(&key, &bytes).ok()?;
+    let offered = BlockKind::Signed.verify(&key, &block.bytes).ok()?;
+    (held > offered || held == offered && bytes != block.bytes).then_some(held)
 }
 
 fn expect(block: &Block) -> Expected {

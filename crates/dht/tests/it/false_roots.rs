@@ -1,8 +1,8 @@
 //! Roots that acknowledge what they do not do. A publisher learns of it at once, not when
 //! the block is wanted.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use atoll_dht::messages::{self, PutReply, PutStatus, RenewReply};
@@ -27,6 +27,8 @@ enum Lie {
     Nothing,
     /// Sends blocks on with a lease of a second.
     ShortLease,
+    /// Says, as a root and as a replica, that there is a newer one.
+    Superseded,
 }
 
 struct FalseRoot {
@@ -55,6 +57,17 @@ impl FalseRoot {
         header.map(|header| Reply { header, parts: Vec::new() })
     }
 
+    /// Says that there is a newer block of each key.
+    fn refuse(request: &Request) -> Option<Reply> {
+        if request.method != messages::PUT {
+            return None;
+        }
+        let newer = PutStatus::Superseded { held: u64::MAX - 1 };
+        let statuses = vec![newer; request.parts.len()].into();
+        let header = messages::to_header(&PutReply { statuses });
+        Some(Reply { header, parts: Vec::new() })
+    }
+
     /// The same put, with leases of a second.
     fn shortened(request: &Request) -> Option<Request> {
         if request.method != messages::PUT {
@@ -78,6 +91,11 @@ impl Service for FalseRoot {
             Lie::ShortLease if lies => {
                 if let Some(shortened) = FalseRoot::shortened(&request) {
                     return self.honest.handle(from, shortened);
+                }
+            }
+            Lie::Superseded if lies => {
+                if let Some(reply) = FalseRoot::refuse(&request) {
+                    return Box::pin(async move { Ok(reply) });
                 }
             }
             _ => {}
@@ -122,6 +140,10 @@ fn renew(ring: &Ring, from: usize, numbers: &[u32]) -> Result<Vec<BlockHash>, Pu
     ring.sim.block_on(MINUTE, renewed).expect("renewals have deadlines")
 }
 
+fn signed(secret: &SecretKey, version: u64) -> SignedBlock {
+    SignedBlock::sign(secret, b"", version, b"root")
+}
+
 /// When the leases of a block's copies beside the root end.
 fn ends(ring: &Ring, key: &Key) -> Vec<u64> {
     let info = |i: &usize| ring.members[*i].store.info(key).expect("memory");
@@ -158,7 +180,6 @@ fn a_put_through_a_root_that_stores_nothing_reaches_the_replicas_all_the_same() 
 fn an_update_of_a_signed_block_through_such_a_root_replaces_the_old_one() {
     let (ring, liar, lies) = ring(2, Lie::Nothing);
     let secrets = (0..=255).map(|n| SecretKey::from_seed(&[n; 32]));
-    let signed = |secret: &SecretKey, version| SignedBlock::sign(secret, b"", version, b"root");
     let is_liars = |secret: &SecretKey| set_of(&ring, &signed(secret, 1).key())[0] == liar;
     let secret = secrets.into_iter().find(is_liars).expect("one in eight");
     let put = |version| {
@@ -203,6 +224,36 @@ fn a_root_that_shortens_leases_is_found_out() {
         let ends = ends(&ring, &block(n).0.key());
         assert!(ends.iter().all(|end| *end > now + 3500), "block {n}: {ends:?}");
     }
+}
+
+/// A publisher that was told "there is version 2^64 - 2" signed the last version there is; a
+/// keeper took the volume for another machine's, and let it expire.
+#[test]
+fn who_says_that_a_block_is_superseded_must_show_by_what() {
+    let (ring, liar, lies) = ring(7, Lie::Superseded);
+    lies.store(true, Ordering::Relaxed);
+    let (mut as_root, mut as_replica) = (0, 0);
+    for n in 0..=30 {
+        let secret = SecretKey::from_seed(&[n; 32]);
+        let put = |version, from: usize| {
+            let put = ring.members[from].dht.put_signed(signed(&secret, version));
+            ring.sim.block_on(MINUTE, put).expect("puts have deadlines")
+        };
+        let key = signed(&secret, 1).key();
+        let place = set_of(&ring, &key).iter().position(|i| *i == liar);
+        as_root += usize::from(place == Some(0));
+        as_replica += usize::from(place.is_some_and(|place| place > 0));
+        assert_eq!(put(7, 0), Ok(()), "{place:?}");
+        assert_eq!(put(9, 1), Ok(()), "{place:?}");
+        let superseded = Err(PutError::Superseded { offered: 8, held: 9 });
+        assert_eq!(put(8, 2), superseded, "{place:?}: what is true can be shown");
+        let get = ring.members[3].dht.get_signed(key);
+        let got = ring.sim.block_on(MINUTE, get).expect("gets have deadlines");
+        assert_eq!(got.map(|block| block.version), Ok(9));
+    }
+    assert!(as_root > 0 && as_replica > 0);
+    // Content has no versions.
+    ring.put(0, 0..60);
 }
 
 /// Denies all that it is asked to vouch for.
