@@ -78,7 +78,7 @@ impl Origin {
 }
 
 /// Blocks that were found sound, charged, and have room here while `room` lives.
-pub(crate) struct Admitted<'a> {
+pub(crate) struct Admitted {
     pub blocks: Vec<Block>,
     pub stored: Vec<StoredBlock>,
     /// Where in the batch they stood.
@@ -87,16 +87,16 @@ pub(crate) struct Admitted<'a> {
     pub refused: Vec<Option<PutStatus>>,
     /// What they cost more than what is held.
     pub added_bytes: u64,
-    pub room: Reservation<'a>,
+    pub room: Reservation,
 }
 
 /// Checks a batch against its keys, charges it and reserves room for it.
-pub(crate) async fn admit<'a>(
-    inner: &'a Inner,
+pub(crate) async fn admit(
+    inner: &Inner,
     from: &Peer,
     origin: &Origin,
     blocks: Vec<Block>,
-) -> Result<Admitted<'a>, Refusal> {
+) -> Result<Admitted, Refusal> {
     let mut refused = vec![None; blocks.len()];
     let (mut sound, mut copies, mut indices) = (Vec::new(), Vec::new(), Vec::new());
     for (index, block) in blocks.into_iter().enumerate() {
@@ -168,11 +168,11 @@ pub(crate) fn expires(inner: &Inner, origin: &Origin, key: &Key, charge: &Charge
 }
 
 /// Reserves room for blocks, in turn.
-pub(crate) fn reserve<'a>(
-    inner: &'a Inner,
+pub(crate) fn reserve(
+    inner: &Inner,
     blocks: &[StoredBlock],
     charges: &[Charge],
-) -> (Vec<Result<(), OverQuota>>, Reservation<'a>) {
+) -> (Vec<Result<(), OverQuota>>, Reservation) {
     let want = |(block, charge): (&StoredBlock, &Charge)| Want {
         owner: charge.owner,
         bytes: added_bytes(inner, &block.info),

@@ -23,6 +23,7 @@ use crate::repair_state::Repair;
 use crate::serve::Turns;
 use crate::stats::{Counters, add};
 use crate::strays::Strays;
+use crate::writes::Writes;
 
 /// A question of a lookup is waited for at least so long. A guess: as the overlay's calls.
 const LEAST_PATIENCE: Duration = Duration::from_secs(2);
@@ -168,6 +169,7 @@ pub(crate) struct Inner {
     /// How long replicas take to send a block: longer than a round trip.
     pub fetch_times: PeerBook,
     pub turns: Turns,
+    pub writes: Writes,
 }
 
 impl Inner {

@@ -37,6 +37,7 @@ mod store_blocks;
 mod strays;
 mod upkeep;
 mod witness;
+mod writes;
 
 pub use blocks::{Blocks, GetError, MemoryBlocks, PutError};
 pub use inner::{CacheAt, DhtConfig, ReplicaChoice};

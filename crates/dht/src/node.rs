@@ -30,6 +30,7 @@ use crate::serve::Turns;
 use crate::stats::{Counters, DhtStats};
 use crate::status::RepairStatus;
 use crate::strays::Strays;
+use crate::writes::Writes;
 use crate::{path_cache, repair, serve, store_blocks, upkeep};
 
 /// A node's part in the DHT. Cheap to clone; clones are the same node.
@@ -74,6 +75,7 @@ impl Dht {
             hedges: HedgeBudget::default(),
             fetch_times: PeerBook::default(),
             turns: Turns::default(),
+            writes: Writes::default(),
         };
         Arc::new(Dht { inner: Arc::new(inner) })
     }

@@ -6,6 +6,7 @@ mod caching;
 mod claims;
 mod false_roots;
 mod figures;
+mod flawed;
 mod hedging;
 mod hostile;
 mod leases;
