@@ -4,6 +4,7 @@
 mod acknowledged;
 mod caching;
 mod claims;
+mod copies;
 mod false_roots;
 mod figures;
 mod flawed;
