@@ -298,7 +298,7 @@ impl<'w> Plan<'w> {
             return Ok(next);
         }
         if reached {
-            return self.silent_root().ok_or(end);
+            return Err(end);
         }
         self.backtrack()
             .or_else(|end| self.silent_root().or_else(|| self.silent_guide()).ok_or(end))
@@ -355,7 +355,9 @@ impl<'w> Plan<'w> {
         Some(node)
     }
 
-    /// The nearest root that left a call unanswered: nobody else is left.
+    /// The nearest root that left a call unanswered, if nobody else is left and none was
+    /// reached. Of one that was, a replica that is silent is not asked: every lookup of a
+    /// block that is lost would ask the dead again.
     fn silent_root(&mut self) -> Option<Next> {
         let standing = |(at, node): &(&Place, &Node)| (self.standing(node), **at);
         let (at, node) = self.route.roots.iter().min_by_key(standing).map(|(at, n)| (*at, *n))?;

@@ -3,6 +3,7 @@
 mod bad_input;
 mod churn;
 mod cluster;
+mod dead_nodes;
 mod joining;
 mod liars;
 mod lookup_budget;
