@@ -349,11 +349,8 @@ async fn ask_all_replicas(
     key: Key,
     deadline: Instant,
 ) -> Result<SignedBlock, GetError> {
-    let nodes = match inner.root_list(&key).await {
-        Ok(nodes) => nodes,
-        Err(told) => return Err(GetError::Unavailable { key, told }),
-    };
-    let replicas = distinct_peers(&nodes, inner.config.replicas);
+    let nodes = inner.root_list(&key).await;
+    let replicas = distinct_peers(nodes.as_deref().unwrap_or(&[]), inner.config.replicas);
     let answers = ask_signed_of(inner, &replicas, key).await;
     add(&inner.counters.get_calls, replicas.len() as u64);
     let holders = answers.iter().filter(|answer| matches!(answer, Ok(Some(_)))).count();
@@ -394,8 +391,8 @@ async fn ask_all_replicas(
             Err(error) => format!("{node:?} {error}"),
         })
         .collect();
-    let told = said.join("; ");
-    if answers.iter().any(Result::is_err) {
+    let told = nodes.err().unwrap_or_else(|| said.join("; "));
+    if replicas.is_empty() || answers.iter().any(Result::is_err) {
         Err(GetError::Unavailable { key, told })
     } else {
         Err(GetError::NotFound { key, told })

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use atoll_dht::{Blocks, DhtConfig, GetError, PutError, messages};
 use atoll_key::{BlockHash, SecretKey, SignedBlock};
+use atoll_net::Request;
 use atoll_sim::{Sim, SimConfig};
 use atoll_store::MemoryStore;
 use futures_util::{StreamExt, stream};
@@ -222,6 +223,52 @@ fn a_signed_block_is_replaced_by_a_higher_version_only() {
     assert_eq!(put_signed(&ring, 3, signed(7, b"seven")), Ok(()), "the same again is fine");
     for at in 0..6 {
         assert_eq!(get_signed(&ring, at).expect("held").payload, &b"seven"[..]);
+    }
+}
+
+/// CFS §3.1: "A timestamp prevents replays of old updates." Whoever has kept an old root can
+/// show it to anybody, as to its root or as a copy.
+#[test]
+fn an_old_root_that_is_sent_again_replaces_no_newer_one() {
+    let mut ring = Ring::new(18, 6);
+    let (old, key) = (signed(1, b"old"), signed(0, b"").key());
+    put_signed(&ring, 0, old.clone()).expect("first");
+    put_signed(&ring, 0, signed(2, b"new")).expect("higher");
+    let replay = |ring: &Ring, to: usize| {
+        let attacker = ring.outsider();
+        [true, false].map(|as_root| {
+            let header = messages::BlockHeader { key, kind: 2, lease_secs: 1_000_000 };
+            let put = messages::Put { blocks: vec![header].into(), as_root, receipt: None };
+            let (header, parts) = (messages::to_header(&put), vec![old.bytes().clone()]);
+            let request = Request { method: messages::PUT, header, parts };
+            let call = attacker.call(ring.node(to).peer, request, Duration::from_secs(30));
+            let reply = ring.sim.block_on(MINUTE, call).expect("ends").expect("answered");
+            let reply: messages::PutReply =
+                messages::from_header(&reply.header).expect("well-formed");
+            reply.statuses.0[0]
+        })
+    };
+    let version = |ring: &Ring, at: usize| {
+        ring.members[at].store.info(&key).expect("memory").map(|info| info.version)
+    };
+    let set = ring.replica_set(&key);
+    for member in &set {
+        let superseded = messages::PutStatus::Superseded { held: 2 };
+        assert_eq!(replay(&ring, *member)[1], superseded);
+        assert_eq!(version(&ring, *member), Some(2));
+    }
+    // Nor can it be had back where the newer one is not yet known.
+    ring.crash(set[0]);
+    let newcomer = ring.join(Arc::new(MemoryStore::new(ROOMY)));
+    for to in (0..=newcomer).filter(|to| *to != set[0]) {
+        replay(&ring, to);
+    }
+    for at in (0..=newcomer).filter(|at| *at != set[0]) {
+        assert_eq!(get_signed(&ring, at).expect("held").version, 2, "{at}");
+    }
+    ring.until_replicated();
+    for member in ring.replica_set(&key) {
+        assert_eq!(version(&ring, member), Some(2), "{member}");
     }
 }
 

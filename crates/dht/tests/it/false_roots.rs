@@ -226,6 +226,42 @@ fn a_root_that_shortens_leases_is_found_out() {
     }
 }
 
+/// A node that holds the last copies of blocks which are not its own any more gave them to a
+/// root that said it has them, and dropped them.
+#[test]
+fn strays_are_not_dropped_on_the_word_of_the_root_alone() {
+    let (ring, liar, lies) = ring(8, Lie::Nothing);
+    let numbers = rooted_at(&ring, liar, 0);
+    ring.try_put(0, numbers.iter().map(|n| block(*n)).collect()).expect("nobody lies yet");
+    let keys: Vec<Key> = numbers.iter().map(|n| block(*n).0.key()).collect();
+    let set = set_of(&ring, &keys[0]);
+    let stray = (0..8).find(|i| !set.contains(i)).expect("8 nodes, 3 replicas");
+    lies.store(true, Ordering::Relaxed);
+    for key in &keys {
+        let get = ring.members[set[1]].store.get(key);
+        let held = ring.sim.block_on(MINUTE, get).expect("ends").expect("memory").expect("held");
+        let put = ring.members[stray].store.put(vec![held]);
+        ring.sim.block_on(MINUTE, put).expect("ends").expect("memory");
+        for member in set.iter() {
+            let removed = ring.members[*member].store.remove(vec![*key]);
+            ring.sim.block_on(MINUTE, removed).expect("ends").expect("memory");
+        }
+    }
+    for _ in 0..5 {
+        ring.members[stray].dht.repair_now();
+        ring.sim.run_for(MINUTE);
+    }
+    assert!(keys.iter().all(|key| ring.holders(key) == [stray]), "the last copies are gone");
+    lies.store(false, Ordering::Relaxed);
+    for _ in 0..5 {
+        ring.members[stray].dht.repair_now();
+        ring.sim.run_for(MINUTE);
+    }
+    for n in numbers {
+        ring.assert_placed(n..n + 1);
+    }
+}
+
 /// A publisher that was told "there is version 2^64 - 2" signed the last version there is; a
 /// keeper took the volume for another machine's, and let it expire.
 #[test]
