@@ -36,26 +36,28 @@ fn mean(rows: &[Row], column: &str, pick: impl Fn(&Row) -> bool) -> f64 {
 fn lookups_survive_massive_failure() {
     let outcomes = quick(&["cfs-fig13", "cfs-fig14", "cfs-fig15"]);
     let [failures, rpcs, timeouts] = [0, 1, 2].map(|n| rows(&outcomes[n]));
-    for row in failures.iter().filter(|row| row.text("setting") == "paper") {
+    for row in &failures {
         let (failed, lost) = (row.number("failed_lookups"), row.number("lost"));
-        assert!(
-            failed <= lost + 1e-9,
-            "{} % failed: {failed} of {lost}",
-            row.text("failed_percent")
-        );
-        if row.number("failed_percent") <= 20.0 {
-            assert_eq!(failed, 0.0);
+        let (setting, percent) = (row.text("setting"), row.number("failed_percent"));
+        assert!(failed <= lost + 1e-9, "{setting}, {percent} % failed: {failed} of {lost}");
+        if percent <= 20.0 && setting != "default" {
+            assert_eq!(failed, 0.0, "six copies");
         }
     }
-    let at = |rows: &[Row], column, percent: f64| {
+    let at = |rows: &[Row], setting, column, percent: f64| {
         mean(rows, column, |r| {
-            r.text("setting") == "paper" && r.number("failed_percent") == percent
+            r.text("setting") == setting && r.number("failed_percent") == percent
         })
     };
-    let more = at(&rpcs, "rpcs", 50.0) - at(&rpcs, "rpcs", 0.0);
-    assert!((0.0..2.0).contains(&more), "{more}");
-    assert_eq!(at(&timeouts, "timeouts", 0.0), 0.0);
-    assert!(at(&timeouts, "timeouts", 20.0) < 1.0);
+    for setting in ["paper", "default", "default-six-copies"] {
+        let rpcs = |percent| at(&rpcs, setting, "rpcs", percent);
+        let more = rpcs(50.0) - rpcs(0.0);
+        assert!((-0.5..1.5).contains(&more), "{setting}: {more}");
+        let timeouts = |percent| at(&timeouts, setting, "timeouts", percent);
+        assert_eq!(timeouts(0.0), 0.0);
+        assert!(timeouts(20.0) < 0.5, "{setting}: {}", timeouts(20.0));
+        assert!(timeouts(50.0) < 2.0, "{setting}: {}", timeouts(50.0));
+    }
 }
 
 /// CFS §7.2.2: "With multiple virtual servers per server, the sum of the parts of the ID
@@ -114,14 +116,21 @@ fn a_popular_block_is_fetched_with_ever_fewer_calls() {
     }
 }
 
-/// Wanted: with a fifth of the nodes lying and six copies, 99.9 % of lookups succeed.
+/// Wanted: with a fifth of the nodes lying and six copies, 99.9 % of lookups succeed. That
+/// takes more than six copies: without other routes many do not.
 #[test]
-fn lookups_survive_liars() {
+fn lookups_survive_liars_by_other_routes() {
     let outcome = quick(&["malicious"]).remove(0);
-    for row in rows(&outcome).iter().filter(|row| row.text("setting") == "default") {
-        let failed = row.number("failed_lookups");
-        assert!(failed <= 0.001, "{} % liars: {failed}", row.text("liars_percent"));
-    }
+    let rows = rows(&outcome);
+    let failed = |setting: &str, percent: f64| {
+        mean(&rows, "failed_lookups", |row| {
+            row.text("setting") == setting && row.number("liars_percent") == percent
+        })
+    };
+    assert_eq!(failed("paper", 0.0), 0.0);
+    assert!(failed("default", 20.0) <= 0.001, "{}", failed("default", 20.0));
+    assert!(failed("paper", 20.0) > 0.01, "{}", failed("paper", 20.0));
+    assert!(failed("default", 40.0) < 0.5 * failed("paper", 40.0));
 }
 
 #[test]
