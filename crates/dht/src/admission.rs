@@ -13,7 +13,7 @@ use crate::inner::{Block, Inner};
 use crate::messages::{BlockHeader, PutStatus};
 use crate::owner::{is_bearer, owner_of};
 use crate::quota::{OverQuota, Reservation, Room, Want, cost_bytes};
-use crate::receipt::{BAD_RECEIPT, Receipt, WireReceipt};
+use crate::receipt::{BAD_RECEIPT, CLOCK_SLACK_SECS, Receipt, WireReceipt};
 
 /// Where blocks come from, which decides whom they are charged to (CFS §5.4).
 #[derive(Clone, Debug)]
@@ -155,12 +155,16 @@ async fn charges_of(
 }
 
 /// When a block's lease ends. A publisher's word for what only its bearer was charged for
-/// makes it the publisher's at once: a second more is what it takes.
+/// makes it the publisher's at once: a second more is what it takes. But nobody is charged for
+/// longer than he has signed for: what its bearer keeps for longer stays its bearer's.
 pub(crate) fn expires(inner: &Inner, origin: &Origin, key: &Key, charge: &Charge) -> u64 {
     let expires = inner.expiry(charge.lease_secs);
     let held = inner.store.info(key).ok().flatten();
     match (origin, held) {
-        (Origin::Publisher { .. }, Some(held)) if is_bearer(&held.owner) => {
+        (Origin::Publisher { .. }, Some(held))
+            if is_bearer(&held.owner)
+                && held.expires_unix_secs <= expires.saturating_add(CLOCK_SLACK_SECS) =>
+        {
             expires.max(held.expires_unix_secs.saturating_add(1))
         }
         _ => expires,

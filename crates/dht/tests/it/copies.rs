@@ -12,8 +12,8 @@ use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_store::{MemoryStore, Owner};
 
 use crate::quotas::{
-    CAPACITY, COPY_SHARE, HOUR, LEN, MINUTE, kept, kept_for, key_name, owner_of, owners, put_with,
-    ring, send, used,
+    CAPACITY, COPY_SHARE, HOUR, LEN, MINUTE, kept, kept_for, key_name, now_secs, owner_of, owners,
+    put_with, ring, send, used,
 };
 use crate::ring::{ROOMY, Ring, block, sized_block};
 
@@ -112,6 +112,30 @@ fn the_last_copy_of_a_block_is_repaired_and_charged_rightly_when_renewed() {
     let renewed = ring.members[0].dht.renew((0..20).map(|n| block(n).0).collect());
     assert_eq!(ring.sim.block_on(MINUTE, renewed).expect("ends"), Ok(Vec::new()));
     assert_eq!(strange(&ring), 0);
+}
+
+/// Somebody brought a victim's block with a lease of ninety days, and then the receipt by
+/// which the victim had put it for one: the victim was charged for the ninety.
+#[test]
+fn nobody_is_charged_for_longer_than_he_has_signed_for() {
+    let ring = ring(20, 5);
+    let (victim, attacker) = (ring.node(0).peer, ring.outsider());
+    let brought = block(1);
+    let (key, blocks) = (brought.0.key(), std::slice::from_ref(&brought));
+    let day = 24 * 3600;
+    let replicas = ring.replica_set(&key);
+    for to in &replicas {
+        let copy = put_with(None, blocks, false, 90 * day);
+        send(&ring, &attacker, *to, copy).expect("it is its bearer's");
+    }
+    // As the victim does: it is asked, and says that it made the receipt.
+    ring.try_put(0, vec![brought.clone()]).expect("healthy");
+    let now = now_secs(&ring);
+    for to in replicas {
+        let info = ring.members[to].store.info(&key).expect("memory").expect("held");
+        let is_victims = info.owner == owner_of(&victim);
+        assert!(!is_victims || info.expires_unix_secs <= now + 30 * day + 3600, "{info:?}");
+    }
 }
 
 /// Vouches for whatever it is asked about, once it lies.
