@@ -22,7 +22,7 @@
 //!
 //! [`QuotaConfig::copy_share`]: crate::QuotaConfig::copy_share
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use atoll_env::timeout;
 use atoll_key::{BlockKind, Key, PeerId};
@@ -111,13 +111,18 @@ impl Hearing {
         Hearing { copies, said }
     }
 
-    /// Asks nodes about the copies with these numbers, as far as they have not been asked.
+    /// Asks nodes about the copies with these numbers, each once about each: a machine may be
+    /// named for several of its virtual servers.
     async fn ask(&mut self, inner: &Inner, asks: Vec<(Node, Vec<usize>)>) {
-        let new = |(node, mut places): (Node, Vec<usize>)| {
-            places.retain(|place| self.said[*place].iter().all(|(id, _)| *id != node.peer.id));
-            (!places.is_empty()).then_some((node, places))
-        };
-        let asks: Vec<(Node, Vec<usize>)> = asks.into_iter().filter_map(new).collect();
+        let mut by_peer: BTreeMap<PeerId, (Node, BTreeSet<usize>)> = BTreeMap::new();
+        for (node, places) in asks {
+            let id = node.peer.id;
+            let new = |place: &usize| self.said[*place].iter().all(|(asked, _)| *asked != id);
+            let asked = by_peer.entry(id).or_insert_with(|| (node, BTreeSet::new()));
+            asked.1.extend(places.into_iter().filter(new));
+        }
+        let asks = by_peer.into_values().filter(|(_, places)| !places.is_empty());
+        let asks: Vec<(Node, BTreeSet<usize>)> = asks.collect();
         let answers = join_all(asks.iter().map(|(node, places)| {
             ask(inner, node, places.iter().map(|place| self.copies[*place].key).collect())
         }))
@@ -125,10 +130,7 @@ impl Hearing {
         for ((node, places), answer) in asks.into_iter().zip(answers) {
             let answer = answer.unwrap_or_else(|| vec![None; places.len()]);
             for (place, said) in places.into_iter().zip(answer) {
-                // Two lists may have named it.
-                if self.said[place].iter().all(|(id, _)| *id != node.peer.id) {
-                    self.said[place].push((node.peer.id, said));
-                }
+                self.said[place].push((node.peer.id, said));
             }
         }
     }
