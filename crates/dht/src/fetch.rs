@@ -39,9 +39,6 @@ const ABOUT_EQUAL: f64 = 1.2;
 const HEDGE_BURST: u64 = 8;
 /// The most replicas of a block that are asked at a time.
 const MAX_ASKED_AT_ONCE: usize = 3;
-/// A replica is not overdue before its short answers would have come so many times: over a
-/// connection at rest a block takes three round trips. A guess.
-const LATE_IN_SHORT_ANSWERS: u32 = 4;
 /// A hundred hundredths of a hedge.
 const WHOLE_HEDGE: u64 = 100;
 
@@ -236,11 +233,11 @@ impl Race {
     /// When a question has taken long, or too long.
     fn due(&self, watched: &Watched) -> Instant {
         let (id, times) = (&watched.node.peer.id, &self.inner.fetch_times);
-        let short = self.inner.overlay.peer_book().p95(id);
+        let short = self.inner.overlay.peer_book();
         watched.start
             + match watched.is_slow {
-                false => times.p95(id),
-                true => times.late_after(id).max(short * LATE_IN_SHORT_ANSWERS),
+                false => times.slow_after(id, short, watched.start),
+                true => times.late_after(id, short, watched.start),
             }
     }
 

@@ -7,12 +7,12 @@ use std::time::Duration;
 use atoll_env::{Env, timeout};
 use atoll_key::{BlockKind, Key};
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Transport};
-use atoll_overlay::peer_book::PeerBook;
 use atoll_overlay::walk::Selection;
 use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
 use atoll_store::{BlockInfo, BlockStore, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 
+use crate::block_times::BlockTimes;
 use crate::cache::Cache;
 use crate::confirm::Confirmations;
 use crate::fetch::HedgeBudget;
@@ -167,7 +167,7 @@ pub(crate) struct Inner {
     pub cache: Mutex<Cache>,
     pub hedges: HedgeBudget,
     /// How long replicas take to send a block: longer than a round trip.
-    pub fetch_times: PeerBook,
+    pub fetch_times: BlockTimes,
     pub turns: Turns,
     pub writes: Writes,
 }

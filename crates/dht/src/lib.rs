@@ -11,6 +11,7 @@
 //! It does not know files, nor how the overlay finds its way.
 
 mod admission;
+mod block_times;
 pub mod blocks;
 mod cache;
 mod confirm;

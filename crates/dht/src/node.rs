@@ -12,10 +12,10 @@ use atoll_env::{BoxFuture, Env};
 use atoll_key::{BlockHash, Key, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_overlay::Overlay;
-use atoll_overlay::peer_book::PeerBook;
 use atoll_store::{BlockStore, StoreError};
 use bytes::Bytes;
 
+use crate::block_times::BlockTimes;
 use crate::blocks::{Blocks, GetError, PutError};
 use crate::cache::Cache;
 use crate::confirm::Confirmations;
@@ -73,7 +73,7 @@ impl Dht {
             strays: Strays::default(),
             cache: Mutex::new(cache),
             hedges: HedgeBudget::default(),
-            fetch_times: PeerBook::default(),
+            fetch_times: BlockTimes::default(),
             turns: Turns::default(),
             writes: Writes::default(),
         };
