@@ -6,17 +6,17 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use atoll_dht::{Blocks, GetError, MemoryBlocks, PutError};
-use atoll_env::{BoxFuture, Env};
+use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, Key, ReadKey, SealError, SecretKey, SignedBlock};
-use atoll_vfs::FileSystem;
-use atoll_vfs::kit::{self, Features, Subject, Tree};
+use atoll_vfs::kit;
 use atoll_volume::owned::format::{FormatError, RootError, sealed_root};
 use atoll_volume::owned::{
     GetOptions, NoKeeper, NoProgress, OpenError, PublishError, PublishOptions, Published,
-    ReadError, Snapshot, Visibility, Volume, VolumeFs, VolumeOptions, get_tree, publish,
+    ReadError, Snapshot, Visibility, Volume, VolumeOptions, get_tree, publish,
 };
 use bytes::Bytes;
 
+use crate::mount::PublishedVolume;
 use crate::ring::{env, open_with, publish_with, secret, small_blocks};
 use crate::trees::patterned;
 
@@ -107,37 +107,10 @@ async fn snapshot(blocks: &Arc<impl Blocks>) -> Arc<Snapshot> {
     open(blocks, with_key(read_key())).await.expect("opens").snapshot().await
 }
 
-struct EncryptedVolume;
-
-impl Subject for EncryptedVolume {
-    fn name(&self) -> String {
-        "encrypted owned volume".into()
-    }
-
-    fn features(&self) -> Features {
-        Features::PUBLISHED
-    }
-
-    fn env(&self) -> Env {
-        env()
-    }
-
-    fn make(&self, tree: Arc<Tree>) -> BoxFuture<'_, Result<Arc<dyn FileSystem>, String>> {
-        Box::pin(async move {
-            let source = tempfile::tempdir().map_err(|error| error.to_string())?;
-            kit::write_tree_to_disk(&tree, source.path()).map_err(|error| error.to_string())?;
-            let blocks = Arc::new(MemoryBlocks::new());
-            publish_with(&blocks, source.path(), encrypted()).await;
-            let volume = open_with(&blocks, with_key(read_key())).await;
-            let fs: Arc<dyn FileSystem> = Arc::new(VolumeFs::new(env(), volume, 1000, 1000));
-            Ok(fs)
-        })
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_encrypted_volume_conforms() {
-    kit::run_read_suite(&EncryptedVolume).await.assert_passes();
+    let subject = PublishedVolume { read_key: Some(read_key()) };
+    kit::run_read_suite(&subject).await.assert_passes();
 }
 
 /// A tree with names and contents that nothing else has.
