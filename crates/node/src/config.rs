@@ -329,8 +329,9 @@ pub(crate) fn check_cache(bytes: u64) -> Result<(), String> {
     }
 }
 
+/// In GiB, which memory is thought of in.
 fn gib(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+    format!("{:.0} GiB", (bytes as f64 / f64::from(1 << 30)).ceil())
 }
 
 #[cfg(test)]
@@ -382,7 +383,7 @@ mod tests {
         let config = NodeConfig { cache_bytes: Some(100 << 50), ..NodeConfig::new("/x") };
         let error = Settings::default().apply(&config).expect_err("more than any memory");
         let said = error.to_string();
-        assert!(said.starts_with("a cache of 104857600.0 GiB does not fit the "), "{said}");
+        assert!(said.starts_with("a cache of 104857600 GiB does not fit the "), "{said}");
     }
 
     #[test]
