@@ -55,8 +55,15 @@ fn lookups_survive_massive_failure() {
         assert!((-0.5..1.5).contains(&more), "{setting}: {more}");
         let timeouts = |percent| at(&timeouts, setting, "timeouts", percent);
         assert_eq!(timeouts(0.0), 0.0);
-        assert!(timeouts(20.0) < 0.5, "{setting}: {}", timeouts(20.0));
-        assert!(timeouts(50.0) < 2.0, "{setting}: {}", timeouts(50.0));
+        // Of 120 lookups, the first ones meet all the dead; and as shipped one in nine looks
+        // for a block that is lost, and does not believe it at once.
+        let most = match setting {
+            "paper" => 0.6,
+            "default" => 1.8,
+            _ => 1.2,
+        };
+        assert!(timeouts(20.0) < 0.4, "{setting}: {}", timeouts(20.0));
+        assert!(timeouts(50.0) < most, "{setting}: {}", timeouts(50.0));
     }
 }
 
