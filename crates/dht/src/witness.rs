@@ -12,8 +12,8 @@
 //! copy. Who refuses a signed block because there is a newer one must show that one.
 //!
 //! What it does not do: a root that leaves out a single replica is noticed only when that one
-//! is asked, once in k − 1 batches; repair supplies it. A root that lies together with most of
-//! its replicas is believed. One that refuses blocks as full or over quota is believed too: a
+//! is asked, once in k − 1 batches; otherwise its blocks have a copy less. A root that lies
+//! together with most of its replicas is believed. One that refuses blocks as full or over quota is believed too: a
 //! put fails, and says who refused. Where the walk names nobody after the root, as with one copy
 //! (k = 1), there is nobody to ask.
 
