@@ -68,8 +68,9 @@ impl Network {
 const UP_SECS: u32 = 24 * 3600;
 /// In a ring at rest every node was heard of within so long.
 const HEARD_WITHIN_SECS: usize = 60;
-/// All adaptive tables of a ring together know at most so many nodes (76 bytes each).
-const MOST_KNOWN: usize = 32 << 20;
+/// All adaptive tables of a ring together know at most so many nodes (some 230 bytes each):
+/// everybody in rings of 4,096.
+const MOST_KNOWN: usize = 16 << 20;
 
 /// Bytes of a message beside its segments' headers: a TLS record (22) and our frame.
 const TLS_OVERHEAD_BYTES: usize = 44;
