@@ -212,6 +212,16 @@ async fn run<T: Send + 'static>(
     }
 }
 
+/// Tells the tables of who has answered and whom it named.
+fn learn<T>(overlay: &dyn Overlay, from: &Node, step: &Step<T>) {
+    overlay.heard(from);
+    match step {
+        Step::Done(_) => {}
+        Step::Absent(nodes) => overlay.named(&from.peer.id, nodes),
+        Step::Route(route) => overlay.named(&from.peer.id, &route.nodes()),
+    }
+}
+
 /// Hears overdue answers to the end, though the walk is over: whether they come, and when,
 /// is what the peer book lives on.
 fn finish<T: Send + 'static>(env: &dyn Runtime, calls: Calls<T>) {
@@ -327,6 +337,11 @@ where
                 check_report(self.overlay.peer_book(), report, now.since(start), now);
             }
             _ => {}
+        }
+        if let Ok(step) = &answer
+            && self.plan.is_on_own_ring()
+        {
+            learn(self.overlay, &node, step);
         }
         let value = self.plan.answered(node, as_root, answer)?;
         Some((value, node, as_root))

@@ -46,7 +46,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use atoll_env::{BoxFuture, Env, Instant, Task};
-use atoll_key::Key;
+use atoll_key::{Key, PeerId};
 use atoll_net::{Peer, Transport};
 use futures_channel::oneshot;
 
@@ -423,6 +423,10 @@ impl Overlay for Chord {
 
     fn heard(&self, node: &Node) {
         self.table_refreshed(node);
+    }
+
+    fn named(&self, teller: &PeerId, nodes: &[Node]) {
+        self.table_named(teller, nodes);
     }
 
     fn alert(&self, failed: &Peer) {

@@ -257,6 +257,11 @@ impl<'w> Plan<'w> {
         self.own_table = OwnTable::Unread;
     }
 
+    /// Whether the ring that is walked is this node's own.
+    pub fn is_on_own_ring(&self) -> bool {
+        self.own_table != OwnTable::NotUsed
+    }
+
     /// Whom to ask next, when nobody is waited for.
     pub fn next(&mut self) -> Next {
         loop {
