@@ -351,7 +351,7 @@ async fn ask_all_replicas(
 ) -> Result<SignedBlock, GetError> {
     let nodes = inner.root_list(&key).await;
     let replicas = distinct_peers(nodes.as_deref().unwrap_or(&[]), inner.config.replicas);
-    let answers = ask_signed_of(inner, &replicas, key).await;
+    let (answers, late) = ask_signed_of(inner, &replicas, key).await;
     add(&inner.counters.get_calls, replicas.len() as u64);
     let holders = answers.iter().filter(|answer| matches!(answer, Ok(Some(_)))).count();
     let elsewhere = if 2 * holders > replicas.len() || inner.config.routes <= 1 {
@@ -377,11 +377,9 @@ async fn ask_all_replicas(
             })
             .map(|(node, _)| *node)
             .collect();
-        if !stale.is_empty() && header.lease_secs > 0 {
-            let block = Block { header: *header, bytes: newest.bytes().clone() };
-            inner.env.spawn(Box::pin(send_copies(inner.clone(), stale, block)));
-        }
-        return Ok(newest.clone());
+        let (newest, header) = (newest.clone(), *header);
+        inner.env.spawn(Box::pin(update_stale(inner.clone(), stale, late, newest.clone(), header)));
+        return Ok(newest);
     }
     let said: Vec<String> = replicas
         .iter()
@@ -401,27 +399,70 @@ async fn ask_all_replicas(
 
 type HeldSigned = Result<Option<(SignedBlock, BlockHeader)>, CallError>;
 
-/// What each of these replicas holds, in their order. Once one was found that holds it, those
-/// that left an earlier call unanswered are not waited for: of many nodes that died at once
-/// each would cost the reader its whole patience.
-async fn ask_signed_of(inner: &Arc<Inner>, replicas: &[Node], key: Key) -> Vec<HeldSigned> {
+/// Questions to replicas that are still under way.
+type Late = FuturesUnordered<BoxFuture<'static, (usize, Node, HeldSigned)>>;
+
+/// What each of these replicas holds, in their order, and who was not waited for.
+///
+/// An update is acknowledged by a majority of the replica set, so any majority has one that
+/// knows it: once a majority holds the block, and all who answered hold the same version of
+/// it, the others are not waited for. They are while two versions are about (the newest is
+/// wanted, and who keeps an old one back may have accomplices). Once one was found that holds
+/// it, those that left an earlier call unanswered are not waited for either: of many nodes
+/// that died at once each would cost the reader its whole patience.
+async fn ask_signed_of(inner: &Arc<Inner>, replicas: &[Node], key: Key) -> (Vec<HeldSigned>, Late) {
     let (book, now) = (inner.overlay.peer_book(), inner.env.now());
     let answers = |n: &Node| inner.is_me(n) || book.standing(&n.peer, now) == Standing::Answers;
-    let nodes = replicas.iter().enumerate();
+    let nodes = replicas.iter().copied().enumerate();
     let mut waited_for: BTreeSet<usize> =
         nodes.clone().filter(|(_, node)| answers(node)).map(|(at, _)| at).collect();
-    let mut calls: FuturesUnordered<_> =
-        nodes.map(|(at, node)| async move { (at, ask_signed(inner, *node, key).await) }).collect();
+    let mut calls = Late::new();
+    for (at, node) in nodes {
+        let inner = inner.clone();
+        calls.push(Box::pin(async move { (at, node, ask_signed(&inner, node, key).await) }));
+    }
     let mut heard: Vec<HeldSigned> = replicas.iter().map(|_| Err(CallError::TimedOut)).collect();
-    let mut found = false;
-    while !(found && waited_for.is_empty())
-        && let Some((at, held)) = calls.next().await
-    {
-        found |= matches!(held, Ok(Some(_)));
+    let (mut holders, mut version, mut agree) = (0, None, true);
+    loop {
+        let majority = 2 * holders > replicas.len();
+        if (majority && agree) || (holders > 0 && waited_for.is_empty()) {
+            return (heard, calls);
+        }
+        let Some((at, _, held)) = calls.next().await else { return (heard, calls) };
         waited_for.remove(&at);
+        match &held {
+            Ok(Some((block, _))) => {
+                holders += 1;
+                agree &= *version.get_or_insert(block.version) == block.version;
+            }
+            // Who should have it and does not may have missed an update.
+            Ok(None) => agree = false,
+            Err(_) => {}
+        }
         heard[at] = held;
     }
-    heard
+}
+
+/// Sends the block to replicas that hold an older version or none: those known, and those
+/// that answer late.
+async fn update_stale(
+    inner: Arc<Inner>,
+    mut stale: Vec<Node>,
+    mut late: Late,
+    newest: SignedBlock,
+    header: BlockHeader,
+) {
+    while let Some((_, node, held)) = late.next().await {
+        match held {
+            Ok(Some((block, _))) if block.version >= newest.version => {}
+            Ok(_) => stale.push(node),
+            Err(_) => {}
+        }
+    }
+    if !stale.is_empty() && header.lease_secs > 0 {
+        let block = Block { header, bytes: newest.bytes().clone() };
+        send_copies(inner, stale, block).await;
+    }
 }
 
 /// The signed block that one replica holds, verified.
