@@ -152,9 +152,18 @@ fn lookups_survive_liars_by_other_routes() {
 
 #[test]
 fn lookups_succeed_while_nodes_come_and_go() {
-    let outcome = quick(&["lookup-budget"]).remove(0);
-    let rows = rows(&outcome);
-    assert!(rows.len() >= 3);
+    let outcomes = quick(&["lookup-budget", "lookup-cold"]);
+    let rows = rows(&outcomes[0]);
+    let rpcs = |tables: &str| mean(&rows, "mean_rpcs", |row| row.text("tables") == tables);
+    assert!(rpcs("budget-1024") <= 1.3, "{}", rpcs("budget-1024"));
+    assert!(rpcs("budget-2048") <= rpcs("budget-1024") + 0.1, "{}", rpcs("budget-2048"));
+    assert!(rpcs("budget-32") <= rpcs("fingers"), "{}", rpcs("budget-32"));
+    let cold = self::rows(&outcomes[1]);
+    let after = |secs: &str| {
+        let is_meant = |row: &Row| row.text("tables") == "budget-1024" && row.text("secs") == secs;
+        mean(&cold, "mean_rpcs", is_meant)
+    };
+    assert!(after("30") <= 1.5 && after("240") <= 1.3, "{} {}", after("30"), after("240"));
     for row in rows {
         let half_log = row.number("nodes_up").log2() / 2.0;
         assert!(row.number("mean_rpcs") < half_log, "{}", row.text("mean_rpcs"));

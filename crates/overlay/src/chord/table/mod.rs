@@ -27,7 +27,7 @@
 //! sweeps each octave in turn, the near ones more often: a node is the authority on its
 //! successor list and must know its surroundings well for whoever asks it.
 //!
-//! **Learning in passing** ([`evidence`]). Whoever answers a walk or calls is refreshed;
+//! **Learning in passing.** Whoever answers a walk or calls is refreshed;
 //! whoever an answer names has one voice more. No message is sent for it.
 //!
 //! **Size.** What is kept fresh is M = budget × staleness / (2 × bytes per refresh), since
