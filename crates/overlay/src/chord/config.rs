@@ -38,6 +38,9 @@ pub struct ChordConfig {
     /// How often a remembered peer outside the neighbourhood is asked for a nearer
     /// successor, to find rings that were split off. Alone on a ring: `stabilize_every`.
     pub merge_every: Duration,
+    /// How often successor lists are cross-checked where there is reason ([`super::audit`]);
+    /// while nothing is found, up to 32 times as rarely. Without `check_nodes` never.
+    pub audit_every: Duration,
     /// How a lookup chooses its next hop.
     pub selection: Selection,
     /// How many routes a lookup may take when it doubts the end of the first; see
@@ -68,6 +71,7 @@ impl Default for ChordConfig {
             stabilize_every: Duration::from_secs(1),
             fix_fingers_every: Duration::from_secs(5),
             merge_every: Duration::from_secs(20),
+            audit_every: Duration::from_secs(16),
             selection: Selection::default(),
             routes: 3,
             table: TablePolicy::default(),

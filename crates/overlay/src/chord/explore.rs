@@ -185,6 +185,15 @@ impl Chord {
         }
     }
 
+    /// An audit has asked the way. As others ask us as often, it counts twice.
+    pub(super) fn spent_asking(&self, asked_bytes: usize, answered_bytes: usize) {
+        let now = self.env.now();
+        let budget = &mut self.lock().explorer.budget;
+        for bytes in [asked_bytes, answered_bytes, asked_bytes, answered_bytes] {
+            budget.spend(bytes, now);
+        }
+    }
+
     /// The node has answered a call that only members of a ring answer: it may enter.
     fn table_heard(&self, node: &Node) {
         if !self.is_adaptive() || self.owns(node) {

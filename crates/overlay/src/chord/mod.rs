@@ -23,6 +23,7 @@
 //! It does not know blocks, and it does not choose whom to trust: any peer that the
 //! transport lets in and that is where it says may be on the ring.
 
+mod audit;
 mod bell;
 mod calls;
 mod checks;
@@ -32,6 +33,7 @@ mod fingers;
 pub mod gate;
 mod lifecycle;
 pub mod list;
+mod meetings;
 pub mod messages;
 mod peers;
 mod routing;
@@ -42,7 +44,7 @@ pub mod table;
 mod upkeep;
 mod verify;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use atoll_env::{BoxFuture, Env, Instant, Task};
@@ -59,6 +61,7 @@ pub use config::ChordConfig;
 use explore::Explorer;
 pub use explore::{TablePolicy, TableReport};
 pub use lifecycle::{JoinError, JoinFailure, VirtualServersError};
+use meetings::Introductions;
 use messages::Doubt;
 use peers::RememberedPeers;
 use servers::Servers;
@@ -88,8 +91,8 @@ struct Inner {
     restless: BTreeSet<u16>,
     /// Nodes reported dead, to be pinged.
     to_check: BTreeSet<Node>,
-    /// Nodes we were told of that may be of another ring, and how far to pass them on.
-    to_meet: VecDeque<(Node, u8)>,
+    /// Nodes we were told of that may be of another ring.
+    to_meet: Introductions,
     /// Nudges under way, by who sends and who receives.
     nudging: BTreeSet<(u16, Node)>,
     /// Claims of nodes that have to be checked.
@@ -106,8 +109,6 @@ struct Inner {
 
 /// The most reports of death waiting to be checked.
 const MAX_TO_CHECK: usize = 64;
-/// The most introductions waiting.
-const MAX_TO_MEET: usize = 64;
 
 impl Chord {
     /// A node that is on no ring yet and knows `config.remembered`.
@@ -173,7 +174,7 @@ impl Chord {
                 servers,
                 restless: BTreeSet::new(),
                 to_check: BTreeSet::new(),
-                to_meet: VecDeque::new(),
+                to_meet: Introductions::default(),
                 nudging: BTreeSet::new(),
                 checks: CheckQueue::default(),
                 claims: BTreeSet::new(),
@@ -360,19 +361,6 @@ impl Chord {
     fn stabilize_soon(&self, index: u16) {
         self.lock().restless.insert(index);
         self.stabilize_bell.ring();
-    }
-
-    fn meet_soon(&self, node: Node, hops_left: u8) {
-        let mut inner = self.lock();
-        if node.peer.id == self.transport.local().id || !inner.servers.gate.is_possible(&node) {
-            return;
-        }
-        let waiting = inner.to_meet.iter().any(|(n, _)| *n == node);
-        if !waiting && inner.to_meet.len() < MAX_TO_MEET {
-            inner.to_meet.push_back((node, hops_left));
-            drop(inner);
-            self.meet_bell.ring();
-        }
     }
 
     /// Where to ask next, from all tables, with latencies measured here (CFS §4.3: "node m

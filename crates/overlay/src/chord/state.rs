@@ -18,6 +18,8 @@
 //!   while, so that the lists of others, which still name it, do not bring it back; one
 //!   that has not been checked (CFS §4.4) waits, and the list goes on behind it with what
 //!   it held before.
+//! - A list holds whom this node has found itself beside whom its successor names
+//!   (`vouched`).
 //! - A list goes on beyond r entries until it holds enough different physical nodes
 //!   ([`ListLength`]), since a node may hold many positions (CFS §5.3).
 //!
@@ -27,11 +29,13 @@
 //!
 //! One state is one virtual server. There is no clock, no network and no task here.
 
+mod vouched;
+
 use atoll_key::{Key, NodeId};
 
 use super::fingers::Fingers;
 use super::gate::{Judge, Verdict};
-use super::list::{Filling, ListLength, wanted_list};
+use super::list::{ListLength, wanted_list};
 use super::routing;
 use crate::wire::MAX_NODES;
 use crate::{Neighbourhood, Node, Route};
@@ -64,6 +68,8 @@ pub struct ChordState {
     joined: bool,
     predecessor: Option<Node>,
     successors: Vec<Node>,
+    /// Those successors that this node found itself ([`vouched`]).
+    vouched: Vec<Node>,
     pub(super) fingers: Fingers,
     /// The first successor is only the nearest node known, because all true ones failed:
     /// what lies before it is not known until stabilisation has walked back.
@@ -87,6 +93,7 @@ impl ChordState {
             joined: false,
             predecessor: None,
             successors: Vec::new(),
+            vouched: Vec::new(),
             fingers: Fingers::default(),
             guessing: false,
             epoch,
@@ -452,15 +459,15 @@ impl ChordState {
 
     /// `[head] + list`, cut where it stops going clockwise away from this node (it has
     /// come around, or is nonsense), without suspects, as long as wanted. At a node that is
-    /// not checked yet the present list goes on: whom it skips now it skipped before.
+    /// not checked yet the present list goes on: whom it skips now it skipped before. Those
+    /// vouched for stand where they belong.
     fn reconcile(&self, head: Node, list: &[Node], judge: &Judge<'_>) -> Vec<Node> {
-        let mut out = Filling::new(self.me.peer, self.length);
-        out.push(head);
+        let mut out = vec![head];
         let mut farthest = self.distance(&head.id);
         let mut waits = false;
-        for node in list {
+        for node in list.iter().take(MAX_NODES) {
             let distance = self.distance(&node.id);
-            if distance <= farthest || out.is_full() {
+            if distance <= farthest {
                 break;
             }
             match judge(node) {
@@ -474,14 +481,9 @@ impl ChordState {
             farthest = distance;
         }
         if waits {
-            for node in self.successors.iter().filter(|n| self.distance(&n.id) > farthest) {
-                if out.is_full() {
-                    break;
-                }
-                out.push(*node);
-            }
+            out.extend(self.successors.iter().filter(|n| self.distance(&n.id) > farthest));
         }
-        out.list
+        self.with_vouched(out, judge)
     }
 
     fn set_joined(&mut self, joined: bool) {
@@ -497,6 +499,7 @@ impl ChordState {
     fn set_successors(&mut self, successors: Vec<Node>) {
         self.epoch += u64::from(self.successors != successors);
         self.successors = successors;
+        self.forget_unlisted();
     }
 
     pub(super) fn set_epoch(&mut self, epoch: u64) {
@@ -518,6 +521,9 @@ impl ChordState {
             let distance = self.distance(&node.id);
             assert!(distance > farthest, "{me:?}: {node:?} is out of order in the list");
             farthest = distance;
+        }
+        for node in &self.vouched {
+            assert!(self.successors.contains(node), "{me:?}: vouches for {node:?} in vain");
         }
         if let Some(before) = self.predecessor {
             assert!(before.id != me.id, "{me:?} is its own predecessor");

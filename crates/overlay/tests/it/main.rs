@@ -1,6 +1,7 @@
 //! Chord from outside, in the simulator, in one binary.
 
 mod bad_input;
+mod capture;
 mod churn;
 mod cluster;
 mod dead_nodes;
