@@ -25,6 +25,7 @@
 
 mod audit;
 mod bell;
+mod calm;
 mod calls;
 mod checks;
 mod config;
@@ -56,6 +57,7 @@ use crate::peer_book::PeerBook;
 use crate::walk::{Found, WalkError};
 use crate::{MAX_VIRTUAL_SERVERS, Neighbourhood, Node, Overlay, Route};
 use bell::Bell;
+use calm::Calm;
 use checks::CheckQueue;
 pub use config::ChordConfig;
 use explore::Explorer;
@@ -101,6 +103,8 @@ struct Inner {
     claims: BTreeSet<(u16, Node)>,
     /// Whether anybody was suspected when that was last asked.
     doubted: bool,
+    /// What stabilising has found unchanged, and for how many rounds.
+    calm: Calm,
     remembered: RememberedPeers,
     waiters: Vec<oneshot::Sender<u64>>,
     tasks: Vec<Task>,
@@ -179,6 +183,7 @@ impl Chord {
                 checks: CheckQueue::default(),
                 claims: BTreeSet::new(),
                 doubted: false,
+                calm: Calm::default(),
                 remembered,
                 waiters: Vec::new(),
                 tasks: Vec::new(),

@@ -75,7 +75,10 @@ impl Chord {
 
     async fn chore(&self, chore: Chore, round: u64, rung: bool) {
         match chore {
-            Chore::Stabilize if rung => self.stabilize_restless().await,
+            Chore::Stabilize if rung => {
+                self.lock().calm.disturb();
+                self.stabilize_restless().await;
+            }
             Chore::Stabilize => {
                 if round.is_multiple_of(FULL_ROUND_EVERY) {
                     self.look_again(round.is_multiple_of(FULL_ROUND_AT_REST));
@@ -86,6 +89,7 @@ impl Chord {
                 self.start_checks();
                 self.stabilize_all().await;
                 self.join_the_rest().await;
+                self.note_calm();
             }
             Chore::Fingers if rung => self.fill_fingers().await,
             Chore::Fingers => self.verify_finger(round).await,
@@ -105,6 +109,22 @@ impl Chord {
     }
 
     // --- stabilise --------------------------------------------------------------------
+
+    /// Notes whether the round that ends found everything as it was.
+    fn note_calm(&self) {
+        let mut inner = self.lock();
+        let doubts = inner.servers.gate.suspects_somebody()
+            || !inner.to_check.is_empty()
+            || !inner.servers.joined()
+            || inner.servers.is_alone();
+        let epoch = inner.servers.epoch();
+        inner.calm.note(epoch, doubts);
+    }
+
+    /// How long after a round of stabilising the next is due.
+    fn stabilize_period(&self) -> Duration {
+        self.config.stabilize_every * self.lock().calm.pace()
+    }
 
     /// Has all lists fetched again in this round, if there is or was reason to.
     fn look_again(&self, anyway: bool) {
@@ -294,8 +314,10 @@ impl Chord {
         true
     }
 
-    /// Pings the predecessor if it has been silent: it calls us every period.
+    /// Pings the predecessor if it has been silent: it calls us every period, which may be
+    /// four times ours.
     async fn watch_predecessor(&self, index: u16) {
+        let patience = self.stabilize_period() * 3 / 2;
         let watched = {
             let inner = self.lock();
             let server = inner.servers.server(index);
@@ -303,7 +325,7 @@ impl Chord {
         };
         let Some((predecessor, heard)) = watched else { return };
         if !self.owns(&predecessor)
-            && self.env.now().since(heard) > self.config.stabilize_every * 3 / 2
+            && self.env.now().since(heard) > patience
             && self.check(&predecessor).await
             && let Some(server) = self.lock().servers.server_mut(index)
         {
@@ -430,8 +452,16 @@ async fn repeat(
         };
         let Some(strong) = chord.upgrade() else { return };
         strong.chore(chore, round, rung).await;
-        let hurry = matches!(chore, Chore::Merge) && strong.is_alone();
+        let hurry = match chore {
+            Chore::Merge => strong.is_alone(),
+            Chore::Stabilize => strong.lock().calm.pace() == 1,
+            Chore::Fingers | Chore::Audit => false,
+        };
         let soon = strong.config.stabilize_every;
+        let period = match chore {
+            Chore::Stabilize => strong.stabilize_period(),
+            _ => period,
+        };
         drop(strong);
         if !rung {
             round += 1;
