@@ -1,12 +1,13 @@
-//! How often to stabilise: every period while anything changes, up to four times as rarely
-//! while nothing does.
+//! How often to stabilise, and to look for other rings: every period while anything changes,
+//! up to four times as rarely while nothing does.
 //!
 //! Chord's stabilisation is run "periodically" (CFS §4.2 leaves the period open); one call a
 //! second to the successor, and one from the predecessor, cost half a kilobyte a second, half
 //! of what upkeep may cost at all. A neighbourhood of sixteen nodes that each stay for two
 //! hours changes every few minutes: in between the rounds may be rarer, and what is saved
-//! goes to the routing table. Whatever changes brings the period back, here and, because
-//! neighbours are told of changes at once, with them.
+//! goes to the routing table. (The walk that looks for other rings costs as much again.)
+//! Whatever changes brings the period back, here and, because neighbours are told of changes
+//! at once, with them.
 //!
 //! It does not know what a change is: the caller says what it saw.
 

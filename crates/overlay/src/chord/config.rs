@@ -31,12 +31,13 @@ pub struct ChordConfig {
     /// Whether a claimed node is checked before it enters a table (CFS §4.4). The paper's
     /// measurements ran without.
     pub check_nodes: bool,
-    /// How often the first successor is called.
+    /// How often the first successor is called; up to four times as rarely while nothing changes.
     pub stabilize_every: Duration,
     /// How often one finger is verified.
     pub fix_fingers_every: Duration,
     /// How often a remembered peer outside the neighbourhood is asked for a nearer
-    /// successor, to find rings that were split off. Alone on a ring: `stabilize_every`.
+    /// successor, to find rings that were split off; up to four times as rarely while nothing
+    /// changes. Alone on a ring: `stabilize_every`.
     pub merge_every: Duration,
     /// How often successor lists are cross-checked where there is reason ([`super::audit`]);
     /// while nothing is found, up to 32 times as rarely. Without `check_nodes` never.

@@ -25,8 +25,8 @@
 
 mod audit;
 mod bell;
-mod calm;
 mod calls;
+mod calm;
 mod checks;
 mod config;
 mod explore;

@@ -121,11 +121,6 @@ impl Chord {
         inner.calm.note(epoch, doubts);
     }
 
-    /// How long after a round of stabilising the next is due.
-    fn stabilize_period(&self) -> Duration {
-        self.config.stabilize_every * self.lock().calm.pace()
-    }
-
     /// Has all lists fetched again in this round, if there is or was reason to.
     fn look_again(&self, anyway: bool) {
         let now = self.env.now();
@@ -317,7 +312,7 @@ impl Chord {
     /// Pings the predecessor if it has been silent: it calls us every period, which may be
     /// four times ours.
     async fn watch_predecessor(&self, index: u16) {
-        let patience = self.stabilize_period() * 3 / 2;
+        let patience = self.config.stabilize_every * self.lock().calm.pace() * 3 / 2;
         let watched = {
             let inner = self.lock();
             let server = inner.servers.server(index);
@@ -459,8 +454,8 @@ async fn repeat(
         };
         let soon = strong.config.stabilize_every;
         let period = match chore {
-            Chore::Stabilize => strong.stabilize_period(),
-            _ => period,
+            Chore::Stabilize | Chore::Merge => period * strong.lock().calm.pace(),
+            Chore::Fingers | Chore::Audit => period,
         };
         drop(strong);
         if !rung {
