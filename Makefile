@@ -11,7 +11,7 @@ help:
 	@echo 'make lint     formatting, clippy, crate arrows'
 	@echo 'make build    target/release/atoll'
 	@echo 'make install  the command, man pages and completions below PREFIX=$(PREFIX)'
-	@echo 'make bench    the figures in docs/results/'
+	@echo 'make bench    the figures in docs/results/ring.md'
 	@echo 'make bench-wan  downloads between network namespaces beside TCP, as root; WAN=--quick'
 	@echo 'make fuzz     every decoder of foreign bytes, SECONDS_EACH=$(SECONDS_EACH)'
 
@@ -31,7 +31,6 @@ install: build
 	scripts/install '$(DESTDIR)$(PREFIX)'
 
 bench:
-	cargo bench --locked -p atoll-dht --bench lookups -- --write '$(CURDIR)/docs/results/lookups.md'
 	cargo bench --locked -p atoll-cli --bench ring
 
 bench-wan:

@@ -16,6 +16,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
+use noise::noise;
+
+#[path = "wan/noise.rs"]
+mod noise;
+
 const NODES: usize = 5;
 const FILE_BYTES: usize = 100 << 20;
 const RUNS: u64 = 3;
@@ -230,19 +235,6 @@ fn cpu_ticks(process: &str, fields: [usize; 2]) -> f64 {
 /// CPU time of the commands run so far.
 fn children_cpu_secs() -> f64 {
     cpu_ticks("self", [15, 16]) / TICKS_PER_SEC
-}
-
-fn noise(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
 }
 
 /// The tree the demo would take.

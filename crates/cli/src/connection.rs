@@ -52,6 +52,7 @@ pub fn failure(error: ClientError) -> Failure {
                 .advice("`atoll volumes` lists what there is.")
         }
         ClientError::Volume(_) => Failure::new(Exit::Failed, error.to_string()),
+        ClientError::Unfit(why) => Failure::new(Exit::Usage, why),
         ClientError::Dir(_) => Failure::new(Exit::Failed, what).because(error),
         ClientError::Refused { .. } => Failure::new(Exit::Failed, what)
             .because(error)

@@ -13,7 +13,7 @@ use crate::inner::{Block, Inner};
 use crate::messages::{BlockHeader, PutStatus};
 use crate::owner::{is_bearer, owner_of};
 use crate::quota::{OverQuota, Reservation, Room, Want, cost_bytes};
-use crate::receipt::{BAD_RECEIPT, Receipt, WireReceipt};
+use crate::receipt::{BAD_RECEIPT, CLOCK_SLACK_SECS, Receipt, WireReceipt};
 
 /// Where blocks come from, which decides whom they are charged to (CFS §5.4).
 #[derive(Clone, Debug)]
@@ -78,7 +78,7 @@ impl Origin {
 }
 
 /// Blocks that were found sound, charged, and have room here while `room` lives.
-pub(crate) struct Admitted<'a> {
+pub(crate) struct Admitted {
     pub blocks: Vec<Block>,
     pub stored: Vec<StoredBlock>,
     /// Where in the batch they stood.
@@ -87,16 +87,16 @@ pub(crate) struct Admitted<'a> {
     pub refused: Vec<Option<PutStatus>>,
     /// What they cost more than what is held.
     pub added_bytes: u64,
-    pub room: Reservation<'a>,
+    pub room: Reservation,
 }
 
 /// Checks a batch against its keys, charges it and reserves room for it.
-pub(crate) async fn admit<'a>(
-    inner: &'a Inner,
+pub(crate) async fn admit(
+    inner: &Inner,
     from: &Peer,
     origin: &Origin,
     blocks: Vec<Block>,
-) -> Result<Admitted<'a>, Refusal> {
+) -> Result<Admitted, Refusal> {
     let mut refused = vec![None; blocks.len()];
     let (mut sound, mut copies, mut indices) = (Vec::new(), Vec::new(), Vec::new());
     for (index, block) in blocks.into_iter().enumerate() {
@@ -155,12 +155,16 @@ async fn charges_of(
 }
 
 /// When a block's lease ends. A publisher's word for what only its bearer was charged for
-/// makes it the publisher's at once: a second more is what it takes.
+/// makes it the publisher's at once: a second more is what it takes. But nobody is charged for
+/// longer than he has signed for: what its bearer keeps for longer stays its bearer's.
 pub(crate) fn expires(inner: &Inner, origin: &Origin, key: &Key, charge: &Charge) -> u64 {
     let expires = inner.expiry(charge.lease_secs);
     let held = inner.store.info(key).ok().flatten();
     match (origin, held) {
-        (Origin::Publisher { .. }, Some(held)) if is_bearer(&held.owner) => {
+        (Origin::Publisher { .. }, Some(held))
+            if is_bearer(&held.owner)
+                && held.expires_unix_secs <= expires.saturating_add(CLOCK_SLACK_SECS) =>
+        {
             expires.max(held.expires_unix_secs.saturating_add(1))
         }
         _ => expires,
@@ -168,11 +172,11 @@ pub(crate) fn expires(inner: &Inner, origin: &Origin, key: &Key, charge: &Charge
 }
 
 /// Reserves room for blocks, in turn.
-pub(crate) fn reserve<'a>(
-    inner: &'a Inner,
+pub(crate) fn reserve(
+    inner: &Inner,
     blocks: &[StoredBlock],
     charges: &[Charge],
-) -> (Vec<Result<(), OverQuota>>, Reservation<'a>) {
+) -> (Vec<Result<(), OverQuota>>, Reservation) {
     let want = |(block, charge): (&StoredBlock, &Charge)| Want {
         owner: charge.owner,
         bytes: added_bytes(inner, &block.info),

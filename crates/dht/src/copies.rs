@@ -2,29 +2,47 @@
 //! missing, from nodes that hand over what is no longer theirs (CFS §5.1).
 //!
 //! A receipt does not travel with them: it would have to be kept with every block. Instead
-//! the receiver asks other nodes around it, which should hold such a block if a majority of
-//! its replica set ever took it. What one of them vouches for is taken, charged to whom
-//! it charges it and leased no longer. What nobody vouches for is charged to its bearer, the
-//! node that brought it, which may bring [`QuotaConfig::copy_share`] of a node as a
-//! neighbour and a publisher's share otherwise: so a flood in this disguise fills no node,
-//! and the last holder of a block can still restore its copies. Blocks charged to a bearer
-//! are not vouched for, until their publisher renews them.
+//! the receiver asks other nodes, which should hold such a block if a majority of its replica
+//! set ever took it: its neighbours, and where these do not tell, the replica set. What two of
+//! them vouch for, in the name of the same publisher, is taken and charged to that one; the
+//! node that brings it counts as one of the two if it belongs to the replica set. It is
+//! leased no longer than both say. So one liar can neither have a victim charged nor
+//! bring in blocks at nobody's expense, whoever else it is outside the ring.
+//!
+//! What no two vouch for is charged to its bearer, the node that brought it, which may bring
+//! [`QuotaConfig::copy_share`] of a node as a neighbour and a publisher's share otherwise: so
+//! a flood in this disguise fills no node, and the last holder of a block can still restore
+//! its copies. Blocks charged to a bearer are not vouched for, until their publisher renews
+//! them.
+//!
+//! What it does not stop: two liars among the replicas of a block, or beside the receiver,
+//! who vouch for each other's. Where anybody can have many keys (the `identity` profile),
+//! one member can be both, if it joins the ring twice beside its victim. With two copies
+//! (k = 2), or two nodes, there are no two to vouch: all copies are their bearer's.
 //!
 //! [`QuotaConfig::copy_share`]: crate::QuotaConfig::copy_share
 
-use atoll_key::{BlockKind, Key};
-use atoll_net::{Peer, Refusal, Request};
-use atoll_overlay::{Neighbourhood, Node};
+use std::collections::{BTreeMap, BTreeSet};
+
+use atoll_env::timeout;
+use atoll_key::{BlockKind, Key, PeerId};
+use atoll_net::{Peer, Refusal};
+use atoll_overlay::{Neighbourhood, Node, distinct_peers};
 use atoll_store::Owner;
 use futures_util::future::join_all;
 
 use crate::inner::Inner;
-use crate::messages::{self, Vouch, VouchReply, Vouched, from_header, to_header};
+use crate::messages::{Vouch, VouchReply, Vouched};
 use crate::owner::{bearer, is_bearer};
 use crate::quota::Room;
+use crate::witness::ask;
 
-/// Nodes asked to vouch for a batch.
+/// Neighbours asked to vouch for a batch.
 const MAX_WITNESSES: usize = 3;
+/// So many must say the same of a block.
+const AGREE: usize = 2;
+/// Replica sets that are looked for, for one batch. A guess: repair brings blocks of one root.
+const MAX_SETS: usize = 4;
 
 /// A copy to be judged.
 #[derive(Clone, Copy, Debug)]
@@ -62,27 +80,76 @@ pub(crate) async fn charges(
     if unknown.is_empty() {
         return Ok(charges);
     }
-    let keys: Vec<Key> = unknown.iter().map(|index| copies[*index].key).collect();
-    let vouched = ask_witnesses(inner, from, &keys).await;
-    let mut unvouched = Vec::new();
-    for (index, said) in unknown.into_iter().zip(vouched) {
-        let copy = &copies[index];
-        let sound = said.into_iter().filter(|said| said.version >= copy.version);
-        match sound.max_by_key(|said| said.lease_secs) {
-            Some(said) => {
-                let lease_secs = copy.lease_secs.min(said.lease_secs);
-                charges[index] = Charge { owner: said.owner(), lease_secs, room: Room::Repair };
-            }
-            None => unvouched.push(index),
-        }
+    let mut hearing = Hearing::new(unknown.iter().map(|index| copies[*index]).collect());
+    hearing.ask(inner, neighbours(inner, from, &hearing)).await;
+    let mut near = is_neighbour(inner, from);
+    if (0..unknown.len()).any(|place| hearing.agreed(place).is_none()) {
+        confirm(inner, from).await?;
+        let (sets, beside) = replica_sets(inner, from, &hearing).await;
+        hearing.ask(inner, sets).await;
+        near |= beside;
     }
-    if !unvouched.is_empty() {
-        let brought = bearer_of(inner, from).await?;
-        for index in unvouched {
-            charges[index] = Charge { lease_secs: copies[index].lease_secs, ..brought };
-        }
+    let owner = bearer(&from.id, from.addr.ip(), &inner.quota.config());
+    let room = if near { Room::Copy } else { Room::Content };
+    for (place, index) in unknown.into_iter().enumerate() {
+        let brought = Charge { owner, lease_secs: copies[index].lease_secs, room };
+        charges[index] = hearing.agreed(place).unwrap_or(brought);
     }
     Ok(charges)
+}
+
+/// What nodes say of copies.
+struct Hearing {
+    copies: Vec<Copy>,
+    /// Of each, who was asked, and what they said.
+    said: Vec<Vec<(PeerId, Option<Vouched>)>>,
+}
+
+impl Hearing {
+    fn new(copies: Vec<Copy>) -> Hearing {
+        let said = vec![Vec::new(); copies.len()];
+        Hearing { copies, said }
+    }
+
+    /// Asks nodes about the copies with these numbers, each once about each: a machine may be
+    /// named for several of its virtual servers.
+    async fn ask(&mut self, inner: &Inner, asks: Vec<(Node, Vec<usize>)>) {
+        let mut by_peer: BTreeMap<PeerId, (Node, BTreeSet<usize>)> = BTreeMap::new();
+        for (node, places) in asks {
+            let id = node.peer.id;
+            let new = |place: &usize| self.said[*place].iter().all(|(asked, _)| *asked != id);
+            let asked = by_peer.entry(id).or_insert_with(|| (node, BTreeSet::new()));
+            asked.1.extend(places.into_iter().filter(new));
+        }
+        let asks = by_peer.into_values().filter(|(_, places)| !places.is_empty());
+        let asks: Vec<(Node, BTreeSet<usize>)> = asks.collect();
+        let answers = join_all(asks.iter().map(|(node, places)| {
+            ask(inner, node, places.iter().map(|place| self.copies[*place].key).collect())
+        }))
+        .await;
+        for ((node, places), answer) in asks.into_iter().zip(answers) {
+            let answer = answer.unwrap_or_else(|| vec![None; places.len()]);
+            for (place, said) in places.into_iter().zip(answer) {
+                self.said[place].push((node.peer.id, said));
+            }
+        }
+    }
+
+    /// Whom most, and at least [`AGREE`], say that they charge the copy to, and for as long as
+    /// so many of them say.
+    fn agreed(&self, place: usize) -> Option<Charge> {
+        let copy = &self.copies[place];
+        let mut by_owner: BTreeMap<Owner, Vec<u64>> = BTreeMap::new();
+        for said in self.said[place].iter().filter_map(|(_, said)| said.as_ref()) {
+            if said.version >= copy.version {
+                by_owner.entry(said.owner()).or_default().push(said.lease_secs);
+            }
+        }
+        let (owner, mut leases) = by_owner.into_iter().max_by_key(|(_, leases)| leases.len())?;
+        leases.sort_unstable_by_key(|lease_secs| std::cmp::Reverse(*lease_secs));
+        let lease_secs = copy.lease_secs.min(*leases.get(AGREE - 1)?);
+        Some(Charge { owner, lease_secs, room: Room::Repair })
+    }
 }
 
 /// Whether this node has the block, or a newer one, with a lease that has not ended.
@@ -92,44 +159,69 @@ fn is_held(inner: &Inner, copy: &Copy) -> bool {
     held.is_some_and(|held| held.version >= copy.version && held.expires_unix_secs > now)
 }
 
-/// The charge of what only `from` knows of.
-async fn bearer_of(inner: &Inner, from: &Peer) -> Result<Charge, Refusal> {
-    if from.id != inner.transport.local().id {
-        inner.confirm(from, *from, None).await?;
+/// Makes sure that whoever brings copies is where it says.
+async fn confirm(inner: &Inner, from: &Peer) -> Result<(), Refusal> {
+    if from.id == inner.transport.local().id {
+        return Ok(());
     }
-    let owner = bearer(&from.id, from.addr.ip(), &inner.quota.config());
-    let room = if is_neighbour(inner, from) { Room::Copy } else { Room::Content };
-    Ok(Charge { owner, lease_secs: 0, room })
+    inner.confirm(from, *from, None).await
 }
 
 /// Whether `from` may share blocks with this node: it stands beside one of its virtual
 /// servers, or is this node itself.
 fn is_neighbour(inner: &Inner, from: &Peer) -> bool {
-    let beside = |seat: &Neighbourhood| {
-        let near = seat.successors.iter().take(2 * inner.config.replicas);
-        near.chain(&seat.predecessor).any(|node| node.peer.id == from.id)
-    };
+    let beside = |seat: &Neighbourhood| near(inner, seat).any(|node| node.peer.id == from.id);
     from.id == inner.transport.local().id || inner.overlay.neighbourhoods().iter().any(beside)
 }
 
-/// What the witnesses say of each key.
-async fn ask_witnesses(inner: &Inner, from: &Peer, keys: &[Key]) -> Vec<Vec<Vouched>> {
-    let mut said = vec![Vec::new(); keys.len()];
-    let asks = by_seat(inner, keys).into_iter().flat_map(|(seat, indices)| {
-        let witnesses = witnesses(inner, from, &seat);
-        witnesses.into_iter().map(move |witness| (witness, indices.clone()))
+/// The nodes around a virtual server that may share blocks with it, as far as it knows them.
+fn near(inner: &Inner, seat: &Neighbourhood) -> impl Iterator<Item = Node> {
+    let after = seat.successors.iter().take(2 * inner.config.replicas).copied();
+    after.chain(seat.predecessor).collect::<Vec<Node>>().into_iter()
+}
+
+/// Whom to ask first: the neighbours of the virtual server that each copy is for, and `from`
+/// if it is one.
+fn neighbours(inner: &Inner, from: &Peer, hearing: &Hearing) -> Vec<(Node, Vec<usize>)> {
+    let keys: Vec<Key> = hearing.copies.iter().map(|copy| copy.key).collect();
+    let asks = by_seat(inner, &keys).into_iter().flat_map(|(seat, places)| {
+        let mut witnesses = witnesses(inner, from, &seat);
+        witnesses.extend(near(inner, &seat).find(|node| node.peer.id == from.id));
+        witnesses.into_iter().map(move |witness| (witness, places.clone()))
     });
-    let answers = join_all(asks.map(|(witness, indices)| async move {
-        let asked: Vec<Key> = indices.iter().map(|index| keys[*index]).collect();
-        (indices, ask(inner, &witness, asked).await)
-    }))
-    .await;
-    for (indices, answer) in answers {
-        for (index, vouched) in indices.into_iter().zip(answer) {
-            said[index].extend(vouched);
+    asks.collect()
+}
+
+/// Whom to ask where the neighbours do not tell: the replica sets of copies, as far as this
+/// node belongs to them; and whether `from` belongs to such a set too.
+async fn replica_sets(
+    inner: &Inner,
+    from: &Peer,
+    hearing: &Hearing,
+) -> (Vec<(Node, Vec<usize>)>, bool) {
+    let mut open: Vec<usize> =
+        (0..hearing.copies.len()).filter(|place| hearing.agreed(*place).is_none()).collect();
+    open.sort_by_key(|place| hearing.copies[*place].key);
+    let (mut asks, mut beside) = (Vec::new(), false);
+    for _ in 0..MAX_SETS {
+        let Some(first) = open.first().map(|place| hearing.copies[*place].key) else { break };
+        let limit = inner.config.call_limit / 4;
+        let found = timeout(&*inner.env, limit, inner.root_list(&first)).await;
+        let Ok(Ok(nodes)) = found else { break };
+        let Some(root) = nodes.first().map(|node| *node.id.key()) else { break };
+        // All up to the root share it.
+        let upto = root.distance_from(&first);
+        let is_its = |place: &usize| hearing.copies[*place].key.distance_from(&first) <= upto;
+        let (its, others): (Vec<usize>, Vec<usize>) = open.into_iter().partition(is_its);
+        open = others;
+        let set = distinct_peers(&nodes, inner.config.replicas);
+        if set.iter().any(|node| inner.is_me(node)) {
+            beside |= set.iter().any(|node| node.peer.id == from.id);
+            let others = set.into_iter().filter(|node| !inner.is_me(node));
+            asks.extend(others.map(|node| (node, its.clone())));
         }
     }
-    said
+    (asks, beside)
 }
 
 /// The keys by which of this node's virtual servers is the first at or after them.
@@ -156,16 +248,6 @@ fn witnesses(inner: &Inner, from: &Peer, seat: &Neighbourhood) -> Vec<Node> {
         }
     }
     witnesses
-}
-
-/// Asks one node; an answer that is none vouches for nothing.
-async fn ask(inner: &Inner, witness: &Node, keys: Vec<Key>) -> Vec<Option<Vouched>> {
-    let count = keys.len();
-    let header = to_header(&Vouch { keys });
-    let request = Request { method: messages::VOUCH, header, parts: Vec::new() };
-    let reply = inner.ask_briefly(witness, request).await.ok();
-    let reply = reply.and_then(|reply| from_header::<VouchReply>(&reply.header).ok());
-    reply.map_or(Vec::new(), |reply| reply.vouched.0).into_iter().take(count).collect()
 }
 
 /// What this node can say of blocks: whom it charges those that were not just brought here.

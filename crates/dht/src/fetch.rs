@@ -8,15 +8,21 @@
 //! answer counts, and the other call is dropped. Hedges are a small share of all fetches,
 //! so a slow network does not get twice the load.
 //!
+//! A replica that is overdue has probably died: then the next one is asked whatever share
+//! that makes, and the overdue call is heard to its end, so that the peer book learns what
+//! became of it. Who left an earlier call unanswered is asked when the walk finds nobody
+//! else.
+//!
 //! Who does not have the block costs one question; the last word is the root's, and goes
 //! back into the walk, so all that the walk knows of failures and liars holds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use atoll_env::{BoxFuture, random_below, sleep};
+use atoll_env::{BoxFuture, Instant, random_below, sleep};
 use atoll_key::{Key, PeerId};
-use atoll_net::CallError;
+use atoll_net::{CallError, Peer};
+use atoll_overlay::peer_book::Standing;
 use atoll_overlay::walk::{Asked, Said, Step, may_follow};
 use atoll_overlay::{Node, distinct_peers};
 use futures_util::StreamExt;
@@ -31,6 +37,8 @@ use crate::stats::add;
 const ABOUT_EQUAL: f64 = 1.2;
 /// So many hedges may come one after another. A guess.
 const HEDGE_BURST: u64 = 8;
+/// The most replicas of a block that are asked at a time.
+const MAX_ASKED_AT_ONCE: usize = 3;
 /// A hundred hundredths of a hedge.
 const WHOLE_HEDGE: u64 = 100;
 
@@ -69,16 +77,19 @@ pub(crate) struct Replicas {
     answers: BTreeMap<PeerId, Result<Step<Block>, CallError>>,
     /// Those questions, as the walk's trace has them.
     pub asked: Vec<Asked>,
+    /// Who was asked in a race.
+    raced: BTreeSet<PeerId>,
     /// Who had the block, if not the node that the walk believes it asked.
     pub served_by: Option<Node>,
 }
 
 impl Replicas {
-    /// The replica set from which the question to `root` may be answered.
+    /// The replicas from which the question to `root`, which is one of them, may be answered.
     fn set_of(&self, root: &Node, count: usize) -> Option<Vec<Node>> {
-        let first = self.named.first()?;
-        let set = distinct_peers(&self.named, count);
-        (first.id == root.id && set.len() > 1).then_some(set)
+        let mut set = distinct_peers(&self.named, count);
+        set.retain(|node| !self.raced.contains(&node.peer.id));
+        let belongs = set.iter().any(|node| node.id == root.id);
+        (belongs && set.len() > 1).then_some(set)
     }
 
     /// What `node` has said already; the walk counts the question from now on.
@@ -114,13 +125,17 @@ pub(crate) async fn ask_root(
     let choosing = inner.config.replica_choice == ReplicaChoice::Nearest && !inner.is_me(&root);
     // A list of liars is not worth k questions: the root alone is asked, and the walk doubts.
     let sound = || inner.config.routes <= 1 || may_follow(&*inner.overlay, &key, &lock().named);
-    let Some(set) = set.filter(|_| choosing && sound()) else {
+    let Some(mut set) = set.filter(|_| choosing && sound()) else {
         return ask(inner, root, key, true, None).await.map(Answer::into_step);
     };
+    let (book, now) = (inner.overlay.peer_book(), inner.env.now());
+    set.retain(|n| n.id == root.id || book.standing(&n.peer, now) != Standing::Silent);
+    lock().raced.extend(set.iter().map(|node| node.peer.id));
     let mut race = Race::new(inner, key, set);
     while let Some((node, answer)) = race.next().await {
         match answer {
             Ok(Step::Done(block)) => {
+                race.finish();
                 let mut known = lock();
                 known.served_by = Some(node);
                 return Ok(Step::Done(block));
@@ -134,6 +149,15 @@ pub(crate) async fn ask_root(
 
 type Call = BoxFuture<'static, (Node, Result<Step<Block>, CallError>)>;
 
+/// A question that is not overdue.
+#[derive(Clone, Copy)]
+struct Watched {
+    node: Node,
+    start: Instant,
+    /// Whether it has taken long enough to be hedged.
+    is_slow: bool,
+}
+
 /// Questions to the replicas of one block, the nearest first.
 struct Race {
     inner: Arc<Inner>,
@@ -141,9 +165,12 @@ struct Race {
     /// Those not asked yet, the nearest last.
     waiting: Vec<Node>,
     calls: FuturesUnordered<Call>,
+    watched: Vec<Watched>,
     may_hedge: bool,
-    /// Who was asked because another was slow, and who that is.
-    hedge: Option<(Node, Node)>,
+    /// Who was asked because another was slow, and who that is and since when.
+    hedge: Option<(Node, Watched)>,
+    /// Whether an answer became overdue.
+    is_late: bool,
 }
 
 impl Race {
@@ -151,14 +178,21 @@ impl Race {
         let waiting = by_nearness(&inner, set);
         let may_hedge = inner.config.hedge;
         inner.hedges.earn(inner.config.hedge_percent);
-        Race { inner, key, waiting, calls: FuturesUnordered::new(), may_hedge, hedge: None }
+        let (calls, watched) = (FuturesUnordered::new(), Vec::new());
+        Race { inner, key, waiting, calls, watched, may_hedge, hedge: None, is_late: false }
     }
 
     fn start(&mut self) -> Option<Node> {
+        if self.calls.len() >= MAX_ASKED_AT_ONCE {
+            return None;
+        }
         let node = self.waiting.pop()?;
         let (inner, key) = (self.inner.clone(), self.key);
+        let start = inner.env.now();
+        if inner.config.hedge {
+            self.watched.push(Watched { node, start, is_slow: false });
+        }
         self.calls.push(Box::pin(async move {
-            let start = inner.env.now();
             let answer = ask(inner.clone(), node, key, true, None).await.map(Answer::into_step);
             if matches!(answer, Ok(Step::Done(_))) {
                 let now = inner.env.now();
@@ -171,60 +205,107 @@ impl Race {
 
     /// The next answer; `None` when all have answered.
     async fn next(&mut self) -> Option<(Node, Result<Step<Block>, CallError>)> {
-        if !self.calls.is_empty() {
-            return self.answer().await;
-        }
-        let first = self.start()?;
-        if !self.may_hedge || self.waiting.is_empty() {
-            return self.answer().await;
-        }
-        let start = self.inner.env.now();
-        let patience = self.inner.fetch_times.p95(&first.peer.id);
-        let pause = sleep(&*self.inner.env, patience);
-        match select(self.calls.next(), pause).await {
-            Either::Left((answer, _)) => return answer,
-            Either::Right(_) => {}
-        }
-        if self.inner.hedges.spend() {
-            self.may_hedge = false;
-            add(&self.inner.counters.hedges, 1);
-            self.hedge = self.start().map(|second| (second, first));
-        }
-        let answer = self.answer().await;
-        if let Some((second, first)) = self.hedge
-            && let Some((node, Ok(Step::Done(_)))) = &answer
-            && node.id == second.id
-        {
-            add(&self.inner.counters.hedges_won, 1);
-            // It would have taken longer still. Others are nearer until it is heard of again.
-            let now = self.inner.env.now();
-            for book in [&self.inner.fetch_times, self.inner.overlay.peer_book()] {
-                book.answered(&first.peer.id, now.since(start), now);
+        loop {
+            // With hedging, one question is always under way that is not overdue.
+            let all_late = self.inner.config.hedge && self.watched.is_empty();
+            if self.calls.is_empty() || all_late {
+                self.start();
             }
+            let due = self.watched.iter().map(|watched| self.due(watched)).min();
+            let answer = match due {
+                None => self.calls.next().await?,
+                Some(due) => {
+                    let pause = sleep(&*self.inner.env, due.since(self.inner.env.now()));
+                    match select(self.calls.next(), pause).await {
+                        Either::Left((answer, _)) => answer?,
+                        Either::Right(_) => {
+                            self.is_due();
+                            continue;
+                        }
+                    }
+                }
+            };
+            self.answered(&answer);
+            return Some(answer);
         }
-        answer
     }
 
-    async fn answer(&mut self) -> Option<(Node, Result<Step<Block>, CallError>)> {
-        self.calls.next().await
+    /// When a question has taken long, or too long.
+    fn due(&self, watched: &Watched) -> Instant {
+        let (id, times) = (&watched.node.peer.id, &self.inner.fetch_times);
+        let short = self.inner.overlay.peer_book();
+        watched.start
+            + match watched.is_slow {
+                false => times.slow_after(id, short, watched.start),
+                true => times.late_after(id, short, watched.start),
+            }
+    }
+
+    /// Some question has taken long, or too long.
+    fn is_due(&mut self) {
+        let now = self.inner.env.now();
+        let is_due = |watched: &Watched| self.due(watched) <= now;
+        let Some(at) = self.watched.iter().position(is_due) else { return };
+        if self.watched[at].is_slow {
+            let late = self.watched.remove(at);
+            self.inner.overlay.peer_book().late(&late.node.peer, now);
+            self.is_late = true;
+            return;
+        }
+        self.watched[at].is_slow = true;
+        if self.may_hedge && !self.waiting.is_empty() && self.inner.hedges.spend() {
+            self.may_hedge = false;
+            add(&self.inner.counters.hedges, 1);
+            let first = self.watched[at];
+            self.hedge = self.start().map(|second| (second, first));
+        }
+    }
+
+    fn answered(&mut self, (node, answer): &(Node, Result<Step<Block>, CallError>)) {
+        self.watched.retain(|watched| watched.node.id != node.id);
+        let Some((second, first)) = self.hedge else { return };
+        if second.id != node.id || !matches!(answer, Ok(Step::Done(_))) {
+            return;
+        }
+        add(&self.inner.counters.hedges_won, 1);
+        // The first would have taken longer still. Others are nearer until it is heard of
+        // again; but if it is overdue, that is known and is not to be forgotten.
+        let (now, overlay_book) = (self.inner.env.now(), self.inner.overlay.peer_book());
+        let (id, took) = (&first.node.peer.id, now.since(first.start));
+        self.inner.fetch_times.answered(id, took, now);
+        if overlay_book.standing(&first.node.peer, now) == Standing::Answers {
+            overlay_book.answered(id, took, now);
+        }
+    }
+
+    /// The block is there: overdue answers are still heard, others are not waited for.
+    fn finish(self) {
+        if self.is_late {
+            let env = self.inner.env.clone();
+            for call in self.calls {
+                env.spawn(Box::pin(async move { drop(call.await) }));
+            }
+        }
     }
 }
 
-/// The replicas, the nearest last. Known liars come first: they are asked last.
+/// The replicas, the nearest last. Those that did not answer of late come first, and then
+/// known liars: they are asked last.
 fn by_nearness(inner: &Inner, mut set: Vec<Node>) -> Vec<Node> {
     let (book, now) = (inner.overlay.peer_book(), inner.env.now());
     set.retain(|node| !inner.is_me(node));
     set.sort_by_cached_key(|node| {
         let id = &node.peer.id;
-        std::cmp::Reverse((book.is_avoided(id, now), book.expected(id)))
+        let standing = book.standing(&node.peer, now);
+        std::cmp::Reverse((standing, book.is_avoided(id, now), book.expected(id)))
     });
     // The last ones are about equally near: any of them may be asked first.
-    let Some(last) = set.last().map(|node| node.peer.id) else { return set };
-    let nearest = book.expected(&last).as_secs_f64();
+    let Some(last) = set.last().map(|node| node.peer) else { return set };
+    let nearest = book.expected(&last.id).as_secs_f64();
+    let worth = |peer: &Peer| (book.standing(peer, now), book.is_avoided(&peer.id, now));
     let far = |node: &Node| {
-        let id = &node.peer.id;
-        let avoided = book.is_avoided(id, now) != book.is_avoided(&last, now);
-        avoided || book.expected(id).as_secs_f64() > nearest * ABOUT_EQUAL
+        let expected = book.expected(&node.peer.id).as_secs_f64();
+        worth(&node.peer) != worth(&last) || expected > nearest * ABOUT_EQUAL
     };
     let equal_from = set.iter().rposition(far).map_or(0, |farther| farther + 1);
     let equal = (set.len() - equal_from) as u64;

@@ -7,12 +7,12 @@ use std::time::Duration;
 use atoll_env::{Env, timeout};
 use atoll_key::{BlockKind, Key};
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Transport};
-use atoll_overlay::peer_book::PeerBook;
 use atoll_overlay::walk::Selection;
 use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
 use atoll_store::{BlockInfo, BlockStore, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 
+use crate::block_times::BlockTimes;
 use crate::cache::Cache;
 use crate::confirm::Confirmations;
 use crate::fetch::HedgeBudget;
@@ -23,6 +23,7 @@ use crate::repair_state::Repair;
 use crate::serve::Turns;
 use crate::stats::{Counters, add};
 use crate::strays::Strays;
+use crate::writes::Writes;
 
 /// A question of a lookup is waited for at least so long. A guess: as the overlay's calls.
 const LEAST_PATIENCE: Duration = Duration::from_secs(2);
@@ -93,7 +94,8 @@ pub struct DhtConfig {
     pub routes: usize,
     /// Which replica is asked first for a content block.
     pub replica_choice: ReplicaChoice,
-    /// Whether a second replica is asked when the first is slower than it usually is.
+    /// Whether a second replica is asked when the first is slower than it usually is, and
+    /// another node for the way when an answer is overdue.
     pub hedge: bool,
     /// The most fetches in a hundred that ask a second replica, besides a short burst.
     pub hedge_percent: u32,
@@ -165,8 +167,9 @@ pub(crate) struct Inner {
     pub cache: Mutex<Cache>,
     pub hedges: HedgeBudget,
     /// How long replicas take to send a block: longer than a round trip.
-    pub fetch_times: PeerBook,
+    pub fetch_times: BlockTimes,
     pub turns: Turns,
+    pub writes: Writes,
 }
 
 impl Inner {
@@ -224,7 +227,7 @@ impl Inner {
         let now = self.env.now();
         match &result {
             Err(error) if error.is_failure_of_peer() => {
-                book.silent(&to.peer.id, now);
+                book.silent(&to.peer, now);
                 self.overlay.alert(&to.peer);
             }
             Ok(_) | Err(CallError::Refused(_)) if timed => {

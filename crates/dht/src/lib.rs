@@ -11,6 +11,7 @@
 //! It does not know files, nor how the overlay finds its way.
 
 mod admission;
+mod block_times;
 pub mod blocks;
 mod cache;
 mod confirm;
@@ -36,6 +37,8 @@ mod status;
 mod store_blocks;
 mod strays;
 mod upkeep;
+mod witness;
+mod writes;
 
 pub use blocks::{Blocks, GetError, MemoryBlocks, PutError};
 pub use inner::{CacheAt, DhtConfig, ReplicaChoice};

@@ -6,17 +6,19 @@
 //! sends bytes that are not what the key names. What comes back is verified here. Every
 //! fetch ends by its deadline, and a failure says who was asked and what each said.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant, sleep};
 use atoll_key::{BlockKind, Key, SignedBlock};
 use atoll_net::{CallError, Refusal, Request};
-use atoll_overlay::peer_book::Misdeed;
+use atoll_overlay::peer_book::{Misdeed, Standing};
 use atoll_overlay::walk::{Asked, Said, Step, Trace, WalkError, WalkLimits, walk};
 use atoll_overlay::{Node, Route, distinct_peers};
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 
 use crate::blocks::GetError;
 use crate::fetch::{Replicas, ask_root};
@@ -91,7 +93,7 @@ pub(crate) async fn find(
         };
         // Everybody who should have it has answered: asking again will not help.
         let all_answered =
-            matches!(&error, WalkError::Absent { trace, .. } if trace.failures() == 0);
+            matches!(&error, WalkError::Absent { trace, .. } if trace.all_answered());
         if all_answered || inner.env.now() + pause >= deadline {
             add(&inner.counters.failed_gets, 1);
             let told = told(&error);
@@ -117,6 +119,7 @@ fn limits(inner: &Inner, deadline: Instant) -> WalkLimits {
         routes: inner.config.routes,
         confirm: CONFIRM_ABSENCE,
         asks: MAX_ASKS,
+        hedge: inner.config.hedge,
     }
 }
 
@@ -346,12 +349,9 @@ async fn ask_all_replicas(
     key: Key,
     deadline: Instant,
 ) -> Result<SignedBlock, GetError> {
-    let nodes = match inner.root_list(&key).await {
-        Ok(nodes) => nodes,
-        Err(told) => return Err(GetError::Unavailable { key, told }),
-    };
-    let replicas = distinct_peers(&nodes, inner.config.replicas);
-    let answers = join_all(replicas.iter().map(|node| ask_signed(inner, *node, key))).await;
+    let nodes = inner.root_list(&key).await;
+    let replicas = distinct_peers(nodes.as_deref().unwrap_or(&[]), inner.config.replicas);
+    let (answers, late) = ask_signed_of(inner, &replicas, key).await;
     add(&inner.counters.get_calls, replicas.len() as u64);
     let holders = answers.iter().filter(|answer| matches!(answer, Ok(Some(_)))).count();
     let elsewhere = if 2 * holders > replicas.len() || inner.config.routes <= 1 {
@@ -377,11 +377,9 @@ async fn ask_all_replicas(
             })
             .map(|(node, _)| *node)
             .collect();
-        if !stale.is_empty() && header.lease_secs > 0 {
-            let block = Block { header: *header, bytes: newest.bytes().clone() };
-            inner.env.spawn(Box::pin(send_copies(inner.clone(), stale, block)));
-        }
-        return Ok(newest.clone());
+        let (newest, header) = (newest.clone(), *header);
+        inner.env.spawn(Box::pin(update_stale(inner.clone(), stale, late, newest.clone(), header)));
+        return Ok(newest);
     }
     let said: Vec<String> = replicas
         .iter()
@@ -391,20 +389,84 @@ async fn ask_all_replicas(
             Err(error) => format!("{node:?} {error}"),
         })
         .collect();
-    let told = said.join("; ");
-    if answers.iter().any(Result::is_err) {
+    let told = nodes.err().unwrap_or_else(|| said.join("; "));
+    if replicas.is_empty() || answers.iter().any(Result::is_err) {
         Err(GetError::Unavailable { key, told })
     } else {
         Err(GetError::NotFound { key, told })
     }
 }
 
+type HeldSigned = Result<Option<(SignedBlock, BlockHeader)>, CallError>;
+
+/// Questions to replicas that are still under way.
+type Late = FuturesUnordered<BoxFuture<'static, (usize, Node, HeldSigned)>>;
+
+/// What each of these replicas holds, in their order, and who was not waited for.
+///
+/// An update is acknowledged by a majority of the replica set, so any majority has one that
+/// knows it: once a majority holds the block, and all who answered hold the same version of
+/// it, the others are not waited for. They are while two versions are about (the newest is
+/// wanted, and who keeps an old one back may have accomplices). Once one was found that holds
+/// it, those that left an earlier call unanswered are not waited for either: of many nodes
+/// that died at once each would cost the reader its whole patience.
+async fn ask_signed_of(inner: &Arc<Inner>, replicas: &[Node], key: Key) -> (Vec<HeldSigned>, Late) {
+    let (book, now) = (inner.overlay.peer_book(), inner.env.now());
+    let answers = |n: &Node| inner.is_me(n) || book.standing(&n.peer, now) == Standing::Answers;
+    let nodes = replicas.iter().copied().enumerate();
+    let mut waited_for: BTreeSet<usize> =
+        nodes.clone().filter(|(_, node)| answers(node)).map(|(at, _)| at).collect();
+    let mut calls = Late::new();
+    for (at, node) in nodes {
+        let inner = inner.clone();
+        calls.push(Box::pin(async move { (at, node, ask_signed(&inner, node, key).await) }));
+    }
+    let mut heard: Vec<HeldSigned> = replicas.iter().map(|_| Err(CallError::TimedOut)).collect();
+    let (mut holders, mut version, mut agree) = (0, None, true);
+    loop {
+        let majority = 2 * holders > replicas.len();
+        if (majority && agree) || (holders > 0 && waited_for.is_empty()) {
+            return (heard, calls);
+        }
+        let Some((at, _, held)) = calls.next().await else { return (heard, calls) };
+        waited_for.remove(&at);
+        match &held {
+            Ok(Some((block, _))) => {
+                holders += 1;
+                agree &= *version.get_or_insert(block.version) == block.version;
+            }
+            // Who should have it and does not may have missed an update.
+            Ok(None) => agree = false,
+            Err(_) => {}
+        }
+        heard[at] = held;
+    }
+}
+
+/// Sends the block to replicas that hold an older version or none: those known, and those
+/// that answer late.
+async fn update_stale(
+    inner: Arc<Inner>,
+    mut stale: Vec<Node>,
+    mut late: Late,
+    newest: SignedBlock,
+    header: BlockHeader,
+) {
+    while let Some((_, node, held)) = late.next().await {
+        match held {
+            Ok(Some((block, _))) if block.version >= newest.version => {}
+            Ok(_) => stale.push(node),
+            Err(_) => {}
+        }
+    }
+    if !stale.is_empty() && header.lease_secs > 0 {
+        let block = Block { header, bytes: newest.bytes().clone() };
+        send_copies(inner, stale, block).await;
+    }
+}
+
 /// The signed block that one replica holds, verified.
-async fn ask_signed(
-    inner: &Arc<Inner>,
-    node: Node,
-    key: Key,
-) -> Result<Option<(SignedBlock, BlockHeader)>, CallError> {
+async fn ask_signed(inner: &Arc<Inner>, node: Node, key: Key) -> HeldSigned {
     let found = if inner.is_me(&node) {
         match inner.store.get(&key).await {
             Ok(Some(block)) => {

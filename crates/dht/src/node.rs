@@ -12,10 +12,10 @@ use atoll_env::{BoxFuture, Env};
 use atoll_key::{BlockHash, Key, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_overlay::Overlay;
-use atoll_overlay::peer_book::PeerBook;
 use atoll_store::{BlockStore, StoreError};
 use bytes::Bytes;
 
+use crate::block_times::BlockTimes;
 use crate::blocks::{Blocks, GetError, PutError};
 use crate::cache::Cache;
 use crate::confirm::Confirmations;
@@ -30,6 +30,7 @@ use crate::serve::Turns;
 use crate::stats::{Counters, DhtStats};
 use crate::status::RepairStatus;
 use crate::strays::Strays;
+use crate::writes::Writes;
 use crate::{path_cache, repair, serve, store_blocks, upkeep};
 
 /// A node's part in the DHT. Cheap to clone; clones are the same node.
@@ -72,8 +73,9 @@ impl Dht {
             strays: Strays::default(),
             cache: Mutex::new(cache),
             hedges: HedgeBudget::default(),
-            fetch_times: PeerBook::default(),
+            fetch_times: BlockTimes::default(),
             turns: Turns::default(),
+            writes: Writes::default(),
         };
         Arc::new(Dht { inner: Arc::new(inner) })
     }

@@ -8,7 +8,7 @@
 //!
 //! **Invariant:** nothing is taken for a publisher or an address beyond its share, whatever
 //! way it comes: room is reserved before a batch goes to the store, so batches that arrive
-//! together are counted together. Puts end at three quarters of the share; the rest is for
+//! together are counted together, and until the store has it, whether or not anybody waits. Puts end at three quarters of the share; the rest is for
 //! repair, which brings more when a neighbour is gone.
 //!
 //! The sums are the store's ([`BlockStore::usage_of`]); this module keeps settings and
@@ -16,7 +16,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_store::{BlockStore, Holding, Owner};
 use minicbor::{Decode, Encode};
@@ -174,7 +174,7 @@ fn held_bytes(held: Holding) -> u64 {
 /// Settings and reservations.
 #[derive(Debug)]
 pub(crate) struct Quota {
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Debug)]
@@ -187,25 +187,29 @@ struct State {
 
 /// Room that is being filled; given back when dropped, by when the store counts it.
 #[derive(Debug)]
-pub(crate) struct Reservation<'a> {
-    quota: &'a Quota,
+pub(crate) struct Reservation {
+    state: Arc<Mutex<State>>,
     taken: Vec<Want>,
 }
 
-impl Reservation<'_> {
+impl Reservation {
     /// How much is being filled.
     pub fn bytes(&self) -> u64 {
         self.taken.iter().map(|want| want.bytes).sum()
     }
 }
 
-impl Drop for Reservation<'_> {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut state = self.quota.lock();
+        let mut state = lock(&self.state);
         for want in &self.taken {
             state.reserve(want, false);
         }
     }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().expect("no holder of this lock panics")
 }
 
 fn accounts(owner: &Owner) -> [(QuotaOf, [u8; 16]); 2] {
@@ -262,11 +266,11 @@ impl State {
 impl Quota {
     pub fn new(config: QuotaConfig) -> Quota {
         let state = State { config, reserved: BTreeMap::new(), refused: 0 };
-        Quota { state: Mutex::new(state) }
+        Quota { state: Arc::new(Mutex::new(state)) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder of this lock panics")
+        lock(&self.state)
     }
 
     pub fn config(&self) -> QuotaConfig {
@@ -284,7 +288,7 @@ impl Quota {
         store: &dyn BlockStore,
         peers: f64,
         wants: &[Want],
-    ) -> (Vec<Result<(), OverQuota>>, Reservation<'_>) {
+    ) -> (Vec<Result<(), OverQuota>>, Reservation) {
         let capacity_bytes = store.usage().capacity_bytes;
         let mut taken = Vec::with_capacity(wants.len());
         let mut verdicts = Vec::with_capacity(wants.len());
@@ -300,7 +304,7 @@ impl Quota {
             verdicts.push(verdict);
         }
         drop(state);
-        (verdicts, Reservation { quota: self, taken })
+        (verdicts, Reservation { state: self.state.clone(), taken })
     }
 
     /// Whether there is room for so much, without reserving it.

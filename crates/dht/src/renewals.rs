@@ -58,8 +58,10 @@ fn renew_alone(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<RenewRep
     let internal = |e: StoreError| Refusal::new(Refusal::INTERNAL, e.to_string());
     let now = inner.env.unix_ms() / 1000;
     let Origin::Publisher { receipt, owner } = origin else {
-        let held = inner.store.renew(&renew.keys, now, Owner::NOBODY).map_err(internal)?;
-        return Ok(RenewReply { held: held.into_iter().map(u8::from).collect(), over: None });
+        // Only a question: whoever asks keeps nothing alive.
+        let held = |key| inner.store.info(key).map(|held| u8::from(held.is_some()));
+        let held: Result<Vec<u8>, StoreError> = renew.keys.iter().map(held).collect();
+        return Ok(RenewReply { held: held.map_err(internal)?, over: None });
     };
     let lease_secs = receipt.lease_left_secs(now, renew.lease_secs).unwrap_or(0);
     let mut reply = RenewReply { held: vec![0; renew.keys.len()], over: None };

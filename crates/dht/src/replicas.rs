@@ -17,7 +17,8 @@ use crate::inner::{Block, Inner};
 use crate::messages::{
     self, AskRoom, AskRoomReply, Put, PutReply, PutStatus, from_header, to_header,
 };
-use crate::quota::OverQuota;
+use crate::quota::{OverQuota, Reservation};
+use crate::witness::shows_newer;
 
 /// Stores copies that nobody has signed for on this node; one status per block.
 pub(crate) async fn store_here(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<PutStatus> {
@@ -36,8 +37,8 @@ pub(crate) async fn store_put(
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
     let admitted = admit(inner, from, origin, blocks).await?;
-    let Admitted { blocks, stored, indices, refused, room: _room, .. } = admitted;
-    let own = store_admitted(inner, &blocks, stored).await;
+    let Admitted { blocks, stored, indices, refused, room, .. } = admitted;
+    let own = store_admitted(inner, &blocks, stored, room).await;
     let mut statuses: Vec<PutStatus> =
         refused.into_iter().map(|status| status.unwrap_or(PutStatus::Failed)).collect();
     for (index, status) in indices.into_iter().zip(own) {
@@ -51,11 +52,12 @@ async fn store_admitted(
     inner: &Inner,
     blocks: &[Block],
     stored: Vec<StoredBlock>,
+    room: Reservation,
 ) -> Vec<PutStatus> {
     if stored.is_empty() {
         return Vec::new();
     }
-    let failed = match store_batch(inner, stored).await {
+    let failed = match store_batch(inner, stored, room).await {
         Ok(()) => {
             let mut statuses = Vec::with_capacity(blocks.len());
             for block in blocks {
@@ -73,11 +75,15 @@ async fn store_admitted(
     vec![failed; blocks.len()]
 }
 
-/// Puts verified blocks into this node's store. They stay even if they were about to be
-/// handed over as strays.
-async fn store_batch(inner: &Inner, batch: Vec<StoredBlock>) -> Result<(), StoreError> {
+/// Puts verified blocks into this node's store, where `room` is reserved for them. They stay
+/// even if they were about to be handed over as strays.
+async fn store_batch(
+    inner: &Inner,
+    batch: Vec<StoredBlock>,
+    room: Reservation,
+) -> Result<(), StoreError> {
     inner.strays.keep(batch.iter().map(|block| &block.info.key)).await;
-    inner.store.put(batch).await
+    inner.writes.write(&inner.env, inner.store.put(batch), room).await
 }
 
 /// Stores verified blocks that were fetched from `from`, as far as they may be charged to
@@ -104,11 +110,11 @@ pub(crate) async fn store_fetched(
         block.info.owner = charge.owner;
         block.info.expires_unix_secs = inner.expiry(charge.lease_secs);
     }
-    let (verdicts, _room) = reserve(inner, &batch, &charges);
+    let (verdicts, room) = reserve(inner, &batch, &charges);
     let keep: Vec<bool> = verdicts.iter().map(Result::is_ok).collect();
     let batch = kept(batch, &keep);
     let count = batch.len() as u64;
-    store_batch(inner, batch).await?;
+    store_batch(inner, batch, room).await?;
     Ok(count)
 }
 
@@ -180,7 +186,7 @@ async fn store_at_seat(
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
     let admitted = admit(inner, from, origin, blocks).await?;
-    let Admitted { blocks: mine, stored, indices, refused, added_bytes, room: _room } = admitted;
+    let Admitted { blocks: mine, stored, indices, refused, added_bytes, room } = admitted;
     let mut statuses: Vec<PutStatus> =
         refused.into_iter().map(|status| status.unwrap_or(PutStatus::Failed)).collect();
     if mine.is_empty() {
@@ -208,13 +214,13 @@ async fn store_at_seat(
         let own = if acknowledged.refused.iter().any(Option::is_some) {
             acknowledged.refused.iter().map(refused).collect()
         } else {
-            store_admitted(inner, &mine, stored).await
+            store_admitted(inner, &mine, stored, room).await
         };
         (acknowledged, own)
     } else {
         // The network first: it works while this node writes.
         let replicated = replicate(inner, seat, origin, &mine);
-        futures_util::join!(replicated, store_admitted(inner, &mine, stored))
+        futures_util::join!(replicated, store_admitted(inner, &mine, stored, room))
     };
     if own.iter().all(|status| matches!(status, PutStatus::Stored { .. })) {
         inner.repair.count_root_blocks(new as u64);
@@ -292,7 +298,7 @@ async fn conflict(inner: &Inner, blocks: &[Block]) -> Option<PutStatus> {
 /// How many replicas took each block of a batch.
 struct Acknowledged {
     copies: Vec<u32>,
-    /// Why one of them will not have the block, whatever the others say: it has a newer one,
+    /// Why one of them will not have the block, whatever the others say: it shows a newer one,
     /// or the publisher is over quota there. (If a majority could overrule a quota, repair
     /// would bring the block there all the same.)
     refused: Vec<Option<PutStatus>>,
@@ -332,15 +338,19 @@ async fn replicate(
         asked.extend(targets.iter().map(|node| node.peer.id));
         let calls = targets.iter().map(|node| inner.call(node, request.clone()));
         let mut all_answered = true;
-        for answer in join_all(calls).await {
+        for (answer, node) in join_all(calls).await.into_iter().zip(&targets) {
             let statuses = answer.ok().and_then(|r| from_header::<PutReply>(&r.header).ok());
             match statuses {
                 Some(reply) if reply.statuses.0.len() == blocks.len() => {
                     for (i, status) in reply.statuses.0.iter().enumerate() {
                         match status {
                             PutStatus::Stored { .. } => result.copies[i] += 1,
-                            PutStatus::Superseded { .. } | PutStatus::OverQuota { .. } => {
-                                result.refused[i] = Some(*status);
+                            PutStatus::OverQuota { .. } => result.refused[i] = Some(*status),
+                            PutStatus::Superseded { .. } => {
+                                let shown = shows_newer(inner, node, &blocks[i]).await;
+                                let held = shown.map(|held| PutStatus::Superseded { held });
+                                all_answered &= held.is_some();
+                                result.refused[i] = held.or(result.refused[i]);
                             }
                             _ => all_answered = false,
                         }

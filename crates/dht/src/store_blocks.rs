@@ -5,7 +5,7 @@
 //! they have answered. So a publisher's uplink carries each block once. A put succeeds
 //! when a majority of each block's replica set has it durably; what is missing from the
 //! rest is repair's work. A root that has changed, failed or moved is looked up again,
-//! until the deadline.
+//! until the deadline. Nobody's word is taken for the whole replica set (`witness`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use atoll_env::{sleep, timeout};
 use atoll_key::{BlockHash, BlockKind, InvalidBlock, Key, SignedBlock};
 use atoll_net::header::Capped;
 use atoll_net::{CallError, Request};
-use atoll_overlay::Node;
+use atoll_overlay::{Node, distinct_peers};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -31,6 +31,7 @@ use crate::quota::OverQuota;
 use crate::renewals::renew_here;
 use crate::replicas::store_as_root;
 use crate::stats::add;
+use crate::witness::{check_put, check_renewal};
 
 /// Bytes of blocks in one message to a root, unless a single block is longer.
 const BATCH_BYTES: usize = 1 << 20;
@@ -111,20 +112,19 @@ async fn put_all(inner: &Inner, blocks: Vec<Block>) -> Result<(), PutError> {
 /// Tries once to store all that is pending; what succeeded is no longer pending.
 async fn put_once(inner: &Inner, pending: &mut Vec<Pending>) -> Result<(), PutError> {
     let keys: Vec<Key> = pending.iter().map(|p| p.block.header.key).collect();
-    let roots = roots_of(inner, &keys).await;
-    let mut groups: BTreeMap<Node, Vec<usize>> = BTreeMap::new();
-    for (index, root) in roots.into_iter().enumerate() {
-        match root {
-            Ok(root) => groups.entry(root).or_default().push(index),
+    let mut groups = Groups::new();
+    for (index, set) in replica_sets(inner, &keys).await.into_iter().enumerate() {
+        match set {
+            Ok(set) => add_to(&mut groups, set, index),
             Err(told) => pending[index].told = told,
         }
     }
-    let sends = groups.iter().flat_map(|(root, indices)| {
-        batches(pending, indices).into_iter().map(move |batch| (*root, batch))
+    let sends = groups.values().flat_map(|(set, indices)| {
+        batches(pending, indices).into_iter().map(move |batch| (set, batch))
     });
-    let answers = join_all(sends.map(|(root, batch)| {
+    let answers = join_all(sends.map(|(set, batch)| {
         let blocks: Vec<Block> = batch.iter().map(|i| pending[*i].block.clone()).collect();
-        async move { (root, batch, send_to_root(inner, &root, blocks).await) }
+        async move { (set[0], batch, put_at_root(inner, set, blocks).await) }
     }))
     .await;
     let mut done = vec![false; pending.len()];
@@ -197,27 +197,28 @@ fn batches(pending: &[Pending], indices: &[usize]) -> Vec<Vec<usize>> {
     batches
 }
 
-async fn send_to_root(
+/// Puts a batch at the first of its replica set, and sees to it that it is where that says.
+async fn put_at_root(
     inner: &Inner,
-    root: &Node,
+    set: &[Node],
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, CallError> {
+    let root = &set[0];
     let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
     let origin = Origin::own(inner, inner.config.lease.as_secs(), &keys);
     if inner.is_me(root) {
         return Ok(store_as_root(inner, &root.peer, &origin, blocks).await?);
     }
-    let count = blocks.len();
-    let (headers, parts): (Vec<BlockHeader>, Vec<Bytes>) =
-        blocks.into_iter().map(|block| (block.header, block.bytes)).unzip();
+    let headers: Vec<BlockHeader> = blocks.iter().map(|block| block.header).collect();
+    let parts = blocks.iter().map(|block| block.bytes.clone()).collect();
     let receipt = origin.to_wire(keys.into_iter());
     let header = to_header(&Put { blocks: headers.into(), as_root: true, receipt });
-    let request = Request { method: messages::PUT, header, parts };
-    let reply = inner.call(root, request).await?;
-    let PutReply { statuses: Capped(statuses) } = from_header(&reply.header)?;
-    if statuses.len() != count {
+    let reply = inner.call(root, Request { method: messages::PUT, header, parts }).await?;
+    let PutReply { statuses: Capped(mut statuses) } = from_header(&reply.header)?;
+    if statuses.len() != blocks.len() {
         return Err(malformed("statuses do not match the blocks sent"));
     }
+    check_put(inner, set, &origin, &blocks, &mut statuses).await;
     Ok(statuses)
 }
 
@@ -225,11 +226,19 @@ fn malformed(text: &str) -> CallError {
     CallError::Refused(atoll_net::Refusal::new(atoll_net::Refusal::MALFORMED, text))
 }
 
-/// The root of each key, or why it could not be found.
-async fn roots_of(inner: &Inner, keys: &[Key]) -> Vec<Result<Node, String>> {
+/// Blocks by their root: its replica set, the root first, and their numbers.
+type Groups = BTreeMap<Node, (Vec<Node>, Vec<usize>)>;
+
+/// Adds a block to those of the first of `set`.
+fn add_to(groups: &mut Groups, set: Vec<Node>, index: usize) {
+    groups.entry(set[0]).or_insert_with(|| (set, Vec::new())).1.push(index);
+}
+
+/// The replica set of each key, its root first, or why the root could not be found.
+async fn replica_sets(inner: &Inner, keys: &[Key]) -> Vec<Result<Vec<Node>, String>> {
     let find = |key: Key| async move {
-        let nodes = inner.root_list(&key).await?;
-        nodes.first().copied().ok_or_else(|| "the ring has no nodes".to_owned())
+        let set = distinct_peers(&inner.root_list(&key).await?, inner.config.replicas);
+        if set.is_empty() { Err("the ring has no nodes".to_owned()) } else { Ok(set) }
     };
     stream::iter(keys.to_vec()).map(find).buffered(LOOKUPS_AT_ONCE).collect().await
 }
@@ -281,26 +290,23 @@ async fn renew_once(
     over: &mut Option<PutError>,
 ) -> (Vec<usize>, String) {
     let wanted: Vec<Key> = todo.iter().map(|index| keys[*index]).collect();
-    let mut groups: BTreeMap<Node, Vec<usize>> = BTreeMap::new();
-    let (mut again, mut told) = (Vec::new(), String::new());
-    for (index, root) in todo.iter().zip(roots_of(inner, &wanted).await) {
-        match root {
-            Ok(root) => groups.entry(root).or_default().push(*index),
+    let (mut groups, mut again, mut told) = (Groups::new(), Vec::new(), String::new());
+    for (index, set) in todo.iter().zip(replica_sets(inner, &wanted).await) {
+        match set {
+            Ok(set) => add_to(&mut groups, set, *index),
             Err(error) => {
                 again.push(*index);
                 told = error;
             }
         }
     }
-    let asks = groups.into_iter().flat_map(|(root, indices)| {
-        let chunks: Vec<Vec<usize>> =
-            indices.chunks(MAX_RENEW_KEYS).map(<[usize]>::to_vec).collect();
-        chunks.into_iter().map(move |chunk| (root, chunk))
+    let asks = groups.values().flat_map(|(set, indices)| {
+        indices.chunks(MAX_RENEW_KEYS).map(move |chunk| (set, chunk.to_vec()))
     });
-    let answers = join_all(asks.map(|(root, chunk)| async move {
+    let answers = join_all(asks.map(|(set, chunk)| async move {
         let keys = chunk.iter().map(|index| keys[*index]).collect();
-        let answer = renew_at_root(inner, &root, keys).await;
-        (root, chunk, answer)
+        let answer = renew_at_root(inner, set, keys).await;
+        (set[0], chunk, answer)
     }))
     .await;
     for (root, chunk, answer) in answers {
@@ -334,25 +340,26 @@ async fn renew_once(
     (again, told)
 }
 
+/// Renews at the first of a replica set, and sees to it that what that says is so.
 async fn renew_at_root(
     inner: &Inner,
-    root: &Node,
+    set: &[Node],
     keys: Vec<Key>,
 ) -> Result<RenewReply, CallError> {
-    let count = keys.len();
+    let (root, count) = (&set[0], keys.len());
     let lease_secs = inner.config.lease.as_secs();
     let origin = Origin::own(inner, lease_secs, &keys);
     let receipt = origin.to_wire(keys.iter().copied());
     let renew = Renew { keys, lease_secs, as_root: true, receipt };
-    let reply = if inner.is_me(root) {
-        renew_here(inner, &origin, &renew).await?
-    } else {
-        let header = to_header(&renew);
-        let request = Request { method: messages::RENEW, header, parts: Vec::new() };
-        from_header::<RenewReply>(&inner.call(root, request).await?.header)?
-    };
+    if inner.is_me(root) {
+        return Ok(renew_here(inner, &origin, &renew).await?);
+    }
+    let header = to_header(&renew);
+    let request = Request { method: messages::RENEW, header, parts: Vec::new() };
+    let mut reply: RenewReply = from_header(&inner.call(root, request).await?.header)?;
     if reply.held.len() != count {
         return Err(malformed("answers do not match the keys sent"));
     }
+    check_renewal(inner, set, &origin, &renew, &mut reply.held).await;
     Ok(reply)
 }

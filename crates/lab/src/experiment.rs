@@ -226,6 +226,26 @@ impl Context<'_> {
     }
 }
 
+/// Every case at every point, once for each seed.
+pub(crate) fn crossed<C: Copy, P: Copy>(
+    cases: &[C],
+    points: &[P],
+    seeds: &[u64],
+) -> Vec<(C, P, u64)> {
+    let mut parts = Vec::with_capacity(cases.len() * points.len() * seeds.len());
+    for case in cases {
+        for point in points {
+            parts.extend(seeds.iter().map(|seed| (*case, *point, *seed)));
+        }
+    }
+    parts
+}
+
+/// `1 run` or `5 runs`, for the line below a chart's title.
+pub(crate) fn runs(seeds: &[u64]) -> String {
+    format!("{} run{}", seeds.len(), if seeds.len() == 1 { "" } else { "s" })
+}
+
 /// The next part that nobody has begun.
 fn take<'a, J>(next: &AtomicUsize, parts: &'a [J]) -> Option<(usize, &'a J)> {
     let at = next.fetch_add(1, Ordering::Relaxed);

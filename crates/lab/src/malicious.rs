@@ -1,13 +1,20 @@
 //! Lookups among liars (CFS §8: "it does not specifically defend against malicious
 //! participants … it could incorrectly claim that a document did not exist").
 //!
-//! After 1,000 blocks were put, a share of the nodes begins to lie, a third of them in
-//! each of three ways; then blocks are looked up from honest nodes. The liars keep their
+//! After 1,000 blocks were put, a share of the nodes begins to lie, a quarter of them in
+//! each of four ways; then blocks are looked up from honest nodes. The liars keep their
 //! part in the upkeep of the ring, as whoever wants to do harm would:
 //!
 //! - *deniers* say that a block they hold does not exist, and name their successors;
 //! - *forgers* send other bytes;
-//! - *misleaders* send every lookup on to each other, and as a root to another liar.
+//! - *circlers* name nodes behind the key and themselves, and as a root another liar;
+//! - *lurers* lead ever nearer to the key, from liar to liar, and end in a set of liars that
+//!   they call its root and replicas.
+//!
+//! In the paper's settings a lookup has one route and believes whoever is called the root;
+//! it goes on to the next replica as CFS's did. As shipped it doubts roots that stand too far
+//! from the key, and takes other routes. Both verify blocks, and both ask nodes that were
+//! caught lying last: that is no switch.
 //!
 //! Wanted: with a fifth of the nodes lying and six copies, 99.9 % of lookups succeed.
 
@@ -21,8 +28,8 @@ use atoll_overlay::{MAX_CLOSER, Node, Overlay, Route};
 use bytes::Bytes;
 
 use crate::LabError;
-use crate::chart::{Axis, Chart, Ink, Mark, Point, Series};
-use crate::experiment::{Context, Experiment, Group};
+use crate::chart::{Axis, Chart, Ink, Mark, Point, Series, highest};
+use crate::experiment::{Context, Experiment, Group, crossed, runs};
 use crate::outcome::{Comparison, Csv, Outcome};
 use crate::ring::{Network, Plan, Ring};
 use crate::setting::Setting;
@@ -40,23 +47,29 @@ pub(crate) const GROUP: Group = Group {
 
 const BLOCK_BYTES: usize = 64;
 const REPLICAS: usize = 6;
+/// So many liars are named as a root and its successors.
+const SET: usize = 16;
 /// Lookups under way at a time.
 const PARALLEL: usize = 10;
 /// The claim: at least 99.9 % succeed.
 const WANTED: f64 = 0.001;
 const SHARES: [usize; 6] = [0, 5, 10, 20, 30, 40];
-const QUICK_SHARES: [usize; 2] = [0, 20];
+const QUICK_SHARES: [usize; 3] = [0, 20, 40];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lie {
     Deny,
     Forge,
-    Mislead,
+    Circle,
+    Lure,
 }
+
+const LIES: [Lie; 4] = [Lie::Deny, Lie::Forge, Lie::Circle, Lie::Lure];
 
 /// Answers lookups with a lie and everything else honestly.
 struct Liar {
     lie: Lie,
+    me: Node,
     honest: Arc<dyn Service>,
     overlay: Arc<dyn Overlay>,
     /// All liars, by position.
@@ -69,8 +82,8 @@ impl Service for Liar {
             return self.honest.handle(from, request);
         }
         match self.lie {
-            Lie::Mislead => {
-                let lie = self.mislead(&request);
+            Lie::Circle | Lie::Lure => {
+                let lie = self.lead_astray(&request);
                 Box::pin(async move { lie })
             }
             Lie::Deny | Lie::Forge => self.spoil(from, request),
@@ -79,15 +92,33 @@ impl Service for Liar {
 }
 
 impl Liar {
-    /// Another liar as the predecessor, or those nearest before the key as the way to it.
-    fn mislead(&self, request: &Request) -> Result<Reply, Refusal> {
-        let step: LookupStep = from_header(&request.header)?;
-        let before = liars_before(&self.ring, &step.key);
-        let route = match before.first() {
-            Some(liar) if step.as_root => Route::Back(*liar),
-            _ => Route::closer(before),
+    /// A way to other liars.
+    fn lead_astray(&self, request: &Request) -> Result<Reply, Refusal> {
+        let LookupStep { key, as_root, .. } = from_header(&request.header)?;
+        let route = match self.lie {
+            Lie::Circle if as_root => Route::Back(self.ring[0]),
+            Lie::Circle => {
+                let behind = liars_after(&self.ring, &key).take(MAX_CLOSER - 1);
+                Route::closer(behind.chain([self.me]))
+            }
+            _ if as_root => return Ok(reply(&self.false_absence(&key), Vec::new())),
+            _ => {
+                let nearer = |node: &Node| node.id.key().strictly_between(self.me.id.key(), &key);
+                let nearer: Vec<Node> =
+                    liars_before(&self.ring, &key).into_iter().filter(nearer).collect();
+                match nearer.is_empty() {
+                    true => Route::Root(liars_after(&self.ring, &key).take(SET).collect()),
+                    false => Route::closer(nearer),
+                }
+            }
         };
         Ok(reply(&LookupReply::Route(route), Vec::new()))
+    }
+
+    /// As a root that does not have the block, nor have those named after it.
+    fn false_absence(&self, key: &Key) -> LookupReply {
+        let others = liars_after(&self.ring, key).filter(|node| *node != self.me);
+        LookupReply::Absent(others.take(SET).collect())
     }
 
     /// Lets the honest node answer, and spoils the block if there is one.
@@ -115,6 +146,12 @@ fn reply(said: &LookupReply, parts: Vec<Bytes>) -> Reply {
     Reply { header: to_header(said), parts }
 }
 
+/// The liars at and after a key, around the ring.
+fn liars_after<'a>(ring: &'a [Node], key: &Key) -> impl Iterator<Item = Node> + 'a {
+    let at = ring.partition_point(|liar| liar.id.key() < key);
+    (0..ring.len()).map(move |n| ring[(at + n) % ring.len()])
+}
+
 /// The liars nearest before a key, nearest first.
 fn liars_before(ring: &[Node], key: &Key) -> Vec<Node> {
     let at = ring.partition_point(|liar| liar.id.key() < key);
@@ -130,16 +167,11 @@ struct Found {
 }
 
 fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
-    let nodes = context.nodes(1000, 100);
+    let nodes = context.nodes(1000, 400);
     let blocks = context.size(1000, 200);
     let seeds = context.seeds(5, 2);
     let shares = if context.options.quick { &QUICK_SHARES[..] } else { &SHARES[..] };
-    let mut parts = Vec::new();
-    for setting in Setting::BOTH {
-        for share in shares {
-            parts.extend(seeds.iter().map(|seed| (setting, *share, *seed)));
-        }
-    }
+    let parts = crossed(&Setting::BOTH, shares, &seeds);
     let found = context.each(&parts, |(setting, share, seed)| {
         let mut dht = setting.dht();
         dht.replicas = REPLICAS;
@@ -177,9 +209,9 @@ fn look_up_among_liars(
     positions.sort_by_key(|node| node.id);
     let positions = Arc::new(positions);
     for (nth, at) in liars.iter().enumerate() {
-        let lie = [Lie::Deny, Lie::Forge, Lie::Mislead][nth % 3];
+        let (lie, me) = (LIES[nth % LIES.len()], seat(at));
         ring.disguise(*at, |honest, overlay| {
-            Arc::new(Liar { lie, honest, overlay, ring: positions.clone() })
+            Arc::new(Liar { lie, me, honest, overlay, ring: positions.clone() })
         });
     }
     let asked: Vec<(usize, usize)> = (0..blocks)
@@ -195,6 +227,24 @@ fn look_up_among_liars(
     })
 }
 
+/// The runs of one point.
+fn over_runs(found: &[Found], setting: Setting, percent: usize, of: fn(&Found) -> f64) -> Summary {
+    let runs = found.iter().filter(|f| f.setting == setting && f.liars_percent == percent);
+    summary(runs.map(of))
+}
+
+fn csv(found: &[Found], shares: &[usize]) -> Csv {
+    let mut csv =
+        Csv::new(&["setting", "liars_percent", "failed_lookups", "failed_most", "rpcs", "runs"]);
+    for (setting, share, _) in crossed(&Setting::BOTH, shares, &[0]) {
+        let failed = over_runs(found, setting, share, |f| f.failed);
+        let rpcs = over_runs(found, setting, share, |f| f.rpcs);
+        let [mean, most, rpcs] = [failed.mean, failed.most, rpcs.mean].map(|n| format!("{n:.5}"));
+        csv.row(&[&setting, &share, &mean, &most, &rpcs, &failed.count]);
+    }
+    csv
+}
+
 fn outcome(
     found: &[Found],
     shares: &[usize],
@@ -202,71 +252,16 @@ fn outcome(
     blocks: usize,
     seeds: &[u64],
 ) -> Outcome {
-    let over_runs = |setting, percent, value: fn(&Found) -> f64| -> Summary {
-        let runs = found.iter().filter(|f| f.setting == setting && f.liars_percent == percent);
-        summary(runs.map(value))
-    };
-    let mut csv =
-        Csv::new(&["setting", "liars_percent", "failed_lookups", "failed_most", "rpcs", "runs"]);
-    for setting in Setting::BOTH {
-        for share in shares {
-            let failed = over_runs(setting, *share, |f| f.failed);
-            let rpcs = over_runs(setting, *share, |f| f.rpcs);
-            let [mean, most, rpcs] =
-                [failed.mean, failed.most, rpcs.mean].map(|n| format!("{n:.5}"));
-            csv.row(&[&setting, share, &mean, &most, &rpcs, &failed.count]);
-        }
-    }
     let said = |setting, share| {
-        let failed = over_runs(setting, share, |f| f.failed);
-        let rpcs = over_runs(setting, share, |f| f.rpcs).mean;
-        format!("{:.2} % ({rpcs:.1} RPCs)", failed.mean * 100.0)
+        let failed = over_runs(found, setting, share, |f| f.failed).mean;
+        let rpcs = over_runs(found, setting, share, |f| f.rpcs).mean;
+        format!("{:.2} % ({rpcs:.1} RPCs)", failed * 100.0)
     };
-    let comparison = shares
-        .iter()
-        .map(|share| {
-            let quantity = format!("lookups that fail, {share} % liars");
-            Comparison::new(
-                quantity,
-                if *share == 0 { "0" } else { "no defence (§8)" },
-                said(Setting::Paper, *share),
-                said(Setting::Default, *share),
-            )
-        })
-        .collect();
-    let series = |setting, name: &str, ink, mark| Series {
-        name: name.into(),
-        ink,
-        mark,
-        points: shares
-            .iter()
-            .map(|share| {
-                let failed = over_runs(setting, *share, |f| f.failed * 100.0);
-                Point::spread(*share as f64, failed.mean, failed.least, failed.most)
-            })
-            .collect(),
+    let compared = |share: &usize| {
+        let paper = if *share == 0 { "0" } else { "no defence (§8)" };
+        let [ours, shipped] = Setting::BOTH.map(|setting| said(setting, *share));
+        Comparison::new(format!("lookups that fail, {share} % liars"), paper, ours, shipped)
     };
-    let last = shares.last().copied().unwrap_or(0) as f64;
-    let series = vec![
-        Series {
-            name: "wanted: at most 0.1 %".into(),
-            ink: Ink::Grey,
-            mark: Mark::Dashed,
-            points: vec![Point::new(0.0, WANTED * 100.0), Point::new(last, WANTED * 100.0)],
-        },
-        series(Setting::Paper, "Atoll, paper's settings, six copies", Ink::Blue, Mark::Squares),
-        series(
-            Setting::Default,
-            "Atoll, default settings, six copies",
-            Ink::Vermilion,
-            Mark::Discs,
-        ),
-    ];
-    let highest = series
-        .iter()
-        .flat_map(|s| &s.points)
-        .map(|p| p.spread.map_or(p.y, |s| s.1))
-        .fold(0.0, f64::max);
     Outcome {
         name: "malicious",
         title: "lookups among liars".into(),
@@ -274,22 +269,37 @@ fn outcome(
         setup: format!(
             "{nodes} nodes, six copies of {blocks} blocks, {blocks} lookups from honest nodes"
         ),
-        comparison,
+        comparison: shares.iter().map(compared).collect(),
         notes: vec![
-            "A third of the liars each denies blocks, sends other bytes, leads astray.".into(),
+            "A quarter of the liars each denies blocks, sends other bytes, leads in circles, lures \
+             lookups to a false root. In the paper's settings a lookup has one route and believes \
+             whoever is named the root."
+                .into(),
         ],
-        csv,
-        chart: Chart {
-            title: "Lookups that fail among liars".into(),
-            subtitle: format!(
-                "{nodes} nodes, six copies, {} runs; bars: least and most",
-                seeds.len()
-            ),
-            x: Axis::linear("nodes that lie (%)", 0.0, last + 2.0),
-            y: Axis::up_to("failed lookups (%)", highest),
-            series,
-        },
+        csv: csv(found, shares),
+        chart: chart(found, shares, nodes, seeds),
         seeds: seeds.to_vec(),
+    }
+}
+
+fn chart(found: &[Found], shares: &[usize], nodes: usize, seeds: &[u64]) -> Chart {
+    let last = shares.last().copied().unwrap_or(0) as f64;
+    let wanted = [0.0, last].map(|x| Point::new(x, WANTED * 100.0));
+    let mut series = vec![Series::new("wanted: at most 0.1 %", Ink::Grey, Mark::Dashed, wanted)];
+    series.extend(Setting::BOTH.map(|setting| {
+        let points = shares.iter().map(|share| {
+            let failed = over_runs(found, setting, *share, |f| f.failed * 100.0);
+            Point::spread(*share as f64, failed.mean, failed.least, failed.most)
+        });
+        let routes = if setting.dht().routes == 1 { "one route" } else { "other routes" };
+        setting.line(&format!(": {routes}, six copies"), points)
+    }));
+    Chart {
+        title: "Lookups that fail among liars".into(),
+        subtitle: format!("{nodes} nodes, six copies, {}; bars: least and most", runs(seeds)),
+        x: Axis::linear("nodes that lie (%)", 0.0, last + 2.0),
+        y: Axis::up_to("failed lookups (%)", highest(&series)),
+        series,
     }
 }
 
@@ -299,7 +309,7 @@ mod tests {
     use atoll_sim::{HostConfig, Sim, SimConfig};
 
     #[test]
-    fn a_misleader_names_the_liars_just_before_the_key() {
+    fn a_lurer_names_the_liars_just_before_the_key_and_those_after_it_as_its_root() {
         let sim = Sim::new(SimConfig::default());
         let hosts = sim.add_hosts(20, &HostConfig::default());
         let mut ring: Vec<Node> = hosts.iter().map(|host| Node::of(sim.peer(*host))).collect();
@@ -308,5 +318,7 @@ mod tests {
         assert_eq!(named.len(), MAX_CLOSER);
         assert_eq!(named[..4], [ring[2], ring[1], ring[0], ring[19]]);
         assert!(liars_before(&[], &Key::MIN).is_empty());
+        let named: Vec<Node> = liars_after(&ring, ring[18].id.key()).take(3).collect();
+        assert_eq!(named, [ring[18], ring[19], ring[0]]);
     }
 }

@@ -1,5 +1,9 @@
 //! Rings whose tables are right from the start, so that thousands of nodes need not join
 //! one by one, and what experiments do with them: put blocks, look them up.
+//!
+//! A ring begins as after a long rest: successor lists and fingers are right, and where
+//! nodes keep an adaptive table it holds whom they would have learnt of in time, which are
+//! all (up to [`MOST_KNOWN`]) since a day without churn lets the budget keep more fresh.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +13,8 @@ use atoll_env::random_below;
 use atoll_key::BlockHash;
 use atoll_net::{Router, Service};
 use atoll_overlay::chord::state::ChordState;
-use atoll_overlay::chord::{Chord, ChordConfig};
+use atoll_overlay::chord::table::{self, Evidence};
+use atoll_overlay::chord::{Chord, ChordConfig, TablePolicy};
 use atoll_overlay::{Node, Overlay, Seat};
 use atoll_sim::{Connections, HostConfig, HostId, Latency, RttMatrix, Sim, SimConfig};
 use atoll_store::{BlockStore, MemoryStore};
@@ -57,6 +62,15 @@ impl Network {
         Network { latency, connections: Connections::Instant, links: Vec::new() }
     }
 }
+
+/// Since when nodes of a ring at rest have been up. A guess; the adaptive table takes who
+/// has been up for long to live on.
+const UP_SECS: u32 = 24 * 3600;
+/// In a ring at rest every node was heard of within so long.
+const HEARD_WITHIN_SECS: usize = 60;
+/// All adaptive tables of a ring together know at most so many nodes (some 230 bytes each):
+/// everybody in rings of 4,096.
+const MOST_KNOWN: usize = 16 << 20;
 
 /// Bytes of a message beside its segments' headers: a TLS record (22) and our frame.
 const TLS_OVERHEAD_BYTES: usize = 44;
@@ -112,7 +126,26 @@ impl Ring {
         let store = || Arc::new(MemoryStore::new(STORE_BYTES));
         let members =
             starts.map(|(host, seats)| start(&sim, *host, seats, &circle, plan, store())).collect();
-        Ring { sim, members }
+        let ring = Ring { sim, members };
+        if plan.chord.table == TablePolicy::Adaptive {
+            ring.fill_tables(&circle);
+        }
+        ring
+    }
+
+    /// Gives every adaptive table what it would hold after a rest.
+    fn fill_tables(&self, circle: &[Node]) {
+        let now = table::secs(self.sim.now());
+        let since = now - UP_SECS;
+        let heard = |nth: usize| now - (nth % HEARD_WITHIN_SECS) as u32;
+        let known = circle.iter().enumerate();
+        let known: Vec<Evidence> = known
+            .map(|(nth, node)| Evidence { node: *node, heard: heard(nth), since: Some(since) })
+            .collect();
+        let bits = bits_of_a_table(circle.len(), MOST_KNOWN / self.members.len().max(1));
+        for member in &self.members {
+            member.chord.prefill(known.iter().copied(), since, bits);
+        }
     }
 
     /// Runs the simulation until `work` is done.
@@ -201,6 +234,18 @@ impl Drop for Ring {
     }
 }
 
+/// With how many bits (see `atoll_overlay::chord::table`) a table of a ring of so many
+/// positions has about `room` entries: 2^bits in each octave of the distance that holds more.
+fn bits_of_a_table(positions: usize, room: usize) -> u32 {
+    let octaves = positions.max(2).ilog2() + 1;
+    if positions <= room {
+        // Hardly any two of so many positions then share a slot.
+        return octaves + 4;
+    }
+    let entries = |bits: u32| (1usize << bits) * (octaves - bits) as usize;
+    (0..octaves).rev().find(|bits| entries(*bits) <= room).unwrap_or(0)
+}
+
 /// Starts a node at its place (or places) on a ring that has come to rest.
 pub(crate) fn start(
     sim: &Sim,
@@ -225,4 +270,49 @@ pub(crate) fn start(
         dht.start();
     }
     Member { host, chord, dht, store }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::setting::Setting;
+
+    fn at_rest(nodes: usize, seed: u64) -> Ring {
+        Ring::new(&Plan {
+            seed,
+            nodes,
+            chord: Setting::Default.chord(nodes),
+            dht: Setting::Default.dht(),
+            upkeep: true,
+            virtual_servers: Vec::new(),
+            network: Network::plain(None),
+        })
+    }
+
+    #[test]
+    fn adaptive_tables_begin_with_everybody() {
+        let ring = at_rest(150, 1);
+        for member in &ring.members {
+            let entries = member.chord.table_report().entries;
+            assert!((146..=149).contains(&entries), "{entries}");
+        }
+    }
+
+    #[test]
+    fn tables_of_large_rings_are_bounded() {
+        assert_eq!(bits_of_a_table(4096, 8192), 17);
+        assert_eq!(bits_of_a_table(65_536, 512), 5);
+        assert_eq!(bits_of_a_table(1 << 20, 1), 0);
+    }
+
+    /// What tables are filled with is no more than what they would learn.
+    #[test]
+    fn a_ring_that_rests_forgets_nobody() {
+        let ring = at_rest(150, 2);
+        ring.sim.run_for(Duration::from_secs(300));
+        for member in &ring.members {
+            let entries = member.chord.table_report().entries;
+            assert!(entries >= 145, "{entries}");
+        }
+    }
 }

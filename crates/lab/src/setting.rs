@@ -6,6 +6,9 @@
 //! [`Setting::Paper`]. One thing cannot be switched off and makes lookups shorter than
 //! the paper's: a node whose successor list covers a key names the key's root at once,
 //! where CFS Figure 5 asks the key's predecessor first.
+//!
+//! [`Setting::Default`] is as shipped, with its adaptive table full as after a rest
+//! ([`crate::ring`]): how long filling it takes is what `lookup-budget` looks at.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,6 +16,8 @@ use std::time::Duration;
 use atoll_dht::{CacheAt, DhtConfig, ReplicaChoice};
 use atoll_overlay::chord::{ChordConfig, TablePolicy};
 use atoll_overlay::walk::Selection;
+
+use crate::chart::{Ink, Mark, Point, Series};
 
 /// A column of the tables.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -47,6 +52,15 @@ impl Setting {
             }
             Setting::Default => ChordConfig::default(),
         }
+    }
+
+    /// The column's line in a chart; `what` is added to its name.
+    pub(crate) fn line(self, what: &str, points: impl IntoIterator<Item = Point>) -> Series {
+        let (name, ink, mark) = match self {
+            Setting::Paper => ("Atoll, paper's settings", Ink::Blue, Mark::Squares),
+            Setting::Default => ("Atoll, default settings", Ink::Vermilion, Mark::Discs),
+        };
+        Series::new(format!("{name}{what}"), ink, mark, points)
     }
 
     /// How many virtual servers a node runs.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use atoll_dht::{Blocks, GetError, PutError, Share};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, Key, ReadKey, SecretKey, SignedBlock};
-use atoll_net::{CallError, Reply, Request, UnixClient, WhenAbsent};
+use atoll_net::{CallError, Refusal, Reply, Request, UnixClient, WhenAbsent};
 use bytes::Bytes;
 use minicbor::Decode;
 
@@ -77,6 +77,9 @@ pub enum ClientError {
         /// What was said.
         reason: String,
     },
+    /// A setting does not fit the node.
+    #[error("{0}")]
+    Unfit(String),
     /// Something about a volume.
     #[error(transparent)]
     Volume(#[from] VolumeError),
@@ -496,6 +499,7 @@ impl Inner {
         self.socket.call(request, limit, absent).await.map_err(|error| match error {
             CallError::Unreachable(_) => self.absent(),
             CallError::TimedOut => ClientError::TimedOut { dir: self.dir.clone() },
+            CallError::Refused(Refusal { code: message::UNFIT, text }) => ClientError::Unfit(text),
             CallError::Refused(refusal) => self.confused(refusal.to_string()),
             CallError::TooLarge => self.confused("the message is too large".into()),
         })

@@ -12,6 +12,7 @@ use minicbor::{Decode, Encode};
 use crate::control::message::ChangeQuota;
 use crate::dir::{self, DirError, NodeDir};
 use crate::join::JoinCode;
+use crate::memory;
 
 /// Where a node listens unless told otherwise: all addresses, an arbitrary port.
 pub const DEFAULT_LISTEN: SocketAddr =
@@ -234,6 +235,7 @@ impl Settings {
             self.set_virtual_servers(virtual_servers);
         }
         if let Some(bytes) = config.cache_bytes {
+            check_cache(bytes).map_err(StartError::Config)?;
             self.set_cache_bytes(bytes);
         }
         Ok(())
@@ -315,6 +317,23 @@ impl Settings {
     }
 }
 
+/// Whether a cache so large can be meant.
+pub(crate) fn check_cache(bytes: u64) -> Result<(), String> {
+    match memory::total_bytes() {
+        Some(total) if bytes > total => Err(format!(
+            "a cache of {} does not fit the {} of memory of this machine",
+            gib(bytes),
+            gib(total)
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// In GiB, which memory is thought of in.
+fn gib(bytes: u64) -> String {
+    format!("{:.0} GiB", (bytes as f64 / f64::from(1 << 30)).ceil())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,6 +380,10 @@ mod tests {
         assert!(matches!(Settings::default().apply(&config), Err(StartError::Config(_))));
         let config = NodeConfig { storage_bytes: Some(5), ..NodeConfig::new("/x") };
         assert!(matches!(Settings::default().apply(&config), Err(StartError::Config(_))));
+        let config = NodeConfig { cache_bytes: Some(100 << 50), ..NodeConfig::new("/x") };
+        let error = Settings::default().apply(&config).expect_err("more than any memory");
+        let said = error.to_string();
+        assert!(said.starts_with("a cache of 104857600 GiB does not fit the "), "{said}");
     }
 
     #[test]

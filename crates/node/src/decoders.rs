@@ -70,6 +70,7 @@ pub fn example_headers() -> Vec<Vec<u8>> {
     let source = Some(b"/srv".to_vec());
     let make = message::ReadKeyWish::Make;
     let read_key = message::HeldReadKey { read_key: Some([3; 32]) };
+    let settings = ChangeSettings { virtual_servers: Some(8), cache_bytes: Some(1 << 40) };
     let headers = [
         message::encode(&Empty {}),
         message::encode(&Get { hash: [1; 32] }),
@@ -78,6 +79,8 @@ pub fn example_headers() -> Vec<Vec<u8>> {
         message::encode(&KeepAdd { volume: volume(), session: 1 << 60, offset: 3 }),
         message::encode(&KeepCommit { volume: volume(), session: 1 << 60, count: 3 }),
         message::encode(&OpenVolume { name: volume(), source, seed: Some([1; 32]) }),
+        message::encode(&settings),
+        message::encode(&quota()),
         message::encode(&Invited { code: "atoll-join:abc".into(), warning: Some("so".into()) }),
         message::encode(&Answer::<Empty, GetFailed>::Failed(failed)),
         message::encode(&Answer::<Empty, PutFailed>::Failed(full)),
@@ -86,6 +89,15 @@ pub fn example_headers() -> Vec<Vec<u8>> {
         message::encode(&Answer::<_, VolumeError>::Done(read_key)),
     ];
     headers.iter().map(|bytes| bytes.to_vec()).collect()
+}
+
+fn quota() -> ChangeQuota {
+    ChangeQuota {
+        key_share: Some(1000),
+        address_share: Some(0),
+        publisher_nodes: Some(3),
+        floor_share: Some(u32::MAX),
+    }
 }
 
 /// Valid small files of a node's directory.
@@ -98,6 +110,8 @@ pub fn example_files() -> Vec<Vec<u8>> {
     let bootstrap = PeerList::new(peers);
     let mut settings = Settings::default();
     settings.set_listen(peers[0].addr);
+    settings.set_cache_bytes(1 << 30);
+    settings.change_quota(quota());
     let files = [
         message::encode(&bootstrap),
         message::encode(&StoredNetwork { network, bootstrap }),

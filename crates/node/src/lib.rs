@@ -22,6 +22,7 @@ mod entry;
 mod join;
 mod keeper;
 mod manifest;
+mod memory;
 mod network;
 mod node;
 mod peers;

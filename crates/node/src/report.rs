@@ -1,7 +1,6 @@
 //! What the node can tell about itself: its status, its volumes, an invitation.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +14,13 @@ use atoll_overlay::chord::Chord;
 use atoll_overlay::{MAX_VIRTUAL_SERVERS, Node as RingPlace, Overlay};
 use atoll_store::BlockStore;
 
-use crate::config::VirtualServers;
+use crate::config::{VirtualServers, check_cache};
 use crate::control::message::{ChangeQuota, ChangeSettings, Invited};
 use crate::control::server::About;
 use crate::dir::NodeDir;
 use crate::entry::Entry;
 use crate::join::JoinCode;
+use crate::memory;
 use crate::network::Network;
 use crate::status::{
     Cache, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Status, VolumeStatus,
@@ -81,7 +81,7 @@ impl About for Report {
             connections: net.connections,
             received_bytes: net.bytes_in,
             sent_bytes: net.bytes_out,
-            resident_bytes: resident_bytes(),
+            resident_bytes: memory::resident_bytes(),
             volumes: self.volumes(),
             warnings: Vec::new(),
         };
@@ -141,6 +141,10 @@ impl About for Report {
             Some(count @ 1..=MAX_VIRTUAL_SERVERS) => Some(VirtualServers::Count(count)),
             Some(count) => return Err(format!("a node cannot have {count} virtual servers")),
         };
+        change.cache_bytes.map_or(Ok(()), check_cache)?;
+        if change == ChangeSettings::default() {
+            return Ok(self.settings());
+        }
         self.entry
             .change_settings(|settings| {
                 virtual_servers.into_iter().for_each(|v| settings.set_virtual_servers(v));
@@ -335,22 +339,9 @@ fn hex(bytes: &[u8]) -> String {
     data_encoding::HEXLOWER.encode(bytes)
 }
 
-/// The process's resident memory; 0 where the system does not tell.
-fn resident_bytes() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn resident_memory_is_read() {
-        assert!(resident_bytes() > 1 << 20);
-    }
 
     #[test]
     fn lost_blocks_say_what_to_do() {

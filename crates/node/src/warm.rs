@@ -1,6 +1,6 @@
 //! Keeping connections to acquaintances open.
 //!
-//! A first call to a peer costs three round trips before it is sent: TCP, TLS, the proof
+//! A first call to a peer costs two round trips before it is sent: TCP, then TLS with the proof
 //! of the network's secret. The paper's servers spoke UDP and had no such cost (CFS §6). So
 //! a node calls those of its acquaintances to whom no connection is open, the neighbours
 //! first; an open one costs nothing but the transport's own keep-alive. What the call

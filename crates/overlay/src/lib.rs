@@ -16,7 +16,7 @@ use std::fmt;
 use std::time::Duration;
 
 use atoll_env::BoxFuture;
-use atoll_key::{IdProfile, Key, KeyRange, NodeId};
+use atoll_key::{IdProfile, Key, KeyRange, NodeId, PeerId};
 use atoll_net::Peer;
 
 use crate::peer_book::PeerBook;
@@ -191,9 +191,14 @@ pub trait Overlay: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// The node has answered a call of another layer: it lives.
+    /// The node has answered a question of a walk, whatever it was asked: it lives.
     fn heard(&self, node: &Node) {
         let _ = node;
+    }
+
+    /// A peer has named these nodes in the answer to such a question. It may have made them up.
+    fn named(&self, teller: &PeerId, nodes: &[Node]) {
+        let _ = (teller, nodes);
     }
 
     /// A call to `failed` brought no answer (CFS Figure 5, `alert`): route around it.

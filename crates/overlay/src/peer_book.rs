@@ -6,6 +6,12 @@
 //! peer did wrong is a [`Misdeed`]; misdeeds add up to a score that fades, and a peer with
 //! a heavy score is avoided: asked last, never shunned, since anybody may be mistaken.
 //!
+//! Who left a call unanswered is asked after everybody else too ([`Standing`]), whoever
+//! names it: when many nodes have died at once others still name them, and asking each of
+//! the dead once is enough. That is held against the card, key and address, that was
+//! called: a false address must not discredit a node. It is forgotten as soon as the node
+//! answers or calls, and in any case after a while, each time a longer one.
+//!
 //! It is bounded, and forgets whoever has not been heard of for the longest time; those
 //! it avoids, and therefore does not hear of, last.
 //!
@@ -13,6 +19,7 @@
 //! small ones, or a peer that takes large blocks would seem far away.
 
 mod conduct;
+mod silence;
 mod timing;
 
 use std::collections::BTreeMap;
@@ -21,11 +28,14 @@ use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_key::PeerId;
+use atoll_net::Peer;
 
 use conduct::{AVOIDED_FROM, Conduct};
+use silence::Silence;
 use timing::Timing;
 
 pub use conduct::Misdeed;
+pub use silence::Standing;
 
 /// The most peers kept.
 pub const MAX_PEERS: usize = 4096;
@@ -38,11 +48,26 @@ const FIRST_GUESS: Duration = Duration::from_millis(100);
 const MEAN_OVER_CALLS: u64 = 1000;
 /// A peer that takes so many times what it takes 19 times of 20 has probably failed. A guess.
 const PATIENCE_FACTOR: u32 = 8;
+/// An answer is overdue after so many times what 19 of 20 answers take. A guess: hardly any
+/// answer of a peer that lives is.
+const LATE_FACTOR: u32 = 2;
+/// No answer is overdue before: a busy machine may need as long. A guess.
+const LEAST_LATE: Duration = Duration::from_millis(100);
+/// How long a silence is held against a peer at first. A guess: rings forget a dead node in
+/// about that time.
+const SILENCE_LASTS: Duration = Duration::from_secs(10);
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct PeerBook {
+    silence_lasts: Duration,
     pages: Mutex<Pages>,
+}
+
+impl Default for PeerBook {
+    fn default() -> PeerBook {
+        PeerBook { silence_lasts: SILENCE_LASTS, pages: Mutex::default() }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -55,16 +80,24 @@ struct Pages {
     all: Timing,
     /// Whether anybody was ever caught: mostly nobody was, and that is quick to say.
     anybody_lied: bool,
+    /// When everybody's silence will have been forgotten: mostly nobody is silent.
+    silences_end: Instant,
 }
 
 #[derive(Debug, Default)]
 struct Page {
     timing: Timing,
     conduct: Conduct,
+    silence: Option<Silence>,
     heard: Instant,
 }
 
 impl PeerBook {
+    /// A book in which the first silence of a peer is held against it for `silence_lasts`.
+    pub fn forgiving_after(silence_lasts: Duration) -> PeerBook {
+        PeerBook { silence_lasts, ..PeerBook::default() }
+    }
+
     /// A call to `peer` was answered after `took`.
     pub fn answered(&self, peer: &PeerId, took: Duration, now: Instant) {
         let secs = took.as_secs_f64();
@@ -74,12 +107,47 @@ impl PeerBook {
         pages.all.answered(secs);
         let page = pages.page(peer, now);
         page.timing.answered(secs);
+        page.silence = None;
         page.heard = now;
     }
 
-    /// A call to `peer` brought no answer: until one does, it is expected to take longer.
-    pub fn silent(&self, peer: &PeerId, now: Instant) {
-        self.lock().page(peer, now).timing.silent();
+    /// A call to `peer` brought no answer: until one does, it is expected to take longer,
+    /// and others are asked first for a while.
+    pub fn silent(&self, peer: &Peer, now: Instant) {
+        let mut pages = self.lock();
+        let page = pages.page(&peer.id, now);
+        page.timing.silent();
+        let lasts = self.silence_lasts * page.timing.backoff_of_silence();
+        let silence = Silence { addr: peer.addr, standing: Standing::Silent, until: now + lasts };
+        page.silence = Some(silence);
+        pages.silences_end = pages.silences_end.max(silence.until);
+    }
+
+    /// A call to `peer` that is still waited for is overdue ([`PeerBook::late_after`]): until
+    /// it is answered, others are asked first.
+    pub fn late(&self, peer: &Peer, now: Instant) {
+        let mut pages = self.lock();
+        let page = pages.page(&peer.id, now);
+        if page.standing(peer, now) == Standing::Answers {
+            let until = now + self.silence_lasts;
+            page.silence = Some(Silence { addr: peer.addr, standing: Standing::Late, until });
+            pages.silences_end = pages.silences_end.max(until);
+        }
+    }
+
+    /// Whether `peer` left the last call made to it unanswered.
+    pub fn standing(&self, peer: &Peer, now: Instant) -> Standing {
+        let pages = self.lock();
+        if now >= pages.silences_end {
+            return Standing::Answers;
+        }
+        pages.peers.get(&peer.id).map_or(Standing::Answers, |page| page.standing(peer, now))
+    }
+
+    /// How long a call to `peer` is waited for before somebody else is asked as well: rather
+    /// longer than it nearly always takes, or than all calls do while it was never measured.
+    pub fn late_after(&self, peer: &PeerId) -> Duration {
+        (self.p95(peer) * LATE_FACTOR).max(LEAST_LATE)
     }
 
     /// The smoothed round trip to `peer`, if it was ever measured.
@@ -161,6 +229,12 @@ impl PeerBook {
     }
 }
 
+impl Page {
+    fn standing(&self, peer: &Peer, now: Instant) -> Standing {
+        self.silence.map_or(Standing::Answers, |silence| silence.standing(peer, now))
+    }
+}
+
 impl Pages {
     fn timing_of(&self, peer: &PeerId) -> Timing {
         self.peers.get(peer).map(|page| page.timing).unwrap_or_default()
@@ -199,6 +273,10 @@ mod tests {
         PeerId(id)
     }
 
+    fn card(n: u32) -> Peer {
+        Peer { id: peer(n), addr: ([127, 0, 0, 1], 1).into() }
+    }
+
     fn at(secs: u64) -> Instant {
         Instant::default() + Duration::from_secs(secs)
     }
@@ -225,9 +303,9 @@ mod tests {
         (0..50).for_each(|n| book.answered(&peer(1), MS * 500, at(n)));
         let usual = book.patience(&peer(1), least, most);
         assert!(usual > MS * 3500 && usual < MS * 6000, "{usual:?}");
-        book.silent(&peer(1), at(51));
+        book.silent(&card(1), at(51));
         assert!(book.patience(&peer(1), least, most) > usual);
-        (0..9).for_each(|n| book.silent(&peer(1), at(52 + n)));
+        (0..9).for_each(|n| book.silent(&card(1), at(52 + n)));
         assert_eq!(book.patience(&peer(1), least, most), most);
     }
 
@@ -235,13 +313,62 @@ mod tests {
     fn a_silent_peer_is_expected_to_take_longer_until_it_answers() {
         let book = PeerBook::default();
         book.answered(&peer(1), MS * 10, at(0));
-        (0..3).for_each(|_| book.silent(&peer(1), at(1)));
+        (0..3).for_each(|_| book.silent(&card(1), at(1)));
         assert_eq!(book.expected(&peer(1)), MS * 80);
         assert_eq!(book.latency(&peer(1)), Some(MS * 10));
-        (0..1000).for_each(|_| book.silent(&peer(1), at(1)));
+        (0..1000).for_each(|_| book.silent(&card(1), at(1)));
         assert_eq!(book.expected(&peer(1)), MS * 640);
         book.answered(&peer(1), MS * 10, at(2));
         assert_eq!(book.expected(&peer(1)), MS * 10);
+    }
+
+    #[test]
+    fn who_left_a_call_unanswered_comes_last_until_it_is_heard_of() {
+        let book = PeerBook::default();
+        let standing = |secs| book.standing(&card(1), at(secs));
+        book.late(&card(1), at(100));
+        assert_eq!((standing(100), standing(110)), (Standing::Late, Standing::Answers));
+        book.silent(&card(1), at(101));
+        book.late(&card(1), at(102));
+        assert_eq!((standing(110), standing(111)), (Standing::Silent, Standing::Answers));
+        book.answered(&peer(1), MS, at(103));
+        assert_eq!(standing(103), Standing::Answers);
+    }
+
+    #[test]
+    fn a_silence_is_remembered_longer_each_time_up_to_a_bound() {
+        let book = PeerBook::default();
+        let mut now = at(0);
+        let mut lengths = Vec::new();
+        for _ in 0..6 {
+            book.silent(&card(1), now);
+            let start = now;
+            while book.standing(&card(1), now) == Standing::Silent {
+                now = now + Duration::from_secs(1);
+            }
+            lengths.push(now.since(start).as_secs());
+        }
+        assert_eq!(lengths, [10, 20, 40, 80, 80, 80]);
+    }
+
+    #[test]
+    fn a_false_address_does_not_discredit_the_node() {
+        let book = PeerBook::default();
+        let elsewhere = Peer { addr: ([127, 0, 0, 1], 2).into(), ..card(1) };
+        book.silent(&elsewhere, at(0));
+        assert_eq!(book.standing(&elsewhere, at(1)), Standing::Silent);
+        assert_eq!(book.standing(&card(1), at(1)), Standing::Answers);
+    }
+
+    #[test]
+    fn an_answer_is_overdue_rather_later_than_it_nearly_always_comes() {
+        let book = PeerBook::default();
+        assert_eq!(book.late_after(&peer(1)), FIRST_GUESS * 4);
+        (0..50).for_each(|n| book.answered(&peer(1), MS * 2, at(n)));
+        assert_eq!(book.late_after(&peer(1)), LEAST_LATE);
+        (0..50).for_each(|n| book.answered(&peer(2), MS * 200, at(n)));
+        let late = book.late_after(&peer(2));
+        assert!(late > MS * 400 && late < MS * 600, "{late:?}");
     }
 
     #[test]

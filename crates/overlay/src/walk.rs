@@ -16,6 +16,15 @@
 //!   for it even if it still believes in its dead predecessor: it is the first live
 //!   successor.
 //!
+//! - Who left an earlier call of this node unanswered is asked when nobody else is left
+//!   ([`Standing`](crate::peer_book::Standing)), whoever names it: of many nodes that died
+//!   at once each costs one timeout, not one for each lookup that is led there. The walk
+//!   goes on as if it had failed, and its trace says where that may matter.
+//! - Where the walk is *hedged* ([`WalkLimits::hedge`]) and an answer is overdue, the next
+//!   best node is asked as well, and whoever answers first moves the walk; the late answer
+//!   is still listened to. A dead node then costs not the time after which it is given up
+//!   but twice what its answers would have taken. At most one question is waited for that
+//!   is not overdue, so that a ring in which everybody answers sees no more calls.
 //! - The next hop may be chosen by latency ([`Selection::Cost`], CFS §4.3).
 //! - A root that may be false is not believed at once ([`WalkLimits::routes`]; CFS §4.2
 //!   and §8 leave this to future work; [`plan`] explains). Who is caught lying gets a
@@ -36,12 +45,15 @@ mod trace;
 
 use std::time::Duration;
 
-use atoll_env::{BoxFuture, Runtime, timeout};
+use atoll_env::{BoxFuture, Instant, Runtime, sleep, timeout};
 use atoll_key::Key;
-use atoll_net::CallError;
+use atoll_net::{CallError, Peer};
+use futures_util::StreamExt;
+use futures_util::future::{Either, select};
+use futures_util::stream::FuturesUnordered;
 
 use crate::{Node, Overlay, Route};
-use plan::{End, Next, Plan};
+use plan::{End, Next, Plan, Question};
 use selection::check_report;
 
 pub use selection::Selection;
@@ -65,7 +77,14 @@ pub struct WalkLimits {
     /// With several routes, how many of them have to end at the same root before it is
     /// believed that what that root does not have does not exist.
     pub confirm: usize,
+    /// Whether somebody else is asked as well when an answer is overdue
+    /// ([`PeerBook::late_after`](crate::peer_book::PeerBook::late_after)).
+    pub hedge: bool,
 }
+
+/// The most questions and warnings of a hedged walk that are waited for at a time. A guess:
+/// of dead nodes, more are hardly ever met within the time one is waited for.
+const MAX_WAITED_FOR: usize = 4;
 
 impl Default for WalkLimits {
     fn default() -> WalkLimits {
@@ -76,6 +95,7 @@ impl Default for WalkLimits {
             selection: Selection::NearestKey,
             routes: 1,
             confirm: 1,
+            hedge: false,
         }
     }
 }
@@ -107,24 +127,25 @@ pub struct Found<T> {
 /// `step(node, as_root)` asks one node one question, within its own time limit. It is
 /// called with this node itself when this node is the key's root, and should then answer
 /// without the network. A root that does not have what is wanted may answer
-/// `Step::Absent` or `Step::Route(Route::Root([itself, …]))`: both mean the same.
+/// `Step::Absent` or `Step::Route(Route::Root([itself, …]))`: both mean the same. A
+/// question that is overdue when the walk ends is heard to its end in the background.
 ///
 /// Cancel-safe: dropping the future asks nobody anything more.
 ///
 /// # Errors
 /// See [`WalkError`]; it says who was asked and what each said.
-pub async fn walk<'a, T>(
+pub async fn walk<T: Send + 'static>(
     env: &dyn Runtime,
     overlay: &dyn Overlay,
     key: &Key,
     limits: WalkLimits,
-    step: impl Fn(Node, bool) -> BoxFuture<'a, Result<Step<T>, CallError>>,
+    step: impl Fn(Node, bool) -> BoxFuture<'static, Result<Step<T>, CallError>>,
 ) -> Result<Found<T>, WalkError> {
     let route = overlay.route(key, false);
     if route == Route::Nowhere {
         return Err(WalkError::NotJoined);
     }
-    let mut plan = Plan::new(*key, overlay, limits);
+    let mut plan = Plan::new(*key, overlay, limits).at(env.now());
     plan.start_here(&route);
     if matches!(route, Route::Closer(_)) {
         plan.guess_roots(&overlay.likely_roots(key));
@@ -141,70 +162,46 @@ pub fn may_follow(overlay: &dyn Overlay, key: &Key, list: &[Node]) -> bool {
 /// As [`walk`], but starting at nodes that need not be on this node's ring, and never
 /// asking or finding this node: how a node joins, and how rings that lost sight of each
 /// other meet.
-pub(crate) async fn walk_from<'a, T>(
+pub(crate) async fn walk_from<T: Send + 'static>(
     env: &dyn Runtime,
     overlay: &dyn Overlay,
     start: &[Node],
     key: &Key,
     limits: WalkLimits,
-    step: impl Fn(Node, bool) -> BoxFuture<'a, Result<Step<T>, CallError>>,
+    step: impl Fn(Node, bool) -> BoxFuture<'static, Result<Step<T>, CallError>>,
 ) -> Result<Found<T>, WalkError> {
-    let mut plan = Plan::new(*key, overlay, limits);
+    let mut plan = Plan::new(*key, overlay, limits).at(env.now());
     plan.start_elsewhere(start);
     run(env, overlay, plan, limits, step).await
 }
 
 /// Verifies a root known from before: asks `likely` first, as the root.
-pub(crate) async fn walk_to_likely<'a, T>(
+pub(crate) async fn walk_to_likely<T: Send + 'static>(
     env: &dyn Runtime,
     overlay: &dyn Overlay,
     likely: Node,
     key: &Key,
     limits: WalkLimits,
-    step: impl Fn(Node, bool) -> BoxFuture<'a, Result<Step<T>, CallError>>,
+    step: impl Fn(Node, bool) -> BoxFuture<'static, Result<Step<T>, CallError>>,
 ) -> Result<Found<T>, WalkError> {
-    let mut plan = Plan::new(*key, overlay, limits);
+    let mut plan = Plan::new(*key, overlay, limits).at(env.now());
     plan.start_at_root(likely);
     run(env, overlay, plan, limits, step).await
 }
 
-async fn run<'a, T>(
+async fn run<T: Send + 'static>(
     env: &dyn Runtime,
     overlay: &dyn Overlay,
-    mut plan: Plan,
+    plan: Plan<'_>,
     limits: WalkLimits,
-    step: impl Fn(Node, bool) -> BoxFuture<'a, Result<Step<T>, CallError>>,
+    step: impl Fn(Node, bool) -> BoxFuture<'static, Answer<T>>,
 ) -> Result<Found<T>, WalkError> {
-    let steps = async {
-        loop {
-            match plan.next(overlay, env.now()) {
-                Next::Ask(node, as_root, report) => {
-                    let start = env.now();
-                    let answer = step(node, as_root).await;
-                    match (&answer, report) {
-                        (Err(error), _) if error.is_failure_of_peer() => {
-                            overlay.alert(&node.peer);
-                        }
-                        (_, Some(report)) => {
-                            let now = env.now();
-                            check_report(overlay.peer_book(), report, now.since(start), now);
-                        }
-                        _ => {}
-                    }
-                    if let Some(value) = plan.answered(node, as_root, answer) {
-                        return Ok((value, node, as_root));
-                    }
-                }
-                Next::Warn(node, failed) => {
-                    if overlay.warn(&node.peer, failed).await {
-                        plan.may_ask_again(node);
-                    }
-                }
-                Next::End(error) => return Err(error),
-            }
-        }
-    };
-    let end = timeout(env, limits.deadline, steps).await.unwrap_or(Err(End::GaveUp));
+    let calls = FuturesUnordered::new();
+    let mut walker = Walker { env, overlay, plan, limits, step, calls, in_time: None };
+    let end = timeout(env, limits.deadline, walker.go()).await.unwrap_or(Err(End::GaveUp));
+    let Walker { mut plan, calls, .. } = walker;
+    finish(env, calls);
+    plan.set_time(env.now());
     let found = end.as_ref().ok().map(|(_, at, as_root)| (*at, *as_root));
     for (peer, misdeed) in plan.misdeeds(found) {
         overlay.peer_book().lied(&peer, misdeed, env.now());
@@ -212,5 +209,141 @@ async fn run<'a, T>(
     match end {
         Ok((value, at, _)) => Ok(Found { value, at, trace: plan.into_trace() }),
         Err(end) => Err(plan.into_error(end)),
+    }
+}
+
+/// Tells the tables of who has answered and whom it named.
+fn learn<T>(overlay: &dyn Overlay, from: &Node, step: &Step<T>) {
+    overlay.heard(from);
+    match step {
+        Step::Done(_) => {}
+        Step::Absent(nodes) => overlay.named(&from.peer.id, nodes),
+        Step::Route(route) => overlay.named(&from.peer.id, &route.nodes()),
+    }
+}
+
+/// Hears overdue answers to the end, though the walk is over: whether they come, and when,
+/// is what the peer book lives on.
+fn finish<T: Send + 'static>(env: &dyn Runtime, calls: Calls<T>) {
+    for call in calls {
+        env.spawn(Box::pin(async move { drop(call.await) }));
+    }
+}
+
+type Answer<T> = Result<Step<T>, CallError>;
+type Calls<T> = FuturesUnordered<BoxFuture<'static, Event<T>>>;
+
+/// What a walk waits for.
+enum Event<T> {
+    Answered(Question, Instant, Answer<T>),
+    /// Whether a node that was warned can be asked again.
+    Warned(Node, bool),
+}
+
+/// A walk under way.
+struct Walker<'w, T, S> {
+    env: &'w dyn Runtime,
+    overlay: &'w dyn Overlay,
+    plan: Plan<'w>,
+    limits: WalkLimits,
+    step: S,
+    calls: Calls<T>,
+    /// The question whose answer is not overdue, and when it will be, if that matters.
+    in_time: Option<(Question, Option<Instant>)>,
+}
+
+impl<T, S> Walker<'_, T, S>
+where
+    T: Send + 'static,
+    S: Fn(Node, bool) -> BoxFuture<'static, Answer<T>>,
+{
+    /// Asks until the search ends; returns what was found, at whom, and whether that one
+    /// was asked as the root.
+    async fn go(&mut self) -> Result<(T, Node, bool), End> {
+        loop {
+            self.plan.set_time(self.env.now());
+            match self.whom_to_ask() {
+                Some(Next::Ask(question)) => self.ask(question),
+                Some(Next::Warn(node, failed)) => self.warn(node, failed),
+                Some(Next::End(end)) => return Err(end),
+                None => {
+                    if let Some(event) = self.wait().await
+                        && let Some(found) = self.happened(event)
+                    {
+                        return Ok(found);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The next question, if it is time for one.
+    fn whom_to_ask(&mut self) -> Option<Next> {
+        if self.calls.is_empty() {
+            return Some(self.plan.next());
+        }
+        let may = self.limits.hedge && self.in_time.is_none() && self.calls.len() < MAX_WAITED_FOR;
+        if may { self.plan.another() } else { None }
+    }
+
+    fn ask(&mut self, question: Question) {
+        let start = self.env.now();
+        let late_after = self.overlay.peer_book().late_after(&question.node.peer.id);
+        self.in_time = Some((question, question.hedged.then(|| start + late_after)));
+        let answer = (self.step)(question.node, question.as_root);
+        self.calls.push(Box::pin(async move { Event::Answered(question, start, answer.await) }));
+    }
+
+    fn warn(&mut self, node: Node, failed: Vec<Peer>) {
+        let answer = self.overlay.warn(&node.peer, failed);
+        self.calls.push(Box::pin(async move { Event::Warned(node, answer.await) }));
+    }
+
+    /// The next event; none when an answer is overdue.
+    async fn wait(&mut self) -> Option<Event<T>> {
+        let Some((question, Some(late_at))) = self.in_time else {
+            return self.calls.next().await;
+        };
+        let pause = sleep(self.env, late_at.since(self.env.now()));
+        match select(self.calls.next(), pause).await {
+            Either::Left((event, _)) => event,
+            Either::Right(_) => {
+                self.overlay.peer_book().late(&question.node.peer, self.env.now());
+                self.in_time = None;
+                None
+            }
+        }
+    }
+
+    fn happened(&mut self, event: Event<T>) -> Option<(T, Node, bool)> {
+        let now = self.env.now();
+        self.plan.set_time(now);
+        let (question, start, answer) = match event {
+            Event::Answered(question, start, answer) => (question, start, answer),
+            Event::Warned(node, can_be_asked_again) => {
+                if can_be_asked_again {
+                    self.plan.may_ask_again(node);
+                }
+                return None;
+            }
+        };
+        if self.in_time.is_some_and(|(waited_for, _)| waited_for == question) {
+            self.in_time = None;
+        }
+        let Question { node, as_root, report, .. } = question;
+        match (&answer, report) {
+            (Err(error), _) if error.is_failure_of_peer() => self.overlay.alert(&node.peer),
+            (_, Some(report)) => {
+                check_report(self.overlay.peer_book(), report, now.since(start), now);
+            }
+            _ => {}
+        }
+        if let Ok(step) = &answer
+            && self.plan.is_on_own_ring()
+        {
+            learn(self.overlay, &node, step);
+        }
+        let value = self.plan.answered(node, as_root, answer)?;
+        Some((value, node, as_root))
     }
 }

@@ -71,9 +71,10 @@ impl RttMatrix {
         let mut lines = text
             .lines()
             .map(|line| line.split('#').next().unwrap_or("").trim())
-            .filter(|line| !line.is_empty())
+            .zip(1..)
+            .filter(|(line, _)| !line.is_empty())
             .peekable();
-        let first = lines.peek().ok_or_else(|| malformed("it is empty"))?;
+        let (first, _) = lines.peek().ok_or_else(|| malformed("it is empty"))?;
         if first.split(',').any(|column| column.trim() == "src") {
             parse_pairs(lines)
         } else {
@@ -154,27 +155,35 @@ fn parse_latm(bytes: &[u8], slice: usize) -> Result<RttMatrix, MatrixError> {
     RttMatrix::complete(host_count, rtts_us)
 }
 
-fn parse_ms(field: &str) -> Result<u32, MatrixError> {
+/// What is wrong with a line and what should be there; never what is there, for the file may
+/// be one that is not meant to be shown.
+fn bad_line(number: usize, why: impl std::fmt::Display) -> MatrixError {
+    malformed(format!("line {number}: {why}"))
+}
+
+fn parse_ms(field: &str, number: usize) -> Result<u32, MatrixError> {
     let field = field.trim();
     if matches!(field, "" | "-" | "nan" | "NaN") {
         return Ok(MISSING);
     }
-    let ms: f64 = field.parse().map_err(|_| malformed(format!("{field:?} is no number")))?;
-    if !(0.0..=1e6).contains(&ms) {
-        return Err(malformed(format!("a round trip of {ms} ms")));
-    }
-    Ok((ms * 1000.0).round() as u32)
+    let ms = field.parse::<f64>().ok().filter(|ms| (0.0..=1e6).contains(ms));
+    let wanted = "round trips in milliseconds are expected, numbers from 0 to 1000000";
+    ms.map(|ms| (ms * 1000.0).round() as u32).ok_or_else(|| bad_line(number, wanted))
 }
 
-fn parse_square<'a>(lines: impl Iterator<Item = &'a str>) -> Result<RttMatrix, MatrixError> {
+/// Lines come with their numbers.
+fn parse_square<'a>(
+    lines: impl Iterator<Item = (&'a str, usize)>,
+) -> Result<RttMatrix, MatrixError> {
     let mut rtts_us = Vec::new();
     let mut host_count = 0;
-    for (row, line) in lines.enumerate() {
+    for (row, (line, number)) in lines.enumerate() {
         let before = rtts_us.len();
+        let mut take = |field| parse_ms(field, number).map(|us| rtts_us.push(us));
         if line.contains(',') {
-            line.split(',').try_for_each(|f| parse_ms(f).map(|us| rtts_us.push(us)))?;
+            line.split(',').try_for_each(&mut take)?;
         } else {
-            line.split_whitespace().try_for_each(|f| parse_ms(f).map(|us| rtts_us.push(us)))?;
+            line.split_whitespace().try_for_each(&mut take)?;
         }
         let width = rtts_us.len() - before;
         if row == 0 {
@@ -182,7 +191,11 @@ fn parse_square<'a>(lines: impl Iterator<Item = &'a str>) -> Result<RttMatrix, M
             host_count = width;
         }
         if width != host_count || row >= host_count {
-            return Err(malformed(format!("row {row} has {width} round trips, not {host_count}")));
+            let why = match row < host_count {
+                true => format!("there are {width} round trips, not {host_count} as before"),
+                false => format!("there are more than {host_count} rows of {host_count}"),
+            };
+            return Err(bad_line(number, why));
         }
     }
     if rtts_us.len() != host_count * host_count {
@@ -191,24 +204,29 @@ fn parse_square<'a>(lines: impl Iterator<Item = &'a str>) -> Result<RttMatrix, M
     RttMatrix::complete(host_count, rtts_us)
 }
 
-fn parse_pairs<'a>(mut lines: impl Iterator<Item = &'a str>) -> Result<RttMatrix, MatrixError> {
-    let columns: Vec<&str> = lines.next().unwrap_or("").split(',').map(str::trim).collect();
+/// Lines come with their numbers.
+fn parse_pairs<'a>(
+    mut lines: impl Iterator<Item = (&'a str, usize)>,
+) -> Result<RttMatrix, MatrixError> {
+    let (header, number) = lines.next().unwrap_or(("", 1));
+    let columns: Vec<&str> = header.split(',').map(str::trim).collect();
     let column = |name: &str| {
         let found = columns.iter().position(|column| *column == name);
-        found.ok_or_else(|| malformed(format!("no column {name}")))
+        found.ok_or_else(|| bad_line(number, format!("there is no column {name}")))
     };
     let (source, destination, rtt) = (column("src")?, column("dst")?, column("rtt_avg_ms")?);
     let mut pairs = Vec::new();
     let mut rows = BTreeMap::new();
-    for line in lines {
+    for (line, number) in lines {
         let fields: Vec<&str> = line.split(',').map(str::trim).collect();
         let field = |at: usize| {
-            fields.get(at).copied().ok_or_else(|| malformed(format!("a short line: {line}")))
+            let missing = || bad_line(number, format!("there is no column {}", at + 1));
+            fields.get(at).copied().ok_or_else(missing)
         };
         let (from, to) = (field(source)?, field(destination)?);
         rows.insert(from, 0);
         rows.insert(to, 0);
-        pairs.push((from, to, parse_ms(field(rtt)?)?));
+        pairs.push((from, to, parse_ms(field(rtt)?, number)?));
     }
     check_host_count(rows.len())?;
     // Hosts in the order of their names.

@@ -1,5 +1,7 @@
-//! Round-trip matrices, which a person gets from somebody and gives to the simulator.
+//! Files that a person gets from somebody and gives to the laboratory: matrices of round trips,
+//! and traces of when hosts were up.
 
+use atoll_lab::Availability;
 use atoll_sim::RttMatrix;
 
 use super::{Target, target};
@@ -27,5 +29,24 @@ pub fn targets() -> Vec<Target> {
     // A file of pairs names n hosts in n/2 short lines, and the table has n² numbers of
     // 4 bytes: at most 64 MiB (4,096 hosts), and as much again to sort them for a median,
     // in a list that grows by doubling.
-    vec![Target { fixed_bytes: 200 << 20, ..target }]
+    vec![Target { fixed_bytes: 200 << 20, ..target }, availability()]
+}
+
+fn availability() -> Target {
+    let seeds = vec![
+        b"host,start_s,end_s\n0,100,160\n0,200,260\n7,130,300\n".to_vec(),
+        b"host,start_s,end_s\n\na, -1e3, 0.5\nb,2,2\n".to_vec(),
+    ];
+    target("lab/availability", seeds, |input| {
+        let Ok(text) = std::str::from_utf8(input) else { return false };
+        let Ok(trace) = Availability::parse(text) else { return false };
+        for host in 0..trace.host_count() {
+            let mut before = 0.0;
+            for (start, end) in trace.intervals(host) {
+                assert!(before <= *start && start <= end && *end <= trace.length_secs());
+                before = *end;
+            }
+        }
+        true
+    })
 }

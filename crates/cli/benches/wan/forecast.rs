@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use atoll_key::{PeerId, SecretKey, VolumeId};
 
-use crate::measure::{SMALL_BYTES, noise, tcp_model, without_cache};
+use crate::measure::{SMALL_BYTES, tcp_model, without_cache};
+use crate::noise::noise;
 use crate::options::Options;
 use crate::predict::{Model, Reading, Setting};
 use crate::report::median;

@@ -15,6 +15,7 @@
 mod forecast;
 mod measure;
 mod nest;
+mod noise;
 mod options;
 mod predict;
 mod report;

@@ -8,6 +8,7 @@ use atoll_dht::{CacheAt, DhtConfig};
 use atoll_key::{PeerId, VolumeAddress, VolumeId};
 use atoll_sim::{Control, TcpModel};
 
+use crate::noise::noise;
 use crate::options::Options;
 use crate::predict::{Model, Setting};
 use crate::ring::Ring;
@@ -240,17 +241,4 @@ fn predict(
         let Streamed { server, reader, len_bytes, .. } = *streamed;
         streamed.predicted = model.stream(server, reader, len_bytes);
     }
-}
-
-pub fn noise(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
 }

@@ -110,7 +110,12 @@ fn describe(quota: &QuotaStatus) -> Vec<String> {
         ),
     };
     let allowed = |what: &str, share: f64, bytes: u64, set: Option<f64>| {
-        format!("{what:<20} {} of {offered} ({}: {})", units::size(bytes), percent(share), why(set))
+        let rest = match share < 1.0 {
+            true => "; a quarter of the share is left for copies",
+            false => "",
+        };
+        let (most, share) = (units::size(bytes), percent(share));
+        format!("{what:<20} at most {most} of {offered} ({share}: {}{rest})", why(set))
     };
     let mut lines = vec![
         allowed("a publishing node", quota.key_share, quota.key_allowed_bytes, quota.key_share_set),
@@ -177,7 +182,7 @@ mod tests {
             key_allowed_bytes: 160 << 20,
             address_share: 0.05,
             address_share_set: Some(0.05),
-            address_allowed_bytes: 512 << 20,
+            address_allowed_bytes: 384 << 20,
             keys: vec![QuotaAccount {
                 who: "92ba4aed9cf7".into(),
                 used_bytes: 1 << 20,
@@ -191,7 +196,7 @@ mod tests {
         let text = describe(&quota).join("\n");
         for part in [
             "160.0 MiB of 10.0 GiB (1.6%: 16 nodes' worth in a network of about 1000",
-            "512.0 MiB of 10.0 GiB (5%: as set)",
+            "at most 384.0 MiB of 10.0 GiB (5%: as set; a quarter of the share is left for copies)",
             "3 blocks refused",
             "92ba4aed9cf7",
             "64 blocks",

@@ -7,6 +7,8 @@ mod crashes;
 mod encrypted;
 mod lab;
 mod mounts;
+#[path = "../../benches/wan/noise.rs"]
+mod noise;
 mod processes;
 mod publishing;
 mod running;

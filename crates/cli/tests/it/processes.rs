@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+pub use crate::noise::noise;
+
 /// How long anything may take on a busy machine before a test gives up.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -282,20 +284,6 @@ pub fn make_tree(top: &Path) {
     fs::write(top.join("\u{1b}[31mred"), "escape\n").expect("a file");
     symlink("docs/file07.txt", top.join("link")).expect("a link");
     symlink("nowhere", top.join("docs/dangling")).expect("a link");
-}
-
-/// Bytes that compress to nothing and repeat for nobody, the same for the same seed.
-pub fn noise(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
 }
 
 /// Compares two trees with the program's own comparison.

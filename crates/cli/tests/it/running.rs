@@ -53,6 +53,7 @@ fn a_node_takes_more_places_on_the_ring_while_it_runs_and_gives_them_back() {
     }
     node.atoll(["settings", "--virtual-servers", "0"]).failed(2, &["`auto` or a number"]);
     node.atoll(["settings", "--cache", "lots"]).failed(2, &["a size is a number"]);
+    node.atoll(["settings", "--cache", "100PiB"]).failed(2, &["does not fit", "of memory"]);
     let json = node.atoll(["settings", "--cache", "1MiB", "--json"]).ok().json();
     assert_eq!(json["cache_bytes"].as_u64(), Some(1 << 20));
 }

@@ -5,11 +5,13 @@ use std::os::unix::fs::PermissionsExt;
 
 use crate::processes::{NodeProcess, atoll, run, unpublished};
 
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 19] = [
     "up",
     "invite",
     "publish",
     "volumes",
+    "renew",
+    "unpublish",
     "ls",
     "tree",
     "cat",
@@ -18,6 +20,9 @@ const COMMANDS: [&str; 14] = [
     "mount",
     "unmount",
     "status",
+    "settings",
+    "quota",
+    "lab",
     "completions",
     "man",
 ];

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use atoll_dht::{Blocks, DhtConfig, GetError, PutError, messages};
 use atoll_key::{BlockHash, SecretKey, SignedBlock};
-use atoll_sim::{Sim, SimConfig};
-use atoll_store::MemoryStore;
+use atoll_net::Request;
+use atoll_sim::{HostConfig, Sim, SimConfig};
+use atoll_store::{BlockInfo, MemoryStore, StoredBlock};
 use futures_util::{StreamExt, stream};
 
 use crate::ring::{ROOMY, Ring, block, sized_block};
@@ -222,6 +223,95 @@ fn a_signed_block_is_replaced_by_a_higher_version_only() {
     assert_eq!(put_signed(&ring, 3, signed(7, b"seven")), Ok(()), "the same again is fine");
     for at in 0..6 {
         assert_eq!(get_signed(&ring, at).expect("held").payload, &b"seven"[..]);
+    }
+}
+
+/// CFS §3.1: "A timestamp prevents replays of old updates." Whoever has kept an old root can
+/// show it to anybody, as to its root or as a copy.
+#[test]
+fn an_old_root_that_is_sent_again_replaces_no_newer_one() {
+    let mut ring = Ring::new(18, 6);
+    let (old, key) = (signed(1, b"old"), signed(0, b"").key());
+    put_signed(&ring, 0, old.clone()).expect("first");
+    put_signed(&ring, 0, signed(2, b"new")).expect("higher");
+    let replay = |ring: &Ring, to: usize| {
+        let attacker = ring.outsider();
+        [true, false].map(|as_root| {
+            let header = messages::BlockHeader { key, kind: 2, lease_secs: 1_000_000 };
+            let put = messages::Put { blocks: vec![header].into(), as_root, receipt: None };
+            let (header, parts) = (messages::to_header(&put), vec![old.bytes().clone()]);
+            let request = Request { method: messages::PUT, header, parts };
+            let call = attacker.call(ring.node(to).peer, request, Duration::from_secs(30));
+            let reply = ring.sim.block_on(MINUTE, call).expect("ends").expect("answered");
+            let reply: messages::PutReply =
+                messages::from_header(&reply.header).expect("well-formed");
+            reply.statuses.0[0]
+        })
+    };
+    let version = |ring: &Ring, at: usize| {
+        ring.members[at].store.info(&key).expect("memory").map(|info| info.version)
+    };
+    let set = ring.replica_set(&key);
+    for member in &set {
+        let superseded = messages::PutStatus::Superseded { held: 2 };
+        assert_eq!(replay(&ring, *member)[1], superseded);
+        assert_eq!(version(&ring, *member), Some(2));
+    }
+    // Nor can it be had back where the newer one is not yet known.
+    ring.crash(set[0]);
+    let newcomer = ring.join(Arc::new(MemoryStore::new(ROOMY)));
+    for to in (0..=newcomer).filter(|to| *to != set[0]) {
+        replay(&ring, to);
+    }
+    for at in (0..=newcomer).filter(|at| *at != set[0]) {
+        assert_eq!(get_signed(&ring, at).expect("held").version, 2, "{at}");
+    }
+    ring.until_replicated();
+    for member in ring.replica_set(&key) {
+        assert_eq!(version(&ring, member), Some(2), "{member}");
+    }
+}
+
+/// An update is acknowledged by a majority of the replica set, so that any majority of it that
+/// agrees knows the newest: the farthest replica is not waited for.
+#[test]
+fn a_signed_block_is_read_from_the_nearest_majority_that_agrees() {
+    let mut ring = Ring::new(19, 7);
+    let far = HostConfig { access_delay: Duration::from_millis(250), ..HostConfig::default() };
+    let far = ring.join_host(far);
+    ring.settle();
+    let block = |n: u8| SignedBlock::sign(&SecretKey::from_seed(&[n; 32]), b"", 1, b"root");
+    let there = (0..200).map(block).find(|b| ring.replica_set(&b.key()).contains(&far));
+    let there = there.expect("three of eight nodes hold each");
+    let key = there.key();
+    put_signed(&ring, 0, there).expect("stored");
+    ring.until_replicated();
+    let set = ring.replica_set(&key);
+    let near: Vec<usize> = set.into_iter().filter(|at| *at != far).collect();
+    let reader = (0..7).find(|at| !near.contains(at)).expect("8 nodes, 3 replicas");
+    let time_to_read = |version| {
+        let start = ring.sim.now();
+        let get = ring.members[reader].dht.get_signed(key);
+        let got = ring.sim.block_on(MINUTE, get).expect("ends").expect("held");
+        assert_eq!(got.version, version);
+        ring.sim.now().since(start)
+    };
+    let took = time_to_read(1);
+    assert!(took < Duration::from_millis(450), "{took:?}");
+    // While two versions are about, all are heard.
+    let newer = (0..200).map(|n| (n, block(n))).find(|(_, b)| b.key() == key).expect("as above").0;
+    let newer = SignedBlock::sign(&SecretKey::from_seed(&[newer; 32]), b"", 2, b"root");
+    let info = ring.members[near[0]].store.info(&key).expect("memory").expect("held");
+    let info = BlockInfo { version: 2, len_bytes: newer.bytes().len() as u32, ..info };
+    let held = StoredBlock { info, bytes: newer.bytes().clone() };
+    let put = ring.members[near[0]].store.put(vec![held]);
+    ring.sim.block_on(MINUTE, put).expect("ends").expect("memory");
+    let took = time_to_read(2);
+    assert!(took >= Duration::from_millis(500), "{took:?}");
+    ring.sim.run_for(Duration::from_secs(10));
+    for at in [far, near[1]] {
+        let held = ring.members[at].store.info(&key).expect("memory");
+        assert_eq!(held.map(|info| info.version), Some(2), "{at} was brought up to date");
     }
 }
 

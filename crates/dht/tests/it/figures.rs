@@ -1,4 +1,5 @@
-//! Figures of the paper that a change must not spoil. `make bench` draws them whole.
+//! Figures of the paper that a change must not spoil. `atoll lab run cfs-fig9` draws
+//! this one whole.
 
 use atoll_sim::{Sim, SimConfig};
 

@@ -4,13 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{CacheAt, DhtConfig, ReplicaChoice, messages};
+use atoll_dht::{Blocks, CacheAt, DhtConfig, ReplicaChoice, messages};
 use atoll_env::{BoxFuture, Env, sleep};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
-use atoll_sim::{HostConfig, SimConfig};
+use atoll_sim::{Connections, HostConfig, Latency, SimConfig, TcpModel};
 use atoll_store::MemoryStore;
+use futures_util::future::join_all;
 
-use crate::ring::{ROOMY, Ring, block};
+use crate::ring::{ROOMY, Ring, block, sized_block};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const BLOCKS: u32 = 400;
@@ -104,6 +105,42 @@ fn a_slow_replica_is_hedged_within_the_budget() {
     let without = time_to_fetch_all(&plain, 1);
     assert_eq!(plain.members[1].dht.stats().hedges, 0);
     assert!(with <= without, "{with:?} with hedges, {without:?} without");
+}
+
+/// Twelve nodes as far apart as sites of the Internet, with TCP between them and a file of
+/// sixteen blocks that nobody has read: each block comes once. When blocks were judged by
+/// what short answers take, the first eight hedges fired, all for nothing.
+#[test]
+fn a_cold_read_of_a_healthy_ring_hedges_hardly_anything_and_receives_little_twice() {
+    let mut hedges = Vec::new();
+    for seed in 1..5 {
+        let sim = SimConfig {
+            seed,
+            latency: Latency::Sphere { max: Duration::from_millis(150) },
+            connections: Connections::Tcp(TcpModel::today()),
+            ..SimConfig::default()
+        };
+        let ring = Ring::with(sim, config(), 12);
+        let blocks: Vec<_> = (0..16).map(|n| sized_block(n, 64 << 10)).collect();
+        ring.try_put(0, blocks.clone()).expect("the ring is healthy");
+        ring.until_replicated();
+        ring.sim.run_for(MINUTE);
+        let served = || ring.members.iter().map(|m| m.dht.stats().served_bytes).sum::<u64>();
+        for at in 1..12 {
+            let dht = &ring.members[at].dht;
+            let (before, stats) = (served(), dht.stats());
+            let held = blocks.iter().filter(|(hash, _)| ring.holders(&hash.key()).contains(&at));
+            let wanted = ((16 - held.count()) as u64) << 16;
+            let gets = join_all(blocks.iter().map(|(hash, _)| dht.get(*hash)));
+            let got = ring.sim.block_on(MINUTE, gets).expect("gets have deadlines");
+            assert!(got.iter().all(Result::is_ok), "{got:?}");
+            let fired = dht.stats().hedges - stats.hedges;
+            let twice = served() - before - wanted;
+            assert!(fired <= 2 && twice <= 2 << 16, "seed {seed}, {at}: {fired}, {twice} bytes");
+            hedges.push(fired);
+        }
+    }
+    assert!(hedges.iter().sum::<u64>() <= 4, "{hedges:?} of 11 blocks each");
 }
 
 /// The nearest replica may have lost the block: the next is asked, and the first is healed.

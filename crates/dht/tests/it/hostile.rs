@@ -8,12 +8,10 @@ use atoll_dht::reconcile::{Answer, Claim, Fingerprint, Item};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, BlockKind, Key, KeyRange};
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
-use atoll_store::{
-    BlockInfo, BlockStore, MemoryStore, Owner, OwnerUsage, Owners, ScrubStep, StoreError,
-    StoredBlock, Usage,
-};
+use atoll_store::{BlockInfo, MemoryStore, Owner, StoredBlock};
 use bytes::Bytes;
 
+use crate::flawed::Flawed;
 use crate::ring::{ROOMY, Ring, block};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -226,83 +224,15 @@ fn a_lease_longer_than_allowed_is_cut() {
     assert!(info.expires_unix_secs <= now + ring.config.max_lease.as_secs());
 }
 
-/// A store in which one block is damaged, as a disk would report it.
-struct Rotten {
-    inner: MemoryStore,
-    damaged: std::sync::Mutex<Option<Key>>,
-}
-
-impl Rotten {
-    fn hit(&self, key: &Key) -> bool {
-        let mut damaged = self.damaged.lock().expect("not poisoned");
-        let hit = *damaged == Some(*key);
-        if hit {
-            *damaged = None;
-        }
-        hit
-    }
-}
-
-impl BlockStore for Rotten {
-    fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>> {
-        self.inner.put(batch)
-    }
-    fn get(&self, key: &Key) -> BoxFuture<'static, Result<Option<StoredBlock>, StoreError>> {
-        if self.hit(key) {
-            let (key, removed) = (*key, self.inner.remove(vec![*key]));
-            return Box::pin(async move {
-                removed.await?;
-                Err(StoreError::Corrupted { key })
-            });
-        }
-        self.inner.get(key)
-    }
-    fn info(&self, key: &Key) -> Result<Option<BlockInfo>, StoreError> {
-        self.inner.info(key)
-    }
-    fn list(&self, range: atoll_key::KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
-        self.inner.list(range, limit)
-    }
-    fn renew(&self, keys: &[Key], expires: u64, by: Owner) -> Result<Vec<bool>, StoreError> {
-        self.inner.renew(keys, expires, by)
-    }
-    fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
-        self.inner.remove(keys)
-    }
-    fn remove_expired(&self, now: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
-        self.inner.remove_expired(now)
-    }
-    fn usage(&self) -> Usage {
-        self.inner.usage()
-    }
-    fn usage_of(&self, owner: &Owner) -> OwnerUsage {
-        self.inner.usage_of(owner)
-    }
-    fn owners(&self, limit: usize) -> Owners {
-        self.inner.owners(limit)
-    }
-    fn scrub(
-        &self,
-        from: Option<Key>,
-        budget: u64,
-    ) -> BoxFuture<'static, Result<ScrubStep, StoreError>> {
-        self.inner.scrub(from, budget)
-    }
-    fn reclaim(&self, budget: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
-        self.inner.reclaim(budget)
-    }
-}
-
 #[test]
 fn a_damaged_block_is_served_from_a_replica_and_repaired() {
     let mut ring = Ring::new(6, 2);
-    let rotten =
-        Arc::new(Rotten { inner: MemoryStore::new(ROOMY), damaged: std::sync::Mutex::new(None) });
+    let rotten = Arc::new(Flawed::new(ROOMY));
     let member = ring.join(rotten.clone());
     ring.settle();
     ring.put(0, 0..30);
     let (hash, bytes) = block(9);
-    *rotten.damaged.lock().expect("not poisoned") = Some(hash.key());
+    rotten.damage(hash.key());
     assert_eq!(ring.try_get(member, hash), Ok(bytes), "read at the damaged node itself");
     assert_eq!(ring.members[member].dht.stats().damaged_blocks, 1);
     ring.sim.run_for(Duration::from_secs(5));

@@ -4,7 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_dht::messages::{self, Renew, RenewReply};
 use atoll_dht::{Blocks, DhtConfig};
+use atoll_key::Key;
+use atoll_net::Request;
 use atoll_sim::SimConfig;
 use atoll_store::{BlockStore, MemoryStore};
 
@@ -45,6 +48,31 @@ fn blocks_that_are_renewed_stay_and_others_go() {
     }
     let dropped: u64 = ring.members.iter().map(|m| m.dht.stats().expired_blocks).sum();
     assert_eq!(dropped, 30, "ten blocks on three nodes");
+}
+
+/// Anybody may ask whether blocks are held, and asking set the end of an ended lease to that
+/// moment: whoever asked once a day kept them for ever, at their publisher's expense.
+#[test]
+fn asking_whether_blocks_are_held_keeps_them_no_longer() {
+    let ring = ring(6);
+    ring.put(0, 0..20);
+    let keys: Vec<Key> = (0..20).map(|n| block(n).0.key()).collect();
+    let asker = ring.outsider();
+    let ask = |to: usize| {
+        let renew = Renew { keys: keys.clone(), lease_secs: 0, as_root: false, receipt: None };
+        let header = messages::to_header(&renew);
+        let request = Request { method: messages::RENEW, header, parts: Vec::new() };
+        let call = asker.call(ring.node(to).peer, request, HOUR);
+        let reply = ring.sim.block_on(HOUR, call).expect("ends").expect("answered");
+        let reply: RenewReply = messages::from_header(&reply.header).expect("well-formed");
+        reply.held.iter().filter(|state| **state == 1).count()
+    };
+    assert_eq!((0..4).map(ask).sum::<usize>(), 60, "20 blocks on three nodes");
+    for _ in 0..28 {
+        ring.sim.run_for(HOUR / 2);
+        (0..4).for_each(|to| assert!(ask(to) <= 20));
+    }
+    assert!(keys.iter().all(|key| ring.holders(key).is_empty()), "they outlived their leases");
 }
 
 #[test]

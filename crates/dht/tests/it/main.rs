@@ -4,11 +4,15 @@
 mod acknowledged;
 mod caching;
 mod claims;
+mod copies;
+mod false_roots;
 mod figures;
+mod flawed;
 mod hedging;
 mod hostile;
 mod leases;
 mod malicious;
+mod massive_failure;
 mod patience;
 mod perfect;
 mod quotas;

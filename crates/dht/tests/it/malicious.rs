@@ -9,7 +9,7 @@ use atoll_dht::messages::{self, LookupReply, LookupStep};
 use atoll_dht::receipt::SimulatedKeys;
 use atoll_dht::{Blocks, Dht, DhtConfig, GetError};
 use atoll_env::BoxFuture;
-use atoll_key::Key;
+use atoll_key::{Key, SecretKey, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Router, Service};
 use atoll_overlay::chord::messages::{self as chord_messages, AskRoute, WireRoute};
 use atoll_overlay::chord::state::ChordState;
@@ -170,6 +170,8 @@ struct Setting {
     lies: Vec<Lie>,
     routes: usize,
     published: u32,
+    /// Signed blocks published besides, each with an earlier version.
+    signed: u32,
     table: TablePolicy,
 }
 
@@ -181,6 +183,7 @@ impl Default for Setting {
             lies: LIES.to_vec(),
             routes: 6,
             published: 3000,
+            signed: 0,
             table: TablePolicy::default(),
         }
     }
@@ -188,7 +191,7 @@ impl Default for Setting {
 
 impl Crowd {
     fn new(setting: &Setting) -> Crowd {
-        let Setting { nodes, one_in, lies, routes, published, table } = setting.clone();
+        let Setting { nodes, one_in, lies, routes, published, signed, table } = setting.clone();
         let sim = Sim::new(SimConfig { seed: 3, ..SimConfig::default() });
         let hosts = sim.add_hosts(nodes, &HostConfig::default());
         let mut ring: Vec<Node> = hosts.iter().map(|host| Node::of(sim.peer(*host))).collect();
@@ -214,6 +217,18 @@ impl Crowd {
             .map(|n| members[n as usize * 7 % nodes].2.0.put(vec![block(n)]))
             .buffer_unordered(100)
             .for_each(|put| async { put.expect("nobody lies yet") });
+        sim.block_on(HOUR, puts).expect("puts end");
+        let puts = stream::iter(0..signed)
+            .map(|n| {
+                let dht = members[n as usize * 7 % nodes].2.0.clone();
+                async move {
+                    for version in [1, 2] {
+                        dht.put_signed(signed_block(n, version)).await.expect("nobody lies yet");
+                    }
+                }
+            })
+            .buffer_unordered(100)
+            .for_each(|()| async {});
         sim.block_on(HOUR, puts).expect("puts end");
         let lies_at = |n: usize| n.is_multiple_of(one_in);
         let liars = members.iter().enumerate().filter(|(n, _)| lies_at(*n));
@@ -257,6 +272,12 @@ impl Crowd {
         }
         outcome
     }
+}
+
+fn signed_block(n: u32, version: u64) -> SignedBlock {
+    let mut seed = [3; 32];
+    seed[..4].copy_from_slice(&n.to_be_bytes());
+    SignedBlock::sign(&SecretKey::from_seed(&seed), b"", version, b"a root")
 }
 
 impl Drop for Crowd {
@@ -328,6 +349,30 @@ fn liars_are_found_out_and_asked_less_and_less() {
     println!("{:.2} calls at first, {:.2} later", first.mean_calls(), last.mean_calls());
     assert!(first.failed.is_empty() && last.failed.is_empty());
     assert!(last.mean_calls() < first.mean_calls() * 0.9);
+}
+
+/// Who fetches a signed block asks all its replicas at once, as they are named: where these
+/// are liars, or the root is one that names others, it is looked for as any block is.
+#[test]
+fn signed_blocks_are_found_though_every_fifth_node_lies() {
+    const COUNT: u32 = 1000;
+    let setting = Setting { nodes: 500, published: 0, signed: COUNT, ..Setting::default() };
+    let failed = |routes| {
+        let crowd = Crowd::new(&Setting { routes, ..setting.clone() });
+        let gets = stream::iter(0..COUNT)
+            .map(|n| {
+                let dht = crowd.honest[n as usize * 13 % crowd.honest.len()].0.clone();
+                async move { dht.get_signed(signed_block(n, 0).key()).await }
+            })
+            .buffered(100)
+            .collect::<Vec<_>>();
+        let ended = crowd.sim.block_on(10 * HOUR, gets).expect("gets end");
+        let newest = |got: &Result<SignedBlock, _>| got.as_ref().is_ok_and(|b| b.version == 2);
+        ended.into_iter().filter(|got| !newest(got)).count()
+    };
+    let (careful, trusting) = (failed(6), failed(1));
+    println!("{careful} of {COUNT} signed blocks not found; believing everybody: {trusting}");
+    assert!(careful == 0 && trusting > 0, "{careful} {trusting}");
 }
 
 #[test]

@@ -1,5 +1,4 @@
-//! Large rings that need not be joined node by node, and lookups on them: for the figures
-//! of `benches/lookups.rs` and the test that bounds them.
+//! Large rings that need not be joined node by node, and lookups on them.
 
 use std::sync::Arc;
 use std::time::Duration;

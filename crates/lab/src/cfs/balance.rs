@@ -17,7 +17,7 @@ use atoll_overlay::{Node, Seat};
 
 use crate::LabError;
 use crate::chart::{Axis, Chart, Ink, Mark, Point, Series};
-use crate::experiment::{Context, Experiment, Group};
+use crate::experiment::{Context, Experiment, Group, crossed, runs};
 use crate::outcome::{Comparison, Csv, Outcome};
 use crate::ring::{Network, Plan, Ring};
 use crate::setting::Setting;
@@ -46,7 +46,7 @@ pub(crate) const CONTROL: Group = Group {
 const BLOCK_BYTES: usize = 64;
 /// Virtual servers of each physical one, Figure 10.
 const EACH: [(u16, Ink, Mark); 3] =
-    [(1, Ink::Vermilion, Mark::Line), (6, Ink::Blue, Mark::Dashed), (24, Ink::Green, Mark::Dotted)];
+    [(1, Ink::Purple, Mark::Line), (6, Ink::Blue, Mark::Dashed), (24, Ink::Green, Mark::Dotted)];
 /// Virtual servers of the physical servers of Figure 12.
 const POWERS: [u16; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 /// "The data marked Real is derived from the distribution of 10,000 blocks among 64
@@ -55,13 +55,38 @@ const REAL: u16 = 6;
 
 // ---- Figure 10 ----
 
-/// One distribution: the share of each physical server.
-struct Shares {
+/// Whose shares are looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Of {
+    /// Of the ID space: with several copies, of what servers keep a copy of.
+    Space,
+    /// Of the blocks stored.
+    Blocks,
+}
+
+/// One distribution.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Kind {
     setting: Setting,
+    of: Of,
     virtual_servers: u16,
-    of_blocks: bool,
+}
+
+/// One distribution of one run: the share of each physical server.
+struct Shares {
+    kind: Kind,
     seed: u64,
     shares: Vec<f64>,
+}
+
+fn kinds() -> Vec<Kind> {
+    let mut kinds = Vec::new();
+    for setting in Setting::BOTH {
+        let kind = |of, virtual_servers| Kind { setting, of, virtual_servers };
+        kinds.extend(EACH.map(|(each, ..)| kind(Of::Space, each)));
+        kinds.push(kind(Of::Blocks, REAL));
+    }
+    kinds
 }
 
 fn plan(setting: Setting, seed: u64, virtual_servers: Vec<u16>) -> Plan {
@@ -82,22 +107,17 @@ fn run_shares(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
     let nodes = context.nodes(64, 64);
     let blocks = context.size(10_000, 2_000);
     let seeds = context.seeds(10, 2);
-    let mut parts = Vec::new();
-    for seed in &seeds {
-        parts.extend(EACH.map(|(each, ..)| (Setting::Paper, each, false, *seed)));
-        parts.push((Setting::Paper, REAL, true, *seed));
-        parts.push((Setting::Default, Setting::Default.virtual_servers(), true, *seed));
-    }
-    let found = context.each(&parts, |(setting, each, of_blocks, seed)| {
-        let ring = Ring::new(&plan(*setting, *seed, vec![*each; nodes]));
-        let shares = if *of_blocks {
-            ring.put(blocks, BLOCK_BYTES)?;
-            shares_of_blocks(&ring)
-        } else {
-            shares_of_space(&ring, *each)
+    let parts = crossed(&kinds(), &[nodes], &seeds);
+    let found = context.each(&parts, |(kind, nodes, seed)| {
+        let ring = Ring::new(&plan(kind.setting, *seed, vec![kind.virtual_servers; *nodes]));
+        let shares = match kind.of {
+            Of::Space => shares_of_space(&ring, *kind),
+            Of::Blocks => {
+                ring.put(blocks, BLOCK_BYTES)?;
+                shares_of_blocks(&ring)
+            }
         };
-        let (setting, virtual_servers) = (*setting, *each);
-        Ok(Shares { setting, virtual_servers, of_blocks: *of_blocks, seed: *seed, shares })
+        Ok(Shares { kind: *kind, seed: *seed, shares })
     })?;
     Ok(vec![shares_outcome(&found, nodes, blocks, &seeds)])
 }
@@ -109,93 +129,87 @@ fn shares_of_blocks(ring: &Ring) -> Vec<f64> {
     held.iter().map(|held| held / all).collect()
 }
 
-/// The share of the circle whose keys have a position of each node as their successor.
-fn shares_of_space(ring: &Ring, virtual_servers: u16) -> Vec<f64> {
+/// The share of all copies that each node keeps: of each part of the circle, those whose
+/// positions follow it first have one, as many different nodes as there are copies.
+fn shares_of_space(ring: &Ring, kind: Kind) -> Vec<f64> {
     let mut seats: Vec<(Node, usize)> = Vec::new();
     for (at, member) in ring.members.iter().enumerate() {
         let peer = ring.sim.peer(member.host);
         let seat = |index| Node::at(peer, Seat { index, ..Seat::default() });
-        seats.extend((0..virtual_servers).map(|index| (seat(index), at)));
+        seats.extend((0..kind.virtual_servers).map(|index| (seat(index), at)));
     }
     seats.sort_by_key(|(node, _)| node.id);
+    let copies = kind.setting.dht().replicas.min(ring.members.len());
     let mut shares = vec![0.0; ring.members.len()];
-    for (n, (node, at)) in seats.iter().enumerate() {
+    for (n, (node, _)) in seats.iter().enumerate() {
         let (before, _) = seats[(n + seats.len() - 1) % seats.len()];
-        shares[*at] += KeyRange::new(*before.id.key(), *node.id.key()).fraction();
+        let part = KeyRange::new(*before.id.key(), *node.id.key()).fraction();
+        for at in keepers(&seats, n, copies) {
+            shares[at] += part / copies as f64;
+        }
     }
     shares
 }
 
+/// The first so many different members at and after seat `n`.
+fn keepers(seats: &[(Node, usize)], n: usize, copies: usize) -> Vec<usize> {
+    let mut keepers = Vec::with_capacity(copies);
+    for (_, at) in seats[n..].iter().chain(&seats[..n]) {
+        if keepers.len() == copies {
+            break;
+        }
+        if !keepers.contains(at) {
+            keepers.push(*at);
+        }
+    }
+    keepers
+}
+
+/// All runs' shares of one kind, ascending.
+fn pick(found: &[Shares], kind: Kind) -> Vec<f64> {
+    let of_kind = found.iter().filter(|shares| shares.kind == kind);
+    let mut shares: Vec<f64> = of_kind.flat_map(|shares| shares.shares.iter().copied()).collect();
+    shares.sort_by(f64::total_cmp);
+    shares
+}
+
+fn virtual_servers(count: u16) -> String {
+    format!("{count} virtual server{}", if count == 1 { "" } else { "s" })
+}
+
 fn shares_outcome(found: &[Shares], nodes: usize, blocks: usize, seeds: &[u64]) -> Outcome {
-    let pick = |setting, each, of_blocks| -> Vec<f64> {
-        let wanted = found.iter().filter(|shares| {
-            shares.setting == setting
-                && shares.virtual_servers == each
-                && shares.of_blocks == of_blocks
-        });
-        wanted.flat_map(|shares| shares.shares.iter().copied()).collect()
-    };
-    let average = 1.0 / nodes as f64;
-    let said = |shares: &[f64]| {
-        let Summary { deviation, least, most, .. } = summary(shares.iter().copied());
-        let [deviation, least, most] = [deviation, least, most].map(|n| n / average);
+    let said = |kind| {
+        let shares = pick(found, kind);
+        let of_average = summary(shares.into_iter().map(|share| share * nodes as f64));
+        let Summary { deviation, least, most, .. } = of_average;
         format!("{deviation:.2} ({least:.2} to {most:.2})")
     };
-    let shipped = Setting::Default.virtual_servers();
-    let of_default = pick(Setting::Default, shipped, true);
+    let line = |quantity: String, paper: &str, of, virtual_servers| {
+        let [ours, shipped] =
+            Setting::BOTH.map(|setting| said(Kind { setting, of, virtual_servers }));
+        Comparison::new(quantity, paper, ours, shipped)
+    };
     let mut comparison: Vec<Comparison> = EACH
         .iter()
         .zip(["none to many times the average", "tighter", "tighter still"])
         .map(|((each, ..), paper)| {
-            let quantity =
-                format!("ID space, {each} virtual server{}", if *each == 1 { "" } else { "s" });
-            Comparison::new(quantity, paper, said(&pick(Setting::Paper, *each, false)), "")
+            line(format!("ID space, {}", virtual_servers(*each)), paper, Of::Space, *each)
         })
         .collect();
-    comparison.push(Comparison::new(
-        format!("{blocks} blocks, {REAL} virtual servers"),
+    comparison.push(line(
+        format!("{blocks} blocks, {}", virtual_servers(REAL)),
         "like the ID space",
-        said(&pick(Setting::Paper, REAL, true)),
-        format!(
-            "{}: {shipped} virtual server{}",
-            said(&of_default),
-            if shipped == 1 { "" } else { "s" }
-        ),
+        Of::Blocks,
+        REAL,
     ));
     let mut csv = Csv::new(&["setting", "virtual_servers", "of", "seed", "server", "share"]);
-    for Shares { setting, virtual_servers, of_blocks, seed, shares } in found {
-        let of = if *of_blocks { "blocks" } else { "id_space" };
+    for Shares { kind, seed, shares } in found {
+        let of = if kind.of == Of::Blocks { "blocks" } else { "id_space" };
         for (server, share) in shares.iter().enumerate() {
-            csv.row(&[setting, virtual_servers, &of, seed, &server, &format!("{share:.6}")]);
+            let share = format!("{share:.6}");
+            csv.row(&[&kind.setting, &kind.virtual_servers, &of, seed, &server, &share]);
         }
     }
-    let curve = |name: String, ink, mark, shares: Vec<f64>| Series {
-        name,
-        ink,
-        mark,
-        points: steps(shares).into_iter().map(|(x, y)| Point::new(x, y)).collect(),
-    };
-    let mut series = vec![Series {
-        name: format!("every server the same: {average:.3}"),
-        ink: Ink::Grey,
-        mark: Mark::Line,
-        points: vec![Point::new(average, 0.0), Point::new(average, 1.0)],
-    }];
-    series.extend(EACH.map(|(each, ink, mark)| {
-        let name = format!("ID space, {each} virtual server{}", if each == 1 { "" } else { "s" });
-        curve(name, ink, mark, pick(Setting::Paper, each, false))
-    }));
-    // Every so manieth server, as in the paper: crosses would otherwise hide the line.
-    let mut real = curve(
-        format!("{blocks} blocks, {REAL} virtual servers"),
-        Ink::Black,
-        Mark::Crosses,
-        pick(Setting::Paper, REAL, true),
-    );
-    let every = (real.points.len() / 40).max(1);
-    real.points = real.points.into_iter().step_by(every).collect();
-    series.push(real);
-    let highest = pick(Setting::Paper, 1, false).into_iter().fold(0.0, f64::max);
     Outcome {
         name: "cfs-fig10",
         title: "shares of servers (deviation, least and most as multiples of the average)".into(),
@@ -203,18 +217,58 @@ fn shares_outcome(found: &[Shares], nodes: usize, blocks: usize, seeds: &[u64]) 
         setup: format!("{nodes} servers, {blocks} blocks"),
         comparison,
         notes: vec![format!(
-            "As shipped each block has {} copies, which evens their shares out.",
+            "As shipped each block has {} copies on different servers: who follows whom evens \
+             shares out as well. A server then runs one virtual server for each 10 GiB it gives.",
             Setting::Default.dht().replicas
         )],
         csv,
-        chart: Chart {
-            title: "Load by virtual servers (CFS Figure 10)".into(),
-            subtitle: format!("{nodes} servers, {} runs together", seeds.len()),
-            x: Axis::up_to("share of a server", highest),
-            y: Axis::linear("share of servers with at most so much", 0.0, 1.0),
-            series,
-        },
+        chart: shares_chart(found, nodes, blocks, seeds),
         seeds: seeds.to_vec(),
+    }
+}
+
+/// The most crosses of the plot: more would hide the line they lie on.
+const CROSSES: usize = 40;
+
+fn shares_chart(found: &[Shares], nodes: usize, blocks: usize, seeds: &[u64]) -> Chart {
+    let average = 1.0 / nodes as f64;
+    let space = |setting, virtual_servers| {
+        let kind = Kind { setting, of: Of::Space, virtual_servers };
+        steps(pick(found, kind)).into_iter().map(|(x, y)| Point::new(x, y))
+    };
+    let mut series = vec![Series::new(
+        format!("every server the same: {average:.3}"),
+        Ink::Grey,
+        Mark::Line,
+        [0.0, 1.0].map(|y| Point::new(average, y)),
+    )];
+    series.extend(EACH.map(|(each, ink, mark)| {
+        let name = format!("ID space, {}", virtual_servers(each));
+        Series::new(name, ink, mark, space(Setting::Paper, each))
+    }));
+    let (copies, one) = (Setting::Default.dht().replicas, EACH[0].0);
+    series.push(Series::new(
+        format!("default settings: {copies} copies, {}", virtual_servers(one)),
+        Ink::Vermilion,
+        Mark::Line,
+        space(Setting::Default, one),
+    ));
+    let real = pick(found, Kind { setting: Setting::Paper, of: Of::Blocks, virtual_servers: REAL });
+    let every = (real.len() / CROSSES).max(1);
+    let crosses = real.iter().enumerate().skip(every / 2).step_by(every);
+    series.push(Series::new(
+        format!("{blocks} blocks, {}", virtual_servers(REAL)),
+        Ink::Black,
+        Mark::Crosses,
+        crosses.map(|(n, share)| Point::new(*share, (n + 1) as f64 / real.len() as f64)),
+    ));
+    let widest = series.iter().flat_map(|s| &s.points).map(|p| p.x).fold(0.0, f64::max);
+    Chart {
+        title: "Load by virtual servers (CFS Figure 10)".into(),
+        subtitle: format!("{nodes} servers, {} together", runs(seeds)),
+        x: Axis::up_to("a server's share of the ID space, or of all blocks stored", widest),
+        y: Axis::linear("share of servers with at most so much", 0.0, 1.0),
+        series,
     }
 }
 
@@ -250,10 +304,13 @@ fn expected(blocks: usize, virtual_servers: u16) -> f64 {
     blocks as f64 * f64::from(virtual_servers) / all
 }
 
+/// Over the runs: the blocks of the server with `POWERS[at]` virtual servers.
+fn held(found: &[Held], setting: Setting, at: usize) -> Summary {
+    summary(found.iter().filter(|held| held.setting == setting).map(|held| held.blocks[at]))
+}
+
 fn control_outcome(found: &[Held], blocks: usize, seeds: &[u64]) -> Outcome {
-    let of = |setting, at: usize| {
-        summary(found.iter().filter(|held| held.setting == setting).map(|held| held.blocks[at]))
-    };
+    let of = |setting, at| held(found, setting, at);
     let mut csv = Csv::new(&["setting", "virtual_servers", "blocks", "least", "most", "expected"]);
     for setting in Setting::BOTH {
         for (at, count) in POWERS.iter().enumerate() {
@@ -278,24 +335,6 @@ fn control_outcome(found: &[Held], blocks: usize, seeds: &[u64]) -> Outcome {
             Comparison::new(quantity, paper, said(Setting::Paper), said(Setting::Default))
         })
         .collect();
-    let series = |setting, name: &str, ink, mark| Series {
-        name: name.into(),
-        ink,
-        mark,
-        points: POWERS
-            .iter()
-            .enumerate()
-            .map(|(at, count)| {
-                let held = of(setting, at);
-                Point::spread(f64::from(*count), held.mean, held.least.max(1.0), held.most)
-            })
-            .collect(),
-    };
-    let copies = Setting::Default.dht().replicas;
-    let thousandth = blocks as f64 / 1000.0;
-    let heights = [1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0].map(|n| n * thousandth).into();
-    let paper = if blocks == 10_000 { vec![Point::new(16.0, 586.0)] } else { Vec::new() };
-    let ticks: Vec<f64> = POWERS.iter().copied().map(f64::from).collect();
     Outcome {
         name: "cfs-fig12",
         title: "blocks stored by a server (mean, least and most of the runs)".into(),
@@ -303,45 +342,40 @@ fn control_outcome(found: &[Held], blocks: usize, seeds: &[u64]) -> Outcome {
         setup: format!("{blocks} blocks, eight servers with 255 virtual servers together"),
         comparison,
         notes: vec![format!(
-            "As shipped each block has {copies} copies on different servers, so that none holds \
-             more than {blocks}."
+            "As shipped each block has {} copies on different servers, so that none holds more \
+             than {blocks}.",
+            Setting::Default.dht().replicas
         )],
         csv,
-        chart: Chart {
-            title: "Blocks stored by virtual servers (CFS Figure 12)".into(),
-            subtitle: format!("{blocks} blocks, {} runs; bars: least and most", seeds.len()),
-            x: Axis::log("virtual servers of the server", 1.0, 128.0, ticks.clone()),
-            y: Axis::log("blocks stored", thousandth, thousandth * 1000.0, heights),
-            series: vec![
-                Series {
-                    name: "expected: in proportion".into(),
-                    ink: Ink::Grey,
-                    mark: Mark::Dashed,
-                    points: POWERS
-                        .iter()
-                        .map(|n| Point::new(f64::from(*n), expected(blocks, *n)))
-                        .collect(),
-                },
-                series(
-                    Setting::Paper,
-                    "Atoll, paper's settings: one copy",
-                    Ink::Blue,
-                    Mark::Squares,
-                ),
-                series(
-                    Setting::Default,
-                    &format!("Atoll, default settings: {copies} copies"),
-                    Ink::Vermilion,
-                    Mark::Discs,
-                ),
-                Series {
-                    name: "CFS paper".into(),
-                    ink: Ink::Black,
-                    mark: Mark::Crosses,
-                    points: paper,
-                },
-            ],
-        },
+        chart: control_chart(found, blocks, seeds),
         seeds: seeds.to_vec(),
+    }
+}
+
+fn control_chart(found: &[Held], blocks: usize, seeds: &[u64]) -> Chart {
+    let counts = || POWERS.iter().copied().enumerate();
+    let points = |setting| {
+        counts().map(move |(at, count)| {
+            let held = held(found, setting, at);
+            // Nothing has no place on the logarithmic axis.
+            Point::spread(f64::from(count), held.mean, held.least.max(1.0), held.most)
+        })
+    };
+    let expected = counts().map(|(_, n)| Point::new(f64::from(n), expected(blocks, n)));
+    let copies = Setting::Default.dht().replicas;
+    let paper = (blocks == 10_000).then(|| Point::new(16.0, 586.0));
+    let series = vec![
+        Series::new("expected: in proportion", Ink::Grey, Mark::Dashed, expected),
+        Setting::Paper.line(": one copy", points(Setting::Paper)),
+        Setting::Default.line(&format!(": {copies} copies"), points(Setting::Default)),
+        Series::new("CFS paper", Ink::Black, Mark::Crosses, paper),
+    ];
+    let ticks = counts().map(|(_, n)| f64::from(n)).collect();
+    Chart {
+        title: "Blocks stored by virtual servers (CFS Figure 12)".into(),
+        subtitle: format!("{blocks} blocks, {}; bars: least and most, from 1 on", runs(seeds)),
+        x: Axis::log("virtual servers of the server", 1.0, 128.0, ticks),
+        y: Axis::log_over("blocks stored", 1.0, blocks as f64),
+        series,
     }
 }

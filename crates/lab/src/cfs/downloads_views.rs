@@ -2,14 +2,15 @@
 
 use super::downloads::{Case, Download, Found, MODELLED, TRANSFERS, Window};
 use super::sites;
-use crate::chart::{Axis, Chart, Ink, Mark, Point, Series};
+use crate::chart::{Axis, Chart, Ink, Mark, Point, Series, highest};
+use crate::experiment::runs;
 use crate::outcome::{Comparison, Csv, Outcome};
 use crate::statistics::{Summary, percentile, steps, summary};
 
 /// "CFS with a 40 KByte pre-fetch window achieves speeds competitive with TCP".
 const COMPETITIVE: Window = Window::Blocks(5);
 /// Windows of Figure 7, in blocks.
-const FIGURE_7: [(usize, Ink); 3] = [(1, Ink::Blue), (3, Ink::Green), (5, Ink::Orange)];
+const FIGURE_7: [(usize, Ink); 3] = [(1, Ink::Blue), (3, Ink::Green), (5, Ink::Purple)];
 const BLOCK_KIB: usize = super::downloads::BLOCK_BYTES / 1024;
 
 pub(super) fn outcomes(found: &Found) -> Vec<Outcome> {
@@ -47,8 +48,7 @@ impl Found {
     }
 
     fn subtitle(&self) -> String {
-        let runs = self.seeds.len();
-        format!("1 MiB in 8 KiB blocks, 12 sites, {runs} run{}", if runs == 1 { "" } else { "s" })
+        format!("1 MiB in 8 KiB blocks, 12 sites, {}", runs(&self.seeds))
     }
 
     fn csv(&self) -> Csv {
@@ -147,26 +147,17 @@ fn notes_6(found: &Found) -> Vec<String> {
 }
 
 fn figure_6_chart(found: &Found) -> Chart {
-    let curve = |case, name: &str, ink, mark| Series {
-        name: name.into(),
-        ink,
-        mark,
-        points: found
-            .windows
-            .iter()
-            .map(|w| {
-                let speed = found.speed(case, Window::Blocks(*w)).mean;
-                Point::new((w * BLOCK_KIB) as f64, speed)
-            })
-            .collect(),
+    let curve = |case, name: &str, ink, mark| {
+        let points = found.windows.iter().map(|w| {
+            let speed = found.speed(case, Window::Blocks(*w)).mean;
+            Point::new((w * BLOCK_KIB) as f64, speed)
+        });
+        Series::new(name, ink, mark, points)
     };
     let widest = (found.windows.last().copied().unwrap_or(1) * BLOCK_KIB) as f64;
     let adaptive = found.speed(Case::Default, Window::Adaptive).mean;
-    let paper = |name: &str, mark, points: &[(f64, f64)]| Series {
-        name: name.into(),
-        ink: Ink::Black,
-        mark,
-        points: points.iter().map(|(x, y)| Point::new(*x, *y)).collect(),
+    let paper = |name: &str, mark, points: &[(f64, f64)]| {
+        Series::new(name, Ink::Black, mark, points.iter().map(|(x, y)| Point::new(*x, *y)))
     };
     let series = vec![
         curve(
@@ -182,12 +173,12 @@ fn figure_6_chart(found: &Found) -> Chart {
             Mark::Triangles,
         ),
         curve(Case::Default, "Atoll, default settings, this window", Ink::Vermilion, Mark::Discs),
-        Series {
-            name: "Atoll, default settings, adaptive window".into(),
-            ink: Ink::Vermilion,
-            mark: Mark::Dashed,
-            points: vec![Point::new(0.0, adaptive), Point::new(widest + 4.0, adaptive)],
-        },
+        Series::new(
+            "Atoll, default settings, adaptive window",
+            Ink::Vermilion,
+            Mark::Dashed,
+            [0.0, widest + 4.0].map(|x| Point::new(x, adaptive)),
+        ),
         paper("CFS paper, no server selection", Mark::Crosses, &[(8.0, 20.0), (24.0, 50.0)]),
         paper("CFS paper, server selection: “almost doubling”", Mark::Pluses, &[(8.0, 38.0)]),
     ];
@@ -198,10 +189,6 @@ fn figure_6_chart(found: &Found) -> Chart {
         y: Axis::up_to("speed (KiB/s)", highest(&series)),
         series,
     }
-}
-
-fn highest(series: &[Series]) -> f64 {
-    series.iter().flat_map(|s| &s.points).map(|p| p.y).fold(0.0, f64::max)
 }
 
 /// The least, the middle and the most.
@@ -267,7 +254,6 @@ fn figure_7(found: &Found) -> Outcome {
         Mark::Dotted,
         shipped,
     ));
-    let most = series.iter().flat_map(|s| &s.points).map(|p| p.x).fold(0.0, f64::max);
     Outcome {
         name: "cfs-fig7",
         title: "download speeds over the sites (KiB/s: least / median / most)".into(),
@@ -279,7 +265,7 @@ fn figure_7(found: &Found) -> Outcome {
         chart: Chart {
             title: "Distribution of download speeds (CFS Figure 7)".into(),
             subtitle: found.subtitle(),
-            x: Axis::up_to("speed (KiB/s)", most),
+            x: speeds(&series),
             y: Axis::linear("share of downloads at most so fast", 0.0, 1.0),
             series,
         },
@@ -297,8 +283,14 @@ fn extreme_site(found: &Found, case: Case, window: Window, best: bool) -> String
 }
 
 fn cumulative(name: String, ink: Ink, mark: Mark, speeds: Vec<f64>) -> Series {
-    let points = steps(speeds).into_iter().map(|(x, y)| Point::new(x, y)).collect();
-    Series { name, ink, mark, points }
+    Series::new(name, ink, mark, steps(speeds).into_iter().map(|(x, y)| Point::new(x, y)))
+}
+
+/// The axis of distributions of speeds, which lie far apart.
+fn speeds(series: &[Series]) -> Axis {
+    let all = || series.iter().flat_map(|s| &s.points).map(|p| p.x);
+    let (least, most) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
+    Axis::log_over("speed (KiB/s)", least, most)
 }
 
 fn figure_8(found: &Found) -> Outcome {
@@ -357,13 +349,8 @@ fn figure_8(found: &Found) -> Outcome {
         chart: Chart {
             title: "Speeds of one TCP stream and of CFS (CFS Figure 8)".into(),
             subtitle: "each pair of 12 sites, over the same links".into(),
-            x: Axis::log(
-                "speed (KiB/s)",
-                5.0,
-                1000.0,
-                vec![5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0],
-            ),
-            y: Axis::linear("share at most so fast", 0.0, 1.0),
+            x: speeds(&series),
+            y: Axis::linear("share of transfers at most so fast", 0.0, 1.0),
             series,
         },
         seeds: found.seeds.clone(),

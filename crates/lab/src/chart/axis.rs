@@ -56,6 +56,20 @@ impl Axis {
         Axis { label: label.into(), from, to, scale: Scale::Log, ticks }
     }
 
+    /// A logarithmic axis with ticks at 1, 2, 5, 10, … that holds `least` and `most`, ending
+    /// at a tick.
+    pub fn log_over(label: &str, least: f64, most: f64) -> Axis {
+        let least = if least > 0.0 { least } else { 1.0 };
+        let most = most.max(least * 2.0);
+        let decades = least.log10().floor() as i32..=most.log10().ceil() as i32;
+        let round: Vec<f64> =
+            decades.flat_map(|n| [1.0, 2.0, 5.0].map(|first| first * 10f64.powi(n))).collect();
+        let first = round.iter().rposition(|tick| *tick <= least * (1.0 + 1e-9)).unwrap_or(0);
+        let last = round.iter().position(|tick| *tick >= most * (1.0 - 1e-9));
+        let ticks = round[first..=last.unwrap_or(round.len() - 1)].to_vec();
+        Axis::log(label, ticks[0], ticks[ticks.len() - 1], ticks.clone())
+    }
+
     /// Whether the axis reaches this value.
     pub(super) fn holds(&self, value: f64) -> bool {
         value >= self.from && value <= self.to
@@ -146,6 +160,16 @@ mod tests {
         assert_eq!(axis.to, 0.02);
         assert_eq!(axis.number(0.005), "0.005");
         assert_eq!(Axis::up_to("x", 0.0).to, 1.0);
+    }
+
+    #[test]
+    fn a_logarithmic_axis_is_as_long_as_its_values() {
+        let axis = Axis::log_over("x", 17.0, 1160.0);
+        assert_eq!(axis.ticks, [10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0]);
+        assert!(axis.holds(17.0) && axis.holds(1160.0));
+        assert_eq!(Axis::log_over("x", 10.0, 100.0).ticks, [10.0, 20.0, 50.0, 100.0]);
+        assert_eq!(Axis::log_over("x", 0.0, 0.0).ticks, [1.0, 2.0]);
+        assert_eq!(Axis::log_over("x", 0.2, 0.3).ticks, [0.2, 0.5]);
     }
 
     #[test]

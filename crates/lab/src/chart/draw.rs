@@ -27,7 +27,8 @@ const MARK_PX: i32 = 4;
 const CAP_PX: i32 = 4;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
-type Frame = Cartesian2d<Axis, Axis>;
+/// The frame with its axes.
+type Framed<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<Axis, Axis>>;
 
 /// Writing into a `String` does not fail.
 pub(super) const NO_FAILURE: &str = "a string takes every drawing";
@@ -62,7 +63,8 @@ impl Chart {
             self.draw_head(&head);
             let (frame, legend_area) = body.split_horizontally(WIDTH - LEGEND_WIDTH);
             self.draw_frame(&frame);
-            legend::draw(&legend_area, &self.series);
+            let visible = self.series.iter().filter(|series| self.places(series).next().is_some());
+            legend::draw(&legend_area, visible);
             root.present().expect(NO_FAILURE);
         }
         svg
@@ -100,49 +102,41 @@ impl Chart {
             .draw()
             .expect(NO_FAILURE);
         for series in &self.series {
-            self.draw_series(&mut chart, series);
+            self.draw_series(area, &chart, series);
         }
     }
 
-    fn draw_series(&self, chart: &mut ChartContext<'_, SVGBackend<'_>, Frame>, series: &Series) {
-        let placed: Vec<(f64, f64)> = series
-            .points
-            .iter()
-            .filter(|point| self.x.holds(point.x) && self.y.holds(point.y))
-            .map(|point| (point.x, point.y))
-            .collect();
+    /// The points of a series that the axes reach.
+    fn places<'a>(&'a self, series: &'a Series) -> impl Iterator<Item = (f64, f64)> + 'a {
+        let points = series.points.iter().map(|point| (point.x, point.y));
+        points.filter(|(x, y)| self.x.holds(*x) && self.y.holds(*y))
+    }
+
+    /// `area` is larger than the frame: half of a mark at its edge stands outside.
+    fn draw_series(&self, area: &Area<'_>, chart: &Framed<'_>, series: &Series) {
         let color = series.ink.rgb();
-        if series.mark.has_line() && placed.len() > 1 {
-            // In pixels, so that dashes are equally long everywhere.
-            let pixels: Vec<(i32, i32)> =
-                placed.iter().map(|place| chart.backend_coord(place)).collect();
-            let area = chart.plotting_area().strip_coord_spec();
-            draw_line(&area, &relative(&area, &pixels), series.mark, color);
+        // In pixels, so that dashes are equally long everywhere.
+        let pixels: Vec<(i32, i32)> =
+            self.places(series).map(|place| chart.backend_coord(&place)).collect();
+        let pixels = relative(area, &pixels);
+        if series.mark.has_line() && pixels.len() > 1 {
+            draw_line(area, &pixels, series.mark, color);
         }
         for point in &series.points {
-            self.draw_spread(chart, point, color);
+            self.draw_spread(area, chart, point, color);
         }
-        let area = chart.plotting_area().strip_coord_spec();
-        let pixels: Vec<(i32, i32)> =
-            placed.iter().map(|place| chart.backend_coord(place)).collect();
-        for at in relative(&area, &pixels) {
-            draw_mark(&area, at, series.mark, color);
+        for at in pixels {
+            draw_mark(area, at, series.mark, color);
         }
     }
 
-    fn draw_spread(
-        &self,
-        chart: &mut ChartContext<'_, SVGBackend<'_>, Frame>,
-        point: &Point,
-        color: RGBColor,
-    ) {
+    fn draw_spread(&self, area: &Area<'_>, chart: &Framed<'_>, point: &Point, color: RGBColor) {
         let Some((low, high)) = point.spread else { return };
         if !self.x.holds(point.x) || !self.y.holds(point.y) || low.is_nan() || high.is_nan() {
             return;
         }
         let ends = [low, high].map(|end| chart.backend_coord(&(point.x, end)));
-        let area = chart.plotting_area().strip_coord_spec();
-        let ends = relative(&area, &ends);
+        let ends = relative(area, &ends);
         let bar = PathElement::new(vec![ends[0], ends[1]], color.stroke_width(1));
         area.draw(&bar).expect(NO_FAILURE);
         for (x, y) in ends {

@@ -15,13 +15,13 @@ const CHARACTER_WIDTH: f64 = 0.53;
 
 const TEXT: RGBColor = RGBColor(30, 30, 30);
 
-pub(super) fn draw(area: &Area<'_>, series: &[Series]) {
+pub(super) fn draw<'a>(area: &Area<'_>, series: impl Iterator<Item = &'a Series>) {
     let room = f64::from(LEGEND_WIDTH) - f64::from(SAMPLE_PX) - 18.0;
     let characters = (room / (f64::from(LEGEND_PX) * CHARACTER_WIDTH)) as usize;
     let mut y = 8;
     for entry in series {
         let color = entry.ink.rgb();
-        let middle = y + LINE_PX / 2 - 1;
+        let middle = y + LEGEND_PX as i32 / 2 - 1;
         if !matches!(entry.mark, Mark::Crosses | Mark::Pluses) {
             draw_line(area, &[(2, middle), (2 + SAMPLE_PX - 8, middle)], entry.mark, color);
         }

@@ -1,7 +1,8 @@
 //! Charts as data, and their pictures as SVG.
 //!
 //! A [`Chart`] says what is plotted; [`Chart::to_svg`] draws it: the data in one frame
-//! with a light grid, the legend beside the frame where it can cover nothing. Colours
+//! with a light grid, the legend beside the frame where it can cover nothing (a series of
+//! which nothing is to be seen has no entry). Colours
 //! are those of M. Okabe and K. Ito, "Color Universal Design" (2008), and every series
 //! has a mark or a dash of its own besides, so that a chart reads in grey as well.
 //!
@@ -52,6 +53,24 @@ pub struct Point {
     pub y: f64,
     /// The ends of the error bar.
     pub spread: Option<(f64, f64)>,
+}
+
+impl Series {
+    /// A series of these points.
+    pub fn new(
+        name: impl Into<String>,
+        ink: Ink,
+        mark: Mark,
+        points: impl IntoIterator<Item = Point>,
+    ) -> Series {
+        Series { name: name.into(), ink, mark, points: points.into_iter().collect() }
+    }
+}
+
+/// The highest point of all, error bars included; zero if there is none above it.
+pub fn highest(series: &[Series]) -> f64 {
+    let points = series.iter().flat_map(|series| &series.points);
+    points.map(|point| point.spread.map_or(point.y, |(_, high)| high)).fold(0.0, f64::max)
 }
 
 impl Point {
@@ -146,6 +165,24 @@ mod tests {
     #[test]
     fn equal_charts_give_equal_bytes() {
         assert_eq!(chart().to_svg(), chart().to_svg());
+    }
+
+    #[test]
+    fn a_series_without_a_point_in_the_frame_is_not_in_the_legend() {
+        let mut empty = chart();
+        empty.series[0].points = vec![Point::new(1e9, 1.0)];
+        let svg = empty.to_svg();
+        assert!(!svg.contains(">\nline\n") && svg.contains(">\ncrosses\n"), "{svg}");
+        assert!(chart().to_svg().contains(">\nline\n"));
+    }
+
+    #[test]
+    fn the_highest_point_may_be_the_end_of_a_bar() {
+        let mut series = chart().series;
+        assert_eq!(highest(&series), 3.0);
+        series[0].points.push(Point::spread(1.0, 2.5, 0.0, 4.5));
+        assert_eq!(highest(&series), 4.5);
+        assert_eq!(highest(&[]), 0.0);
     }
 
     #[test]

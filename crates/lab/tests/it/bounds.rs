@@ -36,26 +36,35 @@ fn mean(rows: &[Row], column: &str, pick: impl Fn(&Row) -> bool) -> f64 {
 fn lookups_survive_massive_failure() {
     let outcomes = quick(&["cfs-fig13", "cfs-fig14", "cfs-fig15"]);
     let [failures, rpcs, timeouts] = [0, 1, 2].map(|n| rows(&outcomes[n]));
-    for row in failures.iter().filter(|row| row.text("setting") == "paper") {
+    for row in &failures {
         let (failed, lost) = (row.number("failed_lookups"), row.number("lost"));
-        assert!(
-            failed <= lost + 1e-9,
-            "{} % failed: {failed} of {lost}",
-            row.text("failed_percent")
-        );
-        if row.number("failed_percent") <= 20.0 {
-            assert_eq!(failed, 0.0);
+        let (setting, percent) = (row.text("setting"), row.number("failed_percent"));
+        assert!(failed <= lost + 1e-9, "{setting}, {percent} % failed: {failed} of {lost}");
+        if percent <= 20.0 && setting != "default" {
+            assert_eq!(failed, 0.0, "six copies");
         }
     }
-    let at = |rows: &[Row], column, percent: f64| {
+    let at = |rows: &[Row], setting, column, percent: f64| {
         mean(rows, column, |r| {
-            r.text("setting") == "paper" && r.number("failed_percent") == percent
+            r.text("setting") == setting && r.number("failed_percent") == percent
         })
     };
-    let more = at(&rpcs, "rpcs", 50.0) - at(&rpcs, "rpcs", 0.0);
-    assert!((0.0..2.0).contains(&more), "{more}");
-    assert_eq!(at(&timeouts, "timeouts", 0.0), 0.0);
-    assert!(at(&timeouts, "timeouts", 20.0) < 1.0);
+    for setting in ["paper", "default", "default-six-copies"] {
+        let rpcs = |percent| at(&rpcs, setting, "rpcs", percent);
+        let more = rpcs(50.0) - rpcs(0.0);
+        assert!((-0.5..1.5).contains(&more), "{setting}: {more}");
+        let timeouts = |percent| at(&timeouts, setting, "timeouts", percent);
+        assert_eq!(timeouts(0.0), 0.0);
+        // Of 120 lookups, the first ones meet all the dead; and as shipped one in nine looks
+        // for a block that is lost, and does not believe it at once.
+        let most = match setting {
+            "paper" => 0.6,
+            "default" => 1.8,
+            _ => 1.2,
+        };
+        assert!(timeouts(20.0) < 0.4, "{setting}: {}", timeouts(20.0));
+        assert!(timeouts(50.0) < most, "{setting}: {}", timeouts(50.0));
+    }
 }
 
 /// CFS §7.2.2: "With multiple virtual servers per server, the sum of the parts of the ID
@@ -98,37 +107,63 @@ fn a_server_stores_in_proportion_to_its_virtual_servers() {
     assert_eq!(checked, 4);
 }
 
-/// CFS §7.2.3: "the RPC counts decrease significantly after just a few lookups".
+/// CFS §7.2.3: "the RPC counts decrease significantly after just a few lookups"; and nobody
+/// has to answer them all (§5.2). As shipped there is nothing to decrease.
 #[test]
-fn a_popular_block_is_fetched_with_ever_fewer_calls() {
+fn a_popular_block_is_fetched_with_ever_fewer_calls_from_ever_more_servers() {
     let outcome = quick(&["cfs-fig11"]).remove(0);
     let rows = rows(&outcome);
-    for setting in ["paper", "default"] {
-        let at = |fetches: f64| {
-            mean(&rows, "mean_rpcs", |row| {
-                row.text("setting") == setting && row.number("earlier_fetches") == fetches
-            })
-        };
-        let [first, second, last] = [0.0, 10.0, 50.0].map(at);
-        assert!(second < 0.8 * first && last < 0.6 * first, "{setting}: {first} {second} {last}");
+    let at = |setting: &str, cache: &str, column: &str, fetches: f64| {
+        mean(&rows, column, |row| {
+            row.text("setting") == setting
+                && row.text("cache") == cache
+                && row.number("earlier_fetches") == fetches
+        })
+    };
+    let [first, second, last] =
+        [0.0, 10.0, 50.0].map(|fetches| at("paper", "on", "mean_rpcs", fetches));
+    assert!(second < 0.8 * first && last < 0.6 * first, "{first} {second} {last}");
+    let uncached = at("paper", "off", "mean_rpcs", 50.0);
+    assert!(uncached > 1.5 * last, "{uncached} {last}");
+    let [with, without] = ["on", "off"].map(|cache| at("paper", cache, "busiest_share", 0.0));
+    assert!(with < 0.3 && without > 0.9, "{with} {without}");
+    for fetches in [0.0, 10.0, 50.0] {
+        let rpcs = at("default", "on", "mean_rpcs", fetches);
+        assert!(rpcs < 1.3, "{fetches}: {rpcs}");
     }
 }
 
-/// Wanted: with a fifth of the nodes lying and six copies, 99.9 % of lookups succeed.
+/// Wanted: with a fifth of the nodes lying and six copies, 99.9 % of lookups succeed. That
+/// takes more than six copies: without other routes many do not.
 #[test]
-fn lookups_survive_liars() {
+fn lookups_survive_liars_by_other_routes() {
     let outcome = quick(&["malicious"]).remove(0);
-    for row in rows(&outcome).iter().filter(|row| row.text("setting") == "default") {
-        let failed = row.number("failed_lookups");
-        assert!(failed <= 0.001, "{} % liars: {failed}", row.text("liars_percent"));
-    }
+    let rows = rows(&outcome);
+    let failed = |setting: &str, percent: f64| {
+        mean(&rows, "failed_lookups", |row| {
+            row.text("setting") == setting && row.number("liars_percent") == percent
+        })
+    };
+    assert_eq!(failed("paper", 0.0), 0.0);
+    assert!(failed("default", 20.0) <= 0.001, "{}", failed("default", 20.0));
+    assert!(failed("paper", 20.0) > 0.01, "{}", failed("paper", 20.0));
+    assert!(failed("default", 40.0) < 0.5 * failed("paper", 40.0));
 }
 
 #[test]
 fn lookups_succeed_while_nodes_come_and_go() {
-    let outcome = quick(&["lookup-budget"]).remove(0);
-    let rows = rows(&outcome);
-    assert!(rows.len() >= 3);
+    let outcomes = quick(&["lookup-budget", "lookup-cold"]);
+    let rows = rows(&outcomes[0]);
+    let rpcs = |tables: &str| mean(&rows, "mean_rpcs", |row| row.text("tables") == tables);
+    assert!(rpcs("budget-1024") <= 1.3, "{}", rpcs("budget-1024"));
+    assert!(rpcs("budget-2048") <= rpcs("budget-1024") + 0.1, "{}", rpcs("budget-2048"));
+    assert!(rpcs("budget-32") <= rpcs("fingers"), "{}", rpcs("budget-32"));
+    let cold = self::rows(&outcomes[1]);
+    let after = |secs: &str| {
+        let is_meant = |row: &Row| row.text("tables") == "budget-1024" && row.text("secs") == secs;
+        mean(&cold, "mean_rpcs", is_meant)
+    };
+    assert!(after("30") <= 1.5 && after("240") <= 1.3, "{} {}", after("30"), after("240"));
     for row in rows {
         let half_log = row.number("nodes_up").log2() / 2.0;
         assert!(row.number("mean_rpcs") < half_log, "{}", row.text("mean_rpcs"));
@@ -153,7 +188,7 @@ fn prefetching_speeds_downloads_up_and_evens_them_out() {
     }
     let best = ["1", "3", "5", "10", "24"].map(|window| speed("default", window));
     let best = best.into_iter().fold(0.0, f64::max);
-    assert!(speed("default", "adaptive") > 0.5 * best);
+    assert!(speed("default", "adaptive") > 0.75 * best);
     let spread = |mut speeds: Vec<f64>| {
         speeds.sort_by(f64::total_cmp);
         speeds[speeds.len() * 9 / 10] / speeds[speeds.len() / 10]

@@ -55,6 +55,9 @@ pub const KEEP_ADD: u16 = 0x0330;
 /// Put a finished manifest in place of the former.
 pub const KEEP_COMMIT: u16 = 0x0331;
 
+/// Refusal of [`SETTINGS`] and [`QUOTA`]: the values do not fit this node; the text says why.
+pub const UNFIT: u16 = 130;
+
 /// The longest text that an error carries across, bytes.
 const MAX_TOLD_BYTES: usize = 16 << 10;
 

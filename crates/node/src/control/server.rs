@@ -87,7 +87,7 @@ impl Control {
                 let change = message::decode(&request.header)?;
                 let about = self.about.clone();
                 let changed = off_thread(move || about.quota(change)).await?;
-                json(&changed.map_err(malformed)?)
+                json(&changed.map_err(unfit)?)
             }
             message::VOLUME_UNPUBLISH => {
                 let call: message::VolumeName = message::decode(&request.header)?;
@@ -99,7 +99,7 @@ impl Control {
                 let change = message::decode(&request.header)?;
                 let about = self.about.clone();
                 let changed = off_thread(move || about.change_settings(change)).await?;
-                json(&changed.map_err(malformed)?)
+                json(&changed.map_err(unfit)?)
             }
             message::VOLUME_READ_KEY => self.read_key(request).await,
             message::KEEP_ADD => self.keep_add(request).await,
@@ -262,6 +262,10 @@ async fn off_thread<T: Send + 'static>(
 
 fn malformed(what: impl Into<String>) -> Refusal {
     Refusal::new(Refusal::MALFORMED, what)
+}
+
+fn unfit(why: String) -> Refusal {
+    Refusal::new(message::UNFIT, why)
 }
 
 /// A call that carries nothing.

@@ -1,10 +1,11 @@
 //! The calls a Chord node makes.
 
-use atoll_key::Key;
+use atoll_key::{Key, PeerId};
 use atoll_net::{CallError, Peer, Refusal, Request};
 use futures_util::FutureExt;
 use minicbor::Decode;
 
+use super::meetings::Introduction;
 use super::messages::{
     self, Alive, AskRoute, Dead, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping, Seen,
     Surroundings, VirtualIndex, WireKey, WireNode, WireNodes, WireRoute,
@@ -38,7 +39,7 @@ impl Chord {
         let answer = self.transport.call(to.peer, request, self.config.call_limit).await;
         let now = self.env.now();
         match &answer {
-            Err(error) if error.is_failure_of_peer() => self.peer_book.silent(&to.peer.id, now),
+            Err(error) if error.is_failure_of_peer() => self.peer_book.silent(&to.peer, now),
             _ => self.peer_book.answered(&to.peer.id, now.since(start), now),
         }
         if let Ok(reply) = &answer {
@@ -113,14 +114,16 @@ impl Chord {
         self.call_raw(to, messages::LEAVE, messages::encode(&leaving)).await.map(drop)
     }
 
+    /// Introduces `stranger`, whom `source` has introduced here, to `to`.
     pub(super) async fn call_meet(
         &self,
         to: &Node,
         stranger: &Node,
         hops_left: u8,
+        source: Option<PeerId>,
     ) -> Result<(), CallError> {
         if self.owns(to) {
-            self.meet_soon(*stranger, hops_left);
+            self.meet_soon(Introduction { node: *stranger, hops_left, source });
             return Ok(());
         }
         let meet = Meet { node: WireNode(*stranger), hops_left };

@@ -1,8 +1,9 @@
 //! The adaptive table in a running node: who feeds it, who reads it, and the chore that
 //! explores with what the budget leaves. The table itself is plain data ([`table`]).
 //!
-//! What feeds it besides exploration: answers to calls, the successor lists, and whom the
-//! gate has checked. What is subtracted from the budget: every message of this family sent
+//! What feeds it besides exploration: answers to calls of any layer, callers, the nodes that
+//! the answers of walks name (two voices make one sure), the successor lists, and whom the gate
+//! has checked. It costs no message. What is subtracted from the budget: every message of this family sent
 //! or received, but for `ROUTE`, which serves lookups; of the walks that upkeep makes, each
 //! call is counted twice, since others' walks ask us as often.
 //!
@@ -12,7 +13,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use atoll_env::{Runtime, jittered, sleep};
-use atoll_key::{IdProfile, Key};
+use atoll_key::{IdProfile, Key, PeerId};
 use atoll_net::{Peer, Refusal};
 use bytes::Bytes;
 
@@ -184,6 +185,15 @@ impl Chord {
         }
     }
 
+    /// An audit has asked the way. As others ask us as often, it counts twice.
+    pub(super) fn spent_asking(&self, asked_bytes: usize, answered_bytes: usize) {
+        let now = self.env.now();
+        let budget = &mut self.lock().explorer.budget;
+        for bytes in [asked_bytes, answered_bytes, asked_bytes, answered_bytes] {
+            budget.spend(bytes, now);
+        }
+    }
+
     /// The node has answered a call that only members of a ring answer: it may enter.
     fn table_heard(&self, node: &Node) {
         if !self.is_adaptive() || self.owns(node) {
@@ -217,10 +227,33 @@ impl Chord {
         }
     }
 
-    /// The peer has called this node: it lives. Strangers do not enter by that, for anybody
-    /// may call; their neighbours will name them.
+    /// The peer has called this node: it lives. A stranger enters as unsure, for anybody may
+    /// call: others have to name it, or this node to check it. Where positions follow from
+    /// addresses it does not enter at all, or each stranger would cost a check.
     pub(super) fn table_called(&self, from: &Peer) {
-        self.table_refreshed(&Node::at(*from, Seat { profile: self.config.profile, index: 0 }));
+        let node = Node::at(*from, Seat { profile: self.config.profile, index: 0 });
+        if self.config.profile == IdProfile::Address {
+            self.table_refreshed(&node);
+        } else if self.is_adaptive() && !self.owns(&node) {
+            let now = self.env.now();
+            self.lock().explorer.table.called(&node, secs(now));
+        }
+    }
+
+    /// See [`crate::Overlay::named`]: whoever is new here is unsure, as long as nobody else
+    /// names it and no check bears it out.
+    pub(super) fn table_named(&self, teller: &PeerId, nodes: &[Node]) {
+        if !self.is_adaptive() || self.config.profile == IdProfile::Address {
+            return;
+        }
+        let now = self.env.now();
+        let mut inner = self.lock();
+        for node in nodes.iter().take(MAX_CLOSER) {
+            let is_own = node.peer.id == self.transport.local().id;
+            if !is_own && inner.servers.gate.is_possible(node) {
+                inner.explorer.table.mentioned(node, teller, secs(now));
+            }
+        }
     }
 
     /// The peer is dead.
@@ -350,11 +383,15 @@ impl Chord {
     }
 
     async fn verify_entry(&self, node: &Node) {
-        if self.ensure_checked(node).await && matches!(self.call_ping(node).await, Ok(true)) {
-            let now = self.env.now();
-            self.lock().explorer.table.heard(node, secs(now));
+        // Whom a check or a call finds dead is buried by that.
+        let is_borne_out =
+            self.ensure_checked(node).await && matches!(self.call_ping(node).await, Ok(true));
+        let now = self.env.now();
+        let mut inner = self.lock();
+        if is_borne_out {
+            inner.explorer.table.heard(node, secs(now));
         } else {
-            self.table_failed(&node.peer);
+            inner.explorer.table.not_borne_out(node);
         }
     }
 

@@ -38,8 +38,9 @@ pub enum Verdict {
 /// How one asks the gate from inside a table.
 pub type Judge<'a> = dyn Fn(&Node) -> Verdict + 'a;
 
-/// The most suspicions of each kind.
-pub const MAX_SUSPECTS: usize = 256;
+/// The most suspicions of each kind: more than the checks that can fail while one lasts
+/// ([`super::checks`]), so that a flood of false claims drives no true one out.
+pub const MAX_SUSPECTS: usize = 512;
 
 /// The most checked peers remembered.
 pub const MAX_CHECKED: usize = 8192;

@@ -23,13 +23,18 @@
 //! It does not know blocks, and it does not choose whom to trust: any peer that the
 //! transport lets in and that is where it says may be on the ring.
 
+mod audit;
 mod bell;
 mod calls;
+mod calm;
 mod checks;
+mod config;
 mod explore;
 mod fingers;
 pub mod gate;
 mod lifecycle;
+pub mod list;
+mod meetings;
 pub mod messages;
 mod peers;
 mod routing;
@@ -40,112 +45,29 @@ pub mod table;
 mod upkeep;
 mod verify;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::Duration;
 
 use atoll_env::{BoxFuture, Env, Instant, Task};
-use atoll_key::{IdProfile, Key};
+use atoll_key::{Key, PeerId};
 use atoll_net::{Peer, Transport};
 use futures_channel::oneshot;
 
 use crate::peer_book::PeerBook;
-use crate::walk::{Found, Selection, WalkError};
+use crate::walk::{Found, WalkError};
 use crate::{MAX_VIRTUAL_SERVERS, Neighbourhood, Node, Overlay, Route};
 use bell::Bell;
+use calm::Calm;
 use checks::CheckQueue;
+pub use config::ChordConfig;
 use explore::Explorer;
 pub use explore::{TablePolicy, TableReport};
-use gate::Rules;
 pub use lifecycle::{JoinError, JoinFailure, VirtualServersError};
+use meetings::Introductions;
 use messages::Doubt;
 use peers::RememberedPeers;
 use servers::Servers;
-use state::{ChordState, DISTINCT_SUCCESSORS, ListLength, Told};
-
-/// What can be set. The times fit a LAN and the open internet alike; all but the first
-/// are guesses that the simulator bears out.
-#[derive(Clone, Debug)]
-pub struct ChordConfig {
-    /// The paper's r, "2 log2 N for the foreseeable maximum number of nodes" (CFS §4.2).
-    pub successors: usize,
-    /// A list goes on until it holds so many physical nodes, or `successors` if that is
-    /// less: enough for all copies of a block.
-    pub distinct_successors: usize,
-    /// How the network derives ring positions.
-    pub profile: IdProfile,
-    /// How many ring positions this node holds (CFS §5.3), at least one. May be changed
-    /// later: [`Chord::set_virtual_servers`].
-    pub virtual_servers: u16,
-    /// The most that any node of the network may hold, at most [`MAX_VIRTUAL_SERVERS`]: "the
-    /// virtual node index must fall between 0 and some small maximum" (CFS §4.4).
-    pub max_virtual_servers: u16,
-    /// Whether a claimed node is checked before it enters a table (CFS §4.4). The paper's
-    /// measurements ran without.
-    pub check_nodes: bool,
-    /// How often the first successor is called.
-    pub stabilize_every: Duration,
-    /// How often one finger is verified.
-    pub fix_fingers_every: Duration,
-    /// How often a remembered peer outside the neighbourhood is asked for a nearer
-    /// successor, to find rings that were split off. Alone on a ring: `stabilize_every`.
-    pub merge_every: Duration,
-    /// How a lookup chooses its next hop.
-    pub selection: Selection,
-    /// How many routes a lookup may take when it doubts the end of the first; see
-    /// [`crate::walk::WalkLimits`].
-    pub routes: usize,
-    /// Which routing table is kept beside the successor lists.
-    pub table: TablePolicy,
-    /// What upkeep may cost: bytes a second of all messages of this family, sent and
-    /// received, but lookups'. What stabilising leaves of it, the adaptive table may use.
-    pub table_budget_bytes_per_sec: u64,
-    /// The limit of one call.
-    pub call_limit: Duration,
-    /// How long a node found dead is not taken from hearsay.
-    pub suspect_for: Duration,
-    /// Peers known from an earlier run.
-    pub remembered: Vec<Peer>,
-}
-
-impl Default for ChordConfig {
-    fn default() -> ChordConfig {
-        ChordConfig {
-            successors: 16,
-            distinct_successors: DISTINCT_SUCCESSORS,
-            profile: IdProfile::default(),
-            virtual_servers: 1,
-            max_virtual_servers: MAX_VIRTUAL_SERVERS,
-            check_nodes: true,
-            stabilize_every: Duration::from_secs(1),
-            fix_fingers_every: Duration::from_secs(5),
-            merge_every: Duration::from_secs(20),
-            selection: Selection::default(),
-            routes: 3,
-            table: TablePolicy::default(),
-            table_budget_bytes_per_sec: 1024,
-            call_limit: Duration::from_secs(2),
-            suspect_for: Duration::from_secs(10),
-            remembered: Vec::new(),
-        }
-    }
-}
-
-impl ChordConfig {
-    /// How long the successor lists are.
-    pub fn list_length(&self) -> ListLength {
-        let distinct = self.distinct_successors.min(self.successors);
-        ListLength { entries: self.successors, distinct }
-    }
-
-    fn rules(&self) -> Rules {
-        Rules {
-            profile: self.profile,
-            max_virtual_servers: self.max_virtual_servers,
-            check: self.check_nodes,
-        }
-    }
-}
+use state::{ChordState, Told};
 
 /// A node's part in a Chord ring. Made by [`Chord::new`], put on a ring by
 /// [`Chord::create`] or [`Chord::join`]; hand it to a `net::Router` as family
@@ -171,8 +93,8 @@ struct Inner {
     restless: BTreeSet<u16>,
     /// Nodes reported dead, to be pinged.
     to_check: BTreeSet<Node>,
-    /// Nodes we were told of that may be of another ring, and how far to pass them on.
-    to_meet: VecDeque<(Node, u8)>,
+    /// Nodes we were told of that may be of another ring.
+    to_meet: Introductions,
     /// Nudges under way, by who sends and who receives.
     nudging: BTreeSet<(u16, Node)>,
     /// Claims of nodes that have to be checked.
@@ -181,6 +103,8 @@ struct Inner {
     claims: BTreeSet<(u16, Node)>,
     /// Whether anybody was suspected when that was last asked.
     doubted: bool,
+    /// What stabilising has found unchanged, and for how many rounds.
+    calm: Calm,
     remembered: RememberedPeers,
     waiters: Vec<oneshot::Sender<u64>>,
     tasks: Vec<Task>,
@@ -189,8 +113,6 @@ struct Inner {
 
 /// The most reports of death waiting to be checked.
 const MAX_TO_CHECK: usize = 64;
-/// The most introductions waiting.
-const MAX_TO_MEET: usize = 64;
 
 impl Chord {
     /// A node that is on no ring yet and knows `config.remembered`.
@@ -249,17 +171,19 @@ impl Chord {
             remembered.add(*peer, &*env);
         }
         let explorer = Explorer::new(&config, first, env.now());
+        let peer_book = PeerBook::forgiving_after(config.suspect_for);
         Arc::new_cyclic(|this| Chord {
             this: this.clone(),
             inner: Mutex::new(Inner {
                 servers,
                 restless: BTreeSet::new(),
                 to_check: BTreeSet::new(),
-                to_meet: VecDeque::new(),
+                to_meet: Introductions::default(),
                 nudging: BTreeSet::new(),
                 checks: CheckQueue::default(),
                 claims: BTreeSet::new(),
                 doubted: false,
+                calm: Calm::default(),
                 remembered,
                 waiters: Vec::new(),
                 tasks: Vec::new(),
@@ -271,7 +195,7 @@ impl Chord {
             stabilize_bell: Arc::default(),
             finger_bell: Arc::default(),
             meet_bell: Arc::default(),
-            peer_book: PeerBook::default(),
+            peer_book,
         })
     }
 
@@ -444,19 +368,6 @@ impl Chord {
         self.stabilize_bell.ring();
     }
 
-    fn meet_soon(&self, node: Node, hops_left: u8) {
-        let mut inner = self.lock();
-        if node.peer.id == self.transport.local().id || !inner.servers.gate.is_possible(&node) {
-            return;
-        }
-        let waiting = inner.to_meet.iter().any(|(n, _)| *n == node);
-        if !waiting && inner.to_meet.len() < MAX_TO_MEET {
-            inner.to_meet.push_back((node, hops_left));
-            drop(inner);
-            self.meet_bell.ring();
-        }
-    }
-
     /// Where to ask next, from all tables, with latencies measured here (CFS §4.3: "node m
     /// tells n the measured latency to each node in the set").
     fn routed(&self, key: &Key, as_root: bool) -> Route {
@@ -505,6 +416,10 @@ impl Overlay for Chord {
 
     fn heard(&self, node: &Node) {
         self.table_refreshed(node);
+    }
+
+    fn named(&self, teller: &PeerId, nodes: &[Node]) {
+        self.table_named(teller, nodes);
     }
 
     fn alert(&self, failed: &Peer) {

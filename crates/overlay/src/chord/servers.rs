@@ -16,13 +16,15 @@
 //! Plain data: no clock, no network, no task.
 
 use atoll_env::Instant;
-use atoll_key::{IdProfile, Key};
+use atoll_key::{IdProfile, Key, PeerId};
 use atoll_net::Peer;
 
+use super::audit::{AuditSchedule, SHORT_FOR};
 use super::gate::{Gate, Judge, Rules, Verdict};
+use super::list::ListLength;
 use super::messages::Doubt;
 use super::routing;
-use super::state::{ChordState, ListLength, Told};
+use super::state::{ChordState, Told};
 use crate::{Neighbourhood, Node, Route, Seat, distinct_peers};
 
 /// One ring position and what is remembered of its upkeep.
@@ -39,6 +41,12 @@ pub struct VirtualServer {
     pub(super) doubt: Option<Doubt>,
     /// What the successor told of whom not everybody was checked then.
     waiting: Option<(Node, Told)>,
+    /// Those vouched for whom the successor did not name when it last told its list.
+    disputed: Vec<Node>,
+    /// The last of a list too short, who says that it follows, and since when.
+    continuation: Option<(Node, Node, Instant)>,
+    /// When the list is cross-checked next.
+    pub(super) audits: AuditSchedule,
     /// When the predecessor was last heard as such.
     pub(super) predecessor_heard: Instant,
 }
@@ -135,6 +143,9 @@ impl Servers {
             seen: None,
             doubt: None,
             waiting: None,
+            disputed: Vec::new(),
+            continuation: None,
+            audits: AuditSchedule::default(),
             predecessor_heard: Instant::default(),
         });
     }
@@ -291,8 +302,56 @@ impl Servers {
         unknown
     }
 
-    /// Takes in again what had to wait; who is still unchecked of it.
-    pub fn take_waiting(&mut self, now: Instant) -> Vec<Node> {
+    /// The first successor of virtual server `index` has told this: who is in our list, though
+    /// not in its any more.
+    pub fn newly_disputed(&mut self, index: u16, told: &Told) -> Vec<Node> {
+        let Some(server) = self.server_mut(index) else { return Vec::new() };
+        let disputed = server.state.disputed(told);
+        let before = std::mem::replace(&mut server.disputed, disputed.clone());
+        disputed.into_iter().filter(|node| !before.contains(node)).collect()
+    }
+
+    /// Everybody in a list whom the successor does not name.
+    pub fn disputed(&self) -> Vec<Node> {
+        let mut disputed = Vec::new();
+        for server in &self.servers {
+            let list = server.state.successors();
+            disputed.extend(server.disputed.iter().filter(|node| list.contains(node)));
+        }
+        disputed
+    }
+
+    /// `node` has told who surrounds it: whether it is the one to continue a list too short.
+    /// It does so when it has been for a while.
+    pub(super) fn continue_list(
+        &mut self,
+        index: u16,
+        node: &Node,
+        told: &Told,
+        now: Instant,
+    ) -> bool {
+        let Some(server) = self.server_mut(index) else { return false };
+        if !server.state.is_continued_by(node, told) {
+            return false;
+        }
+        let last = server.state.successors().last().copied();
+        let since = match server.continuation {
+            Some((end, by, since)) if Some(end) == last && by == *node => since,
+            _ => now,
+        };
+        server.continuation = last.map(|end| (end, *node, since));
+        if now.since(since) >= SHORT_FOR {
+            self.with(index, now, |state, judge| {
+                if judge(node) == Verdict::Welcome {
+                    state.continue_with(*node, told, judge);
+                }
+            });
+        }
+        true
+    }
+
+    /// Takes in again what had to wait; who is still unchecked of it, and who named them.
+    pub fn take_waiting(&mut self, now: Instant) -> Vec<(PeerId, Vec<Node>)> {
         let mut unknown = Vec::new();
         for index in 0..self.count() {
             let waiting = self.server_mut(index).and_then(|server| server.waiting.take());
@@ -300,7 +359,7 @@ impl Servers {
             let is_head = self.state(index).and_then(ChordState::head) == Some(head);
             if is_head {
                 self.with(index, now, |state, judge| state.stabilize(&head, &told, judge));
-                unknown.extend(self.keep_waiting(index, head, told, now));
+                unknown.push((head.peer.id, self.keep_waiting(index, head, told, now)));
             }
         }
         unknown
@@ -403,6 +462,8 @@ impl Servers {
         for server in &mut self.servers {
             server.state.leave();
             (server.seen, server.doubt, server.waiting) = (None, None, None);
+            (server.disputed, server.audits) = (Vec::new(), AuditSchedule::default());
+            server.continuation = None;
         }
     }
 

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 
 use super::gate::Verdict;
+use super::meetings::{Introduction, MEET_HOPS};
 use super::messages::{
     self, Alive, AskRoute, Dead, Doubt, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping, Seen,
     Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer, WireRoute,
@@ -91,7 +92,9 @@ impl Chord {
             LEARN => self.answer_learn(header),
             messages::MEET => {
                 let meet: Meet = messages::decode(header)?;
-                self.meet_soon(meet.node.0, meet.hops_left.min(super::upkeep::MEET_HOPS));
+                let hops_left = meet.hops_left.min(MEET_HOPS);
+                let source = Some(from.id);
+                self.meet_soon(Introduction { node: meet.node.0, hops_left, source });
                 Ok(Bytes::new())
             }
             unknown => Err(Refusal::new(

@@ -18,6 +18,8 @@
 //!   while, so that the lists of others, which still name it, do not bring it back; one
 //!   that has not been checked (CFS §4.4) waits, and the list goes on behind it with what
 //!   it held before.
+//! - A list holds whom this node has found itself beside whom its successor names
+//!   (`vouched`).
 //! - A list goes on beyond r entries until it holds enough different physical nodes
 //!   ([`ListLength`]), since a node may hold many positions (CFS §5.3).
 //!
@@ -27,44 +29,16 @@
 //!
 //! One state is one virtual server. There is no clock, no network and no task here.
 
-use atoll_key::{Key, NodeId, PeerId};
-use atoll_net::Peer;
+mod vouched;
+
+use atoll_key::{Key, NodeId};
 
 use super::fingers::Fingers;
 use super::gate::{Judge, Verdict};
+use super::list::{ListLength, wanted_list};
 use super::routing;
 use crate::wire::MAX_NODES;
 use crate::{Neighbourhood, Node, Route};
-
-/// How long a successor list is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ListLength {
-    /// The paper's r: entries, wherever the ring has as many.
-    pub entries: usize,
-    /// It goes on until it holds so many physical nodes other than its owner, so that all
-    /// copies of a block can be placed (CFS §5.1: r ≥ k). Never beyond [`MAX_NODES`].
-    pub distinct: usize,
-}
-
-/// So many different physical nodes a list holds unless told otherwise: more than the
-/// copies of a block (CFS §7.2: six).
-pub const DISTINCT_SUCCESSORS: usize = 8;
-
-impl From<usize> for ListLength {
-    /// r entries. With one virtual server a node they are r physical nodes.
-    fn from(entries: usize) -> ListLength {
-        ListLength { entries, distinct: entries.min(DISTINCT_SUCCESSORS) }
-    }
-}
-
-impl ListLength {
-    /// Whether a list of `owner`'s needs no further entry.
-    pub fn is_full(&self, owner: &Peer, list: &[Node]) -> bool {
-        let mut filling = Filling::new(*owner, *self);
-        list.iter().for_each(|node| filling.push(*node));
-        filling.is_full()
-    }
-}
 
 /// What a member says of its surroundings.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -94,6 +68,8 @@ pub struct ChordState {
     joined: bool,
     predecessor: Option<Node>,
     successors: Vec<Node>,
+    /// Those successors that this node found itself ([`vouched`]).
+    vouched: Vec<Node>,
     pub(super) fingers: Fingers,
     /// The first successor is only the nearest node known, because all true ones failed:
     /// what lies before it is not known until stabilisation has walked back.
@@ -117,6 +93,7 @@ impl ChordState {
             joined: false,
             predecessor: None,
             successors: Vec::new(),
+            vouched: Vec::new(),
             fingers: Fingers::default(),
             guessing: false,
             epoch,
@@ -482,15 +459,15 @@ impl ChordState {
 
     /// `[head] + list`, cut where it stops going clockwise away from this node (it has
     /// come around, or is nonsense), without suspects, as long as wanted. At a node that is
-    /// not checked yet the present list goes on: whom it skips now it skipped before.
+    /// not checked yet the present list goes on: whom it skips now it skipped before. Those
+    /// vouched for stand where they belong.
     fn reconcile(&self, head: Node, list: &[Node], judge: &Judge<'_>) -> Vec<Node> {
-        let mut out = Filling::new(self.me.peer, self.length);
-        out.push(head);
+        let mut out = vec![head];
         let mut farthest = self.distance(&head.id);
         let mut waits = false;
-        for node in list {
+        for node in list.iter().take(MAX_NODES) {
             let distance = self.distance(&node.id);
-            if distance <= farthest || out.is_full() {
+            if distance <= farthest {
                 break;
             }
             match judge(node) {
@@ -504,14 +481,9 @@ impl ChordState {
             farthest = distance;
         }
         if waits {
-            for node in self.successors.iter().filter(|n| self.distance(&n.id) > farthest) {
-                if out.is_full() {
-                    break;
-                }
-                out.push(*node);
-            }
+            out.extend(self.successors.iter().filter(|n| self.distance(&n.id) > farthest));
         }
-        out.list
+        self.with_vouched(out, judge)
     }
 
     fn set_joined(&mut self, joined: bool) {
@@ -527,6 +499,7 @@ impl ChordState {
     fn set_successors(&mut self, successors: Vec<Node>) {
         self.epoch += u64::from(self.successors != successors);
         self.successors = successors;
+        self.forget_unlisted();
     }
 
     pub(super) fn set_epoch(&mut self, epoch: u64) {
@@ -549,6 +522,9 @@ impl ChordState {
             assert!(distance > farthest, "{me:?}: {node:?} is out of order in the list");
             farthest = distance;
         }
+        for node in &self.vouched {
+            assert!(self.successors.contains(node), "{me:?}: vouches for {node:?} in vain");
+        }
         if let Some(before) = self.predecessor {
             assert!(before.id != me.id, "{me:?} is its own predecessor");
             assert!(!self.successors.is_empty(), "{me:?} has a predecessor but no successor");
@@ -558,51 +534,5 @@ impl ChordState {
             assert!(distance >= Key::power_of_two(exponent), "{me:?}: finger {exponent} too near");
         }
         assert!(self.joined || self.successors.is_empty(), "{me:?} knows a ring it is not on");
-    }
-}
-
-/// The list of `owner` if `following` are the nodes after it, in order, once around.
-pub fn wanted_list(
-    owner: &Node,
-    following: impl Iterator<Item = Node>,
-    length: ListLength,
-) -> Vec<Node> {
-    let mut list = Filling::new(owner.peer, length);
-    for node in following {
-        if list.is_full() {
-            break;
-        }
-        list.push(node);
-    }
-    list.list
-}
-
-/// A list that is being filled.
-struct Filling {
-    owner: PeerId,
-    length: ListLength,
-    list: Vec<Node>,
-    /// Physical nodes in it other than the owner, as far as they are counted.
-    others: Vec<PeerId>,
-}
-
-impl Filling {
-    fn new(owner: Peer, length: ListLength) -> Filling {
-        Filling { owner: owner.id, length, list: Vec::new(), others: Vec::new() }
-    }
-
-    fn push(&mut self, node: Node) {
-        let peer = node.peer.id;
-        let counts = peer != self.owner && self.others.len() < self.length.distinct;
-        if counts && !self.others.contains(&peer) {
-            self.others.push(peer);
-        }
-        self.list.push(node);
-    }
-
-    fn is_full(&self) -> bool {
-        let has_enough =
-            self.list.len() >= self.length.entries && self.others.len() >= self.length.distinct;
-        has_enough || self.list.len() >= MAX_NODES
     }
 }

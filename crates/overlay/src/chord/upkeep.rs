@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use atoll_env::{Runtime, jittered, random_below, sleep};
+use atoll_key::PeerId;
 use futures_util::StreamExt;
 use futures_util::future::{join_all, select};
 use futures_util::stream;
@@ -13,15 +14,12 @@ use super::Chord;
 use super::bell::Bell;
 use super::explore::{TablePolicy, explore};
 use super::gate::{Judge, Verdict};
+use super::meetings::MEET_HOPS;
 use super::messages::Surroundings;
 use super::servers::Servers;
 use super::state::{ChordState, Told};
 use crate::Node;
 
-/// How often an introduction is passed on towards its place: any lookup is shorter.
-pub(super) const MEET_HOPS: u8 = 32;
-/// How often a node looks again when its successor changed during an introduction.
-const MEET_TRIES: usize = 4;
 /// The most fingers looked up at once.
 const PARALLEL_FINGERS: usize = 3;
 /// The most reports of death checked at once.
@@ -42,6 +40,7 @@ enum Chore {
     Stabilize,
     Fingers,
     Merge,
+    Audit,
 }
 
 impl Chord {
@@ -51,10 +50,12 @@ impl Chord {
         if !inner.tasks.is_empty() {
             return;
         }
+        let unrung = Arc::default();
         let chores = [
             (Chore::Stabilize, self.config.stabilize_every, &self.stabilize_bell),
             (Chore::Fingers, self.config.fix_fingers_every, &self.finger_bell),
             (Chore::Merge, self.config.merge_every, &self.meet_bell),
+            (Chore::Audit, self.config.audit_every, &unrung),
         ];
         for (chore, period, bell) in chores {
             let work = repeat(self.this.clone(), self.env.clone(), chore, period, bell.clone());
@@ -74,15 +75,21 @@ impl Chord {
 
     async fn chore(&self, chore: Chore, round: u64, rung: bool) {
         match chore {
-            Chore::Stabilize if rung => self.stabilize_restless().await,
+            Chore::Stabilize if rung => {
+                self.lock().calm.disturb();
+                self.stabilize_restless().await;
+            }
             Chore::Stabilize => {
                 if round.is_multiple_of(FULL_ROUND_EVERY) {
                     self.look_again(round.is_multiple_of(FULL_ROUND_AT_REST));
                     self.renew_checks();
+                    self.take_waiting();
+                    self.look_at_disputed();
                 }
                 self.start_checks();
                 self.stabilize_all().await;
                 self.join_the_rest().await;
+                self.note_calm();
             }
             Chore::Fingers if rung => self.fill_fingers().await,
             Chore::Fingers => self.verify_finger(round).await,
@@ -92,6 +99,8 @@ impl Chord {
                     self.look_for_other_rings().await;
                 }
             }
+            Chore::Audit if self.config.check_nodes => self.audit_due().await,
+            Chore::Audit => {}
         }
     }
 
@@ -100,6 +109,17 @@ impl Chord {
     }
 
     // --- stabilise --------------------------------------------------------------------
+
+    /// Notes whether the round that ends found everything as it was.
+    fn note_calm(&self) {
+        let mut inner = self.lock();
+        let doubts = inner.servers.gate.suspects_somebody()
+            || !inner.to_check.is_empty()
+            || !inner.servers.joined()
+            || inner.servers.is_alone();
+        let epoch = inner.servers.epoch();
+        inner.calm.note(epoch, doubts);
+    }
 
     /// Has all lists fetched again in this round, if there is or was reason to.
     fn look_again(&self, anyway: bool) {
@@ -161,7 +181,7 @@ impl Chord {
                 }
             };
             let Some(newer) = newer else { break };
-            let adopted = self.adopt(index, &newer).await;
+            let adopted = self.adopt(index, &newer, Some(head.peer.id)).await;
             let now = self.env.now();
             if !adopted && self.lock().servers.judge(&newer, now) != Verdict::Suspected {
                 break; // It cannot be told yet what becomes of it.
@@ -237,12 +257,14 @@ impl Chord {
             return self.lock().servers.with(index, now, newer)?;
         };
         let told = Told { predecessor, successors: successors.0 };
-        let (newer, unknown) = self.update(|servers, now| {
+        let (newer, disputed, unknown) = self.update(|servers, now| {
             let newer =
                 servers.with(index, now, |state, judge| state.stabilize(head, &told, judge));
-            (newer, servers.keep_waiting(index, *head, told, now))
+            let disputed = servers.newly_disputed(index, &told);
+            (newer, disputed, servers.keep_waiting(index, *head, told, now))
         });
         self.check_claims(&unknown, Some(head.peer.id));
+        disputed.into_iter().for_each(|node| self.check_soon(node));
         let mut inner = self.lock();
         let server = inner.servers.server_mut(index)?;
         server.seen = Some((*head, said.epoch, server.state.epoch()));
@@ -251,9 +273,10 @@ impl Chord {
 
     /// Asks a node that may be a nearer successor, and takes it if it lives and still is
     /// nearer. If it does not know the successor we had, it may be of another ring: it is
-    /// told of that one. Returns whether it lives.
-    async fn adopt(&self, index: u16, newer: &Node) -> bool {
-        if !self.ensure_checked(newer).await {
+    /// told of that one. `source` has named it, if not this node itself. Returns whether it
+    /// lives.
+    pub(super) async fn adopt(&self, index: u16, newer: &Node, source: Option<PeerId>) -> bool {
+        if !self.ensure_checked_for(newer, source).await {
             return false;
         }
         let told = match self.call_neighbours(newer).await {
@@ -281,13 +304,15 @@ impl Chord {
             && !told.successors.iter().any(|node| node.id == replaced.id)
         {
             // If it does not arrive, the periodic search for other rings is left.
-            let _ = self.call_meet(newer, &replaced, MEET_HOPS).await;
+            let _ = self.call_meet(newer, &replaced, MEET_HOPS, None).await;
         }
         true
     }
 
-    /// Pings the predecessor if it has been silent: it calls us every period.
+    /// Pings the predecessor if it has been silent: it calls us every period, which may be
+    /// four times ours.
     async fn watch_predecessor(&self, index: u16) {
+        let patience = self.config.stabilize_every * self.lock().calm.pace() * 3 / 2;
         let watched = {
             let inner = self.lock();
             let server = inner.servers.server(index);
@@ -295,7 +320,7 @@ impl Chord {
         };
         let Some((predecessor, heard)) = watched else { return };
         if !self.owns(&predecessor)
-            && self.env.now().since(heard) > self.config.stabilize_every * 3 / 2
+            && self.env.now().since(heard) > patience
             && self.check(&predecessor).await
             && let Some(server) = self.lock().servers.server_mut(index)
         {
@@ -318,12 +343,18 @@ impl Chord {
         for (node, alive) in reported.iter().zip(alive) {
             let adopter = self.lock().servers.would_adopt(node);
             if alive && let Some(index) = adopter {
-                self.adopt(index, node).await;
+                self.adopt(index, node, None).await;
             }
         }
         if !self.lock().to_check.is_empty() {
             self.stabilize_bell.ring();
         }
+    }
+
+    /// Those vouched for whom nobody else watches are pinged.
+    fn look_at_disputed(&self) {
+        let disputed = self.lock().servers.disputed();
+        disputed.into_iter().for_each(|node| self.check_soon(node));
     }
 
     // --- fingers ----------------------------------------------------------------------
@@ -384,82 +415,6 @@ impl Chord {
             });
         }
     }
-
-    // --- other rings ------------------------------------------------------------------
-
-    /// Asks a remembered peer outside the neighbourhood who follows us. On our own ring
-    /// the answer is our successor; on another it is somebody to meet.
-    async fn look_for_other_rings(&self) {
-        let Some(stranger) = self.choose_stranger() else { return };
-        let index = {
-            let count = u64::from(self.lock().servers.count());
-            random_below(&*self.env, count) as u16
-        };
-        let key = self.lock().servers.seat(index).id.key().next();
-        let Ok(found) = self.walk_to_root_from(&[stranger], &key).await else { return };
-        self.spent_on_walk(&found.trace);
-        let successor = found.value[0];
-        let is_known = self.lock().servers.known().iter().any(|node| node.id == successor.id);
-        if !is_known && !self.owns(&successor) {
-            self.meet(&successor, MEET_HOPS).await;
-        }
-    }
-
-    fn choose_stranger(&self) -> Option<Node> {
-        let mut inner = self.lock();
-        let known = inner.servers.known();
-        for node in &known {
-            inner.remembered.add(node.peer, &*self.env);
-        }
-        let seat = inner.servers.seat(0).seat;
-        let strangers: Vec<Node> = inner
-            .remembered
-            .iter()
-            .filter(|peer| !known.iter().any(|k| k.peer.id == peer.id))
-            .map(|peer| Node::at(peer, seat))
-            .collect();
-        if strangers.is_empty() {
-            return None;
-        }
-        Some(strangers[random_below(&*self.env, strangers.len() as u64) as usize])
-    }
-
-    async fn meet_all(&self) {
-        while let Some((node, hops_left)) = {
-            let mut inner = self.lock();
-            inner.to_meet.pop_front()
-        } {
-            self.meet(&node, hops_left).await;
-        }
-    }
-
-    /// Finds a stranger its place: before a successor of ours, which it is then told of in
-    /// turn, so that two rings close like a zipper; or farther on, whoever stands there.
-    async fn meet(&self, stranger: &Node, hops_left: u8) {
-        for _ in 0..MEET_TRIES {
-            let (adopter, is_head, next) = {
-                let inner = self.lock();
-                let servers = &inner.servers;
-                let is_head = servers.states().any(|s| s.head().is_some_and(|h| h == *stranger));
-                (servers.would_adopt(stranger), is_head, servers.preceding(stranger.id.key()))
-            };
-            if is_head {
-                return;
-            }
-            let Some(index) = adopter else {
-                if let Some(next) = next
-                    && hops_left > 0
-                {
-                    let _ = self.call_meet(&next, stranger, hops_left - 1).await;
-                }
-                return;
-            };
-            if !self.adopt(index, stranger).await {
-                return;
-            }
-            // Meanwhile somebody nearer may have come: then that one has to be told.
-        }
-    }
 }
 
 /// The fingers worth keeping, of all virtual servers.
@@ -492,8 +447,16 @@ async fn repeat(
         };
         let Some(strong) = chord.upgrade() else { return };
         strong.chore(chore, round, rung).await;
-        let hurry = matches!(chore, Chore::Merge) && strong.is_alone();
+        let hurry = match chore {
+            Chore::Merge => strong.is_alone(),
+            Chore::Stabilize => strong.lock().calm.pace() == 1,
+            Chore::Fingers | Chore::Audit => false,
+        };
         let soon = strong.config.stabilize_every;
+        let period = match chore {
+            Chore::Stabilize | Chore::Merge => period * strong.lock().calm.pace(),
+            Chore::Fingers | Chore::Audit => period,
+        };
         drop(strong);
         if !rung {
             round += 1;

@@ -7,7 +7,7 @@
 //! is the network's and the index below its maximum ([`super::gate`]); the ID is derived,
 //! never read; the key answers at the claimed address over a connection dialled for the
 //! purpose (`Transport::reach`); and the node, asked with a nonce, says that this card is
-//! its own, how many virtual servers it runs, and that this one is on a ring. The last
+//! its own, how many virtual servers it runs, and that it is on a ring with the first of them. The last
 //! part is what refutes a card that names somebody else's key at an address where its
 //! calls are passed on.
 //!
@@ -18,12 +18,14 @@
 
 use atoll_env::{Instant, timeout};
 use atoll_key::PeerId;
-use atoll_net::CallError;
+use atoll_net::{CallError, Peer};
 use futures_channel::oneshot;
 
 use super::gate::Verdict;
+use super::meetings::{Introduction, MEET_HOPS};
 use super::messages::{self, Alive, Doubt, Ping, VirtualIndex};
-use super::{Chord, calls, upkeep};
+use super::{Chord, calls};
+use crate::peer_book::Standing;
 use crate::{Node, Seat};
 
 /// The most claims to be a predecessor that wait for a check.
@@ -46,12 +48,18 @@ impl Chord {
         self.lock().servers.judge(node, self.env.now())
     }
 
-    /// Whether `node` may enter the tables, if need be after a check.
+    /// Whether `node` may enter the tables, if need be after a check. This node itself wants
+    /// to know.
     pub(super) async fn ensure_checked(&self, node: &Node) -> bool {
+        self.ensure_checked_for(node, None).await
+    }
+
+    /// The same for a node that `source` has named, if that is not this node.
+    pub(super) async fn ensure_checked_for(&self, node: &Node, source: Option<PeerId>) -> bool {
         if self.judge(node) == Verdict::Welcome {
             return true;
         }
-        self.checked_for(node, None).await;
+        self.checked_for(node, source).await;
         self.judge(node) == Verdict::Welcome
     }
 
@@ -107,6 +115,13 @@ impl Chord {
         }
     }
 
+    /// Takes in what had to wait for checks, as far as they are done.
+    pub(super) fn take_waiting(&self) {
+        for (source, unknown) in self.update(|servers, now| servers.take_waiting(now)) {
+            self.check_claims(&unknown, Some(source));
+        }
+    }
+
     /// Renews checks before they run out, of nodes in the tables.
     pub(super) fn renew_checks(&self) {
         let mut aging = {
@@ -121,37 +136,39 @@ impl Chord {
     pub(super) fn start_checks(&self) {
         loop {
             let now = self.env.now();
-            let Some(node) = self.lock().checks.next(now) else { return };
+            let Some(card) = self.lock().checks.next(now) else { return };
             let chord = self.arc();
             self.env.spawn(Box::pin(async move {
-                let outcome = chord.examine(&node).await;
-                chord.conclude(&node, outcome);
+                let outcome = chord.examine(card).await;
+                chord.conclude(card, outcome);
                 chord.start_checks();
             }));
         }
     }
 
-    async fn examine(&self, node: &Node) -> Outcome {
+    async fn examine(&self, card: Peer) -> Outcome {
         let limit = self.config.call_limit;
-        let mut reached = self.transport.reach(node.peer, limit).await;
+        let mut reached = self.transport.reach(card, limit).await;
         if matches!(reached, Err(CallError::TimedOut)) {
-            reached = self.transport.reach(node.peer, limit).await;
+            reached = self.transport.reach(card, limit).await;
         }
         if reached.is_err() {
             return Outcome::Refuted;
         }
         let nonce = self.env.random_u64();
-        let ping = Ping { to: VirtualIndex(node.seat.index), nonce: Some(nonce) };
-        match self.call::<Alive>(node, messages::PING, messages::encode(&ping)).await {
-            Ok(alive) => self.admits(node, nonce, &alive),
+        // A node that is on a ring at all is so with its first virtual server.
+        let ping = Ping { to: VirtualIndex(0), nonce: Some(nonce) };
+        let first = self.place(card, 0);
+        match self.call::<Alive>(&first, messages::PING, messages::encode(&ping)).await {
+            Ok(alive) => self.admits(card, nonce, &alive),
             Err(error) if calls::is_no_neighbour(&error) => Outcome::Refuted,
             Err(_) => Outcome::Undecided,
         }
     }
 
-    fn admits(&self, node: &Node, nonce: u64, alive: &Alive) -> Outcome {
+    fn admits(&self, card: Peer, nonce: u64, alive: &Alive) -> Outcome {
         let servers = alive.servers.unwrap_or(1);
-        let is_its_card = alive.peer.is_some_and(|peer| peer.0 == node.peer);
+        let is_its_card = alive.peer.is_some_and(|peer| peer.0 == card);
         if alive.nonce != Some(nonce)
             || !is_its_card
             || servers == 0
@@ -162,60 +179,76 @@ impl Chord {
         Outcome::Genuine { servers, joined: alive.joined }
     }
 
-    fn conclude(&self, node: &Node, outcome: Outcome) {
-        let verdict = match &outcome {
-            Outcome::Genuine { .. } => Some(true),
-            Outcome::Refuted => Some(false),
+    fn conclude(&self, card: Peer, outcome: Outcome) {
+        let (claim, claimants) = {
+            let mut inner = self.lock();
+            let is_refuted = matches!(outcome, Outcome::Refuted);
+            let claim = inner.checks.finished(&card, is_refuted);
+            let is_meant = |(_, from): &(u16, Node)| from.peer == card;
+            let claimants: Vec<(u16, Node)> =
+                inner.claims.iter().copied().filter(is_meant).collect();
+            inner.claims.retain(|claim| !is_meant(claim));
+            (claim, claimants)
+        };
+        let Some(claim) = claim else { return };
+        let claimed: Vec<Node> =
+            claim.indices.iter().map(|index| self.place(card, *index)).collect();
+        let verdict = match outcome {
+            Outcome::Genuine { servers, joined } => {
+                self.found_genuine(card, servers, joined, &claimed);
+                Some(true)
+            }
+            Outcome::Refuted => {
+                self.found_dead(card);
+                Some(false)
+            }
             Outcome::Undecided => None,
         };
-        match outcome {
-            Outcome::Genuine { servers, joined } => {
-                let now = self.env.now();
-                let is_there = joined && node.seat.index < servers;
-                let mut inner = self.lock();
-                if is_there || inner.servers.gate.was_checked(&node.peer) {
-                    inner.servers.gate.admit(node.peer, servers, now);
-                    inner.remembered.add(node.peer, &*self.env);
-                }
-                drop(inner);
-                if !is_there {
-                    self.found_vacant(node);
-                }
-            }
-            Outcome::Refuted => self.found_dead(node.peer),
-            Outcome::Undecided => {}
-        }
-        let (waiters, claims) = {
-            let mut inner = self.lock();
-            let waiters = inner.checks.finished(&node.peer);
-            let is_meant = |(_, from): &(u16, Node)| from.peer == node.peer;
-            let claims: Vec<(u16, Node)> = inner.claims.iter().copied().filter(is_meant).collect();
-            inner.claims.retain(|claim| !is_meant(claim));
-            (waiters, claims)
-        };
         // Lists that waited for this node, one way or the other.
-        let unknown = self.update(|servers, now| servers.take_waiting(now));
-        self.check_claims(&unknown, None);
-        for (index, from) in claims {
+        self.take_waiting();
+        for (index, from) in claimants {
             if self.judge(&from) == Verdict::Welcome {
                 self.rectify(index, from);
             }
         }
-        let is_nearer = self.lock().servers.would_adopt(node).is_some();
-        if is_nearer && self.judge(node) == Verdict::Welcome {
-            self.meet_soon(*node, upkeep::MEET_HOPS);
+        for node in claimed {
+            let is_nearer = self.lock().servers.would_adopt(&node).is_some();
+            if is_nearer && self.judge(&node) == Verdict::Welcome {
+                self.meet_soon(Introduction::own(node, MEET_HOPS));
+            }
         }
         if let Some(is_genuine) = verdict {
-            for waiter in waiters {
+            for waiter in claim.waiters {
                 let _ = waiter.send(is_genuine);
             }
         }
     }
 
+    /// A card is right. Which of the virtual servers claimed it has not is known then, too.
+    fn found_genuine(&self, card: Peer, servers: u16, joined: bool, claimed: &[Node]) {
+        let now = self.env.now();
+        let is_there = |node: &Node| joined && node.seat.index < servers;
+        {
+            let mut inner = self.lock();
+            if claimed.iter().any(is_there) || inner.servers.gate.was_checked(&card) {
+                inner.servers.gate.admit(card, servers, now);
+                inner.remembered.add(card, &*self.env);
+            }
+        }
+        for node in claimed.iter().filter(|node| !is_there(node)) {
+            self.found_vacant(node);
+        }
+    }
+
+    /// The place of a peer's virtual server.
+    pub(super) fn place(&self, peer: Peer, index: u16) -> Node {
+        Node::at(peer, Seat { profile: self.config.profile, index })
+    }
+
     /// A peer has called that we took for dead, or do not know: what that changes.
-    pub(super) fn heard(&self, from: &atoll_net::Peer) {
+    pub(super) fn heard(&self, from: &Peer) {
         let now: Instant = self.env.now();
-        let node = Node::at(*from, Seat { profile: self.config.profile, index: 0 });
+        let node = self.place(*from, 0);
         let (was_checked, suspected) = {
             let mut inner = self.lock();
             let was_checked = inner.servers.gate.was_checked(from);
@@ -224,8 +257,9 @@ impl Chord {
             }
             (was_checked, inner.servers.gate.is_suspected(&node, now))
         };
+        let silent = self.peer_book.standing(from, now) == Standing::Silent;
         // That it reaches us does not say that we reach it.
-        if suspected && was_checked {
+        if (suspected || silent) && was_checked {
             self.check_claims(&[node], Some(from.id));
         }
     }

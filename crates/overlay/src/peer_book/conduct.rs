@@ -12,6 +12,8 @@ pub enum Misdeed {
     /// Did not have a block that it should hold and others do hold. A newcomer that is
     /// still being supplied looks the same for a while.
     DeniedBlock,
+    /// Acknowledged a block that none of those has who should have got it from it.
+    LostBlock,
     /// Asked for the way, named nobody nearer to the key than itself.
     LedInCircles,
     /// Was named, or named itself, as the root of a key whose root is nearer, or did so
@@ -29,7 +31,7 @@ impl Misdeed {
     fn weight(self) -> f64 {
         match self {
             Misdeed::BadBlock => 2.0,
-            Misdeed::FalseRoot => 0.4,
+            Misdeed::FalseRoot | Misdeed::LostBlock => 0.4,
             Misdeed::LedInCircles | Misdeed::DeniedBlock => 0.25,
             Misdeed::NamedDead => 0.1,
             Misdeed::FalseLatency => 0.05,

@@ -18,6 +18,8 @@ const MARGIN: f64 = 1.0 / 16.0;
 const GRANULARITY_SECS: f64 = 0.001;
 /// After so many calls in a row without an answer a peer is not thought slower still.
 const MAX_BACKOFF: u32 = 6;
+/// After so many it is not put last for longer still: one that comes back is to be noticed.
+const MAX_SILENCE_BACKOFF: u32 = 3;
 
 /// Running estimates: the mean and its deviation as in RFC 6298 (gains of 1/8 and 1/4),
 /// and the 95 % quantile by stochastic approximation.
@@ -78,6 +80,11 @@ impl Timing {
     /// that brought none (RFC 6298 §5.5).
     pub fn backoff(&self) -> u32 {
         1 << self.silences
+    }
+
+    /// How many times as long as the first silence the present one is held against the peer.
+    pub fn backoff_of_silence(&self) -> u32 {
+        1 << self.silences.saturating_sub(1).min(MAX_SILENCE_BACKOFF)
     }
 }
 

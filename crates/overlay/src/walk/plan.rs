@@ -23,7 +23,7 @@ use atoll_net::Peer;
 
 use super::selection::{Report, Selection, cost_secs};
 use super::{Trace, WalkLimits};
-use crate::peer_book::{Misdeed, PeerBook};
+use crate::peer_book::{Misdeed, Standing};
 use crate::{Node, Overlay, Route};
 
 /// The longest root list believed: more than any replica set, less than a flood.
@@ -31,6 +31,9 @@ const MAX_ROOTS_TAKEN: usize = 64;
 /// After so many predecessors in a row the route is not stale by a newcomer or two: the
 /// last one is asked for the way instead. A guess: bursts of eight joins were seen.
 const MAX_BACKS: usize = 16;
+/// After so many of them, from a root that was only guessed, the way is asked for first:
+/// the guess stands far behind the key, and each step would lead back by one node. A guess.
+const MAX_GUESSED_BACKS: usize = 2;
 /// How often in a walk a node is warned and asked again. A guess.
 const MAX_WARNINGS: usize = 8;
 /// So many nodes farther from the key are tried before the nearest guide is warned: a
@@ -63,10 +66,21 @@ pub(super) enum End {
 /// What to do next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Next {
-    /// Ask this node, as the root or for the way; what was said of its latency.
-    Ask(Node, bool, Option<Report>),
+    Ask(Question),
     Warn(Node, Vec<Peer>),
     End(End),
+}
+
+/// What one node is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Question {
+    pub node: Node,
+    /// Whether it is asked as the root, and not for the way.
+    pub as_root: bool,
+    /// What was said of its latency.
+    pub report: Option<Report>,
+    /// Whether somebody else may be asked while it is waited for.
+    pub hedged: bool,
 }
 
 /// Whether and when the walk looks into this node's own tables.
@@ -90,10 +104,14 @@ struct Candidate {
 type Place = (Key, Peer);
 
 /// See the module.
-pub(super) struct Plan {
+pub(super) struct Plan<'w> {
     key: Key,
     me: Node,
+    overlay: &'w dyn Overlay,
+    /// What the time was when the walker last looked.
+    now: Instant,
     limits: WalkLimits,
+    questions: usize,
     /// About how many nodes are on the ring.
     nodes: f64,
     /// How long successor lists are. As a rule half as many nodes before a root know it.
@@ -105,6 +123,8 @@ pub(super) struct Plan {
     failed: BTreeSet<Peer>,
     /// Those of them that may be dead.
     dead: Vec<Peer>,
+    /// Nodes that others named, and that left a call of this node unanswered of late.
+    presumed_dead: BTreeSet<Peer>,
     /// Nodes that said they are the root, with the successors they told, or were found to be
     /// the first live one; by their distance after the key.
     claims: BTreeMap<Key, (Node, Option<Vec<Node>>)>,
@@ -136,6 +156,8 @@ struct RouteState {
     on_the_way: BTreeMap<Place, Candidate>,
     /// Nodes said to be the key's root or to follow it, by their distance after the key.
     roots: BTreeMap<Place, Node>,
+    /// Those of them that were named together with others.
+    listed: BTreeSet<Peer>,
     /// Nodes that gave directions, by their distance to the key.
     guides: BTreeMap<Key, Node>,
     /// Who named a node as its predecessor when asked as the root.
@@ -160,18 +182,22 @@ struct RouteState {
     replicas_left: Option<usize>,
 }
 
-impl Plan {
-    pub fn new(key: Key, overlay: &dyn Overlay, limits: WalkLimits) -> Plan {
+impl<'w> Plan<'w> {
+    pub fn new(key: Key, overlay: &'w dyn Overlay, limits: WalkLimits) -> Plan<'w> {
         let neighbourhood = overlay.neighbourhood();
         Plan {
             key,
             me: neighbourhood.me,
+            overlay,
+            now: Instant::default(),
             limits,
+            questions: 0,
             nodes: overlay.estimated_nodes(),
             list_length: neighbourhood.successors.len() as f64,
             asked: BTreeSet::new(),
             failed: BTreeSet::new(),
             dead: Vec::new(),
+            presumed_dead: BTreeSet::new(),
             claims: BTreeMap::new(),
             roots_known: BTreeMap::new(),
             named: BTreeMap::new(),
@@ -188,6 +214,17 @@ impl Plan {
         }
     }
 
+    /// As [`Plan::new`], at this time.
+    pub fn at(mut self, now: Instant) -> Plan<'w> {
+        self.now = now;
+        self
+    }
+
+    /// Time has passed.
+    pub fn set_time(&mut self, now: Instant) {
+        self.now = now;
+    }
+
     /// Starts in this node's own tables, which say this.
     pub fn start_here(&mut self, route: &Route) {
         self.own_table = OwnTable::ReadAfterFailures(0);
@@ -199,8 +236,10 @@ impl Plan {
     /// that they follow the key, so they do not bear on who does.
     pub fn guess_roots(&mut self, guesses: &[Node]) {
         for node in guesses {
-            let place = (self.distance_after(node), node.peer);
-            self.route.roots.insert(place, *node);
+            if !self.seems_dead(node) {
+                let place = (self.distance_after(node), node.peer);
+                self.route.roots.insert(place, *node);
+            }
         }
     }
 
@@ -218,83 +257,144 @@ impl Plan {
         self.own_table = OwnTable::Unread;
     }
 
-    /// Whom to ask next.
-    pub fn next(&mut self, overlay: &dyn Overlay, now: Instant) -> Next {
+    /// Whether the ring that is walked is this node's own.
+    pub fn is_on_own_ring(&self) -> bool {
+        self.own_table != OwnTable::NotUsed
+    }
+
+    /// Whom to ask next, when nobody is waited for.
+    pub fn next(&mut self) -> Next {
         loop {
-            if self.trace.0.len() >= self.limits.asks {
+            if self.questions >= self.limits.asks {
                 let root_reached = !self.claims.is_empty();
                 return Next::End(if root_reached { End::Absent } else { End::GaveUp });
             }
-            let end = match self.next_on_route(overlay, now) {
+            let end = match self.next_on_route() {
                 Ok(next) => return next,
                 Err(end) => end,
             };
             if self.is_settled(end) {
                 return Next::End(end);
             }
-            if !self.begin_route(overlay, now) && !self.sweep() {
+            if !self.begin_route() && !self.sweep() {
                 let root_reached = !self.claims.is_empty();
                 return Next::End(if root_reached { End::Absent } else { End::NoWay });
             }
         }
     }
 
+    /// Whom to ask while answers are waited for that are overdue: whoever would be next if
+    /// they never came, but no other route is begun.
+    pub fn another(&mut self) -> Option<Next> {
+        if self.questions >= self.limits.asks || self.is_cut() {
+            return None;
+        }
+        self.forward()
+    }
+
     /// What this route has left to ask, or how it ended.
-    fn next_on_route(&mut self, overlay: &dyn Overlay, now: Instant) -> Result<Next, End> {
-        let book = overlay.peer_book();
+    fn next_on_route(&mut self) -> Result<Next, End> {
         let reached = self.route.replicas_left.is_some();
         let end = if reached { End::Absent } else { End::NoWay };
-        let cut = self.limits.routes > 1
-            && (self.route.answers >= MAX_ANSWERS_ON_ROUTE
-                || self.route.doubtful >= MAX_DOUBTFUL * self.limits.confirm);
-        if self.route.replicas_left == Some(0) || cut {
+        if self.is_cut() {
             return Err(end);
         }
-        if let Some(node) = self.route.detour.take()
-            && self.asked.insert((node.peer, false))
-        {
-            return Ok(Next::Ask(node, false, None));
-        }
-        if let Some(node) = self.next_root(book, now) {
-            return Ok(Next::Ask(node, true, None));
+        if let Some(next) = self.forward() {
+            return Ok(next);
         }
         if reached {
             return Err(end);
         }
-        if let Some(next) = self.next_on_the_way(overlay, now) {
-            return Ok(next);
+        self.backtrack()
+            .or_else(|end| self.silent_root().or_else(|| self.silent_guide()).ok_or(end))
+    }
+
+    /// Whether this route is over, whoever is left to ask.
+    fn is_cut(&self) -> bool {
+        let too_long = self.route.answers >= MAX_ANSWERS_ON_ROUTE
+            || self.route.doubtful >= MAX_DOUBTFUL * self.limits.confirm;
+        self.route.replicas_left == Some(0) || (self.limits.routes > 1 && too_long)
+    }
+
+    /// The next question, if there is one to a node that is not known to be silent.
+    fn forward(&mut self) -> Option<Next> {
+        if let Some(node) = self.route.detour.take()
+            && !self.asked.contains(&(node.peer, false))
+        {
+            return Some(self.ask(node, false, None));
         }
-        self.backtrack(overlay, now)
+        let reached = self.route.replicas_left.is_some();
+        let guessed_badly = self.route.backs > MAX_GUESSED_BACKS && self.route.guides.is_empty();
+        if guessed_badly
+            && !reached
+            && let Some(next) = self.next_on_the_way()
+        {
+            return Some(next);
+        }
+        if let Some(node) = self.next_root() {
+            return Some(self.ask(node, true, None));
+        }
+        if reached { None } else { self.next_on_the_way() }
+    }
+
+    fn ask(&mut self, node: Node, as_root: bool, report: Option<Report>) -> Next {
+        self.asked.insert((node.peer, as_root));
+        self.questions += 1;
+        // Who names a list names all replicas, and how best to ask them is the step's
+        // business. The root itself cannot be hedged: nobody else is it.
+        let is_nobodys_root = || !self.route.listed.contains(&node.peer);
+        let any_will_do = || is_nobodys_root() || self.route.replicas_left.is_some();
+        let hedged = self.limits.hedge && (!as_root || (self.limits.replicas > 0 && any_will_do()));
+        Next::Ask(Question { node, as_root, report, hedged })
     }
 
     /// The nearest root named, or the nearest that is not avoided if any replica will do.
-    fn next_root(&mut self, book: &PeerBook, now: Instant) -> Option<Node> {
+    fn next_root(&mut self) -> Option<Node> {
         let asked = &self.asked;
         self.route.roots.retain(|_, node| !asked.contains(&(node.peer, true)));
         let any_of = self.limits.replicas.max(1);
-        let nearest = self.route.roots.iter().take(any_of);
-        let trusted = nearest.map(|(at, n)| (*at, n)).find(|(_, n)| !is_avoided(book, n, now));
-        let at = trusted.map(|(at, _)| at).or_else(|| self.route.roots.keys().next().copied())?;
-        let node = self.route.roots.remove(&at)?;
-        self.asked.insert((node.peer, true));
+        let alive = || self.route.roots.iter().filter(|(_, node)| !self.seems_dead(node));
+        let trusted = alive().take(any_of).find(|(_, node)| !self.is_avoided(node));
+        let (at, node) = trusted.or_else(|| alive().next()).map(|(at, node)| (*at, *node))?;
+        self.route.roots.remove(&at);
         Some(node)
+    }
+
+    /// The nearest root that left a call unanswered, if nobody else is left and none was
+    /// reached. Of one that was, a replica that is silent is not asked: every lookup of a
+    /// block that is lost would ask the dead again.
+    fn silent_root(&mut self) -> Option<Next> {
+        let standing = |(at, node): &(&Place, &Node)| (self.standing(node), **at);
+        let (at, node) = self.route.roots.iter().min_by_key(standing).map(|(at, n)| (*at, *n))?;
+        self.route.roots.remove(&at);
+        Some(self.ask(node, true, None))
+    }
+
+    /// As [`Plan::silent_root`], of the nodes before the key.
+    fn silent_guide(&mut self) -> Option<Next> {
+        let standing = |(at, c): &(&Place, &Candidate)| (self.standing(&c.node), **at);
+        let on_the_way = self.route.on_the_way.iter();
+        let (at, candidate) = on_the_way.min_by_key(standing).map(|(at, c)| (*at, *c))?;
+        self.route.on_the_way.remove(&at);
+        Some(self.ask(candidate.node, false, candidate.report))
     }
 
     /// The best node before the key: one nearer than the nearest guide, or else one behind
     /// it; those who lied of late last of all.
-    fn next_on_the_way(&mut self, overlay: &dyn Overlay, now: Instant) -> Option<Next> {
-        let book = overlay.peer_book();
+    fn next_on_the_way(&mut self) -> Option<Next> {
         let asked = &self.asked;
         self.route.on_the_way.retain(|_, c| !asked.contains(&(c.node.peer, false)));
         let guide = self.route.guides.first_key_value().map(|(at, _)| *at);
         let ahead = guide.unwrap_or(Key::MAX);
-        let trusted = || {
+        let alive = || {
             let all = self.route.on_the_way.iter();
-            all.filter(|(_, c)| !is_avoided(book, &c.node, now)).map(|(at, c)| (*at, *c))
+            all.filter(|(_, c)| !self.seems_dead(&c.node)).map(|(at, c)| (*at, *c))
         };
+        let trusted = || alive().filter(|(_, c)| !self.is_avoided(&c.node));
         let in_front = match self.limits.selection {
             Selection::NearestKey => trusted().next().filter(|(at, _)| at.0 <= ahead),
             Selection::Cost => {
+                let book = self.overlay.peer_book();
                 let nodes = self.nodes / (self.list_length / 2.0).max(1.0);
                 let cost =
                     |at: &Key, c: &Candidate| cost_secs(book, &c.node.peer.id, c.report, at, nodes);
@@ -303,8 +403,7 @@ impl Plan {
                 costs.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, at, c)| (at, c))
             }
         };
-        let any = || self.route.on_the_way.iter().next().map(|(at, c)| (*at, *c));
-        let (at, candidate) = in_front.or_else(|| trusted().next()).or_else(any)?;
+        let (at, candidate) = in_front.or_else(|| trusted().next()).or_else(|| alive().next())?;
         if guide.is_some_and(|guide| guide < at.0) {
             // All that the nearest guide named is dead. One farther off may know others;
             // otherwise the guide has to be told (Figure 5's `alert`).
@@ -316,8 +415,7 @@ impl Plan {
             }
         }
         self.route.on_the_way.remove(&at);
-        self.asked.insert((candidate.node.peer, false));
-        Some(Next::Ask(candidate.node, false, candidate.report))
+        Some(self.ask(candidate.node, false, candidate.report))
     }
 
     /// Warns the guide nearest to the key of all that failed since it last answered.
@@ -325,17 +423,19 @@ impl Plan {
         if self.warnings >= MAX_WARNINGS {
             return None;
         }
-        let news = |at: &Key| self.route.warned.get(at).copied().unwrap_or(0) < self.dead.len();
+        let dead = self.dead.len() + self.presumed_dead.len();
+        let news = |at: &Key| self.route.warned.get(at).copied().unwrap_or(0) < dead;
         let at = *self.route.guides.keys().find(|at| news(at))?;
-        self.route.warned.insert(at, self.dead.len());
+        self.route.warned.insert(at, dead);
         self.warnings += 1;
         self.route.asked_behind_guide = 0;
-        Some(Next::Warn(self.route.guides[&at], self.dead.clone()))
+        let dead = self.presumed_dead.iter().chain(&self.dead).copied().collect();
+        Some(Next::Warn(self.route.guides[&at], dead))
     }
 
-    /// Everything known has been asked: look again where failed nodes hid live ones,
+    /// Everybody of use has been asked: look again where failed nodes hid live ones,
     /// first here, then at the guide nearest to the key.
-    fn backtrack(&mut self, overlay: &dyn Overlay, now: Instant) -> Result<Next, End> {
+    fn backtrack(&mut self) -> Result<Next, End> {
         let read_again = match self.own_table {
             OwnTable::NotUsed => false,
             OwnTable::Unread => true,
@@ -343,12 +443,34 @@ impl Plan {
         };
         if read_again {
             self.own_table = OwnTable::ReadAfterFailures(self.dead.len());
-            let route = overlay.route(&self.key, false);
+            let route = self.overlay.route(&self.key, false);
             let me = self.me;
             self.learn(&me, &route);
-            return self.next_on_route(overlay, now);
+            return self.next_on_route();
         }
         self.warning().ok_or(End::NoWay)
+    }
+
+    // --- who is worth asking ----------------------------------------------------------
+
+    /// Whether this node has lied so often of late that others are asked first.
+    fn is_avoided(&self, node: &Node) -> bool {
+        self.overlay.peer_book().is_avoided(&node.peer.id, self.now)
+    }
+
+    fn standing(&self, node: &Node) -> Standing {
+        self.overlay.peer_book().standing(&node.peer, self.now)
+    }
+
+    /// Whether a call to the node was left unanswered of late, by this walk or another, so
+    /// that it is as if it were not there while others are. Who is merely slow still is the
+    /// root, if the root is what is looked for.
+    fn seems_dead(&self, node: &Node) -> bool {
+        match self.standing(node) {
+            Standing::Answers => false,
+            Standing::Late => self.limits.replicas > 0,
+            Standing::Silent => true,
+        }
     }
 
     /// A guide has checked the nodes it was warned of.
@@ -361,19 +483,19 @@ impl Plan {
 
     /// Begins another route at nodes known here that were not asked yet: those before the
     /// key if possible, the nearest first.
-    fn begin_route(&mut self, overlay: &dyn Overlay, now: Instant) -> bool {
+    fn begin_route(&mut self) -> bool {
         if self.routes >= self.limits.routes || self.own_table == OwnTable::NotUsed {
             return false;
         }
-        let mut starts = overlay.acquaintances();
+        let mut starts = self.overlay.acquaintances();
         starts.retain(|node| {
             node.peer.id != self.me.peer.id
                 && !self.asked.contains(&(node.peer, false))
                 && !self.failed.contains(&node.peer)
         });
-        let trusted = |node: &&Node| !is_avoided(overlay.peer_book(), node, now);
-        if starts.iter().any(|node| trusted(&node)) {
-            starts.retain(|node| trusted(&node));
+        let worth = |node: &Node| (self.seems_dead(node), self.is_avoided(node));
+        if let Some(best) = starts.iter().map(worth).min() {
+            starts.retain(|node| worth(node) == best);
         }
         if starts.is_empty() {
             return false;
@@ -442,8 +564,4 @@ impl Plan {
         }
         self.route.replicas_left = Some((self.limits.replicas + 1).saturating_sub(answered.max(1)));
     }
-}
-
-fn is_avoided(book: &PeerBook, node: &Node, now: Instant) -> bool {
-    book.is_avoided(&node.peer.id, now)
 }

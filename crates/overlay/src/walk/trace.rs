@@ -37,6 +37,8 @@ pub enum Said {
     Nowhere,
     /// Did not answer, or refused.
     Failed(CallError),
+    /// Was not asked, having left an earlier call unanswered.
+    Silent,
 }
 
 impl fmt::Display for Said {
@@ -49,11 +51,12 @@ impl fmt::Display for Said {
             Said::Back(node) => write!(f, "named its predecessor {node:?}"),
             Said::Nowhere => f.write_str("knows nobody"),
             Said::Failed(error) => error.fmt(f),
+            Said::Silent => f.write_str("did not answer of late and was not asked again"),
         }
     }
 }
 
-/// Everything a walk asked, in order.
+/// Everything a walk asked, in the order in which the answers came.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Trace(pub Vec<Asked>);
 
@@ -61,12 +64,18 @@ impl Trace {
     /// Calls that were answered. As in CFS Figure 14, attempts to reach failed nodes do
     /// not count, nor does asking this node itself.
     pub fn calls(&self) -> usize {
-        self.0.iter().filter(|a| !a.local && !matches!(a.said, Said::Failed(_))).count()
+        let answered = |a: &&Asked| !matches!(a.said, Said::Failed(_) | Said::Silent);
+        self.0.iter().filter(|a| !a.local).filter(answered).count()
     }
 
     /// Calls that brought no answer (CFS Figure 15).
     pub fn failures(&self) -> usize {
         self.0.iter().filter(|a| matches!(a.said, Said::Failed(_))).count()
+    }
+
+    /// Whether everybody answered who was asked or should have been.
+    pub fn all_answered(&self) -> bool {
+        !self.0.iter().any(|a| matches!(a.said, Said::Failed(_) | Said::Silent))
     }
 }
 

@@ -1,8 +1,10 @@
 //! Chord from outside, in the simulator, in one binary.
 
 mod bad_input;
+mod capture;
 mod churn;
 mod cluster;
+mod dead_nodes;
 mod joining;
 mod liars;
 mod lookup_budget;

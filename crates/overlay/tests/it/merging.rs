@@ -64,8 +64,12 @@ fn a_node_cut_off_for_long_comes_back() {
 #[test]
 fn one_introduction_closes_two_rings_like_a_zipper() {
     for seed in 1..10 {
-        let config =
-            ChordConfig { successors: 10, merge_every: MINUTE * 60_000, ..ChordConfig::default() };
+        let config = ChordConfig {
+            successors: 10,
+            merge_every: MINUTE * 60_000,
+            audit_every: MINUTE * 60_000,
+            ..ChordConfig::default()
+        };
         let cluster = Cluster::grown(lan(seed), config, 40);
         cluster.run_until_ideal(MINUTE);
         let hosts = cluster.hosts();

@@ -16,16 +16,22 @@ use atoll_sim::Sim;
 
 use super::cluster::lan;
 
-type Answer = Result<Step<&'static str>, CallError>;
+pub type Answer = Result<Step<&'static str>, CallError>;
 
 /// A ring of scripted nodes: what each says when asked on the way and as the root.
-struct Script {
-    nodes: Vec<Node>,
+pub struct Script {
+    pub nodes: Vec<Node>,
     own: Route,
     answers: BTreeMap<(usize, bool), Answer>,
     asked: Mutex<Vec<(usize, bool)>>,
     alerts: Mutex<Vec<usize>>,
-    peer_book: PeerBook,
+    pub peer_book: PeerBook,
+    /// Who takes longer than the usual 10 ms to answer.
+    slow: BTreeMap<usize, Duration>,
+    /// Who is guessed to be the root.
+    guesses: Vec<usize>,
+    /// How many questions are waited for, and how many were at most.
+    waited_for: Mutex<(usize, usize)>,
     warnings: Mutex<Vec<(usize, Vec<usize>)>>,
     /// Answers that hold once a node has been warned.
     after_warning: BTreeMap<usize, Answer>,
@@ -34,7 +40,7 @@ struct Script {
 }
 
 impl Script {
-    fn new(own: impl FnOnce(&[Node]) -> Route) -> Script {
+    pub fn new(own: impl FnOnce(&[Node]) -> Route) -> Script {
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         let mut nodes: Vec<Node> =
             (0..20).map(|n| Node::of(Peer { id: PeerId([n; 32]), addr })).collect();
@@ -47,6 +53,9 @@ impl Script {
             asked: Mutex::default(),
             alerts: Mutex::default(),
             peer_book: PeerBook::default(),
+            slow: BTreeMap::new(),
+            guesses: Vec::new(),
+            waited_for: Mutex::default(),
             warnings: Mutex::default(),
             after_warning: BTreeMap::new(),
             known: Vec::new(),
@@ -58,7 +67,27 @@ impl Script {
         self
     }
 
-    fn on(mut self, node: usize, as_root: bool, answer: impl FnOnce(&[Node]) -> Answer) -> Script {
+    pub fn taking(mut self, node: usize, time: Duration) -> Script {
+        self.slow.insert(node, time);
+        self
+    }
+
+    pub fn guessing(mut self, guesses: &[usize]) -> Script {
+        self.guesses = guesses.to_vec();
+        self
+    }
+
+    /// The most questions that were waited for at a time.
+    pub fn most_waited_for(&self) -> usize {
+        self.waited_for.lock().unwrap().1
+    }
+
+    pub fn on(
+        mut self,
+        node: usize,
+        as_root: bool,
+        answer: impl FnOnce(&[Node]) -> Answer,
+    ) -> Script {
         let answer = answer(&self.nodes);
         self.answers.insert((node, as_root), answer);
         self
@@ -68,6 +97,12 @@ impl Script {
         let answer = answer(&self.nodes);
         self.after_warning.insert(node, answer);
         self
+    }
+
+    fn begin(&self) {
+        let mut waited_for = self.waited_for.lock().unwrap();
+        waited_for.0 += 1;
+        waited_for.1 = waited_for.1.max(waited_for.0);
     }
 
     fn index(&self, peer: &Peer) -> usize {
@@ -115,6 +150,10 @@ impl Overlay for Script {
         self.known.iter().map(|n| self.nodes[*n]).collect()
     }
 
+    fn likely_roots(&self, _: &Key) -> Vec<Node> {
+        self.guesses.iter().map(|n| self.nodes[*n]).collect()
+    }
+
     fn alert(&self, failed: &Peer) {
         self.alerts.lock().unwrap().push(self.index(failed));
     }
@@ -140,43 +179,57 @@ impl Overlay for Script {
 }
 
 /// Walks from node 0 towards the key just before node 10.
-fn run(script: &Arc<Script>, limits: WalkLimits) -> Result<Found<&'static str>, WalkError> {
+pub fn run(script: &Arc<Script>, limits: WalkLimits) -> Result<Found<&'static str>, WalkError> {
+    run_timed(script, limits).0
+}
+
+/// As [`run`], and how long it took.
+pub fn run_timed(
+    script: &Arc<Script>,
+    limits: WalkLimits,
+) -> (Result<Found<&'static str>, WalkError>, Duration) {
     let sim = Sim::new(lan(1));
     let env = sim.outside();
     let key = script.nodes[10].id.key().previous();
     let step = |node: Node, as_root| -> BoxFuture<'static, Answer> {
         let answer = script.answer(&node, as_root);
-        let wait = atoll_env::sleep(&*env, Duration::from_millis(10));
+        let usual = Duration::from_millis(10);
+        let time = script.slow.get(&script.index(&node.peer)).copied().unwrap_or(usual);
+        let (wait, script) = (atoll_env::sleep(&*env, time), script.clone());
         Box::pin(async move {
+            script.begin();
             wait.await;
+            script.waited_for.lock().unwrap().0 -= 1;
             answer
         })
     };
+    let start = sim.now();
     let walk = walk(&*env, &**script, &key, limits, step);
-    sim.block_on(Duration::from_secs(3600), walk).expect("a walk ends")
+    let result = sim.block_on(Duration::from_secs(3600), walk).expect("a walk ends");
+    (result, sim.now().since(start))
 }
 
-fn closer(nodes: &[Node], at: &[usize]) -> Answer {
+pub fn closer(nodes: &[Node], at: &[usize]) -> Answer {
     Ok(Step::Route(Route::closer(at.iter().map(|n| nodes[*n]))))
 }
 
-fn root(nodes: &[Node], at: &[usize]) -> Answer {
+pub fn root(nodes: &[Node], at: &[usize]) -> Answer {
     Ok(Step::Route(Route::Root(at.iter().map(|n| nodes[*n]).collect())))
 }
 
-fn back(nodes: &[Node], to: usize) -> Answer {
+pub fn back(nodes: &[Node], to: usize) -> Answer {
     Ok(Step::Route(Route::Back(nodes[to])))
 }
 
-fn asked(script: &Script) -> Vec<(usize, bool)> {
+pub fn asked(script: &Script) -> Vec<(usize, bool)> {
     script.asked.lock().unwrap().clone()
 }
 
-fn done(_: &[Node]) -> Answer {
+pub fn done(_: &[Node]) -> Answer {
     Ok(Step::Done("here"))
 }
 
-fn start_at(at: &'static [usize]) -> impl FnOnce(&[Node]) -> Route {
+pub fn start_at(at: &'static [usize]) -> impl FnOnce(&[Node]) -> Route {
     move |nodes| Route::closer(at.iter().map(|n| nodes[*n]))
 }
 

@@ -104,22 +104,26 @@ fn pairs_with_named_columns_are_a_matrix_too() {
 fn files_that_are_no_matrix_are_refused() {
     let mut lying = latm(2, &[&[0, 1, 1, 0]]);
     lying[6..8].copy_from_slice(&4000u16.to_le_bytes());
-    let cases: [(&[u8], usize, &str); 11] = [
+    let cases: [(&[u8], usize, &str); 13] = [
         (b"", 0, "empty"),
         (b"LATM\x01\x00", 0, "cut short"),
         (&lying, 0, "8 bytes of round trips"),
         (&latm(2, &[&[0, 1, 1, 0]]), 1, "no slice 1"),
         (&latm(0, &[]), 0, "0 hosts"),
-        (b"0 1\n1 0 2\n", 0, "row 1"),
+        (b"0 1\n1 0 2\n", 0, "line 2: there are 3 round trips, not 2 as before"),
+        (b"0 1\n1 0\n1 2\n", 0, "line 3: there are more than 2 rows of 2"),
         (b"0 1\n", 0, "1 rows"),
-        (b"0 -1\n1 0\n", 0, "-1 ms"),
-        (b"0 one\n1 0\n", 0, "no number"),
-        (b"src,dst\na,b\n", 0, "no column rtt_avg_ms"),
-        (b"src,dst,rtt_avg_ms\na\n", 0, "a short line"),
+        (b"0 -1\n1 0\n", 0, "line 1: round trips in milliseconds are expected"),
+        (b"# names\n0 1\nsecret 0\n", 0, "line 3: round trips"),
+        (b"src,dst\na,b\n", 0, "line 1: there is no column rtt_avg_ms"),
+        (b"src,dst,rtt_avg_ms\nsecret\n", 0, "line 2: there is no column 2"),
+        (b"src,dst,rtt_avg_ms\n\na,b,secret\n", 0, "line 3: round trips"),
     ];
     for (bytes, slice, why) in cases {
         let error = RttMatrix::parse(bytes, slice).unwrap_err().to_string();
         assert!(error.contains(why), "{error}, not {why}");
+        // Any file may be taken for a matrix by mistake.
+        assert!(!error.contains("secret"), "{error}");
     }
     let packed = RttMatrix::parse(b"\xfd7zXZ\0...", 0);
     assert!(matches!(packed, Err(MatrixError::Compressed)));

@@ -6,17 +6,17 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use atoll_dht::{Blocks, GetError, MemoryBlocks, PutError};
-use atoll_env::{BoxFuture, Env};
+use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, Key, ReadKey, SealError, SecretKey, SignedBlock};
-use atoll_vfs::FileSystem;
-use atoll_vfs::kit::{self, Features, Subject, Tree};
+use atoll_vfs::kit;
 use atoll_volume::owned::format::{FormatError, RootError, sealed_root};
 use atoll_volume::owned::{
     GetOptions, NoKeeper, NoProgress, OpenError, PublishError, PublishOptions, Published,
-    ReadError, Snapshot, Visibility, Volume, VolumeFs, VolumeOptions, get_tree, publish,
+    ReadError, Snapshot, Visibility, Volume, VolumeOptions, get_tree, publish,
 };
 use bytes::Bytes;
 
+use crate::mount::PublishedVolume;
 use crate::ring::{env, open_with, publish_with, secret, small_blocks};
 use crate::trees::patterned;
 
@@ -107,37 +107,10 @@ async fn snapshot(blocks: &Arc<impl Blocks>) -> Arc<Snapshot> {
     open(blocks, with_key(read_key())).await.expect("opens").snapshot().await
 }
 
-struct EncryptedVolume;
-
-impl Subject for EncryptedVolume {
-    fn name(&self) -> String {
-        "encrypted owned volume".into()
-    }
-
-    fn features(&self) -> Features {
-        Features::PUBLISHED
-    }
-
-    fn env(&self) -> Env {
-        env()
-    }
-
-    fn make(&self, tree: Arc<Tree>) -> BoxFuture<'_, Result<Arc<dyn FileSystem>, String>> {
-        Box::pin(async move {
-            let source = tempfile::tempdir().map_err(|error| error.to_string())?;
-            kit::write_tree_to_disk(&tree, source.path()).map_err(|error| error.to_string())?;
-            let blocks = Arc::new(MemoryBlocks::new());
-            publish_with(&blocks, source.path(), encrypted()).await;
-            let volume = open_with(&blocks, with_key(read_key())).await;
-            let fs: Arc<dyn FileSystem> = Arc::new(VolumeFs::new(env(), volume, 1000, 1000));
-            Ok(fs)
-        })
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_encrypted_volume_conforms() {
-    kit::run_read_suite(&EncryptedVolume).await.assert_passes();
+    let subject = PublishedVolume { read_key: Some(read_key()) };
+    kit::run_read_suite(&subject).await.assert_passes();
 }
 
 /// A tree with names and contents that nothing else has.
@@ -365,6 +338,67 @@ async fn a_volume_changes_who_can_read_it_only_when_told_to() {
 
 /// A reader that holds a volume open goes on with what it has when the publisher takes
 /// the read key away, and says why.
+/// The ring could not be asked while the tree was uploaded; then the put was refused because
+/// there is a root, which was encrypted. It was replaced by one in the clear.
+#[tokio::test]
+async fn a_root_that_turns_up_late_is_not_converted_either() {
+    struct Late {
+        ring: MemoryBlocks,
+        asked: Mutex<u32>,
+    }
+
+    impl Blocks for Late {
+        fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
+            self.ring.get(hash)
+        }
+
+        fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
+            let mut asked = self.asked.lock().expect("not poisoned");
+            *asked += 1;
+            if *asked <= 2 {
+                let told = "nobody answers".into();
+                return Box::pin(async move { Err(GetError::Unavailable { key, told }) });
+            }
+            self.ring.get_signed(key)
+        }
+
+        fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
+            self.ring.put(blocks)
+        }
+
+        fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
+            self.ring.put_signed(block)
+        }
+
+        fn renew(
+            &self,
+            hashes: Vec<BlockHash>,
+        ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+            self.ring.renew(hashes)
+        }
+    }
+
+    let source = telling_tree();
+    let blocks = Arc::new(Late { ring: MemoryBlocks::new(), asked: Mutex::new(10) });
+    let first = try_publish(&blocks, source.path(), &secret(), encrypted()).await;
+    let version = first.expect("publishes").version;
+    // Its clock is ahead of the next publisher's.
+    let sealed = blocks.ring.get_signed(secret().volume_id().root_key()).await.expect("is there");
+    let ahead = SignedBlock::sign(&secret(), b"", version + 1_000_000_000, &sealed.payload);
+    blocks.ring.put_signed(ahead.clone()).await.expect("higher");
+
+    let forget = || *blocks.asked.lock().expect("not poisoned") = 0;
+    forget();
+    let plain = try_publish(&blocks, source.path(), &secret(), small_blocks()).await;
+    assert!(matches!(plain, Err(PublishError::Converts { .. })), "{plain:?}");
+    let present = blocks.ring.get_signed(secret().volume_id().root_key()).await;
+    assert_eq!(present.as_ref(), Ok(&ahead), "untouched");
+    forget();
+    let convert = PublishOptions { convert: true, ..small_blocks() };
+    let plain = try_publish(&blocks, source.path(), &secret(), convert).await.expect("is told to");
+    assert_eq!(plain.version, ahead.version + 1);
+}
+
 #[tokio::test]
 async fn a_reader_is_told_when_the_volume_is_converted() {
     let source = telling_tree();

@@ -7,18 +7,23 @@ use std::time::Duration;
 
 use atoll_dht::MemoryBlocks;
 use atoll_env::{BoxFuture, Env};
+use atoll_key::ReadKey;
 use atoll_vfs::kit::{self, Features, Subject, Tree};
 use atoll_vfs::{Caller, Errno, FileSystem, Handle, InodeNumber, OpenFlags};
-use atoll_volume::owned::{VolumeFs, VolumeOptions};
+use atoll_volume::owned::{PublishOptions, VolumeFs, VolumeOptions};
 
 use crate::ring::{WatchedBlocks, env, open_with, publish_with, small_blocks};
 use crate::trees::{patterned, set_mtime};
 
-struct PublishedVolume;
+/// A published volume, encrypted if there is a key.
+pub struct PublishedVolume {
+    pub read_key: Option<ReadKey>,
+}
 
 impl Subject for PublishedVolume {
     fn name(&self) -> String {
-        "owned volume".into()
+        let kind = if self.read_key.is_some() { "encrypted owned" } else { "owned" };
+        format!("{kind} volume")
     }
 
     fn features(&self) -> Features {
@@ -30,12 +35,14 @@ impl Subject for PublishedVolume {
     }
 
     fn make(&self, tree: Arc<Tree>) -> BoxFuture<'_, Result<Arc<dyn FileSystem>, String>> {
+        let publish = PublishOptions { read_key: self.read_key.clone(), ..small_blocks() };
+        let read = VolumeOptions { read_key: self.read_key.clone(), ..VolumeOptions::default() };
         Box::pin(async move {
             let source = tempfile::tempdir().map_err(|error| error.to_string())?;
             kit::write_tree_to_disk(&tree, source.path()).map_err(|error| error.to_string())?;
             let blocks = Arc::new(MemoryBlocks::new());
-            publish_with(&blocks, source.path(), small_blocks()).await;
-            let volume = open_with(&blocks, VolumeOptions::default()).await;
+            publish_with(&blocks, source.path(), publish).await;
+            let volume = open_with(&blocks, read).await;
             let fs: Arc<dyn FileSystem> = Arc::new(VolumeFs::new(env(), volume, 1000, 1000));
             Ok(fs)
         })
@@ -44,7 +51,7 @@ impl Subject for PublishedVolume {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_conforms() {
-    kit::run_read_suite(&PublishedVolume).await.assert_passes();
+    kit::run_read_suite(&PublishedVolume { read_key: None }).await.assert_passes();
 }
 
 const ROOT: InodeNumber = InodeNumber::ROOT;

@@ -357,6 +357,42 @@ fn one_block_may_always_start_and_small_ones_are_counted() {
     assert!(!window.may_start(1), "ten are the limit");
 }
 
+/// Links that carry blocks of 8 KiB are not given half a mebibyte of them at once.
+#[test]
+fn a_window_begins_with_so_many_blocks_like_the_largest_within_its_limits() {
+    let begun = |sizes: &[u64]| {
+        let mut window = Window::new(Limits::default());
+        sizes.iter().for_each(|bytes| window.started(*bytes, at(0)));
+        window.bytes()
+    };
+    assert_eq!(begun(&[8 << 10]), 128 << 10);
+    assert_eq!(begun(&[1 << 10]), Limits::default().min_bytes);
+    assert_eq!(begun(&[4 << 10, 32 << 10]), 512 << 10);
+    assert_eq!(begun(&[4 << 20]), Limits::default().first_bytes);
+}
+
+/// Blocks asked for at the very moment at which a round began were waited for and never
+/// counted: the round never ended, and the window stayed as it was for the whole file.
+#[test]
+fn blocks_asked_for_at_the_moment_a_round_begins_do_not_keep_it_from_ending() {
+    let mut window = Window::new(Limits::default());
+    let mut now = 0;
+    for _ in 0..20 {
+        while window.may_start(BLOCK) {
+            window.started(BLOCK, at(now));
+        }
+        now += 100;
+        // All come at once, and as many are asked for in between.
+        for _ in 0..window.in_flight().0 {
+            window.completed(BLOCK, BLOCK, Duration::from_millis(100), at(now));
+            if window.may_start(BLOCK) {
+                window.started(BLOCK, at(now));
+            }
+        }
+    }
+    assert!(window.bytes() > 8 * Limits::default().first_bytes, "{} bytes", window.bytes());
+}
+
 /// A reader that does not ask for more than it gets learns nothing of the path.
 #[test]
 fn who_is_never_refused_keeps_the_window() {

@@ -7,9 +7,10 @@ use atoll_net::Peer;
 
 use crate::{Node, Seat};
 
-/// A node is given this much life before it is first heard of, so that a newcomer does
-/// not count as dead a second later. A guess.
-const PRIOR_SECS: u32 = 60;
+/// A node is given this much life before it is first heard of, so that a newcomer does not
+/// count as dead soon after, nor everybody on a ring that has just begun. Few sessions are
+/// shorter: one in fifty of Overnet's (`Overnet03`, see [`super`]).
+pub(super) const PRIOR_SECS: u32 = 600;
 
 /// Where a key stands on the circle, to 64 bits: enough to tell billions of hashed IDs
 /// apart. Two nodes at one place cannot both be in the table.
@@ -183,6 +184,6 @@ mod tests {
         let old = Entry::new(&node, 10_000, Some(0));
         let young = Entry::new(&node, 10_000, Some(9_900));
         assert!((old.p_alive(10_000) - 1.0).abs() < 1e-9);
-        assert!(old.p_alive(10_500) > 0.95 && young.p_alive(10_500) < 0.3);
+        assert!(old.p_alive(10_500) > 0.95 && young.p_alive(10_500) < 0.6);
     }
 }

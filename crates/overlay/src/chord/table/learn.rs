@@ -7,7 +7,7 @@
 use minicbor::{Decode, Encode};
 
 use super::entry::{from_code, place_of, tag_of, to_code, to_code_up};
-use super::{Evidence, KEEP_P, Table, slot};
+use super::{Evidence, KEEP_P, Table, Trust, slot};
 use crate::Node;
 use crate::wire::WireNodes;
 
@@ -163,7 +163,10 @@ impl Table {
     /// should hold by the density of the ring.
     pub fn take_in(&mut self, question: &Question, answer: &Learned, nodes: f64, now: u32) {
         let Question { to, learn, region, places } = question;
-        self.heard(to, now);
+        match self.trust {
+            Trust::TwoPeers => self.heard(to, now),
+            Trust::OwnChecks => self.called(to, now),
+        }
         self.said_up(to, from_code(answer.up), now);
         self.begin_with_bits(u32::from(answer.bits));
         let span = |place: u64| place.wrapping_sub(learn.after);

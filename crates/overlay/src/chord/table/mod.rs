@@ -27,6 +27,9 @@
 //! sweeps each octave in turn, the near ones more often: a node is the authority on its
 //! successor list and must know its surroundings well for whoever asks it.
 //!
+//! **Learning in passing.** Whoever answers a walk or calls is refreshed;
+//! whoever an answer names has one voice more. No message is sent for it.
+//!
 //! **Size.** What is kept fresh is M = budget × staleness / (2 × bytes per refresh), since
 //! each node is asked as often as it asks. The acceptable staleness S follows from the age
 //! of the nodes met: p = 0.95 for the median one, S = t_alive / 19. If a sweep of the far
@@ -59,7 +62,9 @@
 
 pub mod budget;
 mod entry;
+mod evidence;
 pub mod learn;
+mod slots;
 pub mod sweep;
 
 use std::collections::BTreeMap;
@@ -69,7 +74,11 @@ use atoll_key::{Key, PeerId};
 
 use crate::{MAX_CLOSER, Node};
 use entry::{Entry, place_of};
+use evidence::Grave;
+use slots::{kept_for, slot};
 use sweep::Sweeps;
+
+pub use evidence::{Evidence, Trust};
 
 /// The most entries of a table by default: 5 MB.
 pub const MAX_ENTRIES: usize = 65_536;
@@ -95,6 +104,9 @@ const SCAN: usize = 256;
 /// A root is guessed if so many wrong ones are to be expected: by a node before the key it
 /// takes two calls, by a good guess one.
 const MOST_BACKS: f64 = 0.8;
+/// A gap so many times as wide as one between neighbours is a hole in the table rather than
+/// one in the ring (there one in 150 is as wide), and is not guessed across.
+const HOLE: f64 = 5.0;
 /// No table is taken to know more than this share of all nodes: some have just come.
 const MOST_COVERAGE: f64 = 0.98;
 /// The most guesses at a root.
@@ -117,41 +129,6 @@ struct Anchor {
     near: u64,
     /// Up to this distance everybody stays. It changes less often than `near`.
     kept: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Grave {
-    died: u32,
-    tag: [u8; 3],
-    /// Whether only others have found it dead.
-    is_told: bool,
-}
-
-impl Grave {
-    /// Whether it speaks against evidence that the node lived in that second.
-    fn outweighs(&self, heard: u32, now: u32) -> bool {
-        heard <= self.died || (!self.is_told && now < self.died.saturating_add(GRAVE_SECS))
-    }
-}
-
-/// What a node tells of another one that lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Evidence {
-    /// The node.
-    pub node: Node,
-    /// Second in which it was last known to live.
-    pub heard: u32,
-    /// Second since which it lives, if that is known.
-    pub since: Option<u32>,
-}
-
-/// What makes an entry sure besides this node's own experience.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Trust {
-    /// The word of two peers: where a position follows from the key, whoever answers has it.
-    TwoPeers,
-    /// Nothing: where it follows from the address, that has to be checked (CFS §4.4).
-    OwnChecks,
 }
 
 /// See the module.
@@ -295,191 +272,6 @@ impl Table {
         }
     }
 
-    /// Whoever stands between the nodes of a successor list and is not in it is dead, or so
-    /// new that it will be heard of again.
-    fn mourn(&mut self, place: u64, successors: &[Node], now: u32) {
-        let live: Vec<u64> = successors.iter().map(|n| place_of(n.id.key())).collect();
-        let Some(last) = live.last() else { return };
-        let gone: Vec<(u64, [u8; 3])> = self
-            .places(place, *last)
-            .filter(|at| !live.contains(at))
-            .map(|at| (at, self.entries[&at].tag()))
-            .collect();
-        for (at, tag) in gone {
-            self.remove(at);
-            self.bury(at, Grave { died: now, tag, is_told: true });
-        }
-    }
-
-    fn is_neighbour(&mut self, node: &Node, heard: u32, now: u32) {
-        let place = place_of(node.id.key());
-        self.graves.remove(&place);
-        match self.entries.get_mut(&place) {
-            Some(entry) if *entry.peer_id() == node.peer.id => {
-                entry.heard = entry.heard.max(heard);
-                entry.doubter = 0;
-                entry.moved(node);
-                self.make_sure(place);
-            }
-            _ => {
-                self.remove(place);
-                let mut entry = Entry::new(node, heard, None);
-                entry.sure = true;
-                self.insert(place, entry, now);
-            }
-        }
-    }
-
-    // --- evidence ---------------------------------------------------------------------
-
-    /// The node called or answered, just now.
-    pub fn heard(&mut self, node: &Node, now: u32) {
-        self.is_neighbour(node, now, now);
-    }
-
-    /// The peer has called, or answered what anybody may: it lives. A stranger enters by that
-    /// no further than by its own word.
-    pub fn called(&mut self, node: &Node, now: u32) {
-        if !self.refreshed(node, now) {
-            let place = place_of(node.id.key());
-            if self.graves.get(&place).is_some_and(|grave| grave.died < now) {
-                self.graves.remove(&place);
-            }
-            let said = Evidence { node: *node, heard: now, since: None };
-            self.named(&said, &node.peer.id, now);
-        }
-    }
-
-    /// The node lives. Returns whether it is in the table, at that address.
-    pub fn refreshed(&mut self, node: &Node, now: u32) -> bool {
-        match self.entries.get_mut(&place_of(node.id.key())) {
-            Some(entry) if entry.peer() == node.peer => {
-                Table::confirm(entry, now);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Takes what is given as true, to begin at rest. `since` is when this node started.
-    pub fn prefill(
-        &mut self,
-        known: impl Iterator<Item = Evidence>,
-        since: u32,
-        bits: u32,
-        now: u32,
-    ) {
-        self.since = since;
-        self.has_begun = true;
-        self.set_bits(bits, now);
-        let mut count = 0usize;
-        for said in known {
-            let place = place_of(said.node.id.key());
-            let mut entry = Entry::new(&said.node, said.heard, said.since);
-            entry.sure = true;
-            self.sweeps.met(entry.up_secs());
-            if !self.entries.contains_key(&place) && self.insert(place, entry, now) {
-                count += 1;
-            } else if let (Some(entry), Some(since)) = (self.entries.get_mut(&place), said.since) {
-                entry.since = since.min(entry.heard);
-                entry.is_dated = true;
-            }
-        }
-        // As good as what it was given.
-        self.coverage = if count > 0 { 0.95 } else { self.coverage };
-    }
-
-    /// The node says of itself that it runs for so long.
-    fn said_up(&mut self, node: &Node, up_secs: u32, now: u32) {
-        if let Some(entry) = self.entries.get_mut(&place_of(node.id.key())) {
-            entry.since = now.saturating_sub(up_secs).min(entry.heard);
-            entry.is_dated = true;
-        }
-    }
-
-    /// `teller` says that a node lives. Returns whether it is in the table now.
-    pub fn named(&mut self, said: &Evidence, teller: &PeerId, now: u32) -> bool {
-        let place = place_of(said.node.id.key());
-        let heard = said.heard.min(now);
-        let teller = short(teller);
-        if self.graves.get(&place).is_some_and(|grave| grave.outweighs(heard, now)) {
-            return false;
-        }
-        self.graves.remove(&place);
-        let Some(entry) = self.entries.get_mut(&place) else {
-            if self.unsure >= self.most_unsure() {
-                return false;
-            }
-            let mut entry = Entry::new(&said.node, heard, said.since);
-            entry.teller = teller;
-            return self.insert(place, entry, now);
-        };
-        if *entry.peer_id() != said.node.peer.id {
-            return false;
-        }
-        Table::confirm(entry, heard);
-        if let Some(since) = said.since {
-            // The first to say is believed, and who says much less: nobody is to win by
-            // claiming more. Small differences are rounding.
-            let up = said.heard.saturating_sub(since);
-            if !entry.is_dated || up < entry.up_secs() / 2 {
-                entry.since = since.min(entry.heard);
-                entry.is_dated = true;
-            }
-        }
-        if !entry.sure && entry.teller != teller && self.trust == Trust::TwoPeers {
-            self.make_sure(place);
-        }
-        true
-    }
-
-    fn confirm(entry: &mut Entry, heard: u32) {
-        entry.heard = entry.heard.max(heard);
-        if entry.doubter != 0 && heard > entry.doubted {
-            entry.doubter = 0;
-        }
-    }
-
-    /// `teller` says that the node at `place` was dead in second `died`. Evidence of life
-    /// from later stands against it. The word of two is enough to drop the node, and that of
-    /// one whose successor it would be.
-    fn doubt(&mut self, place: u64, died: u32, teller: &PeerId, is_neighbour: bool) {
-        let teller = short(teller);
-        let Some(entry) = self.entries.get_mut(&place) else { return };
-        if entry.heard >= died {
-            return;
-        }
-        if is_neighbour || !(entry.doubter == 0 || entry.doubter == teller) {
-            let tag = entry.tag();
-            self.remove(place);
-            self.bury(place, Grave { died, tag, is_told: true });
-        } else {
-            (entry.doubter, entry.doubted) = (teller, died);
-        }
-    }
-
-    /// The peer did not answer this node: it is out, with all its virtual servers.
-    pub fn failed(&mut self, peer: &PeerId, now: u32) {
-        let dead: Vec<(u64, [u8; 3])> = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| entry.peer_id() == peer)
-            .map(|(place, entry)| (*place, entry.tag()))
-            .collect();
-        for (place, tag) in dead {
-            self.remove(place);
-            self.bury(place, Grave { died: now, tag, is_told: false });
-        }
-    }
-
-    fn bury(&mut self, place: u64, grave: Grave) {
-        if self.graves.len() >= MAX_GRAVES && !self.graves.contains_key(&place) {
-            let oldest = self.graves.iter().min_by_key(|(_, grave)| grave.died).map(|(at, _)| *at);
-            oldest.map(|at| self.graves.remove(&at));
-        }
-        self.graves.insert(place, grave);
-    }
-
     // --- whom to ask ------------------------------------------------------------------
 
     fn is_good(entry: &Entry, now: u32) -> bool {
@@ -514,7 +306,7 @@ impl Table {
         let Some((first, entry)) = good.next() else { return Vec::new() };
         let known = self.coverage.min(self.entries.len() as f64 / nodes.max(1.0));
         let gap = first.wrapping_sub(place) as f64 / 2f64.powi(64) * nodes;
-        if gap * (1.0 - known.min(MOST_COVERAGE)) > MOST_BACKS {
+        if gap > HOLE || gap * (1.0 - known.min(MOST_COVERAGE)) > MOST_BACKS {
             return Vec::new();
         }
         std::iter::once(entry.node()).chain(good.map(|(_, entry)| entry.node())).collect()
@@ -542,175 +334,6 @@ impl Table {
         self.places(place_of(first).wrapping_sub(1), place_of(last)).next().is_some()
     }
 
-    // --- slots ------------------------------------------------------------------------
-
-    /// The virtual server of ours that precedes a place, and the distance from it.
-    fn anchor_of(&self, place: u64) -> (&Anchor, u64) {
-        let at = self.anchors.partition_point(|anchor| anchor.place <= place);
-        let last = self.anchors.len() - 1;
-        let anchor = &self.anchors[if at == 0 { last } else { at - 1 }];
-        (anchor, place.wrapping_sub(anchor.place))
-    }
-
-    /// The places that share a slot with this one; `None` within reach of a successor
-    /// list, where everybody stays.
-    fn slot_of(&self, place: u64) -> Option<(u64, u64)> {
-        let (anchor, distance) = self.anchor_of(place);
-        if distance <= anchor.kept {
-            return None;
-        }
-        let (low, high) = slot(distance, self.bits);
-        let low = low.max(anchor.kept + 1);
-        let high = high.min(self.arc_of(anchor) - 1);
-        Some((anchor.place.wrapping_add(low), anchor.place.wrapping_add(high)))
-    }
-
-    /// The distance from a virtual server of ours to the next one.
-    fn arc_of(&self, anchor: &Anchor) -> u64 {
-        let at = self.anchors.partition_point(|other| other.place <= anchor.place);
-        let next = self.anchors[at % self.anchors.len()].place;
-        match next.wrapping_sub(anchor.place) {
-            0 => u64::MAX,
-            arc => arc,
-        }
-    }
-
-    fn is_own(&self, place: u64) -> bool {
-        self.anchors.binary_search_by_key(&place, |anchor| anchor.place).is_ok()
-    }
-
-    fn most_unsure(&self) -> usize {
-        self.max_entries.div_ceil(UNSURE_SHARE)
-    }
-
-    /// Puts a newcomer into the table if its slot is free or it deserves it more.
-    fn insert(&mut self, place: u64, entry: Entry, now: u32) -> bool {
-        if self.is_own(place) {
-            return false;
-        }
-        if let Some((low, high)) = self.slot_of(place) {
-            let holders: Vec<u64> = self.places(low.wrapping_sub(1), high).collect();
-            if holders.iter().any(|at| !displaces(&entry, &self.entries[at], now)) {
-                return false;
-            }
-            for at in holders {
-                self.remove(at);
-            }
-        }
-        self.unsure += usize::from(!entry.sure);
-        self.entries.insert(place, entry);
-        while self.entries.len() > self.max_entries {
-            self.shrink(now);
-        }
-        self.entries.contains_key(&place)
-    }
-
-    fn remove(&mut self, place: u64) {
-        if let Some(entry) = self.entries.remove(&place) {
-            self.unsure -= usize::from(!entry.sure);
-        }
-    }
-
-    fn make_sure(&mut self, place: u64) {
-        if let Some(entry) = self.entries.get_mut(&place)
-            && !entry.sure
-        {
-            entry.sure = true;
-            self.unsure -= 1;
-        }
-    }
-
-    /// One bit less, or, where there is none left, the entry least likely to live.
-    fn shrink(&mut self, now: u32) {
-        if self.bits > 0 {
-            self.set_bits(self.bits - 1, now);
-            return;
-        }
-        let worth = |e: &Entry| (e.sure, e.p_alive(now));
-        let worst = self.entries.iter().min_by(|(_, a), (_, b)| {
-            worth(a).partial_cmp(&worth(b)).expect("probabilities are numbers")
-        });
-        if let Some(place) = worst.map(|(place, _)| *place) {
-            self.remove(place);
-        }
-    }
-
-    /// A newcomer begins with what others have found that a budget like its own allows.
-    fn begin_with_bits(&mut self, bits: u32) {
-        if !self.has_begun {
-            self.has_begun = true;
-            self.bits = bits.clamp(FIRST_BITS, MAX_BITS);
-        }
-    }
-
-    fn set_bits(&mut self, bits: u32, now: u32) {
-        let fewer = bits < self.bits;
-        self.bits = bits.min(MAX_BITS);
-        if fewer {
-            self.prune(now);
-        }
-    }
-
-    /// Leaves one entry a slot.
-    fn prune(&mut self, now: u32) {
-        let entries = std::mem::take(&mut self.entries);
-        self.unsure = 0;
-        let mut holder: Option<(u64, u64)> = None;
-        // From a place of ours on, since a slot may lie across the circle's zero.
-        let (before, after): (Vec<_>, Vec<_>) =
-            entries.into_iter().partition(|(place, _)| *place < self.anchors[0].place);
-        for (place, entry) in after.into_iter().chain(before) {
-            let slot = self.slot_of(place);
-            if let (Some((low, _)), Some((held_low, held))) = (slot, holder)
-                && low == held_low
-            {
-                if !displaces(&entry, &self.entries[&held], now) {
-                    continue;
-                }
-                self.remove(held);
-            }
-            holder = slot.map(|(low, _)| (low, place));
-            self.unsure += usize::from(!entry.sure);
-            self.entries.insert(place, entry);
-        }
-        self.bound_unsure();
-    }
-
-    /// Drops unsure entries beyond their share.
-    fn bound_unsure(&mut self) {
-        while self.unsure > self.most_unsure() {
-            let unsure = self.entries.iter().filter(|(_, e)| !e.sure);
-            let Some(place) = unsure.min_by_key(|(_, e)| e.heard).map(|(at, _)| *at) else {
-                return;
-            };
-            self.remove(place);
-        }
-    }
-
-    /// The places of entries in `(after, upto]`, clockwise; all if the ends are equal.
-    fn places(&self, after: u64, upto: u64) -> impl Iterator<Item = u64> + '_ {
-        let (first, second) = self.ranges(after, upto);
-        first.chain(second).map(|(place, _)| *place)
-    }
-
-    fn ranges(
-        &self,
-        after: u64,
-        upto: u64,
-    ) -> (
-        std::collections::btree_map::Range<'_, u64, Entry>,
-        std::collections::btree_map::Range<'_, u64, Entry>,
-    ) {
-        use std::ops::Bound::{Excluded, Included, Unbounded};
-        if after < upto {
-            let none = self.entries.range((Excluded(u64::MAX), Unbounded));
-            (self.entries.range((Excluded(after), Included(upto))), none)
-        } else {
-            let start = self.entries.range((Excluded(after), Unbounded));
-            (start, self.entries.range(..=upto))
-        }
-    }
-
     /// Panics with a description if an invariant of the module does not hold.
     pub fn check_invariants(&self) {
         assert!(self.entries.len() <= self.max_entries, "{} entries", self.entries.len());
@@ -727,41 +350,6 @@ impl Table {
             held = slot;
         }
     }
-}
-
-/// Up to where everybody stays, for a successor list of this reach: the power of two above
-/// it, and no less than before unless that was far too much, so that slots stand still.
-fn kept_for(near: u64, before: u64) -> u64 {
-    let fits = near.checked_next_power_of_two().map_or(u64::MAX, |power| power - 1).max(near);
-    if fits > before || fits < before / 2 { fits } else { before }
-}
-
-/// A peer in short, never 0.
-fn short(peer: &PeerId) -> u32 {
-    let [a, b, c, d, ..] = peer.0;
-    u32::from_be_bytes([a, b, c, d]).max(1)
-}
-
-/// The slot of a distance, first and last: it and all that agree with it in the leading
-/// one and `bits` bits after it.
-fn slot(distance: u64, bits: u32) -> (u64, u64) {
-    let exponent = 63 - (distance | 1).leading_zeros();
-    let width = 1 << exponent.saturating_sub(bits);
-    let low = distance & !(width - 1);
-    (low, low + (width - 1))
-}
-
-/// Whether a newcomer deserves the slot of another. Whoever is there stays unless it is
-/// hardly alive or the newcomer has lived twice as long; the unsure never displace.
-fn displaces(newcomer: &Entry, holder: &Entry, now: u32) -> bool {
-    if holder.sure && !newcomer.sure {
-        return false;
-    }
-    let (new, old) = (newcomer.p_alive(now), holder.p_alive(now));
-    if newcomer.sure && !holder.sure && new >= KEEP_P {
-        return true;
-    }
-    (old < 0.5 && new > old) || (new >= old && newcomer.up_secs() / 2 > holder.up_secs())
 }
 
 #[cfg(test)]

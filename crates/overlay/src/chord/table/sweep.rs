@@ -17,9 +17,9 @@ use super::{Anchor, MAX_BITS, Table, Trust};
 
 /// Evidence may become so old that the median node lives with this probability.
 const STALE_P: f64 = 0.95;
-/// Bounds of the acceptable staleness, seconds. Guesses: a minute is what a sweep of the
-/// neighbourhood takes; in an hour addresses change.
-const LEAST_STALENESS_SECS: u32 = 60;
+/// Bounds of the acceptable staleness, seconds. Guesses: what a sweep of thousands
+/// of nodes takes; in an hour addresses change.
+const LEAST_STALENESS_SECS: u32 = 120;
 const MOST_STALENESS_SECS: u32 = 3600;
 /// A range whose evidence is younger than this share of the acceptable is passed over.
 const FRESH_SHARE: u32 = 4;
@@ -274,8 +274,14 @@ impl Table {
             return None;
         }
         let (first, second) = self.ranges(anchor, place);
-        let near: Vec<&Entry> =
-            second.rev().chain(first.rev()).map(|(_, entry)| entry).take(ASK_AMONG).collect();
+        let may_ask = |entry: &&Entry| entry.sure || self.trust == Trust::TwoPeers;
+        let near: Vec<&Entry> = second
+            .rev()
+            .chain(first.rev())
+            .map(|(_, entry)| entry)
+            .filter(may_ask)
+            .take(ASK_AMONG)
+            .collect();
         let likely = |entry: &&&Entry| entry.doubter == 0 && entry.p_alive(now) >= ASK_P;
         let count = near.iter().filter(likely).count();
         if count == 0 {

@@ -1,15 +1,15 @@
 //! What the walker learns from each answer.
 
 use atoll_key::Key;
-use atoll_net::CallError;
+use atoll_net::{CallError, Peer};
 
 use super::{Candidate, MAX_BACKS, MAX_ROOTS_TAKEN, Plan};
-use crate::peer_book::Misdeed;
+use crate::peer_book::{Misdeed, Standing};
 use crate::walk::selection::Report;
 use crate::walk::{Asked, Said, Step};
 use crate::{Node, Route};
 
-impl Plan {
+impl Plan<'_> {
     /// Takes in an answer; returns the value if that was the end of the search.
     pub fn answered<T>(
         &mut self,
@@ -18,7 +18,7 @@ impl Plan {
         answer: Result<Step<T>, CallError>,
     ) -> Option<T> {
         let mut value = None;
-        let in_replicas = self.route.replicas_left.is_some();
+        let in_replicas = as_root && self.route.replicas_left.is_some();
         let said = match answer {
             Ok(Step::Done(done)) => {
                 value = Some(done);
@@ -88,7 +88,7 @@ impl Plan {
 
     /// A node asked as the root names its predecessor instead.
     fn back(&mut self, node: &Node, nearer: Node) -> Said {
-        if self.failed.contains(&nearer.peer) {
+        if self.failed.contains(&nearer.peer) || self.seems_dead(&nearer) {
             // It believes in a node that has failed: it is the first live successor.
             return self.claimed(*node, None);
         }
@@ -143,6 +143,10 @@ impl Plan {
         if guide.peer.id == self.me.peer.id {
             return said;
         }
+        let named = route.nodes().into_iter().take(MAX_ROOTS_TAKEN);
+        let silent: Vec<Peer> =
+            named.filter(|node| self.standing(node) == Standing::Silent).map(|n| n.peer).collect();
+        self.presumed_dead.extend(silent);
         if said == Said::Nowhere {
             if !matches!(route, Route::Nowhere) {
                 self.misdeeds.push((guide.peer.id, Misdeed::LedInCircles));
@@ -159,13 +163,17 @@ impl Plan {
         for node in list.iter().take(MAX_ROOTS_TAKEN) {
             self.add_root(*node);
         }
+        if list.len() > 1 {
+            self.route.listed.extend(list.iter().take(MAX_ROOTS_TAKEN).map(|node| node.peer));
+        }
         let Some(root) = list.first() else { return Said::Nowhere };
         let hearsay = guide.peer.id != self.me.peer.id;
         if hearsay && self.limits.routes > 1 && !self.may_follow(list) {
             self.doubted.push((guide.peer.id, self.distance_after(root)));
         }
         // Another route has been there already: this one agrees.
-        let first = list.iter().find(|node| !self.failed.contains(&node.peer));
+        let lives = |node: &&Node| !self.failed.contains(&node.peer) && !self.seems_dead(node);
+        let first = list.iter().find(lives);
         if let Some(first) = first
             && self.claims.contains_key(&self.distance_after(first))
             && self.route.replicas_left.is_none()

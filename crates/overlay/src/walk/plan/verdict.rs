@@ -1,5 +1,7 @@
 //! What the walker believes in the end, and whom it has caught lying.
 
+use std::collections::BTreeSet;
+
 use atoll_key::{Key, PeerId};
 use atoll_net::Peer;
 
@@ -7,9 +9,9 @@ use super::{DEAD_BELIEVED, End, MANY_DEAD, MAX_ROOTS_TAKEN, Plan, SHORTER_LISTS}
 use crate::Node;
 use crate::peer_book::Misdeed;
 use crate::walk::density::{Density, Doubt};
-use crate::walk::{Said, Trace, WalkError};
+use crate::walk::{Asked, Said, Trace, WalkError};
 
-impl Plan {
+impl Plan<'_> {
     /// Whether a route that ended like this ends the walk.
     pub(super) fn is_settled(&self, end: End) -> bool {
         if self.limits.routes <= 1 || self.swept {
@@ -115,12 +117,27 @@ impl Plan {
 
     /// The error of a walk that ended like this.
     pub fn into_error(mut self, end: End) -> WalkError {
+        if end == End::Absent {
+            self.note_silent_roots();
+        }
         let (key, trace) = (self.key, std::mem::take(&mut self.trace));
         match end {
             End::Absent => WalkError::Absent { key, roots: self.root_list(), trace },
             End::NoWay => WalkError::NoWay { key, trace },
             End::GaveUp => WalkError::GaveUp { key, trace },
         }
+    }
+
+    /// Nodes among the replicas that were not asked, because they left an earlier call
+    /// unanswered: who reads the trace is to know that they may have it.
+    fn note_silent_roots(&mut self) {
+        let mut places = BTreeSet::new();
+        let nearest = self.roots_known.values().filter(|node| places.insert(node.peer.id));
+        let left_out = |n: &&Node| !self.asked.contains(&(n.peer, true)) && self.seems_dead(n);
+        let said = |n: &Node| Asked { node: *n, as_root: true, local: false, said: Said::Silent };
+        let replicas = nearest.take(self.limits.replicas.max(1));
+        let silent: Vec<Asked> = replicas.filter(left_out).map(said).collect();
+        self.trace.0.extend(silent);
     }
 
     /// The root, which is the nearest node that claims to be it, and who follows it: in its

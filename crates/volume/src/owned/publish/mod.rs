@@ -335,7 +335,8 @@ impl Replaced<'_> {
     /// already. Returns the version, and whether it was there.
     ///
     /// The ring's answer decides: where some of its nodes cannot be asked for the present
-    /// root, the clock gives the version, and a refusal says which one to exceed.
+    /// root, the clock gives the version. If that is refused, there is a newer root than was
+    /// known: it is looked at as any other before it is replaced.
     async fn replace(
         &self,
         blocks: &Arc<dyn Blocks>,
@@ -359,7 +360,13 @@ impl Replaced<'_> {
             match blocks.put_signed(block).await {
                 Ok(()) => return Ok((version, false)),
                 Err(PutError::Superseded { held, .. }) if attempt < MAX_ROOT_ATTEMPTS => {
-                    above = held;
+                    let present = blocks.get_signed(self.secret.volume_id().root_key()).await;
+                    let unreadable = |error: GetError| {
+                        PutError::Unavailable(format!("its newer root cannot be read: {error}"))
+                    };
+                    let present = present.map_err(unreadable)?;
+                    self.check(&present)?;
+                    above = present.version.max(held);
                 }
                 Err(error) => return Err(error.into()),
             }

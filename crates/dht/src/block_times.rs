@@ -1,0 +1,123 @@
+//! How long replicas take to send a block, and from when on one is slow or overdue.
+//!
+//! A block takes longer than a short answer: over a connection at rest, whose window is
+//! that of its beginning, 64 KiB take three round trips and more (RFC 6928), and blocks
+//! asked for at once wait for each other. So who has not sent several blocks of late is
+//! given that much before it is taken for slow; else the first blocks of every cold read
+//! would be asked for twice. Afterwards its own 95 % quantile counts (CFS §5.1 has none
+//! of this: it asks one replica and waits).
+//!
+//! It knows neither blocks nor calls. The table is bounded as the peer book is.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use atoll_env::Instant;
+use atoll_key::PeerId;
+use atoll_overlay::peer_book::{MAX_PEERS, PeerBook};
+
+/// A block over a connection at rest takes so many short answers: 10, 20 and 40 segments
+/// are sent in three, and the request goes before.
+const COLD_ROUND_TRIPS: u32 = 4;
+/// And so much longer: others come at the same time. A guess: 1 MiB at 100 Mbit/s.
+const COLD_QUEUE: Duration = Duration::from_millis(100);
+/// Who has sent so many blocks in a row is judged by what those took. A guess.
+const WARM_BLOCKS: u32 = 8;
+/// A row ends with a pause of this. A guess: TCP's window has decayed by then (RFC 2861).
+const REST: Duration = Duration::from_secs(1);
+/// A replica is not overdue before its short answers would have come so many times...
+const LATE_IN_SHORT_ANSWERS: u32 = 4;
+/// ... nor before this many halves of the time after which it was slow.
+const LATE_IN_HALVES: u32 = 3;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct BlockTimes {
+    book: PeerBook,
+    rows: Mutex<BTreeMap<PeerId, Row>>,
+}
+
+/// Blocks that came one after another.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    blocks: u32,
+    last: Instant,
+}
+
+impl BlockTimes {
+    /// `peer` has sent a block, which took so long.
+    pub fn answered(&self, peer: &PeerId, took: Duration, now: Instant) {
+        self.book.answered(peer, took, now);
+        let mut rows = self.rows.lock().expect("no holder of this lock panics");
+        if rows.len() >= MAX_PEERS && !rows.contains_key(peer) {
+            rows.retain(|_, row| now.since(row.last) < REST);
+            // That many at once: whoever comes first in order makes room.
+            if rows.len() >= MAX_PEERS {
+                rows.pop_first();
+            }
+        }
+        let row = rows.entry(*peer).or_insert(Row { blocks: 0, last: now });
+        let blocks = if now.since(row.last) < REST { row.blocks + 1 } else { 1 };
+        *row = Row { blocks, last: now };
+    }
+
+    /// After how long `peer` is slow with a block, whose short answers `short` knows.
+    pub fn slow_after(&self, peer: &PeerId, short: &PeerBook, now: Instant) -> Duration {
+        let usual = self.book.p95(peer);
+        if self.is_warm(peer, now) {
+            return usual;
+        }
+        usual.max(short.expected(peer) * COLD_ROUND_TRIPS + COLD_QUEUE)
+    }
+
+    /// After how long it is overdue, and has probably failed.
+    pub fn late_after(&self, peer: &PeerId, short: &PeerBook, now: Instant) -> Duration {
+        let slow = self.slow_after(peer, short, now) * LATE_IN_HALVES / 2;
+        self.book.late_after(peer).max(short.p95(peer) * LATE_IN_SHORT_ANSWERS).max(slow)
+    }
+
+    fn is_warm(&self, peer: &PeerId, now: Instant) -> bool {
+        let rows = self.rows.lock().expect("no holder of this lock panics");
+        let is_warm = |row: &Row| row.blocks >= WARM_BLOCKS && now.since(row.last) < REST;
+        rows.get(peer).is_some_and(is_warm)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn at(ms: u64) -> Instant {
+        Instant::default() + MS * ms as u32
+    }
+
+    /// The first hedges of every cold read were for nothing: blocks were judged by what
+    /// short answers take.
+    #[test]
+    fn who_has_sent_few_blocks_of_late_is_given_the_round_trips_of_a_cold_connection() {
+        let (times, short, peer) = (BlockTimes::default(), PeerBook::default(), PeerId([1; 32]));
+        (0..20).for_each(|n| short.answered(&peer, MS * 50, at(n)));
+        let cold = times.slow_after(&peer, &short, at(20));
+        assert!(cold >= MS * 300, "{cold:?}");
+        (0..WARM_BLOCKS.into()).for_each(|n| times.answered(&peer, MS * 60, at(100 + n)));
+        let warm = times.slow_after(&peer, &short, at(110));
+        assert!(warm < MS * 120, "{warm:?}");
+        assert!(times.late_after(&peer, &short, at(110)) > warm);
+        let rested = times.slow_after(&peer, &short, at(3000));
+        assert!(rested >= MS * 300, "{rested:?}");
+    }
+
+    #[test]
+    fn no_more_peers_are_kept_than_in_the_peer_book() {
+        let times = BlockTimes::default();
+        for n in 0..MAX_PEERS as u32 + 100 {
+            let mut id = [0; 32];
+            id[..4].copy_from_slice(&n.to_be_bytes());
+            times.answered(&PeerId(id), MS, at(u64::from(n) / 10));
+        }
+        assert_eq!(times.rows.lock().expect("a lock").len(), MAX_PEERS);
+    }
+}

@@ -1,0 +1,382 @@
+//! Whether what a root says is borne out by others (CFS §8).
+//!
+//! A root answers for its whole replica set. One that lies could acknowledge blocks, or
+//! renewals, and do nothing; nobody would notice before a block is wanted. So whoever puts or
+//! renews asks one of the other replicas, chosen at random once the root has answered,
+//! whether it has what it should have: the version, and at least half of the lease. Among
+//! honest nodes that is one short question a batch. What this one does not bear out, all are
+//! asked about, and it goes straight to those of them that lack it.
+//!
+//! **Invariant:** nobody is believed alone. A root counts as a copy only if another replica
+//! bears it out, and a replica that denies what it has makes nothing fail: it gets another
+//! copy. Who refuses a signed block because there is a newer one must show that one.
+//!
+//! What it does not do: a root that leaves out a single replica is noticed only when that one
+//! is asked, once in k − 1 batches; otherwise its blocks have a copy less. A root that lies
+//! together with most of its replicas is believed. One that refuses blocks as full or over quota is believed too: a
+//! put fails, and says who refused. Where the walk names nobody after the root, as with one copy
+//! (k = 1), there is nobody to ask.
+
+use atoll_env::random_below;
+use atoll_key::{BlockKind, Key, PeerId};
+use atoll_net::header::Capped;
+use atoll_net::{CallError, Request};
+use atoll_overlay::Node;
+use atoll_overlay::peer_book::Misdeed;
+use bytes::Bytes;
+use futures_util::future::join_all;
+
+use crate::admission::Origin;
+use crate::copies;
+use crate::inner::{Block, Inner};
+use crate::messages::{
+    self, BlockHeader, Fetch, Put, PutReply, PutStatus, Renew, RenewReply, Vouch, VouchReply,
+    Vouched, from_header, is_majority, to_header,
+};
+use crate::renewals::renew_here;
+use crate::replicas::store_put;
+
+/// What a replica should hold.
+#[derive(Clone, Copy, Debug)]
+struct Expected {
+    key: Key,
+    version: u64,
+    lease_secs: u64,
+}
+
+impl Expected {
+    fn is_met(&self, said: &Option<Vouched>) -> bool {
+        let met =
+            |said: &Vouched| said.version >= self.version && said.lease_secs >= self.lease_secs / 2;
+        said.as_ref().is_some_and(met)
+    }
+}
+
+/// A block of which not everybody asked has what the root says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Doubt {
+    /// Its place in the batch.
+    index: usize,
+    /// Who has it, of the replicas beside the root.
+    holders: Vec<PeerId>,
+}
+
+impl Doubt {
+    /// Whether enough nodes have the block when so many more have got it: half of the
+    /// replica set, the root being one if anybody bears it out.
+    fn is_settled(&self, given: usize, set: &[Node]) -> bool {
+        let root = usize::from(!self.holders.is_empty());
+        2 * (root + self.holders.len() + given) >= set.len()
+    }
+}
+
+/// What a node says of blocks, itself included; `None` if it does not answer.
+pub(crate) async fn ask(
+    inner: &Inner,
+    node: &Node,
+    keys: Vec<Key>,
+) -> Option<Vec<Option<Vouched>>> {
+    let (count, asked) = (keys.len(), Vouch { keys });
+    let said = if inner.is_me(node) {
+        copies::vouch(inner, &asked).ok()?
+    } else {
+        let request =
+            Request { method: messages::VOUCH, header: to_header(&asked), parts: Vec::new() };
+        let reply = inner.ask_briefly(node, request).await.ok()?;
+        from_header::<VouchReply>(&reply.header).ok()?
+    };
+    (said.vouched.0.len() == count).then_some(said.vouched.0)
+}
+
+/// Which of the blocks a node has as they should be; `None` if it does not answer.
+async fn has(inner: &Inner, node: &Node, expected: &[Expected]) -> Option<Vec<bool>> {
+    let said = ask(inner, node, expected.iter().map(|e| e.key).collect()).await?;
+    Some(expected.iter().zip(&said).map(|(expected, said)| expected.is_met(said)).collect())
+}
+
+/// The nodes after the root in an order that it cannot know. This node comes last: it may be
+/// the only one that a false root has sent blocks to.
+fn shuffled(inner: &Inner, set: &[Node]) -> Vec<Node> {
+    let mut others: Vec<Node> = set.iter().skip(1).copied().collect();
+    for i in (1..others.len()).rev() {
+        others.swap(i, random_below(&*inner.env, i as u64 + 1) as usize);
+    }
+    others.sort_by_key(|node| inner.is_me(node));
+    others
+}
+
+/// What is not borne out of blocks that the root of the replica set `set`, its first, says
+/// the set has.
+async fn doubts(inner: &Inner, set: &[Node], expected: &[Expected]) -> Vec<Doubt> {
+    let mut others = shuffled(inner, set).into_iter();
+    if others.len() == 0 || expected.is_empty() {
+        return Vec::new();
+    }
+    let mut first = None;
+    for node in others.by_ref() {
+        if let Some(held) = has(inner, &node, expected).await {
+            first = Some((node, held));
+            break;
+        }
+    }
+    let lacking = |index: &usize| first.as_ref().is_none_or(|(_, held)| !held[*index]);
+    let doubtful: Vec<usize> = (0..expected.len()).filter(lacking).collect();
+    let mut doubts: Vec<Doubt> =
+        doubtful.into_iter().map(|index| Doubt { index, holders: Vec::new() }).collect();
+    if doubts.is_empty() {
+        return doubts;
+    }
+    let expected: Vec<Expected> = doubts.iter().map(|doubt| expected[doubt.index]).collect();
+    let rest: Vec<Node> = others.collect();
+    let answers = join_all(rest.iter().map(|node| has(inner, node, &expected))).await;
+    let mut witnesses = usize::from(first.is_some());
+    for (node, held) in rest.iter().zip(answers) {
+        let Some(held) = held else { continue };
+        witnesses += 1;
+        for (doubt, held) in doubts.iter_mut().zip(held) {
+            if held {
+                doubt.holders.push(node.peer.id);
+            }
+        }
+    }
+    // One alone may be the liar.
+    let is_false = witnesses >= 2.min(set.len() - 1);
+    if is_false && doubts.iter().any(|doubt| doubt.holders.is_empty()) {
+        let (root, now) = (&set[0], inner.env.now());
+        tracing::warn!(?root, count = doubts.len(), "a root's word is not borne out");
+        inner.overlay.peer_book().lied(&root.peer.id, Misdeed::LostBlock, now);
+    }
+    doubts
+}
+
+/// The replicas beside the root, and the places in the batch of the blocks each may lack.
+fn lacking(set: &[Node], doubts: &[Doubt]) -> Vec<(Node, Vec<usize>)> {
+    let of = |node: &Node| {
+        let lacks = |doubt: &&Doubt| !doubt.holders.contains(&node.peer.id);
+        (*node, doubts.iter().filter(lacks).map(|doubt| doubt.index).collect::<Vec<usize>>())
+    };
+    set.iter().skip(1).map(of).filter(|(_, lacks)| !lacks.is_empty()).collect()
+}
+
+/// Looks whether blocks are where their root, the first of `set`, says in `statuses`; gives
+/// them to the replicas that lack them, and says then what has become of them.
+pub(crate) async fn check_put(
+    inner: &Inner,
+    set: &[Node],
+    origin: &Origin,
+    blocks: &[Block],
+    statuses: &mut [PutStatus],
+) {
+    let stored: Vec<usize> =
+        (0..blocks.len()).filter(|index| is_stored(&statuses[*index])).collect();
+    let expected: Vec<Expected> = stored.iter().map(|index| expect(&blocks[*index])).collect();
+    let mut doubts = doubts(inner, set, &expected).await;
+    doubts.iter_mut().for_each(|doubt| doubt.index = stored[doubt.index]);
+    for (index, status) in statuses.iter_mut().enumerate() {
+        if matches!(status, PutStatus::Superseded { .. }) {
+            match newest_shown(inner, set, &blocks[index]).await {
+                Some(held) => *status = PutStatus::Superseded { held },
+                None => doubts.push(Doubt { index, holders: Vec::new() }),
+            }
+        }
+    }
+    let told = put_at_replicas(inner, set, origin, blocks, &doubts).await;
+    let wanted = u32::try_from(set.len()).expect("k is small");
+    for doubt in doubts {
+        let told = &told[doubt.index];
+        let given = told.iter().filter(|status| matches!(status, PutStatus::Stored { .. })).count();
+        let is_refused = |status: &&PutStatus| matches!(status, PutStatus::Superseded { .. });
+        let over = told.iter().find(|status| matches!(status, PutStatus::OverQuota { .. }));
+        let copies = u32::try_from(doubt.holders.len() + given).expect("k is small");
+        let newer = match told.iter().find(is_refused) {
+            Some(_) => newest_shown(inner, set, &blocks[doubt.index]).await,
+            None => None,
+        };
+        statuses[doubt.index] = match (newer, over) {
+            (Some(held), _) => PutStatus::Superseded { held },
+            _ if doubt.is_settled(given, set) => PutStatus::Stored { copies: wanted, wanted },
+            (None, Some(over)) => *over,
+            (None, None) => PutStatus::Stored { copies, wanted },
+        };
+    }
+}
+
+fn is_stored(status: &PutStatus) -> bool {
+    matches!(status, PutStatus::Stored { copies, wanted } if is_majority(*copies, *wanted))
+}
+
+/// Puts doubtful blocks at the replicas that may lack them; what these say of each block of
+/// the batch.
+async fn put_at_replicas(
+    inner: &Inner,
+    set: &[Node],
+    origin: &Origin,
+    blocks: &[Block],
+    doubts: &[Doubt],
+) -> Vec<Vec<PutStatus>> {
+    let puts = lacking(set, doubts).into_iter().map(|(node, indices)| async move {
+        let given = indices.iter().map(|index| blocks[*index].clone()).collect();
+        let told = put_at(inner, &node, origin, given).await;
+        (indices, told.unwrap_or_default())
+    });
+    let mut told = vec![Vec::new(); blocks.len()];
+    for (indices, answers) in join_all(puts).await {
+        indices.into_iter().zip(answers).for_each(|(index, status)| told[index].push(status));
+    }
+    told
+}
+
+/// The highest version that any of `set` can show of a signed block that supersedes this one.
+async fn newest_shown(inner: &Inner, set: &[Node], block: &Block) -> Option<u64> {
+    let shown = join_all(set.iter().map(|node| shows_newer(inner, node, block))).await;
+    shown.into_iter().flatten().max()
+}
+
+/// The version of the block that a node holds instead of this signed one: a higher, or
+/// another of the same. Anybody can say that there is one, and name any number.
+pub(crate) async fn shows_newer(inner: &Inner, node: &Node, block: &Block) -> Option<u64> {
+    let BlockHeader { key, kind, .. } = block.header;
+    if kind != BlockKind::Signed as u8 {
+        return None;
+    }
+    let bytes = if inner.is_me(node) {
+        inner.store.get(&key).await.ok()??.bytes
+    } else {
+        let header = to_header(&Fetch { keys: vec![key] });
+        let request = Request { method: messages::FETCH, header, parts: Vec::new() };
+        inner.ask_briefly(node, request).await.ok()?.parts.into_iter().next()?
+    };
+    let held = BlockKind::Signed.verify(&key, &bytes).ok()?;
+    let offered = BlockKind::Signed.verify(&key, &block.bytes).ok()?;
+    (held > offered || held == offered && bytes != block.bytes).then_some(held)
+}
+
+fn expect(block: &Block) -> Expected {
+    let BlockHeader { key, kind, lease_secs } = block.header;
+    let is_signed = kind == BlockKind::Signed as u8;
+    let version = is_signed.then(|| BlockKind::Signed.verify(&key, &block.bytes).ok());
+    Expected { key, version: version.flatten().unwrap_or(0), lease_secs }
+}
+
+/// Puts blocks at one replica, which may be this node.
+async fn put_at(
+    inner: &Inner,
+    node: &Node,
+    origin: &Origin,
+    blocks: Vec<Block>,
+) -> Result<Vec<PutStatus>, CallError> {
+    if inner.is_me(node) {
+        return Ok(store_put(inner, &node.peer, origin, blocks).await?);
+    }
+    let receipt = origin.to_wire(blocks.iter().map(|block| block.header.key));
+    let (headers, parts): (Vec<BlockHeader>, Vec<Bytes>) =
+        blocks.into_iter().map(|block| (block.header, block.bytes)).unzip();
+    let count = headers.len();
+    let header = to_header(&Put { blocks: headers.into(), as_root: false, receipt });
+    let reply = inner.call(node, Request { method: messages::PUT, header, parts }).await?;
+    let PutReply { statuses: Capped(statuses) } = from_header(&reply.header)?;
+    Ok(if statuses.len() == count { statuses } else { Vec::new() })
+}
+
+/// Looks whether leases end when the root, the first of `set`, says in `held`; renews them
+/// at the replicas where they do not, and says then which blocks are held: as in
+/// [`RenewReply`], with 3 for those of which too few are known to be.
+pub(crate) async fn check_renewal(
+    inner: &Inner,
+    set: &[Node],
+    origin: &Origin,
+    renew: &Renew,
+    held: &mut [u8],
+) {
+    let said: Vec<usize> = (0..held.len()).filter(|index| held[*index] == 1).collect();
+    let expect = |index: &usize| Expected {
+        key: renew.keys[*index],
+        version: 0,
+        lease_secs: renew.lease_secs,
+    };
+    let expected: Vec<Expected> = said.iter().map(expect).collect();
+    let mut doubts = doubts(inner, set, &expected).await;
+    doubts.iter_mut().for_each(|doubt| doubt.index = said[doubt.index]);
+    let renewals = lacking(set, &doubts).into_iter().map(|(node, indices)| async move {
+        let keys: Vec<Key> = indices.iter().map(|index| renew.keys[*index]).collect();
+        let receipt = origin.to_wire(keys.iter().copied());
+        let part = Renew { keys, lease_secs: renew.lease_secs, as_root: false, receipt };
+        (indices, renew_at(inner, &node, origin, &part).await)
+    });
+    // How many have it now, and how many have said that they do not.
+    let mut told = vec![(0, 0); held.len()];
+    for (indices, states) in join_all(renewals).await {
+        let Ok(states) = states else { continue };
+        for (index, state) in indices.into_iter().zip(states) {
+            let (has, lacks) = &mut told[index];
+            *(if state == 0 { lacks } else { has }) += 1;
+        }
+    }
+    for doubt in doubts {
+        let (has, lacks) = told[doubt.index];
+        held[doubt.index] = match doubt.is_settled(has, set) {
+            true => 1,
+            // Nobody has it but the root, if that: it should be put again.
+            false if has == 0 && lacks + 1 == set.len() => 0,
+            false => 3,
+        };
+    }
+}
+
+/// Renews at one replica, which may be this node.
+async fn renew_at(
+    inner: &Inner,
+    node: &Node,
+    origin: &Origin,
+    part: &Renew,
+) -> Result<Vec<u8>, CallError> {
+    let reply = if inner.is_me(node) {
+        renew_here(inner, origin, part).await?
+    } else {
+        let header = to_header(part);
+        let request = Request { method: messages::RENEW, header, parts: Vec::new() };
+        from_header::<RenewReply>(&inner.call(node, request).await?.header)?
+    };
+    Ok(if reply.held.len() == part.keys.len() { reply.held } else { Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(count: u8) -> Vec<Node> {
+        let addr = "127.0.0.1:1".parse().expect("an address");
+        (0..count).map(|n| Node::of(atoll_net::Peer { id: PeerId([n; 32]), addr })).collect()
+    }
+
+    #[test]
+    fn a_root_counts_only_if_another_bears_it_out() {
+        let doubt = |holders: usize| Doubt { index: 0, holders: vec![PeerId([9; 32]); holders] };
+        // Replica set, holders, given, enough.
+        for (count, holders, given, enough) in [
+            (2, 0, 0, false),
+            (2, 0, 1, true),
+            (3, 0, 1, false),
+            (3, 0, 2, true),
+            (3, 1, 0, true),
+            (6, 0, 2, false),
+            (6, 0, 3, true),
+            (6, 1, 0, false),
+            (6, 2, 0, true),
+        ] {
+            let settled = doubt(holders).is_settled(given, &set(count));
+            assert_eq!(settled, enough, "{count} {holders} {given}");
+        }
+    }
+
+    #[test]
+    fn each_replica_gets_what_it_has_not_said_to_have() {
+        let set = set(3);
+        let doubts = [
+            Doubt { index: 4, holders: vec![set[1].peer.id] },
+            Doubt { index: 7, holders: Vec::new() },
+        ];
+        assert_eq!(lacking(&set, &doubts), [(set[1], vec![7]), (set[2], vec![4, 7])]);
+        assert_eq!(lacking(&set, &doubts[..1]), [(set[2], vec![4])]);
+    }
+}

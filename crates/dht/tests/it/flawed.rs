@@ -1,0 +1,99 @@
+//! A store in memory with the weaknesses of one on a disk.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use atoll_env::{BoxFuture, Env, sleep};
+use atoll_key::Key;
+use atoll_store::{
+    BlockInfo, BlockStore, MemoryStore, Owner, OwnerUsage, Owners, ScrubStep, StoreError,
+    StoredBlock, Usage,
+};
+use futures_util::FutureExt;
+
+/// See the module.
+pub struct Flawed {
+    inner: Arc<MemoryStore>,
+    damaged: Mutex<Option<Key>>,
+    /// How long batches wait in its queue, by whose clock.
+    queue: Option<(Env, Duration)>,
+}
+
+impl Flawed {
+    pub fn new(capacity_bytes: u64) -> Flawed {
+        let inner = Arc::new(MemoryStore::new(capacity_bytes));
+        Flawed { inner, damaged: Mutex::new(None), queue: None }
+    }
+
+    /// One that keeps a batch it has begun with, so much later, whether or not anybody waits.
+    pub fn slow(capacity_bytes: u64, env: Env, delay: Duration) -> Flawed {
+        Flawed { queue: Some((env, delay)), ..Flawed::new(capacity_bytes) }
+    }
+
+    /// The block is found damaged when it is read next.
+    pub fn damage(&self, key: Key) {
+        *self.damaged.lock().expect("not poisoned") = Some(key);
+    }
+
+    fn hit(&self, key: &Key) -> bool {
+        self.damaged.lock().expect("not poisoned").take_if(|damaged| damaged == key).is_some()
+    }
+}
+
+impl BlockStore for Flawed {
+    fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>> {
+        let Some((env, delay)) = self.queue.clone() else { return self.inner.put(batch) };
+        let (inner, pause) = (self.inner.clone(), sleep(&*env, delay));
+        let written = async move {
+            pause.await;
+            inner.put(batch).await
+        };
+        let written = written.boxed().shared();
+        env.spawn(Box::pin(written.clone().map(|_| ())));
+        Box::pin(written)
+    }
+    fn get(&self, key: &Key) -> BoxFuture<'static, Result<Option<StoredBlock>, StoreError>> {
+        if self.hit(key) {
+            let (key, removed) = (*key, self.inner.remove(vec![*key]));
+            return Box::pin(async move {
+                removed.await?;
+                Err(StoreError::Corrupted { key })
+            });
+        }
+        self.inner.get(key)
+    }
+    fn info(&self, key: &Key) -> Result<Option<BlockInfo>, StoreError> {
+        self.inner.info(key)
+    }
+    fn list(&self, range: atoll_key::KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
+        self.inner.list(range, limit)
+    }
+    fn renew(&self, keys: &[Key], expires: u64, by: Owner) -> Result<Vec<bool>, StoreError> {
+        self.inner.renew(keys, expires, by)
+    }
+    fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
+        self.inner.remove(keys)
+    }
+    fn remove_expired(&self, now: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
+        self.inner.remove_expired(now)
+    }
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+    fn usage_of(&self, owner: &Owner) -> OwnerUsage {
+        self.inner.usage_of(owner)
+    }
+    fn owners(&self, limit: usize) -> Owners {
+        self.inner.owners(limit)
+    }
+    fn scrub(
+        &self,
+        from: Option<Key>,
+        budget: u64,
+    ) -> BoxFuture<'static, Result<ScrubStep, StoreError>> {
+        self.inner.scrub(from, budget)
+    }
+    fn reclaim(&self, budget: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
+        self.inner.reclaim(budget)
+    }
+}

@@ -1,0 +1,497 @@
+//! Cross-checking successor lists: does the ring know this node, and its list the ring?
+//!
+//! A list says what the first successor says, which says what its own successor said. One
+//! member that leaves nodes out so hides them from everybody before it, and accomplices
+//! could make themselves the holders of somebody's blocks. (CFS §8 leaves malicious members
+//! to future work.) They can only withhold: whoever is named is checked ([`super::verify`]).
+//! So others are asked too, and what all of them say is united.
+//!
+//! An *audit* looks for nodes somewhat before this one, beginning anywhere on the ring, and
+//! asks some of those named on the way who is at this node's own position. To one that names
+//! somebody else this node introduces itself (`MEET`). It asks one of its own list who
+//! surrounds that one, and others who is between two of the list. Whoever is named after it
+//! and its list lacks is asked, and so are those whom that one names; who answers is
+//! vouched for ([`super::state::ChordState::vouch`]), and the nodes before it are told. A
+//! node hidden by its predecessor thus comes to light from both sides: it makes itself known
+//! to those before, and they look for it.
+//!
+//! The first audit comes soon after a join, others every [`super::ChordConfig::audit_every`] as
+//! long as they bring something to light. Each that finds nothing doubles the time to the
+//! next, up to [`MAX_INTERVAL`] times as long, so that a ring of honest nodes at rest pays
+//! some 10 bytes a second.
+//!
+//! It does not know who lies, and punishes nobody: a newcomer looks the same for a moment.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use atoll_env::random_below;
+use atoll_key::{Key, PeerId};
+use futures_util::StreamExt;
+use futures_util::stream;
+
+use super::Chord;
+use super::gate::Verdict;
+use super::meetings::MEET_HOPS;
+use super::messages::{self, AskRoute, WireKey, WireRoute};
+use super::state::{ChordState, Told};
+use crate::{Node, Overlay, Route};
+
+/// After its first audit a node leaves out one less than twice so many. A guess.
+const FIRST_INTERVAL: u32 = 2;
+/// The most audits that are left out while nothing is found.
+const MAX_INTERVAL: u32 = 32;
+/// The most virtual servers audited each time, so that a node of many pays little more than
+/// one of one.
+const MAX_AT_A_TIME: usize = 2;
+/// The most calls of an audit under way.
+const PARALLEL_CALLS: usize = 4;
+/// So many nodes are to say whether they know this one. Where one in five lies, the audits of
+/// some minutes meet an honest one.
+const WITNESSES: usize = 2;
+/// So many findings of one audit are many.
+const MUCH: usize = 3;
+/// After an audit that found much, so many times as many are asked, from as many more beginnings.
+const ALERT_FACTOR: usize = 4;
+/// They are looked for at most so far before this node, measured by the distance between
+/// its neighbours: mostly within half a list.
+const MAX_GAPS: u64 = 4;
+/// They are chosen among those not much farther away, or else so many of the nearest: liars
+/// could name their like all over the ring.
+const MAX_AHEAD: usize = 8;
+/// Of those nearest to the key, one of so many is asked next, at random: the nearest may lie.
+const MAX_NEXT: usize = 3;
+/// The most questions from one beginning.
+const MAX_HOPS: usize = 2;
+/// The most nodes taken from what one node names.
+const MAX_NAMED: usize = 8;
+/// The most nodes asked whether they belong into the list.
+const MAX_CANDIDATES: usize = 24;
+/// The most peers of whom it is recalled that one has introduced oneself to them.
+const MAX_INTRODUCED: usize = 64;
+/// The most nodes told of one that was missing.
+const MAX_TOLD: usize = 16;
+
+/// So long a list must have been too short, and the same node have said that it follows the
+/// last, before that one continues it: who has just joined may not know yet who is before
+/// it. A guess: some rounds of stabilising.
+pub(super) const SHORT_FOR: Duration = Duration::from_secs(8);
+
+/// When a virtual server is audited next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct AuditSchedule {
+    interval: u32,
+    left: u32,
+    /// Whether much was found, more than newcomers and failures bring about, and ever since
+    /// something.
+    is_alert: bool,
+    /// To whom this one has introduced itself. Who does not know it all the same is no news.
+    introduced: BTreeSet<PeerId>,
+}
+
+impl Default for AuditSchedule {
+    fn default() -> AuditSchedule {
+        AuditSchedule {
+            interval: FIRST_INTERVAL,
+            left: 0,
+            is_alert: false,
+            introduced: BTreeSet::new(),
+        }
+    }
+}
+
+impl AuditSchedule {
+    /// Whether now is the time.
+    fn is_due(&mut self) -> bool {
+        let is_due = self.left == 0;
+        self.left = self.left.saturating_sub(1);
+        is_due
+    }
+
+    /// Whether this one introduces itself to the peer for the first time, as far as it recalls.
+    fn introduces_to(&mut self, peer: PeerId) -> bool {
+        if self.introduced.len() >= MAX_INTRODUCED {
+            self.introduced.clear();
+        }
+        self.introduced.insert(peer)
+    }
+
+    /// An audit has ended, which brought so much to light.
+    fn ended(&mut self, found: usize) {
+        self.interval = if found == 0 { (self.interval * 2).min(MAX_INTERVAL) } else { 1 };
+        self.left = self.interval - 1;
+        self.is_alert = found >= if self.is_alert { 1 } else { MUCH };
+    }
+}
+
+/// What the witnesses of an audit said.
+#[derive(Default)]
+struct Hearing {
+    /// Those who named somebody else in this node's place.
+    unaware: Vec<Node>,
+    /// Those not far before this node who named nobody: their lists are too short.
+    silent: Vec<Node>,
+    /// Whom they named, and who did.
+    named: Vec<(PeerId, Vec<Node>)>,
+}
+
+impl Chord {
+    /// Audits those virtual servers whose turn it is, a few at a time.
+    pub(super) async fn audit_due(&self) {
+        let due: Vec<u16> = {
+            let mut inner = self.lock();
+            if inner.servers.is_alone() {
+                return;
+            }
+            let all = 0..inner.servers.count();
+            let mut due: Vec<u16> = all
+                .filter(|index| {
+                    let server = inner.servers.server_mut(*index);
+                    server.is_some_and(|s| s.state.joined() && s.audits.is_due())
+                })
+                .collect();
+            // The others stay due.
+            while due.len() > MAX_AT_A_TIME {
+                due.swap_remove(random_below(&*self.env, due.len() as u64) as usize);
+            }
+            due
+        };
+        let audits = due.into_iter().map(|index| self.audit(index));
+        stream::iter(audits).buffer_unordered(MAX_AT_A_TIME).collect::<()>().await;
+    }
+
+    async fn audit(&self, index: u16) {
+        let me = self.lock().servers.seat(index);
+        let mut heard = self.hear_witnesses(index, &me).await;
+        let mut news = 0;
+        for guide in &heard.unaware {
+            if let Some(server) = self.lock().servers.server_mut(index) {
+                news += usize::from(server.audits.introduces_to(guide.peer.id));
+            }
+            // Whether it arrives or not, the next audit will tell.
+            let _ = self.call_meet(guide, &me, MEET_HOPS, None).await;
+        }
+        for guide in &heard.silent {
+            let _ = self.call_meet(guide, &me, 0, None).await;
+        }
+        heard.named.extend(self.ask_one_listed(index).await);
+        let found = self.ask_named(index, heard.named).await;
+        if let Some(server) = self.lock().servers.server_mut(index) {
+            // Honest successors would have told enough.
+            let is_short = usize::from(server.state.is_short());
+            server.audits.ended(found + news + is_short);
+        }
+    }
+
+    /// Asks some nodes before this one who is at its position.
+    async fn hear_witnesses(&self, index: u16, me: &Node) -> Hearing {
+        let mut hearing = Hearing::default();
+        let is_alert = {
+            let inner = self.lock();
+            inner.servers.server(index).is_some_and(|server| server.audits.is_alert)
+        };
+        let factor = if is_alert { ALERT_FACTOR } else { 1 };
+        // By how far before this node they are.
+        let mut ahead: BTreeMap<Key, Node> = BTreeMap::new();
+        let (predecessor, listed) = {
+            let inner = self.lock();
+            let state = inner.servers.state(index);
+            (state.and_then(ChordState::predecessor), state.map(|s| s.successors().to_vec()))
+        };
+        add_ahead(me.id.key(), predecessor.filter(|node| !self.owns(node)), &mut ahead);
+        let mut starts = self.audit_starts(factor + 1).into_iter();
+        for start in starts.by_ref().take(factor) {
+            let Some(key) = self.somewhere_before(index) else { break };
+            let named = self.look_around(&start, &key).await;
+            let named = named.into_iter().filter(|node| !self.owns(node));
+            add_ahead(me.id.key(), named, &mut ahead);
+        }
+        // The other way round, every second time: who is between two of the list, in the words
+        // of others.
+        let listed: Vec<Node> = listed.into_iter().flatten().skip(1).take(MAX_NAMED).collect();
+        let nth = random_below(&*self.env, listed.len().max(1) as u64) as usize;
+        let is_turn = is_alert || random_below(&*self.env, 2) == 0;
+        if let (true, Some(start), Some(node)) = (is_turn, starts.next(), listed.get(nth)) {
+            let named = self.look_around(&start, &node.id.key().previous()).await;
+            hearing.named.push((start.peer.id, named));
+        }
+        let mut asked = BTreeSet::new();
+        for _ in 0..WITNESSES * factor {
+            ahead.retain(|_, node| !asked.contains(&node.peer));
+            let near = ahead.range(..=self.window(index)).count();
+            let nearest = near.max(ahead.len().min(MAX_AHEAD));
+            let nth = random_below(&*self.env, nearest.max(1) as u64) as usize;
+            let Some(witness) = ahead.values().nth(nth).copied() else { break };
+            asked.insert(witness.peer);
+            match self.ask_the_way(me.id.key(), &witness).await {
+                Some(Route::Root(list)) => {
+                    if list[0] != *me {
+                        hearing.unaware.push(witness);
+                    }
+                    hearing.named.push((witness.peer.id, list));
+                }
+                Some(route) => {
+                    hearing.silent.push(witness);
+                    let others = route.nodes().into_iter().filter(|node| !self.owns(node));
+                    add_ahead(me.id.key(), others, &mut ahead);
+                }
+                None => {}
+            }
+        }
+        hearing
+    }
+
+    /// Goes from `start` towards `key`; all who are named on the way. A root that is named
+    /// does not end it: whom one liar hides, others show.
+    async fn look_around(&self, start: &Node, key: &Key) -> Vec<Node> {
+        let mut asked = BTreeSet::new();
+        let mut near = BTreeMap::new();
+        let mut named = Vec::new();
+        let mut next = Some(*start);
+        for _ in 0..MAX_HOPS {
+            let Some(guide) = next else { break };
+            asked.insert(guide.peer);
+            if let Some(route) = self.ask_the_way(key, &guide).await {
+                let others: Vec<Node> =
+                    route.nodes().into_iter().filter(|node| !self.owns(node)).collect();
+                if matches!(route, Route::Closer(_)) {
+                    add_ahead(key, others.iter().copied(), &mut near);
+                }
+                named.extend(others);
+            }
+            near.retain(|_, node: &mut Node| !asked.contains(&node.peer));
+            let nth = random_below(&*self.env, near.len().clamp(1, MAX_NEXT) as u64) as usize;
+            next = near.values().nth(nth).copied();
+        }
+        named
+    }
+
+    /// A key some nodes before virtual server `index`. How far nodes are apart is told by its
+    /// two neighbours, which is little, but no list that others made up.
+    fn somewhere_before(&self, index: u16) -> Option<Key> {
+        let inner = self.lock();
+        let state = inner.servers.state(index)?;
+        let apart = between_neighbours(state)?;
+        let mut key = *state.me().id.key();
+        for _ in 0..=random_below(&*self.env, MAX_GAPS) {
+            key = key.distance_from(&apart);
+        }
+        Some(key)
+    }
+
+    /// How far before virtual server `index` its witnesses are.
+    fn window(&self, index: u16) -> Key {
+        let inner = self.lock();
+        let apart = inner.servers.state(index).and_then(between_neighbours).unwrap_or(Key::MIN);
+        let wider = |at: Key| if at >= Key::power_of_two(510) { at } else { at.wrapping_add(&at) };
+        wider(wider(wider(apart)))
+    }
+
+    /// One of the list, any but the first, which is asked all the time; what surrounds it.
+    async fn ask_one_listed(&self, index: u16) -> Option<(PeerId, Vec<Node>)> {
+        let listed: Vec<Node> = {
+            let inner = self.lock();
+            let list = inner.servers.state(index)?.successors();
+            list.iter().skip(1).take(MAX_NAMED).filter(|node| !self.owns(node)).copied().collect()
+        };
+        let nth = random_below(&*self.env, listed.len().max(1) as u64) as usize;
+        let node = listed.get(nth)?;
+        let told = self.asked_who_follows(node, None).await?;
+        Some((node.peer.id, told.predecessor.into_iter().chain(told.successors).collect()))
+    }
+
+    async fn ask_the_way(&self, key: &Key, guide: &Node) -> Option<Route> {
+        let ask = AskRoute { key: WireKey(*key), as_root: false };
+        let ask = messages::encode(&ask);
+        let asked_bytes = ask.len();
+        let answer = self.call::<WireRoute>(guide, messages::ROUTE, ask).await;
+        match answer {
+            Ok(route) => {
+                self.spent_asking(asked_bytes, messages::encode(&route).len());
+                Some(route.0)
+            }
+            Err(error) => {
+                if error.is_failure_of_peer() {
+                    self.alert(&guide.peer);
+                }
+                None
+            }
+        }
+    }
+
+    /// Nodes anywhere on the ring, in random order, remembered ones among them: a list of one
+    /// gang that reaches around the ring leaves no other node in the tables. Those who
+    /// follow us only if there are no others.
+    fn audit_starts(&self, count: usize) -> Vec<Node> {
+        let now = self.env.now();
+        let mut known = self.acquaintances();
+        known.extend(self.known_peers().into_iter().map(|peer| self.place(peer, 0)));
+        known.retain(|node| !self.peer_book.is_avoided(&node.peer.id, now));
+        known.sort_unstable();
+        known.dedup_by_key(|node| node.peer);
+        let (mut starts, mut followers): (Vec<Node>, Vec<Node>) = {
+            let inner = self.lock();
+            let follows =
+                |node: &Node| inner.servers.states().any(|s| s.successors().contains(node));
+            known.into_iter().partition(|node| !follows(node))
+        };
+        let mut chosen = Vec::new();
+        while chosen.len() < count {
+            let from = if starts.is_empty() { &mut followers } else { &mut starts };
+            if from.is_empty() {
+                break;
+            }
+            chosen.push(from.swap_remove(random_below(&*self.env, from.len() as u64) as usize));
+        }
+        chosen
+    }
+
+    /// Asks those named who are missing in the list of virtual server `index`, and whom they
+    /// name in turn; how many of them belong there.
+    async fn ask_named(&self, index: u16, named: Vec<(PeerId, Vec<Node>)>) -> usize {
+        let mut candidates: BTreeMap<Key, (Node, PeerId)> = BTreeMap::new();
+        for (source, list) in named {
+            self.add_missing(index, &list, source, &mut candidates);
+        }
+        let (mut seen, mut found) = (BTreeSet::new(), 0);
+        while seen.len() < MAX_CANDIDATES
+            && let Some((_, (node, source))) = candidates.pop_first()
+        {
+            if !seen.insert(node) || !self.is_missing(index, &node) {
+                continue;
+            }
+            let Some(told) = self.asked_who_follows(&node, Some(source)).await else { continue };
+            let is_nearer = {
+                let inner = self.lock();
+                inner.servers.state(index).is_some_and(|state| state.would_adopt(&node.id))
+            };
+            let is_new = if is_nearer {
+                self.adopt(index, &node, Some(source)).await
+            } else {
+                self.vouch(&node, &told, MEET_HOPS).await
+            };
+            found += usize::from(is_new);
+            let around: Vec<Node> = told.predecessor.into_iter().chain(told.successors).collect();
+            self.add_missing(index, &around, node.peer.id, &mut candidates);
+        }
+        found
+    }
+
+    fn is_missing(&self, index: u16, node: &Node) -> bool {
+        let inner = self.lock();
+        let suspected = inner.servers.judge(node, self.env.now()) == Verdict::Suspected;
+        let state = inner.servers.state(index);
+        !suspected && state.is_some_and(|s| s.would_adopt(&node.id) || s.lacks(&node.id))
+    }
+
+    /// Of those that `source` names, the nearest after this node that it does not know.
+    fn add_missing(
+        &self,
+        index: u16,
+        named: &[Node],
+        source: PeerId,
+        candidates: &mut BTreeMap<Key, (Node, PeerId)>,
+    ) {
+        let me = self.lock().servers.seat(index);
+        let mut missing: Vec<(Key, Node)> = named
+            .iter()
+            .filter(|node| self.is_missing(index, node))
+            .map(|node| (node.id.key().distance_from(me.id.key()), *node))
+            .collect();
+        missing.sort_unstable();
+        missing.truncate(MAX_NAMED);
+        for (at, node) in missing {
+            candidates.entry(at).or_insert((node, source));
+        }
+    }
+
+    /// What a node that is where it says it is, and on a ring, says of its surroundings.
+    async fn asked_who_follows(&self, node: &Node, source: Option<PeerId>) -> Option<Told> {
+        if !self.ensure_checked_for(node, source).await {
+            return None;
+        }
+        match self.call_neighbours(node).await {
+            Ok(told) => Some(told),
+            Err(error) => {
+                self.found_useless(node, &error);
+                None
+            }
+        }
+    }
+
+    /// A node has been introduced that no virtual server of ours would have as its first
+    /// successor: perhaps a list lacks it.
+    pub(super) async fn vouch_if_missing(&self, node: &Node, source: Option<PeerId>, hops: u8) {
+        let count = self.lock().servers.count();
+        if (0..count).any(|index| self.is_missing(index, node))
+            && let Some(told) = self.asked_who_follows(node, source).await
+        {
+            self.vouch(node, &told, hops).await;
+        }
+    }
+
+    /// Takes a node that has answered, and `told` who surrounds it, into all lists that lack
+    /// it, and, with hops left, tells those before it. Whether any list lacked it.
+    async fn vouch(&self, node: &Node, told: &Told, hops_left: u8) -> bool {
+        let before: Option<Vec<Node>> = self.update(|servers, now| {
+            let mut lists = Vec::new();
+            let mut is_news = false;
+            for index in 0..servers.count() {
+                let vouched = servers.with(index, now, |state, judge| {
+                    let is_new = judge(node) == Verdict::Welcome && state.vouch(*node);
+                    is_new.then(|| state.successors().to_vec())
+                });
+                lists.extend(vouched.flatten());
+                is_news |= servers.continue_list(index, node, told, now);
+            }
+            let before = |list: Vec<Node>| list.into_iter().take_while(|listed| listed != node);
+            is_news |= !lists.is_empty();
+            is_news.then(|| lists.into_iter().flat_map(before).collect())
+        });
+        let Some(mut before) = before else { return false };
+        if hops_left > 0 {
+            before.retain(|listed| !self.owns(listed));
+            before.sort_unstable();
+            before.dedup_by_key(|listed| listed.peer);
+            before.truncate(MAX_TOLD);
+            let node = *node;
+            let calls = before.into_iter().map(|listed| async move {
+                let _ = self.call_meet(&listed, &node, 0, None).await;
+            });
+            stream::iter(calls).buffer_unordered(PARALLEL_CALLS).collect::<()>().await;
+        }
+        true
+    }
+}
+
+/// The distance between a virtual server's two neighbours.
+fn between_neighbours(state: &ChordState) -> Option<Key> {
+    let before = state.predecessor().unwrap_or(state.me());
+    Some(state.head()?.id.key().distance_from(before.id.key()))
+}
+
+/// Notes nodes by how far before `key` they are.
+fn add_ahead(key: &Key, nodes: impl IntoIterator<Item = Node>, ahead: &mut BTreeMap<Key, Node>) {
+    ahead.extend(nodes.into_iter().map(|node| (key.distance_from(node.id.key()), node)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn audits_grow_rare_while_nothing_is_found_and_come_back_at_once() {
+        let mut audits = AuditSchedule::default();
+        let mut waits = |found: usize| {
+            let mut ticks = 1;
+            while !audits.is_due() {
+                ticks += 1;
+            }
+            audits.ended(found);
+            ticks
+        };
+        let calm = [0; 7].map(&mut waits);
+        assert_eq!(calm, [1, 4, 8, 16, 32, 32, 32]);
+        assert_eq!([1, 1, 0, 0].map(waits), [32, 1, 1, 2]);
+    }
+}
