@@ -11,10 +11,12 @@
 //! | `format` | ext2's structures as plain data: superblock, descriptors, inodes, entries |
 //! | `records` | what TFS adds, as plain data: header, summaries, extents, tags |
 //! | `meta` | metadata blocks in memory, transactions, the journal |
+//! | [`avoid`] | which places transparent data keeps away from (§3.3) |
 //! | `states` | the five states of a block and their transitions (Figure 2) |
 //!
 //! It knows nothing of the network, of nodes or of FUSE.
 
+pub mod avoid;
 mod bitmap;
 pub mod device;
 pub mod ext2;
