@@ -183,9 +183,7 @@ fn geometry(options: &MkfsOptions, blocks: u32, log: u32) -> Superblock {
 
 /// Blocks of a group's own metadata.
 fn group_overhead(superblock: &Superblock, group: u32) -> u32 {
-    let copies =
-        if superblock.group_has_copy(group) { 1 + superblock.descriptor_blocks() } else { 0 };
-    copies + 2 + superblock.inode_table_blocks()
+    superblock.copy_blocks_of_group(group) + 2 + superblock.inode_table_blocks()
 }
 
 /// Makes the file system and its records.
@@ -432,6 +430,7 @@ pub fn establish_records(
         seq: 1,
         epoch: 1,
         mounted: false,
+        unverified: false,
         mark_before: [0; 32],
         mark_after: [0; 32],
         settled: 0,

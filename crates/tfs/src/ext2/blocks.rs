@@ -11,6 +11,7 @@
 use super::{Ext2, Ext2Error, Part, damaged};
 use crate::bitmap;
 use crate::meta::Block;
+use crate::states::BlockEvent;
 
 /// Blocks that follow each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +33,17 @@ pub struct Goal {
     pub grows: bool,
     /// Whether the blocks kept for the administrator may be used.
     pub privileged: bool,
+}
+
+/// Is told of each allocation of blocks to ordinary files, first block and count, as the
+/// paper's kernel that recorded block allocations (§3.3). It must not call the file system.
+#[derive(Clone)]
+pub struct AllocationObserver(pub std::sync::Arc<dyn Fn(u32, u32) + Send + Sync>);
+
+impl std::fmt::Debug for AllocationObserver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AllocationObserver")
+    }
 }
 
 /// A search within one group takes the first free run of this length, or of what is wanted if
@@ -143,7 +155,10 @@ impl Ext2 {
             self.windows.advance(goal.inode, run.start + run.len, room);
         }
         if let Some(records) = &mut self.records {
-            records.ordinary_write(&mut self.meta, run)?;
+            records.note_allocation(&mut self.meta, run)?;
+        }
+        if let Some(observer) = &self.observer {
+            (observer.0)(run.start, run.len);
         }
         Ok(run)
     }
@@ -173,20 +188,7 @@ impl Ext2 {
 
     /// Refuses a run that touches a group's own metadata: a damaged pointer.
     pub(crate) fn check_not_metadata(&mut self, group: u32, run: Run) -> Result<(), Ext2Error> {
-        let descriptor = self.descriptor(group)?;
-        let first = self.superblock.first_block_of_group(group);
-        let copies = if self.superblock.group_has_copy(group) {
-            1 + self.superblock.descriptor_blocks()
-        } else {
-            0
-        };
-        let table = self.superblock.inode_table_blocks();
-        let own = [
-            (first, copies),
-            (descriptor.block_bitmap, 1),
-            (descriptor.inode_bitmap, 1),
-            (descriptor.inode_table, table),
-        ];
+        let own = self.descriptor(group)?.own_runs(&self.superblock, group);
         let end = run.start + run.len;
         if own.iter().any(|(start, len)| run.start < start + len && *start < end) {
             return damaged(format!("blocks {}..{end} belong to the file system", run.start));
@@ -206,7 +208,6 @@ impl Ext2 {
             let was = if allocated { "allocated already" } else { "not allocated" };
             return damaged(format!("blocks {}+{} are {was}", run.start, run.len));
         }
-        drop(bits);
         let len = run.len as u16;
         let count = if allocated {
             descriptor.free_blocks.checked_sub(len)
@@ -219,13 +220,16 @@ impl Ext2 {
             return damaged(format!("the number of free blocks of group {group} is wrong"));
         };
         descriptor.free_blocks = count;
+        if let Some(records) = &mut self.records {
+            let event =
+                if allocated { BlockEvent::OrdinaryWrite } else { BlockEvent::OrdinaryDelete };
+            records.happen(&mut self.meta, &bits, run, event)?;
+            records.note_changed_group(&mut self.meta, group)?;
+        }
+        drop(bits);
         bitmap::put(self.meta.change(descriptor.block_bitmap, Part::Ordinary)?, range, allocated);
         self.put_descriptor(group, &descriptor)?;
-        self.change_superblock(|superblock| superblock.set_free_blocks(total))?;
-        if let Some(records) = &mut self.records {
-            records.note_changed_group(group);
-        }
-        Ok(())
+        self.change_superblock(|superblock| superblock.set_free_blocks(total))
     }
 }
 

@@ -104,7 +104,9 @@ impl Ext2 {
     fn directory_blocks(&self, directory: u32, inode: &Inode) -> Result<u32, Ext2Error> {
         let block_bytes = self.meta.block_bytes() as u64;
         let blocks = inode.size_bytes / block_bytes;
-        if !inode.size_bytes.is_multiple_of(block_bytes) || blocks > u64::from(MAX_BLOCKS) {
+        // One that is longer than the file system has some blocks twice.
+        let most = MAX_BLOCKS.min(self.superblock().blocks());
+        if !inode.size_bytes.is_multiple_of(block_bytes) || blocks > u64::from(most) {
             let size = inode.size_bytes;
             return damaged(format!("directory {directory} has an impossible length of {size}"));
         }
@@ -304,7 +306,7 @@ impl Ext2 {
         entry::clear(self.meta.blank(run.start, Part::Ordinary)?);
         self.put_block(inode, blocks, run.start)?;
         let block_bytes = self.meta.block_bytes();
-        inode.blocks_512 += block_bytes as u32 / 512;
+        inode.count_blocks(1, block_bytes as u32);
         inode.size_bytes += block_bytes as u64;
         if let Some(index) = self.indices.by_directory.get_mut(&directory) {
             index.spare.push(block_bytes as u16);

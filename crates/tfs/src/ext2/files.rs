@@ -6,7 +6,7 @@
 
 use super::blocks::Run;
 use super::mapping::Path;
-use super::{Ext2, Ext2Error, Goal, damaged};
+use super::{Ext2, Ext2Error, Goal};
 use crate::format::inode::{DIRECT, Inode, POINTERS};
 use crate::format::{put_u32, u32_at};
 use crate::meta::Part;
@@ -46,7 +46,7 @@ impl Ext2 {
     /// The extents of `count` blocks of a file from `logical` on, holes among them.
     ///
     /// # Errors
-    /// [`Ext2Error::Damaged`] if a pointer lies outside the file system.
+    /// [`Ext2Error::Damaged`] if a pointer names no block that a file may have.
     pub fn extents(
         &mut self,
         inode: &Inode,
@@ -78,7 +78,6 @@ impl Ext2 {
         let Some(path) = Path::to(logical, self.meta.block_bytes()) else {
             return Ok((0, u32::MAX - logical));
         };
-        let blocks = self.superblock().blocks();
         let each = (self.meta.block_bytes() / 4) as u64;
         let indices = path.indices();
         let mut block = inode.pointers[indices[0] as usize];
@@ -93,13 +92,11 @@ impl Ext2 {
                 let reach = each.pow(below + 1) - within;
                 return Ok((0, u32::try_from(reach).unwrap_or(u32::MAX)));
             }
-            if block >= blocks {
-                return damaged(format!("a file points at block {block}, which does not exist"));
-            }
+            self.check_pointer(block)?;
             block = u32_at(&self.meta.read(block)?, 4 * *index as usize);
         }
-        if block >= blocks {
-            return damaged(format!("a file points at block {block}, which does not exist"));
+        if block != 0 {
+            self.check_pointer(block)?;
         }
         Ok((block, 1))
     }
@@ -163,13 +160,14 @@ impl Ext2 {
         let before_way = inode.blocks_512;
         self.make_way(inode, logical, goal)?;
         // An indirect block was put at the goal: the data follows it.
-        let made = (inode.blocks_512 - before_way) / (self.superblock().block_bytes() / 512);
-        let goal = Goal { block: goal.block + made, ..goal };
+        let made =
+            inode.blocks_512.saturating_sub(before_way) / (self.superblock().block_bytes() / 512);
+        let goal = Goal { block: goal.block.saturating_add(made), ..goal };
         let run = self.allocate(goal, want.min(self.in_one_table(logical)))?;
         for i in 0..run.len {
             self.put_block(inode, logical + i, run.start + i)?;
         }
-        inode.blocks_512 += run.len * (self.superblock().block_bytes() / 512);
+        inode.count_blocks(run.len, self.superblock().block_bytes());
         Ok(run)
     }
 
@@ -258,9 +256,7 @@ impl Ext2 {
             self.cut_length(inode, first);
             return Ok(false);
         }
-        if block >= self.superblock().blocks() {
-            return damaged(format!("a file points at block {block}, which does not exist"));
-        }
+        self.check_pointer(block)?;
         let each = (self.meta.block_bytes() / 4) as u64;
         let below = each.pow(depth as u32 - 1);
         let mut index = each;

@@ -84,7 +84,7 @@ impl Ext2 {
             None => (0, 0),
         };
         Ok(Standing {
-            free_inodes: u32::from(descriptor.free_inodes) + hidden.0,
+            free_inodes: u32::from(descriptor.free_inodes).saturating_add(hidden.0),
             free_blocks: u32::from(descriptor.free_blocks),
             directories: u32::from(descriptor.directories).saturating_sub(hidden.1),
             has_inode: descriptor.free_inodes > 0,
@@ -246,6 +246,10 @@ impl Ext2 {
         let Some(index) = index else {
             return damaged(format!("group {group} says it has free inodes and has none"));
         };
+        let number = group * per_group + index as u32 + 1;
+        if self.inode(number)?.links > 0 {
+            return damaged(format!("inode {number} is marked free and has a name"));
+        }
         let free_inodes = self.superblock.free_inodes();
         let Some(total) = free_inodes.checked_sub(1) else {
             return damaged("the number of free inodes is wrong");
@@ -261,7 +265,7 @@ impl Ext2 {
         } else {
             self.debts.note(group, new.directory);
         }
-        Ok(Some(group * per_group + index as u32 + 1))
+        Ok(Some(number))
     }
 
     fn count_transparent_inode(

@@ -1,6 +1,7 @@
 //! Which block of the disk holds a block of a file: twelve direct pointers, and trees of one,
 //! two and three levels of indirect blocks.
 
+use super::pointers::Pointable;
 use super::{Ext2, Ext2Error, Goal, damaged};
 use crate::format::inode::{DIRECT, Inode, POINTERS};
 use crate::format::{put_u32, u32_at};
@@ -47,10 +48,10 @@ impl Path {
 /// The disk's block that holds block `logical` of a file with these pointers, 0 for a hole.
 ///
 /// # Errors
-/// [`Ext2Error::Damaged`] if a pointer lies outside the file system.
+/// [`Ext2Error::Damaged`] if a pointer names no block that a file may have.
 pub(crate) fn find(
     meta: &mut Meta,
-    blocks: u32,
+    pointable: &mut Pointable,
     pointers: &[u32; POINTERS],
     logical: u32,
 ) -> Result<u32, Ext2Error> {
@@ -61,11 +62,11 @@ pub(crate) fn find(
         if block == 0 {
             return Ok(0);
         }
-        check(block, blocks)?;
+        pointable.check(meta, block)?;
         block = u32_at(&meta.read(block)?, 4 * *index as usize);
     }
     if block != 0 {
-        check(block, blocks)?;
+        pointable.check(meta, block)?;
     }
     Ok(block)
 }
@@ -74,10 +75,9 @@ impl Ext2 {
     /// The disk's block that holds block `logical` of a file, 0 for a hole.
     ///
     /// # Errors
-    /// [`Ext2Error::Damaged`] if a pointer lies outside the file system.
+    /// [`Ext2Error::Damaged`] if a pointer names no block that a file may have.
     pub fn block_of(&mut self, inode: &Inode, logical: u32) -> Result<u32, Ext2Error> {
-        let blocks = self.superblock.blocks();
-        find(&mut self.meta, blocks, &inode.pointers, logical)
+        find(&mut self.meta, &mut self.pointable, &inode.pointers, logical)
     }
 
     /// Makes the indirect blocks on the way to block `logical` of a file, near `goal`, so
@@ -105,7 +105,7 @@ impl Ext2 {
             inode.pointers[*root as usize] = block;
         }
         for index in &below[..below.len() - 1] {
-            check(block, self.superblock.blocks())?;
+            self.check_pointer(block)?;
             let at = 4 * *index as usize;
             let mut next = u32_at(&self.meta.read(block)?, at);
             if next == 0 {
@@ -114,13 +114,25 @@ impl Ext2 {
             }
             block = next;
         }
-        check(block, self.superblock.blocks())
+        self.check_pointer(block)
+    }
+
+    /// Refuses a block number that no file may point at.
+    pub(crate) fn check_pointer(&mut self, block: u32) -> Result<(), Ext2Error> {
+        self.pointable.check(&mut self.meta, block)
+    }
+
+    fn check_way(&mut self, block: u32) -> Result<(), Ext2Error> {
+        if block == 0 {
+            return damaged("an indirect block is missing");
+        }
+        self.check_pointer(block)
     }
 
     fn new_indirect_block(&mut self, inode: &mut Inode, goal: Goal) -> Result<u32, Ext2Error> {
         let run = self.allocate(Goal { grows: false, ..goal }, 1)?;
         self.meta.blank(run.start, Part::Ordinary)?;
-        inode.blocks_512 += self.superblock.block_bytes() / 512;
+        inode.count_blocks(1, self.superblock.block_bytes());
         Ok(run.start)
     }
 
@@ -143,30 +155,15 @@ impl Ext2 {
             inode.pointers[*root as usize] = value;
             return Ok(());
         };
-        let blocks = self.superblock.blocks();
         let mut block = inode.pointers[*root as usize];
         for index in between {
-            check_way(block, blocks)?;
+            self.check_way(block)?;
             block = u32_at(&self.meta.read(block)?, 4 * *index as usize);
         }
-        check_way(block, blocks)?;
+        self.check_way(block)?;
         put_u32(self.meta.change(block, Part::Ordinary)?, 4 * *last as usize, value);
         Ok(())
     }
-}
-
-fn check_way(block: u32, blocks: u32) -> Result<(), Ext2Error> {
-    if block == 0 {
-        return damaged("an indirect block is missing");
-    }
-    check(block, blocks)
-}
-
-fn check(block: u32, blocks: u32) -> Result<(), Ext2Error> {
-    if block >= blocks {
-        return damaged(format!("a file points at block {block}, which does not exist"));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -13,8 +13,12 @@ mod directories;
 mod files;
 mod inodes;
 mod mapping;
+mod pointers;
 mod records_file;
+mod sound;
+mod transitions;
 mod transparent;
+mod verify;
 mod windows;
 mod xattrs;
 
@@ -27,12 +31,15 @@ use crate::format::inode::Inode;
 use crate::format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
 use crate::meta::{Block, Meta, MetaError, Part};
 
-pub use blocks::{Goal, Run};
+pub use blocks::{AllocationObserver, Goal, Run};
 pub use directories::{Found, Listed};
 pub use files::{BLOCKS_A_STEP, Extent};
 pub use inodes::NewInode;
-pub use records_file::{Records, RecordsBitmap, RecordsError, Totals};
+use pointers::Pointable;
+pub use records_file::{Records, RecordsError, Totals};
+pub use transitions::{GroupBitmaps, StateCounts};
 pub use transparent::Map;
+pub use verify::{Overwritten, VERIFY_STEP_BLOCKS, Verified, VerifyAt};
 use windows::Windows;
 pub use xattrs::{MAX_VALUE_BYTES, Xattrs};
 
@@ -68,6 +75,7 @@ pub struct Ext2 {
     superblock: Superblock,
     records: Option<Records>,
     windows: Windows,
+    pointable: Pointable,
     /// Groups whose bitmap was found to mark the group's own metadata.
     sound_groups: BTreeSet<u32>,
     /// Directories begun in a group since files were (Orlov's debts); groups without one are
@@ -75,6 +83,7 @@ pub struct Ext2 {
     debts: inodes::Debts,
     indices: directories::Indices,
     transparent_cursor: transparent::TransparentCursor,
+    observer: Option<AllocationObserver>,
 }
 
 /// The most groups remembered as sound; beyond it, they are checked again.
@@ -85,6 +94,7 @@ impl Ext2 {
     pub fn new(meta: Meta, superblock: Superblock, records: Option<Records>) -> Ext2 {
         Ext2 {
             meta,
+            pointable: Pointable::new(&superblock),
             superblock,
             records,
             windows: Windows::default(),
@@ -92,7 +102,13 @@ impl Ext2 {
             debts: inodes::Debts::default(),
             indices: directories::Indices::default(),
             transparent_cursor: transparent::TransparentCursor::default(),
+            observer: None,
         }
+    }
+
+    /// Who is told of each allocation to ordinary files from now on.
+    pub fn observe_allocations(&mut self, observer: Option<AllocationObserver>) {
+        self.observer = observer;
     }
 
     /// The superblock as it is now.
@@ -228,19 +244,7 @@ impl Ext2 {
         bitmap: &[u8],
     ) -> Result<(), Ext2Error> {
         let first = self.superblock.first_block_of_group(group);
-        let table = self.superblock.inode_table_blocks();
-        let copies = if self.superblock.group_has_copy(group) {
-            1 + self.superblock.descriptor_blocks()
-        } else {
-            0
-        };
-        let own = [
-            (first, copies.min(self.superblock.blocks_of_group(group))),
-            (descriptor.block_bitmap, 1),
-            (descriptor.inode_bitmap, 1),
-            (descriptor.inode_table, table),
-        ];
-        for (start, count) in own {
+        for (start, count) in descriptor.own_runs(&self.superblock, group) {
             let start = (start - first) as usize;
             let range = start..start + count as usize;
             if crate::bitmap::next(bitmap, range, false).is_some() {
@@ -248,6 +252,18 @@ impl Ext2 {
             }
         }
         Ok(())
+    }
+
+    /// The three bitmaps of a group.
+    ///
+    /// # Errors
+    /// What reading them says.
+    pub fn group_bitmaps(&mut self, group: u32) -> Result<Option<GroupBitmaps>, Ext2Error> {
+        let (allocated, _) = self.block_bitmap(group)?;
+        match &mut self.records {
+            Some(records) => Ok(Some(records.bitmaps(&mut self.meta, group, &allocated)?)),
+            None => Ok(None),
+        }
     }
 
     /// TFS's records, where the file system has them.

@@ -2,10 +2,12 @@
 //! transactions like all metadata.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use thiserror::Error;
 
 use super::blocks::Run;
+use super::pointers::Pointable;
 use super::{Ext2Error, mapping};
 use crate::bitmap;
 use crate::format::inode::POINTERS;
@@ -59,6 +61,8 @@ pub struct Records {
     blocks: u32,
     first_data_block: u32,
     blocks_per_group: u32,
+    inodes_per_group: u32,
+    pointable: Pointable,
     pointers: [u32; POINTERS],
     /// Block of the records' file, and the disk's block: at the file block modulo its length.
     memo: Vec<(u32, u32)>,
@@ -83,6 +87,8 @@ impl Records {
             blocks: superblock.blocks(),
             first_data_block: superblock.first_data_block(),
             blocks_per_group: superblock.blocks_per_group(),
+            inodes_per_group: superblock.inodes_per_group(),
+            pointable: Pointable::new(superblock),
             pointers,
             memo: vec![(u32::MAX, 0); MEMO],
             pins: Runs::default(),
@@ -111,13 +117,15 @@ impl Records {
         self.totals
     }
 
-    /// Adds up the summaries of all groups: once, after a mount.
+    /// Adds up the summaries of all groups: once, after a mount. False if one was damaged.
     ///
     /// # Errors
     /// What reading them says.
-    pub fn add_up(&mut self, meta: &mut Meta, groups: u32) -> Result<(), Ext2Error> {
+    pub fn add_up(&mut self, meta: &mut Meta, groups: u32) -> Result<bool, Ext2Error> {
         let mut totals = Totals::default();
+        let mut whole = true;
         for group in 0..groups {
+            whole &= self.has_summary(meta, group)?;
             let summary = self.summary(meta, group)?;
             totals.transparent += u64::from(summary.transparent);
             totals.overwritten += u64::from(summary.overwritten);
@@ -125,7 +133,7 @@ impl Records {
             totals.transparent_directories += u64::from(summary.transparent_directories);
         }
         self.totals = totals;
-        Ok(())
+        Ok(whole)
     }
 
     /// The disk's block of a block of the records' file.
@@ -135,7 +143,7 @@ impl Records {
     pub fn disk_block(&mut self, meta: &mut Meta, block: u32) -> Result<u32, Ext2Error> {
         let slot = block as usize % MEMO;
         if self.memo[slot].0 != block {
-            let found = mapping::find(meta, self.blocks, &self.pointers, block)?;
+            let found = mapping::find(meta, &mut self.pointable, &self.pointers, block)?;
             if found == 0 {
                 return super::damaged(format!("block {block} of TFS's records is missing"));
             }
@@ -163,14 +171,29 @@ impl Records {
         Ok(&mut self.change(meta, place.block)?[place.at..place.at + len])
     }
 
-    /// A group's summary. One that is damaged counts nothing; `meet_group` counts again.
+    /// A group's summary. One that is damaged counts nothing, until the group is counted again.
     ///
     /// # Errors
     /// What reading it says.
     pub fn summary(&mut self, meta: &mut Meta, group: u32) -> Result<GroupSummary, Ext2Error> {
         let place = self.layout.summary(group);
         let bytes = self.read(meta, place.block)?;
-        Ok(GroupSummary::decode(&bytes[place.at..]).unwrap_or_default())
+        let blocks = self.blocks_of_group(group) as u32;
+        let possible = |summary: &GroupSummary| {
+            summary.transparent.saturating_add(summary.overwritten) <= blocks
+                && summary.transparent_inodes <= self.inodes_per_group
+                && summary.transparent_directories <= summary.transparent_inodes
+        };
+        Ok(GroupSummary::decode(&bytes[place.at..]).filter(possible).unwrap_or_default())
+    }
+
+    /// Whether a group's summary is whole.
+    ///
+    /// # Errors
+    /// What reading it says.
+    pub fn has_summary(&mut self, meta: &mut Meta, group: u32) -> Result<bool, Ext2Error> {
+        let place = self.layout.summary(group);
+        Ok(GroupSummary::decode(&self.read(meta, place.block)?[place.at..]).is_some())
     }
 
     /// Changes a group's summary, and the totals with it.
@@ -204,37 +227,8 @@ impl Records {
         Ok(())
     }
 
-    /// Looks at a group's bitmaps when the group is met first: if other software changed
-    /// ext2's, each transparent block that is allocated now was overwritten.
-    pub(super) fn meet_group(
-        &mut self,
-        meta: &mut Meta,
-        group: u32,
-        allocated: &[u8],
-    ) -> Result<(), Ext2Error> {
-        let summary = self.summary(meta, group)?;
-        if summary.bitmap_checksum == crc32fast::hash(allocated) {
-            return Ok(());
-        }
-        let blocks = self.blocks_of_group(group);
-        let transparent = self.transparent_bitmap(meta, group)?;
-        let block = self.layout.overwritten_bitmap(group);
-        let overwritten = self.change(meta, block)?;
-        for (byte, overwritten) in overwritten.iter_mut().enumerate() {
-            let (transparent, allocated) =
-                (transparent.get(byte).unwrap_or(&0), allocated.get(byte).unwrap_or(&0));
-            *overwritten = (*overwritten | allocated) & transparent;
-        }
-        let lost = bitmap::count(overwritten, 0..blocks) as u32;
-        let owned = bitmap::count(&transparent, 0..blocks) as u32;
-        self.change_summary(meta, group, |summary| {
-            summary.transparent = owned.saturating_sub(lost);
-            summary.overwritten = lost;
-            summary.bitmap_checksum = crc32fast::hash(allocated);
-        })
-    }
-
-    fn blocks_of_group(&self, group: u32) -> usize {
+    /// Blocks of a group.
+    pub(super) fn blocks_of_group(&self, group: u32) -> usize {
         let first = self.first_data_block + group * self.blocks_per_group;
         (self.blocks - first).min(self.blocks_per_group) as usize
     }
@@ -250,7 +244,13 @@ impl Records {
         len as usize <= self.blocks_of_group(group) - bit
     }
 
-    fn group_of(&self, block: u32) -> (u32, usize) {
+    /// Blocks of a chunk: an eighth of a group (§3.3).
+    pub(super) fn chunk_blocks(&self) -> usize {
+        (self.blocks_per_group as usize).div_ceil(CHUNKS)
+    }
+
+    /// The group of a block, and its number within.
+    pub(super) fn group_of(&self, block: u32) -> (u32, usize) {
         let block = block - self.first_data_block;
         (block / self.blocks_per_group, (block % self.blocks_per_group) as usize)
     }
@@ -273,58 +273,41 @@ impl Records {
         self.read(meta, block)
     }
 
-    /// Sets or clears a run within one group in a bitmap of the records.
-    ///
-    /// # Errors
-    /// What reading it says.
-    pub fn put_bits(
+    pub(super) fn put_transparent_bits(
         &mut self,
         meta: &mut Meta,
-        which: RecordsBitmap,
-        run: Run,
+        group: u32,
+        range: Range<usize>,
         value: bool,
     ) -> Result<(), Ext2Error> {
-        let (group, bit) = self.group_of(run.start);
-        let block = match which {
-            RecordsBitmap::Transparent => self.layout.transparent_bitmap(group),
-            RecordsBitmap::Overwritten => self.layout.overwritten_bitmap(group),
-        };
-        bitmap::put(self.change(meta, block)?, bit..bit + run.len as usize, value);
+        let block = self.layout.transparent_bitmap(group);
+        bitmap::put(self.change(meta, block)?, range, value);
         Ok(())
     }
 
-    /// Ordinary data is written to a run within one group, which was just allocated: what
-    /// transparent files had there is overwritten (§3.1), and the histogram counts it (§3.3).
-    pub(super) fn ordinary_write(&mut self, meta: &mut Meta, run: Run) -> Result<(), Ext2Error> {
-        let (group, bit) = self.group_of(run.start);
-        let range = bit..bit + run.len as usize;
-        let transparent = self.transparent_bitmap(meta, group)?;
-        let mut lost = 0;
-        let mut at = range.start;
-        while let Some(start) = bitmap::next(&transparent, at..range.end, true) {
-            let end = bitmap::run_end(&transparent, start..range.end, true);
-            let block = self.layout.overwritten_bitmap(group);
-            let overwritten = self.change(meta, block)?;
-            lost += (end - start) - bitmap::count(overwritten, start..end);
-            bitmap::put(overwritten, start..end, true);
-            at = end;
-        }
-        let chunk_of = |bit: usize| bit * CHUNKS / self.blocks_per_group as usize;
-        let (first, last) = (chunk_of(range.start), chunk_of(range.end - 1));
-        let chunk_blocks = (self.blocks_per_group as usize).div_ceil(CHUNKS);
-        self.change_summary(meta, group, |summary| {
-            summary.transparent = summary.transparent.saturating_sub(lost as u32);
-            summary.overwritten += lost as u32;
-            for chunk in first..=last {
-                let start = range.start.max(chunk * chunk_blocks);
-                let end = range.end.min((chunk + 1) * chunk_blocks);
-                summary.histogram[chunk] += end.saturating_sub(start) as f32;
-            }
-        })
+    pub(super) fn put_overwritten_bits(
+        &mut self,
+        meta: &mut Meta,
+        group: u32,
+        range: Range<usize>,
+        value: bool,
+    ) -> Result<(), Ext2Error> {
+        let block = self.layout.overwritten_bitmap(group);
+        bitmap::put(self.change(meta, block)?, range, value);
+        Ok(())
     }
 
-    pub(super) fn note_changed_group(&mut self, group: u32) {
+    /// Says that ext2's bitmap of a group changes in the running transaction: its summary will
+    /// too, and has its room from now on.
+    pub(super) fn note_changed_group(
+        &mut self,
+        meta: &mut Meta,
+        group: u32,
+    ) -> Result<(), Ext2Error> {
         self.changed_groups.insert(group);
+        let place = self.layout.summary(group);
+        self.change(meta, place.block)?;
+        Ok(())
     }
 
     pub(super) fn take_changed_groups(&mut self) -> BTreeSet<u32> {
@@ -344,6 +327,11 @@ impl Records {
     /// The end of the pinned run that covers a block, if one does.
     pub fn pinned_until(&self, block: u32) -> Option<u32> {
         self.pins.end_of(block)
+    }
+
+    /// Blocks of transparent files that are open.
+    pub fn pinned_blocks(&self) -> u64 {
+        self.pins.blocks()
     }
 
     /// How many of `len` blocks from `start` on come before the next pinned one.
@@ -416,6 +404,30 @@ impl Records {
         Ok(MapEntry::decode(inode, &self.read(meta, place.block)?[place.at..]))
     }
 
+    /// The first of these inodes that has a map entry, whole or damaged.
+    ///
+    /// # Errors
+    /// What reading them says.
+    pub fn next_map_entry(
+        &mut self,
+        meta: &mut Meta,
+        inodes: Range<u32>,
+    ) -> Result<Option<u32>, Ext2Error> {
+        let mut read: Option<(u32, Block)> = None;
+        for inode in inodes {
+            let place = self.layout.map_entry(inode);
+            let bytes = match &read {
+                Some((block, bytes)) if *block == place.block => bytes,
+                _ => &read.insert((place.block, self.read(meta, place.block)?)).1,
+            };
+            let entry = &bytes[place.at..place.at + crate::records::layout::MAP_ENTRY_BYTES];
+            if entry.iter().any(|byte| *byte != 0) {
+                return Ok(Some(inode));
+            }
+        }
+        Ok(None)
+    }
+
     /// Writes or removes what is known of a transparent file.
     ///
     /// # Errors
@@ -434,15 +446,6 @@ impl Records {
         }
         Ok(())
     }
-}
-
-/// A bitmap of the records.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RecordsBitmap {
-    /// Blocks that transparent files count as their own.
-    Transparent,
-    /// Those of them that were overwritten.
-    Overwritten,
 }
 
 impl From<MetaError> for RecordsError {

@@ -10,7 +10,6 @@
 
 use super::blocks::Run;
 use super::files::Extent;
-use super::records_file::RecordsBitmap;
 use super::{Ext2, Ext2Error, Records};
 use crate::bitmap;
 use crate::format::inode::Inode;
@@ -18,6 +17,7 @@ use crate::meta::Meta;
 use crate::records::map::{ExtentHead, MAX_EXTENTS, MapEntry};
 use crate::records::summary::CHUNKS;
 use crate::records::tag::{Belongs, Tag};
+use crate::states::BlockEvent;
 
 /// The map of a transparent file, in memory while it is open.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -84,12 +84,16 @@ impl Ext2 {
     /// # Errors
     /// What reading the disk says.
     pub fn load_map(&mut self, number: u32, inode: &Inode) -> Result<Option<Map>, Ext2Error> {
+        let longest = self.longest_file_bytes();
         let Some((records, meta)) = self.records_and_meta() else { return Ok(None) };
         let Some(entry) = records.map_entry(meta, number)? else { return Ok(None) };
-        if entry.generation != inode.generation {
+        if entry.generation != inode.generation || entry.size_bytes > longest {
             return Ok(None);
         }
-        let Some(extents) = read_chain(records, meta, number, &entry)? else { return Ok(None) };
+        let (extents, whole) = read_chain(records, meta, number, &entry)?;
+        if !whole {
+            return Ok(None);
+        }
         for extent in &extents {
             if !self.is_intact(Run { start: extent.start, len: extent.len })? {
                 return Ok(None);
@@ -150,8 +154,8 @@ impl Ext2 {
         let (allocated, _) = self.block_bitmap(group)?;
         let first = self.superblock().first_block_of_group(group);
         let blocks = self.superblock().blocks_of_group(group) as usize;
-        let chunk_blocks = (self.superblock().blocks_per_group() as usize).div_ceil(CHUNKS);
         let Some((records, meta)) = self.records_and_meta() else { return Ok(None) };
+        let chunk_blocks = records.chunk_blocks();
         let avoided = records.summary(meta, group)?.avoided;
         let transparent = records.transparent_bitmap(meta, group)?;
         for chunk in (0..CHUNKS).filter(|chunk| avoided & 1 << chunk == 0) {
@@ -205,12 +209,15 @@ impl Ext2 {
         // The changed extent, and the one before it, which names it.
         let changed = if joins { at - 1 } else { at };
         self.write_heads(number, map, changed.saturating_sub(1)..=changed)?;
-        let Some((records, meta)) = self.records_and_meta() else { return Ok(()) };
-        records.put_bits(meta, RecordsBitmap::Transparent, run, true)?;
-        records.put_bits(meta, RecordsBitmap::Overwritten, run, false)?;
+        self.happen_to(run, BlockEvent::TransparentWrite)
+    }
+
+    /// Something happens to a run within one group.
+    pub(super) fn happen_to(&mut self, run: Run, event: BlockEvent) -> Result<(), Ext2Error> {
         let (group, _) = self.group_of_block(run.start)?;
+        let (allocated, _) = self.block_bitmap(group)?;
         let Some((records, meta)) = self.records_and_meta() else { return Ok(()) };
-        records.change_summary(meta, group, |summary| summary.transparent += run.len)
+        records.happen(meta, &allocated, run, event)
     }
 
     fn write_heads(
@@ -251,7 +258,7 @@ impl Ext2 {
                 let Some((records, meta)) = self.records_and_meta() else { return Ok(true) };
                 records.put_extent_head(meta, run.start, None)?;
             }
-            self.let_transparent_go(run)?;
+            self.happen_to(run, BlockEvent::TransparentDelete)?;
         }
         if let Some(last) = map.extents.len().checked_sub(1) {
             self.write_heads(number, map, last..=last)?;
@@ -259,21 +266,6 @@ impl Ext2 {
             self.write_heads(number, map, 0..=0)?;
         }
         Ok(map.extents.last().is_none_or(|last| last.logical + last.len <= keep))
-    }
-
-    /// The file that counted a run within one group as its own lets it go.
-    fn let_transparent_go(&mut self, run: Run) -> Result<(), Ext2Error> {
-        let (group, bit) = self.group_of_block(run.start)?;
-        let range = bit as usize..(bit + run.len) as usize;
-        let Some((records, meta)) = self.records_and_meta() else { return Ok(()) };
-        let owned = bitmap::count(&records.transparent_bitmap(meta, group)?, range.clone()) as u32;
-        let lost = bitmap::count(&records.overwritten_bitmap(meta, group)?, range) as u32;
-        records.put_bits(meta, RecordsBitmap::Transparent, run, false)?;
-        records.put_bits(meta, RecordsBitmap::Overwritten, run, false)?;
-        records.change_summary(meta, group, |summary| {
-            summary.overwritten = summary.overwritten.saturating_sub(lost);
-            summary.transparent = summary.transparent.saturating_sub(owned.saturating_sub(lost));
-        })
     }
 
     /// The part of a damaged or lost map that can still be read, to give it back: as
@@ -284,7 +276,7 @@ impl Ext2 {
     pub fn lost_map(&mut self, number: u32) -> Result<Option<Map>, Ext2Error> {
         let Some((records, meta)) = self.records_and_meta() else { return Ok(None) };
         let Some(entry) = records.map_entry(meta, number)? else { return Ok(None) };
-        let extents = read_chain(records, meta, number, &entry)?.unwrap_or_default();
+        let (extents, _) = read_chain(records, meta, number, &entry)?;
         Ok(Some(Map { entry, extents }))
     }
 
@@ -295,31 +287,31 @@ impl Ext2 {
     }
 }
 
-/// The extents of a chain, if it is one: of this owner, ascending, of as many blocks as its
-/// entry says.
+/// The extents of a chain from its start as far as they can be true (of this owner, ascending,
+/// each within a group), and whether that is all of it, of as many blocks as its entry says.
 fn read_chain(
     records: &mut Records,
     meta: &mut Meta,
     number: u32,
     entry: &MapEntry,
-) -> Result<Option<Vec<Extent>>, Ext2Error> {
+) -> Result<(Vec<Extent>, bool), Ext2Error> {
     let mut extents: Vec<Extent> = Vec::new();
     let mut at = entry.first_extent;
     let mut blocks = 0u32;
     while at != 0 {
         if !records.has_block(at) || extents.len() >= MAX_EXTENTS {
-            return Ok(None);
+            return Ok((extents, false));
         }
-        let Some(head) = records.extent_head(meta, at)? else { return Ok(None) };
+        let Some(head) = records.extent_head(meta, at)? else { return Ok((extents, false)) };
         let follows = extents.last().is_none_or(|last| last.logical + last.len <= head.logical);
         let ends = head.logical.checked_add(head.len);
         if head.owner != number || !follows || ends.is_none() || !records.in_one_group(at, head.len)
         {
-            return Ok(None);
+            return Ok((extents, false));
         }
         extents.push(Extent { logical: head.logical, start: at, len: head.len });
         blocks = blocks.saturating_add(head.len);
         at = head.next;
     }
-    Ok((blocks == entry.blocks).then_some(extents))
+    Ok((extents, blocks == entry.blocks))
 }

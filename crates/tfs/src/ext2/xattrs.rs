@@ -219,7 +219,7 @@ impl Ext2 {
             let run = self.allocate(goal, 1)?;
             self.release_xattrs(inode)?;
             inode.xattr_block = run.start;
-            inode.blocks_512 += self.superblock.block_bytes() / 512;
+            inode.count_blocks(1, self.superblock.block_bytes());
         }
         self.meta.blank(inode.xattr_block, Part::Ordinary)?.copy_from_slice(&bytes);
         Ok(())
@@ -236,7 +236,12 @@ impl Ext2 {
         }
         inode.blocks_512 = inode.blocks_512.saturating_sub(self.superblock.block_bytes() / 512);
         self.check_xattr_block(block)?;
-        let sharers = u32_at(&self.meta.read(block)?, 4);
+        let bytes = self.meta.read(block)?;
+        let sharers = u32_at(&bytes, 4);
+        if u32_at(&bytes, 0) != MAGIC {
+            return damaged(format!("block {block} holds no attributes"));
+        }
+        drop(bytes);
         if sharers > 1 {
             put_u32(self.meta.change(block, Part::Ordinary)?, 4, sharers - 1);
             return Ok(());

@@ -62,20 +62,31 @@ impl GroupDescriptor {
         put_u16(bytes, 16, self.directories);
     }
 
+    /// The group's own metadata as runs, first block and number: the copies of superblock
+    /// and descriptors, the two bitmaps, the inode table.
+    pub fn own_runs(&self, superblock: &Superblock, group: u32) -> [(u32, u32); 4] {
+        let first = superblock.first_block_of_group(group);
+        let copies = superblock.copy_blocks_of_group(group);
+        [
+            (first, copies.min(superblock.blocks_of_group(group))),
+            (self.block_bitmap, 1),
+            (self.inode_bitmap, 1),
+            (self.inode_table, superblock.inode_table_blocks()),
+        ]
+    }
+
     /// Whether everything of it lies within its own group and nothing overlaps, as without
     /// `flex_bg` it must.
     pub fn fits(&self, superblock: &Superblock, group: u32) -> bool {
         let first = superblock.first_block_of_group(group);
         let end = first + superblock.blocks_of_group(group);
-        let table = superblock.inode_table_blocks();
         let within = |block: u32, count: u32| block >= first && block < end && count <= end - block;
-        let apart = |block: u32| block < self.inode_table || block - self.inode_table >= table;
-        within(self.block_bitmap, 1)
-            && within(self.inode_bitmap, 1)
-            && within(self.inode_table, table)
-            && self.block_bitmap != self.inode_bitmap
-            && apart(self.block_bitmap)
-            && apart(self.inode_bitmap)
+        // Sums below cannot overflow: what is within its group ends with the file system.
+        let own = self.own_runs(superblock, group);
+        let apart =
+            |(a, a_len): (u32, u32), (b, b_len): (u32, u32)| a + a_len <= b || b + b_len <= a;
+        own.iter().all(|(start, len)| within(*start, *len) || *len == 0)
+            && (1..own.len()).all(|i| own[..i].iter().all(|other| apart(*other, own[i])))
             && u32::from(self.free_blocks) <= superblock.blocks_of_group(group)
             && u32::from(self.free_inodes) <= superblock.inodes_per_group()
             && u32::from(self.directories) <= superblock.inodes_per_group()

@@ -174,6 +174,21 @@ impl Inode {
             && self.pointers == [0; POINTERS]
     }
 
+    /// Counts blocks that were given to it.
+    pub fn count_blocks(&mut self, blocks: u32, block_bytes: u32) {
+        let units = blocks.saturating_mul(block_bytes / 512);
+        self.blocks_512 = self.blocks_512.saturating_add(units);
+    }
+
+    /// Whether it is a symbolic link whose target stands in the inode: nothing but attributes
+    /// has a block.
+    pub fn is_short_link(&self, block_bytes: u32) -> bool {
+        let attributes = if self.xattr_block == 0 { 0 } else { block_bytes / 512 };
+        self.mode & KIND_BITS == kind_bits(FileKind::Symlink)
+            && self.size_bytes <= SHORT_TARGET_BYTES as u64
+            && self.blocks_512 <= attributes
+    }
+
     /// From the bytes of an inode table; 128 of them at least.
     ///
     /// # Panics

@@ -233,10 +233,11 @@ impl Superblock {
                 && u64::from(inodes_per_group) * inode_bytes % block_bytes == 0,
             &|| format!("{inodes_per_group} inodes in a group are impossible"),
         )?;
-        must(u64::from(self.inode_table_blocks()) + 3 < u64::from(per_group), &|| {
-            "the inode table fills its group".to_owned()
-        })?;
         let groups = self.groups();
+        let own = u64::from(self.inode_table_blocks()) + u64::from(self.descriptor_blocks()) + 3;
+        must(own < u64::from(per_group), &|| {
+            "inode table and descriptors fill their group".to_owned()
+        })?;
         must(u64::from(self.inodes()) == u64::from(groups) * u64::from(inodes_per_group), &|| {
             format!("{} inodes in {groups} groups of {inodes_per_group}", self.inodes())
         })?;
@@ -365,6 +366,11 @@ impl Superblock {
             || power_of(3)
             || power_of(5)
             || power_of(7)
+    }
+
+    /// Blocks that the copies of superblock and descriptors take in a group.
+    pub fn copy_blocks_of_group(&self, group: u32) -> u32 {
+        if self.group_has_copy(group) { 1 + self.descriptor_blocks() } else { 0 }
     }
 
     /// The hash of what every writer changes: mount and write time, mount count, time of

@@ -122,7 +122,11 @@ impl Core {
             error => errno(&error),
         })?;
         let in_use = inode.mode != 0 && (inode.links > 0 || self.held.is_held(number));
-        if in_use { Ok(inode) } else { Err(Errno::ESTALE) }
+        if !in_use {
+            return Err(Errno::ESTALE);
+        }
+        self.ext2.check_sizes(number, &inode).map_err(|error| errno(&error))?;
+        Ok(inode)
     }
 
     /// A directory that is in use.
@@ -305,7 +309,7 @@ impl Core {
                 self.free_some_transparent(number)?
             }
             Ok(FileKind::Regular | FileKind::Directory) => self.ext2.cut_off(number, inode, 0)?,
-            Ok(FileKind::Symlink) if inode.size_bytes > 59 => {
+            Ok(FileKind::Symlink) if !inode.is_short_link(self.ext2.superblock().block_bytes()) => {
                 self.ext2.cut_off(number, inode, 0)?
             }
             _ => true,

@@ -13,18 +13,22 @@
 //! **After an error of the device** in a commit nobody knows what stands on the disk: the file
 //! system refuses every change from then on, as a kernel does that remounts read-only.
 
+mod avoidance;
+mod clean;
 mod data;
 mod held;
 mod mount;
 mod names;
 mod serve;
 mod transparent;
+mod upkeep;
+mod usage;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use atoll_env::Env;
+use atoll_env::{Env, Instant, Task};
 use atoll_vfs::Errno;
 
 use crate::device::Device;
@@ -33,7 +37,12 @@ use crate::meta::Journal;
 use held::HeldInodes;
 use transparent::OpenMaps;
 
+pub use avoidance::Avoidance;
+pub use clean::Cleaned;
 pub use mount::{MountError, MountOptions, MountReport, read_superblock};
+pub use usage::Usage;
+
+pub use crate::ext2::{AllocationObserver, Extent, GroupBitmaps, StateCounts, Verified};
 
 /// How long the kernel may believe names and attributes: long, for this process alone changes
 /// them.
@@ -62,6 +71,10 @@ struct Shared {
     committing: Mutex<()>,
     /// Why nothing can be changed any more.
     failed: OnceLock<String>,
+    /// It is unmounted, or about to be.
+    ended: AtomicBool,
+    /// The task that commits, cleans and chooses avoided chunks.
+    upkeep: OnceLock<Task>,
     read_only: bool,
     block_bytes: u32,
 }
@@ -81,6 +94,8 @@ struct Core {
     ext2: Ext2,
     held: HeldInodes,
     maps: OpenMaps,
+    /// Up to when the header counts the time that the histograms cover.
+    chosen_at: Instant,
 }
 
 /// A call that changes something, let in through the gate.
@@ -110,6 +125,9 @@ impl Shared {
         debug_assert!(blocks <= self.core().ext2.meta.capacity(), "a call fits into a transaction");
         loop {
             let gate = self.gate.read().expect("no holder of this lock panics");
+            if self.ended.load(Ordering::SeqCst) {
+                return Err(Errno::EROFS);
+            }
             let before = self.reserved_blocks.fetch_add(blocks, Ordering::Relaxed);
             let passage = Passage { shared: self, blocks, _gate: gate };
             if self.core().ext2.meta.has_room(before + blocks) {

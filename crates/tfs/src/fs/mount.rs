@@ -1,7 +1,7 @@
 //! Mounting and unmounting: the superblock, recovery, who wrote last.
 
 use std::io;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use atoll_env::Env;
@@ -12,7 +12,10 @@ use super::held::HeldInodes;
 use super::transparent::OpenMaps;
 use super::{Core, EnvHandle, Shared, Tfs};
 use crate::device::Device;
-use crate::ext2::{Ext2, Ext2Error, Records, RecordsError};
+use crate::ext2::{
+    AllocationObserver, Ext2, Ext2Error, Records, RecordsError, VERIFY_STEP_BLOCKS, Verified,
+    VerifyAt,
+};
 use crate::format::inode::POINTERS;
 use crate::format::superblock::{
     RECORDS_INODE, STATE_ERRORS, STATE_VALID, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock,
@@ -30,11 +33,15 @@ pub struct MountOptions {
     pub read_only: bool,
     /// Memory for blocks of metadata, bytes.
     pub cache_bytes: usize,
+    /// Commit, clean and choose avoided chunks from time to time; otherwise only when asked.
+    pub background: bool,
+    /// Who is told of each allocation to ordinary files.
+    pub observer: Option<AllocationObserver>,
 }
 
 impl Default for MountOptions {
     fn default() -> MountOptions {
-        MountOptions { read_only: false, cache_bytes: 16 << 20 }
+        MountOptions { read_only: false, cache_bytes: 16 << 20, background: true, observer: None }
     }
 }
 
@@ -43,9 +50,13 @@ impl Default for MountOptions {
 pub struct MountReport {
     /// It was not unmounted in order, and the journal made it whole.
     pub recovered: bool,
-    /// Others have written since TFS did: each transparent file is compared with its tags
-    /// when it is opened next.
+    /// Others have written since TFS did: the records were gone through, and each transparent
+    /// file is compared with its tags when it is opened next.
     pub foreign: bool,
+    /// The summary of a group was damaged: the records were gone through.
+    pub damaged_summaries: bool,
+    /// What going through the records put right, if that was done.
+    pub verified: Option<Verified>,
     /// The records were made by this mount.
     pub established: bool,
 }
@@ -142,6 +153,68 @@ fn journal_of(
     Ok(Journal::new(device.clone(), block_bytes, superblock.blocks(), areas))
 }
 
+/// The records of a file system that is to be mounted; made, if it has none and may be
+/// changed.
+fn find_or_make_records(
+    env: &Env,
+    device: &Arc<dyn Device>,
+    superblock: &mut Superblock,
+    options: &MountOptions,
+    report: &mut MountReport,
+) -> Result<(Header, [u32; POINTERS]), MountError> {
+    match read_records(device, superblock) {
+        Err(RecordsError::None) if !options.read_only => {}
+        found => return Ok(found?),
+    }
+    if superblock.state() != STATE_VALID {
+        return Err(MountError::NeedsCheck);
+    }
+    let wanted = RecordsOptions {
+        tag_key: std::array::from_fn(|_| env.random_u64() as u8),
+        is_blank: false,
+        now_unix_secs: (env.unix_ms() / 1000) as u32,
+    };
+    establish_records(device, superblock.clone(), &wanted)?;
+    *superblock = read_superblock(&**device)?;
+    report.established = true;
+    Ok(read_records(device, superblock)?)
+}
+
+/// Who wrote last: TFS and unmounted, TFS and did not (the journal then makes it whole), or
+/// somebody else.
+fn settle(
+    device: &Arc<dyn Device>,
+    journal: &Journal,
+    header: &mut Header,
+    superblock: &mut Superblock,
+    options: &MountOptions,
+    report: &mut MountReport,
+) -> Result<(), MountError> {
+    if !header.recognises(superblock) {
+        report.foreign = true;
+        if superblock.state() & STATE_VALID == 0 {
+            return Err(MountError::NeedsCheck);
+        }
+        // The journal is void, and what was TFS's is to be looked at before it is trusted.
+        header.settled = journal.newest_number(header.settled)?;
+        header.epoch = header.epoch.wrapping_add(1).max(1);
+        header.unverified = true;
+    } else if header.mounted {
+        if options.read_only {
+            return Err(MountError::NeedsRecovery);
+        }
+        header.settled = journal.recover(header.settled)?;
+        report.recovered = true;
+        // Blocks may have been written whose tags were not, and the other way round.
+        header.epoch = header.epoch.wrapping_add(1).max(1);
+        *superblock = read_superblock(&**device)?;
+    }
+    if superblock.state() & STATE_ERRORS != 0 {
+        return Err(MountError::NeedsCheck);
+    }
+    Ok(())
+}
+
 impl Tfs {
     /// Mounts the file system of `device`, which this process holds alone.
     ///
@@ -154,49 +227,11 @@ impl Tfs {
     ) -> Result<(Tfs, MountReport), MountError> {
         let mut report = MountReport::default();
         let mut superblock = read_superblock(&*device)?;
-        let found = match read_records(&device, &superblock) {
-            Err(RecordsError::None) if !options.read_only => {
-                if superblock.state() != STATE_VALID {
-                    return Err(MountError::NeedsCheck);
-                }
-                let random = std::array::from_fn(|_| env.random_u64() as u8);
-                let wanted = RecordsOptions {
-                    tag_key: random,
-                    is_blank: false,
-                    now_unix_secs: (env.unix_ms() / 1000) as u32,
-                };
-                establish_records(&device, superblock, &wanted)?;
-                superblock = read_superblock(&*device)?;
-                report.established = true;
-                read_records(&device, &superblock)
-            }
-            found => found,
-        };
-        let (mut header, pointers) = found?;
+        let (mut header, pointers) =
+            find_or_make_records(&env, &device, &mut superblock, options, &mut report)?;
         let mut records = Records::new(&superblock, header.clone(), pointers)?;
         let journal = journal_of(&device, &superblock, &mut records)?;
-        if header.recognises(&superblock) {
-            if options.read_only && header.mounted {
-                return Err(MountError::NeedsRecovery);
-            }
-            if !options.read_only && header.mounted {
-                let settled = header.settled;
-                header.settled = journal.recover(settled)?;
-                report.recovered = true;
-                // Blocks may have been written whose tags were not, and the other way round.
-                header.epoch = header.epoch.wrapping_add(1).max(1);
-                superblock = read_superblock(&*device)?;
-            }
-        } else {
-            report.foreign = true;
-            header.epoch = header.epoch.wrapping_add(1).max(1);
-            if superblock.state() & STATE_VALID == 0 {
-                return Err(MountError::NeedsCheck);
-            }
-        }
-        if superblock.state() & STATE_ERRORS != 0 {
-            return Err(MountError::NeedsCheck);
-        }
+        settle(&device, &journal, &mut header, &mut superblock, options, &mut report)?;
         let cached_blocks = options.cache_bytes / superblock.block_bytes() as usize;
         let meta = Meta::new(
             device.clone(),
@@ -208,38 +243,54 @@ impl Tfs {
         *records.header_mut() = header;
         let (groups, block_bytes) = (superblock.groups(), superblock.block_bytes());
         let mut ext2 = Ext2::new(meta, superblock, Some(records));
+        ext2.observe_allocations(options.observer.clone());
         let (records, meta) = ext2.records_and_meta().expect("they were given above");
-        records.add_up(meta, groups)?;
-        let shared = Shared {
+        report.damaged_summaries = !records.add_up(meta, groups)?;
+        records.header_mut().unverified |= report.damaged_summaries;
+        let unverified = records.header().unverified;
+        let chosen_at = env.now();
+        let core = Core { ext2, held: HeldInodes::default(), maps: OpenMaps::default(), chosen_at };
+        let shared = Arc::new(Shared {
             env: EnvHandle(env),
             device,
             journal,
             gate: RwLock::new(()),
             reserved_blocks: AtomicUsize::new(0),
-            core: Mutex::new(Core { ext2, held: HeldInodes::default(), maps: OpenMaps::default() }),
+            core: Mutex::new(core),
             committing: Mutex::new(()),
             failed: OnceLock::new(),
+            ended: AtomicBool::new(false),
+            upkeep: OnceLock::new(),
             read_only: options.read_only,
             block_bytes,
-        };
-        let tfs = Tfs { shared: Arc::new(shared) };
+        });
         if !options.read_only {
-            tfs.shared.sign_in_or_out(true)?;
-            tfs.shared.end_orphans().map_err(|_| MountError::NeedsCheck)?;
+            shared.sign_in_or_out(true)?;
+            if unverified {
+                report.verified = Some(shared.verify_records()?);
+            }
+            shared.end_orphans().map_err(|_| MountError::NeedsCheck)?;
+            if options.background {
+                shared.start_upkeep();
+            }
         }
-        Ok((tfs, report))
+        Ok((Tfs { shared }, report))
     }
 
     /// Ends the mount: everything is at home, and the file system is marked as unmounted.
-    /// Nothing may be called afterwards.
+    /// Calls that change something fail from then on.
     ///
     /// # Errors
     /// `EIO` if the device failed; the next mount recovers.
     pub fn unmount(&self) -> Result<(), Errno> {
-        if self.shared.read_only {
+        if let Some(task) = self.shared.upkeep.get() {
+            task.abort();
+        }
+        if self.shared.read_only || self.shared.ended.load(Ordering::SeqCst) {
             return Ok(());
         }
         self.shared.end_orphans()?;
+        self.shared.ended.store(true, Ordering::SeqCst);
         self.shared.commit()?;
         self.shared.sign_in_or_out(false).map_err(|error| self.shared.fail(&error))
     }
@@ -255,31 +306,67 @@ impl Shared {
         let mut core = self.core();
         let mut superblock = core.ext2.superblock().clone();
         let before = superblock.mark();
-        superblock.set_write_time(now);
+        // A second ago: who writes after us within the same second leaves another mark.
+        superblock.set_write_time(now.saturating_sub(1));
         if mounted {
             superblock.set_mount_time(now);
             superblock.set_mount_count(superblock.mount_count().saturating_add(1));
             superblock.set_state(superblock.state() & !STATE_VALID);
         } else {
+            core.note_time(self.env.0.now());
             superblock.set_state(superblock.state() | STATE_VALID);
         }
         let last_number = core.ext2.meta.last_number();
-        let (records, meta) = core.ext2.records_and_meta().expect("a mount has records");
+        let (records, _) = core.ext2.records_and_meta().expect("a mount has records");
         let header = records.header_mut();
-        header.seq += 1;
         header.mounted = mounted;
         header.mark_before = before;
         header.mark_after = superblock.mark();
         header.settled = last_number;
-        let bytes = header.encode();
-        let copy = (header.seq % u64::from(HEADER_COPIES)) as u32;
-        let block = records.disk_block(meta, copy)?;
-        self.device.write_at(u64::from(block) * bytes.len() as u64, &bytes)?;
+        self.write_header(&mut core)?;
         self.device.sync()?;
         // In memory it belongs to the next transaction, which the mark on the disk precedes.
         core.ext2.change_superblock(|current| *current = superblock)?;
         core.ext2.meta.flush().map_err(Ext2Error::from)?;
         self.device.sync()?;
         Ok(())
+    }
+
+    /// Writes the header as it is in memory, over the older copy. It is within one sector, so
+    /// that a crash leaves a whole copy at all times.
+    pub(super) fn write_header(&self, core: &mut Core) -> Result<(), MountError> {
+        let Some((records, meta)) = core.ext2.records_and_meta() else { return Ok(()) };
+        let header = records.header_mut();
+        header.seq += 1;
+        let bytes = header.encode();
+        let copy = (header.seq % u64::from(HEADER_COPIES)) as u32;
+        let block = records.disk_block(meta, copy)?;
+        self.device.write_at(u64::from(block) * bytes.len() as u64, &bytes)?;
+        Ok(())
+    }
+
+    /// Goes through the records, because others may have changed what they speak of.
+    fn verify_records(&self) -> Result<Verified, MountError> {
+        let groups = self.core().ext2.superblock().groups();
+        let mut verified = Verified::default();
+        let io = |errno: Errno| io::Error::from_raw_os_error(errno.0);
+        for group in 0..groups {
+            let mut at = VerifyAt::start();
+            while !at.is_done() {
+                let _passage = self.pass(VERIFY_STEP_BLOCKS).map_err(io)?;
+                self.core().ext2.verify_maps(group, &mut at, &mut verified)?;
+            }
+        }
+        for group in 0..groups {
+            let _passage = self.pass(VERIFY_STEP_BLOCKS).map_err(io)?;
+            self.core().ext2.verify_blocks(group, &mut verified)?;
+        }
+        self.commit().map_err(io)?;
+        let mut core = self.core();
+        if let Some((records, _)) = core.ext2.records_and_meta() {
+            records.header_mut().unverified = false;
+        }
+        self.write_header(&mut core)?;
+        Ok(verified)
     }
 }

@@ -35,6 +35,17 @@ pub(super) enum Birth<'a> {
     Symlink(&'a [u8]),
 }
 
+/// A file to be made.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    caller: Caller,
+    parent: u32,
+    name: &'a [u8],
+    mode: u32,
+    birth: &'a Birth<'a>,
+    open: Option<OpenFlags>,
+}
+
 impl Birth<'_> {
     fn kind(&self) -> FileKind {
         match self {
@@ -54,11 +65,9 @@ impl Core {
         Ok((directory, found))
     }
 
-    /// The inode an entry names.
-    fn named(&mut self, found: &Found) -> Result<Inode, Errno> {
-        let inode = self.ext2.inode(found.inode).map_err(|error| errno(&error))?;
-        // An entry that names an inode not in use: the directory is damaged.
-        if inode.links == 0 || inode.kind().is_err() { Err(Errno::EIO) } else { Ok(inode) }
+    /// The inode an entry of directory `parent` names.
+    pub(super) fn named(&mut self, parent: u32, number: u32) -> Result<Inode, Errno> {
+        self.ext2.named_inode(parent, number).map_err(|error| errno(&error))
     }
 
     /// Where a directory should grow.
@@ -85,18 +94,24 @@ impl Core {
 
     /// Whether directory `number` is `above`, or lies below it.
     fn lies_within(&mut self, mut number: u32, above: u32) -> Result<bool, Errno> {
-        // As deep as there are directories, or a loop on a damaged disk.
-        for _ in 0..self.ext2.superblock().inodes() {
-            if number == above {
-                return Ok(true);
-            }
+        // As deep as there are directories, or a loop on a damaged disk: then it comes back to
+        // a directory that is looked at again after 1, 2, 4, 8 … steps (R. Brent 1980).
+        let (mut mark, mut steps, mut limit) = (0, 0u32, 1u32);
+        while number != above {
             if number == ROOT_INODE {
                 return Ok(false);
             }
+            if number == mark {
+                return Err(Errno::EIO);
+            }
+            if steps == limit {
+                (mark, steps, limit) = (number, 0, limit.saturating_mul(2));
+            }
+            steps += 1;
             let directory = self.live_directory(number)?;
             number = self.parent_of(number, &directory)?;
         }
-        Err(Errno::EIO)
+        Ok(true)
     }
 }
 
@@ -106,7 +121,7 @@ impl Shared {
         let mut core = self.core();
         let (_, found) = core.find(parent, name)?;
         let found = found.ok_or(Errno::ENOENT)?;
-        let inode = core.named(&found)?;
+        let inode = core.named(parent, found.inode)?;
         core.entry(found.inode, &inode, parent)
     }
 
@@ -130,7 +145,19 @@ impl Shared {
         open: Option<OpenFlags>,
     ) -> Result<(Entry, Handle), Errno> {
         check_name(name)?;
-        let parent = to_ext2(parent)?;
+        let wanted = Wanted { caller, parent: to_ext2(parent)?, name, mode, birth, open };
+        loop {
+            // Whether an ordinary file found no inode: a transparent one gives way (§3.2).
+            let mut short = false;
+            match self.try_make(wanted, &mut short) {
+                Err(Errno::ENOSPC) if short && self.evict_one()? => {}
+                made => return made,
+            }
+        }
+    }
+
+    fn try_make(&self, wanted: Wanted<'_>, short: &mut bool) -> Result<(Entry, Handle), Errno> {
+        let Wanted { caller, parent, name, mode, birth, open } = wanted;
         self.with_space(MAKE_BLOCKS, |core, now| {
             let (mut directory, found) = core.find(parent, name)?;
             if found.is_some() {
@@ -148,7 +175,9 @@ impl Shared {
                 transparent: directory.flags & TRANSPARENT != 0
                     && matches!(kind, FileKind::Regular | FileKind::Directory),
             };
-            let number = core.ext2.allocate_inode(new)?;
+            let number = core.ext2.allocate_inode(new).inspect_err(|error| {
+                *short = matches!(error, Ext2Error::NoInodes) && !new.transparent;
+            })?;
             let mut inode = Inode {
                 mode: kind_bits(kind) | (mode & 0o7777) as u16,
                 uid: caller.uid,
@@ -248,7 +277,7 @@ impl Shared {
             let mut core = self.core();
             let (mut holder, found) = core.find(parent, name)?;
             let found = found.ok_or(Errno::ENOENT)?;
-            let mut inode = core.named(&found)?;
+            let mut inode = core.named(parent, found.inode)?;
             let is_directory = inode.kind() == Ok(FileKind::Directory);
             match (directory, is_directory) {
                 (true, false) => return Err(Errno::ENOTDIR),
@@ -299,17 +328,7 @@ impl Shared {
         if inode.kind() != Ok(FileKind::Symlink) {
             return Err(Errno::EINVAL);
         }
-        let len = usize::try_from(inode.size_bytes).map_err(|_| Errno::EIO)?;
-        if len <= SHORT_TARGET_BYTES && inode.blocks_512 == 0 {
-            let bytes: Vec<u8> = inode.pointers.iter().flat_map(|p| p.to_le_bytes()).collect();
-            return Ok(Bytes::copy_from_slice(&bytes[..len]));
-        }
-        let block = core.ext2.block_of(&inode, 0).map_err(|error| errno(&error))?;
-        if block == 0 || len > core.ext2.meta.block_bytes() {
-            return Err(Errno::EIO);
-        }
-        let bytes = core.ext2.meta.read(block).map_err(|_| Errno::EIO)?;
-        Ok(Bytes::copy_from_slice(&bytes[..len]))
+        core.ext2.target_of(number, &inode).map(Bytes::from).map_err(|error| errno(&error))
     }
 }
 
@@ -448,7 +467,7 @@ impl Core {
     ) -> Result<Option<u32>, Failure> {
         let (mut holder, found) = self.find(parent, name)?;
         let found = found.ok_or(Errno::ENOENT)?;
-        let mut inode = self.named(&found)?;
+        let mut inode = self.named(parent, found.inode)?;
         let kind = inode.kind().map_err(|_| Errno::EIO)?;
         let is_directory = kind == FileKind::Directory;
         let (mut new_holder, target) = self.find(new_parent, new_name)?;
@@ -460,7 +479,7 @@ impl Core {
         }
         let target = match target {
             Some(target) => {
-                let inode = self.named(&target)?;
+                let inode = self.named(new_parent, target.inode)?;
                 Some((target, inode))
             }
             None => None,
@@ -543,10 +562,10 @@ impl Core {
         let same = parent == new_parent;
         let replaces_directory = is_directory && target.is_some();
         if same {
-            new_holder.links -= u16::from(replaces_directory);
+            new_holder.links = new_holder.links.saturating_sub(u16::from(replaces_directory));
         } else if is_directory {
             holder.links = holder.links.saturating_sub(1);
-            new_holder.links += u16::from(!replaces_directory);
+            new_holder.links = new_holder.links.saturating_add(u16::from(!replaces_directory));
             if let Some(up) = self.ext2.find_entry(number, inode, b"..")? {
                 let entry = (new_parent, FileKind::Directory);
                 self.ext2.replace_entry(number, inode, up.at, entry)?;
@@ -598,8 +617,10 @@ impl Core {
                     }
                 }
                 let (one, two) = (u16::from(directories.0), u16::from(directories.1));
-                holder.links = holder.links + two - one;
-                other_holder.links = other_holder.links + one - two;
+                let moved =
+                    |links: u16, come, gone| links.saturating_add(come).saturating_sub(gone);
+                holder.links = moved(holder.links, two, one);
+                other_holder.links = moved(other_holder.links, one, two);
                 self.touch(other_parent, &mut other_holder, now)?;
             }
             self.touch(parent, &mut holder, now)?;
@@ -644,12 +665,13 @@ impl Core {
             let Some(last) = part.last() else { break };
             from = last.next;
             for entry in part.into_iter().filter(|e| e.name != b"." && e.name != b"..") {
-                let inode = self.ext2.inode(entry.inode).map_err(|error| errno(&error))?;
-                let Ok(kind) = inode.kind() else { continue };
-                let full = if with_entries {
-                    Some(self.entry(entry.inode, &inode, number)?)
-                } else {
-                    None
+                // What cannot be true is listed all the same; whoever looks it up is told.
+                let inode = self.named(number, entry.inode).ok();
+                let kind = inode.as_ref().and_then(|inode| inode.kind().ok()).or(entry.kind);
+                let kind = kind.unwrap_or(FileKind::Regular);
+                let full = match inode {
+                    Some(inode) if with_entries => Some(self.entry(entry.inode, &inode, number)?),
+                    _ => None,
                 };
                 listed.push(atoll_vfs::DirEntry {
                     name: Bytes::from(entry.name),

@@ -16,6 +16,7 @@ use super::held::to_ext2;
 use super::names::Birth;
 use super::transparent::TRANSPARENT_XATTR;
 use super::{FOR_EVER, Shared, Tfs, errno};
+use crate::ext2::{Records, Totals};
 use crate::format::inode::TRANSPARENT;
 use crate::format::superblock::Superblock;
 
@@ -34,11 +35,7 @@ fn opened(handle: Handle) -> Opened {
 fn overhead_blocks(superblock: &Superblock) -> u64 {
     (0..superblock.groups())
         .map(|group| {
-            let copies = if superblock.group_has_copy(group) {
-                1 + superblock.descriptor_blocks()
-            } else {
-                0
-            };
+            let copies = superblock.copy_blocks_of_group(group);
             u64::from(copies + 2 + superblock.inode_table_blocks())
         })
         .sum::<u64>()
@@ -112,14 +109,18 @@ impl Shared {
     fn statfs(&self) -> StatFs {
         let core = self.core();
         let superblock = core.ext2.superblock();
+        // Transparent blocks are free in ext2's bitmap, and transparent files give way when
+        // inodes run short: "utilities such as df … ignore transparent data" (§3.4).
         let free = u64::from(superblock.free_blocks());
+        let totals = core.ext2.records().map_or_else(Totals::default, Records::totals);
+        let transparent = totals.transparent_inodes.saturating_sub(totals.transparent_directories);
         StatFs {
             block_size_bytes: superblock.block_bytes(),
             blocks: u64::from(superblock.blocks()).saturating_sub(overhead_blocks(superblock)),
             blocks_free: free,
             blocks_available: free.saturating_sub(u64::from(superblock.reserved_blocks())),
             files: u64::from(superblock.inodes()),
-            files_free: u64::from(superblock.free_inodes()),
+            files_free: u64::from(superblock.free_inodes()) + transparent,
             max_name_bytes: MAX_NAME_BYTES as u32,
         }
     }

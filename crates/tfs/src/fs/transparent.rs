@@ -18,9 +18,10 @@ use crate::records::tag::Belongs;
 const BLOCKS_A_STEP: u32 = 64;
 /// Metadata blocks that a step changes at most: for each of its runs bitmaps, summary, heads
 /// of two extents; tags, map entry, inode.
-const STEP_BLOCKS: usize = 40;
-/// Runs that a step takes at most.
-const RUNS_A_STEP: usize = 4;
+pub(super) const STEP_BLOCKS: usize = 40;
+/// Extents, new or old, that a step writes at most: the tags of each may lie in a block of
+/// their own.
+const EXTENTS_A_STEP: usize = 4;
 
 /// The attribute that says whether a file is transparent, or new files in a directory will be.
 pub(super) const TRANSPARENT_XATTR: &[u8] = b"user.tfs.transparent";
@@ -62,7 +63,9 @@ impl Core {
         }
         let Some((records, meta)) = self.ext2.records_and_meta() else { return Ok(None) };
         let entry = records.map_entry(meta, number)?;
-        Ok(entry.filter(|entry| entry.generation == inode.generation))
+        let longest = self.ext2.longest_file_bytes();
+        let own = |e: &MapEntry| e.generation == inode.generation && e.size_bytes <= longest;
+        Ok(entry.filter(own))
     }
 
     /// Notes a new transparent file, or a new directory of an old one.
@@ -135,8 +138,15 @@ impl Core {
             let Some((records, meta)) = self.ext2.records_and_meta() else { return Ok(()) };
             records.map_entry(meta, number)?
         };
-        if let Some(parent) = entry.map(|entry| entry.parent) {
-            self.remove_name_of(number, parent, now)?;
+        // The record may be damaged: then the directory in which it was found last has it. A
+        // file whose name cannot be found stays; a name without a file would be damage.
+        let parents = [entry.map(|entry| entry.parent), self.held.parent_of(number)];
+        let mut removed = false;
+        for parent in parents.into_iter().flatten() {
+            removed = removed || self.remove_name_of(number, parent, now)?;
+        }
+        if !removed {
+            return Ok(());
         }
         inode.links = 0;
         inode.ctime = now;
@@ -144,15 +154,21 @@ impl Core {
         self.ext2.put_inode(number, &inode)
     }
 
-    fn remove_name_of(&mut self, number: u32, parent: u32, now: FileTime) -> Result<(), Ext2Error> {
-        let Ok(mut directory) = self.ext2.inode(parent) else { return Ok(()) };
+    /// Whether a directory had the name of a file, which it has no longer.
+    fn remove_name_of(
+        &mut self,
+        number: u32,
+        parent: u32,
+        now: FileTime,
+    ) -> Result<bool, Ext2Error> {
+        let Ok(mut directory) = self.ext2.inode(parent) else { return Ok(false) };
         if directory.kind() != Ok(FileKind::Directory) || directory.links == 0 {
-            return Ok(());
+            return Ok(false);
         }
         let mut from = 0;
         loop {
             let listed = self.ext2.list_entries(parent, &directory, from, 256)?;
-            let Some(last) = listed.last() else { return Ok(()) };
+            let Some(last) = listed.last() else { return Ok(false) };
             from = last.next;
             if let Some(entry) = listed.into_iter().find(|entry| entry.inode == number) {
                 let found = self.ext2.find_entry(parent, &directory, &entry.name)?;
@@ -161,8 +177,9 @@ impl Core {
                     directory.mtime = now;
                     directory.ctime = now;
                     self.ext2.put_inode(parent, &directory)?;
+                    return Ok(true);
                 }
-                return Ok(());
+                return Ok(false);
             }
         }
     }
@@ -250,7 +267,8 @@ impl Shared {
         put.map_err(|error| self.broken(&error))
     }
 
-    fn lose(&self, number: u32) -> Result<(), Errno> {
+    /// Takes away the name of a file, and the file if nobody holds it: `ENOENT` says so.
+    pub(super) fn lose(&self, number: u32) -> Result<(), Errno> {
         if !self.read_only {
             {
                 let _passage = self.pass(STEP_BLOCKS)?;
@@ -393,13 +411,16 @@ impl Shared {
         let mut filled = Vec::new();
         let mut outcome = Ok(());
         'all: for extent in open.map.extents_of(first, count) {
+            if filled.len() >= EXTENTS_A_STEP {
+                break;
+            }
             if extent.start != 0 {
                 filled.push((extent, false));
                 continue;
             }
             let mut done = 0;
             while done < extent.len {
-                if filled.iter().filter(|(_, new)| *new).count() >= RUNS_A_STEP {
+                if filled.len() >= EXTENTS_A_STEP {
                     break 'all;
                 }
                 let logical = extent.logical + done;

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use super::{Block, write_home};
 use crate::device::Device;
 use crate::format::{put_u32, put_u64, u32_at, u64_at};
+use crate::records::header::MAX_NUMBER;
 
 const BEGIN: &[u8; 8] = b"AtollTxn";
 const END: &[u8; 8] = b"AtollEnd";
@@ -129,7 +130,8 @@ impl Journal {
         self.read_block(area, 0, &mut first)?;
         let number = u64_at(&first, 8);
         let count = u32_at(&first, 16) as usize;
-        if &first[..8] != BEGIN || number % 2 != area as u64 || count > self.capacity() {
+        let numbered = number % 2 == area as u64 && number <= MAX_NUMBER;
+        if &first[..8] != BEGIN || !numbered || count > self.capacity() {
             return Ok(None);
         }
         let descriptors = self.descriptor_blocks(count);
@@ -153,6 +155,17 @@ impl Journal {
             .map(|(home, bytes)| (home, Arc::new(bytes.to_vec())))
             .collect();
         Ok(Some((number, blocks)))
+    }
+
+    /// The highest number in use, `settled` if no whole transaction has a higher one. Of a
+    /// journal that is void, new transactions must be numbered after it, or a crash would
+    /// bring the old one home.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn newest_number(&self, settled: u64) -> io::Result<u64> {
+        let numbers = [self.read(0)?, self.read(1)?].into_iter().flatten().map(|(n, _)| n);
+        Ok(numbers.max().unwrap_or(settled).max(settled))
     }
 
     /// Brings home the whole transaction with the highest number above `settled`, and returns

@@ -11,6 +11,9 @@ pub const HEADER_BYTES: usize = 512;
 const MAGIC: &[u8; 8] = b"AtollTFS";
 const VERSION: u32 = 1;
 const MOUNTED: u32 = 1;
+/// No header and no transaction has a higher number.
+pub const MAX_NUMBER: u64 = u64::MAX >> 1;
+const UNVERIFIED: u32 = 2;
 
 /// The loss rate aimed at where nobody says otherwise, bytes a second: a tenth of a kilobyte, at
 /// which 97 % of a disk could be given in the paper's worse trace (Figure 5).
@@ -31,6 +34,8 @@ pub struct Header {
     pub epoch: u32,
     /// Mounted, and not unmounted since.
     pub mounted: bool,
+    /// Others have written, and the records were not yet gone through since.
+    pub unverified: bool,
     /// The superblock's mark before the last mount or unmount.
     pub mark_before: [u8; 32],
     /// The superblock's mark after it.
@@ -122,6 +127,10 @@ impl Header {
         if u32_at(bytes, 8) != VERSION {
             return Err(HeaderError::Later(u32_at(bytes, 8)));
         }
+        // Numbers that only ever grow by one: these were never reached.
+        if u64_at(bytes, 80) > MAX_NUMBER || u64_at(bytes, 184) > MAX_NUMBER {
+            return Ok(None);
+        }
         let finite = |at| Some(f64::from_bits(u64_at(bytes, at))).filter(|f| f.is_finite());
         let rate = |at| finite(at).map_or(0.0, |f| f.max(0.0));
         Ok(Some(Header {
@@ -137,6 +146,7 @@ impl Header {
             seq: u64_at(bytes, 80),
             epoch: u32_at(bytes, 88),
             mounted: u32_at(bytes, 92) & MOUNTED != 0,
+            unverified: u32_at(bytes, 92) & UNVERIFIED != 0,
             mark_before: bytes[96..128].try_into().expect("thirty-two bytes"),
             mark_after: bytes[128..160].try_into().expect("thirty-two bytes"),
             target_loss_bytes_per_sec: rate(160),
@@ -161,7 +171,9 @@ impl Header {
         bytes[48..80].copy_from_slice(&self.tag_key);
         put_u64(&mut bytes, 80, self.seq);
         put_u32(&mut bytes, 88, self.epoch);
-        put_u32(&mut bytes, 92, if self.mounted { MOUNTED } else { 0 });
+        let flag = |on: bool, bit: u32| if on { bit } else { 0 };
+        let flags = flag(self.mounted, MOUNTED) | flag(self.unverified, UNVERIFIED);
+        put_u32(&mut bytes, 92, flags);
         bytes[96..128].copy_from_slice(&self.mark_before);
         bytes[128..160].copy_from_slice(&self.mark_after);
         put_u64(&mut bytes, 160, self.target_loss_bytes_per_sec.to_bits());

@@ -1,0 +1,58 @@
+//! What a mounted file system does by itself: it commits every few seconds, cleans up after
+//! overwritten transparent files (§3.1) and chooses the chunks to avoid (§3.3).
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use atoll_env::{Env, sleep};
+
+use super::Shared;
+
+/// How much of what calls have done a crash may take back (ext3's commit interval).
+const COMMIT_EVERY: Duration = Duration::from_secs(5);
+/// A guess: overwritten blocks are of no use to anybody, but in no hurry.
+const CLEAN_EVERY: Duration = Duration::from_secs(30);
+/// The most transparent files that are removed in one round of the cleaner, which runs beside
+/// the user's own work. A guess.
+const FILES_A_ROUND: u64 = 64;
+/// "Periodically", says the paper, and no more (§3.3); the histograms cover days.
+const CHOOSE_EVERY: Duration = Duration::from_secs(600);
+
+impl Shared {
+    /// Starts the task; it ends with the mount.
+    pub(super) fn start_upkeep(self: &Arc<Shared>) {
+        let env = self.env.0.clone();
+        let task = self.env.0.spawn(Box::pin(keep_up(env, Arc::downgrade(self))));
+        let _ = self.upkeep.set(task);
+    }
+
+    fn has_changes(&self) -> bool {
+        !self.core().ext2.meta.is_settled()
+    }
+}
+
+/// Errors end all changes, and the next call says so.
+async fn keep_up(env: Env, shared: Weak<Shared>) {
+    let mut clean_at = env.now() + CLEAN_EVERY;
+    let mut choose_at = env.now() + CHOOSE_EVERY;
+    loop {
+        sleep(&*env, COMMIT_EVERY).await;
+        let Some(shared) = shared.upgrade() else { return };
+        if shared.ended.load(Ordering::SeqCst) || shared.failed.get().is_some() {
+            return;
+        }
+        let now = env.now();
+        if now >= clean_at {
+            clean_at = now + CLEAN_EVERY;
+            let _ = shared.clean_overwritten(FILES_A_ROUND);
+        }
+        if now >= choose_at {
+            choose_at = now + CHOOSE_EVERY;
+            let _ = shared.choose_avoided();
+        }
+        if shared.has_changes() {
+            let _ = shared.commit();
+        }
+    }
+}
