@@ -13,7 +13,7 @@
 use std::any::Any;
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -22,12 +22,11 @@ use atoll_key::{Key, KeyRange};
 use bytes::Bytes;
 use futures_channel::oneshot;
 
-use crate::catalog::Catalog;
 use crate::disk::{Disk, RealDisk};
 use crate::index::Entry;
 use crate::queue::Queue;
 use crate::recover::{self, OpenError, OpenReport};
-use crate::shared::{OpenFiles, ReadFailure, Shared};
+use crate::shared::{ReadFailure, Shared};
 use crate::writer::{Command, Reply, Writer};
 use crate::{
     BlockInfo, BlockStore, Owner, OwnerUsage, Owners, ScrubStep, StoreError, StoredBlock, Usage,
@@ -76,38 +75,26 @@ impl Default for DiskConfig {
     }
 }
 
-impl DiskConfig {
-    /// The length at which segments end: small enough that several fit.
-    pub(crate) fn effective_segment_bytes(&self) -> u64 {
-        self.segment_bytes.min(self.capacity_bytes / 16).clamp(4 << 10, 1 << 30)
-    }
-
-    /// What new blocks leave free, so that a segment can be compacted.
-    pub(crate) fn headroom_bytes(&self) -> u64 {
-        self.effective_segment_bytes()
-    }
-}
-
 /// Weight of a command beside its blocks, so that small ones are bounded as well.
 const COMMAND_BYTES: usize = 1 << 10;
 
 /// Commands one group commit may answer.
-const MAX_GROUP: usize = 64;
+pub(crate) const MAX_GROUP: usize = 64;
 
 /// Reads that may wait for a reader thread.
-const MAX_QUEUED_READS: usize = 256;
+pub(crate) const MAX_QUEUED_READS: usize = 256;
 
 /// Uncommitted changes at which `renew` waits for a commit, as a multiple of
 /// `commit_entries`: bounds the memory of mass renewals.
-const RENEW_BACKLOG: usize = 4;
+pub(crate) const RENEW_BACKLOG: usize = 4;
 
 /// Blocks looked at in one go while looking for expired ones.
-const EXPIRY_PAGE: usize = 1024;
+pub(crate) const EXPIRY_PAGE: usize = 1024;
 
 /// Times a read is tried again because the block was moved meanwhile.
 const MAX_MOVES: usize = 16;
 
-type ReadJob = Box<dyn FnOnce() + Send>;
+pub(crate) type ReadJob = Box<dyn FnOnce() + Send>;
 
 /// Blocks on disk. Dropping it ends its threads after they did what is queued, and
 /// commits the index; that may take a moment.
@@ -167,6 +154,13 @@ impl DiskStore {
         &self.report
     }
 
+    /// Changes what the store may take on its disk. What it takes beyond that stays until
+    /// blocks are removed and [`BlockStore::reclaim`] has given back their space; until then
+    /// nothing new is taken.
+    pub fn set_capacity(&self, capacity_bytes: u64) {
+        self.inner.shared.set_capacity(capacity_bytes);
+    }
+
     /// Makes everything durable, extended leases and expiry included.
     pub fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
         let inner = self.inner.clone();
@@ -207,19 +201,13 @@ fn prepare(disk: Arc<dyn Disk>, config: DiskConfig) -> Result<Prepared, OpenErro
         std::io::ErrorKind::WouldBlock => OpenError::Locked(error.to_string()),
         _ => OpenError::Io(error),
     })?;
-    let shared = Arc::new(Shared {
-        disk,
-        files: OpenFiles::new(config.open_segments),
-        config,
-        catalog: Catalog::default(),
-        earliest_expiry: AtomicU64::new(0),
-    });
+    let shared = Arc::new(Shared::new(disk, config));
     let (writer, report) = recover::recover(shared.clone())?;
     Ok((shared, writer, report, lock))
 }
 
 /// The disk blocks whoever asks it, so the store has threads that may be blocked.
-fn start_thread(
+pub(crate) fn start_thread(
     name: &str,
     work: impl FnOnce() + Send + 'static,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
@@ -248,7 +236,7 @@ fn write_loop(mut writer: Writer, commands: &Queue<Command>) {
 
 /// Closes a queue when the thread that serves it ends, also by a panic: who waits for an
 /// answer then gets an error instead of waiting forever.
-struct Ending<'a, T>(&'a Queue<T>);
+pub(crate) struct Ending<'a, T>(pub(crate) &'a Queue<T>);
 
 impl<T> Drop for Ending<'_, T> {
     fn drop(&mut self) {
@@ -257,7 +245,7 @@ impl<T> Drop for Ending<'_, T> {
     }
 }
 
-fn read_loop(reads: &Queue<ReadJob>) {
+pub(crate) fn read_loop(reads: &Queue<ReadJob>) {
     let _ending = Ending(reads);
     // Waking up for nothing now and then does no harm.
     while let Some(jobs) = reads.pop(1, Duration::from_secs(3600)) {
@@ -265,7 +253,7 @@ fn read_loop(reads: &Queue<ReadJob>) {
     }
 }
 
-fn stopped() -> StoreError {
+pub(crate) fn stopped() -> StoreError {
     StoreError::Io("the store has been closed".to_owned())
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A [`BlockStore`] maps keys to verified blocks, keeps them in key order, and
 //! answers a `put` only when the block would survive power loss. Implementations:
-//! `DiskStore` (append-only segment log with a redb index) and `MemoryStore`.
+//! `DiskStore` (append-only segment log with a redb index), `FileStore` (one file for each
+//! block, on a file system that may take them back) and `MemoryStore`.
 //!
 //! The disk format and the reasoning about crashes are in `docs/design/store.md`.
 //!
@@ -10,8 +11,10 @@
 //! files: it keeps what it is given, byte for byte, checksummed at rest.
 
 mod catalog;
+mod contributed;
 pub mod disk;
 mod disk_store;
+mod files;
 mod holdings;
 mod index;
 mod index_layout1;
@@ -27,7 +30,9 @@ use atoll_env::BoxFuture;
 use atoll_key::{BlockKind, Key, KeyRange};
 use bytes::Bytes;
 
+pub use contributed::{Busy, ContributedStore, Moved, Room, farthest};
 pub use disk_store::{DiskConfig, DiskStore};
+pub use files::{Care, FileConfig, FileStore, FlagCheck, OpenFilesError, Space, UnfitDir};
 pub use holdings::{Holding, OwnerUsage, Owners};
 pub use memory::MemoryStore;
 pub use recover::{IndexFailure, OpenError, OpenReport};

@@ -21,7 +21,13 @@ pub(crate) struct Shared {
     pub(crate) files: OpenFiles,
     /// No lease ends before this; 0 if unknown. Spares `remove_expired` its walk.
     pub(crate) earliest_expiry: AtomicU64,
+    /// What the store may take on its disk at present, bytes.
+    capacity_bytes: AtomicU64,
 }
+
+/// Segments are never cut shorter than for a store of this size, however little is allowed at
+/// the moment: a capacity that follows the disk may be nothing for an hour.
+const LEAST_SEGMENTED_BYTES: u64 = 64 << 20;
 
 /// Why a record could not be read.
 #[derive(Debug)]
@@ -41,13 +47,44 @@ impl From<IndexError> for StoreError {
 }
 
 impl Shared {
+    pub(crate) fn new(disk: Arc<dyn Disk>, config: DiskConfig) -> Shared {
+        Shared {
+            disk,
+            files: OpenFiles::new(config.open_segments),
+            capacity_bytes: AtomicU64::new(config.capacity_bytes),
+            config,
+            catalog: Catalog::default(),
+            earliest_expiry: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_capacity(&self, capacity_bytes: u64) {
+        self.capacity_bytes.store(capacity_bytes, Ordering::Relaxed);
+    }
+
+    /// The length at which segments end: small enough that several fit.
+    pub(crate) fn segment_bytes(&self) -> u64 {
+        let least_bytes = self.config.capacity_bytes.min(LEAST_SEGMENTED_BYTES);
+        let capacity_bytes = self.capacity_bytes().max(least_bytes);
+        self.config.segment_bytes.min(capacity_bytes / 16).clamp(4 << 10, 1 << 30)
+    }
+
+    /// What new blocks leave free, so that a segment can be compacted.
+    pub(crate) fn headroom_bytes(&self) -> u64 {
+        self.segment_bytes()
+    }
+
     pub(crate) fn usage(&self) -> Usage {
         let state = self.catalog.read();
         Usage {
             blocks: state.checkpoint().blocks,
             block_bytes: state.checkpoint().block_bytes,
             disk_bytes: state.disk_bytes(),
-            capacity_bytes: self.config.capacity_bytes,
+            capacity_bytes: self.capacity_bytes(),
         }
     }
 

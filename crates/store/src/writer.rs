@@ -277,7 +277,6 @@ impl Writer {
 
     /// How many bytes too few there are to append `need_bytes`.
     pub(crate) fn missing_bytes(&self, need_bytes: u64, room: Room) -> Result<u64, StoreError> {
-        let config = &self.shared.config;
         let (disk_bytes, index_bytes) = {
             let state = self.shared.catalog.read();
             (state.disk_bytes(), state.index_bytes())
@@ -286,14 +285,17 @@ impl Writer {
         let mut wanted_bytes = disk_bytes + need_bytes + index_bytes;
         let mut reserve_bytes = 0;
         if room == Room::Normal {
-            wanted_bytes += config.headroom_bytes();
-            reserve_bytes = config.free_reserve_bytes;
+            wanted_bytes += self.shared.headroom_bytes();
+            reserve_bytes = self.shared.config.free_reserve_bytes;
         }
-        if self.active.len_bytes + need_bytes > config.effective_segment_bytes() {
+        if self.active.len_bytes + need_bytes > self.shared.segment_bytes() {
             wanted_bytes += FIRST_RECORD_OFFSET;
         }
         let free_bytes = self.shared.disk.free_bytes().map_err(|error| io_error(&error))?;
-        let over_cap = wanted_bytes.saturating_sub(config.capacity_bytes);
+        let capacity_bytes = self.shared.capacity_bytes();
+        // A store that was given less than it takes must be able to remove and to compact.
+        let is_shrinking = room == Room::Reserved && disk_bytes > capacity_bytes;
+        let over_cap = if is_shrinking { 0 } else { wanted_bytes.saturating_sub(capacity_bytes) };
         Ok(over_cap.max((need_bytes + reserve_bytes).saturating_sub(free_bytes)))
     }
 
@@ -313,9 +315,7 @@ impl Writer {
     pub(crate) fn append_records(&mut self, records: &[Record]) -> Result<(), StoreError> {
         let need_bytes: u64 = records.iter().map(|r| r.header.record_bytes()).sum();
         let is_empty = self.active.len_bytes <= FIRST_RECORD_OFFSET;
-        if !is_empty
-            && self.active.len_bytes + need_bytes > self.shared.config.effective_segment_bytes()
-        {
+        if !is_empty && self.active.len_bytes + need_bytes > self.shared.segment_bytes() {
             self.roll()?;
         }
         let start = self.active.len_bytes;

@@ -4,9 +4,14 @@ use std::sync::Arc;
 
 use atoll_key::{Key, KeyRange};
 use atoll_store::disk::FaultyDisk;
-use atoll_store::{BlockStore, DiskStore, Holding, MemoryStore, Owner, StoreError, StoredBlock};
+use atoll_store::{
+    BlockStore, ContributedStore, DiskStore, Holding, MemoryStore, Owner, Room, StoreError,
+    StoredBlock,
+};
 
-use crate::fixture::{block, contents, key, owned, owner, recount_owners, small_config, wait};
+use crate::fixture::{
+    block, contents, key, open_files, owned, owner, recount_owners, small_config, wait,
+};
 
 const NOBODY: Owner = Owner::NOBODY;
 
@@ -29,6 +34,19 @@ fn check(claim: impl Fn(&dyn BlockStore)) {
     let real = DiskStore::open(dir.path(), small_config()).expect("opens");
     claim(&real);
     real.check_invariants();
+
+    let [a, b, c] = ["a", "b", "c"].map(|name| dir.path().join(name));
+    let files = open_files(&a);
+    claim(&files);
+    files.check_invariants();
+    // With all blocks, and with none, in the room that is being left.
+    let contributed = ContributedStore::new(Room::Files(Arc::new(open_files(&b))), None);
+    claim(&contributed);
+    let other = Arc::new(open_files(&c));
+    let former = Some(contributed.present());
+    wait(former.iter().next().expect("one").store().remove_expired(u64::MAX)).expect("emptied");
+    claim(&ContributedStore::new(Room::Files(other.clone()), former));
+    other.check_invariants();
 }
 
 fn put(store: &dyn BlockStore, batch: Vec<StoredBlock>) {

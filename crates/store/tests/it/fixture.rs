@@ -1,6 +1,7 @@
 //! What the tests share: blocks made from numbers, a way to wait, small configurations.
 
 use std::future::Future;
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -9,7 +10,8 @@ use std::thread::Thread;
 use atoll_key::{BlockKind, Key, KeyRange};
 use atoll_store::disk::FaultyDisk;
 use atoll_store::{
-    BlockInfo, BlockStore, DiskConfig, DiskStore, Holding, Owner, Owners, StoredBlock,
+    BlockInfo, BlockStore, DiskConfig, DiskStore, FileConfig, FileStore, FlagCheck, Holding, Owner,
+    Owners, StoredBlock,
 };
 use bytes::Bytes;
 
@@ -132,4 +134,18 @@ pub fn recount_owners(store: &dyn BlockStore) {
 
 pub fn open_inline(disk: &FaultyDisk) -> DiskStore {
     DiskStore::open_inline(Arc::new(disk.clone()), small_config()).expect("opens")
+}
+
+/// For a [`FileStore`] in an ordinary directory.
+pub fn file_config() -> FileConfig {
+    // Commits here are synced to a real disk.
+    let disk = DiskConfig { commit_entries: 128, ..small_config() };
+    FileConfig { flag: FlagCheck::Assumed, disk }
+}
+
+/// Opens, or makes, a store of files: index and blocks in two directories below `dir`.
+pub fn open_files(dir: &Path) -> FileStore {
+    let [index, blocks] = ["index", "blocks"].map(|name| dir.join(name));
+    std::fs::create_dir_all(&blocks).expect("made");
+    FileStore::open(&index, &blocks, file_config()).expect("opens")
 }

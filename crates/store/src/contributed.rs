@@ -1,0 +1,495 @@
+//! `ContributedStore`: the store of a node whose way of giving disk may change while it runs.
+//!
+//! It is one store to its callers. Behind it stands one *room*, a log of segments or a
+//! directory of files, or two while blocks move from the former room to the present one:
+//!
+//! - What is new goes to the present room. What is asked for is looked for in both; of two
+//!   versions the higher counts, of two leases the longer.
+//! - [`ContributedStore::move_some`] moves blocks, bit by bit: copy, catch up with what was
+//!   renewed meanwhile, remove. A removal waits for the batch under way, so that nothing that
+//!   was removed comes back.
+//! - **A block is in the present room before it leaves the former one.** What has been interrupted
+//!   at any point goes on with the same two rooms.
+//! - What the present room has no place for is dropped: see [`farthest`] for what first.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, RwLock};
+
+use atoll_env::BoxFuture;
+use atoll_key::{Key, KeyRange};
+
+use crate::{
+    BlockInfo, BlockStore, DiskStore, FileStore, Holding, Owner, OwnerUsage, Owners, ScrubStep,
+    StoreError, StoredBlock, Usage,
+};
+
+/// Where blocks are.
+#[derive(Clone, Debug)]
+pub enum Room {
+    /// In a log, synced and for good.
+    Log(Arc<DiskStore>),
+    /// In files that may vanish.
+    Files(Arc<FileStore>),
+}
+
+impl Room {
+    /// It as any store.
+    pub fn store(&self) -> &dyn BlockStore {
+        match self {
+            Room::Log(store) => &**store,
+            Room::Files(store) => &**store,
+        }
+    }
+
+    /// Changes what it may take.
+    pub fn set_capacity(&self, capacity_bytes: u64) {
+        match self {
+            Room::Log(store) => store.set_capacity(capacity_bytes),
+            Room::Files(store) => store.set_capacity(capacity_bytes),
+        }
+    }
+
+    /// Makes everything durable.
+    pub fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        match self {
+            Room::Log(store) => store.flush(),
+            Room::Files(store) => store.flush(),
+        }
+    }
+
+    fn holders(&self) -> usize {
+        match self {
+            Room::Log(store) => Arc::strong_count(store),
+            Room::Files(store) => Arc::strong_count(store),
+        }
+    }
+
+    fn is(&self, other: &Room) -> bool {
+        match (self, other) {
+            (Room::Log(a), Room::Log(b)) => Arc::ptr_eq(a, b),
+            (Room::Files(a), Room::Files(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Rooms {
+    present: Room,
+    former: Option<Room>,
+}
+
+/// The store; see the module.
+#[derive(Debug)]
+pub struct ContributedStore {
+    rooms: Arc<RwLock<Rooms>>,
+    /// Held while blocks move and while any are removed.
+    gate: Arc<futures_util::lock::Mutex<()>>,
+}
+
+/// Blocks move between two other rooms.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("blocks are being moved already")]
+pub struct Busy;
+
+/// What a step of [`ContributedStore::move_some`] did.
+#[derive(Debug, Default)]
+pub struct Moved {
+    /// Blocks that are in the present room now.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Blocks there was no place for.
+    pub dropped_blocks: u64,
+    /// The room that has become empty: nobody asks it any more.
+    pub emptied: Option<Room>,
+}
+
+/// Blocks moved in one batch.
+const BATCH_BLOCKS: usize = 32;
+
+/// Blocks listed at once while the farthest are chosen.
+const FARTHEST_PAGE: usize = 64;
+
+impl ContributedStore {
+    /// Blocks in `present`, and in `former` what has not been moved yet.
+    pub fn new(present: Room, former: Option<Room>) -> ContributedStore {
+        let rooms = Arc::new(RwLock::new(Rooms { present, former }));
+        ContributedStore { rooms, gate: Arc::default() }
+    }
+
+    fn rooms(&self) -> Rooms {
+        self.rooms.read().expect("no holder of this lock panics").clone()
+    }
+
+    /// Where new blocks go.
+    pub fn present(&self) -> Room {
+        self.rooms().present
+    }
+
+    /// Where blocks are moved from.
+    pub fn former(&self) -> Option<Room> {
+        self.rooms().former
+    }
+
+    /// From now on blocks go to `room`, and those held are to be moved there. Back to the room
+    /// they are being moved from, what has been moved is moved back.
+    ///
+    /// # Errors
+    /// Blocks are being moved from another room.
+    pub fn change_to(&self, room: Room) -> Result<(), Busy> {
+        let mut rooms = self.rooms.write().expect("no holder of this lock panics");
+        if room.is(&rooms.present) {
+            return Ok(());
+        }
+        if rooms.former.as_ref().is_some_and(|former| !former.is(&room)) {
+            return Err(Busy);
+        }
+        rooms.former = Some(std::mem::replace(&mut rooms.present, room));
+        Ok(())
+    }
+
+    /// Moves about `budget_bytes` of blocks to the present room.
+    ///
+    /// # Errors
+    /// A room failed; what has been moved is. [`StoreError::Full`] if the present room has no
+    /// place: [`ContributedStore::drop_farthest`] makes some.
+    pub async fn move_some(&self, budget_bytes: u64) -> Result<Moved, StoreError> {
+        let mut moved = Moved::default();
+        while moved.bytes <= budget_bytes {
+            let _gate = self.gate.lock().await;
+            let Rooms { present, former: Some(former) } = self.rooms() else { break };
+            let infos = former.store().list(KeyRange::full(), BATCH_BLOCKS)?;
+            if infos.is_empty() {
+                moved.emptied = self.close_former(&present, &former);
+                break;
+            }
+            move_batch(&present, &former, &infos, &mut moved).await?;
+        }
+        Ok(moved)
+    }
+
+    fn close_former(&self, present: &Room, former: &Room) -> Option<Room> {
+        // One that is away shows nothing and may have all.
+        if let Room::Files(files) = former
+            && files.look().is_err()
+        {
+            return None;
+        }
+        let mut rooms = self.rooms.write().expect("no holder of this lock panics");
+        let same = rooms.present.is(present) && rooms.former.as_ref().is_some_and(|f| f.is(former));
+        // One holder is the caller, one these rooms; a third may be putting something into it.
+        if same && former.holders() == 2 { rooms.former.take() } else { None }
+    }
+
+    /// Removes blocks of about `want_bytes`, those first of which this node is the farthest
+    /// holder; `positions` are its places on the ring. They are taken from the former room, if
+    /// blocks are being moved, else from the present one. Returns blocks and bytes.
+    ///
+    /// # Errors
+    /// A room failed.
+    pub async fn drop_farthest(
+        &self,
+        positions: &[Key],
+        want_bytes: u64,
+    ) -> Result<(u64, u64), StoreError> {
+        let _gate = self.gate.lock().await;
+        let rooms = self.rooms();
+        let from = rooms.former.as_ref().unwrap_or(&rooms.present);
+        let chosen = farthest(from.store(), positions, want_bytes)?;
+        let bytes = chosen.iter().map(|info| u64::from(info.len_bytes)).sum();
+        let count = chosen.len() as u64;
+        from.store().remove(chosen.into_iter().map(|info| info.key).collect()).await?;
+        Ok((count, bytes))
+    }
+
+    /// Makes everything durable.
+    ///
+    /// # Errors
+    /// A room failed.
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        let rooms = self.rooms();
+        if let Some(former) = &rooms.former {
+            former.flush().await?;
+        }
+        rooms.present.flush().await
+    }
+}
+
+/// Moves some blocks; with the gate held.
+async fn move_batch(
+    present: &Room,
+    former: &Room,
+    infos: &[BlockInfo],
+    moved: &mut Moved,
+) -> Result<(), StoreError> {
+    let mut batch = Vec::with_capacity(infos.len());
+    for info in infos {
+        match former.store().get(&info.key).await {
+            Ok(found) => batch.extend(found),
+            // Set aside: it counts as missing, and repair fetches it.
+            Err(StoreError::Corrupted { key }) => tracing::warn!(%key, "a block has rotted"),
+            Err(error) => return Err(error),
+        }
+    }
+    let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
+    let bytes: u64 = batch.iter().map(|block| block.bytes.len() as u64).sum();
+    let before: BTreeMap<Key, u64> =
+        batch.iter().map(|block| (block.info.key, block.info.expires_unix_secs)).collect();
+    if !batch.is_empty() {
+        present.store().put(batch).await?;
+    }
+    for key in &keys {
+        // Renewed while it was copied? From here on renewals reach both.
+        if let Some(now) = former.store().info(key)?
+            && now.expires_unix_secs > before[key]
+        {
+            present.store().renew(&[*key], now.expires_unix_secs, now.owner)?;
+        }
+    }
+    moved.blocks += keys.len() as u64;
+    moved.bytes += bytes;
+    former.store().remove(keys).await
+}
+
+/// Blocks of about `want_bytes`, those first that lie farthest before the place of this node
+/// that is responsible for them.
+///
+/// A block's copies are on the nodes that follow its key (CFS §4.2), so the farther a key lies
+/// before the node, the more others hold it who are asked and who repair before this one: its
+/// replica is the last of the set, or none of the set any more.
+///
+/// # Errors
+/// The store failed.
+pub fn farthest(
+    store: &dyn BlockStore,
+    positions: &[Key],
+    want_bytes: u64,
+) -> Result<Vec<BlockInfo>, StoreError> {
+    let mut places: Vec<Key> = positions.to_vec();
+    places.sort();
+    places.dedup();
+    if places.is_empty() {
+        places.push(Key::MAX);
+    }
+    // What is left before each place, by how far it reaches back.
+    let mut arcs: BTreeMap<(Key, Key), KeyRange> = BTreeMap::new();
+    let span = |range: &KeyRange| range.upto.wrapping_sub(&range.after);
+    for (i, upto) in places.iter().enumerate() {
+        let after = places[(i + places.len() - 1) % places.len()];
+        let range = KeyRange::new(after, *upto);
+        // The whole ring is no distance by subtraction.
+        let reach = if range.is_full() { Key::MAX } else { span(&range) };
+        arcs.insert((reach, *upto), range);
+    }
+    let (mut chosen, mut bytes) = (Vec::new(), 0);
+    while let Some((_, range)) = arcs.pop_last() {
+        let page = store.list(range, FARTHEST_PAGE)?;
+        for info in &page {
+            if bytes >= want_bytes {
+                return Ok(chosen);
+            }
+            bytes += u64::from(info.len_bytes);
+            chosen.push(*info);
+        }
+        let last = page.last().filter(|last| page.len() == FARTHEST_PAGE && last.key != range.upto);
+        if let Some(last) = last {
+            let rest = KeyRange::new(last.key, range.upto);
+            arcs.insert((span(&rest), rest.upto), rest);
+        }
+    }
+    Ok(chosen)
+}
+
+/// What two rooms know of one block.
+fn merged(former: Option<BlockInfo>, present: Option<BlockInfo>) -> Option<BlockInfo> {
+    let (Some(former), Some(present)) = (former, present) else { return former.or(present) };
+    let newer = if former.version > present.version { former } else { present };
+    let lease = if former.expires_unix_secs > present.expires_unix_secs { former } else { present };
+    let BlockInfo { expires_unix_secs, owner, .. } = lease;
+    Some(BlockInfo { expires_unix_secs, owner, ..newer })
+}
+
+/// Two lists of the same range as one, in ring order from `after`.
+fn merge_lists(
+    after: &Key,
+    former: Vec<BlockInfo>,
+    present: Vec<BlockInfo>,
+    limit: usize,
+) -> Vec<BlockInfo> {
+    // The end of the range is at no distance by subtraction: it comes last.
+    let place = |key: &Key| key.wrapping_sub(&after.next());
+    let mut all: BTreeMap<Key, BlockInfo> = BTreeMap::new();
+    for info in former.into_iter().chain(present) {
+        let place = place(&info.key);
+        let known = all.get(&place).copied();
+        all.extend(merged(known, Some(info)).map(|info| (place, info)));
+    }
+    all.into_values().take(limit).collect()
+}
+
+fn sum(a: Holding, b: Holding) -> Holding {
+    Holding { block_bytes: a.block_bytes + b.block_bytes, blocks: a.blocks + b.blocks }
+}
+
+/// The `limit` largest of two lists of holdings.
+fn merge_holdings(
+    a: Vec<([u8; 16], Holding)>,
+    b: Vec<([u8; 16], Holding)>,
+    limit: usize,
+) -> Vec<([u8; 16], Holding)> {
+    let mut all: BTreeMap<[u8; 16], Holding> = BTreeMap::new();
+    for (who, held) in a.into_iter().chain(b) {
+        let known = all.entry(who).or_default();
+        *known = sum(*known, held);
+    }
+    let mut all: Vec<_> = all.into_iter().collect();
+    all.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
+    all.truncate(limit);
+    all
+}
+
+async fn get_from(rooms: Rooms, key: Key) -> Result<Option<StoredBlock>, StoreError> {
+    let Some(former) = &rooms.former else { return rooms.present.store().get(&key).await };
+    // The former first: what moves meanwhile is found in the present one.
+    let was = former.store().info(&key)?;
+    let is = rooms.present.store().info(&key)?;
+    let Some(info) = merged(was, is) else { return Ok(None) };
+    let former_has_it = was.is_some_and(|was| is.is_none_or(|is| was.version > is.version));
+    let found = match former_has_it {
+        true => match former.store().get(&key).await? {
+            None => rooms.present.store().get(&key).await?,
+            found => found,
+        },
+        false => rooms.present.store().get(&key).await?,
+    };
+    Ok(found.map(|found| {
+        let info = merged(Some(info), Some(found.info)).unwrap_or(found.info);
+        StoredBlock { info: BlockInfo { version: found.info.version, ..info }, ..found }
+    }))
+}
+
+impl BlockStore for ContributedStore {
+    fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>> {
+        // Held until it is done: a room is not closed under a batch that goes into it.
+        let room = self.rooms().present;
+        Box::pin(async move { room.store().put(batch).await })
+    }
+
+    fn get(&self, key: &Key) -> BoxFuture<'static, Result<Option<StoredBlock>, StoreError>> {
+        let rooms = self.rooms();
+        match rooms.former {
+            None => rooms.present.store().get(key),
+            Some(_) => Box::pin(get_from(rooms, *key)),
+        }
+    }
+
+    fn info(&self, key: &Key) -> Result<Option<BlockInfo>, StoreError> {
+        let rooms = self.rooms();
+        let former = rooms.former.map_or(Ok(None), |former| former.store().info(key))?;
+        Ok(merged(former, rooms.present.store().info(key)?))
+    }
+
+    fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
+        let rooms = self.rooms();
+        let Some(former) = rooms.former else { return rooms.present.store().list(range, limit) };
+        let former = former.store().list(range, limit)?;
+        let present = rooms.present.store().list(range, limit)?;
+        Ok(merge_lists(&range.after, former, present, limit))
+    }
+
+    fn renew(
+        &self,
+        keys: &[Key],
+        expires_unix_secs: u64,
+        owner: Owner,
+    ) -> Result<Vec<bool>, StoreError> {
+        let rooms = self.rooms();
+        let was = match rooms.former {
+            Some(former) => former.store().renew(keys, expires_unix_secs, owner)?,
+            None => vec![false; keys.len()],
+        };
+        let is = rooms.present.store().renew(keys, expires_unix_secs, owner)?;
+        Ok(was.into_iter().zip(is).map(|(was, is)| was || is).collect())
+    }
+
+    fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
+        let (rooms, gate) = (self.rooms.clone(), self.gate.clone());
+        Box::pin(async move {
+            let _gate = gate.lock().await;
+            let rooms = rooms.read().expect("no holder of this lock panics").clone();
+            if let Some(former) = rooms.former {
+                former.store().remove(keys.clone()).await?;
+            }
+            rooms.present.store().remove(keys).await
+        })
+    }
+
+    fn remove_expired(&self, now_unix_secs: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
+        let (rooms, gate) = (self.rooms.clone(), self.gate.clone());
+        Box::pin(async move {
+            let _gate = gate.lock().await;
+            let rooms = rooms.read().expect("no holder of this lock panics").clone();
+            let removed = rooms.present.store().remove_expired(now_unix_secs).await?;
+            // What was renewed in the present room only has left the former one.
+            match rooms.former {
+                Some(former) => Ok(removed + former.store().remove_expired(now_unix_secs).await?),
+                None => Ok(removed),
+            }
+        })
+    }
+
+    fn usage(&self) -> Usage {
+        let rooms = self.rooms();
+        let present = rooms.present.store().usage();
+        let former = rooms.former.map(|former| former.store().usage()).unwrap_or_default();
+        Usage {
+            blocks: present.blocks + former.blocks,
+            block_bytes: present.block_bytes + former.block_bytes,
+            disk_bytes: present.disk_bytes + former.disk_bytes,
+            capacity_bytes: present.capacity_bytes,
+        }
+    }
+
+    fn usage_of(&self, owner: &Owner) -> OwnerUsage {
+        let rooms = self.rooms();
+        let present = rooms.present.store().usage_of(owner);
+        let Some(former) = rooms.former else { return present };
+        let former = former.store().usage_of(owner);
+        OwnerUsage {
+            publisher: sum(present.publisher, former.publisher),
+            ip: sum(present.ip, former.ip),
+        }
+    }
+
+    fn owners(&self, limit: usize) -> Owners {
+        let rooms = self.rooms();
+        let present = rooms.present.store().owners(limit);
+        let Some(former) = rooms.former else { return present };
+        let former = former.store().owners(limit);
+        Owners {
+            publishers: merge_holdings(present.publishers, former.publishers, limit),
+            ips: merge_holdings(present.ips, former.ips, limit),
+        }
+    }
+
+    /// Of the present room: what is in the former one is read by moving it.
+    fn scrub(
+        &self,
+        from: Option<Key>,
+        budget_bytes: u64,
+    ) -> BoxFuture<'static, Result<ScrubStep, StoreError>> {
+        self.rooms().present.store().scrub(from, budget_bytes)
+    }
+
+    fn reclaim(&self, budget_bytes: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
+        let rooms = self.rooms();
+        Box::pin(async move {
+            let freed = match rooms.former {
+                Some(former) => former.store().reclaim(budget_bytes).await?,
+                None => 0,
+            };
+            Ok(freed + rooms.present.store().reclaim(budget_bytes).await?)
+        })
+    }
+}

@@ -1,0 +1,412 @@
+//! The directory of a `FileStore`: what is in it, whether it is there at all, whose it is.
+//!
+//! ```text
+//! DIR/atoll-store          whose blocks these are: 32 hex digits; an ordinary file
+//! DIR/00 … DIR/ff          directories, transparent as DIR is
+//! DIR/7a/KEY               a content block, exactly its bytes; KEY in hex, 64 or 128 digits
+//! DIR/7a/KEY.VERSION       a signed block; VERSION in hex, 16 digits
+//! ```
+//!
+//! A block's directory is named by eight bits of a checksum of its key, so that the keys of
+//! one node, which lie close together on the ring, spread over all of them.
+//!
+//! **Away.** A directory without its own owner file is not the store's directory at the moment:
+//! TFS is not mounted there, or another one is. Nothing is then concluded from what cannot be
+//! found in it, and nothing is written.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use atoll_key::Key;
+use rustix::fs::{XattrFlags, getxattr, setxattr, statvfs};
+
+use super::FlagCheck;
+
+/// The owner file's name.
+const OWNER_NAME: &str = "atoll-store";
+/// Bytes of what it holds.
+const OWNER_DIGITS: usize = 32;
+/// The extended attribute with which TFS marks what is transparent.
+const FLAG: &str = "user.tfs.transparent";
+/// How many directories the blocks spread over.
+const FAN_OUT: u32 = 256;
+/// `lost+found` is part of an empty ext2 file system.
+const NO_STRANGERS: [&str; 2] = [OWNER_NAME, "lost+found"];
+
+/// Why a directory cannot be used for blocks.
+#[derive(Debug, thiserror::Error)]
+pub enum UnfitDir {
+    /// It is not there.
+    #[error("{} does not exist", path.display())]
+    Missing {
+        /// Which.
+        path: PathBuf,
+    },
+    /// It is something else.
+    #[error("{} is not a directory", path.display())]
+    NotADirectory {
+        /// Which.
+        path: PathBuf,
+    },
+    /// What is written there would cost room.
+    #[error(
+        "{} is not transparent: mount a TFS and run `atoll tfs set --transparent {}` first",
+        path.display(), path.display()
+    )]
+    NotTransparent {
+        /// Which.
+        path: PathBuf,
+    },
+    /// It holds other files.
+    #[error(
+        "{} holds files that are none of this node's ({name}, for instance); name an empty \
+         directory", path.display()
+    )]
+    Strangers {
+        /// Which.
+        path: PathBuf,
+        /// One of them.
+        name: String,
+    },
+    /// Another node keeps its blocks there.
+    #[error("{} is used by another node", path.display())]
+    Taken {
+        /// Which.
+        path: PathBuf,
+    },
+    /// The operating system failed a request.
+    #[error("cannot use {}: {source}", path.display())]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// The directory with an owner.
+#[derive(Clone, Debug)]
+pub(crate) struct BlockDir {
+    path: PathBuf,
+    owner: String,
+    flag: FlagCheck,
+}
+
+/// How full the file system is that a directory is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Space {
+    /// Its size, bytes.
+    pub total_bytes: u64,
+    /// What can still be written by everybody, bytes. TFS counts transparent blocks as free.
+    pub free_bytes: u64,
+    /// Its smallest unit of a file, bytes.
+    pub unit_bytes: u64,
+}
+
+impl Space {
+    /// Of the file system that `path` is on.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn of(path: &Path) -> io::Result<Space> {
+        let stat = statvfs(path)?;
+        Ok(Space {
+            total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
+            free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
+            unit_bytes: stat.f_frsize.max(1),
+        })
+    }
+}
+
+/// Looks whether `path` could be given to a store whose owner file says `owner` (`None` for
+/// one that is to be made).
+///
+/// # Errors
+/// Why not.
+pub(crate) fn check_fit(path: &Path, owner: Option<&str>, flag: FlagCheck) -> Result<(), UnfitDir> {
+    let path_buf = || path.to_path_buf();
+    let io = |source| UnfitDir::Io { path: path_buf(), source };
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(UnfitDir::Missing { path: path_buf() });
+        }
+        Err(error) => return Err(io(error)),
+        Ok(found) if !found.is_dir() => return Err(UnfitDir::NotADirectory { path: path_buf() }),
+        Ok(_) => {}
+    }
+    if flag == FlagCheck::Attribute && !is_transparent(path).map_err(io)? {
+        return Err(UnfitDir::NotTransparent { path: path_buf() });
+    }
+    match (read_owner(path).map_err(io)?, owner) {
+        (Some(held), Some(owner)) if held == owner => return Ok(()),
+        (Some(_), _) => return Err(UnfitDir::Taken { path: path_buf() }),
+        (None, _) => {}
+    }
+    for entry in fs::read_dir(path).map_err(io)? {
+        let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
+        if !NO_STRANGERS.contains(&name.as_str()) {
+            return Err(UnfitDir::Strangers { path: path_buf(), name });
+        }
+    }
+    Ok(())
+}
+
+/// Whether what is made in `path` is transparent: the attribute is there and says so.
+fn is_transparent(path: &Path) -> io::Result<bool> {
+    let mut value = [0; 16];
+    match getxattr(path, FLAG, &mut value[..]) {
+        Ok(len) => Ok(value[..len] == *b"1"),
+        // No attribute, or a file system without attributes.
+        Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn read_owner(path: &Path) -> io::Result<Option<String>> {
+    let mut owner = String::new();
+    match File::open(path.join(OWNER_NAME)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?.take(OWNER_DIGITS as u64 + 1).read_to_string(&mut owner)?,
+    };
+    Ok(Some(owner))
+}
+
+impl BlockDir {
+    pub(crate) fn new(path: &Path, owner: &str, flag: FlagCheck) -> BlockDir {
+        BlockDir { path: path.to_path_buf(), owner: owner.to_owned(), flag }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it is there: mounted, and this store's. Says why not.
+    pub(crate) fn presence(&self) -> Result<(), String> {
+        match read_owner(&self.path) {
+            Ok(Some(owner)) if owner == self.owner => Ok(()),
+            Ok(Some(_)) => Err(format!("{} is used by another node", self.path.display())),
+            Ok(None) => Err(format!(
+                "the blocks are not at {}: is the file system mounted?",
+                self.path.display()
+            )),
+            Err(error) => Err(format!("{} cannot be used: {error}", self.path.display())),
+        }
+    }
+
+    /// Takes an empty directory.
+    pub(crate) fn take(&self) -> Result<(), UnfitDir> {
+        check_fit(&self.path, Some(&self.owner), self.flag)?;
+        let io = |source| UnfitDir::Io { path: self.path.clone(), source };
+        if read_owner(&self.path).map_err(io)?.is_some() {
+            return Ok(());
+        }
+        let path = self.path.join(OWNER_NAME);
+        let options =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).clone();
+        let mut file = options.open(&path).map_err(io)?;
+        if self.flag == FlagCheck::Attribute {
+            // This one must stay: an empty file may still choose.
+            setxattr(&path, FLAG, b"0", XattrFlags::empty()).map_err(|error| io(error.into()))?;
+        }
+        file.write_all(self.owner.as_bytes()).and_then(|()| file.sync_all()).map_err(io)
+    }
+
+    /// Removes everything of the store's from it. What was never the store's stays.
+    pub(crate) fn give_up(&self) -> io::Result<()> {
+        for number in 0..FAN_OUT {
+            let dir = self.path.join(format!("{number:02x}"));
+            let names = match fs::read_dir(&dir) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                names => names?,
+            };
+            for entry in names {
+                let name = entry?.file_name();
+                if name.to_str().is_some_and(|name| parse_name(name).is_some()) {
+                    remove_if_there(&dir.join(name))?;
+                }
+            }
+            // Stays if somebody put something else into it.
+            let _ = fs::remove_dir(&dir);
+        }
+        remove_if_there(&self.path.join(OWNER_NAME))
+    }
+
+    fn fan_out_dir(&self, key: &Key) -> PathBuf {
+        self.path.join(format!("{:02x}", crc32fast::hash(&key.0) % FAN_OUT))
+    }
+
+    pub(crate) fn block_path(&self, key: &Key, version: u64) -> PathBuf {
+        self.fan_out_dir(key).join(file_name(key, version))
+    }
+
+    /// Writes a block's file, whatever may be left there of an earlier attempt.
+    ///
+    /// Neither synced nor renamed into place: the index, which alone makes it a block, is told
+    /// of it afterwards, and what power loss leaves of it does not match its checksum then.
+    pub(crate) fn write(&self, key: &Key, version: u64, bytes: &[u8]) -> io::Result<()> {
+        let path = self.block_path(key, version);
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let mut file = match options.open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::DirBuilder::new().mode(0o700).create(self.fan_out_dir(key))?;
+                options.open(&path)?
+            }
+            file => file?,
+        };
+        let written = file.write_all(bytes);
+        drop(file);
+        if written.is_err() {
+            let _ = fs::remove_file(&path);
+        }
+        written
+    }
+
+    /// Reads a block's file if it is `len_bytes` long; `None` if it has another length.
+    pub(crate) fn read(
+        &self,
+        key: &Key,
+        version: u64,
+        len_bytes: u32,
+    ) -> io::Result<Option<Vec<u8>>> {
+        let file = File::open(self.block_path(key, version))?;
+        let want = len_bytes as usize;
+        let mut bytes = Vec::with_capacity(want + 1);
+        file.take(want as u64 + 1).read_to_end(&mut bytes)?;
+        Ok((bytes.len() == want).then_some(bytes))
+    }
+
+    /// Opens and closes a block's file, which is how TFS finds out whether it still has all of
+    /// it (§3.1), and compares its length.
+    pub(crate) fn probe(&self, key: &Key, version: u64, len_bytes: u32) -> io::Result<bool> {
+        let file = File::open(self.block_path(key, version))?;
+        Ok(file.metadata()?.len() == u64::from(len_bytes))
+    }
+
+    pub(crate) fn remove(&self, key: &Key, version: u64) -> io::Result<()> {
+        remove_if_there(&self.block_path(key, version))
+    }
+
+    /// The block files in one of the directories.
+    pub(crate) fn names(&self, number: u32) -> io::Result<Vec<(Key, u64)>> {
+        let mut found = Vec::new();
+        match fs::read_dir(self.path.join(format!("{number:02x}"))) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            names => {
+                for entry in names? {
+                    let name = entry?.file_name();
+                    found.extend(name.to_str().and_then(parse_name));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// How many directories there may be.
+    pub(crate) fn fan_out() -> u32 {
+        FAN_OUT
+    }
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+fn file_name(key: &Key, version: u64) -> String {
+    use std::fmt::Write;
+    let hash = key.as_hash();
+    let bytes: &[u8] = hash.as_ref().map_or(&key.0[..], |hash| &hash[..]);
+    let mut name = String::with_capacity(bytes.len() * 2 + 17);
+    for byte in bytes {
+        let _ = write!(name, "{byte:02x}");
+    }
+    if version != 0 {
+        let _ = write!(name, ".{version:016x}");
+    }
+    name
+}
+
+/// Whose file this is; `None` for a stranger's.
+fn parse_name(name: &str) -> Option<(Key, u64)> {
+    let (digits, version) = match name.split_once('.') {
+        Some((digits, version)) if version.len() == 16 => {
+            (digits, u64::from_str_radix(version, 16).ok()?)
+        }
+        Some(_) => return None,
+        None => (name, 0),
+    };
+    if !matches!(digits.len(), 64 | 128) || !digits.is_ascii() {
+        return None;
+    }
+    let mut bytes = [0; 64];
+    for (byte, at) in bytes.iter_mut().zip((0..digits.len()).step_by(2)) {
+        *byte = u8::from_str_radix(&digits[at..at + 2], 16).ok()?;
+    }
+    let key = Key(bytes);
+    // Only what would be written so: no second name for one block.
+    (file_name(&key, version) == name).then_some((key, version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_says_whose_file_it_is() {
+        let mut long = [7; 64];
+        long[63] = 1;
+        for key in [Key::hashed([0xab; 32]), Key(long), Key::MIN, Key::MAX] {
+            for version in [0, 1, u64::MAX] {
+                assert_eq!(parse_name(&file_name(&key, version)), Some((key, version)));
+            }
+        }
+        let good = file_name(&Key::hashed([0xab; 32]), 3);
+        let upper = good.to_uppercase();
+        let zero = format!("{}.{:016x}", file_name(&Key::MIN, 0), 0);
+        for bad in ["", "lost+found", OWNER_NAME, &good[1..], &upper, &zero, "é", &"+f".repeat(32)]
+        {
+            assert_eq!(parse_name(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_directory_is_taken_only_when_it_is_fit() {
+        let temp = tempfile::tempdir().expect("a directory");
+        let dir = temp.path().join("blocks");
+        let fit = |owner, flag| check_fit(&dir, owner, flag);
+        let assumed = FlagCheck::Assumed;
+        assert!(matches!(fit(None, assumed), Err(UnfitDir::Missing { .. })));
+        fs::write(&dir, b"").expect("written");
+        assert!(matches!(fit(None, assumed), Err(UnfitDir::NotADirectory { .. })));
+        fs::remove_file(&dir).expect("removed");
+        fs::create_dir_all(dir.join("lost+found")).expect("made");
+        let error = fit(None, FlagCheck::Attribute).expect_err("an ordinary file system");
+        assert!(error.to_string().contains("atoll tfs set --transparent"), "{error}");
+        fit(None, assumed).expect("empty but for lost+found");
+        fs::write(dir.join("thesis.tex"), b"").expect("written");
+        let error = fit(None, assumed).expect_err("somebody's thesis");
+        assert!(error.to_string().contains("thesis.tex"), "{error}");
+        fs::remove_file(dir.join("thesis.tex")).expect("removed");
+
+        let [ours, theirs] = ["1", "2"].map(|digit| digit.repeat(OWNER_DIGITS));
+        let block_dir = BlockDir::new(&dir, &ours, assumed);
+        assert!(block_dir.presence().is_err());
+        block_dir.take().expect("taken");
+        block_dir.take().expect("taken already");
+        block_dir.presence().expect("there");
+        assert!(matches!(fit(Some(&theirs), assumed), Err(UnfitDir::Taken { .. })));
+        assert!(matches!(fit(None, assumed), Err(UnfitDir::Taken { .. })));
+        block_dir.write(&Key::MAX, 3, b"bytes").expect("written");
+        let stranger = block_dir.fan_out_dir(&Key::MAX).join("letter");
+        fs::write(&stranger, b"dear").expect("written");
+        block_dir.give_up().expect("given up");
+        assert!(stranger.exists(), "what is not the store's stays");
+        assert!(!block_dir.block_path(&Key::MAX, 3).exists());
+        assert!(block_dir.presence().is_err());
+    }
+}

@@ -1,0 +1,512 @@
+//! `FileStore`: one file for each block, in a directory whose files may vanish.
+//!
+//! This is how a node gives a transparent file system (TFS, §3 of the paper) all of its free
+//! space: what it writes costs ordinary files nothing, and any file may be gone tomorrow. **A
+//! vanished file is a lost replica**: the store forgets the block, [`crate::BlockStore::list`]
+//! no longer has it, and repair restores it from its other copies.
+//!
+//! A block's file holds exactly the block's bytes, so that one of 8 KiB takes two blocks of the
+//! file system and not three. What else is known of it (lease, owner, a checksum of the bytes)
+//! is in the same index as a `DiskStore`'s, in an ordinary directory; the checksum stands
+//! where the offset in a segment would. A file whose bytes do not match length and checksum, be
+//! they torn or somebody else's, counts as lost: the store returns what it was given or nothing.
+//!
+//! - **Nothing is synced.** `put` answers when the file is written. A power cut costs what the
+//!   file system had not yet written, and what the index had not yet committed (at most
+//!   `commit_interval`): replicas, which is what may be lost here at any time.
+//! - **How a loss is noticed**: when the block is asked for; by [`FileStore::look_after`],
+//!   which opens one file after another (TFS checks a file's blocks when it is opened, so this
+//!   is also the paper's cleaner, §3.1) and which the node runs so that all are gone through in
+//!   bounded time; and by the scrubber, which reads them.
+//! - **Away.** While the directory is not there (TFS is not mounted), the store shows itself
+//!   empty and full: nothing is listed, nothing is taken, and nothing counts as lost.
+//! - **Limits**: an inode of the file system for each block, and half of its smallest unit on
+//!   average at each file's end, which [`crate::Usage::disk_bytes`] counts.
+//!
+//! If the index is lost, all blocks are: their files are swept away as strays. What it may be
+//! wrong about after a crash is said in `writer`.
+
+mod directory;
+mod inner;
+mod writer;
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use atoll_env::BoxFuture;
+use atoll_key::{Key, KeyRange};
+use bytes::Bytes;
+
+use crate::disk::{Disk, RealDisk};
+use crate::disk_store::{DiskConfig, MAX_QUEUED_READS, ReadJob, read_loop, start_thread};
+use crate::index::{Entry, Index, IndexError};
+use crate::queue::Queue;
+use crate::recover::OpenError;
+use crate::shared::Shared;
+use crate::writer::commit_frozen;
+use crate::{
+    BlockInfo, BlockStore, Owner, OwnerUsage, Owners, ScrubStep, StoreError, StoredBlock, Usage,
+};
+use directory::BlockDir;
+pub use directory::{Space, UnfitDir};
+use inner::{Inner, Mode, WriteJob, write_loop};
+use writer::Writer;
+
+/// Whether a directory must say of itself that it is transparent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FlagCheck {
+    /// Its attribute `user.tfs.transparent` must be `1`.
+    #[default]
+    Attribute,
+    /// Anything goes: for tests without a mounted TFS.
+    Assumed,
+}
+
+/// How a [`FileStore`] behaves. Start from the default.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FileConfig {
+    /// Whether the directory must be transparent.
+    pub flag: FlagCheck,
+    /// Index, queues and threads, as for a `DiskStore`; what concerns segments has no meaning
+    /// here, and its capacity is the most that is taken however much is free.
+    pub disk: DiskConfig,
+}
+
+impl Default for FileConfig {
+    fn default() -> FileConfig {
+        let disk = DiskConfig { capacity_bytes: u64::MAX, ..DiskConfig::default() };
+        FileConfig { flag: FlagCheck::default(), disk }
+    }
+}
+
+/// Why a store of files could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenFilesError {
+    /// The directory cannot be used.
+    #[error(transparent)]
+    Dir(#[from] UnfitDir),
+    /// The index cannot be used.
+    #[error(transparent)]
+    Index(#[from] OpenError),
+}
+
+impl From<io::Error> for OpenFilesError {
+    fn from(error: io::Error) -> OpenFilesError {
+        OpenError::Io(error).into()
+    }
+}
+
+impl From<IndexError> for OpenFilesError {
+    fn from(error: IndexError) -> OpenFilesError {
+        OpenError::from(error).into()
+    }
+}
+
+/// What a step of [`FileStore::look_after`] found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Care {
+    /// Files opened.
+    pub checked: u64,
+    /// Blocks whose files had vanished; they are no longer held.
+    pub lost: u64,
+    /// Where the next step begins; `None` when all have been gone through.
+    pub next: Option<Key>,
+}
+
+/// What of an open store readers and the writer share.
+pub(crate) struct Place {
+    pub(crate) shared: Shared,
+    pub(crate) dir: BlockDir,
+    is_away: AtomicBool,
+    unit_bytes: AtomicU64,
+    lost_blocks: AtomicU64,
+}
+
+/// Why a block's file did not give its bytes.
+enum Failure {
+    /// It is lost: gone, or not what was written.
+    Lost,
+    /// Nothing can be said: the directory is away, or fails.
+    Unknown(StoreError),
+}
+
+impl Place {
+    pub(crate) fn lookup(&self, key: &Key) -> Result<Option<Entry>, StoreError> {
+        Ok(self.shared.catalog.lookup(key)?)
+    }
+
+    pub(crate) fn unit_bytes(&self) -> u64 {
+        self.unit_bytes.load(Ordering::Relaxed)
+    }
+
+    fn is_away(&self) -> bool {
+        self.is_away.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        if self.is_away() {
+            return Usage::default();
+        }
+        let usage = self.shared.usage();
+        let disk_bytes = usage.block_bytes + usage.blocks * self.unit_bytes() / 2;
+        Usage { disk_bytes, ..usage }
+    }
+
+    /// Looks whether the directory is there and how much it can take.
+    fn look(&self) -> Result<Space, String> {
+        let found = self.dir.presence().and_then(|()| {
+            Space::of(self.dir.path())
+                .map_err(|error| format!("{} cannot be used: {error}", self.dir.path().display()))
+        });
+        match &found {
+            Ok(space) => {
+                self.unit_bytes.store(space.unit_bytes, Ordering::Relaxed);
+                self.is_away.store(false, Ordering::Relaxed);
+            }
+            Err(_) => self.is_away.store(true, Ordering::Relaxed),
+        }
+        found
+    }
+
+    /// What a failure to read a file means: only in a directory that is there is a file lost.
+    fn judge(&self, error: &io::Error) -> Failure {
+        use rustix::io::Errno;
+        let code = error.raw_os_error().map(Errno::from_raw_os_error);
+        let is_loss = matches!(code, Some(Errno::NOENT | Errno::STALE | Errno::IO));
+        if is_loss && self.dir.presence().is_ok() {
+            return Failure::Lost;
+        }
+        let _ = self.look();
+        Failure::Unknown(StoreError::Io(error.to_string()))
+    }
+
+    fn read(&self, key: &Key, entry: &Entry) -> Result<Bytes, Failure> {
+        match self.dir.read(key, entry.version, entry.len_bytes) {
+            Ok(Some(bytes)) if crc32fast::hash(&bytes) == entry.offset => Ok(bytes.into()),
+            Ok(_) => Err(Failure::Lost),
+            Err(error) => Err(self.judge(&error)),
+        }
+    }
+
+    fn probe(&self, key: &Key, entry: &Entry) -> Result<(), Failure> {
+        match self.dir.probe(key, entry.version, entry.len_bytes) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Failure::Lost),
+            Err(error) => Err(self.judge(&error)),
+        }
+    }
+}
+
+/// Blocks as files of a directory. Dropping it ends its threads after they did what is
+/// queued, and commits the index.
+pub struct FileStore {
+    inner: Arc<Inner>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+/// The name of the file beside the index that says whose the directory's blocks are.
+const OWNER_FILE: &str = "owner";
+
+impl FileStore {
+    /// Opens the store whose index is in `index_dir` and whose blocks are in `blocks_dir`. If
+    /// there is none it is made, in a directory that is fit for it.
+    ///
+    /// A store whose directory is not there opens nevertheless, [away](FileStore::look).
+    pub fn open(
+        index_dir: &Path,
+        blocks_dir: &Path,
+        config: FileConfig,
+    ) -> Result<FileStore, OpenFilesError> {
+        let (place, writer, lock) = prepare(index_dir, blocks_dir, config)?;
+        let writes: Arc<Queue<WriteJob>> = Arc::new(Queue::new(place.shared.config.queue_bytes));
+        let reads: Arc<Queue<ReadJob>> = Arc::new(Queue::new(MAX_QUEUED_READS));
+        let mut threads = Vec::new();
+        let queue = writes.clone();
+        threads.push(start_thread("files-writer", move || write_loop(writer, &queue))?);
+        for _ in 0..place.shared.config.reader_threads.max(1) {
+            let queue = reads.clone();
+            threads.push(start_thread("files-reader", move || read_loop(&queue))?);
+        }
+        let mode = Mode::Threads { writes, reads };
+        Ok(FileStore { inner: Arc::new(Inner { place, mode, _lock: lock }), threads })
+    }
+
+    /// Opens it without threads: each call does its work when its future is first polled.
+    pub fn open_inline(
+        index_dir: &Path,
+        blocks_dir: &Path,
+        config: FileConfig,
+    ) -> Result<FileStore, OpenFilesError> {
+        let (place, writer, lock) = prepare(index_dir, blocks_dir, config)?;
+        let mode = Mode::Inline(Box::new(Mutex::new(writer)));
+        let inner = Arc::new(Inner { place, mode, _lock: lock });
+        Ok(FileStore { inner, threads: Vec::new() })
+    }
+
+    /// Whether a new store could be made in `blocks_dir`.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_fit(blocks_dir: &Path, flag: FlagCheck) -> Result<(), UnfitDir> {
+        directory::check_fit(blocks_dir, None, flag)
+    }
+
+    /// Whether `blocks_dir` could be the directory of the store whose index is, or would be, in
+    /// `index_dir`.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_reopen(
+        index_dir: &Path,
+        blocks_dir: &Path,
+        flag: FlagCheck,
+    ) -> Result<(), UnfitDir> {
+        let owner = std::fs::read_to_string(index_dir.join(OWNER_FILE)).ok();
+        directory::check_fit(blocks_dir, owner.as_deref(), flag)
+    }
+
+    /// Where the blocks are.
+    pub fn dir(&self) -> &Path {
+        self.inner.place.dir.path()
+    }
+
+    /// Looks whether the directory is there, and how full its file system is. Waits for the
+    /// disk.
+    ///
+    /// # Errors
+    /// Why it is away, in words.
+    pub fn look(&self) -> Result<Space, String> {
+        self.inner.place.look()
+    }
+
+    /// Changes what the store may take.
+    pub fn set_capacity(&self, capacity_bytes: u64) {
+        self.inner.place.shared.set_capacity(capacity_bytes);
+    }
+
+    /// Blocks whose files had vanished, since it was opened.
+    pub fn lost_blocks(&self) -> u64 {
+        self.inner.place.lost_blocks.load(Ordering::Relaxed)
+    }
+
+    /// Opens and closes the files of up to `limit` blocks from `from` on (from the start if
+    /// `None`) and forgets those that have vanished.
+    pub fn look_after(
+        &self,
+        from: Option<Key>,
+        limit: usize,
+    ) -> BoxFuture<'static, Result<Care, StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.look_after(from, limit).await })
+    }
+
+    /// Makes the index durable.
+    pub fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.write(0, Writer::commit).await })
+    }
+
+    /// Takes all blocks, the index and every trace of the store away.
+    pub fn remove_all(self, index_dir: &Path) -> io::Result<()> {
+        let dir = self.inner.place.dir.clone();
+        drop(self);
+        dir.give_up()?;
+        std::fs::remove_dir_all(index_dir)
+    }
+
+    /// Checks what always holds between the store's sums. For tests.
+    ///
+    /// # Panics
+    /// If it does not hold.
+    pub fn check_invariants(&self) {
+        self.inner.place.shared.catalog.check_holdings();
+    }
+}
+
+impl fmt::Debug for FileStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FileStore({})", self.dir().display())
+    }
+}
+
+impl Drop for FileStore {
+    fn drop(&mut self) {
+        if let Mode::Threads { writes, reads } = &self.inner.mode {
+            writes.close();
+            reads.close();
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+type Prepared = (Arc<Place>, Writer, Box<dyn Any + Send + Sync>);
+
+fn prepare(
+    index_dir: &Path,
+    blocks_dir: &Path,
+    config: FileConfig,
+) -> Result<Prepared, OpenFilesError> {
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(index_dir)?);
+    let lock = disk.lock().map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => OpenError::Locked(error.to_string()),
+        _ => OpenError::Io(error),
+    })?;
+    let (owner, is_new) = owner_of(index_dir, &*disk)?;
+    let dir = BlockDir::new(blocks_dir, &owner, config.flag);
+    if is_new {
+        dir.take()?;
+        std::fs::write(index_dir.join(OWNER_FILE), &owner)?;
+        disk.sync_dir()?;
+    }
+    let shared = Shared::new(disk.clone(), config.disk);
+    let (index, next_sequence) = open_index(&shared, disk)?;
+    let place = Arc::new(Place {
+        shared,
+        dir,
+        is_away: AtomicBool::new(true),
+        unit_bytes: AtomicU64::new(4096),
+        lost_blocks: AtomicU64::new(0),
+    });
+    if let Err(why) = place.look() {
+        tracing::warn!(why, "the contributed directory is away");
+    }
+    Ok((place.clone(), Writer::new(place, index, next_sequence), lock))
+}
+
+/// What the owner file beside the index says, or what it shall say.
+fn owner_of(index_dir: &Path, disk: &dyn Disk) -> io::Result<(String, bool)> {
+    match std::fs::read_to_string(index_dir.join(OWNER_FILE)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let (a, b) = (disk.random_u64()?, disk.random_u64()?);
+            Ok((format!("{a:016x}{b:016x}"), true))
+        }
+        owner => Ok((owner?, false)),
+    }
+}
+
+/// The index, made anew if it cannot be read: then all blocks are lost.
+fn open_index(shared: &Shared, disk: Arc<dyn Disk>) -> Result<(Index, u64), IndexError> {
+    let cache_bytes = shared.config.index_cache_bytes;
+    let (mut index, contents) = match Index::open(disk.clone(), cache_bytes) {
+        Err(IndexError::Damaged(why)) => {
+            tracing::error!(why, "the index of the blocks' files is lost, and the blocks with it");
+            (Index::create(disk, cache_bytes)?, None)
+        }
+        opened => opened?,
+    };
+    match contents {
+        Some(contents) => {
+            let next_sequence = contents.checkpoint.next_sequence;
+            shared.catalog.load(contents);
+            shared.catalog.set_snapshot(index.snapshot()?, index.len_bytes()?);
+            Ok((index, next_sequence))
+        }
+        None => {
+            commit_frozen(shared, &mut index)?;
+            Ok((index, 1))
+        }
+    }
+}
+
+impl BlockStore for FileStore {
+    /// As the trait says but for one thing: nothing here survives power loss for certain.
+    fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            if inner.place.is_away() {
+                return Err(StoreError::Full { used_bytes: 0, capacity_bytes: 0 });
+            }
+            let weight_bytes = batch.iter().map(|block| block.bytes.len()).sum();
+            inner.write(weight_bytes, move |writer| writer.put(batch)).await
+        })
+    }
+
+    fn get(&self, key: &Key) -> BoxFuture<'static, Result<Option<StoredBlock>, StoreError>> {
+        let (inner, key) = (self.inner.clone(), *key);
+        Box::pin(async move { inner.get(key).await })
+    }
+
+    fn info(&self, key: &Key) -> Result<Option<BlockInfo>, StoreError> {
+        if self.inner.place.is_away() {
+            return Ok(None);
+        }
+        Ok(self.inner.place.lookup(key)?.map(|entry| entry.info(*key)))
+    }
+
+    fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
+        if self.inner.place.is_away() {
+            return Ok(Vec::new());
+        }
+        Ok(self.inner.place.shared.catalog.list(range, limit)?)
+    }
+
+    fn renew(
+        &self,
+        keys: &[Key],
+        expires_unix_secs: u64,
+        owner: Owner,
+    ) -> Result<Vec<bool>, StoreError> {
+        let mut held = vec![false; keys.len()];
+        if self.inner.place.is_away() {
+            return Ok(held);
+        }
+        let chunk = self.inner.place.shared.config.commit_entries.max(1);
+        for (part, chunk) in keys.chunks(chunk).enumerate().map(|(i, keys)| (i * chunk, keys)) {
+            self.inner.bound_backlog();
+            self.inner.place.shared.catalog.update(chunk, |i, entry| {
+                held[part + i] = entry.is_some();
+                let entry = entry.filter(|entry| entry.expires_unix_secs < expires_unix_secs)?;
+                Some(Some(entry.extended(expires_unix_secs, owner)))
+            })?;
+        }
+        Ok(held)
+    }
+
+    fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            let weight_bytes = keys.len() * size_of::<Key>();
+            let keys: Vec<_> = keys.into_iter().map(|key| (key, None)).collect();
+            inner.write(weight_bytes, move |writer| writer.forget(&keys).map(drop)).await
+        })
+    }
+
+    fn remove_expired(&self, now_unix_secs: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.remove_expired(now_unix_secs).await })
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.place.usage()
+    }
+
+    fn usage_of(&self, owner: &Owner) -> OwnerUsage {
+        self.inner.place.shared.catalog.read().usage_of(owner)
+    }
+
+    fn owners(&self, limit: usize) -> Owners {
+        self.inner.place.shared.catalog.read().largest_owners(limit)
+    }
+
+    /// Reads blocks; those lost are forgotten and not told as damaged.
+    fn scrub(
+        &self,
+        from: Option<Key>,
+        budget_bytes: u64,
+    ) -> BoxFuture<'static, Result<ScrubStep, StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.scrub(from, budget_bytes).await })
+    }
+
+    /// Removes files that belong to no block; there is never more to give back.
+    fn reclaim(&self, _budget_bytes: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.sweep().await.map(|()| 0) })
+    }
+}

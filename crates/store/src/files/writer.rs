@@ -1,0 +1,288 @@
+//! The one writer of a `FileStore`: files first, then the catalogue, sometimes the index.
+//!
+//! Order of things, and why a crash at any point is harmless:
+//!
+//! 1. A block's file is written. The catalogue does not know it: it is a stray file.
+//! 2. The catalogue takes it. Reads see it.
+//! 3. Sometimes the index is committed.
+//! 4. A file is removed only after the catalogue has forgotten it.
+//!
+//! What the last commit of the index lacks is forgotten with the process: new files are strays
+//! then, which the next sweep removes, and entries of removed files are lost replicas.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use atoll_key::{Key, MAX_BLOCK_BYTES};
+use bytes::Bytes;
+
+use super::Place;
+use crate::disk;
+use crate::index::{Entry, Index, IndexError};
+use crate::writer::commit_frozen;
+use crate::{StoreError, StoredBlock};
+
+/// Changes kept in memory while the index fails, as a multiple of `commit_entries`.
+const MAX_BACKLOG: usize = 16;
+
+pub(crate) struct Writer {
+    pub(crate) place: Arc<Place>,
+    index: Index,
+    next_sequence: u64,
+    index_failed: bool,
+}
+
+/// What is to become of one key.
+struct Planned {
+    entry: Entry,
+    /// The bytes to write, if they are new.
+    bytes: Option<Bytes>,
+}
+
+impl Writer {
+    pub(crate) fn new(place: Arc<Place>, index: Index, next_sequence: u64) -> Writer {
+        Writer { place, index, next_sequence, index_failed: false }
+    }
+
+    /// Keeps a batch, all or nothing.
+    pub(crate) fn put(&mut self, batch: Vec<StoredBlock>) -> Result<(), StoreError> {
+        self.check_backlog()?;
+        let mut planned: BTreeMap<Key, Planned> = BTreeMap::new();
+        for block in batch {
+            let key = block.info.key;
+            let held = match planned.get(&key) {
+                Some(planned) => Some(planned.entry),
+                None => self.place.lookup(&key)?,
+            };
+            let before = planned.remove(&key).and_then(|planned| planned.bytes);
+            if let Some(mut change) = self.plan(held, block)? {
+                change.bytes = change.bytes.or(before);
+                planned.insert(key, change);
+            } else if let (Some(entry), Some(bytes)) = (held, before) {
+                planned.insert(key, Planned { entry, bytes: Some(bytes) });
+            }
+        }
+        self.check_room(&planned)?;
+        self.write_files(&planned)?;
+        let result = self.take(&planned);
+        self.commit_if_much();
+        result
+    }
+
+    /// What keeping `block` changes, if anything; see [`crate::BlockStore::put`].
+    fn plan(
+        &mut self,
+        held: Option<Entry>,
+        block: StoredBlock,
+    ) -> Result<Option<Planned>, StoreError> {
+        let StoredBlock { info, bytes } = block;
+        let len = bytes.len();
+        if len > MAX_BLOCK_BYTES {
+            return Err(StoreError::Io(format!("block {} of {len} bytes is too long", info.key)));
+        }
+        let lease = held.map_or(0, |held| held.expires_unix_secs);
+        let expires_unix_secs = info.expires_unix_secs.max(lease);
+        if let Some(held) = held.filter(|held| held.version >= info.version) {
+            let entry = held.extended(expires_unix_secs, info.owner);
+            return Ok((expires_unix_secs > lease).then_some(Planned { entry, bytes: None }));
+        }
+        self.next_sequence += 1;
+        let entry = Entry {
+            segment: 0,
+            offset: crc32fast::hash(&bytes),
+            len_bytes: u32::try_from(len).expect("at most MAX_BLOCK_BYTES"),
+            kind: info.kind,
+            long_header: false,
+            version: info.version,
+            expires_unix_secs,
+            sequence: self.next_sequence,
+            owner: info.owner,
+        };
+        Ok(Some(Planned { entry, bytes: Some(bytes) }))
+    }
+
+    fn check_room(&self, planned: &BTreeMap<Key, Planned>) -> Result<(), StoreError> {
+        let fresh = planned.values().filter(|change| change.bytes.is_some());
+        let unit_bytes = self.place.unit_bytes();
+        let need_bytes: u64 =
+            fresh.map(|c| u64::from(c.entry.len_bytes).next_multiple_of(unit_bytes)).sum();
+        let usage = self.place.usage();
+        if need_bytes > 0 && usage.disk_bytes + need_bytes > usage.capacity_bytes {
+            let (used_bytes, capacity_bytes) = (usage.disk_bytes, usage.capacity_bytes);
+            return Err(StoreError::Full { used_bytes, capacity_bytes });
+        }
+        Ok(())
+    }
+
+    /// The error for what the file system has no room for: it is full before the store is.
+    fn disk_full(&self) -> StoreError {
+        let used_bytes = self.place.usage().disk_bytes;
+        StoreError::Full { used_bytes, capacity_bytes: used_bytes }
+    }
+
+    fn write_files(&self, planned: &BTreeMap<Key, Planned>) -> Result<(), StoreError> {
+        let dir = &self.place.dir;
+        let mut written = Vec::new();
+        for (key, change) in planned {
+            let Some(bytes) = &change.bytes else { continue };
+            let wrote = dir.write(key, change.entry.version, bytes);
+            if let Err(error) = wrote {
+                for (key, version) in written {
+                    let _ = dir.remove(key, version);
+                }
+                return Err(match error {
+                    error if disk::is_full(&error) => self.disk_full(),
+                    error => StoreError::Io(error.to_string()),
+                });
+            }
+            written.push((key, change.entry.version));
+        }
+        Ok(())
+    }
+
+    /// Makes what was planned, and written, what is held.
+    fn take(&mut self, planned: &BTreeMap<Key, Planned>) -> Result<(), StoreError> {
+        let keys: Vec<Key> = planned.keys().copied().collect();
+        let mut replaced = Vec::new();
+        let catalog = &self.place.shared.catalog;
+        catalog.set_next_sequence(self.next_sequence + 1);
+        catalog.update(&keys, |i, held| {
+            let Planned { entry, bytes } = &planned[&keys[i]];
+            match (bytes, held) {
+                // It was lost, or removed, since it was planned.
+                (None, None) => None,
+                // It may have been renewed since.
+                (None, Some(held)) => {
+                    Some(Some(held.extended(entry.expires_unix_secs, entry.owner)))
+                        .filter(|_| held.expires_unix_secs < entry.expires_unix_secs)
+                }
+                (Some(_), held) => {
+                    replaced.extend(held.map(|held| (keys[i], held.version)));
+                    let leased = held.map_or(*entry, |held| entry.leased_as(&held));
+                    Some(Some(Entry { owner: entry.owner, ..leased }))
+                }
+            }
+        })?;
+        for change in planned.values() {
+            let expires = change.entry.expires_unix_secs;
+            self.place.shared.earliest_expiry.fetch_min(expires, Ordering::Relaxed);
+        }
+        for (key, version) in replaced {
+            if planned[&key].entry.version != version {
+                self.remove_file(&key, version);
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets blocks: those that are still the ones of these sequence numbers, or whichever
+    /// they are now (`None`). Returns those forgotten.
+    pub(crate) fn forget(&mut self, keys: &[(Key, Option<u64>)]) -> Result<Vec<Key>, StoreError> {
+        self.forget_if(keys, |_| true)
+    }
+
+    /// The same for blocks whose lease has ended; returns how many.
+    pub(crate) fn forget_expired(
+        &mut self,
+        keys: &[(Key, Option<u64>)],
+        now_unix_secs: u64,
+    ) -> Result<u64, StoreError> {
+        // Renewed since it was listed?
+        let gone = self.forget_if(keys, |held| held.expires_unix_secs < now_unix_secs)?;
+        Ok(gone.len() as u64)
+    }
+
+    fn forget_if(
+        &mut self,
+        keys: &[(Key, Option<u64>)],
+        may_go: impl Fn(&Entry) -> bool,
+    ) -> Result<Vec<Key>, StoreError> {
+        let only: Vec<Key> = keys.iter().map(|(key, _)| *key).collect();
+        let mut gone: BTreeMap<Key, u64> = BTreeMap::new();
+        self.place.shared.catalog.update(&only, |i, held| {
+            let held = held?;
+            if keys[i].1.is_some_and(|sequence| sequence != held.sequence) || !may_go(&held) {
+                return None;
+            }
+            gone.insert(only[i], held.version);
+            Some(None)
+        })?;
+        for (key, version) in &gone {
+            self.remove_file(key, *version);
+        }
+        self.commit_if_much();
+        Ok(gone.into_keys().collect())
+    }
+
+    fn remove_file(&self, key: &Key, version: u64) {
+        if let Err(error) = self.place.dir.remove(key, version) {
+            tracing::debug!(%key, %error, "a block's file stays until the next sweep");
+        }
+    }
+
+    /// Removes the files of one directory that belong to no block held; returns how many.
+    pub(crate) fn sweep(&mut self, number: u32) -> Result<u64, StoreError> {
+        let io = |error: io::Error| StoreError::Io(error.to_string());
+        let mut removed = 0;
+        for (key, version) in self.place.dir.names(number).map_err(io)? {
+            let held = self.place.lookup(&key)?;
+            if held.is_none_or(|held| held.version != version) {
+                self.remove_file(&key, version);
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// What the index does not take stays in memory; that must end somewhere.
+    fn check_backlog(&mut self) -> Result<(), StoreError> {
+        if self.index_failed && self.reopen_index().is_ok() {
+            self.index_failed = false;
+            self.commit()?;
+        }
+        let limit = self.place.shared.config.commit_entries.saturating_mul(MAX_BACKLOG);
+        if self.index_failed && self.place.shared.catalog.uncommitted() >= limit {
+            return Err(StoreError::Io("the index has not been writable for long".to_owned()));
+        }
+        Ok(())
+    }
+
+    fn reopen_index(&mut self) -> Result<(), IndexError> {
+        self.index.reopen()?;
+        let (snapshot, index_bytes) = (self.index.snapshot()?, self.index.len_bytes()?);
+        self.place.shared.catalog.set_snapshot(snapshot, index_bytes);
+        Ok(())
+    }
+
+    pub(crate) fn has_uncommitted(&self) -> bool {
+        self.place.shared.catalog.uncommitted() > 0
+    }
+
+    pub(crate) fn commit_if_much(&mut self) {
+        if self.place.shared.catalog.uncommitted() >= self.place.shared.config.commit_entries {
+            let _ = self.commit();
+        }
+    }
+
+    /// Commits the index.
+    pub(crate) fn commit(&mut self) -> Result<(), StoreError> {
+        if self.index_failed {
+            return Err(StoreError::Io("the index failed before".to_owned()));
+        }
+        commit_frozen(&self.place.shared, &mut self.index).map(drop).map_err(|error| {
+            tracing::warn!(%error, "the index of the blocks' files could not be committed");
+            self.index_failed = true;
+            StoreError::from(error)
+        })
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if self.has_uncommitted() {
+            let _ = self.commit();
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Blocks move from one way of giving disk to another while the store is used.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use atoll_key::{Key, KeyRange};
+use atoll_store::disk::FaultyDisk;
+use atoll_store::{
+    BlockStore, Busy, ContributedStore, DiskStore, Owner, Room, StoreError, StoredBlock, farthest,
+};
+
+use crate::fixture::{Random, block, key, open_files, open_inline, small_config, wait};
+
+fn log(seed: u64) -> Room {
+    Room::Log(Arc::new(open_inline(&FaultyDisk::new(seed))))
+}
+
+fn files(dir: &Path, name: &str) -> Room {
+    Room::Files(Arc::new(open_files(&dir.join(name))))
+}
+
+/// Moves all there is; returns how many steps that took and the room that is empty then.
+fn move_all(store: &ContributedStore, budget_bytes: u64) -> (u64, Room) {
+    let mut steps = 0;
+    loop {
+        steps += 1;
+        let moved = wait(store.move_some(budget_bytes)).expect("moved");
+        if let Some(emptied) = moved.emptied {
+            return (steps, emptied);
+        }
+        assert!(steps < 10_000, "it ends");
+    }
+}
+
+fn listed(store: &dyn BlockStore, range: KeyRange, limit: usize) -> Vec<Key> {
+    let list = store.list(range, limit).expect("readable");
+    list.into_iter().map(|info| info.key).collect()
+}
+
+#[test]
+fn what_is_done_while_blocks_move_is_as_if_they_stood_still() {
+    let temp = tempfile::tempdir().expect("a directory");
+    for seed in 0..10 {
+        let mut random = Random(seed);
+        let dir = temp.path().join(seed.to_string());
+        let rooms = [log(seed), files(&dir, "one")];
+        let store = ContributedStore::new(rooms[0].clone(), None);
+        let mut model: BTreeMap<Key, StoredBlock> = BTreeMap::new();
+        for step in 0..600 {
+            let n = random.below(60);
+            match random.below(12) {
+                0..=4 => {
+                    let version = if n.is_multiple_of(3) { 0 } else { 1 + random.below(4) };
+                    let len_bytes = 200 + 100 * (n % 7 + version) as usize;
+                    let new = block(n, version, len_bytes, step);
+                    wait(store.put(vec![new.clone()])).expect("kept");
+                    let held = model.entry(new.info.key).or_insert_with(|| new.clone());
+                    let lease = held.info.expires_unix_secs.max(step);
+                    if new.info.version > held.info.version {
+                        *held = new;
+                    }
+                    held.info.expires_unix_secs = lease;
+                }
+                5 => {
+                    wait(store.remove(vec![key(n)])).expect("removed");
+                    model.remove(&key(n));
+                }
+                6 => {
+                    let lease = step + random.below(200);
+                    let held = store.renew(&[key(n)], lease, Owner::NOBODY).expect("renewed");
+                    assert_eq!(held, [model.contains_key(&key(n))], "seed {seed} step {step}");
+                    if let Some(held) = model.get_mut(&key(n)) {
+                        held.info.expires_unix_secs = held.info.expires_unix_secs.max(lease);
+                    }
+                }
+                7 if step > 300 => {
+                    wait(store.remove_expired(step - 250)).expect("removed");
+                    model.retain(|_, held| held.info.expires_unix_secs >= step - 250);
+                }
+                8 => {
+                    // There and back, whenever.
+                    let to = &rooms[random.below(2) as usize];
+                    store.change_to(to.clone()).expect("between two rooms");
+                }
+                9 | 10 => {
+                    wait(store.move_some(random.below(5000))).expect("moved");
+                }
+                _ => {
+                    let range = KeyRange::new(key(random.below(60)), key(random.below(60)));
+                    let limit = random.below(40) as usize;
+                    let mut held: Vec<Key> =
+                        model.keys().filter(|key| range.contains(key)).copied().collect();
+                    held.sort_by_key(|key| key.wrapping_sub(&range.after.next()));
+                    held.truncate(limit);
+                    assert_eq!(listed(&store, range, limit), held, "seed {seed} step {step}");
+                }
+            }
+            let held = model.get(&key(n));
+            let context = format!("seed {seed} step {step} block {n}");
+            assert_eq!(wait(store.get(&key(n))).expect("read").as_ref(), held, "{context}");
+            let info = store.info(&key(n)).expect("read");
+            assert_eq!(info, held.map(|held| held.info), "{context}");
+        }
+        let all: Vec<Key> = model.keys().copied().collect();
+        assert_eq!(listed(&store, KeyRange::full(), 1000), all, "seed {seed}");
+    }
+}
+
+#[test]
+fn every_block_is_in_one_room_in_the_end() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let given: Vec<_> = (0..200).map(|n| block(n, n % 3, 1000, 9)).collect();
+    let first = log(1);
+    let store = ContributedStore::new(first.clone(), None);
+    wait(store.put(given.clone())).expect("kept");
+    drop(first);
+    for name in ["one", "two"] {
+        store.change_to(files(temp.path(), name)).expect("nothing moves");
+        let third = files(temp.path(), &format!("{name} more"));
+        assert_eq!(store.change_to(third).err(), Some(Busy), "one thing after another");
+        let (steps, emptied) = move_all(&store, 10_000);
+        assert!(steps > 5, "bit by bit: {steps}");
+        assert!(store.former().is_none());
+        assert_eq!(emptied.store().usage().blocks, 0);
+        let usage = store.usage();
+        assert_eq!((usage.blocks, usage.block_bytes), (200, 200_000));
+    }
+    store.change_to(log(2)).expect("nothing moves");
+    move_all(&store, u64::MAX);
+    for block in &given {
+        assert_eq!(wait(store.get(&block.info.key)), Ok(Some(block.clone())));
+    }
+}
+
+/// A move that was interrupted goes on where the two rooms are opened again.
+#[test]
+fn an_interrupted_move_has_lost_nothing() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let (disk, dir) = (FaultyDisk::new(5), temp.path());
+    let given: Vec<_> = (0..150).map(|n| block(n, 0, 1000, 9)).collect();
+    {
+        let store = ContributedStore::new(Room::Log(Arc::new(open_inline(&disk))), None);
+        wait(store.put(given.clone())).expect("kept");
+        store.change_to(files(dir, "one")).expect("nothing moves");
+        wait(store.move_some(60_000)).expect("moved");
+        wait(store.flush()).expect("durable");
+    }
+    let rooms = (files(dir, "one"), Room::Log(Arc::new(open_inline(&disk))));
+    assert!(rooms.0.store().usage().blocks > 0 && rooms.1.store().usage().blocks > 0);
+    let store = ContributedStore::new(rooms.0, Some(rooms.1));
+    for block in &given {
+        assert_eq!(wait(store.get(&block.info.key)), Ok(Some(block.clone())));
+    }
+    move_all(&store, u64::MAX);
+    assert_eq!(store.usage().blocks, 150);
+}
+
+#[test]
+fn a_room_too_small_gets_the_nearest_blocks() {
+    let given: Vec<_> = (0..800).map(|n| block(n, 0, 10_000, 9)).collect();
+    let store = ContributedStore::new(log(1), None);
+    wait(store.put(given.clone())).expect("kept");
+    let small = log(2);
+    small.set_capacity(6 << 20);
+    store.change_to(small).expect("nothing moves");
+    let position = key(77);
+    let emptied = loop {
+        match wait(store.move_some(1 << 20)) {
+            Ok(moved) if moved.emptied.is_some() => break moved.emptied,
+            Ok(_) => {}
+            Err(StoreError::Full { .. }) => {
+                let (blocks, _) = wait(store.drop_farthest(&[position], 100_000)).expect("dropped");
+                assert_eq!(blocks, 10);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    drop(emptied);
+    let left = listed(&store, KeyRange::full(), 1000);
+    assert!((200..620).contains(&left.len()), "{}", left.len());
+    // Those dropped are the farthest of those that had not been moved when there was no room.
+    let distance = |key: &Key| position.wrapping_sub(key);
+    let dropped = given.iter().map(|block| block.info.key).filter(|key| !left.contains(key));
+    let nearest_dropped = dropped.map(|key| distance(&key)).min().expect("some");
+    let nearer = left.iter().filter(|key| distance(key) < nearest_dropped).count();
+    assert!(nearer > left.len() / 4, "{nearer} of {}", left.len());
+}
+
+#[test]
+fn the_farthest_copies_go_first() {
+    let store = open_inline(&FaultyDisk::new(1));
+    wait(store.put((0..300).map(|n| block(n, 0, 1000, 9)).collect())).expect("kept");
+    let mut random = Random(9);
+    for places in [0, 1, 3, 10] {
+        let positions: Vec<Key> = (0..places).map(|_| key(random.next())).collect();
+        let chosen = farthest(&store, &positions, 100_000).expect("chosen");
+        assert_eq!(chosen.len(), 100);
+        if positions.is_empty() {
+            continue;
+        }
+        let reach = |key: &Key| {
+            let of = positions.iter().map(|place| place.wrapping_sub(key));
+            of.min().expect("some place")
+        };
+        let farthest: Vec<Key> = chosen.iter().map(|info| reach(&info.key)).collect();
+        let kept = listed(&store, KeyRange::full(), 1000);
+        let kept = kept.iter().filter(|key| !chosen.iter().any(|info| info.key == **key));
+        let far = kept.map(reach).max().expect("some");
+        let beyond = farthest.iter().filter(|reach| **reach < far).count();
+        // By pages of an arc, not one by one.
+        assert!(beyond <= 64, "{beyond} of {places} places");
+    }
+}
+
+/// Dynamic contribution (§2): "delete contributory files until the contribution level falls
+/// below a lower watermark".
+#[test]
+fn a_store_shrinks_to_what_it_is_given() {
+    let store = DiskStore::open_inline(Arc::new(FaultyDisk::new(3)), small_config());
+    let store = Arc::new(store.expect("opens"));
+    let contributed = ContributedStore::new(Room::Log(store.clone()), None);
+    wait(contributed.put((0..2000).map(|n| block(n, 0, 10_000, 9)).collect())).expect("kept");
+    for capacity_bytes in [10 << 20, 3 << 20, 20 << 20, 0] {
+        contributed.present().set_capacity(capacity_bytes);
+        let mut steps = 0;
+        while store.usage().disk_bytes > capacity_bytes && store.usage().blocks > 0 {
+            let excess_bytes = store.usage().disk_bytes - capacity_bytes;
+            wait(contributed.drop_farthest(&[key(1)], excess_bytes)).expect("dropped");
+            while wait(contributed.reclaim(u64::MAX)).expect("reclaimed") > 0 {}
+            steps += 1;
+            assert!(steps < 20, "{:?}", store.usage());
+        }
+        let usage = store.usage();
+        assert!(usage.disk_bytes <= capacity_bytes + (1 << 20), "{usage:?}");
+        assert!(usage.block_bytes >= capacity_bytes.min(3 << 20) / 2, "no more than need be");
+        let full = wait(contributed.put((5000..5700).map(|n| block(n, 0, 10_000, 9)).collect()));
+        let has_room = capacity_bytes == 20 << 20;
+        assert_eq!(full.is_ok(), has_room, "{capacity_bytes}: {full:?}");
+        store.check_invariants();
+    }
+}

@@ -1,0 +1,229 @@
+//! A store whose files vanish, tear, are swapped, or are all away.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use atoll_key::KeyRange;
+use atoll_store::{BlockStore, FileStore, StoreError};
+
+use crate::fixture::{Random, block, file_config, key, open_files, wait};
+
+/// All block files, in no particular order.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir.join("blocks")).expect("there") {
+        let path = entry.expect("readable").path();
+        if path.is_dir() {
+            let inside = fs::read_dir(path).expect("readable");
+            found.extend(inside.map(|entry| entry.expect("readable").path()));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Goes through all files; returns how many blocks were found lost.
+fn look_after(store: &FileStore) -> u64 {
+    let (mut from, mut lost) = (None, 0);
+    loop {
+        let care = wait(store.look_after(from, 50)).expect("looked");
+        assert!(care.checked <= 128);
+        lost += care.lost;
+        from = care.next;
+        if from.is_none() {
+            return lost;
+        }
+    }
+}
+
+/// The one thing a transparent store must never do is to return what it was not given.
+#[test]
+fn whatever_becomes_of_the_files_a_block_is_its_own_bytes_or_absent() {
+    for seed in 0..20 {
+        let mut random = Random(seed);
+        let temp = tempfile::tempdir().expect("a directory");
+        let store = open_files(temp.path());
+        let lens = [0, 1, 4096, 8192, 20_000];
+        let given: Vec<_> = (0..120)
+            .map(|n| block(n, random.below(3), lens[random.below(5) as usize], 9))
+            .collect();
+        wait(store.put(given.clone())).expect("kept");
+        let files = files(temp.path());
+        assert_eq!(files.len(), 120);
+        for path in &files {
+            let other = &files[random.below(120) as usize];
+            match random.below(8) {
+                0 => fs::remove_file(path).expect("removed"),
+                1 => fs::write(path, b"somebody else's").expect("written"),
+                2 if path.exists() => {
+                    let bytes = fs::read(path).expect("there");
+                    fs::write(path, &bytes[..bytes.len() / 2]).expect("torn");
+                }
+                3 if path.exists() && other.exists() && path != other => {
+                    fs::copy(other, path).map(drop).expect("swapped");
+                }
+                _ => {}
+            }
+        }
+        let (mut whole, mut lost) = (0, 0);
+        for block in &given {
+            match wait(store.get(&block.info.key)).expect("answered") {
+                Some(got) => {
+                    assert_eq!(got, *block, "seed {seed}");
+                    whole += 1;
+                }
+                None => {
+                    lost += 1;
+                    assert_eq!(store.info(&block.info.key), Ok(None), "known to be lost");
+                }
+            }
+        }
+        assert!(whole > 30 && lost > 10, "seed {seed}: {whole}, {lost}");
+        assert_eq!(store.lost_blocks(), lost);
+        let listed = store.list(KeyRange::full(), 1000).expect("readable");
+        assert_eq!(listed.len(), whole, "no more is claimed than is there");
+        store.check_invariants();
+        wait(store.put(given.clone())).expect("restored");
+        for block in &given {
+            assert_eq!(wait(store.get(&block.info.key)), Ok(Some(block.clone())));
+        }
+    }
+}
+
+#[test]
+fn a_vanished_file_is_noticed_without_being_asked_for() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let store = open_files(temp.path());
+    wait(store.put((0..300).map(|n| block(n, 0, 3000, 9)).collect())).expect("kept");
+    assert_eq!(look_after(&store), 0);
+    for path in files(temp.path()).iter().step_by(3) {
+        fs::remove_file(path).expect("removed");
+    }
+    assert_eq!(look_after(&store), 100);
+    assert_eq!((look_after(&store), store.usage().blocks), (0, 200));
+    // What has changed its contents but not its length only a scrub finds.
+    let path = &files(temp.path())[0];
+    fs::write(path, vec![1; 3000]).expect("written");
+    assert_eq!(look_after(&store), 0);
+    let step = wait(store.scrub(None, u64::MAX)).expect("read");
+    assert_eq!((step.checked, step.damaged, step.next), (200, vec![], None));
+    assert_eq!((store.usage().blocks, store.lost_blocks()), (199, 101));
+    assert!(!path.exists(), "nothing is left of it");
+}
+
+#[test]
+fn blocks_outlive_the_store_and_strays_do_not() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let given: Vec<_> = (0..100).map(|n| block(n, n % 2, 500, 9)).collect();
+    let store = open_files(temp.path());
+    wait(store.put(given.clone())).expect("kept");
+    wait(store.put(vec![block(7, 9, 100, 9)])).expect("replaced");
+    assert_eq!(files(temp.path()).len(), 100, "the older version's file is gone");
+    drop(store);
+    // Of a batch whose writer crashed before the index knew of it.
+    let known = files(temp.path());
+    let content = known.iter().find(|path| path.extension().is_none()).expect("some");
+    let stray = content.with_extension("0000000000000077");
+    fs::write(&stray, b"stray").expect("written");
+    let letter = known[0].with_file_name("letter.txt");
+    fs::write(&letter, b"dear").expect("written");
+
+    let store = open_files(temp.path());
+    for given in given.iter().filter(|given| given.info.key != key(7)) {
+        assert_eq!(wait(store.get(&given.info.key)), Ok(Some(given.clone())));
+    }
+    assert_eq!(wait(store.get(&key(7))), Ok(Some(block(7, 9, 100, 9))));
+    wait(store.reclaim(0)).expect("swept");
+    assert!(!stray.exists() && letter.exists(), "strangers' files stay");
+    assert_eq!(files(temp.path()).len(), 101);
+    assert_eq!(look_after(&store), 0);
+}
+
+#[test]
+fn a_crash_loses_what_was_not_committed_and_nothing_else() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let saved = temp.path().join("saved.redb");
+    let index = temp.path().join("index/index.redb");
+    let store = open_files(temp.path());
+    wait(store.put((0..50).map(|n| block(n, 0, 500, 9)).collect())).expect("kept");
+    wait(store.flush()).expect("committed");
+    drop(store);
+    fs::copy(&index, &saved).expect("copied");
+    let store = open_files(temp.path());
+    wait(store.put((50..60).map(|n| block(n, 0, 500, 9)).collect())).expect("kept");
+    wait(store.remove((0..5).map(key).collect())).expect("removed");
+    drop(store);
+    fs::copy(&saved, &index).expect("as if it had not been committed");
+
+    let store = open_files(temp.path());
+    assert_eq!(store.usage().blocks, 50);
+    assert_eq!(look_after(&store), 5, "files of what had been removed");
+    wait(store.reclaim(0)).expect("swept");
+    assert_eq!(files(temp.path()).len(), 45, "files of what had been put");
+    for n in 5..50 {
+        assert_eq!(wait(store.get(&key(n))), Ok(Some(block(n, 0, 500, 9))));
+    }
+    drop(store);
+    fs::write(&index, b"rubbish").expect("written");
+    let store = open_files(temp.path());
+    assert_eq!(store.usage().blocks, 0, "without an index nothing is claimed");
+    wait(store.reclaim(0)).expect("swept");
+    assert_eq!(files(temp.path()).len(), 0);
+}
+
+/// A TFS that is not mounted leaves an empty directory behind: that is no loss.
+#[test]
+fn a_directory_that_is_away_takes_nothing_and_loses_nothing() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let [blocks, away] = ["blocks", "away"].map(|name| temp.path().join(name));
+    let given: Vec<_> = (0..40).map(|n| block(n, 0, 500, 9)).collect();
+    let store = open_files(temp.path());
+    wait(store.put(given.clone())).expect("kept");
+
+    fs::rename(&blocks, &away).expect("unmounted");
+    fs::create_dir(&blocks).expect("an empty mount point");
+    // Noticed by whoever comes first.
+    assert_eq!(wait(store.get(&key(0))), Ok(None));
+    assert!(store.look().is_err());
+    let full = wait(store.put(vec![block(99, 0, 10, 9)]));
+    assert!(matches!(full, Err(StoreError::Full { capacity_bytes: 0, .. })), "{full:?}");
+    assert_eq!(store.list(KeyRange::full(), 9), Ok(vec![]));
+    assert_eq!(wait(store.remove_expired(100)), Ok(0));
+    assert_eq!((look_after(&store), store.lost_blocks()), (0, 0));
+    wait(store.reclaim(0)).expect("nothing to do");
+    assert_eq!(fs::read_dir(&blocks).expect("there").count(), 0, "nothing is written there");
+
+    fs::remove_dir(&blocks).expect("removed");
+    fs::rename(&away, &blocks).expect("mounted");
+    store.look().expect("back");
+    let held: BTreeSet<_> = given.iter().map(|block| block.info.key).collect();
+    let listed = store.list(KeyRange::full(), 99).expect("readable");
+    assert_eq!(listed.into_iter().map(|info| info.key).collect::<BTreeSet<_>>(), held);
+    assert_eq!(wait(store.get(&key(3))), Ok(Some(given[3].clone())));
+
+    drop(store);
+    fs::rename(&blocks, &away).expect("unmounted");
+    fs::create_dir(&blocks).expect("an empty mount point");
+    let store = open_files(temp.path());
+    assert_eq!(store.usage().blocks, 0, "it opens without its directory");
+    fs::remove_dir(&blocks).expect("removed");
+    fs::rename(&away, &blocks).expect("mounted");
+    store.look().expect("back");
+    assert_eq!(store.usage().blocks, 40);
+}
+
+#[test]
+fn nothing_is_left_of_a_store_that_is_removed() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let index = temp.path().join("index");
+    let store = open_files(temp.path());
+    wait(store.put((0..40).map(|n| block(n, 0, 500, 9)).collect())).expect("kept");
+    let blocks = store.dir().to_path_buf();
+    FileStore::check_fit(&blocks, file_config().flag).expect_err("it is taken");
+    FileStore::check_reopen(&index, &blocks, file_config().flag).expect("it is ours");
+    store.remove_all(&index).expect("removed");
+    assert_eq!(fs::read_dir(&blocks).expect("there").count(), 0);
+    assert!(!index.exists());
+    FileStore::check_fit(&blocks, file_config().flag).expect("anybody's");
+}
