@@ -57,6 +57,17 @@ pub(crate) fn run_end(bitmap: &[u8], range: Range<usize>, value: bool) -> usize 
     next(bitmap, range, !value).unwrap_or(end)
 }
 
+/// How many bits of a range are set.
+pub(crate) fn count(bitmap: &[u8], range: Range<usize>) -> usize {
+    let (first, last) = (range.start.div_ceil(8), range.end / 8);
+    if first >= last {
+        return range.filter(|bit| is_set(bitmap, *bit)).count();
+    }
+    let edges = (range.start..first * 8).chain(last * 8..range.end);
+    let whole: u32 = bitmap[first..last].iter().map(|byte| byte.count_ones()).sum();
+    edges.filter(|bit| is_set(bitmap, *bit)).count() + whole as usize
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -73,6 +84,10 @@ mod tests {
             let range = a.min(b)..a.max(b);
             let expected = range.clone().find(|bit| is_set(&bytes, *bit) == value);
             prop_assert_eq!(next(&bytes, range.clone(), value), expected);
+            prop_assert_eq!(
+                count(&bytes, range.clone()),
+                range.clone().filter(|bit| is_set(&bytes, *bit)).count()
+            );
             let mut changed = bytes.clone();
             put(&mut changed, range.clone(), value);
             for bit in 0..96 {

@@ -18,6 +18,7 @@
 
 pub mod avoid;
 mod bitmap;
+pub mod check;
 pub mod device;
 pub mod ext2;
 pub mod format;

@@ -280,6 +280,18 @@ impl Ext2 {
         Ok(Some(Map { entry, extents }))
     }
 
+    /// The map of a file as the records have it, and whether its chain of extents is whole.
+    /// Nothing is said of the state of its blocks.
+    ///
+    /// # Errors
+    /// What reading the disk says.
+    pub fn recorded_map(&mut self, number: u32) -> Result<Option<(Map, bool)>, Ext2Error> {
+        let Some((records, meta)) = self.records_and_meta() else { return Ok(None) };
+        let Some(entry) = records.map_entry(meta, number)? else { return Ok(None) };
+        let (extents, whole) = read_chain(records, meta, number, &entry)?;
+        Ok(Some((Map { entry, extents }, whole)))
+    }
+
     /// The tag that a block of a file should have.
     pub fn tag_of(&self, belongs: Belongs, block: &[u8]) -> Tag {
         let key = self.records().map_or([0; 32], |records| records.header().tag_key);

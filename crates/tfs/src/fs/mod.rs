@@ -39,6 +39,7 @@ use transparent::OpenMaps;
 
 pub use avoidance::Avoidance;
 pub use clean::Cleaned;
+pub(crate) use mount::read_records;
 pub use mount::{MountError, MountOptions, MountReport, read_superblock};
 pub use usage::Usage;
 

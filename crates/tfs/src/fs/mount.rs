@@ -107,7 +107,7 @@ pub fn read_superblock(device: &dyn Device) -> Result<Superblock, MountError> {
 }
 
 /// The records' file of a file system: its pointers and header.
-fn read_records(
+pub(crate) fn read_records(
     device: &Arc<dyn Device>,
     superblock: &Superblock,
 ) -> Result<(Header, [u32; POINTERS]), RecordsError> {
