@@ -147,7 +147,7 @@ impl Ext2 {
         Ok(Usable::Blocks(resting.unwrap_or(len)))
     }
 
-    fn take(&mut self, run: Run, goal: Goal) -> Result<Run, Ext2Error> {
+    pub(super) fn take(&mut self, run: Run, goal: Goal) -> Result<Run, Ext2Error> {
         self.put_allocated(run, true)?;
         if goal.grows {
             let (group, bit) = self.group_of_block(run.start + run.len - 1)?;

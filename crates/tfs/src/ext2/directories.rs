@@ -295,16 +295,17 @@ impl Ext2 {
         }
         let last = if blocks == 0 { 0 } else { self.block_of(inode, blocks - 1)? };
         let goal = if last == 0 { goal } else { Goal { block: last + 1, ..goal } };
-        let run = match self.make_way(inode, blocks, goal).and_then(|()| self.allocate(goal, 1)) {
-            Ok(run) => run,
+        let made = self.make_way(inode, blocks, goal);
+        let block = match made.and_then(|()| self.allocate_for_names(inode, goal)) {
+            Ok(block) => block,
             Err(error) => {
                 // Indirect blocks that were made belong to the directory.
                 self.put_inode(directory, inode)?;
                 return Err(error);
             }
         };
-        entry::clear(self.meta.blank(run.start, Part::Ordinary)?);
-        self.put_block(inode, blocks, run.start)?;
+        entry::clear(self.meta.blank(block, Part::Ordinary)?);
+        self.put_block(inode, blocks, block)?;
         let block_bytes = self.meta.block_bytes();
         inode.count_blocks(1, block_bytes as u32);
         inode.size_bytes += block_bytes as u64;

@@ -317,6 +317,7 @@ impl Ext2 {
 
     fn give_back(&mut self, inode: &mut Inode, run: Run) -> Result<(), Ext2Error> {
         self.release(run)?;
+        self.note_given_back(inode, run)?;
         let units = run.len * (self.superblock().block_bytes() / 512);
         inode.blocks_512 = inode.blocks_512.saturating_sub(units);
         Ok(())

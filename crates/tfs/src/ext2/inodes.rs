@@ -79,13 +79,13 @@ impl Ext2 {
         let hidden = match &mut self.records {
             Some(records) => {
                 let summary = records.summary(&mut self.meta, group)?;
-                (summary.transparent_inodes, summary.transparent_directories)
+                (summary.transparent_inodes, summary.transparent_directories, summary.name_blocks)
             }
-            None => (0, 0),
+            None => (0, 0, 0),
         };
         Ok(Standing {
             free_inodes: u32::from(descriptor.free_inodes).saturating_add(hidden.0),
-            free_blocks: u32::from(descriptor.free_blocks),
+            free_blocks: u32::from(descriptor.free_blocks).saturating_add(hidden.2),
             directories: u32::from(descriptor.directories).saturating_sub(hidden.1),
             has_inode: descriptor.free_inodes > 0,
         })
@@ -96,6 +96,11 @@ impl Ext2 {
         u32::try_from(hidden).unwrap_or(u32::MAX)
     }
 
+    /// Free blocks as there would be without transparent directories.
+    fn free_or_hidden_blocks(&self) -> u32 {
+        self.superblock.free_blocks().saturating_add(self.hidden_blocks())
+    }
+
     /// Takes an inode. Its bytes are as the last owner left them.
     ///
     /// # Errors
@@ -104,6 +109,8 @@ impl Ext2 {
         let parent_group = (new.parent - 1) / self.superblock.inodes_per_group();
         let group = if new.directory {
             self.group_for_directory(new, parent_group)?
+        } else if new.transparent {
+            self.group_for_transparent_file()?
         } else {
             self.group_for_file(new.parent, parent_group)?
         };
@@ -152,7 +159,7 @@ impl Ext2 {
         let groups = self.superblock.groups();
         let average_inodes =
             self.superblock.free_inodes().saturating_add(self.hidden_inodes()) / groups;
-        let average_blocks = self.superblock.free_blocks() / groups;
+        let average_blocks = self.free_or_hidden_blocks() / groups;
         let at_top = new.parent == ROOT_INODE || self.inode(new.parent)?.flags & TOP_DIRECTORY != 0;
         let mut from = parent_group;
         if at_top {
@@ -205,7 +212,7 @@ impl Ext2 {
         for group in 0..groups {
             directories = directories.saturating_add(self.standing(group)?.directories);
         }
-        let used_blocks = self.superblock.blocks().saturating_sub(self.superblock.free_blocks());
+        let used_blocks = self.superblock.blocks().saturating_sub(self.free_or_hidden_blocks());
         let blocks_per_directory = used_blocks / directories.max(1);
         let most_directories = directories / groups + inodes_per_group / 16;
         let least_inodes = average_inodes.saturating_sub(inodes_per_group / 4);
@@ -331,6 +338,7 @@ impl Ext2 {
         self.put_descriptor(group, &descriptor)?;
         self.change_superblock(|superblock| superblock.set_free_inodes(total + 1))?;
         if transparent {
+            self.reset_inode_cursor();
             self.count_transparent_inode(group, directory, -1)?;
         }
         Ok(())

@@ -130,10 +130,10 @@ impl Ext2 {
     }
 
     fn new_indirect_block(&mut self, inode: &mut Inode, goal: Goal) -> Result<u32, Ext2Error> {
-        let run = self.allocate(Goal { grows: false, ..goal }, 1)?;
-        self.meta.blank(run.start, Part::Ordinary)?;
+        let block = self.allocate_for_names(inode, goal)?;
+        self.meta.blank(block, Part::Ordinary)?;
         inode.count_blocks(1, self.superblock.block_bytes());
-        Ok(run.start)
+        Ok(block)
     }
 
     /// Sets the pointer of block `logical` of a file, to which a way was made. The inode in

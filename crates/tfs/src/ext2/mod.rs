@@ -8,6 +8,7 @@
 //! Everything read from the disk is checked before it is used as a number of a block, inode
 //! or group; what cannot be true is [`Ext2Error::Damaged`], and nothing is changed by it.
 
+mod at_end;
 mod blocks;
 mod directories;
 mod files;
@@ -84,6 +85,7 @@ pub struct Ext2 {
     indices: directories::Indices,
     transparent_cursor: transparent::TransparentCursor,
     observer: Option<AllocationObserver>,
+    inode_cursor: at_end::InodeCursor,
 }
 
 /// The most groups remembered as sound; beyond it, they are checked again.
@@ -103,6 +105,7 @@ impl Ext2 {
             indices: directories::Indices::default(),
             transparent_cursor: transparent::TransparentCursor::default(),
             observer: None,
+            inode_cursor: at_end::InodeCursor::default(),
         }
     }
 

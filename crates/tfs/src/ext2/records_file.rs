@@ -48,6 +48,8 @@ pub struct Totals {
     pub transparent_inodes: u64,
     /// Transparent directories.
     pub transparent_directories: u64,
+    /// Blocks of transparent directories, which were taken from the end of the group.
+    pub name_blocks: u64,
 }
 
 /// How many of the last places are remembered (a power of two).
@@ -131,6 +133,7 @@ impl Records {
             totals.overwritten += u64::from(summary.overwritten);
             totals.transparent_inodes += u64::from(summary.transparent_inodes);
             totals.transparent_directories += u64::from(summary.transparent_directories);
+            totals.name_blocks += u64::from(summary.name_blocks);
         }
         self.totals = totals;
         Ok(whole)
@@ -222,6 +225,7 @@ impl Records {
             before.transparent_directories,
             after.transparent_directories,
         );
+        totals.name_blocks = moved(totals.name_blocks, before.name_blocks, after.name_blocks);
         let place = self.layout.summary(group);
         after.encode(self.change_at(meta, place, crate::records::layout::SUMMARY_BYTES)?);
         Ok(())

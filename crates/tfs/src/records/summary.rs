@@ -23,6 +23,8 @@ pub struct GroupSummary {
     pub avoided: u8,
     /// Ordinary allocations in each chunk, blocks; older ones count less.
     pub histogram: [f32; CHUNKS],
+    /// Blocks of transparent directories, which were taken from the end of the group.
+    pub name_blocks: u32,
 }
 
 impl GroupSummary {
@@ -44,6 +46,7 @@ impl GroupSummary {
             bitmap_checksum: u32_at(bytes, 16),
             avoided: bytes[20],
             histogram: std::array::from_fn(|chunk| sound(count(24 + 4 * chunk))),
+            name_blocks: u32_at(bytes, 56),
         })
     }
 
@@ -62,6 +65,7 @@ impl GroupSummary {
         for (chunk, count) in self.histogram.iter().enumerate() {
             put_u32(bytes, 24 + 4 * chunk, count.to_bits());
         }
+        put_u32(bytes, 56, self.name_blocks);
         let checksum = crc32fast::hash(&bytes[..60]);
         put_u32(bytes, 60, checksum);
     }

@@ -1,7 +1,11 @@
 //! Tests of whole file systems.
 
+mod calls;
 mod conformance;
 mod crash;
+mod dice;
 mod e2fsck;
+mod identical_maps;
 mod mkfs;
+mod sparse;
 mod transparent;
