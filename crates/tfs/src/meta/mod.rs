@@ -280,8 +280,13 @@ impl Meta {
         }
         self.freed_before = std::mem::take(&mut self.freed);
         let number = self.next_number;
-        self.next_number += 1;
-        let blocks = self.committing.iter().map(|(at, bytes)| (*at, bytes.clone())).collect();
+        let blocks: Vec<(u32, Block)> =
+            self.committing.iter().map(|(at, bytes)| (*at, bytes.clone())).collect();
+        // One that changes nothing is not written and has no number: areas must be used in turn,
+        // or the transaction before the last would be the newest whole one during a write.
+        if !blocks.is_empty() {
+            self.next_number += 1;
+        }
         Commit { number, blocks }
     }
 
