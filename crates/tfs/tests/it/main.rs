@@ -7,5 +7,7 @@ mod dice;
 mod e2fsck;
 mod identical_maps;
 mod mkfs;
+mod own_bytes;
+mod recorder;
 mod sparse;
 mod transparent;
