@@ -8,24 +8,14 @@ use atoll_env::TokioRuntime;
 use atoll_tfs::device::{Device, FaultyDevice};
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
-use atoll_vfs::{
-    Caller, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, RenameFlags, SetAttr,
-};
+use atoll_vfs::{Errno, FileKind, FileSystem, InodeNumber, OpenFlags, RenameFlags, SetAttr};
 use bytes::Bytes;
 
+use crate::calls::ME;
+use crate::dice::Dice;
 use crate::e2fsck::assert_clean;
 use crate::mkfs::options;
-
-const ME: Caller = Caller { uid: 0, gid: 0, pid: 0 };
-
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % bound
-    }
-}
+use crate::recorder::{Playback, Recorder};
 
 /// What files hold, by name; contents identify file and write.
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -122,42 +112,59 @@ async fn contents(tfs: &Tfs) -> Result<Model, Errno> {
     Ok(model)
 }
 
-fn mount(device: &FaultyDevice) -> Tfs {
-    let shared: Arc<dyn Device> = Arc::new(device.clone());
+fn mount_on(device: Arc<dyn Device>) -> Tfs {
     let env = Arc::new(TokioRuntime::current());
-    Tfs::mount(env, shared, &MountOptions::default()).unwrap().0
+    let options = MountOptions { background: false, ..MountOptions::default() };
+    Tfs::mount(env, device, &options).unwrap().0
 }
 
-/// Runs the workload until the power goes; returns the model at the last commit that was
-/// acknowledged, the files that calls may have changed since, and whether all was done.
-async fn run(device: &FaultyDevice, seed: u64, steps: u64) -> (Model, BTreeSet<Vec<u8>>, bool) {
-    let shared: Arc<dyn Device> = Arc::new(device.clone());
-    let env = Arc::new(TokioRuntime::current());
-    let Ok((tfs, _)) = Tfs::mount(env, shared, &MountOptions::default()) else {
-        return (Model::new(), BTreeSet::new(), false);
-    };
-    let mut dice = Dice(seed);
-    let mut committed = Model::new();
+fn mount(device: &FaultyDevice) -> Tfs {
+    mount_on(Arc::new(device.clone()))
+}
+
+/// What a recorded run did, by the operations that the device had seen then.
+enum Event {
+    /// A call begins that changes these names or what they stand for.
+    Touched(BTreeSet<Vec<u8>>),
+    /// All that was done is durable.
+    Synced(Model),
+}
+
+/// Runs the workload to its end.
+async fn run(device: &Recorder, seed: u64, steps: u64) -> Vec<(usize, Event)> {
+    let tfs = mount_on(Arc::new(device.clone()));
+    let mut dice = Dice::new(seed);
     let mut model = Model::new();
-    let mut touched = BTreeSet::new();
+    let mut events = Vec::new();
     for number in 0..steps {
-        if step(&tfs, &mut model, &mut touched, &mut dice, number).await.is_err() {
-            return (committed, touched, false);
-        }
+        let before = device.count();
+        let mut touched = BTreeSet::new();
+        step(&tfs, &mut model, &mut touched, &mut dice, number).await.unwrap();
+        events.push((before, Event::Touched(touched)));
         if number % 5 == 4 {
-            match tfs.sync().await {
-                Ok(()) => {
-                    committed = model.clone();
-                    touched.clear();
-                }
-                Err(_) => return (committed, touched, false),
+            tfs.sync().await.unwrap();
+            events.push((device.count(), Event::Synced(model.clone())));
+        }
+    }
+    tfs.unmount().unwrap();
+    events.push((device.count(), Event::Synced(model)));
+    events
+}
+
+/// What was synced when the device had seen `at` operations, and the names that calls may
+/// have changed since.
+fn state_at(events: &[(usize, Event)], at: usize) -> (Model, BTreeSet<Vec<u8>>) {
+    let (mut synced, mut touched) = (Model::new(), BTreeSet::new());
+    for (_, event) in events.iter().filter(|(when, _)| *when <= at) {
+        match event {
+            Event::Touched(names) => touched.extend(names.iter().cloned()),
+            Event::Synced(model) => {
+                synced = model.clone();
+                touched.clear();
             }
         }
     }
-    match tfs.unmount() {
-        Ok(()) => (model, BTreeSet::new(), true),
-        Err(_) => (committed, touched, false),
-    }
+    (synced, touched)
 }
 
 fn blank() -> Vec<u8> {
@@ -169,37 +176,34 @@ fn blank() -> Vec<u8> {
 #[tokio::test]
 async fn after_a_power_cut_the_file_system_is_whole_and_holds_what_was_synced() {
     let image = blank();
-    let sound = FaultyDevice::holding(image.clone(), 0);
-    let (expected, _, done) = run(&sound, 7, 60).await;
-    assert!(done);
-    let operations = sound.operations();
-    assert_eq!(contents(&mount(&sound)).await.unwrap(), expected);
-    let mut checked = 0;
-    // e2fsck takes a tenth of a second: every third moment here, each of them in the journal's
-    // own tests.
-    for at in (0..operations).step_by(3) {
-        let device = FaultyDevice::holding(image.clone(), at);
-        device.cut_power_at(at);
-        let (committed, touched, done) = run(&device, 7, 60).await;
-        assert!(!done, "the power goes at {at} of {operations}");
-        device.power_cycle();
-        let tfs = mount(&device);
+    let recorder = Recorder::of(image.clone());
+    let events = run(&recorder, 7, 100).await;
+    let operations = recorder.operations();
+    assert!(operations.len() > 300, "{}", operations.len());
+    let mut playback = Playback::of(image);
+    let mut dice = Dice::new(11);
+    for (at, operation) in operations.iter().enumerate() {
+        playback.play(operation);
+        let remains = Arc::new(playback.crashed(&mut dice));
+        let tfs = mount_on(remains.clone());
         let found = contents(&tfs).await.unwrap();
+        let (synced, touched) = state_at(&events, at + 1);
         // Between the last commit and the cut a file may be either, or on the way: its blocks
         // are written in place.
-        for (name, bytes) in committed.iter().filter(|(name, _)| !touched.contains(*name)) {
+        for (name, bytes) in synced.iter().filter(|(name, _)| !touched.contains(*name)) {
             let name_text = String::from_utf8_lossy(name);
             assert!(found.get(name) == Some(bytes), "{name_text} after a cut at {at}");
         }
         for name in found.keys() {
-            let known = committed.contains_key(name) || touched.contains(name);
+            let known = synced.contains_key(name) || touched.contains(name);
             assert!(known, "{} after a cut at {at}", String::from_utf8_lossy(name));
         }
-        tfs.unmount().unwrap();
-        assert_clean(&device.bytes(), &format!("power cut at {at}"));
-        checked += 1;
+        // e2fsck takes its time: now and then.
+        if at % 16 == 0 {
+            tfs.unmount().unwrap();
+            assert_clean(&remains.bytes(), &format!("power cut at {at}"));
+        }
     }
-    assert!(checked > 50, "{checked} of {operations}");
 }
 
 #[tokio::test]
