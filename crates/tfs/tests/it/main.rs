@@ -5,6 +5,7 @@ mod conformance;
 mod crash;
 mod dice;
 mod e2fsck;
+mod fsx;
 mod identical_maps;
 mod mkfs;
 mod own_bytes;
