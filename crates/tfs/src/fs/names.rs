@@ -122,7 +122,16 @@ impl Shared {
         let (_, found) = core.find(parent, name)?;
         let found = found.ok_or(Errno::ENOENT)?;
         let inode = core.named(parent, found.inode)?;
-        core.entry(found.inode, &inode, parent)
+        let entry = core.entry(found.inode, &inode, parent)?;
+        let moved = inode.is_transparent_file() && {
+            let map = core.map_entry(found.inode, &inode).map_err(|error| errno(&error))?;
+            map.is_some_and(|map| map.parent != parent)
+        };
+        drop(core);
+        if moved && !self.read_only {
+            self.note_parent(found.inode, parent)?;
+        }
+        Ok(entry)
     }
 
     pub(super) fn parent(&self, number: InodeNumber) -> Result<Entry, Errno> {

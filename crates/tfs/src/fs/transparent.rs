@@ -252,6 +252,15 @@ impl Shared {
         }
     }
 
+    /// Other software moved a file to another directory.
+    pub(super) fn note_parent(&self, number: u32, parent: u32) -> Result<(), Errno> {
+        let _passage = self.pass(1)?;
+        let mut core = self.core();
+        let inode = core.live_inode(number)?;
+        let put = core.put_transparent_parent(number, &inode, parent);
+        put.map_err(|error| self.broken(&error))
+    }
+
     fn note_compared(&self, number: u32) -> Result<(), Errno> {
         if self.read_only {
             return Ok(());

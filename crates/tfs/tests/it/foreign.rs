@@ -1,0 +1,377 @@
+//! Other software writes: what it does counts, and nothing transparent is trusted before it
+//! has been looked at again.
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use atoll_env::TokioRuntime;
+use atoll_tfs::device::ImageDevice;
+use atoll_tfs::fs::{MountError, MountOptions, MountReport, Tfs};
+use atoll_tfs::mkfs::mkfs;
+use atoll_vfs::{Errno, FileSystem, InodeNumber};
+use tempfile::TempDir;
+
+use crate::calls::{ME, ROOT, contribution, fill, owned, read, write};
+use crate::e2fsck::assert_image_clean;
+use crate::mkfs::options;
+use crate::recorder::{Operation, Playback, Recorder};
+
+const LEN: usize = 100_000;
+
+/// An image whose free space is full of transparent files, and how many there are.
+struct Image {
+    place: TempDir,
+    count: u64,
+}
+
+impl Image {
+    fn path(&self) -> PathBuf {
+        self.place.path().join("image")
+    }
+
+    async fn full(mib: u64, block_bytes: u32) -> Image {
+        let image = Image { place: TempDir::new().unwrap(), count: 0 };
+        std::fs::File::create(image.path()).unwrap().set_len(mib << 20).unwrap();
+        let device = Arc::new(ImageDevice::open(&image.path(), false).unwrap());
+        mkfs(&(device.clone() as _), &options(block_bytes)).unwrap();
+        drop(device);
+        let (tfs, _) = image.mount();
+        let parent = contribution(&tfs).await;
+        let count = fill(&tfs, parent, LEN).await;
+        write(&tfs, ROOT, "ordinary", &owned(7000, LEN)).await.unwrap();
+        unmount(tfs);
+        Image { count, ..image }
+    }
+
+    fn mount(&self) -> (Tfs, MountReport) {
+        let device = Arc::new(ImageDevice::open(&self.path(), false).unwrap());
+        mount_on(device).unwrap()
+    }
+
+    fn run(&self, tool: &str, arguments: &[&str], allowed: &[i32]) {
+        let output = Command::new(tool).args(arguments).arg(self.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(allowed.contains(&output.status.code().unwrap()), "{tool}: {said}");
+    }
+
+    fn debugfs(&self, command: &str) {
+        self.run("debugfs", &["-w", "-R", command], &[0]);
+    }
+
+    /// A file of other software's own, to copy from.
+    fn source(&self, name: &str, bytes: &[u8]) -> String {
+        let path = self.place.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+fn mount_on(device: Arc<dyn atoll_tfs::device::Device>) -> Result<(Tfs, MountReport), MountError> {
+    let env = Arc::new(TokioRuntime::current());
+    let options = MountOptions { background: false, ..MountOptions::default() };
+    Tfs::mount(env, device, &options)
+}
+
+/// Ends the mount and lets the image go.
+fn unmount(tfs: Tfs) {
+    tfs.unmount().unwrap();
+}
+
+async fn contributed(tfs: &Tfs) -> InodeNumber {
+    tfs.lookup(ME, ROOT, b"contributed").await.unwrap().attr.inode
+}
+
+/// Reads all transparent files but `others`: their own, or gone. How many are there.
+async fn check_all(tfs: &Tfs, count: u64, others: &[u64]) -> u64 {
+    let parent = contributed(tfs).await;
+    let mut whole = 0;
+    for n in (0..count).filter(|n| !others.contains(n)) {
+        match read(tfs, parent, &format!("t{n}")).await {
+            Ok(bytes) => {
+                assert!(bytes == owned(n, LEN), "t{n} has its own bytes");
+                whole += 1;
+            }
+            Err(errno) => assert_eq!(errno, Errno::ENOENT, "t{n}"),
+        }
+    }
+    whole
+}
+
+#[tokio::test]
+async fn what_debugfs_wrote_over_transparent_data_is_noticed() {
+    for block_bytes in [1024, 4096] {
+        let image = Image::full(32, block_bytes).await;
+        let bytes = owned(9000, 4_000_000);
+        let source = image.source("source", &bytes);
+        // Within the second in which TFS wrote last.
+        image.debugfs(&format!("write {source} foreign"));
+        let (tfs, report) = image.mount();
+        assert!(report.foreign && !report.recovered);
+        let verified = report.verified.unwrap();
+        assert!(verified.overwritten_blocks > 0 && verified.maps > 0, "{verified:?}");
+        let whole = check_all(&tfs, image.count, &[]).await;
+        assert!(whole > 0 && whole + 30 <= image.count, "{whole} of {}", image.count);
+        assert!(read(&tfs, ROOT, "foreign").await.unwrap() == bytes);
+        assert!(read(&tfs, ROOT, "ordinary").await.unwrap() == owned(7000, LEN));
+        tfs.clean().unwrap();
+        assert_eq!(tfs.usage().unwrap().overwritten_blocks, 0);
+        assert_eq!(check_all(&tfs, image.count, &[]).await, whole);
+        unmount(tfs);
+        assert_image_clean(&image.path(), "after debugfs and TFS");
+        let (tfs, report) = image.mount();
+        assert!(!report.foreign && report.verified.is_none(), "once is enough");
+        drop(tfs);
+    }
+}
+
+/// What was freed again shows in no bitmap: only the bytes tell.
+#[tokio::test]
+async fn what_debugfs_wrote_and_removed_again_is_noticed() {
+    let image = Image::full(16, 1024).await;
+    let source = image.source("source", &owned(9000, 3_000_000));
+    image.debugfs(&format!("write {source} foreign"));
+    image.debugfs("rm foreign");
+    let (tfs, report) = image.mount();
+    assert!(report.foreign);
+    // No more than those of the ordinary file that TFS wrote, and of its directory.
+    let overwritten = report.verified.unwrap().overwritten_blocks;
+    assert!(overwritten <= LEN.div_ceil(1024) as u64 + 8, "{overwritten}");
+    let whole = check_all(&tfs, image.count, &[]).await;
+    assert!(whole > 0 && whole + 20 <= image.count, "{whole} of {}", image.count);
+    unmount(tfs);
+    assert_image_clean(&image.path(), "after debugfs and TFS");
+}
+
+#[tokio::test]
+async fn an_inode_that_others_changed_is_ordinary_or_gone_and_its_blocks_are_free() {
+    let image = Image::full(16, 1024).await;
+    let source = image.source("source", b"written by another");
+    image.debugfs("rm contributed/t3");
+    image.debugfs("rm contributed/t4");
+    image.debugfs(&format!("write {source} contributed/t4"));
+    // Blocks and a length for an inode that was transparent, as a write by the kernel.
+    image.debugfs("sif contributed/t5 generation 77");
+    image.debugfs("sif contributed/t6 size 10");
+    let (tfs, report) = image.mount();
+    let verified = report.verified.unwrap();
+    assert!(report.foreign);
+    assert_eq!(verified.stale_maps, 4, "{verified:?}");
+    assert_eq!(verified.ordinary, 2, "{verified:?}");
+    assert_eq!(verified.ownerless_blocks, 0, "{verified:?}");
+    let usage = tfs.usage().unwrap();
+    assert_eq!(usage.transparent_files, image.count - 4);
+    let parent = contributed(&tfs).await;
+    assert_eq!(read(&tfs, parent, "t3").await, Err(Errno::ENOENT));
+    assert_eq!(read(&tfs, parent, "t5").await.unwrap(), b"", "an ordinary file of no bytes");
+    assert_eq!(read(&tfs, parent, "t6").await.unwrap(), [0; 10], "an ordinary file with a hole");
+    let name = b"user.tfs.transparent";
+    for slot in ["t5", "t6"] {
+        let number = tfs.lookup(ME, parent, slot.as_bytes()).await.unwrap().attr.inode;
+        assert_eq!(tfs.getxattr(number, name).await, Err(Errno::ENODATA), "{slot}");
+    }
+    assert_eq!(read(&tfs, parent, "t4").await.unwrap(), b"written by another");
+    check_all(&tfs, image.count, &[3, 4, 5, 6]).await;
+    unmount(tfs);
+    assert_image_clean(&image.path(), "after debugfs and TFS");
+}
+
+#[tokio::test]
+async fn tune2fs_and_e2fsck_lose_nothing() {
+    let image = Image::full(16, 1024).await;
+    let before = {
+        let (tfs, _) = image.mount();
+        let whole = check_all(&tfs, image.count, &[]).await;
+        unmount(tfs);
+        whole
+    };
+    image.run("tune2fs", &["-L", "other"], &[0]);
+    let (tfs, report) = image.mount();
+    assert!(report.foreign, "tune2fs writes");
+    assert_eq!(check_all(&tfs, image.count, &[]).await, before);
+    unmount(tfs);
+    image.run("e2fsck", &["-fy"], &[0]);
+    let (tfs, report) = image.mount();
+    assert!(report.foreign, "e2fsck -fy writes");
+    assert_eq!(check_all(&tfs, image.count, &[]).await, before);
+    unmount(tfs);
+    image.run("e2fsck", &["-fn"], &[0]);
+    let (_tfs, report) = image.mount();
+    assert!(!report.foreign, "e2fsck -n does not");
+}
+
+#[tokio::test]
+async fn what_the_kernel_does_on_a_loop_mount_counts() {
+    let image = Image::full(16, 1024).await;
+    let place = image.place.path().join("mounted");
+    std::fs::create_dir(&place).unwrap();
+    let Some(mounted) = LoopMount::of(&image.path(), &place) else {
+        eprintln!("SKIPPED: this machine or user cannot mount an image through a loop device");
+        return;
+    };
+    let there = |name: &str| place.join("contributed").join(name);
+    assert_eq!(std::fs::read(there("t1")).unwrap(), b"", "others see empty files");
+    assert!(std::fs::read(place.join("ordinary")).unwrap() == owned(7000, LEN));
+    let bytes = owned(9000, 2_000_000);
+    std::fs::write(place.join("foreign"), &bytes).unwrap();
+    std::fs::write(there("t2"), b"ordinary now").unwrap();
+    std::fs::remove_file(there("t3")).unwrap();
+    std::fs::rename(there("t4"), place.join("moved")).unwrap();
+    drop(mounted);
+    let (tfs, report) = image.mount();
+    assert!(report.foreign);
+    let verified = report.verified.unwrap();
+    assert_eq!((verified.stale_maps, verified.ordinary), (2, 1), "{verified:?}");
+    assert!(read(&tfs, ROOT, "foreign").await.unwrap() == bytes);
+    let parent = contributed(&tfs).await;
+    assert_eq!(read(&tfs, parent, "t2").await.unwrap(), b"ordinary now");
+    assert_eq!(read(&tfs, parent, "t3").await, Err(Errno::ENOENT));
+    let moved = read(&tfs, ROOT, "moved").await;
+    assert!(moved == Err(Errno::ENOENT) || moved == Ok(owned(4, LEN)), "its own, or gone");
+    assert!(check_all(&tfs, image.count, &[2, 3, 4]).await > 0);
+    unmount(tfs);
+    assert_image_clean(&image.path(), "after the kernel and TFS");
+}
+
+/// A loop mount by the kernel's own driver, ended when it is dropped.
+struct LoopMount<'a>(&'a Path);
+
+impl LoopMount<'_> {
+    fn of<'a>(image: &Path, place: &'a Path) -> Option<LoopMount<'a>> {
+        let status =
+            Command::new("mount").args(["-t", "ext2", "-o", "loop"]).args([image, place]).status();
+        status.is_ok_and(|status| status.success()).then_some(LoopMount(place))
+    }
+}
+
+impl Drop for LoopMount<'_> {
+    fn drop(&mut self) {
+        let status = Command::new("umount").arg(self.0).status().unwrap();
+        assert!(status.success(), "umount {}", self.0.display());
+    }
+}
+
+/// TFS crashes, e2fsck puts the file system right, TFS goes on and crashes again: what stands
+/// in the journal from before must not come back.
+#[tokio::test]
+async fn the_journal_of_before_e2fsck_does_not_come_back() {
+    let image = Image::full(16, 1024).await;
+    let recorder = Recorder::of(std::fs::read(image.path()).unwrap());
+    {
+        let (tfs, _) = mount_on(Arc::new(recorder.clone())).unwrap();
+        for n in 0..12 {
+            write(&tfs, ROOT, &format!("before{n}"), &owned(n, 5000)).await.unwrap();
+            tfs.sync().await.unwrap();
+        }
+        // Not unmounted: it crashes.
+    }
+    let mut playback = Playback::of(std::fs::read(image.path()).unwrap());
+    recorder.operations().iter().for_each(|operation| playback.play(operation));
+    playback.play(&Operation::Sync);
+    let mut dice = crate::dice::Dice::new(1);
+    std::fs::write(image.path(), playback.crashed(&mut dice).bytes()).unwrap();
+    image.run("e2fsck", &["-fy"], &[0, 1]);
+    image.debugfs("rm before3");
+    let base = std::fs::read(image.path()).unwrap();
+    let recorder = Recorder::of(base.clone());
+    {
+        let (tfs, report) = mount_on(Arc::new(recorder.clone())).unwrap();
+        assert!(report.foreign);
+        assert_eq!(read(&tfs, ROOT, "before3").await, Err(Errno::ENOENT));
+        write(&tfs, ROOT, "after", &owned(77, 5000)).await.unwrap();
+        tfs.sync().await.unwrap();
+    }
+    // A crash after each operation: before3 never comes back, and what it had is nobody's.
+    let mut playback = Playback::of(base);
+    for (at, operation) in recorder.operations().iter().enumerate() {
+        playback.play(operation);
+        let remains = Arc::new(playback.crashed(&mut dice));
+        match mount_on(remains.clone()) {
+            Ok((tfs, _)) => {
+                let found = read(&tfs, ROOT, "before3").await;
+                assert_eq!(found, Err(Errno::ENOENT), "crash at {at}");
+                for n in (0..12).filter(|n| *n != 3) {
+                    let found = read(&tfs, ROOT, &format!("before{n}")).await.unwrap();
+                    assert!(found == owned(n, 5000), "before{n}, crash at {at}");
+                }
+                if at % 8 == 0 {
+                    check_all(&tfs, image.count, &[]).await;
+                }
+            }
+            Err(error) => panic!("crash at {at}: {error}"),
+        }
+    }
+}
+
+/// Where in the image the two copies of the header stand.
+fn headers(image: &Path) -> Vec<usize> {
+    let bytes = std::fs::read(image).unwrap();
+    let at = bytes.chunks(1024).enumerate().filter(|(_, block)| block.starts_with(b"AtollTFS"));
+    at.map(|(block, _)| block * 1024).collect()
+}
+
+fn spoil(image: &Path, at: usize) {
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(image).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at as u64).unwrap();
+    file.write_all_at(&[byte[0] ^ 0x10], at as u64).unwrap();
+}
+
+#[tokio::test]
+async fn one_copy_of_the_header_is_enough_and_none_is_refused_by_name() {
+    let image = Image::full(16, 1024).await;
+    let copies = headers(&image.path());
+    assert_eq!(copies.len(), 2);
+    for copy in &copies {
+        spoil(&image.path(), copy + 100);
+        let (tfs, _) = image.mount();
+        assert!(check_all(&tfs, image.count, &[]).await > 0);
+        // Each mount and unmount writes one of the two anew.
+        unmount(tfs);
+    }
+    copies.iter().for_each(|copy| spoil(&image.path(), copy + 100));
+    let device = Arc::new(ImageDevice::open(&image.path(), false).unwrap());
+    let error = mount_on(device).unwrap_err().to_string();
+    assert!(error.contains("header"), "{error}");
+}
+
+#[tokio::test]
+async fn a_damaged_summary_is_counted_again() {
+    let image = Image::full(16, 1024).await;
+    let (tfs, _) = image.mount();
+    let before = tfs.usage().unwrap();
+    unmount(tfs);
+    // After the header copies and the journal areas of 128 blocks, in the first blocks of the
+    // records' file: found by what stands there.
+    let bytes = std::fs::read(image.path()).unwrap();
+    let is_summary = |at: usize| {
+        let stored = u32::from_le_bytes(bytes[at + 60..at + 64].try_into().unwrap());
+        stored != 0 && crc32fast::hash(&bytes[at..at + 60]) == stored
+    };
+    let found: Vec<usize> = (0..bytes.len()).step_by(64).filter(|at| is_summary(*at)).collect();
+    assert!(!found.is_empty());
+    found.iter().for_each(|at| spoil(&image.path(), at + 2));
+    let (tfs, report) = image.mount();
+    assert!(report.damaged_summaries && !report.foreign);
+    let after = tfs.usage().unwrap();
+    assert_eq!(after.transparent_blocks, before.transparent_blocks);
+    assert_eq!(after.transparent_files, before.transparent_files);
+    assert_eq!(after.transparent_directories, before.transparent_directories);
+    assert!(check_all(&tfs, image.count, &[]).await > 0);
+    unmount(tfs);
+    assert_image_clean(&image.path(), "after counting again");
+}
+
+/// Mounting a file system of other software for the first time makes the records; a file
+/// system that others did not unmount is refused.
+#[tokio::test]
+async fn what_others_left_dirty_is_refused() {
+    let image = Image::full(16, 1024).await;
+    image.debugfs("ssv state 0");
+    let device = Arc::new(ImageDevice::open(&image.path(), false).unwrap());
+    assert!(matches!(mount_on(device).unwrap_err(), MountError::NeedsCheck));
+    image.run("e2fsck", &["-fy"], &[0, 1]);
+    let (tfs, _) = image.mount();
+    assert!(check_all(&tfs, image.count, &[]).await > 0);
+}
