@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::ext2::{Ext2, Ext2Error, Extent, Map, Records, RecordsError};
 use crate::format::inode::POINTERS;
 use crate::format::superblock::{RECORDS_INODE, Superblock};
-use crate::fs::read_records;
+use crate::fs::{read_records, read_superblock};
 use crate::meta::{Meta, MetaError, Part};
 use crate::mkfs::{RecordsOptions, establish_records};
 use crate::records::header::{HEADER_BYTES, Header};
@@ -411,6 +411,23 @@ impl Checker {
             now_unix_secs: options.now_unix_secs,
         };
         establish_records(&self.device, self.ext2.superblock().clone(), &wanted)?;
+        // Transparent files are there still, by name: nothing of what they held.
+        let superblock = read_superblock(&*self.device)?;
+        let (header, pointers) = find(&self.device, &superblock)?;
+        let records = Records::new(&superblock, header, pointers)?;
+        let meta = Meta::unjournaled(self.device.clone(), &superblock, super::CACHED_BLOCKS);
+        let mut ext2 = Ext2::new(meta, superblock, Some(records));
+        for group in 0..self.superblock.groups() {
+            let (files, directories) = self.transparent_inodes(group);
+            let (records, meta) = own(&mut ext2);
+            let change = records.change_summary(meta, group, |summary| {
+                summary.transparent_inodes = files;
+                summary.transparent_directories = directories;
+            });
+            change.map_err(failure)?;
+            meta.flush().map_err(|error| failure(error.into()))?;
+        }
+        self.device.sync().map_err(CheckError::Io)?;
         self.note_repaired();
         Ok(())
     }

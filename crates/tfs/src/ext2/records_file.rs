@@ -179,6 +179,22 @@ impl Records {
     /// # Errors
     /// What reading it says.
     pub fn summary(&mut self, meta: &mut Meta, group: u32) -> Result<GroupSummary, Ext2Error> {
+        Ok(self.whole_summary(meta, group)?.unwrap_or_default())
+    }
+
+    /// Whether a group's summary is whole.
+    ///
+    /// # Errors
+    /// What reading it says.
+    pub fn has_summary(&mut self, meta: &mut Meta, group: u32) -> Result<bool, Ext2Error> {
+        Ok(self.whole_summary(meta, group)?.is_some())
+    }
+
+    fn whole_summary(
+        &mut self,
+        meta: &mut Meta,
+        group: u32,
+    ) -> Result<Option<GroupSummary>, Ext2Error> {
         let place = self.layout.summary(group);
         let bytes = self.read(meta, place.block)?;
         let blocks = self.blocks_of_group(group) as u32;
@@ -187,16 +203,7 @@ impl Records {
                 && summary.transparent_inodes <= self.inodes_per_group
                 && summary.transparent_directories <= summary.transparent_inodes
         };
-        Ok(GroupSummary::decode(&bytes[place.at..]).filter(possible).unwrap_or_default())
-    }
-
-    /// Whether a group's summary is whole.
-    ///
-    /// # Errors
-    /// What reading it says.
-    pub fn has_summary(&mut self, meta: &mut Meta, group: u32) -> Result<bool, Ext2Error> {
-        let place = self.layout.summary(group);
-        Ok(GroupSummary::decode(&self.read(meta, place.block)?[place.at..]).is_some())
+        Ok(GroupSummary::decode(&bytes[place.at..]).filter(possible))
     }
 
     /// Changes a group's summary, and the totals with it.

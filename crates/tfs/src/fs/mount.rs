@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use atoll_env::Env;
-use atoll_vfs::Errno;
+use atoll_vfs::{Errno, FileKind};
 use thiserror::Error;
 
 use super::held::HeldInodes;
@@ -18,8 +18,8 @@ use crate::ext2::{
 };
 use crate::format::inode::POINTERS;
 use crate::format::superblock::{
-    RECORDS_INODE, STATE_ERRORS, STATE_VALID, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock,
-    SuperblockError,
+    RECORDS_INODE, ROOT_INODE, STATE_ERRORS, STATE_VALID, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET,
+    Superblock, SuperblockError,
 };
 use crate::meta::{Journal, Meta};
 use crate::mkfs::{RecordsOptions, establish_records};
@@ -116,6 +116,9 @@ pub(crate) fn read_records(
     let inode = ext2.inode(RECORDS_INODE)?;
     if inode.links == 0 || inode.size_bytes == 0 {
         return Err(RecordsError::None);
+    }
+    if inode.kind() != Ok(FileKind::Regular) {
+        return Err(RecordsError::Damaged("their inode is no regular file".to_owned()));
     }
     let mut copies = [vec![0; HEADER_BYTES], vec![0; HEADER_BYTES]];
     for (copy, bytes) in (0..HEADER_COPIES).zip(&mut copies) {
@@ -244,6 +247,9 @@ impl Tfs {
         let (groups, block_bytes) = (superblock.groups(), superblock.block_bytes());
         let mut ext2 = Ext2::new(meta, superblock, Some(records));
         ext2.observe_allocations(options.observer.clone());
+        if ext2.inode(ROOT_INODE)?.kind() != Ok(FileKind::Directory) {
+            return Err(Ext2Error::Damaged("the root is no directory".to_owned()).into());
+        }
         let (records, meta) = ext2.records_and_meta().expect("they were given above");
         report.damaged_summaries = !records.add_up(meta, groups)?;
         records.header_mut().unverified |= report.damaged_summaries;

@@ -29,6 +29,7 @@ impl Images {
         for (image, tfs) in self.made.lock().unwrap().drain(..) {
             assert_eq!(tfs.failure(), None);
             tfs.unmount().unwrap();
+            drop(tfs);
             assert_image_clean(image.path(), "after the kit");
         }
     }
@@ -38,7 +39,9 @@ fn mounted(image: &Path, block_bytes: u32) -> Tfs {
     let device = Arc::new(ImageDevice::open(image, false).unwrap());
     mkfs(&(device.clone() as _), &options(block_bytes)).unwrap();
     let env = Arc::new(TokioRuntime::current());
-    Tfs::mount(env, device, &MountOptions::default()).unwrap().0
+    // Upkeep would hold the device for a moment after the end.
+    let options = MountOptions { background: false, ..MountOptions::default() };
+    Tfs::mount(env, device, &options).unwrap().0
 }
 
 impl Subject for Images {

@@ -1,11 +1,22 @@
-//! The judgement of the real e2fsprogs.
+//! The judgement of the real e2fsprogs, and of our own check.
 
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+
+use atoll_tfs::check::{CheckOptions, check};
+use atoll_tfs::device::{Device, ImageDevice};
+
+/// Whether e2fsck finds nothing.
+pub fn is_clean(image: &[u8]) -> bool {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(image).unwrap();
+    Command::new("e2fsck").arg("-fn").arg(file.path()).output().unwrap().status.success()
+}
 
 /// # Panics
-/// If e2fsck finds anything, with what it says.
+/// If e2fsck or our own check find anything, with what they say.
 pub fn assert_clean(image: &[u8], story: &str) {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(image).unwrap();
@@ -13,9 +24,12 @@ pub fn assert_clean(image: &[u8], story: &str) {
 }
 
 /// # Panics
-/// If e2fsck finds anything, with what it says.
+/// If e2fsck or our own check find anything, with what they say.
 pub fn assert_image_clean(image: &Path, story: &str) {
     let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{story}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    let device: Arc<dyn Device> = Arc::new(ImageDevice::open(image, true).unwrap());
+    let report = check(&device, &CheckOptions::default()).unwrap();
+    assert_eq!(report.findings, [], "{story}");
 }

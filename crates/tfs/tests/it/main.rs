@@ -2,10 +2,12 @@
 
 mod calls;
 mod conformance;
+mod corrupt;
 mod crash;
 mod dice;
 mod e2fsck;
 mod fsx;
+mod foreign;
 mod identical_maps;
 mod mkfs;
 mod own_bytes;

@@ -1,0 +1,405 @@
+//! A small file system with one of everything, places in it to damage, and a device that
+//! tells of accesses beyond it.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use atoll_env::Env;
+use atoll_tfs::device::{Device, FaultyDevice};
+use atoll_tfs::format::superblock::Superblock;
+use atoll_tfs::fs::{MountOptions, Tfs};
+use atoll_tfs::mkfs::{MkfsOptions, mkfs};
+use atoll_tfs::records::layout::{Place, RecordsLayout};
+use atoll_vfs::{Answer, Caller, Errno, FileSystem, InodeNumber, OpenFlags, XattrFlags};
+use bytes::Bytes;
+
+pub const ME: Caller = Caller { uid: 0, gid: 0, pid: 0 };
+pub const BLOCK: usize = 1024;
+const LEN_BYTES: usize = 4 << 20;
+const CHUNK: usize = 512;
+
+/// The answer of a call, which needs nobody to wait for.
+pub fn now<T>(answer: Answer<T>) -> Result<T, Errno> {
+    match pin!(answer).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => panic!("a call of TFS waits for nothing"),
+    }
+}
+
+/// Mounts without anything in the background.
+pub fn mount(env: &Env, device: Arc<dyn Device>) -> Result<Tfs, atoll_tfs::fs::MountError> {
+    let options =
+        MountOptions { background: false, cache_bytes: 1 << 20, ..MountOptions::default() };
+    Tfs::mount(env.clone(), device, &options).map(|(tfs, _)| tfs)
+}
+
+/// The sound image.
+pub struct Base {
+    pub bytes: Arc<Vec<u8>>,
+    /// Inodes by path.
+    pub inodes: BTreeMap<String, u32>,
+}
+
+fn number(inode: InodeNumber) -> u32 {
+    if inode == InodeNumber::ROOT { 2 } else { inode.0 as u32 }
+}
+
+struct Builder {
+    tfs: Tfs,
+    inodes: BTreeMap<String, u32>,
+}
+
+impl Builder {
+    fn parent(&self, path: &str) -> (InodeNumber, Vec<u8>) {
+        let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let parent = match self.inodes[parent] {
+            2 => InodeNumber::ROOT,
+            number => InodeNumber(u64::from(number)),
+        };
+        (parent, name.as_bytes().to_vec())
+    }
+
+    fn note(&mut self, path: &str, inode: InodeNumber) -> InodeNumber {
+        self.inodes.insert(path.to_owned(), number(inode));
+        self.tfs.forget(inode, 1);
+        inode
+    }
+
+    fn directory(&mut self, path: &str) -> InodeNumber {
+        let (parent, name) = self.parent(path);
+        let entry = now(self.tfs.mkdir(ME, parent, &name, 0o755)).unwrap();
+        self.note(path, entry.attr.inode)
+    }
+
+    fn file(&mut self, path: &str, len: usize) -> InodeNumber {
+        let (parent, name) = self.parent(path);
+        let create = self.tfs.create(ME, parent, &name, 0o644, OpenFlags::WRITE);
+        let (entry, opened) = now(create).unwrap();
+        let inode = entry.attr.inode;
+        let bytes: Vec<u8> = (0..len).map(|i| (i / 7 + path.len()) as u8).collect();
+        let written = now(self.tfs.write(inode, opened.handle, 0, Bytes::from(bytes))).unwrap();
+        assert_eq!(written as usize, len);
+        now(self.tfs.close(inode, opened.handle)).unwrap();
+        self.note(path, inode)
+    }
+
+    fn symlink(&mut self, path: &str, target: &[u8]) {
+        let (parent, name) = self.parent(path);
+        let entry = now(self.tfs.symlink(ME, parent, &name, target)).unwrap();
+        self.note(path, entry.attr.inode);
+    }
+
+    fn set(&self, inode: InodeNumber, name: &[u8], value: &'static [u8]) {
+        let value = Bytes::from_static(value);
+        now(self.tfs.setxattr(ME, inode, name, value, XattrFlags::default())).unwrap();
+    }
+}
+
+impl Base {
+    /// Makes it.
+    pub fn new(env: &Env) -> Base {
+        let device = FaultyDevice::new(LEN_BYTES, 1);
+        let shared: Arc<dyn Device> = Arc::new(device.clone());
+        let options = MkfsOptions {
+            block_bytes: BLOCK as u32,
+            bytes_per_inode: 8192,
+            reserved_percent: 5,
+            label: "corrupt".to_owned(),
+            uuid: [7; 16],
+            random: [9; 48],
+            now_unix_secs: 1_700_000_000,
+            root_owner: (0, 0),
+            is_blank: true,
+        };
+        mkfs(&shared, &options).unwrap();
+        let tfs = mount(env, shared).unwrap();
+        let mut b = Builder { tfs, inodes: BTreeMap::from([(String::new(), 2)]) };
+        b.directory("dir");
+        b.directory("dir/sub");
+        b.directory("other");
+        b.file("dir/small", 3000);
+        b.file("dir/file", 20_000);
+        b.file("dir/large", 400_000);
+        b.file("dir/sub/deep", 10);
+        b.symlink("short", b"dir/small");
+        b.symlink("long", &[b'x'; 200]);
+        let attr = b.file("attr", 100);
+        b.set(attr, b"user.colour", b"blue");
+        b.directory("many");
+        for n in 0..120 {
+            let name = format!("many/a name of some length, number {n}");
+            b.symlink(&name, b"target");
+        }
+        let contributed = b.directory("contributed");
+        b.set(contributed, b"user.tfs.transparent", b"1");
+        b.file("contributed/t0", 30_000);
+        b.file("contributed/t1", 5000);
+        b.tfs.unmount().unwrap();
+        Base { bytes: Arc::new(device.bytes()), inodes: b.inodes }
+    }
+
+    /// A copy to damage.
+    pub fn image(&self) -> Image<'_> {
+        Image { bytes: self.bytes.to_vec(), base: self }
+    }
+}
+
+/// A copy of the image, to damage. Places are bytes of the image.
+pub struct Image<'a> {
+    pub bytes: Vec<u8>,
+    pub base: &'a Base,
+}
+
+impl Image<'_> {
+    pub fn u16(&self, at: usize) -> u16 {
+        u16::from_le_bytes(self.bytes[at..at + 2].try_into().unwrap())
+    }
+
+    pub fn u32(&self, at: usize) -> u32 {
+        u32::from_le_bytes(self.bytes[at..at + 4].try_into().unwrap())
+    }
+
+    pub fn put16(&mut self, at: usize, value: u16) {
+        self.bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
+    }
+
+    pub fn put32(&mut self, at: usize, value: u32) {
+        self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+
+    pub fn put64(&mut self, at: usize, value: u64) {
+        self.bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    }
+
+    /// A field of the superblock.
+    pub fn superblock(&self, at: usize) -> usize {
+        1024 + at
+    }
+
+    /// A field of the descriptor of the only group.
+    pub fn descriptor(&self, at: usize) -> usize {
+        2 * BLOCK + at
+    }
+
+    pub fn block(&self, number: u32) -> usize {
+        number as usize * BLOCK
+    }
+
+    pub fn number(&self, path: &str) -> u32 {
+        self.base.inodes[path]
+    }
+
+    /// A field of an inode.
+    pub fn inode(&self, number: u32, at: usize) -> usize {
+        let table = self.u32(self.descriptor(8));
+        let inode_bytes = usize::from(self.u16(self.superblock(88)));
+        self.block(table) + (number as usize - 1) * inode_bytes + at
+    }
+
+    /// A field of the inode of a path.
+    pub fn inode_of(&self, path: &str, at: usize) -> usize {
+        self.inode(self.number(path), at)
+    }
+
+    /// One of the fifteen pointers of a path's inode.
+    pub fn pointer(&self, path: &str, index: usize) -> usize {
+        self.inode_of(path, 40 + 4 * index)
+    }
+
+    /// The entry of a name in the first block of a directory.
+    pub fn entry(&self, directory: &str, name: &str) -> usize {
+        let start = self.block(self.u32(self.pointer(directory, 0)));
+        let mut at = start;
+        while at < start + BLOCK {
+            let len = usize::from(self.bytes[at + 6]);
+            if self.u32(at) != 0 && &self.bytes[at + 8..at + 8 + len] == name.as_bytes() {
+                return at;
+            }
+            at += usize::from(self.u16(at + 4));
+        }
+        panic!("{directory} has no {name} in its first block");
+    }
+
+    /// The disk's block of a block of the records' file.
+    pub fn records_block(&self, block: u32) -> u32 {
+        let pointers = self.inode(5, 40);
+        let each = (BLOCK / 4) as u32;
+        match block {
+            0..12 => self.u32(pointers + 4 * block as usize),
+            _ if block < 12 + each => {
+                let table = self.block(self.u32(pointers + 48));
+                self.u32(table + 4 * (block as usize - 12))
+            }
+            _ => {
+                let rest = block - 12 - each;
+                let top = self.block(self.u32(pointers + 52));
+                let table = self.block(self.u32(top + 4 * (rest / each) as usize));
+                self.u32(table + 4 * (rest % each) as usize)
+            }
+        }
+    }
+
+    pub fn layout(&self) -> RecordsLayout {
+        let bytes = self.bytes[1024..2048].try_into().unwrap();
+        let superblock = Superblock::decode(bytes, self.bytes.len() as u64).unwrap();
+        RecordsLayout::new(&superblock, RecordsLayout::journal_blocks_for(&superblock)).unwrap()
+    }
+
+    pub fn place(&self, place: Place) -> usize {
+        self.block(self.records_block(place.block)) + place.at
+    }
+
+    /// A copy of the records' header.
+    pub fn header(&self, copy: u32) -> usize {
+        self.block(self.records_block(copy))
+    }
+
+    /// Changes both copies of the header, with the right checksums.
+    pub fn change_headers(&mut self, change: impl Fn(&mut Self, usize)) {
+        for copy in 0..2 {
+            let at = self.header(copy);
+            change(self, at);
+            let checksum = crc32fast::hash(&self.bytes[at..at + 508]);
+            self.put32(at + 508, checksum);
+        }
+    }
+
+    /// Changes the group's summary, with the right checksum.
+    pub fn change_summary(&mut self, at: usize, value: u32) {
+        let summary = self.place(self.layout().summary(0));
+        self.put32(summary + at, value);
+        let checksum = crc32fast::hash(&self.bytes[summary..summary + 60]);
+        self.put32(summary + 60, checksum);
+    }
+
+    pub fn map_entry(&self, path: &str) -> usize {
+        self.place(self.layout().map_entry(self.number(path)))
+    }
+
+    /// Changes a field of a map entry, with the right checksum.
+    pub fn change_map_entry(&mut self, path: &str, at: usize, value: u32) {
+        let entry = self.map_entry(path);
+        self.put32(entry + at, value);
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&self.number(path).to_le_bytes());
+        hasher.update(&self.bytes[entry..entry + 28]);
+        self.put32(entry + 28, hasher.finalize());
+    }
+
+    /// The first block of a transparent file.
+    pub fn first_extent(&self, path: &str) -> u32 {
+        self.u32(self.map_entry(path) + 8)
+    }
+
+    pub fn extent_head(&self, path: &str) -> usize {
+        self.place(self.layout().extent_head(self.first_extent(path)))
+    }
+
+    /// Sets or clears a bit of a bitmap that begins at a byte.
+    pub fn put_bit(&mut self, bitmap: usize, bit: u32, value: bool) {
+        let byte = &mut self.bytes[bitmap + bit as usize / 8];
+        let mask = 1 << (bit % 8);
+        *byte = if value { *byte | mask } else { *byte & !mask };
+    }
+
+    pub fn is_set(&self, bitmap: usize, bit: u32) -> bool {
+        self.bytes[bitmap + bit as usize / 8] & 1 << (bit % 8) != 0
+    }
+
+    /// ext2's block bitmap; bit n is block n + 1.
+    pub fn block_bitmap(&self) -> usize {
+        self.block(self.u32(self.descriptor(0)))
+    }
+
+    /// ext2's inode bitmap; bit n is inode n + 1.
+    pub fn inode_bitmap(&self) -> usize {
+        self.block(self.u32(self.descriptor(4)))
+    }
+
+    pub fn device(self) -> Arc<dyn Device> {
+        Arc::new(Layered::over(Arc::new(self.bytes)))
+    }
+}
+
+/// A device whose writes lie over bytes that are shared; it panics when somebody reaches
+/// beyond its end.
+#[derive(Debug)]
+pub struct Layered {
+    below: Arc<Vec<u8>>,
+    written: Mutex<BTreeMap<usize, [u8; CHUNK]>>,
+}
+
+impl Layered {
+    pub fn over(below: Arc<Vec<u8>>) -> Layered {
+        Layered { below, written: Mutex::default() }
+    }
+
+    fn chunk(&self, written: &BTreeMap<usize, [u8; CHUNK]>, number: usize) -> [u8; CHUNK] {
+        written.get(&number).copied().unwrap_or_else(|| {
+            let mut bytes = [0; CHUNK];
+            let start = (number * CHUNK).min(self.below.len());
+            let end = (start + CHUNK).min(self.below.len());
+            bytes[..end - start].copy_from_slice(&self.below[start..end]);
+            bytes
+        })
+    }
+
+    fn check(&self, offset: u64, len: usize) {
+        let end = offset.checked_add(len as u64).expect("an offset of sense");
+        assert!(end <= self.below.len() as u64, "{len} bytes at {offset} are outside the image");
+    }
+
+    /// All of it.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.below.len()];
+        self.read_at(0, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+impl Device for Layered {
+    fn len_bytes(&self) -> u64 {
+        self.below.len() as u64
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.check(offset, buffer.len());
+        let written = self.written.lock().unwrap();
+        let mut at = offset as usize;
+        let mut rest = buffer;
+        while !rest.is_empty() {
+            let within = at % CHUNK;
+            let (part, later) = rest.split_at_mut((CHUNK - within).min(rest.len()));
+            let len = part.len();
+            part.copy_from_slice(&self.chunk(&written, at / CHUNK)[within..within + len]);
+            rest = later;
+            at += len;
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.check(offset, data.len());
+        let mut written = self.written.lock().unwrap();
+        let mut at = offset as usize;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let within = at % CHUNK;
+            let (part, later) = rest.split_at((CHUNK - within).min(rest.len()));
+            let mut chunk = self.chunk(&written, at / CHUNK);
+            chunk[within..within + part.len()].copy_from_slice(part);
+            written.insert(at / CHUNK, chunk);
+            rest = later;
+            at += part.len();
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
