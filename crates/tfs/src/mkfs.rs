@@ -104,7 +104,7 @@ pub fn plan(options: &MkfsOptions, device_len_bytes: u64) -> Result<Superblock, 
     }
     let blocks = device_len_bytes / u64::from(options.block_bytes);
     let Ok(mut blocks) = u32::try_from(blocks) else {
-        let most = u64::from(u32::MAX) * u64::from(options.block_bytes) >> 30;
+        let most = (u64::from(u32::MAX) * u64::from(options.block_bytes)) >> 30;
         return Err(MkfsError::Size(format!(
             "ext2 can have at most {most} GiB with this block size"
         )));

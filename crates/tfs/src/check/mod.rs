@@ -197,10 +197,8 @@ struct Checker {
 pub fn check(device: &Arc<dyn Device>, options: &CheckOptions) -> Result<CheckReport, CheckError> {
     let superblock = read_superblock(&**device)?;
     let found = records::find(device, &superblock);
-    if let Ok((header, _)) = &found {
-        if header.mounted && header.recognises(&superblock) {
-            return Err(CheckError::NeedsRecovery);
-        }
+    if found.as_ref().is_ok_and(|(header, _)| header.mounted && header.recognises(&superblock)) {
+        return Err(CheckError::NeedsRecovery);
     }
     let mut checker = Checker::new(device.clone(), superblock);
     checker.check_state();

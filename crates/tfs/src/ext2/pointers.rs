@@ -10,13 +10,16 @@ use crate::meta::Meta;
 /// How many groups' metadata is remembered (a guess: files that are read at the same time).
 const MEMO: usize = 16;
 
+/// A group's own metadata: first block and count of its four parts.
+type OwnRuns = [(u32, u32); 4];
+
 /// What the check needs: the geometry, which never changes, and where the groups met last
 /// keep their metadata, which does not change either.
 #[derive(Debug)]
 pub(super) struct Pointable {
     geometry: Superblock,
     /// At the group's number modulo its length.
-    memo: [Option<(u32, [(u32, u32); 4])>; MEMO],
+    memo: [Option<(u32, OwnRuns)>; MEMO],
 }
 
 impl Pointable {
@@ -41,7 +44,7 @@ impl Pointable {
         Ok(())
     }
 
-    fn meet(&mut self, meta: &mut Meta, group: u32) -> Result<[(u32, u32); 4], Ext2Error> {
+    fn meet(&mut self, meta: &mut Meta, group: u32) -> Result<OwnRuns, Ext2Error> {
         let each = (meta.block_bytes() / DESCRIPTOR_BYTES) as u32;
         let block = self.geometry.first_data_block() + 1 + group / each;
         let at = (group % each) as usize * DESCRIPTOR_BYTES;

@@ -71,6 +71,8 @@ pub struct Records {
     /// Blocks of transparent files that are open.
     pins: Runs,
     changed_groups: BTreeSet<u32>,
+    /// Somebody else has written since TFS did, and the header says so by now.
+    distrusted: bool,
     totals: Totals,
 }
 
@@ -95,6 +97,7 @@ impl Records {
             memo: vec![(u32::MAX, 0); MEMO],
             pins: Runs::default(),
             changed_groups: BTreeSet::new(),
+            distrusted: false,
             totals: Totals::default(),
         })
     }
@@ -107,6 +110,16 @@ impl Records {
     /// The header in memory, to change; it reaches the disk when the file system writes it.
     pub fn header_mut(&mut self) -> &mut Header {
         &mut self.header
+    }
+
+    /// Notes, once in a mount, that somebody else has written: from now on no tag counts as
+    /// compared, and the records are to be gone through.
+    pub fn distrust(&mut self) {
+        if !self.distrusted {
+            self.distrusted = true;
+            self.header.epoch = self.header.epoch.wrapping_add(1).max(1);
+            self.header.unverified = true;
+        }
     }
 
     /// Where things stand.
@@ -319,6 +332,11 @@ impl Records {
         let place = self.layout.summary(group);
         self.change(meta, place.block)?;
         Ok(())
+    }
+
+    /// Whether ext2's bitmap of a group was changed since its checksum was put down.
+    pub(super) fn is_changed_group(&self, group: u32) -> bool {
+        self.changed_groups.contains(&group)
     }
 
     pub(super) fn take_changed_groups(&mut self) -> BTreeSet<u32> {

@@ -187,18 +187,21 @@ impl Records {
         })
     }
 
-    /// Looks at a group's bitmaps when the group is met first: if other software changed
-    /// ext2's, each transparent block that is allocated now was overwritten.
+    /// Compares a group's bitmap with what TFS left, when the group is met first. If somebody
+    /// changed it behind the superblock's back, all tags are compared from now on, and the next
+    /// mount goes through the records.
     pub(super) fn meet_group(
         &mut self,
         meta: &mut Meta,
         group: u32,
         allocated: &Block,
     ) -> Result<(), Ext2Error> {
-        if self.summary(meta, group)?.bitmap_checksum == crc32fast::hash(allocated) {
-            return Ok(());
+        if !self.is_changed_group(group)
+            && self.summary(meta, group)?.bitmap_checksum != crc32fast::hash(allocated)
+        {
+            self.distrust();
         }
-        self.count_group(meta, group, allocated)
+        Ok(())
     }
 
     /// Makes a group's bitmaps and summary agree with ext2's bitmap, whatever they were.

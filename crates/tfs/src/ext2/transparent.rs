@@ -37,16 +37,10 @@ const MAX_RUN_BLOCKS: u32 = 512;
 const RUNS_A_STEP: usize = 4;
 
 /// Where the search for free blocks goes on: transparent data fills the disk from its end.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TransparentCursor {
     group: Option<u32>,
     bit: usize,
-}
-
-impl Default for TransparentCursor {
-    fn default() -> TransparentCursor {
-        TransparentCursor { group: None, bit: 0 }
-    }
 }
 
 impl Map {
@@ -268,8 +262,44 @@ impl Ext2 {
         Ok(map.extents.last().is_none_or(|last| last.logical + last.len <= keep))
     }
 
-    /// The part of a damaged or lost map that can still be read, to give it back: as
-    /// [`Ext2::load_map`], without asking whose the blocks are now.
+    /// Gives back a map that stands on the disk, as many extents from its start as one step can;
+    /// true when it is gone. What lies behind damage stays marked, until the records are gone
+    /// through.
+    ///
+    /// # Errors
+    /// What reading the disk says.
+    pub fn drop_map(&mut self, number: u32) -> Result<bool, Ext2Error> {
+        let Some((records, meta)) = self.records_and_meta() else { return Ok(true) };
+        let mut entry = records.map_entry(meta, number)?;
+        if let Some(entry) = &mut entry {
+            for _ in 0..RUNS_A_STEP {
+                let Some((records, meta)) = self.records_and_meta() else { return Ok(true) };
+                let start = entry.first_extent;
+                let head = match start {
+                    0 => None,
+                    start if records.has_block(start) => records.extent_head(meta, start)?,
+                    _ => None,
+                };
+                let whole =
+                    head.filter(|h| h.owner == number && records.in_one_group(start, h.len));
+                let Some(head) = whole else {
+                    records.header_mut().unverified |= start != 0;
+                    entry.first_extent = 0;
+                    break;
+                };
+                records.put_extent_head(meta, start, None)?;
+                entry.first_extent = head.next;
+                entry.blocks = entry.blocks.saturating_sub(head.len);
+                self.happen_to(Run { start, len: head.len }, BlockEvent::TransparentDelete)?;
+            }
+        }
+        let left = entry.filter(|entry| entry.first_extent != 0);
+        let Some((records, meta)) = self.records_and_meta() else { return Ok(true) };
+        records.put_map_entry(meta, number, left.as_ref())?;
+        Ok(left.is_none())
+    }
+
+    /// The part of a map that can be read, whose ever the blocks are now.
     ///
     /// # Errors
     /// What reading the disk says.

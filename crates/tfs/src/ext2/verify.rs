@@ -132,18 +132,6 @@ impl Ext2 {
         Ok(())
     }
 
-    /// Gives back what can still be found of a map, a step of it; true when it is gone.
-    fn drop_map(&mut self, number: u32) -> Result<bool, Ext2Error> {
-        let done = match self.lost_map(number)? {
-            Some(mut map) => self.cut_map(number, &mut map, 0)?,
-            None => true,
-        };
-        if done && let Some((records, meta)) = self.records_and_meta() {
-            records.put_map_entry(meta, number, None)?;
-        }
-        Ok(done)
-    }
-
     /// Takes the mark of transparent files off an inode that is none any more; whether it had
     /// it.
     fn make_ordinary(&mut self, number: u32) -> Result<bool, Ext2Error> {

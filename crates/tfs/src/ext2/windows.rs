@@ -35,10 +35,8 @@ pub(super) struct Windows {
 impl Windows {
     /// How many of the `len` blocks from `start` on no other file's window covers.
     pub(super) fn open_to(&self, inode: u32, start: u32, len: u32) -> u32 {
-        if let Some((first, window)) = self.by_start.range(..=start).next_back() {
-            if window.inode != inode && start - first < window.len {
-                return 0;
-            }
+        if self.end_of_other(inode, start).is_some() {
+            return 0;
         }
         let end = start.saturating_add(len);
         let other = self.by_start.range(start..end).find(|(_, window)| window.inode != inode);

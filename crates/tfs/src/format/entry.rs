@@ -233,7 +233,8 @@ mod tests {
             block
         };
         assert!(entries(&sound()).all(|entry| entry.is_ok()));
-        let faults: &[(&str, fn(&mut Vec<u8>))] = &[
+        type Fault = (&'static str, fn(&mut Vec<u8>));
+        let faults: &[Fault] = &[
             ("no length", |b| put_u16(b, 4, 0)),
             ("too short", |b| put_u16(b, 4, 8)),
             ("not a multiple of 4", |b| put_u16(b, 4, 14)),

@@ -411,7 +411,8 @@ mod tests {
     #[test]
     fn one_fault_one_error() {
         assert_eq!(decode(&sound()), Ok(sound()));
-        let faults: &[(&str, fn(&mut Superblock))] = &[
+        type Fault = (&'static str, fn(&mut Superblock));
+        let faults: &[Fault] = &[
             ("block size", |s| s.set_log_block_size(3)),
             ("block size", |s| s.set_log_block_size(u32::MAX)),
             ("fragments differ", |s| s.set_log_fragment_size(0)),

@@ -122,13 +122,16 @@ impl Shared {
                         .inode(number)
                         .is_ok_and(|inode| inode.links > 0 && inode.is_transparent_file())
             };
-            if idle {
-                // It says that the file is gone.
-                return match self.lose(number) {
-                    Err(Errno::ENOENT) => Ok(true),
-                    Err(errno) => Err(errno),
-                    Ok(()) => Ok(true),
-                };
+            if !idle {
+                continue;
+            }
+            match self.lose(number) {
+                Ok(()) | Err(Errno::ENOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+            // One whose name cannot be found stays.
+            if self.core().ext2.inode(number).is_ok_and(|inode| inode.links == 0) {
+                return Ok(true);
             }
         }
         Ok(false)

@@ -305,9 +305,7 @@ impl Core {
     /// Gives back blocks of an inode that ends; true when none are left.
     pub(super) fn free_some(&mut self, number: u32, inode: &mut Inode) -> Result<bool, Ext2Error> {
         let done = match inode.kind() {
-            Ok(FileKind::Regular) if inode.is_transparent_file() => {
-                self.free_some_transparent(number)?
-            }
+            Ok(FileKind::Regular) if inode.is_transparent_file() => self.ext2.drop_map(number)?,
             Ok(FileKind::Regular | FileKind::Directory) => self.ext2.cut_off(number, inode, 0)?,
             Ok(FileKind::Symlink) if !inode.is_short_link(self.ext2.superblock().block_bytes()) => {
                 self.ext2.cut_off(number, inode, 0)?

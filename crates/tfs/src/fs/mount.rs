@@ -200,8 +200,6 @@ fn settle(
         }
         // The journal is void, and what was TFS's is to be looked at before it is trusted.
         header.settled = journal.newest_number(header.settled)?;
-        header.epoch = header.epoch.wrapping_add(1).max(1);
-        header.unverified = true;
     } else if header.mounted {
         if options.read_only {
             return Err(MountError::NeedsRecovery);
@@ -244,6 +242,9 @@ impl Tfs {
             header.settled,
         );
         *records.header_mut() = header;
+        if report.foreign {
+            records.distrust();
+        }
         let (groups, block_bytes) = (superblock.groups(), superblock.block_bytes());
         let mut ext2 = Ext2::new(meta, superblock, Some(records));
         ext2.observe_allocations(options.observer.clone());

@@ -183,16 +183,6 @@ impl Core {
             }
         }
     }
-
-    /// Gives back blocks of a transparent file that ends; true when none are left.
-    pub(super) fn free_some_transparent(&mut self, number: u32) -> Result<bool, Ext2Error> {
-        let Some(mut map) = self.ext2.lost_map(number)? else { return Ok(true) };
-        let done = self.ext2.cut_map(number, &mut map, 0)?;
-        if done && let Some((records, meta)) = self.ext2.records_and_meta() {
-            records.put_map_entry(meta, number, None)?;
-        }
-        Ok(done)
-    }
 }
 
 impl Shared {
@@ -473,34 +463,35 @@ impl Shared {
         let block_bytes = u64::from(self.block_bytes);
         let keep = size.div_ceil(block_bytes) as u32;
         loop {
-            let done = {
-                let _passage = self.pass(STEP_BLOCKS)?;
-                let now = self.now();
-                let mut core = self.core();
-                let cut = core.cut_open_map(number, keep).map_err(|error| self.broken(&error))?;
-                let cut = cut.ok_or(Errno::EBADF)?;
-                let reach = |old: u64| if cut { size } else { old };
-                core.set_transparent_size(number, now, reach).map_err(|e| self.broken(&e))?;
-                cut
-            };
-            if done {
-                break;
+            let _passage = self.pass(STEP_BLOCKS)?;
+            let now = self.now();
+            let cut = self.core().cut_open_map(number, keep);
+            let cut = cut.map_err(|error| self.broken(&error))?.ok_or(Errno::EBADF)?;
+            if cut {
+                self.zero_behind(number, size)?;
+            }
+            let reach = |old: u64| if cut { size } else { old };
+            let set = self.core().set_transparent_size(number, now, reach);
+            set.map_err(|error| self.broken(&error))?;
+            if cut {
+                return Ok(());
             }
         }
-        // What lies behind the end within its block becomes zeros.
-        let within = size % block_bytes;
-        let last =
-            self.core().open_map(number).map(|map| map.extents_of((size / block_bytes) as u32, 1));
-        let Some(extent) = last.and_then(|e| e.first().copied()).filter(|e| e.start != 0) else {
-            return Ok(());
-        };
-        if within != 0 {
-            let _passage = self.pass(STEP_BLOCKS)?;
-            let mut bytes = self.read_tagged(number, extent)?;
-            bytes[within as usize..].fill(0);
-            self.write_tagged(number, extent, &bytes).map_err(|error| self.broken(&error))?;
+    }
+
+    /// What lies behind the end of a file within its last block becomes zeros.
+    fn zero_behind(&self, number: u32, size: u64) -> Result<(), Errno> {
+        let (block, within) =
+            (size / u64::from(self.block_bytes), size % u64::from(self.block_bytes));
+        let last = self.core().open_map(number).map(|map| map.extents_of(block as u32, 1));
+        match last.and_then(|extents| extents.first().copied()) {
+            Some(extent) if extent.start != 0 && within != 0 => {
+                let mut bytes = self.read_tagged(number, extent)?;
+                bytes[within as usize..].fill(0);
+                self.write_tagged(number, extent, &bytes).map_err(|error| self.broken(&error))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -524,11 +515,14 @@ impl Core {
     /// not open.
     fn cut_open_map(&mut self, number: u32, keep: u32) -> Result<Option<bool>, Ext2Error> {
         let Some(mut open) = self.maps.0.remove(&number) else { return Ok(None) };
-        let before = open.map.extents.clone();
+        // A step changes its last extents only.
+        let from = open.map.extents.len().saturating_sub(EXTENTS_A_STEP + 1);
+        let before = open.map.extents[from..].to_vec();
         let cut = self.ext2.cut_map(number, &mut open.map, keep);
         if let Some((records, _)) = self.ext2.records_and_meta() {
+            let after = open.map.extents.get(from..).unwrap_or_default();
             before.iter().for_each(|e| records.unpin(Run { start: e.start, len: e.len }));
-            open.map.extents.iter().for_each(|e| records.pin(Run { start: e.start, len: e.len }));
+            after.iter().for_each(|e| records.pin(Run { start: e.start, len: e.len }));
         }
         self.maps.0.insert(number, open);
         cut.map(Some)

@@ -30,6 +30,9 @@ const END: &[u8; 8] = b"AtollEnd";
 const LIST_AT: usize = 24;
 const END_BYTES: usize = 48;
 
+/// Its number, and its blocks with where they belong.
+type Transaction = (u64, Vec<(u32, Block)>);
+
 /// Where transactions are kept until they are at home.
 #[derive(Debug)]
 pub struct Journal {
@@ -125,7 +128,7 @@ impl Journal {
     }
 
     /// The transaction of an area, if it is whole.
-    fn read(&self, area: usize) -> io::Result<Option<(u64, Vec<(u32, Block)>)>> {
+    fn read(&self, area: usize) -> io::Result<Option<Transaction>> {
         let mut first = vec![0; self.block_bytes];
         self.read_block(area, 0, &mut first)?;
         let number = u64_at(&first, 8);

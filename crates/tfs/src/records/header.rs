@@ -103,11 +103,8 @@ impl Header {
     pub fn newest(copies: [&[u8]; 2], superblock: &Superblock) -> Result<Header, HeaderError> {
         let mut newest: Option<Header> = None;
         for copy in copies {
-            if let Some(header) = Header::decode(copy)? {
-                if newest.as_ref().is_none_or(|n| header.seq > n.seq) {
-                    newest = Some(header);
-                }
-            }
+            let header = Header::decode(copy)?;
+            newest = newest.into_iter().chain(header).max_by_key(|header| header.seq);
         }
         let header = newest.ok_or(HeaderError::Damaged)?;
         if header.geometry != Geometry::of(superblock) {

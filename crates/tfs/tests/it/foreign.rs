@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use atoll_env::TokioRuntime;
-use atoll_tfs::device::ImageDevice;
+use atoll_tfs::device::{ImageDevice, OpenDeviceError};
 use atoll_tfs::fs::{MountError, MountOptions, MountReport, Tfs};
 use atoll_tfs::mkfs::mkfs;
 use atoll_vfs::{Errno, FileSystem, InodeNumber};
@@ -34,7 +34,7 @@ impl Image {
     async fn full(mib: u64, block_bytes: u32) -> Image {
         let image = Image { place: TempDir::new().unwrap(), count: 0 };
         std::fs::File::create(image.path()).unwrap().set_len(mib << 20).unwrap();
-        let device = Arc::new(ImageDevice::open(&image.path(), false).unwrap());
+        let device = image.open();
         mkfs(&(device.clone() as _), &options(block_bytes)).unwrap();
         drop(device);
         let (tfs, _) = image.mount();
@@ -45,9 +45,24 @@ impl Image {
         Image { count, ..image }
     }
 
+    /// The image, when nobody else has it: a tool that another test starts holds, for a moment,
+    /// all that this process has open.
+    #[allow(clippy::disallowed_methods)]
+    fn open(&self) -> Arc<ImageDevice> {
+        for _ in 0..1000 {
+            match ImageDevice::open(&self.path(), false) {
+                Ok(device) => return Arc::new(device),
+                Err(OpenDeviceError::Busy { .. }) => {
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        panic!("the image stays in use");
+    }
+
     fn mount(&self) -> (Tfs, MountReport) {
-        let device = Arc::new(ImageDevice::open(&self.path(), false).unwrap());
-        mount_on(device).unwrap()
+        mount_on(self.open()).unwrap()
     }
 
     fn run(&self, tool: &str, arguments: &[&str], allowed: &[i32]) {
@@ -331,7 +346,7 @@ async fn one_copy_of_the_header_is_enough_and_none_is_refused_by_name() {
         unmount(tfs);
     }
     copies.iter().for_each(|copy| spoil(&image.path(), copy + 100));
-    let device = Arc::new(ImageDevice::open(&image.path(), false).unwrap());
+    let device = image.open();
     let error = mount_on(device).unwrap_err().to_string();
     assert!(error.contains("header"), "{error}");
 }
@@ -369,7 +384,7 @@ async fn a_damaged_summary_is_counted_again() {
 async fn what_others_left_dirty_is_refused() {
     let image = Image::full(16, 1024).await;
     image.debugfs("ssv state 0");
-    let device = Arc::new(ImageDevice::open(&image.path(), false).unwrap());
+    let device = image.open();
     assert!(matches!(mount_on(device).unwrap_err(), MountError::NeedsCheck));
     image.run("e2fsck", &["-fy"], &[0, 1]);
     let (tfs, _) = image.mount();
