@@ -214,6 +214,7 @@ async fn check(block_bytes: u32, seed: u64) {
         }
         assert!(left > 0 && lost > 0, "{story}: {left} transparent files left, {lost} lost");
         tfs.unmount().unwrap();
+        drop(tfs);
         assert_image_clean(image.path(), &format!("TFS after {story}"));
     }
 }

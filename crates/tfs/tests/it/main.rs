@@ -10,6 +10,7 @@ mod foreign;
 mod fsx;
 mod identical_maps;
 mod kernel;
+mod mke2fs;
 mod mkfs;
 mod own_bytes;
 mod recorder;
