@@ -13,6 +13,10 @@
 //! | `meta` | metadata blocks in memory, transactions, the journal |
 //! | [`avoid`] | which places transparent data keeps away from (§3.3) |
 //! | `states` | the five states of a block and their transitions (Figure 2) |
+//! | [`ext2`] | an ext2 file system as transactions: blocks, inodes, directories, transparent maps |
+//! | [`fs`] | the mounted file system: locks, life cycle, [`atoll_vfs::FileSystem`] |
+//! | [`mkfs`], [`check`] | making one, and looking at one from outside |
+//! | [`map`], [`stat`] | where which blocks lie (Figure 10), and how others ask for it |
 //!
 //! It knows nothing of the network, of nodes or of FUSE.
 
@@ -23,8 +27,10 @@ pub mod device;
 pub mod ext2;
 pub mod format;
 pub mod fs;
+pub mod map;
 pub mod meta;
 pub mod mkfs;
 pub mod records;
 mod runs;
+pub mod stat;
 pub mod states;

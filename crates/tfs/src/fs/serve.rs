@@ -68,11 +68,12 @@ impl Shared {
             self.open_transparent(number)?;
         }
         let handle = self.core().open(number, flags);
-        if flags.has(OpenFlags::TRUNCATE) && flags.writes() {
-            if let Err(errno) = self.set_size(caller, number, 0) {
-                self.close(number, handle)?;
-                return Err(errno);
-            }
+        if flags.has(OpenFlags::TRUNCATE)
+            && flags.writes()
+            && let Err(errno) = self.set_size(caller, number, 0)
+        {
+            self.close(number, handle)?;
+            return Err(errno);
         }
         Ok(opened(handle))
     }
@@ -388,6 +389,9 @@ impl FileSystem for Tfs {
     }
 
     fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
+        if let Some(told) = self.told(name) {
+            return answer(told);
+        }
         answer(self.shared.xattr(inode, name))
     }
 

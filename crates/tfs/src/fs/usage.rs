@@ -95,6 +95,13 @@ impl Tfs {
         Ok(usage)
     }
 
+    /// Size of a block, blocks, block groups.
+    pub(crate) fn geometry(&self) -> (u32, u32, u32) {
+        let core = self.shared.core();
+        let superblock = core.ext2.superblock();
+        (superblock.block_bytes(), superblock.blocks(), superblock.groups())
+    }
+
     /// The states of a group's blocks, from its first on.
     ///
     /// # Errors

@@ -16,5 +16,6 @@ mod own_bytes;
 mod recorder;
 mod snapshot;
 mod sparse;
+mod stat;
 mod transparent;
 mod upkeep;
