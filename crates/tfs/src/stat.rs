@@ -5,6 +5,7 @@
 //! | attribute | value |
 //! |---|---|
 //! | `user.tfs.usage` | [`Usage`] as lines of a name, a space and a number |
+//! | `user.tfs.clean` | runs the cleaner (§3.1); lines `files` and `blocks`, with the numbers of what it removed |
 //! | `user.tfs.map.CELLS.FIRST` | of a [`BlockMap`] of so many cells those from FIRST on: a head of 20 bytes (size of a block, blocks, blocks of a cell, cells in all, number of the first cell here; 4 each, little-endian), then 20 bytes for each cell (free, allocated, transparent, allocated and overwritten, free and overwritten) |
 
 use atoll_vfs::Errno;
@@ -12,11 +13,14 @@ use bytes::Bytes;
 
 use crate::ext2::StateCounts;
 use crate::format::{put_u32, u32_at};
-use crate::fs::{Tfs, Usage};
+use crate::fs::{Cleaned, Tfs, Usage};
 use crate::map::{BlockMap, MAX_CELLS};
 
 /// The attribute that tells the numbers.
 pub const USAGE_XATTR: &str = "user.tfs.usage";
+/// The attribute that runs the cleaner: whoever may look into the mount may ask for it, as it
+/// removes only what the next open would.
+pub const CLEAN_XATTR: &str = "user.tfs.clean";
 /// How the attributes begin that tell the map.
 pub const MAP_XATTR: &str = "user.tfs.map";
 /// Cells in one attribute: Linux allows 64 KiB.
@@ -31,6 +35,10 @@ impl Tfs {
         let name = std::str::from_utf8(name).ok()?;
         if name == USAGE_XATTR {
             return Some(self.usage().map(|usage| Bytes::from(usage.to_lines())));
+        }
+        if name == CLEAN_XATTR {
+            let told = |done: Cleaned| format!("files {}\nblocks {}\n", done.files, done.blocks);
+            return Some(self.clean().map(|done| Bytes::from(told(done))));
         }
         let (cells, first) = name.strip_prefix(MAP_XATTR)?.strip_prefix('.')?.split_once('.')?;
         let (cells, first) = (cells.parse().ok()?, first.parse().ok()?);

@@ -7,7 +7,7 @@ use atoll_tfs::device::{Device, FaultyDevice};
 use atoll_tfs::fs::{MountOptions, Tfs, Usage};
 use atoll_tfs::map::BlockMap;
 use atoll_tfs::mkfs::mkfs;
-use atoll_tfs::stat::{USAGE_XATTR, map_xattr};
+use atoll_tfs::stat::{CLEAN_XATTR, USAGE_XATTR, map_xattr};
 use atoll_vfs::{Errno, FileSystem};
 
 use crate::calls::{ROOT, contribution, fill, owned, write};
@@ -62,6 +62,11 @@ async fn numbers_and_map_agree_and_tell_an_unmounted_file_system_too() {
         assert!(part.len() <= 65_536 && BlockMap::add_part(&mut told, &part));
     }
     assert_eq!(told.unwrap(), tfs.block_map(8000).unwrap());
+    let cleaned = tfs.getxattr(ROOT, CLEAN_XATTR.as_bytes()).await.unwrap();
+    let cleaned = String::from_utf8(cleaned.to_vec()).unwrap();
+    assert!(cleaned.starts_with("files ") && !cleaned.starts_with("files 0"), "{cleaned}");
+    assert_eq!(tfs.usage().unwrap().overwritten_blocks, 0);
+    let usage = tfs.usage().unwrap();
     let nothing = tfs.getxattr(ROOT, b"user.tfs.map.x.0").await;
     assert_eq!(nothing, Err(Errno::ENODATA));
 
