@@ -12,6 +12,7 @@ mod node;
 mod overlay;
 mod sim;
 mod store;
+mod tfs;
 mod volume;
 
 use std::fmt::Debug;
@@ -48,6 +49,7 @@ pub fn all() -> Vec<Target> {
     targets.extend(volume::targets());
     targets.extend(node::targets());
     targets.extend(sim::targets());
+    targets.extend(tfs::targets());
     targets
 }
 
