@@ -3,7 +3,7 @@ PREFIX ?= /usr/local
 SECONDS_EACH ?= 10
 WAN ?= --out '$(CURDIR)/docs/results'
 
-.PHONY: help demo test lint build install bench bench-wan fuzz
+.PHONY: help demo test lint build install bench bench-andrew bench-wan fuzz
 
 help:
 	@echo 'make demo     five nodes, a real tree, a mount, two crashes: see it work'
@@ -11,7 +11,8 @@ help:
 	@echo 'make lint     formatting, clippy, crate arrows'
 	@echo 'make build    target/release/atoll'
 	@echo 'make install  the command, man pages and completions below PREFIX=$(PREFIX)'
-	@echo 'make bench    the figures in docs/results/ring.md'
+	@echo 'make bench    the figures in docs/results/ring.md and andrew.md'
+	@echo 'make bench-andrew  those of file systems alone (andrew.md), as root'
 	@echo 'make bench-wan  downloads between network namespaces beside TCP, as root; WAN=--quick'
 	@echo 'make fuzz     every decoder of foreign bytes, SECONDS_EACH=$(SECONDS_EACH)'
 
@@ -30,8 +31,11 @@ build:
 install: build
 	scripts/install '$(DESTDIR)$(PREFIX)'
 
-bench:
+bench: bench-andrew
 	cargo bench --locked -p atoll-cli --bench ring
+
+bench-andrew:
+	@scripts/bench-andrew $(ANDREW)
 
 bench-wan:
 	cargo bench --locked -p atoll-cli --bench wan -- $(WAN)

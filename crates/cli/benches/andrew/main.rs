@@ -1,0 +1,72 @@
+//! The Andrew benchmark (Howell, Kazar, Menees and others 1988; TFS paper §5.2.1) on TFS without
+//! and with transparent data, on `fuse2fs`, and on the kernel's own driver.
+//!
+//! A source tree of 60 MB lies on the file system that is tested; the phases make its
+//! directories again, copy its files, stat them, read them, compile those in C, and delete the
+//! copy. All file systems are images on the same disk, mounted anew before a round and before
+//! its second half, so that nothing of theirs is in memory; they take turns within each round,
+//! because what else this machine does changes with time. Root only; writes
+//! `docs/results/andrew.md`.
+
+// A benchmark reads the real clock.
+#![allow(clippy::disallowed_methods)]
+
+mod disks;
+mod phases;
+mod report;
+mod tree;
+
+use std::process::ExitCode;
+
+use disks::{Disk, Subject};
+
+/// Rounds, each on every file system.
+const ROUNDS: usize = 7;
+
+fn main() -> ExitCode {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: mounting images needs root.");
+        return ExitCode::SUCCESS;
+    }
+    // `cargo test --benches` calls this too; the figures are for `cargo bench`.
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let value = |name: &str| {
+        let at = arguments.iter().position(|argument| argument == name)?;
+        arguments.get(at + 1)?.parse::<usize>().ok()
+    };
+    let rounds = value("--rounds").unwrap_or(ROUNDS);
+    let disk_mib = value("--disk-mib").unwrap_or(1024) as u64;
+
+    let temp = tempfile::tempdir().expect("a temporary directory");
+    let mut disks = Vec::new();
+    let mut missing = Vec::new();
+    for subject in Subject::ALL {
+        match subject.missing() {
+            Some(why) => {
+                eprintln!("SKIPPED {}: {why}", subject.name());
+                missing.push((subject, why));
+            }
+            None => {
+                eprintln!("making a disk of {disk_mib} MiB: {}", subject.name());
+                disks.push(Disk::make(subject, temp.path(), disk_mib));
+            }
+        }
+    }
+    let mut figures: Vec<Vec<phases::Times>> = vec![Vec::new(); disks.len()];
+    for round in 0..rounds {
+        // Each is the first in some round.
+        for i in 0..disks.len() {
+            let which = (round + i) % disks.len();
+            let times = disks[which].round();
+            eprintln!(
+                "round {} of {rounds}, {}: {:.2} s",
+                round + 1,
+                disks[which].subject.name(),
+                times.total()
+            );
+            figures[which].push(times);
+        }
+    }
+    report::write(&disks, &figures, &missing, rounds);
+    ExitCode::SUCCESS
+}
