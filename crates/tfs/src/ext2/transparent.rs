@@ -142,7 +142,11 @@ impl Ext2 {
         want: u32,
         least: u32,
     ) -> Result<Option<Run>, Ext2Error> {
-        if self.descriptor(group)?.free_blocks == 0 {
+        // What is free is transparent in part; without looking at the bitmaps, a full disk is
+        // found to be full.
+        let free = u32::from(self.descriptor(group)?.free_blocks);
+        let Some((records, meta)) = self.records_and_meta() else { return Ok(None) };
+        if free <= records.summary(meta, group)?.transparent {
             return Ok(None);
         }
         let (allocated, _) = self.block_bitmap(group)?;

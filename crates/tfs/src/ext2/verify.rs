@@ -68,7 +68,10 @@ pub struct Overwritten {
 
 impl Ext2 {
     /// Whether an inode is allocated.
-    fn is_inode_in_use(&mut self, number: u32) -> Result<bool, Ext2Error> {
+    ///
+    /// # Errors
+    /// What reading the disk says.
+    pub fn is_inode_in_use(&mut self, number: u32) -> Result<bool, Ext2Error> {
         let per_group = self.superblock().inodes_per_group();
         let descriptor = self.descriptor((number - 1) / per_group)?;
         let bits = self.meta.read(descriptor.inode_bitmap)?;
@@ -265,11 +268,16 @@ impl Ext2 {
         Ok(None)
     }
 
-    /// Gives back blocks that no map reaches.
+    /// Gives back overwritten blocks that no map reaches, if that is still so.
     ///
     /// # Errors
     /// What reading the disk says.
     pub fn release_ownerless(&mut self, run: Run) -> Result<(), Ext2Error> {
+        let (group, bit) = self.group_of_block(run.start)?;
+        let now = self.overwritten_from(group, bit as usize)?;
+        if now != Some(Overwritten { run, owner: None }) {
+            return Ok(());
+        }
         self.happen_to(run, BlockEvent::TransparentDelete)?;
         let Some((records, meta)) = self.records_and_meta() else { return Ok(()) };
         records.put_extent_head(meta, run.start, None)

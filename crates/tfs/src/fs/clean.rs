@@ -116,16 +116,12 @@ impl Shared {
             from = number + 1;
             let idle = {
                 let mut core = self.core();
-                !core.held.is_held(number)
-                    && core
-                        .ext2
-                        .inode(number)
-                        .is_ok_and(|inode| inode.links > 0 && inode.is_transparent_file())
+                let inode = core.ext2.inode(number).map_err(|error| errno(&error))?;
+                let named = inode.links > 0 && inode.is_transparent_file();
+                (named && !core.held.is_held(number)).then_some(inode.generation)
             };
-            if !idle {
-                continue;
-            }
-            match self.lose(number) {
+            let Some(generation) = idle else { continue };
+            match self.lose(number, generation) {
                 Ok(()) | Err(Errno::ENOENT) => {}
                 Err(errno) => return Err(errno),
             }

@@ -34,6 +34,20 @@ pub(super) struct Open {
     pub(super) flags: OpenFlags,
 }
 
+/// An inode that lost its last name and is to be given back. Another call may do it first, and
+/// the number be another file's by then: the generation tells.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ending {
+    number: u32,
+    generation: u32,
+}
+
+impl Ending {
+    pub(super) fn of(number: u32, inode: &Inode) -> Ending {
+        Ending { number, generation: inode.generation }
+    }
+}
+
 /// All that is held.
 #[derive(Debug, Default)]
 pub(super) struct HeldInodes {
@@ -232,12 +246,18 @@ impl Shared {
 
     /// Takes back lookups and opens; an inode without a name that nobody holds any more ends.
     pub(super) fn let_go(&self, number: u32, lookups: u64, opens: u32) -> Result<(), Errno> {
-        let ends = {
+        let ending = {
             let mut core = self.core();
-            core.held.let_go(number, lookups, opens)
-                && core.ext2.inode(number).is_ok_and(|inode| inode.links == 0 && inode.mode != 0)
+            let inode = match core.held.let_go(number, lookups, opens) {
+                true => core.ext2.inode(number).ok(),
+                false => None,
+            };
+            inode.filter(|inode| inode.links == 0).map(|inode| Ending::of(number, &inode))
         };
-        if ends && !self.read_only { self.end_inode(number) } else { Ok(()) }
+        match ending {
+            Some(ending) if !self.read_only => self.end_inode(ending),
+            _ => Ok(()),
+        }
     }
 
     /// Closes a handle.
@@ -253,12 +273,14 @@ impl Shared {
     }
 
     /// Gives back an orphan: its blocks step by step, then the inode.
-    pub(super) fn end_inode(&self, number: u32) -> Result<(), Errno> {
+    pub(super) fn end_inode(&self, ending: Ending) -> Result<(), Errno> {
+        let Ending { number, generation } = ending;
         loop {
             let _passage = self.pass(crate::ext2::BLOCKS_A_STEP + END_BLOCKS)?;
             let mut core = self.core();
             let mut inode = core.ext2.inode(number).map_err(|error| errno(&error))?;
-            if inode.links > 0 || inode.mode == 0 {
+            let in_use = core.ext2.is_inode_in_use(number).map_err(|error| errno(&error))?;
+            if !in_use || inode.links > 0 || inode.generation != generation {
                 return Ok(());
             }
             let next = inode.dtime;
@@ -284,13 +306,18 @@ impl Shared {
             if number == 0 {
                 return Ok(());
             }
-            let ends = inodes.contains(&number)
-                && self.core().ext2.inode(number).is_ok_and(|i| i.links == 0 && i.mode != 0);
-            if !ends {
+            let ending = {
+                let mut core = self.core();
+                let sound = inodes.contains(&number)
+                    && core.ext2.is_inode_in_use(number).is_ok_and(|in_use| in_use);
+                let inode = if sound { core.ext2.inode(number).ok() } else { None };
+                inode.filter(|inode| inode.links == 0).map(|inode| Ending::of(number, &inode))
+            };
+            let Some(ending) = ending else {
                 let what = format!("inode {number} on the list of orphans");
                 return Err(self.broken(&Ext2Error::Damaged(what)));
-            }
-            self.end_inode(number)?;
+            };
+            self.end_inode(ending)?;
         }
     }
 

@@ -9,7 +9,7 @@ use atoll_vfs::{
 };
 use bytes::Bytes;
 
-use super::held::{to_ext2, to_vfs};
+use super::held::{Ending, to_ext2, to_vfs};
 use super::{Core, Shared, errno};
 use crate::ext2::{BLOCKS_A_STEP, Ext2Error, Found, Goal, NewInode};
 use crate::format::inode::{INHERITED_FLAGS, Inode, SHORT_TARGET_BYTES, TRANSPARENT, kind_bits};
@@ -305,9 +305,9 @@ impl Shared {
                 core.touch(parent, &mut holder, now)?;
                 core.drop_name(found.inode, &mut inode, now)
             };
-            work().map_err(|error| self.broken(&error))?.then_some(found.inode)
+            work().map_err(|error| self.broken(&error))?
         };
-        ended.map_or(Ok(()), |number| self.end_inode(number))
+        ended.map_or(Ok(()), |ending| self.end_inode(ending))
     }
 
     pub(super) fn rename(
@@ -327,7 +327,7 @@ impl Shared {
         let ended = self.with_space(MAKE_BLOCKS + BLOCKS_A_STEP, |core, now| {
             core.rename(caller, from, to, flags, now)
         })?;
-        ended.map_or(Ok(()), |number| self.end_inode(number))
+        ended.map_or(Ok(()), |ending| self.end_inode(ending))
     }
 
     pub(super) fn readlink(&self, number: InodeNumber) -> Result<Bytes, Errno> {
@@ -437,32 +437,32 @@ impl Core {
     }
 
     /// Takes a name off an inode. One that has none left ends at once if nobody holds it and
-    /// a step suffices, or becomes an orphan; true if the caller shall end it.
+    /// a step suffices, or becomes an orphan, which the caller may have to end.
     fn drop_name(
         &mut self,
         number: u32,
         inode: &mut Inode,
         now: FileTime,
-    ) -> Result<bool, Ext2Error> {
+    ) -> Result<Option<Ending>, Ext2Error> {
         let directory = inode.kind() == Ok(FileKind::Directory);
         inode.links = if directory { 0 } else { inode.links - 1 };
         inode.ctime = now;
         if inode.links > 0 {
             self.ext2.put_inode(number, inode)?;
-            return Ok(false);
+            return Ok(None);
         }
         if self.held.is_held(number) {
             self.add_orphan(number, inode)?;
             self.ext2.put_inode(number, inode)?;
-            return Ok(false);
+            return Ok(None);
         }
         if self.free_some(number, inode)? {
             self.finish_inode(number, inode.clone(), now)?;
-            return Ok(false);
+            return Ok(None);
         }
         self.add_orphan(number, inode)?;
         self.ext2.put_inode(number, inode)?;
-        Ok(true)
+        Ok(Some(Ending::of(number, inode)))
     }
 
     /// Renames; returns an inode that the caller shall end.
@@ -473,7 +473,7 @@ impl Core {
         (new_parent, new_name): (u32, &[u8]),
         flags: RenameFlags,
         now: FileTime,
-    ) -> Result<Option<u32>, Failure> {
+    ) -> Result<Option<Ending>, Failure> {
         let (mut holder, found) = self.find(parent, name)?;
         let found = found.ok_or(Errno::ENOENT)?;
         let mut inode = self.named(parent, found.inode)?;
@@ -566,7 +566,7 @@ impl Core {
         (number, inode): (u32, &mut Inode),
         target: Option<(Found, Inode)>,
         now: FileTime,
-    ) -> Result<Option<u32>, Ext2Error> {
+    ) -> Result<Option<Ending>, Ext2Error> {
         let is_directory = inode.kind() == Ok(FileKind::Directory);
         let same = parent == new_parent;
         let replaces_directory = is_directory && target.is_some();
@@ -591,7 +591,7 @@ impl Core {
         }
         self.touch(new_parent, &mut new_holder, now)?;
         let Some((target, mut target_inode)) = target else { return Ok(None) };
-        Ok(self.drop_name(target.inode, &mut target_inode, now)?.then_some(target.inode))
+        self.drop_name(target.inode, &mut target_inode, now)
     }
 
     /// Swaps two names.

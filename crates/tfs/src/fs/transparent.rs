@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use atoll_vfs::{Errno, FileKind, FileTime};
 use bytes::{Bytes, BytesMut};
 
+use super::held::Ending;
 use super::names::Failure;
 use super::{Core, Shared, errno};
 use crate::ext2::{Ext2Error, Extent, Map, Run};
@@ -41,9 +42,15 @@ pub(super) enum Look {
     /// It is open.
     Open,
     /// It is pinned; its tags are to be compared.
-    Compare,
+    Compare {
+        /// Which file has the inode.
+        generation: u32,
+    },
     /// It is lost.
-    Lost,
+    Lost {
+        /// Which file has the inode.
+        generation: u32,
+    },
 }
 
 impl Core {
@@ -101,15 +108,18 @@ impl Core {
             return Ok(Look::Open);
         }
         let inode = self.live_inode(number)?;
+        let generation = inode.generation;
         let map = self.ext2.load_map(number, &inode).map_err(|error| errno(&error))?;
-        let Some(map) = map else { return Ok(Look::Lost) };
-        let Some((records, _)) = self.ext2.records_and_meta() else { return Ok(Look::Lost) };
+        let Some(map) = map else { return Ok(Look::Lost { generation }) };
+        let Some((records, _)) = self.ext2.records_and_meta() else {
+            return Ok(Look::Lost { generation });
+        };
         for extent in &map.extents {
             records.pin(Run { start: extent.start, len: extent.len });
         }
         let trusted = map.entry.epoch == records.header().epoch || map.extents.is_empty();
         self.maps.0.insert(number, OpenMap { map, opens: 1 });
-        Ok(if trusted { Look::Open } else { Look::Compare })
+        Ok(if trusted { Look::Open } else { Look::Compare { generation } })
     }
 
     /// Ends an open of a transparent file.
@@ -127,15 +137,21 @@ impl Core {
         }
     }
 
-    /// Takes away the name of a file that is lost; it then ends as any without a name. The
-    /// name is found by looking through the directory.
-    fn lose(&mut self, number: u32, now: FileTime) -> Result<(), Ext2Error> {
+    /// Takes away the name of a file that is lost; it then ends as any without a name, here and
+    /// now if nobody holds it. The name is found by looking through the directory.
+    fn lose(
+        &mut self,
+        number: u32,
+        generation: u32,
+        now: FileTime,
+    ) -> Result<Option<Ending>, Ext2Error> {
         let mut inode = self.ext2.inode(number)?;
-        if inode.links == 0 {
-            return Ok(());
+        // Another call may have been here first, and the number be another file's by now.
+        if inode.links == 0 || inode.generation != generation || !inode.is_transparent_file() {
+            return Ok(None);
         }
         let entry = {
-            let Some((records, meta)) = self.ext2.records_and_meta() else { return Ok(()) };
+            let Some((records, meta)) = self.ext2.records_and_meta() else { return Ok(None) };
             records.map_entry(meta, number)?
         };
         // The record may be damaged: then the directory in which it was found last has it. A
@@ -146,12 +162,13 @@ impl Core {
             removed = removed || self.remove_name_of(number, parent, now)?;
         }
         if !removed {
-            return Ok(());
+            return Ok(None);
         }
         inode.links = 0;
         inode.ctime = now;
         self.add_orphan(number, &mut inode)?;
-        self.ext2.put_inode(number, &inode)
+        self.ext2.put_inode(number, &inode)?;
+        Ok((!self.held.is_held(number)).then(|| Ending::of(number, &inode)))
     }
 
     /// Whether a directory had the name of a file, which it has no longer.
@@ -233,12 +250,18 @@ impl Shared {
         let look = self.core().look(number)?;
         match look {
             Look::Open => Ok(()),
-            Look::Compare if self.all_tags_match(number)? => self.note_compared(number),
-            Look::Compare => {
-                self.core().close_transparent(number);
-                self.lose(number)
-            }
-            Look::Lost => self.lose(number),
+            Look::Compare { generation } => match self.all_tags_match(number) {
+                Ok(true) => self.note_compared(number),
+                Ok(false) => {
+                    self.core().close_transparent(number);
+                    self.lose(number, generation)
+                }
+                Err(errno) => {
+                    self.core().close_transparent(number);
+                    Err(errno)
+                }
+            },
+            Look::Lost { generation } => self.lose(number, generation),
         }
     }
 
@@ -267,17 +290,15 @@ impl Shared {
     }
 
     /// Takes away the name of a file, and the file if nobody holds it: `ENOENT` says so.
-    pub(super) fn lose(&self, number: u32) -> Result<(), Errno> {
+    pub(super) fn lose(&self, number: u32, generation: u32) -> Result<(), Errno> {
         if !self.read_only {
-            {
+            let ending = {
                 let _passage = self.pass(STEP_BLOCKS)?;
                 let now = self.now();
-                self.core().lose(number, now).map_err(|error| self.broken(&error))?;
-            }
-            let held = self.core().held.is_held(number);
-            if !held {
-                self.end_inode(number)?;
-            }
+                let lost = self.core().lose(number, generation, now);
+                lost.map_err(|error| self.broken(&error))?
+            };
+            ending.map_or(Ok(()), |ending| self.end_inode(ending))?;
         }
         Err(Errno::ENOENT)
     }

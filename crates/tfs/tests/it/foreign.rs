@@ -7,14 +7,14 @@ use std::process::Command;
 use std::sync::Arc;
 
 use atoll_env::TokioRuntime;
-use atoll_tfs::device::{ImageDevice, OpenDeviceError};
+use atoll_tfs::device::ImageDevice;
 use atoll_tfs::fs::{MountError, MountOptions, MountReport, Tfs};
 use atoll_tfs::mkfs::mkfs;
 use atoll_vfs::{Errno, FileSystem, InodeNumber};
 use tempfile::TempDir;
 
 use crate::calls::{ME, ROOT, contribution, fill, owned, read, write};
-use crate::e2fsck::assert_image_clean;
+use crate::e2fsck::{assert_image_clean, open_image};
 use crate::mkfs::options;
 use crate::recorder::{Operation, Playback, Recorder};
 
@@ -45,20 +45,8 @@ impl Image {
         Image { count, ..image }
     }
 
-    /// The image, when nobody else has it: a tool that another test starts holds, for a moment,
-    /// all that this process has open.
-    #[allow(clippy::disallowed_methods)]
     fn open(&self) -> Arc<ImageDevice> {
-        for _ in 0..1000 {
-            match ImageDevice::open(&self.path(), false) {
-                Ok(device) => return Arc::new(device),
-                Err(OpenDeviceError::Busy { .. }) => {
-                    std::thread::sleep(std::time::Duration::from_millis(10));
-                }
-                Err(error) => panic!("{error}"),
-            }
-        }
-        panic!("the image stays in use");
+        open_image(&self.path(), false)
     }
 
     fn mount(&self) -> (Tfs, MountReport) {
@@ -376,6 +364,34 @@ async fn a_damaged_summary_is_counted_again() {
     assert!(check_all(&tfs, image.count, &[]).await > 0);
     unmount(tfs);
     assert_image_clean(&image.path(), "after counting again");
+}
+
+/// Somebody writes to a bitmap without a trace in the superblock.
+#[tokio::test]
+async fn a_bitmap_that_changed_behind_the_superblock_is_noticed() {
+    let image = Image::full(16, 1024).await;
+    let (tfs, _) = image.mount();
+    let parent = contributed(&tfs).await;
+    let number = tfs.lookup(ME, parent, b"t5").await.unwrap().attr.inode;
+    let block = tfs.file_extents(number).unwrap()[0].start;
+    tfs.forget(number, 1);
+    unmount(tfs);
+    // Bit n of the group's bitmap, whose block its descriptor names; blocks of a group: 8192.
+    let bytes = std::fs::read(image.path()).unwrap();
+    let group = ((block - 1) / 8192) as usize;
+    let descriptor = &bytes[2048 + 32 * group..];
+    let bitmap = u32::from_le_bytes(descriptor[..4].try_into().unwrap()) as usize;
+    let bit = ((block - 1) % 8192) as usize;
+    let at = bitmap * 1024 + bit / 8;
+    let file = std::fs::OpenOptions::new().write(true).open(image.path()).unwrap();
+    file.write_all_at(&[bytes[at] | 1 << (bit % 8)], at as u64).unwrap();
+    let (tfs, report) = image.mount();
+    assert!(!report.foreign, "nothing shows");
+    assert_eq!(read(&tfs, parent, "t5").await, Err(Errno::ENOENT), "its block is another's now");
+    check_all(&tfs, image.count, &[5]).await;
+    unmount(tfs);
+    let (_tfs, report) = image.mount();
+    assert!(report.verified.is_some(), "the next mount goes through the records");
 }
 
 /// Mounting a file system of other software for the first time makes the records; a file

@@ -17,5 +17,6 @@ mod recorder;
 mod snapshot;
 mod sparse;
 mod stat;
+mod threads;
 mod transparent;
 mod upkeep;

@@ -26,7 +26,7 @@ fn mount(device: &FaultyDevice) -> Tfs {
 }
 
 async fn pass(secs: u64) {
-    tokio::time::sleep(Duration::from_secs(secs)).await;
+    atoll_env::sleep(&TokioRuntime::current(), Duration::from_secs(secs)).await;
 }
 
 #[tokio::test(start_paused = true)]

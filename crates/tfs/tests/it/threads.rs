@@ -1,0 +1,96 @@
+//! Many threads at once: ordinary and transparent files, commits and cleaning, beside each
+//! other. What each thread wrote is what it reads, and nobody waits for ever.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use atoll_env::TokioRuntime;
+use atoll_tfs::device::{Device, FaultyDevice};
+use atoll_tfs::fs::{MountOptions, Tfs};
+use atoll_tfs::mkfs::mkfs;
+use atoll_vfs::{Errno, FileSystem, InodeNumber};
+
+use crate::calls::{ME, ROOT, contribution, owned, read, write};
+use crate::dice::Dice;
+use crate::e2fsck::assert_clean;
+use crate::mkfs::options;
+
+/// Writes, reads and removes files of its own in `parent`.
+async fn work(
+    tfs: Tfs,
+    parent: InodeNumber,
+    who: u64,
+    longest: u64,
+    steps: u64,
+    lost: Arc<AtomicU64>,
+) {
+    let transparent = parent != ROOT;
+    let mut dice = Dice::new(who);
+    let mut files: [Option<u64>; 6] = [None; 6];
+    for step in 0..steps {
+        let slot = dice.below(6) as usize;
+        let name = format!("w{who}f{slot}");
+        match files[slot] {
+            None => {
+                let len = dice.below(longest) + 1;
+                match write(&tfs, parent, &name, &owned(who + len, len as usize)).await {
+                    Ok(_) => files[slot] = Some(len),
+                    Err(Errno::ENOSPC) => match tfs.unlink(ME, parent, name.as_bytes()).await {
+                        Ok(()) | Err(Errno::ENOENT) => {}
+                        Err(errno) => panic!("{name}: {errno:?}"),
+                    },
+                    Err(errno) => panic!("{name}: {errno:?}"),
+                }
+            }
+            Some(len) => match read(&tfs, parent, &name).await {
+                Ok(bytes) => {
+                    assert!(bytes == owned(who + len, len as usize), "{name} is its own");
+                    if dice.one_in(2) {
+                        match tfs.unlink(ME, parent, name.as_bytes()).await {
+                            Ok(()) => {}
+                            // Cleaned away since.
+                            Err(Errno::ENOENT) => assert!(transparent, "{name}"),
+                            Err(errno) => panic!("{name}: {errno:?}"),
+                        }
+                        files[slot] = None;
+                    }
+                }
+                Err(Errno::ENOENT) if transparent => {
+                    lost.fetch_add(1, Ordering::Relaxed);
+                    files[slot] = None;
+                }
+                Err(errno) => panic!("{name}: {errno:?}"),
+            },
+        }
+        match step % 40 {
+            20 => tfs.sync().await.unwrap_or_else(|e| panic!("{e:?}: {:?}", tfs.failure())),
+            39 if transparent => {
+                let cleaned = tfs.clean();
+                cleaned.unwrap_or_else(|e| panic!("{e:?}: {:?}", tfs.failure()));
+            }
+            _ => tokio::task::yield_now().await,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn threads_do_not_disturb_each_other() {
+    let device = FaultyDevice::new(16 << 20, 1);
+    mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options(1024)).unwrap();
+    let env = Arc::new(TokioRuntime::current());
+    let (tfs, _) = Tfs::mount(env, Arc::new(device.clone()), &MountOptions::default()).unwrap();
+    let parent = contribution(&tfs).await;
+    let lost = Arc::new(AtomicU64::new(0));
+    let mut workers = tokio::task::JoinSet::new();
+    for who in 0..3 {
+        workers.spawn(work(tfs.clone(), ROOT, who, 1_200_000, 200, lost.clone()));
+        workers.spawn(work(tfs.clone(), parent, who + 100, 700_000, 200, lost.clone()));
+    }
+    while let Some(worker) = workers.join_next().await {
+        worker.unwrap();
+    }
+    assert!(lost.load(Ordering::Relaxed) > 10, "ordinary data came over transparent data");
+    assert_eq!(tfs.failure(), None);
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "after many threads");
+}
