@@ -457,7 +457,8 @@ impl Shared {
         Ok(self.core().live_inode(number)?.size_bytes)
     }
 
-    /// As [`Shared::with_space`], for work that takes the core itself.
+    /// Runs a change that may find no space: blocks that rest are set free by a commit, and the
+    /// change tried once more.
     pub(super) fn with_passage<T>(
         &self,
         blocks: usize,

@@ -19,6 +19,7 @@ mod data;
 mod held;
 mod mount;
 mod names;
+mod rename;
 mod serve;
 mod transparent;
 mod upkeep;

@@ -1,11 +1,10 @@
-//! Names: looking up, making, linking, removing, renaming.
+//! Names: looking up, making, linking, removing.
 //!
 //! Each call first looks whether it can be done, then changes; an error after the first
 //! change ends all changes ([`Shared::broken`]), for half a call must not be committed.
 
 use atoll_vfs::{
-    Caller, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags, RenameFlags,
-    check_name,
+    Caller, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags, check_name,
 };
 use bytes::Bytes;
 
@@ -17,11 +16,11 @@ use crate::format::superblock::ROOT_INODE;
 use crate::meta::Part;
 
 /// Most names of a file (ext2's `EXT2_LINK_MAX`).
-const MAX_LINKS: u16 = 32_000;
+pub(super) const MAX_LINKS: u16 = 32_000;
 /// Blocks that making a file changes at most: inode, its bitmap and descriptor, the directory
 /// and its inode, a new block for each of the two with bitmap, descriptor and three blocks
 /// of records, ways of indirect blocks, the superblock.
-const MAKE_BLOCKS: usize = 32;
+pub(super) const MAKE_BLOCKS: usize = 32;
 /// Set-group-ID.
 const SET_GID: u16 = 0o2000;
 
@@ -58,7 +57,11 @@ impl Birth<'_> {
 
 impl Core {
     /// The entry of a name, with the directory's inode.
-    fn find(&mut self, parent: u32, name: &[u8]) -> Result<(Inode, Option<Found>), Errno> {
+    pub(super) fn find(
+        &mut self,
+        parent: u32,
+        name: &[u8],
+    ) -> Result<(Inode, Option<Found>), Errno> {
         check_name(name)?;
         let directory = self.live_directory(parent)?;
         let found = self.ext2.find_entry(parent, &directory, name).map_err(|e| errno(&e))?;
@@ -71,7 +74,7 @@ impl Core {
     }
 
     /// Where a directory should grow.
-    fn directory_goal(&self, directory: u32, caller: Caller) -> Goal {
+    pub(super) fn directory_goal(&self, directory: u32, caller: Caller) -> Goal {
         Goal {
             block: self.ext2.goal_of_inode(directory),
             inode: directory,
@@ -80,20 +83,25 @@ impl Core {
         }
     }
 
-    fn touch(&mut self, number: u32, inode: &mut Inode, now: FileTime) -> Result<(), Ext2Error> {
+    pub(super) fn touch(
+        &mut self,
+        number: u32,
+        inode: &mut Inode,
+        now: FileTime,
+    ) -> Result<(), Ext2Error> {
         inode.mtime = now;
         inode.ctime = now;
         self.ext2.put_inode(number, inode)
     }
 
     /// The directory that holds a directory.
-    fn parent_of(&mut self, number: u32, directory: &Inode) -> Result<u32, Errno> {
+    pub(super) fn parent_of(&mut self, number: u32, directory: &Inode) -> Result<u32, Errno> {
         let found = self.ext2.find_entry(number, directory, b"..").map_err(|e| errno(&e))?;
         found.map(|found| found.inode).ok_or(Errno::EIO)
     }
 
     /// Whether directory `number` is `above`, or lies below it.
-    fn lies_within(&mut self, mut number: u32, above: u32) -> Result<bool, Errno> {
+    pub(super) fn lies_within(&mut self, mut number: u32, above: u32) -> Result<bool, Errno> {
         // As deep as there are directories, or a loop on a damaged disk: then it comes back to
         // a directory that is looked at again after 1, 2, 4, 8 … steps (R. Brent 1980).
         let (mut mark, mut steps, mut limit) = (0, 0u32, 1u32);
@@ -310,26 +318,6 @@ impl Shared {
         ended.map_or(Ok(()), |ending| self.end_inode(ending))
     }
 
-    pub(super) fn rename(
-        &self,
-        caller: Caller,
-        (parent, name): (InodeNumber, &[u8]),
-        (new_parent, new_name): (InodeNumber, &[u8]),
-        flags: RenameFlags,
-    ) -> Result<(), Errno> {
-        check_name(name)?;
-        check_name(new_name)?;
-        if flags.exchange && flags.no_replace {
-            return Err(Errno::EINVAL);
-        }
-        let from = (to_ext2(parent)?, name);
-        let to = (to_ext2(new_parent)?, new_name);
-        let ended = self.with_space(MAKE_BLOCKS + BLOCKS_A_STEP, |core, now| {
-            core.rename(caller, from, to, flags, now)
-        })?;
-        ended.map_or(Ok(()), |ending| self.end_inode(ending))
-    }
-
     pub(super) fn readlink(&self, number: InodeNumber) -> Result<Bytes, Errno> {
         let number = to_ext2(number)?;
         let mut core = self.core();
@@ -438,7 +426,7 @@ impl Core {
 
     /// Takes a name off an inode. One that has none left ends at once if nobody holds it and
     /// a step suffices, or becomes an orphan, which the caller may have to end.
-    fn drop_name(
+    pub(super) fn drop_name(
         &mut self,
         number: u32,
         inode: &mut Inode,
@@ -463,196 +451,6 @@ impl Core {
         self.add_orphan(number, inode)?;
         self.ext2.put_inode(number, inode)?;
         Ok(Some(Ending::of(number, inode)))
-    }
-
-    /// Renames; returns an inode that the caller shall end.
-    fn rename(
-        &mut self,
-        caller: Caller,
-        (parent, name): (u32, &[u8]),
-        (new_parent, new_name): (u32, &[u8]),
-        flags: RenameFlags,
-        now: FileTime,
-    ) -> Result<Option<Ending>, Failure> {
-        let (mut holder, found) = self.find(parent, name)?;
-        let found = found.ok_or(Errno::ENOENT)?;
-        let mut inode = self.named(parent, found.inode)?;
-        let kind = inode.kind().map_err(|_| Errno::EIO)?;
-        let is_directory = kind == FileKind::Directory;
-        let (mut new_holder, target) = self.find(new_parent, new_name)?;
-        if new_holder.links == 0 {
-            return Err(Errno::ENOENT.into());
-        }
-        if is_directory && self.lies_within(new_parent, found.inode)? {
-            return Err(Errno::EINVAL.into());
-        }
-        let target = match target {
-            Some(target) => {
-                let inode = self.named(new_parent, target.inode)?;
-                Some((target, inode))
-            }
-            None => None,
-        };
-        if flags.exchange {
-            let Some((target, target_inode)) = target else { return Err(Errno::ENOENT.into()) };
-            let one = (parent, holder, found, inode);
-            let other = (new_parent, new_holder, target, target_inode);
-            return self.exchange(one, other, now).map(|()| None);
-        }
-        if let Some((target, target_inode)) = &target {
-            if flags.no_replace {
-                return Err(Errno::EEXIST.into());
-            }
-            if target.inode == found.inode {
-                return Ok(None);
-            }
-            self.check_replace(is_directory, target, target_inode)?;
-        }
-        let same = parent == new_parent;
-        if is_directory && !same && target.is_none() && new_holder.links >= MAX_LINKS {
-            return Err(Errno::EMLINK.into());
-        }
-        // The new name first: it is the only thing there may be no space for.
-        let entry = (found.inode, kind);
-        match &target {
-            Some((target, _)) => {
-                self.ext2.replace_entry(new_parent, &new_holder, target.at, entry)?;
-            }
-            None => {
-                let goal = self.directory_goal(new_parent, caller);
-                self.ext2.add_entry(new_parent, &mut new_holder, new_name, entry, goal)?;
-            }
-        }
-        if same {
-            holder = new_holder.clone();
-        }
-        self.ext2.remove_entry(parent, &mut holder, name, found.at).map_err(Failure::Broken)?;
-        if same {
-            new_holder = holder.clone();
-        }
-        self.finish_rename(
-            (parent, holder),
-            (new_parent, new_holder),
-            (found.inode, &mut inode),
-            target,
-            now,
-        )
-        .map_err(Failure::Broken)
-    }
-
-    fn check_replace(
-        &mut self,
-        is_directory: bool,
-        target: &Found,
-        target_inode: &Inode,
-    ) -> Result<(), Errno> {
-        let target_is_directory = target_inode.kind() == Ok(FileKind::Directory);
-        match (is_directory, target_is_directory) {
-            (true, false) => Err(Errno::ENOTDIR),
-            (false, true) => Err(Errno::EISDIR),
-            (true, true) => {
-                let empty = self.ext2.is_empty_directory(target.inode, target_inode);
-                if empty.map_err(|error| errno(&error))? { Ok(()) } else { Err(Errno::ENOTEMPTY) }
-            }
-            (false, false) => Ok(()),
-        }
-    }
-
-    /// What follows when the entries are as they shall be.
-    fn finish_rename(
-        &mut self,
-        (parent, mut holder): (u32, Inode),
-        (new_parent, mut new_holder): (u32, Inode),
-        (number, inode): (u32, &mut Inode),
-        target: Option<(Found, Inode)>,
-        now: FileTime,
-    ) -> Result<Option<Ending>, Ext2Error> {
-        let is_directory = inode.kind() == Ok(FileKind::Directory);
-        let same = parent == new_parent;
-        let replaces_directory = is_directory && target.is_some();
-        if same {
-            new_holder.links = new_holder.links.saturating_sub(u16::from(replaces_directory));
-        } else if is_directory {
-            holder.links = holder.links.saturating_sub(1);
-            new_holder.links = new_holder.links.saturating_add(u16::from(!replaces_directory));
-            if let Some(up) = self.ext2.find_entry(number, inode, b"..")? {
-                let entry = (new_parent, FileKind::Directory);
-                self.ext2.replace_entry(number, inode, up.at, entry)?;
-            }
-        }
-        inode.ctime = now;
-        self.ext2.put_inode(number, inode)?;
-        if !same {
-            self.held.moved(number, new_parent);
-            if inode.is_transparent_file() {
-                self.put_transparent_parent(number, inode, new_parent)?;
-            }
-            self.touch(parent, &mut holder, now)?;
-        }
-        self.touch(new_parent, &mut new_holder, now)?;
-        let Some((target, mut target_inode)) = target else { return Ok(None) };
-        self.drop_name(target.inode, &mut target_inode, now)
-    }
-
-    /// Swaps two names.
-    fn exchange(
-        &mut self,
-        (parent, mut holder, found, mut inode): (u32, Inode, Found, Inode),
-        (other_parent, mut other_holder, other, mut other_inode): (u32, Inode, Found, Inode),
-        now: FileTime,
-    ) -> Result<(), Failure> {
-        let kind = inode.kind().map_err(|_| Errno::EIO)?;
-        let other_kind = other_inode.kind().map_err(|_| Errno::EIO)?;
-        let directories = (kind == FileKind::Directory, other_kind == FileKind::Directory);
-        if directories.1 && self.lies_within(parent, other.inode)? {
-            return Err(Errno::EINVAL.into());
-        }
-        let mut work = || {
-            self.ext2.replace_entry(parent, &holder, found.at, (other.inode, other_kind))?;
-            self.ext2.replace_entry(other_parent, &other_holder, other.at, (found.inode, kind))?;
-            if parent != other_parent {
-                for (is_directory, number, inode, up) in [
-                    (directories.0, found.inode, &inode, other_parent),
-                    (directories.1, other.inode, &other_inode, parent),
-                ] {
-                    let entry = if is_directory {
-                        self.ext2.find_entry(number, inode, b"..")?
-                    } else {
-                        None
-                    };
-                    if let Some(entry) = entry {
-                        let up = (up, FileKind::Directory);
-                        self.ext2.replace_entry(number, inode, entry.at, up)?;
-                    }
-                }
-                let (one, two) = (u16::from(directories.0), u16::from(directories.1));
-                let moved =
-                    |links: u16, come, gone| links.saturating_add(come).saturating_sub(gone);
-                holder.links = moved(holder.links, two, one);
-                other_holder.links = moved(other_holder.links, one, two);
-                self.touch(other_parent, &mut other_holder, now)?;
-            }
-            self.touch(parent, &mut holder, now)?;
-            for (number, inode, up) in
-                [(found.inode, &inode, other_parent), (other.inode, &other_inode, parent)]
-            {
-                if parent == other_parent {
-                    continue;
-                }
-                self.held.moved(number, up);
-                if inode.is_transparent_file() {
-                    self.put_transparent_parent(number, inode, up)?;
-                }
-            }
-            for (number, inode) in [(found.inode, &mut inode), (other.inode, &mut other_inode)] {
-                if number != parent && number != other_parent {
-                    inode.ctime = now;
-                    self.ext2.put_inode(number, inode)?;
-                }
-            }
-            Ok(())
-        };
-        work().map_err(Failure::Broken)
     }
 
     /// The entries of a directory, as the front end lists them.
@@ -696,26 +494,12 @@ impl Core {
 }
 
 impl Shared {
-    /// Runs a change that may find no space: blocks that rest are set free by a commit, and
-    /// the change tried once more.
+    /// As [`Shared::with_passage`], for work on the core alone.
     pub(super) fn with_space<T>(
         &self,
         blocks: usize,
         mut work: impl FnMut(&mut Core, FileTime) -> Result<T, Failure>,
     ) -> Result<T, Errno> {
-        for last in [false, true] {
-            let outcome = {
-                let _passage = self.pass(blocks)?;
-                work(&mut self.core(), self.now())
-            };
-            match outcome {
-                Ok(done) => return Ok(done),
-                Err(Failure::Refused(errno)) => return Err(errno),
-                Err(Failure::Space(Ext2Error::NoSpaceYet)) if !last => self.commit()?,
-                Err(Failure::Space(error)) => return Err(errno(&error)),
-                Err(Failure::Broken(error)) => return Err(self.broken(&error)),
-            }
-        }
-        Err(Errno::ENOSPC)
+        self.with_passage(blocks, |now| work(&mut self.core(), now))
     }
 }
