@@ -17,6 +17,7 @@ mod recorder;
 mod snapshot;
 mod sparse;
 mod stat;
+mod states;
 mod threads;
 mod transparent;
 mod upkeep;
