@@ -113,6 +113,10 @@ pub enum Command {
     Settings(commands::settings::Args),
     /// Show or set how much of this node publishers may use, and who does
     Quota(commands::quota::Args),
+    /// Show or set how this node gives disk: a fixed size, up to a watermark, or transparently
+    Contribute(commands::contribute::Args),
+    /// Make, mount and look after transparent file systems
+    Tfs(crate::tfs::Args),
     /// Repeat the papers' experiments on a simulated network
     Lab(commands::lab::Args),
     /// Print a shell's completion script

@@ -15,6 +15,7 @@ mod output;
 mod progress;
 mod read_key;
 mod reading;
+mod tfs;
 mod units;
 
 use std::process::ExitCode;

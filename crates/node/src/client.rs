@@ -20,6 +20,7 @@ use bytes::Bytes;
 use minicbor::Decode;
 
 use crate::config::VirtualServers;
+use crate::contribution::{ContributionStatus, Policy, StoredPolicy};
 use crate::control::message::{self, Answer, Empty, GetFailed, PutFailed, ReadKeyWish};
 use crate::dir::{DirError, NodeDir, SocketAddress};
 use crate::join::JoinCode;
@@ -336,6 +337,21 @@ impl Client {
         };
         let (_, parts): (Empty, _) =
             self.inner.call_decoded(message::QUOTA, &call, Vec::new()).await?;
+        self.inner.read_json(&parts)
+    }
+
+    /// How the node gives disk, after a change if a policy is named. Blocks move in the
+    /// background; the status says how many are left.
+    ///
+    /// # Errors
+    /// If the node refuses the change.
+    pub async fn contribute(
+        &self,
+        policy: Option<&Policy>,
+    ) -> Result<ContributionStatus, ClientError> {
+        let call = message::Contribute { policy: policy.map(StoredPolicy::from) };
+        let (_, parts): (Empty, _) =
+            self.inner.call_decoded(message::CONTRIBUTE, &call, Vec::new()).await?;
         self.inner.read_json(&parts)
     }
 

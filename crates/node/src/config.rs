@@ -7,8 +7,10 @@ use std::time::Duration;
 use atoll_dht::{QuotaConfig, Share};
 use atoll_key::IdProfile;
 use atoll_overlay::MAX_VIRTUAL_SERVERS;
+use atoll_store::FlagCheck;
 use minicbor::{Decode, Encode};
 
+use crate::contribution::{FormerPlace, Place, Policy, StoredPolicy};
 use crate::control::message::ChangeQuota;
 use crate::dir::{self, DirError, NodeDir};
 use crate::join::JoinCode;
@@ -37,8 +39,8 @@ pub struct NodeConfig {
     pub advertise: Option<SocketAddr>,
     /// The network to enter at the first start; `None` makes a new one.
     pub join: Option<JoinCode>,
-    /// How much disk the store may take, bytes. Remembered.
-    /// Default [`DEFAULT_STORAGE_BYTES`].
+    /// How much disk the store may take, bytes, if it is given by a fixed size
+    /// ([`crate::Policy`]). Remembered. Default [`DEFAULT_STORAGE_BYTES`].
     pub storage_bytes: Option<u64>,
     /// How many ring positions the node has (CFS §5.3). Remembered.
     /// Default [`VirtualServers::Auto`].
@@ -55,6 +57,9 @@ pub struct NodeConfig {
     pub lease: Duration,
     /// How long to try to enter the ring before `start` returns regardless.
     pub join_patience: Duration,
+    /// Whether a directory that is contributed as transparent must say that it is. Only tests
+    /// without a mounted TFS have it otherwise.
+    pub flag: FlagCheck,
 }
 
 /// What blocks cached for others may take unless told otherwise, bytes: a guess that a
@@ -121,6 +126,7 @@ impl NodeConfig {
             replicas: 3,
             lease: Duration::from_secs(30 * 24 * 3600),
             join_patience: Duration::from_secs(5),
+            flag: FlagCheck::Attribute,
         }
     }
 }
@@ -168,7 +174,9 @@ pub enum StartError {
 ///
 /// CBOR map: 0 listen, 1 advertise (both text), 2 storage in bytes, 3 whether the node
 /// has ever had a place on the ring, 4 virtual servers (0 for `auto`), 5 cache in bytes,
-/// 6 quotas, as in the control protocol.
+/// 6 quotas, 7 how disk is given (absent: by the fixed size of 2), both as in the control
+/// protocol, 8 where blocks are still to be moved from: a map whose 0 is the directory of
+/// files, absent for the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Settings {
@@ -186,6 +194,10 @@ pub(crate) struct Settings {
     cache_bytes: Option<u64>,
     #[n(6)]
     quota: Option<ChangeQuota>,
+    #[n(7)]
+    policy: Option<StoredPolicy>,
+    #[n(8)]
+    former: Option<FormerPlace>,
 }
 
 impl Settings {
@@ -306,6 +318,33 @@ impl Settings {
 
     pub(crate) fn storage_bytes(&self) -> u64 {
         self.storage_bytes.unwrap_or(DEFAULT_STORAGE_BYTES)
+    }
+
+    /// How disk is given.
+    pub(crate) fn policy(&self) -> Policy {
+        match &self.policy {
+            Some(policy) => policy.clone().into(),
+            None => Policy::Fixed { size_bytes: self.storage_bytes() },
+        }
+    }
+
+    pub(crate) fn set_policy(&mut self, policy: &Policy) {
+        self.policy = match policy {
+            Policy::Fixed { size_bytes } => {
+                self.storage_bytes = Some(*size_bytes);
+                None
+            }
+            other => Some(other.into()),
+        };
+    }
+
+    /// Where blocks are still to be moved from.
+    pub(crate) fn former(&self) -> Option<Place> {
+        self.former.clone().map(Place::from_stored)
+    }
+
+    pub(crate) fn set_former(&mut self, former: Option<FormerPlace>) {
+        self.former = former;
     }
 
     pub(crate) fn has_joined(&self) -> bool {

@@ -15,6 +15,7 @@
 
 pub mod client;
 mod config;
+mod contribution;
 mod control;
 pub mod decoders;
 mod dir;
@@ -34,6 +35,7 @@ mod warm;
 
 pub use atoll_dht::Share;
 pub use atoll_key::IdProfile;
+pub use atoll_store::FlagCheck;
 pub use client::{
     Client, ClientError, ClientOptions, Invitation, Keep, QuotaChange, QuotaShare, SettingsChange,
     Volume,
@@ -42,6 +44,7 @@ pub use config::{
     DEFAULT_CACHE_BYTES, DEFAULT_LISTEN, DEFAULT_STORAGE_BYTES, MIN_STORAGE_BYTES, NodeConfig,
     StartError, VirtualServers,
 };
+pub use contribution::{ContributionStatus, Moving, Policy};
 pub use dir::{DirError, default_dir};
 pub use join::{JoinCode, JoinCodeError, MAX_BOOTSTRAP};
 pub use network::{MAX_REPLICAS, Network, NetworkId};

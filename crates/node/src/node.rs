@@ -18,12 +18,13 @@ use atoll_net::{
 use atoll_overlay::Overlay;
 use atoll_overlay::chord::{self, Chord, ChordConfig};
 use atoll_overlay::walk::Selection;
-use atoll_store::{DiskConfig, DiskStore};
+use atoll_store::{BlockStore, ContributedStore, FlagCheck};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::config::{NodeConfig, Settings, StartError};
+use crate::contribution::{self, Contributor, Opened as Storage};
 use crate::control::server::{About, Control};
 use crate::dir::{self, DirError, DirLock, NodeDir, SocketAddress};
 use crate::entry::{Entry, Place, Ring};
@@ -50,7 +51,7 @@ pub struct Node {
     report: Arc<Report>,
     control: UnixServer,
     stop_asked: watch::Receiver<bool>,
-    store: Arc<DiskStore>,
+    store: Arc<ContributedStore>,
     works: Works,
     dir: NodeDir,
     /// Keeps the socket's path valid where it goes through a handle.
@@ -103,7 +104,7 @@ impl Node {
     /// Returns when the node has entered the ring, or after `config.join_patience`: it then
     /// goes on trying, and its status says so.
     pub async fn start(config: NodeConfig) -> Result<Node, StartError> {
-        let NodeConfig { lease, join_patience, .. } = config;
+        let NodeConfig { lease, join_patience, flag, .. } = config;
         let opened = tokio::task::spawn_blocking(move || open(&config))
             .await
             .map_err(|error| StartError::Config(error.to_string()))??;
@@ -111,7 +112,8 @@ impl Node {
         let scope = Arc::new(Scope::new(Arc::new(TokioRuntime::current())));
         let env: Env = scope.clone();
         let started = env.now();
-        let store = open_store(&dir, settings.storage_bytes()).await?;
+        let Storage { store, rebuilt_index } = open_store(&dir, &settings, flag).await?;
+        let offered_bytes = store.usage().capacity_bytes;
         let volumes = Arc::new(Volumes::open(&dir)?);
         let attestor = Arc::new(SecretKey::from_seed(&identity.seed()));
         let (transport, listen) = listen(identity, &network.network, &settings).await?;
@@ -123,7 +125,7 @@ impl Node {
         let known: Vec<Peer> = remembered.as_slice().iter().chain(bootstrap).copied().collect();
         let chord_config = ChordConfig {
             profile: network.network.profile,
-            virtual_servers: settings.virtual_servers().count(settings.storage_bytes()),
+            virtual_servers: settings.virtual_servers().count(offered_bytes),
             selection: Selection::Cost,
             remembered: known,
             ..ChordConfig::default()
@@ -149,7 +151,7 @@ impl Node {
             .route(chord::messages::FAMILY, chord.clone())
             .route((atoll_dht::messages::LOOKUP_STEP >> 8) as u8, dht.clone());
         transport.serve(Arc::new(router));
-        if store.report().rebuilt_index {
+        if rebuilt_index {
             // Renewals since the blocks came are forgotten: publishers get time for new ones.
             let blocks = dht.extend_leases().await.map_err(|e| StartError::Store(e.to_string()))?;
             tracing::warn!(blocks, "the store's index was made anew; all leases begin again");
@@ -177,6 +179,18 @@ impl Node {
         });
         env.spawn(Box::pin(keeper.clone().run()));
 
+        let contributor = Arc::new(Contributor {
+            env: env.clone(),
+            dir: dir.clone(),
+            flag,
+            entry: entry.clone(),
+            store: store.clone(),
+            overlay: chord.clone(),
+            replicas: network.network.replicas,
+            state: contribution::State::default(),
+        });
+        env.spawn(Box::pin(contributor.clone().run()));
+
         let report = Arc::new(Report {
             dir: dir.clone(),
             env: env.clone(),
@@ -188,6 +202,7 @@ impl Node {
             overlay: chord.clone(),
             entry: entry.clone(),
             store: store.clone(),
+            contributor,
             dht: dht.clone(),
             volumes: volumes.clone(),
             chord: chord.clone(),
@@ -454,15 +469,15 @@ fn free_port(listen: SocketAddr) -> Result<u16, StartError> {
 }
 
 /// Opens the store, off the async threads: it may have a log to replay.
-async fn open_store(dir: &NodeDir, capacity_bytes: u64) -> Result<Arc<DiskStore>, StartError> {
-    let path = dir.store();
-    dir::make_private_dir(&path)?;
-    let config = DiskConfig { capacity_bytes, ..DiskConfig::default() };
-    tokio::task::spawn_blocking(move || DiskStore::open(&path, config))
+async fn open_store(
+    dir: &NodeDir,
+    settings: &Settings,
+    flag: FlagCheck,
+) -> Result<Storage, StartError> {
+    let (dir, settings) = (dir.clone(), settings.clone());
+    tokio::task::spawn_blocking(move || Storage::open(&dir, &settings, flag))
         .await
         .map_err(|error| StartError::Store(error.to_string()))?
-        .map(Arc::new)
-        .map_err(|error| StartError::Store(error.to_string()))
 }
 
 impl Ring for Arc<Chord> {

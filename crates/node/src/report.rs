@@ -15,6 +15,7 @@ use atoll_overlay::{MAX_VIRTUAL_SERVERS, Node as RingPlace, Overlay};
 use atoll_store::BlockStore;
 
 use crate::config::{VirtualServers, check_cache};
+use crate::contribution::{ContributionStatus, Contributor, Policy};
 use crate::control::message::{ChangeQuota, ChangeSettings, Invited};
 use crate::control::server::About;
 use crate::dir::NodeDir;
@@ -44,6 +45,7 @@ pub(crate) struct Report {
     pub overlay: Arc<dyn Overlay>,
     pub entry: Arc<Entry>,
     pub store: Arc<dyn BlockStore>,
+    pub contributor: Arc<Contributor>,
     pub dht: Arc<Dht>,
     pub volumes: Arc<Volumes>,
     pub chord: Arc<Chord>,
@@ -134,6 +136,14 @@ impl About for Report {
         Ok(self.quota_status())
     }
 
+    fn contribute(&self, policy: Option<Policy>) -> Result<ContributionStatus, String> {
+        if let Some(policy) = &policy {
+            self.contributor.change(policy)?;
+            self.follow_storage();
+        }
+        Ok(self.contributor.status())
+    }
+
     fn change_settings(&self, change: ChangeSettings) -> Result<NodeSettings, String> {
         let virtual_servers = match change.virtual_servers {
             None => None,
@@ -154,19 +164,32 @@ impl About for Report {
         let settings = self.settings();
         self.dht.set_cache_bytes(settings.cache_bytes);
         if change.virtual_servers.is_some() {
-            let (chord, positions) = (self.chord.clone(), settings.positions);
-            // Joining asks others, who may be slow; `status` shows the places as they come.
-            self.env.spawn(Box::pin(async move {
-                if let Err(error) = chord.set_virtual_servers(positions).await {
-                    tracing::error!("the number of virtual servers stays: {error}");
-                }
-            }));
+            self.take_places(settings.positions);
         }
         Ok(settings)
     }
 }
 
 impl Report {
+    fn take_places(&self, positions: u16) {
+        let chord = self.chord.clone();
+        // Joining asks others, who may be slow; `status` shows the places as they come.
+        self.env.spawn(Box::pin(async move {
+            if let Err(error) = chord.set_virtual_servers(positions).await {
+                tracing::error!("the number of virtual servers stays: {error}");
+            }
+        }));
+    }
+
+    /// As many places on the ring as the storage now offered is worth (CFS §5.3), unless
+    /// somebody counted them.
+    fn follow_storage(&self) {
+        let settings = self.settings();
+        if self.entry.settings().virtual_servers() == VirtualServers::Auto {
+            self.take_places(settings.positions);
+        }
+    }
+
     fn quota_status(&self) -> QuotaStatus {
         let report = self.dht.quota_report(ACCOUNTS_SHOWN);
         let part = |share: Share| f64::from(share.millionths()) / 1e6;
@@ -199,9 +222,9 @@ impl Report {
         let virtual_servers = settings.virtual_servers();
         NodeSettings {
             virtual_servers: virtual_servers.to_string(),
-            positions: virtual_servers.count(settings.storage_bytes()),
+            positions: virtual_servers.count(self.store.usage().capacity_bytes),
             cache_bytes: settings.cache_bytes(),
-            storage_bytes: settings.storage_bytes(),
+            storage_bytes: self.store.usage().capacity_bytes,
             node_ids: match self.network.profile {
                 IdProfile::Address => "address".into(),
                 IdProfile::Identity => "identity".into(),
@@ -245,9 +268,15 @@ impl Report {
                 peer.addr, status.advertise
             ));
         }
-        if status.disk_bytes > status.capacity_bytes / 20 * 19 {
-            warnings.push("the store is nearly full; give it more with --storage SIZE".into());
+        let contribution = self.contributor.status();
+        // Where the disk decides, being full is as it should be.
+        if contribution.size_bytes.is_some() && status.disk_bytes > status.capacity_bytes / 20 * 19
+        {
+            let advice =
+                "the store is nearly full; give it more with `atoll contribute fixed SIZE`";
+            warnings.push(advice.into());
         }
+        warnings.extend(contribution.warnings);
         for (peer, count) in &status.bad_blocks {
             warnings.push(format!("node {peer} sent {count} blocks that do not match their keys"));
         }

@@ -14,6 +14,9 @@ const AGING_ROUNDS: usize = 200;
 /// One in so many transparent files goes in each of them: 5 % (§5.2).
 const AGING_SHARE: usize = 20;
 
+/// Units of time in `/proc`, each second (Linux: 100 on all machines we build for).
+const USER_HZ: f64 = 100.0;
+
 /// What is tested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Subject {
@@ -123,6 +126,17 @@ impl Mount {
         let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
         let kib: f64 = line.split_whitespace().nth(1)?.parse().ok()?;
         Some(kib / 1024.0)
+    }
+
+    /// CPU time of the server by now, seconds.
+    fn cpu_secs(&self) -> f64 {
+        let Some(server) = &self.server else { return 0.0 };
+        let stat = fs::read_to_string(format!("/proc/{}/stat", server.id())).unwrap_or_default();
+        // After the name in parentheses: utime and stime are the 12th and 13th.
+        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        let ticks: f64 =
+            fields.skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
+        ticks / USER_HZ
     }
 
     fn unmount(mut self) {
@@ -242,7 +256,9 @@ impl Disk {
         }
         for half in [phases::write_half, phases::read_half] {
             let mount = self.mount();
+            let before = mount.cpu_secs();
             half(&self.place, &mut times);
+            times.server_cpu_secs += mount.cpu_secs() - before;
             self.peak_mib = self.peak_mib.max(mount.peak_mib().unwrap_or(0.0));
             mount.unmount();
         }

@@ -13,11 +13,15 @@ pub const PHASES: [&str; 6] = ["mkdir", "copy", "stat", "read", "compile", "dele
 
 /// Seconds of each phase.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Times(pub [f64; 6]);
+pub struct Times {
+    pub phases: [f64; 6],
+    /// CPU time of the process that serves the file system, over all of them.
+    pub server_cpu_secs: f64,
+}
 
 impl Times {
     pub fn total(&self) -> f64 {
-        self.0.iter().sum()
+        self.phases.iter().sum()
     }
 }
 
@@ -63,14 +67,14 @@ fn sync(root: &Path) {
 pub fn write_half(root: &Path, times: &mut Times) {
     let (source, copy) = (root.join("source"), root.join("copy"));
     let names = Names::of(&source);
-    times.0[0] = timed(|| {
+    times.phases[0] = timed(|| {
         fs::create_dir(&copy).expect("a directory");
         for directory in &names.directories {
             fs::create_dir(copy.join(directory)).expect("a directory");
         }
     })
     .0;
-    times.0[1] = timed(|| {
+    times.phases[1] = timed(|| {
         let mut buffer = Vec::new();
         for file in &names.files {
             // As `cp` does: read and write, not `copy_file_range`, which FUSE may hand back.
@@ -95,8 +99,8 @@ pub fn read_half(root: &Path, times: &mut Times) {
         }
         names
     });
-    times.0[2] = secs;
-    times.0[3] = timed(|| {
+    times.phases[2] = secs;
+    times.phases[3] = timed(|| {
         let mut buffer = Vec::new();
         for file in &names.files {
             buffer.clear();
@@ -106,8 +110,8 @@ pub fn read_half(root: &Path, times: &mut Times) {
         }
     })
     .0;
-    times.0[4] = timed(|| compile(&copy.join(C_DIRECTORY), &names)).0;
-    times.0[5] = timed(|| {
+    times.phases[4] = timed(|| compile(&copy.join(C_DIRECTORY), &names)).0;
+    times.phases[5] = timed(|| {
         fs::remove_dir_all(&copy).expect("deleted");
         sync(root);
     })

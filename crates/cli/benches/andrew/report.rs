@@ -19,7 +19,10 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// Seconds of a phase in each round; the last "phase" is all of them.
 fn secs(times: &[Times], phase: usize) -> Vec<f64> {
-    times.iter().map(|times| times.0.get(phase).copied().unwrap_or_else(|| times.total())).collect()
+    times
+        .iter()
+        .map(|times| times.phases.get(phase).copied().unwrap_or_else(|| times.total()))
+        .collect()
 }
 
 /// The median of the rounds' ratios: what else the machine did in a round cancels out.
@@ -64,6 +67,17 @@ fn text(
         }
         text.push('\n');
     }
+    text.push_str("| server's CPU |");
+    for (disk, times) in disks.iter().zip(figures) {
+        match disk.subject {
+            Subject::Kernel => text.push_str(" – |"),
+            _ => {
+                let all = times.iter().map(|times| times.server_cpu_secs).collect();
+                let _ = write!(text, " {:.2} |", median(all));
+            }
+        }
+    }
+    text.push('\n');
     text.push_str("| server's memory, MiB |");
     for disk in disks {
         match disk.subject {

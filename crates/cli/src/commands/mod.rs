@@ -3,6 +3,7 @@
 pub mod cat;
 pub mod compare;
 pub mod completions;
+pub mod contribute;
 pub mod get;
 pub mod invite;
 pub mod lab;
@@ -27,7 +28,7 @@ use tracing::level_filters::LevelFilter;
 
 use crate::arguments::{Arguments, Command};
 use crate::failure::{Exit, Failure};
-use crate::logging;
+use crate::{logging, tfs};
 
 /// Runs what was typed.
 pub fn run(arguments: Arguments) -> Result<(), Failure> {
@@ -35,6 +36,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
     let quietest = match &command {
         // What runs for long has its standard error read as a log.
         Command::Up(_) | Command::Mount(_) => LevelFilter::INFO,
+        Command::Tfs(args) if tfs::is_served(args) => LevelFilter::INFO,
         _ => LevelFilter::ERROR,
     };
     logging::start(global.verbose, quietest)?;
@@ -44,6 +46,8 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Unmount(args) => unmount::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
+        Command::Tfs(args) => tfs::run(args, &global),
+        Command::Contribute(args) => until_done(contribute::run(args, &global)),
         Command::Lab(args) => lab::run(args, &global),
         Command::Compare(args) => compare::run(args, &global),
         Command::Invite(args) => until_done(invite::run(args, &global)),
@@ -63,7 +67,9 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 /// Runs one command to its end. Work that it left on other threads is not waited for.
-fn until_done(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+pub(crate) fn until_done<T>(
+    command: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
     let runtime = runtime()?;
     let result = runtime.block_on(command);
     runtime.shutdown_background();

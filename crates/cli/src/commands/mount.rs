@@ -213,7 +213,7 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
 }
 
 /// Reads until the line that says the mount is there, or to the end.
-fn read_announcement(pipe: &mut impl Read, said: &mut String) -> io::Result<()> {
+pub(crate) fn read_announcement(pipe: &mut impl Read, said: &mut String) -> io::Result<()> {
     let mut buffer = [0; 512];
     loop {
         match pipe.read(&mut buffer)? {
@@ -227,7 +227,7 @@ fn read_announcement(pipe: &mut impl Read, said: &mut String) -> io::Result<()> 
 }
 
 /// The failure that the server announced.
-fn announced(code: &str, text: &str) -> Failure {
+pub(crate) fn announced(code: &str, text: &str) -> Failure {
     let exits = [Exit::Usage, Exit::NoNode, Exit::NotFound, Exit::Unavailable, Exit::Full];
     let exit = exits.into_iter().find(|exit| code == (*exit as u8).to_string());
     Failure::new(exit.unwrap_or(Exit::Failed), text)

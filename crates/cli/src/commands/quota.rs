@@ -61,7 +61,7 @@ impl FromStr for ShareOrAuto {
     }
 }
 
-fn parse_percent(text: &str) -> Result<Share, String> {
+pub(crate) fn parse_percent(text: &str) -> Result<Share, String> {
     let number = text.trim().trim_end_matches('%').trim_end();
     match number.parse::<f64>() {
         Ok(percent) if (0.0001..=100.0).contains(&percent) => {

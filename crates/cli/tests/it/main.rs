@@ -13,4 +13,5 @@ mod processes;
 mod publishing;
 mod running;
 mod strangers;
+mod tfs;
 mod usage;

@@ -10,6 +10,8 @@ use atoll_dht::{GetError, PutError};
 use atoll_key::{BlockHash, InvalidBlock, Key};
 use minicbor::{Decode, Encode};
 
+use crate::contribution::StoredPolicy;
+
 /// Nothing: whether a node answers.
 pub const PING: u16 = 0x0300;
 /// Fetch a content block.
@@ -34,6 +36,8 @@ pub const SETTINGS: u16 = 0x0313;
 /// What publishers may use of this node: [`ChangeQuota`]; answered by
 /// [`crate::QuotaStatus`] as JSON.
 pub const QUOTA: u16 = 0x0314;
+/// How the node gives disk: [`Contribute`]; answered by [`crate::ContributionStatus`] as JSON.
+pub const CONTRIBUTE: u16 = 0x0315;
 /// The volumes published from here, as JSON.
 pub const VOLUMES: u16 = 0x0320;
 /// Open or create a volume.
@@ -55,7 +59,7 @@ pub const KEEP_ADD: u16 = 0x0330;
 /// Put a finished manifest in place of the former.
 pub const KEEP_COMMIT: u16 = 0x0331;
 
-/// Refusal of [`SETTINGS`] and [`QUOTA`]: the values do not fit this node; the text says why.
+/// Refusal of [`SETTINGS`], [`QUOTA`] and [`CONTRIBUTE`]: the values do not fit this node; the text says why.
 pub const UNFIT: u16 = 130;
 
 /// The longest text that an error carries across, bytes.
@@ -152,6 +156,14 @@ pub struct ChangeSettings {
     pub virtual_servers: Option<u16>,
     #[n(1)]
     pub cache_bytes: Option<u64>,
+}
+
+/// [`CONTRIBUTE`]: how disk is to be given from now on; absent, nothing changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Contribute {
+    #[n(0)]
+    pub policy: Option<StoredPolicy>,
 }
 
 /// [`QUOTA`]: absent fields stay as they are. Also kept in the node's settings.

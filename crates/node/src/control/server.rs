@@ -13,6 +13,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use super::message::{self, Answer, Empty, GetFailed, Invited, PutFailed, ReadKeyWish};
+use crate::contribution::{ContributionStatus, Policy};
 use crate::keeper::Keeper;
 use crate::status::{NodeSettings, QuotaStatus, Status, VolumeStatus};
 use crate::volumes::{self, VolumeError, Volumes};
@@ -30,6 +31,8 @@ pub(crate) trait About: Send + Sync + 'static {
     fn change_settings(&self, change: message::ChangeSettings) -> Result<NodeSettings, String>;
     /// Changes what publishers may use, and says what they do.
     fn quota(&self, change: message::ChangeQuota) -> Result<QuotaStatus, String>;
+    /// Changes how disk is given, if a policy is named, and says what has become of it.
+    fn contribute(&self, policy: Option<Policy>) -> Result<ContributionStatus, String>;
 }
 
 /// Answers the calls of the control socket.
@@ -88,6 +91,12 @@ impl Control {
                 let about = self.about.clone();
                 let changed = off_thread(move || about.quota(change)).await?;
                 json(&changed.map_err(unfit)?)
+            }
+            message::CONTRIBUTE => {
+                let message::Contribute { policy } = message::decode(&request.header)?;
+                let about = self.about.clone();
+                let changed = off_thread(move || about.contribute(policy.map(Policy::from)));
+                json(&changed.await?.map_err(unfit)?)
             }
             message::VOLUME_UNPUBLISH => {
                 let call: message::VolumeName = message::decode(&request.header)?;
@@ -336,6 +345,9 @@ mod tests {
             Err("not here".into())
         }
         fn quota(&self, _: message::ChangeQuota) -> Result<QuotaStatus, String> {
+            Err("not here".into())
+        }
+        fn contribute(&self, _: Option<Policy>) -> Result<ContributionStatus, String> {
             Err("not here".into())
         }
     }

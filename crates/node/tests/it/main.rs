@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "whole nodes run only on tokio")]
 
 mod client;
+mod contribution;
 mod ring;
 mod start;
 mod world;

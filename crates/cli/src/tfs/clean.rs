@@ -1,0 +1,69 @@
+//! `atoll tfs clean`: the cleaner (§3.1 of the paper), now.
+
+use std::path::PathBuf;
+
+use atoll_tfs::stat::CLEAN_XATTR;
+use serde::Serialize;
+
+use super::{ask, device};
+use crate::commands;
+use crate::failure::{Exit, Failure};
+use crate::output::Output;
+use crate::units;
+
+/// Arguments of `atoll tfs clean`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll tfs clean /mnt/tfs
+
+A mounted TFS does this by itself now and then.")]
+pub struct Args {
+    /// A mount point, or an image file or block device that is not mounted
+    #[arg(value_name = "MNT|DEVICE")]
+    of: PathBuf,
+
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was cleaned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+struct Shown {
+    /// Transparent files that had lost blocks.
+    files: u64,
+    /// Blocks that are free again.
+    blocks: u64,
+}
+
+/// Cleans.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let what = || format!("cannot clean {}", args.of.display());
+    let shown: Shown = if args.of.is_dir() {
+        let lines = ask::ask_text(&args.of, CLEAN_XATTR)?;
+        let number = |name: &str| {
+            let line = lines.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|number| number.trim().parse().ok())
+                .ok_or_else(|| ask::nonsense(&args.of))
+        };
+        Shown { files: number("files ")?, blocks: number("blocks ")? }
+    } else {
+        commands::until_done(async {
+            let failed = |errno| Failure::new(Exit::Failed, what()).because(errno);
+            let tfs = device::mount_image(&args.of, false)?;
+            let cleaned = tfs.clean();
+            tfs.unmount().map_err(failed)?;
+            let cleaned = cleaned.map_err(failed)?;
+            Ok(Shown { files: cleaned.files, blocks: cleaned.blocks })
+        })?
+    };
+    let mut output = Output::new();
+    if args.json {
+        output.json(&shown)?;
+    } else {
+        let files = units::counted(shown.files, "file", "files");
+        let blocks = units::counted(shown.blocks, "block", "blocks");
+        output.line(format!("{files} had lost blocks; {blocks} are free again"))?;
+    }
+    output.flush()
+}

@@ -1,0 +1,68 @@
+//! Opening an image or a block device, and what is told when that fails.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use atoll_env::TokioRuntime;
+use atoll_tfs::device::{Device, ImageDevice, OpenDeviceError};
+use atoll_tfs::fs::{MountError, MountOptions, MountReport, Tfs};
+
+use crate::failure::{Exit, Failure};
+
+/// Opens an image or a block device for this process alone.
+pub fn open(path: &Path, read_only: bool) -> Result<Arc<dyn Device>, Failure> {
+    match ImageDevice::open(path, read_only) {
+        Ok(device) => Ok(Arc::new(device)),
+        Err(OpenDeviceError::Io { path, error }) => {
+            Err(Failure::io(format!("cannot open {}", path.display()), &error))
+        }
+        Err(error @ OpenDeviceError::Busy { .. }) => {
+            Err(Failure::new(Exit::Failed, error.to_string()).advice(
+                "Of one that is mounted, name the mount point; or unmount it first: \
+                 atoll tfs unmount MNT",
+            ))
+        }
+        Err(error) => Err(Failure::new(Exit::Failed, error.to_string())),
+    }
+}
+
+/// Mounts the file system for this process, not for the machine.
+pub fn mount(path: &Path, options: &MountOptions) -> Result<(Tfs, MountReport), Failure> {
+    let device = open(path, options.read_only)?;
+    let env = Arc::new(TokioRuntime::current());
+    Tfs::mount(env, device, options).map_err(|error| refused(path, &error))
+}
+
+/// The file system of an image or device, to look at.
+pub fn mount_image(path: &Path, read_only: bool) -> Result<Tfs, Failure> {
+    let options = MountOptions { read_only, background: false, ..MountOptions::default() };
+    Ok(mount(path, &options)?.0)
+}
+
+fn refused(path: &Path, error: &MountError) -> Failure {
+    let failure = Failure::new(Exit::Failed, format!("cannot use {}", path.display()));
+    let failure = failure.because(error);
+    match error {
+        MountError::NeedsCheck => failure.advice(format!("e2fsck -f {}", path.display())),
+        MountError::Records(_) => failure.advice(format!("atoll tfs check {}", path.display())),
+        _ => failure,
+    }
+}
+
+/// 32 bytes nobody can guess.
+pub fn random<const N: usize>() -> Result<[u8; N], Failure> {
+    use std::io::Read;
+    let mut bytes = [0; N];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|error: io::Error| Failure::io("cannot read /dev/urandom", &error))?;
+    Ok(bytes)
+}
+
+/// Seconds since 1970, as far as ext2 can count them.
+#[allow(clippy::disallowed_methods, reason = "the command line is where the clock is read")]
+pub fn now_unix_secs() -> u32 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |now| u32::try_from(now.as_secs()).unwrap_or(u32::MAX))
+}

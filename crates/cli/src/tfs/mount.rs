@@ -1,0 +1,181 @@
+//! `atoll tfs mount`: a TFS as a file system of this machine.
+//!
+//! As with `atoll mount`, a process of its own serves it: this program once more, with
+//! `--foreground --announce`. What it has to say goes to the journal of who started it, or to
+//! the file named by `--log`.
+
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use atoll_gateway::fuse::{self, MountError, MountOptions as FuseOptions, UnmountError};
+use atoll_tfs::fs::MountOptions;
+
+use super::device;
+use crate::arguments::Global;
+use crate::commands;
+use crate::failure::{Exit, Failure};
+use crate::interrupt;
+use crate::units;
+
+/// Arguments of `atoll tfs mount`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll tfs mount disk.img /mnt/tfs
+  atoll tfs mount --allow-other /dev/sdb1 /srv
+  atoll tfs unmount /mnt/tfs")]
+pub struct Args {
+    /// An image file or a block device
+    #[arg(value_name = "DEVICE")]
+    device: PathBuf,
+
+    /// Where: an empty directory
+    #[arg(value_name = "MNT")]
+    mountpoint: PathBuf,
+
+    /// Change nothing
+    #[arg(long)]
+    read_only: bool,
+
+    /// Let other users of this machine in
+    #[arg(long)]
+    allow_other: bool,
+
+    /// Memory for the file system's own blocks
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = units::parse_size)]
+    cache: u64,
+
+    /// Where the mount's log goes [default: nowhere]
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+
+    /// Serve the mount here, until Ctrl-C or `atoll tfs unmount`
+    #[arg(long)]
+    foreground: bool,
+
+    /// Say on standard output when the mount is there, in a session of its own
+    #[arg(long, hide = true, requires = "foreground")]
+    announce: bool,
+}
+
+/// What the server says when the mount is there; anything else is an exit code and why.
+const MOUNTED: &str = "mounted";
+
+/// Mounts.
+pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    if !args.foreground {
+        return in_background(args, global);
+    }
+    if args.announce {
+        // Fails only for a process that leads its group, which then keeps its terminal.
+        let _ = rustix::process::setsid();
+    }
+    let result = commands::until_done(serve(args));
+    if let (true, Err(failure)) = (args.announce, &result) {
+        announce(&format!("{} {failure}", failure.exit as u8));
+    }
+    result
+}
+
+/// The parent may have gone; then nobody needs to know.
+fn announce(text: &str) {
+    let mut stdout = io::stdout();
+    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+async fn serve(args: &Args) -> Result<(), Failure> {
+    let options = MountOptions {
+        read_only: args.read_only,
+        cache_bytes: usize::try_from(args.cache).unwrap_or(usize::MAX),
+        ..MountOptions::default()
+    };
+    let (tfs, report) = device::mount(&args.device, &options)?;
+    tracing::info!(?report, "the file system is open");
+    let fuse_options = FuseOptions {
+        read_only: args.read_only,
+        allow_other: args.allow_other,
+        fs_name: args.device.display().to_string(),
+        ..FuseOptions::default()
+    };
+    let handle = tokio::runtime::Handle::current();
+    let mounted = fuse::mount(Arc::new(tfs.clone()), &args.mountpoint, &fuse_options, &handle);
+    let mut mounted = match mounted {
+        Ok(mounted) => mounted,
+        Err(error) => {
+            let _ = tfs.unmount();
+            return Err(mount_failure(args, &error));
+        }
+    };
+    if args.announce {
+        announce(MOUNTED);
+    } else {
+        eprintln!("mounted on {}; Ctrl-C unmounts", args.mountpoint.display());
+    }
+    let ended = tokio::select! {
+        ended = mounted.wait() => ended.map_err(|error| {
+            Failure::io(format!("serving {} failed", args.mountpoint.display()), &error)
+        }),
+        () = interrupt::requested() => match mounted.unmount(false).await {
+            Err(UnmountError::Busy { .. }) => mounted.unmount(true).await,
+            other => other,
+        }
+        .map_err(commands::unmount::failure),
+    };
+    let closed = tfs.unmount().map_err(|errno| {
+        Failure::new(Exit::Failed, format!("{} was not closed in order", args.device.display()))
+            .because(tfs.failure().map_or_else(|| errno.to_string(), str::to_owned))
+            .advice("The next mount makes it whole.")
+    });
+    ended.and(closed)
+}
+
+fn mount_failure(args: &Args, error: &MountError) -> Failure {
+    let exit = match error {
+        MountError::NoMountpoint { .. } => Exit::NotFound,
+        _ => Exit::Failed,
+    };
+    Failure::new(exit, format!("cannot mount {}", args.device.display())).because(error)
+}
+
+fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
+    let what = format!("cannot mount {}", args.device.display());
+    let failed = |error: &io::Error| Failure::io(&what, error);
+    let absolute = |path: &PathBuf| std::path::absolute(path).map_err(|error| failed(&error));
+    let program = std::env::current_exe().map_err(|error| failed(&error))?;
+    let mountpoint = absolute(&args.mountpoint)?;
+    let mut command = Command::new(program);
+    command.args(["tfs", "mount", "--foreground", "--announce", "--cache"]);
+    command.arg(args.cache.to_string());
+    command.args(args.read_only.then_some("--read-only"));
+    command.args(args.allow_other.then_some("--allow-other"));
+    command.args(std::iter::repeat_n("-v", global.verbose.into()));
+    command.arg("--").arg(absolute(&args.device)?).arg(&mountpoint);
+    let log = match &args.log {
+        None => Stdio::null(),
+        Some(path) => {
+            let log = std::fs::OpenOptions::new().append(true).create(true).open(path);
+            log.map_err(|error| Failure::io(format!("cannot write {}", path.display()), &error))?
+                .into()
+        }
+    };
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).current_dir("/");
+    let mut server = command.spawn().map_err(|error| failed(&error))?;
+    let mut said = String::new();
+    let mut pipe = server.stdout.take().expect("it was asked for");
+    commands::mount::read_announcement(&mut pipe, &mut said).map_err(|error| failed(&error))?;
+    if said.trim_end() == MOUNTED {
+        if !global.quiet {
+            eprintln!("mounted on {}", mountpoint.display());
+        }
+        return Ok(());
+    }
+    let _ = pipe.read_to_string(&mut said);
+    let _ = server.wait();
+    Err(match said.split_once(' ') {
+        Some((code, text)) => commands::mount::announced(code, text.trim_end()),
+        None => Failure::new(Exit::Failed, what)
+            .because("the mount's process ended")
+            .advice("`--foreground` shows what it has to say."),
+    })
+}

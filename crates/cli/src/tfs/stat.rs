@@ -1,0 +1,147 @@
+//! `atoll tfs stat`: who uses how much.
+
+use std::path::PathBuf;
+
+use atoll_tfs::fs::Usage;
+use atoll_tfs::stat::USAGE_XATTR;
+use serde::Serialize;
+
+use super::{ask, device};
+use crate::commands;
+use crate::failure::{Exit, Failure};
+use crate::output::Output;
+use crate::units;
+
+/// Arguments of `atoll tfs stat`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  atoll tfs stat /mnt/tfs
+  atoll tfs stat --json disk.img")]
+pub struct Args {
+    /// A mount point, or an image file or block device that is not mounted
+    #[arg(value_name = "MNT|DEVICE")]
+    of: PathBuf,
+
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` shows.
+#[derive(Serialize)]
+struct Shown {
+    block_bytes: u32,
+    blocks: u64,
+    free_blocks: u64,
+    reserved_blocks: u64,
+    records_blocks: u64,
+    transparent_blocks: u64,
+    overwritten_blocks: u64,
+    avoided_free_blocks: u64,
+    transparent_room_blocks: u64,
+    pinned_blocks: u64,
+    inodes: u64,
+    free_inodes: u64,
+    transparent_files: u64,
+    transparent_directories: u64,
+    groups: u32,
+    chunks: u64,
+    avoided_chunks: u64,
+    allocated_bytes_per_sec: f64,
+    target_loss_bytes_per_sec: f64,
+    avoided_share: f64,
+    observed_secs: f64,
+}
+
+impl From<Usage> for Shown {
+    fn from(usage: Usage) -> Shown {
+        Shown {
+            block_bytes: usage.block_bytes,
+            blocks: usage.blocks,
+            free_blocks: usage.free_blocks,
+            reserved_blocks: usage.reserved_blocks,
+            records_blocks: usage.records_blocks,
+            transparent_blocks: usage.transparent_blocks,
+            overwritten_blocks: usage.overwritten_blocks,
+            avoided_free_blocks: usage.avoided_free_blocks,
+            transparent_room_blocks: usage.transparent_room_blocks,
+            pinned_blocks: usage.pinned_blocks,
+            inodes: usage.inodes,
+            free_inodes: usage.free_inodes,
+            transparent_files: usage.transparent_files,
+            transparent_directories: usage.transparent_directories,
+            groups: usage.groups,
+            chunks: usage.avoidance.chunks,
+            avoided_chunks: usage.avoidance.avoided_chunks,
+            allocated_bytes_per_sec: usage.avoidance.rate_bytes_per_sec,
+            target_loss_bytes_per_sec: usage.avoidance.target_bytes_per_sec,
+            avoided_share: usage.avoidance.share,
+            observed_secs: usage.avoidance.observed_secs,
+        }
+    }
+}
+
+/// Shows.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let usage = if args.of.is_dir() {
+        let lines = ask::ask_text(&args.of, USAGE_XATTR)?;
+        Usage::from_lines(&lines).ok_or_else(|| ask::nonsense(&args.of))?
+    } else {
+        commands::until_done(async {
+            let tfs = device::mount_image(&args.of, true)?;
+            tfs.usage().map_err(|errno| {
+                Failure::new(Exit::Failed, format!("cannot read {}", args.of.display()))
+                    .because(errno)
+            })
+        })?
+    };
+    let mut output = Output::new();
+    if args.json {
+        output.json(&Shown::from(usage))?;
+        return output.flush();
+    }
+    for (name, value) in describe(&usage) {
+        output.line(format!("{name:>12}  {value}"))?;
+    }
+    output.flush()
+}
+
+fn describe(usage: &Usage) -> Vec<(&'static str, String)> {
+    let size = |blocks: u64| units::size(blocks * u64::from(usage.block_bytes));
+    let avoidance = &usage.avoidance;
+    let avoided = 100.0 * avoidance.avoided_chunks as f64 / avoidance.chunks.max(1) as f64;
+    let [rate, target] = [avoidance.rate_bytes_per_sec, avoidance.target_bytes_per_sec]
+        .map(|rate| units::size(rate as u64));
+    vec![
+        ("size", format!("{} in blocks of {}", size(usage.blocks), usage.block_bytes)),
+        ("ordinary", size(usage.ordinary_blocks())),
+        ("records", format!("{} of transparent files", size(usage.records_blocks))),
+        (
+            "free",
+            format!("{} ({} for root only)", size(usage.free_blocks), size(usage.reserved_blocks)),
+        ),
+        (
+            "transparent",
+            format!(
+                "{} in {}, room for {} more",
+                size(usage.transparent_blocks),
+                units::counted(usage.transparent_files, "file", "files"),
+                size(usage.transparent_room_blocks)
+            ),
+        ),
+        ("overwritten", format!("{} until the next clean", size(usage.overwritten_blocks))),
+        ("pinned", format!("{} of files that are open", size(usage.pinned_blocks))),
+        (
+            "avoided",
+            format!(
+                "{avoided:.1}% of the chunks, {} free there (ordinary data comes at {rate}/s, \
+                 {target}/s may be lost)",
+                size(usage.avoided_free_blocks)
+            ),
+        ),
+        (
+            "inodes",
+            format!("{} of {} free", units::count(usage.free_inodes), units::count(usage.inodes)),
+        ),
+    ]
+}

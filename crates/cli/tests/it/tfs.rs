@@ -1,0 +1,150 @@
+//! Transparent file systems end to end: made, mounted, filled, contributed, checked.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::processes::{assert_same, atoll, can_mount, make_tree, noise, run};
+
+/// A mount that goes away with its test.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(image: &Path, at: &Path) -> Mounted {
+        fs::create_dir_all(at).expect("a directory");
+        run(atoll().args(["tfs", "mount"]).arg(image).arg(at)).ok();
+        Mounted(at.to_path_buf())
+    }
+
+    fn unmount(self) {
+        run(atoll().args(["tfs", "unmount"]).arg(&self.0)).ok();
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = atoll().args(["unmount", "--lazy"]).arg(&self.0).output();
+    }
+}
+
+/// The process that served the mount may still be closing the image.
+#[track_caller]
+fn when_free(image: &Path, args: &[&str]) -> String {
+    for _ in 0..300 {
+        let said = atoll().args(args).arg(image).output().expect("runs");
+        if said.status.success() {
+            return String::from_utf8_lossy(&said.stdout).into_owned();
+        }
+        let error = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(error.contains("in use"), "{args:?}: {error}");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    panic!("never free: {}", image.display());
+}
+
+/// `e2fsck`, where there is one.
+fn e2fsck_finds_nothing(image: &Path) {
+    let said = Command::new("e2fsck").arg("-fn").arg(image).output();
+    let Ok(said) = said else {
+        eprintln!("SKIPPED: e2fsck is not installed");
+        return;
+    };
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
+}
+
+fn json(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).expect("one JSON object")
+}
+
+#[test]
+fn a_tree_with_transparent_files_costs_no_room_and_leaves_a_clean_disk() {
+    if !can_mount("a_tree_with_transparent_files_costs_no_room_and_leaves_a_clean_disk") {
+        return;
+    }
+    let temp = tempfile::tempdir().expect("a directory");
+    let [image, source, at] = ["disk.img", "tree", "mnt"].map(|name| temp.path().join(name));
+    make_tree(&source);
+    run(atoll().args(["tfs", "mkfs", "--size", "64MiB", "--label", "test"]).arg(&image)).ok();
+    let again = run(atoll().args(["tfs", "mkfs", "--size", "64MiB"]).arg(&image));
+    again.failed(2, &["exists", "--force"]);
+    let mount = Mounted::new(&image, &at);
+    let status = Command::new("cp").arg("-a").arg(&source).arg(at.join("tree")).status();
+    assert!(status.expect("cp runs").success());
+    assert_same(&source, &at.join("tree"));
+
+    // What is made in a transparent directory, or becomes transparent, counts as free. (The
+    // file's own inode and name are ordinary.)
+    let free = || rustix::fs::statvfs(&at).expect("mounted").f_bfree;
+    let given = at.join("given");
+    fs::create_dir(&given).expect("a directory");
+    run(atoll().args(["tfs", "set", "--transparent"]).arg(&given)).ok();
+    fs::write(given.join("first"), b"").expect("a file");
+    let before = free();
+    let large = noise(8 << 20, 3);
+    fs::write(given.join("large"), &large).expect("a transparent file");
+    assert!(before - free() <= 2, "{before} blocks were free, {} are", free());
+    fs::write(at.join("moved"), &large).expect("an ordinary file");
+    assert!(before - free() >= 2048, "an ordinary file takes room");
+    let owner = fs::metadata(at.join("moved")).expect("there").uid();
+    run(atoll().args(["tfs", "set", "--transparent"]).arg(at.join("moved"))).ok();
+    assert!(before - free() <= 6, "{before} blocks were free, {} are", free());
+    assert_eq!(fs::metadata(at.join("moved")).expect("there").uid(), owner);
+    for path in [given.join("large"), at.join("moved")] {
+        assert!(fs::read(&path).expect("reads") == large, "its own bytes");
+    }
+    run(atoll().args(["tfs", "set", "--ordinary"]).arg(at.join("moved"))).ok();
+    assert!(before - free() >= 2048, "and ordinary again");
+
+    let stat = run(atoll().args(["tfs", "stat", "--json"]).arg(&at)).ok().stdout;
+    let stat = json(&stat);
+    assert_eq!(stat["transparent_blocks"], 2048);
+    assert_eq!(stat["transparent_files"], 2);
+    let shown = run(atoll().args(["tfs", "stat"]).arg(&at)).ok().stdout;
+    assert!(shown.contains("8.0 MiB in 2 files"), "{shown}");
+    let cleaned = run(atoll().args(["tfs", "clean", "--json"]).arg(&at)).ok().stdout;
+    assert_eq!(json(&cleaned)["files"], 0, "nothing was lost");
+    let map = run(atoll().args(["tfs", "map", "--json", "--cells", "50"]).arg(&at)).ok().stdout;
+    let map = json(&map);
+    let transparent = map["cells"].as_array().expect("cells").iter();
+    let transparent: u64 = transparent.map(|c| c["transparent"].as_u64().expect("a number")).sum();
+    assert_eq!(transparent, 2048);
+
+    let busy = run(atoll().args(["tfs", "check"]).arg(&image));
+    busy.failed(1, &["in use", "unmount"]);
+    mount.unmount();
+    let sound = when_free(&image, &["tfs", "check", "--tags", "--json"]);
+    let sound = json(&sound);
+    assert_eq!((&sound["sound"], &sound["lost_files"]), (&true.into(), &0.into()), "{sound}");
+    assert_eq!(sound["transparent_files"], 2);
+    e2fsck_finds_nothing(&image);
+    let unmounted = json(&when_free(&image, &["tfs", "stat", "--json"]));
+    assert_eq!(unmounted["free_blocks"], stat["free_blocks"]);
+    let svg = temp.path().join("map.svg");
+    run(atoll().args(["tfs", "map", "--out"]).arg(&svg).arg(&image)).ok();
+    assert!(fs::read_to_string(&svg).expect("drawn").starts_with("<"), "a picture");
+
+    let mount = Mounted::new(&image, &at);
+    assert_same(&source, &at.join("tree"));
+    assert!(fs::read(given.join("large")).expect("reads") == large, "it was not lost");
+    mount.unmount();
+}
+
+#[test]
+fn what_is_no_tfs_is_told_so() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let file = temp.path().join("file");
+    fs::write(&file, vec![7; 1 << 20]).expect("a file");
+    run(atoll().args(["tfs", "check"]).arg(&file)).failed(1, &["cannot check"]);
+    run(atoll().args(["tfs", "stat"]).arg(&file)).failed(1, &["cannot use"]);
+    run(atoll().args(["tfs", "stat"]).arg(temp.path())).failed(4, &["not on a mounted TFS"]);
+    run(atoll().args(["tfs", "set", "--transparent"]).arg(&file))
+        .failed(1, &["cannot make", "not on a mounted TFS"]);
+    run(atoll().args(["tfs", "set"]).arg(&file)).failed(2, &["--transparent"]);
+    run(atoll().args(["tfs", "mkfs"]).arg(&file)).failed(2, &["something on it", "--force"]);
+    run(atoll().args(["tfs", "mkfs"]).arg(temp.path().join("none"))).failed(2, &["--size"]);
+    assert!(fs::read(&file).expect("there") == vec![7; 1 << 20], "nothing was written");
+    run(atoll().args(["tfs", "stat"]).arg(temp.path().join("none"))).failed(4, &["cannot open"]);
+    let map = ["tfs", "map", "--out", "map.pdf"];
+    run(atoll().args(map).arg(&file)).failed(2, &[".svg", ".png"]);
+}

@@ -1,0 +1,395 @@
+//! Carries out what was decided: changes the policy, moves blocks, follows the watermarks,
+//! looks after files that may vanish.
+//!
+//! **A change is written down before it begins**: the settings name the new policy and the place
+//! blocks are still to be moved from, so that a node that stops at any moment goes on with it
+//! at its next start. Only when the former place is empty do the settings forget it, and only
+//! then is it removed.
+//!
+//! What there is no room for is given up, the farthest copies first. Blocks that nobody else
+//! holds are not: a node that is alone, or in a network that keeps one copy, refuses to
+//! offer less than it holds, and its watermarks do not make it give up anything.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use atoll_dht::Share;
+use atoll_env::{Env, jittered, sleep, timeout};
+use atoll_key::Key;
+use atoll_overlay::Overlay;
+use atoll_store::{
+    BlockStore, ContributedStore, FileStore, FlagCheck, Moved, Room, Space, StoreError,
+};
+use tokio::sync::Notify;
+
+use super::rooms::{Place, capacity_bytes, remove_room};
+use super::{ContributionStatus, Moving, Policy};
+use crate::config::MIN_STORAGE_BYTES;
+use crate::dir::NodeDir;
+use crate::entry::Entry;
+
+/// How often the disk is looked at: watermarks, room of a transparent file system.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// Blocks moved in one go, bytes; other calls are answered in between.
+const MOVE_STEP_BYTES: u64 = 4 << 20;
+/// How long it rests between two steps of a move.
+const MOVE_REST: Duration = Duration::from_millis(20);
+/// What is given up at once when the place blocks move to has no room, bytes.
+const DROP_STEP_BYTES: u64 = 1 << 20;
+/// What compaction may copy in one go, bytes.
+const RECLAIM_STEP_BYTES: u64 = 16 << 20;
+/// Steps in a row that give back nothing after which shrinking is given up until the next look.
+const MAX_IDLE_SHRINKS: usize = 3;
+/// All files that may vanish are opened once in so long (§3.1: the cleaner), unless there are
+/// so many that [`MOST_FILES`] at a look do not suffice.
+const FILES_WITHIN: Duration = Duration::from_secs(3600);
+/// Files opened at one look, at least and at most: guesses at what no disk feels, and at what
+/// goes on beside other work.
+const LEAST_FILES: u64 = 64;
+const MOST_FILES: u64 = 4096;
+
+/// Sees to the disk a node gives.
+pub(crate) struct Contributor {
+    pub env: Env,
+    pub dir: NodeDir,
+    pub flag: FlagCheck,
+    pub entry: Arc<Entry>,
+    pub store: Arc<ContributedStore>,
+    pub overlay: Arc<dyn Overlay>,
+    /// Copies of each block in this network.
+    pub replicas: u32,
+    pub state: State,
+}
+
+/// What changes.
+#[derive(Default)]
+pub(crate) struct State {
+    /// One change, or removal of a room that was left, at a time.
+    changing: Mutex<()>,
+    changed: Notify,
+    moved_blocks: AtomicU64,
+    dropped_blocks: AtomicU64,
+    trouble: Mutex<Option<String>>,
+}
+
+impl Contributor {
+    fn policy(&self) -> Policy {
+        self.entry.settings().policy()
+    }
+
+    /// Whether nobody else can have copies of what is held here.
+    fn is_only_holder(&self) -> bool {
+        let around = self.overlay.neighbourhood();
+        let me = around.me.peer.id;
+        self.replicas < 2 || around.successors.iter().all(|node| node.peer.id == me)
+    }
+
+    fn positions(&self) -> Vec<Key> {
+        self.overlay.neighbourhoods().iter().map(|around| around.me.id.0).collect()
+    }
+
+    /// Changes how disk is given. Waits for the disk.
+    ///
+    /// # Errors
+    /// Why this node cannot do that, in words.
+    pub(crate) fn change(&self, policy: &Policy) -> Result<(), String> {
+        let _one = self.state.changing.lock().expect("no holder of this lock panics");
+        let place = Place::of(policy);
+        self.check(policy, &place)?;
+        let present = self.store.present();
+        if Place::of_room(&present) == place {
+            self.write_down(policy, None)?;
+        } else {
+            self.change_place(policy, &place)?;
+        }
+        self.adjust(policy);
+        self.state.changed.notify_one();
+        Ok(())
+    }
+
+    fn change_place(&self, policy: &Policy, place: &Place) -> Result<(), String> {
+        let left = Place::of_room(&self.store.present());
+        let former = self.store.former();
+        let room = match former {
+            // Back to where the blocks came from.
+            Some(former) if Place::of_room(&former) == *place => former,
+            Some(former) => {
+                let left = former.store().usage().blocks;
+                let from = Place::of_room(&former).path(&self.dir);
+                return Err(format!(
+                    "{left} blocks are still being moved from {}; wait until they are \
+                     (`atoll contribute` shows it)",
+                    from.display()
+                ));
+            }
+            None => {
+                let capacity_bytes = self.entry.settings().storage_bytes();
+                place.open(&self.dir, capacity_bytes, self.flag)?
+            }
+        };
+        self.write_down(policy, Some(&left))?;
+        self.store.change_to(room).map_err(|busy| busy.to_string())
+    }
+
+    fn write_down(&self, policy: &Policy, former: Option<&Place>) -> Result<(), String> {
+        let stored = former.map(Place::stored);
+        self.entry
+            .change_settings(|settings| {
+                settings.set_policy(policy);
+                if stored.is_some() {
+                    settings.set_former(stored);
+                }
+            })
+            .map_err(|error| error.to_string())
+    }
+
+    fn check(&self, policy: &Policy, place: &Place) -> Result<(), String> {
+        let space = Space::of(self.dir.root()).map_err(|error| error.to_string())?;
+        match policy {
+            Policy::Fixed { size_bytes } => {
+                if *size_bytes < MIN_STORAGE_BYTES {
+                    let least = MIN_STORAGE_BYTES >> 20;
+                    return Err(format!(
+                        "{size_bytes} bytes are too few; give at least {least} MiB"
+                    ));
+                }
+                if *size_bytes > space.total_bytes {
+                    return Err(format!(
+                        "{size_bytes} bytes are more than the disk has: {} bytes",
+                        space.total_bytes
+                    ));
+                }
+                let held_bytes = self.store.usage().block_bytes;
+                if self.is_only_holder() && held_bytes > *size_bytes {
+                    return Err(format!(
+                        "{held_bytes} bytes of blocks are held here and nowhere else; give at \
+                         least that"
+                    ));
+                }
+                Ok(())
+            }
+            Policy::Dynamic { low, high } => {
+                if low.millionths() == 0 || low > high {
+                    return Err(format!(
+                        "the lower watermark ({}) must be above 0 and at most the upper one ({})",
+                        percent(*low),
+                        percent(*high)
+                    ));
+                }
+                Ok(())
+            }
+            Policy::Transparent { dir } => {
+                if !dir.is_absolute() {
+                    return Err(format!("{} is no absolute path", dir.display()));
+                }
+                if Place::of_room(&self.store.present()) == *place {
+                    return Ok(());
+                }
+                FileStore::check_reopen(&place.index_dir(&self.dir), dir, self.flag)
+                    .map_err(|error| error.to_string())
+            }
+        }
+    }
+
+    /// Follows the disk: what the store may take now. Waits for the disk.
+    fn adjust(&self, policy: &Policy) {
+        let present = self.store.present();
+        let capacity = capacity_bytes(policy, &self.dir, &present);
+        match capacity {
+            Ok(capacity_bytes) => present.set_capacity(capacity_bytes),
+            Err(error) => tracing::warn!(%error, "the disk's use cannot be looked at"),
+        }
+    }
+
+    fn tell(&self, trouble: Option<String>) {
+        let mut told = self.state.trouble.lock().expect("no holder of this lock panics");
+        if let Some(why) = trouble.as_ref().filter(|_| *told != trouble) {
+            tracing::warn!(why, "contributing");
+        }
+        *told = trouble;
+    }
+
+    /// Goes on for ever.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let mut files_from = None;
+        loop {
+            let trouble = self.step(&mut files_from).await.err();
+            self.tell(trouble);
+            let pause = jittered(&*self.env, LOOK_EVERY);
+            let _ = timeout(&*self.env, pause, self.state.changed.notified()).await;
+        }
+    }
+
+    async fn step(self: &Arc<Self>, files_from: &mut Option<Key>) -> Result<(), String> {
+        let contributor = self.clone();
+        let looked = tokio::task::spawn_blocking(move || {
+            let _one = contributor.state.changing.lock().expect("no holder of this lock panics");
+            contributor.adjust(&contributor.policy());
+        });
+        looked.await.map_err(|error| error.to_string())?;
+        self.move_all().await?;
+        self.shrink().await?;
+        if let Room::Files(files) = self.store.present() {
+            self.look_after(&files, files_from).await?;
+        }
+        Ok(())
+    }
+
+    /// Moves what an earlier policy left elsewhere.
+    async fn move_all(self: &Arc<Self>) -> Result<(), String> {
+        while self.store.former().is_some() {
+            match self.store.move_some(MOVE_STEP_BYTES).await {
+                Ok(Moved { emptied: Some(room), .. }) => {
+                    return self.leave(room).await;
+                }
+                Ok(moved) => {
+                    self.state.moved_blocks.fetch_add(moved.blocks, Ordering::Relaxed);
+                    if moved.blocks == 0 {
+                        return Ok(());
+                    }
+                }
+                Err(StoreError::Full { .. }) => self.give_up(DROP_STEP_BYTES).await?,
+                Err(error) => return Err(format!("blocks cannot be moved: {error}")),
+            }
+            sleep(&*self.env, MOVE_REST).await;
+        }
+        Ok(())
+    }
+
+    /// Removes a room that is empty, and forgets it.
+    async fn leave(self: &Arc<Self>, room: Room) -> Result<(), String> {
+        let contributor = self.clone();
+        let left = tokio::task::spawn_blocking(move || {
+            let _one = contributor.state.changing.lock().expect("no holder of this lock panics");
+            let place = Place::of_room(&room).path(&contributor.dir);
+            // Another change may have begun since.
+            let former = contributor.store.former().map(|former| Place::of_room(&former).stored());
+            contributor
+                .entry
+                .change_settings(|settings| settings.set_former(former))
+                .map_err(|error| error.to_string())?;
+            remove_room(room, &contributor.dir)
+                .map_err(|error| format!("{} cannot be removed: {error}", place.display()))?;
+            tracing::info!(left = %place.display(), "all blocks have been moved");
+            Ok(())
+        });
+        left.await.map_err(|error| error.to_string())?
+    }
+
+    /// Gives up copies that others hold.
+    async fn give_up(&self, want_bytes: u64) -> Result<(), String> {
+        if self.is_only_holder() {
+            return Err("there is too little room for the blocks held here, and no other node \
+                        holds them"
+                .to_owned());
+        }
+        let dropped = self.store.drop_farthest(&self.positions(), want_bytes).await;
+        let (blocks, bytes) = dropped.map_err(|error| error.to_string())?;
+        tracing::info!(blocks, bytes, "gave up copies for want of room");
+        self.state.dropped_blocks.fetch_add(blocks, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Brings the store down to what it may take.
+    async fn shrink(&self) -> Result<(), String> {
+        // One that is being moved shrinks by being moved; files go by themselves.
+        let Room::Log(log) = self.store.present() else { return Ok(()) };
+        let mut idle = 0;
+        loop {
+            let usage = log.usage();
+            let excess_bytes = usage.disk_bytes.saturating_sub(usage.capacity_bytes);
+            if excess_bytes == 0 || usage.blocks == 0 || idle > MAX_IDLE_SHRINKS {
+                return Ok(());
+            }
+            if self.store.former().is_none() && idle > 0 {
+                self.give_up(excess_bytes.min(usage.block_bytes)).await?;
+            }
+            let mut freed_bytes = 0;
+            loop {
+                let freed = log.reclaim(RECLAIM_STEP_BYTES).await;
+                match freed.map_err(|error| error.to_string())? {
+                    0 => break,
+                    freed => freed_bytes += freed,
+                }
+            }
+            idle = if freed_bytes == 0 { idle + 1 } else { 1 };
+        }
+    }
+
+    /// Opens some files that may have vanished.
+    async fn look_after(
+        &self,
+        files: &FileStore,
+        files_from: &mut Option<Key>,
+    ) -> Result<(), String> {
+        let looks = FILES_WITHIN.as_secs() / LOOK_EVERY.as_secs();
+        let count = (files.usage().blocks / looks).clamp(LEAST_FILES, MOST_FILES);
+        let care = files.look_after(*files_from, count as usize).await;
+        *files_from = care.map_err(|error| error.to_string())?.next;
+        Ok(())
+    }
+
+    /// What a person sees. Looks at the disk.
+    pub(crate) fn status(&self) -> ContributionStatus {
+        let policy = self.policy();
+        let present = self.store.present();
+        let usage = present.store().usage();
+        let place = Place::of_room(&present);
+        let part = |share: Share| f64::from(share.millionths()) / 1e6;
+        let mut status = ContributionStatus {
+            policy: policy.name().to_owned(),
+            dir: place.path(&self.dir).display().to_string(),
+            offered_bytes: usage.capacity_bytes,
+            used_bytes: usage.disk_bytes,
+            blocks: usage.blocks,
+            dropped_blocks: self.state.dropped_blocks.load(Ordering::Relaxed),
+            ..ContributionStatus::default()
+        };
+        match &policy {
+            Policy::Fixed { size_bytes } => status.size_bytes = Some(*size_bytes),
+            Policy::Dynamic { low, high } => {
+                (status.low, status.high) = (Some(part(*low)), Some(part(*high)));
+            }
+            Policy::Transparent { .. } => {}
+        }
+        let space = match &present {
+            Room::Log(_) => Space::of(self.dir.root()).map_err(|error| error.to_string()),
+            Room::Files(files) => {
+                status.lost_blocks = files.lost_blocks();
+                files.look()
+            }
+        };
+        match space {
+            Ok(space) => {
+                status.disk_total_bytes = space.total_bytes;
+                status.disk_free_bytes = space.free_bytes;
+                let more = usage.capacity_bytes.saturating_sub(usage.disk_bytes);
+                if matches!(policy, Policy::Fixed { .. }) && more > space.free_bytes {
+                    status.warnings.push("more is offered than the disk has free".to_owned());
+                }
+            }
+            Err(away) => status.warnings.push(away),
+        }
+        status.moving = self.store.former().map(|former| {
+            let left = former.store().usage();
+            Moving {
+                from: Place::of_room(&former).path(&self.dir).display().to_string(),
+                moved_blocks: self.state.moved_blocks.load(Ordering::Relaxed),
+                left_blocks: left.blocks,
+                left_bytes: left.block_bytes,
+            }
+        });
+        if matches!(policy, Policy::Transparent { .. }) && self.is_only_holder() {
+            let why = "no other node holds copies: what vanishes here is gone";
+            status.warnings.push(why.to_owned());
+        }
+        let trouble = self.state.trouble.lock().expect("no holder of this lock panics");
+        status.warnings.extend(trouble.clone());
+        status
+    }
+}
+
+fn percent(share: Share) -> String {
+    format!("{}%", f64::from(share.millionths()) / 1e4)
+}

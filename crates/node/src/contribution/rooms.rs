@@ -1,0 +1,197 @@
+//! Which rooms a policy needs, and opening them.
+//!
+//! The log is `store/` in the node's directory. A directory of files has its index in
+//! `files/ID/`, ID being made of its path, so that one can be left for another.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_store::{
+    BlockStore, ContributedStore, DiskConfig, DiskStore, FileConfig, FileStore, FlagCheck, Room,
+    Space,
+};
+
+use super::{FormerPlace, Policy, dynamic_capacity};
+use crate::config::{Settings, StartError};
+use crate::dir::{self, NodeDir};
+use crate::volumes;
+
+/// How long the last users of a room that has been left may take.
+const LEAVING_LIMIT: Duration = Duration::from_secs(60);
+/// How often that is looked at.
+const LEAVING_LOOK: Duration = Duration::from_millis(50);
+
+/// Where blocks are or were.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    Log,
+    Files(PathBuf),
+}
+
+impl Place {
+    pub(crate) fn of(policy: &Policy) -> Place {
+        match policy {
+            Policy::Fixed { .. } | Policy::Dynamic { .. } => Place::Log,
+            Policy::Transparent { dir } => Place::Files(dir.clone()),
+        }
+    }
+
+    pub(crate) fn of_room(room: &Room) -> Place {
+        match room {
+            Room::Log(_) => Place::Log,
+            Room::Files(files) => Place::Files(files.dir().to_path_buf()),
+        }
+    }
+
+    pub(crate) fn from_stored(stored: FormerPlace) -> Place {
+        stored.dir.map_or(Place::Log, |dir| Place::Files(volumes::path_from_bytes(dir)))
+    }
+
+    pub(crate) fn stored(&self) -> FormerPlace {
+        let dir = match self {
+            Place::Log => None,
+            Place::Files(dir) => Some(volumes::path_to_bytes(dir)),
+        };
+        FormerPlace { dir }
+    }
+
+    /// The directory of the blocks, to look at.
+    pub(crate) fn path(&self, node: &NodeDir) -> PathBuf {
+        match self {
+            Place::Log => node.store(),
+            Place::Files(dir) => dir.clone(),
+        }
+    }
+
+    /// Where its index is.
+    pub(crate) fn index_dir(&self, node: &NodeDir) -> PathBuf {
+        match self {
+            Place::Log => node.store(),
+            Place::Files(path) => {
+                let id = blake3::hash(&volumes::path_to_bytes(path));
+                node.root().join("files").join(&id.to_hex()[..16])
+            }
+        }
+    }
+
+    /// Opens it, or makes it. Waits for the disk.
+    pub(crate) fn open(
+        &self,
+        node: &NodeDir,
+        capacity_bytes: u64,
+        flag: FlagCheck,
+    ) -> Result<Room, String> {
+        let index_dir = self.index_dir(node);
+        match self {
+            Place::Log => {
+                dir::make_private_dir(&index_dir).map_err(|error| error.to_string())?;
+                let config = DiskConfig { capacity_bytes, ..DiskConfig::default() };
+                let store = DiskStore::open(&index_dir, config);
+                Ok(Room::Log(Arc::new(store.map_err(|error| error.to_string())?)))
+            }
+            Place::Files(blocks_dir) => {
+                let parent = node.root().join("files");
+                dir::make_private_dir(&parent).map_err(|error| error.to_string())?;
+                let disk = DiskConfig { capacity_bytes, ..DiskConfig::default() };
+                let store = FileStore::open(&index_dir, blocks_dir, FileConfig { flag, disk });
+                Ok(Room::Files(Arc::new(store.map_err(|error| error.to_string())?)))
+            }
+        }
+    }
+}
+
+/// The store of a node at its start.
+pub(crate) struct Opened {
+    pub store: Arc<ContributedStore>,
+    /// Renewals since the blocks came are forgotten.
+    pub rebuilt_index: bool,
+}
+
+impl Opened {
+    /// Opens the rooms that the settings speak of. Waits for the disk: there may be a log to
+    /// replay.
+    pub(crate) fn open(
+        node: &NodeDir,
+        settings: &Settings,
+        flag: FlagCheck,
+    ) -> Result<Opened, StartError> {
+        let policy = settings.policy();
+        let place = Place::of(&policy);
+        let failed = |why: String| StartError::Store(why);
+        let present = place.open(node, settings.storage_bytes(), flag).map_err(failed)?;
+        let capacity = capacity_bytes(&policy, node, &present);
+        present.set_capacity(capacity.map_err(|error| failed(error.to_string()))?);
+        let former = settings.former().filter(|former| *former != place);
+        let former = match former {
+            None => None,
+            Some(former) => {
+                Some(former.open(node, settings.storage_bytes(), flag).map_err(failed)?)
+            }
+        };
+        if place != Place::Log && !matches!(former, Some(Room::Log(_))) {
+            // Its blocks had been moved when the node stopped before it could be removed.
+            remove_dir(&node.store()).map_err(|error| failed(error.to_string()))?;
+        }
+        let rebuilt = |room: &Room| matches!(room, Room::Log(log) if log.report().rebuilt_index);
+        let rebuilt_index = rebuilt(&present) || former.as_ref().is_some_and(rebuilt);
+        Ok(Opened { store: Arc::new(ContributedStore::new(present, former)), rebuilt_index })
+    }
+}
+
+/// What `policy` lets the room take at present. Waits for the disk.
+///
+/// # Errors
+/// The file system cannot be looked at. A room that is away may take nothing.
+pub(crate) fn capacity_bytes(policy: &Policy, node: &NodeDir, room: &Room) -> io::Result<u64> {
+    match (policy, room) {
+        (Policy::Fixed { size_bytes }, _) => Ok(*size_bytes),
+        (Policy::Dynamic { low, high }, _) => {
+            let space = Space::of(node.root())?;
+            Ok(dynamic_capacity(&space, room.store().usage().disk_bytes, *low, *high))
+        }
+        (Policy::Transparent { .. }, Room::Files(files)) => {
+            let Ok(space) = files.look() else { return Ok(0) };
+            // What TFS counts as free has our own blocks in it.
+            Ok(space.free_bytes.max(files.usage().disk_bytes))
+        }
+        // The settings speak of another room than the one that is open; never for long.
+        (Policy::Transparent { .. }, Room::Log(log)) => Ok(log.usage().disk_bytes),
+    }
+}
+
+/// Takes away a room whose blocks are elsewhere, once its last users are done. Waits.
+pub(crate) fn remove_room(room: Room, node: &NodeDir) -> io::Result<()> {
+    let index_dir = Place::of_room(&room).index_dir(node);
+    match room {
+        Room::Log(log) => {
+            drop(alone(log)?);
+            remove_dir(&index_dir)
+        }
+        Room::Files(files) => alone(files)?.remove_all(&index_dir),
+    }
+}
+
+/// What nobody else holds any more.
+fn alone<T>(mut shared: Arc<T>) -> io::Result<T> {
+    let mut waited = Duration::ZERO;
+    loop {
+        shared = match Arc::try_unwrap(shared) {
+            Ok(alone) => return Ok(alone),
+            Err(_) if waited >= LEAVING_LIMIT => {
+                return Err(io::Error::other("it is still in use"));
+            }
+            Err(shared) => shared,
+        };
+        std::thread::sleep(LEAVING_LOOK);
+        waited += LEAVING_LOOK;
+    }
+}
+
+fn remove_dir(path: &Path) -> io::Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
