@@ -3,7 +3,6 @@
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
-use atoll_tfs::fs::read_superblock;
 use atoll_tfs::mkfs::{MkfsError, MkfsOptions, mkfs};
 
 use super::device;
@@ -84,7 +83,7 @@ fn prepare_image(args: &Args, is_new: bool) -> Result<(), Failure> {
 
 fn make(args: &Args, is_new: bool) -> Result<(), Failure> {
     let device = device::open(&args.device, false)?;
-    if !is_new && !args.force && !(read_superblock(&*device).is_err() && is_zero(&*device)?) {
+    if !is_new && !args.force && !is_zero(&*device)? {
         return Err(Failure::new(Exit::Usage, what(&args.device))
             .because("there is something on it")
             .advice("--force overwrites it."));

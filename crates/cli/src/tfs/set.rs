@@ -6,10 +6,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{XattrFlags, getxattr, setxattr};
+use rustix::fs::{CWD, FileType, Mode, XattrFlags, getxattr, mknodat, setxattr};
 use rustix::io::Errno;
 
 use crate::failure::{Exit, Failure};
@@ -49,6 +49,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 Some(Errno::OPNOTSUPP) => Failure::new(Exit::Failed, what)
                     .because("it is not on a mounted TFS")
                     .advice("`atoll tfs mount DEVICE MNT` mounts one."),
+                Some(Errno::BUSY) => {
+                    Failure::new(Exit::Failed, what).because("a program has it open")
+                }
                 Some(Errno::PERM) => Failure::new(Exit::Failed, what)
                     .because("a file with several names cannot be transparent"),
                 _ => Failure::io(what, &error),
@@ -108,9 +111,10 @@ fn replace(path: &Path, transparent: bool, found: &fs::Metadata) -> io::Result<(
 
 fn copy(from: &Path, to: &Path, transparent: bool, found: &fs::Metadata) -> io::Result<()> {
     let mut source = File::open(from)?;
-    let mut options = OpenOptions::new();
-    let mut target = options.write(true).create_new(true).mode(0o600).open(to)?;
+    // Made without being opened: one that is open cannot choose what it is.
+    mknodat(CWD, to, FileType::RegularFile, Mode::RUSR | Mode::WUSR, 0)?;
     mark(to, transparent)?;
+    let mut target = OpenOptions::new().write(true).open(to)?;
     io::copy(&mut source, &mut target)?;
     // Only root may give files away; others' copies are theirs already.
     let _ = fchown(&target, Some(found.uid()), Some(found.gid()));

@@ -20,14 +20,15 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use atoll_key::Key;
-use rustix::fs::{XattrFlags, getxattr, setxattr, statvfs};
+use rustix::fs::{CWD, FileType, Mode, XattrFlags, getxattr, mknodat, setxattr, statvfs};
+use rustix::io::Errno;
 
 use super::FlagCheck;
 
 /// The owner file's name.
 const OWNER_NAME: &str = "atoll-store";
 /// Bytes of what it holds.
-const OWNER_DIGITS: usize = 32;
+pub(super) const OWNER_DIGITS: usize = 32;
 /// The extended attribute with which TFS marks what is transparent.
 const FLAG: &str = "user.tfs.transparent";
 /// How many directories the blocks spread over.
@@ -159,7 +160,7 @@ fn is_transparent(path: &Path) -> io::Result<bool> {
     match getxattr(path, FLAG, &mut value[..]) {
         Ok(len) => Ok(value[..len] == *b"1"),
         // No attribute, or a file system without attributes.
-        Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP) => Ok(false),
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
@@ -170,7 +171,8 @@ fn read_owner(path: &Path) -> io::Result<Option<String>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?.take(OWNER_DIGITS as u64 + 1).read_to_string(&mut owner)?,
     };
-    Ok(Some(owner))
+    // An empty one is what is left of an interrupted attempt.
+    Ok(Some(owner).filter(|owner| !owner.is_empty()))
 }
 
 impl BlockDir {
@@ -203,13 +205,17 @@ impl BlockDir {
             return Ok(());
         }
         let path = self.path.join(OWNER_NAME);
-        let options =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).clone();
-        let mut file = options.open(&path).map_err(io)?;
+        // Made without being opened: one that is open cannot choose what it is.
+        match mknodat(CWD, &path, FileType::RegularFile, Mode::RUSR | Mode::WUSR, 0) {
+            // Of an attempt that was interrupted.
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(io(error.into())),
+        }
         if self.flag == FlagCheck::Attribute {
             // This one must stay: an empty file may still choose.
             setxattr(&path, FLAG, b"0", XattrFlags::empty()).map_err(|error| io(error.into()))?;
         }
+        let mut file = OpenOptions::new().write(true).open(&path).map_err(io)?;
         file.write_all(self.owner.as_bytes()).and_then(|()| file.sync_all()).map_err(io)
     }
 
@@ -396,6 +402,7 @@ mod tests {
         let [ours, theirs] = ["1", "2"].map(|digit| digit.repeat(OWNER_DIGITS));
         let block_dir = BlockDir::new(&dir, &ours, assumed);
         assert!(block_dir.presence().is_err());
+        fs::write(dir.join(OWNER_NAME), b"").expect("an attempt that was interrupted");
         block_dir.take().expect("taken");
         block_dir.take().expect("taken already");
         block_dir.presence().expect("there");

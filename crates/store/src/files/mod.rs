@@ -43,7 +43,7 @@ use bytes::Bytes;
 
 use crate::disk::{Disk, RealDisk};
 use crate::disk_store::{DiskConfig, MAX_QUEUED_READS, ReadJob, read_loop, start_thread};
-use crate::index::{Entry, Index, IndexError};
+use crate::index::{self, Entry, Index, IndexError};
 use crate::queue::Queue;
 use crate::recover::OpenError;
 use crate::shared::Shared;
@@ -51,7 +51,7 @@ use crate::writer::commit_frozen;
 use crate::{
     BlockInfo, BlockStore, Owner, OwnerUsage, Owners, ScrubStep, StoreError, StoredBlock, Usage,
 };
-use directory::BlockDir;
+use directory::{BlockDir, OWNER_DIGITS};
 pub use directory::{Space, UnfitDir};
 use inner::{Inner, Mode, WriteJob, write_loop};
 use writer::Writer;
@@ -357,12 +357,11 @@ fn prepare(
         io::ErrorKind::WouldBlock => OpenError::Locked(error.to_string()),
         _ => OpenError::Io(error),
     })?;
-    let (owner, is_new) = owner_of(index_dir, &*disk)?;
+    let owner = owner_of(index_dir, &*disk)?;
     let dir = BlockDir::new(blocks_dir, &owner, config.flag);
-    if is_new {
+    if !index_dir.join(index::FILE_NAME).exists() {
+        // It is being made, or was when the last attempt was interrupted.
         dir.take()?;
-        std::fs::write(index_dir.join(OWNER_FILE), &owner)?;
-        disk.sync_dir()?;
     }
     let shared = Shared::new(disk.clone(), config.disk);
     let (index, next_sequence) = open_index(&shared, disk)?;
@@ -379,14 +378,17 @@ fn prepare(
     Ok((place.clone(), Writer::new(place, index, next_sequence), lock))
 }
 
-/// What the owner file beside the index says, or what it shall say.
-fn owner_of(index_dir: &Path, disk: &dyn Disk) -> io::Result<(String, bool)> {
+/// What the owner file beside the index says; it is made if need be.
+fn owner_of(index_dir: &Path, disk: &dyn Disk) -> io::Result<String> {
     match std::fs::read_to_string(index_dir.join(OWNER_FILE)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let (a, b) = (disk.random_u64()?, disk.random_u64()?);
-            Ok((format!("{a:016x}{b:016x}"), true))
+        Ok(owner) if owner.len() == OWNER_DIGITS => Ok(owner),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => {
+            let owner = format!("{:016x}{:016x}", disk.random_u64()?, disk.random_u64()?);
+            std::fs::write(index_dir.join(OWNER_FILE), &owner)?;
+            disk.sync_dir()?;
+            Ok(owner)
         }
-        owner => Ok((owner?, false)),
     }
 }
 
