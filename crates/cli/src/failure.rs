@@ -100,7 +100,7 @@ impl Failure {
         let failure = Failure::new(put_exit(error), what).because(error);
         match error {
             PutError::Full(_) => failure.advice(
-                "Start nodes with more --storage, or publish less; running it again goes on \
+                "Give nodes more disk (`atoll contribute`), or publish less; running it again goes on \
                  from here.",
             ),
             PutError::Unavailable(_) => failure.advice(TRY_AGAIN),

@@ -24,7 +24,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::config::{NodeConfig, Settings, StartError};
-use crate::contribution::{self, Contributor, Opened as Storage};
+use crate::contribution::{self, Contributor, Opened as Storage, Policy};
 use crate::control::server::{About, Control};
 use crate::dir::{self, DirError, DirLock, NodeDir, SocketAddress};
 use crate::entry::{Entry, Place, Ring};
@@ -374,6 +374,11 @@ fn open(config: &NodeConfig) -> Result<Opened, StartError> {
     let lock = dir.lock()?;
     let mut settings = Settings::load(&dir)?;
     settings.apply(config)?;
+    let policy = settings.policy();
+    if config.storage_bytes.is_some() && !matches!(policy, Policy::Fixed { .. }) {
+        let policy = policy.name();
+        tracing::warn!(policy, "a size was given, which only counts where disk is given by size");
+    }
     let (network, is_founder) = open_network(&dir, config, settings.has_joined())?;
     let identity = open_identity(&dir)?;
     let remembered = match PeerList::load(&dir) {

@@ -53,10 +53,7 @@ fn describe(settings: &NodeSettings) -> Vec<(&'static str, String)> {
     vec![
         ("virtual servers", format!("{} ({positions} on the ring)", settings.virtual_servers)),
         ("cache", units::size(settings.cache_bytes)),
-        (
-            "storage",
-            format!("{} (set by `atoll up --storage`)", units::size(settings.storage_bytes)),
-        ),
+        ("storage", format!("{} (see `atoll contribute`)", units::size(settings.storage_bytes))),
         ("node IDs", format!("from the {} (of the network)", source_of_ids(&settings.node_ids))),
         ("copies", format!("{} of each block (of the network)", settings.replicas)),
     ]

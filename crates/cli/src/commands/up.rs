@@ -44,7 +44,8 @@ pub struct Args {
     #[arg(long, value_name = "CODE")]
     join: Option<String>,
 
-    /// How much disk to give at most, e.g. 50GiB [default: 10GiB]
+    /// How much disk to give at most, e.g. 50GiB [default: 10GiB]; `atoll contribute` gives it
+    /// in other ways
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     storage: Option<u64>,
 

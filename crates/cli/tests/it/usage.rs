@@ -22,6 +22,8 @@ const COMMANDS: [&str; 19] = [
     "status",
     "settings",
     "quota",
+    "contribute",
+    "tfs",
     "lab",
     "completions",
     "man",
