@@ -1,11 +1,12 @@
 //! Transparent file systems end to end: made, mounted, filled, contributed, checked.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::processes::{assert_same, atoll, can_mount, make_tree, noise, run};
+use crate::processes::{Ring, assert_same, atoll, can_mount, make_tree, noise, run, until};
 
 /// A mount that goes away with its test.
 struct Mounted(PathBuf);
@@ -150,4 +151,52 @@ fn what_is_no_tfs_is_told_so() {
     run(atoll().args(["tfs", "stat"]).arg(temp.path().join("none"))).failed(4, &["cannot open"]);
     let map = ["tfs", "map", "--out", "map.pdf"];
     run(atoll().args(map).arg(&file)).failed(2, &[".svg", ".png"]);
+}
+
+/// The paper's use of it (§1): what the owner writes takes the room back, and the ring goes on.
+#[test]
+fn a_node_gives_all_that_is_free_and_its_owner_takes_it_back() {
+    if !can_mount("a_node_gives_all_that_is_free_and_its_owner_takes_it_back") {
+        return;
+    }
+    let temp = tempfile::tempdir().expect("a directory");
+    let [image, source, at] = ["disk.img", "tree", "mnt"].map(|name| temp.path().join(name));
+    let ring = Ring::of(3);
+    make_tree(&source);
+    fs::write(source.join("big"), noise(4 << 20, 9)).expect("a file");
+    run(atoll().args(["tfs", "mkfs", "--size", "48MiB"]).arg(&image)).ok();
+    let mount = Mounted::new(&image, &at);
+    let (ordinary, given) = (at.join("ordinary"), at.join("given"));
+    fs::create_dir(&ordinary).expect("a directory");
+    fs::create_dir(&given).expect("a directory");
+    run(atoll().args(["tfs", "set", "--transparent"]).arg(&given)).ok();
+    let address = ring.publish(&source);
+
+    let node = &ring.nodes[2];
+    let contribute = |dir: &Path| run(node.command(["contribute", "transparent"]).arg(dir));
+    contribute(&ordinary).failed(2, &["is not transparent", "atoll tfs set --transparent"]);
+    let status = || json(&run(&mut node.command(["contribute", "--json"])).ok().stdout);
+    until("all copies have come to node 2", || status()["blocks"].as_u64() > Some(50));
+    contribute(&given).ok();
+    until("they have been moved", || status()["moving"].is_null());
+    let held = status()["blocks"].as_u64().expect("a number");
+    let stat = || json(&run(atoll().args(["tfs", "stat", "--json"]).arg(&at)).ok().stdout);
+    assert!(stat()["transparent_files"].as_u64() >= Some(held), "{}", stat());
+
+    // The owner fills the disk, and does not notice that it was full of something.
+    let mut hoard = fs::File::create(ordinary.join("hoard")).expect("a file");
+    let megabyte = noise(1 << 20, 1);
+    let written = (0..100).take_while(|_| hoard.write_all(&megabyte).is_ok()).count();
+    assert!(written >= 40, "{written} MiB of 48");
+    until("the node notices", || status()["lost_blocks"].as_u64() > Some(0));
+    let copy = ring.path("copy");
+    run(node.command(["get", &address]).arg(&copy)).ok();
+    assert_same(&source, &copy);
+
+    drop(hoard);
+    drop(ring);
+    mount.unmount();
+    let sound = json(&when_free(&image, &["tfs", "check", "--tags", "--json"]));
+    assert_eq!(sound["sound"], true, "{sound}");
+    e2fsck_finds_nothing(&image);
 }
