@@ -16,16 +16,29 @@ use atoll_env::{Env, random_below};
 use crate::LabError;
 use crate::inputs::Availability;
 
-/// A log-normal distribution of hours.
+/// A log-normal distribution: of hours, where hosts come and go.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct LogNormal {
     pub mu: f64,
     pub sigma: f64,
 }
 
-/// `Overnet03`: how long hosts are up and down.
-const OVERNET_UP: LogNormal = LogNormal { mu: 0.19, sigma: 0.98 };
-const OVERNET_DOWN: LogNormal = LogNormal { mu: 0.08, sigma: 1.8 };
+/// How long hosts are up and down in turn.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Churn {
+    pub up: LogNormal,
+    pub down: LogNormal,
+}
+
+/// `Overnet03`, a file-sharing network.
+const OVERNET: Churn =
+    Churn { up: LogNormal { mu: 0.19, sigma: 0.98 }, down: LogNormal { mu: 0.08, sigma: 1.8 } };
+/// `Microsoft99`, the desktop computers of a company.
+pub(crate) const CORPORATE: Churn =
+    Churn { up: LogNormal { mu: 2.62, sigma: 1.84 }, down: LogNormal { mu: 1.42, sigma: 1.54 } };
+/// `Skype06`, the super-peers of Skype.
+pub(crate) const INTERNET: Churn =
+    Churn { up: LogNormal { mu: 1.6, sigma: 1.57 }, down: LogNormal { mu: 1.4, sigma: 1.73 } };
 
 /// Before the beginning, each host has gone on and off for so many cycles on average:
 /// sessions under way are then as old as they are in the long run.
@@ -39,8 +52,13 @@ impl LogNormal {
         (self.mu + self.sigma.powi(2) / 2.0).exp()
     }
 
+    /// A value at random.
+    pub fn draw(self, random: &Env) -> f64 {
+        (self.mu + self.sigma * normal(random)).exp()
+    }
+
     fn draw_secs(self, random: &Env) -> f64 {
-        (self.mu + self.sigma * normal(random)).exp() * HOUR_SECS
+        self.draw(random) * HOUR_SECS
     }
 }
 
@@ -103,23 +121,35 @@ pub(crate) fn schedule(
     Ok(schedule)
 }
 
-type Sessions = Vec<(f64, f64)>;
+/// When one host was up, seconds.
+pub(crate) type Sessions = Vec<(f64, f64)>;
+
+/// Overnet's sessions with so many hosts up at a time.
+fn modelled(mean_up: usize, length_secs: f64, random: &Env) -> Vec<Sessions> {
+    let (up, down) = (OVERNET.up.mean_hours(), OVERNET.down.mean_hours());
+    let hosts = (mean_up as f64 * (up + down) / up).round() as usize;
+    sessions(OVERNET, hosts, length_secs, random)
+}
 
 /// Sessions of each host that overlap `0..length_secs`.
-fn modelled(mean_up: usize, length_secs: f64, random: &Env) -> Vec<Sessions> {
-    let (up, down) = (OVERNET_UP.mean_hours(), OVERNET_DOWN.mean_hours());
-    let hosts = (mean_up as f64 * (up + down) / up).round() as usize;
-    let before = CYCLES_BEFORE * (up + down) * HOUR_SECS;
+pub(crate) fn sessions(
+    churn: Churn,
+    hosts: usize,
+    length_secs: f64,
+    random: &Env,
+) -> Vec<Sessions> {
+    let cycle_hours = churn.up.mean_hours() + churn.down.mean_hours();
+    let before = CYCLES_BEFORE * cycle_hours * HOUR_SECS;
     let host = |_| {
         // Hosts must not begin in step.
         let mut at = -before * (1.0 + unit(random));
         let mut sessions = Vec::new();
         while at < length_secs {
-            let end = at + OVERNET_UP.draw_secs(random);
+            let end = at + churn.up.draw_secs(random);
             if end > 0.0 {
                 sessions.push((at, end));
             }
-            at = end + OVERNET_DOWN.draw_secs(random);
+            at = end + churn.down.draw_secs(random);
         }
         sessions
     };

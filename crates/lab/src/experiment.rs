@@ -100,7 +100,7 @@ pub(crate) struct Group {
     pub run: fn(&Context<'_>) -> Result<Vec<Outcome>, LabError>,
 }
 
-const GROUPS: [&Group; 8] = [
+const GROUPS: [&Group; 10] = [
     &cfs::downloads::GROUP,
     &cfs::lookup_cost::GROUP,
     &cfs::balance::SHARES,
@@ -109,9 +109,11 @@ const GROUPS: [&Group; 8] = [
     &cfs::failures::GROUP,
     &crate::lookup_budget::GROUP,
     &crate::malicious::GROUP,
+    &crate::tfs::allocations::GROUP,
+    &crate::tfs::copying::GROUP,
 ];
 
-/// All experiments, in the order of the paper.
+/// All experiments, in the order of the papers.
 pub fn experiments() -> impl Iterator<Item = &'static Experiment> {
     GROUPS.iter().flat_map(|group| group.experiments)
 }

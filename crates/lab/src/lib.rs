@@ -29,6 +29,7 @@ mod outcome;
 mod ring;
 pub mod setting;
 mod statistics;
+mod tfs;
 
 pub use chart::Chart;
 pub use experiment::{Experiment, LabError, Options, Progress, Silent, check, experiments, run};

@@ -3,3 +3,4 @@
 mod bounds;
 mod options;
 mod points;
+mod tfs;
