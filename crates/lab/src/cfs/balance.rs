@@ -331,8 +331,8 @@ fn control_outcome(found: &[Held], blocks: usize, seeds: &[u64]) -> Outcome {
                 let held = of(setting, at);
                 format!("{:.0} ({:.0} to {:.0})", held.mean, held.least, held.most)
             };
-            let quantity = format!("{count} virtual server{}", if *count == 1 { "" } else { "s" });
-            Comparison::new(quantity, paper, said(Setting::Paper), said(Setting::Default))
+            let [ours, shipped] = Setting::BOTH.map(said);
+            Comparison::new(virtual_servers(*count), paper, ours, shipped)
         })
         .collect();
     Outcome {
