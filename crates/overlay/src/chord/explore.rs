@@ -400,8 +400,9 @@ impl Chord {
         let answer = self.call::<Learned>(&question.to, LEARN, header).await;
         let now = self.env.now();
         match answer {
-            Ok(answer) => {
+            Ok(mut answer) => {
                 let mut inner = self.lock();
+                answer.leave_out(|node| !inner.servers.gate.is_possible(node));
                 inner.show_neighbours(now);
                 inner.explorer.table.take_in(question, &answer, nodes, secs(now));
             }

@@ -17,3 +17,4 @@ mod state_properties;
 mod table_model;
 mod virtual_servers;
 mod walking;
+mod ways_in;
