@@ -7,7 +7,7 @@ use minicbor::Decode;
 
 use super::meetings::Introduction;
 use super::messages::{
-    self, Alive, AskRoute, Dead, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping, Seen,
+    self, Alive, AskRoute, Dead, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping, Reached, Seen,
     Surroundings, VirtualIndex, WireKey, WireNode, WireNodes, WireRoute,
 };
 use super::{Chord, state::Told};
@@ -95,6 +95,11 @@ impl Chord {
         let (to_index, from) = (VirtualIndex(to.seat.index), VirtualIndex(from));
         let header = messages::encode(&Seen { epoch: seen, to: to_index, from });
         self.call(to, messages::NOTIFY, header).await
+    }
+
+    /// Whether a node reaches this one where it says it listens.
+    pub(super) async fn call_reach_me(&self, to: &Node) -> Result<Reached, CallError> {
+        self.call(to, messages::REACH_ME, bytes::Bytes::new()).await
     }
 
     /// Virtual server `from` has left; `remaining` stay.
