@@ -378,7 +378,10 @@ async fn ask_all_replicas(
             .map(|(node, _)| *node)
             .collect();
         let (newest, header) = (newest.clone(), *header);
-        inner.env.spawn(Box::pin(update_stale(inner.clone(), stale, late, newest.clone(), header)));
+        if !(stale.is_empty() && late.is_empty()) {
+            let update = update_stale(inner.clone(), stale, late, newest.clone(), header);
+            inner.env.spawn(Box::pin(update));
+        }
         return Ok(newest);
     }
     let said: Vec<String> = replicas
