@@ -25,7 +25,7 @@ use super::table::sweep::Wish;
 use super::table::{Evidence, MAX_ENTRIES, Table, Trust, secs};
 use super::{Chord, ChordConfig, Inner};
 use crate::walk::Trace;
-use crate::{MAX_CLOSER, Node, Route, Seat};
+use crate::{MAX_CLOSER, MAX_GUESSES, Node, Route, Seat};
 
 /// Which table a node keeps beside its successor lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -128,6 +128,15 @@ impl Inner {
                 self.explorer.table.heard(&finger, second);
             }
         }
+    }
+}
+
+impl Inner {
+    fn guess_roots(&self, key: &Key, now: atoll_env::Instant) -> Vec<Node> {
+        let ring_size = self.servers.estimated_nodes();
+        let mut nodes = self.explorer.table.likely_roots(key, ring_size, secs(now));
+        nodes.retain(|node| !self.servers.gate.is_suspected(node, now));
+        nodes
     }
 }
 
@@ -264,7 +273,8 @@ impl Chord {
 
     // --- who reads it -----------------------------------------------------------------
 
-    /// Adds the table's nodes before the key to those that a route names.
+    /// Adds the table's nodes before the key to those that a route names, and its guesses at
+    /// the root.
     pub(super) fn with_table(&self, key: &Key, route: Route) -> Route {
         if !self.is_adaptive() || !matches!(route, Route::Closer(_)) {
             return route;
@@ -286,7 +296,11 @@ impl Chord {
         nodes.sort_by_cached_key(|node| key.distance_from(node.id.key()));
         nodes.dedup_by_key(|node| node.id);
         nodes.truncate(MAX_CLOSER);
-        if nodes.is_empty() { route } else { Route::closer(nodes) }
+        if nodes.is_empty() {
+            return route;
+        }
+        nodes.extend(inner.guess_roots(key, now).into_iter().take(MAX_GUESSES));
+        Route::closer(nodes)
     }
 
     /// See [`crate::Overlay::likely_roots`].
@@ -295,11 +309,7 @@ impl Chord {
             return Vec::new();
         }
         let now = self.env.now();
-        let inner = self.lock();
-        let mut nodes =
-            inner.explorer.table.likely_roots(key, inner.servers.estimated_nodes(), secs(now));
-        nodes.retain(|node| !inner.servers.gate.is_suspected(node, now));
-        nodes
+        self.lock().guess_roots(key, now)
     }
 
     /// Nodes of the table all over the ring.

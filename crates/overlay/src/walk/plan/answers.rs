@@ -3,11 +3,11 @@
 use atoll_key::Key;
 use atoll_net::{CallError, Peer};
 
-use super::{Candidate, MAX_BACKS, MAX_ROOTS_TAKEN, Plan};
+use super::{Candidate, FARTHEST_GUESS, MAX_BACKS, MAX_ROOTS_TAKEN, Plan};
 use crate::peer_book::{Misdeed, Standing};
 use crate::walk::selection::Report;
 use crate::walk::{Asked, Said, Step};
-use crate::{Node, Route};
+use crate::{Lead, MAX_CLOSER, MAX_GUESSES, Node, Route};
 
 impl Plan<'_> {
     /// Takes in an answer; returns the value if that was the end of the search.
@@ -111,6 +111,10 @@ impl Plan<'_> {
             } else {
                 self.add_root(nearer);
             }
+            if self.route.guessed.contains(&node.peer) {
+                self.route.guessed.insert(nearer.peer);
+                self.route.guessed_backs += 1;
+            }
         } else if self.claims.contains_key(&self.distance_after(&nearer)) {
             self.reached(nearer);
         }
@@ -121,19 +125,7 @@ impl Plan<'_> {
     pub(super) fn learn(&mut self, guide: &Node, route: &Route) -> Said {
         let said = match route {
             Route::Root(list) => self.root_named(guide, list),
-            Route::Closer(leads) => {
-                let nearer = |n: &Node| n.id.key().strictly_between(guide.id.key(), &self.key);
-                let leads = leads.iter().filter(|lead| nearer(&lead.node));
-                let leads: Vec<_> = leads.take(crate::MAX_CLOSER).copied().collect();
-                let namer = guide.peer.id;
-                let named = self.named.entry(namer).or_default();
-                named.extend(leads.iter().map(|lead| lead.node.peer));
-                for lead in &leads {
-                    let report = lead.latency.map(|latency| Report { namer, latency });
-                    self.add_on_the_way(lead.node, report);
-                }
-                if leads.is_empty() { Said::Nowhere } else { Said::Closer(leads.len()) }
-            }
+            Route::Closer(leads) => self.led(guide, leads),
             Route::Back(nearer) => {
                 self.add_root(*nearer);
                 Said::Back(*nearer)
@@ -157,7 +149,56 @@ impl Plan<'_> {
         said
     }
 
+    /// Nodes before the key are named, and perhaps some that may be its root.
+    fn led(&mut self, guide: &Node, leads: &[Lead]) -> Said {
+        let is_nearer = |lead: &&Lead| {
+            let position = lead.node.id.key();
+            position.strictly_between(guide.id.key(), &self.key)
+        };
+        let (nearer, others): (Vec<&Lead>, Vec<&Lead>) = leads.iter().partition(is_nearer);
+        if nearer.is_empty() {
+            return Said::Nowhere;
+        }
+        let nearer = &nearer[..nearer.len().min(MAX_CLOSER)];
+        let namer = guide.peer.id;
+        let named = self.named.entry(namer).or_default();
+        named.extend(nearer.iter().map(|lead| lead.node.peer));
+        for lead in nearer {
+            let report = lead.latency.map(|latency| Report { namer, latency });
+            self.add_on_the_way(lead.node, report);
+        }
+        self.route.guessed_backs = 0;
+        for guess in others.iter().take(MAX_GUESSES) {
+            self.guess_root(&guess.node);
+        }
+        Said::Closer(nearer.len())
+    }
+
+    /// Guesses of this node's own.
+    pub fn guess_roots(&mut self, guesses: &[Node]) {
+        for node in guesses {
+            self.guess_root(node);
+        }
+    }
+
+    /// A node that may be the root: if it is not, it names a nearer one. Nobody has said that
+    /// it follows the key, so it does not bear on who does.
+    fn guess_root(&mut self, node: &Node) {
+        let at = self.distance_after(node);
+        let is_near = at.as_fraction() * self.nodes <= FARTHEST_GUESS
+            && self.route.not_beyond.is_none_or(|bound| at < bound);
+        let is_useless = node.peer.id == self.me.peer.id
+            || self.failed.contains(&node.peer)
+            || self.asked.contains(&(node.peer, true))
+            || self.seems_dead(node);
+        if is_near && !is_useless && !self.route.roots.contains_key(&(at, node.peer)) {
+            self.route.guessed.insert(node.peer);
+            self.route.roots.insert((at, node.peer), *node);
+        }
+    }
+
     fn root_named(&mut self, guide: &Node, list: &[Node]) -> Said {
+        self.route.guessed_backs = 0;
         let named = self.named.entry(guide.peer.id).or_default();
         named.extend(list.iter().take(MAX_ROOTS_TAKEN).map(|node| node.peer));
         for node in list.iter().take(MAX_ROOTS_TAKEN) {
