@@ -120,6 +120,7 @@ fn limits(inner: &Inner, deadline: Instant) -> WalkLimits {
         confirm: CONFIRM_ABSENCE,
         asks: MAX_ASKS,
         hedge: inner.config.hedge,
+        guess: true,
     }
 }
 

@@ -192,6 +192,13 @@ impl Chord {
         root_of(walk(&*self.env, self, key, self.root_limits(), step).boxed().await)
     }
 
+    /// As [`Chord::walk_to_root`], for who wants to stand before that root.
+    pub(super) async fn walk_to_place(&self, key: &Key) -> Result<Found<Vec<Node>>, WalkError> {
+        let step = |node, as_root| self.route_step(node, *key, as_root);
+        let limits = WalkLimits { guess: false, ..self.root_limits() };
+        root_of(walk(&*self.env, self, key, limits, step).boxed().await)
+    }
+
     /// The root of `key` on the ring of `start`, other than this node.
     pub(super) async fn walk_to_root_from(
         &self,
@@ -199,7 +206,8 @@ impl Chord {
         key: &Key,
     ) -> Result<Found<Vec<Node>>, WalkError> {
         let step = |node, as_root| self.route_step(node, *key, as_root);
-        root_of(walk_from(&*self.env, self, start, key, self.root_limits(), step).boxed().await)
+        let limits = WalkLimits { guess: false, ..self.root_limits() };
+        root_of(walk_from(&*self.env, self, start, key, limits, step).boxed().await)
     }
 
     /// The root of `key`, which is probably `likely`.

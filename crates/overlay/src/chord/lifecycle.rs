@@ -236,7 +236,7 @@ impl Chord {
     async fn join_by_own_tables(&self, index: u16) {
         let key = self.lock().servers.seat(index).id.key().next();
         // Whatever goes wrong, the next period tries again.
-        if let Ok(found) = self.walk_to_root(&key).await
+        if let Ok(found) = self.walk_to_place(&key).await
             && self.join_at(index, found.value[0]).await.is_ok()
         {
             self.stabilize_server(index).await;

@@ -3,7 +3,7 @@
 use atoll_key::Key;
 use atoll_net::{CallError, Peer};
 
-use super::{Candidate, FARTHEST_GUESS, MAX_BACKS, MAX_ROOTS_TAKEN, Plan};
+use super::{Candidate, FARTHEST_GUESS, MAX_BACKS, MAX_GUESSED_BACKS, MAX_ROOTS_TAKEN, Plan};
 use crate::peer_book::{Misdeed, Standing};
 use crate::walk::selection::Report;
 use crate::walk::{Asked, Said, Step};
@@ -68,7 +68,7 @@ impl Plan<'_> {
         self.roots_known.retain(|_, known| known.peer != node.peer);
         if let Some(after) = self.route.named_by.remove(&node.peer) {
             // The node that named it is the first live successor.
-            self.claimed(after, None);
+            self.is_first_alive(after);
         }
     }
 
@@ -86,11 +86,24 @@ impl Plan<'_> {
         Said::Absent
     }
 
+    /// The node before this one is dead. If this one was only guessed to be the root, others
+    /// may live before that one: then who follows the key has to be heard first.
+    fn is_first_alive(&mut self, node: Node) -> Said {
+        if !self.route.guessed.contains(&node.peer) {
+            return self.claimed(node, None);
+        }
+        let here = self.distance_after(&node);
+        self.roots_known.insert((here, node.peer), node);
+        self.route.guessed_claims.insert(node.peer);
+        self.route.guessed_backs = MAX_GUESSED_BACKS + 1;
+        Said::Absent
+    }
+
     /// A node asked as the root names its predecessor instead.
     fn back(&mut self, node: &Node, nearer: Node) -> Said {
         if self.failed.contains(&nearer.peer) || self.seems_dead(&nearer) {
             // It believes in a node that has failed: it is the first live successor.
-            return self.claimed(*node, None);
+            return self.is_first_alive(*node);
         }
         let here = self.distance_after(node);
         if self.distance_after(&nearer) >= here {
@@ -191,7 +204,11 @@ impl Plan<'_> {
             || self.failed.contains(&node.peer)
             || self.asked.contains(&(node.peer, true))
             || self.seems_dead(node);
-        if is_near && !is_useless && !self.route.roots.contains_key(&(at, node.peer)) {
+        if self.limits.guess
+            && is_near
+            && !is_useless
+            && !self.route.roots.contains_key(&(at, node.peer))
+        {
             self.route.guessed.insert(node.peer);
             self.route.roots.insert((at, node.peer), *node);
         }
@@ -202,6 +219,7 @@ impl Plan<'_> {
         let named = self.named.entry(guide.peer.id).or_default();
         named.extend(list.iter().take(MAX_ROOTS_TAKEN).map(|node| node.peer));
         for node in list.iter().take(MAX_ROOTS_TAKEN) {
+            self.route.guessed.remove(&node.peer);
             self.add_root(*node);
         }
         if list.len() > 1 {
@@ -214,12 +232,14 @@ impl Plan<'_> {
         }
         // Another route has been there already: this one agrees.
         let lives = |node: &&Node| !self.failed.contains(&node.peer) && !self.seems_dead(node);
-        let first = list.iter().find(lives);
-        if let Some(first) = first
-            && self.claims.contains_key(&self.distance_after(first))
+        if let Some(first) = list.iter().find(lives).copied()
             && self.route.replicas_left.is_none()
         {
-            self.reached(*first);
+            if self.claims.contains_key(&self.distance_after(&first)) {
+                self.reached(first);
+            } else if self.route.guessed_claims.contains(&first.peer) {
+                self.claimed(first, None);
+            }
         }
         Said::Root(*root)
     }
