@@ -211,6 +211,11 @@ impl Context<'_> {
         self.options.nodes.unwrap_or(if self.options.quick { quick } else { full })
     }
 
+    /// Whether the experiment of this name is asked for.
+    pub fn wants(&self, name: &str) -> bool {
+        self.names.contains(&name)
+    }
+
     /// The seeds of the runs.
     pub fn seeds(&self, full: usize, quick: usize) -> Vec<u64> {
         let runs = self.options.runs.unwrap_or(if self.options.quick { quick } else { full });
