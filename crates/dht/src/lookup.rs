@@ -139,10 +139,15 @@ async fn search(
     limits: WalkLimits,
 ) -> Result<Found, WalkError> {
     let notes = Arc::new(Mutex::new(Notes::default()));
-    let replicas = Arc::new(Mutex::new(Replicas::default()));
-    if let Route::Root(named) = inner.overlay.route(&key, false) {
-        lock(&replicas).named = named;
-    }
+    let replicas = match inner.overlay.route(&key, false) {
+        Route::Root(named) => {
+            let mut known = Replicas::default();
+            known.are(named);
+            known
+        }
+        _ => Replicas::guessed(inner.overlay.likely_roots(&key)),
+    };
+    let replicas = Arc::new(Mutex::new(replicas));
     let step = |node, as_root| -> BoxFuture<'static, _> {
         let (inner, notes, replicas) = (inner.clone(), notes.clone(), replicas.clone());
         Box::pin(async move {
@@ -157,7 +162,7 @@ async fn search(
             }
             let step = answer.into_step();
             if let Step::Route(Route::Root(named)) = &step {
-                lock(&replicas).named = named.clone();
+                lock(&replicas).are(named.clone());
             }
             Ok(step)
         })
