@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant, random_below, sleep};
 use atoll_key::{Key, PeerId};
-use atoll_net::{CallError, Peer};
+use atoll_net::CallError;
 use atoll_overlay::peer_book::Standing;
 use atoll_overlay::walk::{Asked, Said, Step, may_follow};
 use atoll_overlay::{Node, distinct_peers};
@@ -323,21 +323,31 @@ impl Race {
 fn by_nearness(inner: &Inner, mut set: Vec<Node>) -> Vec<Node> {
     let (book, now) = (inner.overlay.peer_book(), inner.env.now());
     set.retain(|node| !inner.is_me(node));
-    let worth = |peer: &Peer| (book.standing(peer, now), book.is_avoided(&peer.id, now));
-    set.sort_by_cached_key(|node| Reverse((worth(&node.peer), expected(inner, &node.peer.id))));
-    // The last ones are about equally near: any of them may be asked first.
-    let Some(last) = set.last().map(|node| node.peer) else { return set };
-    let nearest = expected(inner, &last.id);
-    let far = |node: &Node| {
-        worth(&node.peer) != worth(&last)
-            || expected(inner, &node.peer.id) > nearest.mul_f64(ABOUT_EQUAL)
-    };
-    let equal_from = set.iter().rposition(far).map_or(0, |farther| farther + 1);
-    let equal = (set.len() - equal_from) as u64;
-    let chosen = equal_from + random_below(&*inner.env, equal) as usize;
-    let end = set.len() - 1;
-    set.swap(chosen, end);
-    set
+    // Each is looked up once: other reads change what is expected of it at any moment.
+    let rated = set.into_iter().map(|node| {
+        let peer = &node.peer;
+        let worth = (book.standing(peer, now), book.is_avoided(&peer.id, now));
+        (worth, expected(inner, &peer.id), node)
+    });
+    nearest_last(rated.collect(), |equal| random_below(&*inner.env, equal as u64) as usize)
+}
+
+/// By worth, the least first, and within it by what is expected, the shortest last. Of those
+/// about equal to the last, never none, `choose` says which is the last.
+fn nearest_last<W: Ord, N>(
+    mut rated: Vec<(W, Duration, N)>,
+    choose: impl FnOnce(usize) -> usize,
+) -> Vec<N> {
+    rated.sort_by(|a, b| (&b.0, b.1).cmp(&(&a.0, a.1)));
+    if let Some((worth, nearest, _)) = rated.last() {
+        let far = |(other, expected, _): &(W, Duration, N)| {
+            other != worth || expected.as_secs_f64() > nearest.as_secs_f64() * ABOUT_EQUAL
+        };
+        let equal_from = rated.iter().rposition(far).map_or(0, |farther| farther + 1);
+        let (chosen, end) = (equal_from + choose(rated.len() - equal_from), rated.len() - 1);
+        rated.swap(chosen, end);
+    }
+    rated.into_iter().map(|(_, _, node)| node).collect()
 }
 
 /// How long a block from `peer` will take, compared with one from another.
@@ -348,6 +358,36 @@ fn expected(inner: &Inner, peer: &PeerId) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_nearest_of_the_best_is_last_and_chance_decides_among_equals() {
+        let rated =
+            || vec![(0, MS * 100, 'a'), (0, MS * 300, 'b'), (1, MS, 'c'), (0, MS * 98, 'd')];
+        for chosen in 0..2 {
+            let order = nearest_last(rated(), |equal| {
+                assert_eq!(equal, 2, "100 and 98 ms are about equal");
+                chosen
+            });
+            assert_eq!(order[..2], ['c', 'b']);
+            assert_eq!(order[3], ['a', 'd'][chosen]);
+        }
+    }
+
+    /// One whose figures changed while it was looked at was taken for farther than itself, and
+    /// the choice was among none.
+    #[test]
+    fn the_last_is_always_equal_to_itself() {
+        for expected in [Duration::ZERO, MS, Duration::MAX] {
+            let order = nearest_last(vec![((), expected, 7)], |equal| {
+                assert_eq!(equal, 1);
+                0
+            });
+            assert_eq!(order, [7]);
+        }
+        assert!(nearest_last(Vec::<((), Duration, u8)>::new(), |_| unreachable!()).is_empty());
+    }
 
     #[test]
     fn hedges_are_a_share_of_fetches_and_a_burst() {
