@@ -20,6 +20,8 @@ use noise::noise;
 
 #[path = "wan/noise.rs"]
 mod noise;
+#[path = "wan/process.rs"]
+mod process;
 
 const NODES: usize = 5;
 const FILE_BYTES: usize = 100 << 20;
@@ -167,14 +169,9 @@ impl Ring {
             let dir = temp.join(format!("node{i}"));
             let mut up = Command::new(env!("CARGO_BIN_EXE_atoll"));
             up.arg("--dir").arg(&dir).args(["up", "--listen", "127.0.0.1:0"]);
-            up.args((i > 0).then_some(["--join", "-"]).into_iter().flatten());
-            up.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-            let mut process = up.spawn().expect("it runs");
-            let mut stdin = process.stdin.take().expect("piped");
-            stdin.write_all(code.as_bytes()).expect("it reads its code");
-            drop(stdin);
+            up.stderr(Stdio::null());
+            ring.processes.push(process::start(up, &code));
             ring.dirs.push(dir);
-            ring.processes.push(process);
             if i == 0 {
                 timed(ring.atoll(0).args(["status", "--wait", "joined"]));
                 code = timed(ring.atoll(0).arg("invite")).1;

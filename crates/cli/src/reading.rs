@@ -69,7 +69,11 @@ impl Reading {
 
     /// What the address names; a link is not followed.
     pub async fn item(&self) -> Result<Item, Failure> {
-        let path = self.address.path.join(&b'/');
+        self.resolve(&self.address.path).await
+    }
+
+    async fn resolve(&self, path: &[Vec<u8>]) -> Result<Item, Failure> {
+        let path = path.join(&b'/');
         self.snapshot.resolve(&path).await.map_err(|error| self.failure("read", &error))
     }
 
@@ -85,11 +89,7 @@ impl Reading {
             } else {
                 at.push(name);
             }
-            item = self
-                .snapshot
-                .resolve(&at.join(&b'/'))
-                .await
-                .map_err(|error| self.failure("read", &error))?;
+            item = self.resolve(&at).await?;
             let Content::Symlink(target) = &item.entry.content else { continue };
             links += 1;
             if target.starts_with(b"/") || links > MAX_LINKS {
@@ -103,6 +103,10 @@ impl Reading {
             at.pop();
             let names = target.split(|byte| *byte == b'/').rev();
             rest.extend(names.filter(|n| !n.is_empty() && *n != b".").map(<[u8]>::to_vec));
+            if rest.is_empty() {
+                // A link to ".": the directory it stands in.
+                item = self.resolve(&at).await?;
+            }
         }
         Ok(item)
     }

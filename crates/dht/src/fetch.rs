@@ -2,8 +2,9 @@
 //! from the replica with the lowest reported latency"), and not waiting for a slow one.
 //!
 //! The walk ends at a node that names the root and its successors. The block is then asked
-//! of the nearest of its replica set, by the round trips this node has measured itself;
-//! those about equally near share the load at random. A replica that takes longer than it
+//! of the nearest of its replica set, by the round trips this node has measured itself and
+//! by what it has asked of each already ([`crate::block_times`]); those about equally near
+//! share the load at random. A replica that takes longer than it
 //! does 19 times of 20 is *hedged*: the next nearest is asked as well, the first good
 //! answer counts, and the other call is dropped. Hedges are a small share of all fetches,
 //! so a slow network does not get twice the load.
@@ -13,15 +14,22 @@
 //! became of it. Who left an earlier call unanswered is asked when the walk finds nobody
 //! else.
 //!
+//! Where the overlay's tables tell the root, so that the walk begins with it, they tell its
+//! successors as well: the choice is then among these, unvouched for as they are. Else the
+//! roots of popular blocks would answer nearly everybody, and caches on the way to them would
+//! hardly help where there is no way (§5.2).
+//!
 //! Who does not have the block costs one question; the last word is the root's, and goes
 //! back into the walk, so all that the walk knows of failures and liars holds.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant, random_below, sleep};
 use atoll_key::{Key, PeerId};
-use atoll_net::{CallError, Peer};
+use atoll_net::CallError;
 use atoll_overlay::peer_book::Standing;
 use atoll_overlay::walk::{Asked, Said, Step, may_follow};
 use atoll_overlay::{Node, distinct_peers};
@@ -33,8 +41,9 @@ use crate::inner::{Block, Inner, ReplicaChoice};
 use crate::lookup::{Answer, ask};
 use crate::stats::add;
 
-/// Replicas whose round trips differ by less than this share are equally near. A guess.
-const ABOUT_EQUAL: f64 = 1.2;
+/// Replicas expected to take times that differ by less than this share are equally near. A
+/// guess.
+const ABOUT_EQUAL: f64 = 1.05;
 /// So many hedges may come one after another. A guess.
 const HEDGE_BURST: u64 = 8;
 /// The most replicas of a block that are asked at a time.
@@ -72,7 +81,9 @@ impl HedgeBudget {
 #[derive(Debug, Default)]
 pub(crate) struct Replicas {
     /// The root and its successors, as last named.
-    pub named: Vec<Node>,
+    named: Vec<Node>,
+    /// Nobody has named them yet: this node's own tables say so.
+    are_guessed: bool,
     /// What replicas answered before the walk asked them.
     answers: BTreeMap<PeerId, Result<Step<Block>, CallError>>,
     /// Those questions, as the walk's trace has them.
@@ -84,6 +95,16 @@ pub(crate) struct Replicas {
 }
 
 impl Replicas {
+    /// Those that this node's own tables let expect, until somebody names them.
+    pub fn guessed(nodes: Vec<Node>) -> Replicas {
+        Replicas { named: nodes, are_guessed: true, ..Replicas::default() }
+    }
+
+    /// Somebody has named the root and its successors, or this node knows them.
+    pub fn are(&mut self, named: Vec<Node>) {
+        (self.named, self.are_guessed) = (named, false);
+    }
+
     /// The replicas from which the question to `root`, which is one of them, may be answered.
     fn set_of(&self, root: &Node, count: usize) -> Option<Vec<Node>> {
         let mut set = distinct_peers(&self.named, count);
@@ -101,6 +122,8 @@ impl Replicas {
 
     fn note(&mut self, node: Node, answer: Result<Step<Block>, CallError>) {
         let said = match &answer {
+            // Of those that were only guessed, some may have nothing to do with the key.
+            Ok(Step::Route(_)) if self.are_guessed => Said::Nowhere,
             Ok(_) => Said::Absent,
             Err(error) => Said::Failed(error.clone()),
         };
@@ -124,7 +147,11 @@ pub(crate) async fn ask_root(
     let set = lock().set_of(&root, inner.config.replicas);
     let choosing = inner.config.replica_choice == ReplicaChoice::Nearest && !inner.is_me(&root);
     // A list of liars is not worth k questions: the root alone is asked, and the walk doubts.
-    let sound = || inner.config.routes <= 1 || may_follow(&*inner.overlay, &key, &lock().named);
+    let sound = || {
+        let known = lock();
+        let follows = |named| may_follow(&*inner.overlay, &key, named);
+        inner.config.routes <= 1 || known.are_guessed || follows(&known.named)
+    };
     let Some(mut set) = set.filter(|_| choosing && sound()) else {
         return ask(inner, root, key, true, None).await.map(Answer::into_step);
     };
@@ -189,6 +216,7 @@ impl Race {
         let node = self.waiting.pop()?;
         let (inner, key) = (self.inner.clone(), self.key);
         let start = inner.env.now();
+        let under_way = inner.fetch_times.asked(node.peer.id);
         if inner.config.hedge {
             self.watched.push(Watched { node, start, is_slow: false });
         }
@@ -198,6 +226,7 @@ impl Race {
                 let now = inner.env.now();
                 inner.fetch_times.answered(&node.peer.id, now.since(start), now);
             }
+            drop(under_way);
             (node, answer)
         }));
         Some(node)
@@ -294,30 +323,71 @@ impl Race {
 fn by_nearness(inner: &Inner, mut set: Vec<Node>) -> Vec<Node> {
     let (book, now) = (inner.overlay.peer_book(), inner.env.now());
     set.retain(|node| !inner.is_me(node));
-    set.sort_by_cached_key(|node| {
-        let id = &node.peer.id;
-        let standing = book.standing(&node.peer, now);
-        std::cmp::Reverse((standing, book.is_avoided(id, now), book.expected(id)))
+    // Each is looked up once: other reads change what is expected of it at any moment.
+    let rated = set.into_iter().map(|node| {
+        let peer = &node.peer;
+        let worth = (book.standing(peer, now), book.is_avoided(&peer.id, now));
+        (worth, expected(inner, &peer.id), node)
     });
-    // The last ones are about equally near: any of them may be asked first.
-    let Some(last) = set.last().map(|node| node.peer) else { return set };
-    let nearest = book.expected(&last.id).as_secs_f64();
-    let worth = |peer: &Peer| (book.standing(peer, now), book.is_avoided(&peer.id, now));
-    let far = |node: &Node| {
-        let expected = book.expected(&node.peer.id).as_secs_f64();
-        worth(&node.peer) != worth(&last) || expected > nearest * ABOUT_EQUAL
-    };
-    let equal_from = set.iter().rposition(far).map_or(0, |farther| farther + 1);
-    let equal = (set.len() - equal_from) as u64;
-    let chosen = equal_from + random_below(&*inner.env, equal) as usize;
-    let end = set.len() - 1;
-    set.swap(chosen, end);
-    set
+    nearest_last(rated.collect(), |equal| random_below(&*inner.env, equal as u64) as usize)
+}
+
+/// By worth, the least first, and within it by what is expected, the shortest last. Of those
+/// about equal to the last, never none, `choose` says which is the last.
+fn nearest_last<W: Ord, N>(
+    mut rated: Vec<(W, Duration, N)>,
+    choose: impl FnOnce(usize) -> usize,
+) -> Vec<N> {
+    rated.sort_by(|a, b| (&b.0, b.1).cmp(&(&a.0, a.1)));
+    if let Some((worth, nearest, _)) = rated.last() {
+        let far = |(other, expected, _): &(W, Duration, N)| {
+            other != worth || expected.as_secs_f64() > nearest.as_secs_f64() * ABOUT_EQUAL
+        };
+        let equal_from = rated.iter().rposition(far).map_or(0, |farther| farther + 1);
+        let (chosen, end) = (equal_from + choose(rated.len() - equal_from), rated.len() - 1);
+        rated.swap(chosen, end);
+    }
+    rated.into_iter().map(|(_, _, node)| node).collect()
+}
+
+/// How long a block from `peer` will take, compared with one from another.
+fn expected(inner: &Inner, peer: &PeerId) -> Duration {
+    inner.fetch_times.expected(peer, inner.overlay.peer_book().expected(peer))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_nearest_of_the_best_is_last_and_chance_decides_among_equals() {
+        let rated =
+            || vec![(0, MS * 100, 'a'), (0, MS * 300, 'b'), (1, MS, 'c'), (0, MS * 98, 'd')];
+        for chosen in 0..2 {
+            let order = nearest_last(rated(), |equal| {
+                assert_eq!(equal, 2, "100 and 98 ms are about equal");
+                chosen
+            });
+            assert_eq!(order[..2], ['c', 'b']);
+            assert_eq!(order[3], ['a', 'd'][chosen]);
+        }
+    }
+
+    /// One whose figures changed while it was looked at was taken for farther than itself, and
+    /// the choice was among none.
+    #[test]
+    fn the_last_is_always_equal_to_itself() {
+        for expected in [Duration::ZERO, MS, Duration::MAX] {
+            let order = nearest_last(vec![((), expected, 7)], |equal| {
+                assert_eq!(equal, 1);
+                0
+            });
+            assert_eq!(order, [7]);
+        }
+        assert!(nearest_last(Vec::<((), Duration, u8)>::new(), |_| unreachable!()).is_empty());
+    }
 
     #[test]
     fn hedges_are_a_share_of_fetches_and_a_burst() {

@@ -167,7 +167,7 @@ pub(crate) struct Inner {
     pub cache: Mutex<Cache>,
     pub hedges: HedgeBudget,
     /// How long replicas take to send a block: longer than a round trip.
-    pub fetch_times: BlockTimes,
+    pub fetch_times: Arc<BlockTimes>,
     pub turns: Turns,
     pub writes: Writes,
 }

@@ -120,6 +120,7 @@ fn limits(inner: &Inner, deadline: Instant) -> WalkLimits {
         confirm: CONFIRM_ABSENCE,
         asks: MAX_ASKS,
         hedge: inner.config.hedge,
+        guess: true,
     }
 }
 
@@ -138,10 +139,15 @@ async fn search(
     limits: WalkLimits,
 ) -> Result<Found, WalkError> {
     let notes = Arc::new(Mutex::new(Notes::default()));
-    let replicas = Arc::new(Mutex::new(Replicas::default()));
-    if let Route::Root(named) = inner.overlay.route(&key, false) {
-        lock(&replicas).named = named;
-    }
+    let replicas = match inner.overlay.route(&key, false) {
+        Route::Root(named) => {
+            let mut known = Replicas::default();
+            known.are(named);
+            known
+        }
+        _ => Replicas::guessed(inner.overlay.likely_roots(&key)),
+    };
+    let replicas = Arc::new(Mutex::new(replicas));
     let step = |node, as_root| -> BoxFuture<'static, _> {
         let (inner, notes, replicas) = (inner.clone(), notes.clone(), replicas.clone());
         Box::pin(async move {
@@ -156,7 +162,7 @@ async fn search(
             }
             let step = answer.into_step();
             if let Step::Route(Route::Root(named)) = &step {
-                lock(&replicas).named = named.clone();
+                lock(&replicas).are(named.clone());
             }
             Ok(step)
         })
@@ -378,7 +384,10 @@ async fn ask_all_replicas(
             .map(|(node, _)| *node)
             .collect();
         let (newest, header) = (newest.clone(), *header);
-        inner.env.spawn(Box::pin(update_stale(inner.clone(), stale, late, newest.clone(), header)));
+        if !(stale.is_empty() && late.is_empty()) {
+            let update = update_stale(inner.clone(), stale, late, newest.clone(), header);
+            inner.env.spawn(Box::pin(update));
+        }
         return Ok(newest);
     }
     let said: Vec<String> = replicas

@@ -15,7 +15,6 @@ use atoll_overlay::Overlay;
 use atoll_store::{BlockStore, StoreError};
 use bytes::Bytes;
 
-use crate::block_times::BlockTimes;
 use crate::blocks::{Blocks, GetError, PutError};
 use crate::cache::Cache;
 use crate::confirm::Confirmations;
@@ -73,7 +72,7 @@ impl Dht {
             strays: Strays::default(),
             cache: Mutex::new(cache),
             hedges: HedgeBudget::default(),
-            fetch_times: BlockTimes::default(),
+            fetch_times: Arc::default(),
             turns: Turns::default(),
             writes: Writes::default(),
         };

@@ -85,8 +85,8 @@ pub(crate) struct Change {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Schedule {
     pub hosts: usize,
-    /// Who is up at the beginning.
-    pub first: Vec<usize>,
+    /// Who is up at the beginning, and for how many seconds already.
+    pub first: Vec<(usize, f64)>,
     /// In order of time.
     pub changes: Vec<Change>,
 }
@@ -108,7 +108,7 @@ pub(crate) fn schedule(
         schedule.hosts += 1;
         for (start, end) in sessions {
             if start <= 0.0 {
-                schedule.first.push(host);
+                schedule.first.push((host, -start));
             } else {
                 schedule.changes.push(Change { at_secs: start, host, is_up: true });
             }
@@ -236,7 +236,7 @@ mod tests {
     fn a_host_comes_and_goes_in_turn() {
         let schedule = schedule(None, 50, 36_000.0, &random(2)).expect("the model");
         let mut up = vec![false; schedule.hosts];
-        schedule.first.iter().for_each(|host| up[*host] = true);
+        schedule.first.iter().for_each(|(host, _)| up[*host] = true);
         for change in &schedule.changes {
             assert_ne!(up[change.host], change.is_up);
             up[change.host] = change.is_up;

@@ -1,8 +1,9 @@
 //! A ring whose nodes come and go.
 //!
-//! It starts at rest, with those nodes that are up at the beginning; from then on nodes
-//! vanish without a word (their machine is switched off) and come back through a node
-//! that is up, with the blocks they had.
+//! It starts with those nodes that are up at the beginning, their successor lists and
+//! fingers right, and their adaptive tables ([`Tables`]) empty or as full as they become; from
+//! then on nodes vanish without a word (their machine is switched off) and come back through
+//! a node that is up, with the blocks they had.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,11 +14,12 @@ use atoll_env::{Instant, random_below, sleep};
 use atoll_net::{Peer, Router};
 use atoll_overlay::Node;
 use atoll_overlay::chord::Chord;
+use atoll_overlay::chord::table::{self, Evidence};
 use atoll_sim::{HostConfig, HostId, Latency, Sim, SimConfig};
 use atoll_store::{BlockStore, MemoryStore};
 
 use crate::churn::{Change, Schedule};
-use crate::ring::{Plan, STORE_BYTES, start};
+use crate::ring::{Member, Plan, STORE_BYTES, fill_tables, start};
 
 /// A node that could not join tries again through others, so often...
 const JOIN_TRIES: usize = 20;
@@ -25,6 +27,20 @@ const JOIN_TRIES: usize = 20;
 const JOIN_PAUSE: Duration = Duration::from_secs(5);
 /// Nodes that a newcomer knows from its invitation. A guess.
 const INTRODUCERS: usize = 3;
+/// Of whom a full table holds, it has heard within so long. A guess: sweeps take as long.
+const HEARD_WITHIN_SECS: usize = 240;
+/// Nodes that have been up for longer count as up for so long.
+const MOST_UP_SECS: f64 = 1e6;
+
+/// How adaptive tables begin.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Tables {
+    /// Empty, and every node has just begun.
+    Cold,
+    /// With everybody who is up, as far as there is room; nodes have been up for as long as
+    /// the schedule says.
+    Full,
+}
 
 /// See the module.
 pub(crate) struct ChurningRing {
@@ -38,7 +54,7 @@ pub(crate) struct ChurningRing {
 
 impl ChurningRing {
     /// The ring at the beginning of the schedule. `plan.nodes` is not looked at.
-    pub fn new(plan: Plan, schedule: Schedule) -> ChurningRing {
+    pub fn new(plan: Plan, schedule: Schedule, tables: Tables) -> ChurningRing {
         let mut config = SimConfig { seed: plan.seed, ..SimConfig::default() };
         if let Some(matrix) = &plan.network.latency {
             config.latency = Latency::Matrix(matrix.clone());
@@ -49,14 +65,17 @@ impl ChurningRing {
             .iter()
             .map(|_| Arc::new(MemoryStore::new(STORE_BYTES)) as Arc<dyn BlockStore>)
             .collect();
-        let seat = |n: &usize| Node::of(sim.peer(hosts[*n]));
-        let mut circle: Vec<Node> = schedule.first.iter().map(seat).collect();
+        let seat = |n: usize| Node::of(sim.peer(hosts[n]));
+        let mut circle: Vec<Node> = schedule.first.iter().map(|(n, _)| seat(*n)).collect();
         circle.sort_by_key(|node| node.id);
-        let mut up = BTreeMap::new();
-        for n in &schedule.first {
-            let member = start(&sim, hosts[*n], &[seat(n)], &circle, &plan, stores[*n].clone());
-            up.insert(*n, member.dht);
+        let begin = |n: usize| start(&sim, hosts[n], &[seat(n)], &circle, &plan, stores[n].clone());
+        let members: Vec<(Member, f64)> =
+            schedule.first.iter().map(|(n, up_secs)| (begin(*n), *up_secs)).collect();
+        if tables == Tables::Full {
+            fill(&sim, &members);
         }
+        let numbers = schedule.first.iter().map(|(n, _)| *n);
+        let up = numbers.zip(members).map(|(n, (member, _))| (n, member.dht)).collect();
         let changes = schedule.changes.into_iter().peekable();
         ChurningRing { sim, plan, hosts, stores, up, changes }
     }
@@ -119,6 +138,19 @@ impl ChurningRing {
         }));
         self.up.insert(n, dht);
     }
+}
+
+/// Tells all adaptive tables of all members, up for so long.
+fn fill(sim: &Sim, members: &[(Member, f64)]) {
+    let now = table::secs(sim.now());
+    let up_secs = |up: f64| up.min(MOST_UP_SECS) as u32;
+    let evidence = |(nth, (member, up)): (usize, &(Member, f64))| Evidence {
+        node: Node::of(sim.peer(member.host)),
+        heard: now - ((nth % HEARD_WITHIN_SECS) as u32).min(up_secs(*up)),
+        since: Some(now - up_secs(*up)),
+    };
+    let known: Vec<Evidence> = members.iter().enumerate().map(evidence).collect();
+    fill_tables(members.iter().map(|(member, up)| (member, now - up_secs(*up))), &known);
 }
 
 impl Drop for ChurningRing {

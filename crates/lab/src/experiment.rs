@@ -138,24 +138,47 @@ pub fn check(names: &[&str], options: &Options) -> Result<(), LabError> {
 /// Runs the experiments of these names, in the order of the paper.
 ///
 /// # Errors
-/// Before anything runs, as [`check`]; later, if a ring does not do what a ring must.
+/// As [`outcomes`]; what was found before is lost then.
 pub fn run(
     names: &[&str],
     options: &Options,
     progress: &dyn Progress,
 ) -> Result<Vec<Outcome>, LabError> {
+    outcomes(names, options, progress)?.collect()
+}
+
+/// The same one after another, each group being run when its first outcome is asked for: a
+/// long run leaves what it has found if it is broken off.
+///
+/// # Errors
+/// At once, as [`check`]; instead of an outcome, if a ring does not do what a ring must.
+pub fn outcomes<'a>(
+    names: &'a [&'a str],
+    options: &'a Options,
+    progress: &'a dyn Progress,
+) -> Result<impl Iterator<Item = Result<Outcome, LabError>> + 'a, LabError> {
     check(names, options)?;
-    let mut outcomes = Vec::new();
-    for group in GROUPS {
-        let wanted: Vec<&str> =
-            group.experiments.iter().map(|e| e.name).filter(|name| names.contains(name)).collect();
-        if wanted.is_empty() {
-            continue;
-        }
-        let context = Context { options, progress, names: &wanted };
-        let all = (group.run)(&context)?;
-        outcomes.extend(all.into_iter().filter(|outcome| wanted.contains(&outcome.name)));
+    let run = move |group: &Group| match run_group(group, names, options, progress) {
+        Ok(outcomes) => outcomes.into_iter().map(Ok).collect(),
+        Err(error) => vec![Err(error)],
+    };
+    Ok(GROUPS.into_iter().flat_map(run))
+}
+
+/// Runs a group if any of its experiments is asked for.
+fn run_group(
+    group: &Group,
+    names: &[&str],
+    options: &Options,
+    progress: &dyn Progress,
+) -> Result<Vec<Outcome>, LabError> {
+    let wanted: Vec<&str> =
+        group.experiments.iter().map(|e| e.name).filter(|name| names.contains(name)).collect();
+    if wanted.is_empty() {
+        return Ok(Vec::new());
     }
+    let mut outcomes = (group.run)(&Context { options, progress, names: &wanted })?;
+    outcomes.retain(|outcome| wanted.contains(&outcome.name));
     Ok(outcomes)
 }
 
@@ -188,6 +211,11 @@ impl Context<'_> {
     /// The number of nodes asked for, or the paper's, or a smaller one when it is to be quick.
     pub fn nodes(&self, full: usize, quick: usize) -> usize {
         self.options.nodes.unwrap_or(if self.options.quick { quick } else { full })
+    }
+
+    /// Whether the experiment of this name is asked for.
+    pub fn wants(&self, name: &str) -> bool {
+        self.names.contains(&name)
     }
 
     /// The seeds of the runs.

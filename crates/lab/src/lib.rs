@@ -32,6 +32,8 @@ mod statistics;
 mod tfs;
 
 pub use chart::Chart;
-pub use experiment::{Experiment, LabError, Options, Progress, Silent, check, experiments, run};
+pub use experiment::{
+    Experiment, LabError, Options, Progress, Silent, check, experiments, outcomes, run,
+};
 pub use inputs::{Availability, InputError, read_availability, read_latency};
 pub use outcome::{Comparison, Csv, Outcome};

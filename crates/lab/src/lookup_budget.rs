@@ -7,8 +7,11 @@
 //! "Bandwidth-efficient management of DHT routing tables", NSDI 2005, look at Chord in the
 //! same plane.)
 //!
-//! Rings begin cold: successor lists and fingers are right, and the adaptive tables hold
-//! nobody else. `lookup-cold` shows the same runs over time.
+//! `lookup-budget` shows what lookups take in the long run. The large ring on the default
+//! budget begins with tables as full as they become ([`Tables::Full`]), goes on for
+//! [`REST_SECS`] and is measured then, so that a table that cannot stay so has lost much. All
+//! others begin cold: successor lists and fingers are right, and the adaptive tables hold
+//! nobody else. `lookup-cold` shows over time how these fill.
 //!
 //! What upkeep costs is measured, not believed: the bytes of all overlay messages, both
 //! ways, with the simulated network's overhead for each, over the nodes that are up.
@@ -16,6 +19,8 @@
 //!
 //! The whole range of budgets is run on a smaller ring ([`CURVE_NODES`]); of the large one
 //! the paper's fingers, a tiny budget and the default.
+
+mod views;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,11 +31,10 @@ use atoll_sim::Stats;
 use futures_util::{StreamExt, stream};
 
 use crate::LabError;
-use crate::chart::{Axis, Chart, Ink, Mark, Point, Series, highest};
 use crate::churn::schedule;
-use crate::churning::ChurningRing;
+use crate::churning::{ChurningRing, Tables};
 use crate::experiment::{Context, Experiment, Group};
-use crate::outcome::{Comparison, Csv, Outcome};
+use crate::outcome::Outcome;
 use crate::ring::{LIMIT, Network, Plan, block};
 use crate::setting::Setting;
 use crate::statistics::{Summary, summary};
@@ -62,30 +66,28 @@ const SLOWER: [u32; 3] = [1, 2, 4];
 const QUICK_SLOWER: [u32; 1] = [1];
 /// Budgets of the adaptive table, bytes a second; what the stabilisation of successor lists
 /// costs is in them, and is spent also where it exceeds them.
-const BUDGETS: [u64; 7] = [TINY, 64, 128, 256, 512, DEFAULT, 2048];
+const BUDGETS: [u64; 5] = [TINY, 256, 512, DEFAULT, 2048];
 const QUICK_BUDGETS: [u64; 3] = [TINY, DEFAULT, 2048];
 /// Less than stabilisation takes.
 const TINY: u64 = 32;
 const DEFAULT: u64 = 1024;
 /// The ring on which all budgets are tried.
 const CURVE_NODES: usize = 512;
-/// Wanted of a table that adapts: at 4,096 nodes, 2.0 RPCs within 1 KiB/s.
-const WANTED: (f64, f64) = (1024.0, 2.0);
-/// Ends of the plot, bytes a second.
-const LEAST_BYTES: f64 = 128.0;
-const MOST_BYTES: f64 = 4096.0;
 const BLOCK_BYTES: usize = 64;
 /// Lookups under way at a time.
 const PARALLEL: usize = 20;
 /// When lookups are made to see tables fill, seconds since the cold start; the last is when
 /// the tables count as filled.
-const MOMENTS_SECS: [u64; 6] = [30, 60, 120, 240, 480, 900];
+const MOMENTS_SECS: [u64; 5] = [15, 30, 60, 120, 240];
 const QUICK_MOMENTS_SECS: [u64; 3] = [30, 60, 240];
+/// When lookups are made in the ring that begins with full tables.
+const REST_SECS: [u64; 3] = [120, 300, 600];
+const QUICK_REST_SECS: [u64; 2] = [60, 240];
 /// Lookups at each of them.
 const AT_MOMENT: usize = 400;
 const QUICK_AT_MOMENT: usize = 100;
 /// Afterwards lookups are spread over so many moments, so that churn goes on between them.
-const ROUNDS: usize = 10;
+const ROUNDS: usize = 8;
 const QUICK_ROUNDS: usize = 6;
 const ROUND: Duration = Duration::from_secs(15);
 /// Methods of the overlay: `0x01xx`.
@@ -124,10 +126,17 @@ struct Sample {
     bytes_per_sec: f64,
 }
 
-/// One ring.
-struct Found {
+/// A ring, but for its seed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Case {
     nodes: usize,
     upkeep: Upkeep,
+    begins: Tables,
+}
+
+/// What was found of one ring.
+struct Found {
+    case: Case,
     seed: u64,
     up: f64,
     rpcs: Summary,
@@ -143,7 +152,10 @@ struct Runs<'a> {
     nodes: usize,
     curve_nodes: usize,
     lookups: usize,
+    /// Lookups at each moment.
+    at_moment: usize,
     moments_secs: &'static [u64],
+    rest_secs: &'static [u64],
     seeds: Vec<u64>,
     found: Vec<Found>,
 }
@@ -156,30 +168,26 @@ fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
         nodes,
         curve_nodes: nodes.min(CURVE_NODES),
         lookups: context.size(4000, 600),
+        at_moment: context.size(AT_MOMENT, QUICK_AT_MOMENT),
         moments_secs: if quick { &QUICK_MOMENTS_SECS } else { &MOMENTS_SECS },
+        rest_secs: if quick { &QUICK_REST_SECS } else { &REST_SECS },
         seeds: context.seeds(1, 1),
         found: Vec::new(),
     };
-    let slower = if quick { &QUICK_SLOWER[..] } else { &SLOWER[..] };
-    let budgets = if quick { &QUICK_BUDGETS[..] } else { &BUDGETS[..] };
-    let fingers = slower.iter().map(|times| Upkeep::Fingers(*times));
-    let adaptive = budgets.iter().map(|bytes| Upkeep::Budget(*bytes));
-    // The dear ones first, so that the processors end together.
-    let mut rings: Vec<(usize, Upkeep)> =
-        [Upkeep::SHIPPED, Upkeep::PAPER, Upkeep::Budget(TINY)].map(|kind| (nodes, kind)).into();
-    for ring in fingers.chain(adaptive).map(|kind| (runs.curve_nodes, kind)) {
-        if !rings.contains(&ring) {
-            rings.push(ring);
-        }
-    }
-    let parts: Vec<(usize, Upkeep, u64)> = rings
-        .iter()
-        .flat_map(|(nodes, kind)| runs.seeds.iter().map(|seed| (*nodes, *kind, *seed)))
-        .collect();
-    let mut found = context.each(&parts, |part| runs.measure(*part))?;
-    found.sort_by_key(|found| (found.nodes, found.upkeep, found.seed));
+    let cases = runs.cases();
+    let parts: Vec<(Case, u64)> =
+        cases.iter().flat_map(|case| runs.seeds.iter().map(|seed| (*case, *seed))).collect();
+    let mut found = context.each(&parts, |(case, seed)| runs.measure(*case, *seed))?;
+    found.sort_by_key(|found| (found.case, found.seed));
     runs.found = found;
-    Ok(vec![runs.by_budget(), runs.by_time()])
+    let mut outcomes = Vec::new();
+    if context.wants(BUDGET) {
+        outcomes.push(runs.by_budget());
+    }
+    if context.wants(COLD) {
+        outcomes.push(runs.by_time());
+    }
+    Ok(outcomes)
 }
 
 fn plan(context: &Context<'_>, upkeep: Upkeep, nodes: usize, seed: u64) -> Plan {
@@ -206,26 +214,56 @@ fn plan(context: &Context<'_>, upkeep: Upkeep, nodes: usize, seed: u64) -> Plan 
 }
 
 impl Runs<'_> {
-    fn measure(&self, (nodes, upkeep, seed): (usize, Upkeep, u64)) -> Result<Found, LabError> {
-        let (context, quick) = (self.context, self.context.options.quick);
+    /// What is run; the dear ones first, so that the processors end together.
+    fn cases(&self) -> Vec<Case> {
+        let quick = self.context.options.quick;
+        let cold = |nodes, upkeep| Case { nodes, upkeep, begins: Tables::Cold };
+        let mut cases = Vec::new();
+        if self.context.wants(BUDGET) {
+            cases.push(Case { begins: Tables::Full, ..cold(self.nodes, Upkeep::SHIPPED) });
+        }
+        if self.context.wants(COLD) {
+            cases.push(cold(self.nodes, Upkeep::SHIPPED));
+        }
+        cases.extend([Upkeep::PAPER, Upkeep::Budget(TINY)].map(|kind| cold(self.nodes, kind)));
+        if self.context.wants(BUDGET) {
+            let slower = if quick { &QUICK_SLOWER[..] } else { &SLOWER[..] };
+            let budgets = if quick { &QUICK_BUDGETS[..] } else { &BUDGETS[..] };
+            let fingers = slower.iter().map(|times| Upkeep::Fingers(*times));
+            let curve = fingers.chain(budgets.iter().map(|bytes| Upkeep::Budget(*bytes)));
+            for case in curve.map(|kind| cold(self.curve_nodes, kind)) {
+                if !cases.contains(&case) {
+                    cases.push(case);
+                }
+            }
+        }
+        cases
+    }
+
+    fn measure(&self, case: Case, seed: u64) -> Result<Found, LabError> {
+        let Case { nodes, upkeep, begins } = case;
+        let context = self.context;
         let rounds = context.size(ROUNDS, QUICK_ROUNDS);
-        let last = self.moments_secs.last().copied().unwrap_or_default();
+        let moments = match begins {
+            Tables::Cold => self.moments_secs,
+            Tables::Full => self.rest_secs,
+        };
+        let last = moments.last().copied().unwrap_or_default();
         let length = Duration::from_secs(last) + ROUND * (rounds as u32 + 2);
         let sim = atoll_sim::SimConfig { seed, ..Default::default() };
         let random = atoll_sim::Sim::new(sim).outside();
         let trace = context.options.availability.as_deref();
         let schedule = schedule(trace, nodes, length.as_secs_f64(), &random)?;
-        let mut ring = ChurningRing::new(plan(context, upkeep, nodes, seed), schedule);
+        let mut ring = ChurningRing::new(plan(context, upkeep, nodes, seed), schedule, begins);
         put(&ring, self.lookups)?;
         let mut filling = Vec::new();
-        let at_moment = if quick { QUICK_AT_MOMENT } else { AT_MOMENT };
         let (mut began, mut before) = (Instant(0), 0);
-        for secs in self.moments_secs.iter().copied() {
+        for secs in moments.iter().copied() {
             ring.run_until(Instant(0) + Duration::from_secs(secs));
             let (now, bytes) = (ring.sim.now(), overlay_bytes(&ring.sim.stats()));
             let per_sec = per_node(bytes - before, now.since(began), ring.up_count() as f64);
             (began, before) = (now, bytes);
-            let rpcs = look_up(&ring, self.lookups, at_moment)?.into_iter().flatten();
+            let rpcs = look_up(&ring, self.lookups, self.at_moment)?.into_iter().flatten();
             let rpcs = summary(rpcs.map(|(answered, _)| answered as f64));
             filling.push(Sample { secs, rpcs, bytes_per_sec: per_sec });
         }
@@ -248,8 +286,7 @@ impl Runs<'_> {
         let up = up as f64 / rounds as f64;
         let bytes = overlay_bytes(&ring.sim.stats()) - before;
         Ok(Found {
-            nodes,
-            upkeep,
+            case,
             seed,
             up,
             unanswered: unanswered as f64 / rpcs.len().max(1) as f64,
@@ -258,261 +295,6 @@ impl Runs<'_> {
             upkeep_bytes_per_sec: per_node(bytes, ring.sim.now().since(began), up),
             filling,
         })
-    }
-
-    fn of(&self, nodes: usize, upkeep: Upkeep) -> impl Iterator<Item = &Found> {
-        self.found.iter().filter(move |f| f.nodes == nodes && f.upkeep == upkeep)
-    }
-
-    /// Over the runs of one kind: RPCs, calls without an answer, bytes a second.
-    fn means(&self, nodes: usize, upkeep: Upkeep) -> [f64; 3] {
-        let mean = |value: fn(&Found) -> f64| summary(self.of(nodes, upkeep).map(value)).mean;
-        [mean(|f| f.rpcs.mean), mean(|f| f.unanswered), mean(|f| f.upkeep_bytes_per_sec)]
-    }
-
-    fn churn(&self) -> &'static str {
-        match self.context.options.availability {
-            Some(_) => "churn of the file",
-            None => "churn of Overnet's nodes (sessions of two hours)",
-        }
-    }
-
-    fn filled_minutes(&self) -> u64 {
-        self.moments_secs.last().copied().unwrap_or_default() / 60
-    }
-
-    fn setup(&self) -> String {
-        format!(
-            "about {} nodes up, {}; cold start, then {} minutes, then {} lookups from random nodes",
-            self.nodes,
-            self.churn(),
-            self.filled_minutes(),
-            self.lookups
-        )
-    }
-
-    fn by_budget(&self) -> Outcome {
-        let (paper, shipped) = (Upkeep::PAPER, Upkeep::SHIPPED);
-        let line = |quantity: &str, paper_says: &str, value: &dyn Fn([f64; 3]) -> String| {
-            let [ours, default] = [paper, shipped].map(|kind| value(self.means(self.nodes, kind)));
-            Comparison::new(quantity, paper_says, ours, default)
-        };
-        let failed = |kind| {
-            let failed: usize = self.of(self.nodes, kind).map(|f| f.failed).sum();
-            let all = failed + self.of(self.nodes, kind).map(|f| f.rpcs.count).sum::<usize>();
-            format!("{failed} of {all}")
-        };
-        let paper_says = if self.nodes == 4096 { "6.7, without churn" } else { "" };
-        let [tiny, _, spent] = self.means(self.nodes, Upkeep::Budget(TINY));
-        let half_log = (self.nodes as f64).log2() / 2.0;
-        Outcome {
-            name: BUDGET,
-            title: "RPCs per lookup by upkeep bandwidth".into(),
-            source: SOURCE,
-            setup: self.setup(),
-            comparison: vec![
-                line("RPCs per lookup", paper_says, &|[rpcs, ..]| format!("{rpcs:.2}")),
-                line("calls without an answer, per lookup", "", &|[_, silent, _]| {
-                    format!("{silent:.3}")
-                }),
-                line("upkeep of a node (bytes/s)", "", &|[.., bytes]| format!("{bytes:.0}")),
-                Comparison::new("lookups that failed", "", failed(paper), failed(shipped)),
-                Comparison::new(
-                    format!("RPCs per lookup on a budget of {TINY} bytes/s"),
-                    format!("½·log2 N = {half_log:.1}"),
-                    "",
-                    format!("{tiny:.2} ({spent:.0} bytes/s)"),
-                ),
-            ],
-            notes: vec![
-                "Upkeep is measured: all overlay messages, sent and received, 96 bytes besides \
-                 the header each."
-                    .into(),
-                format!("The curve over all budgets is of {} nodes.", self.curve_nodes),
-            ],
-            csv: self.budgets_csv(),
-            chart: self.budgets_chart(),
-            seeds: self.seeds.clone(),
-        }
-    }
-
-    fn budgets_csv(&self) -> Csv {
-        let mut csv = Csv::new(&[
-            "nodes",
-            "tables",
-            "seed",
-            "nodes_up",
-            "mean_rpcs",
-            "sd",
-            "unanswered",
-            "failed",
-            "lookups",
-            "upkeep_bytes_per_sec",
-        ]);
-        for f in &self.found {
-            let [up, mean, deviation, unanswered, upkeep] =
-                [f.up, f.rpcs.mean, f.rpcs.deviation, f.unanswered, f.upkeep_bytes_per_sec]
-                    .map(|n| format!("{n:.3}"));
-            let (name, count) = (f.upkeep.name(), f.rpcs.count + f.failed);
-            csv.row(&[
-                &f.nodes,
-                &name,
-                &f.seed,
-                &up,
-                &mean,
-                &deviation,
-                &unanswered,
-                &f.failed,
-                &count,
-                &upkeep,
-            ]);
-        }
-        csv
-    }
-
-    fn budgets_chart(&self) -> Chart {
-        let points = |nodes: usize, wanted: fn(&Upkeep) -> bool| {
-            let mut kinds: Vec<Upkeep> =
-                self.found.iter().filter(|f| f.nodes == nodes).map(|f| f.upkeep).collect();
-            kinds.dedup();
-            let point = |kind: Upkeep| {
-                let [rpcs, _, bytes] = self.means(nodes, kind);
-                Point::new(bytes, rpcs)
-            };
-            let mut points: Vec<Point> = kinds.into_iter().filter(wanted).map(point).collect();
-            points.sort_by(|a, b| a.x.total_cmp(&b.x));
-            points
-        };
-        let fingers = |nodes| points(nodes, |kind| matches!(kind, Upkeep::Fingers(_)));
-        let adaptive = |nodes| points(nodes, |kind| matches!(kind, Upkeep::Budget(_)));
-        let (all, few) = (self.nodes, self.curve_nodes);
-        let line = |name: String, ink, mark, points| Series { name, ink, mark, points };
-        let mut series = vec![
-            line(format!("fingers, {few} nodes"), Ink::Blue, Mark::Squares, fingers(few)),
-            line(format!("adaptive table, {few} nodes"), Ink::Green, Mark::Crosses, adaptive(few)),
-        ];
-        if all != few {
-            series.extend([
-                line(format!("fingers, {all} nodes"), Ink::Black, Mark::Squares, fingers(all)),
-                line(
-                    format!("adaptive table, {all} nodes"),
-                    Ink::Vermilion,
-                    Mark::Discs,
-                    adaptive(all),
-                ),
-            ]);
-        }
-        let half_log = (all as f64).log2() / 2.0;
-        let across = vec![Point::new(LEAST_BYTES, half_log), Point::new(MOST_BYTES, half_log)];
-        series.push(line(format!("½·log2 {all}"), Ink::Grey, Mark::Dashed, across));
-        if all == 4096 {
-            let wanted = vec![Point::new(WANTED.0, WANTED.1)];
-            series.push(line("wanted: 2.0 at 1 KiB/s".into(), Ink::Black, Mark::Pluses, wanted));
-        }
-        let ticks = std::iter::successors(Some(LEAST_BYTES), |n| Some(n * 2.0));
-        Chart {
-            title: "RPCs per lookup by upkeep bandwidth".into(),
-            subtitle: format!(
-                "{} minutes after a cold start, {}",
-                self.filled_minutes(),
-                self.churn()
-            ),
-            x: Axis::log(
-                "upkeep of a node, measured (bytes/s)",
-                LEAST_BYTES,
-                MOST_BYTES,
-                ticks.take_while(|n| *n <= MOST_BYTES).collect(),
-            ),
-            y: Axis::up_to("RPCs per lookup (mean)", highest(&series)),
-            series,
-        }
-    }
-
-    fn by_time(&self) -> Outcome {
-        let at = |kind, moment: usize| {
-            let samples = self.of(self.nodes, kind).filter_map(|f| f.filling.get(moment));
-            format!("{:.2}", summary(samples.map(|sample| sample.rpcs.mean)).mean)
-        };
-        let line = |(moment, secs): (usize, &u64)| {
-            let [paper, shipped] = [Upkeep::PAPER, Upkeep::SHIPPED].map(|kind| at(kind, moment));
-            Comparison::new(format!("RPCs per lookup after {secs} s"), "", paper, shipped)
-        };
-        Outcome {
-            name: COLD,
-            title: "RPCs per lookup since a cold start".into(),
-            source: SOURCE,
-            setup: self.setup(),
-            comparison: self.moments_secs.iter().enumerate().map(line).collect(),
-            notes: vec![
-                "Cold: every node knows its successors and fingers and nobody else, and has just \
-                 begun."
-                    .into(),
-            ],
-            csv: self.filling_csv(),
-            chart: self.filling_chart(),
-            seeds: self.seeds.clone(),
-        }
-    }
-
-    fn filling_csv(&self) -> Csv {
-        let mut csv = Csv::new(&[
-            "nodes",
-            "tables",
-            "seed",
-            "secs",
-            "mean_rpcs",
-            "sd",
-            "upkeep_bytes_per_sec",
-        ]);
-        for f in &self.found {
-            for sample in &f.filling {
-                let [mean, deviation, upkeep] =
-                    [sample.rpcs.mean, sample.rpcs.deviation, sample.bytes_per_sec]
-                        .map(|n| format!("{n:.3}"));
-                let name = f.upkeep.name();
-                csv.row(&[&f.nodes, &name, &f.seed, &sample.secs, &mean, &deviation, &upkeep]);
-            }
-        }
-        csv
-    }
-
-    fn filling_chart(&self) -> Chart {
-        let points = |kind| {
-            let moments = self.moments_secs.iter().enumerate();
-            let mean = |moment: usize| {
-                let samples = self.of(self.nodes, kind).filter_map(move |f| f.filling.get(moment));
-                summary(samples.map(|sample| sample.rpcs.mean)).mean
-            };
-            moments.map(|(moment, secs)| Point::new(*secs as f64, mean(moment))).collect()
-        };
-        let line = |name: &str, ink, mark, points| Series { name: name.into(), ink, mark, points };
-        let (first, last) = (self.moments_secs[0], self.moments_secs[self.moments_secs.len() - 1]);
-        let half_log = (self.nodes as f64).log2() / 2.0;
-        let across = [first, last].map(|secs| Point::new(secs as f64, half_log)).into();
-        let tiny = format!("adaptive table on {TINY} bytes/s");
-        let series = vec![
-            line(
-                "Atoll, paper's settings: fingers",
-                Ink::Blue,
-                Mark::Squares,
-                points(Upkeep::PAPER),
-            ),
-            line(&tiny, Ink::Green, Mark::Crosses, points(Upkeep::Budget(TINY))),
-            line("Atoll, default settings", Ink::Vermilion, Mark::Discs, points(Upkeep::SHIPPED)),
-            line("½·log2 N", Ink::Grey, Mark::Dashed, across),
-        ];
-        Chart {
-            title: "RPCs per lookup since a cold start".into(),
-            subtitle: format!("about {} nodes up, {}", self.nodes, self.churn()),
-            x: Axis::log(
-                "time since the cold start (s)",
-                first as f64,
-                last as f64,
-                self.moments_secs.iter().map(|secs| *secs as f64).collect(),
-            ),
-            y: Axis::up_to("RPCs per lookup (mean)", highest(&series)),
-            series,
-        }
     }
 }
 

@@ -167,7 +167,7 @@ struct Found {
 }
 
 fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
-    let nodes = context.nodes(1000, 400);
+    let nodes = context.nodes(1000, 300);
     let blocks = context.size(1000, 200);
     let seeds = context.seeds(5, 2);
     let shares = if context.options.quick { &QUICK_SHARES[..] } else { &SHARES[..] };

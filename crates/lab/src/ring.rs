@@ -78,7 +78,7 @@ const TLS_OVERHEAD_BYTES: usize = 44;
 /// A node.
 pub(crate) struct Member {
     pub host: HostId,
-    chord: Arc<Chord>,
+    pub chord: Arc<Chord>,
     pub dht: Arc<Dht>,
     pub store: Arc<dyn BlockStore>,
 }
@@ -142,10 +142,7 @@ impl Ring {
         let known: Vec<Evidence> = known
             .map(|(nth, node)| Evidence { node: *node, heard: heard(nth), since: Some(since) })
             .collect();
-        let bits = bits_of_a_table(circle.len(), MOST_KNOWN / self.members.len().max(1));
-        for member in &self.members {
-            member.chord.prefill(known.iter().copied(), since, bits);
-        }
+        fill_tables(self.members.iter().map(|member| (member, since)), &known);
     }
 
     /// Runs the simulation until `work` is done.
@@ -231,6 +228,18 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         self.sim.shut_down();
+    }
+}
+
+/// Gives adaptive tables what is `known`, as far as there is room. Each node runs since the
+/// second given.
+pub(crate) fn fill_tables<'m>(
+    members: impl ExactSizeIterator<Item = (&'m Member, u32)>,
+    known: &[Evidence],
+) {
+    let bits = bits_of_a_table(known.len(), MOST_KNOWN / members.len().max(1));
+    for (member, since) in members {
+        member.chord.prefill(known.iter().copied(), since, bits);
     }
 }
 

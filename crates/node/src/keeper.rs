@@ -1,6 +1,6 @@
 //! The keeper: has the ring keep what was published from here.
 //!
-//! Blocks live for a lease and are gone when nobody renews it (CFS §5.6: publishers must
+//! Blocks live for a lease and are gone when nobody renews it (CFS §3.1: publishers must
 //! periodically ask for an extension). For each volume the keeper goes through its
 //! manifest a third of a lease after the last time, so that two attempts may fail
 //! altogether before anything is lost: it renews the content blocks in batches and puts
@@ -320,7 +320,7 @@ mod tests {
         }
     }
 
-    /// CFS §5.6: blocks live for an agreed-upon finite interval, which publishers extend.
+    /// CFS §3.1: blocks live for an agreed-upon finite interval, which publishers extend.
     #[tokio::test]
     async fn leases_are_renewed_after_a_third_of_their_time_and_not_before() {
         let scene = scene(2500).await;

@@ -99,7 +99,9 @@ pub enum Route {
     /// replica set is the first k of them. The first may be this node itself.
     Root(Vec<Node>),
     /// Nodes strictly between this one and the key, the nearest to the key first
-    /// (CFS Figure 3, `preceding_node_list`), at most [`MAX_CLOSER`]. Never empty.
+    /// (CFS Figure 3, `preceding_node_list`), at most [`MAX_CLOSER`] and never none. Then at
+    /// most [`MAX_GUESSES`] at or after the key, the nearest first, one of which is probably
+    /// its root: it can be asked at once, but nobody vouches for it.
     Closer(Vec<Lead>),
     /// Answer to somebody who took this node for the root: it is not; ask its predecessor.
     Back(Node),
@@ -125,8 +127,10 @@ impl Route {
     }
 }
 
-/// The most nodes in a [`Route::Closer`].
+/// The most nodes before the key in a [`Route::Closer`].
 pub const MAX_CLOSER: usize = 8;
+/// The most guesses at the root in a [`Route::Closer`].
+pub const MAX_GUESSES: usize = 2;
 
 /// A node's surroundings.
 #[derive(Clone, PartialEq, Eq, Debug)]

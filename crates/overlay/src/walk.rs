@@ -80,6 +80,10 @@ pub struct WalkLimits {
     /// Whether somebody else is asked as well when an answer is overdue
     /// ([`PeerBook::late_after`](crate::peer_book::PeerBook::late_after)).
     pub hedge: bool,
+    /// Whether nodes that somebody only guesses to be the root are asked as such. One that has
+    /// just lost its predecessor says that it is the root, whoever lives before it: a lookup
+    /// finds that out, who looks for its own place on the ring would skip those nodes.
+    pub guess: bool,
 }
 
 /// The most questions and warnings of a hedged walk that are waited for at a time. A guess:
@@ -96,6 +100,7 @@ impl Default for WalkLimits {
             routes: 1,
             confirm: 1,
             hedge: false,
+            guess: true,
         }
     }
 }

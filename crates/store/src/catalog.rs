@@ -189,8 +189,8 @@ impl Catalog {
     }
 
     /// Applies changes that have become durable, with what the snapshot says of their
-    /// keys. Only the thread that commits
-    /// calls this, so no commit can come between its lookups and this.
+    /// keys. Only the thread that commits calls this, so no commit can come between its
+    /// lookups and this.
     pub(crate) fn apply(&self, changes: &[(Key, Option<Entry>, Change)], next_sequence: u64) {
         let mut state = self.write();
         for (key, indexed, change) in changes {

@@ -462,8 +462,7 @@ fn expire_page(
             shared.earliest_expiry.fetch_min(info.expires_unix_secs, Ordering::Relaxed);
         }
     }
-    let mut removed = 0;
-    let mut count = vec![false; expired.len()];
+    let mut removed = vec![false; expired.len()];
     shared.catalog.update(&expired, |i, entry| {
         let entry = entry?;
         // Renewed since it was listed?
@@ -471,10 +470,10 @@ fn expire_page(
             shared.earliest_expiry.fetch_min(entry.expires_unix_secs, Ordering::Relaxed);
             return None;
         }
-        count[i] = true;
+        removed[i] = true;
         Some(None)
     })?;
-    removed += count.into_iter().filter(|removed| *removed).count() as u64;
+    let removed = removed.into_iter().filter(|removed| *removed).count() as u64;
     Ok((page.last().map(|info| info.key), removed))
 }
 

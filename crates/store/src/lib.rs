@@ -148,8 +148,9 @@ pub trait BlockStore: Send + Sync + 'static {
     fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError>;
 
     /// Extends the leases of the blocks held; returns for each key whether it is held. A
-    /// block whose lease becomes longer passes to `owner`, unless that is nobody. Durable within a minute rather than at once: losing an extension only means
-    /// that it is asked for again.
+    /// block whose lease becomes longer passes to `owner`, unless that is nobody. Durable
+    /// within a minute rather than at once: losing an extension only means that it is asked
+    /// for again.
     fn renew(
         &self,
         keys: &[Key],

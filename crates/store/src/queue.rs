@@ -49,7 +49,10 @@ impl<T> Queue<T> {
                 return Poll::Ready(Err(Closed));
             }
             if !state.items.is_empty() && state.weight + weight > self.limit_weight {
-                state.waiting.push(context.waker().clone());
+                // Polled again without having been woken, it waits once all the same.
+                if !state.waiting.iter().any(|waker| waker.will_wake(context.waker())) {
+                    state.waiting.push(context.waker().clone());
+                }
                 return Poll::Pending;
             }
             state.weight += weight;
@@ -123,6 +126,20 @@ mod tests {
         assert_eq!(pop(&queue), Some(vec![1]));
         assert!(queue.push(3, 99).now_or_never().is_some(), "alone, even the heaviest fits");
         assert_eq!(pop(&queue), Some(vec![3]));
+    }
+
+    /// Who waits among many futures of one task is polled whenever any of them can go on.
+    #[test]
+    fn who_is_polled_often_waits_once() {
+        let queue = Queue::new(1);
+        assert!(queue.push(1, 1).now_or_never().is_some());
+        let mut waiting = Box::pin(queue.push(2, 1));
+        for _ in 0..100 {
+            assert!((&mut waiting).now_or_never().is_none());
+        }
+        assert_eq!(queue.state().waiting.len(), 1);
+        assert_eq!(pop(&queue), Some(vec![1]));
+        assert!(waiting.now_or_never().is_some());
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod nest;
 mod noise;
 mod options;
 mod predict;
+mod process;
 mod report;
 mod ring;
 mod router;

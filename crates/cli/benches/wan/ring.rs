@@ -1,12 +1,12 @@
 //! A ring of `atoll` processes, one at each site.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use atoll_key::PeerId;
 
+use crate::process;
 use crate::wide::{Wide, address};
 
 const PORT: u16 = 7543;
@@ -39,15 +39,10 @@ impl Ring {
                 "--listen",
                 &format!("{}:{PORT}", address(site)),
             ]);
-            up.args((site > 0).then_some(["--join", "-"]).into_iter().flatten()).args(options);
             let log = std::fs::File::create(temp.join(format!("node{site}.log"))).expect("a log");
-            up.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(log);
-            let mut process = up.spawn().expect("it runs");
-            let mut stdin = process.stdin.take().expect("piped");
-            stdin.write_all(code.as_bytes()).expect("it reads its code");
-            drop(stdin);
+            up.args(options).stderr(log);
+            ring.processes.push(process::start(up, &code));
             ring.dirs.push(dir);
-            ring.processes.push(process);
             if site == 0 {
                 ring.run(0, &["status", "--wait", "joined"]);
                 code = ring.run(0, &["invite"]).0;

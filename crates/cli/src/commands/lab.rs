@@ -3,7 +3,8 @@
 use std::fs;
 use std::io::{IsTerminal, stderr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use atoll_lab::{Comparison, Experiment, InputError, LabError, Options, Outcome, Progress};
 use clap::Subcommand;
@@ -159,41 +160,51 @@ fn run_experiments(args: &RunArgs, global: &Global) -> Result<(), Failure> {
         true => atoll_lab::experiments().map(|experiment| experiment.name).collect(),
         false => args.experiments.iter().map(String::as_str).collect(),
     };
-    atoll_lab::check(&names, &options).map_err(failure)?;
-    prepare(&args.out)?;
     let bar = Bar::new(global.quiet);
-    let outcomes = atoll_lab::run(&names, &options, &bar);
-    bar.finish();
+    let outcomes = atoll_lab::outcomes(&names, &options, &bar).map_err(failure)?;
+    prepare(&args.out)?;
     let mut output = Output::new();
-    for (n, outcome) in outcomes.map_err(failure)?.iter().enumerate() {
-        let [csv, svg] = write(&args.out, outcome)?;
-        let repeat = repeat(args, outcome.name);
-        if args.json {
-            output.json(&JsonOutcome {
-                experiment: outcome.name,
-                title: &outcome.title,
-                source: outcome.source,
-                setup: &outcome.setup,
-                runs: outcome.seeds.len(),
-                seeds: &outcome.seeds,
-                rows: &outcome.comparison,
-                notes: &outcome.notes,
-                csv: csv.display().to_string(),
-                svg: svg.display().to_string(),
-                repeat: &repeat,
-            })?;
-            continue;
-        }
-        if n > 0 {
+    for (n, outcome) in outcomes.enumerate() {
+        bar.finish();
+        let outcome = outcome.map_err(failure)?;
+        let files = write(&args.out, &outcome)?;
+        if n > 0 && !args.json {
             output.line("")?;
         }
-        if args.markdown {
-            report(&mut output, outcome, [&csv, &svg], &repeat)?;
-            continue;
-        }
-        show(&mut output, outcome, [&csv, &svg], &repeat)?;
+        tell(&mut output, args, &outcome, files)?;
+        // What is found stays, also if a later experiment breaks off.
+        output.flush()?;
     }
-    output.flush()
+    Ok(())
+}
+
+/// One experiment as it was asked for.
+fn tell(
+    output: &mut Output,
+    args: &RunArgs,
+    outcome: &Outcome,
+    [csv, svg]: [PathBuf; 2],
+) -> Result<(), Failure> {
+    let repeat = repeat(args, outcome.name);
+    if args.markdown {
+        return report(output, outcome, [&csv, &svg], &repeat);
+    }
+    if !args.json {
+        return show(output, outcome, [&csv, &svg], &repeat);
+    }
+    output.json(&JsonOutcome {
+        experiment: outcome.name,
+        title: &outcome.title,
+        source: outcome.source,
+        setup: &outcome.setup,
+        runs: outcome.seeds.len(),
+        seeds: &outcome.seeds,
+        rows: &outcome.comparison,
+        notes: &outcome.notes,
+        csv: csv.display().to_string(),
+        svg: svg.display().to_string(),
+        repeat: &repeat,
+    })
 }
 
 fn show(
@@ -331,54 +342,68 @@ fn failure(error: LabError) -> Failure {
     }
 }
 
-/// A bar for each group of experiments, on a terminal; elsewhere a line.
+/// A bar for each group of experiments, on a terminal; elsewhere a line. Both end in how
+/// long it took.
 struct Bar {
     quiet: bool,
-    bar: Mutex<Option<ProgressBar>>,
+    running: Mutex<Option<Running>>,
+}
+
+/// A group of experiments under way.
+struct Running {
+    names: String,
+    began: Instant,
+    bar: Option<ProgressBar>,
 }
 
 impl Bar {
     fn new(quiet: bool) -> Bar {
-        Bar { quiet, bar: Mutex::default() }
+        Bar { quiet, running: Mutex::default() }
     }
 
+    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+        self.running.lock().expect("no holder of this lock panics")
+    }
+
+    /// The group that ran, if any, does so no more.
     fn finish(&self) {
-        if let Some(bar) = self.bar.lock().expect("no holder of this lock panics").take() {
+        let Some(Running { names, began, bar }) = self.running().take() else { return };
+        if let Some(bar) = bar {
             bar.finish_and_clear();
         }
+        eprintln!("{names} took {}", units::duration(began.elapsed()));
     }
 }
 
 impl Progress for Bar {
     fn begins(&self, names: &[&str], parts: usize) {
-        self.finish();
         if self.quiet {
             return;
         }
         let names = names.join(", ");
-        if !stderr().is_terminal() {
+        let bar = stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(parts as u64);
+            let style = ProgressStyle::with_template(
+                "{prefix} {bar:20} {pos} of {len}, {elapsed}{wide_msg}",
+            );
+            bar.set_style(style.expect("the template is right").progress_chars("█▉▊▋▌▍▎▏ "));
+            bar.set_prefix(names.clone());
+            bar.enable_steady_tick(Duration::from_millis(500));
+            bar
+        });
+        if bar.is_none() {
             eprintln!("running {names}: {}", units::counted(parts as u64, "part", "parts"));
-            return;
         }
-        let bar = ProgressBar::new(parts as u64);
-        let style =
-            ProgressStyle::with_template("{prefix} {bar:20} {pos} of {len}, {elapsed}{wide_msg}");
-        bar.set_style(style.expect("the template is right").progress_chars("█▉▊▋▌▍▎▏ "));
-        bar.set_prefix(names);
-        bar.enable_steady_tick(std::time::Duration::from_millis(500));
-        *self.bar.lock().expect("no holder of this lock panics") = Some(bar);
+        *self.running() = Some(Running { names, began: Instant::now(), bar });
     }
 
     fn part_done(&self) {
-        if let Some(bar) = &*self.bar.lock().expect("no holder of this lock panics") {
-            bar.inc(1);
-            let (done, all) = (bar.position(), bar.length().unwrap_or(0));
-            if done > 0 && done < all {
-                bar.set_message(format!(
-                    ", {} left",
-                    units::whole_secs(bar.eta().as_secs().max(1))
-                ));
-            }
+        let running = self.running();
+        let Some(bar) = running.as_ref().and_then(|running| running.bar.as_ref()) else { return };
+        bar.inc(1);
+        let (done, all) = (bar.position(), bar.length().unwrap_or(0));
+        if done > 0 && done < all {
+            bar.set_message(format!(", {} left", units::whole_secs(bar.eta().as_secs().max(1))));
         }
     }
 }

@@ -64,12 +64,16 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
 }
 
 fn describe(volume: &VolumeStatus) -> String {
-    let blocks = units::counted(volume.kept_blocks, "block", "blocks");
+    let mut blocks = units::counted(volume.kept_blocks, "block", "blocks");
     let until = units::unix_date(volume.lease_expires_unix_secs);
-    match &volume.trouble {
-        Some(_) => format!("{}: {blocks} not renewed; kept until {until} UTC", volume.name),
-        None => format!("{}: {blocks} kept until {until} UTC", volume.name),
+    if volume.trouble.is_some() {
+        return format!("{}: {blocks} not renewed; kept until {until} UTC", volume.name);
     }
+    if volume.lost_blocks > 0 {
+        let there = volume.kept_blocks.saturating_sub(volume.lost_blocks);
+        blocks = format!("{} of {blocks}", units::count(there));
+    }
+    format!("{}: {blocks} kept until {until} UTC", volume.name)
 }
 
 /// What is still wrong with a volume.
@@ -99,7 +103,9 @@ mod tests {
     fn what_could_not_be_kept_is_a_failure() {
         let good = VolumeStatus { name: "docs".into(), kept_blocks: 2, ..VolumeStatus::default() };
         assert!(problem(&good).is_none());
+        assert_eq!(describe(&good), "docs: 2 blocks kept until 1970-01-01 00:00:00 UTC");
         let lost = VolumeStatus { lost_blocks: 1, source: Some("/srv/d".into()), ..good.clone() };
+        assert_eq!(describe(&lost), "docs: 1 of 2 blocks kept until 1970-01-01 00:00:00 UTC");
         let failure = problem(&lost).expect("lost");
         assert_eq!(failure.exit, Exit::NotFound);
         assert!(failure.to_string().contains("1 block of volume docs"), "{failure}");

@@ -35,7 +35,9 @@ fn an_experiment_leaves_points_and_a_plot_and_says_how_to_repeat_it() {
     }
     let repeat = "repeat: atoll lab run cfs-fig10 --seed 5 --runs 1 --quick";
     assert!(said.stdout.contains(repeat), "{}", said.stdout);
-    assert!(said.stderr.contains("running cfs-fig10"), "{}", said.stderr);
+    for part in ["running cfs-fig10", "cfs-fig10 took "] {
+        assert!(said.stderr.contains(part), "{part}: {}", said.stderr);
+    }
     let points = fs::read_to_string(out.join("cfs-fig10.csv")).expect("points");
     assert!(points.starts_with("setting,") && points.lines().count() > 64);
     assert!(fs::read_to_string(out.join("cfs-fig10.svg")).expect("plot").starts_with("<svg"));
@@ -45,6 +47,21 @@ fn an_experiment_leaves_points_and_a_plot_and_says_how_to_repeat_it() {
     assert!(json["rows"].as_array().is_some_and(|rows| rows.len() >= 4), "{json}");
     let again = fs::read_to_string(out.join("cfs-fig10.csv")).expect("points");
     assert_eq!(points, again, "the same seed gives the same points");
+}
+
+/// A run of all experiments takes an hour; what was found before it broke off must not be lost.
+#[test]
+fn an_experiment_is_written_down_before_the_next_one_runs() {
+    let temp = tempfile::tempdir().expect("temp");
+    let trace = temp.path().join("short.csv");
+    fs::write(&trace, "host,start_s,end_s\n1,0,60\n2,0,60\n").expect("written");
+    let mut command = atoll();
+    command.args(["lab", "run", "cfs-fig10", "lookup-budget", "--quick", "--runs", "1"]);
+    command.arg("--availability").arg(&trace).arg("--out").arg(temp.path());
+    let said = run(&mut command).failed(2, &["the availability file covers 60 s"]);
+    assert!(said.stdout.contains("points: "), "{}", said.stdout);
+    assert!(temp.path().join("cfs-fig10.csv").exists());
+    assert!(!temp.path().join("lookup-budget.csv").exists());
 }
 
 /// Each row: what is typed, the exit code, and words of the explanation.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::symlink;
 use std::process::Stdio;
 
 use crate::processes::{Ring, assert_same, make_tree, noise, run, signal, unpublished, until};
@@ -53,6 +54,37 @@ fn a_tree_published_by_one_node_is_read_through_another() {
     assert_eq!(fs::read(into.join("file07.txt")).expect("got"), b"this is file 7\n");
     run(other.command(["get", &file]).arg(into.join("renamed"))).ok();
     assert_eq!(fs::read(into.join("renamed")).expect("got"), b"this is file 7\n");
+}
+
+/// A link to "." was taken for a file: `ls` showed its name instead of the directory.
+#[test]
+fn links_are_followed_within_the_volume() {
+    let ring = Ring::of(1);
+    let source = ring.path("tree");
+    fs::create_dir_all(source.join("deep")).expect("made");
+    fs::write(source.join("file"), "found").expect("written");
+    let links = [
+        ("here", "."),
+        ("deep/back", ".."),
+        ("far", "here/deep/back/file"),
+        ("out", "/etc/hostname"),
+        ("round", "round"),
+    ];
+    for (name, target) in links {
+        symlink(target, source.join(name)).expect("linked");
+    }
+    let address = ring.publish(&source);
+    let node = &ring.nodes[0];
+    let at = |path: &str| format!("{address}/{path}");
+    for directory in ["here", "deep/back", "here/here/deep/back"] {
+        let names = node.atoll(["ls", &at(directory)]).ok().stdout;
+        assert_eq!(names, "deep\nfar\nfile\nhere\nout\nround\n", "{directory}");
+    }
+    for file in ["far", "here/file", "deep/back/far"] {
+        assert_eq!(node.atoll(["cat", &at(file)]).ok().stdout, "found", "{file}");
+    }
+    node.atoll(["cat", &at("out")]).failed(1, &["leads out of the volume"]);
+    node.atoll(["cat", &at("round")]).failed(1, &["too many symbolic links"]);
 }
 
 #[test]

@@ -67,6 +67,23 @@ fn figure_11_later_fetches_of_a_block_take_fewer_calls() {
     assert!(none == 0 && sent < sent_whole, "{sent} and {sent_whole} copies sent");
 }
 
+/// Where the tables are full, the first question went to the root and was answered: it served
+/// nearly all readers of a popular block, whatever copies there were (§5.2).
+#[test]
+fn with_full_tables_all_copies_of_a_popular_block_are_read() {
+    let sim = Sim::new(SimConfig { seed: 52, ..SimConfig::default() });
+    let config = DhtConfig { cache_at: CacheAt::Off, cache_bytes: 0, ..DhtConfig::default() };
+    let dhts = perfect::ring_of(&sim, 64, TablePolicy::default(), &config);
+    sim.run_for(10 * MINUTE);
+    let calls = calls_of_fetches(&sim, &dhts, 120);
+    assert!(mean(&calls) < 1.3, "{} calls: the tables are not full", mean(&calls));
+    let mut served: Vec<u64> = dhts.iter().map(|dht| dht.stats().served).collect();
+    served.sort_unstable();
+    let (all, busiest) = (served.iter().sum::<u64>(), served[served.len() - 1]);
+    sim.shut_down();
+    assert!(busiest * 100 < all * 60, "the busiest served {busiest} of {all}");
+}
+
 #[test]
 fn what_is_fetched_once_sends_no_copies_about() {
     let ring = Ring::new(1, 12);

@@ -395,3 +395,21 @@ fn one_seed_is_one_run() {
     assert_eq!(run(15), run(15));
     assert_ne!(run(15), run(16));
 }
+
+/// A reader of a signed block brings replicas up to date in the background, if there are any
+/// to be: it used to start a task each time.
+#[test]
+fn who_reads_a_signed_block_that_all_replicas_hold_starts_no_task() {
+    // Of two replicas both are waited for, since one is no majority.
+    let ring = Ring::new(8, 2);
+    let block = signed(1, b"root");
+    put_signed(&ring, 0, block.clone()).expect("the ring is healthy");
+    ring.until_replicated();
+    for _ in 0..20 {
+        let before = ring.sim.task_count();
+        let get = ring.members[0].dht.get_signed(block.key());
+        assert_eq!(ring.sim.block_on(MINUTE, get).expect("ends"), Ok(block.clone()));
+        assert_eq!(ring.sim.task_count(), before, "a task was left behind");
+        ring.sim.run_for(Duration::from_secs(1));
+    }
+}

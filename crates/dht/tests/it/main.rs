@@ -12,6 +12,7 @@ mod hedging;
 mod hostile;
 mod leases;
 mod malicious;
+mod many_servers;
 mod massive_failure;
 mod patience;
 mod perfect;

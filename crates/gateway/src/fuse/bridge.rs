@@ -8,11 +8,11 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use atoll_vfs::{
-    Answer, Attr, Entry, Errno, FileKind, FileSystem, FileTime, Handle, InodeNumber, OpenFlags,
-    Opened, RenameFlags, SeekTo, SetAttr, XattrFlags,
+    Answer, Errno, FileSystem, Handle, InodeNumber, OpenFlags, RenameFlags, SeekTo, SetAttr,
+    XattrFlags,
 };
 use bytes::{BufMut, Bytes, BytesMut};
 use fuser::{FileHandle, FopenFlags, Generation, INodeNo, InitFlags, ReplyEmpty, ReplyXattr};
@@ -20,6 +20,7 @@ use fuser::{FileHandle, FopenFlags, Generation, INodeNo, InitFlags, ReplyEmpty, 
 use super::convert;
 use super::directory::{self, Sink};
 use super::dispatch::Dispatcher;
+use super::reply::{open_flags, reply_attr, reply_empty, reply_entry, reply_missing, reply_xattr};
 
 /// The largest write the kernel sends in one request, and (by `max_pages`, which fuser
 /// derives from it) the largest read.
@@ -52,75 +53,6 @@ fn handle(number: FileHandle) -> Handle {
 
 fn name(name: &OsStr) -> Bytes {
     Bytes::copy_from_slice(name.as_bytes())
-}
-
-fn open_flags(opened: Opened, writes: bool) -> FopenFlags {
-    let mut flags = FopenFlags::empty();
-    flags.set(FopenFlags::FOPEN_KEEP_CACHE, opened.keep_cache);
-    flags.set(FopenFlags::FOPEN_DIRECT_IO, opened.direct_io);
-    // A close of what was only read has no delayed error to report.
-    flags.set(FopenFlags::FOPEN_NOFLUSH, !writes);
-    flags
-}
-
-fn reply_attr(reply: fuser::ReplyAttr, outcome: Result<atoll_vfs::AttrReply, Errno>) {
-    match outcome {
-        Ok(answer) => reply.attr(&answer.ttl, &convert::attr(&answer.attr)),
-        Err(errno) => reply.error(convert::errno(errno)),
-    }
-}
-
-fn reply_entry(reply: fuser::ReplyEntry, outcome: Result<Entry, Errno>) {
-    match outcome {
-        // Number 0 would tell the kernel that the name does not exist.
-        Ok(entry) if entry.attr.inode.0 == 0 => reply.error(fuser::Errno::EIO),
-        Ok(entry) => reply.entry_with_ttls(
-            &entry.attr_ttl,
-            &entry.name_ttl,
-            &convert::attr(&entry.attr),
-            Generation(entry.generation),
-        ),
-        Err(errno) => reply.error(convert::errno(errno)),
-    }
-}
-
-/// Tells the kernel to remember for `ttl` that a name does not exist.
-fn reply_missing(reply: fuser::ReplyEntry, ttl: Duration) {
-    let nothing = Attr {
-        inode: InodeNumber(0),
-        kind: FileKind::Regular,
-        mode: 0,
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size_bytes: 0,
-        blocks_512: 0,
-        block_size_bytes: 0,
-        atime: FileTime::default(),
-        mtime: FileTime::default(),
-        ctime: FileTime::default(),
-    };
-    reply.entry_with_ttls(&Duration::ZERO, &ttl, &convert::attr(&nothing), Generation(0));
-}
-
-fn reply_empty(reply: ReplyEmpty, outcome: Result<(), Errno>) {
-    match outcome {
-        Ok(()) => reply.ok(),
-        Err(errno) => reply.error(convert::errno(errno)),
-    }
-}
-
-/// `size` 0 asks how long the answer is.
-fn reply_xattr(reply: ReplyXattr, size: u32, outcome: Result<Bytes, Errno>) {
-    match outcome {
-        Ok(value) => match u32::try_from(value.len()) {
-            Ok(len) if size == 0 => reply.size(len),
-            Ok(len) if len <= size => reply.data(&value),
-            _ => reply.error(fuser::Errno::ERANGE),
-        },
-        Err(errno) => reply.error(convert::errno(errno)),
-    }
 }
 
 impl Bridge {

@@ -18,6 +18,7 @@ mod convert;
 mod directory;
 mod dispatch;
 mod mountpoint;
+mod reply;
 
 use std::io;
 use std::num::NonZeroUsize;

@@ -94,7 +94,7 @@ struct Run {
 }
 
 fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
-    let nodes = context.nodes(1000, 300);
+    let nodes = context.nodes(1000, 200);
     let fetches = context.size(200, 60);
     let seeds = context.seeds(10, 4);
     let found = context.each(&crossed(&Case::ALL, &[nodes], &seeds), |(case, nodes, seed)| {

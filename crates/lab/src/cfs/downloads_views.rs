@@ -172,7 +172,7 @@ fn figure_6_chart(found: &Found) -> Chart {
             Ink::Green,
             Mark::Triangles,
         ),
-        curve(Case::Default, "Atoll, default settings, this window", Ink::Vermilion, Mark::Discs),
+        curve(Case::Default, "Atoll, default settings, fixed window", Ink::Vermilion, Mark::Discs),
         Series::new(
             "Atoll, default settings, adaptive window",
             Ink::Vermilion,
@@ -201,30 +201,49 @@ fn range(sorted: &[f64]) -> String {
 }
 
 fn figure_7(found: &Found) -> Outcome {
+    let series = series_7(found);
+    Outcome {
+        name: "cfs-fig7",
+        title: "download speeds over the sites (KiB/s: least / median / most)".into(),
+        source: "CFS §7.1, Figure 7",
+        setup: found.setup(),
+        comparison: comparison_7(found),
+        notes: vec!["The paper gives Figure 7 as curves, in words only what is quoted.".into()],
+        csv: found.csv(),
+        chart: Chart {
+            title: "Distribution of download speeds (CFS Figure 7)".into(),
+            subtitle: found.subtitle(),
+            x: speeds(&series),
+            y: Axis::linear("share of downloads at most so fast", 0.0, 1.0),
+            series,
+        },
+        seeds: found.seeds.clone(),
+    }
+}
+
+fn comparison_7(found: &Found) -> Vec<Comparison> {
+    let range_of = |case, window| range(&found.speeds(case, window));
     let mut comparison = Vec::new();
     for (blocks, _) in FIGURE_7 {
         let window = Window::Blocks(blocks);
         let kib = blocks * BLOCK_KIB;
-        let shipped = range(&found.speeds(Case::Default, window));
+        let (plain, selecting) =
+            if blocks == 1 { ("narrow", "more skewed") } else { Default::default() };
         comparison.push(Comparison::new(
             format!("{kib} KiB window, no server selection"),
-            if blocks == 1 { "narrow" } else { "" },
-            range(&found.speeds(Case::PaperPlain, window)),
+            plain,
+            range_of(Case::PaperPlain, window),
             "(nearest replica)",
         ));
         comparison.push(Comparison::new(
             format!("{kib} KiB window, server selection"),
-            if blocks == 1 { "more skewed" } else { "" },
-            range(&found.speeds(Case::PaperSelecting, window)),
-            shipped,
+            selecting,
+            range_of(Case::PaperSelecting, window),
+            range_of(Case::Default, window),
         ));
     }
-    comparison.push(Comparison::new(
-        "adaptive window",
-        "",
-        "",
-        range(&found.speeds(Case::Default, Window::Adaptive)),
-    ));
+    let adaptive = range_of(Case::Default, Window::Adaptive);
+    comparison.push(Comparison::new("adaptive window", "", "", adaptive));
     let large = Window::Blocks(found.windows.last().copied().unwrap_or(1));
     for (quantity, paper, window, best) in [
         ("fastest site, 8 KiB window", "New York University", Window::Blocks(1), true),
@@ -235,6 +254,10 @@ fn figure_7(found: &Found) -> Outcome {
             [Case::PaperPlain, Case::Default].map(|case| extreme_site(found, case, window, best));
         comparison.push(Comparison::new(quantity, paper, ours, shipped));
     }
+    comparison
+}
+
+fn series_7(found: &Found) -> Vec<Series> {
     let mut series: Vec<Series> = Vec::new();
     for (blocks, ink) in FIGURE_7 {
         let window = Window::Blocks(blocks);
@@ -248,29 +271,9 @@ fn figure_7(found: &Found) -> Outcome {
         }
     }
     let shipped = found.speeds(Case::Default, Window::Adaptive);
-    series.push(cumulative(
-        "default settings, adaptive window".into(),
-        Ink::Vermilion,
-        Mark::Dotted,
-        shipped,
-    ));
-    Outcome {
-        name: "cfs-fig7",
-        title: "download speeds over the sites (KiB/s: least / median / most)".into(),
-        source: "CFS §7.1, Figure 7",
-        setup: found.setup(),
-        comparison,
-        notes: vec!["The paper gives Figure 7 as curves, in words only what is quoted.".into()],
-        csv: found.csv(),
-        chart: Chart {
-            title: "Distribution of download speeds (CFS Figure 7)".into(),
-            subtitle: found.subtitle(),
-            x: speeds(&series),
-            y: Axis::linear("share of downloads at most so fast", 0.0, 1.0),
-            series,
-        },
-        seeds: found.seeds.clone(),
-    }
+    let name = "default settings, adaptive window".to_owned();
+    series.push(cumulative(name, Ink::Vermilion, Mark::Dotted, shipped));
+    series
 }
 
 fn extreme_site(found: &Found, case: Case, window: Window, best: bool) -> String {
@@ -294,58 +297,20 @@ fn speeds(series: &[Series]) -> Axis {
 }
 
 fn figure_8(found: &Found) -> Outcome {
-    let spread = |sorted: &[f64]| {
-        if sorted.is_empty() {
-            return String::new();
-        }
-        let at = |share| percentile(sorted, share);
-        let mean = summary(sorted.iter().copied()).mean;
-        format!("{mean:.0}, {:.0} to {:.0} (×{:.1})", at(0.1), at(0.9), at(0.9) / at(0.1))
-    };
-    let paper_window = found.speeds(Case::PaperPlain, COMPETITIVE);
-    let shipped = found.speeds(Case::Default, Window::Adaptive);
-    let mut comparison: Vec<Comparison> = TRANSFERS
-        .iter()
-        .map(|len_bytes| {
-            let quantity = format!("TCP, {}", length(*len_bytes));
-            let speeds = found.transfer_speeds(*len_bytes);
-            Comparison::new(quantity, "a wide distribution", spread(&speeds), "")
-        })
-        .collect();
-    let competitive = "competitive with TCP, narrower";
-    comparison.push(Comparison::new("CFS, 40 KiB window", competitive, spread(&paper_window), ""));
-    comparison.push(Comparison::new("CFS, adaptive window", "", "", spread(&shipped)));
-    let inks = [Ink::Sky, Ink::Purple, Ink::Black];
-    let mut series: Vec<Series> = TRANSFERS
-        .iter()
-        .zip(inks)
-        .map(|(len_bytes, ink)| {
-            let name = format!("one TCP stream, {}", length(*len_bytes));
-            cumulative(name, ink, Mark::Line, found.transfer_speeds(*len_bytes))
-        })
-        .collect();
-    let name = "Atoll, paper's settings, 40 KiB window".to_owned();
-    series.push(cumulative(name, Ink::Blue, Mark::Dashed, paper_window));
-    let name = "Atoll, default settings, adaptive window".to_owned();
-    series.push(cumulative(name, Ink::Vermilion, Mark::Dashed, shipped));
-    let mut csv = Csv::new(&["bytes", "seed", "from", "to", "kib_per_sec"]);
-    for t in &found.transfers {
-        let speed = format!("{:.2}", t.kib_per_sec);
-        csv.row(&[&t.len_bytes, &t.seed, &sites::name(t.from), &sites::name(t.to), &speed]);
-    }
+    let series = series_8(found);
     Outcome {
         name: "cfs-fig8",
         title: "speeds of TCP and of CFS (KiB/s: mean, 10th to 90th percentile)".into(),
         source: "CFS §7.1, Figure 8",
         setup: "each ordered pair of 12 sites, a TCP connection for each file; CFS as in Figure 7"
             .into(),
-        comparison,
+        comparison: comparison_8(found),
         notes: vec![
             "TCP is that of 2001: initial window of two segments, delayed acknowledgements, at \
              most 64 KiB in flight. Atoll's own connections are TCP of today."
                 .into(),
         ],
-        csv,
+        csv: csv_8(found),
         chart: Chart {
             title: "Speeds of one TCP stream and of CFS (CFS Figure 8)".into(),
             subtitle: "each pair of 12 sites, over the same links".into(),
@@ -355,6 +320,66 @@ fn figure_8(found: &Found) -> Outcome {
         },
         seeds: found.seeds.clone(),
     }
+}
+
+/// The mean, and the middle eight tenths with how wide they are.
+fn spread(sorted: &[f64]) -> String {
+    if sorted.is_empty() {
+        return String::new();
+    }
+    let at = |share| percentile(sorted, share);
+    let mean = summary(sorted.iter().copied()).mean;
+    format!("{mean:.0}, {:.0} to {:.0} (×{:.1})", at(0.1), at(0.9), at(0.9) / at(0.1))
+}
+
+fn comparison_8(found: &Found) -> Vec<Comparison> {
+    let mut comparison: Vec<Comparison> = TRANSFERS
+        .iter()
+        .map(|len_bytes| {
+            let quantity = format!("TCP, {}", length(*len_bytes));
+            let speeds = found.transfer_speeds(*len_bytes);
+            Comparison::new(quantity, "a wide distribution", spread(&speeds), "")
+        })
+        .collect();
+    let paper_window = spread(&found.speeds(Case::PaperPlain, COMPETITIVE));
+    let shipped = spread(&found.speeds(Case::Default, Window::Adaptive));
+    let competitive = "competitive with TCP, narrower";
+    comparison.push(Comparison::new("CFS, 40 KiB window", competitive, paper_window, ""));
+    comparison.push(Comparison::new("CFS, adaptive window", "", "", shipped));
+    comparison
+}
+
+fn series_8(found: &Found) -> Vec<Series> {
+    let inks = [Ink::Sky, Ink::Purple, Ink::Black];
+    let mut series: Vec<Series> = TRANSFERS
+        .iter()
+        .zip(inks)
+        .map(|(len_bytes, ink)| {
+            let name = format!("one TCP stream, {}", length(*len_bytes));
+            cumulative(name, ink, Mark::Line, found.transfer_speeds(*len_bytes))
+        })
+        .collect();
+    for (case, window, ink, name) in [
+        (Case::PaperPlain, COMPETITIVE, Ink::Blue, "Atoll, paper's settings, 40 KiB window"),
+        (
+            Case::Default,
+            Window::Adaptive,
+            Ink::Vermilion,
+            "Atoll, default settings, adaptive window",
+        ),
+    ] {
+        series.push(cumulative(name.into(), ink, Mark::Dashed, found.speeds(case, window)));
+    }
+    series
+}
+
+fn csv_8(found: &Found) -> Csv {
+    let mut csv = Csv::new(&["bytes", "seed", "from", "to", "kib_per_sec"]);
+    for t in &found.transfers {
+        let speed = format!("{:.2}", t.kib_per_sec);
+        csv.row(&[&t.len_bytes, &t.seed, &sites::name(t.from), &sites::name(t.to), &speed]);
+    }
+    csv
 }
 
 fn length(bytes: u64) -> String {

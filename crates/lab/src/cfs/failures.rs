@@ -16,8 +16,8 @@ use std::time::Duration;
 use atoll_dht::{Fetched, GetError, messages};
 
 use crate::LabError;
-use crate::chart::{Axis, Chart, Ink, Mark, Point, Series};
-use crate::experiment::{Context, Experiment, Group};
+use crate::chart::{Axis, Chart, Ink, Mark, Point, Series, highest};
+use crate::experiment::{Context, Experiment, Group, crossed, runs};
 use crate::outcome::{Comparison, Csv, Outcome};
 use crate::ring::{Network, Plan, Ring};
 use crate::setting::Setting;
@@ -118,13 +118,7 @@ fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
     let seeds = context.seeds(5, 2);
     let step = context.size(5, 10);
     let shares: Vec<usize> = (0..=50).step_by(step).collect();
-    let mut parts = Vec::new();
-    for case in Case::ALL {
-        for share in &shares {
-            parts.extend(seeds.iter().map(|seed| (case, *share, *seed)));
-        }
-    }
-    let found = context.each(&parts, |(case, share, seed)| {
+    let found = context.each(&crossed(&Case::ALL, &shares, &seeds), |(case, share, seed)| {
         fail_and_look_up(&case.plan(context, nodes, *seed), *case, *share, blocks)
     })?;
     let setup = format!("{nodes} servers, {blocks} lookups of {blocks} blocks from one server");
@@ -213,31 +207,16 @@ fn csv(found: &[Found], shares: &[usize], column: &str, value: fn(&Found) -> f64
 }
 
 fn lines(found: &[Found], shares: &[usize], value: fn(&Found) -> f64) -> Vec<Series> {
-    let series = |case, name: &str, ink, mark| Series {
-        name: name.into(),
-        ink,
-        mark,
-        points: points(found, shares, case, value),
-    };
     let copies = Setting::Default.dht().replicas;
+    let of_case = |case| points(found, shares, case, value);
     vec![
-        series(
-            Case::Paper,
-            "Atoll, paper's settings: six copies, no repair",
-            Ink::Blue,
-            Mark::Squares,
-        ),
-        series(
-            Case::Default,
-            &format!("Atoll, default settings: {copies} copies"),
-            Ink::Vermilion,
-            Mark::Discs,
-        ),
-        series(
-            Case::DefaultSixCopies,
+        Setting::Paper.line(": six copies, no repair", of_case(Case::Paper)),
+        Setting::Default.line(&format!(": {copies} copies"), of_case(Case::Default)),
+        Series::new(
             "Atoll, default but six copies",
             Ink::Green,
             Mark::Triangles,
+            of_case(Case::DefaultSixCopies),
         ),
     ]
 }
@@ -265,7 +244,7 @@ fn compared(
 }
 
 fn subtitle(setup: &str, seeds: &[u64]) -> String {
-    format!("{setup}; {} runs, bars: least and most", seeds.len())
+    format!("{setup}; {}, bars: least and most", runs(seeds))
 }
 
 /// A small number as an exponent.
@@ -275,47 +254,29 @@ fn superscript(number: i32) -> String {
     number.to_string().chars().map(digit).collect()
 }
 
+/// What the paper says.
+fn crosses(places: &[(f64, f64)]) -> Series {
+    let points = places.iter().map(|(x, y)| Point::new(*x, *y));
+    Series::new("CFS paper", Ink::Black, Mark::Crosses, points)
+}
+
 const FAILED_SERVERS: &str = "servers that fail at once (%)";
 
 fn failed_lookups(found: &[Found], shares: &[usize], setup: &str, seeds: &[u64]) -> Outcome {
     let value = |f: &Found| f.failures;
     let copies = Setting::Default.dht().replicas as i32;
-    let expected = |copies: i32| -> Vec<Point> {
-        (0..=50).map(|n| Point::new(f64::from(n), (f64::from(n) / 100.0).powi(copies))).collect()
+    let expected = |copies: i32| {
+        (0..=50).map(move |n| Point::new(f64::from(n), (f64::from(n) / 100.0).powi(copies)))
     };
-    let mut series = lines(found, shares, value);
-    series.insert(
-        0,
-        Series {
-            name: "all six copies lost: p⁶".into(),
-            ink: Ink::Grey,
-            mark: Mark::Dashed,
-            points: expected(6),
-        },
-    );
-    series.insert(
-        1,
-        Series {
-            name: format!("all {copies} copies lost: p{}", superscript(copies)),
-            ink: Ink::Grey,
-            mark: Mark::Dotted,
-            points: expected(copies),
-        },
-    );
-    series.push(Series {
-        name: "CFS paper".into(),
-        ink: Ink::Black,
-        mark: Mark::Crosses,
-        // From the text: none below 20 %, 0.013 at 50 %.
-        points: [(0.0, 0.0), (5.0, 0.0), (10.0, 0.0), (15.0, 0.0), (50.0, 0.013)]
-            .map(|(x, y)| Point::new(x, y))
-            .into(),
-    });
-    let highest = series
-        .iter()
-        .flat_map(|s| &s.points)
-        .map(|p| p.spread.map_or(p.y, |s| s.1))
-        .fold(0.0, f64::max);
+    // From the text: none below 20 %, 0.013 at 50 %.
+    let paper = [(0.0, 0.0), (5.0, 0.0), (10.0, 0.0), (15.0, 0.0), (50.0, 0.013)];
+    let all_lost = format!("all {copies} copies lost: p{}", superscript(copies));
+    let mut series = vec![
+        Series::new("all six copies lost: p⁶", Ink::Grey, Mark::Dashed, expected(6)),
+        Series::new(all_lost, Ink::Grey, Mark::Dotted, expected(copies)),
+    ];
+    series.extend(lines(found, shares, value));
+    series.push(crosses(&paper));
     let lost = |case| over_runs(found, case, 50, |f| f.lost).mean;
     Outcome {
         name: "cfs-fig13",
@@ -329,17 +290,18 @@ fn failed_lookups(found: &[Found], shares: &[usize], setup: &str, seeds: &[u64])
             compared(found, 50, "lookups that fail", "0.013 (0.5⁶ = 0.016)", 4, value),
         ],
         notes: vec![format!(
-            "Of the blocks wanted, {:.4} had no living copy at 50 % in the paper's settings and with \
-             six copies as shipped, {:.4} with {copies}.",
+            "Of the blocks wanted at 50 %, {:.4} had no living copy in the paper's settings; as \
+             shipped {:.4} with {copies} copies and {:.4} with six.",
             lost(Case::Paper),
             lost(Case::Default),
+            lost(Case::DefaultSixCopies),
         )],
         csv: csv(found, shares, "failed_lookups", value),
         chart: Chart {
             title: "Lookups that fail after servers fail (CFS Figure 13)".into(),
             subtitle: subtitle(setup, seeds),
             x: Axis::linear(FAILED_SERVERS, 0.0, 52.0),
-            y: Axis::up_to("failed lookups (share)", highest),
+            y: Axis::up_to("failed lookups (share)", highest(&series)),
             series,
         },
         seeds: seeds.to_vec(),
@@ -349,13 +311,8 @@ fn failed_lookups(found: &[Found], shares: &[usize], setup: &str, seeds: &[u64])
 fn rpcs(found: &[Found], shares: &[usize], setup: &str, seeds: &[u64]) -> Outcome {
     let value = |f: &Found| f.rpcs;
     let mut series = lines(found, shares, value);
-    series.push(Series {
-        name: "CFS paper".into(),
-        ink: Ink::Black,
-        mark: Mark::Crosses,
-        // From the text: 5.7 in a 1,000-server system (Figure 9), one more at 50 %.
-        points: vec![Point::new(0.0, 5.7), Point::new(50.0, 6.7)],
-    });
+    // From the text: 5.7 in a 1,000-server system (Figure 9), one more at 50 %.
+    series.push(crosses(&[(0.0, 5.7), (50.0, 6.7)]));
     let more = |case| {
         let at = |percent| over_runs(found, case, percent, value).mean;
         format!("{:+.2}", at(50) - at(0))
@@ -379,8 +336,8 @@ fn rpcs(found: &[Found], shares: &[usize], setup: &str, seeds: &[u64]) -> Outcom
         notes: vec![
             "Of lookups that succeed; calls to failed servers are not counted.".into(),
             format!(
-                "As shipped, {:.2} questions for each lookup are answered at 0 % and {:.2} at 20 % \
-                 with six copies, if those count whose answers came late.",
+                "As shipped with six copies, {:.2} questions a lookup are answered at 0 % and {:.2} at \
+                 20 %, late answers included.",
                 over_runs(found, Case::DefaultSixCopies, 0, |f| f.answers).mean,
                 over_runs(found, Case::DefaultSixCopies, 20, |f| f.answers).mean,
             ),
@@ -390,7 +347,7 @@ fn rpcs(found: &[Found], shares: &[usize], setup: &str, seeds: &[u64]) -> Outcom
             title: "RPCs per lookup after servers fail (CFS Figure 14)".into(),
             subtitle: subtitle(setup, seeds),
             x: Axis::linear(FAILED_SERVERS, 0.0, 52.0),
-            y: Axis::up_to("RPCs per lookup (mean)", 8.0),
+            y: Axis::up_to("RPCs per lookup (mean)", highest(&series)),
             series,
         },
         seeds: seeds.to_vec(),
@@ -399,18 +356,10 @@ fn rpcs(found: &[Found], shares: &[usize], setup: &str, seeds: &[u64]) -> Outcom
 
 fn timeouts(found: &[Found], shares: &[usize], setup: &str, seeds: &[u64]) -> Outcome {
     let value = |f: &Found| f.timeouts;
-    let mut series = vec![Series {
-        name: "CFS paper: always below one".into(),
-        ink: Ink::Black,
-        mark: Mark::Dashed,
-        points: vec![Point::new(0.0, 1.0), Point::new(50.0, 1.0)],
-    }];
+    let below_one = [0.0, 50.0].map(|x| Point::new(x, 1.0));
+    let paper = "CFS paper: always below one";
+    let mut series = vec![Series::new(paper, Ink::Black, Mark::Dashed, below_one)];
     series.extend(lines(found, shares, value));
-    let highest = series
-        .iter()
-        .flat_map(|s| &s.points)
-        .map(|p| p.spread.map_or(p.y, |s| s.1))
-        .fold(0.0, f64::max);
     Outcome {
         name: "cfs-fig15",
         title: "timeouts per lookup after massive failure".into(),
@@ -427,7 +376,7 @@ fn timeouts(found: &[Found], shares: &[usize], setup: &str, seeds: &[u64]) -> Ou
             title: "Timeouts per lookup after servers fail (CFS Figure 15)".into(),
             subtitle: subtitle(setup, seeds),
             x: Axis::linear(FAILED_SERVERS, 0.0, 52.0),
-            y: Axis::up_to("timeouts per lookup (mean)", highest),
+            y: Axis::up_to("timeouts per lookup (mean)", highest(&series)),
             series,
         },
         seeds: seeds.to_vec(),

@@ -136,7 +136,7 @@ fn outcome(found: &[Size], most: usize, blocks: usize, seeds: Vec<u64>) -> Outco
         comparison,
         notes: vec![
             "A server whose successor list covers the key names the block's server at once, \
-             so that Atoll needs about one RPC less than the paper even in its settings."
+             so that Atoll needs about one RPC less than ½·log2 N even in the paper's settings."
                 .into(),
             "As shipped, tables hold whom they would have learnt of in a long rest: everybody, on \
              the default budget. A server that has a copy itself needs no RPC."

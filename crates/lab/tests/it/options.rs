@@ -5,17 +5,19 @@ use std::sync::Arc;
 use atoll_lab::{Availability, LabError, Options, Silent, check, experiments, run};
 use atoll_sim::RttMatrix;
 
-use crate::points::{quick, rows};
+use crate::points::rows;
 
 #[test]
 fn one_seed_gives_the_same_bytes() {
-    let [first, again] = [(); 2].map(|()| quick(&["cfs-fig9"]).remove(0));
+    let of_seed = |seed| {
+        let options = Options { quick: true, seed, nodes: Some(64), ..Options::default() };
+        run(&["cfs-fig9"], &options, &Silent).expect("it runs").remove(0)
+    };
+    let [first, again, other] = [7, 7, 8].map(of_seed);
     assert_eq!(first.csv.text(), again.csv.text());
     assert_eq!(first.chart.to_svg(), again.chart.to_svg());
-    let options = Options { quick: true, seed: 7, nodes: Some(64), ..Options::default() };
-    let other = run(&["cfs-fig9"], &options, &Silent).expect("it runs").remove(0);
     assert_ne!(first.csv.text(), other.csv.text());
-    assert_eq!(other.seeds, [7]);
+    assert_eq!(other.seeds, [8]);
 }
 
 #[test]
@@ -71,7 +73,7 @@ fn nodes_follow_an_availability_file() {
         ..Options::default()
     };
     let outcome = run(&["lookup-budget"], &options, &Silent).expect("it runs").remove(0);
-    assert!(outcome.setup.contains("of the file"), "{}", outcome.setup);
+    assert!(outcome.setup.contains("the file"), "{}", outcome.setup);
     for row in rows(&outcome) {
         assert!((30.0..50.0).contains(&row.number("nodes_up")), "{}", row.text("nodes_up"));
     }

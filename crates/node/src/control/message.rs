@@ -116,7 +116,7 @@ pub struct Hashes {
 }
 
 /// [`INVITE`]'s answer.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct Invited {
     #[n(0)]
@@ -125,8 +125,15 @@ pub struct Invited {
     pub warning: Option<String>,
 }
 
+/// Not the code, which carries the network's secret.
+impl fmt::Debug for Invited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Invited").field("warning", &self.warning).finish_non_exhaustive()
+    }
+}
+
 /// [`VOLUME_OPEN`], [`VOLUME_IMPORT`] and [`VOLUME_MOVE`].
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct OpenVolume {
     #[n(0)]
@@ -137,6 +144,13 @@ pub struct OpenVolume {
     /// The volume's secret key when it is imported.
     #[cbor(n(2), with = "minicbor::bytes")]
     pub seed: Option<[u8; 32]>,
+}
+
+/// Not the key: calls end up in logs.
+impl fmt::Debug for OpenVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenVolume").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 /// [`VOLUME_RENEW`] and [`VOLUME_UNPUBLISH`].
@@ -185,13 +199,20 @@ pub struct ChangeQuota {
 }
 
 /// What [`VOLUME_OPEN`], [`VOLUME_IMPORT`] and [`VOLUME_MOVE`] answer.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct OpenedVolume {
     #[cbor(n(0), with = "minicbor::bytes")]
     pub seed: [u8; 32],
     #[n(1)]
     pub is_new: bool,
+}
+
+/// Not the key: answers end up in logs.
+impl fmt::Debug for OpenedVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenedVolume").field("is_new", &self.is_new).finish_non_exhaustive()
+    }
 }
 
 /// [`VOLUME_READ_KEY`].
@@ -434,9 +455,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_key_is_not_printed() {
+    fn secrets_are_not_printed() {
         let shown = format!("{:?}", HeldReadKey { read_key: Some([77; 32]) });
         assert!(!shown.contains("77") && shown.contains("true"), "{shown}");
+        let open = OpenVolume { name: "docs".into(), source: None, seed: Some([77; 32]) };
+        let shown = format!("{open:?} {:?}", OpenedVolume { seed: [77; 32], is_new: true });
+        assert!(!shown.contains("77") && shown.contains("docs"), "{shown}");
+        let invited = Invited { code: "atoll-join:secret".into(), warning: Some("lo".into()) };
+        let shown = format!("{invited:?}");
+        assert!(!shown.contains("secret") && shown.contains("lo"), "{shown}");
     }
 
     #[test]

@@ -241,7 +241,7 @@ async fn settings_change_while_the_node_runs_and_outlive_it() {
     node.stop().await;
 }
 
-/// CFS §5.6: the ring drops what nobody asks it to keep; the keeper asks.
+/// CFS §3.1: the ring drops what nobody asks it to keep; the keeper asks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_keeper_renews_a_volume_and_reports_what_is_lost() {
     let home = Home::new();

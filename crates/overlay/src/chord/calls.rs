@@ -7,7 +7,7 @@ use minicbor::Decode;
 
 use super::meetings::Introduction;
 use super::messages::{
-    self, Alive, AskRoute, Dead, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping, Seen,
+    self, Alive, AskRoute, Dead, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping, Reached, Seen,
     Surroundings, VirtualIndex, WireKey, WireNode, WireNodes, WireRoute,
 };
 use super::{Chord, state::Told};
@@ -95,6 +95,11 @@ impl Chord {
         let (to_index, from) = (VirtualIndex(to.seat.index), VirtualIndex(from));
         let header = messages::encode(&Seen { epoch: seen, to: to_index, from });
         self.call(to, messages::NOTIFY, header).await
+    }
+
+    /// Whether a node reaches this one where it says it listens.
+    pub(super) async fn call_reach_me(&self, to: &Node) -> Result<Reached, CallError> {
+        self.call(to, messages::REACH_ME, bytes::Bytes::new()).await
     }
 
     /// Virtual server `from` has left; `remaining` stay.
@@ -187,6 +192,13 @@ impl Chord {
         root_of(walk(&*self.env, self, key, self.root_limits(), step).boxed().await)
     }
 
+    /// As [`Chord::walk_to_root`], for who wants to stand before that root.
+    pub(super) async fn walk_to_place(&self, key: &Key) -> Result<Found<Vec<Node>>, WalkError> {
+        let step = |node, as_root| self.route_step(node, *key, as_root);
+        let limits = WalkLimits { guess: false, ..self.root_limits() };
+        root_of(walk(&*self.env, self, key, limits, step).boxed().await)
+    }
+
     /// The root of `key` on the ring of `start`, other than this node.
     pub(super) async fn walk_to_root_from(
         &self,
@@ -194,7 +206,8 @@ impl Chord {
         key: &Key,
     ) -> Result<Found<Vec<Node>>, WalkError> {
         let step = |node, as_root| self.route_step(node, *key, as_root);
-        root_of(walk_from(&*self.env, self, start, key, self.root_limits(), step).boxed().await)
+        let limits = WalkLimits { guess: false, ..self.root_limits() };
+        root_of(walk_from(&*self.env, self, start, key, limits, step).boxed().await)
     }
 
     /// The root of `key`, which is probably `likely`.

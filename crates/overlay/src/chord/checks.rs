@@ -8,7 +8,9 @@
 //! bounded whatever is claimed: [`MAX_UNDER_WAY`] at a time, [`CHECKS_PER_SEC`] on
 //! average, [`MAX_PER_SOURCE`] in ten seconds for the claims of one peer; and who has
 //! caused fewer checks lately comes first, so that a flood of claims delays nobody else's
-//! for long. One claim costs its target one connection at most, so a node that is lied to
+//! for long: who has been checked itself counts together with all others at its address, since
+//! keys are free and addresses are not, and strangers, whose address is only their word, cause
+//! half of all checks at most. One claim costs its target one connection at most, so a node that is lied to
 //! dials a third party no more often than the liar calls the node; and an IP address where
 //! [`MAX_REFUTED_NAMED`] claims have proved false is left in peace until the ten seconds are
 //! over. Who speaks for itself is heard there longer ([`MAX_REFUTED_CALLERS`]): others shall
@@ -48,10 +50,44 @@ pub const WINDOW: Duration = Duration::from_secs(10);
 pub const MAX_REFUTED_NAMED: u32 = 16;
 /// The same for claims that callers make of themselves: each costs the caller a connection.
 pub const MAX_REFUTED_CALLERS: u32 = 64;
+/// The most checks for the claims of strangers in a [`WINDOW`]: half of what is possible.
+pub const MAX_FOR_STRANGERS: u32 = 160;
+/// The most claims of strangers waiting.
+pub const MAX_STRANGERS_WAITING: usize = MAX_WAITING / 2;
+/// The most checks under way for strangers.
+const MAX_UNDER_WAY_FOR_STRANGERS: usize = (MAX_UNDER_WAY - KEPT_FOR_OWN) / 2;
 /// The most peers whose claims are counted in a window; those of others are not heard.
 pub const MAX_SOURCES: usize = 1024;
 /// The most who wait for one check.
 const MAX_WAITERS: usize = 64;
+
+/// Whose claim it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// This node itself wants to know.
+    Own,
+    /// A peer that was found at this address ([`super::gate::site`]) when it was checked.
+    Known(PeerId, IpAddr),
+    /// A peer that was not checked.
+    Stranger(PeerId),
+}
+
+impl Origin {
+    fn peer(&self) -> Option<PeerId> {
+        match self {
+            Origin::Own => None,
+            Origin::Known(peer, _) | Origin::Stranger(peer) => Some(*peer),
+        }
+    }
+
+    fn is_stranger(&self) -> bool {
+        matches!(self, Origin::Stranger(_))
+    }
+}
+
+/// What the claims of one origin have caused, the less the sooner: all at its address
+/// together, and it alone. None for this node's own.
+type Rank = Option<(u32, u32)>;
 
 /// See the module.
 pub struct CheckQueue<W> {
@@ -59,10 +95,15 @@ pub struct CheckQueue<W> {
     under_way: BTreeMap<Peer, Claim<W>>,
     /// Checks caused in this window, by whose claims they were.
     caused: BTreeMap<PeerId, u32>,
+    /// The same by the address of peers that were checked themselves, and by strangers.
+    caused_at: BTreeMap<IpAddr, u32>,
+    caused_by_strangers: u32,
     /// False claims in this window by the IP address claimed, and by whether the claimed node
     /// was the one that called.
     refuted: BTreeMap<(IpAddr, bool), u32>,
     window_began: Instant,
+    /// How many have ever been queued.
+    claims: u64,
     /// Checks that may start now, and when that was last reckoned.
     allowance: f64,
     reckoned: Instant,
@@ -71,8 +112,10 @@ pub struct CheckQueue<W> {
 /// Claims of one card.
 #[derive(Debug)]
 pub struct Claim<W> {
-    /// By whom: of several, who has caused the fewest checks; none if this node wants to know.
-    source: Option<PeerId>,
+    /// By whom: of several, who comes first.
+    origin: Origin,
+    /// Of equals, who came first comes first.
+    nth: u64,
     /// The virtual indices claimed: never more than there are.
     pub indices: BTreeSet<u16>,
     /// Who waits for the outcome.
@@ -94,6 +137,9 @@ impl<W> Default for CheckQueue<W> {
             waiting: BTreeMap::new(),
             under_way: BTreeMap::new(),
             caused: BTreeMap::new(),
+            caused_at: BTreeMap::new(),
+            caused_by_strangers: 0,
+            claims: 0,
             refuted: BTreeMap::new(),
             window_began: Instant::default(),
             allowance: f64::from(MAX_BURST),
@@ -103,48 +149,66 @@ impl<W> Default for CheckQueue<W> {
 }
 
 impl<W> CheckQueue<W> {
-    /// Queues a check of `node`, which `source` has named: another peer, or this node itself
-    /// (`None`), which comes first. A waiter is dropped if there is no room.
-    pub fn ask(&mut self, node: Node, source: Option<PeerId>, waiter: Option<W>) {
+    /// Queues a check of `node`. A waiter is dropped if there is no room.
+    pub fn ask(&mut self, node: Node, origin: Origin, waiter: Option<W>) {
         if let Some(claim) = self.under_way.get_mut(&node.peer) {
             claim.add(&node, waiter);
             return;
         }
         if !self.waiting.contains_key(&node.peer) {
-            if !self.has_room(&node.peer, source) {
+            if !self.has_room(&node.peer, origin) {
                 return;
             }
-            let claim = Claim { source, indices: BTreeSet::new(), waiters: Vec::new() };
+            self.claims += 1;
+            let nth = self.claims;
+            let claim = Claim { origin, nth, indices: BTreeSet::new(), waiters: Vec::new() };
             self.waiting.insert(node.peer, claim);
         }
-        let rank = self.rank(source);
-        let present = self.waiting[&node.peer].source;
+        let present = self.waiting[&node.peer].origin;
         // Who waits behind a liar's claim of the same card shall not wait as long as the liar.
-        let is_sooner = rank < self.rank(present) && self.may_check(&node.peer, source);
+        let is_sooner =
+            self.rank(origin) < self.rank(present) && self.may_check(&node.peer, origin);
         let claim = self.waiting.get_mut(&node.peer).expect("it is there, or was just put there");
         claim.add(&node, waiter);
         if is_sooner {
-            claim.source = source;
+            claim.origin = origin;
         }
     }
 
-    fn has_room(&self, card: &Peer, source: Option<PeerId>) -> bool {
-        let waits = self.waiting.values();
-        let from_source = waits.filter(|claim| claim.source == source).count();
-        match &source {
+    /// Whether one more claim may wait, if need be in the place of one that comes later.
+    fn has_room(&mut self, card: &Peer, origin: Origin) -> bool {
+        let waits = |is: &dyn Fn(&Origin) -> bool| {
+            self.waiting.values().filter(|claim| is(&claim.origin)).count()
+        };
+        let is_stranger = origin.is_stranger();
+        let is_full = match origin {
             // What this node itself needs to know has room of its own.
-            None => from_source < MAX_WAITING,
-            Some(_) => {
-                from_source < MAX_PER_SOURCE as usize
-                    && self.waiting.len() < MAX_WAITING
-                    && self.may_check(card, source)
+            Origin::Own => return waits(&|other| *other == Origin::Own) < MAX_WAITING,
+            _ if !self.may_check(card, origin) => return false,
+            _ if waits(&|other| other.peer() == origin.peer()) >= MAX_PER_SOURCE as usize => {
+                return false;
             }
+            _ => {
+                let too_strange =
+                    is_stranger && waits(&Origin::is_stranger) >= MAX_STRANGERS_WAITING;
+                too_strange || waits(&|other| *other != Origin::Own) >= MAX_WAITING
+            }
+        };
+        if !is_full {
+            return true;
         }
+        let others = self.waiting.iter().filter(|(_, claim)| {
+            claim.origin != Origin::Own && (!is_stranger || claim.origin.is_stranger())
+        });
+        let last = others.max_by_key(|(_, claim)| (self.rank(claim.origin), claim.nth));
+        let later = last.filter(|(_, claim)| self.rank(claim.origin) > self.rank(origin));
+        let later = later.map(|(card, _)| *card);
+        later.is_some_and(|card| self.waiting.remove(&card).is_some())
     }
 
-    /// Whether a claim of `source` is still heard in this window.
-    fn may_check(&self, card: &Peer, source: Option<PeerId>) -> bool {
-        let Some(source) = source else { return true };
+    /// Whether a claim of `origin` is still heard in this window.
+    fn may_check(&self, card: &Peer, origin: Origin) -> bool {
+        let Some(source) = origin.peer() else { return true };
         let has_share = match self.caused.get(&source) {
             Some(caused) => *caused < MAX_PER_SOURCE,
             None => self.caused.len() < MAX_SOURCES,
@@ -152,12 +216,20 @@ impl<W> CheckQueue<W> {
         let calls_itself = source == card.id;
         let most = if calls_itself { MAX_REFUTED_CALLERS } else { MAX_REFUTED_NAMED };
         let refuted = self.refuted.get(&(card.addr.ip(), calls_itself)).copied().unwrap_or(0);
-        has_share && refuted < most
+        has_share
+            && refuted < most
+            && (!origin.is_stranger() || self.caused_by_strangers < MAX_FOR_STRANGERS)
     }
 
-    /// The less, the sooner.
-    fn rank(&self, source: Option<PeerId>) -> Option<u32> {
-        source.map(|peer| self.caused.get(&peer).copied().unwrap_or(0))
+    fn rank(&self, origin: Origin) -> Rank {
+        let peer = origin.peer()?;
+        let alone = self.caused.get(&peer).copied().unwrap_or(0);
+        match origin {
+            Origin::Known(_, site) => {
+                Some((self.caused_at.get(&site).copied().unwrap_or(0), alone))
+            }
+            _ => Some((alone, alone)),
+        }
     }
 
     /// The next card to check now, which is under way from then on; `None` when nothing
@@ -166,6 +238,8 @@ impl<W> CheckQueue<W> {
         if now.since(self.window_began) >= WINDOW {
             self.window_began = now;
             self.caused.clear();
+            self.caused_at.clear();
+            self.caused_by_strangers = 0;
             self.refuted.clear();
         }
         let earned = now.since(self.reckoned).as_secs_f64() * f64::from(CHECKS_PER_SEC);
@@ -174,32 +248,45 @@ impl<W> CheckQueue<W> {
         if self.under_way.len() >= MAX_UNDER_WAY || self.allowance < 1.0 {
             return None;
         }
-        let under_way = || self.under_way.values().filter_map(|claim| claim.source);
-        let others_may = under_way().count() < MAX_UNDER_WAY - KEPT_FOR_OWN;
-        let may_start = |card: &Peer, source: Option<PeerId>| match source {
-            None => true,
-            Some(peer) => {
-                others_may
-                    && under_way().filter(|source| *source == peer).count() < MAX_UNDER_WAY_OF_ONE
-                    && self.may_check(card, source)
-            }
-        };
-        let startable = self.waiting.iter().filter(|(card, claim)| may_start(card, claim.source));
-        let next = startable.min_by_key(|(_, claim)| self.rank(claim.source));
+        let startable =
+            self.waiting.iter().filter(|(card, claim)| self.may_start(card, claim.origin));
+        let next = startable.min_by_key(|(_, claim)| (self.rank(claim.origin), claim.nth));
         let next = next.map(|(card, _)| *card)?;
         let claim = self.waiting.remove(&next).expect("it was just found");
         self.allowance -= 1.0;
-        if let Some(source) = claim.source {
-            *self.caused.entry(source).or_default() += 1;
-        }
+        self.count(claim.origin);
         self.under_way.insert(next, claim);
         Some(next)
+    }
+
+    fn may_start(&self, card: &Peer, origin: Origin) -> bool {
+        let under_way = |is: &dyn Fn(&Origin) -> bool| {
+            self.under_way.values().filter(|claim| is(&claim.origin)).count()
+        };
+        origin == Origin::Own
+            || (under_way(&|other| *other != Origin::Own) < MAX_UNDER_WAY - KEPT_FOR_OWN
+                && under_way(&|other| other.peer() == origin.peer()) < MAX_UNDER_WAY_OF_ONE
+                && (!origin.is_stranger()
+                    || under_way(&Origin::is_stranger) < MAX_UNDER_WAY_FOR_STRANGERS)
+                && self.may_check(card, origin))
+    }
+
+    /// A check has started for a claim of `origin`.
+    fn count(&mut self, origin: Origin) {
+        if let Some(peer) = origin.peer() {
+            *self.caused.entry(peer).or_default() += 1;
+        }
+        match origin {
+            Origin::Own => {}
+            Origin::Known(_, site) => *self.caused_at.entry(site).or_default() += 1,
+            Origin::Stranger(_) => self.caused_by_strangers += 1,
+        }
     }
 
     /// The check of a card has ended; what was claimed, and who waited for it.
     pub fn finished(&mut self, card: &Peer, is_refuted: bool) -> Option<Claim<W>> {
         let claim = self.under_way.remove(card)?;
-        if is_refuted && let Some(source) = claim.source {
+        if is_refuted && let Some(source) = claim.origin.peer() {
             *self.refuted.entry((card.addr.ip(), source == card.id)).or_default() += 1;
         }
         Some(claim)
@@ -228,6 +315,11 @@ mod tests {
         Node::of(Peer { id: id(n), addr: SocketAddr::from((Ipv4Addr::LOCALHOST, n)) })
     }
 
+    /// A peer that was checked, at an address of its own.
+    fn known(n: u16) -> Origin {
+        Origin::Known(id(n), IpAddr::from([10, 0, (n >> 8) as u8, n as u8]))
+    }
+
     const START: Instant = Instant(1_000_000_000_000);
 
     /// Makes all checks that may start within a second, each ending at once.
@@ -250,7 +342,7 @@ mod tests {
         for second in 0..60 {
             for n in 0..1000 {
                 // Many sources, each with many claims.
-                queue.ask(node(1000 + n), Some(id(n % 50)), None);
+                queue.ask(node(1000 + n), known(n % 50), None);
                 assert!(queue.len() <= MAX_WAITING);
             }
             made += in_a_second(&mut queue, second, false);
@@ -265,7 +357,7 @@ mod tests {
         let mut made = 0;
         for second in 0..10 {
             for n in 0..1000 {
-                queue.ask(node(1000 + n), Some(id(1)), None);
+                queue.ask(node(1000 + n), known(1), None);
             }
             made += in_a_second(&mut queue, second, false);
         }
@@ -277,24 +369,24 @@ mod tests {
         let mut queue = CheckQueue::<()>::default();
         for second in 0..5 {
             for n in 0..180 {
-                queue.ask(node(1000 + n), Some(id(n % 3)), None);
+                queue.ask(node(1000 + n), known(n % 3), None);
             }
             in_a_second(&mut queue, second, false);
         }
         for n in 0..180 {
-            queue.ask(node(2000 + n), Some(id(n % 3)), None);
+            queue.ask(node(2000 + n), known(n % 3), None);
         }
-        queue.ask(node(7), Some(id(7)), None);
+        queue.ask(node(7), known(7), None);
         assert_eq!(queue.next(START + Duration::from_secs(6)), Some(node(7).peer));
     }
 
     #[test]
     fn a_card_is_checked_once_at_a_time_for_all_who_wait() {
         let mut queue = CheckQueue::default();
-        queue.ask(node(1), Some(id(9)), Some('a'));
-        queue.ask(node(1), Some(id(8)), Some('b'));
+        queue.ask(node(1), known(9), Some('a'));
+        queue.ask(node(1), known(8), Some('b'));
         assert_eq!(queue.next(START), Some(node(1).peer));
-        queue.ask(node(1), Some(id(8)), Some('c'));
+        queue.ask(node(1), known(8), Some('c'));
         assert_eq!(queue.next(START), None);
         assert_eq!(queue.finished(&node(1).peer, false).unwrap().waiters, vec!['a', 'b', 'c']);
         assert_eq!(queue.len(), 0);
@@ -306,10 +398,10 @@ mod tests {
     fn a_false_index_does_not_displace_the_true_one() {
         let mut queue = CheckQueue::<()>::default();
         let at = |index| Node::at(node(1).peer, Seat { index, ..Seat::default() });
-        queue.ask(at(0), Some(id(1)), None);
-        queue.ask(at(77), Some(id(9)), None);
+        queue.ask(at(0), known(1), None);
+        queue.ask(at(77), known(9), None);
         assert_eq!(queue.next(START), Some(node(1).peer));
-        queue.ask(at(3), Some(id(9)), None);
+        queue.ask(at(3), known(9), None);
         let claim = queue.finished(&node(1).peer, false).unwrap();
         assert_eq!(claim.indices, BTreeSet::from([0, 3, 77]));
     }
@@ -318,14 +410,14 @@ mod tests {
     fn a_card_that_a_flooder_has_named_too_waits_no_longer_for_that() {
         let mut queue = CheckQueue::<()>::default();
         for n in 0..40 {
-            queue.ask(node(1000 + n), Some(id(1)), None);
+            queue.ask(node(1000 + n), known(1), None);
         }
         in_a_second(&mut queue, 0, false);
         for n in 0..40 {
-            queue.ask(node(2000 + n), Some(id(1)), None);
+            queue.ask(node(2000 + n), known(1), None);
         }
-        queue.ask(node(3000), Some(id(1)), None);
-        queue.ask(node(3000), Some(id(3000)), None);
+        queue.ask(node(3000), known(1), None);
+        queue.ask(node(3000), known(3000), None);
         assert_eq!(queue.next(START + Duration::from_secs(2)), Some(node(3000).peer));
     }
 
@@ -334,14 +426,14 @@ mod tests {
         let mut queue = CheckQueue::<()>::default();
         let started = |queue: &mut CheckQueue<()>| std::iter::from_fn(|| queue.next(START)).count();
         for n in 0..60 {
-            queue.ask(node(1000 + n), Some(id(1)), None);
+            queue.ask(node(1000 + n), known(1), None);
         }
         assert_eq!(started(&mut queue), MAX_UNDER_WAY_OF_ONE);
         for n in 0..60 {
-            queue.ask(node(2000 + n), Some(id(100 + n)), None);
+            queue.ask(node(2000 + n), known(100 + n), None);
         }
         assert_eq!(started(&mut queue), MAX_UNDER_WAY - KEPT_FOR_OWN - MAX_UNDER_WAY_OF_ONE);
-        queue.ask(node(1), None, None);
+        queue.ask(node(1), Origin::Own, None);
         assert_eq!(started(&mut queue), 1);
     }
 
@@ -352,14 +444,72 @@ mod tests {
         for second in 0..9 {
             for source in 0..50 {
                 key += 1;
-                queue.ask(node(key), Some(id(source)), None);
+                queue.ask(node(key), known(source), None);
             }
             made += in_a_second(&mut queue, second, true);
         }
         assert_eq!(made, MAX_REFUTED_NAMED as usize);
         // Whoever is there and calls itself is heard all the same, and so is this node.
-        queue.ask(node(7), Some(id(7)), None);
-        queue.ask(node(8), None, None);
+        queue.ask(node(7), known(7), None);
+        queue.ask(node(8), Origin::Own, None);
         assert_eq!(in_a_second(&mut queue, 9, false), 2);
+    }
+
+    /// Each of many keys has caused little; their address has caused much.
+    #[test]
+    fn who_has_many_keys_at_one_address_comes_after_everybody_else() {
+        let mut queue = CheckQueue::<()>::default();
+        let at_one = |n: u16| Origin::Known(id(n), IpAddr::from([10, 9, 9, 9]));
+        for n in 0..250 {
+            queue.ask(node(1000 + n), at_one(n), None);
+        }
+        in_a_second(&mut queue, 0, false);
+        for n in 0..500 {
+            queue.ask(node(2000 + n), at_one(3000 + n), None);
+            assert!(queue.len() <= MAX_WAITING);
+        }
+        // The queue is full of them, and yet there is room, in the place of one of theirs.
+        queue.ask(node(9000), known(7), None);
+        queue.ask(node(9001), known(7), None);
+        assert_eq!(queue.len(), MAX_WAITING);
+        let now = START + Duration::from_secs(2);
+        assert_eq!([queue.next(now), queue.next(now)], [9000, 9001].map(|n| Some(node(n).peer)));
+    }
+
+    #[test]
+    fn strangers_cause_half_of_all_checks_at_most_and_known_peers_the_rest() {
+        let mut queue = CheckQueue::<()>::default();
+        let (mut of_strangers, mut of_known) = (0, 0);
+        for tick in 0..900u16 {
+            for n in 0..4 {
+                let n = tick * 4 + n;
+                queue.ask(node(10_000 + n), Origin::Stranger(id(10_000 + n)), None);
+            }
+            // As many as may be checked in all.
+            if tick % 3 == 0 {
+                queue.ask(node(tick), known(tick % 50), None);
+            }
+            let now = START + Duration::from_millis(u64::from(tick) * 10);
+            while let Some(card) = queue.next(now) {
+                let is_stranger = card.id >= id(10_000);
+                *(if is_stranger { &mut of_strangers } else { &mut of_known }) += 1;
+                queue.finished(&card, false);
+            }
+        }
+        assert_eq!(of_strangers, MAX_FOR_STRANGERS);
+        assert!(of_known > 230, "{of_known} of 300");
+    }
+
+    #[test]
+    fn strangers_that_take_calls_and_never_answer_leave_room_for_known_peers() {
+        let mut queue = CheckQueue::<()>::default();
+        for n in 0..500 {
+            queue.ask(node(1000 + n), Origin::Stranger(id(1000 + n)), None);
+        }
+        assert_eq!(queue.len(), MAX_STRANGERS_WAITING);
+        let started = std::iter::from_fn(|| queue.next(START)).count();
+        assert_eq!(started, MAX_UNDER_WAY_FOR_STRANGERS);
+        queue.ask(node(7), known(7), None);
+        assert_eq!(queue.next(START), Some(node(7).peer));
     }
 }

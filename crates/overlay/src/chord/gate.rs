@@ -10,12 +10,15 @@
 //!
 //! It also knows who has been checked: that key answered at that address and admitted to
 //! so many virtual servers. A check lasts for [`CHECK_LASTS`] and for one address of a key,
-//! the last one seen.
+//! the last one seen. There is room for [`MAX_CHECKED`]; keys cost nothing, so whoever has many
+//! at one address only displaces his own, and nobody those in the tables
+//! ([`Gate::make_room`]).
 //!
 //! Plain data; time is an argument.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use atoll_env::Instant;
@@ -44,6 +47,8 @@ pub const MAX_SUSPECTS: usize = 512;
 
 /// The most checked peers remembered.
 pub const MAX_CHECKED: usize = 8192;
+/// So many are forgotten at once when room is needed, so that it is not looked for each time.
+const FORGOTTEN_AT_ONCE: usize = 64;
 /// How long a check is believed. A guess: an address may change hands within a day, and
 /// two calls an hour for each neighbour are nothing.
 pub const CHECK_LASTS: Duration = Duration::from_secs(3600);
@@ -127,6 +132,33 @@ impl Gate {
         self.vacant.retain(|node, _| node.peer != peer);
     }
 
+    /// Whether somebody has to be forgotten before this peer is remembered.
+    pub fn is_full_for(&self, peer: &PeerId) -> bool {
+        self.checked.len() >= MAX_CHECKED && !self.checked.contains_key(peer)
+    }
+
+    /// Forgets some checked peers other than those that `keeps` names: of the address with the
+    /// most of them those checked longest ago.
+    pub fn make_room(&mut self, keeps: &dyn Fn(&PeerId) -> bool) {
+        let mut crowds: BTreeMap<IpAddr, Vec<(Instant, PeerId)>> = BTreeMap::new();
+        for (id, checked) in self.checked.iter().filter(|(id, _)| !keeps(id)) {
+            crowds.entry(site(checked.addr.ip())).or_default().push((checked.at, *id));
+        }
+        let oldest = |crowd: &Vec<(Instant, PeerId)>| crowd.iter().map(|(at, _)| *at).min();
+        let most = crowds.into_values().max_by_key(|crowd| (crowd.len(), Reverse(oldest(crowd))));
+        let mut crowd = most.unwrap_or_default();
+        crowd.sort_unstable();
+        crowd.truncate((crowd.len() / 2).clamp(1, FORGOTTEN_AT_ONCE));
+        for (_, id) in crowd {
+            self.checked.remove(&id);
+        }
+    }
+
+    /// Where the peer was found when it was checked; see [`site`].
+    pub fn site_of(&self, peer: &PeerId) -> Option<IpAddr> {
+        self.checked.get(peer).map(|checked| site(checked.addr.ip()))
+    }
+
     /// Whether the card was ever found right, and its key has not moved since.
     pub fn was_checked(&self, peer: &Peer) -> bool {
         !self.rules.check || self.checked.get(&peer.id).is_some_and(|c| c.addr == peer.addr)
@@ -181,6 +213,18 @@ impl Gate {
         assert!(self.checked.len() <= MAX_CHECKED, "everybody is remembered");
         assert!(self.dead.len() <= MAX_SUSPECTS, "everybody is suspected");
         assert!(self.vacant.len() <= MAX_SUSPECTS, "everybody is suspected");
+    }
+}
+
+/// What counts as one address: all of an IPv4 address and the first 64 bits of an IPv6
+/// address, the rest of which its owner may choose.
+pub(super) fn site(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(v6) => {
+            let network = u128::from(v6) >> 64 << 64;
+            IpAddr::V6(Ipv6Addr::from(network))
+        }
+        v4 => v4,
     }
 }
 
@@ -280,5 +324,40 @@ mod tests {
         }
         let now = NOW + Duration::from_secs(20);
         assert_eq!(gate.judge(&node(19_999, 0), now), Verdict::Welcome, "the last one");
+    }
+
+    /// Keys are free: somebody with 20,000 of them at one address had all others forgotten.
+    #[test]
+    fn many_keys_at_one_address_displace_nobody_elsewhere_and_nobody_in_the_tables() {
+        let mut gate = Gate::default();
+        let elsewhere = |n: u16| Peer {
+            addr: SocketAddr::from((Ipv4Addr::new(10, 0, 0, n as u8), 1)),
+            ..peer(n, 1)
+        };
+        (0..100).for_each(|n| gate.admit(elsewhere(n), 1, NOW));
+        // A neighbour that happens to be at the flooder's own address.
+        gate.admit(peer(100, 1), 1, NOW);
+        for n in 101..20_000 {
+            let now = NOW + Duration::from_millis(u64::from(n));
+            if gate.is_full_for(&peer(n, 1).id) {
+                gate.make_room(&|id| *id == peer(100, 1).id);
+            }
+            gate.admit(peer(n, 1), 1, now);
+            gate.check_invariants();
+        }
+        let now = NOW + Duration::from_secs(20);
+        let is_known = |peer| gate.judge(&Node::of(peer), now) == Verdict::Welcome;
+        assert!((0..100).all(|n| is_known(elsewhere(n))));
+        assert!(is_known(peer(100, 1)) && is_known(peer(19_999, 1)));
+        assert!(!is_known(peer(101, 1)), "the flooder's own first");
+    }
+
+    #[test]
+    fn of_an_ipv6_address_the_network_counts() {
+        let at = |text: &str| site(text.parse().unwrap());
+        assert_eq!(at("2001:db8::1"), at("2001:db8::ffff:0:2"));
+        assert_ne!(at("2001:db8::1"), at("2001:db8:0:1::1"));
+        assert_eq!(at("::ffff:10.0.0.1"), at("10.0.0.1"));
+        assert_ne!(at("10.0.0.1"), at("10.0.0.2"));
     }
 }

@@ -11,7 +11,6 @@ use futures_util::stream;
 
 use super::Chord;
 use super::gate::Verdict;
-use super::messages::Doubt;
 use super::state::{ChordState, Told};
 use crate::walk::WalkError;
 use crate::{Node, Seat};
@@ -35,7 +34,8 @@ pub enum JoinError {
         /// Who holds it.
         by: Peer,
     },
-    /// The node that would be our successor cannot reach us.
+    /// The node that would be our successor cannot reach us, and not more
+    /// others say that they can.
     #[error(
         "{by} cannot reach this node at {addr}, where it says it listens: let incoming \
          connections through to that port, or tell this node its address as others see it"
@@ -106,9 +106,6 @@ fn list(asked: &[(Peer, JoinFailure)]) -> String {
 const JOIN_TRIES: usize = 3;
 /// So many of its future successors a node has checked before it joins.
 const MAX_AWAITED: usize = 32;
-/// How often a successor that has not finished its check of us is asked again: each time it
-/// takes half a call's limit, and a check at most four limits.
-const DOUBT_TRIES: usize = 8;
 /// The most farewells under way.
 const PARALLEL_LEAVES: usize = 16;
 /// The most virtual servers that join at once.
@@ -142,10 +139,10 @@ impl Chord {
         for peer in bootstrap {
             self.lock().remembered.add(peer, &*self.env);
             match self.join_through(peer).await {
-                Ok(()) => {
+                Ok(way) => {
                     self.start();
                     self.stabilize_all().await;
-                    self.be_believed().await?;
+                    self.be_believed(way).await?;
                     self.join_the_rest().await;
                     return Ok(());
                 }
@@ -156,22 +153,9 @@ impl Chord {
         Err(JoinError::NobodyHelped { asked })
     }
 
-    /// Waits for the successor's check of this node. If it failed, the node is on no ring.
-    async fn be_believed(&self) -> Result<(), JoinError> {
-        let doubt = || self.lock().servers.server(0).and_then(|server| server.doubt);
-        for _ in 0..DOUBT_TRIES {
-            if doubt() != Some(Doubt::Unchecked) {
-                break;
-            }
-            self.stabilize_server(0).await;
-        }
-        let Some(by) = self.doubted_by() else { return Ok(()) };
-        self.lock().tasks.drain(..).for_each(|task| task.abort());
-        self.update(|servers, _| servers.leave());
-        Err(JoinError::Unreachable { by, addr: self.transport.local().addr })
-    }
-
-    async fn join_through(&self, peer: Peer) -> Result<(), JoinFailure> {
+    /// Puts the first virtual server on the ring of `peer`; who was asked for the way, `peer`
+    /// first.
+    async fn join_through(&self, peer: Peer) -> Result<Vec<Node>, JoinFailure> {
         let me = self.me();
         let start = Node::at(peer, Seat { index: 0, ..me.seat });
         if start.peer.id == me.peer.id {
@@ -182,9 +166,12 @@ impl Chord {
         let key = me.id.key().next();
         let mut tries = 1;
         loop {
-            let successor = self.walk_to_root_from(&[start], &key).await?.value[0];
-            match self.join_at(me.seat.index, successor).await {
-                Ok(()) => return Ok(()),
+            let found = self.walk_to_root_from(&[start], &key).await?;
+            match self.join_at(me.seat.index, found.value[0]).await {
+                Ok(()) => {
+                    let asked = found.trace.0.iter().map(|asked| asked.node);
+                    return Ok(std::iter::once(start).chain(asked).collect());
+                }
                 Err(JoinFailure::Successor(..)) if tries < JOIN_TRIES => tries += 1,
                 Err(failure) => return Err(failure),
             }
@@ -249,7 +236,7 @@ impl Chord {
     async fn join_by_own_tables(&self, index: u16) {
         let key = self.lock().servers.seat(index).id.key().next();
         // Whatever goes wrong, the next period tries again.
-        if let Ok(found) = self.walk_to_root(&key).await
+        if let Ok(found) = self.walk_to_place(&key).await
             && self.join_at(index, found.value[0]).await.is_ok()
         {
             self.stabilize_server(index).await;

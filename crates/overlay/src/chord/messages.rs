@@ -40,6 +40,9 @@ pub const WARN: u16 = 0x0106;
 /// There is this node, perhaps of another ring: [`Meet`]; answered by nothing.
 pub const MEET: u16 = 0x0107;
 
+/// Do you reach me where I say I listen? Empty; answered by [`Reached`], after a check.
+pub const REACH_ME: u16 = 0x0108;
+
 /// Refusal code: this node, or the virtual server meant, is not on a ring.
 pub const NOT_JOINED: u16 = 100;
 
@@ -156,6 +159,14 @@ pub enum Doubt {
     /// It does not answer where it says it listens, or not as who it says it is.
     #[n(2)]
     Refuted,
+}
+
+/// Answer to [`REACH_ME`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub struct Reached {
+    /// Why not, or not yet.
+    #[n(0)]
+    pub doubt: Option<Doubt>,
 }
 
 /// [`LEAVE`]: who surrounds the virtual server that leaves.
@@ -343,6 +354,7 @@ mod tests {
             let _ = decode::<Seen>(&bytes);
             let _ = decode::<Ping>(&bytes);
             let _ = decode::<Nudge>(&bytes);
+            let _ = decode::<Reached>(&bytes);
         }
 
         #[test]

@@ -36,6 +36,7 @@ mod lifecycle;
 pub mod list;
 mod meetings;
 pub mod messages;
+mod opinions;
 mod peers;
 mod routing;
 pub mod servers;
@@ -44,6 +45,7 @@ pub mod state;
 pub mod table;
 mod upkeep;
 mod verify;
+mod warnings;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -68,6 +70,7 @@ use messages::Doubt;
 use peers::RememberedPeers;
 use servers::Servers;
 use state::{ChordState, Told};
+use warnings::Warnings;
 
 /// A node's part in a Chord ring. Made by [`Chord::new`], put on a ring by
 /// [`Chord::create`] or [`Chord::join`]; hand it to a `net::Router` as family
@@ -101,6 +104,10 @@ struct Inner {
     checks: CheckQueue<oneshot::Sender<bool>>,
     /// Which virtual server is taken for its successor by whom, while that is checked.
     claims: BTreeSet<(u16, Node)>,
+    /// What others' reports of death have cost.
+    warnings: Warnings,
+    /// A successor that says that it cannot reach this node, whom others contradict.
+    overruled: Option<Peer>,
     /// Whether anybody was suspected when that was last asked.
     doubted: bool,
     /// What stabilising has found unchanged, and for how many rounds.
@@ -182,6 +189,8 @@ impl Chord {
                 nudging: BTreeSet::new(),
                 checks: CheckQueue::default(),
                 claims: BTreeSet::new(),
+                warnings: Warnings::default(),
+                overruled: None,
                 doubted: false,
                 calm: Calm::default(),
                 remembered,
@@ -229,15 +238,18 @@ impl Chord {
         self.lock().servers.check_invariants(self.env.now());
     }
 
-    /// A successor that says that it cannot reach this node where it says it listens. Until
-    /// that is mended the node has no place on the ring.
+    /// A successor that says that it cannot reach this node where it says it listens, and
+    /// was not contradicted by others when this node joined. Until that is mended the node has
+    /// no place on the ring.
     pub fn doubted_by(&self) -> Option<Peer> {
         let inner = self.lock();
         let refuted = |index: &u16| {
             inner.servers.server(*index).is_some_and(|s| s.doubt == Some(Doubt::Refuted))
         };
-        let index = (0..inner.servers.count()).find(refuted)?;
-        inner.servers.state(index)?.head().map(|head| head.peer)
+        let doubting = (0..inner.servers.count())
+            .filter(refuted)
+            .filter_map(|index| inner.servers.state(index)?.head().map(|head| head.peer));
+        doubting.into_iter().find(|peer| inner.overruled != Some(*peer))
     }
 
     /// Peers to keep for the next start: those in the tables and some met before.

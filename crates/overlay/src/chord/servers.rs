@@ -15,6 +15,8 @@
 //!
 //! Plain data: no clock, no network, no task.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use atoll_env::Instant;
 use atoll_key::{IdProfile, Key, PeerId};
 use atoll_net::Peer;
@@ -25,7 +27,7 @@ use super::list::ListLength;
 use super::messages::Doubt;
 use super::routing;
 use super::state::{ChordState, Told};
-use crate::{Neighbourhood, Node, Route, Seat, distinct_peers};
+use crate::{Neighbourhood, Node, Route, Seat};
 
 /// One ring position and what is remembered of its upkeep.
 #[derive(Clone, Debug)]
@@ -181,6 +183,17 @@ impl Servers {
         self.servers.iter().map(|server| &server.state)
     }
 
+    /// The card of a peer was found right, which runs so many virtual servers. Nobody in the
+    /// tables is forgotten for that.
+    pub fn admit(&mut self, peer: Peer, servers: u16, now: Instant) {
+        if self.gate.is_full_for(&peer.id) {
+            let known: BTreeSet<PeerId> =
+                self.known().into_iter().map(|node| node.peer.id).collect();
+            self.gate.make_room(&|id| known.contains(id));
+        }
+        self.gate.admit(peer, servers, now);
+    }
+
     /// Which of this node's virtual servers `node` is.
     pub fn own(&self, node: &Node) -> Option<u16> {
         let index = node.seat.index;
@@ -249,19 +262,28 @@ impl Servers {
     /// virtual servers, as it said when it was checked, turns up v times as often.
     pub fn estimated_peers(&self) -> f64 {
         let joined = || self.states().filter(|state| state.joined());
-        let listed: Vec<Node> = joined().flat_map(|state| state.successors()).copied().collect();
-        if listed.is_empty() || joined().any(ChordState::knows_whole_ring) {
-            let others: Vec<Node> =
-                listed.into_iter().filter(|node| node.peer.id != self.peer.id).collect();
-            return (distinct_peers(&others, others.len()).len() + 1) as f64;
+        // One list that goes around the ring has everybody in it.
+        let whole =
+            |state: &&ChordState| state.knows_whole_ring() && !state.successors().is_empty();
+        if let Some(state) = joined().find(whole) {
+            let all: BTreeSet<PeerId> = state.successors().iter().map(|n| n.peer.id).collect();
+            return (all.iter().filter(|id| **id != self.peer.id).count() + 1) as f64;
         }
-        let runs = |peer: &Peer| {
-            let seats = listed.iter().filter(|n| n.peer.id == peer.id).map(|n| n.seat.index + 1);
-            let own = (peer.id == self.peer.id).then(|| self.count());
-            let said = own.or(self.gate.servers_of(&peer.id));
-            seats.chain(said).max().unwrap_or(1)
-        };
-        let parts: f64 = listed.iter().map(|node| 1.0 / f64::from(runs(&node.peer))).sum();
+        let listed: Vec<&Node> = joined().flat_map(|state| state.successors()).collect();
+        if listed.is_empty() {
+            return 1.0;
+        }
+        // How many virtual servers each runs, as far as its positions in the lists show.
+        let mut runs: BTreeMap<PeerId, u16> = BTreeMap::new();
+        for node in &listed {
+            let shown = runs.entry(node.peer.id).or_insert(1);
+            *shown = (*shown).max(node.seat.index.saturating_add(1));
+        }
+        for (id, runs) in &mut runs {
+            let own = (*id == self.peer.id).then(|| self.count());
+            *runs = (*runs).max(own.or(self.gate.servers_of(id)).unwrap_or(1));
+        }
+        let parts: f64 = listed.iter().map(|node| 1.0 / f64::from(runs[&node.peer.id])).sum();
         (self.estimated_nodes() * parts / listed.len() as f64).max(1.0)
     }
 

@@ -8,8 +8,8 @@ use futures_util::future::join_all;
 use super::gate::Verdict;
 use super::meetings::{Introduction, MEET_HOPS};
 use super::messages::{
-    self, Alive, AskRoute, Dead, Doubt, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping, Seen,
-    Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer, WireRoute,
+    self, Alive, AskRoute, Dead, Doubt, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping,
+    Reached, Seen, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer, WireRoute,
 };
 use super::state::Claim;
 use super::table::learn::LEARN;
@@ -21,17 +21,10 @@ impl Service for Chord {
         self.heard(&from);
         self.table_called(&from);
         self.spent(request.method, request.header.len());
-        if request.method == messages::WARN {
+        if matches!(request.method, messages::WARN | messages::NOTIFY | messages::REACH_ME) {
             let chord = self.arc();
             return Box::pin(async move {
-                let answer = chord.answer_warn(&request.header).await;
-                chord.answered(request.method, answer)
-            });
-        }
-        if request.method == messages::NOTIFY {
-            let chord = self.arc();
-            return Box::pin(async move {
-                let answer = chord.answer_notify(from, &request.header).await;
+                let answer = chord.answer_later(from, request.method, &request.header).await;
                 chord.answered(request.method, answer)
             });
         }
@@ -56,6 +49,19 @@ impl Chord {
     fn answered(&self, method: u16, answer: Result<Bytes, Refusal>) -> Result<Reply, Refusal> {
         self.spent(method, answer.as_ref().map_or(0, Bytes::len));
         answer.map(|header| Reply { header, parts: Vec::new() })
+    }
+
+    /// Answers what takes calls of this node's own.
+    async fn answer_later(&self, from: Peer, method: u16, header: &[u8]) -> Result<Bytes, Refusal> {
+        match method {
+            messages::WARN => self.answer_warn(from, header).await,
+            messages::NOTIFY => self.answer_notify(from, header).await,
+            _ => {
+                let caller = self.caller(from, VirtualIndex(0));
+                let (doubt, _) = self.check_caller(caller).await;
+                Ok(messages::encode(&Reached { doubt }))
+            }
+        }
     }
 
     fn answer(&self, from: Peer, method: u16, header: &[u8]) -> Result<Bytes, Refusal> {
@@ -166,6 +172,10 @@ impl Chord {
         let until = self.env.now() + self.config.suspect_for;
         let (leaver, told) = (self.caller(from, leaving.from), leaving.told());
         let remaining = leaving.remaining.0;
+        // A stranger's farewell changes nothing, and there is no end of strangers.
+        if !self.lock().servers.known().iter().any(|node| node.peer == from) {
+            return;
+        }
         let gone = |node: &Node| {
             node.peer.id == from.id && (remaining == 0 || node.seat.index >= remaining)
         };
@@ -173,7 +183,7 @@ impl Chord {
             if remaining == 0 {
                 servers.gate.suspect_peer(from, until);
             } else {
-                let left = servers.known().into_iter().filter(gone).chain([leaver]);
+                let left = servers.known().into_iter().filter(gone);
                 left.for_each(|node| servers.gate.suspect_node(node, until));
             }
             servers.neighbour_left(&leaver, &told, &gone, now);
@@ -183,13 +193,25 @@ impl Chord {
         }
     }
 
-    /// Somebody could not reach nodes that we named: look for ourselves.
-    async fn answer_warn(&self, header: &[u8]) -> Result<Bytes, Refusal> {
+    /// Somebody could not reach nodes that we named: look for ourselves, if there is not too
+    /// much to look at.
+    async fn answer_warn(&self, from: Peer, header: &[u8]) -> Result<Bytes, Refusal> {
         let dead: Dead = messages::decode(header)?;
-        let known = self.lock().servers.known();
-        let is_known = |node: &&Node| known.contains(node) && !self.owns(node);
-        let suspects: Vec<Node> =
-            dead.nodes.0.iter().filter(is_known).take(MAX_WARNED).copied().collect();
+        let (named, suspects) = {
+            let now = self.env.now();
+            let mut inner = self.lock();
+            let mut named = inner.servers.known();
+            // By card: a dead node is so with all its virtual servers.
+            let reported = &dead.nodes.0[..dead.nodes.0.len().min(MAX_WARNED)];
+            named.retain(|n| !self.owns(n) && reported.iter().any(|dead| dead.peer == n.peer));
+            named.dedup_by_key(|node| node.peer);
+            let mut suspects = named.clone();
+            suspects.retain(|node| inner.warnings.take(node.peer, from.id, now));
+            (named.len(), suspects)
+        };
+        if named > 0 && suspects.is_empty() {
+            return Err(Refusal::new(Refusal::OVERLOADED, "these have just been looked at"));
+        }
         join_all(suspects.iter().map(|node| self.check(node))).await;
         Ok(Bytes::new())
     }

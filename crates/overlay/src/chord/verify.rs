@@ -21,10 +21,11 @@ use atoll_key::PeerId;
 use atoll_net::{CallError, Peer};
 use futures_channel::oneshot;
 
+use super::checks::Origin;
 use super::gate::Verdict;
 use super::meetings::{Introduction, MEET_HOPS};
 use super::messages::{self, Alive, Doubt, Ping, VirtualIndex};
-use super::{Chord, calls};
+use super::{Chord, Inner, calls};
 use crate::peer_book::Standing;
 use crate::{Node, Seat};
 
@@ -41,6 +42,17 @@ enum Outcome {
     Refuted,
     /// Too busy to say.
     Undecided,
+}
+
+impl Inner {
+    /// Who has made a claim, as far as it counts for checking it.
+    fn origin(&self, source: Option<PeerId>) -> Origin {
+        let Some(peer) = source else { return Origin::Own };
+        match self.servers.gate.site_of(&peer) {
+            Some(site) => Origin::Known(peer, site),
+            None => Origin::Stranger(peer),
+        }
+    }
 }
 
 impl Chord {
@@ -70,7 +82,11 @@ impl Chord {
             return Some(false);
         }
         let (sender, outcome) = oneshot::channel();
-        self.lock().checks.ask(*node, source, Some(sender));
+        {
+            let mut inner = self.lock();
+            let origin = inner.origin(source);
+            inner.checks.ask(*node, origin, Some(sender));
+        }
         self.start_checks();
         outcome.await.ok()
     }
@@ -82,8 +98,9 @@ impl Chord {
         }
         {
             let mut inner = self.lock();
+            let origin = inner.origin(source);
             for node in nodes {
-                inner.checks.ask(*node, source, None);
+                inner.checks.ask(*node, origin, None);
             }
         }
         self.start_checks();
@@ -102,17 +119,30 @@ impl Chord {
                 inner.claims.insert((index, from));
             }
         }
-        let check = self.checked_for(&from, Some(from.peer.id));
-        let ended = timeout(&*self.env, self.config.call_limit / 2, check).await;
-        if ended.is_ok() {
+        let (doubt, has_ended) = self.check_caller(from).await;
+        if has_ended {
             // Also if there was no room for the check.
             self.lock().claims.remove(&(index, from));
         }
-        match ended {
+        doubt
+    }
+
+    /// Checks a caller, who wants to know whether it can be reached where it says it is; what
+    /// there is to doubt, and whether the check has ended before the caller loses patience.
+    pub(super) async fn check_caller(&self, from: Node) -> (Option<Doubt>, bool) {
+        let check = async {
+            match self.judge(&from) {
+                Verdict::Welcome => Some(true),
+                _ => self.checked_for(&from, Some(from.peer.id)).await,
+            }
+        };
+        let ended = timeout(&*self.env, self.config.call_limit / 2, check).await;
+        let doubt = match ended {
             _ if self.judge(&from) == Verdict::Welcome => None,
             Ok(Some(false)) => Some(Doubt::Refuted),
             _ => Some(Doubt::Unchecked),
-        }
+        };
+        (doubt, ended.is_ok())
     }
 
     /// Takes in what had to wait for checks, as far as they are done.
@@ -231,7 +261,7 @@ impl Chord {
         {
             let mut inner = self.lock();
             if claimed.iter().any(is_there) || inner.servers.gate.was_checked(&card) {
-                inner.servers.gate.admit(card, servers, now);
+                inner.servers.admit(card, servers, now);
                 inner.remembered.add(card, &*self.env);
             }
         }

@@ -34,6 +34,9 @@ const MAX_BACKS: usize = 16;
 /// After so many of them, from a root that was only guessed, the way is asked for first:
 /// the guess stands far behind the key, and each step would lead back by one node. A guess.
 const MAX_GUESSED_BACKS: usize = 2;
+/// Nobody is guessed to be the root so many times farther from the key than nodes are from
+/// each other. A guess: of roots, one in three thousand is.
+const FARTHEST_GUESS: f64 = 8.0;
 /// How often in a walk a node is warned and asked again. A guess.
 const MAX_WARNINGS: usize = 8;
 /// So many nodes farther from the key are tried before the nearest guide is warned: a
@@ -163,6 +166,13 @@ struct RouteState {
     /// Who named a node as its predecessor when asked as the root.
     named_by: BTreeMap<Peer, Node>,
     backs: usize,
+    /// Nodes that were only guessed to be the root, and those before them that were named for
+    /// it; how many these are, since somebody last gave directions.
+    guessed: BTreeSet<Peer>,
+    guessed_backs: usize,
+    /// Those of them before whom nobody lives, as it seems: the root, if somebody who knows
+    /// who follows the key names none before them that lives.
+    guessed_claims: BTreeSet<Peer>,
     /// A node after so many `Back`s, to be asked for the way before anything else.
     detour: Option<Node>,
     /// The root lies before this distance after the key: a live node there is not it.
@@ -230,17 +240,6 @@ impl<'w> Plan<'w> {
         self.own_table = OwnTable::ReadAfterFailures(0);
         let me = self.me;
         self.learn(&me, route);
-    }
-
-    /// Nodes that may be the root: one that is not names a nearer one. Nobody has said
-    /// that they follow the key, so they do not bear on who does.
-    pub fn guess_roots(&mut self, guesses: &[Node]) {
-        for node in guesses {
-            if !self.seems_dead(node) {
-                let place = (self.distance_after(node), node.peer);
-                self.route.roots.insert(place, *node);
-            }
-        }
     }
 
     /// Starts at other nodes, and never asks or finds this one.
@@ -324,8 +323,7 @@ impl<'w> Plan<'w> {
             return Some(self.ask(node, false, None));
         }
         let reached = self.route.replicas_left.is_some();
-        let guessed_badly = self.route.backs > MAX_GUESSED_BACKS && self.route.guides.is_empty();
-        if guessed_badly
+        if self.route.guessed_backs > MAX_GUESSED_BACKS
             && !reached
             && let Some(next) = self.next_on_the_way()
         {

@@ -13,6 +13,7 @@ use atoll_overlay::chord::messages::{
     self, Alive, Meet, Ping, Seen, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer,
     WireRoute,
 };
+use atoll_overlay::chord::table::learn::{LEARN, Learn, Learned};
 use atoll_overlay::chord::{Chord, ChordConfig, JoinError};
 use atoll_overlay::{Node, Overlay, Route, Seat};
 use atoll_sim::{HostConfig, HostId};
@@ -23,14 +24,14 @@ use super::cluster::{Cluster, MINUTE, lan};
 const HONEST: usize = 40;
 /// One in five of all.
 const LIARS: usize = 10;
-const MAX_INDEX: u16 = 4;
+pub const MAX_INDEX: u16 = 4;
 
 /// The data that the liars are after.
-fn victim() -> Key {
+pub fn victim() -> Key {
     BlockHash::of(b"somebody's root block").key()
 }
 
-fn config(profile: IdProfile, check_nodes: bool) -> ChordConfig {
+pub fn config(profile: IdProfile, check_nodes: bool) -> ChordConfig {
     ChordConfig {
         profile,
         check_nodes,
@@ -81,6 +82,26 @@ struct Liar {
     last_nonce: Mutex<Option<u64>>,
     /// Itself, as it would like to be seen, and others of its kind.
     gang: Arc<Mutex<Vec<Node>>>,
+    /// How often any of them was asked whom it knows; none if they do not say.
+    asked_whom: Arc<Mutex<Option<usize>>>,
+}
+
+/// What a liar says whom it knows: all whom the asker knows, and its own kind.
+fn learned(learn: &Learn, gang: &[Node]) -> Learned {
+    let place = |node: &Node| u64::from_be_bytes(*node.id.key().0.first_chunk().unwrap());
+    let span = |place: u64| place.wrapping_sub(learn.after).wrapping_sub(1);
+    let mut nodes: Vec<Node> = gang.to_vec();
+    nodes.retain(|node| span(place(node)) <= span(learn.upto));
+    nodes.sort_unstable_by_key(|node| span(place(node)));
+    Learned {
+        upto: learn.upto,
+        near: learn.after,
+        up: 90,
+        bits: learn.bits,
+        ages: vec![0; learn.known.len() / 3],
+        lives: [0, 90].repeat(nodes.len()),
+        nodes: WireNodes(nodes),
+    }
 }
 
 impl Service for Liar {
@@ -110,6 +131,13 @@ impl Service for Liar {
                 doubt: None,
             }),
             messages::ROUTE => messages::encode(&WireRoute(Route::Root(gang))),
+            LEARN => match self.asked_whom.lock().unwrap().as_mut() {
+                Some(count) => {
+                    *count += 1;
+                    messages::encode(&learned(&messages::decode(&request.header).unwrap(), &gang))
+                }
+                None => Bytes::new(),
+            },
             _ => Bytes::new(),
         };
         Box::pin(std::future::ready(Ok(Reply { header, parts: Vec::new() })))
@@ -149,19 +177,22 @@ fn coveted(lie: Lie, liar: Peer, profile: IdProfile, honest: &[Peer]) -> Node {
 }
 
 /// A ring of honest nodes and the liars around it.
-struct Siege {
-    cluster: Cluster,
+pub struct Siege {
+    pub cluster: Cluster,
     /// Where they are, what they claim to be, and the place that they could hold lawfully.
-    liars: Vec<(HostId, Node, Option<Node>)>,
+    pub liars: Vec<(HostId, Node, Option<Node>)>,
+    /// How often honest nodes have asked liars whom they know, if these say it.
+    pub asked_whom: Arc<Mutex<Option<usize>>>,
 }
 
 impl Siege {
-    fn lay(seed: u64, config: ChordConfig) -> Siege {
+    pub fn lay(seed: u64, config: ChordConfig) -> Siege {
         let profile = config.profile;
         let cluster = Cluster::perfect(lan(seed), config, HONEST, true);
         cluster.run_secs(5);
         let honest: Vec<Peer> = cluster.hosts().iter().map(|h| cluster.peer(*h)).collect();
         let gang: Arc<Mutex<Vec<Node>>> = Arc::default();
+        let asked_whom: Arc<Mutex<Option<usize>>> = Arc::default();
         let mut liars = Vec::new();
         for n in 0..LIARS {
             let host = cluster.sim.add_host(HostConfig::default());
@@ -170,7 +201,8 @@ impl Siege {
             let place = coveted(lie, peer, profile, &honest);
             gang.lock().unwrap().push(place);
             let last_nonce = Mutex::new(None);
-            let liar = Liar { peer, lie, last_nonce, gang: gang.clone() };
+            let (gang, asked_whom) = (gang.clone(), asked_whom.clone());
+            let liar = Liar { peer, lie, last_nonce, gang, asked_whom };
             cluster.sim.transport(host).serve(Arc::new(liar));
             let tells_its_place =
                 matches!(lie, Lie::Address | Lie::Profile | Lie::Identity | Lie::Vacant);
@@ -179,11 +211,11 @@ impl Siege {
         }
         // Clockwise from the data: what an honest list would look like.
         gang.lock().unwrap().sort_unstable_by_key(|n| n.id.key().distance_from(&victim()));
-        Siege { cluster, liars }
+        Siege { cluster, liars, asked_whom }
     }
 
     /// Every liar tells every honest node of itself and of one of the others.
-    fn tell(&self, round: usize) {
+    pub fn tell(&self, round: usize) {
         for (n, (host, place, _)) in self.liars.iter().enumerate() {
             let other = self.liars[(n + round) % self.liars.len()].1;
             for target in self.cluster.hosts() {
@@ -230,25 +262,44 @@ impl Siege {
     }
 
     /// Who is in an honest node's tables, or among those it remembers, and is not honest.
-    fn intruders(&self) -> BTreeSet<Node> {
-        let mut honest: BTreeSet<Node> =
-            self.cluster.hosts().iter().flat_map(|h| self.cluster.places(*h)).collect();
-        // Whoever can be reached where it is may be known there, whatever else it claims.
-        honest.extend(self.liars.iter().filter_map(|(_, _, own_place)| *own_place));
-        let cards: BTreeSet<Peer> = honest.iter().map(|node| node.peer).collect();
+    pub fn intruders(&self) -> BTreeSet<Node> {
+        let mut intruders = self.neighbours_but(&[]);
+        intruders.append(&mut self.next_hops());
+        intruders
+    }
+
+    /// Who is in a successor list, or so, or among those remembered, and is not honest. `given`
+    /// are those that users have told their nodes to remember.
+    pub fn neighbours_but(&self, given: &[Peer]) -> BTreeSet<Node> {
+        let lawful = self.lawful();
+        let may_be = |peer: &Peer| given.contains(peer) || lawful.iter().any(|n| n.peer == *peer);
         let mut intruders = BTreeSet::new();
         for host in self.cluster.hosts() {
             let chord = self.cluster.chord(host);
-            let known = chord.servers().known().into_iter().chain(chord.acquaintances());
-            intruders.extend(known.filter(|node| !honest.contains(node)));
-            let remembered = chord.known_peers().into_iter().filter(|peer| !cards.contains(peer));
+            let known = chord.servers().known();
+            intruders.extend(known.into_iter().filter(|node| !lawful.contains(node)));
+            let remembered = chord.known_peers().into_iter().filter(|peer| !may_be(peer));
             intruders.extend(remembered.map(Node::of));
         }
         intruders
     }
 
+    /// Who might be asked for the way, and is not honest.
+    pub fn next_hops(&self) -> BTreeSet<Node> {
+        let lawful = self.lawful();
+        let known = |host: &HostId| self.cluster.chord(*host).acquaintances();
+        let all = self.cluster.hosts().iter().flat_map(known).collect::<BTreeSet<Node>>();
+        all.difference(&lawful).copied().collect()
+    }
+
+    /// Whoever can be reached where it is may be known there, whatever else it claims.
+    fn lawful(&self) -> BTreeSet<Node> {
+        let honest = self.cluster.hosts().into_iter().flat_map(|host| self.cluster.places(host));
+        honest.chain(self.liars.iter().filter_map(|(_, _, own_place)| *own_place)).collect()
+    }
+
     /// Whether all lists are right, but for liars at the places that they hold lawfully.
-    fn is_at_rest(&self) -> bool {
+    pub fn is_at_rest(&self) -> bool {
         let mut ring: Vec<Node> =
             self.cluster.live().into_iter().filter(|n| n.joined).map(|n| n.me).collect();
         ring.sort_unstable_by_key(|node| node.id);
@@ -263,7 +314,7 @@ impl Siege {
         })
     }
 
-    fn look_up_everywhere(&self) {
+    pub fn look_up_everywhere(&self) {
         let root = self.cluster.root(&victim());
         for host in self.cluster.hosts() {
             let chord = self.cluster.chord(host);
@@ -385,7 +436,8 @@ fn fakes_named_by_a_neighbour_enter_no_list() {
         let (_, transport) = cluster.sim.restart(host);
         let gang = Arc::new(Mutex::new(fakes.clone()));
         let last_nonce = Mutex::new(None);
-        transport.serve(Arc::new(Liar { peer, lie: Lie::Address, last_nonce, gang }));
+        let asked_whom = Arc::default();
+        transport.serve(Arc::new(Liar { peer, lie: Lie::Address, last_nonce, gang, asked_whom }));
         for _ in 0..30 {
             cluster.run_secs(1);
             for honest in cluster.hosts() {

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use atoll_key::{Key, PeerId};
 use atoll_net::Peer;
 use atoll_net::header::to_header;
-use atoll_overlay::Node;
 use atoll_overlay::chord::table::learn::Question;
 use atoll_overlay::chord::table::sweep::Wish;
 use atoll_overlay::chord::table::{MAX_ENTRIES, Table};
+use atoll_overlay::{MAX_GUESSES, Node};
 
 use super::cluster::Dice;
 
@@ -237,6 +237,26 @@ impl Model {
             at = next.id.0;
             if names_root(self, &at) {
                 return (calls + 1, silent);
+            }
+            // It guesses as well; after two steps back the way goes on.
+            let guesses = self.ring[&at].table.likely_roots(&key, keys.len() as f64, self.now);
+            for node in guesses.into_iter().take(MAX_GUESSES) {
+                let Some(member) = self.ring.get(node.id.key()) else {
+                    silent += 1;
+                    continue;
+                };
+                let mut back = member.node.id;
+                for step in 0..3 {
+                    if step > 0 {
+                        let before = self.ring.range(..back.0).next_back();
+                        back = before.or(self.ring.iter().next_back()).unwrap().1.node.id;
+                    }
+                    calls += 1;
+                    if back == root {
+                        return (calls, silent);
+                    }
+                }
+                break;
             }
         }
     }

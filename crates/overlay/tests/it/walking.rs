@@ -233,6 +233,40 @@ pub fn start_at(at: &'static [usize]) -> impl FnOnce(&[Node]) -> Route {
     move |nodes| Route::closer(at.iter().map(|n| nodes[*n]))
 }
 
+/// A node that knows the surroundings of the key saves the question to the node before it.
+#[test]
+fn whom_a_node_on_the_way_guesses_to_be_the_root_is_asked_at_once() {
+    let script =
+        Script::new(start_at(&[5])).on(5, false, |n| closer(n, &[8, 10])).on(10, true, done);
+    let script = Arc::new(script);
+    run(&script, WalkLimits::default()).unwrap();
+    assert_eq!(asked(&script), [(5, false), (10, true)]);
+}
+
+#[test]
+fn bad_guesses_of_a_node_on_the_way_cost_three_questions_and_bear_on_nobody() {
+    let mut script = Script::new(start_at(&[5])).on(5, false, |n| closer(n, &[8, 14]));
+    for at in 11..15 {
+        script = script.on(at, true, move |n| back(n, at - 1));
+    }
+    script = script.on(8, false, |n| root(n, &[10, 11])).on(10, true, done);
+    let script = Arc::new(script);
+    run(&script, WalkLimits::default()).unwrap();
+    let three = [(14, true), (13, true), (12, true)];
+    assert_eq!(asked(&script), [&[(5, false)][..], &three, &[(8, false), (10, true)]].concat());
+}
+
+#[test]
+fn nobody_far_from_the_key_is_taken_for_a_guess() {
+    let script = Script::new(start_at(&[5]))
+        .on(5, false, |n| closer(n, &[8, 2, 3]))
+        .on(8, false, |n| root(n, &[10]))
+        .on(10, true, done);
+    let script = Arc::new(script);
+    run(&script, WalkLimits::default()).unwrap();
+    assert_eq!(asked(&script), [(5, false), (8, false), (10, true)]);
+}
+
 #[test]
 fn a_walk_goes_by_nearer_nodes_to_the_root() {
     let script = Script::new(start_at(&[5, 3]))

@@ -227,6 +227,34 @@ async fn readers_of_one_block_share_one_fetch() {
     assert_eq!(blocks.0.gets.load(Ordering::Relaxed), 3);
 }
 
+/// The entries before a part of a directory that cannot be read were dropped with the error,
+/// and their lookups, which the kernel did not hear of, counted for ever.
+#[tokio::test]
+async fn a_listing_that_breaks_off_gives_what_it_has_and_then_the_error() {
+    let source = tempfile::tempdir().expect("a directory");
+    for number in 0..4000 {
+        fs::write(source.path().join(format!("a file with number {number:04}")), b"").expect("it");
+    }
+    let blocks = WatchedBlocks::new();
+    publish_with(&blocks, source.path(), small_blocks()).await;
+    let fs = VolumeFs::new(env(), open_with(&blocks, VolumeOptions::default()).await, 0, 0);
+    let handle = fs.opendir(me(), ROOT).await.expect("opens").handle;
+    // The first leaf, and a few behind it are fetched ahead.
+    fs.readdir(ROOT, handle, 0, 1, false).await.expect("reads");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    blocks.0.cut_off.store(1, Ordering::Relaxed);
+    let page = fs.readdir(ROOT, handle, 0, 4000, true).await.expect("what is there");
+    assert!((100..4000).contains(&page.len()), "{}", page.len());
+    assert_eq!(fs.held().0, 1 + page.len());
+    let last = page.last().expect("not empty").cookie;
+    let error = fs.readdir(ROOT, handle, last, 4000, true).await.expect_err("not there");
+    assert_eq!(error, Errno::ETIMEDOUT);
+    for entry in page {
+        fs.forget(entry.inode, 1);
+    }
+    assert_eq!(fs.held().0, 1, "the root");
+}
+
 #[tokio::test]
 async fn a_missing_block_is_an_io_error_and_an_unreachable_ring_a_timeout() {
     let source = tempfile::tempdir().expect("a directory");

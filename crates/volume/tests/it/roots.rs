@@ -197,7 +197,7 @@ async fn a_snapshot_stays_what_it_was_when_the_volume_moves_on() {
     }
 }
 
-/// CFS §5.6: what nobody refreshes is discarded. A mount of it says so, once it knows, and
+/// CFS §3.1: what nobody refreshes is discarded. A mount of it says so, once it knows, and
 /// goes on with what it has; when the publisher comes back, so does the volume.
 #[tokio::test(start_paused = true)]
 async fn a_mount_of_an_expired_volume_says_so_and_keeps_what_it_has() {

@@ -81,6 +81,23 @@ pub struct Learned {
     pub lives: Vec<u8>,
 }
 
+impl Learned {
+    /// Leaves out nodes named that cannot be on the asker's network at all.
+    pub fn leave_out(&mut self, is_impossible: impl Fn(&Node) -> bool) {
+        if !self.nodes.0.iter().any(&is_impossible) {
+            return;
+        }
+        let named = std::mem::take(&mut self.nodes.0);
+        let lives = std::mem::take(&mut self.lives);
+        for (node, life) in named.into_iter().zip(lives.chunks_exact(2)) {
+            if !is_impossible(&node) {
+                self.nodes.0.push(node);
+                self.lives.extend_from_slice(life);
+            }
+        }
+    }
+}
+
 /// A question under way.
 #[derive(Clone, Debug)]
 pub struct Question {

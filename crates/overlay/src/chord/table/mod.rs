@@ -107,10 +107,13 @@ const MOST_BACKS: f64 = 0.8;
 /// A gap so many times as wide as one between neighbours is a hole in the table rather than
 /// one in the ring (there one in 150 is as wide), and is not guessed across.
 const HOLE: f64 = 5.0;
+/// How many nodes on each side of a place tell how many there are known. A guess.
+const AROUND: f64 = 8.0;
 /// No table is taken to know more than this share of all nodes: some have just come.
 const MOST_COVERAGE: f64 = 0.98;
-/// The most guesses at a root.
-const MAX_GUESSES: usize = 2;
+/// The most guesses at a root: as many as a block usually has copies, among which who
+/// fetches it chooses.
+const MAX_GUESSES: usize = 3;
 /// Ages can lie before the node's start: seconds count from here.
 const EPOCH_SECS: u32 = 1 << 30;
 
@@ -304,12 +307,22 @@ impl Table {
         let may_live = |e: &Entry| e.sure && e.doubter == 0 && e.p_alive(now) >= KEEP_P;
         let mut good = after.filter(|(_, entry)| may_live(entry)).take(MAX_GUESSES);
         let Some((first, entry)) = good.next() else { return Vec::new() };
-        let known = self.coverage.min(self.entries.len() as f64 / nodes.max(1.0));
+        let known = self.known_around(place, nodes);
         let gap = first.wrapping_sub(place) as f64 / 2f64.powi(64) * nodes;
         if gap > HOLE || gap * (1.0 - known.min(MOST_COVERAGE)) > MOST_BACKS {
             return Vec::new();
         }
         std::iter::once(entry.node()).chain(good.map(|(_, entry)| entry.node())).collect()
+    }
+
+    /// The share of the nodes around a place that are in the table and sure, as far as the
+    /// density of the ring tells.
+    fn known_around(&self, place: u64, nodes: f64) -> f64 {
+        let share = (AROUND / nodes.max(1.0)).min(0.49);
+        let half = (2f64.powi(64) * share) as u64;
+        let (first, second) = self.ranges(place.wrapping_sub(half), place.wrapping_add(half));
+        let sure = first.chain(second).filter(|(_, entry)| entry.sure).count();
+        (sure as f64 / (2.0 * share * nodes.max(1.0))).min(1.0)
     }
 
     /// At most `count` sure entries, evenly spread over the table.

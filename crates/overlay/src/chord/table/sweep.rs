@@ -9,6 +9,8 @@
 //!
 //! Entries that lookups have kept fresh are passed over without a question.
 
+use std::collections::BTreeMap;
+
 use atoll_net::header::to_header;
 
 use super::entry::Entry;
@@ -27,11 +29,18 @@ const FRESH_SHARE: u32 = 4;
 const AVERAGE_OVER: f64 = 32.0;
 /// How many entries before the place to be explored may be asked. A guess.
 const ASK_AMONG: usize = 4;
-/// Somebody less likely to live is not asked if there is another. A guess.
-const ASK_P: f64 = 0.85;
+/// Somebody less likely to live is not asked if there is another. A guess: were only those
+/// asked who are as good as sure to live, the oldest would be asked by all.
+const ASK_P: f64 = 0.6;
+/// Who refused a question because its budget is used up is not asked for so long. A guess.
+const BUSY_SECS: u32 = 30;
+/// The most of them remembered.
+const MAX_BUSY: usize = 64;
 /// A table that knows less than this share of the nodes learns faster by asking about many
 /// than by checking single ones.
 const CHECK_COVERAGE: f64 = 0.8;
+/// The table does not grow while more than one in so many entries is unsure. A guess.
+const UNSURE_ENOUGH: usize = 3;
 /// Sweeping a small octave more often than this teaches nothing.
 const LEAST_PERIOD: f64 = 4.0;
 
@@ -63,6 +72,8 @@ pub(super) struct Sweeps {
     typical_up: f64,
     /// When the number of bits last changed, or was last found right.
     judged: u32,
+    /// Who has no budget left for questions, and until when that is believed.
+    busy: BTreeMap<u64, u32>,
 }
 
 /// What the table wants next.
@@ -79,7 +90,7 @@ pub enum Wish {
 
 impl Sweeps {
     pub fn new(now: u32) -> Sweeps {
-        Sweeps { regions: Vec::new(), typical_up: 0.0, judged: now }
+        Sweeps { regions: Vec::new(), typical_up: 0.0, judged: now, busy: BTreeMap::new() }
     }
 
     pub fn rebuild(&mut self, anchors: &[Anchor], now: u32) {
@@ -274,10 +285,12 @@ impl Table {
             return None;
         }
         let (first, second) = self.ranges(anchor, place);
+        let is_busy = |at: &u64| self.sweeps.busy.get(at).is_some_and(|until| *until > now);
         let may_ask = |entry: &&Entry| entry.sure || self.trust == Trust::TwoPeers;
         let near: Vec<&Entry> = second
             .rev()
             .chain(first.rev())
+            .filter(|(at, _)| !is_busy(at))
             .map(|(_, entry)| entry)
             .filter(may_ask)
             .take(ASK_AMONG)
@@ -289,6 +302,15 @@ impl Table {
         }
         let nth = (now ^ place as u32) as usize % count;
         near.iter().filter(likely).nth(nth).map(|entry| entry.node())
+    }
+
+    /// The asked node has no budget left: others are asked for a while.
+    pub fn refused(&mut self, question: &Question, now: u32) {
+        let busy = &mut self.sweeps.busy;
+        busy.retain(|_, until| *until > now);
+        if busy.len() < MAX_BUSY {
+            busy.insert(question.learn.after, now.saturating_add(BUSY_SECS));
+        }
     }
 
     /// A question was answered up to this place.
@@ -319,8 +341,12 @@ impl Table {
         self.sweeps.judged = now;
         let acceptable = self.acceptable_staleness_secs();
         let most = (nodes.max(2.0).log2().ceil() as u32 + 5).min(MAX_BITS);
+        // A second voice for those in it costs a tenth of a first one for others.
+        let is_unsure = self.unsure * UNSURE_ENOUGH > self.entries.len();
         if took > acceptable + acceptable / 5 {
             self.set_bits(self.bits.saturating_sub(1), now);
+        } else if is_unsure {
+            // The next sweep asks others about the same nodes.
         } else if took < acceptable / 8 {
             self.set_bits((self.bits + 2).min(most), now);
         } else if took < acceptable / 4 * 3 {

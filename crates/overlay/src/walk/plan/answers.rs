@@ -3,11 +3,11 @@
 use atoll_key::Key;
 use atoll_net::{CallError, Peer};
 
-use super::{Candidate, MAX_BACKS, MAX_ROOTS_TAKEN, Plan};
+use super::{Candidate, FARTHEST_GUESS, MAX_BACKS, MAX_GUESSED_BACKS, MAX_ROOTS_TAKEN, Plan};
 use crate::peer_book::{Misdeed, Standing};
 use crate::walk::selection::Report;
 use crate::walk::{Asked, Said, Step};
-use crate::{Node, Route};
+use crate::{Lead, MAX_CLOSER, MAX_GUESSES, Node, Route};
 
 impl Plan<'_> {
     /// Takes in an answer; returns the value if that was the end of the search.
@@ -68,7 +68,7 @@ impl Plan<'_> {
         self.roots_known.retain(|_, known| known.peer != node.peer);
         if let Some(after) = self.route.named_by.remove(&node.peer) {
             // The node that named it is the first live successor.
-            self.claimed(after, None);
+            self.is_first_alive(after);
         }
     }
 
@@ -86,11 +86,24 @@ impl Plan<'_> {
         Said::Absent
     }
 
+    /// The node before this one is dead. If this one was only guessed to be the root, others
+    /// may live before that one: then who follows the key has to be heard first.
+    fn is_first_alive(&mut self, node: Node) -> Said {
+        if !self.route.guessed.contains(&node.peer) {
+            return self.claimed(node, None);
+        }
+        let here = self.distance_after(&node);
+        self.roots_known.insert((here, node.peer), node);
+        self.route.guessed_claims.insert(node.peer);
+        self.route.guessed_backs = MAX_GUESSED_BACKS + 1;
+        Said::Absent
+    }
+
     /// A node asked as the root names its predecessor instead.
     fn back(&mut self, node: &Node, nearer: Node) -> Said {
         if self.failed.contains(&nearer.peer) || self.seems_dead(&nearer) {
             // It believes in a node that has failed: it is the first live successor.
-            return self.claimed(*node, None);
+            return self.is_first_alive(*node);
         }
         let here = self.distance_after(node);
         if self.distance_after(&nearer) >= here {
@@ -111,6 +124,10 @@ impl Plan<'_> {
             } else {
                 self.add_root(nearer);
             }
+            if self.route.guessed.contains(&node.peer) {
+                self.route.guessed.insert(nearer.peer);
+                self.route.guessed_backs += 1;
+            }
         } else if self.claims.contains_key(&self.distance_after(&nearer)) {
             self.reached(nearer);
         }
@@ -121,19 +138,7 @@ impl Plan<'_> {
     pub(super) fn learn(&mut self, guide: &Node, route: &Route) -> Said {
         let said = match route {
             Route::Root(list) => self.root_named(guide, list),
-            Route::Closer(leads) => {
-                let nearer = |n: &Node| n.id.key().strictly_between(guide.id.key(), &self.key);
-                let leads = leads.iter().filter(|lead| nearer(&lead.node));
-                let leads: Vec<_> = leads.take(crate::MAX_CLOSER).copied().collect();
-                let namer = guide.peer.id;
-                let named = self.named.entry(namer).or_default();
-                named.extend(leads.iter().map(|lead| lead.node.peer));
-                for lead in &leads {
-                    let report = lead.latency.map(|latency| Report { namer, latency });
-                    self.add_on_the_way(lead.node, report);
-                }
-                if leads.is_empty() { Said::Nowhere } else { Said::Closer(leads.len()) }
-            }
+            Route::Closer(leads) => self.led(guide, leads),
             Route::Back(nearer) => {
                 self.add_root(*nearer);
                 Said::Back(*nearer)
@@ -157,10 +162,64 @@ impl Plan<'_> {
         said
     }
 
+    /// Nodes before the key are named, and perhaps some that may be its root.
+    fn led(&mut self, guide: &Node, leads: &[Lead]) -> Said {
+        let is_nearer = |lead: &&Lead| {
+            let position = lead.node.id.key();
+            position.strictly_between(guide.id.key(), &self.key)
+        };
+        let (nearer, others): (Vec<&Lead>, Vec<&Lead>) = leads.iter().partition(is_nearer);
+        if nearer.is_empty() {
+            return Said::Nowhere;
+        }
+        let nearer = &nearer[..nearer.len().min(MAX_CLOSER)];
+        let namer = guide.peer.id;
+        let named = self.named.entry(namer).or_default();
+        named.extend(nearer.iter().map(|lead| lead.node.peer));
+        for lead in nearer {
+            let report = lead.latency.map(|latency| Report { namer, latency });
+            self.add_on_the_way(lead.node, report);
+        }
+        self.route.guessed_backs = 0;
+        for guess in others.iter().take(MAX_GUESSES) {
+            self.guess_root(&guess.node);
+        }
+        Said::Closer(nearer.len())
+    }
+
+    /// Guesses of this node's own.
+    pub fn guess_roots(&mut self, guesses: &[Node]) {
+        for node in guesses {
+            self.guess_root(node);
+        }
+    }
+
+    /// A node that may be the root: if it is not, it names a nearer one. Nobody has said that
+    /// it follows the key, so it does not bear on who does.
+    fn guess_root(&mut self, node: &Node) {
+        let at = self.distance_after(node);
+        let is_near = at.as_fraction() * self.nodes <= FARTHEST_GUESS
+            && self.route.not_beyond.is_none_or(|bound| at < bound);
+        let is_useless = node.peer.id == self.me.peer.id
+            || self.failed.contains(&node.peer)
+            || self.asked.contains(&(node.peer, true))
+            || self.seems_dead(node);
+        if self.limits.guess
+            && is_near
+            && !is_useless
+            && !self.route.roots.contains_key(&(at, node.peer))
+        {
+            self.route.guessed.insert(node.peer);
+            self.route.roots.insert((at, node.peer), *node);
+        }
+    }
+
     fn root_named(&mut self, guide: &Node, list: &[Node]) -> Said {
+        self.route.guessed_backs = 0;
         let named = self.named.entry(guide.peer.id).or_default();
         named.extend(list.iter().take(MAX_ROOTS_TAKEN).map(|node| node.peer));
         for node in list.iter().take(MAX_ROOTS_TAKEN) {
+            self.route.guessed.remove(&node.peer);
             self.add_root(*node);
         }
         if list.len() > 1 {
@@ -173,12 +232,14 @@ impl Plan<'_> {
         }
         // Another route has been there already: this one agrees.
         let lives = |node: &&Node| !self.failed.contains(&node.peer) && !self.seems_dead(node);
-        let first = list.iter().find(lives);
-        if let Some(first) = first
-            && self.claims.contains_key(&self.distance_after(first))
+        if let Some(first) = list.iter().find(lives).copied()
             && self.route.replicas_left.is_none()
         {
-            self.reached(*first);
+            if self.claims.contains_key(&self.distance_after(&first)) {
+                self.reached(first);
+            } else if self.route.guessed_claims.contains(&first.peer) {
+                self.claimed(first, None);
+            }
         }
         Said::Root(*root)
     }

@@ -390,7 +390,11 @@ impl FileSystem for VolumeFs {
             let mut next = cookie;
             let mut out = Vec::new();
             while out.len() < limit {
-                let found = directory::leaf_at(cache, &open.directory, next).await?;
+                let found = match directory::leaf_at(cache, &open.directory, next).await {
+                    // Whoever asks on is told then; the lookups counted so far must arrive.
+                    Err(_) if !out.is_empty() => break,
+                    found => found?,
+                };
                 let Some((leaf, from)) = found else { break };
                 let ttl = shared.ttl(&open.snapshot);
                 for entry in leaf.entries().iter().skip(from).take(limit - out.len()) {

@@ -285,17 +285,16 @@ pub(super) fn complete(
     rustix::fs::renameat(dir, part, dir, name)
 }
 
-/// Makes a symbolic link, in place of what had its name; `false` if it was there.
+/// Makes a symbolic link, in place of what had its name, unless it is there.
 pub(super) fn make_link(
     dir: &OwnedFd,
     part: &[u8],
     name: &[u8],
     target: &[u8],
     mtime: FileTime,
-) -> rustix::io::Result<bool> {
+) -> rustix::io::Result<()> {
     let present = rustix::fs::readlinkat(dir, name, Vec::new());
-    let made = present.is_ok_and(|present| present.as_bytes() == target);
-    if !made {
+    if !present.is_ok_and(|present| present.as_bytes() == target) {
         match rustix::fs::unlinkat(dir, part, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error),
@@ -303,8 +302,7 @@ pub(super) fn make_link(
         rustix::fs::symlinkat(target, dir, part)?;
         rustix::fs::renameat(dir, part, dir, name)?;
     }
-    rustix::fs::utimensat(dir, name, &times(mtime), AtFlags::SYMLINK_NOFOLLOW)?;
-    Ok(!made)
+    rustix::fs::utimensat(dir, name, &times(mtime), AtFlags::SYMLINK_NOFOLLOW)
 }
 
 fn set(fd: impl AsFd, attributes: &Attributes) -> rustix::io::Result<()> {

@@ -6,11 +6,12 @@
 //!
 //! One walk lists the directories, in order of their names, and runs ahead of the files;
 //! files are fetched many at once, and large ones many blocks at once, as the volume's
-//! window ([`crate::window`]) allows, and within one budget of bytes in memory. A file is written as `.NAME.atoll-part` and renamed when it is complete, so
-//! what has its own name is whole. An interrupted copy goes on where it was: files of the
-//! right length and time are left alone, and blocks of a part are kept if their bytes have
-//! the hash that the volume says. (Files are not synced one by one: after a power failure
-//! a file may be there and its bytes not, as after `cp`.)
+//! window ([`crate::window`]) allows, and within one budget of bytes in memory. A file is
+//! written as `.NAME.atoll-part` and renamed when it is complete, so what has its own name
+//! is whole. An interrupted copy goes on where it was: files of the right length and time
+//! are left alone, and blocks of a part are kept if their bytes have the hash that the
+//! volume says. (Files are not synced one by one: after a power failure a file may be there
+//! and its bytes not, as after `cp`.)
 
 mod budget;
 mod dest;

@@ -65,7 +65,7 @@ pub enum ReadError {
         source: GetError,
     },
     /// Nobody has the block, nor the volume's root any more: the volume's lease has run out
-    /// (CFS §5.6).
+    /// (CFS §3.1).
     #[error(
         "{path}: the volume's lease has run out, and this was not read before; its publisher \
          brings it back with `atoll renew`: {source}"

@@ -12,7 +12,7 @@ use super::pace::Wanted;
 use crate::owned::format::inode::{Data, InodeBlock, Shape};
 use crate::owned::format::{FormatError, PointerBlock};
 
-/// Data blocks of one `read` fetched at once.
+/// Data blocks of one `read`, or of a file's beginning, fetched at once.
 const BLOCKS_AT_ONCE: usize = 16;
 
 /// Data blocks fetched ahead that may wait for room in the volume's window.
@@ -220,7 +220,9 @@ impl File {
     }
 
     /// The whole file in order, at most `ahead_bytes` of it in memory; how much of that is
-    /// on its way at once, the volume's window says.
+    /// on its way at once, the volume's window says. But its first blocks are asked for at
+    /// once, as a `read` of as many: a window that has not grown yet costs a short file a
+    /// round trip.
     pub(crate) fn stream(
         self,
         ahead_bytes: u64,
@@ -233,7 +235,8 @@ impl File {
         let whole = stream::iter(inline.filter(|bytes| !bytes.is_empty()).map(Ok));
         let parts = stream::iter(0..blocks).map(move |block| {
             let file = self.clone();
-            async move { Ok(file.chunk(block, Wanted::Soon).await?.into_bytes()) }
+            let when = if block < BLOCKS_AT_ONCE as u64 { Wanted::Now } else { Wanted::Soon };
+            async move { Ok(file.chunk(block, when).await?.into_bytes()) }
         });
         whole.chain(parts.buffered(at_once))
     }

@@ -1,0 +1,99 @@
+//! Whether the ring believes a newcomer: not the successor's word alone.
+//!
+//! A successor that cannot reach a newcomer where it says it listens says so, and the
+//! newcomer, which would be on nobody's list, gives up with an error that tells its user what
+//! to mend (`JoinError::Unreachable`). One lying successor could so keep a node off the ring.
+//! Therefore others are asked to reach it as well (`REACH_ME`): who helped it to join, who was
+//! asked on the way, and who surrounds its place. If no more of them than contradict agree
+//! with the successor, the newcomer stays, and introduces itself to the node before it, which
+//! the successor will not do.
+//!
+//! It does not know why a node says that it does not reach another: a firewall between two is
+//! no lie, and nobody is scored for it.
+
+use atoll_env::random_below;
+use atoll_net::Peer;
+use futures_util::future::join_all;
+
+use super::Chord;
+use super::lifecycle::JoinError;
+use super::meetings::MEET_HOPS;
+use super::messages::Doubt;
+use super::state::ChordState;
+use crate::Node;
+
+/// How often somebody who has not finished its check of us is asked again: each time it takes
+/// half a call's limit, and a check at most four limits.
+const DOUBT_TRIES: usize = 8;
+/// The most asked besides the successor. A guess: where one in five lies, four of seven do
+/// once in thirty times.
+const MAX_WITNESSES: usize = 6;
+
+impl Chord {
+    /// Waits for the successor's check of this node, which joined with the help of those on
+    /// `way`. If it failed, and others agree, the node is on no ring.
+    pub(super) async fn be_believed(&self, way: Vec<Node>) -> Result<(), JoinError> {
+        let doubt = || self.lock().servers.server(0).and_then(|server| server.doubt);
+        for _ in 0..DOUBT_TRIES {
+            if doubt() != Some(Doubt::Unchecked) {
+                break;
+            }
+            self.stabilize_server(0).await;
+        }
+        let Some(by) = self.doubted_by() else { return Ok(()) };
+        let witnesses = self.choose_witnesses(&by, &way);
+        let said = join_all(witnesses.iter().map(|witness| self.is_reached_by(witness))).await;
+        let agree = 1 + said.iter().filter(|reaches| **reaches == Some(false)).count();
+        let contradict = said.iter().filter(|reaches| **reaches == Some(true)).count();
+        if agree > contradict {
+            self.lock().tasks.drain(..).for_each(|task| task.abort());
+            self.update(|servers, _| servers.leave());
+            return Err(JoinError::Unreachable { by, addr: self.transport.local().addr });
+        }
+        self.lock().overruled = Some(by);
+        self.introduce_itself(&way).await;
+        Ok(())
+    }
+
+    /// Whom to ask besides the successor: first the one through whom this node has joined.
+    fn choose_witnesses(&self, successor: &Peer, way: &[Node]) -> Vec<Node> {
+        let mut others: Vec<Node> = way.iter().skip(1).copied().collect();
+        others.extend(self.lock().servers.known());
+        let may_ask = |node: &Node| node.peer != *successor && !self.owns(node);
+        let mut chosen: Vec<Node> = way.iter().take(1).copied().filter(may_ask).collect();
+        while chosen.len() < MAX_WITNESSES {
+            others.retain(|node| may_ask(node) && chosen.iter().all(|c| c.peer != node.peer));
+            if others.is_empty() {
+                break;
+            }
+            let nth = random_below(&*self.env, others.len() as u64) as usize;
+            chosen.push(others[nth]);
+        }
+        chosen
+    }
+
+    /// Whether `witness` reaches this node; `None` if it does not say.
+    async fn is_reached_by(&self, witness: &Node) -> Option<bool> {
+        for _ in 0..DOUBT_TRIES {
+            match self.call_reach_me(witness).await.ok()?.doubt {
+                None => return Some(true),
+                Some(Doubt::Refuted) => return Some(false),
+                Some(Doubt::Unchecked) => {}
+            }
+        }
+        None
+    }
+
+    /// Makes this node known to the one before it, from there and from where it joined.
+    async fn introduce_itself(&self, way: &[Node]) {
+        let (me, before) = {
+            let inner = self.lock();
+            let before = inner.servers.state(0).and_then(ChordState::predecessor);
+            (inner.servers.seat(0), before)
+        };
+        for node in before.into_iter().chain(way.first().copied()) {
+            // What does not arrive, audits make up for.
+            let _ = self.call_meet(&node, &me, MEET_HOPS, None).await;
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What one call makes a node do is bounded, however many calls there are.
+
+use std::time::Duration;
+
+use atoll_key::{IdProfile, PeerId};
+use atoll_net::{Peer, Request, Service};
+use atoll_overlay::chord::ChordConfig;
+use atoll_overlay::chord::messages::{self, Dead, Leaving, VirtualIndex, WireNodes};
+use atoll_overlay::{Node, Overlay, Seat};
+use atoll_sim::{HostConfig, HostId};
+use bytes::Bytes;
+
+use super::cluster::{Cluster, MINUTE, lan};
+
+fn pings(cluster: &Cluster) -> u64 {
+    cluster.sim.stats().methods.get(&messages::PING).map_or(0, |method| method.call_count)
+}
+
+/// Has `from` call a node, and does not wait for the answer.
+fn send(cluster: &Cluster, from: HostId, to: HostId, method: u16, header: Bytes) {
+    let request = Request { method, header, parts: Vec::new() };
+    let call = cluster.sim.transport(from).call(cluster.peer(to), request, MINUTE);
+    cluster.sim.env(from).spawn(Box::pin(async move {
+        let _ = call.await;
+    }));
+}
+
+/// One report of sixteen deaths used to make sixteen pings, each time.
+#[test]
+fn a_flood_of_reports_of_death_causes_few_pings() {
+    const SECS: u64 = 30;
+    let cluster = Cluster::perfect(lan(1), ChordConfig::default(), 40, true);
+    cluster.run_secs(60);
+    let idle = {
+        let before = pings(&cluster);
+        cluster.run_secs(SECS);
+        pings(&cluster) - before
+    };
+    let target = cluster.hosts()[0];
+    let known = cluster.chord(target).servers().known();
+    let flooders = cluster.sim.add_hosts(20, &HostConfig::default());
+    let before = pings(&cluster);
+    let mut reports = 0;
+    for _ in 0..SECS * 10 {
+        for (n, flooder) in flooders.iter().enumerate() {
+            let mut nodes = known.clone();
+            nodes.rotate_left(n % known.len());
+            nodes.truncate(messages::MAX_WARNED);
+            let header = messages::encode(&Dead { nodes: WireNodes(nodes) });
+            send(&cluster, *flooder, target, messages::WARN, header);
+            reports += 1;
+        }
+        cluster.sim.run_for(Duration::from_millis(100));
+    }
+    let caused = pings(&cluster) - before;
+    println!("{reports} reports caused {caused} pings, {idle} without, of {} nodes", known.len());
+    // Each node once in ten seconds.
+    assert!(caused <= idle + known.len() as u64 * (SECS / 10 + 1), "{caused}");
+    cluster.ideal().unwrap();
+}
+
+#[test]
+fn who_is_reported_dead_is_found_so_whichever_of_its_virtual_servers_is_known() {
+    for profile in [IdProfile::Address, IdProfile::Identity] {
+        let config =
+            ChordConfig { virtual_servers: 4, successors: 4, profile, ..ChordConfig::default() };
+        // Without upkeep: only the report tells.
+        let cluster = Cluster::perfect(lan(2), config, 12, false);
+        let target = cluster.hosts()[0];
+        let is_known = |peer: &Peer| {
+            let known = cluster.chord(target).servers().known();
+            known.iter().any(|node| node.peer == *peer)
+        };
+        let outsider = cluster.sim.add_host(HostConfig::default());
+        let mut others = cluster.chord(target).servers().known();
+        others.retain(|node| node.peer != cluster.peer(target));
+        // Known by their first virtual server, or only by others.
+        let first = others.iter().find(|node| node.seat.index == 0);
+        let other = others
+            .iter()
+            .find(|node| !others.iter().any(|n| n.peer == node.peer && n.seat.index == 0));
+        for peer in [first, other].map(|node| node.expect("there is one").peer) {
+            assert!(is_known(&peer));
+            cluster.crash_silently(cluster.sim.host_of(&peer.id).unwrap());
+            let nodes = WireNodes(vec![Node::of(peer)]);
+            send(&cluster, outsider, target, messages::WARN, messages::encode(&Dead { nodes }));
+            cluster.run_secs(30);
+            assert!(!is_known(&peer), "{profile:?}");
+        }
+    }
+}
+
+fn farewell(from: u16, remaining: u16) -> Bytes {
+    messages::encode(&Leaving {
+        predecessor: None,
+        successors: WireNodes::default(),
+        from: VirtualIndex(from),
+        remaining: VirtualIndex(remaining),
+    })
+}
+
+/// Whoever called and said that it left was suspected, with room for 512: a flood of such
+/// farewells drove out those who had really been found dead.
+#[test]
+fn farewells_of_strangers_are_not_heard() {
+    let cluster = Cluster::perfect(lan(3), ChordConfig::default(), 12, true);
+    cluster.run_secs(10);
+    let target = cluster.hosts()[0];
+    // Its successor, which it calls and finds dead itself.
+    let gone = cluster.chord(target).neighbourhood().successors[0];
+    cluster.crash(cluster.sim.host_of(&gone.peer.id).unwrap());
+    cluster.run_secs(6);
+    let is_suspected = |node: &Node| {
+        let servers = cluster.chord(target).servers();
+        servers.gate.is_suspected(node, cluster.sim.now())
+    };
+    assert!(is_suspected(&gone));
+    for n in 0..3000u32 {
+        let mut id = [9; 32];
+        id[..4].copy_from_slice(&n.to_be_bytes());
+        let ghost = Peer { id: PeerId(id), addr: gone.peer.addr };
+        let request = Request {
+            method: messages::LEAVE,
+            header: farewell((n % 100) as u16, (n % 3) as u16),
+            parts: Vec::new(),
+        };
+        let answer = cluster.chord(target).handle(ghost, request);
+        cluster.sim.block_on(MINUTE, answer).unwrap().unwrap();
+        let place = Node::at(ghost, Seat { index: (n % 100) as u16, ..Seat::default() });
+        assert!(!is_suspected(&place), "{n}");
+    }
+    assert!(is_suspected(&gone), "it was found dead");
+}
+
+#[test]
+fn a_member_gives_up_only_places_that_it_has() {
+    let cluster = Cluster::perfect(lan(4), ChordConfig::default(), 12, true);
+    cluster.run_secs(10);
+    let (target, liar) = (cluster.hosts()[0], cluster.peer(cluster.hosts()[5]));
+    for index in 1..100 {
+        let request =
+            Request { method: messages::LEAVE, header: farewell(index, 1), parts: Vec::new() };
+        let answer = cluster.chord(target).handle(liar, request);
+        cluster.sim.block_on(MINUTE, answer).unwrap().unwrap();
+    }
+    assert!(!cluster.chord(target).servers().gate.suspects_somebody());
+    cluster.ideal().unwrap();
+}

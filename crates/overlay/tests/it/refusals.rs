@@ -1,0 +1,92 @@
+//! Members that say of every newcomer that they cannot reach it: it is not taken for true on
+//! the word of one.
+
+use std::sync::Arc;
+
+use atoll_env::BoxFuture;
+use atoll_net::{Peer, Refusal, Reply, Request, Router, Service};
+use atoll_overlay::Overlay;
+use atoll_overlay::chord::messages::{self, Doubt, FAMILY, Reached, Surroundings};
+use atoll_overlay::chord::{Chord, ChordConfig};
+use atoll_sim::HostId;
+
+use super::cluster::{Cluster, MINUTE, lan};
+
+/// Keeps its place as an honest node does, and doubts everybody.
+struct Doubter(Arc<Chord>);
+
+impl Service for Doubter {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let method = request.method;
+        let answer = self.0.handle(from, request);
+        Box::pin(async move {
+            let mut reply = answer.await?;
+            let doubt = Some(Doubt::Refuted);
+            match method {
+                messages::NOTIFY => {
+                    let said = messages::decode::<Surroundings>(&reply.header)?;
+                    reply.header = messages::encode(&Surroundings { doubt, ..said });
+                }
+                messages::REACH_ME => reply.header = messages::encode(&Reached { doubt }),
+                _ => {}
+            }
+            Ok(reply)
+        })
+    }
+}
+
+fn begins_to_doubt(cluster: &Cluster, host: HostId) {
+    let doubter = Arc::new(Doubter(cluster.chord(host)));
+    cluster.sim.transport(host).serve(Arc::new(Router::new().route(FAMILY, doubter)));
+}
+
+fn assert_found_everywhere(cluster: &Cluster, newcomer: HostId) {
+    let key = *cluster.chord(newcomer).me().id.key();
+    for host in cluster.hosts() {
+        let chord = cluster.chord(host);
+        let walk = async move { chord.find_root(&key).await };
+        let found = cluster.sim.block_on(MINUTE, walk).unwrap();
+        let root = found.map(|roots| roots[0].peer);
+        assert_eq!(root, Ok(cluster.peer(newcomer)), "seed {}", cluster.sim.seed());
+    }
+}
+
+#[test]
+fn one_lying_successor_keeps_nobody_off_the_ring() {
+    for seed in 1..=6 {
+        let cluster = Cluster::perfect(lan(seed), ChordConfig::default(), 20, true);
+        cluster.run_secs(5);
+        let newcomer = cluster.add();
+        let place = cluster.chord(newcomer).me();
+        let successor = cluster.root(&place.id.key().next());
+        let all = cluster.hosts();
+        let liar = all.iter().find(|host| cluster.chord(**host).me().id == successor);
+        let liar = *liar.expect("somebody follows");
+        begins_to_doubt(&cluster, liar);
+        // Also if the liar is the one who was to help.
+        let others = all.iter().find(|host| **host != liar && **host != newcomer);
+        let via = if seed % 3 == 0 { liar } else { *others.expect("there are others") };
+        cluster.join(newcomer, &[via]).unwrap();
+        assert_eq!(cluster.chord(newcomer).doubted_by(), None);
+        cluster.run_secs(30);
+        assert_found_everywhere(&cluster, newcomer);
+    }
+}
+
+#[test]
+fn newcomers_come_onto_a_ring_where_one_in_five_refuses_them() {
+    let cluster = Cluster::perfect(lan(11), ChordConfig::default(), 40, true);
+    cluster.run_secs(5);
+    for host in cluster.hosts().into_iter().step_by(5) {
+        begins_to_doubt(&cluster, host);
+    }
+    let via = cluster.hosts()[1];
+    let newcomers: Vec<HostId> = (0..20).map(|_| cluster.add()).collect();
+    for newcomer in &newcomers {
+        cluster.join(*newcomer, &[via]).unwrap();
+    }
+    cluster.run_secs(60);
+    for newcomer in newcomers {
+        assert_found_everywhere(&cluster, newcomer);
+    }
+}
