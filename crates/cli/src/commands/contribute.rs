@@ -51,8 +51,9 @@ enum PolicyArgs {
     /// All that is free of a mounted TFS, which takes it back when it needs it
     Transparent {
         /// An empty transparent directory (`atoll tfs set --transparent`)
+        // Not "dir": clap would take it for the node's directory.
         #[arg(value_name = "DIR")]
-        dir: PathBuf,
+        given: PathBuf,
     },
 }
 
@@ -61,9 +62,9 @@ impl PolicyArgs {
         Ok(match self {
             PolicyArgs::Fixed { size } => Policy::Fixed { size_bytes: *size },
             PolicyArgs::Dynamic { low, high } => Policy::Dynamic { low: *low, high: *high },
-            PolicyArgs::Transparent { dir } => {
-                let dir = std::path::absolute(dir).map_err(|error| {
-                    Failure::io(format!("cannot find {}", dir.display()), &error)
+            PolicyArgs::Transparent { given } => {
+                let dir = std::path::absolute(given).map_err(|error| {
+                    Failure::io(format!("cannot find {}", given.display()), &error)
                 })?;
                 Policy::Transparent { dir }
             }

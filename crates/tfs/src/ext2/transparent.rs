@@ -40,7 +40,8 @@ const RUNS_A_STEP: usize = 4;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TransparentCursor {
     group: Option<u32>,
-    bit: usize,
+    /// In that group, where the last run ended.
+    bit: Option<usize>,
 }
 
 impl Map {
@@ -123,10 +124,10 @@ impl Ext2 {
         for least in [GOOD_RUN_BLOCKS.min(want), 1] {
             for i in 0..=groups {
                 let group = (from + groups - i % groups) % groups;
-                let bit = if i == 0 { self.transparent_cursor.bit } else { 0 };
-                if let Some(run) = self.search_transparent(group, bit, want, least)? {
+                let from = (i == 0).then_some(self.transparent_cursor.bit).flatten();
+                if let Some(run) = self.search_transparent(group, from, want, least)? {
                     let (_, start) = self.group_of_block(run.start)?;
-                    let bit = (start + run.len) as usize;
+                    let bit = Some((start + run.len) as usize);
                     self.transparent_cursor = TransparentCursor { group: Some(group), bit };
                     return Ok(run);
                 }
@@ -135,10 +136,12 @@ impl Ext2 {
         Err(Ext2Error::NoSpace)
     }
 
+    /// Looks through a group, from its last chunk to its first: ordinary files fill a group
+    /// upwards, and come to its end last. `from` is where the run before ended.
     fn search_transparent(
         &mut self,
         group: u32,
-        from: usize,
+        from: Option<usize>,
         want: u32,
         least: u32,
     ) -> Result<Option<Run>, Ext2Error> {
@@ -156,9 +159,12 @@ impl Ext2 {
         let chunk_blocks = records.chunk_blocks();
         let avoided = records.summary(meta, group)?.avoided;
         let transparent = records.transparent_bitmap(meta, group)?;
-        for chunk in (0..CHUNKS).filter(|chunk| avoided & 1 << chunk == 0) {
+        let top =
+            from.map_or(CHUNKS, |from| (from.saturating_sub(1) / chunk_blocks + 1).min(CHUNKS));
+        for chunk in (0..top).rev().filter(|chunk| avoided & 1 << chunk == 0) {
             let end = ((chunk + 1) * chunk_blocks).min(blocks);
-            let mut bit = from.max(chunk * chunk_blocks);
+            let begin = chunk * chunk_blocks;
+            let mut bit = from.filter(|_| chunk + 1 == top).map_or(begin, |from| from.max(begin));
             while bit < end {
                 let Some(start) = bitmap::next(&allocated, bit..end, false) else { break };
                 let limit = end.min(start + want as usize);
