@@ -110,13 +110,12 @@ pub fn plan(options: &MkfsOptions, device_len_bytes: u64) -> Result<Superblock, 
         )));
     };
     loop {
-        let superblock = geometry(options, blocks, log);
-        let least = 8 + LEAST_DATA_BLOCKS;
-        if blocks < least {
+        if blocks < 8 + LEAST_DATA_BLOCKS {
             return Err(MkfsError::Size(format!(
                 "{device_len_bytes} bytes are too few for a file system"
             )));
         }
+        let superblock = geometry(options, blocks, log);
         let last = superblock.groups() - 1;
         let overhead = group_overhead(&superblock, last) + records_blocks(&superblock);
         let own = superblock.blocks_of_group(last);
