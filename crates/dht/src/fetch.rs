@@ -22,7 +22,6 @@
 //! Who does not have the block costs one question; the last word is the root's, and goes
 //! back into the walk, so all that the walk knows of failures and liars holds.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
