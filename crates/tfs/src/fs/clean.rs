@@ -117,7 +117,8 @@ impl Shared {
             let idle = {
                 let mut core = self.core();
                 let inode = core.ext2.inode(number).map_err(|error| errno(&error))?;
-                let named = inode.links > 0 && inode.is_transparent_file();
+                // One with more names would not go with the one it is known by.
+                let named = inode.links == 1 && inode.is_transparent_file();
                 (named && !core.held.is_held(number)).then_some(inode.generation)
             };
             let Some(generation) = idle else { continue };

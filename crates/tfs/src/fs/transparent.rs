@@ -10,7 +10,7 @@ use super::held::Ending;
 use super::names::Failure;
 use super::{Core, Shared, errno};
 use crate::ext2::{Ext2Error, Extent, Map, Run};
-use crate::format::inode::{Inode, POINTERS, TRANSPARENT};
+use crate::format::inode::{APPEND_ONLY, IMMUTABLE, Inode, POINTERS, TRANSPARENT};
 use crate::meta::MetaError;
 use crate::records::map::MapEntry;
 use crate::records::tag::Belongs;
@@ -23,6 +23,9 @@ pub(super) const STEP_BLOCKS: usize = 40;
 /// Extents, new or old, that a step writes at most: the tags of each may lie in a block of
 /// their own.
 const EXTENTS_A_STEP: usize = 4;
+
+/// The epoch of a file whose tags are to be compared when it is opened next; the first is 1.
+const NEVER: u32 = 0;
 
 /// The attribute that says whether a file is transparent, or new files in a directory will be.
 pub(super) const TRANSPARENT_XATTR: &[u8] = b"user.tfs.transparent";
@@ -138,7 +141,9 @@ impl Core {
     }
 
     /// Takes away the name of a file that is lost; it then ends as any without a name, here and
-    /// now if nobody holds it. The name is found by looking through the directory.
+    /// now if nobody holds it. The name is found by looking through the directory. (To other
+    /// software it is an empty file, which may have been given more names: each goes when it is
+    /// opened by, and the file with the last.)
     fn lose(
         &mut self,
         number: u32,
@@ -157,15 +162,20 @@ impl Core {
         // The record may be damaged: then the directory in which it was found last has it. A
         // file whose name cannot be found stays; a name without a file would be damage.
         let parents = [entry.map(|entry| entry.parent), self.held.parent_of(number)];
-        let mut removed = false;
+        let names = inode.links;
         for parent in parents.into_iter().flatten() {
-            removed = removed || self.remove_name_of(number, parent, now)?;
+            if inode.links > 0 && self.remove_name_of(number, parent, now)? {
+                inode.links -= 1;
+            }
         }
-        if !removed {
+        if inode.links == names {
             return Ok(None);
         }
-        inode.links = 0;
         inode.ctime = now;
+        if inode.links > 0 {
+            self.ext2.put_inode(number, &inode)?;
+            return Ok(None);
+        }
         self.add_orphan(number, &mut inode)?;
         self.ext2.put_inode(number, &inode)?;
         Ok((!self.held.is_held(number)).then(|| Ending::of(number, &inode)))
@@ -289,6 +299,20 @@ impl Shared {
         put.map_err(|error| self.broken(&error))
     }
 
+    /// A read has found bytes that are not the file's: whoever opens it next is told that it is
+    /// gone. Nothing is lost if this cannot be noted.
+    fn note_doubt(&self, number: u32) {
+        let Ok(_passage) = self.pass(1) else { return };
+        let mut core = self.core();
+        let Some(open) = core.maps.0.get_mut(&number) else { return };
+        open.map.entry.epoch = NEVER;
+        let entry = open.map.entry;
+        let Some((records, meta)) = core.ext2.records_and_meta() else { return };
+        if let Err(error) = records.put_map_entry(meta, number, Some(&entry)) {
+            self.broken(&error);
+        }
+    }
+
     /// Takes away the name of a file, and the file if nobody holds it: `ENOENT` says so.
     pub(super) fn lose(&self, number: u32, generation: u32) -> Result<(), Errno> {
         if !self.read_only {
@@ -370,7 +394,8 @@ impl Shared {
                 let zeros = extent.len as usize * block_bytes as usize;
                 bytes.resize(bytes.len() + zeros, 0);
             } else {
-                bytes.unsplit(self.read_tagged(number, extent)?);
+                let read = self.read_tagged(number, extent);
+                bytes.unsplit(read.inspect_err(|_| self.note_doubt(number))?);
             }
         }
         let skip = (offset - first * block_bytes) as usize;
@@ -482,6 +507,15 @@ impl Shared {
     /// lock.
     pub(super) fn set_transparent_size(&self, number: u32, size: u64) -> Result<(), Errno> {
         let block_bytes = u64::from(self.block_bytes);
+        {
+            let mut core = self.core();
+            if core.live_inode(number)?.flags & (IMMUTABLE | APPEND_ONLY) != 0 {
+                return Err(Errno::EPERM);
+            }
+            if size > core.ext2.longest_file_bytes() {
+                return Err(Errno::EFBIG);
+            }
+        }
         let keep = size.div_ceil(block_bytes) as u32;
         loop {
             let _passage = self.pass(STEP_BLOCKS)?;

@@ -7,7 +7,7 @@ use atoll_env::TokioRuntime;
 use atoll_tfs::device::{Device, FaultyDevice};
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
-use atoll_vfs::{Errno, FileSystem, OpenFlags};
+use atoll_vfs::{Errno, FileSystem, OpenFlags, SetAttr};
 
 use crate::calls::{ME, ROOT, contribution, fill, owned, read, write};
 use crate::e2fsck::assert_clean;
@@ -116,4 +116,43 @@ async fn an_open_transparent_file_is_not_overwritten() {
     assert_eq!(tfs.failure(), None);
     tfs.unmount().unwrap();
     assert_clean(&device.bytes(), "full");
+}
+
+/// Its map would have had an impossible length, and the file been lost.
+#[tokio::test]
+async fn a_transparent_file_is_not_lengthened_beyond_what_any_file_can_be() {
+    let device = made(16, 1024);
+    let tfs = mount(&device);
+    let parent = contribution(&tfs).await;
+    write(&tfs, parent, "file", &owned(1, 5000)).await.unwrap();
+    let number = tfs.lookup(ME, parent, b"file").await.unwrap().attr.inode;
+    let to = |size| SetAttr { size_bytes: Some(size), ..SetAttr::default() };
+    for size in [u64::MAX, 1 << 60, 1 << 44] {
+        let set = tfs.setattr(ME, number, None, to(size)).await;
+        assert_eq!(set.map(|reply| reply.attr.size_bytes), Err(Errno::EFBIG), "{size}");
+    }
+    assert_eq!(read(&tfs, parent, "file").await.unwrap(), owned(1, 5000));
+    let set = tfs.setattr(ME, number, None, to(1 << 33)).await.unwrap();
+    assert_eq!(set.attr.size_bytes, 1 << 33);
+    tfs.setattr(ME, number, None, to(3000)).await.unwrap();
+    assert_eq!(read(&tfs, parent, "file").await.unwrap(), &owned(1, 5000)[..3000]);
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "lengthened");
+}
+
+/// Nothing says so but its tag: the read fails, and the file is gone with the next open.
+#[tokio::test]
+async fn a_file_whose_bytes_were_changed_unseen_is_gone_once_a_read_has_found_out() {
+    let device = made(16, 1024);
+    let tfs = mount(&device);
+    let parent = contribution(&tfs).await;
+    let number = write(&tfs, parent, "file", &owned(1, 50_000)).await.unwrap();
+    let block = tfs.file_extents(number).unwrap()[0].start + 7;
+    tfs.sync().await.unwrap();
+    device.write_at(u64::from(block) * 1024, &[9; 1024]).unwrap();
+    assert_eq!(read(&tfs, parent, "file").await, Err(Errno::EIO));
+    assert_eq!(read(&tfs, parent, "file").await, Err(Errno::ENOENT));
+    assert_eq!(tfs.usage().unwrap().transparent_blocks, 0);
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "changed unseen");
 }
