@@ -73,6 +73,8 @@ pub struct Records {
     changed_groups: BTreeSet<u32>,
     /// Somebody else has written since TFS did, and the header says so by now.
     distrusted: bool,
+    /// The header in memory says what the disk must not miss.
+    header_due: bool,
     totals: Totals,
 }
 
@@ -98,6 +100,7 @@ impl Records {
             pins: Runs::default(),
             changed_groups: BTreeSet::new(),
             distrusted: false,
+            header_due: false,
             totals: Totals::default(),
         })
     }
@@ -118,8 +121,26 @@ impl Records {
         if !self.distrusted {
             self.distrusted = true;
             self.header.epoch = self.header.epoch.wrapping_add(1).max(1);
-            self.header.unverified = true;
+            self.note_damage();
         }
+    }
+
+    /// Notes that the next mount is to go through the records.
+    pub(super) fn note_damage(&mut self) {
+        self.header.unverified = true;
+        self.header_due = true;
+    }
+
+    /// Whether the header must reach the disk before what is changed next does.
+    pub fn is_header_due(&self) -> bool {
+        self.header_due
+    }
+
+    /// Encodes the header, with the next number, to be written over copy `seq % 2`.
+    pub fn next_header(&mut self) -> Vec<u8> {
+        self.header_due = false;
+        self.header.seq += 1;
+        self.header.encode()
     }
 
     /// Where things stand.

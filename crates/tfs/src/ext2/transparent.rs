@@ -293,7 +293,9 @@ impl Ext2 {
                 let whole =
                     head.filter(|h| h.owner == number && records.in_one_group(start, h.len));
                 let Some(head) = whole else {
-                    records.header_mut().unverified |= start != 0;
+                    if start != 0 {
+                        records.note_damage();
+                    }
                     entry.first_extent = 0;
                     break;
                 };

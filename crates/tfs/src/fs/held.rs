@@ -236,6 +236,8 @@ impl Core {
 /// Blocks that the end of an inode changes at most: its own, bitmap, descriptor, superblock,
 /// an orphan before it, its attributes' block with bitmap and records.
 const END_BLOCKS: usize = 12;
+/// And a step of giving an inode back.
+const END_STEP_BLOCKS: usize = crate::ext2::BLOCKS_A_STEP + END_BLOCKS;
 
 impl Shared {
     pub(super) fn now(&self) -> FileTime {
@@ -274,24 +276,30 @@ impl Shared {
 
     /// Gives back an orphan: its blocks step by step, then the inode.
     pub(super) fn end_inode(&self, ending: Ending) -> Result<(), Errno> {
-        let Ending { number, generation } = ending;
         loop {
-            let _passage = self.pass(crate::ext2::BLOCKS_A_STEP + END_BLOCKS)?;
-            let mut core = self.core();
-            let mut inode = core.ext2.inode(number).map_err(|error| errno(&error))?;
-            let in_use = core.ext2.is_inode_in_use(number).map_err(|error| errno(&error))?;
-            if !in_use || inode.links > 0 || inode.generation != generation {
+            let _passage = self.pass(END_STEP_BLOCKS)?;
+            if self.end_some(ending)? {
                 return Ok(());
             }
-            let next = inode.dtime;
-            let done = core.free_some(number, &mut inode).map_err(|error| self.broken(&error))?;
-            if !done {
-                continue;
-            }
+        }
+    }
+
+    /// A step of that; whether nothing is left to do.
+    fn end_some(&self, Ending { number, generation }: Ending) -> Result<bool, Errno> {
+        let mut core = self.core();
+        let mut inode = core.ext2.inode(number).map_err(|error| errno(&error))?;
+        let in_use = core.ext2.is_inode_in_use(number).map_err(|error| errno(&error))?;
+        if !in_use || inode.links > 0 || inode.generation != generation {
+            return Ok(true);
+        }
+        let next = inode.dtime;
+        let done = core.free_some(number, &mut inode).map_err(|error| self.broken(&error))?;
+        if done {
             core.remove_orphan(number, next).map_err(|error| self.broken(&error))?;
             let end = core.finish_inode(number, inode, self.now());
-            return end.map_err(|error| self.broken(&error));
+            end.map_err(|error| self.broken(&error))?;
         }
+        Ok(done)
     }
 
     /// Ends all orphans, held or not: at a mount those of a crash, at an unmount those that
@@ -317,7 +325,10 @@ impl Shared {
                 let what = format!("inode {number} on the list of orphans");
                 return Err(self.broken(&Ext2Error::Damaged(what)));
             };
-            self.end_inode(ending)?;
+            while {
+                let _passage = self.pass_at_end(END_STEP_BLOCKS)?;
+                !self.end_some(ending)?
+            } {}
         }
     }
 

@@ -33,7 +33,7 @@ use atoll_env::{Env, Instant, Task};
 use atoll_vfs::Errno;
 
 use crate::device::Device;
-use crate::ext2::{Ext2, Ext2Error};
+use crate::ext2::{Ext2, Ext2Error, Records};
 use crate::meta::Journal;
 use held::HeldInodes;
 use transparent::OpenMaps;
@@ -121,13 +121,23 @@ impl Shared {
     /// Lets a call in that changes at most `blocks` blocks of metadata; commits first if the
     /// running transaction has no room for them.
     fn pass(&self, blocks: usize) -> Result<Passage<'_>, Errno> {
+        self.pass_if(blocks, || !self.ended.load(Ordering::SeqCst))
+    }
+
+    /// As [`Shared::pass`], for an unmount's own work.
+    fn pass_at_end(&self, blocks: usize) -> Result<Passage<'_>, Errno> {
+        self.pass_if(blocks, || true)
+    }
+
+    fn pass_if(&self, blocks: usize, open: impl Fn() -> bool) -> Result<Passage<'_>, Errno> {
         if self.read_only || self.failed.get().is_some() {
             return Err(Errno::EROFS);
         }
-        debug_assert!(blocks <= self.core().ext2.meta.capacity(), "a call fits into a transaction");
+        // Or it would wait for ever.
+        assert!(blocks <= self.journal.capacity(), "a call fits into a transaction");
         loop {
             let gate = self.gate.read().expect("no holder of this lock panics");
-            if self.ended.load(Ordering::SeqCst) {
+            if !open() {
                 return Err(Errno::EROFS);
             }
             let before = self.reserved_blocks.fetch_add(blocks, Ordering::Relaxed);
@@ -153,6 +163,10 @@ impl Shared {
             let _closed = self.gate.write().expect("no holder of this lock panics");
             let mut core = self.core();
             core.ext2.before_commit().map_err(|error| self.fail(&error))?;
+            // Before the transaction, which may say that tags were compared in its epoch.
+            if core.ext2.records().is_some_and(Records::is_header_due) {
+                self.write_header(&mut core).map_err(|error| self.fail(&error))?;
+            }
             core.ext2.meta.take()
         };
         match commit.write(&self.journal) {

@@ -290,16 +290,19 @@ impl Tfs {
     /// # Errors
     /// `EIO` if the device failed; the next mount recovers.
     pub fn unmount(&self) -> Result<(), Errno> {
-        if let Some(task) = self.shared.upkeep.get() {
+        let shared = &self.shared;
+        if let Some(task) = shared.upkeep.get() {
             task.abort();
         }
-        if self.shared.read_only || self.shared.ended.load(Ordering::SeqCst) {
-            return Ok(());
+        // From here nobody gives a file without a name new blocks while it is given back.
+        if shared.read_only || shared.ended.swap(true, Ordering::SeqCst) {
+            return if shared.failed.get().is_some() { Err(Errno::EIO) } else { Ok(()) };
         }
-        self.shared.end_orphans()?;
-        self.shared.ended.store(true, Ordering::SeqCst);
-        self.shared.commit()?;
-        self.shared.sign_in_or_out(false).map_err(|error| self.shared.fail(&error))
+        // Calls that were let in before are over when the gate was closed once.
+        shared.commit()?;
+        shared.end_orphans()?;
+        shared.commit()?;
+        shared.sign_in_or_out(false).map_err(|error| shared.fail(&error))
     }
 }
 
@@ -343,10 +346,8 @@ impl Shared {
     /// that a crash leaves a whole copy at all times.
     pub(super) fn write_header(&self, core: &mut Core) -> Result<(), MountError> {
         let Some((records, meta)) = core.ext2.records_and_meta() else { return Ok(()) };
-        let header = records.header_mut();
-        header.seq += 1;
-        let bytes = header.encode();
-        let copy = (header.seq % u64::from(HEADER_COPIES)) as u32;
+        let bytes = records.next_header();
+        let copy = (records.header().seq % u64::from(HEADER_COPIES)) as u32;
         let block = records.disk_block(meta, copy)?;
         self.device.write_at(u64::from(block) * bytes.len() as u64, &bytes)?;
         Ok(())

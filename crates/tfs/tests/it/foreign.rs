@@ -7,8 +7,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use atoll_env::TokioRuntime;
-use atoll_tfs::device::ImageDevice;
-use atoll_tfs::fs::{MountError, MountOptions, MountReport, Tfs};
+use atoll_tfs::check::{CheckOptions, check};
+use atoll_tfs::device::{Device, FaultyDevice, ImageDevice};
+use atoll_tfs::fs::{MountError, MountOptions, MountReport, Tfs, read_superblock};
 use atoll_tfs::mkfs::mkfs;
 use atoll_vfs::{Errno, FileSystem, InodeNumber};
 use tempfile::TempDir;
@@ -204,6 +205,128 @@ async fn tune2fs_and_e2fsck_lose_nothing() {
     assert!(!report.foreign, "e2fsck -n does not");
 }
 
+/// A second name, as the kernel gives it to what is an empty file to it. The file was lost, one
+/// name was removed and the inode given back, and the other name stood for nothing.
+#[tokio::test]
+async fn a_lost_file_that_others_gave_a_second_name_leaves_no_name_without_a_file() {
+    let image = Image::full(16, 1024).await;
+    for (name, link) in [("t1", "second"), ("t2", "contributed/second")] {
+        image.debugfs(&format!("ln contributed/{name} {link}"));
+        image.debugfs(&format!("sif contributed/{name} links_count 2"));
+    }
+    image.run("e2fsck", &["-fn"], &[0]);
+    let (tfs, _) = image.mount();
+    // All there is room for: nothing transparent is left.
+    let mut n = 0;
+    while write(&tfs, ROOT, &format!("o{n}"), &owned(n, 200_000)).await.is_ok() {
+        n += 1;
+    }
+    let parent = contributed(&tfs).await;
+    for (parent, name) in [(parent, "t1"), (ROOT, "second"), (parent, "second"), (parent, "t2")] {
+        assert_eq!(read(&tfs, parent, name).await, Err(Errno::ENOENT), "{name}");
+        let found = tfs.lookup(ME, parent, name.as_bytes()).await.map(|e| e.attr.inode);
+        assert_eq!(found, Err(Errno::ENOENT), "{name}");
+    }
+    tfs.clean().unwrap();
+    assert_eq!(tfs.failure(), None);
+    unmount(tfs);
+    assert_image_clean(&image.path(), "second names of lost files");
+}
+
+/// The clock says what it said when TFS wrote last, or less.
+#[tokio::test]
+async fn others_are_noticed_whatever_the_clock_says() {
+    for earlier_secs in [0u64, 1, 2, 3600] {
+        let image = Image::full(16, 1024).await;
+        let source = image.source("source", &owned(9000, 3_000_000));
+        let superblock = read_superblock(&*image.open()).unwrap();
+        let then = u64::from(superblock.write_time()) - earlier_secs;
+        let output = Command::new("debugfs")
+            .env("E2FSPROGS_FAKE_TIME", then.to_string())
+            .args(["-w", "-R", &format!("write {source} foreign")])
+            .arg(image.path())
+            .output();
+        assert!(output.unwrap().status.success());
+        let (tfs, report) = image.mount();
+        // Of a clock that was set back to the very second, nothing shows but the bitmaps.
+        assert_eq!(report.foreign, earlier_secs != 0, "{earlier_secs}");
+        let whole = check_all(&tfs, image.count, &[]).await;
+        assert!(whole > 0 && whole + 20 <= image.count, "{whole} of {}", image.count);
+        assert!(read(&tfs, ROOT, "foreign").await.unwrap() == owned(9000, 3_000_000));
+        unmount(tfs);
+        assert_image_clean(&image.path(), "a clock that was set back");
+    }
+}
+
+/// Records are made for one size of file system.
+#[tokio::test]
+async fn a_file_system_that_was_resized_has_its_records_made_anew() {
+    for (before, after) in [(16, 40), (40, 24)] {
+        let image = Image::full(before, 1024).await;
+        let path = image.path();
+        image.run("e2fsck", &["-fy"], &[0, 1]);
+        if after > before {
+            std::fs::OpenOptions::new()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .set_len(after << 20)
+                .unwrap();
+        }
+        let size = format!("{after}M");
+        let resized = Command::new("resize2fs").arg(&path).arg(size).output().unwrap();
+        assert!(resized.status.success(), "{}", String::from_utf8_lossy(&resized.stderr));
+        let error = mount_on(image.open()).unwrap_err().to_string();
+        assert!(error.contains("resized"), "{error}");
+        image.run("e2fsck", &["-fn"], &[0]);
+
+        let device: Arc<dyn Device> = image.open();
+        let options = CheckOptions { repair: true, random: [4; 32], ..CheckOptions::default() };
+        let report = check(&device, &options).unwrap();
+        assert!(!report.is_clean() && report.is_sound(), "{report:?}");
+        drop(device);
+        assert_image_clean(&path, "with new records");
+        let (tfs, _) = image.mount();
+        assert!(read(&tfs, ROOT, "ordinary").await.unwrap() == owned(7000, LEN));
+        assert_eq!(check_all(&tfs, image.count, &[]).await, 0, "none has kept its bytes");
+        let parent = contributed(&tfs).await;
+        let again = fill(&tfs, parent, LEN).await;
+        assert!(again * LEN as u64 > (after << 20) / 2, "{again}");
+        assert_eq!(check_all(&tfs, again, &[]).await, again);
+        unmount(tfs);
+        assert_image_clean(&path, "resized and filled again");
+    }
+}
+
+/// What a mount has found out is not forgotten when it ends in a crash.
+#[tokio::test]
+async fn a_changed_bitmap_is_not_forgotten_in_a_crash() {
+    let image = Image::full(16, 1024).await;
+    let (tfs, _) = image.mount();
+    let parent = contributed(&tfs).await;
+    let mut first = Vec::new();
+    for name in ["t5", "t7"] {
+        let number = tfs.lookup(ME, parent, name.as_bytes()).await.unwrap().attr.inode;
+        first.push(tfs.file_extents(number).unwrap()[0].start);
+        tfs.forget(number, 1);
+    }
+    unmount(tfs);
+    set_bit_of(&image.path(), first[0]);
+    let device = FaultyDevice::holding(std::fs::read(image.path()).unwrap(), 1);
+    let (tfs, report) = mount_on(Arc::new(device.clone())).unwrap();
+    assert!(!report.foreign, "nothing shows");
+    assert_eq!(read(&tfs, parent, "t5").await, Err(Errno::ENOENT), "its block is another's now");
+    assert!(read(&tfs, parent, "t7").await.unwrap() == owned(7, LEN));
+    tfs.sync().await.unwrap();
+    drop(tfs);
+    device.power_cycle();
+    // Data that was on its way when the power went.
+    device.write_at(u64::from(first[1]) * 1024, &[1; 1024]).unwrap();
+    let (tfs, report) = mount_on(Arc::new(device.clone())).unwrap();
+    assert!(report.recovered && report.verified.is_some(), "{report:?}");
+    assert_eq!(read(&tfs, parent, "t7").await, Err(Errno::ENOENT), "open finds out, not read");
+}
+
 #[tokio::test]
 async fn what_the_kernel_does_on_a_loop_mount_counts() {
     let image = Image::full(16, 1024).await;
@@ -366,6 +489,19 @@ async fn a_damaged_summary_is_counted_again() {
     assert_image_clean(&image.path(), "after counting again");
 }
 
+/// Marks a block as allocated in ext2's bitmap of an image in blocks of 1 KiB.
+fn set_bit_of(image: &Path, block: u32) {
+    // Bit n of the group's bitmap, whose block its descriptor names; blocks of a group: 8192.
+    let bytes = std::fs::read(image).unwrap();
+    let group = ((block - 1) / 8192) as usize;
+    let descriptor = &bytes[2048 + 32 * group..];
+    let bitmap = u32::from_le_bytes(descriptor[..4].try_into().unwrap()) as usize;
+    let bit = ((block - 1) % 8192) as usize;
+    let at = bitmap * 1024 + bit / 8;
+    let file = std::fs::OpenOptions::new().write(true).open(image).unwrap();
+    file.write_all_at(&[bytes[at] | 1 << (bit % 8)], at as u64).unwrap();
+}
+
 /// Somebody writes to a bitmap without a trace in the superblock.
 #[tokio::test]
 async fn a_bitmap_that_changed_behind_the_superblock_is_noticed() {
@@ -376,15 +512,7 @@ async fn a_bitmap_that_changed_behind_the_superblock_is_noticed() {
     let block = tfs.file_extents(number).unwrap()[0].start;
     tfs.forget(number, 1);
     unmount(tfs);
-    // Bit n of the group's bitmap, whose block its descriptor names; blocks of a group: 8192.
-    let bytes = std::fs::read(image.path()).unwrap();
-    let group = ((block - 1) / 8192) as usize;
-    let descriptor = &bytes[2048 + 32 * group..];
-    let bitmap = u32::from_le_bytes(descriptor[..4].try_into().unwrap()) as usize;
-    let bit = ((block - 1) % 8192) as usize;
-    let at = bitmap * 1024 + bit / 8;
-    let file = std::fs::OpenOptions::new().write(true).open(image.path()).unwrap();
-    file.write_all_at(&[bytes[at] | 1 << (bit % 8)], at as u64).unwrap();
+    set_bit_of(&image.path(), block);
     let (tfs, report) = image.mount();
     assert!(!report.foreign, "nothing shows");
     assert_eq!(read(&tfs, parent, "t5").await, Err(Errno::ENOENT), "its block is another's now");

@@ -11,6 +11,7 @@ use atoll_tfs::states::BlockState;
 use atoll_vfs::{Errno, FileSystem};
 
 use crate::calls::{ME, ROOT, contribution, fill, owned, read, write};
+use crate::e2fsck::assert_clean;
 use crate::mkfs::options;
 
 /// The state of every block.
@@ -40,7 +41,7 @@ async fn blocks_go_through_the_states_of_figure_2() {
     mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options(1024)).unwrap();
     let env = Arc::new(TokioRuntime::current());
     let options = MountOptions { background: false, ..MountOptions::default() };
-    let (tfs, _) = Tfs::mount(env, Arc::new(device), &options).unwrap();
+    let (tfs, _) = Tfs::mount(env, Arc::new(device.clone()), &options).unwrap();
     let parent = contribution(&tfs).await;
     let count = fill(&tfs, parent, 50_000).await;
     let full = states(&tfs);
@@ -102,4 +103,6 @@ async fn blocks_go_through_the_states_of_figure_2() {
     // Now there is room for transparent data again.
     write(&tfs, parent, "again", &owned(9, 2_000_000)).await.unwrap();
     assert_eq!(read(&tfs, parent, "again").await.unwrap(), owned(9, 2_000_000));
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "all states");
 }

@@ -8,7 +8,8 @@ use atoll_env::TokioRuntime;
 use atoll_tfs::device::{Device, FaultyDevice};
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
-use atoll_vfs::{Errno, FileSystem, InodeNumber};
+use atoll_vfs::{Errno, FileSystem, InodeNumber, OpenFlags};
+use bytes::Bytes;
 
 use crate::calls::{ME, ROOT, contribution, owned, read, write};
 use crate::dice::Dice;
@@ -93,4 +94,55 @@ async fn threads_do_not_disturb_each_other() {
     assert_eq!(tfs.failure(), None);
     tfs.unmount().unwrap();
     assert_clean(&device.bytes(), "after many threads");
+}
+
+/// Files that live on without a name, written and read while the file system is unmounted.
+async fn work_without_names(tfs: Tfs, parent: InodeNumber, who: u64) -> Result<(), Errno> {
+    let mut dice = Dice::new(who);
+    for n in 0..10_000 {
+        let name = format!("w{who}f{n}");
+        let flags = OpenFlags::READ_WRITE;
+        let (entry, opened) = tfs.create(ME, parent, name.as_bytes(), 0o644, flags).await?;
+        let (number, handle) = (entry.attr.inode, opened.handle);
+        for step in 0..4 {
+            let bytes = Bytes::from(owned(who, dice.below(30_000) as usize + 1));
+            tfs.write(number, handle, step * 20_000, bytes).await?;
+            if step == 1 {
+                tfs.unlink(ME, parent, name.as_bytes()).await?;
+            }
+        }
+        tfs.close(number, handle).await?;
+        tfs.forget(number, 1);
+        tokio::task::yield_now().await;
+    }
+    Ok(())
+}
+
+/// An open file without a name was given back while it was still written to, and its new
+/// blocks were nobody's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_unmounted_beside_calls_is_whole() {
+    for round in 0..12 {
+        let device = FaultyDevice::new(16 << 20, 1);
+        mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options(1024)).unwrap();
+        let env = Arc::new(TokioRuntime::current());
+        let (tfs, _) = Tfs::mount(env, Arc::new(device.clone()), &MountOptions::default()).unwrap();
+        let parent = contribution(&tfs).await;
+        let mut workers = tokio::task::JoinSet::new();
+        for who in 0..6 {
+            let parent = if who % 3 == 0 { parent } else { ROOT };
+            workers.spawn(work_without_names(tfs.clone(), parent, who));
+        }
+        for _ in 0..round * 40 {
+            tfs.sync().await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        tfs.unmount().unwrap();
+        while let Some(worker) = workers.join_next().await {
+            assert_eq!(worker.unwrap(), Err(Errno::EROFS), "round {round}");
+        }
+        assert_eq!(tfs.failure(), None);
+        tfs.unmount().unwrap();
+        assert_clean(&device.bytes(), &format!("unmounted beside calls, round {round}"));
+    }
 }
