@@ -66,7 +66,8 @@ async fn store_admitted(
             }
             return statuses;
         }
-        Err(StoreError::Full { .. }) => PutStatus::Full,
+        // Whether it is full or not there for the moment: others may have room.
+        Err(StoreError::Full { .. } | StoreError::Away { .. }) => PutStatus::Full,
         Err(error) => {
             tracing::error!(%error, "blocks could not be stored");
             PutStatus::Failed
@@ -76,13 +77,14 @@ async fn store_admitted(
 }
 
 /// Puts verified blocks into this node's store, where `room` is reserved for them. They stay
-/// even if they were about to be handed over as strays.
+/// even if they were about to leave.
 async fn store_batch(
     inner: &Inner,
     batch: Vec<StoredBlock>,
     room: Reservation,
 ) -> Result<(), StoreError> {
     inner.strays.keep(batch.iter().map(|block| &block.info.key)).await;
+    inner.leaving.keep(batch.iter().map(|block| &block.info.key)).await;
     inner.writes.write(&inner.env, inner.store.put(batch), room).await
 }
 

@@ -8,9 +8,10 @@
 //! - [`ContributedStore::move_some`] moves blocks, bit by bit: copy, catch up with what was
 //!   renewed meanwhile, remove. A removal waits for the batch under way, so that nothing that
 //!   was removed comes back.
-//! - **A block is in the present room before it leaves the former one.** What has been interrupted
-//!   at any point goes on with the same two rooms.
-//! - What the present room has no place for is dropped: see [`farthest`] for what first.
+//! - **A block is in the present room, durably, before it leaves the former one.** What has been
+//!   interrupted at any point goes on with the same two rooms.
+//! - **A room that is away keeps what it has**: nothing is concluded from its showing nothing.
+//! - What the present room has no place for must be given up: see [`farthest`] for what first.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
@@ -57,6 +58,14 @@ impl Room {
         }
     }
 
+    /// Makes durable what was put: a log has done so when it answered.
+    async fn settle(&self) -> Result<(), StoreError> {
+        match self {
+            Room::Log(_) => Ok(()),
+            Room::Files(store) => store.flush().await,
+        }
+    }
+
     fn holders(&self) -> usize {
         match self {
             Room::Log(store) => Arc::strong_count(store),
@@ -99,14 +108,13 @@ pub struct Moved {
     pub blocks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Blocks there was no place for.
-    pub dropped_blocks: u64,
     /// The room that has become empty: nobody asks it any more.
     pub emptied: Option<Room>,
 }
 
-/// Blocks moved in one batch.
-const BATCH_BLOCKS: usize = 32;
+/// Blocks moved in one batch, and their bytes: each ends with a sync.
+const BATCH_BLOCKS: usize = 256;
+const BATCH_BYTES: u64 = 1 << 20;
 
 /// Blocks listed at once while the farthest are chosen.
 const FARTHEST_PAGE: usize = 64;
@@ -149,58 +157,64 @@ impl ContributedStore {
         Ok(())
     }
 
+    /// Gives up the room blocks are being moved from, with what is left there.
+    pub fn abandon_former(&self) -> Option<Room> {
+        self.rooms.write().expect("no holder of this lock panics").former.take()
+    }
+
     /// Moves about `budget_bytes` of blocks to the present room.
     ///
     /// # Errors
     /// A room failed; what has been moved is. [`StoreError::Full`] if the present room has no
-    /// place: [`ContributedStore::drop_farthest`] makes some.
+    /// place: removing some of [`ContributedStore::farthest`] makes it. [`StoreError::Away`] if it is not
+    /// there: it may have place.
     pub async fn move_some(&self, budget_bytes: u64) -> Result<Moved, StoreError> {
         let mut moved = Moved::default();
         while moved.bytes <= budget_bytes {
             let _gate = self.gate.lock().await;
             let Rooms { present, former: Some(former) } = self.rooms() else { break };
-            let infos = former.store().list(KeyRange::full(), BATCH_BLOCKS)?;
+            let mut infos = former.store().list(KeyRange::full(), BATCH_BLOCKS)?;
             if infos.is_empty() {
-                moved.emptied = self.close_former(&present, &former);
+                moved.emptied = self.close_former(&present, &former)?;
                 break;
             }
+            let (mut bytes, most) = (0, BATCH_BYTES.min(budget_bytes - moved.bytes));
+            infos.retain(|info| {
+                bytes += u64::from(info.len_bytes);
+                bytes <= most || bytes == u64::from(info.len_bytes)
+            });
             move_batch(&present, &former, &infos, &mut moved).await?;
         }
         Ok(moved)
     }
 
-    fn close_former(&self, present: &Room, former: &Room) -> Option<Room> {
-        // One that is away shows nothing and may have all.
+    fn close_former(&self, present: &Room, former: &Room) -> Result<Option<Room>, StoreError> {
+        // One that is away shows nothing and may have all; only once it is known to be there
+        // does an empty list say that it is empty.
         if let Room::Files(files) = former
-            && files.look().is_err()
+            && (files.look().is_err() || !files.list(KeyRange::full(), 1)?.is_empty())
         {
-            return None;
+            return Ok(None);
         }
         let mut rooms = self.rooms.write().expect("no holder of this lock panics");
         let same = rooms.present.is(present) && rooms.former.as_ref().is_some_and(|f| f.is(former));
         // One holder is the caller, one these rooms; a third may be putting something into it.
-        if same && former.holders() == 2 { rooms.former.take() } else { None }
+        Ok(if same && former.holders() == 2 { rooms.former.take() } else { None })
     }
 
-    /// Removes blocks of about `want_bytes`, those first of which this node is the farthest
-    /// holder; `positions` are its places on the ring. They are taken from the former room, if
-    /// blocks are being moved, else from the present one. Returns blocks and bytes.
+    /// Blocks of about `want_bytes`, those first of which this node is the farthest holder;
+    /// `positions` are its places on the ring. From the former room, if blocks are being moved,
+    /// else from the present one.
     ///
     /// # Errors
     /// A room failed.
-    pub async fn drop_farthest(
+    pub fn farthest(
         &self,
         positions: &[Key],
         want_bytes: u64,
-    ) -> Result<(u64, u64), StoreError> {
-        let _gate = self.gate.lock().await;
+    ) -> Result<Vec<BlockInfo>, StoreError> {
         let rooms = self.rooms();
-        let from = rooms.former.as_ref().unwrap_or(&rooms.present);
-        let chosen = farthest(from.store(), positions, want_bytes)?;
-        let bytes = chosen.iter().map(|info| u64::from(info.len_bytes)).sum();
-        let count = chosen.len() as u64;
-        from.store().remove(chosen.into_iter().map(|info| info.key).collect()).await?;
-        Ok((count, bytes))
+        farthest(rooms.former.as_ref().unwrap_or(&rooms.present).store(), positions, want_bytes)
     }
 
     /// Makes everything durable.
@@ -216,21 +230,25 @@ impl ContributedStore {
     }
 }
 
-/// Moves some blocks; with the gate held.
+/// Moves some blocks; with the gate held. One that cannot be read now stays, and keeps the
+/// others of the batch from nothing.
 async fn move_batch(
     present: &Room,
     former: &Room,
     infos: &[BlockInfo],
     moved: &mut Moved,
 ) -> Result<(), StoreError> {
-    let mut batch = Vec::with_capacity(infos.len());
+    let (mut batch, mut unreadable) = (Vec::with_capacity(infos.len()), None);
     for info in infos {
         match former.store().get(&info.key).await {
             Ok(found) => batch.extend(found),
             // Set aside: it counts as missing, and repair fetches it.
             Err(StoreError::Corrupted { key }) => tracing::warn!(%key, "a block has rotted"),
-            Err(error) => return Err(error),
+            Err(error) => unreadable = Some(error),
         }
+    }
+    if let Some(error) = unreadable.filter(|_| batch.is_empty()) {
+        return Err(error);
     }
     let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
     let bytes: u64 = batch.iter().map(|block| block.bytes.len() as u64).sum();
@@ -238,6 +256,7 @@ async fn move_batch(
         batch.iter().map(|block| (block.info.key, block.info.expires_unix_secs)).collect();
     if !batch.is_empty() {
         present.store().put(batch).await?;
+        present.settle().await?;
     }
     for key in &keys {
         // Renewed while it was copied? From here on renewals reach both.
@@ -372,8 +391,20 @@ async fn get_from(rooms: Rooms, key: Key) -> Result<Option<StoredBlock>, StoreEr
 impl BlockStore for ContributedStore {
     fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>> {
         // Held until it is done: a room is not closed under a batch that goes into it.
-        let room = self.rooms().present;
-        Box::pin(async move { room.store().put(batch).await })
+        let Rooms { present, former } = self.rooms();
+        let Some(former) = former else {
+            return Box::pin(async move { present.store().put(batch).await });
+        };
+        Box::pin(async move {
+            let leases: Vec<BlockInfo> = batch.iter().map(|block| block.info).collect();
+            present.store().put(batch).await?;
+            // What is still in the former room, perhaps in a higher version, has this lease as
+            // well, and must not expire there with its own.
+            for info in leases {
+                former.store().renew(&[info.key], info.expires_unix_secs, info.owner)?;
+            }
+            Ok(())
+        })
     }
 
     fn get(&self, key: &Key) -> BoxFuture<'static, Result<Option<StoredBlock>, StoreError>> {

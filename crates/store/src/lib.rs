@@ -26,6 +26,8 @@ pub mod segment;
 mod shared;
 mod writer;
 
+use std::path::PathBuf;
+
 use atoll_env::BoxFuture;
 use atoll_key::{BlockKind, Key, KeyRange};
 use bytes::Bytes;
@@ -108,6 +110,12 @@ pub enum StoreError {
     Corrupted {
         /// The damaged block.
         key: Key,
+    },
+    /// The directory of the blocks is not there; what is in it comes back with it.
+    #[error("{} is not there", dir.display())]
+    Away {
+        /// Which.
+        dir: PathBuf,
     },
     /// The operating system failed a request.
     #[error("disk: {0}")]

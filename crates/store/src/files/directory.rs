@@ -10,17 +10,23 @@
 //! A block's directory is named by eight bits of a checksum of its key, so that the keys of
 //! one node, which lie close together on the ring, spread over all of them.
 //!
-//! **Away.** A directory without its own owner file is not the store's directory at the moment:
-//! TFS is not mounted there, or another one is. Nothing is then concluded from what cannot be
-//! found in it, and nothing is written.
+//! **Away.** A directory without its own owner file, or that is not transparent, is not the
+//! store's directory at the moment: TFS is not mounted there, or another one is. Nothing is then
+//! concluded from what cannot be found in it, and nothing is written. As a file system may be
+//! unmounted at any moment, every file is reached through a handle of the directory that was
+//! looked at ([`BlockDir::enter`]), never by a path that may lead elsewhere by now.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use atoll_key::Key;
-use rustix::fs::{CWD, FileType, Mode, XattrFlags, getxattr, mknodat, setxattr, statvfs};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, XattrFlags, fstat, fsync, getxattr, mkdirat,
+    mknodat, openat, setxattr, statvfs, unlinkat,
+};
 use rustix::io::Errno;
 
 use super::FlagCheck;
@@ -31,8 +37,15 @@ const OWNER_NAME: &str = "atoll-store";
 pub(super) const OWNER_DIGITS: usize = 32;
 /// The extended attribute with which TFS marks what is transparent.
 const FLAG: &str = "user.tfs.transparent";
+/// One that only TFS answers: elsewhere the other may have come with a copy, and means nothing.
+const TFS_ONLY: &str = "user.tfs.usage";
+/// Bytes that the answer may have.
+const MAX_ANSWER_BYTES: usize = 4096;
 /// How many directories the blocks spread over.
 const FAN_OUT: u32 = 256;
+/// How files are opened: neither through a link that somebody put there, nor waiting for the
+/// other end of a pipe.
+const SAFELY: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK);
 /// `lost+found` is part of an empty ext2 file system.
 const NO_STRANGERS: [&str; 2] = [OWNER_NAME, "lost+found"];
 
@@ -93,6 +106,8 @@ pub(crate) struct BlockDir {
     path: PathBuf,
     owner: String,
     flag: FlagCheck,
+    /// Device and inode of the directory that was found to be the store's.
+    known: Arc<Mutex<Option<(u64, u64)>>>,
 }
 
 /// How full the file system is that a directory is on.
@@ -140,7 +155,8 @@ pub(crate) fn check_fit(path: &Path, owner: Option<&str>, flag: FlagCheck) -> Re
     if flag == FlagCheck::Attribute && !is_transparent(path).map_err(io)? {
         return Err(UnfitDir::NotTransparent { path: path_buf() });
     }
-    match (read_owner(path).map_err(io)?, owner) {
+    let held = open_dir(path).and_then(read_owner).map_err(io)?;
+    match (held, owner) {
         (Some(held), Some(owner)) if held == owner => return Ok(()),
         (Some(_), _) => return Err(UnfitDir::Taken { path: path_buf() }),
         (None, _) => {}
@@ -154,63 +170,110 @@ pub(crate) fn check_fit(path: &Path, owner: Option<&str>, flag: FlagCheck) -> Re
     Ok(())
 }
 
-/// Whether what is made in `path` is transparent: the attribute is there and says so.
+/// Whether what is made in `path` is transparent: it is on a TFS, and the attribute says so.
 fn is_transparent(path: &Path) -> io::Result<bool> {
-    let mut value = [0; 16];
-    match getxattr(path, FLAG, &mut value[..]) {
-        Ok(len) => Ok(value[..len] == *b"1"),
-        // No attribute, or a file system without attributes.
-        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(false),
-        Err(error) => Err(error.into()),
+    let mut value = [0; MAX_ANSWER_BYTES];
+    // No attribute, or a file system without attributes.
+    let known = |answer| match answer {
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+        Err(error) => Err(io::Error::from(error)),
+        Ok(len) => Ok(Some(len)),
+    };
+    if known(getxattr(path, TFS_ONLY, &mut value[..]))?.is_none() {
+        return Ok(false);
     }
+    let len = known(getxattr(path, FLAG, &mut value[..]))?;
+    Ok(len.is_some_and(|len| value[..len] == *b"1"))
 }
 
-fn read_owner(path: &Path) -> io::Result<Option<String>> {
-    let mut owner = String::new();
-    match File::open(path.join(OWNER_NAME)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file?.take(OWNER_DIGITS as u64 + 1).read_to_string(&mut owner)?,
+fn read_owner(dir: impl AsFd) -> io::Result<Option<String>> {
+    let flags = OFlags::RDONLY | SAFELY;
+    let file = match openat(dir, OWNER_NAME, flags, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(None),
+        file => File::from(file?),
     };
+    let mut owner = String::new();
+    file.take(OWNER_DIGITS as u64 + 1).read_to_string(&mut owner)?;
     // An empty one is what is left of an interrupted attempt.
     Ok(Some(owner).filter(|owner| !owner.is_empty()))
 }
 
+/// A directory, to reach what is in it.
+fn open_dir(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(openat(CWD, path, flags, Mode::empty())?)
+}
+
 impl BlockDir {
     pub(crate) fn new(path: &Path, owner: &str, flag: FlagCheck) -> BlockDir {
-        BlockDir { path: path.to_path_buf(), owner: owner.to_owned(), flag }
+        let known = Arc::default();
+        BlockDir { path: path.to_path_buf(), owner: owner.to_owned(), flag, known }
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether it is there: mounted, and this store's. Says why not.
+    /// Whether it is there: mounted, transparent, and this store's. Says why not.
     pub(crate) fn presence(&self) -> Result<(), String> {
-        match read_owner(&self.path) {
-            Ok(Some(owner)) if owner == self.owner => Ok(()),
-            Ok(Some(_)) => Err(format!("{} is used by another node", self.path.display())),
-            Ok(None) => Err(format!(
-                "the blocks are not at {}: is the file system mounted?",
-                self.path.display()
-            )),
-            Err(error) => Err(format!("{} cannot be used: {error}", self.path.display())),
+        *self.known() = None;
+        self.enter().map(drop).map_err(|error| error.to_string())
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, Option<(u64, u64)>> {
+        self.known.lock().expect("no holder of this lock panics")
+    }
+
+    /// A handle of the directory if it is the store's. One that was looked at before is known
+    /// again by its device, which each mount has of its own, and its inode.
+    fn enter(&self) -> io::Result<OwnedFd> {
+        let path = self.path.display();
+        let unusable = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => self.not_here(),
+            kind => io::Error::new(kind, format!("{path} cannot be used: {error}")),
+        };
+        let dir = open_dir(&self.path).map_err(unusable)?;
+        let found = fstat(&dir).map_err(|error| unusable(error.into()))?;
+        let found = Some((found.st_dev, found.st_ino));
+        if *self.known() == found {
+            return Ok(dir);
         }
+        match read_owner(&dir).map_err(unusable)? {
+            Some(owner) if owner == self.owner => {}
+            Some(_) => return Err(io::Error::other(format!("{path} is used by another node"))),
+            None => return Err(self.not_here()),
+        }
+        if self.flag == FlagCheck::Attribute && !is_transparent(&self.path).map_err(unusable)? {
+            return Err(io::Error::other(format!(
+                "{path} is not transparent any more, so that nothing is kept there: \
+                 `atoll tfs set --transparent {path}` makes it so"
+            )));
+        }
+        *self.known() = found;
+        Ok(dir)
+    }
+
+    fn not_here(&self) -> io::Error {
+        let path = self.path.display();
+        let why = format!("the blocks are not at {path}: is the file system mounted?");
+        io::Error::new(io::ErrorKind::NotFound, why)
     }
 
     /// Takes an empty directory.
     pub(crate) fn take(&self) -> Result<(), UnfitDir> {
         check_fit(&self.path, Some(&self.owner), self.flag)?;
         let io = |source| UnfitDir::Io { path: self.path.clone(), source };
-        if read_owner(&self.path).map_err(io)?.is_some() {
+        let dir = open_dir(&self.path).map_err(io)?;
+        if read_owner(&dir).map_err(io)?.is_some() {
             return Ok(());
         }
-        let path = self.path.join(OWNER_NAME);
         // Made without being opened: one that is open cannot choose what it is.
-        match mknodat(CWD, &path, FileType::RegularFile, Mode::RUSR | Mode::WUSR, 0) {
+        match mknodat(&dir, OWNER_NAME, FileType::RegularFile, Mode::RUSR | Mode::WUSR, 0) {
             // Of an attempt that was interrupted.
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(io(error.into())),
         }
+        let path = self.path.join(OWNER_NAME);
         if self.flag == FlagCheck::Attribute {
             // This one must stay: an empty file may still choose.
             setxattr(&path, FLAG, b"0", XattrFlags::empty()).map_err(|error| io(error.into()))?;
@@ -221,30 +284,15 @@ impl BlockDir {
 
     /// Removes everything of the store's from it. What was never the store's stays.
     pub(crate) fn give_up(&self) -> io::Result<()> {
+        let dir = self.enter()?;
         for number in 0..FAN_OUT {
-            let dir = self.path.join(format!("{number:02x}"));
-            let names = match fs::read_dir(&dir) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                names => names?,
-            };
-            for entry in names {
-                let name = entry?.file_name();
-                if name.to_str().is_some_and(|name| parse_name(name).is_some()) {
-                    remove_if_there(&dir.join(name))?;
-                }
+            for (key, version) in names(&dir, number)? {
+                remove_if_there(&dir, &place(&key, version))?;
             }
             // Stays if somebody put something else into it.
-            let _ = fs::remove_dir(&dir);
+            let _ = unlinkat(&dir, format!("{number:02x}"), AtFlags::REMOVEDIR);
         }
-        remove_if_there(&self.path.join(OWNER_NAME))
-    }
-
-    fn fan_out_dir(&self, key: &Key) -> PathBuf {
-        self.path.join(format!("{:02x}", crc32fast::hash(&key.0) % FAN_OUT))
-    }
-
-    pub(crate) fn block_path(&self, key: &Key, version: u64) -> PathBuf {
-        self.fan_out_dir(key).join(file_name(key, version))
+        remove_if_there(&dir, OWNER_NAME)
     }
 
     /// Writes a block's file, whatever may be left there of an earlier attempt.
@@ -252,22 +300,30 @@ impl BlockDir {
     /// Neither synced nor renamed into place: the index, which alone makes it a block, is told
     /// of it afterwards, and what power loss leaves of it does not match its checksum then.
     pub(crate) fn write(&self, key: &Key, version: u64, bytes: &[u8]) -> io::Result<()> {
-        let path = self.block_path(key, version);
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        let mut file = match options.open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                fs::DirBuilder::new().mode(0o700).create(self.fan_out_dir(key))?;
-                options.open(&path)?
+        let (dir, path) = (self.enter()?, place(key, version));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | SAFELY;
+        let open = || openat(&dir, &path, flags, Mode::RUSR | Mode::WUSR);
+        let mut file = File::from(match open() {
+            Err(Errno::NOENT) => {
+                match mkdirat(&dir, fan_out_name(key), Mode::RWXU) {
+                    Ok(()) | Err(Errno::EXIST) => {}
+                    Err(error) => return Err(error.into()),
+                }
+                open()?
             }
             file => file?,
-        };
+        });
         let written = file.write_all(bytes);
         drop(file);
         if written.is_err() {
-            let _ = fs::remove_file(&path);
+            let _ = remove_if_there(&dir, &path);
         }
         written
+    }
+
+    fn open(&self, key: &Key, version: u64) -> io::Result<File> {
+        let flags = OFlags::RDONLY | SAFELY;
+        Ok(openat(self.enter()?, place(key, version), flags, Mode::empty())?.into())
     }
 
     /// Reads a block's file if it is `len_bytes` long; `None` if it has another length.
@@ -277,7 +333,7 @@ impl BlockDir {
         version: u64,
         len_bytes: u32,
     ) -> io::Result<Option<Vec<u8>>> {
-        let file = File::open(self.block_path(key, version))?;
+        let file = self.open(key, version)?;
         let want = len_bytes as usize;
         let mut bytes = Vec::with_capacity(want + 1);
         file.take(want as u64 + 1).read_to_end(&mut bytes)?;
@@ -287,27 +343,24 @@ impl BlockDir {
     /// Opens and closes a block's file, which is how TFS finds out whether it still has all of
     /// it (§3.1), and compares its length.
     pub(crate) fn probe(&self, key: &Key, version: u64, len_bytes: u32) -> io::Result<bool> {
-        let file = File::open(self.block_path(key, version))?;
-        Ok(file.metadata()?.len() == u64::from(len_bytes))
+        let found = self.open(key, version)?.metadata()?;
+        Ok(found.is_file() && found.len() == u64::from(len_bytes))
     }
 
     pub(crate) fn remove(&self, key: &Key, version: u64) -> io::Result<()> {
-        remove_if_there(&self.block_path(key, version))
+        remove_if_there(&self.enter()?, &place(key, version))
     }
 
     /// The block files in one of the directories.
     pub(crate) fn names(&self, number: u32) -> io::Result<Vec<(Key, u64)>> {
-        let mut found = Vec::new();
-        match fs::read_dir(self.path.join(format!("{number:02x}"))) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            names => {
-                for entry in names? {
-                    let name = entry?.file_name();
-                    found.extend(name.to_str().and_then(parse_name));
-                }
-            }
-        }
-        Ok(found)
+        names(&self.enter()?, number)
+    }
+
+    /// Makes durable what has been written: to TFS the sync of any directory is one of all.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = openat(self.enter()?, ".", flags, Mode::empty())?;
+        Ok(fsync(dir)?)
     }
 
     /// How many directories there may be.
@@ -316,11 +369,34 @@ impl BlockDir {
     }
 }
 
-fn remove_if_there(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
+fn names(dir: &OwnedFd, number: u32) -> io::Result<Vec<(Key, u64)>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | SAFELY;
+    let inside = match openat(dir, format!("{number:02x}"), flags, Mode::empty()) {
+        // What is no directory, or a link to one, is somebody else's.
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(Vec::new()),
+        inside => Dir::new(inside?)?,
+    };
+    let mut found = Vec::new();
+    for entry in inside {
+        found.extend(entry?.file_name().to_str().ok().and_then(parse_name));
     }
+    Ok(found)
+}
+
+fn remove_if_there(dir: &OwnedFd, path: &str) -> io::Result<()> {
+    match unlinkat(dir, path, AtFlags::empty()) {
+        Err(Errno::NOENT) => Ok(()),
+        removed => Ok(removed?),
+    }
+}
+
+fn fan_out_name(key: &Key) -> String {
+    format!("{:02x}", crc32fast::hash(&key.0) % FAN_OUT)
+}
+
+/// Where a block's file is, seen from the directory.
+fn place(key: &Key, version: u64) -> String {
+    format!("{}/{}", fan_out_name(key), file_name(key, version))
 }
 
 fn file_name(key: &Key, version: u64) -> String {
@@ -409,11 +485,13 @@ mod tests {
         assert!(matches!(fit(Some(&theirs), assumed), Err(UnfitDir::Taken { .. })));
         assert!(matches!(fit(None, assumed), Err(UnfitDir::Taken { .. })));
         block_dir.write(&Key::MAX, 3, b"bytes").expect("written");
-        let stranger = block_dir.fan_out_dir(&Key::MAX).join("letter");
+        let block = dir.join(place(&Key::MAX, 3));
+        assert!(block.exists());
+        let stranger = block.with_file_name("letter");
         fs::write(&stranger, b"dear").expect("written");
         block_dir.give_up().expect("given up");
         assert!(stranger.exists(), "what is not the store's stays");
-        assert!(!block_dir.block_path(&Key::MAX, 3).exists());
+        assert!(!block.exists());
         assert!(block_dir.presence().is_err());
     }
 }

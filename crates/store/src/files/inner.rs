@@ -129,7 +129,7 @@ impl Inner {
             match self.waiting(move |place| place.read(&key, &entry)).await? {
                 Ok(bytes) => return Ok(Some(StoredBlock { info: entry.info(key), bytes })),
                 Err(Failure::Unknown(_)) if self.place.is_away() => return Ok(None),
-                Err(Failure::Unknown(error)) => return Err(error),
+                Err(Failure::Unknown(why)) => return Err(StoreError::Io(why)),
                 // Unless it was replaced meanwhile, the next look finds nothing.
                 Err(Failure::Lost) => self.lose(vec![(key, entry.sequence)]).await.map(drop)?,
             }
@@ -174,7 +174,7 @@ impl Inner {
             }
             let (entries, more) = self.page(from)?;
             care.checked += entries.len() as u64;
-            let lost = self.waiting(move |place| vanished(place, &entries)).await??;
+            let lost = self.waiting(move |place| vanished(place, &entries)).await?;
             care.lost += self.lose(lost).await?.len() as u64;
             next = more;
         }
@@ -253,17 +253,18 @@ impl Inner {
 }
 
 /// Those of `entries` whose files are gone.
-fn vanished(place: &Place, entries: &[(Key, Entry)]) -> Result<Vec<(Key, u64)>, StoreError> {
+fn vanished(place: &Place, entries: &[(Key, Entry)]) -> Vec<(Key, u64)> {
     let mut lost = Vec::new();
     for (key, entry) in entries {
         match place.probe(key, entry) {
             Ok(()) => {}
             Err(Failure::Lost) => lost.push((*key, entry.sequence)),
             Err(Failure::Unknown(_)) if place.is_away() => break,
-            Err(Failure::Unknown(error)) => return Err(error),
+            // One that cannot be opened now does not keep the others from being looked at.
+            Err(Failure::Unknown(why)) => tracing::debug!(%key, why, "a file does not open"),
         }
     }
-    Ok(lost)
+    lost
 }
 
 /// Forgets the expired blocks among the next ones of `range`; returns the last key looked at,

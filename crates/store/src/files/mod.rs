@@ -11,15 +11,15 @@
 //! where the offset in a segment would. A file whose bytes do not match length and checksum, be
 //! they torn or somebody else's, counts as lost: the store returns what it was given or nothing.
 //!
-//! - **Nothing is synced.** `put` answers when the file is written. A power cut costs what the
-//!   file system had not yet written, and what the index had not yet committed (at most
-//!   `commit_interval`): replicas, which is what may be lost here at any time.
+//! - **Nothing is synced** but by [`FileStore::flush`]. `put` answers when the file is written. A
+//!   power cut costs what the file system had not yet written, and what the index had not yet
+//!   committed (at most `commit_interval`): replicas, which is what may be lost here at any time.
 //! - **How a loss is noticed**: when the block is asked for; by [`FileStore::look_after`],
 //!   which opens one file after another (TFS checks a file's blocks when it is opened, so this
 //!   is also the paper's cleaner, §3.1) and which the node runs so that all are gone through in
 //!   bounded time; and by the scrubber, which reads them.
 //! - **Away.** While the directory is not there (TFS is not mounted), the store shows itself
-//!   empty and full: nothing is listed, nothing is taken, and nothing counts as lost.
+//!   empty: nothing is listed, nothing is taken, and nothing counts as lost.
 //! - **Limits**: an inode of the file system for each block, and half of its smallest unit on
 //!   average at each file's end, which [`crate::Usage::disk_bytes`] counts.
 //!
@@ -130,8 +130,8 @@ pub(crate) struct Place {
 enum Failure {
     /// It is lost: gone, or not what was written.
     Lost,
-    /// Nothing can be said: the directory is away, or fails.
-    Unknown(StoreError),
+    /// Nothing can be said: the directory is away, or fails. Why.
+    Unknown(String),
 }
 
 impl Place {
@@ -145,6 +145,11 @@ impl Place {
 
     fn is_away(&self) -> bool {
         self.is_away.load(Ordering::Relaxed)
+    }
+
+    /// What is told of a directory that was not there when it was looked at last.
+    fn away(&self) -> StoreError {
+        StoreError::Away { dir: self.dir.path().to_path_buf() }
     }
 
     pub(crate) fn usage(&self) -> Usage {
@@ -172,16 +177,28 @@ impl Place {
         found
     }
 
-    /// What a failure to read a file means: only in a directory that is there is a file lost.
+    /// What a failure to read a file means: only in a directory that is there is a file lost,
+    /// and not for what this process or the machine is short of.
     fn judge(&self, error: &io::Error) -> Failure {
         use rustix::io::Errno;
-        let code = error.raw_os_error().map(Errno::from_raw_os_error);
-        let is_loss = matches!(code, Some(Errno::NOENT | Errno::STALE | Errno::IO));
-        if is_loss && self.dir.presence().is_ok() {
-            return Failure::Lost;
+        let says_nothing = error.raw_os_error().map(Errno::from_raw_os_error).is_none_or(|code| {
+            matches!(
+                code,
+                Errno::AGAIN
+                    | Errno::CONNABORTED
+                    | Errno::INTR
+                    | Errno::MFILE
+                    | Errno::NFILE
+                    | Errno::NOMEM
+                    | Errno::NOTCONN
+                    | Errno::TIMEDOUT
+            )
+        });
+        let away = self.look().err();
+        if says_nothing || away.is_some() {
+            return Failure::Unknown(away.map_or_else(|| error.to_string(), |why| why));
         }
-        let _ = self.look();
-        Failure::Unknown(StoreError::Io(error.to_string()))
+        Failure::Lost
     }
 
     fn read(&self, key: &Key, entry: &Entry) -> Result<Bytes, Failure> {
@@ -283,6 +300,16 @@ impl FileStore {
         self.inner.place.look()
     }
 
+    /// Takes the directory again where it has been made anew: what was in it is lost.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub fn take_again(&self) -> Result<(), UnfitDir> {
+        self.inner.place.dir.take()?;
+        let _ = self.look();
+        Ok(())
+    }
+
     /// Changes what the store may take.
     pub fn set_capacity(&self, capacity_bytes: u64) {
         self.inner.place.shared.set_capacity(capacity_bytes);
@@ -304,10 +331,10 @@ impl FileStore {
         Box::pin(async move { inner.look_after(from, limit).await })
     }
 
-    /// Makes the index durable.
+    /// Makes all that was written, and the index, durable.
     pub fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { inner.write(0, Writer::commit).await })
+        Box::pin(async move { inner.write(0, Writer::flush).await })
     }
 
     /// Takes all blocks, the index and every trace of the store away.
@@ -422,7 +449,7 @@ impl BlockStore for FileStore {
         let inner = self.inner.clone();
         Box::pin(async move {
             if inner.place.is_away() {
-                return Err(StoreError::Full { used_bytes: 0, capacity_bytes: 0 });
+                return Err(inner.place.away());
             }
             let weight_bytes = batch.iter().map(|block| block.bytes.len()).sum();
             inner.write(weight_bytes, move |writer| writer.put(batch)).await

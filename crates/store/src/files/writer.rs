@@ -134,6 +134,7 @@ impl Writer {
                 }
                 return Err(match error {
                     error if disk::is_full(&error) => self.disk_full(),
+                    _ if self.place.look().is_err() => self.place.away(),
                     error => StoreError::Io(error.to_string()),
                 });
             }
@@ -264,6 +265,17 @@ impl Writer {
         if self.place.shared.catalog.uncommitted() >= self.place.shared.config.commit_entries {
             let _ = self.commit();
         }
+    }
+
+    /// Makes durable what has been written, then the index. Of a directory that is away,
+    /// nothing is to be written.
+    pub(crate) fn flush(&mut self) -> Result<(), StoreError> {
+        if let Err(error) = self.place.dir.sync()
+            && self.place.look().is_ok()
+        {
+            return Err(StoreError::Io(error.to_string()));
+        }
+        self.commit()
     }
 
     /// Commits the index.

@@ -186,8 +186,9 @@ fn a_directory_that_is_away_takes_nothing_and_loses_nothing() {
     // Noticed by whoever comes first.
     assert_eq!(wait(store.get(&key(0))), Ok(None));
     assert!(store.look().is_err());
-    let full = wait(store.put(vec![block(99, 0, 10, 9)]));
-    assert!(matches!(full, Err(StoreError::Full { capacity_bytes: 0, .. })), "{full:?}");
+    let away_now = wait(store.put(vec![block(99, 0, 10, 9)]));
+    assert!(matches!(away_now, Err(StoreError::Away { .. })), "{away_now:?}");
+    wait(store.flush()).expect("the index is still there");
     assert_eq!(store.list(KeyRange::full(), 9), Ok(vec![]));
     assert_eq!(wait(store.remove_expired(100)), Ok(0));
     assert_eq!((look_after(&store), store.lost_blocks()), (0, 0));
@@ -211,6 +212,71 @@ fn a_directory_that_is_away_takes_nothing_and_loses_nothing() {
     fs::rename(&away, &blocks).expect("mounted");
     store.look().expect("back");
     assert_eq!(store.usage().blocks, 40);
+}
+
+/// The story: until somebody had looked, blocks went into the empty directory under the mount.
+#[test]
+fn nothing_is_written_where_the_directory_was() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let [blocks, away] = ["blocks", "away"].map(|name| temp.path().join(name));
+    let store = open_files(temp.path());
+    wait(store.put((0..10).map(|n| block(n, 0, 500, 9)).collect())).expect("kept");
+    fs::rename(&blocks, &away).expect("unmounted");
+    fs::create_dir(&blocks).expect("an empty mount point");
+    let put = wait(store.put(vec![block(99, 0, 10, 9)]));
+    assert!(matches!(put, Err(StoreError::Away { .. })), "{put:?}");
+    assert_eq!(fs::read_dir(&blocks).expect("there").count(), 0);
+    fs::remove_dir(&blocks).expect("removed");
+    let put = wait(store.put(vec![block(99, 0, 10, 9)]));
+    assert!(matches!(put, Err(StoreError::Away { .. })), "{put:?}");
+}
+
+/// What somebody puts in the place of a block's file does neither mislead nor stop anything.
+#[test]
+fn a_file_that_is_none_is_a_lost_block_and_no_more() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let store = open_files(temp.path());
+    let given: Vec<_> = (0..60).map(|n| block(n, 0, 500, 9)).collect();
+    wait(store.put(given.clone())).expect("kept");
+    let secret = temp.path().join("secret");
+    fs::write(&secret, vec![1; 500]).expect("written");
+    let files = files(temp.path());
+    for (i, path) in files.iter().take(30).enumerate() {
+        fs::remove_file(path).expect("removed");
+        match i % 3 {
+            0 => fs::create_dir(path).expect("made"),
+            1 => std::os::unix::fs::symlink(&secret, path).expect("linked"),
+            _ => {
+                use rustix::fs::{CWD, FileType, Mode, mknodat};
+                let mode = Mode::RUSR | Mode::WUSR;
+                mknodat(CWD, path, FileType::Fifo, mode, 0).expect("made");
+            }
+        }
+    }
+    assert_eq!(look_after(&store), 30, "none keeps the others from being looked at");
+    assert_eq!(store.usage().blocks, 30);
+    let mut kept = 0;
+    for block in &given {
+        kept += usize::from(wait(store.put(vec![block.clone()])).is_ok());
+    }
+    assert_eq!(kept, 50, "in the place of all but the directories");
+    assert_eq!(fs::read(&secret).expect("there"), vec![1; 500], "nothing goes through a link");
+}
+
+#[test]
+fn a_directory_made_anew_is_taken_again_on_request() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let blocks = temp.path().join("blocks");
+    let store = open_files(temp.path());
+    wait(store.put((0..40).map(|n| block(n, 0, 500, 9)).collect())).expect("kept");
+    fs::remove_dir_all(&blocks).expect("the disk has died");
+    assert!(store.look().is_err());
+    assert!(store.take_again().is_err(), "there is none");
+    fs::create_dir(&blocks).expect("made");
+    assert!(store.look().is_err(), "it might be the wrong one");
+    store.take_again().expect("taken");
+    assert_eq!((look_after(&store), store.usage().blocks), (40, 0));
+    wait(store.put(vec![block(1, 0, 500, 9)])).expect("kept");
 }
 
 #[test]
