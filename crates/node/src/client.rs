@@ -349,7 +349,22 @@ impl Client {
         &self,
         policy: Option<&Policy>,
     ) -> Result<ContributionStatus, ClientError> {
-        let call = message::Contribute { policy: policy.map(StoredPolicy::from) };
+        let policy = policy.map(StoredPolicy::from);
+        self.change_contribution(message::Contribute { policy, abandon: None }).await
+    }
+
+    /// Waits no longer for the blocks of an earlier policy whose directory is gone.
+    ///
+    /// # Errors
+    /// If there are none, or the directory is there.
+    pub async fn abandon_former(&self) -> Result<ContributionStatus, ClientError> {
+        self.change_contribution(message::Contribute { policy: None, abandon: Some(true) }).await
+    }
+
+    async fn change_contribution(
+        &self,
+        call: message::Contribute,
+    ) -> Result<ContributionStatus, ClientError> {
         let (_, parts): (Empty, _) =
             self.inner.call_decoded(message::CONTRIBUTE, &call, Vec::new()).await?;
         self.inner.read_json(&parts)

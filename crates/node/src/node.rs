@@ -186,6 +186,7 @@ impl Node {
             entry: entry.clone(),
             store: store.clone(),
             overlay: chord.clone(),
+            dht: dht.clone(),
             replicas: network.network.replicas,
             state: contribution::State::default(),
         });

@@ -136,7 +136,14 @@ impl About for Report {
         Ok(self.quota_status())
     }
 
-    fn contribute(&self, policy: Option<Policy>) -> Result<ContributionStatus, String> {
+    fn contribute(
+        &self,
+        policy: Option<Policy>,
+        abandon: bool,
+    ) -> Result<ContributionStatus, String> {
+        if abandon {
+            self.contributor.abandon_former()?;
+        }
         if let Some(policy) = &policy {
             self.contributor.change(policy)?;
             self.follow_storage();

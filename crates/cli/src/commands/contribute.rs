@@ -7,7 +7,7 @@ use atoll_node::{ContributionStatus, Policy, Share};
 use crate::arguments::Global;
 use crate::commands::quota::parse_percent;
 use crate::connection;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use crate::output::Output;
 use crate::units;
 
@@ -25,6 +25,10 @@ first that lie farthest from this node on the ring.")]
 pub struct Args {
     #[command(subcommand)]
     policy: Option<PolicyArgs>,
+
+    /// Give up blocks that are to be moved from a directory that is gone for good
+    #[arg(long)]
+    abandon: bool,
 
     /// One JSON object
     #[arg(long, global = true)]
@@ -75,8 +79,16 @@ impl PolicyArgs {
 /// Changes what is named and shows all.
 pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let policy = args.policy.as_ref().map(PolicyArgs::policy).transpose()?;
+    if args.abandon && policy.is_some() {
+        return Err(Failure::new(Exit::Usage, "--abandon goes with no policy")
+            .advice("`atoll contribute --abandon` first, then the policy."));
+    }
     let client = connection::impatient(global).await?;
-    let status = client.contribute(policy.as_ref()).await.map_err(connection::failure)?;
+    let status = match args.abandon {
+        true => client.abandon_former().await,
+        false => client.contribute(policy.as_ref()).await,
+    };
+    let status = status.map_err(connection::failure)?;
     let mut output = Output::new();
     if args.json {
         output.json(&status)?;

@@ -6,15 +6,15 @@
 //! at its next start. Only when the former place is empty do the settings forget it, and only
 //! then is it removed.
 //!
-//! What there is no room for is given up, the farthest copies first. Blocks that nobody else
-//! holds are not: a node that is alone, or in a network that keeps one copy, refuses to
+//! What there is no room for is given up, the farthest copies first. Blocks that others are not
+//! seen to hold are not: a node that is alone, or in a network that keeps one copy, refuses to
 //! offer less than it holds, and its watermarks do not make it give up anything.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_dht::Share;
+use atoll_dht::{Dht, Share};
 use atoll_env::{Env, jittered, sleep, timeout};
 use atoll_key::Key;
 use atoll_overlay::Overlay;
@@ -23,7 +23,7 @@ use atoll_store::{
 };
 use tokio::sync::Notify;
 
-use super::rooms::{Place, capacity_bytes, remove_room};
+use super::rooms::{Place, capacity_bytes, forget_files, remove_room};
 use super::{ContributionStatus, Moving, Policy};
 use crate::config::MIN_STORAGE_BYTES;
 use crate::dir::NodeDir;
@@ -37,6 +37,10 @@ const MOVE_STEP_BYTES: u64 = 4 << 20;
 const MOVE_REST: Duration = Duration::from_millis(20);
 /// What is given up at once when the place blocks move to has no room, bytes.
 const DROP_STEP_BYTES: u64 = 1 << 20;
+/// Candidates for being given up that are looked at together, bytes.
+const GIVE_UP_STEP_BYTES: u64 = 64 << 20;
+/// Others are asked about so many at once.
+const GIVE_UP_BLOCKS: usize = 128;
 /// What compaction may copy in one go, bytes.
 const RECLAIM_STEP_BYTES: u64 = 16 << 20;
 /// Steps in a row that give back nothing after which shrinking is given up until the next look.
@@ -49,6 +53,10 @@ const FILES_WITHIN: Duration = Duration::from_secs(3600);
 const LEAST_FILES: u64 = 64;
 const MOST_FILES: u64 = 4096;
 
+/// What to do about blocks whose directory is not there.
+const AWAY_ADVICE: &str =
+    "mount its TFS, or give them up, if it is gone for good (`atoll contribute --abandon`)";
+
 /// Sees to the disk a node gives.
 pub(crate) struct Contributor {
     pub env: Env,
@@ -57,6 +65,7 @@ pub(crate) struct Contributor {
     pub entry: Arc<Entry>,
     pub store: Arc<ContributedStore>,
     pub overlay: Arc<dyn Overlay>,
+    pub dht: Arc<Dht>,
     /// Copies of each block in this network.
     pub replicas: u32,
     pub state: State,
@@ -68,6 +77,8 @@ pub(crate) struct State {
     /// One change, or removal of a room that was left, at a time.
     changing: Mutex<()>,
     changed: Notify,
+    /// All files are to be opened at the next look.
+    suspicious: AtomicBool,
     moved_blocks: AtomicU64,
     dropped_blocks: AtomicU64,
     trouble: Mutex<Option<String>>,
@@ -95,10 +106,17 @@ impl Contributor {
     /// Why this node cannot do that, in words.
     pub(crate) fn change(&self, policy: &Policy) -> Result<(), String> {
         let _one = self.state.changing.lock().expect("no holder of this lock panics");
+        let policy = &Place::settle(policy);
         let place = Place::of(policy);
         self.check(policy, &place)?;
         let present = self.store.present();
         if Place::of_room(&present) == place {
+            if let Room::Files(files) = &present
+                && files.look().is_err()
+            {
+                files.take_again().map_err(|error| error.to_string())?;
+                self.state.suspicious.store(true, Ordering::Relaxed);
+            }
             self.write_down(policy, None)?;
         } else {
             self.change_place(policy, &place)?;
@@ -117,11 +135,17 @@ impl Contributor {
             Some(former) => {
                 let left = former.store().usage().blocks;
                 let from = Place::of_room(&former).path(&self.dir);
-                return Err(format!(
-                    "{left} blocks are still being moved from {}; wait until they are \
-                     (`atoll contribute` shows it)",
-                    from.display()
-                ));
+                let from = from.display();
+                return Err(if is_away(&former) {
+                    format!(
+                        "the blocks in {from} have not been moved yet, and it is not there: {AWAY_ADVICE}"
+                    )
+                } else {
+                    format!(
+                        "{left} blocks are still being moved from {from}; wait until they are \
+                         (`atoll contribute` shows it)"
+                    )
+                });
             }
             None => {
                 let capacity_bytes = self.entry.settings().storage_bytes();
@@ -130,6 +154,32 @@ impl Contributor {
         };
         self.write_down(policy, Some(&left))?;
         self.store.change_to(room).map_err(|busy| busy.to_string())
+    }
+
+    /// Waits no longer for blocks in a directory that is gone. Waits for the disk.
+    ///
+    /// # Errors
+    /// That it is not so, in words.
+    pub(crate) fn abandon_former(&self) -> Result<(), String> {
+        let _one = self.state.changing.lock().expect("no holder of this lock panics");
+        match self.store.former() {
+            None => return Err("no blocks are being moved: there is nothing to abandon".to_owned()),
+            Some(former) if is_away(&former) => {}
+            Some(former) => {
+                let from = Place::of_room(&former).path(&self.dir);
+                return Err(format!(
+                    "the blocks in {} are there, and being moved: they need not be abandoned",
+                    from.display()
+                ));
+            }
+        }
+        self.entry
+            .change_settings(|settings| settings.set_former(None))
+            .map_err(|error| error.to_string())?;
+        if let Some(Room::Files(files)) = self.store.abandon_former() {
+            forget_files(files, &self.dir).map_err(|error| error.to_string())?;
+        }
+        Ok(())
     }
 
     fn write_down(&self, policy: &Policy, former: Option<&Place>) -> Result<(), String> {
@@ -222,12 +272,7 @@ impl Contributor {
     }
 
     async fn step(self: &Arc<Self>, files_from: &mut Option<Key>) -> Result<(), String> {
-        let contributor = self.clone();
-        let looked = tokio::task::spawn_blocking(move || {
-            let _one = contributor.state.changing.lock().expect("no holder of this lock panics");
-            contributor.adjust(&contributor.policy());
-        });
-        looked.await.map_err(|error| error.to_string())?;
+        self.look().await?;
         self.move_all().await?;
         self.shrink().await?;
         if let Room::Files(files) = self.store.present() {
@@ -236,20 +281,40 @@ impl Contributor {
         Ok(())
     }
 
+    /// Looks at the disk, and lets the store take what it may now.
+    async fn look(self: &Arc<Self>) -> Result<(), String> {
+        let contributor = self.clone();
+        let looked = tokio::task::spawn_blocking(move || {
+            let _one = contributor.state.changing.lock().expect("no holder of this lock panics");
+            contributor.adjust(&contributor.policy());
+        });
+        looked.await.map_err(|error| error.to_string())
+    }
+
     /// Moves what an earlier policy left elsewhere.
     async fn move_all(self: &Arc<Self>) -> Result<(), String> {
+        let mut was_full = false;
         while self.store.former().is_some() {
             match self.store.move_some(MOVE_STEP_BYTES).await {
                 Ok(Moved { emptied: Some(room), .. }) => {
                     return self.leave(room).await;
                 }
                 Ok(moved) => {
+                    was_full = false;
                     self.state.moved_blocks.fetch_add(moved.blocks, Ordering::Relaxed);
                     if moved.blocks == 0 {
                         return Ok(());
                     }
                 }
+                // Before anything is given up: what it may take may be from a time when its
+                // directory was away.
+                Err(StoreError::Full { .. }) if !was_full => {
+                    was_full = true;
+                    self.look().await?;
+                }
                 Err(StoreError::Full { .. }) => self.give_up(DROP_STEP_BYTES).await?,
+                // Its own warning says so, and nothing is given up for it.
+                Err(StoreError::Away { .. }) => return Ok(()),
                 Err(error) => return Err(format!("blocks cannot be moved: {error}")),
             }
             sleep(&*self.env, MOVE_REST).await;
@@ -277,15 +342,39 @@ impl Contributor {
         left.await.map_err(|error| error.to_string())?
     }
 
-    /// Gives up copies that others hold.
+    /// Gives up about so much that others are seen to hold.
     async fn give_up(&self, want_bytes: u64) -> Result<(), String> {
         if self.is_only_holder() {
             return Err("there is too little room for the blocks held here, and no other node \
                         holds them"
                 .to_owned());
         }
-        let dropped = self.store.drop_farthest(&self.positions(), want_bytes).await;
-        let (blocks, bytes) = dropped.map_err(|error| error.to_string())?;
+        let (mut blocks, mut bytes) = (0, 0);
+        while bytes < want_bytes {
+            // More than are wanted: some of them others may not hold yet.
+            let some_bytes = (want_bytes - bytes).saturating_mul(4).min(GIVE_UP_STEP_BYTES);
+            let chosen = self.store.farthest(&self.positions(), some_bytes);
+            let chosen = chosen.map_err(|error| error.to_string())?;
+            let mut gone_bytes = 0;
+            for some in chosen.chunks(GIVE_UP_BLOCKS) {
+                let gone = self.dht.give_up(some.to_vec()).await;
+                let gone = gone.map_err(|error| error.to_string())?;
+                blocks += gone.len() as u64;
+                gone_bytes += gone.iter().map(|info| u64::from(info.len_bytes)).sum::<u64>();
+                if bytes + gone_bytes >= want_bytes {
+                    break;
+                }
+            }
+            if gone_bytes == 0 {
+                break;
+            }
+            bytes += gone_bytes;
+        }
+        if blocks == 0 {
+            return Err("there is too little room for the blocks held here, and not enough \
+                        other nodes hold them yet; copies are given up when they do"
+                .to_owned());
+        }
         tracing::info!(blocks, bytes, "gave up copies for want of room");
         self.state.dropped_blocks.fetch_add(blocks, Ordering::Relaxed);
         Ok(())
@@ -324,8 +413,12 @@ impl Contributor {
         files_from: &mut Option<Key>,
     ) -> Result<(), String> {
         let looks = FILES_WITHIN.as_secs() / LOOK_EVERY.as_secs();
-        let count = (files.usage().blocks / looks).clamp(LEAST_FILES, MOST_FILES);
-        let care = files.look_after(*files_from, count as usize).await;
+        let count = match self.state.suspicious.swap(false, Ordering::Relaxed) {
+            true => u64::MAX,
+            false => (files.usage().blocks / looks).clamp(LEAST_FILES, MOST_FILES),
+        };
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        let care = files.look_after(*files_from, count).await;
         *files_from = care.map_err(|error| error.to_string())?.next;
         Ok(())
     }
@@ -373,6 +466,13 @@ impl Contributor {
         }
         status.moving = self.store.former().map(|former| {
             let left = former.store().usage();
+            if is_away(&former) {
+                let from = Place::of_room(&former).path(&self.dir);
+                let from = from.display();
+                status.warnings.push(format!(
+                    "the blocks in {from} cannot be moved, for it is not there: {AWAY_ADVICE}"
+                ));
+            }
             Moving {
                 from: Place::of_room(&former).path(&self.dir).display().to_string(),
                 moved_blocks: self.state.moved_blocks.load(Ordering::Relaxed),
@@ -388,6 +488,11 @@ impl Contributor {
         status.warnings.extend(trouble.clone());
         status
     }
+}
+
+/// Whether a room is a directory that is not there. Looks at the disk.
+fn is_away(room: &Room) -> bool {
+    matches!(room, Room::Files(files) if files.look().is_err())
 }
 
 fn percent(share: Share) -> String {

@@ -38,6 +38,19 @@ impl Place {
         }
     }
 
+    /// The same policy with its directory under the one name it is known by: two names would
+    /// be two places.
+    pub(crate) fn settle(policy: &Policy) -> Policy {
+        match policy {
+            Policy::Transparent { dir } if dir.is_absolute() => {
+                // One that is away has the name that was found when it was there.
+                let found = dir.canonicalize();
+                Policy::Transparent { dir: found.unwrap_or_else(|_| dir.components().collect()) }
+            }
+            policy => policy.clone(),
+        }
+    }
+
     pub(crate) fn of_room(room: &Room) -> Place {
         match room {
             Room::Log(_) => Place::Log,
@@ -159,6 +172,13 @@ pub(crate) fn capacity_bytes(policy: &Policy, node: &NodeDir, room: &Room) -> io
         // The settings speak of another room than the one that is open; never for long.
         (Policy::Transparent { .. }, Room::Log(log)) => Ok(log.usage().disk_bytes),
     }
+}
+
+/// Forgets a directory that is gone, once its last users are done. Waits.
+pub(crate) fn forget_files(files: Arc<FileStore>, node: &NodeDir) -> io::Result<()> {
+    let index_dir = Place::Files(files.dir().to_path_buf()).index_dir(node);
+    drop(alone(files)?);
+    remove_dir(&index_dir)
 }
 
 /// Takes away a room whose blocks are elsewhere, once its last users are done. Waits.

@@ -178,6 +178,9 @@ pub struct ChangeSettings {
 pub struct Contribute {
     #[n(0)]
     pub policy: Option<StoredPolicy>,
+    /// Whether to wait no longer for blocks in a directory that is gone.
+    #[n(1)]
+    pub abandon: Option<bool>,
 }
 
 /// [`QUOTA`]: absent fields stay as they are. Also kept in the node's settings.

@@ -31,8 +31,13 @@ pub(crate) trait About: Send + Sync + 'static {
     fn change_settings(&self, change: message::ChangeSettings) -> Result<NodeSettings, String>;
     /// Changes what publishers may use, and says what they do.
     fn quota(&self, change: message::ChangeQuota) -> Result<QuotaStatus, String>;
-    /// Changes how disk is given, if a policy is named, and says what has become of it.
-    fn contribute(&self, policy: Option<Policy>) -> Result<ContributionStatus, String>;
+    /// Changes how disk is given, if a policy is named, or gives up a directory that is gone,
+    /// and says what has become of it.
+    fn contribute(
+        &self,
+        policy: Option<Policy>,
+        abandon: bool,
+    ) -> Result<ContributionStatus, String>;
 }
 
 /// Answers the calls of the control socket.
@@ -93,10 +98,11 @@ impl Control {
                 json(&changed.map_err(unfit)?)
             }
             message::CONTRIBUTE => {
-                let message::Contribute { policy } = message::decode(&request.header)?;
-                let about = self.about.clone();
-                let changed = off_thread(move || about.contribute(policy.map(Policy::from)));
-                json(&changed.await?.map_err(unfit)?)
+                let message::Contribute { policy, abandon } = message::decode(&request.header)?;
+                let (about, abandon) = (self.about.clone(), abandon.unwrap_or_default());
+                let policy = policy.map(Policy::from);
+                let changed = off_thread(move || about.contribute(policy, abandon)).await?;
+                json(&changed.map_err(unfit)?)
             }
             message::VOLUME_UNPUBLISH => {
                 let call: message::VolumeName = message::decode(&request.header)?;
@@ -347,7 +353,7 @@ mod tests {
         fn quota(&self, _: message::ChangeQuota) -> Result<QuotaStatus, String> {
             Err("not here".into())
         }
-        fn contribute(&self, _: Option<Policy>) -> Result<ContributionStatus, String> {
+        fn contribute(&self, _: Option<Policy>, _: bool) -> Result<ContributionStatus, String> {
             Err("not here".into())
         }
     }
