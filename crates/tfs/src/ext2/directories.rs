@@ -18,7 +18,8 @@ use crate::meta::Part;
 
 /// Directories of fewer blocks are searched as they are.
 const INDEXED_FROM_BLOCKS: u32 = 4;
-/// The most names in all indices, about 32 bytes each.
+/// The most names in all indices, about 32 bytes each. A directory that has more of its own is
+/// searched from its start, as all are by the kernel's ext2.
 const MAX_INDEXED_NAMES: usize = 262_144;
 /// The longest directory, blocks: 31 bits of length.
 const MAX_BLOCKS: u32 = (1 << 31) / 4096;
@@ -58,11 +59,19 @@ struct Index {
 }
 
 /// The indices of the directories used last.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Indices {
     by_directory: BTreeMap<u32, Index>,
     names: usize,
+    most_names: usize,
     clock: u64,
+}
+
+impl Default for Indices {
+    fn default() -> Indices {
+        let most_names = MAX_INDEXED_NAMES;
+        Indices { by_directory: BTreeMap::new(), names: 0, most_names, clock: 0 }
+    }
 }
 
 impl Indices {
@@ -78,7 +87,38 @@ impl Indices {
         index.age = self.clock;
         self.names += index.blocks.len();
         self.by_directory.insert(directory, index);
-        while self.names > MAX_INDEXED_NAMES {
+        self.make_room();
+    }
+
+    /// Notes a name that was added to a block of a directory, whose largest spare room is `spare`
+    /// now.
+    fn add(&mut self, directory: u32, name: &[u8], block: u32, spare: u16) {
+        let Some(index) = self.by_directory.get_mut(&directory) else { return };
+        self.clock += 1;
+        index.age = self.clock;
+        let count = index.blocks.entry((hash_of(name), block)).or_default();
+        *count += 1;
+        self.names += usize::from(*count == 1);
+        index.spare[block as usize] = spare;
+        self.make_room();
+    }
+
+    /// Notes a name that was removed.
+    fn remove(&mut self, directory: u32, name: &[u8], block: u32, spare: u16) {
+        let Some(index) = self.by_directory.get_mut(&directory) else { return };
+        let key = (hash_of(name), block);
+        if let Some(count) = index.blocks.get_mut(&key) {
+            *count -= 1;
+            if *count == 0 {
+                index.blocks.remove(&key);
+                self.names -= 1;
+            }
+        }
+        index.spare[block as usize] = spare;
+    }
+
+    fn make_room(&mut self) {
+        while self.names > self.most_names {
             let oldest = self.by_directory.iter().min_by_key(|(_, index)| index.age);
             let Some(oldest) = oldest.map(|(directory, _)| *directory) else { break };
             self.forget(oldest);
@@ -199,7 +239,7 @@ impl Ext2 {
             return Ok(true);
         }
         // At most a quarter of all, by what a directory of this length may hold at least.
-        if blocks as usize * self.meta.block_bytes() / 32 > MAX_INDEXED_NAMES / 4 {
+        if blocks as usize * self.meta.block_bytes() / 32 > self.indices.most_names / 4 {
             return Ok(false);
         }
         let mut index = Index::default();
@@ -253,12 +293,7 @@ impl Ext2 {
         entry::insert(bytes, at, file.0, kind, name);
         let spare = largest_spare(bytes);
         let spare = self.in_directory(directory, spare)?;
-        if let Some(index) = self.indices.by_directory.get_mut(&directory) {
-            let new =
-                *index.blocks.entry((hash_of(name), number)).and_modify(|n| *n += 1).or_insert(1);
-            self.indices.names += usize::from(new == 1);
-            index.spare[number as usize] = spare;
-        }
+        self.indices.add(directory, name, number, spare);
         Ok(())
     }
 
@@ -335,17 +370,7 @@ impl Ext2 {
         let removed =
             entry::remove(bytes, (at % block_bytes) as usize).and_then(|()| largest_spare(bytes));
         let spare = self.in_directory(directory, removed)?;
-        if let Some(index) = self.indices.by_directory.get_mut(&directory) {
-            let key = (hash_of(name), number);
-            if let Some(count) = index.blocks.get_mut(&key) {
-                *count -= 1;
-                if *count == 0 {
-                    index.blocks.remove(&key);
-                    self.indices.names -= 1;
-                }
-            }
-            index.spare[number as usize] = spare;
-        }
+        self.indices.remove(directory, name, number, spare);
         Ok(())
     }
 
@@ -423,6 +448,12 @@ impl Ext2 {
             }
             from = last.next;
         }
+    }
+
+    /// Names in memory, and the most there may be.
+    #[cfg(test)]
+    pub(super) fn indexed_names(&mut self) -> (usize, &mut usize) {
+        (self.indices.names, &mut self.indices.most_names)
     }
 
     /// Forgets what is known of a directory that is gone.

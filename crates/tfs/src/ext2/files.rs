@@ -93,7 +93,13 @@ impl Ext2 {
                 return Ok((0, u32::try_from(reach).unwrap_or(u32::MAX)));
             }
             self.check_pointer(block)?;
-            block = u32_at(&self.meta.read(block)?, 4 * *index as usize);
+            let table = self.meta.read(block)?;
+            block = u32_at(&table, 4 * *index as usize);
+            if block == 0 && below == 0 {
+                let rest = &table[4 * *index as usize..];
+                let zeros = rest.chunks_exact(4).take_while(|pointer| *pointer == [0; 4]);
+                return Ok((0, zeros.count() as u32));
+            }
         }
         if block != 0 {
             self.check_pointer(block)?;
@@ -290,11 +296,13 @@ impl Ext2 {
             if last < keep {
                 break;
             }
+            // A run lies in one group, so that a step changes no more blocks than it may.
+            let (_, bit) = self.group_of_block(pointer)?;
             let mut start = last;
             let mut run = Run { start: pointer, len: 1 };
             while start > keep
-                && u32_at(&bytes, 4 * (start as usize - 1)).checked_add(1) == Some(run.start)
-                && u32_at(&bytes, 4 * (start as usize - 1)) != 0
+                && run.len <= bit
+                && u32_at(&bytes, 4 * (start as usize - 1)) == run.start - 1
             {
                 start -= 1;
                 run = Run { start: run.start - 1, len: run.len + 1 };

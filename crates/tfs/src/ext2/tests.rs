@@ -81,6 +81,31 @@ fn two_files_that_grow_by_turns_do_not_interleave_block_by_block() {
     }
 }
 
+/// An index grew with its directory, without end.
+#[test]
+fn indices_of_directories_stay_within_their_room() {
+    let (_, mut ext2) = made(8);
+    const MOST: usize = 600;
+    *ext2.indexed_names().1 = MOST;
+    let mut inode = ext2.inode(ROOT_INODE).unwrap();
+    let mut largest = 0;
+    let name = |n: u32| format!("name {n}").into_bytes();
+    for n in 0..2000 {
+        assert_eq!(ext2.find_entry(ROOT_INODE, &inode, &name(n)).unwrap(), None);
+        let block = ext2.goal_of_inode(ROOT_INODE);
+        let goal = Goal { block, inode: ROOT_INODE, grows: false, privileged: true };
+        let file = (12 + n, FileKind::Regular);
+        ext2.add_entry(ROOT_INODE, &mut inode, &name(n), file, goal).unwrap();
+        largest = largest.max(ext2.indexed_names().0);
+        assert!(ext2.indexed_names().0 <= MOST, "{n}");
+    }
+    assert!(largest > MOST / 2, "there was an index: {largest}");
+    for n in 0..2000 {
+        let found = ext2.find_entry(ROOT_INODE, &inode, &name(n)).unwrap();
+        assert_eq!(found.map(|found| found.inode), Some(12 + n));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 

@@ -13,6 +13,7 @@ use super::blocks::Run;
 use super::{Ext2, Ext2Error};
 use crate::bitmap;
 use crate::format::inode::TRANSPARENT;
+use crate::format::superblock::ROOT_INODE;
 use crate::records::map::MapEntry;
 use crate::states::BlockEvent;
 use atoll_vfs::FileKind;
@@ -161,7 +162,8 @@ impl Ext2 {
             let per_group = self.superblock().inodes_per_group();
             for index in 0..per_group {
                 let number = group * per_group + index + 1;
-                if number >= self.superblock().first_inode() && self.is_inode_in_use(number)? {
+                let named = number == ROOT_INODE || number >= self.superblock().first_inode();
+                if named && self.is_inode_in_use(number)? {
                     let inode = self.inode(number)?;
                     let directory = inode.kind() == Ok(FileKind::Directory);
                     directories += u32::from(directory && inode.flags & TRANSPARENT != 0);

@@ -101,11 +101,30 @@ impl Shared {
         Ok(lost)
     }
 
+    /// The first inode from `from` on that has a map; groups without transparent files are
+    /// passed over.
     fn next_transparent(&self, from: u32) -> Result<Option<u32>, Errno> {
-        let mut core = self.core();
-        let inodes = core.ext2.superblock().inodes();
-        let Some((records, meta)) = core.ext2.records_and_meta() else { return Ok(None) };
-        records.next_map_entry(meta, from..inodes + 1).map_err(|error| errno(&error))
+        let (inodes, per_group) = {
+            let core = self.core();
+            let superblock = core.ext2.superblock();
+            (superblock.inodes(), superblock.inodes_per_group())
+        };
+        let mut from = from;
+        while from <= inodes {
+            let group = (from - 1) / per_group;
+            let end = (group + 1) * per_group + 1;
+            let mut core = self.core();
+            let Some((records, meta)) = core.ext2.records_and_meta() else { return Ok(None) };
+            let summary = records.summary(meta, group).map_err(|error| errno(&error))?;
+            if summary.transparent_inodes > summary.transparent_directories {
+                let found = records.next_map_entry(meta, from..end);
+                if let Some(number) = found.map_err(|error| errno(&error))? {
+                    return Ok(Some(number));
+                }
+            }
+            from = end;
+        }
+        Ok(None)
     }
 
     /// Removes a transparent file so that an ordinary one can have its inode; false if there

@@ -11,7 +11,7 @@ use atoll_tfs::check::{CheckOptions, check};
 use atoll_tfs::device::{Device, FaultyDevice, ImageDevice};
 use atoll_tfs::fs::{MountError, MountOptions, MountReport, Tfs, read_superblock};
 use atoll_tfs::mkfs::mkfs;
-use atoll_vfs::{Errno, FileSystem, InodeNumber};
+use atoll_vfs::{Errno, FileSystem, InodeNumber, XattrFlags};
 use tempfile::TempDir;
 
 use crate::calls::{ME, ROOT, contribution, fill, owned, read, write};
@@ -325,6 +325,27 @@ async fn a_changed_bitmap_is_not_forgotten_in_a_crash() {
     let (tfs, report) = mount_on(Arc::new(device.clone())).unwrap();
     assert!(report.recovered && report.verified.is_some(), "{report:?}");
     assert_eq!(read(&tfs, parent, "t7").await, Err(Errno::ENOENT), "open finds out, not read");
+}
+
+/// The root may be a transparent directory too, and is counted again as one.
+#[tokio::test]
+async fn a_transparent_root_is_counted_as_before_when_others_have_written() {
+    let image = Image::full(16, 1024).await;
+    let (tfs, _) = image.mount();
+    let on = bytes::Bytes::from_static(b"1");
+    tfs.setxattr(ME, ROOT, b"user.tfs.transparent", on, XattrFlags::default()).await.unwrap();
+    let before = tfs.usage().unwrap();
+    assert_eq!(before.transparent_directories, 2);
+    unmount(tfs);
+    assert_image_clean(&image.path(), "a transparent root");
+    image.run("tune2fs", &["-L", "other"], &[0]);
+    let (tfs, report) = image.mount();
+    assert!(report.verified.is_some());
+    let after = tfs.usage().unwrap();
+    assert_eq!(after.transparent_directories, before.transparent_directories);
+    assert_eq!(after.transparent_files, before.transparent_files);
+    unmount(tfs);
+    assert_image_clean(&image.path(), "a transparent root, counted again");
 }
 
 #[tokio::test]

@@ -145,6 +145,31 @@ async fn the_sound_image_is_sound() {
     assert!(is_clean(&layered.bytes()), "after a walk");
 }
 
+/// Pointers that lead back to their own block reach as far as a length says, which would be all
+/// of memory.
+#[tokio::test]
+async fn a_file_whose_pointers_lead_in_a_circle_is_no_longer_than_the_disk() {
+    let mut image = BASE.image();
+    let table = image.u32(image.pointer("dir/large", 12));
+    let (at, triple) = (image.block(table), image.pointer("dir/large", 14));
+    (0..256).for_each(|index| image.put32(at + 4 * index, table));
+    image.put32(triple, table);
+    let size = image.inode_of("dir/large", 4);
+    image.put32(size, 0);
+    image.put32(size + 104, 4);
+    let tfs = mount(&env(), image.device()).unwrap();
+    let dir = now(tfs.lookup(ME, InodeNumber::ROOT, b"dir")).unwrap().attr.inode;
+    let large = now(tfs.lookup(ME, dir, b"large")).unwrap().attr;
+    assert_eq!(large.size_bytes, 4 << 32);
+    assert_eq!(tfs.file_extents(large.inode), Err(Errno::EIO));
+    let handle = now(tfs.open(ME, large.inode, OpenFlags::READ)).unwrap().handle;
+    assert_eq!(now(tfs.read(large.inode, handle, 3 << 32, 4096)).map(|b| b.len()), Ok(4096));
+    now(tfs.close(large.inode, handle)).unwrap();
+    assert_eq!(now(tfs.unlink(ME, dir, b"large")), Ok(()));
+    tfs.forget(large.inode, 1);
+    assert!(tfs.failure().is_some_and(|why| why.contains("damaged")), "{:?}", tfs.failure());
+}
+
 #[tokio::test]
 async fn records_without_a_header_are_made_anew() {
     let mut image = BASE.image();
