@@ -257,7 +257,9 @@ pub(crate) fn vouch(inner: &Inner, asked: &Vouch) -> Result<VouchReply, Refusal>
     for key in &asked.keys {
         let held = inner.store.info(key);
         let held = held.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
-        let live = held.filter(|held| held.expires_unix_secs > now && !is_bearer(&held.owner));
+        let live = held.filter(|held| {
+            held.expires_unix_secs > now && !is_bearer(&held.owner) && !inner.leaving.denies(key)
+        });
         vouched.push(live.map(|held| Vouched {
             version: held.version,
             lease_secs: held.expires_unix_secs - now,

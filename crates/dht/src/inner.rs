@@ -16,13 +16,13 @@ use crate::block_times::BlockTimes;
 use crate::cache::Cache;
 use crate::confirm::Confirmations;
 use crate::fetch::HedgeBudget;
+use crate::leaving::Leaving;
 use crate::messages::{self, BlockHeader};
 use crate::quota::{Quota, QuotaConfig};
 use crate::receipt::Attestor;
 use crate::repair_state::Repair;
 use crate::serve::Turns;
 use crate::stats::{Counters, add};
-use crate::strays::Strays;
 use crate::writes::Writes;
 
 /// A question of a lookup is waited for at least so long. A guess: as the overlay's calls.
@@ -163,7 +163,12 @@ pub(crate) struct Inner {
     pub confirmations: Confirmations,
     pub counters: Counters,
     pub repair: Repair,
-    pub strays: Strays,
+    /// Strays on their way to their roots.
+    pub strays: Leaving,
+    /// Copies given up for want of room.
+    pub leaving: Leaving,
+    /// Held by who gives copies up.
+    pub giving_up: futures_util::lock::Mutex<()>,
     pub cache: Mutex<Cache>,
     pub hedges: HedgeBudget,
     /// How long replicas take to send a block: longer than a round trip.

@@ -12,14 +12,16 @@ use atoll_env::{BoxFuture, Env};
 use atoll_key::{BlockHash, Key, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_overlay::Overlay;
-use atoll_store::{BlockStore, StoreError};
+use atoll_store::{BlockInfo, BlockStore, StoreError};
 use bytes::Bytes;
 
 use crate::blocks::{Blocks, GetError, PutError};
 use crate::cache::Cache;
 use crate::confirm::Confirmations;
 use crate::fetch::HedgeBudget;
+use crate::giving_up;
 use crate::inner::{DhtConfig, Inner};
+use crate::leaving::Leaving;
 use crate::lookup::{self, Fetched};
 use crate::messages;
 use crate::quota::{Quota, QuotaConfig, QuotaReport};
@@ -28,7 +30,6 @@ use crate::repair_state::Repair;
 use crate::serve::Turns;
 use crate::stats::{Counters, DhtStats};
 use crate::status::RepairStatus;
-use crate::strays::Strays;
 use crate::writes::Writes;
 use crate::{path_cache, repair, serve, store_blocks, upkeep};
 
@@ -69,7 +70,9 @@ impl Dht {
             config,
             counters: Counters::default(),
             repair: Repair::default(),
-            strays: Strays::default(),
+            strays: Leaving::default(),
+            leaving: Leaving::default(),
+            giving_up: futures_util::lock::Mutex::default(),
             cache: Mutex::new(cache),
             hedges: HedgeBudget::default(),
             fetch_times: Arc::default(),
@@ -114,6 +117,15 @@ impl Dht {
     /// Asks for a round of repair at once rather than when it is due.
     pub fn repair_now(&self) {
         self.inner.repair.kick();
+    }
+
+    /// Removes those of the blocks held here that enough others are seen to hold, because there
+    /// is no room for them here, and says which they are (TFS §2).
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn give_up(&self, blocks: Vec<BlockInfo>) -> Result<Vec<BlockInfo>, StoreError> {
+        giving_up::give_up(&self.inner, blocks).await
     }
 
     /// What is used and allowed, for the `limit` publishers and the `limit` addresses for

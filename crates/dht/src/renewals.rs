@@ -28,6 +28,9 @@ pub(crate) async fn renew_here(
     if renew.lease_secs > 0 && matches!(origin, Origin::Bearer) {
         return Err(Refusal::new(BAD_RECEIPT, "leases are extended only for a receipt"));
     }
+    if renew.lease_secs > 0 {
+        inner.leaving.keep(renew.keys.iter()).await;
+    }
     if !renew.as_root {
         inner.strays.keep(renew.keys.iter()).await;
         return renew_alone(inner, origin, renew);
@@ -59,7 +62,10 @@ fn renew_alone(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<RenewRep
     let now = inner.env.unix_ms() / 1000;
     let Origin::Publisher { receipt, owner } = origin else {
         // Only a question: whoever asks keeps nothing alive.
-        let held = |key| inner.store.info(key).map(|held| u8::from(held.is_some()));
+        let held = |key| {
+            let held = inner.store.info(key)?;
+            Ok(u8::from(held.is_some() && !inner.leaving.denies(key)))
+        };
         let held: Result<Vec<u8>, StoreError> = renew.keys.iter().map(held).collect();
         return Ok(RenewReply { held: held.map_err(internal)?, over: None });
     };

@@ -6,10 +6,7 @@
 //! bears it out; until then whoever asks here gets them.
 //!
 //! **Invariant:** a block that was put or renewed here while its handing over was under way
-//! stays: whoever sent it counts on this node. [`Strays`] sees to that.
-
-use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard};
+//! stays: whoever sent it counts on this node. [`Leaving`] sees to that.
 
 use atoll_env::random_below;
 use atoll_key::{BlockKind, Key, KeyRange};
@@ -19,70 +16,10 @@ use atoll_store::BlockInfo;
 
 use crate::exchange::{ExchangeError, give};
 use crate::inner::Inner;
+use crate::leaving::Scope;
 use crate::messages::{self, MAX_RENEW_KEYS, Renew, RenewReply, from_header, to_header};
 use crate::reconcile::Item;
 use crate::repair_state::Duties;
-
-/// Keys put while strays are handed over that are remembered; after more, none is dropped.
-const MAX_TOUCHED: usize = 16_384;
-
-/// What is being handed over, and what came in meanwhile. One handing over at a time.
-#[derive(Default)]
-pub(crate) struct Strays {
-    watch: Mutex<Option<Watch>>,
-    /// Held while blocks are removed.
-    gate: futures_util::lock::Mutex<()>,
-}
-
-struct Watch {
-    range: KeyRange,
-    touched: BTreeSet<Key>,
-    removing: BTreeSet<Key>,
-}
-
-impl Strays {
-    fn lock(&self) -> MutexGuard<'_, Option<Watch>> {
-        self.watch.lock().expect("no holder of this lock panics")
-    }
-
-    /// Blocks with these keys are about to be stored or renewed here: they are strays no
-    /// longer. Waits for a removal of them that has begun.
-    pub async fn keep(&self, keys: impl Iterator<Item = &Key>) {
-        let mut leaving = false;
-        if let Some(watch) = self.lock().as_mut() {
-            for key in keys.filter(|key| watch.range.contains(key)) {
-                leaving |= watch.removing.contains(key);
-                if watch.touched.len() <= MAX_TOUCHED {
-                    watch.touched.insert(*key);
-                }
-            }
-        }
-        if leaving {
-            drop(self.gate.lock().await);
-        }
-    }
-
-    fn watch(&self, range: KeyRange) {
-        let (touched, removing) = (BTreeSet::new(), BTreeSet::new());
-        *self.lock() = Some(Watch { range, touched, removing });
-    }
-
-    /// Of `keys`, those that nobody has put since the watch began.
-    fn untouched(&self, keys: Vec<Key>) -> Vec<Key> {
-        let mut guard = self.lock();
-        let Some(watch) = guard.as_mut().filter(|w| w.touched.len() <= MAX_TOUCHED) else {
-            return Vec::new();
-        };
-        let untouched: Vec<Key> =
-            keys.into_iter().filter(|key| !watch.touched.contains(key)).collect();
-        watch.removing = untouched.iter().copied().collect();
-        untouched
-    }
-
-    fn end(&self) {
-        *self.lock() = None;
-    }
-}
 
 /// Gives blocks this node should no longer hold to their roots, then drops them.
 pub(crate) async fn hand_over_strays(inner: &Inner, duties: &Duties) -> Result<(), ExchangeError> {
@@ -137,7 +74,7 @@ async fn hand_over(
 ) -> Result<(), ExchangeError> {
     let mut todo = Some(range);
     while let Some(range) = todo {
-        inner.strays.watch(range);
+        inner.strays.watch(Scope::Range(range));
         let infos = inner.store.list(range, MAX_RENEW_KEYS)?;
         todo = match infos.last() {
             Some(last) if infos.len() == MAX_RENEW_KEYS && last.key != range.upto => {
@@ -147,13 +84,10 @@ async fn hand_over(
         };
         let settled = settle_at(inner, root, &infos).await?;
         let settled = borne_out(inner, others, settled).await?;
-        let gate = inner.strays.gate.lock().await;
-        let settled = inner.strays.untouched(settled);
-        if !settled.is_empty() {
-            tracing::info!(count = settled.len(), ?root, "handed blocks over to their root");
-            inner.store.remove(settled).await?;
+        let gone = inner.strays.remove_untouched(&*inner.store, settled).await?;
+        if !gone.is_empty() {
+            tracing::info!(count = gone.len(), ?root, "handed blocks over to their root");
         }
-        drop(gate);
     }
     Ok(())
 }
@@ -210,47 +144,4 @@ async fn borne_out(
         return Err(ExchangeError::IllFormed);
     }
     Ok(keys.into_iter().zip(held).filter(|(_, held)| *held == 1).map(|(key, _)| key).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use futures_util::FutureExt;
-
-    use super::*;
-
-    fn key(n: u8) -> Key {
-        Key::hashed([n; 32])
-    }
-
-    #[test]
-    fn what_is_put_during_a_handing_over_stays() {
-        let strays = Strays::default();
-        strays.keep([key(1)].iter()).now_or_never().expect("nothing is handed over");
-        strays.watch(KeyRange::new(key(0), key(9)));
-        strays.keep([key(2), key(20)].iter()).now_or_never().expect("nothing is removed yet");
-        assert_eq!(strays.untouched(vec![key(1), key(2), key(3)]), [key(1), key(3)]);
-    }
-
-    #[test]
-    fn a_put_waits_for_the_removal_of_the_same_block() {
-        let strays = Strays::default();
-        strays.watch(KeyRange::new(key(0), key(9)));
-        let gate = strays.gate.lock().now_or_never().expect("free");
-        strays.untouched(vec![key(1)]);
-        assert!(strays.keep([key(2)].iter()).now_or_never().is_some());
-        assert!(strays.keep([key(1)].iter()).now_or_never().is_none(), "put before the removal");
-        drop(gate);
-        assert!(strays.keep([key(1)].iter()).now_or_never().is_some());
-    }
-
-    #[test]
-    fn nothing_is_dropped_when_too_much_came_in_to_remember() {
-        let strays = Strays::default();
-        strays.watch(KeyRange::full());
-        let many: Vec<Key> = (0..=MAX_TOUCHED as u32)
-            .map(|n| atoll_key::BlockHash::of(&n.to_be_bytes()).key())
-            .collect();
-        strays.keep(many.iter()).now_or_never().expect("nothing is removed yet");
-        assert_eq!(strays.untouched(vec![key(1)]), []);
-    }
 }

@@ -38,10 +38,10 @@ use crate::replicas::store_put;
 
 /// What a replica should hold.
 #[derive(Clone, Copy, Debug)]
-struct Expected {
-    key: Key,
-    version: u64,
-    lease_secs: u64,
+pub(crate) struct Expected {
+    pub key: Key,
+    pub version: u64,
+    pub lease_secs: u64,
 }
 
 impl Expected {
@@ -89,7 +89,7 @@ pub(crate) async fn ask(
 }
 
 /// Which of the blocks a node has as they should be; `None` if it does not answer.
-async fn has(inner: &Inner, node: &Node, expected: &[Expected]) -> Option<Vec<bool>> {
+pub(crate) async fn has(inner: &Inner, node: &Node, expected: &[Expected]) -> Option<Vec<bool>> {
     let said = ask(inner, node, expected.iter().map(|e| e.key).collect()).await?;
     Some(expected.iter().zip(&said).map(|(expected, said)| expected.is_met(said)).collect())
 }

@@ -8,6 +8,7 @@ mod copies;
 mod false_roots;
 mod figures;
 mod flawed;
+mod giving_up;
 mod hedging;
 mod hostile;
 mod leases;

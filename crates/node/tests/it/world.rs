@@ -76,14 +76,25 @@ pub async fn ring(more: usize) -> Vec<(Home, Node)> {
     nodes
 }
 
-/// Waits until a node has `others` successors and a predecessor.
+/// Waits until a node has a predecessor and `others` nodes among its successors; any of them,
+/// it included, may have several positions.
 pub async fn sees(node: &Node, others: usize) {
-    until("the ring closes", || {
+    let closed = || {
         let status = node.status();
         let before = status.predecessor.is_some() == (others > 0);
-        status.joined && before && status.successors.len() == others
-    })
-    .await;
+        let mut seen: Vec<&str> = status.successors.iter().map(|s| s.peer_id.as_str()).collect();
+        seen.retain(|id| *id != status.peer_id);
+        seen.sort_unstable();
+        seen.dedup();
+        status.joined && before && seen.len() == others
+    };
+    let waiting = async {
+        while !closed() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let ended = tokio::time::timeout(LONG, waiting).await;
+    ended.unwrap_or_else(|_| panic!("never: the ring closes; {:#?}", node.status()));
 }
 
 /// Waits until `claim` holds.
