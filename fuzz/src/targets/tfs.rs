@@ -1,8 +1,8 @@
 //! A whole file system on a hostile disk.
 //!
 //! An input is a list of changes to a small sound image that has one of everything, 8 bytes
-//! each: which structure, where in it (2), how many bytes and whether checksums are made right
-//! afterwards, and the new bytes (4); see `corrupt/mutate.rs` in the tests of `atoll-tfs`, whose
+//! each: which structure, where in it (2), how many bytes, whether checksums are made right
+//! afterwards and whether all of it stands in the journal, and the new bytes (4); see `corrupt/mutate.rs` in the tests of `atoll-tfs`, whose
 //! image, walk and changes these are. The target mounts the image, reads all of it, changes
 //! files and names, unmounts it, checks and repairs it, on a device that panics when somebody
 //! reaches beyond its end.
@@ -32,7 +32,21 @@ fn with_env<T>(work: impl FnOnce(&Env) -> T) -> T {
 
 /// A change of four bytes, with the checksums made right.
 fn change(region: u8, offset: u16, value: u32) -> Vec<u8> {
-    let mut bytes = vec![region, offset as u8, (offset >> 8) as u8, 0x82];
+    change_as(0x82, region, offset, value)
+}
+
+/// The same, of a file system that crashed: the change stands in the journal.
+fn journaled(region: u8, offset: u16, value: u32) -> Vec<u8> {
+    change_as(0xe2, region, offset, value)
+}
+
+/// A number that could be a block's or an inode's.
+fn number(region: u8, offset: u16, value: u32) -> Vec<u8> {
+    change_as(0x83, region, offset, value)
+}
+
+fn change_as(how: u8, region: u8, offset: u16, value: u32) -> Vec<u8> {
+    let mut bytes = vec![region, offset as u8, (offset >> 8) as u8, how];
     bytes.extend_from_slice(&value.to_le_bytes());
     assert_eq!(bytes.len(), mutate::CHANGE_BYTES);
     bytes
@@ -47,6 +61,8 @@ pub fn targets() -> Vec<Target> {
         [change(13, 0, 3), change(14, 8, 4), change(15, 12, 9), change(11, 8, 0xff)].concat(),
         // A block of attributes, a block of pointers.
         [change(17, 34, 900), change(25, 16, 50), change(26, 0, 60)].concat(),
+        [journaled(0, 120, 0x4141_4141), journaled(6, 2, 7), journaled(21, 40, 400)].concat(),
+        [number(6, 40, 900), number(6, 256 + 44, 60), number(25, 16, 100)].concat(),
     ];
     let target = target("tfs/image", seeds, |input| {
         let device = mutate::damaged(&BASE, input);

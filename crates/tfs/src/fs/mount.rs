@@ -23,7 +23,7 @@ use crate::format::superblock::{
 };
 use crate::meta::{Journal, Meta};
 use crate::mkfs::{RecordsOptions, establish_records};
-use crate::records::header::{HEADER_BYTES, Header};
+use crate::records::header::{Geometry, HEADER_BYTES, Header};
 use crate::records::layout::{HEADER_COPIES, RecordsLayout};
 
 /// How to mount.
@@ -209,6 +209,10 @@ fn settle(
         // Blocks may have been written whose tags were not, and the other way round.
         header.epoch = header.epoch.wrapping_add(1).max(1);
         *superblock = read_superblock(&**device)?;
+        if Geometry::of(superblock) != header.geometry {
+            let text = "their journal changes the size of the file system";
+            return Err(RecordsError::Damaged(text.to_owned()).into());
+        }
     }
     if superblock.state() & STATE_ERRORS != 0 {
         return Err(MountError::NeedsCheck);

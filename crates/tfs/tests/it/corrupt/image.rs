@@ -1,7 +1,7 @@
 //! A small file system with one of everything, places in it to damage, and a device that
 //! tells of accesses beyond it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -318,6 +318,51 @@ impl Image<'_> {
     /// ext2's inode bitmap; bit n is inode n + 1.
     pub fn inode_bitmap(&self) -> usize {
         self.block(self.u32(self.descriptor(4)))
+    }
+
+    /// As after a crash behind a commit: what differs from the sound image, but for the header
+    /// and the journal, stands in the journal and not yet at home.
+    pub fn journaled(&mut self) {
+        let sound = self.base.image();
+        let layout = sound.layout();
+        let area = |area: u32| {
+            let first = layout.journal_area(area);
+            (first..first + layout.journal_blocks()).map(|block| sound.records_block(block))
+        };
+        let apart: BTreeSet<u32> =
+            (0..2).map(|copy| sound.records_block(copy)).chain(area(0)).chain(area(1)).collect();
+        let place = |number: u32| number as usize * BLOCK..(number as usize + 1) * BLOCK;
+        // A descriptor block lists so many.
+        let most = (BLOCK - 24) / 4;
+        let changed: Vec<u32> = (0..(sound.bytes.len() / BLOCK) as u32)
+            .filter(|number| !apart.contains(number))
+            .filter(|number| self.bytes[place(*number)] != sound.bytes[place(*number)])
+            .take(most.min(layout.journal_blocks() as usize - 2))
+            .collect();
+        let settled =
+            |at: usize| u64::from_le_bytes(sound.bytes[at + 184..at + 192].try_into().unwrap());
+        let number = settled(sound.header(0)).max(settled(sound.header(1))) + 1;
+        let mut bytes = vec![0; BLOCK];
+        bytes[..8].copy_from_slice(b"AtollTxn");
+        bytes[8..16].copy_from_slice(&number.to_le_bytes());
+        bytes[16..20].copy_from_slice(&(changed.len() as u32).to_le_bytes());
+        for (i, home) in changed.iter().enumerate() {
+            bytes[24 + 4 * i..28 + 4 * i].copy_from_slice(&home.to_le_bytes());
+        }
+        for home in &changed {
+            bytes.extend_from_slice(&self.bytes[place(*home)]);
+            self.bytes[place(*home)].copy_from_slice(&sound.bytes[place(*home)]);
+        }
+        let hash = blake3::hash(&bytes);
+        bytes.extend_from_slice(b"AtollEnd");
+        bytes.extend_from_slice(&number.to_le_bytes());
+        bytes.extend_from_slice(hash.as_bytes());
+        bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
+        for (block, bytes) in area((number % 2) as u32).zip(bytes.chunks_exact(BLOCK)) {
+            self.bytes[place(block)].copy_from_slice(bytes);
+        }
+        // Mounted, when the power went.
+        self.change_headers(|image, at| image.put32(at + 92, 1));
     }
 
     pub fn device(self) -> Arc<dyn Device> {

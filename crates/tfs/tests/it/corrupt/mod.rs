@@ -201,6 +201,38 @@ async fn what_was_not_unmounted_is_mounted_before_it_is_checked() {
     assert_eq!(checked(&device, false).unwrap().findings, []);
 }
 
+/// What a crash left in the journal is brought home, and only then known: the records of before
+/// were used for a file system of other size.
+#[tokio::test]
+async fn a_journal_that_changes_the_size_of_the_file_system_is_refused() {
+    // Bytes of the superblock: the volume's name, blocks, blocks in a group with inodes. Of the
+    // descriptor behind it: what is free in the group.
+    let cases: [(&str, &[(usize, u32)]); 3] = [
+        ("", &[(120, 0x4141_4141)]),
+        ("size", &[(4, 3000), (12, 100), (1024 + 12, 100 << 16 | 100)]),
+        ("size", &[(32, 2048), (36, 2048), (0, 1024), (1024 + 12, 100 << 16 | 100)]),
+    ];
+    for (expected, fields) in cases {
+        let mut image = BASE.image();
+        for (at, value) in fields {
+            let at = image.superblock(*at);
+            image.put32(at, *value);
+        }
+        image.journaled();
+        match mount(&env(), image.device()) {
+            Ok(tfs) => {
+                assert_eq!(expected, "", "{fields:?}");
+                assert_eq!(read(&tfs, "contributed/t0"), Ok(()));
+                tfs.unmount().unwrap();
+            }
+            Err(error) => {
+                let said = error.to_string();
+                assert!(expected != "" && said.contains(expected), "{fields:?}: {said}");
+            }
+        }
+    }
+}
+
 /// One to four changes, of numbers that lie.
 fn changes(dice: &mut Dice) -> Vec<u8> {
     const LIES: [u32; 8] = [0, 1, 2, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, u32::MAX];

@@ -1,5 +1,6 @@
 //! Mutated images: bytes are changed at random where something is read, checksums are put right
-//! again or not, then the image is mounted, walked through and checked.
+//! again or not, the changes put into the journal of a file system that crashed or not; then the
+//! image is mounted, walked through and checked.
 
 use std::sync::Arc;
 
@@ -46,6 +47,8 @@ fn regions(image: &Image<'_>) -> Vec<(usize, usize)> {
     for index in [12, 13] {
         regions.push(block(image.u32(image.pointer("dir/large", index))));
     }
+    regions.push(record(layout.tag(image.first_extent("contributed/t0")).block));
+    regions.push((image.extent_head("contributed/t1"), 16));
     regions
 }
 
@@ -54,6 +57,7 @@ pub fn damaged(base: &Base, changes: &[u8]) -> Arc<dyn Device> {
     let mut image = base.image();
     let regions = regions(&image);
     let mut right_again = false;
+    let mut journaled = false;
     let mut cut = None;
     for change in changes.chunks_exact(CHANGE_BYTES) {
         let offset = usize::from(u16::from_le_bytes([change[1], change[2]]));
@@ -63,12 +67,26 @@ pub fn damaged(base: &Base, changes: &[u8]) -> Arc<dyn Device> {
         }
         let (start, len) = regions[usize::from(change[0]) % regions.len()];
         let at = start + offset % len;
-        let width = 1 << (change[3] & 3).min(2);
-        image.bytes[at..at + width].copy_from_slice(&change[4..4 + width]);
+        match change[3] & 3 {
+            // A number that may be a block's, or an inode's, where one may stand.
+            3 => {
+                let value = u32::from_le_bytes([change[4], change[5], change[6], change[7]]);
+                let blocks = (image.bytes.len() / BLOCK) as u32;
+                image.put32(at & !3, value % blocks);
+            }
+            log => {
+                let width = 1 << log;
+                image.bytes[at..at + width].copy_from_slice(&change[4..4 + width]);
+            }
+        }
         right_again |= change[3] & 0x80 != 0;
+        journaled |= change[3] & 0x60 == 0x60;
     }
     if right_again {
         put_checksums_right(base, &mut image);
+    }
+    if journaled {
+        image.journaled();
     }
     if let Some(len) = cut {
         image.bytes.truncate(len);

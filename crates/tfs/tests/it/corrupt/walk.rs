@@ -53,6 +53,8 @@ pub fn walk(tfs: &Tfs) -> Walked {
     names(tfs, &mut walked);
     let _ = tfs.clean();
     let _ = tfs.usage();
+    let _ = tfs.block_map(64);
+    let _ = tfs.choose_avoided();
     walked.note(now(tfs.sync()));
     walked
 }
@@ -80,6 +82,7 @@ fn look(tfs: &Tfs, inode: InodeNumber, kind: FileKind, walked: &mut Walked) {
                 let _ = now(tfs.seek(inode, opened.handle, 0, to));
             }
             walked.note(now(tfs.close(inode, opened.handle)));
+            let _ = tfs.file_extents(inode);
         }
         _ => {}
     }
@@ -119,6 +122,7 @@ fn change(tfs: &Tfs, inode: InodeNumber, walked: &mut Walked) {
         let data = Bytes::from_static(b"changed");
         walked.note(now(tfs.write(inode, opened.handle, offset, data)));
     }
+    walked.note(now(tfs.fallocate(inode, opened.handle, 270_000, 5000, 0)));
     walked.note(now(tfs.close(inode, opened.handle)));
     let value = Bytes::from_static(b"value");
     walked.note(now(tfs.setxattr(ME, inode, b"user.new", value, XattrFlags::default())));
@@ -150,6 +154,17 @@ fn names(tfs: &Tfs, walked: &mut Walked) {
         walked.note(now(tfs.rename(ME, *directory, b"made", other, b"moved", flags)));
         walked.note(now(tfs.rename(ME, *directory, b"link", other, b"moved link", flags)));
     }
+    let exchange = RenameFlags { exchange: true, ..RenameFlags::default() };
+    walked.note(now(tfs.rename(ME, root, b"dir", root, b"attr", exchange)));
+    walked.note(now(tfs.rename(ME, root, b"attr", root, b"dir", exchange)));
+    walked.note(now(tfs.rename(
+        ME,
+        root,
+        b"many",
+        directories[1 % directories.len()],
+        b"sub",
+        exchange,
+    )));
     for (directory, name) in [(root, &b"short"[..]), (root, b"long"), (root, b"attr")] {
         walked.note(now(tfs.unlink(ME, directory, name)));
     }
