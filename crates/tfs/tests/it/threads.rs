@@ -8,7 +8,7 @@ use atoll_env::TokioRuntime;
 use atoll_tfs::device::{Device, FaultyDevice};
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
-use atoll_vfs::{Errno, FileSystem, InodeNumber, OpenFlags};
+use atoll_vfs::{Errno, FileSystem, InodeNumber, OpenFlags, RenameFlags, SetAttr};
 use bytes::Bytes;
 
 use crate::calls::{ME, ROOT, contribution, owned, read, write};
@@ -145,4 +145,121 @@ async fn what_is_unmounted_beside_calls_is_whole() {
         tfs.unmount().unwrap();
         assert_clean(&device.bytes(), &format!("unmounted beside calls, round {round}"));
     }
+}
+
+/// Directories moved into each other, exchanged, made and removed: by any thread any of them.
+async fn move_directories(tfs: Tfs, directories: Vec<InodeNumber>, who: u64) {
+    let mut dice = Dice::new(who + 50);
+    for _ in 0..1500 {
+        let (from, to) = (*dice.pick(&directories).unwrap(), *dice.pick(&directories).unwrap());
+        let name = |dice: &mut Dice| format!("d{}", dice.below(4));
+        let (old, new) = (name(&mut dice), name(&mut dice));
+        let (old, new) = (old.as_bytes(), new.as_bytes());
+        let done = match dice.below(5) {
+            0 => match tfs.mkdir(ME, from, old, 0o755).await {
+                Ok(entry) => {
+                    tfs.forget(entry.attr.inode, 1);
+                    Ok(())
+                }
+                Err(errno) => Err(errno),
+            },
+            1 => tfs.rmdir(ME, from, old).await,
+            kind => {
+                let exchange = kind == 2;
+                let flags = RenameFlags { exchange, ..RenameFlags::default() };
+                tfs.rename(ME, from, old, to, new, flags).await
+            }
+        };
+        let fine =
+            [Errno::ENOENT, Errno::EEXIST, Errno::EINVAL, Errno::ENOTEMPTY, Errno::ESTALE];
+        assert!(done.is_ok() || done.is_err_and(|e| fine.contains(&e)), "{done:?}");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn directories_moved_by_many_threads_stay_a_tree() {
+    let device = FaultyDevice::new(16 << 20, 1);
+    mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options(1024)).unwrap();
+    let env = Arc::new(TokioRuntime::current());
+    let (tfs, _) = Tfs::mount(env, Arc::new(device.clone()), &MountOptions::default()).unwrap();
+    // Held for as long as they are moved, with a name or without.
+    let mut directories = vec![ROOT];
+    for n in 0..4 {
+        let parent = directories[n / 2];
+        let entry = tfs.mkdir(ME, parent, format!("d{n}").as_bytes(), 0o755).await.unwrap();
+        directories.push(entry.attr.inode);
+    }
+    let mut workers = tokio::task::JoinSet::new();
+    for who in 0..4 {
+        workers.spawn(move_directories(tfs.clone(), directories.clone(), who));
+    }
+    while let Some(worker) = workers.join_next().await {
+        worker.unwrap();
+    }
+    assert_eq!(tfs.failure(), None);
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "directories moved by many threads");
+}
+
+/// A file that always holds the same bytes, as far as it reaches: a reader sees those, or
+/// zeros where it was lengthened, whatever is cut off and written meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_cut_off_beside_readers_shows_them_nothing_else() {
+    const LEN: usize = 200_000;
+    let device = FaultyDevice::new(16 << 20, 1);
+    mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options(1024)).unwrap();
+    let env = Arc::new(TokioRuntime::current());
+    let (tfs, _) = Tfs::mount(env, Arc::new(device.clone()), &MountOptions::default()).unwrap();
+    let contributed = contribution(&tfs).await;
+    let bytes = Arc::new(owned(5, LEN));
+    let mut workers = tokio::task::JoinSet::new();
+    for (who, parent) in [(0, ROOT), (1, contributed)] {
+        let flags = OpenFlags::READ_WRITE;
+        let (entry, opened) = tfs.create(ME, parent, b"file", 0o644, flags).await.unwrap();
+        let (number, handle) = (entry.attr.inode, opened.handle);
+        let (writer, wanted) = (tfs.clone(), bytes.clone());
+        workers.spawn(async move {
+            let mut dice = Dice::new(who);
+            for _ in 0..150 {
+                let at = dice.below(LEN as u64) as usize;
+                let end = (at + dice.below(60_000) as usize).min(LEN);
+                let part = Bytes::copy_from_slice(&wanted[at..end]);
+                writer.write(number, handle, at as u64, part).await.unwrap();
+                let size = Some(dice.below(LEN as u64));
+                let changes = SetAttr { size_bytes: size, ..SetAttr::default() };
+                writer.setattr(ME, number, None, changes).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+        });
+        let (filler, other) = (tfs.clone(), owned(77, 50_000));
+        workers.spawn(async move {
+            // Blocks that were cut off are given to others at once.
+            for n in 0..60 {
+                let name = format!("w{who}n{n}");
+                write(&filler, ROOT, &name, &other).await.unwrap();
+                filler.sync().await.unwrap();
+                filler.unlink(ME, ROOT, name.as_bytes()).await.unwrap();
+            }
+        });
+        let (reader, wanted) = (tfs.clone(), bytes.clone());
+        workers.spawn(async move {
+            let mut dice = Dice::new(who + 9);
+            for _ in 0..600 {
+                let at = dice.below(LEN as u64);
+                let read = reader.read(number, handle, at, 30_000).await.unwrap();
+                for (i, byte) in read.iter().enumerate() {
+                    let wanted = wanted[at as usize + i];
+                    assert!(*byte == wanted || *byte == 0, "{who}: byte {}", at as usize + i);
+                }
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+    while let Some(worker) = workers.join_next().await {
+        worker.unwrap();
+    }
+    assert_eq!(tfs.failure(), None);
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "cut off beside readers");
 }
