@@ -11,7 +11,6 @@ use super::names::Failure;
 use super::{Core, Shared, errno};
 use crate::ext2::{Ext2Error, Extent, Map, Run};
 use crate::format::inode::{APPEND_ONLY, IMMUTABLE, Inode, POINTERS, TRANSPARENT};
-use crate::meta::MetaError;
 use crate::records::map::MapEntry;
 use crate::records::tag::Belongs;
 
@@ -38,6 +37,8 @@ pub(super) struct OpenMaps(BTreeMap<u32, OpenMap>);
 struct OpenMap {
     map: Map,
     opens: u32,
+    /// All tags were compared in this epoch, or the file has grown since it was empty.
+    compared: bool,
 }
 
 /// What an open found.
@@ -108,7 +109,9 @@ impl Core {
     pub(super) fn look(&mut self, number: u32) -> Result<Look, Errno> {
         if let Some(open) = self.maps.0.get_mut(&number) {
             open.opens += 1;
-            return Ok(Look::Open);
+            // Another call compares, and may find it lost: this one does not wait for it.
+            let generation = open.map.entry.generation;
+            return Ok(if open.compared { Look::Open } else { Look::Compare { generation } });
         }
         let inode = self.live_inode(number)?;
         let generation = inode.generation;
@@ -120,9 +123,19 @@ impl Core {
         for extent in &map.extents {
             records.pin(Run { start: extent.start, len: extent.len });
         }
-        let trusted = map.entry.epoch == records.header().epoch || map.extents.is_empty();
-        self.maps.0.insert(number, OpenMap { map, opens: 1 });
-        Ok(if trusted { Look::Open } else { Look::Compare { generation } })
+        let compared = map.entry.epoch == records.header().epoch || map.extents.is_empty();
+        self.maps.0.insert(number, OpenMap { map, opens: 1, compared });
+        Ok(if compared { Look::Open } else { Look::Compare { generation } })
+    }
+
+    /// Notes of an open file that its tags are to be compared when it is opened next.
+    fn doubt(&mut self, number: u32) -> Result<(), Ext2Error> {
+        let Some(open) = self.maps.0.get_mut(&number) else { return Ok(()) };
+        open.map.entry.epoch = NEVER;
+        open.compared = false;
+        let entry = open.map.entry;
+        let Some((records, meta)) = self.ext2.records_and_meta() else { return Ok(()) };
+        records.put_map_entry(meta, number, Some(&entry))
     }
 
     /// Ends an open of a transparent file.
@@ -285,6 +298,9 @@ impl Shared {
     }
 
     fn note_compared(&self, number: u32) -> Result<(), Errno> {
+        if let Some(open) = self.core().maps.0.get_mut(&number) {
+            open.compared = true;
+        }
         if self.read_only {
             return Ok(());
         }
@@ -303,12 +319,8 @@ impl Shared {
     /// gone. Nothing is lost if this cannot be noted.
     fn note_doubt(&self, number: u32) {
         let Ok(_passage) = self.pass(1) else { return };
-        let mut core = self.core();
-        let Some(open) = core.maps.0.get_mut(&number) else { return };
-        open.map.entry.epoch = NEVER;
-        let entry = open.map.entry;
-        let Some((records, meta)) = core.ext2.records_and_meta() else { return };
-        if let Err(error) = records.put_map_entry(meta, number, Some(&entry)) {
+        let doubted = self.core().doubt(number);
+        if let Err(error) = doubted {
             self.broken(&error);
         }
     }
@@ -434,7 +446,7 @@ impl Shared {
                 let part = &data[from..from + (until - at) as usize];
                 bytes[at as usize..until as usize].copy_from_slice(part);
                 from += part.len();
-                self.write_tagged(number, extent, &bytes).map_err(Failure::Broken)?;
+                self.write_tagged(number, extent, &bytes)?;
             }
             let mut core = self.core();
             core.set_transparent_size(number, now, |size| size.max(end))
@@ -486,18 +498,23 @@ impl Shared {
         outcome.map(|()| filled)
     }
 
-    /// Writes whole blocks of a transparent file and their tags.
-    fn write_tagged(&self, number: u32, extent: Extent, bytes: &[u8]) -> Result<(), Ext2Error> {
+    /// Writes whole blocks of a transparent file and their tags. Where the device refuses (an
+    /// image with holes on a disk that is full) only this file is lost.
+    fn write_tagged(&self, number: u32, extent: Extent, bytes: &[u8]) -> Result<(), Failure> {
         let at = u64::from(extent.start) * u64::from(self.block_bytes);
         let written = self.device.write_at(at, bytes);
-        written.map_err(|error| Ext2Error::Meta(MetaError::Write(error)))?;
         let mut core = self.core();
+        if let Err(error) = written {
+            core.doubt(number).map_err(Failure::Broken)?;
+            let full = error.kind() == std::io::ErrorKind::StorageFull;
+            return Err(Failure::Refused(if full { Errno::ENOSPC } else { Errno::EIO }));
+        }
         let generation = core.open_map(number).map_or(0, |map| map.entry.generation);
         for (i, block) in (0..).zip(bytes.chunks_exact(self.block_bytes as usize)) {
             let belongs = Belongs { inode: number, generation, logical: extent.logical + i };
             let tag = core.ext2.tag_of(belongs, block);
             if let Some((records, meta)) = core.ext2.records_and_meta() {
-                records.put_tag(meta, extent.start + i, tag)?;
+                records.put_tag(meta, extent.start + i, tag).map_err(Failure::Broken)?;
             }
         }
         Ok(())
@@ -543,7 +560,10 @@ impl Shared {
             Some(extent) if extent.start != 0 && within != 0 => {
                 let mut bytes = self.read_tagged(number, extent)?;
                 bytes[within as usize..].fill(0);
-                self.write_tagged(number, extent, &bytes).map_err(|error| self.broken(&error))
+                self.write_tagged(number, extent, &bytes).map_err(|failure| match failure {
+                    Failure::Refused(errno) => errno,
+                    Failure::Space(error) | Failure::Broken(error) => self.broken(&error),
+                })
             }
             _ => Ok(()),
         }

@@ -170,8 +170,7 @@ async fn move_directories(tfs: Tfs, directories: Vec<InodeNumber>, who: u64) {
                 tfs.rename(ME, from, old, to, new, flags).await
             }
         };
-        let fine =
-            [Errno::ENOENT, Errno::EEXIST, Errno::EINVAL, Errno::ENOTEMPTY, Errno::ESTALE];
+        let fine = [Errno::ENOENT, Errno::EEXIST, Errno::EINVAL, Errno::ENOTEMPTY, Errno::ESTALE];
         assert!(done.is_ok() || done.is_err_and(|e| fine.contains(&e)), "{done:?}");
         tokio::task::yield_now().await;
     }
@@ -262,4 +261,50 @@ async fn what_is_cut_off_beside_readers_shows_them_nothing_else() {
     assert_eq!(tfs.failure(), None);
     tfs.unmount().unwrap();
     assert_clean(&device.bytes(), "cut off beside readers");
+}
+
+/// The second to open a file was let in while the first still compared its blocks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn whoever_opens_a_lost_file_at_the_same_time_is_told() {
+    const FILES: u64 = 12;
+    let device = FaultyDevice::new(32 << 20, 1);
+    mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options(1024)).unwrap();
+    let mount = |device: &FaultyDevice| {
+        let env = Arc::new(TokioRuntime::current());
+        let quiet = MountOptions { background: false, ..MountOptions::default() };
+        Tfs::mount(env, Arc::new(device.clone()), &quiet).unwrap().0
+    };
+    let tfs = mount(&device);
+    let parent = contribution(&tfs).await;
+    let mut last = Vec::new();
+    for n in 0..FILES {
+        let number = write(&tfs, parent, &format!("t{n}"), &owned(n, 900_000)).await.unwrap();
+        let extents = tfs.file_extents(number).unwrap();
+        let end = extents.last().unwrap();
+        last.push(end.start + end.len - 1);
+    }
+    tfs.sync().await.unwrap();
+    drop(tfs);
+    device.power_cycle();
+    for block in last {
+        device.write_at(u64::from(block) * 1024, &[3; 1024]).unwrap();
+    }
+    let tfs = mount(&device);
+    for n in 0..FILES {
+        let name = format!("t{n}");
+        let number = tfs.lookup(ME, parent, name.as_bytes()).await.unwrap().attr.inode;
+        let mut openers = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let tfs = tfs.clone();
+            openers.spawn(async move { tfs.open(ME, number, OpenFlags::READ).await.map(|_| ()) });
+        }
+        while let Some(opened) = openers.join_next().await {
+            let opened = opened.unwrap();
+            assert!(matches!(opened, Err(Errno::ENOENT | Errno::ESTALE)), "{name}: {opened:?}");
+        }
+        tfs.forget(number, 1);
+    }
+    assert_eq!(tfs.failure(), None);
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "opened by many when they were lost");
 }

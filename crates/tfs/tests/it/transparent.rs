@@ -1,6 +1,7 @@
 //! Transparent files in the paper's words: they may vanish at any moment, cost ordinary files
 //! nothing, and never show anybody else's bytes.
 
+use std::io;
 use std::sync::Arc;
 
 use atoll_env::TokioRuntime;
@@ -155,4 +156,49 @@ async fn a_file_whose_bytes_were_changed_unseen_is_gone_once_a_read_has_found_ou
     assert_eq!(tfs.usage().unwrap().transparent_blocks, 0);
     tfs.unmount().unwrap();
     assert_clean(&device.bytes(), "changed unseen");
+}
+
+/// A disk that has no room for transparent data, as an image with holes on a full one.
+#[derive(Debug)]
+struct Short(FaultyDevice);
+
+const REFUSED: [u8; 1024] = [0xee; 1024];
+
+impl Device for Short {
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, buffer)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        if data.ends_with(&REFUSED) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.0.write_at(offset, data)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+}
+
+/// It was the end of all changes, ordinary ones too.
+#[tokio::test]
+async fn a_device_without_room_for_transparent_data_loses_that_file_alone() {
+    let device = made(16, 1024);
+    let env = Arc::new(TokioRuntime::current());
+    let options = MountOptions::default();
+    let (tfs, _) = Tfs::mount(env, Arc::new(Short(device.clone())), &options).unwrap();
+    let parent = contribution(&tfs).await;
+    write(&tfs, parent, "before", &owned(1, 50_000)).await.unwrap();
+    assert_eq!(write(&tfs, parent, "short", &REFUSED.repeat(300)).await, Err(Errno::ENOSPC));
+    write(&tfs, ROOT, "ordinary", &owned(2, 50_000)).await.unwrap();
+    assert_eq!(tfs.failure(), None);
+    assert_eq!(read(&tfs, parent, "short").await, Err(Errno::ENOENT), "gone when it is opened");
+    assert_eq!(read(&tfs, parent, "before").await.unwrap(), owned(1, 50_000));
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "without room");
 }
