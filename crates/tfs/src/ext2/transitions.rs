@@ -144,8 +144,12 @@ impl Records {
             let (state, end) = bitmaps.state_at(bit, range.end);
             let next = match state.after(event) {
                 Ok(next) => next,
-                // A damaged map names blocks that are nobody's, or another's who gave them back.
-                Err(_) if event == BlockEvent::TransparentDelete => state,
+                // A damaged map names blocks that are nobody's, or another's who gave them back:
+                // they stay what they are, and the next mount goes through the records.
+                Err(_) if event == BlockEvent::TransparentDelete => {
+                    self.note_damage();
+                    state
+                }
                 Err(impossible) => {
                     let block = run.start + (bit - range.start) as u32;
                     return damaged(format!("block {block}: {impossible}"));

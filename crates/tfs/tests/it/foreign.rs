@@ -394,8 +394,7 @@ impl LoopMount<'_> {
 
 impl Drop for LoopMount<'_> {
     fn drop(&mut self) {
-        let status = Command::new("umount").arg(self.0).status().unwrap();
-        assert!(status.success(), "umount {}", self.0.display());
+        assert!(crate::kernel::unmount(self.0), "umount {}", self.0.display());
     }
 }
 
