@@ -56,7 +56,7 @@ impl Shared {
     /// What would be avoided now, and for each chunk whether it is in the choice.
     fn choice(&self) -> Result<(Avoidance, Vec<bool>), Errno> {
         let mut core = self.core();
-        core.note_time(self.env.0.now());
+        core.note_time(self.env.now());
         let header = core.ext2.records().ok_or(Errno::EIO)?.header();
         let (observed_secs, target) = (header.observed_secs, header.target_loss_bytes_per_sec);
         let histogram = core.histogram().map_err(|error| errno(&error))?;
@@ -101,7 +101,7 @@ impl Shared {
                 changed.map_err(|error| self.broken(&error))?;
             }
         }
-        let now_unix_secs = self.env.0.unix_ms() / 1000;
+        let now_unix_secs = self.env.unix_ms() / 1000;
         let mut core = self.core();
         if let Some((records, _)) = core.ext2.records_and_meta() {
             let header = records.header_mut();

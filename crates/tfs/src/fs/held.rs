@@ -241,7 +241,7 @@ const END_STEP_BLOCKS: usize = crate::ext2::BLOCKS_A_STEP + END_BLOCKS;
 
 impl Shared {
     pub(super) fn now(&self) -> FileTime {
-        let ms = self.env.0.unix_ms();
+        let ms = self.env.unix_ms();
         let secs = i64::try_from(ms / 1000).unwrap_or(i64::MAX);
         FileTime { secs, nanos: (ms % 1000) as u32 * 1_000_000 }
     }

@@ -54,14 +54,20 @@ const FOR_EVER: Duration = Duration::from_secs(3600);
 const TRANSPARENT_TTL: Duration = Duration::from_secs(1);
 
 /// A mounted file system. Clones are handles to the same one.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Tfs {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
+/// Without what is in memory, which would be megabytes, and the key of tags.
+impl std::fmt::Debug for Tfs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tfs").field("failure", &self.failure()).finish_non_exhaustive()
+    }
+}
+
 struct Shared {
-    env: EnvHandle,
+    env: Env,
     device: Arc<dyn Device>,
     journal: Journal,
     /// Readers: calls that change something. Writer: a commit that fixes its transaction.
@@ -79,15 +85,6 @@ struct Shared {
     upkeep: OnceLock<Task>,
     read_only: bool,
     block_bytes: u32,
-}
-
-/// The runtime, which has no name to print.
-struct EnvHandle(Env);
-
-impl std::fmt::Debug for EnvHandle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Env")
-    }
 }
 
 /// What stands under the lock.

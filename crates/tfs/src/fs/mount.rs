@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::held::HeldInodes;
 use super::transparent::OpenMaps;
-use super::{Core, EnvHandle, Shared, Tfs};
+use super::{Core, Shared, Tfs};
 use crate::device::Device;
 use crate::ext2::{
     AllocationObserver, Ext2, Ext2Error, Records, RecordsError, VERIFY_STEP_BLOCKS, Verified,
@@ -217,6 +217,7 @@ fn settle(
     if superblock.state() & STATE_ERRORS != 0 {
         return Err(MountError::NeedsCheck);
     }
+    header.geometry = Geometry::of(superblock);
     Ok(())
 }
 
@@ -262,7 +263,7 @@ impl Tfs {
         let chosen_at = env.now();
         let core = Core { ext2, held: HeldInodes::default(), maps: OpenMaps::default(), chosen_at };
         let shared = Arc::new(Shared {
-            env: EnvHandle(env),
+            env,
             device,
             journal,
             gate: RwLock::new(()),
@@ -316,7 +317,7 @@ impl Shared {
     /// call is under way, and everything is at home.
     fn sign_in_or_out(&self, mounted: bool) -> Result<(), MountError> {
         self.device.sync()?;
-        let now = (self.env.0.unix_ms() / 1000) as u32;
+        let now = (self.env.unix_ms() / 1000) as u32;
         let mut core = self.core();
         let mut superblock = core.ext2.superblock().clone();
         let before = superblock.mark();
@@ -327,7 +328,7 @@ impl Shared {
             superblock.set_mount_count(superblock.mount_count().saturating_add(1));
             superblock.set_state(superblock.state() & !STATE_VALID);
         } else {
-            core.note_time(self.env.0.now());
+            core.note_time(self.env.now());
             superblock.set_state(superblock.state() | STATE_VALID);
         }
         let last_number = core.ext2.meta.last_number();

@@ -204,7 +204,7 @@ impl Shared {
                 mtime: now,
                 ctime: now,
                 crtime: now,
-                generation: (self.env.0.random_u64() as u32).max(1),
+                generation: (self.env.random_u64() as u32).max(1),
                 flags: directory.flags & INHERITED_FLAGS,
                 ..Inode::blank()
             };

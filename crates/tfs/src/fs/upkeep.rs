@@ -22,8 +22,8 @@ const CHOOSE_EVERY: Duration = Duration::from_secs(600);
 impl Shared {
     /// Starts the task; it ends with the mount.
     pub(super) fn start_upkeep(self: &Arc<Shared>) {
-        let env = self.env.0.clone();
-        let task = self.env.0.spawn(Box::pin(keep_up(env, Arc::downgrade(self))));
+        let env = self.env.clone();
+        let task = self.env.spawn(Box::pin(keep_up(env, Arc::downgrade(self))));
         let _ = self.upkeep.set(task);
     }
 

@@ -107,7 +107,9 @@ impl Header {
             newest = newest.into_iter().chain(header).max_by_key(|header| header.seq);
         }
         let header = newest.ok_or(HeaderError::Damaged)?;
-        if header.geometry != Geometry::of(superblock) {
+        // Others may give it another UUID (`tune2fs -U`): then it is not recognised.
+        let uuid = superblock.uuid();
+        if (Geometry { uuid, ..header.geometry }) != Geometry::of(superblock) {
             return Err(HeaderError::Resized);
         }
         if RecordsLayout::new(superblock, header.journal_blocks).is_none() {
@@ -185,6 +187,7 @@ impl Header {
     /// Whether nobody but TFS has written since this header was.
     pub fn recognises(&self, superblock: &Superblock) -> bool {
         let mark = superblock.mark();
-        mark == self.mark_after || mark == self.mark_before
+        self.geometry.uuid == superblock.uuid()
+            && (mark == self.mark_after || mark == self.mark_before)
     }
 }

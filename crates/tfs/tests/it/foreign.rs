@@ -258,6 +258,43 @@ async fn others_are_noticed_whatever_the_clock_says() {
     }
 }
 
+/// Whatever an administrator changes, transparent files are their own or gone.
+#[tokio::test]
+async fn what_tune2fs_changes_is_noticed_and_survived() {
+    let cases: &[(&[&str], bool)] = &[
+        (&["-U", "00112233-4455-6677-8899-aabbccddeeff"], true),
+        (&["-m", "1"], true),
+        (&["-c", "20", "-C", "7"], true),
+        (&["-O", "^dir_index"], true),
+        (&["-O", "^large_file"], true),
+        // Inode tables grow over what follows them.
+        (&["-I", "512"], false),
+    ];
+    for (arguments, keeps_all) in cases {
+        let image = Image::full(16, 1024).await;
+        let before = {
+            let (tfs, _) = image.mount();
+            let whole = check_all(&tfs, image.count, &[]).await;
+            unmount(tfs);
+            whole
+        };
+        // It wants to see one before it moves inode tables.
+        image.run("e2fsck", &["-fy"], &[0, 1]);
+        image.run("tune2fs", arguments, &[0]);
+        image.run("e2fsck", &["-fy"], &[0, 1]);
+        let (tfs, report) = image.mount();
+        assert!(report.foreign && report.verified.is_some(), "{arguments:?}");
+        let whole = check_all(&tfs, image.count, &[]).await;
+        assert!(whole <= before && whole > before / 2, "{arguments:?}: {whole} of {before}");
+        assert!(whole == before || !keeps_all, "{arguments:?}: {whole} of {before}");
+        assert!(read(&tfs, ROOT, "ordinary").await.unwrap() == owned(7000, LEN));
+        unmount(tfs);
+        assert_image_clean(&image.path(), &format!("tune2fs {arguments:?}"));
+        let (_, report) = image.mount();
+        assert!(!report.foreign, "{arguments:?}: noticed once");
+    }
+}
+
 /// Records are made for one size of file system.
 #[tokio::test]
 async fn a_file_system_that_was_resized_has_its_records_made_anew() {

@@ -442,9 +442,6 @@ const RECORDS: &[Fault] = &[
     fault("another size", AtMount("before the file system was resized"), |i| {
         i.change_headers(|i, at| i.put32(at + 16, 8192));
     }),
-    fault("another file system's", AtMount("before the file system was resized"), |i| {
-        i.change_headers(|i, at| i.put32(at + 32, 8));
-    }),
     fault("a journal of no length", AtMount("no copy of their header is whole"), |i| {
         i.change_headers(|i, at| i.put32(at + 28, 5));
     }),

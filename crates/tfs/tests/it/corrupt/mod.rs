@@ -227,7 +227,7 @@ async fn a_journal_that_changes_the_size_of_the_file_system_is_refused() {
             }
             Err(error) => {
                 let said = error.to_string();
-                assert!(expected != "" && said.contains(expected), "{fields:?}: {said}");
+                assert!(!expected.is_empty() && said.contains(expected), "{fields:?}: {said}");
             }
         }
     }
