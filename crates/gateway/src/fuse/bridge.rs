@@ -118,6 +118,7 @@ impl fuser::Filesystem for Bridge {
     }
 
     fn forget(&self, _request: &fuser::Request, ino: INodeNo, count: u64) {
+        let _turn = self.dispatcher.turn_of_many();
         self.fs.forget(inode(ino), count);
     }
 

@@ -22,10 +22,13 @@ use atoll_vfs::Errno;
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
 
+use super::turns::{Turn, Turns};
+
 /// Runs requests.
 pub(super) struct Dispatcher {
     handle: Handle,
     gate: Arc<Gate>,
+    pub(super) turns: Arc<Turns>,
     limit: Duration,
 }
 
@@ -58,7 +61,12 @@ impl Drop for Place {
 impl Dispatcher {
     pub(super) fn new(handle: Handle, max_requests: usize, limit: Duration) -> Dispatcher {
         let gate = Gate { free: Mutex::new(max_requests.max(1)), freed: Condvar::new() };
-        Dispatcher { handle, gate: Arc::new(gate), limit }
+        Dispatcher { handle, gate: Arc::new(gate), turns: Arc::default(), limit }
+    }
+
+    /// Begins a part of a request; the thread goes on with the others afterwards.
+    pub(super) fn turn_of_many(&self) -> Turn<'_> {
+        self.turns.begin_part()
     }
 
     /// Does `work` and gives its outcome to `reply`. `what` names the request in the log.
@@ -68,6 +76,7 @@ impl Dispatcher {
         work: impl Future<Output = Result<T, Errno>> + Send + 'static,
         reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
     ) {
+        let _turn = self.turns.begin();
         let place = self.gate.enter();
         let limit = self.limit;
         let _entered = self.handle.enter();

@@ -56,6 +56,30 @@ fn a_slow_read_does_not_block_others() {
     place.unmount();
 }
 
+/// As a disk or a lock does. One thread is enough for the others' requests, whichever it is.
+#[test]
+fn reads_that_keep_all_threads_but_one_waiting_do_not_block_others() {
+    let options = MountOptions { threads: 4.try_into().unwrap(), ..MountOptions::default() };
+    let Some(Script { place, gate, mut waiting }) = scripted(&options) else { return };
+    let mut blocked = Vec::new();
+    while blocked.len() < 3 {
+        assert_eq!(fs::read(place.join("quick")).unwrap().len(), 4096);
+        let path = place.join("blocking");
+        blocked.push(thread::spawn(move || fs::read(path).unwrap().len()));
+        let count = blocked.len();
+        place.runtime().block_on(waiting.wait_for(|begun| *begun >= count)).unwrap();
+    }
+    for _ in 0..20 {
+        assert_eq!(fs::read(place.join("quick")).unwrap().len(), 4096);
+    }
+    assert!(blocked.iter().all(|thread| !thread.is_finished()), "the gate is shut");
+    gate.send(true).unwrap();
+    for thread in blocked {
+        assert_eq!(thread.join().unwrap(), 4096);
+    }
+    place.unmount();
+}
+
 #[test]
 fn a_file_system_that_never_answers_is_etimedout() {
     let limit = Duration::from_millis(50);

@@ -20,9 +20,12 @@ pub const GENEROUS: InodeNumber = InodeNumber(14);
 /// A link whose target is longer than a page.
 pub const LONG_LINK: InodeNumber = InodeNumber(15);
 pub const LINK_LEN: usize = 5000;
+/// Reads of this keep their thread waiting until the gate opens.
+pub const BLOCKING: InodeNumber = InodeNumber(16);
 
-pub const FILES: [(&str, InodeNumber); 6] = [
+pub const FILES: [(&str, InodeNumber); 7] = [
     ("slow", SLOW),
+    ("blocking", BLOCKING),
     ("quick", QUICK),
     ("panics", PANICS),
     ("panics later", PANICS_LATER),
@@ -110,6 +113,13 @@ impl FileSystem for Scripted {
                     gate.wait_for(|open| *open).await.map_err(|_| Errno::EIO)?;
                     Ok(data)
                 })
+            }
+            BLOCKING => {
+                self.waiting.send_modify(|count| *count += 1);
+                while !*self.gate.borrow() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                answer(Ok(data))
             }
             PANICS => panic!("on purpose, before there is a future"),
             PANICS_LATER => Box::pin(async {

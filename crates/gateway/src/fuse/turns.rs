@@ -1,0 +1,424 @@
+//! Which thread reads the kernel's requests: one, for as long as it keeps up.
+//!
+//! A process that uses a file system and the thread that serves it take turns: each sleeps while
+//! the other works. The kernel gives a request to the thread that has slept longest, so that of
+//! several threads each request would wake another one, on another core, with nothing in its
+//! cache. Therefore one thread, the *leader*, reads requests, and the others rest here. One of
+//! them, the *watcher*, looks at the leader once a tick:
+//!
+//! - a leader that has been at the same request since the last tick waits for something (a disk,
+//!   a lock): the watcher becomes the leader, and the old one rests when it is done;
+//! - a leader that served a request at each of many ticks has more to do than one thread can:
+//!   the watcher reads requests beside it for a while;
+//! - when nothing happens, the watcher sleeps until the leader wakes it.
+//!
+//! Falling asleep for the few microseconds until the same process asks again costs more than
+//! waiting awake, above all where an idle core is a virtual machine's to wake. So the leader looks
+//! for the next request for a moment before it sleeps in a read, as long as that mostly pays.
+//!
+//! A thread rests only after its request is answered. When the kernel ends the mount, the thread
+//! that learns of it ends, and all others with it.
+//!
+//! It does not know what requests are.
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// How long others wait at most for a leader that waits itself, halved. A guess: well above
+/// what a request takes, well below what people notice.
+const TICK: Duration = Duration::from_millis(4);
+
+/// How long the leader looks for the next request before it sleeps: about what being woken costs.
+const AWAKE: Duration = Duration::from_micros(40);
+
+/// How often in a row waiting awake may be in vain before it is given up.
+const MAX_CREDIT: u32 = 8;
+
+/// One in so many requests, waiting awake is tried all the same.
+const TRIED_EVERY: u32 = 256;
+
+/// Ticks in a row at which the leader was serving before it is helped. One that takes turns with
+/// one process is found serving about every second time.
+const BUSY_TICKS: u32 = 12;
+
+/// Requests that a helper serves before it rests.
+const HELPED_REQUESTS: u32 = 256;
+
+/// Ticks without any request before the watcher sleeps. A guess.
+const IDLE_TICKS: u32 = 25;
+
+/// Bits of [`Turns::word`] that count.
+const COUNT_BITS: u32 = 48;
+
+/// The threads of one mount.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    /// Above [`COUNT_BITS`] the leader, 0 for none yet; below, how often it began and ended a
+    /// request: odd while it serves one. Only the leader changes it, and, while it is odd, the
+    /// watcher.
+    word: AtomicU64,
+    /// Where requests come from, to see whether there is one.
+    device: OnceLock<OwnedFd>,
+    /// What waiting awake has earned lately. Only the leader changes it.
+    credit: AtomicU32,
+    /// Requests until waiting awake is tried without credit.
+    until_tried: AtomicU32,
+    /// The watcher sleeps until the next request.
+    asleep: AtomicBool,
+    resting: Mutex<Resting>,
+    /// For those who rest.
+    rested: Condvar,
+    /// For the watcher.
+    watch: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Resting {
+    threads: u64,
+    is_watched: bool,
+    ended: bool,
+}
+
+/// A thread's place among the others of its mount; given up when the thread ends.
+struct Seat {
+    turns: Arc<Turns>,
+    number: u64,
+    /// Requests that it may still serve beside the leader.
+    help_left: u32,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.turns.resting().ended = true;
+        self.turns.rested.notify_all();
+        self.turns.watch.notify_all();
+    }
+}
+
+thread_local! {
+    static SEAT: RefCell<Option<Seat>> = const { RefCell::new(None) };
+}
+
+/// A request that is being served. Dropped, the thread may go on to the next, after a rest.
+#[derive(Debug)]
+pub(super) struct Turn<'a> {
+    turns: &'a Turns,
+    thread: u64,
+    may_rest: bool,
+}
+
+/// What the watcher does after a look at the leader.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    Watch,
+    Sleep,
+    Help,
+    Lead,
+}
+
+/// What the watcher has seen.
+#[derive(Debug)]
+struct Watched {
+    word: u64,
+    busy_ticks: u32,
+    idle_ticks: u32,
+}
+
+impl Watched {
+    fn new(word: u64) -> Watched {
+        Watched { word, busy_ticks: 0, idle_ticks: 0 }
+    }
+
+    fn look(&mut self, word: u64) -> Verdict {
+        let (same, serving) = (word == self.word, is_serving(word));
+        self.word = word;
+        self.busy_ticks = if serving { self.busy_ticks + 1 } else { 0 };
+        self.idle_ticks = if same { self.idle_ticks + 1 } else { 0 };
+        match (same, serving) {
+            (true, true) => Verdict::Lead,
+            (true, false) if self.idle_ticks >= IDLE_TICKS => Verdict::Sleep,
+            _ if self.busy_ticks >= BUSY_TICKS => Verdict::Help,
+            _ => Verdict::Watch,
+        }
+    }
+}
+
+fn is_serving(word: u64) -> bool {
+    word & 1 == 1
+}
+
+fn leader_of(word: u64) -> u64 {
+    word >> COUNT_BITS
+}
+
+/// The word after the next beginning or end, by `leader`.
+fn next(word: u64, leader: u64) -> u64 {
+    let count = (word + 1) & ((1 << COUNT_BITS) - 1);
+    leader << COUNT_BITS | count
+}
+
+impl Turns {
+    fn resting(&self) -> MutexGuard<'_, Resting> {
+        self.resting.lock().expect("no holder of this lock panics")
+    }
+
+    /// Begins a request on this thread.
+    pub(super) fn begin(self: &Arc<Turns>) -> Turn<'_> {
+        self.begin_as(true)
+    }
+
+    /// Begins a part of a request on this thread, which does not rest before the others are done.
+    pub(super) fn begin_part(self: &Arc<Turns>) -> Turn<'_> {
+        self.begin_as(false)
+    }
+
+    fn begin_as(self: &Arc<Turns>, may_rest: bool) -> Turn<'_> {
+        let thread = self.seat();
+        let word = self.word.load(Ordering::SeqCst);
+        if leader_of(word) == thread || leader_of(word) == 0 {
+            // Fails only where another thread became the first leader just now.
+            let _ = self.change(word, next(word, thread));
+        }
+        if self.asleep.load(Ordering::SeqCst) {
+            let _resting = self.resting();
+            self.asleep.store(false, Ordering::SeqCst);
+            self.watch.notify_all();
+        }
+        Turn { turns: self, thread, may_rest }
+    }
+
+    /// Says where requests come from.
+    pub(super) fn read_from(&self, device: OwnedFd) {
+        let _ = self.device.set(device);
+    }
+
+    /// Waits awake for the next request, if that pays.
+    fn stay_awake(&self) {
+        let Some(device) = self.device.get() else { return };
+        let credit = self.credit.load(Ordering::Relaxed);
+        let until_tried = self.until_tried.load(Ordering::Relaxed);
+        if credit == 0 && until_tried > 0 {
+            self.until_tried.store(until_tried - 1, Ordering::Relaxed);
+            return;
+        }
+        self.until_tried.store(TRIED_EVERY, Ordering::Relaxed);
+        let came = comes_within(device, AWAKE);
+        let credit = if came { (credit + 1).min(MAX_CREDIT) } else { credit.saturating_sub(1) };
+        self.credit.store(credit, Ordering::Relaxed);
+    }
+
+    fn change(&self, from: u64, to: u64) -> bool {
+        self.word.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// This thread's number, at first use a new one.
+    fn seat(self: &Arc<Turns>) -> u64 {
+        SEAT.with_borrow_mut(|seat| match seat {
+            Some(seat) if Arc::ptr_eq(&seat.turns, self) => seat.number,
+            _ => {
+                let mut resting = self.resting();
+                resting.threads += 1;
+                let number = resting.threads;
+                drop(resting);
+                *seat = Some(Seat { turns: self.clone(), number, help_left: 0 });
+                number
+            }
+        })
+    }
+
+    /// Rests until this thread is to read requests.
+    fn rest(&self, thread: u64) {
+        let mut resting = self.resting();
+        while !resting.ended {
+            if resting.is_watched {
+                resting = self.rested.wait(resting).expect("no holder of this lock panics");
+                continue;
+            }
+            resting.is_watched = true;
+            let (verdict, mut after) = self.watch(resting, thread);
+            after.is_watched = false;
+            self.rested.notify_one();
+            if verdict == Verdict::Help {
+                help(HELPED_REQUESTS);
+            }
+            return;
+        }
+    }
+
+    /// Watches until this thread is to read requests: as the leader, or as a helper.
+    fn watch<'a>(
+        &self,
+        mut resting: MutexGuard<'a, Resting>,
+        thread: u64,
+    ) -> (Verdict, MutexGuard<'a, Resting>) {
+        let mut watched = Watched::new(self.word.load(Ordering::SeqCst));
+        while !resting.ended {
+            let waited = self.watch.wait_timeout(resting, TICK);
+            resting = waited.expect("no holder of this lock panics").0;
+            let word = self.word.load(Ordering::SeqCst);
+            match watched.look(word) {
+                // Fails if it has ended its request just now.
+                Verdict::Lead if self.change(word, next(word, thread)) => {
+                    return (Verdict::Lead, resting);
+                }
+                Verdict::Help => return (Verdict::Help, resting),
+                Verdict::Sleep => resting = self.sleep(resting, word),
+                Verdict::Lead | Verdict::Watch => {}
+            }
+        }
+        (Verdict::Lead, resting)
+    }
+
+    /// Sleeps until the leader begins a request after `word`: either it sees that the watcher
+    /// sleeps, or the watcher sees that it began.
+    fn sleep<'a>(
+        &self,
+        mut resting: MutexGuard<'a, Resting>,
+        word: u64,
+    ) -> MutexGuard<'a, Resting> {
+        self.asleep.store(true, Ordering::SeqCst);
+        while self.asleep.load(Ordering::SeqCst)
+            && self.word.load(Ordering::SeqCst) == word
+            && !resting.ended
+        {
+            resting = self.watch.wait(resting).expect("no holder of this lock panics");
+        }
+        self.asleep.store(false, Ordering::SeqCst);
+        resting
+    }
+}
+
+/// Whether a request comes within so long; also if that cannot be told.
+fn comes_within(device: &OwnedFd, limit: Duration) -> bool {
+    let began = Instant::now();
+    loop {
+        let mut ready = [PollFd::new(device, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if poll(&mut ready, Some(&now)) != Ok(0) {
+            return true;
+        }
+        if began.elapsed() >= limit {
+            return false;
+        }
+    }
+}
+
+/// Lets this thread serve so many requests beside the leader; whether it may serve one more.
+fn help(more: u32) -> bool {
+    SEAT.with_borrow_mut(|seat| {
+        let Some(seat) = seat else { return false };
+        seat.help_left += more;
+        let may = seat.help_left > 0;
+        if more == 0 {
+            seat.help_left = seat.help_left.saturating_sub(1);
+        }
+        may
+    })
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let word = self.turns.word.load(Ordering::SeqCst);
+        let leads = leader_of(word) == self.thread;
+        // It fails if the watcher has taken over just now.
+        if leads && self.turns.change(word, next(word, self.thread)) {
+            self.turns.stay_awake();
+            return;
+        }
+        if self.may_rest && !std::thread::panicking() && !help(0) {
+            self.turns.rest(self.thread);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_leader_is_watched_replaced_and_helped() {
+        let mut watched = Watched::new(next(0, 1));
+        let mut word = next(next(0, 1), 1);
+        assert_eq!(watched.look(word), Verdict::Watch, "it reads");
+        for _ in 1..IDLE_TICKS {
+            assert_eq!(watched.look(word), Verdict::Watch);
+        }
+        assert_eq!(watched.look(word), Verdict::Sleep, "nothing happens");
+        word = next(word, 1);
+        assert_eq!(watched.look(word), Verdict::Watch, "it serves");
+        assert_eq!(watched.look(word), Verdict::Lead, "it serves the same request");
+        watched = Watched::new(word);
+        for _ in 1..BUSY_TICKS {
+            word += 2;
+            assert_eq!(watched.look(word), Verdict::Watch, "it serves other requests");
+        }
+        assert_eq!(watched.look(word + 2), Verdict::Help);
+    }
+
+    /// Whoever is no leader comes back from its first request only when it is to read.
+    fn other(turns: &Arc<Turns>) -> mpsc::Receiver<()> {
+        let (tell, told) = mpsc::channel();
+        let turns = turns.clone();
+        thread::spawn(move || {
+            drop(turns.begin());
+            let _ = tell.send(());
+        });
+        told
+    }
+
+    #[test]
+    fn others_rest_while_the_leader_reads_and_end_with_it() {
+        let turns = Arc::new(Turns::default());
+        let of_leader = turns.clone();
+        let (tell, told) = mpsc::channel::<()>();
+        let (ready, led) = mpsc::channel();
+        let leader = thread::spawn(move || {
+            drop(of_leader.begin());
+            ready.send(()).unwrap();
+            let _ = told.recv();
+        });
+        led.recv().unwrap();
+        let others = [other(&turns), other(&turns), other(&turns)];
+        while turns.resting().threads < 4 {
+            thread::yield_now();
+        }
+        assert!(others.iter().all(|other| other.try_recv().is_err()), "the leader reads");
+        drop(tell);
+        leader.join().unwrap();
+        for other in others {
+            other.recv().unwrap();
+        }
+    }
+
+    #[test]
+    fn each_leader_that_waits_is_replaced() {
+        let turns = Arc::new(Turns::default());
+        let first = turns.begin();
+        let (tell, told) = mpsc::channel::<()>();
+        let (came, coming) = mpsc::channel();
+        let second = {
+            let turns = turns.clone();
+            thread::spawn(move || {
+                drop(turns.begin());
+                // Leads now, and waits in its second request.
+                let _turn = turns.begin();
+                came.send(leader_of(turns.word.load(Ordering::SeqCst))).unwrap();
+                let _ = told.recv();
+            })
+        };
+        assert_eq!(coming.recv().unwrap(), 2);
+        other(&turns).recv().unwrap();
+        assert_eq!(leader_of(turns.word.load(Ordering::SeqCst)), 3);
+        drop(tell);
+        drop(first);
+        second.join().unwrap();
+    }
+}
