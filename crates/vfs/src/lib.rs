@@ -181,10 +181,11 @@ pub trait FileSystem: Send + Sync + 'static {
         refuse(Errno::EROFS)
     }
 
-    /// Called at each `close(2)`; errors of delayed writes are reported here.
+    /// Called at each `close(2)` of a handle that may write; errors of delayed writes are
+    /// reported here. [`Errno::ENOSYS`]: no write is delayed, ask no more.
     fn flush(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
         let _ = (inode, handle);
-        Box::pin(async { Ok(()) })
+        refuse(Errno::ENOSYS)
     }
 
     /// Makes what was written durable.
