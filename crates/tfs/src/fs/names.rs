@@ -136,8 +136,9 @@ impl Shared {
             map.is_some_and(|map| map.parent != parent)
         };
         drop(core);
-        if moved && !self.read_only {
-            self.note_parent(found.inode, parent)?;
+        if moved {
+            // Where that cannot be noted, the file is found all the same.
+            let _ = self.note_parent(found.inode, parent);
         }
         Ok(entry)
     }
