@@ -21,6 +21,7 @@ mod mount;
 mod names;
 mod rename;
 mod serve;
+mod tagged;
 mod transparent;
 mod upkeep;
 mod usage;

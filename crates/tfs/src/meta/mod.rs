@@ -103,17 +103,9 @@ impl Meta {
         last_number: u64,
     ) -> Meta {
         Meta {
-            device,
-            block_bytes: journal.block_bytes(),
-            blocks,
-            cache: Cache::new(cached_blocks),
-            changed: BTreeMap::new(),
-            changed_ordinary: 0,
-            freed: Runs::default(),
-            freed_before: Runs::default(),
-            committing: BTreeMap::new(),
             capacity: journal.capacity(),
             next_number: last_number + 1,
+            ..Meta::empty(device, journal.block_bytes(), blocks, cached_blocks)
         }
     }
 
@@ -124,10 +116,20 @@ impl Meta {
         superblock: &Superblock,
         cached_blocks: usize,
     ) -> Meta {
+        let block_bytes = superblock.block_bytes() as usize;
+        Meta::empty(device, block_bytes, superblock.blocks(), cached_blocks)
+    }
+
+    fn empty(
+        device: Arc<dyn Device>,
+        block_bytes: usize,
+        blocks: u32,
+        cached_blocks: usize,
+    ) -> Meta {
         Meta {
             device,
-            block_bytes: superblock.block_bytes() as usize,
-            blocks: superblock.blocks(),
+            block_bytes,
+            blocks,
             cache: Cache::new(cached_blocks),
             changed: BTreeMap::new(),
             changed_ordinary: 0,

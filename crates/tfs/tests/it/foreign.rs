@@ -103,6 +103,14 @@ async fn check_all(tfs: &Tfs, count: u64, others: &[u64]) -> u64 {
     whole
 }
 
+/// Mounts an image for as long as it takes to count the transparent files that are whole.
+async fn whole_files(image: &Image) -> u64 {
+    let (tfs, _) = image.mount();
+    let whole = check_all(&tfs, image.count, &[]).await;
+    unmount(tfs);
+    whole
+}
+
 #[tokio::test]
 async fn what_debugfs_wrote_over_transparent_data_is_noticed() {
     for block_bytes in [1024, 4096] {
@@ -184,12 +192,7 @@ async fn an_inode_that_others_changed_is_ordinary_or_gone_and_its_blocks_are_fre
 #[tokio::test]
 async fn tune2fs_and_e2fsck_lose_nothing() {
     let image = Image::full(16, 1024).await;
-    let before = {
-        let (tfs, _) = image.mount();
-        let whole = check_all(&tfs, image.count, &[]).await;
-        unmount(tfs);
-        whole
-    };
+    let before = whole_files(&image).await;
     image.run("tune2fs", &["-L", "other"], &[0]);
     let (tfs, report) = image.mount();
     assert!(report.foreign, "tune2fs writes");
@@ -272,12 +275,7 @@ async fn what_tune2fs_changes_is_noticed_and_survived() {
     ];
     for (arguments, keeps_all) in cases {
         let image = Image::full(16, 1024).await;
-        let before = {
-            let (tfs, _) = image.mount();
-            let whole = check_all(&tfs, image.count, &[]).await;
-            unmount(tfs);
-            whole
-        };
+        let before = whole_files(&image).await;
         // It wants to see one before it moves inode tables.
         image.run("e2fsck", &["-fy"], &[0, 1]);
         image.run("tune2fs", arguments, &[0]);
