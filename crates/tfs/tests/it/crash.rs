@@ -2,7 +2,9 @@
 //! synced.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use atoll_env::TokioRuntime;
 use atoll_tfs::device::{Device, FaultyDevice};
@@ -224,4 +226,121 @@ async fn a_device_that_fails_ends_all_changes_and_loses_nothing_synced() {
     device.power_cycle();
     let found = contents(&mount(&device)).await.unwrap();
     assert_eq!(found.get(&b"kept"[..]), Some(&b"kept".to_vec()));
+}
+
+/// The power goes again while what the first cut left is made whole.
+#[tokio::test]
+async fn a_power_cut_while_the_journal_is_brought_home_loses_nothing() {
+    let image = blank();
+    let recorder = Recorder::of(image.clone());
+    let events = run(&recorder, 9, 60).await;
+    let mut playback = Playback::of(image);
+    let mut dice = Dice::new(12);
+    let mut recoveries = 0;
+    for (at, operation) in recorder.operations().iter().enumerate() {
+        playback.play(operation);
+        if at % 20 != 7 {
+            continue;
+        }
+        let remains = playback.crashed(&mut dice).bytes();
+        let again = Recorder::of(remains.clone());
+        drop(mount_on(Arc::new(again.clone())));
+        let mut second = Playback::of(remains);
+        let (synced, touched) = state_at(&events, at + 1);
+        for operation in again.operations() {
+            second.play(&operation);
+            let tfs = mount_on(Arc::new(second.crashed(&mut dice)));
+            let found = contents(&tfs).await.unwrap();
+            for (name, bytes) in synced.iter().filter(|(name, _)| !touched.contains(*name)) {
+                let name_text = String::from_utf8_lossy(name);
+                assert!(found.get(name) == Some(bytes), "{name_text} after cuts at {at}");
+            }
+            recoveries += 1;
+        }
+    }
+    assert!(recoveries > 100, "{recoveries}");
+}
+
+/// A device that cannot be read now and then.
+#[derive(Debug)]
+struct Flaky {
+    device: FaultyDevice,
+    dice: Mutex<Dice>,
+    one_in: AtomicU64,
+}
+
+impl Device for Flaky {
+    fn len_bytes(&self) -> u64 {
+        self.device.len_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let one_in = self.one_in.load(Ordering::Relaxed);
+        if one_in > 0 && self.dice.lock().unwrap().one_in(one_in) {
+            return Err(io::Error::other("cannot be read"));
+        }
+        self.device.read_at(offset, buffer)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.device.write_at(offset, data)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.device.sync()
+    }
+}
+
+async fn rename_some(tfs: &Tfs, dice: &mut Dice) -> Result<(), Errno> {
+    let name = |n: u64| format!("file{n}").into_bytes();
+    let (old, new) = (name(dice.below(12)), name(dice.below(12)));
+    let root = InodeNumber::ROOT;
+    tfs.rename(ME, root, &old, root, &new, RenameFlags::default()).await
+}
+
+/// A read that fails in the middle of a call: the call fails, and what it had done by then is
+/// not committed.
+#[tokio::test]
+async fn reads_that_fail_leave_no_half_of_a_call() {
+    let mut broken = 0;
+    for seed in 0..40 {
+        let device = FaultyDevice::holding(blank(), seed);
+        let flaky = Arc::new(Flaky {
+            device: device.clone(),
+            dice: Mutex::new(Dice::new(seed)),
+            one_in: AtomicU64::new(0),
+        });
+        let env = Arc::new(TokioRuntime::current());
+        // Next to no memory, so that metadata is read again and again.
+        let options =
+            MountOptions { background: false, cache_bytes: 1, ..MountOptions::default() };
+        let (tfs, _) = Tfs::mount(env, flaky.clone(), &options).unwrap();
+        flaky.one_in.store(4, Ordering::Relaxed);
+        let mut dice = Dice::new(seed + 100);
+        // What files hold is not followed: a call that fails may have done some of it.
+        for number in 0..120 {
+            let name = format!("file{}", dice.below(12)).into_bytes();
+            let bytes = vec![1; dice.below(40_000) as usize + 1];
+            let done = match dice.below(4) {
+                0 => tfs.unlink(ME, InodeNumber::ROOT, &name).await,
+                1 => rename_some(&tfs, &mut dice).await,
+                _ => write_file(&tfs, &name, dice.below(60_000), &bytes).await,
+            };
+            if tfs.failure().is_some() {
+                broken += 1;
+                assert!(done.is_err());
+                break;
+            }
+            if number % 10 == 9 && tfs.sync().await.is_err() {
+                break;
+            }
+        }
+        flaky.one_in.store(0, Ordering::Relaxed);
+        drop(tfs);
+        let tfs = mount(&device);
+        contents(&tfs).await.unwrap();
+        tfs.unmount().unwrap();
+        assert_clean(&device.bytes(), &format!("reads failed, seed {seed}"));
+    }
+    assert!(broken > 10, "{broken} calls broke off in the middle");
 }
