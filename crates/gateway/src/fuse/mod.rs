@@ -34,7 +34,7 @@ use thiserror::Error;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 
-pub use mountpoint::{UnmountError, unmount};
+pub use mountpoint::{UnmountError, check as check_mountpoint, mounted_source, unmount};
 
 use bridge::Bridge;
 use dispatch::Dispatcher;

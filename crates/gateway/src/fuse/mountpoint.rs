@@ -3,7 +3,7 @@
 //! Nothing here asks the mounted file system itself, which may be slow or dead: what is
 //! mounted where is read from the kernel's table.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -79,6 +79,8 @@ pub(super) struct Mount {
     pub(super) path: PathBuf,
     /// For instance `fuse.atoll`.
     pub(super) kind: String,
+    /// What is mounted, as [`super::MountOptions::fs_name`] had it.
+    pub(super) source: OsString,
 }
 
 /// All mounts, in the order they were made.
@@ -90,9 +92,11 @@ fn mounts() -> io::Result<Vec<Mount>> {
 fn parse(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|&b| b == b' ');
     let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
-    let path = PathBuf::from(std::ffi::OsString::from_vec(unescape(fields.nth(1)?)));
-    let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
-    Some(Mount { device, path, kind: String::from_utf8_lossy(kind).into_owned() })
+    let path = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
+    let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
+    let kind = String::from_utf8_lossy(fields.next()?).into_owned();
+    let source = OsString::from_vec(unescape(fields.next()?));
+    Some(Mount { device, path, kind, source })
 }
 
 /// Blanks and backslashes stand as `\040`.
@@ -144,7 +148,10 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// Checks that something can be mounted at `path`, and returns it without symbolic links.
-pub(super) fn check(path: &Path, nonempty: bool) -> Result<PathBuf, MountError> {
+///
+/// # Errors
+/// Why not; [`super::mount`] would say the same.
+pub fn check(path: &Path, nonempty: bool) -> Result<PathBuf, MountError> {
     let unusable = |source: io::Error| match source.raw_os_error() {
         Some(ENOTCONN) => {
             let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -219,6 +226,12 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<(), UnmountError> {
     detach(mount, lazy)
 }
 
+/// What one of our mounts at `path` shows, if there is one.
+pub fn mounted_source(path: &Path) -> Option<OsString> {
+    let mount = mounted_at(&resolve(path).ok()?)?;
+    (mount.kind == kind()).then_some(mount.source)
+}
+
 /// Unmounts the file system with this device number, if it is still mounted at `path`,
 /// and not another that has taken its place.
 pub(super) fn unmount_own(path: &Path, device: &str, lazy: bool) -> Result<(), UnmountError> {
@@ -265,11 +278,12 @@ mod tests {
 
     #[test]
     fn the_kernels_table_is_read() {
-        let line = b"42 30 0:45 / /tmp/a\\040b\\134c rw,nosuid shared:1 - fuse.atoll atoll:x rw";
+        let line =
+            b"42 30 0:45 / /tmp/a\\040b\\134c rw,nosuid shared:1 - fuse.atoll atoll:x\\040y rw";
         let mount = parse(line).unwrap();
         assert_eq!(mount.device, "0:45");
         assert_eq!(mount.path, Path::new("/tmp/a b\\c"));
-        assert_eq!(mount.kind, "fuse.atoll");
+        assert_eq!((mount.kind.as_str(), mount.source.to_str()), ("fuse.atoll", Some("atoll:x y")));
         for line in [&b""[..], b"1 2", b"1 2 0:3 / /x rw", b"1 2 0:3 / /x rw -"] {
             assert_eq!(parse(line), None);
         }
