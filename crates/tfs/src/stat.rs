@@ -5,19 +5,25 @@
 //! | attribute | value |
 //! |---|---|
 //! | `user.tfs.usage` | [`Usage`] as lines of a name, a space and a number |
+//! | `user.tfs.trouble` | what is wrong, in words: a line `refused` with the reason if nothing can be changed any more, and lines `met` with what calls were answered `EIO` for |
+//! | `user.tfs.target_loss` | β (§3.3), bytes a second, in decimal; who sets it on the topmost directory changes it |
 //! | `user.tfs.clean` | runs the cleaner (§3.1); lines `files` and `blocks`, with the numbers of what it removed |
 //! | `user.tfs.map.CELLS.FIRST` | of a [`BlockMap`] of so many cells those from FIRST on: a head of 20 bytes (size of a block, blocks, blocks of a cell, cells in all, number of the first cell here; 4 each, little-endian), then 20 bytes for each cell (free, allocated, transparent, allocated and overwritten, free and overwritten) |
 
-use atoll_vfs::Errno;
+use atoll_vfs::{Errno, InodeNumber};
 use bytes::Bytes;
 
 use crate::ext2::StateCounts;
 use crate::format::{put_u32, u32_at};
-use crate::fs::{Cleaned, Tfs, Usage};
+use crate::fs::{Cleaned, Tfs, Usage, met};
 use crate::map::{BlockMap, MAX_CELLS};
 
 /// The attribute that tells the numbers.
 pub const USAGE_XATTR: &str = "user.tfs.usage";
+/// The attribute that tells what is wrong.
+pub const TROUBLE_XATTR: &str = "user.tfs.trouble";
+/// The attribute that is the target loss rate.
+pub const TARGET_LOSS_XATTR: &str = "user.tfs.target_loss";
 /// The attribute that runs the cleaner: whoever may look into the mount may ask for it, as it
 /// removes only what the next open would.
 pub const CLEAN_XATTR: &str = "user.tfs.clean";
@@ -36,6 +42,13 @@ impl Tfs {
         if name == USAGE_XATTR {
             return Some(self.usage().map(|usage| Bytes::from(usage.to_lines())));
         }
+        if name == TROUBLE_XATTR {
+            return Some(Ok(Bytes::from(self.trouble().to_lines())));
+        }
+        if name == TARGET_LOSS_XATTR {
+            let told = self.avoidance();
+            return Some(told.map(|told| Bytes::from(told.target_bytes_per_sec.to_string())));
+        }
         if name == CLEAN_XATTR {
             let told = |done: Cleaned| format!("files {}\nblocks {}\n", done.files, done.blocks);
             return Some(self.clean().map(|done| Bytes::from(told(done))));
@@ -43,6 +56,63 @@ impl Tfs {
         let (cells, first) = name.strip_prefix(MAP_XATTR)?.strip_prefix('.')?.split_once('.')?;
         let (cells, first) = (cells.parse().ok()?, first.parse().ok()?);
         Some(self.block_map(cells).map(|map| map.part(first)))
+    }
+}
+
+impl Tfs {
+    /// Changes what an attribute tells that no file has, if it is one that can be changed.
+    pub(crate) fn change_told(
+        &self,
+        inode: InodeNumber,
+        name: &[u8],
+        value: &[u8],
+    ) -> Option<Result<(), Errno>> {
+        if name != TARGET_LOSS_XATTR.as_bytes() {
+            let asked = name.starts_with(MAP_XATTR.as_bytes())
+                || [USAGE_XATTR, TROUBLE_XATTR, CLEAN_XATTR].map(str::as_bytes).contains(&name);
+            return asked.then_some(Err(Errno::EPERM));
+        }
+        let rate = std::str::from_utf8(value).ok().and_then(|text| text.trim().parse().ok());
+        Some(match rate.filter(|_| inode == InodeNumber::ROOT) {
+            None => Err(Errno::EINVAL),
+            Some(rate) => self.set_target_loss(rate).and_then(|()| self.choose_avoided().map(drop)),
+        })
+    }
+
+    /// What is wrong with it, as far as it was met.
+    pub fn trouble(&self) -> Trouble {
+        Trouble { refused: self.failure().map(str::to_owned), met: met() }
+    }
+}
+
+/// What is wrong with a file system, in words.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Trouble {
+    /// Why nothing can be changed any more.
+    pub refused: Option<String>,
+    /// What calls were answered `EIO` for, the last ones.
+    pub met: Vec<String>,
+}
+
+impl Trouble {
+    /// As lines, for another process.
+    pub fn to_lines(&self) -> String {
+        let refused = self.refused.iter().map(|why| ("refused", why));
+        let lines = refused.chain(self.met.iter().map(|what| ("met", what)));
+        lines.map(|(name, text)| format!("{name} {}\n", text.replace('\n', " "))).collect()
+    }
+
+    /// From lines; those with other names are passed over.
+    pub fn from_lines(lines: &str) -> Trouble {
+        let mut trouble = Trouble::default();
+        for (name, text) in lines.lines().filter_map(|line| line.split_once(' ')) {
+            match name {
+                "refused" => trouble.refused = Some(text.to_owned()),
+                "met" => trouble.met.push(text.to_owned()),
+                _ => {}
+            }
+        }
+        trouble
     }
 }
 
@@ -194,6 +264,19 @@ mod tests {
         assert_eq!(Usage::from_lines(&format!("of_tomorrow 1\n{lines}")), Some(usage));
         assert_eq!(Usage::from_lines(&lines.replace("share ", "")), None);
         assert_eq!(Usage::from_lines(""), None);
+    }
+
+    #[test]
+    fn what_is_wrong_survives_being_told() {
+        let trouble = Trouble {
+            refused: Some("no room\nat all".into()),
+            met: vec!["inode 7: a pointer".into(), "inode 8".into()],
+        };
+        let lines = trouble.to_lines();
+        let back = Trouble::from_lines(&format!("of_tomorrow 1\n{lines}"));
+        assert_eq!(back.refused.as_deref(), Some("no room at all"));
+        assert_eq!(back.met, trouble.met);
+        assert_eq!(Trouble::from_lines(""), Trouble::default());
     }
 
     #[test]

@@ -23,6 +23,7 @@ mod rename;
 mod serve;
 mod tagged;
 mod transparent;
+mod trouble;
 mod upkeep;
 mod usage;
 
@@ -42,6 +43,7 @@ use transparent::OpenMaps;
 pub use avoidance::Avoidance;
 pub use clean::Cleaned;
 pub(crate) use mount::read_records;
+pub(crate) use trouble::met;
 pub use mount::{MountError, MountOptions, MountReport, read_superblock};
 pub use usage::Usage;
 
@@ -178,7 +180,9 @@ impl Shared {
 
     /// Ends all changes, for the reason given first.
     fn fail(&self, reason: &dyn std::fmt::Display) -> Errno {
-        let _ = self.failed.set(reason.to_string());
+        if self.failed.set(reason.to_string()).is_ok() {
+            trouble::note(&format_args!("nothing is changed any more: {reason}"));
+        }
         Errno::EIO
     }
 }
@@ -202,6 +206,9 @@ impl Tfs {
 fn errno(error: &Ext2Error) -> Errno {
     match error {
         Ext2Error::NoSpace | Ext2Error::NoSpaceYet | Ext2Error::NoInodes => Errno::ENOSPC,
-        Ext2Error::Meta(_) | Ext2Error::Damaged(_) => Errno::EIO,
+        Ext2Error::Meta(_) | Ext2Error::Damaged(_) => {
+            trouble::note(error);
+            Errno::EIO
+        }
     }
 }

@@ -407,6 +407,9 @@ impl FileSystem for Tfs {
         value: Bytes,
         flags: XattrFlags,
     ) -> Answer<()> {
+        if let Some(changed) = self.change_told(inode, name, &value) {
+            return answer(changed);
+        }
         answer(self.shared.change_xattr(caller, inode, name, Some(&value), flags))
     }
 
