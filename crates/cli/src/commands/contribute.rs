@@ -40,7 +40,7 @@ enum PolicyArgs {
     /// So much, whatever happens on the disk
     Fixed {
         /// What the store may take
-        #[arg(value_name = "SIZE", value_parser = units::parse_size)]
+        #[arg(value_name = "SIZE", value_parser = units::parse_size, allow_negative_numbers = true)]
         size: u64,
     },
     /// Fill the disk up to a watermark, and give back when others fill it further
@@ -127,7 +127,12 @@ fn describe(status: &ContributionStatus) -> Vec<String> {
     if let Some(moving) = &status.moving {
         let left = units::counted(moving.left_blocks, "block", "blocks");
         let size = units::size(moving.left_bytes);
-        rows.push(("moving", format!("{left} ({size}) still to come from {}", moving.from)));
+        // A directory that is not there shows none.
+        let what = match moving.left_blocks {
+            0 => "what is left".to_owned(),
+            _ => format!("{left} ({size})"),
+        };
+        rows.push(("moving", format!("{what} still to come from {}", moving.from)));
     }
     if status.lost_blocks > 0 {
         let lost = units::counted(status.lost_blocks, "block", "blocks");

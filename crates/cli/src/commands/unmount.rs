@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use atoll_gateway::fuse::{self, UnmountError};
+use atoll_gateway::fuse::UnmountError;
 
 use crate::failure::{Exit, Failure};
+use crate::tfs;
 
 /// Arguments of `atoll unmount`.
 #[derive(clap::Args, Debug)]
@@ -23,7 +24,7 @@ pub struct Args {
 
 /// Unmounts.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    fuse::unmount(&args.mountpoint, args.lazy).map_err(failure)
+    tfs::unmount::unmount(&args.mountpoint, args.lazy)
 }
 
 /// What a person is told.

@@ -1,6 +1,8 @@
 //! Opening an image or a block device, and what is told when that fails.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,10 +10,16 @@ use atoll_env::TokioRuntime;
 use atoll_tfs::device::{Device, ImageDevice, OpenDeviceError};
 use atoll_tfs::fs::{MountError, MountOptions, MountReport, Tfs};
 
+use rustix::fs::{major, minor};
+
 use crate::failure::{Exit, Failure};
 
 /// Opens an image or a block device for this process alone.
 pub fn open(path: &Path, read_only: bool) -> Result<Arc<dyn Device>, Failure> {
+    // The kernel minds no lock of ours, and a device that it has mounted may be read.
+    if let Some(user) = KernelUse::of(path) {
+        return Err(user.refuse(path));
+    }
     match ImageDevice::open(path, read_only) {
         Ok(device) => Ok(Arc::new(device)),
         Err(OpenDeviceError::Io { path, error }) => {
@@ -25,6 +33,59 @@ pub fn open(path: &Path, read_only: bool) -> Result<Arc<dyn Device>, Failure> {
         }
         Err(error) => Err(Failure::new(Exit::Failed, error.to_string())),
     }
+}
+
+/// What the kernel does with an image or a block device.
+struct KernelUse {
+    /// The loop device that is made of an image.
+    loop_device: Option<String>,
+    mounted_at: Option<String>,
+}
+
+impl KernelUse {
+    /// None if there is nothing to be seen of it.
+    fn of(path: &Path) -> Option<KernelUse> {
+        let found = std::fs::metadata(path).ok()?;
+        if found.file_type().is_block_device() {
+            let device = found.rdev();
+            let mounted_at = mounted_at(&format!("{}:{}", major(device), minor(device)))?;
+            return Some(KernelUse { loop_device: None, mounted_at: Some(mounted_at) });
+        }
+        let path = path.canonicalize().ok()?;
+        for entry in std::fs::read_dir("/sys/block").ok()?.flatten() {
+            let backing = std::fs::read(entry.path().join("loop/backing_file"));
+            if backing.is_ok_and(|backing| backing.trim_ascii_end() == path.as_os_str().as_bytes())
+            {
+                let device = std::fs::read_to_string(entry.path().join("dev"));
+                return Some(KernelUse {
+                    loop_device: Some(entry.file_name().to_string_lossy().into_owned()),
+                    mounted_at: device.ok().and_then(|device| mounted_at(device.trim())),
+                });
+            }
+        }
+        None
+    }
+
+    fn refuse(&self, path: &Path) -> Failure {
+        let failure = Failure::new(Exit::Failed, format!("{} is in use", path.display()));
+        match (&self.loop_device, &self.mounted_at) {
+            (_, Some(at)) => failure
+                .because(format!("the kernel has it mounted at {at}"))
+                .advice(format!("umount {at}")),
+            (Some(device), None) => failure
+                .because(format!("the kernel makes /dev/{device} of it"))
+                .advice(format!("losetup -d /dev/{device}, or name that device instead.")),
+            (None, None) => failure,
+        }
+    }
+}
+
+/// Where the block device with these numbers is mounted.
+fn mounted_at(device: &str) -> Option<String> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mut mounts = table.lines().map(|line| line.split(' ').skip(2));
+    let mut mount = mounts.find(|mount| mount.clone().next() == Some(device))?;
+    mount.nth(2).map(str::to_owned)
 }
 
 /// Mounts the file system for this process, not for the machine.

@@ -28,10 +28,9 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
-    /// How many columns to draw on the terminal
-    #[arg(long, value_name = "N", default_value_t = 76,
-          value_parser = clap::value_parser!(u16).range(8..=400))]
-    columns: u16,
+    /// How many columns to draw on the terminal [default: 76, or what a narrower one has]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(8..=400))]
+    columns: Option<u16>,
 
     /// How many rows
     #[arg(long, value_name = "N", default_value_t = 16,
@@ -65,6 +64,9 @@ struct ShownCell {
     free_and_overwritten: u64,
 }
 
+/// Columns drawn unless something else is said.
+const WIDTH: u16 = 76;
+
 /// A file to draw into.
 #[derive(Clone, Copy)]
 enum Kind {
@@ -90,11 +92,19 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return output.flush();
     }
     let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let (columns, rows) = (usize::from(args.columns), usize::from(args.rows));
+    let columns = args.columns.unwrap_or_else(terminal_columns);
+    let (columns, rows) = (usize::from(columns), usize::from(args.rows));
     let map = map(&args.of, picture::terminal_cells(columns, rows, colours))?;
     // Our own words and colours; there are no names in it.
     output.bytes(picture::terminal(&map, columns, colours).as_bytes())?;
     output.flush()
+}
+
+/// As wide as a line of text, where the terminal is not narrower.
+fn terminal_columns() -> u16 {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout());
+    let columns = size.map_or(0, |size| size.ws_col);
+    if columns == 0 { WIDTH } else { columns.clamp(8, WIDTH) }
 }
 
 fn kind_of(path: &Path) -> Result<Kind, Failure> {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use atoll_tfs::mkfs::{MkfsError, MkfsOptions, mkfs};
 
 use super::device;
+use crate::arguments::Global;
 use crate::failure::{Exit, Failure};
 use crate::units;
 
@@ -20,7 +21,7 @@ pub struct Args {
     device: PathBuf,
 
     /// How large an image to make
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size, allow_negative_numbers = true)]
     size: Option<u64>,
 
     /// Size of a block: 1KiB, 2KiB or 4KiB
@@ -45,16 +46,19 @@ pub struct Args {
 }
 
 /// Makes it.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let is_new = !args.device.exists();
-    if is_new || args.size.is_some() {
-        prepare_image(args, is_new)?;
-    }
-    let made = make(args, is_new);
+    let prepare = is_new || args.size.is_some();
+    let prepared = if prepare { prepare_image(args, is_new) } else { Ok(()) };
+    let made = prepared.and_then(|()| make(args, is_new));
     if made.is_err() && is_new {
         let _ = std::fs::remove_file(&args.device);
     }
-    made
+    let len_bytes = made?;
+    if !global.quiet {
+        eprintln!("made a file system of {} on {}", units::size(len_bytes), args.device.display());
+    }
+    Ok(())
 }
 
 fn what(path: &Path) -> String {
@@ -81,7 +85,8 @@ fn prepare_image(args: &Args, is_new: bool) -> Result<(), Failure> {
     image.map_err(|error| Failure::io(what(&args.device), &error))
 }
 
-fn make(args: &Args, is_new: bool) -> Result<(), Failure> {
+/// Returns how large it is.
+fn make(args: &Args, is_new: bool) -> Result<u64, Failure> {
     let device = device::open(&args.device, false)?;
     if !is_new && !args.force && !is_zero(&*device)? {
         return Err(Failure::new(Exit::Usage, what(&args.device))
@@ -107,7 +112,8 @@ fn make(args: &Args, is_new: bool) -> Result<(), Failure> {
             MkfsError::Records(_) | MkfsError::Io(_) => Exit::Failed,
         };
         Failure::new(exit, what(&args.device)).because(error)
-    })
+    })?;
+    Ok(device.len_bytes())
 }
 
 /// Whether the first 64 KiB, where file systems and partition tables begin, are all zeros.

@@ -14,9 +14,9 @@ mod picture;
 mod png;
 mod set;
 mod stat;
+pub mod unmount;
 
 use crate::arguments::Global;
-use crate::commands::unmount;
 use crate::failure::Failure;
 
 /// Arguments of `atoll tfs`.
@@ -58,7 +58,7 @@ enum Command {
 /// Does what was asked.
 pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     match &args.command {
-        Command::Mkfs(args) => mkfs::run(args),
+        Command::Mkfs(args) => mkfs::run(args, global),
         Command::Mount(args) => mount::run(args, global),
         Command::Unmount(args) => unmount::run(args),
         Command::Check(args) => check::run(args),

@@ -90,12 +90,18 @@ async fn serve(args: &Args) -> Result<(), Failure> {
         cache_bytes: usize::try_from(args.cache).unwrap_or(usize::MAX),
         ..MountOptions::default()
     };
+    // Before the device is touched, whose mounting may have to look after a crash.
+    fuse::check_mountpoint(&args.mountpoint, false).map_err(|error| mount_failure(args, &error))?;
     let (tfs, report) = device::mount(&args.device, &options)?;
     tracing::info!(?report, "the file system is open");
     let fuse_options = FuseOptions {
         read_only: args.read_only,
         allow_other: args.allow_other,
-        fs_name: args.device.display().to_string(),
+        // `atoll tfs unmount` waits for it by this name.
+        fs_name: std::path::absolute(&args.device)
+            .unwrap_or_else(|_| args.device.clone())
+            .display()
+            .to_string(),
         ..FuseOptions::default()
     };
     let handle = tokio::runtime::Handle::current();

@@ -128,7 +128,10 @@ pub fn terminal(map: &BlockMap, columns: usize, colours: bool) -> String {
             }
         })
         .collect();
-    text.push_str(&legend.join("   "));
+    // Colours take no room on the terminal: the words without them say what fits.
+    let width: usize = shares(map).iter().map(|(_, share)| share.len() + 2).sum();
+    let fits = width + 3 * (legend.len() - 1) <= columns;
+    text.push_str(&legend.join(if fits { "   " } else { "\n" }));
     text.push('\n');
     text
 }
@@ -239,18 +242,17 @@ mod tests {
     #[test]
     fn letters_say_what_most_blocks_of_a_cell_are() {
         let text = terminal(&sample(), 3, false);
-        assert_eq!(
-            text,
-            "Otx\n.O\nO ordinary 35.0 %   t transparent 20.0 %   x overwritten 10.0 %   \
-             . free 35.0 %\n"
-        );
+        let legend = "O ordinary 35.0 %   t transparent 20.0 %   x overwritten 10.0 %   \
+                      . free 35.0 %\n";
+        assert_eq!(text, format!("Otx\n.O\n{}", legend.replace("   ", "\n")), "it is narrow");
+        assert_eq!(terminal(&sample(), legend.len(), false), format!("Otx.O\n{legend}"));
     }
 
     #[test]
     fn half_blocks_show_two_rows_in_a_line() {
         let text = terminal(&sample(), 3, true);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 2, "the cells and the legend");
+        assert_eq!(lines.len(), 1 + Kind::ALL.len(), "the cells and the legend");
         assert_eq!(lines[0].matches('▀').count(), 3);
         assert!(lines[0].starts_with("\x1b[38;2;0;114;178m\x1b[48;2;238;238;238m▀"));
         assert!(lines[0].contains("\x1b[49m▀"), "nothing below the last");

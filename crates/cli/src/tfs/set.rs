@@ -1,4 +1,4 @@
-//! `atoll tfs set`: makes files transparent or ordinary.
+//! `atoll tfs set`: makes files transparent or ordinary, and sets the target loss rate.
 //!
 //! An empty file and a directory take the attribute; a file with contents is copied into a new
 //! one beside it, which has the attribute from its birth, and renamed over it. What is made in a
@@ -9,10 +9,14 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
+use atoll_tfs::stat::TARGET_LOSS_XATTR;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, getxattr, mknodat, setxattr};
 use rustix::io::Errno;
 
+use super::{ask, device};
+use crate::commands;
 use crate::failure::{Exit, Failure};
+use crate::units;
 
 /// The attribute.
 const FLAG: &str = "user.tfs.transparent";
@@ -22,28 +26,54 @@ const FLAG: &str = "user.tfs.transparent";
 #[command(after_help = "Examples:
   atoll tfs set --transparent /mnt/tfs/atoll
   atoll tfs set --ordinary /mnt/tfs/photo.jpg
+  atoll tfs set --target-loss 1KiB /mnt/tfs
 
 New files in a transparent directory are transparent; those in it before are not changed,
-name them. `getfattr -n user.tfs.transparent FILE` tells what a file is.")]
+name them. `getfattr -n user.tfs.transparent FILE` tells what a file is.
+
+With a lower target loss rate, transparent data keeps away from more of the disk, namely
+from where ordinary files come and go; `atoll tfs stat` shows what that costs in room.")]
 pub struct Args {
+    #[command(flatten)]
+    what: What,
+
+    /// Files and directories on a mounted TFS; for --target-loss mount points, or image
+    /// files or block devices that are not mounted
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<PathBuf>,
+}
+
+#[derive(clap::Args, Debug)]
+#[group(required = true, multiple = false)]
+struct What {
     /// They may vanish, and cost no room
-    #[arg(long, conflicts_with = "ordinary", required_unless_present = "ordinary")]
+    #[arg(long)]
     transparent: bool,
 
     /// They stay
     #[arg(long)]
     ordinary: bool,
 
-    /// Files and directories on a mounted TFS
-    #[arg(value_name = "PATH", required = true)]
-    paths: Vec<PathBuf>,
+    /// How much transparent data may be overwritten, a second on average
+    #[arg(long, value_name = "SIZE", value_parser = parse_rate, allow_negative_numbers = true)]
+    target_loss: Option<u64>,
+}
+
+/// Reads `100`, `1KiB` or `1KiB/s`.
+fn parse_rate(text: &str) -> Result<u64, String> {
+    units::parse_size(text.trim().trim_end_matches("/s"))
+        .map_err(|_| "a rate is a size a second, e.g. 100B, 1KiB or 1KiB/s".to_string())
 }
 
 /// Sets.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let kind = if args.transparent { "transparent" } else { "ordinary" };
+    if let Some(rate) = args.what.target_loss {
+        return args.paths.iter().try_for_each(|path| set_target_loss(path, rate));
+    }
+    let transparent = args.what.transparent;
+    let kind = if transparent { "transparent" } else { "ordinary" };
     for path in &args.paths {
-        set(path, args.transparent).map_err(|error| {
+        set(path, transparent).map_err(|error| {
             let what = format!("cannot make {} {kind}", path.display());
             match error.raw_os_error().map(Errno::from_raw_os_error) {
                 Some(Errno::OPNOTSUPP) => Failure::new(Exit::Failed, what)
@@ -61,10 +91,34 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
+fn set_target_loss(path: &Path, rate: u64) -> Result<(), Failure> {
+    let what = || format!("cannot set the target loss rate of {}", path.display());
+    if path.is_dir() {
+        // Elsewhere it would be kept as any other attribute, and mean nothing.
+        ask::ask(path, TARGET_LOSS_XATTR)?;
+        let value = rate.to_string();
+        return setxattr(path, TARGET_LOSS_XATTR, value.as_bytes(), XattrFlags::empty()).map_err(
+            |error| match error {
+                Errno::INVAL => Failure::new(Exit::Usage, what())
+                    .because("it is one for the whole file system")
+                    .advice("Name the mount point."),
+                error => Failure::io(what(), &error.into()),
+            },
+        );
+    }
+    commands::until_done(async {
+        let failed = |errno| Failure::new(Exit::Failed, what()).because(errno);
+        let tfs = device::mount_image(path, false)?;
+        let set = tfs.set_target_loss(rate as f64).and_then(|()| tfs.choose_avoided().map(drop));
+        tfs.unmount().map_err(failed)?;
+        set.map_err(failed)
+    })
+}
+
 fn set(path: &Path, transparent: bool) -> io::Result<()> {
     let found = fs::symlink_metadata(path)?;
     // Elsewhere the attribute would be kept as any other, and mean nothing.
-    if !super::ask::is_tfs(path) {
+    if !ask::is_tfs(path) {
         return Err(Errno::OPNOTSUPP.into());
     }
     if is_transparent(path)? == transparent {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use atoll_tfs::fs::Usage;
-use atoll_tfs::stat::USAGE_XATTR;
+use atoll_tfs::stat::{TROUBLE_XATTR, Trouble, USAGE_XATTR};
 use serde::Serialize;
 
 use super::{ask, device};
@@ -51,10 +51,16 @@ struct Shown {
     target_loss_bytes_per_sec: f64,
     avoided_share: f64,
     observed_secs: f64,
+    /// Why nothing can be changed any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused: Option<String>,
+    /// What was answered with input/output errors lately.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    met: Vec<String>,
 }
 
-impl From<Usage> for Shown {
-    fn from(usage: Usage) -> Shown {
+impl Shown {
+    fn new(usage: Usage, trouble: Trouble) -> Shown {
         Shown {
             block_bytes: usage.block_bytes,
             blocks: usage.blocks,
@@ -77,33 +83,46 @@ impl From<Usage> for Shown {
             target_loss_bytes_per_sec: usage.avoidance.target_bytes_per_sec,
             avoided_share: usage.avoidance.share,
             observed_secs: usage.avoidance.observed_secs,
+            refused: trouble.refused,
+            met: trouble.met,
         }
     }
 }
 
 /// Shows.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let usage = if args.of.is_dir() {
+    let (usage, trouble) = if args.of.is_dir() {
         let lines = ask::ask_text(&args.of, USAGE_XATTR)?;
-        Usage::from_lines(&lines).ok_or_else(|| ask::nonsense(&args.of))?
+        let usage = Usage::from_lines(&lines).ok_or_else(|| ask::nonsense(&args.of))?;
+        (usage, Trouble::from_lines(&ask::ask_text(&args.of, TROUBLE_XATTR)?))
     } else {
         commands::until_done(async {
             let tfs = device::mount_image(&args.of, true)?;
-            tfs.usage().map_err(|errno| {
-                Failure::new(Exit::Failed, format!("cannot read {}", args.of.display()))
-                    .because(errno)
-            })
+            let usage = tfs.usage().map_err(|errno| {
+                let failure =
+                    Failure::new(Exit::Failed, format!("cannot read {}", args.of.display()));
+                match tfs.trouble().met.pop() {
+                    Some(why) => failure.because(why),
+                    None => failure.because(errno),
+                }
+            })?;
+            Ok((usage, tfs.trouble()))
         })?
     };
     let mut output = Output::new();
     if args.json {
-        output.json(&Shown::from(usage))?;
+        output.json(&Shown::new(usage, trouble))?;
         return output.flush();
     }
-    for (name, value) in describe(&usage) {
+    for (name, value) in describe(&usage).into_iter().chain(warn(trouble)) {
         output.line(format!("{name:>12}  {value}"))?;
     }
     output.flush()
+}
+
+fn warn(trouble: Trouble) -> impl Iterator<Item = (&'static str, String)> {
+    let refused = trouble.refused.map(|why| format!("nothing can be changed any more: {why}"));
+    trouble.met.into_iter().chain(refused).map(|why| ("trouble", why))
 }
 
 fn describe(usage: &Usage) -> Vec<(&'static str, String)> {

@@ -201,20 +201,22 @@ impl Contributor {
                 if *size_bytes < MIN_STORAGE_BYTES {
                     let least = MIN_STORAGE_BYTES >> 20;
                     return Err(format!(
-                        "{size_bytes} bytes are too few; give at least {least} MiB"
+                        "{} is too little; give at least {least} MiB",
+                        size(*size_bytes)
                     ));
                 }
                 if *size_bytes > space.total_bytes {
                     return Err(format!(
-                        "{size_bytes} bytes are more than the disk has: {} bytes",
-                        space.total_bytes
+                        "{} is more than the disk has: {}",
+                        size(*size_bytes),
+                        size(space.total_bytes)
                     ));
                 }
                 let held_bytes = self.store.usage().block_bytes;
                 if self.is_only_holder() && held_bytes > *size_bytes {
                     return Err(format!(
-                        "{held_bytes} bytes of blocks are held here and nowhere else; give at \
-                         least that"
+                        "{} of blocks are held here and nowhere else; give at least that",
+                        size(held_bytes)
                     ));
                 }
                 Ok(())
@@ -419,7 +421,11 @@ impl Contributor {
         };
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         let care = files.look_after(*files_from, count).await;
-        *files_from = care.map_err(|error| error.to_string())?.next;
+        let care = care.map_err(|error| error.to_string())?;
+        if care.lost > 0 {
+            tracing::info!(blocks = care.lost, "blocks have vanished; repair restores them");
+        }
+        *files_from = care.next;
         Ok(())
     }
 
@@ -427,6 +433,11 @@ impl Contributor {
     pub(crate) fn status(&self) -> ContributionStatus {
         let policy = self.policy();
         let present = self.store.present();
+        let space = match &present {
+            Room::Log(_) => Space::of(self.dir.root()).map_err(|error| error.to_string()),
+            Room::Files(files) => files.look(),
+        };
+        // What is held depends on whether it is there.
         let usage = present.store().usage();
         let place = Place::of_room(&present);
         let part = |share: Share| f64::from(share.millionths()) / 1e6;
@@ -446,13 +457,9 @@ impl Contributor {
             }
             Policy::Transparent { .. } => {}
         }
-        let space = match &present {
-            Room::Log(_) => Space::of(self.dir.root()).map_err(|error| error.to_string()),
-            Room::Files(files) => {
-                status.lost_blocks = files.lost_blocks();
-                files.look()
-            }
-        };
+        if let Room::Files(files) = &present {
+            status.lost_blocks = files.lost_blocks();
+        }
         match space {
             Ok(space) => {
                 status.disk_total_bytes = space.total_bytes;
@@ -493,6 +500,16 @@ impl Contributor {
 /// Whether a room is a directory that is not there. Looks at the disk.
 fn is_away(room: &Room) -> bool {
     matches!(room, Room::Files(files) if files.look().is_err())
+}
+
+/// A size for a person.
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..0x400 => format!("{bytes} bytes"),
+        0x400..0x10_0000 => format!("{:.1} KiB", bytes as f64 / 1024.0),
+        0x10_0000..0x4000_0000 => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+        _ => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
 }
 
 fn percent(share: Share) -> String {

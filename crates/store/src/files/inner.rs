@@ -142,7 +142,7 @@ impl Inner {
         let keys: Vec<_> = lost.into_iter().map(|(key, n)| (key, Some(n))).collect();
         let gone = self.write(0, move |writer| writer.forget(&keys)).await?;
         if !gone.is_empty() {
-            tracing::info!(count = gone.len(), "blocks have vanished; repair restores them");
+            tracing::debug!(count = gone.len(), "blocks have vanished; repair restores them");
             self.place.lost_blocks.fetch_add(gone.len() as u64, Ordering::Relaxed);
         }
         Ok(gone)
