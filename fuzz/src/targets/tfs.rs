@@ -24,6 +24,7 @@ mod mutate;
 mod walk;
 
 static BASE: LazyLock<image::Base> = LazyLock::new(|| with_env(image::Base::new));
+static TWO_GROUPS: LazyLock<image::Base> = LazyLock::new(|| with_env(image::Base::of_two_groups));
 
 fn with_env<T>(work: impl FnOnce(&Env) -> T) -> T {
     let sim = Sim::new(SimConfig::default());
@@ -64,11 +65,29 @@ pub fn targets() -> Vec<Target> {
         [journaled(0, 120, 0x4141_4141), journaled(6, 2, 7), journaled(21, 40, 400)].concat(),
         [number(6, 40, 900), number(6, 256 + 44, 60), number(25, 16, 100)].concat(),
     ];
-    let target = target("tfs/image", seeds, |input| {
-        let device = mutate::damaged(&BASE, input);
+    let of_two_groups = vec![
+        Vec::new(),
+        // The second group: its descriptor, bitmap, summary and bitmap of transparent blocks.
+        [change(29, 12, 0x0100_0100), change(32, 0, 3), change(33, 100, 0xff)].concat(),
+        [number(30, 40, 9), journaled(31, 4, 1), number(34, 8, 0)].concat(),
+    ];
+    let one = image_target("tfs/image", seeds, &BASE);
+    let two = image_target("tfs/groups", of_two_groups, &TWO_GROUPS);
+    // Two copies of the image of 4 or of 12 MiB, what was written over it, the caches of mount
+    // and check.
+    vec![
+        Target { fixed_bytes: 64 << 20, factor: 64, ..one },
+        Target { fixed_bytes: 96 << 20, factor: 64, ..two },
+    ]
+}
+
+fn image_target(
+    name: &'static str,
+    seeds: Vec<Vec<u8>>,
+    base: &'static LazyLock<image::Base>,
+) -> Target {
+    target(name, seeds, |input| {
+        let device = mutate::damaged(base, input);
         with_env(|env| mutate::try_device(env, &Arc::clone(&device)))
-    });
-    // Two copies of the image of 4 MiB, what was written over it, the caches of mount and
-    // check.
-    vec![Target { fixed_bytes: 64 << 20, factor: 64, ..target }]
+    })
 }

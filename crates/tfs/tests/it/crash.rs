@@ -312,8 +312,7 @@ async fn reads_that_fail_leave_no_half_of_a_call() {
         });
         let env = Arc::new(TokioRuntime::current());
         // Next to no memory, so that metadata is read again and again.
-        let options =
-            MountOptions { background: false, cache_bytes: 1, ..MountOptions::default() };
+        let options = MountOptions { background: false, cache_bytes: 1, ..MountOptions::default() };
         let (tfs, _) = Tfs::mount(env, flaky.clone(), &options).unwrap();
         flaky.one_in.store(4, Ordering::Relaxed);
         let mut dice = Dice::new(seed + 100);

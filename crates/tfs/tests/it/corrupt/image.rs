@@ -100,9 +100,18 @@ impl Builder {
 }
 
 impl Base {
-    /// Makes it.
+    /// Makes it, in one group of blocks.
     pub fn new(env: &Env) -> Base {
-        let device = FaultyDevice::new(LEN_BYTES, 1);
+        Base::of_len(env, LEN_BYTES)
+    }
+
+    /// Makes it on a disk of two groups; transparent files lie in the second.
+    pub fn of_two_groups(env: &Env) -> Base {
+        Base::of_len(env, 3 * LEN_BYTES)
+    }
+
+    fn of_len(env: &Env, len_bytes: usize) -> Base {
+        let device = FaultyDevice::new(len_bytes, 1);
         let shared: Arc<dyn Device> = Arc::new(device.clone());
         let options = MkfsOptions {
             block_bytes: BLOCK as u32,
@@ -180,7 +189,11 @@ impl Image<'_> {
         1024 + at
     }
 
-    /// A field of the descriptor of the only group.
+    pub fn groups(&self) -> u32 {
+        (self.u32(self.superblock(4)) - 1).div_ceil(self.u32(self.superblock(32)))
+    }
+
+    /// A field of the descriptor of the first group.
     pub fn descriptor(&self, at: usize) -> usize {
         2 * BLOCK + at
     }
@@ -195,9 +208,11 @@ impl Image<'_> {
 
     /// A field of an inode.
     pub fn inode(&self, number: u32, at: usize) -> usize {
-        let table = self.u32(self.descriptor(8));
+        let per_group = self.u32(self.superblock(40));
+        let (group, index) = ((number - 1) / per_group, (number - 1) % per_group);
+        let table = self.u32(self.descriptor(32 * group as usize + 8));
         let inode_bytes = usize::from(self.u16(self.superblock(88)));
-        self.block(table) + (number as usize - 1) * inode_bytes + at
+        self.block(table) + index as usize * inode_bytes + at
     }
 
     /// A field of the inode of a path.
@@ -362,7 +377,12 @@ impl Image<'_> {
             self.bytes[place(block)].copy_from_slice(bytes);
         }
         // Mounted, when the power went.
-        self.change_headers(|image, at| image.put32(at + 92, 1));
+        for copy in 0..2 {
+            let at = sound.header(copy);
+            self.put32(at + 92, 1);
+            let checksum = crc32fast::hash(&self.bytes[at..at + 508]);
+            self.put32(at + 508, checksum);
+        }
     }
 
     pub fn device(self) -> Arc<dyn Device> {

@@ -49,6 +49,14 @@ fn regions(image: &Image<'_>) -> Vec<(usize, usize)> {
     }
     regions.push(record(layout.tag(image.first_extent("contributed/t0")).block));
     regions.push((image.extent_head("contributed/t1"), 16));
+    if image.groups() > 1 {
+        regions.push((image.descriptor(32), 32));
+        regions.push((image.block(image.u32(image.descriptor(32))), BLOCK));
+        regions.push((image.block(image.u32(image.descriptor(36))), 64));
+        regions.push((image.place(layout.summary(1)), 64));
+        regions.push(record(layout.transparent_bitmap(1)));
+        regions.push(record(layout.overwritten_bitmap(1)));
+    }
     regions
 }
 
@@ -102,9 +110,11 @@ fn put_checksums_right(base: &Base, image: &mut Image<'_>) {
         let checksum = crc32fast::hash(&image.bytes[at..at + 508]);
         image.put32(at + 508, checksum);
     }
-    let summary = sound.place(sound.layout().summary(0));
-    let checksum = crc32fast::hash(&image.bytes[summary..summary + 60]);
-    image.put32(summary + 60, checksum);
+    for group in 0..sound.groups() {
+        let summary = sound.place(sound.layout().summary(group));
+        let checksum = crc32fast::hash(&image.bytes[summary..summary + 60]);
+        image.put32(summary + 60, checksum);
+    }
     for path in ["contributed/t0", "contributed/t1"] {
         let entry = sound.map_entry(path);
         let mut hasher = crc32fast::Hasher::new();
