@@ -14,7 +14,7 @@
 use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -34,34 +34,54 @@ pub(super) struct Dispatcher {
 
 /// Lets so many in.
 struct Gate {
-    free: Mutex<usize>,
+    state: Mutex<GateState>,
     freed: Condvar,
+}
+
+struct GateState {
+    free: usize,
+    /// Threads at the gate: to wake nobody is a system call as well.
+    waiting: usize,
 }
 
 /// A place within the gate.
 struct Place(Arc<Gate>);
 
 impl Gate {
+    fn new(free: usize) -> Arc<Gate> {
+        let state = GateState { free, waiting: 0 };
+        Arc::new(Gate { state: Mutex::new(state), freed: Condvar::new() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, GateState> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
     fn enter(self: &Arc<Gate>) -> Place {
-        let free = self.free.lock().expect("no holder of this lock panics");
-        let mut free =
-            self.freed.wait_while(free, |free| *free == 0).expect("no holder of this lock panics");
-        *free -= 1;
+        let mut state = self.state();
+        while state.free == 0 {
+            state.waiting += 1;
+            state = self.freed.wait(state).expect("no holder of this lock panics");
+            state.waiting -= 1;
+        }
+        state.free -= 1;
         Place(self.clone())
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        *self.0.free.lock().expect("no holder of this lock panics") += 1;
-        self.0.freed.notify_one();
+        let mut state = self.0.state();
+        state.free += 1;
+        if state.waiting > 0 {
+            self.0.freed.notify_one();
+        }
     }
 }
 
 impl Dispatcher {
     pub(super) fn new(handle: Handle, max_requests: usize, limit: Duration) -> Dispatcher {
-        let gate = Gate { free: Mutex::new(max_requests.max(1)), freed: Condvar::new() };
-        Dispatcher { handle, gate: Arc::new(gate), turns: Arc::default(), limit }
+        Dispatcher { handle, gate: Gate::new(max_requests.max(1)), turns: Arc::default(), limit }
     }
 
     /// Begins a part of a request; the thread goes on with the others afterwards.
@@ -150,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_full_gate_lets_the_next_in_when_one_leaves() {
-        let gate = Arc::new(Gate { free: Mutex::new(1), freed: Condvar::new() });
+        let gate = Gate::new(1);
         let first = gate.enter();
         let (tell, told) = mpsc::channel();
         let waiting = gate.clone();
@@ -162,6 +182,6 @@ mod tests {
         drop(first);
         told.recv().unwrap();
         thread.join().unwrap();
-        assert_eq!(*gate.free.lock().unwrap(), 1);
+        assert_eq!(gate.state().free, 1);
     }
 }

@@ -34,7 +34,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 const TICK: Duration = Duration::from_millis(4);
 
 /// How long the leader looks for the next request before it sleeps: about what being woken costs.
-const AWAKE: Duration = Duration::from_micros(40);
+const AWAKE: Duration = Duration::from_micros(20);
 
 /// How often in a row waiting awake may be in vain before it is given up.
 const MAX_CREDIT: u32 = 8;
