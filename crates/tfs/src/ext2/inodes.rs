@@ -91,6 +91,24 @@ impl Ext2 {
         })
     }
 
+    /// Directories but transparent ones: counted once, for there may be very many groups.
+    fn ordinary_directories(&mut self) -> Result<u32, Ext2Error> {
+        if let Some(directories) = self.directories {
+            return Ok(directories);
+        }
+        let mut directories = 0u32;
+        for group in 0..self.superblock.groups() {
+            directories = directories.saturating_add(self.standing(group)?.directories);
+        }
+        self.directories = Some(directories);
+        Ok(directories)
+    }
+
+    fn count_ordinary_directory(&mut self, change: i32) {
+        let directories = &mut self.directories;
+        *directories = directories.map(|count| count.saturating_add_signed(change));
+    }
+
     fn hidden_inodes(&self) -> u32 {
         let hidden = self.records.as_ref().map_or(0, |r| r.totals().transparent_inodes);
         u32::try_from(hidden).unwrap_or(u32::MAX)
@@ -208,10 +226,7 @@ impl Ext2 {
         let groups = self.superblock.groups();
         let inodes_per_group = self.superblock.inodes_per_group();
         let blocks_per_group = self.superblock.blocks_per_group();
-        let mut directories = 0u32;
-        for group in 0..groups {
-            directories = directories.saturating_add(self.standing(group)?.directories);
-        }
+        let directories = self.ordinary_directories()?;
         let used_blocks = self.superblock.blocks().saturating_sub(self.free_or_hidden_blocks());
         let blocks_per_directory = used_blocks / directories.max(1);
         let most_directories = directories / groups + inodes_per_group / 16;
@@ -271,6 +286,7 @@ impl Ext2 {
             self.count_transparent_inode(group, new.directory, 1)?;
         } else {
             self.debts.note(group, new.directory);
+            self.count_ordinary_directory(i32::from(new.directory));
         }
         Ok(Some(number))
     }
@@ -303,7 +319,9 @@ impl Ext2 {
         transparent: bool,
     ) -> Result<(), Ext2Error> {
         let group = (inode - 1) / self.superblock.inodes_per_group();
-        self.count_transparent_inode(group, directory, if transparent { 1 } else { -1 })
+        let change = if transparent { 1 } else { -1 };
+        self.count_ordinary_directory(if directory { -change } else { 0 });
+        self.count_transparent_inode(group, directory, change)
     }
 
     /// Gives an inode back.
@@ -340,6 +358,8 @@ impl Ext2 {
         if transparent {
             self.reset_inode_cursor();
             self.count_transparent_inode(group, directory, -1)?;
+        } else {
+            self.count_ordinary_directory(-i32::from(directory));
         }
         Ok(())
     }

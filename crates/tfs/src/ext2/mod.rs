@@ -82,6 +82,8 @@ pub struct Ext2 {
     /// Directories begun in a group since files were (Orlov's debts); groups without one are
     /// not listed.
     debts: inodes::Debts,
+    /// Ordinary directories of all groups, once they were counted.
+    directories: Option<u32>,
     indices: directories::Indices,
     transparent_cursor: transparent::TransparentCursor,
     observer: Option<AllocationObserver>,
@@ -102,6 +104,7 @@ impl Ext2 {
             windows: Windows::default(),
             sound_groups: BTreeSet::new(),
             debts: inodes::Debts::default(),
+            directories: None,
             indices: directories::Indices::default(),
             transparent_cursor: transparent::TransparentCursor::default(),
             observer: None,
