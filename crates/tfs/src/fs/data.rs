@@ -4,6 +4,8 @@
 //! gate blocks are given to the file, filled and linked, so that no commit sees one without
 //! the other; a block's bytes outside what was written are zeros.
 
+use std::borrow::Cow;
+
 use atoll_vfs::{
     Caller, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags, SeekTo, SetAttr, SetTime,
 };
@@ -21,6 +23,8 @@ const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 2;
 /// How old an access time may be before a read renews it (as Linux's `relatime`).
 const ACCESS_TIME_SECS: i64 = 24 * 3600;
+/// The longest write that is copied to have its last block's zeros behind it.
+const MAX_PADDED_BYTES: usize = 256 << 10;
 /// Metadata blocks that changing an inode alone changes.
 const INODE_BLOCKS: usize = 2;
 
@@ -205,12 +209,14 @@ impl Shared {
             let broken = |error: std::io::Error| {
                 Failure::Broken(Ext2Error::Meta(crate::meta::MetaError::Write(error)))
             };
-            self.fill_edges(&given, offset, end).map_err(broken)?;
+            // What follows the data in a new last block is written with it, in one go.
+            let (padded, padded_end) = self.padded(&given, &data[..len], end);
+            self.fill_edges(&given, offset, padded_end).map_err(broken)?;
             if offset > inode.size_bytes {
                 let tail = self.core().tail_of(&inode).map_err(Failure::Broken)?;
                 self.zero(tail).map_err(Failure::Broken)?;
             }
-            self.write_extents(&extents, skip as u64, &data[..len]).map_err(broken)?;
+            self.write_extents(&extents, skip as u64, &padded).map_err(broken)?;
             let mut core = self.core();
             // Its attributes may have changed meanwhile.
             let mut inode = core.live_inode(number)?;
@@ -235,6 +241,27 @@ impl Shared {
             skip = 0;
         }
         Ok(())
+    }
+
+    /// Data that ends at `end`, with zeros to the end of its last block if that was given for it,
+    /// and where it ends then.
+    fn padded<'a>(&self, given: &[Extent], data: &'a [u8], end: u64) -> (Cow<'a, [u8]>, u64) {
+        let block_bytes = self.block_bytes();
+        let last = end / block_bytes;
+        let is_new = given.last().is_some_and(|extent| {
+            let start = u64::from(extent.logical);
+            (start..start + u64::from(extent.len)).contains(&last)
+        });
+        // A long write's zeros are not worth a copy of it.
+        if end.is_multiple_of(block_bytes) || !is_new || data.len() > MAX_PADDED_BYTES {
+            return (Cow::Borrowed(data), end);
+        }
+        let padded_end = (last + 1) * block_bytes;
+        let padded_len = data.len() + (padded_end - end) as usize;
+        let mut padded = Vec::with_capacity(padded_len);
+        padded.extend_from_slice(data);
+        padded.resize(padded_len, 0);
+        (Cow::Owned(padded), padded_end)
     }
 
     /// Zeros what a write of `offset..end` leaves of the blocks that were given for it.
