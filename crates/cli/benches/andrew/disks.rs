@@ -245,16 +245,29 @@ impl Disk {
         }
     }
 
-    /// One round; what the copy overwrote is filled up again before it.
-    pub fn round(&mut self) -> Times {
-        let mut times = Times::default();
+    /// What the last round's copy overwrote is cleaned up and filled again.
+    fn restore(&mut self) {
         if self.subject.is_full() {
             let mount = self.mount();
             run(atoll().args(["tfs", "clean"]).arg(&self.place));
             self.fill();
             mount.unmount();
         }
+    }
+
+    /// Waits until nothing is being written any more, and drops the image from memory.
+    fn settle(&self) {
+        rustix::fs::sync();
+        let image = fs::File::open(&self.image).expect("the image");
+        rustix::fs::fadvise(&image, 0, None, rustix::fs::Advice::DontNeed).expect("fadvise");
+    }
+
+    /// One round.
+    pub fn round(&mut self) -> Times {
+        let mut times = Times::default();
+        self.restore();
         for half in [phases::write_half, phases::read_half] {
+            self.settle();
             let mount = self.mount();
             let before = mount.cpu_secs();
             half(&self.place, &mut times);

@@ -3,10 +3,12 @@
 //!
 //! A source tree of 60 MB lies on the file system that is tested; the phases make its
 //! directories again, copy its files, stat them, read them, compile those in C, and delete the
-//! copy. All file systems are images on the same disk, mounted anew before a round and before
-//! its second half, so that nothing of theirs is in memory; they take turns within each round,
-//! because what else this machine does changes with time. Root only; writes
-//! `docs/results/andrew.md`.
+//! copy. All file systems are images on the same disk. Before a round and before its second half
+//! each is mounted anew and its image dropped from memory, and all writes are waited for, so that
+//! none finds anything in memory or another's writes under way. They take turns within each round, in an order
+//! that changes, because what else this machine does changes with time; what is compared is
+//! the ratio within a round, and how far its quartiles lie apart says what a difference is
+//! worth. Root only; writes `docs/results/andrew.md`.
 
 // A benchmark reads the real clock.
 #![allow(clippy::disallowed_methods)]
@@ -20,8 +22,15 @@ use std::process::ExitCode;
 
 use disks::{Disk, Subject};
 
-/// Rounds, each on every file system.
-const ROUNDS: usize = 7;
+/// Rounds, each on every file system; each is the first three times.
+const ROUNDS: usize = 15;
+
+/// In which order the file systems take turns: each is the first in some round, and they go
+/// around both ways.
+fn order(round: usize, count: usize) -> Vec<usize> {
+    let forwards = (round / count).is_multiple_of(2);
+    (0..count).map(|i| (round + if forwards { i } else { count - i }) % count).collect()
+}
 
 fn main() -> ExitCode {
     if !rustix::process::geteuid().is_root() {
@@ -52,11 +61,14 @@ fn main() -> ExitCode {
             }
         }
     }
+    // What is not measured: the compiler, its headers and this program come into memory.
+    for disk in &mut disks {
+        eprintln!("warming up: {}", disk.subject.name());
+        disk.round();
+    }
     let mut figures: Vec<Vec<phases::Times>> = vec![Vec::new(); disks.len()];
     for round in 0..rounds {
-        // Each is the first in some round.
-        for i in 0..disks.len() {
-            let which = (round + i) % disks.len();
+        for which in order(round, disks.len()) {
             let times = disks[which].round();
             eprintln!(
                 "round {} of {rounds}, {}: {:.2} s",

@@ -7,28 +7,48 @@ use std::path::Path;
 use crate::disks::{Disk, Subject};
 use crate::phases::{PHASES, Times};
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => f64::NAN,
-        len if len % 2 == 1 => values[middle],
-        _ => (values[middle - 1] + values[middle]) / 2.0,
+/// What lies at this share of the values, between neighbours in proportion.
+fn quantile(values: &[f64], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
+    let at = share * last as f64;
+    let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
+    below + (above - below) * at.fract()
+}
+
+/// Rows of the tables below the phases.
+const SUMS: [&str; 3] = ["all", "all but compile", "server's CPU"];
+
+/// Rows of the tables, numbered.
+fn rows() -> impl Iterator<Item = (usize, &'static str)> {
+    PHASES.into_iter().chain(SUMS).enumerate()
+}
+
+/// Seconds of a row in each round.
+fn secs(times: &[Times], row: usize) -> Vec<f64> {
+    let of = |times: &Times| match row.checked_sub(PHASES.len()) {
+        None => times.phases[row],
+        Some(0) => times.total(),
+        Some(1) => times.without_compiler(),
+        Some(_) => times.server_cpu_secs,
+    };
+    times.iter().map(of).collect()
+}
+
+/// The rounds' ratios: what else the machine did in a round cancels out.
+fn ratios(one: &[Times], other: &[Times], row: usize) -> Vec<f64> {
+    let pairs = secs(one, row).into_iter().zip(secs(other, row));
+    pairs.map(|(one, other)| one / other).collect()
+}
+
+/// The median, and the quartiles; nothing of what does not exist (the kernel's server).
+fn spread(values: &[f64], digits: usize) -> String {
+    if values.iter().all(|value| *value == 0.0) {
+        return "–".to_owned();
     }
-}
-
-/// Seconds of a phase in each round; the last "phase" is all of them.
-fn secs(times: &[Times], phase: usize) -> Vec<f64> {
-    times
-        .iter()
-        .map(|times| times.phases.get(phase).copied().unwrap_or_else(|| times.total()))
-        .collect()
-}
-
-/// The median of the rounds' ratios: what else the machine did in a round cancels out.
-fn ratio(one: &[Times], other: &[Times], phase: usize) -> f64 {
-    let pairs = secs(one, phase).into_iter().zip(secs(other, phase));
-    median(pairs.map(|(one, other)| one / other).collect())
+    let [low, middle, high] = [0.25, 0.5, 0.75].map(|share| quantile(values, share));
+    format!("{middle:.digits$} ({low:.digits$}–{high:.digits$})")
 }
 
 pub fn write(disks: &[Disk], figures: &[Vec<Times>], missing: &[(Subject, String)], rounds: usize) {
@@ -50,34 +70,21 @@ fn text(
     let _ = writeln!(
         text,
         "A source tree of {mb:.0} MB, {rounds} rounds in which the file systems take turns; seconds, \
-         the median of the rounds (least to most). \"Full\": all free space holds transparent \
-         files; \"aged\": after 200 rounds of deleting and making a twentieth of them. copy and \
-         delete end with `syncfs`. Made by `make bench-andrew`.\n"
+         the median of the rounds (quartiles). \"Full\": all free space holds transparent files; \
+         \"aged\": after 200 rounds of deleting and making a twentieth of them. A copy ends when \
+         the file system has the data, sync when all of it is durable; delete is durable at its \
+         end. Made by `make bench-andrew`.\n"
     );
     let heads: Vec<&str> = disks.iter().map(|disk| disk.subject.name()).collect();
     let _ =
         writeln!(text, "| phase | {} |\n|---|{}", heads.join(" | "), "---|".repeat(disks.len()));
-    for phase in 0..=PHASES.len() {
-        let _ = write!(text, "| {} |", PHASES.get(phase).unwrap_or(&"all"));
+    for (row, name) in rows() {
+        let _ = write!(text, "| {name} |");
         for times in figures {
-            let all = secs(times, phase);
-            let least = all.iter().copied().fold(f64::INFINITY, f64::min);
-            let most = all.iter().copied().fold(0.0, f64::max);
-            let _ = write!(text, " {:.2} ({least:.2}–{most:.2}) |", median(all));
+            let _ = write!(text, " {} |", spread(&secs(times, row), 2));
         }
         text.push('\n');
     }
-    text.push_str("| server's CPU |");
-    for (disk, times) in disks.iter().zip(figures) {
-        match disk.subject {
-            Subject::Kernel => text.push_str(" – |"),
-            _ => {
-                let all = times.iter().map(|times| times.server_cpu_secs).collect();
-                let _ = write!(text, " {:.2} |", median(all));
-            }
-        }
-    }
-    text.push('\n');
     text.push_str("| server's memory, MiB |");
     for disk in disks {
         match disk.subject {
@@ -91,7 +98,10 @@ fn text(
     let of =
         |subject| disks.iter().position(|disk| disk.subject == subject).map(|at| &figures[at][..]);
     if let Some(tfs) = of(Subject::Tfs) {
-        text.push_str("Time as a multiple of TFS' without transparent data, the median of the rounds' ratios:\n\n");
+        text.push_str(
+            "Time as a multiple of TFS' without transparent data: the median of the rounds' ratios \
+             (quartiles). A difference from 1 that the quartiles enclose is not one.\n\n",
+        );
         let others: Vec<&Disk> = disks.iter().filter(|d| d.subject != Subject::Tfs).collect();
         let heads: Vec<&str> = others.iter().map(|disk| disk.subject.name()).collect();
         let _ = writeln!(
@@ -100,11 +110,11 @@ fn text(
             heads.join(" | "),
             "---|".repeat(others.len())
         );
-        for phase in 0..=PHASES.len() {
-            let _ = write!(text, "| {} |", PHASES.get(phase).unwrap_or(&"all"));
+        for (row, name) in rows() {
+            let _ = write!(text, "| {name} |");
             for disk in &others {
                 let times = of(disk.subject).expect("one of the disks");
-                let _ = write!(text, " {:.3} |", ratio(times, tfs, phase));
+                let _ = write!(text, " {} |", spread(&ratios(times, tfs, row), 3));
             }
             text.push('\n');
         }
