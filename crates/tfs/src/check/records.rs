@@ -146,7 +146,8 @@ impl Checker {
                     Some(format!("has an impossible length of {}", entry.size_bytes))
                 }
                 (Some(entry), Some(known)) => {
-                    if entry.parent != known.parent && known.parent != 0 {
+                    // One that others gave more names is in several.
+                    if entry.parent != known.parent && known.names == 1 {
                         let (said, is) = (entry.parent, known.parent);
                         self.found_in_records(format!(
                             "transparent file {number} is in directory {is}, its map says {said}"

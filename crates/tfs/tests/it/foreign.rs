@@ -218,6 +218,8 @@ async fn a_lost_file_that_others_gave_a_second_name_leaves_no_name_without_a_fil
         image.debugfs(&format!("sif contributed/{name} links_count 2"));
     }
     image.run("e2fsck", &["-fn"], &[0]);
+    assert!(whole_files(&image).await > 100);
+    assert_image_clean(&image.path(), "second names");
     let (tfs, _) = image.mount();
     // All there is room for: nothing transparent is left.
     let mut n = 0;

@@ -25,6 +25,7 @@ use walk::walk;
 const MUTANTS: u32 = 2000;
 
 static BASE: LazyLock<Base> = LazyLock::new(|| Base::new(&env()));
+static TWO_GROUPS: LazyLock<Base> = LazyLock::new(|| Base::of_two_groups(&env()));
 
 fn env() -> Env {
     Arc::new(TokioRuntime::current())
@@ -134,7 +135,7 @@ async fn the_sound_image_is_sound() {
     assert_eq!(report.findings, []);
     assert_eq!((report.transparent_files, report.lost_files), (2, 0));
     assert!(report.has_records && !report.foreign);
-    assert!(is_clean(&BASE.bytes));
+    assert!(is_clean(&BASE.bytes) && is_clean(&TWO_GROUPS.bytes));
     let layered = Arc::new(Layered::over(BASE.bytes.clone()));
     let tfs = mount(&env(), layered.clone()).unwrap();
     let walked = walk(&tfs);
@@ -258,9 +259,10 @@ fn changes(dice: &mut Dice) -> Vec<u8> {
 async fn mutated_images_are_walked_to_an_end() {
     let mut dice = Dice::new(1);
     let mut accepted = 0;
-    for _ in 0..MUTANTS {
+    for n in 0..MUTANTS {
         let changes = changes(&mut dice);
-        accepted += u32::from(mutate::try_device(&env(), &mutate::damaged(&BASE, &changes)));
+        let base = if n % 8 == 0 { &TWO_GROUPS } else { &BASE };
+        accepted += u32::from(mutate::try_device(&env(), &mutate::damaged(base, &changes)));
     }
     assert!(accepted > MUTANTS / 4, "{accepted} of {MUTANTS} were mounted");
     assert!(accepted < MUTANTS, "some are damaged");
