@@ -26,6 +26,8 @@ pub struct Axis {
     pub scale: Scale,
     /// The values with a tick, a number and a line of the grid.
     pub ticks: Vec<f64>,
+    /// What stands at 1, 2, 3, … instead of numbers, if anything does.
+    pub names: Vec<String>,
 }
 
 /// About so many ticks on an axis.
@@ -38,7 +40,7 @@ impl Axis {
         let first = (from / step).ceil() as i64;
         let last = (to / step + 1e-9).floor() as i64;
         let ticks = (first..=last).map(|n| n as f64 * step).collect();
-        Axis { label: label.into(), from, to, scale: Scale::Linear, ticks }
+        Axis { label: label.into(), from, to, scale: Scale::Linear, ticks, names: Vec::new() }
     }
 
     /// A linear axis from zero that holds `most`, ending at a tick.
@@ -48,12 +50,20 @@ impl Axis {
         Axis::linear(label, 0.0, (most / step - 1e-9).ceil().max(1.0) * step)
     }
 
+    /// An axis of things without numbers: the first stands at 1, the next at 2.
+    pub fn named(label: &str, names: &[&str]) -> Axis {
+        let ticks = (1..=names.len()).map(|n| n as f64).collect();
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let to = names.len() as f64 + 0.5;
+        Axis { label: label.into(), from: 0.5, to, scale: Scale::Linear, ticks, names }
+    }
+
     /// A logarithmic axis that is a little longer than `from..=to` at both ends, with
     /// these ticks.
     pub fn log(label: &str, from: f64, to: f64, ticks: Vec<f64>) -> Axis {
         let margin = (to / from).powf(0.03).max(1.05);
         let (from, to) = (from / margin, to * margin);
-        Axis { label: label.into(), from, to, scale: Scale::Log, ticks }
+        Axis { label: label.into(), from, to, scale: Scale::Log, ticks, names: Vec::new() }
     }
 
     /// A logarithmic axis with ticks at 1, 2, 5, 10, … that holds `least` and `most`, ending
@@ -84,8 +94,11 @@ impl Axis {
         (place(value) - place(self.from)) / (place(self.to) - place(self.from))
     }
 
-    /// The number at a tick.
+    /// The number at a tick, or its name.
     pub(super) fn number(&self, value: f64) -> String {
+        if !self.names.is_empty() {
+            return self.names.get((value as usize).wrapping_sub(1)).cloned().unwrap_or_default();
+        }
         let widest = self.ticks.iter().copied().fold(0.0, f64::max);
         let decimals = self.ticks.iter().map(|tick| decimals(*tick, widest)).max().unwrap_or(0);
         match self.scale {

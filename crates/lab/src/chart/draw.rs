@@ -23,6 +23,8 @@ const SUBTITLE: RGBColor = RGBColor(95, 95, 95);
 
 /// Half of a mark's width, pixels.
 const MARK_PX: i32 = 4;
+/// Half of a bar's width along the axis.
+const BAR: f64 = 0.28;
 /// Half of the width of an error bar's end, pixels.
 const CAP_PX: i32 = 4;
 
@@ -122,11 +124,25 @@ impl Chart {
         if series.mark.has_line() && pixels.len() > 1 {
             draw_line(area, &pixels, series.mark, color);
         }
+        if series.mark == Mark::Bars {
+            self.draw_bars(area, chart, series);
+        }
         for point in &series.points {
+            // What stands on a bar of its own colour would not be seen.
+            let color = if series.mark == Mark::Bars { TEXT } else { color };
             self.draw_spread(area, chart, point, color);
         }
         for at in pixels {
             draw_mark(area, at, series.mark, color);
+        }
+    }
+
+    fn draw_bars(&self, area: &Area<'_>, chart: &Framed<'_>, series: &Series) {
+        for (x, y) in self.places(series) {
+            let corners = [(x - BAR, y), (x + BAR, self.y.from)];
+            let corners = relative(area, &corners.map(|corner| chart.backend_coord(&corner)));
+            let bar = Rectangle::new([corners[0], corners[1]], series.ink.rgb().filled());
+            area.draw(&bar).expect(NO_FAILURE);
         }
     }
 
@@ -153,8 +169,8 @@ fn relative(area: &Area<'_>, pixels: &[(i32, i32)]) -> Vec<(i32, i32)> {
 }
 
 impl Mark {
-    fn has_line(self) -> bool {
-        !matches!(self, Mark::Crosses | Mark::Pluses)
+    pub(super) fn has_line(self) -> bool {
+        !matches!(self, Mark::Crosses | Mark::Pluses | Mark::Bars)
     }
 
     /// Pixels drawn and left out in turn.
@@ -220,7 +236,7 @@ pub(super) fn draw_mark(area: &Area<'_>, (x, y): (i32, i32), mark: Mark, color: 
         area.draw(&PathElement::new(vec![from, to], line)).expect(NO_FAILURE);
     };
     match mark {
-        Mark::Line | Mark::Dashed | Mark::Dotted => {}
+        Mark::Line | Mark::Dashed | Mark::Dotted | Mark::Bars => {}
         Mark::Discs => area.draw(&Circle::new((x, y), m, filled)).expect(NO_FAILURE),
         Mark::Squares => {
             let ends = [(x - m, y - m), (x + m, y + m)];

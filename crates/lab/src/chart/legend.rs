@@ -22,7 +22,11 @@ pub(super) fn draw<'a>(area: &Area<'_>, series: impl Iterator<Item = &'a Series>
     for entry in series {
         let color = entry.ink.rgb();
         let middle = y + LEGEND_PX as i32 / 2 - 1;
-        if !matches!(entry.mark, Mark::Crosses | Mark::Pluses) {
+        if entry.mark == Mark::Bars {
+            let ends = [(2, middle - 5), (2 + SAMPLE_PX - 8, middle + 6)];
+            area.draw(&Rectangle::new(ends, color.filled())).expect(NO_FAILURE);
+        }
+        if entry.mark.has_line() {
             draw_line(area, &[(2, middle), (2 + SAMPLE_PX - 8, middle)], entry.mark, color);
         }
         draw_mark(area, (2 + (SAMPLE_PX - 8) / 2, middle), entry.mark, color);

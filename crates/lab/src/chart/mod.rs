@@ -125,6 +125,8 @@ pub enum Mark {
     Crosses,
     /// Plus signs alone.
     Pluses,
+    /// Bars from the lower end of the axis; of stacked ones the highest comes first.
+    Bars,
 }
 
 #[cfg(test)]
@@ -183,6 +185,23 @@ mod tests {
         series[0].points.push(Point::spread(1.0, 2.5, 0.0, 4.5));
         assert_eq!(highest(&series), 4.5);
         assert_eq!(highest(&[]), 0.0);
+    }
+
+    #[test]
+    fn bars_stand_over_their_names() {
+        let mut bars = chart();
+        bars.x = Axis::named("systems", &["ext2", "TFS"]);
+        bars.series = vec![Series::new(
+            "copy",
+            Ink::Blue,
+            Mark::Bars,
+            [Point::new(1.0, 2.0), Point::new(2.0, 1.0)],
+        )];
+        let svg = bars.to_svg();
+        assert!(svg.contains(">\next2\n") && svg.contains(">\nTFS\n"), "{svg}");
+        let color = Ink::Blue.rgb();
+        let fill = format!("fill=\"#{:02X}{:02X}{:02X}\"", color.0, color.1, color.2);
+        assert_eq!(svg.matches(&fill).count(), 3, "two bars and the legend's");
     }
 
     #[test]
