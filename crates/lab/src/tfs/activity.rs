@@ -64,6 +64,11 @@ enum Deed {
     Update,
 }
 
+/// Whether old files are updated on a day, which counts from zero.
+pub(super) fn is_update_day(day: usize) -> bool {
+    day % UPDATE_DAYS == UPDATE_DAYS - 1
+}
+
 /// A person at a computer.
 pub(crate) struct Person<'a> {
     desktop: &'a Desktop,
@@ -163,7 +168,7 @@ impl<'a> Person<'a> {
         }
         let logged = (DAY_SECS / LOG_EVERY_SECS) as usize;
         deeds.extend((0..logged).map(|n| (n as f64 * LOG_EVERY_SECS, Deed::Log)));
-        if day % UPDATE_DAYS == UPDATE_DAYS - 1 {
+        if is_update_day(day) {
             deeds.push((WORK_BEGINS_SECS, Deed::Update));
         }
         deeds.sort_by(|a, b| a.0.total_cmp(&b.0));

@@ -12,9 +12,10 @@
 //! files lie, not two programs. Times are those of a modelled disk ([`super::disk`]); each phase
 //! ends with a sync, and begins with nothing in memory, as the paper's machines were restarted.
 //! A processor's time is not in them: "compile" reads every source and writes an object of its
-//! size. The disk is 1/40 of the paper's and the source tree 1/20.
+//! size. The disk is 1/80 of the paper's and the source tree 1/20.
 //!
-//! Figure 10 shows where the copied files' blocks lie.
+//! Figure 10 shows where the copied files' blocks lie. What is told of all this is
+//! [`super::copying_views`]'.
 
 use std::collections::BTreeMap;
 
@@ -22,15 +23,14 @@ use atoll_tfs::device::Device as _;
 use atoll_tfs::fs::Extent;
 use atoll_vfs::{Errno, InodeNumber};
 
+use super::copying_views::Told;
 use super::desktop::{
     BLOCK_BYTES, Desktop, File, Planned, Tree, blocks_of, made, old_files, quiet, sources,
 };
 use super::disk::ModelDisk;
 use crate::LabError;
-use crate::chart::{Axis, Chart, Ink, Mark, Point, Series, highest};
-use crate::experiment::{Context, Experiment, Group, runs};
-use crate::outcome::{Comparison, Csv, Outcome};
-use crate::statistics::{Summary, summary};
+use crate::experiment::{Context, Experiment, Group};
+use crate::outcome::Outcome;
 
 pub(crate) const GROUP: Group = Group {
     experiments: &[
@@ -71,16 +71,16 @@ const AGED_TIMES: usize = 200;
 const AGED_SHARE: f64 = 0.05;
 /// Of the disk, hundredths: the points of Figure 1.
 const SHARES: [u32; 10] = [0, 5, 10, 15, 20, 25, 30, 35, 40, 45];
-const SMALL: u32 = 5;
-const LARGE: u32 = 35;
+pub(super) const SMALL: u32 = 5;
+pub(super) const LARGE: u32 = 35;
 /// "0% and 40% were chosen as examples of good and bad Ext2 performance from Figure 1."
-const BAD: u32 = 40;
+pub(super) const BAD: u32 = 40;
 /// Cells of Figure 10's maps.
-const CELLS: usize = 256;
+pub(super) const CELLS: usize = 256;
 
 /// A file system and what is contributed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum System {
+pub(super) enum System {
     /// Ordinary files on so many hundredths of the disk.
     Ext2(u32),
     /// Transparent files on so many hundredths of it; `None`: on all that is free.
@@ -88,7 +88,7 @@ enum System {
 }
 
 impl System {
-    fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         match self {
             System::Ext2(0) => "no contribution".into(),
             System::Ext2(share) => format!("ext2, {share} %"),
@@ -98,31 +98,33 @@ impl System {
     }
 }
 
-/// A phase of the benchmark.
-type Phase = fn(&mut Bench<'_>) -> Result<(), LabError>;
-/// All of them, in order.
-const PHASES: [(&str, Phase); 6] = [
-    ("mkdir", |bench| bench.make_directories()),
-    ("copy", |bench| bench.copy()),
-    ("stat", |bench| bench.each(|file| bench.desktop.stat(file))),
-    ("read", |bench| bench.each(|file| bench.desktop.read(file).map(drop))),
-    ("compile", |bench| bench.compile()),
-    ("delete", |bench| bench.delete()),
+/// The phases of the benchmark, in order.
+pub(super) const PHASES: [&str; 6] = ["mkdir", "copy", "stat", "read", "compile", "delete"];
+/// What is done in one of them.
+type Deed = fn(&mut Bench<'_>) -> Result<(), LabError>;
+const DEEDS: [Deed; PHASES.len()] = [
+    |bench| bench.make_directories(),
+    |bench| bench.copy(),
+    |bench| bench.each(|file| bench.desktop.stat(file)),
+    |bench| bench.each(|file| bench.desktop.read(file).map(drop)),
+    |bench| bench.compile(),
+    |bench| bench.delete(),
 ];
-const COPY: usize = 1;
+/// Which of them is looked at alone.
+pub(super) const COPY: usize = 1;
 
 /// One benchmark on one file system.
-struct Measured {
-    system: System,
-    aged: bool,
-    seed: u64,
+pub(super) struct Measured {
+    pub system: System,
+    pub aged: bool,
+    pub seed: u64,
     /// By phase, seconds of the disk.
-    secs: [f64; PHASES.len()],
+    pub secs: [f64; PHASES.len()],
     /// Blocks of the copied files in each cell of the disk.
-    cells: Vec<u32>,
+    pub cells: Vec<u32>,
     /// Runs of blocks, and files, of the copy.
-    fragments: usize,
-    files: usize,
+    pub fragments: usize,
+    pub files: usize,
 }
 
 /// What is run in a row on one prepared disk.
@@ -135,7 +137,7 @@ struct Sizes {
 
 fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
     let sizes = Sizes {
-        disk_bytes: context.size(4 << 30, 512 << 20) as u64,
+        disk_bytes: context.size(2 << 30, 512 << 20) as u64,
         source_files: context.size(1000, 200),
         aged_times: context.size(AGED_TIMES, 10),
         shares: if context.options.quick { vec![0, SMALL, 20, LARGE, BAD] } else { SHARES.into() },
@@ -223,8 +225,8 @@ impl Prepared {
         let mut bench = Bench { desktop: &desktop, prepared: self, target: Tree::default() };
         let mut secs = [0.0; PHASES.len()];
         let (mut cells, mut fragments) = (Vec::new(), 0);
-        for (n, (_, phase)) in PHASES.iter().enumerate() {
-            secs[n] = bench.timed(*phase)?;
+        for (n, deed) in DEEDS.into_iter().enumerate() {
+            secs[n] = bench.timed(deed)?;
             if n == COPY {
                 (cells, fragments) = bench.layout()?;
             }
@@ -314,11 +316,11 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// The seconds that the disk works while `phase` runs, its sync included.
-    fn timed(&mut self, phase: Phase) -> Result<f64, LabError> {
+    /// The seconds that the disk works on `deed`, its sync included.
+    fn timed(&mut self, deed: Deed) -> Result<f64, LabError> {
         self.desktop.disk.forget();
         let before = self.desktop.disk.busy_secs();
-        phase(self)?;
+        deed(self)?;
         self.desktop.sync()?;
         Ok(self.desktop.disk.busy_secs() - before)
     }
@@ -381,239 +383,5 @@ impl Bench<'_> {
             }
         }
         Ok((cells, fragments))
-    }
-}
-
-// ---- what is told ----
-
-/// Everything measured, and how.
-struct Told<'a> {
-    found: &'a [Measured],
-    seeds: &'a [u64],
-    setup: &'a str,
-}
-
-const SAME: &str = "(the same)";
-
-impl Told<'_> {
-    fn of(&self, system: System, aged: bool) -> impl Iterator<Item = &Measured> {
-        self.found.iter().filter(move |m| m.system == system && m.aged == aged)
-    }
-
-    fn phase(&self, system: System, aged: bool, phase: usize) -> Summary {
-        summary(self.of(system, aged).map(|measured| measured.secs[phase]))
-    }
-
-    fn total(&self, system: System, aged: bool) -> Summary {
-        summary(self.of(system, aged).map(|measured| measured.secs.iter().sum()))
-    }
-
-    fn fragments_per_file(&self, system: System) -> f64 {
-        let measured = || self.of(system, false);
-        let files: usize = measured().map(|measured| measured.files).sum();
-        measured().map(|measured| measured.fragments).sum::<usize>() as f64 / files as f64
-    }
-
-    fn subtitle(&self) -> String {
-        format!("{}; {}", self.setup, runs(self.seeds))
-    }
-
-    // ---- Figure 1 ----
-
-    fn copying(&self, shares: &[u32]) -> Outcome {
-        let mut csv = Csv::new(&["system", "share", "copy_secs", "sd", "runs"]);
-        let systems = |is_tfs: bool| {
-            shares.iter().filter(move |share| **share > 0 || !is_tfs).map(move |share| {
-                let system = if is_tfs { System::Tfs(Some(*share)) } else { System::Ext2(*share) };
-                (*share, self.phase(system, false, COPY))
-            })
-        };
-        for is_tfs in [false, true] {
-            for (share, secs) in systems(is_tfs) {
-                let name = if is_tfs { "tfs" } else { "ext2" };
-                let (mean, sd) = (format!("{:.3}", secs.mean), format!("{:.3}", secs.deviation));
-                csv.row(&[&name, &share, &mean, &sd, &secs.count]);
-            }
-        }
-        let copy = |system| self.phase(system, false, COPY).mean;
-        let without = copy(System::Ext2(0));
-        let ratio = |system| format!("{:.2}", copy(system) / without);
-        let line = |what: &str, paper: &str, ours: String| Comparison::new(what, paper, ours, SAME);
-        let comparison = vec![
-            line("copying with no contribution (s of the disk)", "", format!("{without:.1}")),
-            line("ext2 with 5 %, times as long", "about 1", ratio(System::Ext2(SMALL))),
-            line("ext2 with 35 %, times as long", "about 2", ratio(System::Ext2(LARGE))),
-            line("ext2 with 40 %, times as long", "more", ratio(System::Ext2(BAD))),
-            line("TFS with 35 %, times as long", "about 1", ratio(System::Tfs(Some(LARGE)))),
-            line("TFS with all free space, times as long", "about 1", ratio(System::Tfs(None))),
-            line("ext2 against TFS, both with 35 %", "2", {
-                let times = copy(System::Ext2(LARGE)) / copy(System::Tfs(Some(LARGE)));
-                format!("{times:.2}")
-            }),
-        ];
-        let points = |is_tfs| {
-            systems(is_tfs).map(|(share, secs)| {
-                let Summary { mean, deviation, .. } = secs;
-                Point::spread(f64::from(share), mean, mean - deviation, mean + deviation)
-            })
-        };
-        let series = vec![
-            Series::new("ext2: ordinary files", Ink::Blue, Mark::Squares, points(false)),
-            Series::new("TFS: transparent files", Ink::Vermilion, Mark::Discs, points(true)),
-        ];
-        Outcome {
-            name: "tfs-fig1",
-            title: "copying beside contributed files".into(),
-            source: "TFS §2, Figure 1",
-            setup: self.setup.into(),
-            seeds: self.seeds.to_vec(),
-            comparison,
-            notes: vec![
-                "Seconds of a modelled disk; nothing of a processor's time. Fixed and dynamic \
-                 contribution are ordinary files on so much of the disk."
-                    .into(),
-            ],
-            csv,
-            chart: Chart {
-                title: "Copying beside contributed files (TFS Figure 1)".into(),
-                subtitle: format!("{}; bars: one standard deviation", self.subtitle()),
-                x: Axis::up_to("contributed (% of the disk)", f64::from(SHARES[SHARES.len() - 1])),
-                y: Axis::up_to("time to copy the tree (s of the disk)", highest(&series)),
-                series,
-            },
-        }
-    }
-
-    // ---- Figures 8 and 9 ----
-
-    fn phases(&self, aged: bool, aged_times: usize) -> Outcome {
-        let systems =
-            [System::Ext2(0), System::Ext2(SMALL), System::Ext2(LARGE), System::Tfs(None)];
-        let mut csv = Csv::new(&["system", "phase", "secs", "sd", "runs"]);
-        let mut comparison = Vec::new();
-        let without = self.total(systems[0], aged).mean;
-        let papers =
-            ["", "as without", if aged { "more than unaged" } else { "up to 2" }, "as without"];
-        for (system, paper) in systems.into_iter().zip(papers) {
-            let name = system.name();
-            let total = self.total(system, aged);
-            for (n, (phase, _)) in PHASES.iter().enumerate() {
-                let secs = self.phase(system, aged, n);
-                let (mean, sd) = (format!("{:.3}", secs.mean), format!("{:.3}", secs.deviation));
-                csv.row(&[&name.replace(", ", " "), phase, &mean, &sd, &secs.count]);
-            }
-            let ours = format!(
-                "{:.1} ± {:.1}, {:.2} times; copy {:.1}",
-                total.mean,
-                total.deviation,
-                total.mean / without,
-                self.phase(system, aged, COPY).mean,
-            );
-            comparison.push(Comparison::new(format!("{name}: all phases (s)"), paper, ours, SAME));
-        }
-        let look = [
-            (Ink::Black, Mark::Discs),
-            (Ink::Green, Mark::Triangles),
-            (Ink::Blue, Mark::Squares),
-            (Ink::Vermilion, Mark::Line),
-        ];
-        let series: Vec<Series> = systems
-            .into_iter()
-            .zip(look)
-            .map(|(system, (ink, mark))| {
-                let mut sum = 0.0;
-                let points = (0..PHASES.len()).map(|n| {
-                    sum += self.phase(system, aged, n).mean;
-                    Point::new((n + 1) as f64, sum)
-                });
-                Series::new(system.name(), ink, mark, points)
-            })
-            .collect();
-        let (name, figure, of) = if aged {
-            ("tfs-fig9", 9, format!("aged {aged_times} times"))
-        } else {
-            ("tfs-fig8", 8, "not aged".into())
-        };
-        let names: Vec<&str> = PHASES.iter().map(|(name, _)| *name).collect();
-        Outcome {
-            name,
-            title: format!("an Andrew-style benchmark, {of}"),
-            source: if aged { "TFS §5.2.1, Figure 9" } else { "TFS §5.2.1, Figure 8" },
-            setup: self.setup.into(),
-            seeds: self.seeds.to_vec(),
-            comparison,
-            notes: vec![
-                "Seconds of a modelled disk; nothing of a processor's time, which is most of \
-                 compiling on a real machine."
-                    .into(),
-            ],
-            csv,
-            chart: Chart {
-                title: format!("Andrew-style benchmark, {of} (TFS Figure {figure})"),
-                subtitle: self.subtitle(),
-                x: Axis::linear(&format!("phases done: {}", names.join(", ")), 0.0, 6.0),
-                y: Axis::up_to("time since the beginning (s of the disk)", highest(&series)),
-                series,
-            },
-        }
-    }
-
-    // ---- Figure 10 ----
-
-    fn layout(&self) -> Outcome {
-        let rows = [
-            (System::Ext2(0), Ink::Black),
-            (System::Ext2(BAD), Ink::Blue),
-            (System::Tfs(None), Ink::Vermilion),
-        ];
-        let seed = self.seeds[0];
-        let cells = |system| {
-            let measured = self.of(system, false).find(|measured| measured.seed == seed);
-            &measured.expect("each was measured").cells
-        };
-        let mut csv = Csv::new(&["system", "cell", "blocks"]);
-        let mut comparison = Vec::new();
-        let mut series = Vec::new();
-        let papers = ["high locality", "a high degree of fragmentation", "high locality"];
-        for (row, ((system, ink), paper)) in rows.into_iter().zip(papers).enumerate() {
-            let cells = cells(system);
-            let most = f64::from(*cells.iter().max().expect("there are cells")).max(1.0);
-            let used = cells.iter().filter(|blocks| **blocks > 0).count();
-            let base = (rows.len() - 1 - row) as f64;
-            let mut points = Vec::new();
-            for (cell, blocks) in cells.iter().enumerate() {
-                csv.row(&[&system.name().replace(", ", " "), &cell, blocks]);
-                let height = base + 0.85 * f64::from(*blocks) / most;
-                let share = |cell: usize| 100.0 * cell as f64 / CELLS as f64;
-                points.extend([share(cell), share(cell + 1)].map(|x| Point::new(x, height)));
-            }
-            series.push(Series::new(system.name(), ink, Mark::Line, points));
-            let ours = format!(
-                "{:.2}; {used} of {CELLS} parts of the disk",
-                self.fragments_per_file(system)
-            );
-            let quantity = format!("{}: pieces a file; spread", system.name());
-            comparison.push(Comparison::new(quantity, paper, ours, SAME));
-        }
-        Outcome {
-            name: "tfs-fig10",
-            title: "where copied files lie".into(),
-            source: "TFS §5.3, Figure 10",
-            setup: self.setup.into(),
-            seeds: self.seeds.to_vec(),
-            comparison,
-            notes: vec![format!(
-                "Blocks of {BLOCK_BYTES} bytes of the tree that the benchmark copied, counted in \
-                 {CELLS} parts of the disk; each row of the picture has its own scale."
-            )],
-            csv,
-            chart: Chart {
-                title: "Where copied files lie (TFS Figure 10)".into(),
-                subtitle: format!("{}; seed {seed}", self.setup),
-                x: Axis::linear("place on the disk (%)", 0.0, 100.0),
-                y: Axis::linear("blocks of the copy, each row to its own scale", 0.0, 3.0),
-                series,
-            },
-        }
     }
 }

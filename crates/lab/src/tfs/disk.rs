@@ -16,7 +16,7 @@
 //!
 //! It does not model the processor, the bus, queues of the disk or zones of its surface.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -24,6 +24,7 @@ use atoll_tfs::device::Device;
 
 /// What is kept and remembered in units of this size.
 const PAGE_BYTES: u64 = 4096;
+static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 /// Half a turn at 7,200 a minute.
 const HALF_TURN_SECS: f64 = 60.0 / 7200.0 / 2.0;
 const LEAST_SEEK_SECS: f64 = 0.001;
@@ -49,7 +50,7 @@ struct State {
     /// Pages that are not all zeros.
     pages: BTreeMap<u64, Box<[u8]>>,
     /// Pages that wait to be written.
-    waiting: BTreeMap<u64, ()>,
+    waiting: BTreeSet<u64>,
     memory: Memory,
     /// Where the head is, bytes.
     head: u64,
@@ -104,7 +105,7 @@ impl State {
         let waiting = std::mem::take(&mut self.waiting);
         let here = self.head / PAGE_BYTES;
         let (above, below) = (waiting.range(here..), waiting.range(..here));
-        let order: Vec<u64> = above.chain(below).map(|(page, ())| *page).collect();
+        let order: Vec<u64> = above.chain(below).copied().collect();
         for page in order {
             self.work(page * PAGE_BYTES, PAGE_BYTES, disk_bytes);
         }
@@ -186,7 +187,7 @@ impl Device for ModelDisk {
         for page in pages(offset, data.len()) {
             let (within, there) = overlap(page, offset, data.len());
             let data = &data[there];
-            let zeros = data.iter().all(|byte| *byte == 0);
+            let zeros = *data == ZEROS[..data.len()];
             if zeros && within.len() == PAGE_BYTES as usize {
                 state.pages.remove(&page);
             } else if !zeros || state.pages.contains_key(&page) {
@@ -194,7 +195,7 @@ impl Device for ModelDisk {
                 state.pages.entry(page).or_insert_with(blank)[within].copy_from_slice(data);
             }
             state.memory.note(page);
-            state.waiting.insert(page, ());
+            state.waiting.insert(page);
         }
         if state.waiting.len() >= WAITING_PAGES {
             state.write_waiting(self.len_bytes);
