@@ -47,7 +47,7 @@ enum Command {
     Check(check::Args),
     /// Show how much is ordinary, transparent, overwritten and free
     Stat(stat::Args),
-    /// Make files transparent or ordinary
+    /// Make files transparent or ordinary, or say how much transparent data may be lost
     Set(set::Args),
     /// Remove transparent files that have lost blocks
     Clean(clean::Args),

@@ -29,21 +29,6 @@ impl Drop for Mounted {
     }
 }
 
-/// The process that served the mount may still be closing the image.
-#[track_caller]
-fn when_free(image: &Path, args: &[&str]) -> String {
-    for _ in 0..300 {
-        let said = atoll().args(args).arg(image).output().expect("runs");
-        if said.status.success() {
-            return String::from_utf8_lossy(&said.stdout).into_owned();
-        }
-        let error = String::from_utf8_lossy(&said.stderr).into_owned();
-        assert!(error.contains("in use"), "{args:?}: {error}");
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
-    panic!("never free: {}", image.display());
-}
-
 /// `e2fsck`, where there is one.
 fn e2fsck_finds_nothing(image: &Path) {
     let said = Command::new("e2fsck").arg("-fn").arg(image).output();
@@ -117,12 +102,13 @@ fn a_tree_with_transparent_files_costs_no_room_and_leaves_a_clean_disk() {
     let busy = run(atoll().args(["tfs", "check"]).arg(&image));
     busy.failed(1, &["in use", "unmount"]);
     mount.unmount();
-    let sound = when_free(&image, &["tfs", "check", "--tags", "--json"]);
-    let sound = json(&sound);
+    // Nobody has to wait: unmounted is closed.
+    let check = ["tfs", "check", "--tags", "--json"];
+    let sound = json(&run(atoll().args(check).arg(&image)).ok().stdout);
     assert_eq!((&sound["sound"], &sound["lost_files"]), (&true.into(), &0.into()), "{sound}");
     assert_eq!(sound["transparent_files"], 2);
     e2fsck_finds_nothing(&image);
-    let unmounted = json(&when_free(&image, &["tfs", "stat", "--json"]));
+    let unmounted = json(&run(atoll().args(["tfs", "stat", "--json"]).arg(&image)).ok().stdout);
     assert_eq!(unmounted["free_blocks"], stat["free_blocks"]);
     let svg = temp.path().join("map.svg");
     run(atoll().args(["tfs", "map", "--out"]).arg(&svg).arg(&image)).ok();
@@ -151,6 +137,133 @@ fn what_is_no_tfs_is_told_so() {
     run(atoll().args(["tfs", "stat"]).arg(temp.path().join("none"))).failed(4, &["cannot open"]);
     let map = ["tfs", "map", "--out", "map.pdf"];
     run(atoll().args(map).arg(&file)).failed(2, &[".svg", ".png"]);
+}
+
+/// The story: `unmount` came back while its server still wrote; who checked the image then found
+/// it in use, or damaged.
+#[test]
+fn an_image_is_closed_when_unmount_comes_back() {
+    if !can_mount("an_image_is_closed_when_unmount_comes_back") {
+        return;
+    }
+    let temp = tempfile::tempdir().expect("a directory");
+    // The kernel's table has names of its own for these.
+    let [image, at] = ["a disk\t.img", "a mount"].map(|name| temp.path().join(name));
+    run(atoll().args(["tfs", "mkfs", "--size", "64MiB"]).arg(&image)).ok();
+    for (round, command) in
+        [&["tfs", "unmount"][..], &["unmount"], &["tfs", "umount"]].iter().enumerate()
+    {
+        let mount = Mounted::new(&image, &at);
+        for n in 0..400 {
+            fs::write(at.join(format!("{round} {n}")), noise(20_000, n)).expect("written");
+        }
+        run(atoll().args(*command).arg(&at)).ok();
+        e2fsck_finds_nothing(&image);
+        run(atoll().args(["tfs", "check"]).arg(&image)).ok();
+        drop(mount);
+    }
+    run(atoll().args(["tfs", "unmount"]).arg(&at)).failed(4, &["nothing is mounted"]);
+}
+
+/// One whose server was killed is taken away all the same, and says that it is not whole.
+#[test]
+fn a_mount_whose_server_died_is_taken_away_and_mounts_again() {
+    if !can_mount("a_mount_whose_server_died_is_taken_away_and_mounts_again") {
+        return;
+    }
+    let temp = tempfile::tempdir().expect("a directory");
+    let [image, at] = ["disk.img", "mnt"].map(|name| temp.path().join(name));
+    run(atoll().args(["tfs", "mkfs", "--size", "64MiB"]).arg(&image)).ok();
+    fs::create_dir(&at).expect("made");
+    let mut server =
+        atoll().args(["tfs", "mount", "--foreground"]).arg(&image).arg(&at).spawn().expect("runs");
+    until("it is mounted", || is_mounted(&at));
+    fs::write(at.join("kept"), b"kept").expect("written");
+    fs::File::open(&at).and_then(|top| top.sync_all()).expect("synced");
+    server.kill().expect("killed");
+    server.wait().expect("dead");
+    run(atoll().args(["tfs", "unmount"]).arg(&at)).failed(1, &["not closed in order", "mount"]);
+    let mount = Mounted::new(&image, &at);
+    assert_eq!(fs::read(at.join("kept")).expect("there"), b"kept");
+    mount.unmount();
+    e2fsck_finds_nothing(&image);
+}
+
+fn is_mounted(at: &Path) -> bool {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("there");
+    table.lines().any(|line| line.split(' ').nth(4) == at.to_str())
+}
+
+#[test]
+fn the_target_loss_rate_is_set_on_a_mount_and_on_an_image() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let [image, at] = ["disk.img", "mnt"].map(|name| temp.path().join(name));
+    run(atoll().args(["tfs", "mkfs", "--size", "64MiB"]).arg(&image)).ok();
+    let set =
+        |rate: &str, of: &Path| run(atoll().args(["tfs", "set", "--target-loss", rate]).arg(of));
+    let rate = |of: &Path| {
+        let stat = json(&run(atoll().args(["tfs", "stat", "--json"]).arg(of)).ok().stdout);
+        stat["target_loss_bytes_per_sec"].as_f64()
+    };
+    assert_eq!(rate(&image), Some(100.0), "as the design says");
+    set("2KiB/s", &image).ok();
+    assert_eq!(rate(&image), Some(2048.0));
+    set("-5", &image).failed(2, &["a rate is"]);
+    run(atoll().args(["tfs", "set", "--target-loss", "1", "--ordinary"]).arg(&image))
+        .failed(2, &["cannot be used with"]);
+    set("1", temp.path()).failed(4, &["not on a mounted TFS"]);
+    if !can_mount("the_target_loss_rate_is_set_on_a_mount_and_on_an_image") {
+        return;
+    }
+    let mount = Mounted::new(&image, &at);
+    assert_eq!(rate(&at), Some(2048.0), "it is kept");
+    set("0", &at).ok();
+    assert_eq!(rate(&at), Some(0.0));
+    let shown = run(atoll().args(["tfs", "stat"]).arg(&at)).ok().stdout;
+    assert!(shown.contains("0 B/s may be lost"), "{shown}");
+    fs::create_dir(at.join("below")).expect("made");
+    set("7", &at.join("below")).failed(2, &["Name the mount point"]);
+    mount.unmount();
+    assert_eq!(rate(&image), Some(0.0));
+}
+
+/// An error number says nothing; `stat` says what was meant.
+#[test]
+fn what_is_damaged_is_told_by_stat() {
+    if !can_mount("what_is_damaged_is_told_by_stat") {
+        return;
+    }
+    let temp = tempfile::tempdir().expect("a directory");
+    let [image, at] = ["disk.img", "mnt"].map(|name| temp.path().join(name));
+    run(atoll().args(["tfs", "mkfs", "--size", "64MiB"]).arg(&image)).ok();
+    let mount = Mounted::new(&image, &at);
+    fs::write(at.join("victim"), noise(200_000, 5)).expect("written");
+    let number = fs::metadata(at.join("victim")).expect("there").ino();
+    let told = json(&run(atoll().args(["tfs", "stat", "--json"]).arg(&at)).ok().stdout);
+    assert!(told.get("met").is_none(), "{told}");
+    mount.unmount();
+    // Its first pointer leads out of the file system.
+    let bytes = fs::read(&image).expect("read");
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four"));
+    let per_group = u64::from(word(1024 + 40));
+    assert!(number <= per_group, "in the first group");
+    let table = u64::from(word(4096 + 8)) * 4096;
+    let inode_bytes = u64::from(word(1024 + 88) & 0xffff);
+    let pointer = table + (number - 1) * inode_bytes + 40;
+    let file = fs::File::options().write(true).open(&image).expect("opens");
+    std::os::unix::fs::FileExt::write_all_at(&file, &u32::MAX.to_le_bytes(), pointer)
+        .expect("broken");
+    drop(file);
+
+    let mount = Mounted::new(&image, &at);
+    fs::read(at.join("victim")).expect_err("it is damaged");
+    let shown = run(atoll().args(["tfs", "stat"]).arg(&at)).ok().stdout;
+    let trouble = shown.lines().find(|line| line.contains("trouble")).expect(&shown);
+    assert!(trouble.contains("damaged") && trouble.contains("e2fsck"), "{trouble}");
+    assert!(trouble.contains(&u32::MAX.to_string()), "it says which block: {trouble}");
+    let told = json(&run(atoll().args(["tfs", "stat", "--json"]).arg(&at)).ok().stdout);
+    assert_eq!(told["met"].as_array().map(Vec::len), Some(1), "{told}");
+    mount.unmount();
 }
 
 /// The paper's use of it (§1): what the owner writes takes the room back, and the ring goes on.
@@ -196,7 +309,8 @@ fn a_node_gives_all_that_is_free_and_its_owner_takes_it_back() {
     drop(hoard);
     drop(ring);
     mount.unmount();
-    let sound = json(&when_free(&image, &["tfs", "check", "--tags", "--json"]));
+    let check = ["tfs", "check", "--tags", "--json"];
+    let sound = json(&run(atoll().args(check).arg(&image)).ok().stdout);
     assert_eq!(sound["sound"], true, "{sound}");
     e2fsck_finds_nothing(&image);
 }

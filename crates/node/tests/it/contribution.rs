@@ -154,6 +154,99 @@ async fn vanished_files_are_lost_replicas_that_repair_restores() {
     all_are_read(&home.client().await, &there).await;
 }
 
+/// The story: a TFS was unmounted while blocks moved to it; as nothing could be put there, the
+/// node gave up all it had.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_destination_that_goes_away_costs_no_block() {
+    let mut nodes = ring(2).await;
+    let (home, node) = nodes.pop().expect("three");
+    let client = home.client().await;
+    let there = blocks(11, 400, 64 << 10);
+    for some in there.chunks(50) {
+        client.put(some.to_vec()).await.expect("put");
+    }
+    until("a copy of each is here", || node.status().blocks == 400).await;
+    let (dir, away) = (blocks_dir(&home, "given"), home.dir.with_file_name("away"));
+    client.contribute(Some(&transparent(&dir))).await.expect("accepted");
+    fs::rename(&dir, &away).expect("unmounted");
+    fs::create_dir(&dir).expect("an empty mount point");
+    until("it says what is wrong", || {
+        node.status().warnings.iter().any(|why| why.contains("is the file system mounted?"))
+    })
+    .await;
+    let status = client.contribute(None).await.expect("shown");
+    let left = status.moving.expect("some were still to come").left_blocks;
+    assert!(left > 0, "they were moved before the directory went away");
+    assert_eq!((status.dropped_blocks, fs::read_dir(&dir).expect("there").count()), (0, 0));
+    all_are_read(&client, &there).await;
+    fs::remove_dir(&dir).expect("removed");
+    fs::rename(&away, &dir).expect("mounted");
+    // The node looks now and then; naming it again makes it look at once.
+    let status = contribute(&client, &transparent(&dir)).await;
+    assert_eq!((status.blocks, status.dropped_blocks, status.lost_blocks), (400, 0, 0));
+    assert_eq!(files(&dir).len(), 400);
+}
+
+/// The story: the same directory with a slash at its end was another place to the node, which
+/// did not start again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_is_the_same_however_it_is_spelled() {
+    let mut nodes = ring(0).await;
+    let (home, node) = nodes.pop().expect("one");
+    let client = home.client().await;
+    let there = blocks(12, 16, 8192);
+    client.put(there.clone()).await.expect("put");
+    let dir = blocks_dir(&home, "given");
+    contribute(&client, &transparent(&dir)).await;
+    let parent = dir.parent().expect("below something");
+    let link = parent.join("link");
+    std::os::unix::fs::symlink(&dir, &link).expect("linked");
+    let slash = PathBuf::from(format!("{}/", dir.display()));
+    for spelled in [slash, dir.join("."), parent.join("given/../given"), link] {
+        let status = client.contribute(Some(&transparent(&spelled))).await.expect("the same");
+        assert!(status.moving.is_none(), "{}", spelled.display());
+    }
+    node.stop().await;
+    let _node = start_again(&home).await;
+    all_are_read(&home.client().await, &there).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_that_is_gone_is_taken_anew_or_abandoned() {
+    let mut nodes = ring(2).await;
+    let (home, node) = nodes.pop().expect("three");
+    let client = home.client().await;
+    let there = blocks(13, BLOCKS, 8192);
+    client.put(there.clone()).await.expect("put");
+    until("a copy of each is here", || node.status().blocks == u64::from(BLOCKS)).await;
+    let dir = blocks_dir(&home, "given");
+    contribute(&client, &transparent(&dir)).await;
+    let nothing = client.abandon_former().await.expect_err("nothing is being moved").to_string();
+    assert!(nothing.contains("nothing to abandon"), "{nothing}");
+
+    // The disk has died, and a new one is mounted in its place.
+    fs::remove_dir_all(&dir).expect("removed");
+    client.contribute(Some(&transparent(&dir))).await.expect_err("it is not there");
+    fs::create_dir(&dir).expect("made");
+    client.contribute(Some(&transparent(&dir))).await.expect("taken anew");
+    until("all copies have come back", || files(&dir).len() == BLOCKS as usize).await;
+
+    // It has died again, and nobody wants to wait for it.
+    fs::remove_dir_all(&dir).expect("removed");
+    let status = client.contribute(Some(&Policy::Fixed { size_bytes: 32 << 20 })).await;
+    let status = status.expect("accepted");
+    assert!(status.moving.is_some());
+    assert!(status.warnings.iter().any(|why| why.contains("--abandon")), "{status:?}");
+    let other = blocks_dir(&home, "other");
+    let refused = client.contribute(Some(&transparent(&other))).await.expect_err("it waits");
+    assert!(refused.to_string().contains("--abandon"), "{refused}");
+    let status = client.abandon_former().await.expect("given up");
+    assert_eq!(status.moving, None);
+    until("all copies have come back", || node.status().blocks == u64::from(BLOCKS)).await;
+    all_are_read(&client, &there).await;
+    assert_eq!(fs::read_dir(home.dir.join("files")).expect("there").count(), 0, "no index");
+}
+
 /// §2 of the TFS paper; with both watermarks below what the disk holds, all must go.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_above_its_watermark_gives_up_copies_that_others_have() {
