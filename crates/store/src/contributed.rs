@@ -175,7 +175,7 @@ impl ContributedStore {
             let Rooms { present, former: Some(former) } = self.rooms() else { break };
             let mut infos = former.store().list(KeyRange::full(), BATCH_BLOCKS)?;
             if infos.is_empty() {
-                moved.emptied = self.close_former(&present, &former)?;
+                moved.emptied = self.close_former(&present, &former).await?;
                 break;
             }
             let (mut bytes, most) = (0, BATCH_BYTES.min(budget_bytes - moved.bytes));
@@ -188,11 +188,15 @@ impl ContributedStore {
         Ok(moved)
     }
 
-    fn close_former(&self, present: &Room, former: &Room) -> Result<Option<Room>, StoreError> {
+    async fn close_former(
+        &self,
+        present: &Room,
+        former: &Room,
+    ) -> Result<Option<Room>, StoreError> {
         // One that is away shows nothing and may have all; only once it is known to be there
         // does an empty list say that it is empty.
         if let Room::Files(files) = former
-            && (files.look().is_err() || !files.list(KeyRange::full(), 1)?.is_empty())
+            && (files.look_aside().await.is_err() || !files.list(KeyRange::full(), 1)?.is_empty())
         {
             return Ok(None);
         }

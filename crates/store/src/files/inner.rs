@@ -106,7 +106,7 @@ impl Inner {
     }
 
     /// Does work that may wait for the disk where it may.
-    async fn waiting<T: Send + 'static>(
+    pub(super) async fn waiting<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Place) -> T + Send + 'static,
     ) -> Result<T, StoreError> {

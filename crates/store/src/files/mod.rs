@@ -300,6 +300,12 @@ impl FileStore {
         self.inner.place.look()
     }
 
+    /// The same, where waiting for the disk keeps nobody from anything else.
+    pub(crate) async fn look_aside(&self) -> Result<Space, String> {
+        let inner = self.inner.clone();
+        inner.waiting(Place::look).await.map_err(|error| error.to_string())?
+    }
+
     /// Takes the directory again where it has been made anew: what was in it is lost.
     ///
     /// # Errors
