@@ -296,22 +296,9 @@ impl Ext2 {
             if last < keep {
                 break;
             }
-            // A run lies in one group, so that a step changes no more blocks than it may.
-            let (_, bit) = self.group_of_block(pointer)?;
-            let mut start = last;
-            let mut run = Run { start: pointer, len: 1 };
-            while start > keep
-                && run.len <= bit
-                && u32_at(&bytes, 4 * (start as usize - 1)) == run.start - 1
-            {
-                start -= 1;
-                run = Run { start: run.start - 1, len: run.len + 1 };
-            }
             drop(bytes);
-            self.give_back(inode, run)?;
+            let start = self.cut_run(inode, block, keep..last + 1)?;
             *runs -= 1;
-            let bytes = self.meta.change(block, Part::Ordinary)?;
-            bytes[4 * start as usize..4 * (last as usize + 1)].fill(0);
             self.cut_length(inode, first + start);
             index = start;
         }
@@ -321,6 +308,30 @@ impl Ext2 {
         // Nothing below is left: the block of pointers goes too.
         self.give_back(inode, Run { start: block, len: 1 })?;
         Ok(false)
+    }
+
+    /// Gives back the run that a table's pointers before the end of `range` name, as far as it
+    /// goes within `range` and within one group, so that a step changes no more blocks than it
+    /// may; returns the index of its first pointer.
+    fn cut_run(
+        &mut self,
+        inode: &mut Inode,
+        table: u32,
+        range: std::ops::Range<u64>,
+    ) -> Result<u64, Ext2Error> {
+        let bytes = self.meta.read(table)?;
+        let pointer = |index: u64| u32_at(&bytes, 4 * index as usize);
+        let mut start = range.end - 1;
+        let (_, bit) = self.group_of_block(pointer(start))?;
+        let mut run = Run { start: pointer(start), len: 1 };
+        while start > range.start && run.len <= bit && pointer(start - 1) == run.start - 1 {
+            start -= 1;
+            run = Run { start: run.start - 1, len: run.len + 1 };
+        }
+        self.give_back(inode, run)?;
+        let bytes = self.meta.change(table, Part::Ordinary)?;
+        bytes[4 * start as usize..4 * range.end as usize].fill(0);
+        Ok(start)
     }
 
     fn give_back(&mut self, inode: &mut Inode, run: Run) -> Result<(), Ext2Error> {

@@ -175,7 +175,7 @@ impl Shared {
     }
 
     fn try_make(&self, wanted: Wanted<'_>, short: &mut bool) -> Result<(Entry, Handle), Errno> {
-        let Wanted { caller, parent, name, mode, birth, open } = wanted;
+        let Wanted { caller, parent, name, birth, open, .. } = wanted;
         self.with_space(MAKE_BLOCKS, |core, now| {
             let (mut directory, found) = core.find(parent, name)?;
             if found.is_some() {
@@ -196,26 +196,7 @@ impl Shared {
             let number = core.ext2.allocate_inode(new).inspect_err(|error| {
                 *short = matches!(error, Ext2Error::NoInodes) && !new.transparent;
             })?;
-            let mut inode = Inode {
-                mode: kind_bits(kind) | (mode & 0o7777) as u16,
-                uid: caller.uid,
-                gid: caller.gid,
-                links: 1,
-                atime: now,
-                mtime: now,
-                ctime: now,
-                crtime: now,
-                generation: (self.env.random_u64() as u32).max(1),
-                flags: directory.flags & INHERITED_FLAGS,
-                ..Inode::blank()
-            };
-            if new.transparent {
-                inode.flags |= TRANSPARENT;
-            }
-            if directory.mode & SET_GID != 0 {
-                inode.gid = directory.gid;
-                inode.mode |= if new.directory { SET_GID } else { 0 };
-            }
+            let mut inode = self.born(&wanted, &directory, new.transparent, now);
             let filled = core
                 .ext2
                 .clear_inode(number)
@@ -241,6 +222,38 @@ impl Shared {
             let handle = open.map_or(Handle::NONE, |flags| core.open(number, flags));
             Ok((entry, handle))
         })
+    }
+
+    /// The inode of a new file, as its directory and who makes it want it.
+    fn born(
+        &self,
+        wanted: &Wanted<'_>,
+        directory: &Inode,
+        transparent: bool,
+        now: FileTime,
+    ) -> Inode {
+        let kind = wanted.birth.kind();
+        let mut inode = Inode {
+            mode: kind_bits(kind) | (wanted.mode & 0o7777) as u16,
+            uid: wanted.caller.uid,
+            gid: wanted.caller.gid,
+            links: 1,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            crtime: now,
+            generation: (self.env.random_u64() as u32).max(1),
+            flags: directory.flags & INHERITED_FLAGS,
+            ..Inode::blank()
+        };
+        if transparent {
+            inode.flags |= TRANSPARENT;
+        }
+        if directory.mode & SET_GID != 0 {
+            inode.gid = directory.gid;
+            inode.mode |= if kind == FileKind::Directory { SET_GID } else { 0 };
+        }
+        inode
     }
 
     pub(super) fn link(
