@@ -43,8 +43,8 @@ use transparent::OpenMaps;
 pub use avoidance::Avoidance;
 pub use clean::Cleaned;
 pub(crate) use mount::read_records;
-pub(crate) use trouble::met;
 pub use mount::{MountError, MountOptions, MountReport, read_superblock};
+pub(crate) use trouble::met;
 pub use usage::Usage;
 
 pub use crate::ext2::{AllocationObserver, Extent, GroupBitmaps, StateCounts, Verified};
