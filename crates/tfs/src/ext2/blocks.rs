@@ -176,6 +176,7 @@ impl Ext2 {
             self.check_not_metadata(group, part)?;
             self.put_allocated(part, false)?;
             self.meta.free(part.start, part.len);
+            self.transparent_cursor.note_returned(part.len);
             rest = Run { start: rest.start + len, len: rest.len - len };
         }
         Ok(())

@@ -42,6 +42,39 @@ pub(super) struct TransparentCursor {
     group: Option<u32>,
     /// In that group, where the last run ended.
     bit: Option<usize>,
+    scarcity: Option<Scarcity>,
+}
+
+/// The whole disk was looked through for runs in vain. On a full disk all that is left are
+/// pieces: to look for better at each step would take as long as the disk is large.
+#[derive(Clone, Copy, Debug)]
+struct Scarcity {
+    /// Runs so long were looked for.
+    least: u32,
+    /// Blocks given back since, by files of either kind.
+    returned: u64,
+}
+
+impl TransparentCursor {
+    /// Whether runs of `least` blocks are worth being looked for in all of so many groups:
+    /// unless that was in vain, and fewer blocks were given back since than would make one in
+    /// each group.
+    fn may_find(&self, least: u32, groups: u32) -> bool {
+        self.scarcity.is_none_or(|scarcity| {
+            least < scarcity.least
+                || scarcity.returned >= u64::from(groups) * u64::from(scarcity.least)
+        })
+    }
+
+    fn found_none(&mut self, least: u32) {
+        self.scarcity = Some(Scarcity { least, returned: 0 });
+    }
+
+    pub(super) fn note_returned(&mut self, blocks: u32) {
+        if let Some(scarcity) = &mut self.scarcity {
+            scarcity.returned = scarcity.returned.saturating_add(blocks.into());
+        }
+    }
 }
 
 impl Map {
@@ -121,16 +154,28 @@ impl Ext2 {
         let want = want.clamp(1, MAX_RUN_BLOCKS);
         let groups = self.superblock().groups();
         let from = self.transparent_cursor.group.unwrap_or(groups - 1).min(groups - 1);
-        for least in [GOOD_RUN_BLOCKS.min(want), 1] {
+        let good = GOOD_RUN_BLOCKS.min(want);
+        for least in [good, 1] {
+            // Any run at all is always looked for: what is free can be taken.
+            if least > 1 && !self.transparent_cursor.may_find(least, groups) {
+                continue;
+            }
             for i in 0..=groups {
                 let group = (from + groups - i % groups) % groups;
                 let from = (i == 0).then_some(self.transparent_cursor.bit).flatten();
                 if let Some(run) = self.search_transparent(group, from, want, least)? {
                     let (_, start) = self.group_of_block(run.start)?;
                     let bit = Some((start + run.len) as usize);
-                    self.transparent_cursor = TransparentCursor { group: Some(group), bit };
+                    self.transparent_cursor.group = Some(group);
+                    self.transparent_cursor.bit = bit;
                     return Ok(run);
                 }
+            }
+            if least > 1 {
+                self.transparent_cursor.found_none(least);
+            }
+            if good == 1 {
+                break;
             }
         }
         Err(Ext2Error::NoSpace)
@@ -167,6 +212,12 @@ impl Ext2 {
             let mut bit = from.filter(|_| chunk + 1 == top).map_or(begin, |from| from.max(begin));
             while bit < end {
                 let Some(start) = bitmap::next(&allocated, bit..end, false) else { break };
+                // Most of what ordinary files left is transparent: passed over together.
+                let Some(unused) = bitmap::next(&transparent, start..end, false) else { break };
+                if unused > start {
+                    bit = unused;
+                    continue;
+                }
                 let limit = end.min(start + want as usize);
                 let free = bitmap::run_end(&allocated, start..limit, false);
                 let own = bitmap::run_end(&transparent, start..free, false);
@@ -218,6 +269,9 @@ impl Ext2 {
 
     /// Something happens to a run within one group.
     pub(super) fn happen_to(&mut self, run: Run, event: BlockEvent) -> Result<(), Ext2Error> {
+        if event == BlockEvent::TransparentDelete {
+            self.transparent_cursor.note_returned(run.len);
+        }
         let (group, _) = self.group_of_block(run.start)?;
         let (allocated, _) = self.block_bitmap(group)?;
         let Some((records, meta)) = self.records_and_meta() else { return Ok(()) };
@@ -368,4 +422,24 @@ fn read_chain(
         at = head.next;
     }
     Ok((extents, blocks == entry.blocks))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn good_runs_are_looked_for_again_when_there_may_be_some() {
+        let mut cursor = TransparentCursor::default();
+        assert!(cursor.may_find(16, 10));
+        cursor.note_returned(1000);
+        cursor.found_none(16);
+        assert!(!cursor.may_find(16, 10) && cursor.may_find(15, 10));
+        cursor.note_returned(159);
+        assert!(!cursor.may_find(16, 10));
+        cursor.note_returned(1);
+        assert!(cursor.may_find(16, 10), "one in each of ten groups");
+        cursor.found_none(4);
+        assert!(!cursor.may_find(4, 10) && !cursor.may_find(16, 10) && cursor.may_find(3, 10));
+    }
 }
