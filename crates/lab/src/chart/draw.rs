@@ -106,6 +106,10 @@ impl Chart {
         for series in &self.series {
             self.draw_series(area, &chart, series);
         }
+        // A bar drawn later would cover them.
+        for series in self.series.iter().filter(|series| series.mark == Mark::Bars) {
+            self.draw_spreads(area, &chart, series, TEXT);
+        }
     }
 
     /// The points of a series that the axes reach.
@@ -126,11 +130,8 @@ impl Chart {
         }
         if series.mark == Mark::Bars {
             self.draw_bars(area, chart, series);
-        }
-        for point in &series.points {
-            // What stands on a bar of its own colour would not be seen.
-            let color = if series.mark == Mark::Bars { TEXT } else { color };
-            self.draw_spread(area, chart, point, color);
+        } else {
+            self.draw_spreads(area, chart, series, color);
         }
         for at in pixels {
             draw_mark(area, at, series.mark, color);
@@ -143,6 +144,12 @@ impl Chart {
             let corners = relative(area, &corners.map(|corner| chart.backend_coord(&corner)));
             let bar = Rectangle::new([corners[0], corners[1]], series.ink.rgb().filled());
             area.draw(&bar).expect(NO_FAILURE);
+        }
+    }
+
+    fn draw_spreads(&self, area: &Area<'_>, chart: &Framed<'_>, series: &Series, color: RGBColor) {
+        for point in &series.points {
+            self.draw_spread(area, chart, point, color);
         }
     }
 

@@ -63,8 +63,8 @@ pub(super) fn histogram(traces: &[Trace], setup: &str, seed: u64) -> Outcome {
         let allocated = trace.bytes_per_sec() * trace.secs;
         let of_disk = allocated / (trace.blocks as f64 * f64::from(BLOCK_BYTES));
         notes.push(format!(
-            "{name} allocates {:.2} GB in {:.0} days, {:.0} % of the disk: had it never used a \
-             block twice, {:.0} % would still never have been allocated.",
+            "{:.2} GB are allocated on {name} in {:.0} days, {:.0} % of the disk: had no block been \
+             used twice, {:.0} % would still never have been allocated.",
             allocated / 1e9,
             trace.secs / DAY_SECS,
             of_disk * 100.0,
