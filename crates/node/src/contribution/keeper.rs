@@ -415,10 +415,10 @@ impl Contributor {
         files_from: &mut Option<Key>,
     ) -> Result<(), String> {
         let looks = FILES_WITHIN.as_secs() / LOOK_EVERY.as_secs();
-        let count = match self.state.suspicious.swap(false, Ordering::Relaxed) {
-            true => u64::MAX,
-            false => (files.usage().blocks / looks).clamp(LEAST_FILES, MOST_FILES),
-        };
+        let mut count = (files.usage().blocks / looks).clamp(LEAST_FILES, MOST_FILES);
+        if self.state.suspicious.swap(false, Ordering::Relaxed) {
+            (*files_from, count) = (None, u64::MAX);
+        }
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         let care = files.look_after(*files_from, count).await;
         let care = care.map_err(|error| error.to_string())?;

@@ -196,7 +196,7 @@ impl Place {
         });
         let away = self.look().err();
         if says_nothing || away.is_some() {
-            return Failure::Unknown(away.map_or_else(|| error.to_string(), |why| why));
+            return Failure::Unknown(away.unwrap_or_else(|| error.to_string()));
         }
         Failure::Lost
     }
