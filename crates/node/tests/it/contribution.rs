@@ -229,7 +229,12 @@ async fn a_directory_that_is_gone_is_taken_anew_or_abandoned() {
     client.contribute(Some(&transparent(&dir))).await.expect_err("it is not there");
     fs::create_dir(&dir).expect("made");
     client.contribute(Some(&transparent(&dir))).await.expect("taken anew");
-    until("all copies have come back", || files(&dir).len() == BLOCKS as usize).await;
+    until("it is known that all are lost", || node.status().blocks == 0).await;
+    let lost = client.contribute(None).await.expect("shown").lost_blocks;
+    assert_eq!(lost, u64::from(BLOCKS), "and repair will restore them");
+    let more = blocks(14, 10, 8192);
+    client.put(more).await.expect("put");
+    until("it takes blocks again", || !files(&dir).is_empty()).await;
 
     // It has died again, and nobody wants to wait for it.
     fs::remove_dir_all(&dir).expect("removed");
@@ -242,7 +247,6 @@ async fn a_directory_that_is_gone_is_taken_anew_or_abandoned() {
     assert!(refused.to_string().contains("--abandon"), "{refused}");
     let status = client.abandon_former().await.expect("given up");
     assert_eq!(status.moving, None);
-    until("all copies have come back", || node.status().blocks == u64::from(BLOCKS)).await;
     all_are_read(&client, &there).await;
     assert_eq!(fs::read_dir(home.dir.join("files")).expect("there").count(), 0, "no index");
 }
