@@ -103,6 +103,17 @@ fn a_panic_is_eio_and_the_mount_goes_on() {
 }
 
 #[test]
+fn a_file_system_that_delays_no_errors_is_asked_for_them_once() {
+    let Some(Script { place, waiting, .. }) = scripted(&MountOptions::default()) else { return };
+    for _ in 0..5 {
+        let file = File::options().write(true).open(place.join("writable")).unwrap();
+        file.write_all_at(b"whatever", 0).unwrap();
+    }
+    assert_eq!(*waiting.borrow(), 1);
+    place.unmount();
+}
+
+#[test]
 fn errors_arrive_with_their_numbers() {
     let Some(Script { place, .. }) = scripted(&MountOptions::default()) else { return };
     let of = |number: i32| errno_of(fs::metadata(place.join(&format!("errno {number}"))));

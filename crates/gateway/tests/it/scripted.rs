@@ -23,8 +23,12 @@ pub const LINK_LEN: usize = 5000;
 /// Reads of this keep their thread waiting until the gate opens.
 pub const BLOCKING: InodeNumber = InodeNumber(16);
 
-pub const FILES: [(&str, InodeNumber); 7] = [
+/// May be written, and counts flushes as begun, of which it says that it needs none.
+pub const WRITABLE: InodeNumber = InodeNumber(17);
+
+pub const FILES: [(&str, InodeNumber); 8] = [
     ("slow", SLOW),
+    ("writable", WRITABLE),
     ("blocking", BLOCKING),
     ("quick", QUICK),
     ("panics", PANICS),
@@ -37,7 +41,7 @@ pub const FILES: [(&str, InodeNumber); 7] = [
 pub struct Scripted {
     /// Whether slow reads may end.
     pub gate: watch::Receiver<bool>,
-    /// How many slow reads have begun.
+    /// How many slow reads have begun, and flushes.
     pub waiting: watch::Sender<usize>,
 }
 
@@ -93,8 +97,8 @@ impl FileSystem for Scripted {
         answer(Ok(Bytes::from(vec![b'x'; LINK_LEN])))
     }
 
-    fn open(&self, _caller: Caller, _inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
-        if flags.writes() {
+    fn open(&self, _caller: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
+        if flags.writes() && inode != WRITABLE {
             return answer(Err(Errno::EROFS));
         }
         answer(Ok(Opened { handle: Handle::NONE, keep_cache: false, direct_io: true }))
@@ -129,6 +133,15 @@ impl FileSystem for Scripted {
             GENEROUS => answer(Ok(Bytes::from(vec![b'g'; len as usize + 100]))),
             _ => answer(Ok(data)),
         }
+    }
+
+    fn write(&self, _: InodeNumber, _: Handle, _: u64, data: Bytes) -> Answer<u32> {
+        answer(Ok(data.len() as u32))
+    }
+
+    fn flush(&self, _inode: InodeNumber, _handle: Handle) -> Answer<()> {
+        self.waiting.send_modify(|count| *count += 1);
+        answer(Err(Errno::ENOSYS))
     }
 
     fn close(&self, _inode: InodeNumber, _handle: Handle) -> Answer<()> {
