@@ -90,6 +90,22 @@ mod tests {
     }
 
     #[test]
+    fn what_had_to_stay_beyond_the_room_goes_when_it_need_not() {
+        let mut cache = Cache::new(8);
+        for block in 0..100 {
+            cache.insert(block, Arc::new(Vec::new()), |_| true);
+            cache.touch(block);
+        }
+        assert_eq!(cache.held.len(), 100, "a transaction stays whole");
+        cache.insert(100, Arc::new(Vec::new()), |_| false);
+        assert_eq!(cache.held.len(), 8);
+        for block in 0..10_000 {
+            cache.insert(block, Arc::new(Vec::new()), |_| false);
+            assert!(cache.held.len() <= 8 && cache.hand.len() <= 16, "whatever is read");
+        }
+    }
+
+    #[test]
     fn a_number_that_comes_and_goes_takes_no_room() {
         let mut cache = Cache::new(4);
         for _ in 0..1000 {
