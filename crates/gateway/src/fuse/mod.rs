@@ -1,8 +1,12 @@
 //! The kernel's view: any [`FileSystem`] as a FUSE mount.
 //!
-//! [`mount`] makes the mount and starts threads that read the kernel's requests; each
-//! request is a future of its own on the given tokio runtime (`dispatch`). The kernel
-//! caches as long as the file system's answers allow (TTLs, `keep_cache`).
+//! [`mount`] makes the mount and starts threads that read the kernel's requests, mostly one
+//! of them at a time (`turns`); each request is a future of its own on the given tokio runtime
+//! (`dispatch`). The kernel caches as long as the file system's answers allow (TTLs,
+//! `keep_cache`).
+//!
+//! The kernel does not keep writes back (`FUSE_WRITEBACK_CACHE`): it would take some for which
+//! there is no room, set times on its own, and write at each close all the same.
 //!
 //! As root the mount is made directly; other users need `fusermount3`, which comes with
 //! the package `fuse3`.
@@ -57,7 +61,7 @@ pub struct MountOptions {
     pub nonempty: bool,
     /// What `mount` and `df` show as the source, for instance `atoll:KEY`.
     pub fs_name: String,
-    /// Threads that read requests from the kernel.
+    /// Threads that read requests from the kernel; all but one rest while that keeps up.
     pub threads: NonZeroUsize,
     /// Most requests under way at a time; the kernel queues the others.
     pub max_requests: usize,
