@@ -76,7 +76,7 @@ impl Told<'_> {
             line("copying with no contribution (s of the disk)", "", format!("{without:.1}")),
             line("ext2 with 5 %, times as long", "about 1", ratio(System::Ext2(SMALL))),
             line("ext2 with 35 %, times as long", "up to 2", ratio(System::Ext2(LARGE))),
-            line("ext2 with 40 %, times as long", "more", ratio(System::Ext2(BAD))),
+            line("ext2 with 40 %, times as long", "bad", ratio(System::Ext2(BAD))),
             line("TFS with 35 %, times as long", "about 1", ratio(System::Tfs(Some(LARGE)))),
             line("TFS with all free space, times as long", "about 1", ratio(System::Tfs(None))),
             line("ext2 with 35 %, aged, times as long", "up to 2", aged(System::Ext2(LARGE))),
