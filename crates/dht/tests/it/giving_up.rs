@@ -10,7 +10,7 @@ use atoll_env::BoxFuture;
 use atoll_key::KeyRange;
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_sim::SimConfig;
-use atoll_store::{BlockInfo, BlockStore, MemoryStore};
+use atoll_store::{BlockInfo, MemoryStore};
 use futures_util::future::{join, join_all};
 
 use crate::ring::{ROOMY, Ring, block};
