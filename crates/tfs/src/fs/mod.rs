@@ -39,6 +39,7 @@ use crate::ext2::{Ext2, Ext2Error, Records};
 use crate::meta::Journal;
 use held::HeldInodes;
 use transparent::OpenMaps;
+use upkeep::CommitDue;
 
 pub use avoidance::Avoidance;
 pub use clean::Cleaned;
@@ -84,6 +85,7 @@ struct Shared {
     failed: OnceLock<String>,
     /// It is unmounted, or about to be.
     ended: AtomicBool,
+    commit_due: Arc<CommitDue>,
     /// The task that commits, cleans and chooses avoided chunks.
     upkeep: OnceLock<Task>,
     read_only: bool,
@@ -142,7 +144,14 @@ impl Shared {
             }
             let before = self.reserved_blocks.fetch_add(blocks, Ordering::Relaxed);
             let passage = Passage { shared: self, blocks, _gate: gate };
-            if self.core().ext2.meta.has_room(before + blocks) {
+            let core = self.core();
+            let meta = &core.ext2.meta;
+            let (has_room, fills_up) = (meta.has_room(before + blocks), meta.fills_up());
+            drop(core);
+            if fills_up {
+                self.commit_due.tell();
+            }
+            if has_room {
                 return Ok(passage);
             }
             drop(passage);

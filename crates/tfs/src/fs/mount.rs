@@ -272,6 +272,7 @@ impl Tfs {
             committing: Mutex::new(()),
             failed: OnceLock::new(),
             ended: AtomicBool::new(false),
+            commit_due: Arc::default(),
             upkeep: OnceLock::new(),
             read_only: options.read_only,
             block_bytes,

@@ -1,11 +1,13 @@
-//! What a mounted file system does by itself: it commits every few seconds, cleans up after
-//! overwritten transparent files (§3.1) and chooses the chunks to avoid (§3.3).
+//! What a mounted file system does by itself: it commits every few seconds, and when the running
+//! transaction fills up, cleans up after overwritten transparent files (§3.1) and chooses the chunks to avoid (§3.3).
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use atoll_env::{Env, sleep};
+use atoll_env::{Env, timeout};
 
 use super::Shared;
 
@@ -19,11 +21,40 @@ const FILES_A_ROUND: u64 = 64;
 /// "Periodically", says the paper, and no more (§3.3); the histograms cover days.
 const CHOOSE_EVERY: Duration = Duration::from_secs(600);
 
+/// Tells the task that the running transaction fills up: committed beside the calls, it makes none
+/// of them wait.
+#[derive(Debug, Default)]
+pub(super) struct CommitDue {
+    is_due: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl CommitDue {
+    pub(super) fn tell(&self) {
+        if !self.is_due.swap(true, Ordering::SeqCst) {
+            let waker = self.waker.lock().expect("no holder of this lock panics").take();
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    async fn wait(&self) {
+        poll_fn(|context| {
+            let waker = context.waker().clone();
+            *self.waker.lock().expect("no holder of this lock panics") = Some(waker);
+            match self.is_due.swap(false, Ordering::SeqCst) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
+    }
+}
+
 impl Shared {
     /// Starts the task; it ends with the mount.
     pub(super) fn start_upkeep(self: &Arc<Shared>) {
-        let env = self.env.clone();
-        let task = self.env.spawn(Box::pin(keep_up(env, Arc::downgrade(self))));
+        let (env, due) = (self.env.clone(), self.commit_due.clone());
+        let task = self.env.spawn(Box::pin(keep_up(env, due, Arc::downgrade(self))));
         let _ = self.upkeep.set(task);
     }
 
@@ -33,11 +64,11 @@ impl Shared {
 }
 
 /// Errors end all changes, and the next call says so.
-async fn keep_up(env: Env, shared: Weak<Shared>) {
+async fn keep_up(env: Env, due: Arc<CommitDue>, shared: Weak<Shared>) {
     let mut clean_at = env.now() + CLEAN_EVERY;
     let mut choose_at = env.now() + CHOOSE_EVERY;
     loop {
-        sleep(&*env, COMMIT_EVERY).await;
+        let _ = timeout(&*env, COMMIT_EVERY, due.wait()).await;
         let Some(shared) = shared.upgrade() else { return };
         if shared.ended.load(Ordering::SeqCst) || shared.failed.get().is_some() {
             return;

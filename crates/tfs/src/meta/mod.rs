@@ -256,6 +256,11 @@ impl Meta {
         self.changed.len() + reserved <= self.capacity && self.changed_ordinary <= self.capacity / 4
     }
 
+    /// Whether there is soon no room for more: the transaction is more than half full.
+    pub fn fills_up(&self) -> bool {
+        self.changed.len() > self.capacity / 2 || self.changed_ordinary > self.capacity / 8
+    }
+
     /// The most blocks of a transaction.
     pub fn capacity(&self) -> usize {
         self.capacity

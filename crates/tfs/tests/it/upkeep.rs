@@ -51,6 +51,29 @@ async fn what_was_written_is_durable_after_some_seconds_without_a_sync() {
     assert_clean(&device.bytes(), "unmounted");
 }
 
+/// A call that finds the transaction full must wait for the disk; so it is committed before that.
+#[tokio::test(start_paused = true)]
+async fn a_transaction_that_fills_up_is_committed_beside_the_calls() {
+    for others_run in [false, true] {
+        let device = made(16, &options(1024));
+        let tfs = mount(&device);
+        for n in 0..14 {
+            let name = format!("directory{n}");
+            tfs.mkdir(ME, ROOT, name.as_bytes(), 0o755).await.unwrap();
+        }
+        if others_run {
+            tokio::task::yield_now().await;
+        }
+        drop(tfs);
+        device.power_cycle();
+        let tfs = mount(&device);
+        let found = tfs.lookup(ME, ROOT, b"directory0").await;
+        assert_eq!(found.is_ok(), others_run, "no time has passed");
+        tfs.unmount().unwrap();
+        assert_clean(&device.bytes(), "unmounted");
+    }
+}
+
 /// "The disk will eventually fill with overwritten blocks that could otherwise be used by the
 /// transparent storage application" (§3.1): the cleaner gives them back, unasked.
 #[tokio::test(start_paused = true)]
