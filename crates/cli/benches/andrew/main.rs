@@ -14,6 +14,8 @@
 #![allow(clippy::disallowed_methods)]
 
 mod disks;
+#[path = "../wan/machine.rs"]
+mod machine;
 mod phases;
 mod report;
 mod tree;

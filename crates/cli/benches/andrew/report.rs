@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::disks::{Disk, Subject};
+use crate::machine::{machine, today};
 use crate::phases::{PHASES, Times};
 
 /// What lies at this share of the values, between neighbours in proportion.
@@ -66,6 +67,7 @@ fn text(
     rounds: usize,
 ) -> String {
     let mut text = String::from("# The Andrew benchmark\n\n");
+    let _ = writeln!(text, "Measured {} by `make bench-andrew` on {}.\n", today(), machine());
     let mb = disks.first().map_or(0.0, |disk| disk.tree_bytes as f64 / 1e6);
     let _ = writeln!(
         text,
@@ -73,7 +75,7 @@ fn text(
          the median of the rounds (quartiles). \"Full\": all free space holds transparent files; \
          \"aged\": after 200 rounds of deleting and making a twentieth of them. A copy ends when \
          the file system has the data, sync when all of it is durable; delete is durable at its \
-         end. Made by `make bench-andrew`.\n"
+         end.\n"
     );
     let heads: Vec<&str> = disks.iter().map(|disk| disk.subject.name()).collect();
     let _ =

@@ -13,6 +13,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod forecast;
+mod machine;
 mod measure;
 mod nest;
 mod noise;

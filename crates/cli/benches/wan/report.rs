@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use crate::machine::{machine, today};
 use crate::measure::{Download, Results, SMALL_BYTES, Streamed};
 use crate::options::Options;
 
@@ -193,20 +194,6 @@ fn table(line: &mut impl FnMut(String), len_bytes: u64, rows: &[(usize, Row)]) {
         line(predicted_line(&site.to_string(), row));
     }
     line(predicted_line("median", &medians) + "\n");
-}
-
-fn today() -> String {
-    let now = std::time::SystemTime::now();
-    humantime::format_rfc3339_seconds(now).to_string()[..10].to_string()
-}
-
-fn machine() -> String {
-    let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpus.lines().find(|line| line.starts_with("model name"));
-    let model = model.and_then(|line| line.split_once(": ")).map_or("an unnamed CPU", |m| m.1);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    format!("{model}, {cores} cores, Linux {}", kernel.trim())
 }
 
 fn csv(results: &Results) -> String {

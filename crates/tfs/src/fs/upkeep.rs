@@ -1,5 +1,6 @@
 //! What a mounted file system does by itself: it commits every few seconds, and when the running
-//! transaction fills up, cleans up after overwritten transparent files (§3.1) and chooses the chunks to avoid (§3.3).
+//! transaction fills up, cleans up after overwritten transparent files (§3.1) and chooses the
+//! chunks to avoid (§3.3).
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
