@@ -11,6 +11,7 @@ use atoll_tfs::stat::{CLEAN_XATTR, USAGE_XATTR, map_xattr};
 use atoll_vfs::{Errno, FileSystem};
 
 use crate::calls::{ROOT, contribution, fill, owned, write};
+use crate::e2fsck::assert_clean;
 use crate::mkfs::options;
 
 fn mount(device: &FaultyDevice, read_only: bool) -> Tfs {
@@ -81,4 +82,5 @@ async fn numbers_and_map_agree_and_tell_an_unmounted_file_system_too() {
     assert_eq!(again.overwritten_blocks, usage.overwritten_blocks);
     asleep.unmount().unwrap();
     assert_eq!(device.operations(), operations, "nothing was written");
+    assert_clean(&device.bytes(), "filled and cleaned");
 }

@@ -126,6 +126,8 @@ async fn cleaning_when_asked_finds_every_lost_file() {
     assert_eq!(after.transparent_files, before.transparent_files - cleaned.files);
     assert_eq!(after.overwritten_blocks, 0);
     assert_eq!(tfs.clean().unwrap().files, 0);
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "cleaned");
 }
 
 /// "The rate at which transparent data is overwritten t is approximately β = (1 − f)α. Solving
@@ -173,6 +175,8 @@ async fn chunks_that_take_the_share_f_of_allocations_are_avoided() {
         }
     }
     assert!(tfs.usage().unwrap().avoided_free_blocks > 0);
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "avoiding");
 }
 
 #[tokio::test(start_paused = true)]
@@ -191,6 +195,8 @@ async fn the_choice_is_made_by_itself_and_the_past_forgotten_by_halves() {
     assert!(late.observed_secs < 9.0 * 86_400.0, "{late:?}");
     assert!((2.0..10.0).contains(&late.rate_bytes_per_sec), "{late:?}");
     assert_eq!((late.avoided_chunks, late.share), (0, 0.0), "below the target");
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "chosen");
 }
 
 #[tokio::test]
@@ -206,7 +212,7 @@ async fn ordinary_allocations_are_told_to_the_observer() {
     let options =
         MountOptions { background: false, observer: Some(observer), ..Default::default() };
     let env = Arc::new(TokioRuntime::current());
-    let (tfs, _) = Tfs::mount(env, Arc::new(device), &options).unwrap();
+    let (tfs, _) = Tfs::mount(env, Arc::new(device.clone()), &options).unwrap();
     let parent = contribution(&tfs).await;
     told.lock().unwrap().clear();
     write(&tfs, parent, "transparent", &owned(1, 100_000)).await.unwrap();
@@ -219,6 +225,8 @@ async fn ordinary_allocations_are_told_to_the_observer() {
             assert!(told.iter().any(|(first, n)| (*first..first + n).contains(&block)), "{block}");
         }
     }
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "observed");
 }
 
 /// Inodes of transparent files are ordinary (§3.2), so one of the files goes when an ordinary
