@@ -113,7 +113,7 @@ const AROUND: f64 = 8.0;
 const MOST_COVERAGE: f64 = 0.98;
 /// The most guesses at a root: as many as a block usually has copies, among which who
 /// fetches it chooses.
-const MAX_GUESSES: usize = 3;
+const MAX_LIKELY_ROOTS: usize = 3;
 /// Ages can lie before the node's start: seconds count from here.
 const EPOCH_SECS: u32 = 1 << 30;
 
@@ -305,7 +305,7 @@ impl Table {
         let after = self.entries.range(place..).chain(self.entries.range(..place)).take(SCAN);
         // Whoever is left out here and lives makes the guess wrong.
         let may_live = |e: &Entry| e.sure && e.doubter == 0 && e.p_alive(now) >= KEEP_P;
-        let mut good = after.filter(|(_, entry)| may_live(entry)).take(MAX_GUESSES);
+        let mut good = after.filter(|(_, entry)| may_live(entry)).take(MAX_LIKELY_ROOTS);
         let Some((first, entry)) = good.next() else { return Vec::new() };
         let known = self.known_around(place, nodes);
         let gap = first.wrapping_sub(place) as f64 / 2f64.powi(64) * nodes;
