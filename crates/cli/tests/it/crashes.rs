@@ -3,17 +3,26 @@
 use std::fs;
 use std::process::Stdio;
 
-use crate::processes::{Ring, assert_same, make_tree, noise, run, until};
+use crate::processes::{NodeProcess, Ring, assert_same, make_tree, noise, run, until};
 
 #[test]
 fn two_of_five_nodes_may_die_at_once() {
     let mut ring = Ring::of(5);
     let source = ring.path("tree");
     make_tree(&source);
-    let address = ring.publish(&source);
+    let published = run(ring.nodes[0].command(["publish", "--json"]).arg(&source)).ok().json();
+    let address = published["address"].as_str().expect("an address").to_owned();
+    let blocks = published["blocks"].as_u64().expect("a number");
     for node in &ring.nodes {
         node.wait_for(&["nodes=5", "replicated"]);
     }
+    // Published is what two nodes have; what only those two have they must not take with them.
+    until("three copies of every block", || {
+        let held =
+            |node: &NodeProcess| node.atoll(["status", "--json"]).ok().json()["blocks"].as_u64();
+        let copies: u64 = ring.nodes.iter().filter_map(held).sum();
+        copies >= 3 * blocks && copies.is_multiple_of(3)
+    });
     ring.nodes[0].kill();
     ring.nodes[3].kill();
     let dest = ring.path("copy");
