@@ -322,8 +322,9 @@ impl Shared {
         let mut core = self.core();
         let mut superblock = core.ext2.superblock().clone();
         let before = superblock.mark();
-        // A second ago: who writes after us within the same second leaves another mark.
-        superblock.set_write_time(now.saturating_sub(1));
+        // Who writes after us leaves another mark, within the same second too, and even if it
+        // takes the time from the kernel's last tick, which may be in the second before.
+        superblock.set_write_time(now.saturating_sub(2));
         if mounted {
             superblock.set_mount_time(now);
             superblock.set_mount_count(superblock.mount_count().saturating_add(1));

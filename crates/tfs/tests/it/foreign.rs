@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use atoll_env::TokioRuntime;
+use atoll_env::{Runtime, TokioRuntime};
 use atoll_tfs::check::{CheckOptions, check};
 use atoll_tfs::device::{Device, FaultyDevice, ImageDevice};
 use atoll_tfs::fs::{MountError, MountOptions, MountReport, Tfs, read_superblock};
@@ -261,6 +261,28 @@ async fn others_are_noticed_whatever_the_clock_says() {
         unmount(tfs);
         assert_image_clean(&image.path(), "a clock that was set back");
     }
+}
+
+/// What other tools take for the time may be that of the kernel's last tick, which is still in
+/// the second before for some milliseconds.
+#[tokio::test]
+async fn others_are_noticed_whose_clock_is_a_tick_behind_ours() {
+    let image = Image::full(16, 1024).await;
+    let unix_secs = || TokioRuntime::current().unix_ms() / 1000;
+    let behind = loop {
+        let before = unix_secs();
+        unmount(image.mount().0);
+        if unix_secs() == before {
+            break before - 1;
+        }
+    };
+    let output = Command::new("debugfs")
+        .env("E2FSPROGS_FAKE_TIME", behind.to_string())
+        .args(["-w", "-R", "set_super_value volume_name other"])
+        .arg(image.path())
+        .output();
+    assert!(output.unwrap().status.success());
+    assert!(image.mount().1.foreign);
 }
 
 /// Whatever an administrator changes, transparent files are their own or gone.
