@@ -2,14 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
-use atoll_env::Instant;
+use atoll_env::{Bell, Instant};
 use atoll_key::{Key, KeyRange, PeerId};
 use atoll_overlay::{Neighbourhood, Node, distinct_peers};
-use futures_util::task::AtomicWaker;
 
 use crate::status::RepairStatus;
 
@@ -74,8 +71,7 @@ fn joins(one: &Scope, next: &Scope) -> bool {
 /// The shared state of repair.
 #[derive(Default)]
 pub(crate) struct Repair {
-    kicked: AtomicBool,
-    waker: AtomicWaker,
+    kicked: Bell,
     state: Mutex<State>,
 }
 
@@ -104,8 +100,7 @@ impl Repair {
     /// Something is missing somewhere: a round should run.
     pub fn kick(&self) {
         self.lock().clean = None;
-        self.kicked.store(true, Ordering::SeqCst);
-        self.waker.wake();
+        self.kicked.ring();
     }
 
     /// A block was damaged here: it should be fetched again. Beyond [`MAX_DAMAGED`] only
@@ -157,11 +152,7 @@ impl Repair {
 
     /// Resolves when somebody has kicked since it last did. One waiter at a time.
     pub async fn wait_for_kick(&self) {
-        std::future::poll_fn(|context| {
-            self.waker.register(context.waker());
-            if self.kicked.swap(false, Ordering::SeqCst) { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
+        self.kicked.rung().await;
     }
 
     pub fn queue(&self, blocks: u64) {

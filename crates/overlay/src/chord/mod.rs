@@ -24,7 +24,6 @@
 //! transport lets in and that is where it says may be on the ring.
 
 mod audit;
-mod bell;
 mod calls;
 mod calm;
 mod checks;
@@ -50,7 +49,7 @@ mod warnings;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use atoll_env::{BoxFuture, Env, Instant, Task};
+use atoll_env::{Bell, BoxFuture, Env, Instant, Task};
 use atoll_key::{Key, PeerId};
 use atoll_net::{Peer, Transport};
 use futures_channel::oneshot;
@@ -58,7 +57,6 @@ use futures_channel::oneshot;
 use crate::peer_book::PeerBook;
 use crate::walk::{Found, WalkError};
 use crate::{MAX_VIRTUAL_SERVERS, Neighbourhood, Node, Overlay, Route};
-use bell::Bell;
 use calm::Calm;
 use checks::CheckQueue;
 pub use config::ChordConfig;

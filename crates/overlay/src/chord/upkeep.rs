@@ -4,14 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use atoll_env::{Runtime, jittered, random_below, sleep};
+use atoll_env::{Bell, Runtime, jittered, random_below, sleep};
 use atoll_key::PeerId;
 use futures_util::StreamExt;
 use futures_util::future::{join_all, select};
 use futures_util::stream;
 
 use super::Chord;
-use super::bell::Bell;
 use super::explore::{TablePolicy, explore};
 use super::gate::{Judge, Verdict};
 use super::meetings::MEET_HOPS;

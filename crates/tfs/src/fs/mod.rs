@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use atoll_env::{Env, Instant, Task};
+use atoll_env::{Bell, Env, Instant, Task};
 use atoll_vfs::Errno;
 
 use crate::device::Device;
@@ -39,7 +39,6 @@ use crate::ext2::{Ext2, Ext2Error, Records};
 use crate::meta::Journal;
 use held::HeldInodes;
 use transparent::OpenMaps;
-use upkeep::CommitDue;
 
 pub use avoidance::Avoidance;
 pub use clean::Cleaned;
@@ -85,7 +84,8 @@ struct Shared {
     failed: OnceLock<String>,
     /// It is unmounted, or about to be.
     ended: AtomicBool,
-    commit_due: Arc<CommitDue>,
+    /// The running transaction fills up: committed beside the calls, it makes none wait.
+    commit_due: Arc<Bell>,
     /// The task that commits, cleans and chooses avoided chunks.
     upkeep: OnceLock<Task>,
     read_only: bool,
@@ -149,7 +149,7 @@ impl Shared {
             let (has_room, fills_up) = (meta.has_room(before + blocks), meta.fills_up());
             drop(core);
             if fills_up {
-                self.commit_due.tell();
+                self.commit_due.ring();
             }
             if has_room {
                 return Ok(passage);

@@ -2,13 +2,11 @@
 //! transaction fills up, cleans up after overwritten transparent files (§3.1) and chooses the
 //! chunks to avoid (§3.3).
 
-use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
-use std::task::{Poll, Waker};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use atoll_env::{Env, timeout};
+use atoll_env::{Bell, Env, timeout};
 
 use super::Shared;
 
@@ -21,35 +19,6 @@ const CLEAN_EVERY: Duration = Duration::from_secs(30);
 const FILES_A_ROUND: u64 = 64;
 /// "Periodically", says the paper, and no more (§3.3); the histograms cover days.
 const CHOOSE_EVERY: Duration = Duration::from_secs(600);
-
-/// Tells the task that the running transaction fills up: committed beside the calls, it makes none
-/// of them wait.
-#[derive(Debug, Default)]
-pub(super) struct CommitDue {
-    is_due: AtomicBool,
-    waker: Mutex<Option<Waker>>,
-}
-
-impl CommitDue {
-    pub(super) fn tell(&self) {
-        if !self.is_due.swap(true, Ordering::SeqCst) {
-            let waker = self.waker.lock().expect("no holder of this lock panics").take();
-            waker.into_iter().for_each(Waker::wake);
-        }
-    }
-
-    async fn wait(&self) {
-        poll_fn(|context| {
-            let waker = context.waker().clone();
-            *self.waker.lock().expect("no holder of this lock panics") = Some(waker);
-            match self.is_due.swap(false, Ordering::SeqCst) {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
-            }
-        })
-        .await;
-    }
-}
 
 impl Shared {
     /// Starts the task; it ends with the mount.
@@ -65,11 +34,11 @@ impl Shared {
 }
 
 /// Errors end all changes, and the next call says so.
-async fn keep_up(env: Env, due: Arc<CommitDue>, shared: Weak<Shared>) {
+async fn keep_up(env: Env, due: Arc<Bell>, shared: Weak<Shared>) {
     let mut clean_at = env.now() + CLEAN_EVERY;
     let mut choose_at = env.now() + CHOOSE_EVERY;
     loop {
-        let _ = timeout(&*env, COMMIT_EVERY, due.wait()).await;
+        let _ = timeout(&*env, COMMIT_EVERY, due.rung()).await;
         let Some(shared) = shared.upgrade() else { return };
         if shared.ended.load(Ordering::SeqCst) || shared.failed.get().is_some() {
             return;

@@ -6,7 +6,7 @@ use std::task::Poll;
 use futures_util::task::AtomicWaker;
 
 /// See the module.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Bell {
     rung: AtomicBool,
     listener: AtomicWaker,
