@@ -388,29 +388,45 @@ impl Shared {
         to: SeekTo,
     ) -> Result<u64, Errno> {
         let number = to_ext2(number)?;
-        let mut core = self.core();
-        core.held.opened(number, handle)?;
-        let mut inode = core.live_inode(number)?;
-        let map = core.open_map(number).cloned();
-        if let Some(map) = &map {
-            inode.size_bytes = map.entry.size_bytes;
-        }
+        let lock = {
+            let mut core = self.core();
+            core.held.opened(number, handle)?;
+            core.held.lock_of(number)
+        };
+        let _readers = lock.read().expect("no holder of this lock panics");
+        let (inode, map, disk_blocks) = {
+            let mut core = self.core();
+            let mut inode = core.live_inode(number)?;
+            let map = core.open_map(number).cloned();
+            if let Some(map) = &map {
+                inode.size_bytes = map.entry.size_bytes;
+            }
+            (inode, map, core.ext2.superblock().blocks())
+        };
         if offset >= inode.size_bytes {
             return Err(Errno::ENXIO);
         }
         let end = inode.size_bytes.div_ceil(self.block_bytes()) as u32;
         let mut at = (offset / self.block_bytes()) as u32;
-        // A piece at a time: a file may be very long, and the answer near.
+        // A piece at a time: a file may be very long, the answer near, and others wait for the
+        // lock of metadata.
         const PIECE_BLOCKS: u32 = 4096;
+        let mut data_blocks = 0u64;
         while at < end {
             let count = PIECE_BLOCKS.min(end - at);
             let extents = match &map {
                 Some(map) => map.extents_of(at, count),
-                None => core.ext2.extents(&inode, at, count).map_err(|e| errno(&e))?,
+                None => self.core().ext2.extents(&inode, at, count).map_err(|e| errno(&e))?,
             };
             let wanted = extents.iter().find(|e| (e.start != 0) == (to == SeekTo::Data));
             if let Some(extent) = wanted {
                 return Ok(offset.max(u64::from(extent.logical) * self.block_bytes()));
+            }
+            let data = extents.iter().filter(|e| e.start != 0);
+            data_blocks += data.map(|e| u64::from(e.len)).sum::<u64>();
+            if data_blocks > u64::from(disk_blocks) {
+                let circle = format!("inode {number} has more blocks than the disk");
+                return Err(errno(&Ext2Error::Damaged(circle)));
             }
             at += count;
         }

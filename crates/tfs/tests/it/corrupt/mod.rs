@@ -13,7 +13,7 @@ use atoll_env::{Env, TokioRuntime};
 use atoll_tfs::check::{CheckError, CheckOptions, CheckReport, Damaged, check};
 use atoll_tfs::device::Device;
 use atoll_tfs::fs::Tfs;
-use atoll_vfs::{Errno, FileKind, FileSystem, InodeNumber, OpenFlags};
+use atoll_vfs::{Errno, FileKind, FileSystem, InodeNumber, OpenFlags, SeekTo};
 
 use crate::dice::Dice;
 use crate::e2fsck::is_clean;
@@ -165,6 +165,8 @@ async fn a_file_whose_pointers_lead_in_a_circle_is_no_longer_than_the_disk() {
     assert_eq!(tfs.file_extents(large.inode), Err(Errno::EIO));
     let handle = now(tfs.open(ME, large.inode, OpenFlags::READ)).unwrap().handle;
     assert_eq!(now(tfs.read(large.inode, handle, 3 << 32, 4096)).map(|b| b.len()), Ok(4096));
+    let hole = now(tfs.seek(large.inode, handle, 3 << 32, SeekTo::Hole));
+    assert_eq!(hole, Err(Errno::EIO), "data without end");
     now(tfs.close(large.inode, handle)).unwrap();
     assert_eq!(now(tfs.unlink(ME, dir, b"large")), Ok(()));
     tfs.forget(large.inode, 1);
