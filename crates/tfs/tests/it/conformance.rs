@@ -4,14 +4,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use atoll_env::{BoxFuture, Env, TokioRuntime};
-use atoll_tfs::device::ImageDevice;
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
 use atoll_vfs::kit::{Features, Subject, Tree, run_read_suite, run_write_suite, write_tree_to_fs};
 use atoll_vfs::{Caller, FileSystem, InodeNumber};
 use tempfile::NamedTempFile;
 
-use crate::e2fsck::assert_image_clean;
+use crate::e2fsck::{assert_image_clean, open_image};
 use crate::mkfs::options;
 
 /// New file systems on images, which are checked in the end.
@@ -36,7 +35,7 @@ impl Images {
 }
 
 fn mounted(image: &Path, block_bytes: u32) -> Tfs {
-    let device = Arc::new(ImageDevice::open(image, false).unwrap());
+    let device = open_image(image, false);
     mkfs(&(device.clone() as _), &options(block_bytes)).unwrap();
     let env = Arc::new(TokioRuntime::current());
     // Upkeep would hold the device for a moment after the end.

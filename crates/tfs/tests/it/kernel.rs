@@ -9,13 +9,12 @@ use std::process::Command;
 use std::sync::Arc;
 
 use atoll_env::TokioRuntime;
-use atoll_tfs::device::ImageDevice;
 use atoll_tfs::fs::{MountOptions, MountReport, Tfs};
 use atoll_vfs::{Errno, FileSystem};
 use tempfile::{NamedTempFile, TempDir};
 
 use crate::calls::{ME, ROOT, read};
-use crate::e2fsck::assert_image_clean;
+use crate::e2fsck::{assert_image_clean, open_image};
 use crate::fsx::Fsx;
 use crate::identical_maps::{pair, run};
 use crate::snapshot::{Snapshot, assert_same, through_tfs, through_the_kernel};
@@ -109,7 +108,7 @@ fn skipped(why: &str) {
 }
 
 fn mount(image: &Path) -> (Tfs, MountReport) {
-    let device = Arc::new(ImageDevice::open(image, false).unwrap());
+    let device = open_image(image, false);
     let env = Arc::new(TokioRuntime::current());
     let quiet = MountOptions { background: false, ..MountOptions::default() };
     Tfs::mount(env, device, &quiet).unwrap()

@@ -5,7 +5,6 @@ use std::process::Command;
 use std::sync::Arc;
 
 use atoll_env::TokioRuntime;
-use atoll_tfs::device::ImageDevice;
 use atoll_tfs::fs::{MountError, MountOptions, MountReport, Tfs};
 use atoll_vfs::{Errno, FileSystem, OpenFlags, SetAttr, SetTime};
 use atoll_vfs::{FileTime, InodeNumber};
@@ -13,7 +12,7 @@ use bytes::Bytes;
 use tempfile::NamedTempFile;
 
 use crate::calls::{ME, ROOT, contribution, fill, owned, read, write};
-use crate::e2fsck::assert_image_clean;
+use crate::e2fsck::{assert_image_clean, open_image};
 
 /// An image of mke2fs with these options.
 fn made(mib: u64, options: &[&str]) -> NamedTempFile {
@@ -32,7 +31,7 @@ fn made(mib: u64, options: &[&str]) -> NamedTempFile {
 }
 
 fn mount(image: &NamedTempFile) -> Result<(Tfs, MountReport), MountError> {
-    let device = Arc::new(ImageDevice::open(image.path(), false).unwrap());
+    let device = open_image(image.path(), false);
     let env = Arc::new(TokioRuntime::current());
     let quiet = MountOptions { background: false, ..MountOptions::default() };
     Tfs::mount(env, device, &quiet)
