@@ -36,8 +36,8 @@ pub struct Args {
     watch: bool,
 
     /// Wait until the node is in this state first: `joined` (it has a place on the ring),
-    /// `replicated` (all blocks it is the root of have all their copies), or `nodes=N` (it
-    /// sees a ring of N nodes); may be given several times
+    /// `replicated` (all blocks it is the root of had all their copies when it last compared),
+    /// or `nodes=N` (it sees a ring of N nodes); may be given several times
     #[arg(long, value_name = "STATE")]
     wait: Vec<Wish>,
 
