@@ -34,6 +34,7 @@ use std::time::Duration;
 
 use atoll_vfs::FileSystem;
 use fuser::{Config, MountOption, Session, SessionACL};
+use rustix::io::Errno;
 use thiserror::Error;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
@@ -216,7 +217,7 @@ pub fn mount(
     std::thread::Builder::new()
         .name("fuse".to_owned())
         .spawn(move || {
-            let outcome = session.run().map_err(|error| error.to_string());
+            let outcome = how_it_ended(session.run());
             if let Err(error) = &outcome {
                 tracing::error!(error, "serving a mount failed");
             }
@@ -224,6 +225,15 @@ pub fn mount(
         })
         .map_err(refused)?;
     Ok(Mounted { path, device, fs: FsHandle(fs), ended })
+}
+
+/// The kernel ends a mount by `ENODEV` to whoever reads requests, which fuser expects, and by
+/// `ECONNABORTED` to a thread that had just taken one.
+fn how_it_ended(outcome: io::Result<()>) -> Ended {
+    match outcome {
+        Err(error) if error.raw_os_error() == Some(Errno::CONNABORTED.raw_os_error()) => Ok(()),
+        outcome => outcome.map_err(|error| error.to_string()),
+    }
 }
 
 fn config(options: &MountOptions) -> Config {
@@ -314,5 +324,18 @@ impl Drop for Mounted {
         if let Err(error) = mountpoint::unmount_own(&self.path, &self.device, true) {
             tracing::debug!(%error, "while dropping a mount");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_that_ends_while_a_request_is_taken_has_ended_in_order() {
+        let error = |errno: Errno| Err(io::Error::from_raw_os_error(errno.raw_os_error()));
+        assert_eq!(how_it_ended(error(Errno::CONNABORTED)), Ok(()));
+        assert!(how_it_ended(error(Errno::INVAL)).is_err());
+        assert_eq!(how_it_ended(Ok(())), Ok(()));
     }
 }
