@@ -123,6 +123,17 @@ impl Watch {
     }
 }
 
+/// A bar, on a terminal.
+fn bar(verb: &'static str, template: &str) -> Option<ProgressBar> {
+    stderr().is_terminal().then(|| {
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(8));
+        let style = ProgressStyle::with_template(template).expect("the template is right");
+        bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
+        bar.set_prefix(verb);
+        bar
+    })
+}
+
 /// Shows how far some work has come.
 pub struct Meter {
     verb: &'static str,
@@ -142,13 +153,7 @@ struct Inner {
 impl Meter {
     /// A meter for `verb`, e.g. "publishing".
     pub fn new(verb: &'static str, quiet: bool) -> Meter {
-        let bar = (!quiet && stderr().is_terminal()).then(|| {
-            let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(8));
-            let style = ProgressStyle::with_template("{prefix} {bar:20} {wide_msg}");
-            bar.set_style(style.expect("the template is right").progress_chars("█▉▊▋▌▍▎▏ "));
-            bar.set_prefix(verb);
-            bar
-        });
+        let bar = if quiet { None } else { bar(verb, "{prefix} {bar:20} {wide_msg}") };
         let now = Instant::now();
         let inner = Inner { began: now, last_line: now, past: (now, 0), recent: (now, 0) };
         Meter { verb, bar, quiet, inner: Mutex::new(inner) }
@@ -186,6 +191,60 @@ impl Meter {
         }
         self.inner.lock().expect("no holder of this lock panics").began.elapsed()
     }
+}
+
+/// Shows what share of some work is done, called by the thread that works.
+pub struct Share {
+    verb: &'static str,
+    bar: Option<ProgressBar>,
+    began: Instant,
+    last_line: Mutex<Instant>,
+}
+
+impl Share {
+    /// For `verb`, e.g. "checking"; none that is to be quiet.
+    pub fn new(verb: &'static str, quiet: bool) -> Option<Arc<Share>> {
+        if quiet {
+            return None;
+        }
+        let bar = bar(verb, "{prefix} {bar:20} {percent} %{wide_msg}");
+        let began = Instant::now();
+        Some(Arc::new(Share { verb, bar, began, last_line: Mutex::new(began) }))
+    }
+
+    /// Shows that so many parts of so many are done, if it is time to.
+    pub fn show(&self, done: u64, total: u64) {
+        let left = left_of(self.began.elapsed(), done, total);
+        if let Some(bar) = &self.bar {
+            bar.update(|shown| {
+                shown.set_len(total.max(1));
+                shown.set_pos(done);
+            });
+            bar.set_message(left);
+            return;
+        }
+        let mut last_line = self.last_line.lock().expect("no holder of this lock panics");
+        if last_line.elapsed() >= LINE_EVERY {
+            *last_line = Instant::now();
+            eprintln!("{}: {} %{left}", self.verb, done * 100 / total.max(1));
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// What is to be said of the time that is left, if anything.
+fn left_of(elapsed: Duration, done: u64, total: u64) -> String {
+    if done == 0 || done >= total {
+        return String::new();
+    }
+    let secs = elapsed.as_secs_f64() * (total - done) as f64 / done as f64;
+    format!(", {} left", units::whole_secs(secs.clamp(1.0, 1e7) as u64))
 }
 
 fn rate_per_sec(past: (Instant, u64), now: (Instant, u64)) -> f64 {
@@ -244,6 +303,14 @@ mod tests {
         assert_eq!(describe(state, 0.0), "1.0 KiB, 0 B/s; 3 files");
         let stalled = State { bytes_total: Some(1 << 60), ..state };
         assert!(describe(stalled, 0.001).contains("115d 17h left;"));
+    }
+
+    #[test]
+    fn the_time_left_is_guessed_from_the_share_that_is_done() {
+        assert_eq!(left_of(Duration::from_secs(10), 25, 100), ", 30s left");
+        assert_eq!(left_of(Duration::from_secs(10), 0, 100), "");
+        assert_eq!(left_of(Duration::from_secs(10), 100, 100), "");
+        assert_eq!(left_of(Duration::from_secs(10), 101, 100), "");
     }
 
     #[test]

@@ -16,6 +16,7 @@
 //! | [`ext2`] | an ext2 file system as transactions: blocks, inodes, directories, transparent maps |
 //! | [`fs`] | the mounted file system: locks, life cycle, [`atoll_vfs::FileSystem`] |
 //! | [`mkfs`], [`check`] | making one, and looking at one from outside |
+//! | [`Progress`] | how far the two have come, for who waits |
 //! | [`map`], [`stat`] | where which blocks lie (Figure 10), and how others ask for it |
 //!
 //! It knows nothing of the network, of nodes or of FUSE.
@@ -30,7 +31,10 @@ pub mod fs;
 pub mod map;
 pub mod meta;
 pub mod mkfs;
+mod progress;
 pub mod records;
 mod runs;
 pub mod stat;
 pub mod states;
+
+pub use progress::Progress;

@@ -24,6 +24,7 @@ use crate::format::superblock::{
 };
 use crate::format::{put_u16, put_u32};
 use crate::meta::Meta;
+use crate::progress::Progress;
 use crate::records::header::{Geometry, Header};
 use crate::records::layout::{HEADER_COPIES, RecordsLayout};
 use atoll_vfs::{FileKind, FileTime};
@@ -49,6 +50,8 @@ pub struct MkfsOptions {
     pub root_owner: (u32, u32),
     /// Everything on the device reads as zeros (a new image).
     pub is_blank: bool,
+    /// Is told how far it has come.
+    pub progress: Progress,
 }
 
 /// Why no file system could be made.
@@ -191,14 +194,23 @@ fn group_overhead(superblock: &Superblock, group: u32) -> u32 {
 /// [`MkfsError`]; the device then holds nothing usable.
 pub fn mkfs(device: &Arc<dyn Device>, options: &MkfsOptions) -> Result<(), MkfsError> {
     let superblock = plan(options, device.len_bytes())?;
+    let records_parts = records_parts(&superblock)?;
+    let groups = u64::from(superblock.groups());
+    options.progress.expect(groups * group_parts(&superblock, options.is_blank) + records_parts);
     let made = Maker { device: &**device, superblock, options }.write()?;
     let records = RecordsOptions {
         tag_key: options.random[..32].try_into().expect("thirty-two bytes"),
         is_blank: options.is_blank,
         now_unix_secs: options.now_unix_secs,
+        progress: options.progress.clone(),
     };
     establish_records(device, made, &records)?;
     Ok(())
+}
+
+/// What a group counts for: its bitmaps, and its inodes unless they read as zeros.
+fn group_parts(superblock: &Superblock, is_blank: bool) -> u64 {
+    2 + if is_blank { 0 } else { u64::from(superblock.inode_table_blocks()) }
 }
 
 struct Maker<'a> {
@@ -257,6 +269,7 @@ impl Maker<'_> {
             crate::bitmap::put(&mut bits, inodes..8 * block_bytes, true);
             self.write_block(descriptor.inode_bitmap, &bits)?;
             self.zero(descriptor.inode_table, self.superblock.inode_table_blocks())?;
+            self.options.progress.done(group_parts(&self.superblock, self.options.is_blank));
         }
         self.superblock.set_free_blocks(free_blocks);
         self.superblock.set_free_inodes(free_inodes);
@@ -357,6 +370,22 @@ pub struct RecordsOptions {
     pub is_blank: bool,
     /// Now, seconds since 1970.
     pub now_unix_secs: u32,
+    /// Is told how far it has come; who makes it expects [`records_parts`].
+    pub progress: Progress,
+}
+
+/// How records are laid out that are made anew.
+fn new_layout(superblock: &Superblock) -> Result<RecordsLayout, RecordsError> {
+    RecordsLayout::new(superblock, RecordsLayout::journal_blocks_for(superblock))
+        .ok_or_else(|| RecordsError::Damaged("impossible journal".to_owned()))
+}
+
+/// The parts of work that making the records is.
+///
+/// # Errors
+/// [`RecordsError::Damaged`]: there are none for such a file system.
+pub fn records_parts(superblock: &Superblock) -> Result<u64, RecordsError> {
+    Ok(u64::from(new_layout(superblock)?.blocks()) + u64::from(superblock.groups()))
 }
 
 /// Sets aside the room for the records of a file system that has none, and makes them.
@@ -370,8 +399,7 @@ pub fn establish_records(
     options: &RecordsOptions,
 ) -> Result<(), RecordsError> {
     let journal_blocks = RecordsLayout::journal_blocks_for(&superblock);
-    let layout = RecordsLayout::new(&superblock, journal_blocks)
-        .ok_or_else(|| RecordsError::Damaged("impossible journal".to_owned()))?;
+    let layout = new_layout(&superblock)?;
     // One more for each block of pointers, and as much again is left to the user at least.
     let pointers = layout.blocks() / (superblock.block_bytes() / 4) + 4;
     if superblock.free_blocks() / 2 < layout.blocks() + pointers {
@@ -419,6 +447,7 @@ pub fn establish_records(
         }
         logical += run.len;
         ext2.meta.flush()?;
+        options.progress.done(u64::from(run.len));
     }
 
     let superblock = ext2.superblock().clone();
@@ -444,6 +473,7 @@ pub fn establish_records(
         let checksum = crc32fast::hash(&bitmap);
         records.change_summary(&mut ext2.meta, group, |s| s.bitmap_checksum = checksum)?;
         ext2.meta.flush()?;
+        options.progress.done(1);
     }
     ext2.meta.flush()?;
     device.sync().map_err(device_error)?;

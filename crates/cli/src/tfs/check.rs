@@ -6,8 +6,10 @@ use atoll_tfs::check::{CheckError, CheckOptions, CheckReport, Damaged, check};
 use serde::Serialize;
 
 use super::device;
+use crate::arguments::Global;
 use crate::failure::{Exit, Failure};
 use crate::output::Output;
+use crate::progress::Share;
 use crate::units;
 
 /// Arguments of `atoll tfs check`.
@@ -67,16 +69,20 @@ fn name(damaged: Damaged) -> &'static str {
 }
 
 /// Checks.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let device = device::open(&args.device, !args.repair)?;
+    let share = Share::new("checking", global.quiet);
     let options = CheckOptions {
         repair: args.repair,
         compare_tags: args.tags,
         random: device::random()?,
         now_unix_secs: device::now_unix_secs(),
+        progress: device::progress(share.as_ref()),
     };
     let what = format!("cannot check {}", args.device.display());
-    let report = check(&device, &options).map_err(|error| match error {
+    let checked = check(&device, &options);
+    share.iter().for_each(|share| share.finish());
+    let report = checked.map_err(|error| match error {
         CheckError::Io(error) => Failure::io(what, &error),
         error => Failure::new(Exit::Failed, what).because(error),
     })?;

@@ -7,12 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use atoll_env::TokioRuntime;
+use atoll_tfs::Progress;
 use atoll_tfs::device::{Device, ImageDevice, OpenDeviceError};
 use atoll_tfs::fs::{MountError, MountOptions, MountReport, Tfs};
 
 use rustix::fs::{major, minor};
 
 use crate::failure::{Exit, Failure};
+use crate::progress::Share;
 
 /// Opens an image or a block device for this process alone.
 pub fn open(path: &Path, read_only: bool) -> Result<Arc<dyn Device>, Failure> {
@@ -32,6 +34,14 @@ pub fn open(path: &Path, read_only: bool) -> Result<Arc<dyn Device>, Failure> {
             ))
         }
         Err(error) => Err(Failure::new(Exit::Failed, error.to_string())),
+    }
+}
+
+/// Has work on a whole file system shown.
+pub fn progress(share: Option<&Arc<Share>>) -> Progress {
+    match share.cloned() {
+        Some(share) => Progress::new(move |done, total| share.show(done, total)),
+        None => Progress::default(),
     }
 }
 

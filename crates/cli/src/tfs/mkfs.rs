@@ -8,6 +8,7 @@ use atoll_tfs::mkfs::{MkfsError, MkfsOptions, mkfs};
 use super::device;
 use crate::arguments::Global;
 use crate::failure::{Exit, Failure};
+use crate::progress::Share;
 use crate::units;
 
 /// Arguments of `atoll tfs mkfs`.
@@ -50,7 +51,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let is_new = !args.device.exists();
     let prepare = is_new || args.size.is_some();
     let prepared = if prepare { prepare_image(args, is_new) } else { Ok(()) };
-    let made = prepared.and_then(|()| make(args, is_new));
+    let made = prepared.and_then(|()| make(args, is_new, global.quiet));
     if made.is_err() && is_new {
         let _ = std::fs::remove_file(&args.device);
     }
@@ -86,7 +87,7 @@ fn prepare_image(args: &Args, is_new: bool) -> Result<(), Failure> {
 }
 
 /// Returns how large it is.
-fn make(args: &Args, is_new: bool) -> Result<u64, Failure> {
+fn make(args: &Args, is_new: bool, quiet: bool) -> Result<u64, Failure> {
     let device = device::open(&args.device, false)?;
     if !is_new && !args.force && !is_zero(&*device)? {
         return Err(Failure::new(Exit::Usage, what(&args.device))
@@ -95,6 +96,7 @@ fn make(args: &Args, is_new: bool) -> Result<u64, Failure> {
     }
     let number = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
     let owner = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let share = Share::new("making", quiet);
     let options = MkfsOptions {
         block_bytes: number(args.block_size),
         bytes_per_inode: number(args.bytes_per_inode.max(args.block_size)),
@@ -105,8 +107,11 @@ fn make(args: &Args, is_new: bool) -> Result<u64, Failure> {
         now_unix_secs: device::now_unix_secs(),
         root_owner: owner,
         is_blank: is_new || (args.size.is_some() && args.force),
+        progress: device::progress(share.as_ref()),
     };
-    mkfs(&device, &options).map_err(|error| {
+    let made = mkfs(&device, &options);
+    share.iter().for_each(|share| share.finish());
+    made.map_err(|error| {
         let exit = match error {
             MkfsError::Options(_) | MkfsError::Size(_) => Exit::Usage,
             MkfsError::Records(_) | MkfsError::Io(_) => Exit::Failed,

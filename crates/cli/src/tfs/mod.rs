@@ -61,7 +61,7 @@ pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         Command::Mkfs(args) => mkfs::run(args, global),
         Command::Mount(args) => mount::run(args, global),
         Command::Unmount(args) => unmount::run(args),
-        Command::Check(args) => check::run(args),
+        Command::Check(args) => check::run(args, global),
         Command::Stat(args) => stat::run(args),
         Command::Set(args) => set::run(args),
         Command::Clean(args) => clean::run(args),

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use atoll_env::Env;
 use atoll_sim::{Sim, SimConfig};
+use atoll_tfs::Progress;
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::{MkfsOptions, mkfs};
 use atoll_vfs::{
@@ -89,6 +90,7 @@ pub(crate) fn made(len_bytes: u64) -> Result<ModelDisk, LabError> {
         now_unix_secs: 0,
         root_owner: (0, 0),
         is_blank: true,
+        progress: Progress::default(),
     };
     let device: Arc<dyn atoll_tfs::device::Device> = Arc::new(disk.clone());
     mkfs(&device, &options).map_err(|error| LabError::Failed(error.to_string()))?;

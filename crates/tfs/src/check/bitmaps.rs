@@ -18,6 +18,7 @@ impl Checker {
         for group in 0..self.superblock.groups() {
             self.check_block_bitmap(group, &mut totals)?;
             self.check_inode_bitmap(group, &mut totals)?;
+            self.progress.done(1);
         }
         for (what, said, counted) in [
             ("blocks", self.superblock.free_blocks(), totals.free_blocks),

@@ -40,6 +40,7 @@ impl Checker {
                     self.check_inode(number, raw)?;
                 }
             }
+            self.progress.done(u64::from(self.superblock.inode_table_blocks()));
         }
         for (block, (users, said)) in std::mem::take(&mut self.xattr_blocks) {
             if users != said {

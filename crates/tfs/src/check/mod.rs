@@ -33,11 +33,15 @@ use crate::format::group::GroupDescriptor;
 use crate::format::superblock::{STATE_ERRORS, STATE_VALID, Superblock, SuperblockError};
 use crate::fs::{MountError, read_superblock};
 use crate::meta::{Meta, MetaError};
+use crate::progress::Progress;
 
 /// The most findings that are listed; the others are counted.
 pub const MAX_FINDINGS: usize = 200;
 /// Blocks of metadata in memory.
 const CACHED_BLOCKS: usize = 4096;
+
+/// So many inodes' maps count for one part of the work: they take a block, or four small ones.
+const MAPS_A_PART: u32 = 128;
 
 /// How to check.
 #[derive(Clone, Debug, Default)]
@@ -50,6 +54,8 @@ pub struct CheckOptions {
     pub random: [u8; 32],
     /// Now, seconds since 1970.
     pub now_unix_secs: u32,
+    /// Is told how far it has come.
+    pub progress: Progress,
 }
 
 /// What a finding is about.
@@ -188,6 +194,7 @@ struct Checker {
     known: BTreeMap<u32, Known>,
     /// Blocks of attributes: files that name them, files that the block says there are.
     xattr_blocks: BTreeMap<u32, (u32, u32)>,
+    progress: Progress,
 }
 
 /// Checks the file system of `device`, which this process holds alone.
@@ -200,9 +207,10 @@ pub fn check(device: &Arc<dyn Device>, options: &CheckOptions) -> Result<CheckRe
     if found.as_ref().is_ok_and(|(header, _)| header.mounted && header.recognises(&superblock)) {
         return Err(CheckError::NeedsRecovery);
     }
-    let mut checker = Checker::new(device.clone(), superblock);
+    let mut checker = Checker::new(device.clone(), superblock, options.progress.clone());
     checker.check_state();
     if checker.read_descriptors()? {
+        checker.expect_passes();
         checker.check_inodes()?;
         checker.check_names()?;
         checker.check_bitmaps()?;
@@ -212,7 +220,7 @@ pub fn check(device: &Arc<dyn Device>, options: &CheckOptions) -> Result<CheckRe
 }
 
 impl Checker {
-    fn new(device: Arc<dyn Device>, superblock: Superblock) -> Checker {
+    fn new(device: Arc<dyn Device>, superblock: Superblock, progress: Progress) -> Checker {
         let meta = Meta::unjournaled(device.clone(), &superblock, CACHED_BLOCKS);
         Checker {
             device,
@@ -223,7 +231,16 @@ impl Checker {
             known: BTreeMap::new(),
             xattr_blocks: BTreeMap::new(),
             superblock,
+            progress,
         }
+    }
+
+    /// Says how much there is to do, of records too, which may not be there: for each group its
+    /// inodes, its bitmaps and its records, and the maps of all inodes.
+    fn expect_passes(&self) {
+        let each = u64::from(self.superblock.inode_table_blocks()) + 2;
+        let maps = u64::from(self.superblock.inodes().div_ceil(MAPS_A_PART));
+        self.progress.expect(each * u64::from(self.superblock.groups()) + maps);
     }
 
     /// Notes damage of ext2.

@@ -19,8 +19,10 @@ impl Checker {
         if !directories.contains(&ROOT_INODE) {
             self.found("there is no root directory");
         }
+        self.progress.expect(directories.len() as u64);
         for directory in &directories {
             self.check_directory(*directory)?;
+            self.progress.done(1);
         }
         self.check_circles(&directories);
         self.check_links();

@@ -7,7 +7,7 @@
 
 use atoll_vfs::FileKind;
 
-use super::{CheckError, CheckOptions, Checker, Damaged, device_failure};
+use super::{CheckError, CheckOptions, Checker, Damaged, MAPS_A_PART, device_failure};
 use crate::bitmap;
 use crate::device::Device;
 use crate::ext2::{Ext2, Ext2Error, Extent, Map, Records, RecordsError};
@@ -15,7 +15,7 @@ use crate::format::inode::POINTERS;
 use crate::format::superblock::{RECORDS_INODE, Superblock};
 use crate::fs::{read_records, read_superblock};
 use crate::meta::{Meta, MetaError, Part};
-use crate::mkfs::{RecordsOptions, establish_records};
+use crate::mkfs::{RecordsOptions, establish_records, records_parts};
 use crate::records::header::{HEADER_BYTES, Header};
 use crate::records::layout::{HEADER_COPIES, MAP_ENTRY_BYTES};
 use crate::records::map::MapEntry;
@@ -82,6 +82,7 @@ impl Checker {
             self.check_maps(&mut ext2, options, &mut repairs)?;
             for group in 0..self.superblock.groups() {
                 self.check_group_records(&mut ext2, group, &repairs)?;
+                self.progress.done(1);
             }
         }
         let any = self.report.findings.iter().any(|f| f.damaged == Damaged::Records);
@@ -124,7 +125,17 @@ impl Checker {
         repairs: &mut Repairs,
     ) -> Result<(), CheckError> {
         let longest = ext2.longest_file_bytes();
+        if options.compare_tags {
+            for group in 0..self.superblock.groups() {
+                let (records, meta) = own(ext2);
+                let summary = records.summary(meta, group).map_err(failure)?;
+                self.progress.expect(u64::from(summary.transparent));
+            }
+        }
         for number in 1..=self.superblock.inodes() {
+            if number % MAPS_A_PART == 1 {
+                self.progress.done(1);
+            }
             let known = self.known.get(&number).filter(|k| k.kind == Some(FileKind::Regular));
             let known = known.filter(|k| k.transparent).cloned();
             let (records, meta) = own(ext2);
@@ -231,6 +242,7 @@ impl Checker {
                     return Ok(false);
                 }
             }
+            self.progress.done(u64::from(extent.len));
         }
         Ok(true)
     }
@@ -410,7 +422,9 @@ impl Checker {
             tag_key: options.random,
             is_blank: false,
             now_unix_secs: options.now_unix_secs,
+            progress: options.progress.clone(),
         };
+        options.progress.expect(records_parts(self.ext2.superblock())?);
         establish_records(&self.device, self.ext2.superblock().clone(), &wanted)?;
         // Transparent files are there still, by name: nothing of what they held.
         let superblock = read_superblock(&*self.device)?;

@@ -11,6 +11,7 @@ use crate::device::{Device, FaultyDevice};
 use crate::format::inode::kind_bits;
 use crate::format::superblock::ROOT_INODE;
 use crate::mkfs::{MkfsOptions, mkfs};
+use crate::progress::Progress;
 
 fn made(mib: usize) -> (FaultyDevice, Ext2) {
     let device = FaultyDevice::new(mib << 20, 1);
@@ -25,6 +26,7 @@ fn made(mib: usize) -> (FaultyDevice, Ext2) {
         now_unix_secs: 1,
         root_owner: (0, 0),
         is_blank: true,
+        progress: Progress::default(),
     };
     mkfs(&shared, &options).unwrap();
     let superblock = crate::fs::read_superblock(&device).unwrap();

@@ -23,6 +23,7 @@ use crate::format::superblock::{
 };
 use crate::meta::{Journal, Meta};
 use crate::mkfs::{RecordsOptions, establish_records};
+use crate::progress::Progress;
 use crate::records::header::{Geometry, HEADER_BYTES, Header};
 use crate::records::layout::{HEADER_COPIES, RecordsLayout};
 
@@ -176,6 +177,7 @@ fn find_or_make_records(
         tag_key: std::array::from_fn(|_| env.random_u64() as u8),
         is_blank: false,
         now_unix_secs: (env.unix_ms() / 1000) as u32,
+        progress: Progress::default(),
     };
     establish_records(device, superblock.clone(), &wanted)?;
     *superblock = read_superblock(&**device)?;

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use atoll_env::Env;
+use atoll_tfs::Progress;
 use atoll_tfs::device::{Device, FaultyDevice};
 use atoll_tfs::format::superblock::Superblock;
 use atoll_tfs::fs::{MountOptions, Tfs};
@@ -123,6 +124,7 @@ impl Base {
             now_unix_secs: 1_700_000_000,
             root_owner: (0, 0),
             is_blank: true,
+            progress: Progress::default(),
         };
         mkfs(&shared, &options).unwrap();
         let tfs = mount(env, shared).unwrap();

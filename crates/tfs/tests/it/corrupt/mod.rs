@@ -32,8 +32,13 @@ fn env() -> Env {
 }
 
 fn checked(device: &Arc<dyn Device>, repair: bool) -> Result<CheckReport, CheckError> {
-    let options =
-        CheckOptions { repair, compare_tags: true, random: [3; 32], now_unix_secs: 1_700_000_000 };
+    let options = CheckOptions {
+        repair,
+        compare_tags: true,
+        random: [3; 32],
+        now_unix_secs: 1_700_000_000,
+        ..CheckOptions::default()
+    };
     check(device, &options)
 }
 

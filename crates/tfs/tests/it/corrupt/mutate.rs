@@ -138,6 +138,7 @@ pub fn try_device(env: &Env, device: &Arc<dyn Device>) -> bool {
         compare_tags: true,
         random: [3; 32],
         now_unix_secs: 1_700_000_000,
+        ..CheckOptions::default()
     };
     let _ = check(device, &options);
     accepted
