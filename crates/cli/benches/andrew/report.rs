@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
+use crate::ROUNDS;
 use crate::disks::{Disk, Subject};
 use crate::machine::{machine, today};
 use crate::phases::{PHASES, Times};
@@ -67,7 +68,9 @@ fn text(
     rounds: usize,
 ) -> String {
     let mut text = String::from("# The Andrew benchmark\n\n");
-    let _ = writeln!(text, "Measured {} by `make bench-andrew` on {}.\n", today(), machine());
+    let options = if rounds == ROUNDS { "" } else { &format!(" ANDREW='--rounds {rounds}'") };
+    let command = format!("`make bench-andrew{options}`");
+    let _ = writeln!(text, "Measured {} by {command} on {}.\n", today(), machine());
     let mb = disks.first().map_or(0.0, |disk| disk.tree_bytes as f64 / 1e6);
     let _ = writeln!(
         text,
