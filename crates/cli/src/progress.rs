@@ -202,14 +202,11 @@ pub struct Share {
 }
 
 impl Share {
-    /// For `verb`, e.g. "checking"; none that is to be quiet.
-    pub fn new(verb: &'static str, quiet: bool) -> Option<Arc<Share>> {
-        if quiet {
-            return None;
-        }
+    /// For `verb`, e.g. "checking".
+    pub fn new(verb: &'static str) -> Share {
         let bar = bar(verb, "{prefix} {bar:20} {percent} %{wide_msg}");
         let began = Instant::now();
-        Some(Arc::new(Share { verb, bar, began, last_line: Mutex::new(began) }))
+        Share { verb, bar, began, last_line: Mutex::new(began) }
     }
 
     /// Shows that so many parts of so many are done, if it is time to.

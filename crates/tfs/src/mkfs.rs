@@ -136,8 +136,7 @@ pub fn plan(options: &MkfsOptions, device_len_bytes: u64) -> Result<Superblock, 
 
 /// The records' blocks that a single group must have room for.
 fn records_blocks(superblock: &Superblock) -> u32 {
-    let journal = RecordsLayout::journal_blocks_for(superblock);
-    let layout = RecordsLayout::new(superblock, journal).expect("within bounds by construction");
+    let layout = new_layout(superblock).expect("within bounds by construction");
     if superblock.groups() == 1 { layout.blocks() + 16 } else { layout.region_blocks() + 16 }
 }
 
@@ -384,7 +383,7 @@ fn new_layout(superblock: &Superblock) -> Result<RecordsLayout, RecordsError> {
 ///
 /// # Errors
 /// [`RecordsError::Damaged`]: there are none for such a file system.
-pub fn records_parts(superblock: &Superblock) -> Result<u64, RecordsError> {
+pub(crate) fn records_parts(superblock: &Superblock) -> Result<u64, RecordsError> {
     Ok(u64::from(new_layout(superblock)?.blocks()) + u64::from(superblock.groups()))
 }
 

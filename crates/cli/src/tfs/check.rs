@@ -9,7 +9,6 @@ use super::device;
 use crate::arguments::Global;
 use crate::failure::{Exit, Failure};
 use crate::output::Output;
-use crate::progress::Share;
 use crate::units;
 
 /// Arguments of `atoll tfs check`.
@@ -71,17 +70,18 @@ fn name(damaged: Damaged) -> &'static str {
 /// Checks.
 pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let device = device::open(&args.device, !args.repair)?;
-    let share = Share::new("checking", global.quiet);
-    let options = CheckOptions {
-        repair: args.repair,
-        compare_tags: args.tags,
-        random: device::random()?,
-        now_unix_secs: device::now_unix_secs(),
-        progress: device::progress(share.as_ref()),
-    };
+    let random = device::random()?;
+    let checked = device::watched("checking", global.quiet, |progress| {
+        let options = CheckOptions {
+            repair: args.repair,
+            compare_tags: args.tags,
+            random,
+            now_unix_secs: device::now_unix_secs(),
+            progress,
+        };
+        check(&device, &options)
+    });
     let what = format!("cannot check {}", args.device.display());
-    let checked = check(&device, &options);
-    share.iter().for_each(|share| share.finish());
     let report = checked.map_err(|error| match error {
         CheckError::Io(error) => Failure::io(what, &error),
         error => Failure::new(Exit::Failed, what).because(error),

@@ -37,12 +37,16 @@ pub fn open(path: &Path, read_only: bool) -> Result<Arc<dyn Device>, Failure> {
     }
 }
 
-/// Has work on a whole file system shown.
-pub fn progress(share: Option<&Arc<Share>>) -> Progress {
-    match share.cloned() {
-        Some(share) => Progress::new(move |done, total| share.show(done, total)),
-        None => Progress::default(),
+/// Does work on a whole file system and shows how far it has come, unless `quiet`.
+pub fn watched<T>(verb: &'static str, quiet: bool, work: impl FnOnce(Progress) -> T) -> T {
+    if quiet {
+        return work(Progress::default());
     }
+    let share = Arc::new(Share::new(verb));
+    let shown = share.clone();
+    let outcome = work(Progress::new(move |done, total| shown.show(done, total)));
+    share.finish();
+    outcome
 }
 
 /// What the kernel does with an image or a block device.

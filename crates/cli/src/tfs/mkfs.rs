@@ -8,7 +8,6 @@ use atoll_tfs::mkfs::{MkfsError, MkfsOptions, mkfs};
 use super::device;
 use crate::arguments::Global;
 use crate::failure::{Exit, Failure};
-use crate::progress::Share;
 use crate::units;
 
 /// Arguments of `atoll tfs mkfs`.
@@ -96,21 +95,22 @@ fn make(args: &Args, is_new: bool, quiet: bool) -> Result<u64, Failure> {
     }
     let number = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
     let owner = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let share = Share::new("making", quiet);
-    let options = MkfsOptions {
-        block_bytes: number(args.block_size),
-        bytes_per_inode: number(args.bytes_per_inode.max(args.block_size)),
-        reserved_percent: args.reserved,
-        label: args.label.clone(),
-        uuid: device::random()?,
-        random: device::random()?,
-        now_unix_secs: device::now_unix_secs(),
-        root_owner: owner,
-        is_blank: is_new || (args.size.is_some() && args.force),
-        progress: device::progress(share.as_ref()),
-    };
-    let made = mkfs(&device, &options);
-    share.iter().for_each(|share| share.finish());
+    let (uuid, random) = (device::random()?, device::random()?);
+    let made = device::watched("making", quiet, |progress| {
+        let options = MkfsOptions {
+            block_bytes: number(args.block_size),
+            bytes_per_inode: number(args.bytes_per_inode.max(args.block_size)),
+            reserved_percent: args.reserved,
+            label: args.label.clone(),
+            uuid,
+            random,
+            now_unix_secs: device::now_unix_secs(),
+            root_owner: owner,
+            is_blank: is_new || (args.size.is_some() && args.force),
+            progress,
+        };
+        mkfs(&device, &options)
+    });
     made.map_err(|error| {
         let exit = match error {
             MkfsError::Options(_) | MkfsError::Size(_) => Exit::Usage,

@@ -422,9 +422,9 @@ impl Checker {
             tag_key: options.random,
             is_blank: false,
             now_unix_secs: options.now_unix_secs,
-            progress: options.progress.clone(),
+            progress: self.progress.clone(),
         };
-        options.progress.expect(records_parts(self.ext2.superblock())?);
+        self.progress.expect(records_parts(self.ext2.superblock())?);
         establish_records(&self.device, self.ext2.superblock().clone(), &wanted)?;
         // Transparent files are there still, by name: nothing of what they held.
         let superblock = read_superblock(&*self.device)?;
