@@ -15,6 +15,7 @@ use bytes::Bytes;
 use crate::block_times::BlockTimes;
 use crate::cache::Cache;
 use crate::confirm::Confirmations;
+use crate::durable::DurableState;
 use crate::fetch::HedgeBudget;
 use crate::leaving::Leaving;
 use crate::messages::{self, BlockHeader};
@@ -159,6 +160,8 @@ pub(crate) struct Inner {
     pub store: Arc<dyn BlockStore>,
     pub config: DhtConfig,
     pub attestor: Arc<dyn Attestor>,
+    /// What survives a restart besides the blocks.
+    pub durable: Arc<dyn DurableState>,
     pub quota: Quota,
     pub confirmations: Confirmations,
     pub counters: Counters,

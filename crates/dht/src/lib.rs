@@ -16,6 +16,7 @@ pub mod blocks;
 mod cache;
 mod confirm;
 mod copies;
+pub mod durable;
 mod exchange;
 mod fetch;
 mod giving_up;

@@ -18,6 +18,7 @@ use bytes::Bytes;
 use crate::blocks::{Blocks, GetError, PutError};
 use crate::cache::Cache;
 use crate::confirm::Confirmations;
+use crate::durable::DurableState;
 use crate::fetch::HedgeBudget;
 use crate::giving_up;
 use crate::inner::{DhtConfig, Inner};
@@ -40,7 +41,8 @@ pub struct Dht {
 }
 
 impl Dht {
-    /// A node's block layer. `attestor` signs with the key that `transport` proves. Nothing
+    /// A node's block layer. `attestor` signs with the key that `transport` proves; `durable`
+    /// is what the node's earlier incarnations left. Nothing
     /// runs in the background before [`Dht::start`].
     ///
     /// # Panics
@@ -51,6 +53,7 @@ impl Dht {
         overlay: Arc<dyn Overlay>,
         store: Arc<dyn BlockStore>,
         attestor: Arc<dyn Attestor>,
+        durable: Arc<dyn DurableState>,
         config: DhtConfig,
     ) -> Arc<Dht> {
         assert!(config.replicas > 0, "a block has at least one copy");
@@ -65,6 +68,7 @@ impl Dht {
             overlay,
             store,
             attestor,
+            durable,
             quota: Quota::new(config.quota),
             confirmations: Confirmations::default(),
             config,

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_dht::durable::MemoryState;
 use atoll_dht::{Dht, SimulatedKeys};
 use atoll_env::{Instant, random_below, sleep};
 use atoll_net::{Peer, Router};
@@ -48,6 +49,7 @@ pub(crate) struct ChurningRing {
     plan: Plan,
     hosts: Vec<HostId>,
     stores: Vec<Arc<dyn BlockStore>>,
+    states: Vec<Arc<MemoryState>>,
     up: BTreeMap<usize, Arc<Dht>>,
     changes: std::iter::Peekable<std::vec::IntoIter<Change>>,
 }
@@ -77,7 +79,8 @@ impl ChurningRing {
         let numbers = schedule.first.iter().map(|(n, _)| *n);
         let up = numbers.zip(members).map(|(n, (member, _))| (n, member.dht)).collect();
         let changes = schedule.changes.into_iter().peekable();
-        ChurningRing { sim, plan, hosts, stores, up, changes }
+        let states = hosts.iter().map(|_| Arc::default()).collect();
+        ChurningRing { sim, plan, hosts, stores, states, up, changes }
     }
 
     /// Lets virtual time pass, and nodes come and go.
@@ -118,6 +121,7 @@ impl ChurningRing {
             chord.clone(),
             self.stores[n].clone(),
             Arc::new(SimulatedKeys(transport.local().id)),
+            self.states[n].clone(),
             self.plan.dht.clone(),
         );
         transport.serve(Arc::new(Router::new().route(1, chord.clone()).route(2, dht.clone())));

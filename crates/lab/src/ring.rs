@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_dht::durable::MemoryState;
 use atoll_dht::{Blocks, Dht, DhtConfig, Fetched, GetError, SimulatedKeys};
 use atoll_env::random_below;
 use atoll_key::BlockHash;
@@ -271,8 +272,15 @@ pub(crate) fn start(
     let states = seats.iter().map(|seat| ChordState::perfect(*seat, circle, length)).collect();
     let chord = Chord::with_states(env.clone(), transport.clone(), config, states);
     let keys = Arc::new(SimulatedKeys(transport.local().id));
-    let dht =
-        Dht::new(env, transport.clone(), chord.clone(), store.clone(), keys, plan.dht.clone());
+    let dht = Dht::new(
+        env,
+        transport.clone(),
+        chord.clone(),
+        store.clone(),
+        keys,
+        Arc::new(MemoryState::default()),
+        plan.dht.clone(),
+    );
     transport.serve(Arc::new(Router::new().route(1, chord.clone()).route(2, dht.clone())));
     if plan.upkeep {
         chord.start();

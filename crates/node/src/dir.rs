@@ -150,6 +150,11 @@ impl NodeDir {
         self.root.join("volumes")
     }
 
+    /// What the block layer must not forget at a restart.
+    pub(crate) fn ring_state(&self) -> PathBuf {
+        self.root.join("ring")
+    }
+
     /// The control socket.
     pub fn socket(&self) -> PathBuf {
         self.root.join("control.sock")

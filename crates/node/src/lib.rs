@@ -19,6 +19,7 @@ mod contribution;
 mod control;
 pub mod decoders;
 mod dir;
+mod durable;
 mod entry;
 mod join;
 mod keeper;

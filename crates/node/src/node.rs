@@ -27,6 +27,7 @@ use crate::config::{NodeConfig, Settings, StartError};
 use crate::contribution::{self, Contributor, Opened as Storage, Policy};
 use crate::control::server::{About, Control};
 use crate::dir::{self, DirError, DirLock, NodeDir, SocketAddress};
+use crate::durable::DirState;
 use crate::entry::{Entry, Place, Ring};
 use crate::keeper::Keeper;
 use crate::network::{Network, StoredNetwork, random_seed};
@@ -145,6 +146,7 @@ impl Node {
             chord.clone(),
             store.clone(),
             attestor,
+            Arc::new(DirState::open(&dir)?),
             dht_config,
         );
         let router = Router::new()

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use atoll_dht::durable::MemoryState;
 use atoll_dht::{Blocks, Dht, DhtConfig, GetError, MemoryBlocks, PutError, SimulatedKeys};
 use atoll_env::{BoxFuture, TokioRuntime};
 use atoll_key::{BlockHash, Key, PeerId, SecretKey, SignedBlock, VolumeId};
@@ -103,7 +104,15 @@ impl Model {
         let store = Arc::new(MemoryStore::new(STORE_BYTES));
         let dht = {
             let keys = Arc::new(SimulatedKeys(transport.local().id));
-            Dht::new(env, transport.clone(), chord.clone(), store, keys, config.clone())
+            Dht::new(
+                env,
+                transport.clone(),
+                chord.clone(),
+                store,
+                keys,
+                Arc::new(MemoryState::default()),
+                config.clone(),
+            )
         };
         let services = Router::new().route(0x01, chord.clone()).route(0x02, dht.clone());
         transport.serve(Arc::new(services));

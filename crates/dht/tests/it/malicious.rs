@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_dht::durable::MemoryState;
 use atoll_dht::messages::{self, LookupReply, LookupStep};
 use atoll_dht::receipt::SimulatedKeys;
 use atoll_dht::{Blocks, Dht, DhtConfig, GetError};
@@ -208,7 +209,15 @@ impl Crowd {
                 Chord::with_state(env.clone(), transport.clone(), chord_config.clone(), state);
             let store = Arc::new(MemoryStore::new(ROOMY));
             let (keys, config) = (Arc::new(SimulatedKeys(me.peer.id)), config.clone());
-            let dht = Dht::new(env, transport.clone(), chord.clone(), store, keys, config);
+            let dht = Dht::new(
+                env,
+                transport.clone(),
+                chord.clone(),
+                store,
+                keys,
+                Arc::new(MemoryState::default()),
+                config,
+            );
             let router = Arc::new(Router::new().route(1, chord.clone()).route(2, dht.clone()));
             transport.serve(router.clone());
             members.push((host, me, (dht, chord), router));

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_dht::durable::MemoryState;
 use atoll_dht::{
     Blocks, CacheAt, Dht, DhtConfig, GetError, ReplicaChoice, SimulatedKeys, messages,
 };
@@ -129,7 +130,15 @@ fn ring_at_rest(
         let chord = Chord::with_state(env.clone(), transport.clone(), chord.clone(), state);
         let (store, keys) = (MemoryStore::new(ROOMY), SimulatedKeys(me.peer.id));
         let (store, keys) = (Arc::new(store), Arc::new(keys));
-        let dht = Dht::new(env, transport.clone(), chord.clone(), store, keys, dht.clone());
+        let dht = Dht::new(
+            env,
+            transport.clone(),
+            chord.clone(),
+            store,
+            keys,
+            Arc::new(MemoryState::default()),
+            dht.clone(),
+        );
         transport.serve(Arc::new(Router::new().route(1, chord).route(2, dht.clone())));
         dht
     };

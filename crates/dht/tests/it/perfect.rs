@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_dht::durable::MemoryState;
 use atoll_dht::{Blocks, Dht, DhtConfig, SimulatedKeys};
 use atoll_key::BlockHash;
 use atoll_net::Router;
@@ -49,7 +50,15 @@ pub fn ring_of(
         let store = Arc::new(MemoryStore::new(1 << 30));
         let keys = Arc::new(SimulatedKeys(me.peer.id));
         let config = dht_config.clone();
-        let dht = Dht::new(env, transport.clone(), chord.clone(), store, keys, config);
+        let dht = Dht::new(
+            env,
+            transport.clone(),
+            chord.clone(),
+            store,
+            keys,
+            Arc::new(MemoryState::default()),
+            config,
+        );
         transport.serve(Arc::new(Router::new().route(1, chord.clone()).route(2, dht.clone())));
         chord.start();
         dht.start();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_dht::durable::MemoryState;
 use atoll_dht::{Blocks, Dht, DhtConfig, GetError, PutError, SimulatedKeys};
 use atoll_key::{BlockHash, Key};
 use atoll_net::{Router, Service, Transport};
@@ -21,6 +22,8 @@ pub struct Member {
     pub dht: Arc<Dht>,
     pub chord: Arc<Chord>,
     pub store: Arc<dyn BlockStore>,
+    /// What survives a restart besides the store.
+    pub durable: Arc<MemoryState>,
 }
 
 /// Makes one transport of another.
@@ -74,14 +77,15 @@ impl Ring {
     /// Adds a node with the given store, whose wall clock is off by `clock_skew_ms`.
     pub fn join_skewed_with(&mut self, store: Arc<dyn BlockStore>, clock_skew_ms: i64) {
         let host = self.sim.add_host(HostConfig { clock_skew_ms, ..HostConfig::default() });
-        let member = self.start(host, store, |dht| dht);
+        let member = self.start(host, (store, Arc::default()), |dht| dht);
         self.members.push(member);
     }
 
     /// Adds a node on a host of this kind.
     pub fn join_host(&mut self, host: HostConfig) -> usize {
         let host = self.sim.add_host(host);
-        let member = self.start(host, Arc::new(MemoryStore::new(ROOMY)), |dht| dht);
+        let member =
+            self.start(host, (Arc::new(MemoryStore::new(ROOMY)), Arc::default()), |dht| dht);
         self.members.push(member);
         self.members.len() - 1
     }
@@ -93,7 +97,7 @@ impl Ring {
         disguise: impl Fn(Arc<dyn Service>) -> Arc<dyn Service>,
     ) -> usize {
         let host = self.sim.add_host(HostConfig::default());
-        let member = self.start(host, store, disguise);
+        let member = self.start(host, (store, Arc::default()), disguise);
         self.members.push(member);
         self.members.len() - 1
     }
@@ -101,14 +105,22 @@ impl Ring {
     fn start(
         &self,
         host: HostId,
-        store: Arc<dyn BlockStore>,
+        (store, durable): (Arc<dyn BlockStore>, Arc<MemoryState>),
         disguise: impl Fn(Arc<dyn Service>) -> Arc<dyn Service>,
     ) -> Member {
         let (env, transport) = (self.sim.env(host), self.sim.transport(host));
         let chord = Chord::new(env.clone(), transport.clone(), ChordConfig::default());
         let (keys, config) = (SimulatedKeys(transport.local().id), self.config.clone());
         let (keys, transport) = (Arc::new(keys), (self.via)(transport));
-        let dht = Dht::new(env, transport.clone(), chord.clone(), store.clone(), keys, config);
+        let dht = Dht::new(
+            env,
+            transport.clone(),
+            chord.clone(),
+            store.clone(),
+            keys,
+            durable.clone(),
+            config,
+        );
         let router = Router::new().route(0x01, chord.clone()).route(0x02, disguise(dht.clone()));
         transport.serve(Arc::new(router));
         match self.members.iter().find(|m| m.host != host && self.sim.is_up(m.host)) {
@@ -120,7 +132,7 @@ impl Ring {
             }
         }
         dht.start();
-        Member { host, dht, chord, store }
+        Member { host, dht, chord, store, durable }
     }
 
     /// Changes how many virtual servers a node runs.
@@ -138,9 +150,10 @@ impl Ring {
 
     /// Starts a crashed node again with what its store kept.
     pub fn restart(&mut self, member: usize) {
-        let (host, store) = (self.members[member].host, self.members[member].store.clone());
+        let Member { host, store, durable, .. } = &self.members[member];
+        let (host, kept) = (*host, (store.clone(), durable.clone()));
         self.sim.restart(host);
-        self.members[member] = self.start(host, store, |dht| dht);
+        self.members[member] = self.start(host, kept, |dht| dht);
     }
 
     pub fn settle(&self) {

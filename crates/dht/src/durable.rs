@@ -1,0 +1,50 @@
+//! The few small facts that a node's block layer must not forget at a restart.
+//!
+//! What is durable about blocks is in the store; what is durable about the *node's view of the
+//! ring* is here: a handful of named records of at most [`MAX_RECORD_BYTES`] each, replaced as
+//! a whole. Each record has one owner in this crate, which also defines its encoding and
+//! treats a missing or unreadable record as a node that has never run.
+//!
+//! **Invariant:** after a power cut a record is the old one or the new one, never a mixture.
+//!
+//! It does not know what the records mean.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use atoll_env::BoxFuture;
+
+/// The largest record, bytes. A guess with room: the largest in use has some tens of KiB.
+pub const MAX_RECORD_BYTES: usize = 4 << 20;
+
+/// Keeps small named records across restarts.
+pub trait DurableState: Send + Sync + 'static {
+    /// The record called `name` (lower-case letters and hyphens), if there is one that can be
+    /// read. Called while the node starts; may read a disk.
+    fn load(&self, name: &'static str) -> Option<Vec<u8>>;
+
+    /// Replaces the record called `name`; resolves when the new one would survive power loss.
+    /// Dropped before that, the record is the old or the new one.
+    ///
+    /// # Errors
+    /// What the system said, for people; the old record stays.
+    fn save(&self, name: &'static str, record: Vec<u8>) -> BoxFuture<'static, Result<(), String>>;
+}
+
+/// Records in memory: for simulated nodes, whose tests hand it from one incarnation of a node
+/// to the next.
+#[derive(Debug, Default)]
+pub struct MemoryState {
+    records: Mutex<BTreeMap<&'static str, Vec<u8>>>,
+}
+
+impl DurableState for MemoryState {
+    fn load(&self, name: &'static str) -> Option<Vec<u8>> {
+        self.records.lock().expect("no holder of this lock panics").get(name).cloned()
+    }
+
+    fn save(&self, name: &'static str, record: Vec<u8>) -> BoxFuture<'static, Result<(), String>> {
+        self.records.lock().expect("no holder of this lock panics").insert(name, record);
+        Box::pin(async { Ok(()) })
+    }
+}
