@@ -3,11 +3,14 @@
 //! Blocks live for a lease and are gone when nobody renews it (CFS §3.1: publishers must
 //! periodically ask for an extension). For each volume the keeper goes through its
 //! manifest a third of a lease after the last time, so that two attempts may fail
-//! altogether before anything is lost: it renews the content blocks in batches and puts
-//! the signed root again. It has no blocks of its own; those the ring has lost are
-//! counted and shown, because only publishing the directory again can bring them back.
+//! altogether before anything is lost: it renews the content blocks in batches, several at
+//! once, in ring order, and puts the signed root again. It has no blocks of its own; those the
+//! ring has lost are counted and shown, because only publishing the directory again can bring
+//! them back.
 //!
-//! When it last did so is on disk (`kept`), so a restart neither forgets nor repeats it.
+//! **Invariant:** every hash of a manifest is tried equally often. How far a pass has come is on
+//! disk (`Kept::pass`), and a restart continues there: if each began with the first hash, a
+//! machine that runs for short times would never renew the last.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +18,15 @@ use std::time::Duration;
 use atoll_dht::{Blocks, PutError};
 use atoll_env::{Env, jittered, sleep};
 use atoll_key::BlockHash;
+use futures_util::{StreamExt, stream};
 
 use crate::manifest::Manifest;
-use crate::volumes::{Kept, VolumeError, Volumes};
+use crate::volumes::{Kept, RenewalPass, VolumeError, Volumes};
 
 /// Blocks renewed by one call.
 const BATCH: u64 = 1024;
+/// Batches renewed at once. A guess: their blocks have different roots.
+const WINDOW: usize = 16;
 /// How often a batch is tried before it is put off.
 const ATTEMPTS: u32 = 3;
 /// After so many batches in a row that nobody answered for, the rest is put off too: the
@@ -28,23 +34,44 @@ const ATTEMPTS: u32 = 3;
 const MAX_UNANSWERED: u32 = 8;
 /// Wait between two attempts.
 const PAUSE: Duration = Duration::from_secs(2);
+/// The wait before the volumes are looked at for the first time: the node has found its
+/// neighbours by then. A guess.
+const FIRST_LOOK: Duration = Duration::from_secs(20);
 /// The longest wait before the volumes are looked at again.
 const MAX_LOOK: Duration = Duration::from_secs(600);
+/// How often the progress of a pass is made durable.
+const SAVE_EVERY: Duration = Duration::from_secs(5);
 
 /// Renews the leases of the volumes published from here.
 pub(crate) struct Keeper {
-    pub env: Env,
-    pub blocks: Arc<dyn Blocks>,
-    pub volumes: Arc<Volumes>,
-    pub lease: Duration,
+    env: Env,
+    blocks: Arc<dyn Blocks>,
+    volumes: Arc<Volumes>,
+    lease: Duration,
+    /// Held during a pass: two at once would save each other's progress.
+    renewing: futures_util::lock::Mutex<()>,
+    save_every: Duration,
 }
 
 impl Keeper {
+    /// A keeper of `volumes`, whose blocks are leased for `lease` at a time.
+    pub(crate) fn new(
+        env: Env,
+        blocks: Arc<dyn Blocks>,
+        volumes: Arc<Volumes>,
+        lease: Duration,
+    ) -> Keeper {
+        let renewing = futures_util::lock::Mutex::default();
+        Keeper { env, blocks, volumes, lease, renewing, save_every: SAVE_EVERY }
+    }
+
     /// Looks at the volumes again and again; ends only by being aborted.
     pub(crate) async fn run(self: Arc<Self>) {
+        let pause = (self.lease / 60).min(MAX_LOOK);
+        sleep(&*self.env, jittered(&*self.env, pause.min(FIRST_LOOK))).await;
         loop {
-            sleep(&*self.env, jittered(&*self.env, (self.lease / 60).min(MAX_LOOK))).await;
             self.look().await;
+            sleep(&*self.env, jittered(&*self.env, pause)).await;
         }
     }
 
@@ -58,17 +85,61 @@ impl Keeper {
             let volume = name.clone();
             let kept = self.off_thread(move |volumes| volumes.kept(&volume)).await;
             if is_due(&kept, self.now_unix_secs(), self.lease) {
-                let _ = self.refresh(&name).await;
+                let _ = self.go_on(&name).await;
             }
         }
     }
 
-    /// Refreshes one volume and records the outcome, which a failure's reason is part of.
+    /// Refreshes all of one volume from its first block on, and records the outcome.
+    ///
+    /// # Errors
+    /// As [`Keeper::go_on`].
+    pub(crate) async fn refresh(&self, name: &str) -> Result<Kept, VolumeError> {
+        let _one = self.renewing.lock().await;
+        self.pass(name, true).await
+    }
+
+    /// Goes on refreshing one volume where the last pass was stopped, and records the outcome,
+    /// which a failure's reason is part of.
     ///
     /// # Errors
     /// If there is no such volume, nothing has been published, or the list of what to keep
     /// is damaged.
-    pub(crate) async fn refresh(&self, name: &str) -> Result<Kept, VolumeError> {
+    async fn go_on(&self, name: &str) -> Result<Kept, VolumeError> {
+        let _one = self.renewing.lock().await;
+        self.pass(name, false).await
+    }
+
+    async fn pass(&self, name: &str, anew: bool) -> Result<Kept, VolumeError> {
+        let manifest = self.manifest(name).await?;
+        let now = self.now_unix_secs();
+        let volume = name.to_owned();
+        let before = self.off_thread(move |volumes| volumes.kept(&volume)).await;
+        let root_version = manifest.root().version;
+        let unfinished = before.pass.filter(|_| !anew && before.root_version == root_version);
+        let new = RenewalPass { began_unix_secs: now, ..RenewalPass::default() };
+        let mut pass = unfinished.unwrap_or(new);
+        let mut kept = Kept { root_version, tried_unix_secs: now, trouble: None, ..before };
+        let trouble = self.renew_rest(name, &manifest, &mut kept, &mut pass).await;
+        kept.pass = (pass.next < manifest.count()).then_some(pass);
+        match trouble {
+            None => {
+                let (blocks, lost) = (manifest.count(), pass.lost_blocks);
+                tracing::info!("volume {name}: {blocks} blocks kept, {lost} lost");
+                kept.refreshed_unix_secs = pass.began_unix_secs;
+                kept.lost_blocks = lost;
+            }
+            Some(trouble) => {
+                tracing::warn!("volume {name}: its leases could not be renewed: {trouble}");
+                kept.trouble = Some(trouble);
+            }
+        }
+        self.save(name, &kept).await;
+        Ok(kept)
+    }
+
+    /// The list of what to keep of a volume, compared with its checksum.
+    async fn manifest(&self, name: &str) -> Result<Arc<Manifest>, VolumeError> {
         let volume = name.to_owned();
         let opened = self
             .off_thread(move |volumes| -> Result<Option<Manifest>, VolumeError> {
@@ -78,76 +149,92 @@ impl Keeper {
                 Ok(Some(manifest))
             })
             .await;
-        let manifest = match opened {
-            Ok(Some(manifest)) => Arc::new(manifest),
-            Ok(None) => return Err(VolumeError::Unpublished { name: name.to_owned() }),
+        match opened {
+            Ok(Some(manifest)) => Ok(Arc::new(manifest)),
+            Ok(None) => Err(VolumeError::Unpublished { name: name.to_owned() }),
             // Somebody's typing is no trouble of this node's.
-            Err(error @ (VolumeError::Unknown { .. } | VolumeError::BadName { .. })) => {
-                return Err(error);
-            }
+            Err(error @ (VolumeError::Unknown { .. } | VolumeError::BadName { .. })) => Err(error),
             Err(error) => {
                 tracing::error!("volume {name} is not kept alive: {error}");
-                return Err(error);
-            }
-        };
-        let began = self.now_unix_secs();
-        let volume = name.to_owned();
-        let before = self.off_thread(move |volumes| volumes.kept(&volume)).await;
-        let root_version = manifest.root().version;
-        let mut kept = Kept { root_version, tried_unix_secs: began, ..before };
-        match self.renew_all(&manifest).await {
-            Ok(lost_blocks) => {
-                tracing::info!(
-                    "volume {name}: {} blocks kept, {lost_blocks} lost",
-                    manifest.count()
-                );
-                kept.refreshed_unix_secs = began;
-                kept.lost_blocks = lost_blocks;
-                kept.trouble = None;
-            }
-            Err(trouble) => {
-                tracing::warn!("volume {name}: its leases could not be renewed: {trouble}");
-                kept.trouble = Some(trouble);
+                Err(error)
             }
         }
-        let (volume, outcome) = (name.to_owned(), kept.clone());
+    }
+
+    async fn save(&self, name: &str, kept: &Kept) {
+        let (volume, kept) = (name.to_owned(), kept.clone());
         if let Err(error) = self.off_thread(move |volumes| volumes.set_kept(&volume, &kept)).await {
             tracing::warn!("volume {name}: cannot record its renewal: {error}");
         }
-        Ok(outcome)
     }
 
-    /// Renews all blocks of a manifest and its root; how many content blocks are lost.
-    ///
-    /// # Errors
-    /// If something could not be renewed; what stands after it has been all the same, or one
-    /// block that cannot be would take the others with it.
-    async fn renew_all(&self, manifest: &Arc<Manifest>) -> Result<u64, String> {
-        let mut lost = 0;
-        let mut from = 0;
-        let (mut unanswered, mut trouble) = (0, None);
-        while from < manifest.count() {
-            let open = manifest.clone();
-            let batch = tokio::task::spawn_blocking(move || open.hashes(from, BATCH)).await;
-            let batch = batch.map_err(|error| error.to_string())?.map_err(|e| e.to_string())?;
-            from += batch.len() as u64;
-            let renewed = self.renew(batch).await;
-            unanswered = match &renewed {
-                Err(PutError::Unavailable(_)) => unanswered + 1,
-                _ => 0,
+    /// Renews the blocks of a manifest that `pass` has not come to, and its root; why it could
+    /// not, if so. What stands after a block that cannot be renewed is renewed all the same.
+    async fn renew_rest(
+        &self,
+        name: &str,
+        manifest: &Arc<Manifest>,
+        kept: &mut Kept,
+        pass: &mut RenewalPass,
+    ) -> Option<String> {
+        let starts = (pass.next..manifest.count()).step_by(BATCH as usize);
+        let batches = stream::iter(starts).map(|from| self.renew_batch(manifest.clone(), from));
+        let mut batches = batches.buffered(WINDOW);
+        let (mut unanswered, mut why) = (RenewalPass::default(), None);
+        let (mut silent, mut saved) = (0, self.env.now());
+        while let Some((count, renewed)) = batches.next().await {
+            let (lost, failed) = match renewed {
+                Ok(lost) => (lost, 0),
+                Err(error) => {
+                    if matches!(error, PutError::Unavailable(_)) {
+                        if silent == 0 {
+                            unanswered = *pass;
+                        }
+                        silent += 1;
+                    }
+                    why.get_or_insert_with(|| error.to_string());
+                    (0, count)
+                }
             };
-            match renewed {
-                Ok(lacking) => lost += lacking,
-                Err(error) => trouble = trouble.or(Some(error.to_string())),
+            if failed == 0 {
+                silent = 0;
             }
-            if unanswered == MAX_UNANSWERED {
-                break;
+            pass.next += count;
+            pass.lost_blocks += lost;
+            pass.failed_blocks += failed;
+            if silent == MAX_UNANSWERED {
+                // The next attempt goes on with what nobody answered for.
+                *pass = unanswered;
+                return why;
+            }
+            if self.env.now().since(saved) >= self.save_every {
+                saved = self.env.now();
+                kept.pass = Some(*pass);
+                self.save(name, kept).await;
             }
         }
         let root = self.put_root(manifest).await.map_err(|error| error.to_string());
-        match trouble {
-            Some(trouble) => Err(trouble),
-            None => root.map(|()| lost),
+        let (failed, blocks) = (pass.failed_blocks, manifest.count());
+        match why {
+            _ if failed == 0 => root.err(),
+            Some(why) => Some(format!("{failed} of {blocks} blocks could not be renewed: {why}")),
+            None => Some(format!("{failed} of {blocks} blocks could not be renewed")),
+        }
+    }
+
+    /// Renews the batch at `from`; how many blocks it has, and how many of them are lost.
+    async fn renew_batch(
+        &self,
+        manifest: Arc<Manifest>,
+        from: u64,
+    ) -> (u64, Result<u64, PutError>) {
+        let count = BATCH.min(manifest.count() - from);
+        let read = tokio::task::spawn_blocking(move || manifest.hashes(from, BATCH)).await;
+        let failed = |error: String| PutError::Unavailable(error);
+        let batch = read.map_err(|error| failed(error.to_string()));
+        match batch.and_then(|read| read.map_err(|error| failed(error.to_string()))) {
+            Ok(batch) => (count, self.renew(batch).await),
+            Err(error) => (count, Err(error)),
         }
     }
 
@@ -194,18 +281,21 @@ impl Keeper {
     }
 }
 
-/// Whether it is time: a third of a lease after the last refresh, but a thirtieth
-/// after an attempt that failed. A clock that went back counts as time passed.
+/// Whether it is time: a pass was interrupted, or a third of a lease has passed since the last
+/// refresh; but a thirtieth after an attempt that failed. A clock that went back counts as time
+/// passed.
 fn is_due(kept: &Kept, now_unix_secs: u64, lease: Duration) -> bool {
     let since = |then: u64| now_unix_secs.checked_sub(then).unwrap_or(u64::MAX);
-    since(kept.refreshed_unix_secs) >= lease.as_secs() / 3
+    (kept.pass.is_some() || since(kept.refreshed_unix_secs) >= lease.as_secs() / 3)
         && (kept.trouble.is_none() || since(kept.tried_unix_secs) >= lease.as_secs() / 30)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
     use std::path::Path;
+    use std::sync::Mutex;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use atoll_dht::{GetError, MemoryBlocks};
@@ -219,7 +309,7 @@ mod tests {
     const START: u64 = 1_700_000_000;
     const DAY: u64 = 24 * 3600;
 
-    /// Real tasks, a wall clock set by hand, and no waiting.
+    /// Real tasks, a clock set by hand, and no waiting.
     struct Clock {
         real: TokioRuntime,
         secs: AtomicU64,
@@ -227,7 +317,7 @@ mod tests {
 
     impl Runtime for Clock {
         fn now(&self) -> Instant {
-            self.real.now()
+            Instant::default() + Duration::from_secs(self.secs.load(Ordering::Relaxed))
         }
         fn unix_ms(&self) -> u64 {
             self.secs.load(Ordering::Relaxed) * 1000
@@ -249,6 +339,9 @@ mod tests {
         blocks: MemoryBlocks,
         renewed: AtomicU64,
         failures: AtomicU64,
+        seen: Mutex<BTreeSet<BlockHash>>,
+        /// Batches that begin with this hash or a later one are not answered.
+        silent_from: Mutex<Option<BlockHash>>,
     }
 
     impl Blocks for Ring {
@@ -274,7 +367,11 @@ mod tests {
             if down.is_ok() {
                 return Box::pin(async { Err(PutError::Unavailable("nobody".into())) });
             }
+            if self.silent_from.lock().expect("a lock").is_some_and(|from| hashes[0] >= from) {
+                return Box::pin(std::future::pending());
+            }
             self.renewed.fetch_add(hashes.len() as u64, Ordering::Relaxed);
+            self.seen.lock().expect("a lock").extend(&hashes);
             self.blocks.renew(hashes)
         }
     }
@@ -301,14 +398,15 @@ mod tests {
             .map(|i| Bytes::copy_from_slice(&i.to_be_bytes()))
             .map(|bytes| (BlockHash::of(&bytes), bytes))
             .collect();
-        let hashes: Vec<BlockHash> = blocks.iter().map(|(hash, _)| *hash).collect();
+        let mut hashes: Vec<BlockHash> = blocks.iter().map(|(hash, _)| *hash).collect();
         ring.put(blocks).await.expect("put");
         let joined = crate::control::message::join_hashes(hashes.iter());
         volumes.keep_add("docs", 1, 0, &joined).expect("add");
+        hashes.sort_unstable();
         let root = SignedBlock::sign(&key, b"", 4, b"root");
         volumes.keep_commit("docs", 1, u64::from(count), &root, START).expect("commit");
         let clock = Arc::new(Clock { real: TokioRuntime::current(), secs: AtomicU64::new(START) });
-        let keeper = Keeper { env: clock.clone(), blocks: ring.clone(), volumes, lease: LEASE };
+        let keeper = Keeper::new(clock.clone(), ring.clone(), volumes, LEASE);
         Scene { _temp: temp, ring, clock, keeper, root, hashes }
     }
 
@@ -364,9 +462,42 @@ mod tests {
         let kept = scene.look_at(START + 10 * DAY).await;
         assert!(kept.trouble.is_some_and(|trouble| trouble.contains("nobody")));
         assert_eq!(kept.refreshed_unix_secs, START);
-        assert_eq!(scene.ring.renewed.load(Ordering::Relaxed), 3000 - BATCH, "all but the first");
+        assert_eq!(scene.ring.renewed.load(Ordering::Relaxed), 3000 - BATCH, "all but one batch");
         let root = scene.ring.get_signed(scene.root.key()).await.expect("put again");
         assert_eq!(root, scene.root);
+    }
+
+    /// The renewer began with the first hash after each restart: on a machine that ran for
+    /// short times the last blocks were never renewed, and expired.
+    #[tokio::test]
+    async fn a_machine_that_runs_for_short_times_renews_the_last_block_too() {
+        let Scene { _temp, ring, clock, keeper, hashes, .. } = scene(40 * BATCH as u32).await;
+        let (volumes, mut keeper) = (keeper.volumes.clone(), keeper);
+        let mut secs = START + 10 * DAY;
+        for _ in 0..4 {
+            let before = volumes.kept("docs").pass.map_or(0, |pass| pass.next);
+            let upto = before + 12 * BATCH;
+            *ring.silent_from.lock().expect("a lock") = hashes.get(upto as usize).copied();
+            clock.secs.store(secs, Ordering::Relaxed);
+            keeper.save_every = Duration::ZERO;
+            // The machine is switched off when twelve batches are renewed, or all.
+            let renewed = async {
+                while volumes.kept("docs").pass.is_none_or(|pass| pass.next < upto) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::select! {
+                () = keeper.look() => {}
+                () = renewed => {}
+            }
+            secs += 60;
+            keeper = Keeper::new(clock.clone(), ring.clone(), volumes.clone(), LEASE);
+        }
+        assert!(ring.seen.lock().expect("a lock").contains(hashes.last().expect("some")));
+        assert_eq!(ring.seen.lock().expect("a lock").len(), hashes.len());
+        assert_eq!(ring.renewed.load(Ordering::Relaxed), hashes.len() as u64, "each once");
+        let kept = volumes.kept("docs");
+        assert_eq!((kept.pass, kept.refreshed_unix_secs), (None, START + 10 * DAY), "its begin");
     }
 
     #[tokio::test]

@@ -6,20 +6,27 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 4 | magic `ATMF` |
-//! | 4 | 4 | layout, 1, big-endian |
-//! | 8 | 32·n | block hashes, in the order they were added; repeats are allowed |
+//! | 4 | 4 | layout, 2, big-endian |
+//! | 8 | 32·n | block hashes in ascending order, each once |
 //! | 8 + 32·n | r | the signed root block |
 //! | 8 + 32·n + r | 8 | n, big-endian |
 //! | 16 + 32·n + r | 4 | r, big-endian |
 //! | 20 + 32·n + r | 32 | BLAKE3 of all bytes before, derive-key context `atoll v1 manifest` |
 //!
-//! While it is written it lacks everything behind the hashes and is called
-//! `manifest.SESSION`. Each addition says where it begins, so a repeated one changes
-//! nothing and a lost one is noticed; no state is kept in memory between them, so a
-//! publisher goes on after a restart of the node.
+//! The order is that of the ring, so that blocks with the same root are renewed together.
+//!
+//! While it is written it lacks everything behind the hashes, has them in the order in which
+//! they were added, repeats included, and is called `manifest.SESSION`. Each addition says
+//! where it begins, so a repeated one changes nothing and a lost one is noticed; no state is
+//! kept in memory between them, so a publisher goes on after a restart of the node. The
+//! commit sorts: in memory if the hashes fit [`RUN_HASHES`], else as an external merge sort
+//! through `manifest.SESSION.runs`; the result, `manifest.SESSION.sorted`, is renamed.
 
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -30,9 +37,14 @@ use bytes::Bytes;
 use crate::dir::{self, DirError};
 use crate::volumes::{self, VolumeError};
 
-const MAGIC: &[u8; 8] = b"ATMF\0\0\0\x01";
+const MAGIC: &[u8; 8] = b"ATMF\0\0\0\x02";
 const HASH_BYTES: u64 = 32;
 const TRAILER_BYTES: u64 = 8 + 4 + 32;
+/// Hashes sorted in memory at once: 32 MiB.
+const RUN_HASHES: u64 = 1 << 20;
+/// What is read at once from each run while runs are merged, bytes: 10 TB in blocks of 64 KiB
+/// are 153 runs, and take 10 MiB then.
+const MERGE_BUFFER_BYTES: usize = 64 << 10;
 
 /// How long an abandoned session's file stays, in case its publisher comes back.
 const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
@@ -131,6 +143,72 @@ fn checksum(file: &File, len_bytes: u64) -> io::Result<[u8; 32]> {
     Ok(*hasher.finalize().as_bytes())
 }
 
+/// Hashes `from..upto` of a file being added to, sorted, each once.
+fn sorted_run(added: &File, from: u64, upto: u64) -> io::Result<Vec<[u8; 32]>> {
+    let count = usize::try_from(upto - from).expect("a run fits memory");
+    let mut hashes = vec![[0; 32]; count];
+    let at = MAGIC.len() as u64 + from * HASH_BYTES;
+    added.read_exact_at(hashes.as_flattened_mut(), at)?;
+    hashes.sort_unstable();
+    hashes.dedup();
+    Ok(hashes)
+}
+
+/// Writes the first `count` hashes of `added` to `runs` as sorted runs of at most `run_hashes`;
+/// returns where each begins and ends, in hashes.
+fn write_runs(
+    added: &File,
+    count: u64,
+    run_hashes: u64,
+    mut runs: &File,
+) -> io::Result<Vec<Range<u64>>> {
+    let (mut places, mut end) = (Vec::new(), 0);
+    for from in (0..count).step_by(usize::try_from(run_hashes).expect("it fits memory")) {
+        let run = sorted_run(added, from, count.min(from + run_hashes))?;
+        runs.write_all(run.as_flattened())?;
+        places.push(end..end + run.len() as u64);
+        end += run.len() as u64;
+    }
+    Ok(places)
+}
+
+/// Merges sorted runs into one without repeats; returns how many hashes that has.
+fn merge(runs: &File, places: &[Range<u64>], out: &mut impl Write) -> io::Result<u64> {
+    struct Run<'a> {
+        file: &'a File,
+        rest: Range<u64>,
+        buffer: VecDeque<[u8; 32]>,
+    }
+    impl Run<'_> {
+        fn next(&mut self) -> io::Result<Option<[u8; 32]>> {
+            if self.buffer.is_empty() && !self.rest.is_empty() {
+                let most = (MERGE_BUFFER_BYTES as u64) / HASH_BYTES;
+                let count = most.min(self.rest.end - self.rest.start);
+                let mut read = vec![[0; 32]; usize::try_from(count).expect("a buffer")];
+                self.file.read_exact_at(read.as_flattened_mut(), self.rest.start * HASH_BYTES)?;
+                self.rest.start += count;
+                self.buffer = read.into();
+            }
+            Ok(self.buffer.pop_front())
+        }
+    }
+    let run = |place: &Range<u64>| Run { file: runs, rest: place.clone(), buffer: VecDeque::new() };
+    let mut runs: Vec<Run> = places.iter().map(run).collect();
+    let mut heads = BinaryHeap::new();
+    for (number, run) in runs.iter_mut().enumerate() {
+        heads.extend(run.next()?.map(|hash| Reverse((hash, number))));
+    }
+    let (mut count, mut last) = (0, None);
+    while let Some(Reverse((hash, number))) = heads.pop() {
+        if last != Some(hash) {
+            out.write_all(&hash)?;
+            (count, last) = (count + 1, Some(hash));
+        }
+        heads.extend(runs[number].next()?.map(|hash| Reverse((hash, number))));
+    }
+    Ok(count)
+}
+
 /// A manifest being written.
 #[derive(Debug)]
 pub(crate) struct PartialManifest {
@@ -205,22 +283,52 @@ impl PartialManifest {
         if has < count {
             return Ok(Err(VolumeError::Gap { has, expected: count }));
         }
-        let end = MAGIC.len() as u64 + count * HASH_BYTES;
-        file.set_len(end)?;
-        let mut writer = &file;
-        writer.seek(SeekFrom::Start(end))?;
+        let sorted = self.beside("sorted");
+        let made = self.write_sorted(&file, count, root, &sorted);
+        let _ = fs::remove_file(self.beside("runs"));
+        made?;
+        fs::rename(&sorted, target)?;
+        dir::sync_parent(target)?;
+        self.discard();
+        Ok(Ok(()))
+    }
+
+    /// Writes the whole manifest of the first `count` hashes of `added` to `path`, durably.
+    fn write_sorted(
+        &self,
+        added: &File,
+        count: u64,
+        root: &SignedBlock,
+        path: &Path,
+    ) -> io::Result<()> {
+        let file = dir::create_private_file(path)?;
+        let mut writer = BufWriter::with_capacity(MERGE_BUFFER_BYTES, &file);
+        writer.write_all(MAGIC)?;
+        let count = if count <= RUN_HASHES {
+            let hashes = sorted_run(added, 0, count)?;
+            writer.write_all(hashes.as_flattened())?;
+            hashes.len() as u64
+        } else {
+            let runs = dir::create_private_file(&self.beside("runs"))?;
+            merge(&runs, &write_runs(added, count, RUN_HASHES, &runs)?, &mut writer)?
+        };
         writer.write_all(root.bytes())?;
         writer.write_all(&count.to_be_bytes())?;
         let root_bytes = u32::try_from(root.bytes().len()).expect("a block is short");
         writer.write_all(&root_bytes.to_be_bytes())?;
-        let len_bytes = writer.stream_position()?;
-        writer.seek(SeekFrom::Start(0))?;
+        writer.flush()?;
+        drop(writer);
+        let len_bytes = (&file).stream_position()?;
+        (&file).seek(SeekFrom::Start(0))?;
         let sum = checksum(&file, len_bytes)?;
         file.write_all_at(&sum, len_bytes)?;
-        file.sync_all()?;
-        fs::rename(&self.path, target)?;
-        dir::sync_parent(target)?;
-        Ok(Ok(()))
+        file.sync_all()
+    }
+
+    fn beside(&self, suffix: &str) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(format!(".{suffix}"));
+        PathBuf::from(name)
     }
 
     /// Removes what was written.
@@ -278,6 +386,48 @@ mod tests {
         assert_eq!(manifest.hashes(8, 100).expect("read").len(), 1);
         assert_eq!(manifest.hashes(9, 100).expect("read").len(), 0);
         assert_eq!(fs::read_dir(temp.path()).expect("list").count(), 1, "no session is left");
+    }
+
+    /// Blocks of one root are renewed in one message only if they stand together.
+    #[test]
+    fn a_committed_manifest_is_in_ring_order_without_repeats() {
+        let temp = tempfile::tempdir().expect("temp");
+        let partial = PartialManifest::at(temp.path(), 8);
+        let added: Vec<u8> = [5, 3, 9, 3, 1, 5].into_iter().flat_map(|i| [i; 32]).collect();
+        partial.add(0, &added).expect("add");
+        partial.commit(6, &root(1), &temp.path().join("manifest")).expect("commit");
+        let manifest = Manifest::open(&temp.path().join("manifest")).expect("open").expect("there");
+        manifest.check().expect("whole");
+        let kept: Vec<u8> = manifest.hashes(0, 9).expect("read").iter().map(|h| h.0[0]).collect();
+        assert_eq!((kept, manifest.count()), (vec![1, 3, 5, 9], 4));
+        assert_eq!(fs::read_dir(temp.path()).expect("list").count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn runs_that_do_not_fit_memory_are_merged_to_the_same_order() {
+        let temp = tempfile::tempdir().expect("temp");
+        let hash = |i: u64| *blake3::hash(&(i % 700).to_le_bytes()).as_bytes();
+        let hashes: Vec<[u8; 32]> = (0..1000).map(hash).collect();
+        let partial = PartialManifest::at(temp.path(), 8);
+        partial.add(0, hashes.as_flattened()).expect("add");
+        let mut expected = hashes;
+        expected.sort_unstable();
+        expected.dedup();
+        let added = File::open(&partial.path).expect("open");
+        for run_hashes in [1, 7, 999, 1000, 4000] {
+            let path = temp.path().join("runs");
+            let runs = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .open(&path)
+                .expect("made");
+            let places = write_runs(&added, 1000, run_hashes, &runs).expect("written");
+            let mut merged = Vec::new();
+            let count = merge(&runs, &places, &mut merged).expect("merged");
+            assert_eq!((count, merged.as_slice()), (700, expected.as_flattened()));
+        }
     }
 
     #[test]

@@ -173,12 +173,7 @@ impl Node {
         env.spawn(Box::pin(entry.clone().run()));
         env.spawn(Box::pin(warm::run(env.clone(), transport.clone(), chord.clone())));
 
-        let keeper = Arc::new(Keeper {
-            env: env.clone(),
-            blocks: dht.clone(),
-            volumes: volumes.clone(),
-            lease,
-        });
+        let keeper = Arc::new(Keeper::new(env.clone(), dht.clone(), volumes.clone(), lease));
         env.spawn(Box::pin(keeper.clone().run()));
 
         let contributor = Arc::new(Contributor {

@@ -326,6 +326,7 @@ fn volume_status(volumes: &Volumes, name: &str, lease: Duration) -> VolumeStatus
         refreshed_unix_secs: kept.refreshed_unix_secs,
         lost_blocks: kept.lost_blocks,
         trouble: kept.trouble,
+        renewing_blocks: kept.pass.map(|pass| pass.next),
         ..VolumeStatus::default()
     };
     let mut trouble = Vec::new();

@@ -210,6 +210,9 @@ pub struct VolumeStatus {
     pub lost_blocks: u64,
     /// Why the last renewal was not finished, if so.
     pub trouble: Option<String>,
+    /// Blocks renewed so far by the renewal under way, if one is.
+    #[serde(default)]
+    pub renewing_blocks: Option<u64>,
     /// Only who has the read key can read it. The key is not told here.
     #[serde(default)]
     pub encrypted: bool,

@@ -11,10 +11,13 @@ use crate::arguments::Global;
 use crate::connection;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
 use crate::output::Output;
+use crate::progress::Share;
 use crate::units;
 
 /// How long the renewal of one volume may take: millions of blocks. A guess.
 const LIMIT: Duration = Duration::from_secs(3600);
+/// How often progress is asked for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Arguments of `atoll renew`.
 #[derive(clap::Args, Debug)]
@@ -51,7 +54,7 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let mut output = Output::new();
     let mut worst = None;
     for name in names {
-        let volume = client.renew_volume(&name).await.map_err(connection::failure)?;
+        let volume = renew_watched(&client, &name, args.json).await?;
         if args.json {
             output.json(&volume)?;
         } else {
@@ -61,6 +64,32 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         worst = problem(&volume).or(worst);
     }
     worst.map_or(Ok(()), Err)
+}
+
+/// Renews one volume, and shows how far that has come.
+async fn renew_watched(client: &Client, name: &str, quiet: bool) -> Result<VolumeStatus, Failure> {
+    let share = (!quiet).then(|| Share::new("renewing"));
+    let watch = async {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            // A node that does not answer is noticed by the renewal itself.
+            let Ok(volumes) = client.volumes().await else { continue };
+            let Some(volume) = volumes.into_iter().find(|volume| volume.name == name) else {
+                continue;
+            };
+            if let (Some(share), Some(done)) = (&share, volume.renewing_blocks) {
+                share.show(done, volume.kept_blocks);
+            }
+        }
+    };
+    let renewed = tokio::select! {
+        renewed = client.renew_volume(name) => renewed,
+        () = watch => unreachable!("it watches until the renewal has ended"),
+    };
+    if let Some(share) = share {
+        share.finish();
+    }
+    renewed.map_err(connection::failure)
 }
 
 fn describe(volume: &VolumeStatus) -> String {

@@ -365,12 +365,8 @@ mod tests {
         let env: Env = Arc::new(TokioRuntime::current());
         let blocks = Arc::new(MemoryBlocks::new());
         let volumes = Arc::new(Volumes::open(&dir).expect("open"));
-        let keeper = Keeper {
-            env: env.clone(),
-            blocks: blocks.clone(),
-            volumes: volumes.clone(),
-            lease: std::time::Duration::from_secs(1000),
-        };
+        let lease = std::time::Duration::from_secs(1000);
+        let keeper = Keeper::new(env.clone(), blocks.clone(), volumes.clone(), lease);
         let control = Control {
             env,
             blocks,
