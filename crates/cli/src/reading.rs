@@ -139,8 +139,9 @@ impl Reading {
             }
             ReadError::Fetch { source: GetError::NotFound { .. }, .. } => {
                 self.failed(Exit::Unavailable, verb).because(error).advice(
-                    "The ring has lost this block; it comes back when the volume is published \
-                     again.",
+                    "No node that can be reached has this block. If nodes are missing (`atoll \
+                     status` says so), it comes back with them; if none is, when the volume is \
+                     published again.",
                 )
             }
             ReadError::Expired { .. } => self

@@ -18,6 +18,7 @@ use crate::confirm::Confirmations;
 use crate::durable::DurableState;
 use crate::fetch::HedgeBudget;
 use crate::leaving::Leaving;
+use crate::losses::Losses;
 use crate::messages::{self, BlockHeader};
 use crate::quota::{Quota, QuotaConfig};
 use crate::receipt::Attestor;
@@ -166,6 +167,8 @@ pub(crate) struct Inner {
     pub confirmations: Confirmations,
     pub counters: Counters,
     pub repair: Repair,
+    /// Replica sets that have disappeared.
+    pub losses: Losses,
     /// Strays on their way to their roots.
     pub strays: Leaving,
     /// Copies given up for want of room.

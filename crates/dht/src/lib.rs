@@ -23,6 +23,7 @@ mod giving_up;
 mod inner;
 mod leaving;
 mod lookup;
+mod losses;
 pub mod messages;
 mod node;
 mod owner;

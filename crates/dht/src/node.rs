@@ -24,6 +24,7 @@ use crate::giving_up;
 use crate::inner::{DhtConfig, Inner};
 use crate::leaving::Leaving;
 use crate::lookup::{self, Fetched};
+use crate::losses::Losses;
 use crate::messages;
 use crate::quota::{Quota, QuotaConfig, QuotaReport};
 use crate::receipt::Attestor;
@@ -74,6 +75,7 @@ impl Dht {
             config,
             counters: Counters::default(),
             repair: Repair::default(),
+            losses: Losses::default(),
             strays: Leaving::default(),
             leaving: Leaving::default(),
             giving_up: futures_util::lock::Mutex::default(),
@@ -107,7 +109,13 @@ impl Dht {
     /// The state of repair.
     pub fn repair_status(&self) -> RepairStatus {
         let seats = self.inner.overlay.neighbourhoods();
-        self.inner.repair.status(&seats, self.inner.config.replicas)
+        let lost = self.inner.losses.report();
+        RepairStatus {
+            vanished_nodes: lost.nodes,
+            vanished_ring_ppm: lost.ring_ppm,
+            vanished_since_unix_ms: lost.since_unix_ms,
+            ..self.inner.repair.status(&seats, self.inner.config.replicas)
+        }
     }
 
     /// Fetches a content block and says who was asked on the way.

@@ -53,6 +53,8 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         }
         settle(&inner).await;
         expected_replicas(&inner);
+        let (seats, replicas) = (inner.overlay.neighbourhoods(), inner.config.replicas);
+        inner.losses.look(&seats, replicas, inner.env.now(), inner.env.unix_ms());
         seen = Some(inner.overlay.epoch());
         let again_after = match round(&inner).await {
             Ok(Ended::Equal | Ended::Stuck) => continue,

@@ -20,4 +20,11 @@ pub struct RepairStatus {
     pub rounds: u64,
     /// When the last round ended, milliseconds since 1970; 0 before the first.
     pub last_round_unix_ms: u64,
+    /// Neighbours that disappeared together and were whole replica sets: the blocks that only
+    /// they had are on no node that can be reached until one of them is back.
+    pub vanished_nodes: u32,
+    /// Millionths of the ring whose blocks these are.
+    pub vanished_ring_ppm: u32,
+    /// When that was noticed, milliseconds since 1970; 0 if it was not.
+    pub vanished_since_unix_ms: u64,
 }

@@ -263,6 +263,10 @@ impl Report {
             repaired_bytes: repair.repaired_bytes,
             rounds: repair.rounds,
             last_round_unix_ms: repair.last_round_unix_ms,
+            damaged_blocks: self.dht.stats().damaged_blocks,
+            vanished_nodes: repair.vanished_nodes,
+            vanished_ring_share: f64::from(repair.vanished_ring_ppm) / 1e6,
+            vanished_since_unix_ms: repair.vanished_since_unix_ms,
         }
     }
 
@@ -284,6 +288,14 @@ impl Report {
             warnings.push(advice.into());
         }
         warnings.extend(contribution.warnings);
+        warnings.extend(loss_warning(&status.repair));
+        if status.repair.damaged_blocks > 0 {
+            warnings.push(format!(
+                "{} blocks were damaged on this node's disk since it started; others' copies \
+                 replace them: look at the disk",
+                status.repair.damaged_blocks
+            ));
+        }
         for (peer, count) in &status.bad_blocks {
             warnings.push(format!("node {peer} sent {count} blocks that do not match their keys"));
         }
@@ -296,6 +308,18 @@ impl Report {
     }
 }
 
+/// What survivors cannot repair.
+fn loss_warning(repair: &Repair) -> Option<String> {
+    (repair.vanished_nodes > 0).then(|| {
+        format!(
+            "{} neighbours disappeared together: blocks that only they had, of about {:.2} % of \
+             the ring, cannot be read until one of them is back",
+            repair.vanished_nodes,
+            repair.vanished_ring_share * 100.0
+        )
+    })
+}
+
 /// What somebody should know about a volume.
 fn volume_warnings(volume: &VolumeStatus, now_secs: u64, lease_secs: u64) -> Vec<String> {
     let name = &volume.name;
@@ -303,7 +327,10 @@ fn volume_warnings(volume: &VolumeStatus, now_secs: u64, lease_secs: u64) -> Vec
     if volume.lost_blocks > 0 {
         let lost = volume.lost_blocks;
         let source = volume.source.as_deref().unwrap_or("its directory");
-        warnings.push(format!("{lost} blocks of volume {name} are lost: publish {source} again"));
+        warnings.push(format!(
+            "{lost} blocks of volume {name} were on no node that answered at the last renewal: if \
+             no node is missing, publish {source} again"
+        ));
     }
     let left_secs = volume.lease_expires_unix_secs.saturating_sub(now_secs);
     // Renewal is due when two thirds are left; by half something has gone wrong.
@@ -389,7 +416,9 @@ mod tests {
             ..VolumeStatus::default()
         };
         let warnings = volume_warnings(&volume, 0, 1);
-        assert_eq!(warnings, ["3 blocks of volume docs are lost: publish /srv/docs again"]);
+        let expected = "3 blocks of volume docs were on no node that answered at the last renewal: \
+                        if no node is missing, publish /srv/docs again";
+        assert_eq!(warnings, [expected]);
     }
 
     #[test]

@@ -146,7 +146,7 @@ pub struct RingNode {
 }
 
 /// The state of replication; see `atoll_dht::RepairStatus`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Repair {
     /// Copies found missing and not yet restored.
@@ -166,6 +166,15 @@ pub struct Repair {
     pub rounds: u64,
     /// When the last round ended, milliseconds since 1970; 0 before the first.
     pub last_round_unix_ms: u64,
+    /// Blocks found damaged on this node's disk since the start; fetched again from others.
+    pub damaged_blocks: u64,
+    /// Neighbours that disappeared together and were whole replica sets: blocks that only they
+    /// had are on no node that can be reached.
+    pub vanished_nodes: u32,
+    /// The share of the ring whose blocks these are, from 0 to 1.
+    pub vanished_ring_share: f64,
+    /// When that was noticed, milliseconds since 1970; 0 if it was not.
+    pub vanished_since_unix_ms: u64,
 }
 
 /// The blocks a node caches for lookups that pass by (CFS §5.2).

@@ -26,8 +26,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
   atoll renew docs photos
   atoll renew --json | jq .lost_blocks
 
-The node renews by itself while it runs. Blocks that the ring has lost come back when
-their directory is published again.")]
+The node renews by itself while it runs. Blocks that are on no node any more come back
+when their directory is published again.")]
 pub struct Args {
     /// Names of volumes, as `atoll volumes` lists them; all of them if none is given
     #[arg(value_name = "NAME")]
@@ -115,10 +115,11 @@ fn problem(volume: &VolumeStatus) -> Option<Failure> {
     if volume.lost_blocks > 0 {
         let lost = units::counted(volume.lost_blocks, "block", "blocks");
         let source = volume.source.as_deref().unwrap_or("its directory");
-        let what = format!("the ring has lost {lost} of volume {name}");
+        let what = format!("no node that can be reached has {lost} of volume {name}");
         return Some(
-            Failure::new(Exit::NotFound, what)
-                .advice(format!("`atoll publish {source}` brings them back.")),
+            Failure::new(Exit::NotFound, what).advice(format!(
+                "If no node is missing, `atoll publish {source}` brings them back."
+            )),
         );
     }
     None

@@ -268,6 +268,9 @@ fn repair(status: &Status) -> String {
     let copies = units::counted(repair.replicas_wanted.into(), "copy", "copies");
     let duty = format!("this node sees to {roots}, {copies} of each");
     match (repair.fully_replicated, repair.queue_blocks) {
+        (true, _) if repair.vanished_nodes > 0 => {
+            format!("complete among the nodes that are left: {duty}; see the warning")
+        }
         (true, _) => format!("complete: {duty}"),
         (false, 0) => format!("not checked yet: {duty}"),
         (false, queue) => {

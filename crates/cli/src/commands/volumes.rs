@@ -68,7 +68,10 @@ fn describe(volume: &VolumeStatus) -> Vec<String> {
     }
     if volume.lost_blocks > 0 {
         let lost = units::counted(volume.lost_blocks, "block", "blocks");
-        lines.push(format!("the ring has lost {lost}; publish it again to bring them back"));
+        lines.push(format!(
+            "{lost} on no node that answered at the last renewal; if no node is missing, publish \
+             it again to bring them back"
+        ));
     }
     if let Some(trouble) = &volume.trouble {
         lines.push(format!("leases not renewed: {trouble}"));

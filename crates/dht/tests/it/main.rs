@@ -12,6 +12,7 @@ mod giving_up;
 mod hedging;
 mod hostile;
 mod leases;
+mod losses;
 mod malicious;
 mod many_servers;
 mod massive_failure;
