@@ -14,7 +14,7 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use atoll_key::{Key, KeyRange};
 
@@ -23,6 +23,7 @@ use crate::index::{
     Changes, Checkpoint, Contents, Entry, Frozen, IndexError, SegmentStat, Snapshot,
 };
 use crate::segment::{OWNER_BYTES, record_bytes};
+use crate::summary::{Changed, Summaries};
 use crate::{BlockInfo, Owner};
 
 /// A change that has become durable in the log.
@@ -53,11 +54,22 @@ pub(crate) struct State {
     /// Sum of the lengths of all segments.
     log_bytes: u64,
     index_bytes: u64,
+    /// Told of each change of what is held.
+    watchers: Vec<Weak<Changed>>,
 }
 
-#[derive(Default)]
 pub(crate) struct Catalog {
     state: RwLock<State>,
+    /// Digests of what is held.
+    pub(crate) summaries: Summaries,
+}
+
+impl Default for Catalog {
+    fn default() -> Catalog {
+        let catalog = Catalog { state: RwLock::default(), summaries: Summaries::default() };
+        catalog.watch(&catalog.summaries.changed);
+        catalog
+    }
 }
 
 impl State {
@@ -89,6 +101,10 @@ impl State {
             self.touched_owners.insert(new.owner);
         }
         self.recent.insert(key, new);
+        let seen = |entry: Entry| (entry.version, entry.expires_unix_secs);
+        for watcher in self.watchers.iter().filter_map(Weak::upgrade) {
+            watcher.note(&key, old.map(seen), new.map(seen));
+        }
     }
 
     fn touch(&mut self, segment: u64, change: impl FnOnce(&mut SegmentStat)) {
@@ -130,7 +146,16 @@ impl Catalog {
 
     /// Forgets everything, to begin again.
     pub(crate) fn clear(&self) {
-        *self.write() = State::default();
+        let mut state = self.write();
+        let watchers = std::mem::take(&mut state.watchers);
+        *state = State { watchers, ..State::default() };
+    }
+
+    /// From now on tells `changed` of each change, for as long as somebody else keeps it.
+    pub(crate) fn watch(&self, changed: &Arc<Changed>) {
+        let mut state = self.write();
+        state.watchers.retain(|watcher| watcher.strong_count() > 0);
+        state.watchers.push(Arc::downgrade(changed));
     }
 
     /// Begins with what the index holds.

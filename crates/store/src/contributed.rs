@@ -14,14 +14,16 @@
 //! - What the present room has no place for must be given up: see [`farthest`] for what first.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
 use atoll_env::BoxFuture;
 use atoll_key::{Key, KeyRange};
 
+use crate::summary::{Changed, Question, Summaries};
 use crate::{
-    BlockInfo, BlockStore, DiskStore, FileStore, Holding, Owner, OwnerUsage, Owners, ScrubStep,
-    StoreError, StoredBlock, Usage,
+    BlockInfo, BlockStore, DiskStore, FileStore, Holding, Owner, OwnerUsage, Owners, Part,
+    ScrubStep, StoreError, StoredBlock, Summary, Usage,
 };
 
 /// Where blocks are.
@@ -66,6 +68,33 @@ impl Room {
         }
     }
 
+    /// Tells `changed` of each change of what is held.
+    fn watch(&self, changed: &Arc<Changed>) {
+        match self {
+            Room::Log(store) => store.watch(changed),
+            Room::Files(store) => store.watch(changed),
+        }
+    }
+
+    /// How often all of it has come into sight or gone out of it.
+    fn comings(&self) -> u64 {
+        match self {
+            Room::Log(_) => 0,
+            Room::Files(store) => store.comings(),
+        }
+    }
+
+    /// Does work that may wait for the disk where it may.
+    async fn waiting<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, StoreError> {
+        match self {
+            Room::Log(store) => store.waiting(work).await,
+            Room::Files(store) => store.waiting(work).await,
+        }
+    }
+
     fn holders(&self) -> usize {
         match self {
             Room::Log(store) => Arc::strong_count(store),
@@ -86,6 +115,56 @@ impl Room {
 struct Rooms {
     present: Room,
     former: Option<Room>,
+    /// Of both rooms together, while there are two.
+    merged: Arc<Merged>,
+}
+
+/// Summaries of what two rooms hold together.
+#[derive(Debug, Default)]
+struct Merged {
+    summaries: Summaries,
+    /// How often a room had come into sight or gone at the last question.
+    comings: AtomicU64,
+}
+
+impl Rooms {
+    fn new(present: Room, former: Option<Room>) -> Rooms {
+        let merged: Arc<Merged> = Arc::default();
+        if let Some(former) = &former {
+            present.watch(&merged.summaries.changed);
+            former.watch(&merged.summaries.changed);
+        }
+        Rooms { present, former, merged }
+    }
+
+    fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
+        let present = self.present.store();
+        let Some(former) = &self.former else { return present.list(range, limit) };
+        // The former first: what moves meanwhile is found in the present one.
+        let former = former.store().list(range, limit)?;
+        Ok(merge_lists(&range.after, former, present.list(range, limit)?, limit))
+    }
+
+    /// Answers for two rooms.
+    async fn summarize(self, question: Question, now: u64) -> Result<Vec<Part>, StoreError> {
+        let comings = self.present.comings() + self.former.as_ref().map_or(0, Room::comings);
+        if self.merged.comings.swap(comings, Ordering::Relaxed) != comings {
+            self.merged.summaries.forget().await;
+        }
+        let mut asked = self.merged.summaries.ask(question, now).await;
+        loop {
+            let rooms = self.clone();
+            let step = self.present.waiting(move || {
+                let answer = asked.step(Some(&|range, limit| rooms.list(range, limit)));
+                (asked, answer)
+            });
+            let (going_on, answer) = step.await?;
+            asked = going_on;
+            if let Some(parts) = answer? {
+                return Ok(parts);
+            }
+        }
+    }
 }
 
 /// The store; see the module.
@@ -122,7 +201,7 @@ const FARTHEST_PAGE: usize = 64;
 impl ContributedStore {
     /// Blocks in `present`, and in `former` what has not been moved yet.
     pub fn new(present: Room, former: Option<Room>) -> ContributedStore {
-        let rooms = Arc::new(RwLock::new(Rooms { present, former }));
+        let rooms = Arc::new(RwLock::new(Rooms::new(present, former)));
         ContributedStore { rooms, gate: Arc::default() }
     }
 
@@ -153,7 +232,8 @@ impl ContributedStore {
         if rooms.former.as_ref().is_some_and(|former| !former.is(&room)) {
             return Err(Busy);
         }
-        rooms.former = Some(std::mem::replace(&mut rooms.present, room));
+        let former = rooms.present.clone();
+        *rooms = Rooms::new(room, Some(former));
         Ok(())
     }
 
@@ -172,7 +252,7 @@ impl ContributedStore {
         let mut moved = Moved::default();
         while moved.bytes <= budget_bytes {
             let _gate = self.gate.lock().await;
-            let Rooms { present, former: Some(former) } = self.rooms() else { break };
+            let Rooms { present, former: Some(former), .. } = self.rooms() else { break };
             let mut infos = former.store().list(KeyRange::full(), BATCH_BLOCKS)?;
             if infos.is_empty() {
                 moved.emptied = self.close_former(&present, &former).await?;
@@ -395,7 +475,7 @@ async fn get_from(rooms: Rooms, key: Key) -> Result<Option<StoredBlock>, StoreEr
 impl BlockStore for ContributedStore {
     fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>> {
         // Held until it is done: a room is not closed under a batch that goes into it.
-        let Rooms { present, former } = self.rooms();
+        let Rooms { present, former, .. } = self.rooms();
         let Some(former) = former else {
             return Box::pin(async move { present.store().put(batch).await });
         };
@@ -426,11 +506,34 @@ impl BlockStore for ContributedStore {
     }
 
     fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
+        self.rooms().list(range, limit)
+    }
+
+    fn summaries(
+        &self,
+        ranges: Vec<KeyRange>,
+        now_unix_secs: u64,
+    ) -> BoxFuture<'static, Result<Vec<Summary>, StoreError>> {
         let rooms = self.rooms();
-        let Some(former) = rooms.former else { return rooms.present.store().list(range, limit) };
-        let former = former.store().list(range, limit)?;
-        let present = rooms.present.store().list(range, limit)?;
-        Ok(merge_lists(&range.after, former, present, limit))
+        if rooms.former.is_none() {
+            return rooms.present.store().summaries(ranges, now_unix_secs);
+        }
+        Box::pin(async move {
+            let parts = rooms.summarize(Question::Summaries(ranges), now_unix_secs).await?;
+            Ok(parts.into_iter().map(|part| part.summary).collect())
+        })
+    }
+
+    fn cut(
+        &self,
+        range: KeyRange,
+        now_unix_secs: u64,
+    ) -> BoxFuture<'static, Result<Vec<Part>, StoreError>> {
+        let rooms = self.rooms();
+        if rooms.former.is_none() {
+            return rooms.present.store().cut(range, now_unix_secs);
+        }
+        Box::pin(async move { rooms.summarize(Question::Cut(range), now_unix_secs).await })
     }
 
     fn renew(

@@ -27,9 +27,11 @@ use crate::index::Entry;
 use crate::queue::Queue;
 use crate::recover::{self, OpenError, OpenReport};
 use crate::shared::{ReadFailure, Shared};
+use crate::summary::{Changed, Question};
 use crate::writer::{Command, Reply, Writer};
 use crate::{
-    BlockInfo, BlockStore, Owner, OwnerUsage, Owners, ScrubStep, StoreError, StoredBlock, Usage,
+    BlockInfo, BlockStore, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError, StoredBlock,
+    Summary, Usage,
 };
 
 /// How a [`DiskStore`] behaves. Start from the default.
@@ -165,6 +167,19 @@ impl DiskStore {
     pub fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
         let inner = self.inner.clone();
         Box::pin(async move { inner.ask(Command::Flush, 0).await })
+    }
+
+    /// From now on tells `changed` of each change of what is held.
+    pub(crate) fn watch(&self, changed: &Arc<Changed>) {
+        self.inner.shared.catalog.watch(changed);
+    }
+
+    /// Does work that may wait for the disk where it may.
+    pub(crate) async fn waiting<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.inner.waiting(|_| work()).await
     }
 
     /// Checks what always holds between the store's sums. For tests and simulators.
@@ -374,6 +389,21 @@ impl Inner {
         Ok(())
     }
 
+    async fn summarize(&self, question: Question, now: u64) -> Result<Vec<Part>, StoreError> {
+        let mut asked = self.shared.catalog.summaries.ask(question, now).await;
+        let mut answer = asked.step(None)?;
+        while answer.is_none() {
+            let step = self.waiting(move |shared| {
+                let list = |range, limit| Ok(shared.catalog.list(range, limit)?);
+                let answer = asked.step(Some(&list));
+                (asked, answer)
+            });
+            let (going_on, stepped) = step.await?;
+            (asked, answer) = (going_on, stepped?);
+        }
+        Ok(answer.unwrap_or_default())
+    }
+
     async fn remove_expired(&self, now_unix_secs: u64) -> Result<u64, StoreError> {
         let earliest = &self.shared.earliest_expiry;
         if earliest.load(Ordering::Relaxed) >= now_unix_secs {
@@ -497,6 +527,27 @@ impl BlockStore for DiskStore {
 
     fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
         Ok(self.inner.shared.catalog.list(range, limit)?)
+    }
+
+    fn summaries(
+        &self,
+        ranges: Vec<KeyRange>,
+        now_unix_secs: u64,
+    ) -> BoxFuture<'static, Result<Vec<Summary>, StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            let parts = inner.summarize(Question::Summaries(ranges), now_unix_secs).await?;
+            Ok(parts.into_iter().map(|part| part.summary).collect())
+        })
+    }
+
+    fn cut(
+        &self,
+        range: KeyRange,
+        now_unix_secs: u64,
+    ) -> BoxFuture<'static, Result<Vec<Part>, StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.summarize(Question::Cut(range), now_unix_secs).await })
     }
 
     fn renew(

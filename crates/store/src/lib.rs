@@ -24,6 +24,7 @@ mod reclaim;
 mod recover;
 pub mod segment;
 mod shared;
+mod summary;
 mod writer;
 
 use std::path::PathBuf;
@@ -38,6 +39,7 @@ pub use files::{Care, FileConfig, FileStore, FlagCheck, OpenFilesError, Space, U
 pub use holdings::{Holding, OwnerUsage, Owners};
 pub use memory::MemoryStore;
 pub use recover::{IndexFailure, OpenError, OpenReport};
+pub use summary::{MAX_PARTS, Part, Summary};
 
 /// Whom a block is charged to: the node that had it stored and its address (CFS §5.4).
 /// Opaque here. All zeros, [`Owner::NOBODY`], for blocks nobody is charged for.
@@ -154,6 +156,25 @@ pub trait BlockStore: Send + Sync + 'static {
 
     /// Up to `limit` blocks of `range`, in ring order from its start.
     fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError>;
+
+    /// Summaries of the blocks of each of `ranges` whose lease ends after `now_unix_secs`.
+    ///
+    /// Two stores that hold the same keys and versions there give equal summaries, whatever else
+    /// they hold. Costs reading what has changed since it was last asked.
+    fn summaries(
+        &self,
+        ranges: Vec<KeyRange>,
+        now_unix_secs: u64,
+    ) -> BoxFuture<'static, Result<Vec<Summary>, StoreError>>;
+
+    /// Cuts a range into at most [`MAX_PARTS`] parts, in ring order from its start, which make it
+    /// up, each with its summary. The cuts lie where this store's blocks do; a range with at most
+    /// 64 unexpired blocks stays whole.
+    fn cut(
+        &self,
+        range: KeyRange,
+        now_unix_secs: u64,
+    ) -> BoxFuture<'static, Result<Vec<Part>, StoreError>>;
 
     /// Extends the leases of the blocks held; returns for each key whether it is held. A
     /// block whose lease becomes longer passes to `owner`, unless that is nobody. Durable

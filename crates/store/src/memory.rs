@@ -5,15 +5,17 @@
 //! share their bytes with those it was given. Nothing survives its process.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_env::BoxFuture;
 use atoll_key::{Key, KeyRange};
 use futures_util::future::ready;
 
 use crate::holdings::Holdings;
+use crate::summary::{Changed, Question, Summaries};
 use crate::{
-    BlockInfo, BlockStore, Owner, OwnerUsage, Owners, ScrubStep, StoreError, StoredBlock, Usage,
+    BlockInfo, BlockStore, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError, StoredBlock,
+    Summary, Usage,
 };
 
 /// What a block is counted with beside its bytes, so that a store of empty blocks
@@ -25,6 +27,8 @@ const OVERHEAD_BYTES: u64 = crate::segment::RECORD_HEADER_BYTES as u64;
 pub struct MemoryStore {
     capacity_bytes: u64,
     state: Mutex<State>,
+    /// Locked by each question, so that one never waits for another.
+    summaries: Mutex<Summaries>,
 }
 
 #[derive(Debug, Default)]
@@ -32,6 +36,11 @@ struct State {
     blocks: BTreeMap<Key, StoredBlock>,
     block_bytes: u64,
     holdings: Holdings,
+    changed: Arc<Changed>,
+}
+
+fn seen(info: &BlockInfo) -> (u64, u64) {
+    (info.version, info.expires_unix_secs)
 }
 
 impl State {
@@ -42,7 +51,10 @@ impl State {
     fn insert(&mut self, block: StoredBlock) {
         self.block_bytes += u64::from(block.info.len_bytes);
         self.holdings.add(&block.info.owner, block.info.len_bytes);
-        if let Some(old) = self.blocks.insert(block.info.key, block) {
+        let info = block.info;
+        let old = self.blocks.insert(info.key, block);
+        self.changed.note(&info.key, old.as_ref().map(|old| seen(&old.info)), Some(seen(&info)));
+        if let Some(old) = old {
             self.forget(&old);
         }
     }
@@ -51,6 +63,7 @@ impl State {
         let removed = self.blocks.remove(key);
         if let Some(old) = &removed {
             self.forget(old);
+            self.changed.note(key, Some(seen(&old.info)), None);
         }
         removed.is_some()
     }
@@ -65,7 +78,9 @@ impl State {
         let Some(block) = self.blocks.get_mut(key) else { return false };
         let info = &mut block.info;
         if info.expires_unix_secs < expires_unix_secs {
+            let old = seen(info);
             info.expires_unix_secs = expires_unix_secs;
+            self.changed.note(key, Some(old), Some(seen(info)));
             if owner != Owner::NOBODY {
                 self.holdings.take(&info.owner, info.len_bytes);
                 self.holdings.add(&owner, info.len_bytes);
@@ -111,11 +126,19 @@ impl MemoryStore {
     /// An empty store that takes `capacity_bytes` of blocks, each counted with the
     /// 112 bytes its header would take on disk at least.
     pub fn new(capacity_bytes: u64) -> MemoryStore {
-        MemoryStore { capacity_bytes, state: Mutex::default() }
+        let summaries = Summaries::default();
+        let state = State { changed: summaries.changed.clone(), ..State::default() };
+        let (state, summaries) = (Mutex::new(state), Mutex::new(summaries));
+        MemoryStore { capacity_bytes, state, summaries }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic while the lock is held")
+    }
+
+    fn summarize(&self, question: Question, now: u64) -> Result<Vec<Part>, StoreError> {
+        let summaries = self.summaries.lock().expect("no panic while the lock is held");
+        summaries.ask_now(question, now, &|range, limit| self.list(range, limit))
     }
 
     fn put_now(&self, batch: Vec<StoredBlock>) -> Result<(), StoreError> {
@@ -170,6 +193,24 @@ impl BlockStore for MemoryStore {
             .map(|(_, block)| block.info)
             .take(limit)
             .collect())
+    }
+
+    fn summaries(
+        &self,
+        ranges: Vec<KeyRange>,
+        now_unix_secs: u64,
+    ) -> BoxFuture<'static, Result<Vec<Summary>, StoreError>> {
+        let parts = self.summarize(Question::Summaries(ranges), now_unix_secs);
+        let parts = parts.map(|parts| parts.into_iter().map(|part| part.summary).collect());
+        Box::pin(ready(parts))
+    }
+
+    fn cut(
+        &self,
+        range: KeyRange,
+        now_unix_secs: u64,
+    ) -> BoxFuture<'static, Result<Vec<Part>, StoreError>> {
+        Box::pin(ready(self.summarize(Question::Cut(range), now_unix_secs)))
     }
 
     fn renew(

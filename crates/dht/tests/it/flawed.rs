@@ -6,8 +6,8 @@ use std::time::Duration;
 use atoll_env::{BoxFuture, Env, sleep};
 use atoll_key::Key;
 use atoll_store::{
-    BlockInfo, BlockStore, MemoryStore, Owner, OwnerUsage, Owners, ScrubStep, StoreError,
-    StoredBlock, Usage,
+    BlockInfo, BlockStore, MemoryStore, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError,
+    StoredBlock, Summary, Usage,
 };
 use futures_util::FutureExt;
 
@@ -67,6 +67,20 @@ impl BlockStore for Flawed {
     }
     fn list(&self, range: atoll_key::KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
         self.inner.list(range, limit)
+    }
+    fn summaries(
+        &self,
+        ranges: Vec<atoll_key::KeyRange>,
+        now: u64,
+    ) -> BoxFuture<'static, Result<Vec<Summary>, StoreError>> {
+        self.inner.summaries(ranges, now)
+    }
+    fn cut(
+        &self,
+        range: atoll_key::KeyRange,
+        now: u64,
+    ) -> BoxFuture<'static, Result<Vec<Part>, StoreError>> {
+        self.inner.cut(range, now)
     }
     fn renew(&self, keys: &[Key], expires: u64, by: Owner) -> Result<Vec<bool>, StoreError> {
         self.inner.renew(keys, expires, by)

@@ -13,7 +13,8 @@ use super::{Care, Failure, Place};
 use crate::disk_store::{EXPIRY_PAGE, Ending, MAX_GROUP, RENEW_BACKLOG, ReadJob, stopped};
 use crate::index::Entry;
 use crate::queue::Queue;
-use crate::{ScrubStep, StoreError, StoredBlock};
+use crate::summary::Question;
+use crate::{Part, ScrubStep, StoreError, StoredBlock};
 
 pub(crate) struct Inner {
     pub(crate) place: Arc<Place>,
@@ -207,6 +208,28 @@ impl Inner {
             }
         }
         Ok(step)
+    }
+
+    pub(crate) async fn summarize(
+        &self,
+        question: Question,
+        now: u64,
+    ) -> Result<Vec<Part>, StoreError> {
+        if self.place.is_away() {
+            return Ok(question.of_nothing());
+        }
+        let mut asked = self.place.shared.catalog.summaries.ask(question, now).await;
+        let mut answer = asked.step(None)?;
+        while answer.is_none() {
+            let step = self.waiting(move |place| {
+                let list = |range, limit| Ok(place.shared.catalog.list(range, limit)?);
+                let answer = asked.step(Some(&list));
+                (asked, answer)
+            });
+            let (going_on, stepped) = step.await?;
+            (asked, answer) = (going_on, stepped?);
+        }
+        Ok(answer.unwrap_or_default())
     }
 
     pub(crate) async fn remove_expired(&self, now_unix_secs: u64) -> Result<u64, StoreError> {

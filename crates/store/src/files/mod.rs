@@ -47,9 +47,11 @@ use crate::index::{self, Entry, Index, IndexError};
 use crate::queue::Queue;
 use crate::recover::OpenError;
 use crate::shared::Shared;
+use crate::summary::{Changed, Question};
 use crate::writer::commit_frozen;
 use crate::{
-    BlockInfo, BlockStore, Owner, OwnerUsage, Owners, ScrubStep, StoreError, StoredBlock, Usage,
+    BlockInfo, BlockStore, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError, StoredBlock,
+    Summary, Usage,
 };
 use directory::{BlockDir, OWNER_DIGITS};
 pub use directory::{Space, UnfitDir};
@@ -122,6 +124,8 @@ pub(crate) struct Place {
     pub(crate) shared: Shared,
     pub(crate) dir: BlockDir,
     is_away: AtomicBool,
+    /// How often the directory has come or gone.
+    comings: AtomicU64,
     unit_bytes: AtomicU64,
     lost_blocks: AtomicU64,
 }
@@ -167,12 +171,11 @@ impl Place {
             Space::of(self.dir.path())
                 .map_err(|error| format!("{} cannot be used: {error}", self.dir.path().display()))
         });
-        match &found {
-            Ok(space) => {
-                self.unit_bytes.store(space.unit_bytes, Ordering::Relaxed);
-                self.is_away.store(false, Ordering::Relaxed);
-            }
-            Err(_) => self.is_away.store(true, Ordering::Relaxed),
+        if let Ok(space) = &found {
+            self.unit_bytes.store(space.unit_bytes, Ordering::Relaxed);
+        }
+        if self.is_away.swap(found.is_err(), Ordering::Relaxed) != found.is_err() {
+            self.comings.fetch_add(1, Ordering::Relaxed);
         }
         found
     }
@@ -351,6 +354,24 @@ impl FileStore {
         std::fs::remove_dir_all(index_dir)
     }
 
+    /// From now on tells `changed` of each change of what is held.
+    pub(crate) fn watch(&self, changed: &Arc<Changed>) {
+        self.inner.place.shared.catalog.watch(changed);
+    }
+
+    /// How often the directory has come or gone.
+    pub(crate) fn comings(&self) -> u64 {
+        self.inner.place.comings.load(Ordering::Relaxed)
+    }
+
+    /// Does work that may wait for the disk where it may.
+    pub(crate) async fn waiting<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.inner.waiting(|_| work()).await
+    }
+
     /// Checks what always holds between the store's sums. For tests.
     ///
     /// # Panics
@@ -402,6 +423,7 @@ fn prepare(
         shared,
         dir,
         is_away: AtomicBool::new(true),
+        comings: AtomicU64::new(0),
         unit_bytes: AtomicU64::new(4096),
         lost_blocks: AtomicU64::new(0),
     });
@@ -479,6 +501,27 @@ impl BlockStore for FileStore {
             return Ok(Vec::new());
         }
         Ok(self.inner.place.shared.catalog.list(range, limit)?)
+    }
+
+    fn summaries(
+        &self,
+        ranges: Vec<KeyRange>,
+        now_unix_secs: u64,
+    ) -> BoxFuture<'static, Result<Vec<Summary>, StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            let parts = inner.summarize(Question::Summaries(ranges), now_unix_secs).await?;
+            Ok(parts.into_iter().map(|part| part.summary).collect())
+        })
+    }
+
+    fn cut(
+        &self,
+        range: KeyRange,
+        now_unix_secs: u64,
+    ) -> BoxFuture<'static, Result<Vec<Part>, StoreError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.summarize(Question::Cut(range), now_unix_secs).await })
     }
 
     fn renew(

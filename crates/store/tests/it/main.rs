@@ -9,3 +9,4 @@ mod full;
 mod images;
 mod kill;
 mod model;
+mod summary;
