@@ -229,6 +229,17 @@ impl Catalog {
         self.read().known(key)
     }
 
+    /// Up to `limit` entries of the index from `first` on, in key order, without what has changed
+    /// since its last commit.
+    pub(crate) fn indexed_page(
+        &self,
+        first: &Key,
+        limit: usize,
+    ) -> Result<Vec<(Key, Entry)>, IndexError> {
+        let snapshot = self.read().snapshot.clone();
+        snapshot.map_or(Ok(Vec::new()), |snapshot| snapshot.range(first, &Key::MAX, limit))
+    }
+
     /// Up to `limit` blocks of `range`, in ring order from its start.
     pub(crate) fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, IndexError> {
         let mut found = Vec::new();

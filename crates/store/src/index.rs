@@ -30,6 +30,8 @@ use crate::{BlockInfo, Holding, Owner, index_layout1};
 
 /// The file's name.
 pub(crate) const FILE_NAME: &str = "index.redb";
+/// The name of one that could not be read.
+const DAMAGED_FILE_NAME: &str = "index.redb.damaged";
 
 pub(crate) const LAYOUT: u64 = 2;
 pub(crate) const ENTRY_BYTES: usize = 78;
@@ -345,6 +347,15 @@ pub(crate) struct Contents {
     pub(crate) owners: BTreeMap<Owner, Holding>,
 }
 
+/// Renames an index that cannot be used, so that the next one is made from the log. The one set
+/// aside is the latest of its kind: it has leases that the log does not.
+pub(crate) fn set_aside(disk: &dyn Disk) -> io::Result<()> {
+    match disk.rename(FILE_NAME, DAMAGED_FILE_NAME) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 impl Index {
     /// Opens the index; `None` of contents if it has just been made.
     pub(crate) fn open(
@@ -366,12 +377,9 @@ impl Index {
         Ok((index, contents))
     }
 
-    /// Throws away whatever is there and makes an empty index.
+    /// Sets aside whatever is there and makes an empty index.
     pub(crate) fn create(disk: Arc<dyn Disk>, cache_bytes: usize) -> Result<Index, IndexError> {
-        match disk.remove(FILE_NAME) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-            _ => {}
-        }
+        set_aside(&*disk)?;
         Ok(Index::open(disk, cache_bytes)?.0)
     }
 

@@ -5,16 +5,23 @@
 //! Records are taken by sequence number: the highest that speaks of a key wins, so the
 //! place of a record (compaction moves them) does not matter.
 //!
-//! Bytes that are no sound record are skipped, not fatal: at the end of the log they are
-//! what power loss left of writes nobody was told of, and are cut off; elsewhere they
-//! are rot, and are reported.
+//! Bytes that are no sound record are skipped and reported, not fatal: at the end of the log
+//! they are usually what power loss left of writes nobody was told of, elsewhere they are rot.
+//!
+//! **Recovery deletes nothing that may hold data.** Only files and ends of files that were never
+//! written are removed. A segment whose header cannot be read is read with the salt that the
+//! index knows, and gets a new header; one that the index does not know is renamed to
+//! `….damaged`. What follows the last sound record stays where it is, and the log goes on in a
+//! new segment. An index that is made again is kept as `index.redb.damaged`.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, IoSlice};
 use std::sync::Arc;
 
+use atoll_key::Key;
+
 use crate::disk::DiskFile;
-use crate::index::{Contents, Entry, Index, IndexError};
+use crate::index::{Contents, Entry, Index, IndexError, SegmentStat};
 use crate::segment::{
     self, FIRST_RECORD_OFFSET, InvalidHeader, LAYOUT, Met, RecordBody, RecordHeader, SegmentHeader,
     Walk,
@@ -31,12 +38,16 @@ pub struct OpenReport {
     pub rebuilt_index: bool,
     /// Records read because the index did not know them yet.
     pub replayed_records: u64,
-    /// Bytes cut off the end of the log: writes that were never acknowledged.
-    pub truncated_bytes: u64,
+    /// Bytes behind the last sound record: usually writes that were never acknowledged.
+    pub torn_bytes: u64,
     /// Unreadable bytes elsewhere in the part of the log that was replayed.
     pub damaged_bytes: u64,
-    /// Segments that could not be read at all; renamed to `….damaged`.
+    /// Segments whose header could not be read and was written anew from the index.
+    pub repaired_segments: u64,
+    /// Segments in the directory that were set aside as `….damaged`, now or earlier.
     pub damaged_segments: u64,
+    /// Blocks the index knew in segments that are gone or have become shorter.
+    pub lost_blocks: u64,
 }
 
 /// Why a store could not be opened.
@@ -72,6 +83,12 @@ impl From<IndexError> for OpenError {
     }
 }
 
+/// What is put behind the name of a segment that is set aside.
+const DAMAGED_SUFFIX: &str = ".damaged";
+
+/// Entries looked at in one go when segments have lost something.
+const LOST_PAGE: usize = 4096;
+
 /// A segment found on disk.
 struct Segment {
     layout: u32,
@@ -80,15 +97,28 @@ struct Segment {
     len_bytes: u64,
 }
 
+/// What is in the directory.
+#[derive(Default)]
+struct Found {
+    segments: BTreeMap<u64, Segment>,
+    /// Segments whose header cannot be read, with their lengths.
+    headless: BTreeMap<u64, (Arc<dyn DiskFile>, u64)>,
+    /// The highest number of a segment, be it set aside; it is not used again.
+    highest: u64,
+}
+
 /// Brings the catalogue of `shared` up to the log and returns the writer for it.
 pub(crate) fn recover(shared: Arc<Shared>) -> Result<(Writer, OpenReport), OpenError> {
     let mut report = OpenReport::default();
-    let segments = find_segments(&shared, &mut report)?;
+    let mut found = find_segments(&shared, &mut report)?;
     let cache_bytes = shared.config.index_cache_bytes;
-    let why = match Index::open(shared.disk.clone(), cache_bytes) {
-        Ok((index, contents)) => match contents.as_ref().and_then(|c| mismatch(c, &segments)) {
+    let opened = Index::open(shared.disk.clone(), cache_bytes);
+    let known = opened.as_ref().ok().and_then(|(_, contents)| contents.as_ref());
+    settle_headless(&shared, &mut found, known.map(|c| &c.segments), &mut report)?;
+    let why = match opened {
+        Ok((index, contents)) => match contents.as_ref().and_then(|c| mismatch(c, &found)) {
             Some(why) => why,
-            None => match bring_up(&shared, &segments, index, contents, report.clone()) {
+            None => match bring_up(&shared, &found, index, contents, report.clone()) {
                 Err(OpenError::Index(IndexFailure(IndexError::Damaged(why)))) => why,
                 brought_up => return brought_up,
             },
@@ -100,22 +130,22 @@ pub(crate) fn recover(shared: Arc<Shared>) -> Result<(Writer, OpenReport), OpenE
     report.rebuilt_index = true;
     shared.catalog.clear();
     let index = Index::create(shared.disk.clone(), cache_bytes)?;
-    bring_up(&shared, &segments, index, None, report)
+    bring_up(&shared, &found, index, None, report)
 }
 
 /// Replays what the index lacks.
 fn bring_up(
     shared: &Arc<Shared>,
-    segments: &BTreeMap<u64, Segment>,
+    found: &Found,
     index: Index,
     contents: Option<Contents>,
     mut report: OpenReport,
 ) -> Result<(Writer, OpenReport), OpenError> {
-    report.rebuilt_index |= contents.is_none() && !segments.is_empty();
+    report.rebuilt_index |= contents.is_none() && !found.segments.is_empty();
     let shared = shared.clone();
     let mut recovery = Recovery { shared, index, report, next_sequence: 1, commits: true };
-    let from = recovery.begin(contents, segments)?;
-    let active = recovery.replay(segments, from)?;
+    let from = recovery.begin(contents, found)?;
+    let active = recovery.replay(found, from)?;
     let Recovery { shared, index, report, next_sequence, .. } = recovery;
     let mut writer = Writer::new(shared, index, active, next_sequence);
     writer.settle().map_err(|error| io::Error::other(error.to_string()))?;
@@ -126,55 +156,110 @@ fn bring_up(
     }
 }
 
-/// Opens all segments and reads their headers; sets aside what is none.
-fn find_segments(
-    shared: &Shared,
-    report: &mut OpenReport,
-) -> Result<BTreeMap<u64, Segment>, OpenError> {
-    let mut found = BTreeMap::new();
+/// Opens all segments and reads their headers.
+fn find_segments(shared: &Shared, report: &mut OpenReport) -> Result<Found, OpenError> {
+    let mut found = Found::default();
+    let mut unreadable = None;
     for name in shared.disk.list()? {
-        let Some(number) = segment::parse_file_name(&name) else { continue };
+        let set_aside = name.strip_suffix(DAMAGED_SUFFIX);
+        let Some(number) = segment::parse_file_name(set_aside.unwrap_or(&name)) else { continue };
+        found.highest = found.highest.max(number);
+        if set_aside.is_some() {
+            report.damaged_segments += 1;
+            continue;
+        }
         let file = shared.disk.open(&name)?;
+        let len_bytes = file.len()?;
         let mut start = [0; FIRST_RECORD_OFFSET as usize];
-        let read = file.read_at(0, &mut start)?;
+        let read = match file.read_at(0, &mut start).or_else(|_| file.read_at(0, &mut start)) {
+            Ok(read) => read,
+            Err(error) => {
+                unreadable = Some(error);
+                0
+            }
+        };
+        let is_unwritten = read > 0 && start.iter().all(|byte| *byte == 0);
         match segment::decode_segment_start(&start[..read]) {
             // Power was lost while the segment was made, so nothing is in it.
-            _ if file.len()? < FIRST_RECORD_OFFSET => shared.disk.remove(&name)?,
+            _ if len_bytes < FIRST_RECORD_OFFSET => shared.disk.remove(&name)?,
+            Err(_) if is_unwritten && len_bytes == FIRST_RECORD_OFFSET => {
+                shared.disk.remove(&name)?;
+            }
             Ok(SegmentHeader { layout, number: stated, salt }) if stated == number => {
-                let len_bytes = file.len()?;
-                found.insert(number, Segment { layout, file, salt, len_bytes });
+                found.segments.insert(number, Segment { layout, file, salt, len_bytes });
             }
             Err(InvalidHeader::Newer(layout)) => return Err(OpenError::Newer { name, layout }),
-            Err(_) if start.iter().all(|byte| *byte == 0) => shared.disk.remove(&name)?,
-            Ok(_) | Err(_) => {
-                tracing::error!(name, "a segment without a sound header is set aside");
-                shared.disk.rename(&name, &format!("{name}.damaged"))?;
-                report.damaged_segments += 1;
-            }
+            Ok(_) | Err(_) => drop(found.headless.insert(number, (file, len_bytes))),
         }
     }
-    Ok(found)
+    match unreadable {
+        // The disk fails; that says nothing of the segments.
+        Some(error) if found.segments.is_empty() => Err(error.into()),
+        _ => Ok(found),
+    }
+}
+
+/// Reads segments without a header with the salt that the index knows, and sets the others
+/// aside.
+fn settle_headless(
+    shared: &Shared,
+    found: &mut Found,
+    known: Option<&BTreeMap<u64, SegmentStat>>,
+    report: &mut OpenReport,
+) -> Result<(), OpenError> {
+    for (number, (file, len_bytes)) in std::mem::take(&mut found.headless) {
+        let name = segment::file_name(number);
+        let Some(stat) = known.and_then(|known| known.get(&number)) else {
+            tracing::error!(name, "a segment without a sound header is set aside");
+            shared.disk.rename(&name, &format!("{name}{DAMAGED_SUFFIX}"))?;
+            report.damaged_segments += 1;
+            continue;
+        };
+        tracing::error!(name, "the header of a segment cannot be read; the index knows it");
+        let (layout, salt) = (LAYOUT, stat.salt);
+        let start = segment::encode_segment_start(&SegmentHeader { layout, number, salt });
+        let written = file.write_at(0, &mut [IoSlice::new(&start)]).and_then(|()| file.sync());
+        if let Err(error) = written {
+            tracing::error!(name, %error, "the header cannot be written");
+        }
+        found.segments.insert(number, Segment { layout, file, salt, len_bytes });
+        report.repaired_segments += 1;
+    }
+    Ok(())
 }
 
 /// Why an index cannot be one of this log.
-fn mismatch(contents: &Contents, segments: &BTreeMap<u64, Segment>) -> Option<String> {
-    for (number, stat) in &contents.segments {
-        match segments.get(number) {
-            None if stat.live_bytes > 0 => return Some(format!("segment {number} is missing")),
-            Some(segment) if segment.salt != stat.salt => {
-                return Some(format!("segment {number} is not the one it knows"));
-            }
-            Some(segment) if segment.len_bytes < stat.len_bytes => {
-                return Some(format!("segment {number} is shorter than it was"));
-            }
-            _ => {}
+fn mismatch(contents: &Contents, found: &Found) -> Option<String> {
+    let other = contents.segments.iter().find(|(number, stat)| {
+        found.segments.get(number).is_some_and(|segment| segment.salt != stat.salt)
+    });
+    other.map(|(number, _)| format!("segment {number} is not the one it knows"))
+}
+
+/// Segments that the index knows longer than they are, with the length that is left.
+fn shortened(contents: &Contents, found: &Found) -> BTreeMap<u64, u64> {
+    let left = |number| found.segments.get(number).map_or(0, |segment| segment.len_bytes);
+    let known = contents.segments.iter().map(|(number, stat)| (*number, stat, left(number)));
+    known
+        .filter(|(_, stat, left)| stat.live_bytes > 0 && *left < stat.len_bytes)
+        .map(|(number, _, left)| (number, left))
+        .collect()
+}
+
+/// Whether there are only zeros in a part of a file.
+fn is_unwritten(file: &dyn DiskFile, mut at: u64, end: u64) -> io::Result<bool> {
+    let mut buffer = vec![0; 64 << 10];
+    while at < end {
+        let read = file.read_at(at, &mut buffer)?;
+        if buffer[..read].iter().any(|byte| *byte != 0) {
+            return Ok(false);
         }
+        if read == 0 {
+            break;
+        }
+        at += read as u64;
     }
-    let Contents { checkpoint, .. } = contents;
-    match segments.get(&checkpoint.segment) {
-        Some(segment) if segment.len_bytes >= checkpoint.offset => None,
-        _ => Some("the log ends before the place it knows".to_owned()),
-    }
+    Ok(true)
 }
 
 struct Recovery {
@@ -191,18 +276,26 @@ impl Recovery {
     fn begin(
         &mut self,
         contents: Option<Contents>,
-        segments: &BTreeMap<u64, Segment>,
+        found: &Found,
     ) -> Result<(u64, u64), OpenError> {
         let catalog = &self.shared.catalog;
-        let Some(mut contents) = contents else {
+        let Some(contents) = contents else {
             return Ok((0, FIRST_RECORD_OFFSET));
         };
-        contents.segments.retain(|number, _| segments.contains_key(number));
         let checkpoint = contents.checkpoint;
+        let shortened = shortened(&contents, found);
+        let gone = |number: &&u64| !found.segments.contains_key(number);
+        let gone: Vec<u64> = contents.segments.keys().filter(gone).copied().collect();
         self.next_sequence = checkpoint.next_sequence;
         catalog.load(contents);
         catalog.set_snapshot(self.index.snapshot()?, self.index.len_bytes()?);
-        for (number, segment) in segments {
+        if !shortened.is_empty() {
+            self.report.lost_blocks = self.forget_lost(&shortened)?;
+            let lost_blocks = self.report.lost_blocks;
+            tracing::error!(lost_blocks, ?shortened, "segments are gone or shorter than known");
+        }
+        gone.iter().for_each(|number| catalog.forget_segment(*number));
+        for (number, segment) in &found.segments {
             let known = catalog.read().segments().contains_key(number);
             if !known && *number < checkpoint.segment {
                 // It was dead, and to be removed when the power went.
@@ -212,22 +305,38 @@ impl Recovery {
         Ok((checkpoint.segment, checkpoint.offset))
     }
 
+    /// Forgets the blocks of segments beyond the length that is left of them; returns how many.
+    fn forget_lost(&self, left: &BTreeMap<u64, u64>) -> Result<u64, OpenError> {
+        let catalog = &self.shared.catalog;
+        let (mut from, mut lost) = (Some(Key::MIN), 0);
+        while let Some(first) = from {
+            let page = catalog.indexed_page(&first, LOST_PAGE)?;
+            let is_lost = |entry: &Entry| {
+                let end = u64::from(entry.offset) + entry.record_bytes();
+                left.get(&entry.segment).is_some_and(|left| end > *left)
+            };
+            let keys: Vec<Key> =
+                page.iter().filter(|(_, entry)| is_lost(entry)).map(|(key, _)| *key).collect();
+            catalog.update(&keys, |_, held| held.map(|_| None))?;
+            lost += keys.len() as u64;
+            let last = page.last().filter(|_| page.len() == LOST_PAGE);
+            from = last.filter(|(key, _)| *key != Key::MAX).map(|(key, _)| key.next());
+        }
+        for (number, left) in left {
+            catalog.set_segment_len(*number, *left);
+        }
+        Ok(lost)
+    }
+
     /// Replays the log from a place on; returns the segment to go on writing.
-    fn replay(
-        &mut self,
-        segments: &BTreeMap<u64, Segment>,
-        (first, offset): (u64, u64),
-    ) -> Result<Active, OpenError> {
-        let last = segments.keys().next_back().copied();
+    fn replay(&mut self, found: &Found, (first, offset): (u64, u64)) -> Result<Active, OpenError> {
+        let last = found.segments.keys().next_back().copied();
         let mut active = None;
-        for (number, segment) in segments.range(first..) {
+        for (number, segment) in found.segments.range(first..) {
             let from = if *number == first { offset } else { FIRST_RECORD_OFFSET };
             let end = self.replay_segment(*number, segment, from)?;
             if Some(*number) == last {
-                let file = segment.file.clone();
-                let resumed = self.resume(*number, segment.salt, file, end)?;
-                // What an older program would misread goes into a segment it refuses.
-                active = (segment.layout == LAYOUT).then_some(resumed);
+                active = self.resume(*number, segment, end)?;
             } else {
                 self.report.damaged_bytes += segment.len_bytes - end;
             }
@@ -238,28 +347,33 @@ impl Recovery {
             None => {
                 // Above everything that was ever there, also what is set aside.
                 let known = self.shared.catalog.read().checkpoint().segment;
-                Ok(create_segment(&self.shared, known.max(last.unwrap_or(0)) + 1)?)
+                Ok(create_segment(&self.shared, known.max(found.highest) + 1)?)
             }
         }
     }
 
-    /// Goes on writing the last segment at `end`, where its last sound record ends.
+    /// Goes on writing the last segment at `end`, where its last sound record ends; `None` if
+    /// anything else has been written behind it.
     fn resume(
         &mut self,
         number: u64,
-        salt: u64,
-        file: Arc<dyn DiskFile>,
+        segment: &Segment,
         end: u64,
-    ) -> Result<Active, OpenError> {
-        let len_bytes = file.len()?;
-        if len_bytes > end {
-            self.report.truncated_bytes += len_bytes - end;
+    ) -> Result<Option<Active>, OpenError> {
+        let Segment { layout, file, salt, len_bytes } = segment;
+        if *len_bytes > end {
+            self.report.torn_bytes += len_bytes - end;
+            if !is_unwritten(&**file, end, *len_bytes)? {
+                return Ok(None);
+            }
             file.set_len(end)?;
             file.sync()?;
         }
         self.shared.catalog.set_segment_len(number, end);
         self.shared.files.insert(number, file.clone());
-        Ok(Active { number, salt, file, len_bytes: end })
+        // What an older program would misread goes into a segment it refuses.
+        let active = Active { number, salt: *salt, file: file.clone(), len_bytes: end };
+        Ok((*layout == LAYOUT).then_some(active))
     }
 
     /// Replays one segment; returns where its last sound record ends.

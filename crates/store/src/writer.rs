@@ -466,7 +466,7 @@ impl Writer {
         self.index_failed = true;
         if matches!(error, IndexError::Damaged(_)) {
             // So that the next opening makes it again from the log.
-            let _ = self.shared.disk.remove(crate::index::FILE_NAME);
+            let _ = crate::index::set_aside(&*self.shared.disk);
         }
     }
 

@@ -187,7 +187,7 @@ pub(crate) fn remove_room(room: Room, node: &NodeDir) -> io::Result<()> {
     match room {
         Room::Log(log) => {
             drop(alone(log)?);
-            remove_dir(&index_dir)
+            remove_log(&index_dir)
         }
         Room::Files(files) => alone(files)?.remove_all(&index_dir),
     }
@@ -207,6 +207,18 @@ fn alone<T>(mut shared: Arc<T>) -> io::Result<T> {
         std::thread::sleep(LEAVING_LOOK);
         waited += LEAVING_LOOK;
     }
+}
+
+/// Removes a log but for what its recovery has set aside: nobody has read that.
+fn remove_log(path: &Path) -> io::Result<()> {
+    let entries: Vec<_> = std::fs::read_dir(path)?.collect::<io::Result<_>>()?;
+    let is_damaged = |name: &std::ffi::OsString| name.to_string_lossy().ends_with(".damaged");
+    let (kept, gone): (Vec<_>, Vec<_>) =
+        entries.into_iter().partition(|entry| is_damaged(&entry.file_name()));
+    if kept.is_empty() {
+        return remove_dir(path);
+    }
+    gone.iter().try_for_each(|entry| std::fs::remove_file(entry.path()))
 }
 
 fn remove_dir(path: &Path) -> io::Result<()> {

@@ -6,7 +6,7 @@ use atoll_store::disk::{Disk, FaultyDisk, Operation};
 use atoll_store::segment::{
     self, FIRST_RECORD_OFFSET, MAX_RECORD_HEADER_BYTES, RECORD_HEADER_BYTES, SegmentHeader,
 };
-use atoll_store::{BlockStore, DiskStore, OpenError, StoreError};
+use atoll_store::{BlockStore, DiskStore, OpenError, OpenReport, StoreError};
 
 use crate::fixture::{block, key, open_inline, small_config, wait};
 
@@ -178,7 +178,9 @@ fn a_truncated_segment_costs_what_was_cut_off() {
     disk.overwrite(&first, whole[..kept as usize].to_vec());
     let cut_off = (whole.len() as u64 - kept).div_ceil(RECORD);
     let store = open_inline(&disk);
-    assert!(store.report().rebuilt_index, "the index spoke of a longer segment");
+    assert!(!store.report().rebuilt_index, "one segment costs no replay of the others");
+    assert_eq!(store.report().lost_blocks, cut_off);
+    store.check_invariants();
     let lost: Vec<u64> = (10..10 + cut_off).collect();
     let expected: Vec<u64> = (0..60).filter(|n| !lost.contains(n)).collect();
     assert_eq!(held(&store, 60), expected);
@@ -194,6 +196,11 @@ fn a_missing_segment_costs_what_was_in_it() {
     let held = held(&store, 60);
     assert!(held.len() > 20 && held.len() < 40, "{}", held.len());
     assert_eq!(store.usage().blocks, held.len() as u64);
+    assert!(!store.report().rebuilt_index, "one segment costs no replay of the others");
+    assert_eq!(store.report().lost_blocks, 60 - held.len() as u64);
+    store.check_invariants();
+    drop(store);
+    assert_eq!(*open_inline(&disk).report(), OpenReport::default(), "it is told once");
 }
 
 #[test]
@@ -205,11 +212,73 @@ fn a_damaged_segment_header_is_read_from_its_second_copy() {
         assert_eq!(held(&store, 20).len(), 20);
         assert_eq!(store.report().damaged_segments, 0);
     }
-    disk.flip_bit(&segments(&disk)[0], 512 * 8 + 3);
+}
+
+/// The header of a full segment read as zeros, and the segment was deleted.
+#[test]
+fn a_segment_without_a_header_is_read_with_the_salt_that_the_index_knows() {
+    let sound = image(60);
+    for (number, name) in segments(&sound).into_iter().enumerate() {
+        for damage in [0u8, 0xa5] {
+            let disk = image(60);
+            let mut bytes = disk.contents(&name).expect("there");
+            bytes[..FIRST_RECORD_OFFSET as usize].fill(damage);
+            disk.overwrite(&name, bytes);
+            let store = open_inline(&disk);
+            assert_eq!(held(&store, 60).len(), 60, "segment {number}");
+            let expected = OpenReport { repaired_segments: 1, ..OpenReport::default() };
+            assert_eq!(*store.report(), expected);
+            drop(store);
+            assert_eq!(disk.contents(&name), sound.contents(&name), "it has its header again");
+            assert_eq!(*open_inline(&disk).report(), OpenReport::default());
+        }
+    }
+}
+
+#[test]
+fn a_header_in_a_bad_sector_costs_nothing() {
+    let disk = image(20);
+    disk.fail_next(Operation::Read, 2);
+    let opened = DiskStore::open_inline(Arc::new(disk.clone()), small_config());
+    assert!(matches!(opened, Err(OpenError::Io(_))), "the only segment: does the disk fail?");
+    let disk = image(60);
+    disk.fail_next(Operation::Read, 2);
     let store = open_inline(&disk);
-    assert_eq!(store.report().damaged_segments, 1, "both copies are gone");
-    assert!(disk.list().expect("powered").iter().any(|name| name.ends_with(".damaged")));
+    assert_eq!((held(&store, 60).len(), store.report().repaired_segments), (60, 1));
+}
+
+/// Without an index nothing says what the salt was; somebody may still read the file.
+#[test]
+fn a_segment_nobody_can_read_is_set_aside_byte_for_byte() {
+    let disk = image(60);
+    let names = segments(&disk);
+    let first = &names[0];
+    let mut bytes = disk.contents(first).expect("there");
+    bytes[..FIRST_RECORD_OFFSET as usize].fill(0);
+    disk.overwrite(first, bytes.clone());
+    disk.overwrite(INDEX, vec![0xa5; 5000]);
+    let store = open_inline(&disk);
+    assert!(store.report().rebuilt_index);
+    assert_eq!(store.report().damaged_segments, 1);
+    let held_now = held(&store, 60).len();
+    assert!(held_now > 20 && held_now < 40, "{held_now}");
+    drop(store);
+    assert_eq!(
+        open_inline(&disk).report().damaged_segments,
+        1,
+        "it is told as long as it is there"
+    );
+    assert_eq!(disk.contents(&format!("{first}.damaged")), Some(bytes));
+    assert_eq!(disk.contents(&format!("{INDEX}.damaged")), Some(vec![0xa5; 5000]));
+    // All that is left is set aside as well: its numbers are not used again.
+    let disk = image(3);
+    disk.overwrite(&names[0], vec![7; 9000]);
+    disk.remove(INDEX).expect("removed");
+    let store = open_inline(&disk);
     wait(store.put(vec![block(1, 0, LEN, 9)])).expect("goes on");
+    drop(store);
+    assert_eq!(segments(&disk), [segment::file_name(2)]);
+    assert_eq!(disk.contents(&format!("{first}.damaged")), Some(vec![7; 9000]));
 }
 
 #[test]
@@ -234,9 +303,10 @@ fn a_segment_from_the_future_is_left_to_the_program_that_wrote_it() {
     assert_eq!(disk.contents(&name), Some(bytes), "untouched");
 }
 
-/// The end of a log after power loss: whatever is there, it is cut off and goes on.
+/// The end of a log after power loss: zeros are cut off, anything else may have been a block
+/// that was acknowledged, and stays.
 #[test]
-fn a_torn_tail_is_cut_off() {
+fn a_torn_tail_stays_where_it_is() {
     let disk = image(3);
     let name = segments(&disk).remove(0);
     let sound = disk.contents(&name).expect("there");
@@ -248,15 +318,23 @@ fn a_torn_tail_is_cut_off() {
         sound[start..start + RECORD_HEADER_BYTES].to_vec(),
     ];
     for tail in tails {
+        let disk = image(3);
+        let is_unwritten = tail.iter().all(|byte| *byte == 0);
         let mut bytes = sound.clone();
         bytes.extend_from_slice(&tail);
-        disk.overwrite(&name, bytes);
+        disk.overwrite(&name, bytes.clone());
         let store = open_inline(&disk);
-        assert_eq!(store.report().truncated_bytes, tail.len() as u64);
+        assert_eq!(store.report().torn_bytes, tail.len() as u64);
         assert_eq!(store.report().damaged_bytes, 0);
-        assert_eq!(held(&store, 3).len(), 3);
+        wait(store.put(vec![block(3, 0, LEN, 9)])).expect("goes on");
+        assert_eq!(held(&store, 4).len(), 4);
+        store.check_invariants();
         drop(store);
-        assert_eq!(disk.contents(&name).as_ref(), Some(&sound));
+        assert_eq!(segments(&disk).len(), if is_unwritten { 1 } else { 2 });
+        let now = disk.contents(&name).expect("there");
+        assert!(now.starts_with(if is_unwritten { &sound } else { &bytes }));
+        let store = open_inline(&disk);
+        assert_eq!((store.report().torn_bytes, held(&store, 4).len()), (0, 4));
     }
 }
 
