@@ -149,6 +149,42 @@ impl Inner {
         Ok(gone)
     }
 
+    /// The entry of a block whose file is there and has the right length.
+    pub(crate) fn look_for(&self, key: &Key) -> Result<Option<Entry>, StoreError> {
+        for _ in 0..MAX_REPLACED {
+            if self.place.is_away() {
+                return Ok(None);
+            }
+            let Some(entry) = self.place.lookup(key)? else { return Ok(None) };
+            match self.place.probe(key, &entry) {
+                Ok(()) => return Ok(Some(entry)),
+                Err(Failure::Unknown(_)) if self.place.is_away() => return Ok(None),
+                Err(Failure::Unknown(why)) => return Err(StoreError::Io(why)),
+                // Replaced meanwhile?
+                Err(Failure::Lost) if self.place.lookup(key)? != Some(entry) => {}
+                Err(Failure::Lost) => {
+                    self.lose_soon(*key, entry.sequence);
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Has the writer forget a block whose file has vanished, without waiting for it.
+    fn lose_soon(&self, key: Key, sequence: u64) {
+        let place = self.place.clone();
+        let job: WriteJob = Box::new(move |writer| {
+            // If that fails, the next look finds it again.
+            let gone = writer.forget(&[(key, Some(sequence))]).unwrap_or_default();
+            place.lost_blocks.fetch_add(gone.len() as u64, Ordering::Relaxed);
+        });
+        match &self.mode {
+            Mode::Inline(writer) => job(&mut writer.lock().expect("no panic while it is held")),
+            Mode::Threads { writes, .. } => drop(writes.push_now(job)),
+        }
+    }
+
     /// Up to [`PAGE_BLOCKS`] entries from `from` on, and where to go on.
     fn page(&self, from: Key) -> Result<Page, StoreError> {
         let range = KeyRange::new(from.previous(), Key::MAX);

@@ -14,7 +14,8 @@
 //! - **Nothing is synced** but by [`FileStore::flush`]. `put` answers when the file is written. A
 //!   power cut costs what the file system had not yet written, and what the index had not yet
 //!   committed (at most `commit_interval`): replicas, which is what may be lost here at any time.
-//! - **How a loss is noticed**: when the block is asked for; by [`FileStore::look_after`],
+//! - **How a loss is noticed**: when the block is asked for, be it only whether it is there (a
+//!   node vouches for what it holds, and never for a vanished file); by [`FileStore::look_after`],
 //!   which opens one file after another (TFS checks a file's blocks when it is opened, so this
 //!   is also the paper's cleaner, §3.1) and which the node runs so that all are gone through in
 //!   bounded time; and by the scrubber, which reads them.
@@ -489,11 +490,9 @@ impl BlockStore for FileStore {
         Box::pin(async move { inner.get(key).await })
     }
 
+    /// Opens the block's file: its holder vouches for it with this.
     fn info(&self, key: &Key) -> Result<Option<BlockInfo>, StoreError> {
-        if self.inner.place.is_away() {
-            return Ok(None);
-        }
-        Ok(self.inner.place.lookup(key)?.map(|entry| entry.info(*key)))
+        Ok(self.inner.look_for(key)?.map(|entry| entry.info(*key)))
     }
 
     fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
@@ -524,23 +523,26 @@ impl BlockStore for FileStore {
         Box::pin(async move { inner.summarize(Question::Cut(range), now_unix_secs).await })
     }
 
+    /// Opens the blocks' files: what has vanished is not renewed.
     fn renew(
         &self,
         keys: &[Key],
         expires_unix_secs: u64,
         owner: Owner,
     ) -> Result<Vec<bool>, StoreError> {
-        let mut held = vec![false; keys.len()];
-        if self.inner.place.is_away() {
-            return Ok(held);
-        }
         let chunk = self.inner.place.shared.config.commit_entries.max(1);
-        for (part, chunk) in keys.chunks(chunk).enumerate().map(|(i, keys)| (i * chunk, keys)) {
+        let mut held = Vec::with_capacity(keys.len());
+        for chunk in keys.chunks(chunk) {
             self.inner.bound_backlog();
+            let there = chunk.iter().map(|key| Ok(self.inner.look_for(key)?.is_some()));
+            let there: Vec<bool> = there.collect::<Result<_, StoreError>>()?;
+            let before = held.len();
+            held.resize(before + chunk.len(), false);
             self.inner.place.shared.catalog.update(chunk, |i, entry| {
-                held[part + i] = entry.is_some();
-                let entry = entry.filter(|entry| entry.expires_unix_secs < expires_unix_secs)?;
-                Some(Some(entry.extended(expires_unix_secs, owner)))
+                held[before + i] = entry.is_some() && there[i];
+                let entry = entry.filter(|_| there[i])?;
+                let is_longer = entry.expires_unix_secs < expires_unix_secs;
+                is_longer.then(|| Some(entry.extended(expires_unix_secs, owner)))
             })?;
         }
         Ok(held)

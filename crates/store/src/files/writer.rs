@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use atoll_key::{Key, MAX_BLOCK_BYTES};
 use bytes::Bytes;
 
-use super::Place;
+use super::{Failure, Place};
 use crate::disk;
 use crate::index::{Entry, Index, IndexError};
 use crate::writer::commit_frozen;
@@ -54,7 +54,7 @@ impl Writer {
             let key = block.info.key;
             let held = match planned.get(&key) {
                 Some(planned) => Some(planned.entry),
-                None => self.place.lookup(&key)?,
+                None => self.place.lookup(&key)?.filter(|held| self.is_there(&key, held)),
             };
             let before = planned.remove(&key).and_then(|planned| planned.bytes);
             if let Some(mut change) = self.plan(held, block)? {
@@ -69,6 +69,12 @@ impl Writer {
         let result = self.take(&planned);
         self.commit_if_much();
         result
+    }
+
+    /// Whether a block's file is there: a block is not kept by a file that has vanished. One that
+    /// cannot be looked at now is believed to be.
+    fn is_there(&self, key: &Key, held: &Entry) -> bool {
+        !matches!(self.place.probe(key, held), Err(Failure::Lost))
     }
 
     /// What keeping `block` changes, if anything; see [`crate::BlockStore::put`].

@@ -112,6 +112,57 @@ fn a_vanished_file_is_noticed_without_being_asked_for() {
     assert!(!path.exists(), "nothing is left of it");
 }
 
+/// The story: a node said that it held blocks, and renewed their leases, hours after their files
+/// had vanished; neighbours dropped their copies on its word.
+#[test]
+fn nothing_is_vouched_for_or_renewed_whose_file_has_vanished() {
+    for inline in [false, true] {
+        let temp = tempfile::tempdir().expect("a directory");
+        let mut store = open_files(temp.path());
+        if inline {
+            drop(store);
+            let [index, blocks] = ["index", "blocks"].map(|name| temp.path().join(name));
+            store = FileStore::open_inline(&index, &blocks, file_config()).expect("opens");
+        }
+        wait(store.put((0..200).map(|n| block(n, 0, 3000, 9)).collect())).expect("kept");
+        let keys: Vec<_> = (0..200).map(key).collect();
+        assert_eq!(store.renew(&keys, 10, Default::default()), Ok(vec![true; 200]));
+        for (n, path) in files(temp.path()).iter().enumerate() {
+            match n % 4 {
+                0 => fs::remove_file(path).expect("removed"),
+                1 => fs::write(path, b"torn").expect("written"),
+                _ => {}
+            }
+        }
+        let known = |key| store.info(key).expect("readable").is_some();
+        let vouched: Vec<bool> = keys[..100].iter().map(known).collect();
+        let renewed = store.renew(&keys, 11, Default::default()).expect("readable");
+        assert_eq!(renewed[..100], vouched);
+        assert_eq!(renewed.iter().filter(|renewed| **renewed).count(), 100);
+        wait(store.flush()).expect("what was found has been noted");
+        assert_eq!((store.usage().blocks, store.lost_blocks()), (100, 100));
+        let leases = store.list(KeyRange::full(), 999).expect("readable");
+        assert!(leases.iter().all(|info| info.expires_unix_secs == 11));
+        store.check_invariants();
+    }
+}
+
+#[test]
+fn a_block_whose_file_has_vanished_is_written_when_it_is_put_again() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let store = open_files(temp.path());
+    let given: Vec<_> = (0..20).map(|n| block(n, n % 3, 3000, 9)).collect();
+    wait(store.put(given.clone())).expect("kept");
+    for path in files(temp.path()) {
+        fs::remove_file(path).expect("removed");
+    }
+    wait(store.put(given.clone())).expect("kept");
+    for block in given {
+        assert_eq!(wait(store.get(&block.info.key)), Ok(Some(block)));
+    }
+    store.check_invariants();
+}
+
 #[test]
 fn blocks_outlive_the_store_and_strays_do_not() {
     let temp = tempfile::tempdir().expect("a directory");

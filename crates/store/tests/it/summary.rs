@@ -255,16 +255,6 @@ proptest! {
     }
 
     #[test]
-    fn files_that_vanish_leave_the_summary(steps in proptest::collection::vec(step(), 1..15)) {
-        let temp = tempfile::tempdir().expect("a directory");
-        let store = files(temp.path());
-        let mut model = Model::default();
-        for step in &steps {
-            model.run(&store, step, &mut |model| take_files(temp.path(), &store, model));
-        }
-    }
-
-    #[test]
     fn two_rooms_are_summed_up_as_one(
         steps in proptest::collection::vec(step(), 1..30),
         change_at in 0..20usize,
@@ -278,6 +268,21 @@ proptest! {
                 store.change_to(Room::Log(rooms[1].clone())).expect("nothing moves");
             }
             model.run(&store, step, &mut |_| drop(wait(store.move_some(100)).expect("moved")));
+        }
+    }
+}
+
+proptest! {
+    // Thousands of files take their time.
+    #![proptest_config(ProptestConfig { cases: 5, ..ProptestConfig::default() })]
+
+    #[test]
+    fn files_that_vanish_leave_the_summary(steps in proptest::collection::vec(step(), 1..15)) {
+        let temp = tempfile::tempdir().expect("a directory");
+        let store = files(temp.path());
+        let mut model = Model::default();
+        for step in &steps {
+            model.run(&store, step, &mut |model| take_files(temp.path(), &store, model));
         }
     }
 }
