@@ -8,6 +8,7 @@ use atoll_net::Peer;
 use super::explore::TablePolicy;
 use super::gate::Rules;
 use super::list::{DISTINCT_SUCCESSORS, ListLength};
+use super::peers::RememberedPeer;
 use crate::MAX_VIRTUAL_SERVERS;
 use crate::walk::Selection;
 
@@ -56,8 +57,10 @@ pub struct ChordConfig {
     pub call_limit: Duration,
     /// How long a node found dead is not taken from hearsay, and asked last by lookups.
     pub suspect_for: Duration,
-    /// Peers known from an earlier run.
-    pub remembered: Vec<Peer>,
+    /// Cards that the user named: they are called for as long as the node runs.
+    pub bootstrap: Vec<Peer>,
+    /// Peers known from an earlier run, in the order of [`super::Chord::remembered`].
+    pub remembered: Vec<RememberedPeer>,
 }
 
 impl Default for ChordConfig {
@@ -79,6 +82,7 @@ impl Default for ChordConfig {
             table_budget_bytes_per_sec: 1024,
             call_limit: Duration::from_secs(2),
             suspect_for: Duration::from_secs(10),
+            bootstrap: Vec::new(),
             remembered: Vec::new(),
         }
     }

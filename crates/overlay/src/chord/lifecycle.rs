@@ -137,7 +137,7 @@ impl Chord {
         }
         let mut asked = Vec::new();
         for peer in bootstrap {
-            self.lock().remembered.add(peer, &*self.env);
+            self.lock().remembered.name(peer);
             match self.join_through(peer).await {
                 Ok(way) => {
                     self.start();

@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 
 use atoll_env::random_below;
 use atoll_key::PeerId;
+use atoll_net::Peer;
 
 use super::Chord;
 use crate::Node;
@@ -76,7 +77,11 @@ impl Chord {
             random_below(&*self.env, count) as u16
         };
         let key = self.lock().servers.seat(index).id.key().next();
-        let Ok(found) = self.walk_to_root_from(&[stranger], &key).await else { return };
+        let Ok(found) = self.walk_to_root_from(&[stranger], &key).await else {
+            self.note_failure(&stranger);
+            return;
+        };
+        self.lock().remembered.answered(&stranger.peer);
         self.spent_on_walk(&found.trace);
         let successor = found.value[0];
         let is_known = self.lock().servers.known().iter().any(|node| node.id == successor.id);
@@ -89,19 +94,21 @@ impl Chord {
         let mut inner = self.lock();
         let known = inner.servers.known();
         for node in &known {
-            inner.remembered.add(node.peer, &*self.env);
+            inner.remembered.met(node.peer, &*self.env);
         }
-        let seat = inner.servers.seat(0).seat;
-        let strangers: Vec<Node> = inner
-            .remembered
-            .iter()
-            .filter(|peer| !known.iter().any(|k| k.peer.id == peer.id))
-            .map(|peer| Node::at(peer, seat))
-            .collect();
-        if strangers.is_empty() {
-            return None;
+        let is_stranger = |peer: &Peer| !known.iter().any(|node| node.peer.id == peer.id);
+        let hurried = inner.servers.is_alone();
+        let chosen = inner.remembered.choose(is_stranger, hurried, &*self.env)?;
+        Some(Node::at(chosen, inner.servers.seat(0).seat))
+    }
+
+    /// A remembered peer did not answer. A node that is alone may itself be cut off, and counts
+    /// nothing against others.
+    fn note_failure(&self, stranger: &Node) {
+        let mut inner = self.lock();
+        if !inner.servers.is_alone() {
+            inner.remembered.failed(&stranger.peer, self.config.merge_every, &*self.env);
         }
-        Some(strangers[random_below(&*self.env, strangers.len() as u64) as usize])
     }
 
     pub(super) fn meet_soon(&self, new: Introduction) {

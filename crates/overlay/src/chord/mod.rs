@@ -65,6 +65,7 @@ pub use explore::{TablePolicy, TableReport};
 pub use lifecycle::{JoinError, JoinFailure, VirtualServersError};
 use meetings::Introductions;
 use messages::Doubt;
+pub use peers::RememberedPeer;
 use peers::RememberedPeers;
 use servers::Servers;
 use state::{ChordState, Told};
@@ -172,9 +173,8 @@ impl Chord {
         assert_eq!(first.seat.profile, config.profile, "the tables are of this network");
         assert!(config.max_virtual_servers <= MAX_VIRTUAL_SERVERS, "indices travel below it");
         let mut remembered = RememberedPeers::new(transport.local());
-        for peer in &config.remembered {
-            remembered.add(*peer, &*env);
-        }
+        config.remembered.iter().for_each(|peer| remembered.restore(*peer));
+        config.bootstrap.iter().for_each(|card| remembered.name(*card));
         let explorer = Explorer::new(&config, first, env.now());
         let peer_book = PeerBook::forgiving_after(config.suspect_for);
         Arc::new_cyclic(|this| Chord {
@@ -250,7 +250,12 @@ impl Chord {
         doubting.into_iter().find(|peer| inner.overruled != Some(*peer))
     }
 
-    /// Peers to keep for the next start: those in the tables and some met before.
+    /// Peers to keep for the next start, in the order in which they were met.
+    pub fn remembered(&self) -> Vec<RememberedPeer> {
+        self.lock().remembered.kept()
+    }
+
+    /// All peers known: those in the tables, those met before and those the user named.
     pub fn known_peers(&self) -> Vec<Peer> {
         let inner = self.lock();
         let me = inner.servers.seat(0).peer.id;

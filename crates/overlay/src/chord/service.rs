@@ -188,9 +188,6 @@ impl Chord {
             }
             servers.neighbour_left(&leaver, &told, &gone, now);
         });
-        if remaining == 0 {
-            self.lock().remembered.remove(&from.id);
-        }
     }
 
     /// Somebody could not reach nodes that we named: look for ourselves, if there is not too

@@ -262,7 +262,7 @@ impl Chord {
             let mut inner = self.lock();
             if claimed.iter().any(is_there) || inner.servers.gate.was_checked(&card) {
                 inner.servers.admit(card, servers, now);
-                inner.remembered.add(card, &*self.env);
+                inner.remembered.met(card, &*self.env);
             }
         }
         for node in claimed.iter().filter(|node| !is_there(node)) {
@@ -283,7 +283,7 @@ impl Chord {
             let mut inner = self.lock();
             let was_checked = inner.servers.gate.was_checked(from);
             if was_checked {
-                inner.remembered.add(*from, &*self.env);
+                inner.remembered.met(*from, &*self.env);
             }
             (was_checked, inner.servers.gate.is_suspected(&node, now))
         };

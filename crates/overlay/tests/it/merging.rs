@@ -1,9 +1,11 @@
 //! Rings that lost sight of each other become one.
 
-use atoll_net::{Peer, Request};
+use std::time::Duration;
+
+use atoll_net::Request;
 use atoll_overlay::chord::messages::{self, Meet, WireNode};
-use atoll_overlay::chord::{Chord, ChordConfig};
-use atoll_sim::HostConfig;
+use atoll_overlay::chord::{Chord, ChordConfig, TablePolicy};
+use atoll_sim::{HostConfig, HostId};
 
 use super::cluster::{Cluster, MINUTE, lan};
 
@@ -34,7 +36,7 @@ fn a_node_that_restarted_as_a_ring_of_its_own_finds_the_others() {
     let cluster = Cluster::grown(lan(5), ChordConfig::default(), 4);
     cluster.run_until_ideal(MINUTE);
     let hosts = cluster.hosts();
-    let remembered: Vec<Peer> = cluster.chord(hosts[1]).known_peers();
+    let remembered = cluster.chord(hosts[1]).remembered();
     assert_eq!(remembered.len(), 3);
     cluster.crash(hosts[1]);
     cluster.run_until_ideal(MINUTE);
@@ -88,4 +90,57 @@ fn one_introduction_closes_two_rings_like_a_zipper() {
         let took = cluster.run_until_ideal(MINUTE);
         println!("seed {seed}: one ring {took:?} after the introduction");
     }
+}
+
+/// How many nodes of either half remember somebody of the other.
+fn rememberers(cluster: &Cluster, halves: [&[HostId]; 2]) -> usize {
+    let remembers = |host: &HostId, others: &[HostId]| {
+        let known = cluster.chord(*host).known_peers();
+        known.iter().any(|peer| others.iter().any(|other| cluster.peer(*other) == *peer))
+    };
+    let [left, right] = halves;
+    left.iter().filter(|host| remembers(host, right)).count()
+        + right.iter().filter(|host| remembers(host, left)).count()
+}
+
+/// Restarts a node with what it had on its disk.
+fn restart(cluster: &Cluster, host: HostId, via: HostId) {
+    let remembered = cluster.chord(host).remembered();
+    cluster.crash(host);
+    let (env, transport) = cluster.sim.restart(host);
+    let config = ChordConfig { remembered, ..cluster.config.clone() };
+    cluster.serve(host, Chord::new(env, transport, config));
+    cluster.join(host, &[via]).unwrap();
+}
+
+/// The peers a node remembers were displaced at random by those it goes on hearing from:
+/// after some hours no node of either half of a partition remembered any node of the other,
+/// and the halves stayed apart for ever. Here the search for other rings, and with it what
+/// displaced them, runs 80 times as often as it usually does.
+#[test]
+fn halves_that_were_cut_off_for_hours_become_one_ring() {
+    let config = ChordConfig {
+        successors: 72,
+        distinct_successors: 72,
+        stabilize_every: Duration::from_secs(4),
+        merge_every: Duration::from_millis(250),
+        audit_every: MINUTE * 60_000,
+        table: TablePolicy::Fingers,
+        ..ChordConfig::default()
+    };
+    let cluster = Cluster::perfect(lan(7), config, 160, true);
+    cluster.run_secs(30);
+    let hosts = cluster.hosts();
+    let (left, right) = hosts.split_at(80);
+    cluster.sim.partition(&[left, right]);
+    cluster.run_secs(600);
+    for host in &left[..10] {
+        restart(&cluster, *host, left[20]);
+    }
+    cluster.run_secs(600);
+    println!("{} remember the other half", rememberers(&cluster, [left, right]));
+    assert!(rememberers(&cluster, [&left[..10], right]) > 10 + right.len() / 2);
+    cluster.sim.heal();
+    let took = cluster.run_until_ideal(MINUTE * 30);
+    println!("one ring {took:?} after healing");
 }

@@ -45,7 +45,7 @@ impl Siege {
         let host = self.cluster.add();
         let (env, transport) = (self.cluster.sim.env(host), self.cluster.sim.transport(host));
         let remembered = self.liars_cards();
-        let config = ChordConfig { remembered, ..self.cluster.config.clone() };
+        let config = ChordConfig { bootstrap: remembered, ..self.cluster.config.clone() };
         self.cluster.serve(host, Chord::new(env, transport, config));
         host
     }
