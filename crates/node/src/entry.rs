@@ -11,18 +11,21 @@
 //!   each other for ever. It tells so in its status. Chord goes on calling the peers it
 //!   remembers; as soon as one answers, the two rings merge.
 //!
-//! The peers known are written to disk as they change and are never forgotten for being
-//! unreachable, only for being crowded out by others.
+//! The overlay remembers peers (`chord::RememberedPeer`); they are written to disk as they
+//! change. The peers of a join code just given are asked before those remembered: the user has
+//! given it because those do not help. They need not be other nodes: a node that has moved is
+//! remembered at its old address and named at its new one.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_env::{BoxFuture, Env, jittered, sleep, timeout};
 use atoll_net::Peer;
+use atoll_overlay::chord::RememberedPeer;
 
 use crate::config::Settings;
 use crate::dir::{DirError, NodeDir};
-use crate::peers::PeerList;
+use crate::peers::{self, PeerList, PeerMemory};
 
 /// Wait between two rounds of trying.
 const RETRY: Duration = Duration::from_secs(5);
@@ -37,8 +40,8 @@ pub(crate) trait Ring: Send + Sync + 'static {
     fn join(&self, peers: Vec<Peer>) -> BoxFuture<'static, Result<(), String>>;
     /// Whether this node has a place, and whether it is there alone.
     fn place(&self) -> Place;
-    /// All peers the overlay knows.
-    fn known_peers(&self) -> Vec<Peer>;
+    /// The peers the overlay remembers, those met first in front.
+    fn remembered(&self) -> Vec<RememberedPeer>;
     /// Changes whenever the neighbourhood does.
     fn epoch(&self) -> u64;
     /// Resolves when the neighbourhood is no longer the one of `epoch`.
@@ -59,43 +62,60 @@ pub(crate) struct Entry {
     ring: Arc<dyn Ring>,
     dir: NodeDir,
     me: Peer,
+    bootstrap: Bootstrap,
     state: Mutex<State>,
+}
+
+/// The peers that a join code names.
+pub(crate) struct Bootstrap {
+    pub cards: PeerList,
+    /// Whether the code was given at this start.
+    pub is_news: bool,
 }
 
 struct State {
     settings: Settings,
-    /// Remembered peers first, then those of the join code.
-    known: PeerList,
-    saved: PeerList,
+    saved: PeerMemory,
     trouble: Option<String>,
     /// The node is leaving the ring: being nowhere is what it wants.
     leaving: bool,
 }
 
 impl Entry {
-    /// `remembered` are the peers on disk, `bootstrap` those of the join code.
+    /// `saved` are the peers on disk, which the overlay remembers.
     pub(crate) fn new(
         env: Env,
         ring: Arc<dyn Ring>,
         dir: NodeDir,
         me: Peer,
         settings: Settings,
-        remembered: PeerList,
-        bootstrap: &PeerList,
+        saved: PeerMemory,
+        bootstrap: Bootstrap,
     ) -> Entry {
-        let others = remembered.as_slice().iter().chain(bootstrap.as_slice()).copied();
-        let known = PeerList::new(others.filter(|peer| peer.id != me.id));
-        let saved = remembered;
-        let state = State { settings, known, saved, trouble: None, leaving: false };
-        Entry { env, ring, dir, me, state: Mutex::new(state) }
+        let state = State { settings, saved, trouble: None, leaving: false };
+        Entry { env, ring, dir, me, bootstrap, state: Mutex::new(state) }
+    }
+
+    /// The peers to ask for the way, in order: those of a code just given, or else those that
+    /// answered when they were called last.
+    fn known(&self) -> Vec<Peer> {
+        let remembered = self.ring.remembered();
+        let (alive, silent): (Vec<_>, Vec<_>) =
+            remembered.into_iter().partition(|known| known.failures == 0);
+        let cards = |known: Vec<RememberedPeer>| known.into_iter().map(|known| known.peer);
+        let named = self.bootstrap.cards.as_slice().iter().copied();
+        let (first, then) = if self.bootstrap.is_news {
+            (named.chain(cards(alive)).collect::<Vec<_>>(), Vec::new())
+        } else {
+            (cards(alive).collect(), named.collect())
+        };
+        let all = first.into_iter().chain(then).chain(cards(silent));
+        peers::distinct(all).filter(|peer| peer.id != self.me.id).collect()
     }
 
     /// Enters the ring or, after `patience`, gives up for now; see the module's text.
     pub(crate) async fn begin(&self, patience: Duration) {
-        let (known, was_member) = {
-            let state = self.lock();
-            (state.known.as_slice().to_vec(), state.settings.has_joined())
-        };
+        let (known, was_member) = (self.known(), self.lock().settings.has_joined());
         if known.is_empty() {
             self.ring.create();
         } else {
@@ -131,13 +151,14 @@ impl Entry {
     /// One more attempt, if this node has no place yet; else a look at whether it is alone
     /// though it knows others.
     async fn step(&self) {
-        let (known, was_member) = {
+        let was_member = {
             let state = self.lock();
             if state.leaving {
                 return;
             }
-            (state.known.as_slice().to_vec(), state.settings.has_joined())
+            state.settings.has_joined()
         };
+        let known = self.known();
         match self.ring.place() {
             Place::Nowhere => {
                 if let Err(reason) = self.ring.join(known).await {
@@ -174,18 +195,14 @@ impl Entry {
         Ok(())
     }
 
-    /// Writes down the peers known now, in front of those known before. Blocks on the disk.
+    /// Writes down the peers known now if they have changed. Blocks on the disk.
     pub(crate) fn remember(&self) {
-        let present = self.ring.known_peers();
-        let mut state = self.lock();
-        let before = state.known.as_slice().iter().copied();
-        let known = PeerList::new(present.into_iter().chain(before).filter(|p| p.id != self.me.id));
-        state.known = known.clone();
-        if state.known == state.saved {
+        let known = PeerMemory(self.ring.remembered());
+        if !known.is_news_after(&self.lock().saved) {
             return;
         }
         match known.save(&self.dir) {
-            Ok(()) => state.saved = known,
+            Ok(()) => self.lock().saved = known,
             Err(error) => tracing::warn!("cannot remember the peers: {error}"),
         }
     }
@@ -195,8 +212,8 @@ impl Entry {
         if was_member && self.ring.place() == Place::Nowhere {
             self.ring.create();
         }
+        let count = self.known().len();
         let mut state = self.lock();
-        let count = state.known.as_slice().len();
         let meanwhile = if was_member { "serving alone" } else { "not on the ring yet" };
         let trouble = format!(
             "no way onto the ring (nodes known: {count}): {reason}; {meanwhile}, trying again"
@@ -238,6 +255,9 @@ mod tests {
         place: Mutex<Place>,
         reachable: Mutex<bool>,
         created: Mutex<u32>,
+        remembered: Mutex<Vec<RememberedPeer>>,
+        /// Whom it was to join through the last time.
+        asked: Mutex<Vec<Peer>>,
     }
 
     impl Ring for Arc<FakeRing> {
@@ -247,6 +267,7 @@ mod tests {
         }
         fn join(&self, peers: Vec<Peer>) -> BoxFuture<'static, Result<(), String>> {
             assert!(!peers.is_empty() && self.place() == Place::Nowhere);
+            *self.asked.lock().expect("lock") = peers;
             let ring = self.clone();
             Box::pin(async move {
                 if !*ring.reachable.lock().expect("lock") {
@@ -259,11 +280,8 @@ mod tests {
         fn place(&self) -> Place {
             *self.place.lock().expect("lock")
         }
-        fn known_peers(&self) -> Vec<Peer> {
-            match self.place() {
-                Place::Among => vec![peer(9)],
-                _ => Vec::new(),
-            }
+        fn remembered(&self) -> Vec<RememberedPeer> {
+            self.remembered.lock().expect("lock").clone()
         }
         fn epoch(&self) -> u64 {
             0
@@ -285,27 +303,37 @@ mod tests {
         _temp: tempfile::TempDir,
     }
 
-    fn scene(was_member: bool, remembered: &[Peer], bootstrap: &[Peer], reachable: bool) -> Scene {
+    fn known(peer: Peer, failures: u32) -> RememberedPeer {
+        RememberedPeer { peer, failures }
+    }
+
+    fn scene(
+        was_member: bool,
+        remembered: &[RememberedPeer],
+        bootstrap: &[Peer],
+        reachable: bool,
+    ) -> Scene {
         let temp = tempfile::tempdir().expect("temp");
         let dir = NodeDir::at(temp.path());
         let ring = Arc::new(FakeRing {
             place: Mutex::new(Place::Nowhere),
             reachable: Mutex::new(reachable),
             created: Mutex::new(0),
+            remembered: Mutex::new(remembered.to_vec()),
+            asked: Mutex::default(),
         });
         let mut settings = Settings::default();
         if was_member {
             settings.set_joined();
         }
-        let list = |peers: &[Peer]| PeerList::new(peers.iter().copied());
         let entry = Entry::new(
             Arc::new(TokioRuntime::current()),
             Arc::new(ring.clone()),
             dir.clone(),
             peer(1),
             settings,
-            list(remembered),
-            &list(bootstrap),
+            PeerMemory(remembered.to_vec()),
+            Bootstrap { cards: PeerList::new(bootstrap.iter().copied()), is_news: false },
         );
         Scene { ring, entry, dir, _temp: temp }
     }
@@ -324,7 +352,7 @@ mod tests {
     /// it was stopping.
     #[tokio::test]
     async fn a_node_that_leaves_does_not_try_to_come_back() {
-        let s = scene(true, &[peer(2)], &[], true);
+        let s = scene(true, &[known(peer(2), 0)], &[], true);
         s.entry.begin(PATIENCE).await;
         assert_eq!(s.ring.place(), Place::Among);
         s.entry.leave();
@@ -350,7 +378,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_member_whose_peers_are_gone_serves_alone_and_finds_back() {
-        let s = scene(true, &[peer(2)], &[], false);
+        let s = scene(true, &[known(peer(2), 0)], &[], false);
         s.entry.begin(PATIENCE).await;
         assert_eq!(s.ring.place(), Place::Alone);
         assert!(s.entry.trouble().is_some_and(|trouble| trouble.contains("serving alone")));
@@ -362,14 +390,37 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn peers_are_remembered_and_not_forgotten_for_being_away() {
-        let s = scene(true, &[peer(2)], &[peer(1), peer(3)], true);
+    async fn peers_are_written_down_as_they_change() {
+        let s = scene(true, &[known(peer(2), 0)], &[], true);
         s.entry.begin(PATIENCE).await;
         s.entry.remember();
-        let saved = PeerList::load(&s.dir).expect("saved");
-        assert_eq!(saved.as_slice(), [peer(9), peer(2), peer(3)], "without itself");
-        *s.ring.place.lock().expect("lock") = Place::Alone;
+        assert_eq!(PeerMemory::load(&s.dir).expect("none"), PeerMemory::default(), "no news");
+        let met = vec![known(peer(2), 1), known(peer(9), 0)];
+        *s.ring.remembered.lock().expect("lock") = met.clone();
         s.entry.remember();
-        assert_eq!(PeerList::load(&s.dir).expect("saved"), saved);
+        assert_eq!(PeerMemory::load(&s.dir).expect("saved"), PeerMemory(met));
+    }
+
+    /// The peers of a join code given because all others have moved came behind all that were
+    /// remembered, those remembered at another address were left out, and of more than 64
+    /// none was asked.
+    #[tokio::test]
+    async fn the_peers_of_a_code_just_given_are_asked_first() {
+        let mut remembered: Vec<RememberedPeer> =
+            (100..164).map(|n| known(peer(n), 0)).collect();
+        remembered[7].failures = 3;
+        let moved = Peer { addr: ([10, 9, 9, 9], 7543).into(), ..peer(101) };
+        let code = [moved, peer(2), peer(1), peer(102)];
+        let mut s = scene(true, &remembered, &code, true);
+        s.entry.bootstrap.is_news = true;
+        s.entry.begin(PATIENCE).await;
+        let asked = s.ring.asked.lock().expect("lock").clone();
+        assert_eq!(asked[..4], [moved, peer(2), peer(102), peer(100)], "and not itself");
+        assert_eq!(asked.len(), 64 + 2);
+        assert_eq!(asked.last(), Some(&peer(107)), "who was silent comes last");
+        // At a later start those that are known to live come first.
+        s.entry.bootstrap.is_news = false;
+        assert_eq!(s.entry.known()[..2], [peer(100), peer(101)]);
+        assert_eq!(s.entry.known()[63..], [moved, peer(2), peer(107)]);
     }
 }

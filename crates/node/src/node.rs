@@ -16,7 +16,7 @@ use atoll_net::{
     NetworkAuth, Peer, Router, TcpConfig, TcpTransport, Transport, UnixServer, serve_unix,
 };
 use atoll_overlay::Overlay;
-use atoll_overlay::chord::{self, Chord, ChordConfig};
+use atoll_overlay::chord::{self, Chord, ChordConfig, RememberedPeer};
 use atoll_overlay::walk::Selection;
 use atoll_store::{BlockStore, ContributedStore, FlagCheck};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -28,10 +28,10 @@ use crate::contribution::{self, Contributor, Opened as Storage, Policy};
 use crate::control::server::{About, Control};
 use crate::dir::{self, DirError, DirLock, NodeDir, SocketAddress};
 use crate::durable::DirState;
-use crate::entry::{Entry, Place, Ring};
+use crate::entry::{Bootstrap, Entry, Place, Ring};
 use crate::keeper::Keeper;
 use crate::network::{Network, StoredNetwork, random_seed};
-use crate::peers::PeerList;
+use crate::peers::{PeerList, PeerMemory};
 use crate::report::Report;
 use crate::scope::Scope;
 use crate::status::Status;
@@ -95,7 +95,7 @@ struct Opened {
     identity: SecretKey,
     network: StoredNetwork,
     settings: Settings,
-    remembered: PeerList,
+    remembered: PeerMemory,
     is_founder: bool,
 }
 
@@ -106,6 +106,7 @@ impl Node {
     /// goes on trying, and its status says so.
     pub async fn start(config: NodeConfig) -> Result<Node, StartError> {
         let NodeConfig { lease, join_patience, flag, .. } = config;
+        let has_code = config.join.is_some();
         let opened = tokio::task::spawn_blocking(move || open(&config))
             .await
             .map_err(|error| StartError::Config(error.to_string()))??;
@@ -122,13 +123,12 @@ impl Node {
         settings.set_listen(listen);
         settings.save(&dir)?;
 
-        let bootstrap = network.bootstrap.as_slice().iter();
-        let known: Vec<Peer> = remembered.as_slice().iter().chain(bootstrap).copied().collect();
         let chord_config = ChordConfig {
             profile: network.network.profile,
             virtual_servers: settings.virtual_servers().count(offered_bytes),
             selection: Selection::Cost,
-            remembered: known,
+            bootstrap: network.bootstrap.as_slice().to_vec(),
+            remembered: remembered.0.clone(),
             ..ChordConfig::default()
         };
         let chord = Chord::new(env.clone(), transport.clone(), chord_config);
@@ -167,7 +167,7 @@ impl Node {
             transport.local(),
             settings,
             remembered,
-            &network.bootstrap,
+            Bootstrap { cards: network.bootstrap, is_news: has_code },
         ));
         entry.begin(join_patience).await;
         env.spawn(Box::pin(entry.clone().run()));
@@ -379,12 +379,12 @@ fn open(config: &NodeConfig) -> Result<Opened, StartError> {
     }
     let (network, is_founder) = open_network(&dir, config, settings.has_joined())?;
     let identity = open_identity(&dir)?;
-    let remembered = match PeerList::load(&dir) {
+    let remembered = match PeerMemory::load(&dir) {
         Ok(peers) => peers,
         // Only a memory: the join code's peers and the neighbours replace it.
         Err(error) => {
             tracing::warn!("{error}");
-            PeerList::default()
+            PeerMemory::default()
         }
     };
     Ok(Opened { dir, lock, identity, network, settings, remembered, is_founder })
@@ -503,8 +503,8 @@ impl Ring for Arc<Chord> {
         }
     }
 
-    fn known_peers(&self) -> Vec<Peer> {
-        Chord::known_peers(self)
+    fn remembered(&self) -> Vec<RememberedPeer> {
+        Chord::remembered(self)
     }
 
     fn epoch(&self) -> u64 {

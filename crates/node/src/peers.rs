@@ -1,16 +1,21 @@
 //! Lists of peers in files and join codes.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use atoll_net::Peer;
 use atoll_net::header::{Capped, WirePeer};
-use minicbor::decode::{Decode, Decoder, Error as DecodeError};
-use minicbor::encode::{Encode, Encoder, Error as EncodeError, Write};
+use atoll_overlay::chord::{MAX_REMEMBERED, RememberedPeer};
+use minicbor::decode::{Decoder, Error as DecodeError};
+use minicbor::encode::{Encoder, Error as EncodeError, Write};
+use minicbor::{Decode, Encode};
 
 use crate::dir::{self, DirError, NodeDir};
 
 /// The most peers a list may hold.
-pub(crate) const MAX_PEERS: usize = 64;
+pub(crate) const MAX_PEERS: usize = MAX_REMEMBERED;
+
+/// So many failures of a peer are written down together: about a day's.
+const FAILURES_SAVED: u32 = 24;
 
 /// At most [`MAX_PEERS`] address cards.
 ///
@@ -19,27 +24,71 @@ pub(crate) const MAX_PEERS: usize = 64;
 pub struct PeerList(Vec<Peer>);
 
 impl PeerList {
-    /// The first [`MAX_PEERS`] of `peers`, the first card of each node.
+    /// The first [`MAX_PEERS`] of `peers`, each card once. A node may be known by several: it
+    /// is not said which of its addresses is the right one.
     pub fn new(peers: impl IntoIterator<Item = Peer>) -> PeerList {
-        let mut seen = BTreeMap::new();
-        let distinct = peers.into_iter().filter(|peer| seen.insert(peer.id, ()).is_none());
-        PeerList(distinct.take(MAX_PEERS).collect())
+        PeerList(distinct(peers).take(MAX_PEERS).collect())
     }
 
     /// The peers.
     pub fn as_slice(&self) -> &[Peer] {
         &self.0
     }
+}
 
-    pub(crate) fn load(dir: &NodeDir) -> Result<PeerList, DirError> {
+/// `peers`, each card once, in the order given.
+pub(crate) fn distinct(peers: impl IntoIterator<Item = Peer>) -> impl Iterator<Item = Peer> {
+    let mut seen = BTreeSet::new();
+    peers.into_iter().filter(move |peer| seen.insert(*peer))
+}
+
+/// The file `peers.cbor`: the peers known last, those met first in front.
+///
+/// CBOR: an array of at most [`MAX_PEERS`] arrays: [`WirePeer`], calls in a row that it has
+/// not answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PeerMemory(pub Vec<RememberedPeer>);
+
+#[derive(Encode, Decode)]
+struct Entry {
+    #[n(0)]
+    peer: WirePeer,
+    #[n(1)]
+    failures: u32,
+}
+
+impl PeerMemory {
+    pub fn load(dir: &NodeDir) -> Result<PeerMemory, DirError> {
         let path = dir.peers();
-        let Some(bytes) = dir::read_small(&path)? else { return Ok(PeerList::default()) };
-        minicbor::decode(&bytes).map_err(|error| DirError::damaged(path, error))
+        let Some(bytes) = dir::read_small(&path)? else { return Ok(PeerMemory::default()) };
+        let entries: Capped<Entry, MAX_PEERS> =
+            minicbor::decode(&bytes).map_err(|error| DirError::damaged(path, error))?;
+        let remembered = |entry: Entry| RememberedPeer {
+            peer: entry.peer.0,
+            failures: entry.failures,
+        };
+        Ok(PeerMemory(entries.0.into_iter().map(remembered).collect()))
     }
 
-    pub(crate) fn save(&self, dir: &NodeDir) -> Result<(), DirError> {
-        let bytes = minicbor::to_vec(self).expect("a vector takes all that is written");
+    pub fn save(&self, dir: &NodeDir) -> Result<(), DirError> {
+        let entry = |RememberedPeer { peer, failures }: &RememberedPeer| Entry {
+            peer: WirePeer(*peer),
+            failures: *failures,
+        };
+        let entries: Capped<Entry, MAX_PEERS> =
+            Capped(self.0.iter().take(MAX_PEERS).map(entry).collect());
+        let bytes = minicbor::to_vec(&entries).expect("a vector takes all that is written");
         dir::write_atomically(&dir.peers(), &bytes)
+    }
+
+    /// Whether what has changed since `saved` is worth a write: other cards do, and one failure
+    /// in [`FAILURES_SAVED`].
+    pub fn is_news_after(&self, saved: &PeerMemory) -> bool {
+        let gist = |memory: &PeerMemory| -> Vec<(Peer, u32)> {
+            let known = memory.0.iter();
+            known.map(|known| (known.peer, known.failures / FAILURES_SAVED)).collect()
+        };
+        gist(self) != gist(saved)
     }
 }
 
@@ -73,11 +122,30 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_listed_once_and_a_list_is_short() {
+    fn a_card_is_listed_once_and_a_list_is_short() {
         let many = (0..200).map(|i| peer(i as u8, "10.0.0.1:1"));
         assert_eq!(PeerList::new(many).as_slice().len(), MAX_PEERS);
-        let twice = PeerList::new([peer(1, "10.0.0.1:1"), peer(1, "10.0.0.2:1")]);
-        assert_eq!(twice.as_slice(), [peer(1, "10.0.0.1:1")]);
+        let cards = [peer(1, "10.0.0.1:1"), peer(1, "10.0.0.2:1")];
+        let list = PeerList::new(cards.into_iter().chain(cards));
+        assert_eq!(list.as_slice(), cards, "whoever has moved is known at both addresses");
+    }
+
+    #[test]
+    fn a_memory_reads_back_and_a_damaged_one_is_refused() {
+        let temp = tempfile::tempdir().expect("temp");
+        let dir = NodeDir::at(temp.path());
+        let known = |n, failures| RememberedPeer { peer: peer(n, "10.1.2.3:7543"), failures };
+        let memory = PeerMemory(vec![known(2, 0), known(1, 17_520)]);
+        assert!(!PeerMemory(vec![known(2, 3), known(1, 17_521)]).is_news_after(&memory));
+        assert!(PeerMemory(vec![known(2, 0), known(1, 17_544)]).is_news_after(&memory));
+        assert!(PeerMemory(vec![known(1, 17_520), known(2, 0)]).is_news_after(&memory));
+        memory.save(&dir).expect("saved");
+        assert_eq!(PeerMemory::load(&dir).expect("loaded"), memory);
+        let bytes = std::fs::read(dir.peers()).expect("read");
+        for len in 0..bytes.len() {
+            std::fs::write(dir.peers(), &bytes[..len]).expect("cut short");
+            assert!(PeerMemory::load(&dir).is_err(), "{len}");
+        }
     }
 
     #[test]

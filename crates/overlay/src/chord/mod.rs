@@ -65,7 +65,7 @@ pub use explore::{TablePolicy, TableReport};
 pub use lifecycle::{JoinError, JoinFailure, VirtualServersError};
 use meetings::Introductions;
 use messages::Doubt;
-pub use peers::RememberedPeer;
+pub use peers::{MAX_REMEMBERED, RememberedPeer};
 use peers::RememberedPeers;
 use servers::Servers;
 use state::{ChordState, Told};
