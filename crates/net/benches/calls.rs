@@ -116,7 +116,7 @@ async fn plain_tcp() {
 }
 
 fn config(number: u8) -> TcpConfig {
-    let network = NetworkAuth { secret: [1; 32], profile: Bytes::new() };
+    let network = NetworkAuth::new(Arc::new([1; 32]), Bytes::new());
     let listen = SocketAddr::from(([127, 0, 0, 1], 0));
     TcpConfig::new(SecretKey::from_seed(&[number; 32]), network, listen)
 }

@@ -16,10 +16,13 @@ pub mod unix;
 pub mod frame;
 pub mod header;
 pub mod hello;
+mod members;
 #[allow(clippy::disallowed_methods, reason = "connections run only on tokio")]
 pub mod mux;
 pub mod stats;
 
+pub use hello::{Secret, Secrets, Verdict, Versions};
+pub use members::{Admission, Members, Proven};
 pub use stats::{NetStats, RefusalReason};
 pub use tcp::{NetworkAuth, StartError, TcpConfig, TcpTransport};
 pub use unix::{LOCAL_CALLER, UnixClient, UnixServeError, UnixServer, WhenAbsent, serve_unix};
@@ -131,6 +134,12 @@ impl CallError {
     /// Whether the peer should be taken for failed (as against one that said no).
     pub fn is_failure_of_peer(&self) -> bool {
         matches!(self, CallError::Unreachable(_) | CallError::TimedOut)
+    }
+
+    /// Whether the peer lives and only does not know the method: it runs another version.
+    /// The caller does without, or asks in another way.
+    pub fn is_unknown_method(&self) -> bool {
+        matches!(self, CallError::Refused(refusal) if refusal.code == Refusal::UNKNOWN_METHOD)
     }
 }
 

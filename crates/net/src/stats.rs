@@ -22,7 +22,7 @@ const MAX_MALFORMED_PEERS: usize = 1024;
 pub enum RefusalReason {
     /// More unauthenticated connections than are allowed at once.
     TooManyHandshakes,
-    /// The TLS handshake failed: no Ed25519 raw key, no TLS 1.3, no `atoll/1`, or garbage.
+    /// The TLS handshake failed: no Ed25519 raw key, no TLS 1.3, no `atoll/2`, or garbage.
     Tls,
     /// The handshake was not over within its deadline.
     HandshakeTimedOut,
@@ -30,17 +30,21 @@ pub enum RefusalReason {
     MalformedProof,
     /// The proof was not made with this network's secret.
     WrongSecret,
-    /// The secret was proven, but the protocol version differs.
+    /// The secret was proven, but there is no protocol version that both speak.
     WrongVersion,
     /// The secret was proven, but the network profile differs.
     WrongProfile,
+    /// A node that was removed from the network.
+    Removed,
+    /// Only a secret that has been replaced was proven.
+    SecretReplaced,
     /// On a Unix socket: another user's process.
     WrongUser,
 }
 
 impl RefusalReason {
     /// Every reason, in the order of the handshake.
-    pub const ALL: [RefusalReason; 8] = [
+    pub const ALL: [RefusalReason; 10] = [
         RefusalReason::TooManyHandshakes,
         RefusalReason::Tls,
         RefusalReason::HandshakeTimedOut,
@@ -48,6 +52,8 @@ impl RefusalReason {
         RefusalReason::WrongSecret,
         RefusalReason::WrongVersion,
         RefusalReason::WrongProfile,
+        RefusalReason::Removed,
+        RefusalReason::SecretReplaced,
         RefusalReason::WrongUser,
     ];
 
@@ -61,6 +67,8 @@ impl RefusalReason {
             RefusalReason::WrongSecret => "wrong_secret",
             RefusalReason::WrongVersion => "wrong_version",
             RefusalReason::WrongProfile => "wrong_profile",
+            RefusalReason::Removed => "removed",
+            RefusalReason::SecretReplaced => "secret_replaced",
             RefusalReason::WrongUser => "wrong_user",
         }
     }
@@ -74,8 +82,10 @@ impl fmt::Display for RefusalReason {
             RefusalReason::HandshakeTimedOut => "the handshake took too long",
             RefusalReason::MalformedProof => "the proof of the network secret is malformed",
             RefusalReason::WrongSecret => "the network secret is not known to it",
-            RefusalReason::WrongVersion => "it speaks another protocol version",
+            RefusalReason::WrongVersion => "it speaks no protocol version that this node speaks",
             RefusalReason::WrongProfile => "its network profile differs",
+            RefusalReason::Removed => "it was removed from the network",
+            RefusalReason::SecretReplaced => "it knows only a network secret that was replaced",
             RefusalReason::WrongUser => "it belongs to another user",
         })
     }

@@ -2,7 +2,7 @@
 
 use atoll_key::PeerId;
 use atoll_net::frame::{self, Frame, Head};
-use atoll_net::hello::{self, Binding, Hello, PROTOCOL_VERSION, Role, Verdict};
+use atoll_net::hello::{self, Binding, Hello, Role, SPOKEN, Verdict};
 use atoll_net::{Refusal, Reply, Request};
 use bytes::Bytes;
 
@@ -52,21 +52,21 @@ fn frames() -> Vec<Vec<u8>> {
 }
 
 fn binding() -> Binding {
-    Binding::new(&[1; 32], &[2; 32], PeerId([3; 32]), PeerId([4; 32]))
+    Binding::new(&[1; 32].into(), &[2; 32], PeerId([3; 32]), PeerId([4; 32]))
 }
 
 fn hellos() -> Vec<Vec<u8>> {
     let hello = |role, verdict, addr: &str| Hello {
         role,
         verdict,
-        version: PROTOCOL_VERSION,
+        versions: SPOKEN,
         addr: addr.parse().expect("an address"),
         profile: [5; 32],
     };
     let hellos = [
         hello(Role::Dialler, Verdict::Welcome, "192.0.2.7:4000"),
         hello(Role::Listener, Verdict::OtherProfile, "[2001:db8::1]:9"),
-        hello(Role::Listener, Verdict::OtherVersion, "0.0.0.0:0"),
+        hello(Role::Listener, Verdict::NoCommonVersion, "0.0.0.0:0"),
     ];
     hellos.iter().map(|hello| hello.encode(&binding()).to_vec()).collect()
 }

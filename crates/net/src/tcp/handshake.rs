@@ -8,19 +8,20 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_key::PeerId;
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use super::proving::{Outcome, Proving};
 use super::tls::{ALPN, Tls, peer_key};
-use crate::hello::{self, Binding, Hello, HelloError, PROTOCOL_VERSION, Role, Verdict};
-use crate::{Peer, RefusalReason};
+use crate::hello::{self, Binding, Hello, HelloError, Role, Verdict, Versions};
+use crate::{Admission, Members, Peer, Proven, RefusalReason};
 
 /// The longest a handshake may take, on either side, connecting included.
 pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
@@ -34,11 +35,24 @@ const EXPORTER_LABEL: &[u8] = b"EXPORTER-atoll-network-proof";
 /// A TLS connection as the multiplexer gets it.
 pub type Stream = Proving<TlsStream<BufReader<TcpStream>>>;
 
+/// Why an incoming connection is refused, and what the log says of it besides.
+pub struct Refused {
+    pub reason: RefusalReason,
+    pub detail: Option<String>,
+}
+
+impl From<RefusalReason> for Refused {
+    fn from(reason: RefusalReason) -> Refused {
+        Refused { reason, detail: None }
+    }
+}
+
 /// Who this node is and what it proves.
 pub struct Identity {
     pub id: PeerId,
     pub tls: Tls,
-    pub network_secret: [u8; 32],
+    pub members: Arc<dyn Members>,
+    pub versions: Versions,
     /// BLAKE3 of the network profile.
     pub profile: [u8; 32],
     /// The listening address this node claims.
@@ -56,18 +70,36 @@ pub enum DialError {
     Tls(String),
     /// The peer closed where its proof belongs.
     #[error(
-        "the peer closed the connection during the handshake: it may belong to another network"
+        "the peer closed the connection during the handshake: it may belong to another network, \
+         or the network's secret was replaced while this node was away"
     )]
     ClosedByPeer,
     /// The peer does not know the network secret.
     #[error("the peer does not prove the network secret: {0}")]
     Unproven(HelloError),
-    /// The peer told that it speaks another version.
-    #[error("the peer speaks another protocol version")]
-    OtherVersion,
+    /// There is no version that both speak.
+    #[error("the peer speaks protocol {theirs}, this node {ours}: update the older of the two")]
+    NoCommonVersion {
+        /// What this node speaks.
+        ours: Versions,
+        /// What the peer speaks.
+        theirs: Versions,
+    },
     /// The peer told that its profile differs.
     #[error("the peer's network has another profile")]
     OtherProfile,
+    /// The peer says that the network has removed this node.
+    #[error("the peer says that this node was removed from the network")]
+    RemovedHere,
+    /// The peer says that this node's secret has been replaced.
+    #[error("the peer says that the network's secret was replaced while this node was away")]
+    SecretReplacedHere,
+    /// The network has removed the peer.
+    #[error("the peer was removed from the network")]
+    Removed,
+    /// The peer proves only a secret that has been replaced.
+    #[error("the peer knows only a network secret that was replaced")]
+    SecretReplaced,
     /// It took too long.
     #[error("the handshake took too long")]
     TimedOut,
@@ -93,6 +125,9 @@ impl Identity {
         to: Peer,
         limit: Instant,
     ) -> Result<(Stream, Outcome), DialError> {
+        if self.members.is_removed(&to.id) {
+            return Err(DialError::Removed);
+        }
         let tcp = TcpStream::connect(to.addr).await?;
         tcp.set_nodelay(true)?;
         let config = self.tls.client(to.id).map_err(|error| DialError::Tls(error.to_string()))?;
@@ -102,16 +137,18 @@ impl Identity {
         let (_, session) = stream.get_mut();
         session.set_buffer_limit(Some(WRITE_BYTES));
         if session.alpn_protocol() != Some(ALPN) {
-            return Err(DialError::Tls("the peer does not speak atoll/1".to_owned()));
+            return Err(DialError::Tls("the peer does not speak atoll/2".to_owned()));
         }
         let exporter = session.export_keying_material([0; 32], EXPORTER_LABEL, None);
         let exporter = exporter.map_err(|error| DialError::Tls(error.to_string()))?;
-        let binding = Binding::new(&self.network_secret, &exporter, self.id, to.id);
+        let binding = Binding::new(&self.members.secrets(), &exporter, self.id, to.id);
         let ours = self.hello(Role::Dialler, Verdict::Welcome).encode(&binding);
         stream.write_all(&ours).await?;
         stream.flush().await?;
-        let profile = self.profile;
-        let check = Box::new(move |hello: &[u8]| check_listener(hello, &binding, &profile));
+        let (profile, ours, members) = (self.profile, self.versions, self.members.clone());
+        let check = Box::new(move |hello: &[u8]| {
+            check_listener(hello, to, &binding, &profile, ours, &*members)
+        });
         let limit = tokio::time::sleep_until(limit);
         Ok(Proving::awaiting(TlsStream::Client(stream), limit, check))
     }
@@ -121,16 +158,16 @@ impl Identity {
         &self,
         tcp: TcpStream,
         from: SocketAddr,
-    ) -> Result<(Stream, Peer), RefusalReason> {
+    ) -> Result<(Stream, Peer), Refused> {
         let accepted = tokio::time::timeout(HANDSHAKE_LIMIT, self.accept_unlimited(tcp, from));
-        accepted.await.unwrap_or(Err(RefusalReason::HandshakeTimedOut))
+        accepted.await.unwrap_or(Err(RefusalReason::HandshakeTimedOut.into()))
     }
 
     async fn accept_unlimited(
         &self,
         tcp: TcpStream,
         from: SocketAddr,
-    ) -> Result<(Stream, Peer), RefusalReason> {
+    ) -> Result<(Stream, Peer), Refused> {
         tcp.set_nodelay(true).map_err(|_| RefusalReason::Tls)?;
         let io = BufReader::with_capacity(READ_BYTES, tcp);
         let accepted = TlsAcceptor::from(self.tls.server()).accept(io).await;
@@ -139,59 +176,91 @@ impl Identity {
         session.set_buffer_limit(Some(WRITE_BYTES));
         let id = peer_key(session.peer_certificates()).ok_or(RefusalReason::Tls)?;
         if session.alpn_protocol() != Some(ALPN) {
-            return Err(RefusalReason::Tls);
+            return Err(RefusalReason::Tls.into());
         }
         let exporter = session.export_keying_material([0; 32], EXPORTER_LABEL, None);
         let exporter = exporter.map_err(|_| RefusalReason::Tls)?;
-        let binding = Binding::new(&self.network_secret, &exporter, id, self.id);
+        let binding = Binding::new(&self.members.secrets(), &exporter, id, self.id);
         let theirs = match read_hello(&mut stream).await {
             Some(bytes) => hello::verify(&bytes, Role::Dialler, &binding),
-            None => return Err(RefusalReason::MalformedProof),
+            None => return Err(RefusalReason::MalformedProof.into()),
         };
-        let (verdict, addr) = match theirs {
-            Ok(hello) if hello.profile != self.profile => (Verdict::OtherProfile, hello.addr),
-            Ok(hello) => (Verdict::Welcome, hello.addr),
-            Err(HelloError::OtherVersion(_)) => (Verdict::OtherVersion, from),
-            Err(HelloError::Mac) => return Err(RefusalReason::WrongSecret),
-            Err(_) => return Err(RefusalReason::MalformedProof),
+        let (theirs, secret) = theirs.map_err(|error| match error {
+            HelloError::Mac => RefusalReason::WrongSecret,
+            _ => RefusalReason::MalformedProof,
+        })?;
+        let peer = Peer { id, addr: seen_from(theirs.addr, from) };
+        let common = self.versions.common(theirs.versions);
+        let verdict = match common {
+            None => Verdict::NoCommonVersion,
+            Some(_) if theirs.profile != self.profile => Verdict::OtherProfile,
+            Some(version) => match self.members.admit(peer, Proven { secret, version }) {
+                Admission::Member => Verdict::Welcome,
+                Admission::Removed => Verdict::Removed,
+                Admission::SecretReplaced => Verdict::SecretReplaced,
+            },
         };
         let ours = self.hello(Role::Listener, verdict).encode(&binding);
         let sent = async { stream.write_all(&ours).await.and(stream.flush().await) }.await;
-        match verdict {
-            Verdict::Welcome => sent.map_err(|_| RefusalReason::Tls)?,
-            Verdict::OtherVersion => return Err(close(stream, RefusalReason::WrongVersion).await),
-            Verdict::OtherProfile => return Err(close(stream, RefusalReason::WrongProfile).await),
-        }
-        let peer = Peer { id, addr: seen_from(addr, from) };
-        Ok((Proving::proven(TlsStream::Server(stream)), peer))
+        let reason = match verdict {
+            Verdict::Welcome => {
+                sent.map_err(|_| RefusalReason::Tls)?;
+                return Ok((Proving::proven(TlsStream::Server(stream)), peer));
+            }
+            Verdict::NoCommonVersion => RefusalReason::WrongVersion,
+            Verdict::OtherProfile => RefusalReason::WrongProfile,
+            Verdict::Removed => RefusalReason::Removed,
+            Verdict::SecretReplaced => RefusalReason::SecretReplaced,
+        };
+        // In order, so that the verdict arrives. The peer may be gone already.
+        let _ = stream.shutdown().await;
+        let detail = common.is_none().then(|| {
+            format!("it speaks protocol {}, this node {}", theirs.versions, self.versions)
+        });
+        Err(Refused { reason, detail })
     }
 
     fn hello(&self, role: Role, verdict: Verdict) -> Hello {
-        let (addr, profile) = (self.claimed, self.profile);
-        Hello { role, verdict, version: PROTOCOL_VERSION, addr, profile }
+        let (versions, addr, profile) = (self.versions, self.claimed, self.profile);
+        Hello { role, verdict, versions, addr, profile }
     }
 }
 
 /// Checks what a listener says of itself and of us.
-fn check_listener(bytes: &[u8], binding: &Binding, profile: &[u8; 32]) -> Result<(), DialError> {
-    let theirs = match hello::verify(bytes, Role::Listener, binding) {
-        Ok(hello) => hello,
-        Err(HelloError::OtherVersion(_)) => return Err(DialError::OtherVersion),
-        Err(error) => return Err(DialError::Unproven(error)),
-    };
+fn check_listener(
+    bytes: &[u8],
+    listener: Peer,
+    binding: &Binding,
+    profile: &[u8; 32],
+    ours: Versions,
+    members: &dyn Members,
+) -> Result<(), DialError> {
+    let (theirs, secret) =
+        hello::verify(bytes, Role::Listener, binding).map_err(DialError::Unproven)?;
     match theirs.verdict {
-        Verdict::OtherVersion => Err(DialError::OtherVersion),
-        Verdict::OtherProfile => Err(DialError::OtherProfile),
-        Verdict::Welcome if theirs.profile != *profile => Err(DialError::OtherProfile),
-        Verdict::Welcome => Ok(()),
+        Verdict::Welcome | Verdict::NoCommonVersion => {}
+        Verdict::OtherProfile => return Err(DialError::OtherProfile),
+        Verdict::Removed => {
+            members.refused_by(listener, theirs.verdict);
+            return Err(DialError::RemovedHere);
+        }
+        Verdict::SecretReplaced => {
+            members.refused_by(listener, theirs.verdict);
+            return Err(DialError::SecretReplacedHere);
+        }
     }
-}
-
-/// Closes in order, so that the verdict arrives.
-async fn close(mut stream: impl AsyncWrite + Unpin, reason: RefusalReason) -> RefusalReason {
-    // The peer may be gone already; the reason stays the same.
-    let _ = stream.shutdown().await;
-    reason
+    let common = ours.common(theirs.versions);
+    let Some(version) = common.filter(|_| theirs.verdict == Verdict::Welcome) else {
+        return Err(DialError::NoCommonVersion { ours, theirs: theirs.versions });
+    };
+    if theirs.profile != *profile {
+        return Err(DialError::OtherProfile);
+    }
+    match members.admit(listener, Proven { secret, version }) {
+        Admission::Member => Ok(()),
+        Admission::Removed => Err(DialError::Removed),
+        Admission::SecretReplaced => Err(DialError::SecretReplaced),
+    }
 }
 
 /// The claimed address; where no IP is claimed, the one the connection shows.

@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::Inner;
+use super::handshake::Refused;
 use crate::RefusalReason;
 
 /// Pause when the system cannot accept, such as for want of file descriptors.
@@ -30,7 +31,7 @@ pub async fn listen(inner: Arc<Inner>, listener: TcpListener) {
         };
         let place = inner.handshakes.take(from.ip());
         let Some((place, crowded_out)) = place else {
-            inner.refuse(from, RefusalReason::TooManyHandshakes);
+            inner.refuse(from, &RefusalReason::TooManyHandshakes.into());
             continue;
         };
         let task = inner.clone();
@@ -38,12 +39,12 @@ pub async fn listen(inner: Arc<Inner>, listener: TcpListener) {
             let accepted = tokio::select! {
                 accepted = task.identity.accept(tcp, from) => accepted,
                 // The sender is never used, only dropped.
-                _ = crowded_out => Err(RefusalReason::TooManyHandshakes),
+                _ = crowded_out => Err(RefusalReason::TooManyHandshakes.into()),
             };
             drop(place);
             match accepted {
                 Ok((stream, peer)) => drop(task.connected(stream, peer, None)),
-                Err(reason) => task.refuse(from, reason),
+                Err(refused) => task.refuse(from, &refused),
             }
         });
     }
@@ -115,10 +116,12 @@ fn origin(ip: IpAddr) -> IpAddr {
 }
 
 impl Inner {
-    fn refuse(&self, from: SocketAddr, reason: RefusalReason) {
-        self.counters().refused(reason);
+    fn refuse(&self, from: SocketAddr, refused: &Refused) {
+        let Refused { reason, detail } = refused;
+        self.counters().refused(*reason);
         if let Some(unlogged) = self.refusal_log.admit(Instant::now()) {
-            tracing::warn!(%from, unlogged, "refused a connection: {reason}");
+            let detail = detail.as_ref().map(|detail| format!(" ({detail})")).unwrap_or_default();
+            tracing::warn!(%from, unlogged, "refused a connection: {reason}{detail}");
         }
     }
 }

@@ -33,19 +33,30 @@ use self::handshake::{Identity, Stream};
 use self::pool::Pool;
 use self::proving::Outcome;
 use self::tls::Tls;
+use crate::hello::{SPOKEN, Versions};
 use crate::mux::{self, Keepalive, Mux, MuxError};
 use crate::stats::{Counters, bump};
 use crate::stats::{NetStats, RefusalReason};
-use crate::{CallError, Peer, Refusal, Reply, Request, Service, Transport};
+use crate::{CallError, Members, Peer, Refusal, Reply, Request, Service, Transport};
 
 /// What a node must know to belong to a network.
 #[derive(Clone)]
 pub struct NetworkAuth {
-    /// The network secret: 32 bytes of good randomness. Proven, never sent.
-    pub secret: [u8; 32],
+    /// Its secrets, proven and never sent, and who may be connected with. A secret has 32
+    /// bytes of good randomness; where it never changes, it is all that is needed here.
+    pub members: Arc<dyn Members>,
+    /// The protocol versions to speak; [`SPOKEN`] but in tests.
+    pub versions: Versions,
     /// The network's profile (how IDs are chosen, k, …) in its owner's encoding. Both
     /// sides of a connection must hold the same bytes.
     pub profile: Bytes,
+}
+
+impl NetworkAuth {
+    /// What this build speaks, in the network of `members`.
+    pub fn new(members: Arc<dyn Members>, profile: Bytes) -> NetworkAuth {
+        NetworkAuth { members, versions: SPOKEN, profile }
+    }
 }
 
 /// How to start a [`TcpTransport`]. Take [`TcpConfig::new`] and change what differs.
@@ -140,7 +151,8 @@ impl TcpTransport {
         let identity = Identity {
             id,
             tls,
-            network_secret: config.network.secret,
+            members: config.network.members,
+            versions: config.network.versions,
             profile: *blake3::hash(&config.network.profile).as_bytes(),
             claimed: config.advertise.unwrap_or(bound),
         };
@@ -166,6 +178,17 @@ impl TcpTransport {
     /// Incoming connections refused, by reason.
     pub fn refusals(&self) -> BTreeMap<RefusalReason, u64> {
         self.inner.counters().refusals()
+    }
+
+    /// The peers with an open connection.
+    pub fn connected(&self) -> Vec<PeerId> {
+        self.inner.pool().connected()
+    }
+
+    /// Closes the connections of every peer that `stays` does not hold for: calls under
+    /// way with it fail.
+    pub fn close_unless(&self, stays: impl Fn(&PeerId) -> bool, why: &str) {
+        self.inner.pool().close_unless(stays, why);
     }
 
     /// Stops listening, closes every connection (pending calls fail as unreachable,

@@ -173,6 +173,20 @@ impl Pool {
         self.backoffs.retain(|peer, _| peer.id != *id);
     }
 
+    /// Whose connections are open.
+    pub fn connected(&self) -> Vec<PeerId> {
+        let is_open = |of_peer: &[Connection]| of_peer.iter().any(|one| one.mux.is_open());
+        let open = self.connections.iter().filter(|(_, of_peer)| is_open(of_peer));
+        open.map(|(id, _)| *id).collect()
+    }
+
+    /// Closes those of the peers that `stays` does not hold for.
+    pub fn close_unless(&self, stays: impl Fn(&PeerId) -> bool, why: &str) {
+        for (_, of_peer) in self.connections.iter().filter(|(id, _)| !stays(id)) {
+            of_peer.iter().for_each(|one| one.mux.close(why));
+        }
+    }
+
     /// Closes all.
     pub fn close_all(&mut self, why: &str) {
         for connection in self.connections.values().flatten() {

@@ -11,12 +11,12 @@ use tokio_rustls::client::TlsStream;
 
 use super::*;
 use crate::frame::{Frame, HEAD_BYTES};
-use crate::hello::{Binding, HELLO_BYTES, Hello, PROTOCOL_VERSION, Role, Verdict};
+use crate::hello::{Binding, HELLO_BYTES, Hello, Role, SPOKEN, Verdict, Versions};
 
 const SECRET: [u8; 32] = [42; 32];
 
 fn config(number: u8) -> TcpConfig {
-    let network = NetworkAuth { secret: SECRET, profile: Bytes::from_static(b"profile") };
+    let network = NetworkAuth::new(Arc::new(SECRET), Bytes::from_static(b"profile"));
     let listen = SocketAddr::from(([127, 0, 0, 1], 0));
     TcpConfig::new(SecretKey::from_seed(&[number; 32]), network, listen)
 }
@@ -47,14 +47,14 @@ async fn tls_only(
     let exporter = exporter
         .export_keying_material([0; 32], b"EXPORTER-atoll-network-proof", None)
         .expect("TLS");
-    Ok((stream, Binding::new(&SECRET, &exporter, secret.peer_id(), to.id)))
+    Ok((stream, Binding::new(&SECRET.into(), &exporter, secret.peer_id(), to.id)))
 }
 
 fn hello() -> Hello {
     Hello {
         role: Role::Dialler,
         verdict: Verdict::Welcome,
-        version: PROTOCOL_VERSION,
+        versions: SPOKEN,
         addr: SocketAddr::from(([127, 0, 0, 1], 7)),
         profile: *blake3::hash(b"profile").as_bytes(),
     }
@@ -94,20 +94,49 @@ async fn a_malformed_or_long_hello_is_answered_nothing() {
 }
 
 #[tokio::test]
-async fn another_version_is_told_only_to_one_that_proved_the_secret() {
+async fn the_versions_are_told_only_to_one_that_proved_the_secret() {
     let server = TcpTransport::start(config(1)).await.expect("start");
-    let newer = Hello { version: PROTOCOL_VERSION + 1, ..hello() };
+    let newer = Hello { versions: Versions { min: 2, max: 3 }, ..hello() };
     let (mut stream, binding) = tls_only(server.local(), |_| ()).await.expect("TLS");
     stream.write_all(&newer.encode(&binding)).await.expect("send");
     let told = answer(&mut stream).await;
-    let told = crate::hello::verify(&told, Role::Listener, &binding).expect("a hello");
-    assert_eq!(told.verdict, Verdict::OtherVersion);
+    let (told, _) = crate::hello::verify(&told, Role::Listener, &binding).expect("a hello");
+    assert_eq!((told.verdict, told.versions), (Verdict::NoCommonVersion, SPOKEN));
 
     let (mut stream, _) = tls_only(server.local(), |_| ()).await.expect("TLS");
     stream.write_all(&newer.encode(&binding)).await.expect("send");
     assert_eq!(answer(&mut stream).await, b"");
     let counted = [(RefusalReason::WrongSecret, 1), (RefusalReason::WrongVersion, 1)];
     assert_eq!(server.refusals(), BTreeMap::from(counted));
+}
+
+/// A transport that speaks these versions.
+async fn speaking(number: u8, min: u16, max: u16) -> Arc<TcpTransport> {
+    let mut config = config(number);
+    config.network.versions = Versions { min, max };
+    TcpTransport::start(config).await.expect("start")
+}
+
+#[tokio::test]
+async fn ranges_of_versions_that_overlap_talk_and_others_are_both_named() {
+    let limit = Duration::from_secs(30);
+    let listeners = [speaking(1, 1, 1).await, speaking(2, 1, 2).await, speaking(3, 2, 2).await];
+    let diallers = [speaking(4, 1, 1).await, speaking(5, 1, 2).await, speaking(6, 2, 2).await];
+    for (from, dialler) in diallers.iter().enumerate() {
+        for (to, listener) in listeners.iter().enumerate() {
+            let answer = dialler.call(listener.local(), Request::default(), limit).await;
+            if from.abs_diff(to) < 2 {
+                assert!(matches!(answer, Err(CallError::Refused(_))), "{from} {to}: {answer:?}");
+                continue;
+            }
+            let error = answer.expect_err("no version in common").to_string();
+            let [ours, theirs] = [from, to].map(|at| if at == 0 { 1 } else { 2 });
+            let told = format!("speaks protocol version {theirs}, this node version {ours}");
+            assert!(error.contains(&told), "{error}");
+            let refused = || listener.refusals().get(&RefusalReason::WrongVersion) == Some(&1);
+            until("the listener counts it", refused).await;
+        }
+    }
 }
 
 #[tokio::test]
@@ -190,7 +219,7 @@ impl Cheat {
         let exporter = exporter
             .export_keying_material([0; 32], b"EXPORTER-atoll-network-proof", None)
             .expect("TLS");
-        let binding = Binding::new(&SECRET, &exporter, dialler, self.secret.peer_id());
+        let binding = Binding::new(&SECRET.into(), &exporter, dialler, self.secret.peer_id());
         stream.read_exact(&mut [0; HELLO_BYTES]).await.expect("the dialler proves first");
         (stream, binding)
     }

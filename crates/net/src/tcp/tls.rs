@@ -22,8 +22,9 @@ use rustls::{
     PeerMisbehaved, ServerConfig, SignatureAlgorithm, SignatureScheme, SupportedCipherSuite,
 };
 
-/// What both sides must agree on by ALPN.
-pub const ALPN: &[u8] = b"atoll/1";
+/// What both sides must agree on by ALPN: names the form of the hello, not the version of
+/// what follows it.
+pub const ALPN: &[u8] = b"atoll/2";
 /// What precedes the 32 bytes of an Ed25519 key in a SubjectPublicKeyInfo (RFC 8410).
 const SPKI_PREFIX: [u8; 12] =
     [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];

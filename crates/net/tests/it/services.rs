@@ -67,8 +67,10 @@ pub fn key(number: u8) -> SecretKey {
     SecretKey::from_seed(&[number; 32])
 }
 
+pub const SECRET: [u8; 32] = [42; 32];
+
 pub fn network() -> NetworkAuth {
-    NetworkAuth { secret: [42; 32], profile: Bytes::from_static(b"profile one") }
+    NetworkAuth::new(Arc::new(SECRET), Bytes::from_static(b"profile one"))
 }
 
 pub fn config(number: u8) -> TcpConfig {

@@ -8,13 +8,13 @@ use atoll_net::{CallError, Peer, RefusalReason, TcpConfig, TcpTransport, Transpo
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
-use crate::services::{Echo, LONG, config, network, node, request, until};
+use crate::services::{Echo, LONG, SECRET, config, node, request, until};
 
 #[tokio::test]
 async fn a_stranger_without_the_secret_gets_nothing_and_is_counted() {
     let server = node(1, Echo).await;
     let mut stranger = config(2);
-    stranger.network.secret[31] ^= 1;
+    stranger.network.members = Arc::new([41; 32]);
     let stranger = TcpTransport::start(stranger).await.unwrap();
     stranger.serve(Arc::new(Echo));
     let error = stranger.call(server.local(), request(b""), LONG).await.unwrap_err();
@@ -118,6 +118,6 @@ async fn neither_the_secret_nor_a_message_is_seen_on_the_wire() {
     client.call(through, request(words), LONG).await.unwrap();
     let recorded = recorded.lock().unwrap();
     assert!(contains(&recorded, b"\x03\x04"), "the proxy recorded a TLS 1.3 handshake");
-    assert!(!contains(&recorded, &network().secret[..8]));
+    assert!(!contains(&recorded, &SECRET[..8]));
     assert!(!contains(&recorded, &words[..8]));
 }
