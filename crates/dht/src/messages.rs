@@ -524,6 +524,7 @@ impl<'b, C> Decode<'b, C> for ReconcileReply {
 mod tests {
     use std::fmt::Debug;
 
+    use atoll_net::header::with_later_fields;
     use proptest::prelude::*;
 
     use super::*;
@@ -538,6 +539,8 @@ mod tests {
         let mut longer = header.to_vec();
         longer.push(0);
         assert!(from_header::<T>(&longer).is_err(), "trailing byte: {message:?}");
+        let later = with_later_fields(&header);
+        assert_eq!(from_header::<T>(&later).as_ref(), Ok(&message), "fields of a later version");
     }
 
     fn key(n: u8) -> Key {

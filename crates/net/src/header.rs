@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use atoll_key::PeerId;
 use bytes::Bytes;
+use minicbor::data::Type;
 use minicbor::decode::Error as DecodeError;
 use minicbor::encode::{Error as EncodeError, Write};
 use minicbor::{Decode, Decoder, Encode, Encoder};
@@ -112,9 +113,64 @@ impl<T, const N: usize> From<Vec<T>> for Capped<T, N> {
     }
 }
 
+/// The message as a later version may send it: every map in it has a field that this
+/// version does not know. For tests that such fields are skipped.
+///
+/// # Panics
+/// If `header` is no CBOR of definite lengths.
+pub fn with_later_fields(header: &[u8]) -> Vec<u8> {
+    let mut decoder = Decoder::new(header);
+    let mut encoder = Encoder::new(Vec::new());
+    copy_growing(&mut decoder, &mut encoder, header).expect("a message of our own");
+    encoder.into_writer()
+}
+
+fn copy_growing(
+    d: &mut Decoder<'_>,
+    e: &mut Encoder<Vec<u8>>,
+    whole: &[u8],
+) -> Result<(), DecodeError> {
+    const LATER: u16 = 4095;
+    let count = |count: Option<u64>| count.ok_or_else(|| DecodeError::message("no length"));
+    let written = "a vector takes all that is written";
+    match d.datatype()? {
+        Type::Map => {
+            let fields = count(d.map()?)?;
+            e.map(fields + 1).expect(written);
+            for _ in 0..2 * fields {
+                copy_growing(d, e, whole)?;
+            }
+            e.u16(LATER).and_then(|e| e.str("later")).expect(written);
+        }
+        Type::Array => {
+            let elements = count(d.array()?)?;
+            e.array(elements).expect(written);
+            for _ in 0..elements {
+                copy_growing(d, e, whole)?;
+            }
+        }
+        _ => {
+            let from = d.position();
+            d.skip()?;
+            e.writer_mut().extend_from_slice(&whole[from..d.position()]);
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_later_field_stands_in_every_map_and_nowhere_else() {
+        // {0: [{1: 2}, h'03']}
+        let header = [0xa1, 0x00, 0x82, 0xa1, 0x01, 0x02, 0x41, 0x03];
+        let later = [0x19, 0x0f, 0xff, 0x65, b'l', b'a', b't', b'e', b'r'];
+        let inner = [&[0xa2, 0x01, 0x02][..], &later].concat();
+        let expected = [&[0xa2, 0x00, 0x82][..], &inner, &[0x41, 0x03], &later].concat();
+        assert_eq!(with_later_fields(&header), expected);
+    }
 
     fn peer(addr: &str) -> WirePeer {
         WirePeer(Peer { id: PeerId([7; 32]), addr: addr.parse().expect("an address") })

@@ -16,9 +16,11 @@ use crate::walk::{Found, Step, WalkError, WalkLimits, walk, walk_from, walk_to_l
 use atoll_env::BoxFuture;
 
 /// Whether the node that gave this answer cannot serve as a neighbour: dead, on no ring,
-/// or talking nonsense. Only an overloaded one is worth waiting for.
+/// or talking nonsense. An overloaded one is worth waiting for, and one that does not know
+/// the method is as alive as any: it runs another version.
 pub(super) fn is_no_neighbour(error: &CallError) -> bool {
-    !matches!(error, CallError::Refused(r) if r.code == Refusal::OVERLOADED)
+    let overloaded = matches!(error, CallError::Refused(r) if r.code == Refusal::OVERLOADED);
+    !overloaded && !error.is_unknown_method()
 }
 
 /// Whether the answer says that the peer lives and only the virtual server does not.

@@ -263,6 +263,52 @@ mod tests {
         assert_eq!(decode::<Seen>(&[0x84, 0x07, 0xf6, 0x00, 0x18, 0xff]).unwrap(), seen);
     }
 
+    /// The message as a later version may send it: with one more field than any has now.
+    fn skips_a_later_field<T>(message: T)
+    where
+        T: minicbor::Encode<()> + for<'b> Decode<'b, ()> + PartialEq + std::fmt::Debug,
+    {
+        let header = encode(&message);
+        let fields = header[0] - 0x80;
+        assert!(fields < 8, "{message:?} is an array with a short head: {header:02x?}");
+        let mut later = header.to_vec();
+        later[0] = 0x80 + 9;
+        later.extend(std::iter::repeat_n(0xf6, usize::from(8 - fields)));
+        later.extend_from_slice(b"\x65later");
+        assert_eq!(decode::<T>(&later).as_ref(), Ok(&message));
+    }
+
+    #[test]
+    fn every_message_skips_a_field_that_it_does_not_know() {
+        let one = node(1, false);
+        let nodes = || WireNodes(vec![one, node(2, true)]);
+        skips_a_later_field(Ping { to: VirtualIndex(2), nonce: Some(7) });
+        skips_a_later_field(Nudge { to: VirtualIndex(0), from: VirtualIndex(0) });
+        skips_a_later_field(Alive {
+            joined: true,
+            nonce: None,
+            servers: Some(3),
+            peer: Some(WirePeer(one.peer)),
+        });
+        skips_a_later_field(Seen { epoch: Some(7), to: VirtualIndex(1), from: VirtualIndex(2) });
+        skips_a_later_field(Surroundings {
+            epoch: 1,
+            predecessor: None,
+            successors: Some(nodes()),
+            doubt: None,
+        });
+        skips_a_later_field(Reached { doubt: None });
+        skips_a_later_field(Leaving {
+            predecessor: Some(WireNode(one)),
+            successors: nodes(),
+            from: VirtualIndex(1),
+            remaining: VirtualIndex(2),
+        });
+        skips_a_later_field(AskRoute { key: WireKey(Key([3; 64])), as_root: true });
+        skips_a_later_field(Dead { nodes: nodes() });
+        skips_a_later_field(Meet { node: WireNode(one), hops_left: 2 });
+    }
+
     #[test]
     fn index_zero_is_absent_and_an_index_beyond_the_maximum_is_refused() {
         let ask = |to, from| Seen { epoch: None, to: VirtualIndex(to), from: VirtualIndex(from) };

@@ -7,6 +7,7 @@ use atoll_env::BoxFuture;
 use atoll_net::{Peer, Refusal, Reply, Request, Router, Service};
 use atoll_overlay::Overlay;
 use atoll_overlay::chord::messages::{self, Doubt, FAMILY, Reached, Surroundings};
+use atoll_overlay::chord::table::learn::LEARN;
 use atoll_overlay::chord::{Chord, ChordConfig};
 use atoll_sim::HostId;
 
@@ -88,5 +89,58 @@ fn newcomers_come_onto_a_ring_where_one_in_five_refuses_them() {
     cluster.run_secs(60);
     for newcomer in newcomers {
         assert_found_everywhere(&cluster, newcomer);
+    }
+}
+
+/// A node of an older version: it does not know some methods, and is honest in all others.
+struct Elder {
+    chord: Arc<Chord>,
+    lacks: &'static [u16],
+}
+
+impl Service for Elder {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        if self.lacks.contains(&request.method) {
+            let refusal = Refusal::new(Refusal::UNKNOWN_METHOD, "not in my version");
+            return Box::pin(async move { Err(refusal) });
+        }
+        self.chord.handle(from, request)
+    }
+}
+
+/// A neighbour that refused LEARN as unknown was taken for dead, again and again.
+#[test]
+fn a_node_that_does_not_know_a_method_is_alive_and_keeps_its_place() {
+    const LACKS: [u16; 6] = [
+        messages::NUDGE,
+        messages::LEAVE,
+        messages::WARN,
+        messages::MEET,
+        messages::REACH_ME,
+        LEARN,
+    ];
+    for seed in 1..=4 {
+        // A ring larger than the successor lists: only then are there questions to ask.
+        let config = ChordConfig { successors: 4, ..ChordConfig::default() };
+        let cluster = Cluster::perfect(lan(seed), config, 24, true);
+        cluster.run_secs(5);
+        let elder = cluster.hosts()[seed as usize];
+        let service = Arc::new(Elder { chord: cluster.chord(elder), lacks: &LACKS });
+        cluster.sim.transport(elder).serve(Arc::new(Router::new().route(FAMILY, service)));
+        let me = cluster.chord(elder).me();
+        let place = *me.id.key();
+        let all = cluster.hosts();
+        let before = |host: &&HostId| {
+            let around = cluster.chord(**host).neighbourhood();
+            around.successors.first().is_some_and(|first| first.id == me.id)
+        };
+        let predecessor = *all.iter().find(before).expect("somebody stands before it");
+        for second in 0..600 {
+            cluster.run_secs(1);
+            let head = cluster.chord(predecessor).neighbourhood().successors.first().copied();
+            assert_eq!(head.map(|head| head.id), Some(me.id), "seed {seed}, second {second}");
+        }
+        assert!(cluster.chord(elder).neighbourhood().range().is_some_and(|r| r.contains(&place)));
+        assert_found_everywhere(&cluster, elder);
     }
 }
