@@ -84,6 +84,10 @@ pub enum Command {
     Up(commands::up::Args),
     /// Print a code with which other nodes join this network
     Invite(commands::invite::Args),
+    /// List the network's members, or remove a node
+    Member(commands::member::Args),
+    /// Replace the network's secret while it runs
+    Secret(commands::secret::Args),
     /// Publish a directory tree, or update what was published
     Publish(commands::publish::Args),
     /// List the volumes published from this node, and until when the ring keeps them

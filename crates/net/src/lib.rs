@@ -194,6 +194,7 @@ pub trait Transport: Send + Sync + 'static {
 #[derive(Default, Clone)]
 pub struct Router {
     services: Vec<(u8, Arc<dyn Service>)>,
+    lacks: &'static [u16],
 }
 
 impl Router {
@@ -208,12 +209,20 @@ impl Router {
         self.services.push((family, service));
         self
     }
+
+    /// Does not know these methods, as a node from before they were added. For tests.
+    #[must_use]
+    pub fn without(mut self, lacks: &'static [u16]) -> Router {
+        self.lacks = lacks;
+        self
+    }
 }
 
 impl Service for Router {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         let family = (request.method >> 8) as u8;
-        match self.services.iter().find(|(known, _)| *known == family) {
+        let known = self.services.iter().find(|(known, _)| *known == family);
+        match known.filter(|_| !self.lacks.contains(&request.method)) {
             Some((_, service)) => service.handle(from, request),
             None => {
                 let text = format!("method {:#06x} is not known here", request.method);

@@ -7,6 +7,8 @@
 //! [`ClientOptions::patience`] its calls wait for a node that is being restarted, as
 //! mounts need; without, they fail at once and say how to start one.
 
+mod membership;
+
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use atoll_dht::{QuotaConfig, Share};
 use atoll_key::IdProfile;
+use atoll_net::Versions;
+use atoll_net::hello::SPOKEN;
 use atoll_overlay::MAX_VIRTUAL_SERVERS;
 use atoll_store::FlagCheck;
 use minicbor::{Decode, Encode};
@@ -25,6 +27,21 @@ pub const DEFAULT_STORAGE_BYTES: u64 = 10 << 30;
 
 /// The least a node may give, bytes: some segments of the store.
 pub const MIN_STORAGE_BYTES: u64 = 16 << 20;
+
+/// What a node speaks. Only tests of rings of several versions change it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protocol {
+    /// The versions.
+    pub versions: Versions,
+    /// Methods that it does not know, as if it were from before they were added.
+    pub lacks: &'static [u16],
+}
+
+impl Default for Protocol {
+    fn default() -> Protocol {
+        Protocol { versions: SPOKEN, lacks: &[] }
+    }
+}
 
 /// How a node is started. `None` means: as at the last start, or the default.
 #[derive(Clone, Debug)]
@@ -60,6 +77,8 @@ pub struct NodeConfig {
     /// Whether a directory that is contributed as transparent must say that it is. Only tests
     /// without a mounted TFS have it otherwise.
     pub flag: FlagCheck,
+    /// What it speaks. Only tests change it.
+    pub protocol: Protocol,
 }
 
 /// What blocks cached for others may take unless told otherwise, bytes: a guess that a
@@ -127,6 +146,7 @@ impl NodeConfig {
             lease: Duration::from_secs(30 * 24 * 3600),
             join_patience: Duration::from_secs(5),
             flag: FlagCheck::Attribute,
+            protocol: Protocol::default(),
         }
     }
 }

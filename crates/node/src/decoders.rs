@@ -15,6 +15,7 @@ use crate::control::message::{
     KeepAdd, KeepCommit, OpenVolume, OpenedVolume, PutFailed, VolumeName,
 };
 use crate::manifest::{Manifest, PartialManifest};
+use crate::membership::{EXAMPLE_ADMIN, KnownList, Record};
 use crate::network::{Network, StoredNetwork};
 use crate::peers::PeerList;
 use crate::volumes::{Info, Kept, VolumeError};
@@ -38,6 +39,7 @@ pub fn control_header(bytes: &[u8]) -> bool {
         takes::<Answer<Hashes, PutFailed>>,
         takes::<Answer<OpenedVolume, VolumeError>>,
         takes::<message::VolumeReadKey>,
+        takes::<message::Rotate>,
         takes::<Answer<message::HeldReadKey, VolumeError>>,
     ];
     takes.into_iter().fold(false, |taken, decoder| decoder(bytes) | taken)
@@ -51,8 +53,15 @@ pub fn node_file(bytes: &[u8]) -> bool {
         takes::<PeerList>,
         takes::<Info>,
         takes::<Kept>,
+        takes::<KnownList>,
     ];
     takes.into_iter().fold(false, |taken, decoder| decoder(bytes) | taken)
+}
+
+/// Whether `bytes` are a record of a network's state, signed by the administrator of
+/// [`example_records`].
+pub fn network_record(bytes: &[u8]) -> bool {
+    Record::decode(bytes, &SecretKey::from_seed(&EXAMPLE_ADMIN).public()).is_ok()
 }
 
 /// Whether the file at `path` is a manifest, its checksum included.
@@ -85,6 +94,7 @@ pub fn example_headers() -> Vec<Vec<u8>> {
         message::encode(&Answer::<Empty, GetFailed>::Failed(failed)),
         message::encode(&Answer::<Empty, PutFailed>::Failed(full)),
         message::encode(&Answer::<OpenedVolume, VolumeError>::Failed(bad_name)),
+        message::encode(&message::Rotate { remove: vec![1; 64], overlap_secs: 60 }),
         message::encode(&message::VolumeReadKey { volume: volume(), wish: make }),
         message::encode(&Answer::<_, VolumeError>::Done(read_key)),
     ];
@@ -102,7 +112,12 @@ fn quota() -> ChangeQuota {
 
 /// Valid small files of a node's directory.
 pub fn example_files() -> Vec<Vec<u8>> {
-    let network = Network { profile: IdProfile::Identity, replicas: 3, secret: [7; 32] };
+    let network = Network {
+        secret: [7; 32],
+        admin: Some([8; 32]),
+        epoch: 1,
+        ..Network::generate(IdProfile::Identity, 3)
+    };
     let peers = ["127.0.0.1:4000", "[fe80::1]:9"].map(|addr| atoll_net::Peer {
         id: SecretKey::from_seed(&[addr.len() as u8; 32]).peer_id(),
         addr: addr.parse().expect("an address"),
@@ -120,6 +135,11 @@ pub fn example_files() -> Vec<Vec<u8>> {
         message::encode(&Kept { trouble: Some("none".into()), ..Kept::default() }),
     ];
     files.iter().map(|bytes| bytes.to_vec()).collect()
+}
+
+/// Valid records of a network's state.
+pub fn example_records() -> Vec<Vec<u8>> {
+    [0, 1, 200].map(|removed| crate::membership::example_record(3, removed).bytes().to_vec()).into()
 }
 
 /// Writes a valid manifest to `path`, by way of a file beside it.

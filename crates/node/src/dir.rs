@@ -130,6 +130,21 @@ impl NodeDir {
         self.root.join("network.cbor")
     }
 
+    /// The secret key of the network's administrator: only where the network was made.
+    pub fn admin_key(&self) -> PathBuf {
+        self.root.join("admin.key")
+    }
+
+    /// The network's state since its secret was first replaced.
+    pub fn membership(&self) -> PathBuf {
+        self.root.join("membership")
+    }
+
+    /// The members this node has met.
+    pub fn members(&self) -> PathBuf {
+        self.root.join("members.cbor")
+    }
+
     /// What the last `up` was told: addresses, storage.
     pub fn settings(&self) -> PathBuf {
         self.root.join("settings.cbor")

@@ -24,6 +24,7 @@ mod entry;
 mod join;
 mod keeper;
 mod manifest;
+mod membership;
 mod memory;
 mod network;
 mod node;
@@ -36,6 +37,7 @@ mod warm;
 
 pub use atoll_dht::Share;
 pub use atoll_key::IdProfile;
+pub use atoll_net::Versions;
 pub use atoll_store::FlagCheck;
 pub use client::{
     Client, ClientError, ClientOptions, Invitation, Keep, QuotaChange, QuotaShare, SettingsChange,
@@ -43,7 +45,7 @@ pub use client::{
 };
 pub use config::{
     DEFAULT_CACHE_BYTES, DEFAULT_LISTEN, DEFAULT_STORAGE_BYTES, MIN_STORAGE_BYTES, NodeConfig,
-    StartError, VirtualServers,
+    Protocol, StartError, VirtualServers,
 };
 pub use contribution::{ContributionStatus, Moving, Policy};
 pub use dir::{DirError, default_dir};
@@ -52,6 +54,7 @@ pub use network::{MAX_REPLICAS, Network, NetworkId};
 pub use node::{Node, daemon_runtime};
 pub use peers::PeerList;
 pub use status::{
-    Cache, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Status, VolumeStatus,
+    Cache, Member, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Rotated,
+    Status, VolumeStatus,
 };
 pub use volumes::{MAX_NAME_BYTES, VolumeError};

@@ -1,8 +1,9 @@
 //! The network a node belongs to: its public parameters and its secret.
 //!
 //! A network is made by the node that starts without a join code, and copied into the
-//! directory of each that joins. It never changes afterwards; joining another network
-//! needs another directory, because blocks and ring positions belong to one network.
+//! directory of each that joins. Its secret can be replaced ([`crate::membership`]), the
+//! rest never changes; joining another network needs another directory, because blocks and
+//! ring positions belong to one network.
 
 use std::fmt;
 
@@ -41,7 +42,8 @@ mod profile_number {
 
 /// What all nodes of a network agree on. Printed without its secret.
 ///
-/// CBOR map: 0 profile, 1 replicas, 2 secret (32 bytes).
+/// CBOR map: 0 profile, 1 replicas, 2 secret (32 bytes), 3 the administrator's public key
+/// (32 bytes), 4 epoch.
 #[derive(Clone, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct Network {
@@ -54,6 +56,13 @@ pub struct Network {
     /// What members prove to each other and never send.
     #[cbor(n(2), with = "minicbor::bytes")]
     pub secret: [u8; 32],
+    /// Who may replace the secret and remove nodes: an Ed25519 public key. Absent from a
+    /// network that was made before networks had one.
+    #[cbor(n(3), with = "minicbor::bytes")]
+    pub admin: Option<[u8; 32]>,
+    /// How often the secret had been replaced when this one came.
+    #[cbor(n(4), default)]
+    pub epoch: u64,
 }
 
 /// Names a network without giving its secret away.
@@ -68,17 +77,33 @@ impl fmt::Display for NetworkId {
 }
 
 impl Network {
-    /// A new network.
+    /// A new network that nobody administers yet.
     pub fn generate(profile: IdProfile, replicas: u32) -> Network {
-        Network { profile, replicas, secret: random_seed() }
+        Network { profile, replicas, secret: random_seed(), admin: None, epoch: 0 }
     }
 
-    /// Names the network: a hash of its parameters and its secret.
+    /// Names the network: a hash of its parameters and its administrator's key, or of its
+    /// secret where there is none.
     pub fn id(&self) -> NetworkId {
-        let mut hasher = blake3::Hasher::new_derive_key("atoll v1 network id");
-        hasher.update(&[self.profile as u8]);
-        hasher.update(&self.replicas.to_be_bytes()).update(&self.secret);
+        let mut hasher = blake3::Hasher::new_derive_key("atoll v2 network id");
+        hasher.update(&[self.profile as u8]).update(&self.replicas.to_be_bytes());
+        hasher.update(&[u8::from(self.admin.is_some())]);
+        hasher.update(self.admin.as_ref().unwrap_or(&self.secret));
         NetworkId(*hasher.finalize().as_bytes())
+    }
+
+    /// What is known of this network when a join code says `other`; none if that is another
+    /// network.
+    pub(crate) fn joined_with(&self, other: &Network) -> Option<Network> {
+        let is_same = match (self.admin, other.admin) {
+            (Some(ours), Some(theirs)) => ours == theirs,
+            _ => self.secret == other.secret,
+        };
+        if !is_same || (self.profile, self.replicas) != (other.profile, other.replicas) {
+            return None;
+        }
+        let newer = if other.epoch >= self.epoch { other } else { self };
+        Some(Network { admin: self.admin.or(other.admin), ..newer.clone() })
     }
 
     /// What both sides of a connection must agree on besides the secret.
@@ -160,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_secret_is_not_printed() {
-        let network = Network { profile: IdProfile::Identity, replicas: 3, secret: [0x5a; 32] };
+        let network = Network { secret: [0x5a; 32], ..Network::generate(IdProfile::Identity, 3) };
         let printed = format!("{network:?} {}", network.id());
         assert!(!printed.contains("5a5a") && !printed.contains("90, 90"), "{printed}");
     }
@@ -180,8 +205,29 @@ mod tests {
         let others = [
             Network { replicas: 2, ..network.clone() },
             Network { secret: [1; 32], ..network.clone() },
+            Network { admin: Some([1; 32]), ..network.clone() },
         ];
         assert!(others.iter().all(|other| other.id() != network.id()));
+    }
+
+    #[test]
+    fn a_network_with_an_administrator_stays_itself_when_its_secret_is_replaced() {
+        let before = Network { admin: Some([1; 32]), ..Network::generate(IdProfile::Identity, 3) };
+        let after = Network { secret: [2; 32], epoch: 1, ..before.clone() };
+        assert_eq!(before.id(), after.id());
+        assert_eq!(before.joined_with(&after), Some(after.clone()));
+        assert_eq!(after.joined_with(&before), Some(after.clone()), "an older code");
+        let other = Network { admin: Some([3; 32]), ..after.clone() };
+        assert_eq!(before.joined_with(&other), None);
+    }
+
+    #[test]
+    fn a_network_without_an_administrator_learns_of_one_by_a_code_with_its_secret() {
+        let before = Network::generate(IdProfile::Identity, 3);
+        let after = Network { admin: Some([1; 32]), ..before.clone() };
+        assert_eq!(before.joined_with(&after), Some(after.clone()));
+        assert_eq!(after.joined_with(&before), Some(after.clone()), "nor does it forget him");
+        assert_eq!(before.joined_with(&Network { secret: [2; 32], ..after }), None);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use atoll_dht::{Dht, DhtConfig};
 use atoll_env::{BoxFuture, Env, Runtime, TokioRuntime, sleep, timeout};
 use atoll_key::SecretKey;
 use atoll_net::{
-    NetworkAuth, Peer, Router, TcpConfig, TcpTransport, Transport, UnixServer, serve_unix,
+    NetworkAuth, Peer, Router, TcpConfig, TcpTransport, Transport, UnixServer, Versions, serve_unix,
 };
 use atoll_overlay::Overlay;
 use atoll_overlay::chord::{self, Chord, ChordConfig, RememberedPeer};
@@ -30,6 +30,7 @@ use crate::dir::{self, DirError, DirLock, NodeDir, SocketAddress};
 use crate::durable::DirState;
 use crate::entry::{Bootstrap, Entry, Place, Ring};
 use crate::keeper::Keeper;
+use crate::membership::{self, Membership, MembershipService, open_admin_key};
 use crate::network::{Network, StoredNetwork, random_seed};
 use crate::peers::{PeerList, PeerMemory};
 use crate::report::Report;
@@ -49,6 +50,7 @@ pub struct Node {
     is_founder: bool,
     chord: Arc<Chord>,
     entry: Arc<Entry>,
+    membership: Arc<Membership>,
     report: Arc<Report>,
     control: UnixServer,
     stop_asked: watch::Receiver<bool>,
@@ -105,7 +107,7 @@ impl Node {
     /// Returns when the node has entered the ring, or after `config.join_patience`: it then
     /// goes on trying, and its status says so.
     pub async fn start(config: NodeConfig) -> Result<Node, StartError> {
-        let NodeConfig { lease, join_patience, flag, .. } = config;
+        let NodeConfig { lease, join_patience, flag, protocol, .. } = config;
         let has_code = config.join.is_some();
         let opened = tokio::task::spawn_blocking(move || open(&config))
             .await
@@ -118,13 +120,16 @@ impl Node {
         let offered_bytes = store.usage().capacity_bytes;
         let volumes = Arc::new(Volumes::open(&dir)?);
         let attestor = Arc::new(SecretKey::from_seed(&identity.seed()));
-        let (transport, listen) = listen(identity, &network.network, &settings).await?;
+        let membership = Membership::open(env.clone(), &dir, identity.peer_id(), network.network);
+        let membership = Arc::new(membership?);
+        let (transport, listen) =
+            listen(identity, membership.clone(), protocol.versions, &settings).await?;
         let works = Works { scope, transport: transport.clone() };
         settings.set_listen(listen);
         settings.save(&dir)?;
 
         let chord_config = ChordConfig {
-            profile: network.network.profile,
+            profile: membership.network().profile,
             virtual_servers: settings.virtual_servers().count(offered_bytes),
             selection: Selection::Cost,
             bootstrap: network.bootstrap.as_slice().to_vec(),
@@ -132,7 +137,8 @@ impl Node {
             ..ChordConfig::default()
         };
         let chord = Chord::new(env.clone(), transport.clone(), chord_config);
-        let replicas = network.network.replicas as usize;
+        let network_now = membership.network();
+        let replicas = network_now.replicas as usize;
         let dht_config = DhtConfig {
             replicas,
             lease,
@@ -151,7 +157,9 @@ impl Node {
         );
         let router = Router::new()
             .route(chord::messages::FAMILY, chord.clone())
-            .route((atoll_dht::messages::LOOKUP_STEP >> 8) as u8, dht.clone());
+            .route((atoll_dht::messages::LOOKUP_STEP >> 8) as u8, dht.clone())
+            .route(membership::FAMILY, Arc::new(MembershipService(membership.clone())))
+            .without(protocol.lacks);
         transport.serve(Arc::new(router));
         if rebuilt_index {
             // Renewals since the blocks came are forgotten: publishers get time for new ones.
@@ -169,6 +177,8 @@ impl Node {
             remembered,
             Bootstrap { cards: network.bootstrap, is_news: has_code },
         ));
+        // A node that was away is given the present secret while it enters.
+        env.spawn(Box::pin(membership.clone().run(transport.clone())));
         entry.begin(join_patience).await;
         env.spawn(Box::pin(entry.clone().run()));
         env.spawn(Box::pin(warm::run(env.clone(), transport.clone(), chord.clone())));
@@ -184,7 +194,7 @@ impl Node {
             store: store.clone(),
             overlay: chord.clone(),
             dht: dht.clone(),
-            replicas: network.network.replicas,
+            replicas: network_now.replicas,
             state: contribution::State::default(),
         });
         env.spawn(Box::pin(contributor.clone().run()));
@@ -193,7 +203,8 @@ impl Node {
             dir: dir.clone(),
             env: env.clone(),
             started,
-            network: network.network,
+            network: network_now,
+            membership: membership.clone(),
             listen,
             lease,
             transport,
@@ -214,6 +225,7 @@ impl Node {
             is_founder,
             chord,
             entry,
+            membership,
             report,
             control,
             stop_asked,
@@ -274,8 +286,12 @@ impl Node {
         if timeout(&env, LEAVE_LIMIT, self.chord.leave()).await.is_err() {
             tracing::warn!("the neighbours did not hear our leaving in time; they will notice");
         }
-        let entry = self.entry.clone();
-        let _ = tokio::task::spawn_blocking(move || entry.remember()).await;
+        let (entry, membership) = (self.entry.clone(), self.membership.clone());
+        let remember = move || {
+            entry.remember();
+            membership.save_known();
+        };
+        let _ = tokio::task::spawn_blocking(remember).await;
         if let Err(error) = self.store.flush().await {
             tracing::error!("the store could not be flushed: {error}");
         }
@@ -291,9 +307,9 @@ impl Node {
 
     async fn let_go(self) {
         let env = TokioRuntime::current();
-        let Node { chord, entry, report, control, mut store, works, _lock, .. } = self;
+        let Node { chord, entry, membership, report, control, mut store, works, _lock, .. } = self;
         works.stop(&env).await;
-        drop((chord, entry, report, control, works));
+        drop((chord, entry, membership, report, control, works));
         // Calls that were being answered hold the store until they are dropped.
         let closing = async {
             loop {
@@ -415,23 +431,31 @@ fn open_network(
     let (network, is_founder) = match (stored, &config.join) {
         (Some(stored), None) => {
             stored.network.agrees_with(config.profile).map_err(StartError::Config)?;
-            let is_founder = !has_joined && stored.bootstrap.as_slice().is_empty();
-            return Ok((stored, is_founder));
+            let made_here = stored.bootstrap.as_slice().is_empty();
+            if !made_here || stored.network.admin.is_some() {
+                return Ok((stored, made_here && !has_joined));
+            }
+            // Made before networks had an administrator: its maker becomes that.
+            let admin = Some(open_admin_key(dir)?.public());
+            let network = Network { admin, ..stored.network };
+            (StoredNetwork { network, ..stored }, !has_joined)
         }
-        (Some(stored), Some(code)) if stored.network != code.network && has_joined => {
-            return Err(StartError::OtherNetwork {
-                dir: dir.root().to_owned(),
-                ours: stored.network.id().to_string(),
-                theirs: code.network.id().to_string(),
-            });
-        }
-        (_, Some(code)) => {
-            let network = code.network.clone();
+        (stored, Some(code)) => {
+            let joined = stored.as_ref().and_then(|s| s.network.joined_with(&code.network));
+            if let (Some(stored), None, true) = (&stored, &joined, has_joined) {
+                return Err(StartError::OtherNetwork {
+                    dir: dir.root().to_owned(),
+                    ours: stored.network.id().to_string(),
+                    theirs: code.network.id().to_string(),
+                });
+            }
+            let network = joined.unwrap_or_else(|| code.network.clone());
             (StoredNetwork { network, bootstrap: code.peer_list() }, false)
         }
         (None, None) => {
             let network = Network::generate(config.profile.unwrap_or_default(), config.replicas);
             network.check().map_err(StartError::Config)?;
+            let network = Network { admin: Some(open_admin_key(dir)?.public()), ..network };
             (StoredNetwork { network, bootstrap: PeerList::default() }, true)
         }
     };
@@ -442,10 +466,12 @@ fn open_network(
 /// The transport, and where it listens.
 async fn listen(
     identity: SecretKey,
-    network: &Network,
+    membership: Arc<Membership>,
+    versions: Versions,
     settings: &Settings,
 ) -> Result<(Arc<TcpTransport>, SocketAddr), StartError> {
-    let auth = NetworkAuth { secret: network.secret, profile: network.profile_bytes() };
+    let profile = membership.network().profile_bytes();
+    let auth = NetworkAuth { members: membership, versions, profile };
     let mut config = TcpConfig::new(identity, auth, settings.listen());
     config.advertise = settings.advertise();
     if config.advertise.is_some() && config.listen.port() == 0 {

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use atoll_dht::quota::Account;
 use atoll_dht::{Dht, Share};
-use atoll_env::{Env, Instant};
-use atoll_key::{IdProfile, VolumeAddress};
-use atoll_net::{TcpTransport, Transport};
+use atoll_env::{BoxFuture, Env, Instant};
+use atoll_key::{IdProfile, PeerId, VolumeAddress};
+use atoll_net::{Peer, TcpTransport, Transport};
 use atoll_overlay::chord::Chord;
 use atoll_overlay::{MAX_VIRTUAL_SERVERS, Node as RingPlace, Overlay};
 use atoll_store::BlockStore;
@@ -21,10 +21,12 @@ use crate::control::server::About;
 use crate::dir::NodeDir;
 use crate::entry::Entry;
 use crate::join::JoinCode;
+use crate::membership::Membership;
 use crate::memory;
 use crate::network::Network;
 use crate::status::{
-    Cache, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Status, VolumeStatus,
+    Cache, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Rotated, Status,
+    VolumeStatus,
 };
 use crate::volumes::{self, Volumes};
 
@@ -39,6 +41,7 @@ pub(crate) struct Report {
     pub env: Env,
     pub started: Instant,
     pub network: Network,
+    pub membership: Arc<Membership>,
     pub listen: SocketAddr,
     pub lease: Duration,
     pub transport: Arc<TcpTransport>,
@@ -108,7 +111,7 @@ impl About for Report {
         let around = self.overlay.neighbourhood();
         let successors = around.successors.iter().map(|node| node.peer).take(INVITED_SUCCESSORS);
         let peers = std::iter::once(self.transport.local()).chain(successors);
-        let code = JoinCode::new(self.network.clone(), peers);
+        let code = JoinCode::new(self.membership.network(), peers);
         let warning = if code.is_loopback_only() {
             Some(format!(
                 "the node listens on {}: this code works on this machine only; \
@@ -174,6 +177,22 @@ impl About for Report {
             self.take_places(settings.positions);
         }
         Ok(settings)
+    }
+
+    fn members(&self) -> MemberList {
+        let acquaintances: Vec<Peer> =
+            self.overlay.acquaintances().into_iter().map(|node| node.peer).collect();
+        let connected = self.transport.connected();
+        self.membership.list(self.transport.local(), &acquaintances, &connected)
+    }
+
+    fn rotate(
+        &self,
+        remove: Vec<PeerId>,
+        overlap: Duration,
+    ) -> BoxFuture<'static, Result<Rotated, String>> {
+        let (membership, transport) = (self.membership.clone(), self.transport.clone());
+        Box::pin(membership.rotate(transport, remove, overlap))
     }
 }
 
@@ -272,6 +291,7 @@ impl Report {
 
     fn warnings(&self, status: &Status) -> Vec<String> {
         let mut warnings: Vec<String> = self.entry.trouble().into_iter().collect();
+        warnings.extend(self.membership.warning());
         if let Some(peer) = self.chord.doubted_by() {
             warnings.push(format!(
                 "the node at {} cannot reach this one at {}: let incoming connections through to \

@@ -195,6 +195,57 @@ pub struct Cache {
     pub evictions: u64,
 }
 
+/// The members of the network that a node knows; see `atoll member`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MemberList {
+    /// Names the network.
+    pub network_id: String,
+    /// How often the network's secret has been replaced.
+    pub epoch: u64,
+    /// When it was replaced last, seconds since 1970, if that is known here.
+    pub replaced_unix_secs: Option<u64>,
+    /// Until when the former secret is good for members that were away, if it still is.
+    pub former_until_unix_secs: Option<u64>,
+    /// Whether this node holds the key of the network's administrator.
+    pub is_admin: bool,
+    /// In the order of their keys; this node among them.
+    pub members: Vec<Member>,
+}
+
+/// A member of the network, as one node knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Member {
+    /// Its public key, hexadecimal.
+    pub id: String,
+    /// Where it listens; empty if that was never known here.
+    pub addr: String,
+    /// `this node`, `connected`, `away` (met and not connected), `known` (only heard of) or
+    /// `removed`.
+    pub status: String,
+    /// When it was last connected, seconds since 1970; 0 for never.
+    pub last_seen_unix_secs: u64,
+    /// The protocol version spoken with it last; 0 if none was.
+    pub version: u16,
+}
+
+/// What replacing a network's secret has done; see `atoll secret rotate`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rotated {
+    /// How often the secret has been replaced now.
+    pub epoch: u64,
+    /// How many nodes were removed with it.
+    pub removed: u64,
+    /// How many of the connected members have the new secret already.
+    pub told: u64,
+    /// How many members are connected.
+    pub connected: u64,
+    /// Until when the former secret is good for members that are away, seconds since 1970.
+    pub former_until_unix_secs: u64,
+}
+
 /// A volume published from this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -11,7 +11,11 @@ use super::{Target, peer, target};
 const SCHEME: &str = "atoll-join:";
 
 pub fn targets() -> Vec<Target> {
-    let network = Network { profile: IdProfile::Identity, replicas: 3, secret: [6; 32] };
+    let network = Network {
+        admin: Some([9; 32]),
+        epoch: 2,
+        ..Network::generate(IdProfile::Identity, 3)
+    };
     let codes = [vec![peer(1)], vec![peer(2), peer(3), peer(4)]]
         .map(|peers| JoinCode::new(network.clone(), peers).to_string());
     let bytes = codes.iter().map(|code| decode_checked(SCHEME, code).expect("our own")).collect();
@@ -27,6 +31,7 @@ pub fn targets() -> Vec<Target> {
         }),
         target("node/control", decoders::example_headers(), decoders::control_header),
         target("node/file", decoders::example_files(), decoders::node_file),
+        target("node/network-record", decoders::example_records(), decoders::network_record),
         manifest(),
     ]
 }

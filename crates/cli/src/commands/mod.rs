@@ -9,10 +9,12 @@ pub mod invite;
 pub mod lab;
 pub mod ls;
 pub mod man;
+pub mod member;
 pub mod mount;
 pub mod publish;
 pub mod quota;
 pub mod renew;
+pub mod secret;
 pub mod settings;
 pub mod stat;
 pub mod status;
@@ -51,6 +53,8 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Lab(args) => lab::run(args, &global),
         Command::Compare(args) => compare::run(args, &global),
         Command::Invite(args) => until_done(invite::run(args, &global)),
+        Command::Member(args) => until_done(member::run(args, &global)),
+        Command::Secret(args) => until_done(secret::run(args, &global)),
         Command::Publish(args) => until_done(publish::run(args, &global)),
         Command::Unpublish(args) => until_done(unpublish::run(args, &global)),
         Command::Renew(args) => until_done(renew::run(args, &global)),

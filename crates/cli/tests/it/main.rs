@@ -6,6 +6,7 @@
 mod crashes;
 mod encrypted;
 mod lab;
+mod members;
 mod mounts;
 #[path = "../../benches/wan/noise.rs"]
 mod noise;

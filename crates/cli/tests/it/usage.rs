@@ -5,9 +5,11 @@ use std::os::unix::fs::PermissionsExt;
 
 use crate::processes::{NodeProcess, atoll, run, unpublished};
 
-const COMMANDS: [&str; 21] = [
+const COMMANDS: [&str; 23] = [
     "up",
     "invite",
+    "member",
+    "secret",
     "publish",
     "volumes",
     "renew",
@@ -125,6 +127,8 @@ fn without_a_node_every_command_says_how_to_start_one() {
         &["status"],
         &["status", "--json"],
         &["invite"],
+        &["member", "list"],
+        &["secret", "rotate"],
         &["volumes"],
         &["publish", &source],
         &["ls", &nowhere],

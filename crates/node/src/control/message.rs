@@ -38,6 +38,10 @@ pub const SETTINGS: u16 = 0x0313;
 pub const QUOTA: u16 = 0x0314;
 /// How the node gives disk: [`Contribute`]; answered by [`crate::ContributionStatus`] as JSON.
 pub const CONTRIBUTE: u16 = 0x0315;
+/// The members of the network: answered by [`crate::MemberList`] as JSON.
+pub const MEMBERS: u16 = 0x0316;
+/// Replace the network's secret: [`Rotate`]; answered by [`crate::Rotated`] as JSON.
+pub const ROTATE: u16 = 0x0317;
 /// The volumes published from here, as JSON.
 pub const VOLUMES: u16 = 0x0320;
 /// Open or create a volume.
@@ -59,7 +63,8 @@ pub const KEEP_ADD: u16 = 0x0330;
 /// Put a finished manifest in place of the former.
 pub const KEEP_COMMIT: u16 = 0x0331;
 
-/// Refusal of [`SETTINGS`], [`QUOTA`] and [`CONTRIBUTE`]: the values do not fit this node; the text says why.
+/// Refusal of [`SETTINGS`], [`QUOTA`], [`CONTRIBUTE`] and [`ROTATE`]: the values do not fit this
+/// node; the text says why.
 pub const UNFIT: u16 = 130;
 
 /// The longest text that an error carries across, bytes.
@@ -181,6 +186,18 @@ pub struct Contribute {
     /// Whether to wait no longer for blocks in a directory that is gone.
     #[n(1)]
     pub abandon: Option<bool>,
+}
+
+/// [`ROTATE`]: removes nodes with it.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Rotate {
+    /// Public keys of 32 bytes each, one behind the other.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub remove: Vec<u8>,
+    /// How long the former secret stays good.
+    #[n(1)]
+    pub overlap_secs: u64,
 }
 
 /// [`QUOTA`]: absent fields stay as they are. Also kept in the node's settings.

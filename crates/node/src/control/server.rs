@@ -4,10 +4,11 @@
 //! what arrives is still checked like bytes from anywhere.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_dht::{Blocks, PutError};
 use atoll_env::{BoxFuture, Env};
-use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
+use atoll_key::{BlockHash, Key, PeerId, SecretKey, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -15,7 +16,7 @@ use tokio::sync::watch;
 use super::message::{self, Answer, Empty, GetFailed, Invited, PutFailed, ReadKeyWish};
 use crate::contribution::{ContributionStatus, Policy};
 use crate::keeper::Keeper;
-use crate::status::{NodeSettings, QuotaStatus, Status, VolumeStatus};
+use crate::status::{MemberList, NodeSettings, QuotaStatus, Rotated, Status, VolumeStatus};
 use crate::volumes::{self, VolumeError, Volumes};
 
 /// The most keys renewed by one call.
@@ -38,6 +39,14 @@ pub(crate) trait About: Send + Sync + 'static {
         policy: Option<Policy>,
         abandon: bool,
     ) -> Result<ContributionStatus, String>;
+    /// The members of the network that this node knows.
+    fn members(&self) -> MemberList;
+    /// Replaces the network's secret and removes nodes.
+    fn rotate(
+        &self,
+        remove: Vec<PeerId>,
+        overlap: Duration,
+    ) -> BoxFuture<'static, Result<Rotated, String>>;
 }
 
 /// Answers the calls of the control socket.
@@ -103,6 +112,21 @@ impl Control {
                 let policy = policy.map(Policy::from);
                 let changed = off_thread(move || about.contribute(policy, abandon)).await?;
                 json(&changed.map_err(unfit)?)
+            }
+            message::MEMBERS => {
+                bare(&request)?;
+                let about = self.about;
+                json(&off_thread(move || about.members()).await?)
+            }
+            message::ROTATE => {
+                let call: message::Rotate = message::decode(&request.header)?;
+                let (keys, rest) = call.remove.as_chunks::<32>();
+                if !rest.is_empty() {
+                    return Err(malformed("part of a key"));
+                }
+                let remove = keys.iter().map(|key| PeerId(*key)).collect();
+                let overlap = Duration::from_secs(call.overlap_secs);
+                json(&self.about.rotate(remove, overlap).await.map_err(unfit)?)
             }
             message::VOLUME_UNPUBLISH => {
                 let call: message::VolumeName = message::decode(&request.header)?;
@@ -355,6 +379,16 @@ mod tests {
         }
         fn contribute(&self, _: Option<Policy>, _: bool) -> Result<ContributionStatus, String> {
             Err("not here".into())
+        }
+        fn members(&self) -> MemberList {
+            MemberList::default()
+        }
+        fn rotate(
+            &self,
+            _: Vec<PeerId>,
+            _: Duration,
+        ) -> BoxFuture<'static, Result<Rotated, String>> {
+            Box::pin(async { Err("not here".into()) })
         }
     }
 

@@ -4,6 +4,8 @@
 
 mod client;
 mod contribution;
+mod membership;
 mod ring;
 mod start;
+mod versions;
 mod world;
