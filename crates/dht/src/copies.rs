@@ -154,9 +154,8 @@ impl Hearing {
 
 /// Whether this node has the block, or a newer one, with a lease that has not ended.
 fn is_held(inner: &Inner, copy: &Copy) -> bool {
-    let now = inner.env.unix_ms() / 1000;
     let held = inner.store.info(&copy.key).ok().flatten();
-    held.is_some_and(|held| held.version >= copy.version && held.expires_unix_secs > now)
+    held.is_some_and(|held| held.version >= copy.version && inner.lease_left(&held) > 0)
 }
 
 /// Makes sure that whoever brings copies is where it says.
@@ -252,17 +251,16 @@ fn witnesses(inner: &Inner, from: &Peer, seat: &Neighbourhood) -> Vec<Node> {
 
 /// What this node can say of blocks: whom it charges those that were not just brought here.
 pub(crate) fn vouch(inner: &Inner, asked: &Vouch) -> Result<VouchReply, Refusal> {
-    let now = inner.env.unix_ms() / 1000;
     let mut vouched = Vec::with_capacity(asked.keys.len());
     for key in &asked.keys {
         let held = inner.store.info(key);
         let held = held.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
         let live = held.filter(|held| {
-            held.expires_unix_secs > now && !is_bearer(&held.owner) && !inner.leaving.denies(key)
+            inner.lease_left(held) > 0 && !is_bearer(&held.owner) && !inner.leaving.denies(key)
         });
         vouched.push(live.map(|held| Vouched {
             version: held.version,
-            lease_secs: held.expires_unix_secs - now,
+            lease_secs: inner.lease_left(&held),
             publisher: held.owner.publisher,
             ip: held.owner.ip,
         }));

@@ -85,7 +85,7 @@ async fn breathe() {
 /// lease has ended are as good as gone: copies of them would outlive it.
 fn page(inner: &Inner, range: KeyRange) -> Result<(Vec<Item>, Option<KeyRange>), StoreError> {
     let infos = inner.store.list(range, PAGE_ITEMS)?;
-    let now = inner.env.unix_ms() / 1000;
+    let now = inner.lease_now();
     let live = infos.iter().filter(|info| info.expires_unix_secs > now);
     let items = live.map(|info| Item { key: info.key, version: info.version }).collect();
     let rest = match infos.last() {

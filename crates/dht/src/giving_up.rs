@@ -47,11 +47,10 @@ pub(crate) async fn give_up(
 
 async fn give_up_some(inner: &Inner, some: &[BlockInfo]) -> Result<Vec<Key>, StoreError> {
     let mut blocks = Vec::with_capacity(some.len());
-    let now = inner.env.unix_ms() / 1000;
     for info in some {
         // As it is since it is watched.
         let Some(held) = inner.store.info(&info.key)? else { continue };
-        let lease_secs = held.expires_unix_secs.saturating_sub(now);
+        let lease_secs = inner.lease_left(&held);
         blocks.push(Expected { key: held.key, version: held.version, lease_secs });
     }
     blocks.sort_by_key(|expected| expected.key);

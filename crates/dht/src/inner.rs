@@ -17,6 +17,7 @@ use crate::cache::Cache;
 use crate::confirm::Confirmations;
 use crate::durable::DurableState;
 use crate::fetch::HedgeBudget;
+use crate::lease_clock::LeaseClock;
 use crate::leaving::Leaving;
 use crate::losses::Losses;
 use crate::messages::{self, BlockHeader};
@@ -86,8 +87,8 @@ pub struct DhtConfig {
     /// How much of this node publishers may use, until [`Dht::set_quota`](crate::Dht::set_quota)
     /// says otherwise.
     pub quota: QuotaConfig,
-    /// How long a block is kept beyond the end of its lease: clocks may be wrong by so
-    /// much, and publishers late, and nothing is lost.
+    /// How long a block is kept beyond the end of its lease: publishers may be late by so
+    /// much, and nothing is lost.
     pub expire_grace: Duration,
     /// How a lookup chooses its next hop (CFS §4.3).
     pub selection: Selection,
@@ -163,6 +164,8 @@ pub(crate) struct Inner {
     pub attestor: Arc<dyn Attestor>,
     /// What survives a restart besides the blocks.
     pub durable: Arc<dyn DurableState>,
+    /// What leases are measured by.
+    pub clock: LeaseClock,
     pub quota: Quota,
     pub confirmations: Confirmations,
     pub counters: Counters,
@@ -194,20 +197,25 @@ impl Inner {
         self.overlay.neighbourhoods().into_iter().find(|seat| seat.me.id == me.id)
     }
 
-    /// When a lease of `lease_secs` from now ends, seconds since 1970.
+    /// What the lease clock says, seconds.
+    pub fn lease_now(&self) -> u64 {
+        self.clock.secs(self.env.now())
+    }
+
+    /// When a lease of `lease_secs` from now ends, by the lease clock.
     pub fn expiry(&self, lease_secs: u64) -> u64 {
         let lease_secs = lease_secs.min(self.config.max_lease.as_secs());
-        (self.env.unix_ms() / 1000).saturating_add(lease_secs)
+        self.lease_now().saturating_add(lease_secs)
+    }
+
+    /// How long the lease of a stored block still lasts, seconds; 0 if it has ended.
+    pub fn lease_left(&self, info: &BlockInfo) -> u64 {
+        info.expires_unix_secs.saturating_sub(self.lease_now())
     }
 
     /// The description of a stored block, for a message.
     pub fn header_of(&self, info: &BlockInfo) -> BlockHeader {
-        let now = self.env.unix_ms() / 1000;
-        BlockHeader {
-            key: info.key,
-            kind: info.kind as u8,
-            lease_secs: info.expires_unix_secs.saturating_sub(now),
-        }
+        BlockHeader { key: info.key, kind: info.kind as u8, lease_secs: self.lease_left(info) }
     }
 
     /// A verified block as the store takes it.

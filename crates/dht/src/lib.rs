@@ -21,6 +21,7 @@ mod exchange;
 mod fetch;
 mod giving_up;
 mod inner;
+mod lease_clock;
 mod leaving;
 mod lookup;
 mod losses;

@@ -22,6 +22,7 @@ use crate::durable::DurableState;
 use crate::fetch::HedgeBudget;
 use crate::giving_up;
 use crate::inner::{DhtConfig, Inner};
+use crate::lease_clock::{self, LeaseClock};
 use crate::leaving::Leaving;
 use crate::lookup::{self, Fetched};
 use crate::losses::Losses;
@@ -63,6 +64,7 @@ impl Dht {
             chunk.copy_from_slice(&env.random_u64().to_be_bytes());
         }
         let cache = Cache::new(config.cache_bytes, config.cache_asks, salt);
+        let clock = LeaseClock::resume(&*durable, env.now(), env.unix_ms() / 1000);
         let inner = Inner {
             env,
             transport,
@@ -70,6 +72,7 @@ impl Dht {
             store,
             attestor,
             durable,
+            clock,
             quota: Quota::new(config.quota),
             confirmations: Confirmations::default(),
             config,
@@ -91,6 +94,7 @@ impl Dht {
     /// Starts repair, expiry and scrubbing.
     pub fn start(&self) {
         let env = &self.inner.env;
+        env.spawn(Box::pin(lease_clock::run(self.inner.clone())));
         env.spawn(Box::pin(repair::run(self.inner.clone())));
         env.spawn(Box::pin(upkeep::expire(self.inner.clone())));
         env.spawn(Box::pin(upkeep::scrub(self.inner.clone())));

@@ -95,10 +95,9 @@ pub(crate) async fn store_fetched(
     from: &Peer,
     mut batch: Vec<StoredBlock>,
 ) -> Result<u64, StoreError> {
-    let now = inner.env.unix_ms() / 1000;
     let copy = |block: &StoredBlock| {
-        let BlockInfo { key, kind, version, expires_unix_secs, .. } = block.info;
-        Copy { key, kind, version, lease_secs: expires_unix_secs.saturating_sub(now) }
+        let BlockInfo { key, kind, version, .. } = block.info;
+        Copy { key, kind, version, lease_secs: inner.lease_left(&block.info) }
     };
     let copies: Vec<Copy> = batch.iter().map(copy).collect();
     let charges = match copies::charges(inner, from, &copies).await {

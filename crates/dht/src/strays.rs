@@ -106,13 +106,12 @@ async fn settle_at(
     if held.len() != count {
         return Err(ExchangeError::IllFormed);
     }
-    let now = inner.env.unix_ms() / 1000;
     let (mut settled, mut offered) = (Vec::new(), Vec::new());
     for (info, state) in infos.iter().zip(held) {
         // A signed block is always offered: the root may hold an older version.
         if state == 1 && info.kind == BlockKind::Content {
             settled.push(info.key);
-        } else if info.expires_unix_secs > now {
+        } else if inner.lease_left(info) > 0 {
             offered.push(Item { key: info.key, version: info.version });
         }
     }

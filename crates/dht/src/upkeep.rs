@@ -5,16 +5,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_env::{Instant, jittered, sleep};
+use atoll_env::{jittered, sleep};
 use atoll_key::{Key, KeyRange};
 use atoll_store::StoreError;
 
 use crate::inner::Inner;
 use crate::stats::add;
 
-/// A wall clock that has gained or lost so much against the time that passed has been
-/// changed, and may be wrong.
-const CLOCK_JUMP: Duration = Duration::from_secs(2 * 3600);
 /// How much one step of the scrubber reads.
 const SCRUB_STEP_BYTES: u64 = 4 << 20;
 /// How long the scrubber rests between two passes.
@@ -26,52 +23,27 @@ const RECLAIM_STEPS: usize = 64;
 /// Blocks whose leases are extended at once.
 const LEASES_AT_ONCE: usize = 1024;
 
-/// Drops expired blocks, for ever. Blocks are kept for a grace period beyond their lease,
-/// and none is dropped before the clock has gone on evenly for one round: machines start
-/// with wrong clocks, and are put right. A clock that stays far ahead costs at most this
-/// node's copies: repair gives them again, with the lease that their other holders know.
+/// Drops expired blocks, for ever. Blocks are kept for a grace period beyond their lease, by the
+/// lease clock. Where that clock is new, the ends of the leases held are by another one: each
+/// block gets a whole lease first.
 pub(crate) async fn expire(inner: Arc<Inner>) {
-    let mut clock = Clock::read(&inner);
-    let mut distrusted_until = None;
+    if !inner.clock.is_resumed() {
+        match extend_leases(&inner).await {
+            Ok(0) => {}
+            Ok(count) => tracing::warn!(count, "the lease clock is new; all leases begin again"),
+            // None may be taken for ended.
+            Err(error) => return tracing::error!(%error, "leases could not be extended"),
+        }
+    }
     loop {
         sleep(&*inner.env, jittered(&*inner.env, inner.config.expire_every)).await;
-        let now = Clock::read(&inner);
-        if clock.jumped(&now) {
-            tracing::warn!("the clock was changed; no block is dropped for a while");
-            distrusted_until = Some(now.passed + inner.config.expire_grace);
-        }
-        clock = now;
-        if distrusted_until.is_none_or(|until| until <= now.passed) {
-            drop_expired(&inner, now.unix_secs).await;
-        }
+        drop_expired(&inner).await;
         reclaim(&inner).await;
     }
 }
 
-/// What the wall clock and the monotonic clock said at one moment.
-#[derive(Clone, Copy, Debug)]
-struct Clock {
-    unix_secs: u64,
-    passed: Instant,
-}
-
-impl Clock {
-    fn read(inner: &Inner) -> Clock {
-        Clock { unix_secs: inner.env.unix_ms() / 1000, passed: inner.env.now() }
-    }
-
-    /// Whether the wall clock was set between here and `later`: nothing else makes it gain
-    /// hours on the time that passed, unless the machine slept, and then its publishers
-    /// had no way to renew here either.
-    fn jumped(&self, later: &Clock) -> bool {
-        let passed = later.passed.since(self.passed).as_secs();
-        let should_be = self.unix_secs.saturating_add(passed);
-        later.unix_secs.abs_diff(should_be) > CLOCK_JUMP.as_secs()
-    }
-}
-
-async fn drop_expired(inner: &Inner, unix_secs: u64) {
-    let ended_before = unix_secs.saturating_sub(inner.config.expire_grace.as_secs());
+async fn drop_expired(inner: &Inner) {
+    let ended_before = inner.lease_now().saturating_sub(inner.config.expire_grace.as_secs());
     match inner.store.remove_expired(ended_before).await {
         Ok(0) => {}
         Ok(count) => {
@@ -135,25 +107,5 @@ pub(crate) async fn scrub(inner: Arc<Inner>) {
         let rest = if next.is_none() { SCRUB_REST } else { rest.max(Duration::from_secs(1)) };
         from = next;
         sleep(&*inner.env, jittered(&*inner.env, rest)).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_clock_that_was_set_is_told_from_one_that_drifts() {
-        let hour = 3600;
-        let at = |unix_secs, passed| Clock {
-            unix_secs,
-            passed: Instant::default() + Duration::from_secs(passed),
-        };
-        let before = at(100 * hour, 0);
-        for (unix_hours, jumped) in
-            [(101, false), (102, false), (100, false), (104, true), (98, true), (9_000, true)]
-        {
-            assert_eq!(before.jumped(&at(unix_hours * hour, hour)), jumped, "{unix_hours}");
-        }
     }
 }

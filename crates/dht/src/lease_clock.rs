@@ -1,0 +1,173 @@
+//! The clock by which this node measures leases (`docs/design/dht.md`, rule R3).
+//!
+//! It counts seconds. It starts at the wall clock when the node first runs, and takes nothing
+//! from it afterwards: it advances by the monotonic clock while the node runs and reaches other
+//! nodes. A publisher cannot renew at a node that is off or cut off, so that time does not count
+//! against a lease.
+//!
+//! **Invariants:** within one run the clock never goes back. After a crash it goes on from the
+//! last save, at most [`SAVE_EVERY`] and a tick behind: leases get longer by that, never shorter.
+//!
+//! A node that reaches nobody and never did is the first of its ring, and its clock runs. A ring
+//! that shrinks to one node for good therefore keeps what it holds: from inside, that is the same
+//! as a network that is down.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use atoll_env::{Instant, sleep};
+use atoll_overlay::Overlay;
+
+use crate::durable::DurableState;
+use crate::inner::Inner;
+
+/// The name of the record: 8 bytes of seconds, then 1 if the node has ever reached another.
+const RECORD: &str = "lease-clock";
+/// How often the clock looks whether the node reaches others.
+const TICK: Duration = Duration::from_secs(10);
+/// How often it is saved.
+const SAVE_EVERY: Duration = Duration::from_secs(60);
+
+/// See the module.
+pub(crate) struct LeaseClock {
+    state: Mutex<State>,
+    /// Whether an earlier incarnation left a record.
+    resumed: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    /// What the clock said at `at`.
+    reading: Duration,
+    at: Instant,
+    running: bool,
+    /// Whether the node has ever reached another.
+    has_met: bool,
+}
+
+impl State {
+    fn reading(&self, now: Instant) -> Duration {
+        let passed = if self.running { now.since(self.at) } else { Duration::ZERO };
+        self.reading.saturating_add(passed)
+    }
+
+    /// Goes on from `now` as a node that reaches others or does not.
+    fn tick(&mut self, now: Instant, reaches: bool) {
+        (self.reading, self.at) = (self.reading(now), now);
+        self.has_met |= reaches;
+        self.running = reaches || !self.has_met;
+    }
+
+    fn to_record(self) -> Vec<u8> {
+        let mut record = self.reading.as_secs().to_be_bytes().to_vec();
+        record.push(u8::from(self.has_met));
+        record
+    }
+}
+
+/// The seconds and the flag of a record; `None` if it is not one.
+fn from_record(record: &[u8]) -> Option<(u64, bool)> {
+    let (secs, flag) = record.split_first_chunk()?;
+    (flag.len() == 1).then(|| (u64::from_be_bytes(*secs), flag[0] != 0))
+}
+
+impl LeaseClock {
+    /// The clock as an earlier incarnation left it, or else one that starts at `unix_secs`.
+    pub fn resume(durable: &dyn DurableState, now: Instant, unix_secs: u64) -> LeaseClock {
+        let record = durable.load(RECORD).as_deref().and_then(from_record);
+        let (secs, has_met) = record.unwrap_or((unix_secs, false));
+        let reading = Duration::from_secs(secs);
+        let state = State { reading, at: now, running: !has_met, has_met };
+        LeaseClock { state: Mutex::new(state), resumed: record.is_some() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    /// What the clock says, seconds.
+    pub fn secs(&self, now: Instant) -> u64 {
+        self.lock().reading(now).as_secs()
+    }
+
+    /// Whether the clock goes on from an earlier incarnation of the node: if not, the ends of
+    /// leases in its store are by a clock that is lost.
+    pub fn is_resumed(&self) -> bool {
+        self.resumed
+    }
+}
+
+fn reaches_others(overlay: &dyn Overlay) -> bool {
+    let seats = overlay.neighbourhoods();
+    seats.iter().any(|seat| seat.predecessor.is_some() || !seat.successors.is_empty())
+}
+
+/// Keeps the clock going, for ever.
+pub(crate) async fn run(inner: Arc<Inner>) {
+    let mut saved: Option<(Instant, bool)> = None;
+    loop {
+        let now = inner.env.now();
+        let state = {
+            let mut state = inner.clock.lock();
+            state.tick(now, reaches_others(&*inner.overlay));
+            *state
+        };
+        // The first neighbour is remembered at once: a node that forgets it would take the next
+        // outage for a ring of one.
+        let is_due = saved.is_none_or(|(at, met)| {
+            now.since(at) >= SAVE_EVERY && state.running || met != state.has_met
+        });
+        if is_due {
+            match inner.durable.save(RECORD, state.to_record()).await {
+                Ok(()) => saved = Some((now, state.has_met)),
+                Err(error) => tracing::error!(%error, "the lease clock could not be saved"),
+            }
+        }
+        sleep(&*inner.env, TICK).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::durable::MemoryState;
+
+    use super::*;
+
+    fn at(secs: u64) -> Instant {
+        Instant::default() + Duration::from_secs(secs)
+    }
+
+    #[test]
+    fn time_in_which_a_node_that_had_neighbours_reaches_none_does_not_count() {
+        let clock = LeaseClock::resume(&MemoryState::default(), at(5), 1000);
+        assert!(!clock.is_resumed());
+        assert_eq!(clock.secs(at(15)), 1010, "the first of its ring");
+        clock.lock().tick(at(15), true);
+        clock.lock().tick(at(25), false);
+        assert_eq!(clock.secs(at(500)), 1020, "cut off");
+        clock.lock().tick(at(500), true);
+        assert_eq!(clock.secs(at(510)), 1030);
+    }
+
+    #[test]
+    fn the_clock_resumes_where_it_was_saved_whatever_the_wall_clock_says() {
+        for (has_met, unix_secs) in [(true, 0), (false, 0), (true, u64::MAX), (false, 5_000)] {
+            let durable = MemoryState::default();
+            let mut state =
+                State { reading: Duration::from_secs(77), at: at(0), running: true, has_met };
+            state.tick(at(3), has_met);
+            let saved = durable.save(RECORD, state.to_record());
+            futures_util::FutureExt::now_or_never(saved).expect("memory").expect("saved");
+            let clock = LeaseClock::resume(&durable, at(0), unix_secs);
+            assert!(clock.is_resumed());
+            assert_eq!(clock.secs(at(9)), if has_met { 80 } else { 89 });
+        }
+    }
+
+    #[test]
+    fn a_record_that_is_none_counts_as_missing() {
+        for bytes in [&[][..], &[1; 8], &[1; 10]] {
+            assert_eq!(from_record(bytes), None);
+        }
+    }
+}
