@@ -21,9 +21,12 @@ use crate::lease_clock::LeaseClock;
 use crate::leaving::Leaving;
 use crate::losses::Losses;
 use crate::messages::{self, BlockHeader};
+use crate::put_times::PutTimes;
+use crate::quorum::Background;
 use crate::quota::{Quota, QuotaConfig};
 use crate::receipt::Attestor;
 use crate::repair_state::Repair;
+use crate::seen::SeenVersions;
 use crate::serve::Turns;
 use crate::stats::{Counters, add};
 use crate::writes::Writes;
@@ -72,7 +75,8 @@ pub struct DhtConfig {
     pub get_limit: Duration,
     /// How long a client's put may take, all attempts together.
     pub put_limit: Duration,
-    /// How long fewer nodes than k must be all there are before fewer copies will do.
+    /// How long fewer nodes than k must be all there are before fewer copies will do; see
+    /// [`Dht::forget_absent`](crate::Dht::forget_absent) for when that is never.
     pub shrink_after: Duration,
     /// How often neighbours are compared when nothing seems to have changed.
     pub repair_every: Duration,
@@ -183,6 +187,12 @@ pub(crate) struct Inner {
     /// How long replicas take to send a block: longer than a round trip.
     pub fetch_times: Arc<BlockTimes>,
     pub turns: Turns,
+    /// How long puts may take.
+    pub put_times: Arc<PutTimes>,
+    /// Calls of puts that nobody waits for any more.
+    pub background: Background,
+    /// Signed blocks are not read below these versions.
+    pub seen: Arc<SeenVersions>,
     pub writes: Writes,
 }
 

@@ -34,6 +34,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_ASKS: usize = 160;
 /// So many routes must lead to the same root before it is believed that a block is nowhere.
 const CONFIRM_ABSENCE: usize = 2;
+/// A newer version that was seen before is looked for at so many further replica sets' worth of
+/// nodes after the set. A guess.
+const BEYOND_SETS: usize = 2;
 /// A refusal's code for bytes that are not what their key says; made here, never sent.
 const BAD_BLOCK: u16 = 100;
 
@@ -316,7 +319,10 @@ pub(crate) async fn get_signed(inner: &Arc<Inner>, key: Key) -> Result<SignedBlo
     let mut pause = FIRST_PAUSE;
     loop {
         let error = match ask_all_replicas(inner, key, deadline).await {
-            Ok(block) => return Ok(block),
+            Ok(block) => {
+                saw(inner, key, block.version);
+                return Ok(block);
+            }
             Err(error) => error,
         };
         let final_answer = matches!(error, GetError::NotFound { .. });
@@ -329,6 +335,16 @@ pub(crate) async fn get_signed(inner: &Arc<Inner>, key: Key) -> Result<SignedBlo
     }
 }
 
+/// This node has read or written that version of a signed block.
+pub(crate) fn saw(inner: &Inner, key: Key, version: u64) {
+    inner.seen.saw(&inner.env, &inner.durable, key, version);
+}
+
+/// Whether this node has seen a newer version of a signed block.
+fn is_older_than_seen(inner: &Inner, key: &Key, version: u64) -> bool {
+    inner.seen.version(key).is_some_and(|seen| version < seen)
+}
+
 /// Fetches a signed block that a replica had at most `max_age` ago.
 pub(crate) async fn recent_signed(
     inner: &Arc<Inner>,
@@ -337,17 +353,22 @@ pub(crate) async fn recent_signed(
 ) -> Result<SignedBlock, GetError> {
     add(&inner.counters.gets, 1);
     let max_age = max_age.min(inner.config.signed_cache);
-    let bytes = match path_cache::own(inner, &key, max_age) {
-        Some(copy) => copy.bytes,
-        None => {
-            let cached = (inner.has_cache() && !max_age.is_zero()).then_some(max_age);
-            let found = find(inner, key, cached).await?;
-            path_cache::keep_own(inner, &found.block, found.age.unwrap_or_default());
-            found.block.bytes
-        }
-    };
     let told = |error| GetError::NotFound { key, told: format!("not a signed block: {error}") };
-    SignedBlock::decode(&bytes).map_err(told)
+    if let Some(copy) = path_cache::own(inner, &key, max_age) {
+        let block = SignedBlock::decode(&copy.bytes).map_err(told)?;
+        if !is_older_than_seen(inner, &key, block.version) {
+            return Ok(block);
+        }
+    }
+    let cached = (inner.has_cache() && !max_age.is_zero()).then_some(max_age);
+    let found = find(inner, key, cached).await?;
+    let block = SignedBlock::decode(&found.block.bytes).map_err(told)?;
+    if is_older_than_seen(inner, &key, block.version) {
+        return get_signed(inner, key).await;
+    }
+    path_cache::keep_own(inner, &found.block, found.age.unwrap_or_default());
+    saw(inner, key, block.version);
+    Ok(block)
 }
 
 async fn ask_all_replicas(
@@ -367,12 +388,28 @@ async fn ask_all_replicas(
         let found = search(inner, key, None, limits(inner, deadline)).await;
         found.ok().and_then(|found| signed(&key, found.block))
     };
-    let newest = answers
-        .iter()
-        .filter_map(|answer| answer.as_ref().ok()?.as_ref())
+    let of_set = || answers.iter().filter_map(|answer| answer.as_ref().ok()?.as_ref());
+    let best = of_set().chain(&elsewhere).map(|(block, _)| block.version).max();
+    let seen = inner.seen.version(&key).filter(|seen| best.is_none_or(|best| best < *seen));
+    let beyond = match seen {
+        Some(seen) => beyond_set(inner, nodes.as_deref().unwrap_or(&[]), key, seen).await,
+        None => None,
+    };
+    let newest = of_set()
         .chain(&elsewhere)
+        .chain(&beyond)
         .max_by(|a, b| a.0.version.cmp(&b.0.version).then_with(|| a.0.bytes().cmp(b.0.bytes())));
     if let Some((newest, header)) = newest {
+        if let Some(seen) = seen.filter(|seen| newest.version < *seen) {
+            let held = newest.version;
+            tracing::warn!(%key, held, seen, "only an older version is found than seen before");
+            let told = format!(
+                "only version {held} is found, and this node has seen version {seen}: the nodes \
+                 that hold it may come back (or publish again; if they are gone for good, accept \
+                 the older one with `atoll settings --forget-absent`)"
+            );
+            return Err(GetError::Unavailable { key, told });
+        }
         let stale: Vec<Node> = replicas
             .iter()
             .zip(&answers)
@@ -404,6 +441,31 @@ async fn ask_all_replicas(
     } else {
         Err(GetError::NotFound { key, told })
     }
+}
+
+/// A version of a signed block at least as high as `seen`, from this node's own store or the
+/// nodes after the replica set: those that were the set while others were cut off, or will be
+/// when the ring has closed again. `nodes` are the root and its successors.
+async fn beyond_set(
+    inner: &Arc<Inner>,
+    nodes: &[Node],
+    key: Key,
+    seen: u64,
+) -> Option<(SignedBlock, BlockHeader)> {
+    let replicas = inner.config.replicas;
+    let me = Node::of(inner.transport.local());
+    let near = distinct_peers(nodes, replicas + BEYOND_SETS * replicas);
+    let near = near.into_iter().skip(replicas).filter(|node| !inner.is_me(node));
+    let mut calls: FuturesUnordered<_> =
+        std::iter::once(me).chain(near).map(|node| ask_signed(inner, node, key)).collect();
+    while let Some(held) = calls.next().await {
+        if let Ok(Some((block, header))) = held
+            && block.version >= seen
+        {
+            return Some((block, header));
+        }
+    }
+    None
 }
 
 type HeldSigned = Result<Option<(SignedBlock, BlockHeader)>, CallError>;

@@ -27,9 +27,12 @@ use crate::leaving::Leaving;
 use crate::lookup::{self, Fetched};
 use crate::losses::Losses;
 use crate::messages;
+use crate::quorum::Background;
 use crate::quota::{Quota, QuotaConfig, QuotaReport};
 use crate::receipt::Attestor;
 use crate::repair_state::Repair;
+use crate::replicas::present_replicas;
+use crate::seen::SeenVersions;
 use crate::serve::Turns;
 use crate::stats::{Counters, DhtStats};
 use crate::status::RepairStatus;
@@ -71,13 +74,12 @@ impl Dht {
             overlay,
             store,
             attestor,
-            durable,
             clock,
+            seen: Arc::new(SeenVersions::remembered(&*durable)),
             quota: Quota::new(config.quota),
             confirmations: Confirmations::default(),
-            config,
             counters: Counters::default(),
-            repair: Repair::default(),
+            repair: Repair::remembering(&*durable, config.replicas),
             losses: Losses::default(),
             strays: Leaving::default(),
             leaving: Leaving::default(),
@@ -87,6 +89,10 @@ impl Dht {
             fetch_times: Arc::default(),
             turns: Turns::default(),
             writes: Writes::default(),
+            put_times: Arc::default(),
+            background: Background::default(),
+            durable,
+            config,
         };
         Arc::new(Dht { inner: Arc::new(inner) })
     }
@@ -128,6 +134,24 @@ impl Dht {
     /// As [`Blocks::get`].
     pub async fn lookup(&self, hash: BlockHash) -> Result<Fetched, GetError> {
         lookup::get(&self.inner, hash.key()).await
+    }
+
+    /// Takes the operator's word that nodes and updates which are not to be found are gone for
+    /// good: from now on the nodes that are there now are all that a put counts on, and older
+    /// versions of signed blocks than those seen before are read again. Without that word a
+    /// node never takes fewer than half of a replica set for all of it.
+    ///
+    /// # Errors
+    /// If it cannot be recorded; what the system said, for people.
+    pub async fn forget_absent(&self) -> Result<(), String> {
+        let inner = &self.inner;
+        inner.repair.expect_only(present_replicas(inner));
+        inner.seen.forget_all();
+        inner.seen.save(&*inner.durable).await?;
+        match inner.repair.remember_expected(&*inner.durable).await {
+            true => Ok(()),
+            false => Err("the number of nodes expected could not be saved".to_owned()),
+        }
     }
 
     /// Asks for a round of repair at once rather than when it is due.

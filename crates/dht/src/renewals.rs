@@ -4,8 +4,10 @@
 //! Whoever extends a block's lease is charged for it from then on, so it takes a receipt, and
 //! room if the block was somebody else's.
 
+use std::sync::Arc;
+
 use atoll_key::{BlockKind, Key};
-use atoll_net::{Refusal, Request};
+use atoll_net::Refusal;
 use atoll_overlay::Neighbourhood;
 use atoll_store::{BlockInfo, Owner, StoreError};
 use futures_util::future::join_all;
@@ -13,15 +15,18 @@ use futures_util::future::join_all;
 use crate::admission::{Origin, added_bytes, expires};
 use crate::copies::Charge;
 use crate::inner::Inner;
-use crate::messages::{self, Renew, RenewReply, from_header, is_majority, to_header};
+use crate::messages::{Renew, RenewReply, is_majority};
+use crate::put_times::WaitsFor;
+use crate::quorum::{Calls, Event};
 use crate::quota::{Room, Want};
 use crate::receipt::BAD_RECEIPT;
 use crate::replicas::{expected_replicas, replica_set, seats_of};
+use crate::witness::ask_to_renew;
 
 /// Extends leases on this node and, as root, at its replicas. A lease of zero is only a
 /// question.
 pub(crate) async fn renew_here(
-    inner: &Inner,
+    inner: &Arc<Inner>,
     origin: &Origin,
     renew: &Renew,
 ) -> Result<RenewReply, Refusal> {
@@ -39,10 +44,9 @@ pub(crate) async fn renew_here(
     let parts = seats_of(inner, &renew.keys).into_iter().map(|(seat, indices)| {
         let keys: Vec<Key> = indices.iter().map(|index| renew.keys[*index]).collect();
         let here = indices.iter().map(|index| held[*index]).collect();
-        let receipt = origin.to_wire(keys.iter().copied());
-        let part = Renew { keys, lease_secs: renew.lease_secs, as_root: false, receipt };
+        let part = Renew { keys, lease_secs: renew.lease_secs, as_root: false, receipt: None };
         let here = RenewReply { held: here, over };
-        async move { (indices, renew_at_replicas(inner, &seat, &part, here).await) }
+        async move { (indices, renew_at_replicas(inner, origin, &seat, &part, here).await) }
     });
     let answers = join_all(parts).await;
     held.fill(2);
@@ -102,33 +106,39 @@ fn renew_alone(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<RenewRep
 /// Extends leases at the replicas of one virtual server of this node; `here` says what
 /// this node has itself, the result what the replica set has.
 async fn renew_at_replicas(
-    inner: &Inner,
+    inner: &Arc<Inner>,
+    origin: &Origin,
     seat: &Neighbourhood,
     renew: &Renew,
     here: RenewReply,
 ) -> RenewReply {
     let RenewReply { mut held, mut over } = here;
-    let request = Request { method: messages::RENEW, header: to_header(renew), parts: Vec::new() };
+    let mut calls = Calls::new(inner, WaitsFor::Replica);
     let set = replica_set(inner, seat);
-    let answers = join_all(set[1..].iter().map(|node| inner.call(node, request.clone()))).await;
+    for node in &set[1..] {
+        ask_to_renew(inner, &mut calls, *node, origin, renew, (0..held.len()).collect());
+    }
     let (mut lacking, mut answered) = (false, 1);
     let has = |state: u8| state == 1 || state == 4;
     let mut copies: Vec<u32> = held.iter().map(|state| u32::from(has(*state))).collect();
     let mut refused: Vec<bool> = held.iter().map(|state| *state == 4).collect();
-    for answer in answers {
-        let theirs = answer.ok().and_then(|r| from_header::<RenewReply>(&r.header).ok());
-        let Some(theirs) = theirs.filter(|theirs| theirs.held.len() == held.len()) else {
-            lacking = true;
-            continue;
-        };
-        answered += 1;
-        over = over.or(theirs.over);
-        for (i, theirs) in theirs.held.into_iter().enumerate() {
-            copies[i] += u32::from(has(theirs));
-            refused[i] |= theirs == 4;
-            lacking |= has(held[i]) != has(theirs);
+    while let Some(event) = calls.next().await {
+        if let Event::Answer(_, Ok((_, theirs))) = event {
+            answered += 1;
+            over = over.or(theirs.over);
+            for (i, theirs) in theirs.held.into_iter().enumerate() {
+                copies[i] += u32::from(has(theirs));
+                refused[i] |= theirs == 4;
+                lacking |= has(held[i]) != has(theirs);
+            }
+        }
+        // Without a majority that has answered, the overdue are waited for as well.
+        if !calls.is_patient() && is_majority(answered, expected_replicas(inner) as u32 + 1) {
+            break;
         }
     }
+    lacking |= (answered as usize) < set.len();
+    calls.finish();
     if lacking {
         inner.repair.kick();
     }

@@ -7,8 +7,23 @@ use std::time::Duration;
 use atoll_env::{Bell, Instant};
 use atoll_key::{Key, KeyRange, PeerId};
 use atoll_overlay::{Neighbourhood, Node, distinct_peers};
+use minicbor::{Decode, Encode};
 
+use crate::durable::DurableState;
+use crate::messages::{from_header, is_majority, to_header};
 use crate::status::RepairStatus;
+
+/// The durable record of how many replicas a put must count on.
+const RECORD: &str = "expected-replicas";
+
+/// What that record holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+struct Expected {
+    /// How many other nodes hold a block besides its root.
+    #[n(0)]
+    others: u32,
+}
 
 /// Damaged blocks remembered one by one.
 const MAX_DAMAGED: usize = 4096;
@@ -73,6 +88,8 @@ fn joins(one: &Scope, next: &Scope) -> bool {
 pub(crate) struct Repair {
     kicked: Bell,
     state: Mutex<State>,
+    /// The expected number that a restart would find.
+    remembered: futures_util::lock::Mutex<usize>,
 }
 
 #[derive(Default)]
@@ -93,6 +110,16 @@ struct State {
 }
 
 impl Repair {
+    /// With what an earlier run of this node knew of its replica set, which has `replicas`
+    /// members at most.
+    pub fn remembering(durable: &dyn DurableState, replicas: usize) -> Repair {
+        let record = durable.load(RECORD).and_then(|bytes| from_header::<Expected>(&bytes).ok());
+        let others = record.map_or(0, |record| record.others as usize).min(replicas - 1);
+        let repair = Repair { remembered: others.into(), ..Repair::default() };
+        repair.lock().expected = others;
+        repair
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().expect("no holder of this lock panics")
     }
@@ -171,8 +198,9 @@ impl Repair {
     }
 
     /// How many replicas a put must count on when `now` there are `replicas`: as many as
-    /// there were during the last `memory`. A node cut off from the others must not take
-    /// itself for a majority; a ring that has shrunk for good is believed after a while.
+    /// there ever were, or the most there were during the last `memory`, if with this node
+    /// that is a majority of those. A node, or half a ring, that is cut off, or that comes back
+    /// first after an outage, must not take itself for all there is, however long it lasts.
     pub fn expected_replicas(&self, now: Instant, replicas: usize, memory: Duration) -> usize {
         let mut state = self.lock();
         if replicas >= state.expected {
@@ -184,10 +212,34 @@ impl Repair {
         let most = most.max(replicas);
         state.fewer = Some((since, most));
         if now.since(since) > memory {
-            state.expected = most;
-            state.fewer = (replicas < most).then_some((now, replicas));
+            if is_majority(most as u32 + 1, state.expected as u32 + 1) {
+                state.expected = most;
+            }
+            state.fewer = (replicas < state.expected).then_some((now, replicas));
         }
         state.expected
+    }
+
+    /// Somebody who must know says that no more than `replicas` are left.
+    pub fn expect_only(&self, replicas: usize) {
+        let mut state = self.lock();
+        (state.expected, state.fewer) = (replicas, None);
+    }
+
+    /// Makes the expected number one that survives a restart; whether it does. A number that
+    /// has shrunk may be lost: the old one costs no more than patience.
+    pub async fn remember_expected(&self, durable: &dyn DurableState) -> bool {
+        let mut remembered = self.remembered.lock().await;
+        let expected = self.lock().expected;
+        if *remembered == expected {
+            return true;
+        }
+        let record = Expected { others: expected as u32 };
+        match durable.save(RECORD, to_header(&record).to_vec()).await {
+            Ok(()) => *remembered = expected,
+            Err(error) => tracing::error!(%error, "the size of replica sets could not be saved"),
+        }
+        *remembered >= expected
     }
 
     /// Counts blocks in that were put since the last round; the next round counts anew.
@@ -256,6 +308,38 @@ mod tests {
         let unsure = Neighbourhood { predecessor: None, ..seat(&ring, 3) };
         let duties = duties_of(&[seats[0].clone(), unsure], 3);
         assert_eq!((duties.scopes.len(), duties.complete), (1, false));
+    }
+
+    #[test]
+    fn fewer_replicas_are_believed_only_while_they_are_a_majority_of_the_earlier_set() {
+        let (minute, at) =
+            (Duration::from_secs(60), |m: u64| Instant::default() + Duration::from_secs(60 * m));
+        let shrinks = |from: usize, to: usize| {
+            let repair = Repair::default();
+            repair.expected_replicas(at(0), from, minute * 10);
+            (0..100).map(|m| repair.expected_replicas(at(m), to, minute * 10)).last()
+        };
+        assert_eq!([shrinks(2, 1), shrinks(2, 0), shrinks(1, 0)], [Some(1), Some(2), Some(1)]);
+        assert_eq!([shrinks(5, 3), shrinks(5, 2)], [Some(3), Some(5)]);
+    }
+
+    #[test]
+    fn what_was_expected_survives_a_restart_and_the_word_of_an_operator_ends_it() {
+        let durable = crate::durable::MemoryState::default();
+        let now = Instant::default();
+        let run = |repair: &Repair| {
+            let saved = repair.remember_expected(&durable);
+            futures_util::FutureExt::now_or_never(saved).expect("memory")
+        };
+        let first = Repair::remembering(&durable, 3);
+        assert_eq!(first.expected_replicas(now, 2, Duration::ZERO), 2);
+        assert!(run(&first));
+        let second = Repair::remembering(&durable, 3);
+        assert_eq!(second.expected_replicas(now, 0, Duration::MAX), 2);
+        assert_eq!(Repair::remembering(&durable, 2).expected_replicas(now, 0, Duration::MAX), 1);
+        second.expect_only(0);
+        assert!(run(&second));
+        assert_eq!(Repair::remembering(&durable, 3).expected_replicas(now, 0, Duration::MAX), 0);
     }
 
     #[test]

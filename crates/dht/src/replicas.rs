@@ -3,22 +3,25 @@
 //! Only what was admitted (see `admission`) is stored, and goes on to other nodes. Of signed
 //! blocks the higher version stays.
 
-use atoll_key::{BlockKind, Key};
-use atoll_net::header::Capped;
-use atoll_net::{CallError, Peer, Refusal, Reply, Request};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use atoll_key::{BlockKind, Key, PeerId};
+use atoll_net::{Peer, Refusal, Request};
 use atoll_overlay::{Neighbourhood, Node, Route, distinct_peers};
 use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
-use bytes::Bytes;
 use futures_util::future::join_all;
 
 use crate::admission::{Admitted, Origin, admit, kept, reserve};
 use crate::copies::{self, Copy};
 use crate::inner::{Block, Inner};
 use crate::messages::{
-    self, AskRoom, AskRoomReply, Put, PutReply, PutStatus, from_header, to_header,
+    self, AskRoom, AskRoomReply, PutStatus, from_header, is_majority, to_header,
 };
+use crate::put_times::WaitsFor;
+use crate::quorum::{Calls, Event};
 use crate::quota::{OverQuota, Reservation};
-use crate::witness::shows_newer;
+use crate::witness::{put_request, shows_newer, statuses_of};
 
 /// Stores copies that nobody has signed for on this node; one status per block.
 pub(crate) async fn store_here(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<PutStatus> {
@@ -156,10 +159,10 @@ fn place_of(inner: &Inner, seats: &[(Neighbourhood, Vec<usize>)], key: &Key) -> 
     seats.iter().position(|(seat, _)| seat.me == *root)
 }
 
-/// Stores a batch whose root this node is and sends it to the replicas; resolves when
-/// all of them have answered or failed.
+/// Stores a batch whose root this node is and sends it to the replicas; resolves when a
+/// majority has it, and those that could still answer in their usual time have.
 pub(crate) async fn store_as_root(
-    inner: &Inner,
+    inner: &Arc<Inner>,
     from: &Peer,
     origin: &Origin,
     blocks: Vec<Block>,
@@ -180,7 +183,7 @@ pub(crate) async fn store_as_root(
 
 /// Stores blocks whose root is one virtual server of this node.
 async fn store_at_seat(
-    inner: &Inner,
+    inner: &Arc<Inner>,
     from: &Peer,
     origin: &Origin,
     seat: &Neighbourhood,
@@ -226,11 +229,14 @@ async fn store_at_seat(
     if own.iter().all(|status| matches!(status, PutStatus::Stored { .. })) {
         inner.repair.count_root_blocks(new as u64);
     }
+    // What was counted on must hold after a restart as well.
+    let is_remembered = inner.repair.remember_expected(&*inner.durable).await;
     let wanted = u32::try_from(acknowledged.wanted + 1).expect("k is small");
     for (position, index) in indices.into_iter().enumerate() {
         let copies = 1 + acknowledged.copies[position];
         statuses[index] = match (own[position], acknowledged.refused[position]) {
             (PutStatus::Stored { .. }, Some(refused)) => refused,
+            (PutStatus::Stored { .. }, None) if !is_remembered => PutStatus::Failed,
             (PutStatus::Stored { .. }, None) => PutStatus::Stored { copies, wanted },
             (other, _) => other,
         };
@@ -242,7 +248,7 @@ async fn store_at_seat(
 /// much already: what the root and others took of a put that fails would stay, and repair
 /// could bring it where there is no room for it.
 async fn room_at_replicas(
-    inner: &Inner,
+    inner: &Arc<Inner>,
     seat: &Neighbourhood,
     origin: &Origin,
     blocks: &[Block],
@@ -257,14 +263,21 @@ async fn room_at_replicas(
     let Owner { publisher, ip } = *owner;
     let header = to_header(&AskRoom { publisher, ip, bytes: added_bytes, is_root });
     let request = Request { method: messages::ROOM, header, parts: Vec::new() };
-    let set = replica_set(inner, seat);
-    let asks = set[1..].iter().map(|node| inner.ask_briefly(node, request.clone()));
-    let answers = join_all(asks).await;
-    // Who does not answer will not take the blocks either.
-    let reply = |answer: Result<Reply, CallError>| {
-        from_header::<AskRoomReply>(&answer.ok()?.header).ok()?.over
-    };
-    answers.into_iter().find_map(reply)
+    let mut calls = Calls::new(inner, WaitsFor::Replica);
+    for node in replica_set(inner, seat).into_iter().skip(1) {
+        let (inner, request) = (inner.clone(), request.clone());
+        calls.ask(node, 0, async move {
+            let reply = inner.ask_briefly(&node, request).await?;
+            Ok(from_header::<AskRoomReply>(&reply.header)?.over)
+        });
+    }
+    // A replica that does not answer will not take the blocks either.
+    while calls.is_patient() {
+        if let Some(Event::Answer(_, Ok(Some(over)))) = calls.next().await {
+            return Some(over);
+        }
+    }
+    None
 }
 
 fn is_signed(block: &Block) -> bool {
@@ -306,66 +319,88 @@ struct Acknowledged {
     wanted: usize,
 }
 
-/// Sends a batch to the other k − 1 of the replica set of one virtual server; one that
-/// fails is replaced by the node after it, once.
+/// The most nodes that one batch is sent to, beside the root: members of the replica set, and
+/// those that became members when others failed meanwhile.
+const MAX_TARGETS: usize = 12;
+
+/// Sends a batch to the other k − 1 of the replica set of one virtual server, and to those that
+/// replace them when they fail. Resolves when a majority has it and nobody is left whose answer
+/// is not overdue; the other calls go on.
 async fn replicate(
-    inner: &Inner,
+    inner: &Arc<Inner>,
     seat: &Neighbourhood,
     origin: &Origin,
     blocks: &[Block],
 ) -> Acknowledged {
-    let header = to_header(&Put {
-        blocks: Capped(blocks.iter().map(|block| block.header).collect()),
-        as_root: false,
-        receipt: origin.to_wire(blocks.iter().map(|block| block.header.key)),
-    });
-    let parts: Vec<Bytes> = blocks.iter().map(|block| block.bytes.clone()).collect();
-    let request = Request { method: messages::PUT, header, parts };
-    let mut result = Acknowledged {
-        copies: vec![0; blocks.len()],
-        refused: vec![None; blocks.len()],
-        wanted: 0,
-    };
-    let mut asked = Vec::new();
-    for wave in 0..2 {
-        let now = if wave == 0 { None } else { inner.seat(&seat.me) };
-        let set = replica_set(inner, now.as_ref().unwrap_or(seat));
-        result.wanted = expected_replicas(inner);
-        let new = |node: &&Node| !asked.contains(&node.peer.id);
-        let targets: Vec<Node> = set[1..].iter().filter(new).copied().collect();
-        if targets.is_empty() {
-            break;
-        }
-        asked.extend(targets.iter().map(|node| node.peer.id));
-        let calls = targets.iter().map(|node| inner.call(node, request.clone()));
-        let mut all_answered = true;
-        for (answer, node) in join_all(calls).await.into_iter().zip(&targets) {
-            let statuses = answer.ok().and_then(|r| from_header::<PutReply>(&r.header).ok());
-            match statuses {
-                Some(reply) if reply.statuses.0.len() == blocks.len() => {
-                    for (i, status) in reply.statuses.0.iter().enumerate() {
-                        match status {
-                            PutStatus::Stored { .. } => result.copies[i] += 1,
-                            PutStatus::OverQuota { .. } => result.refused[i] = Some(*status),
-                            PutStatus::Superseded { .. } => {
-                                let shown = shows_newer(inner, node, &blocks[i]).await;
-                                let held = shown.map(|held| PutStatus::Superseded { held });
-                                all_answered &= held.is_some();
-                                result.refused[i] = held.or(result.refused[i]);
-                            }
-                            _ => all_answered = false,
-                        }
+    let request = put_request(origin, blocks.to_vec(), false);
+    let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
+    let mut calls = Calls::new(inner, WaitsFor::Replica);
+    let mut set = replica_set(inner, seat).split_off(1);
+    let mut stored: BTreeMap<PeerId, Vec<bool>> = BTreeMap::new();
+    let mut asked: Vec<PeerId> = Vec::new();
+    let mut refused = vec![None; blocks.len()];
+    loop {
+        for node in set.iter().filter(|node| !is_asked(&asked, node)).copied().collect::<Vec<_>>() {
+            if asked.len() < MAX_TARGETS {
+                asked.push(node.peer.id);
+                let (from, request, count) = (inner.clone(), request.clone(), blocks.len());
+                calls.ask(node, bytes, async move {
+                    let answer = from.call(&node, request).await;
+                    if answer.is_err() {
+                        from.repair.kick();
                     }
-                }
-                _ => all_answered = false,
+                    statuses_of(answer?, count)
+                });
             }
         }
-        if all_answered {
-            break;
+        let wanted = expected_replicas(inner);
+        let copies = copies_in(&set, &stored, blocks.len());
+        let is_settled = |(copies, refused): (&u32, &Option<PutStatus>)| {
+            refused.is_some() || is_majority(1 + copies, wanted as u32 + 1)
+        };
+        let are_settled = copies.iter().zip(&refused).all(is_settled);
+        let event = match are_settled && !calls.is_patient() {
+            true => None,
+            false => calls.next().await,
+        };
+        let Some(event) = event else {
+            calls.finish();
+            return Acknowledged { copies, refused, wanted };
+        };
+        if let Event::Answer(node, answer) = event {
+            let mut has = vec![false; blocks.len()];
+            for (i, status) in answer.unwrap_or_default().into_iter().enumerate() {
+                match status {
+                    PutStatus::Stored { .. } => has[i] = true,
+                    PutStatus::OverQuota { .. } => refused[i] = Some(status),
+                    PutStatus::Superseded { .. } => {
+                        let shown = shows_newer(inner, &node, &blocks[i]).await;
+                        let held = shown.map(|held| PutStatus::Superseded { held });
+                        refused[i] = held.or(refused[i]);
+                    }
+                    _ => {}
+                }
+            }
+            if has.iter().zip(&refused).any(|(has, refused)| !has && refused.is_none()) {
+                inner.repair.kick();
+            }
+            stored.insert(node.peer.id, has);
         }
-        inner.repair.kick();
+        // One that failed may have left the set, and a new member is asked.
+        if let Some(now) = inner.seat(&seat.me) {
+            set = replica_set(inner, &now).split_off(1);
+        }
     }
-    result
+}
+
+fn is_asked(asked: &[PeerId], node: &Node) -> bool {
+    asked.contains(&node.peer.id)
+}
+
+/// How many of `set` have stored each block of a batch.
+fn copies_in(set: &[Node], stored: &BTreeMap<PeerId, Vec<bool>>, blocks: usize) -> Vec<u32> {
+    let members = || set.iter().filter_map(|node| stored.get(&node.peer.id));
+    (0..blocks).map(|i| members().filter(|has| has[i]).count() as u32).collect()
 }
 
 /// How many other nodes of a replica set this node sees at present, at most k − 1.

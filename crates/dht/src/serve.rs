@@ -3,7 +3,7 @@
 //! Requests are decoded with caps, and their lengths checked, before anything is done.
 
 use std::collections::BTreeSet;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_key::{Key, PeerId};
@@ -81,7 +81,11 @@ fn blocks_of(headers: Vec<BlockHeader>, parts: Vec<Bytes>) -> Result<Vec<Block>,
 }
 
 /// Stores blocks, and as their root sends them on to the replicas.
-pub(crate) async fn put(inner: &Inner, from: Peer, request: Request) -> Result<Reply, Refusal> {
+pub(crate) async fn put(
+    inner: &Arc<Inner>,
+    from: Peer,
+    request: Request,
+) -> Result<Reply, Refusal> {
     let Put { blocks: Capped(headers), as_root, receipt } = from_header(&request.header)?;
     let blocks = blocks_of(headers, request.parts)?;
     let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
@@ -95,7 +99,11 @@ pub(crate) async fn put(inner: &Inner, from: Peer, request: Request) -> Result<R
 }
 
 /// Extends leases; as root, also at the replicas.
-pub(crate) async fn renew(inner: &Inner, from: Peer, request: Request) -> Result<Reply, Refusal> {
+pub(crate) async fn renew(
+    inner: &Arc<Inner>,
+    from: Peer,
+    request: Request,
+) -> Result<Reply, Refusal> {
     let mut renew: Renew = from_header(&request.header)?;
     let origin = Origin::of(inner, &from, renew.receipt.take(), &renew.keys).await?;
     let renewed = renew_here(inner, &origin, &renew).await?;

@@ -17,13 +17,14 @@
 //! put fails, and says who refused. Where the walk names nobody after the root, as with one copy
 //! (k = 1), there is nobody to ask.
 
+use std::sync::Arc;
+
 use atoll_env::random_below;
 use atoll_key::{BlockKind, Key, PeerId};
 use atoll_net::header::Capped;
-use atoll_net::{CallError, Request};
+use atoll_net::{CallError, Refusal, Reply, Request};
 use atoll_overlay::Node;
 use atoll_overlay::peer_book::Misdeed;
-use bytes::Bytes;
 use futures_util::future::join_all;
 
 use crate::admission::Origin;
@@ -33,6 +34,8 @@ use crate::messages::{
     self, BlockHeader, Fetch, Put, PutReply, PutStatus, Renew, RenewReply, Vouch, VouchReply,
     Vouched, from_header, is_majority, to_header,
 };
+use crate::put_times::WaitsFor;
+use crate::quorum::{Calls, Event, answers};
 use crate::renewals::renew_here;
 use crate::replicas::store_put;
 
@@ -94,31 +97,60 @@ pub(crate) async fn has(inner: &Inner, node: &Node, expected: &[Expected]) -> Op
     Some(expected.iter().zip(&said).map(|(expected, said)| expected.is_met(said)).collect())
 }
 
-/// The nodes after the root in an order that it cannot know. This node comes last: it may be
-/// the only one that a false root has sent blocks to.
+/// The nodes after the root in an order that it cannot know. Those that left a call unanswered
+/// come late, and this node last: it may be the only one that a false root has sent blocks to.
 fn shuffled(inner: &Inner, set: &[Node]) -> Vec<Node> {
     let mut others: Vec<Node> = set.iter().skip(1).copied().collect();
     for i in (1..others.len()).rev() {
         others.swap(i, random_below(&*inner.env, i as u64 + 1) as usize);
     }
-    others.sort_by_key(|node| inner.is_me(node));
+    others.sort_by_key(|node| (inner.is_me(node), !answers(inner, node)));
     others
+}
+
+/// Asks a node which of the blocks it has as they should be.
+fn ask_whether(
+    inner: &Arc<Inner>,
+    calls: &mut Calls<Vec<bool>>,
+    node: Node,
+    expected: &[Expected],
+) {
+    let (asker, expected) = (inner.clone(), expected.to_vec());
+    calls.ask(
+        node,
+        0,
+        async move { has(&asker, &node, &expected).await.ok_or(CallError::TimedOut) },
+    );
+}
+
+/// What the first of `others` says that answers. The next is asked when one is overdue.
+async fn first_answer(
+    inner: &Arc<Inner>,
+    others: &mut impl Iterator<Item = Node>,
+    expected: &[Expected],
+) -> Option<(Node, Vec<bool>)> {
+    let mut calls = Calls::new(inner, WaitsFor::Replica);
+    loop {
+        if !calls.is_patient() {
+            match others.next() {
+                Some(node) => ask_whether(inner, &mut calls, node, expected),
+                None => return None,
+            }
+        }
+        if let Some(Event::Answer(node, Ok(held))) = calls.next().await {
+            return Some((node, held));
+        }
+    }
 }
 
 /// What is not borne out of blocks that the root of the replica set `set`, its first, says
 /// the set has.
-async fn doubts(inner: &Inner, set: &[Node], expected: &[Expected]) -> Vec<Doubt> {
+async fn doubts(inner: &Arc<Inner>, set: &[Node], expected: &[Expected]) -> Vec<Doubt> {
     let mut others = shuffled(inner, set).into_iter();
     if others.len() == 0 || expected.is_empty() {
         return Vec::new();
     }
-    let mut first = None;
-    for node in others.by_ref() {
-        if let Some(held) = has(inner, &node, expected).await {
-            first = Some((node, held));
-            break;
-        }
-    }
+    let first = first_answer(inner, &mut others, expected).await;
     let lacking = |index: &usize| first.as_ref().is_none_or(|(_, held)| !held[*index]);
     let doubtful: Vec<usize> = (0..expected.len()).filter(lacking).collect();
     let mut doubts: Vec<Doubt> =
@@ -127,15 +159,18 @@ async fn doubts(inner: &Inner, set: &[Node], expected: &[Expected]) -> Vec<Doubt
         return doubts;
     }
     let expected: Vec<Expected> = doubts.iter().map(|doubt| expected[doubt.index]).collect();
-    let rest: Vec<Node> = others.collect();
-    let answers = join_all(rest.iter().map(|node| has(inner, node, &expected))).await;
+    let answered = first.as_ref().map(|(node, _)| node.peer.id);
+    let rest = set.iter().skip(1).filter(|node| Some(node.peer.id) != answered);
+    let mut calls = Calls::new(inner, WaitsFor::Replica);
+    rest.for_each(|node| ask_whether(inner, &mut calls, *node, &expected));
     let mut witnesses = usize::from(first.is_some());
-    for (node, held) in rest.iter().zip(answers) {
-        let Some(held) = held else { continue };
-        witnesses += 1;
-        for (doubt, held) in doubts.iter_mut().zip(held) {
-            if held {
-                doubt.holders.push(node.peer.id);
+    while calls.is_patient() {
+        if let Some(Event::Answer(node, Ok(held))) = calls.next().await {
+            witnesses += 1;
+            for (doubt, held) in doubts.iter_mut().zip(held) {
+                if held {
+                    doubt.holders.push(node.peer.id);
+                }
             }
         }
     }
@@ -161,7 +196,7 @@ fn lacking(set: &[Node], doubts: &[Doubt]) -> Vec<(Node, Vec<usize>)> {
 /// Looks whether blocks are where their root, the first of `set`, says in `statuses`; gives
 /// them to the replicas that lack them, and says then what has become of them.
 pub(crate) async fn check_put(
-    inner: &Inner,
+    inner: &Arc<Inner>,
     set: &[Node],
     origin: &Origin,
     blocks: &[Block],
@@ -208,26 +243,49 @@ fn is_stored(status: &PutStatus) -> bool {
 /// Puts doubtful blocks at the replicas that may lack them; what these say of each block of
 /// the batch.
 async fn put_at_replicas(
-    inner: &Inner,
+    inner: &Arc<Inner>,
     set: &[Node],
     origin: &Origin,
     blocks: &[Block],
     doubts: &[Doubt],
 ) -> Vec<Vec<PutStatus>> {
-    let puts = lacking(set, doubts).into_iter().map(|(node, indices)| async move {
+    let mut calls = Calls::new(inner, WaitsFor::Root);
+    for (node, indices) in lacking(set, doubts) {
         let given = indices.iter().map(|index| blocks[*index].clone()).collect();
-        let told = put_at(inner, &node, origin, given).await;
-        (indices, told.unwrap_or_default())
-    });
-    let mut told = vec![Vec::new(); blocks.len()];
-    for (indices, answers) in join_all(puts).await {
-        indices.into_iter().zip(answers).for_each(|(index, status)| told[index].push(status));
+        ask_to_store(inner, &mut calls, node, origin, indices, given);
     }
+    let mut told = vec![Vec::new(); blocks.len()];
+    while calls.is_patient() {
+        if let Some(Event::Answer(_, Ok((indices, answers)))) = calls.next().await {
+            indices.into_iter().zip(answers).for_each(|(index, status)| told[index].push(status));
+        }
+    }
+    calls.finish();
     told
 }
 
+/// What a node said of the blocks of a batch with these numbers.
+pub(crate) type Said = (Vec<usize>, Vec<PutStatus>);
+
+/// Puts blocks at one replica, which may be this node; they have these numbers in their batch.
+pub(crate) fn ask_to_store(
+    inner: &Arc<Inner>,
+    calls: &mut Calls<Said>,
+    node: Node,
+    origin: &Origin,
+    indices: Vec<usize>,
+    blocks: Vec<Block>,
+) {
+    let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
+    let (storer, origin) = (inner.clone(), origin.clone());
+    calls.ask(node, bytes, async move {
+        let statuses = put_at(&storer, &node, &origin, blocks).await?;
+        Ok((indices, statuses))
+    });
+}
+
 /// The highest version that any of `set` can show of a signed block that supersedes this one.
-async fn newest_shown(inner: &Inner, set: &[Node], block: &Block) -> Option<u64> {
+pub(crate) async fn newest_shown(inner: &Inner, set: &[Node], block: &Block) -> Option<u64> {
     let shown = join_all(set.iter().map(|node| shows_newer(inner, node, block))).await;
     shown.into_iter().flatten().max()
 }
@@ -268,21 +326,37 @@ async fn put_at(
     if inner.is_me(node) {
         return Ok(store_put(inner, &node.peer, origin, blocks).await?);
     }
+    let count = blocks.len();
+    statuses_of(inner.call(node, put_request(origin, blocks, false)).await?, count)
+}
+
+/// The message that puts blocks.
+pub(crate) fn put_request(origin: &Origin, blocks: Vec<Block>, as_root: bool) -> Request {
     let receipt = origin.to_wire(blocks.iter().map(|block| block.header.key));
-    let (headers, parts): (Vec<BlockHeader>, Vec<Bytes>) =
+    let (headers, parts): (Vec<BlockHeader>, Vec<_>) =
         blocks.into_iter().map(|block| (block.header, block.bytes)).unzip();
-    let count = headers.len();
-    let header = to_header(&Put { blocks: headers.into(), as_root: false, receipt });
-    let reply = inner.call(node, Request { method: messages::PUT, header, parts }).await?;
+    let header = to_header(&Put { blocks: headers.into(), as_root, receipt });
+    Request { method: messages::PUT, header, parts }
+}
+
+/// What was said of `count` blocks that were put.
+pub(crate) fn statuses_of(reply: Reply, count: usize) -> Result<Vec<PutStatus>, CallError> {
     let PutReply { statuses: Capped(statuses) } = from_header(&reply.header)?;
-    Ok(if statuses.len() == count { statuses } else { Vec::new() })
+    if statuses.len() != count {
+        return Err(malformed("statuses do not match the blocks sent"));
+    }
+    Ok(statuses)
+}
+
+pub(crate) fn malformed(text: &str) -> CallError {
+    CallError::Refused(Refusal::new(Refusal::MALFORMED, text))
 }
 
 /// Looks whether leases end when the root, the first of `set`, says in `held`; renews them
 /// at the replicas where they do not, and says then which blocks are held: as in
 /// [`RenewReply`], with 3 for those of which too few are known to be.
 pub(crate) async fn check_renewal(
-    inner: &Inner,
+    inner: &Arc<Inner>,
     set: &[Node],
     origin: &Origin,
     renew: &Renew,
@@ -297,21 +371,20 @@ pub(crate) async fn check_renewal(
     let expected: Vec<Expected> = said.iter().map(expect).collect();
     let mut doubts = doubts(inner, set, &expected).await;
     doubts.iter_mut().for_each(|doubt| doubt.index = said[doubt.index]);
-    let renewals = lacking(set, &doubts).into_iter().map(|(node, indices)| async move {
-        let keys: Vec<Key> = indices.iter().map(|index| renew.keys[*index]).collect();
-        let receipt = origin.to_wire(keys.iter().copied());
-        let part = Renew { keys, lease_secs: renew.lease_secs, as_root: false, receipt };
-        (indices, renew_at(inner, &node, origin, &part).await)
-    });
+    let mut calls = Calls::new(inner, WaitsFor::Root);
+    for (node, indices) in lacking(set, &doubts) {
+        ask_to_renew(inner, &mut calls, node, origin, renew, indices);
+    }
     // How many have it now, and how many have said that they do not.
     let mut told = vec![(0, 0); held.len()];
-    for (indices, states) in join_all(renewals).await {
-        let Ok(states) = states else { continue };
-        for (index, state) in indices.into_iter().zip(states) {
+    while calls.is_patient() {
+        let Some(Event::Answer(_, Ok((indices, reply)))) = calls.next().await else { continue };
+        for (index, state) in indices.into_iter().zip(reply.held) {
             let (has, lacks) = &mut told[index];
             *(if state == 0 { lacks } else { has }) += 1;
         }
     }
+    calls.finish();
     for doubt in doubts {
         let (has, lacks) = told[doubt.index];
         held[doubt.index] = match doubt.is_settled(has, set) {
@@ -323,13 +396,33 @@ pub(crate) async fn check_renewal(
     }
 }
 
-/// Renews at one replica, which may be this node.
-async fn renew_at(
-    inner: &Inner,
+/// Renews, at one replica, which may be this node, those of the keys with these numbers.
+pub(crate) fn ask_to_renew(
+    inner: &Arc<Inner>,
+    calls: &mut Calls<(Vec<usize>, RenewReply)>,
+    node: Node,
+    origin: &Origin,
+    renew: &Renew,
+    indices: Vec<usize>,
+) {
+    let keys: Vec<Key> = indices.iter().map(|index| renew.keys[*index]).collect();
+    let receipt = origin.to_wire(keys.iter().copied());
+    let part = Renew { keys, lease_secs: renew.lease_secs, as_root: false, receipt };
+    let (asker, origin) = (inner.clone(), origin.clone());
+    calls.ask(
+        node,
+        0,
+        async move { Ok((indices, renew_at(&asker, &node, &origin, &part).await?)) },
+    );
+}
+
+/// Renews at one node, which may be this one.
+pub(crate) async fn renew_at(
+    inner: &Arc<Inner>,
     node: &Node,
     origin: &Origin,
     part: &Renew,
-) -> Result<Vec<u8>, CallError> {
+) -> Result<RenewReply, CallError> {
     let reply = if inner.is_me(node) {
         renew_here(inner, origin, part).await?
     } else {
@@ -337,7 +430,10 @@ async fn renew_at(
         let request = Request { method: messages::RENEW, header, parts: Vec::new() };
         from_header::<RenewReply>(&inner.call(node, request).await?.header)?
     };
-    Ok(if reply.held.len() == part.keys.len() { reply.held } else { Vec::new() })
+    if reply.held.len() != part.keys.len() {
+        return Err(malformed("answers do not match the keys sent"));
+    }
+    Ok(reply)
 }
 
 #[cfg(test)]

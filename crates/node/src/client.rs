@@ -95,6 +95,9 @@ pub struct SettingsChange {
     pub virtual_servers: Option<VirtualServers>,
     /// What blocks cached for others may take, bytes; 0 for no cache.
     pub cache_bytes: Option<u64>,
+    /// Whether the nodes and updates that are not to be found now are to be taken for gone for
+    /// good. Not a setting: it is done once.
+    pub forget_absent: bool,
 }
 
 /// What to change of what publishers may use; `None` leaves it as it is.
@@ -285,6 +288,7 @@ impl Client {
                 VirtualServers::Count(count) => count,
             }),
             cache_bytes: change.cache_bytes,
+            forget_absent: change.forget_absent.then_some(true),
         };
         let (_, parts): (Empty, _) =
             self.inner.call_decoded(message::SETTINGS, &call, Vec::new()).await?;

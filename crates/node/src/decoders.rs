@@ -79,7 +79,11 @@ pub fn example_headers() -> Vec<Vec<u8>> {
     let source = Some(b"/srv".to_vec());
     let make = message::ReadKeyWish::Make;
     let read_key = message::HeldReadKey { read_key: Some([3; 32]) };
-    let settings = ChangeSettings { virtual_servers: Some(8), cache_bytes: Some(1 << 40) };
+    let settings = ChangeSettings {
+        virtual_servers: Some(8),
+        cache_bytes: Some(1 << 40),
+        forget_absent: Some(true),
+    };
     let headers = [
         message::encode(&Empty {}),
         message::encode(&Get { hash: [1; 32] }),

@@ -406,8 +406,7 @@ mod tests {
     /// none was asked.
     #[tokio::test]
     async fn the_peers_of_a_code_just_given_are_asked_first() {
-        let mut remembered: Vec<RememberedPeer> =
-            (100..164).map(|n| known(peer(n), 0)).collect();
+        let mut remembered: Vec<RememberedPeer> = (100..164).map(|n| known(peer(n), 0)).collect();
         remembered[7].failures = 3;
         let moved = Peer { addr: ([10, 9, 9, 9], 7543).into(), ..peer(101) };
         let code = [moved, peer(2), peer(1), peer(102)];

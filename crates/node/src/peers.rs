@@ -63,10 +63,8 @@ impl PeerMemory {
         let Some(bytes) = dir::read_small(&path)? else { return Ok(PeerMemory::default()) };
         let entries: Capped<Entry, MAX_PEERS> =
             minicbor::decode(&bytes).map_err(|error| DirError::damaged(path, error))?;
-        let remembered = |entry: Entry| RememberedPeer {
-            peer: entry.peer.0,
-            failures: entry.failures,
-        };
+        let remembered =
+            |entry: Entry| RememberedPeer { peer: entry.peer.0, failures: entry.failures };
         Ok(PeerMemory(entries.0.into_iter().map(remembered).collect()))
     }
 

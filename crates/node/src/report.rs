@@ -162,7 +162,11 @@ impl About for Report {
             Some(count) => return Err(format!("a node cannot have {count} virtual servers")),
         };
         change.cache_bytes.map_or(Ok(()), check_cache)?;
-        if change == ChangeSettings::default() {
+        if change.forget_absent == Some(true) {
+            // This runs on a thread that may block.
+            tokio::runtime::Handle::current().block_on(self.dht.forget_absent())?;
+        }
+        if (change.virtual_servers, change.cache_bytes) == (None, None) {
             return Ok(self.settings());
         }
         self.entry

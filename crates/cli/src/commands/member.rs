@@ -148,7 +148,8 @@ fn describe(list: &MemberList) -> Vec<String> {
     let mut lines = vec![format!("network {}, secret number {}", list.network_id, list.epoch)];
     if let Some(until) = list.former_until_unix_secs {
         let until = units::unix_date(until);
-        lines.push(format!("members that were away can come back by the old one until {until} UTC"));
+        lines
+            .push(format!("members that were away can come back by the old one until {until} UTC"));
     }
     let who = if list.is_admin { "holds" } else { "does not hold" };
     lines.push(format!("this node {who} the administrator's key"));

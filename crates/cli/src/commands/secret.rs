@@ -86,10 +86,11 @@ pub async fn rotate(
         let list = client.members().await.map_err(connection::failure)?;
         remove.iter().map(|wanted| member::find(&list, wanted)).collect::<Result<_, _>>()?
     };
-    let rotated = client.rotate_secret(&remove, overlap.time).await.map_err(|error| match error {
-        ClientError::Unfit(why) => Failure::new(Exit::Failed, what).because(why),
-        other => connection::failure(other),
-    })?;
+    let rotated =
+        client.rotate_secret(&remove, overlap.time).await.map_err(|error| match error {
+            ClientError::Unfit(why) => Failure::new(Exit::Failed, what).because(why),
+            other => connection::failure(other),
+        })?;
     let mut output = Output::new();
     if json {
         output.json(&rotated)?;

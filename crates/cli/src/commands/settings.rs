@@ -16,7 +16,12 @@ use crate::units;
   atoll settings --virtual-servers auto --cache 256MiB
 
 A change holds at once and for later starts. Fewer virtual servers: their blocks go to
-the nodes that take over before they are dropped here.")]
+the nodes that take over before they are dropped here.
+
+A node that is left of a ring takes no writes until a majority of the nodes that keep a block
+together is back, however long that takes, and it reads no version of a volume that is older
+than one it has read before. Only --forget-absent makes it do so: use it when the others, or
+the newer version, will never come back.")]
 pub struct Args {
     /// How many places on the ring to have, and so what share of all blocks to hold:
     /// a number, or `auto` for one per 10 GiB of storage
@@ -27,6 +32,11 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     cache: Option<u64>,
 
+    /// The nodes and updates that are not to be found now are gone for good: take the nodes
+    /// that are there for the whole ring, and read older versions of volumes again
+    #[arg(long)]
+    forget_absent: bool,
+
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -35,7 +45,11 @@ pub struct Args {
 /// Changes what is named and shows all.
 pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let client = connection::impatient(global).await?;
-    let change = SettingsChange { virtual_servers: args.virtual_servers, cache_bytes: args.cache };
+    let change = SettingsChange {
+        virtual_servers: args.virtual_servers,
+        cache_bytes: args.cache,
+        forget_absent: args.forget_absent,
+    };
     let settings = client.settings(change).await.map_err(connection::failure)?;
     let mut output = Output::new();
     if args.json {

@@ -186,10 +186,14 @@ fn a_node_cut_off_refuses_puts_until_the_network_heals() {
 
 #[test]
 fn a_ring_that_has_shrunk_for_good_takes_blocks_again() {
-    let ring = Ring::new(20, 3);
+    let config = DhtConfig { replicas: 6, ..DhtConfig::default() };
+    let ring = Ring::with(SimConfig { seed: 20, ..SimConfig::default() }, config, 6);
     ring.crash(1);
     ring.crash(2);
     ring.sim.run_for(MINUTE * 15);
+    // Three are no majority of six, but one of the four that were left.
+    ring.crash(3);
+    ring.sim.run_for(MINUTE);
     ring.put(0, 0..10);
     ring.assert_readable(0..10);
 }

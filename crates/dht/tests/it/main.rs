@@ -4,11 +4,13 @@
 mod acknowledged;
 mod caching;
 mod claims;
+mod coming_back;
 mod copies;
 mod false_roots;
 mod figures;
 mod flawed;
 mod giving_up;
+mod hedged_writes;
 mod hedging;
 mod hostile;
 mod leases;

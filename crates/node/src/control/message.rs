@@ -175,6 +175,9 @@ pub struct ChangeSettings {
     pub virtual_servers: Option<u16>,
     #[n(1)]
     pub cache_bytes: Option<u64>,
+    /// True: what is not to be found now is gone for good; see `Dht::forget_absent`.
+    #[n(2)]
+    pub forget_absent: Option<bool>,
 }
 
 /// [`CONTRIBUTE`]: how disk is to be given from now on; absent, nothing changes.

@@ -227,6 +227,7 @@ async fn settings_change_while_the_node_runs_and_outlive_it() {
     let change = SettingsChange {
         virtual_servers: Some(VirtualServers::Count(3)),
         cache_bytes: Some(5 << 20),
+        forget_absent: true,
     };
     let after = client.settings(change).await.expect("changed");
     assert_eq!((after.virtual_servers.as_str(), after.cache_bytes), ("3", 5 << 20));

@@ -194,6 +194,16 @@ impl Chord {
         root_of(walk(&*self.env, self, key, self.root_limits(), step).boxed().await)
     }
 
+    /// As [`Chord::walk_to_root`], for a caller that does not wait for a dead node on the way.
+    pub(super) async fn walk_to_root_hedged(
+        &self,
+        key: &Key,
+    ) -> Result<Found<Vec<Node>>, WalkError> {
+        let step = |node, as_root| self.route_step(node, *key, as_root);
+        let limits = WalkLimits { hedge: true, ..self.root_limits() };
+        root_of(walk(&*self.env, self, key, limits, step).boxed().await)
+    }
+
     /// As [`Chord::walk_to_root`], for who wants to stand before that root.
     pub(super) async fn walk_to_place(&self, key: &Key) -> Result<Found<Vec<Node>>, WalkError> {
         let step = |node, as_root| self.route_step(node, *key, as_root);

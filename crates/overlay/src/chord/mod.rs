@@ -65,8 +65,8 @@ pub use explore::{TablePolicy, TableReport};
 pub use lifecycle::{JoinError, JoinFailure, VirtualServersError};
 use meetings::Introductions;
 use messages::Doubt;
-pub use peers::{MAX_REMEMBERED, RememberedPeer};
 use peers::RememberedPeers;
+pub use peers::{MAX_REMEMBERED, RememberedPeer};
 use servers::Servers;
 use state::{ChordState, Told};
 use warnings::Warnings;
@@ -457,7 +457,7 @@ impl Overlay for Chord {
 
     fn find_root(&self, key: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>> {
         let (chord, key) = (self.arc(), *key);
-        Box::pin(async move { Ok(chord.walk_to_root(&key).await?.value) })
+        Box::pin(async move { Ok(chord.walk_to_root_hedged(&key).await?.value) })
     }
 
     fn changed(&self, epoch: u64) -> BoxFuture<'static, u64> {

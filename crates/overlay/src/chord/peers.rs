@@ -154,8 +154,9 @@ impl RememberedPeers {
         env: &dyn Runtime,
     ) -> Option<Peer> {
         let now = env.now();
-        let is_ready =
-            |entry: &&Entry| may_be(&entry.peer) && (hurried || entry.failures == 0 || entry.due <= now);
+        let is_ready = |entry: &&Entry| {
+            may_be(&entry.peer) && (hurried || entry.failures == 0 || entry.due <= now)
+        };
         let (silent, others): (Vec<&Entry>, Vec<&Entry>) =
             self.peers.values().filter(is_ready).partition(|entry| entry.failures > 0);
         let mut kinds = [self.named.iter().filter(is_ready).collect(), silent, others].to_vec();

@@ -1,0 +1,200 @@
+//! Calls to several nodes, of which the slow are not waited for.
+//!
+//! A write is acknowledged when a majority of a replica set has it. One node of the set that is
+//! slow, stopped or dead must not delay that: a call that takes longer than
+//! [`PutTimes::patience`](crate::put_times::PutTimes::patience) is *overdue*. Its answer still
+//! counts when it comes, but nobody waits for it any more who has a majority, and the node is
+//! probed, so that the overlay learns of a dead one within [`PROBE_LIMIT`] and not when the call
+//! ends. A node that left an earlier call unanswered is asked and not waited for at all.
+//!
+//! **Invariants:** an overdue call goes on, also when [`Calls`] is finished, at most
+//! [`MAX_IN_BACKGROUND`] at a time: a replica that is merely slow gets its copy.
+//!
+//! It does not know what is asked, nor what answers count for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use atoll_env::{BoxFuture, Instant, sleep};
+use atoll_net::{CallError, PROBE, Request};
+use atoll_overlay::Node;
+use atoll_overlay::peer_book::Standing;
+use futures_util::StreamExt;
+use futures_util::future::{Either, select};
+use futures_util::stream::FuturesUnordered;
+
+use crate::inner::Inner;
+use crate::put_times::WaitsFor;
+
+/// An overdue node has so long to show that it lives. A guess: as the overlay's calls.
+const PROBE_LIMIT: Duration = Duration::from_secs(2);
+/// Calls that go on though nobody waits for them; more are given up. Each may hold a batch of a
+/// mebibyte in memory. A guess.
+const MAX_IN_BACKGROUND: usize = 64;
+
+/// Counts calls that nobody waits for any more.
+#[derive(Debug, Default)]
+pub(crate) struct Background(Arc<AtomicUsize>);
+
+impl Background {
+    /// Hears a call to its end, if there are not too many already.
+    fn hear<T: Send + 'static>(&self, inner: &Inner, call: Call<T>) {
+        let count = self.0.clone();
+        if count.fetch_add(1, Ordering::Relaxed) >= MAX_IN_BACKGROUND {
+            count.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        inner.env.spawn(Box::pin(async move {
+            drop(call.await);
+            count.fetch_sub(1, Ordering::Relaxed);
+        }));
+    }
+}
+
+/// What happened.
+#[derive(Debug)]
+pub(crate) enum Event<T> {
+    /// A node has answered, or its call has failed.
+    Answer(Node, Result<T, CallError>),
+    /// A call has become overdue.
+    Overdue,
+    /// This node's place on the ring has changed.
+    RingChanged,
+}
+
+/// A call that is not overdue.
+struct Watched {
+    node: Node,
+    start: Instant,
+    /// The most that this node was sending at a time since then, as far as it was looked at.
+    line_bytes: u64,
+}
+
+type Call<T> = BoxFuture<'static, (Node, Result<T, CallError>)>;
+
+/// See the module.
+pub(crate) struct Calls<T> {
+    inner: Arc<Inner>,
+    waits_for: WaitsFor,
+    calls: FuturesUnordered<Call<T>>,
+    watched: Vec<Watched>,
+    epoch: u64,
+}
+
+impl<T: Send + 'static> Calls<T> {
+    pub fn new(inner: &Arc<Inner>, waits_for: WaitsFor) -> Calls<T> {
+        let (calls, watched, epoch) = (FuturesUnordered::new(), Vec::new(), inner.overlay.epoch());
+        Calls { inner: inner.clone(), waits_for, calls, watched, epoch }
+    }
+
+    /// Asks a node something, sending so many bytes of blocks.
+    pub fn ask(
+        &mut self,
+        node: Node,
+        bytes: u64,
+        call: impl Future<Output = Result<T, CallError>> + Send + 'static,
+    ) {
+        let (inner, start) = (self.inner.clone(), self.inner.env.now());
+        let sending = inner.put_times.sending(bytes, start);
+        let line_bytes = inner.put_times.under_way_bytes();
+        if inner.is_me(&node) || answers(&inner, &node) {
+            self.watched.push(Watched { node, start, line_bytes });
+        }
+        self.calls.push(Box::pin(async move {
+            let answer = call.await;
+            if answer.is_ok() && !inner.is_me(&node) {
+                sending.answered(&node.peer.id, line_bytes, inner.env.now());
+            }
+            drop(sending);
+            (node, answer)
+        }));
+    }
+
+    /// Whether a call is under way that is not overdue.
+    pub fn is_patient(&self) -> bool {
+        !self.watched.is_empty()
+    }
+
+    /// What happens next; `None` when no call is under way.
+    pub async fn next(&mut self) -> Option<Event<T>> {
+        loop {
+            if self.calls.is_empty() {
+                return None;
+            }
+            let now = self.inner.env.now();
+            let due = self.watched.iter().map(|watched| self.due(watched)).min();
+            // One that is waited for alone, without end, waits for the calls' own limits.
+            let pause = due.map_or(Duration::from_secs(3600), |due| due.since(now));
+            let pause = sleep(&*self.inner.env, pause);
+            let changed = self.inner.overlay.changed(self.epoch);
+            match select(self.calls.next(), select(pause, changed)).await {
+                Either::Left((answer, _)) => {
+                    let (node, answer) = answer?;
+                    self.watched.retain(|watched| watched.node.id != node.id);
+                    return Some(Event::Answer(node, answer));
+                }
+                Either::Right((Either::Right((epoch, _)), _)) => {
+                    self.epoch = epoch;
+                    return Some(Event::RingChanged);
+                }
+                Either::Right((Either::Left(_), _)) => {
+                    if self.end_patience() {
+                        return Some(Event::Overdue);
+                    }
+                }
+            }
+        }
+    }
+
+    fn due(&self, watched: &Watched) -> Instant {
+        let (times, book) = (&self.inner.put_times, self.inner.overlay.peer_book());
+        let (id, bytes) = (&watched.node.peer.id, watched.line_bytes);
+        watched.start + times.patience(id, self.waits_for, bytes, book)
+    }
+
+    /// Whether a call's time has come, looking at what is on the line by now; it is overdue then.
+    fn end_patience(&mut self) -> bool {
+        let line_bytes = self.inner.put_times.under_way_bytes();
+        for watched in &mut self.watched {
+            watched.line_bytes = watched.line_bytes.max(line_bytes);
+        }
+        let now = self.inner.env.now();
+        let Some(at) = self.watched.iter().position(|watched| self.due(watched) <= now) else {
+            return false;
+        };
+        let node = self.watched.remove(at).node;
+        if !self.inner.is_me(&node) {
+            self.inner.overlay.peer_book().late(&node.peer, now);
+            self.inner.env.spawn(Box::pin(probe(self.inner.clone(), node)));
+        }
+        true
+    }
+
+    /// Nobody waits any more; the calls under way go on.
+    pub fn finish(self) {
+        for call in self.calls {
+            self.inner.background.hear(&self.inner, call);
+        }
+    }
+}
+
+/// Whether a node left no earlier call unanswered.
+pub(crate) fn answers(inner: &Inner, node: &Node) -> bool {
+    inner.overlay.peer_book().standing(&node.peer, inner.env.now()) == Standing::Answers
+}
+
+/// Looks whether an overdue node lives: what it takes for a short answer clears it.
+async fn probe(inner: Arc<Inner>, node: Node) {
+    let (book, start) = (inner.overlay.peer_book(), inner.env.now());
+    let request = Request { method: PROBE, ..Request::default() };
+    let answer = inner.transport.call(node.peer, request, PROBE_LIMIT).await;
+    let now = inner.env.now();
+    match answer {
+        Err(error) if error.is_failure_of_peer() => {
+            book.silent(&node.peer, now);
+            inner.overlay.alert(&node.peer);
+        }
+        _ => book.answered(&node.peer.id, now.since(start), now),
+    }
+}

@@ -1,0 +1,213 @@
+//! A write waits for a majority of a replica set, and for no node that is slow or dead.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use atoll_dht::messages::{self, Put, PutReply, PutStatus};
+use atoll_dht::{Blocks, DhtConfig, PutError};
+use atoll_env::BoxFuture;
+use atoll_key::{BlockHash, SecretKey, SignedBlock};
+use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_sim::{Connections, HostConfig, Latency, SimConfig, TcpModel};
+use atoll_store::MemoryStore;
+use bytes::Bytes;
+use futures_util::future::join_all;
+
+use crate::ring::{ROOMY, Ring, block, sized_block};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn signed(seed: u8, version: u64) -> SignedBlock {
+    SignedBlock::sign(&SecretKey::from_seed(&[seed; 32]), b"", version, b"root")
+}
+
+/// How long some work of the ring takes, in virtual time.
+fn time<T>(ring: &Ring, work: impl Future<Output = T>) -> (T, Duration) {
+    let start = ring.sim.now();
+    let result = ring.sim.block_on(MINUTE * 5, work).expect("ends");
+    (result, ring.sim.now().since(start))
+}
+
+/// Publishes as a file system does: asks what the ring lacks, puts that, and then its root.
+async fn publish(
+    dht: Arc<atoll_dht::Dht>,
+    blocks: Vec<(BlockHash, Bytes)>,
+    root: SignedBlock,
+) -> Result<(), PutError> {
+    let lacking = dht.renew(blocks.iter().map(|(hash, _)| *hash).collect()).await?;
+    assert_eq!(lacking.len(), blocks.len(), "new blocks");
+    dht.put(blocks).await?;
+    dht.put_signed(root).await
+}
+
+fn blocks(from: u32) -> Vec<(BlockHash, Bytes)> {
+    (from..from + 40).map(block).collect()
+}
+
+/// With one of eight nodes stopped the next publish took 15 to 23 s: the root waited ten
+/// seconds for its replica, and the publisher as long for the root.
+#[test]
+fn one_dead_node_delays_a_publish_by_at_most_a_second() {
+    for seed in 1..=6 {
+        let ring = Ring::new(seed, 8);
+        let publisher = ring.members[0].dht.clone();
+        let first = publish(publisher.clone(), blocks(0), signed(1, 1));
+        ring.sim.block_on(MINUTE, first).expect("ends").expect("healthy");
+        let (healthy, usual) = time(&ring, publish(publisher.clone(), blocks(100), signed(1, 2)));
+        healthy.expect("healthy");
+        ring.sim.crash_silently(ring.members[3].host);
+        let (done, took) = time(&ring, publish(publisher, blocks(200), signed(1, 3)));
+        done.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        // Three acknowledgements, one after another, but a dead node is overdue only once.
+        assert!(took < usual + SECOND, "seed {seed}: {took:?}, usually {usual:?}");
+        for n in 200..240 {
+            let holders = ring.holders(&block(n).0.key());
+            assert!(holders.len() >= 2, "block {n} is at {holders:?} only, seed {seed}");
+        }
+    }
+}
+
+/// Each block has two dead nodes in its replica set with some luck; those that died must leave
+/// the ring first.
+#[test]
+fn half_of_the_ring_dead_delays_a_publish_by_seconds() {
+    for seed in 1..=6 {
+        let ring = Ring::new(seed, 12);
+        let publisher = ring.members[0].dht.clone();
+        let first = publish(publisher.clone(), blocks(0), signed(1, 1));
+        ring.sim.block_on(MINUTE, first).expect("ends").expect("healthy");
+        (6..12).for_each(|member| ring.sim.crash_silently(ring.members[member].host));
+        let (done, took) = time(&ring, publish(publisher, blocks(200), signed(1, 2)));
+        done.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        assert!(took < 12 * SECOND, "seed {seed}: {took:?}");
+        println!("seed {seed}: half dead, published in {took:?}");
+    }
+}
+
+/// Bytes of blocks that were sent in puts, as a multiple of their lengths.
+fn sent(ring: &Ring, at: usize, blocks: Vec<(BlockHash, Bytes)>) -> f64 {
+    let put_bytes = || {
+        let stats = ring.sim.stats();
+        stats.methods.get(&messages::PUT).map_or(0, |method| method.request_bytes)
+    };
+    let length: usize = blocks.iter().map(|(_, bytes)| bytes.len()).sum();
+    let before = put_bytes();
+    ring.try_put(at, blocks).expect("the ring is healthy");
+    ring.sim.run_for(MINUTE);
+    (put_bytes() - before) as f64 / length as f64
+}
+
+fn internet(seed: u64) -> SimConfig {
+    SimConfig {
+        seed,
+        latency: Latency::Sphere { max: Duration::from_millis(150) },
+        connections: Connections::Tcp(TcpModel::today()),
+        ..SimConfig::default()
+    }
+}
+
+/// A publisher's first put opens connections and has it confirmed everywhere; a put must not be
+/// hedged for that.
+#[test]
+fn a_healthy_ring_is_sent_each_block_once() {
+    for seed in 1..=4 {
+        let ring = Ring::with(internet(seed), DhtConfig::default(), 12);
+        for at in 0..12 {
+            let from = at as u32 * 100;
+            let blocks = (from..from + 16).map(|n| sized_block(n, 64 << 10)).collect();
+            let times = sent(&ring, at, blocks);
+            // To the root, and from there to two replicas.
+            assert!(times < 3.03, "seed {seed}, node {at}: {times} times");
+        }
+    }
+}
+
+/// 4 MiB take 34 s at 1 Mbit/s.
+#[test]
+fn a_slow_line_is_not_taken_for_a_dead_node() {
+    let mut ring = Ring::with(internet(9), DhtConfig::default(), 8);
+    let line = HostConfig { upload_bytes_per_sec: Some(500_000), ..HostConfig::default() };
+    let slow = ring.join_host(line);
+    ring.settle();
+    let blocks = |from| (from..from + 40).map(|n| sized_block(n, 64 << 10)).collect();
+    let first = sent(&ring, slow, blocks(0));
+    let second = sent(&ring, slow, blocks(100));
+    assert!(first < 3.03 && second < 3.03, "{first} and {second} times");
+}
+
+/// Keeps no blocks once it is told so, as a node does whose disk is full.
+struct Full(Arc<dyn Service>, Arc<AtomicBool>);
+
+impl Service for Full {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        if request.method == messages::PUT && self.1.load(Ordering::Relaxed) {
+            let put: Put = messages::from_header(&request.header).expect("well-formed");
+            let statuses = vec![PutStatus::Failed; put.blocks.0.len()];
+            let header = messages::to_header(&PutReply { statuses: statuses.into() });
+            return Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) });
+        }
+        self.0.handle(from, request)
+    }
+}
+
+/// One bad node failed the whole batch, and the message said neither how much of it nor where.
+#[test]
+fn of_a_batch_only_what_fails_is_put_again_and_the_culprit_is_named() {
+    let config = DhtConfig { put_limit: SECOND * 10, ..DhtConfig::default() };
+    let mut ring = Ring::with(SimConfig { seed: 5, ..SimConfig::default() }, config, 6);
+    let is_full = Arc::new(AtomicBool::new(false));
+    let full =
+        ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |dht| Arc::new(Full(dht, is_full.clone())));
+    ring.settle();
+    is_full.store(true, Ordering::Relaxed);
+    let root_of = |hash: &BlockHash| {
+        let at = |member: &usize| ring.node(*member).id.key().distance_from(&hash.key());
+        (0..7).min_by_key(at).expect("seven")
+    };
+    let blocks: Vec<(BlockHash, Bytes)> = (0..60).map(|n| sized_block(n, 10_000)).collect();
+    let failing = blocks.iter().filter(|(hash, _)| root_of(hash) == full).count();
+    assert!(failing > 0 && failing < 60, "{failing} of 60");
+    let before = ring.bytes_of(messages::PUT);
+    let error = ring.try_put(0, blocks.clone()).expect_err("a root refuses");
+    let told = error.to_string();
+    let culprit = format!("{:?}", ring.node(full));
+    assert!(told.contains(&format!("{failing} of 60 blocks")) && told.contains(&culprit), "{told}");
+    let sent = ring.bytes_of(messages::PUT) - before;
+    let (good, tries) = (60 - failing as u64, 16);
+    let most = 10_500 * (good * 3 + failing as u64 * tries);
+    assert!(sent < most, "{sent} bytes, {failing} blocks failed");
+    for (hash, _) in blocks.iter().filter(|(hash, _)| root_of(hash) != full) {
+        assert!(ring.holders(&hash.key()).len() >= 2);
+    }
+}
+
+/// Renewals of everything waited for one root.
+#[test]
+fn a_dead_node_delays_renewals_by_at_most_a_second() {
+    for seed in 1..=4 {
+        let ring = Ring::new(seed, 8);
+        ring.put(0, 0..200);
+        ring.sim.crash_silently(ring.members[5].host);
+        let renewed = ring.members[0].dht.renew((0..200).map(|n| block(n).0).collect());
+        let (renewed, took) = time(&ring, renewed);
+        assert_eq!(renewed, Ok(Vec::new()), "seed {seed}");
+        assert!(took < SECOND * 3 / 2, "seed {seed}: {took:?}");
+    }
+}
+
+/// Publishers all over the ring, one after another, while a node is dead: each meets it once.
+#[test]
+fn many_puts_at_once_do_not_wait_for_a_dead_node_one_after_another() {
+    let ring = Ring::new(11, 8);
+    ring.put(0, 0..40);
+    ring.sim.crash_silently(ring.members[2].host);
+    let puts = (0..20u32).map(|n| {
+        let blocks = (1000 + n * 10..1010 + n * 10).map(block).collect();
+        ring.members[0].dht.put(blocks)
+    });
+    let (puts, took) = time(&ring, join_all(puts));
+    assert!(puts.iter().all(Result::is_ok), "{puts:?}");
+    assert!(took < SECOND * 3 / 2, "{took:?}");
+}
