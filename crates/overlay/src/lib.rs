@@ -8,6 +8,7 @@
 
 pub mod checker;
 pub mod chord;
+pub mod clock;
 pub mod peer_book;
 pub mod walk;
 pub mod wire;
@@ -19,6 +20,7 @@ use atoll_env::BoxFuture;
 use atoll_key::{IdProfile, Key, KeyRange, NodeId, PeerId};
 use atoll_net::Peer;
 
+use crate::clock::ClockReport;
 use crate::peer_book::PeerBook;
 use crate::walk::WalkError;
 
@@ -222,6 +224,17 @@ pub trait Overlay: Send + Sync + 'static {
 
     /// Resolves with the new [`Overlay::epoch`] once it differs from `epoch`.
     fn changed(&self, epoch: u64) -> BoxFuture<'static, u64>;
+
+    /// How this node's wall clock stands among those of others.
+    fn clock(&self) -> ClockReport {
+        ClockReport::default()
+    }
+
+    /// What has to be added to this node's wall clock to have the network's time, milliseconds;
+    /// see [`clock`].
+    fn clock_correction_ms(&self) -> i64 {
+        0
+    }
 
     /// The estimated number of ring positions, from the density of the successor lists
     /// (CFS §6.1: r / f). As many as nodes where each node is one virtual server.

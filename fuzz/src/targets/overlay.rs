@@ -30,12 +30,13 @@ pub fn targets() -> Vec<Target> {
     let index = VirtualIndex;
     let seen = Seen { epoch: Some(3), to: index(1), from: index(2) };
     let alive = [
-        Alive { joined: false, nonce: None, servers: None, peer: None },
+        Alive { joined: false, nonce: None, servers: None, peer: None, unix_ms: None },
         Alive {
             joined: true,
             nonce: Some(u64::MAX),
             servers: Some(128),
             peer: Some(WirePeer(node(7).peer)),
+            unix_ms: Some(u64::MAX),
         },
     ];
     let leaving =

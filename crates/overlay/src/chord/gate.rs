@@ -218,7 +218,7 @@ impl Gate {
 
 /// What counts as one address: all of an IPv4 address and the first 64 bits of an IPv6
 /// address, the rest of which its owner may choose.
-pub(super) fn site(ip: IpAddr) -> IpAddr {
+pub(crate) fn site(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(v6) => {
             let network = u128::from(v6) >> 64 << 64;

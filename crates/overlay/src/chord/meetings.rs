@@ -7,15 +7,17 @@
 //! ([`super::audit`]); or farther on, whoever stands there.
 //!
 //! Introductions cost calls. Their number is bounded: [`MAX_WAITING`] wait, [`MAX_OF_ONE`] of them from
-//! one peer; each is passed on at most [`MEET_HOPS`] times, and to one node.
+//! one peer; each is passed on at most [`MEET_HOPS`] times, and to one node; and in ten seconds
+//! [`MeetingBudget::OF_ONE`] are taken from one peer and [`MeetingBudget::OF_ALL`] in all.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use atoll_env::random_below;
+use atoll_env::{Instant, random_below};
 use atoll_key::PeerId;
 use atoll_net::Peer;
 
 use super::Chord;
+use super::checks::WINDOW;
 use crate::Node;
 
 /// How often an introduction is passed on towards its place: any lookup is shorter.
@@ -64,6 +66,34 @@ impl Introductions {
 
     fn next(&mut self) -> Option<Introduction> {
         self.0.pop_front()
+    }
+}
+
+/// How many introductions of others are taken in a [`WINDOW`].
+#[derive(Debug, Default)]
+pub(super) struct MeetingBudget {
+    began: Instant,
+    taken: BTreeMap<PeerId, usize>,
+}
+
+impl MeetingBudget {
+    /// The most of one peer. A guess: when two rings close, a node of some virtual servers
+    /// passes on one for each of them.
+    const OF_ONE: usize = 32;
+    /// The most of all peers together. A guess: eight that pass on as many as they may.
+    const OF_ALL: usize = 256;
+
+    /// Whether one more of `by` is taken. If so, that counts.
+    pub fn take(&mut self, by: PeerId, now: Instant) -> bool {
+        if now.since(self.began) >= WINDOW {
+            *self = MeetingBudget { began: now, ..MeetingBudget::default() };
+        }
+        let of_one = self.taken.get(&by).copied().unwrap_or(0);
+        let may = of_one < Self::OF_ONE && self.taken.values().sum::<usize>() < Self::OF_ALL;
+        if may {
+            self.taken.insert(by, of_one + 1);
+        }
+        may
     }
 }
 

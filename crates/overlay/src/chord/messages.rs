@@ -116,6 +116,9 @@ pub struct Alive {
     /// The node's card, as it would have others know it.
     #[n(3)]
     pub peer: Option<WirePeer>,
+    /// The node's wall clock, milliseconds since 1970, uncorrected.
+    #[n(4)]
+    pub unix_ms: Option<u64>,
 }
 
 /// [`NEIGHBOURS`] and [`NOTIFY`]: what the asker has seen before.
@@ -381,7 +384,7 @@ mod tests {
 
     #[test]
     fn bytes_after_a_message_are_refused() {
-        let alive = Alive { joined: true, nonce: None, servers: None, peer: None };
+        let alive = Alive { joined: true, nonce: None, servers: None, peer: None, unix_ms: None };
         assert_eq!(encode(&alive), [0x81, 0xf5][..]);
         let mut bytes = encode(&alive).to_vec();
         bytes.push(0);

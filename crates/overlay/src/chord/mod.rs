@@ -54,6 +54,7 @@ use atoll_key::{Key, PeerId};
 use atoll_net::{Peer, Transport};
 use futures_channel::oneshot;
 
+use crate::clock::{ClockReport, ClockVotes};
 use crate::peer_book::PeerBook;
 use crate::walk::{Found, WalkError};
 use crate::{MAX_VIRTUAL_SERVERS, Neighbourhood, Node, Overlay, Route};
@@ -63,7 +64,7 @@ pub use config::ChordConfig;
 use explore::Explorer;
 pub use explore::{TablePolicy, TableReport};
 pub use lifecycle::{JoinError, JoinFailure, VirtualServersError};
-use meetings::Introductions;
+use meetings::{Introductions, MeetingBudget};
 use messages::Doubt;
 use peers::RememberedPeers;
 pub use peers::{MAX_REMEMBERED, RememberedPeer};
@@ -86,6 +87,7 @@ pub struct Chord {
     /// Rung when there is somebody to meet.
     meet_bell: Arc<Bell>,
     peer_book: PeerBook,
+    clocks: Mutex<ClockVotes>,
     inner: Mutex<Inner>,
 }
 
@@ -103,6 +105,8 @@ struct Inner {
     checks: CheckQueue<oneshot::Sender<bool>>,
     /// Which virtual server is taken for its successor by whom, while that is checked.
     claims: BTreeSet<(u16, Node)>,
+    /// Which introductions of others have been taken.
+    meetings: MeetingBudget,
     /// What others' reports of death have cost.
     warnings: Warnings,
     /// A successor that says that it cannot reach this node, whom others contradict.
@@ -187,6 +191,7 @@ impl Chord {
                 nudging: BTreeSet::new(),
                 checks: CheckQueue::default(),
                 claims: BTreeSet::new(),
+                meetings: MeetingBudget::default(),
                 warnings: Warnings::default(),
                 overruled: None,
                 doubted: false,
@@ -203,6 +208,7 @@ impl Chord {
             finger_bell: Arc::default(),
             meet_bell: Arc::default(),
             peer_book,
+            clocks: Mutex::default(),
         })
     }
 
@@ -277,6 +283,10 @@ impl Chord {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().expect("nobody panics while holding the tables")
+    }
+
+    fn clocks(&self) -> MutexGuard<'_, ClockVotes> {
+        self.clocks.lock().expect("nobody panics while holding the votes")
     }
 
     fn arc(&self) -> Arc<Chord> {
@@ -476,6 +486,14 @@ impl Overlay for Chord {
                 Err(_) => std::future::pending().await,
             }
         })
+    }
+
+    fn clock(&self) -> ClockReport {
+        self.clocks().report(self.env.unix_ms(), self.env.now())
+    }
+
+    fn clock_correction_ms(&self) -> i64 {
+        self.clocks().correction_ms(self.env.unix_ms(), self.env.now())
     }
 
     fn estimated_nodes(&self) -> f64 {

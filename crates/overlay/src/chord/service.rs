@@ -74,6 +74,7 @@ impl Chord {
                     nonce: ping.nonce,
                     servers: Some(inner.servers.count()),
                     peer: Some(WirePeer(self.transport.local())),
+                    unix_ms: Some(self.env.unix_ms()),
                 }))
             }
             messages::NEIGHBOURS => self.surroundings(messages::decode(header)?, None),
@@ -100,6 +101,10 @@ impl Chord {
                 let meet: Meet = messages::decode(header)?;
                 let hops_left = meet.hops_left.min(MEET_HOPS);
                 let source = Some(from.id);
+                if !self.lock().meetings.take(from.id, self.env.now()) {
+                    let text = "too many introductions of late";
+                    return Err(Refusal::new(Refusal::OVERLOADED, text));
+                }
                 self.meet_soon(Introduction { node: meet.node.0, hops_left, source });
                 Ok(Bytes::new())
             }

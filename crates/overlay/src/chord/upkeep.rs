@@ -85,6 +85,9 @@ impl Chord {
                     self.take_waiting();
                     self.look_at_disputed();
                 }
+                if round.is_multiple_of(FULL_ROUND_AT_REST) {
+                    self.look_at_clocks();
+                }
                 self.start_checks();
                 self.stabilize_all().await;
                 self.join_the_rest().await;

@@ -16,7 +16,7 @@
 //! two small calls, not each message. What waits for an outcome: a list, whose entries end
 //! at the first unchecked one; a claim to be a predecessor; whoever asked.
 
-use atoll_env::{Instant, timeout};
+use atoll_env::{Instant, random_below, timeout};
 use atoll_key::PeerId;
 use atoll_net::{CallError, Peer};
 use futures_channel::oneshot;
@@ -27,7 +27,7 @@ use super::meetings::{Introduction, MEET_HOPS};
 use super::messages::{self, Alive, Doubt, Ping, VirtualIndex};
 use super::{Chord, Inner, calls};
 use crate::peer_book::Standing;
-use crate::{Node, Seat};
+use crate::{Node, Overlay, Seat};
 
 /// The most claims to be a predecessor that wait for a check.
 const MAX_CLAIMS: usize = 64;
@@ -206,7 +206,26 @@ impl Chord {
         {
             return Outcome::Refuted;
         }
+        if let Some(unix_ms) = alive.unix_ms {
+            self.clocks().heard(card, unix_ms, self.env.now());
+        }
         Outcome::Genuine { servers, joined: alive.joined }
+    }
+
+    /// Looks again at wrong clocks, which may have been set meanwhile: of a few neighbours if
+    /// the wrong one seems to be this node's, else of those concerned.
+    pub(super) fn look_at_clocks(&self) {
+        let report = self.clock();
+        let mut to_ask: Vec<Node> = if report.correction_ms == 0 {
+            report.wrong.iter().map(|(peer, _)| self.place(*peer, 0)).collect()
+        } else {
+            let known = self.lock().servers.known();
+            known.into_iter().filter(|node| !self.owns(node)).collect()
+        };
+        while to_ask.len() > MAX_RENEWALS {
+            to_ask.swap_remove(random_below(&*self.env, to_ask.len() as u64) as usize);
+        }
+        self.check_claims(&to_ask, None);
     }
 
     fn conclude(&self, card: Peer, outcome: Outcome) {

@@ -126,7 +126,13 @@ impl Service for Liar {
             messages::PING => {
                 let ping: Ping = messages::decode(&request.header).unwrap();
                 let peer = Some(WirePeer(self.peer));
-                messages::encode(&Alive { joined: true, nonce: ping.nonce, servers: Some(1), peer })
+                messages::encode(&Alive {
+                    joined: true,
+                    nonce: ping.nonce,
+                    servers: Some(1),
+                    peer,
+                    unix_ms: None,
+                })
             }
             messages::NEIGHBOURS | messages::NOTIFY => messages::encode(&Surroundings {
                 epoch: 1,

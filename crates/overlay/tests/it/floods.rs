@@ -5,7 +5,9 @@ use std::time::Duration;
 use atoll_key::{IdProfile, PeerId};
 use atoll_net::{Peer, Request, Service};
 use atoll_overlay::chord::ChordConfig;
-use atoll_overlay::chord::messages::{self, Dead, Leaving, VirtualIndex, WireNodes};
+use atoll_overlay::chord::messages::{
+    self, Dead, Leaving, Meet, VirtualIndex, WireNode, WireNodes,
+};
 use atoll_overlay::{Node, Overlay, Seat};
 use atoll_sim::{HostConfig, HostId};
 use bytes::Bytes;
@@ -145,4 +147,42 @@ fn a_member_gives_up_only_places_that_it_has() {
     }
     assert!(!cluster.chord(target).servers().gate.suspects_somebody());
     cluster.ideal().unwrap();
+}
+
+/// Introductions that waited were bounded, and those taken were not: each was passed on along
+/// the ring, so that one call made several, as fast as somebody sent them.
+#[test]
+fn a_flood_of_introductions_causes_few_calls() {
+    const SECS: u64 = 30;
+    let meets = |cluster: &Cluster| {
+        let stats = cluster.sim.stats();
+        stats.methods.get(&messages::MEET).map_or(0, |method| method.call_count)
+    };
+    let config =
+        ChordConfig { successors: 4, audit_every: MINUTE * 60_000, ..ChordConfig::default() };
+    let cluster = Cluster::perfect(lan(5), config, 60, true);
+    cluster.run_secs(60);
+    let hosts = cluster.hosts();
+    // One peer, and many.
+    for flooders in [1, 20] {
+        let flooders = cluster.sim.add_hosts(flooders, &HostConfig::default());
+        let before = meets(&cluster);
+        let mut sent = 0;
+        for round in 0..SECS as usize * 10 {
+            for (n, flooder) in flooders.iter().enumerate() {
+                let known = hosts[(round * 7 + n * 13) % hosts.len()];
+                let node = WireNode(cluster.chord(known).me());
+                let header = messages::encode(&Meet { node, hops_left: 32 });
+                send(&cluster, *flooder, hosts[0], messages::MEET, header);
+                sent += 1;
+            }
+            cluster.sim.run_for(Duration::from_millis(100));
+        }
+        let caused = meets(&cluster) - before - sent;
+        println!("{sent} introductions of {} peers caused {caused} calls", flooders.len());
+        let taken = (32 * flooders.len() as u64).min(256) * (SECS / 10 + 1);
+        // Each is passed on by few nodes, this one among them.
+        assert!(caused <= taken * 2, "{caused}");
+        cluster.ideal().unwrap();
+    }
 }

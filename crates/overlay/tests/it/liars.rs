@@ -122,7 +122,7 @@ impl Service for Liar {
                     peer.addr.set_port(2);
                 }
                 let peer = Some(WirePeer(peer));
-                messages::encode(&Alive { joined: true, nonce, servers, peer })
+                messages::encode(&Alive { joined: true, nonce, servers, peer, unix_ms: None })
             }
             messages::NEIGHBOURS | messages::NOTIFY => messages::encode(&Surroundings {
                 epoch: 1,

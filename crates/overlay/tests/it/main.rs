@@ -3,6 +3,7 @@
 mod bad_input;
 mod capture;
 mod churn;
+mod clocks;
 mod cluster;
 mod dead_nodes;
 mod floods;
