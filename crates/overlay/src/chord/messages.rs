@@ -292,6 +292,7 @@ mod tests {
             nonce: None,
             servers: Some(3),
             peer: Some(WirePeer(one.peer)),
+            unix_ms: Some(9),
         });
         skips_a_later_field(Seen { epoch: Some(7), to: VirtualIndex(1), from: VirtualIndex(2) });
         skips_a_later_field(Surroundings {
