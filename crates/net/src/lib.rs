@@ -28,7 +28,7 @@ pub use tcp::{NetworkAuth, StartError, TcpConfig, TcpTransport};
 pub use unix::{LOCAL_CALLER, UnixClient, UnixServeError, UnixServer, WhenAbsent, serve_unix};
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -166,8 +166,10 @@ pub trait Transport: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<Reply, CallError>>;
 
     /// Whether the holder of `to.id` answers at `to.addr` right now (CFS §4.4): a reply
-    /// over a connection that it opened proves its key, not where it is. What it proves
-    /// is fresh: both sides sign the other's random numbers.
+    /// over a connection that it opened proves its key, not that it listens there. So it
+    /// is answered over a connection that was dialled to that address, an open one or a new
+    /// one. Where dialling fails, a peer that was reached at that address before, and answers
+    /// over a connection from its IP address, is alive and has not moved.
     ///
     /// # Errors
     /// As [`Transport::call`]; never a refusal.
@@ -181,6 +183,13 @@ pub trait Transport: Send + Sync + 'static {
                 Err(error) => Err(error),
             }
         })
+    }
+
+    /// The IP address at the other end of the open connection with a peer, whichever side
+    /// made it. The handshake has proven the peer's key there. `None` if no connection is
+    /// open, or if this transport does not know.
+    fn remote_ip(&self, _peer: &PeerId) -> Option<IpAddr> {
+        None
     }
 
     /// Smoothed round-trip time to a peer, if it has been measured.

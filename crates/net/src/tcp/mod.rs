@@ -12,6 +12,7 @@ mod handshake;
 mod listener;
 mod pool;
 mod proving;
+mod recent;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -30,14 +31,14 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use self::handshake::{Identity, Stream};
-use self::pool::Pool;
+use self::pool::{Pool, Remote};
 use self::proving::Outcome;
 use self::tls::Tls;
 use crate::hello::{SPOKEN, Versions};
 use crate::mux::{self, Keepalive, Mux, MuxError};
 use crate::stats::{Counters, bump};
 use crate::stats::{NetStats, RefusalReason};
-use crate::{CallError, Members, Peer, Refusal, Reply, Request, Service, Transport};
+use crate::{CallError, Members, PROBE, Peer, Refusal, Reply, Request, Service, Transport};
 
 /// What a node must know to belong to a network.
 #[derive(Clone)]
@@ -79,7 +80,7 @@ pub struct TcpConfig {
 }
 
 impl TcpConfig {
-    /// The defaults: 512 connections, 64 handshakes.
+    /// The defaults: 512 connections, 256 handshakes.
     pub fn new(secret: SecretKey, network: NetworkAuth, listen: SocketAddr) -> TcpConfig {
         TcpConfig {
             secret,
@@ -87,7 +88,7 @@ impl TcpConfig {
             listen,
             advertise: None,
             max_connections: 512,
-            max_handshakes: 64,
+            max_handshakes: 256,
             keepalive: Keepalive::default(),
         }
     }
@@ -115,6 +116,8 @@ const MAX_DIALS: usize = 128;
 /// anything of the request was sent: an open one may be closing, and a fresh one may make
 /// way for one that the peer dialled at the same time.
 const MAX_ATTEMPTS: usize = 3;
+/// Of the time for a check, the part in which an open connection may answer: one in so many.
+const PROBE_SHARE: u32 = 4;
 
 /// TCP with TLS 1.3 between nodes of one network. Dropping it closes everything.
 pub struct TcpTransport {
@@ -251,29 +254,42 @@ impl Inner {
         tasks
     }
 
-    /// Starts to carry calls over an authenticated connection.
-    /// `dialled` is the outcome of the peer's proof, if the connection was made here.
-    fn connected(self: &Arc<Inner>, stream: Stream, peer: Peer, dialled: Option<Outcome>) -> Mux {
+    /// Starts to carry calls over a connection that `peer` has made.
+    fn accepted(self: &Arc<Inner>, stream: Stream, peer: Peer, from: SocketAddr) {
+        bump(&self.counters().connections_accepted);
+        self.connected(stream, peer, Remote::Accepted(from.ip()), None);
+    }
+
+    /// Starts to carry calls over an authenticated connection. `outcome` is that of the
+    /// peer's proof, if the connection was made here.
+    fn connected(
+        self: &Arc<Inner>,
+        stream: Stream,
+        peer: Peer,
+        remote: Remote,
+        outcome: Option<Outcome>,
+    ) -> Mux {
         let (mux, driver) = Mux::new(stream, peer, self.context.clone());
-        let serial = self.pool().add(peer.id, mux.clone(), dialled.is_some(), Instant::now());
-        let counters = self.counters();
-        bump(match dialled {
-            Some(_) => &counters.connections_dialled,
-            None => &counters.connections_accepted,
-        });
-        tracing::debug!(%peer, dialled_here = dialled.is_some(), "connected");
+        let serial = self.pool().add(peer.id, mux.clone(), remote, Instant::now());
+        tracing::debug!(%peer, ?remote, "connected");
         let inner = self.clone();
         self.spawn(async move {
             driver.await;
             inner.pool().remove(&peer.id, serial);
             tracing::debug!(%peer, "disconnected");
-            match dialled.as_ref().and_then(|outcome| outcome.get()) {
+            match outcome.as_ref().and_then(|outcome| outcome.get()) {
                 Some(Ok(())) => inner.pool().forgive(&peer.id),
                 Some(Err(why)) => inner.dial_failed(peer, why.clone()),
                 None => {}
             }
         });
         mux
+    }
+
+    /// The holder of the key answers at this address.
+    fn reached(&self, peer: Peer) {
+        self.handshakes.proven(peer.addr.ip());
+        self.pool().note_reached(peer);
     }
 
     fn dial_failed(&self, to: Peer, why: String) {
@@ -316,7 +332,11 @@ impl Inner {
     async fn dial(self: Arc<Inner>, to: Peer, tell: watch::Sender<Option<Result<Mux, String>>>) {
         let _slot = self.dial_slots.acquire().await.expect("never closed");
         let result = match self.identity.dial(to).await {
-            Ok((stream, outcome)) => Ok(self.connected(stream, to, Some(outcome))),
+            Ok((stream, outcome)) => {
+                bump(&self.counters().connections_dialled);
+                self.reached(to);
+                Ok(self.connected(stream, to, Remote::Dialled(to.addr), Some(outcome)))
+            }
             Err(error) => Err(error.to_string()),
         };
         // The peer may have dialled us meanwhile.
@@ -357,6 +377,39 @@ impl Inner {
         Err(CallError::Unreachable(error))
     }
 
+    /// Whether the key answers at the address, see [`Transport::reach`].
+    async fn reach(&self, to: Peer, limit: Duration) -> Result<(), CallError> {
+        let deadline = Instant::now() + limit;
+        // A connection that was dialled to this address still ends there.
+        let dialled = self.pool().dialled_to(&to);
+        if let Some(mux) = dialled
+            && answers(&mux, limit / PROBE_SHARE).await
+        {
+            return Ok(());
+        }
+        // The listener may have no place for us while the peer lives, and calls us.
+        let other = self.pool().reached_before(&to);
+        let reserved = if other.is_some() { limit / PROBE_SHARE } else { Duration::ZERO };
+        // A connection of its own: an open one may have been dialled by the peer, from
+        // wherever it is.
+        let dial = async {
+            let _slot = self.dial_slots.acquire().await.expect("never closed");
+            self.identity.reach(to).await
+        };
+        let error = match tokio::time::timeout_at(deadline - reserved, dial).await {
+            Ok(Ok(())) => {
+                self.reached(to);
+                return Ok(());
+            }
+            Ok(Err(error)) => CallError::Unreachable(error.to_string()),
+            Err(_) => CallError::TimedOut,
+        };
+        match other {
+            Some(mux) if answers(&mux, reserved).await => Ok(()),
+            _ => Err(error),
+        }
+    }
+
     /// Protocol code need not know that a peer is itself.
     async fn call_self(&self, request: Request, limit: Duration) -> Result<Reply, CallError> {
         if !crate::frame::within_limits(&request.header, &request.parts) {
@@ -371,6 +424,12 @@ impl Inner {
             Err(_) => Err(CallError::TimedOut),
         }
     }
+}
+
+/// Whether the peer answers on this connection.
+async fn answers(mux: &Mux, limit: Duration) -> bool {
+    let probe = Request { method: PROBE, ..Request::default() };
+    matches!(mux.call(probe, limit).await, Ok(_) | Err(MuxError::Refused(_)))
 }
 
 impl Transport for TcpTransport {
@@ -398,18 +457,12 @@ impl Transport for TcpTransport {
             if to.id == inner.local.id {
                 return Ok(());
             }
-            // A connection of its own: an open one may have been dialled by the peer, from
-            // wherever it is.
-            let dial = async {
-                let _slot = inner.dial_slots.acquire().await.expect("never closed");
-                inner.identity.reach(to).await
-            };
-            match tokio::time::timeout(limit, dial).await {
-                Ok(Ok(())) => Ok(()),
-                Ok(Err(error)) => Err(CallError::Unreachable(error.to_string())),
-                Err(_) => Err(CallError::TimedOut),
-            }
+            inner.reach(to, limit).await
         })
+    }
+
+    fn remote_ip(&self, peer: &PeerId) -> Option<IpAddr> {
+        self.inner.pool().remote_ip(peer)
     }
 
     fn round_trip(&self, peer: &PeerId) -> Option<Duration> {

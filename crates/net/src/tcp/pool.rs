@@ -7,6 +7,7 @@
 //! Plain data: time is passed in.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use atoll_key::PeerId;
@@ -14,6 +15,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::handshake::HANDSHAKE_LIMIT;
+use super::recent::Recent;
 use crate::Peer;
 use crate::mux::Mux;
 
@@ -32,10 +34,32 @@ const DRAIN_SHARE: usize = 4;
 /// How a dial ended; none while it is under way.
 pub type Dialled = watch::Receiver<Option<Result<Mux, String>>>;
 
+/// The other end of a connection, by who made it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Remote {
+    /// This node, by dialling that address.
+    Dialled(SocketAddr),
+    /// The peer, from that address.
+    Accepted(IpAddr),
+}
+
+impl Remote {
+    pub fn ip(&self) -> IpAddr {
+        match self {
+            Remote::Dialled(addr) => addr.ip().to_canonical(),
+            Remote::Accepted(ip) => ip.to_canonical(),
+        }
+    }
+
+    fn is_dialled_here(&self) -> bool {
+        matches!(self, Remote::Dialled(_))
+    }
+}
+
 struct Connection {
     mux: Mux,
     serial: u64,
-    dialled_here: bool,
+    remote: Remote,
     since: Instant,
     last_use: u64,
 }
@@ -54,6 +78,8 @@ pub struct Pool {
     connections: BTreeMap<PeerId, Vec<Connection>>,
     pub dials: BTreeMap<Peer, Dialled>,
     backoffs: BTreeMap<Peer, Backoff>,
+    /// Peers whose key has answered where they listen.
+    reached: Recent<Peer>,
     /// Counts uses, to order connections by their last one.
     uses: u64,
     serials: u64,
@@ -67,6 +93,7 @@ impl Pool {
             connections: BTreeMap::new(),
             dials: BTreeMap::new(),
             backoffs: BTreeMap::new(),
+            reached: Recent::default(),
             uses: 0,
             serials: 0,
         }
@@ -80,26 +107,54 @@ impl Pool {
         Some(connection.mux.clone())
     }
 
+    fn find_open(&self, id: &PeerId) -> Option<&Connection> {
+        self.connections.get(id)?.iter().find(|one| one.mux.is_open())
+    }
+
     /// An open connection to `id`, for a look.
     pub fn open(&self, id: &PeerId) -> Option<&Mux> {
-        self.connections.get(id)?.iter().map(|one| &one.mux).find(|mux| mux.is_open())
+        self.find_open(id).map(|one| &one.mux)
+    }
+
+    /// Where the other end of the open connection to `id` is.
+    pub fn remote_ip(&self, id: &PeerId) -> Option<IpAddr> {
+        self.find_open(id).map(|one| one.remote.ip())
+    }
+
+    /// The key has answered at the address.
+    pub fn note_reached(&mut self, peer: Peer) {
+        self.reached.note(peer);
+    }
+
+    /// An open connection that was dialled to this very address.
+    pub fn dialled_to(&self, to: &Peer) -> Option<Mux> {
+        let open = self.find_open(&to.id)?;
+        (open.remote == Remote::Dialled(to.addr)).then(|| open.mux.clone())
+    }
+
+    /// An open connection with a peer at the IP address of one that was reached before.
+    pub fn reached_before(&self, to: &Peer) -> Option<Mux> {
+        let open = self.find_open(&to.id)?;
+        let is_there = open.remote.ip() == to.addr.ip().to_canonical();
+        (is_there && self.reached.contains(to)).then(|| open.mux.clone())
     }
 
     /// Takes a new connection in and returns its serial number, for [`Pool::remove`].
-    pub fn add(&mut self, id: PeerId, mux: Mux, dialled_here: bool, now: Instant) -> u64 {
+    pub fn add(&mut self, id: PeerId, mux: Mux, remote: Remote, now: Instant) -> u64 {
+        let dialled_here = remote.is_dialled_here();
         // Whom we dialled may still fail to prove itself.
         if !dialled_here {
             self.forgive(&id);
         }
         self.serials += 1;
         self.uses += 1;
-        let new =
-            Connection { mux, serial: self.serials, dialled_here, since: now, last_use: self.uses };
+        let new = Connection { mux, serial: self.serials, remote, since: now, last_use: self.uses };
         let of_peer = self.connections.entry(id).or_default();
         let keep_here = self.local < id;
         for old in of_peer.iter().filter(|old| old.mux.is_open()) {
             let at_once = now.saturating_duration_since(old.since) < HANDSHAKE_LIMIT;
-            if at_once && old.dialled_here != dialled_here && old.dialled_here == keep_here {
+            let old_here = old.remote.is_dialled_here();
+            if at_once && old_here != dialled_here && old_here == keep_here {
                 new.mux.go_away();
             } else {
                 old.mux.go_away();
@@ -197,8 +252,6 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
     use atoll_env::BoxFuture;
 
     use super::*;
@@ -206,6 +259,13 @@ mod tests {
 
     fn peer(number: u8) -> Peer {
         Peer { id: PeerId([number; 32]), addr: SocketAddr::from(([127, 0, 0, 1], number.into())) }
+    }
+
+    fn remote(dialled_here: bool) -> Remote {
+        match dialled_here {
+            true => Remote::Dialled(peer(0).addr),
+            false => Remote::Accepted(peer(0).addr.ip()),
+        }
     }
 
     /// A connection that is open as long as its driver, which never runs, is kept.
@@ -224,15 +284,15 @@ mod tests {
             let mut pool = Pool::new(small, 10);
             let (first, _keep_first) = live();
             let (second, _keep_second) = live();
-            pool.add(large, first.clone(), dialled_first, now);
-            pool.add(large, second.clone(), !dialled_first, now);
+            pool.add(large, first.clone(), remote(dialled_first), now);
+            pool.add(large, second.clone(), remote(!dialled_first), now);
             assert_eq!((first.is_open(), second.is_open()), (dialled_first, !dialled_first));
             // Seen by the larger key: what it accepted stays.
             let mut pool = Pool::new(large, 10);
             let (first, _keep_first) = live();
             let (second, _keep_second) = live();
-            pool.add(small, first.clone(), dialled_first, now);
-            pool.add(small, second.clone(), !dialled_first, now);
+            pool.add(small, first.clone(), remote(dialled_first), now);
+            pool.add(small, second.clone(), remote(!dialled_first), now);
             assert_eq!((first.is_open(), second.is_open()), (!dialled_first, dialled_first));
         }
     }
@@ -243,8 +303,8 @@ mod tests {
         let mut pool = Pool::new(PeerId([1; 32]), 10);
         let (old, _keep_old) = live();
         let (new, _keep_new) = live();
-        pool.add(PeerId([2; 32]), old.clone(), true, now);
-        pool.add(PeerId([2; 32]), new.clone(), false, now + HANDSHAKE_LIMIT);
+        pool.add(PeerId([2; 32]), old.clone(), remote(true), now);
+        pool.add(PeerId([2; 32]), new.clone(), remote(false), now + HANDSHAKE_LIMIT);
         assert_eq!((old.is_open(), new.is_open()), (false, true));
     }
 
@@ -253,7 +313,7 @@ mod tests {
         let mut pool = Pool::new(PeerId([1; 32]), 10);
         let all: Vec<_> = (0..MAX_OF_PEER + 2).map(|_| live()).collect();
         for (mux, _) in &all {
-            pool.add(PeerId([2; 32]), mux.clone(), false, Instant::now());
+            pool.add(PeerId([2; 32]), mux.clone(), remote(false), Instant::now());
         }
         assert_eq!(pool.connections[&PeerId([2; 32])].len(), MAX_OF_PEER);
         assert_eq!(all.iter().filter(|(mux, _)| mux.is_open()).count(), 1);
@@ -264,10 +324,10 @@ mod tests {
         let now = Instant::now();
         let mut pool = Pool::new(PeerId([0; 32]), 2);
         let all: Vec<_> = (1..=3).map(|number| (PeerId([number; 32]), live())).collect();
-        pool.add(all[0].0, all[0].1.0.clone(), true, now);
-        pool.add(all[1].0, all[1].1.0.clone(), true, now);
+        pool.add(all[0].0, all[0].1.0.clone(), remote(true), now);
+        pool.add(all[1].0, all[1].1.0.clone(), remote(true), now);
         assert!(pool.use_open(&all[0].0).is_some());
-        pool.add(all[2].0, all[2].1.0.clone(), true, now);
+        pool.add(all[2].0, all[2].1.0.clone(), remote(true), now);
         let open: Vec<bool> = all.iter().map(|(_, (mux, _))| mux.is_open()).collect();
         assert_eq!(open, [true, false, true]);
         assert!(pool.open(&all[1].0).is_none());
@@ -281,7 +341,7 @@ mod tests {
         let mut pool = Pool::new(PeerId([0; 32]), 8);
         let all: Vec<_> = (1..=100).map(|number| (PeerId([number; 32]), live())).collect();
         for (id, (mux, _)) in &all {
-            pool.add(*id, mux.clone(), false, now);
+            pool.add(*id, mux.clone(), remote(false), now);
         }
         let open = all.iter().filter(|(_, (mux, _))| mux.is_open()).count();
         let let_go: Vec<bool> = all.iter().map(|(_, (mux, _))| mux.is_closed()).collect();
@@ -305,7 +365,7 @@ mod tests {
         pool.dial_failed(peer(1), "refused".to_owned(), now);
         assert_eq!(pool.backing_off(&elsewhere, now), None);
         let (mux, _driver) = live();
-        pool.add(peer(1).id, mux, false, now);
+        pool.add(peer(1).id, mux, remote(false), now);
         assert_eq!(pool.backing_off(&peer(1), now), None);
     }
 

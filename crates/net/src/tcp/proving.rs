@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
 use super::handshake::DialError;
@@ -66,6 +66,14 @@ impl<S: AsyncRead + Unpin> Proving<S> {
             self.awaited = None;
         }
         Poll::Ready(result)
+    }
+}
+
+impl<S: AsyncBufRead + Unpin> Proving<S> {
+    /// Waits for the first byte of a frame from a peer that has proven itself; it is not
+    /// consumed. False when the peer closes without sending one.
+    pub async fn begins(&mut self) -> bool {
+        self.io.fill_buf().await.is_ok_and(|bytes| !bytes.is_empty())
     }
 }
 

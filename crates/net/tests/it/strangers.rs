@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use atoll_net::{CallError, Peer, RefusalReason, TcpConfig, TcpTransport, Transport};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::services::{Echo, LONG, SECRET, config, node, request, until};
@@ -41,43 +41,93 @@ async fn garbage_instead_of_tls_is_refused_and_counted() {
     until("it is counted", || server.refusals() == BTreeMap::from([(RefusalReason::Tls, 1)])).await;
 }
 
-#[tokio::test]
-async fn silent_connections_are_capped_and_members_get_in_when_they_are_gone() {
-    let few = TcpConfig { max_handshakes: 3, ..config(1) };
-    let server = TcpTransport::start(few).await.unwrap();
-    server.serve(Arc::new(Echo));
-    let mut silent = Vec::new();
-    for _ in 0..3 {
-        silent.push(TcpStream::connect(server.local().addr).await.unwrap());
-    }
-    let mut refused = TcpStream::connect(server.local().addr).await.unwrap();
-    assert!(matches!(refused.read(&mut [0; 1]).await, Ok(0) | Err(_)), "closed at once");
-    let counted = BTreeMap::from([(RefusalReason::TooManyHandshakes, 1)]);
-    assert_eq!(server.refusals(), counted);
-    silent.clear();
-    until("their ends are seen", || server.refusals().get(&RefusalReason::Tls) == Some(&3)).await;
-    let member = node(2, Echo).await;
-    member.call(server.local(), request(b""), LONG).await.unwrap();
+/// A connection from another address of this machine, which says nothing.
+async fn silent(from: &str, to: &TcpTransport) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+    socket.connect(to.local().addr).await.unwrap()
 }
 
-/// One machine without the secret kept every place for handshakes taken.
+async fn is_closed(stream: &mut TcpStream) -> bool {
+    matches!(stream.read(&mut [0; 1]).await, Ok(0) | Err(_))
+}
+
 #[tokio::test]
-async fn one_stranger_cannot_keep_members_out() {
+async fn silent_connections_are_capped_and_the_oldest_makes_way() {
     let few = TcpConfig { max_handshakes: 3, ..config(1) };
     let server = TcpTransport::start(few).await.unwrap();
     server.serve(Arc::new(Echo));
-    let mut silent = Vec::new();
-    for _ in 0..3 {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
-        silent.push(socket.connect(server.local().addr).await.unwrap());
+    let mut strangers = Vec::new();
+    for _ in 0..4 {
+        strangers.push(silent("127.0.0.2", &server).await);
     }
-    // Connections are accepted in their order, so these hold the places by now.
-    let member = node(2, Echo).await;
-    member.call(server.local(), request(b""), LONG).await.unwrap();
+    assert!(is_closed(&mut strangers[0]).await, "closed at once");
     let counted = BTreeMap::from([(RefusalReason::TooManyHandshakes, 1)]);
     assert_eq!(server.refusals(), counted);
-    assert!(matches!(silent[0].read(&mut [0; 1]).await, Ok(0) | Err(_)), "the oldest went");
+    strangers.clear();
+    until("their ends are seen", || server.refusals().get(&RefusalReason::Tls) == Some(&3)).await;
+}
+
+/// One machine without the secret kept every place for handshakes taken, and later as many
+/// machines as there are places did.
+#[tokio::test]
+async fn strangers_that_hold_every_place_keep_no_member_out() {
+    for (max_handshakes, addresses) in [(3, 1), (3, 3), (64, 64)] {
+        let server = TcpConfig { max_handshakes, ..config(1) };
+        let server = TcpTransport::start(server).await.unwrap();
+        server.serve(Arc::new(Echo));
+        let mut strangers = Vec::new();
+        for n in 0..max_handshakes {
+            strangers.push(silent(&format!("127.0.1.{}", 1 + n % addresses), &server).await);
+        }
+        // Connections are accepted in their order, so these hold the places by now.
+        let member = node(2, Echo).await;
+        member.call(server.local(), request(b""), LONG).await.unwrap();
+        let counted = BTreeMap::from([(RefusalReason::TooManyHandshakes, 1)]);
+        assert_eq!(server.refusals(), counted);
+        assert!(is_closed(&mut strangers[0]).await, "the oldest went");
+        // More of them than there are places, while it is here.
+        for n in 0..2 * max_handshakes {
+            strangers.push(silent(&format!("127.0.2.{}", 1 + n % addresses), &server).await);
+            if n % 8 == 0 {
+                assert_eq!(member.reach(server.local(), LONG).await, Ok(()));
+            }
+        }
+    }
+}
+
+/// Its neighbours took a node for dead whose places for handshakes strangers held, while it
+/// answered them over their connections all the time.
+#[tokio::test]
+async fn a_live_connection_is_proof_of_life_where_a_dial_fails() {
+    // `b` is dialled through a forwarder, which can be taken away.
+    let forwarder = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let advertise = Some(forwarder.local_addr().unwrap());
+    // An address of this machine that nothing else uses.
+    let behind = SocketAddr::from(([127, 0, 3, 1], advertise.unwrap().port()));
+    let b = TcpConfig { advertise, listen: behind, ..config(2) };
+    let b = TcpTransport::start(b).await.unwrap();
+    b.serve(Arc::new(Echo));
+    let forwarder = tokio::spawn(async move {
+        loop {
+            let (mut from, _) = forwarder.accept().await.unwrap();
+            let mut to = TcpStream::connect(behind).await.unwrap();
+            tokio::spawn(async move { copy_bidirectional(&mut from, &mut to).await });
+        }
+    });
+    let a = node(1, Echo).await;
+    b.call(a.local(), request(b""), LONG).await.unwrap();
+    let there = b.local();
+    assert_eq!(a.reach(there, LONG).await, Ok(()));
+    forwarder.abort();
+    assert!(forwarder.await.unwrap_err().is_cancelled());
+    assert!(TcpStream::connect(there.addr).await.is_err(), "no dial succeeds any more");
+    assert_eq!(a.reach(there, LONG).await, Ok(()), "it answers");
+    // Elsewhere it was never reached, and when it is gone it is gone.
+    let elsewhere = Peer { addr: SocketAddr::from(([127, 0, 0, 1], 1)), ..there };
+    assert!(matches!(a.reach(elsewhere, LONG).await, Err(CallError::Unreachable(_))));
+    b.shutdown().await;
+    assert!(matches!(a.reach(there, LONG).await, Err(CallError::Unreachable(_))));
 }
 
 /// Forwards connections to `to` and keeps every byte of both directions.

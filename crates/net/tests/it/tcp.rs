@@ -45,6 +45,36 @@ async fn an_address_is_reached_only_if_the_key_answers_there() {
     assert!(matches!(server.reach(anothers, LONG).await, Err(CallError::Unreachable(_))));
 }
 
+/// The replicas of one put asked its publisher at once whether it is where it says: a third
+/// of 200 got in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_nodes_reach_one_at_once() {
+    let publisher = node(1, Echo).await;
+    let mut others = Vec::new();
+    for number in 2..202 {
+        others.push(node(number, Echo).await);
+    }
+    let there = publisher.local();
+    let reaches = others.iter().map(|other| other.reach(there, LONG)).map(tokio::spawn);
+    for reach in reaches.collect::<Vec<_>>() {
+        assert_eq!(reach.await.unwrap(), Ok(()));
+    }
+    assert_eq!(publisher.refusals(), BTreeMap::new());
+    assert_eq!(publisher.stats().connections_accepted, 0, "none of them carries calls");
+}
+
+#[tokio::test]
+async fn each_side_knows_the_address_at_the_other_end() {
+    let (server, client) = (node(1, Echo).await, node(2, Echo).await);
+    assert_eq!(server.remote_ip(&client.local().id), None);
+    client.call(server.local(), request(b""), LONG).await.unwrap();
+    let loopback = Some(client.local().addr.ip());
+    assert_eq!(client.remote_ip(&server.local().id), loopback);
+    assert_eq!(server.remote_ip(&client.local().id), loopback);
+    client.shutdown().await;
+    until("it is closed", || server.remote_ip(&client.local().id).is_none()).await;
+}
+
 #[tokio::test]
 async fn parts_arrive_as_they_were_sent() {
     let (server, client) = (node(1, Echo).await, node(2, Echo).await);
