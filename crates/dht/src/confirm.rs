@@ -1,9 +1,12 @@
 //! Whether a publisher is where it says, and has made what is shown (CFS §5.4: "publishers
 //! respond to a confirmation request that includes a random nonce, as described in §4.4").
 //!
-//! Before an address is charged for the first time, and an hour later again, this node
-//! calls it: whoever is there must prove the publisher's key anew ([`Transport::reach`]) and
-//! say that it made the receipt. In between nothing is asked.
+//! Before an address is charged for the first time, and an hour later again, this node asks
+//! its publisher: whoever is there must have proven the publisher's key and say that it made
+//! the receipt. In between nothing is asked. A connection that is open between the two nodes
+//! and ends at the claimed IP address has proven the key there, whichever side made it
+//! ([`Transport::remote_ip`]): what is charged is a key and an IP address. Only where there is
+//! none the publisher is dialled ([`Transport::reach`]).
 //!
 //! So that nobody is made to call others in somebody's stead: only a receipt with a sound
 //! signature leads to a call, once however often it is shown meanwhile, with a bound for
@@ -27,8 +30,9 @@ use crate::receipt::BAD_RECEIPT;
 
 /// How long a confirmation holds.
 const CONFIRMED_FOR: Duration = Duration::from_secs(3600);
-/// How long nobody is called again who was not confirmed.
-const REFUSED_FOR: Duration = Duration::from_secs(30);
+/// How long a publisher that did not answer is not asked again: as long as the transport, at
+/// most, does not dial a peer again. Longer, and one lost dial keeps it from publishing.
+const REFUSED_FOR: Duration = Duration::from_secs(2);
 /// Publishers remembered, confirmed or not.
 const MAX_KNOWN: usize = 4096;
 /// Confirmations under way at once.
@@ -261,9 +265,20 @@ async fn ask(
             Err(refusal) => disowned(&refusal.to_string()),
         }
     };
-    let there = async { transport.reach(publisher, limit).await.map_err(absent) };
+    let there = async {
+        if is_connected(&*transport, &publisher) {
+            return Ok(());
+        }
+        transport.reach(publisher, limit).await.map_err(absent)
+    };
     let (there, made) = futures_util::join!(there, made);
     there.and(made)
+}
+
+/// Whether the publisher's key is proven at its IP address by a connection that is open.
+fn is_connected(transport: &dyn Transport, publisher: &Peer) -> bool {
+    let ip = transport.remote_ip(&publisher.id);
+    ip.is_some_and(|ip| ip.to_canonical() == publisher.addr.ip().to_canonical())
 }
 
 fn absent(error: CallError) -> Doubt {

@@ -235,6 +235,15 @@ impl World {
         self.connections.find_mut(connection).expect("its chunks and pumps keep it")
     }
 
+    /// Whether `host` has an open connection with `other`, whose handshake is over.
+    pub(crate) fn is_connected(&self, host: u32, other: u32) -> bool {
+        let known = self.connection_of.get(&sorted(host, other));
+        known.and_then(|connection| self.connections.find(*connection)).is_some_and(|known| {
+            let side = &known.sides[known.side_from(host)];
+            side.opens_at <= self.now
+        })
+    }
+
     /// Forgets the connections of a host that crashed.
     pub(crate) fn break_connections_of(&mut self, host: u32) {
         let broken = |(a, b): &(u32, u32)| *a == host || *b == host;

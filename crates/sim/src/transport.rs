@@ -1,6 +1,7 @@
 //! `net::Transport` of one incarnation of a host.
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -39,6 +40,16 @@ impl Transport for SimTransport {
             shared: self.shared.clone(),
             caller: (self.host, self.incarnation),
             state: CallState::Unsent(Some((to, request, limit))),
+        })
+    }
+
+    /// With [`crate::Connections::Instant`] there are no connections, so none is known.
+    fn remote_ip(&self, peer: &PeerId) -> Option<IpAddr> {
+        self.shared.with(|world| {
+            let other = *world.host_by_id.get(peer)?;
+            let is_known = world.is_current(self.host, self.incarnation)
+                && world.is_connected(self.host, other);
+            is_known.then(|| world.host_mut(other).peer.addr.ip())
         })
     }
 

@@ -11,8 +11,8 @@ use atoll_dht::receipt::{BAD_RECEIPT, Receipt};
 use atoll_dht::{Blocks, DhtConfig, PutError, QuotaConfig, Share, SimulatedKeys};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, Key, PeerId};
-use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service, Transport};
-use atoll_sim::SimConfig;
+use atoll_net::{CallError, PROBE, Peer, Refusal, Reply, Request, Service, Transport};
+use atoll_sim::{Connections, SimConfig, TcpModel};
 use atoll_store::{MemoryStore, Owner};
 use bytes::Bytes;
 
@@ -547,6 +547,51 @@ fn a_publisher_is_asked_to_confirm_once_an_hour() {
     ring.sim.run_for(HOUR);
     ring.put(0, 9_000..9_100);
     assert_eq!(asked(&ring), 2 * first);
+}
+
+/// The replicas of a put dialled its publisher all at once to confirm it, though a connection
+/// between them was open.
+#[test]
+fn a_publisher_is_confirmed_over_an_open_connection_and_dialled_only_without_one() {
+    for connections in [Connections::Tcp(TcpModel::today()), Connections::Instant] {
+        let config = SimConfig { seed: 15, connections, ..SimConfig::default() };
+        let ring = Ring::with(config, DhtConfig::default(), 6);
+        let count = |ring: &Ring, method: u16| {
+            ring.sim.stats().methods.get(&method).map_or(0, |method| method.call_count)
+        };
+        let (dials, asked) = (count(&ring, PROBE), count(&ring, messages::CONFIRM));
+        ring.put(0, 0..100);
+        let (dials, asked) = (count(&ring, PROBE) - dials, count(&ring, messages::CONFIRM) - asked);
+        assert!(asked >= 3, "{asked}");
+        // On a ring of six, all have met and are connected.
+        let expected = if connections == Connections::Instant { asked } else { 0 };
+        assert_eq!(dials, expected);
+    }
+}
+
+/// A dial that failed once kept a publisher from publishing for half a minute.
+#[test]
+fn a_publisher_that_could_not_be_asked_is_asked_again_in_seconds() {
+    let ring = Ring::new(20, 4);
+    let replica = ring.members[1].host;
+    let publisher = ring.members[0].host;
+    let first = block(1);
+    let request = put_of(
+        ring.node(0).peer,
+        now_secs(&ring),
+        &[first.0.key()],
+        std::slice::from_ref(&first),
+        false,
+    );
+    let bearer = ring.outsider();
+    ring.sim.cut(&[replica], &[publisher]);
+    assert_refused(send(&ring, &bearer, 1, request.clone()), "its publisher is away");
+    ring.sim.heal();
+    ring.sim.run_for(Duration::from_secs(2));
+    let answer = send(&ring, &bearer, 1, request);
+    // The publisher did not make this receipt; that it says so shows that it was asked.
+    let Err(CallError::Refused(refusal)) = answer else { panic!("{answer:?}") };
+    assert!(refusal.text.contains("did not make this receipt"), "{refusal}");
 }
 
 #[test]

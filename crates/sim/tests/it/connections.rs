@@ -80,6 +80,24 @@ fn a_block_over_a_cold_path_takes_its_round_trips_and_over_a_grown_one_a_single(
 }
 
 #[test]
+fn both_hosts_know_the_address_at_the_other_end_while_a_connection_is_open() {
+    let model = TcpModel::today().with_handshake(3);
+    let (sim, h) = hosts(over_tcp(50, model), None, 3);
+    let knows = |a: usize, b: usize| sim.transport(h[a]).remote_ip(&sim.peer(h[b]).id);
+    let ip = |host: usize| Some(sim.peer(h[host]).addr.ip());
+    assert_eq!(knows(0, 1), None);
+    let call = sim.transport(h[0]).call(sim.peer(h[1]), ask(10), secs(10));
+    sim.env(h[0]).spawn(Box::pin(async move { drop(call.await) }));
+    sim.run_for(millis(299));
+    assert_eq!((knows(0, 1), knows(1, 0)), (None, None), "the handshake is under way");
+    sim.run_for(millis(101));
+    assert_eq!((knows(0, 1), knows(1, 0)), (ip(1), ip(0)), "whichever side made it");
+    assert_eq!(knows(0, 2), None);
+    sim.crash(h[1]);
+    assert_eq!(knows(0, 1), None);
+}
+
+#[test]
 fn a_long_transfer_fills_the_link_whatever_the_control() {
     let len = 60_000_000;
     for control in [Control::Reno, Control::Cubic, Control::Bbr] {
