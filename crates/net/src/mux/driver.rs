@@ -52,6 +52,18 @@ pub struct Driver<S> {
     unflushed: bool,
     clocks: Clocks,
     peer_goes_away: bool,
+    leaving: Leaving,
+}
+
+/// How far a connection that both sides let go has come to its end.
+#[derive(PartialEq, Eq)]
+enum Leaving {
+    No,
+    /// Nothing is left to be sent; the peer is being told.
+    Closing,
+    /// The peer was told. What it still sends is read until it closes too: closing with bytes
+    /// unread would reset the connection, and take from the peer what it has not read.
+    Closed,
 }
 
 struct Clocks {
@@ -105,6 +117,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
             unflushed: false,
             clocks,
             peer_goes_away: false,
+            leaving: Leaving::No,
         }
     }
 
@@ -147,17 +160,29 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
             self.on_tick()?;
         }
         self.poll_read(cx)?;
-        self.poll_write(cx)?;
+        if self.leaving == Leaving::No {
+            self.poll_write(cx)?;
+        }
         if let Some(why) = self.shared.closed() {
             return Err(End::Closed(why));
         }
-        if self.peer_goes_away && self.outgoing.is_empty() && !self.unflushed {
-            let state = self.shared.state();
-            if state.going_away && state.is_idle() {
-                return Err(End::Closed("both sides let the connection go".to_owned()));
-            }
+        if self.leaving == Leaving::No && self.is_over() {
+            self.leaving = Leaving::Closing;
+        }
+        if self.leaving == Leaving::Closing && Pin::new(&mut self.io).poll_shutdown(cx)?.is_ready()
+        {
+            self.leaving = Leaving::Closed;
         }
         Ok(())
+    }
+
+    /// Whether both sides begin no more calls, and the open ones are over.
+    fn is_over(&self) -> bool {
+        if !self.peer_goes_away || !self.outgoing.is_empty() || self.unflushed {
+            return false;
+        }
+        let state = self.shared.state();
+        state.going_away && state.is_idle()
     }
 
     /// Reads until the stream has nothing more; tokio's budget for a task ends it at last.

@@ -204,7 +204,9 @@ impl Shared {
         let mut state = self.state();
         if !state.going_away {
             state.going_away = true;
-            state.queue(Frame::GoAway);
+            // Behind every request that waits, bulk ones too: once the peer has read it, and
+            // answered what came before, it may close.
+            state.bulk.push_back(Queued { frame: Frame::GoAway, room: None, answers: false });
         }
         drop(state);
         self.driver.wake();

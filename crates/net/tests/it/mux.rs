@@ -430,6 +430,67 @@ async fn going_away_lets_open_calls_finish_and_then_closes_both_ends() {
     until("the connection is over", || context.counters.snapshot().connections == 0).await;
 }
 
+/// The frames that a mux sends to the other end of a pipe, until it closes.
+async fn frames_sent(stream: &mut DuplexStream) -> Vec<Frame> {
+    let mut arrived = Vec::new();
+    stream.read_to_end(&mut arrived).await.unwrap();
+    let mut frames = Vec::new();
+    while let Some(length) = arrived.first_chunk().map(|field| u32::from_be_bytes(*field)) {
+        let rest = arrived.split_off(4 + length as usize);
+        let frame = Bytes::from(std::mem::replace(&mut arrived, rest));
+        frames.push(atoll_net::frame::decode(frame).unwrap());
+    }
+    frames
+}
+
+/// Two nodes dialled each other at once, and let one of the connections go while requests
+/// waited on it. The farewell overtook them: the other side closed, and the calls were lost.
+#[tokio::test]
+async fn a_connection_says_goodbye_after_the_requests_that_wait() {
+    let (here, mut there) = tokio::io::duplex(1 << 10);
+    let left = start(here, Context::default());
+    let calls: Vec<_> = (0..3)
+        .map(|_| {
+            let left = left.clone();
+            tokio::spawn(async move { left.call(bulk(200_000), LONG).await })
+        })
+        .collect();
+    until("they wait", || left.queued().1 == 2).await;
+    left.go_away();
+    there.write_all(&Frame::GoAway.encode()).await.unwrap();
+    for id in 0..3 {
+        there.write_all(&Frame::Reply(id, Reply::default()).encode()).await.unwrap();
+    }
+    let sent = frames_sent(&mut there).await;
+    let requests = |frames: &[Frame]| {
+        frames.iter().filter(|frame| matches!(frame, Frame::Request(..))).count()
+    };
+    let goodbye = sent.iter().position(|frame| *frame == Frame::GoAway).expect("it is sent");
+    assert_eq!((requests(&sent[..goodbye]), requests(&sent)), (3, 3));
+    for call in calls {
+        assert_eq!(call.await.unwrap(), Ok(Reply::default()));
+    }
+}
+
+/// A connection was closed with bytes of the peer's unread, such as the answer to a ping: TCP
+/// then resets it, and throws away replies on their way to the peer.
+#[tokio::test]
+async fn a_connection_that_was_let_go_is_read_until_the_peer_closes_too() {
+    let (here, mut there) = tokio::io::duplex(1 << 10);
+    let context = serving(Echo);
+    let left = start(here, context.clone());
+    left.go_away();
+    there.write_all(&Frame::GoAway.encode()).await.unwrap();
+    let sent = frames_sent(&mut there).await;
+    assert_eq!(sent.last(), Some(&Frame::GoAway), "and then it closes");
+    for id in 0..1000 {
+        there.write_all(&Frame::Pong(id).encode()).await.expect("it is read");
+    }
+    assert_eq!(context.counters.snapshot().connections, 1);
+    drop(there);
+    until("it is over", || context.counters.snapshot().connections == 0).await;
+}
+
 #[tokio::test]
 async fn a_peer_that_falls_silent_is_given_up() {
     let keepalive = Keepalive {
