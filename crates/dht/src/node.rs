@@ -12,6 +12,7 @@ use atoll_env::{BoxFuture, Env};
 use atoll_key::{BlockHash, Key, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_overlay::Overlay;
+use atoll_overlay::clock::NetworkTime;
 use atoll_store::{BlockInfo, BlockStore, StoreError};
 use bytes::Bytes;
 
@@ -67,6 +68,8 @@ impl Dht {
             chunk.copy_from_slice(&env.random_u64().to_be_bytes());
         }
         let cache = Cache::new(config.cache_bytes, config.cache_asks, salt);
+        // Receipts and leases need clocks that agree.
+        let env = NetworkTime::new(env, overlay.clone());
         let clock = LeaseClock::resume(&*durable, env.now(), env.unix_ms() / 1000);
         let inner = Inner {
             env,

@@ -4,6 +4,7 @@
 mod acknowledged;
 mod caching;
 mod claims;
+mod clocks;
 mod coming_back;
 mod copies;
 mod false_roots;

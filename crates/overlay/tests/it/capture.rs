@@ -252,7 +252,7 @@ fn what_was_found_out_leaves_the_lists_again_when_it_dies() {
     for host in honest.iter().step_by(4) {
         captured.cluster.crash_silently(*host);
     }
-    captured.cluster.run_secs(60);
+    captured.cluster.run_secs(90);
     assert_eq!(captured.truth(), (1.0, 1.0));
 }
 
