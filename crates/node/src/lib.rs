@@ -13,7 +13,9 @@
     reason = "the daemon runs only on tokio; protocol code gets its time and tasks from here"
 )]
 
+mod address;
 pub mod client;
+mod clock;
 mod config;
 mod contribution;
 mod control;
@@ -54,7 +56,7 @@ pub use network::{MAX_REPLICAS, Network, NetworkId};
 pub use node::{Node, daemon_runtime};
 pub use peers::PeerList;
 pub use status::{
-    Cache, Member, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Rotated,
-    Status, VolumeStatus,
+    Cache, Clock, Member, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode,
+    Rotated, Status, VolumeStatus, WrongClock,
 };
 pub use volumes::{MAX_NAME_BYTES, VolumeError};

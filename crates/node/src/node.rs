@@ -4,7 +4,7 @@
 //! block store, DHT; enters the ring; starts the keeper; and at last opens the control
 //! socket, so that whoever can connect finds a whole node. [`Node::stop`] goes the other way.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,12 +17,15 @@ use atoll_net::{
 };
 use atoll_overlay::Overlay;
 use atoll_overlay::chord::{self, Chord, ChordConfig, RememberedPeer};
+use atoll_overlay::clock::NetworkTime;
 use atoll_overlay::walk::Selection;
 use atoll_store::{BlockStore, ContributedStore, FlagCheck};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::address::{self, AddressWatch};
+use crate::clock;
 use crate::config::{NodeConfig, Settings, StartError};
 use crate::contribution::{self, Contributor, Opened as Storage, Policy};
 use crate::control::server::{About, Control};
@@ -183,7 +186,11 @@ impl Node {
         env.spawn(Box::pin(entry.clone().run()));
         env.spawn(Box::pin(warm::run(env.clone(), transport.clone(), chord.clone())));
 
-        let keeper = Arc::new(Keeper::new(env.clone(), dht.clone(), volumes.clone(), lease));
+        env.spawn(Box::pin(clock::watch(env.clone(), chord.clone())));
+
+        // Leases end by the network's time.
+        let time = NetworkTime::new(env.clone(), chord.clone());
+        let keeper = Arc::new(Keeper::new(time.clone(), dht.clone(), volumes.clone(), lease));
         env.spawn(Box::pin(keeper.clone().run()));
 
         let contributor = Arc::new(Contributor {
@@ -201,7 +208,7 @@ impl Node {
 
         let report = Arc::new(Report {
             dir: dir.clone(),
-            env: env.clone(),
+            env: time.clone(),
             started,
             network: network_now,
             membership: membership.clone(),
@@ -217,7 +224,8 @@ impl Node {
             chord: chord.clone(),
         });
         let (stop, stop_asked) = watch::channel(false);
-        let control = Control { env, blocks: dht, volumes, about: report.clone(), keeper, stop };
+        let control =
+            Control { env: time, blocks: dht, volumes, about: report.clone(), keeper, stop };
         let socket = dir.socket_address()?;
         let control = serve_unix(socket.path(), Arc::new(control))
             .map_err(|error| StartError::Socket(error.to_string()))?;
@@ -276,6 +284,23 @@ impl Node {
             std::process::exit(130);
         });
         why
+    }
+
+    /// Waits until this machine has another address than the one that others were told, and
+    /// returns it; for ever where the user has said which to tell. A node started anew in
+    /// this directory tells the new one. Cancel-safe.
+    pub async fn until_moved(&self) -> IpAddr {
+        let env = TokioRuntime::current();
+        let mut watch = AddressWatch::new(self.local().addr.ip());
+        let advertise = self.entry.settings().advertise();
+        loop {
+            sleep(&env, address::LOOK_EVERY).await;
+            if let Some(now) = address::found_now(self.listen(), advertise)
+                && watch.has_moved(now)
+            {
+                return now;
+            }
+        }
     }
 
     /// Leaves the ring, finishes what is being written and closes the sockets.

@@ -14,6 +14,8 @@ use atoll_overlay::chord::Chord;
 use atoll_overlay::{MAX_VIRTUAL_SERVERS, Node as RingPlace, Overlay};
 use atoll_store::BlockStore;
 
+use crate::address;
+use crate::clock;
 use crate::config::{VirtualServers, check_cache};
 use crate::contribution::{ContributionStatus, Contributor, Policy};
 use crate::control::message::{ChangeQuota, ChangeSettings, Invited};
@@ -81,6 +83,7 @@ impl About for Report {
             capacity_bytes: usage.capacity_bytes,
             repair: self.repair(),
             cache: self.cache(),
+            clock: clock::status(&self.overlay.clock()),
             refusals: BTreeMap::new(),
             bad_blocks: BTreeMap::new(),
             connections: net.connections,
@@ -303,6 +306,8 @@ impl Report {
                 peer.addr, status.advertise
             ));
         }
+        warnings.extend(address::trouble(self.listen));
+        warnings.extend(clock::warnings(&status.clock));
         let contribution = self.contributor.status();
         // Where the disk decides, being full is as it should be.
         if contribution.size_bytes.is_some() && status.disk_bytes > status.capacity_bytes / 20 * 19
@@ -423,7 +428,7 @@ fn hex_key(node: &RingPlace) -> String {
     key.as_hash().map_or_else(|| hex(&key.0), |hash| hex(&hash))
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     data_encoding::HEXLOWER.encode(bytes)
 }
 

@@ -49,6 +49,8 @@ pub struct Status {
     pub repair: Repair,
     /// Blocks cached for others.
     pub cache: Cache,
+    /// How the machine's clock stands among those of other nodes.
+    pub clock: Clock,
     /// Handshakes and calls refused since the start, by reason.
     pub refusals: BTreeMap<String, u64>,
     /// Blocks received that did not match their keys, by the sender's public key.
@@ -131,6 +133,33 @@ pub struct QuotaAccount {
     pub blocks: u64,
     /// What would be kept at most, bytes.
     pub allowed_bytes: u64,
+}
+
+/// How a node's clock stands among those of other nodes; see `atoll_overlay::clock`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Clock {
+    /// How many other addresses have told their clocks lately.
+    pub compared: usize,
+    /// How many of them agree with this machine's clock.
+    pub agreeing: usize,
+    /// By how much this machine's clock is ahead of the network's time, seconds; 0 unless a
+    /// majority contradicts it. The node uses the network's time then.
+    pub off_secs: i64,
+    /// Nodes whose clocks are wrong.
+    pub wrong: Vec<WrongClock>,
+}
+
+/// A node whose clock is wrong.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WrongClock {
+    /// The node's public key, hexadecimal.
+    pub peer_id: String,
+    /// The node's address.
+    pub addr: String,
+    /// By how much its clock is ahead of the network's time, seconds.
+    pub off_secs: i64,
 }
 
 /// A place on the ring and who is there.

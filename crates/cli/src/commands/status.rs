@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use atoll_node::{Cache, RingNode, Status};
+use atoll_node::{Cache, Clock, RingNode, Status};
 
 use crate::arguments::Global;
 use crate::connection;
@@ -197,6 +197,7 @@ fn describe(status: &Status) -> Vec<(&'static str, String)> {
     ));
     lines.push(("cache", cache(&status.cache)));
     lines.push(("repair", repair(status)));
+    lines.push(("clock", clock(&status.clock)));
     lines.push((
         "traffic",
         format!(
@@ -262,6 +263,22 @@ fn cache(cache: &Cache) -> String {
     )
 }
 
+fn clock(clock: &Clock) -> String {
+    if clock.compared == 0 {
+        return "not compared with others yet".into();
+    }
+    let others = units::counted(clock.compared as u64, "other address", "other addresses");
+    let compared = format!("agrees with {} of {others}", clock.agreeing);
+    match clock.off_secs {
+        0 => compared,
+        off => {
+            let direction = if off < 0 { "behind" } else { "ahead" };
+            let off = units::whole_secs(off.unsigned_abs());
+            format!("{compared}: {off} {direction}; their time is used")
+        }
+    }
+}
+
 fn repair(status: &Status) -> String {
     let repair = &status.repair;
     let roots = units::counted(repair.root_blocks, "block", "blocks");
@@ -323,6 +340,16 @@ mod tests {
         };
         let said = "2 blocks, 32.0 KiB of 64.0 MiB; answered 3 of 10 questions";
         assert_eq!(cache(&used), said);
+    }
+
+    #[test]
+    fn a_wrong_clock_is_shown_with_how_far_it_is_off() {
+        assert_eq!(clock(&Clock::default()), "not compared with others yet");
+        let right = Clock { compared: 3, agreeing: 3, ..Clock::default() };
+        assert_eq!(clock(&right), "agrees with 3 of 3 other addresses");
+        let wrong = clock(&Clock { compared: 3, off_secs: -7200, ..Clock::default() });
+        assert!(wrong.starts_with("agrees with 0 of 3 other addresses: 2h"), "{wrong}");
+        assert!(wrong.ends_with("behind; their time is used"), "{wrong}");
     }
 
     #[test]

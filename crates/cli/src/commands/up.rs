@@ -120,7 +120,7 @@ fn join_code(argument: &str) -> Result<JoinCode, Failure> {
 }
 
 async fn serve(config: NodeConfig) -> Result<(), Failure> {
-    let node = Node::start(config).await.map_err(start_failure)?;
+    let mut node = Node::start(config.clone()).await.map_err(start_failure)?;
     let mut output = Output::new();
     if node.is_founder() {
         output.line("a new network; `atoll invite` prints a code for others to join")?;
@@ -129,7 +129,16 @@ async fn serve(config: NodeConfig) -> Result<(), Failure> {
     output.line(format!("listening on {}", node.listen()))?;
     output.flush()?;
     drop(output);
-    let why = node.until_told_to_stop().await;
+    let why = loop {
+        tokio::select! {
+            why = node.until_told_to_stop() => break why,
+            addr = node.until_moved() => {
+                eprintln!("this machine's address is {addr} now: the node starts anew there");
+                node.stop().await;
+                node = Node::start(config.clone()).await.map_err(start_failure)?;
+            }
+        }
+    };
     eprintln!("{why}: leaving the ring");
     node.stop().await;
     Ok(())

@@ -213,7 +213,7 @@ impl Drop for TcpTransport {
 
 /// Where others of this machine's network would reach `bound`. Sends nothing: connecting
 /// a UDP socket only asks the system which of its addresses it would use.
-fn reachable(bound: SocketAddr) -> SocketAddr {
+pub fn reachable(bound: SocketAddr) -> SocketAddr {
     if !bound.ip().is_unspecified() {
         return bound;
     }

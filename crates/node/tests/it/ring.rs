@@ -2,7 +2,7 @@
 
 use atoll_dht::Blocks;
 use atoll_key::{SecretKey, SignedBlock};
-use atoll_node::{JoinCode, Network};
+use atoll_node::{JoinCode, Network, Node, NodeConfig};
 
 use crate::world::{Home, blocks, code_of, positions, ring, sees, until};
 
@@ -54,6 +54,57 @@ async fn the_others_serve_when_one_crashes_and_it_comes_back_to_its_place() {
     }
     node.stop().await;
     for (_, node) in nodes {
+        node.stop().await;
+    }
+}
+
+/// After a power cut all machines came back with other addresses. Nobody found anybody, and a
+/// fresh join code did not help: its node was known at its old address.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_all_addresses_have_changed_a_fresh_join_code_brings_the_ring_together() {
+    let nodes = ring(2).await;
+    let put = blocks(5, 5, 100);
+    nodes[0].0.client().await.put(put.clone()).await.expect("put");
+    let mut homes = Vec::new();
+    for (home, node) in nodes {
+        let peers = home.dir.join("peers.cbor");
+        until("its peers are remembered", || peers.exists()).await;
+        node.kill().await;
+        homes.push(home);
+    }
+    let moved = |home: &Home, number: usize, join: Option<JoinCode>| NodeConfig {
+        listen: format!("127.0.1.{number}:0").parse().ok(),
+        join,
+        ..NodeConfig::new(&home.dir)
+    };
+    let first = Node::start(moved(&homes[0], 1, None)).await.expect("a node's directory");
+    let warnings = first.status().warnings;
+    assert!(warnings.iter().any(|warning| warning.contains("serving alone")), "{warnings:?}");
+    let code = code_of(&homes[0]).await;
+    assert_eq!(code.bootstrap[0], first.local());
+    let mut nodes = vec![first];
+    for (number, home) in homes.iter().enumerate().skip(1) {
+        let config = moved(home, number + 1, Some(code.clone()));
+        nodes.push(Node::start(config).await.expect("a node's directory"));
+    }
+    for node in &nodes {
+        sees(node, 2).await;
+    }
+    for home in &homes {
+        let client = home.client().await;
+        for (hash, bytes) in &put {
+            assert_eq!(client.get(*hash).await.as_ref(), Ok(bytes));
+        }
+    }
+    // One that moves later is found without a code: the others are where it left them.
+    let last = nodes.pop().expect("three");
+    last.kill().await;
+    nodes.push(Node::start(moved(&homes[2], 9, None)).await.expect("a node's directory"));
+    for node in &nodes {
+        sees(node, 2).await;
+    }
+    until("the clocks of others are known", || nodes[0].status().clock.compared >= 2).await;
+    for node in nodes {
         node.stop().await;
     }
 }
