@@ -61,9 +61,11 @@ pub enum UnixServeError {
 pub enum WhenAbsent {
     /// Returns [`CallError::Unreachable`] at once.
     Fail,
-    /// Waits for the server to come back, until the call's deadline. The request may
-    /// reach the service twice when the server dies under it, so it must be idempotent.
-    Wait,
+    /// Waits for the server to come back: until the call's deadline, but no longer than this
+    /// from when the server was first missed, by whichever call. So a server that stays away
+    /// holds up the first calls and none after them. The request may reach the service twice
+    /// when the server dies under it, so it must be idempotent.
+    Wait(Duration),
 }
 
 /// The most bytes in a socket's path: `sun_path` of Linux, less its NUL.
@@ -229,14 +231,31 @@ pub struct UnixClient {
     /// The connection, and the task that drives it. Held while connecting, so that
     /// callers share one attempt.
     connection: Mutex<Option<(Mux, JoinSet<()>)>>,
+    /// When a call first found no server, if none was answered since.
+    missed_since: std::sync::Mutex<Option<Instant>>,
 }
 
 impl UnixClient {
     /// A client of the socket at `path`. Nothing is connected yet. Calls must be made
     /// within a tokio runtime.
     pub fn new(path: &Path) -> UnixClient {
-        let context = mux::Context::default();
-        UnixClient { path: path.to_owned(), context, connection: Mutex::new(None) }
+        UnixClient {
+            path: path.to_owned(),
+            context: mux::Context::default(),
+            connection: Mutex::new(None),
+            missed_since: std::sync::Mutex::default(),
+        }
+    }
+
+    /// The same, but a server that answers no ping for as long as this counts as gone: one
+    /// that is stopped or hangs keeps its socket and says nothing.
+    #[must_use]
+    pub fn gone_when_silent_for(mut self, limit: Duration) -> UnixClient {
+        let keepalive = &mut self.context.keepalive;
+        keepalive.tick = limit / 8;
+        keepalive.idle_ping = limit / 2;
+        keepalive.dead_after = limit / 2;
+        self
     }
 
     /// Calls the server and waits for its reply, at most until `limit` has passed.
@@ -261,7 +280,8 @@ impl UnixClient {
     ) -> Result<Reply, CallError> {
         let mut stale = true;
         loop {
-            let error = match tokio::time::timeout_at(deadline, self.connected()).await {
+            let (error, connects) = match tokio::time::timeout_at(deadline, self.connected()).await
+            {
                 Err(_) => return Err(CallError::TimedOut),
                 Ok(Ok(mux)) => {
                     let left = deadline.saturating_duration_since(Instant::now());
@@ -273,20 +293,32 @@ impl UnixClient {
                     match result.map_err(CallError::from) {
                         // It closed just now, and nothing was sent.
                         Err(CallError::Unreachable(_)) if again => continue,
-                        Err(error @ CallError::Unreachable(_)) => error,
-                        result => return result,
+                        Err(error @ CallError::Unreachable(_)) => (error, true),
+                        result @ Err(CallError::TimedOut) => return result,
+                        result => {
+                            *self.missed_since() = None;
+                            return result;
+                        }
                     }
                 }
                 Ok(Err(error)) => {
                     let path = self.path.display();
-                    CallError::Unreachable(format!("nobody answers on {path}: {error}"))
+                    (CallError::Unreachable(format!("nobody answers on {path}: {error}")), false)
                 }
             };
-            if when_absent == WhenAbsent::Fail || Instant::now() + RETRY_PAUSE >= deadline {
-                return Err(error);
+            let WhenAbsent::Wait(patience) = when_absent else { return Err(error) };
+            let now = Instant::now();
+            let missed_since = *self.missed_since().get_or_insert(now);
+            if now + RETRY_PAUSE >= deadline.min(missed_since + patience) {
+                // One that can be connected to is there, and says nothing.
+                return Err(if connects { CallError::TimedOut } else { error });
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         }
+    }
+
+    fn missed_since(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        self.missed_since.lock().expect("no holder of this lock panics")
     }
 
     async fn connected(&self) -> std::io::Result<Mux> {

@@ -42,14 +42,16 @@ const KEEP_BATCH: usize = 32 << 10;
 pub struct ClientOptions {
     /// How long a call may take.
     pub limit: Duration,
-    /// How long a call may wait for a node that does not run. Calls under way when the
-    /// node stops are repeated when it is back.
+    /// How long calls may wait for a node that does not run, from when it was first missed.
+    /// Calls under way when the node stops are repeated when it is back.
     pub patience: Duration,
+    /// A node that says nothing for this long counts as one that does not run.
+    pub gone_when_silent_for: Option<Duration>,
 }
 
 impl Default for ClientOptions {
     fn default() -> Self {
-        ClientOptions { limit: DEFAULT_LIMIT, patience: Duration::ZERO }
+        ClientOptions { limit: DEFAULT_LIMIT, patience: Duration::ZERO, gone_when_silent_for: None }
     }
 }
 
@@ -187,6 +189,10 @@ impl Client {
             other => other?,
         };
         let socket = UnixClient::new(address.path());
+        let socket = match options.gone_when_silent_for {
+            Some(limit) => socket.gone_when_silent_for(limit),
+            None => socket,
+        };
         let inner = Inner { dir, options, socket, _address: address };
         let client = Client { inner: Arc::new(inner) };
         let _: Empty = client.ask(message::PING, Empty {}, Vec::new()).await?;
@@ -527,11 +533,11 @@ impl Inner {
         parts: Vec<Bytes>,
     ) -> Result<Reply, ClientError> {
         let request = Request { method, header, parts };
-        let ClientOptions { limit, patience } = self.options;
+        let ClientOptions { limit, patience, .. } = self.options;
         let (limit, absent) = if patience.is_zero() {
             (limit, WhenAbsent::Fail)
         } else {
-            (limit.max(patience), WhenAbsent::Wait)
+            (limit.max(patience), WhenAbsent::Wait(patience))
         };
         self.socket.call(request, limit, absent).await.map_err(|error| match error {
             CallError::Unreachable(_) => self.absent(),

@@ -84,7 +84,7 @@ async fn without_a_server_a_call_fails_at_once_or_waits_for_its_deadline() {
     let error = client.call(request(b""), LONG, WhenAbsent::Fail).await.unwrap_err();
     assert!(error.to_string().contains(ABSENT), "{error}");
     let limit = Duration::from_millis(120);
-    let error = client.call(request(b""), limit, WhenAbsent::Wait).await.unwrap_err();
+    let error = client.call(request(b""), limit, WhenAbsent::Wait(LONG)).await.unwrap_err();
     assert!(matches!(error, CallError::Unreachable(_) | CallError::TimedOut), "{error}");
 }
 
@@ -99,16 +99,54 @@ async fn a_client_that_waits_survives_the_servers_restart() {
         let client = client.clone();
         tokio::spawn(async move { client.call(request(b"hi"), LONG, when_absent).await })
     };
-    let (waits, fails) = (call(WhenAbsent::Wait), call(WhenAbsent::Fail));
+    let (waits, fails) = (call(WhenAbsent::Wait(LONG)), call(WhenAbsent::Fail));
     until("both are served", || never.begun.load(Ordering::SeqCst) == 2).await;
     server.shutdown().await;
     assert!(matches!(fails.await.unwrap(), Err(CallError::Unreachable(_))));
-    let begun_late = call(WhenAbsent::Wait);
+    let begun_late = call(WhenAbsent::Wait(LONG));
     let _server = serve_unix(&path, Arc::new(Echo)).unwrap();
     let hi = Ok(Reply { header: Bytes::from_static(b"hi"), parts: vec![] });
     assert_eq!(waits.await.unwrap(), hi);
     assert_eq!(begun_late.await.unwrap(), hi);
     assert_eq!(call(WhenAbsent::Fail).await.unwrap(), hi);
+}
+
+/// A mount's calls must not queue up behind a server that does not come back.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_stays_away_holds_up_only_the_first_calls() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control");
+    let client = UnixClient::new(&path);
+    let patience = Duration::from_secs(5);
+    let call = || client.call(request(b"hi"), 100 * patience, WhenAbsent::Wait(patience));
+    let begin = tokio::time::Instant::now();
+    let waited = || begin.elapsed();
+    assert!(matches!(call().await, Err(CallError::Unreachable(_))));
+    let first = waited();
+    assert!((patience - Duration::from_millis(100)..=patience).contains(&first), "{first:?}");
+    assert!(matches!(call().await, Err(CallError::Unreachable(_))));
+    assert!(waited() - first < Duration::from_millis(100), "{:?}", waited() - first);
+    let server = serve_unix(&path, Arc::new(Echo)).unwrap();
+    call().await.expect("the server is back");
+    drop(server);
+    let second = waited();
+    assert!(matches!(call().await, Err(CallError::Unreachable(_))));
+    let third = waited() - second;
+    assert!(third > Duration::from_secs(4), "it is waited for again: {third:?}");
+}
+
+/// A process that is stopped keeps its socket: connections are made and nothing is said.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_says_nothing_counts_as_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control");
+    let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let client = UnixClient::new(&path).gone_when_silent_for(Duration::from_secs(2));
+    let begin = tokio::time::Instant::now();
+    let patience = Duration::from_secs(5);
+    let answer = client.call(request(b"hi"), 100 * patience, WhenAbsent::Wait(patience)).await;
+    assert_eq!(answer, Err(CallError::TimedOut));
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
 }
 
 #[tokio::test]
