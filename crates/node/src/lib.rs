@@ -31,6 +31,7 @@ mod memory;
 mod network;
 mod node;
 mod peers;
+mod private;
 mod report;
 mod scope;
 mod status;
@@ -55,6 +56,7 @@ pub use join::{JoinCode, JoinCodeError, MAX_BOOTSTRAP};
 pub use network::{MAX_REPLICAS, Network, NetworkId};
 pub use node::{Node, daemon_runtime};
 pub use peers::PeerList;
+pub use private::{PrivateDirectory, enclosing};
 pub use status::{
     Cache, Clock, Member, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode,
     Rotated, Status, VolumeStatus, WrongClock,

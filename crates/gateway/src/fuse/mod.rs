@@ -39,7 +39,9 @@ use thiserror::Error;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 
-pub use mountpoint::{UnmountError, check as check_mountpoint, mounted_source, unmount};
+pub use mountpoint::{
+    UnmountError, check as check_mountpoint, is_mount_of_ours, mounted_source, unmount,
+};
 
 use bridge::Bridge;
 use dispatch::Dispatcher;

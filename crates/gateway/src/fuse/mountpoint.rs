@@ -232,6 +232,15 @@ pub fn mounted_source(path: &Path) -> Option<OsString> {
     (mount.kind == kind()).then_some(mount.source)
 }
 
+/// Whether the file system of this number (`st_dev`) is one of our mounts, of this process or
+/// another. The file system itself is not asked.
+pub fn is_mount_of_ours(device: u64) -> bool {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let device = format!("{major}:{minor}");
+    let ours = |mount: Mount| mount.kind == kind() && mount.device == device;
+    mounts().is_ok_and(|mounts| mounts.into_iter().any(ours))
+}
+
 /// Unmounts the file system with this device number, if it is still mounted at `path`,
 /// and not another that has taken its place.
 pub(super) fn unmount_own(path: &Path, device: &str, lazy: bool) -> Result<(), UnmountError> {
