@@ -14,6 +14,7 @@
 //! Every hash below a root is a hash of contents, so a snapshot never changes, and all of
 //! it may be cached for ever; only which root is the newest needs asking again (CFS §5.2).
 
+mod budget;
 pub mod format;
 mod fs;
 mod get;
@@ -24,8 +25,8 @@ mod tree;
 pub use fs::VolumeFs;
 pub use get::{GetOptions, GetTreeError, Gotten, get_tree};
 pub use publish::{
-    Keeper, NoKeeper, PublishError, PublishOptions, Published, Skipped, Visibility, exclude_set,
-    publish,
+    AllOfSource, Keeper, MAX_LISTED, NoKeeper, Omission, OmissionList, Omissions, PublishError,
+    PublishOptions, Published, SourceFilter, Visibility, exclude_set, publish,
 };
 pub use read::{
     Item, Listing, OpenError, ReadError, Snapshot, Volume, VolumeOptions, VolumeStatus,

@@ -8,6 +8,7 @@ mod formats;
 mod get;
 mod golden;
 mod hostile;
+mod live;
 mod mount;
 mod publish;
 mod ring;

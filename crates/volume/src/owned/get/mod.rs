@@ -13,7 +13,6 @@
 //! volume says. (Files are not synced one by one: after a power failure a file may be there
 //! and its bytes not, as after `cp`.)
 
-mod budget;
 mod dest;
 mod pool;
 mod walk;
@@ -28,7 +27,7 @@ use atoll_vfs::FileKind;
 use bytes::Bytes;
 use futures_util::stream::{self, TryStreamExt};
 
-use self::budget::Budget;
+use super::budget::Budget;
 use self::dest::{Attributes, DestDir, part_name, wrong};
 use self::pool::Pool;
 use self::walk::{Found, Into};

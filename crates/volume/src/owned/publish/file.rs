@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use atoll_vfs::FileKind;
 use bytes::Bytes;
 use rustix::fs::{SeekFrom, Stat};
+use rustix::io::Errno;
 
 use super::run::{Run, Stopped, Tallies};
 use super::source::{SourceDir, kind_of, mode_of, mtime_of, xattrs_of};
@@ -17,15 +18,21 @@ use crate::owned::format::inode::{self, Shape};
 use crate::owned::format::{Content, Entry};
 use crate::owned::tree::PointerBuilder;
 
+/// How often a file is read that changes meanwhile. Guess: a file that is written now and
+/// then is caught between two writes; one that is written all the time never is.
+const ATTEMPTS: u32 = 3;
+
 /// Why a file has no entry.
 pub(super) enum FileError {
     /// The work is to end.
     Stopped,
-    /// It is something else by now.
+    /// It is something else by now that a volume does not hold.
     Special,
+    /// It is not there any more.
+    Vanished,
     /// It cannot be read.
     Unreadable(String),
-    /// It changed while it was read.
+    /// It changed while it was read, or a directory or link has taken its place.
     Changed,
 }
 
@@ -35,30 +42,37 @@ impl From<Stopped> for FileError {
     }
 }
 
-impl From<rustix::io::Errno> for FileError {
-    fn from(error: rustix::io::Errno) -> FileError {
-        FileError::Unreadable(error.to_string())
+impl From<Errno> for FileError {
+    fn from(error: Errno) -> FileError {
+        match error {
+            Errno::NOENT => FileError::Vanished,
+            // A link by now (it is not followed), or removed on an NFS server.
+            Errno::LOOP | Errno::STALE => FileError::Changed,
+            _ => FileError::Unreadable(error.to_string()),
+        }
     }
 }
 
-/// Publishes a file and returns its entry. One that changes meanwhile is read again once.
+/// Publishes a file and returns its entry. One that changes meanwhile is read again, a few
+/// times.
 pub(super) fn publish_file(run: &Run, dir: &SourceDir, name: &[u8]) -> Result<Entry, FileError> {
-    match publish_once(run, dir, name) {
-        Err(FileError::Changed) => match publish_once(run, dir, name) {
-            Err(FileError::Changed) => Err(FileError::Unreadable(
-                "it changed while it was read, twice; publish a snapshot of it".into(),
-            )),
-            other => other,
-        },
-        other => other,
+    let mut result = Err(FileError::Changed);
+    for _ in 0..ATTEMPTS {
+        result = publish_once(run, dir, name);
+        if !matches!(result, Err(FileError::Changed)) {
+            break;
+        }
     }
+    result
 }
 
 fn publish_once(run: &Run, dir: &SourceDir, name: &[u8]) -> Result<Entry, FileError> {
     let fd = dir.file(name)?;
     let before = rustix::fs::fstat(&fd)?;
-    if kind_of(&before) != FileKind::Regular {
-        return Err(FileError::Special);
+    match kind_of(&before) {
+        FileKind::Regular => {}
+        FileKind::Directory => return Err(FileError::Changed),
+        _ => return Err(FileError::Special),
     }
     let mut reader = Reader { run, fd: &fd, told_bytes: 0 };
     let result = reader.read(&before).and_then(|content| {
@@ -164,9 +178,9 @@ impl Reader<'_> {
                 let end = rustix::fs::seek(self.fd, SeekFrom::Hole(data))?;
                 Ok((data, end.clamp(data + 1, size_bytes)))
             }
-            Ok(_) | Err(rustix::io::Errno::NXIO) => Ok((size_bytes, size_bytes)),
+            Ok(_) | Err(Errno::NXIO) => Ok((size_bytes, size_bytes)),
             // Not a file system that knows of holes.
-            Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => Ok((start, size_bytes)),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok((start, size_bytes)),
             Err(error) => Err(error.into()),
         }
     }
@@ -189,7 +203,7 @@ impl Reader<'_> {
             match rustix::io::pread(self.fd.as_fd(), into, offset + done as u64) {
                 Ok(0) => return Err(FileError::Changed),
                 Ok(count) => done += count,
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }

@@ -11,21 +11,33 @@
 //!
 //! Only the upload is protocol and runs on the [`Env`]; reading the source is threads of
 //! this machine.
+//!
+//! The tree may change meanwhile. What is gone when it is its turn is not in the volume. A
+//! file that changes while it is read is read again; one that never stays the same, and (if
+//! the options say so) what the system refuses to read, keeps the version that the volume has
+//! now ([`previous`]), so that a publish never takes away what it could not look at.
 
 mod file;
+mod previous;
+mod report;
 mod run;
 mod source;
 mod upload;
 mod walk;
 
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 
 use atoll_dht::{Blocks, GetError, PutError};
 use atoll_env::{BoxFuture, Env};
 use atoll_key::{BlockHash, ReadKey, SecretKey, SignedBlock, VolumeCipher, VolumeId};
+use futures_util::future::{Either, select};
 use globset::GlobSet;
 
+use self::previous::Previous;
+pub use self::report::{MAX_LISTED, Omission, OmissionList, Omissions};
 use self::run::{Run, StopOnDrop};
 use self::source::SourceDir;
 use self::walk::count;
@@ -44,8 +56,13 @@ pub struct PublishOptions {
     pub exclude: GlobSet,
     /// A name for people, stored in the root block; at most 255 bytes.
     pub label: Option<String>,
-    /// Leave out what cannot be read (and say so) rather than fail.
+    /// Go on past what cannot be read: it keeps its previous version, or is left out if it
+    /// has none. Otherwise the publish fails.
     pub skip_unreadable: bool,
+    /// Stay on the source's own file system.
+    pub one_file_system: bool,
+    /// Which directories are never published, whatever the other options say.
+    pub filter: Arc<dyn SourceFilter>,
     /// Bytes of blocks read but not yet acknowledged by the ring.
     pub max_in_flight_bytes: usize,
     /// Threads that read and hash files.
@@ -64,6 +81,8 @@ impl Default for PublishOptions {
             exclude: GlobSet::empty(),
             label: None,
             skip_unreadable: false,
+            one_file_system: false,
+            filter: Arc::new(AllOfSource),
             max_in_flight_bytes: 32 << 20,
             reader_threads: 4,
             read_key: None,
@@ -88,6 +107,31 @@ pub fn exclude_set<S: AsRef<str>>(patterns: &[S]) -> Result<GlobSet, globset::Er
     set.build()
 }
 
+/// Knows directories that must not be published. Called by several threads; a directory is
+/// asked about after its names are read and before anything in it is opened.
+pub trait SourceFilter: std::fmt::Debug + Send + Sync + 'static {
+    /// Why this directory is not published, for people; `None` if it may be.
+    fn withholds(&self, directory: BorrowedFd<'_>) -> Option<String>;
+
+    /// Why the file system of this number (`st_dev`) is not entered where it is mounted below
+    /// the source; `None` if it may be. Asked before anything of it is opened.
+    fn withholds_mount(&self, device: u64) -> Option<String>;
+}
+
+/// Withholds nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AllOfSource;
+
+impl SourceFilter for AllOfSource {
+    fn withholds(&self, _: BorrowedFd<'_>) -> Option<String> {
+        None
+    }
+
+    fn withholds_mount(&self, _: u64) -> Option<String> {
+        None
+    }
+}
+
 /// Is told every block of the tree, so that their leases can be kept extended.
 pub trait Keeper: Send + Sync + 'static {
     /// These blocks belong to the tree; called many times, at most 1,024 hashes a call,
@@ -103,15 +147,6 @@ impl Keeper for NoKeeper {
     fn keep(&self, _: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>> {
         Box::pin(async { Ok(()) })
     }
-}
-
-/// Something of the source that is not in the volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Skipped {
-    /// Which, relative to the source.
-    pub path: PathBuf,
-    /// Why.
-    pub reason: String,
 }
 
 /// What was published.
@@ -131,10 +166,10 @@ pub struct Published {
     pub symlinks: u64,
     /// FIFOs, sockets and devices, which a volume does not hold.
     pub special: u64,
-    /// What could not be read (only with `skip_unreadable`); the first 1,000.
-    pub skipped: Vec<Skipped>,
-    /// How many could not be read.
-    pub skipped_count: u64,
+    /// What is not in the volume as the source has it now.
+    pub omissions: Omissions,
+    /// Blocks of previous versions that are in this one and that the ring has lost.
+    pub lost_blocks: u64,
     /// Lengths of all files together.
     pub bytes: u64,
     /// Blocks of the tree (the root not counted).
@@ -159,6 +194,22 @@ pub enum PublishError {
         /// What the system said.
         reason: String,
     },
+    /// The source is a directory that is never published.
+    #[error("{} is not published: {reason}", path.display())]
+    Withheld {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The previous version of something that cannot be read now cannot be asked for.
+    #[error("{path} cannot be read, and its previous version is not at hand: {source}")]
+    Previous {
+        /// Which, relative to the source.
+        path: String,
+        /// What the ring said.
+        source: GetError,
+    },
     /// The ring has the volume published another way, and `convert` is not set.
     #[error("the volume is published {present} now; this would publish it {asked}")]
     Converts {
@@ -176,6 +227,16 @@ pub enum PublishError {
     /// The threads that read the source ended before their work (a bug of this program).
     #[error("the work was stopped before its end")]
     Stopped,
+}
+
+impl PublishError {
+    /// The same, with a path that leads to the file from where the publish was started.
+    fn within(mut self, source: &Path) -> PublishError {
+        if let PublishError::Source { path, .. } | PublishError::Withheld { path, .. } = &mut self {
+            *path = source.components().chain(path.components()).collect();
+        }
+        self
+    }
 }
 
 /// Who can read what is published.
@@ -248,16 +309,25 @@ pub async fn publish(
     let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &secret.volume_id()));
     // Before anything is uploaded. What cannot be asked now is asked again at the end.
     let root = Replaced { secret, cipher: cipher.as_ref(), convert: options.convert };
-    if let Ok(present) = blocks.get_signed(secret.volume_id().root_key()).await {
-        root.check(&present)?;
+    let present = blocks.get_signed(secret.volume_id().root_key()).await;
+    if let Ok(present) = &present {
+        root.check(present)?;
     }
+    let previous = Previous::new(&env, &blocks, secret.volume_id(), cipher.as_ref(), present);
     let (outbox, inbox) = futures_channel::mpsc::unbounded();
-    let run = Arc::new(Run::new(options, cipher.clone(), progress.clone(), outbox));
+    let (asks, asked) = futures_channel::mpsc::unbounded();
+    let run = Arc::new(Run::new(options, cipher.clone(), progress.clone(), outbox, asks));
     let _stopper = StopOnDrop(run.clone());
     walk::start_scan(&run, open()?).map_err(|error| unreadable(error.to_string()))?;
     walk::start(&run, open()?).map_err(|error| unreadable(error.to_string()))?;
-    let uploaded = upload::upload(&run, &blocks, &keeper, inbox).await?;
-    let (top, skipped, skipped_count) = run.outcome()?;
+    let uploading = pin!(upload::upload(&run, &blocks, &keeper, inbox));
+    let answering = pin!(previous.serve(run.clone(), asked));
+    // When everything is uploaded, nothing is left to be answered.
+    let uploaded = match select(uploading, answering).await {
+        Either::Left((uploaded, _)) => uploaded?,
+        Either::Right(((), uploading)) => uploading.await?,
+    };
+    let (top, omissions) = run.outcome().map_err(|error| error.within(source))?;
 
     let tallies = &run.tallies;
     let tree = Root {
@@ -283,8 +353,8 @@ pub async fn publish(
         dirs: tree.dirs,
         symlinks: tree.symlinks,
         special: count(&tallies.special),
-        skipped,
-        skipped_count,
+        omissions,
+        lost_blocks: uploaded.lost_blocks,
         bytes: tree.bytes,
         blocks: count(&tallies.blocks),
         new_blocks: uploaded.new_blocks,

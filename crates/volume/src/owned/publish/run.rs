@@ -2,30 +2,63 @@
 //! the blocks seen, the tallies, and whether to stop.
 
 use std::collections::BTreeSet;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 
 use atoll_key::{BlockHash, VolumeCipher};
 use bytes::Bytes;
 use futures_channel::mpsc::UnboundedSender;
 
-use super::{PublishError, PublishOptions, Skipped};
-use crate::owned::format::{DirectoryRef, FormatError};
+use super::previous::Ask;
+use super::{Omission, Omissions, PublishError, PublishOptions};
+use crate::owned::budget::Permit;
+use crate::owned::format::{DirectoryRef, Entry, FormatError};
 use crate::owned::progress::Progress;
 
 /// Hashes remembered per generation; two generations are kept. A duplicate further back
 /// costs a question to the ring and nothing else.
 const SEEN_PER_GENERATION: usize = 128 << 10;
 
-/// Skipped paths that are kept for the report.
-const MAX_SKIPPED_SHOWN: usize = 1000;
-
 /// A block on its way to the ring.
 pub(super) struct Outgoing {
     pub(super) hash: BlockHash,
-    pub(super) bytes: Bytes,
+    pub(super) block: Block,
 }
+
+/// What is known of a block on its way.
+pub(super) enum Block {
+    /// Its bytes.
+    Read(Bytes),
+    /// It is one of the previous version's, to be renewed.
+    Previous {
+        /// Held until it is renewed.
+        _permit: Permit,
+    },
+}
+
+impl Block {
+    /// What it counts in the budget of bytes in flight.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Block::Read(bytes) => bytes.len(),
+            Block::Previous { .. } => 0,
+        }
+    }
+}
+
+/// Why an entry of the source cannot be published as it is.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The system refuses to read it: the publish fails unless the options say otherwise.
+    Unreadable(String),
+    /// It did not stay the same while it was read, which is nobody's fault.
+    Changing,
+}
+
+/// What is said of an entry that did not stay the same.
+const CHANGING: &str = "it changed each time it was read";
 
 /// The work is to end: it failed elsewhere, or nobody wants it any more.
 #[derive(Debug)]
@@ -81,10 +114,14 @@ pub(super) struct Run {
     pub(super) tallies: Tallies,
     cipher: Option<VolumeCipher>,
     outbox: UnboundedSender<Outgoing>,
+    asks: UnboundedSender<Ask>,
     stopped: AtomicBool,
     in_flight: Mutex<InFlight>,
     room: Condvar,
     seen: Mutex<Seen>,
+    /// Apart from those read: what was handed on to be renewed may still be read, and must
+    /// then be uploaded if the ring lacks it.
+    renewed: Mutex<Seen>,
     outcome: Mutex<Outcome>,
 }
 
@@ -103,6 +140,10 @@ struct Seen {
 }
 
 impl Seen {
+    fn contains(&self, hash: &BlockHash) -> bool {
+        self.old.contains(hash) || self.young.contains(hash)
+    }
+
     /// Whether `hash` is new.
     fn insert(&mut self, hash: BlockHash) -> bool {
         if self.old.contains(&hash) || !self.young.insert(hash) {
@@ -119,8 +160,7 @@ impl Seen {
 struct Outcome {
     top: Option<Top>,
     error: Option<PublishError>,
-    skipped: Vec<Skipped>,
-    skipped_count: u64,
+    omissions: Omissions,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -133,6 +173,7 @@ impl Run {
         cipher: Option<VolumeCipher>,
         progress: Arc<dyn Progress>,
         outbox: UnboundedSender<Outgoing>,
+        asks: UnboundedSender<Ask>,
     ) -> Run {
         Run {
             block_size_log2: options.block_size_bytes.trailing_zeros() as u8,
@@ -141,10 +182,12 @@ impl Run {
             tallies: Tallies::default(),
             cipher,
             outbox,
+            asks,
             stopped: AtomicBool::new(false),
             in_flight: Mutex::default(),
             room: Condvar::new(),
             seen: Mutex::default(),
+            renewed: Mutex::default(),
             outcome: Mutex::default(),
         }
     }
@@ -160,11 +203,22 @@ impl Run {
         if lock(&self.seen).insert(hash) {
             Tallies::add(&self.tallies.blocks, 1);
             self.acquire(block.len())?;
-            self.outbox
-                .unbounded_send(Outgoing { hash, bytes: Bytes::from(block) })
-                .map_err(|_| Stopped)?;
+            let block = Block::Read(Bytes::from(block));
+            self.outbox.unbounded_send(Outgoing { hash, block }).map_err(|_| Stopped)?;
         }
         Ok(hash)
+    }
+
+    /// Hands a block of the previous version on to be renewed, unless this run read it too.
+    pub(super) fn renew(&self, hash: BlockHash, permit: Permit) {
+        if lock(&self.seen).contains(&hash) || !lock(&self.renewed).insert(hash) {
+            return;
+        }
+        Tallies::add(&self.tallies.blocks, 1);
+        // Nobody takes it any more once the run is stopped.
+        let _ = self
+            .outbox
+            .unbounded_send(Outgoing { hash, block: Block::Previous { _permit: permit } });
     }
 
     fn acquire(&self, bytes: usize) -> Result<(), Stopped> {
@@ -223,7 +277,12 @@ impl Run {
         // Taking the lock orders this after the check of a thread about to wait.
         drop(lock(&self.in_flight));
         self.room.notify_all();
+        self.close();
+    }
+
+    fn close(&self) {
         self.outbox.close_channel();
+        self.asks.close_channel();
     }
 
     /// Ends all work for this reason; the first one is kept.
@@ -232,35 +291,51 @@ impl Run {
         self.stop();
     }
 
-    /// Leaves out what cannot be read, or ends all work, as the options say.
-    pub(super) fn unreadable(&self, path: PathBuf, reason: String) -> Result<(), Stopped> {
-        if !self.options.skip_unreadable {
-            self.fail(PublishError::Source { path, reason });
-            return Err(Stopped);
-        }
-        tracing::warn!(path = %path.display(), %reason, "left out of the volume");
-        let mut outcome = lock(&self.outcome);
-        outcome.skipped_count += 1;
-        if outcome.skipped.len() < MAX_SKIPPED_SHOWN {
-            outcome.skipped.push(Skipped { path, reason });
-        }
-        Ok(())
+    /// What stands in the volume for an entry that cannot be published as it is: its
+    /// previous version, or nothing if there is none. Ends all work instead if the options
+    /// have an unreadable entry fail the publish. Waits for the ring.
+    pub(super) fn stand_in(
+        &self,
+        path: PathBuf,
+        trouble: Trouble,
+    ) -> Result<Option<Entry>, Stopped> {
+        let reason = match trouble {
+            Trouble::Changing => CHANGING.to_string(),
+            Trouble::Unreadable(reason) if self.options.skip_unreadable => reason,
+            Trouble::Unreadable(reason) => {
+                self.fail(PublishError::Source { path, reason });
+                return Err(Stopped);
+            }
+        };
+        let (answer, answered) = mpsc::sync_channel(1);
+        let ask = Ask { path: path.as_os_str().as_bytes().to_vec(), answer };
+        self.asks.unbounded_send(ask).map_err(|_| Stopped)?;
+        let entry = answered.recv().map_err(|_| Stopped)?;
+        let omissions = &mut lock(&self.outcome).omissions;
+        let list = if entry.is_some() { &mut omissions.kept } else { &mut omissions.left_out };
+        list.add(Omission { path, reason });
+        Ok(entry)
+    }
+
+    /// A directory that is never published was met.
+    pub(super) fn withheld(&self, path: PathBuf, reason: String) {
+        lock(&self.outcome).omissions.withheld.add(Omission { path, reason });
     }
 
     /// The top directory is finished: no more blocks come.
     pub(super) fn finish(&self, top: Top) {
         lock(&self.outcome).top = Some(top);
-        self.outbox.close_channel();
+        self.close();
     }
 
     /// What the threads found, once no more blocks come.
-    pub(super) fn outcome(&self) -> Result<(Top, Vec<Skipped>, u64), PublishError> {
+    pub(super) fn outcome(&self) -> Result<(Top, Omissions), PublishError> {
         let mut outcome = lock(&self.outcome);
         if let Some(error) = outcome.error.take() {
             return Err(error);
         }
         let top = outcome.top.clone().ok_or(PublishError::Stopped)?;
-        Ok((top, std::mem::take(&mut outcome.skipped), outcome.skipped_count))
+        Ok((top, std::mem::take(&mut outcome.omissions)))
     }
 }
 

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 
 use atoll_vfs::{FileKind, FileTime};
 use bytes::Bytes;
-use globset::GlobSet;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
+use super::PublishOptions;
+use super::run::Stopped;
 use crate::owned::format::xattrs;
 
 /// An open directory of the source.
@@ -19,19 +20,82 @@ pub(super) struct SourceDir {
     pub(super) fd: OwnedFd,
     /// Relative to the source; empty for its top.
     pub(super) path: PathBuf,
+    /// Its file system's number.
+    device: u64,
+}
+
+/// Why a directory is not read.
+pub(super) enum DirError {
+    /// The work is to end.
+    Stopped,
+    /// It is not there any more.
+    Vanished,
+    /// It is never published.
+    Withheld(String),
+    /// It cannot be read.
+    Unreadable(String),
+    /// Something else has taken its place.
+    Replaced,
+}
+
+impl From<Stopped> for DirError {
+    fn from(_: Stopped) -> DirError {
+        DirError::Stopped
+    }
+}
+
+impl From<Errno> for DirError {
+    fn from(error: Errno) -> DirError {
+        match error {
+            Errno::NOENT => DirError::Vanished,
+            Errno::NOTDIR | Errno::LOOP | Errno::STALE => DirError::Replaced,
+            _ => DirError::Unreadable(error.to_string()),
+        }
+    }
+}
+
+/// The number of the file system that `name` in `dir` is on. The file system itself is not
+/// asked: one that is served over a network, or by a process that has died, may not answer.
+fn device_of(dir: impl AsFd, name: &[u8], flags: AtFlags) -> rustix::io::Result<u64> {
+    let flags = flags | AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let stat = rustix::fs::statx(dir, name, flags, StatxFlags::empty())?;
+    Ok(rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor))
 }
 
 impl SourceDir {
     pub(super) fn top(source: &Path) -> rustix::io::Result<SourceDir> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(source, flags, Mode::empty())?;
-        Ok(SourceDir { fd, path: PathBuf::new() })
+        let device = device_of(&fd, b"", AtFlags::EMPTY_PATH)?;
+        Ok(SourceDir { fd, path: PathBuf::new(), device })
     }
 
-    pub(super) fn child(&self, name: &[u8]) -> rustix::io::Result<SourceDir> {
+    /// Opens a directory below this one, unless it is on a file system that is not entered.
+    pub(super) fn child(
+        &self,
+        name: &[u8],
+        options: &PublishOptions,
+    ) -> Result<SourceDir, DirError> {
+        self.check_mount(device_of(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)?, options)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, name, flags, Mode::empty())?;
-        Ok(SourceDir { fd, path: self.path_of(name) })
+        // Opening it may have mounted something there.
+        let device = device_of(&fd, b"", AtFlags::EMPTY_PATH)?;
+        self.check_mount(device, options)?;
+        Ok(SourceDir { fd, path: self.path_of(name), device })
+    }
+
+    fn check_mount(&self, device: u64, options: &PublishOptions) -> Result<(), DirError> {
+        if device == self.device {
+            return Ok(());
+        }
+        if let Some(reason) = options.filter.withholds_mount(device) {
+            return Err(DirError::Withheld(reason));
+        }
+        if options.one_file_system {
+            return Err(DirError::Withheld("it is on another file system".into()));
+        }
+        Ok(())
     }
 
     pub(super) fn file(&self, name: &[u8]) -> rustix::io::Result<OwnedFd> {
@@ -48,8 +112,9 @@ impl SourceDir {
         self.path.join(std::ffi::OsStr::from_bytes(name))
     }
 
-    /// The directory's names in byte order, without those that `exclude` matches.
-    pub(super) fn names(&self, exclude: &GlobSet) -> rustix::io::Result<Names> {
+    /// The directory's names in byte order, without those that the options exclude.
+    pub(super) fn names(&self, options: &PublishOptions) -> Result<Names, DirError> {
+        let exclude = &options.exclude;
         let mut names = Names::default();
         for entry in Dir::read_from(&self.fd)? {
             let entry = entry?;
@@ -65,11 +130,16 @@ impl SourceDir {
                     Ok(stat) => kind_of(&stat),
                     // Removed since: as if it had not been there.
                     Err(Errno::NOENT) => continue,
-                    Err(error) => return Err(error),
+                    Err(error) => return Err(error.into()),
                 },
                 known => kind_of_type(known),
             };
             names.push(name, kind);
+        }
+        // Looked at after its names are read: what makes it one that is withheld may appear
+        // meanwhile, and is then not among them.
+        if let Some(reason) = options.filter.withholds(self.fd.as_fd()) {
+            return Err(DirError::Withheld(reason));
         }
         names.sort();
         Ok(names)

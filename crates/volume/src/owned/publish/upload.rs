@@ -9,12 +9,11 @@ use std::sync::Arc;
 use atoll_dht::{Blocks, PutError};
 use atoll_env::BoxFuture;
 use atoll_key::BlockHash;
-use bytes::Bytes;
 use futures_channel::mpsc::UnboundedReceiver;
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::run::{Outgoing, Run};
+use super::run::{Block, Outgoing, Run};
 use super::{Keeper, PublishError};
 
 /// Batches on their way at once.
@@ -34,6 +33,8 @@ const MAX_KEEP_HASHES: usize = 1024;
 pub(super) struct Uploaded {
     pub(super) new_blocks: u64,
     pub(super) new_bytes: u64,
+    /// Blocks of the previous version that are to stay and that the ring has lost.
+    pub(super) lost_blocks: u64,
 }
 
 type Step = BoxFuture<'static, Result<Uploaded, PublishError>>;
@@ -103,11 +104,11 @@ fn gather(
     outbox: &mut UnboundedReceiver<Outgoing>,
     carried: &mut Option<Outgoing>,
 ) -> Vec<Outgoing> {
-    let mut bytes = first.bytes.len();
+    let mut bytes = first.block.len();
     let mut batch = vec![first];
     while batch.len() < MAX_BATCH_BLOCKS && bytes < MAX_BATCH_BYTES {
         let Ok(block) = outbox.try_recv() else { break };
-        bytes += block.bytes.len();
+        bytes += block.block.len();
         if bytes > MAX_BATCH_BYTES {
             *carried = Some(block);
             break;
@@ -120,6 +121,7 @@ fn gather(
 fn add(run: &Run, total: &mut Uploaded, done: Uploaded) {
     total.new_blocks += done.new_blocks;
     total.new_bytes += done.new_bytes;
+    total.lost_blocks += done.lost_blocks;
     if done.new_blocks > 0 {
         run.progress.uploaded(done.new_blocks, done.new_bytes);
     }
@@ -148,24 +150,33 @@ async fn store(
     blocks: Arc<dyn Blocks>,
     batch: Vec<Outgoing>,
 ) -> Result<Uploaded, PublishError> {
-    let bytes = batch.iter().map(|block| block.bytes.len()).sum();
+    let bytes = batch.iter().map(|block| block.block.len()).sum();
     let _held = Held { run, bytes };
     let lacking = blocks.renew(batch.iter().map(|block| block.hash).collect()).await?;
     if lacking.is_empty() {
         return Ok(Uploaded::default());
     }
     let mut wanted = lacking.iter().peekable();
-    let puts: Vec<(BlockHash, Bytes)> = batch
-        .into_iter()
-        .filter(|block| wanted.next_if_eq(&&block.hash).is_some())
-        .map(|block| (block.hash, block.bytes))
-        .collect();
-    if puts.len() != lacking.len() {
+    let mut lost_blocks = 0;
+    let mut puts = Vec::new();
+    for Outgoing { hash, block } in batch {
+        if wanted.next_if_eq(&&hash).is_none() {
+            continue;
+        }
+        match block {
+            Block::Read(bytes) => puts.push((hash, bytes)),
+            Block::Previous { .. } => lost_blocks += 1,
+        }
+    }
+    if wanted.next().is_some() {
         let told = "it says that it lacks blocks it was not asked about";
         return Err(PutError::Unavailable(told.into()).into());
+    }
+    if puts.is_empty() {
+        return Ok(Uploaded { lost_blocks, ..Uploaded::default() });
     }
     let new_blocks = puts.len() as u64;
     let new_bytes = puts.iter().map(|(_, bytes)| bytes.len() as u64).sum();
     blocks.put(puts).await?;
-    Ok(Uploaded { new_blocks, new_bytes })
+    Ok(Uploaded { new_blocks, new_bytes, lost_blocks })
 }

@@ -8,17 +8,19 @@
 //! wait only for an earlier one of the same directory.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
 
 use atoll_key::BlockHash;
 use atoll_vfs::{FileKind, FileTime};
 use bytes::Bytes;
+use rustix::io::Errno;
 
 use super::PublishError;
 use super::file::{FileError, publish_file};
-use super::run::{EmitError, FailOnPanic, Run, Stopped, Tallies, Top};
-use super::source::{Names, SourceDir, mode_of, mtime_of, xattrs_of};
+use super::run::{EmitError, FailOnPanic, Run, Stopped, Tallies, Top, Trouble};
+use super::source::{DirError, Names, SourceDir, mode_of, mtime_of, xattrs_of};
 use crate::owned::format::{Content, Entry, MAX_DEPTH};
 use crate::owned::tree::DirectoryBuilder;
 
@@ -33,7 +35,7 @@ struct Unfinished {
     mode: u32,
     mtime: FileTime,
     xattrs: Option<BlockHash>,
-    path: std::path::PathBuf,
+    path: PathBuf,
     total: usize,
     entries: Mutex<Entries>,
 }
@@ -126,21 +128,19 @@ fn read(run: &Run, job: Job) {
     if run.is_stopped() {
         return;
     }
-    let entry = match publish_file(run, &job.dir, &job.name) {
-        Ok(entry) => Some(entry),
+    let published = match publish_file(run, &job.dir, &job.name) {
+        Ok(entry) => Ok(Some(entry)),
         Err(FileError::Stopped) => return,
+        Err(FileError::Vanished) => Ok(None),
         Err(FileError::Special) => {
             Tallies::add(&run.tallies.special, 1);
-            None
+            Ok(None)
         }
-        Err(FileError::Changed) => unreachable!("a file that changes twice is unreadable"),
-        Err(FileError::Unreadable(reason)) => {
-            match run.unreadable(job.dir.path_of(&job.name), reason) {
-                Ok(()) => None,
-                Err(Stopped) => return,
-            }
-        }
+        Err(FileError::Changed) => Err(Trouble::Changing),
+        Err(FileError::Unreadable(reason)) => Err(Trouble::Unreadable(reason)),
     };
+    let stand_in = |trouble| run.stand_in(job.dir.path_of(&job.name), trouble);
+    let Ok(entry) = published.or_else(stand_in) else { return };
     run.end_job();
     // Stopped is no error here: whoever stopped knows why.
     let _ = complete(run, job.into, job.index, entry);
@@ -162,15 +162,10 @@ impl Walker<'_> {
     ) -> Result<(), Stopped> {
         let (names, node) = match self.open(&dir, depth, &name, parent.clone()) {
             Ok(opened) => opened,
-            Err(OpenDirError::Stopped) => return Err(Stopped),
-            Err(OpenDirError::Unreadable(reason)) => {
+            Err(error) => {
                 return match parent {
-                    Some((into, index)) => self.leave_out(&dir, b"", reason, into, index),
-                    None => {
-                        let error = PublishError::Source { path: dir.path.clone(), reason };
-                        self.run.fail(error);
-                        Err(Stopped)
-                    }
+                    Some((into, index)) => self.unopened(dir.path.clone(), error, into, index),
+                    None => Err(self.unopened_top(error)),
                 };
             }
         };
@@ -190,17 +185,17 @@ impl Walker<'_> {
         depth: usize,
         name: &Bytes,
         parent: Option<(Arc<Unfinished>, usize)>,
-    ) -> Result<(Names, Arc<Unfinished>), OpenDirError> {
+    ) -> Result<(Names, Arc<Unfinished>), DirError> {
         if depth > MAX_DEPTH {
             let reason = format!("directories lie more than {MAX_DEPTH} deep in each other");
-            return Err(OpenDirError::Unreadable(reason));
+            return Err(DirError::Unreadable(reason));
         }
         let stat = rustix::fs::fstat(&dir.fd)?;
-        let xattrs = match xattrs_of(&dir.fd).map_err(OpenDirError::Unreadable)? {
+        let names = dir.names(&self.run.options)?;
+        let xattrs = match xattrs_of(&dir.fd).map_err(DirError::Unreadable)? {
             Some(block) => Some(self.run.emit(block)?),
             None => None,
         };
-        let names = dir.names(&self.run.options.exclude)?;
         let node = Unfinished {
             parent,
             name: name.clone(),
@@ -230,20 +225,30 @@ impl Walker<'_> {
                 self.queue.push(Job { dir: dir.clone(), name: bytes, into: node.clone(), index });
                 Ok(())
             }
-            FileKind::Directory => match dir.child(name) {
+            FileKind::Directory => match dir.child(name, &self.run.options) {
                 Ok(child) => {
                     let parent = Some((node.clone(), index));
                     self.directory(Arc::new(child), parent, bytes, depth + 1)
                 }
-                Err(error) => self.leave_out(dir, name, error.to_string(), node.clone(), index),
+                Err(error) => self.unopened(dir.path_of(name), error, node.clone(), index),
             },
-            FileKind::Symlink => match symlink(dir, bytes) {
-                Ok(entry) => {
-                    Tallies::add(&self.run.tallies.symlinks, 1);
-                    complete(self.run, node.clone(), index, Some(entry))
-                }
-                Err(error) => self.leave_out(dir, name, error.to_string(), node.clone(), index),
-            },
+            FileKind::Symlink => {
+                let entry = match symlink(dir, bytes) {
+                    Ok(entry) => {
+                        Tallies::add(&self.run.tallies.symlinks, 1);
+                        Some(entry)
+                    }
+                    Err(Errno::NOENT) => None,
+                    Err(error) => {
+                        let trouble = match error {
+                            Errno::INVAL | Errno::STALE => Trouble::Changing,
+                            _ => Trouble::Unreadable(error.to_string()),
+                        };
+                        self.run.stand_in(dir.path_of(name), trouble)?
+                    }
+                };
+                complete(self.run, node.clone(), index, entry)
+            }
             _ => {
                 Tallies::add(&self.run.tallies.special, 1);
                 complete(self.run, node.clone(), index, None)
@@ -251,34 +256,41 @@ impl Walker<'_> {
         }
     }
 
-    fn leave_out(
+    /// Completes the entry of a directory that is not walked.
+    fn unopened(
         &self,
-        dir: &SourceDir,
-        name: &[u8],
-        reason: String,
+        path: PathBuf,
+        error: DirError,
         into: Arc<Unfinished>,
         index: usize,
     ) -> Result<(), Stopped> {
-        let path = if name.is_empty() { dir.path.clone() } else { dir.path_of(name) };
-        self.run.unreadable(path, reason)?;
-        complete(self.run, into, index, None)
+        let trouble = match error {
+            DirError::Stopped => return Err(Stopped),
+            DirError::Vanished => return complete(self.run, into, index, None),
+            DirError::Withheld(reason) => {
+                self.run.withheld(path, reason);
+                return complete(self.run, into, index, None);
+            }
+            DirError::Replaced => Trouble::Changing,
+            DirError::Unreadable(reason) => Trouble::Unreadable(reason),
+        };
+        let entry = self.run.stand_in(path, trouble)?;
+        complete(self.run, into, index, entry)
     }
-}
 
-enum OpenDirError {
-    Stopped,
-    Unreadable(String),
-}
-
-impl From<Stopped> for OpenDirError {
-    fn from(_: Stopped) -> OpenDirError {
-        OpenDirError::Stopped
-    }
-}
-
-impl From<rustix::io::Errno> for OpenDirError {
-    fn from(error: rustix::io::Errno) -> OpenDirError {
-        OpenDirError::Unreadable(error.to_string())
+    /// Fails the publish: without its top directory there is nothing to publish.
+    fn unopened_top(&self, error: DirError) -> Stopped {
+        let path = PathBuf::new();
+        match error {
+            DirError::Stopped => {}
+            DirError::Withheld(reason) => self.run.fail(PublishError::Withheld { path, reason }),
+            DirError::Vanished | DirError::Replaced => {
+                let reason = Errno::NOENT.to_string();
+                self.run.fail(PublishError::Source { path, reason });
+            }
+            DirError::Unreadable(reason) => self.run.fail(PublishError::Source { path, reason }),
+        }
+        Stopped
     }
 }
 
@@ -360,7 +372,7 @@ pub(super) fn start_scan(run: &Arc<Run>, top: SourceDir) -> std::io::Result<()> 
 
 /// Counts a directory's files; what cannot be read is the walker's to report.
 fn scan(run: &Run, dir: &SourceDir, depth: usize) {
-    let Ok(names) = dir.names(&run.options.exclude) else { return };
+    let Ok(names) = dir.names(&run.options) else { return };
     let (mut files, mut bytes) = (0, 0);
     for (name, kind) in names.iter() {
         if run.is_stopped() {
@@ -372,7 +384,7 @@ fn scan(run: &Run, dir: &SourceDir, depth: usize) {
                 bytes += dir.stat(name).map_or(0, |stat| stat.st_size as u64);
             }
             FileKind::Directory if depth < MAX_DEPTH => {
-                if let Ok(child) = dir.child(name) {
+                if let Ok(child) = dir.child(name, &run.options) {
                     scan(run, &child, depth + 1);
                 }
             }

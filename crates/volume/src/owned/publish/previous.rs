@@ -1,0 +1,239 @@
+//! The version of the volume that the ring has now, for what cannot be read this time.
+//!
+//! An entry of the source that cannot be read keeps its previous version: its entry is
+//! copied, and every block below it is named to the upload, which renews it and tells the
+//! keeper of it. Data blocks are not fetched for that, only what leads to them.
+//!
+//! The threads that read the source [ask](Ask) and wait; the task of the publish answers.
+
+use std::sync::{Arc, mpsc};
+
+use atoll_dht::{Blocks, GetError};
+use atoll_env::Env;
+use atoll_key::{BlockHash, SignedBlock, VolumeCipher, VolumeId};
+use atoll_vfs::FileKind;
+use futures_channel::mpsc::UnboundedReceiver;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use super::PublishError;
+use super::run::{Run, Tallies};
+use crate::owned::budget::Budget;
+use crate::owned::format::inode::Data;
+use crate::owned::format::{
+    Content, Entry, InodeBlock, MIN_BLOCK_SIZE_LOG2, Nodes, PointerBlock, sealed_root,
+};
+use crate::owned::read::cache::BlockCache;
+use crate::owned::read::error::BlockError;
+use crate::owned::read::pace::Wanted;
+use crate::owned::read::{ReadError, Snapshot};
+
+/// Memory for directory blocks of the previous version.
+const CACHE_BYTES: u64 = 8 << 20;
+
+/// Blocks of one kept tree that are fetched at once.
+const FETCHES: usize = 32;
+
+/// Blocks of kept trees that were named to the upload and not renewed yet.
+const MAX_RENEWALS: usize = 8192;
+
+/// About how long a block that leads to others is, bytes.
+const BLOCK_BYTES: u64 = 32 << 10;
+
+/// A question for the entry that the previous version has at `path`. The answer comes when
+/// all of its blocks are named to the upload; none comes if the work is to end.
+pub(super) struct Ask {
+    pub(super) path: Vec<u8>,
+    pub(super) answer: mpsc::SyncSender<Option<Entry>>,
+}
+
+/// The previous version.
+pub(super) struct Previous {
+    snapshot: Option<Snapshot>,
+    /// Why it cannot be asked for, if the ring did not say.
+    unknown: Option<GetError>,
+    renewals: Arc<Budget>,
+}
+
+/// A block that leads to others.
+#[derive(Clone, Copy)]
+enum Node {
+    Directory(BlockHash),
+    Inode(BlockHash),
+    Indirect(BlockHash),
+}
+
+impl Previous {
+    /// Of the ring's answer for the volume's root. A root that this publish's cipher does
+    /// not open has nothing that could be kept: its blocks are sealed in another way.
+    pub(super) fn new(
+        env: &Env,
+        blocks: &Arc<dyn Blocks>,
+        id: VolumeId,
+        cipher: Option<&VolumeCipher>,
+        present: Result<SignedBlock, GetError>,
+    ) -> Previous {
+        let renewals = Budget::new(MAX_RENEWALS);
+        let block = match present {
+            Ok(block) => block,
+            Err(error) => {
+                let unknown = matches!(error, GetError::Unavailable { .. }).then_some(error);
+                return Previous { snapshot: None, unknown, renewals };
+            }
+        };
+        let root = sealed_root::decode(&block.payload, cipher).ok();
+        let snapshot = root.map(|root| {
+            let ring = (blocks.clone(), cipher.cloned());
+            let cache = BlockCache::new(env.clone(), ring, CACHE_BYTES);
+            Snapshot { id, version: block.version, root, cache, read_ahead_bytes: 0 }
+        });
+        Previous { snapshot, unknown: None, renewals }
+    }
+
+    /// Answers all that is asked; ends when nobody can ask any more.
+    pub(super) async fn serve(self, run: Arc<Run>, asks: UnboundedReceiver<Ask>) {
+        // Each of the threads that read waits for its answer, so these are few.
+        let (this, run) = (&self, &*run);
+        let answer = |ask: Ask| async move {
+            match this.keep(run, &ask.path).await {
+                // Whoever asked may have been stopped meanwhile.
+                Ok(entry) => drop(ask.answer.send(entry)),
+                Err(error) => run.fail(error),
+            }
+        };
+        asks.for_each_concurrent(None, answer).await;
+    }
+
+    /// The entry at `path` of the previous version, if there is one.
+    async fn keep(&self, run: &Run, path: &[u8]) -> Result<Option<Entry>, PublishError> {
+        let unavailable = |source: GetError| PublishError::Previous {
+            path: String::from_utf8_lossy(path).into_owned(),
+            source,
+        };
+        if let Some(error) = &self.unknown {
+            return Err(unavailable(error.clone()));
+        }
+        let Some(snapshot) = &self.snapshot else { return Ok(None) };
+        let entry = match snapshot.resolve(path).await {
+            Ok(item) => item.entry,
+            Err(ReadError::Fetch { source: source @ GetError::Unavailable { .. }, .. }) => {
+                return Err(unavailable(source));
+            }
+            Err(error) => {
+                tracing::debug!(%error, "no previous version");
+                return Ok(None);
+            }
+        };
+        let mut waiting = self.tell_entry(run, &entry).await;
+        let mut fetches = FuturesUnordered::new();
+        loop {
+            while fetches.len() < FETCHES
+                && let Some(node) = waiting.pop()
+            {
+                fetches.push(self.below(run, &snapshot.cache, node));
+            }
+            let Some(below) = fetches.next().await else { return Ok(Some(entry)) };
+            waiting.extend(below.map_err(unavailable)?);
+        }
+    }
+
+    /// Names a block to the upload.
+    async fn tell(&self, run: &Run, hash: BlockHash) {
+        run.renew(hash, self.renewals.acquire(1).await);
+    }
+
+    /// Counts an entry and names its own blocks; returns the one that leads to others.
+    async fn tell_entry(&self, run: &Run, entry: &Entry) -> Vec<Node> {
+        if let Some(xattrs) = entry.xattrs {
+            self.tell(run, xattrs).await;
+        }
+        let tallies = &run.tallies;
+        match entry.kind() {
+            FileKind::Directory => Tallies::add(&tallies.dirs, 1),
+            FileKind::Symlink => Tallies::add(&tallies.symlinks, 1),
+            _ => Tallies::add(&tallies.files, 1),
+        }
+        let node = match entry.content {
+            Content::Symlink(_) => None,
+            Content::Directory(directory) => directory.hash.map(Node::Directory),
+            Content::Regular { size_bytes, inode, .. } => {
+                Tallies::add(&tallies.bytes, size_bytes);
+                match inode {
+                    // It lies in its inode block, whatever size its data blocks would have.
+                    Some(hash) if size_bytes <= 1 << MIN_BLOCK_SIZE_LOG2 => {
+                        self.tell(run, hash).await;
+                        None
+                    }
+                    other => other.map(Node::Inode),
+                }
+            }
+        };
+        node.into_iter().collect()
+    }
+
+    /// Names a block and the data blocks right below it; returns what leads further down.
+    /// What the ring has lost leads nowhere, and is counted when it cannot be renewed.
+    async fn below(
+        &self,
+        run: &Run,
+        cache: &Arc<BlockCache>,
+        node: Node,
+    ) -> Result<Vec<Node>, GetError> {
+        let (Node::Directory(hash) | Node::Inode(hash) | Node::Indirect(hash)) = node;
+        self.tell(run, hash).await;
+        match self.opened(run, cache, node).await {
+            Ok(nodes) => Ok(nodes),
+            Err(BlockError::Fetch(error @ GetError::Unavailable { .. })) => Err(error),
+            Err(error) => {
+                tracing::debug!(?error, "a block of the previous version cannot be read");
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    async fn opened(
+        &self,
+        run: &Run,
+        cache: &Arc<BlockCache>,
+        node: Node,
+    ) -> Result<Vec<Node>, BlockError> {
+        let mut nodes = Vec::new();
+        let (level, pointers): (u8, Vec<_>) = match node {
+            Node::Directory(hash) => {
+                match &cache.directory(hash).await?.nodes {
+                    Nodes::Interior(children) => {
+                        nodes.extend(children.iter().map(|child| Node::Directory(child.hash)));
+                    }
+                    Nodes::Leaf(entries) => {
+                        for entry in entries {
+                            nodes.extend(self.tell_entry(run, entry).await);
+                        }
+                    }
+                }
+                return Ok(nodes);
+            }
+            Node::Inode(hash) => {
+                let bytes = cache.get_once(hash, Wanted::Soon(BLOCK_BYTES)).await?;
+                let inode = InodeBlock::decode(&bytes).map_err(BlockError::bad(hash))?;
+                let count = match &inode.data {
+                    Data::Inline(_) => 0,
+                    Data::Pointers(_) => inode.shape.top_pointers(),
+                };
+                let level = inode.shape.indirect_levels();
+                (level, (0..count).filter_map(|at| inode.pointer(at).flatten()).collect())
+            }
+            Node::Indirect(hash) => {
+                let bytes = cache.get_once(hash, Wanted::Soon(BLOCK_BYTES)).await?;
+                let block = PointerBlock::decode(&bytes).map_err(BlockError::bad(hash))?;
+                let pointers = (0..block.count()).filter_map(|at| block.pointer(at).flatten());
+                (block.level - 1, pointers.collect())
+            }
+        };
+        for hash in pointers {
+            match level {
+                0 => self.tell(run, hash).await,
+                _ => nodes.push(Node::Indirect(hash)),
+            }
+        }
+        Ok(nodes)
+    }
+}
