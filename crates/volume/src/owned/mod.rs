@@ -23,7 +23,7 @@ mod read;
 mod tree;
 
 pub use fs::VolumeFs;
-pub use get::{GetOptions, GetTreeError, Gotten, get_tree};
+pub use get::{GetOptions, GetTreeError, Gotten, Unread, get_tree};
 pub use publish::{
     AllOfSource, Keeper, MAX_LISTED, NoKeeper, Omission, OmissionList, Omissions, PublishError,
     PublishOptions, Published, SourceFilter, Visibility, exclude_set, publish,

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use atoll_dht::{Blocks, MemoryBlocks};
+use atoll_key::BlockHash;
+use atoll_volume::owned::format::{Content, DirectoryBlock, Nodes};
 use atoll_volume::owned::{GetOptions, GetTreeError, Gotten, NoProgress, get_tree};
+use bytes::Bytes;
 
 use crate::ring::{WatchedBlocks, publish_with, small_blocks, snapshot};
 use crate::trees::{Tree, assert_same, on_disk, patterned, set_mtime, variety};
@@ -130,33 +133,115 @@ async fn an_interrupted_copy_goes_on_where_it_was() {
     assert_same(&on_disk(&dest), &on_disk(source.path()));
 }
 
-#[tokio::test]
-async fn a_copy_cut_off_leaves_no_half_file_under_its_name_and_resumes() {
-    let source = tempfile::tempdir().expect("a directory");
-    for i in 0..40 {
-        let name = source.path().join(format!("file-{i}"));
-        fs::write(name, patterned(4096 * 20 + i, i as u64)).expect("writes");
+/// Takes blocks off the ring; they can be put back.
+async fn take(blocks: &MemoryBlocks, hashes: &[BlockHash]) -> Vec<(BlockHash, Bytes)> {
+    let mut taken = Vec::new();
+    for hash in hashes {
+        taken.push((*hash, blocks.get(*hash).await.expect("is there")));
+        blocks.lose(hash);
     }
-    let blocks = WatchedBlocks::new();
+    taken
+}
+
+/// Forty files of twenty blocks and a bit, some of them in a directory.
+fn many(top: &Path) {
+    fs::create_dir(top.join("dir")).expect("makes");
+    for i in 0..40 {
+        let name = if i % 10 == 0 { format!("dir/file-{i}") } else { format!("file-{i}") };
+        fs::write(top.join(name), patterned(4096 * 20 + i, i as u64)).expect("writes");
+    }
+}
+
+/// A copy ended at the first block that nobody had, though all others could be copied.
+#[tokio::test]
+async fn a_copy_goes_on_past_what_is_missing_says_so_and_resumes() {
+    let source = tempfile::tempdir().expect("a directory");
+    many(source.path());
+    let blocks = Arc::new(MemoryBlocks::new());
     publish_with(&blocks, source.path(), small_blocks()).await;
     let whole = on_disk(source.path());
+    let snapshot = snapshot(&blocks).await;
+    let entry = |path: &'static [u8]| async { snapshot.resolve(path).await.expect("there").entry };
+    let Content::Regular { inode: Some(inode), .. } = entry(b"file-7").await.content else {
+        panic!("a file")
+    };
+    let Content::Directory(directory) = entry(b"dir").await.content else { panic!("a directory") };
+    let data = BlockHash::of(&patterned(4096 * 20 + 33, 33)[4096 * 5..4096 * 6]);
+    let lost = take(&blocks, &[data, inode, directory.hash.expect("not empty")]).await;
+
     let dir = tempfile::tempdir().expect("a directory");
     let dest = dir.path().join("copy");
-    let lost = patterned(4096 * 20 + 33, 33)[4096 * 5..4096 * 6].to_vec();
-    let lost = atoll_key::BlockHash::of(&lost);
-    let kept = blocks.0.inner.get(lost).await.expect("is there");
-    blocks.0.inner.lose(&lost);
-    let error = get(&blocks, "", &dest, GetOptions::default()).await.expect_err("a block is lost");
-    let text = error.to_string();
-    assert!(text.contains("/file-33") && text.contains(&lost.to_string()), "{text}");
+    let gotten = get(&blocks, "", &dest, GetOptions::default()).await.expect("copies the rest");
+    let unread: Vec<_> = gotten.unread.iter().map(|u| (&u.path[..], u.hidden_entries)).collect();
+    assert_eq!(unread, [(&b"dir"[..], 4), (b"file-33", 0), (b"file-7", 0)]);
+    assert_eq!((gotten.unread_count, gotten.files, gotten.gave_up), (6, 34, false));
+    let text = gotten.unread[1].error.to_string();
+    assert!(text.contains("/file-33") && text.contains(&data.to_string()), "{text}");
     for (path, seen) in on_disk(&dest) {
-        if !path.ends_with(b".atoll-part") && !path.is_empty() {
+        if !path.ends_with(b".atoll-part") && seen.kind == atoll_vfs::FileKind::Regular {
             assert!(seen == whole[&path], "half of {}", String::from_utf8_lossy(&path));
         }
     }
-    blocks.0.inner.put(vec![(lost, kept)]).await.expect("memory takes it");
-    get(&blocks, "", &dest, GetOptions::default()).await.expect("copies");
+
+    blocks.put(lost).await.expect("memory takes it");
+    let again = get(&blocks, "", &dest, GetOptions::default()).await.expect("copies");
+    assert_eq!((again.unread_count, again.files, again.files_kept), (0, 6, 34));
+    // All but the lost block and the last, short one, which has other bytes behind it.
+    assert!(again.bytes_resumed >= 4096 * 19, "{again:?}");
     assert_same(&on_disk(&dest), &whole);
+}
+
+/// A block of a large directory hides the names in it, and none of the others.
+#[tokio::test]
+async fn a_missing_part_of_a_directory_hides_only_its_own_names() {
+    let source = tempfile::tempdir().expect("a directory");
+    for i in 0..2000 {
+        let name = format!("a name that is long enough to make several blocks {i:04}");
+        fs::write(source.path().join(name), i.to_string()).expect("writes");
+    }
+    let blocks = Arc::new(MemoryBlocks::new());
+    publish_with(&blocks, source.path(), small_blocks()).await;
+    let Content::Directory(top) = snapshot(&blocks).await.root().entry.content else {
+        panic!("a directory")
+    };
+    let top = blocks.get(top.hash.expect("not empty")).await.expect("is there");
+    let Nodes::Interior(leaves) = DirectoryBlock::decode(&top).expect("a block").nodes else {
+        panic!("several blocks")
+    };
+    assert!(leaves.len() >= 4, "{}", leaves.len());
+    let lost = take(&blocks, &[leaves[1].hash, leaves[leaves.len() - 1].hash]).await;
+    let hidden = leaves[1].entries + leaves[leaves.len() - 1].entries;
+    let dir = tempfile::tempdir().expect("a directory");
+    let dest = dir.path().join("copy");
+    let gotten = get(&blocks, "", &dest, GetOptions::default()).await.expect("copies the rest");
+    assert_eq!((gotten.unread_count, gotten.unread.len()), (hidden, 2));
+    assert_eq!(gotten.files, 2000 - hidden);
+    blocks.put(lost).await.expect("memory takes it");
+    get(&blocks, "", &dest, GetOptions::default()).await.expect("copies");
+    assert_same(&on_disk(&dest), &on_disk(source.path()));
+}
+
+/// Each block that the ring does not answer for costs a deadline: a tree of them would take
+/// for ever.
+#[tokio::test(start_paused = true)]
+async fn a_copy_from_a_ring_that_is_silent_is_given_up() {
+    let source = tempfile::tempdir().expect("a directory");
+    for i in 0..400 {
+        fs::write(source.path().join(i.to_string()), patterned(100, i)).expect("writes");
+    }
+    let blocks = WatchedBlocks::new();
+    publish_with(&blocks, source.path(), small_blocks()).await;
+    let snapshot = snapshot(&blocks).await;
+    let top = snapshot.root();
+    snapshot.list(&top).expect("a directory").next_page(400).await.expect("is read");
+    blocks.0.delay_ms.store(20_000, Ordering::Relaxed);
+    blocks.0.cut_off.store(1, Ordering::Relaxed);
+    let dir = tempfile::tempdir().expect("a directory");
+    let dest = dir.path().join("copy");
+    let progress = Arc::new(NoProgress);
+    let gotten = get_tree(snapshot, &top, &dest, GetOptions::default(), progress).await;
+    let gotten = gotten.expect("is told what could not be read");
+    assert!(gotten.gave_up && (1..400).contains(&gotten.unread_count), "{}", gotten.unread_count);
 }
 
 #[tokio::test]

@@ -393,7 +393,7 @@ impl FileSystem for VolumeFs {
                 let found = match directory::leaf_at(cache, &open.directory, next).await {
                     // Whoever asks on is told then; the lookups counted so far must arrive.
                     Err(_) if !out.is_empty() => break,
-                    found => found?,
+                    found => found.map_err(BlockError::from)?,
                 };
                 let Some((leaf, from)) = found else { break };
                 let ttl = shared.ttl(&open.snapshot);

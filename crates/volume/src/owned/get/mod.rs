@@ -12,27 +12,36 @@
 //! are left alone, and blocks of a part are kept if their bytes have the hash that the
 //! volume says. (Files are not synced one by one: after a power failure a file may be there
 //! and its bytes not, as after `cp`.)
+//!
+//! A block that cannot be read hides what is below it and nothing else: the copy goes on, says
+//! at its end what it could not read, and another run tries that again. Only a ring that is
+//! silent for [`SILENCE`] ends it early.
 
 mod dest;
+mod failures;
 mod pool;
 mod walk;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use atoll_key::{BlockHash, MAX_BLOCK_BYTES};
 use atoll_vfs::FileKind;
 use bytes::Bytes;
-use futures_util::stream::{self, TryStreamExt};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 
-use super::budget::Budget;
 use self::dest::{Attributes, DestDir, part_name, wrong};
+use self::failures::Failures;
+pub use self::failures::Unread;
 use self::pool::Pool;
 use self::walk::{Found, Into};
+use super::budget::Budget;
 use super::format::inode::Shape;
-use super::format::{Content, Entry};
+use super::format::{Content, Entry, INDIRECT_POINTERS};
 use super::progress::{Phase, Progress};
 use super::read::error::BlockError;
 use super::read::file::{File, Place};
@@ -45,6 +54,10 @@ const WRITER_THREADS: usize = 4;
 /// Blocks of one file begun at once; how many are on their way, the volume's window says,
 /// and how many in memory, the budget.
 const BLOCKS_AT_ONCE: usize = 512;
+
+/// How long the ring may give no block at all, while some are asked for, before the copy is
+/// given up: each further one would take as long. Guess.
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// How to copy.
 #[derive(Clone, Debug)]
@@ -64,7 +77,7 @@ impl Default for GetOptions {
 }
 
 /// What was copied.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gotten {
     /// Regular files written.
     pub files: u64,
@@ -78,9 +91,16 @@ pub struct Gotten {
     pub bytes: u64,
     /// Bytes found already there in files an earlier run left unfinished.
     pub bytes_resumed: u64,
+    /// What could not be read and is not there, or not whole; the first
+    /// [`MAX_LISTED`](super::MAX_LISTED).
+    pub unread: Vec<Unread>,
+    /// How many there are: files, and entries of directories.
+    pub unread_count: u64,
+    /// The ring was silent, and what was left was not tried.
+    pub gave_up: bool,
 }
 
-/// Why a copy did not finish. What is there stays, and another run goes on from it.
+/// Why a copy was ended. What is there stays, and another run goes on from it.
 #[derive(Debug, thiserror::Error)]
 pub enum GetTreeError {
     /// The volume could not be read.
@@ -127,6 +147,7 @@ struct Copy {
     pool: Pool,
     budget: Arc<Budget>,
     tallies: Tallies,
+    failures: Failures,
 }
 
 /// Copies `item` (a file, link or whole directory) of `snapshot`; it becomes `dest`.
@@ -149,6 +170,7 @@ pub async fn get_tree(
     let pool = Pool::start(WRITER_THREADS)
         .map_err(|source| GetTreeError::Write { path: dest.into(), source })?;
     progress.phase(Phase::Copy);
+    let failures = Failures::new(snapshot.cache.env().clone());
     let copy = Copy {
         snapshot,
         budget: Budget::new(options.max_in_flight_bytes),
@@ -156,12 +178,18 @@ pub async fn get_tree(
         progress,
         pool,
         tallies: Tallies::default(),
+        failures,
     };
     let result = copy.run(item, dest).await;
     // Directories get their attributes as the last of what they hold is done.
     let idle = copy.pool.idle().await;
-    result.and(idle)?;
+    let gave_up = matches!(result, Err(Ended::Silence));
+    match result {
+        Err(Ended::Error(error)) => return Err(error),
+        Ok(()) | Err(Ended::Silence) => idle?,
+    }
     let tallies = &copy.tallies;
+    let (unread, unread_count) = copy.failures.take();
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     Ok(Gotten {
         files: count(&tallies.files),
@@ -170,11 +198,28 @@ pub async fn get_tree(
         symlinks: count(&tallies.symlinks),
         bytes: count(&tallies.bytes),
         bytes_resumed: count(&tallies.bytes_resumed),
+        unread,
+        unread_count,
+        gave_up,
     })
 }
 
+/// Why a copy ends before its end.
+enum Ended {
+    /// The disk, or this program.
+    Error(GetTreeError),
+    /// The ring does not answer any more.
+    Silence,
+}
+
+impl From<GetTreeError> for Ended {
+    fn from(error: GetTreeError) -> Ended {
+        Ended::Error(error)
+    }
+}
+
 impl Copy {
-    async fn run(&self, item: &Item, dest: &Path) -> Result<(), GetTreeError> {
+    async fn run(&self, item: &Item, dest: &Path) -> Result<(), Ended> {
         let whole_volume = item.path.is_empty();
         if whole_volume {
             let info = self.snapshot.info();
@@ -184,11 +229,11 @@ impl Copy {
         if item.entry.kind() != FileKind::Directory {
             return self.one(item, dest).await;
         }
-        let attributes = self.attributes(&item.entry, &item.path).await?;
+        let attributes = self.directory_attributes(item).await?;
         let (pool, path) = (self.pool.shared().clone(), dest.to_path_buf());
         let top = self.pool.run(move || DestDir::top(&pool, &path, attributes)).await?;
         add(&self.tallies.dirs, 1);
-        walk::walk(self, item, top, !whole_volume)
+        walk::walk(self, item, top, !whole_volume)?
             .map_ok(|found| self.entry(found))
             .try_buffer_unordered(self.options.max_files.max(1))
             .try_for_each(|()| async { Ok(()) })
@@ -196,7 +241,7 @@ impl Copy {
     }
 
     /// A copy of one file or link.
-    async fn one(&self, item: &Item, dest: &Path) -> Result<(), GetTreeError> {
+    async fn one(&self, item: &Item, dest: &Path) -> Result<(), Ended> {
         self.progress.discovered(1, item.entry.size_bytes());
         self.progress.discovery_ended();
         let path = dest.to_path_buf();
@@ -205,7 +250,7 @@ impl Copy {
             .map(|name| Bytes::copy_from_slice(std::os::unix::ffi::OsStrExt::as_bytes(name)));
         let Some(name) = name else {
             let source = std::io::Error::other("it names no file");
-            return Err(GetTreeError::Write { path, source });
+            return Err(GetTreeError::Write { path, source }.into());
         };
         let fd = self.pool.run(move || DestDir::holding(&path)).await?;
         let part = part_name(&name);
@@ -213,12 +258,26 @@ impl Copy {
         self.entry(Found { item: item.clone(), into, name, part }).await
     }
 
-    async fn entry(&self, found: Found) -> Result<(), GetTreeError> {
-        match found.item.entry.content.clone() {
+    /// Copies a file or link. What of it cannot be read is noted.
+    async fn entry(&self, found: Found) -> Result<(), Ended> {
+        let path = found.item.path.clone();
+        let copied = match found.item.entry.content.clone() {
             Content::Symlink(target) => self.link(found, target).await,
             Content::Regular { size_bytes, inode, .. } => self.file(found, size_bytes, inode).await,
             Content::Directory(_) => unreachable!("the walk makes directories itself"),
+        };
+        match copied {
+            Err(GetTreeError::Read(error)) => self.unread(path, *error, 0),
+            other => other.map_err(Ended::Error),
         }
+    }
+
+    /// Notes what cannot be read; the copy goes on unless the ring has been silent for too
+    /// long.
+    fn unread(&self, path: Bytes, error: ReadError, hidden_entries: u64) -> Result<(), Ended> {
+        let silent = self.failures.is_silence(&error);
+        self.failures.note(Unread { path, hidden_entries, error });
+        if silent { Err(Ended::Silence) } else { Ok(()) }
     }
 
     async fn link(&self, found: Found, target: Bytes) -> Result<(), GetTreeError> {
@@ -256,6 +315,7 @@ impl Copy {
         let permit = self.budget.acquire(block_bytes).await;
         let file = File::open_kept(&self.snapshot.cache, inode, size_bytes, false);
         let file = file.await.map_err(at)?;
+        self.failures.heard();
         match file.inline() {
             Some(bytes) => {
                 let Found { into, name, part, .. } = found;
@@ -297,15 +357,8 @@ impl Copy {
             Ok((Arc::new(fd), len > 0))
         };
         let (fd, resumed) = self.pool.run(open).await?;
-        let to_write = data_blocks(&file, shape).map_err(|error| error.at(&found.item.path));
-        let told = to_write
-            .map_err(GetTreeError::from)
-            .map_ok(|(block, hash)| self.block(&found, &file, &fd, &path, block, hash, resumed))
-            .try_buffer_unordered(BLOCKS_AT_ONCE)
-            .try_fold((0, 0), |(data, kept), (len, there)| async move {
-                Ok((data + len, if there { kept + len } else { kept }))
-            });
-        let (data_bytes, resumed_bytes): (u64, u64) = told.await?;
+        let all = self.all_blocks(&found, &file, &fd, &path, resumed);
+        let (data_bytes, resumed_bytes) = all.await?;
         add(&self.tallies.bytes_resumed, resumed_bytes);
         add(&self.tallies.bytes, shape.size_bytes - resumed_bytes);
         // Progress heard of the data; the rest is holes.
@@ -314,6 +367,40 @@ impl Copy {
         let complete =
             move || dest::complete(into.fd(), &part, &name, &fd, &attributes).map_err(wrong(&path));
         self.pool.run(complete).await
+    }
+
+    /// Fetches and writes every block, also past those that cannot be read. Returns how many
+    /// bytes of data there are, and how many of them were there already.
+    async fn all_blocks(
+        &self,
+        found: &Found,
+        file: &File,
+        fd: &Arc<OwnedFd>,
+        path: &Path,
+        resumed: bool,
+    ) -> Result<(u64, u64), GetTreeError> {
+        let shape = file.shape().expect("it has blocks");
+        let at = |error: BlockError| GetTreeError::from(error.at(&found.item.path));
+        let tried = data_blocks(file, shape).map(|place| async {
+            let (block, hash) = place.map_err(at)?;
+            self.block(found, file, fd, path, block, hash, resumed).await
+        });
+        let mut tried = pin!(tried.buffer_unordered(BLOCKS_AT_ONCE));
+        let (mut data_bytes, mut resumed_bytes, mut unread) = (0, 0, None);
+        while let Some(tried) = tried.next().await {
+            match tried {
+                Ok((len, there)) => {
+                    data_bytes += len;
+                    resumed_bytes += if there { len } else { 0 };
+                }
+                // What else can be had of it is there for the next run.
+                Err(GetTreeError::Read(error)) if !self.failures.is_silence(&error) => {
+                    unread.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        unread.map_or(Ok((data_bytes, resumed_bytes)), |error| Err(GetTreeError::Read(error)))
     }
 
     /// One block: left as it is if it is there, else fetched and written. Returns its
@@ -347,6 +434,7 @@ impl Copy {
         }
         let fetched = file.fetch_once(block, hash).await;
         let bytes = fetched.map_err(|error| error.at(&found.item.path))?;
+        self.failures.heard();
         let (fd, path) = (fd.clone(), path.to_path_buf());
         let write = move || {
             let written = dest::write_at(&fd, &bytes, offset);
@@ -358,7 +446,19 @@ impl Copy {
         Ok((len as u64, false))
     }
 
-    async fn attributes(&self, entry: &Entry, path: &[u8]) -> Result<Attributes, GetTreeError> {
+    /// Of a directory: what of them cannot be read is noted, and left out.
+    async fn directory_attributes(&self, item: &Item) -> Result<Attributes, Ended> {
+        match self.attributes(&item.entry, &item.path).await {
+            Ok(attributes) => Ok(attributes),
+            Err(error) => {
+                self.unread(item.path.clone(), error, 0)?;
+                let (mode, mtime) = (self.mode(&item.entry), item.entry.mtime);
+                Ok(Attributes { mode, mtime, xattrs: Vec::new() })
+            }
+        }
+    }
+
+    async fn attributes(&self, entry: &Entry, path: &[u8]) -> Result<Attributes, ReadError> {
         let xattrs = read_xattrs(&self.snapshot.cache, entry).await;
         let xattrs = xattrs.map_err(|error| error.at(path))?;
         Ok(Attributes { mode: self.mode(entry), mtime: entry.mtime, xattrs })
@@ -369,18 +469,23 @@ impl Copy {
     }
 }
 
-/// The blocks of a file that are not holes: number and hash.
+/// The blocks of a file that are not holes: number and hash; or an error, for the blocks of
+/// an indirect block that cannot be read.
 fn data_blocks(
     file: &File,
     shape: Shape,
 ) -> impl stream::Stream<Item = Result<(u64, BlockHash), BlockError>> + '_ {
-    stream::try_unfold(0, move |mut block| async move {
+    stream::unfold(0, move |mut block| async move {
         while block < shape.data_blocks() {
-            match file.place(block).await? {
-                Place::HoleUpto(upto) => block = upto,
-                Place::Block(hash) => return Ok(Some(((block, hash), block + 1))),
+            match file.place(block).await {
+                Ok(Place::HoleUpto(upto)) => block = upto,
+                Ok(Place::Block(hash)) => return Some((Ok((block, hash)), block + 1)),
+                Err(error) => {
+                    let behind = (block / INDIRECT_POINTERS + 1) * INDIRECT_POINTERS;
+                    return Some((Err(error), behind));
+                }
             }
         }
-        Ok(None)
+        None
     })
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 
 use super::dest::{DestDir, hashed_part_name, part_name};
-use super::{Copy, GetTreeError, add};
+use super::{Copy, Ended, GetTreeError, add};
 use crate::owned::format::{Content, FormatError, MAX_DEPTH};
 use crate::owned::read::error::BlockError;
 use crate::owned::read::{Item, Listing, Snapshot};
@@ -64,6 +64,8 @@ struct Level {
     listing: Listing,
     page: std::vec::IntoIter<Item>,
     into: Arc<DestDir>,
+    /// Part of it cannot be read, so it may have names that are not known.
+    has_unread: bool,
 }
 
 struct Walk<'a> {
@@ -79,24 +81,38 @@ pub(super) fn walk<'a>(
     top: &Item,
     into: Arc<DestDir>,
     tell_discovered: bool,
-) -> impl Stream<Item = Result<Found, GetTreeError>> + 'a {
-    let first = Level::new(&copy.snapshot, top.clone(), into);
-    let walk = first.map(|level| Walk { copy, levels: vec![level], tell_discovered });
-    stream::try_unfold(walk, |walk| async move {
-        let mut walk = walk?;
-        Ok(walk.next().await?.map(|found| (found, Ok(walk))))
-    })
+) -> Result<impl Stream<Item = Result<Found, Ended>> + 'a, Ended> {
+    let levels = vec![Level::new(&copy.snapshot, top.clone(), into)?];
+    let walk = Walk { copy, levels, tell_discovered };
+    Ok(stream::try_unfold(walk, |mut walk| async move {
+        Ok(walk.next().await?.map(|found| (found, walk)))
+    }))
 }
 
 impl Level {
-    fn new(snapshot: &Snapshot, item: Item, into: Arc<DestDir>) -> Result<Level, GetTreeError> {
-        let listing = snapshot.list(&item)?;
-        Ok(Level { item, listing, page: Vec::new().into_iter(), into })
+    fn new(snapshot: &Snapshot, item: Item, into: Arc<DestDir>) -> Result<Level, Ended> {
+        let listing = snapshot.list(&item).map_err(GetTreeError::from)?;
+        Ok(Level { item, listing, page: Vec::new().into_iter(), into, has_unread: false })
+    }
+
+    /// Under which name a file is written until it is complete: not over a file that the
+    /// volume itself has there, or may have.
+    async fn part_name(&mut self, snapshot: &Snapshot, name: &[u8]) -> Vec<u8> {
+        let part = part_name(name);
+        let is_free = !self.has_unread
+            && match snapshot.child(&self.item, &part).await {
+                Ok(namesake) => namesake.is_none(),
+                Err(_) => {
+                    self.has_unread = true;
+                    false
+                }
+            };
+        if is_free { part } else { hashed_part_name(name) }
     }
 }
 
 impl Walk<'_> {
-    async fn next(&mut self) -> Result<Option<Found>, GetTreeError> {
+    async fn next(&mut self) -> Result<Option<Found>, Ended> {
         loop {
             let Some(level) = self.levels.last_mut() else {
                 if self.tell_discovered {
@@ -105,7 +121,14 @@ impl Walk<'_> {
                 return Ok(None);
             };
             let Some(item) = level.page.next() else {
-                let page = level.listing.next_page(PAGE_ENTRIES).await?;
+                let page = match level.listing.next_page_past(PAGE_ENTRIES).await {
+                    Ok(page) => page,
+                    Err((error, entries)) => {
+                        level.has_unread = true;
+                        self.copy.unread(level.item.path.clone(), error, entries)?;
+                        continue;
+                    }
+                };
                 if page.is_empty() {
                     self.levels.pop();
                     continue;
@@ -121,11 +144,7 @@ impl Walk<'_> {
             }
             let name = item.entry.name.clone();
             let into = Into::Copied(level.into.clone());
-            let mut part = part_name(&name);
-            if self.copy.snapshot.child(&level.item, &part).await?.is_some() {
-                // Not over a file that the volume itself has there.
-                part = hashed_part_name(&name);
-            }
+            let part = level.part_name(&self.copy.snapshot, &name).await;
             return Ok(Some(Found { item, into, name, part }));
         }
     }
@@ -147,7 +166,7 @@ impl Walk<'_> {
     }
 
     /// Makes a subdirectory and walks it next.
-    async fn enter(&mut self, item: Item) -> Result<(), GetTreeError> {
+    async fn enter(&mut self, item: Item) -> Result<(), Ended> {
         let level = self.levels.last().expect("a directory was found in one");
         if self.levels.len() > MAX_DEPTH {
             let hash = match &item.entry.content {
@@ -155,9 +174,9 @@ impl Walk<'_> {
                 _ => BlockHash([0; 32]),
             };
             let error = BlockError::Bad { hash, source: FormatError::TooDeep };
-            return Err(error.at(&item.path).into());
+            return self.copy.unread(item.path.clone(), error.at(&item.path), 0);
         }
-        let attributes = self.copy.attributes(&item.entry, &item.path).await?;
+        let attributes = self.copy.directory_attributes(&item).await?;
         let (parent, name) = (level.into.clone(), item.entry.name.clone());
         let into = self.copy.pool.run(move || parent.child(&name, attributes)).await?;
         add(&self.copy.tallies.dirs, 1);

@@ -215,6 +215,11 @@ impl BlockCache {
         }));
     }
 
+    /// Time and tasks.
+    pub(crate) fn env(&self) -> &Env {
+        &self.env
+    }
+
     /// Runs `work` beside everything else.
     pub(crate) fn spawn(&self, work: BoxFuture<'static, ()>) {
         self.env.spawn(work);

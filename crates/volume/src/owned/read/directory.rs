@@ -33,17 +33,32 @@ pub(crate) async fn find(
     }
 }
 
+/// A block of a directory that cannot be read.
+pub(crate) struct UnreadLeaf {
+    pub(crate) error: BlockError,
+    /// How many entries lie below it, from the one that was looked for on.
+    pub(crate) entries: u64,
+}
+
+impl From<UnreadLeaf> for BlockError {
+    fn from(unread: UnreadLeaf) -> BlockError {
+        unread.error
+    }
+}
+
 /// The leaf that holds entry number `index` of a directory, and the entry's place in it;
 /// `None` past the end. Begins to fetch the leaves after it.
 pub(crate) async fn leaf_at(
     cache: &Arc<BlockCache>,
     directory: &DirectoryRef,
     mut index: u64,
-) -> Result<Option<(Arc<DirectoryBlock>, usize)>, BlockError> {
+) -> Result<Option<(Arc<DirectoryBlock>, usize)>, UnreadLeaf> {
     if index >= directory.entries {
         return Ok(None);
     }
-    let Some(mut block) = top(cache, directory).await? else { return Ok(None) };
+    let unread = |entries| move |error| UnreadLeaf { error, entries };
+    let all = unread(directory.entries - index);
+    let Some(mut block) = top(cache, directory).await.map_err(all)? else { return Ok(None) };
     let mut bound = None;
     loop {
         let children = match &block.nodes {
@@ -64,7 +79,9 @@ pub(crate) async fn leaf_at(
                 cache.prefetch(child.hash);
             }
         }
-        block = descend(cache, block.level, children, at, &mut bound).await?;
+        // Of the last child, `index` may be past what it says that it has.
+        let below = unread(children[at].entries.saturating_sub(index).max(1));
+        block = descend(cache, block.level, children, at, &mut bound).await.map_err(below)?;
     }
 }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 
 use super::cache::BlockCache;
-use super::directory;
+use super::directory::{self, UnreadLeaf};
 use super::error::{BlockError, ReadError, shown_path};
 use super::file::File;
 use super::pace::Wanted;
@@ -58,9 +58,32 @@ impl Listing {
     /// The next entries in order of their names, at most `limit`; empty at the end.
     pub async fn next_page(&mut self, limit: usize) -> Result<Vec<Item>, ReadError> {
         let mut page = Vec::new();
+        let read = self.read_page(&mut page, limit).await;
+        read.map(|()| page).map_err(|unread| unread.error.at(&self.path))
+    }
+
+    /// As [`Listing::next_page`], but after an error goes on behind the block that could not
+    /// be read: the entries before it, or else the error and how many entries it hides.
+    pub(crate) async fn next_page_past(
+        &mut self,
+        limit: usize,
+    ) -> Result<Vec<Item>, (ReadError, u64)> {
+        let mut page = Vec::new();
+        match self.read_page(&mut page, limit).await {
+            // The next call meets the block again, and then has nothing before it.
+            Ok(()) => Ok(page),
+            Err(_) if !page.is_empty() => Ok(page),
+            Err(unread) => {
+                self.next = self.next.saturating_add(unread.entries);
+                Err((unread.error.at(&self.path), unread.entries))
+            }
+        }
+    }
+
+    async fn read_page(&mut self, page: &mut Vec<Item>, limit: usize) -> Result<(), UnreadLeaf> {
         while page.len() < limit {
-            let found = directory::leaf_at(&self.cache, &self.directory, self.next).await;
-            let Some((leaf, from)) = found.map_err(|error| error.at(&self.path))? else { break };
+            let found = directory::leaf_at(&self.cache, &self.directory, self.next).await?;
+            let Some((leaf, from)) = found else { break };
             let entries = leaf.entries().iter().skip(from).take(limit - page.len());
             let before = page.len();
             page.extend(
@@ -71,7 +94,7 @@ impl Listing {
             );
             self.next += (page.len() - before) as u64;
         }
-        Ok(page)
+        Ok(())
     }
 }
 
