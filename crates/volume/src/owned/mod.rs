@@ -29,7 +29,7 @@ pub use publish::{
     PublishOptions, Published, SourceFilter, Visibility, exclude_set, publish,
 };
 pub use read::{
-    Item, Listing, OpenError, ReadError, Snapshot, Volume, VolumeOptions, VolumeStatus,
+    Item, Listing, OpenError, Outage, ReadError, Snapshot, Volume, VolumeOptions, VolumeStatus,
 };
 
 mod progress;

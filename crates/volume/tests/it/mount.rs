@@ -274,3 +274,32 @@ async fn a_missing_block_is_an_io_error_and_an_unreachable_ring_a_timeout() {
     blocks.0.cut_off.store(0, Ordering::Relaxed);
     assert_eq!(fs.read(inode, handle, 8192, 10).await.expect("is back").len(), 10);
 }
+
+/// A user of a mount sees an error and no reason: the root directory says it, also while
+/// nothing else can be read, and not any more once it is over.
+#[tokio::test(start_paused = true)]
+async fn a_mount_whose_ring_is_gone_says_why_and_recovers() {
+    let source = tempfile::tempdir().expect("a directory");
+    fs::write(source.path().join("file"), patterned(20_000, 1)).expect("writes");
+    let blocks = WatchedBlocks::new();
+    publish_with(&blocks, source.path(), small_blocks()).await;
+    let volume = open_with(&blocks, VolumeOptions::default()).await;
+    let mount = VolumeFs::new(env(), volume, 1000, 1000);
+    let status = || async {
+        let said = mount.getxattr(ROOT, b"user.atoll.status").await.expect("is answered");
+        String::from_utf8(said.to_vec()).expect("text")
+    };
+    assert_eq!(status().await, "ok");
+    let found = mount.lookup(me(), ROOT, b"file").await.expect("is there");
+    blocks.0.cut_off.store(1, Ordering::Relaxed);
+    let flags = OpenFlags::default();
+    let refused = mount.open(me(), found.attr.inode, flags).await.expect_err("cannot be read");
+    assert_eq!(refused, Errno::ETIMEDOUT);
+    assert_eq!(status().await, "blocks cannot be fetched: the cable is cut");
+    blocks.0.cut_off.store(0, Ordering::Relaxed);
+    let opened = mount.open(me(), found.attr.inode, flags).await.expect("can be read again");
+    assert_eq!(read_all(&mount, found.attr.inode, opened.handle).await, patterned(20_000, 1));
+    assert_eq!(status().await, "ok");
+    let listed = mount.listxattr(ROOT).await.expect("lists");
+    assert!(listed.is_empty(), "copies must not take it along: {listed:?}");
+}

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use atoll_dht::GetError;
 use atoll_env::{Env, timeout};
 use atoll_vfs::{
     Answer, Attr, AttrReply, Caller, DirEntry, Entry as FsEntry, Errno, FileKind, FileSystem,
@@ -27,11 +28,15 @@ use super::format::{Content, DirectoryRef, Entry};
 use super::read::error::{BlockError, shown_path};
 use super::read::file::File;
 use super::read::snapshot::{Snapshot, joined, read_xattrs};
-use super::read::{Volume, directory};
+use super::read::{ReadError, Volume, directory};
 
 /// How long attributes that never change may be believed: a day, since some kernels
 /// overflow on more.
 const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The attribute of the root directory that says whether the mount works, and why not. It is
+/// not listed, so that copies do not take it along.
+const STATUS_XATTR: &[u8] = b"user.atoll.status";
 
 /// How long a call may take. Each block has a deadline of its own, but a call may need
 /// several, one after the other; a process that waits for a mount cannot be killed. Guess.
@@ -140,7 +145,13 @@ impl VolumeFs {
                         path = joined(&path, &name);
                     }
                     let error = shared.volume.explained(error.at(&path)).await;
-                    tracing::warn!(volume = ?shared.volume.id(), "{error}");
+                    match &error {
+                        // Said once for all that fails while it lasts, where it is noticed.
+                        ReadError::Fetch { source: GetError::Unavailable { .. }, .. } => {
+                            tracing::debug!(volume = ?shared.volume.id(), "{error}");
+                        }
+                        _ => tracing::warn!(volume = ?shared.volume.id(), "{error}"),
+                    }
                     Err(error.errno())
                 }
             }
@@ -437,6 +448,11 @@ impl FileSystem for VolumeFs {
     }
 
     fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
+        if inode == InodeNumber::ROOT && name == STATUS_XATTR {
+            // From memory: also while nothing else can be read.
+            let status = self.shared.volume.status().to_string();
+            return Box::pin(async move { Ok(Bytes::from(status)) });
+        }
         let wanted = Bytes::copy_from_slice(name);
         self.answer(inode, None, move |shared| async move {
             let (entry, snapshot) = shared.entry(inode).await?;

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use atoll_dht::Blocks;
-use atoll_env::{BoxFuture, Env};
+use atoll_dht::{Blocks, GetError};
+use atoll_env::{BoxFuture, Env, Instant};
 use atoll_key::{BlockHash, VolumeCipher};
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -77,12 +77,24 @@ struct Ring {
     pace: Arc<Pace>,
     /// Of an encrypted volume.
     cipher: Option<VolumeCipher>,
+    env: Env,
+    outage: Mutex<Option<Outage>>,
+}
+
+/// Blocks cannot be asked for: the local node is gone, or the ring does not answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outage {
+    /// Since when none was answered.
+    pub since: Instant,
+    /// What was said first.
+    pub reason: String,
 }
 
 impl Ring {
     async fn get(&self, hash: BlockHash, wanted: Wanted) -> Result<Bytes, BlockError> {
         let place = self.pace.enter(wanted).await;
         let fetched = self.blocks.get(hash).await;
+        self.watch(&fetched);
         place.ended(fetched.as_ref().map(Bytes::len));
         let bytes = fetched.map_err(BlockError::Fetch)?;
         match &self.cipher {
@@ -91,6 +103,26 @@ impl Ring {
                 let opened = cipher.open(&bytes).map_err(FormatError::Sealed);
                 opened.map_err(BlockError::bad(hash))
             }
+        }
+    }
+}
+
+impl Ring {
+    /// Notes whether blocks can be asked for, and logs when that changes: one line for all
+    /// that fails meanwhile.
+    fn watch(&self, fetched: &Result<Bytes, GetError>) {
+        let mut outage = self.outage.lock().expect("no holder of this lock panics");
+        match (fetched, &*outage) {
+            (Err(GetError::Unavailable { told, .. }), None) => {
+                tracing::warn!("blocks cannot be fetched: {told}");
+                *outage = Some(Outage { since: self.env.now(), reason: told.clone() });
+            }
+            (Ok(_) | Err(GetError::NotFound { .. }), Some(past)) => {
+                let secs = self.env.now().since(past.since).as_secs();
+                tracing::info!("blocks can be fetched again, after {secs} s");
+                *outage = None;
+            }
+            _ => {}
         }
     }
 }
@@ -123,8 +155,14 @@ impl BlockCache {
         let for_directories = capacity_bytes / DIRECTORY_SHARE;
         let pace = Pace::new(env.clone(), Limits::default());
         Arc::new(BlockCache {
+            ring: Arc::new(Ring {
+                blocks,
+                pace,
+                cipher,
+                env: env.clone(),
+                outage: Mutex::default(),
+            }),
             env,
-            ring: Arc::new(Ring { blocks, pace, cipher }),
             raw: Cache::with_options(
                 options(capacity_bytes - for_directories, 32 << 10),
                 ByBytes,
@@ -156,6 +194,11 @@ impl BlockCache {
             self.drive(fetch.clone());
         }
         fetch.await
+    }
+
+    /// Since when and why blocks cannot be asked for, if the last one could not.
+    pub(crate) fn outage(&self) -> Option<Outage> {
+        self.ring.outage.lock().expect("no holder of this lock panics").clone()
     }
 
     /// What may be on its way at once now, bytes.

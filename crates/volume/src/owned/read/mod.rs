@@ -14,6 +14,7 @@ pub(super) mod pace;
 pub(super) mod snapshot;
 mod volume;
 
+pub use cache::Outage;
 pub use error::{OpenError, ReadError};
 pub use snapshot::{Item, Listing, Snapshot};
 pub use volume::{Volume, VolumeOptions, VolumeStatus};

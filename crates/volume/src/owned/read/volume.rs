@@ -18,7 +18,7 @@ use atoll_key::{ReadKey, SignedBlock, VolumeCipher, VolumeId};
 use futures_util::FutureExt;
 use futures_util::future::Shared;
 
-use super::cache::BlockCache;
+use super::cache::{BlockCache, Outage};
 use super::error::{OpenError, ReadError};
 use super::snapshot::Snapshot;
 use crate::owned::format::sealed_root;
@@ -71,6 +71,18 @@ pub struct VolumeStatus {
     pub stale: Option<String>,
     /// Nobody has its root any more: its lease has run out. What was read stays readable.
     pub expired: bool,
+    /// Why blocks cannot be read, if the last one asked for could not.
+    pub outage: Option<Outage>,
+}
+
+impl fmt::Display for VolumeStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.outage, &self.stale) {
+            (Some(outage), _) => write!(f, "blocks cannot be fetched: {}", outage.reason),
+            (None, Some(reason)) => write!(f, "may be out of date: {reason}"),
+            (None, None) => f.write_str("ok"),
+        }
+    }
 }
 
 /// A volume that is being read; follows its publisher's updates.
@@ -153,6 +165,7 @@ impl Volume {
             age: self.env.now().since(state.confirmed_at),
             stale: state.stale.clone(),
             expired: state.expired,
+            outage: state.snapshot.cache.outage(),
         }
     }
 
@@ -244,8 +257,11 @@ impl Volume {
                     state.retry_at = Instant::default();
                 }
                 Err(reason) => {
-                    let version = state.snapshot.version;
-                    tracing::warn!(volume = ?volume.id, version, %reason, "root not refreshed");
+                    // Asked for again every few seconds: the same reason is not news.
+                    if state.stale.as_ref() != Some(&reason) {
+                        let version = state.snapshot.version;
+                        tracing::warn!(volume = ?volume.id, version, %reason, "root not refreshed");
+                    }
                     state.stale = Some(reason);
                     state.retry_at = volume.env.now() + RETRY_AFTER.min(volume.options.max_age);
                 }
