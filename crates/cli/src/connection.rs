@@ -13,12 +13,34 @@ use crate::failure::{Exit, Failure, TRY_AGAIN};
 /// and the store's reopening fit in.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long a mount waits for its node. Whoever uses a mount waits in the kernel, where a
+/// process cannot be killed: with the time that it takes to find out that a node hangs, an
+/// answer comes within 10 seconds. A node that is restarted is usually back in one or two.
+const MOUNT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a node may say nothing before a mount takes it for gone.
+const MOUNT_SILENCE: Duration = Duration::from_secs(2);
+
 /// A client of this directory's node: fails at once if none runs now, waits if the node
 /// is restarted later.
 pub async fn to_node(global: &Global) -> Result<(Env, Arc<Client>), Failure> {
+    let options = ClientOptions { patience: PATIENCE, ..ClientOptions::default() };
+    connect(global, options).await
+}
+
+/// The same for a mount, which says soon that the node is gone.
+pub async fn for_mount(global: &Global) -> Result<(Env, Arc<Client>), Failure> {
+    let options = ClientOptions {
+        patience: MOUNT_PATIENCE,
+        gone_when_silent_for: Some(MOUNT_SILENCE),
+        ..ClientOptions::default()
+    };
+    connect(global, options).await
+}
+
+async fn connect(global: &Global, options: ClientOptions) -> Result<(Env, Arc<Client>), Failure> {
     let dir = global.dir()?;
     Client::connect(&dir).await.map_err(failure)?;
-    let options = ClientOptions { patience: PATIENCE, ..ClientOptions::default() };
     let client = Client::connect_with(&dir, options).await.map_err(failure)?;
     Ok((Arc::new(TokioRuntime::current()), Arc::new(client)))
 }

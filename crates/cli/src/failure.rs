@@ -27,6 +27,8 @@ pub enum Exit {
     Unavailable = 5,
     /// There is no room.
     Full = 6,
+    /// It was done, but not for all: what is missing or old is named.
+    Incomplete = 7,
     /// Stopped by a signal; running it again goes on.
     Interrupted = 130,
 }
@@ -41,6 +43,7 @@ Exit codes:
   4    there is no such volume, file or directory
   5    the ring could not answer in time; try again
   6    there is no room
+  7    done, but not all of it: what is left out, old or not copied is named
   130  interrupted; run it again to go on";
 
 /// Why a command did not do its work.
@@ -193,6 +196,7 @@ mod tests {
             Exit::NotFound,
             Exit::Unavailable,
             Exit::Full,
+            Exit::Incomplete,
             Exit::Interrupted,
         ];
         for exit in all {

@@ -9,12 +9,14 @@ mod arguments;
 mod commands;
 mod connection;
 mod failure;
+mod incomplete;
 mod interrupt;
 mod logging;
 mod output;
 mod progress;
 mod read_key;
 mod reading;
+mod source_filter;
 mod tfs;
 mod units;
 

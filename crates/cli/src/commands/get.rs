@@ -9,12 +9,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use atoll_volume::owned::format::Content;
-use atoll_volume::owned::{GetOptions, GetTreeError, Gotten, Item, VolumeOptions, get_tree};
+use atoll_volume::owned::{
+    GetOptions, GetTreeError, Gotten, Item, ReadError, Unread, VolumeOptions, get_tree,
+};
 use serde::Serialize;
 
 use crate::address::Address;
 use crate::arguments::Global;
 use crate::failure::{Exit, Failure};
+use crate::incomplete::{self, JsonMissing};
 use crate::interrupt;
 use crate::output::Output;
 use crate::progress::Watch;
@@ -30,7 +33,8 @@ use crate::units;
   atoll get atoll:KEY/docs/a.pdf .            one file, into this directory
   atoll get atoll:KEY/docs/a.pdf b.pdf        one file, under another name
 
-Stopped half-way, the same command again goes on where it was.")]
+Stopped half-way, the same command again goes on where it was. What cannot be read is passed
+over and named at the end, with exit code 7; the same command again tries it once more.")]
 pub struct Args {
     /// What to copy
     #[arg(value_name = "ADDR[/PATH]", value_parser = Address::parser())]
@@ -63,6 +67,11 @@ struct JsonGotten {
     symlinks: u64,
     bytes: u64,
     bytes_resumed: u64,
+    complete: bool,
+    /// Files, and entries of directories, that could not be read.
+    unread: u64,
+    /// The first of them.
+    failures: Vec<JsonMissing>,
     millis: u64,
 }
 
@@ -87,30 +96,54 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let copy = async {
         let progress = watch.progress();
         let copied = get_tree(snapshot, &item, &dest, options, progress).await;
-        match copied {
-            Err(GetTreeError::Read(error)) => {
-                let error = reading.volume.explained(*error).await.into();
-                Err(failure(&reading, &dest, error))
-            }
-            other => other.map_err(|error| failure(&reading, &dest, error)),
-        }
+        copied.map_err(|error| failure(&reading, &dest, error))
     };
-    let copied = interrupt::or_interrupted(
-        copy,
-        "What has arrived stays; the same command again goes on from there.",
-    )
-    .await;
+    let copied = interrupt::or_interrupted(copy, GOES_ON).await;
     let took = watch.finish();
-    report(args, &reading, &dest, copied?, took)
+    let copied = copied?;
+    report(args, &reading, &dest, &copied, took)?;
+    completeness(&reading, &item, copied).await
+}
+
+const GOES_ON: &str = "What has arrived stays; the same command again goes on from there.";
+
+/// Fails if not everything was copied.
+async fn completeness(reading: &Reading, item: &Item, copied: Gotten) -> Result<(), Failure> {
+    let Some(first) = copied.unread.into_iter().next() else { return Ok(()) };
+    let error = reading.volume.explained(first.error).await;
+    let is_dir = matches!(item.entry.content, Content::Directory(_));
+    if !is_dir || matches!(error, ReadError::Expired { .. }) {
+        return Err(reading.failure("copy", &error));
+    }
+    let what = format!("copied {}, but not all of it", reading.address);
+    let unread = units::counted(copied.unread_count, "file or directory", "files or directories");
+    if copied.gave_up {
+        return Err(Failure::new(Exit::Unavailable, what)
+            .because("the ring does not answer; what was left was not tried")
+            .advice(GOES_ON));
+    }
+    Err(Failure::new(Exit::Incomplete, what)
+        .because(format!("{unread} could not be read"))
+        .advice(GOES_ON))
 }
 
 fn report(
     args: &Args,
     reading: &Reading,
     dest: &Path,
-    copied: Gotten,
+    copied: &Gotten,
     took: Duration,
 ) -> Result<(), Failure> {
+    let line = |unread: &Unread| {
+        let hidden = match unread.hidden_entries {
+            0 => String::new(),
+            count => format!(" ({} in it)", units::counted(count, "entry", "entries")),
+        };
+        format!("not copied{hidden}: {}", unread.error)
+    };
+    let unlisted = copied.unread.iter().map(|unread| unread.hidden_entries.max(1)).sum::<u64>();
+    let lines = copied.unread_count - unlisted + copied.unread.len() as u64;
+    incomplete::say(copied.unread.iter().map(line), lines);
     let mut output = Output::new();
     if args.json {
         output.json(&JsonGotten {
@@ -123,11 +156,18 @@ fn report(
             symlinks: copied.symlinks,
             bytes: copied.bytes,
             bytes_resumed: copied.bytes_resumed,
+            complete: copied.unread_count == 0,
+            unread: copied.unread_count,
+            failures: copied
+                .unread
+                .iter()
+                .map(|unread| JsonMissing::new("not_copied", &unread.path, &unread.error))
+                .collect(),
             millis: took.as_millis() as u64,
         })?;
         return output.flush();
     }
-    output.line(describe(&copied, took))?;
+    output.line(describe(copied, took))?;
     output.flush()
 }
 
@@ -174,14 +214,13 @@ fn check_dest(args: &Args, item: &Item, dest: &Path) -> Result<(), Failure> {
 
 fn failure(reading: &Reading, dest: &Path, error: GetTreeError) -> Failure {
     let what = format!("cannot copy {} to {}", reading.address, dest.display());
-    let goes_on = "What has arrived stays; the same command again goes on from there.";
     match error {
         GetTreeError::Read(error) => reading.failure("copy", &error),
         GetTreeError::Write { ref source, .. } => {
             let failure = Failure::io(what, source).because(&error);
-            if failure.exit == Exit::Full { failure.advice(goes_on) } else { failure }
+            if failure.exit == Exit::Full { failure.advice(GOES_ON) } else { failure }
         }
-        GetTreeError::Stopped => Failure::new(Exit::Failed, what).because(error).advice(goes_on),
+        GetTreeError::Stopped => Failure::new(Exit::Failed, what).because(error).advice(GOES_ON),
     }
 }
 

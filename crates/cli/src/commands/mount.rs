@@ -37,8 +37,9 @@ use crate::units;
   atoll unmount ~/docs
 
 The mount follows the publisher's updates. It runs as a process of its own and survives
-restarts of the node; what it has to say is in DIR/logs. An encrypted volume's read key is
-not among its arguments, so that `ps` does not show it.")]
+restarts of the node. While the node is down, what is not in memory answers \"Connection
+timed out\" within 10 seconds; DIR/logs and `getfattr -n user.atoll.status MNT` say why. An
+encrypted volume's read key is not among its arguments, so that `ps` does not show it.")]
 pub struct Args {
     /// Which volume
     #[arg(value_name = "ADDR", value_parser = Address::parser())]
@@ -107,7 +108,9 @@ async fn serve(args: &Args, global: &Global) -> Result<(), Failure> {
     if let Some(bytes) = args.cache {
         options.cache_bytes = bytes;
     }
-    let reading = Reading::open(global, &args.address, &args.read_key.given()?, options).await?;
+    let read_key = args.read_key.given()?.key_for(&args.address)?;
+    let (env, client) = connection::for_mount(global).await?;
+    let reading = Reading::through(env, client, &args.address, read_key, options).await?;
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let fs: Arc<dyn FileSystem> =
         Arc::new(VolumeFs::new(reading.env, reading.volume, uid.as_raw(), gid.as_raw()));

@@ -1,5 +1,6 @@
 //! `atoll publish`: a directory becomes a volume, or its next version.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,17 +10,20 @@ use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, ReadAddress, ReadKey, VolumeAddress};
 use atoll_node::{Client, Keep, Volume};
 use atoll_volume::owned::{
-    Keeper, PublishError, PublishOptions, Published, Visibility, exclude_set, publish,
+    Keeper, Omission, OmissionList, PublishError, PublishOptions, Published, Visibility,
+    exclude_set, publish,
 };
 use serde::Serialize;
 use tokio::sync::Mutex;
 
 use crate::arguments::Global;
 use crate::connection;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, TRY_AGAIN};
+use crate::incomplete::{self, JsonMissing};
 use crate::interrupt;
-use crate::output::{Output, escaped};
+use crate::output::Output;
 use crate::progress::Watch;
+use crate::source_filter::{self, WithoutNodes};
 use crate::units;
 
 const GOES_ON: &str = "What was uploaded stays; the same command again goes on from there. \
@@ -36,6 +40,11 @@ const GOES_ON: &str = "What was uploaded stays; the same command again goes on f
 
 The last line is the address, atoll:KEY. Publishing again updates the same address and
 uploads only what the ring lacks.
+
+The tree may be in use: what vanishes meanwhile is not published, and a file that changes each
+time it is read keeps the version published before. Whatever is kept so, or left out, is named
+at the end, and the exit code is 7. Directories of Atoll's nodes, which hold secret keys, and
+mounts of Atoll are never published; that is said, and is no error.
 
 What is published with --encrypt is read with the whole address, #READKEY included: without
 it nobody can tell names or contents. Publishing it again needs no --encrypt. How many blocks
@@ -76,9 +85,14 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", default_value = "64KiB", value_parser = units::parse_size)]
     block_size: u64,
 
-    /// Leave out what cannot be read, and say so, rather than fail
+    /// Go on past what cannot be read rather than fail: it keeps the version published before,
+    /// a directory with all that was in it, or is left out if there is none
     #[arg(long)]
     skip_unreadable: bool,
+
+    /// Stay on the file system of DIR: leave out what is mounted below it
+    #[arg(short = 'x', long)]
+    one_file_system: bool,
 
     /// The result as one JSON object (then the address is a field of it)
     #[arg(long)]
@@ -96,7 +110,14 @@ struct JsonPublished {
     dirs: u64,
     symlinks: u64,
     special: u64,
-    skipped: u64,
+    /// Everything that may be published is in the volume as it is.
+    complete: bool,
+    kept: u64,
+    left_out: u64,
+    withheld: u64,
+    lost_blocks: u64,
+    /// The first of each of these three.
+    omissions: Vec<JsonMissing>,
     bytes: u64,
     blocks: u64,
     new_blocks: u64,
@@ -131,7 +152,7 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
                 .because("it is not a directory")
                 .advice("Put the file into a directory and publish that."));
         }
-        Ok(_) => {}
+        Ok(_) => source_filter::check(&what, &args.source)?,
     }
     let (env, client) = connection::to_node(global).await?;
     let name = args.name.as_deref();
@@ -182,6 +203,8 @@ fn options(args: &Args) -> Result<PublishOptions, Failure> {
         block_size_bytes,
         exclude,
         skip_unreadable: args.skip_unreadable,
+        one_file_system: args.one_file_system,
+        filter: Arc::new(WithoutNodes),
         ..PublishOptions::default()
     })
 }
@@ -241,10 +264,7 @@ fn report(
     read_key: Option<ReadKey>,
     took: Duration,
 ) -> Result<(), Failure> {
-    for skipped in &published.skipped {
-        let path = escaped(std::os::unix::ffi::OsStrExt::as_bytes(skipped.path.as_os_str()));
-        eprintln!("skipped {path}: {}", skipped.reason);
-    }
+    say_omissions(published);
     let encrypted = read_key.is_some();
     let volume = VolumeAddress(published.volume);
     let address = ReadAddress { volume, read_key }.to_text();
@@ -260,14 +280,20 @@ fn report(
             dirs: published.dirs,
             symlinks: published.symlinks,
             special: published.special,
-            skipped: published.skipped_count,
+            complete: published.omissions.is_complete(),
+            kept: published.omissions.kept.count,
+            left_out: published.omissions.left_out.count,
+            withheld: published.omissions.withheld.count,
+            lost_blocks: published.lost_blocks,
+            omissions: json_omissions(published),
             bytes: published.bytes,
             blocks: published.blocks,
             new_blocks: published.new_blocks,
             new_bytes: published.new_bytes,
             millis: took.as_millis() as u64,
         })?;
-        return output.flush();
+        output.flush()?;
+        return completeness(published);
     }
     for line in describe(name, published, took) {
         output.line(line)?;
@@ -276,7 +302,61 @@ fn report(
         output.line("encrypted: who has the whole address, #READKEY included, can read it")?;
     }
     output.line(address)?;
-    output.flush()
+    output.flush()?;
+    completeness(published)
+}
+
+fn say_omissions(published: &Published) {
+    let omissions = &published.omissions;
+    let lists = [
+        ("never published", &omissions.withheld),
+        ("kept as it was", &omissions.kept),
+        ("left out", &omissions.left_out),
+    ];
+    for (what, list) in lists {
+        let line = |omission: &Omission| {
+            format!("{what}: {}: {}", incomplete::shown(&omission.path), omission.reason)
+        };
+        incomplete::say(list.listed.iter().map(line), list.count);
+    }
+}
+
+fn json_omissions(published: &Published) -> Vec<JsonMissing> {
+    let omissions = &published.omissions;
+    let lists = [
+        ("withheld", &omissions.withheld),
+        ("kept", &omissions.kept),
+        ("left_out", &omissions.left_out),
+    ];
+    let json = |(what, list): (&'static str, &OmissionList)| {
+        let of = move |omission: &Omission| {
+            JsonMissing::new(what, omission.path.as_os_str().as_bytes(), &omission.reason)
+        };
+        list.listed.iter().map(of).collect::<Vec<_>>()
+    };
+    lists.into_iter().flat_map(json).collect()
+}
+
+/// Fails, with a code of its own, if not everything was published as it is now.
+fn completeness(published: &Published) -> Result<(), Failure> {
+    let omissions = &published.omissions;
+    if omissions.is_complete() {
+        return Ok(());
+    }
+    let mut parts = Vec::new();
+    if omissions.kept.count > 0 {
+        parts.push(format!("{} kept as published before", units::count(omissions.kept.count)));
+    }
+    if omissions.left_out.count > 0 {
+        parts.push(format!("{} left out", units::count(omissions.left_out.count)));
+    }
+    if published.lost_blocks > 0 {
+        let lost = units::counted(published.lost_blocks, "block", "blocks");
+        parts.push(format!("the ring has lost {lost} of what was kept"));
+    }
+    Err(Failure::new(Exit::Incomplete, "published, but not everything as it is now")
+        .because(parts.join(", "))
+        .advice("Publish again when it can be read; a snapshot of the file system stays still."))
 }
 
 fn describe(name: &str, published: &Published, took: Duration) -> Vec<String> {
@@ -305,9 +385,10 @@ fn describe(name: &str, published: &Published, took: Duration) -> Vec<String> {
         );
         lines.push(format!("{special} left out: a volume does not hold them"));
     }
-    if published.skipped_count > 0 {
-        let unread = units::counted(published.skipped_count, "file", "files");
-        lines.push(format!("{unread} left out: they could not be read"));
+    if published.omissions.withheld.count > 0 {
+        let withheld =
+            units::counted(published.omissions.withheld.count, "directory is", "directories are");
+        lines.push(format!("{withheld} never published: named above"));
     }
     lines.push(if published.unchanged {
         format!("nothing has changed since version {}", published.version)
@@ -320,9 +401,14 @@ fn describe(name: &str, published: &Published, took: Duration) -> Vec<String> {
 fn failure(what: &str, error: PublishError) -> Failure {
     match error {
         PublishError::Options(_) => Failure::new(Exit::Usage, what).because(error),
-        PublishError::Source { .. } => Failure::new(Exit::Failed, what)
-            .because(error)
-            .advice("--skip-unreadable leaves it out; --exclude names what to leave out."),
+        PublishError::Source { .. } => Failure::new(Exit::Failed, what).because(error).advice(
+            "--skip-unreadable goes on past it, and keeps its former version; --exclude names \
+                 what to leave out.",
+        ),
+        PublishError::Withheld { .. } => Failure::new(Exit::Failed, what).because(error),
+        PublishError::Previous { ref source, .. } => {
+            Failure::get(what, source).because(&error).advice(TRY_AGAIN)
+        }
         PublishError::Converts { present, asked } => converts_failure(what, present, asked),
         PublishError::Put(error) => Failure::put(what, &error),
         PublishError::Keep(_) | PublishError::Stopped => {

@@ -6,6 +6,7 @@
 mod crashes;
 mod encrypted;
 mod lab;
+mod live;
 mod members;
 mod mounts;
 #[path = "../../benches/wan/noise.rs"]
@@ -13,6 +14,7 @@ mod noise;
 mod processes;
 mod publishing;
 mod running;
+mod secrets;
 mod strangers;
 mod tfs;
 mod usage;

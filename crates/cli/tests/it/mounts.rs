@@ -2,10 +2,14 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use crate::processes::{
     Ring, assert_same, atoll, can_mount, make_tree, noise, run, unpublished, until,
 };
+
+/// `ETIMEDOUT`.
+const TIMED_OUT: i32 = 110;
 
 #[test]
 fn a_mount_shows_the_tree_through_another_node() {
@@ -69,8 +73,62 @@ fn a_mount_survives_a_restart_of_its_node() {
         std::thread::spawn(move || fs::read(mount.join("big")))
     };
     ring.nodes[1].restart();
-    let read = reader.join().expect("no panic").expect("the read waits and goes on");
-    assert!(read == noise(5 << 20, 5), "the bytes are the file's");
+    // It waits for a few seconds, which may not be enough on a busy machine.
+    let mut read = reader.join().expect("no panic");
+    until("the mount has its node again", || {
+        if read.as_ref().is_err_and(|error| error.raw_os_error() == Some(TIMED_OUT)) {
+            read = fs::read(mount.join("big"));
+        }
+        read.is_ok()
+    });
+    assert!(read.expect("is read") == noise(5 << 20, 5), "the bytes are the file's");
+    assert_same(&source, &mount);
+}
+
+/// What the root of a mount says of itself.
+fn status_of(mount: &Path) -> String {
+    let mut text = [0; 1000];
+    let len = rustix::fs::getxattr(mount, "user.atoll.status", &mut text[..]).expect("is said");
+    String::from_utf8_lossy(&text[..len]).into_owned()
+}
+
+/// `ls` hung for a minute in a mount whose node was down, and nothing said why.
+#[test]
+fn a_mount_whose_node_is_down_says_so_and_recovers() {
+    if !can_mount("a_mount_whose_node_is_down_says_so_and_recovers") {
+        return;
+    }
+    let mut ring = Ring::of(2);
+    let source = ring.path("tree");
+    make_tree(&source);
+    let address = ring.publish(&source);
+    let mount = ring.mount(1, &address, &["--cache", "0"]);
+    assert_eq!(status_of(&mount), "ok");
+    let read = |name: &str| fs::read(mount.join("docs").join(name));
+    ring.nodes[1].kill();
+    for name in ["file01.txt", "file02.txt", "file03.txt"] {
+        let error = read(name).expect_err("nobody can be asked");
+        assert_eq!(error.raw_os_error(), Some(TIMED_OUT));
+    }
+    let why = status_of(&mount);
+    assert!(why.contains("no node runs in") && why.contains("atoll up --dir"), "{why}");
+    let logs: Vec<_> = fs::read_dir(ring.nodes[1].dir.join("logs"))
+        .expect("logs")
+        .map(|log| fs::read_to_string(log.expect("a log").path()).expect("reads"))
+        .collect();
+    let said = logs.concat().matches("blocks cannot be fetched").count();
+    assert_eq!(said, 1, "once for all that fails: {logs:?}");
+    ring.nodes[1].restart();
+    until("the mount works again", || read("file01.txt").is_ok());
+    assert_eq!(status_of(&mount), "ok");
+
+    // Stopped, it keeps its socket and says nothing.
+    ring.nodes[1].signal("STOP");
+    let error = read("file05.txt").expect_err("nobody answers");
+    assert_eq!(error.raw_os_error(), Some(TIMED_OUT));
+    assert!(status_of(&mount).contains("did not answer in time"), "{}", status_of(&mount));
+    ring.nodes[1].signal("CONT");
+    until("the mount works again", || read("file05.txt").is_ok());
     assert_same(&source, &mount);
 }
 

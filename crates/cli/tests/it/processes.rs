@@ -39,6 +39,12 @@ impl Said {
         self
     }
 
+    /// Fails the test unless the command ended with this code and one JSON value.
+    #[track_caller]
+    pub fn failed_json(self, code: i32) -> serde_json::Value {
+        self.failed(code, &[]).json()
+    }
+
     pub fn last_line(&self) -> &str {
         self.stdout.lines().last().unwrap_or_default()
     }
@@ -164,6 +170,11 @@ impl NodeProcess {
         }
     }
 
+    /// Sends a signal to the daemon.
+    pub fn signal(&self, name: &str) {
+        signal(self.process.as_ref().expect("it runs").id(), name);
+    }
+
     /// SIGTERM, and the exit code.
     pub fn stop(&mut self) -> Option<i32> {
         let mut process = self.process.take().expect("it runs");
@@ -249,6 +260,27 @@ impl Drop for Ring {
 pub fn unpublished() -> String {
     let key = atoll_key::SecretKey::from_seed(&[77; 32]).volume_id();
     atoll_key::VolumeAddress(key).to_string()
+}
+
+/// The same command by a process that may not read everything, as root may: it ignores no
+/// mode of a file.
+pub fn unprivileged(command: &Command) -> Command {
+    let mut wrapped = match rustix::process::geteuid().is_root() {
+        true => {
+            let mut wrapped = Command::new("setpriv");
+            wrapped.arg("--bounding-set=-dac_override,-dac_read_search").arg(command.get_program());
+            wrapped
+        }
+        false => Command::new(command.get_program()),
+    };
+    wrapped.args(command.get_args()).stdin(Stdio::null());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => wrapped.env(name, value),
+            None => wrapped.env_remove(name),
+        };
+    }
+    wrapped
 }
 
 /// Whether file systems can be mounted here; says loudly if not.
