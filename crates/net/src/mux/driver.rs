@@ -14,7 +14,9 @@ use std::task::{Context as Cx, Poll};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
+use super::budget::{Account, Held};
 use super::outgoing::Outgoing;
+use super::pace::Pace;
 use super::reader::FrameReader;
 use super::shared::{Serving, Shared};
 use super::{Budget, Context, MAX_OPEN_CALLS, MuxError, REQUEST_WINDOW_BYTES, SMALL_BYTES};
@@ -48,6 +50,9 @@ pub struct Driver<S> {
     shared: Arc<Shared>,
     context: Context,
     reader: FrameReader,
+    partial: Account,
+    /// The memory of the frame that `reader` has not read to its end.
+    partial_held: Option<Held>,
     outgoing: Outgoing,
     unflushed: bool,
     clocks: Clocks,
@@ -71,9 +76,9 @@ struct Clocks {
     /// Something arrived since the last tick.
     heard: bool,
     last_heard: Instant,
-    /// The peer took something of what is sent since the last tick, or there was nothing.
-    taken: bool,
-    last_taken: Instant,
+    /// Nothing waited to be written at some moment since the last tick.
+    all_written: bool,
+    writing: Pace,
     /// A call went either way since the last ping.
     used: bool,
     last_ping: Instant,
@@ -85,6 +90,7 @@ struct Clocks {
     partial_since: Option<Instant>,
     /// A frame ended since the last tick.
     frame_ended: bool,
+    reading: Pace,
 }
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
@@ -96,8 +102,8 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
             tick,
             heard: false,
             last_heard: now,
-            taken: true,
-            last_taken: now,
+            all_written: true,
+            writing: Pace::new(now),
             used: false,
             last_ping: now,
             ping: None,
@@ -105,7 +111,9 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
             going_away_since: None,
             partial_since: None,
             frame_ended: false,
+            reading: Pace::new(now),
         };
+        let partial = context.budget.partial.open(peer.id, Arc::downgrade(&shared));
         bump(&context.counters.connections);
         Driver {
             io,
@@ -113,6 +121,8 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
             shared,
             context,
             reader: FrameReader::new(),
+            partial,
+            partial_held: None,
             outgoing: Outgoing::default(),
             unflushed: false,
             clocks,
@@ -200,6 +210,9 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
                 Ok(None) => {}
                 Err(error) => break Err(End::Malformed(error)),
             }
+            if !self.hold_partial() {
+                break Err(End::Closed("no memory is left for what the peer sends".to_owned()));
+            }
             match self.reader.poll_fill(&mut self.io, cx) {
                 Poll::Pending => break Ok(()),
                 Poll::Ready(Ok(0)) if self.reader.at_boundary() => {
@@ -212,9 +225,26 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
         };
         if read_bytes > 0 {
             self.clocks.heard = true;
+            self.clocks.reading.add(read_bytes);
             add(&self.context.counters.bytes_in, read_bytes);
         }
         result
+    }
+
+    /// Holds memory for the frame being read. False if there is none.
+    fn hold_partial(&mut self) -> bool {
+        let bytes = self.reader.partial_bytes();
+        match &mut self.partial_held {
+            Some(held) if bytes > 0 => held.resize(bytes),
+            None if bytes > 0 => {
+                self.partial_held = self.partial.hold(bytes);
+                self.partial_held.is_some()
+            }
+            held => {
+                *held = None;
+                true
+            }
+        }
     }
 
     fn poll_write(&mut self, cx: &mut Cx<'_>) -> Result<(), End> {
@@ -223,7 +253,8 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
         if written > 0 {
             add(&self.context.counters.bytes_out, written);
         }
-        self.clocks.taken |= written > 0 || result.is_ready();
+        self.clocks.writing.add(written);
+        self.clocks.all_written |= result.is_ready();
         match result {
             Poll::Ready(Err(error)) => Err(error.into()),
             Poll::Ready(Ok(())) | Poll::Pending => Ok(()),
@@ -354,15 +385,21 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
         if std::mem::take(&mut clocks.heard) {
             clocks.last_heard = now;
         }
-        // A peer may talk and never read; what it asked for would be held for ever.
-        if std::mem::take(&mut clocks.taken) || (self.outgoing.is_empty() && !self.unflushed) {
-            clocks.last_taken = now;
-        } else if now - clocks.last_taken >= rules.idle_ping + rules.dead_after {
-            return Err(End::Closed("the peer reads nothing of what is sent".to_owned()));
+        let patience = rules.idle_ping + rules.dead_after;
+        let is_slow = |pace: &mut Pace| pace.is_too_slow(now, patience, rules.least_bytes_per_sec);
+        // A peer may talk and not read; what it asked for would be held for ever.
+        if std::mem::take(&mut clocks.all_written) || (self.outgoing.is_empty() && !self.unflushed)
+        {
+            clocks.writing.restart(now);
+        } else if is_slow(&mut clocks.writing) {
+            return Err(End::Closed("the peer reads too slowly what is sent".to_owned()));
         }
         if std::mem::take(&mut clocks.frame_ended) || self.reader.at_boundary() {
             clocks.partial_since = None;
-        } else if now - *clocks.partial_since.get_or_insert(now) >= rules.frame_limit {
+            clocks.reading.restart(now);
+        } else if now - *clocks.partial_since.get_or_insert(now) >= rules.frame_limit
+            || is_slow(&mut clocks.reading)
+        {
             return Err(End::Misbehaved("a frame does not come to its end"));
         }
         if self.shared.state().going_away {

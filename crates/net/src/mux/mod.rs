@@ -9,9 +9,12 @@
 //!   for room in the window of [`REQUEST_WINDOW_BYTES`], and holds both until its call
 //!   is over. A peer that does not read makes callers wait until their deadlines;
 //! - a served bulk reply waits for room in [`REPLY_QUEUE_BYTES`] before it is queued. It
-//!   takes memory while it waits, so one that exceeds [`MAX_HELD_REPLY_BYTES`], or what
-//!   the [`Budget`] holds for all connections, becomes a refusal instead. A peer that
-//!   reads nothing at all is given up as one that says nothing is;
+//!   takes memory while it waits: its peer has a share of [`MAX_HELD_REPLY_BYTES`] of what
+//!   the [`Budget`] holds for all. Where that is used up the reply becomes a refusal, or the
+//!   connection of a peer that holds much more is closed. A peer that reads more slowly than
+//!   [`Keepalive::least_bytes_per_sec`] while something waits for it is given up;
+//! - the buffers of unfinished frames are counted and bounded in the same way, and an
+//!   unfinished frame must arrive at that speed too;
 //! - more requests than that, in number or bytes, come only from a peer that breaks
 //!   these rules and are refused as overloaded, and so is what exceeds the [`Budget`]
 //!   that all connections share. The socket is read all the same: pausing it would hold
@@ -20,21 +23,22 @@
 //! Small frames overtake bulk frames that wait; a bulk frame that has begun is finished
 //! first. It knows nothing of who may connect, nor of what messages mean.
 
+mod budget;
 mod driver;
 mod outgoing;
+mod pace;
 mod reader;
 mod shared;
 
 use std::future::Future;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
 
 use crate::stats::Counters;
 use crate::{CallError, Peer, Refusal, Reply, Request, Service, frame};
+pub use budget::Budget;
 use driver::Driver;
 use shared::{CallGuard, Shared};
 
@@ -45,9 +49,8 @@ pub const MAX_OPEN_CALLS: usize = 512;
 pub const REQUEST_WINDOW_BYTES: usize = 16 << 20;
 /// The most bytes of bulk replies queued on one connection.
 pub const REPLY_QUEUE_BYTES: usize = 8 << 20;
-/// The most bytes of bulk replies held on one connection, those that wait for room in the
-/// queue included: 512 open calls for blocks of 128 KiB. A reply beyond it becomes a
-/// refusal. A guess.
+/// The most bytes of bulk replies held for one peer, those that wait for room in the queue
+/// included: 512 open calls for blocks of 128 KiB. A guess.
 pub const MAX_HELD_REPLY_BYTES: usize = 64 << 20;
 /// Messages up to this size travel ahead of larger ones. A lookup step fits, a block
 /// does not.
@@ -56,6 +59,11 @@ pub const SMALL_BYTES: usize = 4 << 10;
 const MAX_SERVING_BYTES: usize = 256 << 20;
 /// The most bytes of bulk replies held on all connections together.
 const MAX_REPLIES_BYTES: usize = 256 << 20;
+/// The most bytes of unfinished frames of one peer: one of the longest on each of the four
+/// connections that a peer may have for a while.
+pub const MAX_PEER_PARTIAL_BYTES: usize = 16 << 20;
+/// The most bytes of unfinished frames on all connections together. A guess.
+pub const MAX_PARTIAL_BYTES: usize = 256 << 20;
 
 /// How a connection watches over itself. The defaults are guesses in the range of what
 /// others do; tests shorten them.
@@ -67,12 +75,14 @@ pub struct Keepalive {
     pub measure_every: Duration,
     /// A connection on which nothing arrived for this long is pinged.
     pub idle_ping: Duration,
-    /// One on which nothing arrived for this long after a ping is closed. So is one whose
-    /// peer takes nothing of what is sent for as long as an idle one is kept unanswered.
+    /// One on which nothing arrived for this long after a ping is closed.
     pub dead_after: Duration,
     /// One on which a frame has begun and not ended for this long is closed: 4 MiB at
     /// 35 kB/s. A peer that dribbles would hold a buffer for ever.
     pub frame_limit: Duration,
+    /// One whose peer takes less than this of what waits for it, or sends less than this of
+    /// a frame that has begun, for as long as a silent one is kept, is closed.
+    pub least_bytes_per_sec: u64,
     /// One that was asked to go away is closed after this long, whatever is open.
     pub drain_limit: Duration,
 }
@@ -85,37 +95,10 @@ impl Default for Keepalive {
             idle_ping: Duration::from_secs(60),
             dead_after: Duration::from_secs(20),
             frame_limit: Duration::from_secs(120),
+            // An ISDN line.
+            least_bytes_per_sec: 8 << 10,
             drain_limit: Duration::from_secs(30),
         }
-    }
-}
-
-/// Bytes of requests being served and of replies held, over all connections of one
-/// transport.
-pub struct Budget {
-    serving_bytes: AtomicUsize,
-    replies: Arc<Semaphore>,
-}
-
-impl Default for Budget {
-    fn default() -> Budget {
-        let replies = Arc::new(Semaphore::new(MAX_REPLIES_BYTES));
-        Budget { serving_bytes: AtomicUsize::new(0), replies }
-    }
-}
-
-impl Budget {
-    fn take(&self, bytes: usize) -> bool {
-        let before = self.serving_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if before + bytes > MAX_SERVING_BYTES {
-            self.give_back(bytes);
-            return false;
-        }
-        true
-    }
-
-    fn give_back(&self, bytes: usize) {
-        self.serving_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -126,7 +109,7 @@ pub struct Context {
     pub service: Arc<RwLock<Option<Arc<dyn Service>>>>,
     /// What is counted.
     pub counters: Arc<Counters>,
-    /// Bytes being served.
+    /// What is held for peers.
     pub budget: Arc<Budget>,
     /// How connections watch over themselves.
     pub keepalive: Keepalive,
@@ -178,7 +161,8 @@ impl Mux {
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let shared = Arc::new(Shared::new());
+        let replies = &context.budget.replies;
+        let shared = Arc::new_cyclic(|shared| Shared::new(replies.open(peer.id, shared.clone())));
         let mux = Mux { shared: shared.clone() };
         (mux, Driver::new(io, peer, shared, context).run())
     }

@@ -92,6 +92,11 @@ impl FrameReader {
         Poll::Ready(Ok(read))
     }
 
+    /// The memory of a large frame that has begun and not ended.
+    pub fn partial_bytes(&self) -> usize {
+        self.large.as_ref().map_or(0, |(_, body)| body.capacity())
+    }
+
     /// Whether the stream may end here: not within a frame.
     pub fn at_boundary(&self) -> bool {
         self.large.is_none() && self.start == self.end

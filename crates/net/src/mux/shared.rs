@@ -17,9 +17,9 @@ use futures_util::task::AtomicWaker;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::AbortHandle;
 
+use super::budget::{Account, Held};
 use super::{
-    Budget, MAX_HELD_REPLY_BYTES, MAX_OPEN_CALLS, MuxError, REPLY_QUEUE_BYTES,
-    REQUEST_WINDOW_BYTES, SMALL_BYTES,
+    Budget, MAX_OPEN_CALLS, MuxError, REPLY_QUEUE_BYTES, REQUEST_WINDOW_BYTES, SMALL_BYTES,
 };
 use crate::frame::Frame;
 use crate::{Refusal, Reply, Request};
@@ -40,12 +40,11 @@ pub struct Queued {
     answers: bool,
 }
 
-/// What a bulk reply takes until it is written: of the reply queue, of what its
-/// connection may hold, and of what all may.
+/// What a bulk reply takes until it is written: of the reply queue, and of the memory for
+/// replies.
 pub struct Room {
     _queue: OwnedSemaphorePermit,
-    _held: OwnedSemaphorePermit,
-    _held_by_all: OwnedSemaphorePermit,
+    _held: Held,
 }
 
 struct Pending {
@@ -130,20 +129,20 @@ pub struct Shared {
     pub open_calls: Semaphore,
     pub request_window: Semaphore,
     reply_queue: Arc<Semaphore>,
-    held_replies: Arc<Semaphore>,
+    held_replies: Account,
     /// Smoothed round trip in nanoseconds; 0 when not measured.
     round_trip_ns: AtomicU64,
 }
 
 impl Shared {
-    pub fn new() -> Shared {
+    pub fn new(held_replies: Account) -> Shared {
         Shared {
             state: Mutex::default(),
             driver: AtomicWaker::new(),
             open_calls: Semaphore::new(MAX_OPEN_CALLS),
             request_window: Semaphore::new(REQUEST_WINDOW_BYTES),
             reply_queue: Arc::new(Semaphore::new(REPLY_QUEUE_BYTES)),
-            held_replies: Arc::new(Semaphore::new(MAX_HELD_REPLY_BYTES)),
+            held_replies,
             round_trip_ns: AtomicU64::new(0),
         }
     }
@@ -282,17 +281,14 @@ impl Shared {
             self.answered(frame, id, None, budget);
             return true;
         }
-        let bytes = bytes as u32;
-        let held = self.held_replies.clone().try_acquire_many_owned(bytes);
-        let held_by_all = budget.replies.clone().try_acquire_many_owned(bytes);
-        let (Ok(held), Ok(held_by_all)) = (held, held_by_all) else {
+        let Some(held) = self.held_replies.hold(bytes) else {
             drop(frame);
             let refusal = Refusal::new(Refusal::OVERLOADED, "too many replies are not read yet");
             self.answered(Frame::Refusal(id, refusal), id, None, budget);
             return false;
         };
-        if let Ok(queue) = self.reply_queue.clone().acquire_many_owned(bytes).await {
-            let room = Room { _queue: queue, _held: held, _held_by_all: held_by_all };
+        if let Ok(queue) = self.reply_queue.clone().acquire_many_owned(bytes as u32).await {
+            let room = Room { _queue: queue, _held: held };
             self.answered(frame, id, Some(room), budget);
         }
         true
@@ -323,6 +319,7 @@ impl Shared {
         self.open_calls.close();
         self.request_window.close();
         self.reply_queue.close();
+        self.held_replies.close();
         drop(queues);
         for serving in serving.into_values() {
             budget.give_back(serving.bytes);

@@ -2,6 +2,7 @@
 #![allow(clippy::disallowed_methods, reason = "the real transport runs only on tokio")]
 
 mod crossing;
+mod memory;
 mod mux;
 mod services;
 mod strangers;
