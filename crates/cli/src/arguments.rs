@@ -119,6 +119,8 @@ pub enum Command {
     Quota(commands::quota::Args),
     /// Show or set how this node gives disk: a fixed size, up to a watermark, or transparently
     Contribute(commands::contribute::Args),
+    /// Give back the disk space of blocks that are gone, at once
+    Gc(commands::gc::Args),
     /// Make, mount and look after transparent file systems
     Tfs(crate::tfs::Args),
     /// Repeat the papers' experiments on a simulated network

@@ -27,7 +27,7 @@ use crate::control::message::{self, Answer, Empty, GetFailed, PutFailed, ReadKey
 use crate::dir::{DirError, NodeDir, SocketAddress};
 use crate::join::JoinCode;
 use crate::network::random_seed;
-use crate::status::{NodeSettings, QuotaStatus, Status, VolumeStatus};
+use crate::status::{NodeSettings, QuotaStatus, Reclaimed, Status, VolumeStatus};
 use crate::volumes::{self, VolumeError};
 
 /// How long a call may take unless told otherwise: longer than the node's own deadlines,
@@ -328,6 +328,17 @@ impl Client {
         let (answer, _): (Answer<message::HeldReadKey, VolumeError>, _) =
             self.inner.call_decoded(message::VOLUME_READ_KEY, &call, Vec::new()).await?;
         Ok(done(answer)?.read_key.map(ReadKey::from_bytes))
+    }
+
+    /// Gives back some of the disk space that no block needs: to be asked until nothing more is
+    /// freed.
+    ///
+    /// # Errors
+    /// If the node's disk fails.
+    pub async fn reclaim(&self) -> Result<Reclaimed, ClientError> {
+        let (_, parts): (Empty, _) =
+            self.inner.call_decoded(message::RECLAIM, &Empty {}, Vec::new()).await?;
+        self.inner.read_json(&parts)
     }
 
     /// What publishers may use of the node and what they do, after a change.

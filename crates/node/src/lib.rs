@@ -58,7 +58,7 @@ pub use node::{Node, daemon_runtime};
 pub use peers::PeerList;
 pub use private::{PrivateDirectory, enclosing};
 pub use status::{
-    Cache, Clock, Member, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode,
-    Rotated, Status, VolumeStatus, WrongClock,
+    Cache, Clock, Member, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Reclaimed, Repair,
+    RingNode, Rotated, Status, VolumeStatus, WrongClock,
 };
 pub use volumes::{MAX_NAME_BYTES, VolumeError};

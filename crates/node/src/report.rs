@@ -12,7 +12,7 @@ use atoll_key::{IdProfile, PeerId, VolumeAddress};
 use atoll_net::{Peer, TcpTransport, Transport};
 use atoll_overlay::chord::Chord;
 use atoll_overlay::{MAX_VIRTUAL_SERVERS, Node as RingPlace, Overlay};
-use atoll_store::BlockStore;
+use atoll_store::{BlockStore, Usage};
 
 use crate::address;
 use crate::clock;
@@ -27,8 +27,8 @@ use crate::membership::Membership;
 use crate::memory;
 use crate::network::Network;
 use crate::status::{
-    Cache, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Rotated, Status,
-    VolumeStatus,
+    Cache, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Reclaimed, Repair, RingNode,
+    Rotated, Status, VolumeStatus,
 };
 use crate::volumes::{self, Volumes};
 
@@ -36,6 +36,9 @@ use crate::volumes::{self, Volumes};
 const INVITED_SUCCESSORS: usize = 3;
 /// The most publishers, and the most addresses, that are listed with what they use.
 const ACCOUNTS_SHOWN: usize = 64;
+
+/// What one call may copy to give back disk space.
+const RECLAIM_STEP_BYTES: u64 = 64 << 20;
 
 /// The parts of a running node that have something to tell.
 pub(crate) struct Report {
@@ -127,6 +130,16 @@ impl About for Report {
             None
         };
         Invited { code: code.to_string(), warning }
+    }
+
+    fn reclaim(&self) -> BoxFuture<'static, Result<Reclaimed, String>> {
+        let store = self.store.clone();
+        Box::pin(async move {
+            let freed = store.reclaim(RECLAIM_STEP_BYTES).await;
+            let freed_bytes = freed.map_err(|error| error.to_string())?;
+            let Usage { block_bytes, disk_bytes, .. } = store.usage();
+            Ok(Reclaimed { freed_bytes, block_bytes, disk_bytes })
+        })
     }
 
     fn quota(&self, change: ChangeQuota) -> Result<QuotaStatus, String> {

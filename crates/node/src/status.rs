@@ -87,6 +87,18 @@ pub struct NodeSettings {
     pub replicas: u32,
 }
 
+/// What a step of giving back disk space did; see `atoll gc`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Reclaimed {
+    /// Bytes given back; 0 if there is nothing more to gain.
+    pub freed_bytes: u64,
+    /// Bytes of the blocks held.
+    pub block_bytes: u64,
+    /// What the store takes on its disk now, bytes.
+    pub disk_bytes: u64,
+}
+
 /// What publishers may use of a node and what they do; see `atoll quota`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -25,6 +25,7 @@ use futures_channel::oneshot;
 use crate::disk::{Disk, RealDisk};
 use crate::index::Entry;
 use crate::queue::Queue;
+use crate::reclaim::{Need, STEP_BYTES, WORTHWHILE_SHARE};
 use crate::recover::{self, OpenError, OpenReport};
 use crate::shared::{ReadFailure, Shared};
 use crate::summary::{Changed, Question};
@@ -229,22 +230,56 @@ pub(crate) fn start_thread(
     std::thread::Builder::new().name(name.to_owned()).spawn(work)
 }
 
+/// What compaction by itself may copy: little beside what a disk can do.
+const COMPACT_BYTES_PER_SEC: u64 = 8 << 20;
+
 /// Serves commands until the queue is closed. The clock decides only when the index is
-/// committed, which no caller can see but by crashing.
+/// committed and how fast garbage is compacted, which no caller can see but by crashing.
 #[allow(clippy::disallowed_methods)]
 fn write_loop(mut writer: Writer, commands: &Queue<Command>) {
     let _ending = Ending(commands);
     let interval = writer.shared.config.commit_interval;
     let mut committed_at = std::time::Instant::now();
+    // Whether the last look found garbage to compact, in which pass, and when to go on with it.
+    let (mut need, mut before, mut compact_at) = (Need::None, None, committed_at);
     loop {
-        let patience = if writer.has_uncommitted() { interval } else { interval * 4 };
+        let idle = if writer.has_uncommitted() { interval } else { interval * 4 };
+        let patience = match need {
+            Need::None => idle,
+            _ => idle.min(compact_at.saturating_duration_since(std::time::Instant::now())),
+        };
         let Some(group) = commands.pop(MAX_GROUP, patience) else { break };
         writer.run(group);
-        if committed_at.elapsed() >= interval {
+        let now = std::time::Instant::now();
+        if now.duration_since(committed_at) >= interval {
             if writer.has_uncommitted() {
                 let _ = writer.settle().and_then(|()| writer.commit());
             }
-            committed_at = std::time::Instant::now();
+            committed_at = now;
+            if need == Need::None {
+                need = writer.compaction_need();
+            }
+        }
+        if need != Need::None && now >= compact_at {
+            (need, before) = compact_some(&mut writer, before);
+            let rest = match need {
+                Need::Urgent => 0,
+                _ => STEP_BYTES * 1000 / COMPACT_BYTES_PER_SEC,
+            };
+            compact_at = std::time::Instant::now() + Duration::from_millis(rest);
+        }
+    }
+}
+
+/// A step of compaction in a pass; returns whether there is need of more, and in which pass.
+fn compact_some(writer: &mut Writer, before: Option<u64>) -> (Need, Option<u64>) {
+    match writer.reclaim_step(before) {
+        Ok(step) if !step.is_last => (writer.compaction_need(), Some(step.before)),
+        // The next look is at the next commit.
+        Ok(_) => (Need::None, None),
+        Err(error) => {
+            tracing::warn!(%error, "garbage cannot be compacted");
+            (Need::None, None)
         }
     }
 }
@@ -387,6 +422,23 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    /// Compacts step by step: others get their turn in between. Ends only with a whole segment.
+    async fn reclaim(&self, budget_bytes: u64) -> Result<u64, StoreError> {
+        let (mut copied_bytes, mut removed_bytes, mut before) = (0, 0u64, None);
+        loop {
+            let step = self.ask(|reply| Command::Reclaim(before, reply), 0).await?;
+            before = Some(step.before);
+            copied_bytes += step.copied_bytes;
+            removed_bytes += step.removed_bytes;
+            // Removals that still matter only move: to gain less than that is to gain nothing.
+            let freed_bytes = removed_bytes.saturating_sub(copied_bytes);
+            let is_gain = freed_bytes > 0 && freed_bytes * WORTHWHILE_SHARE >= copied_bytes;
+            if step.is_last || (is_gain && copied_bytes >= budget_bytes) {
+                return Ok(if is_gain { freed_bytes } else { 0 });
+            }
+        }
     }
 
     async fn summarize(&self, question: Question, now: u64) -> Result<Vec<Part>, StoreError> {
@@ -595,6 +647,6 @@ impl BlockStore for DiskStore {
 
     fn reclaim(&self, budget_bytes: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { inner.ask(|reply| Command::Reclaim(budget_bytes, reply), 0).await })
+        Box::pin(async move { inner.reclaim(budget_bytes).await })
     }
 }

@@ -210,7 +210,7 @@ pub trait BlockStore: Send + Sync + 'static {
         budget_bytes: u64,
     ) -> BoxFuture<'static, Result<ScrubStep, StoreError>>;
 
-    /// Gives back space: drops dead segments, compacts within `budget_bytes` of copying.
-    /// Returns bytes freed on disk.
+    /// Gives back space: drops dead segments, compacts within `budget_bytes` of copying, or until
+    /// something has been given back. Returns bytes freed on disk; 0 if there is nothing to gain.
     fn reclaim(&self, budget_bytes: u64) -> BoxFuture<'static, Result<u64, StoreError>>;
 }

@@ -5,6 +5,11 @@
 //! the live records are copied to the end of the log first. A copy keeps its sequence
 //! number, so it never wins over anything newer.
 //!
+//! Compaction goes step by step, so that nobody waits for more than a step: on request
+//! ([`crate::BlockStore::reclaim`]), before a put is refused for want of room, and in a store with
+//! threads all the time: if more than a [`DUE_SHARE`]th of what is live is garbage, the writer
+//! copies [`STEP_BYTES`] now and then, and without rest if more than a [`URGENT_SHARE`]th is.
+//!
 //! A removal record matters only if the index is lost, and then only while the record
 //! it removes is still in the log; compaction copies it exactly as long as that.
 
@@ -12,25 +17,68 @@ use bytes::Bytes;
 
 use crate::StoreError;
 use crate::index::SegmentStat;
-use crate::segment::{FIRST_RECORD_OFFSET, Met, RecordBody, RecordHeader, Walk};
+use crate::segment::{FIRST_RECORD_OFFSET, Met, RecordBody, RecordHeader, Walk, record_bytes};
 use crate::writer::{Record, Room, Writer};
 
 /// A segment is worth compacting if at least one byte in so many is garbage (a guess:
 /// at 8, freeing a byte costs copying at most seven).
-const WORTHWHILE_SHARE: u64 = 8;
+pub(crate) const WORTHWHILE_SHARE: u64 = 8;
 
 /// Segments a put may have compacted to make room for itself.
 const MAX_COMPACTIONS_PER_PUT: usize = 4;
 
-/// Bytes of records copied in one append.
-const COPY_BYTES: u64 = 1 << 20;
+/// Bytes of records copied in one append, and in one step of compaction.
+pub(crate) const STEP_BYTES: u64 = 1 << 20;
+
+/// Compaction by itself begins when there is one byte of garbage to so many live ones.
+const DUE_SHARE: u64 = 4;
+
+/// It goes on without rest when there is one byte of garbage to so many live ones.
+const URGENT_SHARE: u64 = 2;
+
+/// Less garbage than so many segments hold is no reason to compact by itself.
+const LEAST_SEGMENTS: u64 = 2;
 
 fn garbage_bytes(stat: &SegmentStat) -> u64 {
     stat.len_bytes.saturating_sub(stat.live_bytes)
 }
 
+/// The same without removals: those that still matter would only be copied to and fro.
+fn spare_bytes(stat: &SegmentStat) -> u64 {
+    garbage_bytes(stat).saturating_sub(stat.removals * record_bytes(0, false))
+}
+
 fn is_worthwhile(stat: &SegmentStat) -> bool {
     stat.live_bytes == 0 || garbage_bytes(stat) * WORTHWHILE_SHARE >= stat.len_bytes
+}
+
+/// A segment that is being compacted.
+#[derive(Clone, Copy)]
+pub(crate) struct Compacting {
+    number: u64,
+    /// What lies before has been dealt with.
+    offset: u64,
+}
+
+/// What a step of compaction did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Step {
+    /// Bytes of records copied.
+    pub(crate) copied_bytes: u64,
+    /// Lengths of segments removed.
+    pub(crate) removed_bytes: u64,
+    /// The pass is about segments before this one: what it writes itself is no part of it.
+    pub(crate) before: u64,
+    /// Nothing more is worth compacting, or there is no room for it.
+    pub(crate) is_last: bool,
+}
+
+/// Whether compaction should go on by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Need {
+    None,
+    Due,
+    Urgent,
 }
 
 /// What a walk for compaction has found and not yet dealt with.
@@ -42,20 +90,53 @@ struct Found {
 }
 
 impl Writer {
-    /// Gives back space by copying at most about `budget_bytes`.
-    pub(crate) fn reclaim(&mut self, budget_bytes: u64) -> Result<u64, StoreError> {
+    /// Gives back space by copying about [`STEP_BYTES`], or less where segments are small. The
+    /// first step of a pass is asked for without, the others with what the first said.
+    pub(crate) fn reclaim_step(&mut self, before: Option<u64>) -> Result<Step, StoreError> {
         self.settle()?;
-        let before = self.shared.usage().disk_bytes;
-        self.roll_if_wasteful()?;
-        self.commit()?;
-        let mut budget_bytes = budget_bytes;
-        for number in self.worthwhile_segments() {
-            let Some(copied) = self.compact(number, budget_bytes)? else { break };
-            budget_bytes = budget_bytes.saturating_sub(copied);
+        let removed_before = self.removed_bytes;
+        if self.compacting.is_none() {
+            self.roll_if_wasteful()?;
+            self.commit()?;
         }
-        self.settle()?;
-        self.commit()?;
-        Ok(before.saturating_sub(self.shared.usage().disk_bytes))
+        let before = before.unwrap_or(self.active.number);
+        let mut step = Step { is_last: true, before, ..Step::default() };
+        let next = self.compacting.map(|now| now.number);
+        let worthwhile = || self.worthwhile_segments().into_iter().find(|n| *n < before);
+        if let Some(number) = next.or_else(worthwhile) {
+            let copied = self.compact(number, 0)?;
+            self.settle()?;
+            step.copied_bytes = copied.unwrap_or(0);
+            step.is_last = copied.is_none();
+            if copied.is_some() && self.compacting.is_none() {
+                self.commit()?;
+                if self.shared.catalog.read().segments().contains_key(&number) {
+                    self.stuck.insert(number);
+                }
+            }
+        }
+        step.removed_bytes = self.removed_bytes - removed_before;
+        Ok(step)
+    }
+
+    /// Whether there is so much garbage that compaction should go on by itself.
+    pub(crate) fn compaction_need(&self) -> Need {
+        if self.check_usable().is_err() {
+            return Need::None;
+        }
+        let (mut garbage, mut live) = (0, 0);
+        for (number, stat) in self.shared.catalog.read().segments() {
+            live += stat.live_bytes;
+            if *number != self.active.number && !self.stuck.contains(number) {
+                garbage += spare_bytes(stat);
+            }
+        }
+        let least_bytes = LEAST_SEGMENTS * self.shared.segment_bytes();
+        match garbage.saturating_sub(least_bytes) {
+            excess if excess * URGENT_SHARE > live => Need::Urgent,
+            excess if excess * DUE_SHARE > live => Need::Due,
+            _ => Need::None,
+        }
     }
 
     /// Tries to make room for an append; the caller looks whether it worked.
@@ -106,7 +187,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Segments to compact, the emptiest first.
+    /// Segments to compact, those first that leave least to copy.
     fn worthwhile_segments(&self) -> Vec<u64> {
         let state = self.shared.catalog.read();
         let mut segments: Vec<(u64, u64)> = state
@@ -117,32 +198,39 @@ impl Writer {
                     && is_worthwhile(stat)
                     && !self.stuck.contains(number)
             })
-            .map(|(number, stat)| (stat.live_bytes, *number))
+            .map(|(number, stat)| (stat.len_bytes - spare_bytes(stat), *number))
             .collect();
         segments.sort_unstable();
         segments.into_iter().map(|(_, number)| number).collect()
     }
 
-    /// Copies what is live in a segment to the end of the log, up to about
-    /// `budget_bytes`. Returns the bytes copied; `None` if budget or room ran out first.
+    /// Copies what is live in a segment to the end of the log, step by step until `budget_bytes`
+    /// have been copied; goes on where it stopped the last time. Returns the bytes copied; `None`
+    /// if room ran out.
     fn compact(&mut self, number: u64, budget_bytes: u64) -> Result<Option<u64>, StoreError> {
+        let resumed = self.compacting.take().filter(|now| now.number == number);
         let stat = self.shared.catalog.read().segments().get(&number).copied();
         let Some(stat) = stat else { return Ok(Some(0)) };
-        if stat.live_bytes > budget_bytes {
-            return Ok(None);
-        }
+        let from = resumed.map_or(FIRST_RECORD_OFFSET, |now| now.offset);
         let io = |error: std::io::Error| StoreError::Io(error.to_string());
         let file = self.shared.files.open(&*self.shared.disk, number).map_err(io)?;
-        let mut walk = Walk::new(&*file, stat.salt, FIRST_RECORD_OFFSET, stat.len_bytes);
+        let mut walk = Walk::new(&*file, stat.salt, from, stat.len_bytes);
         let mut found = Found::default();
         let mut copied_bytes = 0;
+        let step_bytes = STEP_BYTES.min(self.shared.segment_bytes() / 4);
         while let Some(met) = walk.step().map_err(io)? {
             let Met::Record { offset, header } = met else { continue };
             self.consider(number, offset, header, &mut walk, &mut found)?;
-            if found.copy_bytes >= COPY_BYTES {
+            if found.copy_bytes >= step_bytes {
                 copied_bytes += found.copy_bytes;
                 if !self.copy(&mut found)? {
                     return Ok(None);
+                }
+                if copied_bytes >= budget_bytes {
+                    self.set_aside(std::mem::take(&mut found.damaged))?;
+                    let offset = offset + header.record_bytes();
+                    self.compacting = Some(Compacting { number, offset });
+                    return Ok(Some(copied_bytes));
                 }
             }
         }
@@ -239,6 +327,7 @@ impl Writer {
                     tracing::warn!(segment = number, %error, "a dead segment stays for now");
                 }
                 _ => {
+                    self.removed_bytes += stat.len_bytes;
                     self.shared.catalog.forget_segment(*number);
                     self.stuck.remove(number);
                 }

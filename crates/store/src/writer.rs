@@ -23,6 +23,7 @@ use futures_channel::oneshot;
 use crate::catalog::Change;
 use crate::disk::{self, DiskFile};
 use crate::index::{Entry, Index, IndexError};
+use crate::reclaim::{Compacting, Step};
 use crate::segment::{
     self, ALIGNMENT, FIRST_RECORD_OFFSET, LAYOUT, RecordBody, RecordHeader, SegmentHeader,
 };
@@ -44,7 +45,8 @@ pub(crate) enum Command {
     Remove(Vec<Key>, Reply<()>),
     /// Forget blocks if they are still the ones of these sequence numbers.
     SetAside(Vec<(Key, u64)>, Reply<()>),
-    Reclaim(u64, Reply<u64>),
+    /// A step of compaction, in a pass over the segments before the one named.
+    Reclaim(Option<u64>, Reply<Step>),
     /// Commit the index.
     Flush(Reply<()>),
     /// The same for a caller that blocks: too much waits for a commit.
@@ -101,6 +103,9 @@ pub(crate) struct Writer {
     log_bytes_since_commit: u64,
     /// Segments whose live records cannot all be read; compacting them is no use.
     pub(crate) stuck: std::collections::BTreeSet<u64>,
+    pub(crate) compacting: Option<Compacting>,
+    /// Lengths of all segments removed.
+    pub(crate) removed_bytes: u64,
 }
 
 fn io_error(error: &io::Error) -> StoreError {
@@ -126,6 +131,8 @@ impl Writer {
             index_failed: false,
             log_bytes_since_commit: 0,
             stuck: std::collections::BTreeSet::new(),
+            compacting: None,
+            removed_bytes: 0,
         }
     }
 
@@ -150,8 +157,8 @@ impl Writer {
                     let appended = self.set_aside(keys);
                     self.wait_for_sync(appended, reply);
                 }
-                Command::Reclaim(budget_bytes, reply) => {
-                    let _ = reply.send(self.reclaim(budget_bytes));
+                Command::Reclaim(before, reply) => {
+                    let _ = reply.send(self.reclaim_step(before));
                 }
                 Command::Flush(reply) => {
                     let flushed = self.settle().and_then(|()| self.commit());

@@ -4,6 +4,7 @@ pub mod cat;
 pub mod compare;
 pub mod completions;
 pub mod contribute;
+pub mod gc;
 pub mod get;
 pub mod invite;
 pub mod lab;
@@ -58,6 +59,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Publish(args) => until_done(publish::run(args, &global)),
         Command::Unpublish(args) => until_done(unpublish::run(args, &global)),
         Command::Renew(args) => until_done(renew::run(args, &global)),
+        Command::Gc(args) => until_done(gc::run(args, &global)),
         Command::Quota(args) => until_done(quota::run(args, &global)),
         Command::Settings(args) => until_done(settings::run(args, &global)),
         Command::Volumes(args) => until_done(volumes::run(args, &global)),

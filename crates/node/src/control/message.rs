@@ -42,6 +42,9 @@ pub const CONTRIBUTE: u16 = 0x0315;
 pub const MEMBERS: u16 = 0x0316;
 /// Replace the network's secret: [`Rotate`]; answered by [`crate::Rotated`] as JSON.
 pub const ROTATE: u16 = 0x0317;
+/// Give back disk space that no block needs, for some seconds at most; answered by
+/// [`crate::Reclaimed`] as JSON.
+pub const RECLAIM: u16 = 0x0318;
 /// The volumes published from here, as JSON.
 pub const VOLUMES: u16 = 0x0320;
 /// Open or create a volume.

@@ -16,7 +16,9 @@ use tokio::sync::watch;
 use super::message::{self, Answer, Empty, GetFailed, Invited, PutFailed, ReadKeyWish};
 use crate::contribution::{ContributionStatus, Policy};
 use crate::keeper::Keeper;
-use crate::status::{MemberList, NodeSettings, QuotaStatus, Rotated, Status, VolumeStatus};
+use crate::status::{
+    MemberList, NodeSettings, QuotaStatus, Reclaimed, Rotated, Status, VolumeStatus,
+};
 use crate::volumes::{self, VolumeError, Volumes};
 
 /// The most keys renewed by one call.
@@ -47,6 +49,8 @@ pub(crate) trait About: Send + Sync + 'static {
         remove: Vec<PeerId>,
         overlap: Duration,
     ) -> BoxFuture<'static, Result<Rotated, String>>;
+    /// Gives back some of the disk space that no block needs.
+    fn reclaim(&self) -> BoxFuture<'static, Result<Reclaimed, String>>;
 }
 
 /// Answers the calls of the control socket.
@@ -127,6 +131,11 @@ impl Control {
                 let remove = keys.iter().map(|key| PeerId(*key)).collect();
                 let overlap = Duration::from_secs(call.overlap_secs);
                 json(&self.about.rotate(remove, overlap).await.map_err(unfit)?)
+            }
+            message::RECLAIM => {
+                bare(&request)?;
+                let reclaimed = self.about.reclaim().await;
+                json(&reclaimed.map_err(|why| Refusal::new(Refusal::INTERNAL, why))?)
             }
             message::VOLUME_UNPUBLISH => {
                 let call: message::VolumeName = message::decode(&request.header)?;
@@ -376,6 +385,9 @@ mod tests {
         }
         fn quota(&self, _: message::ChangeQuota) -> Result<QuotaStatus, String> {
             Err("not here".into())
+        }
+        fn reclaim(&self) -> BoxFuture<'static, Result<Reclaimed, String>> {
+            Box::pin(std::future::ready(Err("not here".into())))
         }
         fn contribute(&self, _: Option<Policy>, _: bool) -> Result<ContributionStatus, String> {
             Err("not here".into())

@@ -242,6 +242,17 @@ async fn settings_change_while_the_node_runs_and_outlive_it() {
     node.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_has_disk_space_given_back() {
+    let home = Home::new();
+    let node = home.found().await;
+    let client = home.client().await;
+    let reclaimed = client.reclaim().await.expect("done");
+    assert_eq!((reclaimed.freed_bytes, reclaimed.block_bytes), (0, 0));
+    assert_eq!(reclaimed.disk_bytes, node.status().disk_bytes);
+    node.stop().await;
+}
+
 /// CFS §3.1: the ring drops what nobody asks it to keep; the keeper asks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_keeper_renews_a_volume_and_reports_what_is_lost() {

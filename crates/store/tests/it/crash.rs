@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use atoll_key::{Key, KeyRange};
 use atoll_store::disk::{FaultyDisk, Operation};
-use atoll_store::{BlockStore, DiskStore, Owner, StoreError, StoredBlock};
+use atoll_store::{BlockInfo, BlockStore, DiskStore, Owner, StoreError, StoredBlock};
 use futures_util::future::join_all;
 
 use crate::fixture::{
@@ -147,7 +147,15 @@ fn operate(
                 let new = block(n, random.below(5), len_bytes, random.below(100));
                 let new = owned(new, owner(1 + random.below(OWNERS)));
                 let states = changes.entry(n).or_default();
-                let held = states.last().copied().unwrap_or(expected.slot(n).now);
+                let before = expected.slot(n).now;
+                let held = states.last().copied().unwrap_or(before);
+                if !states.is_empty() && held.is_some_and(|held| new.info.version <= held.version) {
+                    // Only the lease may survive, without the version it was written for.
+                    let info = BlockInfo { version: 0, ..new.info };
+                    let lease = StoredBlock { info, ..new.clone() };
+                    let only = before.map(|before| Expectation::after_put(Some(before), &lease));
+                    states.insert(0, only);
+                }
                 states.push(Some(Expectation::after_put(held, &new)));
                 batch.push(new);
             }
