@@ -314,7 +314,7 @@ impl Node {
         let (entry, membership) = (self.entry.clone(), self.membership.clone());
         let remember = move || {
             entry.remember();
-            membership.save_known();
+            membership.save_all();
         };
         let _ = tokio::task::spawn_blocking(remember).await;
         if let Err(error) = self.store.flush().await {

@@ -2,9 +2,13 @@
 
 use crate::processes::{NodeProcess, Ring, assert_same, make_tree, run, until};
 
+/// Whether a node's status warns so; not while it is still starting.
 fn warns(node: &NodeProcess, what: &str) -> bool {
-    let status = node.atoll(["status", "--json"]).ok().json();
-    status["warnings"].as_array().is_some_and(|warnings| {
+    let said = node.atoll(["status", "--json"]);
+    if said.code == Some(3) {
+        return false;
+    }
+    said.ok().json()["warnings"].as_array().is_some_and(|warnings| {
         warnings.iter().any(|warning| warning.as_str().is_some_and(|text| text.contains(what)))
     })
 }

@@ -13,6 +13,10 @@ use crate::dir::{self, DirError, NodeDir};
 use crate::network::random_seed;
 use crate::status::Rotated;
 
+/// A clock that shows less has never been set: 2026-01-01. Members would count as met after
+/// such a record was issued, and lose each other.
+const EARLIEST_UNIX_MS: u64 = 1_767_225_600_000;
+
 impl Membership {
     /// Replaces the secret and removes nodes. The new record is on disk, and with the
     /// members that are connected, when this resolves.
@@ -40,7 +44,7 @@ impl Membership {
     }
 
     /// Signs a record and takes it over; until when the former secret is good.
-    fn issue(&self, remove: &[PeerId], overlap: Duration) -> Result<u64, String> {
+    pub(super) fn issue(&self, remove: &[PeerId], overlap: Duration) -> Result<u64, String> {
         let admin = self.admin_key()?;
         if !(MIN_OVERLAP..=MAX_OVERLAP).contains(&overlap) {
             return Err(format!(
@@ -55,10 +59,17 @@ impl Membership {
         if remove.len() > MAX_REMOVED {
             return Err(format!("at most {MAX_REMOVED} nodes can be removed"));
         }
+        let now = self.env.unix_ms();
+        let last = self.lock().record.as_ref().map_or(EARLIEST_UNIX_MS, |r| r.issued_unix_ms);
+        if now < last {
+            return Err("the clock of this machine is behind: set it first, because members are \
+                        told by when they were met"
+                .into());
+        }
         let before = self.lock().record.as_ref().map(|r| r.removed.clone()).unwrap_or_default();
         let content = Content {
             epoch: self.network().epoch + 1,
-            issued_unix_ms: self.env.unix_ms(),
+            issued_unix_ms: now,
             overlap,
             secret: random_seed(),
             former: self.secrets().current,

@@ -61,6 +61,8 @@ struct State {
     is_unsaved: bool,
     /// Connected nodes that are known to have our record, or not to know of records.
     told: BTreeMap<PeerId, u64>,
+    /// Records offered that are not the administrator's.
+    refused_records: u64,
     /// Who refuses this node, and why.
     refused_by: Option<(Peer, Verdict)>,
 }
@@ -146,8 +148,32 @@ impl Membership {
         Ok(true)
     }
 
-    /// Writes down which members are known, if that has changed. Blocks on the disk.
-    pub fn save_known(&self) {
+    /// Whether a record offered may be newer than what is known: told from its epoch alone,
+    /// before anything is spent on its signature.
+    fn may_be_newer(&self, bytes: &[u8]) -> bool {
+        let state = self.lock();
+        let is_held = |held: &Record| {
+            record::epoch_of(bytes).is_none_or(|epoch| epoch < held.epoch) || held.bytes() == bytes
+        };
+        !state.record.as_ref().is_some_and(is_held)
+    }
+
+    /// Counts a record that is not the administrator's. Whether it is worth a line of the
+    /// log: the first, and ever fewer, so that no member can fill the disk.
+    fn is_worth_logging(&self) -> bool {
+        let mut state = self.lock();
+        state.refused_records += 1;
+        state.refused_records.is_power_of_two()
+    }
+
+    /// Writes down which members are known and when they were seen. Blocks on the disk.
+    pub fn save_all(&self) {
+        self.lock().is_unsaved = true;
+        self.save_known();
+    }
+
+    /// The same, if others are known than when it was last written. Blocks on the disk.
+    fn save_known(&self) {
         let mut state = self.lock();
         if !std::mem::take(&mut state.is_unsaved) {
             return;
@@ -283,7 +309,7 @@ impl Members for Membership {
     fn refused_by(&self, by: Peer, verdict: Verdict) {
         let mut state = self.lock();
         let before = state.refused_by.replace((by, verdict));
-        if before.is_none_or(|(_, before)| before != verdict) {
+        if before.is_none() {
             drop(state);
             self.warning().into_iter().for_each(|warning| tracing::warn!("{warning}"));
         }

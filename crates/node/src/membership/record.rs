@@ -132,6 +132,11 @@ pub(crate) fn admin_of(bytes: &[u8]) -> Option<[u8; 32]> {
     bytes.get(1..33)?.try_into().ok()
 }
 
+/// Which epoch a record says that it is of.
+pub(crate) fn epoch_of(bytes: &[u8]) -> Option<u64> {
+    bytes.get(33..41)?.try_into().ok().map(u64::from_be_bytes)
+}
+
 fn message(signed: &[u8]) -> Vec<u8> {
     [CONTEXT, signed].concat()
 }

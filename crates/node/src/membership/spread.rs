@@ -27,6 +27,8 @@ const GIVE: u16 = 0x0401;
 
 /// How often connections are looked at for a peer that was not told yet.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// The least time between two writes of the members met.
+const SAVE_EVERY: Duration = Duration::from_secs(10);
 /// The most peers told at once.
 const MAX_AT_ONCE: usize = 32;
 /// How long a peer may take to answer.
@@ -52,11 +54,15 @@ pub(crate) struct Newer {
 impl Membership {
     /// Tells peers of the record and closes what it does not allow, for ever.
     pub async fn run(self: Arc<Self>, transport: Arc<TcpTransport>) {
+        let mut saved = self.env.now();
         loop {
             self.enforce(&transport);
             self.tell_all(&transport).await;
-            let members = self.clone();
-            let _ = tokio::task::spawn_blocking(move || members.save_known()).await;
+            if self.env.now().since(saved) >= SAVE_EVERY {
+                let members = self.clone();
+                let _ = tokio::task::spawn_blocking(move || members.save_known()).await;
+                saved = self.env.now();
+            }
             let pause = jittered(&*self.env, LOOK_EVERY);
             let _ = timeout(&*self.env, pause, self.news.rung()).await;
         }
@@ -132,9 +138,14 @@ impl Membership {
     }
 
     async fn take_over_from(self: &Arc<Self>, peer: Peer, bytes: Bytes) {
+        if !self.may_be_newer(&bytes) {
+            return;
+        }
         let members = self.clone();
         let taken = tokio::task::spawn_blocking(move || members.take_over(&bytes)).await;
-        if let Ok(Err(why)) = taken {
+        if let Ok(Err(why)) = taken
+            && self.is_worth_logging()
+        {
             tracing::warn!(%peer, "a record of the network's state is refused: {why}");
         }
     }

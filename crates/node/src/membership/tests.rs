@@ -1,5 +1,6 @@
 //! The rules of admission, at times of the tests' choosing.
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -124,6 +125,54 @@ fn a_removed_node_is_a_member_by_no_secret() {
     let list = scene.members.list(peer(0), &[], &[]);
     let states: Vec<&str> = list.members.iter().map(|member| member.status.as_str()).collect();
     assert_eq!(states, ["this node", "removed"]);
+}
+
+/// A record of 1970 would have every member met too late.
+#[test]
+fn nothing_is_issued_by_a_clock_that_was_never_set() {
+    let scene = Scene::new();
+    std::fs::write(scene.dir.admin_key(), scene.admin.seed()).expect("write");
+    std::fs::set_permissions(scene.dir.admin_key(), std::fs::Permissions::from_mode(0o600))
+        .expect("chmod");
+    let issue = |unix_ms| scene.at(unix_ms).members.issue(&[], OVERLAP);
+    assert!(issue(ISSUED_MS).is_err_and(|why| why.contains("clock")));
+    let now = 2_000_000_000_000;
+    assert_eq!(issue(now), Ok(now + OVERLAP.as_millis() as u64));
+    assert!(issue(now - 1).is_err_and(|why| why.contains("clock")), "before the last record");
+}
+
+#[test]
+fn beyond_its_maximum_the_list_of_removed_nodes_forgets_the_earliest() {
+    let scene = Scene::new();
+    std::fs::write(scene.dir.admin_key(), scene.admin.seed()).expect("write");
+    std::fs::set_permissions(scene.dir.admin_key(), std::fs::Permissions::from_mode(0o600))
+        .expect("chmod");
+    scene.at(2_000_000_000_000);
+    let first: Vec<PeerId> =
+        (0..200).map(|n| PeerId([n, 1, 0, 0].repeat(8).try_into().expect("32"))).collect();
+    let then: Vec<PeerId> =
+        (0..100).map(|n| PeerId([n, 2, 0, 0].repeat(8).try_into().expect("32"))).collect();
+    scene.members.issue(&first, OVERLAP).expect("issued");
+    scene.members.issue(&then, OVERLAP).expect("issued");
+    scene.members.issue(&first[150..], OVERLAP).expect("once more");
+    let gone = |ids: &[PeerId]| ids.iter().filter(|id| scene.members.is_removed(id)).count();
+    assert_eq!((gone(&first[..44]), gone(&first[44..]), gone(&then)), (0, 156, 100));
+}
+
+/// A member that sends the same record, or older ones, again and again costs a comparison;
+/// one that sends forged ones cannot fill the log.
+#[test]
+fn records_that_are_not_newer_are_seen_by_their_epoch() {
+    let scene = Scene::new();
+    let (second, third) = (scene.record(2, &[]), scene.record(3, &[]));
+    assert!(scene.members.may_be_newer(second.bytes()));
+    assert_eq!(scene.members.take_over(second.bytes()), Ok(true));
+    for old in [second.bytes(), scene.record(1, &[]).bytes(), b""] {
+        assert!(!scene.members.may_be_newer(old));
+    }
+    assert!(scene.members.may_be_newer(third.bytes()));
+    let logged = (0..1000).filter(|_| scene.members.is_worth_logging()).count();
+    assert_eq!(logged, 10);
 }
 
 #[test]
