@@ -102,10 +102,10 @@ async fn strangers_that_hold_every_place_keep_no_member_out() {
 async fn a_live_connection_is_proof_of_life_where_a_dial_fails() {
     // `b` is dialled through a forwarder, which can be taken away.
     let forwarder = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let advertise = Some(forwarder.local_addr().unwrap());
+    let outside = forwarder.local_addr().unwrap();
     // An address of this machine that nothing else uses.
-    let behind = SocketAddr::from(([127, 0, 3, 1], advertise.unwrap().port()));
-    let b = TcpConfig { advertise, listen: behind, ..config(2) };
+    let behind = SocketAddr::from(([127, 0, 3, 1], outside.port()));
+    let b = TcpConfig { advertise: Some(outside), listen: behind, ..config(2) };
     let b = TcpTransport::start(b).await.unwrap();
     b.serve(Arc::new(Echo));
     let forwarder = tokio::spawn(async move {
