@@ -12,7 +12,7 @@ use atoll_env::{BoxFuture, Env};
 use atoll_key::{BlockHash, Key, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_overlay::Overlay;
-use atoll_overlay::clock::NetworkTime;
+use atoll_overlay::clock::network_time;
 use atoll_store::{BlockInfo, BlockStore, StoreError};
 use bytes::Bytes;
 
@@ -69,7 +69,7 @@ impl Dht {
         }
         let cache = Cache::new(config.cache_bytes, config.cache_asks, salt);
         // Receipts and leases need clocks that agree.
-        let env = NetworkTime::new(env, overlay.clone());
+        let env = network_time(env, overlay.clone());
         let clock = LeaseClock::resume(&*durable, env.now(), env.unix_ms() / 1000);
         let inner = Inner {
             env,

@@ -7,6 +7,7 @@
 use std::path::Path;
 
 use atoll_key::{IdProfile, SecretKey, SignedBlock};
+use atoll_overlay::chord::RememberedPeer;
 use minicbor::Decode;
 
 use crate::config::Settings;
@@ -17,7 +18,7 @@ use crate::control::message::{
 use crate::manifest::{Manifest, PartialManifest};
 use crate::membership::{EXAMPLE_ADMIN, KnownList, Record};
 use crate::network::{Network, StoredNetwork};
-use crate::peers::PeerList;
+use crate::peers::{PeerList, PeerMemory};
 use crate::volumes::{Info, Kept, VolumeError};
 
 /// Whether `bytes` are a header of the control protocol, of a call or of a reply.
@@ -50,7 +51,7 @@ pub fn node_file(bytes: &[u8]) -> bool {
     let takes = [
         takes::<StoredNetwork>,
         takes::<Settings>,
-        takes::<PeerList>,
+        takes::<PeerMemory>,
         takes::<Info>,
         takes::<Kept>,
         takes::<KnownList>,
@@ -127,12 +128,14 @@ pub fn example_files() -> Vec<Vec<u8>> {
         addr: addr.parse().expect("an address"),
     });
     let bootstrap = PeerList::new(peers);
+    let known = |peer: &atoll_net::Peer| RememberedPeer { peer: *peer, failures: 17_520 };
+    let memory = PeerMemory(peers.iter().map(known).collect());
     let mut settings = Settings::default();
     settings.set_listen(peers[0].addr);
     settings.set_cache_bytes(1 << 30);
     settings.change_quota(quota());
     let files = [
-        message::encode(&bootstrap),
+        message::encode(&memory),
         message::encode(&StoredNetwork { network, bootstrap }),
         message::encode(&settings),
         message::encode(&Info::default()),

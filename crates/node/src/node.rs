@@ -17,7 +17,7 @@ use atoll_net::{
 };
 use atoll_overlay::Overlay;
 use atoll_overlay::chord::{self, Chord, ChordConfig, RememberedPeer};
-use atoll_overlay::clock::NetworkTime;
+use atoll_overlay::clock::network_time;
 use atoll_overlay::walk::Selection;
 use atoll_store::{BlockStore, ContributedStore, FlagCheck};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -189,7 +189,7 @@ impl Node {
         env.spawn(Box::pin(clock::watch(env.clone(), chord.clone())));
 
         // Leases end by the network's time.
-        let time = NetworkTime::new(env.clone(), chord.clone());
+        let time = network_time(env.clone(), chord.clone());
         let keeper = Arc::new(Keeper::new(time.clone(), dht.clone(), volumes.clone(), lease));
         env.spawn(Box::pin(keeper.clone().run()));
 

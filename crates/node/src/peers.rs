@@ -61,21 +61,11 @@ impl PeerMemory {
     pub fn load(dir: &NodeDir) -> Result<PeerMemory, DirError> {
         let path = dir.peers();
         let Some(bytes) = dir::read_small(&path)? else { return Ok(PeerMemory::default()) };
-        let entries: Capped<Entry, MAX_PEERS> =
-            minicbor::decode(&bytes).map_err(|error| DirError::damaged(path, error))?;
-        let remembered =
-            |entry: Entry| RememberedPeer { peer: entry.peer.0, failures: entry.failures };
-        Ok(PeerMemory(entries.0.into_iter().map(remembered).collect()))
+        minicbor::decode(&bytes).map_err(|error| DirError::damaged(path, error))
     }
 
     pub fn save(&self, dir: &NodeDir) -> Result<(), DirError> {
-        let entry = |RememberedPeer { peer, failures }: &RememberedPeer| Entry {
-            peer: WirePeer(*peer),
-            failures: *failures,
-        };
-        let entries: Capped<Entry, MAX_PEERS> =
-            Capped(self.0.iter().take(MAX_PEERS).map(entry).collect());
-        let bytes = minicbor::to_vec(&entries).expect("a vector takes all that is written");
+        let bytes = minicbor::to_vec(self).expect("a vector takes all that is written");
         dir::write_atomically(&dir.peers(), &bytes)
     }
 
@@ -87,6 +77,23 @@ impl PeerMemory {
             known.map(|known| (known.peer, known.failures / FAILURES_SAVED)).collect()
         };
         gist(self) != gist(saved)
+    }
+}
+
+impl<C> Encode<C> for PeerMemory {
+    fn encode<W: Write>(&self, e: &mut Encoder<W>, c: &mut C) -> Result<(), EncodeError<W::Error>> {
+        let entry =
+            |known: &RememberedPeer| Entry { peer: WirePeer(known.peer), failures: known.failures };
+        let entries = self.0.iter().take(MAX_PEERS).map(entry).collect();
+        Capped::<Entry, MAX_PEERS>(entries).encode(e, c)
+    }
+}
+
+impl<'b, C> Decode<'b, C> for PeerMemory {
+    fn decode(d: &mut Decoder<'b>, c: &mut C) -> Result<Self, DecodeError> {
+        let Capped(entries) = Capped::<Entry, MAX_PEERS>::decode(d, c)?;
+        let known = |entry: Entry| RememberedPeer { peer: entry.peer.0, failures: entry.failures };
+        Ok(PeerMemory(entries.into_iter().map(known).collect()))
     }
 }
 

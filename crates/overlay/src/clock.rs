@@ -13,7 +13,7 @@
 //! nothing. Votes are kept against monotonic time, so that setting the own clock is seen at once.
 //! What nodes tell is their own clock, never the corrected one.
 //!
-//! [`NetworkTime`] is a [`Runtime`] whose wall clock is corrected so.
+//! [`network_time`] makes a [`Runtime`] whose wall clock is corrected so.
 //!
 //! Plain data otherwise; time is an argument.
 
@@ -138,17 +138,15 @@ fn correction_ms(differences: &[(Peer, i64)]) -> i64 {
     median.filter(|ahead| !agrees(*ahead)).unwrap_or(0)
 }
 
-/// A runtime whose wall clock is the network's.
-pub struct NetworkTime {
-    env: Env,
-    overlay: Arc<dyn Overlay>,
+/// `env` with its wall clock corrected by what `overlay` hears of those of others.
+pub fn network_time(env: Env, overlay: Arc<dyn Overlay>) -> Env {
+    Arc::new(NetworkTime { env, overlay })
 }
 
-impl NetworkTime {
-    /// `env` with its wall clock corrected by what `overlay` hears of those of others.
-    pub fn new(env: Env, overlay: Arc<dyn Overlay>) -> Env {
-        Arc::new(NetworkTime { env, overlay })
-    }
+/// A runtime whose wall clock is the network's.
+struct NetworkTime {
+    env: Env,
+    overlay: Arc<dyn Overlay>,
 }
 
 impl Runtime for NetworkTime {
