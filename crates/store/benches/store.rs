@@ -4,13 +4,8 @@
 // Measuring is what this program is for.
 #![allow(clippy::disallowed_methods)]
 
-use std::future::Future;
 use std::path::PathBuf;
-use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use atoll_key::{BlockKind, Key};
 use atoll_store::{BlockInfo, BlockStore, DiskConfig, DiskStore, StoredBlock};
@@ -18,24 +13,8 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn wait<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return output;
-        }
-        std::thread::park();
-    }
-}
+mod measure;
+use measure::{cpu, resident_mib, wait};
 
 fn key(n: u64) -> Key {
     let mut bytes = [0; 64];
@@ -43,20 +22,6 @@ fn key(n: u64) -> Key {
     bytes[..8].copy_from_slice(&spread.wrapping_mul(0xbf58_476d_1ce4_e5b9).to_be_bytes());
     bytes[8..16].copy_from_slice(&n.to_be_bytes());
     Key(bytes)
-}
-
-/// CPU time of this process.
-fn cpu() -> Duration {
-    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
-    let fields: Vec<&str> = stat.rsplit(')').next().expect("a name").split_whitespace().collect();
-    let ticks: u64 = fields[11..13].iter().map(|f| f.parse::<u64>().expect("a number")).sum();
-    Duration::from_millis(ticks * 10)
-}
-
-fn resident_mib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
-    let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("VmRSS");
-    line.split_whitespace().nth(1).expect("kB").parse::<u64>().expect("a number") / 1024
 }
 
 /// Puts `total` blocks of `len` bytes in batches of `batch`, `parallel` batches at a time.

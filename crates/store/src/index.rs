@@ -9,15 +9,15 @@
 //!
 //! | table | key | value |
 //! |---|---|---|
-//! | `blocks2` | key, 64 bytes | `Entry`, 78 bytes |
-//! | `owners` | owner, 32 bytes | blocks held for it, bytes of them |
+//! | `blocks3` | key: 32 bytes if it is a hash, else 64 | `Entry`, 44 bytes |
+//! | `owners3` | owner, 32 bytes | its number, blocks held for it, bytes of them |
 //! | `segments` | number | salt, length, bytes of live records, removals |
 //! | `meta` | name | number: `layout`, `segment`, `offset`, `next_sequence`, `blocks`, `block_bytes` |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
 use atoll_key::{BlockKind, Key};
 use redb::{
@@ -26,39 +26,36 @@ use redb::{
 
 use crate::disk::{Disk, DiskFile};
 use crate::segment::{OWNER_BYTES, record_bytes};
-use crate::{BlockInfo, Holding, Owner, index_layout1};
+use crate::{BlockInfo, Holding, Owner};
 
 /// The file's name.
 pub(crate) const FILE_NAME: &str = "index.redb";
 /// The name of one that could not be read.
 const DAMAGED_FILE_NAME: &str = "index.redb.damaged";
 
-pub(crate) const LAYOUT: u64 = 2;
-pub(crate) const ENTRY_BYTES: usize = 78;
+const LAYOUT: u64 = 3;
+const ENTRY_BYTES: usize = 44;
 const ENTRY_CRC_OFFSET: usize = ENTRY_BYTES - 4;
 
-pub(crate) const BLOCKS: TableDefinition<&[u8; 64], &[u8; ENTRY_BYTES]> =
-    TableDefinition::new("blocks2");
-pub(crate) const OWNERS: TableDefinition<&[u8; OWNER_BYTES], (u64, u64)> =
-    TableDefinition::new("owners");
-pub(crate) const SEGMENTS: TableDefinition<u64, (u64, u64, u64, u64)> =
-    TableDefinition::new("segments");
-pub(crate) const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+const BLOCKS: TableDefinition<&[u8], &[u8; ENTRY_BYTES]> = TableDefinition::new("blocks3");
+const OWNERS: TableDefinition<&[u8; OWNER_BYTES], (u32, u64, u64)> =
+    TableDefinition::new("owners3");
+const SEGMENTS: TableDefinition<u64, (u64, u64, u64, u64)> = TableDefinition::new("segments");
+const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 
 /// Where a block is and what is known of it.
 ///
 /// | offset | bytes | field |
 /// |---|---|---|
-/// | 0 | 8 | segment |
-/// | 8 | 4 | offset of the record in it |
-/// | 12 | 4 | length of the block |
-/// | 16 | 1 | kind |
-/// | 17 | 1 | 1 if the record's header carries an owner, otherwise 0 |
-/// | 18 | 8 | version |
-/// | 26 | 8 | end of the lease |
-/// | 34 | 8 | sequence number |
-/// | 42 | 32 | owner: publisher, address |
-/// | 74 | 4 | CRC-32 of the key and bytes 0..74 |
+/// | 0 | 6 | segment |
+/// | 6 | 4 | offset of the record in it |
+/// | 10 | 3 | length of the block |
+/// | 13 | 1 | kind, and 128 if the record's header carries an owner |
+/// | 14 | 8 | version |
+/// | 22 | 8 | end of the lease |
+/// | 30 | 6 | sequence number |
+/// | 36 | 4 | number of the owner |
+/// | 40 | 4 | CRC-32 of the key and bytes 0..40 |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Entry {
     pub(crate) segment: u64,
@@ -105,60 +102,87 @@ impl Entry {
         Entry { expires_unix_secs, owner, ..self }
     }
 
-    pub(crate) fn encode(&self, key: &Key) -> [u8; ENTRY_BYTES] {
+    fn encode(&self, key: &Key, owner: u32) -> [u8; ENTRY_BYTES] {
         let mut out = [0; ENTRY_BYTES];
-        out[..8].copy_from_slice(&self.segment.to_be_bytes());
-        out[8..12].copy_from_slice(&self.offset.to_be_bytes());
-        out[12..16].copy_from_slice(&self.len_bytes.to_be_bytes());
-        out[16] = self.kind as u8;
-        out[17] = u8::from(self.long_header);
-        out[18..26].copy_from_slice(&self.version.to_be_bytes());
-        out[26..34].copy_from_slice(&self.expires_unix_secs.to_be_bytes());
-        out[34..42].copy_from_slice(&self.sequence.to_be_bytes());
-        out[42..ENTRY_CRC_OFFSET].copy_from_slice(&encode_owner(&self.owner));
+        out[..6].copy_from_slice(&be48(self.segment));
+        out[6..10].copy_from_slice(&self.offset.to_be_bytes());
+        out[10..13].copy_from_slice(&self.len_bytes.to_be_bytes()[1..]);
+        out[13] = self.kind as u8 | if self.long_header { LONG_HEADER } else { 0 };
+        out[14..22].copy_from_slice(&self.version.to_be_bytes());
+        out[22..30].copy_from_slice(&self.expires_unix_secs.to_be_bytes());
+        out[30..36].copy_from_slice(&be48(self.sequence));
+        out[36..ENTRY_CRC_OFFSET].copy_from_slice(&owner.to_be_bytes());
         let crc = entry_crc(key, &out[..ENTRY_CRC_OFFSET]);
         out[ENTRY_CRC_OFFSET..].copy_from_slice(&crc.to_be_bytes());
         out
     }
 
-    fn decode(key: &Key, bytes: &[u8; ENTRY_BYTES]) -> Result<Entry, IndexError> {
-        let crc = be32(bytes, ENTRY_CRC_OFFSET);
+    fn decode(
+        key: &Key,
+        bytes: &[u8; ENTRY_BYTES],
+        owners: &OwnerNumbers,
+    ) -> Result<Entry, IndexError> {
+        let number = |from: usize, to: usize| {
+            bytes[from..to].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+        };
+        let crc = number(ENTRY_CRC_OFFSET, ENTRY_BYTES) as u32;
         let sound = crc == entry_crc(key, &bytes[..ENTRY_CRC_OFFSET]);
-        let kind = BlockKind::from_u8(bytes[16]);
-        let (Ok(kind), 0 | 1, true) = (kind, bytes[17], sound) else {
+        let kind = BlockKind::from_u8(bytes[13] & !LONG_HEADER);
+        let (Ok(kind), true) = (kind, sound) else {
             return Err(IndexError::Damaged("an entry does not match its checksum".to_owned()));
         };
-        let owner = bytes[42..ENTRY_CRC_OFFSET].try_into().expect("32 bytes");
+        let owner = owners.owner(number(36, 40) as u32);
         Ok(Entry {
-            segment: be64(bytes, 0),
-            offset: be32(bytes, 8),
-            len_bytes: be32(bytes, 12),
+            segment: number(0, 6),
+            offset: number(6, 10) as u32,
+            len_bytes: number(10, 13) as u32,
             kind,
-            long_header: bytes[17] == 1,
-            version: be64(bytes, 18),
-            expires_unix_secs: be64(bytes, 26),
-            sequence: be64(bytes, 34),
-            owner: decode_owner(owner),
+            long_header: bytes[13] & LONG_HEADER != 0,
+            version: number(14, 22),
+            expires_unix_secs: number(22, 30),
+            sequence: number(30, 36),
+            owner: owner.ok_or_else(|| {
+                IndexError::Damaged("an entry is of an owner that is not there".to_owned())
+            })?,
         })
     }
 }
 
-pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
-    u64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+/// Set in an entry's kind if its record has a long header.
+const LONG_HEADER: u8 = 0x80;
+
+/// The lower 48 bits; no store ever counts further.
+fn be48(number: u64) -> [u8; 6] {
+    let bytes = number.to_be_bytes();
+    assert!(bytes[..2] == [0; 2], "{number} has more than 48 bits");
+    bytes[2..].try_into().expect("6 bytes")
 }
 
-pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+/// The key as the index has it: half of a hashed one is zeros.
+fn encode_key(key: &Key) -> &[u8] {
+    match key.as_hash() {
+        Some(_) => &key.0[..32],
+        None => &key.0,
+    }
 }
 
-pub(crate) fn entry_crc(key: &Key, fields: &[u8]) -> u32 {
+fn decode_key(bytes: &[u8]) -> Result<Key, IndexError> {
+    let mut key = Key::MIN;
+    match bytes.len() {
+        32 | 64 => key.0[..bytes.len()].copy_from_slice(bytes),
+        len => return Err(IndexError::Damaged(format!("a key of {len} bytes"))),
+    }
+    Ok(key)
+}
+
+fn entry_crc(key: &Key, fields: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(&key.0);
     crc.update(fields);
     crc.finalize()
 }
 
-pub(crate) fn encode_owner(owner: &Owner) -> [u8; OWNER_BYTES] {
+fn encode_owner(owner: &Owner) -> [u8; OWNER_BYTES] {
     let mut out = [0; OWNER_BYTES];
     out[..16].copy_from_slice(&owner.publisher);
     out[16..].copy_from_slice(&owner.ip);
@@ -168,6 +192,44 @@ pub(crate) fn encode_owner(owner: &Owner) -> [u8; OWNER_BYTES] {
 fn decode_owner(bytes: &[u8; OWNER_BYTES]) -> Owner {
     let half = |at: usize| bytes[at..at + 16].try_into().expect("16 bytes");
     Owner { publisher: half(0), ip: half(16) }
+}
+
+/// Owners by the numbers that entries name them with. A number is an owner's for as long as the
+/// index is open, since earlier snapshots may still name it; on disk only for as long as a block
+/// is the owner's.
+#[derive(Debug, Default)]
+struct OwnerNumbers(RwLock<Numbers>);
+
+#[derive(Debug, Default)]
+struct Numbers {
+    by_number: BTreeMap<u32, Owner>,
+    by_owner: BTreeMap<Owner, u32>,
+}
+
+impl OwnerNumbers {
+    fn owner(&self, number: u32) -> Option<Owner> {
+        let numbers = self.0.read().expect("no panic while the lock is held");
+        numbers.by_number.get(&number).copied()
+    }
+
+    fn set(&self, owner: Owner, number: u32) {
+        let mut numbers = self.0.write().expect("no panic while the lock is held");
+        numbers.by_number.insert(number, owner);
+        numbers.by_owner.insert(owner, number);
+    }
+
+    /// The number of `owner`, who gets one if need be.
+    fn number(&self, owner: &Owner) -> u32 {
+        let known = {
+            let numbers = self.0.read().expect("no panic while the lock is held");
+            let last = numbers.by_number.keys().next_back();
+            numbers.by_owner.get(owner).copied().ok_or(last.map_or(0, |last| last + 1))
+        };
+        known.unwrap_or_else(|number| {
+            self.set(*owner, number);
+            number
+        })
+    }
 }
 
 /// What is known of a segment.
@@ -273,9 +335,10 @@ pub(crate) struct Snapshot {
     pub(crate) generation: u64,
     /// `None` only while it is dropped.
     blocks: Option<BlocksTable>,
+    owners: Arc<OwnerNumbers>,
 }
 
-type BlocksTable = ReadOnlyTable<&'static [u8; 64], &'static [u8; ENTRY_BYTES]>;
+type BlocksTable = ReadOnlyTable<&'static [u8], &'static [u8; ENTRY_BYTES]>;
 
 impl Drop for Snapshot {
     fn drop(&mut self) {
@@ -306,8 +369,8 @@ impl Snapshot {
     }
 
     pub(crate) fn lookup(&self, key: &Key) -> Result<Option<Entry>, IndexError> {
-        guarded(|| match self.table().get(&key.0)? {
-            Some(value) => Ok(Some(Entry::decode(key, value.value())?)),
+        guarded(|| match self.table().get(encode_key(key))? {
+            Some(value) => Ok(Some(Entry::decode(key, value.value(), &self.owners)?)),
             None => Ok(None),
         })
     }
@@ -321,10 +384,11 @@ impl Snapshot {
     ) -> Result<Vec<(Key, Entry)>, IndexError> {
         guarded(|| {
             let mut found = Vec::new();
-            for item in self.table().range::<&[u8; 64]>(&first.0..=&last.0)?.take(limit) {
+            let range = encode_key(first)..=encode_key(last);
+            for item in self.table().range::<&[u8]>(range)?.take(limit) {
                 let (key, value) = item?;
-                let key = Key(*key.value());
-                found.push((key, Entry::decode(&key, value.value())?));
+                let key = decode_key(key.value())?;
+                found.push((key, Entry::decode(&key, value.value(), &self.owners)?));
             }
             Ok(found)
         })
@@ -338,6 +402,7 @@ pub(crate) struct Index {
     file: Arc<dyn DiskFile>,
     database: Option<Database>,
     generation: u64,
+    owners: Arc<OwnerNumbers>,
 }
 
 /// What an index holds beside its blocks.
@@ -371,8 +436,9 @@ impl Index {
             opened => opened?,
         };
         let database = open_database(file.clone(), cache_bytes)?;
-        guarded(|| index_layout1::bring_up(&database))?;
-        let index = Index { disk, cache_bytes, file, database: Some(database), generation: 0 };
+        let owners = Arc::default();
+        let database = Some(database);
+        let index = Index { disk, cache_bytes, file, database, generation: 0, owners };
         let contents = guarded(|| index.contents())?;
         Ok((index, contents))
     }
@@ -433,8 +499,10 @@ impl Index {
         let mut owners = BTreeMap::new();
         for item in transaction.open_table(OWNERS)?.iter()? {
             let (owner, held) = item?;
-            let (blocks, block_bytes) = held.value();
-            owners.insert(decode_owner(owner.value()), Holding { blocks, block_bytes });
+            let (number, blocks, block_bytes) = held.value();
+            let owner = decode_owner(owner.value());
+            self.owners.set(owner, number);
+            owners.insert(owner, Holding { blocks, block_bytes });
         }
         let blocks = owners.values().map(|held| held.blocks).fold(0, u64::wrapping_add);
         if blocks != checkpoint.blocks {
@@ -447,7 +515,8 @@ impl Index {
     pub(crate) fn snapshot(&mut self) -> Result<Snapshot, IndexError> {
         let blocks = guarded(|| Ok(self.database()?.begin_read()?.open_table(BLOCKS)?))?;
         self.generation += 1;
-        Ok(Snapshot { generation: self.generation, blocks: Some(blocks) })
+        let owners = self.owners.clone();
+        Ok(Snapshot { generation: self.generation, blocks: Some(blocks), owners })
     }
 
     /// Makes changes and the state of the touched segments durable, in one step.
@@ -464,8 +533,11 @@ impl Index {
             let mut blocks = transaction.open_table(BLOCKS)?;
             for (key, entry) in &**changes {
                 match entry {
-                    Some(entry) => blocks.insert(&key.0, &entry.encode(key))?,
-                    None => blocks.remove(&key.0)?,
+                    Some(entry) => {
+                        let owner = self.owners.number(&entry.owner);
+                        blocks.insert(encode_key(key), &entry.encode(key, owner))?
+                    }
+                    None => blocks.remove(encode_key(key))?,
                 };
             }
             let mut table = transaction.open_table(SEGMENTS)?;
@@ -483,7 +555,10 @@ impl Index {
                 let key = encode_owner(owner);
                 match held.blocks {
                     0 => table.remove(&key)?,
-                    blocks => table.insert(&key, (blocks, held.block_bytes))?,
+                    blocks => {
+                        let number = self.owners.number(owner);
+                        table.insert(&key, (number, blocks, held.block_bytes))?
+                    }
                 };
             }
             let mut meta = transaction.open_table(META)?;
@@ -571,13 +646,32 @@ mod tests {
             owner: Owner { publisher: [4; 16], ip: [5; 16] },
         };
         let key = Key([3; 64]);
-        assert_eq!(Entry::decode(&key, &entry.encode(&key)).expect("valid"), entry);
+        let owners = OwnerNumbers::default();
+        let number = owners.number(&entry.owner);
+        assert_ne!(owners.number(&Owner::NOBODY), number);
+        assert_eq!(owners.number(&entry.owner), number);
+        let encoded = entry.encode(&key, number);
+        assert_eq!(Entry::decode(&key, &encoded, &owners).expect("valid"), entry);
         for bit in 0..ENTRY_BYTES * 8 {
-            let mut bytes = entry.encode(&key);
+            let mut bytes = encoded;
             bytes[bit / 8] ^= 1 << (bit % 8);
-            assert!(Entry::decode(&key, &bytes).is_err(), "bit {bit}");
+            assert!(Entry::decode(&key, &bytes, &owners).is_err(), "bit {bit}");
         }
-        assert!(Entry::decode(&Key([4; 64]), &entry.encode(&key)).is_err(), "another's");
+        assert!(Entry::decode(&Key([4; 64]), &encoded, &owners).is_err(), "another's");
+        assert!(Entry::decode(&key, &encoded, &OwnerNumbers::default()).is_err(), "nobody's");
+    }
+
+    #[test]
+    fn keys_keep_their_order_in_the_index() {
+        let hashed = |byte| Key::hashed([byte; 32]);
+        let mut tail = hashed(7);
+        tail.0[63] = 1;
+        let mut keys = [hashed(0), hashed(7), tail, hashed(8), Key::MAX, hashed(7).next()];
+        keys.sort();
+        assert!(keys.is_sorted_by_key(|key| encode_key(key).to_vec()));
+        for key in keys {
+            assert_eq!(decode_key(encode_key(&key)).expect("a key"), key);
+        }
     }
 
     /// Found by fuzzing: redb took damaged pages at their word, panicked when the index was
@@ -591,7 +685,7 @@ mod tests {
             for round in 0..20u8 {
                 let transaction = database.begin_write().expect("begun");
                 let mut blocks = transaction.open_table(BLOCKS).expect("made");
-                blocks.insert(&[round; 64], &[round; ENTRY_BYTES]).expect("inserted");
+                blocks.insert(&[round; 64][..], &[round; ENTRY_BYTES]).expect("inserted");
                 drop(blocks);
                 transaction.commit().expect("committed");
             }

@@ -17,7 +17,6 @@ mod disk_store;
 mod files;
 mod holdings;
 mod index;
-mod index_layout1;
 mod memory;
 mod queue;
 mod reclaim;

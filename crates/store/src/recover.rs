@@ -89,10 +89,9 @@ const DAMAGED_SUFFIX: &str = ".damaged";
 /// Entries looked at in one go when segments have lost something.
 const LOST_PAGE: usize = 4096;
 
-/// A segment found on disk.
+/// A segment found on disk. It is not kept open: there may be more than a process may open.
 struct Segment {
     layout: u32,
-    file: Arc<dyn DiskFile>,
     salt: u64,
     len_bytes: u64,
 }
@@ -102,7 +101,7 @@ struct Segment {
 struct Found {
     segments: BTreeMap<u64, Segment>,
     /// Segments whose header cannot be read, with their lengths.
-    headless: BTreeMap<u64, (Arc<dyn DiskFile>, u64)>,
+    headless: BTreeMap<u64, u64>,
     /// The highest number of a segment, be it set aside; it is not used again.
     highest: u64,
 }
@@ -186,10 +185,10 @@ fn find_segments(shared: &Shared, report: &mut OpenReport) -> Result<Found, Open
                 shared.disk.remove(&name)?;
             }
             Ok(SegmentHeader { layout, number: stated, salt }) if stated == number => {
-                found.segments.insert(number, Segment { layout, file, salt, len_bytes });
+                found.segments.insert(number, Segment { layout, salt, len_bytes });
             }
             Err(InvalidHeader::Newer(layout)) => return Err(OpenError::Newer { name, layout }),
-            Ok(_) | Err(_) => drop(found.headless.insert(number, (file, len_bytes))),
+            Ok(_) | Err(_) => drop(found.headless.insert(number, len_bytes)),
         }
     }
     match unreadable {
@@ -207,7 +206,7 @@ fn settle_headless(
     known: Option<&BTreeMap<u64, SegmentStat>>,
     report: &mut OpenReport,
 ) -> Result<(), OpenError> {
-    for (number, (file, len_bytes)) in std::mem::take(&mut found.headless) {
+    for (number, len_bytes) in std::mem::take(&mut found.headless) {
         let name = segment::file_name(number);
         let Some(stat) = known.and_then(|known| known.get(&number)) else {
             tracing::error!(name, "a segment without a sound header is set aside");
@@ -218,11 +217,14 @@ fn settle_headless(
         tracing::error!(name, "the header of a segment cannot be read; the index knows it");
         let (layout, salt) = (LAYOUT, stat.salt);
         let start = segment::encode_segment_start(&SegmentHeader { layout, number, salt });
-        let written = file.write_at(0, &mut [IoSlice::new(&start)]).and_then(|()| file.sync());
+        let written = shared.disk.open(&name).and_then(|file| {
+            file.write_at(0, &mut [IoSlice::new(&start)])?;
+            file.sync()
+        });
         if let Err(error) = written {
             tracing::error!(name, %error, "the header cannot be written");
         }
-        found.segments.insert(number, Segment { layout, file, salt, len_bytes });
+        found.segments.insert(number, Segment { layout, salt, len_bytes });
         report.repaired_segments += 1;
     }
     Ok(())
@@ -360,19 +362,19 @@ impl Recovery {
         segment: &Segment,
         end: u64,
     ) -> Result<Option<Active>, OpenError> {
-        let Segment { layout, file, salt, len_bytes } = segment;
+        let Segment { layout, salt, len_bytes } = segment;
+        let file = self.shared.files.open(&*self.shared.disk, number)?;
         if *len_bytes > end {
             self.report.torn_bytes += len_bytes - end;
-            if !is_unwritten(&**file, end, *len_bytes)? {
+            if !is_unwritten(&*file, end, *len_bytes)? {
                 return Ok(None);
             }
             file.set_len(end)?;
             file.sync()?;
         }
         self.shared.catalog.set_segment_len(number, end);
-        self.shared.files.insert(number, file.clone());
         // What an older program would misread goes into a segment it refuses.
-        let active = Active { number, salt: *salt, file: file.clone(), len_bytes: end };
+        let active = Active { number, salt: *salt, file, len_bytes: end };
         Ok((*layout == LAYOUT).then_some(active))
     }
 
@@ -383,7 +385,8 @@ impl Recovery {
         segment: &Segment,
         from: u64,
     ) -> Result<u64, OpenError> {
-        let Segment { file, salt, len_bytes, .. } = segment;
+        let Segment { salt, len_bytes, .. } = segment;
+        let file = self.shared.files.open(&*self.shared.disk, number)?;
         if !self.shared.catalog.read().segments().contains_key(&number) {
             self.shared.catalog.add_segment(number, *salt, *len_bytes);
         }
@@ -391,7 +394,7 @@ impl Recovery {
         // must not be answered for before they are durable.
         file.sync()?;
         self.shared.catalog.set_segment_len(number, *len_bytes);
-        let mut walk = Walk::new(&**file, *salt, from, *len_bytes);
+        let mut walk = Walk::new(&*file, *salt, from, *len_bytes);
         let mut end = from.max(FIRST_RECORD_OFFSET).min(*len_bytes);
         let mut skipped_bytes = 0;
         while let Some(met) = walk.step()? {

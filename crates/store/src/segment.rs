@@ -144,6 +144,10 @@ pub enum InvalidHeader {
     Field,
 }
 
+/// The highest number a segment may have: the index has six bytes for it, and one is needed for
+/// the next.
+const MAX_NUMBER: u64 = (1 << 48) - 2;
+
 /// The name of segment `number`.
 pub fn file_name(number: u64) -> String {
     format!("{number:016x}{SUFFIX}")
@@ -152,7 +156,7 @@ pub fn file_name(number: u64) -> String {
 /// The number of the segment called `name`.
 pub fn parse_file_name(name: &str) -> Option<u64> {
     let digits = name.strip_suffix(SUFFIX)?;
-    let number = u64::from_str_radix(digits, 16).ok()?;
+    let number = u64::from_str_radix(digits, 16).ok().filter(|number| *number <= MAX_NUMBER)?;
     (name == file_name(number)).then_some(number)
 }
 
