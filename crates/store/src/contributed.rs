@@ -22,8 +22,8 @@ use atoll_key::{Key, KeyRange};
 
 use crate::summary::{Changed, Question, Summaries};
 use crate::{
-    BlockInfo, BlockStore, DiskStore, FileStore, Holding, Owner, OwnerUsage, Owners, Part,
-    ScrubStep, StoreError, StoredBlock, Summary, Usage,
+    BlockInfo, BlockStore, DiskFailure, DiskStore, FileStore, Holding, Owner, OwnerUsage, Owners,
+    Part, ScrubStep, StoreError, StoredBlock, Summary, Usage,
 };
 
 /// Where blocks are.
@@ -587,6 +587,11 @@ impl BlockStore for ContributedStore {
             disk_bytes: present.disk_bytes + former.disk_bytes,
             capacity_bytes: present.capacity_bytes,
         }
+    }
+
+    /// Of the present room: the former is only read and removed from.
+    fn disk_failure(&self) -> Option<DiskFailure> {
+        self.rooms().present.store().disk_failure()
     }
 
     fn usage_of(&self, owner: &Owner) -> OwnerUsage {

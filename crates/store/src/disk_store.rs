@@ -31,8 +31,8 @@ use crate::shared::{ReadFailure, Shared};
 use crate::summary::{Changed, Question};
 use crate::writer::{Command, Reply, Writer};
 use crate::{
-    BlockInfo, BlockStore, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError, StoredBlock,
-    Summary, Usage,
+    BlockInfo, BlockStore, DiskFailure, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError,
+    StoredBlock, Summary, Usage,
 };
 
 /// How a [`DiskStore`] behaves. Start from the default.
@@ -626,6 +626,10 @@ impl BlockStore for DiskStore {
 
     fn usage(&self) -> Usage {
         self.inner.shared.usage()
+    }
+
+    fn disk_failure(&self) -> Option<DiskFailure> {
+        self.inner.shared.disk_failure()
     }
 
     fn usage_of(&self, owner: &Owner) -> OwnerUsage {

@@ -123,6 +123,15 @@ pub enum StoreError {
     Io(String),
 }
 
+/// A disk that does not take writes, though it is not full.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DiskFailure {
+    /// What the operating system said.
+    pub why: String,
+    /// When that was first so, seconds since 1970.
+    pub since_unix_secs: u64,
+}
+
 /// What one step of a scrub found.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ScrubStep {
@@ -194,6 +203,12 @@ pub trait BlockStore: Send + Sync + 'static {
 
     /// How full the store is.
     fn usage(&self) -> Usage;
+
+    /// Whether the disk fails to write, which is not to be full: from a write that failed until one
+    /// succeeds, or until the store is opened again where nothing is certain any more.
+    fn disk_failure(&self) -> Option<DiskFailure> {
+        None
+    }
 
     /// What is held for the publisher and for the address of `owner`. Known without reading.
     fn usage_of(&self, owner: &Owner) -> OwnerUsage;

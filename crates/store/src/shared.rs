@@ -12,7 +12,7 @@ use crate::catalog::Catalog;
 use crate::disk::{Disk, DiskFile};
 use crate::index::{Entry, IndexError};
 use crate::segment::{self, RecordBody};
-use crate::{DiskConfig, StoreError, Usage};
+use crate::{DiskConfig, DiskFailure, StoreError, Usage};
 
 pub(crate) struct Shared {
     pub(crate) disk: Arc<dyn Disk>,
@@ -23,6 +23,7 @@ pub(crate) struct Shared {
     pub(crate) earliest_expiry: AtomicU64,
     /// What the store may take on its disk at present, bytes.
     capacity_bytes: AtomicU64,
+    disk_failure: Mutex<Option<DiskFailure>>,
 }
 
 /// Segments are never cut shorter than for a store of this size, however little is allowed at
@@ -55,7 +56,25 @@ impl Shared {
             config,
             catalog: Catalog::default(),
             earliest_expiry: AtomicU64::new(0),
+            disk_failure: Mutex::default(),
         }
+    }
+
+    pub(crate) fn disk_failure(&self) -> Option<DiskFailure> {
+        self.disk_failure.lock().expect("no panic while the lock is held").clone()
+    }
+
+    /// The disk has failed to write, though it is not full.
+    pub(crate) fn note_failure(&self, why: &str) {
+        let mut failure = self.disk_failure.lock().expect("no panic while the lock is held");
+        let since_unix_secs =
+            failure.as_ref().map_or_else(|| self.disk.unix_secs(), |first| first.since_unix_secs);
+        *failure = Some(DiskFailure { why: why.to_owned(), since_unix_secs });
+    }
+
+    /// The disk has written something, to the end.
+    pub(crate) fn note_success(&self) {
+        *self.disk_failure.lock().expect("no panic while the lock is held") = None;
     }
 
     pub(crate) fn capacity_bytes(&self) -> u64 {

@@ -330,7 +330,7 @@ impl Writer {
             if let Err(also) = self.active.file.set_len(start) {
                 self.fail(&format!("cannot undo a failed write: {also}"));
             }
-            return Err(if disk::is_full(&error) { self.full() } else { io_error(&error) });
+            return Err(self.write_error(&error));
         }
         self.active.len_bytes = start + need_bytes;
         self.log_bytes_since_commit += need_bytes;
@@ -390,13 +390,23 @@ impl Writer {
             return Err(io_error(&error));
         }
         let active = create_segment(&self.shared, self.active.number + 1)
-            .map_err(|e| if disk::is_full(&e) { self.full() } else { io_error(&e) })?;
+            .map_err(|error| self.write_error(&error))?;
         self.active = active;
         Ok(())
     }
 
+    /// What a failed write is told as.
+    fn write_error(&self, error: &io::Error) -> StoreError {
+        if disk::is_full(error) {
+            return self.full();
+        }
+        self.shared.note_failure(&format!("cannot write the log: {error}"));
+        io_error(error)
+    }
+
     fn fail(&mut self, why: &str) {
         tracing::error!(why, "the store refuses writes from now on");
+        self.shared.note_failure(why);
         self.failed = Some(why.to_owned());
     }
 
@@ -412,6 +422,9 @@ impl Writer {
         }
         let unsynced = std::mem::take(&mut self.unsynced);
         self.unsynced_entries.clear();
+        if outcome.is_ok() && !unsynced.is_empty() {
+            self.shared.note_success();
+        }
         if outcome.is_ok() {
             for (_, _, change) in &unsynced {
                 if let Change::Put(entry) = change {

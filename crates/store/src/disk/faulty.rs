@@ -432,6 +432,11 @@ impl Disk for FaultyDisk {
     fn random_u64(&self) -> io::Result<u64> {
         Ok(self.world().next_random())
     }
+
+    /// It has no clock.
+    fn unix_secs(&self) -> u64 {
+        0
+    }
 }
 
 #[derive(Debug)]

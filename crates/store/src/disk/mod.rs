@@ -52,6 +52,9 @@ pub trait Disk: Debug + Send + Sync + 'static {
 
     /// 64 bits nobody outside this machine can guess (a double may draw them from its seed).
     fn random_u64(&self) -> io::Result<u64>;
+
+    /// The time, seconds since 1970, for what people are told.
+    fn unix_secs(&self) -> u64;
 }
 
 /// A file, usable from many threads at once.

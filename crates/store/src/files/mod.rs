@@ -51,8 +51,8 @@ use crate::shared::Shared;
 use crate::summary::{Changed, Question};
 use crate::writer::commit_frozen;
 use crate::{
-    BlockInfo, BlockStore, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError, StoredBlock,
-    Summary, Usage,
+    BlockInfo, BlockStore, DiskFailure, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError,
+    StoredBlock, Summary, Usage,
 };
 use directory::{BlockDir, OWNER_DIGITS};
 pub use directory::{Space, UnfitDir};
@@ -564,6 +564,10 @@ impl BlockStore for FileStore {
 
     fn usage(&self) -> Usage {
         self.inner.place.usage()
+    }
+
+    fn disk_failure(&self) -> Option<DiskFailure> {
+        self.inner.place.shared.disk_failure()
     }
 
     fn usage_of(&self, owner: &Owner) -> OwnerUsage {

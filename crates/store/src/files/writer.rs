@@ -141,10 +141,17 @@ impl Writer {
                 return Err(match error {
                     error if disk::is_full(&error) => self.disk_full(),
                     _ if self.place.look().is_err() => self.place.away(),
-                    error => StoreError::Io(error.to_string()),
+                    error => {
+                        let why = format!("cannot write a block's file: {error}");
+                        self.place.shared.note_failure(&why);
+                        StoreError::Io(error.to_string())
+                    }
                 });
             }
             written.push((key, change.entry.version));
+        }
+        if !written.is_empty() {
+            self.place.shared.note_success();
         }
         Ok(())
     }

@@ -320,10 +320,13 @@ fn after_a_failed_sync_nothing_is_acknowledged_until_reopened() {
     disk.fail_next(Operation::Sync, 1);
     assert!(matches!(wait(store.put(vec![block(2, 0, 100, 9)])), Err(StoreError::Io(_))));
     assert!(matches!(wait(store.put(vec![block(3, 0, 100, 9)])), Err(StoreError::Io(_))));
+    let failure = store.disk_failure().expect("it is said");
+    assert!(failure.why.contains("sync"), "{failure:?}");
     assert!(matches!(wait(store.remove(vec![key(1)])), Err(StoreError::Io(_))));
     assert_eq!(wait(store.get(&key(1))), Ok(Some(block(1, 0, 100, 9))), "reads go on");
     drop(store);
     let store = open_inline(&disk);
+    assert_eq!(store.disk_failure(), None);
     wait(store.put(vec![block(3, 0, 100, 9)])).expect("kept");
     assert!(wait(store.get(&key(1))).expect("readable").is_some());
 }
@@ -336,7 +339,9 @@ fn a_failed_write_refuses_its_batch_only() {
     let batch: Vec<_> = (0..4).map(|n| block(n, 0, 500, 9)).collect();
     assert!(matches!(wait(store.put(batch.clone())), Err(StoreError::Io(_))));
     assert_eq!(store.usage().blocks, 0);
+    assert!(store.disk_failure().expect("it is said").why.contains("write"));
     wait(store.put(batch)).expect("kept");
+    assert_eq!(store.disk_failure(), None, "it writes again");
     disk.power_cycle();
     let store = open_inline(&disk);
     assert_eq!(store.usage().blocks, 4);

@@ -62,6 +62,7 @@ fn the_capacity_is_never_exceeded_and_garbage_makes_room() {
         match wait(store.put((0..10).map(|i| block(n + i * 200, round + 1, 3000, 9)).collect())) {
             Ok(()) => {}
             Err(StoreError::Full { .. }) => {
+                assert_eq!(store.disk_failure(), None, "to be full is not to fail");
                 refused += 1;
                 wait(store.remove((0..10).map(|i| key(n + i * 200)).collect())).expect("removed");
             }
