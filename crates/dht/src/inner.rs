@@ -84,7 +84,8 @@ pub struct DhtConfig {
     pub repair_settle: Duration,
     /// How many bytes a second repair may copy.
     pub repair_bytes_per_sec: u64,
-    /// How many bytes a second the scrubber may read.
+    /// How many bytes a second the scrubber reads: more in a store so large that reading it once
+    /// would take weeks.
     pub scrub_bytes_per_sec: u64,
     /// How often expired blocks are looked for.
     pub expire_every: Duration,

@@ -12,8 +12,11 @@ use atoll_store::StoreError;
 use crate::inner::Inner;
 use crate::stats::add;
 
-/// How much one step of the scrubber reads.
+/// How much one step of the scrubber reads at least.
 const SCRUB_STEP_BYTES: u64 = 4 << 20;
+/// How long reading everything once may take: with the rest that follows, and the time for which
+/// a step waits for the disk, less than two weeks, whatever the size.
+const SCRUB_PASS: Duration = Duration::from_secs(10 * 24 * 3600);
 /// How long the scrubber rests between two passes.
 const SCRUB_REST: Duration = Duration::from_secs(24 * 3600);
 /// How much one step of compaction may copy: the store writes nothing else meanwhile.
@@ -84,28 +87,71 @@ pub(crate) async fn extend_leases(inner: &Inner) -> Result<u64, StoreError> {
     }
 }
 
+/// How many bytes a second the scrubber reads in a store of `block_bytes`.
+fn scrub_rate(block_bytes: u64, least_bytes_per_sec: u64) -> u64 {
+    least_bytes_per_sec.max(block_bytes / SCRUB_PASS.as_secs()).max(1)
+}
+
+/// Where the scrubber would be now had it never stopped: a machine that runs for an hour a day
+/// comes to all of its blocks as well.
+fn scrub_start(unix_secs: u64) -> Key {
+    let passed = u128::from(unix_secs % SCRUB_PASS.as_secs());
+    let share = (passed << 64) / u128::from(SCRUB_PASS.as_secs());
+    let mut key = Key::MIN;
+    key.0[..8].copy_from_slice(&u64::try_from(share).expect("less than all of it").to_be_bytes());
+    key
+}
+
 /// Reads all blocks again and again, slowly; a damaged one counts as missing, so that
 /// repair fetches it from a replica.
 pub(crate) async fn scrub(inner: Arc<Inner>) {
-    let mut from = None;
+    let mut from = Some(scrub_start(inner.env.unix_ms() / 1000));
     loop {
-        let (next, rest) = match inner.store.scrub(from, SCRUB_STEP_BYTES).await {
+        let rate = scrub_rate(inner.store.usage().block_bytes, inner.config.scrub_bytes_per_sec);
+        let began = inner.env.now();
+        let (next, rest) = match inner.store.scrub(from, SCRUB_STEP_BYTES.max(rate)).await {
             Ok(step) => {
                 for key in &step.damaged {
                     tracing::error!(%key, "a block has rotted on disk; it will be fetched again");
                     inner.repair.refetch(*key);
                 }
                 add(&inner.counters.damaged_blocks, step.damaged.len() as u64);
-                let pace = step.checked_bytes as f64 / inner.config.scrub_bytes_per_sec as f64;
-                (step.next, Duration::from_secs_f64(pace))
+                let pace = Duration::from_secs_f64(step.checked_bytes as f64 / rate as f64);
+                (step.next, pace.saturating_sub(inner.env.now().since(began)))
             }
             Err(error) => {
                 tracing::error!(%error, "the scrubber could not read");
                 (None, Duration::ZERO)
             }
         };
-        let rest = if next.is_none() { SCRUB_REST } else { rest.max(Duration::from_secs(1)) };
+        let rest = if next.is_none() { SCRUB_REST } else { rest };
         from = next;
         sleep(&*inner.env, jittered(&*inner.env, rest)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_is_read_within_two_weeks_whatever_the_size() {
+        let least = 1 << 20;
+        for block_bytes in (20..58).map(|power| (1u64 << power) + 12_345) {
+            let rate = scrub_rate(block_bytes, least);
+            let pass = Duration::from_secs(block_bytes.div_ceil(rate)) + SCRUB_REST;
+            assert!(pass < Duration::from_secs(14 * 24 * 3600), "{block_bytes}: {pass:?}");
+            assert!(rate == least || pass > SCRUB_PASS, "{block_bytes}: no faster than need be");
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_seldom_up_begins_elsewhere_each_time() {
+        let day = 24 * 3600;
+        let starts: Vec<f64> =
+            (0..10).map(|days| scrub_start(20_000 * day + days * day).as_fraction()).collect();
+        for (days, start) in starts.iter().enumerate() {
+            assert!((start - days as f64 / 10.0).abs() < 1e-6, "{starts:?}");
+        }
     }
 }

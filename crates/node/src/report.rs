@@ -84,6 +84,7 @@ impl About for Report {
             block_bytes: usage.block_bytes,
             disk_bytes: usage.disk_bytes,
             capacity_bytes: usage.capacity_bytes,
+            rotten_blocks: self.dht.stats().damaged_blocks,
             repair: self.repair(),
             cache: self.cache(),
             clock: clock::status(&self.overlay.clock()),
@@ -302,7 +303,6 @@ impl Report {
             repaired_bytes: repair.repaired_bytes,
             rounds: repair.rounds,
             last_round_unix_ms: repair.last_round_unix_ms,
-            damaged_blocks: self.dht.stats().damaged_blocks,
             vanished_nodes: repair.vanished_nodes,
             vanished_ring_share: f64::from(repair.vanished_ring_ppm) / 1e6,
             vanished_since_unix_ms: repair.vanished_since_unix_ms,
@@ -331,11 +331,15 @@ impl Report {
         }
         warnings.extend(contribution.warnings);
         warnings.extend(loss_warning(&status.repair));
-        if status.repair.damaged_blocks > 0 {
+        if let Some(failure) = self.store.disk_failure() {
+            let secs = (self.env.unix_ms() / 1000).saturating_sub(failure.since_unix_secs);
+            let (why, minutes) = (failure.why, secs / 60);
+            warnings.push(format!("the disk has not taken a write for {minutes} minutes: {why}"));
+        }
+        if status.rotten_blocks > 0 {
+            let rotten = status.rotten_blocks;
             warnings.push(format!(
-                "{} blocks were damaged on this node's disk since it started; others' copies \
-                 replace them: look at the disk",
-                status.repair.damaged_blocks
+                "{rotten} blocks have rotted on disk and are fetched again: look after the disk"
             ));
         }
         for (peer, count) in &status.bad_blocks {

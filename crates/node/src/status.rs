@@ -45,6 +45,8 @@ pub struct Status {
     pub disk_bytes: u64,
     /// What it may take at most, bytes.
     pub capacity_bytes: u64,
+    /// Blocks found to have rotted on disk since the start; each is fetched again.
+    pub rotten_blocks: u64,
     /// The state of replication.
     pub repair: Repair,
     /// Blocks cached for others.
@@ -207,8 +209,6 @@ pub struct Repair {
     pub rounds: u64,
     /// When the last round ended, milliseconds since 1970; 0 before the first.
     pub last_round_unix_ms: u64,
-    /// Blocks found damaged on this node's disk since the start; fetched again from others.
-    pub damaged_blocks: u64,
     /// Neighbours that disappeared together and were whole replica sets: blocks that only they
     /// had are on no node that can be reached.
     pub vanished_nodes: u32,
