@@ -70,11 +70,14 @@ pub trait Blocks: Send + Sync + 'static {
     /// Fetches a content block; its bytes match its hash.
     fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>>;
 
-    /// Fetches the newest signed block under `key` that the replicas which answer hold.
+    /// Fetches the newest signed block under `key` that the replicas which answer hold; never
+    /// one older than was read or written here before.
     fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>>;
 
     /// Stores content blocks (each hash must be its block's); resolves when a majority
-    /// of each block's replica set has them durably. At most 4 MiB a call, less 64 KiB.
+    /// of each block's replica set has them durably. At most 4 MiB a call, less 64 KiB. Each
+    /// block has its own outcome: the error says how many failed, all others are stored, and
+    /// [`Blocks::renew`] says which those are.
     fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>>;
 
     /// Stores a signed block; refused if the ring holds a higher version, or another

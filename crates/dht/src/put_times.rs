@@ -20,14 +20,18 @@ use atoll_overlay::peer_book::PeerBook;
 const PUBLISHER_BASE: Duration = Duration::from_millis(500);
 /// A root waits for its replicas at least so long: it must answer before its publisher gives up.
 const ROOT_BASE: Duration = Duration::from_millis(200);
-/// Short answers of a peer take so much of a put at least: the way there and back, and from the
-/// root to its replicas, 19 times of 20.
-const WARM_ROUND_TRIPS: u32 = 3;
-/// Before the first put to a peer was answered: connections are opened and publishers confirmed,
-/// at the root and then at its replicas.
-const COLD_ROUND_TRIPS: u32 = 10;
-/// The line's rate before any was measured. A guess: 16 Mbit/s.
-const FIRST_BYTES_PER_SEC: f64 = (2 << 20) as f64;
+/// A root is given so many of its short answers, which 19 times of 20 are no longer: the way
+/// there and back, from there to its replicas, and what a root waits for those.
+const ROOT_ROUND_TRIPS: u32 = 8;
+/// And so many before the first put to it was answered: connections are opened and publishers
+/// confirmed, at the root and then at its replicas.
+const COLD_ROOT_ROUND_TRIPS: u32 = 24;
+/// A replica is given so many.
+const REPLICA_ROUND_TRIPS: u32 = 3;
+/// And so many before the first.
+const COLD_REPLICA_ROUND_TRIPS: u32 = 8;
+/// The line's rate before any was measured. A guess: 2 Mbit/s. The first answers correct it.
+const FIRST_BYTES_PER_SEC: f64 = (256 << 10) as f64;
 /// Puts with less on the line than this measure round trips and not the rate.
 const LEAST_MEASURED_BYTES: u64 = 64 << 10;
 /// What a new measurement leaves of the earlier ones.
@@ -45,8 +49,10 @@ pub(crate) enum WaitsFor {
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct PutTimes {
-    /// How long puts to each peer took, only to know who has answered one.
-    book: PeerBook,
+    /// Who has answered this node as a publisher, and who as a root: how long it took matters
+    /// less than whether this is the first time.
+    roots: PeerBook,
+    replicas: PeerBook,
     line: Mutex<Line>,
 }
 
@@ -63,6 +69,7 @@ struct Line {
 #[derive(Debug)]
 pub(crate) struct Sending {
     times: Arc<PutTimes>,
+    waits_for: WaitsFor,
     bytes: u64,
     start: Instant,
 }
@@ -75,10 +82,13 @@ impl Drop for Sending {
 
 impl Sending {
     /// The put was answered; `line_bytes` were on the line with it and before it.
-    pub fn answered(&self, peer: &PeerId, line_bytes: u64, now: Instant) {
+    /// What short answers take, as `short` knows it, does not count against the line.
+    pub fn answered(&self, peer: &PeerId, line_bytes: u64, short: &PeerBook, now: Instant) {
         let took = now.since(self.start);
-        self.times.book.answered(peer, took, now);
+        self.times.book(self.waits_for).answered(peer, took, now);
         if line_bytes >= LEAST_MEASURED_BYTES {
+            let ways = short.p95(peer) * REPLICA_ROUND_TRIPS;
+            let took = took.saturating_sub(ways).max(took / 4);
             let mut line = self.times.lock();
             line.measured_bytes = line.measured_bytes * FORGETTING + line_bytes as f64;
             line.measured_secs = line.measured_secs * FORGETTING + took.as_secs_f64();
@@ -91,10 +101,17 @@ impl PutTimes {
         self.line.lock().expect("no holder of this lock panics")
     }
 
+    fn book(&self, waits_for: WaitsFor) -> &PeerBook {
+        match waits_for {
+            WaitsFor::Root => &self.roots,
+            WaitsFor::Replica => &self.replicas,
+        }
+    }
+
     /// `bytes` are being sent from now on.
-    pub fn sending(self: &Arc<Self>, bytes: u64, now: Instant) -> Sending {
+    pub fn sending(self: &Arc<Self>, waits_for: WaitsFor, bytes: u64, now: Instant) -> Sending {
         self.lock().under_way_bytes += bytes;
-        Sending { times: self.clone(), bytes, start: now }
+        Sending { times: self.clone(), waits_for, bytes, start: now }
     }
 
     /// All bytes being sent at present.
@@ -111,13 +128,16 @@ impl PutTimes {
         line_bytes: u64,
         short: &PeerBook,
     ) -> Duration {
-        let (base, ways) = match waits_for {
-            WaitsFor::Root => (PUBLISHER_BASE, 2),
-            WaitsFor::Replica => (ROOT_BASE, 1),
+        let is_warm = self.book(waits_for).latency(peer).is_some();
+        let (base, round_trips) = match (waits_for, is_warm) {
+            (WaitsFor::Root, true) => (PUBLISHER_BASE, ROOT_ROUND_TRIPS),
+            (WaitsFor::Root, false) => (PUBLISHER_BASE, COLD_ROOT_ROUND_TRIPS),
+            (WaitsFor::Replica, true) => (ROOT_BASE, REPLICA_ROUND_TRIPS),
+            (WaitsFor::Replica, false) => (ROOT_BASE, COLD_REPLICA_ROUND_TRIPS),
         };
-        let is_warm = self.book.latency(peer).is_some();
-        let round_trips = if is_warm { WARM_ROUND_TRIPS } else { COLD_ROUND_TRIPS };
-        base.max(short.p95(peer) * round_trips * ways) + self.lock().time_of(line_bytes)
+        // The replicas of a near root may be far.
+        let others = short.mean_latency().unwrap_or_default();
+        base.max(short.p95(peer).max(others) * round_trips) + self.lock().time_of(line_bytes)
     }
 }
 
@@ -148,9 +168,10 @@ mod tests {
         (0..20).for_each(|n| short.answered(&PEER, MS * 5, at(n)));
         let patience = |bytes| times.patience(&PEER, WaitsFor::Root, bytes, &short);
         // 16 puts of a mebibyte at once, at 1 Mbit/s.
-        let sending: Vec<Sending> = (0..16).map(|_| times.sending(1 << 20, at(0))).collect();
+        let sending: Vec<Sending> =
+            (0..16).map(|_| times.sending(WaitsFor::Root, 1 << 20, at(0))).collect();
         assert_eq!(times.under_way_bytes(), 16 << 20);
-        sending.iter().for_each(|put| put.answered(&PEER, 16 << 20, at(134_000)));
+        sending.iter().for_each(|put| put.answered(&PEER, 16 << 20, &short, at(134_000)));
         drop(sending);
         assert_eq!(times.under_way_bytes(), 0);
         assert!(patience(1 << 20) > MS * 8_000, "{:?}", patience(1 << 20));
@@ -161,8 +182,8 @@ mod tests {
     fn a_fast_line_leaves_the_base() {
         let (times, short) = (Arc::new(PutTimes::default()), PeerBook::default());
         (0..20).for_each(|n| short.answered(&PEER, MS * 2, at(n)));
-        times.sending(1 << 20, at(0)).answered(&PEER, 1 << 20, at(20));
         for (waits_for, most) in [(WaitsFor::Root, 530), (WaitsFor::Replica, 230)] {
+            times.sending(waits_for, 1 << 20, at(0)).answered(&PEER, 1 << 20, &short, at(20));
             let patience = times.patience(&PEER, waits_for, 1 << 20, &short);
             assert!(patience < MS * most, "{waits_for:?}: {patience:?}");
         }
@@ -174,7 +195,7 @@ mod tests {
         (0..20).for_each(|n| short.answered(&PEER, MS * 100, at(n)));
         let patience = || times.patience(&PEER, WaitsFor::Root, 0, &short);
         assert!(patience() > MS * 1_900, "{:?}", patience());
-        times.sending(100, at(0)).answered(&PEER, 100, at(900));
+        times.sending(WaitsFor::Root, 100, at(0)).answered(&PEER, 100, &short, at(900));
         assert!(patience() < MS * 1_000, "{:?}", patience());
     }
 }

@@ -33,20 +33,23 @@ const PROBE_LIMIT: Duration = Duration::from_secs(2);
 /// mebibyte in memory. A guess.
 const MAX_IN_BACKGROUND: usize = 64;
 
+/// A call's patience is looked at anew so often: other calls measure the line meanwhile. A guess.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
 /// Counts calls that nobody waits for any more.
 #[derive(Debug, Default)]
 pub(crate) struct Background(Arc<AtomicUsize>);
 
 impl Background {
-    /// Hears a call to its end, if there are not too many already.
-    fn hear<T: Send + 'static>(&self, inner: &Inner, call: Call<T>) {
+    /// Does some work, if there is not too much already.
+    pub fn run(&self, inner: &Inner, work: impl Future<Output = ()> + Send + 'static) {
         let count = self.0.clone();
         if count.fetch_add(1, Ordering::Relaxed) >= MAX_IN_BACKGROUND {
             count.fetch_sub(1, Ordering::Relaxed);
             return;
         }
         inner.env.spawn(Box::pin(async move {
-            drop(call.await);
+            work.await;
             count.fetch_sub(1, Ordering::Relaxed);
         }));
     }
@@ -96,7 +99,7 @@ impl<T: Send + 'static> Calls<T> {
         call: impl Future<Output = Result<T, CallError>> + Send + 'static,
     ) {
         let (inner, start) = (self.inner.clone(), self.inner.env.now());
-        let sending = inner.put_times.sending(bytes, start);
+        let sending = inner.put_times.sending(self.waits_for, bytes, start);
         let line_bytes = inner.put_times.under_way_bytes();
         if inner.is_me(&node) || answers(&inner, &node) {
             self.watched.push(Watched { node, start, line_bytes });
@@ -104,7 +107,8 @@ impl<T: Send + 'static> Calls<T> {
         self.calls.push(Box::pin(async move {
             let answer = call.await;
             if answer.is_ok() && !inner.is_me(&node) {
-                sending.answered(&node.peer.id, line_bytes, inner.env.now());
+                let book = inner.overlay.peer_book();
+                sending.answered(&node.peer.id, line_bytes, book, inner.env.now());
             }
             drop(sending);
             (node, answer)
@@ -125,7 +129,7 @@ impl<T: Send + 'static> Calls<T> {
             let now = self.inner.env.now();
             let due = self.watched.iter().map(|watched| self.due(watched)).min();
             // One that is waited for alone, without end, waits for the calls' own limits.
-            let pause = due.map_or(Duration::from_secs(3600), |due| due.since(now));
+            let pause = due.map_or(Duration::from_secs(3600), |due| due.since(now).min(LOOK_EVERY));
             let pause = sleep(&*self.inner.env, pause);
             let changed = self.inner.overlay.changed(self.epoch);
             match select(self.calls.next(), select(pause, changed)).await {
@@ -174,7 +178,7 @@ impl<T: Send + 'static> Calls<T> {
     /// Nobody waits any more; the calls under way go on.
     pub fn finish(self) {
         for call in self.calls {
-            self.inner.background.hear(&self.inner, call);
+            self.inner.background.run(&self.inner, async move { drop(call.await) });
         }
     }
 }

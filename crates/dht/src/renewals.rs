@@ -122,7 +122,10 @@ async fn renew_at_replicas(
     let has = |state: u8| state == 1 || state == 4;
     let mut copies: Vec<u32> = held.iter().map(|state| u32::from(has(*state))).collect();
     let mut refused: Vec<bool> = held.iter().map(|state| *state == 4).collect();
-    while let Some(event) = calls.next().await {
+    // Without a majority the answer is that this root cannot tell, and the publisher asks again,
+    // when the ring may have closed over dead nodes.
+    while calls.is_patient() {
+        let Some(event) = calls.next().await else { break };
         if let Event::Answer(_, Ok((_, theirs))) = event {
             answered += 1;
             over = over.or(theirs.over);
@@ -131,10 +134,6 @@ async fn renew_at_replicas(
                 refused[i] |= theirs == 4;
                 lacking |= has(held[i]) != has(theirs);
             }
-        }
-        // Without a majority that has answered, the overdue are waited for as well.
-        if !calls.is_patient() && is_majority(answered, expected_replicas(inner) as u32 + 1) {
-            break;
         }
     }
     lacking |= (answered as usize) < set.len();

@@ -4,8 +4,9 @@
 //! renewals, and do nothing; nobody would notice before a block is wanted. So whoever puts or
 //! renews asks one of the other replicas, chosen at random once the root has answered,
 //! whether it has what it should have: the version, and at least half of the lease. Among
-//! honest nodes that is one short question a batch. What this one does not bear out, all are
-//! asked about, and it goes straight to those of them that lack it.
+//! honest nodes that is one short question a batch. If that replica does not confirm a block,
+//! the publisher asks the remaining ones. It puts a block that too few confirm at each replica
+//! that lacks it; what a majority has, the root may still be sending, so that waits a while.
 //!
 //! **Invariant:** nobody is believed alone. A root counts as a copy only if another replica
 //! bears it out, and a replica that denies what it has makes nothing fail: it gets another
@@ -18,8 +19,9 @@
 //! (k = 1), there is nobody to ask.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use atoll_env::random_below;
+use atoll_env::{random_below, sleep};
 use atoll_key::{BlockKind, Key, PeerId};
 use atoll_net::header::Capped;
 use atoll_net::{CallError, Refusal, Reply, Request};
@@ -131,14 +133,14 @@ async fn first_answer(
 ) -> Option<(Node, Vec<bool>)> {
     let mut calls = Calls::new(inner, WaitsFor::Replica);
     loop {
-        if !calls.is_patient() {
-            match others.next() {
-                Some(node) => ask_whether(inner, &mut calls, node, expected),
-                None => return None,
-            }
+        while !calls.is_patient()
+            && let Some(node) = others.next()
+        {
+            ask_whether(inner, &mut calls, node, expected);
         }
-        if let Some(Event::Answer(node, Ok(held))) = calls.next().await {
-            return Some((node, held));
+        match calls.next().await? {
+            Event::Answer(node, Ok(held)) => return Some((node, held)),
+            _ => {}
         }
     }
 }
@@ -215,6 +217,13 @@ pub(crate) async fn check_put(
             }
         }
     }
+    // The root may still be sending what a majority has to the others.
+    let (late, doubts): (Vec<Doubt>, Vec<Doubt>) =
+        doubts.into_iter().partition(|doubt| doubt.is_settled(0, set));
+    if !late.is_empty() {
+        let kept = late.iter().map(|doubt| blocks[doubt.index].clone()).collect();
+        put_later(inner, set, origin, kept, late);
+    }
     let told = put_at_replicas(inner, set, origin, blocks, &doubts).await;
     let wanted = u32::try_from(set.len()).expect("k is small");
     for doubt in doubts {
@@ -234,6 +243,36 @@ pub(crate) async fn check_put(
             (None, None) => PutStatus::Stored { copies, wanted },
         };
     }
+}
+
+/// How long the root has to bring blocks to a replica that lacks them, before their publisher
+/// does. A guess: as long as a call.
+const PUT_LATER: Duration = Duration::from_secs(10);
+
+/// Looks again, after a while, at the replicas that lacked `blocks`, each with its doubt, and
+/// puts what they still lack.
+fn put_later(
+    inner: &Arc<Inner>,
+    set: &[Node],
+    origin: &Origin,
+    blocks: Vec<Block>,
+    mut doubts: Vec<Doubt>,
+) {
+    let (later, set, origin) = (inner.clone(), set.to_vec(), origin.clone());
+    inner.background.run(inner, async move {
+        sleep(&*later.env, PUT_LATER).await;
+        let expected: Vec<Expected> = blocks.iter().map(expect).collect();
+        for (index, doubt) in doubts.iter_mut().enumerate() {
+            doubt.index = index;
+        }
+        for node in &set[1..] {
+            let held = has(&later, node, &expected).await.unwrap_or_default();
+            for (doubt, _) in doubts.iter_mut().zip(held).filter(|(_, held)| *held) {
+                doubt.holders.push(node.peer.id);
+            }
+        }
+        put_at_replicas(&later, &set, &origin, &blocks, &doubts).await;
+    });
 }
 
 fn is_stored(status: &PutStatus) -> bool {

@@ -41,6 +41,21 @@ fn two_of_five_nodes_may_die_at_once() {
     assert_eq!(sum("/repair/queue_blocks"), 0);
 }
 
+/// Each write waited for the node that did not answer, and the next for it again.
+#[test]
+fn publishing_and_reading_go_on_while_a_node_is_frozen() {
+    let ring = Ring::of(5);
+    ring.nodes[3].freeze();
+    let source = ring.path("tree");
+    make_tree(&source);
+    let address = ring.publish(&source);
+    fs::write(source.join("more"), noise(100_000, 9)).expect("a file");
+    assert_eq!(ring.publish(&source), address);
+    let dest = ring.path("copy");
+    run(ring.nodes[4].command(["get", &address]).arg(&dest)).ok();
+    assert_same(&source, &dest);
+}
+
 /// One node alone holds everything, and is killed while it takes blocks. What an
 /// earlier publish was told is stored must be there; what was interrupted must finish.
 #[test]

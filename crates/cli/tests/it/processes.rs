@@ -162,6 +162,11 @@ impl NodeProcess {
         fs::read_to_string(self.dir.with_extension("log")).unwrap_or_default()
     }
 
+    /// SIGSTOP: it answers nothing, and its connections stay open.
+    pub fn freeze(&self) {
+        signal(self.process.as_ref().expect("it runs").id(), "STOP");
+    }
+
     /// SIGKILL.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
