@@ -95,8 +95,9 @@ mod tests {
 
     #[test]
     fn private_directories_are_known_by_what_is_in_them() {
+        type Files<'a> = &'a [(&'a str, &'a [u8])];
         let secret = [7; 32];
-        let cases: [(&[(&str, &[u8])], Option<PrivateDirectory>); 9] = [
+        let cases: [(Files<'_>, Option<PrivateDirectory>); 9] = [
             (&[("identity.key", &secret), ("node.lock", b"1")], Some(PrivateDirectory::Node)),
             (&[("node.lock", b"1"), ("settings.cbor", b"")], Some(PrivateDirectory::Node)),
             (&[("identity.key", &secret), ("volumes/x", b"")], Some(PrivateDirectory::Node)),

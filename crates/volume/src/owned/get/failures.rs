@@ -45,8 +45,8 @@ impl Failures {
         self.state().heard_at = self.env.now();
     }
 
-    /// Whether this error means that the ring has been silent for too long. One that says
-    /// that nobody has a block, or that it is nonsense, is an answer.
+    /// Whether this error means that the ring has been silent for too long. That nobody
+    /// has a block is an answer.
     pub(super) fn is_silence(&self, error: &ReadError) -> bool {
         let mut state = self.state();
         match error {

@@ -13,7 +13,7 @@
 //! volume says. (Files are not synced one by one: after a power failure a file may be there
 //! and its bytes not, as after `cp`.)
 //!
-//! A block that cannot be read hides what is below it and nothing else: the copy goes on, says
+//! A block that cannot be fetched hides what is below it and nothing else: the copy goes on, says
 //! at its end what it could not read, and another run tries that again. Only a ring that is
 //! silent for [`SILENCE`] ends it early.
 
@@ -41,7 +41,7 @@ use self::pool::Pool;
 use self::walk::{Found, Into};
 use super::budget::Budget;
 use super::format::inode::Shape;
-use super::format::{Content, Entry, INDIRECT_POINTERS};
+use super::format::{Content, Entry};
 use super::progress::{Phase, Progress};
 use super::read::error::BlockError;
 use super::read::file::{File, Place};
@@ -58,6 +58,10 @@ const BLOCKS_AT_ONCE: usize = 512;
 /// How long the ring may give no block at all, while some are asked for, before the copy is
 /// given up: each further one would take as long. Guess.
 const SILENCE: Duration = Duration::from_secs(60);
+
+/// Blocks of one file that are passed over; then what is left of it is not tried. A few blocks
+/// can describe a file of more missing ones than anybody can ask for.
+const MAX_UNREAD_BLOCKS: u32 = 4096;
 
 /// How to copy.
 #[derive(Clone, Debug)]
@@ -272,9 +276,12 @@ impl Copy {
         }
     }
 
-    /// Notes what cannot be read; the copy goes on unless the ring has been silent for too
-    /// long.
+    /// Notes what cannot be fetched; the copy goes on unless the ring has been silent for too
+    /// long. Nonsense of the publisher's ends it: a few blocks of it can go on for ever.
     fn unread(&self, path: Bytes, error: ReadError, hidden_entries: u64) -> Result<(), Ended> {
+        if !matches!(error, ReadError::Fetch { .. }) {
+            return Err(GetTreeError::from(error).into());
+        }
         let silent = self.failures.is_silence(&error);
         self.failures.note(Unread { path, hidden_entries, error });
         if silent { Err(Ended::Silence) } else { Ok(()) }
@@ -386,7 +393,8 @@ impl Copy {
             self.block(found, file, fd, path, block, hash, resumed).await
         });
         let mut tried = pin!(tried.buffer_unordered(BLOCKS_AT_ONCE));
-        let (mut data_bytes, mut resumed_bytes, mut unread) = (0, 0, None);
+        let (mut data_bytes, mut resumed_bytes) = (0, 0);
+        let (mut unread, mut unread_blocks) = (None, 0);
         while let Some(tried) = tried.next().await {
             match tried {
                 Ok((len, there)) => {
@@ -394,7 +402,12 @@ impl Copy {
                     resumed_bytes += if there { len } else { 0 };
                 }
                 // What else can be had of it is there for the next run.
-                Err(GetTreeError::Read(error)) if !self.failures.is_silence(&error) => {
+                Err(GetTreeError::Read(error))
+                    if matches!(*error, ReadError::Fetch { .. })
+                        && unread_blocks < MAX_UNREAD_BLOCKS
+                        && !self.failures.is_silence(&error) =>
+                {
+                    unread_blocks += 1;
                     unread.get_or_insert(error);
                 }
                 Err(error) => return Err(error),
@@ -477,13 +490,10 @@ fn data_blocks(
 ) -> impl stream::Stream<Item = Result<(u64, BlockHash), BlockError>> + '_ {
     stream::unfold(0, move |mut block| async move {
         while block < shape.data_blocks() {
-            match file.place(block).await {
+            match file.place_past(block).await {
                 Ok(Place::HoleUpto(upto)) => block = upto,
                 Ok(Place::Block(hash)) => return Some((Ok((block, hash)), block + 1)),
-                Err(error) => {
-                    let behind = (block / INDIRECT_POINTERS + 1) * INDIRECT_POINTERS;
-                    return Some((Err(error), behind));
-                }
+                Err((error, past)) => return Some((Err(error), past)),
             }
         }
         None

@@ -114,6 +114,12 @@ impl File {
 
     /// Where data block `block` is. The file must have pointers, and that many blocks.
     pub(crate) async fn place(&self, block: u64) -> Result<Place, BlockError> {
+        self.place_past(block).await.map_err(|(error, _)| error)
+    }
+
+    /// The same; an error comes with the first block that does not lie below the indirect
+    /// block that could not be read.
+    pub(crate) async fn place_past(&self, block: u64) -> Result<Place, (BlockError, u64)> {
         let (_, inode) = self.inode.as_ref().expect("an empty file has no blocks");
         let shape = inode.shape;
         let mut level = shape.indirect_levels();
@@ -128,17 +134,28 @@ impl File {
             if level == 0 {
                 return Ok(Place::Block(hash));
             }
-            let bytes = self.cache.get(hash, Wanted::Now(INDIRECT_BYTES)).await?;
-            let indirect = PointerBlock::decode(&bytes).map_err(BlockError::bad(hash))?;
-            indirect
-                .check_place(level, shape.pointers_below(level, first))
-                .map_err(BlockError::bad(hash))?;
+            let read = self.indirect(hash, level, shape.pointers_below(level, first)).await;
+            let past = first.saturating_add(Shape::span_blocks(level)).min(shape.data_blocks());
+            let indirect = read.map_err(|error| (error, past))?;
             level -= 1;
             let span = Shape::span_blocks(level);
             let index = (block - first) / span;
             first += index * span;
             pointer = indirect.pointer(index);
         }
+    }
+
+    /// Fetches an indirect block of this level, which has so many pointers.
+    async fn indirect(
+        &self,
+        hash: BlockHash,
+        level: u8,
+        pointers: u64,
+    ) -> Result<PointerBlock, BlockError> {
+        let bytes = self.cache.get(hash, Wanted::Now(INDIRECT_BYTES)).await?;
+        let indirect = PointerBlock::decode(&bytes).map_err(BlockError::bad(hash))?;
+        indirect.check_place(level, pointers).map_err(BlockError::bad(hash))?;
+        Ok(indirect)
     }
 
     /// Fetches data block `block` from `hash`, kept by nobody.
