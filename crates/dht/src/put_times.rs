@@ -82,13 +82,11 @@ impl Drop for Sending {
 
 impl Sending {
     /// The put was answered; `line_bytes` were on the line with it and before it.
-    /// What short answers take, as `short` knows it, does not count against the line.
-    pub fn answered(&self, peer: &PeerId, line_bytes: u64, short: &PeerBook, now: Instant) {
+    /// What round trips take counts against the line: the rate is rather too low than too high.
+    pub fn answered(&self, peer: &PeerId, line_bytes: u64, now: Instant) {
         let took = now.since(self.start);
         self.times.book(self.waits_for).answered(peer, took, now);
         if line_bytes >= LEAST_MEASURED_BYTES {
-            let ways = short.p95(peer) * REPLICA_ROUND_TRIPS;
-            let took = took.saturating_sub(ways).max(took / 4);
             let mut line = self.times.lock();
             line.measured_bytes = line.measured_bytes * FORGETTING + line_bytes as f64;
             line.measured_secs = line.measured_secs * FORGETTING + took.as_secs_f64();
@@ -171,7 +169,7 @@ mod tests {
         let sending: Vec<Sending> =
             (0..16).map(|_| times.sending(WaitsFor::Root, 1 << 20, at(0))).collect();
         assert_eq!(times.under_way_bytes(), 16 << 20);
-        sending.iter().for_each(|put| put.answered(&PEER, 16 << 20, &short, at(134_000)));
+        sending.iter().for_each(|put| put.answered(&PEER, 16 << 20, at(134_000)));
         drop(sending);
         assert_eq!(times.under_way_bytes(), 0);
         assert!(patience(1 << 20) > MS * 8_000, "{:?}", patience(1 << 20));
@@ -183,7 +181,7 @@ mod tests {
         let (times, short) = (Arc::new(PutTimes::default()), PeerBook::default());
         (0..20).for_each(|n| short.answered(&PEER, MS * 2, at(n)));
         for (waits_for, most) in [(WaitsFor::Root, 530), (WaitsFor::Replica, 230)] {
-            times.sending(waits_for, 1 << 20, at(0)).answered(&PEER, 1 << 20, &short, at(20));
+            times.sending(waits_for, 1 << 20, at(0)).answered(&PEER, 1 << 20, at(20));
             let patience = times.patience(&PEER, waits_for, 1 << 20, &short);
             assert!(patience < MS * most, "{waits_for:?}: {patience:?}");
         }
@@ -195,7 +193,7 @@ mod tests {
         (0..20).for_each(|n| short.answered(&PEER, MS * 100, at(n)));
         let patience = || times.patience(&PEER, WaitsFor::Root, 0, &short);
         assert!(patience() > MS * 1_900, "{:?}", patience());
-        times.sending(WaitsFor::Root, 100, at(0)).answered(&PEER, 100, &short, at(900));
+        times.sending(WaitsFor::Root, 100, at(0)).answered(&PEER, 100, at(900));
         assert!(patience() < MS * 1_000, "{:?}", patience());
     }
 }

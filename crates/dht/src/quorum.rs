@@ -107,8 +107,7 @@ impl<T: Send + 'static> Calls<T> {
         self.calls.push(Box::pin(async move {
             let answer = call.await;
             if answer.is_ok() && !inner.is_me(&node) {
-                let book = inner.overlay.peer_book();
-                sending.answered(&node.peer.id, line_bytes, book, inner.env.now());
+                sending.answered(&node.peer.id, line_bytes, inner.env.now());
             }
             drop(sending);
             (node, answer)
