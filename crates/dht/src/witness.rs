@@ -138,9 +138,8 @@ async fn first_answer(
         {
             ask_whether(inner, &mut calls, node, expected);
         }
-        match calls.next().await? {
-            Event::Answer(node, Ok(held)) => return Some((node, held)),
-            _ => {}
+        if let Event::Answer(node, Ok(held)) = calls.next().await? {
+            return Some((node, held));
         }
     }
 }
