@@ -22,6 +22,8 @@ pub(crate) enum Origin {
     Publisher { receipt: Receipt, owner: Owner },
     /// Some node has them.
     Bearer,
+    /// A member of their replica set has no room for them.
+    Diverted,
 }
 
 impl Origin {
@@ -72,7 +74,7 @@ impl Origin {
     pub fn to_wire(&self, keys: impl Iterator<Item = Key>) -> Option<WireReceipt> {
         match self {
             Origin::Publisher { receipt, .. } => Some(receipt.to_wire(keys)),
-            Origin::Bearer => None,
+            Origin::Bearer | Origin::Diverted => None,
         }
     }
 }
@@ -143,7 +145,8 @@ async fn charges_of(
     copies: &[Copy],
 ) -> Result<Vec<Charge>, Refusal> {
     let Origin::Publisher { receipt, owner } = origin else {
-        return copies::charges(inner, from, copies).await;
+        let is_outside = matches!(origin, Origin::Diverted);
+        return copies::charges(inner, from, copies, is_outside).await;
     };
     let now = inner.env.unix_ms() / 1000;
     let charge = |copy: &Copy| Charge {
@@ -216,7 +219,7 @@ fn verify(inner: &Inner, from: &Peer, block: &Block) -> Result<(BlockKind, u64),
         }
     };
     if kind == BlockKind::Signed
-        && let Ok(Some(held)) = inner.store.info(key)
+        && let Some(held) = inner.known(key)
         && held.version > version
     {
         return Err(PutStatus::Superseded { held: held.version });

@@ -66,7 +66,8 @@ impl Charge {
     const HELD: Charge = Charge { owner: Owner::NOBODY, lease_secs: 0, room: Room::Free };
 }
 
-/// Says for each copy that `from` brought whom it is charged to.
+/// Says for each copy that `from` brought whom it is charged to. `is_outside`: this node does not
+/// belong to the replica sets, but keeps the copies for `from`, which does.
 ///
 /// # Errors
 /// If it has to be charged to `from`, which could not be confirmed at its address.
@@ -74,6 +75,7 @@ pub(crate) async fn charges(
     inner: &Inner,
     from: &Peer,
     copies: &[Copy],
+    is_outside: bool,
 ) -> Result<Vec<Charge>, Refusal> {
     let mut charges = vec![Charge::HELD; copies.len()];
     let unknown: Vec<usize> = (0..copies.len()).filter(|i| !is_held(inner, &copies[*i])).collect();
@@ -81,11 +83,13 @@ pub(crate) async fn charges(
         return Ok(charges);
     }
     let mut hearing = Hearing::new(unknown.iter().map(|index| copies[*index]).collect());
-    hearing.ask(inner, neighbours(inner, from, &hearing)).await;
+    if !is_outside {
+        hearing.ask(inner, neighbours(inner, from, &hearing)).await;
+    }
     let mut near = is_neighbour(inner, from);
     if (0..unknown.len()).any(|place| hearing.agreed(place).is_none()) {
         confirm(inner, from).await?;
-        let (sets, beside) = replica_sets(inner, from, &hearing).await;
+        let (sets, beside) = replica_sets(inner, from, &hearing, is_outside).await;
         hearing.ask(inner, sets).await;
         near |= beside;
     }
@@ -154,8 +158,9 @@ impl Hearing {
 
 /// Whether this node has the block, or a newer one, with a lease that has not ended.
 fn is_held(inner: &Inner, copy: &Copy) -> bool {
-    let held = inner.store.info(&copy.key).ok().flatten();
-    held.is_some_and(|held| held.version >= copy.version && inner.lease_left(&held) > 0)
+    let now = inner.env.unix_ms() / 1000;
+    let held = inner.known(&copy.key);
+    held.is_some_and(|held| held.version >= copy.version && held.expires_unix_secs > now)
 }
 
 /// Makes sure that whoever brings copies is where it says.
@@ -192,11 +197,12 @@ fn neighbours(inner: &Inner, from: &Peer, hearing: &Hearing) -> Vec<(Node, Vec<u
 }
 
 /// Whom to ask where the neighbours do not tell: the replica sets of copies, as far as this
-/// node belongs to them; and whether `from` belongs to such a set too.
+/// node belongs to them, or `from` if this one is outside; and whether `from` belongs to one.
 async fn replica_sets(
     inner: &Inner,
     from: &Peer,
     hearing: &Hearing,
+    is_outside: bool,
 ) -> (Vec<(Node, Vec<usize>)>, bool) {
     let mut open: Vec<usize> =
         (0..hearing.copies.len()).filter(|place| hearing.agreed(*place).is_none()).collect();
@@ -214,7 +220,8 @@ async fn replica_sets(
         let (its, others): (Vec<usize>, Vec<usize>) = open.into_iter().partition(is_its);
         open = others;
         let set = distinct_peers(&nodes, inner.config.replicas);
-        if set.iter().any(|node| inner.is_me(node)) {
+        let member = if is_outside { from.id } else { inner.transport.local().id };
+        if set.iter().any(|node| node.peer.id == member) {
             beside |= set.iter().any(|node| node.peer.id == from.id);
             let others = set.into_iter().filter(|node| !inner.is_me(node));
             asks.extend(others.map(|node| (node, its.clone())));
@@ -255,6 +262,7 @@ pub(crate) fn vouch(inner: &Inner, asked: &Vouch) -> Result<VouchReply, Refusal>
     for key in &asked.keys {
         let held = inner.store.info(key);
         let held = held.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
+        let held = held.or_else(|| inner.diversion.records.pointed(key));
         let live = held.filter(|held| {
             inner.lease_left(held) > 0 && !is_bearer(&held.owner) && !inner.leaving.denies(key)
         });

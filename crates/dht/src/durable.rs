@@ -2,17 +2,19 @@
 //!
 //! What is durable about blocks is in the store; what is durable about the *node's view of the
 //! ring* is here: a handful of named records of at most [`MAX_RECORD_BYTES`] each, replaced as
-//! a whole. Each record has one owner in this crate, which also defines its encoding and
-//! treats a missing or unreadable record as a node that has never run.
+//! a whole, and a store of short records about blocks that other nodes keep for this one. Each
+//! named record has one owner in this crate, which also defines its encoding and treats a
+//! missing or unreadable record as a node that has never run.
 //!
 //! **Invariant:** after a power cut a record is the old one or the new one, never a mixture.
 //!
 //! It does not know what the records mean.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use atoll_env::BoxFuture;
+use atoll_store::{BlockStore, MemoryStore};
 
 /// The largest record, bytes. A guess with room: the largest in use has some tens of KiB.
 pub const MAX_RECORD_BYTES: usize = 4 << 20;
@@ -29,13 +31,29 @@ pub trait DurableState: Send + Sync + 'static {
     /// # Errors
     /// What the system said, for people; the old record stays.
     fn save(&self, name: &'static str, record: Vec<u8>) -> BoxFuture<'static, Result<(), String>>;
+
+    /// A store of its own, beside the blocks, for one short record a key: which node keeps the
+    /// block for this one, or for which node this one keeps it ([`crate::diversion`]). It must
+    /// have room while the store of blocks has none.
+    fn pointers(&self) -> Arc<dyn BlockStore>;
 }
 
 /// Records in memory: for simulated nodes, whose tests hand it from one incarnation of a node
 /// to the next.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct MemoryState {
     records: Mutex<BTreeMap<&'static str, Vec<u8>>>,
+    pointers: Arc<MemoryStore>,
+}
+
+/// What the pointers of a simulated node may take, bytes.
+const POINTER_BYTES: u64 = 1 << 30;
+
+impl Default for MemoryState {
+    fn default() -> MemoryState {
+        let pointers = Arc::new(MemoryStore::new(POINTER_BYTES));
+        MemoryState { records: Mutex::default(), pointers }
+    }
 }
 
 impl DurableState for MemoryState {
@@ -46,5 +64,9 @@ impl DurableState for MemoryState {
     fn save(&self, name: &'static str, record: Vec<u8>) -> BoxFuture<'static, Result<(), String>> {
         self.records.lock().expect("no holder of this lock panics").insert(name, record);
         Box::pin(async { Ok(()) })
+    }
+
+    fn pointers(&self) -> Arc<dyn BlockStore> {
+        self.pointers.clone()
     }
 }

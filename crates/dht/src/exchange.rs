@@ -4,21 +4,23 @@
 //! Nothing here holds more than a page of items or a batch of blocks in memory, however
 //! large the range.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use atoll_env::sleep;
-use atoll_key::{BlockKind, Key, KeyRange};
-use atoll_net::header::Capped;
+use atoll_key::{BlockKind, Key, KeyRange, PeerId};
+use atoll_net::header::{Capped, WirePeer};
 use atoll_net::{CallError, Request};
 use atoll_overlay::Node;
-use atoll_store::{StoreError, StoredBlock};
+use atoll_store::{BlockInfo, StoreError, StoredBlock};
 use bytes::Bytes;
 
+use crate::diversion::{self, Records, follow};
 use crate::inner::{Block, Inner, REPLY_BYTES, note_store_error};
 use crate::messages::{
     self, BlockHeader, Fetch, FetchReply, MAX_BATCH_BLOCKS, Put, PutReply, PutStatus, Reconcile,
-    ReconcileReply, from_header, is_majority, to_header,
+    ReconcileReply, There, from_header, is_majority, to_header,
 };
 use crate::reconcile::{
     Answer, Claim, Cutter, Difference, Fingerprint, Item, MAX_ITEMS, Plan, Salt, difference, plan,
@@ -81,19 +83,30 @@ async fn breathe() {
     .await;
 }
 
-/// A page of the items of `range`, and what is left of the range after it. Blocks whose
-/// lease has ended are as good as gone: copies of them would outlive it.
+/// A page of the items of `range`, here or kept by other nodes, and what is left of the range after
+/// it. Blocks whose lease has ended are as good as gone: copies of them would outlive it.
 fn page(inner: &Inner, range: KeyRange) -> Result<(Vec<Item>, Option<KeyRange>), StoreError> {
     let infos = inner.store.list(range, PAGE_ITEMS)?;
-    let now = inner.lease_now();
-    let live = infos.iter().filter(|info| info.expires_unix_secs > now);
-    let items = live.map(|info| Item { key: info.key, version: info.version }).collect();
-    let rest = match infos.last() {
-        Some(last) if infos.len() == PAGE_ITEMS && last.key != range.upto => {
-            Some(KeyRange::new(last.key, range.upto))
-        }
-        _ => None,
-    };
+    let records = inner.diversion.records.list(range, PAGE_ITEMS)?;
+    let place = |key: &Key| key.distance_from(&range.after.next());
+    // A list that is full says nothing of what comes after its last.
+    let is_full = |list: &&Vec<BlockInfo>| list.len() == PAGE_ITEMS;
+    let ends = [&infos, &records].into_iter().filter(is_full).filter_map(|list| list.last());
+    let mut upto = ends.map(|last| last.key).min_by_key(place).unwrap_or(range.upto);
+    let now = inner.env.unix_ms() / 1000;
+    let live = |info: &&BlockInfo| info.expires_unix_secs > now && place(&info.key) <= place(&upto);
+    let item = |info: &BlockInfo| Item { key: info.key, version: info.version };
+    let mut items: Vec<Item> = infos.iter().filter(live).map(item).collect();
+    let pointers = Records::pointers(&records).filter(live).map(item);
+    let here = items.len();
+    items.extend(pointers);
+    if items.len() > here {
+        items.sort_by_key(|item| (place(&item.key), Reverse(item.version)));
+        items.dedup_by_key(|item| item.key);
+        items.truncate(PAGE_ITEMS);
+        upto = items.last().filter(|_| items.len() == PAGE_ITEMS).map_or(upto, |last| last.key);
+    }
+    let rest = (upto != range.upto).then(|| KeyRange::new(upto, range.upto));
     Ok((items, rest))
 }
 
@@ -307,7 +320,7 @@ impl Session<'_> {
         let repair = &self.inner.repair;
         let queued = (found.take.len() + found.give.len()) as u64;
         repair.queue(queued);
-        let taken = take(self.inner, self.other, &found.take).await;
+        let taken = take(self.inner, self.other, self.other, &found.take).await;
         let given = match &taken {
             Ok(_) => give(self.inner, self.other, &found.give, false).await,
             Err(error) => Err(error.clone()),
@@ -325,31 +338,51 @@ impl Session<'_> {
     }
 }
 
-/// Fetches blocks from `other`, verifies and stores them.
-async fn take(inner: &Inner, other: &Node, items: &[Item]) -> Result<Outcome, ExchangeError> {
+/// Fetches blocks from `at`, which is `other` or keeps them for it, verifies and stores them.
+async fn take(
+    inner: &Inner,
+    other: &Node,
+    at: &Node,
+    items: &[Item],
+) -> Result<Outcome, ExchangeError> {
     let mut outcome = Outcome::default();
     let mut wanted: Vec<Key> = items.iter().map(|item| item.key).collect();
+    let mut elsewhere: BTreeMap<PeerId, (Node, Vec<Item>)> = BTreeMap::new();
     while !wanted.is_empty() {
+        if !diversion::may_fetch(inner).await {
+            outcome.left += wanted.len() as u64;
+            break;
+        }
         let keys = wanted[..wanted.len().min(MAX_BATCH_BLOCKS)].to_vec();
         let header = to_header(&Fetch { keys });
         let request = Request { method: messages::FETCH, header, parts: Vec::new() };
-        let reply = inner.call(other, request).await?;
-        let FetchReply { blocks: Capped(headers) } = from_header(&reply.header)?;
+        let reply = inner.call(at, request).await?;
+        let FetchReply { blocks: Capped(headers), there: Capped(there) } =
+            from_header(&reply.header)?;
         if headers.len() != reply.parts.len() {
             return Err(ExchangeError::IllFormed);
         }
         let asked: Vec<Key> = wanted.drain(..wanted.len().min(MAX_BATCH_BLOCKS)).collect();
         // An answer may stop early because it is full, never with nothing: what stands after
         // the last block in it, of use or not, is asked for again.
-        let place = |header: &BlockHeader| asked.iter().position(|key| *key == header.key);
-        if let Some(last) = headers.iter().filter_map(place).max() {
+        let place = |named: &Key| asked.iter().position(|key| key == named);
+        let named = headers.iter().map(|header| &header.key);
+        if let Some(last) = named.chain(there.iter().map(|at| &at.key)).filter_map(place).max() {
             wanted.splice(0..0, asked[last + 1..].iter().copied());
+        }
+        for There { key, holder: WirePeer(holder) } in there {
+            let item = items.iter().find(|item| item.key == key && asked.contains(&key));
+            // A pointer is followed once.
+            if at.peer.id == other.peer.id && holder.id != inner.transport.local().id {
+                let its = elsewhere.entry(holder.id);
+                its.or_insert_with(|| (Node::of(holder), Vec::new())).1.extend(item);
+            }
         }
         let mut batch = Vec::new();
         let mut bytes = 0;
         for (header, part) in headers.into_iter().zip(reply.parts) {
             let block = Block { header, bytes: part };
-            if let Some(stored) = accept(inner, other, &asked, &block) {
+            if let Some(stored) = accept(inner, at, &asked, &block) {
                 bytes += stored.bytes.len() as u64;
                 batch.push(stored);
             }
@@ -359,11 +392,28 @@ async fn take(inner: &Inner, other: &Node, items: &[Item]) -> Result<Outcome, Ex
             // Gone since it was listed, or expired: not ours to copy.
             continue;
         }
-        let kept = store_fetched(inner, &other.peer, batch).await?;
+        let kept = store_fetched(inner, &other.peer, batch).await;
         outcome.moved += kept;
         outcome.left += count - kept;
+        if kept == 0 {
+            diversion::found_nowhere(inner);
+        }
         inner.repair.done(kept, bytes);
         pace(inner, bytes).await;
+    }
+    for (holder, its) in elsewhere.into_values() {
+        match Box::pin(take(inner, other, &holder, &its)).await {
+            Ok(taken) => {
+                outcome.moved += taken.moved;
+                outcome.left += taken.left;
+            }
+            // Other replicas may have these too.
+            Err(ExchangeError::Call(error)) => {
+                tracing::info!(?holder, %error, "diverted copies could not be fetched");
+                outcome.left += its.len() as u64;
+            }
+            Err(error) => return Err(error),
+        }
     }
     Ok(outcome)
 }
@@ -410,7 +460,16 @@ pub(crate) async fn give(
                         parts.push(block.bytes);
                     }
                 }
-                Ok(None) => {}
+                // It may be elsewhere, kept for this node.
+                Ok(None) => {
+                    if let Some(block) = follow::own(inner, &item.key).await
+                        && block.header.lease_secs > 0
+                    {
+                        bytes += block.bytes.len();
+                        headers.push(block.header);
+                        parts.push(block.bytes);
+                    }
+                }
                 Err(error) => {
                     note_store_error(inner, &error);
                     outcome.left += 1;
@@ -448,7 +507,7 @@ fn is_settled(status: &PutStatus) -> bool {
 }
 
 /// Waits so that repair copies no faster than configured.
-async fn pace(inner: &Inner, bytes: u64) {
+pub(crate) async fn pace(inner: &Inner, bytes: u64) {
     let until = inner.repair.pace(inner.env.now(), bytes, inner.config.repair_bytes_per_sec);
     let wait = until.since(inner.env.now());
     if !wait.is_zero() {

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use crate::block_times::BlockTimes;
 use crate::cache::Cache;
 use crate::confirm::Confirmations;
+use crate::diversion::Diversion;
 use crate::durable::DurableState;
 use crate::fetch::HedgeBudget;
 use crate::lease_clock::LeaseClock;
@@ -117,6 +118,8 @@ pub struct DhtConfig {
     pub cache_asks: u8,
     /// How old a cached signed block may be to be answered with; zero caches none.
     pub signed_cache: Duration,
+    /// Whether other nodes keep copies for which a replica has no room (PAST §3.3).
+    pub divert: bool,
 }
 
 impl Default for DhtConfig {
@@ -149,6 +152,7 @@ impl Default for DhtConfig {
             cache_bytes: 64 << 20,
             cache_asks: 2,
             signed_cache: Duration::from_secs(10),
+            divert: true,
         }
     }
 }
@@ -169,8 +173,8 @@ pub(crate) struct Inner {
     pub attestor: Arc<dyn Attestor>,
     /// What survives a restart besides the blocks.
     pub durable: Arc<dyn DurableState>,
-    /// What leases are measured by.
-    pub clock: LeaseClock,
+    /// Copies that others keep for this node, and it for others.
+    pub diversion: Diversion,
     pub quota: Quota,
     pub confirmations: Confirmations,
     pub counters: Counters,
@@ -227,6 +231,13 @@ impl Inner {
     /// The description of a stored block, for a message.
     pub fn header_of(&self, info: &BlockInfo) -> BlockHeader {
         BlockHeader { key: info.key, kind: info.kind as u8, lease_secs: self.lease_left(info) }
+    }
+
+    /// What is known of a block that is here, or that another node keeps for this one.
+    pub fn known(&self, key: &Key) -> Option<BlockInfo> {
+        let here = self.store.info(key).ok().flatten();
+        let elsewhere = self.diversion.records.pointed(key);
+        here.into_iter().chain(elsewhere).max_by_key(|info| info.version)
     }
 
     /// A verified block as the store takes it.

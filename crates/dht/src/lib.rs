@@ -16,6 +16,7 @@ pub mod blocks;
 mod cache;
 mod confirm;
 mod copies;
+mod diversion;
 pub mod durable;
 mod exchange;
 mod fetch;

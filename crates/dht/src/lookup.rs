@@ -21,6 +21,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use crate::blocks::GetError;
+use crate::diversion::follow;
 use crate::fetch::{Replicas, ask_root};
 use crate::inner::{Block, Inner, note_store_error};
 use crate::messages::{self, BlockHeader, LookupReply, LookupStep, Put, from_header, to_header};
@@ -237,6 +238,9 @@ pub(crate) async fn ask(
     cached: Option<Duration>,
 ) -> Result<Answer, CallError> {
     if inner.is_me(&node) {
+        if let Some(block) = follow::own(&inner, &key).await {
+            return Ok(Answer::Plain(Step::Done(block)));
+        }
         let seat = inner.seat(&node);
         let successors = seat.map_or_else(Vec::new, |seat| seat.successors);
         return Ok(Answer::Plain(Step::Absent(successors)));
@@ -252,6 +256,11 @@ pub(crate) async fn ask(
         LookupReply::Wanted(route) => Answer::Wanted(route),
         LookupReply::Found(header) => {
             Answer::Plain(Step::Done(verified(&inner, &node, key, header, parts)?))
+        }
+        LookupReply::There(holder) => {
+            let (header, parts) = follow::ask_holder(&inner, &node, holder, key).await?;
+            let block = verified(&inner, &Node::of(holder), key, header, parts)?;
+            Answer::Plain(Step::Done(block))
         }
         LookupReply::Cached { header, age_ms } => {
             let block = verified(&inner, &node, key, header, parts)?;
@@ -544,7 +553,7 @@ async fn ask_signed(inner: &Arc<Inner>, node: Node, key: Key) -> HeldSigned {
                 let header = inner.header_of(&block.info);
                 Some(Block { header, bytes: block.bytes })
             }
-            Ok(None) => None,
+            Ok(None) => follow::own(inner, &key).await,
             Err(error) => {
                 note_store_error(inner, &error);
                 None

@@ -9,16 +9,18 @@
 //! a cap, checked while it is read.
 
 mod charging;
+mod diversion;
 
 use atoll_key::{BlockKind, Key, KeyRange};
-use atoll_net::Refusal;
-use atoll_net::header::Capped;
+use atoll_net::header::{Capped, WirePeer};
 pub use atoll_net::header::{from_header, to_header};
+use atoll_net::{Peer, Refusal};
 use atoll_overlay::wire::{WireNodes, WireRoute};
 use atoll_overlay::{Node, Route};
 use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
 
 pub use charging::{AskRoom, AskRoomReply, Confirm, ConfirmReply, Vouch, VouchReply, Vouched};
+pub use diversion::{Divert, DivertReply, Hold, HoldReply, There};
 
 use crate::quota::{OverQuota, QuotaOf};
 use crate::receipt::WireReceipt;
@@ -42,6 +44,10 @@ pub const VOUCH: u16 = 0x0207;
 pub const ROOM: u16 = 0x0209;
 /// A copy of a block, for the cache (CFS §5.2).
 pub const CACHE: u16 = 0x0208;
+/// Keep copies for a replica that has no room (PAST §3.3).
+pub const DIVERT: u16 = 0x0210;
+/// Ask for copies kept so, and for how many more there is room.
+pub const HOLD: u16 = 0x0211;
 
 /// The most blocks in one `PUT` or `FETCH`.
 pub const MAX_BATCH_BLOCKS: usize = 256;
@@ -144,6 +150,8 @@ pub enum LookupReply {
     Wanted(Route),
     /// COMPLETE: the block is the reply's only part.
     Found(BlockHeader),
+    /// CONTINUE: this peer keeps the block for the answerer, which has no room for it.
+    There(Peer),
     /// NONEXISTENT: this node is the root and does not have it; its replicas follow.
     Absent(Vec<Node>),
     /// CONTINUE: ask there.
@@ -163,6 +171,8 @@ struct WireLookupReply {
     age_ms: Option<u64>,
     #[n(4)]
     wanted: Option<bool>,
+    #[n(5)]
+    there: Option<WirePeer>,
 }
 
 impl<C> Encode<C> for LookupReply {
@@ -171,8 +181,14 @@ impl<C> Encode<C> for LookupReply {
         e: &mut Encoder<W>,
         ctx: &mut C,
     ) -> Result<(), encode::Error<W::Error>> {
-        let none =
-            WireLookupReply { found: None, absent: None, route: None, age_ms: None, wanted: None };
+        let none = WireLookupReply {
+            found: None,
+            absent: None,
+            route: None,
+            age_ms: None,
+            wanted: None,
+            there: None,
+        };
         let wire = match self.clone() {
             LookupReply::Cached { header, age_ms } => {
                 WireLookupReply { found: Some(header), age_ms: Some(age_ms), ..none }
@@ -181,6 +197,7 @@ impl<C> Encode<C> for LookupReply {
                 WireLookupReply { route: Some(WireRoute(route)), wanted: Some(true), ..none }
             }
             LookupReply::Found(header) => WireLookupReply { found: Some(header), ..none },
+            LookupReply::There(holder) => WireLookupReply { there: Some(WirePeer(holder)), ..none },
             LookupReply::Absent(nodes) => {
                 WireLookupReply { absent: Some(WireNodes(nodes)), ..none }
             }
@@ -194,15 +211,16 @@ impl<'b, C> Decode<'b, C> for LookupReply {
     fn decode(d: &mut Decoder<'b>, ctx: &mut C) -> Result<Self, decode::Error> {
         let wire = WireLookupReply::decode(d, ctx)?;
         let wanted = wire.wanted == Some(true);
-        match (wire.found, wire.absent, wire.route) {
-            (Some(header), None, None) => Ok(match wire.age_ms {
+        match (wire.found, wire.absent, wire.route, wire.there) {
+            (Some(header), None, None, None) => Ok(match wire.age_ms {
                 Some(age_ms) => LookupReply::Cached { header, age_ms },
                 None => LookupReply::Found(header),
             }),
-            (None, Some(nodes), None) => Ok(LookupReply::Absent(nodes.0)),
-            (None, None, Some(route)) if wanted => Ok(LookupReply::Wanted(route.0)),
-            (None, None, Some(route)) => Ok(LookupReply::Route(route.0)),
-            _ => Err(decode::Error::message("not one of found, absent and a route")),
+            (None, Some(nodes), None, None) => Ok(LookupReply::Absent(nodes.0)),
+            (None, None, Some(route), None) if wanted => Ok(LookupReply::Wanted(route.0)),
+            (None, None, Some(route), None) => Ok(LookupReply::Route(route.0)),
+            (None, None, None, Some(holder)) => Ok(LookupReply::There(holder.0)),
+            _ => Err(decode::Error::message("not one of found, absent, there and a route")),
         }
     }
 }
@@ -339,6 +357,9 @@ pub struct FetchReply {
     /// What the parts are.
     #[n(0)]
     pub blocks: Batch<BlockHeader>,
+    /// Those that other nodes keep for this one.
+    #[n(1)]
+    pub there: Batch<There>,
 }
 
 /// `CACHE`: the block in the only part, for the receiver's cache.
@@ -607,7 +628,17 @@ mod tests {
         let one = Vouched { version: 1, lease_secs: 2, publisher: [3; 16], ip: [4; 16] };
         round_trip(VouchReply { vouched: vec![Some(one), None].into() });
         round_trip(Fetch { keys: vec![key(9)] });
-        round_trip(FetchReply { blocks: vec![header].into() });
+        let there = There { key: key(9), holder: WirePeer(publisher) };
+        round_trip(FetchReply { blocks: vec![header].into(), there: vec![there].into() });
+        round_trip(LookupReply::There(publisher));
+        round_trip(Divert { blocks: vec![header].into(), receipt: None });
+        round_trip(DivertReply {
+            statuses: vec![PutStatus::Full, PutStatus::Failed].into(),
+            held: vec![Some(one), None].into(),
+            spare_bytes: 7,
+        });
+        round_trip(Hold { keys: keys.to_vec(), keep: true });
+        round_trip(HoldReply { held: vec![Some(one), None].into(), spare_bytes: 7 });
         let print = Fingerprint { sum: 12, count: 3 };
         let claim = Claim { range: KeyRange::new(key(1), key(2)), print };
         round_trip(Reconcile { salt: [7; 32], claims: vec![claim; 2] });
@@ -663,6 +694,10 @@ mod tests {
             let _ = from_header::<CacheCopy>(&bytes);
             let _ = from_header::<CacheReply>(&bytes);
             let _ = from_header::<FetchReply>(&bytes);
+            let _ = from_header::<Divert>(&bytes);
+            let _ = from_header::<DivertReply>(&bytes);
+            let _ = from_header::<Hold>(&bytes);
+            let _ = from_header::<HoldReply>(&bytes);
             let _ = from_header::<Reconcile>(&bytes);
             let _ = from_header::<ReconcileReply>(&bytes);
         }

@@ -19,6 +19,7 @@ use bytes::Bytes;
 use crate::blocks::{Blocks, GetError, PutError};
 use crate::cache::Cache;
 use crate::confirm::Confirmations;
+use crate::diversion::{self, Diversion};
 use crate::durable::DurableState;
 use crate::fetch::HedgeBudget;
 use crate::giving_up;
@@ -79,6 +80,7 @@ impl Dht {
             attestor,
             clock,
             seen: Arc::new(SeenVersions::remembered(&*durable)),
+            diversion: Diversion::new(durable.pointers()),
             quota: Quota::new(config.quota),
             confirmations: Confirmations::default(),
             counters: Counters::default(),
@@ -100,13 +102,14 @@ impl Dht {
         Arc::new(Dht { inner: Arc::new(inner) })
     }
 
-    /// Starts repair, expiry and scrubbing.
+    /// Starts repair, expiry, scrubbing and the care of diverted copies.
     pub fn start(&self) {
         let env = &self.inner.env;
         env.spawn(Box::pin(lease_clock::run(self.inner.clone())));
         env.spawn(Box::pin(repair::run(self.inner.clone())));
         env.spawn(Box::pin(upkeep::expire(self.inner.clone())));
         env.spawn(Box::pin(upkeep::scrub(self.inner.clone())));
+        env.spawn(Box::pin(diversion::run(self.inner.clone())));
     }
 
     /// Gives every block held here at least one whole lease from now on, and says how many
@@ -203,11 +206,25 @@ impl Dht {
         lookup::recent_signed(&self.inner, key, max_age).await
     }
 
+    /// Why this node's disk does not take blocks, if a write has failed for another reason than
+    /// room. It is a replica no longer then but for what it holds: new blocks go to other nodes.
+    pub fn disk_trouble(&self) -> Option<String> {
+        self.inner.diversion.disk_trouble()
+    }
+
     /// What happened since the node started.
     pub fn stats(&self) -> DhtStats {
         let (cache_bytes, cache_blocks, cache_evictions) = path_cache::usage(&self.inner);
+        let (pointers, held_for_others) = self.inner.diversion.records.counts();
         let counted = self.inner.counters.snapshot();
-        DhtStats { cache_bytes, cache_blocks, cache_evictions, ..counted }
+        DhtStats {
+            cache_bytes,
+            cache_blocks,
+            cache_evictions,
+            pointers,
+            held_for_others,
+            ..counted
+        }
     }
 }
 
@@ -223,6 +240,8 @@ impl Service for Dht {
                 messages::ROOM => serve::room(&inner, &request),
                 messages::VOUCH => serve::vouch(&inner, &request),
                 messages::CACHE => serve::cache(&inner, from, request),
+                messages::DIVERT => diversion::serve_divert(&inner, from, request).await,
+                messages::HOLD => diversion::serve_hold(&inner, from, request).await,
                 messages::FETCH => serve::fetch(&inner, request).await,
                 messages::RECONCILE => serve::reconcile(&inner, from, request).await,
                 other => Err(Refusal::new(

@@ -14,6 +14,7 @@ use futures_util::future::join_all;
 
 use crate::admission::{Origin, added_bytes, expires};
 use crate::copies::Charge;
+use crate::diversion::follow;
 use crate::inner::Inner;
 use crate::messages::{Renew, RenewReply, is_majority};
 use crate::put_times::WaitsFor;
@@ -38,9 +39,9 @@ pub(crate) async fn renew_here(
     }
     if !renew.as_root {
         inner.strays.keep(renew.keys.iter()).await;
-        return renew_alone(inner, origin, renew);
+        return renew_alone(inner, origin, renew).await;
     }
-    let RenewReply { mut held, mut over } = renew_alone(inner, origin, renew)?;
+    let RenewReply { mut held, mut over } = renew_alone(inner, origin, renew).await?;
     let parts = seats_of(inner, &renew.keys).into_iter().map(|(seat, indices)| {
         let keys: Vec<Key> = indices.iter().map(|index| renew.keys[*index]).collect();
         let here = indices.iter().map(|index| held[*index]).collect();
@@ -59,9 +60,16 @@ pub(crate) async fn renew_here(
     Ok(RenewReply { held, over })
 }
 
-/// Extends the leases of the blocks this node holds, as far as whoever renews has room for
+/// Extends the leases of the blocks this node holds, itself or at other nodes.
+async fn renew_alone(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<RenewReply, Refusal> {
+    let mut reply = renew_stored(inner, origin, renew)?;
+    follow::renew(inner, origin, renew, &mut reply).await;
+    Ok(reply)
+}
+
+/// Extends the leases of the blocks in this node's store, as far as whoever renews has room for
 /// those that were somebody else's.
-fn renew_alone(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<RenewReply, Refusal> {
+fn renew_stored(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<RenewReply, Refusal> {
     let internal = |e: StoreError| Refusal::new(Refusal::INTERNAL, e.to_string());
     let now = inner.env.unix_ms() / 1000;
     let Origin::Publisher { receipt, owner } = origin else {

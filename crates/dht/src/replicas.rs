@@ -1,6 +1,7 @@
 //! Keeping blocks on this node and, as their root, on the nodes after it (CFS §5.1, §5.5).
 //!
-//! Only what was admitted (see `admission`) is stored, and goes on to other nodes. Of signed
+//! Only what was admitted (see `admission`) is stored, and goes on to other nodes. Blocks for
+//! which there is no room here are kept by other nodes (see `diversion`). Of signed
 //! blocks the higher version stays.
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use futures_util::future::join_all;
 
 use crate::admission::{Admitted, Origin, admit, kept, reserve};
 use crate::copies::{self, Copy};
+use crate::diversion::{divert, follow};
 use crate::inner::{Block, Inner};
 use crate::messages::{
     self, AskRoom, AskRoomReply, PutStatus, from_header, is_majority, to_header,
@@ -40,74 +42,152 @@ pub(crate) async fn store_put(
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
     let admitted = admit(inner, from, origin, blocks).await?;
+    Ok(store_batch_of(inner, origin, admitted, Overflow::Diverted).await)
+}
+
+/// Stores a batch that this node keeps for a replica without room; one status per block.
+pub(crate) async fn store_for_others(
+    inner: &Inner,
+    from: &Peer,
+    origin: &Origin,
+    blocks: Vec<Block>,
+) -> Result<Vec<PutStatus>, Refusal> {
+    let admitted = admit(inner, from, origin, blocks).await?;
+    Ok(store_batch_of(inner, origin, admitted, Overflow::Refused).await)
+}
+
+/// What becomes of blocks for which there is no room here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Overflow {
+    /// Other nodes keep them for this one.
+    Diverted,
+    /// Nothing: they have been diverted once.
+    Refused,
+}
+
+/// Stores what was admitted of a batch; one status per block of the whole.
+async fn store_batch_of(
+    inner: &Inner,
+    origin: &Origin,
+    admitted: Admitted,
+    overflow: Overflow,
+) -> Vec<PutStatus> {
     let Admitted { blocks, stored, indices, refused, room, .. } = admitted;
-    let own = store_admitted(inner, &blocks, stored, room).await;
+    let own = store_admitted(inner, origin, &blocks, stored, room, overflow).await;
     let mut statuses: Vec<PutStatus> =
         refused.into_iter().map(|status| status.unwrap_or(PutStatus::Failed)).collect();
     for (index, status) in indices.into_iter().zip(own) {
         statuses[index] = status;
     }
-    Ok(statuses)
+    statuses
 }
 
-/// Stores blocks that were admitted; one status per block.
+/// Stores blocks that were admitted, here or, where there is no room, elsewhere; one status per
+/// block.
 async fn store_admitted(
     inner: &Inner,
+    origin: &Origin,
     blocks: &[Block],
     stored: Vec<StoredBlock>,
     room: Reservation,
+    overflow: Overflow,
 ) -> Vec<PutStatus> {
     if stored.is_empty() {
         return Vec::new();
     }
-    let failed = match store_batch(inner, stored, room).await {
-        Ok(()) => {
-            let mut statuses = Vec::with_capacity(blocks.len());
-            for block in blocks {
-                let superseded = other_held(inner, block).await;
-                statuses.push(superseded.unwrap_or(PutStatus::Stored { copies: 1, wanted: 1 }));
-            }
-            return statuses;
-        }
-        // Whether it is full or not there for the moment: others may have room.
-        Err(StoreError::Full { .. } | StoreError::Away { .. }) => PutStatus::Full,
-        Err(error) => {
-            tracing::error!(%error, "blocks could not be stored");
-            PutStatus::Failed
-        }
+    let Err(failed) = store_batch(inner, stored.clone(), room).await else {
+        return stored_statuses(inner, blocks).await;
     };
-    vec![failed; blocks.len()]
+    // What is here already needs no room: only its lease is extended.
+    let held: Vec<bool> = stored.iter().map(|new| is_held(inner, &new.info)).collect();
+    let lacking: Vec<bool> = held.iter().map(|held| !held).collect();
+    let mut statuses = vec![failed; blocks.len()];
+    if held.contains(&true) {
+        let (_, none) = reserve(inner, &[], &[]);
+        let extended = store_batch(inner, kept(stored.clone(), &held), none).await;
+        let answers = match extended {
+            Ok(()) => stored_statuses(inner, &kept(blocks.to_vec(), &held)).await,
+            Err(failed) => vec![failed; blocks.len()],
+        };
+        fill(&mut statuses, &held, answers);
+    }
+    if overflow == Overflow::Diverted && lacking.contains(&true) {
+        let (blocks, stored) = (kept(blocks.to_vec(), &lacking), kept(stored, &lacking));
+        fill(&mut statuses, &lacking, divert(inner, origin, &blocks, &stored).await);
+    }
+    statuses
+}
+
+/// Writes answers about those of a batch that were `chosen` where they belong.
+fn fill(statuses: &mut [PutStatus], chosen: &[bool], answers: Vec<PutStatus>) {
+    let places = statuses.iter_mut().zip(chosen).filter(|(_, chosen)| **chosen);
+    places.zip(answers).for_each(|((status, _), answer)| *status = answer);
+}
+
+fn is_held(inner: &Inner, new: &BlockInfo) -> bool {
+    let held = inner.store.info(&new.key).ok().flatten();
+    held.is_some_and(|held| held.version >= new.version)
+}
+
+/// What is said of blocks that the store has taken.
+async fn stored_statuses(inner: &Inner, blocks: &[Block]) -> Vec<PutStatus> {
+    let mut statuses = Vec::with_capacity(blocks.len());
+    for block in blocks {
+        let superseded = other_held(inner, block).await;
+        statuses.push(superseded.unwrap_or(PutStatus::Stored { copies: 1, wanted: 1 }));
+    }
+    statuses
 }
 
 /// Puts verified blocks into this node's store, where `room` is reserved for them. They stay
-/// even if they were about to leave.
+/// even if they were about to leave, and are no longer needed where other nodes keep them.
+///
+/// # Errors
+/// What to answer for each of them.
 async fn store_batch(
     inner: &Inner,
     batch: Vec<StoredBlock>,
     room: Reservation,
-) -> Result<(), StoreError> {
-    inner.strays.keep(batch.iter().map(|block| &block.info.key)).await;
-    inner.leaving.keep(batch.iter().map(|block| &block.info.key)).await;
-    inner.writes.write(&inner.env, inner.store.put(batch), room).await
+) -> Result<(), PutStatus> {
+    let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
+    inner.strays.keep(keys.iter()).await;
+    inner.leaving.keep(keys.iter()).await;
+    match inner.writes.write(&inner.env, inner.store.put(batch), room).await {
+        Ok(()) => {
+            follow::come_home(inner, keys).await;
+            Ok(())
+        }
+        Err(error) => {
+            inner.diversion.store_failed(&error, inner.store.usage());
+            match error {
+                // Whether it is full or not there for the moment: others may have room.
+                StoreError::Full { .. } | StoreError::Away { .. } => Err(PutStatus::Full),
+                StoreError::Corrupted { .. } | StoreError::Io(_) => Err(PutStatus::Failed),
+            }
+        }
+    }
+}
+
+/// Stores a block that another node has kept for this one; whether there was room.
+pub(crate) async fn store_home(inner: &Inner, block: StoredBlock) -> bool {
+    let (_, none) = reserve(inner, &[], &[]);
+    store_batch(inner, vec![block], none).await.is_ok()
 }
 
 /// Stores verified blocks that were fetched from `from`, as far as they may be charged to
 /// anybody; returns how many.
-pub(crate) async fn store_fetched(
-    inner: &Inner,
-    from: &Peer,
-    mut batch: Vec<StoredBlock>,
-) -> Result<u64, StoreError> {
+pub(crate) async fn store_fetched(inner: &Inner, from: &Peer, mut batch: Vec<StoredBlock>) -> u64 {
+    let now = inner.env.unix_ms() / 1000;
     let copy = |block: &StoredBlock| {
         let BlockInfo { key, kind, version, .. } = block.info;
         Copy { key, kind, version, lease_secs: inner.lease_left(&block.info) }
     };
     let copies: Vec<Copy> = batch.iter().map(copy).collect();
-    let charges = match copies::charges(inner, from, &copies).await {
+    let charges = match copies::charges(inner, from, &copies, false).await {
         Ok(charges) => charges,
         Err(refusal) => {
             tracing::info!(%from, %refusal, "copies are not taken");
-            return Ok(0);
+            return 0;
         }
     };
     for (block, charge) in batch.iter_mut().zip(&charges) {
@@ -117,9 +197,17 @@ pub(crate) async fn store_fetched(
     let (verdicts, room) = reserve(inner, &batch, &charges);
     let keep: Vec<bool> = verdicts.iter().map(Result::is_ok).collect();
     let batch = kept(batch, &keep);
-    let count = batch.len() as u64;
-    store_batch(inner, batch, room).await?;
-    Ok(count)
+    let block = |stored: &StoredBlock| Block {
+        header: inner.header_of(&stored.info),
+        bytes: stored.bytes.clone(),
+    };
+    let blocks: Vec<Block> = batch.iter().map(block).collect();
+    let overflow = Overflow::Diverted;
+    let statuses = store_admitted(inner, &Origin::Bearer, &blocks, batch, room, overflow).await;
+    let is_kept = |status: &&PutStatus| {
+        matches!(status, PutStatus::Stored { .. } | PutStatus::Superseded { .. })
+    };
+    statuses.iter().filter(is_kept).count() as u64
 }
 
 /// Who should hold the blocks whose root is the virtual server so surrounded: it and the
@@ -208,7 +296,7 @@ async fn store_at_seat(
         }
         return Ok(statuses);
     }
-    let is_new = |block: &&Block| matches!(inner.store.info(&block.header.key), Ok(None));
+    let is_new = |block: &&Block| inner.known(&block.header.key).is_none();
     let new = mine.iter().filter(is_new).count();
     let (acknowledged, own) = if mine.iter().any(is_signed) {
         // A replica that has another block of the same version decides before this node
@@ -218,13 +306,14 @@ async fn store_at_seat(
         let own = if acknowledged.refused.iter().any(Option::is_some) {
             acknowledged.refused.iter().map(refused).collect()
         } else {
-            store_admitted(inner, &mine, stored, room).await
+            store_admitted(inner, origin, &mine, stored, room, Overflow::Diverted).await
         };
         (acknowledged, own)
     } else {
         // The network first: it works while this node writes.
         let replicated = replicate(inner, seat, origin, &mine);
-        futures_util::join!(replicated, store_admitted(inner, &mine, stored, room))
+        let stored = store_admitted(inner, origin, &mine, stored, room, Overflow::Diverted);
+        futures_util::join!(replicated, stored)
     };
     if own.iter().all(|status| matches!(status, PutStatus::Stored { .. })) {
         inner.repair.count_root_blocks(new as u64);
@@ -233,11 +322,18 @@ async fn store_at_seat(
     let is_remembered = inner.repair.remember_expected(&*inner.durable).await;
     let wanted = u32::try_from(acknowledged.wanted + 1).expect("k is small");
     for (position, index) in indices.into_iter().enumerate() {
-        let copies = 1 + acknowledged.copies[position];
+        let is_here = matches!(own[position], PutStatus::Stored { .. });
+        let copies = u32::from(is_here) + acknowledged.copies[position];
         statuses[index] = match (own[position], acknowledged.refused[position]) {
             (PutStatus::Stored { .. }, Some(refused)) => refused,
             (PutStatus::Stored { .. }, None) if !is_remembered => PutStatus::Failed,
             (PutStatus::Stored { .. }, None) => PutStatus::Stored { copies, wanted },
+            // A root without room, for which no other node has any, coordinates all the same.
+            (PutStatus::Full | PutStatus::Failed, None)
+                if is_remembered && is_majority(copies, wanted) =>
+            {
+                PutStatus::Stored { copies, wanted }
+            }
             (other, _) => other,
         };
     }

@@ -15,6 +15,7 @@ use bytes::Bytes;
 
 use crate::admission::Origin;
 use crate::copies;
+use crate::diversion::follow;
 use crate::exchange;
 use crate::inner::{Block, Inner, REPLY_BYTES, note_store_error};
 use crate::messages::{
@@ -29,7 +30,7 @@ use crate::renewals::renew_here;
 use crate::replicas::{store_as_root, store_put};
 use crate::stats::add;
 
-fn reply(header: Bytes, parts: Vec<Bytes>) -> Reply {
+pub(crate) fn reply(header: Bytes, parts: Vec<Bytes>) -> Reply {
     Reply { header, parts }
 }
 
@@ -49,6 +50,9 @@ pub(crate) async fn lookup_step(inner: &Inner, request: Request) -> Result<Reply
         }
         Ok(None) => {}
         Err(error) => note_store_error(inner, &error),
+    }
+    if let Some(there) = follow::there(inner, &key).await {
+        return Ok(reply(to_header(&LookupReply::There(there.holder.0)), Vec::new()));
     }
     // Whoever asks a root or a replica asks for what is stored, and must learn if it is not.
     let cached_ms = cached_ms.filter(|_| !as_root);
@@ -71,7 +75,10 @@ pub(crate) async fn lookup_step(inner: &Inner, request: Request) -> Result<Reply
 }
 
 /// Pairs the headers of a request with its parts.
-fn blocks_of(headers: Vec<BlockHeader>, parts: Vec<Bytes>) -> Result<Vec<Block>, Refusal> {
+pub(crate) fn blocks_of(
+    headers: Vec<BlockHeader>,
+    parts: Vec<Bytes>,
+) -> Result<Vec<Block>, Refusal> {
     if headers.len() != parts.len() {
         let text = format!("{} blocks announced, {} sent", headers.len(), parts.len());
         return Err(Refusal::new(Refusal::MALFORMED, text));
@@ -141,6 +148,7 @@ pub(crate) fn cache(inner: &Inner, from: Peer, request: Request) -> Result<Reply
 pub(crate) async fn fetch(inner: &Inner, request: Request) -> Result<Reply, Refusal> {
     let Fetch { keys } = from_header(&request.header)?;
     let (mut headers, mut parts, mut total) = (Vec::new(), Vec::new(), 0);
+    let mut there = Vec::new();
     for key in keys.iter().take(MAX_BATCH_BLOCKS) {
         match inner.store.get(key).await {
             Ok(Some(block)) => {
@@ -151,13 +159,14 @@ pub(crate) async fn fetch(inner: &Inner, request: Request) -> Result<Reply, Refu
                 headers.push(inner.header_of(&block.info));
                 parts.push(block.bytes);
             }
-            Ok(None) => {}
+            Ok(None) => there.extend(follow::there(inner, key).await),
             Err(error) => note_store_error(inner, &error),
         }
     }
     add(&inner.counters.served, parts.len() as u64);
     add(&inner.counters.served_bytes, total as u64);
-    Ok(reply(to_header(&FetchReply { blocks: headers.into() }), parts))
+    let answer = FetchReply { blocks: headers.into(), there: there.into() };
+    Ok(reply(to_header(&answer), parts))
 }
 
 /// Peers whose claims are being answered: comparing costs whoever answers more than whoever

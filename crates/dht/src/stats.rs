@@ -50,6 +50,10 @@ pub struct DhtStats {
     pub cache_refused: u64,
     /// Copies sent to the caches of others.
     pub cache_sent: u64,
+    /// Copies that other nodes keep for this one at present, for want of room.
+    pub pointers: u64,
+    /// Copies that this node keeps for others at present.
+    pub held_for_others: u64,
 }
 
 /// The counters themselves.
@@ -111,7 +115,7 @@ impl Counters {
             cache_misses: read(&self.cache_misses),
             cache_refused: read(&self.cache_refused),
             cache_sent: read(&self.cache_sent),
-            // What the cache itself knows is added by whoever has it.
+            // What the cache and the pointers' store know is added by the caller.
             ..DhtStats::default()
         }
     }

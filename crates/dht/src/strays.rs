@@ -14,6 +14,7 @@ use atoll_net::Request;
 use atoll_overlay::{Node, distinct_peers};
 use atoll_store::BlockInfo;
 
+use crate::diversion;
 use crate::exchange::{ExchangeError, give};
 use crate::inner::Inner;
 use crate::leaving::Scope;
@@ -75,13 +76,18 @@ async fn hand_over(
     let mut todo = Some(range);
     while let Some(range) = todo {
         inner.strays.watch(Scope::Range(range));
-        let infos = inner.store.list(range, MAX_RENEW_KEYS)?;
+        let mut infos = inner.store.list(range, MAX_RENEW_KEYS)?;
         todo = match infos.last() {
             Some(last) if infos.len() == MAX_RENEW_KEYS && last.key != range.upto => {
                 Some(KeyRange::new(last.key, range.upto))
             }
             _ => None,
         };
+        // What is kept for a member of the set is where it belongs.
+        infos.retain(|info| !diversion::is_held_for_others(inner, &info.key));
+        if infos.is_empty() {
+            continue;
+        }
         let settled = settle_at(inner, root, &infos).await?;
         let settled = borne_out(inner, others, settled).await?;
         let gone = inner.strays.remove_untouched(&*inner.store, settled).await?;

@@ -55,6 +55,9 @@ async fn drop_expired(inner: &Inner) {
         }
         Err(error) => tracing::error!(%error, "expired blocks could not be dropped"),
     }
+    if let Err(error) = inner.diversion.records.forget_expired(ended_before).await {
+        tracing::error!(%error, "expired pointers could not be dropped");
+    }
 }
 
 /// Gives back disk space, step by step, until there is little left to gain.

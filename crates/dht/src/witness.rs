@@ -31,10 +31,11 @@ use futures_util::future::join_all;
 
 use crate::admission::Origin;
 use crate::copies;
+use crate::diversion::follow;
 use crate::inner::{Block, Inner};
 use crate::messages::{
-    self, BlockHeader, Fetch, Put, PutReply, PutStatus, Renew, RenewReply, Vouch, VouchReply,
-    Vouched, from_header, is_majority, to_header,
+    self, BlockHeader, Put, PutReply, PutStatus, Renew, RenewReply, Vouch, VouchReply, Vouched,
+    from_header, is_majority, to_header,
 };
 use crate::put_times::WaitsFor;
 use crate::quorum::{Calls, Event, answers};
@@ -335,13 +336,7 @@ pub(crate) async fn shows_newer(inner: &Inner, node: &Node, block: &Block) -> Op
     if kind != BlockKind::Signed as u8 {
         return None;
     }
-    let bytes = if inner.is_me(node) {
-        inner.store.get(&key).await.ok()??.bytes
-    } else {
-        let header = to_header(&Fetch { keys: vec![key] });
-        let request = Request { method: messages::FETCH, header, parts: Vec::new() };
-        inner.ask_briefly(node, request).await.ok()?.parts.into_iter().next()?
-    };
+    let bytes = follow::bytes_at(inner, node, key).await?;
     let held = BlockKind::Signed.verify(&key, &bytes).ok()?;
     let offered = BlockKind::Signed.verify(&key, &block.bytes).ok()?;
     (held > offered || held == offered && bytes != block.bytes).then_some(held)

@@ -170,6 +170,11 @@ impl NodeDir {
         self.root.join("ring")
     }
 
+    /// Which nodes keep blocks for this one, and it for which.
+    pub(crate) fn pointers(&self) -> PathBuf {
+        self.root.join("pointers")
+    }
+
     /// The control socket.
     pub fn socket(&self) -> PathBuf {
         self.root.join("control.sock")

@@ -1,27 +1,59 @@
 //! The block layer's small durable records (`atoll_dht::durable`), one file each below
 //! `ring/` in the node's directory, written as everything that matters there.
 //!
+//! Pointers to blocks that other nodes keep for this one are in a small log of their own,
+//! `pointers/`: what the node contributes may be full, or files that vanish, when one is written.
+//!
 //! A record that cannot be read counts as missing and is reported in the log; it is replaced
 //! at the next save.
 
+use std::sync::Arc;
+
 use atoll_dht::durable::DurableState;
 use atoll_env::BoxFuture;
+use atoll_store::{BlockStore, DiskConfig, DiskStore};
 
-use crate::dir::{DirError, NodeDir, make_private_dir, read_small, write_atomically};
+use crate::config::StartError;
+use crate::dir::{NodeDir, make_private_dir, read_small, write_atomically};
+
+/// What pointers may take on disk, bytes: some ten million. A guess.
+const POINTER_BYTES: u64 = 4 << 30;
+/// Length of a segment of their log, bytes.
+const POINTER_SEGMENT_BYTES: u64 = 4 << 20;
+/// Bytes that pointers leave free on the disk: less than blocks, which must go elsewhere first.
+const POINTER_RESERVE_BYTES: u64 = 4 << 20;
 
 /// Records in a node's directory.
 pub(crate) struct DirState {
     dir: NodeDir,
+    pointers: Arc<DiskStore>,
 }
 
 impl DirState {
-    /// The records of the node in `dir`.
+    /// The records of the node in `dir`. Waits for the disk.
     ///
     /// # Errors
-    /// If their directory cannot be made.
-    pub(crate) fn open(dir: &NodeDir) -> Result<DirState, DirError> {
+    /// If their directory cannot be made, or the pointers cannot be opened.
+    pub(crate) fn open(dir: &NodeDir) -> Result<DirState, StartError> {
         make_private_dir(&dir.ring_state())?;
-        Ok(DirState { dir: dir.clone() })
+        make_private_dir(&dir.pointers())?;
+        let config = DiskConfig {
+            capacity_bytes: POINTER_BYTES,
+            segment_bytes: POINTER_SEGMENT_BYTES,
+            index_cache_bytes: 1 << 20,
+            queue_bytes: 1 << 20,
+            reader_threads: 1,
+            free_reserve_bytes: POINTER_RESERVE_BYTES,
+            ..DiskConfig::default()
+        };
+        let pointers = DiskStore::open(&dir.pointers(), config)
+            .map_err(|error| StartError::Store(format!("pointers: {error}")))?;
+        Ok(DirState { dir: dir.clone(), pointers: Arc::new(pointers) })
+    }
+
+    /// The pointers' log, to be flushed and closed with the node.
+    pub(crate) fn pointer_log(&self) -> Arc<DiskStore> {
+        self.pointers.clone()
     }
 }
 
@@ -47,6 +79,10 @@ impl DurableState for DirState {
             }
         })
     }
+
+    fn pointers(&self) -> Arc<dyn BlockStore> {
+        self.pointers.clone()
+    }
 }
 
 #[cfg(test)]
@@ -62,6 +98,7 @@ mod tests {
         assert_eq!(state.load("expected"), None);
         state.save("expected", vec![1]).await.expect("saved");
         state.save("expected", vec![2, 3]).await.expect("saved");
+        drop(state);
         let again = DirState::open(&dir).expect("made");
         assert_eq!(again.load("expected"), Some(vec![2, 3]));
         let record = dir.ring_state().join("expected");

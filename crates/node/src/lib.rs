@@ -21,6 +21,7 @@ mod contribution;
 mod control;
 pub mod decoders;
 mod dir;
+mod disk_watch;
 mod durable;
 mod entry;
 mod join;
@@ -58,7 +59,7 @@ pub use node::{Node, daemon_runtime};
 pub use peers::PeerList;
 pub use private::{PrivateDirectory, enclosing};
 pub use status::{
-    Cache, Clock, Member, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Reclaimed, Repair,
-    RingNode, Rotated, Status, VolumeStatus, WrongClock,
+    Cache, Diverted, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Status,
+    VolumeStatus,
 };
 pub use volumes::{MAX_NAME_BYTES, VolumeError};

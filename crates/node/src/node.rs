@@ -19,7 +19,7 @@ use atoll_overlay::Overlay;
 use atoll_overlay::chord::{self, Chord, ChordConfig, RememberedPeer};
 use atoll_overlay::clock::network_time;
 use atoll_overlay::walk::Selection;
-use atoll_store::{BlockStore, ContributedStore, FlagCheck};
+use atoll_store::{BlockStore, ContributedStore, DiskStore, FlagCheck};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -30,6 +30,7 @@ use crate::config::{NodeConfig, Settings, StartError};
 use crate::contribution::{self, Contributor, Opened as Storage, Policy};
 use crate::control::server::{About, Control};
 use crate::dir::{self, DirError, DirLock, NodeDir, SocketAddress};
+use crate::disk_watch;
 use crate::durable::DirState;
 use crate::entry::{Bootstrap, Entry, Place, Ring};
 use crate::keeper::Keeper;
@@ -58,6 +59,7 @@ pub struct Node {
     control: UnixServer,
     stop_asked: watch::Receiver<bool>,
     store: Arc<ContributedStore>,
+    pointers: Arc<DiskStore>,
     works: Works,
     dir: NodeDir,
     /// Keeps the socket's path valid where it goes through a handle.
@@ -121,6 +123,8 @@ impl Node {
         let started = env.now();
         let Storage { store, rebuilt_index } = open_store(&dir, &settings, flag).await?;
         let offered_bytes = store.usage().capacity_bytes;
+        let durable = open_durable(&dir).await?;
+        let pointers = durable.pointer_log();
         let volumes = Arc::new(Volumes::open(&dir)?);
         let attestor = Arc::new(SecretKey::from_seed(&identity.seed()));
         let membership = Membership::open(env.clone(), &dir, identity.peer_id(), network.network);
@@ -155,7 +159,7 @@ impl Node {
             chord.clone(),
             store.clone(),
             attestor,
-            Arc::new(DirState::open(&dir)?),
+            Arc::new(durable),
             dht_config,
         );
         let router = Router::new()
@@ -184,6 +188,12 @@ impl Node {
         env.spawn(Box::pin(membership.clone().run(transport.clone())));
         entry.begin(join_patience).await;
         env.spawn(Box::pin(entry.clone().run()));
+        env.spawn(Box::pin(disk_watch::run(
+            env.clone(),
+            dht.clone(),
+            entry.clone(),
+            chord.clone(),
+        )));
         env.spawn(Box::pin(warm::run(env.clone(), transport.clone(), chord.clone())));
 
         env.spawn(Box::pin(clock::watch(env.clone(), chord.clone())));
@@ -238,6 +248,7 @@ impl Node {
             control,
             stop_asked,
             store,
+            pointers,
             works,
             dir,
             _socket: socket,
@@ -320,6 +331,9 @@ impl Node {
         if let Err(error) = self.store.flush().await {
             tracing::error!("the store could not be flushed: {error}");
         }
+        if let Err(error) = self.pointers.flush().await {
+            tracing::error!("the pointers could not be flushed: {error}");
+        }
         self.let_go().await;
     }
 
@@ -332,22 +346,14 @@ impl Node {
 
     async fn let_go(self) {
         let env = TokioRuntime::current();
-        let Node { chord, entry, membership, report, control, mut store, works, _lock, .. } = self;
+        let Node { chord, entry, report, control, store, pointers, works, _lock, .. } = self;
         works.stop(&env).await;
         drop((chord, entry, membership, report, control, works));
         // Calls that were being answered hold the store until they are dropped.
-        let closing = async {
-            loop {
-                match Arc::try_unwrap(store) {
-                    Ok(store) => return store,
-                    Err(held) => store = held,
-                }
-                sleep(&env, Duration::from_millis(5)).await;
-            }
-        };
+        let closing = async { (alone(&env, store).await, alone(&env, pointers).await) };
         match timeout(&env, END_LIMIT, closing).await {
-            Ok(store) => {
-                let _ = tokio::task::spawn_blocking(move || drop(store)).await;
+            Ok(stores) => {
+                let _ = tokio::task::spawn_blocking(move || drop(stores)).await;
             }
             Err(_) => tracing::warn!("the store is still in use"),
         }
@@ -358,6 +364,24 @@ impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Node({:?}, {})", self.local(), self.dir.root().display())
     }
+}
+
+/// What nobody else holds any more.
+async fn alone<T>(env: &TokioRuntime, mut shared: Arc<T>) -> T {
+    loop {
+        match Arc::try_unwrap(shared) {
+            Ok(alone) => return alone,
+            Err(held) => shared = held,
+        }
+        sleep(env, Duration::from_millis(5)).await;
+    }
+}
+
+async fn open_durable(dir: &NodeDir) -> Result<DirState, StartError> {
+    let dir = dir.clone();
+    tokio::task::spawn_blocking(move || DirState::open(&dir))
+        .await
+        .map_err(|error| StartError::Store(error.to_string()))?
 }
 
 /// The tokio runtime for a daemon: few threads, because each takes memory of its own

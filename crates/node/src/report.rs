@@ -21,14 +21,15 @@ use crate::contribution::{ContributionStatus, Contributor, Policy};
 use crate::control::message::{ChangeQuota, ChangeSettings, Invited};
 use crate::control::server::About;
 use crate::dir::NodeDir;
+use crate::disk_watch;
 use crate::entry::Entry;
 use crate::join::JoinCode;
 use crate::membership::Membership;
 use crate::memory;
 use crate::network::Network;
 use crate::status::{
-    Cache, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Reclaimed, Repair, RingNode,
-    Rotated, Status, VolumeStatus,
+    Cache, Diverted, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Status,
+    VolumeStatus,
 };
 use crate::volumes::{self, Volumes};
 
@@ -86,6 +87,7 @@ impl About for Report {
             capacity_bytes: usage.capacity_bytes,
             rotten_blocks: self.dht.stats().damaged_blocks,
             repair: self.repair(),
+            diverted: self.diverted(),
             cache: self.cache(),
             clock: clock::status(&self.overlay.clock()),
             refusals: BTreeMap::new(),
@@ -309,6 +311,11 @@ impl Report {
         }
     }
 
+    fn diverted(&self) -> Diverted {
+        let stats = self.dht.stats();
+        Diverted { pointers: stats.pointers, held_for_others: stats.held_for_others }
+    }
+
     fn warnings(&self, status: &Status) -> Vec<String> {
         let mut warnings: Vec<String> = self.entry.trouble().into_iter().collect();
         warnings.extend(self.membership.warning());
@@ -319,8 +326,7 @@ impl Report {
                 peer.addr, status.advertise
             ));
         }
-        warnings.extend(address::trouble(self.listen));
-        warnings.extend(clock::warnings(&status.clock));
+        warnings.extend(self.dht.disk_trouble().map(|why| disk_watch::warning(&why)));
         let contribution = self.contributor.status();
         // Where the disk decides, being full is as it should be.
         if contribution.size_bytes.is_some() && status.disk_bytes > status.capacity_bytes / 20 * 19

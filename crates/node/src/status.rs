@@ -49,6 +49,8 @@ pub struct Status {
     pub rotten_blocks: u64,
     /// The state of replication.
     pub repair: Repair,
+    /// Copies kept by other nodes than they belong to, for want of room.
+    pub diverted: Diverted,
     /// Blocks cached for others.
     pub cache: Cache,
     /// How the machine's clock stands among those of other nodes.
@@ -216,6 +218,16 @@ pub struct Repair {
     pub vanished_ring_share: f64,
     /// When that was noticed, milliseconds since 1970; 0 if it was not.
     pub vanished_since_unix_ms: u64,
+}
+
+/// Copies that are not where they belong because there was no room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Diverted {
+    /// Copies of this node that others keep for it: pointers to them are here.
+    pub pointers: u64,
+    /// Copies that this node keeps for others.
+    pub held_for_others: u64,
 }
 
 /// The blocks a node caches for lookups that pass by (CFS §5.2).

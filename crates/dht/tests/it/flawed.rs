@@ -17,12 +17,19 @@ pub struct Flawed {
     damaged: Mutex<Option<Key>>,
     /// How long batches wait in its queue, by whose clock.
     queue: Option<(Env, Duration)>,
+    /// Every write fails.
+    is_broken: bool,
 }
 
 impl Flawed {
     pub fn new(capacity_bytes: u64) -> Flawed {
         let inner = Arc::new(MemoryStore::new(capacity_bytes));
-        Flawed { inner, damaged: Mutex::new(None), queue: None }
+        Flawed { inner, damaged: Mutex::new(None), queue: None, is_broken: false }
+    }
+
+    /// One that reads and does not write.
+    pub fn broken() -> Flawed {
+        Flawed { is_broken: true, ..Flawed::new(1 << 30) }
     }
 
     /// One that keeps a batch it has begun with, so much later, whether or not anybody waits.
@@ -42,6 +49,9 @@ impl Flawed {
 
 impl BlockStore for Flawed {
     fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>> {
+        if self.is_broken {
+            return Box::pin(async { Err(StoreError::Io("input/output error".to_owned())) });
+        }
         let Some((env, delay)) = self.queue.clone() else { return self.inner.put(batch) };
         let (inner, pause) = (self.inner.clone(), sleep(&*env, delay));
         let written = async move {

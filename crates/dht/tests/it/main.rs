@@ -7,6 +7,7 @@ mod claims;
 mod clocks;
 mod coming_back;
 mod copies;
+mod diversion;
 mod false_roots;
 mod figures;
 mod flawed;

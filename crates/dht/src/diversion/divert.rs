@@ -1,0 +1,274 @@
+//! Finding a node that keeps copies for this one, and handing them over.
+//!
+//! Nodes near on the ring come first, then any this node knows; of those that answer, the one
+//! with most room gets the batch, as in PAST. Nodes say how much room they have in every answer
+//! about diverted copies, so a question of its own is seldom needed.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use atoll_env::{random_below, timeout};
+use atoll_key::{Key, PeerId};
+use atoll_net::header::{Capped, from_header, to_header};
+use atoll_net::{CallError, Request};
+use atoll_overlay::peer_book::Standing;
+use atoll_overlay::{Node, distinct_peers};
+use atoll_store::{BlockInfo, Owner, StoredBlock};
+use futures_util::future::join_all;
+
+use super::{SPARE_BLOCKS, follow};
+use crate::admission::Origin;
+use crate::inner::{Block, Inner};
+use crate::messages::{self, Divert, DivertReply, Hold, HoldReply, PutStatus, Vouched};
+use crate::quota::cost_bytes;
+
+/// Holders tried for one block.
+const MAX_TRIES: usize = 4;
+/// Nodes asked at a time how much room they have.
+const ASKED_AT_ONCE: usize = 16;
+/// So often, while none of them has room.
+const MAX_ROUNDS: usize = 4;
+/// They are waited for so long: a put waits for them.
+const ASK_LIMIT: Duration = Duration::from_millis(500);
+/// A batch is waited for so long, and longer by what a slow line takes for it.
+const SEND_LIMIT: Duration = Duration::from_secs(1);
+/// The slowest line that is waited for, bytes a second. A guess.
+const SLOW_LINE: f64 = 1_048_576.0;
+/// The choice is among so many nodes with room, if there are.
+const CHOICE: usize = 4;
+/// Replica sets of one batch that are looked up. A guess: a batch has one root.
+const MAX_SETS: usize = 4;
+
+/// Has blocks for which there is no room here kept by other nodes; one status a block.
+pub(crate) async fn divert(
+    inner: &Inner,
+    origin: &Origin,
+    blocks: &[Block],
+    stored: &[StoredBlock],
+) -> Vec<PutStatus> {
+    let mut batch = Batch::new(inner, origin, blocks, stored);
+    if inner.config.divert {
+        batch.send_to_present_holders().await;
+        for (set, places) in sets_of(inner, blocks).await {
+            batch.send_elsewhere(&set, &places).await;
+        }
+    }
+    batch.statuses
+}
+
+/// The replica sets of blocks, and which are whose.
+async fn sets_of(inner: &Inner, blocks: &[Block]) -> Vec<(Vec<Node>, Vec<usize>)> {
+    let key = |place: &usize| blocks[*place].header.key;
+    let mut open: Vec<usize> = (0..blocks.len()).collect();
+    open.sort_by_key(key);
+    let mut sets = Vec::new();
+    while let Some(first) = open.first().map(key).filter(|_| sets.len() < MAX_SETS) {
+        let limit = inner.config.call_limit / 4;
+        let found = timeout(&*inner.env, limit, inner.root_list(&first)).await;
+        let Ok(Ok(nodes)) = found else { break };
+        let Some(root) = nodes.first() else { break };
+        let upto = root.id.key().distance_from(&first);
+        let (its, others) =
+            open.into_iter().partition(|place| key(place).distance_from(&first) <= upto);
+        open = others;
+        sets.push((distinct_peers(&nodes, inner.config.replicas), its));
+    }
+    sets
+}
+
+/// Blocks on their way to holders.
+struct Batch<'a> {
+    inner: &'a Inner,
+    origin: &'a Origin,
+    blocks: &'a [Block],
+    stored: &'a [StoredBlock],
+    statuses: Vec<PutStatus>,
+}
+
+impl<'a> Batch<'a> {
+    fn new(
+        inner: &'a Inner,
+        origin: &'a Origin,
+        blocks: &'a [Block],
+        stored: &'a [StoredBlock],
+    ) -> Batch<'a> {
+        Batch { inner, origin, blocks, stored, statuses: vec![PutStatus::Full; blocks.len()] }
+    }
+
+    /// A block whose copy a node keeps already, of this version or an older one, stays there.
+    async fn send_to_present_holders(&mut self) {
+        let keys: Vec<Key> = self.blocks.iter().map(|block| block.header.key).collect();
+        for (holder, places) in follow::by_holder(self.inner, &keys).await {
+            self.send(&Node::of(holder), &places).await;
+        }
+    }
+
+    /// Sends blocks of one replica set to nodes outside it.
+    async fn send_elsewhere(&mut self, set: &[Node], places: &[usize]) {
+        let mut tried: BTreeSet<PeerId> = set.iter().map(|node| node.peer.id).collect();
+        tried.insert(self.inner.transport.local().id);
+        for _ in 0..MAX_TRIES {
+            let left: Vec<usize> = places.iter().copied().filter(|p| self.is_open(*p)).collect();
+            let costs = left.iter().map(|place| cost_bytes(self.stored[*place].info.len_bytes));
+            let Some(least_bytes) = costs.min() else { return };
+            let Some(holder) = choose(self.inner, &tried, least_bytes * SPARE_BLOCKS).await else {
+                return;
+            };
+            tried.insert(holder.peer.id);
+            self.send(&holder, &left).await;
+        }
+    }
+
+    fn is_open(&self, place: usize) -> bool {
+        !matches!(self.statuses[place], PutStatus::Stored { .. } | PutStatus::Superseded { .. })
+    }
+
+    async fn send(&mut self, holder: &Node, places: &[usize]) {
+        let answer = match self.ask(holder, places).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                tracing::info!(?holder, %error, "a node did not take copies for this one");
+                self.inner.diversion.learn(*holder, 0, self.inner.env.now());
+                return;
+            }
+        };
+        let (now, spare_bytes) = (self.inner.env.now(), answer.spare_bytes);
+        self.inner.diversion.learn(*holder, spare_bytes, now);
+        let mut kept: Vec<BlockInfo> = Vec::new();
+        for ((place, status), held) in places.iter().zip(answer.statuses.0).zip(answer.held.0) {
+            match (status, held) {
+                (PutStatus::Stored { .. }, Some(held)) => {
+                    kept.push(self.noted(*place, &held));
+                    self.statuses[*place] = PutStatus::Stored { copies: 1, wanted: 1 };
+                }
+                (PutStatus::Superseded { .. }, _) => self.statuses[*place] = status,
+                // Another node may take it.
+                _ => {}
+            }
+        }
+        if let Err(error) = note(self.inner, holder, kept).await {
+            tracing::error!(%error, "pointers could not be written");
+            places.iter().for_each(|place| self.statuses[*place] = PutStatus::Failed);
+        }
+    }
+
+    async fn ask(&self, holder: &Node, places: &[usize]) -> Result<DivertReply, CallError> {
+        let some = || places.iter().map(|place| &self.blocks[*place]);
+        let header = to_header(&Divert {
+            blocks: Capped(some().map(|block| block.header).collect()),
+            receipt: self.origin.to_wire(some().map(|block| block.header.key)),
+        });
+        let parts = some().map(|block| block.bytes.clone()).collect();
+        let bytes: usize = some().map(|block| block.bytes.len()).sum();
+        let limit = SEND_LIMIT + Duration::from_secs_f64(bytes as f64 / SLOW_LINE);
+        let request = Request { method: messages::DIVERT, header, parts };
+        let call = self.inner.call(holder, request);
+        let answer = timeout(&*self.inner.env, limit, call).await;
+        let answer = answer.unwrap_or(Err(CallError::TimedOut))?;
+        let reply: DivertReply = from_header(&answer.header)?;
+        if reply.statuses.0.len() != places.len() || reply.held.0.len() != places.len() {
+            return Err(follow::malformed());
+        }
+        Ok(reply)
+    }
+
+    /// What is noted of a block that the holder says it keeps so.
+    fn noted(&self, place: usize, held: &Vouched) -> BlockInfo {
+        let info = self.stored[place].info;
+        let expires_unix_secs = self.inner.expiry(held.lease_secs);
+        let owner = Owner { publisher: held.publisher, ip: held.ip };
+        BlockInfo { owner, expires_unix_secs, ..info }
+    }
+}
+
+/// Notes that `holder` keeps these; a copy that was here is out of date, and one that another
+/// node kept is no longer needed.
+async fn note(
+    inner: &Inner,
+    holder: &Node,
+    kept: Vec<BlockInfo>,
+) -> Result<(), atoll_store::StoreError> {
+    if kept.is_empty() {
+        return Ok(());
+    }
+    let outdated = |new: &&BlockInfo| {
+        let held = inner.store.info(&new.key).ok().flatten();
+        held.is_some_and(|held| held.version < new.version)
+    };
+    let outdated: Vec<Key> = kept.iter().filter(outdated).map(|info| info.key).collect();
+    let keys: Vec<Key> = kept.iter().map(|info| info.key).collect();
+    let mut before = follow::by_holder(inner, &keys).await;
+    before.retain(|(was, _)| was.id != holder.peer.id);
+    inner.diversion.records.point(&holder.peer, kept).await?;
+    for (was, places) in before {
+        follow::release(inner, &was, places.iter().map(|place| keys[*place]).collect()).await;
+    }
+    if !outdated.is_empty() {
+        inner.store.remove(outdated).await?;
+    }
+    Ok(())
+}
+
+/// Whether any node is known that would take a block for this one.
+pub(super) async fn is_anywhere(inner: &Inner) -> bool {
+    let me = BTreeSet::from([inner.transport.local().id]);
+    choose(inner, &me, cost_bytes(0) * SPARE_BLOCKS).await.is_some()
+}
+
+/// The node with most room, of those outside `tried`.
+async fn choose(inner: &Inner, tried: &BTreeSet<PeerId>, least_bytes: u64) -> Option<Node> {
+    let mut candidates = candidates(inner, tried);
+    for _ in 0..=MAX_ROUNDS {
+        let known = inner.diversion.known(inner.env.now());
+        let roomy = known.iter().filter(|(id, (_, spare_bytes))| {
+            !tried.contains(id) && *spare_bytes >= least_bytes.max(1)
+        });
+        let mut roomy: Vec<(u64, Node)> =
+            roomy.map(|(_, (node, spare_bytes))| (*spare_bytes, *node)).collect();
+        roomy.sort_unstable();
+        candidates.retain(|node| !known.contains_key(&node.peer.id));
+        if roomy.len() >= CHOICE || candidates.is_empty() {
+            return roomy.pop().map(|(_, node)| node);
+        }
+        let some: Vec<Node> = candidates.drain(..candidates.len().min(ASKED_AT_ONCE)).collect();
+        ask_room(inner, &some).await;
+    }
+    None
+}
+
+/// Nodes that may have room: the nearest on the ring first, then others this node knows, in
+/// random order.
+fn candidates(inner: &Inner, tried: &BTreeSet<PeerId>) -> Vec<Node> {
+    let mut nodes: Vec<Node> =
+        inner.overlay.neighbourhoods().into_iter().flat_map(|seat| seat.successors).collect();
+    let mut others = inner.overlay.acquaintances();
+    while !others.is_empty() {
+        let at = random_below(&*inner.env, others.len() as u64) as usize;
+        nodes.push(others.swap_remove(at));
+    }
+    let (book, now) = (inner.overlay.peer_book(), inner.env.now());
+    let is_fit = |node: &Node| {
+        !tried.contains(&node.peer.id)
+            && book.standing(&node.peer, now) == Standing::Answers
+            && !book.is_avoided(&node.peer.id, now)
+    };
+    let fit: Vec<Node> = nodes.into_iter().filter(is_fit).collect();
+    distinct_peers(&fit, ASKED_AT_ONCE * MAX_ROUNDS)
+}
+
+/// Asks nodes how much room they have, and remembers it.
+async fn ask_room(inner: &Inner, nodes: &[Node]) {
+    let header = to_header(&Hold { keys: Vec::new(), keep: true });
+    let request = Request { method: messages::HOLD, header, parts: Vec::new() };
+    let asks = nodes.iter().map(|node| {
+        let call = inner.call(node, request.clone());
+        async move {
+            let answer = timeout(&*inner.env, ASK_LIMIT, call).await;
+            let reply = answer.ok().and_then(Result::ok);
+            let reply = reply.and_then(|reply| from_header::<HoldReply>(&reply.header).ok());
+            let spare_bytes = reply.map_or(0, |reply| reply.spare_bytes);
+            inner.diversion.learn(*node, spare_bytes, inner.env.now());
+        }
+    });
+    join_all(asks).await;
+}

@@ -1,0 +1,205 @@
+//! Following pointers: the holder is asked for what the pointing node would have.
+//!
+//! A pointer is followed once. What a holder answers but the block itself counts as not having
+//! it: so no chain and no cycle of pointers, honest or not, costs more than one call.
+
+use std::collections::BTreeMap;
+
+use atoll_key::{BlockKind, Key, PeerId};
+use atoll_net::header::{Capped, WirePeer, from_header, to_header};
+use atoll_net::{CallError, Peer, Refusal, Request};
+use atoll_overlay::Node;
+use bytes::Bytes;
+use futures_util::future::join_all;
+
+use crate::admission::Origin;
+use crate::inner::{Block, Inner, note_store_error};
+use crate::messages::{
+    self, Fetch, FetchReply, Hold, LookupReply, LookupStep, Renew, RenewReply, There,
+};
+
+/// A refusal's code for a pointer that led to no block; made here, never sent.
+const NOT_THERE: u16 = 102;
+
+pub(super) fn malformed() -> CallError {
+    Refusal::new(Refusal::MALFORMED, "answers do not match what was asked").into()
+}
+
+/// Of blocks that other nodes keep for this one: by whom, with their places in `keys`.
+pub(crate) async fn by_holder(inner: &Inner, keys: &[Key]) -> Vec<(Peer, Vec<usize>)> {
+    let mut holders: BTreeMap<PeerId, (Peer, Vec<usize>)> = BTreeMap::new();
+    for (place, key) in keys.iter().enumerate() {
+        if let Some(holder) = inner.diversion.records.holder(key).await {
+            holders.entry(holder.id).or_insert((holder, Vec::new())).1.push(place);
+        }
+    }
+    holders.into_values().collect()
+}
+
+/// Where another node keeps the block for this one, if one does.
+pub(crate) async fn there(inner: &Inner, key: &Key) -> Option<There> {
+    let holder = inner.diversion.records.holder(key).await?;
+    Some(There { key: *key, holder: WirePeer(holder) })
+}
+
+/// Asks `holder` for a block that `pointing` says it keeps; the block is not verified.
+///
+/// # Errors
+/// If it does not have it, which is said of the pointing node: the walk has asked that one.
+pub(crate) async fn ask_holder(
+    inner: &Inner,
+    pointing: &Node,
+    holder: Peer,
+    key: Key,
+) -> Result<(messages::BlockHeader, Vec<Bytes>), CallError> {
+    let fails = |why: String| {
+        let text = format!("points to {holder} for it, {why}");
+        CallError::from(Refusal::new(NOT_THERE, text))
+    };
+    if holder.id == inner.transport.local().id {
+        let held = inner.store.get(&key).await.map_err(|error| fails(error.to_string()))?;
+        let held = held.ok_or_else(|| fails("which does not have it".to_owned()))?;
+        return Ok((inner.header_of(&held.info), vec![held.bytes]));
+    }
+    if holder.id == pointing.peer.id {
+        return Err(fails("itself".to_owned()));
+    }
+    let header = to_header(&LookupStep { key, as_root: true, cached_ms: None });
+    let request = Request { method: messages::LOOKUP_STEP, header, parts: Vec::new() };
+    let reply = inner.call(&Node::of(holder), request).await.map_err(|e| fails(e.to_string()))?;
+    match from_header::<LookupReply>(&reply.header)? {
+        LookupReply::Found(header) => Ok((header, reply.parts)),
+        _ => Err(fails("which does not have it".to_owned())),
+    }
+}
+
+/// A block that another node keeps for this one, verified.
+pub(crate) async fn own(inner: &Inner, key: &Key) -> Option<Block> {
+    let holder = inner.diversion.records.holder(key).await?;
+    let me = Node::of(inner.transport.local());
+    let (header, parts) = match ask_holder(inner, &me, holder, *key).await {
+        Ok(answer) => answer,
+        Err(error) => {
+            tracing::info!(%key, %error, "a diverted copy could not be fetched");
+            inner.diversion.doubts.ring();
+            return None;
+        }
+    };
+    let bytes = parts.into_iter().next().unwrap_or_default();
+    let kind = BlockKind::from_u8(header.kind).ok()?;
+    match kind.verify(key, &bytes) {
+        Ok(_) => Some(Block { header: messages::BlockHeader { key: *key, ..header }, bytes }),
+        Err(error) => {
+            tracing::warn!(%key, from = %holder, %error, "dropped a bad block");
+            inner.counters.mark(holder.id);
+            inner.diversion.doubts.ring();
+            None
+        }
+    }
+}
+
+/// The bytes that a node has of a block, itself or by its pointer; not verified.
+pub(crate) async fn bytes_at(inner: &Inner, node: &Node, key: Key) -> Option<Bytes> {
+    if inner.is_me(node) {
+        return match inner.store.get(&key).await {
+            Ok(Some(block)) => Some(block.bytes),
+            Ok(None) => own(inner, &key).await.map(|block| block.bytes),
+            Err(error) => {
+                note_store_error(inner, &error);
+                None
+            }
+        };
+    }
+    let header = to_header(&Fetch { keys: vec![key] });
+    let request = Request { method: messages::FETCH, header, parts: Vec::new() };
+    let reply = inner.ask_briefly(node, request).await.ok()?;
+    if let Some(bytes) = reply.parts.into_iter().next() {
+        return Some(bytes);
+    }
+    let FetchReply { there: Capped(there), .. } = from_header(&reply.header).ok()?;
+    let WirePeer(holder) = there.first()?.holder;
+    let (_, parts) = ask_holder(inner, node, holder, key).await.ok()?;
+    parts.into_iter().next()
+}
+
+/// Tells a holder that this node points to it for these blocks no longer. If the call fails, the
+/// holds end by themselves.
+pub(super) async fn release(inner: &Inner, holder: &Peer, keys: Vec<Key>) {
+    let header = to_header(&Hold { keys, keep: false });
+    let request = Request { method: messages::HOLD, header, parts: Vec::new() };
+    if let Err(error) = inner.call(&Node::of(*holder), request).await {
+        tracing::info!(%holder, %error, "a holder could not be told that copies are not needed");
+    }
+}
+
+/// Blocks are here now: forgets the pointers to copies of them elsewhere, and lets those go.
+pub(crate) async fn come_home(inner: &Inner, keys: Vec<Key>) {
+    let pointed = keys.into_iter().filter(|key| inner.diversion.records.pointed(key).is_some());
+    let keys: Vec<Key> = pointed.collect();
+    let holders = by_holder(inner, &keys).await;
+    inner.diversion.records.forget(keys.clone()).await;
+    for (holder, places) in holders {
+        release(inner, &holder, places.iter().map(|place| keys[*place]).collect()).await;
+    }
+}
+
+/// Extends the leases of blocks that other nodes keep for this one, as far as `reply` says that
+/// they are not here; a question is answered from the pointers.
+pub(crate) async fn renew(inner: &Inner, origin: &Origin, renew: &Renew, reply: &mut RenewReply) {
+    let lacking = (0..renew.keys.len()).filter(|place| reply.held[*place] == 0);
+    let lacking: Vec<usize> = lacking
+        .filter(|place| inner.diversion.records.pointed(&renew.keys[*place]).is_some())
+        .collect();
+    if matches!(origin, Origin::Bearer) {
+        lacking.into_iter().for_each(|place| reply.held[place] = 1);
+        return;
+    }
+    let keys: Vec<Key> = lacking.iter().map(|place| renew.keys[*place]).collect();
+    let holders = by_holder(inner, &keys).await;
+    let calls = holders.iter().map(|(holder, places)| {
+        let keys: Vec<Key> = places.iter().map(|place| keys[*place]).collect();
+        async move { renew_at(inner, origin, holder, keys, renew.lease_secs).await }
+    });
+    let answers = join_all(calls).await;
+    for ((_, places), answer) in holders.iter().zip(answers) {
+        let Some(RenewReply { held, over }) = answer else {
+            inner.diversion.doubts.ring();
+            continue;
+        };
+        reply.over = reply.over.or(over);
+        for (place, state) in places.iter().zip(held) {
+            reply.held[lacking[*place]] = if state == 4 { 4 } else { u8::from(state == 1) };
+            match state {
+                1 => extend(inner, origin, &keys[*place], renew.lease_secs),
+                // The copy is lost: repair brings another.
+                0 => {
+                    inner.diversion.records.forget(vec![keys[*place]]).await;
+                    inner.repair.kick();
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn extend(inner: &Inner, origin: &Origin, key: &Key, lease_secs: u64) {
+    let Origin::Publisher { receipt, owner } = origin else { return };
+    let now = inner.env.unix_ms() / 1000;
+    let lease_secs = receipt.lease_left_secs(now, lease_secs).unwrap_or(0);
+    inner.diversion.records.extend(key, inner.expiry(lease_secs), *owner);
+}
+
+async fn renew_at(
+    inner: &Inner,
+    origin: &Origin,
+    holder: &Peer,
+    keys: Vec<Key>,
+    lease_secs: u64,
+) -> Option<RenewReply> {
+    let (count, receipt) = (keys.len(), origin.to_wire(keys.iter().copied()));
+    let header = to_header(&Renew { keys, lease_secs, as_root: false, receipt });
+    let request = Request { method: messages::RENEW, header, parts: Vec::new() };
+    let reply = inner.call(&Node::of(*holder), request).await.ok()?;
+    let reply: RenewReply = from_header(&reply.header).ok()?;
+    (reply.held.len() == count).then_some(reply)
+}

@@ -1,0 +1,203 @@
+//! Replica diversion: a full node is no hole in the ring (PAST, SOSP 2001, §3.3; D2 §6).
+//!
+//! A member of a block's replica set that has no room has its copy kept by a node outside the
+//! set, the *holder*, and keeps a *pointer* to it. The pointer counts as the member's copy:
+//! reconciliation lists it, questions about the block are answered from it, and readers are told
+//! to ask the holder, which costs them one call more. The holder stores an ordinary copy, charged
+//! to the publisher, and a *hold*: for which member it keeps it, so that it is no stray.
+//!
+//! - [`divert`] finds a holder and hands blocks over.
+//! - [`host`] is the holder's part.
+//! - [`follow`] gets blocks, and extends leases, through pointers.
+//! - [`keep`] checks every pointer now and then, and takes copies home when there is room.
+//!
+//! **Invariants.** A pointer is written after the holder has said that the copy is durable. A
+//! pointer leads to a copy and never to another pointer: a holder that is full says so. No node
+//! holds two copies of one block, for itself and for others or for two others. A pointer is not
+//! a copy, so dropping one loses nothing: the holder keeps its copy as a stray until the replica
+//! set is proven to have it, and repair fetches the block again for the member.
+//!
+//! It does not know how repair compares ranges, nor who publishes.
+
+mod divert;
+pub(crate) mod follow;
+mod host;
+mod keep;
+mod records;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use atoll_env::{Bell, Instant};
+use atoll_key::{Key, PeerId};
+use atoll_overlay::Node;
+use atoll_store::{BlockStore, StoreError, Usage};
+
+pub(crate) use divert::divert;
+pub(crate) use host::{serve_divert, serve_hold};
+pub(crate) use keep::run;
+pub(crate) use records::Records;
+
+use crate::inner::Inner;
+use crate::quota::{Share, cost_bytes};
+
+/// A node takes copies for others while it has room for so many more blocks of that size: its
+/// own come first. PAST's threshold `t_div` of 0.05 is 20. A guess.
+const SPARE_BLOCKS: u64 = 8;
+/// How long another node's word on its room is good for.
+const SPARE_LASTS: Duration = Duration::from_secs(30);
+/// Nodes whose room is remembered.
+const MAX_KNOWN: usize = 1024;
+/// What one member may have kept here for it, of this node's capacity: a member that only says
+/// that it is full cannot fill others.
+const MEMBER_SHARE_MILLIONTHS: u32 = 250_000;
+/// How long repair fetches nothing after no node had room for what it fetched.
+const NOWHERE_FOR: Duration = Duration::from_secs(300);
+
+/// What a node knows about copies that others keep for it and it keeps for others.
+pub(crate) struct Diversion {
+    pub records: Records,
+    state: Mutex<State>,
+    /// Rung when pointers should be checked before it is due.
+    pub doubts: Bell,
+    /// Blocks that are being taken for others.
+    taking: Mutex<BTreeSet<Key>>,
+}
+
+/// Blocks that are being taken for a member, until this is dropped: two members that are full
+/// and choose the same holder at once would otherwise have one copy for both.
+struct Taking<'a> {
+    of: &'a Diversion,
+    keys: Vec<Key>,
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        let mut taking = self.of.taking.lock().expect("no holder of this lock panics");
+        for key in &self.keys {
+            taking.remove(key);
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// What other nodes have said of their room, and when.
+    known: BTreeMap<PeerId, (Node, u64, Instant)>,
+    /// How full the store was when it last refused a block for want of room.
+    full_at: Option<Usage>,
+    /// Until when repair need not look for room.
+    nowhere_until: Instant,
+    /// The first write that failed for another reason than room.
+    disk_trouble: Option<String>,
+}
+
+impl Diversion {
+    pub fn new(records: Arc<dyn BlockStore>) -> Diversion {
+        let records = Records::new(records);
+        let (state, taking) = (Mutex::default(), Mutex::default());
+        Diversion { records, state, doubts: Bell::default(), taking }
+    }
+
+    /// Begins to take those of `keys` that are not being taken for another member.
+    fn take(&self, keys: impl Iterator<Item = Key>) -> Taking<'_> {
+        let mut taking = self.taking.lock().expect("no holder of this lock panics");
+        let keys = keys.filter(|key| taking.insert(*key)).collect();
+        Taking { of: self, keys }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    /// The store of blocks has refused a batch.
+    pub fn store_failed(&self, error: &StoreError, usage: Usage) {
+        let mut state = self.lock();
+        match error {
+            StoreError::Full { .. } | StoreError::Away { .. } => state.full_at = Some(usage),
+            StoreError::Io(_) | StoreError::Corrupted { .. } => {
+                tracing::error!(%error, "blocks could not be written; they go to other nodes");
+                state.disk_trouble.get_or_insert_with(|| error.to_string());
+            }
+        }
+    }
+
+    /// Why this node cannot write blocks, if it cannot.
+    pub fn disk_trouble(&self) -> Option<String> {
+        self.lock().disk_trouble.clone()
+    }
+
+    /// What the store has room for, bytes: nothing while it is as full as when it last refused.
+    pub fn free_bytes(&self, usage: Usage) -> u64 {
+        let state = self.lock();
+        let is_full = state.full_at.is_some_and(|full| {
+            full.capacity_bytes == usage.capacity_bytes && usage.disk_bytes >= full.disk_bytes
+        });
+        if is_full || state.disk_trouble.is_some() {
+            return 0;
+        }
+        usage.capacity_bytes.saturating_sub(usage.disk_bytes)
+    }
+
+    /// `node` has said how much it would take for others.
+    pub fn learn(&self, node: Node, spare_bytes: u64, now: Instant) {
+        let mut state = self.lock();
+        if state.known.len() >= MAX_KNOWN && !state.known.contains_key(&node.peer.id) {
+            state.known.retain(|_, (_, _, at)| now.since(*at) < SPARE_LASTS);
+            if state.known.len() >= MAX_KNOWN {
+                state.known.pop_first();
+            }
+        }
+        state.known.insert(node.peer.id, (node, spare_bytes, now));
+    }
+
+    /// The nodes whose room is known, and how much they have.
+    fn known(&self, now: Instant) -> BTreeMap<PeerId, (Node, u64)> {
+        let state = self.lock();
+        let fresh = state.known.iter().filter(|(_, (_, _, at))| now.since(*at) < SPARE_LASTS);
+        fresh.map(|(id, (node, spare_bytes, _))| (*id, (*node, *spare_bytes))).collect()
+    }
+}
+
+/// Repair could not store what it has fetched, here or elsewhere: it waits before it tries again.
+pub(crate) fn found_nowhere(inner: &Inner) {
+    inner.diversion.lock().nowhere_until = inner.env.now() + NOWHERE_FOR;
+}
+
+/// Whether repair may fetch blocks: there is room for them, here or elsewhere.
+pub(crate) async fn may_fetch(inner: &Inner) -> bool {
+    if inner.diversion.free_bytes(inner.store.usage()) > 0 {
+        return true;
+    }
+    let has_waited = inner.env.now() >= inner.diversion.lock().nowhere_until;
+    has_waited && inner.config.divert && divert::is_anywhere(inner).await
+}
+
+/// Whether this node keeps its copy of a block for another: then it is no stray.
+pub(crate) fn is_held_for_others(inner: &Inner, key: &Key) -> bool {
+    inner.diversion.records.is_held(key, inner.expiry(0))
+}
+
+/// What this node would keep for a member of another replica set, bytes.
+fn spare_bytes_for(inner: &Inner, member: &PeerId) -> u64 {
+    if !inner.config.divert || is_over_share(inner, member) {
+        return 0;
+    }
+    inner.diversion.free_bytes(inner.store.usage())
+}
+
+/// Whether there is room for a block of another member's among `spare_bytes`.
+fn has_room(spare_bytes: u64, len_bytes: usize) -> bool {
+    let cost = cost_bytes(u32::try_from(len_bytes).unwrap_or(u32::MAX));
+    cost.saturating_mul(SPARE_BLOCKS) <= spare_bytes
+}
+
+/// Whether a member has as much kept here as it may.
+fn is_over_share(inner: &Inner, member: &PeerId) -> bool {
+    let usage = inner.store.usage();
+    let mean_bytes = usage.block_bytes / usage.blocks.max(1);
+    let cost = mean_bytes + cost_bytes(0);
+    let held_bytes = inner.diversion.records.held_for(member).saturating_mul(cost);
+    held_bytes > Share::from_millionths(MEMBER_SHARE_MILLIONTHS).of(usage.capacity_bytes)
+}

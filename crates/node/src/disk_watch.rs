@@ -1,0 +1,43 @@
+//! Leaving the ring when the disk no longer takes blocks.
+//!
+//! A node that cannot write is no replica: it would point to other nodes for everything new, and
+//! cannot repair what it has. So it leaves, as it does when it is stopped, and its neighbours
+//! take over; what it holds stays on its disk. It says so in its log and in `status`, and comes
+//! back when it is started again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_dht::Dht;
+use atoll_env::{Env, sleep, timeout};
+use atoll_overlay::chord::Chord;
+
+use crate::entry::Entry;
+
+/// How often a failure is looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// How long the neighbours may take to hear of it.
+const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Waits until a write has failed, and leaves the ring.
+pub(crate) async fn run(env: Env, dht: Arc<Dht>, entry: Arc<Entry>, chord: Arc<Chord>) {
+    let why = loop {
+        sleep(&*env, LOOK_EVERY).await;
+        if let Some(why) = dht.disk_trouble() {
+            break why;
+        }
+    };
+    tracing::error!("the disk does not take blocks ({why}); leaving the ring");
+    entry.leave();
+    if timeout(&*env, LEAVE_LIMIT, chord.leave()).await.is_err() {
+        tracing::warn!("the neighbours did not hear our leaving in time; they will notice");
+    }
+}
+
+/// What `status` says of it.
+pub(crate) fn warning(why: &str) -> String {
+    format!(
+        "the disk does not take blocks ({why}): this node has left the ring; repair the disk, \
+         then start the node again"
+    )
+}
