@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use atoll_node::{Cache, Clock, RingNode, Status};
+use atoll_node::{Cache, Diverted, RingNode, Status};
 
 use crate::arguments::Global;
 use crate::connection;
@@ -197,7 +197,7 @@ fn describe(status: &Status) -> Vec<(&'static str, String)> {
     ));
     lines.push(("cache", cache(&status.cache)));
     lines.push(("repair", repair(status)));
-    lines.push(("clock", clock(&status.clock)));
+    lines.extend(diverted(&status.diverted).map(|line| ("diverted", line)));
     lines.push((
         "traffic",
         format!(
@@ -263,19 +263,16 @@ fn cache(cache: &Cache) -> String {
     )
 }
 
-fn clock(clock: &Clock) -> String {
-    if clock.compared == 0 {
-        return "not compared with others yet".into();
-    }
-    let others = units::counted(clock.compared as u64, "other address", "other addresses");
-    let compared = format!("agrees with {} of {others}", clock.agreeing);
-    match clock.off_secs {
-        0 => compared,
-        off => {
-            let direction = if off < 0 { "behind" } else { "ahead" };
-            let off = units::whole_secs(off.unsigned_abs());
-            format!("{compared}: {off} {direction}; their time is used")
-        }
+/// Copies that are not where they belong, if there are any.
+fn diverted(diverted: &Diverted) -> Option<String> {
+    let Diverted { pointers, held_for_others } = *diverted;
+    let elsewhere = units::counted(pointers, "copy", "copies");
+    let here = units::counted(held_for_others, "copy", "copies");
+    match (pointers, held_for_others) {
+        (0, 0) => None,
+        (_, 0) => Some(format!("other nodes keep {elsewhere} for which there is no room here")),
+        (0, _) => Some(format!("{here} kept here for nodes without room")),
+        _ => Some(format!("other nodes keep {elsewhere} for this one, it keeps {here} for others")),
     }
 }
 
@@ -314,6 +311,16 @@ mod tests {
             successors: vec![node("bb"), node("cc")],
             ..Status::default()
         }
+    }
+
+    #[test]
+    fn diverted_copies_are_told_if_there_are_any() {
+        let told = |pointers, held_for_others| diverted(&Diverted { pointers, held_for_others });
+        assert_eq!(told(0, 0), None);
+        let elsewhere = "other nodes keep 2 copies for which there is no room here";
+        assert_eq!(told(2, 0).as_deref(), Some(elsewhere));
+        assert_eq!(told(0, 1).as_deref(), Some("1 copy kept here for nodes without room"));
+        assert!(told(1, 2).is_some_and(|line| line.contains("it keeps 2 copies for others")));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod crashes;
 mod encrypted;
+mod full_node;
 mod lab;
 mod live;
 mod members;
