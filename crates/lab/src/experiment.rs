@@ -100,7 +100,7 @@ pub(crate) struct Group {
     pub run: fn(&Context<'_>) -> Result<Vec<Outcome>, LabError>,
 }
 
-const GROUPS: [&Group; 10] = [
+const GROUPS: [&Group; 11] = [
     &cfs::downloads::GROUP,
     &cfs::lookup_cost::GROUP,
     &cfs::balance::SHARES,
@@ -109,6 +109,7 @@ const GROUPS: [&Group; 10] = [
     &cfs::failures::GROUP,
     &crate::lookup_budget::GROUP,
     &crate::malicious::GROUP,
+    &crate::capacity::GROUP,
     &crate::tfs::allocations::GROUP,
     &crate::tfs::copying::GROUP,
 ];

@@ -17,6 +17,7 @@
 //!
 //! It does not know sockets, terminals or where its files go.
 
+mod capacity;
 pub mod cfs;
 pub mod chart;
 mod churn;

@@ -100,6 +100,11 @@ pub(crate) fn block(n: usize, len_bytes: usize) -> (BlockHash, Bytes) {
 impl Ring {
     /// Makes it; its tables are what they would be after a long rest.
     pub fn new(plan: &Plan) -> Ring {
+        Ring::with_stores(plan, |_| Arc::new(MemoryStore::new(STORE_BYTES)))
+    }
+
+    /// The same, with a store of its own for each node, by its number.
+    pub fn with_stores(plan: &Plan, store: impl Fn(usize) -> Arc<dyn BlockStore>) -> Ring {
         let Network { latency, connections, links } = &plan.network;
         let mut config =
             SimConfig { seed: plan.seed, connections: *connections, ..SimConfig::default() };
@@ -123,10 +128,10 @@ impl Ring {
             .collect();
         let mut circle: Vec<Node> = seats.iter().flatten().copied().collect();
         circle.sort_by_key(|node| node.id);
-        let starts = hosts.iter().zip(&seats);
-        let store = || Arc::new(MemoryStore::new(STORE_BYTES));
-        let members =
-            starts.map(|(host, seats)| start(&sim, *host, seats, &circle, plan, store())).collect();
+        let starts = hosts.iter().zip(&seats).enumerate();
+        let members = starts
+            .map(|(n, (host, seats))| start(&sim, *host, seats, &circle, plan, store(n)))
+            .collect();
         let ring = Ring { sim, members };
         if plan.chord.table == TablePolicy::Adaptive {
             ring.fill_tables(&circle);

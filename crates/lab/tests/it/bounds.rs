@@ -205,3 +205,18 @@ fn prefetching_speeds_downloads_up_and_evens_them_out() {
         assert!(of_tcp > 2.0 * of_cfs, "{bytes}: TCP {of_tcp}, CFS {of_cfs}");
     }
 }
+
+/// PAST §5.1, D2 §6: a full node diverts copies, so the ring is not as large as its smallest
+/// member. The first copy without room is one of the last that any ring could take.
+#[test]
+fn diversion_makes_the_room_of_unequal_nodes_one() {
+    let outcome = quick(&["capacity"]).remove(0);
+    let rows = rows(&outcome);
+    let first_missing = |diversion: &str| {
+        let of_kind = rows.iter().filter(|row| row.text("diversion") == diversion);
+        let first = of_kind.into_iter().find(|row| row.number("missing") > 0.0);
+        first.expect("more is offered than there is room for").number("used")
+    };
+    assert!(first_missing("on") >= 0.93, "{}", first_missing("on"));
+    assert!(first_missing("off") < 0.2, "{}", first_missing("off"));
+}
