@@ -3,7 +3,8 @@
 //!
 //! A receipt does not travel with them: it would have to be kept with every block. Instead
 //! the receiver asks other nodes, which should hold such a block if a majority of its replica
-//! set ever took it: its neighbours, and where these do not tell, the replica set. What two of
+//! set ever took it: its neighbours, and where these do not tell, the replica set, and then the
+//! k nodes after that, which held the block while the set was away. What two of
 //! them vouch for, in the name of the same publisher, is taken and charged to that one; the
 //! node that brings it counts as one of the two if it belongs to the replica set. It is
 //! leased no longer than both say. So one liar can neither have a victim charged nor
@@ -12,8 +13,10 @@
 //! What no two vouch for is charged to its bearer, the node that brought it, which may bring
 //! [`QuotaConfig::copy_share`] of a node as a neighbour and a publisher's share otherwise: so
 //! a flood in this disguise fills no node, and the last holder of a block can still restore
-//! its copies. Blocks charged to a bearer are not vouched for, until their publisher renews
-//! them.
+//! its copies. Who is charged for such blocks counts for nothing elsewhere, until their publisher
+//! renews them.
+//!
+//! A copy of a block that is held with a shorter lease extends that lease only if two vouch.
 //!
 //! What it does not stop: two liars among the replicas of a block, or beside the receiver,
 //! who vouch for each other's. Where anybody can have many keys (the `identity` profile),
@@ -32,6 +35,7 @@ use atoll_store::Owner;
 use futures_util::future::join_all;
 
 use crate::inner::Inner;
+use crate::lease_clock::least_lease;
 use crate::messages::{Vouch, VouchReply, Vouched};
 use crate::owner::{bearer, is_bearer};
 use crate::quota::Room;
@@ -78,7 +82,8 @@ pub(crate) async fn charges(
     is_outside: bool,
 ) -> Result<Vec<Charge>, Refusal> {
     let mut charges = vec![Charge::HELD; copies.len()];
-    let unknown: Vec<usize> = (0..copies.len()).filter(|i| !is_held(inner, &copies[*i])).collect();
+    let held: Vec<Held> = copies.iter().map(|copy| held(inner, copy)).collect();
+    let unknown: Vec<usize> = (0..copies.len()).filter(|i| held[*i] != Held::ForAsLong).collect();
     if unknown.is_empty() {
         return Ok(charges);
     }
@@ -89,15 +94,26 @@ pub(crate) async fn charges(
     let mut near = is_neighbour(inner, from);
     if (0..unknown.len()).any(|place| hearing.agreed(place).is_none()) {
         confirm(inner, from).await?;
-        let (sets, beside) = replica_sets(inner, from, &hearing, is_outside).await;
+        let ReplicaSets { sets, beyond, beside } = replica_sets(inner, from, &hearing).await;
         hearing.ask(inner, sets).await;
         near |= beside;
+        if (0..unknown.len()).any(|place| hearing.agreed(place).is_none()) {
+            hearing.ask(inner, beyond).await;
+        }
     }
     let owner = bearer(&from.id, from.addr.ip(), &inner.quota.config());
     let room = if near { Room::Copy } else { Room::Content };
     for (place, index) in unknown.into_iter().enumerate() {
         let brought = Charge { owner, lease_secs: copies[index].lease_secs, room };
-        charges[index] = hearing.agreed(place).unwrap_or(brought);
+        charges[index] = match (hearing.agreed(place), held[index]) {
+            (Some(agreed), Held::Shorter(left)) if left >= least_lease(agreed.lease_secs) => {
+                continue;
+            }
+            (Some(agreed), _) => agreed,
+            // One node's word extends no lease that lasts.
+            (None, Held::Shorter(_)) => continue,
+            (None, _) => brought,
+        };
     }
     Ok(charges)
 }
@@ -145,7 +161,8 @@ impl Hearing {
         let copy = &self.copies[place];
         let mut by_owner: BTreeMap<Owner, Vec<u64>> = BTreeMap::new();
         for said in self.said[place].iter().filter_map(|(_, said)| said.as_ref()) {
-            if said.version >= copy.version {
+            // A bearer bears out that it is there, not whose it is.
+            if said.version >= copy.version && !is_bearer(&said.owner()) {
                 by_owner.entry(said.owner()).or_default().push(said.lease_secs);
             }
         }
@@ -156,11 +173,24 @@ impl Hearing {
     }
 }
 
-/// Whether this node has the block, or a newer one, with a lease that has not ended.
-fn is_held(inner: &Inner, copy: &Copy) -> bool {
-    let now = inner.env.unix_ms() / 1000;
-    let held = inner.known(&copy.key);
-    held.is_some_and(|held| held.version >= copy.version && held.expires_unix_secs > now)
+/// How a block that somebody brings is held here already, in this version or a newer one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Held {
+    /// It is not, or its lease has ended.
+    Not,
+    /// With a lease that ends before the copy's, after so many seconds.
+    Shorter(u64),
+    /// With a lease as long as the copy's.
+    ForAsLong,
+}
+
+fn held(inner: &Inner, copy: &Copy) -> Held {
+    let held = inner.store.info(&copy.key).ok().flatten();
+    match held.filter(|held| held.version >= copy.version).map(|held| inner.lease_left(&held)) {
+        None | Some(0) => Held::Not,
+        Some(left) if left < least_lease(copy.lease_secs) => Held::Shorter(left),
+        Some(_) => Held::ForAsLong,
+    }
 }
 
 /// Makes sure that whoever brings copies is where it says.
@@ -196,38 +226,45 @@ fn neighbours(inner: &Inner, from: &Peer, hearing: &Hearing) -> Vec<(Node, Vec<u
     asks.collect()
 }
 
-/// Whom to ask where the neighbours do not tell: the replica sets of copies, as far as this
-/// node belongs to them, or `from` if this one is outside; and whether `from` belongs to one.
-async fn replica_sets(
-    inner: &Inner,
-    from: &Peer,
-    hearing: &Hearing,
-    is_outside: bool,
-) -> (Vec<(Node, Vec<usize>)>, bool) {
+/// Whom to ask where the neighbours do not tell.
+#[derive(Default)]
+struct ReplicaSets {
+    /// The other members of the copies' replica sets, as far as this node belongs to them.
+    sets: Vec<(Node, Vec<usize>)>,
+    /// The k nodes after each set: they held the blocks while the set was away.
+    beyond: Vec<(Node, Vec<usize>)>,
+    /// Whether the node that brings the copies belongs to one of the sets.
+    beside: bool,
+}
+
+async fn replica_sets(inner: &Inner, from: &Peer, hearing: &Hearing) -> ReplicaSets {
     let mut open: Vec<usize> =
         (0..hearing.copies.len()).filter(|place| hearing.agreed(*place).is_none()).collect();
     open.sort_by_key(|place| hearing.copies[*place].key);
-    let (mut asks, mut beside) = (Vec::new(), false);
+    let mut found = ReplicaSets::default();
+    let k = inner.config.replicas;
     for _ in 0..MAX_SETS {
         let Some(first) = open.first().map(|place| hearing.copies[*place].key) else { break };
         let limit = inner.config.call_limit / 4;
-        let found = timeout(&*inner.env, limit, inner.root_list(&first)).await;
-        let Ok(Ok(nodes)) = found else { break };
+        let Ok(Ok(nodes)) = timeout(&*inner.env, limit, inner.root_list(&first)).await else {
+            break;
+        };
         let Some(root) = nodes.first().map(|node| *node.id.key()) else { break };
         // All up to the root share it.
         let upto = root.distance_from(&first);
         let is_its = |place: &usize| hearing.copies[*place].key.distance_from(&first) <= upto;
         let (its, others): (Vec<usize>, Vec<usize>) = open.into_iter().partition(is_its);
         open = others;
-        let set = distinct_peers(&nodes, inner.config.replicas);
-        let member = if is_outside { from.id } else { inner.transport.local().id };
-        if set.iter().any(|node| node.peer.id == member) {
-            beside |= set.iter().any(|node| node.peer.id == from.id);
-            let others = set.into_iter().filter(|node| !inner.is_me(node));
-            asks.extend(others.map(|node| (node, its.clone())));
+        let near = distinct_peers(&nodes, 2 * k);
+        let (set, after) = near.split_at(k.min(near.len()));
+        if set.iter().any(|node| inner.is_me(node)) {
+            found.beside |= set.iter().any(|node| node.peer.id == from.id);
+            let ask = |node: &Node| (!inner.is_me(node)).then(|| (*node, its.clone()));
+            found.sets.extend(set.iter().filter_map(ask));
+            found.beyond.extend(after.iter().filter_map(ask));
         }
     }
-    (asks, beside)
+    found
 }
 
 /// The keys by which of this node's virtual servers is the first at or after them.
@@ -256,16 +293,13 @@ fn witnesses(inner: &Inner, from: &Peer, seat: &Neighbourhood) -> Vec<Node> {
     witnesses
 }
 
-/// What this node can say of blocks: whom it charges those that were not just brought here.
+/// What this node can say of the blocks it holds: version, lease, and whom it charges them to.
 pub(crate) fn vouch(inner: &Inner, asked: &Vouch) -> Result<VouchReply, Refusal> {
     let mut vouched = Vec::with_capacity(asked.keys.len());
     for key in &asked.keys {
         let held = inner.store.info(key);
         let held = held.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
-        let held = held.or_else(|| inner.diversion.records.pointed(key));
-        let live = held.filter(|held| {
-            inner.lease_left(held) > 0 && !is_bearer(&held.owner) && !inner.leaving.denies(key)
-        });
+        let live = held.filter(|held| inner.lease_left(held) > 0 && !inner.leaving.denies(key));
         vouched.push(live.map(|held| Vouched {
             version: held.version,
             lease_secs: inner.lease_left(&held),

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use atoll_env::sleep;
 use atoll_key::{BlockKind, Key, KeyRange, PeerId};
-use atoll_net::header::{Capped, WirePeer};
-use atoll_net::{CallError, Request};
+use atoll_net::header::Capped;
+use atoll_net::{CallError, Refusal, Reply, Request};
 use atoll_overlay::Node;
 use atoll_store::{BlockInfo, StoreError, StoredBlock};
 use bytes::Bytes;
+use futures_util::future::{Either, select};
 
 use crate::diversion::{self, Records, follow};
 use crate::inner::{Block, Inner, REPLY_BYTES, note_store_error};
@@ -41,6 +42,9 @@ const IDLE_LIMIT: Duration = Duration::from_secs(300);
 /// Blocks given to a replica that are looked for again in the same round, at most: enough
 /// to notice one that does not keep what it acknowledges.
 const MAX_GIVEN: usize = 1024;
+/// How long an answer to a comparison is waited for. A guess: going through a million blocks takes
+/// a second, and the other side may be busy.
+const COMPARE_LIMIT: Duration = Duration::from_secs(40);
 
 /// Why an exchange ended early.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -53,6 +57,16 @@ pub(crate) enum ExchangeError {
     IllFormed,
     #[error("the other side's answers lead nowhere")]
     Endless,
+    #[error("the other side is busy")]
+    Later,
+}
+
+impl ExchangeError {
+    /// Whether asking again soon would end in the same way.
+    pub fn is_misbehaviour(&self) -> bool {
+        use ExchangeError::{Call, Endless, IllFormed};
+        matches!(self, IllFormed | Endless | Call(CallError::Refused(_)))
+    }
 }
 
 impl From<atoll_net::Refusal> for ExchangeError {
@@ -191,10 +205,7 @@ pub(crate) async fn reconcile_with(
     ranges: Vec<KeyRange>,
     given: &mut Given,
 ) -> Result<Outcome, ExchangeError> {
-    let mut salt: Salt = [0; 32];
-    for chunk in salt.chunks_mut(8) {
-        chunk.copy_from_slice(&inner.env.random_u64().to_be_bytes());
-    }
+    let salt: Salt = inner.random_bytes();
     let outcome = Outcome::default();
     let mut session = Session { inner, other, salt, todo: ranges, outcome, given };
     let (mut idle_steps, mut idle_since, mut moved) = (0, inner.env.now(), 0);
@@ -233,7 +244,7 @@ impl Session<'_> {
         }
         let header = to_header(&Reconcile { salt: self.salt, claims: claims.clone() });
         let request = Request { method: messages::RECONCILE, header, parts: Vec::new() };
-        let reply = self.inner.call(self.other, request).await?;
+        let reply = compare(self.inner, self.other, request).await?;
         let ReconcileReply { answers } = from_header(&reply.header)?;
         if answers.is_empty() || answers.len() > claims.len() {
             return Err(ExchangeError::IllFormed);
@@ -297,19 +308,15 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// What may be given: not to a replica that does not keep what it is given.
+    /// What may be given: nothing to a replica that does not keep what it is given.
     fn may_be_given(&mut self, lacking: &[Item]) -> Vec<Item> {
-        let (repair, now, id) = (&self.inner.repair, self.inner.env.now(), self.other.peer.id);
         let (again, new): (Vec<Item>, Vec<Item>) =
             lacking.iter().partition(|item| self.given.contains(item));
         if !again.is_empty() {
             let replica = self.other;
             tracing::warn!(count = again.len(), ?replica, "blocks it took are missing again");
-            repair.forgot(id, now);
-        }
-        if !repair.may_give(&id, now) {
-            self.outcome.left += lacking.len() as u64;
-            return Vec::new();
+            self.inner.repair.set_back(replica.peer.id, self.inner.env.now());
+            self.outcome.left += again.len() as u64;
         }
         new
     }
@@ -322,7 +329,7 @@ impl Session<'_> {
         repair.queue(queued);
         let taken = take(self.inner, self.other, self.other, &found.take).await;
         let given = match &taken {
-            Ok(_) => give(self.inner, self.other, &found.give, false).await,
+            Ok(_) => give(self.inner, self.other, &found.give).await,
             Err(error) => Err(error.clone()),
         };
         repair.unqueue(queued);
@@ -338,16 +345,51 @@ impl Session<'_> {
     }
 }
 
-/// Fetches blocks from `at`, which is `other` or keeps them for it, verifies and stores them.
-async fn take(
-    inner: &Inner,
-    other: &Node,
-    at: &Node,
-    items: &[Item],
-) -> Result<Outcome, ExchangeError> {
+/// Sends claims to `other`. A slow answer is no sign of a failure: the overlay's own probes find a
+/// dead neighbour sooner, and end the wait.
+async fn compare(inner: &Inner, other: &Node, request: Request) -> Result<Reply, ExchangeError> {
+    let mut call = inner.transport.call(other.peer, request, COMPARE_LIMIT);
+    let result = loop {
+        let epoch = inner.overlay.epoch();
+        if !inner.is_acquaintance(&other.peer.id) {
+            break Err(CallError::TimedOut);
+        }
+        match select(call, inner.overlay.changed(epoch)).await {
+            Either::Left((result, _)) => break result,
+            Either::Right((_, unanswered)) => call = unanswered,
+        }
+    };
+    match result {
+        Err(CallError::TimedOut) => Err(ExchangeError::Later),
+        Err(CallError::Refused(refusal)) if refusal.code == Refusal::OVERLOADED => {
+            Err(ExchangeError::Later)
+        }
+        Err(error) => {
+            if error.is_failure_of_peer() {
+                inner.overlay.alert(&other.peer);
+            }
+            Err(error.into())
+        }
+        Ok(reply) => Ok(reply),
+    }
+}
+
+/// Of `items`, the keys that may be offered to `node`, which may be this one; counts the others
+/// as left.
+fn offered(inner: &Inner, node: &PeerId, items: &[Item], outcome: &mut Outcome) -> Vec<Key> {
+    let (repair, now) = (&inner.repair, inner.env.now());
+    let is_fit = repair.is_fit(node, now);
+    let may = |item: &&Item| is_fit && repair.may_offer(node, &item.key, now);
+    let offered: Vec<Key> = items.iter().filter(may).map(|item| item.key).collect();
+    outcome.left += (items.len() - offered.len()) as u64;
+    offered
+}
+
+/// Fetches blocks from `other`, verifies and stores them, as far as there is room here.
+async fn take(inner: &Inner, other: &Node, items: &[Item]) -> Result<Outcome, ExchangeError> {
     let mut outcome = Outcome::default();
-    let mut wanted: Vec<Key> = items.iter().map(|item| item.key).collect();
-    let mut elsewhere: BTreeMap<PeerId, (Node, Vec<Item>)> = BTreeMap::new();
+    let me = inner.transport.local().id;
+    let mut wanted = offered(inner, &me, items, &mut outcome);
     while !wanted.is_empty() {
         if !diversion::may_fetch(inner).await {
             outcome.left += wanted.len() as u64;
@@ -392,7 +434,21 @@ async fn take(
             // Gone since it was listed, or expired: not ours to copy.
             continue;
         }
-        let kept = store_fetched(inner, &other.peer, batch).await;
+        let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
+        let kept = match store_fetched(inner, &other.peer, batch).await {
+            Ok(kept) => kept,
+            Err(StoreError::Full { .. } | StoreError::Away { .. }) => {
+                inner.repair.set_back(me, inner.env.now());
+                outcome.left += count + wanted.len() as u64;
+                return Ok(outcome);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if kept < count {
+            decline_unheld(inner, me, &keys);
+        } else {
+            inner.repair.kept(&me);
+        }
         outcome.moved += kept;
         outcome.left += count - kept;
         if kept == 0 {
@@ -418,6 +474,14 @@ async fn take(
     Ok(outcome)
 }
 
+/// Of blocks that were fetched, those that could be charged to nobody are not fetched again soon.
+fn decline_unheld(inner: &Inner, me: PeerId, keys: &[Key]) {
+    let is_held = |key: &Key| matches!(inner.store.info(key), Ok(Some(_)));
+    for key in keys.iter().filter(|key| !is_held(key)) {
+        inner.repair.decline(me, *key, inner.env.now());
+    }
+}
+
 /// A fetched block, if it was asked for, is not expired, and is what its key says.
 fn accept(inner: &Inner, from: &Node, asked: &[Key], block: &Block) -> Option<StoredBlock> {
     let key = &block.header.key;
@@ -435,66 +499,79 @@ fn accept(inner: &Inner, from: &Node, asked: &[Key], block: &Block) -> Option<St
     }
 }
 
-/// Sends blocks to `other`, as to a replica or as to their root.
+/// Sends blocks to `other`, as to a replica, as far as it takes them.
 pub(crate) async fn give(
     inner: &Inner,
     other: &Node,
     items: &[Item],
-    as_root: bool,
 ) -> Result<Outcome, ExchangeError> {
     let mut outcome = Outcome::default();
-    let mut items = items.iter().peekable();
-    while items.peek().is_some() {
-        let (mut headers, mut parts): (Vec<BlockHeader>, Vec<Bytes>) = (Vec::new(), Vec::new());
-        let mut bytes = 0;
-        while let Some(item) = items.peek() {
-            if bytes >= REPLY_BYTES || headers.len() == MAX_BATCH_BLOCKS {
-                break;
-            }
-            match inner.store.get(&item.key).await {
-                Ok(Some(block)) => {
-                    let header = inner.header_of(&block.info);
-                    if header.lease_secs > 0 {
-                        bytes += block.bytes.len();
-                        headers.push(header);
-                        parts.push(block.bytes);
-                    }
-                }
-                // It may be elsewhere, kept for this node.
-                Ok(None) => {
-                    if let Some(block) = follow::own(inner, &item.key).await
-                        && block.header.lease_secs > 0
-                    {
-                        bytes += block.bytes.len();
-                        headers.push(block.header);
-                        parts.push(block.bytes);
-                    }
-                }
-                Err(error) => {
-                    note_store_error(inner, &error);
-                    outcome.left += 1;
-                }
-            }
-            items.next();
-        }
+    let keys = offered(inner, &other.peer.id, items, &mut outcome);
+    let mut keys = keys.into_iter().peekable();
+    while keys.peek().is_some() {
+        let (headers, parts) = read_batch(inner, &mut keys, &mut outcome).await;
         if headers.is_empty() {
             continue;
         }
-        let count = headers.len();
-        let header = to_header(&Put { blocks: headers.into(), as_root, receipt: None });
+        let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        let sent: Vec<Key> = headers.iter().map(|header| header.key).collect();
+        let header = to_header(&Put { blocks: headers.into(), as_root: false, receipt: None });
         let request = Request { method: messages::PUT, header, parts };
         let reply = inner.call(other, request).await?;
         let PutReply { statuses: Capped(statuses) } = from_header(&reply.header)?;
-        if statuses.len() != count {
+        if statuses.len() != sent.len() {
             return Err(ExchangeError::IllFormed);
         }
-        let settled = statuses.iter().filter(|status| is_settled(status)).count();
-        outcome.moved += settled as u64;
-        outcome.left += (count - settled) as u64;
-        inner.repair.done(settled as u64, bytes as u64);
-        pace(inner, bytes as u64).await;
+        let (now, id) = (inner.env.now(), other.peer.id);
+        let refused = sent.iter().zip(&statuses).filter(|(_, status)| !is_settled(status));
+        let (mut refused_count, mut is_full) = (0, false);
+        for (key, status) in refused {
+            refused_count += 1;
+            match status {
+                PutStatus::Full => is_full = true,
+                _ => inner.repair.decline(id, *key, now),
+            }
+        }
+        let settled = sent.len() as u64 - refused_count;
+        outcome.moved += settled;
+        outcome.left += refused_count;
+        inner.repair.done(settled, bytes);
+        if is_full {
+            inner.repair.set_back(id, now);
+            outcome.left += keys.count() as u64;
+            break;
+        }
+        pace(inner, bytes).await;
     }
     Ok(outcome)
+}
+
+/// Reads as many of the next blocks as go into one message.
+async fn read_batch(
+    inner: &Inner,
+    keys: &mut std::iter::Peekable<std::vec::IntoIter<Key>>,
+    outcome: &mut Outcome,
+) -> (Vec<BlockHeader>, Vec<Bytes>) {
+    let (mut headers, mut parts, mut bytes) = (Vec::new(), Vec::new(), 0);
+    while bytes < REPLY_BYTES && headers.len() < MAX_BATCH_BLOCKS {
+        let Some(key) = keys.next() else { break };
+        match inner.store.get(&key).await {
+            Ok(Some(block)) => {
+                let header = inner.header_of(&block.info);
+                if header.lease_secs > 0 {
+                    bytes += block.bytes.len();
+                    headers.push(header);
+                    parts.push(block.bytes);
+                }
+            }
+            Ok(None) => {}
+            Err(error) => {
+                note_store_error(inner, &error);
+                outcome.left += 1;
+            }
+        }
+    }
+    (headers, parts)
 }
 
 /// Whether the other side now has the block or a better one.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_env::{Env, timeout};
-use atoll_key::{BlockKind, Key};
+use atoll_key::{BlockKind, Key, PeerId};
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Transport};
 use atoll_overlay::walk::Selection;
 use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
@@ -27,9 +27,9 @@ use crate::quorum::Background;
 use crate::quota::{Quota, QuotaConfig};
 use crate::receipt::Attestor;
 use crate::repair_state::Repair;
-use crate::seen::SeenVersions;
-use crate::serve::Turns;
 use crate::stats::{Counters, add};
+use crate::strays::Strays;
+use crate::turns::Turns;
 use crate::writes::Writes;
 
 /// A question of a lookup is waited for at least so long. A guess: as the overlay's calls.
@@ -96,6 +96,8 @@ pub struct DhtConfig {
     /// How long a block is kept beyond the end of its lease: publishers may be late by so
     /// much, and nothing is lost.
     pub expire_grace: Duration,
+    /// How long a block that belongs to other nodes is kept here after they have got it.
+    pub stray_grace: Duration,
     /// How a lookup chooses its next hop (CFS §4.3).
     pub selection: Selection,
     /// How many routes a lookup may take, each through other nodes, while a block is not
@@ -142,6 +144,8 @@ impl Default for DhtConfig {
             expire_every: Duration::from_secs(3600),
             quota: QuotaConfig::default(),
             expire_grace: Duration::from_secs(DAY),
+            // A guess: longer than a weekend.
+            stray_grace: Duration::from_secs(3 * DAY),
             selection: Selection::Cost,
             // A guess, borne out by simulated crowds in which every fifth node lies.
             routes: 6,
@@ -179,25 +183,19 @@ pub(crate) struct Inner {
     pub confirmations: Confirmations,
     pub counters: Counters,
     pub repair: Repair,
-    /// Replica sets that have disappeared.
-    pub losses: Losses,
-    /// Strays on their way to their roots.
-    pub strays: Leaving,
-    /// Copies given up for want of room.
+    /// Ranges of blocks that belong to others.
+    pub strays: Strays,
+    /// Copies about to be dropped.
     pub leaving: Leaving,
-    /// Held by who gives copies up.
+    /// Held while copies are dropped.
     pub giving_up: futures_util::lock::Mutex<()>,
     pub cache: Mutex<Cache>,
     pub hedges: HedgeBudget,
     /// How long replicas take to send a block: longer than a round trip.
     pub fetch_times: Arc<BlockTimes>,
-    pub turns: Turns,
-    /// How long puts may take.
-    pub put_times: Arc<PutTimes>,
-    /// Calls of puts that nobody waits for any more.
-    pub background: Background,
-    /// Signed blocks are not read below these versions.
-    pub seen: Arc<SeenVersions>,
+    /// Work done for others: comparing ranges, proving that blocks are held.
+    pub comparing: Turns,
+    pub proving: Turns,
     pub writes: Writes,
 }
 
@@ -205,6 +203,20 @@ impl Inner {
     /// Whether `node` is one of this node's own virtual servers.
     pub fn is_me(&self, node: &Node) -> bool {
         node.peer.id == self.transport.local().id
+    }
+
+    /// Whether a peer is in this node's routing tables.
+    pub fn is_acquaintance(&self, peer: &PeerId) -> bool {
+        self.overlay.acquaintances().iter().any(|node| node.peer.id == *peer)
+    }
+
+    /// 32 random bytes.
+    pub fn random_bytes(&self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        for chunk in bytes.chunks_mut(8) {
+            chunk.copy_from_slice(&self.env.random_u64().to_be_bytes());
+        }
+        bytes
     }
 
     /// The present surroundings of one of this node's virtual servers.

@@ -28,6 +28,12 @@ const TICK: Duration = Duration::from_secs(10);
 /// How often it is saved.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
 
+/// The shortest lease that counts as one of `lease_secs`: copies are made, and clocks stand still,
+/// at different moments.
+pub(crate) fn least_lease(lease_secs: u64) -> u64 {
+    lease_secs.saturating_sub(3600 + lease_secs / 100)
+}
+
 /// See the module.
 pub(crate) struct LeaseClock {
     state: Mutex<State>,

@@ -1,38 +1,18 @@
 //! Blocks about to be removed though their leases last: what happens to them meanwhile.
 //!
-//! **Invariants.** A block that was put or renewed here since its removal began stays: whoever
-//! sent it counts on this node. And [`Leaving::denies`] what is given up only because others
-//! hold it: of two nodes that give the same block up at once, neither may rely on the other. Each
-//! denies having it before it asks the other, so at least one of them is told no.
+//! **Invariants.** A block that was put or renewed here since its removal began stays: its sender
+//! counts on this node. And [`Leaving::denies`] what is dropped because others hold it: of two
+//! nodes that drop the same block at once neither may rely on the other, and nobody can prove
+//! to have a block with bytes got from here. Each denies having it before it asks the other, so
+//! at least one of them is told no.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard};
 
-use atoll_key::{Key, KeyRange};
+use atoll_key::Key;
 use atoll_store::{BlockStore, StoreError};
 
-/// Keys put while blocks are leaving that are remembered; after more, none is removed.
-const MAX_TOUCHED: usize = 16_384;
-
-/// What is leaving.
-#[derive(Debug)]
-pub(crate) enum Scope {
-    /// Some blocks of a range, which are given to others first.
-    Range(KeyRange),
-    /// These, as far as others are seen to hold them.
-    Keys(BTreeSet<Key>),
-}
-
-impl Scope {
-    fn contains(&self, key: &Key) -> bool {
-        match self {
-            Scope::Range(range) => range.contains(key),
-            Scope::Keys(keys) => keys.contains(key),
-        }
-    }
-}
-
-/// What is leaving, and what came in meanwhile. One scope at a time.
+/// What is leaving, and what came in meanwhile. One batch at a time.
 #[derive(Default)]
 pub(crate) struct Leaving {
     watch: Mutex<Option<Watch>>,
@@ -41,7 +21,7 @@ pub(crate) struct Leaving {
 }
 
 struct Watch {
-    scope: Scope,
+    keys: BTreeSet<Key>,
     touched: BTreeSet<Key>,
     removing: BTreeSet<Key>,
 }
@@ -56,11 +36,9 @@ impl Leaving {
     pub async fn keep(&self, keys: impl Iterator<Item = &Key>) {
         let mut leaving = false;
         if let Some(watch) = self.lock().as_mut() {
-            for key in keys.filter(|key| watch.scope.contains(key)) {
+            for key in keys.filter(|key| watch.keys.contains(*key)) {
                 leaving |= watch.removing.contains(key);
-                if watch.touched.len() <= MAX_TOUCHED {
-                    watch.touched.insert(*key);
-                }
+                watch.touched.insert(*key);
             }
         }
         if leaving {
@@ -71,16 +49,13 @@ impl Leaving {
     /// Whether others must not count on this node for a block.
     pub fn denies(&self, key: &Key) -> bool {
         let guard = self.lock();
-        guard.as_ref().is_some_and(|watch| match &watch.scope {
-            Scope::Range(_) => false,
-            Scope::Keys(keys) => keys.contains(key) && !watch.touched.contains(key),
-        })
+        guard.as_ref().is_some_and(|watch| watch.keys.contains(key) && !watch.touched.contains(key))
     }
 
     /// Begins to notice what comes in.
-    pub fn watch(&self, scope: Scope) {
+    pub fn watch(&self, keys: BTreeSet<Key>) {
         let (touched, removing) = (BTreeSet::new(), BTreeSet::new());
-        *self.lock() = Some(Watch { scope, touched, removing });
+        *self.lock() = Some(Watch { keys, touched, removing });
     }
 
     /// Removes those of `keys` that nobody has put or renewed since the watch began, and says
@@ -104,9 +79,7 @@ impl Leaving {
     /// Of `keys`, those that nobody has put since the watch began.
     fn untouched(&self, keys: Vec<Key>) -> Vec<Key> {
         let mut guard = self.lock();
-        let Some(watch) = guard.as_mut().filter(|w| w.touched.len() <= MAX_TOUCHED) else {
-            return Vec::new();
-        };
+        let Some(watch) = guard.as_mut() else { return Vec::new() };
         let untouched: Vec<Key> =
             keys.into_iter().filter(|key| !watch.touched.contains(key)).collect();
         watch.removing = untouched.iter().copied().collect();
@@ -130,10 +103,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_during_a_handing_over_stays() {
+    fn what_is_put_while_it_leaves_stays() {
         let leaving = Leaving::default();
-        leaving.keep([key(1)].iter()).now_or_never().expect("nothing is handed over");
-        leaving.watch(Scope::Range(KeyRange::new(key(0), key(9))));
+        leaving.keep([key(1)].iter()).now_or_never().expect("nothing leaves yet");
+        leaving.watch((1..9).map(key).collect());
         leaving.keep([key(2), key(20)].iter()).now_or_never().expect("nothing is removed yet");
         assert_eq!(leaving.untouched(vec![key(1), key(2), key(3)]), [key(1), key(3)]);
     }
@@ -141,23 +114,12 @@ mod tests {
     #[test]
     fn a_put_waits_for_the_removal_of_the_same_block() {
         let leaving = Leaving::default();
-        leaving.watch(Scope::Range(KeyRange::new(key(0), key(9))));
+        leaving.watch((1..9).map(key).collect());
         let gate = leaving.gate.lock().now_or_never().expect("free");
         leaving.untouched(vec![key(1)]);
         assert!(leaving.keep([key(2)].iter()).now_or_never().is_some());
         assert!(leaving.keep([key(1)].iter()).now_or_never().is_none(), "put before the removal");
         drop(gate);
         assert!(leaving.keep([key(1)].iter()).now_or_never().is_some());
-    }
-
-    #[test]
-    fn nothing_is_dropped_when_too_much_came_in_to_remember() {
-        let leaving = Leaving::default();
-        leaving.watch(Scope::Range(KeyRange::full()));
-        let many: Vec<Key> = (0..=MAX_TOUCHED as u32)
-            .map(|n| atoll_key::BlockHash::of(&n.to_be_bytes()).key())
-            .collect();
-        leaving.keep(many.iter()).now_or_never().expect("nothing is removed yet");
-        assert_eq!(leaving.untouched(vec![key(1)]), []);
     }
 }

@@ -9,7 +9,7 @@
 //! a cap, checked while it is read.
 
 mod charging;
-mod diversion;
+mod proving;
 
 use atoll_key::{BlockKind, Key, KeyRange};
 use atoll_net::header::{Capped, WirePeer};
@@ -20,7 +20,7 @@ use atoll_overlay::{Node, Route};
 use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
 
 pub use charging::{AskRoom, AskRoomReply, Confirm, ConfirmReply, Vouch, VouchReply, Vouched};
-pub use diversion::{Divert, DivertReply, Hold, HoldReply, There};
+pub use proving::{Proof, Prove, ProveReply};
 
 use crate::quota::{OverQuota, QuotaOf};
 use crate::receipt::WireReceipt;
@@ -49,9 +49,12 @@ pub const DIVERT: u16 = 0x0210;
 /// Ask for copies kept so, and for how many more there is room.
 pub const HOLD: u16 = 0x0211;
 
+/// Show that blocks are held.
+pub const PROVE: u16 = 0x020A;
+
 /// The most blocks in one `PUT` or `FETCH`.
 pub const MAX_BATCH_BLOCKS: usize = 256;
-/// The most keys in one `RENEW`.
+/// The most keys in one `RENEW`, `VOUCH` or `PROVE`.
 pub const MAX_RENEW_KEYS: usize = 1024;
 /// The most claims in one `RECONCILE`.
 pub const MAX_CLAIMS: usize = 64;
@@ -321,7 +324,7 @@ pub struct Renew {
     /// True: renew and tell the replicas, as root. False: only renew.
     #[n(2)]
     pub as_root: bool,
-    /// Of whoever renews. Without one the lease must be zero: a question.
+    /// Of whoever renews; leases are extended only for one.
     #[n(3)]
     pub receipt: Option<WireReceipt>,
 }
@@ -627,6 +630,9 @@ mod tests {
         round_trip(Vouch { keys: keys.to_vec() });
         let one = Vouched { version: 1, lease_secs: 2, publisher: [3; 16], ip: [4; 16] };
         round_trip(VouchReply { vouched: vec![Some(one), None].into() });
+        round_trip(Prove { nonce: [5; 32], keys: keys.to_vec() });
+        let proof = Proof { version: 1, lease_secs: 2, mac: [3; 32] };
+        round_trip(ProveReply { proofs: vec![Some(proof), None].into() });
         round_trip(Fetch { keys: vec![key(9)] });
         let there = There { key: key(9), holder: WirePeer(publisher) };
         round_trip(FetchReply { blocks: vec![header].into(), there: vec![there].into() });
@@ -691,6 +697,8 @@ mod tests {
             let _ = from_header::<Vouch>(&bytes);
             let _ = from_header::<VouchReply>(&bytes);
             let _ = from_header::<Fetch>(&bytes);
+            let _ = from_header::<Prove>(&bytes);
+            let _ = from_header::<ProveReply>(&bytes);
             let _ = from_header::<CacheCopy>(&bytes);
             let _ = from_header::<CacheReply>(&bytes);
             let _ = from_header::<FetchReply>(&bytes);

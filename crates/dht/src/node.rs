@@ -33,13 +33,12 @@ use crate::quorum::Background;
 use crate::quota::{Quota, QuotaConfig, QuotaReport};
 use crate::receipt::Attestor;
 use crate::repair_state::Repair;
-use crate::replicas::present_replicas;
-use crate::seen::SeenVersions;
-use crate::serve::Turns;
 use crate::stats::{Counters, DhtStats};
 use crate::status::RepairStatus;
+use crate::strays::Strays;
+use crate::turns::Turns;
 use crate::writes::Writes;
-use crate::{path_cache, repair, serve, store_blocks, upkeep};
+use crate::{path_cache, proof, repair, serve, store_blocks, upkeep};
 
 /// A node's part in the DHT. Cheap to clone; clones are the same node.
 #[derive(Clone)]
@@ -84,15 +83,15 @@ impl Dht {
             quota: Quota::new(config.quota),
             confirmations: Confirmations::default(),
             counters: Counters::default(),
-            repair: Repair::remembering(&*durable, config.replicas),
-            losses: Losses::default(),
-            strays: Leaving::default(),
+            repair: Repair::default(),
+            strays: Strays::default(),
             leaving: Leaving::default(),
             giving_up: futures_util::lock::Mutex::default(),
             cache: Mutex::new(cache),
             hedges: HedgeBudget::default(),
             fetch_times: Arc::default(),
-            turns: Turns::default(),
+            comparing: Turns::new(serve::COMPARING),
+            proving: Turns::new(proof::LIMITS),
             writes: Writes::default(),
             put_times: Arc::default(),
             background: Background::default(),
@@ -239,6 +238,7 @@ impl Service for Dht {
                 messages::CONFIRM => serve::confirm(&inner, &request),
                 messages::ROOM => serve::room(&inner, &request),
                 messages::VOUCH => serve::vouch(&inner, &request),
+                messages::PROVE => serve::prove(&inner, from, request).await,
                 messages::CACHE => serve::cache(&inner, from, request),
                 messages::DIVERT => diversion::serve_divert(&inner, from, request).await,
                 messages::HOLD => diversion::serve_hold(&inner, from, request).await,

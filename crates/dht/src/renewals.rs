@@ -1,5 +1,4 @@
-//! Extending leases (CFS §5.5: "Publishers must periodically refresh their blocks"), and
-//! asking which blocks are held, which is the same without a lease.
+//! Extending leases (CFS §5.5: "Publishers must periodically refresh their blocks").
 //!
 //! Whoever extends a block's lease is charged for it from then on, so it takes a receipt, and
 //! room if the block was somebody else's.
@@ -24,22 +23,15 @@ use crate::receipt::BAD_RECEIPT;
 use crate::replicas::{expected_replicas, replica_set, seats_of};
 use crate::witness::ask_to_renew;
 
-/// Extends leases on this node and, as root, at its replicas. A lease of zero is only a
-/// question.
+/// Extends leases on this node and, as root, at its replicas.
 pub(crate) async fn renew_here(
     inner: &Arc<Inner>,
     origin: &Origin,
     renew: &Renew,
 ) -> Result<RenewReply, Refusal> {
-    if renew.lease_secs > 0 && matches!(origin, Origin::Bearer) {
-        return Err(Refusal::new(BAD_RECEIPT, "leases are extended only for a receipt"));
-    }
-    if renew.lease_secs > 0 {
-        inner.leaving.keep(renew.keys.iter()).await;
-    }
+    inner.leaving.keep(renew.keys.iter()).await;
     if !renew.as_root {
-        inner.strays.keep(renew.keys.iter()).await;
-        return renew_alone(inner, origin, renew).await;
+        return renew_alone(inner, origin, renew);
     }
     let RenewReply { mut held, mut over } = renew_alone(inner, origin, renew).await?;
     let parts = seats_of(inner, &renew.keys).into_iter().map(|(seat, indices)| {
@@ -73,13 +65,7 @@ fn renew_stored(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<RenewRe
     let internal = |e: StoreError| Refusal::new(Refusal::INTERNAL, e.to_string());
     let now = inner.env.unix_ms() / 1000;
     let Origin::Publisher { receipt, owner } = origin else {
-        // Only a question: whoever asks keeps nothing alive.
-        let held = |key| {
-            let held = inner.store.info(key)?;
-            Ok(u8::from(held.is_some() && !inner.leaving.denies(key)))
-        };
-        let held: Result<Vec<u8>, StoreError> = renew.keys.iter().map(held).collect();
-        return Ok(RenewReply { held: held.map_err(internal)?, over: None });
+        return Err(Refusal::new(BAD_RECEIPT, "leases are extended only for a receipt"));
     };
     let lease_secs = receipt.lease_left_secs(now, renew.lease_secs).unwrap_or(0);
     let mut reply = RenewReply { held: vec![0; renew.keys.len()], over: None };

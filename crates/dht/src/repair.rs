@@ -9,8 +9,10 @@
 //! neighbourhood has changed and settled, when something was noticed missing, and every
 //! so often.
 //!
-//! A block this node holds without being among its replica set any more, a *stray*, is
-//! given to its root and dropped once the replica set has it (`strays`).
+//! A block this node holds without being among its replica set any more, a *stray*, is given to
+//! the set, and dropped after a time of grace when the set proves to have it (`strays`). One node
+//! that fails, refuses or is full affects the work with that node only (`docs/design/dht.md`,
+//! rule R5).
 //!
 //! What it does not know: which blocks belong together, or whether anybody wants them.
 
@@ -23,7 +25,7 @@ use atoll_key::{KeyRange, PeerId};
 use atoll_overlay::Node;
 use futures_util::future::{select, select_all};
 
-use crate::exchange::{ExchangeError, Given, count, reconcile_with};
+use crate::exchange::{Given, Outcome, count, reconcile_with};
 use crate::inner::Inner;
 use crate::lookup::{Found, find};
 use crate::repair_state::{Duties, duties_of};
@@ -58,12 +60,9 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         inner.repair.remember_expected(&*inner.durable).await;
         seen = Some(inner.overlay.epoch());
         let again_after = match round(&inner).await {
-            Ok(Ended::Equal | Ended::Stuck) => continue,
-            Ok(Ended::Moving) => AGAIN,
-            Err(error) => {
-                tracing::info!(%error, "repair could not finish a round; it will try again");
-                RETRY
-            }
+            Ended::Equal | Ended::Stuck => continue,
+            Ended::Moving => AGAIN,
+            Ended::Unfinished => RETRY,
         };
         sleep(&*inner.env, jittered(&*inner.env, again_after)).await;
         seen = None;
@@ -90,49 +89,81 @@ async fn settle(inner: &Inner) {
 }
 
 /// How a round ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Ended {
     /// No replica differs, or this node is the root of nothing yet.
     Equal,
     /// Blocks were still being copied in the last pass.
     Moving,
-    /// What differs cannot be copied, for want of room.
+    /// What differs cannot be copied at present: for want of room, or with a node that is left
+    /// alone for a while.
     Stuck,
+    /// Some replica could not be compared.
+    Unfinished,
 }
 
-/// One round: compare and copy until nothing differs; then give strays away.
-async fn round(inner: &Arc<Inner>) -> Result<Ended, ExchangeError> {
+/// One round: compare and copy until nothing differs, and give strays away.
+async fn round(inner: &Arc<Inner>) -> Ended {
     refetch_damaged(inner).await;
     let mut given: BTreeMap<PeerId, Given> = BTreeMap::new();
-    for _pass in 0..MAX_PASSES {
-        let duties = duties_of(&inner.overlay.neighbourhoods(), inner.config.replicas);
+    let (mut ended, mut duties);
+    let mut passes = 0;
+    loop {
+        duties = duties_of(&inner.overlay.neighbourhoods(), inner.config.replicas);
         if duties.scopes.is_empty() {
-            return Ok(Ended::Equal);
+            return Ended::Equal;
         }
-        let (mut moved, mut left, mut failed) = (0, 0, None);
-        for (replica, ranges) in by_replica(&duties) {
-            let given = given.entry(replica.peer.id).or_default();
-            match reconcile_with(inner, &replica, ranges, given).await {
-                Ok(outcome) => {
-                    moved += outcome.moved;
-                    left += outcome.left;
-                }
-                // The others can still be supplied.
-                Err(error) => failed = Some(error),
-            }
-        }
-        finish_pass(inner, &duties, moved + left == 0 && failed.is_none()).await?;
-        if let Some(error) = failed {
-            return Err(error);
-        }
-        if moved == 0 && left == 0 {
-            hand_over_strays(inner, &duties).await?;
-            return Ok(Ended::Equal);
-        }
-        if moved == 0 {
-            return Ok(Ended::Stuck);
+        ended = pass(inner, &duties, &mut given).await;
+        passes += 1;
+        if ended != Ended::Moving || passes == MAX_PASSES {
+            break;
         }
     }
-    Ok(Ended::Moving)
+    // Whatever became of the replicas: strays are other nodes' blocks.
+    match hand_over_strays(inner, &duties).await {
+        Ok(true) if ended == Ended::Equal => Ended::Moving,
+        Ok(_) => ended,
+        Err(error) => {
+            tracing::warn!(%error, "strays could not be gone through");
+            Ended::Unfinished
+        }
+    }
+}
+
+/// Compares with each replica once, and copies what differs. One that fails delays no other.
+async fn pass(inner: &Arc<Inner>, duties: &Duties, given: &mut BTreeMap<PeerId, Given>) -> Ended {
+    let mut sum = Outcome::default();
+    let mut is_unfinished = false;
+    let mut replicas = by_replica(duties);
+    // The others first: one that misbehaves can take minutes.
+    replicas.sort_by_key(|(replica, _)| !inner.repair.is_fit(&replica.peer.id, inner.env.now()));
+    for (replica, ranges) in replicas {
+        let id = replica.peer.id;
+        let outcome = reconcile_with(inner, &replica, ranges, given.entry(id).or_default()).await;
+        match outcome {
+            Ok(outcome) => {
+                sum.moved += outcome.moved;
+                sum.left += outcome.left;
+            }
+            Err(error) => {
+                tracing::info!(%error, ?replica, "a replica could not be compared");
+                if error.is_misbehaviour() {
+                    inner.repair.set_back(id, inner.env.now());
+                    sum.left += 1;
+                } else {
+                    is_unfinished = true;
+                }
+            }
+        }
+    }
+    let ended = match sum {
+        _ if is_unfinished => Ended::Unfinished,
+        Outcome { moved: 0, left: 0 } => Ended::Equal,
+        Outcome { moved: 0, .. } => Ended::Stuck,
+        _ => Ended::Moving,
+    };
+    finish_pass(inner, duties, ended == Ended::Equal).await;
+    ended
 }
 
 /// The other nodes that should hold copies, and of which ranges: one exchange with each,
@@ -163,11 +194,13 @@ async fn refetch_damaged(inner: &Arc<Inner>) {
     }
 }
 
-async fn finish_pass(inner: &Inner, duties: &Duties, equal: bool) -> Result<(), ExchangeError> {
+async fn finish_pass(inner: &Inner, duties: &Duties, is_equal: bool) {
     let mut root_blocks = 0;
     for scope in &duties.scopes {
-        root_blocks += count(inner, scope.range).await?;
+        match count(inner, scope.range).await {
+            Ok(count) => root_blocks += count,
+            Err(error) => tracing::error!(%error, "the blocks of a range could not be counted"),
+        }
     }
-    inner.repair.pass_ended(equal.then_some(duties), root_blocks, inner.env.unix_ms());
-    Ok(())
+    inner.repair.pass_ended(is_equal.then_some(duties), root_blocks, inner.env.unix_ms());
 }

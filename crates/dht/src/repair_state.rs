@@ -28,12 +28,16 @@ struct Expected {
 /// Damaged blocks remembered one by one.
 const MAX_DAMAGED: usize = 4096;
 
-/// Replicas remembered that acknowledged blocks and did not keep them.
-const MAX_FORGETFUL: usize = 256;
-/// How long such a replica is given nothing; twice as long each time. Guesses.
-const FORGETFUL_FOR: Duration = Duration::from_secs(60);
+/// Nodes remembered that failed, had no room, or did not keep what they acknowledged.
+const MAX_SET_BACK: usize = 256;
+/// How long such a node is left alone; twice as long each time. Guesses.
+const SET_BACK_FOR: Duration = Duration::from_secs(60);
 /// At most so many doublings.
 const MAX_STRIKES: u32 = 8;
+/// Blocks remembered that a node refused.
+const MAX_DECLINED: usize = 8192;
+/// How long such a block is not offered to it again. A guess.
+const DECLINED_FOR: Duration = Duration::from_secs(3600);
 
 /// What a root is responsible for: its range, and who else should hold copies of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -104,9 +108,11 @@ struct State {
     expected: usize,
     /// Since when there have been fewer than that, and the most there have been since.
     fewer: Option<(Instant, usize)>,
-    /// Replicas that acknowledged blocks and did not keep them: how often, and until when
-    /// they are given nothing.
-    forgetful: BTreeMap<PeerId, (u32, Instant)>,
+    /// Nodes that failed, had no room, or did not keep what they acknowledged: how often in a
+    /// row, and until when they are left alone. This node, if its own store takes nothing.
+    set_back: BTreeMap<PeerId, (u32, Instant)>,
+    /// Blocks that a node refused, and until when they are not offered to it.
+    declined: BTreeMap<(PeerId, Key), Instant>,
 }
 
 impl Repair {
@@ -147,25 +153,52 @@ impl Repair {
         std::mem::take(&mut self.lock().damaged)
     }
 
-    /// Whether `replica` may be given blocks, as far as it has kept those it was given.
-    pub fn may_give(&self, replica: &PeerId, now: Instant) -> bool {
-        self.lock().forgetful.get(replica).is_none_or(|(_, until)| *until <= now)
+    /// Whether `node` may be given work, as far as it has not failed of late.
+    pub fn is_fit(&self, node: &PeerId, now: Instant) -> bool {
+        self.lock().set_back.get(node).is_none_or(|(_, until)| *until <= now)
     }
 
-    /// `replica` acknowledged blocks and does not have them.
-    pub fn forgot(&self, replica: PeerId, now: Instant) {
+    /// `node` failed, has no room, or has not kept what it acknowledged: it is left alone for a
+    /// while.
+    pub fn set_back(&self, node: PeerId, now: Instant) {
         let mut state = self.lock();
-        if state.forgetful.len() >= MAX_FORGETFUL {
-            state.forgetful.pop_first();
+        if state.set_back.len() >= MAX_SET_BACK && !state.set_back.contains_key(&node) {
+            state.set_back.pop_first();
         }
-        let (strikes, until) = state.forgetful.entry(replica).or_default();
-        *until = now + FORGETFUL_FOR * 2u32.pow(*strikes);
+        let (strikes, until) = state.set_back.entry(node).or_default();
+        if *until > now {
+            return;
+        }
+        *until = now + SET_BACK_FOR * 2u32.pow(*strikes);
         *strikes = (*strikes + 1).min(MAX_STRIKES);
     }
 
-    /// `replica` has all that it should have.
-    pub fn kept(&self, replica: &PeerId) {
-        self.lock().forgetful.remove(replica);
+    /// `node` has all that it should have.
+    pub fn kept(&self, node: &PeerId) {
+        self.lock().set_back.remove(node);
+    }
+
+    /// `node` refused a block. Beyond [`MAX_DECLINED`] it is left alone as a whole.
+    pub fn decline(&self, node: PeerId, key: Key, now: Instant) {
+        let is_remembered = {
+            let mut state = self.lock();
+            if state.declined.len() >= MAX_DECLINED {
+                state.declined.retain(|_, until| *until > now);
+            }
+            let has_room = state.declined.len() < MAX_DECLINED;
+            if has_room {
+                state.declined.insert((node, key), now + DECLINED_FOR);
+            }
+            has_room
+        };
+        if !is_remembered {
+            self.set_back(node, now);
+        }
+    }
+
+    /// Whether a block may be offered to `node`: it has not refused it of late.
+    pub fn may_offer(&self, node: &PeerId, key: &Key, now: Instant) -> bool {
+        self.lock().declined.get(&(*node, *key)).is_none_or(|until| *until <= now)
     }
 
     /// A pass over all replicas has ended; `equal` are the duties if none differed.

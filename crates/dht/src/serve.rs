@@ -2,11 +2,9 @@
 //!
 //! Requests are decoded with caps, and their lengths checked, before anything is done.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_key::{Key, PeerId};
+use atoll_key::Key;
 use atoll_net::header::Capped;
 use atoll_net::{Peer, Refusal, Reply, Request};
 use atoll_overlay::Route;
@@ -20,15 +18,17 @@ use crate::exchange;
 use crate::inner::{Block, Inner, REPLY_BYTES, note_store_error};
 use crate::messages::{
     AskRoom, AskRoomReply, BlockHeader, Confirm, Fetch, FetchReply, LookupReply, LookupStep,
-    MAX_BATCH_BLOCKS, Put, PutReply, Reconcile, ReconcileReply, Renew, Vouch, from_header,
+    MAX_BATCH_BLOCKS, Prove, Put, PutReply, Reconcile, ReconcileReply, Renew, Vouch, from_header,
     to_header,
 };
 use crate::path_cache;
+use crate::proof;
 use crate::quota::{Room, Want};
 use crate::reconcile;
 use crate::renewals::renew_here;
 use crate::replicas::{store_as_root, store_put};
 use crate::stats::add;
+use crate::turns::Limits;
 
 pub(crate) fn reply(header: Bytes, parts: Vec<Bytes>) -> Reply {
     Reply { header, parts }
@@ -37,25 +37,29 @@ pub(crate) fn reply(header: Bytes, parts: Vec<Bytes>) -> Reply {
 /// Blocks looked at for one `RECONCILE` before further claims are left unanswered. A guess:
 /// some milliseconds of work.
 const MAX_VISITED: u64 = 16_384;
+/// What comparing may cost, blocks looked at a second. Guesses: a look takes about half a
+/// microsecond, so together some tenths of a core.
+pub(crate) const COMPARING: Limits =
+    Limits { at_once: 4, peer: 50_000, strangers: 100_000, acquaintances: 200_000 };
 
 /// `lookup_step`: the block, or where to ask next.
 pub(crate) async fn lookup_step(inner: &Inner, request: Request) -> Result<Reply, Refusal> {
     let LookupStep { key, as_root, cached_ms } = from_header(&request.header)?;
     match inner.store.get(&key).await {
-        Ok(Some(block)) => {
+        Ok(Some(block)) if !inner.leaving.denies(&key) => {
             add(&inner.counters.served, 1);
             add(&inner.counters.served_bytes, block.bytes.len() as u64);
             let found = LookupReply::Found(inner.header_of(&block.info));
             return Ok(reply(to_header(&found), vec![block.bytes]));
         }
-        Ok(None) => {}
+        Ok(_) => {}
         Err(error) => note_store_error(inner, &error),
     }
     if let Some(there) = follow::there(inner, &key).await {
         return Ok(reply(to_header(&LookupReply::There(there.holder.0)), Vec::new()));
     }
     // Whoever asks a root or a replica asks for what is stored, and must learn if it is not.
-    let cached_ms = cached_ms.filter(|_| !as_root);
+    let cached_ms = cached_ms.filter(|_| !as_root && !inner.leaving.denies(&key));
     if let Some(max_age_ms) = cached_ms
         && let Some((found, bytes)) =
             path_cache::serve(inner, &key, Duration::from_millis(max_age_ms))
@@ -138,6 +142,12 @@ pub(crate) fn vouch(inner: &Inner, request: &Request) -> Result<Reply, Refusal> 
     Ok(reply(to_header(&copies::vouch(inner, &asked)?), Vec::new()))
 }
 
+/// Shows that blocks are held.
+pub(crate) async fn prove(inner: &Inner, from: Peer, request: Request) -> Result<Reply, Refusal> {
+    let asked: Prove = from_header(&request.header)?;
+    Ok(reply(to_header(&proof::prove(inner, &from, &asked).await?), Vec::new()))
+}
+
 /// Takes a copy for the cache.
 pub(crate) fn cache(inner: &Inner, from: Peer, request: Request) -> Result<Reply, Refusal> {
     let taken = path_cache::take(inner, &from, &request)?;
@@ -151,7 +161,7 @@ pub(crate) async fn fetch(inner: &Inner, request: Request) -> Result<Reply, Refu
     let mut there = Vec::new();
     for key in keys.iter().take(MAX_BATCH_BLOCKS) {
         match inner.store.get(key).await {
-            Ok(Some(block)) => {
+            Ok(Some(block)) if !inner.leaving.denies(key) => {
                 if total > 0 && total + block.bytes.len() > REPLY_BYTES {
                     break;
                 }
@@ -159,7 +169,7 @@ pub(crate) async fn fetch(inner: &Inner, request: Request) -> Result<Reply, Refu
                 headers.push(inner.header_of(&block.info));
                 parts.push(block.bytes);
             }
-            Ok(None) => there.extend(follow::there(inner, key).await),
+            Ok(_) => {}
             Err(error) => note_store_error(inner, &error),
         }
     }
@@ -167,29 +177,6 @@ pub(crate) async fn fetch(inner: &Inner, request: Request) -> Result<Reply, Refu
     add(&inner.counters.served_bytes, total as u64);
     let answer = FetchReply { blocks: headers.into(), there: there.into() };
     Ok(reply(to_header(&answer), parts))
-}
-
-/// Peers whose claims are being answered: comparing costs whoever answers more than whoever
-/// asks, so each peer has one request answered at a time.
-#[derive(Debug, Default)]
-pub(crate) struct Turns(Mutex<BTreeSet<PeerId>>);
-
-/// A peer's turn, until this is dropped.
-struct Turn<'a>(&'a Turns, PeerId);
-
-impl Turns {
-    /// Takes its turn; `None` while an earlier request of the same peer is being answered.
-    fn take(&self, peer: PeerId) -> Option<Turn<'_>> {
-        let mut answering = self.0.lock().expect("no holder of this lock panics");
-        // Not `then_some`: a turn that is made and not given would end the earlier one.
-        answering.insert(peer).then(|| Turn(self, peer))
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.0.0.lock().expect("no holder of this lock panics").remove(&self.1);
-    }
 }
 
 /// Compares ranges. At least one claim is answered, however many blocks that takes to look
@@ -200,15 +187,15 @@ pub(crate) async fn reconcile(
     request: Request,
 ) -> Result<Reply, Refusal> {
     let Reconcile { salt, claims } = from_header(&request.header)?;
-    let Some(_turn) = inner.turns.take(from.id) else {
-        return Err(Refusal::new(Refusal::OVERLOADED, "one comparison at a time"));
-    };
+    let is_acquaintance = inner.is_acquaintance(&from.id);
+    let turn = inner.comparing.take(from.id, is_acquaintance, inner.env.now())?;
     let mut answers = Vec::with_capacity(claims.len());
     let (mut estimated_bytes, mut visited) = (0, 0);
     for claim in claims {
         let (answer, looks) = exchange::answer(inner, &salt, &claim)
             .await
             .map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
+        turn.spend(looks, inner.env.now());
         visited += looks;
         estimated_bytes += match &answer {
             reconcile::Answer::Same => 8,
@@ -225,19 +212,4 @@ pub(crate) async fn reconcile(
         }
     }
     Ok(reply(to_header(&ReconcileReply { answers }), Vec::new()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_peer_has_one_comparison_answered_at_a_time() {
-        let turns = Turns::default();
-        let (one, other) = (PeerId([1; 32]), PeerId([2; 32]));
-        let turn = turns.take(one);
-        assert!(turn.is_some() && turns.take(one).is_none() && turns.take(other).is_some());
-        drop(turn);
-        assert!(turns.take(one).is_some());
-    }
 }

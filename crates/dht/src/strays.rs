@@ -1,152 +1,323 @@
 //! Blocks that a node holds without belonging to their replica set any more (CFS §5.1).
 //!
 //! They are left over when a node joins before this one, when one of this node's virtual
-//! servers leaves its position (§5.3), or by chance. They are given to their root, and
-//! dropped once it says that a majority of the replica set has them and one of the set
-//! bears it out; until then whoever asks here gets them.
+//! servers leaves its position (§5.3), or when a replica set comes back after others have taken
+//! its place. They are given to the members of the set that lack them, kept for days of grace,
+//! and dropped when the set proves to hold them (`docs/design/dht.md`, rules R1, R2). Until then
+//! whoever asks here gets them.
 //!
-//! **Invariant:** a block that was put or renewed here while its handing over was under way
-//! stays: whoever sent it counts on this node. [`Leaving`] sees to that.
+//! The ring is gone through root by root. Each range has times of its own: one whose root fails
+//! or refuses does not delay another. A round looks at [`MAX_RANGES`] ranges and [`MAX_PAGES`]
+//! pages of blocks at most, and the next goes on from there.
 
-use atoll_env::random_below;
-use atoll_key::{BlockKind, Key, KeyRange};
-use atoll_net::Request;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use atoll_env::Instant;
+use atoll_key::{Key, KeyRange};
 use atoll_overlay::{Node, distinct_peers};
 use atoll_store::BlockInfo;
 
 use crate::diversion;
 use crate::exchange::{ExchangeError, give};
+use crate::giving_up::drop_proven;
 use crate::inner::Inner;
-use crate::leaving::Scope;
-use crate::messages::{self, MAX_RENEW_KEYS, Renew, RenewReply, from_header, to_header};
+use crate::lease_clock::least_lease;
+use crate::messages::MAX_BATCH_BLOCKS;
 use crate::reconcile::Item;
 use crate::repair_state::Duties;
+use crate::witness::ask;
 
-/// Gives blocks this node should no longer hold to their roots, then drops them.
-pub(crate) async fn hand_over_strays(inner: &Inner, duties: &Duties) -> Result<(), ExchangeError> {
+/// Ranges remembered; of more, the grace of some begins again.
+const MAX_STRAY_RANGES: usize = 4096;
+/// Ranges looked at in a round.
+const MAX_RANGES: usize = 64;
+/// Pages of blocks looked at in a round.
+const MAX_PAGES: usize = 256;
+/// How long a range is left alone when its replica set has what it should have. A guess.
+const RECHECK: Duration = Duration::from_secs(600);
+/// How long otherwise; twice as long each time.
+const RETRY: Duration = Duration::from_secs(60);
+/// At most so many doublings: about an hour.
+const MAX_DOUBLINGS: u32 = 6;
+/// Grace in a store that is nearly full. A guess: longer than a reboot.
+const SHORT_GRACE: Duration = Duration::from_secs(600);
+/// A store is nearly full from so many hundredths of its capacity on.
+const NEARLY_FULL_PERCENT: u64 = 90;
+
+/// The ranges of strays, by the position of their roots.
+#[derive(Default)]
+pub(crate) struct Strays(Mutex<BTreeMap<Key, Stray>>);
+
+/// A range of strays.
+#[derive(Clone, Copy, Debug)]
+struct Stray {
+    /// Where it begins; it ends at its root.
+    after: Key,
+    /// Since when this node has not belonged to its replica set, as far as it knows.
+    since: Instant,
+    /// When it is due to be looked at.
+    next_at: Instant,
+    /// How often in a row its replica set did not have what it should.
+    failures: u32,
+    /// Up to where a look that was interrupted had come.
+    resume: Option<Key>,
+}
+
+impl Strays {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, Stray>> {
+        self.0.lock().expect("no holder of this lock panics")
+    }
+
+    /// The range that `key` was in at the last look.
+    fn containing(&self, key: &Key) -> Option<(Key, Stray)> {
+        let ranges = self.lock();
+        let (root, stray) = ranges.range(*key..).next().or_else(|| ranges.iter().next())?;
+        KeyRange::new(stray.after, *root).contains(key).then_some((*root, *stray))
+    }
+
+    /// The range of `root` that begins with `key`: as it was, or as part of one it was in.
+    fn enter(&self, key: &Key, root: Key, now: Instant) -> Stray {
+        let fresh = Stray { after: *key, since: now, next_at: now, failures: 0, resume: None };
+        let known = self.lock().get(&root).copied();
+        let around =
+            || self.containing(key).map(|(_, around)| Stray { since: around.since, ..fresh });
+        let stray = known.or_else(around).unwrap_or(fresh);
+        Stray { after: key.previous(), ..stray }
+    }
+
+    fn put(&self, root: Key, stray: Stray, now: Instant) {
+        let mut ranges = self.lock();
+        if ranges.len() >= MAX_STRAY_RANGES && !ranges.contains_key(&root) {
+            let due = ranges.iter().find(|(_, stray)| stray.next_at <= now).map(|(root, _)| *root);
+            let out = due.or_else(|| ranges.keys().next().copied());
+            out.map(|out| ranges.remove(&out));
+        }
+        ranges.insert(root, stray);
+    }
+
+    fn forget(&self, root: &Key) {
+        self.lock().remove(root);
+    }
+}
+
+/// What a round may still do for strays.
+struct Budget {
+    ranges: usize,
+    pages: usize,
+}
+
+/// Gives blocks this node should no longer hold to those who should, and drops them after their
+/// grace. Whether some are left for the next round.
+pub(crate) async fn hand_over_strays(
+    inner: &Inner,
+    duties: &Duties,
+) -> Result<bool, ExchangeError> {
     let scopes = &duties.scopes;
     if !duties.complete || scopes.is_empty() || scopes[0].range.is_full() {
-        return Ok(());
+        return Ok(false);
     }
+    let mut budget = Budget { ranges: MAX_RANGES, pages: MAX_PAGES };
     for (i, scope) in scopes.iter().enumerate() {
         let next = &scopes[(i + 1) % scopes.len()];
         if scope.range.upto != next.range.after {
             let gap = KeyRange::new(scope.range.upto, next.range.after);
-            let ended = hand_over_gap(inner, gap).await;
-            inner.strays.end();
-            ended?;
+            hand_over_gap(inner, gap, &mut budget).await?;
         }
     }
-    Ok(())
+    Ok(budget.ranges == 0 || budget.pages == 0)
 }
 
 /// Goes through the blocks held in a part of the ring where this node is no root.
-async fn hand_over_gap(inner: &Inner, gap: KeyRange) -> Result<(), ExchangeError> {
+async fn hand_over_gap(
+    inner: &Inner,
+    gap: KeyRange,
+    budget: &mut Budget,
+) -> Result<(), ExchangeError> {
     let mut cursor = gap.after;
-    while cursor != gap.upto {
+    while cursor != gap.upto && budget.ranges > 0 && budget.pages > 0 {
         let elsewhere = KeyRange::new(cursor, gap.upto);
-        let Some(first) = inner.store.list(elsewhere, 1)?.first().copied() else {
-            return Ok(());
+        let Some(first) = inner.store.list(elsewhere, 1)?.first().copied() else { break };
+        let now = inner.env.now();
+        let known = inner.strays.containing(&first.key).filter(|(_, stray)| stray.next_at > now);
+        cursor = match known {
+            Some((root, _)) => root,
+            None => {
+                budget.ranges -= 1;
+                hand_over_first(inner, &first.key, elsewhere, budget).await?
+            }
         };
-        let Ok(nodes) = inner.root_list(&first.key).await else { return Ok(()) };
-        let Some(root) = nodes.first().copied() else { return Ok(()) };
-        if inner.is_me(&root) || !elsewhere.contains(&root.id.0) {
-            // The ring has changed under us: only the next round can tell.
-            return Ok(());
+        if !elsewhere.contains(&cursor) {
+            break;
         }
-        let replica_set = distinct_peers(&nodes, inner.config.replicas);
-        let full = replica_set.len() == inner.config.replicas;
-        if full && !replica_set.iter().any(|node| inner.is_me(node)) {
-            let others: Vec<Node> = replica_set.into_iter().skip(1).collect();
-            hand_over(inner, &root, &others, KeyRange::new(cursor, root.id.0)).await?;
-        }
-        cursor = root.id.0;
     }
     Ok(())
 }
 
-/// Gives all blocks of `range` to their root and drops those it has, as far as one of the
-/// others bears it out.
-async fn hand_over(
+/// Hands over the blocks of the root of `first`, and says where the next root's begin.
+async fn hand_over_first(
     inner: &Inner,
-    root: &Node,
-    others: &[Node],
-    range: KeyRange,
-) -> Result<(), ExchangeError> {
-    let mut todo = Some(range);
-    while let Some(range) = todo {
-        inner.strays.watch(Scope::Range(range));
-        let mut infos = inner.store.list(range, MAX_RENEW_KEYS)?;
-        todo = match infos.last() {
-            Some(last) if infos.len() == MAX_RENEW_KEYS && last.key != range.upto => {
+    first: &Key,
+    elsewhere: KeyRange,
+    budget: &mut Budget,
+) -> Result<Key, ExchangeError> {
+    // Where a root is not found those after it may be.
+    let Ok(nodes) = inner.root_list(first).await else { return Ok(*first) };
+    let Some(root) = nodes.first().copied() else { return Ok(*first) };
+    if inner.is_me(&root) || !elsewhere.contains(&root.id.0) {
+        // The ring has changed under us: only the next round can tell.
+        return Ok(elsewhere.upto);
+    }
+    let set = distinct_peers(&nodes, inner.config.replicas);
+    if set.len() < inner.config.replicas || set.iter().any(|node| inner.is_me(node)) {
+        inner.strays.forget(&root.id.0);
+        return Ok(root.id.0);
+    }
+    let mut stray = inner.strays.enter(first, root.id.0, inner.env.now());
+    let is_over = inner.env.now().since(stray.since) >= grace(inner);
+    let mut rest = Some(KeyRange::new(stray.resume.take().unwrap_or(stray.after), root.id.0));
+    let mut is_settled = stray.failures == 0 || stray.resume.is_none();
+    while let Some(range) = rest.filter(|_| budget.pages > 0) {
+        budget.pages -= 1;
+        let infos = inner.store.list(range, MAX_BATCH_BLOCKS)?;
+        is_settled &= hand_over_page(inner, &set, &infos, is_over).await?;
+        rest = match infos.last() {
+            Some(last) if infos.len() == MAX_BATCH_BLOCKS && last.key != range.upto => {
                 Some(KeyRange::new(last.key, range.upto))
             }
             _ => None,
         };
-        // What is kept for a member of the set is where it belongs.
-        infos.retain(|info| !diversion::is_held_for_others(inner, &info.key));
-        if infos.is_empty() {
-            continue;
-        }
-        let settled = settle_at(inner, root, &infos).await?;
-        let settled = borne_out(inner, others, settled).await?;
-        let gone = inner.strays.remove_untouched(&*inner.store, settled).await?;
-        if !gone.is_empty() {
-            tracing::info!(count = gone.len(), ?root, "handed blocks over to their root");
-        }
     }
-    Ok(())
+    let now = inner.env.now();
+    stray.failures = if is_settled { 0 } else { stray.failures + 1 };
+    let doublings = stray.failures.saturating_sub(1).min(MAX_DOUBLINGS);
+    stray.next_at = match rest {
+        Some(range) => {
+            stray.resume = Some(range.after);
+            now
+        }
+        None if is_settled => {
+            now + RECHECK.min(grace(inner).saturating_sub(now.since(stray.since)))
+        }
+        None => now + RETRY * 2u32.pow(doublings),
+    };
+    inner.strays.put(root.id.0, stray, now);
+    Ok(root.id.0)
 }
 
-/// Gives the root what its replica set lacks; the blocks that a majority of it has then.
-async fn settle_at(
+/// How long strays are kept after they have been given away.
+fn grace(inner: &Inner) -> Duration {
+    let usage = inner.store.usage();
+    let threshold = usage.capacity_bytes / 100 * NEARLY_FULL_PERCENT;
+    let is_nearly_full = usage.disk_bytes >= threshold;
+    if is_nearly_full {
+        inner.config.stray_grace.min(SHORT_GRACE)
+    } else {
+        inner.config.stray_grace
+    }
+}
+
+/// Gives the replica set what it lacks of a page of blocks; if their grace `is_over`, drops those
+/// that it proves to hold. Whether nothing is left to do for them at present.
+async fn hand_over_page(
     inner: &Inner,
-    root: &Node,
+    set: &[Node],
     infos: &[BlockInfo],
-) -> Result<Vec<Key>, ExchangeError> {
-    let keys: Vec<_> = infos.iter().map(|info| info.key).collect();
-    let count = keys.len();
-    let header = to_header(&Renew { keys, lease_secs: 0, as_root: true, receipt: None });
-    let request = Request { method: messages::RENEW, header, parts: Vec::new() };
-    let held = from_header::<RenewReply>(&inner.call(root, request).await?.header)?.held;
-    if held.len() != count {
-        return Err(ExchangeError::IllFormed);
+    is_over: bool,
+) -> Result<bool, ExchangeError> {
+    // What has expired goes its own way.
+    let live = infos.iter().filter(|info| inner.lease_left(info) > 0);
+    let live: Vec<BlockInfo> = live.copied().collect();
+    if live.is_empty() {
+        return Ok(true);
     }
-    let (mut settled, mut offered) = (Vec::new(), Vec::new());
-    for (info, state) in infos.iter().zip(held) {
-        // A signed block is always offered: the root may hold an older version.
-        if state == 1 && info.kind == BlockKind::Content {
-            settled.push(info.key);
-        } else if inner.lease_left(info) > 0 {
-            offered.push(Item { key: info.key, version: info.version });
-        }
+    let is_settled = give_to_set(inner, set, &live).await;
+    if !is_over {
+        return Ok(is_settled);
     }
-    let outcome = give(inner, root, &offered, true).await?;
-    if outcome.moved == offered.len() as u64 {
-        settled.extend(offered.iter().map(|item| item.key));
+    let gone = drop_proven(inner, set, &live).await?;
+    if !gone.is_empty() {
+        tracing::info!(count = gone.len(), root = ?set[0], "handed blocks over to their replicas");
     }
-    Ok(settled)
+    Ok(gone.len() == live.len())
 }
 
-/// Of the blocks that a root says its replica set has, those that one of the set, chosen
-/// at random, holds too: a root that lies alone cannot have copies dropped. What is not
-/// borne out is kept until the next round asks somebody else.
-async fn borne_out(
-    inner: &Inner,
-    others: &[Node],
-    keys: Vec<Key>,
-) -> Result<Vec<Key>, ExchangeError> {
-    if others.is_empty() || keys.is_empty() {
-        return Ok(keys);
+/// Gives each block to the first member of the set that lacks it: repair at the root brings it to
+/// the others meanwhile. Whether nobody lacks any.
+async fn give_to_set(inner: &Inner, set: &[Node], live: &[BlockInfo]) -> bool {
+    let keys: Vec<Key> = live.iter().map(|info| info.key).collect();
+    let mut given = vec![false; live.len()];
+    let mut is_settled = true;
+    for member in set {
+        let Some(said) = ask(inner, member, keys.clone()).await else {
+            is_settled = false;
+            continue;
+        };
+        let mut lacking = Vec::new();
+        for ((info, said), given) in live.iter().zip(said).zip(&mut given) {
+            let has = said.is_some_and(|said| {
+                said.version >= info.version
+                    && said.lease_secs >= least_lease(inner.lease_left(info))
+            });
+            if !has && !std::mem::replace(given, true) {
+                lacking.push(Item { key: info.key, version: info.version });
+            }
+            is_settled &= has;
+        }
+        match give(inner, member, &lacking).await {
+            Ok(outcome) if outcome.left == 0 => {}
+            Ok(_) => {
+                // Another member may have room.
+                for (info, given) in live.iter().zip(&mut given) {
+                    *given &= lacking.iter().all(|item| item.key != info.key);
+                }
+            }
+            Err(error) => {
+                tracing::info!(%error, ?member, "strays could not be given away");
+                given.fill(false);
+            }
+        }
     }
-    let witness = others[random_below(&*inner.env, others.len() as u64) as usize];
-    let count = keys.len();
-    let header =
-        to_header(&Renew { keys: keys.clone(), lease_secs: 0, as_root: false, receipt: None });
-    let request = Request { method: messages::RENEW, header, parts: Vec::new() };
-    let held = from_header::<RenewReply>(&inner.call(&witness, request).await?.header)?.held;
-    if held.len() != count {
-        return Err(ExchangeError::IllFormed);
+    is_settled
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u8) -> Key {
+        Key::hashed([n; 32])
     }
-    Ok(keys.into_iter().zip(held).filter(|(_, held)| *held == 1).map(|(key, _)| key).collect())
+
+    fn at(secs: u64) -> Instant {
+        Instant::default() + Duration::from_secs(secs)
+    }
+
+    #[test]
+    fn a_range_keeps_its_grace_when_a_node_joins_within_it() {
+        let strays = Strays::default();
+        let stray = strays.enter(&key(10), key(50), at(5));
+        strays.put(key(50), stray, at(5));
+        assert_eq!(strays.enter(&key(12), key(50), at(9)).since, at(5));
+        assert_eq!(strays.enter(&key(12), key(30), at(9)).since, at(5), "a root within it");
+        assert_eq!(strays.enter(&key(60), key(70), at(9)).since, at(9));
+        strays.forget(&key(50));
+        assert_eq!(
+            strays.enter(&key(12), key(50), at(9)).since,
+            at(9),
+            "it was no stray for a time"
+        );
+    }
+
+    #[test]
+    fn ranges_are_bounded() {
+        let strays = Strays::default();
+        for n in 0..2 * MAX_STRAY_RANGES as u32 {
+            let root = atoll_key::BlockHash::of(&n.to_be_bytes()).key();
+            let stray = strays.enter(&root, root, at(u64::from(n)));
+            strays.put(root, stray, at(u64::from(n)));
+        }
+        assert_eq!(strays.lock().len(), MAX_STRAY_RANGES);
+    }
 }

@@ -59,8 +59,8 @@ pub trait Runtime: Send + Sync + 'static {
     /// Monotonic time.
     fn now(&self) -> Instant;
 
-    /// Wall-clock time, milliseconds since 1970. May jump; used only for leases and
-    /// for what people read.
+    /// Wall-clock time, milliseconds since 1970. May jump; used only for the times of
+    /// receipts and for what people read.
     fn unix_ms(&self) -> u64;
 
     /// Resolves at `at`, or at once if that has passed. Cancel-safe.

@@ -46,8 +46,7 @@ pub struct Vouch {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct VouchReply {
-    /// One for each key; nothing of what is not held, has expired or was brought by a node
-    /// that nobody vouched for.
+    /// One for each key; nothing of what is not held or has expired.
     #[n(0)]
     pub vouched: Capped<Option<Vouched>, MAX_RENEW_KEYS>,
 }

@@ -230,7 +230,7 @@ fn one_false_witness_cannot_have_a_victim_charged() {
 /// A replica that is third after the root knows only the second of those before it.
 #[test]
 fn repair_keeps_the_publisher_with_six_copies_on_a_larger_ring() {
-    let config = atoll_dht::DhtConfig { replicas: 6, ..Default::default() };
+    let config = atoll_dht::DhtConfig { replicas: 6, ..crate::ring::prompt() };
     let sim = atoll_sim::SimConfig { seed: 23, ..Default::default() };
     let mut ring = Ring::with(sim, config, 20);
     ring.put(0, 0..100);

@@ -14,7 +14,7 @@ use atoll_overlay::Overlay;
 use atoll_sim::SimConfig;
 use atoll_store::MemoryStore;
 
-use crate::ring::{ROOMY, Ring, block};
+use crate::ring::{ROOMY, Ring, block, prompt};
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// Short: what is renewed after two thirds of it has much to lose.
@@ -106,7 +106,7 @@ impl Service for FalseRoot {
 
 /// A ring of eight and a false root among them, its number, and whether it lies by now.
 fn ring(seed: u64, lie: Lie) -> (Ring, usize, Arc<AtomicBool>) {
-    let config = DhtConfig { put_limit: MINUTE / 2, lease: LEASE, ..DhtConfig::default() };
+    let config = DhtConfig { put_limit: MINUTE / 2, lease: LEASE, ..prompt() };
     let mut ring = Ring::with(SimConfig { seed, ..SimConfig::default() }, config, 7);
     let lies = Arc::new(AtomicBool::new(false));
     let shared = lies.clone();
@@ -251,7 +251,7 @@ fn strays_are_not_dropped_on_the_word_of_the_root_alone() {
         ring.members[stray].dht.repair_now();
         ring.sim.run_for(MINUTE);
     }
-    assert!(keys.iter().all(|key| ring.holders(key) == [stray]), "the last copies are gone");
+    assert!(keys.iter().all(|key| ring.holders(key).len() >= 2), "the last copies are gone");
     lies.store(false, Ordering::Relaxed);
     for _ in 0..5 {
         ring.members[stray].dht.repair_now();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::messages::{self, Vouch, VouchReply, Vouched};
+use atoll_dht::messages::{self, Proof, Prove, ProveReply};
 use atoll_dht::{Blocks, DhtConfig};
 use atoll_env::BoxFuture;
 use atoll_key::KeyRange;
@@ -92,19 +92,14 @@ struct Boaster(Arc<dyn Service>);
 
 impl Service for Boaster {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method != messages::VOUCH {
+        if request.method != messages::PROVE {
             return self.0.handle(from, request);
         }
         Box::pin(async move {
-            let asked: Vouch = messages::from_header(&request.header)?;
-            let all = Vouched {
-                version: u64::MAX,
-                lease_secs: u64::MAX,
-                publisher: [7; 16],
-                ip: [0; 16],
-            };
-            let vouched = vec![Some(all); asked.keys.len()].into();
-            let header = messages::to_header(&VouchReply { vouched });
+            let asked: Prove = messages::from_header(&request.header)?;
+            let proof = Proof { version: 0, lease_secs: u64::MAX, mac: [7; 32] };
+            let proofs = vec![Some(proof); asked.keys.len()].into();
+            let header = messages::to_header(&ProveReply { proofs });
             Ok(Reply { header, parts: Vec::new() })
         })
     }

@@ -4,24 +4,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::messages::{self, Renew, RenewReply};
+use atoll_dht::messages::{self, Vouch, VouchReply};
 use atoll_dht::{Blocks, DhtConfig};
 use atoll_key::Key;
 use atoll_net::Request;
 use atoll_sim::SimConfig;
 use atoll_store::{BlockStore, MemoryStore};
 
-use crate::ring::{ROOMY, Ring, block};
+use crate::ring::{ROOMY, Ring, block, prompt};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn short_leases() -> DhtConfig {
-    DhtConfig {
-        lease: 10 * HOUR,
-        expire_every: HOUR / 4,
-        expire_grace: HOUR,
-        ..DhtConfig::default()
-    }
+    DhtConfig { lease: 10 * HOUR, expire_every: HOUR / 4, expire_grace: HOUR, ..prompt() }
 }
 
 fn ring(seed: u64) -> Ring {
@@ -59,13 +54,12 @@ fn asking_whether_blocks_are_held_keeps_them_no_longer() {
     let keys: Vec<Key> = (0..20).map(|n| block(n).0.key()).collect();
     let asker = ring.outsider();
     let ask = |to: usize| {
-        let renew = Renew { keys: keys.clone(), lease_secs: 0, as_root: false, receipt: None };
-        let header = messages::to_header(&renew);
-        let request = Request { method: messages::RENEW, header, parts: Vec::new() };
+        let header = messages::to_header(&Vouch { keys: keys.clone() });
+        let request = Request { method: messages::VOUCH, header, parts: Vec::new() };
         let call = asker.call(ring.node(to).peer, request, HOUR);
         let reply = ring.sim.block_on(HOUR, call).expect("ends").expect("answered");
-        let reply: RenewReply = messages::from_header(&reply.header).expect("well-formed");
-        reply.held.iter().filter(|state| **state == 1).count()
+        let reply: VouchReply = messages::from_header(&reply.header).expect("well-formed");
+        reply.vouched.0.iter().flatten().count()
     };
     assert_eq!((0..4).map(ask).sum::<usize>(), 60, "20 blocks on three nodes");
     for _ in 0..28 {

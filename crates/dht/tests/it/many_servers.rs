@@ -5,19 +5,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, DhtConfig};
+use atoll_dht::Blocks;
 use atoll_overlay::MAX_VIRTUAL_SERVERS;
 use atoll_sim::SimConfig;
 use atoll_store::MemoryStore;
 
-use crate::ring::{ROOMY, Ring, block};
+use crate::ring::{ROOMY, Ring, block, prompt};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const BLOCKS: u32 = 120;
 
 fn ring(seed: u64, nodes: usize, virtual_servers: u16) -> Ring {
     let sim = SimConfig { seed, ..SimConfig::default() };
-    let ring = Ring::with(sim, DhtConfig::default(), nodes);
+    let ring = Ring::with(sim, prompt(), nodes);
     for member in 0..nodes {
         ring.set_virtual_servers(member, virtual_servers);
     }

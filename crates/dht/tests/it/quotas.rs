@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_dht::messages::{self, BlockHeader, PutReply, PutStatus, Renew, RenewReply};
+use atoll_dht::messages::{self, BlockHeader, PutReply, PutStatus, Renew};
 use atoll_dht::receipt::{BAD_RECEIPT, Receipt};
 use atoll_dht::{Blocks, DhtConfig, PutError, QuotaConfig, Share, SimulatedKeys};
 use atoll_env::BoxFuture;
@@ -490,18 +490,14 @@ fn whoever_renews_a_block_is_charged_for_it_and_needs_a_receipt() {
         assert_eq!(owners(&ring, &hash.key()), vec![other; 3]);
     }
     let keys: Vec<Key> = hashes.iter().map(BlockHash::key).collect();
-    let renew = |lease_secs| {
+    for lease_secs in [0, 1000] {
         let renew = Renew { keys: keys.clone(), lease_secs, as_root: false, receipt: None };
         let header = messages::to_header(&renew);
         let request = Request { method: messages::RENEW, header, parts: Vec::new() };
         let call = ring.outsider().call(ring.node(2).peer, request, MINUTE);
-        ring.sim.block_on(MINUTE, call).expect("ends")
-    };
-    let refused = renew(1000).expect_err("no receipt");
-    assert!(matches!(&refused, CallError::Refused(r) if r.code == BAD_RECEIPT), "{refused}");
-    let held: RenewReply =
-        messages::from_header(&renew(0).expect("a question").header).expect("well-formed");
-    assert!(held.held.contains(&1), "{held:?}");
+        let refused = ring.sim.block_on(MINUTE, call).expect("ends").expect_err("no receipt");
+        assert!(matches!(&refused, CallError::Refused(r) if r.code == BAD_RECEIPT), "{refused}");
+    }
 }
 
 #[test]

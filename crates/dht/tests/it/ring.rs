@@ -37,6 +37,11 @@ pub struct Ring {
     pub via: Box<Via>,
 }
 
+/// Nodes that drop strays as soon as others prove to hold them.
+pub fn prompt() -> DhtConfig {
+    DhtConfig { stray_grace: Duration::ZERO, ..DhtConfig::default() }
+}
+
 /// A block made of a number.
 pub fn block(n: u32) -> (BlockHash, Bytes) {
     sized_block(n, 100)
@@ -51,7 +56,7 @@ pub fn sized_block(n: u32, len: usize) -> (BlockHash, Bytes) {
 impl Ring {
     /// `count` nodes that have joined one after another and settled.
     pub fn new(seed: u64, count: usize) -> Ring {
-        Ring::with(SimConfig { seed, ..SimConfig::default() }, DhtConfig::default(), count)
+        Ring::with(SimConfig { seed, ..SimConfig::default() }, prompt(), count)
     }
 
     pub fn with(sim: SimConfig, config: DhtConfig, count: usize) -> Ring {
@@ -96,7 +101,17 @@ impl Ring {
         store: Arc<dyn BlockStore>,
         disguise: impl Fn(Arc<dyn Service>) -> Arc<dyn Service>,
     ) -> usize {
-        let host = self.sim.add_host(HostConfig::default());
+        self.join_host_as(HostConfig::default(), store, disguise)
+    }
+
+    /// As [`Ring::join_as`], on a host of this kind.
+    pub fn join_host_as(
+        &mut self,
+        host: HostConfig,
+        store: Arc<dyn BlockStore>,
+        disguise: impl Fn(Arc<dyn Service>) -> Arc<dyn Service>,
+    ) -> usize {
+        let host = self.sim.add_host(host);
         let member = self.start(host, (store, Arc::default()), disguise);
         self.members.push(member);
         self.members.len() - 1
@@ -150,10 +165,19 @@ impl Ring {
 
     /// Starts a crashed node again with what its store kept.
     pub fn restart(&mut self, member: usize) {
+        self.restart_as(member, |dht| dht);
+    }
+
+    /// As [`Ring::restart`], with a block service as `disguise` makes it.
+    pub fn restart_as(
+        &mut self,
+        member: usize,
+        disguise: impl Fn(Arc<dyn Service>) -> Arc<dyn Service>,
+    ) {
         let Member { host, store, durable, .. } = &self.members[member];
         let (host, kept) = (*host, (store.clone(), durable.clone()));
         self.sim.restart(host);
-        self.members[member] = self.start(host, kept, |dht| dht);
+        self.members[member] = self.start(host, kept, disguise);
     }
 
     pub fn settle(&self) {
@@ -223,6 +247,14 @@ impl Ring {
         }
         set.sort_unstable();
         set
+    }
+
+    /// The live node that is the root of `key`, by member number.
+    pub fn root(&self, key: &Key) -> usize {
+        (0..self.members.len())
+            .filter(|i| self.sim.is_up(self.members[*i].host))
+            .min_by_key(|i| self.node(*i).id.key().distance_from(key))
+            .expect("somebody is up")
     }
 
     /// Asserts that every block is on exactly its replica set.

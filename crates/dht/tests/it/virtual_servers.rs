@@ -6,7 +6,7 @@ use std::time::Duration;
 use atoll_dht::{Blocks, DhtConfig};
 use atoll_sim::SimConfig;
 
-use crate::ring::{Ring, block};
+use crate::ring::{Ring, block, prompt};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -23,7 +23,7 @@ fn ring(seed: u64, config: DhtConfig, virtual_servers: &[u16]) -> Ring {
 
 #[test]
 fn no_two_copies_of_a_block_are_on_one_machine() {
-    let ring = ring(1, DhtConfig::default(), &[1, 4, 16, 2, 8, 1]);
+    let ring = ring(1, prompt(), &[1, 4, 16, 2, 8, 1]);
     ring.put(0, 0..300);
     // At once, without repair: a put counts its copies.
     for n in 0..300 {
@@ -42,7 +42,7 @@ fn no_two_copies_of_a_block_are_on_one_machine() {
 /// Where most positions are one machine's, the other copies are far away on the ring.
 #[test]
 fn copies_are_placed_across_a_machine_with_most_of_the_ring() {
-    let ring = ring(2, DhtConfig::default(), &[1, 48, 1, 1]);
+    let ring = ring(2, prompt(), &[1, 48, 1, 1]);
     ring.put(0, 0..200);
     ring.until_replicated();
     ring.assert_placed(0..200);
@@ -51,7 +51,7 @@ fn copies_are_placed_across_a_machine_with_most_of_the_ring() {
 
 #[test]
 fn the_crash_of_a_node_with_many_virtual_servers_loses_nothing() {
-    let ring = ring(3, DhtConfig::default(), &[2, 24, 1, 3, 8, 1, 2]);
+    let ring = ring(3, prompt(), &[2, 24, 1, 3, 8, 1, 2]);
     ring.put(0, 0..300);
     ring.until_replicated();
     ring.crash(1);
@@ -65,7 +65,7 @@ fn the_crash_of_a_node_with_many_virtual_servers_loses_nothing() {
 
 #[test]
 fn a_node_alone_with_many_virtual_servers_keeps_one_copy_of_each_block() {
-    let ring = ring(4, DhtConfig::default(), &[8]);
+    let ring = ring(4, prompt(), &[8]);
     ring.put(0, 0..50);
     ring.until_replicated();
     ring.assert_readable(0..50);
@@ -74,7 +74,7 @@ fn a_node_alone_with_many_virtual_servers_keeps_one_copy_of_each_block() {
 }
 
 fn changed_under_load(seed: u64) {
-    let ring = ring(seed, DhtConfig::default(), &[1, 4, 2, 8, 1, 3]);
+    let ring = ring(seed, prompt(), &[1, 4, 2, 8, 1, 3]);
     ring.put(0, 0..200);
     ring.until_replicated();
     let counts = [(3, 1), (0, 12), (1, 1), (3, 6), (0, 2), (4, 5), (2, 1), (5, 9)];
@@ -121,7 +121,7 @@ fn virtual_servers_changed_under_load_lose_no_block() {
 /// over, and one whose root changes can be missed while it changes hands; none is lost.
 #[test]
 fn with_one_copy_blocks_of_a_position_that_left_are_handed_over() {
-    let ring = ring(5, DhtConfig { replicas: 1, ..DhtConfig::default() }, &[6, 1, 1, 2]);
+    let ring = ring(5, DhtConfig { replicas: 1, ..prompt() }, &[6, 1, 1, 2]);
     ring.put(1, 0..200);
     ring.set_virtual_servers(0, 1);
     ring.sim.run_for(MINUTE * 3);

@@ -1,0 +1,177 @@
+//! Nodes that are full, refuse or are slow: what is done with others goes on (rule R5).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use atoll_dht::messages::{self, Put, PutReply, PutStatus, Reconcile, ReconcileReply};
+use atoll_dht::reconcile::{Claim, Fingerprint};
+use atoll_env::{BoxFuture, Env, sleep};
+use atoll_key::KeyRange;
+use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
+use atoll_store::MemoryStore;
+use futures_util::future::join_all;
+
+use crate::ring::{ROOMY, Ring, block, sized_block};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Takes no block once it is told to.
+struct Refusing(Arc<dyn Service>, Arc<AtomicBool>, PutStatus);
+
+impl Service for Refusing {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        if request.method == messages::PUT && self.1.load(Ordering::Relaxed) {
+            let put: Put = messages::from_header(&request.header).expect("well-formed");
+            let statuses = vec![self.2; put.blocks.0.len()].into();
+            let header = messages::to_header(&PutReply { statuses });
+            return Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) });
+        }
+        self.0.handle(from, request)
+    }
+}
+
+/// One node of six was full. The network grew; the neighbours of the full one gave none of the
+/// blocks that were no longer theirs to the new nodes, and 164 of 200 could not be read.
+#[test]
+fn one_full_node_does_not_keep_its_neighbours_from_handing_blocks_over() {
+    for (seed, status) in [(4, PutStatus::Full), (5, PutStatus::Failed)] {
+        let mut ring = Ring::new(seed, 5);
+        let refuses = Arc::new(AtomicBool::new(false));
+        let shared = refuses.clone();
+        let full = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), move |honest| {
+            Arc::new(Refusing(honest, shared.clone(), status))
+        });
+        ring.settle();
+        refuses.store(true, Ordering::Relaxed);
+        let mut order: Vec<usize> = (0..ring.members.len()).collect();
+        order.sort_by_key(|member| *ring.node(*member).id.key());
+        let at = order.iter().position(|member| *member == full).expect("it joined");
+        let before = order[(at + order.len() - 2) % order.len()];
+        let is_its = |n: &u32| ring.root(&block(*n).0.key()) == before;
+        let blocks: Vec<u32> = (0..3000).filter(is_its).take(300).collect();
+        for n in &blocks {
+            ring.try_put(0, vec![block(*n)]).expect("acknowledged by two of three");
+        }
+        for _ in 0..40 {
+            ring.join(Arc::new(MemoryStore::new(ROOMY)));
+        }
+        ring.sim.run_for(60 * MINUTE);
+        for n in blocks {
+            let (hash, bytes) = block(n);
+            let holders = ring.holders(&hash.key());
+            let set = ring.replica_set(&hash.key());
+            let in_place = set.iter().filter(|member| holders.contains(member)).count();
+            assert!(in_place >= 2, "block {n} is at {holders:?}, belongs to {set:?}, seed {seed}");
+            assert_eq!(ring.try_get(0, hash), Ok(bytes), "block {n}, seed {seed}");
+        }
+    }
+}
+
+/// A root without room fetched the same blocks again every few seconds, and its strays stayed.
+#[test]
+fn a_full_root_does_not_fetch_the_same_blocks_for_ever() {
+    let mut ring = Ring::new(5, 5);
+    let small = ring.join(Arc::new(MemoryStore::new(400_000)));
+    ring.settle();
+    let rooted = (0..).map(|n| sized_block(n, 4000)).filter(|b| ring.root(&b.0.key()) == small);
+    let mut refused = 0;
+    for block in rooted.take(150) {
+        refused += usize::from(ring.try_put(0, vec![block]).is_err());
+    }
+    assert!(refused > 0 || ring.members[small].store.usage().disk_bytes > 350_000);
+    // A stray that fits.
+    let stray = (0..)
+        .map(|n| block(1_000_000 + n))
+        .find(|b| !ring.replica_set(&b.0.key()).contains(&small));
+    let (hash, _) = stray.clone().expect("one of many");
+    ring.try_put(0, vec![stray.expect("one of many")]).expect("elsewhere there is room");
+    let holder = ring.holders(&hash.key())[0];
+    let get = ring.members[holder].store.get(&hash.key());
+    let held = ring.sim.block_on(MINUTE, get).expect("ends").expect("memory").expect("held");
+    let put = ring.members[small].store.put(vec![held]);
+    ring.sim.block_on(MINUTE, put).expect("ends").expect("there is room for a small one");
+    ring.sim.run_for(10 * MINUTE);
+    let before = ring.bytes_of(messages::FETCH) + ring.bytes_of(messages::PUT);
+    ring.sim.run_for(60 * MINUTE);
+    let moved = ring.bytes_of(messages::FETCH) + ring.bytes_of(messages::PUT) - before;
+    assert!(moved < 1 << 20, "{} KiB in an idle hour", moved >> 10);
+    assert!(!ring.holders(&hash.key()).contains(&small), "the stray stays");
+}
+
+/// Answers comparisons late.
+struct Slow(Arc<dyn Service>, Env, Duration);
+
+impl Service for Slow {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let delay = if request.method == messages::RECONCILE { self.2 } else { Duration::ZERO };
+        let (slept, answer) = (sleep(&*self.1, delay), self.0.handle(from, request));
+        Box::pin(async move {
+            slept.await;
+            answer.await
+        })
+    }
+}
+
+/// A comparison of many blocks took longer than a call may, and the node that answered was taken
+/// for dead.
+#[test]
+fn a_slow_comparison_ends_and_nobody_is_taken_for_dead() {
+    let mut ring = Ring::new(6, 4);
+    let env = ring.sim.outside();
+    let slow = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), move |honest| {
+        Arc::new(Slow(honest, env.clone(), Duration::from_secs(15)))
+    });
+    ring.settle();
+    ring.put(0, 0..50);
+    ring.sim.run_for(5 * MINUTE);
+    let id = ring.node(slow).peer.id;
+    let epochs: Vec<u64> = ring.members.iter().map(|m| epoch(m)).collect();
+    ring.sim.run_for(30 * MINUTE);
+    assert_eq!(ring.members.iter().map(|m| epoch(m)).collect::<Vec<_>>(), epochs, "{id}");
+    assert!(ring.members.iter().all(|m| m.dht.repair_status().fully_replicated));
+}
+
+fn epoch(member: &crate::ring::Member) -> u64 {
+    atoll_overlay::Overlay::epoch(&*member.chord)
+}
+
+/// Comparing costs the node that answers more than the one that asks.
+#[test]
+fn comparisons_for_strangers_are_bounded_in_all() {
+    const BLOCKS: u32 = 2000;
+    let ring = Ring::new(7, 3);
+    for from in (0..BLOCKS).step_by(200) {
+        ring.put(0, from..from + 200);
+    }
+    let claim = Claim { range: KeyRange::full(), print: Fingerprint { sum: 1, count: 9 } };
+    let strangers: Vec<_> = (0..100).map(|_| ring.outsider()).collect();
+    let (mut answered, mut refused) = (0u64, 0u64);
+    let begin = ring.sim.now();
+    while ring.sim.now().since(begin) < 2 * MINUTE {
+        let header = messages::to_header(&Reconcile { salt: [0; 32], claims: vec![claim; 16] });
+        let calls = strangers.iter().map(|stranger| {
+            let request =
+                Request { method: messages::RECONCILE, header: header.clone(), parts: Vec::new() };
+            stranger.call(ring.node(1).peer, request, MINUTE)
+        });
+        for answer in ring.sim.block_on(MINUTE, join_all(calls)).expect("ends") {
+            match answer {
+                Ok(reply) => {
+                    let reply: ReconcileReply =
+                        messages::from_header(&reply.header).expect("sound");
+                    // Counted and cut: two looks at each block.
+                    answered += reply.answers.len() as u64 * 2 * u64::from(BLOCKS);
+                }
+                Err(CallError::Refused(refusal)) if refusal.code == Refusal::OVERLOADED => {
+                    refused += 1;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        ring.sim.run_for(Duration::from_secs(1));
+    }
+    let bound = 100_000 * (60 + 121) + 4 * 16 * 2 * u64::from(BLOCKS);
+    assert!(answered <= bound && refused > 0, "{answered} of {bound}, {refused}");
+    ring.until_replicated();
+}
