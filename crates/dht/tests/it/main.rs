@@ -9,6 +9,7 @@ mod coming_back;
 mod copies;
 mod denier;
 mod dropping;
+mod durability;
 mod false_roots;
 mod figures;
 mod flawed;

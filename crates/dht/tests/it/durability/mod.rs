@@ -1,0 +1,52 @@
+//! The durability checker: random faults, and no acknowledged block is ever lost.
+//!
+//! A [`Model`] knows every block that a put acknowledged, with its lease as the publisher last
+//! renewed it, and every disk, those of nodes that are off included. After each fault of a
+//! [`Scenario`] it fails when
+//!
+//! - a block whose lease lasts is on no disk at all. A scenario destroys a disk only while every
+//!   block on it is on another honest disk as well, so no destruction excuses a loss: fewer than
+//!   k holders of any block are lost for good before others have taken their place;
+//! - a put was acknowledged and fewer than a majority of k disks have the block (liars count as
+//!   disks, since nobody can tell that they keep nothing);
+//! - a reader gets other bytes than were put, or, once everything has been healed, nothing.
+//!
+//! A lease is counted in time in which at least two nodes were up: no node's lease clock runs
+//! faster. Blocks whose lease has ended are forgotten.
+//!
+//! Liars are a fifth of the nodes of some scenarios, with honest nodes between them: no more than
+//! one belongs to a replica set at the start, and no scenario with liars destroys disks.
+//!
+//! A failure prints its seed; `ATOLL_DURABILITY_SEEDS=from..upto` runs those, and a plain number
+//! as many from 1 on.
+
+mod disk;
+mod model;
+mod scenario;
+
+use model::Model;
+use scenario::Scenario;
+
+/// Seeds run by `make test`: about a minute of CPU.
+const SEEDS: std::ops::Range<u64> = 1..25;
+
+fn seeds() -> std::ops::Range<u64> {
+    let Ok(asked) = std::env::var("ATOLL_DURABILITY_SEEDS") else { return SEEDS };
+    let number = |text: &str| text.parse().expect("ATOLL_DURABILITY_SEEDS is COUNT or FROM..UPTO");
+    match asked.split_once("..") {
+        Some((from, upto)) => number(from)..number(upto),
+        None => 1..number(&asked) + 1,
+    }
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_whatever_happens() {
+    let mut failed = Vec::new();
+    for seed in seeds() {
+        if std::panic::catch_unwind(|| Scenario::new(seed).run()).is_err() {
+            println!("ATOLL_DURABILITY_SEEDS={seed}..{} replays this failure", seed + 1);
+            failed.push(seed);
+        }
+    }
+    assert!(failed.is_empty(), "{} of {} seeds failed: {failed:?}", failed.len(), seeds().count());
+}

@@ -1,0 +1,407 @@
+//! A random course of faults.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use atoll_dht::{Blocks, DhtConfig};
+use atoll_env::{Env, random_below};
+use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
+use atoll_net::Service;
+use atoll_sim::{HostConfig, HostId, SimConfig};
+use bytes::Bytes;
+
+use super::Model;
+use super::disk::Disk;
+use crate::denier::Denier;
+use crate::ring::{Ring, block};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const MINUTE: Duration = Duration::from_secs(60);
+const LEASE: Duration = Duration::from_secs(4 * 3600);
+const GRACE: Duration = Duration::from_secs(3600);
+/// Faults of a scenario.
+const FAULTS: usize = 5;
+/// Owners of signed blocks.
+const SIGNERS: u64 = 2;
+
+pub struct Scenario {
+    ring: Ring,
+    model: Model,
+    /// Chooses; its numbers are the seed's.
+    env: Env,
+    /// Whose disk is full.
+    full: Vec<Arc<AtomicBool>>,
+    liars: Vec<usize>,
+    next_block: u32,
+    versions: [u64; SIGNERS as usize],
+}
+
+impl Scenario {
+    pub fn new(seed: u64) -> Scenario {
+        let sim = SimConfig { seed, ..SimConfig::default() };
+        let config = DhtConfig {
+            lease: LEASE,
+            expire_every: HOUR / 6,
+            expire_grace: GRACE,
+            repair_every: 5 * MINUTE,
+            stray_grace: [Duration::ZERO, HOUR, 72 * HOUR][seed as usize % 3],
+            put_limit: 20 * (MINUTE / 60),
+            ..DhtConfig::default()
+        };
+        let ring = Ring::with(sim, config, 0);
+        let env = ring.sim.outside();
+        let mut scenario = Scenario {
+            ring,
+            model: Model::default(),
+            env,
+            full: Vec::new(),
+            liars: Vec::new(),
+            next_block: 0,
+            versions: [0; SIGNERS as usize],
+        };
+        let count = 6 + scenario.below(3) as usize;
+        let with_liars = scenario.below(3) == 0;
+        for _ in 0..count {
+            scenario.join(false);
+        }
+        scenario.run_for(MINUTE);
+        if with_liars {
+            scenario.join(true);
+            if count > 7 {
+                scenario.join_apart();
+            }
+        }
+        scenario.run_for(MINUTE);
+        scenario
+    }
+
+    pub fn run(mut self) {
+        self.put();
+        for _ in 0..FAULTS {
+            let after = match self.below(9) {
+                0 | 1 => self.absence(),
+                2 => self.power_cut(),
+                3 => self.growth(),
+                4 => self.partition(),
+                5 => self.full_disk(),
+                6 => self.destroyed_disk(),
+                7 => self.clocks(),
+                _ => self.absence(),
+            };
+            self.model.check(&self.ring, after);
+            self.put();
+            self.renew();
+            self.model.check(&self.ring, after);
+        }
+        self.run_for(2 * HOUR);
+        self.renew();
+        self.run_for(2 * HOUR);
+        self.model.check(&self.ring, "the end");
+        self.read_all();
+    }
+
+    fn below(&self, bound: u64) -> u64 {
+        random_below(&*self.env, bound)
+    }
+
+    fn some_minutes(&self, upto: u64) -> Duration {
+        MINUTE * (1 + self.below(upto)) as u32
+    }
+
+    fn is_up(&self, member: usize) -> bool {
+        self.ring.sim.is_up(self.ring.members[member].host)
+    }
+
+    fn run_for(&mut self, span: Duration) {
+        self.ring.sim.run_for(span);
+        let up = self.ring.up().count();
+        self.model.pass(span, up);
+    }
+
+    /// As a publisher has it: renewals on time.
+    fn run_and_renew(&mut self, span: Duration) {
+        let mut left = span;
+        while left > Duration::ZERO {
+            let step = left.min(LEASE / 3);
+            self.run_for(step);
+            self.renew();
+            left -= step;
+        }
+    }
+
+    fn join(&mut self, lies: bool) -> usize {
+        let full = Arc::new(AtomicBool::new(false));
+        let disk = Arc::new(Disk::new(full.clone()));
+        let member = self.ring.join_host_as(HostConfig::default(), disk, disguise(lies));
+        self.full.push(full);
+        if lies {
+            self.liars.push(member);
+        }
+        member
+    }
+
+    /// Adds a second liar, unless it comes to stand beside the first.
+    fn join_apart(&mut self) {
+        let member = self.join(true);
+        let order = self.order();
+        let place = |of: usize| order.iter().position(|m| *m == of).expect("it is up");
+        let apart = place(member).abs_diff(place(self.liars[0]));
+        if apart.min(order.len() - apart) < 4 {
+            self.ring.crash(member);
+        }
+    }
+
+    fn restart(&mut self, member: usize) {
+        let lies = self.liars.contains(&member);
+        self.ring.restart_as(member, disguise(lies));
+    }
+
+    /// Nodes that are up, in ring order.
+    fn order(&self) -> Vec<usize> {
+        let mut up: Vec<usize> = (0..self.ring.members.len()).filter(|m| self.is_up(*m)).collect();
+        up.sort_by_key(|member| *self.ring.node(*member).id.key());
+        up
+    }
+
+    /// One to three neighbours, without the publisher.
+    fn neighbours(&self) -> Vec<usize> {
+        let order = self.order();
+        let count = (1 + self.below(3) as usize).min(order.len() - 3);
+        let at = self.below(order.len() as u64) as usize;
+        let some = (0..count).map(|i| order[(at + i) % order.len()]);
+        some.filter(|member| *member != 0).collect()
+    }
+
+    fn hosts(&self, members: &[usize]) -> Vec<HostId> {
+        members.iter().map(|member| self.ring.members[*member].host).collect()
+    }
+
+    /// Cuts members off from all others, who are up.
+    fn cut_off(&self, away: &[usize]) {
+        let rest: Vec<usize> = (0..self.ring.members.len()).filter(|m| !away.contains(m)).collect();
+        self.ring.sim.heal();
+        self.ring.sim.partition(&[&self.hosts(away), &self.hosts(&rest)]);
+    }
+
+    fn put(&mut self) {
+        let from = self.next_block;
+        self.next_block += 12;
+        let blocks: Vec<(BlockHash, Bytes)> = (from..self.next_block).map(block).collect();
+        if self.ring.try_put(0, blocks.clone()).is_ok() {
+            for (hash, bytes) in blocks {
+                self.acknowledged(hash.key(), bytes, 0);
+            }
+        }
+        let signer = self.below(SIGNERS) as usize;
+        let version = self.versions[signer] + 1;
+        let payload = Bytes::from(format!("{signer} {version}"));
+        let secret = SecretKey::from_seed(&[signer as u8 + 1; 32]);
+        let signed = SignedBlock::sign(&secret, b"", version, &payload);
+        let key = signed.key();
+        let put = self.ring.members[0].dht.put_signed(signed);
+        // A put that failed may have left its block somewhere.
+        self.versions[signer] = version;
+        if self.ring.sim.block_on(HOUR, put).expect("puts have deadlines").is_ok() {
+            self.acknowledged(key, payload, version);
+        }
+    }
+
+    /// A majority of k disks have what was acknowledged; a liar may stand for one of them.
+    fn acknowledged(&mut self, key: Key, bytes: Bytes, version: u64) {
+        self.model.acknowledged(key, bytes, version, LEASE);
+        let set = self.ring.replica_set(&key);
+        let lies = self.liars.iter().filter(|liar| set.contains(liar)).count();
+        let copies = self.model.disks(&self.ring, &key).len();
+        let seed = self.ring.sim.seed();
+        assert!(
+            copies + lies >= 2,
+            "seed {seed}: ACKNOWLEDGED with {copies} copies, {lies} liars of {set:?}"
+        );
+        if copies == 0 {
+            // Two liars side by side: nothing was promised by anybody honest.
+            self.model.promises.remove(&key);
+        }
+    }
+
+    fn renew(&mut self) {
+        if !self.is_up(0) {
+            return;
+        }
+        let contents = self.model.promises.iter().filter(|(_, promise)| promise.version == 0);
+        let hashes: Vec<BlockHash> =
+            contents.map(|(_, promise)| BlockHash::of(&promise.bytes)).collect();
+        let renewed = self.ring.members[0].dht.renew(hashes.clone());
+        let Ok(lacking) = self.ring.sim.block_on(HOUR, renewed).expect("ends") else { return };
+        for hash in hashes.iter().filter(|hash| !lacking.contains(hash)) {
+            self.model.renewed(&hash.key(), LEASE);
+        }
+    }
+
+    /// Neighbours are off, or cut off together, perhaps for longer than a lease, and come back at
+    /// once; the others repair and the publisher renews meanwhile.
+    fn absence(&mut self) -> &'static str {
+        let away = self.neighbours();
+        let is_cut = self.below(2) == 0;
+        for count in 1..=away.len() {
+            if is_cut {
+                self.cut_off(&away[..count]);
+            } else {
+                self.ring.crash(away[count - 1]);
+            }
+            let span = self.some_minutes(12);
+            self.run_for(span);
+        }
+        let span = [HOUR, LEASE + GRACE / 2, LEASE + GRACE / 4, 8 * HOUR][self.below(4) as usize];
+        self.run_and_renew(span);
+        self.ring.sim.heal();
+        if is_cut {
+            away.iter().for_each(|member| self.ring.crash(*member));
+        }
+        away.iter().for_each(|member| self.restart(*member));
+        let span = self.some_minutes(30);
+        self.run_for(span);
+        self.renew();
+        self.run_and_renew(LEASE);
+        if is_cut { "neighbours were cut off" } else { "neighbours were off" }
+    }
+
+    /// Everybody is off for long. Some come back a good while before the publisher; if it comes
+    /// first, it puts at once.
+    fn power_cut(&mut self) -> &'static str {
+        let mut all = self.order();
+        all.iter().for_each(|member| self.ring.crash(*member));
+        let span = HOUR * (1 + self.below(30)) as u32;
+        self.run_for(span);
+        all.sort_by_key(|_| self.below(1 << 32));
+        let is_first = self.below(2) == 0;
+        all.sort_by_key(|member| (*member == 0) != is_first);
+        for (i, member) in all.iter().enumerate() {
+            self.restart(*member);
+            if i + 2 == all.len() && !is_first {
+                self.run_for(2 * HOUR);
+            }
+        }
+        let span = self.some_minutes(30);
+        self.run_for(span);
+        "a power cut"
+    }
+
+    fn growth(&mut self) -> &'static str {
+        for _ in 0..1 + self.below(4) {
+            self.join(false);
+            let span = self.some_minutes(3);
+            self.run_for(span);
+        }
+        let span = self.some_minutes(90);
+        self.run_for(span);
+        "nodes joined"
+    }
+
+    /// Two sides; those of the smaller one join again when it is over.
+    fn partition(&mut self) -> &'static str {
+        let order = self.order();
+        let count = 1 + self.below(order.len() as u64 / 2) as usize;
+        let at = self.below(order.len() as u64) as usize;
+        let side = (0..count).map(|i| order[(at + i * 2) % order.len()]);
+        let mut side: Vec<usize> = side.filter(|member| *member != 0).collect();
+        side.sort_unstable();
+        side.dedup();
+        self.cut_off(&side);
+        let span = self.some_minutes(200);
+        self.run_and_renew(span);
+        self.put();
+        self.ring.sim.heal();
+        side.iter().for_each(|member| self.ring.crash(*member));
+        side.iter().for_each(|member| self.restart(*member));
+        let span = self.some_minutes(30);
+        self.run_for(span);
+        "a partition"
+    }
+
+    /// One node has no room while the ring grows.
+    fn full_disk(&mut self) -> &'static str {
+        let order = self.order();
+        let member = order[self.below(order.len() as u64) as usize];
+        self.full[member].store(true, Ordering::Relaxed);
+        self.put();
+        for _ in 0..1 + self.below(3) {
+            self.join(false);
+        }
+        self.run_and_renew(LEASE + 2 * GRACE);
+        self.full[member].store(false, Ordering::Relaxed);
+        let span = self.some_minutes(60);
+        self.run_for(span);
+        "a disk was full"
+    }
+
+    /// A disk is destroyed whose blocks are all on others too.
+    fn destroyed_disk(&mut self) -> &'static str {
+        if !self.liars.is_empty() {
+            return self.growth();
+        }
+        self.run_for(HOUR);
+        let is_spare = |member: &usize| {
+            let elsewhere = |key: &Key| self.model.disks(&self.ring, key) != [*member];
+            *member != 0 && self.model.promises.keys().all(elsewhere)
+        };
+        let spare: Vec<usize> = self.order().into_iter().filter(is_spare).collect();
+        let Some(member) = spare.get(self.below(64) as usize % spare.len().max(1)).copied() else {
+            return "nothing";
+        };
+        self.ring.crash(member);
+        self.ring.members[member].store = Arc::new(Disk::new(self.full[member].clone()));
+        self.ring.members[member].durable = Arc::default();
+        let span = self.some_minutes(60);
+        self.run_for(span);
+        self.restart(member);
+        let span = self.some_minutes(60);
+        self.run_for(span);
+        "a disk was destroyed"
+    }
+
+    /// Wall clocks jump, and are put right again.
+    fn clocks(&mut self) -> &'static str {
+        let order = self.order();
+        let member = order[self.below(order.len() as u64) as usize];
+        let hours = [2, -2, 30, -30, 10_000, -10_000, 480_000][self.below(7) as usize];
+        let host = self.ring.members[member].host;
+        self.ring.sim.set_clock_skew_ms(host, hours * 3_600_000);
+        if member != 0 && self.below(2) == 0 {
+            self.ring.crash(member);
+            self.restart(member);
+        }
+        let span = self.some_minutes(150);
+        self.run_and_renew(span);
+        self.ring.sim.set_clock_skew_ms(host, 0);
+        let span = self.some_minutes(90);
+        self.run_for(span);
+        "a clock jumped"
+    }
+
+    /// Every promised block can be read, and is what was put.
+    fn read_all(&self) {
+        let up = self.order();
+        let seed = self.ring.sim.seed();
+        for (key, promise) in &self.model.promises {
+            let reader = up[self.below(up.len() as u64) as usize];
+            let dht = self.ring.members[reader].dht.clone();
+            let bytes = if promise.version > 0 {
+                let get = self.ring.sim.block_on(HOUR, dht.get_signed(*key)).expect("ends");
+                let got = get.map(|signed| (signed.version, signed.payload.clone()));
+                got.map(|(version, payload)| {
+                    let right = format!("{} {version}", payload[0] - b'0');
+                    assert_eq!(payload, right.as_bytes(), "WRONG bytes, seed {seed}");
+                    promise.bytes.clone()
+                })
+            } else {
+                self.ring.try_get(reader, BlockHash::of(&promise.bytes))
+            };
+            assert_eq!(bytes.as_ref(), Ok(&promise.bytes), "{key} at {reader}, seed {seed}");
+        }
+    }
+}
+
+fn disguise(lies: bool) -> impl Fn(Arc<dyn Service>) -> Arc<dyn Service> {
+    move |honest| if lies { Arc::new(Denier(honest)) } else { honest }
+}
