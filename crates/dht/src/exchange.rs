@@ -62,7 +62,13 @@ pub(crate) enum ExchangeError {
 }
 
 impl ExchangeError {
-    /// Whether asking again soon would end in the same way.
+    /// Whether the exchange should be tried again at once: what failed is not what the other
+    /// side says.
+    pub fn is_failure(&self) -> bool {
+        !self.is_misbehaviour() && !matches!(self, ExchangeError::Later)
+    }
+
+    /// Whether the other side says what makes no sense, or no.
     pub fn is_misbehaviour(&self) -> bool {
         use ExchangeError::{Call, Endless, IllFormed};
         matches!(self, IllFormed | Endless | Call(CallError::Refused(_)))
@@ -160,29 +166,46 @@ pub(crate) async fn count(inner: &Inner, range: KeyRange) -> Result<u64, StoreEr
     Ok(count)
 }
 
+/// As many items of `range` as go into one answer, and what is left of the range after them.
+fn first_items(
+    inner: &Inner,
+    range: KeyRange,
+) -> Result<(Vec<Item>, Option<KeyRange>), StoreError> {
+    let (mut items, mut rest) = (Vec::new(), Some(range));
+    while let Some(range) = rest.filter(|_| items.len() + PAGE_ITEMS <= MAX_ITEMS) {
+        let (page, after) = page(inner, range)?;
+        items.extend(page);
+        rest = after;
+    }
+    Ok((items, rest))
+}
+
 /// Answers a peer's claim; also says how many items that took to look at.
 pub(crate) async fn answer(
     inner: &Inner,
     salt: &Salt,
     claim: &Claim,
 ) -> Result<(Answer, u64), StoreError> {
+    if claim.print.count == 0 {
+        // A newcomer goes through a range page by page; counting the rest of it each time would
+        // cost the square of its blocks.
+        let (items, rest) = first_items(inner, claim.range)?;
+        let looks = items.len() as u64;
+        return Ok(match rest {
+            None if items.is_empty() => (Answer::Same, 1),
+            None => (Answer::Items(items), looks),
+            Some(rest) => (Answer::Some { items, upto: rest.after }, looks),
+        });
+    }
     let own = fingerprint(inner, salt, claim.range).await?;
     let plan = plan(claim, &own);
     let looks = if plan == Plan::Parts { 2 } else { 1 };
     let answer = match plan {
         Plan::Same => Answer::Same,
-        Plan::Items | Plan::Some => {
-            let (mut items, mut rest) = (Vec::new(), Some(claim.range));
-            while let Some(range) = rest.filter(|_| items.len() + PAGE_ITEMS <= MAX_ITEMS) {
-                let (page, after) = page(inner, range)?;
-                items.extend(page);
-                rest = after;
-            }
-            match rest {
-                Some(rest) => Answer::Some { items, upto: rest.after },
-                None => Answer::Items(items),
-            }
-        }
+        Plan::Items => match first_items(inner, claim.range)? {
+            (items, Some(rest)) => Answer::Some { items, upto: rest.after },
+            (items, None) => Answer::Items(items),
+        },
         Plan::Parts => {
             let mut cutter = Cutter::new(*salt, claim.range, own.count);
             visit(inner, claim.range, |item| cutter.add(item)).await?;

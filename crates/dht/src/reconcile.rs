@@ -104,24 +104,20 @@ pub const MAX_ITEMS: usize = 2048;
 pub enum Plan {
     /// [`Answer::Same`].
     Same,
-    /// [`Answer::Items`], with all items.
+    /// [`Answer::Items`], with all items; [`Answer::Some`] where there are more than
+    /// [`MAX_ITEMS`].
     Items,
-    /// [`Answer::Some`], with the first [`MAX_ITEMS`].
-    Some,
     /// [`Answer::Parts`], by a [`Cutter`].
     Parts,
 }
 
 /// Decides how to answer `claim`.
 pub fn plan(claim: &Claim, own: &Fingerprint) -> Plan {
-    let few = own.count <= ITEMS_INSTEAD as u64;
-    let news = claim.print.count == 0;
+    let is_newcomer = claim.print.count == 0;
     if *own == claim.print {
         Plan::Same
-    } else if few || (news && own.count <= MAX_ITEMS as u64) {
+    } else if is_newcomer || own.count <= ITEMS_INSTEAD as u64 {
         Plan::Items
-    } else if news {
-        Plan::Some
     } else {
         Plan::Parts
     }
@@ -264,8 +260,8 @@ mod tests {
     fn answer(salt: &Salt, claim: &Claim, items: &[Item]) -> Answer {
         match plan(claim, &Fingerprint::of(salt, items)) {
             Plan::Same => Answer::Same,
-            Plan::Items => Answer::Items(items.to_vec()),
-            Plan::Some => {
+            Plan::Items if items.len() <= MAX_ITEMS => Answer::Items(items.to_vec()),
+            Plan::Items => {
                 let first = items[..MAX_ITEMS].to_vec();
                 let upto = first[MAX_ITEMS - 1].key;
                 Answer::Some { items: first, upto }

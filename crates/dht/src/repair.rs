@@ -149,9 +149,11 @@ async fn pass(inner: &Arc<Inner>, duties: &Duties, given: &mut BTreeMap<PeerId, 
                 tracing::info!(%error, ?replica, "a replica could not be compared");
                 if error.is_misbehaviour() {
                     inner.repair.set_back(id, inner.env.now());
-                    sum.left += 1;
-                } else {
+                }
+                if error.is_failure() {
                     is_unfinished = true;
+                } else {
+                    sum.left += 1;
                 }
             }
         }

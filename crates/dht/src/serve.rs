@@ -40,7 +40,7 @@ const MAX_VISITED: u64 = 16_384;
 /// What comparing may cost, blocks looked at a second. Guesses: a look takes about half a
 /// microsecond, so together some tenths of a core.
 pub(crate) const COMPARING: Limits =
-    Limits { at_once: 4, peer: 50_000, strangers: 100_000, acquaintances: 200_000 };
+    Limits { at_once: 16, peer: 50_000, strangers: 100_000, acquaintances: 200_000 };
 
 /// `lookup_step`: the block, or where to ask next.
 pub(crate) async fn lookup_step(inner: &Inner, request: Request) -> Result<Reply, Refusal> {

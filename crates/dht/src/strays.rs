@@ -33,6 +33,10 @@ use crate::witness::ask;
 const MAX_STRAY_RANGES: usize = 4096;
 /// Ranges looked at in a round.
 const MAX_RANGES: usize = 64;
+/// Roots that may not be found in a round.
+const MAX_LOST_ROOTS: usize = 4;
+/// How far the next root is looked for after one that is not found: a thousandth of the ring.
+const SKIP_BITS: u32 = 502;
 /// Pages of blocks looked at in a round.
 const MAX_PAGES: usize = 256;
 /// How long a range is left alone when its replica set has what it should have. A guess.
@@ -162,9 +166,12 @@ async fn hand_over_first(
     elsewhere: KeyRange,
     budget: &mut Budget,
 ) -> Result<Key, ExchangeError> {
-    // Where a root is not found those after it may be.
-    let Ok(nodes) = inner.root_list(first).await else { return Ok(*first) };
-    let Some(root) = nodes.first().copied() else { return Ok(*first) };
+    let nodes = inner.root_list(first).await.unwrap_or_default();
+    let Some(root) = nodes.first().copied() else {
+        // Where one root is not found others may be; looking for it may have taken long.
+        budget.ranges = budget.ranges.saturating_sub(MAX_RANGES / MAX_LOST_ROOTS);
+        return Ok(first.wrapping_add(&Key::power_of_two(SKIP_BITS)));
+    };
     if inner.is_me(&root) || !elsewhere.contains(&root.id.0) {
         // The ring has changed under us: only the next round can tell.
         return Ok(elsewhere.upto);
@@ -177,7 +184,7 @@ async fn hand_over_first(
     let mut stray = inner.strays.enter(first, root.id.0, inner.env.now());
     let is_over = inner.env.now().since(stray.since) >= grace(inner);
     let mut rest = Some(KeyRange::new(stray.resume.take().unwrap_or(stray.after), root.id.0));
-    let mut is_settled = stray.failures == 0 || stray.resume.is_none();
+    let mut is_settled = true;
     while let Some(range) = rest.filter(|_| budget.pages > 0) {
         budget.pages -= 1;
         let infos = inner.store.list(range, MAX_BATCH_BLOCKS)?;
@@ -244,7 +251,7 @@ async fn hand_over_page(
 }
 
 /// Gives each block to the first member of the set that lacks it: repair at the root brings it to
-/// the others meanwhile. Whether nobody lacks any.
+/// the others before the next look. Whether nobody lacks any.
 async fn give_to_set(inner: &Inner, set: &[Node], live: &[BlockInfo]) -> bool {
     let keys: Vec<Key> = live.iter().map(|info| info.key).collect();
     let mut given = vec![false; live.len()];
@@ -265,17 +272,17 @@ async fn give_to_set(inner: &Inner, set: &[Node], live: &[BlockInfo]) -> bool {
             }
             is_settled &= has;
         }
-        match give(inner, member, &lacking).await {
-            Ok(outcome) if outcome.left == 0 => {}
-            Ok(_) => {
-                // Another member may have room.
-                for (info, given) in live.iter().zip(&mut given) {
-                    *given &= lacking.iter().all(|item| item.key != info.key);
-                }
-            }
+        let left = match give(inner, member, &lacking).await {
+            Ok(outcome) => outcome.left > 0,
             Err(error) => {
                 tracing::info!(%error, ?member, "strays could not be given away");
-                given.fill(false);
+                true
+            }
+        };
+        if left {
+            // Another member may have room.
+            for (info, given) in live.iter().zip(&mut given) {
+                *given &= lacking.iter().all(|item| item.key != info.key);
             }
         }
     }

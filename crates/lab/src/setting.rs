@@ -82,6 +82,7 @@ impl Setting {
                 hedge: false,
                 cache_at: CacheAt::Off,
                 cache_bytes: 0,
+                stray_grace: Duration::ZERO,
                 ..DhtConfig::default()
             },
             Setting::Default => DhtConfig::default(),
