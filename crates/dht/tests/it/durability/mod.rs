@@ -14,8 +14,9 @@
 //! A lease is counted in time in which at least two nodes were up: no node's lease clock runs
 //! faster. Blocks whose lease has ended are forgotten.
 //!
-//! Liars are a fifth of the nodes of some scenarios, with honest nodes between them: no more than
-//! one belongs to a replica set at the start, and no scenario with liars destroys disks.
+//! Liars are a fifth of the nodes of some scenarios, with honest nodes between them. Three more
+//! may join side by side for some hours; what is put or renewed where two of a replica set lie is
+//! not counted as promised. No scenario with liars destroys disks.
 //!
 //! A failure prints its seed; `ATOLL_DURABILITY_SEEDS=from..upto` runs those, and a plain number
 //! as many from 1 on.

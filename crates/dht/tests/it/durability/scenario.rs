@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use atoll_dht::{Blocks, DhtConfig};
 use atoll_env::{Env, random_below};
-use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
-use atoll_net::Service;
+use atoll_key::{BlockHash, Key, PeerId, SecretKey, SignedBlock};
+use atoll_net::{Peer, Service};
+use atoll_overlay::Node;
 use atoll_sim::{HostConfig, HostId, SimConfig};
 use bytes::Bytes;
 
@@ -87,7 +88,8 @@ impl Scenario {
                 5 => self.full_disk(),
                 6 => self.destroyed_disk(),
                 7 => self.clocks(),
-                _ => self.absence(),
+                _ if self.liars.is_empty() => self.absence(),
+                _ => self.ambush(),
             };
             self.model.check(&self.ring, after);
             self.put();
@@ -131,9 +133,13 @@ impl Scenario {
     }
 
     fn join(&mut self, lies: bool) -> usize {
+        self.join_on(HostConfig::default(), lies)
+    }
+
+    fn join_on(&mut self, host: HostConfig, lies: bool) -> usize {
         let full = Arc::new(AtomicBool::new(false));
         let disk = Arc::new(Disk::new(full.clone()));
-        let member = self.ring.join_host_as(HostConfig::default(), disk, disguise(lies));
+        let member = self.ring.join_host_as(host, disk, disguise(lies));
         self.full.push(full);
         if lies {
             self.liars.push(member);
@@ -228,9 +234,16 @@ impl Scenario {
         if !self.is_up(0) {
             return;
         }
+        let honest = |key: &Key| {
+            let set = self.ring.replica_set(key);
+            self.liars.iter().filter(|liar| set.contains(liar)).count() < 2
+        };
         let contents = self.model.promises.iter().filter(|(_, promise)| promise.version == 0);
-        let hashes: Vec<BlockHash> =
-            contents.map(|(_, promise)| BlockHash::of(&promise.bytes)).collect();
+        // What a set of liars says of a renewal promises nothing.
+        let hashes: Vec<BlockHash> = contents
+            .filter(|(key, _)| honest(key))
+            .map(|(_, promise)| BlockHash::of(&promise.bytes))
+            .collect();
         let renewed = self.ring.members[0].dht.renew(hashes.clone());
         let Ok(lacking) = self.ring.sim.block_on(HOUR, renewed).expect("ends") else { return };
         for hash in hashes.iter().filter(|hash| !lacking.contains(hash)) {
@@ -298,6 +311,45 @@ impl Scenario {
         "nodes joined"
     }
 
+    /// The promised block that is farthest before its root.
+    fn widest(&self) -> Option<Key> {
+        let gap = |key: &&Key| self.ring.node(self.ring.root(key)).id.key().distance_from(key);
+        self.model.promises.keys().max_by_key(gap).copied()
+    }
+
+    /// Nodes join with keys between a block and its root: they are its replica set now.
+    fn join_between(&mut self, key: &Key, count: usize, lies: bool) -> Vec<usize> {
+        let root = self.ring.node(self.ring.root(key));
+        let gap = root.id.key().distance_from(key);
+        let ids = (0..).map(|n: u64| {
+            let mut id = [7; 32];
+            id[..8].copy_from_slice(&n.to_be_bytes());
+            PeerId(id)
+        });
+        let is_between = |id: &PeerId| {
+            let peer = Peer { id: *id, addr: root.peer.addr };
+            Node::of(peer).id.key().distance_from(key) < gap
+        };
+        let is_new = |id: &PeerId| self.ring.sim.host_of(id).is_none();
+        let ids: Vec<PeerId> = ids.filter(|id| is_between(id) && is_new(id)).take(count).collect();
+        let host = |id| HostConfig { identity: Some(id), ..HostConfig::default() };
+        ids.into_iter().map(|id| self.join_on(host(id), lies)).collect()
+    }
+
+    /// Three liars join beside each other, and leave again.
+    fn ambush(&mut self) -> &'static str {
+        self.renew();
+        let Some(victim) = self.widest() else { return "nothing" };
+        let band = self.join_between(&victim, 3, true);
+        let span = self.some_minutes(90) + HOUR;
+        self.run_for(span);
+        band.iter().for_each(|member| self.ring.crash(*member));
+        let span = self.some_minutes(30);
+        self.run_for(span);
+        self.renew();
+        "three liars beside each other"
+    }
+
     /// Two sides; those of the smaller one join again when it is over.
     fn partition(&mut self) -> &'static str {
         let order = self.order();
@@ -319,16 +371,20 @@ impl Scenario {
         "a partition"
     }
 
-    /// One node has no room while the ring grows.
+    /// One node has no room while others join before its predecessors.
     fn full_disk(&mut self) -> &'static str {
+        let Some(key) = self.widest() else { return "nothing" };
         let order = self.order();
-        let member = order[self.below(order.len() as u64) as usize];
+        let root = self.ring.root(&key);
+        let at = order.iter().position(|member| *member == root).expect("it is up");
+        let member = order[(at + 1 + self.below(2) as usize) % order.len()];
         self.full[member].store(true, Ordering::Relaxed);
         self.put();
-        for _ in 0..1 + self.below(3) {
-            self.join(false);
-        }
-        self.run_and_renew(LEASE + 2 * GRACE);
+        self.join_between(&key, 4, false);
+        let span = self.some_minutes(60) + 2 * HOUR;
+        self.run_and_renew(span);
+        self.read_all();
+        self.run_and_renew(LEASE);
         self.full[member].store(false, Ordering::Relaxed);
         let span = self.some_minutes(60);
         self.run_for(span);
