@@ -47,9 +47,10 @@ fn one_full_node_does_not_keep_its_neighbours_from_handing_blocks_over() {
         let mut order: Vec<usize> = (0..ring.members.len()).collect();
         order.sort_by_key(|member| *ring.node(*member).id.key());
         let at = order.iter().position(|member| *member == full).expect("it joined");
-        let before = order[(at + order.len() - 2) % order.len()];
-        let is_its = |n: &u32| ring.root(&block(*n).0.key()) == before;
-        let blocks: Vec<u32> = (0..3000).filter(is_its).take(300).collect();
+        // The two nodes of whose replica sets it is a member.
+        let before = [1, 2].map(|n| order[(at + order.len() - n) % order.len()]);
+        let is_theirs = |n: &u32| before.contains(&ring.root(&block(*n).0.key()));
+        let blocks: Vec<u32> = (0..3000).filter(is_theirs).take(400).collect();
         for n in &blocks {
             ring.try_put(0, vec![block(*n)]).expect("acknowledged by two of three");
         }

@@ -274,7 +274,7 @@ impl Scenario {
         away.iter().for_each(|member| self.restart(*member));
         let span = self.some_minutes(30);
         self.run_for(span);
-        self.renew();
+        // The next renewal comes when the grace of leases that ended meanwhile is over.
         self.run_and_renew(LEASE);
         if is_cut { "neighbours were cut off" } else { "neighbours were off" }
     }
@@ -379,7 +379,7 @@ impl Scenario {
         let at = order.iter().position(|member| *member == root).expect("it is up");
         let member = order[(at + 1 + self.below(2) as usize) % order.len()];
         self.full[member].store(true, Ordering::Relaxed);
-        self.put();
+        (0..4).for_each(|_| self.put());
         self.join_between(&key, 4, false);
         let span = self.some_minutes(60) + 2 * HOUR;
         self.run_and_renew(span);
