@@ -94,7 +94,8 @@ pub(crate) async fn charges(
     let mut near = is_neighbour(inner, from);
     if (0..unknown.len()).any(|place| hearing.agreed(place).is_none()) {
         confirm(inner, from).await?;
-        let ReplicaSets { sets, beyond, beside } = replica_sets(inner, from, &hearing).await;
+        let ReplicaSets { sets, beyond, beside } =
+            replica_sets(inner, from, &hearing, is_outside).await;
         hearing.ask(inner, sets).await;
         near |= beside;
         if (0..unknown.len()).any(|place| hearing.agreed(place).is_none()) {
@@ -185,7 +186,7 @@ enum Held {
 }
 
 fn held(inner: &Inner, copy: &Copy) -> Held {
-    let held = inner.store.info(&copy.key).ok().flatten();
+    let held = inner.known(&copy.key);
     match held.filter(|held| held.version >= copy.version).map(|held| inner.lease_left(&held)) {
         None | Some(0) => Held::Not,
         Some(left) if left < least_lease(copy.lease_secs) => Held::Shorter(left),
@@ -229,7 +230,8 @@ fn neighbours(inner: &Inner, from: &Peer, hearing: &Hearing) -> Vec<(Node, Vec<u
 /// Whom to ask where the neighbours do not tell.
 #[derive(Default)]
 struct ReplicaSets {
-    /// The other members of the copies' replica sets, as far as this node belongs to them.
+    /// The other members of the copies' replica sets, as far as this node belongs to them, or
+    /// the node that brings the copies if this one is outside.
     sets: Vec<(Node, Vec<usize>)>,
     /// The k nodes after each set: they held the blocks while the set was away.
     beyond: Vec<(Node, Vec<usize>)>,
@@ -237,7 +239,12 @@ struct ReplicaSets {
     beside: bool,
 }
 
-async fn replica_sets(inner: &Inner, from: &Peer, hearing: &Hearing) -> ReplicaSets {
+async fn replica_sets(
+    inner: &Inner,
+    from: &Peer,
+    hearing: &Hearing,
+    is_outside: bool,
+) -> ReplicaSets {
     let mut open: Vec<usize> =
         (0..hearing.copies.len()).filter(|place| hearing.agreed(*place).is_none()).collect();
     open.sort_by_key(|place| hearing.copies[*place].key);
@@ -257,7 +264,8 @@ async fn replica_sets(inner: &Inner, from: &Peer, hearing: &Hearing) -> ReplicaS
         open = others;
         let near = distinct_peers(&nodes, 2 * k);
         let (set, after) = near.split_at(k.min(near.len()));
-        if set.iter().any(|node| inner.is_me(node)) {
+        let member = if is_outside { from.id } else { inner.transport.local().id };
+        if set.iter().any(|node| node.peer.id == member) {
             found.beside |= set.iter().any(|node| node.peer.id == from.id);
             let ask = |node: &Node| (!inner.is_me(node)).then(|| (*node, its.clone()));
             found.sets.extend(set.iter().filter_map(ask));
@@ -299,6 +307,7 @@ pub(crate) fn vouch(inner: &Inner, asked: &Vouch) -> Result<VouchReply, Refusal>
     for key in &asked.keys {
         let held = inner.store.info(key);
         let held = held.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
+        let held = held.or_else(|| inner.diversion.records.pointed(key));
         let live = held.filter(|held| inner.lease_left(held) > 0 && !inner.leaving.denies(key));
         vouched.push(live.map(|held| Vouched {
             version: held.version,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use atoll_env::sleep;
 use atoll_key::{BlockKind, Key, KeyRange, PeerId};
-use atoll_net::header::Capped;
+use atoll_net::header::{Capped, WirePeer};
 use atoll_net::{CallError, Refusal, Reply, Request};
 use atoll_overlay::Node;
 use atoll_store::{BlockInfo, StoreError, StoredBlock};
@@ -113,7 +113,7 @@ fn page(inner: &Inner, range: KeyRange) -> Result<(Vec<Item>, Option<KeyRange>),
     let is_full = |list: &&Vec<BlockInfo>| list.len() == PAGE_ITEMS;
     let ends = [&infos, &records].into_iter().filter(is_full).filter_map(|list| list.last());
     let mut upto = ends.map(|last| last.key).min_by_key(place).unwrap_or(range.upto);
-    let now = inner.env.unix_ms() / 1000;
+    let now = inner.lease_now();
     let live = |info: &&BlockInfo| info.expires_unix_secs > now && place(&info.key) <= place(&upto);
     let item = |info: &BlockInfo| Item { key: info.key, version: info.version };
     let mut items: Vec<Item> = infos.iter().filter(live).map(item).collect();
@@ -408,16 +408,19 @@ fn offered(inner: &Inner, node: &PeerId, items: &[Item], outcome: &mut Outcome) 
     offered
 }
 
-/// Fetches blocks from `other`, verifies and stores them, as far as there is room here.
-async fn take(inner: &Inner, other: &Node, items: &[Item]) -> Result<Outcome, ExchangeError> {
+/// Fetches blocks from `at`, which is `other` or keeps them for it, verifies and stores them, as
+/// far as there is room.
+async fn take(
+    inner: &Inner,
+    other: &Node,
+    at: &Node,
+    items: &[Item],
+) -> Result<Outcome, ExchangeError> {
     let mut outcome = Outcome::default();
     let me = inner.transport.local().id;
     let mut wanted = offered(inner, &me, items, &mut outcome);
+    let mut elsewhere: BTreeMap<PeerId, (Node, Vec<Item>)> = BTreeMap::new();
     while !wanted.is_empty() {
-        if !diversion::may_fetch(inner).await {
-            outcome.left += wanted.len() as u64;
-            break;
-        }
         let keys = wanted[..wanted.len().min(MAX_BATCH_BLOCKS)].to_vec();
         let header = to_header(&Fetch { keys });
         let request = Request { method: messages::FETCH, header, parts: Vec::new() };
@@ -458,15 +461,12 @@ async fn take(inner: &Inner, other: &Node, items: &[Item]) -> Result<Outcome, Ex
             continue;
         }
         let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
-        let kept = match store_fetched(inner, &other.peer, batch).await {
-            Ok(kept) => kept,
-            Err(StoreError::Full { .. } | StoreError::Away { .. }) => {
-                inner.repair.set_back(me, inner.env.now());
-                outcome.left += count + wanted.len() as u64;
-                return Ok(outcome);
-            }
-            Err(error) => return Err(error.into()),
-        };
+        let kept = store_fetched(inner, &other.peer, batch).await;
+        if kept == 0 && diversion::has_no_room(inner) {
+            inner.repair.set_back(me, inner.env.now());
+            outcome.left += count + wanted.len() as u64;
+            return Ok(outcome);
+        }
         if kept < count {
             decline_unheld(inner, me, &keys);
         } else {
@@ -474,9 +474,6 @@ async fn take(inner: &Inner, other: &Node, items: &[Item]) -> Result<Outcome, Ex
         }
         outcome.moved += kept;
         outcome.left += count - kept;
-        if kept == 0 {
-            diversion::found_nowhere(inner);
-        }
         inner.repair.done(kept, bytes);
         pace(inner, bytes).await;
     }
@@ -499,7 +496,7 @@ async fn take(inner: &Inner, other: &Node, items: &[Item]) -> Result<Outcome, Ex
 
 /// Of blocks that were fetched, those that could be charged to nobody are not fetched again soon.
 fn decline_unheld(inner: &Inner, me: PeerId, keys: &[Key]) {
-    let is_held = |key: &Key| matches!(inner.store.info(key), Ok(Some(_)));
+    let is_held = |key: &Key| inner.known(key).is_some();
     for key in keys.iter().filter(|key| !is_held(key)) {
         inner.repair.decline(me, *key, inner.env.now());
     }
@@ -587,7 +584,16 @@ async fn read_batch(
                     parts.push(block.bytes);
                 }
             }
-            Ok(None) => {}
+            // It may be elsewhere, kept for this node.
+            Ok(None) => {
+                if let Some(block) = follow::own(inner, &key).await
+                    && block.header.lease_secs > 0
+                {
+                    bytes += block.bytes.len();
+                    headers.push(block.header);
+                    parts.push(block.bytes);
+                }
+            }
             Err(error) => {
                 note_store_error(inner, &error);
                 outcome.left += 1;

@@ -27,6 +27,7 @@ use crate::quorum::Background;
 use crate::quota::{Quota, QuotaConfig};
 use crate::receipt::Attestor;
 use crate::repair_state::Repair;
+use crate::seen::SeenVersions;
 use crate::stats::{Counters, add};
 use crate::strays::Strays;
 use crate::turns::Turns;
@@ -179,10 +180,14 @@ pub(crate) struct Inner {
     pub durable: Arc<dyn DurableState>,
     /// Copies that others keep for this node, and it for others.
     pub diversion: Diversion,
+    /// What leases are measured by.
+    pub clock: LeaseClock,
     pub quota: Quota,
     pub confirmations: Confirmations,
     pub counters: Counters,
     pub repair: Repair,
+    /// Replica sets that have disappeared.
+    pub losses: Losses,
     /// Ranges of blocks that belong to others.
     pub strays: Strays,
     /// Copies about to be dropped.
@@ -196,6 +201,12 @@ pub(crate) struct Inner {
     /// Work done for others: comparing ranges, proving that blocks are held.
     pub comparing: Turns,
     pub proving: Turns,
+    /// How long puts may take.
+    pub put_times: Arc<PutTimes>,
+    /// Calls of puts that nobody waits for any more.
+    pub background: Background,
+    /// Signed blocks are not read below these versions.
+    pub seen: Arc<SeenVersions>,
     pub writes: Writes,
 }
 

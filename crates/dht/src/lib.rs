@@ -31,6 +31,8 @@ mod node;
 mod owner;
 mod path_cache;
 mod proof;
+mod put_times;
+mod quorum;
 pub mod quota;
 pub mod receipt;
 pub mod reconcile;

@@ -9,6 +9,7 @@
 //! a cap, checked while it is read.
 
 mod charging;
+mod diversion;
 mod proving;
 
 use atoll_key::{BlockKind, Key, KeyRange};
@@ -20,6 +21,7 @@ use atoll_overlay::{Node, Route};
 use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
 
 pub use charging::{AskRoom, AskRoomReply, Confirm, ConfirmReply, Vouch, VouchReply, Vouched};
+pub use diversion::{Divert, DivertReply, Hold, HoldReply, There};
 pub use proving::{Proof, Prove, ProveReply};
 
 use crate::quota::{OverQuota, QuotaOf};

@@ -33,6 +33,8 @@ use crate::quorum::Background;
 use crate::quota::{Quota, QuotaConfig, QuotaReport};
 use crate::receipt::Attestor;
 use crate::repair_state::Repair;
+use crate::replicas::present_replicas;
+use crate::seen::SeenVersions;
 use crate::stats::{Counters, DhtStats};
 use crate::status::RepairStatus;
 use crate::strays::Strays;
@@ -77,13 +79,14 @@ impl Dht {
             overlay,
             store,
             attestor,
-            clock,
             seen: Arc::new(SeenVersions::remembered(&*durable)),
             diversion: Diversion::new(durable.pointers()),
+            clock,
             quota: Quota::new(config.quota),
             confirmations: Confirmations::default(),
             counters: Counters::default(),
-            repair: Repair::default(),
+            repair: Repair::remembering(&*durable, config.replicas),
+            losses: Losses::default(),
             strays: Strays::default(),
             leaving: Leaving::default(),
             giving_up: futures_util::lock::Mutex::default(),

@@ -15,6 +15,7 @@ use atoll_overlay::Node;
 use atoll_store::{BlockInfo, StoredBlock};
 use futures_util::future::join_all;
 
+use crate::diversion::follow;
 use crate::inner::{Inner, note_store_error};
 use crate::lease_clock::least_lease;
 use crate::messages::{self, Fetch, FetchReply, Proof, Prove, ProveReply, from_header, to_header};
@@ -61,7 +62,29 @@ pub(crate) async fn prove(
         proofs.push(held.filter(|_| lease_secs > 0 && !inner.leaving.denies(key)).map(proof));
     }
     turn.spend(read, inner.env.now());
+    prove_elsewhere(inner, from, asked, &mut proofs).await;
     Ok(ProveReply { proofs: proofs.into() })
+}
+
+/// Has the nodes that keep blocks for this one prove it, with the asker's nonce. An asker that
+/// keeps one itself is about to drop it, and is not asked.
+async fn prove_elsewhere(inner: &Inner, from: &Peer, asked: &Prove, proofs: &mut [Option<Proof>]) {
+    let lacking =
+        |place: &usize| proofs[*place].is_none() && !inner.leaving.denies(&asked.keys[*place]);
+    let lacking: Vec<usize> = (0..proofs.len()).filter(lacking).collect();
+    let keys: Vec<Key> = lacking.iter().map(|place| asked.keys[*place]).collect();
+    let mut holders = follow::by_holder(inner, &keys).await;
+    holders.retain(|(holder, _)| holder.id != from.id);
+    let asks = holders.iter().map(|(holder, places)| {
+        let its: Vec<Key> = places.iter().map(|place| keys[*place]).collect();
+        async move { ask(inner, &Node::of(*holder), asked.nonce, &its).await }
+    });
+    let answers = join_all(asks).await;
+    for ((_, places), answer) in holders.iter().zip(answers) {
+        for (place, proof) in places.iter().zip(answer) {
+            proofs[lacking[*place]] = proof;
+        }
+    }
 }
 
 /// For each of `provers`, which of `blocks` it proves to hold: as they are held here or in a

@@ -31,7 +31,7 @@ pub(crate) async fn renew_here(
 ) -> Result<RenewReply, Refusal> {
     inner.leaving.keep(renew.keys.iter()).await;
     if !renew.as_root {
-        return renew_alone(inner, origin, renew);
+        return renew_alone(inner, origin, renew).await;
     }
     let RenewReply { mut held, mut over } = renew_alone(inner, origin, renew).await?;
     let parts = seats_of(inner, &renew.keys).into_iter().map(|(seat, indices)| {

@@ -148,15 +148,34 @@ async fn store_batch(
     inner: &Inner,
     batch: Vec<StoredBlock>,
     room: Reservation,
-) -> Result<(), StoreError> {
-    inner.leaving.keep(batch.iter().map(|block| &block.info.key)).await;
-    inner.writes.write(&inner.env, inner.store.put(batch), room).await
+) -> Result<(), PutStatus> {
+    let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
+    inner.leaving.keep(keys.iter()).await;
+    match inner.writes.write(&inner.env, inner.store.put(batch), room).await {
+        Ok(()) => {
+            follow::come_home(inner, keys).await;
+            Ok(())
+        }
+        Err(error) => {
+            inner.diversion.store_failed(&error, inner.store.usage());
+            match error {
+                // Whether it is full or not there for the moment: others may have room.
+                StoreError::Full { .. } | StoreError::Away { .. } => Err(PutStatus::Full),
+                StoreError::Corrupted { .. } | StoreError::Io(_) => Err(PutStatus::Failed),
+            }
+        }
+    }
+}
+
+/// Stores a block that another node has kept for this one; whether there was room.
+pub(crate) async fn store_home(inner: &Inner, block: StoredBlock) -> bool {
+    let (_, none) = reserve(inner, &[], &[]);
+    store_batch(inner, vec![block], none).await.is_ok()
 }
 
 /// Stores verified blocks that were fetched from `from`, as far as they may be charged to
 /// anybody; returns how many.
 pub(crate) async fn store_fetched(inner: &Inner, from: &Peer, mut batch: Vec<StoredBlock>) -> u64 {
-    let now = inner.env.unix_ms() / 1000;
     let copy = |block: &StoredBlock| {
         let BlockInfo { key, kind, version, .. } = block.info;
         Copy { key, kind, version, lease_secs: inner.lease_left(&block.info) }

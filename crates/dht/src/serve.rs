@@ -2,6 +2,7 @@
 //!
 //! Requests are decoded with caps, and their lengths checked, before anything is done.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_key::Key;
@@ -169,7 +170,8 @@ pub(crate) async fn fetch(inner: &Inner, request: Request) -> Result<Reply, Refu
                 headers.push(inner.header_of(&block.info));
                 parts.push(block.bytes);
             }
-            Ok(_) => {}
+            Ok(_) if inner.leaving.denies(key) => {}
+            Ok(_) => there.extend(follow::there(inner, key).await),
             Err(error) => note_store_error(inner, &error),
         }
     }

@@ -188,7 +188,12 @@ async fn hand_over_first(
     while let Some(range) = rest.filter(|_| budget.pages > 0) {
         budget.pages -= 1;
         let infos = inner.store.list(range, MAX_BATCH_BLOCKS)?;
-        is_settled &= hand_over_page(inner, &set, &infos, is_over).await?;
+        // What is kept for a member of the set is where it belongs.
+        let is_stray = |info: &&BlockInfo| !diversion::is_held_for_others(inner, &info.key);
+        let strays: Vec<BlockInfo> = infos.iter().filter(is_stray).copied().collect();
+        if !strays.is_empty() {
+            is_settled &= hand_over_page(inner, &set, &strays, is_over).await?;
+        }
         rest = match infos.last() {
             Some(last) if infos.len() == MAX_BATCH_BLOCKS && last.key != range.upto => {
                 Some(KeyRange::new(last.key, range.upto))

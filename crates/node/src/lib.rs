@@ -59,7 +59,7 @@ pub use node::{Node, daemon_runtime};
 pub use peers::PeerList;
 pub use private::{PrivateDirectory, enclosing};
 pub use status::{
-    Cache, Diverted, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Status,
-    VolumeStatus,
+    Cache, Clock, Diverted, Member, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Reclaimed,
+    Repair, RingNode, Rotated, Status, VolumeStatus, WrongClock,
 };
 pub use volumes::{MAX_NAME_BYTES, VolumeError};

@@ -346,7 +346,9 @@ impl Node {
 
     async fn let_go(self) {
         let env = TokioRuntime::current();
-        let Node { chord, entry, report, control, store, pointers, works, _lock, .. } = self;
+        let Node {
+            chord, entry, membership, report, control, store, pointers, works, _lock, ..
+        } = self;
         works.stop(&env).await;
         drop((chord, entry, membership, report, control, works));
         // Calls that were being answered hold the store until they are dropped.

@@ -28,8 +28,8 @@ use crate::membership::Membership;
 use crate::memory;
 use crate::network::Network;
 use crate::status::{
-    Cache, Diverted, NodeSettings, QuotaAccount, QuotaStatus, Repair, RingNode, Status,
-    VolumeStatus,
+    Cache, Diverted, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Reclaimed, Repair,
+    RingNode, Rotated, Status, VolumeStatus,
 };
 use crate::volumes::{self, Volumes};
 
@@ -326,6 +326,8 @@ impl Report {
                 peer.addr, status.advertise
             ));
         }
+        warnings.extend(address::trouble(self.listen));
+        warnings.extend(clock::warnings(&status.clock));
         warnings.extend(self.dht.disk_trouble().map(|why| disk_watch::warning(&why)));
         let contribution = self.contributor.status();
         // Where the disk decides, being full is as it should be.

@@ -75,7 +75,10 @@ pub fn targets() -> Vec<Target> {
             vec![AskRoomReply { over: None }, AskRoomReply { over: Some(OVER) }],
         ),
         message("dht/fetch", vec![Fetch { keys: vec![key(9), key(8)] }]),
-        message("dht/fetch-reply", vec![FetchReply { blocks: vec![header].into() }]),
+        message(
+            "dht/fetch-reply",
+            vec![FetchReply { blocks: vec![header].into(), there: Vec::new().into() }],
+        ),
         message("dht/cache", vec![CacheCopy { block: header }]),
         message("dht/cache-reply", vec![CacheReply { taken: true }]),
         message("dht/reconcile", vec![Reconcile { salt, claims: vec![claim(), claim()] }]),

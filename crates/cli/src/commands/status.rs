@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use atoll_node::{Cache, Diverted, RingNode, Status};
+use atoll_node::{Cache, Clock, Diverted, RingNode, Status};
 
 use crate::arguments::Global;
 use crate::connection;
@@ -197,6 +197,7 @@ fn describe(status: &Status) -> Vec<(&'static str, String)> {
     ));
     lines.push(("cache", cache(&status.cache)));
     lines.push(("repair", repair(status)));
+    lines.push(("clock", clock(&status.clock)));
     lines.extend(diverted(&status.diverted).map(|line| ("diverted", line)));
     lines.push((
         "traffic",
@@ -261,6 +262,22 @@ fn cache(cache: &Cache) -> String {
         units::count(cache.hits),
         units::count(cache.hits + cache.misses),
     )
+}
+
+fn clock(clock: &Clock) -> String {
+    if clock.compared == 0 {
+        return "not compared with others yet".into();
+    }
+    let others = units::counted(clock.compared as u64, "other address", "other addresses");
+    let compared = format!("agrees with {} of {others}", clock.agreeing);
+    match clock.off_secs {
+        0 => compared,
+        off => {
+            let direction = if off < 0 { "behind" } else { "ahead" };
+            let off = units::whole_secs(off.unsigned_abs());
+            format!("{compared}: {off} {direction}; their time is used")
+        }
+    }
 }
 
 /// Copies that are not where they belong, if there are any.

@@ -209,12 +209,6 @@ async fn note(
     Ok(())
 }
 
-/// Whether any node is known that would take a block for this one.
-pub(super) async fn is_anywhere(inner: &Inner) -> bool {
-    let me = BTreeSet::from([inner.transport.local().id]);
-    choose(inner, &me, cost_bytes(0) * SPARE_BLOCKS).await.is_some()
-}
-
 /// The node with most room, of those outside `tried`.
 async fn choose(inner: &Inner, tried: &BTreeSet<PeerId>, least_bytes: u64) -> Option<Node> {
     let mut candidates = candidates(inner, tried);

@@ -144,16 +144,12 @@ pub(crate) async fn come_home(inner: &Inner, keys: Vec<Key>) {
 }
 
 /// Extends the leases of blocks that other nodes keep for this one, as far as `reply` says that
-/// they are not here; a question is answered from the pointers.
+/// they are not here.
 pub(crate) async fn renew(inner: &Inner, origin: &Origin, renew: &Renew, reply: &mut RenewReply) {
     let lacking = (0..renew.keys.len()).filter(|place| reply.held[*place] == 0);
     let lacking: Vec<usize> = lacking
         .filter(|place| inner.diversion.records.pointed(&renew.keys[*place]).is_some())
         .collect();
-    if matches!(origin, Origin::Bearer) {
-        lacking.into_iter().for_each(|place| reply.held[place] = 1);
-        return;
-    }
     let keys: Vec<Key> = lacking.iter().map(|place| renew.keys[*place]).collect();
     let holders = by_holder(inner, &keys).await;
     let calls = holders.iter().map(|(holder, places)| {

@@ -52,8 +52,6 @@ const MAX_KNOWN: usize = 1024;
 /// What one member may have kept here for it, of this node's capacity: a member that only says
 /// that it is full cannot fill others.
 const MEMBER_SHARE_MILLIONTHS: u32 = 250_000;
-/// How long repair fetches nothing after no node had room for what it fetched.
-const NOWHERE_FOR: Duration = Duration::from_secs(300);
 
 /// What a node knows about copies that others keep for it and it keeps for others.
 pub(crate) struct Diversion {
@@ -87,8 +85,6 @@ struct State {
     known: BTreeMap<PeerId, (Node, u64, Instant)>,
     /// How full the store was when it last refused a block for want of room.
     full_at: Option<Usage>,
-    /// Until when repair need not look for room.
-    nowhere_until: Instant,
     /// The first write that failed for another reason than room.
     disk_trouble: Option<String>,
 }
@@ -160,18 +156,9 @@ impl Diversion {
     }
 }
 
-/// Repair could not store what it has fetched, here or elsewhere: it waits before it tries again.
-pub(crate) fn found_nowhere(inner: &Inner) {
-    inner.diversion.lock().nowhere_until = inner.env.now() + NOWHERE_FOR;
-}
-
-/// Whether repair may fetch blocks: there is room for them, here or elsewhere.
-pub(crate) async fn may_fetch(inner: &Inner) -> bool {
-    if inner.diversion.free_bytes(inner.store.usage()) > 0 {
-        return true;
-    }
-    let has_waited = inner.env.now() >= inner.diversion.lock().nowhere_until;
-    has_waited && inner.config.divert && divert::is_anywhere(inner).await
+/// Whether the store takes nothing.
+pub(crate) fn has_no_room(inner: &Inner) -> bool {
+    inner.diversion.free_bytes(inner.store.usage()) == 0
 }
 
 /// Whether this node keeps its copy of a block for another: then it is no stray.

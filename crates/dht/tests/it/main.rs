@@ -8,6 +8,7 @@ mod clocks;
 mod coming_back;
 mod copies;
 mod denier;
+mod diversion;
 mod dropping;
 mod durability;
 mod false_roots;

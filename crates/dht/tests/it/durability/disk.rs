@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use atoll_env::BoxFuture;
 use atoll_key::{Key, KeyRange};
 use atoll_store::{
-    BlockInfo, BlockStore, MemoryStore, Owner, OwnerUsage, Owners, ScrubStep, StoreError,
-    StoredBlock, Usage,
+    BlockInfo, BlockStore, MemoryStore, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError,
+    StoredBlock, Summary, Usage,
 };
 
 use crate::ring::ROOMY;
@@ -43,6 +43,18 @@ impl BlockStore for Disk {
 
     fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
         self.blocks.list(range, limit)
+    }
+
+    fn summaries(
+        &self,
+        ranges: Vec<KeyRange>,
+        now: u64,
+    ) -> BoxFuture<'static, Result<Vec<Summary>, StoreError>> {
+        self.blocks.summaries(ranges, now)
+    }
+
+    fn cut(&self, range: KeyRange, now: u64) -> BoxFuture<'static, Result<Vec<Part>, StoreError>> {
+        self.blocks.cut(range, now)
     }
 
     fn renew(&self, keys: &[Key], expires: u64, owner: Owner) -> Result<Vec<bool>, StoreError> {
