@@ -107,7 +107,7 @@ mod tests {
             "from /srv/docs",
             "version 3, 12 blocks, kept until 2096-10-02",
             "encrypted; publishing it again prints",
-            "lost 1 block;",
+            "1 block on no node that answered",
             "the ring is silent",
         ] {
             assert!(lines.contains(part), "{part}: {lines}");

@@ -90,7 +90,7 @@ fn a_copy_goes_on_past_missing_blocks_and_resumes_when_they_are_back() {
     let one = format!("{address}/big");
     let alone = ring.path("alone");
     let said = run(ring.nodes[0].command(["get", &one]).arg(&alone));
-    said.failed(5, &["The ring has lost this block"]);
+    said.failed(5, &["No node that can be reached has this block"]);
     assert!(!alone.exists());
 
     assert_eq!(ring.publish(&source), address);
