@@ -37,8 +37,12 @@ impl Leaving {
         let mut leaving = false;
         if let Some(watch) = self.lock().as_mut() {
             for key in keys.filter(|key| watch.keys.contains(*key)) {
-                leaving |= watch.removing.contains(key);
-                watch.touched.insert(*key);
+                if watch.removing.contains(key) {
+                    // Its bytes go now: to be counted on before that would let others drop theirs.
+                    leaving = true;
+                } else {
+                    watch.touched.insert(*key);
+                }
             }
         }
         if leaving {

@@ -526,7 +526,10 @@ pub(crate) async fn renew(
         if state.todo.len() < before {
             stuck = now + RENEW_STUCK;
         }
-        if !state.todo.is_empty() && (asked.is_err() || now + pause > deadline.min(stuck)) {
+        if state.todo.is_empty() {
+            break;
+        }
+        if asked.is_err() || now + pause > deadline.min(stuck) {
             let (part, count, told) = (state.todo.len(), keys.len(), &state.told);
             let part = of_batch(part, count);
             return Err(PutError::Unavailable(format!("{part}{told}{}", absent(inner))));

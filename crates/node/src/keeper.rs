@@ -177,6 +177,8 @@ impl Keeper {
         kept: &mut Kept,
         pass: &mut RenewalPass,
     ) -> Option<String> {
+        // First: without it nobody finds the blocks, whatever becomes of the rest.
+        let root = self.put_root(manifest).await.map_err(|error| error.to_string());
         let starts = (pass.next..manifest.count()).step_by(BATCH as usize);
         let batches = stream::iter(starts).map(|from| self.renew_batch(manifest.clone(), from));
         let mut batches = batches.buffered(WINDOW);
@@ -213,7 +215,6 @@ impl Keeper {
                 self.save(name, kept).await;
             }
         }
-        let root = self.put_root(manifest).await.map_err(|error| error.to_string());
         let (failed, blocks) = (pass.failed_blocks, manifest.count());
         match why {
             _ if failed == 0 => root.err(),
