@@ -1,9 +1,11 @@
 //! Which connections there are, which are being dialled, and whom not to dial yet.
 //!
 //! One connection per peer carries the calls of both sides, whoever dialled it. When
-//! both dial at once two come up; both sides keep the one that the smaller key dialled,
-//! and let the other go when its calls are over. A connection that comes later than
-//! that replaces the old one: its peer dialled because the old one is dead to it.
+//! both dial at once two come up, and the one that the smaller key dialled stays. The
+//! larger key lets its own go as soon as it has both, and its calls are carried to their
+//! end. The smaller key must not do that: the other side may not have taken in the one that
+//! stays, and would have none. A connection that comes later than that replaces the old
+//! one: its peer dialled because the old one is dead to it.
 //! Plain data: time is passed in.
 
 use std::collections::BTreeMap;
@@ -74,7 +76,8 @@ struct Backoff {
 pub struct Pool {
     local: PeerId,
     max_connections: usize,
-    /// Open ones. More than one per peer only while one of them is being let go.
+    /// Open ones. More than one per peer only while one of them is being let go, or the peer
+    /// is about to do so.
     connections: BTreeMap<PeerId, Vec<Connection>>,
     pub dials: BTreeMap<Peer, Dialled>,
     backoffs: BTreeMap<Peer, Backoff>,
@@ -150,14 +153,13 @@ impl Pool {
         self.uses += 1;
         let new = Connection { mux, serial: self.serials, remote, since: now, last_use: self.uses };
         let of_peer = self.connections.entry(id).or_default();
-        let keep_here = self.local < id;
+        let peer_lets_go = self.local < id;
         for old in of_peer.iter().filter(|old| old.mux.is_open()) {
             let at_once = now.saturating_duration_since(old.since) < HANDSHAKE_LIMIT;
-            let old_here = old.remote.is_dialled_here();
-            if at_once && old_here != dialled_here && old_here == keep_here {
-                new.mux.go_away();
-            } else {
-                old.mux.go_away();
+            match at_once && old.remote.is_dialled_here() != dialled_here {
+                true if peer_lets_go => {}
+                true if dialled_here => new.mux.go_away(),
+                _ => old.mux.go_away(),
             }
         }
         if of_peer.len() >= MAX_OF_PEER {
@@ -276,18 +278,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_two_dialled_at_once_both_sides_keep_the_same() {
+    async fn of_two_dialled_at_once_the_larger_key_lets_its_own_go() {
         let now = Instant::now();
         let (small, large) = (PeerId([1; 32]), PeerId([2; 32]));
         for dialled_first in [true, false] {
-            // Seen by the smaller key: what it dialled itself stays.
+            // The smaller key does not know which of them the other has.
             let mut pool = Pool::new(small, 10);
             let (first, _keep_first) = live();
             let (second, _keep_second) = live();
             pool.add(large, first.clone(), remote(dialled_first), now);
             pool.add(large, second.clone(), remote(!dialled_first), now);
-            assert_eq!((first.is_open(), second.is_open()), (dialled_first, !dialled_first));
-            // Seen by the larger key: what it accepted stays.
+            assert!(first.is_open() && second.is_open());
+            // Of the larger key's, what it accepted stays.
             let mut pool = Pool::new(large, 10);
             let (first, _keep_first) = live();
             let (second, _keep_second) = live();
