@@ -7,8 +7,10 @@ use std::time::Duration;
 use atoll_dht::messages::{self, Put, PutReply, PutStatus, Reconcile, ReconcileReply};
 use atoll_dht::reconcile::{Claim, Fingerprint};
 use atoll_env::{BoxFuture, Env, sleep};
-use atoll_key::KeyRange;
+use atoll_key::{KeyRange, PeerId};
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
+use atoll_overlay::Node;
+use atoll_sim::HostConfig;
 use atoll_store::MemoryStore;
 use futures_util::future::join_all;
 
@@ -17,7 +19,7 @@ use crate::ring::{ROOMY, Ring, block, sized_block};
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Takes no block once it is told to.
-struct Refusing(Arc<dyn Service>, Arc<AtomicBool>, PutStatus);
+pub struct Refusing(pub Arc<dyn Service>, pub Arc<AtomicBool>, pub PutStatus);
 
 impl Service for Refusing {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
@@ -31,12 +33,12 @@ impl Service for Refusing {
     }
 }
 
-/// One node of six was full. The network grew; the neighbours of the full one gave none of the
-/// blocks that were no longer theirs to the new nodes, and 164 of 200 could not be read.
+/// One node was full. Nodes joined before those whose copies it should have kept; these gave none of
+/// the blocks that were no longer theirs to the new nodes, and 164 of 200 could not be read.
 #[test]
 fn one_full_node_does_not_keep_its_neighbours_from_handing_blocks_over() {
     for (seed, status) in [(4, PutStatus::Full), (5, PutStatus::Failed)] {
-        let mut ring = Ring::new(seed, 5);
+        let mut ring = Ring::new(seed, 8);
         let refuses = Arc::new(AtomicBool::new(false));
         let shared = refuses.clone();
         let full = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), move |honest| {
@@ -47,21 +49,43 @@ fn one_full_node_does_not_keep_its_neighbours_from_handing_blocks_over() {
         let mut order: Vec<usize> = (0..ring.members.len()).collect();
         order.sort_by_key(|member| *ring.node(*member).id.key());
         let at = order.iter().position(|member| *member == full).expect("it joined");
-        // The two nodes of whose replica sets it is a member.
-        let before = [1, 2].map(|n| order[(at + order.len() - n) % order.len()]);
-        let is_theirs = |n: &u32| before.contains(&ring.root(&block(*n).0.key()));
-        let blocks: Vec<u32> = (0..3000).filter(is_theirs).take(400).collect();
-        for n in &blocks {
+        // The two nodes of whose replica sets it is a member, and the one before.
+        let [next, holder, last] = [1, 2, 3].map(|n| order[(at + order.len() - n) % order.len()]);
+        let of = |root: usize, count| {
+            let is_its = |n: &u32| ring.root(&block(*n).0.key()) == root;
+            (0..).filter(is_its).take(count).collect::<Vec<u32>>()
+        };
+        let (blocks, others) = (of(holder, 200), of(next, 20));
+        for n in blocks.iter().chain(&others) {
             ring.try_put(0, vec![block(*n)]).expect("acknowledged by two of three");
         }
-        for _ in 0..40 {
-            ring.join(Arc::new(MemoryStore::new(ROOMY)));
+        // Five join in the nearer half of the holder's range, so that it keeps the rest. They do not
+        // repair until all are there: the first would fetch the blocks as their root.
+        ring.config.repair_settle = 2 * MINUTE;
+        let (place, before) = (*ring.node(holder).id.key(), *ring.node(last).id.key());
+        let gap = place.distance_from(&before).as_fraction();
+        let addr = ring.node(0).peer.addr;
+        let ids = (0u64..).map(|n| {
+            let mut id = [9; 32];
+            id[..8].copy_from_slice(&n.to_be_bytes());
+            PeerId(id)
+        });
+        let is_there = |id: &PeerId| {
+            let node = Node::of(Peer { id: *id, addr });
+            place.distance_from(node.id.key()).as_fraction() < gap / 2.0
+        };
+        let first_new = ring.members.len();
+        for id in ids.filter(is_there).take(5) {
+            let host = HostConfig { identity: Some(id), ..HostConfig::default() };
+            ring.join_host(host);
         }
         ring.sim.run_for(60 * MINUTE);
+        let set_of = |n: &u32| ring.replica_set(&block(*n).0.key());
+        let is_new = |n: &&u32| set_of(n).iter().all(|member| *member >= first_new);
+        assert!(blocks.iter().filter(is_new).count() > 20, "blocks of new nodes only");
         for n in blocks {
             let (hash, bytes) = block(n);
-            let holders = ring.holders(&hash.key());
-            let set = ring.replica_set(&hash.key());
+            let (holders, set) = (ring.holders(&hash.key()), set_of(&n));
             let in_place = set.iter().filter(|member| holders.contains(member)).count();
             assert!(in_place >= 2, "block {n} is at {holders:?}, belongs to {set:?}, seed {seed}");
             assert_eq!(ring.try_get(0, hash), Ok(bytes), "block {n}, seed {seed}");
