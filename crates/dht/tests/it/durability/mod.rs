@@ -14,6 +14,10 @@
 //! A lease is counted in time in which at least two nodes were up: no node's lease clock runs
 //! faster. Blocks whose lease has ended are forgotten.
 //!
+//! What makes the checker find a missing rule: a publisher that renews for longer while a whole
+//! replica set is off (R1, R4); nodes that join side by side before the neighbours of one that is full
+//! or refuses (R5); a put by the first node back after a power cut (W1).
+//!
 //! Liars are a fifth of the nodes of some scenarios, with honest nodes between them. Three more
 //! may join side by side for some hours; what is put or renewed where two of a replica set lie is
 //! not counted as promised. No scenario with liars destroys disks.

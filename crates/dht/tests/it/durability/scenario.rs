@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use atoll_dht::messages::PutStatus;
 use atoll_dht::{Blocks, DhtConfig};
 use atoll_env::{Env, random_below};
 use atoll_key::{BlockHash, Key, PeerId, SecretKey, SignedBlock};
@@ -15,6 +16,7 @@ use bytes::Bytes;
 use super::Model;
 use super::disk::Disk;
 use crate::denier::Denier;
+use crate::full::Refusing;
 use crate::ring::{Ring, block};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -33,6 +35,10 @@ pub struct Scenario {
     env: Env,
     /// Whose disk is full.
     full: Vec<Arc<AtomicBool>>,
+    /// Who takes no block.
+    refuses: Vec<Arc<AtomicBool>>,
+    /// For how long the publisher asks.
+    lease: Duration,
     liars: Vec<usize>,
     next_block: u32,
     versions: [u64; SIGNERS as usize],
@@ -57,6 +63,8 @@ impl Scenario {
             model: Model::default(),
             env,
             full: Vec::new(),
+            refuses: Vec::new(),
+            lease: LEASE,
             liars: Vec::new(),
             next_block: 0,
             versions: [0; SIGNERS as usize],
@@ -125,7 +133,7 @@ impl Scenario {
     fn run_and_renew(&mut self, span: Duration) {
         let mut left = span;
         while left > Duration::ZERO {
-            let step = left.min(LEASE / 3);
+            let step = left.min(self.lease / 3);
             self.run_for(step);
             self.renew();
             left -= step;
@@ -139,8 +147,10 @@ impl Scenario {
     fn join_on(&mut self, host: HostConfig, lies: bool) -> usize {
         let full = Arc::new(AtomicBool::new(false));
         let disk = Arc::new(Disk::new(full.clone()));
-        let member = self.ring.join_host_as(host, disk, disguise(lies));
+        let refuses = Arc::new(AtomicBool::new(false));
+        let member = self.ring.join_host_as(host, disk, disguise(lies, refuses.clone()));
         self.full.push(full);
+        self.refuses.push(refuses);
         if lies {
             self.liars.push(member);
         }
@@ -160,7 +170,16 @@ impl Scenario {
 
     fn restart(&mut self, member: usize) {
         let lies = self.liars.contains(&member);
-        self.ring.restart_as(member, disguise(lies));
+        self.ring.restart_as(member, disguise(lies, self.refuses[member].clone()));
+    }
+
+    /// The publisher asks for other leases from now on.
+    fn set_lease(&mut self, lease: Duration) {
+        self.lease = lease;
+        self.ring.config.lease = lease;
+        self.ring.crash(0);
+        self.restart(0);
+        self.run_for(MINUTE);
     }
 
     /// Nodes that are up, in ring order.
@@ -215,7 +234,7 @@ impl Scenario {
 
     /// A majority of k disks have what was acknowledged; a liar may stand for one of them.
     fn acknowledged(&mut self, key: Key, bytes: Bytes, version: u64) {
-        self.model.acknowledged(key, bytes, version, LEASE);
+        self.model.acknowledged(key, bytes, version, self.lease);
         let set = self.ring.replica_set(&key);
         let lies = self.liars.iter().filter(|liar| set.contains(liar)).count();
         let copies = self.model.disks(&self.ring, &key).len();
@@ -247,7 +266,7 @@ impl Scenario {
         let renewed = self.ring.members[0].dht.renew(hashes.clone());
         let Ok(lacking) = self.ring.sim.block_on(HOUR, renewed).expect("ends") else { return };
         for hash in hashes.iter().filter(|hash| !lacking.contains(hash)) {
-            self.model.renewed(&hash.key(), LEASE);
+            self.model.renewed(&hash.key(), self.lease);
         }
     }
 
@@ -266,6 +285,11 @@ impl Scenario {
             self.run_for(span);
         }
         let span = [HOUR, LEASE + GRACE / 2, LEASE + GRACE / 4, 8 * HOUR][self.below(4) as usize];
+        let renews_for_longer = self.below(2) == 0 && !is_cut;
+        if renews_for_longer {
+            self.set_lease(4 * LEASE);
+            self.renew();
+        }
         self.run_and_renew(span);
         self.ring.sim.heal();
         if is_cut {
@@ -274,8 +298,14 @@ impl Scenario {
         away.iter().for_each(|member| self.restart(*member));
         let span = self.some_minutes(30);
         self.run_for(span);
-        // The next renewal comes when the grace of leases that ended meanwhile is over.
-        self.run_and_renew(LEASE);
+        // The next renewal comes when those away have dropped what was not renewed there.
+        self.run_for(LEASE);
+        if renews_for_longer {
+            self.run_for(GRACE * 3 / 2);
+            self.renew();
+            self.set_lease(LEASE);
+        }
+        self.renew();
         if is_cut { "neighbours were cut off" } else { "neighbours were off" }
     }
 
@@ -291,6 +321,9 @@ impl Scenario {
         all.sort_by_key(|member| (*member == 0) != is_first);
         for (i, member) in all.iter().enumerate() {
             self.restart(*member);
+            if i == 0 && is_first {
+                self.put();
+            }
             if i + 2 == all.len() && !is_first {
                 self.run_for(2 * HOUR);
             }
@@ -371,24 +404,29 @@ impl Scenario {
         "a partition"
     }
 
-    /// One node has no room while others join before its predecessors.
+    /// One node has no room, or refuses, while others join before its predecessors. These do not
+    /// repair until all are there.
     fn full_disk(&mut self) -> &'static str {
         let Some(key) = self.widest() else { return "nothing" };
         let order = self.order();
         let root = self.ring.root(&key);
         let at = order.iter().position(|member| *member == root).expect("it is up");
         let member = order[(at + 1 + self.below(2) as usize) % order.len()];
-        self.full[member].store(true, Ordering::Relaxed);
+        let fails = if self.below(2) == 0 { &self.full } else { &self.refuses }[member].clone();
+        fails.store(true, Ordering::Relaxed);
         (0..4).for_each(|_| self.put());
-        self.join_between(&key, 4, false);
+        let settle = std::mem::replace(&mut self.ring.config.repair_settle, 2 * MINUTE);
+        self.join_between(&key, 5, false);
+        self.ring.config.repair_settle = settle;
+        (0..4).for_each(|_| self.put());
         let span = self.some_minutes(60) + 2 * HOUR;
         self.run_and_renew(span);
         self.read_all();
         self.run_and_renew(LEASE);
-        self.full[member].store(false, Ordering::Relaxed);
+        fails.store(false, Ordering::Relaxed);
         let span = self.some_minutes(60);
         self.run_for(span);
-        "a disk was full"
+        "a node was full"
     }
 
     /// A disk is destroyed whose blocks are all on others too.
@@ -458,6 +496,10 @@ impl Scenario {
     }
 }
 
-fn disguise(lies: bool) -> impl Fn(Arc<dyn Service>) -> Arc<dyn Service> {
-    move |honest| if lies { Arc::new(Denier(honest)) } else { honest }
+/// Makes an honest service lie, or refuse while it is told to.
+fn disguise(lies: bool, refuses: Arc<AtomicBool>) -> impl Fn(Arc<dyn Service>) -> Arc<dyn Service> {
+    move |honest| match lies {
+        true => Arc::new(Denier(honest)),
+        false => Arc::new(Refusing(honest, refuses.clone(), PutStatus::Failed)),
+    }
 }
