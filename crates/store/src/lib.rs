@@ -38,7 +38,7 @@ pub use files::{Care, FileConfig, FileStore, FlagCheck, OpenFilesError, Space, U
 pub use holdings::{Holding, OwnerUsage, Owners};
 pub use memory::MemoryStore;
 pub use recover::{IndexFailure, OpenError, OpenReport};
-pub use summary::{MAX_PARTS, Part, Summary};
+pub use summary::{MAX_PARTS, Merged, Part, Summary};
 
 /// Whom a block is charged to: the node that had it stored and its address (CFS §5.4).
 /// Opaque here. All zeros, [`Owner::NOBODY`], for blocks nobody is charged for.

@@ -1,6 +1,6 @@
 //! The canonical digest of a set of blocks, and the aligned intervals it is built on.
 
-use atoll_key::Key;
+use atoll_key::{Key, KeyRange};
 
 /// A set of at most this many items is hashed as a list. One list is about as long as two
 /// levels of branches.
@@ -64,6 +64,17 @@ impl Interval {
         let high = first.0[byte] & 0xf0;
         first.0[byte] = if digits.is_multiple_of(2) { digit << 4 } else { high | digit };
         Interval::around(&first, digits + 1)
+    }
+
+    /// What of `range` lies in it: two ranges if only a gap between its keys does not.
+    pub(super) fn pieces(&self, range: &KeyRange) -> Vec<KeyRange> {
+        if range.is_full() {
+            return vec![KeyRange::new(self.first.previous(), self.last)];
+        }
+        let runs = range.linear().into_iter();
+        let within = runs.map(|(first, last)| (first.max(self.first), last.min(self.last)));
+        let pieces = within.filter(|(first, last)| first <= last);
+        pieces.map(|(first, last)| KeyRange::new(first.previous(), last)).collect()
     }
 
     /// The smallest of the keys.

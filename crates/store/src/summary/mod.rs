@@ -19,6 +19,7 @@
 //! true, so nothing needs to be done when a lease ends.
 
 mod digest;
+mod merged;
 mod tree;
 
 use std::collections::BTreeSet;
@@ -31,6 +32,7 @@ use crate::StoreError;
 use digest::Interval;
 use tree::{Known, Node, Reading, Stop};
 
+pub use merged::Merged;
 pub(crate) use tree::List;
 
 /// What a range holds, in few bytes.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use atoll_key::{BlockKind, Key, KeyRange};
 use atoll_store::disk::FaultyDisk;
 use atoll_store::{
-    BlockInfo, BlockStore, ContributedStore, DiskStore, FileStore, MAX_PARTS, MemoryStore, Owner,
-    Room, StoredBlock, Summary,
+    BlockInfo, BlockStore, ContributedStore, DiskStore, FileStore, MAX_PARTS, MemoryStore, Merged,
+    Owner, Room, StoredBlock, Summary,
 };
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -283,6 +283,54 @@ proptest! {
         let mut model = Model::default();
         for step in &steps {
             model.run(&store, step, &mut |model| take_files(temp.path(), &store, model));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn two_stores_are_summed_up_as_one_set(
+        one in proptest::collection::vec(step(), 1..20),
+        other in proptest::collection::vec(step(), 1..10),
+        (now, seed) in (0..100u64, any::<u64>()),
+    ) {
+        let stores = [(); 2].map(|()| MemoryStore::new(1 << 30));
+        let mut models = [Model::default(), Model::default()];
+        for ((store, model), steps) in stores.iter().zip(&mut models).zip([&one, &other]) {
+            for step in steps {
+                model.run(store, step, &mut |_| ());
+            }
+        }
+        let [one, other] = models;
+        let counts: [fn(&BlockInfo) -> bool; 2] = [|_| true, |info| info.key.0[63] % 2 == 0];
+        for counts in counts {
+            let mut both = Model(one.0.clone());
+            for (key, held) in &other.0 {
+                let info = stores[1].info(key).expect("readable").expect("held");
+                if held.1 > now && counts(&info) {
+                    let known = both.0.entry(*key).or_insert(*held);
+                    // What has expired in one store is not there.
+                    *known = if known.1 > now { (known.0.max(held.0), u64::MAX) } else { *held };
+                }
+            }
+            let merged = Merged { store: &stores[0], other: &stores[1], counts, now_unix_secs: now };
+            let mut random = Random(seed);
+            let mut end = || key(random.below(3) as u8, random.below(1000));
+            let mut ranges: Vec<KeyRange> = (0..6).map(|_| KeyRange::new(end(), end())).collect();
+            ranges.push(KeyRange::full());
+            for range in ranges {
+                let whole = both.summary(&range, now);
+                prop_assert_eq!(wait(merged.summary(range)).expect("readable"), whole);
+                let mut after = range.after;
+                for part in wait(merged.cut(range)).expect("readable") {
+                    prop_assert_eq!(part.range.after, after);
+                    prop_assert_eq!(part.summary, both.summary(&part.range, now));
+                    after = part.range.upto;
+                }
+                prop_assert_eq!(after, range.upto);
+            }
         }
     }
 }
