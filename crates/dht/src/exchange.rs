@@ -4,7 +4,6 @@
 //! Nothing here holds more than a page of items or a batch of blocks in memory, however
 //! large the range.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -13,24 +12,22 @@ use atoll_key::{BlockKind, Key, KeyRange, PeerId};
 use atoll_net::header::{Capped, WirePeer};
 use atoll_net::{CallError, Refusal, Reply, Request};
 use atoll_overlay::Node;
-use atoll_store::{BlockInfo, StoreError, StoredBlock};
+use atoll_store::{StoreError, StoredBlock};
 use bytes::Bytes;
 use futures_util::future::{Either, select};
 
-use crate::diversion::{self, Records, follow};
+use crate::diversion::{self, follow};
+use crate::holdings::{self, CUT_LOOKS, first_items, page, summaries};
 use crate::inner::{Block, Inner, REPLY_BYTES, note_store_error};
 use crate::messages::{
     self, BlockHeader, Fetch, FetchReply, MAX_BATCH_BLOCKS, Put, PutReply, PutStatus, Reconcile,
     ReconcileReply, There, from_header, is_majority, to_header,
 };
 use crate::reconcile::{
-    Answer, Claim, Cutter, Difference, Fingerprint, Item, MAX_ITEMS, Plan, Salt, difference, plan,
-    well_formed_items, well_formed_parts,
+    Answer, Claim, Difference, Item, Plan, difference, plan, well_formed_items, well_formed_parts,
 };
 use crate::replicas::store_fetched;
 
-/// Items read from the store at once.
-const PAGE_ITEMS: usize = 1024;
 /// Claims sent in one message.
 const CLAIMS_AT_ONCE: usize = 16;
 /// An exchange is given up after so many messages in a row that led to no copy. An honest
@@ -42,8 +39,8 @@ const IDLE_LIMIT: Duration = Duration::from_secs(300);
 /// Blocks given to a replica that are looked for again in the same round, at most: enough
 /// to notice one that does not keep what it acknowledges.
 const MAX_GIVEN: usize = 1024;
-/// How long an answer to a comparison is waited for. A guess: going through a million blocks takes
-/// a second, and the other side may be busy.
+/// How long an answer to a comparison is waited for. A guess: a store that has just been opened
+/// reads all blocks of the range, a million in a second, and the other side may be busy.
 const COMPARE_LIMIT: Duration = Duration::from_secs(40);
 
 /// Why an exchange ended early.
@@ -90,131 +87,32 @@ pub(crate) struct Outcome {
     pub left: u64,
 }
 
-/// Lets other tasks run.
-async fn breathe() {
-    let mut yielded = false;
-    std::future::poll_fn(|context| {
-        if std::mem::replace(&mut yielded, true) {
-            return std::task::Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        std::task::Poll::Pending
-    })
-    .await;
-}
-
-/// A page of the items of `range`, here or kept by other nodes, and what is left of the range after
-/// it. Blocks whose lease has ended are as good as gone: copies of them would outlive it.
-fn page(inner: &Inner, range: KeyRange) -> Result<(Vec<Item>, Option<KeyRange>), StoreError> {
-    let infos = inner.store.list(range, PAGE_ITEMS)?;
-    let records = inner.diversion.records.list(range, PAGE_ITEMS)?;
-    let place = |key: &Key| key.distance_from(&range.after.next());
-    // A list that is full says nothing of what comes after its last.
-    let is_full = |list: &&Vec<BlockInfo>| list.len() == PAGE_ITEMS;
-    let ends = [&infos, &records].into_iter().filter(is_full).filter_map(|list| list.last());
-    let mut upto = ends.map(|last| last.key).min_by_key(place).unwrap_or(range.upto);
-    let now = inner.lease_now();
-    let live = |info: &&BlockInfo| info.expires_unix_secs > now && place(&info.key) <= place(&upto);
-    let item = |info: &BlockInfo| Item { key: info.key, version: info.version };
-    let mut items: Vec<Item> = infos.iter().filter(live).map(item).collect();
-    let pointers = Records::pointers(&records).filter(live).map(item);
-    let here = items.len();
-    items.extend(pointers);
-    if items.len() > here {
-        items.sort_by_key(|item| (place(&item.key), Reverse(item.version)));
-        items.dedup_by_key(|item| item.key);
-        items.truncate(PAGE_ITEMS);
-        upto = items.last().filter(|_| items.len() == PAGE_ITEMS).map_or(upto, |last| last.key);
-    }
-    let rest = (upto != range.upto).then(|| KeyRange::new(upto, range.upto));
-    Ok((items, rest))
-}
-
-/// Hands every item of `range` to `each`, in ring order, page by page.
-async fn visit(
-    inner: &Inner,
-    range: KeyRange,
-    mut each: impl FnMut(&Item),
-) -> Result<(), StoreError> {
-    let mut todo = Some(range);
-    while let Some(range) = todo {
-        let (items, rest) = page(inner, range)?;
-        items.iter().for_each(&mut each);
-        todo = rest;
-        if todo.is_some() {
-            breathe().await;
-        }
-    }
-    Ok(())
-}
-
-/// This node's fingerprint of `range`.
-pub(crate) async fn fingerprint(
-    inner: &Inner,
-    salt: &Salt,
-    range: KeyRange,
-) -> Result<Fingerprint, StoreError> {
-    let mut print = Fingerprint::default();
-    visit(inner, range, |item| print.add(salt, item)).await?;
-    Ok(print)
-}
-
-/// How many blocks of `range` this node holds.
-pub(crate) async fn count(inner: &Inner, range: KeyRange) -> Result<u64, StoreError> {
-    let mut count = 0;
-    visit(inner, range, |_| count += 1).await?;
-    Ok(count)
-}
-
-/// As many items of `range` as go into one answer, and what is left of the range after them.
-fn first_items(
-    inner: &Inner,
-    range: KeyRange,
-) -> Result<(Vec<Item>, Option<KeyRange>), StoreError> {
-    let (mut items, mut rest) = (Vec::new(), Some(range));
-    while let Some(range) = rest.filter(|_| items.len() + PAGE_ITEMS <= MAX_ITEMS) {
-        let (page, after) = page(inner, range)?;
-        items.extend(page);
-        rest = after;
-    }
-    Ok((items, rest))
-}
-
-/// Answers a peer's claim; also says how many items that took to look at.
-pub(crate) async fn answer(
-    inner: &Inner,
-    salt: &Salt,
-    claim: &Claim,
-) -> Result<(Answer, u64), StoreError> {
-    if claim.print.count == 0 {
-        // A newcomer goes through a range page by page; counting the rest of it each time would
-        // cost the square of its blocks.
-        let (items, rest) = first_items(inner, claim.range)?;
-        let looks = items.len() as u64;
-        return Ok(match rest {
-            None if items.is_empty() => (Answer::Same, 1),
-            None => (Answer::Items(items), looks),
-            Some(rest) => (Answer::Some { items, upto: rest.after }, looks),
-        });
-    }
-    let own = fingerprint(inner, salt, claim.range).await?;
-    let plan = plan(claim, &own);
-    let looks = if plan == Plan::Parts { 2 } else { 1 };
-    let answer = match plan {
-        Plan::Same => Answer::Same,
-        Plan::Items => match first_items(inner, claim.range)? {
-            (items, Some(rest)) => Answer::Some { items, upto: rest.after },
-            (items, None) => Answer::Items(items),
-        },
-        Plan::Parts => {
-            let mut cutter = Cutter::new(*salt, claim.range, own.count);
-            visit(inner, claim.range, |item| cutter.add(item)).await?;
-            let parts = cutter.finish();
-            // The store may have shrunk since it was counted.
-            if parts.len() < 2 { Answer::Items(Vec::new()) } else { Answer::Parts(parts) }
-        }
+/// Answers a peer's claim; also says what that cost, in blocks looked at.
+pub(crate) async fn answer(inner: &Inner, claim: &Claim) -> Result<(Answer, u64), StoreError> {
+    let (own, mut looks) = match claim.summary.count {
+        // A newcomer takes all there is, whatever it sums up to.
+        0 => (None, 0),
+        _ => holdings::summary(inner, claim.range).await.map(|(own, looks)| (Some(own), looks))?,
     };
-    Ok((answer, own.count * looks))
+    match plan(claim, own.as_ref()) {
+        Plan::Same => return Ok((Answer::Same, looks)),
+        Plan::Parts => {
+            looks = 2 * looks + CUT_LOOKS;
+            let parts = holdings::cut(inner, claim.range).await?;
+            if parts.len() > 1 {
+                return Ok((Answer::Parts(parts), looks));
+            }
+        }
+        Plan::Items => {}
+    }
+    let (items, rest) = first_items(inner, claim.range)?;
+    looks += items.len() as u64 + 1;
+    let answer = match rest {
+        None if items.is_empty() && claim.summary.count == 0 => Answer::Same,
+        None => Answer::Items(items),
+        Some(rest) => Answer::Some { items, upto: rest.after },
+    };
+    Ok((answer, looks))
 }
 
 /// Some of what a replica acknowledged earlier in a round.
@@ -228,9 +126,8 @@ pub(crate) async fn reconcile_with(
     ranges: Vec<KeyRange>,
     given: &mut Given,
 ) -> Result<Outcome, ExchangeError> {
-    let salt: Salt = inner.random_bytes();
     let outcome = Outcome::default();
-    let mut session = Session { inner, other, salt, todo: ranges, outcome, given };
+    let mut session = Session { inner, other, todo: ranges, outcome, given };
     let (mut idle_steps, mut idle_since, mut moved) = (0, inner.env.now(), 0);
     while !session.todo.is_empty() {
         if idle_steps == MAX_IDLE_STEPS || inner.env.now().since(idle_since) > IDLE_LIMIT {
@@ -251,7 +148,6 @@ pub(crate) async fn reconcile_with(
 struct Session<'a> {
     inner: &'a Inner,
     other: &'a Node,
-    salt: Salt,
     todo: Vec<KeyRange>,
     outcome: Outcome,
     given: &'a mut Given,
@@ -260,12 +156,11 @@ struct Session<'a> {
 impl Session<'_> {
     async fn step(&mut self) -> Result<(), ExchangeError> {
         let start = self.todo.len().saturating_sub(CLAIMS_AT_ONCE);
-        let mut claims = Vec::new();
-        for range in self.todo.split_off(start) {
-            let print = fingerprint(self.inner, &self.salt, range).await?;
-            claims.push(Claim { range, print });
-        }
-        let header = to_header(&Reconcile { salt: self.salt, claims: claims.clone() });
+        let ranges = self.todo.split_off(start);
+        let ours = summaries(self.inner, ranges.clone()).await?;
+        let claims: Vec<Claim> =
+            ranges.into_iter().zip(ours).map(|(range, summary)| Claim { range, summary }).collect();
+        let header = to_header(&Reconcile { claims: claims.clone() });
         let request = Request { method: messages::RECONCILE, header, parts: Vec::new() };
         let reply = compare(self.inner, self.other, request).await?;
         let ReconcileReply { answers } = from_header(&reply.header)?;
@@ -284,14 +179,13 @@ impl Session<'_> {
             Answer::Same => {}
             Answer::Parts(parts) => {
                 // Parts of a range in which we have nothing would never end.
-                if !well_formed_parts(claim.range, &parts) || claim.print.count == 0 {
+                if !well_formed_parts(claim.range, &parts) || claim.summary.count == 0 {
                     return Err(ExchangeError::IllFormed);
                 }
-                for part in parts {
-                    if fingerprint(self.inner, &self.salt, part.range).await? != part.print {
-                        self.todo.push(part.range);
-                    }
-                }
+                let ranges = parts.iter().map(|part| part.range).collect();
+                let ours = summaries(self.inner, ranges).await?;
+                let differing = parts.iter().zip(ours).filter(|(part, ours)| part.summary != *ours);
+                self.todo.extend(differing.map(|(part, _)| part.range));
             }
             Answer::Items(theirs) => {
                 if !well_formed_items(claim.range, &theirs) {

@@ -21,6 +21,7 @@ pub mod durable;
 mod exchange;
 mod fetch;
 mod giving_up;
+mod holdings;
 mod inner;
 mod lease_clock;
 mod leaving;

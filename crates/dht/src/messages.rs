@@ -18,6 +18,7 @@ pub use atoll_net::header::{from_header, to_header};
 use atoll_net::{Peer, Refusal};
 use atoll_overlay::wire::{WireNodes, WireRoute};
 use atoll_overlay::{Node, Route};
+use atoll_store::MAX_PARTS;
 use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
 
 pub use charging::{AskRoom, AskRoomReply, Confirm, ConfirmReply, Vouch, VouchReply, Vouched};
@@ -26,7 +27,7 @@ pub use proving::{Proof, Prove, ProveReply};
 
 use crate::quota::{OverQuota, QuotaOf};
 use crate::receipt::WireReceipt;
-use crate::reconcile::{Answer, Claim, FAN_OUT, Fingerprint, Item, MAX_ITEMS, Salt};
+use crate::reconcile::{Answer, Claim, Item, MAX_ITEMS, Summary};
 
 /// CFS Figure 5's `lookup_step`.
 pub const LOOKUP_STEP: u16 = 0x0201;
@@ -388,8 +389,6 @@ pub struct CacheReply {
 /// `RECONCILE`: compare ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reconcile {
-    /// Of this session.
-    pub salt: Salt,
     /// What the sender has.
     pub claims: Vec<Claim>,
 }
@@ -409,7 +408,7 @@ struct WireClaim {
     #[cbor(n(1), with = "key_bytes")]
     upto: Key,
     #[cbor(n(2), with = "minicbor::bytes")]
-    sum: [u8; 16],
+    digest: [u8; 32],
     #[n(3)]
     count: u64,
 }
@@ -419,8 +418,8 @@ impl From<&Claim> for WireClaim {
         WireClaim {
             after: claim.range.after,
             upto: claim.range.upto,
-            sum: claim.print.sum.to_be_bytes(),
-            count: claim.print.count,
+            digest: claim.summary.digest,
+            count: claim.summary.count,
         }
     }
 }
@@ -429,7 +428,7 @@ impl From<WireClaim> for Claim {
     fn from(wire: WireClaim) -> Claim {
         Claim {
             range: KeyRange::new(wire.after, wire.upto),
-            print: Fingerprint { sum: u128::from_be_bytes(wire.sum), count: wire.count },
+            summary: Summary { digest: wire.digest, count: wire.count },
         }
     }
 }
@@ -437,9 +436,7 @@ impl From<WireClaim> for Claim {
 #[derive(Encode, Decode)]
 #[cbor(map)]
 struct WireReconcile {
-    #[cbor(n(0), with = "minicbor::bytes")]
-    salt: [u8; 32],
-    #[n(1)]
+    #[n(0)]
     claims: Capped<WireClaim, MAX_CLAIMS>,
 }
 
@@ -450,7 +447,7 @@ struct WireAnswer {
     #[cbor(n(0), with = "minicbor::bytes")]
     items: Option<Vec<u8>>,
     #[n(1)]
-    parts: Capped<WireClaim, FAN_OUT>,
+    parts: Capped<WireClaim, MAX_PARTS>,
     #[cbor(n(2), with = "minicbor::bytes")]
     upto: Option<Vec<u8>>,
 }
@@ -484,7 +481,7 @@ impl<C> Encode<C> for Reconcile {
         ctx: &mut C,
     ) -> Result<(), encode::Error<W::Error>> {
         let claims = Capped(self.claims.iter().map(WireClaim::from).collect());
-        WireReconcile { salt: self.salt, claims }.encode(e, ctx)
+        WireReconcile { claims }.encode(e, ctx)
     }
 }
 
@@ -492,7 +489,7 @@ impl<'b, C> Decode<'b, C> for Reconcile {
     fn decode(d: &mut Decoder<'b>, ctx: &mut C) -> Result<Self, decode::Error> {
         let wire = WireReconcile::decode(d, ctx)?;
         let claims = wire.claims.0.into_iter().map(Claim::from).collect();
-        Ok(Reconcile { salt: wire.salt, claims })
+        Ok(Reconcile { claims })
     }
 }
 
@@ -647,9 +644,9 @@ mod tests {
         });
         round_trip(Hold { keys: keys.to_vec(), keep: true });
         round_trip(HoldReply { held: vec![Some(one), None].into(), spare_bytes: 7 });
-        let print = Fingerprint { sum: 12, count: 3 };
-        let claim = Claim { range: KeyRange::new(key(1), key(2)), print };
-        round_trip(Reconcile { salt: [7; 32], claims: vec![claim; 2] });
+        let summary = Summary { digest: [12; 32], count: 3 };
+        let claim = Claim { range: KeyRange::new(key(1), key(2)), summary };
+        round_trip(Reconcile { claims: vec![claim; 2] });
         let items = vec![Item { key: key(3), version: 4 }];
         round_trip(ReconcileReply {
             answers: vec![

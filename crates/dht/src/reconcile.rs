@@ -3,25 +3,25 @@
 //!
 //! CFS §5.1 leaves open how a root keeps "all k of its successors" supplied; copying
 //! lists of all keys would cost traffic in proportion to the data. Here two nodes
-//! compare *fingerprints* of a key range and split only the parts that differ
+//! compare *summaries* of a key range and split only the parts that differ
 //! (range-based set reconciliation, Meyer 2022, arXiv:2212.13567): a difference of d
 //! blocks among n costs about d · log16(n / 64) exchanges of some hundred bytes, and
 //! equal sets cost one.
 //!
-//! This module is plain data and pure functions; the exchange itself is in `repair`. No
-//! more than a page of items is ever in memory.
+//! The store keeps the summaries (`atoll_store::Summary`), so that a comparison looks at what
+//! has changed since the last one. Leases take no part: they may differ between replicas by
+//! design.
 //!
-//! Invariants: a fingerprint is a sum, so it does not depend on order and the sums of
-//! two halves are the sum of the whole; it is salted per session, so nobody can
-//! prepare blocks whose fingerprints cancel out. Leases take no part: they may differ
-//! between replicas by design.
+//! This module is plain data and pure functions; the exchange itself is in `exchange`.
 
 use atoll_key::{Key, KeyRange};
+use atoll_store::MAX_PARTS;
+/// A range and what the sender has in it.
+pub use atoll_store::Part as Claim;
+pub use atoll_store::Summary;
 
-/// At most this many subranges answer for one range.
-pub const FAN_OUT: usize = 16;
 /// A range with at most this many items is answered by the items themselves. A guess:
-/// 64 items of 72 bytes are about as much as two levels of fingerprints.
+/// 64 items of 72 bytes are about as much as two levels of summaries.
 pub const ITEMS_INSTEAD: usize = 64;
 
 /// A block as reconciliation sees it.
@@ -31,49 +31,6 @@ pub struct Item {
     pub key: Key,
     /// Its version; 0 for content.
     pub version: u64,
-}
-
-/// Chosen at random by whoever starts a session.
-pub type Salt = [u8; 32];
-
-/// A sum of salted hashes of the items of a range, and how many there are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Fingerprint {
-    /// The sum, modulo 2^128.
-    pub sum: u128,
-    /// How many items.
-    pub count: u64,
-}
-
-impl Fingerprint {
-    /// Counts `item` in.
-    pub fn add(&mut self, salt: &Salt, item: &Item) {
-        let mut message = [0; 72];
-        message[..64].copy_from_slice(&item.key.0);
-        message[64..].copy_from_slice(&item.version.to_be_bytes());
-        let hash = blake3::keyed_hash(salt, &message);
-        let low = hash.as_bytes()[..16].try_into().expect("16 bytes");
-        self.sum = self.sum.wrapping_add(u128::from_be_bytes(low));
-        self.count += 1;
-    }
-
-    /// The fingerprint of all `items`.
-    pub fn of(salt: &Salt, items: &[Item]) -> Fingerprint {
-        let mut print = Fingerprint::default();
-        for item in items {
-            print.add(salt, item);
-        }
-        print
-    }
-}
-
-/// A range and what the sender has in it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Claim {
-    /// Which keys.
-    pub range: KeyRange,
-    /// The sender's fingerprint of them.
-    pub print: Fingerprint,
 }
 
 /// The answer to a [`Claim`].
@@ -99,7 +56,7 @@ pub enum Answer {
 /// header's limit, so half of it.
 pub const MAX_ITEMS: usize = 2048;
 
-/// How to answer a claim, given the answerer's own fingerprint of its range.
+/// How to answer a claim, given the answerer's own summary of its range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Plan {
     /// [`Answer::Same`].
@@ -107,61 +64,16 @@ pub enum Plan {
     /// [`Answer::Items`], with all items; [`Answer::Some`] where there are more than
     /// [`MAX_ITEMS`].
     Items,
-    /// [`Answer::Parts`], by a [`Cutter`].
+    /// [`Answer::Parts`], where the answerer's blocks lie.
     Parts,
 }
 
-/// Decides how to answer `claim`.
-pub fn plan(claim: &Claim, own: &Fingerprint) -> Plan {
-    let is_newcomer = claim.print.count == 0;
-    if *own == claim.print {
-        Plan::Same
-    } else if is_newcomer || own.count <= ITEMS_INSTEAD as u64 {
-        Plan::Items
-    } else {
-        Plan::Parts
-    }
-}
-
-/// Cuts a range into at most [`FAN_OUT`] parts with about as many items each, from one
-/// pass over the items in ring order.
-#[derive(Debug)]
-pub struct Cutter {
-    salt: Salt,
-    range: KeyRange,
-    size: u64,
-    parts: Vec<Claim>,
-    open: Fingerprint,
-    last: Key,
-}
-
-impl Cutter {
-    /// For a range known to hold about `count` items.
-    pub fn new(salt: Salt, range: KeyRange, count: u64) -> Cutter {
-        let size = count.div_ceil(FAN_OUT as u64).max(1);
-        let (open, last) = (Fingerprint::default(), range.after);
-        Cutter { salt, range, size, parts: Vec::new(), open, last }
-    }
-
-    /// The next item.
-    pub fn add(&mut self, item: &Item) {
-        if self.open.count >= self.size && self.parts.len() + 1 < FAN_OUT {
-            self.close(self.last);
-        }
-        self.open.add(&self.salt, item);
-        self.last = item.key;
-    }
-
-    fn close(&mut self, upto: Key) {
-        let after = self.parts.last().map_or(self.range.after, |part| part.range.upto);
-        let print = std::mem::take(&mut self.open);
-        self.parts.push(Claim { range: KeyRange::new(after, upto), print });
-    }
-
-    /// The parts, which together make up the range.
-    pub fn finish(mut self) -> Vec<Claim> {
-        self.close(self.range.upto);
-        self.parts
+/// Decides how to answer `claim`; whoever has nothing is sent what there is.
+pub fn plan(claim: &Claim, own: Option<&Summary>) -> Plan {
+    match own.filter(|_| claim.summary.count > 0) {
+        Some(own) if *own == claim.summary => Plan::Same,
+        Some(own) if own.count > ITEMS_INSTEAD as u64 => Plan::Parts,
+        _ => Plan::Items,
     }
 }
 
@@ -221,7 +133,7 @@ pub fn well_formed_items(range: KeyRange, items: &[Item]) -> bool {
 
 /// Whether an answer's parts are consecutive and make up `range` exactly.
 pub fn well_formed_parts(range: KeyRange, parts: &[Claim]) -> bool {
-    if parts.len() < 2 || parts.len() > FAN_OUT {
+    if parts.len() < 2 || parts.len() > MAX_PARTS {
         return false;
     }
     let start = range.after.next();
@@ -238,38 +150,64 @@ pub fn well_formed_parts(range: KeyRange, parts: &[Claim]) -> bool {
 mod tests {
     use std::collections::BTreeMap;
 
+    use atoll_key::BlockKind;
+    use atoll_store::{BlockInfo, BlockStore, MemoryStore, Owner, StoredBlock};
+    use bytes::Bytes;
+    use futures_util::FutureExt;
     use proptest::prelude::*;
 
     use super::*;
-
-    const SALT: Salt = [5; 32];
 
     fn item(n: u32, version: u64) -> Item {
         Item { key: atoll_key::BlockHash::of(&n.to_be_bytes()).key(), version }
     }
 
-    /// The items of `set` in `range`, in ring order.
-    fn within(set: &BTreeMap<Key, u64>, range: KeyRange) -> Vec<Item> {
-        let mut items = Vec::new();
-        for (lo, hi) in range.linear() {
-            items.extend(set.range(lo..=hi).map(|(k, v)| Item { key: *k, version: *v }));
-        }
-        items
-    }
+    /// A side of an exchange.
+    struct Side(MemoryStore);
 
-    fn answer(salt: &Salt, claim: &Claim, items: &[Item]) -> Answer {
-        match plan(claim, &Fingerprint::of(salt, items)) {
-            Plan::Same => Answer::Same,
-            Plan::Items if items.len() <= MAX_ITEMS => Answer::Items(items.to_vec()),
-            Plan::Items => {
-                let first = items[..MAX_ITEMS].to_vec();
-                let upto = first[MAX_ITEMS - 1].key;
-                Answer::Some { items: first, upto }
-            }
-            Plan::Parts => {
-                let mut cutter = Cutter::new(*salt, claim.range, items.len() as u64);
-                items.iter().for_each(|item| cutter.add(item));
-                Answer::Parts(cutter.finish())
+    impl Side {
+        fn new(set: &BTreeMap<Key, u64>) -> Side {
+            let store = MemoryStore::new(1 << 30);
+            let block = |(key, version): (&Key, &u64)| StoredBlock {
+                info: BlockInfo {
+                    key: *key,
+                    kind: BlockKind::Signed,
+                    version: *version,
+                    expires_unix_secs: 1,
+                    len_bytes: 0,
+                    owner: Owner::NOBODY,
+                },
+                bytes: Bytes::new(),
+            };
+            let put = store.put(set.iter().map(block).collect()).now_or_never();
+            put.expect("at once").expect("there is room");
+            Side(store)
+        }
+
+        fn items(&self, range: KeyRange) -> Vec<Item> {
+            let infos = self.0.list(range, usize::MAX).expect("memory");
+            infos.iter().map(|info| Item { key: info.key, version: info.version }).collect()
+        }
+
+        fn claim(&self, range: KeyRange) -> Claim {
+            let found = self.0.summaries(vec![range], 0).now_or_never();
+            Claim { range, summary: found.expect("at once").expect("memory")[0] }
+        }
+
+        fn answer(&self, claim: &Claim) -> Answer {
+            let mut items = self.items(claim.range);
+            match plan(claim, Some(&self.claim(claim.range).summary)) {
+                Plan::Same => Answer::Same,
+                Plan::Items if items.len() <= MAX_ITEMS => Answer::Items(items),
+                Plan::Items => {
+                    items.truncate(MAX_ITEMS);
+                    let upto = items[MAX_ITEMS - 1].key;
+                    Answer::Some { items, upto }
+                }
+                Plan::Parts => {
+                    let parts = self.0.cut(claim.range, 0).now_or_never();
+                    Answer::Parts(parts.expect("at once").expect("memory"))
+                }
             }
         }
     }
@@ -280,13 +218,13 @@ mod tests {
         theirs: &BTreeMap<Key, u64>,
         range: KeyRange,
     ) -> (Difference, usize, usize) {
+        let (ours, theirs) = (Side::new(ours), Side::new(theirs));
         let mut todo = vec![range];
         let (mut all, mut exchanges, mut sent) = (Difference::default(), 0, 0);
         while let Some(range) = todo.pop() {
             exchanges += 1;
-            let mine = within(ours, range);
-            let claim = Claim { range, print: Fingerprint::of(&SALT, &mine) };
-            match answer(&SALT, &claim, &within(theirs, range)) {
+            let mine = ours.items(range);
+            match theirs.answer(&ours.claim(range)) {
                 Answer::Same => {}
                 Answer::Items(items) => {
                     assert!(well_formed_items(range, &items));
@@ -305,11 +243,8 @@ mod tests {
                 }
                 Answer::Parts(parts) => {
                     assert!(well_formed_parts(range, &parts), "{range} {parts:?}");
-                    for part in parts {
-                        if Fingerprint::of(&SALT, &within(ours, part.range)) != part.print {
-                            todo.push(part.range);
-                        }
-                    }
+                    let differing = parts.iter().filter(|part| ours.claim(part.range) != **part);
+                    todo.extend(differing.map(|part| part.range));
                 }
             }
         }
@@ -369,11 +304,11 @@ mod tests {
         assert!(well_formed_items(range, &[inside]));
         assert!(!well_formed_items(range, &[outside]));
         assert!(!well_formed_items(range, &[inside, inside]));
-        let print = Fingerprint::default();
+        let summary = Summary::EMPTY;
         let half = range.middle();
         let good = [
-            Claim { range: KeyRange::new(range.after, half), print },
-            Claim { range: KeyRange::new(half, range.upto), print },
+            Claim { range: KeyRange::new(range.after, half), summary },
+            Claim { range: KeyRange::new(half, range.upto), summary },
         ];
         assert!(well_formed_parts(range, &good));
         assert!(!well_formed_parts(range, &good[..1]), "one part would go on for ever");

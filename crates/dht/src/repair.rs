@@ -25,7 +25,8 @@ use atoll_key::{KeyRange, PeerId};
 use atoll_overlay::Node;
 use futures_util::future::{select, select_all};
 
-use crate::exchange::{Given, Outcome, count, reconcile_with};
+use crate::exchange::{Given, Outcome, reconcile_with};
+use crate::holdings::summaries;
 use crate::inner::Inner;
 use crate::lookup::{Found, find};
 use crate::repair_state::{Duties, duties_of};
@@ -197,12 +198,11 @@ async fn refetch_damaged(inner: &Arc<Inner>) {
 }
 
 async fn finish_pass(inner: &Inner, duties: &Duties, is_equal: bool) {
-    let mut root_blocks = 0;
-    for scope in &duties.scopes {
-        match count(inner, scope.range).await {
-            Ok(count) => root_blocks += count,
-            Err(error) => tracing::error!(%error, "the blocks of a range could not be counted"),
-        }
-    }
+    let ranges = duties.scopes.iter().map(|scope| scope.range).collect();
+    let held = summaries(inner, ranges).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "the blocks of this node's ranges could not be counted");
+        Vec::new()
+    });
+    let root_blocks = held.iter().map(|summary| summary.count).sum();
     inner.repair.pass_ended(is_equal.then_some(duties), root_blocks, inner.env.unix_ms());
 }

@@ -181,20 +181,20 @@ pub(crate) async fn fetch(inner: &Inner, request: Request) -> Result<Reply, Refu
     Ok(reply(to_header(&answer), parts))
 }
 
-/// Compares ranges. At least one claim is answered, however many blocks that takes to look
-/// at; others only while little has been looked at.
+/// Compares ranges. At least one claim is answered, whatever that costs; others only while
+/// little has been looked at.
 pub(crate) async fn reconcile(
     inner: &Inner,
     from: Peer,
     request: Request,
 ) -> Result<Reply, Refusal> {
-    let Reconcile { salt, claims } = from_header(&request.header)?;
+    let Reconcile { claims } = from_header(&request.header)?;
     let is_acquaintance = inner.is_acquaintance(&from.id);
     let turn = inner.comparing.take(from.id, is_acquaintance, inner.env.now())?;
     let mut answers = Vec::with_capacity(claims.len());
     let (mut estimated_bytes, mut visited) = (0, 0);
     for claim in claims {
-        let (answer, looks) = exchange::answer(inner, &salt, &claim)
+        let (answer, looks) = exchange::answer(inner, &claim)
             .await
             .map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
         turn.spend(looks, inner.env.now());
@@ -204,7 +204,7 @@ pub(crate) async fn reconcile(
             reconcile::Answer::Items(items) | reconcile::Answer::Some { items, .. } => {
                 items.len() * 72 + 80
             }
-            reconcile::Answer::Parts(parts) => parts.len() * 172,
+            reconcile::Answer::Parts(parts) => parts.len() * 192,
         };
         answers.push(answer);
         // The reply must fit a header, and one answer has at most 2,048 × 72 bytes: the

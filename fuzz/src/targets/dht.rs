@@ -11,7 +11,7 @@ use atoll_dht::messages::{
 use atoll_dht::quota::{OverQuota, QuotaOf};
 use atoll_dht::receipt::{Receipt, WireReceipt};
 use atoll_dht::reconcile::{
-    Answer, Claim, Fingerprint, Item, difference, well_formed_items, well_formed_parts,
+    Answer, Claim, Item, Summary, difference, well_formed_items, well_formed_parts,
 };
 use atoll_key::KeyRange;
 use atoll_overlay::Route;
@@ -42,7 +42,6 @@ pub fn targets() -> Vec<Target> {
         PutStatus::OverQuota { used_bytes: 7, allowed_bytes: 8, of: QuotaOf::Address },
     ];
     let vouched = Vouched { version: 1, lease_secs: 2, publisher: [3; 16], ip: [4; 16] };
-    let salt = [7; 32];
     vec![
         message("dht/lookup-step", vec![step(true, None), step(false, Some(10_000))]),
         message("dht/lookup-reply", replies),
@@ -81,7 +80,7 @@ pub fn targets() -> Vec<Target> {
         ),
         message("dht/cache", vec![CacheCopy { block: header }]),
         message("dht/cache-reply", vec![CacheReply { taken: true }]),
-        message("dht/reconcile", vec![Reconcile { salt, claims: vec![claim(), claim()] }]),
+        message("dht/reconcile", vec![Reconcile { claims: vec![claim(), claim()] }]),
         message("dht/reconcile-reply", reconcile_replies()),
         target("dht/reconcile-answers", encoded(&reconcile_replies()), judge_answers),
     ]
@@ -134,8 +133,8 @@ fn encoded<T: Encode<()>>(messages: &[T]) -> Vec<Vec<u8>> {
 
 /// Of a range whose ends are far from each other.
 fn claim() -> Claim {
-    let print = Fingerprint { sum: 12, count: 3 };
-    Claim { range: KeyRange::new(key(1), key(2)), print }
+    let summary = Summary { digest: [12; 32], count: 3 };
+    Claim { range: KeyRange::new(key(1), key(2)), summary }
 }
 
 fn reconcile_replies() -> Vec<ReconcileReply> {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use atoll_key::{Key, KeyRange, PeerId};
 use atoll_net::Peer;
 use atoll_net::header::WirePeer;
-use atoll_store::{BlockInfo, BlockStore, Owner, StoreError, StoredBlock};
+use atoll_store::{BlockInfo, BlockStore, Merged, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 
 /// The address that holds are charged to. Of an IPv6 address no more than the first 64 bits are
@@ -158,6 +158,15 @@ impl Records {
         let any = Owner { publisher: [0; 16], ip: HOLDS };
         let holds = self.store.usage_of(&any).ip.blocks;
         (self.store.usage().blocks.saturating_sub(holds), holds)
+    }
+
+    /// The blocks of `store` and those that there are pointers to, if there are pointers, as one
+    /// set.
+    pub fn merged_with<'a>(&'a self, store: &'a dyn BlockStore, now: u64) -> Option<Merged<'a>> {
+        let counts: fn(&BlockInfo) -> bool = |record| !is_hold(record);
+        let (pointers, _) = self.counts();
+        let other = &*self.store;
+        (pointers > 0).then_some(Merged { store, other, counts, now_unix_secs: now })
     }
 
     /// Those of a list of records that are pointers.

@@ -1,5 +1,6 @@
 //! A store in memory with the weaknesses of one on a disk.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,12 +20,14 @@ pub struct Flawed {
     queue: Option<(Env, Duration)>,
     /// Every write fails.
     is_broken: bool,
+    read: AtomicU64,
 }
 
 impl Flawed {
     pub fn new(capacity_bytes: u64) -> Flawed {
         let inner = Arc::new(MemoryStore::new(capacity_bytes));
-        Flawed { inner, damaged: Mutex::new(None), queue: None, is_broken: false }
+        let (damaged, read) = (Mutex::new(None), AtomicU64::new(0));
+        Flawed { inner, damaged, queue: None, is_broken: false, read }
     }
 
     /// One that reads and does not write.
@@ -35,6 +38,15 @@ impl Flawed {
     /// One that keeps a batch it has begun with, so much later, whether or not anybody waits.
     pub fn slow(capacity_bytes: u64, env: Env, delay: Duration) -> Flawed {
         Flawed { queue: Some((env, delay)), ..Flawed::new(capacity_bytes) }
+    }
+
+    /// How many blocks it has been asked for or has listed.
+    pub fn read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    fn note_read(&self, blocks: usize) {
+        self.read.fetch_add(blocks as u64, Ordering::Relaxed);
     }
 
     /// The block is found damaged when it is read next.
@@ -63,6 +75,7 @@ impl BlockStore for Flawed {
         Box::pin(written)
     }
     fn get(&self, key: &Key) -> BoxFuture<'static, Result<Option<StoredBlock>, StoreError>> {
+        self.note_read(1);
         if self.hit(key) {
             let (key, removed) = (*key, self.inner.remove(vec![*key]));
             return Box::pin(async move {
@@ -73,10 +86,13 @@ impl BlockStore for Flawed {
         self.inner.get(key)
     }
     fn info(&self, key: &Key) -> Result<Option<BlockInfo>, StoreError> {
+        self.note_read(1);
         self.inner.info(key)
     }
     fn list(&self, range: atoll_key::KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
-        self.inner.list(range, limit)
+        let found = self.inner.list(range, limit)?;
+        self.note_read(found.len());
+        Ok(found)
     }
     fn summaries(
         &self,

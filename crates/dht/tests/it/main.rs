@@ -19,6 +19,7 @@ mod giving_up;
 mod hedged_writes;
 mod hedging;
 mod hostile;
+mod idle;
 mod leases;
 mod losses;
 mod malicious;
