@@ -21,6 +21,7 @@ pub mod durable;
 mod exchange;
 mod fetch;
 mod giving_up;
+mod groups;
 mod holdings;
 mod inner;
 mod lease_clock;

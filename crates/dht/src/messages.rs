@@ -11,6 +11,7 @@
 mod charging;
 mod diversion;
 mod proving;
+mod renewal;
 
 use atoll_key::{BlockKind, Key, KeyRange};
 use atoll_net::header::{Capped, WirePeer};
@@ -24,6 +25,8 @@ use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
 pub use charging::{AskRoom, AskRoomReply, Confirm, ConfirmReply, Vouch, VouchReply, Vouched};
 pub use diversion::{Divert, DivertReply, Hold, HoldReply, There};
 pub use proving::{Proof, Prove, ProveReply};
+pub(crate) use renewal::has;
+pub use renewal::{NAME_BYTES, Name, Renew, RenewReply};
 
 use crate::quota::{OverQuota, QuotaOf};
 use crate::receipt::WireReceipt;
@@ -57,7 +60,7 @@ pub const PROVE: u16 = 0x020A;
 
 /// The most blocks in one `PUT` or `FETCH`.
 pub const MAX_BATCH_BLOCKS: usize = 256;
-/// The most keys in one `RENEW`, `VOUCH` or `PROVE`.
+/// The most keys, or names, in one `RENEW`, `VOUCH` or `PROVE`.
 pub const MAX_RENEW_KEYS: usize = 1024;
 /// The most claims in one `RECONCILE`.
 pub const MAX_CLAIMS: usize = 64;
@@ -312,39 +315,6 @@ pub struct PutReply {
     /// In the order of the request.
     #[n(0)]
     pub statuses: Batch<PutStatus>,
-}
-
-/// `RENEW`: extend leases.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct Renew {
-    /// Which blocks.
-    #[cbor(n(0), with = "keys_bytes")]
-    pub keys: Vec<Key>,
-    /// Seconds from now until the lease should end at the earliest.
-    #[n(1)]
-    pub lease_secs: u64,
-    /// True: renew and tell the replicas, as root. False: only renew.
-    #[n(2)]
-    pub as_root: bool,
-    /// Of whoever renews; leases are extended only for one.
-    #[n(3)]
-    pub receipt: Option<WireReceipt>,
-}
-
-/// The answer to a [`Renew`].
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct RenewReply {
-    /// One byte per key: 0 not held, 1 held (as root: by a majority of the replica set),
-    /// 2 not this node's key, 3 this root cannot tell: it holds the block and a majority
-    /// does not, or it does not and too few others answered, 4 held for somebody else, and
-    /// whoever renews has no room for it.
-    #[cbor(n(0), with = "minicbor::bytes")]
-    pub held: Vec<u8>,
-    /// Of the first key with a 4: why.
-    #[n(1)]
-    pub over: Option<OverQuota>,
 }
 
 /// `FETCH`: send these blocks.
@@ -613,8 +583,8 @@ mod tests {
         ];
         round_trip(PutReply { statuses: statuses.into() });
         for receipt in [None, whole] {
-            let keys = keys.to_vec();
-            round_trip(Renew { keys, lease_secs: 5, as_root: false, receipt });
+            let names = keys.iter().map(Name::of).collect();
+            round_trip(Renew { names, lease_secs: 5, as_root: false, receipt });
         }
         let over = OverQuota { used_bytes: 1, allowed_bytes: 2, of: QuotaOf::Key };
         for over in [None, Some(over)] {

@@ -14,7 +14,7 @@ use atoll_net::header::WirePeer;
 use atoll_net::{Peer, Refusal};
 use minicbor::{Decode, Encode};
 
-use crate::messages::MAX_RENEW_KEYS;
+use crate::messages::{MAX_RENEW_KEYS, NAME_BYTES, Name};
 
 /// A refusal's code: the receipt is missing, not its publisher's, too old, or not for these
 /// blocks; or the publisher could not be confirmed at its address.
@@ -26,8 +26,8 @@ pub const RECEIPT_SECS: u64 = 24 * 3600;
 /// is shorter by its age beyond this, so that repeating it extends nothing by more.
 pub const CLOCK_SLACK_SECS: u64 = 3600;
 
-/// Bytes of a key's tag: enough that nobody finds another key with the same one.
-const TAG_BYTES: usize = 16;
+/// Bytes of a key's tag.
+const TAG_BYTES: usize = NAME_BYTES;
 const CONTEXT: &[u8] = b"atoll v1 put receipt\0";
 const TAG_CONTEXT: &str = "atoll v1 receipt key tag";
 
@@ -79,7 +79,12 @@ impl Attestor for SimulatedKeys {
 /// A short stand-in for a key in a receipt.
 type Tag = [u8; TAG_BYTES];
 
+/// Of a hashed key its [`Name`]: a node can check a receipt for names of blocks that it does not
+/// hold. Other keys may share their first bytes.
 fn tag(key: &Key) -> Tag {
+    if key.as_hash().is_some() {
+        return Name::of(key).0;
+    }
     let hash = blake3::derive_key(TAG_CONTEXT, &key.0);
     hash[..TAG_BYTES].try_into().expect("16 of 32 bytes")
 }

@@ -13,9 +13,9 @@ use futures_util::future::join_all;
 
 use crate::admission::{Origin, added_bytes, expires};
 use crate::copies::Charge;
-use crate::diversion::follow;
+use crate::diversion::{Records, follow};
 use crate::inner::Inner;
-use crate::messages::{Renew, RenewReply, is_majority};
+use crate::messages::{Name, Renew, RenewReply, has, is_majority};
 use crate::put_times::WaitsFor;
 use crate::quorum::{Calls, Event};
 use crate::quota::{Room, Want};
@@ -29,15 +29,15 @@ pub(crate) async fn renew_here(
     origin: &Origin,
     renew: &Renew,
 ) -> Result<RenewReply, Refusal> {
-    inner.leaving.keep(renew.keys.iter()).await;
     if !renew.as_root {
         return renew_alone(inner, origin, renew).await;
     }
     let RenewReply { mut held, mut over } = renew_alone(inner, origin, renew).await?;
-    let parts = seats_of(inner, &renew.keys).into_iter().map(|(seat, indices)| {
-        let keys: Vec<Key> = indices.iter().map(|index| renew.keys[*index]).collect();
+    let firsts: Vec<Key> = renew.names.iter().map(Name::first).collect();
+    let parts = seats_of(inner, &firsts).into_iter().map(|(seat, indices)| {
+        let names = indices.iter().map(|index| renew.names[*index]).collect();
         let here = indices.iter().map(|index| held[*index]).collect();
-        let part = Renew { keys, lease_secs: renew.lease_secs, as_root: false, receipt: None };
+        let part = Renew { names, lease_secs: renew.lease_secs, as_root: false, receipt: None };
         let here = RenewReply { held: here, over };
         async move { (indices, renew_at_replicas(inner, origin, &seat, &part, here).await) }
     });
@@ -54,39 +54,61 @@ pub(crate) async fn renew_here(
 
 /// Extends the leases of the blocks this node holds, itself or at other nodes.
 async fn renew_alone(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<RenewReply, Refusal> {
-    let mut reply = renew_stored(inner, origin, renew)?;
-    follow::renew(inner, origin, renew, &mut reply).await;
+    let resolved: Result<Vec<Option<Key>>, StoreError> =
+        renew.names.iter().map(|name| resolve(inner, name)).collect();
+    let keys = resolved.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
+    inner.leaving.keep(keys.iter().flatten()).await;
+    let mut reply = renew_stored(inner, origin, &keys, renew.lease_secs)?;
+    follow::renew(inner, origin, &keys, renew.lease_secs, &mut reply).await;
     Ok(reply)
+}
+
+/// The key that is meant by a name, of those that this node holds or points to; none if there
+/// are several.
+fn resolve(inner: &Inner, name: &Name) -> Result<Option<Key>, StoreError> {
+    let range = name.range();
+    let here = inner.store.list(range, 2)?;
+    let elsewhere = inner.diversion.records.list(range, 2)?;
+    let mut keys = here.iter().chain(Records::pointers(&elsewhere)).map(|info| info.key);
+    Ok(keys.next().filter(|first| keys.all(|key| key == *first)))
 }
 
 /// Extends the leases of the blocks in this node's store, as far as whoever renews has room for
 /// those that were somebody else's.
-fn renew_stored(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<RenewReply, Refusal> {
+fn renew_stored(
+    inner: &Inner,
+    origin: &Origin,
+    keys: &[Option<Key>],
+    lease_secs: u64,
+) -> Result<RenewReply, Refusal> {
     let internal = |e: StoreError| Refusal::new(Refusal::INTERNAL, e.to_string());
     let now = inner.env.unix_ms() / 1000;
     let Origin::Publisher { receipt, owner } = origin else {
         return Err(Refusal::new(BAD_RECEIPT, "leases are extended only for a receipt"));
     };
-    let lease_secs = receipt.lease_left_secs(now, renew.lease_secs).unwrap_or(0);
-    let mut reply = RenewReply { held: vec![0; renew.keys.len()], over: None };
-    for (state, key) in reply.held.iter_mut().zip(&renew.keys) {
+    let lease_secs = receipt.lease_left_secs(now, lease_secs).unwrap_or(0);
+    let mut reply = RenewReply { held: vec![0; keys.len()], over: None };
+    for (state, key) in reply.held.iter_mut().zip(keys) {
+        let Some(key) = key else { continue };
         let Some(held) = inner.store.info(key).map_err(internal)? else { continue };
         let room = if held.kind == BlockKind::Signed { Room::Root } else { Room::Content };
         let charge = Charge { owner: *owner, lease_secs, room };
         let expires_unix_secs = expires(inner, origin, key, &charge);
-        let renewed = BlockInfo { owner: *owner, expires_unix_secs, ..held };
-        let want = Want { owner: *owner, bytes: added_bytes(inner, &renewed), room };
+        let longer = BlockInfo { owner: *owner, expires_unix_secs, ..held };
+        let want = Want { owner: *owner, bytes: added_bytes(inner, &longer), room };
+        // What bears out a root that says it has seen to the renewal here.
+        let renewed = if inner.lease_left(&held) >= lease_secs / 2 { 1 } else { 5 };
         let peers = inner.overlay.estimated_peers();
         let (verdicts, _room) = inner.quota.reserve(&*inner.store, peers, &[want]);
         *state = match verdicts[0] {
             Ok(()) => {
                 let still = inner.store.renew(&[*key], expires_unix_secs, *owner);
-                u8::from(still.map_err(internal)?[0])
+                if still.map_err(internal)?[0] { renewed } else { 0 }
             }
             // From before owners were kept: it must not end because they are kept now.
             Err(_) if held.owner == Owner::NOBODY => {
                 let still = inner.store.renew(&[*key], expires_unix_secs, Owner::NOBODY);
-                u8::from(still.map_err(internal)?[0])
+                if still.map_err(internal)?[0] { renewed } else { 0 }
             }
             Err(over) => {
                 reply.over = reply.over.or(Some(over));
@@ -113,7 +135,6 @@ async fn renew_at_replicas(
         ask_to_renew(inner, &mut calls, *node, origin, renew, (0..held.len()).collect());
     }
     let (mut lacking, mut answered) = (false, 1);
-    let has = |state: u8| state == 1 || state == 4;
     let mut copies: Vec<u32> = held.iter().map(|state| u32::from(has(*state))).collect();
     let mut refused: Vec<bool> = held.iter().map(|state| *state == 4).collect();
     // Without a majority the answer is that this root cannot tell, and the publisher asks again,
@@ -143,6 +164,9 @@ async fn renew_at_replicas(
             0 => is_majority(copies[i], wanted) || !is_majority(answered, wanted),
             _ => !is_majority(copies[i], wanted),
         };
+        if *state == 5 {
+            *state = 1;
+        }
         if unsure {
             *state = 3;
         } else if refused[i] && over.is_some() {

@@ -19,8 +19,8 @@ use crate::exchange;
 use crate::inner::{Block, Inner, REPLY_BYTES, note_store_error};
 use crate::messages::{
     AskRoom, AskRoomReply, BlockHeader, Confirm, Fetch, FetchReply, LookupReply, LookupStep,
-    MAX_BATCH_BLOCKS, Prove, Put, PutReply, Reconcile, ReconcileReply, Renew, Vouch, from_header,
-    to_header,
+    MAX_BATCH_BLOCKS, Name, Prove, Put, PutReply, Reconcile, ReconcileReply, Renew, Vouch,
+    from_header, to_header,
 };
 use crate::path_cache;
 use crate::proof;
@@ -117,7 +117,8 @@ pub(crate) async fn renew(
     request: Request,
 ) -> Result<Reply, Refusal> {
     let mut renew: Renew = from_header(&request.header)?;
-    let origin = Origin::of(inner, &from, renew.receipt.take(), &renew.keys).await?;
+    let keys: Vec<Key> = renew.names.iter().map(Name::first).collect();
+    let origin = Origin::of(inner, &from, renew.receipt.take(), &keys).await?;
     let renewed = renew_here(inner, &origin, &renew).await?;
     Ok(reply(to_header(&renewed), Vec::new()))
 }

@@ -15,25 +15,24 @@
 //! up and tried again until the deadline. Nobody's word is taken for the whole replica set
 //! (`witness`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_env::{Instant, sleep, timeout};
 use atoll_key::{BlockHash, BlockKind, InvalidBlock, Key, PeerId, SignedBlock};
 use atoll_net::CallError;
-use atoll_overlay::{Node, distinct_peers};
+use atoll_overlay::Node;
 use bytes::Bytes;
-use futures_util::StreamExt;
 use futures_util::future::join_all;
-use futures_util::stream;
 
 use crate::admission::Origin;
 use crate::blocks::PutError;
+use crate::groups::{Groups, add_to, replica_sets};
 use crate::inner::{Block, Inner};
 use crate::lookup::saw;
 use crate::messages::{
-    BlockHeader, MAX_BATCH_BLOCKS, MAX_RENEW_KEYS, PutStatus, Renew, RenewReply, is_majority,
+    BlockHeader, MAX_BATCH_BLOCKS, MAX_RENEW_KEYS, Name, PutStatus, Renew, RenewReply, is_majority,
 };
 use crate::put_times::WaitsFor;
 use crate::quorum::{Calls, Event, answers};
@@ -47,8 +46,6 @@ use crate::witness::{
 
 /// Bytes of blocks in one message to a root, unless a single block is longer.
 const BATCH_BYTES: usize = 1 << 20;
-/// Roots looked up at once.
-const LOOKUPS_AT_ONCE: usize = 16;
 /// The first pause before trying again; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause before trying again. A guess: rings notice a dead node in seconds.
@@ -476,23 +473,6 @@ impl Direct<'_> {
     }
 }
 
-/// Blocks by their root: its replica set, the root first, and their numbers.
-type Groups = BTreeMap<Node, (Vec<Node>, Vec<usize>)>;
-
-/// Adds a block to those of the first of `set`.
-fn add_to(groups: &mut Groups, set: Vec<Node>, index: usize) {
-    groups.entry(set[0]).or_insert_with(|| (set, Vec::new())).1.push(index);
-}
-
-/// The replica set of each key, its root first, or why the root could not be found.
-async fn replica_sets(inner: &Inner, keys: &[Key]) -> Vec<Result<Vec<Node>, String>> {
-    let find = |key: Key| async move {
-        let set = distinct_peers(&inner.root_list(&key).await?, inner.config.replicas);
-        if set.is_empty() { Err("the ring has no nodes".to_owned()) } else { Ok(set) }
-    };
-    stream::iter(keys.to_vec()).map(find).buffered(LOOKUPS_AT_ONCE).collect().await
-}
-
 /// A batch of renewals that gets no further is given up after so long. A guess: repair may copy
 /// meanwhile what too few have.
 const RENEW_STUCK: Duration = Duration::from_secs(20);
@@ -608,7 +588,8 @@ async fn renew_batch(
     let lease_secs = inner.config.lease.as_secs();
     let origin = Origin::own(inner, lease_secs, &keys);
     let receipt = origin.to_wire(keys.iter().copied());
-    let renew = Renew { keys, lease_secs, as_root: true, receipt };
+    let names = keys.iter().map(Name::of).collect();
+    let renew = Renew { names, lease_secs, as_root: true, receipt };
     if inner.is_me(&root) {
         return renew_at(inner, &root, &origin, &renew).await;
     }
@@ -635,13 +616,13 @@ async fn renew_batch(
         match calls.next().await {
             Some(Event::Answer(node, Ok((_, mut reply)))) if by_root && node == root => {
                 let denies = !is_direct && reply.held.iter().all(|state| *state == 2);
-                if denies && is_still_named(inner, &renew.keys[0], &root).await {
+                if denies && is_still_named(inner, &keys[0], &root).await {
                     // As with puts, see `is_other_root`.
                     (by_root, counted) = (false, set.len() - 1);
                     continue;
                 }
                 calls.finish();
-                check_renewal(inner, set, &origin, &renew, &mut reply.held).await;
+                check_renewal(inner, set, &origin, &renew, &keys, &mut reply.held).await;
                 return Ok(reply);
             }
             Some(Event::Answer(node, Err(error)))

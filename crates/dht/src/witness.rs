@@ -4,7 +4,8 @@
 //! renewals, and do nothing; nobody would notice before a block is wanted. So whoever puts or
 //! renews asks one of the other replicas, chosen at random once the root has answered,
 //! whether it has what it should have: the version, and at least half of the lease. Among
-//! honest nodes that is one short question a batch. If that replica does not confirm a block,
+//! honest nodes that is one short question a batch; of a renewal it is the renewal itself, and a
+//! replica that had not been told of it yet says so, which confirms nothing. If that replica does not confirm a block,
 //! the publisher asks the remaining ones. It puts a block that too few confirm at each replica
 //! that lacks it; what a majority has, the root may still be sending, so that waits a while.
 //!
@@ -34,8 +35,8 @@ use crate::copies;
 use crate::diversion::follow;
 use crate::inner::{Block, Inner};
 use crate::messages::{
-    self, BlockHeader, Put, PutReply, PutStatus, Renew, RenewReply, Vouch, VouchReply, Vouched,
-    from_header, is_majority, to_header,
+    self, BlockHeader, Name, Put, PutReply, PutStatus, Renew, RenewReply, Vouch, VouchReply,
+    Vouched, from_header, is_majority, to_header,
 };
 use crate::put_times::WaitsFor;
 use crate::quorum::{Calls, Event, answers};
@@ -126,18 +127,19 @@ fn ask_whether(
     );
 }
 
-/// What the first of `others` says that answers. The next is asked when one is overdue.
+/// What the first of `others` says that answers what `ask` asks. The next is asked when one is
+/// overdue.
 async fn first_answer(
     inner: &Arc<Inner>,
     others: &mut impl Iterator<Item = Node>,
-    expected: &[Expected],
+    ask: impl Fn(&mut Calls<Vec<bool>>, Node),
 ) -> Option<(Node, Vec<bool>)> {
     let mut calls = Calls::new(inner, WaitsFor::Replica);
     loop {
         while !calls.is_patient()
             && let Some(node) = others.next()
         {
-            ask_whether(inner, &mut calls, node, expected);
+            ask(&mut calls, node);
         }
         if let Event::Answer(node, Ok(held)) = calls.next().await? {
             return Some((node, held));
@@ -146,13 +148,18 @@ async fn first_answer(
 }
 
 /// What is not borne out of blocks that the root of the replica set `set`, its first, says
-/// the set has.
-async fn doubts(inner: &Arc<Inner>, set: &[Node], expected: &[Expected]) -> Vec<Doubt> {
+/// the set has. `ask_first` asks one of them at random, which should bear all out.
+async fn doubts(
+    inner: &Arc<Inner>,
+    set: &[Node],
+    expected: &[Expected],
+    ask_first: impl Fn(&mut Calls<Vec<bool>>, Node),
+) -> Vec<Doubt> {
     let mut others = shuffled(inner, set).into_iter();
     if others.len() == 0 || expected.is_empty() {
         return Vec::new();
     }
-    let first = first_answer(inner, &mut others, expected).await;
+    let first = first_answer(inner, &mut others, ask_first).await;
     let lacking = |index: &usize| first.as_ref().is_none_or(|(_, held)| !held[*index]);
     let doubtful: Vec<usize> = (0..expected.len()).filter(lacking).collect();
     let mut doubts: Vec<Doubt> =
@@ -207,7 +214,8 @@ pub(crate) async fn check_put(
     let stored: Vec<usize> =
         (0..blocks.len()).filter(|index| is_stored(&statuses[*index])).collect();
     let expected: Vec<Expected> = stored.iter().map(|index| expect(&blocks[*index])).collect();
-    let mut doubts = doubts(inner, set, &expected).await;
+    let ask = |calls: &mut _, node| ask_whether(inner, calls, node, &expected);
+    let mut doubts = doubts(inner, set, &expected, ask).await;
     doubts.iter_mut().for_each(|doubt| doubt.index = stored[doubt.index]);
     for (index, status) in statuses.iter_mut().enumerate() {
         if matches!(status, PutStatus::Superseded { .. }) {
@@ -388,21 +396,31 @@ pub(crate) fn malformed(text: &str) -> CallError {
 /// Looks whether leases end when the root, the first of `set`, says in `held`; renews them
 /// at the replicas where they do not, and says then which blocks are held: as in
 /// [`RenewReply`], with 3 for those of which too few are known to be.
+///
+/// The witness is sent the renewal itself: its names and one byte for each are a sixth of a
+/// question for keys, and it has renewed the blocks in any case then. It says which of them it
+/// had not been told to renew before.
 pub(crate) async fn check_renewal(
     inner: &Arc<Inner>,
     set: &[Node],
     origin: &Origin,
     renew: &Renew,
+    keys: &[Key],
     held: &mut [u8],
 ) {
     let said: Vec<usize> = (0..held.len()).filter(|index| held[*index] == 1).collect();
-    let expect = |index: &usize| Expected {
-        key: renew.keys[*index],
-        version: 0,
-        lease_secs: renew.lease_secs,
-    };
+    let expect =
+        |index: &usize| Expected { key: keys[*index], version: 0, lease_secs: renew.lease_secs };
     let expected: Vec<Expected> = said.iter().map(expect).collect();
-    let mut doubts = doubts(inner, set, &expected).await;
+    let part = part_of(origin, renew, &said);
+    let ask = |calls: &mut Calls<Vec<bool>>, node: Node| {
+        let (asker, origin, part) = (inner.clone(), origin.clone(), part.clone());
+        calls.ask(node, 0, async move {
+            let reply = renew_at(&asker, &node, &origin, &part).await?;
+            Ok(reply.held.iter().map(|state| *state == 1).collect())
+        });
+    };
+    let mut doubts = doubts(inner, set, &expected, ask).await;
     doubts.iter_mut().for_each(|doubt| doubt.index = said[doubt.index]);
     let mut calls = Calls::new(inner, WaitsFor::Root);
     for (node, indices) in lacking(set, &doubts) {
@@ -429,7 +447,14 @@ pub(crate) async fn check_renewal(
     }
 }
 
-/// Renews, at one replica, which may be this node, those of the keys with these numbers.
+/// The part of a renewal with these numbers, for a replica.
+fn part_of(origin: &Origin, renew: &Renew, indices: &[usize]) -> Renew {
+    let names: Vec<Name> = indices.iter().map(|index| renew.names[*index]).collect();
+    let receipt = origin.to_wire(names.iter().map(Name::first));
+    Renew { names, lease_secs: renew.lease_secs, as_root: false, receipt }
+}
+
+/// Renews, at one replica, which may be this node, those of the names with these numbers.
 pub(crate) fn ask_to_renew(
     inner: &Arc<Inner>,
     calls: &mut Calls<(Vec<usize>, RenewReply)>,
@@ -438,9 +463,7 @@ pub(crate) fn ask_to_renew(
     renew: &Renew,
     indices: Vec<usize>,
 ) {
-    let keys: Vec<Key> = indices.iter().map(|index| renew.keys[*index]).collect();
-    let receipt = origin.to_wire(keys.iter().copied());
-    let part = Renew { keys, lease_secs: renew.lease_secs, as_root: false, receipt };
+    let part = part_of(origin, renew, &indices);
     let (asker, origin) = (inner.clone(), origin.clone());
     calls.ask(
         node,
@@ -463,8 +486,8 @@ pub(crate) async fn renew_at(
         let request = Request { method: messages::RENEW, header, parts: Vec::new() };
         from_header::<RenewReply>(&inner.call(node, request).await?.header)?
     };
-    if reply.held.len() != part.keys.len() {
-        return Err(malformed("answers do not match the keys sent"));
+    if reply.held.len() != part.names.len() {
+        return Err(malformed("answers do not match the names sent"));
     }
     Ok(reply)
 }

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use atoll_dht::SimulatedKeys;
 use atoll_dht::messages::{
     AskRoom, AskRoomReply, BlockHeader, CacheCopy, CacheReply, Confirm, ConfirmReply, Fetch,
-    FetchReply, LookupReply, LookupStep, Put, PutReply, PutStatus, Reconcile, ReconcileReply,
+    FetchReply, LookupReply, LookupStep, Name, Put, PutReply, PutStatus, Reconcile, ReconcileReply,
     Renew, RenewReply, Vouch, VouchReply, Vouched, from_header, to_header,
 };
 use atoll_dht::quota::{OverQuota, QuotaOf};
@@ -53,7 +53,7 @@ pub fn targets() -> Vec<Target> {
             receipts()
                 .into_iter()
                 .map(|receipt| Renew {
-                    keys: vec![key(1), key(2)],
+                    names: [key(1), key(2)].iter().map(Name::of).collect(),
                     lease_secs: 5,
                     as_root: true,
                     receipt,

@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use crate::admission::Origin;
 use crate::inner::{Block, Inner, note_store_error};
 use crate::messages::{
-    self, Fetch, FetchReply, Hold, LookupReply, LookupStep, Renew, RenewReply, There,
+    self, Fetch, FetchReply, Hold, LookupReply, LookupStep, Name, Renew, RenewReply, There, has,
 };
 
 /// A refusal's code for a pointer that led to no block; made here, never sent.
@@ -145,16 +145,21 @@ pub(crate) async fn come_home(inner: &Inner, keys: Vec<Key>) {
 
 /// Extends the leases of blocks that other nodes keep for this one, as far as `reply` says that
 /// they are not here.
-pub(crate) async fn renew(inner: &Inner, origin: &Origin, renew: &Renew, reply: &mut RenewReply) {
-    let lacking = (0..renew.keys.len()).filter(|place| reply.held[*place] == 0);
-    let lacking: Vec<usize> = lacking
-        .filter(|place| inner.diversion.records.pointed(&renew.keys[*place]).is_some())
-        .collect();
-    let keys: Vec<Key> = lacking.iter().map(|place| renew.keys[*place]).collect();
+pub(crate) async fn renew(
+    inner: &Inner,
+    origin: &Origin,
+    keys: &[Option<Key>],
+    lease_secs: u64,
+    reply: &mut RenewReply,
+) {
+    let lacking = keys.iter().enumerate().filter(|(place, _)| reply.held[*place] == 0);
+    let pointed = |key: &Key| inner.diversion.records.pointed(key).is_some();
+    let lacking = lacking.filter_map(|(place, key)| Some((place, key.filter(pointed)?)));
+    let (lacking, keys): (Vec<usize>, Vec<Key>) = lacking.unzip();
     let holders = by_holder(inner, &keys).await;
     let calls = holders.iter().map(|(holder, places)| {
         let keys: Vec<Key> = places.iter().map(|place| keys[*place]).collect();
-        async move { renew_at(inner, origin, holder, keys, renew.lease_secs).await }
+        async move { renew_at(inner, origin, holder, &keys, lease_secs).await }
     });
     let answers = join_all(calls).await;
     for ((_, places), answer) in holders.iter().zip(answers) {
@@ -164,9 +169,9 @@ pub(crate) async fn renew(inner: &Inner, origin: &Origin, renew: &Renew, reply: 
         };
         reply.over = reply.over.or(over);
         for (place, state) in places.iter().zip(held) {
-            reply.held[lacking[*place]] = if state == 4 { 4 } else { u8::from(state == 1) };
+            reply.held[lacking[*place]] = if has(state) { state } else { 0 };
             match state {
-                1 => extend(inner, origin, &keys[*place], renew.lease_secs),
+                1 | 5 => extend(inner, origin, &keys[*place], lease_secs),
                 // The copy is lost: repair brings another.
                 0 => {
                     inner.diversion.records.forget(vec![keys[*place]]).await;
@@ -189,11 +194,12 @@ async fn renew_at(
     inner: &Inner,
     origin: &Origin,
     holder: &Peer,
-    keys: Vec<Key>,
+    keys: &[Key],
     lease_secs: u64,
 ) -> Option<RenewReply> {
     let (count, receipt) = (keys.len(), origin.to_wire(keys.iter().copied()));
-    let header = to_header(&Renew { keys, lease_secs, as_root: false, receipt });
+    let names = keys.iter().map(Name::of).collect();
+    let header = to_header(&Renew { names, lease_secs, as_root: false, receipt });
     let request = Request { method: messages::RENEW, header, parts: Vec::new() };
     let reply = inner.call(&Node::of(*holder), request).await.ok()?;
     let reply: RenewReply = from_header(&reply.header).ok()?;

@@ -30,7 +30,7 @@ impl Service for Denier {
             }
             messages::RENEW => {
                 let asked: Renew = messages::from_header(&request.header).expect("honest");
-                let held = vec![1; asked.keys.len()];
+                let held = vec![1; asked.names.len()];
                 messages::to_header(&RenewReply { held, over: None })
             }
             messages::PUT => {

@@ -49,7 +49,7 @@ impl FalseRoot {
             }
             messages::RENEW => {
                 let renew: messages::Renew = messages::from_header(&request.header).ok()?;
-                let held = vec![1; renew.keys.len()];
+                let held = vec![1; renew.names.len()];
                 renew.as_root.then(|| messages::to_header(&RenewReply { held, over: None }))
             }
             _ => None,

@@ -28,6 +28,7 @@ mod massive_failure;
 mod patience;
 mod perfect;
 mod quotas;
+mod renewing;
 mod ring;
 mod soak;
 mod virtual_servers;

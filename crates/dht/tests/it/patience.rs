@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use atoll_dht::messages::{self, PutReply, PutStatus, Renew, RenewReply};
+use atoll_dht::messages::{self, Name, PutReply, PutStatus, Renew, RenewReply};
 use atoll_dht::receipt::Receipt;
 use atoll_dht::{Blocks, QuotaConfig, Share, SimulatedKeys};
 use atoll_env::BoxFuture;
@@ -133,7 +133,8 @@ fn renew(ring: &Ring, from: &Arc<dyn Transport>, publisher: Peer, of: &[BlockHas
     let (signer, now) = (SimulatedKeys(publisher.id), now_secs(ring));
     let receipt = Receipt::sign(&signer, publisher, now, lease_secs, keys.iter().copied());
     let receipt = Some(receipt.to_wire(keys.iter().copied()));
-    let renew = Renew { keys, lease_secs, as_root: false, receipt };
+    let names = keys.iter().map(Name::of).collect();
+    let renew = Renew { names, lease_secs, as_root: false, receipt };
     let header = messages::to_header(&renew);
     let request = Request { method: messages::RENEW, header, parts: Vec::new() };
     let call = from.call(ring.node(0).peer, request, Duration::from_secs(20));
@@ -188,7 +189,7 @@ fn blocks_from_before_owners_were_kept_are_renewed_without_room() {
     ring.sim.block_on(MINUTE, put).expect("ends").expect("memory");
     ring.members[0].dht.set_quota(nearly_nothing());
     let hashes: Vec<BlockHash> = (0..5).map(|n| block(n).0).collect();
-    assert_eq!(renew(&ring, &from, publisher, &hashes), [1; 5]);
+    assert_eq!(renew(&ring, &from, publisher, &hashes), [5; 5]);
     for hash in &hashes {
         let held = ring.members[0].store.info(&hash.key()).expect("memory").expect("held");
         assert_eq!(held.owner, Owner::NOBODY);

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_dht::messages::{self, BlockHeader, PutReply, PutStatus, Renew};
+use atoll_dht::messages::{self, BlockHeader, Name, PutReply, PutStatus, Renew};
 use atoll_dht::receipt::{BAD_RECEIPT, Receipt};
 use atoll_dht::{Blocks, DhtConfig, PutError, QuotaConfig, Share, SimulatedKeys};
 use atoll_env::BoxFuture;
@@ -491,7 +491,8 @@ fn whoever_renews_a_block_is_charged_for_it_and_needs_a_receipt() {
     }
     let keys: Vec<Key> = hashes.iter().map(BlockHash::key).collect();
     for lease_secs in [0, 1000] {
-        let renew = Renew { keys: keys.clone(), lease_secs, as_root: false, receipt: None };
+        let names = keys.iter().map(Name::of).collect();
+        let renew = Renew { names, lease_secs, as_root: false, receipt: None };
         let header = messages::to_header(&renew);
         let request = Request { method: messages::RENEW, header, parts: Vec::new() };
         let call = ring.outsider().call(ring.node(2).peer, request, MINUTE);

@@ -1,0 +1,55 @@
+//! Which blocks of many have the same root.
+
+use std::collections::BTreeMap;
+
+use atoll_key::Key;
+use atoll_overlay::{Node, distinct_peers};
+use futures_util::{StreamExt, stream};
+
+use crate::inner::Inner;
+
+/// Roots looked up at once.
+const LOOKUPS_AT_ONCE: usize = 16;
+const NO_NODES: &str = "the ring has no nodes";
+
+/// Blocks by their root: its replica set, the root first, and their numbers.
+pub(crate) type Groups = BTreeMap<Node, (Vec<Node>, Vec<usize>)>;
+
+/// Adds a block to those of the first of `set`.
+pub(crate) fn add_to(groups: &mut Groups, set: Vec<Node>, index: usize) {
+    groups.entry(set[0]).or_insert_with(|| (set, Vec::new())).1.push(index);
+}
+
+/// The replica set of each key, its root first, or why the root could not be found. A root is
+/// that of all keys up to its position: of keys that stand close together each root is looked up
+/// once or twice, however many they are.
+pub(crate) async fn replica_sets(inner: &Inner, keys: &[Key]) -> Vec<Result<Vec<Node>, String>> {
+    let find = |part: Vec<usize>| async move {
+        let nodes = inner.root_list(&keys[part[0]]).await;
+        let set = nodes.map(|nodes| distinct_peers(&nodes, inner.config.replicas));
+        (part, set.and_then(|set| if set.is_empty() { Err(NO_NODES.to_owned()) } else { Ok(set) }))
+    };
+    let mut sets = vec![Err(String::new()); keys.len()];
+    let mut sorted: Vec<usize> = (0..keys.len()).collect();
+    sorted.sort_by_key(|index| keys[*index]);
+    let mut parts = vec![sorted];
+    loop {
+        parts.retain(|part| !part.is_empty());
+        if parts.is_empty() {
+            return sets;
+        }
+        let finds = stream::iter(parts.drain(..)).map(find);
+        let found: Vec<_> = finds.buffered(LOOKUPS_AT_ONCE).collect().await;
+        for (mut part, set) in found {
+            let first = keys[part[0]];
+            let upto = set.as_ref().map_or(first, |set| *set[0].id.key()).distance_from(&first);
+            let mut rest = part.split_off(
+                part.partition_point(|index| keys[*index].distance_from(&first) <= upto),
+            );
+            part.iter().for_each(|index| sets[*index].clone_from(&set));
+            // Both halves at once: if each key has another root that takes few rounds.
+            parts.push(rest.split_off(rest.len() / 2));
+            parts.push(rest);
+        }
+    }
+}
