@@ -10,7 +10,6 @@ use crate::inner::Inner;
 
 /// Roots looked up at once.
 const LOOKUPS_AT_ONCE: usize = 16;
-const NO_NODES: &str = "the ring has no nodes";
 
 /// Blocks by their root: its replica set, the root first, and their numbers.
 pub(crate) type Groups = BTreeMap<Node, (Vec<Node>, Vec<usize>)>;
@@ -20,15 +19,24 @@ pub(crate) fn add_to(groups: &mut Groups, set: Vec<Node>, index: usize) {
     groups.entry(set[0]).or_insert_with(|| (set, Vec::new())).1.push(index);
 }
 
-/// The replica set of each key, its root first, or why the root could not be found. A root is
-/// that of all keys up to its position: of keys that stand close together each root is looked up
-/// once or twice, however many they are.
-pub(crate) async fn replica_sets(inner: &Inner, keys: &[Key]) -> Vec<Result<Vec<Node>, String>> {
-    let find = |part: Vec<usize>| async move {
-        let nodes = inner.root_list(&keys[part[0]]).await;
-        let set = nodes.map(|nodes| distinct_peers(&nodes, inner.config.replicas));
-        (part, set.and_then(|set| if set.is_empty() { Err(NO_NODES.to_owned()) } else { Ok(set) }))
-    };
+/// A replica set, its root first, or why the root could not be found.
+type Set = Result<Vec<Node>, String>;
+
+async fn find(inner: &Inner, key: Key) -> Set {
+    let set = distinct_peers(&inner.root_list(&key).await?, inner.config.replicas);
+    if set.is_empty() { Err("the ring has no nodes".to_owned()) } else { Ok(set) }
+}
+
+/// The replica set of each key. Each root is looked up for itself: a node that misleads one lookup
+/// misleads the put of one block.
+pub(crate) async fn replica_sets(inner: &Inner, keys: &[Key]) -> Vec<Set> {
+    let finds = stream::iter(keys.to_vec()).map(|key| find(inner, key));
+    finds.buffered(LOOKUPS_AT_ONCE).collect().await
+}
+
+/// The replica set of each key. A root is that of all keys up to its position: of keys that stand
+/// close together each root is looked up once or twice, however many they are.
+pub(crate) async fn shared_replica_sets(inner: &Inner, keys: &[Key]) -> Vec<Set> {
     let mut sets = vec![Err(String::new()); keys.len()];
     let mut sorted: Vec<usize> = (0..keys.len()).collect();
     sorted.sort_by_key(|index| keys[*index]);
@@ -38,9 +46,10 @@ pub(crate) async fn replica_sets(inner: &Inner, keys: &[Key]) -> Vec<Result<Vec<
         if parts.is_empty() {
             return sets;
         }
+        let find = |part: Vec<usize>| async move { (find(inner, keys[part[0]]).await, part) };
         let finds = stream::iter(parts.drain(..)).map(find);
         let found: Vec<_> = finds.buffered(LOOKUPS_AT_ONCE).collect().await;
-        for (mut part, set) in found {
+        for (set, mut part) in found {
             let first = keys[part[0]];
             let upto = set.as_ref().map_or(first, |set| *set[0].id.key()).distance_from(&first);
             let mut rest = part.split_off(

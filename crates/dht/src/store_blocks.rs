@@ -28,7 +28,7 @@ use futures_util::future::join_all;
 
 use crate::admission::Origin;
 use crate::blocks::PutError;
-use crate::groups::{Groups, add_to, replica_sets};
+use crate::groups::{Groups, add_to, replica_sets, shared_replica_sets};
 use crate::inner::{Block, Inner};
 use crate::lookup::saw;
 use crate::messages::{
@@ -529,7 +529,7 @@ pub(crate) async fn renew(
 async fn renew_once(inner: &Arc<Inner>, keys: &[Key], state: &mut Renewing) {
     let wanted: Vec<Key> = state.todo.iter().map(|index| keys[*index]).collect();
     let (mut groups, mut again) = (Groups::new(), Vec::new());
-    for (index, set) in state.todo.iter().zip(replica_sets(inner, &wanted).await) {
+    for (index, set) in state.todo.iter().zip(shared_replica_sets(inner, &wanted).await) {
         match set {
             Ok(set) => add_to(&mut groups, set, *index),
             Err(error) => {
