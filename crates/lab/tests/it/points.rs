@@ -36,9 +36,14 @@ pub fn rows(outcome: &Outcome) -> Vec<Row> {
 
 /// The quick form of some experiments, run one after another: each is parallel in itself.
 pub fn quick(names: &[&str]) -> Vec<Outcome> {
+    quick_with(names, Options::default())
+}
+
+/// The same with other seeds, or more of them.
+pub fn quick_with(names: &[&str], options: Options) -> Vec<Outcome> {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock();
-    let options = Options { quick: true, ..Options::default() };
+    let options = Options { quick: true, ..options };
     let outcomes = run(names, &options, &Silent).expect("the experiments run");
     assert_eq!(outcomes.len(), names.len());
     outcomes

@@ -8,7 +8,7 @@ use atoll_node::{Client, ClientOptions, JoinCode, Node, NodeConfig, Status};
 use bytes::Bytes;
 
 /// How long anything may take before a test gives up; not an expectation.
-pub const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(180);
 
 /// A directory in which nodes are started and stopped.
 pub struct Home {
