@@ -123,7 +123,7 @@ fn a_mount_whose_node_is_down_says_so_and_recovers() {
     assert_eq!(status_of(&mount), "ok");
 
     // Stopped, it keeps its socket and says nothing.
-    ring.nodes[1].signal("STOP");
+    ring.nodes[1].freeze();
     let error = read("file05.txt").expect_err("nobody answers");
     assert_eq!(error.raw_os_error(), Some(TIMED_OUT));
     assert!(status_of(&mount).contains("did not answer in time"), "{}", status_of(&mount));

@@ -162,9 +162,16 @@ impl NodeProcess {
         fs::read_to_string(self.dir.with_extension("log")).unwrap_or_default()
     }
 
-    /// SIGSTOP: it answers nothing, and its connections stay open.
+    /// SIGSTOP, and waits until every thread stands (`kill` comes back before that): the
+    /// node answers nothing, and its connections stay open.
     pub fn freeze(&self) {
-        signal(self.process.as_ref().expect("it runs").id(), "STOP");
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.process.as_ref().expect("it runs").id());
+        let stands = |task: std::io::Result<fs::DirEntry>| {
+            let status = task.and_then(|task| fs::read_to_string(task.path().join("status")));
+            status.is_ok_and(|status| status.contains("State:\tT"))
+        };
+        until("every thread stands", || fs::read_dir(&tasks).expect("tasks").all(stands));
     }
 
     /// SIGKILL.
