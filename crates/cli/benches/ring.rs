@@ -4,6 +4,9 @@
 //! 100 MiB and a real tree, timed as a person would, whole commands from start to end.
 //! Beside them, in the same run, `cp` of the same bytes and one plain TCP stream over
 //! loopback. Writes `docs/results/ring.md`.
+//!
+//! With `-- --against BINARY` a ring of another build does the same by turns, and the ratios are
+//! printed: whether a change made Atoll slower is seen only in one run on one machine.
 
 // A benchmark reads the real clock.
 #![allow(clippy::disallowed_methods)]
@@ -28,7 +31,8 @@ mod process;
 
 const NODES: usize = 5;
 const FILE_BYTES: usize = 100 << 20;
-const RUNS: u64 = 3;
+const RUNS: u64 = 5;
+const IDLE_SECS: f64 = 20.0;
 const MIB: f64 = 1_048_576.0;
 
 /// Fewest and most files of the tree, as in the demo.
@@ -36,23 +40,29 @@ const TREE_FILES: std::ops::RangeInclusive<usize> = 2_000..=12_000;
 
 fn main() {
     let temp = tempfile::tempdir().expect("a temporary directory");
-    let ring = Ring::start(temp.path());
+    let own = Ring::start(env!("CARGO_BIN_EXE_atoll").into(), &temp.path().join("own"));
+    let other = against().map(|binary| Ring::start(binary, &temp.path().join("other")));
+    let rings: Vec<Ring> = std::iter::once(own).chain(other).collect();
     std::thread::sleep(Duration::from_secs(5));
-    let idle_mib = ring.resident_mib();
-    let cpu_before = ring.cpu_secs();
-    std::thread::sleep(Duration::from_secs(10));
-    let idle_cpu_percent = (ring.cpu_secs() - cpu_before) / 10.0 / NODES as f64 * 100.0;
+    let idle_mib = rings[0].resident_mib();
+    let cpu = || rings.iter().map(Ring::cpu_secs).collect::<Vec<f64>>();
+    let before = cpu();
+    let percent = |(after, before): (f64, f64)| (after - before) / IDLE_SECS / NODES as f64 * 100.0;
+    std::thread::sleep(Duration::from_secs_f64(IDLE_SECS));
+    let idle_cpu_percent: Vec<f64> = cpu().into_iter().zip(before).map(percent).collect();
 
-    let mut file = Figures::default();
+    let mut files: Vec<Figures> = rings.iter().map(|_| Figures::default()).collect();
+    let dest = temp.path().join("out");
     for run in 0..RUNS {
         eprintln!("a file of 100 MiB, run {} of {RUNS}", run + 1);
         let source = temp.path().join(format!("file{run}"));
         fs::create_dir(&source).expect("a directory");
         fs::write(source.join("data"), noise(FILE_BYTES, run + 1)).expect("a file");
-        file.measure(&ring, &source, &temp.path().join(format!("out-file{run}")));
-        file.tcp.push(tcp_stream(FILE_BYTES));
+        by_turns(&rings, run, |i, ring| files[i].measure(ring, &source, &dest));
+        fs::remove_dir_all(source).expect("removed");
+        files[0].tcp.push(tcp_stream(FILE_BYTES));
     }
-    let mut tree = Figures::default();
+    let mut trees: Vec<Figures> = rings.iter().map(|_| Figures::default()).collect();
     let tree_source = real_tree();
     let (tree_files, tree_bytes) = measure_tree(&tree_source);
     for run in 0..RUNS {
@@ -60,25 +70,59 @@ fn main() {
         // A copy with one more byte in each file, so that the ring has none of its blocks.
         let source = temp.path().join(format!("tree{run}"));
         copy_changed(&tree_source, &source, run as u8);
-        tree.measure(&ring, &source, &temp.path().join(format!("out-tree{run}")));
-        tree.tcp.push(tcp_stream(tree_bytes as usize));
+        by_turns(&rings, run, |i, ring| trees[i].measure(ring, &source, &dest));
+        fs::remove_dir_all(source).expect("removed");
+        trees[0].tcp.push(tcp_stream(tree_bytes as usize));
     }
-    let busy_mib = ring.resident_mib();
+    let busy_mib = rings[0].resident_mib();
 
+    let name = tree_source.display().to_string();
+    if let ([_, _], [file, other_file], [tree, other_tree]) = (&rings[..], &files[..], &trees[..]) {
+        print!("{}", compared("a file of 100 MiB", file, other_file));
+        print!("{}", compared(&name, tree, other_tree));
+        println!("CPU of an idle node, %: {idle_cpu_percent:.2?}\n");
+    }
     let text = report(&Report {
-        file,
-        tree,
+        file: files.swap_remove(0),
+        tree: trees.swap_remove(0),
         tree_source,
         tree_files,
         tree_bytes,
         idle_mib,
-        idle_cpu_percent,
+        idle_cpu_percent: idle_cpu_percent[0],
         busy_mib,
     });
     print!("{text}");
     let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
     fs::create_dir_all(&results).expect("docs/results");
     fs::write(results.join("ring.md"), text).expect("docs/results/ring.md");
+}
+
+/// The other build to compare with.
+fn against() -> Option<PathBuf> {
+    let mut args = std::env::args().skip_while(|arg| arg != "--against");
+    args.next()?;
+    Some(args.next().expect("--against BINARY").into())
+}
+
+/// Measures each ring; which is first changes from run to run.
+fn by_turns(rings: &[Ring], run: u64, mut measure: impl FnMut(usize, &Ring)) {
+    let first = run as usize % rings.len();
+    for i in (first..rings.len()).chain(0..first) {
+        measure(i, &rings[i]);
+    }
+}
+
+/// Lines that say what this build takes, what the other one does, and the ratio.
+fn compared(what: &str, own: &Figures, other: &Figures) -> String {
+    let line = |of: &str, own: &[f64], other: &[f64]| {
+        let (own, other) = (median(own), median(other));
+        format!("{of} {what}: {own:.2} s, other build {other:.2} s, ratio {:.2}\n", own / other)
+    };
+    line("publish", &own.publish, &other.publish)
+        + &line("CPU of publishing", &own.publish_cpu, &other.publish_cpu)
+        + &line("get", &own.get, &other.get)
+        + &line("CPU of getting", &own.get_cpu, &other.get_cpu)
 }
 
 /// Seconds of each run, and CPU seconds of all processes of ours together.
@@ -110,7 +154,6 @@ impl Figures {
         let (secs, _) = timed(Command::new("cp").arg("-a").arg(source).arg(dest));
         self.cp.push(secs);
         fs::remove_dir_all(dest).expect("removed");
-        fs::remove_dir_all(source).expect("removed");
     }
 }
 
@@ -160,17 +203,19 @@ fn tcp_stream(bytes: usize) -> f64 {
 
 /// Five nodes; killed when dropped.
 struct Ring {
+    binary: PathBuf,
     dirs: Vec<PathBuf>,
     processes: Vec<Child>,
 }
 
 impl Ring {
-    fn start(temp: &Path) -> Ring {
-        let mut ring = Ring { dirs: Vec::new(), processes: Vec::new() };
+    fn start(binary: PathBuf, temp: &Path) -> Ring {
+        let mut ring = Ring { binary, dirs: Vec::new(), processes: Vec::new() };
+        fs::create_dir(temp).expect("a directory");
         let mut code = String::new();
         for i in 0..NODES {
             let dir = temp.join(format!("node{i}"));
-            let mut up = Command::new(env!("CARGO_BIN_EXE_atoll"));
+            let mut up = Command::new(&ring.binary);
             up.arg("--dir").arg(&dir).args(["up", "--listen", "127.0.0.1:0"]);
             up.stderr(Stdio::null());
             ring.processes.push(process::start(up, &code));
@@ -187,7 +232,7 @@ impl Ring {
     }
 
     fn atoll(&self, node: usize) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_atoll"));
+        let mut command = Command::new(&self.binary);
         command.env("ATOLL_DIR", &self.dirs[node]);
         command
     }

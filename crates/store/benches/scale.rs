@@ -1,8 +1,9 @@
 //! What a store of many blocks costs: memory, index, opening, a put, a summary.
-//! `cargo bench -p atoll-store --bench scale [BLOCKS] [DIR] [BLOCK_BYTES]`.
+//! `cargo bench -p atoll-store --bench scale [BLOCKS] [DIR] [BLOCK_BYTES] [SEGMENT_KIB]`.
 //!
 //! With blocks of a few bytes the index is as large as that of a store of BLOCKS blocks of
-//! 8 KiB, and the log is not.
+//! 8 KiB, and the log is not. With short segments there are as many as in a log of full size:
+//! `10000000 DIR 8 64` has the index of 80 GB in blocks of 8 KiB, and the segments of 1 TB.
 
 // Measuring is what this program is for.
 #![allow(clippy::disallowed_methods)]
@@ -18,7 +19,7 @@ mod measure;
 use measure::{cpu, resident_mib, wait};
 
 const NOW: u64 = 1_700_000_000;
-const BATCH: u64 = 4096;
+const BATCH: u64 = 512;
 
 fn hashed(n: u64) -> Key {
     Key::hashed(blake3::hash(&n.to_be_bytes()).into())
@@ -36,8 +37,9 @@ fn block(n: u64, bytes: &Bytes) -> StoredBlock {
     StoredBlock { info, bytes: bytes.clone() }
 }
 
-fn open(dir: &Path) -> DiskStore {
-    let config = DiskConfig { capacity_bytes: 4 << 40, ..DiskConfig::default() };
+fn open(dir: &Path, segment_bytes: u64) -> DiskStore {
+    let capacity_bytes = 4 << 40;
+    let config = DiskConfig { capacity_bytes, segment_bytes, ..DiskConfig::default() };
     DiskStore::open(dir, config).expect("opens")
 }
 
@@ -90,10 +92,13 @@ fn main() {
     let base = args.get(1).map_or_else(std::env::temp_dir, PathBuf::from);
     let bytes = Bytes::from(vec![0x5a; number(2, 8) as usize]);
     let dir = tempfile::tempdir_in(base).expect("a directory");
-    let store = open(dir.path());
+    let segment_bytes = number(3, 64 << 10) << 10;
+    let store = open(dir.path(), segment_bytes);
     timed(&format!("put {blocks} blocks"), || put_all(&store, blocks, &bytes));
     let index = std::fs::metadata(dir.path().join("index.redb")).expect("there").len();
     println!("index: {} MiB, {} bytes a block", index >> 20, index / blocks);
+    let files = std::fs::read_dir(dir.path()).expect("there").count();
+    println!("{files} files, segments but for two or three");
     let times = (blocks..blocks + 500).map(|n| {
         let started = Instant::now();
         wait(store.put(vec![block(n, &bytes)])).expect("there is room");
@@ -108,6 +113,6 @@ fn main() {
     latencies("one look into the index", times.collect());
     summarize(&store);
     timed("close", || drop(store));
-    let store = timed("open", || open(dir.path()));
+    let store = timed("open", || open(dir.path(), segment_bytes));
     println!("{:?}", store.usage());
 }
