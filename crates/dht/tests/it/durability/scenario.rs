@@ -316,7 +316,7 @@ impl Scenario {
         all.iter().for_each(|member| self.ring.crash(*member));
         let span = HOUR * (1 + self.below(30)) as u32;
         self.run_for(span);
-        all.sort_by_key(|_| self.below(1 << 32));
+        all.sort_by_cached_key(|_| self.below(1 << 32));
         let is_first = self.below(2) == 0;
         all.sort_by_key(|member| (*member == 0) != is_first);
         for (i, member) in all.iter().enumerate() {
