@@ -33,6 +33,8 @@ pub struct Ring {
     pub sim: Sim,
     pub members: Vec<Member>,
     pub config: DhtConfig,
+    /// How nodes that start from now on look after their places.
+    pub chord: ChordConfig,
     /// What nodes' blocks travel by, made of what the simulator gives.
     pub via: Box<Via>,
 }
@@ -61,7 +63,8 @@ impl Ring {
 
     pub fn with(sim: SimConfig, config: DhtConfig, count: usize) -> Ring {
         let via = Box::new(|transport| transport);
-        let mut ring = Ring { sim: Sim::new(sim), members: Vec::new(), config, via };
+        let chord = ChordConfig::default();
+        let mut ring = Ring { sim: Sim::new(sim), members: Vec::new(), config, chord, via };
         for _ in 0..count {
             ring.join(Arc::new(MemoryStore::new(ROOMY)));
         }
@@ -124,7 +127,7 @@ impl Ring {
         disguise: impl Fn(Arc<dyn Service>) -> Arc<dyn Service>,
     ) -> Member {
         let (env, transport) = (self.sim.env(host), self.sim.transport(host));
-        let chord = Chord::new(env.clone(), transport.clone(), ChordConfig::default());
+        let chord = Chord::new(env.clone(), transport.clone(), self.chord.clone());
         let (keys, config) = (SimulatedKeys(transport.local().id), self.config.clone());
         let (keys, transport) = (Arc::new(keys), (self.via)(transport));
         let dht = Dht::new(

@@ -32,7 +32,7 @@ mod scenario;
 use model::Model;
 use scenario::Scenario;
 
-/// Seeds run by `make test`: about a minute of CPU.
+/// Seeds run by `make test`: about half a minute of CPU.
 const SEEDS: std::ops::Range<u64> = 1..25;
 
 fn seeds() -> std::ops::Range<u64> {
