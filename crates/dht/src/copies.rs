@@ -301,19 +301,26 @@ fn witnesses(inner: &Inner, from: &Peer, seat: &Neighbourhood) -> Vec<Node> {
     witnesses
 }
 
-/// What this node can say of the blocks it holds: version, lease, and whom it charges them to.
-pub(crate) fn vouch(inner: &Inner, asked: &Vouch) -> Result<VouchReply, Refusal> {
+/// What this node can say of the blocks it holds: version, lease, whom it charges them to, and
+/// which other node keeps them for it.
+pub(crate) async fn vouch(inner: &Inner, asked: &Vouch) -> Result<VouchReply, Refusal> {
     let mut vouched = Vec::with_capacity(asked.keys.len());
     for key in &asked.keys {
         let held = inner.store.info(key);
         let held = held.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
-        let held = held.or_else(|| inner.diversion.records.pointed(key));
+        let pointed = if held.is_none() { inner.diversion.records.pointed(key) } else { None };
+        let holder = match pointed {
+            Some(_) => inner.diversion.records.holder(key).await.map(|holder| holder.id.0),
+            None => None,
+        };
+        let held = held.or(pointed);
         let live = held.filter(|held| inner.lease_left(held) > 0 && !inner.leaving.denies(key));
         vouched.push(live.map(|held| Vouched {
             version: held.version,
             lease_secs: inner.lease_left(&held),
             publisher: held.owner.publisher,
             ip: held.owner.ip,
+            holder,
         }));
     }
     Ok(VouchReply { vouched: vouched.into() })

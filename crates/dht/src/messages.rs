@@ -597,8 +597,15 @@ mod tests {
             round_trip(AskRoomReply { over });
         }
         round_trip(Vouch { keys: keys.to_vec() });
-        let one = Vouched { version: 1, lease_secs: 2, publisher: [3; 16], ip: [4; 16] };
-        round_trip(VouchReply { vouched: vec![Some(one), None].into() });
+        let one = Vouched {
+            version: 1,
+            lease_secs: 2,
+            publisher: [3; 16],
+            ip: [4; 16],
+            holder: Some([5; 32]),
+        };
+        let here = Vouched { holder: None, ..one };
+        round_trip(VouchReply { vouched: vec![Some(one), Some(here), None].into() });
         round_trip(Prove { nonce: [5; 32], keys: keys.to_vec() });
         let proof = Proof { version: 1, lease_secs: 2, mac: [3; 32] };
         round_trip(ProveReply { proofs: vec![Some(proof), None].into() });

@@ -240,7 +240,7 @@ impl Service for Dht {
                 messages::RENEW => serve::renew(&inner, from, request).await,
                 messages::CONFIRM => serve::confirm(&inner, &request),
                 messages::ROOM => serve::room(&inner, &request),
-                messages::VOUCH => serve::vouch(&inner, &request),
+                messages::VOUCH => serve::vouch(&inner, &request).await,
                 messages::PROVE => serve::prove(&inner, from, request).await,
                 messages::CACHE => serve::cache(&inner, from, request),
                 messages::DIVERT => diversion::serve_divert(&inner, from, request).await,

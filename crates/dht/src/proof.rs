@@ -2,15 +2,19 @@
 //!
 //! The asker draws a nonce for each prover; the prover answers with the BLAKE3 hash of each
 //! block keyed with it, which only somebody who has the bytes can compute. The asker has them
-//! too, since it asks before it drops its own copy.
+//! too: it asks before it drops its own copy, or before it counts on another node that has just
+//! taken one (`diversion`).
 //!
 //! What a proof does not show: that the bytes are on the prover's own disk. It may have fetched
 //! them from a third node for this; it cannot have fetched them from the asker, which denies
 //! having them meanwhile ([`crate::leaving`]).
 
+use std::time::Duration;
+
+use atoll_env::{jittered, sleep};
 use atoll_key::{BlockKind, Key};
 use atoll_net::header::Capped;
-use atoll_net::{Peer, Refusal, Request};
+use atoll_net::{CallError, Peer, Refusal, Request};
 use atoll_overlay::Node;
 use atoll_store::{BlockInfo, StoredBlock};
 use futures_util::future::join_all;
@@ -21,11 +25,14 @@ use crate::lease_clock::least_lease;
 use crate::messages::{self, Fetch, FetchReply, Proof, Prove, ProveReply, from_header, to_header};
 use crate::turns::Limits;
 
+/// How often a prover that is busy is asked again, and after how long. Guesses.
+const MAX_BUSY: usize = 3;
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
 /// Bytes read for one `PROVE` before further keys are left unanswered.
 const READ_BYTES: u64 = 4 << 20;
 /// What proving may cost, bytes read a second. Guesses: a sixteenth of what a disk reads.
 pub(crate) const LIMITS: Limits =
-    Limits { at_once: 4, peer: 4 << 20, strangers: 8 << 20, acquaintances: 8 << 20 };
+    Limits { at_once: 16, of_one: 4, peer: 4 << 20, strangers: 8 << 20, acquaintances: 8 << 20 };
 
 fn mac(nonce: &[u8; 32], bytes: &[u8]) -> [u8; 32] {
     *blake3::keyed_hash(nonce, bytes).as_bytes()
@@ -127,15 +134,40 @@ pub(crate) async fn proven_by(
     join_all(answers).await
 }
 
+/// Which of `blocks`, whose bytes `prover` was given by this node, it proves to have in the
+/// version given.
+pub(crate) async fn has_taken(inner: &Inner, prover: &Node, blocks: &[&StoredBlock]) -> Vec<bool> {
+    let nonce = inner.random_bytes();
+    let keys: Vec<Key> = blocks.iter().map(|block| block.info.key).collect();
+    let proofs = ask(inner, prover, nonce, &keys).await;
+    let shows = |(block, proof): (&&StoredBlock, Option<Proof>)| {
+        proof.is_some_and(|proof| {
+            proof.version == block.info.version && proof.mac == mac(&nonce, &block.bytes)
+        })
+    };
+    blocks.iter().zip(proofs).map(shows).collect()
+}
+
 /// Asks one prover; nothing for what it does not answer.
 async fn ask(inner: &Inner, prover: &Node, nonce: [u8; 32], keys: &[Key]) -> Vec<Option<Proof>> {
     let mut proofs: Vec<Option<Proof>> = Vec::with_capacity(keys.len());
+    let mut busy = 0;
     while proofs.len() < keys.len() {
         let asked = keys[proofs.len()..].to_vec();
         let count = asked.len();
         let header = to_header(&Prove { nonce, keys: asked });
         let request = Request { method: messages::PROVE, header, parts: Vec::new() };
-        let Ok(reply) = inner.call(prover, request).await else { break };
+        let reply = match inner.call(prover, request).await {
+            Ok(reply) => reply,
+            Err(CallError::Refused(refusal))
+                if refusal.code == Refusal::OVERLOADED && busy < MAX_BUSY =>
+            {
+                busy += 1;
+                sleep(&*inner.env, jittered(&*inner.env, BUSY_PAUSE)).await;
+                continue;
+            }
+            Err(_) => break,
+        };
         let Ok(ProveReply { proofs: Capped(some) }) = from_header(&reply.header) else { break };
         if some.is_empty() || some.len() > count {
             break;

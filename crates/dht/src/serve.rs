@@ -41,7 +41,7 @@ const MAX_VISITED: u64 = 16_384;
 /// What comparing may cost, blocks looked at a second. Guesses: a look takes about half a
 /// microsecond, so together some tenths of a core.
 pub(crate) const COMPARING: Limits =
-    Limits { at_once: 16, peer: 50_000, strangers: 100_000, acquaintances: 200_000 };
+    Limits { at_once: 16, of_one: 1, peer: 50_000, strangers: 100_000, acquaintances: 200_000 };
 
 /// `lookup_step`: the block, or where to ask next.
 pub(crate) async fn lookup_step(inner: &Inner, request: Request) -> Result<Reply, Refusal> {
@@ -139,9 +139,9 @@ pub(crate) fn room(inner: &Inner, request: &Request) -> Result<Reply, Refusal> {
 }
 
 /// Says whom blocks are charged to.
-pub(crate) fn vouch(inner: &Inner, request: &Request) -> Result<Reply, Refusal> {
+pub(crate) async fn vouch(inner: &Inner, request: &Request) -> Result<Reply, Refusal> {
     let asked: Vouch = from_header(&request.header)?;
-    Ok(reply(to_header(&copies::vouch(inner, &asked)?), Vec::new()))
+    Ok(reply(to_header(&copies::vouch(inner, &asked).await?), Vec::new()))
 }
 
 /// Shows that blocks are held.

@@ -1,7 +1,7 @@
 //! How much work other nodes may cause here: answering some requests costs far more than
 //! asking.
 //!
-//! Each peer has one request of a kind answered at a time, a few are answered at once, and what
+//! Each peer has one request of a kind, or a few, answered at a time, a few more are answered at once, and what
 //! they cost is a debt that is paid off at a steady rate: the peer's own, and that of all peers
 //! together. Peers in this node's routing tables have a rate apart from that of all others, so
 //! that many strangers cannot keep neighbours from being answered. A peer with a debt of more than
@@ -10,7 +10,7 @@
 //! What it does not stop: a neighbour that is not in this node's tables, as the nodes before its
 //! predecessor, is one of the strangers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
 use atoll_env::Instant;
@@ -27,6 +27,8 @@ const MAX_PEERS: usize = 1024;
 pub(crate) struct Limits {
     /// Requests answered at once.
     pub at_once: usize,
+    /// Of one peer.
+    pub of_one: usize,
     /// For one peer.
     pub peer: u64,
     /// For all that are not in this node's tables.
@@ -44,7 +46,8 @@ pub(crate) struct Turns {
 
 #[derive(Debug, Default)]
 struct State {
-    answering: BTreeSet<PeerId>,
+    /// How many requests of each peer are being answered, if any are.
+    answering: BTreeMap<PeerId, usize>,
     peers: BTreeMap<PeerId, Debt>,
     strangers: Debt,
     acquaintances: Debt,
@@ -102,10 +105,10 @@ impl Turns {
         let later = |text: &str| Err(Refusal::new(Refusal::OVERLOADED, text));
         let (mut guard, limits) = (self.lock(), &self.limits);
         let state = &mut *guard;
-        if state.answering.contains(&peer) {
-            return later("one request of this kind at a time");
+        if state.answering.get(&peer).is_some_and(|count| *count >= limits.of_one) {
+            return later("fewer requests of this kind at a time");
         }
-        if state.answering.len() >= limits.at_once {
+        if state.answering.values().sum::<usize>() >= limits.at_once {
             return later("others are being answered");
         }
         let is_free =
@@ -117,7 +120,7 @@ impl Turns {
         if !is_free || !of_all {
             return later("enough work has been done for now");
         }
-        state.answering.insert(peer);
+        *state.answering.entry(peer).or_default() += 1;
         Ok(Turn { turns: self, peer, is_acquaintance })
     }
 }
@@ -147,7 +150,12 @@ impl Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.turns.lock().answering.remove(&self.peer);
+        let mut state = self.turns.lock();
+        let count = state.answering.get_mut(&self.peer).expect("this one is being answered");
+        *count -= 1;
+        if *count == 0 {
+            state.answering.remove(&self.peer);
+        }
     }
 }
 
@@ -157,7 +165,8 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits = Limits { at_once: 2, peer: 10, strangers: 20, acquaintances: 40 };
+    const LIMITS: Limits =
+        Limits { at_once: 2, of_one: 1, peer: 10, strangers: 20, acquaintances: 40 };
 
     fn at(secs: u64) -> Instant {
         Instant::default() + Duration::from_secs(secs)
@@ -177,6 +186,16 @@ mod tests {
         let other = turns.take(peer(2), true, at(0));
         assert!(other.is_ok() && turns.take(peer(3), true, at(0)).is_err(), "two at once");
         drop(turn);
+        assert!(turns.take(peer(1), false, at(0)).is_ok());
+    }
+
+    #[test]
+    fn a_peer_may_have_several_requests_answered_where_the_limits_say_so() {
+        let turns = Turns::new(Limits { at_once: 3, of_one: 2, ..LIMITS });
+        let first = turns.take(peer(1), false, at(0));
+        let second = turns.take(peer(1), false, at(0));
+        assert!(first.is_ok() && second.is_ok() && turns.take(peer(1), false, at(0)).is_err());
+        drop(first);
         assert!(turns.take(peer(1), false, at(0)).is_ok());
     }
 

@@ -85,7 +85,7 @@ pub(crate) async fn ask(
 ) -> Option<Vec<Option<Vouched>>> {
     let (count, asked) = (keys.len(), Vouch { keys });
     let said = if inner.is_me(node) {
-        copies::vouch(inner, &asked).ok()?
+        copies::vouch(inner, &asked).await.ok()?
     } else {
         let request =
             Request { method: messages::VOUCH, header: to_header(&asked), parts: Vec::new() };

@@ -1,8 +1,10 @@
 //! Finding a node that keeps copies for this one, and handing them over.
 //!
-//! Nodes near on the ring come first, then any this node knows; of those that answer, the one
-//! with most room gets the batch, as in PAST. Nodes say how much room they have in every answer
-//! about diverted copies, so a question of its own is seldom needed.
+//! Nodes near on the ring are asked first, then any this node knows; of those that have enough
+//! room one gets the batch, chosen at random. (PAST takes the one with most: then whoever claims
+//! most gets all.) Nodes say how much room they have in every answer about diverted copies, so a
+//! question of its own is seldom needed. A copy counts once its holder has proven to have it, and no
+//! other member of the replica set has its copy there.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,14 +15,16 @@ use atoll_net::header::{Capped, from_header, to_header};
 use atoll_net::{CallError, Request};
 use atoll_overlay::peer_book::Standing;
 use atoll_overlay::{Node, distinct_peers};
-use atoll_store::{BlockInfo, Owner, StoredBlock};
+use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 use futures_util::future::join_all;
 
 use super::{SPARE_BLOCKS, follow};
 use crate::admission::Origin;
 use crate::inner::{Block, Inner};
 use crate::messages::{self, Divert, DivertReply, Hold, HoldReply, PutStatus, Vouched};
+use crate::proof::has_taken;
 use crate::quota::cost_bytes;
+use crate::witness;
 
 /// Holders tried for one block.
 const MAX_TRIES: usize = 4;
@@ -99,7 +103,7 @@ impl<'a> Batch<'a> {
     async fn send_to_present_holders(&mut self) {
         let keys: Vec<Key> = self.blocks.iter().map(|block| block.header.key).collect();
         for (holder, places) in follow::by_holder(self.inner, &keys).await {
-            self.send(&Node::of(holder), &places).await;
+            self.send(&[], &Node::of(holder), &places).await;
         }
     }
 
@@ -115,7 +119,7 @@ impl<'a> Batch<'a> {
                 return;
             };
             tried.insert(holder.peer.id);
-            self.send(&holder, &left).await;
+            self.send(set, &holder, &left).await;
         }
     }
 
@@ -123,7 +127,9 @@ impl<'a> Batch<'a> {
         !matches!(self.statuses[place], PutStatus::Stored { .. } | PutStatus::Superseded { .. })
     }
 
-    async fn send(&mut self, holder: &Node, places: &[usize]) {
+    /// Sends blocks to one node; those that it proves to have, and that no other member of `set`
+    /// counts on it for, are stored.
+    async fn send(&mut self, set: &[Node], holder: &Node, places: &[usize]) {
         let answer = match self.ask(holder, places).await {
             Ok(answer) => answer,
             Err(error) => {
@@ -134,21 +140,53 @@ impl<'a> Batch<'a> {
         };
         let (now, spare_bytes) = (self.inner.env.now(), answer.spare_bytes);
         self.inner.diversion.learn(*holder, spare_bytes, now);
-        let mut kept: Vec<BlockInfo> = Vec::new();
+        let mut taken: Vec<(usize, BlockInfo)> = Vec::new();
         for ((place, status), held) in places.iter().zip(answer.statuses.0).zip(answer.held.0) {
             match (status, held) {
                 (PutStatus::Stored { .. }, Some(held)) => {
-                    kept.push(self.noted(*place, &held));
-                    self.statuses[*place] = PutStatus::Stored { copies: 1, wanted: 1 };
+                    taken.push((*place, self.noted(*place, &held)));
                 }
                 (PutStatus::Superseded { .. }, _) => self.statuses[*place] = status,
                 // Another node may take it.
                 _ => {}
             }
         }
-        if let Err(error) = note(self.inner, holder, kept).await {
+        self.retain_proven(holder, &mut taken).await;
+        let kept = taken.iter().map(|(_, info)| *info).collect();
+        let counted = note(self.inner, set, holder, kept).await;
+        for (place, info) in taken {
+            match &counted {
+                Ok(counted) if counted.contains(&info.key) => {
+                    self.statuses[place] = PutStatus::Stored { copies: 1, wanted: 1 };
+                }
+                Ok(_) => {}
+                Err(_) => self.statuses[place] = PutStatus::Failed,
+            }
+        }
+        if let Err(error) = counted {
             tracing::error!(%error, "pointers could not be written");
-            places.iter().for_each(|place| self.statuses[*place] = PutStatus::Failed);
+        }
+    }
+
+    /// Keeps of what `holder` says it has taken what it proves to have; lets it go of the rest.
+    async fn retain_proven(&self, holder: &Node, taken: &mut Vec<(usize, BlockInfo)>) {
+        let inner = self.inner;
+        let blocks: Vec<&StoredBlock> =
+            taken.iter().map(|(place, _)| &self.stored[*place]).collect();
+        let proofs = timeout(&*inner.env, SEND_LIMIT, has_taken(inner, holder, &blocks)).await;
+        let mut proofs = proofs.unwrap_or_else(|_| vec![false; taken.len()]).into_iter();
+        let mut unproven = Vec::new();
+        taken.retain(|(_, info)| {
+            let is_proven = proofs.next().expect("one for each block");
+            if !is_proven {
+                unproven.push(info.key);
+            }
+            is_proven
+        });
+        if !unproven.is_empty() {
+            tracing::warn!(?holder, count = unproven.len(), "a node does not prove what it took");
+            inner.diversion.learn(*holder, 0, inner.env.now());
+            follow::release(inner, &holder.peer, unproven).await;
         }
     }
 
@@ -181,35 +219,59 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Notes that `holder` keeps these; a copy that was here is out of date, and one that another
-/// node kept is no longer needed.
+/// Notes that `holder` keeps these, and says which of them count: not those that another member
+/// of `set` has it keep as well, since both would be one copy. Of those that count, a copy that was
+/// here is out of date, and one that another node kept is no longer needed.
 async fn note(
     inner: &Inner,
+    set: &[Node],
     holder: &Node,
     kept: Vec<BlockInfo>,
-) -> Result<(), atoll_store::StoreError> {
+) -> Result<BTreeSet<Key>, StoreError> {
     if kept.is_empty() {
-        return Ok(());
+        return Ok(BTreeSet::new());
     }
+    let keys: Vec<Key> = kept.iter().map(|info| info.key).collect();
+    let mut before = follow::by_holder(inner, &keys).await;
+    before.retain(|(was, _)| was.id != holder.peer.id);
+    inner.diversion.records.point(&holder.peer, kept.clone()).await?;
+    // Asked after the pointers were written: of two members that choose the same holder at once,
+    // at least one sees the other's.
+    let shared = shared(inner, set, holder, &keys).await;
+    follow::come_home(inner, shared.iter().copied().collect()).await;
+    for (was, places) in before {
+        follow::release(inner, &was, places.iter().map(|place| keys[*place]).collect()).await;
+    }
+    let counted: Vec<BlockInfo> =
+        kept.into_iter().filter(|info| !shared.contains(&info.key)).collect();
     let outdated = |new: &&BlockInfo| {
         let held = inner.store.info(&new.key).ok().flatten();
         held.is_some_and(|held| held.version < new.version)
     };
-    let outdated: Vec<Key> = kept.iter().filter(outdated).map(|info| info.key).collect();
-    let keys: Vec<Key> = kept.iter().map(|info| info.key).collect();
-    let mut before = follow::by_holder(inner, &keys).await;
-    before.retain(|(was, _)| was.id != holder.peer.id);
-    inner.diversion.records.point(&holder.peer, kept).await?;
-    for (was, places) in before {
-        follow::release(inner, &was, places.iter().map(|place| keys[*place]).collect()).await;
-    }
+    let outdated: Vec<Key> = counted.iter().filter(outdated).map(|info| info.key).collect();
     if !outdated.is_empty() {
         inner.store.remove(outdated).await?;
     }
-    Ok(())
+    Ok(counted.into_iter().map(|info| info.key).collect())
 }
 
-/// The node with most room, of those outside `tried`.
+/// Those of `keys` that another member of `set` says `holder` keeps for it. An honest holder
+/// keeps a block for one member only.
+async fn shared(inner: &Inner, set: &[Node], holder: &Node, keys: &[Key]) -> BTreeSet<Key> {
+    let others = set.iter().filter(|node| !inner.is_me(node));
+    let asks = others
+        .map(|node| timeout(&*inner.env, ASK_LIMIT, witness::ask(inner, node, keys.to_vec())));
+    let mut shared = BTreeSet::new();
+    for said in join_all(asks).await.into_iter().filter_map(|said| said.ok().flatten()) {
+        let same =
+            |said: &Option<Vouched>| said.is_some_and(|said| said.holder == Some(holder.peer.id.0));
+        shared.extend(keys.iter().zip(said).filter(|(_, said)| same(said)).map(|(key, _)| *key));
+    }
+    shared
+}
+
+/// A node with enough room outside `tried`, at random: what nodes say of their room cannot be
+/// checked, so that claiming most of it must attract nothing.
 async fn choose(inner: &Inner, tried: &BTreeSet<PeerId>, least_bytes: u64) -> Option<Node> {
     let mut candidates = candidates(inner, tried);
     for _ in 0..=MAX_ROUNDS {
@@ -217,12 +279,12 @@ async fn choose(inner: &Inner, tried: &BTreeSet<PeerId>, least_bytes: u64) -> Op
         let roomy = known.iter().filter(|(id, (_, spare_bytes))| {
             !tried.contains(id) && *spare_bytes >= least_bytes.max(1)
         });
-        let mut roomy: Vec<(u64, Node)> =
-            roomy.map(|(_, (node, spare_bytes))| (*spare_bytes, *node)).collect();
-        roomy.sort_unstable();
+        let mut roomy: Vec<Node> = roomy.map(|(_, (node, _))| *node).collect();
         candidates.retain(|node| !known.contains_key(&node.peer.id));
         if roomy.len() >= CHOICE || candidates.is_empty() {
-            return roomy.pop().map(|(_, node)| node);
+            let count = roomy.len() as u64;
+            return (count > 0)
+                .then(|| roomy.swap_remove(random_below(&*inner.env, count) as usize));
         }
         let some: Vec<Node> = candidates.drain(..candidates.len().min(ASKED_AT_ONCE)).collect();
         ask_room(inner, &some).await;

@@ -116,7 +116,7 @@ fn vouched(inner: &Inner, info: &Option<BlockInfo>) -> Option<Vouched> {
     let info = info.as_ref()?;
     let lease_secs = inner.header_of(info).lease_secs;
     let (publisher, ip) = (info.owner.publisher, info.owner.ip);
-    Some(Vouched { version: info.version, lease_secs, publisher, ip })
+    Some(Vouched { version: info.version, lease_secs, publisher, ip, holder: None })
 }
 
 /// Answers a [`Hold`].

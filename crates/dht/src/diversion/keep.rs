@@ -2,7 +2,7 @@
 //!
 //! Every pointer is checked now and then: its holder is asked whether it still has the copy, in
 //! which version and for how long, and one block of each question is fetched and compared with
-//! its key. A pointer to a copy that is gone is dropped, and so are all pointers to a holder
+//! its key; if it is not there, others are, until one is or too many are not. A pointer to a copy that is gone is dropped, and so are all pointers to a holder
 //! that did not answer twice; repair then finds the blocks missing here and brings them, to this
 //! node if it has room by then, or else to another holder. The cost is bounded by time: a page
 //! of [`PAGE`] keys each [`PAGE_PAUSE`], however many there are.
@@ -34,6 +34,8 @@ const CHECK_AGAIN: Duration = Duration::from_secs(60);
 const PAGE: usize = MAX_RENEW_KEYS;
 /// The least time between two pages: some 7 KB a second.
 const PAGE_PAUSE: Duration = Duration::from_secs(10);
+/// A holder that has none of so many blocks, drawn at random of a page, is taken to have lost all.
+const MAX_SAMPLES: usize = 8;
 /// Copies come home while more than one part in so many of this node is free: room that is about
 /// to be filled again is not worth the copying.
 const ROOMY: u64 = 8;
@@ -174,13 +176,17 @@ async fn judge(
             None => lost.push(info.key),
         }
     }
-    if !there.is_empty() {
-        let sample = there[random_below(&*inner.env, there.len() as u64) as usize];
-        if follow::own(inner, &sample).await.is_none() {
-            tracing::warn!(%holder, key = %sample, "a holder does not have what it says");
-            lost.push(sample);
+    // Others are looked at until one is there: a holder that dropped everything is found out at
+    // once, and one that lost a block to rot costs one question more.
+    for _ in 0..MAX_SAMPLES.min(there.len()) {
+        let sample = there.swap_remove(random_below(&*inner.env, there.len() as u64) as usize);
+        if follow::own(inner, &sample).await.is_some() {
+            return lost;
         }
+        tracing::warn!(%holder, key = %sample, "a holder does not have what it says");
+        lost.push(sample);
     }
+    lost.extend(there);
     lost
 }
 

@@ -94,6 +94,9 @@ pub struct Vouched {
     /// The address.
     #[cbor(n(3), with = "minicbor::bytes")]
     pub ip: [u8; 16],
+    /// The node that keeps it for the answerer, if one does.
+    #[cbor(n(4), with = "minicbor::bytes")]
+    pub holder: Option<[u8; 32]>,
 }
 
 impl Vouched {

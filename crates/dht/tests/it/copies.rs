@@ -157,7 +157,7 @@ impl FalseWitness {
                 owner.ip[15] = 2;
             }
             let Owner { publisher, ip } = owner;
-            Some(Vouched { version: 0, lease_secs: u64::MAX, publisher, ip })
+            Some(Vouched { version: 0, lease_secs: u64::MAX, publisher, ip, holder: None })
         });
         let vouched = said.collect::<Vec<_>>().into();
         let header = messages::to_header(&VouchReply { vouched });

@@ -17,8 +17,9 @@ impl Service for Denier {
         let header = match request.method {
             messages::VOUCH => {
                 let asked: Vouch = messages::from_header(&request.header).expect("honest");
-                let all =
-                    Vouched { version: 0, lease_secs: u64::MAX, publisher: [7; 16], ip: [0; 16] };
+                let (publisher, ip) = ([7; 16], [0; 16]);
+                let lease_secs = u64::MAX;
+                let all = Vouched { version: 0, lease_secs, publisher, ip, holder: None };
                 let vouched = vec![Some(all); asked.keys.len()].into();
                 messages::to_header(&VouchReply { vouched })
             }

@@ -11,6 +11,7 @@ mod denier;
 mod diversion;
 mod dropping;
 mod durability;
+mod false_holders;
 mod false_roots;
 mod figures;
 mod flawed;
