@@ -97,7 +97,8 @@ pub struct UnixServer {
 /// root. A stale socket file is replaced. Must be called within a tokio runtime.
 pub fn serve_unix(path: &Path, service: Arc<dyn Service>) -> Result<UnixServer, UnixServeError> {
     let (listener, file) = listen(path)?;
-    let context = mux::Context::default();
+    let budget = Arc::new(mux::Budget::of_one_peer());
+    let context = mux::Context { budget, ..mux::Context::default() };
     *context.service.write().expect("no holder panics") = Some(service);
     let (stop, stopped) = watch::channel(false);
     let mut accepting = JoinSet::new();

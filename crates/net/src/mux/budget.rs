@@ -8,20 +8,20 @@
 //! many hold about the same, which is honest load, nobody is closed for it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use atoll_key::PeerId;
 
 use super::shared::Shared;
 use super::{
-    MAX_HELD_REPLY_BYTES, MAX_PARTIAL_BYTES, MAX_PEER_PARTIAL_BYTES, MAX_REPLIES_BYTES,
-    MAX_SERVING_BYTES,
+    MAX_HELD_REPLY_BYTES, MAX_PARTIAL_BYTES, MAX_PEER_PARTIAL_BYTES, MAX_PEER_SERVING_BYTES,
+    MAX_REPLIES_BYTES, MAX_SERVING_BYTES,
 };
 
 /// What all connections of one transport may hold.
 pub struct Budget {
-    serving_bytes: AtomicUsize,
+    /// Requests being served.
+    pub(super) serving: Arc<Ledger>,
     /// Bulk replies that are not written yet.
     pub(super) replies: Arc<Ledger>,
     /// Frames of which a part has arrived.
@@ -31,7 +31,7 @@ pub struct Budget {
 impl Default for Budget {
     fn default() -> Budget {
         Budget {
-            serving_bytes: AtomicUsize::new(0),
+            serving: Ledger::new(MAX_PEER_SERVING_BYTES, MAX_SERVING_BYTES),
             replies: Ledger::new(MAX_HELD_REPLY_BYTES, MAX_REPLIES_BYTES),
             partial: Ledger::new(MAX_PEER_PARTIAL_BYTES, MAX_PARTIAL_BYTES),
         }
@@ -39,18 +39,13 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Takes memory for a request to be served.
-    pub(super) fn take(&self, bytes: usize) -> bool {
-        let before = self.serving_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if before + bytes > MAX_SERVING_BYTES {
-            self.give_back(bytes);
-            return false;
+    /// For connections that all come from one peer: what there is in all is its share.
+    pub fn of_one_peer() -> Budget {
+        Budget {
+            serving: Ledger::new(MAX_SERVING_BYTES, MAX_SERVING_BYTES),
+            replies: Ledger::new(MAX_REPLIES_BYTES, MAX_REPLIES_BYTES),
+            partial: Ledger::new(MAX_PARTIAL_BYTES, MAX_PARTIAL_BYTES),
         }
-        true
-    }
-
-    pub(super) fn give_back(&self, bytes: usize) {
-        self.serving_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 

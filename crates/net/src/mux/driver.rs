@@ -19,7 +19,7 @@ use super::outgoing::Outgoing;
 use super::pace::Pace;
 use super::reader::FrameReader;
 use super::shared::{Serving, Shared};
-use super::{Budget, Context, MAX_OPEN_CALLS, MuxError, REQUEST_WINDOW_BYTES, SMALL_BYTES};
+use super::{Context, MAX_OPEN_CALLS, MAX_SERVED_BYTES, MuxError, UNCOUNTED_REQUEST_BYTES};
 use crate::frame::{self, Frame, FrameError};
 use crate::stats::{Counters, add, bump};
 use crate::{Peer, Refusal, Reply, Request};
@@ -27,9 +27,6 @@ use crate::{Peer, Refusal, Reply, Request};
 /// How many bytes of waiting frames are encoded at once. Small frames that come later
 /// wait for these.
 const BATCH_BYTES: usize = 128 << 10;
-/// What a peer that keeps the rules may have open here, in bytes: its window of bulk
-/// requests, and small ones beside it.
-const MAX_SERVED_BYTES: usize = REQUEST_WINDOW_BYTES + MAX_OPEN_CALLS * SMALL_BYTES;
 
 /// Why a connection is over.
 enum End {
@@ -50,6 +47,7 @@ pub struct Driver<S> {
     shared: Arc<Shared>,
     context: Context,
     reader: FrameReader,
+    serving: Account,
     partial: Account,
     /// The memory of the frame that `reader` has not read to its end.
     partial_held: Option<Held>,
@@ -113,6 +111,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
             frame_ended: false,
             reading: Pace::new(now),
         };
+        let serving = context.budget.serving.open(peer.id, Arc::downgrade(&shared));
         let partial = context.budget.partial.open(peer.id, Arc::downgrade(&shared));
         bump(&context.counters.connections);
         Driver {
@@ -121,6 +120,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
             shared,
             context,
             reader: FrameReader::new(),
+            serving,
             partial,
             partial_held: None,
             outgoing: Outgoing::default(),
@@ -141,7 +141,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
             End::Malformed(error) => self.misbehaved(&error.to_string()),
             End::Misbehaved(what) => self.misbehaved(what),
         };
-        self.shared.end(&why, &self.context.budget);
+        self.shared.end(&why);
         // Says goodbye if that is possible at once; the peer notices either way.
         poll_fn(|cx| {
             let _ = Pin::new(&mut self.io).poll_shutdown(cx);
@@ -299,7 +299,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
                 Ok(())
             }
             Frame::Cancel(id) => {
-                self.shared.cancelled(id, &self.context.budget);
+                self.shared.cancelled(id);
                 Ok(())
             }
             Frame::Ping(id) => self.queue_control(Frame::Pong(id)),
@@ -329,29 +329,29 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
         let counters = &self.context.counters;
         let service = self.context.service.read().expect("no holder panics").clone();
         let bytes = frame::payload_bytes(&request.header, &request.parts);
+        let Some(service) = service else {
+            return self.refuse(id, "the node is still starting");
+        };
+        // Before this connection's state is locked: another connection may have to be closed.
+        let is_counted = bytes > UNCOUNTED_REQUEST_BYTES;
+        let held = is_counted.then(|| self.serving.hold(bytes)).flatten();
         let mut state = self.shared.state();
         if state.serving.contains_key(&id) {
             return Err(End::Misbehaved("two open calls have the same id"));
         }
         let excess = state.held_requests() >= MAX_OPEN_CALLS
             || state.serving_bytes + bytes > MAX_SERVED_BYTES
-            || !self.context.budget.take(bytes);
+            || (is_counted && held.is_none());
         if excess {
             drop(state);
             bump(&counters.calls_overloaded);
             return self.refuse(id, "too many requests at once");
         }
-        let Some(service) = service else {
-            drop(state);
-            self.context.budget.give_back(bytes);
-            return self.refuse(id, "the node is still starting");
-        };
         bump(&counters.calls_served);
         state.serving_bytes += bytes;
         let slot = ServeSlot {
             id,
             shared: self.shared.clone(),
-            budget: self.context.budget.clone(),
             counters: counters.clone(),
             answered: false,
         };
@@ -361,7 +361,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
             let result = service.handle(peer, request).await;
             slot.answer(result).await;
         });
-        state.serving.insert(id, Serving { task: task.abort_handle(), bytes });
+        state.serving.insert(id, Serving { task: task.abort_handle(), bytes, _held: held });
         Ok(())
     }
 
@@ -425,7 +425,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
 impl<S> Drop for Driver<S> {
     fn drop(&mut self) {
         // Reached without `run` having ended when the runtime stops or the task is aborted.
-        self.shared.end("the connection was dropped", &self.context.budget);
+        self.shared.end("the connection was dropped");
         let connections = &self.context.counters.connections;
         connections.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
     }
@@ -445,7 +445,6 @@ fn printable(text: &str) -> String {
 struct ServeSlot {
     id: u64,
     shared: Arc<Shared>,
-    budget: Arc<Budget>,
     counters: Arc<Counters>,
     answered: bool,
 }
@@ -458,7 +457,7 @@ impl ServeSlot {
             }
             Err(Refusal::new(Refusal::INTERNAL, "the reply exceeds the limits of a message"))
         });
-        if !self.shared.reply(self.id, result, &self.budget).await {
+        if !self.shared.reply(self.id, result).await {
             bump(&self.counters.calls_overloaded);
         }
         self.answered = true;
@@ -471,7 +470,7 @@ impl Drop for ServeSlot {
             // If it was cancelled, it is no longer in the table, and nothing is sent.
             let refusal =
                 Frame::Refusal(self.id, Refusal::new(Refusal::INTERNAL, "the service failed"));
-            self.shared.answered(refusal, self.id, None, &self.budget);
+            self.shared.answered(refusal, self.id, None);
         }
     }
 }

@@ -16,8 +16,9 @@
 //! - the buffers of unfinished frames are counted and bounded in the same way, and an
 //!   unfinished frame must arrive at that speed too;
 //! - more requests than that, in number or bytes, come only from a peer that breaks
-//!   these rules and are refused as overloaded, and so is what exceeds the [`Budget`]
-//!   that all connections share. The socket is read all the same: pausing it would hold
+//!   these rules and are refused as overloaded. Those being served are counted as replies
+//!   are, but for those of a few hundred bytes: a peer has a share of
+//!   [`MAX_PEER_SERVING_BYTES`] of what the [`Budget`] holds for all. The socket is read all the same: pausing it would hold
 //!   up replies to our own calls, and two nodes that call each other could block.
 //!
 //! Small frames overtake bulk frames that wait; a bulk frame that has begun is finished
@@ -55,8 +56,18 @@ pub const MAX_HELD_REPLY_BYTES: usize = 64 << 20;
 /// Messages up to this size travel ahead of larger ones. A lookup step fits, a block
 /// does not.
 pub const SMALL_BYTES: usize = 4 << 10;
-/// The most bytes of requests being served on all connections together.
-const MAX_SERVING_BYTES: usize = 256 << 20;
+/// What a peer that keeps the rules may have open on a connection, in bytes: its window of
+/// bulk requests, and small ones beside it.
+pub const MAX_SERVED_BYTES: usize = REQUEST_WINDOW_BYTES + MAX_OPEN_CALLS * SMALL_BYTES;
+/// The most bytes of requests being served of one peer: what it may have open on each of the
+/// four connections that it may have for a while.
+pub const MAX_PEER_SERVING_BYTES: usize = 4 * MAX_SERVED_BYTES;
+/// The most bytes of requests being served on all connections together. A guess.
+pub const MAX_SERVING_BYTES: usize = 256 << 20;
+/// Requests up to this size are served whatever else is: steps of lookups pass although bulk
+/// requests have used the memory up. The number of open calls bounds them, to 256 KiB a
+/// connection.
+pub const UNCOUNTED_REQUEST_BYTES: usize = 512;
 /// The most bytes of bulk replies held on all connections together.
 const MAX_REPLIES_BYTES: usize = 256 << 20;
 /// The most bytes of unfinished frames of one peer: one of the longest on each of the four

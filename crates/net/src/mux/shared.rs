@@ -18,9 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::AbortHandle;
 
 use super::budget::{Account, Held};
-use super::{
-    Budget, MAX_OPEN_CALLS, MuxError, REPLY_QUEUE_BYTES, REQUEST_WINDOW_BYTES, SMALL_BYTES,
-};
+use super::{MAX_OPEN_CALLS, MuxError, REPLY_QUEUE_BYTES, REQUEST_WINDOW_BYTES, SMALL_BYTES};
 use crate::frame::Frame;
 use crate::{Refusal, Reply, Request};
 
@@ -56,6 +54,8 @@ struct Pending {
 pub struct Serving {
     pub task: AbortHandle,
     pub bytes: usize,
+    /// Its memory, if it is counted.
+    pub _held: Option<Held>,
 }
 
 #[derive(Default)]
@@ -251,11 +251,10 @@ impl Shared {
     }
 
     /// Drops the request being served under `id`, or its reply if that still waits.
-    pub fn cancelled(&self, id: u64, budget: &Budget) {
+    pub fn cancelled(&self, id: u64) {
         let mut state = self.state();
         if let Some(serving) = state.serving.remove(&id) {
             state.serving_bytes -= serving.bytes;
-            budget.give_back(serving.bytes);
             drop(state);
             serving.task.abort();
         } else if let Some(reply) = state.unqueue(|queued| {
@@ -271,35 +270,34 @@ impl Shared {
     /// Queues the answer to a request, waiting for room if it is bulky. It is dropped if
     /// the caller gave up meanwhile. False if it had to become a refusal, because too many
     /// replies wait already.
-    pub async fn reply(&self, id: u64, result: Result<Reply, Refusal>, budget: &Budget) -> bool {
+    pub async fn reply(&self, id: u64, result: Result<Reply, Refusal>) -> bool {
         let frame = match result {
             Ok(reply) => Frame::Reply(id, reply),
             Err(refusal) => Frame::Refusal(id, refusal),
         };
         let bytes = frame.payload_bytes();
         if bytes <= SMALL_BYTES {
-            self.answered(frame, id, None, budget);
+            self.answered(frame, id, None);
             return true;
         }
         let Some(held) = self.held_replies.hold(bytes) else {
             drop(frame);
             let refusal = Refusal::new(Refusal::OVERLOADED, "too many replies are not read yet");
-            self.answered(Frame::Refusal(id, refusal), id, None, budget);
+            self.answered(Frame::Refusal(id, refusal), id, None);
             return false;
         };
         if let Ok(queue) = self.reply_queue.clone().acquire_many_owned(bytes as u32).await {
             let room = Room { _queue: queue, _held: held };
-            self.answered(frame, id, Some(room), budget);
+            self.answered(frame, id, Some(room));
         }
         true
     }
 
     /// Moves a request from being served to being answered.
-    pub fn answered(&self, frame: Frame, id: u64, room: Option<Room>, budget: &Budget) {
+    pub fn answered(&self, frame: Frame, id: u64, room: Option<Room>) {
         let mut state = self.state();
         let Some(serving) = state.serving.remove(&id) else { return };
         state.serving_bytes -= serving.bytes;
-        budget.give_back(serving.bytes);
         state.answers += 1;
         state.push(Queued { frame, room, answers: true });
         drop(state);
@@ -307,7 +305,7 @@ impl Shared {
     }
 
     /// The connection is over: fails what is pending, drops what is being served.
-    pub fn end(&self, why: &str, budget: &Budget) {
+    pub fn end(&self, why: &str) {
         let mut state = self.state();
         let why = state.closed.get_or_insert_with(|| why.to_owned()).clone();
         let pending = std::mem::take(&mut state.pending);
@@ -322,7 +320,6 @@ impl Shared {
         self.held_replies.close();
         drop(queues);
         for serving in serving.into_values() {
-            budget.give_back(serving.bytes);
             serving.task.abort();
         }
         for pending in pending.into_values() {

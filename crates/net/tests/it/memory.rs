@@ -4,16 +4,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_env::BoxFuture;
 use atoll_key::PeerId;
 use atoll_net::frame::Frame;
 use atoll_net::mux::{
-    Context, Keepalive, MAX_HELD_REPLY_BYTES, MAX_PARTIAL_BYTES, MAX_PEER_PARTIAL_BYTES, Mux,
+    Context, Keepalive, MAX_HELD_REPLY_BYTES, MAX_PARTIAL_BYTES, MAX_PEER_PARTIAL_BYTES,
+    MAX_PEER_SERVING_BYTES, MAX_SERVING_BYTES, Mux, REQUEST_WINDOW_BYTES, UNCOUNTED_REQUEST_BYTES,
 };
-use atoll_net::{MAX_MESSAGE_BYTES, Peer, Reply};
+use atoll_net::{MAX_MESSAGE_BYTES, Peer, Refusal, Reply, Request, Service};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
-use crate::services::{By, Echo, LONG, bulk, request, until};
+use crate::services::{By, Echo, LONG, Never, bulk, request, until};
 
 const MEBIBYTE: usize = 1 << 20;
 
@@ -152,4 +154,79 @@ async fn unfinished_frames_of_one_peer_are_bounded_over_all_its_connections() {
         .await;
     let (other, _stream) = begin_a_frame(2, &context).await;
     assert!(other.is_open(), "another's share");
+}
+
+/// Never answers the members with numbers up to 99, and echoes for the others.
+struct SlowForSome(Never);
+
+impl Service for SlowForSome {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        if from.id.0[0] < 100 { self.0.handle(from, request) } else { Echo.handle(from, request) }
+    }
+}
+
+fn slow_for_some() -> Context {
+    let context = Context::default();
+    *context.service.write().unwrap() = Some(Arc::new(SlowForSome(Never::default())));
+    context
+}
+
+/// Sends as many bytes of requests as one connection may have open, and waits until they are
+/// served or refused.
+async fn fill_a_window(number: u8, context: &Context) -> (Mux, DuplexStream) {
+    let (here, mut there) = tokio::io::duplex(MEBIBYTE);
+    let handled = || {
+        let counters = context.counters.snapshot();
+        counters.calls_served + counters.calls_overloaded
+    };
+    let (before, count) = (handled(), (REQUEST_WINDOW_BYTES / MAX_MESSAGE_BYTES) as u64);
+    let mux = start(here, member(number), context);
+    for id in 0..count {
+        there.write_all(&Frame::Request(id, bulk(MAX_MESSAGE_BYTES)).encode()).await.unwrap();
+    }
+    until("all arrived", || handled() == before + count).await;
+    (mux, there)
+}
+
+async fn echoes(number: u8, bytes: usize, context: &Context) -> bool {
+    let (here, there) = tokio::io::duplex(MEBIBYTE);
+    let _server = start(here, member(number), context);
+    let caller = start(there, member(0), &Context::default());
+    caller.call(bulk(bytes), LONG).await.is_ok()
+}
+
+/// One member with sixteen connections had all the bytes of requests that a node serves at a
+/// time, as long as the service was slow, and everybody else was refused.
+#[tokio::test]
+async fn requests_of_one_peer_leave_room_for_those_of_others() {
+    let context = slow_for_some();
+    let mut open = Vec::new();
+    for _ in 0..MAX_SERVING_BYTES / REQUEST_WINDOW_BYTES {
+        open.push(fill_a_window(1, &context).await);
+    }
+    let left = open.iter().filter(|(mux, _)| mux.is_open()).count();
+    assert!(left < open.len(), "its own connections make room for each other");
+    let others = (MAX_SERVING_BYTES - MAX_PEER_SERVING_BYTES) / REQUEST_WINDOW_BYTES;
+    let mut more = Vec::new();
+    for number in 2..2 + others as u8 {
+        more.push(fill_a_window(number, &context).await);
+    }
+    assert!(more.iter().all(|(mux, _)| mux.is_open()));
+    assert_eq!(open.iter().filter(|(mux, _)| mux.is_open()).count(), left);
+    assert!(echoes(100, MAX_MESSAGE_BYTES, &context).await);
+}
+
+#[tokio::test]
+async fn members_that_have_all_requests_served_make_room_and_small_requests_need_none() {
+    let context = slow_for_some();
+    let mut open = Vec::new();
+    for number in 0..(MAX_SERVING_BYTES / REQUEST_WINDOW_BYTES) as u8 {
+        open.push(fill_a_window(number, &context).await);
+    }
+    assert_eq!(context.counters.snapshot().calls_overloaded, 0, "all the memory is used");
+    let is_open = || open.iter().filter(|(mux, _)| mux.is_open()).count();
+    assert!(echoes(100, UNCOUNTED_REQUEST_BYTES, &context).await);
+    assert_eq!(is_open(), open.len(), "nobody had to go for a small request");
+    assert!(echoes(100, MAX_MESSAGE_BYTES, &context).await);
+    assert_eq!(is_open(), open.len() - 1, "one goes for a large one");
 }
