@@ -147,7 +147,10 @@ impl Opened {
             // Its blocks had been moved when the node stopped before it could be removed.
             remove_dir(&node.store()).map_err(|error| failed(error.to_string()))?;
         }
-        let rebuilt = |room: &Room| matches!(room, Room::Log(log) if log.report().rebuilt_index);
+        let rebuilt = |room: &Room| match room {
+            Room::Log(log) => log.report().rebuilt_index,
+            Room::Files(files) => files.adopted_blocks() > 0,
+        };
         let rebuilt_index = rebuilt(&present) || former.as_ref().is_some_and(rebuilt);
         Ok(Opened { store: Arc::new(ContributedStore::new(present, former)), rebuilt_index })
     }

@@ -22,7 +22,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use atoll_key::Key;
+use atoll_key::{Key, MAX_BLOCK_BYTES};
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, Mode, OFlags, XattrFlags, fstat, fsync, getxattr, mkdirat,
     mknodat, openat, setxattr, statvfs, unlinkat,
@@ -333,11 +333,18 @@ impl BlockDir {
         version: u64,
         len_bytes: u32,
     ) -> io::Result<Option<Vec<u8>>> {
-        let file = self.open(key, version)?;
         let want = len_bytes as usize;
         let mut bytes = Vec::with_capacity(want + 1);
-        file.take(want as u64 + 1).read_to_end(&mut bytes)?;
+        self.open(key, version)?.take(want as u64 + 1).read_to_end(&mut bytes)?;
         Ok((bytes.len() == want).then_some(bytes))
+    }
+
+    /// What is in the file named as a block's; at most a little more than a block can have.
+    pub(crate) fn contents(&self, key: &Key, version: u64) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let limit = MAX_BLOCK_BYTES as u64 + 1;
+        self.open(key, version)?.take(limit).read_to_end(&mut bytes)?;
+        Ok(bytes)
     }
 
     /// Opens and closes a block's file, which is how TFS finds out whether it still has all of

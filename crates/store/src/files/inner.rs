@@ -3,18 +3,23 @@
 use std::any::Any;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use atoll_key::{Key, KeyRange};
 use futures_channel::oneshot;
 
 use super::directory::BlockDir;
-use super::writer::Writer;
+use super::writer::{Swept, Writer};
 use super::{Care, Failure, Place};
 use crate::disk_store::{EXPIRY_PAGE, Ending, MAX_GROUP, RENEW_BACKLOG, ReadJob, stopped};
 use crate::index::Entry;
 use crate::queue::Queue;
 use crate::summary::Question;
 use crate::{Part, ScrubStep, StoreError, StoredBlock};
+
+/// How long after the last end of a lease that has passed a block is kept whose lease is not
+/// known: days in which its publisher renews it, and neighbours compare. A guess.
+const ADOPTED_LEASE: Duration = Duration::from_secs(8 * 24 * 3600);
 
 pub(crate) struct Inner {
     pub(crate) place: Arc<Place>,
@@ -269,6 +274,7 @@ impl Inner {
     }
 
     pub(crate) async fn remove_expired(&self, now_unix_secs: u64) -> Result<u64, StoreError> {
+        self.place.passed_unix_secs.fetch_max(now_unix_secs, Ordering::Relaxed);
         let earliest = &self.place.shared.earliest_expiry;
         if self.place.is_away() || earliest.load(Ordering::Relaxed) >= now_unix_secs {
             return Ok(0);
@@ -295,17 +301,26 @@ impl Inner {
         }
     }
 
-    /// Removes files that belong to no block: what a crash left.
+    /// Makes blocks again of files that belong to none, or removes them: what a crash left, or
+    /// the loss of the index.
     pub(crate) async fn sweep(&self) -> Result<(), StoreError> {
-        let mut removed = 0;
+        let mut swept = Swept::default();
+        let passed = self.place.passed_unix_secs.load(Ordering::Relaxed);
+        let expires = (passed > 0).then(|| passed.saturating_add(ADOPTED_LEASE.as_secs()));
         for number in 0..BlockDir::fan_out() {
             if self.place.is_away() {
                 break;
             }
-            removed += self.write(0, move |writer| writer.sweep(number)).await?;
+            let step = self.write(0, move |writer| writer.sweep(number, expires)).await?;
+            swept.adopted += step.adopted;
+            swept.removed += step.removed;
         }
+        let Swept { adopted, removed } = swept;
         if removed > 0 {
             tracing::info!(removed, "files that belonged to no block have been removed");
+        }
+        if adopted > 0 {
+            tracing::warn!(adopted, "blocks have been found that the index did not know");
         }
         Ok(())
     }

@@ -24,8 +24,9 @@
 //! - **Limits**: an inode of the file system for each block, and half of its smallest unit on
 //!   average at each file's end, which [`crate::Usage::disk_bytes`] counts.
 //!
-//! If the index is lost, all blocks are: their files are swept away as strays. What it may be
-//! wrong about after a crash is said in `writer`.
+//! A file that the index does not know becomes a block again if it is what its name says: a key
+//! says what its block's bytes are. So nothing is lost with the index but leases and owners. What
+//! it may be wrong about after a crash is said in `writer`.
 
 mod directory;
 mod inner;
@@ -129,6 +130,8 @@ pub(crate) struct Place {
     comings: AtomicU64,
     unit_bytes: AtomicU64,
     lost_blocks: AtomicU64,
+    /// Leases that ended before this are over, as the store was told last; 0 if it was not.
+    passed_unix_secs: AtomicU64,
 }
 
 /// Why a block's file did not give its bytes.
@@ -227,6 +230,7 @@ impl Place {
 pub struct FileStore {
     inner: Arc<Inner>,
     threads: Vec<std::thread::JoinHandle<()>>,
+    adopted_blocks: u64,
 }
 
 /// The name of the file beside the index that says whose the directory's blocks are.
@@ -242,7 +246,8 @@ impl FileStore {
         blocks_dir: &Path,
         config: FileConfig,
     ) -> Result<FileStore, OpenFilesError> {
-        let (place, writer, lock) = prepare(index_dir, blocks_dir, config)?;
+        let Prepared { place, writer, lock, adopted_blocks } =
+            prepare(index_dir, blocks_dir, config)?;
         let writes: Arc<Queue<WriteJob>> = Arc::new(Queue::new(place.shared.config.queue_bytes));
         let reads: Arc<Queue<ReadJob>> = Arc::new(Queue::new(MAX_QUEUED_READS));
         let mut threads = Vec::new();
@@ -253,7 +258,11 @@ impl FileStore {
             threads.push(start_thread("files-reader", move || read_loop(&queue))?);
         }
         let mode = Mode::Threads { writes, reads };
-        Ok(FileStore { inner: Arc::new(Inner { place, mode, _lock: lock }), threads })
+        Ok(FileStore {
+            inner: Arc::new(Inner { place, mode, _lock: lock }),
+            threads,
+            adopted_blocks,
+        })
     }
 
     /// Opens it without threads: each call does its work when its future is first polled.
@@ -262,10 +271,11 @@ impl FileStore {
         blocks_dir: &Path,
         config: FileConfig,
     ) -> Result<FileStore, OpenFilesError> {
-        let (place, writer, lock) = prepare(index_dir, blocks_dir, config)?;
+        let Prepared { place, writer, lock, adopted_blocks } =
+            prepare(index_dir, blocks_dir, config)?;
         let mode = Mode::Inline(Box::new(Mutex::new(writer)));
         let inner = Arc::new(Inner { place, mode, _lock: lock });
-        Ok(FileStore { inner, threads: Vec::new() })
+        Ok(FileStore { inner, threads: Vec::new(), adopted_blocks })
     }
 
     /// Whether a new store could be made in `blocks_dir`.
@@ -328,6 +338,12 @@ impl FileStore {
     /// Blocks whose files had vanished, since it was opened.
     pub fn lost_blocks(&self) -> u64 {
         self.inner.place.lost_blocks.load(Ordering::Relaxed)
+    }
+
+    /// Blocks found when it was opened without an index, or with a damaged one. Their leases have
+    /// ended, until they are renewed.
+    pub fn adopted_blocks(&self) -> u64 {
+        self.adopted_blocks
     }
 
     /// Opens and closes the files of up to `limit` blocks from `from` on (from the start if
@@ -400,7 +416,16 @@ impl Drop for FileStore {
     }
 }
 
-type Prepared = (Arc<Place>, Writer, Box<dyn Any + Send + Sync>);
+/// What an open store is made of.
+struct Prepared {
+    place: Arc<Place>,
+    writer: Writer,
+    lock: Box<dyn Any + Send + Sync>,
+    adopted_blocks: u64,
+}
+
+/// The sequence number of an index that knows nothing.
+const FIRST_SEQUENCE: u64 = 1;
 
 fn prepare(
     index_dir: &Path,
@@ -427,11 +452,33 @@ fn prepare(
         comings: AtomicU64::new(0),
         unit_bytes: AtomicU64::new(4096),
         lost_blocks: AtomicU64::new(0),
+        passed_unix_secs: AtomicU64::new(0),
     });
-    if let Err(why) = place.look() {
-        tracing::warn!(why, "the contributed directory is away");
+    let mut writer = Writer::new(place.clone(), index, next_sequence);
+    let mut adopted_blocks = 0;
+    match place.look() {
+        Err(why) => tracing::warn!(why, "the contributed directory is away"),
+        Ok(_) if next_sequence == FIRST_SEQUENCE => adopted_blocks = adopt_all(&mut writer),
+        Ok(_) => {}
     }
-    Ok((place.clone(), Writer::new(place, index, next_sequence), lock))
+    Ok(Prepared { place, writer, lock, adopted_blocks })
+}
+
+/// Makes blocks again of all files that are what they are named; how many. They have no lease:
+/// the caller, who is told, gives them one. Those that cannot be read now are tried again by
+/// [`FileStore::reclaim`].
+fn adopt_all(writer: &mut Writer) -> u64 {
+    let mut adopted = 0;
+    for number in 0..BlockDir::fan_out() {
+        match writer.sweep(number, Some(0)) {
+            Ok(swept) => adopted += swept.adopted,
+            Err(error) => tracing::error!(%error, "blocks without an index cannot be looked at"),
+        }
+    }
+    if adopted > 0 {
+        tracing::warn!(adopted, "the index was made again from the blocks' files");
+    }
+    adopted
 }
 
 /// What the owner file beside the index says; it is made if need be.
@@ -448,12 +495,12 @@ fn owner_of(index_dir: &Path, disk: &dyn Disk) -> io::Result<String> {
     }
 }
 
-/// The index, made anew if it cannot be read: then all blocks are lost.
+/// The index, made anew if it cannot be read.
 fn open_index(shared: &Shared, disk: Arc<dyn Disk>) -> Result<(Index, u64), IndexError> {
     let cache_bytes = shared.config.index_cache_bytes;
     let (mut index, contents) = match Index::open(disk.clone(), cache_bytes) {
         Err(IndexError::Damaged(why)) => {
-            tracing::error!(why, "the index of the blocks' files is lost, and the blocks with it");
+            tracing::error!(why, "the index of the blocks' files is damaged; it is set aside");
             (Index::create(disk, cache_bytes)?, None)
         }
         opened => opened?,
@@ -467,7 +514,7 @@ fn open_index(shared: &Shared, disk: Arc<dyn Disk>) -> Result<(Index, u64), Inde
         }
         None => {
             commit_frozen(shared, &mut index)?;
-            Ok((index, 1))
+            Ok((index, FIRST_SEQUENCE))
         }
     }
 }
@@ -588,7 +635,9 @@ impl BlockStore for FileStore {
         Box::pin(async move { inner.scrub(from, budget_bytes).await })
     }
 
-    /// Removes files that belong to no block; there is never more to give back.
+    /// Makes blocks again of files that belong to none, or removes them; there is never more to
+    /// give back. A block found gets some days of lease, counted from what
+    /// [`BlockStore::remove_expired`] was told last.
     fn reclaim(&self, _budget_bytes: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
         let inner = self.inner.clone();
         Box::pin(async move { inner.sweep().await.map(|()| 0) })

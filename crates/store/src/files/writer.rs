@@ -8,21 +8,22 @@
 //! 4. A file is removed only after the catalogue has forgotten it.
 //!
 //! What the last commit of the index lacks is forgotten with the process: new files are strays
-//! then, which the next sweep removes, and entries of removed files are lost replicas.
+//! then, of which the next sweep makes blocks again, and entries of removed files are lost
+//! replicas.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use atoll_key::{Key, MAX_BLOCK_BYTES};
+use atoll_key::{BlockKind, Key, MAX_BLOCK_BYTES};
 use bytes::Bytes;
 
 use super::{Failure, Place};
 use crate::disk;
 use crate::index::{Entry, Index, IndexError};
 use crate::writer::commit_frozen;
-use crate::{StoreError, StoredBlock};
+use crate::{BlockInfo, Owner, StoreError, StoredBlock};
 
 /// Changes kept in memory while the index fails, as a multiple of `commit_entries`.
 const MAX_BACKLOG: usize = 16;
@@ -32,6 +33,13 @@ pub(crate) struct Writer {
     index: Index,
     next_sequence: u64,
     index_failed: bool,
+}
+
+/// What became of files that belonged to no block.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Swept {
+    pub(crate) adopted: u64,
+    pub(crate) removed: u64,
 }
 
 /// What is to become of one key.
@@ -236,18 +244,66 @@ impl Writer {
         }
     }
 
-    /// Removes the files of one directory that belong to no block held; returns how many.
-    pub(crate) fn sweep(&mut self, number: u32) -> Result<u64, StoreError> {
+    /// Looks at the files of one directory that belong to no block held. Those that are what
+    /// their names say become blocks again, with a lease until `expires_unix_secs`, or stay as
+    /// they are where none can be given yet; the others are removed.
+    pub(crate) fn sweep(
+        &mut self,
+        number: u32,
+        expires_unix_secs: Option<u64>,
+    ) -> Result<Swept, StoreError> {
         let io = |error: io::Error| StoreError::Io(error.to_string());
-        let mut removed = 0;
+        let mut swept = Swept::default();
         for (key, version) in self.place.dir.names(number).map_err(io)? {
             let held = self.place.lookup(&key)?;
-            if held.is_none_or(|held| held.version != version) {
-                self.remove_file(&key, version);
-                removed += 1;
+            if held.is_some_and(|held| held.version == version) {
+                continue;
+            }
+            let is_older = held.is_some_and(|held| held.version > version);
+            match if is_older { Ok(None) } else { self.recognize(key, version) } {
+                Err(error) => tracing::debug!(%key, %error, "a file without entry is not read"),
+                Ok(None) => {
+                    self.remove_file(&key, version);
+                    swept.removed += 1;
+                }
+                Ok(Some(block)) => {
+                    let Some(expires_unix_secs) = expires_unix_secs else { continue };
+                    self.adopt(held, block, expires_unix_secs)?;
+                    swept.adopted += 1;
+                }
             }
         }
-        Ok(removed)
+        Ok(swept)
+    }
+
+    /// The block in the file of this name, if it is one: the index alone knew its checksum, but
+    /// a key says what its bytes are.
+    fn recognize(&self, key: Key, version: u64) -> io::Result<Option<StoredBlock>> {
+        let bytes = self.place.dir.contents(&key, version)?;
+        let is_it = |kind: &BlockKind| kind.verify(&key, &bytes) == Ok(version);
+        let kind = [BlockKind::Content, BlockKind::Signed].into_iter().find(is_it);
+        Ok(kind.map(|kind| {
+            let len_bytes = u32::try_from(bytes.len()).expect("at most MAX_BLOCK_BYTES");
+            let owner = Owner::NOBODY;
+            let info = BlockInfo { key, kind, version, expires_unix_secs: 0, len_bytes, owner };
+            StoredBlock { info, bytes: bytes.into() }
+        }))
+    }
+
+    /// Takes a block whose file is there already.
+    fn adopt(
+        &mut self,
+        held: Option<Entry>,
+        mut block: StoredBlock,
+        expires_unix_secs: u64,
+    ) -> Result<(), StoreError> {
+        self.check_backlog()?;
+        block.info.expires_unix_secs = expires_unix_secs;
+        let key = block.info.key;
+        let planned = self.plan(held, block)?;
+        let result = self.take(&planned.map(|planned| (key, planned)).into_iter().collect());
+        self.commit_if_much();
+        result
     }
 
     /// What the index does not take stays in memory; that must end somewhere.

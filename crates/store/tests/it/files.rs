@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use atoll_key::KeyRange;
-use atoll_store::{BlockStore, FileStore, StoreError};
+use atoll_key::{BlockHash, BlockKind, KeyRange, SecretKey, SignedBlock};
+use atoll_store::{BlockInfo, BlockStore, FileStore, Owner, StoreError, StoredBlock};
 
-use crate::fixture::{Random, block, file_config, key, open_files, wait};
+use crate::fixture::{Random, block, contents, file_config, key, open_files, owner, wait};
 
 /// All block files, in no particular order.
 fn files(dir: &Path) -> Vec<PathBuf> {
@@ -343,4 +343,93 @@ fn nothing_is_left_of_a_store_that_is_removed() {
     assert_eq!(fs::read_dir(&blocks).expect("there").count(), 0);
     assert!(!index.exists());
     FileStore::check_fit(&blocks, file_config().flag).expect("anybody's");
+}
+
+/// Blocks whose keys say what their bytes are, as on a ring: content, and volumes' roots.
+fn true_blocks(count: u64) -> Vec<StoredBlock> {
+    let block = |n: u64| {
+        let content = contents(n, 0, 700);
+        let (key, kind, version, bytes) = match n % 5 {
+            0 => {
+                let volume = SecretKey::from_seed(&[n as u8; 32]);
+                let root = SignedBlock::sign(&volume, b"", 3 + n, &content);
+                (root.key(), BlockKind::Signed, 3 + n, root.bytes().clone())
+            }
+            _ => (BlockHash::of(&content).key(), BlockKind::Content, 0, content),
+        };
+        let len_bytes = bytes.len() as u32;
+        let info =
+            BlockInfo { key, kind, version, expires_unix_secs: 9, len_bytes, owner: owner(1) };
+        StoredBlock { info, bytes }
+    };
+    (0..count).map(block).collect()
+}
+
+/// The story: a damaged index took all blocks with it, though their files were whole: the next
+/// sweep removed these.
+#[test]
+fn blocks_whose_index_is_damaged_are_found_in_their_files() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let index = temp.path().join("index/index.redb");
+    let mut given = true_blocks(60);
+    let store = open_files(temp.path());
+    wait(store.put(given.clone())).expect("kept");
+    assert_eq!(store.adopted_blocks(), 0);
+    drop(store);
+    fs::write(&index, b"rubbish").expect("written");
+    let paths = files(temp.path());
+    fs::write(&paths[0], b"torn").expect("written");
+    fs::copy(&paths[2], &paths[1]).expect("swapped");
+
+    let store = open_files(temp.path());
+    assert_eq!((store.adopted_blocks(), store.usage().blocks), (58, 58));
+    assert_eq!(fs::read(index.with_extension("redb.damaged")).expect("kept"), b"rubbish");
+    assert_eq!(files(temp.path()), paths[2..], "what is no block is swept away");
+    let keys: Vec<_> = given.iter().map(|block| block.info.key).collect();
+    let held = store.renew(&keys, 9, Default::default()).expect("readable");
+    assert_eq!(held.iter().filter(|held| **held).count(), 58);
+    for (block, held) in given.iter_mut().zip(held) {
+        block.info.owner = Owner::NOBODY;
+        assert_eq!(wait(store.get(&block.info.key)), Ok(held.then(|| block.clone())));
+    }
+    store.check_invariants();
+    drop(store);
+    assert_eq!(open_files(temp.path()).usage().blocks, 58);
+}
+
+/// Power was lost before the index knew of the blocks, or it was damaged while the file system
+/// was not mounted.
+#[test]
+fn blocks_that_the_index_does_not_know_are_found_by_the_sweep() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let [blocks, away] = ["blocks", "away"].map(|name| temp.path().join(name));
+    let given = true_blocks(60);
+    let store = open_files(temp.path());
+    wait(store.put(given.clone())).expect("kept");
+    drop(store);
+    fs::write(temp.path().join("index/index.redb"), b"rubbish").expect("written");
+    fs::rename(&blocks, &away).expect("unmounted");
+
+    let store = open_files(temp.path());
+    fs::rename(&away, &blocks).expect("mounted");
+    store.look().expect("back");
+    // An older version of a root whose newer one has come meanwhile.
+    let volume = SecretKey::from_seed(&[0; 32]);
+    let newer = SignedBlock::sign(&volume, b"", 99, b"newer");
+    assert_eq!(newer.key(), given[0].info.key);
+    let info = BlockInfo { version: 99, len_bytes: newer.bytes().len() as u32, ..given[0].info };
+    wait(store.put(vec![StoredBlock { info, bytes: newer.bytes().clone() }])).expect("kept");
+    wait(store.reclaim(0)).expect("swept");
+    assert_eq!(store.usage().blocks, 1, "what a lease would be is not known yet");
+    assert_eq!(files(temp.path()).len(), 60, "the older version is gone, and nothing else");
+    assert_eq!(wait(store.remove_expired(5)), Ok(0));
+    wait(store.reclaim(0)).expect("swept");
+    assert_eq!(store.usage().blocks, 60);
+    for block in &given[1..] {
+        let got = wait(store.get(&block.info.key)).expect("answered").expect("held");
+        assert_eq!((got.bytes, got.info.kind), (block.bytes.clone(), block.info.kind));
+        assert!(got.info.expires_unix_secs > 24 * 3600);
+    }
+    assert_eq!(store.info(&newer.key()).expect("readable").expect("held").version, 99);
+    store.check_invariants();
 }
