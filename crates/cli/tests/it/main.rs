@@ -10,6 +10,7 @@ mod lab;
 mod live;
 mod members;
 mod mounts;
+mod moving;
 #[path = "../../benches/wan/noise.rs"]
 mod noise;
 mod processes;

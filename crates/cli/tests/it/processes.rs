@@ -101,28 +101,38 @@ pub struct NodeProcess {
 impl NodeProcess {
     /// Runs `atoll up` in `dir`.
     pub fn start(dir: PathBuf, join: Option<&str>) -> NodeProcess {
-        let mut node = NodeProcess { dir, process: None };
         let listen = ["--listen", "127.0.0.1:0", "--storage", "2GiB"];
         let mut arguments: Vec<&str> = listen.to_vec();
         if join.is_some() {
             arguments.extend(["--join", "-"]);
         }
-        node.up(&arguments, join.unwrap_or_default());
+        NodeProcess::start_by(Command::new("env"), dir, &arguments, join.unwrap_or_default())
+    }
+
+    /// The same with arguments of `atoll up`, and by `env` or a command that ends in it.
+    pub fn start_by(by: Command, dir: PathBuf, arguments: &[&str], input: &str) -> NodeProcess {
+        let mut node = NodeProcess { dir, process: None };
+        node.up(by, arguments, input);
         node
     }
 
     /// Starts it again where it was.
     pub fn restart(&mut self) {
-        assert!(self.process.is_none(), "it runs");
-        self.up(&[], "");
+        self.restart_with(&[], "");
         self.wait_for(&["joined"]);
     }
 
-    fn up(&mut self, arguments: &[&str], input: &str) {
+    /// Starts it again with arguments of `atoll up`.
+    pub fn restart_with(&mut self, arguments: &[&str], input: &str) {
+        assert!(self.process.is_none(), "it runs");
+        self.up(Command::new("env"), arguments, input);
+    }
+
+    fn up(&mut self, mut by: Command, arguments: &[&str], input: &str) {
         let log = self.dir.with_extension("log");
         let log = fs::File::options().append(true).create(true).open(log).expect("a log");
-        let mut child = atoll()
-            .arg("--dir")
+        let mut child = by
+            .args(["-u", "ATOLL_DIR", "-u", "ATOLL_LOG", env!("CARGO_BIN_EXE_atoll"), "--dir"])
             .arg(&self.dir)
             .arg("up")
             .args(arguments)
