@@ -3,11 +3,12 @@ PREFIX ?= /usr/local
 SECONDS_EACH ?= 10
 WAN ?= --out '$(CURDIR)/docs/results'
 
-.PHONY: help demo test lint build install bench bench-andrew bench-wan fuzz
+.PHONY: help demo test test-upgrade lint build install bench bench-andrew bench-wan fuzz
 
 help:
 	@echo 'make demo     five nodes, a real tree, a mount, two crashes: see it work'
 	@echo 'make test     all tests (what .ci/run calls)'
+	@echo 'make test-upgrade  a ring of five goes from one build to another; OLD=, NEW= are commits'
 	@echo 'make lint     formatting, clippy, crate arrows'
 	@echo 'make build    target/release/atoll'
 	@echo 'make install  the command, man pages and completions below PREFIX=$(PREFIX)'
@@ -22,6 +23,9 @@ demo:
 
 test:
 	@scripts/test
+
+test-upgrade:
+	@scripts/test-upgrade $(OLD) $(NEW)
 
 lint:
 	@scripts/lint
