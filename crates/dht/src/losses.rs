@@ -10,10 +10,15 @@
 //! repair had the time to give blocks to other nodes. So a loss is never missed because nodes
 //! fail a minute apart; one may be reported although repair was just quick enough.
 //!
-//! **Invariant:** a range is reported until one of its nodes is seen again.
+//! Both the ranges reported and the settled lists survive a restart: half of a ring may be gone
+//! after a power cut of all of it. A node that has just started judges by a list of an earlier run
+//! only after [`SETTLED`], when all that came back with it have been found.
+//!
+//! **Invariant:** a range is reported until one of its nodes is seen again, or the operator says
+//! that they are gone for good ([`Losses::forget`]).
 //!
 //! What it does not know: which blocks there were, or whether somebody farther away keeps a
-//! copy. It forgets at a restart.
+//! copy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
@@ -21,13 +26,47 @@ use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_key::{Key, KeyRange, PeerId};
-use atoll_overlay::{Neighbourhood, Node, distinct_peers};
+use atoll_net::header::Capped;
+use atoll_overlay::wire::{WireKey, WireNodes};
+use atoll_overlay::{MAX_VIRTUAL_SERVERS, Neighbourhood, Node, distinct_peers};
+use minicbor::{Decode, Encode};
+
+use crate::durable::DurableState;
+use crate::messages::{from_header, to_header};
 
 /// How long a successor list must have been unchanged for its blocks to have all copies. A
 /// guess: some rounds of repair.
 const SETTLED: Duration = Duration::from_secs(300);
 /// Ranges reported at most; a successor list is far shorter.
 const MAX_RANGES: usize = 256;
+/// The durable record.
+const RECORD: &str = "losses";
+
+/// What the record holds.
+#[derive(Encode, Decode)]
+#[cbor(map)]
+struct Record {
+    /// As [`State::settled`].
+    #[n(0)]
+    settled: Capped<WireNodes, { MAX_VIRTUAL_SERVERS as usize }>,
+    #[n(1)]
+    ranges: Capped<RangeRecord, MAX_RANGES>,
+}
+
+/// A [`LostRange`].
+#[derive(Encode, Decode)]
+#[cbor(map)]
+struct RangeRecord {
+    #[n(0)]
+    after: WireKey,
+    #[n(1)]
+    upto: WireKey,
+    /// Keys of 32 bytes.
+    #[cbor(n(2), with = "minicbor::bytes")]
+    peers: Vec<u8>,
+    #[n(3)]
+    since_unix_ms: u64,
+}
 
 /// What has disappeared, all ranges together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -44,6 +83,8 @@ pub(crate) struct Loss {
 #[derive(Default)]
 pub(crate) struct Losses {
     state: Mutex<State>,
+    /// The record as a restart would find it.
+    remembered: futures_util::lock::Mutex<Vec<u8>>,
 }
 
 #[derive(Default)]
@@ -53,6 +94,8 @@ struct State {
     /// The same at the last look, and since when it has been so.
     present: Vec<Vec<Node>>,
     since: Instant,
+    /// Lists of an earlier run are judged by from this moment on.
+    judged_from: Instant,
     /// Ranges lost, by their end.
     ranges: BTreeMap<Key, LostRange>,
 }
@@ -64,7 +107,69 @@ struct LostRange {
     since_unix_ms: u64,
 }
 
+impl LostRange {
+    fn record(&self) -> RangeRecord {
+        RangeRecord {
+            after: WireKey(self.range.after),
+            upto: WireKey(self.range.upto),
+            peers: self.peers.iter().flat_map(|peer| peer.0).collect(),
+            since_unix_ms: self.since_unix_ms,
+        }
+    }
+
+    fn from_record(record: &RangeRecord) -> LostRange {
+        LostRange {
+            range: KeyRange::new(record.after.0, record.upto.0),
+            peers: record.peers.as_chunks().0.iter().map(|peer| PeerId(*peer)).collect(),
+            since_unix_ms: record.since_unix_ms,
+        }
+    }
+}
+
+impl State {
+    fn record(&self) -> Record {
+        Record {
+            settled: Capped(self.settled.iter().cloned().map(WireNodes).collect()),
+            ranges: Capped(self.ranges.values().map(LostRange::record).collect()),
+        }
+    }
+}
+
 impl Losses {
+    /// What an earlier run of this node knew.
+    pub fn remembering(durable: &dyn DurableState, now: Instant) -> Losses {
+        let bytes = durable.load(RECORD).unwrap_or_default();
+        let losses = Losses { remembered: bytes.clone().into(), ..Losses::default() };
+        if let Ok(record) = from_header::<Record>(&bytes) {
+            let mut state = losses.lock();
+            state.settled = record.settled.0.into_iter().map(|nodes| nodes.0).collect();
+            let ranges = record.ranges.0.iter().map(LostRange::from_record);
+            state.ranges = ranges.map(|lost| (lost.range.upto, lost)).collect();
+            (state.since, state.judged_from) = (now, now + SETTLED);
+        }
+        losses
+    }
+
+    /// Makes what is known now survive a restart.
+    pub async fn remember(&self, durable: &dyn DurableState) {
+        let mut remembered = self.remembered.lock().await;
+        let record = to_header(&self.lock().record()).to_vec();
+        if *remembered == record {
+            return;
+        }
+        match durable.save(RECORD, record.clone()).await {
+            Ok(()) => *remembered = record,
+            Err(error) => tracing::error!(%error, "lost replica sets could not be saved"),
+        }
+    }
+
+    /// Somebody who must know says that what has disappeared will not come back.
+    pub fn forget(&self) {
+        let mut state = self.lock();
+        state.ranges.clear();
+        state.settled.clear();
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder of this lock panics")
     }
@@ -79,7 +184,8 @@ impl Losses {
             present.iter().flatten().chain(predecessors(seats)).map(|n| n.peer.id).collect();
         let mut state = self.lock();
         state.ranges.retain(|_, lost| lost.peers.is_disjoint(&seen));
-        for list in &state.settled.clone() {
+        let is_judged = now >= state.judged_from;
+        for list in state.settled.clone().iter().filter(|_| is_judged) {
             for lost in lost_ranges(list, &present, &seen, replicas, unix_ms) {
                 if state.ranges.len() < MAX_RANGES {
                     state.ranges.entry(lost.range.upto).or_insert(lost);
@@ -142,8 +248,10 @@ fn lost_ranges(
 #[cfg(test)]
 mod tests {
     use atoll_net::Peer;
+    use futures_util::FutureExt;
 
     use super::*;
+    use crate::durable::MemoryState;
 
     /// A node at `at` 256ths of the ring.
     fn node(at: u8) -> Node {
@@ -206,6 +314,66 @@ mod tests {
             losses.look(&seat(0, left), 3, at(1000 * (n as u64 + 1) + 400), 5);
         }
         assert_eq!(losses.report(), Loss::default(), "repair had the time");
+    }
+
+    /// What a restart leaves of `losses`, at `secs` of the new run's clock.
+    fn restarted(losses: &Losses, secs: u64) -> Losses {
+        let disk = MemoryState::default();
+        losses.remember(&disk).now_or_never().expect("nobody else saves");
+        Losses::remembering(&disk, at(secs))
+    }
+
+    /// The node before the lost ones was restarted, and nobody knew of the loss any more.
+    #[test]
+    fn what_is_lost_is_told_after_a_restart() {
+        let losses = settled(&[10, 20, 30, 40, 50, 60]);
+        losses.look(&seat(0, &[10, 50, 60]), 3, at(500), 7);
+        let told = losses.report();
+        assert_eq!(told.nodes, 3);
+        let losses = restarted(&losses, 0);
+        assert_eq!(losses.report(), told);
+        losses.look(&seat(0, &[10, 50, 60]), 3, at(1), 9);
+        assert_eq!(losses.report(), told);
+        losses.look(&seat(0, &[10, 40, 50, 60]), 3, at(2), 9);
+        assert_eq!(losses.report(), Loss::default(), "one is back");
+
+        let losses = settled(&[10, 20, 30, 40, 50, 60]);
+        losses.look(&seat(0, &[10, 50, 60]), 3, at(500), 7);
+        losses.forget();
+        assert_eq!(restarted(&losses, 0).report(), Loss::default(), "gone for good");
+        losses.look(&seat(0, &[10, 50, 60]), 3, at(600), 7);
+        assert_eq!(losses.report(), Loss::default(), "and not found again");
+    }
+
+    /// The first of eight nodes, and these others of them: where their keys put them, since the
+    /// record holds no positions.
+    fn true_seat(successors: &[usize]) -> Vec<Neighbourhood> {
+        let mut ring: Vec<Node> = (0..8).map(|n| Node::of(node(n).peer)).collect();
+        ring.sort_by_key(|node| node.id);
+        vec![Neighbourhood {
+            epoch: 0,
+            me: ring[0],
+            predecessor: Some(ring[7]),
+            successors: successors.iter().map(|n| ring[*n]).collect(),
+            joined: true,
+        }]
+    }
+
+    /// Power was cut for all, and came back for half of them.
+    #[test]
+    fn what_is_lost_while_a_node_was_off_is_noticed_when_the_others_had_time_to_come_back() {
+        let losses = Losses::default();
+        losses.look(&true_seat(&[1, 2, 3, 4, 5, 6]), 3, at(0), 1);
+        losses.look(&true_seat(&[1, 2, 3, 4, 5, 6]), 3, at(400), 1);
+        let losses = restarted(&losses, 0);
+        for secs in [0, 60] {
+            losses.look(&true_seat(&[]), 3, at(secs), 7);
+            assert_eq!(losses.report(), Loss::default(), "none has been found yet");
+        }
+        losses.look(&true_seat(&[1, 5, 6]), 3, at(290), 7);
+        assert_eq!(losses.report(), Loss::default());
+        losses.look(&true_seat(&[1, 5, 6]), 3, at(310), 8);
+        assert_eq!((losses.report().nodes, losses.report().since_unix_ms), (3, 8));
     }
 
     #[test]

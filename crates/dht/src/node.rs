@@ -73,6 +73,7 @@ impl Dht {
         // Receipts and leases need clocks that agree.
         let env = network_time(env, overlay.clone());
         let clock = LeaseClock::resume(&*durable, env.now(), env.unix_ms() / 1000);
+        let losses = Losses::remembering(&*durable, env.now());
         let inner = Inner {
             env,
             transport,
@@ -86,7 +87,7 @@ impl Dht {
             confirmations: Confirmations::default(),
             counters: Counters::default(),
             repair: Repair::remembering(&*durable, config.replicas),
-            losses: Losses::default(),
+            losses,
             strays: Strays::default(),
             leaving: Leaving::default(),
             giving_up: futures_util::lock::Mutex::default(),
@@ -145,8 +146,9 @@ impl Dht {
     }
 
     /// Takes the operator's word that nodes and updates which are not to be found are gone for
-    /// good: from now on the nodes that are there now are all that a put counts on, and older
-    /// versions of signed blocks than those seen before are read again. Without that word a
+    /// good: from now on the nodes that are there now are all that a put counts on, older
+    /// versions of signed blocks than those seen before are read again, and replica sets that
+    /// have disappeared are no longer told. Without that word a
     /// node never takes fewer than half of a replica set for all of it.
     ///
     /// # Errors
@@ -156,6 +158,8 @@ impl Dht {
         inner.repair.expect_only(present_replicas(inner));
         inner.seen.forget_all();
         inner.seen.save(&*inner.durable).await?;
+        inner.losses.forget();
+        inner.losses.remember(&*inner.durable).await;
         match inner.repair.remember_expected(&*inner.durable).await {
             true => Ok(()),
             false => Err("the number of nodes expected could not be saved".to_owned()),

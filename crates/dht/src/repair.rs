@@ -58,6 +58,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         expected_replicas(&inner);
         let (seats, replicas) = (inner.overlay.neighbourhoods(), inner.config.replicas);
         inner.losses.look(&seats, replicas, inner.env.now(), inner.env.unix_ms());
+        inner.losses.remember(&*inner.durable).await;
         inner.repair.remember_expected(&*inner.durable).await;
         seen = Some(inner.overlay.epoch());
         let again_after = match round(&inner).await {

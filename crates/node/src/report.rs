@@ -367,7 +367,8 @@ fn loss_warning(repair: &Repair) -> Option<String> {
     (repair.vanished_nodes > 0).then(|| {
         format!(
             "{} neighbours disappeared together: blocks that only they had, of about {:.2} % of \
-             the ring, cannot be read until one of them is back",
+             the ring, cannot be read until one of them is back (if none will be: `atoll settings \
+             --forget-absent`)",
             repair.vanished_nodes,
             repair.vanished_ring_share * 100.0
         )

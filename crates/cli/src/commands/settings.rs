@@ -33,7 +33,8 @@ pub struct Args {
     cache: Option<u64>,
 
     /// The nodes and updates that are not to be found now are gone for good: take the nodes
-    /// that are there for the whole ring, and read older versions of volumes again
+    /// that are there for the whole ring, read older versions of volumes again, and warn no more
+    /// of nodes that disappeared together
     #[arg(long)]
     forget_absent: bool,
 

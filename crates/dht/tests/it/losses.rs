@@ -25,6 +25,15 @@ fn survivors_say_that_whole_replica_sets_are_gone_until_they_are_back() {
         let (nodes, ring_ppm) = told(&ring).expect("some are up");
         assert_eq!(nodes, 3, "seed {seed}");
         assert!(ring_ppm > 0, "seed {seed}");
+        // The one that tells it forgot it at its restart.
+        let survivors: Vec<usize> = (0..12).filter(|member| !victims.contains(member)).collect();
+        for survivor in survivors {
+            ring.crash(survivor);
+            ring.restart(survivor);
+            ring.sim.run_for(Duration::from_secs(30));
+        }
+        ring.until_replicated();
+        assert_eq!(told(&ring), Some((nodes, ring_ppm)), "seed {seed}");
         ring.restart(victims[1]);
         ring.until_replicated();
         ring.sim.run_for(Duration::from_secs(120));
