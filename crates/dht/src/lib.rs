@@ -51,6 +51,7 @@ mod strays;
 mod turns;
 mod upkeep;
 mod witness;
+mod votes;
 mod writes;
 
 pub use blocks::{Blocks, GetError, MemoryBlocks, PutError};

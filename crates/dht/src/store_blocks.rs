@@ -39,6 +39,7 @@ use crate::quorum::{Calls, Event, answers};
 use crate::quota::OverQuota;
 use crate::replicas::{expected_replicas, present_replicas, store_as_root};
 use crate::stats::add;
+use crate::votes::Votes;
 use crate::witness::{
     Said, ask_to_renew, ask_to_store, check_put, check_renewal, newest_shown, put_request,
     renew_at, statuses_of,
@@ -622,7 +623,7 @@ async fn renew_batch(
                     continue;
                 }
                 calls.finish();
-                check_renewal(inner, set, &origin, &renew, &keys, &mut reply.held).await;
+                check_renewal(inner, set, &origin, &renew, &keys, &mut reply).await;
                 return Ok(reply);
             }
             Some(Event::Answer(node, Err(error)))
@@ -630,53 +631,11 @@ async fn renew_batch(
             {
                 return Err(error);
             }
-            Some(Event::Answer(_, Ok((_, reply)))) => votes.count(reply),
+            Some(Event::Answer(_, Ok((indices, reply)))) => votes.count(indices, &reply),
             Some(_) => {}
             None => break,
         }
     }
     calls.finish();
     Ok(votes.result())
-}
-
-/// What replicas say of keys whose root does not answer.
-struct Votes {
-    wanted: u32,
-    /// How many have each key, and how many do not.
-    said: Vec<(u32, u32)>,
-    is_refused: Vec<bool>,
-    over: Option<OverQuota>,
-}
-
-impl Votes {
-    fn new(inner: &Inner, set: &[Node], count: usize) -> Votes {
-        let wanted = Tally::new(inner, set, 0).wanted;
-        Votes { wanted, said: vec![(0, 0); count], is_refused: vec![false; count], over: None }
-    }
-
-    fn count(&mut self, reply: RenewReply) {
-        self.over = self.over.or(reply.over);
-        for (index, state) in reply.held.into_iter().enumerate() {
-            let (has, lacks) = &mut self.said[index];
-            *(if state == 0 { lacks } else { has }) += 1;
-            self.is_refused[index] |= state == 4;
-        }
-    }
-
-    /// As a root would say it: a majority has a key, a majority lacks it, or neither is known.
-    fn result(self) -> RenewReply {
-        let state = |((has, lacks), is_refused): (&(u32, u32), &bool)| match () {
-            () if is_majority(*has, self.wanted) => {
-                if *is_refused {
-                    4
-                } else {
-                    1
-                }
-            }
-            () if is_majority(*lacks, self.wanted) => 0,
-            () => 3,
-        };
-        let held = self.said.iter().zip(&self.is_refused).map(state).collect();
-        RenewReply { held, over: self.over }
-    }
 }

@@ -42,6 +42,7 @@ use crate::put_times::WaitsFor;
 use crate::quorum::{Calls, Event, answers};
 use crate::renewals::renew_here;
 use crate::replicas::store_put;
+use crate::votes::Votes;
 
 /// What a replica should hold.
 #[derive(Clone, Copy, Debug)]
@@ -393,22 +394,27 @@ pub(crate) fn malformed(text: &str) -> CallError {
     CallError::Refused(Refusal::new(Refusal::MALFORMED, text))
 }
 
-/// Looks whether leases end when the root, the first of `set`, says in `held`; renews them
+/// Looks whether leases end when the root, the first of `set`, says in `reply`; renews them
 /// at the replicas where they do not, and says then which blocks are held: as in
 /// [`RenewReply`], with 3 for those of which too few are known to be.
 ///
-/// The witness is sent the renewal itself: its names and one byte for each are a sixth of a
-/// question for keys, and it has renewed the blocks in any case then. It says which of them it
-/// had not been told to renew before.
+/// Where the root says that a block is held, the witness is sent the renewal itself: its names and
+/// one byte for each are a sixth of a question for keys, and it has renewed the blocks in any case
+/// then. It says which of them it had not been told to renew before. Where the root says anything
+/// else, all other members are sent the renewal, and a majority of the set decides.
 pub(crate) async fn check_renewal(
     inner: &Arc<Inner>,
     set: &[Node],
     origin: &Origin,
     renew: &Renew,
     keys: &[Key],
-    held: &mut [u8],
+    reply: &mut RenewReply,
 ) {
-    let said: Vec<usize> = (0..held.len()).filter(|index| held[*index] == 1).collect();
+    let held = &mut reply.held;
+    // A root is believed that the publisher's quota is used up, if it says which.
+    let is_refusal = |state: u8| state == 4 && reply.over.is_some();
+    let (said, denied): (Vec<usize>, Vec<usize>) =
+        (0..held.len()).filter(|i| !is_refusal(held[*i])).partition(|i| held[*i] == 1);
     let expect =
         |index: &usize| Expected { key: keys[*index], version: 0, lease_secs: renew.lease_secs };
     let expected: Vec<Expected> = said.iter().map(expect).collect();
@@ -422,28 +428,40 @@ pub(crate) async fn check_renewal(
     };
     let mut doubts = doubts(inner, set, &expected, ask).await;
     doubts.iter_mut().for_each(|doubt| doubt.index = said[doubt.index]);
+    let unheld = denied.iter().map(|index| Doubt { index: *index, holders: Vec::new() });
+    let open: Vec<Doubt> = doubts.iter().cloned().chain(unheld).collect();
     let mut calls = Calls::new(inner, WaitsFor::Root);
-    for (node, indices) in lacking(set, &doubts) {
+    for (node, indices) in lacking(set, &open) {
         ask_to_renew(inner, &mut calls, node, origin, renew, indices);
     }
-    // How many have it now, and how many have said that they do not.
-    let mut told = vec![(0, 0); held.len()];
+    let mut told = Votes::new(inner, set, held.len());
     while calls.is_patient() {
-        let Some(Event::Answer(_, Ok((indices, reply)))) = calls.next().await else { continue };
-        for (index, state) in indices.into_iter().zip(reply.held) {
-            let (has, lacks) = &mut told[index];
-            *(if state == 0 { lacks } else { has }) += 1;
+        if let Some(Event::Answer(_, Ok((indices, theirs)))) = calls.next().await {
+            told.count(indices, &theirs);
         }
     }
     calls.finish();
     for doubt in doubts {
-        let (has, lacks) = told[doubt.index];
+        let (has, lacks) = told.of(doubt.index);
         held[doubt.index] = match doubt.is_settled(has, set) {
             true => 1,
             // Nobody has it but the root, if that: it should be put again.
             false if has == 0 && lacks + 1 == set.len() => 0,
             false => 3,
         };
+    }
+    for index in denied {
+        if held[index] == 0 {
+            told.lacks(index);
+        }
+        held[index] = match (held[index], told.state(index)) {
+            // Another node may be the root by now, and have it.
+            (2, 0) => 2,
+            (_, state) => state,
+        };
+    }
+    if held.contains(&4) {
+        reply.over = reply.over.or(told.over);
     }
 }
 

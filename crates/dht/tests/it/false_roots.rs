@@ -29,6 +29,8 @@ enum Lie {
     ShortLease,
     /// Says, as a root and as a replica, that there is a newer one.
     Superseded,
+    /// Answers each renewal as a root with this for every block.
+    Renewal(u8),
 }
 
 struct FalseRoot {
@@ -47,14 +49,18 @@ impl FalseRoot {
                 let statuses = vec![stored; put.blocks.0.len()].into();
                 put.as_root.then(|| messages::to_header(&PutReply { statuses }))
             }
-            messages::RENEW => {
-                let renew: messages::Renew = messages::from_header(&request.header).ok()?;
-                let held = vec![1; renew.names.len()];
-                renew.as_root.then(|| messages::to_header(&RenewReply { held, over: None }))
-            }
+            messages::RENEW => return FalseRoot::renewal(request, 1),
             _ => None,
         };
         header.map(|header| Reply { header, parts: Vec::new() })
+    }
+
+    /// The answer to a renewal as to the root, with `state` for every block.
+    fn renewal(request: &Request, state: u8) -> Option<Reply> {
+        let renew: messages::Renew = messages::from_header(&request.header).ok()?;
+        let held = vec![state; renew.names.len()];
+        let header = messages::to_header(&RenewReply { held, over: None });
+        renew.as_root.then_some(Reply { header, parts: Vec::new() })
     }
 
     /// Says that there is a newer block of each key.
@@ -91,6 +97,11 @@ impl Service for FalseRoot {
             Lie::ShortLease if lies => {
                 if let Some(shortened) = FalseRoot::shortened(&request) {
                     return self.honest.handle(from, shortened);
+                }
+            }
+            Lie::Renewal(state) if lies && request.method == messages::RENEW => {
+                if let Some(reply) = FalseRoot::renewal(&request, state) {
+                    return Box::pin(async move { Ok(reply) });
                 }
             }
             Lie::Superseded if lies => {
@@ -211,6 +222,27 @@ fn renewing_through_such_a_root_renews_at_the_replicas_or_says_what_is_lacking()
     }
     let lacks: Vec<BlockHash> = lacking.iter().map(|n| block(*n).0).collect();
     assert_eq!(renew(&ring, 0, &lacking), Ok(lacks));
+}
+
+/// "Not held", said the root of blocks that two others held, and their publisher took them for
+/// lost; or "I cannot tell", for ever, and their leases ended; or something else yet.
+#[test]
+fn a_root_that_denies_blocks_is_not_believed_without_asking_the_others() {
+    for (seed, state) in [(9, 0), (10, 3), (12, 4), (13, 5), (14, 77)] {
+        let (ring, liar, lies) = ring(seed, Lie::Renewal(state));
+        let (held, lacking) = (rooted_at(&ring, liar, 0), rooted_at(&ring, liar, 10_000));
+        ring.try_put(0, held.iter().map(|n| block(*n)).collect()).expect("nobody lies yet");
+        lies.store(true, Ordering::Relaxed);
+        ring.sim.run_for(LEASE * 2 / 3);
+        let before = ring.sim.env(ring.members[0].host).unix_ms() / 1000;
+        assert_eq!(renew(&ring, 0, &held), Ok(Vec::new()), "{state}");
+        for n in held {
+            let ends = ends(&ring, &block(n).0.key());
+            assert!(ends.len() == 2 && ends.iter().all(|end| *end > before + 3500), "{state}: {n}");
+        }
+        let lacks: Vec<BlockHash> = lacking.iter().map(|n| block(*n).0).collect();
+        assert_eq!(renew(&ring, 0, &lacking), Ok(lacks), "{state}: what nobody has");
+    }
 }
 
 #[test]
