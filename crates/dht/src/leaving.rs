@@ -1,23 +1,30 @@
 //! Blocks about to be removed though their leases last: what happens to them meanwhile.
 //!
 //! **Invariants.** A block that was put or renewed here since its removal began stays: its sender
-//! counts on this node. And [`Leaving::denies`] what is dropped because others hold it: of two
+//! counts on this node; so does one whose put or renewal was under way then. And [`Leaving::denies`] what is dropped because others hold it: of two
 //! nodes that drop the same block at once neither may rely on the other, and nobody can prove
 //! to have a block with bytes got from here. Each denies having it before it asks the other, so
 //! at least one of them is told no.
 
-use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_key::Key;
 use atoll_store::{BlockStore, StoreError};
 
-/// What is leaving, and what came in meanwhile. One batch at a time.
+/// What is leaving, and what comes in meanwhile. One batch leaves at a time.
 #[derive(Default)]
 pub(crate) struct Leaving {
-    watch: Mutex<Option<Watch>>,
+    state: Arc<Mutex<State>>,
     /// Held while blocks are removed.
     gate: futures_util::lock::Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    watch: Option<Watch>,
+    /// Blocks on their way into the store, and how often each.
+    arriving: BTreeMap<Key, usize>,
 }
 
 struct Watch {
@@ -26,40 +33,75 @@ struct Watch {
     removing: BTreeSet<Key>,
 }
 
-impl Leaving {
-    fn lock(&self) -> MutexGuard<'_, Option<Watch>> {
-        self.watch.lock().expect("no holder of this lock panics")
-    }
+/// Blocks on their way into the store, until this is dropped: a removal that begins meanwhile
+/// leaves them out. The store may have a batch in its queue when the removal begins, and would
+/// remove what it has just acknowledged.
+pub(crate) struct Arriving {
+    state: Arc<Mutex<State>>,
+    keys: Vec<Key>,
+}
 
-    /// Blocks with these keys are about to be stored or renewed here: they leave no longer.
-    /// Waits for a removal of them that has begun.
-    pub async fn keep(&self, keys: impl Iterator<Item = &Key>) {
-        let mut leaving = false;
-        if let Some(watch) = self.lock().as_mut() {
-            for key in keys.filter(|key| watch.keys.contains(*key)) {
-                if watch.removing.contains(key) {
-                    // Its bytes go now: to be counted on before that would let others drop theirs.
-                    leaving = true;
-                } else {
-                    watch.touched.insert(*key);
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().expect("no holder of this lock panics")
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        let mut state = lock(&self.state);
+        for key in &self.keys {
+            if let Some(count) = state.arriving.get_mut(key) {
+                *count -= 1;
+                if *count == 0 {
+                    state.arriving.remove(key);
                 }
             }
         }
+    }
+}
+
+impl Leaving {
+    /// Blocks with these keys are about to be stored or renewed here: they leave no longer, nor
+    /// until the result is dropped. Waits for a removal of them that has begun.
+    pub async fn keep(&self, keys: impl Iterator<Item = &Key>) -> Arriving {
+        let keys: Vec<Key> = keys.copied().collect();
+        let mut leaving = false;
+        {
+            let mut state = lock(&self.state);
+            for key in &keys {
+                *state.arriving.entry(*key).or_default() += 1;
+            }
+            if let Some(watch) = state.watch.as_mut() {
+                for key in keys.iter().filter(|key| watch.keys.contains(*key)) {
+                    if watch.removing.contains(key) {
+                        // Its bytes go now: to be counted on before that would let others drop
+                        // theirs.
+                        leaving = true;
+                    } else {
+                        watch.touched.insert(*key);
+                    }
+                }
+            }
+        }
+        let arriving = Arriving { state: self.state.clone(), keys };
         if leaving {
             drop(self.gate.lock().await);
         }
+        arriving
     }
 
     /// Whether others must not count on this node for a block.
     pub fn denies(&self, key: &Key) -> bool {
-        let guard = self.lock();
-        guard.as_ref().is_some_and(|watch| watch.keys.contains(key) && !watch.touched.contains(key))
+        let state = lock(&self.state);
+        let watch = state.watch.as_ref();
+        watch.is_some_and(|watch| watch.keys.contains(key) && !watch.touched.contains(key))
     }
 
-    /// Begins to notice what comes in.
+    /// Begins to notice what comes in, or is about to.
     pub fn watch(&self, keys: BTreeSet<Key>) {
-        let (touched, removing) = (BTreeSet::new(), BTreeSet::new());
-        *self.lock() = Some(Watch { keys, touched, removing });
+        let mut state = lock(&self.state);
+        let is_arriving = |key: &&Key| state.arriving.contains_key(*key);
+        let touched = keys.iter().filter(is_arriving).copied().collect();
+        state.watch = Some(Watch { keys, touched, removing: BTreeSet::new() });
     }
 
     /// Removes those of `keys` that nobody has put or renewed since the watch began, and says
@@ -82,8 +124,8 @@ impl Leaving {
 
     /// Of `keys`, those that nobody has put since the watch began.
     fn untouched(&self, keys: Vec<Key>) -> Vec<Key> {
-        let mut guard = self.lock();
-        let Some(watch) = guard.as_mut() else { return Vec::new() };
+        let mut state = lock(&self.state);
+        let Some(watch) = state.watch.as_mut() else { return Vec::new() };
         let untouched: Vec<Key> =
             keys.into_iter().filter(|key| !watch.touched.contains(key)).collect();
         watch.removing = untouched.iter().copied().collect();
@@ -92,7 +134,7 @@ impl Leaving {
 
     /// Nothing is leaving any more.
     pub fn end(&self) {
-        *self.lock() = None;
+        lock(&self.state).watch = None;
     }
 }
 
@@ -113,6 +155,26 @@ mod tests {
         leaving.watch((1..9).map(key).collect());
         leaving.keep([key(2), key(20)].iter()).now_or_never().expect("nothing is removed yet");
         assert_eq!(leaving.untouched(vec![key(1), key(2), key(3)]), [key(1), key(3)]);
+    }
+
+    /// The put was in the store's queue when the removal began, was acknowledged, and the block
+    /// was removed right after it.
+    #[test]
+    fn what_was_on_its_way_when_a_removal_began_stays() {
+        let leaving = Leaving::default();
+        let keep = |n| leaving.keep([key(n)].iter()).now_or_never().expect("nothing leaves yet");
+        let (put, again, ended) = (keep(1), keep(1), keep(2));
+        drop(ended);
+        leaving.watch((1..9).map(key).collect());
+        assert!(!leaving.denies(&key(1)) && leaving.denies(&key(2)));
+        assert_eq!(leaving.untouched(vec![key(1), key(2), key(3)]), [key(2), key(3)]);
+        leaving.end();
+        drop(put);
+        leaving.watch((1..9).map(key).collect());
+        assert_eq!(leaving.untouched(vec![key(1)]), [], "another put of it is under way");
+        drop(again);
+        leaving.watch((1..9).map(key).collect());
+        assert_eq!(leaving.untouched(vec![key(1)]), [key(1)]);
     }
 
     #[test]

@@ -57,7 +57,7 @@ async fn renew_alone(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<Re
     let resolved: Result<Vec<Option<Key>>, StoreError> =
         renew.names.iter().map(|name| resolve(inner, name)).collect();
     let keys = resolved.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
-    inner.leaving.keep(keys.iter().flatten()).await;
+    let _arriving = inner.leaving.keep(keys.iter().flatten()).await;
     let mut reply = renew_stored(inner, origin, &keys, renew.lease_secs)?;
     follow::renew(inner, origin, &keys, renew.lease_secs, &mut reply).await;
     Ok(reply)

@@ -150,8 +150,8 @@ async fn store_batch(
     room: Reservation,
 ) -> Result<(), PutStatus> {
     let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
-    inner.leaving.keep(keys.iter()).await;
-    match inner.writes.write(&inner.env, inner.store.put(batch), room).await {
+    let arriving = inner.leaving.keep(keys.iter()).await;
+    match inner.writes.write(&inner.env, inner.store.put(batch), (room, arriving)).await {
         Ok(()) => {
             follow::come_home(inner, keys).await;
             Ok(())

@@ -1,4 +1,5 @@
-//! Batches on their way into the store, and the room reserved for them.
+//! Batches on their way into the store, the room reserved for them, and what keeps them from being
+//! removed meanwhile.
 //!
 //! A request may be given up by whoever made it at any time, and what serves it is dropped
 //! then. The store may have the batch in its queue by now, and keep it all the same. If its
@@ -14,6 +15,7 @@ use std::task::{Context, Poll};
 use atoll_env::{BoxFuture, Env};
 use atoll_store::StoreError;
 
+use crate::leaving::Arriving;
 use crate::quota::Reservation;
 
 /// Batches waited for that nobody else waits for. What is given up beyond so many is
@@ -33,7 +35,7 @@ impl Writes {
         &self,
         env: &Env,
         put: BoxFuture<'static, Result<(), StoreError>>,
-        room: Reservation,
+        room: (Reservation, Arriving),
     ) -> impl Future<Output = Result<(), StoreError>> + Send + 'static {
         Write { env: env.clone(), abandoned: self.abandoned.clone(), put: Some((put, room)) }
     }
@@ -42,7 +44,7 @@ impl Writes {
 struct Write {
     env: Env,
     abandoned: Arc<AtomicUsize>,
-    put: Option<(BoxFuture<'static, Result<(), StoreError>>, Reservation)>,
+    put: Option<(BoxFuture<'static, Result<(), StoreError>>, (Reservation, Arriving))>,
 }
 
 impl Future for Write {
