@@ -7,6 +7,9 @@
 //!
 //! **Invariants:** within one run the clock never goes back. After a crash it goes on from the
 //! last save, at most [`SAVE_EVERY`] and a tick behind: leases get longer by that, never shorter.
+//! Where the record is lost, or the stores have lost renewals, the ends of the leases held mean
+//! nothing: a record that says otherwise is saved only when all leases have been extended durably,
+//! and until then nothing expires.
 //!
 //! A node that reaches nobody and never did is the first of its ring, and its clock runs. A ring
 //! that shrinks to one node for good therefore keeps what it holds: from inside, that is the same
@@ -20,13 +23,20 @@ use atoll_overlay::Overlay;
 
 use crate::durable::DurableState;
 use crate::inner::Inner;
+use crate::upkeep::extend_leases;
 
-/// The name of the record: 8 bytes of seconds, then 1 if the node has ever reached another.
+/// The name of the record: 8 bytes of seconds, then a byte of flags.
 const RECORD: &str = "lease-clock";
+/// The flag of a node that has reached another.
+const HAS_MET: u8 = 1;
+/// The flag of a node whose leases are to be extended before any of them ends.
+const MUST_EXTEND: u8 = 2;
 /// How often the clock looks whether the node reaches others.
 const TICK: Duration = Duration::from_secs(10);
 /// How often it is saved.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
+/// How long to wait when leases could not be extended.
+const EXTEND_AGAIN: Duration = Duration::from_secs(60);
 
 /// The shortest lease that counts as one of `lease_secs`: copies are made, and clocks stand still,
 /// at different moments.
@@ -37,8 +47,6 @@ pub(crate) fn least_lease(lease_secs: u64) -> u64 {
 /// See the module.
 pub(crate) struct LeaseClock {
     state: Mutex<State>,
-    /// Whether an earlier incarnation left a record.
-    resumed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +57,8 @@ struct State {
     running: bool,
     /// Whether the node has ever reached another.
     has_met: bool,
+    /// Whether the ends of the leases held are by a clock that is lost, or forgotten.
+    must_extend: bool,
 }
 
 impl State {
@@ -66,25 +76,27 @@ impl State {
 
     fn to_record(self) -> Vec<u8> {
         let mut record = self.reading.as_secs().to_be_bytes().to_vec();
-        record.push(u8::from(self.has_met));
+        let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+        record.push(flag(self.has_met, HAS_MET) | flag(self.must_extend, MUST_EXTEND));
         record
     }
 }
 
-/// The seconds and the flag of a record; `None` if it is not one.
-fn from_record(record: &[u8]) -> Option<(u64, bool)> {
-    let (secs, flag) = record.split_first_chunk()?;
-    (flag.len() == 1).then(|| (u64::from_be_bytes(*secs), flag[0] != 0))
+/// The seconds and the flags of a record; `None` if it is not one.
+fn from_record(record: &[u8]) -> Option<(u64, u8)> {
+    let (secs, flags) = record.split_first_chunk()?;
+    (flags.len() == 1).then(|| (u64::from_be_bytes(*secs), flags[0]))
 }
 
 impl LeaseClock {
     /// The clock as an earlier incarnation left it, or else one that starts at `unix_secs`.
     pub fn resume(durable: &dyn DurableState, now: Instant, unix_secs: u64) -> LeaseClock {
         let record = durable.load(RECORD).as_deref().and_then(from_record);
-        let (secs, has_met) = record.unwrap_or((unix_secs, false));
+        let (secs, flags) = record.unwrap_or((unix_secs, MUST_EXTEND));
+        let (has_met, must_extend) = (flags & HAS_MET != 0, flags & MUST_EXTEND != 0);
         let reading = Duration::from_secs(secs);
-        let state = State { reading, at: now, running: !has_met, has_met };
-        LeaseClock { state: Mutex::new(state), resumed: record.is_some() }
+        let state = State { reading, at: now, running: !has_met, has_met, must_extend };
+        LeaseClock { state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -96,11 +108,28 @@ impl LeaseClock {
         self.lock().reading(now).as_secs()
     }
 
-    /// Whether the clock goes on from an earlier incarnation of the node: if not, the ends of
-    /// leases in its store are by a clock that is lost.
-    pub fn is_resumed(&self) -> bool {
-        self.resumed
+    /// Whether all leases held must be extended before any of them may be taken for ended.
+    pub fn must_extend(&self) -> bool {
+        self.lock().must_extend
     }
+
+    /// Notes whether they must; it is remembered from the next [`save`] on.
+    pub fn set_must_extend(&self, must_extend: bool) {
+        self.lock().must_extend = must_extend;
+    }
+}
+
+/// Makes what the clock says durable.
+///
+/// # Errors
+/// What the system said, for people; the old record stays.
+pub(crate) async fn save(inner: &Inner) -> Result<(), String> {
+    let record = {
+        let state = inner.clock.lock();
+        let reading = state.reading(inner.env.now());
+        State { reading, ..*state }.to_record()
+    };
+    inner.durable.save(RECORD, record).await
 }
 
 fn reaches_others(overlay: &dyn Overlay) -> bool {
@@ -110,6 +139,16 @@ fn reaches_others(overlay: &dyn Overlay) -> bool {
 
 /// Keeps the clock going, for ever.
 pub(crate) async fn run(inner: Arc<Inner>) {
+    while inner.clock.must_extend() {
+        match extend_leases(&inner).await {
+            Ok(0) => {}
+            Ok(count) => tracing::warn!(count, "the lease clock is new; all leases begin again"),
+            Err(error) => {
+                tracing::error!(%error, "leases could not be extended; none ends until they are");
+                sleep(&*inner.env, EXTEND_AGAIN).await;
+            }
+        }
+    }
     let mut saved: Option<(Instant, bool)> = None;
     loop {
         let now = inner.env.now();
@@ -124,7 +163,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
             now.since(at) >= SAVE_EVERY && state.running || met != state.has_met
         });
         if is_due {
-            match inner.durable.save(RECORD, state.to_record()).await {
+            match save(&inner).await {
                 Ok(()) => saved = Some((now, state.has_met)),
                 Err(error) => tracing::error!(%error, "the lease clock could not be saved"),
             }
@@ -146,7 +185,7 @@ mod tests {
     #[test]
     fn time_in_which_a_node_that_had_neighbours_reaches_none_does_not_count() {
         let clock = LeaseClock::resume(&MemoryState::default(), at(5), 1000);
-        assert!(!clock.is_resumed());
+        assert!(clock.must_extend());
         assert_eq!(clock.secs(at(15)), 1010, "the first of its ring");
         clock.lock().tick(at(15), true);
         clock.lock().tick(at(25), false);
@@ -159,13 +198,14 @@ mod tests {
     fn the_clock_resumes_where_it_was_saved_whatever_the_wall_clock_says() {
         for (has_met, unix_secs) in [(true, 0), (false, 0), (true, u64::MAX), (false, 5_000)] {
             let durable = MemoryState::default();
-            let mut state =
-                State { reading: Duration::from_secs(77), at: at(0), running: true, has_met };
+            let (reading, at_first) = (Duration::from_secs(77), at(0));
+            let must_extend = unix_secs == 0;
+            let mut state = State { reading, at: at_first, running: true, has_met, must_extend };
             state.tick(at(3), has_met);
             let saved = durable.save(RECORD, state.to_record());
             futures_util::FutureExt::now_or_never(saved).expect("memory").expect("saved");
             let clock = LeaseClock::resume(&durable, at(0), unix_secs);
-            assert!(clock.is_resumed());
+            assert_eq!(clock.must_extend(), must_extend);
             assert_eq!(clock.secs(at(9)), if has_met { 80 } else { 89 });
         }
     }

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use atoll_env::{jittered, sleep};
 use atoll_key::{Key, KeyRange};
-use atoll_store::StoreError;
+use atoll_store::{BlockStore, Owner, StoreError};
 
 use crate::inner::Inner;
+use crate::lease_clock;
 use crate::stats::add;
 
 /// How much one step of the scrubber reads at least.
@@ -27,20 +28,13 @@ const RECLAIM_STEPS: usize = 64;
 const LEASES_AT_ONCE: usize = 1024;
 
 /// Drops expired blocks, for ever. Blocks are kept for a grace period beyond their lease, by the
-/// lease clock. Where that clock is new, the ends of the leases held are by another one: each
-/// block gets a whole lease first.
+/// lease clock. Where that clock is new, each block gets a whole lease first.
 pub(crate) async fn expire(inner: Arc<Inner>) {
-    if !inner.clock.is_resumed() {
-        match extend_leases(&inner).await {
-            Ok(0) => {}
-            Ok(count) => tracing::warn!(count, "the lease clock is new; all leases begin again"),
-            // None may be taken for ended.
-            Err(error) => return tracing::error!(%error, "leases could not be extended"),
-        }
-    }
     loop {
         sleep(&*inner.env, jittered(&*inner.env, inner.config.expire_every)).await;
-        drop_expired(&inner).await;
+        if !inner.clock.must_extend() {
+            drop_expired(&inner).await;
+        }
         reclaim(&inner).await;
     }
 }
@@ -74,14 +68,34 @@ async fn reclaim(inner: &Inner) {
     }
 }
 
-/// Gives every block held at least one whole lease from now on.
+/// Gives every block held, and every record of one that another node keeps for this one or it
+/// for another, at least one whole lease from now on; says how many blocks are held. A crash
+/// before that is durable leaves a record by which the next start does it.
 pub(crate) async fn extend_leases(inner: &Inner) -> Result<u64, StoreError> {
+    inner.clock.set_must_extend(true);
+    save_clock(inner).await?;
     let expiry = inner.expiry(inner.config.lease.as_secs());
+    let pointers = inner.durable.pointers();
+    let extended = extend_all(&*inner.store, expiry)?;
+    extend_all(&*pointers, expiry)?;
+    inner.store.flush().await?;
+    pointers.flush().await?;
+    inner.clock.set_must_extend(false);
+    save_clock(inner).await?;
+    Ok(extended)
+}
+
+async fn save_clock(inner: &Inner) -> Result<(), StoreError> {
+    lease_clock::save(inner).await.map_err(StoreError::Io)
+}
+
+/// Extends all leases in a store.
+fn extend_all(store: &dyn BlockStore, expiry: u64) -> Result<u64, StoreError> {
     let (mut after, mut extended) = (Key::MAX, 0);
     loop {
-        let infos = inner.store.list(KeyRange::new(after, Key::MAX), LEASES_AT_ONCE)?;
+        let infos = store.list(KeyRange::new(after, Key::MAX), LEASES_AT_ONCE)?;
         let keys: Vec<Key> = infos.iter().map(|info| info.key).collect();
-        inner.store.renew(&keys, expiry, atoll_store::Owner::NOBODY)?;
+        store.renew(&keys, expiry, Owner::NOBODY)?;
         extended += keys.len() as u64;
         match keys.last() {
             Some(last) if *last != Key::MAX && keys.len() == LEASES_AT_ONCE => after = *last,

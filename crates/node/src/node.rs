@@ -168,7 +168,7 @@ impl Node {
             .route(membership::FAMILY, Arc::new(MembershipService(membership.clone())))
             .without(protocol.lacks);
         transport.serve(Arc::new(router));
-        if rebuilt_index {
+        if rebuilt_index || pointers.report().rebuilt_index {
             // Renewals since the blocks came are forgotten: publishers get time for new ones.
             let blocks = dht.extend_leases().await.map_err(|e| StartError::Store(e.to_string()))?;
             tracing::warn!(blocks, "the store's index was made anew; all leases begin again");

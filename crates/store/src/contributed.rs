@@ -300,18 +300,6 @@ impl ContributedStore {
         let rooms = self.rooms();
         farthest(rooms.former.as_ref().unwrap_or(&rooms.present).store(), positions, want_bytes)
     }
-
-    /// Makes everything durable.
-    ///
-    /// # Errors
-    /// A room failed.
-    pub async fn flush(&self) -> Result<(), StoreError> {
-        let rooms = self.rooms();
-        if let Some(former) = &rooms.former {
-            former.flush().await?;
-        }
-        rooms.present.flush().await
-    }
 }
 
 /// Moves some blocks; with the gate held. One that cannot be read now stays, and keeps the
@@ -549,6 +537,16 @@ impl BlockStore for ContributedStore {
         };
         let is = rooms.present.store().renew(keys, expires_unix_secs, owner)?;
         Ok(was.into_iter().zip(is).map(|(was, is)| was || is).collect())
+    }
+
+    fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        let rooms = self.rooms();
+        Box::pin(async move {
+            if let Some(former) = &rooms.former {
+                former.flush().await?;
+            }
+            rooms.present.flush().await
+        })
     }
 
     fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {

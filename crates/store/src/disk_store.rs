@@ -611,6 +611,10 @@ impl BlockStore for DiskStore {
         self.inner.renew(keys, expires_unix_secs, owner)
     }
 
+    fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        DiskStore::flush(self)
+    }
+
     fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
         let inner = self.inner.clone();
         Box::pin(async move {

@@ -195,6 +195,12 @@ pub trait BlockStore: Send + Sync + 'static {
         owner: Owner,
     ) -> Result<Vec<bool>, StoreError>;
 
+    /// Makes durable what was answered before it was: renewals. Resolves when it would survive
+    /// power loss.
+    fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(async { Ok(()) })
+    }
+
     /// Forgets blocks.
     fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>>;
 

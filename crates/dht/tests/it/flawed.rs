@@ -1,14 +1,14 @@
 //! A store in memory with the weaknesses of one on a disk.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_env::{BoxFuture, Env, sleep};
 use atoll_key::Key;
 use atoll_store::{
-    BlockInfo, BlockStore, MemoryStore, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError,
-    StoredBlock, Summary, Usage,
+    BlockInfo, BlockStore, DiskFailure, MemoryStore, Owner, OwnerUsage, Owners, Part, ScrubStep,
+    StoreError, StoredBlock, Summary, Usage,
 };
 use futures_util::FutureExt;
 
@@ -20,6 +20,10 @@ pub struct Flawed {
     queue: Option<(Env, Duration)>,
     /// Every write fails.
     is_broken: bool,
+    /// Leases cannot be extended.
+    pub refuses_renewals: AtomicBool,
+    /// What it says of its disk.
+    pub failure: Mutex<Option<DiskFailure>>,
     read: AtomicU64,
 }
 
@@ -27,7 +31,9 @@ impl Flawed {
     pub fn new(capacity_bytes: u64) -> Flawed {
         let inner = Arc::new(MemoryStore::new(capacity_bytes));
         let (damaged, read) = (Mutex::new(None), AtomicU64::new(0));
-        Flawed { inner, damaged, queue: None, is_broken: false, read }
+        let (refuses_renewals, failure) = (AtomicBool::new(false), Mutex::new(None));
+        let (queue, is_broken) = (None, false);
+        Flawed { inner, damaged, queue, is_broken, refuses_renewals, failure, read }
     }
 
     /// One that reads and does not write.
@@ -109,6 +115,9 @@ impl BlockStore for Flawed {
         self.inner.cut(range, now)
     }
     fn renew(&self, keys: &[Key], expires: u64, by: Owner) -> Result<Vec<bool>, StoreError> {
+        if self.refuses_renewals.load(Ordering::Relaxed) {
+            return Err(StoreError::Io("input/output error".to_owned()));
+        }
         self.inner.renew(keys, expires, by)
     }
     fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
@@ -119,6 +128,9 @@ impl BlockStore for Flawed {
     }
     fn usage(&self) -> Usage {
         self.inner.usage()
+    }
+    fn disk_failure(&self) -> Option<DiskFailure> {
+        self.failure.lock().expect("not poisoned").clone()
     }
     fn usage_of(&self, owner: &Owner) -> OwnerUsage {
         self.inner.usage_of(owner)

@@ -2,15 +2,20 @@
 //! continue to store them."
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use atoll_dht::durable::DurableState;
 use atoll_dht::messages::{self, Vouch, VouchReply};
 use atoll_dht::{Blocks, DhtConfig};
-use atoll_key::Key;
+use atoll_key::{BlockKind, Key, KeyRange};
 use atoll_net::Request;
+use atoll_net::header::WirePeer;
 use atoll_sim::SimConfig;
-use atoll_store::{BlockStore, MemoryStore};
+use atoll_store::{BlockInfo, BlockStore, MemoryStore, Owner, StoredBlock};
+use bytes::Bytes;
 
+use crate::flawed::Flawed;
 use crate::ring::{ROOMY, Ring, block, prompt};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -169,4 +174,49 @@ fn a_node_that_forgot_renewals_grants_a_new_lease_to_all_it_holds() {
     }
     ring.sim.run_for(9 * HOUR);
     ring.assert_placed(0..20);
+}
+
+/// The record of a node's lease clock was damaged. A new record was saved before the leases had been
+/// extended; after a crash within seconds the next start found nothing to extend. Pointers to
+/// diverted copies were never extended.
+#[test]
+fn leases_are_extended_before_a_new_clock_is_remembered() {
+    let mut ring = ring(7);
+    let store = Arc::new(Flawed::new(ROOMY));
+    let member = ring.join(store.clone());
+    ring.settle();
+    ring.put(0, 0..40);
+    ring.sim.run_for(8 * HOUR);
+    ring.crash(member);
+    let durable = ring.members[member].durable.clone();
+    let pointers = durable.pointers();
+    let lost = durable.save("lease-clock", vec![]);
+    ring.sim.block_on(HOUR, lost).expect("ends").expect("memory");
+    store.refuses_renewals.store(true, Ordering::Relaxed);
+    ring.restart(member);
+    ring.sim.run_for(HOUR / 60);
+    ring.crash(member);
+    store.refuses_renewals.store(false, Ordering::Relaxed);
+    let now = ring.sim.env(ring.members[0].host).unix_ms() / 1000;
+    let bytes = Bytes::from(WirePeer(ring.node(0).peer).to_bytes());
+    let info = BlockInfo {
+        key: block(1000).0.key(),
+        kind: BlockKind::Content,
+        version: 0,
+        expires_unix_secs: now + 60,
+        len_bytes: u32::try_from(bytes.len()).expect("short"),
+        owner: Owner::NOBODY,
+    };
+    let pointed = pointers.put(vec![StoredBlock { info, bytes }]);
+    ring.sim.block_on(HOUR, pointed).expect("ends").expect("memory");
+    ring.restart(member);
+    ring.sim.run_for(HOUR / 1800);
+    let all = KeyRange::new(Key::MAX, Key::MAX);
+    let held = store.list(all, 1000).expect("memory");
+    let records = pointers.list(all, 1000).expect("memory");
+    assert!(held.len() > 10 && records.len() == 1, "{} and {}", held.len(), records.len());
+    for info in held.iter().chain(&records) {
+        let left_secs = info.expires_unix_secs - now;
+        assert!(left_secs > 9 * HOUR.as_secs(), "{}: {left_secs} s left", info.key);
+    }
 }

@@ -595,6 +595,10 @@ impl BlockStore for FileStore {
         Ok(held)
     }
 
+    fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        FileStore::flush(self)
+    }
+
     fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
         let inner = self.inner.clone();
         Box::pin(async move {
