@@ -16,6 +16,7 @@ use atoll_store::{StoreError, StoredBlock};
 use bytes::Bytes;
 use futures_util::future::{Either, select};
 
+use crate::allowance::Allowance;
 use crate::diversion::{self, follow};
 use crate::holdings::{self, CUT_LOOKS, first_items, page, summaries};
 use crate::inner::{Block, Inner, REPLY_BYTES, note_store_error};
@@ -34,8 +35,6 @@ const CLAIMS_AT_ONCE: usize = 16;
 /// one takes log16 of the blocks, and more only where blocks cannot be copied. This also
 /// bounds the ranges still to be compared. A guess.
 const MAX_IDLE_STEPS: usize = 1000;
-/// An exchange is given up when it has copied nothing for so long. A guess.
-const IDLE_LIMIT: Duration = Duration::from_secs(300);
 /// Blocks given to a replica that are looked for again in the same round, at most: enough
 /// to notice one that does not keep what it acknowledges.
 const MAX_GIVEN: usize = 1024;
@@ -118,8 +117,9 @@ pub(crate) async fn answer(inner: &Inner, claim: &Claim) -> Result<(Answer, u64)
 /// Some of what a replica acknowledged earlier in a round.
 pub(crate) type Given = BTreeSet<Item>;
 
-/// Makes this node and `other` hold the same blocks of `ranges`. What `other` has been
-/// given before and lacks again is not given again.
+/// Makes this node and `other` hold the same blocks of `ranges`, as far as that goes in the time
+/// that `other` has in a round. What `other` has been given before and lacks again is not given
+/// again.
 pub(crate) async fn reconcile_with(
     inner: &Inner,
     other: &Node,
@@ -127,22 +127,14 @@ pub(crate) async fn reconcile_with(
     given: &mut Given,
 ) -> Result<Outcome, ExchangeError> {
     let outcome = Outcome::default();
-    let mut session = Session { inner, other, todo: ranges, outcome, given };
-    let (mut idle_steps, mut idle_since, mut moved) = (0, inner.env.now(), 0);
-    while !session.todo.is_empty() {
-        if idle_steps == MAX_IDLE_STEPS || inner.env.now().since(idle_since) > IDLE_LIMIT {
-            return Err(ExchangeError::Endless);
-        }
-        idle_steps += 1;
-        session.step().await?;
-        if session.outcome.moved > moved {
-            (idle_steps, idle_since, moved) = (0, inner.env.now(), session.outcome.moved);
-        }
-    }
-    if session.outcome == Outcome::default() {
+    let time = Allowance::of(inner, other.peer.id);
+    let mut session = Session { inner, other, todo: ranges, outcome, given, time };
+    let ended = session.run().await;
+    if ended.is_ok() && session.outcome == Outcome::default() {
         inner.repair.kept(&other.peer.id);
     }
-    Ok(session.outcome)
+    session.time.end(inner);
+    ended.map(|()| session.outcome)
 }
 
 struct Session<'a> {
@@ -151,9 +143,29 @@ struct Session<'a> {
     todo: Vec<KeyRange>,
     outcome: Outcome,
     given: &'a mut Given,
+    time: Allowance,
 }
 
 impl Session<'_> {
+    async fn run(&mut self) -> Result<(), ExchangeError> {
+        let (mut idle_steps, mut moved) = (0, 0);
+        while !self.todo.is_empty() {
+            if self.time.is_over(self.inner.env.now()) {
+                self.outcome.left += 1;
+                break;
+            }
+            if idle_steps == MAX_IDLE_STEPS {
+                return Err(ExchangeError::Endless);
+            }
+            idle_steps += 1;
+            self.step().await?;
+            if self.outcome.moved > moved {
+                (idle_steps, moved) = (0, self.outcome.moved);
+            }
+        }
+        Ok(())
+    }
+
     async fn step(&mut self) -> Result<(), ExchangeError> {
         let start = self.todo.len().saturating_sub(CLAIMS_AT_ONCE);
         let ranges = self.todo.split_off(start);
@@ -162,7 +174,11 @@ impl Session<'_> {
             ranges.into_iter().zip(ours).map(|(range, summary)| Claim { range, summary }).collect();
         let header = to_header(&Reconcile { claims: claims.clone() });
         let request = Request { method: messages::RECONCILE, header, parts: Vec::new() };
-        let reply = compare(self.inner, self.other, request).await?;
+        let began = self.inner.env.now();
+        let limit = COMPARE_LIMIT.min(self.time.left(began));
+        let reply = compare(self.inner, self.other, request, limit).await;
+        self.time.waited(self.inner.env.now().since(began));
+        let reply = reply?;
         let ReconcileReply { answers } = from_header(&reply.header)?;
         if answers.is_empty() || answers.len() > claims.len() {
             return Err(ExchangeError::IllFormed);
@@ -244,9 +260,10 @@ impl Session<'_> {
         let repair = &self.inner.repair;
         let queued = (found.take.len() + found.give.len()) as u64;
         repair.queue(queued);
-        let taken = take(self.inner, self.other, self.other, &found.take).await;
+        let (other, time) = (self.other, &mut self.time);
+        let taken = take(self.inner, other, other, &found.take, time).await;
         let given = match &taken {
-            Ok(_) => give(self.inner, self.other, &found.give).await,
+            Ok(_) => give(self.inner, other, &found.give, time).await,
             Err(error) => Err(error.clone()),
         };
         repair.unqueue(queued);
@@ -264,8 +281,13 @@ impl Session<'_> {
 
 /// Sends claims to `other`. A slow answer is no sign of a failure: the overlay's own probes find a
 /// dead neighbour sooner, and end the wait.
-async fn compare(inner: &Inner, other: &Node, request: Request) -> Result<Reply, ExchangeError> {
-    let mut call = inner.transport.call(other.peer, request, COMPARE_LIMIT);
+async fn compare(
+    inner: &Inner,
+    other: &Node,
+    request: Request,
+    limit: Duration,
+) -> Result<Reply, ExchangeError> {
+    let mut call = inner.transport.call(other.peer, request, limit);
     let result = loop {
         let epoch = inner.overlay.epoch();
         if !inner.is_acquaintance(&other.peer.id) {
@@ -303,28 +325,39 @@ fn offered(inner: &Inner, node: &PeerId, items: &[Item], outcome: &mut Outcome) 
 }
 
 /// Fetches blocks from `at`, which is `other` or keeps them for it, verifies and stores them, as
-/// far as there is room.
+/// far as there is room and time.
 async fn take(
     inner: &Inner,
     other: &Node,
     at: &Node,
     items: &[Item],
+    time: &mut Allowance,
 ) -> Result<Outcome, ExchangeError> {
     let mut outcome = Outcome::default();
     let me = inner.transport.local().id;
     let mut wanted = offered(inner, &me, items, &mut outcome);
     let mut elsewhere: BTreeMap<PeerId, (Node, Vec<Item>)> = BTreeMap::new();
     while !wanted.is_empty() {
-        let keys = wanted[..wanted.len().min(MAX_BATCH_BLOCKS)].to_vec();
-        let header = to_header(&Fetch { keys });
+        let asked: Vec<Key> = wanted.drain(..wanted.len().min(MAX_BATCH_BLOCKS)).collect();
+        // Another exchange may have brought some of them since, or be about to.
+        let lacking = asked.iter().copied().filter(|key| is_lacking(inner, items, key)).collect();
+        let (asked, elsewhere_asked) = inner.repair.begin_fetch(lacking, inner.env.now());
+        outcome.left += elsewhere_asked;
+        if asked.keys.is_empty() {
+            continue;
+        }
+        let header = to_header(&Fetch { keys: asked.keys.clone() });
         let request = Request { method: messages::FETCH, header, parts: Vec::new() };
-        let reply = inner.call(at, request).await?;
+        let Some(reply) = time.call(inner, at, request).await? else {
+            outcome.left += (asked.keys.len() + wanted.len()) as u64;
+            return Ok(outcome);
+        };
+        let asked = &asked.keys;
         let FetchReply { blocks: Capped(headers), there: Capped(there) } =
             from_header(&reply.header)?;
         if headers.len() != reply.parts.len() {
             return Err(ExchangeError::IllFormed);
         }
-        let asked: Vec<Key> = wanted.drain(..wanted.len().min(MAX_BATCH_BLOCKS)).collect();
         // An answer may stop early because it is full, never with nothing: what stands after
         // the last block in it, of use or not, is asked for again.
         let place = |named: &Key| asked.iter().position(|key| key == named);
@@ -344,12 +377,13 @@ async fn take(
         let mut bytes = 0;
         for (header, part) in headers.into_iter().zip(reply.parts) {
             let block = Block { header, bytes: part };
-            if let Some(stored) = accept(inner, at, &asked, &block) {
+            if let Some(stored) = accept(inner, at, asked, &block) {
                 bytes += stored.bytes.len() as u64;
                 batch.push(stored);
             }
         }
         let count = batch.len() as u64;
+        time.moved(count, bytes);
         if count == 0 {
             // Gone since it was listed, or expired: not ours to copy.
             continue;
@@ -372,7 +406,10 @@ async fn take(
         pace(inner, bytes).await;
     }
     for (holder, its) in elsewhere.into_values() {
-        match Box::pin(take(inner, other, &holder, &its)).await {
+        let mut its_time = time.within(inner, holder.peer.id);
+        let taken = Box::pin(take(inner, other, &holder, &its, &mut its_time)).await;
+        its_time.end(inner);
+        match taken {
             Ok(taken) => {
                 outcome.moved += taken.moved;
                 outcome.left += taken.left;
@@ -386,6 +423,13 @@ async fn take(
         }
     }
     Ok(outcome)
+}
+
+/// Whether one of `items` is neither here nor kept elsewhere for this node.
+fn is_lacking(inner: &Inner, items: &[Item], key: &Key) -> bool {
+    let known = inner.known(key);
+    let is_older = |item: &Item| known.is_none_or(|known| known.version < item.version);
+    items.iter().find(|item| item.key == *key).is_some_and(is_older)
 }
 
 /// Of blocks that were fetched, those that could be charged to nobody are not fetched again soon.
@@ -413,11 +457,12 @@ fn accept(inner: &Inner, from: &Node, asked: &[Key], block: &Block) -> Option<St
     }
 }
 
-/// Sends blocks to `other`, as to a replica, as far as it takes them.
+/// Sends blocks to `other`, as to a replica, as far as it takes them in its time.
 pub(crate) async fn give(
     inner: &Inner,
     other: &Node,
     items: &[Item],
+    time: &mut Allowance,
 ) -> Result<Outcome, ExchangeError> {
     let mut outcome = Outcome::default();
     let keys = offered(inner, &other.peer.id, items, &mut outcome);
@@ -431,7 +476,10 @@ pub(crate) async fn give(
         let sent: Vec<Key> = headers.iter().map(|header| header.key).collect();
         let header = to_header(&Put { blocks: headers.into(), as_root: false, receipt: None });
         let request = Request { method: messages::PUT, header, parts };
-        let reply = inner.call(other, request).await?;
+        let Some(reply) = time.call(inner, other, request).await? else {
+            outcome.left += (sent.len() + keys.count()) as u64;
+            break;
+        };
         let PutReply { statuses: Capped(statuses) } = from_header(&reply.header)?;
         if statuses.len() != sent.len() {
             return Err(ExchangeError::IllFormed);
@@ -450,6 +498,7 @@ pub(crate) async fn give(
         outcome.moved += settled;
         outcome.left += refused_count;
         inner.repair.done(settled, bytes);
+        time.moved(settled, bytes);
         if is_full {
             inner.repair.set_back(id, now);
             outcome.left += keys.count() as u64;

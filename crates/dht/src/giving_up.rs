@@ -70,6 +70,8 @@ pub(crate) async fn drop_proven(
     for i in (1..others.len()).rev() {
         others.swap(i, random_below(&*inner.env, i as u64 + 1) as usize);
     }
+    // While they are asked, this node denies having the blocks: the slow are asked last.
+    others.sort_by_key(|node| !inner.repair.is_fit(&node.peer.id, inner.env.now()));
     let _one = inner.giving_up.lock().await;
     inner.leaving.watch(blocks.iter().map(|info| info.key).collect());
     let removed = drop_watched(inner, &others, wanted, blocks).await;

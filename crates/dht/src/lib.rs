@@ -11,6 +11,7 @@
 //! It does not know files, nor how the overlay finds its way.
 
 mod admission;
+mod allowance;
 mod block_times;
 pub mod blocks;
 mod cache;
@@ -50,8 +51,8 @@ mod store_blocks;
 mod strays;
 mod turns;
 mod upkeep;
-mod witness;
 mod votes;
+mod witness;
 mod writes;
 
 pub use blocks::{Blocks, GetError, MemoryBlocks, PutError};

@@ -37,7 +37,7 @@ use crate::replicas::present_replicas;
 use crate::seen::SeenVersions;
 use crate::stats::{Counters, DhtStats};
 use crate::status::RepairStatus;
-use crate::strays::Strays;
+use crate::strays::{self, Strays};
 use crate::turns::Turns;
 use crate::writes::Writes;
 use crate::{path_cache, proof, repair, serve, store_blocks, upkeep};
@@ -110,6 +110,7 @@ impl Dht {
         let env = &self.inner.env;
         env.spawn(Box::pin(lease_clock::run(self.inner.clone())));
         env.spawn(Box::pin(repair::run(self.inner.clone())));
+        env.spawn(Box::pin(strays::run(self.inner.clone())));
         env.spawn(Box::pin(upkeep::expire(self.inner.clone())));
         env.spawn(Box::pin(upkeep::scrub(self.inner.clone())));
         env.spawn(Box::pin(diversion::run(self.inner.clone())));

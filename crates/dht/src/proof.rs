@@ -19,6 +19,7 @@ use atoll_overlay::Node;
 use atoll_store::{BlockInfo, StoredBlock};
 use futures_util::future::join_all;
 
+use crate::allowance::Allowance;
 use crate::diversion::follow;
 use crate::inner::{Inner, note_store_error};
 use crate::lease_clock::least_lease;
@@ -84,7 +85,10 @@ async fn prove_elsewhere(inner: &Inner, from: &Peer, asked: &Prove, proofs: &mut
     holders.retain(|(holder, _)| holder.id != from.id);
     let asks = holders.iter().map(|(holder, places)| {
         let its: Vec<Key> = places.iter().map(|place| keys[*place]).collect();
-        async move { ask(inner, &Node::of(*holder), asked.nonce, &its).await }
+        async move {
+            let mut time = Allowance::of(inner, holder.id);
+            ask(inner, &Node::of(*holder), asked.nonce, &its, &mut time).await
+        }
     });
     let answers = join_all(asks).await;
     for ((_, places), answer) in holders.iter().zip(answers) {
@@ -120,14 +124,19 @@ pub(crate) async fn proven_by(
     let answers = provers.iter().zip(nonces).zip(macs).map(|((prover, nonce), macs)| {
         let keys = &keys;
         async move {
-            let proofs = ask(inner, prover, nonce, keys).await;
+            let mut time = Allowance::of(inner, prover.peer.id);
+            let proofs = ask(inner, prover, nonce, keys, &mut time).await;
             let mut proven = Vec::with_capacity(blocks.len());
             for ((info, mac), proof) in blocks.iter().zip(macs).zip(proofs) {
                 proven.push(match (mac, proof) {
-                    (Some(mac), Some(proof)) => shows(inner, prover, info, &mac, &proof).await,
+                    (Some(mac), Some(proof)) => {
+                        shows(inner, prover, info, &mac, &proof, &mut time).await
+                    }
                     _ => false,
                 });
+                time.moved(u64::from(proven.ends_with(&[true])), 0);
             }
+            time.end(inner);
             proven
         }
     });
@@ -139,7 +148,8 @@ pub(crate) async fn proven_by(
 pub(crate) async fn has_taken(inner: &Inner, prover: &Node, blocks: &[&StoredBlock]) -> Vec<bool> {
     let nonce = inner.random_bytes();
     let keys: Vec<Key> = blocks.iter().map(|block| block.info.key).collect();
-    let proofs = ask(inner, prover, nonce, &keys).await;
+    let mut time = Allowance::of(inner, prover.peer.id);
+    let proofs = ask(inner, prover, nonce, &keys, &mut time).await;
     let shows = |(block, proof): (&&StoredBlock, Option<Proof>)| {
         proof.is_some_and(|proof| {
             proof.version == block.info.version && proof.mac == mac(&nonce, &block.bytes)
@@ -148,8 +158,14 @@ pub(crate) async fn has_taken(inner: &Inner, prover: &Node, blocks: &[&StoredBlo
     blocks.iter().zip(proofs).map(shows).collect()
 }
 
-/// Asks one prover; nothing for what it does not answer.
-async fn ask(inner: &Inner, prover: &Node, nonce: [u8; 32], keys: &[Key]) -> Vec<Option<Proof>> {
+/// Asks one prover; nothing for what it does not answer in its time.
+async fn ask(
+    inner: &Inner,
+    prover: &Node,
+    nonce: [u8; 32],
+    keys: &[Key],
+    time: &mut Allowance,
+) -> Vec<Option<Proof>> {
     let mut proofs: Vec<Option<Proof>> = Vec::with_capacity(keys.len());
     let mut busy = 0;
     while proofs.len() < keys.len() {
@@ -157,8 +173,8 @@ async fn ask(inner: &Inner, prover: &Node, nonce: [u8; 32], keys: &[Key]) -> Vec
         let count = asked.len();
         let header = to_header(&Prove { nonce, keys: asked });
         let request = Request { method: messages::PROVE, header, parts: Vec::new() };
-        let reply = match inner.call(prover, request).await {
-            Ok(reply) => reply,
+        let reply = match time.call(inner, prover, request).await {
+            Ok(Some(reply)) => reply,
             Err(CallError::Refused(refusal))
                 if refusal.code == Refusal::OVERLOADED && busy < MAX_BUSY =>
             {
@@ -166,7 +182,7 @@ async fn ask(inner: &Inner, prover: &Node, nonce: [u8; 32], keys: &[Key]) -> Vec
                 sleep(&*inner.env, jittered(&*inner.env, BUSY_PAUSE)).await;
                 continue;
             }
-            Err(_) => break,
+            Ok(None) | Err(_) => break,
         };
         let Ok(ProveReply { proofs: Capped(some) }) = from_header(&reply.header) else { break };
         if some.is_empty() || some.len() > count {
@@ -185,21 +201,22 @@ async fn shows(
     info: &BlockInfo,
     mac: &[u8; 32],
     proof: &Proof,
+    time: &mut Allowance,
 ) -> bool {
     if proof.lease_secs < least_lease(inner.lease_left(info)) {
         return false;
     }
     if proof.version > info.version && info.kind == BlockKind::Signed {
-        return shows_newer(inner, prover, info).await;
+        return shows_newer(inner, prover, info, time).await;
     }
     proof.version == info.version && proof.mac == *mac
 }
 
 /// Whether the prover sends a sound block of a higher version.
-async fn shows_newer(inner: &Inner, prover: &Node, info: &BlockInfo) -> bool {
+async fn shows_newer(inner: &Inner, prover: &Node, info: &BlockInfo, time: &mut Allowance) -> bool {
     let header = to_header(&Fetch { keys: vec![info.key] });
     let request = Request { method: messages::FETCH, header, parts: Vec::new() };
-    let Ok(reply) = inner.call(prover, request).await else { return false };
+    let Ok(Some(reply)) = time.call(inner, prover, request).await else { return false };
     let one = from_header::<FetchReply>(&reply.header).is_ok_and(|r| r.blocks.0.len() == 1);
     let [bytes] = &reply.parts[..] else { return false };
     one && BlockKind::Signed.verify(&info.key, bytes).is_ok_and(|version| version > info.version)

@@ -10,9 +10,10 @@
 //! so often.
 //!
 //! A block this node holds without being among its replica set any more, a *stray*, is given to
-//! the set, and dropped after a time of grace when the set proves to have it (`strays`). One node
-//! that fails, refuses or is full affects the work with that node only (`docs/design/dht.md`,
-//! rule R5).
+//! the set, and dropped after a time of grace when the set proves to have it (`strays`), by a task
+//! of its own. One node that fails, refuses, is full or slow affects the work with that node only
+//! (`docs/design/dht.md`, rule R5): each has so much time a round ([`crate::allowance`]), and
+//! the next is begun when one takes longer than usual.
 //!
 //! What it does not know: which blocks belong together, or whether anybody wants them.
 
@@ -20,19 +21,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_env::{jittered, sleep};
+use atoll_env::{jittered, sleep, timeout};
 use atoll_key::{KeyRange, PeerId};
 use atoll_overlay::Node;
+use futures_util::StreamExt;
 use futures_util::future::{select, select_all};
+use futures_util::stream::FuturesUnordered;
 
-use crate::exchange::{Given, Outcome, reconcile_with};
+use crate::allowance::PEER_LIMIT;
+use crate::exchange::{ExchangeError, Given, Outcome, reconcile_with};
 use crate::holdings::summaries;
 use crate::inner::Inner;
 use crate::lookup::{Found, find};
 use crate::repair_state::{Duties, duties_of};
 use crate::replicas::{expected_replicas, store_here};
-use crate::strays::hand_over_strays;
-
 /// A round repeats at most so often before it waits again.
 const MAX_PASSES: usize = 4;
 /// How long to wait after a round that could not finish.
@@ -42,6 +44,11 @@ const RETRY: Duration = Duration::from_secs(3);
 const AGAIN: Duration = Duration::from_secs(1);
 /// How often the settling neighbourhood is looked at, at most, before repair begins anyway.
 const MAX_SETTLING: usize = 20;
+/// The next replica is compared with when one has taken so long. A guess: longer than comparing
+/// takes that finds no difference.
+const NEXT_AFTER: Duration = Duration::from_secs(2);
+/// Replicas compared with at once. A guess: each takes a few batches of blocks in memory.
+const MAX_SIDE_BY_SIDE: usize = 8;
 
 /// Keeps replicas up, for ever.
 pub(crate) async fn run(inner: Arc<Inner>) {
@@ -61,7 +68,9 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         inner.losses.remember(&*inner.durable).await;
         inner.repair.remember_expected(&*inner.durable).await;
         seen = Some(inner.overlay.epoch());
-        let again_after = match round(&inner).await {
+        let ended = round(&inner).await;
+        inner.strays.due.ring();
+        let again_after = match ended {
             Ended::Equal | Ended::Stuck => continue,
             Ended::Moving => AGAIN,
             Ended::Unfinished => RETRY,
@@ -104,44 +113,33 @@ enum Ended {
     Unfinished,
 }
 
-/// One round: compare and copy until nothing differs, and give strays away.
+/// One round: compare and copy until nothing differs.
 async fn round(inner: &Arc<Inner>) -> Ended {
     refetch_damaged(inner).await;
     let mut given: BTreeMap<PeerId, Given> = BTreeMap::new();
-    let (mut ended, mut duties);
     let mut passes = 0;
     loop {
-        duties = duties_of(&inner.overlay.neighbourhoods(), inner.config.replicas);
+        let duties = duties_of(&inner.overlay.neighbourhoods(), inner.config.replicas);
         if duties.scopes.is_empty() {
             return Ended::Equal;
         }
-        ended = pass(inner, &duties, &mut given).await;
+        let ended = pass(inner, &duties, &mut given).await;
         passes += 1;
         if ended != Ended::Moving || passes == MAX_PASSES {
-            break;
-        }
-    }
-    // Whatever became of the replicas: strays are other nodes' blocks.
-    match hand_over_strays(inner, &duties).await {
-        Ok(true) if ended == Ended::Equal => Ended::Moving,
-        Ok(_) => ended,
-        Err(error) => {
-            tracing::warn!(%error, "strays could not be gone through");
-            Ended::Unfinished
+            return ended;
         }
     }
 }
 
-/// Compares with each replica once, and copies what differs. One that fails delays no other.
+/// Compares with each replica once, and copies what differs. One that fails or is slow delays no
+/// other.
 async fn pass(inner: &Arc<Inner>, duties: &Duties, given: &mut BTreeMap<PeerId, Given>) -> Ended {
     let mut sum = Outcome::default();
     let mut is_unfinished = false;
     let mut replicas = by_replica(duties);
-    // The others first: one that misbehaves can take minutes.
+    // Last those that misbehave.
     replicas.sort_by_key(|(replica, _)| !inner.repair.is_fit(&replica.peer.id, inner.env.now()));
-    for (replica, ranges) in replicas {
-        let id = replica.peer.id;
-        let outcome = reconcile_with(inner, &replica, ranges, given.entry(id).or_default()).await;
+    for (replica, outcome) in side_by_side(inner, replicas, given).await {
         match outcome {
             Ok(outcome) => {
                 sum.moved += outcome.moved;
@@ -150,7 +148,7 @@ async fn pass(inner: &Arc<Inner>, duties: &Duties, given: &mut BTreeMap<PeerId, 
             Err(error) => {
                 tracing::info!(%error, ?replica, "a replica could not be compared");
                 if error.is_misbehaviour() {
-                    inner.repair.set_back(id, inner.env.now());
+                    inner.repair.set_back(replica.peer.id, inner.env.now());
                 }
                 if error.is_failure() {
                     is_unfinished = true;
@@ -170,6 +168,36 @@ async fn pass(inner: &Arc<Inner>, duties: &Duties, given: &mut BTreeMap<PeerId, 
     ended
 }
 
+/// Compares with all replicas, in this order; the next is begun when one has ended or takes long.
+async fn side_by_side(
+    inner: &Arc<Inner>,
+    replicas: Vec<(Node, Vec<KeyRange>)>,
+    given: &mut BTreeMap<PeerId, Given>,
+) -> Vec<(Node, Result<Outcome, ExchangeError>)> {
+    let exchange = |(replica, ranges): (Node, Vec<KeyRange>), mut given: Given| async move {
+        let outcome = reconcile_with(inner, &replica, ranges, &mut given).await;
+        (replica, outcome, given)
+    };
+    let (mut waiting, mut outcomes) = (replicas.into_iter(), Vec::new());
+    let mut exchanges = FuturesUnordered::new();
+    loop {
+        if exchanges.len() < MAX_SIDE_BY_SIDE
+            && let Some(next) = waiting.next()
+        {
+            let given = given.remove(&next.0.peer.id).unwrap_or_default();
+            exchanges.push(exchange(next, given));
+        }
+        match timeout(&*inner.env, NEXT_AFTER, exchanges.next()).await {
+            Ok(Some((replica, outcome, taken))) => {
+                given.insert(replica.peer.id, taken);
+                outcomes.push((replica, outcome));
+            }
+            Ok(None) => return outcomes,
+            Err(_) => {}
+        }
+    }
+}
+
 /// The other nodes that should hold copies, and of which ranges: one exchange with each,
 /// however many virtual servers either has.
 fn by_replica(duties: &Duties) -> Vec<(Node, Vec<KeyRange>)> {
@@ -186,7 +214,13 @@ fn by_replica(duties: &Duties) -> Vec<(Node, Vec<KeyRange>)> {
 /// Fetches what was damaged here, as root or as replica. What nobody else has is lost
 /// here too; what cannot be reached is left to the comparison of ranges.
 async fn refetch_damaged(inner: &Arc<Inner>) {
+    let until = inner.env.now() + PEER_LIMIT;
     for key in inner.repair.take_damaged() {
+        if inner.env.now() >= until {
+            // In the next round: whoever is slow to send it holds up no more.
+            inner.repair.refetch(key);
+            continue;
+        }
         match find(inner, key, None).await {
             Ok(Found { block, .. }) => {
                 let me = inner.transport.local();

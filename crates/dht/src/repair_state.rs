@@ -39,6 +39,10 @@ const MAX_DECLINED: usize = 8192;
 /// How long such a block is not offered to it again. A guess.
 const DECLINED_FOR: Duration = Duration::from_secs(3600);
 
+/// After so long a block that one node was asked for is fetched from another as well. A guess: a
+/// mebibyte over a line that is not poor.
+const FETCH_PATIENCE: Duration = Duration::from_secs(1);
+
 /// What a root is responsible for: its range, and who else should hold copies of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Scope {
@@ -111,8 +115,30 @@ struct State {
     /// Nodes that failed, had no room, or did not keep what they acknowledged: how often in a
     /// row, and until when they are left alone. This node, if its own store takes nothing.
     set_back: BTreeMap<PeerId, (u32, Instant)>,
+    /// Blocks that are being fetched, and since when: exchanges with several nodes go on side by
+    /// side.
+    fetching: BTreeMap<Key, Instant>,
     /// Blocks that a node refused, and until when they are not offered to it.
     declined: BTreeMap<(PeerId, Key), Instant>,
+}
+
+/// Blocks that are being fetched from one node, until this is dropped.
+pub(crate) struct Fetching<'a> {
+    repair: &'a Repair,
+    pub keys: Vec<Key>,
+    since: Instant,
+}
+
+impl Drop for Fetching<'_> {
+    fn drop(&mut self) {
+        let mut state = self.repair.lock();
+        for key in &self.keys {
+            // Another node may have been asked since.
+            if state.fetching.get(key) == Some(&self.since) {
+                state.fetching.remove(key);
+            }
+        }
+    }
 }
 
 impl Repair {
@@ -199,6 +225,22 @@ impl Repair {
     /// Whether a block may be offered to `node`: it has not refused it of late.
     pub fn may_offer(&self, node: &PeerId, key: &Key, now: Instant) -> bool {
         self.lock().declined.get(&(*node, *key)).is_none_or(|until| *until <= now)
+    }
+
+    /// Begins to fetch those of `keys` that another node has not just been asked for, and says how
+    /// many it has.
+    pub fn begin_fetch(&self, mut keys: Vec<Key>, now: Instant) -> (Fetching<'_>, u64) {
+        let (mut state, wanted) = (self.lock(), keys.len());
+        keys.retain(|key| {
+            let asked = state.fetching.get(key);
+            let is_due = asked.is_none_or(|since| now.since(*since) >= FETCH_PATIENCE);
+            if is_due {
+                state.fetching.insert(*key, now);
+            }
+            is_due
+        });
+        let others = (wanted - keys.len()) as u64;
+        (Fetching { repair: self, keys, since: now }, others)
     }
 
     /// A pass over all replicas has ended; `equal` are the duties if none differed.

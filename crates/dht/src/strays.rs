@@ -11,14 +11,15 @@
 //! pages of blocks at most, and the next goes on from there.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_env::Instant;
+use atoll_env::{Bell, Instant, jittered, sleep};
 use atoll_key::{Key, KeyRange};
 use atoll_overlay::{Node, distinct_peers};
 use atoll_store::BlockInfo;
 
+use crate::allowance::Allowance;
 use crate::diversion;
 use crate::exchange::{ExchangeError, give};
 use crate::giving_up::drop_proven;
@@ -26,7 +27,7 @@ use crate::inner::Inner;
 use crate::lease_clock::least_lease;
 use crate::messages::MAX_BATCH_BLOCKS;
 use crate::reconcile::Item;
-use crate::repair_state::Duties;
+use crate::repair_state::{Duties, duties_of};
 use crate::witness::ask;
 
 /// Ranges remembered; of more, the grace of some begins again.
@@ -42,6 +43,8 @@ const MAX_PAGES: usize = 256;
 /// How long a range is left alone when its replica set has what it should have. A guess.
 const RECHECK: Duration = Duration::from_secs(600);
 /// How long otherwise; twice as long each time.
+/// How long until the next look where the last one did not come to all.
+const AGAIN: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(60);
 /// At most so many doublings: about an hour.
 const MAX_DOUBLINGS: u32 = 6;
@@ -50,9 +53,14 @@ const SHORT_GRACE: Duration = Duration::from_secs(600);
 /// A store is nearly full from so many hundredths of its capacity on.
 const NEARLY_FULL_PERCENT: u64 = 90;
 
-/// The ranges of strays, by the position of their roots.
+/// What is known of strays.
 #[derive(Default)]
-pub(crate) struct Strays(Mutex<BTreeMap<Key, Stray>>);
+pub(crate) struct Strays {
+    /// Rung when they should be gone through: after a round of repair.
+    pub due: Bell,
+    /// The ranges of strays, by the position of their roots.
+    ranges: Mutex<BTreeMap<Key, Stray>>,
+}
 
 /// A range of strays.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +79,7 @@ struct Stray {
 
 impl Strays {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, Stray>> {
-        self.0.lock().expect("no holder of this lock panics")
+        self.ranges.lock().expect("no holder of this lock panics")
     }
 
     /// The range that `key` was in at the last look.
@@ -113,11 +121,27 @@ struct Budget {
 }
 
 /// Gives blocks this node should no longer hold to those who should, and drops them after their
-/// grace. Whether some are left for the next round.
-pub(crate) async fn hand_over_strays(
-    inner: &Inner,
-    duties: &Duties,
-) -> Result<bool, ExchangeError> {
+/// Goes through strays after each round of repair, and again while some are left, for ever. Nothing
+/// waits for it: they are other nodes' blocks.
+pub(crate) async fn run(inner: Arc<Inner>) {
+    loop {
+        inner.strays.due.rung().await;
+        let duties = duties_of(&inner.overlay.neighbourhoods(), inner.config.replicas);
+        let again_after = match hand_over_strays(&inner, &duties).await {
+            Ok(false) => continue,
+            Ok(true) => AGAIN,
+            Err(error) => {
+                tracing::warn!(%error, "strays could not be gone through");
+                RETRY
+            }
+        };
+        sleep(&*inner.env, jittered(&*inner.env, again_after)).await;
+        inner.strays.due.ring();
+    }
+}
+
+/// grace. Whether some are left for the next time.
+async fn hand_over_strays(inner: &Inner, duties: &Duties) -> Result<bool, ExchangeError> {
     let scopes = &duties.scopes;
     if !duties.complete || scopes.is_empty() || scopes[0].range.is_full() {
         return Ok(false);
@@ -277,7 +301,10 @@ async fn give_to_set(inner: &Inner, set: &[Node], live: &[BlockInfo]) -> bool {
             }
             is_settled &= has;
         }
-        let left = match give(inner, member, &lacking).await {
+        let mut time = Allowance::of(inner, member.peer.id);
+        let given_to = give(inner, member, &lacking, &mut time).await;
+        time.end(inner);
+        let left = match given_to {
             Ok(outcome) => outcome.left > 0,
             Err(error) => {
                 tracing::info!(%error, ?member, "strays could not be given away");

@@ -9,6 +9,7 @@ mod coming_back;
 mod copies;
 mod denier;
 mod diversion;
+mod dripping;
 mod dropping;
 mod durability;
 mod false_holders;
