@@ -17,7 +17,7 @@ use std::time::Duration;
 use atoll_env::{Bell, Instant, jittered, sleep};
 use atoll_key::{Key, KeyRange};
 use atoll_overlay::{Node, distinct_peers};
-use atoll_store::BlockInfo;
+use atoll_store::{BlockInfo, Usage};
 
 use crate::allowance::Allowance;
 use crate::diversion;
@@ -26,6 +26,7 @@ use crate::giving_up::drop_proven;
 use crate::inner::Inner;
 use crate::lease_clock::least_lease;
 use crate::messages::MAX_BATCH_BLOCKS;
+use crate::quota::cost_bytes;
 use crate::reconcile::Item;
 use crate::repair_state::{Duties, duties_of};
 use crate::witness::ask;
@@ -42,9 +43,9 @@ const SKIP_BITS: u32 = 502;
 const MAX_PAGES: usize = 256;
 /// How long a range is left alone when its replica set has what it should have. A guess.
 const RECHECK: Duration = Duration::from_secs(600);
-/// How long otherwise; twice as long each time.
 /// How long until the next look where the last one did not come to all.
 const AGAIN: Duration = Duration::from_secs(1);
+/// How long otherwise; twice as long each time.
 const RETRY: Duration = Duration::from_secs(60);
 /// At most so many doublings: about an hour.
 const MAX_DOUBLINGS: u32 = 6;
@@ -120,7 +121,6 @@ struct Budget {
     pages: usize,
 }
 
-/// Gives blocks this node should no longer hold to those who should, and drops them after their
 /// Goes through strays after each round of repair, and again while some are left, for ever. Nothing
 /// waits for it: they are other nodes' blocks.
 pub(crate) async fn run(inner: Arc<Inner>) {
@@ -140,6 +140,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
     }
 }
 
+/// Gives blocks this node should no longer hold to those who should, and drops them after their
 /// grace. Whether some are left for the next time.
 async fn hand_over_strays(inner: &Inner, duties: &Duties) -> Result<bool, ExchangeError> {
     let scopes = &duties.scopes;
@@ -244,14 +245,16 @@ async fn hand_over_first(
 
 /// How long strays are kept after they have been given away.
 fn grace(inner: &Inner) -> Duration {
-    let usage = inner.store.usage();
-    let threshold = usage.capacity_bytes / 100 * NEARLY_FULL_PERCENT;
-    let is_nearly_full = usage.disk_bytes >= threshold;
-    if is_nearly_full {
-        inner.config.stray_grace.min(SHORT_GRACE)
-    } else {
-        inner.config.stray_grace
+    match is_nearly_full(&inner.store.usage()) {
+        true => inner.config.stray_grace.min(SHORT_GRACE),
+        false => inner.config.stray_grace,
     }
+}
+
+/// Whether the blocks held, without garbage that compaction gives back, nearly fill a store.
+fn is_nearly_full(usage: &Usage) -> bool {
+    let live_bytes = usage.block_bytes.saturating_add(usage.blocks.saturating_mul(cost_bytes(0)));
+    live_bytes >= usage.capacity_bytes / 100 * NEARLY_FULL_PERCENT
 }
 
 /// Gives the replica set what it lacks of a page of blocks; if their grace `is_over`, drops those
@@ -347,6 +350,20 @@ mod tests {
             at(9),
             "it was no stray for a time"
         );
+    }
+
+    /// After a large volume had expired, strays that should have been kept for days were dropped
+    /// after minutes.
+    #[test]
+    fn garbage_does_not_shorten_the_grace() {
+        let usage = |blocks| Usage {
+            blocks,
+            block_bytes: blocks * 8192,
+            disk_bytes: 95 << 20,
+            capacity_bytes: 100 << 20,
+        };
+        assert!(!is_nearly_full(&usage(1000)), "8 MiB live");
+        assert!(is_nearly_full(&usage(11_500)), "90 MiB live");
     }
 
     #[test]
