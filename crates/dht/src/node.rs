@@ -219,6 +219,14 @@ impl Dht {
         self.inner.diversion.disk_trouble()
     }
 
+    /// Asks the store whether its disk has failed, also where no put had to wait for it; from then
+    /// on [`Dht::disk_trouble`] says so.
+    pub fn check_disk(&self) {
+        if let Some(failure) = self.inner.store.disk_failure() {
+            self.inner.diversion.disk_failed(failure.why);
+        }
+    }
+
     /// What happened since the node started.
     pub fn stats(&self) -> DhtStats {
         let (cache_bytes, cache_blocks, cache_evictions) = path_cache::usage(&self.inner);

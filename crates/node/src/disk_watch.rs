@@ -23,6 +23,7 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 pub(crate) async fn run(env: Env, dht: Arc<Dht>, entry: Arc<Entry>, chord: Arc<Chord>) {
     let why = loop {
         sleep(&*env, LOOK_EVERY).await;
+        dht.check_disk();
         if let Some(why) = dht.disk_trouble() {
             break why;
         }

@@ -109,14 +109,16 @@ impl Diversion {
 
     /// The store of blocks has refused a batch.
     pub fn store_failed(&self, error: &StoreError, usage: Usage) {
-        let mut state = self.lock();
         match error {
-            StoreError::Full { .. } | StoreError::Away { .. } => state.full_at = Some(usage),
-            StoreError::Io(_) | StoreError::Corrupted { .. } => {
-                tracing::error!(%error, "blocks could not be written; they go to other nodes");
-                state.disk_trouble.get_or_insert_with(|| error.to_string());
-            }
+            StoreError::Full { .. } | StoreError::Away { .. } => self.lock().full_at = Some(usage),
+            StoreError::Io(_) | StoreError::Corrupted { .. } => self.disk_failed(error.to_string()),
         }
+    }
+
+    /// The disk does not take writes.
+    pub fn disk_failed(&self, why: String) {
+        tracing::error!(why, "blocks could not be written; they go to other nodes");
+        self.lock().disk_trouble.get_or_insert(why);
     }
 
     /// Why this node cannot write blocks, if it cannot.

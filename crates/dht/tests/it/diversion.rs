@@ -9,7 +9,7 @@ use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_sim::SimConfig;
-use atoll_store::MemoryStore;
+use atoll_store::{DiskFailure, MemoryStore};
 use bytes::Bytes;
 
 use crate::flawed::Flawed;
@@ -285,6 +285,24 @@ fn a_node_whose_disk_does_not_write_keeps_pointers() {
     let trouble = ring.members[broken].dht.disk_trouble();
     assert!(trouble.is_some_and(|why| why.contains("input/output")));
     assert_eq!(ring.members[0].dht.disk_trouble(), None);
+}
+
+/// A store whose disk failed while nobody put anything, as at a compaction, was that of a member in
+/// good health until the next put.
+#[test]
+fn a_disk_that_fails_between_puts_is_noticed_for_good() {
+    let mut ring = Ring::new(9, 4);
+    let store = Arc::new(Flawed::new(ROOMY));
+    let failing = ring.join(store.clone());
+    let dht = ring.members[failing].dht.clone();
+    dht.check_disk();
+    assert_eq!(dht.disk_trouble(), None);
+    let failure = DiskFailure { why: "cannot write the log".to_owned(), since_unix_secs: 7 };
+    *store.failure.lock().expect("not poisoned") = Some(failure);
+    dht.check_disk();
+    *store.failure.lock().expect("not poisoned") = None;
+    dht.check_disk();
+    assert!(dht.disk_trouble().is_some_and(|why| why.contains("log")), "it has left by now");
 }
 
 /// Says of every block that a peer keeps it.
