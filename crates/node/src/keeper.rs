@@ -10,7 +10,9 @@
 //!
 //! **Invariant:** every hash of a manifest is tried equally often. How far a pass has come is on
 //! disk (`Kept::pass`), and a restart continues there: if each began with the first hash, a
-//! machine that runs for short times would never renew the last.
+//! machine that runs for short times would never renew the last. For the same reason batches that
+//! nobody answers for are behind a pass like others: they are tried once a pass, which goes on
+//! with the next, and has failed if some were left out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +31,8 @@ const BATCH: u64 = 1024;
 const WINDOW: usize = 16;
 /// How often a batch is tried before it is put off.
 const ATTEMPTS: u32 = 3;
-/// After so many batches in a row that nobody answered for, the rest is put off too: the
-/// ring is away, and each takes minutes to fail.
+/// After so many batches in a row that nobody answered for, the rest is put off too if nobody takes
+/// the root either: the ring is away, and each batch takes minutes to fail.
 const MAX_UNANSWERED: u32 = 8;
 /// Wait between two attempts.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -182,18 +184,12 @@ impl Keeper {
         let starts = (pass.next..manifest.count()).step_by(BATCH as usize);
         let batches = stream::iter(starts).map(|from| self.renew_batch(manifest.clone(), from));
         let mut batches = batches.buffered(WINDOW);
-        let (mut unanswered, mut why) = (RenewalPass::default(), None);
-        let (mut silent, mut saved) = (0, self.env.now());
+        let (mut silent, mut saved, mut why) = (0, self.env.now(), None);
         while let Some((count, renewed)) = batches.next().await {
             let (lost, failed) = match renewed {
                 Ok(lost) => (lost, 0),
                 Err(error) => {
-                    if matches!(error, PutError::Unavailable(_)) {
-                        if silent == 0 {
-                            unanswered = *pass;
-                        }
-                        silent += 1;
-                    }
+                    silent += u32::from(matches!(error, PutError::Unavailable(_)));
                     why.get_or_insert_with(|| error.to_string());
                     (0, count)
                 }
@@ -205,9 +201,10 @@ impl Keeper {
             pass.lost_blocks += lost;
             pass.failed_blocks += failed;
             if silent == MAX_UNANSWERED {
-                // The next attempt goes on with what nobody answered for.
-                *pass = unanswered;
-                return why;
+                if self.put_root(manifest).await.is_err() {
+                    return why;
+                }
+                silent = 0;
             }
             if self.env.now().since(saved) >= self.save_every {
                 saved = self.env.now();
@@ -295,9 +292,10 @@ fn is_due(kept: &Kept, now_unix_secs: u64, lease: Duration) -> bool {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+    use std::ops::Range;
     use std::path::Path;
     use std::sync::Mutex;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     use atoll_dht::{GetError, MemoryBlocks};
     use atoll_env::{BoxFuture, Instant, Runtime, Task, TokioRuntime};
@@ -343,6 +341,10 @@ mod tests {
         seen: Mutex<BTreeSet<BlockHash>>,
         /// Batches that begin with this hash or a later one are not answered.
         silent_from: Mutex<Option<BlockHash>>,
+        /// Nobody answers for batches that begin in this range.
+        dead: Mutex<Option<Range<BlockHash>>>,
+        /// Nobody answers for anything.
+        is_away: AtomicBool,
     }
 
     impl Blocks for Ring {
@@ -356,6 +358,9 @@ mod tests {
             self.blocks.put(blocks)
         }
         fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
+            if self.is_away.load(Ordering::Relaxed) {
+                return Box::pin(async { Err(PutError::Unavailable("nobody".into())) });
+            }
             self.blocks.put_signed(block)
         }
         fn renew(
@@ -365,7 +370,9 @@ mod tests {
             let down = self
                 .failures
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-            if down.is_ok() {
+            let dead = self.dead.lock().expect("a lock").clone();
+            let is_dead = dead.is_some_and(|range| range.contains(&hashes[0]));
+            if down.is_ok() || is_dead || self.is_away.load(Ordering::Relaxed) {
                 return Box::pin(async { Err(PutError::Unavailable("nobody".into())) });
             }
             if self.silent_from.lock().expect("a lock").is_some_and(|from| hashes[0] >= from) {
@@ -499,6 +506,44 @@ mod tests {
         assert_eq!(ring.renewed.load(Ordering::Relaxed), hashes.len() as u64, "each once");
         let kept = volumes.kept("docs");
         assert_eq!((kept.pass, kept.refreshed_unix_secs), (None, START + 10 * DAY), "its begin");
+    }
+
+    /// Each attempt began with the same eight batches, whose roots did not answer, and ended with
+    /// them: what stood behind them in the manifest expired.
+    #[tokio::test]
+    async fn a_part_of_the_ring_that_does_not_answer_keeps_no_other_from_renewal() {
+        let scene = scene(40 * BATCH as u32).await;
+        let at = |batch: u64| scene.hashes[(batch * BATCH) as usize];
+        *scene.ring.dead.lock().expect("a lock") = Some(at(2)..at(22));
+        let kept = scene.look_at(START + 10 * DAY).await;
+        assert_eq!(scene.ring.renewed.load(Ordering::Relaxed), 20 * BATCH, "all others");
+        let failed = format!("{} of {} blocks", 20 * BATCH, 40 * BATCH);
+        assert!(kept.trouble.is_some_and(|trouble| trouble.contains(&failed)));
+        assert_eq!((kept.pass, kept.refreshed_unix_secs), (None, START), "it begins anew");
+        *scene.ring.dead.lock().expect("a lock") = None;
+        let kept = scene.look_at(START + 11 * DAY).await;
+        assert_eq!((kept.trouble, kept.refreshed_unix_secs), (None, START + 11 * DAY));
+        assert_eq!(scene.ring.seen.lock().expect("a lock").len(), scene.hashes.len());
+    }
+
+    #[tokio::test]
+    async fn while_nobody_answers_a_pass_goes_on_behind_what_it_has_tried_and_wraps_round() {
+        let scene = scene(40 * BATCH as u32).await;
+        scene.ring.is_away.store(true, Ordering::Relaxed);
+        for day in [10, 11] {
+            let kept = scene.look_at(START + day * DAY).await;
+            let tried = (day - 9) * u64::from(MAX_UNANSWERED) * BATCH;
+            let pass = kept.pass.expect("it has not ended");
+            assert_eq!((pass.next, pass.failed_blocks), (tried, tried));
+            assert!(kept.trouble.is_some_and(|trouble| trouble.contains("nobody")));
+        }
+        scene.ring.is_away.store(false, Ordering::Relaxed);
+        let kept = scene.look_at(START + 12 * DAY).await;
+        assert_eq!(scene.ring.renewed.load(Ordering::Relaxed), 24 * BATCH, "the rest first");
+        assert_eq!((kept.pass, kept.refreshed_unix_secs), (None, START));
+        let kept = scene.look_at(START + 13 * DAY).await;
+        assert_eq!((kept.trouble, kept.refreshed_unix_secs), (None, START + 13 * DAY));
+        assert_eq!(scene.ring.seen.lock().expect("a lock").len(), scene.hashes.len());
     }
 
     #[tokio::test]
