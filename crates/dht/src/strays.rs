@@ -45,6 +45,9 @@ const MAX_PAGES: usize = 256;
 const RECHECK: Duration = Duration::from_secs(600);
 /// How long until the next look where the last one did not come to all.
 const AGAIN: Duration = Duration::from_secs(1);
+/// How long when all of it is kept for members of its replica set: then it is not stray, and a
+/// look only finds out whether the set has it still. A guess.
+const HELD_RECHECK: Duration = Duration::from_secs(6 * 3600);
 /// How long otherwise; twice as long each time.
 const RETRY: Duration = Duration::from_secs(60);
 /// At most so many doublings: about an hour.
@@ -108,6 +111,15 @@ impl Strays {
             out.map(|out| ranges.remove(&out));
         }
         ranges.insert(root, stray);
+    }
+
+    /// Blocks may have become stray: their ranges are due to be looked at.
+    pub fn hasten(&self, keys: &[Key], now: Instant) {
+        for key in keys {
+            if let Some((root, stray)) = self.containing(key) {
+                self.put(root, Stray { next_at: stray.next_at.min(now), ..stray }, now);
+            }
+        }
     }
 
     fn forget(&self, root: &Key) {
@@ -209,16 +221,13 @@ async fn hand_over_first(
     let mut stray = inner.strays.enter(first, root.id.0, inner.env.now());
     let is_over = inner.env.now().since(stray.since) >= grace(inner);
     let mut rest = Some(KeyRange::new(stray.resume.take().unwrap_or(stray.after), root.id.0));
-    let mut is_settled = true;
+    let (mut is_settled, mut are_held) = (true, true);
     while let Some(range) = rest.filter(|_| budget.pages > 0) {
         budget.pages -= 1;
         let infos = inner.store.list(range, MAX_BATCH_BLOCKS)?;
-        // What is kept for a member of the set is where it belongs.
-        let is_stray = |info: &&BlockInfo| !diversion::is_held_for_others(inner, &info.key);
-        let strays: Vec<BlockInfo> = infos.iter().filter(is_stray).copied().collect();
-        if !strays.is_empty() {
-            is_settled &= hand_over_page(inner, &set, &strays, is_over).await?;
-        }
+        diversion::end_foreign_holds(inner, &set, &infos).await;
+        is_settled &= hand_over_page(inner, &set, &infos, is_over).await?;
+        are_held &= droppable(inner, &infos).is_empty();
         rest = match infos.last() {
             Some(last) if infos.len() == MAX_BATCH_BLOCKS && last.key != range.upto => {
                 Some(KeyRange::new(last.key, range.upto))
@@ -234,6 +243,7 @@ async fn hand_over_first(
             stray.resume = Some(range.after);
             now
         }
+        None if is_settled && are_held => now + HELD_RECHECK,
         None if is_settled => {
             now + RECHECK.min(grace(inner).saturating_sub(now.since(stray.since)))
         }
@@ -275,11 +285,18 @@ async fn hand_over_page(
     if !is_over {
         return Ok(is_settled);
     }
+    let live = droppable(inner, &live);
     let gone = drop_proven(inner, set, &live).await?;
     if !gone.is_empty() {
         tracing::info!(count = gone.len(), root = ?set[0], "handed blocks over to their replicas");
     }
-    Ok(gone.len() == live.len())
+    Ok(is_settled && gone.len() == live.len())
+}
+
+/// Without what is kept for members of the replica set: their pointers lead to these copies.
+fn droppable(inner: &Inner, infos: &[BlockInfo]) -> Vec<BlockInfo> {
+    let is_held = |info: &&BlockInfo| diversion::is_held_for_others(inner, &info.key);
+    infos.iter().filter(|info| !is_held(info)).copied().collect()
 }
 
 /// Gives each block to the first member of the set that lacks it: repair at the root brings it to

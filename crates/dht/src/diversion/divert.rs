@@ -1,8 +1,8 @@
 //! Finding a node that keeps copies for this one, and handing them over.
 //!
 //! Nodes near on the ring are asked first, then any this node knows; of those that have enough
-//! room one gets the batch, chosen at random. (PAST takes the one with most: then whoever claims
-//! most gets all.) Nodes say how much room they have in every answer about diverted copies, so a
+//! room two are drawn at random, and the one with more gets the batch. (PAST takes the one with most
+//! of all: then whoever claims most gets everything.) Nodes say how much room they have in every answer about diverted copies, so a
 //! question of its own is seldom needed. A copy counts once its holder has proven to have it, and no
 //! other member of the replica set has its copy there.
 
@@ -18,7 +18,7 @@ use atoll_overlay::{Node, distinct_peers};
 use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 use futures_util::future::join_all;
 
-use super::{SPARE_BLOCKS, follow};
+use super::{MAX_SETS, SPARE_BLOCKS, by_set, follow};
 use crate::admission::Origin;
 use crate::inner::{Block, Inner};
 use crate::messages::{self, Divert, DivertReply, Hold, HoldReply, PutStatus, Vouched};
@@ -40,8 +40,6 @@ const SEND_LIMIT: Duration = Duration::from_secs(1);
 const SLOW_LINE: f64 = 1_048_576.0;
 /// The choice is among so many nodes with room, if there are.
 const CHOICE: usize = 4;
-/// Replica sets of one batch that are looked up. A guess: a batch has one root.
-const MAX_SETS: usize = 4;
 
 /// Has blocks for which there is no room here kept by other nodes; one status a block.
 pub(crate) async fn divert(
@@ -53,31 +51,12 @@ pub(crate) async fn divert(
     let mut batch = Batch::new(inner, origin, blocks, stored);
     if inner.config.divert {
         batch.send_to_present_holders().await;
-        for (set, places) in sets_of(inner, blocks).await {
+        let key = |place: &usize| blocks[*place].header.key;
+        for (set, places) in by_set(inner, (0..blocks.len()).collect(), key, MAX_SETS).await {
             batch.send_elsewhere(&set, &places).await;
         }
     }
     batch.statuses
-}
-
-/// The replica sets of blocks, and which are whose.
-async fn sets_of(inner: &Inner, blocks: &[Block]) -> Vec<(Vec<Node>, Vec<usize>)> {
-    let key = |place: &usize| blocks[*place].header.key;
-    let mut open: Vec<usize> = (0..blocks.len()).collect();
-    open.sort_by_key(key);
-    let mut sets = Vec::new();
-    while let Some(first) = open.first().map(key).filter(|_| sets.len() < MAX_SETS) {
-        let limit = inner.config.call_limit / 4;
-        let found = timeout(&*inner.env, limit, inner.root_list(&first)).await;
-        let Ok(Ok(nodes)) = found else { break };
-        let Some(root) = nodes.first() else { break };
-        let upto = root.id.key().distance_from(&first);
-        let (its, others) =
-            open.into_iter().partition(|place| key(place).distance_from(&first) <= upto);
-        open = others;
-        sets.push((distinct_peers(&nodes, inner.config.replicas), its));
-    }
-    sets
 }
 
 /// Blocks on their way to holders.
@@ -270,8 +249,8 @@ async fn shared(inner: &Inner, set: &[Node], holder: &Node, keys: &[Key]) -> BTr
     shared
 }
 
-/// A node with enough room outside `tried`, at random: what nodes say of their room cannot be
-/// checked, so that claiming most of it must attract nothing.
+/// A node with enough room outside `tried`: of two drawn at random the one with more. What nodes say
+/// of their room cannot be checked, so whoever claims most of it gets at most twice its share.
 async fn choose(inner: &Inner, tried: &BTreeSet<PeerId>, least_bytes: u64) -> Option<Node> {
     let mut candidates = candidates(inner, tried);
     for _ in 0..=MAX_ROUNDS {
@@ -279,12 +258,16 @@ async fn choose(inner: &Inner, tried: &BTreeSet<PeerId>, least_bytes: u64) -> Op
         let roomy = known.iter().filter(|(id, (_, spare_bytes))| {
             !tried.contains(id) && *spare_bytes >= least_bytes.max(1)
         });
-        let mut roomy: Vec<Node> = roomy.map(|(_, (node, _))| *node).collect();
+        let mut roomy: Vec<(u64, Node)> =
+            roomy.map(|(_, (node, spare_bytes))| (*spare_bytes, *node)).collect();
         candidates.retain(|node| !known.contains_key(&node.peer.id));
         if roomy.len() >= CHOICE || candidates.is_empty() {
-            let count = roomy.len() as u64;
-            return (count > 0)
-                .then(|| roomy.swap_remove(random_below(&*inner.env, count) as usize));
+            let mut drawn = std::iter::from_fn(|| {
+                let count = roomy.len() as u64;
+                (count > 0).then(|| roomy.swap_remove(random_below(&*inner.env, count) as usize))
+            });
+            let (first, second) = (drawn.next(), drawn.next());
+            return first.max(second).map(|(_, node)| node);
         }
         let some: Vec<Node> = candidates.drain(..candidates.len().min(ASKED_AT_ONCE)).collect();
         ask_room(inner, &some).await;

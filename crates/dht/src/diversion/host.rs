@@ -8,10 +8,10 @@
 use atoll_key::{BlockKind, Key};
 use atoll_net::header::Capped;
 use atoll_net::{Peer, Refusal, Reply, Request};
-use atoll_overlay::{Route, distinct_peers};
+use atoll_overlay::{Node, Route, distinct_peers};
 use atoll_store::{BlockInfo, StoreError};
 
-use super::{has_room, is_held_for_others, is_over_share, spare_bytes_for};
+use super::{MAX_SETS, by_set, has_room, holds_left, is_held_for_others, spare_bytes_for};
 use crate::admission::Origin;
 use crate::inner::{Block, Inner};
 use crate::messages::{
@@ -73,6 +73,7 @@ pub(crate) async fn serve_divert(
 /// Which of a member's blocks this node may not keep for it, and why.
 fn refusals(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<Option<PutStatus>> {
     let mut spare_bytes = spare_bytes_for(inner, &from.id);
+    let mut left = holds_left(inner, &from.id);
     let refusal = |block: &Block| {
         let key = &block.header.key;
         let is_replaced = inner.diversion.records.is_held_for(key, &from.id);
@@ -83,9 +84,10 @@ fn refusals(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<Option<PutStatu
         if is_there {
             return None;
         }
-        if !has_room(spare_bytes, block.bytes.len()) {
+        if left == 0 || !has_room(spare_bytes, block.bytes.len()) {
             return Some(PutStatus::Full);
         }
+        left -= 1;
         spare_bytes -= cost_bytes(u32::try_from(block.bytes.len()).unwrap_or(u32::MAX));
         None
     };
@@ -130,7 +132,7 @@ pub(crate) async fn serve_hold(
     let mut answers: Vec<Option<Vouched>> = vec![None; keys.len()];
     if keep {
         let (until, mut forgotten) = (hold_until(inner), Vec::new());
-        for (answer, key) in answers.iter_mut().zip(&keys) {
+        for (place, key) in keys.iter().enumerate() {
             let info = held(inner, key);
             // A member keeps its own copy, and nobody's besides.
             if info.is_none() || is_member(inner, key) || inner.leaving.denies(key) {
@@ -138,20 +140,41 @@ pub(crate) async fn serve_hold(
             }
             if !records.extend_hold(key, &from.id, until) {
                 // It was forgotten here, or the copy is kept for another member.
-                if is_held_for_others(inner, key) || is_over_share(inner, &from.id) {
-                    continue;
+                if !is_held_for_others(inner, key) {
+                    forgotten.extend(info.map(|info| (place, info)));
                 }
-                forgotten.extend(info);
+                continue;
             }
-            *answer = vouched(inner, &info);
+            answers[place] = vouched(inner, &info);
         }
-        let noted = records.hold(&from, forgotten.into_iter(), until).await;
+        let again = held_again(inner, &from, forgotten).await;
+        for (place, info) in &again {
+            answers[*place] = vouched(inner, &Some(*info));
+        }
+        let noted = records.hold(&from, again.into_iter().map(|(_, info)| info), until).await;
         noted.map_err(|error| Refusal::new(Refusal::INTERNAL, error.to_string()))?;
     } else {
-        let gone = keys.into_iter().filter(|key| records.is_held_for(key, &from.id)).collect();
+        let gone: Vec<Key> =
+            keys.into_iter().filter(|key| records.is_held_for(key, &from.id)).collect();
+        inner.strays.hasten(&gone, inner.env.now());
         records.forget(gone).await;
     }
     let held: Capped<Option<Vouched>, MAX_RENEW_KEYS> = answers.into();
     let spare_bytes = spare_bytes_for(inner, &from.id);
     Ok(reply(to_header(&HoldReply { held, spare_bytes }), Vec::new()))
+}
+
+/// Of blocks that a peer says it points here for, and no hold of it is noted for, those that are
+/// held for it again: as far as it belongs to their replica sets, and within its share. Otherwise
+/// anybody could keep strays here for ever.
+async fn held_again(
+    inner: &Inner,
+    from: &Peer,
+    forgotten: Vec<(usize, BlockInfo)>,
+) -> Vec<(usize, BlockInfo)> {
+    let left = usize::try_from(holds_left(inner, &from.id)).unwrap_or(usize::MAX);
+    let sets = by_set(inner, forgotten, |(_, info)| info.key, MAX_SETS).await;
+    let is_member = |set: &[Node]| set.iter().any(|node| node.peer.id == from.id);
+    let its = sets.into_iter().filter(|(set, _)| is_member(set));
+    its.flat_map(|(_, blocks)| blocks).take(left).collect()
 }

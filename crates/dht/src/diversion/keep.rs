@@ -15,11 +15,11 @@ use atoll_env::{jittered, random_below, sleep};
 use atoll_key::{Key, KeyRange, PeerId};
 use atoll_net::header::{from_header, to_header};
 use atoll_net::{Peer, Request};
-use atoll_overlay::{Node, distinct_peers};
+use atoll_overlay::Node;
 use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 use futures_util::future::select;
 
-use super::{Records, follow, host};
+use super::{Records, by_set, follow, host};
 use crate::exchange::pace;
 use crate::inner::Inner;
 use crate::messages::{self, Hold, HoldReply, MAX_RENEW_KEYS, Vouched};
@@ -128,22 +128,13 @@ async fn held_here(inner: &Inner, pointers: &[BlockInfo]) -> Result<Vec<Key>, St
 /// Pointers to blocks whose replica set this node has left: their copies are strays of their
 /// holders.
 async fn of_other_sets(inner: &Inner, pointers: &[BlockInfo]) -> Vec<Key> {
-    let mut keys: Vec<Key> = pointers.iter().map(|info| info.key).collect();
-    let mut needless = Vec::new();
-    while let Some(first) = keys.first().copied() {
-        let Ok(nodes) = inner.root_list(&first).await else { break };
-        let Some(root) = nodes.first() else { break };
-        let upto = root.id.key().distance_from(&first);
-        let (its, others): (Vec<Key>, Vec<Key>) =
-            keys.into_iter().partition(|key| key.distance_from(&first) <= upto);
-        keys = others;
-        let set = distinct_peers(&nodes, inner.config.replicas);
-        let is_whole = set.len() == inner.config.replicas;
-        if is_whole && !set.iter().any(|node| inner.is_me(node)) {
-            needless.extend(its);
-        }
-    }
-    needless
+    let keys: Vec<Key> = pointers.iter().map(|info| info.key).collect();
+    let sets = by_set(inner, keys, |key| *key, PAGE).await;
+    let is_other = |set: &[Node]| {
+        set.len() == inner.config.replicas && !set.iter().any(|node| inner.is_me(node))
+    };
+    let others = sets.into_iter().filter(|(set, _)| is_other(set));
+    others.flat_map(|(_, its)| its).collect()
 }
 
 /// What a holder says that it keeps for this node; `None` if it does not answer.

@@ -29,10 +29,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_env::{Bell, Instant};
+use atoll_env::{Bell, Instant, timeout};
 use atoll_key::{Key, PeerId};
-use atoll_overlay::Node;
-use atoll_store::{BlockStore, StoreError, Usage};
+use atoll_overlay::{Node, distinct_peers};
+use atoll_store::{BlockInfo, BlockStore, StoreError, Usage};
 
 pub(crate) use divert::divert;
 pub(crate) use host::{serve_divert, serve_hold};
@@ -47,6 +47,8 @@ use crate::quota::{Share, cost_bytes};
 const SPARE_BLOCKS: u64 = 8;
 /// How long another node's word on its room is good for.
 const SPARE_LASTS: Duration = Duration::from_secs(30);
+/// Replica sets of one message that are looked up. A guess: a batch has one root.
+const MAX_SETS: usize = 4;
 /// Nodes whose room is remembered.
 const MAX_KNOWN: usize = 1024;
 /// What one member may have kept here for it, of this node's capacity: a member that only says
@@ -168,9 +170,20 @@ pub(crate) fn is_held_for_others(inner: &Inner, key: &Key) -> bool {
     inner.diversion.records.is_held(key, inner.expiry(0))
 }
 
+/// Ends holds of `blocks` for nodes that do not belong to their replica `set`: whoever is no member
+/// cannot keep a block from being dropped.
+pub(crate) async fn end_foreign_holds(inner: &Inner, set: &[Node], blocks: &[BlockInfo]) {
+    let records = &inner.diversion.records;
+    let is_foreign = |key: &Key| {
+        records.is_held(key, 0) && !set.iter().any(|node| records.is_held_for(key, &node.peer.id))
+    };
+    let foreign = blocks.iter().map(|info| info.key).filter(is_foreign);
+    records.forget(foreign.collect()).await;
+}
+
 /// What this node would keep for a member of another replica set, bytes.
 fn spare_bytes_for(inner: &Inner, member: &PeerId) -> u64 {
-    if !inner.config.divert || is_over_share(inner, member) {
+    if !inner.config.divert || holds_left(inner, member) == 0 {
         return 0;
     }
     inner.diversion.free_bytes(inner.store.usage())
@@ -182,11 +195,35 @@ fn has_room(spare_bytes: u64, len_bytes: usize) -> bool {
     cost.saturating_mul(SPARE_BLOCKS) <= spare_bytes
 }
 
-/// Whether a member has as much kept here as it may.
-fn is_over_share(inner: &Inner, member: &PeerId) -> bool {
+/// How many more blocks a member may have kept here.
+fn holds_left(inner: &Inner, member: &PeerId) -> u64 {
     let usage = inner.store.usage();
     let mean_bytes = usage.block_bytes / usage.blocks.max(1);
-    let cost = mean_bytes + cost_bytes(0);
-    let held_bytes = inner.diversion.records.held_for(member).saturating_mul(cost);
-    held_bytes > Share::from_millionths(MEMBER_SHARE_MILLIONTHS).of(usage.capacity_bytes)
+    let share_bytes = Share::from_millionths(MEMBER_SHARE_MILLIONTHS).of(usage.capacity_bytes);
+    let blocks = share_bytes / (mean_bytes + cost_bytes(0));
+    blocks.saturating_sub(inner.diversion.records.held_for(member))
+}
+
+/// Items grouped by the replica sets of their keys. At most `limit` sets are looked up; of others
+/// nothing is said, nor of those after one that is not found.
+async fn by_set<T>(
+    inner: &Inner,
+    mut items: Vec<T>,
+    key: impl Fn(&T) -> Key,
+    limit: usize,
+) -> Vec<(Vec<Node>, Vec<T>)> {
+    items.sort_by_key(&key);
+    let mut sets = Vec::new();
+    while let Some(first) = items.first().map(&key).filter(|_| sets.len() < limit) {
+        let patience = inner.config.call_limit / 4;
+        let found = timeout(&*inner.env, patience, inner.root_list(&first)).await;
+        let Ok(Ok(nodes)) = found else { break };
+        let Some(root) = nodes.first() else { break };
+        let upto = root.id.key().distance_from(&first);
+        let (its, others) =
+            items.into_iter().partition(|item| key(item).distance_from(&first) <= upto);
+        items = others;
+        sets.push((distinct_peers(&nodes, inner.config.replicas), its));
+    }
+    sets
 }
