@@ -3,11 +3,15 @@
 use std::sync::Arc;
 
 use atoll_dht::messages::{
-    self, Proof, Prove, ProveReply, Put, PutReply, PutStatus, Renew, RenewReply, Vouch, VouchReply,
-    Vouched,
+    self, Divert, DivertReply, Hold, HoldReply, Proof, Prove, ProveReply, Put, PutReply, PutStatus,
+    Renew, RenewReply, Vouch, VouchReply, Vouched,
 };
 use atoll_env::BoxFuture;
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
+
+/// What it says of any block.
+const ALL: Vouched =
+    Vouched { version: 0, lease_secs: u64::MAX, publisher: [7; 16], ip: [0; 16], holder: None };
 
 /// Says that it holds whatever it is asked about, takes whatever it is given, and keeps nothing.
 pub struct Denier(pub Arc<dyn Service>);
@@ -17,10 +21,7 @@ impl Service for Denier {
         let header = match request.method {
             messages::VOUCH => {
                 let asked: Vouch = messages::from_header(&request.header).expect("honest");
-                let (publisher, ip) = ([7; 16], [0; 16]);
-                let lease_secs = u64::MAX;
-                let all = Vouched { version: 0, lease_secs, publisher, ip, holder: None };
-                let vouched = vec![Some(all); asked.keys.len()].into();
+                let vouched = vec![Some(ALL); asked.keys.len()].into();
                 messages::to_header(&VouchReply { vouched })
             }
             messages::PROVE => {
@@ -39,6 +40,18 @@ impl Service for Denier {
                 let stored = PutStatus::Stored { copies: 3, wanted: 3 };
                 let statuses = vec![stored; put.blocks.0.len()].into();
                 messages::to_header(&PutReply { statuses })
+            }
+            messages::DIVERT => {
+                let divert: Divert = messages::from_header(&request.header).expect("honest");
+                let count = divert.blocks.0.len();
+                let statuses = vec![PutStatus::Stored { copies: 1, wanted: 1 }; count].into();
+                let held = vec![Some(ALL); count].into();
+                messages::to_header(&DivertReply { statuses, held, spare_bytes: u64::MAX })
+            }
+            messages::HOLD => {
+                let asked: Hold = messages::from_header(&request.header).expect("honest");
+                let held = vec![Some(ALL); asked.keys.len()].into();
+                messages::to_header(&HoldReply { held, spare_bytes: u64::MAX })
             }
             _ => return self.0.handle(from, request),
         };

@@ -15,7 +15,7 @@
 //! faster. Blocks whose lease has ended are forgotten.
 //!
 //! What makes the checker find a missing rule: a publisher that renews for longer while a whole
-//! replica set is off (R1, R4); nodes that join side by side before the neighbours of one that is full
+//! replica set is off (R1, R4); neighbours that return with copies whose leases have ended (R1); nodes that join side by side before the neighbours of one that is full
 //! or refuses (R5); a put by the first node back after a power cut (W1).
 //!
 //! Liars are a fifth of the nodes of some scenarios, with honest nodes between them. Three more

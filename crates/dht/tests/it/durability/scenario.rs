@@ -94,8 +94,9 @@ impl Scenario {
     pub fn run(mut self) {
         self.put();
         for _ in 0..FAULTS {
-            let after = match self.below(9) {
+            let after = match self.below(10) {
                 0 | 1 => self.absence(),
+                9 => self.expired_return(),
                 2 => self.power_cut(),
                 3 => self.growth(),
                 4 => self.partition(),
@@ -247,12 +248,24 @@ impl Scenario {
         let seed = self.ring.sim.seed();
         assert!(
             copies + lies >= 2,
-            "seed {seed}: ACKNOWLEDGED with {copies} copies, {lies} liars of {set:?}"
+            "seed {seed}: ACKNOWLEDGED {key} v{version} on {:?}; {lies} liars of {set:?}; liars: {:?}; without room: {:?}",
+            self.model.disks(&self.ring, &key),
+            self.liars,
+            self.without_room()
         );
         if copies == 0 {
             // Two liars side by side: nothing was promised by anybody honest.
             self.model.promises.remove(&key);
         }
+    }
+
+    /// Who takes nothing at present.
+    fn without_room(&self) -> Vec<usize> {
+        let is_set = |member: &usize| {
+            self.full[*member].load(Ordering::Relaxed)
+                || self.refuses[*member].load(Ordering::Relaxed)
+        };
+        (0..self.ring.members.len()).filter(is_set).collect()
     }
 
     fn renew(&mut self) {
@@ -313,6 +326,33 @@ impl Scenario {
         }
         self.renew();
         if is_cut { "neighbours were cut off" } else { "neighbours were off" }
+    }
+
+    /// Up to three neighbours, cut off together: their clocks go on, while the others repair and
+    /// the publisher renews. They return at once when their own leases have ended, and the copies
+    /// of these are still there.
+    fn expired_return(&mut self) -> &'static str {
+        self.renew();
+        let order = self.order();
+        let at = self.below(order.len() as u64) as usize;
+        let three = (0..3.min(order.len() - 3)).map(|i| order[(at + i) % order.len()]);
+        let away: Vec<usize> = three.filter(|member| *member != 0).collect();
+        // The last copies are not cut off before the others have some.
+        for count in 1..=away.len() {
+            self.cut_off(&away[..count]);
+            self.run_for(12 * MINUTE);
+        }
+        let span = LEASE + MINUTE * self.below(40) as u32;
+        self.run_and_renew(span);
+        self.renew();
+        self.ring.sim.heal();
+        away.iter().for_each(|member| self.ring.crash(*member));
+        away.iter().for_each(|member| self.restart(*member));
+        // Nobody renews before the copies with ended leases have been dropped.
+        self.run_for(GRACE * 3 / 2);
+        self.model.check(&self.ring, "copies with ended leases returned");
+        self.renew();
+        "copies with ended leases returned"
     }
 
     /// Everybody is off for long. Some come back a good while before the publisher; if it comes
