@@ -16,7 +16,7 @@ pub mod wire;
 use std::fmt;
 use std::time::Duration;
 
-use atoll_env::BoxFuture;
+use atoll_env::{BoxFuture, Instant};
 use atoll_key::{IdProfile, Key, KeyRange, NodeId, PeerId};
 use atoll_net::Peer;
 
@@ -205,6 +205,19 @@ pub trait Overlay: Send + Sync + 'static {
     /// A peer has named these nodes in the answer to such a question. It may have made them up.
     fn named(&self, teller: &PeerId, nodes: &[Node]) {
         let _ = (teller, nodes);
+    }
+
+    /// A call to `peer` takes long. Pings it if it is a known node, and forgets it if it is dead.
+    fn check_alive(&self, peer: &Peer) {
+        let _ = peer;
+    }
+
+    /// A call to `peer`, made at `start`, brought no answer. If others made since did, the node
+    /// is slow, or a line is; if none did, it is taken for dead.
+    fn unanswered(&self, peer: &Peer, start: Instant) {
+        if !self.peer_book().has_answered_since(&peer.id, start) {
+            self.alert(peer);
+        }
     }
 
     /// A call to `failed` brought no answer (CFS Figure 5, `alert`): route around it.

@@ -90,6 +90,8 @@ struct Page {
     conduct: Conduct,
     silence: Option<Silence>,
     heard: Instant,
+    /// When a call was last answered, whatever it was.
+    lived: Option<Instant>,
 }
 
 impl PeerBook {
@@ -109,6 +111,19 @@ impl PeerBook {
         page.timing.answered(secs);
         page.silence = None;
         page.heard = now;
+        page.lived = Some(now);
+    }
+
+    /// A call to `peer` was answered that says nothing about how fast it is.
+    pub fn lives(&self, peer: &PeerId, now: Instant) {
+        self.lock().page(peer, now).lived = Some(now);
+    }
+
+    /// Whether `peer` has answered any call since then. If so, another call that is not answered
+    /// in time says that it is slow, or that a line is, and not that it is dead.
+    pub fn has_answered_since(&self, peer: &PeerId, then: Instant) -> bool {
+        let pages = self.lock();
+        pages.peers.get(peer).and_then(|page| page.lived).is_some_and(|lived| lived > then)
     }
 
     /// A call to `peer` brought no answer: until one does, it is expected to take longer,
@@ -333,6 +348,17 @@ mod tests {
         assert_eq!((standing(110), standing(111)), (Standing::Silent, Standing::Answers));
         book.answered(&peer(1), MS, at(103));
         assert_eq!(standing(103), Standing::Answers);
+    }
+
+    #[test]
+    fn who_has_answered_meanwhile_lives() {
+        let book = PeerBook::default();
+        book.silent(&card(1), at(5));
+        assert!(!book.has_answered_since(&peer(1), at(1)), "it was called, and did not answer");
+        book.lives(&peer(1), at(7));
+        assert!(book.has_answered_since(&peer(1), at(6)));
+        assert!(!book.has_answered_since(&peer(1), at(7)));
+        assert!(!book.has_answered_since(&peer(2), at(0)));
     }
 
     #[test]

@@ -337,7 +337,9 @@ where
         }
         let Question { node, as_root, report, .. } = question;
         match (&answer, report) {
-            (Err(error), _) if error.is_failure_of_peer() => self.overlay.alert(&node.peer),
+            (Err(error), _) if error.is_failure_of_peer() => {
+                self.overlay.unanswered(&node.peer, start);
+            }
             (_, Some(report)) => {
                 check_report(self.overlay.peer_book(), report, now.since(start), now);
             }

@@ -97,6 +97,8 @@ struct Inner {
     restless: BTreeSet<u16>,
     /// Nodes reported dead, to be pinged.
     to_check: BTreeSet<Node>,
+    /// Nodes being pinged because calls to them take long.
+    checking: BTreeSet<Node>,
     /// Nodes we were told of that may be of another ring.
     to_meet: Introductions,
     /// Nudges under way, by who sends and who receives.
@@ -123,6 +125,9 @@ struct Inner {
 
 /// The most reports of death waiting to be checked.
 const MAX_TO_CHECK: usize = 64;
+/// So many nodes after one that takes long are pinged with it. A guess: a replica set and its
+/// substitutes.
+const CHECKED_TOGETHER: usize = 4;
 
 impl Chord {
     /// A node that is on no ring yet and knows `config.remembered`.
@@ -187,6 +192,7 @@ impl Chord {
                 servers,
                 restless: BTreeSet::new(),
                 to_check: BTreeSet::new(),
+                checking: BTreeSet::new(),
                 to_meet: Introductions::default(),
                 nudging: BTreeSet::new(),
                 checks: CheckQueue::default(),
@@ -374,6 +380,25 @@ impl Chord {
         }
     }
 
+    /// A node to which a call takes long, and those that would take its place: when several have
+    /// died at once, finding them out one after another would take many times as long. Only nodes
+    /// that are not being pinged already; they are from now on.
+    fn to_check_with(&self, late: &Peer) -> Vec<Node> {
+        let mut nodes = vec![Node::at(*late, self.me().seat)];
+        let mut inner = self.lock();
+        let Inner { servers, checking, .. } = &mut *inner;
+        for list in servers.states().map(ChordState::successors) {
+            if let Some(at) = list.iter().position(|node| node.peer == *late) {
+                nodes.extend(list[at + 1..].iter().take(CHECKED_TOGETHER));
+            }
+        }
+        nodes.retain(|node| {
+            let may = !self.owns(node) && servers.gate.was_checked(&node.peer);
+            may && checking.len() < MAX_TO_CHECK && checking.insert(*node)
+        });
+        nodes
+    }
+
     /// Has a node that somebody could not reach pinged soon.
     fn check_soon(&self, node: Node) {
         if self.owns(&node) {
@@ -445,6 +470,16 @@ impl Overlay for Chord {
 
     fn named(&self, teller: &PeerId, nodes: &[Node]) {
         self.table_named(teller, nodes);
+    }
+
+    fn check_alive(&self, peer: &Peer) {
+        for node in self.to_check_with(peer) {
+            let chord = self.arc();
+            self.env.spawn(Box::pin(async move {
+                chord.check(&node).await;
+                chord.lock().checking.remove(&node);
+            }));
+        }
     }
 
     fn alert(&self, failed: &Peer) {
