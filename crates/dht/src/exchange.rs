@@ -318,7 +318,10 @@ async fn compare(
 fn offered(inner: &Inner, node: &PeerId, items: &[Item], outcome: &mut Outcome) -> Vec<Key> {
     let (repair, now) = (&inner.repair, inner.env.now());
     let is_fit = repair.is_fit(node, now);
-    let may = |item: &&Item| is_fit && repair.may_offer(node, &item.key, now);
+    let may = |item: &&Item| {
+        let is_on_its_way = inner.under_way.is_on_its_way(node, &item.key);
+        is_fit && !is_on_its_way && repair.may_offer(node, &item.key, now)
+    };
     let offered: Vec<Key> = items.iter().filter(may).map(|item| item.key).collect();
     outcome.left += (items.len() - offered.len()) as u64;
     offered

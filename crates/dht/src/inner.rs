@@ -31,6 +31,7 @@ use crate::seen::SeenVersions;
 use crate::stats::{Counters, add};
 use crate::strays::Strays;
 use crate::turns::Turns;
+use crate::under_way::UnderWay;
 use crate::writes::Writes;
 
 /// A question of a lookup is waited for at least so long. A guess: as the overlay's calls.
@@ -203,6 +204,8 @@ pub(crate) struct Inner {
     pub proving: Turns,
     /// How long puts may take.
     pub put_times: Arc<PutTimes>,
+    /// Blocks of puts that this node is sending to replicas.
+    pub under_way: Arc<UnderWay>,
     /// Calls of puts that nobody waits for any more.
     pub background: Background,
     /// Signed blocks are not read below these versions.
@@ -276,7 +279,7 @@ impl Inner {
         StoredBlock { info, bytes: block.bytes.clone() }
     }
 
-    /// Calls a peer; if it seems to have failed, says so to the overlay. How long it took
+    /// Calls a peer; if it seems to have failed, tells the overlay. How long it took
     /// goes into the peer book where the answer is one block at most.
     pub async fn call(&self, to: &Node, request: Request) -> Result<Reply, CallError> {
         let timed = request.method == messages::LOOKUP_STEP;
@@ -290,13 +293,22 @@ impl Inner {
         let result = self.transport.call(to.peer, request, limit).await;
         let now = self.env.now();
         match &result {
+            // It answers, and this call had to wait for its turn somewhere.
+            Err(CallError::TimedOut) if book.has_answered_since(&to.peer.id, start) => {
+                book.late(&to.peer, now);
+            }
             Err(error) if error.is_failure_of_peer() => {
                 book.silent(&to.peer, now);
-                self.overlay.alert(&to.peer);
+                match (error, timed) {
+                    // Many blocks may take longer than any limit, over a line that is slow.
+                    (CallError::TimedOut, false) => self.overlay.check_alive(&to.peer),
+                    _ => self.overlay.alert(&to.peer),
+                }
             }
             Ok(_) | Err(CallError::Refused(_)) if timed => {
                 book.answered(&to.peer.id, now.since(start), now);
             }
+            Ok(_) | Err(CallError::Refused(_)) => book.lives(&to.peer.id, now),
             _ => {}
         }
         result

@@ -50,6 +50,7 @@ mod status;
 mod store_blocks;
 mod strays;
 mod turns;
+mod under_way;
 mod upkeep;
 mod votes;
 mod witness;

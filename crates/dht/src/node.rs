@@ -98,6 +98,7 @@ impl Dht {
             proving: Turns::new(proof::LIMITS),
             writes: Writes::default(),
             put_times: Arc::default(),
+            under_way: Arc::default(),
             background: Background::default(),
             durable,
             config,

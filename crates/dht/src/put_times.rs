@@ -6,12 +6,18 @@
 //! set, and the time that the line needs for all bytes that this node is sending, at the rate
 //! that it has measured itself. A put that is late and arrives lowers that rate.
 //!
+//! A line that is full delays whatever else this node says, its answers to pings too, and nodes
+//! with full lines would be taken for dead. So a node sends at most what its line carries in
+//! [`LINE_HOLDS`] at a time; further puts wait here for their turn, and are not late meanwhile.
+//! As with TCP's slow start, little is sent before the line was measured.
+//!
 //! It knows neither blocks nor calls. The table of peers is bounded as the peer book is.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use atoll_env::Instant;
+use atoll_env::{Bell, Env, Instant};
 use atoll_key::PeerId;
 use atoll_overlay::peer_book::PeerBook;
 
@@ -30,12 +36,19 @@ const COLD_ROOT_ROUND_TRIPS: u32 = 24;
 const REPLICA_ROUND_TRIPS: u32 = 3;
 /// And so many before the first.
 const COLD_REPLICA_ROUND_TRIPS: u32 = 8;
-/// The line's rate before any was measured. A guess: 2 Mbit/s. The first answers correct it.
-const FIRST_BYTES_PER_SEC: f64 = (256 << 10) as f64;
+/// The line's rate before any was measured. A guess: 256 kbit/s, the uplink of a slow line. The
+/// first answers correct it.
+const FIRST_BYTES_PER_SEC: f64 = (32 << 10) as f64;
 /// Puts with less on the line than this measure round trips and not the rate.
-const LEAST_MEASURED_BYTES: u64 = 64 << 10;
-/// What a new measurement leaves of the earlier ones.
-const FORGETTING: f64 = 0.75;
+const LEAST_MEASURED_BYTES: u64 = 32 << 10;
+/// No more is sent at a time than the line carries in so long, round trips included. A guess: a
+/// node that does not answer the overlay's calls for twice as long is taken for dead.
+const LINE_HOLDS: Duration = Duration::from_secs(2);
+/// So much may be sent at a time over any line, and before the line was measured. A guess: what
+/// a line of 256 kbit/s carries in [`LINE_HOLDS`].
+const LEAST_ROOM_BYTES: u64 = 64 << 10;
+/// The rate is that of about the last so many seconds in which puts were under way.
+const REMEMBERED_SECS: f64 = 5.0;
 
 /// For whom is waited.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,42 +67,95 @@ pub(crate) struct PutTimes {
     roots: PeerBook,
     replicas: PeerBook,
     line: Mutex<Line>,
+    /// Held by the put that is next to get room on the line.
+    next: futures_util::lock::Mutex<()>,
+    has_room: Bell,
 }
 
 /// What this node is sending.
 #[derive(Debug, Default)]
 struct Line {
     under_way_bytes: u64,
-    /// Sums over past puts, the older the less: bytes that were on the line, and seconds.
+    /// Those of puts that are overdue: a dead node must not keep others from being sent to.
+    overdue_bytes: u64,
+    /// When a put was answered last, or began while none was under way.
+    since: Instant,
+    /// Sums over past puts, the older the less: bytes that were answered, and seconds.
     measured_bytes: f64,
     measured_secs: f64,
 }
 
-/// A put under way, until this is dropped.
+/// A put that waits for room on the line or is under way, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Sending {
     times: Arc<PutTimes>,
     waits_for: WaitsFor,
     bytes: u64,
-    start: Instant,
+    start: OnceLock<Instant>,
+    is_overdue: AtomicBool,
 }
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        self.times.lock().under_way_bytes -= self.bytes;
+        if self.start.get().is_some() {
+            self.give_up_room();
+            let mut line = self.times.lock();
+            line.under_way_bytes -= self.bytes;
+            line.overdue_bytes -= self.bytes;
+        }
     }
 }
 
 impl Sending {
-    /// The put was answered; `line_bytes` were on the line with it and before it.
-    /// What round trips take counts against the line: the rate is rather too low than too high.
+    /// Resolves when there is room on the line; the put is under way then. Cancel-safe.
+    pub async fn begin(&self, env: &Env) {
+        let _next;
+        if self.bytes > 0 {
+            _next = self.times.next.lock().await;
+            while !self.times.lock().has_room(self.bytes) {
+                self.times.has_room.rung().await;
+            }
+        }
+        self.begins(env.now());
+    }
+
+    fn begins(&self, now: Instant) {
+        let mut line = self.times.lock();
+        if line.held_bytes() == 0 {
+            line.since = now;
+        }
+        line.under_way_bytes += self.bytes;
+        self.start.set(now).expect("a put begins once");
+    }
+
+    /// When the put began; `None` while it waits for room.
+    pub fn start(&self) -> Option<Instant> {
+        self.start.get().copied()
+    }
+
+    /// Others need not wait for this put any more. Only of a put that is under way.
+    pub fn give_up_room(&self) {
+        if !self.is_overdue.swap(true, Ordering::Relaxed) {
+            self.times.lock().overdue_bytes += self.bytes;
+            self.times.has_room.ring();
+        }
+    }
+
+    /// The put was answered; `line_bytes` were on the line with it and before it. Puts share the
+    /// line, so what counts is the time since another one was answered. What round trips take
+    /// counts against the line: the rate is rather too low than too high.
     pub fn answered(&self, peer: &PeerId, line_bytes: u64, now: Instant) {
-        let took = now.since(self.start);
+        let took = now.since(self.start().expect("only what was sent is answered"));
         self.times.book(self.waits_for).answered(peer, took, now);
+        if self.bytes == 0 {
+            return; // A question goes before blocks, and says nothing about the line.
+        }
+        let mut line = self.times.lock();
+        let secs = now.since(std::mem::replace(&mut line.since, now)).as_secs_f64();
         if line_bytes >= LEAST_MEASURED_BYTES {
-            let mut line = self.times.lock();
-            line.measured_bytes = line.measured_bytes * FORGETTING + line_bytes as f64;
-            line.measured_secs = line.measured_secs * FORGETTING + took.as_secs_f64();
+            let kept = REMEMBERED_SECS / (REMEMBERED_SECS + secs);
+            line.measured_bytes = line.measured_bytes * kept + self.bytes as f64;
+            line.measured_secs = line.measured_secs * kept + secs;
         }
     }
 }
@@ -106,15 +172,20 @@ impl PutTimes {
         }
     }
 
-    /// `bytes` are being sent from now on.
-    pub fn sending(self: &Arc<Self>, waits_for: WaitsFor, bytes: u64, now: Instant) -> Sending {
-        self.lock().under_way_bytes += bytes;
-        Sending { times: self.clone(), waits_for, bytes, start: now }
+    /// A put of so many bytes, which has not begun.
+    pub fn sending(self: &Arc<Self>, waits_for: WaitsFor, bytes: u64) -> Sending {
+        let (times, is_overdue) = (self.clone(), AtomicBool::new(false));
+        Sending { times, waits_for, bytes, start: OnceLock::new(), is_overdue }
     }
 
     /// All bytes being sent at present.
     pub fn under_way_bytes(&self) -> u64 {
         self.lock().under_way_bytes
+    }
+
+    /// The most bytes worth sending in one put.
+    pub fn room_bytes(&self) -> u64 {
+        self.lock().room_bytes()
     }
 
     /// How long a put to `peer` is waited for, while `line_bytes` share the line; `short` knows
@@ -140,12 +211,31 @@ impl PutTimes {
 }
 
 impl Line {
-    fn time_of(&self, bytes: u64) -> Duration {
-        let rate = match self.measured_secs > 0.0 {
+    fn bytes_per_sec(&self) -> f64 {
+        match self.measured_secs > 0.0 {
             true => self.measured_bytes / self.measured_secs,
             false => FIRST_BYTES_PER_SEC,
-        };
-        Duration::from_secs_f64((bytes as f64 / rate).min(3600.0))
+        }
+    }
+
+    fn time_of(&self, bytes: u64) -> Duration {
+        Duration::from_secs_f64((bytes as f64 / self.bytes_per_sec()).min(3600.0))
+    }
+
+    fn room_bytes(&self) -> u64 {
+        let room = self.bytes_per_sec() * LINE_HOLDS.as_secs_f64();
+        (room as u64).max(LEAST_ROOM_BYTES)
+    }
+
+    /// Bytes of puts that are not overdue.
+    fn held_bytes(&self) -> u64 {
+        self.under_way_bytes - self.overdue_bytes
+    }
+
+    /// Whether so many bytes more may be sent now: what is longer than the room goes alone.
+    fn has_room(&self, bytes: u64) -> bool {
+        let held = self.held_bytes();
+        held == 0 || held + bytes <= self.room_bytes()
     }
 }
 
@@ -160,6 +250,49 @@ mod tests {
         Instant::default() + MS * ms as u32
     }
 
+    fn begun(times: &Arc<PutTimes>, waits_for: WaitsFor, bytes: u64) -> Sending {
+        let put = times.sending(waits_for, bytes);
+        put.begins(at(0));
+        put
+    }
+
+    /// A node with a full line answers nobody in time.
+    #[test]
+    fn no_more_is_sent_than_the_line_carries_in_two_seconds() {
+        let times = Arc::new(PutTimes::default());
+        let fits = |bytes| times.lock().has_room(bytes);
+        assert!(fits(1 << 20), "one put may be as long as it must");
+        let first = begun(&times, WaitsFor::Root, 40 << 10);
+        assert!(fits(24 << 10) && !fits(25 << 10), "the line is not known yet");
+        first.answered(&PEER, 40 << 10, at(100));
+        drop(first);
+        // 400 KiB/s.
+        let long = begun(&times, WaitsFor::Root, 700 << 10);
+        assert!(fits(90 << 10) && !fits(110 << 10));
+        long.give_up_room();
+        assert!(fits(800 << 10), "nobody waits for a dead node");
+        assert_eq!(times.under_way_bytes(), 700 << 10);
+        drop(long);
+        assert_eq!(times.under_way_bytes(), 0);
+        // 8 KiB/s; much is forgotten of what was before.
+        let slow = begun(&times, WaitsFor::Replica, 400 << 10);
+        slow.answered(&PEER, 400 << 10, at(50_000));
+        assert_eq!(times.room_bytes(), LEAST_ROOM_BYTES);
+    }
+
+    #[test]
+    fn a_question_that_passes_blocks_does_not_make_the_line_seem_fast() {
+        let times = Arc::new(PutTimes::default());
+        let (put, before) = (begun(&times, WaitsFor::Root, 64 << 10), times.room_bytes());
+        begun(&times, WaitsFor::Replica, 0).answered(&PEER, 64 << 10, at(5));
+        assert_eq!(times.room_bytes(), before);
+        // A short put that shares the line with a long one.
+        begun(&times, WaitsFor::Root, 4 << 10).answered(&PEER, 68 << 10, at(500));
+        put.answered(&PEER, 64 << 10, at(4_000));
+        // 17 KiB/s, and not 68 KiB in half a second.
+        assert_eq!(times.room_bytes(), LEAST_ROOM_BYTES);
+    }
+
     #[test]
     fn a_slow_line_is_not_taken_for_a_stopped_node() {
         let (times, short) = (Arc::new(PutTimes::default()), PeerBook::default());
@@ -167,7 +300,7 @@ mod tests {
         let patience = |bytes| times.patience(&PEER, WaitsFor::Root, bytes, &short);
         // 16 puts of a mebibyte at once, at 1 Mbit/s.
         let sending: Vec<Sending> =
-            (0..16).map(|_| times.sending(WaitsFor::Root, 1 << 20, at(0))).collect();
+            (0..16).map(|_| begun(&times, WaitsFor::Root, 1 << 20)).collect();
         assert_eq!(times.under_way_bytes(), 16 << 20);
         sending.iter().for_each(|put| put.answered(&PEER, 16 << 20, at(134_000)));
         drop(sending);
@@ -181,7 +314,7 @@ mod tests {
         let (times, short) = (Arc::new(PutTimes::default()), PeerBook::default());
         (0..20).for_each(|n| short.answered(&PEER, MS * 2, at(n)));
         for (waits_for, most) in [(WaitsFor::Root, 530), (WaitsFor::Replica, 230)] {
-            times.sending(waits_for, 1 << 20, at(0)).answered(&PEER, 1 << 20, at(20));
+            begun(&times, waits_for, 1 << 20).answered(&PEER, 1 << 20, at(20));
             let patience = times.patience(&PEER, waits_for, 1 << 20, &short);
             assert!(patience < MS * most, "{waits_for:?}: {patience:?}");
         }
@@ -193,7 +326,7 @@ mod tests {
         (0..20).for_each(|n| short.answered(&PEER, MS * 100, at(n)));
         let patience = || times.patience(&PEER, WaitsFor::Root, 0, &short);
         assert!(patience() > MS * 1_900, "{:?}", patience());
-        times.sending(WaitsFor::Root, 100, at(0)).answered(&PEER, 100, at(900));
+        begun(&times, WaitsFor::Root, 100).answered(&PEER, 100, at(900));
         assert!(patience() < MS * 1_300, "{:?}", patience());
     }
 }

@@ -3,9 +3,12 @@
 //! A write is acknowledged when a majority of a replica set has it. One node of the set that is
 //! slow, stopped or dead must not delay that: a call that takes longer than
 //! [`PutTimes::patience`](crate::put_times::PutTimes::patience) is *overdue*. Its answer still
-//! counts when it comes, but nobody waits for it any more who has a majority, and the node is
-//! probed, so that the overlay learns of a dead one within [`PROBE_LIMIT`] and not when the call
-//! ends. A node that left an earlier call unanswered is asked and not waited for at all.
+//! counts when it comes, but nobody waits for it any more who has a majority. A node that left an
+//! earlier call unanswered is asked and not waited for at all.
+//!
+//! That a call is overdue says nothing about whether its node lives: its line may be slow, or
+//! this node's own. So the overlay is asked to look for itself, as patiently as it watches its
+//! neighbours, and takes the node for dead only if it finds it so.
 //!
 //! **Invariants:** an overdue call goes on, also when [`Calls`] is finished, at most
 //! [`MAX_IN_BACKGROUND`] at a time: a replica that is merely slow gets its copy.
@@ -17,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant, sleep};
-use atoll_net::{CallError, PROBE, Request};
+use atoll_net::CallError;
 use atoll_overlay::Node;
 use atoll_overlay::peer_book::Standing;
 use futures_util::StreamExt;
@@ -25,10 +28,8 @@ use futures_util::future::{Either, select};
 use futures_util::stream::FuturesUnordered;
 
 use crate::inner::Inner;
-use crate::put_times::WaitsFor;
+use crate::put_times::{Sending, WaitsFor};
 
-/// An overdue node has so long to show that it lives. A guess: as the overlay's calls.
-const PROBE_LIMIT: Duration = Duration::from_secs(2);
 /// Calls that go on though nobody waits for them; more are given up. Each may hold a batch of a
 /// mebibyte in memory. A guess.
 const MAX_IN_BACKGROUND: usize = 64;
@@ -69,7 +70,7 @@ pub(crate) enum Event<T> {
 /// A call that is not overdue.
 struct Watched {
     node: Node,
-    start: Instant,
+    sending: Arc<Sending>,
     /// The most that this node was sending at a time since then, as far as it was looked at.
     line_bytes: u64,
 }
@@ -91,20 +92,26 @@ impl<T: Send + 'static> Calls<T> {
         Calls { inner: inner.clone(), waits_for, calls, watched, epoch }
     }
 
-    /// Asks a node something, sending so many bytes of blocks.
+    /// Asks a node something, sending so many bytes of blocks when there is room on the line.
     pub fn ask(
         &mut self,
         node: Node,
         bytes: u64,
         call: impl Future<Output = Result<T, CallError>> + Send + 'static,
     ) {
-        let (inner, start) = (self.inner.clone(), self.inner.env.now());
-        let sending = inner.put_times.sending(self.waits_for, bytes, start);
-        let line_bytes = inner.put_times.under_way_bytes();
-        if inner.is_me(&node) || answers(&inner, &node) {
-            self.watched.push(Watched { node, start, line_bytes });
+        let inner = self.inner.clone();
+        let bytes = if inner.is_me(&node) { 0 } else { bytes };
+        let sending = Arc::new(inner.put_times.sending(self.waits_for, bytes));
+        let is_watched = inner.is_me(&node) || answers(&inner, &node);
+        if is_watched {
+            self.watched.push(Watched { node, sending: sending.clone(), line_bytes: 0 });
         }
         self.calls.push(Box::pin(async move {
+            sending.begin(&inner.env).await;
+            if !is_watched {
+                sending.give_up_room();
+            }
+            let line_bytes = inner.put_times.under_way_bytes();
             let answer = call.await;
             if answer.is_ok() && !inner.is_me(&node) {
                 sending.answered(&node.peer.id, line_bytes, inner.env.now());
@@ -126,9 +133,14 @@ impl<T: Send + 'static> Calls<T> {
                 return None;
             }
             let now = self.inner.env.now();
-            let due = self.watched.iter().map(|watched| self.due(watched)).min();
+            let line_bytes = self.inner.put_times.under_way_bytes();
+            for watched in &mut self.watched {
+                watched.line_bytes = watched.line_bytes.max(line_bytes);
+            }
+            let due = self.watched.iter().filter_map(|watched| self.due(watched)).min();
             // One that is waited for alone, without end, waits for the calls' own limits.
-            let pause = due.map_or(Duration::from_secs(3600), |due| due.since(now).min(LOOK_EVERY));
+            let last = if self.is_patient() { LOOK_EVERY } else { Duration::from_secs(3600) };
+            let pause = due.map_or(last, |due| due.since(now).min(LOOK_EVERY));
             let pause = sleep(&*self.inner.env, pause);
             let changed = self.inner.overlay.changed(self.epoch);
             match select(self.calls.next(), select(pause, changed)).await {
@@ -150,26 +162,23 @@ impl<T: Send + 'static> Calls<T> {
         }
     }
 
-    fn due(&self, watched: &Watched) -> Instant {
+    /// When a call will be overdue; `None` while it waits for room on the line.
+    fn due(&self, watched: &Watched) -> Option<Instant> {
         let (times, book) = (&self.inner.put_times, self.inner.overlay.peer_book());
         let (id, bytes) = (&watched.node.peer.id, watched.line_bytes);
-        watched.start + times.patience(id, self.waits_for, bytes, book)
+        Some(watched.sending.start()? + times.patience(id, self.waits_for, bytes, book))
     }
 
-    /// Whether a call's time has come, looking at what is on the line by now; it is overdue then.
+    /// Whether a call's time has come; it is overdue then.
     fn end_patience(&mut self) -> bool {
-        let line_bytes = self.inner.put_times.under_way_bytes();
-        for watched in &mut self.watched {
-            watched.line_bytes = watched.line_bytes.max(line_bytes);
-        }
         let now = self.inner.env.now();
-        let Some(at) = self.watched.iter().position(|watched| self.due(watched) <= now) else {
-            return false;
-        };
-        let node = self.watched.remove(at).node;
+        let is_due = |watched: &Watched| self.due(watched).is_some_and(|due| due <= now);
+        let Some(at) = self.watched.iter().position(is_due) else { return false };
+        let Watched { node, sending, .. } = self.watched.remove(at);
+        sending.give_up_room();
         if !self.inner.is_me(&node) {
             self.inner.overlay.peer_book().late(&node.peer, now);
-            self.inner.env.spawn(Box::pin(probe(self.inner.clone(), node)));
+            self.inner.overlay.check_alive(&node.peer);
         }
         true
     }
@@ -185,19 +194,4 @@ impl<T: Send + 'static> Calls<T> {
 /// Whether a node left no earlier call unanswered.
 pub(crate) fn answers(inner: &Inner, node: &Node) -> bool {
     inner.overlay.peer_book().standing(&node.peer, inner.env.now()) == Standing::Answers
-}
-
-/// Looks whether an overdue node lives: what it takes for a short answer clears it.
-async fn probe(inner: Arc<Inner>, node: Node) {
-    let (book, start) = (inner.overlay.peer_book(), inner.env.now());
-    let request = Request { method: PROBE, ..Request::default() };
-    let answer = inner.transport.call(node.peer, request, PROBE_LIMIT).await;
-    let now = inner.env.now();
-    match answer {
-        Err(error) if error.is_failure_of_peer() => {
-            book.silent(&node.peer, now);
-            inner.overlay.alert(&node.peer);
-        }
-        _ => book.answered(&node.peer.id, now.since(start), now),
-    }
 }

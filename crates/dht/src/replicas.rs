@@ -438,7 +438,10 @@ async fn replicate(
             if asked.len() < MAX_TARGETS {
                 asked.push(node.peer.id);
                 let (from, request, count) = (inner.clone(), request.clone(), blocks.len());
+                let keys = blocks.iter().map(|block| block.header.key).collect();
+                let under_way = inner.under_way.sends(node.peer.id, keys);
                 calls.ask(node, bytes, async move {
+                    let _under_way = under_way;
                     let answer = from.call(&node, request).await;
                     if answer.is_err() {
                         from.repair.kick();

@@ -45,8 +45,9 @@ use crate::witness::{
     renew_at, statuses_of,
 };
 
-/// Bytes of blocks in one message to a root, unless a single block is longer.
-const BATCH_BYTES: usize = 1 << 20;
+/// The most bytes of blocks in one message to a root, unless a single block is longer. Over a
+/// slow line fewer are sent at a time.
+const MOST_BATCH_BYTES: usize = 1 << 20;
 /// The first pause before trying again; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause before trying again. A guess: rings notice a dead node in seconds.
@@ -175,8 +176,10 @@ async fn put_once(inner: &Arc<Inner>, pending: &mut Vec<Pending>) -> Result<(), 
             Err(told) => pending[index].told = told,
         }
     }
+    let room = usize::try_from(inner.put_times.room_bytes()).unwrap_or(usize::MAX);
+    let batch_bytes = room.min(MOST_BATCH_BYTES);
     let sends = groups.values().flat_map(|(set, indices)| {
-        batches(pending, indices).into_iter().map(move |batch| (set, batch))
+        batches(pending, indices, batch_bytes).into_iter().map(move |batch| (set, batch))
     });
     let attempts = join_all(sends.map(|(set, batch)| {
         let blocks = batch.iter().map(|i| pending[*i].block.clone()).collect();
@@ -235,14 +238,14 @@ fn over_quota(root: &Node, over: OverQuota) -> PutError {
     PutError::OverQuota { used_bytes, allowed_bytes, who }
 }
 
-/// Cuts a group into batches that fit one message.
-fn batches(pending: &[Pending], indices: &[usize]) -> Vec<Vec<usize>> {
+/// Cuts a group into batches of so many bytes, each of which fits one message.
+fn batches(pending: &[Pending], indices: &[usize], batch_bytes: usize) -> Vec<Vec<usize>> {
     let mut batches: Vec<Vec<usize>> = Vec::new();
     let mut bytes = 0;
     for index in indices {
         let len = pending[*index].block.bytes.len();
         match batches.last_mut() {
-            Some(batch) if bytes + len <= BATCH_BYTES && batch.len() < MAX_BATCH_BLOCKS => {
+            Some(batch) if bytes + len <= batch_bytes && batch.len() < MAX_BATCH_BLOCKS => {
                 batch.push(*index);
                 bytes += len;
             }

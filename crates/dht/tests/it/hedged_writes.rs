@@ -1,7 +1,7 @@
 //! A write waits for a majority of a replica set, and for no node that is slow or dead.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use atoll_dht::messages::{self, Put, PutReply, PutStatus};
@@ -9,12 +9,13 @@ use atoll_dht::{Blocks, DhtConfig, PutError};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, SecretKey, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_overlay::Overlay;
 use atoll_sim::{Connections, HostConfig, Latency, SimConfig, TcpModel};
 use atoll_store::MemoryStore;
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use crate::ring::{ROOMY, Ring, block, sized_block};
+use crate::ring::{Member, ROOMY, Ring, block, sized_block};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -69,8 +70,9 @@ fn one_dead_node_delays_a_publish_by_at_most_a_second() {
     }
 }
 
-/// Each block has two dead nodes in its replica set with some luck; those that died must leave
-/// the ring first.
+/// Many replica sets have two dead members, or three; these must leave the ring first, which
+/// takes two calls of the overlay, one after another (4 s). Those that would take their places
+/// are dead as well, and are found out at the same time.
 #[test]
 fn half_of_the_ring_dead_delays_a_publish_by_seconds() {
     for seed in 1..=6 {
@@ -81,8 +83,7 @@ fn half_of_the_ring_dead_delays_a_publish_by_seconds() {
         (6..12).for_each(|member| ring.sim.crash_silently(ring.members[member].host));
         let (done, took) = time(&ring, publish(publisher, blocks(200), signed(1, 2)));
         done.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        assert!(took < 12 * SECOND, "seed {seed}: {took:?}");
-        println!("seed {seed}: half dead, published in {took:?}");
+        assert!(took < 7 * SECOND, "seed {seed}: {took:?}");
     }
 }
 
@@ -109,12 +110,10 @@ fn internet(seed: u64) -> SimConfig {
 }
 
 /// A publisher's first put opens connections and has it confirmed everywhere; a put must not be
-/// hedged for that. All puts of the next minute count, those of repair too. Single publishers were seen
-/// to cause up to 3.38 times, for a cause that is not traced; the mean stays below the bound that each
-/// of them kept before.
+/// hedged for that. Repair, which begins a round now and then, gave replicas blocks that their
+/// root was sending to them: single publishers caused up to 3.38 times.
 #[test]
 fn a_healthy_ring_is_sent_each_block_once() {
-    let mut all = Vec::new();
     for seed in 1..=4 {
         let ring = Ring::with(internet(seed), DhtConfig::default(), 12);
         for at in 0..12 {
@@ -122,12 +121,56 @@ fn a_healthy_ring_is_sent_each_block_once() {
             let blocks = (from..from + 16).map(|n| sized_block(n, 64 << 10)).collect();
             let times = sent(&ring, at, blocks);
             // To the root, and from there to two replicas.
-            assert!(times < 3.5, "seed {seed}, node {at}: {times} times");
-            all.push(times);
+            assert!(times < 3.03, "seed {seed}, node {at}: {times} times");
         }
     }
-    let mean = all.iter().sum::<f64>() / all.len() as f64;
-    assert!(mean < 3.03, "{mean} times");
+}
+
+/// Of twelve nodes three have a line of 300 kbit/s; these and three others publish 240 KiB each at
+/// once. Puts over slow lines were hedged, which filled them for 20 s; then nodes that did not
+/// answer a probe within two seconds were removed from the ring, roots changed, and puts failed.
+#[test]
+fn full_lines_cost_no_node_its_place_and_no_put() {
+    for seed in 1..=6 {
+        let (known, failed) = publish_over_slow_lines(seed, 3, 3, 30, 8 << 10);
+        assert_eq!((known, failed), (11, 0), "seed {seed}: nodes known at least, puts failed");
+    }
+}
+
+/// Publishes from slow nodes, and from so many fast ones: the fewest successors that any node of
+/// the twelve ever had meanwhile, and how many puts failed.
+fn publish_over_slow_lines(
+    seed: u64,
+    slow: usize,
+    fast: usize,
+    count: u32,
+    len: usize,
+) -> (usize, usize) {
+    let mut ring = Ring::with(internet(seed), DhtConfig::default(), 12 - slow);
+    for _ in 0..slow {
+        let line = HostConfig { upload_bytes_per_sec: Some(37_500), ..HostConfig::default() };
+        ring.join_host(line);
+    }
+    ring.settle();
+    ring.sim.run_for(MINUTE);
+    let (done, failed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    for (n, member) in ring.members.iter().enumerate().skip(12 - slow - fast) {
+        let from = n as u32 * 100;
+        let put = member.dht.put((from..from + count).map(|n| sized_block(n, len)).collect());
+        let (done, failed) = (done.clone(), failed.clone());
+        ring.sim.env(member.host).spawn(Box::pin(async move {
+            let count = if put.await.is_ok() { done } else { failed };
+            count.fetch_add(1, Ordering::Relaxed);
+        }));
+    }
+    let mut least = 11;
+    for _ in 0..700 {
+        ring.sim.run_for(SECOND / 10);
+        let known = |member: &Member| member.chord.neighbourhood().successors.len();
+        least = ring.members.iter().map(known).min().expect("twelve").min(least);
+    }
+    assert_eq!(done.load(Ordering::Relaxed) + failed.load(Ordering::Relaxed), slow + fast);
+    (least, failed.load(Ordering::Relaxed))
 }
 
 /// 1.6 MB take 1.6 s at 8 Mbit/s.
