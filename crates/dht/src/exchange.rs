@@ -80,7 +80,7 @@ impl From<atoll_net::Refusal> for ExchangeError {
 /// What an exchange did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// Blocks copied either way.
+    /// Blocks copied either way, and those that a put is copying.
     pub moved: u64,
     /// Blocks that differ still, because they could not be copied.
     pub left: u64,
@@ -313,17 +313,18 @@ async fn compare(
     }
 }
 
-/// Of `items`, the keys that may be offered to `node`, which may be this one; counts the others
-/// as left.
+/// Of `items`, the keys that may be offered to `node`, which may be this one. Counts those that a
+/// put is sending there as moved, and the others as left.
 fn offered(inner: &Inner, node: &PeerId, items: &[Item], outcome: &mut Outcome) -> Vec<Key> {
     let (repair, now) = (&inner.repair, inner.env.now());
     let is_fit = repair.is_fit(node, now);
-    let may = |item: &&Item| {
-        let is_on_its_way = inner.under_way.is_on_its_way(node, &item.key);
-        is_fit && !is_on_its_way && repair.may_offer(node, &item.key, now)
-    };
-    let offered: Vec<Key> = items.iter().filter(may).map(|item| item.key).collect();
-    outcome.left += (items.len() - offered.len()) as u64;
+    let is_on_its_way = |item: &&Item| inner.under_way.is_on_its_way(node, &item.key);
+    let (on_their_way, others): (Vec<&Item>, Vec<&Item>) = items.iter().partition(is_on_its_way);
+    let may = |item: &&Item| is_fit && repair.may_offer(node, &item.key, now);
+    let count = others.len();
+    let offered: Vec<Key> = others.into_iter().filter(may).map(|item| item.key).collect();
+    outcome.moved += on_their_way.len() as u64;
+    outcome.left += (count - offered.len()) as u64;
     offered
 }
 
