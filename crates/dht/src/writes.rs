@@ -22,6 +22,9 @@ use crate::quota::Reservation;
 /// forgotten, as far as it is not in the store's queue: their bytes are in memory. A guess.
 const MAX_ABANDONED: usize = 32;
 
+/// What is kept until the store has decided.
+type Guards = (Reservation, Arriving);
+
 /// Counts batches that nobody waits for any more.
 #[derive(Debug, Default)]
 pub(crate) struct Writes {
@@ -35,7 +38,7 @@ impl Writes {
         &self,
         env: &Env,
         put: BoxFuture<'static, Result<(), StoreError>>,
-        room: (Reservation, Arriving),
+        room: Guards,
     ) -> impl Future<Output = Result<(), StoreError>> + Send + 'static {
         Write { env: env.clone(), abandoned: self.abandoned.clone(), put: Some((put, room)) }
     }
@@ -44,7 +47,7 @@ impl Writes {
 struct Write {
     env: Env,
     abandoned: Arc<AtomicUsize>,
-    put: Option<(BoxFuture<'static, Result<(), StoreError>>, (Reservation, Arriving))>,
+    put: Option<(BoxFuture<'static, Result<(), StoreError>>, Guards)>,
 }
 
 impl Future for Write {
