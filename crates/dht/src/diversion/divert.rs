@@ -1,8 +1,8 @@
 //! Finding a node that keeps copies for this one, and handing them over.
 //!
 //! Nodes near on the ring are asked first, then any this node knows; of those that have enough
-//! room two are drawn at random, and the one with more gets the batch. (PAST takes the one with most
-//! of all: then whoever claims most gets everything.) Nodes say how much room they have in every answer about diverted copies, so a
+//! room one of those with most gets the batch, chosen at random. (PAST takes the one with most: then
+//! whoever claims most gets everything.) Nodes say how much room they have in every answer about diverted copies, so a
 //! question of its own is seldom needed. A copy counts once its holder has proven to have it, and no
 //! other member of the replica set has its copy there.
 
@@ -40,6 +40,9 @@ const SEND_LIMIT: Duration = Duration::from_secs(1);
 const SLOW_LINE: f64 = 1_048_576.0;
 /// The choice is among so many nodes with room, if there are.
 const CHOICE: usize = 4;
+/// And among one in so many of them: with any node that has enough room, small nodes fill up early,
+/// and then copies find no room (measured by `atoll lab run capacity`).
+const TOP: usize = 8;
 
 /// Has blocks for which there is no room here kept by other nodes; one status a block.
 pub(crate) async fn divert(
@@ -249,8 +252,9 @@ async fn shared(inner: &Inner, set: &[Node], holder: &Node, keys: &[Key]) -> BTr
     shared
 }
 
-/// A node with enough room outside `tried`: of two drawn at random the one with more. What nodes say
-/// of their room cannot be checked, so whoever claims most of it gets at most twice its share.
+/// A node outside `tried`, drawn from the [`TOP`]th part of those with enough room that have most.
+/// What nodes say of their room cannot be checked, so whoever claims most of it is one of at least
+/// [`CHOICE`].
 async fn choose(inner: &Inner, tried: &BTreeSet<PeerId>, least_bytes: u64) -> Option<Node> {
     let mut candidates = candidates(inner, tried);
     for _ in 0..=MAX_ROUNDS {
@@ -262,12 +266,11 @@ async fn choose(inner: &Inner, tried: &BTreeSet<PeerId>, least_bytes: u64) -> Op
             roomy.map(|(_, (node, spare_bytes))| (*spare_bytes, *node)).collect();
         candidates.retain(|node| !known.contains_key(&node.peer.id));
         if roomy.len() >= CHOICE || candidates.is_empty() {
-            let mut drawn = std::iter::from_fn(|| {
-                let count = roomy.len() as u64;
-                (count > 0).then(|| roomy.swap_remove(random_below(&*inner.env, count) as usize))
-            });
-            let (first, second) = (drawn.next(), drawn.next());
-            return first.max(second).map(|(_, node)| node);
+            roomy.sort_unstable();
+            let count = (roomy.len() / TOP).max(CHOICE).min(roomy.len());
+            roomy.drain(..roomy.len() - count);
+            return (count > 0)
+                .then(|| roomy.swap_remove(random_below(&*inner.env, count as u64) as usize).1);
         }
         let some: Vec<Node> = candidates.drain(..candidates.len().min(ASKED_AT_ONCE)).collect();
         ask_room(inner, &some).await;
