@@ -41,7 +41,13 @@ pub fn targets() -> Vec<Target> {
         PutStatus::Failed,
         PutStatus::OverQuota { used_bytes: 7, allowed_bytes: 8, of: QuotaOf::Address },
     ];
-    let vouched = Vouched { version: 1, lease_secs: 2, publisher: [3; 16], ip: [4; 16] };
+    let vouched = Vouched {
+        version: 1,
+        lease_secs: 2,
+        publisher: [3; 16],
+        ip: [4; 16],
+        holder: Some([5; 32]),
+    };
     vec![
         message("dht/lookup-step", vec![step(true, None), step(false, Some(10_000))]),
         message("dht/lookup-reply", replies),

@@ -189,16 +189,16 @@ fn prefetching_speeds_downloads_up_and_evens_them_out() {
         assert!((1.8..3.1).contains(&gain), "{setting}: {gain}");
     }
     // Of one seed in quick form this ratio says little: it was 0.67 to 0.85 over nine seeds before
-    // puts were hedged, and 0.73 to 0.89 over eleven since. Five seeds together say more.
-    let five = Options { seed: 1, runs: Some(5), ..Options::default() };
-    let five = rows(&quick_with(&["cfs-fig6"], five)[0]);
-    let of_five = |window: &str| {
-        mean(&five, "kib_per_sec", |row| {
+    // puts were hedged, and 0.66 to 0.97 over fourteen since. Eight seeds together say more.
+    let eight = Options { seed: 1, runs: Some(8), ..Options::default() };
+    let eight = rows(&quick_with(&["cfs-fig6"], eight)[0]);
+    let of_eight = |window: &str| {
+        mean(&eight, "kib_per_sec", |row| {
             row.text("setting") == "default" && row.text("window_blocks") == window
         })
     };
-    let best = ["1", "3", "5", "10", "24"].map(of_five).into_iter().fold(0.0, f64::max);
-    assert!(of_five("adaptive") > 0.75 * best, "{} of {best}", of_five("adaptive"));
+    let best = ["1", "3", "5", "10", "24"].map(of_eight).into_iter().fold(0.0, f64::max);
+    assert!(of_eight("adaptive") > 0.75 * best, "{} of {best}", of_eight("adaptive"));
     let spread = |mut speeds: Vec<f64>| {
         speeds.sort_by(f64::total_cmp);
         speeds[speeds.len() * 9 / 10] / speeds[speeds.len() / 10]

@@ -62,7 +62,7 @@ impl Scenario {
             ..DhtConfig::default()
         };
         let mut ring = Ring::with(sim, config, 0);
-        if seed % UNHURRIED_EXCEPT != 0 {
+        if !seed.is_multiple_of(UNHURRIED_EXCEPT) {
             ring.chord = unhurried();
         }
         let env = ring.sim.outside();
