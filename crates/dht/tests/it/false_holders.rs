@@ -182,7 +182,7 @@ fn claiming_endless_room_attracts_no_more_copies_than_others_get() {
 #[test]
 fn a_holder_that_drops_everything_is_found_out_at_the_next_check() {
     let ring = ring(2, 3, 1, Lie::HasAll);
-    ring.put(0, 0..100);
+    put_one_by_one(&ring, 100);
     let kept = kept_by_last(&ring, 100);
     assert!(kept.len() > 10, "{}", kept.len());
     let last = ring.members.len() - 1;
