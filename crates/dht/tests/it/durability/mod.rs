@@ -7,8 +7,8 @@
 //! - a block whose lease lasts is on no disk at all. A scenario destroys a disk only while every
 //!   block on it is on another honest disk as well, so no destruction excuses a loss: fewer than
 //!   k holders of any block are lost for good before others have taken their place;
-//! - a put was acknowledged and fewer than a majority of k disks have the block (liars count as
-//!   disks, since nobody can tell that they keep nothing);
+//! - a put was acknowledged and fewer than a majority of k disks have the block (liars that were
+//!   sent it count as disks, since nobody can tell that they keep nothing);
 //! - a reader gets other bytes than were put, or, once everything has been healed, nothing.
 //!
 //! A lease is counted in time in which at least two nodes were up: no node's lease clock runs
@@ -19,13 +19,15 @@
 //! or refuses (R5); a put by the first node back after a power cut (W1).
 //!
 //! Liars are a fifth of the nodes of some scenarios, with honest nodes between them. Three more
-//! may join side by side for some hours; what is put or renewed where two of a replica set lie is
-//! not counted as promised. No scenario with liars destroys disks.
+//! may join side by side for some hours. A put or renewal to which two liars have said yes promises
+//! nothing: as whoever puts sees the ring, they may be two of three, also where members of the replica
+//! set are cut off or have just joined. No scenario with liars destroys disks.
 //!
 //! A failure prints its seed; `ATOLL_DURABILITY_SEEDS=from..upto` runs those, and a plain number
 //! as many from 1 on.
 
 mod disk;
+mod liar;
 mod model;
 mod scenario;
 

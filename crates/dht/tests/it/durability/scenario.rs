@@ -16,7 +16,7 @@ use bytes::Bytes;
 
 use super::Model;
 use super::disk::Disk;
-use crate::denier::Denier;
+use super::liar::{Liar, Lies};
 use crate::full::Refusing;
 use crate::ring::{Ring, block};
 
@@ -45,6 +45,8 @@ pub struct Scenario {
     /// For how long the publisher asks.
     lease: Duration,
     liars: Vec<usize>,
+    /// What these said of the blocks of the present put or renewal.
+    lies: Lies,
     next_block: u32,
     versions: [u64; SIGNERS as usize],
 }
@@ -74,6 +76,7 @@ impl Scenario {
             refuses: Vec::new(),
             lease: LEASE,
             liars: Vec::new(),
+            lies: Lies::default(),
             next_block: 0,
             versions: [0; SIGNERS as usize],
         };
@@ -159,13 +162,28 @@ impl Scenario {
         let full = Arc::new(AtomicBool::new(false));
         let disk = Arc::new(Disk::new(full.clone()));
         let refuses = Arc::new(AtomicBool::new(false));
-        let member = self.ring.join_host_as(host, disk, disguise(lies, refuses.clone()));
+        let disguise = self.disguise(self.ring.members.len(), lies, refuses.clone());
+        let member = self.ring.join_host_as(host, disk, disguise);
         self.full.push(full);
         self.refuses.push(refuses);
         if lies {
             self.liars.push(member);
         }
         member
+    }
+
+    /// Makes an honest service lie, or refuse while it is told to.
+    fn disguise(
+        &self,
+        member: usize,
+        lies: bool,
+        refuses: Arc<AtomicBool>,
+    ) -> impl Fn(Arc<dyn Service>) -> Arc<dyn Service> + use<> {
+        let noted = self.lies.clone();
+        move |honest| match lies {
+            true => Arc::new(Liar::new(honest, member, noted.clone())),
+            false => Arc::new(Refusing(honest, refuses.clone(), PutStatus::Failed)),
+        }
     }
 
     /// Adds a second liar, unless it comes to stand beside the first.
@@ -181,7 +199,8 @@ impl Scenario {
 
     fn restart(&mut self, member: usize) {
         let lies = self.liars.contains(&member);
-        self.ring.restart_as(member, disguise(lies, self.refuses[member].clone()));
+        let disguise = self.disguise(member, lies, self.refuses[member].clone());
+        self.ring.restart_as(member, disguise);
     }
 
     /// The publisher asks for other leases from now on.
@@ -221,6 +240,7 @@ impl Scenario {
     }
 
     fn put(&mut self) {
+        self.lies.clear();
         let from = self.next_block;
         self.next_block += 12;
         let blocks: Vec<(BlockHash, Bytes)> = (from..self.next_block).map(block).collect();
@@ -243,16 +263,17 @@ impl Scenario {
         }
     }
 
-    /// A majority of k disks have what was acknowledged; a liar may stand for one of them.
+    /// A majority of k disks have what was acknowledged. A liar that was sent it may stand for one of
+    /// them, also if nodes that joined meanwhile have taken its place in the replica set.
     fn acknowledged(&mut self, key: Key, bytes: Bytes, version: u64) {
         self.model.acknowledged(key, bytes, version, self.lease);
         let set = self.ring.replica_set(&key);
-        let lies = self.liars.iter().filter(|liar| set.contains(liar)).count();
+        let lies = self.lies.of(&key);
         let copies = self.model.disks(&self.ring, &key).len();
         let seed = self.ring.sim.seed();
         assert!(
             copies + lies >= 2,
-            "seed {seed}: ACKNOWLEDGED {key} v{version} on {:?}; {lies} liars of {set:?}; liars: {:?}; without room: {:?}",
+            "seed {seed}: ACKNOWLEDGED {key} v{version} on {:?}; {lies} liars took it; set: {set:?}; liars: {:?}; without room: {:?}",
             self.model.disks(&self.ring, &key),
             self.liars,
             self.without_room()
@@ -276,19 +297,16 @@ impl Scenario {
         if !self.is_up(0) {
             return;
         }
-        let honest = |key: &Key| {
-            let set = self.ring.replica_set(key);
-            self.liars.iter().filter(|liar| set.contains(liar)).count() < 2
-        };
-        let contents = self.model.promises.iter().filter(|(_, promise)| promise.version == 0);
-        // What a set of liars says of a renewal promises nothing.
-        let hashes: Vec<BlockHash> = contents
-            .filter(|(key, _)| honest(key))
-            .map(|(_, promise)| BlockHash::of(&promise.bytes))
-            .collect();
+        self.lies.clear();
+        let contents = self.model.promises.values().filter(|promise| promise.version == 0);
+        let hashes: Vec<BlockHash> =
+            contents.map(|promise| BlockHash::of(&promise.bytes)).collect();
         let renewed = self.ring.members[0].dht.renew(hashes.clone());
         let Ok(lacking) = self.ring.sim.block_on(HOUR, renewed).expect("ends") else { return };
-        for hash in hashes.iter().filter(|hash| !lacking.contains(hash)) {
+        // What two liars of three say of a renewal promises nothing.
+        let is_promised =
+            |hash: &&BlockHash| !lacking.contains(hash) && self.lies.of(&hash.key()) < 2;
+        for hash in hashes.iter().filter(is_promised) {
             self.model.renewed(&hash.key(), self.lease);
         }
     }
@@ -557,13 +575,5 @@ fn unhurried() -> ChordConfig {
         audit_every: 5 * usual.audit_every,
         table_budget_bytes_per_sec: usual.table_budget_bytes_per_sec / 5,
         ..usual
-    }
-}
-
-/// Makes an honest service lie, or refuse while it is told to.
-fn disguise(lies: bool, refuses: Arc<AtomicBool>) -> impl Fn(Arc<dyn Service>) -> Arc<dyn Service> {
-    move |honest| match lies {
-        true => Arc::new(Denier(honest)),
-        false => Arc::new(Refusing(honest, refuses.clone(), PutStatus::Failed)),
     }
 }

@@ -1,0 +1,62 @@
+//! Nodes that say that they have stored, or renewed, what they throw away, and what they said so of.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use atoll_dht::messages::{self, Name, Put, Renew};
+use atoll_env::BoxFuture;
+use atoll_key::Key;
+use atoll_net::{Peer, Refusal, Reply, Request, Service};
+
+use crate::denier::Denier;
+
+/// The blocks to whose put or renewal liars have said yes: each may stand for a copy that is nowhere.
+/// Whether a liar belongs to a replica set does not tell: those who put and renew may be cut off from
+/// members of it, or not know yet of nodes that have joined.
+#[derive(Clone, Default)]
+pub struct Lies(Arc<Mutex<BTreeSet<(Name, usize)>>>);
+
+impl Lies {
+    /// Forgets earlier ones.
+    pub fn clear(&self) {
+        self.0.lock().expect("no holder panics").clear();
+    }
+
+    /// How many liars said so of a block.
+    pub fn of(&self, key: &Key) -> usize {
+        let (name, lies) = (Name::of(key), self.0.lock().expect("no holder panics"));
+        lies.iter().filter(|(of, _)| *of == name).count()
+    }
+}
+
+/// A [`Denier`] whose lies about puts and renewals are noted.
+pub struct Liar {
+    denier: Denier,
+    member: usize,
+    lies: Lies,
+}
+
+impl Liar {
+    pub fn new(honest: Arc<dyn Service>, member: usize, lies: Lies) -> Liar {
+        Liar { denier: Denier(honest), member, lies }
+    }
+}
+
+impl Service for Liar {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let names: Vec<Name> = match request.method {
+            messages::PUT => {
+                let put: Put = messages::from_header(&request.header).expect("honest");
+                put.blocks.0.iter().map(|block| Name::of(&block.key)).collect()
+            }
+            messages::RENEW => {
+                let renew: Renew = messages::from_header(&request.header).expect("honest");
+                renew.names
+            }
+            _ => Vec::new(),
+        };
+        let lies = names.into_iter().map(|name| (name, self.member));
+        self.lies.0.lock().expect("no holder panics").extend(lies);
+        self.denier.handle(from, request)
+    }
+}
