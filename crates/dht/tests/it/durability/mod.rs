@@ -9,6 +9,7 @@
 //!   k holders of any block are lost for good before others have taken their place;
 //! - a put was acknowledged and fewer than a majority of k disks have the block (liars that were
 //!   sent it count as disks, since nobody can tell that they keep nothing);
+//! - most of a replica set of nodes that joined hours ago lack a block;
 //! - a reader gets other bytes than were put, or, once everything has been healed, nothing.
 //!
 //! A lease is counted in time in which at least two nodes were up: no node's lease clock runs

@@ -472,14 +472,16 @@ impl Scenario {
         "a partition"
     }
 
-    /// One node has no room, or refuses, while others join before its predecessors. These do not
-    /// repair until all are there.
+    /// One node has no room, or refuses, while others join before the root of the replica set of which
+    /// it is the last member. The root and the node after it lack nothing, and cannot give it what it
+    /// lacks: all the same they hand over what belongs to those who joined, who would find it nowhere
+    /// else. These do not repair until all are there.
     fn full_disk(&mut self) -> &'static str {
         let Some(key) = self.widest() else { return "nothing" };
         let order = self.order();
         let root = self.ring.root(&key);
         let at = order.iter().position(|member| *member == root).expect("it is up");
-        let member = order[(at + 1 + self.below(2) as usize) % order.len()];
+        let member = order[(at + 2) % order.len()];
         let fails = if self.below(2) == 0 { &self.full } else { &self.refuses }[member].clone();
         fails.store(true, Ordering::Relaxed);
         (0..4).for_each(|_| self.put());
@@ -490,11 +492,28 @@ impl Scenario {
         let span = self.some_minutes(60) + 2 * HOUR;
         self.run_and_renew(span);
         self.read_all();
+        self.assert_handed_over(member);
         self.run_and_renew(LEASE);
         fails.store(false, Ordering::Relaxed);
         let span = self.some_minutes(60);
         self.run_for(span);
         "a node was full"
+    }
+
+    /// Most of each replica set have what was promised, as far as they take anything.
+    fn assert_handed_over(&self, failing: usize) {
+        for key in self.model.promises.keys() {
+            let (set, disks) = (self.ring.replica_set(key), self.model.disks(&self.ring, key));
+            let has = |member: &&usize| {
+                disks.contains(member) || self.liars.contains(member) || **member == failing
+            };
+            assert!(
+                set.iter().filter(has).count() >= 2,
+                "seed {}: {key} STAYED on {disks:?}, belongs to {set:?}; without room: {failing}; liars: {:?}",
+                self.ring.sim.seed(),
+                self.liars
+            );
+        }
     }
 
     /// A disk is destroyed whose blocks are all on others too.
