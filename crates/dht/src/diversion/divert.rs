@@ -1,10 +1,10 @@
 //! Finding a node that keeps copies for this one, and handing them over.
 //!
-//! Nodes near on the ring are asked first, then any this node knows; of those that have enough
-//! room one of those with most gets the batch, chosen at random. (PAST takes the one with most: then
-//! whoever claims most gets everything.) Nodes say how much room they have in every answer about diverted copies, so a
-//! question of its own is seldom needed. A copy counts once its holder has proven to have it, and no
-//! other member of the replica set has its copy there.
+//! Nodes near on the ring and others that this node knows are asked how much room they have; one
+//! of those with most gets the batch, chosen at random. (PAST takes the one with most: then whoever
+//! claims most gets everything.) Nodes say how much room they have in every answer about diverted
+//! copies, so a question of its own is seldom needed. A copy counts once its holder has proven to
+//! have it, and no other member of the replica set has its copy there.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -28,21 +28,18 @@ use crate::witness;
 
 /// Holders tried for one block.
 const MAX_TRIES: usize = 4;
-/// Nodes asked at a time how much room they have.
-const ASKED_AT_ONCE: usize = 16;
-/// So often, while none of them has room.
-const MAX_ROUNDS: usize = 4;
+/// The room of so many nodes is asked for, if it is not known.
+const MAX_ASKED: usize = 64;
 /// They are waited for so long: a put waits for them.
 const ASK_LIMIT: Duration = Duration::from_millis(500);
 /// A batch is waited for so long, and longer by what a slow line takes for it.
 const SEND_LIMIT: Duration = Duration::from_secs(1);
 /// The slowest line that is waited for, bytes a second. A guess.
 const SLOW_LINE: f64 = 1_048_576.0;
-/// The choice is among so many nodes with room, if there are.
+/// The choice is among so many nodes with most room: what nodes say of it cannot be checked, so
+/// whoever claims most gets one copy in so many. More fill small nodes early, and then copies find
+/// no room (measured by `atoll lab run capacity`).
 const CHOICE: usize = 4;
-/// And among one in so many of them: with any node that has enough room, small nodes fill up early,
-/// and then copies find no room (measured by `atoll lab run capacity`).
-const TOP: usize = 8;
 
 /// Has blocks for which there is no room here kept by other nodes; one status a block.
 pub(crate) async fn divert(
@@ -252,30 +249,23 @@ async fn shared(inner: &Inner, set: &[Node], holder: &Node, keys: &[Key]) -> BTr
     shared
 }
 
-/// A node outside `tried`, drawn from the [`TOP`]th part of those with enough room that have most.
-/// What nodes say of their room cannot be checked, so whoever claims most of it is one of at least
-/// [`CHOICE`].
+/// One of the [`CHOICE`] nodes outside `tried` that have most room, if it is enough, at random.
 async fn choose(inner: &Inner, tried: &BTreeSet<PeerId>, least_bytes: u64) -> Option<Node> {
-    let mut candidates = candidates(inner, tried);
-    for _ in 0..=MAX_ROUNDS {
-        let known = inner.diversion.known(inner.env.now());
-        let roomy = known.iter().filter(|(id, (_, spare_bytes))| {
-            !tried.contains(id) && *spare_bytes >= least_bytes.max(1)
-        });
-        let mut roomy: Vec<(u64, Node)> =
-            roomy.map(|(_, (node, spare_bytes))| (*spare_bytes, *node)).collect();
-        candidates.retain(|node| !known.contains_key(&node.peer.id));
-        if roomy.len() >= CHOICE || candidates.is_empty() {
-            roomy.sort_unstable();
-            let count = (roomy.len() / TOP).max(CHOICE).min(roomy.len());
-            roomy.drain(..roomy.len() - count);
-            return (count > 0)
-                .then(|| roomy.swap_remove(random_below(&*inner.env, count as u64) as usize).1);
-        }
-        let some: Vec<Node> = candidates.drain(..candidates.len().min(ASKED_AT_ONCE)).collect();
-        ask_room(inner, &some).await;
-    }
-    None
+    let known = inner.diversion.known(inner.env.now());
+    let mut strangers = candidates(inner, tried);
+    strangers.retain(|node| !known.contains_key(&node.peer.id));
+    strangers.truncate(MAX_ASKED.saturating_sub(known.len()));
+    ask_room(inner, &strangers).await;
+    let known = inner.diversion.known(inner.env.now());
+    let roomy = known
+        .into_iter()
+        .filter(|(id, (_, spare_bytes))| !tried.contains(id) && *spare_bytes >= least_bytes.max(1));
+    let mut roomy: Vec<(u64, Node)> =
+        roomy.map(|(_, (node, spare_bytes))| (spare_bytes, node)).collect();
+    roomy.sort_unstable_by(|a, b| b.cmp(a));
+    roomy.truncate(CHOICE);
+    let at = random_below(&*inner.env, roomy.len().max(1) as u64) as usize;
+    roomy.get(at).map(|(_, node)| *node)
 }
 
 /// Nodes that may have room: the nearest on the ring first, then others this node knows, in
@@ -295,7 +285,7 @@ fn candidates(inner: &Inner, tried: &BTreeSet<PeerId>) -> Vec<Node> {
             && !book.is_avoided(&node.peer.id, now)
     };
     let fit: Vec<Node> = nodes.into_iter().filter(is_fit).collect();
-    distinct_peers(&fit, ASKED_AT_ONCE * MAX_ROUNDS)
+    distinct_peers(&fit, MAX_ASKED)
 }
 
 /// Asks nodes how much room they have, and remembers it.
