@@ -4,7 +4,8 @@
 //! healthy put takes many seconds, and putting the blocks elsewhere as well would make it slower
 //! still. So the wait is a base, which covers round trips, handshakes and the disks of a replica
 //! set, and the time that the line needs for all bytes that this node is sending, at the rate
-//! that it has measured itself. A put that is late and arrives lowers that rate.
+//! that it has measured itself. A put that is late and arrives lowers that rate, unless the line
+//! has carried a later one meanwhile that is no shorter: then it was its peer that took so long.
 //!
 //! A line that is full delays whatever else this node says, its answers to pings too, and nodes
 //! with full lines would be taken for dead. So a node sends at most what its line carries in
@@ -13,7 +14,7 @@
 //!
 //! It knows neither blocks nor calls. The table of peers is bounded as the peer book is.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -75,14 +76,26 @@ pub(crate) struct PutTimes {
 /// What this node is sending.
 #[derive(Debug, Default)]
 struct Line {
-    under_way_bytes: u64,
-    /// Those of puts that are overdue: a dead node must not keep others from being sent to.
-    overdue_bytes: u64,
+    /// The puts under way, by number.
+    puts: BTreeMap<u64, OnLine>,
+    next_number: u64,
     /// When a put was answered last, or began while none was under way.
     since: Instant,
     /// Sums over past puts, the older the less: bytes that were answered, and seconds.
     measured_bytes: f64,
     measured_secs: f64,
+}
+
+/// A put that is under way.
+#[derive(Debug)]
+struct OnLine {
+    start: Instant,
+    bytes: u64,
+    /// Nobody waits for it: a dead node must not keep others from being sent to.
+    is_overdue: bool,
+    /// A put that began no earlier and is no shorter was answered. Puts share the line, so this
+    /// one has left it.
+    is_carried: bool,
 }
 
 /// A put that waits for room on the line or is under way, until this is dropped.
@@ -91,17 +104,15 @@ pub(crate) struct Sending {
     times: Arc<PutTimes>,
     waits_for: WaitsFor,
     bytes: u64,
-    start: OnceLock<Instant>,
-    is_overdue: AtomicBool,
+    /// Its number, and when it began.
+    begun: OnceLock<(u64, Instant)>,
 }
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        if self.start.get().is_some() {
-            self.give_up_room();
-            let mut line = self.times.lock();
-            line.under_way_bytes -= self.bytes;
-            line.overdue_bytes -= self.bytes;
+        if let Some((number, _)) = self.begun.get() {
+            self.times.lock().puts.remove(number);
+            self.times.has_room.ring();
         }
     }
 }
@@ -124,34 +135,41 @@ impl Sending {
         if line.held_bytes() == 0 {
             line.since = now;
         }
-        line.under_way_bytes += self.bytes;
-        self.start.set(now).expect("a put begins once");
+        let (number, bytes) = (line.next_number, self.bytes);
+        line.next_number += 1;
+        let put = OnLine { start: now, bytes, is_overdue: false, is_carried: false };
+        line.puts.insert(number, put);
+        self.begun.set((number, now)).expect("a put begins once");
     }
 
     /// When the put began; `None` while it waits for room.
     pub fn start(&self) -> Option<Instant> {
-        self.start.get().copied()
+        self.begun.get().map(|(_, start)| *start)
     }
 
     /// Others need not wait for this put any more. Only of a put that is under way.
     pub fn give_up_room(&self) {
-        if !self.is_overdue.swap(true, Ordering::Relaxed) {
-            self.times.lock().overdue_bytes += self.bytes;
-            self.times.has_room.ring();
-        }
+        let (number, _) = self.begun.get().expect("only what is under way has room");
+        self.times.lock().puts.get_mut(number).expect("under way").is_overdue = true;
+        self.times.has_room.ring();
     }
 
     /// The put was answered; `line_bytes` were on the line with it and before it. Puts share the
     /// line, so what counts is the time since another one was answered. What round trips take
     /// counts against the line: the rate is rather too low than too high.
     pub fn answered(&self, peer: &PeerId, line_bytes: u64, now: Instant) {
-        let took = now.since(self.start().expect("only what was sent is answered"));
-        self.times.book(self.waits_for).answered(peer, took, now);
+        let (number, start) = self.begun.get().copied().expect("only what was sent is answered");
+        self.times.book(self.waits_for).answered(peer, now.since(start), now);
         if self.bytes == 0 {
             return; // A question goes before blocks, and says nothing about the line.
         }
         let mut line = self.times.lock();
-        let secs = now.since(std::mem::replace(&mut line.since, now)).as_secs_f64();
+        let secs = match line.puts[&number].is_carried {
+            true => 0.0,
+            false => now.since(std::mem::replace(&mut line.since, now)).as_secs_f64(),
+        };
+        line.carried(start, self.bytes);
+        self.times.has_room.ring();
         if line_bytes >= LEAST_MEASURED_BYTES {
             let kept = REMEMBERED_SECS / (REMEMBERED_SECS + secs);
             line.measured_bytes = line.measured_bytes * kept + self.bytes as f64;
@@ -174,13 +192,17 @@ impl PutTimes {
 
     /// A put of so many bytes, which has not begun.
     pub fn sending(self: &Arc<Self>, waits_for: WaitsFor, bytes: u64) -> Sending {
-        let (times, is_overdue) = (self.clone(), AtomicBool::new(false));
-        Sending { times, waits_for, bytes, start: OnceLock::new(), is_overdue }
+        Sending { times: self.clone(), waits_for, bytes, begun: OnceLock::new() }
     }
 
     /// All bytes being sent at present.
     pub fn under_way_bytes(&self) -> u64 {
-        self.lock().under_way_bytes
+        self.lock().on_line().map(|put| put.bytes).sum()
+    }
+
+    /// Those of puts that are waited for.
+    pub fn held_bytes(&self) -> u64 {
+        self.lock().held_bytes()
     }
 
     /// The most bytes worth sending in one put.
@@ -227,9 +249,19 @@ impl Line {
         (room as u64).max(LEAST_ROOM_BYTES)
     }
 
+    fn on_line(&self) -> impl Iterator<Item = &OnLine> {
+        self.puts.values().filter(|put| !put.is_carried)
+    }
+
     /// Bytes of puts that are not overdue.
     fn held_bytes(&self) -> u64 {
-        self.under_way_bytes - self.overdue_bytes
+        self.on_line().filter(|put| !put.is_overdue).map(|put| put.bytes).sum()
+    }
+
+    /// A put that began then, of so many bytes, was answered.
+    fn carried(&mut self, start: Instant, bytes: u64) {
+        let before = |put: &&mut OnLine| put.start <= start && put.bytes <= bytes;
+        self.puts.values_mut().filter(before).for_each(|put| put.is_carried = true);
     }
 
     /// Whether so many bytes more may be sent now: what is longer than the room goes alone.
@@ -291,6 +323,18 @@ mod tests {
         put.answered(&PEER, 64 << 10, at(4_000));
         // 17 KiB/s, and not 68 KiB in half a second.
         assert_eq!(times.room_bytes(), LEAST_ROOM_BYTES);
+    }
+
+    #[test]
+    fn a_slow_peer_is_not_taken_for_a_slow_line() {
+        let times = Arc::new(PutTimes::default());
+        let slow = begun(&times, WaitsFor::Replica, 64 << 10);
+        let fast = begun(&times, WaitsFor::Replica, 64 << 10);
+        fast.answered(&PEER, 128 << 10, at(10));
+        assert_eq!(times.held_bytes(), 0, "the line has carried both");
+        let before = times.room_bytes();
+        slow.answered(&PEER, 128 << 10, at(8_000));
+        assert!(times.room_bytes() >= before, "{} {before}", times.room_bytes());
     }
 
     #[test]

@@ -108,10 +108,10 @@ impl<T: Send + 'static> Calls<T> {
         }
         self.calls.push(Box::pin(async move {
             sending.begin(&inner.env).await;
+            let line_bytes = inner.put_times.held_bytes();
             if !is_watched {
                 sending.give_up_room();
             }
-            let line_bytes = inner.put_times.under_way_bytes();
             let answer = call.await;
             if answer.is_ok() && !inner.is_me(&node) {
                 sending.answered(&node.peer.id, line_bytes, inner.env.now());

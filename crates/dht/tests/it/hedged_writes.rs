@@ -1,12 +1,12 @@
 //! A write waits for a majority of a replica set, and for no node that is slow or dead.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use atoll_dht::messages::{self, Put, PutReply, PutStatus};
 use atoll_dht::{Blocks, DhtConfig, PutError};
-use atoll_env::BoxFuture;
+use atoll_env::{BoxFuture, Env, sleep};
 use atoll_key::{BlockHash, SecretKey, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_overlay::Overlay;
@@ -257,4 +257,68 @@ fn asking_about_blocks_that_nobody_has_takes_no_pause() {
     let (lacking, took) = time(&ring, ring.members[0].dht.renew(hashes));
     assert_eq!(lacking.map(|lacking| lacking.len()), Ok(20));
     assert_eq!(took, Duration::ZERO, "nobody else is to be asked");
+}
+
+/// Takes so long to answer a put, as a node does whose disk is about to fail.
+struct Slow {
+    honest: Arc<dyn Service>,
+    env: Env,
+    millis: Arc<AtomicU64>,
+}
+
+impl Service for Slow {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        let pause = Duration::from_millis(self.millis.load(Ordering::Relaxed));
+        if request.method != messages::PUT || pause.is_zero() {
+            return self.honest.handle(from, request);
+        }
+        let (pause, answer) = (sleep(&*self.env, pause), self.honest.handle(from, request));
+        Box::pin(async move {
+            pause.await;
+            answer.await
+        })
+    }
+}
+
+/// The longest of many puts, one after another, while one node of eight takes so long for each.
+fn longest_put(sim: SimConfig, pause: Duration) -> Duration {
+    let mut ring = Ring::with(sim, DhtConfig::default(), 7);
+    let millis = Arc::new(AtomicU64::new(0));
+    let (env, shared) = (ring.sim.env(ring.members[0].host), millis.clone());
+    ring.join_as(Arc::new(MemoryStore::new(ROOMY)), move |honest| {
+        Arc::new(Slow { honest, env: env.clone(), millis: shared.clone() })
+    });
+    ring.settle();
+    let put = |n, len| {
+        let (done, took) = time(&ring, ring.members[0].dht.put(vec![sized_block(n, len)]));
+        done.unwrap_or_else(|error| panic!("block {n}: {error}"));
+        took
+    };
+    for n in 0..30 {
+        put(n, 64 << 10);
+    }
+    millis.store(pause.as_millis() as u64, Ordering::Relaxed);
+    let longest = |n| {
+        let took = put(n, 64 << 10).max(put(n + 1000, 500));
+        ring.sim.run_for(Duration::from_millis(300));
+        took
+    };
+    (100..180).map(longest).max().expect("some")
+}
+
+/// Its late answers were taken for the speed of the line, which made all wait longer for it: up to
+/// 20 s, and blocks for other nodes waited for room on the line meanwhile.
+#[test]
+fn a_node_that_stores_slowly_delays_each_put_by_about_a_second() {
+    let lan = SimConfig { seed: 3, ..SimConfig::default() };
+    for (name, sim) in [("LAN", lan), ("WAN", internet(3))] {
+        let usual = longest_put(sim.clone(), Duration::ZERO);
+        for pause in [4, 8, 600] {
+            let took = longest_put(sim.clone(), SECOND * pause);
+            assert!(
+                took < usual + SECOND * 5 / 4,
+                "{name}, {pause} s: {took:?}, usually {usual:?}"
+            );
+        }
+    }
 }
