@@ -16,6 +16,7 @@ use atoll_overlay::{Node, distinct_peers};
 use atoll_store::{BlockInfo, StoreError};
 
 use crate::inner::Inner;
+use crate::leaving::Leaving;
 use crate::messages::MAX_BATCH_BLOCKS;
 use crate::proof::proven_by;
 use crate::replicas::expected_replicas;
@@ -74,9 +75,17 @@ pub(crate) async fn drop_proven(
     others.sort_by_key(|node| !inner.repair.is_fit(&node.peer.id, inner.env.now()));
     let _one = inner.giving_up.lock().await;
     inner.leaving.watch(blocks.iter().map(|info| info.key).collect());
-    let removed = drop_watched(inner, &others, wanted, blocks).await;
-    inner.leaving.end();
-    removed
+    let _watching = Watching(&inner.leaving);
+    drop_watched(inner, &others, wanted, blocks).await
+}
+
+/// What is watched leaves no longer when this is dropped, also where the removal is given up.
+struct Watching<'a>(&'a Leaving);
+
+impl Drop for Watching<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 /// As [`drop_proven`], while the blocks are watched: asks as many of `others` as are wanted, and

@@ -507,6 +507,11 @@ pub(crate) fn present_replicas(inner: &Inner) -> usize {
     others.max().expect("a node has at least one virtual server")
 }
 
+/// How many members a replica set has of which these are there, those expected back included.
+pub(crate) fn size_of(inner: &Inner, set: &[Node]) -> usize {
+    set.len().max(expected_replicas(inner) + 1)
+}
+
 /// The replicas a put must count on, see [`Repair::expected_replicas`].
 pub(crate) fn expected_replicas(inner: &Inner) -> usize {
     let replicas = present_replicas(inner);

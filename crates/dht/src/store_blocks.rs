@@ -37,7 +37,7 @@ use crate::messages::{
 use crate::put_times::WaitsFor;
 use crate::quorum::{Calls, Event, answers};
 use crate::quota::OverQuota;
-use crate::replicas::{expected_replicas, present_replicas, store_as_root};
+use crate::replicas::{expected_replicas, present_replicas, size_of, store_as_root};
 use crate::stats::add;
 use crate::votes::Votes;
 use crate::witness::{
@@ -388,8 +388,7 @@ struct Tally {
 
 impl Tally {
     fn new(inner: &Inner, set: &[Node], blocks: usize) -> Tally {
-        let wanted = set.len().max(expected_replicas(inner) + 1);
-        let wanted = u32::try_from(wanted).expect("k is small");
+        let wanted = u32::try_from(size_of(inner, set)).expect("k is small");
         let refused = (0..blocks).map(|_| None).collect();
         Tally { wanted, refused, told: vec![None; blocks] }
     }

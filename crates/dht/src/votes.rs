@@ -6,7 +6,7 @@ use atoll_overlay::Node;
 use crate::inner::Inner;
 use crate::messages::{RenewReply, is_majority};
 use crate::quota::OverQuota;
-use crate::replicas::expected_replicas;
+use crate::replicas::size_of;
 
 /// See the module.
 pub(crate) struct Votes {
@@ -21,7 +21,7 @@ pub(crate) struct Votes {
 impl Votes {
     /// On `count` blocks of one replica set.
     pub fn new(inner: &Inner, set: &[Node], count: usize) -> Votes {
-        Votes::of_set(set.len().max(expected_replicas(inner) + 1), count)
+        Votes::of_set(size_of(inner, set), count)
     }
 
     fn of_set(size: usize, count: usize) -> Votes {

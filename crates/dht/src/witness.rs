@@ -41,7 +41,7 @@ use crate::messages::{
 use crate::put_times::WaitsFor;
 use crate::quorum::{Calls, Event, answers};
 use crate::renewals::renew_here;
-use crate::replicas::store_put;
+use crate::replicas::{size_of, store_put};
 use crate::votes::Votes;
 
 /// What a replica should hold.
@@ -70,11 +70,11 @@ struct Doubt {
 }
 
 impl Doubt {
-    /// Whether enough nodes have the block when so many more have got it: half of the
-    /// replica set, the root being one if anybody bears it out.
-    fn is_settled(&self, given: usize, set: &[Node]) -> bool {
+    /// Whether enough nodes have the block when so many more have got it: half of a replica set
+    /// of that size, the root being one if anybody bears it out.
+    fn is_settled(&self, given: usize, size: usize) -> bool {
         let root = usize::from(!self.holders.is_empty());
-        2 * (root + self.holders.len() + given) >= set.len()
+        2 * (root + self.holders.len() + given) >= size
     }
 }
 
@@ -226,15 +226,16 @@ pub(crate) async fn check_put(
             }
         }
     }
+    let size = size_of(inner, set);
     // The root may still be sending what a majority has to the others.
     let (late, doubts): (Vec<Doubt>, Vec<Doubt>) =
-        doubts.into_iter().partition(|doubt| doubt.is_settled(0, set));
+        doubts.into_iter().partition(|doubt| doubt.is_settled(0, size));
     if !late.is_empty() {
         let kept = late.iter().map(|doubt| blocks[doubt.index].clone()).collect();
         put_later(inner, set, origin, kept, late);
     }
     let told = put_at_replicas(inner, set, origin, blocks, &doubts).await;
-    let wanted = u32::try_from(set.len()).expect("k is small");
+    let wanted = u32::try_from(size).expect("k is small");
     for doubt in doubts {
         let told = &told[doubt.index];
         let given = told.iter().filter(|status| matches!(status, PutStatus::Stored { .. })).count();
@@ -247,7 +248,7 @@ pub(crate) async fn check_put(
         };
         statuses[doubt.index] = match (newer, over) {
             (Some(held), _) => PutStatus::Superseded { held },
-            _ if doubt.is_settled(given, set) => PutStatus::Stored { copies: wanted, wanted },
+            _ if doubt.is_settled(given, size) => PutStatus::Stored { copies: wanted, wanted },
             (None, Some(over)) => *over,
             (None, None) => PutStatus::Stored { copies, wanted },
         };
@@ -443,7 +444,7 @@ pub(crate) async fn check_renewal(
     calls.finish();
     for doubt in doubts {
         let (has, lacks) = told.of(doubt.index);
-        held[doubt.index] = match doubt.is_settled(has, set) {
+        held[doubt.index] = match doubt.is_settled(has, size_of(inner, set)) {
             true => 1,
             // Nobody has it but the root, if that: it should be put again.
             false if has == 0 && lacks + 1 == set.len() => 0,
@@ -534,7 +535,7 @@ mod tests {
             (6, 1, 0, false),
             (6, 2, 0, true),
         ] {
-            let settled = doubt(holders).is_settled(given, &set(count));
+            let settled = doubt(holders).is_settled(given, count);
             assert_eq!(settled, enough, "{count} {holders} {given}");
         }
     }
