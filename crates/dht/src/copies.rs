@@ -27,13 +27,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use atoll_env::timeout;
 use atoll_key::{BlockKind, Key, PeerId};
 use atoll_net::{Peer, Refusal};
-use atoll_overlay::{Neighbourhood, Node, distinct_peers};
+use atoll_overlay::{Neighbourhood, Node};
 use atoll_store::Owner;
 use futures_util::future::join_all;
 
+use crate::groups::by_root;
 use crate::inner::Inner;
 use crate::lease_clock::least_lease;
 use crate::messages::{Vouch, VouchReply, Vouched};
@@ -245,24 +245,11 @@ async fn replica_sets(
     hearing: &Hearing,
     is_outside: bool,
 ) -> ReplicaSets {
-    let mut open: Vec<usize> =
-        (0..hearing.copies.len()).filter(|place| hearing.agreed(*place).is_none()).collect();
-    open.sort_by_key(|place| hearing.copies[*place].key);
+    let open = (0..hearing.copies.len()).filter(|place| hearing.agreed(*place).is_none());
+    let key = |place: &usize| hearing.copies[*place].key;
     let mut found = ReplicaSets::default();
     let k = inner.config.replicas;
-    for _ in 0..MAX_SETS {
-        let Some(first) = open.first().map(|place| hearing.copies[*place].key) else { break };
-        let limit = inner.config.call_limit / 4;
-        let Ok(Ok(nodes)) = timeout(&*inner.env, limit, inner.root_list(&first)).await else {
-            break;
-        };
-        let Some(root) = nodes.first().map(|node| *node.id.key()) else { break };
-        // All up to the root share it.
-        let upto = root.distance_from(&first);
-        let is_its = |place: &usize| hearing.copies[*place].key.distance_from(&first) <= upto;
-        let (its, others): (Vec<usize>, Vec<usize>) = open.into_iter().partition(is_its);
-        open = others;
-        let near = distinct_peers(&nodes, 2 * k);
+    for (near, its) in by_root(inner, open.collect(), key, 2 * k, MAX_SETS).await {
         let (set, after) = near.split_at(k.min(near.len()));
         let member = if is_outside { from.id } else { inner.transport.local().id };
         if set.iter().any(|node| node.peer.id == member) {

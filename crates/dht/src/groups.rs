@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use atoll_env::timeout;
 use atoll_key::Key;
 use atoll_overlay::{Node, distinct_peers};
 use futures_util::{StreamExt, stream};
@@ -61,4 +62,30 @@ pub(crate) async fn shared_replica_sets(inner: &Inner, keys: &[Key]) -> Vec<Set>
             parts.push(rest);
         }
     }
+}
+
+/// Items grouped by the roots of their keys, each with the first `peers` nodes from its root on.
+/// At most `limit` roots are looked up; of other items nothing is said, nor of those after a root
+/// that is not found.
+pub(crate) async fn by_root<T>(
+    inner: &Inner,
+    mut items: Vec<T>,
+    key: impl Fn(&T) -> Key,
+    peers: usize,
+    limit: usize,
+) -> Vec<(Vec<Node>, Vec<T>)> {
+    items.sort_by_key(&key);
+    let mut groups = Vec::new();
+    while let Some(first) = items.first().map(&key).filter(|_| groups.len() < limit) {
+        let patience = inner.config.call_limit / 4;
+        let found = timeout(&*inner.env, patience, inner.root_list(&first)).await;
+        let Ok(Ok(nodes)) = found else { break };
+        let Some(root) = nodes.first() else { break };
+        let upto = root.id.key().distance_from(&first);
+        let (its, others) =
+            items.into_iter().partition(|item| key(item).distance_from(&first) <= upto);
+        items = others;
+        groups.push((distinct_peers(&nodes, peers), its));
+    }
+    groups
 }

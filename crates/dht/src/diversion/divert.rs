@@ -18,8 +18,9 @@ use atoll_overlay::{Node, distinct_peers};
 use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 use futures_util::future::join_all;
 
-use super::{MAX_SETS, SPARE_BLOCKS, by_set, follow};
+use super::{MAX_SETS, SPARE_BLOCKS, follow};
 use crate::admission::Origin;
+use crate::groups::by_root;
 use crate::inner::{Block, Inner};
 use crate::messages::{self, Divert, DivertReply, Hold, HoldReply, PutStatus, Vouched};
 use crate::proof::has_taken;
@@ -52,7 +53,8 @@ pub(crate) async fn divert(
     if inner.config.divert {
         batch.send_to_present_holders().await;
         let key = |place: &usize| blocks[*place].header.key;
-        for (set, places) in by_set(inner, (0..blocks.len()).collect(), key, MAX_SETS).await {
+        let (places, replicas) = ((0..blocks.len()).collect(), inner.config.replicas);
+        for (set, places) in by_root(inner, places, key, replicas, MAX_SETS).await {
             batch.send_elsewhere(&set, &places).await;
         }
     }

@@ -11,8 +11,9 @@ use atoll_net::{Peer, Refusal, Reply, Request};
 use atoll_overlay::{Node, Route, distinct_peers};
 use atoll_store::{BlockInfo, StoreError};
 
-use super::{MAX_SETS, by_set, has_room, holds_left, is_held_for_others, spare_bytes_for};
+use super::{MAX_SETS, has_room, holds_left, is_held_for_others, spare_bytes_for};
 use crate::admission::Origin;
+use crate::groups::by_root;
 use crate::inner::{Block, Inner};
 use crate::messages::{
     Divert, DivertReply, Hold, HoldReply, MAX_RENEW_KEYS, PutStatus, Vouched, from_header,
@@ -173,7 +174,8 @@ async fn held_again(
     forgotten: Vec<(usize, BlockInfo)>,
 ) -> Vec<(usize, BlockInfo)> {
     let left = usize::try_from(holds_left(inner, &from.id)).unwrap_or(usize::MAX);
-    let sets = by_set(inner, forgotten, |(_, info)| info.key, MAX_SETS).await;
+    let replicas = inner.config.replicas;
+    let sets = by_root(inner, forgotten, |(_, info)| info.key, replicas, MAX_SETS).await;
     let is_member = |set: &[Node]| set.iter().any(|node| node.peer.id == from.id);
     let its = sets.into_iter().filter(|(set, _)| is_member(set));
     its.flat_map(|(_, blocks)| blocks).take(left).collect()

@@ -2,9 +2,10 @@
 //!
 //! Every pointer is checked now and then: its holder is asked whether it still has the copy, in
 //! which version and for how long, and one block of each question is fetched and compared with
-//! its key; if it is not there, others are, until one is or too many are not. A pointer to a copy that is gone is dropped, and so are all pointers to a holder
-//! that did not answer twice; repair then finds the blocks missing here and brings them, to this
-//! node if it has room by then, or else to another holder. The cost is bounded by time: a page
+//! its key; if it is not there, others are fetched, until one is there or too many are not. A
+//! pointer to a copy that is gone is dropped, and so are all pointers to a holder that did not
+//! answer twice; repair then finds the blocks missing here and brings them, to this node if it has
+//! room by then, or else to another holder. The cost is bounded by time: a page
 //! of [`PAGE`] keys each [`PAGE_PAUSE`], however many there are.
 
 use std::collections::BTreeSet;
@@ -19,8 +20,9 @@ use atoll_overlay::Node;
 use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 use futures_util::future::select;
 
-use super::{Records, by_set, follow, host};
+use super::{Records, follow, host};
 use crate::exchange::pace;
+use crate::groups::by_root;
 use crate::inner::Inner;
 use crate::messages::{self, Hold, HoldReply, MAX_RENEW_KEYS, Vouched};
 use crate::quota::cost_bytes;
@@ -129,10 +131,10 @@ async fn held_here(inner: &Inner, pointers: &[BlockInfo]) -> Result<Vec<Key>, St
 /// holders.
 async fn of_other_sets(inner: &Inner, pointers: &[BlockInfo]) -> Vec<Key> {
     let keys: Vec<Key> = pointers.iter().map(|info| info.key).collect();
-    let sets = by_set(inner, keys, |key| *key, PAGE).await;
-    let is_other = |set: &[Node]| {
-        set.len() == inner.config.replicas && !set.iter().any(|node| inner.is_me(node))
-    };
+    let replicas = inner.config.replicas;
+    let sets = by_root(inner, keys, |key| *key, replicas, PAGE).await;
+    let is_other =
+        |set: &[Node]| set.len() == replicas && !set.iter().any(|node| inner.is_me(node));
     let others = sets.into_iter().filter(|(set, _)| is_other(set));
     others.flat_map(|(_, its)| its).collect()
 }

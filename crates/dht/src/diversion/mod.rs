@@ -29,9 +29,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_env::{Bell, Instant, timeout};
+use atoll_env::{Bell, Instant};
 use atoll_key::{Key, PeerId};
-use atoll_overlay::{Node, distinct_peers};
+use atoll_overlay::Node;
 use atoll_store::{BlockInfo, BlockStore, StoreError, Usage};
 
 pub(crate) use divert::divert;
@@ -202,28 +202,4 @@ fn holds_left(inner: &Inner, member: &PeerId) -> u64 {
     let share_bytes = Share::from_millionths(MEMBER_SHARE_MILLIONTHS).of(usage.capacity_bytes);
     let blocks = share_bytes / (mean_bytes + cost_bytes(0));
     blocks.saturating_sub(inner.diversion.records.held_for(member))
-}
-
-/// Items grouped by the replica sets of their keys. At most `limit` sets are looked up; of others
-/// nothing is said, nor of those after one that is not found.
-async fn by_set<T>(
-    inner: &Inner,
-    mut items: Vec<T>,
-    key: impl Fn(&T) -> Key,
-    limit: usize,
-) -> Vec<(Vec<Node>, Vec<T>)> {
-    items.sort_by_key(&key);
-    let mut sets = Vec::new();
-    while let Some(first) = items.first().map(&key).filter(|_| sets.len() < limit) {
-        let patience = inner.config.call_limit / 4;
-        let found = timeout(&*inner.env, patience, inner.root_list(&first)).await;
-        let Ok(Ok(nodes)) = found else { break };
-        let Some(root) = nodes.first() else { break };
-        let upto = root.id.key().distance_from(&first);
-        let (its, others) =
-            items.into_iter().partition(|item| key(item).distance_from(&first) <= upto);
-        items = others;
-        sets.push((distinct_peers(&nodes, inner.config.replicas), its));
-    }
-    sets
 }
