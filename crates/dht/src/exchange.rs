@@ -340,11 +340,13 @@ async fn take(
     let mut outcome = Outcome::default();
     let me = inner.transport.local().id;
     let mut wanted = offered(inner, &me, items, &mut outcome);
+    let versions: BTreeMap<Key, u64> = items.iter().map(|item| (item.key, item.version)).collect();
+    let is_lacking = |key: &Key| inner.known(key).is_none_or(|known| known.version < versions[key]);
     let mut elsewhere: BTreeMap<PeerId, (Node, Vec<Item>)> = BTreeMap::new();
     while !wanted.is_empty() {
-        let asked: Vec<Key> = wanted.drain(..wanted.len().min(MAX_BATCH_BLOCKS)).collect();
         // Another exchange may have brought some of them since, or be about to.
-        let lacking = asked.iter().copied().filter(|key| is_lacking(inner, items, key)).collect();
+        let batch = wanted.drain(..wanted.len().min(MAX_BATCH_BLOCKS));
+        let lacking = batch.filter(is_lacking).collect();
         let (asked, elsewhere_asked) = inner.repair.begin_fetch(lacking, inner.env.now());
         outcome.left += elsewhere_asked;
         if asked.keys.is_empty() {
@@ -427,13 +429,6 @@ async fn take(
         }
     }
     Ok(outcome)
-}
-
-/// Whether one of `items` is neither here nor kept elsewhere for this node.
-fn is_lacking(inner: &Inner, items: &[Item], key: &Key) -> bool {
-    let known = inner.known(key);
-    let is_older = |item: &Item| known.is_none_or(|known| known.version < item.version);
-    items.iter().find(|item| item.key == *key).is_some_and(is_older)
 }
 
 /// Of blocks that were fetched, those that could be charged to nobody are not fetched again soon.
