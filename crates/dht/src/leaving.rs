@@ -1,16 +1,18 @@
 //! Blocks about to be removed though their leases last: what happens to them meanwhile.
 //!
 //! **Invariants.** A block that was put or renewed here since its removal began stays: its sender
-//! counts on this node; so does one whose put or renewal was under way then. And [`Leaving::denies`] what is dropped because others hold it: of two
-//! nodes that drop the same block at once neither may rely on the other, and nobody can prove
-//! to have a block with bytes got from here. Each denies having it before it asks the other, so
-//! at least one of them is told no.
+//! counts on this node; so does one whose put or renewal was under way then. And
+//! [`Leaving::denies`] what is dropped because others hold it: of two nodes that drop the same block
+//! at once neither may rely on the other, and nobody can prove to have a block with bytes got from
+//! here. Each denies having it before it asks the other, so at least one of them is told no.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_key::Key;
 use atoll_store::{BlockStore, StoreError};
+
+use crate::counts::Counts;
 
 /// What is leaving, and what comes in meanwhile. One batch leaves at a time.
 #[derive(Default)]
@@ -23,8 +25,8 @@ pub(crate) struct Leaving {
 #[derive(Default)]
 struct State {
     watch: Option<Watch>,
-    /// Blocks on their way into the store, and how often each.
-    arriving: BTreeMap<Key, usize>,
+    /// Blocks on their way into the store.
+    arriving: Counts<Key>,
 }
 
 struct Watch {
@@ -48,14 +50,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 impl Drop for Arriving {
     fn drop(&mut self) {
         let mut state = lock(&self.state);
-        for key in &self.keys {
-            if let Some(count) = state.arriving.get_mut(key) {
-                *count -= 1;
-                if *count == 0 {
-                    state.arriving.remove(key);
-                }
-            }
-        }
+        self.keys.iter().for_each(|key| state.arriving.take(key));
     }
 }
 
@@ -67,9 +62,7 @@ impl Leaving {
         let mut leaving = false;
         {
             let mut state = lock(&self.state);
-            for key in &keys {
-                *state.arriving.entry(*key).or_default() += 1;
-            }
+            keys.iter().for_each(|key| state.arriving.add(*key));
             if let Some(watch) = state.watch.as_mut() {
                 for key in keys.iter().filter(|key| watch.keys.contains(*key)) {
                     if watch.removing.contains(key) {
@@ -99,7 +92,7 @@ impl Leaving {
     /// Begins to notice what comes in, or is about to.
     pub fn watch(&self, keys: BTreeSet<Key>) {
         let mut state = lock(&self.state);
-        let is_arriving = |key: &&Key| state.arriving.contains_key(*key);
+        let is_arriving = |key: &&Key| state.arriving.of(key) > 0;
         let touched = keys.iter().filter(is_arriving).copied().collect();
         state.watch = Some(Watch { keys, touched, removing: BTreeSet::new() });
     }

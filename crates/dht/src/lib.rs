@@ -17,6 +17,7 @@ pub mod blocks;
 mod cache;
 mod confirm;
 mod copies;
+mod counts;
 mod diversion;
 pub mod durable;
 mod exchange;

@@ -1,8 +1,8 @@
 //! How much work other nodes may cause here: answering some requests costs far more than
 //! asking.
 //!
-//! Each peer has one request of a kind, or a few, answered at a time, a few more are answered at once, and what
-//! they cost is a debt that is paid off at a steady rate: the peer's own, and that of all peers
+//! Each peer has one request of a kind, or a few, answered at a time, a few more are answered at
+//! once, and what they cost is a debt that is paid off at a steady rate: the peer's own, and that of all peers
 //! together. Peers in this node's routing tables have a rate apart from that of all others, so
 //! that many strangers cannot keep neighbours from being answered. A peer with a debt of more than
 //! [`CREDIT_SECS`] is refused until it has shrunk.
@@ -16,6 +16,8 @@ use std::sync::{Mutex, MutexGuard};
 use atoll_env::Instant;
 use atoll_key::PeerId;
 use atoll_net::Refusal;
+
+use crate::counts::Counts;
 
 /// So many seconds of work may be done for a peer before it has to wait. A guess.
 const CREDIT_SECS: u64 = 60;
@@ -46,8 +48,8 @@ pub(crate) struct Turns {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How many requests of each peer are being answered, if any are.
-    answering: BTreeMap<PeerId, usize>,
+    /// Whose requests are being answered.
+    answering: Counts<PeerId>,
     peers: BTreeMap<PeerId, Debt>,
     strangers: Debt,
     acquaintances: Debt,
@@ -105,10 +107,10 @@ impl Turns {
         let later = |text: &str| Err(Refusal::new(Refusal::OVERLOADED, text));
         let (mut guard, limits) = (self.lock(), &self.limits);
         let state = &mut *guard;
-        if state.answering.get(&peer).is_some_and(|count| *count >= limits.of_one) {
+        if state.answering.of(&peer) >= limits.of_one {
             return later("fewer requests of this kind at a time");
         }
-        if state.answering.values().sum::<usize>() >= limits.at_once {
+        if state.answering.total() >= limits.at_once {
             return later("others are being answered");
         }
         let is_free =
@@ -120,7 +122,7 @@ impl Turns {
         if !is_free || !of_all {
             return later("enough work has been done for now");
         }
-        *state.answering.entry(peer).or_default() += 1;
+        state.answering.add(peer);
         Ok(Turn { turns: self, peer, is_acquaintance })
     }
 }
@@ -150,12 +152,7 @@ impl Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut state = self.turns.lock();
-        let count = state.answering.get_mut(&self.peer).expect("this one is being answered");
-        *count -= 1;
-        if *count == 0 {
-            state.answering.remove(&self.peer);
-        }
+        self.turns.lock().answering.take(&self.peer);
     }
 }
 

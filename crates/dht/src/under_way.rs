@@ -5,14 +5,15 @@
 //! line, where puts take longest, this made them take twice as long. Blocks on their way are left
 //! to the put. If it fails, the next comparison finds them missing.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_key::{Key, PeerId};
 
+use crate::counts::Counts;
+
 /// See the module. As large as the puts under way.
 #[derive(Debug, Default)]
-pub(crate) struct UnderWay(Mutex<BTreeMap<(PeerId, Key), usize>>);
+pub(crate) struct UnderWay(Mutex<Counts<(PeerId, Key)>>);
 
 /// A batch on its way to a node, until this is dropped.
 #[derive(Debug)]
@@ -23,34 +24,27 @@ pub(crate) struct BatchUnderWay {
 }
 
 impl UnderWay {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(PeerId, Key), usize>> {
+    fn lock(&self) -> MutexGuard<'_, Counts<(PeerId, Key)>> {
         self.0.lock().expect("no holder of this lock panics")
     }
 
     /// These blocks are being sent to `to`.
     pub fn sends(self: &Arc<Self>, to: PeerId, keys: Vec<Key>) -> BatchUnderWay {
         let mut all = self.lock();
-        keys.iter().for_each(|key| *all.entry((to, *key)).or_default() += 1);
+        keys.iter().for_each(|key| all.add((to, *key)));
         drop(all);
         BatchUnderWay { all: self.clone(), to, keys }
     }
 
     /// Whether a block is on its way to `to`.
     pub fn is_on_its_way(&self, to: &PeerId, key: &Key) -> bool {
-        self.lock().contains_key(&(*to, *key))
+        self.lock().of(&(*to, *key)) > 0
     }
 }
 
 impl Drop for BatchUnderWay {
     fn drop(&mut self) {
         let mut all = self.all.lock();
-        for key in &self.keys {
-            let place = (self.to, *key);
-            let puts = all.get_mut(&place).expect("counted when it was sent");
-            *puts -= 1;
-            if *puts == 0 {
-                all.remove(&place);
-            }
-        }
+        self.keys.iter().for_each(|key| all.take(&(self.to, *key)));
     }
 }
