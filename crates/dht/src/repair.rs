@@ -35,6 +35,7 @@ use crate::inner::Inner;
 use crate::lookup::{Found, find};
 use crate::repair_state::{Duties, duties_of};
 use crate::replicas::{expected_replicas, store_here};
+
 /// A round repeats at most so often before it waits again.
 const MAX_PASSES: usize = 4;
 /// How long to wait after a round that could not finish.

@@ -5,8 +5,8 @@
 //! renews asks one of the other replicas, chosen at random once the root has answered,
 //! whether it has what it should have: the version, and at least half of the lease. Among
 //! honest nodes that is one short question a batch; of a renewal it is the renewal itself, and a
-//! replica that had not been told of it yet says so, which confirms nothing. If that replica does not confirm a block,
-//! the publisher asks the remaining ones. It puts a block that too few confirm at each replica
+//! replica that had not been told of it yet says so, which confirms nothing. If that replica does
+//! not confirm a block, the publisher asks the remaining ones. It puts a block that too few confirm at each replica
 //! that lacks it; what a majority has, the root may still be sending, so that waits a while.
 //!
 //! **Invariant:** nobody is believed alone. A root counts as a copy only if another replica

@@ -18,8 +18,8 @@
 //! - more requests than that, in number or bytes, come only from a peer that breaks
 //!   these rules and are refused as overloaded. Those being served are counted as replies
 //!   are, but for those of a few hundred bytes: a peer has a share of
-//!   [`MAX_PEER_SERVING_BYTES`] of what the [`Budget`] holds for all. The socket is read all the same: pausing it would hold
-//!   up replies to our own calls, and two nodes that call each other could block.
+//!   [`MAX_PEER_SERVING_BYTES`] of what the [`Budget`] holds for all. The socket is read all the
+//!   same: pausing it would hold up replies to our own calls, and two nodes that call each other could block.
 //!
 //! Small frames overtake bulk frames that wait; a bulk frame that has begun is finished
 //! first. It knows nothing of who may connect, nor of what messages mean.
