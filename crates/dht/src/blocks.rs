@@ -88,6 +88,15 @@ pub trait Blocks: Send + Sync + 'static {
     /// in the order given. At most 1,024 a call.
     fn renew(&self, hashes: Vec<BlockHash>)
     -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>>;
+
+    /// The same for blocks that the caller puts if they are lacking. One node may be believed
+    /// that the ring lacks a block: putting it once more does no harm.
+    fn renew_or_lack(
+        &self,
+        hashes: Vec<BlockHash>,
+    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+        self.renew(hashes)
+    }
 }
 
 /// A ring of one, in memory: for tests of what lives above.

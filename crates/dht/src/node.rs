@@ -296,6 +296,14 @@ impl Blocks for Dht {
         hashes: Vec<BlockHash>,
     ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { store_blocks::renew(&inner, hashes).await })
+        Box::pin(async move { store_blocks::renew(&inner, hashes, false).await })
+    }
+
+    fn renew_or_lack(
+        &self,
+        hashes: Vec<BlockHash>,
+    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { store_blocks::renew(&inner, hashes, true).await })
     }
 }

@@ -41,7 +41,7 @@ use crate::replicas::{expected_replicas, present_replicas, size_of, store_as_roo
 use crate::stats::add;
 use crate::votes::Votes;
 use crate::witness::{
-    Said, ask_to_renew, ask_to_store, check_put, check_renewal, newest_shown, put_request,
+    Renewal, Said, ask_to_renew, ask_to_store, check_put, check_renewal, newest_shown, put_request,
     renew_at, statuses_of,
 };
 
@@ -483,6 +483,8 @@ const RENEW_STUCK: Duration = Duration::from_secs(20);
 /// What has become of keys whose leases are to be extended.
 #[derive(Default)]
 struct Renewing {
+    /// Whether the caller puts what is lacking.
+    will_be_put: bool,
     held: Vec<bool>,
     /// Those not settled yet.
     todo: Vec<usize>,
@@ -491,14 +493,16 @@ struct Renewing {
     told: String,
 }
 
-/// Extends leases; returns the blocks the ring lacks, in the order given.
+/// Extends leases; returns the blocks the ring lacks, in the order given. If those `will_be_put`,
+/// the root's word for that is enough.
 pub(crate) async fn renew(
     inner: &Arc<Inner>,
     hashes: Vec<BlockHash>,
+    will_be_put: bool,
 ) -> Result<Vec<BlockHash>, PutError> {
     let keys: Vec<Key> = hashes.iter().map(BlockHash::key).collect();
     let (held, todo) = (vec![false; keys.len()], (0..keys.len()).collect());
-    let mut state = Renewing { held, todo, ..Renewing::default() };
+    let mut state = Renewing { held, todo, will_be_put, ..Renewing::default() };
     let mut pause = FIRST_PAUSE;
     let start = inner.env.now();
     let (deadline, mut stuck) = (start + inner.config.put_limit, start + RENEW_STUCK);
@@ -544,9 +548,10 @@ async fn renew_once(inner: &Arc<Inner>, keys: &[Key], state: &mut Renewing) {
     let asks = groups.values().flat_map(|(set, indices)| {
         indices.chunks(MAX_RENEW_KEYS).map(move |chunk| (set, chunk.to_vec()))
     });
+    let will_be_put = state.will_be_put;
     let answers = join_all(asks.map(|(set, chunk)| async move {
         let keys = chunk.iter().map(|index| keys[*index]).collect();
-        (set[0], chunk, renew_batch(inner, set, keys).await)
+        (set[0], chunk, renew_batch(inner, set, keys, will_be_put).await)
     }))
     .await;
     for (root, chunk, answer) in answers {
@@ -586,6 +591,7 @@ async fn renew_batch(
     inner: &Arc<Inner>,
     set: &[Node],
     keys: Vec<Key>,
+    will_be_put: bool,
 ) -> Result<RenewReply, CallError> {
     let (root, count) = (set[0], keys.len());
     let lease_secs = inner.config.lease.as_secs();
@@ -625,7 +631,8 @@ async fn renew_batch(
                     continue;
                 }
                 calls.finish();
-                check_renewal(inner, set, &origin, &renew, &keys, &mut reply).await;
+                let what = Renewal { origin: &origin, renew: &renew, keys: &keys, will_be_put };
+                check_renewal(inner, set, &what, &mut reply).await;
                 return Ok(reply);
             }
             Some(Event::Answer(node, Err(error)))

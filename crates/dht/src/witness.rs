@@ -395,6 +395,15 @@ pub(crate) fn malformed(text: &str) -> CallError {
     CallError::Refused(Refusal::new(Refusal::MALFORMED, text))
 }
 
+/// A renewal whose outcome is looked at.
+pub(crate) struct Renewal<'a> {
+    pub origin: &'a Origin,
+    pub renew: &'a Renew,
+    pub keys: &'a [Key],
+    /// Whether the publisher puts what is lacking.
+    pub will_be_put: bool,
+}
+
 /// Looks whether leases end when the root, the first of `set`, says in `reply`; renews them
 /// at the replicas where they do not, and says then which blocks are held: as in
 /// [`RenewReply`], with 3 for those of which too few are known to be.
@@ -402,20 +411,23 @@ pub(crate) fn malformed(text: &str) -> CallError {
 /// Where the root says that a block is held, the witness is sent the renewal itself: its names and
 /// one byte for each are a sixth of a question for keys, and it has renewed the blocks in any case
 /// then. It says which of them it had not been told to renew before. Where the root says anything
-/// else, all other members are sent the renewal, and a majority of the set decides.
+/// else, all other members are sent the renewal, and a majority of the set decides; but a root is
+/// believed that lacks what will be put, which is most of what a publisher asks for.
 pub(crate) async fn check_renewal(
     inner: &Arc<Inner>,
     set: &[Node],
-    origin: &Origin,
-    renew: &Renew,
-    keys: &[Key],
+    &Renewal { origin, renew, keys, will_be_put }: &Renewal<'_>,
     reply: &mut RenewReply,
 ) {
     let held = &mut reply.held;
-    // A root is believed that the publisher's quota is used up, if it says which.
-    let is_refusal = |state: u8| state == 4 && reply.over.is_some();
+    // A root is also believed that the publisher's quota is used up, if it says which.
+    let is_settled = |state: u8| match state {
+        0 => will_be_put,
+        4 => reply.over.is_some(),
+        _ => false,
+    };
     let (said, denied): (Vec<usize>, Vec<usize>) =
-        (0..held.len()).filter(|i| !is_refusal(held[*i])).partition(|i| held[*i] == 1);
+        (0..held.len()).filter(|i| !is_settled(held[*i])).partition(|i| held[*i] == 1);
     let expect =
         |index: &usize| Expected { key: keys[*index], version: 0, lease_secs: renew.lease_secs };
     let expected: Vec<Expected> = said.iter().map(expect).collect();

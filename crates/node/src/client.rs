@@ -629,10 +629,10 @@ impl Inner {
         }
     }
 
-    async fn renew(&self, hashes: Vec<BlockHash>) -> Result<Vec<BlockHash>, PutError> {
+    async fn renew(&self, method: u16, hashes: Vec<BlockHash>) -> Result<Vec<BlockHash>, PutError> {
         let call = message::Hashes { hashes: message::join_hashes(hashes.iter()) };
         let answered = self
-            .call_decoded::<Answer<message::Hashes, PutFailed>>(message::RENEW, &call, Vec::new())
+            .call_decoded::<Answer<message::Hashes, PutFailed>>(method, &call, Vec::new())
             .await;
         match answered {
             Ok((Answer::Done(lacking), _)) => message::split_hashes(&lacking.hashes)
@@ -675,6 +675,14 @@ impl Blocks for Client {
         hashes: Vec<BlockHash>,
     ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { inner.renew(hashes).await })
+        Box::pin(async move { inner.renew(message::RENEW, hashes).await })
+    }
+
+    fn renew_or_lack(
+        &self,
+        hashes: Vec<BlockHash>,
+    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+        let inner = self.inner.clone();
+        Box::pin(async move { inner.renew(message::RENEW_OR_LACK, hashes).await })
     }
 }

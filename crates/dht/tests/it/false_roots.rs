@@ -245,6 +245,32 @@ fn a_root_that_denies_blocks_is_not_believed_without_asking_the_others() {
     }
 }
 
+/// A publisher asks which of its blocks are there, which few are, and all the set was asked about
+/// each: publishing took a tenth longer.
+#[test]
+fn a_root_is_asked_alone_about_blocks_that_will_be_put_and_are_not_there() {
+    let (ring, liar, lies) = ring(9, Lie::Renewal(3));
+    let asked = || ring.sim.stats().methods.get(&messages::RENEW).map_or(0, |m| m.call_count);
+    let publisher = &ring.members[0].dht;
+    let hashes =
+        |numbers: &[u32]| -> Vec<BlockHash> { numbers.iter().map(|n| block(*n).0).collect() };
+    let run = |renewed: BoxFuture<'static, Result<Vec<BlockHash>, PutError>>| {
+        ring.sim.block_on(MINUTE, renewed).expect("ends").expect("is answered")
+    };
+    let lacking = hashes(&rooted_at(&ring, liar, 10_000));
+    let before = asked();
+    assert_eq!(run(publisher.renew_or_lack(lacking.clone())), lacking);
+    let alone = asked() - before;
+    assert_eq!(run(publisher.renew(lacking.clone())), lacking);
+    assert_eq!(alone, 3, "the root, which asks its two replicas");
+    assert!(asked() - before > 2 * alone, "who will not put them asks others as well");
+    // A root that says neither is not believed, here as there.
+    let held = rooted_at(&ring, liar, 0);
+    ring.try_put(0, held.iter().map(|n| block(*n)).collect()).expect("nobody lies yet");
+    lies.store(true, Ordering::Relaxed);
+    assert_eq!(run(publisher.renew_or_lack(hashes(&held))), []);
+}
+
 #[test]
 fn a_root_that_shortens_leases_is_found_out() {
     let (ring, liar, lies) = ring(4, Lie::ShortLease);

@@ -24,6 +24,8 @@ pub const PUT: u16 = 0x0303;
 pub const PUT_SIGNED: u16 = 0x0304;
 /// Extend leases.
 pub const RENEW: u16 = 0x0305;
+/// The same of blocks that will be put if they are lacking.
+pub const RENEW_OR_LACK: u16 = 0x0306;
 /// The node's status, as JSON.
 pub const STATUS: u16 = 0x0310;
 /// A join code.

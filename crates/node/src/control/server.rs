@@ -80,7 +80,7 @@ impl Control {
             message::GET_SIGNED => self.get_signed(request).await,
             message::PUT => self.put(request).await,
             message::PUT_SIGNED => self.put_signed(request).await,
-            message::RENEW => self.renew(request).await,
+            message::RENEW | message::RENEW_OR_LACK => self.renew(request).await,
             message::STATUS => {
                 bare(&request)?;
                 let about = self.about;
@@ -195,7 +195,10 @@ impl Control {
         if hashes.len() > MAX_RENEW {
             return Err(malformed(format!("{} keys to renew at once", hashes.len())));
         }
-        let lacking = self.blocks.renew(hashes).await;
+        let lacking = match request.method {
+            message::RENEW_OR_LACK => self.blocks.renew_or_lack(hashes).await,
+            _ => self.blocks.renew(hashes).await,
+        };
         let answer: Answer<message::Hashes, PutFailed> = lacking
             .map(|lacking| message::Hashes { hashes: message::join_hashes(lacking.iter()) })
             .map_err(PutFailed::from)

@@ -152,7 +152,7 @@ async fn store(
 ) -> Result<Uploaded, PublishError> {
     let bytes = batch.iter().map(|block| block.block.len()).sum();
     let _held = Held { run, bytes };
-    let lacking = blocks.renew(batch.iter().map(|block| block.hash).collect()).await?;
+    let lacking = blocks.renew_or_lack(batch.iter().map(|block| block.hash).collect()).await?;
     if lacking.is_empty() {
         return Ok(Uploaded::default());
     }
