@@ -440,8 +440,8 @@ async fn ask_all_replicas(
         .iter()
         .zip(&answers)
         .map(|(node, answer)| match answer {
-            Ok(_) => format!("{node:?} does not have it"),
-            Err(error) => format!("{node:?} {error}"),
+            Ok(_) => format!("{node} does not have it"),
+            Err(error) => format!("{node} {error}"),
         })
         .collect();
     let told = nodes.err().unwrap_or_else(|| said.join("; "));

@@ -217,11 +217,11 @@ fn judge(root: &Node, status: PutStatus) -> Outcome {
     match status {
         PutStatus::Stored { copies, wanted } if is_majority(copies, wanted) => Outcome::Stored,
         PutStatus::Stored { copies, wanted } => {
-            again(format!("only {copies} of {wanted} nodes from {root:?} on have it"))
+            again(format!("only {copies} of {wanted} nodes from {root} on have it"))
         }
-        PutStatus::NotRoot => again(format!("{root:?} is not its root any more")),
-        PutStatus::Failed => again(format!("the disk of {root:?} failed")),
-        PutStatus::Full => Outcome::Refused(PutError::Full(format!("{root:?} is full"))),
+        PutStatus::NotRoot => again(format!("{root} is not its root any more")),
+        PutStatus::Failed => again(format!("the disk of {root} failed")),
+        PutStatus::Full => Outcome::Refused(PutError::Full(format!("{root} is full"))),
         PutStatus::OverQuota { used_bytes, allowed_bytes, of } => {
             Outcome::Refused(over_quota(root, OverQuota { used_bytes, allowed_bytes, of }))
         }
@@ -234,7 +234,7 @@ fn judge(root: &Node, status: PutStatus) -> Outcome {
 
 fn over_quota(root: &Node, over: OverQuota) -> PutError {
     let OverQuota { used_bytes, allowed_bytes, of } = over;
-    let who = format!("this node's {of}, on {root:?} or a replica of it,");
+    let who = format!("this node's {of}, on {root} or a replica of it,");
     PutError::OverQuota { used_bytes, allowed_bytes, who }
 }
 
@@ -276,7 +276,7 @@ async fn put_batch(
     if inner.is_me(&root) {
         return match store_as_root(inner, &root.peer, &origin, blocks).await {
             Ok(statuses) => statuses.into_iter().map(|status| judge(&root, status)).collect(),
-            Err(refusal) => all_again(format!("root {root:?}: {refusal}")),
+            Err(refusal) => all_again(format!("root {root}: {refusal}")),
         };
     }
     let mut calls = Calls::new(inner, WaitsFor::Root);
@@ -288,7 +288,7 @@ async fn put_batch(
     let counted = set.len();
     let mut direct =
         Direct { inner, set, counted, origin: &origin, blocks: &blocks, holders: holders.clone() };
-    let mut told = format!("root {root:?} does not answer");
+    let mut told = format!("root {root} does not answer");
     let mut tally = None;
     loop {
         if tally.is_none() && !calls.is_patient() && set.len() > 1 {
@@ -304,7 +304,7 @@ async fn put_batch(
             Some(Event::Answer(node, Ok((_, mut statuses)))) if by_root && node == root => {
                 if is_other_root(inner, &statuses, &keys[0], &root).await {
                     by_root = false;
-                    told = format!("{root:?} does not know yet that it is the root");
+                    told = format!("{root} does not know yet that it is the root");
                     direct.counted = set.len() - 1;
                     if tally.is_some() {
                         direct.put_at(&mut calls, root);
@@ -322,9 +322,9 @@ async fn put_batch(
             }
             Some(Event::Answer(node, Err(error))) if by_root && node == root => {
                 if !error.is_failure_of_peer() {
-                    return all_again(format!("root {root:?}: {error}"));
+                    return all_again(format!("root {root}: {error}"));
                 }
-                told = format!("root {root:?}: {error}");
+                told = format!("root {root}: {error}");
             }
             Some(_) => {}
             None => break,
@@ -563,12 +563,12 @@ async fn renew_once(inner: &Arc<Inner>, keys: &[Key], state: &mut Renewing) {
                 for (index, said) in chunk.into_iter().zip(states) {
                     match said {
                         2 => {
-                            state.told = format!("{root:?} is not the root any more");
+                            state.told = format!("{root} is not the root any more");
                             again.push(index);
                         }
                         3 => {
                             state.told =
-                                format!("too few of the nodes from {root:?} on have it or answer");
+                                format!("too few of the nodes from {root} on have it or answer");
                             again.push(index);
                         }
                         said => state.held[index] = said == 1 || said == 4,
@@ -576,7 +576,7 @@ async fn renew_once(inner: &Arc<Inner>, keys: &[Key], state: &mut Renewing) {
                 }
             }
             Err(error) => {
-                state.told = format!("root {root:?}: {error}");
+                state.told = format!("root {root}: {error}");
                 again.extend(chunk);
             }
         }

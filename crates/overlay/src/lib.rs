@@ -94,6 +94,13 @@ impl fmt::Debug for Node {
     }
 }
 
+/// For people, who know a node by its id and address and not by its places on the ring.
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.peer.fmt(f)
+    }
+}
+
 /// Where to ask next for a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Route {

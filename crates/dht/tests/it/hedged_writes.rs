@@ -207,7 +207,7 @@ fn of_a_batch_only_what_fails_is_put_again_and_the_culprit_is_named() {
     let before = ring.bytes_of(messages::PUT);
     let error = ring.try_put(0, blocks.clone()).expect_err("a root refuses");
     let told = error.to_string();
-    let culprit = format!("{:?}", ring.node(full));
+    let culprit = ring.node(full).to_string();
     assert!(told.contains(&format!("{failing} of 60 blocks")) && told.contains(&culprit), "{told}");
     let sent = ring.bytes_of(messages::PUT) - before;
     let (good, tries) = (60 - failing as u64, 16);
