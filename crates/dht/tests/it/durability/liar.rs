@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use atoll_dht::messages::{self, Name, Put, Renew};
+use atoll_dht::messages::{self, Name, Put, Renew, Vouch};
 use atoll_env::BoxFuture;
-use atoll_key::Key;
+use atoll_key::{Key, PeerId};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 
 use crate::denier::Denier;
 
-/// The blocks to whose put or renewal liars have said yes: each may stand for a copy that is nowhere.
+/// The blocks to whose put or renewal liars have said yes, as root or as the node that the publisher
+/// asks whether the root tells the truth: each may stand for a copy that is nowhere.
 /// Whether a liar belongs to a replica set does not tell: those who put and renew may be cut off from
 /// members of it, or not know yet of nodes that have joined.
 #[derive(Clone, Default)]
@@ -33,12 +34,13 @@ impl Lies {
 pub struct Liar {
     denier: Denier,
     member: usize,
+    publisher: PeerId,
     lies: Lies,
 }
 
 impl Liar {
-    pub fn new(honest: Arc<dyn Service>, member: usize, lies: Lies) -> Liar {
-        Liar { denier: Denier(honest), member, lies }
+    pub fn new(honest: Arc<dyn Service>, member: usize, publisher: PeerId, lies: Lies) -> Liar {
+        Liar { denier: Denier(honest), member, publisher, lies }
     }
 }
 
@@ -52,6 +54,10 @@ impl Service for Liar {
             messages::RENEW => {
                 let renew: Renew = messages::from_header(&request.header).expect("honest");
                 renew.names
+            }
+            messages::VOUCH if from.id == self.publisher => {
+                let asked: Vouch = messages::from_header(&request.header).expect("honest");
+                asked.keys.iter().map(Name::of).collect()
             }
             _ => Vec::new(),
         };

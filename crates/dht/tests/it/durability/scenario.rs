@@ -180,9 +180,10 @@ impl Scenario {
         refuses: Arc<AtomicBool>,
     ) -> impl Fn(Arc<dyn Service>) -> Arc<dyn Service> + use<> {
         let noted = self.lies.clone();
-        move |honest| match lies {
-            true => Arc::new(Liar::new(honest, member, noted.clone())),
-            false => Arc::new(Refusing(honest, refuses.clone(), PutStatus::Failed)),
+        let publisher = lies.then(|| self.ring.node(0).peer.id);
+        move |honest| match publisher {
+            Some(publisher) => Arc::new(Liar::new(honest, member, publisher, noted.clone())),
+            None => Arc::new(Refusing(honest, refuses.clone(), PutStatus::Failed)),
         }
     }
 
