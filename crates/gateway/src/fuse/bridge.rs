@@ -76,13 +76,15 @@ impl fuser::Filesystem for Bridge {
         _request: &fuser::Request,
         config: &mut fuser::KernelConfig,
     ) -> io::Result<()> {
+        // Not FUSE_ASYNC_DIO. With it the kernel takes what an asynchronous direct write replaces
+        // out of its cache when the write begins, but not when it ends: who reads meanwhile
+        // brings the old bytes back, for good. And a write cut short by a full disk is EIO to it.
         for wanted in [
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_AUTO_INVAL_DATA,
             InitFlags::FUSE_ATOMIC_O_TRUNC,
-            InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
         ] {
             if config.add_capabilities(wanted).is_err() {

@@ -13,16 +13,16 @@ use tokio::sync::watch;
 use crate::place::Place;
 use crate::scripted::{FILES, Scripted};
 
-struct Script {
-    place: Place,
-    gate: watch::Sender<bool>,
-    waiting: watch::Receiver<usize>,
+pub struct Script {
+    pub place: Place,
+    pub gate: watch::Sender<bool>,
+    pub waiting: watch::Receiver<usize>,
 }
 
-fn scripted(options: &MountOptions) -> Option<Script> {
+pub fn scripted(options: &MountOptions) -> Option<Script> {
     let (gate, opened) = watch::channel(false);
     let (begun, waiting) = watch::channel(0);
-    let fs = Scripted { gate: opened, waiting: begun };
+    let fs = Scripted { gate: opened, waiting: begun, held: Arc::default() };
     let place = Place::with(options, |_| Arc::new(fs))?;
     Some(Script { place, gate, waiting })
 }

@@ -5,9 +5,11 @@
 #![allow(clippy::disallowed_methods)]
 
 mod concurrency;
+mod direct;
 mod mounting;
 mod place;
 mod posix;
 mod programs;
+mod raw;
 mod scripted;
 mod trees;

@@ -1,5 +1,7 @@
 //! A file system that does what its test says: names stand for behaviours.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use atoll_vfs::{
@@ -26,7 +28,15 @@ pub const BLOCKING: InodeNumber = InodeNumber(16);
 /// May be written, and counts flushes as begun, of which it says that it needs none.
 pub const WRITABLE: InodeNumber = InodeNumber(17);
 
-pub const FILES: [(&str, InodeNumber); 8] = [
+/// The kernel may keep what it reads of this. Writes begin, and take effect when the gate opens.
+pub const HELD: InodeNumber = InodeNumber(18);
+
+/// A disk with room for one page: longer writes of this are cut short, later ones are `ENOSPC`.
+pub const ONE_PAGE: InodeNumber = InodeNumber(19);
+
+pub const FILES: [(&str, InodeNumber); 10] = [
+    ("held", HELD),
+    ("one page", ONE_PAGE),
     ("slow", SLOW),
     ("writable", WRITABLE),
     ("blocking", BLOCKING),
@@ -39,10 +49,12 @@ pub const FILES: [(&str, InodeNumber); 8] = [
 
 /// Beside [`FILES`], a name `errno N` fails with that number.
 pub struct Scripted {
-    /// Whether slow reads may end.
+    /// Whether slow reads and held writes may end.
     pub gate: watch::Receiver<bool>,
-    /// How many slow reads have begun, and flushes.
+    /// How many slow reads and held writes have begun, and flushes.
     pub waiting: watch::Sender<usize>,
+    /// The byte that all of [`HELD`] consists of.
+    pub held: Arc<AtomicU8>,
 }
 
 fn attr(inode: InodeNumber) -> Attr {
@@ -98,10 +110,11 @@ impl FileSystem for Scripted {
     }
 
     fn open(&self, _caller: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
-        if flags.writes() && inode != WRITABLE {
+        let cached = matches!(inode, HELD | ONE_PAGE);
+        if flags.writes() && inode != WRITABLE && !cached {
             return answer(Err(Errno::EROFS));
         }
-        answer(Ok(Opened { handle: Handle::NONE, keep_cache: false, direct_io: true }))
+        answer(Ok(Opened { handle: Handle::NONE, keep_cache: cached, direct_io: !cached }))
     }
 
     fn read(&self, inode: InodeNumber, _handle: Handle, offset: u64, len: u32) -> Answer<Bytes> {
@@ -130,13 +143,28 @@ impl FileSystem for Scripted {
                 tokio::task::yield_now().await;
                 panic!("on purpose, in a task")
             }),
+            HELD => answer(Ok(Bytes::from(vec![self.held.load(Ordering::SeqCst); data.len()]))),
             GENEROUS => answer(Ok(Bytes::from(vec![b'g'; len as usize + 100]))),
             _ => answer(Ok(data)),
         }
     }
 
-    fn write(&self, _: InodeNumber, _: Handle, _: u64, data: Bytes) -> Answer<u32> {
-        answer(Ok(data.len() as u32))
+    fn write(&self, inode: InodeNumber, _: Handle, offset: u64, data: Bytes) -> Answer<u32> {
+        let len = data.len() as u32;
+        match inode {
+            HELD => {
+                let (mut gate, held) = (self.gate.clone(), self.held.clone());
+                self.waiting.send_modify(|count| *count += 1);
+                Box::pin(async move {
+                    gate.wait_for(|open| *open).await.map_err(|_| Errno::EIO)?;
+                    held.store(data[0], Ordering::SeqCst);
+                    Ok(len)
+                })
+            }
+            ONE_PAGE if offset >= 4096 => answer(Err(Errno::ENOSPC)),
+            ONE_PAGE => answer(Ok(len.min(4096))),
+            _ => answer(Ok(len)),
+        }
     }
 
     fn flush(&self, _inode: InodeNumber, _handle: Handle) -> Answer<()> {
