@@ -53,6 +53,15 @@ pub trait FileSystem: Send + Sync + 'static {
         refuse(Errno::EOPNOTSUPP)
     }
 
+    /// The entry of `inode`, which nobody needs to hold, counted as one lookup: a file handle
+    /// (`open_by_handle_at(2)`, NFS) outlives what the kernel remembers of its file. By the
+    /// generation the front end tells whether the number belongs to another file now.
+    /// [`Errno::ESTALE`] if no file has the number, or it cannot be told.
+    fn by_number(&self, caller: Caller, inode: InodeNumber) -> Answer<Entry> {
+        let _ = (caller, inode);
+        refuse(Errno::ESTALE)
+    }
+
     /// How long a name that `lookup` did not find may be taken not to exist.
     fn missing_ttl(&self) -> Duration {
         Duration::ZERO

@@ -84,6 +84,7 @@ impl fuser::Filesystem for Bridge {
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_AUTO_INVAL_DATA,
+            InitFlags::FUSE_EXPORT_SUPPORT,
             InitFlags::FUSE_ATOMIC_O_TRUNC,
             InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
         ] {
@@ -111,7 +112,12 @@ impl fuser::Filesystem for Bridge {
         let missing_ttl = self.fs.missing_ttl();
         self.run(
             "lookup",
-            move |fs| fs.lookup(caller, inode(parent), &name),
+            move |fs| match &name[..] {
+                // A file handle, or the way from one to the root.
+                b"." => fs.by_number(caller, inode(parent)),
+                b".." => fs.parent(caller, inode(parent)),
+                name => fs.lookup(caller, inode(parent), name),
+            },
             move |outcome| match outcome {
                 Err(Errno::ENOENT) if !missing_ttl.is_zero() => reply_missing(reply, missing_ttl),
                 outcome => reply_entry(reply, outcome),

@@ -6,6 +6,7 @@
 
 mod concurrency;
 mod direct;
+mod handles;
 mod mounting;
 mod place;
 mod posix;

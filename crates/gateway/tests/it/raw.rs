@@ -1,8 +1,11 @@
 //! System calls that no crate of ours has a safe form of.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// What direct input and output wants: memory that begins at a page, and whole pages of it.
 #[repr(C, align(4096))]
@@ -74,4 +77,51 @@ pub fn write_asynchronously(file: &File, page: &Page, offset: i64) -> io::Result
         Ok(written) => Ok(written),
         Err(_) => Err(io::Error::from_raw_os_error(-event.result as i32)),
     }
+}
+
+/// `struct file_handle` (open_by_handle_at(2)), as large as any.
+#[repr(C)]
+pub struct FileHandle {
+    len: u32,
+    kind: i32,
+    bytes: [u8; 128],
+}
+
+/// The handle of a file.
+#[allow(unsafe_code)]
+pub fn handle_of(path: &Path) -> io::Result<FileHandle> {
+    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+    let mut handle = FileHandle { len: 128, kind: 0, bytes: [0; 128] };
+    let mut mount = 0i32;
+    // SAFETY: the path ends with a zero; the kernel writes at most as many bytes as `len` says,
+    // which is what the handle has room for, and one number.
+    checked(unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            &raw mut handle,
+            &raw mut mount,
+            0,
+        )
+    })?;
+    Ok(handle)
+}
+
+/// Opens a file of the file system of `mount` for reading.
+#[allow(unsafe_code)]
+pub fn open_handle(mount: &File, handle: &FileHandle) -> io::Result<File> {
+    // SAFETY: the kernel reads as many bytes as `len` says, which the handle has; what it
+    // returns is a file descriptor that nobody else has.
+    let opened = unsafe {
+        let handle = std::ptr::from_ref(handle);
+        let fd = libc::syscall(
+            libc::SYS_open_by_handle_at,
+            mount.as_raw_fd(),
+            handle,
+            libc::O_RDONLY | libc::O_CLOEXEC,
+        );
+        OwnedFd::from_raw_fd(checked(fd)? as i32)
+    };
+    Ok(opened.into())
 }

@@ -21,7 +21,7 @@ use crate::format::superblock::ROOT_INODE;
 pub(super) struct Held {
     lookups: u64,
     opens: u32,
-    /// The directory in which it was found last.
+    /// The directory in which it was found last; 0 if it was found by its number.
     parent: u32,
     /// Writers of data and length take it as writers, readers as readers; before the core.
     pub(super) lock: Arc<RwLock<()>>,

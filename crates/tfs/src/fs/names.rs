@@ -152,6 +152,23 @@ impl Shared {
         core.entry(parent, &inode, parent)
     }
 
+    /// The entry of an inode that the front end may have forgotten, or never known.
+    pub(super) fn by_number(&self, number: InodeNumber) -> Result<Entry, Errno> {
+        let number = to_ext2(number)?;
+        let mut core = self.core();
+        let inode = core.live_inode(number)?;
+        if !core.ext2.is_inode_in_use(number).map_err(|error| errno(&error))? {
+            return Err(Errno::ESTALE);
+        }
+        let map = match inode.is_transparent_file() {
+            true => core.map_entry(number, &inode).map_err(|error| errno(&error))?,
+            false => None,
+        };
+        // Unknown, where neither the map nor a lookup told it.
+        let parent = map.map(|map| map.parent).or_else(|| core.held.parent_of(number));
+        core.entry(number, &inode, parent.unwrap_or(0))
+    }
+
     /// Makes a file, and opens it if `open` says how.
     pub(super) fn make(
         &self,

@@ -205,6 +205,10 @@ impl FileSystem for Tfs {
         answer(self.shared.parent(inode))
     }
 
+    fn by_number(&self, _: Caller, inode: InodeNumber) -> Answer<Entry> {
+        answer(self.shared.by_number(inode))
+    }
+
     fn missing_ttl(&self) -> Duration {
         FOR_EVER
     }

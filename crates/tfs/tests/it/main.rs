@@ -12,6 +12,7 @@ mod identical_maps;
 mod kernel;
 mod mke2fs;
 mod mkfs;
+mod numbers;
 mod own_bytes;
 mod recorder;
 mod snapshot;

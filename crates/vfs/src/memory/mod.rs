@@ -135,6 +135,10 @@ impl FileSystem for MemoryFs {
         answer(state.parent_of(inode).and_then(|parent| state.entry(parent)))
     }
 
+    fn by_number(&self, _caller: Caller, inode: InodeNumber) -> Answer<Entry> {
+        answer(self.locked().entry(inode))
+    }
+
     fn forget(&self, inode: InodeNumber, count: u64) {
         self.locked().forget(inode, count);
     }

@@ -17,6 +17,7 @@ pub(super) const CHECKS: &[Check] = checks![
     one_file_has_one_number,
     an_unknown_number_is_refused,
     a_directory_knows_its_parent,
+    a_forgotten_file_is_found_by_its_number,
     forgetting_takes_nothing_away,
     an_open_file_outlives_forget,
 ];
@@ -148,6 +149,21 @@ async fn a_directory_knows_its_parent(probe: Probe) -> Outcome {
     same("parent of directory", top.attr.inode, InodeNumber::ROOT)?;
     let root = probe.fs.parent(me(), InodeNumber::ROOT).await.during("parent")?;
     same("parent of the root", root.attr.inode, InodeNumber::ROOT)
+}
+
+async fn a_forgotten_file_is_found_by_its_number(probe: Probe) -> Outcome {
+    for path in ["directory/inner", "directory", "link"] {
+        let before = probe.find(path).await?;
+        probe.fs.forget(before.inode, 1);
+        let found = probe.fs.by_number(me(), before.inode).await;
+        if matches!(found, Err(Errno::ESTALE)) {
+            return probe.needs(false, "it does not find files by their numbers");
+        }
+        same(path, found.during("by_number")?.attr, before)?;
+        probe.fs.forget(before.inode, 1);
+    }
+    let unknown = InodeNumber(0x1234_5678_9abc);
+    refused("a number of no file", probe.fs.by_number(me(), unknown).await, &[Errno::ESTALE])
 }
 
 async fn forgetting_takes_nothing_away(probe: Probe) -> Outcome {
