@@ -157,8 +157,10 @@ impl Checker {
                     Some(format!("has an impossible length of {}", entry.size_bytes))
                 }
                 (Some(entry), Some(known)) => {
-                    // One that others gave more names is in several.
-                    if entry.parent != known.parent && known.names == 1 {
+                    // One that others gave more names is in several; one that was not opened
+                    // by name since others wrote may have been moved by them.
+                    let settled = known.names == 1 && entry.epoch == own(ext2).0.header().epoch;
+                    if entry.parent != known.parent && settled {
                         let (said, is) = (entry.parent, known.parent);
                         self.found_in_records(format!(
                             "transparent file {number} is in directory {is}, its map says {said}"

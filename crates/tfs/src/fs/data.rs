@@ -352,11 +352,11 @@ impl Shared {
             if inode.flags & (IMMUTABLE | APPEND_ONLY) != 0 {
                 return Err(Errno::EPERM);
             }
-            if size > core.ext2.longest_file_bytes() {
+            let old_size = inode.size_bytes;
+            if size > old_size && size > core.ext2.longest_file_bytes() {
                 return Err(Errno::EFBIG);
             }
             let now = self.now();
-            let old_size = inode.size_bytes;
             let mut done = true;
             if size < old_size {
                 done = core

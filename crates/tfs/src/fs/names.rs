@@ -4,7 +4,7 @@
 //! change ends all changes ([`Shared::broken`]), for half a call must not be committed.
 
 use atoll_vfs::{
-    Caller, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags, check_name,
+    Caller, DirEntry, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags, check_name,
 };
 use bytes::Bytes;
 
@@ -131,16 +131,34 @@ impl Shared {
         let found = found.ok_or(Errno::ENOENT)?;
         let inode = core.named(parent, found.inode)?;
         let entry = core.entry(found.inode, &inode, parent)?;
-        let moved = inode.is_transparent_file() && {
-            let map = core.map_entry(found.inode, &inode).map_err(|error| errno(&error))?;
-            map.is_some_and(|map| map.parent != parent)
-        };
+        let moved = core.was_moved(found.inode, &inode, parent)?;
         drop(core);
         if moved {
             // Where that cannot be noted, the file is found all the same.
             let _ = self.note_parent(found.inode, parent);
         }
         Ok(entry)
+    }
+
+    /// Entries of a directory that is open, after the one whose cookie is `from`.
+    pub(super) fn list(
+        &self,
+        number: InodeNumber,
+        handle: Handle,
+        from: u64,
+        limit: usize,
+        with_entries: bool,
+    ) -> Result<Vec<DirEntry>, Errno> {
+        let number = to_ext2(number)?;
+        let mut core = self.core();
+        core.held.opened(number, handle)?;
+        let (listed, moved) = core.list(number, from, limit, with_entries)?;
+        drop(core);
+        for file in moved {
+            // As for a lookup.
+            let _ = self.note_parent(file, number);
+        }
+        Ok(listed)
     }
 
     pub(super) fn parent(&self, number: InodeNumber) -> Result<Entry, Errno> {
@@ -484,16 +502,26 @@ impl Core {
         Ok(Some(Ending::of(number, inode)))
     }
 
-    /// The entries of a directory, as the front end lists them.
-    pub(super) fn list(
+    /// Whether other software moved a transparent file to directory `parent`.
+    fn was_moved(&mut self, number: u32, inode: &Inode, parent: u32) -> Result<bool, Errno> {
+        if !inode.is_transparent_file() {
+            return Ok(false);
+        }
+        let map = self.map_entry(number, inode).map_err(|error| errno(&error))?;
+        Ok(map.is_some_and(|map| map.parent != parent))
+    }
+
+    /// The entries of a directory, as the front end lists them, and the transparent files among
+    /// them that other software moved there.
+    fn list(
         &mut self,
         number: u32,
         from: u64,
         limit: usize,
         with_entries: bool,
-    ) -> Result<Vec<atoll_vfs::DirEntry>, Errno> {
+    ) -> Result<(Vec<DirEntry>, Vec<u32>), Errno> {
         let directory = self.live_directory(number)?;
-        let mut listed = Vec::new();
+        let (mut listed, mut moved) = (Vec::new(), Vec::new());
         let mut from = from;
         while listed.len() < limit {
             let part = self
@@ -503,15 +531,14 @@ impl Core {
             let Some(last) = part.last() else { break };
             from = last.next;
             for entry in part.into_iter().filter(|e| e.name != b"." && e.name != b"..") {
-                // What cannot be true is listed all the same; whoever looks it up is told.
+                // A name whose inode is damaged is listed without attributes: its lookup fails.
                 let inode = self.named(number, entry.inode).ok();
                 let kind = inode.as_ref().and_then(|inode| inode.kind().ok()).or(entry.kind);
                 let kind = kind.unwrap_or(FileKind::Regular);
-                let full = match inode {
-                    Some(inode) if with_entries => Some(self.entry(entry.inode, &inode, number)?),
-                    _ => None,
-                };
-                listed.push(atoll_vfs::DirEntry {
+                let full = inode
+                    .filter(|_| with_entries)
+                    .and_then(|inode| self.listed_entry(entry.inode, &inode, number, &mut moved));
+                listed.push(DirEntry {
                     name: Bytes::from(entry.name),
                     kind,
                     inode: to_vfs(entry.inode),
@@ -520,7 +547,21 @@ impl Core {
                 });
             }
         }
-        Ok(listed)
+        Ok((listed, moved))
+    }
+
+    /// The entry of a listed name, counted as a lookup; none if it cannot be read.
+    fn listed_entry(
+        &mut self,
+        number: u32,
+        inode: &Inode,
+        parent: u32,
+        moved: &mut Vec<u32>,
+    ) -> Option<Entry> {
+        if self.was_moved(number, inode, parent).ok()? {
+            moved.push(number);
+        }
+        self.entry(number, inode, parent).ok()
     }
 }
 

@@ -367,13 +367,7 @@ impl FileSystem for Tfs {
         limit: usize,
         with_entries: bool,
     ) -> Answer<Vec<DirEntry>> {
-        let list = || {
-            let number = to_ext2(inode)?;
-            let mut core = self.shared.core();
-            core.held.opened(number, handle)?;
-            core.list(number, cookie, limit, with_entries)
-        };
-        answer(list())
+        answer(self.shared.list(inode, handle, cookie, limit, with_entries))
     }
 
     fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {

@@ -294,7 +294,9 @@ impl Shared {
         if let Some(open) = self.core().maps.0.get_mut(&number) {
             open.compared = true;
         }
-        if self.read_only {
+        // The cleaner finds files by their numbers: what is noted of a file that nobody looked up
+        // would say that its directory is known as well.
+        if self.read_only || !self.core().held.is_held(number) {
             return Ok(());
         }
         let _passage = self.pass(2)?;
