@@ -32,15 +32,38 @@ const RUNS_A_STEP: usize = 4;
 pub const BLOCKS_A_STEP: usize = 2 * 4 * RUNS_A_STEP + 2 + 6;
 
 impl Ext2 {
-    /// The longest a file can be, bytes: what three levels of indirect blocks reach, and
-    /// what the count of 512-byte units can hold.
+    /// The longest that a file may become, bytes, as in the kernel's drivers (`ext2_max_size`):
+    /// what three levels of indirect blocks reach, and no more than 2^32 - 1 units of 512
+    /// bytes with the indirect blocks that it has without holes.
     pub fn longest_file_bytes(&self) -> u64 {
         let block_bytes = u64::from(self.superblock().block_bytes());
-        let each = block_bytes / 4;
-        let reach = DIRECT as u64 + each + each * each + each * each * each;
-        // One unit in 64 goes to indirect blocks at most with blocks of 1 KiB.
-        let counted = u64::from(u32::MAX) * 512 / block_bytes * 63 / 64;
-        reach.min(counted).min(u64::from(u32::MAX)) * block_bytes
+        let most = u64::from(u32::MAX) / (block_bytes / 512);
+        let reach = self.reach_blocks();
+        if reach + self.indirect_blocks(reach) <= most {
+            return reach * block_bytes;
+        }
+        (most - self.indirect_blocks(most)) * block_bytes
+    }
+
+    /// The longest that a file can be, bytes: a length beyond is damage.
+    pub fn reach_bytes(&self) -> u64 {
+        self.reach_blocks() * u64::from(self.superblock().block_bytes())
+    }
+
+    /// Blocks that three levels of indirect blocks reach.
+    fn reach_blocks(&self) -> u64 {
+        let each = u64::from(self.superblock().block_bytes()) / 4;
+        DIRECT as u64 + each + each.pow(2) + each.pow(3)
+    }
+
+    /// Indirect blocks of a file of so many blocks without holes; it needs two levels at least.
+    fn indirect_blocks(&self, blocks: u64) -> u64 {
+        let each = u64::from(self.superblock().block_bytes()) / 4;
+        let beyond_one = blocks - DIRECT as u64 - each;
+        let beyond_two = beyond_one.saturating_sub(each.pow(2));
+        let two = 1 + beyond_one.div_ceil(each).min(each);
+        let three = beyond_two.div_ceil(each) + beyond_two.div_ceil(each.pow(2)) + 1;
+        1 + two + if beyond_two > 0 { three } else { 0 }
     }
 
     /// The extents of `count` blocks of a file from `logical` on, holes among them.

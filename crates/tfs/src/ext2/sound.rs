@@ -13,7 +13,7 @@ impl Ext2 {
     /// [`Ext2Error::Damaged`].
     pub fn check_sizes(&self, number: u32, inode: &Inode) -> Result<(), Ext2Error> {
         let size = inode.size_bytes;
-        if inode.kind() == Ok(FileKind::Regular) && size > self.longest_file_bytes() {
+        if inode.kind() == Ok(FileKind::Regular) && size > self.reach_bytes() {
             return damaged(format!("inode {number} has an impossible length of {size}"));
         }
         let all = u64::from(self.superblock.blocks()) * u64::from(self.superblock.block_bytes());
