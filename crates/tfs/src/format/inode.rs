@@ -117,13 +117,15 @@ fn decode_time(secs: u32, extra: u32) -> FileTime {
     FileTime { secs, nanos: (extra >> 2).min(999_999_999) }
 }
 
-/// Seconds and extra of a time, clamped to what they can hold.
+/// Seconds and extra of a time, clamped to what they can hold as the kernel clamps it: beyond the
+/// first and last moment there are no nanoseconds (`timestamp_truncate`).
 fn encode_time(time: FileTime, has_extra: bool) -> (u32, u32) {
     const FIRST: i64 = i32::MIN as i64;
     let last = if has_extra { FIRST + (1 << 34) - 1 } else { i64::from(i32::MAX) };
     let secs = time.secs.clamp(FIRST, last);
     let epoch = ((secs - FIRST) >> 32) as u32;
-    (secs as u32, epoch | time.nanos.min(999_999_999) << 2)
+    let nanos = if secs == time.secs { time.nanos.min(999_999_999) } else { 0 };
+    (secs as u32, epoch | nanos << 2)
 }
 
 impl Inode {

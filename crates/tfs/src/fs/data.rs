@@ -319,8 +319,8 @@ impl Shared {
         inode.atime = changes.atime.map_or(inode.atime, time);
         inode.mtime = changes.mtime.map_or(inode.mtime, time);
         inode.ctime = now;
-        core.ext2.put_inode(number, &inode).map_err(|error| self.broken(&error))?;
-        core.attr_reply(number, &inode)
+        let kept = core.keep_inode(number, &inode).map_err(|error| self.broken(&error))?;
+        core.attr_reply(number, &kept)
     }
 
     /// Cuts a file off, or lengthens it with a hole.

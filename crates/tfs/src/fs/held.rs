@@ -152,6 +152,12 @@ impl Core {
         }
     }
 
+    /// Writes an inode and returns it as it is kept: times may have been clamped.
+    pub(super) fn keep_inode(&mut self, number: u32, inode: &Inode) -> Result<Inode, Ext2Error> {
+        self.ext2.put_inode(number, inode)?;
+        self.ext2.inode(number)
+    }
+
     /// The attributes of an inode.
     pub(super) fn attr(&mut self, number: u32, inode: &Inode) -> Result<Attr, Errno> {
         let kind = inode.kind().map_err(|_| Errno::EIO)?;

@@ -245,7 +245,7 @@ impl Shared {
                 return Err(error.into());
             }
             directory.links += u16::from(new.directory);
-            core.ext2.put_inode(number, &inode)?;
+            let inode = core.keep_inode(number, &inode)?;
             if inode.is_transparent_file() {
                 core.put_transparent_parent(number, &inode, parent)?;
             }
@@ -324,7 +324,7 @@ impl Shared {
             core.ext2.add_entry(parent, &mut directory, new_name, (number, kind), goal)?;
             inode.links += 1;
             inode.ctime = now;
-            core.ext2.put_inode(number, &inode)?;
+            let inode = core.keep_inode(number, &inode)?;
             core.touch(parent, &mut directory, now)?;
             Ok(core.entry(number, &inode, parent)?)
         })
