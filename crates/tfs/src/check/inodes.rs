@@ -4,7 +4,8 @@ use atoll_vfs::FileKind;
 
 use super::{CheckError, Checker, Known};
 use crate::bitmap;
-use crate::format::inode::{DIRECT, Inode, POINTERS, TRANSPARENT};
+use crate::format::features::{DIR_INDEX, Features};
+use crate::format::inode::{DIRECT, INDEXED, Inode, POINTERS, TRANSPARENT};
 use crate::format::superblock::{RECORDS_INODE, RESIZE_INODE, ROOT_INODE};
 use crate::format::{u16_at, u32_at};
 
@@ -85,6 +86,7 @@ impl Checker {
             self.report.files += 1;
             self.report.transparent_files += u64::from(inode.is_transparent_file());
         }
+        self.check_features(number, &inode);
         self.check_contents(number, &inode)?;
         let known = Known {
             kind,
@@ -98,6 +100,17 @@ impl Checker {
         };
         self.known.insert(number, known);
         Ok(())
+    }
+
+    /// What an inode has, the superblock must name.
+    fn check_features(&mut self, number: u32, inode: &Inode) {
+        let mut needed = Features::needed_by(inode);
+        if inode.flags & INDEXED != 0 {
+            needed.compatible |= DIR_INDEX;
+        }
+        for name in self.superblock.features().missing(needed) {
+            self.found(format!("inode {number} needs feature {name}, which the superblock lacks"));
+        }
     }
 
     fn check_contents(&mut self, number: u32, inode: &Inode) -> Result<(), CheckError> {

@@ -27,6 +27,7 @@ use std::collections::BTreeSet;
 
 use thiserror::Error;
 
+use crate::format::features::Features;
 use crate::format::group::{DESCRIPTOR_BYTES, GroupDescriptor};
 use crate::format::inode::Inode;
 use crate::format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
@@ -202,11 +203,17 @@ impl Ext2 {
         Ok(Inode::decode(&self.meta.read(block)?[at..at + len]))
     }
 
-    /// Writes an inode, within the running transaction.
+    /// Writes an inode, within the running transaction, and gives the superblock the features
+    /// that it needs.
     ///
     /// # Errors
     /// As [`Ext2::inode`].
     pub fn put_inode(&mut self, inode: u32, value: &Inode) -> Result<(), Ext2Error> {
+        let needed = Features::needed_by(value);
+        let features = self.superblock.features();
+        if features.with(needed) != features {
+            self.change_superblock(|superblock| superblock.add_features(needed))?;
+        }
         let (block, at) = self.inode_place(inode)?;
         let len = self.superblock.inode_bytes() as usize;
         value.encode(&mut self.meta.change(block, Part::Ordinary)?[at..at + len]);

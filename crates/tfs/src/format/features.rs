@@ -1,6 +1,9 @@
 //! Which variants of ext2 are understood. What is not is refused by name.
 
+use atoll_vfs::FileKind;
 use thiserror::Error;
+
+use super::inode::Inode;
 
 /// `EXT2_FEATURE_COMPAT_EXT_ATTR`.
 pub const EXT_ATTR: u32 = 0x8;
@@ -14,6 +17,9 @@ pub const FILETYPE: u32 = 0x2;
 pub const SPARSE_SUPER: u32 = 0x1;
 /// `EXT2_FEATURE_RO_COMPAT_LARGE_FILE`.
 pub const LARGE_FILE: u32 = 0x2;
+
+/// From this length on a regular file needs [`LARGE_FILE`].
+const LARGE_FILE_BYTES: u64 = 1 << 31;
 
 /// Names as `dumpe2fs` prints them (e2fsprogs, `lib/e2p/feature.c`).
 const COMPATIBLE: &[(u32, &str)] = &[
@@ -117,16 +123,45 @@ impl Features {
     /// # Errors
     /// [`UnknownFeatures`], with the names.
     pub fn check(self) -> Result<(), UnknownFeatures> {
-        let understood = Features::MADE_BY_MKFS;
+        let names = Features::MADE_BY_MKFS.missing(self);
+        if names.is_empty() { Ok(()) } else { Err(UnknownFeatures { names }) }
+    }
+
+    /// Those that a file system gets when its first file needs them, as from the kernel.
+    pub const SET_WHEN_NEEDED: Features =
+        Features { compatible: EXT_ATTR, incompatible: 0, read_only_compatible: LARGE_FILE };
+
+    /// Those of [`Features::SET_WHEN_NEEDED`] that a file system with such an inode must have.
+    pub fn needed_by(inode: &Inode) -> Features {
+        let is_large =
+            inode.kind() == Ok(FileKind::Regular) && inode.size_bytes >= LARGE_FILE_BYTES;
+        Features {
+            compatible: if inode.xattr_block == 0 { 0 } else { EXT_ATTR },
+            incompatible: 0,
+            read_only_compatible: if is_large { LARGE_FILE } else { 0 },
+        }
+    }
+
+    /// These and those.
+    pub fn with(self, other: Features) -> Features {
+        Features {
+            compatible: self.compatible | other.compatible,
+            incompatible: self.incompatible | other.incompatible,
+            read_only_compatible: self.read_only_compatible | other.read_only_compatible,
+        }
+    }
+
+    /// Names of those of `other` that are not among these.
+    pub fn missing(self, other: Features) -> Vec<String> {
         let mut names =
-            names_of(self.incompatible & !understood.incompatible, INCOMPATIBLE, "incompatible");
-        names.extend(names_of(self.compatible & !understood.compatible, COMPATIBLE, "compatible"));
+            names_of(other.incompatible & !self.incompatible, INCOMPATIBLE, "incompatible");
+        names.extend(names_of(other.compatible & !self.compatible, COMPATIBLE, "compatible"));
         names.extend(names_of(
-            self.read_only_compatible & !understood.read_only_compatible,
+            other.read_only_compatible & !self.read_only_compatible,
             READ_ONLY_COMPATIBLE,
             "read-only compatible",
         ));
-        if names.is_empty() { Ok(()) } else { Err(UnknownFeatures { names }) }
+        names
     }
 
     /// Whether directory entries carry the kind of the file.

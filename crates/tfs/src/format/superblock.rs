@@ -71,6 +71,8 @@ pub const RECORDS_INODE: u32 = 5;
 pub const RESIZE_INODE: u32 = 7;
 /// The first inode of ordinary files where the superblock does not say.
 pub const OLD_FIRST_INODE: u32 = 11;
+/// The length of an inode, bytes, where the superblock does not say.
+const OLD_INODE_BYTES: u16 = 128;
 
 /// Why bytes are no superblock that can be used.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
@@ -280,6 +282,17 @@ impl Superblock {
         put_u32(&mut self.bytes[..], 100, features.read_only_compatible);
     }
 
+    /// Adds features. A file system of revision 0 becomes one of revision 1, which has feature
+    /// sets (the kernel's `ext2_update_dynamic_rev`).
+    pub fn add_features(&mut self, features: Features) {
+        self.set_features(self.features().with(features));
+        if self.revision() == 0 {
+            self.set_first_inode_field(OLD_FIRST_INODE);
+            self.set_inode_size_field(OLD_INODE_BYTES);
+            self.set_revision(1);
+        }
+    }
+
     /// The file system's UUID.
     pub fn uuid(&self) -> [u8; 16] {
         self.bytes[104..120].try_into().expect("sixteen bytes")
@@ -321,7 +334,8 @@ impl Superblock {
 
     /// Size of an inode, bytes.
     pub fn inode_bytes(&self) -> u32 {
-        if self.revision() == 0 { 128 } else { u32::from(self.inode_size_field()) }
+        let bytes = if self.revision() == 0 { OLD_INODE_BYTES } else { self.inode_size_field() };
+        u32::from(bytes)
     }
 
     /// First inode of ordinary files.
@@ -375,12 +389,18 @@ impl Superblock {
 
     /// The hash of what every writer changes: mount and write time, mount count, time of
     /// the last check, state, numbers of blocks and inodes, features, UUID. While it is
-    /// what TFS left, nobody else has mounted, checked or resized the file system.
+    /// what TFS left, nobody else has mounted, checked or resized the file system. Features that
+    /// are set when a file needs them first count as set: TFS itself sets them while mounted.
     pub fn mark(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new();
-        for range in [0..8, 44..54, 58..60, 64..68, 92..120] {
+        for range in [0..8, 44..54, 58..60, 64..68] {
             hasher.update(&self.bytes[range]);
         }
+        let features = self.features().with(Features::SET_WHEN_NEEDED);
+        for set in [features.compatible, features.incompatible, features.read_only_compatible] {
+            hasher.update(&set.to_le_bytes());
+        }
+        hasher.update(&self.uuid());
         *hasher.finalize().as_bytes()
     }
 }

@@ -84,7 +84,7 @@ impl Drop for KernelMount {
 
 /// The kernel's drivers that can be used here: tried on a file system of mke2fs. Says loudly
 /// which cannot.
-fn drivers() -> Vec<&'static str> {
+pub fn drivers() -> Vec<&'static str> {
     let image = NamedTempFile::new().unwrap();
     image.as_file().set_len(4 << 20).unwrap();
     let made = Command::new("mke2fs").args(["-q", "-F", "-t", "ext2"]).arg(image.path()).status();

@@ -10,6 +10,8 @@ mod foreign;
 mod fsx;
 mod identical_maps;
 mod kernel;
+mod limits;
+mod listing;
 mod mke2fs;
 mod mkfs;
 mod numbers;
