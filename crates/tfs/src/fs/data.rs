@@ -500,26 +500,31 @@ impl Shared {
         Ok(self.core().live_inode(number)?.size_bytes)
     }
 
-    /// Runs a change that may find no space: blocks that rest are set free by a commit, and the
-    /// change tried once more.
+    /// Runs a change that may find no space. Blocks that rest are set free by a commit, and the
+    /// change is tried again; where others took them first, once more, before all others.
     pub(super) fn with_passage<T>(
         &self,
         blocks: usize,
         mut work: impl FnMut(FileTime) -> Result<T, Failure>,
     ) -> Result<T, Errno> {
-        for last in [false, true] {
-            let outcome = {
-                let _passage = self.pass(blocks)?;
-                work(self.now())
-            };
-            match outcome {
-                Ok(done) => return Ok(done),
-                Err(Failure::Refused(errno)) => return Err(errno),
-                Err(Failure::Space(Ext2Error::NoSpaceYet)) if !last => self.commit()?,
-                Err(Failure::Space(error)) => return Err(errno(&error)),
-                Err(Failure::Broken(error)) => return Err(self.broken(&error)),
-            }
+        let must_wait = |outcome: &_| matches!(outcome, Err(Failure::Space(Ext2Error::NoSpaceYet)));
+        let mut pass_and_work = || {
+            let _passage = self.pass(blocks)?;
+            work(self.now())
+        };
+        let mut outcome = pass_and_work();
+        if must_wait(&outcome) {
+            self.commit()?;
+            outcome = pass_and_work();
         }
-        Err(Errno::ENOSPC)
+        if must_wait(&outcome) {
+            outcome = self.commit_and(|| work(self.now()));
+        }
+        match outcome {
+            Ok(done) => Ok(done),
+            Err(Failure::Refused(errno)) => Err(errno),
+            Err(Failure::Space(error)) => Err(errno(&error)),
+            Err(Failure::Broken(error)) => Err(self.broken(&error)),
+        }
     }
 }

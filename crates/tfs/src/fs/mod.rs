@@ -36,8 +36,9 @@ use atoll_vfs::Errno;
 
 use crate::device::Device;
 use crate::ext2::{Ext2, Ext2Error, Records};
-use crate::meta::Journal;
+use crate::meta::{Commit, Journal};
 use held::HeldInodes;
+use names::Failure;
 use transparent::OpenMaps;
 
 pub use avoidance::Avoidance;
@@ -165,19 +166,41 @@ impl Shared {
             return Ok(());
         }
         let _one = self.committing.lock().expect("no holder of this lock panics");
+        let commit = {
+            let _closed = self.gate.write().expect("no holder of this lock panics");
+            self.fix_transaction()?
+        };
+        self.write_commit(&commit)
+    }
+
+    /// Commits, and does `work` before any other call changes anything: whatever was freed by
+    /// then is free to it. All calls wait for as long as the commit takes.
+    fn commit_and<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        let _one = self.committing.lock().expect("no holder of this lock panics");
+        let _closed = self.gate.write().expect("no holder of this lock panics");
+        if self.ended.load(Ordering::SeqCst) {
+            return Err(Errno::EROFS.into());
+        }
+        let commit = self.fix_transaction()?;
+        self.write_commit(&commit)?;
+        work()
+    }
+
+    /// Fixes the running transaction; the caller has closed the gate.
+    fn fix_transaction(&self) -> Result<Commit, Errno> {
         if self.failed.get().is_some() {
             return Err(Errno::EIO);
         }
-        let commit = {
-            let _closed = self.gate.write().expect("no holder of this lock panics");
-            let mut core = self.core();
-            core.ext2.before_commit().map_err(|error| self.fail(&error))?;
-            // Before the transaction, which may say that tags were compared in its epoch.
-            if core.ext2.records().is_some_and(Records::is_header_due) {
-                self.write_header(&mut core).map_err(|error| self.fail(&error))?;
-            }
-            core.ext2.meta.take()
-        };
+        let mut core = self.core();
+        core.ext2.before_commit().map_err(|error| self.fail(&error))?;
+        // Before the transaction, which may say that tags were compared in its epoch.
+        if core.ext2.records().is_some_and(Records::is_header_due) {
+            self.write_header(&mut core).map_err(|error| self.fail(&error))?;
+        }
+        Ok(core.ext2.meta.take())
+    }
+
+    fn write_commit(&self, commit: &Commit) -> Result<(), Errno> {
         match commit.write(&self.journal) {
             Ok(()) => {
                 self.core().ext2.meta.finish();

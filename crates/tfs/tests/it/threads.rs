@@ -308,3 +308,76 @@ async fn whoever_opens_a_lost_file_at_the_same_time_is_told() {
     tfs.unmount().unwrap();
     assert_clean(&device.bytes(), "opened by many when they were lost");
 }
+
+/// A device that takes its time to sync, as disks do: calls go on meanwhile.
+#[derive(Debug)]
+struct SlowToSync(FaultyDevice);
+
+impl Device for SlowToSync {
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        self.0.read_at(offset, buffer)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        self.0.write_at(offset, data)
+    }
+
+    #[allow(clippy::disallowed_methods)]
+    fn sync(&self) -> std::io::Result<()> {
+        std::thread::sleep(std::time::Duration::from_millis(3));
+        self.0.sync()
+    }
+}
+
+/// Blocks that were freed are given out after the next commit. One call waited for one commit, and
+/// was told that the disk was full when others had taken what that set free and freed as much
+/// again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_disk_that_is_never_full_never_says_so() {
+    const WORKERS: u64 = 6;
+    const ROUNDS: u64 = 60;
+    let device = FaultyDevice::new(16 << 20, 1);
+    mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options(1024)).unwrap();
+    let env = Arc::new(TokioRuntime::current());
+    let slow = Arc::new(SlowToSync(device.clone()));
+    let (tfs, _) = Tfs::mount(env, slow, &MountOptions::default()).unwrap();
+    // Together they leave a tenth free.
+    let share = tfs.usage().unwrap().free_blocks * 1024 * 9 / 10 / WORKERS;
+    let mut workers = tokio::task::JoinSet::new();
+    for who in 0..WORKERS {
+        let tfs = tfs.clone();
+        workers.spawn(async move {
+            let flags = OpenFlags::READ_WRITE;
+            let name = format!("w{who}");
+            let (entry, opened) =
+                tfs.create(ME, ROOT, name.as_bytes(), 0o644, flags).await.unwrap();
+            let (number, handle) = (entry.attr.inode, opened.handle);
+            // Less than a share, for the directory and indirect blocks.
+            let len = share - (share >> 4);
+            let data = Bytes::from(vec![who as u8; len as usize]);
+            let empty = SetAttr { size_bytes: Some(0), ..SetAttr::default() };
+            for round in 0..ROUNDS {
+                tfs.setattr(ME, number, None, empty).await.unwrap();
+                let what = format!("worker {who}, round {round}");
+                if who % 2 == 0 {
+                    let reserved = tfs.fallocate(number, handle, 0, len, 0).await;
+                    assert_eq!(reserved, Ok(()), "{what}");
+                } else {
+                    let written = tfs.write(number, handle, 0, data.clone()).await;
+                    assert_eq!(written, Ok(len as u32), "{what}");
+                }
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+    while let Some(worker) = workers.join_next().await {
+        worker.unwrap();
+    }
+    assert_eq!(tfs.failure(), None);
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), "files emptied and filled by many threads");
+}
