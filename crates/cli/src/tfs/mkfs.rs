@@ -1,6 +1,7 @@
 //! `atoll tfs mkfs`: a new file system.
 
 use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use atoll_tfs::mkfs::{MkfsError, MkfsOptions, mkfs};
@@ -14,7 +15,9 @@ use crate::units;
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   atoll tfs mkfs --size 20GiB disk.img
-  atoll tfs mkfs --label data /dev/sdb1")]
+  atoll tfs mkfs --label data /dev/sdb1
+
+Only its owner may read and write a new image file (mode 0600).")]
 pub struct Args {
     /// An image file, made if it does not exist, or a block device
     #[arg(value_name = "DEVICE")]
@@ -65,6 +68,9 @@ fn what(path: &Path) -> String {
     format!("cannot make a file system on {}", path.display())
 }
 
+/// Permissions of a new image file: who reads it reads all files in it.
+const IMAGE_MODE: u32 = 0o600;
+
 /// Makes the image file, or lengthens it; a file of zeros that takes no room.
 fn prepare_image(args: &Args, is_new: bool) -> Result<(), Failure> {
     let usage = |why: &str| Failure::new(Exit::Usage, what(&args.device)).because(why);
@@ -80,7 +86,8 @@ fn prepare_image(args: &Args, is_new: bool) -> Result<(), Failure> {
             return Err(usage("it exists").advice("--force overwrites it."));
         }
     }
-    let options = OpenOptions::new().write(true).create(true).truncate(args.force).clone();
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(args.force).mode(IMAGE_MODE);
     let image = options.open(&args.device).and_then(|file| file.set_len(size));
     image.map_err(|error| Failure::io(what(&args.device), &error))
 }

@@ -19,4 +19,5 @@ mod running;
 mod secrets;
 mod strangers;
 mod tfs;
+mod tfs_access;
 mod usage;
