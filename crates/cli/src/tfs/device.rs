@@ -120,6 +120,10 @@ fn refused(path: &Path, error: &MountError) -> Failure {
     let failure = failure.because(error);
     match error {
         MountError::NeedsCheck => failure.advice(format!("e2fsck -f {}", path.display())),
+        MountError::NoRoom(_) => failure.advice("Make room on the file system that holds it."),
+        MountError::Io(error) if error.kind() == io::ErrorKind::StorageFull => {
+            failure.advice("Make room on the file system that holds it.")
+        }
         MountError::Records(_) => failure.advice(format!("atoll tfs check {}", path.display())),
         _ => failure,
     }

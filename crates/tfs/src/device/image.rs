@@ -5,7 +5,8 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
+use rustix::io::Errno;
 use thiserror::Error;
 
 use super::{Device, check_range};
@@ -61,7 +62,7 @@ impl ImageDevice {
             options.custom_flags(OFlags::EXCL.bits() as i32);
         }
         let mut file = options.open(path).map_err(|error| match error.raw_os_error() {
-            Some(code) if code == rustix::io::Errno::BUSY.raw_os_error() => busy(),
+            Some(code) if code == Errno::BUSY.raw_os_error() => busy(),
             _ => failed(error),
         })?;
         let lock = if read_only {
@@ -70,7 +71,7 @@ impl ImageDevice {
             FlockOperation::NonBlockingLockExclusive
         };
         flock(&file, lock).map_err(|error| match error {
-            rustix::io::Errno::WOULDBLOCK => busy(),
+            Errno::WOULDBLOCK => busy(),
             error => failed(error.into()),
         })?;
         let len_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
@@ -91,6 +92,14 @@ impl Device for ImageDevice {
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         check_range(self.len_bytes, offset, data.len())?;
         self.file.write_all_at(data, offset)
+    }
+
+    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
+        match fallocate(&self.file, FallocateFlags::KEEP_SIZE, offset, len) {
+            // A block device has no holes; another file system may have no such call.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NODEV | Errno::NOSYS) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn sync(&self) -> io::Result<()> {

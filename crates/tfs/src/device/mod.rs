@@ -27,6 +27,11 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// Writes all of `data` at `offset`; a range beyond the end fails.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
 
+    /// Makes sure that writes to this range find room, where that is not certain by itself.
+    fn reserve(&self, offset: u64, len: u64) -> io::Result<()> {
+        check_range(self.len_bytes(), offset, usize::try_from(len).unwrap_or(usize::MAX))
+    }
+
     /// Makes everything written so far durable.
     fn sync(&self) -> io::Result<()>;
 }

@@ -173,6 +173,21 @@ impl Ext2 {
         Ok((given, done))
     }
 
+    /// Makes holes again of what [`Ext2::fill_holes`] gave just now. The inode in memory is
+    /// changed; the caller writes it.
+    ///
+    /// # Errors
+    /// [`Ext2Error::Damaged`], and what reading metadata says.
+    pub fn take_back(&mut self, inode: &mut Inode, given: &[Extent]) -> Result<(), Ext2Error> {
+        for extent in given {
+            for i in 0..extent.len {
+                self.put_block(inode, extent.logical + i, 0)?;
+            }
+            self.give_back(inode, Run { start: extent.start, len: extent.len })?;
+        }
+        Ok(())
+    }
+
     /// One run for the hole at `logical`, within one block of pointers.
     fn give_run(
         &mut self,

@@ -205,18 +205,16 @@ impl Shared {
             let room = reached as usize * block_bytes as usize - skip;
             let len = room.min(data.len());
             let end = offset + len as u64;
-            // From here the file has the blocks: an error leaves them with foreign bytes.
-            let broken = |error: std::io::Error| {
-                Failure::Broken(Ext2Error::Meta(crate::meta::MetaError::Write(error)))
-            };
+            // From here the file has the blocks, with foreign bytes until they are filled.
+            let unfilled = |error| self.unfilled(number, &given, error);
             // What follows the data in a new last block is written with it, in one go.
             let (padded, padded_end) = self.padded(&given, &data[..len], end);
-            self.fill_edges(&given, offset, padded_end).map_err(broken)?;
+            self.fill_edges(&given, offset, padded_end).map_err(unfilled)?;
             if offset > inode.size_bytes {
                 let tail = self.core().tail_of(&inode).map_err(Failure::Broken)?;
                 self.zero(tail).map_err(Failure::Broken)?;
             }
-            self.write_extents(&extents, skip as u64, &padded).map_err(broken)?;
+            self.write_extents(&extents, skip as u64, &padded).map_err(unfilled)?;
             let mut core = self.core();
             // Its attributes may have changed meanwhile.
             let mut inode = core.live_inode(number)?;
@@ -226,6 +224,24 @@ impl Shared {
             core.ext2.put_inode(number, &inode).map_err(Failure::Broken)?;
             Ok(len)
         })
+    }
+
+    /// What follows from an error while blocks that were given to a file are filled. Where the
+    /// device has no room for them (an image with holes on a disk that is full) the file loses
+    /// them again.
+    fn unfilled(&self, number: u32, given: &[Extent], error: std::io::Error) -> Failure {
+        if error.kind() != std::io::ErrorKind::StorageFull {
+            return Failure::Broken(Ext2Error::Meta(crate::meta::MetaError::Write(error)));
+        }
+        let mut core = self.core();
+        let taken_back = core.ext2.inode(number).and_then(|mut inode| {
+            core.ext2.take_back(&mut inode, given)?;
+            core.ext2.put_inode(number, &inode)
+        });
+        match taken_back {
+            Ok(()) => Failure::Refused(Errno::ENOSPC),
+            Err(error) => Failure::Broken(error),
+        }
     }
 
     fn write_extents(&self, extents: &[Extent], skip: u64, data: &[u8]) -> std::io::Result<()> {
@@ -487,9 +503,8 @@ impl Shared {
                 inode.ctime = now;
                 core.ext2.put_inode(number, &inode).map_err(Failure::Broken)?;
                 drop(core);
-                self.fill_edges(&given, u64::MAX, u64::MAX).map_err(|error| {
-                    Failure::Broken(Ext2Error::Meta(crate::meta::MetaError::Write(error)))
-                })?;
+                self.fill_edges(&given, u64::MAX, u64::MAX)
+                    .map_err(|error| self.unfilled(number, &given, error))?;
                 Ok(reached)
             })?;
         }

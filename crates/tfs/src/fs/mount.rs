@@ -42,7 +42,12 @@ pub struct MountOptions {
 
 impl Default for MountOptions {
     fn default() -> MountOptions {
-        MountOptions { read_only: false, cache_bytes: 16 << 20, background: true, observer: None }
+        MountOptions {
+            read_only: false,
+            cache_bytes: 16 << 20,
+            background: true,
+            observer: None,
+        }
     }
 }
 
@@ -83,6 +88,9 @@ pub enum MountError {
     /// Its records.
     #[error(transparent)]
     Records(#[from] RecordsError),
+    /// The image has holes, and there is no room to fill those that every commit writes.
+    #[error("the file system that holds the image has no room for the journal: {0}")]
+    NoRoom(io::Error),
     /// The device failed.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -280,6 +288,7 @@ impl Tfs {
             block_bytes,
         });
         if !options.read_only {
+            shared.reserve()?;
             shared.sign_in_or_out(true)?;
             if unverified {
                 report.verified = Some(shared.verify_records()?);
@@ -348,6 +357,21 @@ impl Shared {
         core.ext2.change_superblock(|current| *current = superblock)?;
         core.ext2.meta.flush().map_err(Ext2Error::from)?;
         self.device.sync()?;
+        Ok(())
+    }
+
+    /// Makes sure that no commit is refused for want of room under an image with holes: the
+    /// journal and the header have theirs. What goes home later stands in the journal already.
+    fn reserve(&self) -> Result<(), MountError> {
+        self.journal.reserve().map_err(MountError::NoRoom)?;
+        let mut core = self.core();
+        let Some((records, meta)) = core.ext2.records_and_meta() else { return Ok(()) };
+        for copy in 0..HEADER_COPIES {
+            let block = records.disk_block(meta, copy)?;
+            let block_bytes = u64::from(self.block_bytes);
+            let at = u64::from(block) * block_bytes;
+            self.device.reserve(at, block_bytes).map_err(MountError::NoRoom)?;
+        }
         Ok(())
     }
 

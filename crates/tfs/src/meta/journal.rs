@@ -33,6 +33,11 @@ const END_BYTES: usize = 48;
 /// Its number, and its blocks with where they belong.
 type Transaction = (u64, Vec<(u32, Block)>);
 
+/// Blocks in order as runs of neighbours.
+fn runs(blocks: &[u32]) -> impl Iterator<Item = &[u32]> {
+    blocks.chunk_by(|block, next| block.checked_add(1) == Some(*next))
+}
+
 /// Where transactions are kept until they are at home.
 #[derive(Debug)]
 pub struct Journal {
@@ -106,20 +111,29 @@ impl Journal {
     }
 
     fn write_area(&self, area: usize, bytes: &[u8]) -> io::Result<()> {
-        let count = bytes.len() / self.block_bytes;
-        let mut at = 0;
-        while at < count {
-            let first = self.areas[area][at];
-            let run = self.areas[area][at..count]
-                .iter()
-                .zip(u64::from(first)..)
-                .take_while(|(block, next)| u64::from(**block) == *next)
-                .count();
-            let part = &bytes[at * self.block_bytes..(at + run) * self.block_bytes];
-            self.device.write_at(u64::from(first) * self.block_bytes as u64, part)?;
-            at += run;
+        let mut rest = bytes;
+        for run in runs(&self.areas[area][..bytes.len() / self.block_bytes]) {
+            let (part, later) = rest.split_at(run.len() * self.block_bytes);
+            self.device.write_at(self.offset_of(run), part)?;
+            rest = later;
         }
         Ok(())
+    }
+
+    /// Makes sure that both areas can be written.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn reserve(&self) -> io::Result<()> {
+        for run in self.areas.iter().flat_map(|area| runs(area)) {
+            self.device.reserve(self.offset_of(run), (run.len() * self.block_bytes) as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Where a run begins on the device.
+    fn offset_of(&self, run: &[u32]) -> u64 {
+        u64::from(run[0]) * self.block_bytes as u64
     }
 
     fn read_block(&self, area: usize, index: usize, into: &mut [u8]) -> io::Result<()> {

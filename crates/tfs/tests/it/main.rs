@@ -8,6 +8,7 @@ mod dice;
 mod e2fsck;
 mod foreign;
 mod fsx;
+mod full_host;
 mod identical_maps;
 mod kernel;
 mod limits;
