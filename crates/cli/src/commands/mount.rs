@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_gateway::fuse::{self, MountError, MountOptions, Mounted, UnmountError};
+use atoll_gateway::fuse::{self, MountError, MountOptions};
 use atoll_vfs::FileSystem;
 use atoll_volume::owned::{VolumeFs, VolumeOptions};
 
@@ -132,19 +132,8 @@ async fn serve(args: &Args, global: &Global) -> Result<(), Failure> {
         ended = mounted.wait() => ended.map_err(|error| {
             Failure::io(format!("serving {} failed", args.mountpoint.display()), &error)
         }),
-        () = interrupt::requested() => take_away(&mut mounted).await,
+        () = interrupt::requested() => super::unmount::take_away(&mut mounted).await,
     }
-}
-
-async fn take_away(mounted: &mut Mounted) -> Result<(), Failure> {
-    let result = match mounted.unmount(false).await {
-        Err(UnmountError::Busy { path }) => {
-            eprintln!("{} is in use; it goes away for those who do not use it yet", path.display());
-            mounted.unmount(true).await
-        }
-        other => other,
-    };
-    result.map_err(super::unmount::failure)
 }
 
 fn mount_failure(args: &Args, error: MountError) -> Failure {

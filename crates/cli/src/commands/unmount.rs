@@ -1,8 +1,9 @@
 //! `atoll unmount`: ends a mount, also one whose process has died.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use atoll_gateway::fuse::UnmountError;
+use atoll_gateway::fuse::{Draining, Mounted, UnmountError};
 
 use crate::failure::{Exit, Failure};
 use crate::tfs;
@@ -24,11 +25,21 @@ pub struct Args {
 
 /// Unmounts.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    tfs::unmount::unmount(&args.mountpoint, args.lazy)
+    tfs::unmount::unmount(&args.mountpoint, args.lazy, "atoll unmount")
 }
 
-/// What a person is told.
-pub fn failure(error: UnmountError) -> Failure {
+/// How long a server that is told to end waits for those who use its mount (systemd kills after
+/// 90 s, Docker after 10).
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// Ends a mount that this process serves, when it was told to: no file that is open is cut off.
+pub async fn take_away(mounted: &mut Mounted) -> Result<(), Failure> {
+    let say = |draining: Draining<'_>| eprintln!("{draining}; a second signal ends it at once");
+    mounted.drain(PATIENCE, say).await.map_err(|error| failure(error, "atoll unmount"))
+}
+
+/// What a person is told who gave `command`.
+pub fn failure(error: UnmountError, command: &str) -> Failure {
     let exit = match &error {
         UnmountError::NotMounted { .. } => Exit::NotFound,
         UnmountError::Unreadable { source, .. }
@@ -40,5 +51,8 @@ pub fn failure(error: UnmountError) -> Failure {
     };
     let busy = matches!(error, UnmountError::Busy { .. });
     let failure = Failure::new(exit, error.to_string());
-    if busy { failure.advice("`atoll unmount --lazy` does not wait for them.") } else { failure }
+    match busy {
+        true => failure.advice(format!("`{command} --lazy` does not wait for them.")),
+        false => failure,
+    }
 }

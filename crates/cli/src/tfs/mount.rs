@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use atoll_gateway::fuse::{self, MountError, MountOptions as FuseOptions, UnmountError};
+use atoll_gateway::fuse::{self, MountError, MountOptions as FuseOptions};
 use atoll_tfs::fs::MountOptions;
 
 use super::device;
@@ -24,7 +24,16 @@ use crate::units;
 #[command(after_help = "Examples:
   atoll tfs mount disk.img /mnt/tfs
   atoll tfs mount --allow-other /dev/sdb1 /srv
-  atoll tfs unmount /mnt/tfs")]
+  atoll tfs mount -o nosuid,nodev,noatime disk.img /mnt/tfs
+  atoll tfs unmount /mnt/tfs
+
+What survives a crash of the machine or of the mount's process: all that was done more than a
+second ago, and all that was done before an fsync(2) of any file or directory on it (`sync FILE`).
+The kernel tells a FUSE server nothing of sync(2) and syncfs(2): a plain `sync` makes nothing
+durable by itself, and comes back before that second is over.
+
+SIGTERM and Ctrl-C unmount. While the mount is in use they wait up to 8 seconds, then take it out of
+sight and serve the files that are open until they are closed; a second one ends at once.")]
 pub struct Args {
     /// An image file or a block device
     #[arg(value_name = "DEVICE")]
@@ -41,6 +50,10 @@ pub struct Args {
     /// Let other users of this machine in
     #[arg(long)]
     allow_other: bool,
+
+    /// Options as of mount(8), with commas between them [default: nosuid,nodev,relatime]
+    #[arg(short, long = "options", value_name = "OPTIONS", value_delimiter = ',')]
+    options: Vec<Flag>,
 
     /// Memory for the file system's own blocks
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = units::parse_size)]
@@ -59,11 +72,47 @@ pub struct Args {
     announce: bool,
 }
 
+/// An option of mount(8). Of two that contradict each other the last counts.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Flag {
+    /// Set-user-ID programs run with the rights of their owners; only root may allow it
+    Suid,
+    /// Set-user-ID bits mean nothing
+    Nosuid,
+    /// Device files are devices; only root may allow it
+    Dev,
+    /// Device files cannot be opened
+    Nodev,
+    /// Reads change no access times
+    Noatime,
+    /// A read changes the access time if the file was changed since, or if it is a day old
+    Relatime,
+}
+
+impl Args {
+    /// Whether `on` was given, and not `off` after it.
+    fn has(&self, on: Flag, off: Flag) -> bool {
+        self.options.iter().rev().find(|flag| [on, off].contains(flag)) == Some(&on)
+    }
+
+    fn has_suid(&self) -> bool {
+        self.has(Flag::Suid, Flag::Nosuid)
+    }
+
+    fn has_dev(&self) -> bool {
+        self.has(Flag::Dev, Flag::Nodev)
+    }
+}
+
 /// What the server says when the mount is there; anything else is an exit code and why.
 const MOUNTED: &str = "mounted";
 
 /// Mounts.
 pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+    if (args.has_suid() || args.has_dev()) && !rustix::process::geteuid().is_root() {
+        let what = format!("cannot mount {}", args.device.display());
+        return Err(Failure::new(Exit::Usage, what).because("only root may mount with suid or dev"));
+    }
     if !args.foreground {
         return in_background(args, global);
     }
@@ -87,6 +136,7 @@ fn announce(text: &str) {
 async fn serve(args: &Args) -> Result<(), Failure> {
     let options = MountOptions {
         read_only: args.read_only,
+        no_access_times: args.has(Flag::Noatime, Flag::Relatime),
         cache_bytes: usize::try_from(args.cache).unwrap_or(usize::MAX),
         ..MountOptions::default()
     };
@@ -97,6 +147,9 @@ async fn serve(args: &Args) -> Result<(), Failure> {
     let fuse_options = FuseOptions {
         read_only: args.read_only,
         allow_other: args.allow_other,
+        access_times: !options.no_access_times,
+        set_user_id: args.has_suid(),
+        devices: args.has_dev(),
         // `atoll tfs unmount` waits for it by this name.
         fs_name: std::path::absolute(&args.device)
             .unwrap_or_else(|_| args.device.clone())
@@ -122,11 +175,7 @@ async fn serve(args: &Args) -> Result<(), Failure> {
         ended = mounted.wait() => ended.map_err(|error| {
             Failure::io(format!("serving {} failed", args.mountpoint.display()), &error)
         }),
-        () = interrupt::requested() => match mounted.unmount(false).await {
-            Err(UnmountError::Busy { .. }) => mounted.unmount(true).await,
-            other => other,
-        }
-        .map_err(commands::unmount::failure),
+        () = interrupt::requested() => commands::unmount::take_away(&mut mounted).await,
     };
     let closed = tfs.unmount().map_err(|errno| {
         Failure::new(Exit::Failed, format!("{} was not closed in order", args.device.display()))
@@ -155,6 +204,9 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     command.arg(args.cache.to_string());
     command.args(args.read_only.then_some("--read-only"));
     command.args(args.allow_other.then_some("--allow-other"));
+    for flag in args.options.iter().filter_map(clap::ValueEnum::to_possible_value) {
+        command.args(["-o", flag.get_name()]);
+    }
     command.args(std::iter::repeat_n("-v", global.verbose.into()));
     command.arg("--").arg(absolute(&args.device)?).arg(&mountpoint);
     let log = match &args.log {

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use atoll_gateway::fuse;
+use atoll_gateway::fuse::{self, OurMount};
 use atoll_tfs::device::{ImageDevice, OpenDeviceError};
 use atoll_tfs::format::superblock::STATE_VALID;
 use atoll_tfs::fs::read_superblock;
@@ -20,7 +20,8 @@ use crate::failure::{Exit, Failure};
   atoll tfs unmount --lazy /mnt/tfs
 
 When it is done, the image or block device is closed and may be checked, copied or mounted
-again; with --lazy that may take as long as somebody uses the mount.")]
+again; with --lazy that may take as long as somebody uses the mount. A copy of the mount in another
+mount namespace (a container's) keeps it open too: the command says so, and waits two minutes.")]
 pub struct Args {
     /// Where it is mounted
     #[arg(value_name = "MNT")]
@@ -40,30 +41,29 @@ const WAIT_LIMIT: Duration = Duration::from_secs(120);
 
 /// Unmounts.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    unmount(&args.mountpoint, args.lazy)
+    unmount(&args.mountpoint, args.lazy, "atoll tfs unmount")
 }
 
-/// Unmounts any mount of ours; one of a TFS is closed afterwards, unless `lazy`.
-pub fn unmount(mountpoint: &Path, lazy: bool) -> Result<(), Failure> {
-    let device = device_of(mountpoint);
+/// Unmounts any mount of ours; one of a TFS is closed afterwards, unless `lazy`. `command` is
+/// what was typed.
+pub fn unmount(mountpoint: &Path, lazy: bool, command: &str) -> Result<(), Failure> {
+    let mount = OurMount::at(mountpoint);
     // Of one whose server has died nothing is told: it was not closed.
     let told = statvfs(mountpoint);
     let writable = !told.is_ok_and(|told| told.f_flag.contains(StatVfsMountFlags::RDONLY));
-    fuse::unmount(mountpoint, lazy).map_err(failure)?;
-    match device.filter(|_| !lazy) {
-        Some(device) => wait_until_closed(&device, writable),
-        None => Ok(()),
+    fuse::unmount(mountpoint, lazy).map_err(|error| failure(error, command))?;
+    match mount.filter(|_| !lazy) {
+        // A volume's source is no path.
+        Some(mount) if Path::new(&mount.source).is_absolute() => {
+            wait_until_closed(&mount, mountpoint, writable)
+        }
+        _ => Ok(()),
     }
 }
 
-/// The image or block device that is mounted there; a volume's source is no path.
-fn device_of(mountpoint: &Path) -> Option<PathBuf> {
-    let source = PathBuf::from(fuse::mounted_source(mountpoint)?);
-    source.is_absolute().then_some(source)
-}
-
 #[allow(clippy::disallowed_methods, reason = "the command line is where one waits")]
-fn wait_until_closed(path: &Path, writable: bool) -> Result<(), Failure> {
+fn wait_until_closed(mount: &OurMount, mountpoint: &Path, writable: bool) -> Result<(), Failure> {
+    let path = Path::new(&mount.source);
     let mut waited = Duration::ZERO;
     loop {
         match ImageDevice::open(path, true) {
@@ -72,19 +72,35 @@ fn wait_until_closed(path: &Path, writable: bool) -> Result<(), Failure> {
             Err(OpenDeviceError::Busy { .. }) if waited < WAIT_LIMIT => {}
             Err(OpenDeviceError::Busy { .. }) => {
                 let what = format!("{} is still in use", path.display());
-                return Err(Failure::new(Exit::Failed, what)
-                    .because("it is unmounted, but its server has not closed it")
-                    .advice("It may still be writing; look again before you use it."));
+                let failure = Failure::new(Exit::Failed, what);
+                return Err(match mount.mounted_elsewhere() {
+                    Some(process) => failure
+                        .because(format!("it is unmounted here, but {}", elsewhere(process)))
+                        .advice(format!(
+                            "`nsenter -t {process} -m umount {}` unmounts it there.",
+                            mountpoint.display()
+                        )),
+                    None => failure
+                        .because("it is unmounted, but its server has not closed it")
+                        .advice("It may still be writing; look again before you use it."),
+                });
             }
             // Whose name or permissions are not what they were can be waited for no longer.
             Err(_) => return Ok(()),
         }
         if waited == SAY_AFTER {
             eprintln!("waiting until {} is written and closed", path.display());
+            if let Some(process) = mount.mounted_elsewhere() {
+                eprintln!("it is unmounted here, but {}", elsewhere(process));
+            }
         }
         std::thread::sleep(LOOK_EVERY);
         waited += LOOK_EVERY;
     }
+}
+
+fn elsewhere(process: u32) -> String {
+    format!("still mounted in the mount namespace of process {process}")
 }
 
 /// Whether the server closed it in order, as far as the superblock tells.

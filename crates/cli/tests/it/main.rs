@@ -20,4 +20,5 @@ mod secrets;
 mod strangers;
 mod tfs;
 mod tfs_access;
+mod tfs_mounts;
 mod usage;

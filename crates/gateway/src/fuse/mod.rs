@@ -8,6 +8,10 @@
 //! The kernel does not keep writes back (`FUSE_WRITEBACK_CACHE`): it would take some for which
 //! there is no room, set times on its own, and write at each close all the same.
 //!
+//! Two requests never arrive, because fuser 0.18 does not know them: `FUSE_SYNCFS`, which Linux
+//! 6.18 sends for `fuseblk` mounts anyway but not for `fuse` (so sync(2) reaches no file system,
+//! and one that delays must not delay for long), and `FUSE_TMPFILE` (`O_TMPFILE`).
+//!
 //! As root the mount is made directly; other users need `fusermount3`, which comes with
 //! the package `fuse3`.
 //!
@@ -15,7 +19,7 @@
 //! use of it says "Transport endpoint is not connected" until [`unmount`] takes it away;
 //! [`mount`] says so when it meets one. (The kernel's way to avoid this, `auto_unmount`,
 //! needs the helper and `allow_other`.) A process that serves a mount therefore catches
-//! SIGTERM and SIGINT and calls [`Mounted::unmount`].
+//! SIGTERM and SIGINT and calls [`Mounted::drain`].
 
 mod bridge;
 mod convert;
@@ -40,7 +44,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 
 pub use mountpoint::{
-    UnmountError, check as check_mountpoint, is_mount_of_ours, mounted_source, unmount,
+    OurMount, UnmountError, check as check_mountpoint, is_mount_of_ours, unmount,
 };
 
 use bridge::Bridge;
@@ -60,6 +64,14 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Let the kernel check permissions by mode and owner.
     pub default_permissions: bool,
+    /// Reads change access times, as under `relatime`: what the kernel's table says. It is the
+    /// file system that changes them.
+    pub access_times: bool,
+    /// Programs run with the owner's rights where their set-user-ID or set-group-ID bit says so.
+    /// Only for root.
+    pub set_user_id: bool,
+    /// Device files are devices. Only for root.
+    pub devices: bool,
     /// Allow a mount point that is not empty, or that something is mounted on.
     pub nonempty: bool,
     /// What `mount` and `df` show as the source, for instance `atoll:KEY`.
@@ -80,6 +92,9 @@ impl Default for MountOptions {
             read_only: false,
             allow_other: false,
             default_permissions: true,
+            access_times: false,
+            set_user_id: false,
+            devices: false,
             nonempty: false,
             fs_name: "atoll".to_owned(),
             threads: NonZeroUsize::new(cores.clamp(2, 8)).expect("at least two"),
@@ -179,6 +194,60 @@ pub struct Mounted {
     ended: watch::Receiver<Option<Ended>>,
 }
 
+/// What [`Mounted::drain`] waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Draining<'a> {
+    /// That nobody uses the mount, for so long at most.
+    Busy {
+        /// Where.
+        path: &'a Path,
+        /// How long.
+        patience: Duration,
+    },
+    /// It is out of the tree of names; those who use it go on.
+    Lazily {
+        /// Where it was.
+        path: &'a Path,
+    },
+    /// It is unmounted here, but not in another mount namespace.
+    Elsewhere {
+        /// Where.
+        path: &'a Path,
+        /// A process that lives there.
+        process: u32,
+    },
+}
+
+impl std::fmt::Display for Draining<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Draining::Busy { path, patience } => write!(
+                f,
+                "{} is in use: waiting up to {} s until its files are closed",
+                path.display(),
+                patience.as_secs()
+            ),
+            Draining::Lazily { path } => write!(
+                f,
+                "{} is unmounted; its open files are served until they are closed",
+                path.display()
+            ),
+            Draining::Elsewhere { path, process } => write!(
+                f,
+                "{} is unmounted here, but still mounted in the mount namespace of process \
+                 {process}: waiting until it is unmounted there",
+                path.display()
+            ),
+        }
+    }
+}
+
+/// How often [`Mounted::drain`] looks whether the mount is still in use.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// How long a mount takes to end that nobody uses: after that, it is said why it does not.
+const SAY_AFTER: Duration = Duration::from_secs(1);
+
 /// How serving ended: an error as text, since many may wait for it.
 type Ended = Result<(), String>;
 
@@ -246,8 +315,10 @@ fn config(options: &MountOptions) -> Config {
         MountOption::FSName(fs_name),
         // fuser gives its own `Subtype` to the helper only, not to the kernel.
         MountOption::CUSTOM(format!("subtype={}", mountpoint::SUBTYPE)),
-        MountOption::NoAtime,
         if options.read_only { MountOption::RO } else { MountOption::RW },
+        if options.access_times { MountOption::Atime } else { MountOption::NoAtime },
+        if options.set_user_id { MountOption::Suid } else { MountOption::NoSuid },
+        if options.devices { MountOption::Dev } else { MountOption::NoDev },
     ];
     if options.default_permissions {
         config.mount_options.push(MountOption::DefaultPermissions);
@@ -295,22 +366,69 @@ impl Mounted {
     /// Unmounts, and waits until the mount has ended, unless `lazy`. One that has been
     /// unmounted already is no error.
     pub async fn unmount(&mut self, lazy: bool) -> Result<(), UnmountError> {
-        if !self.has_ended() {
-            let path = self.path.clone();
-            let refused = |reason: String| UnmountError::Refused { path: path.clone(), reason };
-            let (own, device) = (path.clone(), self.device.clone());
-            let work =
-                tokio::task::spawn_blocking(move || mountpoint::unmount_own(&own, &device, lazy));
-            match work.await.map_err(|error| refused(error.to_string()))? {
-                Ok(()) | Err(UnmountError::NotMounted { .. }) if lazy => return Ok(()),
-                Ok(()) | Err(UnmountError::NotMounted { .. }) => {}
-                Err(error) => return Err(error),
-            }
-            if let Err(error) = self.wait().await {
-                return Err(refused(error.to_string()));
+        if self.has_ended() {
+            return Ok(());
+        }
+        match self.detach(lazy).await {
+            Ok(()) | Err(UnmountError::NotMounted { .. }) if lazy => Ok(()),
+            Ok(()) | Err(UnmountError::NotMounted { .. }) => self.wait_after_detaching().await,
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn wait_after_detaching(&mut self) -> Result<(), UnmountError> {
+        let ended = self.wait().await;
+        ended.map_err(|error| UnmountError::Refused {
+            path: self.path.clone(),
+            reason: error.to_string(),
+        })
+    }
+
+    /// Unmounts as soon as nobody uses the mount, after `patience` lazily, and serves those who
+    /// still use it until they are done. `say` is told what is being waited for. Cancel-safe.
+    ///
+    /// # Errors
+    /// As [`Mounted::unmount`].
+    pub async fn drain(
+        &mut self,
+        patience: Duration,
+        say: impl Fn(Draining<'_>),
+    ) -> Result<(), UnmountError> {
+        let until = tokio::time::Instant::now() + patience;
+        let mut said = false;
+        while let Err(error) = self.detach(false).await {
+            match error {
+                UnmountError::NotMounted { .. } => break,
+                UnmountError::Busy { .. } if tokio::time::Instant::now() >= until => {
+                    say(Draining::Lazily { path: &self.path });
+                    self.unmount(true).await?;
+                    break;
+                }
+                UnmountError::Busy { .. } if !said => {
+                    said = true;
+                    say(Draining::Busy { path: &self.path, patience });
+                }
+                UnmountError::Busy { .. } => tokio::time::sleep(LOOK_EVERY).await,
+                error => return Err(error),
             }
         }
-        Ok(())
+        if tokio::time::timeout(SAY_AFTER, self.wait()).await.is_err()
+            && let Some(process) = mountpoint::mounted_elsewhere(&self.device)
+        {
+            say(Draining::Elsewhere { path: &self.path, process });
+        }
+        self.wait_after_detaching().await
+    }
+
+    /// Takes the mount out of the tree of names.
+    async fn detach(&self, lazy: bool) -> Result<(), UnmountError> {
+        let (path, device) = (self.path.clone(), self.device.clone());
+        let work =
+            tokio::task::spawn_blocking(move || mountpoint::unmount_own(&path, &device, lazy));
+        work.await.map_err(|error| UnmountError::Refused {
+            path: self.path.clone(),
+            reason: error.to_string(),
+        })?
     }
 
     fn has_ended(&self) -> bool {

@@ -3,6 +3,7 @@
 //! Nothing here asks the mounted file system itself, which may be slow or dead: what is
 //! mounted where is read from the kernel's table.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
@@ -226,10 +227,43 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<(), UnmountError> {
     detach(mount, lazy)
 }
 
-/// What one of our mounts at `path` shows, if there is one.
-pub fn mounted_source(path: &Path) -> Option<OsString> {
-    let mount = mounted_at(&resolve(path).ok()?)?;
-    (mount.kind == kind()).then_some(mount.source)
+/// One of our mounts, of this process or another. Its file system is not asked.
+#[derive(Clone, Debug)]
+pub struct OurMount {
+    /// What it shows as its source ([`super::MountOptions::fs_name`]).
+    pub source: OsString,
+    device: String,
+}
+
+impl OurMount {
+    /// What is mounted at `path`, if it is ours.
+    pub fn at(path: &Path) -> Option<OurMount> {
+        let Mount { kind, source, device, .. } = mounted_at(&resolve(path).ok()?)?;
+        (kind == self::kind()).then_some(OurMount { source, device })
+    }
+
+    /// A process in another mount namespace that has it mounted too: there it stays when it is
+    /// unmounted here.
+    pub fn mounted_elsewhere(&self) -> Option<u32> {
+        mounted_elsewhere(&self.device)
+    }
+}
+
+/// A process of another mount namespace in which the file system with this device number is
+/// mounted, as far as this user may look.
+pub(super) fn mounted_elsewhere(device: &str) -> Option<u32> {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    let mut looked_at = BTreeSet::from([namespace("self")?]);
+    fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        let process = name.parse().ok()?;
+        if !looked_at.insert(namespace(&name)?) {
+            return None;
+        }
+        let table = fs::read(entry.path().join("mountinfo")).ok()?;
+        let mut mounts = table.split(|&b| b == b'\n').filter_map(parse);
+        mounts.any(|mount| mount.device == device).then_some(process)
+    })
 }
 
 /// Whether the file system of this number (`st_dev`) is one of our mounts, of this process or

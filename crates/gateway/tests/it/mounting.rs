@@ -2,11 +2,16 @@
 
 use std::ffi::CString;
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
-use atoll_gateway::fuse::{MountError, MountOptions, UnmountError, mount, unmount};
+use atoll_gateway::fuse::{
+    Draining, MountError, MountOptions, OurMount, UnmountError, mount, unmount,
+};
 use rustix::mount::MountFlags;
 
 use crate::place::{Place, fuse_is_here, memory, runtime};
@@ -73,6 +78,107 @@ fn a_mount_in_use_is_busy_until_it_is_let_go() {
     assert_eq!(std::io::read_to_string(&file).unwrap(), "still here");
     drop(file);
     place.runtime().block_on(mounted.wait()).unwrap();
+}
+
+/// The story: who had a file open when the server was told to end got ENOTCONN.
+#[test]
+fn a_mount_that_is_drained_serves_open_files_until_they_are_closed() {
+    let Some(mut place) = Place::memory() else { return };
+    let path = place.path().to_owned();
+    let mut file = File::create(path.join("f")).unwrap();
+    let mut mounted = place.mounted.take().unwrap();
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let draining = place.runtime().spawn(async move {
+        let say = |draining: Draining<'_>| tell.send(draining.to_string()).unwrap();
+        mounted.drain(Duration::from_millis(300), say).await
+    });
+    let mut next = || place.runtime().block_on(told.recv()).unwrap();
+    assert!(next().contains("in use: waiting up to 0 s"));
+    assert!(next().contains("open files are served"));
+    // The lazy unmount follows.
+    while is_mounted(&path) {
+        std::thread::yield_now();
+    }
+    file.write_all(b"still here").unwrap();
+    assert!(!draining.is_finished());
+    drop(file);
+    place.runtime().block_on(draining).unwrap().unwrap();
+}
+
+#[test]
+fn a_mount_that_is_let_go_in_time_is_drained_at_once() {
+    let Some(mut place) = Place::memory() else { return };
+    let file = File::create(place.join("f")).unwrap();
+    let mut mounted = place.mounted.take().unwrap();
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let draining = place.runtime().spawn(async move {
+        let say = |draining: Draining<'_>| tell.send(draining.to_string()).unwrap();
+        mounted.drain(Duration::from_secs(3600), say).await
+    });
+    let said = place.runtime().block_on(told.recv()).unwrap();
+    assert!(said.contains("in use: waiting up to 3600 s"), "{said}");
+    drop(file);
+    place.runtime().block_on(draining).unwrap().unwrap();
+    assert_eq!(place.runtime().block_on(told.recv()), None, "nothing more was said");
+    assert!(!is_mounted(place.path()));
+}
+
+/// The story: `unmount` waited without a word for a container that had a copy of the mount.
+#[test]
+fn a_copy_in_another_mount_namespace_is_told_of() {
+    let Some(mut place) = Place::memory() else { return };
+    let apart = ["--mount", "--propagation", "private", "sleep", "3600"];
+    let root = rustix::process::geteuid().is_root();
+    let Some(mut other) = root.then(|| Command::new("unshare").args(apart).spawn().ok()).flatten()
+    else {
+        crate::place::skipped("another mount namespace needs root and unshare");
+        return;
+    };
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).unwrap();
+    while namespace(&other.id().to_string()) == namespace("self") {
+        std::thread::yield_now();
+    }
+    let ours = OurMount::at(place.path()).unwrap();
+    assert_eq!(ours.source, "atoll");
+    assert_eq!(ours.mounted_elsewhere(), Some(other.id()));
+    let path = place.path().to_owned();
+    let mut mounted = place.mounted.take().unwrap();
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let draining = place.runtime().spawn(async move {
+        let say = |draining: Draining<'_>| tell.send(draining.to_string()).unwrap();
+        mounted.drain(Duration::from_secs(3600), say).await
+    });
+    let said = place.runtime().block_on(told.recv()).unwrap();
+    assert!(said.contains(&format!("mount namespace of process {}", other.id())), "{said}");
+    assert!(!is_mounted(&path));
+    other.kill().unwrap();
+    other.wait().unwrap();
+    place.runtime().block_on(draining).unwrap().unwrap();
+    assert_eq!(ours.mounted_elsewhere(), None);
+}
+
+#[test]
+fn the_kernels_table_says_what_was_asked_for() {
+    let of = |options: &MountOptions| {
+        let place = Place::with(options, |runtime| Arc::new(memory(runtime)))?;
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mut lines = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let line = lines.find(|fields| Some(fields[4]) == place.path().to_str()).unwrap();
+        let found = line[5].to_owned();
+        place.unmount();
+        Some(found)
+    };
+    let plain = MountOptions::default();
+    let Some(found) = of(&plain) else { return };
+    assert_eq!(found, "rw,nosuid,nodev,noatime");
+    let kept = MountOptions { access_times: true, ..plain.clone() };
+    assert_eq!(of(&kept).unwrap(), "rw,nosuid,nodev,relatime");
+    if !rustix::process::geteuid().is_root() {
+        crate::place::skipped("only root may mount with suid and dev");
+        return;
+    }
+    let all = MountOptions { access_times: true, set_user_id: true, devices: true, ..plain };
+    assert_eq!(of(&all).unwrap(), "rw,relatime");
 }
 
 #[test]

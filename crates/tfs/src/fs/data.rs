@@ -115,7 +115,7 @@ impl Shared {
     fn access_is_stale(&self, inode: &Inode) -> bool {
         let now = self.now();
         let old = now.secs.saturating_sub(inode.atime.secs) >= ACCESS_TIME_SECS;
-        !self.read_only && (inode.atime <= inode.mtime || inode.atime <= inode.ctime || old)
+        self.keeps_access_times && (inode.atime <= inode.mtime || inode.atime <= inode.ctime || old)
     }
 
     /// Renews an access time; one that cannot be is no error of the read.

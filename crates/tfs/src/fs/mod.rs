@@ -90,6 +90,8 @@ struct Shared {
     /// The task that commits, cleans and chooses avoided chunks.
     upkeep: OnceLock<Task>,
     read_only: bool,
+    /// Reads renew access times.
+    keeps_access_times: bool,
     block_bytes: u32,
 }
 

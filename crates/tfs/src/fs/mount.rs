@@ -32,6 +32,8 @@ use crate::records::layout::{HEADER_COPIES, RecordsLayout};
 pub struct MountOptions {
     /// Change nothing.
     pub read_only: bool,
+    /// Let reads change no access times; otherwise they do as under Linux's `relatime`.
+    pub no_access_times: bool,
     /// Memory for blocks of metadata, bytes.
     pub cache_bytes: usize,
     /// Commit, clean and choose avoided chunks from time to time; otherwise only when asked.
@@ -44,6 +46,7 @@ impl Default for MountOptions {
     fn default() -> MountOptions {
         MountOptions {
             read_only: false,
+            no_access_times: false,
             cache_bytes: 16 << 20,
             background: true,
             observer: None,
@@ -285,6 +288,7 @@ impl Tfs {
             commit_due: Arc::default(),
             upkeep: OnceLock::new(),
             read_only: options.read_only,
+            keeps_access_times: !options.read_only && !options.no_access_times,
             block_bytes,
         });
         if !options.read_only {

@@ -8,7 +8,7 @@ use atoll_env::TokioRuntime;
 use atoll_tfs::device::{Device, FaultyDevice};
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::{MkfsOptions, mkfs};
-use atoll_vfs::{Errno, FileSystem, OpenFlags};
+use atoll_vfs::{Errno, FileSystem, FileTime, OpenFlags, SetAttr, SetTime};
 
 use crate::calls::{ME, ROOT, contribution, fill, owned, read, write};
 use crate::e2fsck::assert_clean;
@@ -49,6 +49,27 @@ async fn what_was_written_is_durable_after_a_second_without_a_sync() {
     tfs.unmount().unwrap();
     pass(60).await;
     assert_clean(&device.bytes(), "unmounted");
+}
+
+#[tokio::test(start_paused = true)]
+async fn reads_change_access_times_unless_that_was_declined() {
+    for no_access_times in [false, true] {
+        let device = made(16, &options(1024));
+        let env = Arc::new(TokioRuntime::current());
+        let options = MountOptions { no_access_times, ..MountOptions::default() };
+        let tfs = Tfs::mount(env, Arc::new(device.clone()), &options).unwrap().0;
+        let number = write(&tfs, ROOT, "file", b"text").await.unwrap();
+        let times = async || tfs.getattr(number, None).await.unwrap().attr;
+        let before = times().await;
+        let long_ago = SetTime::To(FileTime { secs: 1_000_000_000, nanos: 0 });
+        let changes = SetAttr { atime: Some(long_ago), ..SetAttr::default() };
+        tfs.setattr(ME, number, None, changes).await.unwrap();
+        read(&tfs, ROOT, "file").await.unwrap();
+        let after = times().await;
+        assert_eq!(after.atime.secs == 1_000_000_000, no_access_times);
+        assert_eq!(after.mtime, before.mtime);
+        tfs.unmount().unwrap();
+    }
 }
 
 /// A call that finds the transaction full must wait for the disk; so it is committed before that.
