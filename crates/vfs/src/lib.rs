@@ -236,7 +236,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// start), at most `limit`, in an order that is stable while the handle is open.
     /// Cookies lie in `1..=`[`MAX_COOKIE`]. `.` and `..` are not listed. An empty answer
     /// means the end. With `with_entries`, each carries its [`Entry`], which counts one
-    /// lookup.
+    /// lookup, unless its attributes cannot be read; names that are gone since `opendir` are
+    /// left out.
     fn readdir(
         &self,
         inode: InodeNumber,

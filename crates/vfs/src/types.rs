@@ -266,7 +266,9 @@ pub struct DirEntry {
     pub inode: InodeNumber,
     /// Where to go on after this entry.
     pub cookie: u64,
-    /// The whole entry, when asked for.
+    /// The whole entry, when asked for; none if its attributes cannot be read. The name is
+    /// listed all the same, or a backup would leave the file out and say nothing: a lookup of
+    /// it fails with the reason.
     pub entry: Option<Entry>,
 }
 

@@ -266,6 +266,52 @@ fn what_is_damaged_is_told_by_stat() {
     mount.unmount();
 }
 
+/// They were left out of listings with attributes: a backup lost files and said nothing.
+#[test]
+fn programs_name_the_damaged_files_that_they_cannot_read() {
+    if !can_mount("programs_name_the_damaged_files_that_they_cannot_read") {
+        return;
+    }
+    if Command::new("debugfs").arg("-V").output().is_err() {
+        eprintln!("SKIPPED: debugfs is not installed");
+        return;
+    }
+    let temp = tempfile::tempdir().expect("a directory");
+    let [image, at] = ["disk.img", "mnt"].map(|name| temp.path().join(name));
+    run(atoll().args(["tfs", "mkfs", "--size", "64MiB"]).arg(&image)).ok();
+    let mount = Mounted::new(&image, &at);
+    fs::create_dir_all(at.join("top/damaged-directory")).expect("directories");
+    for name in ["top/sound", "top/damaged-file", "top/damaged-directory/below"] {
+        fs::write(at.join(name), noise(20_000, 3)).expect("written");
+    }
+    mount.unmount();
+    for command in [
+        "sif /top/damaged-file size 0xffffffffffff",
+        "sif /top/damaged-directory block[0] 99999999",
+    ] {
+        let done = Command::new("debugfs").args(["-w", "-R", command]).arg(&image).status();
+        assert!(done.expect("it runs").success(), "{command}");
+    }
+
+    let mount = Mounted::new(&image, &at);
+    for (program, names_file) in [
+        ("ls -l top", true),
+        // It looks at no file, only at its kind in the directory.
+        ("find top", false),
+        ("tar cf ../copy.tar top", true),
+        ("cp -a top ../copy", true),
+    ] {
+        let said = Command::new("sh").args(["-c", program]).current_dir(&at).output();
+        let said = said.expect("it runs");
+        assert!(!said.status.success(), "{program} fails");
+        let said = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(said.contains("damaged-directory"), "{program}: {said}");
+        assert!(!names_file || said.contains("damaged-file"), "{program}: {said}");
+    }
+    assert!(fs::read(temp.path().join("copy/sound")).expect("copied") == noise(20_000, 3));
+    mount.unmount();
+}
+
 /// The paper's use of it (§1): what the owner writes takes the room back, and the ring goes on.
 #[test]
 fn a_node_gives_all_that_is_free_and_its_owner_takes_it_back() {

@@ -8,7 +8,9 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use atoll_vfs::{DirEntry, Errno, FileSystem, Handle, InodeNumber, MAX_COOKIE, check_name};
+use atoll_vfs::{
+    DirEntry, Errno, FileKind, FileSystem, Handle, InodeNumber, MAX_COOKIE, check_name,
+};
 use fuser::{FileType, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 
 use super::convert;
@@ -38,7 +40,7 @@ impl Sink<'_> {
         match self {
             Sink::Names(reply) => reply.add(ino, offset, FileType::Directory, name),
             Sink::Entries(reply) => {
-                let attr = dot_attr(inode);
+                let attr = kind_attr(inode, FileKind::Directory);
                 reply.add(ino, offset, name, &Duration::ZERO, &attr, Generation(0))
             }
         }
@@ -60,14 +62,23 @@ impl Sink<'_> {
                 &convert::attr(&found.attr),
                 Generation(found.generation),
             ),
-            (Sink::Entries(_), None) => false,
+            (Sink::Entries(reply), None) => {
+                let attr = kind_attr(InodeNumber::ROOT.0, entry.kind);
+                reply.add(attr.ino, offset, name, &Duration::ZERO, &attr, Generation(0))
+            }
         }
     }
 }
 
-/// Enough of a directory's attributes for its kind; the kernel ignores the rest for
-/// `.` and `..`.
-fn dot_attr(inode: u64) -> fuser::FileAttr {
+/// Attributes of which only number and kind mean anything: of `.` and `..`, where the kernel
+/// ignores the others, and of an entry whose attributes cannot be read.
+///
+/// Such an entry has the root's number. The kernel then lists the name but makes no entry of it
+/// (`fuse_direntplus_link`), so that the first use of the name is a lookup, which says what is
+/// wrong; and it forgets the number once, which means nothing for the root. (The protocol has
+/// node number 0 for this. fuser would send it as the listed number too, and programs take a
+/// listed number 0 for a deleted entry.)
+fn kind_attr(inode: u64, kind: FileKind) -> fuser::FileAttr {
     fuser::FileAttr {
         ino: INodeNo(inode),
         size: 0,
@@ -76,7 +87,7 @@ fn dot_attr(inode: u64) -> fuser::FileAttr {
         mtime: std::time::UNIX_EPOCH,
         ctime: std::time::UNIX_EPOCH,
         crtime: std::time::UNIX_EPOCH,
-        kind: FileType::Directory,
+        kind: convert::kind(kind),
         perm: 0o755,
         nlink: 2,
         uid: 0,
@@ -103,8 +114,7 @@ pub(super) async fn page(
         let Some(last) = page.last() else { return Ok(page) };
         cookie = last.cookie;
         page.retain(|entry| {
-            // Without an entry it has gone since the directory was opened.
-            let keep = is_sound(entry) && (!with_entries || entry.entry.is_some());
+            let keep = is_sound(entry);
             if !keep {
                 forget(fs, entry);
             }

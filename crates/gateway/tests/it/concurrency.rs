@@ -1,7 +1,8 @@
 //! Many requests at a time, and file systems that misbehave.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirEntryExt, FileExt};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -140,6 +141,30 @@ fn replies_the_kernel_would_refuse_are_not_sent() {
     let mut expected = FILES.map(|(name, _)| name);
     expected.sort_unstable();
     assert_eq!(names, expected);
+    place.unmount();
+}
+
+/// It was left out of listings with attributes, so that a copy of the directory lacked it and
+/// nobody was told.
+#[test]
+fn what_cannot_be_looked_up_is_listed_and_its_use_fails() {
+    let Some(Script { place, .. }) = scripted(&MountOptions::default()) else { return };
+    for _ in 0..5 {
+        let listed = fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap());
+        let listed: Vec<_> = listed.filter(|entry| entry.file_name() == "unreadable").collect();
+        let [entry] = &listed[..] else { panic!("it is listed once: {listed:?}") };
+        assert!(entry.file_type().unwrap().is_file());
+        assert_ne!(entry.ino(), 0, "programs pass over such a number");
+        assert_eq!(errno_of(entry.metadata()), 5);
+        assert_eq!(fs::metadata(place.join("quick")).unwrap().len(), 4096);
+    }
+    for program in ["ls -l .", "find . -size +0", "ls -ld *"] {
+        let mut shell = Command::new("sh");
+        let said = shell.args(["-c", program]).current_dir(place.path()).output().unwrap();
+        assert!(!said.status.success(), "{program} fails");
+        let said = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(said.contains("unreadable"), "{program} names the file: {said}");
+    }
     place.unmount();
 }
 

@@ -34,7 +34,12 @@ pub const HELD: InodeNumber = InodeNumber(18);
 /// A disk with room for one page: longer writes of this are cut short, later ones are `ENOSPC`.
 pub const ONE_PAGE: InodeNumber = InodeNumber(19);
 
-pub const FILES: [(&str, InodeNumber); 10] = [
+/// Is listed, and cannot be looked up.
+pub const UNREADABLE: InodeNumber = InodeNumber(20);
+
+pub const FILES: [(&str, InodeNumber); 11] = [
+    // The kernel asks for attributes with the first page of a listing.
+    ("unreadable", UNREADABLE),
     ("held", HELD),
     ("one page", ONE_PAGE),
     ("slow", SLOW),
@@ -93,6 +98,9 @@ impl FileSystem for Scripted {
         }
         assert_ne!(name, "panics in lookup", "on purpose");
         let found = FILES.iter().find(|(known, _)| *known == name);
+        if found.is_some_and(|(_, inode)| *inode == UNREADABLE) {
+            return answer(Err(Errno::EIO));
+        }
         answer(found.ok_or(Errno::ENOENT).map(|(_, inode)| Entry {
             attr: attr(*inode),
             generation: 0,
@@ -195,15 +203,16 @@ impl FileSystem for Scripted {
             kind: attr(inode).kind,
             inode,
             cookie,
-            entry: with_entries.then(|| Entry {
+            entry: (with_entries && inode != UNREADABLE).then(|| Entry {
                 attr: attr(inode),
                 generation: 0,
                 name_ttl: Duration::ZERO,
                 attr_ttl: Duration::ZERO,
             }),
         });
-        // One at a time, so that some pages hold nothing that can be used.
-        answer(Ok(entries.skip(cookie as usize).take(limit.min(1)).collect()))
+        // After the first page one at a time, so that some pages hold nothing that can be used.
+        let most = if cookie == 0 { 4 } else { 1 };
+        answer(Ok(entries.skip(cookie as usize).take(limit.min(most)).collect()))
     }
 
     fn closedir(&self, _inode: InodeNumber, _handle: Handle) -> Answer<()> {

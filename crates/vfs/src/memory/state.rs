@@ -480,9 +480,14 @@ impl State {
         let names = names.clone();
         let first = usize::try_from(cookie).unwrap_or(usize::MAX).min(names.len());
         let mut entries = Vec::new();
-        for (index, (name, child, kind)) in names.iter().enumerate().skip(first).take(limit) {
-            let still_there = with_entries && self.find(inode, name) == Ok(*child);
-            let entry = if still_there { Some(self.entry(*child)?) } else { None };
+        for (index, (name, child, kind)) in names.iter().enumerate().skip(first) {
+            if entries.len() >= limit {
+                break;
+            }
+            if with_entries && self.find(inode, name) != Ok(*child) {
+                continue;
+            }
+            let entry = if with_entries { Some(self.entry(*child)?) } else { None };
             let (name, kind, inode) = (name.clone(), *kind, *child);
             entries.push(DirEntry { name, kind, inode, cookie: index as u64 + 1, entry });
         }
