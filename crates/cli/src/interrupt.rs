@@ -2,25 +2,48 @@
 
 use std::future::Future;
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::failure::{Exit, Failure};
 
+/// SIGINT and SIGTERM, for who treats the second otherwise than the first.
+pub struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    /// Those that come from now on.
+    pub fn new() -> Signals {
+        let listen = |kind| signal(kind).expect("the runtime has signals on");
+        Signals {
+            interrupt: listen(SignalKind::interrupt()),
+            terminate: listen(SignalKind::terminate()),
+        }
+    }
+
+    /// Resolves at the next one. Cancel-safe.
+    pub async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+
+    /// Lets the next one end the process at once.
+    pub fn exit_at_next(mut self) {
+        tokio::spawn(async move {
+            self.next().await;
+            std::process::exit(Exit::Interrupted as i32);
+        });
+    }
+}
+
 /// Resolves at the first SIGINT or SIGTERM; a second one ends the process.
 pub async fn requested() {
-    let mut interrupt = signal(SignalKind::interrupt()).expect("the runtime has signals on");
-    let mut terminate = signal(SignalKind::terminate()).expect("the runtime has signals on");
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-        std::process::exit(Exit::Interrupted as i32);
-    });
+    let mut signals = Signals::new();
+    signals.next().await;
+    signals.exit_at_next();
 }
 
 /// Does `work` unless a signal comes first; then drops it and fails with `advice`.

@@ -23,7 +23,7 @@ use crate::address::Address;
 use crate::arguments::Global;
 use crate::connection;
 use crate::failure::{Exit, Failure};
-use crate::interrupt;
+use crate::interrupt::Signals;
 use crate::output::escaped;
 use crate::read_key::{self, ReadKeyArgs};
 use crate::reading::Reading;
@@ -128,11 +128,12 @@ async fn serve(args: &Args, global: &Global) -> Result<(), Failure> {
     } else {
         eprintln!("mounted on {}; Ctrl-C unmounts", args.mountpoint.display());
     }
+    let mut signals = Signals::new();
     tokio::select! {
         ended = mounted.wait() => ended.map_err(|error| {
             Failure::io(format!("serving {} failed", args.mountpoint.display()), &error)
         }),
-        () = interrupt::requested() => super::unmount::take_away(&mut mounted).await,
+        () = signals.next() => super::unmount::take_away(&mut mounted, signals).await,
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use atoll_gateway::fuse::{Draining, Mounted, UnmountError};
 
 use crate::failure::{Exit, Failure};
+use crate::interrupt::Signals;
 use crate::tfs;
 
 /// Arguments of `atoll unmount`.
@@ -32,10 +33,21 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 /// 90 s, Docker after 10).
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// Ends a mount that this process serves, when it was told to: no file that is open is cut off.
-pub async fn take_away(mounted: &mut Mounted) -> Result<(), Failure> {
+/// Ends a mount that this process serves, after the first signal: no file that is open is cut off
+/// before a second one.
+pub async fn take_away(mounted: &mut Mounted, mut signals: Signals) -> Result<(), Failure> {
     let say = |draining: Draining<'_>| eprintln!("{draining}; a second signal ends it at once");
-    mounted.drain(PATIENCE, say).await.map_err(|error| failure(error, "atoll unmount"))
+    tokio::select! {
+        drained = mounted.drain(PATIENCE, say) => {
+            drained.map_err(|error| failure(error, "atoll unmount"))
+        }
+        () = signals.next() => {
+            signals.exit_at_next();
+            // Or its name would stay, with nobody behind it.
+            let _ = mounted.unmount(true).await;
+            Err(Failure::new(Exit::Interrupted, "ended while the mount was in use"))
+        }
+    }
 }
 
 /// What a person is told who gave `command`.

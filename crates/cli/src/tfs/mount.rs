@@ -16,7 +16,7 @@ use super::device;
 use crate::arguments::Global;
 use crate::commands;
 use crate::failure::{Exit, Failure};
-use crate::interrupt;
+use crate::interrupt::Signals;
 use crate::units;
 
 /// Arguments of `atoll tfs mount`.
@@ -33,7 +33,8 @@ The kernel tells a FUSE server nothing of sync(2) and syncfs(2): a plain `sync` 
 durable by itself, and comes back before that second is over.
 
 SIGTERM and Ctrl-C unmount. While the mount is in use they wait up to 8 seconds, then take it out of
-sight and serve the files that are open until they are closed; a second one ends at once.")]
+sight and serve the files that are open until they are closed. A second one ends that at once;
+what was written until then is kept.")]
 pub struct Args {
     /// An image file or a block device
     #[arg(value_name = "DEVICE")]
@@ -171,11 +172,12 @@ async fn serve(args: &Args) -> Result<(), Failure> {
     } else {
         eprintln!("mounted on {}; Ctrl-C unmounts", args.mountpoint.display());
     }
+    let mut signals = Signals::new();
     let ended = tokio::select! {
         ended = mounted.wait() => ended.map_err(|error| {
             Failure::io(format!("serving {} failed", args.mountpoint.display()), &error)
         }),
-        () = interrupt::requested() => commands::unmount::take_away(&mut mounted).await,
+        () = signals.next() => commands::unmount::take_away(&mut mounted, signals).await,
     };
     let closed = tfs.unmount().map_err(|errno| {
         Failure::new(Exit::Failed, format!("{} was not closed in order", args.device.display()))

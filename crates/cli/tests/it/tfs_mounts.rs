@@ -12,6 +12,8 @@ use crate::processes::{atoll, can_mount, run, signal, until};
 struct Served {
     image: PathBuf,
     at: PathBuf,
+    /// What the server says.
+    log: PathBuf,
     server: Child,
     _temp: tempfile::TempDir,
 }
@@ -19,14 +21,21 @@ struct Served {
 impl Served {
     fn new(options: &[&str]) -> Served {
         let temp = tempfile::tempdir().expect("a directory");
-        let [image, at] = ["disk.img", "mnt"].map(|name| temp.path().join(name));
+        let [image, at, log] = ["disk.img", "mnt", "log"].map(|name| temp.path().join(name));
         run(atoll().args(["tfs", "mkfs", "--size", "64MiB"]).arg(&image)).ok();
         fs::create_dir(&at).expect("made");
         let mut command = atoll();
         command.args(["tfs", "mount", "--foreground"]).args(options).arg(&image).arg(&at);
-        let server = command.spawn().expect("runs");
+        let server = command.stderr(File::create(&log).expect("a file")).spawn().expect("runs");
         until("it is mounted", || mount_options(&at).is_some());
-        Served { image, at, server, _temp: temp }
+        Served { image, at, log, server, _temp: temp }
+    }
+
+    /// Tells the server to end, and waits until it says that the mount is in use.
+    fn terminate_in_use(&self) {
+        signal(self.server.id(), "TERM");
+        let said = || fs::read_to_string(&self.log).expect("there");
+        until("it has seen the signal", || said().contains("in use: waiting up to 8 s"));
     }
 
     /// The code it ended with.
@@ -59,9 +68,7 @@ fn who_writes_when_the_server_is_told_to_end_can_finish() {
     let mut served = Served::new(&[]);
     let mut file = File::create(served.at.join("file")).expect("a file");
     file.write_all(b"before").expect("written");
-    signal(served.server.id(), "TERM");
-    // Not a proof that the signal has come, but it mostly has.
-    run(atoll().args(["tfs", "stat"]).arg(&served.at)).ok();
+    served.terminate_in_use();
     file.write_all(b" and after").expect("written");
     file.sync_all().expect("synced");
     drop(file);
@@ -80,20 +87,15 @@ fn a_second_signal_ends_a_server_at_once() {
         return;
     }
     let mut served = Served::new(&[]);
-    let _file = File::create(served.at.join("file")).expect("a file");
+    let file = File::create(served.at.join("file")).expect("a file");
+    served.terminate_in_use();
     signal(served.server.id(), "TERM");
-    let mut told = 0;
-    until("it has ended", || {
-        told += 1;
-        // The first of these may have come before the first was seen.
-        if served.server.try_wait().expect("a child").is_none() {
-            signal(served.server.id(), "TERM");
-            return false;
-        }
-        true
-    });
-    assert!(told > 1, "one signal was not enough");
     assert_eq!(served.ended(), Some(130));
+    assert_eq!(file.set_len(7).map_err(|error| error.raw_os_error()), Err(Some(107)), "cut off");
+    drop(file);
+    assert_eq!(mount_options(&served.at), None, "no dead mount is left");
+    let sound = run(atoll().args(["tfs", "check", "--json"]).arg(&served.image)).ok().json();
+    assert_eq!((&sound["sound"], &sound["files"]), (&true.into(), &1.into()), "{sound}");
 }
 
 /// The story: `atoll tfs unmount` advised to run `atoll unmount --lazy`.
@@ -127,7 +129,7 @@ fn an_unmount_says_that_another_mount_namespace_keeps_the_mount() {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).expect("runs");
     let number = other.id().to_string();
     until("it has its own", || namespace(&number) != namespace("self"));
-    let log = served.image.with_extension("log");
+    let log = served.image.with_extension("unmount");
     let unmount = atoll()
         .args(["tfs", "unmount"])
         .arg(&served.at)
