@@ -59,6 +59,27 @@ fn mount_options(at: &Path) -> Option<String> {
     lines.find(|fields| Some(fields[4]) == at.to_str()).map(|fields| fields[5].to_owned())
 }
 
+/// The story: `mkdir a; sync` and a crash lost the directory. The kernel does not tell FUSE servers
+/// of sync(2), so `sync` with the name of anything on the mount is what the help advises.
+#[test]
+fn sync_with_the_name_of_the_mount_point_makes_everything_durable() {
+    if !can_mount("sync_with_the_name_of_the_mount_point_makes_everything_durable") {
+        return;
+    }
+    let mut served = Served::new(&[]);
+    fs::create_dir(served.at.join("a")).expect("made");
+    fs::write(served.at.join("a/file"), "text").expect("written");
+    let synced = Command::new("sync").arg(&served.at).status();
+    assert!(synced.expect("sync runs").success());
+    served.server.kill().expect("killed");
+    served.ended();
+    run(atoll().args(["tfs", "unmount"]).arg(&served.at)).failed(1, &["not closed in order"]);
+    run(atoll().args(["tfs", "mount"]).arg(&served.image).arg(&served.at)).ok();
+    let kept = fs::read(served.at.join("a/file"));
+    run(atoll().args(["tfs", "unmount"]).arg(&served.at)).ok();
+    assert_eq!(kept.expect("there"), b"text");
+}
+
 /// The story: at the end of a service, or of the machine, who was writing got ENOTCONN.
 #[test]
 fn who_writes_when_the_server_is_told_to_end_can_finish() {
