@@ -217,6 +217,13 @@ impl OpenFlags {
     }
 }
 
+/// `FALLOC_FL_KEEP_SIZE` of `fallocate(2)`: the file does not become longer.
+pub const FALLOC_KEEP_SIZE: i32 = 0x1;
+/// `FALLOC_FL_PUNCH_HOLE`: the range becomes a hole; with [`FALLOC_KEEP_SIZE`] only.
+pub const FALLOC_PUNCH_HOLE: i32 = 0x2;
+/// `FALLOC_FL_ZERO_RANGE`: the range becomes zeros that have space.
+pub const FALLOC_ZERO_RANGE: i32 = 0x10;
+
 /// What to look for in a sparse file (`lseek(2)` with `SEEK_DATA`, `SEEK_HOLE`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SeekTo {

@@ -59,6 +59,8 @@ pub struct Features {
     pub special_files: bool,
     /// Two names can be exchanged.
     pub exchange: bool,
+    /// It reserves space, punches holes and zeroes ranges (`fallocate(2)`).
+    pub fallocate: bool,
 }
 
 impl Features {
@@ -70,6 +72,7 @@ impl Features {
         holes: true,
         special_files: true,
         exchange: true,
+        fallocate: true,
     };
 
     /// A published tree: read-only, with attributes and holes.
@@ -80,6 +83,7 @@ impl Features {
         holes: true,
         special_files: false,
         exchange: false,
+        fallocate: false,
     };
 }
 

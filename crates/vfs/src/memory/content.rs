@@ -1,6 +1,7 @@
 //! The bytes of one file in memory: chunks of 64 KiB, holes between them.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,7 +12,7 @@ use crate::{Errno, SeekTo};
 const CHUNK_BYTES: u64 = 64 << 10;
 
 /// Linux keeps file offsets in signed 64 bits.
-const MAX_SIZE_BYTES: u64 = i64::MAX as u64;
+pub(super) const MAX_SIZE_BYTES: u64 = i64::MAX as u64;
 
 /// What one file holds. A chunk may be shorter than [`CHUNK_BYTES`]: zeros follow. No
 /// byte at or beyond `size_bytes` is kept, so a file that shrinks and grows again shows
@@ -71,11 +72,11 @@ impl Content {
     }
 
     /// How many more bytes of memory a write would take.
-    pub(super) fn cost_bytes(&self, offset: u64, len: usize) -> u64 {
+    pub(super) fn cost_bytes(&self, offset: u64, len: u64) -> u64 {
         if len == 0 {
             return 0;
         }
-        let last = offset.saturating_add(len as u64 - 1) / CHUNK_BYTES;
+        let last = offset.saturating_add(len - 1) / CHUNK_BYTES;
         let present = self.chunks.range(offset / CHUNK_BYTES..=last).count() as u64;
         (last - offset / CHUNK_BYTES + 1 - present) * CHUNK_BYTES
     }
@@ -117,6 +118,29 @@ impl Content {
         Ok(())
     }
 
+    /// Makes zeros of a range, as far as the file reaches.
+    pub(super) fn punch(&mut self, range: Range<u64>) {
+        let end = range.end.min(self.size_bytes);
+        if range.start >= end {
+            return;
+        }
+        let indices = range.start / CHUNK_BYTES..=(end - 1) / CHUNK_BYTES;
+        let touched: Vec<u64> = self.chunks.range(indices).map(|(index, _)| *index).collect();
+        for index in touched {
+            let start = index * CHUNK_BYTES;
+            let from = small(range.start.saturating_sub(start));
+            let to = small((end - start).min(CHUNK_BYTES));
+            let chunk = self.chunks.entry(index).or_default();
+            // A chunk may be shorter than what it covers.
+            if from == 0 && to >= chunk.len() {
+                self.chunks.remove(&index);
+            } else if from < chunk.len() {
+                let to = to.min(chunk.len());
+                Arc::make_mut(chunk)[from..to].fill(0);
+            }
+        }
+    }
+
     /// The next data or hole at or after `offset`.
     pub(super) fn seek(&self, offset: u64, to: SeekTo) -> Result<u64, Errno> {
         if offset >= self.size_bytes {
@@ -155,16 +179,21 @@ mod tests {
         #[test]
         fn content_behaves_as_a_plain_vector(
             steps in prop::collection::vec(
-                (0u64..300_000, prop::collection::vec(any::<u8>(), 0..3000), any::<bool>()),
+                (0u64..300_000, prop::collection::vec(any::<u8>(), 0..3000), 0..3),
                 0..40,
             )
         ) {
             let mut model: Vec<u8> = Vec::new();
             let mut content = Content::default();
-            for (at, data, cut) in steps {
-                if cut {
+            for (at, data, step) in steps {
+                if step == 0 {
                     content.resize(at).unwrap();
                     model.resize(at as usize, 0);
+                } else if step == 1 {
+                    let end = at + 100 * data.len() as u64;
+                    content.punch(at..end);
+                    let end = model.len().min(end as usize);
+                    model[end.min(at as usize)..end].fill(0);
                 } else {
                     content.write(at, &data).unwrap();
                     if !data.is_empty() {
@@ -182,6 +211,18 @@ mod tests {
                 prop_assert!(part == model[from..to]);
             }
         }
+    }
+
+    #[test]
+    fn a_punched_hole_takes_no_memory() {
+        let mut content = Content::default();
+        content.write(10, &[7; 3 * CHUNK_BYTES as usize]).unwrap();
+        assert_eq!(content.used_bytes(), 4 * CHUNK_BYTES);
+        content.punch(CHUNK_BYTES - 1..3 * CHUNK_BYTES + 1);
+        assert_eq!(content.used_bytes(), 2 * CHUNK_BYTES);
+        assert_eq!(content.seek(CHUNK_BYTES, SeekTo::Data), Ok(3 * CHUNK_BYTES));
+        content.punch(0..u64::MAX);
+        assert_eq!((content.used_bytes(), content.size_bytes()), (0, 10 + 3 * CHUNK_BYTES));
     }
 
     #[test]

@@ -294,6 +294,17 @@ impl FileSystem for MemoryFs {
         }))
     }
 
+    fn fallocate(
+        &self,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+    ) -> Answer<()> {
+        self.change(|state, now| state.fallocate((inode, handle), offset, len, mode, now))
+    }
+
     fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
         answer(self.locked().close(inode, handle))
     }

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::content::Content;
+use super::content::{Content, MAX_SIZE_BYTES};
 use crate::{
-    Attr, Caller, DirEntry, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags,
-    RenameFlags, SetAttr, SetTime, check_name,
+    Attr, Caller, DirEntry, Entry, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE,
+    FileKind, FileTime, Handle, InodeNumber, OpenFlags, RenameFlags, SetAttr, SetTime, check_name,
 };
 
 const SETGID: u32 = 0o2000;
@@ -528,13 +528,58 @@ impl State {
             return Err(Errno::EBADF);
         };
         let at = if flags.has(OpenFlags::APPEND) { content.size_bytes() } else { offset };
-        if limited && content.cost_bytes(at, data.len()) > room {
+        if limited && content.cost_bytes(at, data.len() as u64) > room {
             return Err(Errno::ENOSPC);
         }
         content.write(at, data)?;
         node.attr.mtime = now;
         node.attr.ctime = now;
         Ok(u32::try_from(data.len()).expect("a write is below 4 GiB"))
+    }
+
+    /// Makes holes or zeros, or lengthens a file. Space is not reserved, only asked for:
+    /// what is written takes it.
+    pub(super) fn fallocate(
+        &mut self,
+        (inode, handle): (InodeNumber, Handle),
+        offset: u64,
+        len: u64,
+        mode: i32,
+        now: FileTime,
+    ) -> Result<(), Errno> {
+        let keeps_size = mode & FALLOC_KEEP_SIZE != 0;
+        match mode & !FALLOC_KEEP_SIZE {
+            0 | FALLOC_ZERO_RANGE => {}
+            FALLOC_PUNCH_HOLE if keeps_size => {}
+            _ => return Err(Errno::EOPNOTSUPP),
+        }
+        match *self.opened(inode, handle)? {
+            Open::File { flags, .. } if flags.writes() => {}
+            _ => return Err(Errno::EBADF),
+        }
+        let end = offset.checked_add(len).filter(|_| len > 0).ok_or(Errno::EINVAL)?;
+        let room = self.capacity_bytes.saturating_sub(self.used_bytes());
+        let limited = self.capacity_bytes != u64::MAX;
+        let node = self.node_mut(inode)?;
+        let Body::File(content) = &mut node.body else {
+            return Err(Errno::EBADF);
+        };
+        let reserves = mode & FALLOC_PUNCH_HOLE == 0;
+        if reserves && end > MAX_SIZE_BYTES {
+            return Err(Errno::EFBIG);
+        }
+        if reserves && limited && content.cost_bytes(offset, len) > room {
+            return Err(Errno::ENOSPC);
+        }
+        if mode & !FALLOC_KEEP_SIZE != 0 {
+            content.punch(offset..end);
+        }
+        if !keeps_size && end > content.size_bytes() {
+            content.resize(end)?;
+        }
+        node.attr.mtime = now;
+        node.attr.ctime = now;
+        Ok(())
     }
 
     /// That counts and links agree with the tree.

@@ -7,8 +7,9 @@ use atoll_env::{BoxFuture, Env, TokioRuntime};
 use atoll_vfs::kit::{Features, Subject, Tree};
 use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{
-    Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeNumber,
-    OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs, XattrFlags,
+    Answer, AttrReply, Caller, DirEntry, Entry, Errno, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE,
+    FileKind, FileSystem, Handle, InodeNumber, OpenFlags, Opened, RenameFlags, SeekTo, SetAttr,
+    StatFs, XattrFlags,
 };
 use bytes::Bytes;
 
@@ -50,6 +51,8 @@ pub enum Fault {
     ListsLive,
     LosesSetTimes,
     IgnoresTruncate,
+    KeepsBytesPunched,
+    LengthensWhatItPunches,
 }
 
 /// [`MemoryFs`] with a fault.
@@ -303,6 +306,29 @@ impl FileSystem for Broken {
 
     fn write(&self, inode: InodeNumber, handle: Handle, offset: u64, data: Bytes) -> Answer<u32> {
         self.inner.write(inode, handle, offset, data)
+    }
+
+    fn fallocate(
+        &self,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+    ) -> Answer<()> {
+        let punches = mode & FALLOC_PUNCH_HOLE != 0;
+        // Whole blocks alone.
+        if self.has(Fault::KeepsBytesPunched) && punches {
+            let (start, end) = (offset.next_multiple_of(4096), (offset + len) / 4096 * 4096);
+            if start >= end {
+                return answer(Ok(()));
+            }
+            return self.inner.fallocate(inode, handle, start, end - start, mode);
+        }
+        if self.has(Fault::LengthensWhatItPunches) && punches {
+            return self.inner.fallocate(inode, handle, offset, len, FALLOC_ZERO_RANGE);
+        }
+        self.inner.fallocate(inode, handle, offset, len, mode)
     }
 
     fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {

@@ -63,6 +63,8 @@ async fn the_write_suite_catches_every_fault() {
         (Fault::IgnoresTruncate, "opening_with_truncate_empties"),
         (Fault::WrongLinkCount, "a_new_file_has_one_link"),
         (Fault::LosesTheLastByte, "what_is_written_is_read_back"),
+        (Fault::KeepsBytesPunched, "a_punched_hole_shows_zeros_and_takes_no_space"),
+        (Fault::LengthensWhatItPunches, "a_punched_hole_shows_zeros_and_takes_no_space"),
     ];
     run_write_suite(&BrokenSubject { fault: Fault::Nothing, base: None }).await.assert_passes();
     for (fault, expected) in faults {

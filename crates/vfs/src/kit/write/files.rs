@@ -1,12 +1,17 @@
 //! Writing.
 
+use std::ops::Range;
+
 use atoll_env::BoxFuture;
 use bytes::Bytes;
 
 use crate::kit::probe::{Dice, During, Outcome, Probe, ensure, me, refused, same, same_bytes};
 use crate::kit::tree::Content;
 use crate::kit::{Check, checks};
-use crate::{Errno, Handle, InodeNumber, OpenFlags, SetAttr};
+use crate::{
+    Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, Handle, InodeNumber, OpenFlags,
+    SetAttr,
+};
 
 pub(super) const CHECKS: &[Check] = checks![
     what_is_written_is_read_back,
@@ -20,6 +25,9 @@ pub(super) const CHECKS: &[Check] = checks![
     a_file_opened_for_writing_gives_no_bytes,
     a_write_beyond_the_largest_file_is_efbig,
     a_hole_takes_no_space_until_written,
+    a_punched_hole_shows_zeros_and_takes_no_space,
+    reserved_and_zeroed_ranges_show_zeros,
+    impossible_reservations_are_refused,
     writers_at_once_keep_to_their_ranges,
     creators_at_once_make_one_file,
     what_was_synced_is_read_by_others,
@@ -212,6 +220,104 @@ async fn a_hole_takes_no_space_until_written(probe: Probe) -> Outcome {
     ensure(blocks * 512 >= 1 << 20, || format!("1 MiB of data takes {blocks} × 512 bytes"))?;
     ensure(blocks * 512 <= 8 << 20, || format!("1 MiB of data takes {blocks} × 512 bytes"))?;
     probe.close(inode, handle).await
+}
+
+async fn fallocate(
+    probe: &Probe,
+    (inode, handle): (InodeNumber, Handle),
+    range: Range<u64>,
+    mode: i32,
+) -> Outcome {
+    let len = range.end - range.start;
+    let done = probe.fs.fallocate(inode, handle, range.start, len, mode).await;
+    done.during(format!("fallocate of {range:?} in mode {mode:#x}"))
+}
+
+async fn a_punched_hole_shows_zeros_and_takes_no_space(probe: Probe) -> Outcome {
+    probe.needs(probe.features.fallocate, "it punches no holes")?;
+    const LEN: usize = 300_000;
+    const PUNCH: i32 = FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE;
+    let mut model = Content::Pattern { seed: 5, len_bytes: LEN as u64 }.read(0, LEN);
+    let (inode, handle) = create(&probe, b"punched").await?;
+    write(&probe, (inode, handle), 0, &model).await?;
+    for range in [
+        0..1,
+        4095..4097,
+        8192..12_288,
+        10_000..60_001,
+        65_536..131_072,
+        131_071..200_001,
+        // Within and over the end, and behind it.
+        299_990..299_995,
+        299_999..400_000,
+        1 << 20..1 << 21,
+    ] {
+        fallocate(&probe, (inode, handle), range.clone(), PUNCH).await?;
+        let part = (range.start as usize).min(LEN)..(range.end as usize).min(LEN);
+        model[part].fill(0);
+        let found = probe.fs.read(inode, handle, 0, u32::MAX).await.during("read")?;
+        same_bytes(format!("after a hole at {range:?}"), &found, &model)?;
+    }
+    same("size", probe.attr(inode).await?.size_bytes, LEN as u64)?;
+    fallocate(&probe, (inode, handle), 0..u64::from(u32::MAX), PUNCH).await?;
+    let blocks = probe.attr(inode).await?.blocks_512;
+    let holes = probe.features.holes;
+    ensure(blocks == 0 || !holes, || format!("nothing but a hole takes {blocks} × 512 bytes"))?;
+    write(&probe, (inode, handle), 150_000, b"again").await?;
+    model.fill(0);
+    model[150_000..150_005].copy_from_slice(b"again");
+    probe.close(inode, handle).await?;
+    same_bytes("in the end", &probe.read_all(inode, 70_000).await?, &model)
+}
+
+async fn reserved_and_zeroed_ranges_show_zeros(probe: Probe) -> Outcome {
+    probe.needs(probe.features.fallocate, "it reserves no space")?;
+    let mut model = vec![b'x'; 100_000];
+    let (inode, handle) = create(&probe, b"reserved").await?;
+    write(&probe, (inode, handle), 0, &model).await?;
+    for (range, mode) in [
+        (50_000..150_001, 0),
+        (20_000..30_001, FALLOC_ZERO_RANGE),
+        (149_000..150_001, FALLOC_ZERO_RANGE | FALLOC_KEEP_SIZE),
+        (140_000..200_003, FALLOC_ZERO_RANGE),
+        (0..200_003, FALLOC_KEEP_SIZE),
+    ] {
+        fallocate(&probe, (inode, handle), range.clone(), mode).await?;
+        model.resize(model.len().max(range.end as usize), 0);
+        if mode & FALLOC_ZERO_RANGE != 0 {
+            model[range.start as usize..range.end as usize].fill(0);
+        }
+        let found = probe.fs.read(inode, handle, 0, u32::MAX).await.during("read")?;
+        same_bytes(format!("after {range:?} in mode {mode:#x}"), &found, &model)?;
+    }
+    probe.close(inode, handle).await?;
+    same("size", probe.attr(inode).await?.size_bytes, 200_003)
+}
+
+async fn impossible_reservations_are_refused(probe: Probe) -> Outcome {
+    probe.needs(probe.features.fallocate, "it reserves no space")?;
+    let (inode, handle) = create(&probe, b"file of mine").await?;
+    write(&probe, (inode, handle), 0, b"kept").await?;
+    let unknown = &[Errno::EOPNOTSUPP, Errno::EINVAL];
+    let both = FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE | FALLOC_KEEP_SIZE;
+    for (offset, len, mode, expected) in [
+        (0, 0, 0, &[Errno::EINVAL][..]),
+        (u64::MAX, 2, 0, &[Errno::EINVAL, Errno::EFBIG]),
+        (0, 10, FALLOC_PUNCH_HOLE, unknown),
+        (0, 10, both, unknown),
+        (0, 10, 1 << 30, unknown),
+    ] {
+        let what = format!("{len} bytes at {offset} in mode {mode:#x}");
+        let answer = probe.fs.fallocate(inode, handle, offset, len, mode).await;
+        refused(what, answer, expected)?;
+    }
+    probe.close(inode, handle).await?;
+    let reader = probe.open(inode, OpenFlags::READ).await?;
+    let punch = FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE;
+    let answer = probe.fs.fallocate(inode, reader, 0, 10, punch).await;
+    refused("a hole through an open for reading", answer, &[Errno::EBADF])?;
+    probe.close(inode, reader).await?;
+    same_bytes("bytes", &probe.read_all(inode, 100).await?, b"kept")
 }
 
 async fn writers_at_once_keep_to_their_ranges(probe: Probe) -> Outcome {
