@@ -6,7 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
-use rustix::fs::{CWD, RenameFlags, SeekFrom as RawSeek, XattrFlags};
+use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom as RawSeek, XattrFlags};
 use rustix::io::Errno;
 
 use crate::place::Place;
@@ -132,6 +132,31 @@ fn holes_are_found_and_read_as_zeros() {
     let mut byte = [1; 4096];
     file.read_exact_at(&mut byte, 5 << 20).unwrap();
     assert_eq!(byte, [0; 4096]);
+    drop(file);
+    place.unmount();
+}
+
+/// The kernel has read the bytes before, and knows the size.
+#[test]
+fn a_punched_hole_is_seen_at_once() {
+    let Some(place) = Place::memory() else { return };
+    let path = place.join("f");
+    fs::write(&path, vec![b'x'; 300_000]).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let mut expected = vec![b'x'; 300_000];
+    let read = || fs::read(&path).unwrap();
+    assert!(read() == expected);
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, punch, 10_001, 200_000).unwrap();
+    expected[10_001..210_001].fill(0);
+    assert!(read() == expected);
+    assert!(fs::metadata(&path).unwrap().blocks() * 512 < 300_000);
+    rustix::fs::fallocate(&file, FallocateFlags::ZERO_RANGE, 290_000, 20_000).unwrap();
+    expected.resize(310_000, 0);
+    expected[290_000..].fill(0);
+    assert!(read() == expected);
+    let refused = rustix::fs::fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, 4096);
+    assert_eq!(refused, Err(Errno::OPNOTSUPP));
     drop(file);
     place.unmount();
 }

@@ -4,6 +4,8 @@
 //! fits into any transaction; between steps the file is whole, only not yet as long or as
 //! short as it shall be.
 
+use std::ops::Range;
+
 use super::blocks::Run;
 use super::mapping::Path;
 use super::{Ext2, Ext2Error, Goal};
@@ -26,10 +28,32 @@ pub struct Extent {
 /// change its bitmap, descriptor, summary and overwritten bitmap.
 const RUNS_A_STEP: usize = 4;
 
-/// Metadata blocks that a step of [`Ext2::fill_holes`] or [`Ext2::cut_off`] changes at most:
-/// four for each run (and as many for indirect blocks), the inode, the superblock, two ways
-/// of indirect blocks.
+/// Metadata blocks that a step of [`Ext2::fill_holes`], [`Ext2::cut_off`] or [`Ext2::punch`]
+/// changes at most: four for each run (and as many for indirect blocks), the inode, the
+/// superblock, two ways of indirect blocks.
 pub const BLOCKS_A_STEP: usize = 2 * 4 * RUNS_A_STEP + 2 + 6;
+
+/// A range of blocks that a file gives back, and what is left of a step of that.
+struct Removal {
+    /// Blocks of the file.
+    range: Range<u64>,
+    /// Whether the file ends where the range begins.
+    cuts: bool,
+    /// Runs of data that may still be given back.
+    runs: usize,
+    /// Blocks of pointers that may still be given back.
+    tables: usize,
+}
+
+impl Removal {
+    fn of(range: Range<u64>, cuts: bool) -> Removal {
+        Removal { range, cuts, runs: RUNS_A_STEP, tables: RUNS_A_STEP }
+    }
+
+    fn is_spent(&self) -> bool {
+        self.runs == 0
+    }
+}
 
 impl Ext2 {
     /// The longest that a file may become, bytes, as in the kernel's drivers (`ext2_max_size`):
@@ -238,28 +262,44 @@ impl Ext2 {
         keep: u32,
     ) -> Result<bool, Ext2Error> {
         self.drop_window(number);
-        let mut runs = RUNS_A_STEP;
+        let keep = u64::from(keep);
+        let mut removal = Removal::of(keep..u64::MAX, true);
+        let done = self.remove(inode, &mut removal)?;
+        if done {
+            self.cut_length(inode, keep);
+        }
+        Ok(done)
+    }
+
+    /// Makes a hole of blocks of a file, from the last to the first, as many as one step can;
+    /// returns whether none are left. The inode in memory is changed; the caller writes it.
+    ///
+    /// # Errors
+    /// As [`Ext2::cut_off`].
+    pub fn punch(&mut self, inode: &mut Inode, range: Range<u32>) -> Result<bool, Ext2Error> {
+        let range = u64::from(range.start)..u64::from(range.end);
+        self.remove(inode, &mut Removal::of(range, false))
+    }
+
+    /// Gives back the blocks of a range, as many as one step can; whether none are left.
+    fn remove(&mut self, inode: &mut Inode, removal: &mut Removal) -> Result<bool, Ext2Error> {
         for root in (0..POINTERS).rev() {
             let depth = root.saturating_sub(DIRECT - 1);
             let (first, reach) = self.reach_of(root);
-            let end = first + reach;
-            if end <= u64::from(keep) {
+            if first + reach <= removal.range.start {
                 break;
             }
-            let keep_below = u64::from(keep).saturating_sub(first);
             let block = inode.pointers[root];
-            if block == 0 {
+            if block == 0 || first >= removal.range.end {
                 continue;
             }
-            let left = self.cut_tree(inode, block, depth, keep_below, first, &mut runs)?;
-            if !left {
+            if !self.remove_below(inode, block, depth, first, removal)? {
                 inode.pointers[root] = 0;
             }
-            if runs == 0 {
+            if removal.is_spent() {
                 return Ok(false);
             }
         }
-        self.cut_length(inode, u64::from(keep));
         Ok(true)
     }
 
@@ -280,72 +320,74 @@ impl Ext2 {
         inode.size_bytes = inode.size_bytes.min(blocks * self.meta.block_bytes() as u64);
     }
 
-    /// Gives back what a pointer of `depth` levels leads to, beyond its first `keep` blocks;
-    /// returns whether anything is left of it. `first` is its first block within the file.
-    fn cut_tree(
+    /// Gives back what lies in the range of what a pointer of `depth` levels leads to, and the
+    /// blocks of pointers that lead to nothing then; returns whether anything is left below the
+    /// pointer. `first` is the first block within the file that it leads to.
+    fn remove_below(
         &mut self,
         inode: &mut Inode,
         block: u32,
         depth: usize,
-        keep: u64,
         first: u64,
-        runs: &mut usize,
+        removal: &mut Removal,
     ) -> Result<bool, Ext2Error> {
         if depth == 0 {
-            if *runs == 0 {
+            if removal.is_spent() {
                 return Ok(true);
             }
             self.give_back(inode, Run { start: block, len: 1 })?;
-            *runs -= 1;
-            self.cut_length(inode, first);
+            self.note_removed(inode, first, removal);
             return Ok(false);
         }
         self.check_pointer(block)?;
         let each = (self.meta.block_bytes() / 4) as u64;
         let below = each.pow(depth as u32 - 1);
-        let mut index = each;
-        while index > keep / below.max(1) || (index > 0 && keep == 0) {
+        // The part of the range that lies here, as blocks from `first` on.
+        let low = removal.range.start.saturating_sub(first);
+        let high = (removal.range.end - first).min(each * below);
+        let mut index = high.div_ceil(below);
+        while index > low / below {
             let bytes = self.meta.read(block)?;
             // The last pointer, and those before it that lead to the blocks before.
             let last = index - 1;
             let pointer = u32_at(&bytes, 4 * last as usize);
             if pointer == 0 {
                 index = last;
-                if index == 0 {
-                    break;
-                }
                 continue;
             }
-            if *runs == 0 {
+            if removal.is_spent() {
                 return Ok(true);
             }
-            if depth > 1 {
-                let keep_below = keep.saturating_sub(last * below);
-                let child_first = first + last * below;
-                let left =
-                    self.cut_tree(inode, pointer, depth - 1, keep_below, child_first, runs)?;
-                if left {
-                    return Ok(true);
-                }
-                put_u32(self.meta.change(block, Part::Ordinary)?, 4 * last as usize, 0);
-                index = last;
-                continue;
-            }
-            if last < keep {
-                break;
-            }
             drop(bytes);
-            let start = self.cut_run(inode, block, keep..last + 1)?;
-            *runs -= 1;
-            self.cut_length(inode, first + start);
-            index = start;
+            if depth > 1 {
+                let below_first = first + last * below;
+                if !self.remove_below(inode, pointer, depth - 1, below_first, removal)? {
+                    put_u32(self.meta.change(block, Part::Ordinary)?, 4 * last as usize, 0);
+                }
+                index = last;
+            } else {
+                index = self.cut_run(inode, block, low..last + 1)?;
+                self.note_removed(inode, first + index, removal);
+            }
         }
-        if keep > 0 {
+        if self.meta.read(block)?.iter().any(|byte| *byte != 0) {
             return Ok(true);
         }
-        // Nothing below is left: the block of pointers goes too.
+        if removal.tables == 0 {
+            removal.runs = 0;
+            return Ok(true);
+        }
+        removal.tables -= 1;
         self.give_back(inode, Run { start: block, len: 1 })?;
         Ok(false)
+    }
+
+    /// Notes that the run from block `first` of a file on was given back.
+    fn note_removed(&self, inode: &mut Inode, first: u64, removal: &mut Removal) {
+        removal.runs -= 1;
+        if removal.cuts {
+            self.cut_length(inode, first);
+        }
     }
 
     /// Gives back the run that a table's pointers before the end of `range` name, as far as it
@@ -355,7 +397,7 @@ impl Ext2 {
         &mut self,
         inode: &mut Inode,
         table: u32,
-        range: std::ops::Range<u64>,
+        range: Range<u64>,
     ) -> Result<u64, Ext2Error> {
         let bytes = self.meta.read(table)?;
         let pointer = |index: u64| u32_at(&bytes, 4 * index as usize);

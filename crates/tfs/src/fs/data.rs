@@ -7,7 +7,8 @@
 use std::borrow::Cow;
 
 use atoll_vfs::{
-    Caller, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags, SeekTo, SetAttr, SetTime,
+    Caller, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, FileKind, FileTime,
+    Handle, InodeNumber, OpenFlags, SeekTo, SetAttr, SetTime,
 };
 use bytes::{Bytes, BytesMut};
 
@@ -17,16 +18,12 @@ use super::{Core, Shared, errno};
 use crate::ext2::{BLOCKS_A_STEP, Ext2Error, Extent};
 use crate::format::inode::{APPEND_ONLY, IMMUTABLE, Inode};
 
-/// `FALLOC_FL_KEEP_SIZE`.
-const KEEP_SIZE: i32 = 1;
-/// `FALLOC_FL_PUNCH_HOLE`.
-const PUNCH_HOLE: i32 = 2;
 /// How old an access time may be before a read renews it (as Linux's `relatime`).
 const ACCESS_TIME_SECS: i64 = 24 * 3600;
 /// The longest write that is copied to have its last block's zeros behind it.
 const MAX_PADDED_BYTES: usize = 256 << 10;
 /// Metadata blocks that changing an inode alone changes.
-const INODE_BLOCKS: usize = 2;
+pub(super) const INODE_BLOCKS: usize = 2;
 
 impl Core {
     /// The rest of a file's last block, to be zeroed when the file's length changes: other
@@ -297,7 +294,7 @@ impl Shared {
     }
 
     /// Zeros a range of the device.
-    fn zero(&self, range: Option<(u64, usize)>) -> Result<(), Ext2Error> {
+    pub(super) fn zero(&self, range: Option<(u64, usize)>) -> Result<(), Ext2Error> {
         let Some((at, len)) = range else { return Ok(()) };
         self.device
             .write_at(at, &vec![0; len])
@@ -452,7 +449,8 @@ impl Shared {
         }
     }
 
-    /// `fallocate(2)`: blocks of zeros for a range, with or without lengthening the file.
+    /// `fallocate(2)`: blocks of zeros for a range, with or without lengthening the file, or a
+    /// hole. Transparent files, which no space can be reserved for, refuse all of it.
     pub(super) fn fallocate(
         &self,
         number: InodeNumber,
@@ -461,7 +459,11 @@ impl Shared {
         len: u64,
         mode: i32,
     ) -> Result<(), Errno> {
-        if mode & !KEEP_SIZE != 0 || mode & PUNCH_HOLE != 0 {
+        let keeps_size = mode & FALLOC_KEEP_SIZE != 0;
+        let punches = mode & FALLOC_PUNCH_HOLE != 0;
+        let zeroes = mode & FALLOC_ZERO_RANGE != 0;
+        let known = FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE;
+        if mode & !known != 0 || punches && (zeroes || !keeps_size) {
             return Err(Errno::EOPNOTSUPP);
         }
         let number = to_ext2(number)?;
@@ -471,7 +473,7 @@ impl Shared {
             if !core.held.opened(number, handle)?.flags.writes() {
                 return Err(Errno::EBADF);
             }
-            if end > core.ext2.longest_file_bytes() {
+            if !punches && end > core.ext2.longest_file_bytes() {
                 return Err(Errno::EFBIG);
             }
             if core.open_map(number).is_some() {
@@ -480,10 +482,16 @@ impl Shared {
             core.held.lock_of(number)
         };
         // Blocks beyond the end of a file are an error to e2fsck of an ext2 file system.
-        if mode & KEEP_SIZE != 0 && end > self.size_of(number)? {
+        if keeps_size && !punches && end > self.size_of(number)? {
             return Err(Errno::EOPNOTSUPP);
         }
         let _writer = lock.write().expect("no holder of this lock panics");
+        if punches || zeroes {
+            self.make_zeros(number, offset, end)?;
+        }
+        if punches {
+            return Ok(());
+        }
         let mut at = (offset / self.block_bytes()) as u32;
         let stop = end.div_ceil(self.block_bytes()) as u32;
         while at < stop {

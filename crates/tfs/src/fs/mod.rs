@@ -17,6 +17,7 @@ mod avoidance;
 mod clean;
 mod data;
 mod held;
+mod holes;
 mod mount;
 mod names;
 mod rename;

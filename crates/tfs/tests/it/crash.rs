@@ -10,7 +10,10 @@ use atoll_env::TokioRuntime;
 use atoll_tfs::device::{Device, FaultyDevice};
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
-use atoll_vfs::{Errno, FileKind, FileSystem, InodeNumber, OpenFlags, RenameFlags, SetAttr};
+use atoll_vfs::{
+    Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FileKind, FileSystem, InodeNumber, OpenFlags,
+    RenameFlags, SetAttr,
+};
 use bytes::Bytes;
 
 use crate::calls::ME;
@@ -76,6 +79,16 @@ async fn step(
             let Some(file) = model.get_mut(&name) else { return Ok(()) };
             let entry = tfs.lookup(ME, InodeNumber::ROOT, &name).await?;
             let size = dice.below(70_000);
+            if dice.one_in(2) {
+                let (number, mode) = (entry.attr.inode, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE);
+                let handle = tfs.open(ME, number, OpenFlags::WRITE).await?.handle;
+                tfs.fallocate(number, handle, size, 20_000, mode).await?;
+                tfs.close(number, handle).await?;
+                tfs.forget(number, 1);
+                let end = file.len().min(size as usize + 20_000);
+                file[end.min(size as usize)..end].fill(0);
+                return Ok(());
+            }
             let changes = SetAttr { size_bytes: Some(size), ..SetAttr::default() };
             tfs.setattr(ME, entry.attr.inode, None, changes).await?;
             tfs.forget(entry.attr.inode, 1);

@@ -13,8 +13,8 @@ use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
 use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{
-    Attr, Errno, FileKind, FileSystem, FileTime, Handle, InodeNumber, OpenFlags, RenameFlags,
-    SetAttr, SetTime, XattrFlags,
+    Attr, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, FileKind, FileSystem,
+    FileTime, Handle, InodeNumber, OpenFlags, RenameFlags, SetAttr, SetTime, XattrFlags,
 };
 use bytes::Bytes;
 
@@ -188,7 +188,8 @@ impl Fsx {
             match self.dice.below(100) {
                 0..20 => self.write().await,
                 20..40 => self.read().await,
-                40..48 => self.truncate().await,
+                40..45 => self.truncate().await,
+                45..48 => self.fallocate().await,
                 48..58 => self.create().await,
                 58..64 => self.close().await,
                 64..68 => self.unlink().await,
@@ -232,6 +233,34 @@ impl Fsx {
         let to = SetAttr { size_bytes: Some(size), ..SetAttr::default() };
         let set = both!(self, "truncate", |fs, i| fs.setattr(ME, file[i], None, to)).unwrap();
         self.same_attributes("truncate", [set[0].attr, set[1].attr]);
+    }
+
+    /// Space reserved, a hole punched, or a range zeroed; where space is reserved within a file,
+    /// not beyond its end.
+    async fn fallocate(&mut self) {
+        let Some(&(file, handles)) = self.dice.pick(&self.open) else { return };
+        let attrs = both!(self, "getattr", |fs, i| fs.getattr(file[i], None)).unwrap();
+        let size = attrs[0].attr.size_bytes;
+        let (mut at, mut len) = (self.offset(), self.dice.below(40_000) + 1);
+        if self.dice.one_in(3) {
+            at = at / 1024 * 1024;
+            len = len.next_multiple_of(1024);
+        }
+        let within = at + len <= size;
+        let mode = match self.dice.below(6) {
+            0 => 0,
+            1 if within => FALLOC_KEEP_SIZE,
+            2 => FALLOC_ZERO_RANGE,
+            3 if within => FALLOC_ZERO_RANGE | FALLOC_KEEP_SIZE,
+            _ => FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE,
+        };
+        if mode & FALLOC_PUNCH_HOLE != 0 && self.dice.one_in(4) {
+            // Through indirect blocks of all levels.
+            len = 1 << self.dice.below(40);
+        }
+        both!(self, "fallocate", |fs, i| fs.fallocate(file[i], handles[i], at, len, mode)).unwrap();
+        let attrs = both!(self, "getattr", |fs, i| fs.getattr(file[i], None)).unwrap();
+        self.same_attributes("fallocate", [attrs[0].attr, attrs[1].attr]);
     }
 
     async fn create(&mut self) {

@@ -9,6 +9,7 @@ mod e2fsck;
 mod foreign;
 mod fsx;
 mod full_host;
+mod holes;
 mod identical_maps;
 mod kernel;
 mod limits;

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 
 use atoll_tfs::fs::Tfs;
 use atoll_vfs::{
-    Errno, FileKind, FileSystem, InodeNumber, OpenFlags, RenameFlags, SeekTo, SetAttr, XattrFlags,
+    Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FileKind, FileSystem, InodeNumber, OpenFlags,
+    RenameFlags, SeekTo, SetAttr, XattrFlags,
 };
 use bytes::Bytes;
 
@@ -123,6 +124,8 @@ fn change(tfs: &Tfs, inode: InodeNumber, walked: &mut Walked) {
         walked.note(now(tfs.write(inode, opened.handle, offset, data)));
     }
     walked.note(now(tfs.fallocate(inode, opened.handle, 270_000, 5000, 0)));
+    let punch = FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE;
+    walked.note(now(tfs.fallocate(inode, opened.handle, 20_000, 300_000, punch)));
     walked.note(now(tfs.close(inode, opened.handle)));
     let value = Bytes::from_static(b"value");
     walked.note(now(tfs.setxattr(ME, inode, b"user.new", value, XattrFlags::default())));
