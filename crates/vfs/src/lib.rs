@@ -230,6 +230,13 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Ends an open; called once for each `open` and `create`.
     fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()>;
 
+    /// Whether an open of a directory keeps nothing. A front end may then leave `opendir` and
+    /// `closedir` out, list under [`Handle::NONE`], and keep a listing until the directory's
+    /// attributes change.
+    fn has_stateless_directories(&self) -> bool {
+        false
+    }
+
     /// Opens a directory for reading: what `readdir` then lists under this handle is
     /// one snapshot.
     fn opendir(&self, caller: Caller, inode: InodeNumber) -> Answer<Opened>;

@@ -20,6 +20,7 @@ use fuser::{FileHandle, FopenFlags, Generation, INodeNo, InitFlags, ReplyEmpty, 
 use super::convert;
 use super::directory::{self, Sink};
 use super::dispatch::Dispatcher;
+use super::privileges;
 use super::reply::{open_flags, reply_attr, reply_empty, reply_entry, reply_missing, reply_xattr};
 
 /// The largest write the kernel sends in one request, and (by `max_pages`, which fuser
@@ -39,8 +40,12 @@ const XATTR_REPLACE: i32 = 2;
 
 /// The file system as fuser calls it.
 pub(super) struct Bridge {
-    pub(super) fs: Arc<dyn FileSystem>,
-    pub(super) dispatcher: Dispatcher,
+    fs: Arc<dyn FileSystem>,
+    dispatcher: Dispatcher,
+    /// The kernel leaves `opendir` out once it was told that nothing comes of it.
+    skips_opendir: bool,
+    /// It is ours to take away set-user-ID and set-group-ID bits.
+    reduces_modes: bool,
 }
 
 fn inode(number: INodeNo) -> InodeNumber {
@@ -56,6 +61,10 @@ fn name(name: &OsStr) -> Bytes {
 }
 
 impl Bridge {
+    pub(super) fn new(fs: Arc<dyn FileSystem>, dispatcher: Dispatcher) -> Bridge {
+        Bridge { fs, dispatcher, skips_opendir: false, reduces_modes: false }
+    }
+
     /// Calls the file system inside the request's own future, so that even a call that
     /// panics before it returns one is answered.
     fn run<T: Send + 'static>(
@@ -92,6 +101,9 @@ impl fuser::Filesystem for Bridge {
                 tracing::debug!(?wanted, "the kernel does not offer this");
             }
         }
+        self.skips_opendir = self.fs.has_stateless_directories()
+            && config.capabilities().contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
+        self.reduces_modes = config.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2).is_ok();
         let refused = |value| io::Error::other(format!("fuser would have {value}"));
         config.set_max_write(MAX_REQUEST_BYTES).map_err(refused)?;
         config.set_max_background(MAX_BACKGROUND).map_err(|value| refused(value.into()))?;
@@ -168,11 +180,15 @@ impl fuser::Filesystem for Bridge {
             atime: atime.map(convert::time),
             mtime: mtime.map(convert::time),
         };
-        self.run(
-            "setattr",
-            move |fs| fs.setattr(caller, inode(ino), fh.map(handle), changes),
-            |outcome| reply_attr(reply, outcome),
-        );
+        let (fs, reduces_modes) = (self.fs.clone(), self.reduces_modes);
+        let work = async move {
+            let changes = match reduces_modes {
+                true => privileges::with_reduced_mode(&*fs, caller, inode(ino), changes).await?,
+                false => changes,
+            };
+            fs.setattr(caller, inode(ino), fh.map(handle), changes).await
+        };
+        self.dispatcher.run("setattr", work, |outcome| reply_attr(reply, outcome));
     }
 
     fn readlink(&self, _request: &fuser::Request, ino: INodeNo, reply: fuser::ReplyData) {
@@ -310,9 +326,17 @@ impl fuser::Filesystem for Bridge {
         reply: fuser::ReplyOpen,
     ) {
         let (caller, flags) = (convert::caller(request), OpenFlags(flags.0));
-        self.run(
+        // (The superuser's truncation leaves the bits.)
+        let reduces_mode = self.reduces_modes && flags.has(OpenFlags::TRUNCATE) && caller.uid != 0;
+        let fs = self.fs.clone();
+        self.dispatcher.run(
             "open",
-            move |fs| fs.open(caller, inode(ino), flags),
+            async move {
+                if reduces_mode {
+                    privileges::take_away(&*fs, caller, inode(ino)).await?;
+                }
+                fs.open(caller, inode(ino), flags).await
+            },
             move |outcome| match outcome {
                 Ok(opened) => {
                     reply.opened(FileHandle(opened.handle.0), open_flags(opened, flags.writes()));
@@ -372,20 +396,28 @@ impl fuser::Filesystem for Bridge {
 
     fn write(
         &self,
-        _request: &fuser::Request,
+        request: &fuser::Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
         data: &[u8],
-        _write_flags: fuser::WriteFlags,
+        write_flags: fuser::WriteFlags,
         _flags: fuser::OpenFlags,
         _lock_owner: Option<fuser::LockOwner>,
         reply: fuser::ReplyWrite,
     ) {
         let data = Bytes::copy_from_slice(data);
-        self.run(
+        let caller = convert::caller(request);
+        let reduces_mode = write_flags.contains(fuser::WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        let fs = self.fs.clone();
+        self.dispatcher.run(
             "write",
-            move |fs| fs.write(inode(ino), handle(fh), offset, data),
+            async move {
+                if reduces_mode {
+                    privileges::take_away(&*fs, caller, inode(ino)).await?;
+                }
+                fs.write(inode(ino), handle(fh), offset, data).await
+            },
             |outcome| match outcome {
                 Ok(taken) => reply.written(taken),
                 Err(errno) => reply.error(convert::errno(errno)),
@@ -438,6 +470,9 @@ impl fuser::Filesystem for Bridge {
         _flags: fuser::OpenFlags,
         reply: fuser::ReplyOpen,
     ) {
+        if self.skips_opendir {
+            return reply.error(fuser::Errno::ENOSYS);
+        }
         let caller = convert::caller(request);
         self.run(
             "opendir",

@@ -26,6 +26,7 @@ mod convert;
 mod directory;
 mod dispatch;
 mod mountpoint;
+mod privileges;
 mod reply;
 mod turns;
 
@@ -274,7 +275,7 @@ pub fn mount(
     let path = mountpoint::check(mountpoint, options.nonempty)?;
     let dispatcher = Dispatcher::new(handle.clone(), options.max_requests, options.request_limit);
     let turns = dispatcher.turns.clone();
-    let bridge = Bridge { fs: fs.clone(), dispatcher };
+    let bridge = Bridge::new(fs.clone(), dispatcher);
     let refused = |source: io::Error| refused(&path, source);
     let session = Session::new(bridge, &path, &config(options)).map_err(refused)?;
     // Without it the threads sleep a little more often.

@@ -5,11 +5,15 @@ use std::ffi::CStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::Arc;
 
+use atoll_gateway::fuse::MountOptions;
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom as RawSeek, XattrFlags};
 use rustix::io::Errno;
 
-use crate::place::Place;
+use crate::place::{Place, memory, skipped};
 
 #[test]
 fn an_unlinked_file_lives_while_open() {
@@ -187,4 +191,45 @@ fn umask() -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:")).unwrap();
     u32::from_str_radix(line.trim(), 8).unwrap()
+}
+
+/// The kernel leaves it to the server, and believes the modes that it knows.
+#[test]
+fn set_id_bits_go_when_a_file_is_written_cut_off_or_given_away() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped("writing as another user needs root");
+    }
+    let options = MountOptions { allow_other: true, ..MountOptions::default() };
+    let Some(place) = Place::with(&options, |runtime| Arc::new(memory(runtime))) else { return };
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let file = place.join("f");
+    let mode_after = |mode: u32, change: &dyn Fn()| {
+        fs::write(&file, "contents").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+        change();
+        fs::metadata(&file).unwrap().mode() & 0o7777
+    };
+    let as_nobody = |script: &str| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script, "sh"]).arg(&file).uid(65534).gid(65534);
+        assert!(shell.status().unwrap().success(), "{script}");
+    };
+    let append = || as_nobody("echo x >> \"$1\"");
+    assert_eq!(mode_after(0o6777, &append), 0o777);
+    assert_eq!(mode_after(0o6767, &append), 0o2767, "not a group's to execute");
+    assert_eq!(mode_after(0o6777, &|| as_nobody(": > \"$1\"")), 0o777);
+    assert_eq!(mode_after(0o6777, &|| as_nobody("truncate -s 3 \"$1\"")), 0o777);
+    let chown = || std::os::unix::fs::chown(&file, Some(12), Some(34)).unwrap();
+    assert_eq!(mode_after(0o6777, &chown), 0o777);
+    let by_root = || {
+        let mut opened = fs::File::options().append(true).open(&file).unwrap();
+        opened.write_all(b"x").unwrap();
+        opened.set_len(3).unwrap();
+    };
+    assert_eq!(mode_after(0o6777, &by_root), 0o6777, "the superuser keeps them");
+    fs::create_dir(place.join("d")).unwrap();
+    fs::set_permissions(place.join("d"), fs::Permissions::from_mode(0o6777)).unwrap();
+    std::os::unix::fs::chown(place.join("d"), Some(12), Some(34)).unwrap();
+    assert_eq!(fs::metadata(place.join("d")).unwrap().mode() & 0o7777, 0o6777);
+    place.unmount();
 }

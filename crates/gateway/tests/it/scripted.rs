@@ -184,8 +184,13 @@ impl FileSystem for Scripted {
         answer(Ok(()))
     }
 
+    fn has_stateless_directories(&self) -> bool {
+        true
+    }
+
+    /// Not called (Linux 5.1): the kernel is told to list without.
     fn opendir(&self, _caller: Caller, _inode: InodeNumber) -> Answer<Opened> {
-        answer(Ok(Opened { handle: Handle::NONE, keep_cache: false, direct_io: false }))
+        answer(Err(Errno::EIO))
     }
 
     /// Lists a name no directory may hold before each that it may.
@@ -216,7 +221,7 @@ impl FileSystem for Scripted {
     }
 
     fn closedir(&self, _inode: InodeNumber, _handle: Handle) -> Answer<()> {
-        answer(Ok(()))
+        answer(Err(Errno::EIO))
     }
 
     fn statfs(&self, _inode: InodeNumber) -> Answer<StatFs> {

@@ -144,16 +144,12 @@ impl Shared {
     pub(super) fn list(
         &self,
         number: InodeNumber,
-        handle: Handle,
         from: u64,
         limit: usize,
         with_entries: bool,
     ) -> Result<Vec<DirEntry>, Errno> {
         let number = to_ext2(number)?;
-        let mut core = self.core();
-        core.held.opened(number, handle)?;
-        let (listed, moved) = core.list(number, from, limit, with_entries)?;
-        drop(core);
+        let (listed, moved) = self.core().list(number, from, limit, with_entries)?;
         for file in moved {
             // As for a lookup.
             let _ = self.note_parent(file, number);

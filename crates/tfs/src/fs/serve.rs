@@ -349,29 +349,29 @@ impl FileSystem for Tfs {
         answer(to_ext2(inode).and_then(|inode| self.shared.close(inode, handle)))
     }
 
+    /// Places of entries are bytes of the directory, and its inode is held by its lookup.
+    fn has_stateless_directories(&self) -> bool {
+        true
+    }
+
     fn opendir(&self, _: Caller, inode: InodeNumber) -> Answer<Opened> {
-        let open = || {
-            let number = to_ext2(inode)?;
-            let mut core = self.shared.core();
-            core.live_directory(number)?;
-            Ok(opened(core.open(number, OpenFlags::READ)))
-        };
-        answer(open())
+        let live = to_ext2(inode).and_then(|number| self.shared.core().live_directory(number));
+        answer(live.map(|_| opened(Handle::NONE)))
     }
 
     fn readdir(
         &self,
         inode: InodeNumber,
-        handle: Handle,
+        _: Handle,
         cookie: u64,
         limit: usize,
         with_entries: bool,
     ) -> Answer<Vec<DirEntry>> {
-        answer(self.shared.list(inode, handle, cookie, limit, with_entries))
+        answer(self.shared.list(inode, cookie, limit, with_entries))
     }
 
-    fn closedir(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
-        self.close(inode, handle)
+    fn closedir(&self, _: InodeNumber, _: Handle) -> Answer<()> {
+        answer(Ok(()))
     }
 
     fn fsyncdir(&self, _: InodeNumber, _: Handle, _: bool) -> Answer<()> {

@@ -1,0 +1,51 @@
+//! Set-user-ID and set-group-ID bits that a write, a truncation or a change of owner takes away.
+//!
+//! With `FUSE_HANDLE_KILLPRIV_V2` this is the server's part, and the kernel asks for the
+//! attribute `security.capability` before the first write after an inode's attributes changed,
+//! instead of before every write. (The kernel itself removes that attribute.)
+
+use atoll_vfs::{Attr, Caller, Errno, FileKind, FileSystem, InodeNumber, SetAttr};
+
+const SET_UID: u32 = 0o4000;
+const SET_GID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o010;
+
+/// The mode of a file without the bits, if it has any of them. Without the group's right to
+/// execute, set-group-ID means something else and stays.
+fn reduced_mode(attr: &Attr) -> Option<u32> {
+    let set_gid = if attr.mode & GROUP_EXECUTE != 0 { SET_GID } else { 0 };
+    let reduced = attr.mode & !(SET_UID | set_gid);
+    (attr.kind != FileKind::Directory && reduced != attr.mode).then_some(reduced)
+}
+
+async fn reduced_mode_of(fs: &dyn FileSystem, inode: InodeNumber) -> Result<Option<u32>, Errno> {
+    Ok(reduced_mode(&fs.getattr(inode, None).await?.attr))
+}
+
+/// Takes the bits of a file away that is written.
+pub(super) async fn take_away(
+    fs: &dyn FileSystem,
+    caller: Caller,
+    inode: InodeNumber,
+) -> Result<(), Errno> {
+    if let mode @ Some(_) = reduced_mode_of(fs, inode).await? {
+        fs.setattr(caller, inode, None, SetAttr { mode, ..SetAttr::default() }).await?;
+    }
+    Ok(())
+}
+
+/// `changes` of attributes, with the mode that they bring about. The superuser's truncation
+/// leaves the bits, and every change of owner takes them.
+pub(super) async fn with_reduced_mode(
+    fs: &dyn FileSystem,
+    caller: Caller,
+    inode: InodeNumber,
+    changes: SetAttr,
+) -> Result<SetAttr, Errno> {
+    let owner = changes.uid.is_some() || changes.gid.is_some();
+    let truncated = changes.size_bytes.is_some() && caller.uid != 0;
+    if changes.mode.is_some() || !(owner || truncated) {
+        return Ok(changes);
+    }
+    Ok(SetAttr { mode: reduced_mode_of(fs, inode).await?, ..changes })
+}
