@@ -14,7 +14,10 @@
 //!
 //! Falling asleep for the few microseconds until the same process asks again costs more than
 //! waiting awake, above all where an idle core is a virtual machine's to wake. So the leader looks
-//! for the next request for a moment before it sleeps in a read, as long as that mostly pays.
+//! for the next request for a moment before it sleeps in a read, as long as that mostly pays. It
+//! does not where tasks wait for a core: it would keep one from them, perhaps from the process
+//! that it waits for, and where it sleeps instead, the two take turns on one core, which spares an
+//! interrupt to another for each answer.
 //!
 //! A thread rests only after its request is answered. When the kernel ends the mount, the thread
 //! that learns of it ends, and all others with it.
@@ -52,6 +55,16 @@ const HELPED_REQUESTS: u32 = 256;
 /// Ticks without any request before the watcher sleeps. A guess.
 const IDLE_TICKS: u32 = 25;
 
+/// How much of the last ten seconds tasks waited for a core, above which no thread waits awake,
+/// percent. A guess: two processes on two cores stay below, three do not.
+const CROWDED_PERCENT: f64 = 10.0;
+
+/// Ticks between looks at that: a second.
+const PRESSURE_TICKS: u32 = 250;
+
+/// Where Linux tells it.
+const PRESSURE: &str = "/proc/pressure/cpu";
+
 /// Bits of [`Turns::word`] that count.
 const COUNT_BITS: u32 = 48;
 
@@ -68,6 +81,8 @@ pub(super) struct Turns {
     credit: AtomicU32,
     /// Requests until waiting awake is tried without credit.
     until_tried: AtomicU32,
+    /// Tasks wait for a core. Only the watcher changes it.
+    crowded: AtomicBool,
     /// The watcher sleeps until the next request.
     asleep: AtomicBool,
     resting: Mutex<Resting>,
@@ -148,6 +163,14 @@ impl Watched {
     }
 }
 
+/// Whether the kernel's text about the pressure on cores says that tasks wait for one. Its first
+/// line: `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`.
+fn is_crowded(told: &str) -> bool {
+    let percent = told.split_ascii_whitespace().find_map(|word| word.strip_prefix("avg10="));
+    let percent = percent.and_then(|percent| percent.parse::<f64>().ok());
+    percent.is_none_or(|percent| percent > CROWDED_PERCENT)
+}
+
 fn is_serving(word: u64) -> bool {
     word & 1 == 1
 }
@@ -200,6 +223,9 @@ impl Turns {
     /// Waits awake for the next request, if that pays.
     fn stay_awake(&self) {
         let Some(device) = self.device.get() else { return };
+        if self.crowded.load(Ordering::Relaxed) {
+            return;
+        }
         let credit = self.credit.load(Ordering::Relaxed);
         let until_tried = self.until_tried.load(Ordering::Relaxed);
         if credit == 0 && until_tried > 0 {
@@ -257,7 +283,15 @@ impl Turns {
         thread: u64,
     ) -> (Verdict, MutexGuard<'a, Resting>) {
         let mut watched = Watched::new(self.word.load(Ordering::SeqCst));
+        let mut until_pressure = 0;
         while !resting.ended {
+            if until_pressure == 0 {
+                // Where it is not told, nobody waits awake.
+                let told = std::fs::read_to_string(PRESSURE).unwrap_or_default();
+                self.crowded.store(is_crowded(&told), Ordering::Relaxed);
+                until_pressure = PRESSURE_TICKS;
+            }
+            until_pressure -= 1;
             let waited = self.watch.wait_timeout(resting, TICK);
             resting = waited.expect("no holder of this lock panics").0;
             let word = self.word.load(Ordering::SeqCst);
@@ -267,7 +301,10 @@ impl Turns {
                     return (Verdict::Lead, resting);
                 }
                 Verdict::Help => return (Verdict::Help, resting),
-                Verdict::Sleep => resting = self.sleep(resting, word),
+                Verdict::Sleep => {
+                    resting = self.sleep(resting, word);
+                    until_pressure = 0;
+                }
                 Verdict::Lead | Verdict::Watch => {}
             }
         }
@@ -361,6 +398,17 @@ mod tests {
             assert_eq!(watched.look(word), Verdict::Watch, "it serves other requests");
         }
         assert_eq!(watched.look(word + 2), Verdict::Help);
+    }
+
+    #[test]
+    fn cores_are_crowded_where_tasks_wait_or_nobody_knows() {
+        let told = |percent| {
+            format!("some avg10={percent} avg60=50.00 avg300=0.00 total=9\nfull avg10=0.00 total=0")
+        };
+        assert!(!is_crowded(&told("0.00")));
+        assert!(!is_crowded(&told("9.99")));
+        assert!(is_crowded(&told("49.68")));
+        assert!(is_crowded(""), "a kernel without this file");
     }
 
     /// Whoever is no leader comes back from its first request only when it is to read.
