@@ -459,8 +459,9 @@ impl fuser::Filesystem for Bridge {
         data_only: bool,
         reply: ReplyEmpty,
     ) {
-        let call = move |fs: &dyn FileSystem| fs.fsync(inode(ino), handle(fh), data_only);
-        self.run("fsync", call, |outcome| reply_empty(reply, outcome));
+        let fs = self.fs.clone();
+        let work = async move { fs.fsync(inode(ino), handle(fh), data_only).await };
+        self.dispatcher.run_aside("fsync", work, |outcome| reply_empty(reply, outcome));
     }
 
     fn opendir(
@@ -557,8 +558,9 @@ impl fuser::Filesystem for Bridge {
         data_only: bool,
         reply: ReplyEmpty,
     ) {
-        let call = move |fs: &dyn FileSystem| fs.fsyncdir(inode(ino), handle(fh), data_only);
-        self.run("fsyncdir", call, |outcome| reply_empty(reply, outcome));
+        let fs = self.fs.clone();
+        let work = async move { fs.fsyncdir(inode(ino), handle(fh), data_only).await };
+        self.dispatcher.run_aside("fsyncdir", work, |outcome| reply_empty(reply, outcome));
     }
 
     fn statfs(&self, _request: &fuser::Request, ino: INodeNo, reply: fuser::ReplyStatfs) {

@@ -28,7 +28,7 @@ mod trouble;
 mod upkeep;
 mod usage;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
@@ -82,6 +82,8 @@ struct Shared {
     core: Mutex<Core>,
     /// Held by the commit under way.
     committing: Mutex<()>,
+    /// Commits begun so far; only the commit under way changes it.
+    commits_begun: AtomicU64,
     /// Why nothing can be changed any more.
     failed: OnceLock<String>,
     /// It is unmounted, or about to be.
@@ -163,12 +165,22 @@ impl Shared {
         }
     }
 
-    /// Makes everything durable that calls have done by now.
+    /// Makes everything durable that calls have done by now. Those that ask during a commit share
+    /// the next.
     fn commit(&self) -> Result<(), Errno> {
+        // One that began already may have fixed its transaction before the call's changes.
+        self.commit_up_to(self.commits_begun.load(Ordering::SeqCst) + 1)
+    }
+
+    /// Returns when so many commits have begun and ended.
+    fn commit_up_to(&self, number: u64) -> Result<(), Errno> {
         if self.read_only {
             return Ok(());
         }
         let _one = self.committing.lock().expect("no holder of this lock panics");
+        if self.failed.get().is_none() && self.commits_begun.load(Ordering::SeqCst) >= number {
+            return Ok(());
+        }
         let commit = {
             let _closed = self.gate.write().expect("no holder of this lock panics");
             self.fix_transaction()?
@@ -194,6 +206,7 @@ impl Shared {
         if self.failed.get().is_some() {
             return Err(Errno::EIO);
         }
+        self.commits_begun.fetch_add(1, Ordering::SeqCst);
         let mut core = self.core();
         core.ext2.before_commit().map_err(|error| self.fail(&error))?;
         // Before the transaction, which may say that tags were compared in its epoch.
@@ -245,5 +258,49 @@ fn errno(error: &Ext2Error) -> Errno {
             trouble::note(error);
             Errno::EIO
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use atoll_env::TokioRuntime;
+
+    use super::*;
+    use crate::device::FaultyDevice;
+    use crate::mkfs::{MkfsOptions, mkfs};
+    use crate::progress::Progress;
+
+    #[tokio::test]
+    async fn a_commit_that_began_after_a_call_is_the_calls_own() {
+        let device = FaultyDevice::new(16 << 20, 1);
+        let options = MkfsOptions {
+            block_bytes: 1024,
+            bytes_per_inode: 8192,
+            reserved_percent: 0,
+            label: String::new(),
+            uuid: [7; 16],
+            random: [9; 48],
+            now_unix_secs: 1,
+            root_owner: (0, 0),
+            is_blank: true,
+            progress: Progress::default(),
+        };
+        mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options).unwrap();
+        let env = Arc::new(TokioRuntime::current());
+        let quiet = MountOptions { background: false, ..MountOptions::default() };
+        let (tfs, _) = Tfs::mount(env, Arc::new(device.clone()), &quiet).unwrap();
+        let shared = &tfs.shared;
+        // Two calls asked, and one of them committed.
+        let number = shared.commits_begun.load(Ordering::SeqCst) + 1;
+        shared.commit_up_to(number).unwrap();
+        let operations = device.operations();
+        shared.commit_up_to(number).unwrap();
+        assert_eq!(device.operations(), operations, "the other finds it done");
+        shared.commit().unwrap();
+        assert!(device.operations() > operations, "who asks later waits for the next");
+        // After an error nobody is told that it is durable.
+        device.fail_writes(true);
+        shared.commit_up_to(number + 2).unwrap_err();
+        assert_eq!(shared.commit_up_to(number + 2), Err(Errno::EIO));
     }
 }

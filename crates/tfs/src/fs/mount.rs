@@ -1,7 +1,7 @@
 //! Mounting and unmounting: the superblock, recovery, who wrote last.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use atoll_env::Env;
@@ -283,6 +283,7 @@ impl Tfs {
             reserved_blocks: AtomicUsize::new(0),
             core: Mutex::new(core),
             committing: Mutex::new(()),
+            commits_begun: AtomicU64::new(0),
             failed: OnceLock::new(),
             ended: AtomicBool::new(false),
             commit_due: Arc::default(),
