@@ -6,11 +6,11 @@
 //! |---|---|
 //! | `user.tfs.usage` | [`Usage`] as lines of a name, a space and a number |
 //! | `user.tfs.trouble` | what is wrong, in words: a line `refused` with the reason if nothing can be changed any more, and lines `met` with what calls were answered `EIO` for |
-//! | `user.tfs.target_loss` | β (§3.3), bytes a second, in decimal; who sets it on the topmost directory changes it |
-//! | `user.tfs.clean` | runs the cleaner (§3.1); lines `files` and `blocks`, with the numbers of what it removed |
+//! | `user.tfs.target_loss` | β (§3.3), bytes a second, in decimal; can be set |
+//! | `user.tfs.clean` | lines `files` and `blocks`: what the last cleaning on request removed; setting it, to anything, runs the cleaner (§3.1) |
 //! | `user.tfs.map.CELLS.FIRST` | of a [`BlockMap`] of so many cells those from FIRST on: a head of 20 bytes (size of a block, blocks, blocks of a cell, cells in all, number of the first cell here; 4 each, little-endian), then 20 bytes for each cell (free, allocated, transparent, allocated and overwritten, free and overwritten) |
 
-use atoll_vfs::{Errno, InodeNumber};
+use atoll_vfs::{Caller, Errno, InodeNumber};
 use bytes::Bytes;
 
 use crate::ext2::StateCounts;
@@ -24,8 +24,7 @@ pub const USAGE_XATTR: &str = "user.tfs.usage";
 pub const TROUBLE_XATTR: &str = "user.tfs.trouble";
 /// The attribute that is the target loss rate.
 pub const TARGET_LOSS_XATTR: &str = "user.tfs.target_loss";
-/// The attribute that runs the cleaner: whoever may look into the mount may ask for it, as it
-/// removes only what the next open would.
+/// The attribute that runs the cleaner when it is set, and tells what it did.
 pub const CLEAN_XATTR: &str = "user.tfs.clean";
 /// How the attributes begin that tell the map.
 pub const MAP_XATTR: &str = "user.tfs.map";
@@ -50,8 +49,8 @@ impl Tfs {
             return Some(told.map(|told| Bytes::from(told.target_bytes_per_sec.to_string())));
         }
         if name == CLEAN_XATTR {
-            let told = |done: Cleaned| format!("files {}\nblocks {}\n", done.files, done.blocks);
-            return Some(self.clean().map(|done| Bytes::from(told(done))));
+            let Cleaned { files, blocks } = self.last_cleaned();
+            return Some(Ok(Bytes::from(format!("files {files}\nblocks {blocks}\n"))));
         }
         let (cells, first) = name.strip_prefix(MAP_XATTR)?.strip_prefix('.')?.split_once('.')?;
         let (cells, first) = (cells.parse().ok()?, first.parse().ok()?);
@@ -60,23 +59,30 @@ impl Tfs {
 }
 
 impl Tfs {
-    /// Changes what an attribute tells that no file has, if it is one that can be changed.
+    /// Changes what an attribute tells that no file has, if it is one that can be changed: by
+    /// root or the owner of the topmost directory, on that directory.
     pub(crate) fn change_told(
         &self,
+        caller: Caller,
         inode: InodeNumber,
         name: &[u8],
         value: &[u8],
     ) -> Option<Result<(), Errno>> {
-        if name != TARGET_LOSS_XATTR.as_bytes() {
-            let asked = name.starts_with(MAP_XATTR.as_bytes())
-                || [USAGE_XATTR, TROUBLE_XATTR, CLEAN_XATTR].map(str::as_bytes).contains(&name);
-            return asked.then_some(Err(Errno::EPERM));
+        let is = |xattr: &str| name == xattr.as_bytes();
+        if is(USAGE_XATTR) || is(TROUBLE_XATTR) || name.starts_with(MAP_XATTR.as_bytes()) {
+            return Some(Err(Errno::EPERM));
         }
-        let rate = std::str::from_utf8(value).ok().and_then(|text| text.trim().parse().ok());
-        Some(match rate.filter(|_| inode == InodeNumber::ROOT) {
-            None => Err(Errno::EINVAL),
-            Some(rate) => self.set_target_loss(rate).and_then(|()| self.choose_avoided().map(drop)),
-        })
+        if !is(TARGET_LOSS_XATTR) && !is(CLEAN_XATTR) {
+            return None;
+        }
+        Some(self.check_administrator(caller, inode).and_then(|()| {
+            if is(CLEAN_XATTR) {
+                return self.clean().map(drop);
+            }
+            let rate = std::str::from_utf8(value).ok().and_then(|text| text.trim().parse().ok());
+            self.set_target_loss(rate.ok_or(Errno::EINVAL)?)?;
+            self.choose_avoided().map(drop)
+        }))
     }
 
     /// What is wrong with it, as far as it was met.

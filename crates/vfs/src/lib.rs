@@ -6,9 +6,10 @@
 //! conformance kit ([`kit`]) runs over every implementation, and [`memory::MemoryFs`] is
 //! the implementation it is itself checked against. This crate knows none of the others.
 //!
-//! Who checks what: permissions are checked by the front end (FUSE's kernel side with
-//! `default_permissions`; NFS and HTTP from the attributes), not here. An implementation
-//! uses [`Caller`] for the owner of what it makes and for quotas.
+//! Who checks what: permissions by mode and owner are checked by the front
+//! end (FUSE's kernel side with `default_permissions`; NFS and HTTP from the attributes), not
+//! here. An implementation uses [`Caller`] for the owner of what it makes, for quotas and for
+//! reserved space, and enforces what no front end knows: [`InodeFlags`].
 
 pub mod kit;
 pub mod memory;
@@ -185,8 +186,19 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Writes `data` at `offset`, or at the end if the file was opened with
     /// [`OpenFlags::APPEND`]; returns how many bytes were taken.
-    fn write(&self, inode: InodeNumber, handle: Handle, offset: u64, data: Bytes) -> Answer<u32> {
-        let _ = (inode, handle, offset, data);
+    ///
+    /// Without a `caller` it is the front end that writes back a page of a memory mapping: it
+    /// does not know who changed the page, `handle` is any that may write, and the bytes
+    /// belong at `offset` however the file was opened.
+    fn write(
+        &self,
+        caller: Option<Caller>,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        data: Bytes,
+    ) -> Answer<u32> {
+        let _ = (caller, inode, handle, offset, data);
         refuse(Errno::EROFS)
     }
 
@@ -217,13 +229,14 @@ pub trait FileSystem: Send + Sync + 'static {
     /// a hole beyond the end changes nothing.
     fn fallocate(
         &self,
+        caller: Caller,
         inode: InodeNumber,
         handle: Handle,
         offset: u64,
         len: u64,
         mode: i32,
     ) -> Answer<()> {
-        let _ = (inode, handle, offset, len, mode);
+        let _ = (caller, inode, handle, offset, len, mode);
         refuse(Errno::EOPNOTSUPP)
     }
 
@@ -272,6 +285,19 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Sizes and counts of the whole file system.
     fn statfs(&self, inode: InodeNumber) -> Answer<StatFs>;
+
+    /// The flags of an inode. [`Errno::ENOTTY`]: it has none.
+    fn inode_flags(&self, inode: InodeNumber) -> Answer<InodeFlags> {
+        let _ = inode;
+        refuse(Errno::ENOTTY)
+    }
+
+    /// Sets the flags of an inode; those that cannot be set stay as they are. Only the owner
+    /// may, and of [`InodeFlags::IMMUTABLE`] and [`InodeFlags::APPEND_ONLY`] only root.
+    fn set_inode_flags(&self, caller: Caller, inode: InodeNumber, flags: InodeFlags) -> Answer<()> {
+        let _ = (caller, inode, flags);
+        refuse(Errno::ENOTTY)
+    }
 
     /// The value of an extended attribute; [`Errno::ENODATA`] if there is none.
     fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {

@@ -42,6 +42,29 @@ pub struct Caller {
     pub pid: u32,
 }
 
+/// Flags of an inode, as Linux numbers them for `FS_IOC_GETFLAGS`; `chattr(1)` sets and
+/// `lsattr(1)` lists them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct InodeFlags(pub u32);
+
+impl InodeFlags {
+    /// Writes are synchronous.
+    pub const SYNC: u32 = 0x8;
+    /// Nothing about the file may be changed, and it may not be linked or removed.
+    pub const IMMUTABLE: u32 = 0x10;
+    /// The file may only grow; a directory may only gain names.
+    pub const APPEND_ONLY: u32 = 0x20;
+    /// `dump(8)` leaves the file out.
+    pub const NO_DUMP: u32 = 0x40;
+    /// Reads do not change the access time.
+    pub const NO_ATIME: u32 = 0x80;
+
+    /// Whether any flag of `flags` is set.
+    pub fn has(self, flags: u32) -> bool {
+        self.0 & flags != 0
+    }
+}
+
 /// What a name stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 pub enum FileKind {
@@ -349,6 +372,7 @@ errnos! {
     ENOTDIR = 20, "Not a directory";
     EISDIR = 21, "Is a directory";
     EINVAL = 22, "Invalid argument";
+    ENOTTY = 25, "Inappropriate ioctl for device";
     EFBIG = 27, "File too large";
     ENOSPC = 28, "No space left on device";
     EROFS = 30, "Read-only file system";

@@ -1,8 +1,10 @@
 //! `atoll tfs clean`: the cleaner (§3.1 of the paper), now.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use atoll_tfs::stat::CLEAN_XATTR;
+use rustix::fs::{XattrFlags, setxattr};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use super::{ask, device};
@@ -36,10 +38,28 @@ struct Shown {
     blocks: u64,
 }
 
+fn what(path: &Path) -> String {
+    format!("cannot clean {}", path.display())
+}
+
+/// Runs the cleaner of the TFS that is mounted at `path`.
+fn clean_mounted(path: &Path) -> Result<(), Failure> {
+    // Elsewhere the attribute would be kept as any other, and mean nothing.
+    ask::ask(path, CLEAN_XATTR)?;
+    setxattr(path, CLEAN_XATTR, b"1", XattrFlags::empty()).map_err(|error| match error {
+        Errno::INVAL => Failure::new(Exit::Usage, what(path))
+            .because("the whole file system is cleaned")
+            .advice("Name the mount point."),
+        Errno::PERM | Errno::ACCESS => Failure::new(Exit::Failed, what(path))
+            .because("only root and the owner of its topmost directory may"),
+        error => Failure::io(what(path), &error.into()),
+    })
+}
+
 /// Cleans.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let what = || format!("cannot clean {}", args.of.display());
     let shown: Shown = if args.of.is_dir() {
+        clean_mounted(&args.of)?;
         let lines = ask::ask_text(&args.of, CLEAN_XATTR)?;
         let number = |name: &str| {
             let line = lines.lines().find_map(|line| line.strip_prefix(name));
@@ -49,7 +69,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         Shown { files: number("files ")?, blocks: number("blocks ")? }
     } else {
         commands::until_done(async {
-            let failed = |errno| Failure::new(Exit::Failed, what()).because(errno);
+            let failed = |errno| Failure::new(Exit::Failed, what(&args.of)).because(errno);
             let tfs = device::mount_image(&args.of, false)?;
             let cleaned = tfs.clean();
             tfs.unmount().map_err(failed)?;

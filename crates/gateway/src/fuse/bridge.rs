@@ -20,6 +20,7 @@ use fuser::{FileHandle, FopenFlags, Generation, INodeNo, InitFlags, ReplyEmpty, 
 use super::convert;
 use super::directory::{self, Sink};
 use super::dispatch::Dispatcher;
+use super::flags::FlagsCall;
 use super::privileges;
 use super::reply::{open_flags, reply_attr, reply_empty, reply_entry, reply_missing, reply_xattr};
 
@@ -406,17 +407,17 @@ impl fuser::Filesystem for Bridge {
         _lock_owner: Option<fuser::LockOwner>,
         reply: fuser::ReplyWrite,
     ) {
+        let (by, caller) = (convert::caller(request), convert::writer(request, write_flags));
         let data = Bytes::copy_from_slice(data);
-        let caller = convert::caller(request);
         let reduces_mode = write_flags.contains(fuser::WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let fs = self.fs.clone();
         self.dispatcher.run(
             "write",
             async move {
                 if reduces_mode {
-                    privileges::take_away(&*fs, caller, inode(ino)).await?;
+                    privileges::take_away(&*fs, by, inode(ino)).await?;
                 }
-                fs.write(inode(ino), handle(fh), offset, data).await
+                fs.write(caller, inode(ino), handle(fh), offset, data).await
             },
             |outcome| match outcome {
                 Ok(taken) => reply.written(taken),
@@ -646,7 +647,7 @@ impl fuser::Filesystem for Bridge {
 
     fn fallocate(
         &self,
-        _request: &fuser::Request,
+        request: &fuser::Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -654,9 +655,10 @@ impl fuser::Filesystem for Bridge {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        let caller = convert::caller(request);
         self.run(
             "fallocate",
-            move |fs| fs.fallocate(inode(ino), handle(fh), offset, length, mode),
+            move |fs| fs.fallocate(caller, inode(ino), handle(fh), offset, length, mode),
             |outcome| reply_empty(reply, outcome),
         );
     }
@@ -690,15 +692,27 @@ impl fuser::Filesystem for Bridge {
 
     fn ioctl(
         &self,
-        _request: &fuser::Request,
-        _ino: INodeNo,
+        request: &fuser::Request,
+        ino: INodeNo,
         _fh: FileHandle,
         _flags: fuser::IoctlFlags,
-        _command: u32,
-        _data: &[u8],
-        _out_size: u32,
+        command: u32,
+        data: &[u8],
+        out_size: u32,
         reply: fuser::ReplyIoctl,
     ) {
-        reply.error(fuser::Errno::ENOTTY);
+        let caller = convert::caller(request);
+        match FlagsCall::decode(command, data) {
+            Ok(call) => {
+                let fs = self.fs.clone();
+                let work = async move { call.make(&*fs, caller, inode(ino)).await };
+                self.dispatcher.run("ioctl", work, move |outcome| match outcome {
+                    Ok(answer) if answer.len() <= out_size as usize => reply.ioctl(0, &answer),
+                    Ok(_) => reply.error(fuser::Errno::EINVAL),
+                    Err(errno) => reply.error(convert::errno(errno)),
+                });
+            }
+            Err(errno) => reply.error(convert::errno(errno)),
+        }
     }
 }

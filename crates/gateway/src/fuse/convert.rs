@@ -17,6 +17,11 @@ pub(super) fn caller(request: &fuser::Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid(), pid: request.pid() }
 }
 
+/// Who writes, unless the kernel writes back a page of a mapping and does not know.
+pub(super) fn writer(request: &fuser::Request, flags: fuser::WriteFlags) -> Option<Caller> {
+    (!flags.contains(fuser::WriteFlags::FUSE_WRITE_CACHE)).then(|| caller(request))
+}
+
 pub(super) fn kind(kind: FileKind) -> fuser::FileType {
     match kind {
         FileKind::Regular => fuser::FileType::RegularFile,

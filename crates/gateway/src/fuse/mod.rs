@@ -25,6 +25,7 @@ mod bridge;
 mod convert;
 mod directory;
 mod dispatch;
+mod flags;
 mod mountpoint;
 mod privileges;
 mod reply;

@@ -157,7 +157,14 @@ impl FileSystem for Scripted {
         }
     }
 
-    fn write(&self, inode: InodeNumber, _: Handle, offset: u64, data: Bytes) -> Answer<u32> {
+    fn write(
+        &self,
+        _: Option<Caller>,
+        inode: InodeNumber,
+        _: Handle,
+        offset: u64,
+        data: Bytes,
+    ) -> Answer<u32> {
         let len = data.len() as u32;
         match inode {
             HELD => {

@@ -175,7 +175,7 @@ impl Desktop {
         while at < len_bytes {
             let len = WRITE_BYTES.min(len_bytes - at);
             let data = Bytes::from_static(&ZEROS[..len as usize]);
-            at += u64::from(self.call(self.tfs.write(inode, handle, from + at, data))?);
+            at += u64::from(self.call(self.tfs.write(Some(ME), inode, handle, from + at, data))?);
         }
         Ok(())
     }

@@ -43,11 +43,21 @@ pub const SHORT_TARGET_BYTES: usize = 59;
 /// `EXT2_SYNC_FL`, `EXT2_IMMUTABLE_FL`, `EXT2_APPEND_FL`, `EXT2_NODUMP_FL`, `EXT2_NOATIME_FL`,
 /// `EXT2_DIRSYNC_FL`, and the older `SECRM`, `UNRM`, `COMPR`, `NOTAIL`, `JOURNAL_DATA`: what
 /// the kernel's ext2 hands on to new files (`EXT2_FL_INHERITED`).
-pub const INHERITED_FLAGS: u32 = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x4000 | 0x8000 | 0x10000;
+const INHERITED_FLAGS: u32 = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x4000 | 0x8000 | 0x10000;
+/// Those of the inherited flags that files other than directories take (`EXT2_REG_FLMASK`,
+/// `EXT2_OTHER_FLMASK`).
+const REGULAR_FLAGS: u32 = !(0x10000 | TOP_DIRECTORY);
+const OTHER_FLAGS: u32 = 0x40 | 0x80;
+/// What `FS_IOC_GETFLAGS` shows (`EXT2_FL_USER_VISIBLE`).
+pub const VISIBLE_FLAGS: u32 = 0x0003_dfff;
+/// What `FS_IOC_SETFLAGS` changes (`EXT2_FL_USER_MODIFIABLE`).
+pub const MODIFIABLE_FLAGS: u32 = 0x0003_80ff;
 /// `EXT2_IMMUTABLE_FL`.
 pub const IMMUTABLE: u32 = 0x10;
 /// `EXT2_APPEND_FL`.
 pub const APPEND_ONLY: u32 = 0x20;
+/// `EXT2_NOATIME_FL`.
+pub const NO_ATIME: u32 = 0x80;
 /// `EXT2_INDEX_FL`: an indexed directory.
 pub const INDEXED: u32 = 0x1000;
 /// `EXT2_TOPDIR_FL`: a directory whose subdirectories are spread (Orlov).
@@ -97,6 +107,16 @@ pub struct Inode {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("mode {0:#o} is of no kind of file")]
 pub struct UnknownKind(pub u16);
+
+/// The flags that a new file of a kind takes from its directory (`ext2_mask_flags`).
+pub fn inherited_flags(directory: u32, kind: FileKind) -> u32 {
+    let taken = match kind {
+        FileKind::Directory => u32::MAX,
+        FileKind::Regular => REGULAR_FLAGS,
+        _ => OTHER_FLAGS,
+    };
+    directory & INHERITED_FLAGS & taken
+}
 
 /// The bits of a kind in `i_mode`.
 pub fn kind_bits(kind: FileKind) -> u16 {

@@ -160,6 +160,8 @@ impl Superblock {
         errors, set_errors, 60, "What to do about errors: 1 go on, 2 read only, 3 panic.";
         inode_size_field, set_inode_size_field, 88, "Length of an inode, bytes (revision 1).";
         group_of_copy, set_group_of_copy, 90, "The group this copy stands in.";
+        reserved_uid, set_reserved_uid, 80, "Which user besides root may use the reserved blocks.";
+        reserved_gid, set_reserved_gid, 82, "Which group may; 0: none.";
         reserved_descriptor_blocks, set_reserved_descriptor_blocks, 206, "Blocks kept after the group descriptors, for growing.";
         min_extra_inode_bytes, set_min_extra_inode_bytes, 348, "Room each inode has beyond the first 128 bytes.";
         want_extra_inode_bytes, set_want_extra_inode_bytes, 350, "Room a new inode should have beyond the first 128 bytes.";

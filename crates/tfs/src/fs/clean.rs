@@ -163,6 +163,12 @@ impl Tfs {
     pub fn clean(&self) -> Result<Cleaned, Errno> {
         let mut cleaned = self.shared.clean_overwritten(u64::MAX)?;
         cleaned.files += self.shared.clean_all()?;
+        self.shared.core().last_cleaned = cleaned;
         Ok(cleaned)
+    }
+
+    /// What the last [`Tfs::clean`] of this mount removed.
+    pub fn last_cleaned(&self) -> Cleaned {
+        self.shared.core().last_cleaned
     }
 }

@@ -12,18 +12,17 @@ use atoll_vfs::{
 };
 use bytes::{Bytes, BytesMut};
 
+use super::access::{check_changeable, check_setattr, check_write};
 use super::held::to_ext2;
 use super::names::Failure;
-use super::{Core, Shared, errno};
+use super::{Core, INODE_BLOCKS, Shared, errno};
 use crate::ext2::{BLOCKS_A_STEP, Ext2Error, Extent};
-use crate::format::inode::{APPEND_ONLY, IMMUTABLE, Inode};
+use crate::format::inode::{Inode, NO_ATIME};
 
 /// How old an access time may be before a read renews it (as Linux's `relatime`).
 const ACCESS_TIME_SECS: i64 = 24 * 3600;
 /// The longest write that is copied to have its last block's zeros behind it.
 const MAX_PADDED_BYTES: usize = 256 << 10;
-/// Metadata blocks that changing an inode alone changes.
-pub(super) const INODE_BLOCKS: usize = 2;
 
 impl Core {
     /// The rest of a file's last block, to be zeroed when the file's length changes: other
@@ -110,6 +109,9 @@ impl Shared {
     }
 
     fn access_is_stale(&self, inode: &Inode) -> bool {
+        if inode.flags & NO_ATIME != 0 {
+            return false;
+        }
         let now = self.now();
         let old = now.secs.saturating_sub(inode.atime.secs) >= ACCESS_TIME_SECS;
         self.keeps_access_times && (inode.atime <= inode.mtime || inode.atime <= inode.ctime || old)
@@ -127,8 +129,11 @@ impl Shared {
         }
     }
 
+    /// Writes at `offset`, or at the end if the file was opened so; a page of a mapping, which
+    /// has no caller, lies where it lies.
     pub(super) fn write(
         &self,
+        caller: Option<Caller>,
         number: InodeNumber,
         handle: Handle,
         offset: u64,
@@ -144,22 +149,20 @@ impl Shared {
         }
         let _writer = lock.write().expect("no holder of this lock panics");
         let transparent = self.is_open_transparent(number);
-        let offset = {
+        let appends = open.flags.has(OpenFlags::APPEND) && caller.is_some();
+        let (offset, privileged) = {
             let mut core = self.core();
             let mut inode = core.live_inode(number)?;
-            if inode.flags & IMMUTABLE != 0 {
-                return Err(Errno::EPERM);
-            }
+            check_write(&inode, appends)?;
             if let Some(map) = core.open_map(number) {
                 inode.size_bytes = map.entry.size_bytes;
             }
             let longest = core.ext2.longest_file_bytes();
-            let append = open.flags.has(OpenFlags::APPEND) || inode.flags & APPEND_ONLY != 0;
-            let offset = if append { inode.size_bytes } else { offset };
+            let offset = if appends { inode.size_bytes } else { offset };
             if offset.checked_add(data.len() as u64).is_none_or(|end| end > longest) {
                 return Err(Errno::EFBIG);
             }
-            offset
+            (offset, core.may_use_reserve(caller.unwrap_or(open.opener)))
         };
         let mut done = 0;
         while done < data.len() {
@@ -167,7 +170,7 @@ impl Shared {
             let written = if transparent {
                 self.write_transparent_some(number, at, rest)
             } else {
-                self.write_some(number, at, rest)
+                self.write_some(number, at, rest, privileged)
             };
             match written {
                 Ok(written) => done += written,
@@ -179,7 +182,13 @@ impl Shared {
     }
 
     /// Writes a part of `data` that one step finds space for.
-    fn write_some(&self, number: u32, offset: u64, data: &[u8]) -> Result<usize, Errno> {
+    fn write_some(
+        &self,
+        number: u32,
+        offset: u64,
+        data: &[u8],
+        privileged: bool,
+    ) -> Result<usize, Errno> {
         let block_bytes = self.block_bytes();
         let first = offset / block_bytes;
         let last = (offset + data.len() as u64 - 1) / block_bytes;
@@ -188,7 +197,6 @@ impl Shared {
             let (extents, given, reached, inode) = {
                 let mut core = self.core();
                 let mut inode = core.live_inode(number)?;
-                let privileged = inode.uid == 0;
                 let filled =
                     core.ext2.fill_holes(number, &mut inode, first as u32, count, privileged);
                 // Also when nothing was found: indirect blocks that were made belong to the file.
@@ -308,6 +316,7 @@ impl Shared {
         changes: SetAttr,
     ) -> Result<atoll_vfs::AttrReply, Errno> {
         let number = to_ext2(number)?;
+        check_setattr(&self.core().live_inode(number)?, &changes)?;
         if let Some(size) = changes.size_bytes {
             self.set_size(caller, number, size)?;
         }
@@ -362,9 +371,7 @@ impl Shared {
                 Ok(FileKind::Directory) => return Err(Errno::EISDIR),
                 _ => return Err(Errno::EINVAL),
             }
-            if inode.flags & (IMMUTABLE | APPEND_ONLY) != 0 {
-                return Err(Errno::EPERM);
-            }
+            check_changeable(&inode)?;
             let old_size = inode.size_bytes;
             if size > old_size && size > core.ext2.longest_file_bytes() {
                 return Err(Errno::EFBIG);
@@ -453,6 +460,7 @@ impl Shared {
     /// hole. Transparent files, which no space can be reserved for, refuse all of it.
     pub(super) fn fallocate(
         &self,
+        caller: Caller,
         number: InodeNumber,
         handle: Handle,
         offset: u64,
@@ -473,6 +481,7 @@ impl Shared {
             if !core.held.opened(number, handle)?.flags.writes() {
                 return Err(Errno::EBADF);
             }
+            check_write(&core.live_inode(number)?, mode & !FALLOC_KEEP_SIZE == 0)?;
             if !punches && end > core.ext2.longest_file_bytes() {
                 return Err(Errno::EFBIG);
             }
@@ -501,7 +510,7 @@ impl Shared {
                 let mut core = self.core();
                 let mut inode = core.live_inode(number)?;
                 let count = PIECE_BLOCKS.min(stop - at);
-                let privileged = inode.uid == 0;
+                let privileged = core.may_use_reserve(caller);
                 let filled = core.ext2.fill_holes(number, &mut inode, at, count, privileged);
                 core.ext2.put_inode(number, &inode).map_err(Failure::Broken)?;
                 let (given, reached) = filled?;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
 
 use atoll_vfs::{
-    Attr, AttrReply, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags,
+    Attr, AttrReply, Caller, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags,
 };
 
 use super::{Core, FOR_EVER, Shared, TRANSPARENT_TTL, errno};
@@ -32,6 +32,8 @@ pub(super) struct Held {
 pub(super) struct Open {
     pub(super) inode: u32,
     pub(super) flags: OpenFlags,
+    /// Who opened it: answers for what is written through a mapping.
+    pub(super) opener: Caller,
 }
 
 /// An inode that lost its last name and is to be given back. Another call may do it first, and
@@ -104,10 +106,10 @@ impl HeldInodes {
         self.inodes.get(&inode).map_or_else(Arc::default, |held| held.lock.clone())
     }
 
-    fn open(&mut self, inode: u32, flags: OpenFlags) -> Handle {
+    fn open(&mut self, inode: u32, opener: Caller, flags: OpenFlags) -> Handle {
         self.inodes.entry(inode).or_default().opens += 1;
         self.last_handle += 1;
-        self.opens.insert(self.last_handle, Open { inode, flags });
+        self.opens.insert(self.last_handle, Open { inode, flags, opener });
         Handle(self.last_handle)
     }
 
@@ -207,8 +209,8 @@ impl Core {
     }
 
     /// Opens an inode.
-    pub(super) fn open(&mut self, number: u32, flags: OpenFlags) -> Handle {
-        self.held.open(number, flags)
+    pub(super) fn open(&mut self, number: u32, opener: Caller, flags: OpenFlags) -> Handle {
+        self.held.open(number, opener, flags)
     }
 
     /// Puts an inode without a name on the list of orphans.

@@ -2,10 +2,10 @@
 
 use atoll_vfs::Errno;
 
-use super::data::INODE_BLOCKS;
-use super::{Core, Shared};
+use super::access::check_changeable;
+use super::{Core, INODE_BLOCKS, Shared};
 use crate::ext2::{BLOCKS_A_STEP, Ext2Error};
-use crate::format::inode::{APPEND_ONLY, IMMUTABLE, Inode};
+use crate::format::inode::Inode;
 
 impl Shared {
     /// Makes zeros of the bytes `offset..end` of an ordinary file, as far as it reaches: whole
@@ -17,9 +17,7 @@ impl Shared {
             let _passage = self.pass(BLOCKS_A_STEP + INODE_BLOCKS)?;
             let mut core = self.core();
             let mut inode = core.live_inode(number)?;
-            if inode.flags & (IMMUTABLE | APPEND_ONLY) != 0 {
-                return Err(Errno::EPERM);
-            }
+            check_changeable(&inode)?;
             // The file's last block goes as a whole: nothing but zeros is behind the end.
             let end = match end < inode.size_bytes {
                 true => end,

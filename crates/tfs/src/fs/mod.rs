@@ -13,6 +13,7 @@
 //! **After an error of the device** in a commit nobody knows what stands on the disk: the file
 //! system refuses every change from then on, as a kernel does that remounts read-only.
 
+mod access;
 mod avoidance;
 mod clean;
 mod data;
@@ -57,6 +58,9 @@ const FOR_EVER: Duration = Duration::from_secs(3600);
 
 /// And of transparent files, which may vanish.
 const TRANSPARENT_TTL: Duration = Duration::from_secs(1);
+
+/// Metadata blocks that changing an inode alone changes.
+const INODE_BLOCKS: usize = 2;
 
 /// A mounted file system. Clones are handles to the same one.
 #[derive(Clone)]
@@ -104,6 +108,8 @@ struct Core {
     ext2: Ext2,
     held: HeldInodes,
     maps: OpenMaps,
+    /// What the last cleaning on request removed.
+    last_cleaned: Cleaned,
     /// Up to when the header counts the time that the histograms cover.
     chosen_at: Instant,
 }

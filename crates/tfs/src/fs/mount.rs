@@ -8,6 +8,7 @@ use atoll_env::Env;
 use atoll_vfs::{Errno, FileKind};
 use thiserror::Error;
 
+use super::clean::Cleaned;
 use super::held::HeldInodes;
 use super::transparent::OpenMaps;
 use super::{Core, Shared, Tfs};
@@ -274,7 +275,13 @@ impl Tfs {
         records.header_mut().unverified |= report.damaged_summaries;
         let unverified = records.header().unverified;
         let chosen_at = env.now();
-        let core = Core { ext2, held: HeldInodes::default(), maps: OpenMaps::default(), chosen_at };
+        let core = Core {
+            ext2,
+            held: HeldInodes::default(),
+            maps: OpenMaps::default(),
+            last_cleaned: Cleaned::default(),
+            chosen_at,
+        };
         let shared = Arc::new(Shared {
             env,
             device,

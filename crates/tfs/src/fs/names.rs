@@ -8,10 +8,11 @@ use atoll_vfs::{
 };
 use bytes::Bytes;
 
+use super::access::{check_changeable, check_mutable, check_removable};
 use super::held::{Ending, to_ext2, to_vfs};
 use super::{Core, Shared, errno};
 use crate::ext2::{BLOCKS_A_STEP, Ext2Error, Found, Goal, NewInode};
-use crate::format::inode::{INHERITED_FLAGS, Inode, SHORT_TARGET_BYTES, TRANSPARENT, kind_bits};
+use crate::format::inode::{Inode, SHORT_TARGET_BYTES, TRANSPARENT, inherited_flags, kind_bits};
 use crate::format::superblock::ROOT_INODE;
 use crate::meta::Part;
 
@@ -19,8 +20,8 @@ use crate::meta::Part;
 pub(super) const MAX_LINKS: u16 = 32_000;
 /// Blocks that making a file changes at most: inode, its bitmap and descriptor, the directory
 /// and its inode, a new block for each of the two with bitmap, descriptor and three blocks
-/// of records, ways of indirect blocks, the superblock.
-pub(super) const MAKE_BLOCKS: usize = 32;
+/// of records, a block of attributes with as many, ways of indirect blocks, the superblock.
+pub(super) const MAKE_BLOCKS: usize = 38;
 /// Set-group-ID.
 const SET_GID: u16 = 0o2000;
 
@@ -79,7 +80,7 @@ impl Core {
             block: self.ext2.goal_of_inode(directory),
             inode: directory,
             grows: false,
-            privileged: caller.uid == 0,
+            privileged: self.may_use_reserve(caller),
         }
     }
 
@@ -215,6 +216,7 @@ impl Shared {
             if directory.links == 0 {
                 return Err(Errno::ENOENT.into());
             }
+            check_mutable(&directory)?;
             core.check_birth(&directory, birth)?;
             let kind = birth.kind();
             let new = NewInode {
@@ -250,7 +252,7 @@ impl Shared {
             if open.is_some() && inode.is_transparent_file() {
                 core.look(number)?;
             }
-            let handle = open.map_or(Handle::NONE, |flags| core.open(number, flags));
+            let handle = open.map_or(Handle::NONE, |flags| core.open(number, caller, flags));
             Ok((entry, handle))
         })
     }
@@ -274,7 +276,7 @@ impl Shared {
             ctime: now,
             crtime: now,
             generation: (self.env.random_u64() as u32).max(1),
-            flags: directory.flags & INHERITED_FLAGS,
+            flags: inherited_flags(directory.flags, kind),
             ..Inode::blank()
         };
         if transparent {
@@ -316,6 +318,8 @@ impl Shared {
             if directory.links == 0 {
                 return Err(Errno::ENOENT.into());
             }
+            check_mutable(&directory)?;
+            check_changeable(&inode)?;
             let goal = core.directory_goal(parent, caller);
             core.ext2.add_entry(parent, &mut directory, new_name, (number, kind), goal)?;
             inode.links += 1;
@@ -340,6 +344,7 @@ impl Shared {
             let (mut holder, found) = core.find(parent, name)?;
             let found = found.ok_or(Errno::ENOENT)?;
             let mut inode = core.named(parent, found.inode)?;
+            check_removable(&holder, &inode)?;
             let is_directory = inode.kind() == Ok(FileKind::Directory);
             match (directory, is_directory) {
                 (true, false) => return Err(Errno::ENOTDIR),
@@ -462,6 +467,7 @@ impl Core {
         let mut undo = || {
             // A new file has a block at most.
             while !self.free_some(number, &mut inode)? {}
+            self.ext2.release_xattrs(&mut inode)?;
             self.ext2.clear_inode(number)?;
             self.ext2.forget_directory(number);
             self.ext2.release_inode(number, new.directory, new.transparent)

@@ -2,6 +2,7 @@
 
 use atoll_vfs::{Caller, Errno, FileKind, FileTime, InodeNumber, RenameFlags, check_name};
 
+use super::access::{check_mutable, check_removable};
 use super::held::{Ending, to_ext2};
 use super::names::{Failure, MAKE_BLOCKS, MAX_LINKS};
 use super::{Core, Shared, errno};
@@ -59,6 +60,17 @@ impl Core {
             }
             None => None,
         };
+        if flags.no_replace && target.is_some() {
+            return Err(Errno::EEXIST.into());
+        }
+        if target.as_ref().is_some_and(|(target, _)| target.inode == found.inode) {
+            return Ok(None);
+        }
+        check_removable(&holder, &inode)?;
+        match &target {
+            Some((_, target_inode)) => check_removable(&new_holder, target_inode)?,
+            None => check_mutable(&new_holder)?,
+        }
         if flags.exchange {
             let Some((target, target_inode)) = target else { return Err(Errno::ENOENT.into()) };
             let one = (parent, holder, found, inode);
@@ -66,12 +78,6 @@ impl Core {
             return self.exchange(one, other, now).map(|()| None);
         }
         if let Some((target, target_inode)) = &target {
-            if flags.no_replace {
-                return Err(Errno::EEXIST.into());
-            }
-            if target.inode == found.inode {
-                return Ok(None);
-            }
             self.check_replace(is_directory, target, target_inode)?;
         }
         let same = parent == new_parent;

@@ -7,11 +7,13 @@ use std::future::ready;
 use std::time::Duration;
 
 use atoll_vfs::{
-    Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeNumber,
-    MAX_NAME_BYTES, OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs, XattrFlags,
+    Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeFlags,
+    InodeNumber, MAX_NAME_BYTES, OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs,
+    XattrFlags,
 };
 use bytes::Bytes;
 
+use super::access::{check_changeable, check_open};
 use super::held::to_ext2;
 use super::names::Birth;
 use super::transparent::TRANSPARENT_XATTR;
@@ -62,12 +64,13 @@ impl Shared {
                 Ok(FileKind::Symlink) => return Err(Errno::ELOOP),
                 _ => return Err(Errno::ENXIO),
             }
+            check_open(&inode, flags)?;
             inode.is_transparent_file()
         };
         if transparent {
             self.open_transparent(number)?;
         }
-        let handle = self.core().open(number, flags);
+        let handle = self.core().open(number, caller, flags);
         if flags.has(OpenFlags::TRUNCATE)
             && flags.writes()
             && let Err(errno) = self.set_size(caller, number, 0)
@@ -166,14 +169,15 @@ impl Shared {
         let number = to_ext2(number)?;
         if name == TRANSPARENT_XATTR {
             return match value {
-                Some(b"1") => self.set_transparent(number, true),
-                Some(b"0") | None => self.set_transparent(number, false),
+                Some(b"1") => self.set_transparent(caller, number, true),
+                Some(b"0") | None => self.set_transparent(caller, number, false),
                 Some(_) => Err(Errno::EINVAL),
             };
         }
         self.with_space(XATTR_BLOCKS, |core, now| {
             let mut inode = core.live_inode(number)?;
-            let mut xattrs = core.ext2.xattrs(number, &inode)?;
+            check_changeable(&inode)?;
+            let mut xattrs = core.ext2.xattrs(number, &inode).map_err(|error| errno(&error))?;
             let exists = xattrs.value(name).is_some();
             match (exists, value.is_some()) {
                 (true, true) if flags.create => return Err(Errno::EEXIST.into()),
@@ -184,7 +188,8 @@ impl Shared {
             if !xattrs.set(name, value) {
                 return Err(Errno::EOPNOTSUPP.into());
             }
-            core.ext2.put_xattrs(number, &mut inode, &xattrs, caller.uid == 0)?;
+            let privileged = core.may_use_reserve(caller);
+            core.ext2.put_xattrs(number, &mut inode, &xattrs, privileged)?;
             inode.ctime = now;
             core.ext2.put_inode(number, &inode)?;
             Ok(())
@@ -322,8 +327,15 @@ impl FileSystem for Tfs {
         answer(self.shared.read(inode, handle, offset, len))
     }
 
-    fn write(&self, inode: InodeNumber, handle: Handle, offset: u64, data: Bytes) -> Answer<u32> {
-        answer(self.shared.write(inode, handle, offset, &data))
+    fn write(
+        &self,
+        caller: Option<Caller>,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        data: Bytes,
+    ) -> Answer<u32> {
+        answer(self.shared.write(caller, inode, handle, offset, &data))
     }
 
     fn fsync(&self, _: InodeNumber, _: Handle, _: bool) -> Answer<()> {
@@ -336,13 +348,14 @@ impl FileSystem for Tfs {
 
     fn fallocate(
         &self,
+        caller: Caller,
         inode: InodeNumber,
         handle: Handle,
         offset: u64,
         len: u64,
         mode: i32,
     ) -> Answer<()> {
-        answer(self.shared.fallocate(inode, handle, offset, len, mode))
+        answer(self.shared.fallocate(caller, inode, handle, offset, len, mode))
     }
 
     fn close(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
@@ -386,6 +399,14 @@ impl FileSystem for Tfs {
         answer(Ok(self.shared.statfs()))
     }
 
+    fn inode_flags(&self, inode: InodeNumber) -> Answer<InodeFlags> {
+        answer(self.shared.inode_flags(inode))
+    }
+
+    fn set_inode_flags(&self, caller: Caller, inode: InodeNumber, flags: InodeFlags) -> Answer<()> {
+        answer(self.shared.set_inode_flags(caller, inode, flags))
+    }
+
     fn getxattr(&self, inode: InodeNumber, name: &[u8]) -> Answer<Bytes> {
         if let Some(told) = self.told(name) {
             return answer(told);
@@ -405,7 +426,7 @@ impl FileSystem for Tfs {
         value: Bytes,
         flags: XattrFlags,
     ) -> Answer<()> {
-        if let Some(changed) = self.change_told(inode, name, &value) {
+        if let Some(changed) = self.change_told(caller, inode, name, &value) {
             return answer(changed);
         }
         answer(self.shared.change_xattr(caller, inode, name, Some(&value), flags))

@@ -3,11 +3,11 @@
 use atoll_vfs::{Errno, FileTime};
 use bytes::{Bytes, BytesMut};
 
+use super::access::check_changeable;
 use super::names::Failure;
 use super::transparent::{BLOCKS_A_STEP, STEP_BLOCKS};
 use super::{Core, Shared, errno};
 use crate::ext2::{Ext2Error, Extent, Map, Run};
-use crate::format::inode::{APPEND_ONLY, IMMUTABLE};
 use crate::records::tag::Belongs;
 
 /// Extents, new or old, that a step writes at most: the tags of each may lie in a block of
@@ -182,9 +182,7 @@ impl Shared {
         let block_bytes = u64::from(self.block_bytes);
         {
             let mut core = self.core();
-            if core.live_inode(number)?.flags & (IMMUTABLE | APPEND_ONLY) != 0 {
-                return Err(Errno::EPERM);
-            }
+            check_changeable(&core.live_inode(number)?)?;
             if size > core.ext2.longest_file_bytes() {
                 return Err(Errno::EFBIG);
             }

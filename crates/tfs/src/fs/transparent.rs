@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use atoll_vfs::{Errno, FileKind, FileTime};
+use atoll_vfs::{Caller, Errno, FileKind, FileTime};
 
+use super::access::{check_changeable, check_owner};
 use super::held::Ending;
 use super::{Core, Shared, errno};
 use crate::ext2::{Ext2Error, Extent, Map, Run};
@@ -220,10 +221,17 @@ impl Core {
 
 impl Shared {
     /// Makes a directory's new files transparent, or an empty file; or ordinary again.
-    pub(super) fn set_transparent(&self, number: u32, on: bool) -> Result<(), Errno> {
+    pub(super) fn set_transparent(
+        &self,
+        caller: Caller,
+        number: u32,
+        on: bool,
+    ) -> Result<(), Errno> {
         let _passage = self.pass(STEP_BLOCKS)?;
         let mut core = self.core();
         let mut inode = core.live_inode(number)?;
+        check_owner(caller, &inode)?;
+        check_changeable(&inode)?;
         let directory = match inode.kind() {
             Ok(FileKind::Directory) => true,
             Ok(FileKind::Regular) => false,

@@ -30,7 +30,8 @@ pub async fn write(
     let flags = OpenFlags::WRITE;
     let (entry, opened) = tfs.create(ME, parent, name.as_bytes(), 0o644, flags).await?;
     let number = entry.attr.inode;
-    let written = tfs.write(number, opened.handle, 0, Bytes::copy_from_slice(bytes)).await;
+    let written =
+        tfs.write(Some(ME), number, opened.handle, 0, Bytes::copy_from_slice(bytes)).await;
     tfs.close(number, opened.handle).await?;
     tfs.forget(number, 1);
     if written? as usize == bytes.len() { Ok(number) } else { Err(Errno::ENOSPC) }

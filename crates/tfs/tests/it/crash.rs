@@ -28,7 +28,8 @@ type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 async fn write_file(tfs: &Tfs, name: &[u8], at: u64, bytes: &[u8]) -> Result<(), Errno> {
     let (entry, opened) = tfs.create(ME, InodeNumber::ROOT, name, 0o644, OpenFlags::WRITE).await?;
     let number = entry.attr.inode;
-    let written = tfs.write(number, opened.handle, at, Bytes::copy_from_slice(bytes)).await;
+    let written =
+        tfs.write(Some(ME), number, opened.handle, at, Bytes::copy_from_slice(bytes)).await;
     tfs.close(number, opened.handle).await?;
     tfs.forget(number, 1);
     if written? as usize == bytes.len() { Ok(()) } else { Err(Errno::ENOSPC) }
@@ -82,7 +83,7 @@ async fn step(
             if dice.one_in(2) {
                 let (number, mode) = (entry.attr.inode, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE);
                 let handle = tfs.open(ME, number, OpenFlags::WRITE).await?.handle;
-                tfs.fallocate(number, handle, size, 20_000, mode).await?;
+                tfs.fallocate(ME, number, handle, size, 20_000, mode).await?;
                 tfs.close(number, handle).await?;
                 tfs.forget(number, 1);
                 let end = file.len().min(size as usize + 20_000);

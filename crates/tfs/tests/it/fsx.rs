@@ -215,8 +215,14 @@ impl Fsx {
         let most = if self.dice.one_in(10) { 60_000 } else { 5000 };
         let bytes = self.bytes(most);
         let len = bytes.len();
-        let done =
-            both!(self, "write", |fs, i| fs.write(file[i], handles[i], at, bytes.clone())).unwrap();
+        let done = both!(self, "write", |fs, i| fs.write(
+            Some(ME),
+            file[i],
+            handles[i],
+            at,
+            bytes.clone()
+        ))
+        .unwrap();
         assert_eq!(done[0] as usize, len, "{}: it fits", self.place());
     }
 
@@ -258,7 +264,8 @@ impl Fsx {
             // Through indirect blocks of all levels.
             len = 1 << self.dice.below(40);
         }
-        both!(self, "fallocate", |fs, i| fs.fallocate(file[i], handles[i], at, len, mode)).unwrap();
+        both!(self, "fallocate", |fs, i| fs.fallocate(ME, file[i], handles[i], at, len, mode))
+            .unwrap();
         let attrs = both!(self, "getattr", |fs, i| fs.getattr(file[i], None)).unwrap();
         self.same_attributes("fallocate", [attrs[0].attr, attrs[1].attr]);
     }
@@ -509,7 +516,7 @@ impl Fsx {
             Err(errno) => panic!("{}: a transparent file: {errno:?}", self.place()),
         };
         let number = entry.attr.inode;
-        let written = self.ours.write(number, opened.handle, 0, bytes.clone()).await;
+        let written = self.ours.write(Some(ME), number, opened.handle, 0, bytes.clone()).await;
         self.ours.close(number, opened.handle).await.unwrap();
         self.ours.forget(number, 1);
         let done = match written {
@@ -578,7 +585,7 @@ impl Fsx {
                 Err(errno) => panic!("{place}: truncating {name}: {errno:?}"),
             }
         } else {
-            match self.ours.write(number, handle, at as u64, bytes.clone()).await {
+            match self.ours.write(Some(ME), number, handle, at as u64, bytes.clone()).await {
                 Ok(done) => {
                     let end = at + done as usize;
                     file.bytes.resize(file.bytes.len().max(end), 0);

@@ -142,7 +142,7 @@ async fn a_write_that_the_host_has_no_room_for_is_enospc_and_harms_nothing() {
     write(&tfs, ROOT, "before", &owned(1, 100_000)).await.unwrap();
     let number = write(&tfs, ROOT, "sparse", &owned(2, 50_000)).await.unwrap();
     let handle = tfs.open(ME, number, OpenFlags::READ_WRITE).await.unwrap().handle;
-    let put = |at: u64, bytes: Vec<u8>| tfs.write(number, handle, at, Bytes::from(bytes));
+    let put = |at: u64, bytes: Vec<u8>| tfs.write(Some(ME), number, handle, at, Bytes::from(bytes));
     put(9_000_000, vec![7; 10]).await.unwrap();
     let free = tfs.statfs(ROOT).await.unwrap().blocks_free;
     for room in [0, 1, 3, 20] {
@@ -152,7 +152,7 @@ async fn a_write_that_the_host_has_no_room_for_is_enospc_and_harms_nothing() {
         image.leave_room(room);
         assert_eq!(put(5_000_000, vec![9; 200_000]).await, Err(Errno::ENOSPC), "{room}");
         image.leave_room(room);
-        let reserved = tfs.fallocate(number, handle, 3_000_000, 1 << 20, 0).await;
+        let reserved = tfs.fallocate(ME, number, handle, 3_000_000, 1 << 20, 0).await;
         assert_eq!(reserved, Err(Errno::ENOSPC), "{room}");
     }
     image.leave_room(usize::MAX);

@@ -49,14 +49,14 @@ async fn indirect_blocks_that_lead_to_nothing_are_given_back() {
             [0, 11, 12, two - 1, two, two + each, three - 1, three, three + 1, three + 5 * each];
         for place in places {
             let data = Bytes::from(vec![7; block_bytes as usize]);
-            tfs.write(number, handle, place * block_bytes, data).await.unwrap();
+            tfs.write(Some(ME), number, handle, place * block_bytes, data).await.unwrap();
         }
         let size = tfs.getattr(number, None).await.unwrap().attr.size_bytes;
         // All but the first, one by one, from the middle of a hole to the middle of the next.
         for (n, place) in places.into_iter().enumerate().skip(1) {
             let before = blocks_512(&tfs, number).await;
             let at = place * block_bytes;
-            tfs.fallocate(number, handle, at, block_bytes, PUNCH).await.unwrap();
+            tfs.fallocate(ME, number, handle, at, block_bytes, PUNCH).await.unwrap();
             assert!(blocks_512(&tfs, number).await < before, "block {place}");
             let next = tfs.seek(number, handle, block_bytes, SeekTo::Data).await;
             let expected = places.get(n + 1).map(|place| place * block_bytes);
@@ -64,7 +64,7 @@ async fn indirect_blocks_that_lead_to_nothing_are_given_back() {
         }
         assert_eq!(blocks_512(&tfs, number).await, block_bytes / 512, "the first is left");
         assert_eq!(tfs.getattr(number, None).await.unwrap().attr.size_bytes, size);
-        tfs.fallocate(number, handle, 0, u64::MAX, PUNCH).await.unwrap();
+        tfs.fallocate(ME, number, handle, 0, u64::MAX, PUNCH).await.unwrap();
         assert_eq!(blocks_512(&tfs, number).await, 0);
         tfs.sync().await.unwrap();
         assert_eq!(tfs.usage().unwrap().free_blocks, free);
@@ -83,12 +83,12 @@ async fn a_hole_through_many_runs_leaves_what_lies_around_it() {
     let block = |n: u64| Bytes::from(owned(n, 1024));
     // In an order that leaves no two of them beside each other on the disk.
     for n in (0..BLOCKS / 2).map(|n| n * 2003 % (BLOCKS / 2) * 2) {
-        tfs.write(number, handle, n * 1024, block(n)).await.unwrap();
+        tfs.write(Some(ME), number, handle, n * 1024, block(n)).await.unwrap();
     }
     let whole = blocks_512(&tfs, number).await;
     let range = 300 * 1024 + 100..8000 * 1024 + 100;
     let len = range.end - range.start;
-    tfs.fallocate(number, handle, range.start, len, PUNCH).await.unwrap();
+    tfs.fallocate(ME, number, handle, range.start, len, PUNCH).await.unwrap();
     let left = blocks_512(&tfs, number).await;
     assert!(left * 100 < whole * 20, "{left} of {whole} are left");
     for n in 0..BLOCKS - 1 {
@@ -100,7 +100,7 @@ async fn a_hole_through_many_runs_leaves_what_lies_around_it() {
         assert!(found == expected, "block {n}");
     }
     // Zeros that have room.
-    tfs.fallocate(number, handle, range.start, len, FALLOC_ZERO_RANGE).await.unwrap();
+    tfs.fallocate(ME, number, handle, range.start, len, FALLOC_ZERO_RANGE).await.unwrap();
     assert!(blocks_512(&tfs, number).await > 2 * (8000 - 300));
     assert_eq!(tfs.seek(number, handle, 301 * 1024, SeekTo::Hole).await, Ok(8001 * 1024));
     let zeros = tfs.read(number, handle, range.start, len as u32).await.unwrap();
@@ -119,7 +119,7 @@ async fn a_transparent_file_refuses_holes_and_keeps_its_bytes() {
     let number = write(&tfs, parent, "file", &owned(3, 50_000)).await.unwrap();
     let handle = tfs.open(ME, number, OpenFlags::READ_WRITE).await.unwrap().handle;
     for mode in [0, PUNCH, FALLOC_ZERO_RANGE] {
-        let refused = tfs.fallocate(number, handle, 1000, 5000, mode).await;
+        let refused = tfs.fallocate(ME, number, handle, 1000, 5000, mode).await;
         assert_eq!(refused, Err(Errno::EOPNOTSUPP), "mode {mode:#x}");
     }
     tfs.close(number, handle).await.unwrap();

@@ -136,7 +136,7 @@ impl<'a> Workload<'a> {
             // As much as the kernel hands over at once.
             let part = (len - done).min(128 << 10);
             let bytes = Bytes::from(vec![ORDINARY_BYTE; part as usize]);
-            done += u64::from(self.tfs.write(number, handle, at + done, bytes).await?);
+            done += u64::from(self.tfs.write(Some(ME), number, handle, at + done, bytes).await?);
         }
         Ok(done)
     }

@@ -103,11 +103,11 @@ pub fn drivers() -> Vec<&'static str> {
 }
 
 /// Past the harness, which keeps to itself what a passing test prints.
-fn skipped(why: &str) {
+pub fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "\nSKIPPED: {why}");
 }
 
-fn mount(image: &Path) -> (Tfs, MountReport) {
+pub fn mount(image: &Path) -> (Tfs, MountReport) {
     let device = open_image(image, false);
     let env = Arc::new(TokioRuntime::current());
     let quiet = MountOptions { background: false, ..MountOptions::default() };

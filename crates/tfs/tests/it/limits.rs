@@ -67,9 +67,12 @@ async fn a_file_may_be_as_long_as_the_kernels_drivers_let_it() {
         let handle = tfs.open(ME, number, OpenFlags::READ_WRITE).await.unwrap().handle;
         let data = Bytes::from_static(b"the end");
         let last = longest - data.len() as u64;
-        assert_eq!(tfs.write(number, handle, last, data.clone()).await, Ok(7));
-        assert_eq!(tfs.write(number, handle, last + 1, data.clone()).await, Err(Errno::EFBIG));
-        assert_eq!(tfs.fallocate(number, handle, last, 8, 0).await, Err(Errno::EFBIG));
+        assert_eq!(tfs.write(Some(ME), number, handle, last, data.clone()).await, Ok(7));
+        assert_eq!(
+            tfs.write(Some(ME), number, handle, last + 1, data.clone()).await,
+            Err(Errno::EFBIG)
+        );
+        assert_eq!(tfs.fallocate(ME, number, handle, last, 8, 0).await, Err(Errno::EFBIG));
         assert_eq!(tfs.read(number, handle, last, 100).await.unwrap(), data);
         tfs.close(number, handle).await.unwrap();
         tfs.unmount().unwrap();

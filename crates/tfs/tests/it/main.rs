@@ -1,5 +1,6 @@
 //! Tests of whole file systems.
 
+mod access;
 mod calls;
 mod conformance;
 mod corrupt;
@@ -16,6 +17,7 @@ mod limits;
 mod listing;
 mod mke2fs;
 mod mkfs;
+mod mounted;
 mod numbers;
 mod own_bytes;
 mod recorder;

@@ -56,7 +56,10 @@ async fn work_on(mib: u64, options: &[&str]) {
     let long = tfs.create(ME, ROOT, b"long", 0o600, OpenFlags::WRITE).await.unwrap();
     let (number, handle) = (long.0.attr.inode, long.1.handle);
     for at in [0, 5 << 20, 66 << 20] {
-        assert_eq!(tfs.write(number, handle, at, Bytes::from(owned(at, 3000))).await, Ok(3000));
+        assert_eq!(
+            tfs.write(Some(ME), number, handle, at, Bytes::from(owned(at, 3000))).await,
+            Ok(3000)
+        );
     }
     tfs.close(number, handle).await.unwrap();
     let time = FileTime { secs: 1_234_567_890, nanos: 0 };

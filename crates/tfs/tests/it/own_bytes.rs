@@ -164,7 +164,7 @@ impl Run {
         if transparent {
             self.model.note_blocks(file.id, &file.bytes, before.min(at as usize));
         }
-        let written = self.tfs.write(number, opened.handle, at, Bytes::from(data)).await;
+        let written = self.tfs.write(Some(ME), number, opened.handle, at, Bytes::from(data)).await;
         let done = match written {
             Ok(done) => done as usize,
             Err(Errno::ENOSPC) => 0,

@@ -8,9 +8,9 @@ use atoll_tfs::fs::{MountOptions, Tfs, Usage};
 use atoll_tfs::map::BlockMap;
 use atoll_tfs::mkfs::mkfs;
 use atoll_tfs::stat::{CLEAN_XATTR, USAGE_XATTR, map_xattr};
-use atoll_vfs::{Errno, FileSystem};
+use atoll_vfs::{Errno, FileSystem, XattrFlags};
 
-use crate::calls::{ROOT, contribution, fill, owned, write};
+use crate::calls::{ME, ROOT, contribution, fill, owned, write};
 use crate::e2fsck::assert_clean;
 use crate::mkfs::options;
 
@@ -63,7 +63,11 @@ async fn numbers_and_map_agree_and_tell_an_unmounted_file_system_too() {
         assert!(part.len() <= 65_536 && BlockMap::add_part(&mut told, &part));
     }
     assert_eq!(told.unwrap(), tfs.block_map(8000).unwrap());
-    let cleaned = tfs.getxattr(ROOT, CLEAN_XATTR.as_bytes()).await.unwrap();
+    let (name, flags) = (CLEAN_XATTR.as_bytes(), XattrFlags::default());
+    let told = tfs.getxattr(ROOT, name).await.unwrap();
+    assert_eq!(told, "files 0\nblocks 0\n", "asking cleans nothing");
+    tfs.setxattr(ME, ROOT, name, "1".into(), flags).await.unwrap();
+    let cleaned = tfs.getxattr(ROOT, name).await.unwrap();
     let cleaned = String::from_utf8(cleaned.to_vec()).unwrap();
     assert!(cleaned.starts_with("files ") && !cleaned.starts_with("files 0"), "{cleaned}");
     assert_eq!(tfs.usage().unwrap().overwritten_blocks, 0);

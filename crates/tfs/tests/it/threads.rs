@@ -106,7 +106,7 @@ async fn work_without_names(tfs: Tfs, parent: InodeNumber, who: u64) -> Result<(
         let (number, handle) = (entry.attr.inode, opened.handle);
         for step in 0..4 {
             let bytes = Bytes::from(owned(who, dice.below(30_000) as usize + 1));
-            tfs.write(number, handle, step * 20_000, bytes).await?;
+            tfs.write(Some(ME), number, handle, step * 20_000, bytes).await?;
             if step == 1 {
                 tfs.unlink(ME, parent, name.as_bytes()).await?;
             }
@@ -224,7 +224,7 @@ async fn what_is_cut_off_beside_readers_shows_them_nothing_else() {
                 let at = dice.below(LEN as u64) as usize;
                 let end = (at + dice.below(60_000) as usize).min(LEN);
                 let part = Bytes::copy_from_slice(&wanted[at..end]);
-                writer.write(number, handle, at as u64, part).await.unwrap();
+                writer.write(Some(ME), number, handle, at as u64, part).await.unwrap();
                 let size = Some(dice.below(LEN as u64));
                 let changes = SetAttr { size_bytes: size, ..SetAttr::default() };
                 writer.setattr(ME, number, None, changes).await.unwrap();
@@ -364,10 +364,10 @@ async fn a_disk_that_is_never_full_never_says_so() {
                 tfs.setattr(ME, number, None, empty).await.unwrap();
                 let what = format!("worker {who}, round {round}");
                 if who % 2 == 0 {
-                    let reserved = tfs.fallocate(number, handle, 0, len, 0).await;
+                    let reserved = tfs.fallocate(ME, number, handle, 0, len, 0).await;
                     assert_eq!(reserved, Ok(()), "{what}");
                 } else {
-                    let written = tfs.write(number, handle, 0, data.clone()).await;
+                    let written = tfs.write(Some(ME), number, handle, 0, data.clone()).await;
                     assert_eq!(written, Ok(len as u32), "{what}");
                 }
                 tokio::task::yield_now().await;

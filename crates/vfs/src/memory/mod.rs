@@ -282,8 +282,15 @@ impl FileSystem for MemoryFs {
         answer(Ok(pieces.assemble()))
     }
 
-    fn write(&self, inode: InodeNumber, handle: Handle, offset: u64, data: Bytes) -> Answer<u32> {
-        self.change(|state, now| state.write(inode, handle, offset, &data, now))
+    fn write(
+        &self,
+        caller: Option<Caller>,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        data: Bytes,
+    ) -> Answer<u32> {
+        self.change(|state, now| state.write(caller.is_none(), inode, handle, offset, &data, now))
     }
 
     fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {
@@ -296,6 +303,7 @@ impl FileSystem for MemoryFs {
 
     fn fallocate(
         &self,
+        _caller: Caller,
         inode: InodeNumber,
         handle: Handle,
         offset: u64,

@@ -506,9 +506,11 @@ impl State {
         self.nodes.len() as u64
     }
 
-    /// Writes into a file, within the capacity.
+    /// Writes into a file, within the capacity; a page of a mapping where it lies, whatever
+    /// the open says.
     pub(super) fn write(
         &mut self,
+        from_mapping: bool,
         inode: InodeNumber,
         handle: Handle,
         offset: u64,
@@ -527,7 +529,8 @@ impl State {
         let Body::File(content) = &mut node.body else {
             return Err(Errno::EBADF);
         };
-        let at = if flags.has(OpenFlags::APPEND) { content.size_bytes() } else { offset };
+        let appends = flags.has(OpenFlags::APPEND) && !from_mapping;
+        let at = if appends { content.size_bytes() } else { offset };
         if limited && content.cost_bytes(at, data.len() as u64) > room {
             return Err(Errno::ENOSPC);
         }

@@ -45,6 +45,7 @@ pub enum Fault {
     Hangs,
     IgnoresExclusive,
     AppendsAtTheOffset,
+    AppendsMappedPages,
     KeepsBytesCutOff,
     IgnoresNoReplace,
     RemovesFullDirectories,
@@ -178,7 +179,7 @@ impl FileSystem for Broken {
                 if reply.attr.size_bytes > before {
                     let opened = inner.open(caller, inode, OpenFlags::WRITE).await?;
                     let ghost = Bytes::from_static(b"x");
-                    inner.write(inode, opened.handle, before, ghost).await?;
+                    inner.write(Some(caller), inode, opened.handle, before, ghost).await?;
                     inner.close(inode, opened.handle).await?;
                 }
                 Ok(reply)
@@ -304,12 +305,24 @@ impl FileSystem for Broken {
         })
     }
 
-    fn write(&self, inode: InodeNumber, handle: Handle, offset: u64, data: Bytes) -> Answer<u32> {
-        self.inner.write(inode, handle, offset, data)
+    fn write(
+        &self,
+        caller: Option<Caller>,
+        inode: InodeNumber,
+        handle: Handle,
+        offset: u64,
+        data: Bytes,
+    ) -> Answer<u32> {
+        let caller = match self.fault {
+            Fault::AppendsMappedPages => Some(caller.unwrap_or_default()),
+            _ => caller,
+        };
+        self.inner.write(caller, inode, handle, offset, data)
     }
 
     fn fallocate(
         &self,
+        caller: Caller,
         inode: InodeNumber,
         handle: Handle,
         offset: u64,
@@ -323,12 +336,12 @@ impl FileSystem for Broken {
             if start >= end {
                 return answer(Ok(()));
             }
-            return self.inner.fallocate(inode, handle, start, end - start, mode);
+            return self.inner.fallocate(caller, inode, handle, start, end - start, mode);
         }
         if self.has(Fault::LengthensWhatItPunches) && punches {
-            return self.inner.fallocate(inode, handle, offset, len, FALLOC_ZERO_RANGE);
+            return self.inner.fallocate(caller, inode, handle, offset, len, FALLOC_ZERO_RANGE);
         }
-        self.inner.fallocate(inode, handle, offset, len, mode)
+        self.inner.fallocate(caller, inode, handle, offset, len, mode)
     }
 
     fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {

@@ -55,6 +55,7 @@ async fn the_write_suite_catches_every_fault() {
         (Fault::IgnoresExclusive, "an_exclusive_create_makes_a_file_once"),
         (Fault::IgnoresExclusive, "creators_at_once_make_one_file"),
         (Fault::AppendsAtTheOffset, "appends_go_to_the_end"),
+        (Fault::AppendsMappedPages, "pages_of_a_mapping_go_where_they_lie"),
         (Fault::KeepsBytesCutOff, "a_file_that_shrank_and_grew_shows_zeros"),
         (Fault::IgnoresNoReplace, "no_replace_refuses_what_exists"),
         (Fault::RemovesFullDirectories, "rmdir_refuses_files_and_full_directories"),

@@ -83,9 +83,13 @@ async fn a_full_file_system_is_enospc_and_keeps_what_it_has() {
         fs.create(me, InodeNumber::ROOT, b"f", 0o644, OpenFlags::READ_WRITE).await.unwrap();
     let (inode, handle) = (entry.attr.inode, opened.handle);
     let data = Bytes::from(vec![b'x'; 1 << 20]);
-    assert_eq!(fs.write(inode, handle, 0, data.clone()).await, Ok(1 << 20));
-    assert_eq!(fs.write(inode, handle, 1 << 20, data.clone()).await, Err(Errno::ENOSPC));
+    assert_eq!(fs.write(Some(me), inode, handle, 0, data.clone()).await, Ok(1 << 20));
+    assert_eq!(fs.write(Some(me), inode, handle, 1 << 20, data.clone()).await, Err(Errno::ENOSPC));
     assert_eq!(fs.statfs(inode).await.unwrap().blocks_free, 0);
-    assert_eq!(fs.write(inode, handle, 0, data.clone()).await, Ok(1 << 20), "overwriting");
+    assert_eq!(
+        fs.write(Some(me), inode, handle, 0, data.clone()).await,
+        Ok(1 << 20),
+        "overwriting"
+    );
     assert_eq!(fs.read(inode, handle, 0, 1 << 20).await, Ok(data));
 }

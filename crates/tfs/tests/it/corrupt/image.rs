@@ -82,7 +82,8 @@ impl Builder {
         let (entry, opened) = now(create).unwrap();
         let inode = entry.attr.inode;
         let bytes: Vec<u8> = (0..len).map(|i| (i / 7 + path.len()) as u8).collect();
-        let written = now(self.tfs.write(inode, opened.handle, 0, Bytes::from(bytes))).unwrap();
+        let written =
+            now(self.tfs.write(Some(ME), inode, opened.handle, 0, Bytes::from(bytes))).unwrap();
         assert_eq!(written as usize, len);
         now(self.tfs.close(inode, opened.handle)).unwrap();
         self.note(path, inode)

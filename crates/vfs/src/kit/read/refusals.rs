@@ -51,7 +51,7 @@ async fn changes_of_files_are_erofs(probe: Probe) -> Outcome {
     refused("setxattr", set, EROFS)?;
     refused("removexattr", fs.removexattr(me(), inode, b"user.x").await, EROFS)?;
     let handle = probe.open(inode, OpenFlags::READ).await?;
-    let write = fs.write(inode, handle, 0, Bytes::from_static(b"x")).await;
+    let write = fs.write(Some(me()), inode, handle, 0, Bytes::from_static(b"x")).await;
     refused("write", write, &[Errno::EROFS, Errno::EBADF])?;
     probe.close(inode, handle).await?;
     same("attributes afterwards", probe.attr(inode).await?, before)?;

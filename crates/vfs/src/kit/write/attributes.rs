@@ -98,7 +98,7 @@ async fn writing_changes_the_time(probe: Probe) -> Outcome {
     let inode = probe.inode("file").await?;
     age(&probe, inode).await?;
     let handle = probe.open(inode, OpenFlags::WRITE).await?;
-    probe.fs.write(inode, handle, 0, Bytes::from_static(b"x")).await.during("write")?;
+    probe.fs.write(Some(me()), inode, handle, 0, Bytes::from_static(b"x")).await.during("write")?;
     probe.close(inode, handle).await?;
     ensure_young(&probe, inode, "a write").await?;
     age(&probe, inode).await?;

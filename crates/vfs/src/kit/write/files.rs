@@ -21,6 +21,7 @@ pub(super) const CHECKS: &[Check] = checks![
     a_file_that_shrank_and_grew_shows_zeros,
     opening_with_truncate_empties,
     appends_go_to_the_end,
+    pages_of_a_mapping_go_where_they_lie,
     a_file_opened_for_reading_takes_no_writes,
     a_file_opened_for_writing_gives_no_bytes,
     a_write_beyond_the_largest_file_is_efbig,
@@ -50,7 +51,7 @@ async fn write(
     let mut at = 0;
     while at < data.len() {
         let rest = Bytes::copy_from_slice(&data[at..]);
-        let taken = probe.fs.write(inode, handle, offset + at as u64, rest).await;
+        let taken = probe.fs.write(Some(me()), inode, handle, offset + at as u64, rest).await;
         let what = format!("write of {} bytes at {offset}", data.len());
         let taken = taken.during(&what)? as usize;
         ensure(taken > 0 && taken <= data.len() - at, || format!("{what} took {taken}"))?;
@@ -179,10 +180,21 @@ async fn appends_go_to_the_end(probe: Probe) -> Outcome {
     same_bytes("bytes", &probe.read_all(inode, 100).await?, expected)
 }
 
+async fn pages_of_a_mapping_go_where_they_lie(probe: Probe) -> Outcome {
+    let inode = probe.inode("file").await?;
+    let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::APPEND);
+    let handle = probe.open(inode, flags).await?;
+    let page = Bytes::from_static(b"SOME");
+    let taken = probe.fs.write(None, inode, handle, 0, page).await.during("write")?;
+    same("bytes taken", taken, 4)?;
+    probe.close(inode, handle).await?;
+    same_bytes("bytes", &probe.read_all(inode, 100).await?, b"SOME bytes\n")
+}
+
 async fn a_file_opened_for_reading_takes_no_writes(probe: Probe) -> Outcome {
     let inode = probe.inode("file").await?;
     let handle = probe.open(inode, OpenFlags::READ).await?;
-    let answer = probe.fs.write(inode, handle, 0, Bytes::from_static(b"x")).await;
+    let answer = probe.fs.write(Some(me()), inode, handle, 0, Bytes::from_static(b"x")).await;
     refused("write", answer, &[Errno::EBADF])?;
     probe.close(inode, handle).await?;
     same_bytes("bytes", &probe.read_all(inode, 100).await?, b"some bytes\n")
@@ -199,7 +211,8 @@ async fn a_write_beyond_the_largest_file_is_efbig(probe: Probe) -> Outcome {
     let (inode, handle) = create(&probe, b"huge").await?;
     let too_far = &[Errno::EFBIG, Errno::EINVAL];
     for offset in [i64::MAX as u64, u64::MAX - 1, u64::MAX] {
-        let answer = probe.fs.write(inode, handle, offset, Bytes::from_static(b"xx")).await;
+        let answer =
+            probe.fs.write(Some(me()), inode, handle, offset, Bytes::from_static(b"xx")).await;
         refused(format!("write at {offset}"), answer, too_far)?;
     }
     let change = SetAttr { size_bytes: Some(u64::MAX), ..SetAttr::default() };
@@ -229,7 +242,7 @@ async fn fallocate(
     mode: i32,
 ) -> Outcome {
     let len = range.end - range.start;
-    let done = probe.fs.fallocate(inode, handle, range.start, len, mode).await;
+    let done = probe.fs.fallocate(me(), inode, handle, range.start, len, mode).await;
     done.during(format!("fallocate of {range:?} in mode {mode:#x}"))
 }
 
@@ -308,13 +321,13 @@ async fn impossible_reservations_are_refused(probe: Probe) -> Outcome {
         (0, 10, 1 << 30, unknown),
     ] {
         let what = format!("{len} bytes at {offset} in mode {mode:#x}");
-        let answer = probe.fs.fallocate(inode, handle, offset, len, mode).await;
+        let answer = probe.fs.fallocate(me(), inode, handle, offset, len, mode).await;
         refused(what, answer, expected)?;
     }
     probe.close(inode, handle).await?;
     let reader = probe.open(inode, OpenFlags::READ).await?;
     let punch = FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE;
-    let answer = probe.fs.fallocate(inode, reader, 0, 10, punch).await;
+    let answer = probe.fs.fallocate(me(), inode, reader, 0, 10, punch).await;
     refused("a hole through an open for reading", answer, &[Errno::EBADF])?;
     probe.close(inode, reader).await?;
     same_bytes("bytes", &probe.read_all(inode, 100).await?, b"kept")

@@ -1,0 +1,219 @@
+//! Real mounts, used by other users with the usual tools: who is kept out, and what the kernel
+//! makes of our answers.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use atoll_env::TokioRuntime;
+use atoll_gateway::fuse;
+use atoll_tfs::fs::{MountOptions, Tfs};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::access::image;
+use crate::e2fsck::{assert_image_clean, open_image};
+use crate::kernel::{KernelMount, drivers, skipped};
+
+/// A TFS that all users of this machine see, unmounted when this is dropped.
+struct Mounted {
+    mounted: fuse::Mounted,
+    tfs: Tfs,
+    runtime: Runtime,
+    directory: TempDir,
+}
+
+impl Mounted {
+    /// None where that is not possible, which is said loudly.
+    fn new(image: &Path) -> Option<Mounted> {
+        let here = fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
+        if !here || !rustix::process::geteuid().is_root() {
+            skipped("this needs root and /dev/fuse");
+            return None;
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let directory = TempDir::new().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let env = Arc::new(TokioRuntime::new(runtime.handle().clone()));
+        let quiet = MountOptions { background: false, ..MountOptions::default() };
+        let (tfs, _) = Tfs::mount(env, open_image(image, false), &quiet).unwrap();
+        let options = fuse::MountOptions { allow_other: true, ..fuse::MountOptions::default() };
+        let fs = Arc::new(tfs.clone());
+        let mounted = fuse::mount(fs, directory.path(), &options, runtime.handle()).unwrap();
+        Some(Mounted { mounted, tfs, runtime, directory })
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().to_owned()
+    }
+
+    fn unmount(mut self) {
+        self.runtime.block_on(self.mounted.unmount(false)).unwrap();
+        self.tfs.unmount().unwrap();
+    }
+}
+
+/// Runs a shell command as a user of the groups given, the first of them its own; whether it
+/// succeeded and what it said.
+fn shell(user: u32, groups: &[u32], at: &Path, command: &str) -> (bool, String) {
+    let (first, more) = groups.split_first().unwrap();
+    let mut setpriv = Command::new("setpriv");
+    setpriv.args(["--reuid", &user.to_string(), "--regid", &first.to_string()]);
+    if more.is_empty() {
+        setpriv.arg("--clear-groups");
+    } else {
+        let more: Vec<String> = more.iter().map(u32::to_string).collect();
+        setpriv.args(["--groups", &more.join(",")]);
+    }
+    let output =
+        setpriv.args(["sh", "-c", command]).env("LC_ALL", "C").current_dir(at).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+#[track_caller]
+fn allowed(user: u32, groups: &[u32], at: &Path, command: &str) -> String {
+    let (done, text) = shell(user, groups, at, command);
+    assert!(done, "{user} {groups:?}: {command}: {text}");
+    text
+}
+
+#[track_caller]
+fn refused(user: u32, groups: &[u32], at: &Path, command: &str, why: &str) {
+    let (done, text) = shell(user, groups, at, command);
+    assert!(!done && text.contains(why), "{user} {groups:?}: {command}: {done}, {text}");
+}
+
+const NOT_PERMITTED: &str = "Operation not permitted";
+
+/// The story: `chattr +i` and `+a` were forgotten: `rm`, `mv`, `chmod` and writing went on.
+#[test]
+fn chattr_binds_and_lsattr_shows_it() {
+    let image = image(16, &[]);
+    let Some(mount) = Mounted::new(image.path()) else { return };
+    let at = mount.path();
+    let root = |command: &str| allowed(0, &[0], &at, command);
+    let no = |command: &str| refused(0, &[0], &at, command, NOT_PERMITTED);
+    root("echo kept > i; echo kept > a; mkdir di da; touch di/f da/f; chmod 666 i a");
+    root("chattr +i i di && chattr +a a da && chattr +dAS i");
+    let shown = root("lsattr -d i a di da");
+    let flags: Vec<&str> = shown.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    let letters = |flags: &str| flags.replace('-', "");
+    assert_eq!(flags.iter().map(|f| letters(f)).collect::<Vec<_>>(), ["SidA", "a", "i", "a"]);
+    for command in [
+        "rm -f i",
+        "mv i j",
+        "ln i j",
+        "chmod 600 i",
+        "chown 1 i",
+        "touch -d 2000-01-01 i",
+        "touch i",
+        "truncate -s 0 i",
+        "echo x >> i",
+        "setfattr -n user.x -v 1 i",
+        "touch di/new",
+        "rm -f di/f",
+        "mkdir di/d",
+        "mv di/f g",
+        "rmdir di",
+        "rm -f a",
+        "mv a b",
+        "ln a b",
+        "chmod 600 a",
+        "truncate -s 0 a",
+        "echo x > a",
+        "touch -d 2000-01-01 a",
+        "rm -f da/f",
+        "mv da/f g",
+        "mv a di",
+    ] {
+        no(command);
+    }
+    root("cat i && echo more >> a && touch a && touch da/new && echo x > di/f");
+    assert_eq!(root("cat i a"), "kept\nkept\nmore\n");
+    refused(1000, &[1000], &at, "chattr -i i", NOT_PERMITTED);
+    refused(1000, &[1000], &at, "echo x >> i", NOT_PERMITTED);
+    allowed(1000, &[1000], &at, "echo theirs >> a");
+    root("touch own && chown 1000 own");
+    allowed(1000, &[1000], &at, "chattr +d own");
+    refused(1000, &[1000], &at, "chattr +i own", NOT_PERMITTED);
+    refused(1001, &[1001], &at, "chattr -d own", NOT_PERMITTED);
+    mount.unmount();
+    assert_image_clean(image.path(), "flags");
+
+    // They are kept, and the kernel knows them.
+    if let Some(driver) = drivers().first() {
+        let kernel = KernelMount::new(image.path(), driver, "rw");
+        refused(0, &[0], &kernel.path(), "rm -f i", NOT_PERMITTED);
+        allowed(0, &[0], &kernel.path(), "chattr -i i && chattr +i own");
+        kernel.unmount();
+    }
+    let Some(mount) = Mounted::new(image.path()) else { return };
+    let at = mount.path();
+    refused(0, &[0], &at, "rm -f own", NOT_PERMITTED);
+    allowed(0, &[0], &at, "rm -f i && chattr -i own di && chattr -a a da && rm -rf own di a da");
+    mount.unmount();
+    assert_image_clean(image.path(), "flags that are gone");
+}
+
+/// See `settings_of_tfs_are_their_owners`, and `the_reserve_is_for_those_who_write…`: here it is
+/// the kernel that says who calls.
+#[test]
+fn the_kernel_says_who_writes_and_who_sets() {
+    let image = image(8, &["-b", "1024", "-m", "20"]);
+    let Some(mount) = Mounted::new(image.path()) else { return };
+    let at = mount.path();
+    allowed(
+        0,
+        &[0],
+        &at,
+        "chmod 755 .; touch of-root of-user; chmod 666 of-root of-user; mkdir -m 777 common",
+    );
+    allowed(0, &[0], &at, "chown 1000 of-user");
+    refused(1000, &[1000], &at, "cat /dev/zero >> of-user", "No space left");
+    refused(1000, &[1000], &at, "head -c 100000 /dev/zero >> of-root", "No space left");
+    allowed(0, &[0], &at, "head -c 100000 /dev/zero >> of-user");
+    refused(1000, &[1000], &at, "fallocate -o 0 -l 5000000 of-root", "No space left");
+    if Command::new("setfattr").arg("--version").output().is_ok() {
+        let set = |name: &str, on: &str| format!("setfattr -n user.tfs.{name} -v 1 {on}");
+        refused(1000, &[1000], &at, &set("transparent", "common"), NOT_PERMITTED);
+        allowed(0, &[0], &at, "chmod 777 .");
+        refused(1000, &[1000], &at, &set("clean", "."), NOT_PERMITTED);
+        refused(1000, &[1000], &at, &set("target_loss", "."), NOT_PERMITTED);
+        allowed(0, &[0], &at, &set("clean", "."));
+    } else {
+        skipped("setfattr is not installed (package attr)");
+    }
+    mount.unmount();
+    assert_image_clean(image.path(), "full");
+}
+
+/// See `a_page_of_a_mapping_is_written_where_it_lies`.
+#[test]
+fn a_mapping_of_a_file_opened_at_its_end_changes_it_where_it_is_mapped() {
+    let image = image(8, &[]);
+    let Some(mount) = Mounted::new(image.path()) else { return };
+    fs::write(mount.path().join("file"), vec![b'a'; 5000]).unwrap();
+    let script = "import mmap,os\n\
+        f=os.open('file',os.O_RDWR|os.O_APPEND)\n\
+        m=mmap.mmap(f,5000)\n\
+        m[10:13]=b'xyz'\n\
+        m.flush()\n\
+        os.write(f,b'end')\n";
+    fs::write(mount.directory.path().join("script"), script).unwrap();
+    if Command::new("python3").arg("--version").output().is_err() {
+        return skipped("python3 is not installed");
+    }
+    allowed(0, &[0], &mount.path(), "python3 script");
+    let bytes = fs::read(mount.path().join("file")).unwrap();
+    mount.unmount();
+    assert_eq!((bytes.len(), &bytes[9..14], &bytes[4998..]), (5003, &b"axyza"[..], &b"aaend"[..]));
+    let runtime = Runtime::new().unwrap();
+    let _context = runtime.enter();
+    let (tfs, _) = crate::kernel::mount(image.path());
+    let kept = runtime.block_on(crate::calls::read(&tfs, crate::calls::ROOT, "file"));
+    assert_eq!(kept.unwrap(), bytes);
+    tfs.unmount().unwrap();
+}
