@@ -6,7 +6,7 @@
 //! conformance kit ([`kit`]) runs over every implementation, and [`memory::MemoryFs`] is
 //! the implementation it is itself checked against. This crate knows none of the others.
 //!
-//! Who checks what: permissions by mode and owner are checked by the front
+//! Who checks what: permissions by mode, owner and access control list are checked by the front
 //! end (FUSE's kernel side with `default_permissions`; NFS and HTTP from the attributes), not
 //! here. An implementation uses [`Caller`] for the owner of what it makes, for quotas and for
 //! reserved space, and enforces what no front end knows: [`InodeFlags`].
@@ -61,6 +61,15 @@ pub trait FileSystem: Send + Sync + 'static {
     fn by_number(&self, caller: Caller, inode: InodeNumber) -> Answer<Entry> {
         let _ = (caller, inode);
         refuse(Errno::ESTALE)
+    }
+
+    /// Whether the attributes `system.posix_acl_access` and `system.posix_acl_default` are
+    /// POSIX access control lists, which the front end then enforces. Such a file system
+    /// keeps list and mode in step at `setattr` and `setxattr`, hands a directory's default
+    /// list on to what is made in it, and takes [`Caller::umask`] from the mode where there
+    /// is none.
+    fn has_acls(&self) -> bool {
+        false
     }
 
     /// How long a name that `lookup` did not find may be taken not to exist.

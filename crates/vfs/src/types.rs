@@ -40,6 +40,9 @@ pub struct Caller {
     pub gid: u32,
     /// Process number, 0 if unknown.
     pub pid: u32,
+    /// Permission bits that a new file shall not have, unless a default access control list
+    /// of its directory says which it has. 0 where the front end has taken them away already.
+    pub umask: u32,
 }
 
 /// Flags of an inode, as Linux numbers them for `FS_IOC_GETFLAGS`; `chattr(1)` sets and

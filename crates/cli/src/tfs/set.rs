@@ -10,7 +10,9 @@ use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
 use atoll_tfs::stat::TARGET_LOSS_XATTR;
-use rustix::fs::{CWD, FileType, Mode, XattrFlags, getxattr, mknodat, setxattr};
+use rustix::fs::{
+    CWD, FileType, Mode, XattrFlags, fsetxattr, getxattr, listxattr, mknodat, setxattr,
+};
 use rustix::io::Errno;
 
 use super::{ask, device};
@@ -20,6 +22,9 @@ use crate::units;
 
 /// The attribute.
 const FLAG: &str = "user.tfs.transparent";
+
+/// The longest value of an attribute, and list of names, that Linux hands out.
+const MAX_XATTR_BYTES: usize = 64 << 10;
 
 /// Arguments of `atoll tfs set`.
 #[derive(clap::Args, Debug)]
@@ -83,7 +88,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                     Failure::new(Exit::Failed, what).because("a program has it open")
                 }
                 Some(Errno::PERM) => Failure::new(Exit::Failed, what)
-                    .because("a file with several names cannot be transparent"),
+                    .because("only its owner and root may, and nobody if it is immutable"),
                 _ => Failure::io(what, &error),
             }
         })?;
@@ -102,6 +107,8 @@ fn set_target_loss(path: &Path, rate: u64) -> Result<(), Failure> {
                 Errno::INVAL => Failure::new(Exit::Usage, what())
                     .because("it is one for the whole file system")
                     .advice("Name the mount point."),
+                Errno::PERM | Errno::ACCESS => Failure::new(Exit::Failed, what())
+                    .because("only root and the owner of its topmost directory may"),
                 error => Failure::io(what(), &error.into()),
             },
         );
@@ -131,7 +138,8 @@ fn set(path: &Path, transparent: bool) -> io::Result<()> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file and no directory"));
     }
     if found.nlink() > 1 {
-        return Err(Errno::PERM.into());
+        let why = "a file with several names cannot be transparent";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     replace(path, transparent, &found)
 }
@@ -173,6 +181,27 @@ fn copy(from: &Path, to: &Path, transparent: bool, found: &fs::Metadata) -> io::
     // Only root may give files away; others' copies are theirs already.
     let _ = fchown(&target, Some(found.uid()), Some(found.gid()));
     target.set_permissions(found.permissions())?;
+    // After the mode, which would change the mask of an access control list.
+    copy_attributes(from, &target)?;
     target.set_modified(found.modified()?)?;
     target.sync_all()
+}
+
+/// Copies extended attributes, access control lists among them, but for the one that differs.
+fn copy_attributes(from: &Path, to: &File) -> io::Result<()> {
+    let mut names = vec![0; MAX_XATTR_BYTES];
+    let len = listxattr(from, &mut names[..])?;
+    for name in names[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        if name == FLAG.as_bytes() {
+            continue;
+        }
+        let mut value = vec![0; MAX_XATTR_BYTES];
+        let len = getxattr(from, name, &mut value[..])?;
+        match fsetxattr(to, name, &value[..len], XattrFlags::empty()) {
+            // A capability is root's to give.
+            Err(Errno::PERM) if name.starts_with(b"security.") => {}
+            set => set?,
+        }
+    }
+    Ok(())
 }

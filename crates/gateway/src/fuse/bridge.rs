@@ -105,6 +105,12 @@ impl fuser::Filesystem for Bridge {
         self.skips_opendir = self.fs.has_stateless_directories()
             && config.capabilities().contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
         self.reduces_modes = config.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2).is_ok();
+        if self.fs.has_acls() {
+            // Without them the kernel would let in whom a list keeps out.
+            let needed = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
+            let too_old = |_| io::Error::other("this kernel's FUSE cannot enforce POSIX ACLs");
+            config.add_capabilities(needed).map_err(too_old)?;
+        }
         let refused = |value| io::Error::other(format!("fuser would have {value}"));
         config.set_max_write(MAX_REQUEST_BYTES).map_err(refused)?;
         config.set_max_background(MAX_BACKGROUND).map_err(|value| refused(value.into()))?;
@@ -212,11 +218,11 @@ impl fuser::Filesystem for Bridge {
         parent: INodeNo,
         name_: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         rdev: u32,
         reply: fuser::ReplyEntry,
     ) {
-        let (caller, name) = (convert::caller(request), name(name_));
+        let (caller, name) = (convert::maker(request, umask), name(name_));
         self.run(
             "mknod",
             move |fs| match convert::kind_of_mode(mode) {
@@ -235,10 +241,10 @@ impl fuser::Filesystem for Bridge {
         parent: INodeNo,
         name_: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         reply: fuser::ReplyEntry,
     ) {
-        let (caller, name) = (convert::caller(request), name(name_));
+        let (caller, name) = (convert::maker(request, umask), name(name_));
         self.run(
             "mkdir",
             move |fs| fs.mkdir(caller, inode(parent), &name, mode & 0o7777),
@@ -353,11 +359,11 @@ impl fuser::Filesystem for Bridge {
         parent: INodeNo,
         name_: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         flags: i32,
         reply: fuser::ReplyCreate,
     ) {
-        let (caller, name, flags) = (convert::caller(request), name(name_), OpenFlags(flags));
+        let (caller, name, flags) = (convert::maker(request, umask), name(name_), OpenFlags(flags));
         self.run(
             "create",
             move |fs| fs.create(caller, inode(parent), &name, mode & 0o7777, flags),

@@ -14,7 +14,13 @@ pub(super) fn errno(errno: Errno) -> fuser::Errno {
 }
 
 pub(super) fn caller(request: &fuser::Request) -> Caller {
-    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid() }
+    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid(), umask: 0 }
+}
+
+/// Who makes a file. The kernel has taken the umask from the mode already, unless the file
+/// system has access control lists.
+pub(super) fn maker(request: &fuser::Request, umask: u32) -> Caller {
+    Caller { umask, ..caller(request) }
 }
 
 /// Who writes, unless the kernel writes back a page of a mapping and does not know.

@@ -26,7 +26,7 @@ use crate::LabError;
 use crate::churn::LogNormal;
 
 pub(crate) const BLOCK_BYTES: u32 = 4096;
-const ME: Caller = Caller { uid: 0, gid: 0, pid: 0 };
+const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0 };
 /// One write of a program.
 const WRITE_BYTES: u64 = 128 * 1024;
 /// A call into the file system waits for nothing that takes simulated time.

@@ -8,6 +8,7 @@
 //! Everything read from the disk is checked before it is used as a number of a block, inode
 //! or group; what cannot be true is [`Ext2Error::Damaged`], and nothing is changed by it.
 
+mod acl;
 mod at_end;
 mod blocks;
 mod directories;
@@ -33,6 +34,7 @@ use crate::format::inode::Inode;
 use crate::format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
 use crate::meta::{Block, Meta, MetaError, Part};
 
+pub use acl::{Acl, AclKind};
 pub use blocks::{AllocationObserver, Goal, Run};
 pub use directories::{Found, Listed};
 pub use files::{BLOCKS_A_STEP, Extent};
@@ -87,6 +89,8 @@ pub struct Ext2 {
     directories: Option<u32>,
     indices: directories::Indices,
     transparent_cursor: transparent::TransparentCursor,
+    /// The block of attributes written last, while it is one: files with the same share it.
+    last_xattr_block: Option<u32>,
     observer: Option<AllocationObserver>,
     inode_cursor: at_end::InodeCursor,
 }
@@ -108,6 +112,7 @@ impl Ext2 {
             directories: None,
             indices: directories::Indices::default(),
             transparent_cursor: transparent::TransparentCursor::default(),
+            last_xattr_block: None,
             observer: None,
             inode_cursor: at_end::InodeCursor::default(),
         }

@@ -15,6 +15,7 @@ use bytes::{Bytes, BytesMut};
 use super::access::{check_changeable, check_setattr, check_write};
 use super::held::to_ext2;
 use super::names::Failure;
+use super::serve::XATTR_BLOCKS;
 use super::{Core, INODE_BLOCKS, Shared, errno};
 use crate::ext2::{BLOCKS_A_STEP, Ext2Error, Extent};
 use crate::format::inode::{Inode, NO_ATIME};
@@ -325,24 +326,24 @@ impl Shared {
             let inode = core.live_inode(number)?;
             return core.attr_reply(number, &inode);
         }
-        let _passage = self.pass(INODE_BLOCKS)?;
-        let mut core = self.core();
-        let mut inode = core.live_inode(number)?;
-        let now = self.now();
-        let time = |set: SetTime| match set {
-            SetTime::Now => now,
-            SetTime::To(time) => time,
-        };
-        if let Some(mode) = changes.mode {
-            inode.mode = inode.mode & !0o7777 | (mode & 0o7777) as u16;
-        }
-        inode.uid = changes.uid.unwrap_or(inode.uid);
-        inode.gid = changes.gid.unwrap_or(inode.gid);
-        inode.atime = changes.atime.map_or(inode.atime, time);
-        inode.mtime = changes.mtime.map_or(inode.mtime, time);
-        inode.ctime = now;
-        let kept = core.keep_inode(number, &inode).map_err(|error| self.broken(&error))?;
-        core.attr_reply(number, &kept)
+        self.with_space(INODE_BLOCKS + XATTR_BLOCKS, |core, now| {
+            let mut inode = core.live_inode(number)?;
+            let time = |set: SetTime| match set {
+                SetTime::Now => now,
+                SetTime::To(time) => time,
+            };
+            if let Some(mode) = changes.mode {
+                core.change_acl_mode(caller, number, &mut inode, mode as u16)?;
+                inode.mode = inode.mode & !0o7777 | (mode & 0o7777) as u16;
+            }
+            inode.uid = changes.uid.unwrap_or(inode.uid);
+            inode.gid = changes.gid.unwrap_or(inode.gid);
+            inode.atime = changes.atime.map_or(inode.atime, time);
+            inode.mtime = changes.mtime.map_or(inode.mtime, time);
+            inode.ctime = now;
+            let kept = core.keep_inode(number, &inode)?;
+            Ok(core.attr_reply(number, &kept)?)
+        })
     }
 
     /// Cuts a file off, or lengthens it with a hole.

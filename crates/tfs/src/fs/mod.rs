@@ -14,6 +14,7 @@
 //! system refuses every change from then on, as a kernel does that remounts read-only.
 
 mod access;
+mod acls;
 mod avoidance;
 mod clean;
 mod data;

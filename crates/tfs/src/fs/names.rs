@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::access::{check_changeable, check_mutable, check_removable};
 use super::held::{Ending, to_ext2, to_vfs};
 use super::{Core, Shared, errno};
-use crate::ext2::{BLOCKS_A_STEP, Ext2Error, Found, Goal, NewInode};
+use crate::ext2::{AclKind, BLOCKS_A_STEP, Ext2Error, Found, Goal, NewInode};
 use crate::format::inode::{Inode, SHORT_TARGET_BYTES, TRANSPARENT, inherited_flags, kind_bits};
 use crate::format::superblock::ROOT_INODE;
 use crate::meta::Part;
@@ -218,6 +218,7 @@ impl Shared {
             }
             check_mutable(&directory)?;
             core.check_birth(&directory, birth)?;
+            let default_acl = core.acl(parent, &directory, AclKind::Default)?;
             let kind = birth.kind();
             let new = NewInode {
                 parent,
@@ -233,6 +234,7 @@ impl Shared {
             let filled = core
                 .ext2
                 .clear_inode(number)
+                .and_then(|()| core.inherit(caller, default_acl, number, &mut inode))
                 .and_then(|()| core.fill_birth(caller, parent, number, &mut inode, birth))
                 .and_then(|()| {
                     let goal = core.directory_goal(parent, caller);

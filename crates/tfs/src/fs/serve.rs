@@ -18,12 +18,12 @@ use super::held::to_ext2;
 use super::names::Birth;
 use super::transparent::TRANSPARENT_XATTR;
 use super::{FOR_EVER, Shared, Tfs, errno};
-use crate::ext2::{Records, Totals};
+use crate::ext2::{AclKind, Records, Totals};
 use crate::format::inode::TRANSPARENT;
 use crate::format::superblock::Superblock;
 
 /// What an inode, its bitmaps and a block of attributes take.
-const XATTR_BLOCKS: usize = 12;
+pub(super) const XATTR_BLOCKS: usize = 12;
 
 fn answer<T: Send + 'static>(result: Result<T, Errno>) -> Answer<T> {
     Box::pin(ready(result))
@@ -212,6 +212,10 @@ impl FileSystem for Tfs {
 
     fn by_number(&self, _: Caller, inode: InodeNumber) -> Answer<Entry> {
         answer(self.shared.by_number(inode))
+    }
+
+    fn has_acls(&self) -> bool {
+        true
     }
 
     fn missing_ttl(&self) -> Duration {
@@ -411,6 +415,9 @@ impl FileSystem for Tfs {
         if let Some(told) = self.told(name) {
             return answer(told);
         }
+        if let Some(kind) = AclKind::of_xattr(name) {
+            return answer(self.shared.acl_xattr(inode, kind));
+        }
         answer(self.shared.xattr(inode, name))
     }
 
@@ -429,10 +436,16 @@ impl FileSystem for Tfs {
         if let Some(changed) = self.change_told(caller, inode, name, &value) {
             return answer(changed);
         }
+        if let Some(kind) = AclKind::of_xattr(name) {
+            return answer(self.shared.change_acl(caller, inode, kind, Some(&value)));
+        }
         answer(self.shared.change_xattr(caller, inode, name, Some(&value), flags))
     }
 
     fn removexattr(&self, caller: Caller, inode: InodeNumber, name: &[u8]) -> Answer<()> {
+        if let Some(kind) = AclKind::of_xattr(name) {
+            return answer(self.shared.change_acl(caller, inode, kind, None));
+        }
         answer(self.shared.change_xattr(caller, inode, name, None, XattrFlags::default()))
     }
 }

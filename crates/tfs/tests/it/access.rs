@@ -16,8 +16,8 @@ use crate::calls::{ME, ROOT, write};
 use crate::e2fsck::assert_image_clean;
 use crate::kernel::mount;
 
-pub const USER: Caller = Caller { uid: 1000, gid: 1000, pid: 0 };
-const OTHER: Caller = Caller { uid: 1001, gid: 1001, pid: 0 };
+pub const USER: Caller = Caller { uid: 1000, gid: 1000, pid: 0, umask: 0 };
+const OTHER: Caller = Caller { uid: 1001, gid: 1001, pid: 0, umask: 0 };
 const WRITE_AT_END: OpenFlags = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::APPEND);
 
 /// An image of mke2fs.
@@ -147,6 +147,8 @@ async fn changes_of(tfs: &Tfs, inode: InodeNumber, name: &[u8]) -> Vec<(&'static
     note("setxattr", tfs.setxattr(ME, inode, b"user.x", value.clone(), flags).await);
     note("removexattr", tfs.removexattr(ME, inode, b"user.x").await);
     note("transparent", tfs.setxattr(ME, inode, b"user.tfs.transparent", "0".into(), flags).await);
+    let acl = [&[2u8, 0, 0, 0][..], &entry(1), &entry(4), &entry(32)].concat();
+    note("setfacl", tfs.setxattr(ME, inode, b"system.posix_acl_access", acl.into(), flags).await);
     match tfs.link(ME, inode, ROOT, b"linked").await {
         Ok(_) => tfs.unlink(ME, ROOT, b"linked").await.unwrap(),
         Err(errno) => note("link", Err(errno)),
@@ -161,6 +163,11 @@ async fn changes_of(tfs: &Tfs, inode: InodeNumber, name: &[u8]) -> Vec<(&'static
     note("replace", tfs.rename(ME, ROOT, b"other", ROOT, name, plain).await);
     note("unlink", tfs.unlink(ME, ROOT, name).await);
     refused
+}
+
+/// An entry of a list that names nobody.
+fn entry(tag: u8) -> [u8; 8] {
+    [tag, 0, 6, 0, 255, 255, 255, 255]
 }
 
 #[tokio::test]
@@ -179,6 +186,7 @@ async fn an_immutable_file_refuses_every_change_and_an_append_only_one_all_but_g
         "setxattr",
         "removexattr",
         "transparent",
+        "setfacl",
         "link",
         "rename",
         "exchange",

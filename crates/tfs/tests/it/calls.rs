@@ -4,7 +4,7 @@ use atoll_tfs::fs::Tfs;
 use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, XattrFlags};
 use bytes::Bytes;
 
-pub const ME: Caller = Caller { uid: 0, gid: 0, pid: 0 };
+pub const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0 };
 pub const ROOT: InodeNumber = InodeNumber::ROOT;
 
 /// A directory whose new files are transparent.

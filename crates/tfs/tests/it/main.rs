@@ -1,6 +1,7 @@
 //! Tests of whole file systems.
 
 mod access;
+mod acls;
 mod calls;
 mod conformance;
 mod corrupt;

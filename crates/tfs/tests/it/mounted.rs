@@ -14,6 +14,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use crate::access::image;
+use crate::acls::{said, tools_are_here};
 use crate::e2fsck::{assert_image_clean, open_image};
 use crate::kernel::{KernelMount, drivers, skipped};
 
@@ -86,7 +87,81 @@ fn refused(user: u32, groups: &[u32], at: &Path, command: &str, why: &str) {
     assert!(!done && text.contains(why), "{user} {groups:?}: {command}: {done}, {text}");
 }
 
+const DENIED: &str = "Permission denied";
 const NOT_PERMITTED: &str = "Operation not permitted";
+
+/// The story: lists of an image that the kernel had made counted for nothing: a member of the
+/// group read what the mask forbids.
+#[test]
+fn lists_of_the_kernel_keep_out_and_let_in() {
+    if !tools_are_here() {
+        return;
+    }
+    for driver in drivers() {
+        let image = image(16, &["-I", "256"]);
+        let kernel = KernelMount::new(image.path(), driver, "acl");
+        let at = kernel.path();
+        fs::write(at.join("masked"), b"secret").unwrap();
+        said("setfacl", &["-m", "u::rw,g::rw,u:1000:rw,m::-,o::-"], &at.join("masked"));
+        fs::write(at.join("shared"), b"for two").unwrap();
+        said("setfacl", &["-m", "u::rw,g::-,u:1000:rw,g:2000:r,o::-"], &at.join("shared"));
+        kernel.unmount();
+        let Some(mount) = Mounted::new(image.path()) else { return };
+        let at = mount.path();
+        refused(1001, &[0], &at, "cat masked", DENIED);
+        refused(1000, &[1000], &at, "cat masked", DENIED);
+        allowed(1000, &[1000], &at, "cat shared && echo more >> shared");
+        allowed(1001, &[1001, 2000], &at, "cat shared");
+        refused(1001, &[1001, 2000], &at, "echo more >> shared", DENIED);
+        refused(1002, &[1002], &at, "cat shared", DENIED);
+        // The kernel forgets what it cached when a list changes.
+        said("setfacl", &["-x", "u:1000"], &at.join("shared"));
+        refused(1000, &[1000], &at, "cat shared", DENIED);
+        said("setfacl", &["-m", "m::r"], &at.join("masked"));
+        allowed(1000, &[1000], &at, "cat masked");
+        refused(1000, &[1000], &at, "echo more >> masked", DENIED);
+        fs::set_permissions(at.join("masked"), fs::Permissions::from_mode(0o600)).unwrap();
+        refused(1000, &[1000], &at, "cat masked", DENIED);
+        mount.unmount();
+        assert_image_clean(image.path(), driver);
+    }
+}
+
+#[test]
+fn lists_are_set_handed_on_and_shown_as_on_any_file_system() {
+    if !tools_are_here() {
+        return;
+    }
+    let image = image(16, &[]);
+    let Some(mount) = Mounted::new(image.path()) else { return };
+    let at = mount.path();
+    fs::create_dir(at.join("own")).unwrap();
+    allowed(0, &[0], &at, "chown 1000:1000 own");
+    let own = at.join("own");
+    // The umask counts where there is no default list, and only there.
+    allowed(1000, &[1000], &own, "umask 027; mkdir d; touch f; mkfifo p; mkdir listed");
+    assert_eq!(allowed(0, &[0], &own, "stat -c %a d f p"), "750\n640\n640\n");
+    allowed(1000, &[1000], &own, "setfacl -d -m u:1001:rwx,g::r-x,o::- listed");
+    allowed(1000, &[1000], &own, "umask 077; mkdir listed/d; touch listed/f; echo x > listed/e");
+    assert_eq!(allowed(0, &[0], &own, "stat -c %a listed/d listed/f listed/e"), "770\n660\n660\n");
+    assert_eq!(
+        said("getfacl", &["-cpnE"], &own.join("listed/f")),
+        "user::rw-\nuser:1001:rwx\ngroup::r-x\nmask::rw-\nother::---\n\n"
+    );
+    assert!(said("getfacl", &["-cpnE"], &own.join("listed/d")).contains("default:user:1001:rwx"));
+    allowed(0, &[0], &at, "chmod 755 own own/listed");
+    allowed(1001, &[1001], &own, "echo x >> listed/f && touch listed/d/new");
+    refused(1002, &[1002], &own, "cat listed/f", DENIED);
+    // Only the owner sets lists; copies and archives take them along.
+    refused(1001, &[1001], &own, "setfacl -m u:1001:rwx f", NOT_PERMITTED);
+    allowed(1000, &[1000], &own, "cp -a listed/f copied && chmod g=r copied");
+    let copied = said("getfacl", &["-cpnE"], &own.join("copied"));
+    assert!(copied.contains("user:1001:rwx") && copied.contains("mask::r--"), "{copied}");
+    allowed(1000, &[1000], &own, "setfacl -b copied; setfacl -k listed; touch listed/plain");
+    assert!(!allowed(0, &[0], &own, "ls -l copied listed/plain").contains('+'));
+    mount.unmount();
+    assert_image_clean(image.path(), "lists of setfacl");
+}
 
 /// The story: `chattr +i` and `+a` were forgotten: `rm`, `mv`, `chmod` and writing went on.
 #[test]

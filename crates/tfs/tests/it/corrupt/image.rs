@@ -18,7 +18,7 @@ use atoll_tfs::records::layout::{Place, RecordsLayout};
 use atoll_vfs::{Answer, Caller, Errno, FileSystem, InodeNumber, OpenFlags, XattrFlags};
 use bytes::Bytes;
 
-pub const ME: Caller = Caller { uid: 0, gid: 0, pid: 0 };
+pub const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0 };
 pub const BLOCK: usize = 1024;
 const LEN_BYTES: usize = 4 << 20;
 const CHUNK: usize = 512;
