@@ -3,9 +3,10 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_env::TokioRuntime;
-use atoll_gateway::fuse::{MountOptions, Mounted, mount};
+use atoll_gateway::fuse::{Draining, MountOptions, Mounted, mount};
 use atoll_vfs::FileSystem;
 use atoll_vfs::memory::MemoryFs;
 use tempfile::TempDir;
@@ -70,10 +71,15 @@ impl Place {
         self.runtime.as_ref().unwrap()
     }
 
-    /// Unmounts, which fails if anything is still in use.
+    /// Unmounts, which fails if anything stays in use. (A program that another test starts holds,
+    /// for a moment, all that this process has open.)
     pub fn unmount(mut self) {
         let mut mounted = self.mounted.take().unwrap();
-        self.runtime().block_on(mounted.unmount(false)).unwrap();
+        let not_used = |draining: Draining<'_>| {
+            assert!(!matches!(draining, Draining::Lazily { .. }), "somebody uses it");
+        };
+        let drained = mounted.drain(Duration::from_secs(10), not_used);
+        self.runtime().block_on(drained).unwrap();
     }
 }
 

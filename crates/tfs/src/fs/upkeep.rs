@@ -11,7 +11,7 @@ use atoll_env::{Bell, Env, timeout};
 use super::Shared;
 
 /// How much of what calls have done a crash may take back. A fifth of ext3's, because `sync` is
-/// not heard of: the kernel tells no FUSE server of sync(2) and syncfs(2).
+/// not heard of: the kernel tells the server of a `fuse` mount nothing of sync(2) and syncfs(2).
 const COMMIT_EVERY: Duration = Duration::from_secs(1);
 /// A guess: overwritten blocks are of no use to anybody, but in no hurry.
 const CLEAN_EVERY: Duration = Duration::from_secs(30);
