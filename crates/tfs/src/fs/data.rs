@@ -491,11 +491,11 @@ impl Shared {
             }
             core.held.lock_of(number)
         };
+        let _writer = lock.write().expect("no holder of this lock panics");
         // Blocks beyond the end of a file are an error to e2fsck of an ext2 file system.
         if keeps_size && !punches && end > self.size_of(number)? {
             return Err(Errno::EOPNOTSUPP);
         }
-        let _writer = lock.write().expect("no holder of this lock panics");
         if punches || zeroes {
             self.make_zeros(number, offset, end)?;
         }
