@@ -134,6 +134,10 @@ impl Shared {
         if changed & (IMMUTABLE | APPEND_ONLY) != 0 && caller.uid != ROOT_USER {
             return Err(Errno::EPERM);
         }
+        // While a file stays immutable its other flags do too, as with ext4.
+        if changed != 0 && inode.flags & flags.0 & IMMUTABLE != 0 {
+            return Err(Errno::EPERM);
+        }
         inode.flags ^= changed;
         inode.ctime = self.now();
         core.ext2.put_inode(number, &inode).map_err(|error| self.broken(&error))

@@ -15,6 +15,7 @@ use tokio::runtime::Runtime;
 
 use crate::access::image;
 use crate::acls::{said, tools_are_here};
+use crate::dice::Dice;
 use crate::e2fsck::{assert_image_clean, open_image};
 use crate::kernel::{KernelMount, drivers, skipped};
 
@@ -172,7 +173,7 @@ fn chattr_binds_and_lsattr_shows_it() {
     let root = |command: &str| allowed(0, &[0], &at, command);
     let no = |command: &str| refused(0, &[0], &at, command, NOT_PERMITTED);
     root("echo kept > i; echo kept > a; mkdir di da; touch di/f da/f; chmod 666 i a");
-    root("chattr +i i di && chattr +a a da && chattr +dAS i");
+    root("chattr +dAS i && chattr +i i di && chattr +a a da");
     let shown = root("lsattr -d i a di da");
     let flags: Vec<&str> = shown.lines().map(|line| line.split(' ').next().unwrap()).collect();
     let letters = |flags: &str| flags.replace('-', "");
@@ -291,4 +292,89 @@ fn a_mapping_of_a_file_opened_at_its_end_changes_it_where_it_is_mapped() {
     let kept = runtime.block_on(crate::calls::read(&tfs, crate::calls::ROOT, "file"));
     assert_eq!(kept.unwrap(), bytes);
     tfs.unmount().unwrap();
+}
+
+/// A command on a few names, by anybody.
+fn any_command(dice: &mut Dice) -> (u32, String) {
+    let names = ["a", "b", "d", "e", "d/a", "d/b", "d/f", "e/a", "e/f", "d/f/a"];
+    let mut name = || *dice.pick(&names).unwrap();
+    let (one, other) = (name(), name());
+    let modes = ["777", "640", "g=rw", "o-rwx", "2755", "u+s,g+s", "1777", "600"];
+    let lists = [
+        "-m u:1000:rw",
+        "-m u:1001:rwx,g:1000:r",
+        "-m g:1001:-,m::rx",
+        "-x u:1000",
+        "-b",
+        "-k",
+        "-d -m u:1000:rwx,o::-",
+        "-d -m u::rwx,g::rx,o::x",
+        "-n -m u:1001:rw",
+        "-m o::rwx",
+    ];
+    let flags = ["+i", "-i", "+a", "-a", "-a", "-i", "+d", "=", "+A"];
+    let umask = ["022", "077", "002", "0"];
+    let (mode, list) = (*dice.pick(&modes).unwrap(), *dice.pick(&lists).unwrap());
+    let (flag, umask) = (*dice.pick(&flags).unwrap(), *dice.pick(&umask).unwrap());
+    let command = match dice.below(18) {
+        0..3 => format!("umask {umask}; mkdir {one}"),
+        3..5 => format!("umask {umask}; touch {one}"),
+        5 => format!("umask {umask}; mkfifo {one}"),
+        6 => format!("umask {umask}; echo x >> {one}"),
+        7 => format!("echo y 2>/dev/null 1<> {one}; test -f {one} && echo y > {one}"),
+        8..10 => format!("chmod {mode} {one}"),
+        10..12 => format!("setfacl {list} {one}"),
+        12 => format!("mv -fT {one} {other}"),
+        13 => format!("ln {one} {other}"),
+        14 => format!("rm -rf {one}"),
+        15 => format!("test -f {one} && test ! -e {other} && cp -p {one} {other}"),
+        16 => "chattr -R -ia .".to_owned(),
+        _ => format!("test -d {one} -o -f {one} && chattr {flag} {one}"),
+    };
+    // A FIFO without a writer would keep whoever reads it.
+    (*dice.pick(&[0, 0, 1000, 1000, 1001]).unwrap(), format!("timeout 5 sh -c '{command}'"))
+}
+
+/// All that the tools show of the modes, owners, lists and flags below a directory.
+fn shown(at: &Path) -> String {
+    let command = "find . | sort | xargs getfacl -pn; \
+        find . -type f -o -type d | sort | xargs lsattr -d; \
+        find . -type f -exec stat -c '%n %s %h' {} + | sort";
+    allowed(0, &[0], at, command)
+}
+
+/// The same commands of the same users end the same way under TFS and the kernel's own driver,
+/// and leave the same modes, lists and flags.
+#[test]
+fn commands_end_as_under_the_kernel() {
+    if !tools_are_here() {
+        return;
+    }
+    let Some(driver) = drivers().last().copied() else { return };
+    for seed in 0..2 {
+        let (ours, theirs) = (image(16, &[]), image(16, &[]));
+        let Some(mount) = Mounted::new(ours.path()) else { return };
+        let kernel = KernelMount::new(theirs.path(), driver, "acl,user_xattr");
+        let parent = kernel.path();
+        fs::set_permissions(&parent, fs::Permissions::from_mode(0o777)).unwrap();
+        fs::set_permissions(mount.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let mut dice = Dice::new(seed);
+        let mut done = 0;
+        for step in 0..150 {
+            let (user, command) = any_command(&mut dice);
+            let [a, b] =
+                [mount.path(), parent.clone()].map(|at| shell(user, &[user], &at, &command));
+            let story = format!("seed {seed}, step {step}: {user}: {command}");
+            assert_eq!(a.0, b.0, "{story}: TFS said {}, {driver} {}", a.1, b.1);
+            // Running the tools takes longer than the command.
+            if step % 5 == 4 {
+                assert_eq!(shown(&mount.path()), shown(&parent), "{story}");
+            }
+            done += u32::from(a.0);
+        }
+        assert!(done > 20, "{done} of 150 commands succeeded");
+        mount.unmount();
+        kernel.unmount();
+        assert_image_clean(ours.path(), "after commands");
+    }
 }

@@ -129,6 +129,10 @@ fn change(tfs: &Tfs, inode: InodeNumber, walked: &mut Walked) {
     walked.note(now(tfs.close(inode, opened.handle)));
     let value = Bytes::from_static(b"value");
     walked.note(now(tfs.setxattr(ME, inode, b"user.new", value, XattrFlags::default())));
+    let flags = walked.note(now(tfs.inode_flags(inode))).unwrap_or_default();
+    walked.note(now(tfs.set_inode_flags(ME, inode, flags)));
+    let mode = SetAttr { mode: Some(0o640), ..SetAttr::default() };
+    walked.note(now(tfs.setattr(ME, inode, None, mode)));
     let shorter = SetAttr { size_bytes: Some(14_000), ..SetAttr::default() };
     walked.note(now(tfs.setattr(ME, inode, None, shorter)));
 }
