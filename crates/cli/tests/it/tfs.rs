@@ -9,16 +9,16 @@ use std::process::Command;
 use crate::processes::{Ring, assert_same, atoll, can_mount, make_tree, noise, run, until};
 
 /// A mount that goes away with its test.
-struct Mounted(PathBuf);
+pub struct Mounted(PathBuf);
 
 impl Mounted {
-    fn new(image: &Path, at: &Path) -> Mounted {
+    pub fn new(image: &Path, at: &Path) -> Mounted {
         fs::create_dir_all(at).expect("a directory");
         run(atoll().args(["tfs", "mount"]).arg(image).arg(at)).ok();
         Mounted(at.to_path_buf())
     }
 
-    fn unmount(self) {
+    pub fn unmount(self) {
         run(atoll().args(["tfs", "unmount"]).arg(&self.0)).ok();
     }
 }
