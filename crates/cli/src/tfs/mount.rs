@@ -8,6 +8,7 @@ use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_gateway::fuse::{self, MountError, MountOptions as FuseOptions};
 use atoll_tfs::fs::MountOptions;
@@ -174,12 +175,14 @@ async fn serve(args: &Args) -> Result<(), Failure> {
         eprintln!("mounted on {}; Ctrl-C unmounts", args.mountpoint.display());
     }
     let mut signals = Signals::new();
+    let trimming = tokio::spawn(give_back_memory());
     let ended = tokio::select! {
         ended = mounted.wait() => ended.map_err(|error| {
             Failure::io(format!("serving {} failed", args.mountpoint.display()), &error)
         }),
         () = signals.next() => commands::unmount::take_away(&mut mounted, signals).await,
     };
+    trimming.abort();
     let closed = tfs.unmount().map_err(|errno| {
         Failure::new(Exit::Failed, format!("{} was not closed in order", args.device.display()))
             .because(tfs.failure().map_or_else(|| errno.to_string(), str::to_owned))
@@ -187,6 +190,31 @@ async fn serve(args: &Args) -> Result<(), Failure> {
     });
     ended.and(closed)
 }
+
+/// How often memory is given back. A guess: soon enough for who looks, too rare to cost anything.
+const TRIM_EVERY: Duration = Duration::from_secs(10);
+
+/// Gives memory back that is free, again and again. What the kernel looks up and forgets stands in
+/// the heap between what stays; there the allocator of glibc keeps it, unless it is told not to.
+async fn give_back_memory() {
+    loop {
+        tokio::time::sleep(TRIM_EVERY).await;
+        trim_heap();
+    }
+}
+
+#[cfg(target_env = "gnu")]
+#[allow(unsafe_code)]
+fn trim_heap() {
+    unsafe extern "C" {
+        fn malloc_trim(pad: usize) -> i32;
+    }
+    // SAFETY: malloc_trim(3) may be called by any thread at any time, and frees no allocation.
+    unsafe { malloc_trim(0) };
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn trim_heap() {}
 
 fn mount_failure(args: &Args, error: &MountError) -> Failure {
     let exit = match error {

@@ -18,7 +18,7 @@ use crate::meta::Part;
 
 /// Directories of fewer blocks are searched as they are.
 const INDEXED_FROM_BLOCKS: u32 = 4;
-/// The most names in all indices, about 32 bytes each. A directory that has more of its own is
+/// The most names in all indices, about 20 bytes each. A directory that has more of its own is
 /// searched from its start, as all are by the kernel's ext2.
 const MAX_INDEXED_NAMES: usize = 262_144;
 /// The longest directory, blocks: 31 bits of length.
@@ -52,7 +52,7 @@ pub struct Listed {
 #[derive(Debug, Default)]
 struct Index {
     /// Blocks in which a name of this hash stands; a hash may be listed for several.
-    blocks: BTreeMap<(u64, u32), u32>,
+    blocks: BTreeMap<(u32, u32), u16>,
     /// The largest spare room of each block, bytes.
     spare: Vec<u16>,
     age: u64,
@@ -126,10 +126,10 @@ impl Indices {
     }
 }
 
-fn hash_of(name: &[u8]) -> u64 {
+fn hash_of(name: &[u8]) -> u32 {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
-    hasher.finish()
+    hasher.finish() as u32
 }
 
 fn largest_spare(block: &[u8]) -> Result<u16, BrokenChain> {

@@ -11,18 +11,16 @@ use atoll_vfs::{
     Attr, AttrReply, Caller, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags,
 };
 
+use super::known::KnownInodes;
 use super::{Core, FOR_EVER, Shared, TRANSPARENT_TTL, errno};
 use crate::ext2::Ext2Error;
 use crate::format::inode::{Inode, TRANSPARENT};
 use crate::format::superblock::ROOT_INODE;
 
-/// An inode that is held.
+/// An inode that is open, or was cut off while it was not.
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    lookups: u64,
     opens: u32,
-    /// The directory in which it was found last; 0 if it was found by its number.
-    parent: u32,
     /// Writers of data and length take it as writers, readers as readers; before the core.
     pub(super) lock: Arc<RwLock<()>>,
 }
@@ -53,6 +51,7 @@ impl Ending {
 /// All that is held.
 #[derive(Debug, Default)]
 pub(super) struct HeldInodes {
+    known: KnownInodes,
     inodes: BTreeMap<u32, Held>,
     opens: BTreeMap<u64, Open>,
     last_handle: u64,
@@ -76,34 +75,29 @@ pub(super) fn to_vfs(inode: u32) -> InodeNumber {
 
 impl HeldInodes {
     pub(super) fn is_held(&self, inode: u32) -> bool {
-        self.inodes.contains_key(&inode)
+        self.known.is_known(inode) || self.is_open(inode)
     }
 
     pub(super) fn is_open(&self, inode: u32) -> bool {
         self.inodes.get(&inode).is_some_and(|held| held.opens > 0)
     }
 
-    fn look_up(&mut self, inode: u32, parent: u32) {
-        let held = self.inodes.entry(inode).or_default();
-        held.lookups += 1;
-        held.parent = parent;
-    }
-
     /// The directory in which a held inode was found last.
     pub(super) fn parent_of(&self, inode: u32) -> Option<u32> {
-        self.inodes.get(&inode).map(|held| held.parent)
+        self.known.parent_of(inode)
     }
 
     /// Says that a held inode is in another directory now.
     pub(super) fn moved(&mut self, inode: u32, parent: u32) {
-        if let Some(held) = self.inodes.get_mut(&inode) {
-            held.parent = parent;
-        }
+        self.known.moved(inode, parent);
     }
 
     /// The file's lock.
     pub(super) fn lock_of(&mut self, inode: u32) -> Arc<RwLock<()>> {
-        self.inodes.get(&inode).map_or_else(Arc::default, |held| held.lock.clone())
+        if !self.is_held(inode) {
+            return Arc::default();
+        }
+        self.inodes.entry(inode).or_default().lock.clone()
     }
 
     fn open(&mut self, inode: u32, opener: Caller, flags: OpenFlags) -> Handle {
@@ -119,14 +113,16 @@ impl HeldInodes {
 
     /// Takes back what was held; true if nobody holds the inode any more.
     fn let_go(&mut self, inode: u32, lookups: u64, opens: u32) -> bool {
-        let Some(held) = self.inodes.get_mut(&inode) else { return false };
-        held.lookups = held.lookups.saturating_sub(lookups);
-        held.opens = held.opens.saturating_sub(opens);
-        let free = held.lookups == 0 && held.opens == 0;
-        if free {
-            self.inodes.remove(&inode);
+        let was_held = self.is_held(inode);
+        self.known.forget(inode, lookups);
+        if let Some(held) = self.inodes.get_mut(&inode) {
+            held.opens = held.opens.saturating_sub(opens);
+            // Another call may hold the lock; then the next that lets go takes it away.
+            if held.opens == 0 && Arc::strong_count(&held.lock) == 1 {
+                self.inodes.remove(&inode);
+            }
         }
-        free
+        was_held && !self.is_held(inode)
     }
 }
 
@@ -202,7 +198,7 @@ impl Core {
         parent: u32,
     ) -> Result<Entry, Errno> {
         let attr = self.attr(number, inode)?;
-        self.held.look_up(number, parent);
+        self.held.known.look_up(number, parent);
         let generation = u64::from(inode.generation);
         let ttl = if inode.is_transparent_file() { TRANSPARENT_TTL } else { FOR_EVER };
         Ok(Entry { attr, generation, name_ttl: ttl, attr_ttl: ttl })
@@ -258,10 +254,12 @@ impl Shared {
     pub(super) fn let_go(&self, number: u32, lookups: u64, opens: u32) -> Result<(), Errno> {
         let ending = {
             let mut core = self.core();
-            let inode = match core.held.let_go(number, lookups, opens) {
-                true => core.ext2.inode(number).ok(),
-                false => None,
-            };
+            if !core.held.let_go(number, lookups, opens) {
+                return Ok(());
+            }
+            // What was kept to find its names is memory that the front end wants back.
+            core.ext2.forget_directory(number);
+            let inode = core.ext2.inode(number).ok();
             inode.filter(|inode| inode.links == 0).map(|inode| Ending::of(number, &inode))
         };
         match ending {

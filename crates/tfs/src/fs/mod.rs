@@ -20,6 +20,7 @@ mod clean;
 mod data;
 mod held;
 mod holes;
+mod known;
 mod mount;
 mod names;
 mod rename;

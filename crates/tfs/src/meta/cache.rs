@@ -1,6 +1,7 @@
 //! Blocks in memory, up to a number; those used again stay longer (CLOCK).
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use super::Block;
 
@@ -17,12 +18,14 @@ pub(super) struct Cache {
     held: BTreeMap<u32, Held>,
     hand: VecDeque<u32>,
     room: usize,
+    /// The bytes of a block that went, for the next that comes.
+    spare: Option<Block>,
 }
 
 impl Cache {
     /// With room for so many blocks; those that must stay may go beyond it.
     pub(super) fn new(room: usize) -> Cache {
-        Cache { held: BTreeMap::new(), hand: VecDeque::new(), room: room.max(1) }
+        Cache { held: BTreeMap::new(), hand: VecDeque::new(), room: room.max(1), spare: None }
     }
 
     /// Whether a block is here; it is then known to be used again.
@@ -38,6 +41,15 @@ impl Cache {
 
     pub(super) fn block_mut(&mut self, block: u32) -> Option<&mut Block> {
         self.held.get_mut(&block).map(|held| &mut held.bytes)
+    }
+
+    /// A block of `len` bytes of anything, that nobody else has. Mostly one that went: blocks that
+    /// come and go all the time, on several threads, would leave holes in the heaps of each.
+    pub(super) fn spare(&mut self, len: usize) -> Block {
+        let spare = self.spare.take().filter(|block| block.len() == len);
+        spare
+            .filter(|block| Arc::strong_count(block) == 1)
+            .unwrap_or_else(|| Arc::new(vec![0; len]))
     }
 
     /// Keeps a block, in place of one that need not stay.
@@ -56,7 +68,7 @@ impl Cache {
                 held.used_again = false;
                 self.hand.push_back(candidate);
             } else {
-                self.held.remove(&candidate);
+                self.spare = self.held.remove(&candidate).map(|held| held.bytes);
             }
         }
     }
@@ -72,8 +84,6 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     #[test]
@@ -114,5 +124,18 @@ mod tests {
         }
         assert!(cache.hand.len() <= 20, "{}", cache.hand.len());
         assert!(!cache.touch(7));
+    }
+
+    #[test]
+    fn bytes_of_a_block_that_went_are_used_again_unless_somebody_reads_them() {
+        let mut cache = Cache::new(1);
+        let read = Arc::new(vec![1; 64]);
+        cache.insert(1, read.clone(), |_| false);
+        cache.insert(2, Arc::new(vec![2; 64]), |_| false);
+        assert_eq!(*cache.spare(64), [0; 64], "block 1 is still read");
+        cache.insert(3, Arc::new(vec![3; 64]), |_| false);
+        assert_eq!(*cache.spare(64), [2; 64]);
+        assert_eq!(*cache.spare(64), [0; 64], "once");
+        assert_eq!(*read, [1; 64]);
     }
 }

@@ -20,7 +20,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::{Block, write_home};
+use super::{Block, write_blocks, write_home};
 use crate::device::Device;
 use crate::format::{put_u32, put_u64, u32_at, u64_at};
 use crate::records::header::MAX_NUMBER;
@@ -89,35 +89,26 @@ impl Journal {
     /// If it has more blocks than [`Journal::capacity`].
     pub(super) fn write(&self, number: u64, blocks: &[(u32, Block)]) -> io::Result<()> {
         assert!(blocks.len() <= self.capacity(), "a transaction fits into its area");
-        let descriptors = self.descriptor_blocks(blocks.len());
-        let mut bytes = Vec::with_capacity((descriptors + blocks.len() + 1) * self.block_bytes);
-        bytes.resize(descriptors * self.block_bytes, 0);
-        bytes[..8].copy_from_slice(BEGIN);
-        put_u64(&mut bytes, 8, number);
-        put_u32(&mut bytes, 16, blocks.len() as u32);
+        let mut head = vec![0; self.descriptor_blocks(blocks.len()) * self.block_bytes];
+        head[..8].copy_from_slice(BEGIN);
+        put_u64(&mut head, 8, number);
+        put_u32(&mut head, 16, blocks.len() as u32);
         for (i, (home, _)) in blocks.iter().enumerate() {
-            put_u32(&mut bytes, LIST_AT + 4 * i, *home);
+            put_u32(&mut head, LIST_AT + 4 * i, *home);
         }
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&head);
         for (_, block) in blocks {
-            bytes.extend_from_slice(block);
+            hasher.update(block);
         }
-        let hash = blake3::hash(&bytes);
-        let end = bytes.len();
-        bytes.resize(end + self.block_bytes, 0);
-        bytes[end..end + 8].copy_from_slice(END);
-        put_u64(&mut bytes, end + 8, number);
-        bytes[end + 16..end + END_BYTES].copy_from_slice(hash.as_bytes());
-        self.write_area((number % 2) as usize, &bytes)
-    }
-
-    fn write_area(&self, area: usize, bytes: &[u8]) -> io::Result<()> {
-        let mut rest = bytes;
-        for run in runs(&self.areas[area][..bytes.len() / self.block_bytes]) {
-            let (part, later) = rest.split_at(run.len() * self.block_bytes);
-            self.device.write_at(self.offset_of(run), part)?;
-            rest = later;
-        }
-        Ok(())
+        let mut end = vec![0; self.block_bytes];
+        end[..8].copy_from_slice(END);
+        put_u64(&mut end, 8, number);
+        end[16..END_BYTES].copy_from_slice(hasher.finalize().as_bytes());
+        let all = head.chunks_exact(self.block_bytes);
+        let all = all.chain(blocks.iter().map(|(_, block)| &block[..])).chain([&end[..]]);
+        let area = &self.areas[(number % 2) as usize];
+        write_blocks(&*self.device, self.block_bytes, area.iter().copied().zip(all))
     }
 
     /// Makes sure that both areas can be written.

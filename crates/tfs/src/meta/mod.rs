@@ -172,12 +172,12 @@ impl Meta {
             let bytes = match self.committing.get(&block) {
                 Some(bytes) => bytes.clone(),
                 None => {
-                    let mut bytes = vec![0; self.block_bytes];
+                    let mut bytes = self.cache.spare(self.block_bytes);
                     let offset = u64::from(block) * self.block_bytes as u64;
                     self.device
-                        .read_at(offset, &mut bytes)
+                        .read_at(offset, Arc::<Vec<u8>>::make_mut(&mut bytes))
                         .map_err(|error| MetaError::Read { block, error })?;
-                    Arc::new(bytes)
+                    bytes
                 }
             };
             let changed = &self.changed;
@@ -215,7 +215,8 @@ impl Meta {
         }
         self.note(block, part);
         let changed = &self.changed;
-        let zeros = Arc::new(vec![0; self.block_bytes]);
+        let mut zeros = self.cache.spare(self.block_bytes);
+        Arc::<Vec<u8>>::make_mut(&mut zeros).fill(0);
         self.cache.insert(block, zeros, |other| changed.contains_key(&other));
         let held = self.cache.block_mut(block).expect("just inserted");
         Ok(Arc::<Vec<u8>>::make_mut(held))
@@ -328,19 +329,35 @@ impl Commit {
     }
 }
 
-/// Writes blocks where they belong, neighbours together.
 fn write_home(device: &dyn Device, block_bytes: usize, blocks: &[(u32, Block)]) -> io::Result<()> {
-    let mut rest = blocks;
-    while let Some((first, _)) = rest.first() {
-        let neighbours =
-            rest.iter().zip(u64::from(*first)..).take_while(|((at, _), n)| u64::from(*at) == *n);
-        let count = neighbours.count();
-        let (run, later) = rest.split_at(count);
-        let bytes: Vec<u8> = run.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
-        device.write_at(u64::from(*first) * block_bytes as u64, &bytes)?;
-        rest = later;
+    write_blocks(device, block_bytes, blocks.iter().map(|(at, bytes)| (*at, &bytes[..])))
+}
+
+/// The most bytes that are laid out for one write.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Writes blocks with where they go, neighbours together.
+fn write_blocks<'a>(
+    device: &dyn Device,
+    block_bytes: usize,
+    blocks: impl Iterator<Item = (u32, &'a [u8])>,
+) -> io::Result<()> {
+    let mut piece: Vec<u8> = Vec::new();
+    let mut start = 0;
+    for (at, bytes) in blocks {
+        let offset = u64::from(at) * block_bytes as u64;
+        if piece.len() >= PIECE_BYTES || offset != start + piece.len() as u64 {
+            write_piece(device, start, &piece)?;
+            piece.clear();
+            start = offset;
+        }
+        piece.extend_from_slice(bytes);
     }
-    Ok(())
+    write_piece(device, start, &piece)
+}
+
+fn write_piece(device: &dyn Device, start: u64, piece: &[u8]) -> io::Result<()> {
+    if piece.is_empty() { Ok(()) } else { device.write_at(start, piece) }
 }
 
 #[cfg(test)]
