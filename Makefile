@@ -3,12 +3,14 @@ PREFIX ?= /usr/local
 SECONDS_EACH ?= 10
 WAN ?= --out '$(CURDIR)/docs/results'
 
-.PHONY: help demo test test-upgrade lint build install bench bench-andrew bench-wan fuzz
+.PHONY: help demo test test-upgrade posix lint build install bench bench-andrew bench-wan fuzz
 
 help:
 	@echo 'make demo     five nodes, a real tree, a mount, two crashes: see it work'
 	@echo 'make test     all tests (what .ci/run calls)'
 	@echo 'make test-upgrade  a ring of five goes from one build to another; OLD=, NEW= are commits'
+	@echo 'make posix    pjdfstest, fsx (and xfstests: XFSTESTS=its directory) on TFS beside the'
+	@echo '              kernel'"'"'s ext2 and ext4, as root; says what it skips'
 	@echo 'make lint     formatting, clippy, crate arrows'
 	@echo 'make build    target/release/atoll'
 	@echo 'make install  the command, man pages and completions below PREFIX=$(PREFIX)'
@@ -26,6 +28,9 @@ test:
 
 test-upgrade:
 	@scripts/test-upgrade $(OLD) $(NEW)
+
+posix:
+	@scripts/test-posix
 
 lint:
 	@scripts/lint
