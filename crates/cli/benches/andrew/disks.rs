@@ -73,15 +73,15 @@ fn atoll() -> Command {
     Command::new(env!("CARGO_BIN_EXE_atoll"))
 }
 
-fn run(command: &mut Command) {
+pub fn run(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{command:?}: {said}");
 }
 
 /// A mounted image, and no longer when this is dropped.
-struct Mount {
-    place: PathBuf,
+pub struct Mount {
+    pub place: PathBuf,
     server: Option<Child>,
     is_mounted: bool,
 }
@@ -121,15 +121,20 @@ impl Mount {
 
     /// The most memory that the server has had, MiB.
     fn peak_mib(&self) -> Option<f64> {
+        self.memory_mib("VmHWM:")
+    }
+
+    /// A figure of proc(5) about the server's memory, MiB.
+    pub fn memory_mib(&self, figure: &str) -> Option<f64> {
         let server = self.server.as_ref()?;
         let status = fs::read_to_string(format!("/proc/{}/status", server.id())).ok()?;
-        let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+        let line = status.lines().find(|line| line.starts_with(figure))?;
         let kib: f64 = line.split_whitespace().nth(1)?.parse().ok()?;
         Some(kib / 1024.0)
     }
 
     /// CPU time of the server by now, seconds.
-    fn cpu_secs(&self) -> f64 {
+    pub fn cpu_secs(&self) -> f64 {
         let Some(server) = &self.server else { return 0.0 };
         let stat = fs::read_to_string(format!("/proc/{}/stat", server.id())).unwrap_or_default();
         // After the name in parentheses: utime and stime are the 12th and 13th.
@@ -139,7 +144,7 @@ impl Mount {
         ticks / USER_HZ
     }
 
-    fn unmount(mut self) {
+    pub fn unmount(mut self) {
         run(Command::new("umount").arg(&self.place));
         self.is_mounted = false;
         if let Some(mut server) = self.server.take() {
@@ -173,7 +178,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    pub fn make(subject: Subject, temp: &Path, mib: u64) -> Disk {
+    /// An empty image.
+    pub fn blank(subject: Subject, temp: &Path, mib: u64) -> Disk {
         let number = Subject::ALL.iter().position(|other| *other == subject).expect("one of all");
         let (image, place) =
             (temp.join(format!("image{number}")), temp.join(format!("at{number}")));
@@ -187,7 +193,11 @@ impl Disk {
             let options = ["-q", "-F", "-t", "ext2", "-b", "4096", "-i", "8192"];
             run(Command::new("mke2fs").args(options).arg(&image));
         }
-        let mut disk = Disk { subject, image, place, made: 0, tree_bytes: 0, peak_mib: 0.0 };
+        Disk { subject, image, place, made: 0, tree_bytes: 0, peak_mib: 0.0 }
+    }
+
+    pub fn make(subject: Subject, temp: &Path, mib: u64) -> Disk {
+        let mut disk = Disk::blank(subject, temp, mib);
         let mount = disk.mount();
         disk.tree_bytes = tree::make(&disk.place.join("source"));
         if subject.is_full() {
@@ -203,7 +213,7 @@ impl Disk {
         disk
     }
 
-    fn mount(&self) -> Mount {
+    pub fn mount(&self) -> Mount {
         Mount::new(self.subject, &self.image, &self.place)
     }
 
@@ -256,7 +266,7 @@ impl Disk {
     }
 
     /// Waits until nothing is being written any more, and drops the image from memory.
-    fn settle(&self) {
+    pub fn settle(&self) {
         rustix::fs::sync();
         let image = fs::File::open(&self.image).expect("the image");
         rustix::fs::fadvise(&image, 0, None, rustix::fs::Advice::DontNeed).expect("fadvise");

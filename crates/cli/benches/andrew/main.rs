@@ -8,24 +8,28 @@
 //! none finds anything in memory or another's writes under way. They take turns within each round, in an order
 //! that changes, because what else this machine does changes with time; what is compared is
 //! the ratio within a round, and how far its quartiles lie apart says what a difference is
-//! worth. Root only; writes `docs/results/andrew.md`.
+//! worth. Then everyday work, on TFS and under the kernel's driver (`everyday`). Root only; writes `docs/results/andrew.md`.
 
 // A benchmark reads the real clock.
 #![allow(clippy::disallowed_methods)]
 
 mod disks;
+mod everyday;
 #[path = "../wan/machine.rs"]
 mod machine;
 mod phases;
 mod report;
 mod tree;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use disks::{Disk, Subject};
 
 /// Rounds, each on every file system; each is the first three times.
 const ROUNDS: usize = 15;
+/// Rounds of everyday work on TFS and under the kernel's driver.
+const EVERYDAY_ROUNDS: usize = 5;
 
 /// In which order the file systems take turns: each is the first in some round, and they go
 /// around both ways.
@@ -48,7 +52,18 @@ fn main() -> ExitCode {
     let rounds = value("--rounds").unwrap_or(ROUNDS);
     let disk_mib = value("--disk-mib").unwrap_or(1024) as u64;
 
+    let everyday_rounds = value("--everyday-rounds").unwrap_or(EVERYDAY_ROUNDS);
+
     let temp = tempfile::tempdir().expect("a temporary directory");
+    let andrew = (rounds > 0).then(|| andrew(temp.path(), disk_mib, rounds));
+    let everyday = (everyday_rounds > 0)
+        .then(|| everyday::measured(temp.path(), disk_mib.max(2048), everyday_rounds));
+    report::write(andrew, everyday);
+    ExitCode::SUCCESS
+}
+
+/// Does the Andrew benchmark; its part of the report.
+fn andrew(temp: &Path, disk_mib: u64, rounds: usize) -> String {
     let mut disks = Vec::new();
     let mut missing = Vec::new();
     for subject in Subject::ALL {
@@ -59,7 +74,7 @@ fn main() -> ExitCode {
             }
             None => {
                 eprintln!("making a disk of {disk_mib} MiB: {}", subject.name());
-                disks.push(Disk::make(subject, temp.path(), disk_mib));
+                disks.push(Disk::make(subject, temp, disk_mib));
             }
         }
     }
@@ -81,6 +96,5 @@ fn main() -> ExitCode {
             figures[which].push(times);
         }
     }
-    report::write(&disks, &figures, &missing, rounds);
-    ExitCode::SUCCESS
+    report::text(&disks, &figures, &missing, rounds)
 }

@@ -6,11 +6,12 @@ use std::path::Path;
 
 use crate::ROUNDS;
 use crate::disks::{Disk, Subject};
+use crate::everyday;
 use crate::machine::{machine, today};
 use crate::phases::{PHASES, Times};
 
 /// What lies at this share of the values, between neighbours in proportion.
-fn quantile(values: &[f64], share: f64) -> f64 {
+pub fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
@@ -53,15 +54,21 @@ fn spread(values: &[f64], digits: usize) -> String {
     format!("{middle:.digits$} ({low:.digits$}–{high:.digits$})")
 }
 
-pub fn write(disks: &[Disk], figures: &[Vec<Times>], missing: &[(Subject, String)], rounds: usize) {
-    let text = text(disks, figures, missing, rounds);
+/// Writes the parts that were measured; of the other what stood there stays.
+pub fn write(andrew: Option<String>, everyday: Option<String>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/andrew.md");
+    let before = fs::read_to_string(&path).unwrap_or_default();
+    let at = before.find(everyday::HEADING).unwrap_or(before.len());
+    let (old_andrew, old_everyday) = before.split_at(at);
+    let andrew = andrew.unwrap_or_else(|| old_andrew.to_owned());
+    let everyday = everyday.unwrap_or_else(|| old_everyday.to_owned());
+    let text = format!("{}\n\n{everyday}", andrew.trim_end());
     print!("{text}");
-    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
-    fs::create_dir_all(&results).expect("docs/results");
-    fs::write(results.join("andrew.md"), text).expect("docs/results/andrew.md");
+    fs::create_dir_all(path.parent().expect("docs/results")).expect("docs/results");
+    fs::write(path, text.trim_end().to_owned() + "\n").expect("docs/results/andrew.md");
 }
 
-fn text(
+pub fn text(
     disks: &[Disk],
     figures: &[Vec<Times>],
     missing: &[(Subject, String)],
