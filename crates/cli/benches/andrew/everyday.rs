@@ -174,7 +174,11 @@ fn text(tfs: &[Day], kernel: &[Day], memory: Option<(f64, f64)>, rounds: usize) 
         text.push_str("\ndbench: not measured, not installed (Debian: dbench).\n");
     }
     let cpu: Vec<f64> = tfs.iter().map(|day| day.server_cpu_secs).collect();
-    let _ = write!(text, "\nThe server's CPU time in a round: {:.2} s. ", median(&cpu));
+    // Figures of a busy machine are to be read as ratios, if at all.
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().unwrap_or_default();
+    let _ = write!(text, "\nThe machine's load at the end: {load}. ");
+    let _ = write!(text, "The server's CPU time in a round: {:.2} s. ", median(&cpu));
     if let Some((listed, dropped)) = memory {
         let _ = writeln!(
             text,
