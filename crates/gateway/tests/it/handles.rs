@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use atoll_gateway::fuse::{MountOptions, mount};
 
-use crate::place::{Place, memory, skipped};
+use crate::place::{Place, memory, skipped, unmount_unused};
 use crate::raw::{handle_of, open_handle};
 
 const ESTALE: i32 = 116;
@@ -55,7 +55,7 @@ fn a_handle_leads_to_its_file_when_the_kernel_knows_it_no_longer() {
     let gone = open_handle(&top, &removed).unwrap_err();
     assert_eq!(gone.raw_os_error(), Some(ESTALE));
     drop((top, found));
-    place.runtime().block_on(again.unmount(false)).unwrap();
+    unmount_unused(place.runtime(), &mut again);
     place.unmount();
 }
 

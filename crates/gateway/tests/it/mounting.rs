@@ -14,7 +14,7 @@ use atoll_gateway::fuse::{
 };
 use rustix::mount::MountFlags;
 
-use crate::place::{Place, fuse_is_here, memory, runtime};
+use crate::place::{Place, fuse_is_here, memory, runtime, unmount_unused};
 
 fn is_mounted(path: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -34,7 +34,7 @@ fn a_mount_ends_when_it_is_unmounted() {
     assert!(is_mounted(&path));
     fs::write(path.join("f"), "x").unwrap();
     let mut mounted = place.mounted.take().unwrap();
-    place.runtime().block_on(mounted.unmount(false)).unwrap();
+    unmount_unused(place.runtime(), &mut mounted);
     assert!(!is_mounted(&path));
     assert!(fs::read_dir(&path).unwrap().next().is_none());
     // Both again: nothing is left to do, and nothing to wait for.

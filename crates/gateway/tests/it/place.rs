@@ -71,16 +71,20 @@ impl Place {
         self.runtime.as_ref().unwrap()
     }
 
-    /// Unmounts, which fails if anything stays in use. (A program that another test starts holds,
-    /// for a moment, all that this process has open.)
+    /// Unmounts, which fails if anything stays in use.
     pub fn unmount(mut self) {
         let mut mounted = self.mounted.take().unwrap();
-        let not_used = |draining: Draining<'_>| {
-            assert!(!matches!(draining, Draining::Lazily { .. }), "somebody uses it");
-        };
-        let drained = mounted.drain(Duration::from_secs(10), not_used);
-        self.runtime().block_on(drained).unwrap();
+        unmount_unused(self.runtime(), &mut mounted);
     }
+}
+
+/// Unmounts, which fails if anything stays in use. (A program that another test starts holds, for a
+/// moment, all that this process has open.)
+pub fn unmount_unused(runtime: &Runtime, mounted: &mut Mounted) {
+    let not_used = |draining: Draining<'_>| {
+        assert!(!matches!(draining, Draining::Lazily { .. }), "somebody uses it");
+    };
+    runtime.block_on(mounted.drain(Duration::from_secs(10), not_used)).unwrap();
 }
 
 impl Drop for Place {
