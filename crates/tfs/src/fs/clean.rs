@@ -75,6 +75,8 @@ impl Shared {
                 Ok(false)
             }
             Err(Errno::ENOENT) => Ok(true),
+            // Somebody removed its last name meanwhile.
+            Err(Errno::ESTALE) => Ok(false),
             Err(errno) => Err(errno),
         }
     }
@@ -142,7 +144,7 @@ impl Shared {
             };
             let Some(generation) = idle else { continue };
             match self.lose(number, generation) {
-                Ok(()) | Err(Errno::ENOENT) => {}
+                Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => {}
                 Err(errno) => return Err(errno),
             }
             // One whose name cannot be found stays.
