@@ -193,21 +193,16 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Reads up to `len` bytes at `offset`; fewer only at the end of the file.
     fn read(&self, inode: InodeNumber, handle: Handle, offset: u64, len: u32) -> Answer<Bytes>;
 
-    /// Writes `data` at `offset`, or at the end if the file was opened with
-    /// [`OpenFlags::APPEND`]; returns how many bytes were taken.
-    ///
-    /// Without a `caller` it is the front end that writes back a page of a memory mapping: it
-    /// does not know who changed the page, `handle` is any that may write, and the bytes
-    /// belong at `offset` however the file was opened.
+    /// Writes `data` where `writer` and `offset` say; returns how many bytes were taken.
     fn write(
         &self,
-        caller: Option<Caller>,
+        writer: Writer,
         inode: InodeNumber,
         handle: Handle,
         offset: u64,
         data: Bytes,
     ) -> Answer<u32> {
-        let _ = (caller, inode, handle, offset, data);
+        let _ = (writer, inode, handle, offset, data);
         refuse(Errno::EROFS)
     }
 

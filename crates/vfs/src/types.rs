@@ -209,6 +209,19 @@ pub enum SetTime {
     To(FileTime),
 }
 
+/// Whose bytes are written, and where they go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Writer {
+    /// A program's, at the offset.
+    At(Caller),
+    /// A program's that appends: at the end, wherever that is by now. That a file was opened with
+    /// [`OpenFlags::APPEND`] says it at first; `fcntl(2)` changes it later.
+    AtEnd(Caller),
+    /// A page of a memory mapping, which the front end writes back at the offset. It does not know
+    /// who changed the page; the handle is any that may write.
+    Mapping,
+}
+
 /// How a file is opened: the flags of `open(2)`, as Linux numbers them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct OpenFlags(pub i32);

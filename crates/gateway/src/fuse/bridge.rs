@@ -409,11 +409,12 @@ impl fuser::Filesystem for Bridge {
         offset: u64,
         data: &[u8],
         write_flags: fuser::WriteFlags,
-        _flags: fuser::OpenFlags,
+        flags: fuser::OpenFlags,
         _lock_owner: Option<fuser::LockOwner>,
         reply: fuser::ReplyWrite,
     ) {
-        let (by, caller) = (convert::caller(request), convert::writer(request, write_flags));
+        let caller = convert::caller(request);
+        let writer = convert::writer(request, write_flags, flags);
         let data = Bytes::copy_from_slice(data);
         let reduces_mode = write_flags.contains(fuser::WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let fs = self.fs.clone();
@@ -421,9 +422,9 @@ impl fuser::Filesystem for Bridge {
             "write",
             async move {
                 if reduces_mode {
-                    privileges::take_away(&*fs, by, inode(ino)).await?;
+                    privileges::take_away(&*fs, caller, inode(ino)).await?;
                 }
-                fs.write(caller, inode(ino), handle(fh), offset, data).await
+                fs.write(writer, inode(ino), handle(fh), offset, data).await
             },
             |outcome| match outcome {
                 Ok(taken) => reply.written(taken),

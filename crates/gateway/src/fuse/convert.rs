@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use atoll_vfs::{Attr, Caller, Errno, FileKind, FileTime, SetTime};
+use atoll_vfs::{Attr, Caller, Errno, FileKind, FileTime, OpenFlags, SetTime, Writer};
 
 /// Replies with an error outside of this are refused by the kernel, and the process that
 /// asked would wait for ever.
@@ -23,9 +23,19 @@ pub(super) fn maker(request: &fuser::Request, umask: u32) -> Caller {
     Caller { umask, ..caller(request) }
 }
 
-/// Who writes, unless the kernel writes back a page of a mapping and does not know.
-pub(super) fn writer(request: &fuser::Request, flags: fuser::WriteFlags) -> Option<Caller> {
-    (!flags.contains(fuser::WriteFlags::FUSE_WRITE_CACHE)).then(|| caller(request))
+/// Who writes, and where: `flags` are those of the open file by now (`F_SETFL`).
+pub(super) fn writer(
+    request: &fuser::Request,
+    kind: fuser::WriteFlags,
+    flags: fuser::OpenFlags,
+) -> Writer {
+    if kind.contains(fuser::WriteFlags::FUSE_WRITE_CACHE) {
+        Writer::Mapping
+    } else if OpenFlags(flags.0).has(OpenFlags::APPEND) {
+        Writer::AtEnd(caller(request))
+    } else {
+        Writer::At(caller(request))
+    }
 }
 
 pub(super) fn kind(kind: FileKind) -> fuser::FileType {

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use atoll_gateway::fuse::MountOptions;
-use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom as RawSeek, XattrFlags};
+use rustix::fs::{CWD, FallocateFlags, OFlags, RenameFlags, SeekFrom as RawSeek, XattrFlags};
 use rustix::io::Errno;
 
 use crate::place::{Place, memory, skipped};
@@ -29,6 +29,23 @@ fn an_unlinked_file_lives_while_open() {
     file.read_to_string(&mut text).unwrap();
     assert_eq!(text, "before after");
     assert_eq!(file.metadata().unwrap().nlink(), 0);
+    drop(file);
+    place.unmount();
+}
+
+/// What was opened for appending was written at its end for ever.
+#[test]
+fn a_file_that_appends_no_longer_is_written_where_the_program_says() {
+    let Some(place) = Place::memory() else { return };
+    let path = place.join("file");
+    fs::write(&path, "hello world").unwrap();
+    let file = OpenOptions::new().append(true).open(&path).unwrap();
+    (&file).write_all(b"!").unwrap();
+    rustix::fs::fcntl_setfl(&file, OFlags::empty()).unwrap();
+    file.write_all_at(b"J", 0).unwrap();
+    rustix::fs::fcntl_setfl(&file, OFlags::APPEND).unwrap();
+    (&file).write_all(b"!").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"Jello world!!");
     drop(file);
     place.unmount();
 }

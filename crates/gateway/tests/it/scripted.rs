@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use atoll_vfs::{
     Answer, Attr, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, FileTime,
-    Handle, InodeNumber, OpenFlags, Opened, StatFs,
+    Handle, InodeNumber, OpenFlags, Opened, StatFs, Writer,
 };
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -159,7 +159,7 @@ impl FileSystem for Scripted {
 
     fn write(
         &self,
-        _: Option<Caller>,
+        _: Writer,
         inode: InodeNumber,
         _: Handle,
         offset: u64,

@@ -17,7 +17,7 @@ use atoll_tfs::Progress;
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::{MkfsOptions, mkfs};
 use atoll_vfs::{
-    Answer, Caller, Errno, FileSystem, InodeNumber, OpenFlags, RenameFlags, XattrFlags,
+    Answer, Caller, Errno, FileSystem, InodeNumber, OpenFlags, RenameFlags, Writer, XattrFlags,
 };
 use bytes::Bytes;
 
@@ -175,7 +175,13 @@ impl Desktop {
         while at < len_bytes {
             let len = WRITE_BYTES.min(len_bytes - at);
             let data = Bytes::from_static(&ZEROS[..len as usize]);
-            at += u64::from(self.call(self.tfs.write(Some(ME), inode, handle, from + at, data))?);
+            at += u64::from(self.call(self.tfs.write(
+                Writer::At(ME),
+                inode,
+                handle,
+                from + at,
+                data,
+            ))?);
         }
         Ok(())
     }

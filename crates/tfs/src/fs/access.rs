@@ -63,11 +63,6 @@ pub(super) fn check_open(inode: &Inode, flags: OpenFlags) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Before bytes are written, at the end or elsewhere.
-pub(super) fn check_write(inode: &Inode, at_end: bool) -> Result<(), Errno> {
-    if at_end { check_mutable(inode) } else { check_changeable(inode) }
-}
-
 /// Before attributes are changed; the length is checked where it is.
 pub(super) fn check_setattr(inode: &Inode, changes: &SetAttr) -> Result<(), Errno> {
     let SetAttr { mode, uid, gid, atime, mtime, .. } = changes;

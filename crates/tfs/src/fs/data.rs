@@ -8,11 +8,11 @@ use std::borrow::Cow;
 
 use atoll_vfs::{
     Caller, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, FileKind, FileTime,
-    Handle, InodeNumber, OpenFlags, SeekTo, SetAttr, SetTime,
+    Handle, InodeNumber, SeekTo, SetAttr, SetTime, Writer,
 };
 use bytes::{Bytes, BytesMut};
 
-use super::access::{check_changeable, check_setattr, check_write};
+use super::access::{check_changeable, check_mutable, check_setattr};
 use super::held::to_ext2;
 use super::names::Failure;
 use super::serve::XATTR_BLOCKS;
@@ -134,7 +134,7 @@ impl Shared {
     /// has no caller, lies where it lies.
     pub(super) fn write(
         &self,
-        caller: Option<Caller>,
+        writer: Writer,
         number: InodeNumber,
         handle: Handle,
         offset: u64,
@@ -150,20 +150,25 @@ impl Shared {
         }
         let _writer = lock.write().expect("no holder of this lock panics");
         let transparent = self.is_open_transparent(number);
-        let appends = open.flags.has(OpenFlags::APPEND) && caller.is_some();
         let (offset, privileged) = {
             let mut core = self.core();
             let mut inode = core.live_inode(number)?;
-            check_write(&inode, appends)?;
+            // What a mapping holds was changed while that was allowed.
+            let caller = match writer {
+                Writer::At(caller) => check_changeable(&inode).map(|()| caller)?,
+                Writer::AtEnd(caller) => check_mutable(&inode).map(|()| caller)?,
+                Writer::Mapping => open.opener,
+            };
             if let Some(map) = core.open_map(number) {
                 inode.size_bytes = map.entry.size_bytes;
             }
             let longest = core.ext2.longest_file_bytes();
+            let appends = matches!(writer, Writer::AtEnd(_));
             let offset = if appends { inode.size_bytes } else { offset };
             if offset.checked_add(data.len() as u64).is_none_or(|end| end > longest) {
                 return Err(Errno::EFBIG);
             }
-            (offset, core.may_use_reserve(caller.unwrap_or(open.opener)))
+            (offset, core.may_use_reserve(caller))
         };
         let mut done = 0;
         while done < data.len() {
@@ -319,7 +324,7 @@ impl Shared {
         let number = to_ext2(number)?;
         check_setattr(&self.core().live_inode(number)?, &changes)?;
         if let Some(size) = changes.size_bytes {
-            self.set_size(caller, number, size)?;
+            self.set_size(number, size)?;
         }
         if (SetAttr { size_bytes: None, ..changes }) == SetAttr::default() {
             let mut core = self.core();
@@ -347,10 +352,11 @@ impl Shared {
     }
 
     /// Cuts a file off, or lengthens it with a hole.
-    pub(super) fn set_size(&self, _caller: Caller, number: u32, size: u64) -> Result<(), Errno> {
+    pub(super) fn set_size(&self, number: u32, size: u64) -> Result<(), Errno> {
         let (lock, transparent) = {
             let mut core = self.core();
             let inode = core.live_inode(number)?;
+            check_changeable(&inode)?;
             (core.held.lock_of(number), inode.is_transparent_file())
         };
         if transparent {
@@ -362,6 +368,11 @@ impl Shared {
             return set;
         }
         let _writer = lock.write().expect("no holder of this lock panics");
+        self.set_ordinary_size(number, size)
+    }
+
+    /// The caller holds the file's lock as a writer.
+    fn set_ordinary_size(&self, number: u32, size: u64) -> Result<(), Errno> {
         let keep = size.div_ceil(self.block_bytes());
         loop {
             let _passage = self.pass(BLOCKS_A_STEP + INODE_BLOCKS)?;
@@ -372,7 +383,6 @@ impl Shared {
                 Ok(FileKind::Directory) => return Err(Errno::EISDIR),
                 _ => return Err(Errno::EINVAL),
             }
-            check_changeable(&inode)?;
             let old_size = inode.size_bytes;
             if size > old_size && size > core.ext2.longest_file_bytes() {
                 return Err(Errno::EFBIG);
@@ -482,7 +492,12 @@ impl Shared {
             if !core.held.opened(number, handle)?.flags.writes() {
                 return Err(Errno::EBADF);
             }
-            check_write(&core.live_inode(number)?, mode & !FALLOC_KEEP_SIZE == 0)?;
+            let inode = core.live_inode(number)?;
+            if zeroes || punches {
+                check_changeable(&inode)?
+            } else {
+                check_mutable(&inode)?
+            }
             if !punches && end > core.ext2.longest_file_bytes() {
                 return Err(Errno::EFBIG);
             }
@@ -502,6 +517,18 @@ impl Shared {
         if punches {
             return Ok(());
         }
+        let before = self.size_of(number)?;
+        let filled = self.fill(caller, number, offset, end);
+        // The kernel knows nothing of a length that an error leaves.
+        if filled.is_err() && self.size_of(number)? > before {
+            self.set_ordinary_size(number, before)?;
+        }
+        filled
+    }
+
+    /// Gives blocks of zeros to the holes among the bytes `offset..end`, and lengthens the file
+    /// on the way: blocks beyond its end are an error to e2fsck.
+    fn fill(&self, caller: Caller, number: u32, offset: u64, end: u64) -> Result<(), Errno> {
         let mut at = (offset / self.block_bytes()) as u32;
         let stop = end.div_ceil(self.block_bytes()) as u32;
         while at < stop {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use atoll_vfs::{
     Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeFlags,
-    InodeNumber, MAX_NAME_BYTES, OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs,
+    InodeNumber, MAX_NAME_BYTES, OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs, Writer,
     XattrFlags,
 };
 use bytes::Bytes;
@@ -52,7 +52,8 @@ impl Shared {
         flags: OpenFlags,
     ) -> Result<Opened, Errno> {
         let number = to_ext2(number)?;
-        if flags.writes() && self.read_only {
+        let truncates = flags.has(OpenFlags::TRUNCATE);
+        if (flags.writes() || truncates) && self.read_only {
             return Err(Errno::EROFS);
         }
         let transparent = {
@@ -71,10 +72,8 @@ impl Shared {
             self.open_transparent(number)?;
         }
         let handle = self.core().open(number, caller, flags);
-        if flags.has(OpenFlags::TRUNCATE)
-            && flags.writes()
-            && let Err(errno) = self.set_size(caller, number, 0)
-        {
+        // Also of a file that is opened for reading only: that it may be written was checked.
+        if truncates && let Err(errno) = self.set_size(number, 0) {
             self.close(number, handle)?;
             return Err(errno);
         }
@@ -333,13 +332,13 @@ impl FileSystem for Tfs {
 
     fn write(
         &self,
-        caller: Option<Caller>,
+        writer: Writer,
         inode: InodeNumber,
         handle: Handle,
         offset: u64,
         data: Bytes,
     ) -> Answer<u32> {
-        answer(self.shared.write(caller, inode, handle, offset, &data))
+        answer(self.shared.write(writer, inode, handle, offset, &data))
     }
 
     fn fsync(&self, _: InodeNumber, _: Handle, _: bool) -> Answer<()> {

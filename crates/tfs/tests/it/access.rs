@@ -7,7 +7,7 @@ use atoll_tfs::fs::Tfs;
 use atoll_tfs::stat::{CLEAN_XATTR, TARGET_LOSS_XATTR};
 use atoll_vfs::{
     Caller, Errno, FileKind, FileSystem, FileTime, Handle, InodeFlags, InodeNumber, OpenFlags,
-    RenameFlags, SetAttr, SetTime, XattrFlags,
+    RenameFlags, SetAttr, SetTime, Writer, XattrFlags,
 };
 use bytes::Bytes;
 use tempfile::NamedTempFile;
@@ -42,15 +42,15 @@ async fn file(tfs: &Tfs, owner: Caller, name: &str) -> (InodeNumber, Handle) {
 
 async fn append(
     tfs: &Tfs,
-    caller: Option<Caller>,
+    writer: Writer,
     (inode, handle): (InodeNumber, Handle),
 ) -> Result<u32, Errno> {
     let at = tfs.getattr(inode, None).await?.attr.size_bytes;
-    tfs.write(caller, inode, handle, at, Bytes::from(vec![7; 4096])).await
+    tfs.write(writer, inode, handle, at, Bytes::from(vec![7; 4096])).await
 }
 
 async fn append_until_full(tfs: &Tfs, caller: Caller, to: (InodeNumber, Handle)) {
-    while let Ok(taken) = append(tfs, Some(caller), to).await {
+    while let Ok(taken) = append(tfs, Writer::AtEnd(caller), to).await {
         assert!(taken > 0);
     }
 }
@@ -68,15 +68,27 @@ async fn the_reserve_is_for_those_who_write_not_for_those_who_own() {
     let free = || tfs.usage().unwrap().free_blocks;
     assert!(reserved > 100 && free() >= reserved && free() < reserved + 8, "{}", free());
 
-    assert_eq!(append(&tfs, Some(USER), of_root).await, Err(Errno::ENOSPC), "a user to root's");
-    assert_eq!(append(&tfs, Some(ME), of_user).await, Ok(4096), "root to a user's");
+    assert_eq!(
+        append(&tfs, Writer::AtEnd(USER), of_root).await,
+        Err(Errno::ENOSPC),
+        "a user to root's"
+    );
+    assert_eq!(append(&tfs, Writer::AtEnd(ME), of_user).await, Ok(4096), "root to a user's");
     let by_uid = Caller { uid: 70, ..USER };
     let by_gid = Caller { gid: 80, ..USER };
-    assert_eq!(append(&tfs, Some(by_uid), of_user).await, Ok(4096), "the user of the superblock");
-    assert_eq!(append(&tfs, Some(by_gid), of_root).await, Ok(4096), "the group of the superblock");
+    assert_eq!(
+        append(&tfs, Writer::AtEnd(by_uid), of_user).await,
+        Ok(4096),
+        "the user of the superblock"
+    );
+    assert_eq!(
+        append(&tfs, Writer::AtEnd(by_gid), of_root).await,
+        Ok(4096),
+        "the group of the superblock"
+    );
     // The kernel does not know who changed a page of a mapping: the opener answers for it.
-    assert_eq!(append(&tfs, None, of_user).await, Err(Errno::ENOSPC));
-    assert_eq!(append(&tfs, None, of_root).await, Ok(4096));
+    assert_eq!(append(&tfs, Writer::Mapping, of_user).await, Err(Errno::ENOSPC));
+    assert_eq!(append(&tfs, Writer::Mapping, of_root).await, Ok(4096));
     // Blocks of names, of attributes and of an allocation in advance follow the same rule.
     let long = vec![b'x'; 1000];
     let made = tfs.symlink(USER, ROOT, b"long", &long).await;
@@ -105,9 +117,9 @@ async fn a_page_of_a_mapping_is_written_where_it_lies() {
     let image = image(8, &[]);
     let (tfs, _) = mount(image.path());
     let (inode, handle) = file(&tfs, ME, "file").await;
-    append(&tfs, Some(ME), (inode, handle)).await.unwrap();
+    append(&tfs, Writer::AtEnd(ME), (inode, handle)).await.unwrap();
     let page = Bytes::from(vec![9; 100]);
-    assert_eq!(tfs.write(None, inode, handle, 50, page).await, Ok(100));
+    assert_eq!(tfs.write(Writer::Mapping, inode, handle, 50, page).await, Ok(100));
     assert_eq!(tfs.getattr(inode, None).await.unwrap().attr.size_bytes, 4096);
     let bytes = crate::calls::read(&tfs, ROOT, "file").await.unwrap();
     assert_eq!(bytes[49..151], [&[7][..], &[9; 100], &[7]].concat());
@@ -220,13 +232,15 @@ async fn an_open_from_before_the_flag_changes_nothing_either() {
     let (tfs, _) = mount(image.path());
     let (inode, at_end) = file(&tfs, ME, "file").await;
     let anywhere = tfs.open(ME, inode, OpenFlags::WRITE).await.unwrap().handle;
-    let write = |caller, handle| tfs.write(caller, inode, handle, 0, Bytes::from_static(b"x"));
+    let write = |writer, handle| tfs.write(writer, inode, handle, 0, Bytes::from_static(b"x"));
     set_flags(&tfs, inode, InodeFlags::APPEND_ONLY).await;
-    assert_eq!(write(Some(ME), anywhere).await, Err(Errno::EPERM));
-    assert_eq!(write(Some(ME), at_end).await, Ok(1));
-    assert_eq!(write(None, at_end).await, Err(Errno::EPERM), "a mapping is no growth");
+    assert_eq!(write(Writer::At(ME), anywhere).await, Err(Errno::EPERM));
+    assert_eq!(write(Writer::At(ME), at_end).await, Err(Errno::EPERM), "by F_SETFL");
+    assert_eq!(write(Writer::AtEnd(ME), at_end).await, Ok(1));
     set_flags(&tfs, inode, InodeFlags::IMMUTABLE).await;
-    assert_eq!(write(Some(ME), at_end).await, Err(Errno::EPERM));
+    assert_eq!(write(Writer::AtEnd(ME), at_end).await, Err(Errno::EPERM));
+    // The program that changed a page of a mapping was told that it may, and must not lose it.
+    assert_eq!(write(Writer::Mapping, at_end).await, Ok(1));
     assert_eq!(tfs.fallocate(ME, inode, at_end, 0, 4096, 0).await, Err(Errno::EPERM));
     tfs.unmount().unwrap();
 }

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::process::Command;
 
 use atoll_tfs::fs::Tfs;
-use atoll_vfs::{Caller, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, SetAttr, XattrFlags};
+use atoll_vfs::{
+    Caller, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, SetAttr, Writer, XattrFlags,
+};
 use bytes::Bytes;
 
 use crate::access::{USER, image};
@@ -163,7 +165,7 @@ async fn a_directory_is_made_with_its_list_or_not_at_all() {
         let (inode, handle) = (full.0.attr.inode, full.1.handle);
         for at in 0.. {
             let bytes = Bytes::from(vec![1; 1024]);
-            match tfs.write(Some(ME), inode, handle, at * 1024, bytes).await {
+            match tfs.write(Writer::At(ME), inode, handle, at * 1024, bytes).await {
                 Ok(_) if tfs.usage().unwrap().free_blocks == left => break,
                 Ok(_) => {}
                 Err(errno) => panic!("{errno:?}: {:?}", tfs.usage()),

@@ -1,7 +1,7 @@
 //! Calls of a file system as tests want to say them.
 
 use atoll_tfs::fs::Tfs;
-use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, XattrFlags};
+use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, Writer, XattrFlags};
 use bytes::Bytes;
 
 pub const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0 };
@@ -31,7 +31,7 @@ pub async fn write(
     let (entry, opened) = tfs.create(ME, parent, name.as_bytes(), 0o644, flags).await?;
     let number = entry.attr.inode;
     let written =
-        tfs.write(Some(ME), number, opened.handle, 0, Bytes::copy_from_slice(bytes)).await;
+        tfs.write(Writer::At(ME), number, opened.handle, 0, Bytes::copy_from_slice(bytes)).await;
     tfs.close(number, opened.handle).await?;
     tfs.forget(number, 1);
     if written? as usize == bytes.len() { Ok(number) } else { Err(Errno::ENOSPC) }

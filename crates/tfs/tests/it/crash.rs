@@ -12,7 +12,7 @@ use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
 use atoll_vfs::{
     Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FileKind, FileSystem, InodeNumber, OpenFlags,
-    RenameFlags, SetAttr,
+    RenameFlags, SetAttr, Writer,
 };
 use bytes::Bytes;
 
@@ -29,7 +29,7 @@ async fn write_file(tfs: &Tfs, name: &[u8], at: u64, bytes: &[u8]) -> Result<(),
     let (entry, opened) = tfs.create(ME, InodeNumber::ROOT, name, 0o644, OpenFlags::WRITE).await?;
     let number = entry.attr.inode;
     let written =
-        tfs.write(Some(ME), number, opened.handle, at, Bytes::copy_from_slice(bytes)).await;
+        tfs.write(Writer::At(ME), number, opened.handle, at, Bytes::copy_from_slice(bytes)).await;
     tfs.close(number, opened.handle).await?;
     tfs.forget(number, 1);
     if written? as usize == bytes.len() { Ok(()) } else { Err(Errno::ENOSPC) }

@@ -16,7 +16,7 @@ use atoll_tfs::mkfs::mkfs;
 use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{
     Attr, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, FileKind, FileSystem,
-    FileTime, Handle, InodeNumber, OpenFlags, RenameFlags, SetAttr, SetTime, XattrFlags,
+    FileTime, Handle, InodeNumber, OpenFlags, RenameFlags, SetAttr, SetTime, Writer, XattrFlags,
 };
 use bytes::Bytes;
 
@@ -218,7 +218,7 @@ impl Fsx {
         let bytes = self.bytes(most);
         let len = bytes.len();
         let done = both!(self, "write", |fs, i| fs.write(
-            Some(ME),
+            Writer::At(ME),
             file[i],
             handles[i],
             at,

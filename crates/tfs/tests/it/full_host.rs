@@ -7,7 +7,7 @@ use atoll_env::TokioRuntime;
 use atoll_tfs::device::Device;
 use atoll_tfs::fs::{MountError, MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
-use atoll_vfs::{Errno, FileSystem, OpenFlags};
+use atoll_vfs::{Errno, FileSystem, OpenFlags, Writer};
 use bytes::Bytes;
 
 use crate::calls::{ME, ROOT, owned, read, write};
@@ -142,7 +142,8 @@ async fn a_write_that_the_host_has_no_room_for_is_enospc_and_harms_nothing() {
     write(&tfs, ROOT, "before", &owned(1, 100_000)).await.unwrap();
     let number = write(&tfs, ROOT, "sparse", &owned(2, 50_000)).await.unwrap();
     let handle = tfs.open(ME, number, OpenFlags::READ_WRITE).await.unwrap().handle;
-    let put = |at: u64, bytes: Vec<u8>| tfs.write(Some(ME), number, handle, at, Bytes::from(bytes));
+    let put =
+        |at: u64, bytes: Vec<u8>| tfs.write(Writer::At(ME), number, handle, at, Bytes::from(bytes));
     put(9_000_000, vec![7; 10]).await.unwrap();
     let free = tfs.statfs(ROOT).await.unwrap().blocks_free;
     for room in [0, 1, 3, 20] {

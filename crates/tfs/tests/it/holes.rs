@@ -8,7 +8,7 @@ use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
 use atoll_vfs::{
     Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, FileSystem, Handle, InodeNumber,
-    OpenFlags, SeekTo,
+    OpenFlags, SeekTo, Writer,
 };
 use bytes::Bytes;
 
@@ -49,7 +49,7 @@ async fn indirect_blocks_that_lead_to_nothing_are_given_back() {
             [0, 11, 12, two - 1, two, two + each, three - 1, three, three + 1, three + 5 * each];
         for place in places {
             let data = Bytes::from(vec![7; block_bytes as usize]);
-            tfs.write(Some(ME), number, handle, place * block_bytes, data).await.unwrap();
+            tfs.write(Writer::At(ME), number, handle, place * block_bytes, data).await.unwrap();
         }
         let size = tfs.getattr(number, None).await.unwrap().attr.size_bytes;
         // All but the first, one by one, from the middle of a hole to the middle of the next.
@@ -83,7 +83,7 @@ async fn a_hole_through_many_runs_leaves_what_lies_around_it() {
     let block = |n: u64| Bytes::from(owned(n, 1024));
     // In an order that leaves no two of them beside each other on the disk.
     for n in (0..BLOCKS / 2).map(|n| n * 2003 % (BLOCKS / 2) * 2) {
-        tfs.write(Some(ME), number, handle, n * 1024, block(n)).await.unwrap();
+        tfs.write(Writer::At(ME), number, handle, n * 1024, block(n)).await.unwrap();
     }
     let whole = blocks_512(&tfs, number).await;
     let range = 300 * 1024 + 100..8000 * 1024 + 100;

@@ -14,7 +14,8 @@ use atoll_tfs::fs::{MountOptions, Tfs, read_superblock};
 use atoll_tfs::meta::Meta;
 use atoll_tfs::mkfs::mkfs;
 use atoll_vfs::{
-    Errno, FileKind, FileSystem, Handle, InodeNumber, OpenFlags, RenameFlags, SetAttr, XattrFlags,
+    Errno, FileKind, FileSystem, Handle, InodeNumber, OpenFlags, RenameFlags, SetAttr, Writer,
+    XattrFlags,
 };
 use bytes::Bytes;
 
@@ -136,7 +137,8 @@ impl<'a> Workload<'a> {
             // As much as the kernel hands over at once.
             let part = (len - done).min(128 << 10);
             let bytes = Bytes::from(vec![ORDINARY_BYTE; part as usize]);
-            done += u64::from(self.tfs.write(Some(ME), number, handle, at + done, bytes).await?);
+            done +=
+                u64::from(self.tfs.write(Writer::At(ME), number, handle, at + done, bytes).await?);
         }
         Ok(done)
     }

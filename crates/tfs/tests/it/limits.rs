@@ -10,7 +10,7 @@ use atoll_tfs::check::{CheckOptions, check};
 use atoll_tfs::device::{Device, FaultyDevice};
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_vfs::{
-    Errno, FileSystem, FileTime, InodeNumber, OpenFlags, SetAttr, SetTime, XattrFlags,
+    Errno, FileSystem, FileTime, InodeNumber, OpenFlags, SetAttr, SetTime, Writer, XattrFlags,
 };
 use bytes::Bytes;
 use tempfile::NamedTempFile;
@@ -67,9 +67,9 @@ async fn a_file_may_be_as_long_as_the_kernels_drivers_let_it() {
         let handle = tfs.open(ME, number, OpenFlags::READ_WRITE).await.unwrap().handle;
         let data = Bytes::from_static(b"the end");
         let last = longest - data.len() as u64;
-        assert_eq!(tfs.write(Some(ME), number, handle, last, data.clone()).await, Ok(7));
+        assert_eq!(tfs.write(Writer::At(ME), number, handle, last, data.clone()).await, Ok(7));
         assert_eq!(
-            tfs.write(Some(ME), number, handle, last + 1, data.clone()).await,
+            tfs.write(Writer::At(ME), number, handle, last + 1, data.clone()).await,
             Err(Errno::EFBIG)
         );
         assert_eq!(tfs.fallocate(ME, number, handle, last, 8, 0).await, Err(Errno::EFBIG));
@@ -204,4 +204,27 @@ async fn a_time_is_shown_as_the_inode_holds_it_from_the_beginning() {
         drop(tfs);
         assert_image_clean(image.path(), "times");
     }
+}
+
+/// An allocation that failed left the file long and the disk full; the kernel, told of the error
+/// alone, went on with the old length.
+#[tokio::test]
+async fn an_allocation_that_finds_too_little_room_leaves_the_file_as_it_was() {
+    let image = made(&["-b", "1024", "-m", "0"]);
+    let tfs = mount(image.path());
+    let number = write(&tfs, ROOT, "file", b"hello world").await.unwrap();
+    let handle = tfs.open(ME, number, OpenFlags::WRITE).await.unwrap().handle;
+    let free = || tfs.usage().unwrap().free_blocks;
+    tfs.commit().unwrap();
+    let before = free();
+    assert_eq!(tfs.fallocate(ME, number, handle, 0, 1 << 30, 0).await, Err(Errno::ENOSPC));
+    assert_eq!(tfs.getattr(number, None).await.unwrap().attr.size_bytes, 11);
+    tfs.commit().unwrap();
+    assert_eq!(free(), before);
+    tfs.fallocate(ME, number, handle, 0, 1 << 20, 0).await.unwrap();
+    assert_eq!(tfs.getattr(number, None).await.unwrap().attr.size_bytes, 1 << 20);
+    tfs.close(number, handle).await.unwrap();
+    tfs.unmount().unwrap();
+    drop(tfs);
+    assert_image_clean(image.path(), "too little room");
 }

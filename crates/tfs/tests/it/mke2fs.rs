@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use atoll_env::TokioRuntime;
 use atoll_tfs::fs::{MountError, MountOptions, MountReport, Tfs};
-use atoll_vfs::{Errno, FileSystem, OpenFlags, SetAttr, SetTime};
+use atoll_vfs::{Errno, FileSystem, OpenFlags, SetAttr, SetTime, Writer};
 use atoll_vfs::{FileTime, InodeNumber};
 use bytes::Bytes;
 use tempfile::NamedTempFile;
@@ -57,7 +57,7 @@ async fn work_on(mib: u64, options: &[&str]) {
     let (number, handle) = (long.0.attr.inode, long.1.handle);
     for at in [0, 5 << 20, 66 << 20] {
         assert_eq!(
-            tfs.write(Some(ME), number, handle, at, Bytes::from(owned(at, 3000))).await,
+            tfs.write(Writer::At(ME), number, handle, at, Bytes::from(owned(at, 3000))).await,
             Ok(3000)
         );
     }

@@ -10,7 +10,7 @@ use atoll_env::TokioRuntime;
 use atoll_tfs::device::{Device, FaultyDevice};
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
-use atoll_vfs::{Errno, FileSystem, InodeNumber, OpenFlags, RenameFlags, SetAttr};
+use atoll_vfs::{Errno, FileSystem, InodeNumber, OpenFlags, RenameFlags, SetAttr, Writer};
 use bytes::Bytes;
 
 use crate::calls::{ME, ROOT, contribution};
@@ -164,7 +164,8 @@ impl Run {
         if transparent {
             self.model.note_blocks(file.id, &file.bytes, before.min(at as usize));
         }
-        let written = self.tfs.write(Some(ME), number, opened.handle, at, Bytes::from(data)).await;
+        let written =
+            self.tfs.write(Writer::At(ME), number, opened.handle, at, Bytes::from(data)).await;
         let done = match written {
             Ok(done) => done as usize,
             Err(Errno::ENOSPC) => 0,

@@ -8,7 +8,7 @@ use atoll_env::TokioRuntime;
 use atoll_tfs::device::{Device, FaultyDevice};
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
-use atoll_vfs::{Errno, FileSystem, InodeNumber, OpenFlags, RenameFlags, SetAttr};
+use atoll_vfs::{Errno, FileSystem, InodeNumber, OpenFlags, RenameFlags, SetAttr, Writer};
 use bytes::Bytes;
 
 use crate::calls::{ME, ROOT, contribution, owned, read, write};
@@ -106,7 +106,7 @@ async fn work_without_names(tfs: Tfs, parent: InodeNumber, who: u64) -> Result<(
         let (number, handle) = (entry.attr.inode, opened.handle);
         for step in 0..4 {
             let bytes = Bytes::from(owned(who, dice.below(30_000) as usize + 1));
-            tfs.write(Some(ME), number, handle, step * 20_000, bytes).await?;
+            tfs.write(Writer::At(ME), number, handle, step * 20_000, bytes).await?;
             if step == 1 {
                 tfs.unlink(ME, parent, name.as_bytes()).await?;
             }
@@ -224,7 +224,7 @@ async fn what_is_cut_off_beside_readers_shows_them_nothing_else() {
                 let at = dice.below(LEN as u64) as usize;
                 let end = (at + dice.below(60_000) as usize).min(LEN);
                 let part = Bytes::copy_from_slice(&wanted[at..end]);
-                writer.write(Some(ME), number, handle, at as u64, part).await.unwrap();
+                writer.write(Writer::At(ME), number, handle, at as u64, part).await.unwrap();
                 let size = Some(dice.below(LEN as u64));
                 let changes = SetAttr { size_bytes: size, ..SetAttr::default() };
                 writer.setattr(ME, number, None, changes).await.unwrap();
@@ -367,7 +367,7 @@ async fn a_disk_that_is_never_full_never_says_so() {
                     let reserved = tfs.fallocate(ME, number, handle, 0, len, 0).await;
                     assert_eq!(reserved, Ok(()), "{what}");
                 } else {
-                    let written = tfs.write(Some(ME), number, handle, 0, data.clone()).await;
+                    let written = tfs.write(Writer::At(ME), number, handle, 0, data.clone()).await;
                     assert_eq!(written, Ok(len as u32), "{what}");
                 }
                 tokio::task::yield_now().await;

@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags as DiskXattrFlag
 use super::tree::{Body, Content, Node, Tree};
 use crate::{
     Caller, Errno, FileKind, FileSystem, FileTime, InodeNumber, OpenFlags, SetAttr, SetTime,
-    XattrFlags,
+    Writer, XattrFlags,
 };
 
 /// Bytes written at a time.
@@ -140,7 +140,7 @@ async fn fill(fs: &dyn FileSystem, inode: InodeNumber, content: &Content) -> Res
         while at < range.end {
             let len = (range.end - at).min(CHUNK_BYTES as u64) as usize;
             let data = Bytes::from(content.read(at, len));
-            let taken = fs.write(Some(caller), inode, opened.handle, at, data).await?;
+            let taken = fs.write(Writer::At(caller), inode, opened.handle, at, data).await?;
             if taken == 0 {
                 return Err(Errno::EIO);
             }

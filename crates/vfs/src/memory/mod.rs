@@ -20,7 +20,7 @@ use bytes::Bytes;
 
 use crate::{
     Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, FileTime, Handle,
-    InodeNumber, MAX_NAME_BYTES, OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs,
+    InodeNumber, MAX_NAME_BYTES, OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs, Writer,
     XattrFlags,
 };
 use content::Content;
@@ -284,13 +284,13 @@ impl FileSystem for MemoryFs {
 
     fn write(
         &self,
-        caller: Option<Caller>,
+        writer: Writer,
         inode: InodeNumber,
         handle: Handle,
         offset: u64,
         data: Bytes,
     ) -> Answer<u32> {
-        self.change(|state, now| state.write(caller.is_none(), inode, handle, offset, &data, now))
+        self.change(|state, now| state.write(writer, inode, handle, offset, &data, now))
     }
 
     fn seek(&self, inode: InodeNumber, handle: Handle, offset: u64, to: SeekTo) -> Answer<u64> {

@@ -11,7 +11,8 @@ use bytes::Bytes;
 use super::content::{Content, MAX_SIZE_BYTES};
 use crate::{
     Attr, Caller, DirEntry, Entry, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE,
-    FileKind, FileTime, Handle, InodeNumber, OpenFlags, RenameFlags, SetAttr, SetTime, check_name,
+    FileKind, FileTime, Handle, InodeNumber, OpenFlags, RenameFlags, SetAttr, SetTime, Writer,
+    check_name,
 };
 
 const SETGID: u32 = 0o2000;
@@ -506,11 +507,10 @@ impl State {
         self.nodes.len() as u64
     }
 
-    /// Writes into a file, within the capacity; a page of a mapping where it lies, whatever
-    /// the open says.
+    /// Writes into a file, within the capacity.
     pub(super) fn write(
         &mut self,
-        from_mapping: bool,
+        writer: Writer,
         inode: InodeNumber,
         handle: Handle,
         offset: u64,
@@ -529,8 +529,10 @@ impl State {
         let Body::File(content) = &mut node.body else {
             return Err(Errno::EBADF);
         };
-        let appends = flags.has(OpenFlags::APPEND) && !from_mapping;
-        let at = if appends { content.size_bytes() } else { offset };
+        let at = match writer {
+            Writer::AtEnd(_) => content.size_bytes(),
+            Writer::At(_) | Writer::Mapping => offset,
+        };
         if limited && content.cost_bytes(at, data.len() as u64) > room {
             return Err(Errno::ENOSPC);
         }

@@ -9,7 +9,7 @@ use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{
     Answer, AttrReply, Caller, DirEntry, Entry, Errno, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE,
     FileKind, FileSystem, Handle, InodeNumber, OpenFlags, Opened, RenameFlags, SeekTo, SetAttr,
-    StatFs, XattrFlags,
+    StatFs, Writer, XattrFlags,
 };
 use bytes::Bytes;
 
@@ -179,7 +179,7 @@ impl FileSystem for Broken {
                 if reply.attr.size_bytes > before {
                     let opened = inner.open(caller, inode, OpenFlags::WRITE).await?;
                     let ghost = Bytes::from_static(b"x");
-                    inner.write(Some(caller), inode, opened.handle, before, ghost).await?;
+                    inner.write(Writer::At(caller), inode, opened.handle, before, ghost).await?;
                     inner.close(inode, opened.handle).await?;
                 }
                 Ok(reply)
@@ -267,7 +267,6 @@ impl FileSystem for Broken {
     fn open(&self, caller: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
         let flags = match self.fault {
             Fault::OpensForWriting => OpenFlags::READ,
-            Fault::AppendsAtTheOffset => OpenFlags(flags.0 & !OpenFlags::APPEND),
             Fault::IgnoresTruncate => OpenFlags(flags.0 & !OpenFlags::TRUNCATE),
             _ => flags,
         };
@@ -307,17 +306,18 @@ impl FileSystem for Broken {
 
     fn write(
         &self,
-        caller: Option<Caller>,
+        writer: Writer,
         inode: InodeNumber,
         handle: Handle,
         offset: u64,
         data: Bytes,
     ) -> Answer<u32> {
-        let caller = match self.fault {
-            Fault::AppendsMappedPages => Some(caller.unwrap_or_default()),
-            _ => caller,
+        let writer = match (self.fault, writer) {
+            (Fault::AppendsAtTheOffset, Writer::AtEnd(caller)) => Writer::At(caller),
+            (Fault::AppendsMappedPages, Writer::Mapping) => Writer::AtEnd(Caller::default()),
+            _ => writer,
         };
-        self.inner.write(caller, inode, handle, offset, data)
+        self.inner.write(writer, inode, handle, offset, data)
     }
 
     fn fallocate(

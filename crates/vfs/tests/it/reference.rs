@@ -5,7 +5,7 @@ use std::sync::Arc;
 use atoll_env::{BoxFuture, Env, TokioRuntime};
 use atoll_vfs::kit::{Features, Subject, Tree, run_read_suite, run_write_suite, write_tree_to_fs};
 use atoll_vfs::memory::MemoryFs;
-use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags};
+use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, Writer};
 use bytes::Bytes;
 
 /// [`MemoryFs`], read-only or not.
@@ -83,11 +83,14 @@ async fn a_full_file_system_is_enospc_and_keeps_what_it_has() {
         fs.create(me, InodeNumber::ROOT, b"f", 0o644, OpenFlags::READ_WRITE).await.unwrap();
     let (inode, handle) = (entry.attr.inode, opened.handle);
     let data = Bytes::from(vec![b'x'; 1 << 20]);
-    assert_eq!(fs.write(Some(me), inode, handle, 0, data.clone()).await, Ok(1 << 20));
-    assert_eq!(fs.write(Some(me), inode, handle, 1 << 20, data.clone()).await, Err(Errno::ENOSPC));
+    assert_eq!(fs.write(Writer::At(me), inode, handle, 0, data.clone()).await, Ok(1 << 20));
+    assert_eq!(
+        fs.write(Writer::At(me), inode, handle, 1 << 20, data.clone()).await,
+        Err(Errno::ENOSPC)
+    );
     assert_eq!(fs.statfs(inode).await.unwrap().blocks_free, 0);
     assert_eq!(
-        fs.write(Some(me), inode, handle, 0, data.clone()).await,
+        fs.write(Writer::At(me), inode, handle, 0, data.clone()).await,
         Ok(1 << 20),
         "overwriting"
     );

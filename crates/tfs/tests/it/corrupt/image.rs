@@ -15,7 +15,7 @@ use atoll_tfs::format::superblock::Superblock;
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::{MkfsOptions, mkfs};
 use atoll_tfs::records::layout::{Place, RecordsLayout};
-use atoll_vfs::{Answer, Caller, Errno, FileSystem, InodeNumber, OpenFlags, XattrFlags};
+use atoll_vfs::{Answer, Caller, Errno, FileSystem, InodeNumber, OpenFlags, Writer, XattrFlags};
 use bytes::Bytes;
 
 pub const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0 };
@@ -83,7 +83,8 @@ impl Builder {
         let inode = entry.attr.inode;
         let bytes: Vec<u8> = (0..len).map(|i| (i / 7 + path.len()) as u8).collect();
         let written =
-            now(self.tfs.write(Some(ME), inode, opened.handle, 0, Bytes::from(bytes))).unwrap();
+            now(self.tfs.write(Writer::At(ME), inode, opened.handle, 0, Bytes::from(bytes)))
+                .unwrap();
         assert_eq!(written as usize, len);
         now(self.tfs.close(inode, opened.handle)).unwrap();
         self.note(path, inode)

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use atoll_tfs::fs::Tfs;
 use atoll_vfs::{
     Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FileKind, FileSystem, InodeNumber, OpenFlags,
-    RenameFlags, SeekTo, SetAttr, XattrFlags,
+    RenameFlags, SeekTo, SetAttr, Writer, XattrFlags,
 };
 use bytes::Bytes;
 
@@ -121,7 +121,7 @@ fn change(tfs: &Tfs, inode: InodeNumber, walked: &mut Walked) {
     let Some(opened) = walked.note(now(tfs.open(ME, inode, both))) else { return };
     for offset in [10, 13 * 1024 + 5, 500_000] {
         let data = Bytes::from_static(b"changed");
-        walked.note(now(tfs.write(Some(ME), inode, opened.handle, offset, data)));
+        walked.note(now(tfs.write(Writer::At(ME), inode, opened.handle, offset, data)));
     }
     walked.note(now(tfs.fallocate(ME, inode, opened.handle, 270_000, 5000, 0)));
     let punch = FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE;
@@ -152,7 +152,7 @@ fn names(tfs: &Tfs, walked: &mut Walked) {
         if let Some((entry, opened)) = walked.note(now(create)) {
             let inode = entry.attr.inode;
             let data = Bytes::from(vec![1; 20_000]);
-            walked.note(now(tfs.write(Some(ME), inode, opened.handle, 0, data)));
+            walked.note(now(tfs.write(Writer::At(ME), inode, opened.handle, 0, data)));
             walked.note(now(tfs.close(inode, opened.handle)));
         }
         walked.note(now(tfs.symlink(ME, *directory, b"link", &[b'y'; 100])));

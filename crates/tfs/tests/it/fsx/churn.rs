@@ -1,6 +1,6 @@
 //! The calls on transparent files.
 
-use atoll_vfs::{Errno, FileSystem, Handle, InodeNumber, OpenFlags, SetAttr};
+use atoll_vfs::{Errno, FileSystem, Handle, InodeNumber, OpenFlags, SetAttr, Writer};
 
 use super::{Fsx, MAX_TRANSPARENT, MAX_TRANSPARENT_OPEN, Transparent};
 use crate::calls::ME;
@@ -48,7 +48,8 @@ impl Fsx {
             Err(errno) => panic!("{}: a transparent file: {errno:?}", self.place()),
         };
         let number = entry.attr.inode;
-        let written = self.ours.write(Some(ME), number, opened.handle, 0, bytes.clone()).await;
+        let written =
+            self.ours.write(Writer::At(ME), number, opened.handle, 0, bytes.clone()).await;
         self.ours.close(number, opened.handle).await.unwrap();
         self.ours.forget(number, 1);
         let done = match written {
@@ -117,7 +118,7 @@ impl Fsx {
                 Err(errno) => panic!("{place}: truncating {name}: {errno:?}"),
             }
         } else {
-            match self.ours.write(Some(ME), number, handle, at as u64, bytes.clone()).await {
+            match self.ours.write(Writer::At(ME), number, handle, at as u64, bytes.clone()).await {
                 Ok(done) => {
                     let end = at + done as usize;
                     file.bytes.resize(file.bytes.len().max(end), 0);

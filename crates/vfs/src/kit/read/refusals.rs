@@ -4,7 +4,9 @@ use bytes::Bytes;
 
 use crate::kit::probe::{During, Outcome, Probe, me, refused, same, same_bytes};
 use crate::kit::{Check, checks};
-use crate::{Errno, FileKind, InodeNumber, OpenFlags, RenameFlags, SetAttr, SetTime, XattrFlags};
+use crate::{
+    Errno, FileKind, InodeNumber, OpenFlags, RenameFlags, SetAttr, SetTime, Writer, XattrFlags,
+};
 
 pub(super) const CHECKS: &[Check] =
     checks![changes_of_names_are_erofs, changes_of_files_are_erofs, opening_for_writing_is_erofs,];
@@ -51,7 +53,7 @@ async fn changes_of_files_are_erofs(probe: Probe) -> Outcome {
     refused("setxattr", set, EROFS)?;
     refused("removexattr", fs.removexattr(me(), inode, b"user.x").await, EROFS)?;
     let handle = probe.open(inode, OpenFlags::READ).await?;
-    let write = fs.write(Some(me()), inode, handle, 0, Bytes::from_static(b"x")).await;
+    let write = fs.write(Writer::At(me()), inode, handle, 0, Bytes::from_static(b"x")).await;
     refused("write", write, &[Errno::EROFS, Errno::EBADF])?;
     probe.close(inode, handle).await?;
     same("attributes afterwards", probe.attr(inode).await?, before)?;

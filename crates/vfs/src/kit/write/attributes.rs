@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::kit::probe::{During, Outcome, Probe, ensure, me, refused, same, same_bytes};
 use crate::kit::{Check, checks};
 use crate::{
-    Attr, Errno, FileKind, FileTime, InodeNumber, OpenFlags, SetAttr, SetTime, XattrFlags,
+    Attr, Errno, FileKind, FileTime, InodeNumber, OpenFlags, SetAttr, SetTime, Writer, XattrFlags,
 };
 
 pub(super) const CHECKS: &[Check] = checks![
@@ -98,7 +98,11 @@ async fn writing_changes_the_time(probe: Probe) -> Outcome {
     let inode = probe.inode("file").await?;
     age(&probe, inode).await?;
     let handle = probe.open(inode, OpenFlags::WRITE).await?;
-    probe.fs.write(Some(me()), inode, handle, 0, Bytes::from_static(b"x")).await.during("write")?;
+    probe
+        .fs
+        .write(Writer::At(me()), inode, handle, 0, Bytes::from_static(b"x"))
+        .await
+        .during("write")?;
     probe.close(inode, handle).await?;
     ensure_young(&probe, inode, "a write").await?;
     age(&probe, inode).await?;

@@ -10,7 +10,7 @@ use crate::kit::tree::Content;
 use crate::kit::{Check, checks};
 use crate::{
     Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, Handle, InodeNumber, OpenFlags,
-    SetAttr,
+    SetAttr, Writer,
 };
 
 pub(super) const CHECKS: &[Check] = checks![
@@ -51,7 +51,7 @@ async fn write(
     let mut at = 0;
     while at < data.len() {
         let rest = Bytes::copy_from_slice(&data[at..]);
-        let taken = probe.fs.write(Some(me()), inode, handle, offset + at as u64, rest).await;
+        let taken = probe.fs.write(Writer::At(me()), inode, handle, offset + at as u64, rest).await;
         let what = format!("write of {} bytes at {offset}", data.len());
         let taken = taken.during(&what)? as usize;
         ensure(taken > 0 && taken <= data.len() - at, || format!("{what} took {taken}"))?;
@@ -163,7 +163,11 @@ async fn opening_with_truncate_empties(probe: Probe) -> Outcome {
     same("size", probe.attr(inode).await?.size_bytes, 0)?;
     write(&probe, (inode, handle), 0, b"new").await?;
     probe.close(inode, handle).await?;
-    same_bytes("bytes", &probe.read_all(inode, 100).await?, b"new")
+    same_bytes("bytes", &probe.read_all(inode, 100).await?, b"new")?;
+    // POSIX leaves it open what this does with O_RDONLY; Linux empties the file.
+    let handle = probe.open(inode, OpenFlags(OpenFlags::READ.0 | OpenFlags::TRUNCATE)).await?;
+    same("size", probe.attr(inode).await?.size_bytes, 0)?;
+    probe.close(inode, handle).await
 }
 
 async fn appends_go_to_the_end(probe: Probe) -> Outcome {
@@ -171,12 +175,18 @@ async fn appends_go_to_the_end(probe: Probe) -> Outcome {
     let flags = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::APPEND);
     let (first, second) = (probe.open(inode, flags).await?, probe.open(inode, flags).await?);
     // The kernel gives the offset it believes to be the end; another may have moved it.
-    write(&probe, (inode, first), 11, b"one\n").await?;
-    write(&probe, (inode, second), 11, b"two\n").await?;
-    write(&probe, (inode, first), 0, b"three\n").await?;
+    for (handle, offset, line) in
+        [(first, 11, "one\n"), (second, 11, "two\n"), (first, 0, "three\n")]
+    {
+        let line = Bytes::from(line);
+        let taken = probe.fs.write(Writer::AtEnd(me()), inode, handle, offset, line.clone()).await;
+        same("bytes taken", taken.during("write")? as usize, line.len())?;
+    }
+    // What was opened for appending writes elsewhere once a program has changed that.
+    write(&probe, (inode, second), 0, b"SOME").await?;
     probe.close(inode, first).await?;
     probe.close(inode, second).await?;
-    let expected = b"some bytes\none\ntwo\nthree\n";
+    let expected = b"SOME bytes\none\ntwo\nthree\n";
     same_bytes("bytes", &probe.read_all(inode, 100).await?, expected)
 }
 
@@ -185,7 +195,7 @@ async fn pages_of_a_mapping_go_where_they_lie(probe: Probe) -> Outcome {
     let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::APPEND);
     let handle = probe.open(inode, flags).await?;
     let page = Bytes::from_static(b"SOME");
-    let taken = probe.fs.write(None, inode, handle, 0, page).await.during("write")?;
+    let taken = probe.fs.write(Writer::Mapping, inode, handle, 0, page).await.during("write")?;
     same("bytes taken", taken, 4)?;
     probe.close(inode, handle).await?;
     same_bytes("bytes", &probe.read_all(inode, 100).await?, b"SOME bytes\n")
@@ -194,7 +204,7 @@ async fn pages_of_a_mapping_go_where_they_lie(probe: Probe) -> Outcome {
 async fn a_file_opened_for_reading_takes_no_writes(probe: Probe) -> Outcome {
     let inode = probe.inode("file").await?;
     let handle = probe.open(inode, OpenFlags::READ).await?;
-    let answer = probe.fs.write(Some(me()), inode, handle, 0, Bytes::from_static(b"x")).await;
+    let answer = probe.fs.write(Writer::At(me()), inode, handle, 0, Bytes::from_static(b"x")).await;
     refused("write", answer, &[Errno::EBADF])?;
     probe.close(inode, handle).await?;
     same_bytes("bytes", &probe.read_all(inode, 100).await?, b"some bytes\n")
@@ -211,8 +221,10 @@ async fn a_write_beyond_the_largest_file_is_efbig(probe: Probe) -> Outcome {
     let (inode, handle) = create(&probe, b"huge").await?;
     let too_far = &[Errno::EFBIG, Errno::EINVAL];
     for offset in [i64::MAX as u64, u64::MAX - 1, u64::MAX] {
-        let answer =
-            probe.fs.write(Some(me()), inode, handle, offset, Bytes::from_static(b"xx")).await;
+        let answer = probe
+            .fs
+            .write(Writer::At(me()), inode, handle, offset, Bytes::from_static(b"xx"))
+            .await;
         refused(format!("write at {offset}"), answer, too_far)?;
     }
     let change = SetAttr { size_bytes: Some(u64::MAX), ..SetAttr::default() };

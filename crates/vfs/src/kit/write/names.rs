@@ -2,7 +2,7 @@
 
 use crate::kit::probe::{During, Outcome, Probe, ensure, me, refused, same, same_bytes};
 use crate::kit::{Check, checks};
-use crate::{Errno, FileKind, InodeNumber, OpenFlags};
+use crate::{Errno, FileKind, InodeNumber, OpenFlags, Writer};
 
 pub(super) const CHECKS: &[Check] = checks![
     what_is_made_is_found_and_listed,
@@ -201,7 +201,7 @@ async fn an_unlinked_file_lives_while_open(probe: Probe) -> Outcome {
     probe.fs.forget(inode, 1);
     let found = probe.fs.read(inode, handle, 0, 100).await.during("read once unlinked")?;
     same_bytes("bytes once unlinked", &found, b"some bytes\n")?;
-    let taken = probe.fs.write(Some(me()), inode, handle, 5, "BYTES".into()).await;
+    let taken = probe.fs.write(Writer::At(me()), inode, handle, 5, "BYTES".into()).await;
     same("bytes taken", taken.during("write once unlinked")?, 5)?;
     let found = probe.fs.read(inode, handle, 0, 100).await.during("read")?;
     same_bytes("bytes written once unlinked", &found, b"some BYTES\n")?;
@@ -255,7 +255,7 @@ async fn hard_links_are_one_file(probe: Probe) -> Outcome {
     same("the file linked", (linked.inode, linked.nlink), (inode, 2))?;
     same("links by the old name", probe.find("file").await?.nlink, 2)?;
     let handle = probe.open(inode, OpenFlags::WRITE).await?;
-    probe.fs.write(Some(me()), inode, handle, 0, "SOME".into()).await.during("write")?;
+    probe.fs.write(Writer::At(me()), inode, handle, 0, "SOME".into()).await.during("write")?;
     probe.close(inode, handle).await?;
     let also = probe.inode("directory/also").await?;
     same_bytes("bytes by the new name", &probe.read_all(also, 100).await?, b"SOME bytes\n")?;
