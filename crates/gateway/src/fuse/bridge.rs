@@ -663,11 +663,15 @@ impl fuser::Filesystem for Bridge {
         reply: ReplyEmpty,
     ) {
         let caller = convert::caller(request);
-        self.run(
-            "fallocate",
-            move |fs| fs.fallocate(caller, inode(ino), handle(fh), offset, length, mode),
-            |outcome| reply_empty(reply, outcome),
-        );
+        let reduces_mode = self.reduces_modes && caller.uid != 0;
+        let fs = self.fs.clone();
+        let work = async move {
+            if reduces_mode {
+                privileges::take_away(&*fs, caller, inode(ino)).await?;
+            }
+            fs.fallocate(caller, inode(ino), handle(fh), offset, length, mode).await
+        };
+        self.dispatcher.run("fallocate", work, |outcome| reply_empty(reply, outcome));
     }
 
     fn lseek(

@@ -1,4 +1,5 @@
-//! Set-user-ID and set-group-ID bits that a write, a truncation or a change of owner takes away.
+//! Set-user-ID and set-group-ID bits that a write, a truncation, a reservation of space or a change
+//! of owner takes away.
 //!
 //! With `FUSE_HANDLE_KILLPRIV_V2` this is the server's part, and the kernel asks for the
 //! attribute `security.capability` before the first write after an inode's attributes changed,
@@ -11,15 +12,21 @@ const SET_GID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
 
 /// The mode of a file without the bits, if it has any of them. Without the group's right to
-/// execute, set-group-ID means something else and stays.
-fn reduced_mode(attr: &Attr) -> Option<u32> {
-    let set_gid = if attr.mode & GROUP_EXECUTE != 0 { SET_GID } else { 0 };
-    let reduced = attr.mode & !(SET_UID | set_gid);
+/// execute, set-group-ID means something else and stays for root and members of the file's group.
+/// Of the caller's groups a request names one: members by another lose the bit.
+fn reduced_mode(attr: &Attr, caller: Caller) -> Option<u32> {
+    let is_member = caller.uid == 0 || caller.gid == attr.gid;
+    let keeps_set_gid = attr.mode & GROUP_EXECUTE == 0 && is_member;
+    let reduced = attr.mode & !(SET_UID | if keeps_set_gid { 0 } else { SET_GID });
     (attr.kind != FileKind::Directory && reduced != attr.mode).then_some(reduced)
 }
 
-async fn reduced_mode_of(fs: &dyn FileSystem, inode: InodeNumber) -> Result<Option<u32>, Errno> {
-    Ok(reduced_mode(&fs.getattr(inode, None).await?.attr))
+async fn reduced_mode_of(
+    fs: &dyn FileSystem,
+    caller: Caller,
+    inode: InodeNumber,
+) -> Result<Option<u32>, Errno> {
+    Ok(reduced_mode(&fs.getattr(inode, None).await?.attr, caller))
 }
 
 /// Takes the bits of a file away that is written.
@@ -28,7 +35,7 @@ pub(super) async fn take_away(
     caller: Caller,
     inode: InodeNumber,
 ) -> Result<(), Errno> {
-    if let mode @ Some(_) = reduced_mode_of(fs, inode).await? {
+    if let mode @ Some(_) = reduced_mode_of(fs, caller, inode).await? {
         fs.setattr(caller, inode, None, SetAttr { mode, ..SetAttr::default() }).await?;
     }
     Ok(())
@@ -47,5 +54,5 @@ pub(super) async fn with_reduced_mode(
     if changes.mode.is_some() || !(owner || truncated) {
         return Ok(changes);
     }
-    Ok(SetAttr { mode: reduced_mode_of(fs, inode).await?, ..changes })
+    Ok(SetAttr { mode: reduced_mode_of(fs, caller, inode).await?, ..changes })
 }

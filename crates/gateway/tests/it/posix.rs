@@ -226,22 +226,33 @@ fn set_id_bits_go_when_a_file_is_written_cut_off_or_given_away() {
         change();
         fs::metadata(&file).unwrap().mode() & 0o7777
     };
-    let as_nobody = |script: &str| {
+    let as_user = |gid: u32, script: &str| {
         let mut shell = Command::new("sh");
-        shell.args(["-c", script, "sh"]).arg(&file).uid(65534).gid(65534);
+        shell.args(["-c", script, "sh"]).arg(&file).uid(65534).gid(gid);
         assert!(shell.status().unwrap().success(), "{script}");
     };
-    let append = || as_nobody("echo x >> \"$1\"");
-    assert_eq!(mode_after(0o6777, &append), 0o777);
-    assert_eq!(mode_after(0o6767, &append), 0o2767, "not a group's to execute");
-    assert_eq!(mode_after(0o6777, &|| as_nobody(": > \"$1\"")), 0o777);
-    assert_eq!(mode_after(0o6777, &|| as_nobody("truncate -s 3 \"$1\"")), 0o777);
+    let group = fs::metadata(place.path()).unwrap().gid();
+    for change in [
+        "echo x >> \"$1\"",
+        ": > \"$1\"",
+        "truncate -s 3 \"$1\"",
+        "fallocate -l 5000 \"$1\"",
+        "fallocate -p -l 5 \"$1\"",
+        "fallocate -z -l 5 \"$1\"",
+    ] {
+        assert_eq!(mode_after(0o6777, &|| as_user(65534, change)), 0o777, "{change}");
+        // Without the group's right to execute it is a mark for others than a program's loader,
+        // which the group's members may keep.
+        assert_eq!(mode_after(0o6767, &|| as_user(65534, change)), 0o767, "{change}");
+        assert_eq!(mode_after(0o6767, &|| as_user(group, change)), 0o2767, "{change}");
+    }
     let chown = || std::os::unix::fs::chown(&file, Some(12), Some(34)).unwrap();
     assert_eq!(mode_after(0o6777, &chown), 0o777);
     let by_root = || {
         let mut opened = fs::File::options().append(true).open(&file).unwrap();
         opened.write_all(b"x").unwrap();
         opened.set_len(3).unwrap();
+        rustix::fs::fallocate(&opened, FallocateFlags::empty(), 0, 5000).unwrap();
     };
     assert_eq!(mode_after(0o6777, &by_root), 0o6777, "the superuser keeps them");
     fs::create_dir(place.join("d")).unwrap();
