@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use atoll_vfs::{
@@ -15,7 +15,9 @@ use atoll_vfs::{
     XattrFlags,
 };
 use bytes::{BufMut, Bytes, BytesMut};
-use fuser::{FileHandle, FopenFlags, Generation, INodeNo, InitFlags, ReplyEmpty, ReplyXattr};
+use fuser::{
+    FileHandle, FopenFlags, Generation, INodeNo, InitFlags, Notifier, ReplyEmpty, ReplyXattr,
+};
 
 use super::convert;
 use super::directory::{self, Sink};
@@ -39,10 +41,15 @@ const SEEK_HOLE: i32 = 4;
 const XATTR_CREATE: i32 = 1;
 const XATTR_REPLACE: i32 = 2;
 
+/// The offset by which `FUSE_NOTIFY_INVAL_INODE` leaves cached pages alone.
+const ATTRIBUTES_ONLY: i64 = -1;
+
 /// The file system as fuser calls it.
 pub(super) struct Bridge {
     fs: Arc<dyn FileSystem>,
     dispatcher: Dispatcher,
+    /// Tells the kernel what to forget, once there is a mount.
+    notifier: Arc<OnceLock<Notifier>>,
     /// The kernel leaves `opendir` out once it was told that nothing comes of it.
     skips_opendir: bool,
     /// It is ours to take away set-user-ID and set-group-ID bits.
@@ -62,8 +69,12 @@ fn name(name: &OsStr) -> Bytes {
 }
 
 impl Bridge {
-    pub(super) fn new(fs: Arc<dyn FileSystem>, dispatcher: Dispatcher) -> Bridge {
-        Bridge { fs, dispatcher, skips_opendir: false, reduces_modes: false }
+    pub(super) fn new(
+        fs: Arc<dyn FileSystem>,
+        dispatcher: Dispatcher,
+        notifier: Arc<OnceLock<Notifier>>,
+    ) -> Bridge {
+        Bridge { fs, dispatcher, notifier, skips_opendir: false, reduces_modes: false }
     }
 
     /// Calls the file system inside the request's own future, so that even a call that
@@ -715,9 +726,20 @@ impl fuser::Filesystem for Bridge {
         let caller = convert::caller(request);
         match FlagsCall::decode(command, data) {
             Ok(call) => {
-                let fs = self.fs.clone();
-                let work = async move { call.make(&*fs, caller, inode(ino)).await };
-                self.dispatcher.run("ioctl", work, move |outcome| match outcome {
+                let (fs, notifier) = (self.fs.clone(), self.notifier.clone());
+                let work = async move {
+                    let answer = call.make(&*fs, caller, inode(ino)).await?;
+                    // The kernel keeps the time of the last change as it was (Linux 6.18), and
+                    // is told before the caller goes on. It may wait within this call: hence a
+                    // thread of its own.
+                    if let (true, Some(notifier)) = (call.is_change(), notifier.get())
+                        && let Err(error) = notifier.inval_inode(ino, ATTRIBUTES_ONLY, 0)
+                    {
+                        tracing::debug!(%error, "the kernel keeps old attributes");
+                    }
+                    Ok(answer)
+                };
+                self.dispatcher.run_aside("ioctl", work, move |outcome| match outcome {
                     Ok(answer) if answer.len() <= out_size as usize => reply.ioctl(0, &answer),
                     Ok(_) => reply.error(fuser::Errno::EINVAL),
                     Err(errno) => reply.error(convert::errno(errno)),

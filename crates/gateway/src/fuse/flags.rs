@@ -76,6 +76,11 @@ impl FlagsCall {
         }
     }
 
+    /// Whether it sets flags.
+    pub(super) fn is_change(self) -> bool {
+        matches!(self, FlagsCall::Set(_) | FlagsCall::SetExtended(_))
+    }
+
     /// Makes the call; the bytes that the kernel gets.
     pub(super) async fn make(
         self,

@@ -35,7 +35,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use atoll_vfs::FileSystem;
@@ -276,9 +276,11 @@ pub fn mount(
     let path = mountpoint::check(mountpoint, options.nonempty)?;
     let dispatcher = Dispatcher::new(handle.clone(), options.max_requests, options.request_limit);
     let turns = dispatcher.turns.clone();
-    let bridge = Bridge::new(fs.clone(), dispatcher);
+    let notifier = Arc::new(OnceLock::new());
+    let bridge = Bridge::new(fs.clone(), dispatcher, notifier.clone());
     let refused = |source: io::Error| refused(&path, source);
     let session = Session::new(bridge, &path, &config(options)).map_err(refused)?;
+    notifier.get_or_init(|| session.notifier());
     // Without it the threads sleep a little more often.
     if let Ok(device) = session.as_fd().try_clone_to_owned() {
         turns.read_from(device);

@@ -2,7 +2,7 @@
 //! makes of our answers.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use atoll_env::TokioRuntime;
 use atoll_gateway::fuse;
 use atoll_tfs::fs::{MountOptions, Tfs};
+use atoll_vfs::{FileSystem, InodeNumber};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -162,6 +163,25 @@ fn lists_are_set_handed_on_and_shown_as_on_any_file_system() {
     assert!(!allowed(0, &[0], &own, "ls -l copied listed/plain").contains('+'));
     mount.unmount();
     assert_image_clean(image.path(), "lists of setfacl");
+}
+
+/// The story: `stat` showed the time from before `chattr` until the kernel forgot the file, since
+/// the kernel keeps attributes and no call of its own drops them after this one.
+#[test]
+fn chattr_changes_the_time_that_stat_shows() {
+    let image = image(16, &["-I", "256"]);
+    let Some(mount) = Mounted::new(image.path()) else { return };
+    let at = mount.path();
+    allowed(0, &[0], &at, "echo x > file; mkdir directory");
+    for name in ["file", "directory"] {
+        let shown = || fs::metadata(at.join(name)).unwrap();
+        let inode = InodeNumber(shown().ino());
+        allowed(0, &[0], &at, &format!("chattr +d {name}"));
+        let kept = mount.runtime.block_on(mount.tfs.getattr(inode, None)).unwrap().attr.ctime;
+        let shown = (shown().ctime(), shown().ctime_nsec());
+        assert_eq!(shown, (kept.secs, i64::from(kept.nanos)), "{name}");
+    }
+    mount.unmount();
 }
 
 /// The story: `chattr +i` and `+a` were forgotten: `rm`, `mv`, `chmod` and writing went on.
