@@ -636,12 +636,15 @@ impl fuser::Filesystem for Bridge {
         self.run("getxattr", call, move |outcome| reply_xattr(reply, size, outcome));
     }
 
-    fn listxattr(&self, _request: &fuser::Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+    fn listxattr(&self, request: &fuser::Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        // The kernel keeps the values of trusted attributes from others, but leaves their names to us.
+        let shows_trusted = convert::caller(request).uid == 0;
         let call = move |fs: &dyn FileSystem| fs.listxattr(inode(ino));
         self.run("listxattr", call, move |outcome| {
             let joined = outcome.map(|names| {
                 let mut joined = BytesMut::new();
-                for name in names {
+                let is_shown = |name: &Bytes| shows_trusted || !name.starts_with(b"trusted.");
+                for name in names.into_iter().filter(is_shown) {
                     joined.put(name);
                     joined.put_u8(0);
                 }

@@ -1,6 +1,7 @@
 //! Real mounts, used by other users with the usual tools: who is kept out, and what the kernel
 //! makes of our answers.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -181,6 +182,24 @@ fn chattr_changes_the_time_that_stat_shows() {
         let shown = (shown().ctime(), shown().ctime_nsec());
         assert_eq!(shown, (kept.secs, i64::from(kept.nanos)), "{name}");
     }
+    mount.unmount();
+}
+
+/// The story: everybody saw the names of attributes that only root may read.
+#[test]
+fn names_of_trusted_attributes_are_for_root() {
+    let image = image(16, &[]);
+    let Some(mount) = Mounted::new(image.path()) else { return };
+    let at = mount.path();
+    allowed(0, &[0], &at, "echo x > file; chmod 644 file");
+    allowed(0, &[0], &at, "setfattr -n trusted.x -v 1 file; setfattr -n user.x -v 1 file");
+    let listed = |user: u32| {
+        let text = allowed(user, &[user], &at, "getfattr -m - file");
+        let names = text.lines().filter(|line| line.contains('.'));
+        names.map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(listed(0), BTreeSet::from(["trusted.x", "user.x"].map(str::to_owned)));
+    assert_eq!(listed(1000), BTreeSet::from(["user.x".to_owned()]));
     mount.unmount();
 }
 
