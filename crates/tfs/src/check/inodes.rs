@@ -14,6 +14,11 @@ const MAX_POINTER_FINDINGS: u32 = 5;
 /// `EXT2_BAD_INO`: the list of blocks that the disk cannot keep.
 const BAD_BLOCKS_INODE: u32 = 1;
 
+/// `EXT4_EXTENTS_FL`.
+const EXTENTS: u32 = 0x80000;
+/// `EXT4_INLINE_DATA_FL`.
+const INLINE_DATA: u32 = 0x1000_0000;
+
 /// What the pointers of an inode lead to.
 #[derive(Default)]
 struct Walked {
@@ -87,6 +92,7 @@ impl Checker {
             self.report.transparent_files += u64::from(inode.is_transparent_file());
         }
         self.check_features(number, &inode);
+        self.check_fields(number, &inode, raw);
         self.check_contents(number, &inode)?;
         let known = Known {
             kind,
@@ -111,6 +117,41 @@ impl Checker {
         for name in self.superblock.features().missing(needed) {
             self.found(format!("inode {number} needs feature {name}, which the superblock lacks"));
         }
+    }
+
+    /// What only features that TFS refuses give a meaning to.
+    fn check_fields(&mut self, number: u32, inode: &Inode, raw: &[u8]) {
+        let flagged = |flag: u32| inode.flags & flag != 0;
+        let is_regular = inode.kind() == Ok(FileKind::Regular);
+        let claims = [
+            (flagged(EXTENTS), "has a tree of extents, which this file system has not"),
+            (flagged(INLINE_DATA), "keeps its data in the inode, which this file system does not"),
+            (flagged(INDEXED) && is_regular, "is no directory and has the flag of an index"),
+            (u32_at(raw, 112) != 0, "has the address of a fragment"),
+            (u16_at(raw, 116) != 0, "has the high half of a number of blocks"),
+            (u16_at(raw, 118) != 0, "has the high half of a block of attributes"),
+        ];
+        for (_, what) in claims.into_iter().filter(|(is_wrong, _)| *is_wrong) {
+            self.found(format!("inode {number} {what}"));
+        }
+        if raw.len() > 128 {
+            let extra = usize::from(u16_at(raw, 128));
+            if !extra.is_multiple_of(4) || extra > raw.len() - 128 {
+                self.found(format!("inode {number} uses {extra} bytes beyond the first 128"));
+            }
+        }
+    }
+
+    /// A target ends at its first NUL, and the length says the same.
+    fn check_target(&mut self, number: u32, inode: &Inode) -> Result<(), CheckError> {
+        let read = self.ext2.target_place(number, inode);
+        let Some(place) = self.noted(read)? else { return Ok(()) };
+        let (size, len) = (inode.size_bytes, place.iter().position(|byte| *byte == 0));
+        if size == 0 || len.map(|len| len as u64) != Some(size) {
+            let text = "has a target of another length, or none";
+            self.found(format!("symbolic link {number} of {size} bytes {text}"));
+        }
+        Ok(())
     }
 
     fn check_contents(&mut self, number: u32, inode: &Inode) -> Result<(), CheckError> {
@@ -146,8 +187,11 @@ impl Checker {
                     let walked = self.walk(number, inode)?;
                     blocks += walked.data + walked.indirect;
                 }
-                let target = self.ext2.target_of(number, inode);
-                self.noted(target)?;
+                self.check_target(number, inode)?;
+            }
+            Ok(_) if inode.size_bytes != 0 => {
+                let size = inode.size_bytes;
+                self.found(format!("inode {number} is a special file of {size} bytes"));
             }
             _ => {}
         }

@@ -56,19 +56,25 @@ impl Ext2 {
     /// # Errors
     /// [`Ext2Error::Damaged`] if there is none.
     pub fn target_of(&mut self, number: u32, inode: &Inode) -> Result<Vec<u8>, Ext2Error> {
-        let impossible = || damaged(format!("symbolic link {number} has an impossible target"));
         let len = usize::try_from(inode.size_bytes).unwrap_or(usize::MAX);
-        let bytes: Vec<u8> = if inode.is_short_link(self.superblock.block_bytes()) {
-            inode.pointers.iter().flat_map(|pointer| pointer.to_le_bytes()).collect()
-        } else {
-            match self.block_of(inode, 0)? {
-                0 => return impossible(),
-                block => self.meta.read(block)?.to_vec(),
-            }
-        };
-        match bytes.get(..len) {
+        match self.target_place(number, inode)?.get(..len) {
             Some(target) if len > 0 && !target.contains(&0) => Ok(target.to_vec()),
-            _ => impossible(),
+            _ => damaged(format!("symbolic link {number} has an impossible target")),
+        }
+    }
+
+    /// All bytes of the place where the target of a symbolic link stands: in the inode, or in a
+    /// block.
+    ///
+    /// # Errors
+    /// [`Ext2Error`].
+    pub fn target_place(&mut self, number: u32, inode: &Inode) -> Result<Vec<u8>, Ext2Error> {
+        if inode.is_short_link(self.superblock.block_bytes()) {
+            return Ok(inode.pointers.iter().flat_map(|pointer| pointer.to_le_bytes()).collect());
+        }
+        match self.block_of(inode, 0)? {
+            0 => damaged(format!("symbolic link {number} has no target")),
+            block => Ok(self.meta.read(block)?.to_vec()),
         }
     }
 }
