@@ -148,8 +148,7 @@ impl Checker {
         let Some(place) = self.noted(read)? else { return Ok(()) };
         let (size, len) = (inode.size_bytes, place.iter().position(|byte| *byte == 0));
         if size == 0 || len.map(|len| len as u64) != Some(size) {
-            let text = "has a target of another length, or none";
-            self.found(format!("symbolic link {number} of {size} bytes {text}"));
+            self.found(format!("symbolic link {number} of {size} bytes has an impossible target"));
         }
         Ok(())
     }

@@ -73,7 +73,7 @@ impl Ext2 {
             return Ok(inode.pointers.iter().flat_map(|pointer| pointer.to_le_bytes()).collect());
         }
         match self.block_of(inode, 0)? {
-            0 => damaged(format!("symbolic link {number} has no target")),
+            0 => damaged(format!("symbolic link {number} has an impossible target")),
             block => Ok(self.meta.read(block)?.to_vec()),
         }
     }
