@@ -79,7 +79,7 @@ pub(crate) async fn drop_proven(
     drop_watched(inner, &others, wanted, blocks).await
 }
 
-/// What is watched leaves no longer when this is dropped, also where the removal is given up.
+/// Ends the watch of pending removals when dropped, also when the removal is cancelled.
 struct Watching<'a>(&'a Leaving);
 
 impl Drop for Watching<'_> {

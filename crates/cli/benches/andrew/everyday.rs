@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::disks::{Disk, Subject, run};
 use crate::report::quantile;
 
-/// What is copied.
+/// The tree that `cp`, `tar` and `rm` work on.
 const TREE: &str = "/usr/include";
 /// Files made in one directory.
 const FILES: usize = 100_000;

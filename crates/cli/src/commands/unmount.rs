@@ -50,7 +50,7 @@ pub async fn take_away(mounted: &mut Mounted, mut signals: Signals) -> Result<()
     }
 }
 
-/// What a person is told who gave `command`.
+/// The error message for an unmount that failed; advice names `command`, which the user typed.
 pub fn failure(error: UnmountError, command: &str) -> Failure {
     let exit = match &error {
         UnmountError::NotMounted { .. } => Exit::NotFound,

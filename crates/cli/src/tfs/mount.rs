@@ -28,11 +28,10 @@ use crate::units;
   atoll tfs mount -o nosuid,nodev,noatime disk.img /mnt/tfs
   atoll tfs unmount /mnt/tfs
 
-What survives a crash of the machine or of the mount's process: all that was done more than a
-second ago (longer where the disk is behind), and all that was done before an fsync(2) of any file
-or directory on it, for which `sync /mnt/tfs` is enough. The kernel tells a FUSE server nothing of
-sync(2) and syncfs(2): `sync` and `sync -f` alone make nothing durable, and come back before that
-second is over.
+A crash of the machine or of the mount's process loses at most the last second of changes (more
+where the disk is behind), and nothing that preceded an fsync(2) of a file or directory on the
+mount, for which `sync /mnt/tfs` is enough. The kernel does not pass sync(2) and syncfs(2) to FUSE
+servers: `sync` and `sync -f` alone make nothing durable.
 
 SIGTERM and Ctrl-C unmount. While the mount is in use they wait up to 8 seconds, then take it out of
 sight and serve the files that are open until they are closed. A second one ends that at once;

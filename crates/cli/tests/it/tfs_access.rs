@@ -1,5 +1,5 @@
-//! Who may do what, as far as the commands have a part in it: the permissions of images, what
-//! `set` takes along, who cleans.
+//! Access control in the commands of `atoll tfs`: `mkfs` sets the mode of an image, `set` keeps
+//! a file's lists and attributes, and where `clean` runs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -12,7 +12,7 @@ use crate::processes::{atoll, can_mount, run, signal, until};
 struct Served {
     image: PathBuf,
     at: PathBuf,
-    /// What the server says.
+    /// The file that takes what the server process prints.
     log: PathBuf,
     server: Child,
     _temp: tempfile::TempDir,

@@ -17,8 +17,8 @@ pub(super) fn caller(request: &fuser::Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid(), pid: request.pid(), umask: 0 }
 }
 
-/// Who makes a file. The kernel has taken the umask from the mode already, unless the file
-/// system has access control lists.
+/// The caller of a request that creates a file, with its umask. The kernel applies the umask to the
+/// mode itself unless the file system has access control lists.
 pub(super) fn maker(request: &fuser::Request, umask: u32) -> Caller {
     Caller { umask, ..caller(request) }
 }
