@@ -130,8 +130,7 @@ impl Shared {
         }
     }
 
-    /// Writes at `offset`, or at the end if the file was opened so; a page of a mapping, which
-    /// has no caller, lies where it lies.
+    /// Writes where `writer` says: at `offset`, or at the end of the file.
     pub(super) fn write(
         &self,
         writer: Writer,

@@ -1,4 +1,4 @@
-//! What a mounted file system does by itself: it commits every few seconds, and when the running
+//! What a mounted file system does by itself: it commits within a second, and when the running
 //! transaction fills up, cleans up after overwritten transparent files (§3.1) and chooses the
 //! chunks to avoid (§3.3).
 
