@@ -54,6 +54,25 @@ pub struct MkfsOptions {
     pub progress: Progress,
 }
 
+#[cfg(test)]
+impl MkfsOptions {
+    /// A file system that is the same each time, with small blocks and no reserve.
+    pub(crate) fn for_tests() -> MkfsOptions {
+        MkfsOptions {
+            block_bytes: 1024,
+            bytes_per_inode: 8192,
+            reserved_percent: 0,
+            label: String::new(),
+            uuid: [7; 16],
+            random: [9; 48],
+            now_unix_secs: 1,
+            root_owner: (0, 0),
+            is_blank: true,
+            progress: Progress::default(),
+        }
+    }
+}
+
 /// Why no file system could be made.
 #[derive(Debug, Error)]
 pub enum MkfsError {

@@ -11,24 +11,11 @@ use crate::device::{Device, FaultyDevice};
 use crate::format::inode::kind_bits;
 use crate::format::superblock::ROOT_INODE;
 use crate::mkfs::{MkfsOptions, mkfs};
-use crate::progress::Progress;
 
 fn made(mib: usize) -> (FaultyDevice, Ext2) {
     let device = FaultyDevice::new(mib << 20, 1);
     let shared: Arc<dyn Device> = Arc::new(device.clone());
-    let options = MkfsOptions {
-        block_bytes: 1024,
-        bytes_per_inode: 8192,
-        reserved_percent: 0,
-        label: String::new(),
-        uuid: [7; 16],
-        random: [9; 48],
-        now_unix_secs: 1,
-        root_owner: (0, 0),
-        is_blank: true,
-        progress: Progress::default(),
-    };
-    mkfs(&shared, &options).unwrap();
+    mkfs(&shared, &MkfsOptions::for_tests()).unwrap();
     let superblock = crate::fs::read_superblock(&device).unwrap();
     let meta = Meta::unjournaled(shared, &superblock, 4096);
     (device, Ext2::new(meta, superblock, None))

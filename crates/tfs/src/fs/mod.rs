@@ -276,24 +276,12 @@ mod tests {
     use super::*;
     use crate::device::FaultyDevice;
     use crate::mkfs::{MkfsOptions, mkfs};
-    use crate::progress::Progress;
 
     #[tokio::test]
     async fn a_commit_that_began_after_a_call_is_the_calls_own() {
         let device = FaultyDevice::new(16 << 20, 1);
-        let options = MkfsOptions {
-            block_bytes: 1024,
-            bytes_per_inode: 8192,
-            reserved_percent: 0,
-            label: String::new(),
-            uuid: [7; 16],
-            random: [9; 48],
-            now_unix_secs: 1,
-            root_owner: (0, 0),
-            is_blank: true,
-            progress: Progress::default(),
-        };
-        mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options).unwrap();
+        let shared: Arc<dyn Device> = Arc::new(device.clone());
+        mkfs(&shared, &MkfsOptions::for_tests()).unwrap();
         let env = Arc::new(TokioRuntime::current());
         let quiet = MountOptions { background: false, ..MountOptions::default() };
         let (tfs, _) = Tfs::mount(env, Arc::new(device.clone()), &quiet).unwrap();
