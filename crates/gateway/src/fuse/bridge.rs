@@ -11,8 +11,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use atoll_vfs::{
-    Answer, Errno, FileSystem, Handle, InodeNumber, OpenFlags, RenameFlags, SeekTo, SetAttr,
-    XattrFlags,
+    Answer, Caller, Errno, FileSystem, Handle, InodeNumber, OpenFlags, RenameFlags, SeekTo,
+    SetAttr, XattrFlags,
 };
 use bytes::{BufMut, Bytes, BytesMut};
 use fuser::{
@@ -40,9 +40,6 @@ const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 const XATTR_CREATE: i32 = 1;
 const XATTR_REPLACE: i32 = 2;
-
-/// The offset by which `FUSE_NOTIFY_INVAL_INODE` leaves cached pages alone.
-const ATTRIBUTES_ONLY: i64 = -1;
 
 /// The file system as fuser calls it.
 pub(super) struct Bridge {
@@ -85,8 +82,37 @@ impl Bridge {
         call: impl FnOnce(&dyn FileSystem) -> Answer<T> + Send + 'static,
         reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
     ) {
+        self.run_reducing(what, None, call, reply);
+    }
+
+    /// As [`Bridge::run`], once the set-user-ID and set-group-ID bits of the inode in `reduced` were
+    /// taken away, on behalf of that caller.
+    fn run_reducing<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        reduced: Option<(Caller, INodeNo)>,
+        call: impl FnOnce(&dyn FileSystem) -> Answer<T> + Send + 'static,
+        reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
+    ) {
         let fs = self.fs.clone();
-        self.dispatcher.run(what, async move { call(&*fs).await }, reply);
+        let work = async move {
+            if let Some((caller, ino)) = reduced {
+                privileges::take_away(&*fs, caller, inode(ino)).await?;
+            }
+            call(&*fs).await
+        };
+        self.dispatcher.run(what, work, reply);
+    }
+
+    /// As [`Bridge::run`], for a call that may hold up its thread.
+    fn run_aside<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        call: impl FnOnce(&dyn FileSystem) -> Answer<T> + Send + 'static,
+        reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
+    ) {
+        let fs = self.fs.clone();
+        self.dispatcher.run_aside(what, async move { call(&*fs).await }, reply);
     }
 }
 
@@ -346,15 +372,10 @@ impl fuser::Filesystem for Bridge {
         let (caller, flags) = (convert::caller(request), OpenFlags(flags.0));
         // (The superuser's truncation leaves the bits.)
         let reduces_mode = self.reduces_modes && flags.has(OpenFlags::TRUNCATE) && caller.uid != 0;
-        let fs = self.fs.clone();
-        self.dispatcher.run(
+        self.run_reducing(
             "open",
-            async move {
-                if reduces_mode {
-                    privileges::take_away(&*fs, caller, inode(ino)).await?;
-                }
-                fs.open(caller, inode(ino), flags).await
-            },
+            reduces_mode.then_some((caller, ino)),
+            move |fs| fs.open(caller, inode(ino), flags),
             move |outcome| match outcome {
                 Ok(opened) => {
                     reply.opened(FileHandle(opened.handle.0), open_flags(opened, flags.writes()));
@@ -428,15 +449,10 @@ impl fuser::Filesystem for Bridge {
         let writer = convert::writer(request, write_flags, flags);
         let data = Bytes::copy_from_slice(data);
         let reduces_mode = write_flags.contains(fuser::WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        let fs = self.fs.clone();
-        self.dispatcher.run(
+        self.run_reducing(
             "write",
-            async move {
-                if reduces_mode {
-                    privileges::take_away(&*fs, caller, inode(ino)).await?;
-                }
-                fs.write(writer, inode(ino), handle(fh), offset, data).await
-            },
+            reduces_mode.then_some((caller, ino)),
+            move |fs| fs.write(writer, inode(ino), handle(fh), offset, data),
             |outcome| match outcome {
                 Ok(taken) => reply.written(taken),
                 Err(errno) => reply.error(convert::errno(errno)),
@@ -478,9 +494,8 @@ impl fuser::Filesystem for Bridge {
         data_only: bool,
         reply: ReplyEmpty,
     ) {
-        let fs = self.fs.clone();
-        let work = async move { fs.fsync(inode(ino), handle(fh), data_only).await };
-        self.dispatcher.run_aside("fsync", work, |outcome| reply_empty(reply, outcome));
+        let call = move |fs: &dyn FileSystem| fs.fsync(inode(ino), handle(fh), data_only);
+        self.run_aside("fsync", call, |outcome| reply_empty(reply, outcome));
     }
 
     fn opendir(
@@ -577,9 +592,8 @@ impl fuser::Filesystem for Bridge {
         data_only: bool,
         reply: ReplyEmpty,
     ) {
-        let fs = self.fs.clone();
-        let work = async move { fs.fsyncdir(inode(ino), handle(fh), data_only).await };
-        self.dispatcher.run_aside("fsyncdir", work, |outcome| reply_empty(reply, outcome));
+        let call = move |fs: &dyn FileSystem| fs.fsyncdir(inode(ino), handle(fh), data_only);
+        self.run_aside("fsyncdir", call, |outcome| reply_empty(reply, outcome));
     }
 
     fn statfs(&self, _request: &fuser::Request, ino: INodeNo, reply: fuser::ReplyStatfs) {
@@ -678,14 +692,12 @@ impl fuser::Filesystem for Bridge {
     ) {
         let caller = convert::caller(request);
         let reduces_mode = self.reduces_modes && caller.uid != 0;
-        let fs = self.fs.clone();
-        let work = async move {
-            if reduces_mode {
-                privileges::take_away(&*fs, caller, inode(ino)).await?;
-            }
-            fs.fallocate(caller, inode(ino), handle(fh), offset, length, mode).await
-        };
-        self.dispatcher.run("fallocate", work, |outcome| reply_empty(reply, outcome));
+        self.run_reducing(
+            "fallocate",
+            reduces_mode.then_some((caller, ino)),
+            move |fs| fs.fallocate(caller, inode(ino), handle(fh), offset, length, mode),
+            |outcome| reply_empty(reply, outcome),
+        );
     }
 
     fn lseek(
@@ -726,29 +738,18 @@ impl fuser::Filesystem for Bridge {
         out_size: u32,
         reply: fuser::ReplyIoctl,
     ) {
-        let caller = convert::caller(request);
-        match FlagsCall::decode(command, data) {
-            Ok(call) => {
-                let (fs, notifier) = (self.fs.clone(), self.notifier.clone());
-                let work = async move {
-                    let answer = call.make(&*fs, caller, inode(ino)).await?;
-                    // The kernel keeps the time of the last change as it was (Linux 6.18), and
-                    // is told before the caller goes on. It may wait within this call: hence a
-                    // thread of its own.
-                    if let (true, Some(notifier)) = (call.is_change(), notifier.get())
-                        && let Err(error) = notifier.inval_inode(ino, ATTRIBUTES_ONLY, 0)
-                    {
-                        tracing::debug!(%error, "the kernel keeps old attributes");
-                    }
-                    Ok(answer)
-                };
-                self.dispatcher.run_aside("ioctl", work, move |outcome| match outcome {
-                    Ok(answer) if answer.len() <= out_size as usize => reply.ioctl(0, &answer),
-                    Ok(_) => reply.error(fuser::Errno::EINVAL),
-                    Err(errno) => reply.error(convert::errno(errno)),
-                });
-            }
+        let call = match FlagsCall::decode(command, data) {
+            Ok(call) => call,
+            Err(errno) => return reply.error(convert::errno(errno)),
+        };
+        let (caller, fs) = (convert::caller(request), self.fs.clone());
+        let notifier = self.notifier.clone();
+        let work = async move { call.make(&*fs, notifier.get(), caller, inode(ino)).await };
+        // The kernel may wait within its notification.
+        self.dispatcher.run_aside("ioctl", work, move |outcome| match outcome {
+            Ok(answer) if answer.len() <= out_size as usize => reply.ioctl(0, &answer),
+            Ok(_) => reply.error(fuser::Errno::EINVAL),
             Err(errno) => reply.error(convert::errno(errno)),
-        }
+        });
     }
 }

@@ -6,8 +6,8 @@
 //! a file system in memory shows to be worth it: 77,000 direct reads of 4 KiB a second
 //! instead of 22,000 (two cores, Linux 6.18). One that is not goes on as a task of the
 //! runtime. A request that waits for a disk as a rule (`fsync`) is not polled there at all: others
-//! would wait for the thread until another takes its place. At most `max_requests` are under way; beyond that the threads stop reading
-//! requests, and the kernel queues them.
+//! would wait for the thread until another takes its place. At most `max_requests` are under way;
+//! beyond that the threads stop reading requests, and the kernel queues them.
 //!
 //! Whatever happens, a request is answered: a panic becomes `EIO`, and what takes longer
 //! than the limit `ETIMEDOUT`. (A process that waits for FUSE cannot be killed.)

@@ -18,6 +18,10 @@
 //! Hints and projects are kept by no file system here: setting one is refused.
 
 use atoll_vfs::{Caller, Errno, FileSystem, InodeFlags, InodeNumber};
+use fuser::{INodeNo, Notifier};
+
+/// The offset by which `FUSE_NOTIFY_INVAL_INODE` leaves cached pages alone.
+const ATTRIBUTES_ONLY: i64 = -1;
 
 /// Linux `include/uapi/linux/fs.h`. The two old commands say that they carry a `long`.
 const GET_FLAGS: u32 = command(READ, b'f', 1, size_of::<usize>());
@@ -76,34 +80,34 @@ impl FlagsCall {
         }
     }
 
-    /// Whether it sets flags.
-    pub(super) fn is_change(self) -> bool {
-        matches!(self, FlagsCall::Set(_) | FlagsCall::SetExtended(_))
-    }
-
     /// Makes the call; the bytes that the kernel gets.
     pub(super) async fn make(
         self,
         fs: &dyn FileSystem,
+        notifier: Option<&Notifier>,
         caller: Caller,
         inode: InodeNumber,
     ) -> Result<Vec<u8>, Errno> {
-        match self {
-            FlagsCall::Get => Ok(fs.inode_flags(inode).await?.0.to_ne_bytes().to_vec()),
+        let flags = match self {
+            FlagsCall::Get => return Ok(fs.inode_flags(inode).await?.0.to_ne_bytes().to_vec()),
             FlagsCall::GetExtended => {
                 let mut answer = vec![0; EXTENDED_BYTES];
                 let bits = to_extended(fs.inode_flags(inode).await?);
                 answer[..4].copy_from_slice(&bits.to_ne_bytes());
-                Ok(answer)
+                return Ok(answer);
             }
-            FlagsCall::Set(flags) => {
-                fs.set_inode_flags(caller, inode, flags).await.map(|()| Vec::new())
-            }
-            FlagsCall::SetExtended(bits) => {
-                let flags = with_extended(fs.inode_flags(inode).await?, bits);
-                fs.set_inode_flags(caller, inode, flags).await.map(|()| Vec::new())
-            }
+            FlagsCall::Set(flags) => flags,
+            FlagsCall::SetExtended(bits) => with_extended(fs.inode_flags(inode).await?, bits),
+        };
+        fs.set_inode_flags(caller, inode, flags).await?;
+        // The kernel keeps the old time of the last change (Linux 6.18), and is told before the
+        // caller goes on.
+        if let Some(notifier) = notifier
+            && let Err(error) = notifier.inval_inode(INodeNo(inode.0), ATTRIBUTES_ONLY, 0)
+        {
+            tracing::debug!(%error, "the kernel keeps old attributes");
         }
+        Ok(Vec::new())
     }
 }
 
