@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::processes::{Ring, assert_same, can_mount, make_tree, run};
+use crate::processes::{Ring, assert_same, atoll, can_mount, make_tree, run, unmount};
 
 /// Publishes `source` encrypted; the address, in its two parts.
 fn publish(ring: &Ring, source: &Path) -> (String, String) {
@@ -159,5 +159,5 @@ fn a_mount_of_an_encrypted_volume_does_not_show_its_key() {
     let mut command = ring.nodes[1].command(["mount", &volume]);
     run(command.arg(&empty).env("ATOLL_READ_KEY", &read_key)).ok();
     assert_same(&source, &empty);
-    run(crate::processes::atoll().arg("unmount").arg(&empty)).ok();
+    unmount(atoll().arg("unmount").arg(&empty));
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::processes::{
-    Ring, assert_same, atoll, can_mount, make_tree, noise, run, unpublished, until,
+    Ring, assert_same, atoll, can_mount, make_tree, noise, run, unmount, unpublished, until,
 };
 
 /// `ETIMEDOUT`.
@@ -27,7 +27,7 @@ fn a_mount_shows_the_tree_through_another_node() {
     assert_eq!(fs::metadata(&mount).expect("there").uid(), rustix::process::geteuid().as_raw());
     let twice = run(ring.nodes[1].command(["mount", &address]).arg(&mount));
     twice.failed(1, &["mounted at", "already"]);
-    run(atoll().arg("unmount").arg(&mount)).ok();
+    unmount(atoll().arg("unmount").arg(&mount));
     assert_eq!(fs::read_dir(&mount).expect("there").count(), 0, "unmounted");
     run(atoll().arg("unmount").arg(&mount)).failed(4, &["nothing is mounted"]);
 }

@@ -82,6 +82,21 @@ pub fn run(command: &mut Command) -> Said {
     }
 }
 
+/// Runs a command that unmounts, until nothing uses the mount: a program that another test starts
+/// holds, for a moment, all files that this process has open.
+#[track_caller]
+pub fn unmount(command: &mut Command) {
+    let mut said = run(command);
+    for _ in 0..100 {
+        if !said.stderr.contains("is in use") {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        said = run(command);
+    }
+    said.ok();
+}
+
 /// Waits until `done` says so.
 #[track_caller]
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {

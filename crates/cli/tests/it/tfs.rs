@@ -6,7 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::processes::{Ring, assert_same, atoll, can_mount, make_tree, noise, run, until};
+use crate::processes::{
+    Ring, assert_same, atoll, can_mount, make_tree, noise, run, unmount, until,
+};
 
 /// A mount that goes away with its test.
 pub struct Mounted(PathBuf);
@@ -19,7 +21,7 @@ impl Mounted {
     }
 
     pub fn unmount(self) {
-        run(atoll().args(["tfs", "unmount"]).arg(&self.0)).ok();
+        unmount(atoll().args(["tfs", "unmount"]).arg(&self.0));
     }
 }
 
@@ -157,7 +159,7 @@ fn an_image_is_closed_when_unmount_comes_back() {
         for n in 0..400 {
             fs::write(at.join(format!("{round} {n}")), noise(20_000, n)).expect("written");
         }
-        run(atoll().args(*command).arg(&at)).ok();
+        unmount(atoll().args(*command).arg(&at));
         e2fsck_finds_nothing(&image);
         run(atoll().args(["tfs", "check"]).arg(&image)).ok();
         drop(mount);

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::processes::{atoll, can_mount, run, signal, until};
+use crate::processes::{atoll, can_mount, run, signal, unmount, until};
 
 /// A new image and the process that serves it, until the test ends.
 struct Served {
@@ -76,7 +76,7 @@ fn sync_with_the_name_of_the_mount_point_makes_everything_durable() {
     run(atoll().args(["tfs", "unmount"]).arg(&served.at)).failed(1, &["not closed in order"]);
     run(atoll().args(["tfs", "mount"]).arg(&served.image).arg(&served.at)).ok();
     let kept = fs::read(served.at.join("a/file"));
-    run(atoll().args(["tfs", "unmount"]).arg(&served.at)).ok();
+    unmount(atoll().args(["tfs", "unmount"]).arg(&served.at));
     assert_eq!(kept.expect("there"), b"text");
 }
 
@@ -98,7 +98,7 @@ fn who_writes_when_the_server_is_told_to_end_can_finish() {
     run(atoll().args(["tfs", "check"]).arg(&served.image)).ok();
     run(atoll().args(["tfs", "mount"]).arg(&served.image).arg(&served.at)).ok();
     let kept = fs::read(served.at.join("file")).expect("there");
-    run(atoll().args(["tfs", "unmount"]).arg(&served.at)).ok();
+    unmount(atoll().args(["tfs", "unmount"]).arg(&served.at));
     assert_eq!(kept, b"before and after");
 }
 

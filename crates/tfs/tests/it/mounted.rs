@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_env::TokioRuntime;
 use atoll_gateway::fuse;
@@ -53,8 +54,13 @@ impl Mounted {
         self.directory.path().to_owned()
     }
 
+    /// Unmounts, which fails if anything stays in use. (A program that another test starts holds,
+    /// for a moment, all that this process has open.)
     fn unmount(mut self) {
-        self.runtime.block_on(self.mounted.unmount(false)).unwrap();
+        let not_used = |draining: fuse::Draining<'_>| {
+            assert!(!matches!(draining, fuse::Draining::Lazily { .. }), "somebody uses it");
+        };
+        self.runtime.block_on(self.mounted.drain(Duration::from_secs(10), not_used)).unwrap();
         self.tfs.unmount().unwrap();
     }
 }
