@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use atoll_env::{Bell, Env, Instant};
+use atoll_env::{Env, Instant, Notify};
 use atoll_key::PeerId;
 use atoll_overlay::peer_book::PeerBook;
 
@@ -70,7 +70,7 @@ pub(crate) struct PutTimes {
     line: Mutex<Line>,
     /// Held by the put that is next to get room on the line.
     next: futures_util::lock::Mutex<()>,
-    has_room: Bell,
+    has_room: Notify,
 }
 
 /// What this node is sending.
@@ -112,7 +112,7 @@ impl Drop for Sending {
     fn drop(&mut self) {
         if let Some((number, _)) = self.begun.get() {
             self.times.lock().puts.remove(number);
-            self.times.has_room.ring();
+            self.times.has_room.notify();
         }
     }
 }
@@ -124,7 +124,7 @@ impl Sending {
         if self.bytes > 0 {
             _next = self.times.next.lock().await;
             while !self.times.lock().has_room(self.bytes) {
-                self.times.has_room.rung().await;
+                self.times.has_room.notified().await;
             }
         }
         self.begins(env.now());
@@ -151,7 +151,7 @@ impl Sending {
     pub fn give_up_room(&self) {
         let (number, _) = self.begun.get().expect("only what is under way has room");
         self.times.lock().puts.get_mut(number).expect("under way").is_overdue = true;
-        self.times.has_room.ring();
+        self.times.has_room.notify();
     }
 
     /// The put was answered; `line_bytes` were on the line with it and before it. Puts share the
@@ -169,7 +169,7 @@ impl Sending {
             false => now.since(std::mem::replace(&mut line.since, now)).as_secs_f64(),
         };
         line.carried(start, self.bytes);
-        self.times.has_room.ring();
+        self.times.has_room.notify();
         if line_bytes >= LEAST_MEASURED_BYTES {
             let kept = REMEMBERED_SECS / (REMEMBERED_SECS + secs);
             line.measured_bytes = line.measured_bytes * kept + self.bytes as f64;

@@ -70,7 +70,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         inner.repair.remember_expected(&*inner.durable).await;
         seen = Some(inner.overlay.epoch());
         let ended = round(&inner).await;
-        inner.strays.due.ring();
+        inner.strays.due.notify();
         let again_after = match ended {
             Ended::Equal | Ended::Stuck => continue,
             Ended::Moving => AGAIN,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use atoll_env::{Bell, Instant};
+use atoll_env::{Instant, Notify};
 use atoll_key::{Key, KeyRange, PeerId};
 use atoll_overlay::{Neighbourhood, Node, distinct_peers};
 use minicbor::{Decode, Encode};
@@ -94,7 +94,7 @@ fn joins(one: &Scope, next: &Scope) -> bool {
 /// The shared state of repair.
 #[derive(Default)]
 pub(crate) struct Repair {
-    kicked: Bell,
+    kicked: Notify,
     state: Mutex<State>,
     /// The expected number that a restart would find.
     remembered: futures_util::lock::Mutex<usize>,
@@ -159,7 +159,7 @@ impl Repair {
     /// Something is missing somewhere: a round should run.
     pub fn kick(&self) {
         self.lock().clean = None;
-        self.kicked.ring();
+        self.kicked.notify();
     }
 
     /// A block was damaged here: it should be fetched again. Beyond [`MAX_DAMAGED`] only
@@ -254,7 +254,7 @@ impl Repair {
 
     /// Resolves when somebody has kicked since it last did. One waiter at a time.
     pub async fn wait_for_kick(&self) {
-        self.kicked.rung().await;
+        self.kicked.notified().await;
     }
 
     pub fn queue(&self, blocks: u64) {

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_env::{Bell, Instant, jittered, sleep};
+use atoll_env::{Instant, Notify, jittered, sleep};
 use atoll_key::{Key, KeyRange};
 use atoll_overlay::{Node, distinct_peers};
 use atoll_store::{BlockInfo, Usage};
@@ -60,8 +60,8 @@ const NEARLY_FULL_PERCENT: u64 = 90;
 /// What is known of strays.
 #[derive(Default)]
 pub(crate) struct Strays {
-    /// Rung when they should be gone through: after a round of repair.
-    pub due: Bell,
+    /// Notified when they should be gone through: after a round of repair.
+    pub due: Notify,
     /// The ranges of strays, by the position of their roots.
     ranges: Mutex<BTreeMap<Key, Stray>>,
 }
@@ -137,7 +137,7 @@ struct Budget {
 /// waits for it: they are other nodes' blocks.
 pub(crate) async fn run(inner: Arc<Inner>) {
     loop {
-        inner.strays.due.rung().await;
+        inner.strays.due.notified().await;
         let duties = duties_of(&inner.overlay.neighbourhoods(), inner.config.replicas);
         let again_after = match hand_over_strays(&inner, &duties).await {
             Ok(false) => continue,
@@ -148,7 +148,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
             }
         };
         sleep(&*inner.env, jittered(&*inner.env, again_after)).await;
-        inner.strays.due.ring();
+        inner.strays.due.notify();
     }
 }
 

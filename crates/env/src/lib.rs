@@ -7,7 +7,7 @@
 //!
 //! It knows nothing of peers, blocks or files.
 
-mod bell;
+mod notify;
 // This is the one place where a real clock is read.
 #[allow(clippy::disallowed_methods)]
 mod tokio_runtime;
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 
-pub use bell::Bell;
+pub use notify::Notify;
 pub use tokio_runtime::TokioRuntime;
 
 /// A boxed future that can move between threads.

@@ -81,7 +81,7 @@ pub(crate) async fn own(inner: &Inner, key: &Key) -> Option<Block> {
         Ok(answer) => answer,
         Err(error) => {
             tracing::info!(%key, %error, "a diverted copy could not be fetched");
-            inner.diversion.doubts.ring();
+            inner.diversion.doubts.notify();
             return None;
         }
     };
@@ -92,7 +92,7 @@ pub(crate) async fn own(inner: &Inner, key: &Key) -> Option<Block> {
         Err(error) => {
             tracing::warn!(%key, from = %holder, %error, "dropped a bad block");
             inner.counters.mark(holder.id);
-            inner.diversion.doubts.ring();
+            inner.diversion.doubts.notify();
             None
         }
     }
@@ -164,7 +164,7 @@ pub(crate) async fn renew(
     let answers = join_all(calls).await;
     for ((_, places), answer) in holders.iter().zip(answers) {
         let Some(RenewReply { held, over }) = answer else {
-            inner.diversion.doubts.ring();
+            inner.diversion.doubts.notify();
             continue;
         };
         reply.over = reply.over.or(over);

@@ -48,7 +48,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
     loop {
         let pause = if silent.is_empty() { CHECK_EVERY } else { CHECK_AGAIN };
         let slept = sleep(&*inner.env, jittered(&*inner.env, pause));
-        select(slept, Box::pin(inner.diversion.doubts.rung())).await;
+        select(slept, Box::pin(inner.diversion.doubts.notified())).await;
         match pass(&inner, &silent).await {
             Ok(now_silent) => silent = now_silent,
             Err(error) => tracing::error!(%error, "pointers could not be checked"),

@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_env::{Bell, Instant};
+use atoll_env::{Instant, Notify};
 use atoll_key::{Key, PeerId};
 use atoll_overlay::Node;
 use atoll_store::{BlockInfo, BlockStore, StoreError, Usage};
@@ -59,8 +59,8 @@ const MEMBER_SHARE_MILLIONTHS: u32 = 250_000;
 pub(crate) struct Diversion {
     pub records: Records,
     state: Mutex<State>,
-    /// Rung when pointers should be checked before it is due.
-    pub doubts: Bell,
+    /// Notified when pointers should be checked before it is due.
+    pub doubts: Notify,
     /// Blocks that are being taken for others.
     taking: Mutex<BTreeSet<Key>>,
 }
@@ -95,7 +95,7 @@ impl Diversion {
     pub fn new(records: Arc<dyn BlockStore>) -> Diversion {
         let records = Records::new(records);
         let (state, taking) = (Mutex::default(), Mutex::default());
-        Diversion { records, state, doubts: Bell::default(), taking }
+        Diversion { records, state, doubts: Notify::default(), taking }
     }
 
     /// Begins to take those of `keys` that are not being taken for another member.

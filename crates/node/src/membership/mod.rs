@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard};
 
-use atoll_env::{Bell, Env};
+use atoll_env::{Env, Notify};
 use atoll_key::PeerId;
 use atoll_net::{Admission, Members, Peer, Proven, Secret, Secrets, Verdict};
 
@@ -49,8 +49,8 @@ pub(crate) struct Membership {
     state: Mutex<State>,
     /// One record is written at a time.
     writing: Mutex<()>,
-    /// Rung when there is a new record, or somebody to compare it with.
-    news: Bell,
+    /// Notified when there is a new record, or somebody to compare it with.
+    news: Notify,
 }
 
 #[derive(Default)]
@@ -99,7 +99,7 @@ impl Membership {
             KnownMembers::default()
         });
         let state = Mutex::new(State { record, known, ..State::default() });
-        let (dir, writing, news) = (dir.clone(), Mutex::default(), Bell::default());
+        let (dir, writing, news) = (dir.clone(), Mutex::default(), Notify::default());
         Ok(Membership { env, dir, me, network, state, writing, news })
     }
 
@@ -144,7 +144,7 @@ impl Membership {
         state.refused_by = None;
         drop(state);
         tracing::info!(epoch, removed, "the network's secret was replaced");
-        self.news.ring();
+        self.news.notify();
         Ok(true)
     }
 
@@ -302,7 +302,7 @@ impl Members for Membership {
             state.refused_by = None;
         }
         drop(state);
-        self.news.ring();
+        self.news.notify();
         Admission::Member
     }
 

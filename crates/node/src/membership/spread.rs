@@ -64,7 +64,7 @@ impl Membership {
                 saved = self.env.now();
             }
             let pause = jittered(&*self.env, LOOK_EVERY);
-            let _ = timeout(&*self.env, pause, self.news.rung()).await;
+            let _ = timeout(&*self.env, pause, self.news.notified()).await;
         }
     }
 

@@ -146,7 +146,7 @@ impl Chord {
         let is_welcome = !self.owns(&new.node) && inner.servers.gate.is_possible(&new.node);
         if is_welcome && inner.to_meet.add(new) {
             drop(inner);
-            self.meet_bell.ring();
+            self.meetings_due.notify();
         }
     }
 

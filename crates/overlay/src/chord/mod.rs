@@ -49,7 +49,7 @@ mod warnings;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use atoll_env::{Bell, BoxFuture, Env, Instant, Task};
+use atoll_env::{BoxFuture, Env, Instant, Notify, Task};
 use atoll_key::{Key, PeerId};
 use atoll_net::{Peer, Transport};
 use futures_channel::oneshot;
@@ -80,12 +80,12 @@ pub struct Chord {
     env: Env,
     transport: Arc<dyn Transport>,
     config: ChordConfig,
-    /// Rung when the neighbourhood should be looked at before the next period.
-    stabilize_bell: Arc<Bell>,
-    /// Rung when fingers are missing.
-    finger_bell: Arc<Bell>,
-    /// Rung when there is somebody to meet.
-    meet_bell: Arc<Bell>,
+    /// Notified when the neighbourhood should be looked at before the next period.
+    stabilize_due: Arc<Notify>,
+    /// Notified when fingers are missing.
+    fingers_due: Arc<Notify>,
+    /// Notified when there is somebody to meet.
+    meetings_due: Arc<Notify>,
     peer_book: PeerBook,
     clocks: Mutex<ClockVotes>,
     inner: Mutex<Inner>,
@@ -210,9 +210,9 @@ impl Chord {
             env,
             transport,
             config,
-            stabilize_bell: Arc::default(),
-            finger_bell: Arc::default(),
-            meet_bell: Arc::default(),
+            stabilize_due: Arc::default(),
+            fingers_due: Arc::default(),
+            meetings_due: Arc::default(),
             peer_book,
             clocks: Mutex::default(),
         })
@@ -341,10 +341,10 @@ impl Chord {
             self.nudge(from, node);
         }
         if is_restless {
-            self.stabilize_bell.ring();
+            self.stabilize_due.notify();
         }
         if news.alone {
-            self.meet_bell.ring();
+            self.meetings_due.notify();
         }
         result
     }
@@ -372,7 +372,7 @@ impl Chord {
             had_fingers
         });
         if had_fingers {
-            self.finger_bell.ring();
+            self.fingers_due.notify();
         }
         let known = self.table_for_the_lost();
         if !known.is_empty() {
@@ -408,14 +408,14 @@ impl Chord {
         if inner.to_check.len() < MAX_TO_CHECK {
             inner.to_check.insert(node);
             drop(inner);
-            self.stabilize_bell.ring();
+            self.stabilize_due.notify();
         }
     }
 
     /// Has a virtual server stabilised before the next period.
     fn stabilize_soon(&self, index: u16) {
         self.lock().restless.insert(index);
-        self.stabilize_bell.ring();
+        self.stabilize_due.notify();
     }
 
     /// Where to ask next, from all tables, with latencies measured here (CFS §4.3: "node m

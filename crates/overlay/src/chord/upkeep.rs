@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use atoll_env::{Bell, Runtime, jittered, random_below, sleep};
+use atoll_env::{Notify, Runtime, jittered, random_below, sleep};
 use atoll_key::PeerId;
 use futures_util::StreamExt;
 use futures_util::future::{join_all, select};
@@ -51,13 +51,13 @@ impl Chord {
         }
         let unrung = Arc::default();
         let chores = [
-            (Chore::Stabilize, self.config.stabilize_every, &self.stabilize_bell),
-            (Chore::Fingers, self.config.fix_fingers_every, &self.finger_bell),
-            (Chore::Merge, self.config.merge_every, &self.meet_bell),
+            (Chore::Stabilize, self.config.stabilize_every, &self.stabilize_due),
+            (Chore::Fingers, self.config.fix_fingers_every, &self.fingers_due),
+            (Chore::Merge, self.config.merge_every, &self.meetings_due),
             (Chore::Audit, self.config.audit_every, &unrung),
         ];
-        for (chore, period, bell) in chores {
-            let work = repeat(self.this.clone(), self.env.clone(), chore, period, bell.clone());
+        for (chore, period, notify) in chores {
+            let work = repeat(self.this.clone(), self.env.clone(), chore, period, notify.clone());
             inner.tasks.push(self.env.spawn(Box::pin(work)));
         }
         if self.config.table == TablePolicy::Adaptive {
@@ -66,15 +66,15 @@ impl Chord {
         }
         let alone = inner.servers.is_alone();
         drop(inner);
-        self.finger_bell.ring();
+        self.fingers_due.notify();
         if alone {
-            self.meet_bell.ring();
+            self.meetings_due.notify();
         }
     }
 
-    async fn chore(&self, chore: Chore, round: u64, rung: bool) {
+    async fn chore(&self, chore: Chore, round: u64, notified: bool) {
         match chore {
-            Chore::Stabilize if rung => {
+            Chore::Stabilize if notified => {
                 self.lock().calm.disturb();
                 self.stabilize_restless().await;
             }
@@ -93,11 +93,11 @@ impl Chord {
                 self.join_the_rest().await;
                 self.note_calm();
             }
-            Chore::Fingers if rung => self.fill_fingers().await,
+            Chore::Fingers if notified => self.fill_fingers().await,
             Chore::Fingers => self.verify_finger(round).await,
             Chore::Merge => {
                 self.meet_all().await;
-                if !rung || self.is_alone() {
+                if !notified || self.is_alone() {
                     self.look_for_other_rings().await;
                 }
             }
@@ -349,7 +349,7 @@ impl Chord {
             }
         }
         if !self.lock().to_check.is_empty() {
-            self.stabilize_bell.ring();
+            self.stabilize_due.notify();
         }
     }
 
@@ -428,13 +428,13 @@ fn wanted_fingers(servers: &Servers) -> Vec<(u16, u32)> {
     servers.states().flat_map(of_state).collect()
 }
 
-/// Runs a chore every period and whenever its bell rings, as long as the node exists.
+/// Runs a chore every period and whenever it is notified, as long as the node exists.
 async fn repeat(
     chord: Weak<Chord>,
     env: Arc<dyn Runtime>,
     chore: Chore,
     period: Duration,
-    bell: Arc<Bell>,
+    notify: Arc<Notify>,
 ) {
     let mut round = 0;
     let first = Duration::from_nanos(random_below(&*env, period.as_nanos().max(1) as u64));
@@ -443,12 +443,12 @@ async fn repeat(
         return;
     };
     loop {
-        let rung = {
-            let waiting = select(env.sleep_until(due), Box::pin(bell.rung())).await;
+        let notified = {
+            let waiting = select(env.sleep_until(due), Box::pin(notify.notified())).await;
             matches!(waiting, futures_util::future::Either::Right(_))
         };
         let Some(strong) = chord.upgrade() else { return };
-        strong.chore(chore, round, rung).await;
+        strong.chore(chore, round, notified).await;
         let hurry = match chore {
             Chore::Merge => strong.is_alone(),
             Chore::Stabilize => strong.lock().calm.pace() == 1,
@@ -460,10 +460,10 @@ async fn repeat(
             Chore::Fingers | Chore::Audit => period,
         };
         drop(strong);
-        if !rung {
+        if !notified {
             round += 1;
         }
-        if !rung || env.now() >= due {
+        if !notified || env.now() >= due {
             due = env.now() + jittered(&*env, period);
         }
         if hurry {

@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use atoll_env::{Bell, Env, Instant, Task};
+use atoll_env::{Env, Instant, Notify, Task};
 use atoll_vfs::Errno;
 
 use crate::device::Device;
@@ -95,7 +95,7 @@ struct Shared {
     /// It is unmounted, or about to be.
     ended: AtomicBool,
     /// The running transaction fills up: committed beside the calls, it makes none wait.
-    commit_due: Arc<Bell>,
+    commit_due: Arc<Notify>,
     /// The task that commits, cleans and chooses avoided chunks.
     upkeep: OnceLock<Task>,
     read_only: bool,
@@ -163,7 +163,7 @@ impl Shared {
             let (has_room, fills_up) = (meta.has_room(before + blocks), meta.fills_up());
             drop(core);
             if fills_up {
-                self.commit_due.ring();
+                self.commit_due.notify();
             }
             if has_room {
                 return Ok(passage);

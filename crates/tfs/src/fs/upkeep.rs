@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use atoll_env::{Bell, Env, timeout};
+use atoll_env::{Env, Notify, timeout};
 
 use super::Shared;
 
@@ -35,11 +35,11 @@ impl Shared {
 }
 
 /// Errors end all changes, and the next call says so.
-async fn keep_up(env: Env, due: Arc<Bell>, shared: Weak<Shared>) {
+async fn keep_up(env: Env, due: Arc<Notify>, shared: Weak<Shared>) {
     let mut clean_at = env.now() + CLEAN_EVERY;
     let mut choose_at = env.now() + CHOOSE_EVERY;
     loop {
-        let _ = timeout(&*env, COMMIT_EVERY, due.rung()).await;
+        let _ = timeout(&*env, COMMIT_EVERY, due.notified()).await;
         let Some(shared) = shared.upgrade() else { return };
         if shared.ended.load(Ordering::SeqCst) || shared.failed.get().is_some() {
             return;
