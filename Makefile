@@ -47,8 +47,8 @@ bench: bench-andrew
 bench-andrew:
 	@scripts/bench-andrew $(ANDREW)
 
-bench-wan:
-	cargo bench --locked -p atoll-cli --bench wan -- $(WAN)
+bench-wan: build
+	cargo run --release --locked -p atoll-bench -- $(WAN)
 
 fuzz:
 	cargo run --release --locked -p atoll-fuzz -- --seconds $(SECONDS_EACH)

@@ -19,15 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use machine::{machine, today};
-use noise::noise;
-
-#[path = "wan/machine.rs"]
-mod machine;
-#[path = "wan/noise.rs"]
-mod noise;
-#[path = "wan/process.rs"]
-mod process;
+use atoll_bench::{machine, noise, start_node, today};
 
 const NODES: usize = 5;
 const FILE_BYTES: usize = 100 << 20;
@@ -218,7 +210,7 @@ impl Ring {
             let mut up = Command::new(&ring.binary);
             up.arg("--dir").arg(&dir).args(["up", "--listen", "127.0.0.1:0"]);
             up.stderr(Stdio::null());
-            ring.processes.push(process::start(up, &code));
+            ring.processes.push(start_node(up, &code));
             ring.dirs.push(dir);
             if i == 0 {
                 timed(ring.atoll(0).args(["status", "--wait", "joined"]));

@@ -150,8 +150,8 @@ fn text(tfs: &[Day], kernel: &[Day], memory: Option<(f64, f64)>, rounds: usize) 
         text,
         "\nMeasured {} on {}, {rounds} rounds in turns; medians, and the quartiles of the rounds' \
          ratios.\n\n| task | TFS | kernel | TFS / kernel |\n|---|---|---|---|",
-        crate::machine::today(),
-        crate::machine::machine(),
+        atoll_bench::today(),
+        atoll_bench::machine(),
     );
     let mut row = |task: &str, unit: &str, figures: [Vec<f64>; 2]| {
         let [one, other] = &figures;

@@ -15,8 +15,6 @@
 
 mod disks;
 mod everyday;
-#[path = "../wan/machine.rs"]
-mod machine;
 mod phases;
 mod report;
 mod tree;

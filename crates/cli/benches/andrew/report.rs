@@ -7,8 +7,8 @@ use std::path::Path;
 use crate::ROUNDS;
 use crate::disks::{Disk, Subject};
 use crate::everyday;
-use crate::machine::{machine, today};
 use crate::phases::{PHASES, Times};
+use atoll_bench::{machine, today};
 
 /// What lies at this share of the values, between neighbours in proportion.
 pub fn quantile(values: &[f64], share: f64) -> f64 {

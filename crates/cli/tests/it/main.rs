@@ -11,8 +11,6 @@ mod live;
 mod members;
 mod mounts;
 mod moving;
-#[path = "../../benches/wan/noise.rs"]
-mod noise;
 mod processes;
 mod publishing;
 mod running;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-pub use crate::noise::noise;
+pub use atoll_bench::noise;
 
 /// How long anything may take on a busy machine before a test gives up.
 pub const PATIENCE: Duration = Duration::from_secs(90);

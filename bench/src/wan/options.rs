@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::sites::Sites;
 
 pub const USAGE: &str = "\
-cargo bench -p atoll-cli --bench wan -- [OPTION]...
+make bench-wan WAN='[OPTION]...'
   --quick            three readers, one run, 1 MiB and 16 MiB
   --large-mib N      size of the large file [100; quick: 16]
   --readers A,B,...  only these sites read
@@ -17,7 +17,7 @@ cargo bench -p atoll-cli --bench wan -- [OPTION]...
   --mbit N           rate of the access lines, Mbit/s [100]
   --queue-kib N      what may wait at either end of an access line, KiB [256]
   --up OPTION        a further option for `atoll up`, besides --cache 0; may be repeated
-  --atoll FILE       another program than the one built
+  --atoll FILE       another program than the `atoll` beside this one
   --out DIR          where wan.csv and wan.md go [nowhere]";
 
 #[derive(Clone, Debug)]
@@ -54,15 +54,13 @@ impl Options {
             mbit: 100.0,
             queue_kib: 256.0,
             up: ["--cache", "0"].map(String::from).to_vec(),
-            atoll: PathBuf::from(env!("CARGO_BIN_EXE_atoll")),
+            atoll: program_beside_this_one(),
             out: None,
         };
         let mut arguments = std::env::args().skip(1);
         while let Some(name) = arguments.next() {
             let mut value = || arguments.next().ok_or(format!("{name} needs a value"));
             match name.as_str() {
-                // From cargo.
-                "--bench" => {}
                 "--quick" => options.quick = true,
                 "--predict-only" => options.predict_only = true,
                 "--places" => options.places = number(&value()?)?,
@@ -124,6 +122,11 @@ impl Options {
             None => (0..SITES).collect(),
         }
     }
+}
+
+/// The `atoll` of the same build: it lies in the same directory.
+fn program_beside_this_one() -> PathBuf {
+    std::env::current_exe().expect("this program has a path").with_file_name("atoll")
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {

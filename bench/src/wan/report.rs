@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::machine::{machine, today};
 use crate::measure::{Download, Results, SMALL_BYTES, Streamed};
 use crate::options::Options;
+use atoll_bench::{machine, today};
 
 pub fn write(options: &Options, results: &Results) {
     let text = text(options, results);

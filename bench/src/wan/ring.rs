@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use atoll_key::PeerId;
 
-use crate::process;
 use crate::wide::{Wide, address};
+use atoll_bench::start_node;
 
 const PORT: u16 = 7543;
 
@@ -41,7 +41,7 @@ impl Ring {
             ]);
             let log = std::fs::File::create(temp.join(format!("node{site}.log"))).expect("a log");
             up.args(options).stderr(log);
-            ring.processes.push(process::start(up, &code));
+            ring.processes.push(start_node(up, &code));
             ring.dirs.push(dir);
             if site == 0 {
                 ring.run(0, &["status", "--wait", "joined"]);

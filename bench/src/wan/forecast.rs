@@ -7,10 +7,10 @@ use std::time::Duration;
 use atoll_key::{PeerId, SecretKey, VolumeId};
 
 use crate::measure::{SMALL_BYTES, tcp_model, without_cache};
-use crate::noise::noise;
 use crate::options::Options;
 use crate::predict::{Model, Reading, Setting};
 use crate::report::median;
+use atoll_bench::noise;
 
 /// Readings of one site at one size, one for each run, and the streams to it.
 struct Site {

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 /// Runs `up`, an `atoll up` whose standard error is taken care of, and hands it the code of
 /// the network it is to enter; without one it makes a network.
-pub fn start(mut up: Command, code: &str) -> Child {
+pub fn start_node(mut up: Command, code: &str) -> Child {
     up.args((!code.is_empty()).then_some(["--join", "-"]).into_iter().flatten());
     let started = up.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
     let mut process = started.expect("it runs");

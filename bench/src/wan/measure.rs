@@ -8,7 +8,6 @@ use atoll_dht::{CacheAt, DhtConfig};
 use atoll_key::{PeerId, VolumeAddress, VolumeId};
 use atoll_sim::{Control, TcpModel};
 
-use crate::noise::noise;
 use crate::options::Options;
 use crate::predict::{Model, Setting};
 use crate::ring::Ring;
@@ -16,6 +15,7 @@ use crate::router::{Lines, Traffic};
 use crate::sites::Sites;
 use crate::stream;
 use crate::wide::Wide;
+use atoll_bench::noise;
 
 pub const SMALL_BYTES: u64 = 1 << 20;
 /// Runs of a command that fetches nothing, for what a command costs by itself.

@@ -13,13 +13,10 @@
 #![allow(clippy::disallowed_methods)]
 
 mod forecast;
-mod machine;
 mod measure;
 mod nest;
-mod noise;
 mod options;
 mod predict;
-mod process;
 mod report;
 mod ring;
 mod router;

@@ -1,0 +1,14 @@
+//! What all measurements of real nodes share: data that does not compress, starting a node, and
+//! where and when something was measured. The program beside it (`wan/`) measures downloads over
+//! long distances.
+
+// Measurements read the real clock.
+#![allow(clippy::disallowed_methods)]
+
+mod machine;
+mod noise;
+mod process;
+
+pub use machine::{machine, today};
+pub use noise::noise;
+pub use process::start_node;
