@@ -11,7 +11,6 @@ mod map;
 mod mkfs;
 mod mount;
 mod picture;
-mod png;
 mod set;
 mod stat;
 pub mod unmount;

@@ -204,17 +204,22 @@ pub fn svg(map: &BlockMap) -> String {
 pub fn png(map: &BlockMap) -> Vec<u8> {
     let rows = map.cells.len().div_ceil(PICTURE_COLUMNS);
     let (width, height) = (PICTURE_COLUMNS * CELL_PX, rows * CELL_PX);
-    let mut pixels = Vec::with_capacity(height * (1 + 3 * width));
+    let mut pixels = Vec::with_capacity(height * 3 * width);
     for cells in map.cells.chunks(PICTURE_COLUMNS) {
-        // Each line begins with its filter: none.
-        let mut line = vec![0];
+        let mut line = Vec::new();
         for column in 0..PICTURE_COLUMNS {
             let colour = cells.get(column).map_or([255; 3], mixed);
             line.extend(std::iter::repeat_n(colour, CELL_PX).flatten());
         }
         pixels.extend(std::iter::repeat_n(&line, CELL_PX).flatten());
     }
-    super::png::rgb(width, height, &pixels)
+    let mut file = Vec::new();
+    let mut encoder = png::Encoder::new(&mut file, width as u32, height as u32);
+    encoder.set_color(png::ColorType::Rgb);
+    let mut writer = encoder.write_header().expect("a map has cells, and memory takes all bytes");
+    writer.write_image_data(&pixels).expect("there are as many pixels as the header says");
+    writer.finish().expect("memory takes all bytes");
+    file
 }
 
 #[cfg(test)]
