@@ -41,7 +41,11 @@ impl Allowance {
     /// For the work with `peer` from now on.
     pub fn of(inner: &Inner, peer: PeerId) -> Allowance {
         let now = inner.env.now();
-        let limit = if inner.repair.is_fit(&peer, now) { PEER_LIMIT } else { UNFIT_LIMIT };
+        let limit = match inner.repair.is_fit(&peer, now) {
+            _ if !inner.config.mechanisms.allowance => Duration::from_secs(24 * 3600),
+            true => PEER_LIMIT,
+            false => UNFIT_LIMIT,
+        };
         Allowance { peer, limit, until: now + limit, waited: Duration::ZERO, blocks: 0, bytes: 0 }
     }
 

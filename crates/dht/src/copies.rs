@@ -88,11 +88,14 @@ pub(crate) async fn charges(
         return Ok(charges);
     }
     let mut hearing = Hearing::new(unknown.iter().map(|index| copies[*index]).collect());
-    if !is_outside {
+    let vouched = inner.config.mechanisms.vouching;
+    if !vouched {
+        confirm(inner, from).await?;
+    } else if !is_outside {
         hearing.ask(inner, neighbours(inner, from, &hearing)).await;
     }
     let mut near = is_neighbour(inner, from);
-    if (0..unknown.len()).any(|place| hearing.agreed(place).is_none()) {
+    if vouched && (0..unknown.len()).any(|place| hearing.agreed(place).is_none()) {
         confirm(inner, from).await?;
         let ReplicaSets { sets, beyond, beside } =
             replica_sets(inner, from, &hearing, is_outside).await;

@@ -318,7 +318,8 @@ async fn compare(
 fn offered(inner: &Inner, node: &PeerId, items: &[Item], outcome: &mut Outcome) -> Vec<Key> {
     let (repair, now) = (&inner.repair, inner.env.now());
     let is_fit = repair.is_fit(node, now);
-    let is_on_its_way = |item: &&Item| inner.under_way.is_on_its_way(node, &item.key);
+    let leaves = inner.config.mechanisms.under_way;
+    let is_on_its_way = |i: &&Item| leaves && inner.under_way.is_on_its_way(node, &i.key);
     let (on_their_way, others): (Vec<&Item>, Vec<&Item>) = items.iter().partition(is_on_its_way);
     let may = |item: &&Item| is_fit && repair.may_offer(node, &item.key, now);
     let count = others.len();

@@ -202,7 +202,7 @@ struct Race {
 impl Race {
     fn new(inner: Arc<Inner>, key: Key, set: Vec<Node>) -> Race {
         let waiting = by_nearness(&inner, set);
-        let may_hedge = inner.config.hedge;
+        let may_hedge = inner.config.hedge && inner.config.mechanisms.hedged_fetches;
         inner.hedges.earn(inner.config.hedge_percent);
         let (calls, watched) = (FuturesUnordered::new(), Vec::new());
         Race { inner, key, waiting, calls, watched, may_hedge, hedge: None, is_late: false }
@@ -216,7 +216,7 @@ impl Race {
         let (inner, key) = (self.inner.clone(), self.key);
         let start = inner.env.now();
         let under_way = inner.fetch_times.asked(node.peer.id);
-        if inner.config.hedge {
+        if inner.config.hedge && inner.config.mechanisms.hedged_fetches {
             self.watched.push(Watched { node, start, is_slow: false });
         }
         self.calls.push(Box::pin(async move {
@@ -235,7 +235,8 @@ impl Race {
     async fn next(&mut self) -> Option<(Node, Result<Step<Block>, CallError>)> {
         loop {
             // With hedging, one question is always under way that is not overdue.
-            let all_late = self.inner.config.hedge && self.watched.is_empty();
+            let hedges = self.inner.config.hedge && self.inner.config.mechanisms.hedged_fetches;
+            let all_late = hedges && self.watched.is_empty();
             if self.calls.is_empty() || all_late {
                 self.start();
             }
@@ -262,6 +263,10 @@ impl Race {
     fn due(&self, watched: &Watched) -> Instant {
         let (id, times) = (&watched.node.peer.id, &self.inner.fetch_times);
         let short = self.inner.overlay.peer_book();
+        if !self.inner.config.mechanisms.block_times {
+            let late = if watched.is_slow { short.late_after(id) } else { short.p95(id) };
+            return watched.start + late;
+        }
         watched.start
             + match watched.is_slow {
                 false => times.slow_after(id, short, watched.start),
@@ -328,7 +333,9 @@ fn by_nearness(inner: &Inner, mut set: Vec<Node>) -> Vec<Node> {
         let worth = (book.standing(peer, now), book.is_avoided(&peer.id, now));
         (worth, expected(inner, &peer.id), node)
     });
-    nearest_last(rated.collect(), |equal| random_below(&*inner.env, equal as u64) as usize)
+    let spread = inner.config.mechanisms.equal_replicas;
+    let choose = |equal: usize| if spread { random_below(&*inner.env, equal as u64) } else { 0 };
+    nearest_last(rated.collect(), |equal| choose(equal) as usize)
 }
 
 /// By worth, the least first, and within it by what is expected, the shortest last. Of those
@@ -351,7 +358,11 @@ fn nearest_last<W: Ord, N>(
 
 /// How long a block from `peer` will take, compared with one from another.
 fn expected(inner: &Inner, peer: &PeerId) -> Duration {
-    inner.fetch_times.expected(peer, inner.overlay.peer_book().expected(peer))
+    let expected = inner.overlay.peer_book().expected(peer);
+    match inner.config.mechanisms.busy_replicas {
+        true => inner.fetch_times.expected(peer, expected),
+        false => expected,
+    }
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use crate::fetch::HedgeBudget;
 use crate::lease_clock::LeaseClock;
 use crate::leaving::Leaving;
 use crate::losses::Losses;
+use crate::mechanisms::Mechanisms;
 use crate::messages::{self, BlockHeader};
 use crate::put_times::PutTimes;
 use crate::quorum::Background;
@@ -124,6 +125,8 @@ pub struct DhtConfig {
     pub signed_cache: Duration,
     /// Whether other nodes keep copies for which a replica has no room (PAST §3.3).
     pub divert: bool,
+    /// What is switched off, in an experiment.
+    pub mechanisms: Mechanisms,
 }
 
 impl Default for DhtConfig {
@@ -159,6 +162,7 @@ impl Default for DhtConfig {
             cache_asks: 2,
             signed_cache: Duration::from_secs(10),
             divert: true,
+            mechanisms: Mechanisms::default(),
         }
     }
 }
@@ -334,6 +338,9 @@ impl Inner {
         publisher: Peer,
         digest: Option<[u8; 32]>,
     ) -> Result<(), Refusal> {
+        if !self.config.mechanisms.confirmations {
+            return Ok(());
+        }
         let limit = self.config.call_limit / 2;
         let (env, transport) = (&self.env, &self.transport);
         self.confirmations.confirm(env, transport, &from.id, publisher, digest, limit).await

@@ -121,9 +121,9 @@ fn limits(inner: &Inner, deadline: Instant) -> WalkLimits {
         deadline: deadline.since(inner.env.now()),
         selection: inner.config.selection,
         routes: inner.config.routes,
-        confirm: CONFIRM_ABSENCE,
+        confirm: if inner.config.mechanisms.confirmed_absence { CONFIRM_ABSENCE } else { 1 },
         asks: MAX_ASKS,
-        hedge: inner.config.hedge,
+        hedge: inner.config.hedge && inner.config.mechanisms.hedged_walks,
         guess: true,
     }
 }
@@ -149,6 +149,7 @@ async fn search(
             known.are(named);
             known
         }
+        _ if !inner.config.mechanisms.guessed_sets => Replicas::default(),
         _ => Replicas::guessed(inner.overlay.likely_roots(&key)),
     };
     let replicas = Arc::new(Mutex::new(replicas));
@@ -302,7 +303,8 @@ fn heal(inner: &Arc<Inner>, block: &Block, trace: &Trace) {
         .take(inner.config.replicas)
         .collect();
     // A copy of what has expired would outlive it.
-    if lacking.is_empty() || block.header.lease_secs == 0 {
+    let heals = inner.config.mechanisms.healing;
+    if lacking.is_empty() || block.header.lease_secs == 0 || !heals {
         return;
     }
     inner.env.spawn(Box::pin(send_copies(inner.clone(), lacking, block.clone())));
@@ -346,12 +348,16 @@ pub(crate) async fn get_signed(inner: &Arc<Inner>, key: Key) -> Result<SignedBlo
 
 /// This node has read or written that version of a signed block.
 pub(crate) fn saw(inner: &Inner, key: Key, version: u64) {
+    if !inner.config.mechanisms.seen_versions {
+        return;
+    }
     inner.seen.saw(&inner.env, &inner.durable, key, version);
 }
 
 /// Whether this node has seen a newer version of a signed block.
 fn is_older_than_seen(inner: &Inner, key: &Key, version: u64) -> bool {
-    inner.seen.version(key).is_some_and(|seen| version < seen)
+    inner.config.mechanisms.seen_versions
+        && inner.seen.version(key).is_some_and(|seen| version < seen)
 }
 
 /// Fetches a signed block that a replica had at most `max_age` ago.
@@ -504,7 +510,7 @@ async fn ask_signed_of(inner: &Arc<Inner>, replicas: &[Node], key: Key) -> (Vec<
     let mut heard: Vec<HeldSigned> = replicas.iter().map(|_| Err(CallError::TimedOut)).collect();
     let (mut holders, mut version, mut agree) = (0, None, true);
     loop {
-        let majority = 2 * holders > replicas.len();
+        let majority = 2 * holders > replicas.len() && inner.config.mechanisms.signed_majority;
         if (majority && agree) || (holders > 0 && waited_for.is_empty()) {
             return (heard, calls);
         }

@@ -38,7 +38,7 @@ use crate::seen::SeenVersions;
 use crate::stats::{Counters, DhtStats};
 use crate::status::RepairStatus;
 use crate::strays::{self, Strays};
-use crate::turns::Turns;
+use crate::turns::{Limits, Turns};
 use crate::writes::Writes;
 use crate::{path_cache, proof, repair, serve, store_blocks, upkeep};
 
@@ -72,6 +72,7 @@ impl Dht {
         let cache = Cache::new(config.cache_bytes, config.cache_asks, salt);
         // Receipts and leases need clocks that agree.
         let env = network_time(env, overlay.clone());
+        let limited = config.mechanisms.turns;
         let clock = LeaseClock::resume(&*durable, env.now(), env.unix_ms() / 1000);
         let losses = Losses::remembering(&*durable, env.now());
         let inner = Inner {
@@ -94,8 +95,8 @@ impl Dht {
             cache: Mutex::new(cache),
             hedges: HedgeBudget::default(),
             fetch_times: Arc::default(),
-            comparing: Turns::new(serve::COMPARING),
-            proving: Turns::new(proof::LIMITS),
+            comparing: Turns::new(if limited { serve::COMPARING } else { Limits::NONE }),
+            proving: Turns::new(if limited { proof::LIMITS } else { Limits::NONE }),
             writes: Writes::default(),
             put_times: Arc::default(),
             under_way: Arc::default(),

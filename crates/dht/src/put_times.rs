@@ -130,7 +130,8 @@ impl Sending {
         self.begins(env.now());
     }
 
-    fn begins(&self, now: Instant) {
+    /// The put is under way, whether or not there is room.
+    pub fn begins(&self, now: Instant) {
         let mut line = self.times.lock();
         if line.held_bytes() == 0 {
             line.since = now;

@@ -102,12 +102,16 @@ impl<T: Send + 'static> Calls<T> {
         let inner = self.inner.clone();
         let bytes = if inner.is_me(&node) { 0 } else { bytes };
         let sending = Arc::new(inner.put_times.sending(self.waits_for, bytes));
-        let is_watched = inner.is_me(&node) || answers(&inner, &node);
+        let waits = !inner.config.mechanisms.hedged_puts;
+        let is_watched = waits || inner.is_me(&node) || answers(&inner, &node);
         if is_watched {
             self.watched.push(Watched { node, sending: sending.clone(), line_bytes: 0 });
         }
         self.calls.push(Box::pin(async move {
-            sending.begin(&inner.env).await;
+            match inner.config.mechanisms.line_window {
+                true => sending.begin(&inner.env).await,
+                false => sending.begins(inner.env.now()),
+            }
             let line_bytes = inner.put_times.held_bytes();
             if !is_watched {
                 sending.give_up_room();
@@ -164,8 +168,13 @@ impl<T: Send + 'static> Calls<T> {
 
     /// When a call will be overdue; `None` while it waits for room on the line.
     fn due(&self, watched: &Watched) -> Option<Instant> {
+        let mechanisms = &self.inner.config.mechanisms;
+        if !mechanisms.hedged_puts {
+            return None;
+        }
         let (times, book) = (&self.inner.put_times, self.inner.overlay.peer_book());
-        let (id, bytes) = (&watched.node.peer.id, watched.line_bytes);
+        let bytes = if mechanisms.line_rate { watched.line_bytes } else { 0 };
+        let id = &watched.node.peer.id;
         Some(watched.sending.start()? + times.patience(id, self.waits_for, bytes, book))
     }
 

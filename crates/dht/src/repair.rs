@@ -182,7 +182,8 @@ async fn side_by_side(
     let (mut waiting, mut outcomes) = (replicas.into_iter(), Vec::new());
     let mut exchanges = FuturesUnordered::new();
     loop {
-        if exchanges.len() < MAX_SIDE_BY_SIDE
+        let at_once = if inner.config.mechanisms.side_by_side { MAX_SIDE_BY_SIDE } else { 1 };
+        if exchanges.len() < at_once
             && let Some(next) = waiting.next()
         {
             let given = given.remove(&next.0.peer.id).unwrap_or_default();

@@ -350,7 +350,8 @@ async fn room_at_replicas(
 ) -> Option<OverQuota> {
     let Origin::Publisher { owner, .. } = origin else { return None };
     let peers = inner.overlay.estimated_peers();
-    if added_bytes == 0 || !inner.quota.is_near_limit(&*inner.store, peers, *owner) {
+    let asks = inner.config.mechanisms.room_questions;
+    if added_bytes == 0 || !asks || !inner.quota.is_near_limit(&*inner.store, peers, *owner) {
         return None;
     }
     let is_root = blocks.iter().any(is_signed);
@@ -515,5 +516,8 @@ pub(crate) fn size_of(inner: &Inner, set: &[Node]) -> usize {
 /// The replicas a put must count on, see [`Repair::expected_replicas`].
 pub(crate) fn expected_replicas(inner: &Inner) -> usize {
     let replicas = present_replicas(inner);
+    if !inner.config.mechanisms.expected_replicas {
+        return replicas;
+    }
     inner.repair.expected_replicas(inner.env.now(), replicas, inner.config.shrink_after)
 }

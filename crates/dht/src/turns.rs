@@ -39,6 +39,17 @@ pub(crate) struct Limits {
     pub acquaintances: u64,
 }
 
+impl Limits {
+    /// Nothing is limited.
+    pub const NONE: Limits = Limits {
+        at_once: usize::MAX,
+        of_one: usize::MAX,
+        peer: u64::MAX,
+        strangers: u64::MAX,
+        acquaintances: u64::MAX,
+    };
+}
+
 /// Who is being answered, and what it has cost.
 #[derive(Debug)]
 pub(crate) struct Turns {

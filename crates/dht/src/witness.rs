@@ -157,7 +157,8 @@ async fn doubts(
     ask_first: impl Fn(&mut Calls<Vec<bool>>, Node),
 ) -> Vec<Doubt> {
     let mut others = shuffled(inner, set).into_iter();
-    if others.len() == 0 || expected.is_empty() {
+    let asks = inner.config.mechanisms.verified_acks;
+    if others.len() == 0 || expected.is_empty() || !asks {
         return Vec::new();
     }
     let first = first_answer(inner, &mut others, ask_first).await;
@@ -230,7 +231,7 @@ pub(crate) async fn check_put(
     // The root may still be sending what a majority has to the others.
     let (late, doubts): (Vec<Doubt>, Vec<Doubt>) =
         doubts.into_iter().partition(|doubt| doubt.is_settled(0, size));
-    if !late.is_empty() {
+    if !late.is_empty() && inner.config.mechanisms.later_puts {
         let kept = late.iter().map(|doubt| blocks[doubt.index].clone()).collect();
         put_later(inner, set, origin, kept, late);
     }

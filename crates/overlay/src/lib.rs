@@ -9,6 +9,7 @@
 pub mod checker;
 pub mod chord;
 pub mod clock;
+mod mechanisms;
 pub mod peer_book;
 pub mod walk;
 pub mod wire;
@@ -21,6 +22,7 @@ use atoll_key::{IdProfile, Key, KeyRange, NodeId, PeerId};
 use atoll_net::Peer;
 
 use crate::clock::ClockReport;
+pub use crate::mechanisms::Mechanisms;
 use crate::peer_book::PeerBook;
 use crate::walk::WalkError;
 
@@ -185,6 +187,11 @@ pub trait Overlay: Send + Sync + 'static {
 
     /// What is known of other nodes first-hand: how fast they answer, and who lied.
     fn peer_book(&self) -> &PeerBook;
+
+    /// What is switched off, in an experiment.
+    fn mechanisms(&self) -> Mechanisms {
+        Mechanisms::default()
+    }
 
     /// Where to ask next for `key`. With `as_root` the asker took this node for the
     /// key's root: if it is not, the answer is `Back`, never a trip around the ring.

@@ -30,6 +30,7 @@ use atoll_env::Instant;
 use atoll_key::PeerId;
 use atoll_net::Peer;
 
+use crate::Mechanisms;
 use conduct::{AVOIDED_FROM, Conduct};
 use silence::Silence;
 use timing::Timing;
@@ -61,12 +62,13 @@ const SILENCE_LASTS: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct PeerBook {
     silence_lasts: Duration,
+    mechanisms: Mechanisms,
     pages: Mutex<Pages>,
 }
 
 impl Default for PeerBook {
     fn default() -> PeerBook {
-        PeerBook { silence_lasts: SILENCE_LASTS, pages: Mutex::default() }
+        PeerBook::with(SILENCE_LASTS, Mechanisms::default())
     }
 }
 
@@ -96,8 +98,8 @@ struct Page {
 
 impl PeerBook {
     /// A book in which the first silence of a peer is held against it for `silence_lasts`.
-    pub fn forgiving_after(silence_lasts: Duration) -> PeerBook {
-        PeerBook { silence_lasts, ..PeerBook::default() }
+    pub fn with(silence_lasts: Duration, mechanisms: Mechanisms) -> PeerBook {
+        PeerBook { silence_lasts, mechanisms, pages: Mutex::default() }
     }
 
     /// A call to `peer` was answered after `took`.
@@ -153,7 +155,7 @@ impl PeerBook {
     /// Whether `peer` left the last call made to it unanswered.
     pub fn standing(&self, peer: &Peer, now: Instant) -> Standing {
         let pages = self.lock();
-        if now >= pages.silences_end {
+        if now >= pages.silences_end || !self.mechanisms.silence {
             return Standing::Answers;
         }
         pages.peers.get(&peer.id).map_or(Standing::Answers, |page| page.standing(peer, now))
@@ -228,7 +230,7 @@ impl PeerBook {
 
     /// Whether `peer` has lied so often of late that others are asked first.
     pub fn is_avoided(&self, peer: &PeerId, now: Instant) -> bool {
-        self.lock().score(peer, now) >= AVOIDED_FROM
+        self.mechanisms.conduct && self.lock().score(peer, now) >= AVOIDED_FROM
     }
 
     /// All who are avoided, and their [trust](PeerBook::trust): for people.

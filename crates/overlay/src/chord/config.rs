@@ -9,8 +9,8 @@ use super::explore::TablePolicy;
 use super::gate::Rules;
 use super::list::{DISTINCT_SUCCESSORS, ListLength};
 use super::peers::RememberedPeer;
-use crate::MAX_VIRTUAL_SERVERS;
 use crate::walk::Selection;
+use crate::{MAX_VIRTUAL_SERVERS, Mechanisms};
 
 /// What can be set. The times fit a LAN and the open internet alike; all but the first
 /// are guesses that the simulator bears out.
@@ -59,6 +59,8 @@ pub struct ChordConfig {
     pub suspect_for: Duration,
     /// Cards that the user named: they are called for as long as the node runs.
     pub bootstrap: Vec<Peer>,
+    /// What is switched off, in an experiment.
+    pub mechanisms: Mechanisms,
     /// Peers known from an earlier run, in the order of [`super::Chord::remembered`].
     pub remembered: Vec<RememberedPeer>,
 }
@@ -83,6 +85,7 @@ impl Default for ChordConfig {
             call_limit: Duration::from_secs(2),
             suspect_for: Duration::from_secs(10),
             bootstrap: Vec::new(),
+            mechanisms: Mechanisms::default(),
             remembered: Vec::new(),
         }
     }

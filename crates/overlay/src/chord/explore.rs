@@ -253,7 +253,8 @@ impl Chord {
     /// See [`crate::Overlay::named`]: whoever is new here is unsure, as long as nobody else
     /// names it and no check bears it out.
     pub(super) fn table_named(&self, teller: &PeerId, nodes: &[Node]) {
-        if !self.is_adaptive() || self.config.profile == IdProfile::Address {
+        let learns = self.config.mechanisms.learning_in_passing;
+        if !self.is_adaptive() || self.config.profile == IdProfile::Address || !learns {
             return;
         }
         let now = self.env.now();
@@ -300,13 +301,15 @@ impl Chord {
         if nodes.is_empty() {
             return route;
         }
-        nodes.extend(inner.guess_roots(key, now).into_iter().take(MAX_GUESSES));
+        if self.config.mechanisms.guesses {
+            nodes.extend(inner.guess_roots(key, now).into_iter().take(MAX_GUESSES));
+        }
         Route::closer(nodes)
     }
 
     /// See [`crate::Overlay::likely_roots`].
     pub(super) fn guess_roots(&self, key: &Key) -> Vec<Node> {
-        if !self.is_adaptive() {
+        if !self.is_adaptive() || !self.config.mechanisms.guesses {
             return Vec::new();
         }
         let now = self.env.now();
@@ -369,7 +372,7 @@ impl Chord {
             let now = self.env.now();
             let mut inner = self.lock();
             let knows_all = inner.servers.states().all(|state| state.knows_whole_ring());
-            if !inner.servers.joined() || knows_all {
+            if !inner.servers.joined() || knows_all || !self.config.mechanisms.exploration {
                 return IDLE_PAUSE;
             }
             let wait = inner.explorer.budget.wait_for(Table::QUESTION_BYTES, now, LONGEST_WAIT);
@@ -412,6 +415,9 @@ impl Chord {
         let now = self.env.now();
         match answer {
             Ok(mut answer) => {
+                if !self.config.mechanisms.told_deaths {
+                    answer.leave_out_deaths();
+                }
                 let mut inner = self.lock();
                 answer.leave_out(|node| !inner.servers.gate.is_possible(node));
                 inner.show_neighbours(now);

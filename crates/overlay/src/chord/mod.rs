@@ -57,7 +57,7 @@ use futures_channel::oneshot;
 use crate::clock::{ClockReport, ClockVotes};
 use crate::peer_book::PeerBook;
 use crate::walk::{Found, WalkError};
-use crate::{MAX_VIRTUAL_SERVERS, Neighbourhood, Node, Overlay, Route};
+use crate::{MAX_VIRTUAL_SERVERS, Mechanisms, Neighbourhood, Node, Overlay, Route};
 use calm::Calm;
 use checks::CheckQueue;
 pub use config::ChordConfig;
@@ -185,7 +185,7 @@ impl Chord {
         config.remembered.iter().for_each(|peer| remembered.restore(*peer));
         config.bootstrap.iter().for_each(|card| remembered.name(*card));
         let explorer = Explorer::new(&config, first, env.now());
-        let peer_book = PeerBook::forgiving_after(config.suspect_for);
+        let peer_book = PeerBook::with(config.suspect_for, config.mechanisms);
         Arc::new_cyclic(|this| Chord {
             this: this.clone(),
             inner: Mutex::new(Inner {
@@ -330,7 +330,8 @@ impl Chord {
         }
         let epoch = inner.servers.epoch();
         let waiters = std::mem::take(&mut inner.waiters);
-        news.nudges.retain(|nudge| inner.nudging.insert(*nudge));
+        let nudges = self.config.mechanisms.nudges;
+        news.nudges.retain(|nudge| nudges && inner.nudging.insert(*nudge));
         let is_restless = !news.restless.is_empty();
         inner.restless.extend(news.restless);
         drop(inner);
@@ -388,7 +389,9 @@ impl Chord {
         let mut inner = self.lock();
         let Inner { servers, checking, .. } = &mut *inner;
         for list in servers.states().map(ChordState::successors) {
-            if let Some(at) = list.iter().position(|node| node.peer == *late) {
+            if self.config.mechanisms.group_pings
+                && let Some(at) = list.iter().position(|node| node.peer == *late)
+            {
                 nodes.extend(list[at + 1..].iter().take(CHECKED_TOGETHER));
             }
         }
@@ -423,7 +426,9 @@ impl Chord {
     fn routed(&self, key: &Key, as_root: bool) -> Route {
         let route = self.lock().servers.route(key, as_root);
         let mut route = self.with_table(key, route);
-        if let Route::Closer(leads) = &mut route {
+        if let Route::Closer(leads) = &mut route
+            && self.config.mechanisms.latency_reports
+        {
             for lead in leads {
                 lead.latency = self.peer_book.latency(&lead.node.peer.id);
             }
@@ -447,6 +452,10 @@ impl Overlay for Chord {
 
     fn peer_book(&self) -> &PeerBook {
         &self.peer_book
+    }
+
+    fn mechanisms(&self) -> Mechanisms {
+        self.config.mechanisms
     }
 
     fn route(&self, key: &Key, as_root: bool) -> Route {
@@ -528,6 +537,9 @@ impl Overlay for Chord {
     }
 
     fn clock_correction_ms(&self) -> i64 {
+        if !self.config.mechanisms.clocks {
+            return 0;
+        }
         self.clocks().correction_ms(self.env.unix_ms(), self.env.now())
     }
 

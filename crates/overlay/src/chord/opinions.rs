@@ -41,7 +41,8 @@ impl Chord {
             self.stabilize_server(0).await;
         }
         let Some(by) = self.doubted_by() else { return Ok(()) };
-        let witnesses = self.choose_witnesses(&by, &way);
+        let asks = self.config.mechanisms.opinions;
+        let witnesses = if asks { self.choose_witnesses(&by, &way) } else { Vec::new() };
         let said = join_all(witnesses.iter().map(|witness| self.is_reached_by(witness))).await;
         let agree = 1 + said.iter().filter(|reaches| **reaches == Some(false)).count();
         let contradict = said.iter().filter(|reaches| **reaches == Some(true)).count();

@@ -101,7 +101,8 @@ impl Chord {
                 let meet: Meet = messages::decode(header)?;
                 let hops_left = meet.hops_left.min(MEET_HOPS);
                 let source = Some(from.id);
-                if !self.lock().meetings.take(from.id, self.env.now()) {
+                let limits = self.config.mechanisms.report_limits;
+                if limits && !self.lock().meetings.take(from.id, self.env.now()) {
                     let text = "too many introductions of late";
                     return Err(Refusal::new(Refusal::OVERLOADED, text));
                 }
@@ -208,7 +209,8 @@ impl Chord {
             named.retain(|n| !self.owns(n) && reported.iter().any(|dead| dead.peer == n.peer));
             named.dedup_by_key(|node| node.peer);
             let mut suspects = named.clone();
-            suspects.retain(|node| inner.warnings.take(node.peer, from.id, now));
+            let limits = self.config.mechanisms.report_limits;
+            suspects.retain(|node| !limits || inner.warnings.take(node.peer, from.id, now));
             (named.len(), suspects)
         };
         if named > 0 && suspects.is_empty() {

@@ -101,7 +101,9 @@ impl Chord {
                     self.look_for_other_rings().await;
                 }
             }
-            Chore::Audit if self.config.check_nodes => self.audit_due().await,
+            Chore::Audit if self.config.check_nodes && self.config.mechanisms.audits => {
+                self.audit_due().await
+            }
             Chore::Audit => {}
         }
     }
@@ -120,7 +122,7 @@ impl Chord {
             || !inner.servers.joined()
             || inner.servers.is_alone();
         let epoch = inner.servers.epoch();
-        inner.calm.note(epoch, doubts);
+        inner.calm.note(epoch, doubts || !self.config.mechanisms.calm);
     }
 
     /// Has all lists fetched again in this round, if there is or was reason to.

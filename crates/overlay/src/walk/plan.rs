@@ -418,7 +418,7 @@ impl<'w> Plan<'w> {
 
     /// Warns the guide nearest to the key of all that failed since it last answered.
     fn warning(&mut self) -> Option<Next> {
-        if self.warnings >= MAX_WARNINGS {
+        if self.warnings >= MAX_WARNINGS || !self.overlay.mechanisms().warnings {
             return None;
         }
         let dead = self.dead.len() + self.presumed_dead.len();

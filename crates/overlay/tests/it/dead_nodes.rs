@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_env::Instant;
+use atoll_overlay::Mechanisms;
 use atoll_overlay::peer_book::{PeerBook, Standing};
 use atoll_overlay::walk::{Said, Step, WalkError, WalkLimits};
 
@@ -48,7 +49,7 @@ fn a_silent_node_is_asked_when_nobody_else_is_left() {
 
 #[test]
 fn a_node_that_returned_is_asked_again_after_a_while() {
-    let book = PeerBook::forgiving_after(Duration::ZERO);
+    let book = PeerBook::with(Duration::ZERO, Mechanisms::default());
     let mut script =
         Script::new(start_at(&[8, 5])).on(8, false, |n| root(n, &[10])).on(10, true, done);
     script.peer_book = book;

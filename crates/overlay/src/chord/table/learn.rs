@@ -82,6 +82,11 @@ pub struct Learned {
 }
 
 impl Learned {
+    /// Leaves out who is said to be dead.
+    pub fn leave_out_deaths(&mut self) {
+        self.ages.iter_mut().filter(|age| **age & DEAD != 0).for_each(|age| *age = UNKNOWN);
+    }
+
     /// Leaves out nodes named that cannot be on the asker's network at all.
     pub fn leave_out(&mut self, is_impossible: impl Fn(&Node) -> bool) {
         if !self.nodes.0.iter().any(&is_impossible) {

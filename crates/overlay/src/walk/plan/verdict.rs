@@ -60,6 +60,9 @@ impl Plan<'_> {
     /// Whether these may be the distances of all the nodes that follow the key first, if
     /// so many are usually named.
     fn may_be_all(&self, places: impl Iterator<Item = Key>, listed: f64, doubt: Doubt) -> bool {
+        if !self.overlay.mechanisms().density {
+            return true;
+        }
         let mut distances: Vec<f64> = places.map(|at| at.as_fraction()).collect();
         distances.sort_unstable_by(f64::total_cmp);
         distances.dedup();

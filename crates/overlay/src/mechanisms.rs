@@ -1,0 +1,62 @@
+//! Switches for what this crate adds to the papers, so that the laboratory can measure what
+//! each mechanism buys (`docs/design/mechanisms.md`). A node runs with all of them on.
+
+/// One switch a mechanism; on by default.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mechanisms {
+    /// Peers that were caught lying are asked last ([`crate::peer_book`]).
+    pub conduct: bool,
+    /// Peers that left a call unanswered are asked last.
+    pub silence: bool,
+    /// Roots and lists too sparse for the ring's density are doubted ([`crate::walk`]).
+    pub density: bool,
+    /// Nodes that the table takes for a key's root are asked before the way is.
+    pub guesses: bool,
+    /// Routes say how far away each named node is (CFS §4.3).
+    pub latency_reports: bool,
+    /// The previous hop is told of dead nodes that it named (CFS Figure 5, `alert`).
+    pub warnings: bool,
+    /// Successor lists are cross-checked with others'.
+    pub audits: bool,
+    /// A newcomer that its successor rejects asks others before it gives up.
+    pub opinions: bool,
+    /// Stabilize rounds become rarer while nothing changes.
+    pub calm: bool,
+    /// Predecessors are told at once when a list changes, and stabilize then.
+    pub nudges: bool,
+    /// The adaptive table asks peers about nodes with what its budget leaves.
+    pub exploration: bool,
+    /// The adaptive table takes over deaths that others have noticed.
+    pub told_deaths: bool,
+    /// Whoever the answers of lookups name enters the adaptive table.
+    pub learning_in_passing: bool,
+    /// The nodes after a slow one are pinged together with it.
+    pub group_pings: bool,
+    /// The network's time is the median of the peers' clocks.
+    pub clocks: bool,
+    /// Reports of death and introductions are limited for each peer.
+    pub report_limits: bool,
+}
+
+impl Default for Mechanisms {
+    fn default() -> Mechanisms {
+        Mechanisms {
+            conduct: true,
+            silence: true,
+            density: true,
+            guesses: true,
+            latency_reports: true,
+            warnings: true,
+            audits: true,
+            opinions: true,
+            calm: true,
+            nudges: true,
+            exploration: true,
+            told_deaths: true,
+            learning_in_passing: true,
+            group_pings: true,
+            clocks: true,
+            report_limits: true,
+        }
+    }
+}
