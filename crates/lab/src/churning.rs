@@ -67,10 +67,11 @@ impl ChurningRing {
             .iter()
             .map(|_| Arc::new(MemoryStore::new(STORE_BYTES)) as Arc<dyn BlockStore>)
             .collect();
-        let seat = |n: usize| Node::of(sim.peer(hosts[n]));
-        let mut circle: Vec<Node> = schedule.first.iter().map(|(n, _)| seat(*n)).collect();
+        let position = |n: usize| Node::of(sim.peer(hosts[n]));
+        let mut circle: Vec<Node> = schedule.first.iter().map(|(n, _)| position(*n)).collect();
         circle.sort_by_key(|node| node.id);
-        let begin = |n: usize| start(&sim, hosts[n], &[seat(n)], &circle, &plan, stores[n].clone());
+        let begin =
+            |n: usize| start(&sim, hosts[n], &[position(n)], &circle, &plan, stores[n].clone());
         let members: Vec<(Member, f64)> =
             schedule.first.iter().map(|(n, up_secs)| (begin(*n), *up_secs)).collect();
         if tables == Tables::Full {

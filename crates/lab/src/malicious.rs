@@ -204,12 +204,12 @@ fn look_up_among_liars(
         members.swap(n, chosen);
     }
     let (liars, honest) = members.split_at(liars);
-    let seat = |n: &usize| Node::of(ring.sim.peer(ring.members[*n].host));
-    let mut positions: Vec<Node> = liars.iter().map(seat).collect();
+    let position = |n: &usize| Node::of(ring.sim.peer(ring.members[*n].host));
+    let mut positions: Vec<Node> = liars.iter().map(position).collect();
     positions.sort_by_key(|node| node.id);
     let positions = Arc::new(positions);
     for (nth, at) in liars.iter().enumerate() {
-        let (lie, me) = (LIES[nth % LIES.len()], seat(at));
+        let (lie, me) = (LIES[nth % LIES.len()], position(at));
         ring.disguise(*at, |honest, overlay| {
             Arc::new(Liar { lie, me, honest, overlay, ring: positions.clone() })
         });

@@ -16,7 +16,7 @@ use atoll_net::{Router, Service};
 use atoll_overlay::chord::state::ChordState;
 use atoll_overlay::chord::table::{self, Evidence};
 use atoll_overlay::chord::{Chord, ChordConfig, TablePolicy};
-use atoll_overlay::{Node, Overlay, Seat};
+use atoll_overlay::{Node, Overlay, VirtualServerId};
 use atoll_sim::{Connections, HostConfig, HostId, Latency, RttMatrix, Sim, SimConfig};
 use atoll_store::{BlockStore, MemoryStore};
 use bytes::Bytes;
@@ -117,20 +117,20 @@ impl Ring {
         let sim = Sim::new(config);
         let link = |n: usize| links.get(n).cloned().unwrap_or_default();
         let hosts: Vec<HostId> = (0..plan.nodes).map(|n| sim.add_host(link(n))).collect();
-        let seats: Vec<Vec<Node>> = hosts
+        let positions: Vec<Vec<Node>> = hosts
             .iter()
             .enumerate()
             .map(|(n, host)| {
                 let count = plan.virtual_servers.get(n).copied().unwrap_or(1);
-                let seat = |index| Seat { profile: plan.chord.profile, index };
-                (0..count).map(|index| Node::at(sim.peer(*host), seat(index))).collect()
+                let position = |index| VirtualServerId { profile: plan.chord.profile, index };
+                (0..count).map(|index| Node::at(sim.peer(*host), position(index))).collect()
             })
             .collect();
-        let mut circle: Vec<Node> = seats.iter().flatten().copied().collect();
+        let mut circle: Vec<Node> = positions.iter().flatten().copied().collect();
         circle.sort_by_key(|node| node.id);
-        let starts = hosts.iter().zip(&seats).enumerate();
+        let starts = hosts.iter().zip(&positions).enumerate();
         let members = starts
-            .map(|(n, (host, seats))| start(&sim, *host, seats, &circle, plan, store(n)))
+            .map(|(n, (host, positions))| start(&sim, *host, positions, &circle, plan, store(n)))
             .collect();
         let ring = Ring { sim, members };
         if plan.chord.table == TablePolicy::Adaptive {
@@ -265,16 +265,17 @@ fn bits_of_a_table(positions: usize, room: usize) -> u32 {
 pub(crate) fn start(
     sim: &Sim,
     host: HostId,
-    seats: &[Node],
+    positions: &[Node],
     circle: &[Node],
     plan: &Plan,
     store: Arc<dyn BlockStore>,
 ) -> Member {
     let (env, transport) = (sim.env(host), sim.transport(host));
     let mut config = plan.chord.clone();
-    config.virtual_servers = u16::try_from(seats.len()).expect("so many fit a plan");
+    config.virtual_servers = u16::try_from(positions.len()).expect("so many fit a plan");
     let length = config.list_length();
-    let states = seats.iter().map(|seat| ChordState::perfect(*seat, circle, length)).collect();
+    let states =
+        positions.iter().map(|position| ChordState::perfect(*position, circle, length)).collect();
     let chord = Chord::with_states(env.clone(), transport.clone(), config, states);
     let keys = Arc::new(SimulatedKeys(transport.local().id));
     let dht = Dht::new(

@@ -214,7 +214,7 @@ mod tests {
         Node {
             id: NodeId(key),
             peer: Peer { id: PeerId([position; 32]), addr },
-            seat: crate::Seat::default(),
+            virtual_server: crate::VirtualServerId::default(),
         }
     }
 

@@ -30,38 +30,39 @@ use crate::walk::WalkError;
 /// is refused, so that nobody can try indices until one falls beside a victim (CFS §4.4).
 pub const MAX_VIRTUAL_SERVERS: u16 = 128;
 
-/// How a node comes to a ring position: by the network's profile, from a virtual index
-/// (CFS §4.1, §5.3).
+/// Which of a node's virtual servers: with the node's key and address it determines the ring
+/// position (CFS §4.1, §5.3).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct Seat {
+pub struct VirtualServerId {
     /// What the position is the hash of.
     pub profile: IdProfile,
-    /// Which of the node's virtual servers it is, below [`MAX_VIRTUAL_SERVERS`].
+    /// The virtual index, below [`MAX_VIRTUAL_SERVERS`].
     pub index: u16,
 }
 
-/// A place on the ring and the node at it: one virtual server (CFS §5.3). The position is
-/// always derived from the card and the seat, never taken from anybody's word.
+/// One virtual server of a node (CFS §5.3) and its ring position. The position is always
+/// computed from the peer's key or address and the virtual index, never taken from a message.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Node {
     /// The ring position.
     pub id: NodeId,
-    /// The node's address card.
+    /// The node's key and address.
     pub peer: Peer,
-    /// How the position follows from the card.
-    pub seat: Seat,
+    /// Which of that node's virtual servers.
+    pub virtual_server: VirtualServerId,
 }
 
 impl Node {
     /// The node's virtual server 0, where IDs are hashes of public keys.
     pub fn of(peer: Peer) -> Node {
-        Node::at(peer, Seat::default())
+        Node::at(peer, VirtualServerId::default())
     }
 
-    /// The virtual server of `peer` that has this seat.
-    pub fn at(peer: Peer, seat: Seat) -> Node {
-        let id = seat.profile.position(&peer.id, peer.addr.ip(), u32::from(seat.index));
-        Node { id, peer, seat }
+    /// The virtual server of `peer` with this identifier.
+    pub fn at(peer: Peer, virtual_server: VirtualServerId) -> Node {
+        let VirtualServerId { profile, index } = virtual_server;
+        let id = profile.position(&peer.id, peer.addr.ip(), u32::from(index));
+        Node { id, peer, virtual_server }
     }
 }
 

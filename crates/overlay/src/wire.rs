@@ -11,11 +11,11 @@ use minicbor::decode::Error as DecodeError;
 use minicbor::encode::{Error as EncodeError, Write};
 use minicbor::{Decode, Decoder, Encode, Encoder};
 
-use crate::{Lead, MAX_VIRTUAL_SERVERS, Node, Route, Seat};
+use crate::{Lead, MAX_VIRTUAL_SERVERS, Node, Route, VirtualServerId};
 
 /// The most nodes in one message.
 pub const MAX_NODES: usize = 256;
-/// Marks a seat of the `address` profile in a [`WireNode`].
+/// Marks a virtual server of the `address` profile in a [`WireNode`].
 const ADDRESS_PROFILE: u16 = 1 << 15;
 
 /// Nodes as they travel: a list of [`WireNode`]s.
@@ -37,7 +37,7 @@ impl<'b, C> Decode<'b, C> for WireNodes {
 }
 
 /// One node as it travels: the byte string of a [`WirePeer`], followed by two bytes for
-/// its seat unless that is virtual server 0 of the `identity` profile: the virtual index,
+/// its virtual server unless that is virtual server 0 of the `identity` profile: the virtual index,
 /// with the highest bit set in the `address` profile.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WireNode(pub Node);
@@ -45,8 +45,8 @@ pub struct WireNode(pub Node);
 impl<C> Encode<C> for WireNode {
     fn encode<W: Write>(&self, e: &mut Encoder<W>, _: &mut C) -> Result<(), EncodeError<W::Error>> {
         let mut bytes = WirePeer(self.0.peer).to_bytes();
-        let Seat { profile, index } = self.0.seat;
-        if self.0.seat != Seat::default() {
+        let VirtualServerId { profile, index } = self.0.virtual_server;
+        if self.0.virtual_server != VirtualServerId::default() {
             let mark = if profile == IdProfile::Address { ADDRESS_PROFILE } else { 0 };
             bytes.extend_from_slice(&(index | mark).to_be_bytes());
         }
@@ -64,13 +64,13 @@ fn node_from_bytes(bytes: &[u8]) -> Option<Node> {
     if let Some(peer) = WirePeer::from_bytes(bytes) {
         return Some(Node::of(peer.0));
     }
-    let (peer, seat) = bytes.split_last_chunk::<2>()?;
-    let seat = u16::from_be_bytes(*seat);
+    let (peer, mark) = bytes.split_last_chunk::<2>()?;
+    let mark = u16::from_be_bytes(*mark);
     let profile =
-        if seat & ADDRESS_PROFILE == 0 { IdProfile::Identity } else { IdProfile::Address };
-    let index = seat & !ADDRESS_PROFILE;
+        if mark & ADDRESS_PROFILE == 0 { IdProfile::Identity } else { IdProfile::Address };
+    let index = mark & !ADDRESS_PROFILE;
     let peer = WirePeer::from_bytes(peer)?.0;
-    (index < MAX_VIRTUAL_SERVERS).then(|| Node::at(peer, Seat { profile, index }))
+    (index < MAX_VIRTUAL_SERVERS).then(|| Node::at(peer, VirtualServerId { profile, index }))
 }
 
 /// A key as it travels: 64 bytes.

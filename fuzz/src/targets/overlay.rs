@@ -92,7 +92,7 @@ fn some_table() -> Table {
     let mut ring: Vec<_> = (1..20).map(node).collect();
     ring.sort_by_key(|node| node.id);
     let mut table = Table::new(ring[0], 64, now() - 5000);
-    table.set_seats(&[(ring[0], ring[1..4].to_vec())], ring[0].peer.id, now() - 900);
+    table.set_own(&[(ring[0], ring[1..4].to_vec())], ring[0].peer.id, now() - 900);
     ring[1..].iter().for_each(|node| table.heard(node, now() - 900));
     table
 }

@@ -13,7 +13,7 @@
 //! ring of running nodes.
 
 use atoll_key::KeyRange;
-use atoll_overlay::{Node, Seat};
+use atoll_overlay::{Node, VirtualServerId};
 
 use crate::LabError;
 use crate::chart::{Axis, Chart, Ink, Mark, Point, Series};
@@ -91,11 +91,11 @@ fn kinds() -> Vec<Kind> {
 
 fn plan(setting: Setting, seed: u64, virtual_servers: Vec<u16>) -> Plan {
     let nodes = virtual_servers.len();
-    let seats = virtual_servers.iter().map(|count| usize::from(*count)).sum();
+    let positions = virtual_servers.iter().map(|count| usize::from(*count)).sum();
     Plan {
         seed,
         nodes,
-        chord: setting.chord(seats),
+        chord: setting.chord(positions),
         dht: setting.dht(),
         upkeep: false,
         virtual_servers,
@@ -132,29 +132,30 @@ fn shares_of_blocks(ring: &Ring) -> Vec<f64> {
 /// The share of all copies that each node keeps: of each part of the circle, those whose
 /// positions follow it first have one, as many different nodes as there are copies.
 fn shares_of_space(ring: &Ring, kind: Kind) -> Vec<f64> {
-    let mut seats: Vec<(Node, usize)> = Vec::new();
+    let mut positions: Vec<(Node, usize)> = Vec::new();
     for (at, member) in ring.members.iter().enumerate() {
         let peer = ring.sim.peer(member.host);
-        let seat = |index| Node::at(peer, Seat { index, ..Seat::default() });
-        seats.extend((0..kind.virtual_servers).map(|index| (seat(index), at)));
+        let position =
+            |index| Node::at(peer, VirtualServerId { index, ..VirtualServerId::default() });
+        positions.extend((0..kind.virtual_servers).map(|index| (position(index), at)));
     }
-    seats.sort_by_key(|(node, _)| node.id);
+    positions.sort_by_key(|(node, _)| node.id);
     let copies = kind.setting.dht().replicas.min(ring.members.len());
     let mut shares = vec![0.0; ring.members.len()];
-    for (n, (node, _)) in seats.iter().enumerate() {
-        let (before, _) = seats[(n + seats.len() - 1) % seats.len()];
+    for (n, (node, _)) in positions.iter().enumerate() {
+        let (before, _) = positions[(n + positions.len() - 1) % positions.len()];
         let part = KeyRange::new(*before.id.key(), *node.id.key()).fraction();
-        for at in keepers(&seats, n, copies) {
+        for at in keepers(&positions, n, copies) {
             shares[at] += part / copies as f64;
         }
     }
     shares
 }
 
-/// The first so many different members at and after seat `n`.
-fn keepers(seats: &[(Node, usize)], n: usize, copies: usize) -> Vec<usize> {
+/// The first so many different members at and after position `n`.
+fn keepers(positions: &[(Node, usize)], n: usize, copies: usize) -> Vec<usize> {
     let mut keepers = Vec::with_capacity(copies);
-    for (_, at) in seats[n..].iter().chain(&seats[..n]) {
+    for (_, at) in positions[n..].iter().chain(&positions[..n]) {
         if keepers.len() == copies {
             break;
         }

@@ -161,7 +161,7 @@ impl Chord {
     }
 
     async fn audit(&self, index: u16) {
-        let me = self.lock().servers.seat(index);
+        let me = self.lock().servers.position(index);
         let mut heard = self.hear_witnesses(index, &me).await;
         let mut news = 0;
         for guide in &heard.unaware {
@@ -392,7 +392,7 @@ impl Chord {
         source: PeerId,
         candidates: &mut BTreeMap<Key, (Node, PeerId)>,
     ) {
-        let me = self.lock().servers.seat(index);
+        let me = self.lock().servers.position(index);
         let mut missing: Vec<(Key, Node)> = named
             .iter()
             .filter(|node| self.is_missing(index, node))

@@ -68,7 +68,7 @@ impl Chord {
 
     /// Whether the virtual server answers and is on a ring.
     pub(super) async fn call_ping(&self, to: &Node) -> Result<bool, CallError> {
-        let ping = Ping { to: VirtualIndex(to.seat.index), nonce: None };
+        let ping = Ping { to: VirtualIndex(to.virtual_server.index), nonce: None };
         let header = messages::encode(&ping);
         let alive: Alive = self.call(to, messages::PING, header).await?;
         Ok(alive.joined)
@@ -79,7 +79,10 @@ impl Chord {
         if let Some(told) = self.own_told(to) {
             return told.ok_or_else(|| Refusal::new(NOT_JOINED, "not on a ring yet").into());
         }
-        let header = messages::encode(&Seen { to: VirtualIndex(to.seat.index), ..Seen::default() });
+        let header = messages::encode(&Seen {
+            to: VirtualIndex(to.virtual_server.index),
+            ..Seen::default()
+        });
         let said: Surroundings = self.call(to, messages::NEIGHBOURS, header).await?;
         Ok(Told {
             predecessor: said.predecessor.map(|n| n.0),
@@ -94,7 +97,7 @@ impl Chord {
         to: &Node,
         seen: Option<u64>,
     ) -> Result<Surroundings, CallError> {
-        let (to_index, from) = (VirtualIndex(to.seat.index), VirtualIndex(from));
+        let (to_index, from) = (VirtualIndex(to.virtual_server.index), VirtualIndex(from));
         let header = messages::encode(&Seen { epoch: seen, to: to_index, from });
         self.call(to, messages::NOTIFY, header).await
     }
@@ -150,7 +153,7 @@ impl Chord {
     pub(super) fn nudge(&self, from: u16, node: Node) {
         let chord = self.this.clone();
         let Some(strong) = chord.upgrade() else { return };
-        let nudge = Nudge { to: VirtualIndex(node.seat.index), from: VirtualIndex(from) };
+        let nudge = Nudge { to: VirtualIndex(node.virtual_server.index), from: VirtualIndex(from) };
         self.env.spawn(Box::pin(async move {
             // Whether it arrives does not matter: the next period tells as well.
             let _ = strong.call_raw(&node, messages::NUDGE, messages::encode(&nudge)).await;

@@ -124,7 +124,7 @@ pub struct Claim<W> {
 
 impl<W> Claim<W> {
     fn add(&mut self, node: &Node, waiter: Option<W>) {
-        self.indices.insert(node.seat.index);
+        self.indices.insert(node.virtual_server.index);
         if self.waiters.len() < MAX_WAITERS {
             self.waiters.extend(waiter);
         }
@@ -303,7 +303,7 @@ mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
 
     use super::*;
-    use crate::Seat;
+    use crate::VirtualServerId;
 
     fn id(n: u16) -> PeerId {
         let mut id = [0; 32];
@@ -397,7 +397,8 @@ mod tests {
     #[test]
     fn a_false_index_does_not_displace_the_true_one() {
         let mut queue = CheckQueue::<()>::default();
-        let at = |index| Node::at(node(1).peer, Seat { index, ..Seat::default() });
+        let at =
+            |index| Node::at(node(1).peer, VirtualServerId { index, ..VirtualServerId::default() });
         queue.ask(at(0), known(1), None);
         queue.ask(at(77), known(9), None);
         assert_eq!(queue.next(START), Some(node(1).peer));

@@ -25,7 +25,7 @@ use super::table::sweep::Wish;
 use super::table::{Evidence, MAX_ENTRIES, Table, Trust, secs};
 use super::{Chord, ChordConfig, Inner};
 use crate::walk::Trace;
-use crate::{MAX_CLOSER, MAX_GUESSES, Node, Route, Seat};
+use crate::{MAX_CLOSER, MAX_GUESSES, Node, Route, VirtualServerId};
 
 /// Which table a node keeps beside its successor lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -111,17 +111,17 @@ impl Inner {
             return;
         }
         let is_first = self.explorer.seen.replace((epoch, second)).is_none();
-        let me = self.servers.seat(0).peer.id;
-        let seats: Vec<(Node, Vec<Node>)> = self
+        let me = self.servers.position(0).peer.id;
+        let own: Vec<(Node, Vec<Node>)> = self
             .servers
             .states()
             .filter(|state| state.joined())
             .map(|state| (state.me(), state.successors().to_vec()))
             .collect();
-        if seats.is_empty() {
+        if own.is_empty() {
             return;
         }
-        self.explorer.table.set_seats(&seats, me, second);
+        self.explorer.table.set_own(&own, me, second);
         if is_first {
             // A ring that was started at rest: its fingers count as checked.
             let fingers = self.servers.states().flat_map(|state| state.fingers());
@@ -241,7 +241,7 @@ impl Chord {
     /// call: others have to name it, or this node to check it. Where positions follow from
     /// addresses it does not enter at all, or each stranger would cost a check.
     pub(super) fn table_called(&self, from: &Peer) {
-        let node = Node::at(*from, Seat { profile: self.config.profile, index: 0 });
+        let node = Node::at(*from, VirtualServerId { profile: self.config.profile, index: 0 });
         if self.config.profile == IdProfile::Address {
             self.table_refreshed(&node);
         } else if self.is_adaptive() && !self.owns(&node) {

@@ -106,7 +106,7 @@ impl Gate {
         }
         let admits = |checked: &Checked| {
             checked.addr == node.peer.addr
-                && node.seat.index < checked.servers
+                && node.virtual_server.index < checked.servers
                 && now.since(checked.at) < CHECK_LASTS
         };
         match self.checked.get(&node.peer.id) {
@@ -118,7 +118,8 @@ impl Gate {
 
     /// Whether a node can have this place at all in this network.
     pub fn is_possible(&self, node: &Node) -> bool {
-        node.seat.profile == self.rules.profile && node.seat.index < self.rules.max_virtual_servers
+        node.virtual_server.profile == self.rules.profile
+            && node.virtual_server.index < self.rules.max_virtual_servers
     }
 
     /// The peer was found at its address and runs so many virtual servers.
@@ -244,7 +245,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::Seat;
+    use crate::VirtualServerId;
 
     const NOW: Instant = Instant(5_000_000_000);
 
@@ -255,7 +256,7 @@ mod tests {
     }
 
     fn node(n: u16, index: u16) -> Node {
-        Node::at(peer(n, 1), Seat { index, ..Seat::default() })
+        Node::at(peer(n, 1), VirtualServerId { index, ..VirtualServerId::default() })
     }
 
     #[test]
@@ -293,8 +294,8 @@ mod tests {
         let gate = Gate::new(rules);
         assert_eq!(gate.judge(&node(1, 3), NOW), Verdict::Welcome);
         assert_eq!(gate.judge(&node(1, 4), NOW), Verdict::Suspected);
-        let seat = Seat { profile: IdProfile::Address, index: 0 };
-        assert_eq!(gate.judge(&Node::at(peer(1, 1), seat), NOW), Verdict::Suspected);
+        let other = VirtualServerId { profile: IdProfile::Address, index: 0 };
+        assert_eq!(gate.judge(&Node::at(peer(1, 1), other), NOW), Verdict::Suspected);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::Chord;
 use super::gate::Verdict;
 use super::state::{ChordState, Told};
 use crate::walk::WalkError;
-use crate::{Node, Seat};
+use crate::{Node, VirtualServerId};
 
 /// Why a node could not join.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -157,7 +157,7 @@ impl Chord {
     /// first.
     async fn join_through(&self, peer: Peer) -> Result<Vec<Node>, JoinFailure> {
         let me = self.me();
-        let start = Node::at(peer, Seat { index: 0, ..me.seat });
+        let start = Node::at(peer, VirtualServerId { index: 0, ..me.virtual_server });
         if start.peer.id == me.peer.id {
             return Err(JoinFailure::Itself);
         }
@@ -167,7 +167,7 @@ impl Chord {
         let mut tries = 1;
         loop {
             let found = self.walk_to_root_from(&[start], &key).await?;
-            match self.join_at(me.seat.index, found.value[0]).await {
+            match self.join_at(me.virtual_server.index, found.value[0]).await {
                 Ok(()) => {
                     let asked = found.trace.0.iter().map(|asked| asked.node);
                     return Ok(std::iter::once(start).chain(asked).collect());
@@ -188,7 +188,7 @@ impl Chord {
 
     /// Puts a virtual server on the ring before `successor`, which may be of this node too.
     async fn join_at(&self, index: u16, successor: Node) -> Result<(), JoinFailure> {
-        let me = self.lock().servers.seat(index);
+        let me = self.lock().servers.position(index);
         self.is_free(&me, &successor).await?;
         if !self.ensure_checked(&successor).await {
             return Err(gone(successor));
@@ -204,7 +204,7 @@ impl Chord {
         let _ = timeout(&*self.env, self.config.call_limit, checks).await;
         let unknown = self.update(|servers, now| {
             let is_on_ring = servers.state(index).is_none_or(ChordState::joined);
-            if is_on_ring || servers.seat(index).id == successor.id {
+            if is_on_ring || servers.position(index).id == successor.id {
                 return Vec::new();
             }
             if servers.judge(&successor, now) != Verdict::Welcome {
@@ -227,14 +227,14 @@ impl Chord {
                 return;
             }
             let on_no_ring = inner.servers.states().filter(|state| !state.joined());
-            on_no_ring.map(|state| state.me().seat.index).collect()
+            on_no_ring.map(|state| state.me().virtual_server.index).collect()
         };
         let joins = waiting.into_iter().map(|index| self.join_by_own_tables(index));
         stream::iter(joins).buffer_unordered(PARALLEL_JOINS).collect::<()>().await;
     }
 
     async fn join_by_own_tables(&self, index: u16) {
-        let key = self.lock().servers.seat(index).id.key().next();
+        let key = self.lock().servers.position(index).id.key().next();
         // Whatever goes wrong, the next period tries again.
         if let Ok(found) = self.walk_to_place(&key).await
             && self.join_at(index, found.value[0]).await.is_ok()
@@ -292,7 +292,7 @@ impl Chord {
             let after: Vec<Node> = told.successors.iter().filter(|n| stays(n)).copied().collect();
             let told = Told { predecessor: before, successors: after };
             for node in neighbours {
-                calls.push((gone.seat.index, node, told.clone()));
+                calls.push((gone.virtual_server.index, node, told.clone()));
             }
         }
         let calls = calls.into_iter().map(|(from, to, told)| async move {

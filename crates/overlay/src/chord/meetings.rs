@@ -106,7 +106,7 @@ impl Chord {
             let count = u64::from(self.lock().servers.count());
             random_below(&*self.env, count) as u16
         };
-        let key = self.lock().servers.seat(index).id.key().next();
+        let key = self.lock().servers.position(index).id.key().next();
         let Ok(found) = self.walk_to_root_from(&[stranger], &key).await else {
             self.note_failure(&stranger);
             return;
@@ -129,7 +129,7 @@ impl Chord {
         let is_stranger = |peer: &Peer| !known.iter().any(|node| node.peer.id == peer.id);
         let hurried = inner.servers.is_alone();
         let chosen = inner.remembered.choose(is_stranger, hurried, &*self.env)?;
-        Some(Node::at(chosen, inner.servers.seat(0).seat))
+        Some(Node::at(chosen, inner.servers.position(0).virtual_server))
     }
 
     /// A remembered peer did not answer. A node that is alone may itself be cut off, and counts

@@ -5,7 +5,7 @@
 //! skipped, so that messages can grow. `docs/design/chord.md` has the tables.
 //!
 //! A call is made by one virtual server to another (CFS §5.3): fields name their indices.
-//! Both belong to seats of the network's own profile, which does not travel with them.
+//! Both belong to virtual servers of the network's own profile, which does not travel with them.
 //!
 //! What a header claims is not believed: element counts are capped, nothing is allocated
 //! by declared length, and a node's ring position never travels. It is derived from the
@@ -71,7 +71,9 @@ impl<'b, C> Decode<'b, C> for VirtualIndex {
         }
         let index = d.u16()?;
         let known = index < MAX_VIRTUAL_SERVERS;
-        known.then_some(VirtualIndex(index)).ok_or_else(|| DecodeError::message("no such seat"))
+        known
+            .then_some(VirtualIndex(index))
+            .ok_or_else(|| DecodeError::message("no such virtual server"))
     }
 
     fn nil() -> Option<VirtualIndex> {

@@ -160,7 +160,7 @@ impl Chord {
     /// the states are on a ring.
     ///
     /// # Panics
-    /// If the states are not those of seats 0, 1, 2 … of this node.
+    /// If the states are not those of virtual servers 0, 1, 2 … of this node.
     pub fn with_states(
         env: Env,
         transport: Arc<dyn Transport>,
@@ -177,9 +177,9 @@ impl Chord {
         config: ChordConfig,
         servers: Servers,
     ) -> Arc<Chord> {
-        let first = servers.seat(0);
+        let first = servers.position(0);
         assert_eq!(first.peer, transport.local(), "the tables are this node's");
-        assert_eq!(first.seat.profile, config.profile, "the tables are of this network");
+        assert_eq!(first.virtual_server.profile, config.profile, "the tables are of this network");
         assert!(config.max_virtual_servers <= MAX_VIRTUAL_SERVERS, "indices travel below it");
         let mut remembered = RememberedPeers::new(transport.local());
         config.remembered.iter().for_each(|peer| remembered.restore(*peer));
@@ -220,7 +220,7 @@ impl Chord {
 
     /// This node's first virtual server.
     pub fn me(&self) -> Node {
-        self.lock().servers.seat(0)
+        self.lock().servers.position(0)
     }
 
     /// How many virtual servers this node runs.
@@ -270,7 +270,7 @@ impl Chord {
     /// All peers known: those in the tables, those met before and those the user named.
     pub fn known_peers(&self) -> Vec<Peer> {
         let inner = self.lock();
-        let me = inner.servers.seat(0).peer.id;
+        let me = inner.servers.position(0).peer.id;
         let mut peers: Vec<Peer> = inner.servers.known().iter().map(|n| n.peer).collect();
         peers.extend(inner.remembered.iter());
         peers.retain(|peer| peer.id != me);
@@ -385,7 +385,7 @@ impl Chord {
     /// died at once, finding them out one after another would take many times as long. Only nodes
     /// that are not being pinged already; they are from now on.
     fn to_check_with(&self, late: &Peer) -> Vec<Node> {
-        let mut nodes = vec![Node::at(*late, self.me().seat)];
+        let mut nodes = vec![Node::at(*late, self.me().virtual_server)];
         let mut inner = self.lock();
         let Inner { servers, checking, .. } = &mut *inner;
         for list in servers.states().map(ChordState::successors) {
@@ -492,7 +492,7 @@ impl Overlay for Chord {
     }
 
     fn alert(&self, failed: &Peer) {
-        let node = Node::at(*failed, self.me().seat);
+        let node = Node::at(*failed, self.me().virtual_server);
         if self.owns(&node) {
             return;
         }
@@ -505,7 +505,7 @@ impl Overlay for Chord {
     }
 
     fn warn(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {
-        let (chord, at) = (self.arc(), Node::at(*at, self.me().seat));
+        let (chord, at) = (self.arc(), Node::at(*at, self.me().virtual_server));
         Box::pin(async move { chord.call_warn(at, &failed).await.is_ok() })
     }
 

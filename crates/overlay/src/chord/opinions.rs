@@ -90,7 +90,7 @@ impl Chord {
         let (me, before) = {
             let inner = self.lock();
             let before = inner.servers.state(0).and_then(ChordState::predecessor);
-            (inner.servers.seat(0), before)
+            (inner.servers.position(0), before)
         };
         for node in before.into_iter().chain(way.first().copied()) {
             // What does not arrive, audits make up for.

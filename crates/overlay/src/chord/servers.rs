@@ -10,7 +10,7 @@
 //! epoch of a neighbourhood says when it last changed, and the node's that of the last
 //! change of all.
 //!
-//! Invariants ([`Servers::check_invariants`]): seats are 0, 1, 2 …, all of this node; nobody
+//! Invariants ([`Servers::check_invariants`]): indices are 0, 1, 2 …, all of this node; nobody
 //! in any table is suspected; every state's own invariants.
 //!
 //! Plain data: no clock, no network, no task.
@@ -27,7 +27,7 @@ use super::list::ListLength;
 use super::messages::Doubt;
 use super::routing;
 use super::state::{ChordState, Told};
-use crate::{Neighbourhood, Node, Route, Seat};
+use crate::{Neighbourhood, Node, Route, VirtualServerId};
 
 /// One ring position and what is remembered of its upkeep.
 #[derive(Clone, Debug)]
@@ -79,7 +79,7 @@ impl Judgement {
             return gate.judge(node, self.now);
         }
         // A node knows itself.
-        let runs = node.peer == self.peer && node.seat.index < self.count;
+        let runs = node.peer == self.peer && node.virtual_server.index < self.count;
         if runs && gate.is_possible(node) { Verdict::Welcome } else { Verdict::Suspected }
     }
 }
@@ -104,35 +104,41 @@ impl Servers {
     /// If `count` is zero.
     pub fn new(peer: Peer, count: u16, rules: Rules, length: ListLength, epoch: u64) -> Servers {
         let profile = rules.profile;
-        let state = |index| ChordState::new(Node::at(peer, Seat { profile, index }), length, epoch);
+        let state = |index| {
+            ChordState::new(Node::at(peer, VirtualServerId { profile, index }), length, epoch)
+        };
         Servers::of((0..count).map(state).collect(), rules, length, Instant::default())
     }
 
-    /// With tables that exist already, one for each seat in order. Whoever is in them
+    /// With tables that exist already, one for each virtual server in order. Whoever is in them
     /// counts as checked at `now`, with as many virtual servers as this node.
     ///
     /// # Panics
-    /// If there are none, or their seats are not 0, 1, 2 … of one node and profile.
+    /// If there are none, or their indices are not 0, 1, 2 … of one node and profile.
     pub fn of(states: Vec<ChordState>, rules: Rules, length: ListLength, now: Instant) -> Servers {
         let first = states.first().expect("a node has a virtual server").me();
         let epoch = states.iter().map(ChordState::epoch).max().unwrap_or(0);
         let mut servers = Servers {
             peer: first.peer,
-            profile: first.seat.profile,
+            profile: first.virtual_server.profile,
             length,
             servers: Vec::new(),
             epoch,
             gate: Gate::new(rules),
         };
         for mut state in states {
-            assert_eq!(state.me(), servers.seat(servers.count()), "seats are taken in order");
+            assert_eq!(
+                state.me(),
+                servers.position(servers.count()),
+                "virtual servers come in order"
+            );
             state.set_length(length);
             servers.push(state);
         }
         let count = servers.count();
         for node in servers.known() {
             let seen = servers.gate.servers_of(&node.peer.id).unwrap_or(count);
-            servers.gate.admit(node.peer, seen.max(node.seat.index + 1), now);
+            servers.gate.admit(node.peer, seen.max(node.virtual_server.index + 1), now);
         }
         servers
     }
@@ -159,9 +165,9 @@ impl Servers {
         u16::try_from(self.servers.len()).expect("there are at most MAX_VIRTUAL_SERVERS")
     }
 
-    /// The place of this node's virtual server `index`, whether it runs or not.
-    pub fn seat(&self, index: u16) -> Node {
-        Node::at(self.peer, Seat { profile: self.profile, index })
+    /// The ring position of this node's virtual server `index`, whether it runs or not.
+    pub fn position(&self, index: u16) -> Node {
+        Node::at(self.peer, VirtualServerId { profile: self.profile, index })
     }
 
     /// Virtual server `index`, if it runs.
@@ -196,8 +202,8 @@ impl Servers {
 
     /// Which of this node's virtual servers `node` is.
     pub fn own(&self, node: &Node) -> Option<u16> {
-        let index = node.seat.index;
-        let is_own = node.peer == self.peer && node.seat.profile == self.profile;
+        let index = node.virtual_server.index;
+        let is_own = node.peer == self.peer && node.virtual_server.profile == self.profile;
         (is_own && index < self.count()).then_some(index)
     }
 
@@ -277,7 +283,7 @@ impl Servers {
         let mut runs: BTreeMap<PeerId, u16> = BTreeMap::new();
         for node in &listed {
             let shown = runs.entry(node.peer.id).or_insert(1);
-            *shown = (*shown).max(node.seat.index.saturating_add(1));
+            *shown = (*shown).max(node.virtual_server.index.saturating_add(1));
         }
         for (id, runs) in &mut runs {
             let own = (*id == self.peer.id).then(|| self.count());
@@ -400,7 +406,7 @@ impl Servers {
         if self.joined() {
             return;
         }
-        let mut ring: Vec<Node> = (0..self.count()).map(|index| self.seat(index)).collect();
+        let mut ring: Vec<Node> = (0..self.count()).map(|index| self.position(index)).collect();
         ring.sort_unstable_by_key(|node| node.id);
         for server in &mut self.servers {
             let epoch = server.state.epoch();
@@ -445,7 +451,7 @@ impl Servers {
     /// Adds virtual servers on no ring yet, until there are `count`.
     pub fn grow(&mut self, count: u16) {
         while self.count() < count {
-            let state = ChordState::new(self.seat(self.count()), self.length, self.epoch);
+            let state = ChordState::new(self.position(self.count()), self.length, self.epoch);
             self.push(state);
             self.epoch += 1;
         }
@@ -526,7 +532,7 @@ impl Servers {
         // A nudge to oneself takes no call.
         let own = |node: &Node| node.peer.id == me;
         let count = self.count();
-        let woken = news.nudges.iter().filter(|(_, n)| own(n)).map(|(_, n)| n.seat.index);
+        let woken = news.nudges.iter().filter(|(_, n)| own(n)).map(|(_, n)| n.virtual_server.index);
         news.restless.extend(woken.filter(|index| *index < count));
         news.nudges.retain(|(_, node)| !own(node));
         news
@@ -536,7 +542,11 @@ impl Servers {
     pub fn check_invariants(&self, now: Instant) {
         for (index, state) in self.states().enumerate() {
             state.check_invariants();
-            assert_eq!(usize::from(state.me().seat.index), index, "seats are in order");
+            assert_eq!(
+                usize::from(state.me().virtual_server.index),
+                index,
+                "virtual servers are in order"
+            );
             for node in state.nodes() {
                 let me = state.me();
                 assert!(!self.gate.is_suspected(&node, now), "{me:?}: {node:?} is suspected");

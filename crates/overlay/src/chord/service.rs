@@ -14,7 +14,7 @@ use super::messages::{
 use super::state::Claim;
 use super::table::learn::LEARN;
 use super::{Chord, calls};
-use crate::{Node, Seat};
+use crate::{Node, VirtualServerId};
 
 impl Service for Chord {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
@@ -126,7 +126,7 @@ impl Chord {
 
     /// Which virtual server of a peer calls.
     fn caller(&self, peer: Peer, index: VirtualIndex) -> Node {
-        Node::at(peer, Seat { profile: self.config.profile, index: index.0 })
+        Node::at(peer, VirtualServerId { profile: self.config.profile, index: index.0 })
     }
 
     fn surroundings(&self, seen: Seen, doubt: Option<Doubt>) -> Result<Bytes, Refusal> {
@@ -183,7 +183,7 @@ impl Chord {
             return;
         }
         let gone = |node: &Node| {
-            node.peer.id == from.id && (remaining == 0 || node.seat.index >= remaining)
+            node.peer.id == from.id && (remaining == 0 || node.virtual_server.index >= remaining)
         };
         self.update(|servers, now| {
             if remaining == 0 {

@@ -221,7 +221,7 @@ impl Chord {
     fn stabilize_with_own(&self, index: u16, head: &Node) -> Option<Node> {
         let seen = self.seen_epoch(index, head);
         self.update(|servers, now| {
-            let me = servers.seat(index);
+            let me = servers.position(index);
             let at = servers.own(head)?;
             servers.with(at, now, |state, _| state.notified(me));
             let its = servers.state(at)?;
@@ -424,7 +424,7 @@ impl Chord {
 /// The fingers worth keeping, of all virtual servers.
 fn wanted_fingers(servers: &Servers) -> Vec<(u16, u32)> {
     let of_state = |state: &ChordState| {
-        let index = state.me().seat.index;
+        let index = state.me().virtual_server.index;
         state.wanted_fingers().into_iter().map(move |exponent| (index, exponent))
     };
     servers.states().flat_map(of_state).collect()

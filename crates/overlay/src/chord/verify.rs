@@ -27,7 +27,7 @@ use super::meetings::{Introduction, MEET_HOPS};
 use super::messages::{self, Alive, Doubt, Ping, VirtualIndex};
 use super::{Chord, Inner, calls};
 use crate::peer_book::Standing;
-use crate::{Node, Overlay, Seat};
+use crate::{Node, Overlay, VirtualServerId};
 
 /// The most claims to be a predecessor that wait for a check.
 const MAX_CLAIMS: usize = 64;
@@ -276,7 +276,7 @@ impl Chord {
     /// A card is right. Which of the virtual servers claimed it has not is known then, too.
     fn found_genuine(&self, card: Peer, servers: u16, joined: bool, claimed: &[Node]) {
         let now = self.env.now();
-        let is_there = |node: &Node| joined && node.seat.index < servers;
+        let is_there = |node: &Node| joined && node.virtual_server.index < servers;
         {
             let mut inner = self.lock();
             if claimed.iter().any(is_there) || inner.servers.gate.was_checked(&card) {
@@ -291,7 +291,7 @@ impl Chord {
 
     /// The place of a peer's virtual server.
     pub(super) fn place(&self, peer: Peer, index: u16) -> Node {
-        Node::at(peer, Seat { profile: self.config.profile, index })
+        Node::at(peer, VirtualServerId { profile: self.config.profile, index })
     }
 
     /// A peer has called that we took for dead, or do not know: what that changes.

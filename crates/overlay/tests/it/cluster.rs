@@ -10,7 +10,7 @@ use atoll_overlay::checker::{Violation, check_base, check_ideal, check_ring};
 use atoll_overlay::chord::messages::FAMILY;
 use atoll_overlay::chord::state::ChordState;
 use atoll_overlay::chord::{Chord, ChordConfig, JoinError};
-use atoll_overlay::{Neighbourhood, Node, Overlay, Seat};
+use atoll_overlay::{Neighbourhood, Node, Overlay, VirtualServerId};
 use atoll_sim::{HostConfig, HostId, Latency, Sim, SimConfig};
 
 pub const MINUTE: Duration = Duration::from_secs(60);
@@ -51,7 +51,7 @@ impl Cluster {
     /// The ring positions of a host.
     pub fn places(&self, host: HostId) -> Vec<Node> {
         let (peer, profile) = (self.sim.peer(host), self.config.profile);
-        let place = |index| Node::at(peer, Seat { profile, index });
+        let place = |index| Node::at(peer, VirtualServerId { profile, index });
         (0..self.config.virtual_servers).map(place).collect()
     }
 

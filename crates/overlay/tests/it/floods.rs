@@ -8,7 +8,7 @@ use atoll_overlay::chord::ChordConfig;
 use atoll_overlay::chord::messages::{
     self, Dead, Leaving, Meet, VirtualIndex, WireNode, WireNodes,
 };
-use atoll_overlay::{Node, Overlay, Seat};
+use atoll_overlay::{Node, Overlay, VirtualServerId};
 use atoll_sim::{HostConfig, HostId};
 use bytes::Bytes;
 
@@ -77,10 +77,10 @@ fn who_is_reported_dead_is_found_so_whichever_of_its_virtual_servers_is_known() 
         let mut others = cluster.chord(target).servers().known();
         others.retain(|node| node.peer != cluster.peer(target));
         // Known by their first virtual server, or only by others.
-        let first = others.iter().find(|node| node.seat.index == 0);
-        let other = others
-            .iter()
-            .find(|node| !others.iter().any(|n| n.peer == node.peer && n.seat.index == 0));
+        let first = others.iter().find(|node| node.virtual_server.index == 0);
+        let other = others.iter().find(|node| {
+            !others.iter().any(|n| n.peer == node.peer && n.virtual_server.index == 0)
+        });
         for peer in [first, other].map(|node| node.expect("there is one").peer) {
             assert!(is_known(&peer));
             cluster.crash_silently(cluster.sim.host_of(&peer.id).unwrap());
@@ -128,7 +128,10 @@ fn farewells_of_strangers_are_not_heard() {
         };
         let answer = cluster.chord(target).handle(ghost, request);
         cluster.sim.block_on(MINUTE, answer).unwrap().unwrap();
-        let place = Node::at(ghost, Seat { index: (n % 100) as u16, ..Seat::default() });
+        let place = Node::at(
+            ghost,
+            VirtualServerId { index: (n % 100) as u16, ..VirtualServerId::default() },
+        );
         assert!(!is_suspected(&place), "{n}");
     }
     assert!(is_suspected(&gone), "it was found dead");

@@ -15,7 +15,7 @@ use atoll_overlay::chord::messages::{
 };
 use atoll_overlay::chord::table::learn::{LEARN, Learn, Learned};
 use atoll_overlay::chord::{Chord, ChordConfig, JoinError};
-use atoll_overlay::{Node, Overlay, Route, Seat};
+use atoll_overlay::{Node, Overlay, Route, VirtualServerId};
 use atoll_sim::{HostConfig, HostId};
 use bytes::Bytes;
 
@@ -146,31 +146,33 @@ impl Service for Liar {
 
 /// The nearest to the victim's data of many places that a lie could make up.
 fn coveted(lie: Lie, liar: Peer, profile: IdProfile, honest: &[Peer]) -> Node {
-    let seat = |index| Seat { profile, index };
+    let server = |index| VirtualServerId { profile, index };
     let addresses = || {
         let nowhere = (0..200).map(|n| SocketAddr::from((Ipv4Addr::new(10, 9, 0, n), 1)));
         honest.iter().map(|peer| peer.addr).chain(nowhere)
     };
     let places: Vec<Node> = match lie {
         Lie::Address => {
-            addresses().map(|addr| Node::at(Peer { id: liar.id, addr }, seat(0))).collect()
+            addresses().map(|addr| Node::at(Peer { id: liar.id, addr }, server(0))).collect()
         }
-        Lie::Index => (MAX_INDEX..128).map(|index| Node::at(liar, seat(index))).collect(),
+        Lie::Index => (MAX_INDEX..128).map(|index| Node::at(liar, server(index))).collect(),
         Lie::Profile => {
             let other = match profile {
                 IdProfile::Address => IdProfile::Identity,
                 IdProfile::Identity => IdProfile::Address,
             };
-            (0..128).map(|index| Node::at(liar, Seat { profile: other, index })).collect()
+            (0..128)
+                .map(|index| Node::at(liar, VirtualServerId { profile: other, index }))
+                .collect()
         }
         Lie::Identity => {
             let keys = honest.iter().map(|peer| peer.id).chain((0..200).map(|n| PeerId([n; 32])));
-            keys.map(|id| Node::at(Peer { id, addr: liar.addr }, seat(0))).collect()
+            keys.map(|id| Node::at(Peer { id, addr: liar.addr }, server(0))).collect()
         }
         Lie::Replay | Lie::Elsewhere | Lie::Greedy => {
-            (0..MAX_INDEX).map(|index| Node::at(liar, seat(index))).collect()
+            (0..MAX_INDEX).map(|index| Node::at(liar, server(index))).collect()
         }
-        Lie::Vacant => (1..MAX_INDEX).map(|index| Node::at(liar, seat(index))).collect(),
+        Lie::Vacant => (1..MAX_INDEX).map(|index| Node::at(liar, server(index))).collect(),
     };
     let nearest = places.into_iter().min_by_key(|n| n.id.key().distance_from(&victim()));
     nearest.expect("there is a place")
@@ -206,7 +208,7 @@ impl Siege {
             cluster.sim.transport(host).serve(Arc::new(liar));
             let tells_its_place =
                 matches!(lie, Lie::Address | Lie::Profile | Lie::Identity | Lie::Vacant);
-            let own_place = Node::at(peer, Seat { profile, index: 0 });
+            let own_place = Node::at(peer, VirtualServerId { profile, index: 0 });
             liars.push((host, place, tells_its_place.then_some(own_place)));
         }
         // Clockwise from the data: what an honest list would look like.
@@ -232,7 +234,7 @@ impl Siege {
     /// transport has been told that this is where it listens, which it cannot know.
     fn notify(&self, host: HostId, place: Node, target: HostId) {
         for to in 0..2 {
-            let from = VirtualIndex(place.seat.index);
+            let from = VirtualIndex(place.virtual_server.index);
             let seen = Seen { epoch: None, to: VirtualIndex(to), from };
             let header = messages::encode(&seen);
             let real = self.cluster.peer(host);
@@ -430,7 +432,12 @@ fn fakes_named_by_a_neighbour_enter_no_list() {
         let host = cluster.hosts()[4];
         let peer = cluster.peer(host);
         let fakes: Vec<Node> = (0..60)
-            .map(|n| Node::at(Peer { id: PeerId([n; 32]), ..peer }, Seat { profile, index: 0 }))
+            .map(|n| {
+                Node::at(
+                    Peer { id: PeerId([n; 32]), ..peer },
+                    VirtualServerId { profile, index: 0 },
+                )
+            })
             .collect();
         cluster.crash(host);
         let (_, transport) = cluster.sim.restart(host);

@@ -130,7 +130,7 @@ impl Model {
             if member.tokens < Table::QUESTION_BYTES as f64 {
                 continue;
             }
-            self.seat(&key);
+            self.show_neighbours(&key);
             let member = self.ring.get_mut(&key).unwrap();
             match member.table.next_question(nodes, now) {
                 Wish::Rest(_) => {}
@@ -151,12 +151,12 @@ impl Model {
         }
     }
 
-    fn seat(&mut self, key: &Key) {
+    fn show_neighbours(&mut self, key: &Key) {
         let successors = self.successors(key);
         let now = self.now;
         let member = self.ring.get_mut(key).unwrap();
         let me = member.node.peer.id;
-        member.table.set_seats(&[(member.node, successors)], me, now);
+        member.table.set_own(&[(member.node, successors)], me, now);
     }
 
     fn ask(&mut self, key: &Key, question: &Question, nodes: f64) {
@@ -164,7 +164,7 @@ impl Model {
         let mut bytes = to_header(&question.learn).len() + OVERHEAD_BYTES;
         let asked = question.to.id.0;
         let answer = self.ring.contains_key(&asked).then(|| {
-            self.seat(&asked);
+            self.show_neighbours(&asked);
             self.ring[&asked].table.answer(&question.learn, now)
         });
         let me = self.ring.get_mut(key).unwrap();
@@ -191,7 +191,7 @@ impl Model {
         let (mut calls, mut silent) = (0, 0);
         let mut tried = std::collections::BTreeSet::new();
         let mut at = from;
-        self.seat(&at);
+        self.show_neighbours(&at);
         let names_root = |model: &Model, at: &Key| {
             let list = model.successors(at);
             list[..9.min(list.len())].iter().any(|n| n.id == root)
@@ -222,7 +222,7 @@ impl Model {
         }
         let mut list: Vec<Node> = Vec::new();
         loop {
-            self.seat(&at);
+            self.show_neighbours(&at);
             list.extend(self.ring[&at].table.before(&key, self.now));
             list.extend(self.successors(&at));
             list.retain(|n| n.id.key().strictly_between(&from, &key) && !tried.contains(&n.id));

@@ -26,7 +26,9 @@ impl Siege {
     fn admitted(&self, given: &[Peer]) -> BTreeSet<Node> {
         let may_answer = |node: &Node| {
             let is_its_own = self.liars_cards().contains(&node.peer);
-            is_its_own && node.seat.profile == IdProfile::Identity && node.seat.index < MAX_INDEX
+            is_its_own
+                && node.virtual_server.profile == IdProfile::Identity
+                && node.virtual_server.index < MAX_INDEX
         };
         let is_address = self.cluster.config.profile == IdProfile::Address;
         let mut admitted = self.neighbours_but(given);

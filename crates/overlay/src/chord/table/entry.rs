@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use atoll_key::{Key, PeerId};
 use atoll_net::Peer;
 
-use crate::{Node, Seat};
+use crate::{Node, VirtualServerId};
 
 /// A node is given this much life before it is first heard of, so that a newcomer does not
 /// count as dead soon after, nor everybody on a ring that has just begun. Few sessions are
@@ -21,9 +21,9 @@ pub(crate) fn place_of(key: &Key) -> u64 {
 
 /// Three bytes that tell a node from its neighbours in a question. Whoever makes up keys
 /// with a wanted tag confuses only itself with a neighbour.
-pub(crate) fn tag_of(node: &PeerId, seat: Seat) -> [u8; 3] {
+pub(crate) fn tag_of(node: &PeerId, server: VirtualServerId) -> [u8; 3] {
     let [.., a, b, c] = node.0;
-    let [high, low] = seat.index.to_be_bytes();
+    let [high, low] = server.index.to_be_bytes();
     [a, b ^ high, c ^ low]
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Entry {
     id: PeerId,
     ip: IpAddr,
     port: u16,
-    seat: Seat,
+    virtual_server: VirtualServerId,
     /// Second in which it was last known to live.
     pub heard: u32,
     /// Second since which it lives without a break, as far as known.
@@ -56,7 +56,7 @@ impl Entry {
             id: node.peer.id,
             ip: node.peer.addr.ip(),
             port: node.peer.addr.port(),
-            seat: node.seat,
+            virtual_server: node.virtual_server,
             heard,
             since: since.unwrap_or(heard).min(heard),
             is_dated: since.is_some(),
@@ -77,11 +77,11 @@ impl Entry {
 
     /// The node; its position is computed anew.
     pub fn node(&self) -> Node {
-        Node::at(self.peer(), self.seat)
+        Node::at(self.peer(), self.virtual_server)
     }
 
     pub fn tag(&self) -> [u8; 3] {
-        tag_of(&self.id, self.seat)
+        tag_of(&self.id, self.virtual_server)
     }
 
     /// Takes over where the node listens now.
@@ -169,8 +169,8 @@ mod tests {
     #[test]
     fn an_entry_is_the_node_it_was_made_of_and_stays_small() {
         let addr = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 4001);
-        let seat = Seat { index: 7, ..Seat::default() };
-        let node = Node::at(Peer { id: PeerId([9; 32]), addr }, seat);
+        let server = VirtualServerId { index: 7, ..VirtualServerId::default() };
+        let node = Node::at(Peer { id: PeerId([9; 32]), addr }, server);
         let entry = Entry::new(&node, 100, Some(40));
         assert_eq!(entry.node(), node);
         assert_eq!(entry.up_secs(), 60);

@@ -133,7 +133,7 @@ impl Table {
         let mut told = Told::new(learn);
         let own = self.anchors.iter().map(|anchor| {
             let up = Some(now.saturating_sub(self.since));
-            let tag = tag_of(&anchor.node.peer.id, anchor.node.seat);
+            let tag = tag_of(&anchor.node.peer.id, anchor.node.virtual_server);
             (Offer { place: anchor.place, age: 0, up, is_own: true }, tag)
         });
         let mut lives: Vec<(Offer, [u8; TAG_BYTES])> =

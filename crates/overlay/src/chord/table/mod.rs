@@ -241,9 +241,9 @@ impl Table {
 
     /// This node's virtual servers, each with the successors it knows, and what is known
     /// of them from being their neighbour: they live. `me` is this node's own key.
-    pub fn set_seats(&mut self, seats: &[(Node, Vec<Node>)], me: PeerId, now: u32) {
+    pub fn set_own(&mut self, own: &[(Node, Vec<Node>)], me: PeerId, now: u32) {
         let before = std::mem::take(&mut self.anchors);
-        for (node, successors) in seats {
+        for (node, successors) in own {
             let place = place_of(node.id.key());
             let near = successors.last().map_or(0, |n| place_of(n.id.key()).wrapping_sub(place));
             let kept = before.iter().find(|a| a.place == place).map_or(0, |a| a.kept);
@@ -252,10 +252,10 @@ impl Table {
         self.anchors.sort_unstable_by_key(|anchor| anchor.place);
         self.anchors.dedup_by_key(|anchor| anchor.place);
         assert!(!self.anchors.is_empty(), "a node has a virtual server");
-        let seated = |anchors: &[Anchor]| -> Vec<u64> { anchors.iter().map(|a| a.place).collect() };
-        let moved = seated(&self.anchors) != seated(&before);
+        let places = |anchors: &[Anchor]| -> Vec<u64> { anchors.iter().map(|a| a.place).collect() };
+        let moved = places(&self.anchors) != places(&before);
         if moved {
-            for place in seated(&self.anchors) {
+            for place in places(&self.anchors) {
                 self.remove(place);
             }
             self.sweeps.rebuild(&self.anchors, now);
@@ -263,7 +263,7 @@ impl Table {
         if moved || self.anchors.iter().zip(&before).any(|(new, old)| new.kept < old.kept) {
             self.prune(now);
         }
-        for (node, successors) in seats {
+        for (node, successors) in own {
             self.mourn(place_of(node.id.key()), successors, now);
             let others = successors.iter().enumerate().filter(|(_, n)| n.peer.id != me);
             for (i, node) in others {

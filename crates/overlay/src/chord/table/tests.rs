@@ -64,7 +64,7 @@ proptest! {
                 Event::Seated(n) => {
                     let mut next: Vec<Node> = (n..n + 4).map(node).collect();
                     next.sort_by_key(|s| place_of(s.id.key()).wrapping_sub(place_of(node(0).id.key())));
-                    table.set_seats(&[(node(0), next)], node(0).peer.id, NOW);
+                    table.set_own(&[(node(0), next)], node(0).peer.id, NOW);
                 }
             }
             table.check_invariants();
