@@ -562,7 +562,7 @@ mod tests {
         round_trip(LookupReply::Absent(Vec::new()));
         round_trip(LookupReply::Route(Route::Root(nodes.clone())));
         round_trip(LookupReply::Route(Route::closer(nodes.clone())));
-        round_trip(LookupReply::Route(Route::Back(nodes[0])));
+        round_trip(LookupReply::Route(Route::NotRoot(nodes[0])));
         round_trip(LookupReply::Route(Route::Nowhere));
         let publisher = node(3, "10.0.0.1:7").peer;
         let keys = [key(1), key(2)];

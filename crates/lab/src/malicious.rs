@@ -96,7 +96,7 @@ impl Liar {
     fn lead_astray(&self, request: &Request) -> Result<Reply, Refusal> {
         let LookupStep { key, as_root, .. } = from_header(&request.header)?;
         let route = match self.lie {
-            Lie::Circle if as_root => Route::Back(self.ring[0]),
+            Lie::Circle if as_root => Route::NotRoot(self.ring[0]),
             Lie::Circle => {
                 let behind = liars_after(&self.ring, &key).take(MAX_CLOSER - 1);
                 Route::closer(behind.chain([self.me]))

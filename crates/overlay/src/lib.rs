@@ -81,13 +81,13 @@ pub fn distinct_peers(nodes: &[Node], count: usize) -> Vec<Node> {
     distinct
 }
 
-/// A node named as a next hop, with how far it is from whoever names it (CFS §4.3).
+/// A node named as a next hop, with its distance from the node that names it (CFS §4.3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lead {
+pub struct NextHop {
     /// The node.
     pub node: Node,
-    /// The round trip to it that the namer has measured. Hearsay: it may slow a lookup
-    /// down, not misdirect it.
+    /// The round trip to it that the naming node measured. Unverified: a false value slows a
+    /// lookup down but cannot misdirect it.
     pub latency: Option<Duration>,
 }
 
@@ -114,9 +114,9 @@ pub enum Route {
     /// (CFS Figure 3, `preceding_node_list`), at most [`MAX_CLOSER`] and never none. Then at
     /// most [`MAX_GUESSES`] at or after the key, the nearest first, one of which is probably
     /// its root: it can be asked at once, but nobody vouches for it.
-    Closer(Vec<Lead>),
-    /// Answer to somebody who took this node for the root: it is not; ask its predecessor.
-    Back(Node),
+    Closer(Vec<NextHop>),
+    /// This node was asked as the root and is not; the lookup goes on at its predecessor.
+    NotRoot(Node),
     /// This node is not on the ring yet, or has just lost all its successors.
     Nowhere,
 }
@@ -124,16 +124,16 @@ pub enum Route {
 impl Route {
     /// A [`Route::Closer`] whose latencies are not known.
     pub fn closer(nodes: impl IntoIterator<Item = Node>) -> Route {
-        let lead = |node| Lead { node, latency: None };
-        Route::Closer(nodes.into_iter().map(lead).collect())
+        let next_hop = |node| NextHop { node, latency: None };
+        Route::Closer(nodes.into_iter().map(next_hop).collect())
     }
 
     /// All the nodes named, in order.
     pub fn nodes(&self) -> Vec<Node> {
         match self {
             Route::Root(nodes) => nodes.clone(),
-            Route::Closer(leads) => leads.iter().map(|lead| lead.node).collect(),
-            Route::Back(node) => vec![*node],
+            Route::Closer(hops) => hops.iter().map(|hop| hop.node).collect(),
+            Route::NotRoot(node) => vec![*node],
             Route::Nowhere => Vec::new(),
         }
     }
@@ -195,7 +195,7 @@ pub trait Overlay: Send + Sync + 'static {
     }
 
     /// Where to ask next for `key`. With `as_root` the asker took this node for the
-    /// key's root: if it is not, the answer is `Back`, never a trip around the ring.
+    /// key's root: if it is not, the answer is `NotRoot`, never a trip around the ring.
     fn route(&self, key: &Key, as_root: bool) -> Route;
 
     /// Everybody in this node's tables, in no particular order: where routes can begin.

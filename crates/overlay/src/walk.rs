@@ -10,7 +10,7 @@
 //! Departures from Figure 5:
 //! - The path is a sorted set instead of a stack. The previous hop is alerted only when
 //!   all it named are dead and so are the next best: its list usually holds a live node.
-//! - A node asked *as the root* that knows a node nearer to the key says so (`Back`).
+//! - A node asked *as the root* that knows a node nearer to the key says so (`NotRoot`).
 //!   Figure 5 calls that state an error; here a newcomer is found at once.
 //! - When the root fails, the next node of the list is asked as the root, and is taken
 //!   for it even if it still believes in its dead predecessor: it is the first live

@@ -11,7 +11,7 @@ use minicbor::decode::Error as DecodeError;
 use minicbor::encode::{Error as EncodeError, Write};
 use minicbor::{Decode, Decoder, Encode, Encoder};
 
-use crate::{Lead, MAX_VIRTUAL_SERVERS, Node, Route, VirtualServerId};
+use crate::{MAX_VIRTUAL_SERVERS, NextHop, Node, Route, VirtualServerId};
 
 /// The most nodes in one message.
 pub const MAX_NODES: usize = 256;
@@ -92,7 +92,7 @@ impl<'b, C> Decode<'b, C> for WireKey {
 }
 
 /// A [`Route`] as it travels: `[kind, nodes, latencies]`, kind 1 `Root`, 2 `Closer`,
-/// 3 `Back`, 4 `Nowhere`. Latencies go with `Closer` only: one number a node, in units of
+/// 3 `NotRoot`, 4 `Nowhere`. Latencies go with `Closer` only: one number a node, in units of
 /// 0.1 ms, 0 for unknown. Other crates embed it in their own messages.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WireRoute(pub Route);
@@ -114,11 +114,11 @@ impl<C> Encode<C> for WireRoute {
         let mut latencies = Vec::new();
         let (kind, nodes) = match &self.0 {
             Route::Root(nodes) => (1, nodes.clone()),
-            Route::Closer(leads) => {
-                latencies.extend(leads.iter().map(|lead| latency_to_wire(lead.latency)));
-                (2, leads.iter().map(|lead| lead.node).collect())
+            Route::Closer(hops) => {
+                latencies.extend(hops.iter().map(|hop| latency_to_wire(hop.latency)));
+                (2, hops.iter().map(|hop| hop.node).collect())
             }
-            Route::Back(node) => (3, vec![*node]),
+            Route::NotRoot(node) => (3, vec![*node]),
             Route::Nowhere => (4, Vec::new()),
         };
         let measured = latencies.iter().any(|units| *units > 0);
@@ -150,10 +150,10 @@ impl<'b, C> Decode<'b, C> for WireRoute {
             (1, 1..) => Route::Root(nodes),
             (2, 1..) => {
                 let told = latencies.into_iter().chain(std::iter::repeat(0));
-                let lead = |(node, units)| Lead { node, latency: latency_from_wire(units) };
-                Route::Closer(nodes.into_iter().zip(told).map(lead).collect())
+                let next_hop = |(node, units)| NextHop { node, latency: latency_from_wire(units) };
+                Route::Closer(nodes.into_iter().zip(told).map(next_hop).collect())
             }
-            (3, 1) => Route::Back(nodes.remove(0)),
+            (3, 1) => Route::NotRoot(nodes.remove(0)),
             (4, 0) => Route::Nowhere,
             _ => return Err(DecodeError::message("a route of no known kind")),
         };
@@ -178,15 +178,15 @@ mod tests {
 
     #[test]
     fn latencies_survive_the_wire_to_a_tenth_of_a_millisecond() {
-        let lead = |n, micros: Option<u64>| {
+        let next_hop = |n, micros: Option<u64>| {
             let latency = micros.map(Duration::from_micros);
-            Lead { node: node(n), latency }
+            NextHop { node: node(n), latency }
         };
-        let sent = vec![lead(1, Some(1_250)), lead(2, None), lead(3, Some(3))];
+        let sent = vec![next_hop(1, Some(1_250)), next_hop(2, None), next_hop(3, Some(3))];
         let bytes = to_header(&WireRoute(Route::Closer(sent)));
         let received = from_header::<WireRoute>(&bytes).expect("well-formed").0;
         // What is measured at all is not unknown.
-        let expected = vec![lead(1, Some(1_200)), lead(2, None), lead(3, Some(100))];
+        let expected = vec![next_hop(1, Some(1_200)), next_hop(2, None), next_hop(3, Some(100))];
         assert_eq!(received, Route::Closer(expected));
     }
 
@@ -198,9 +198,9 @@ mod tests {
             WireNodes(vec![node(1), node(2)]).encode(&mut e, &mut ()).expect("memory");
             Capped::<u32, MAX_NODES>(latencies).encode(&mut e, &mut ()).expect("memory");
             let route = from_header::<WireRoute>(&e.into_writer()).expect("well-formed").0;
-            let Route::Closer(leads) = route else { panic!("{route:?}") };
-            assert_eq!(leads.len(), 2);
-            assert_eq!(leads[0].latency, first.and_then(latency_from_wire));
+            let Route::Closer(hops) = route else { panic!("{route:?}") };
+            assert_eq!(hops.len(), 2);
+            assert_eq!(hops[0].latency, first.and_then(latency_from_wire));
         }
         let many = vec![1; MAX_NODES + 1];
         let mut e = Encoder::new(Vec::new());

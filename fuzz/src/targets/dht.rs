@@ -29,7 +29,7 @@ pub fn targets() -> Vec<Target> {
         LookupReply::Absent(nodes.clone()),
         LookupReply::Route(Route::Root(nodes.clone())),
         LookupReply::Route(Route::closer(nodes.clone())),
-        LookupReply::Route(Route::Back(nodes[0])),
+        LookupReply::Route(Route::NotRoot(nodes[0])),
         LookupReply::Route(Route::Nowhere),
     ];
     let statuses = vec![

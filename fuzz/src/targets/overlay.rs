@@ -42,7 +42,7 @@ pub fn targets() -> Vec<Target> {
     let leaving =
         Leaving { predecessor: some, successors: nodes(), from: index(9), remaining: index(4) };
     let routes =
-        [Route::Root(nodes().0), Route::closer(nodes().0), Route::Back(node(5)), Route::Nowhere];
+        [Route::Root(nodes().0), Route::closer(nodes().0), Route::NotRoot(node(5)), Route::Nowhere];
     vec![
         message("overlay/ping", vec![Ping { to: index(5), nonce: Some(1 << 60) }, Ping::default()]),
         message("overlay/nudge", vec![Nudge { to: index(0), from: index(127) }, Nudge::default()]),

@@ -68,7 +68,7 @@ impl Liar {
     fn lead_astray(&self, key: &Key, as_root: bool) -> Option<Route> {
         match self.lie {
             Lie::Deny | Lie::Garbage => None,
-            Lie::Circles if as_root => Some(Route::Back(self.friends[0])),
+            Lie::Circles if as_root => Some(Route::NotRoot(self.friends[0])),
             Lie::Circles => {
                 let behind = self.friends_after(key).take(MAX_CLOSER);
                 Some(Route::closer(behind.chain([self.me])))

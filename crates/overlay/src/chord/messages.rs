@@ -253,7 +253,7 @@ mod tests {
         for route in [
             Route::Root(nodes.clone()),
             Route::closer(nodes),
-            Route::Back(node(3, true)),
+            Route::NotRoot(node(3, true)),
             Route::Nowhere,
         ] {
             let bytes = encode(&WireRoute(route.clone()));

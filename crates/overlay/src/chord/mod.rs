@@ -426,11 +426,11 @@ impl Chord {
     fn routed(&self, key: &Key, as_root: bool) -> Route {
         let route = self.lock().servers.route(key, as_root);
         let mut route = self.with_table(key, route);
-        if let Route::Closer(leads) = &mut route
+        if let Route::Closer(hops) = &mut route
             && self.config.mechanisms.latency_reports
         {
-            for lead in leads {
-                lead.latency = self.peer_book.latency(&lead.node.peer.id);
+            for hop in hops {
+                hop.latency = self.peer_book.latency(&hop.node.peer.id);
             }
         }
         route

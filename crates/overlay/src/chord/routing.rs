@@ -21,7 +21,7 @@ pub fn route<'a>(
     match at.predecessor() {
         None if at.successors().is_empty() => Route::Root(vec![at.me()]),
         Some(p) if KeyRange::new(*p.id.key(), *at.me().id.key()).contains(key) => root_is(at),
-        Some(p) if as_root => Route::Back(p),
+        Some(p) if as_root => Route::NotRoot(p),
         None if as_root => before.root_in_successors(key).unwrap_or_else(|| root_is(at)),
         _ => before.root_in_successors(key).unwrap_or_else(|| {
             let closer = closer(servers, key);

@@ -173,7 +173,7 @@ struct RouteState {
     /// Those of them before whom nobody lives, as it seems: the root, if somebody who knows
     /// who follows the key names none before them that lives.
     guessed_claims: BTreeSet<Peer>,
-    /// A node after so many `Back`s, to be asked for the way before anything else.
+    /// A node after so many `NotRoot`s, to be asked for the way before anything else.
     detour: Option<Node>,
     /// The root lies before this distance after the key: a live node there is not it.
     not_beyond: Option<Key>,

@@ -32,7 +32,7 @@ pub enum Said {
     /// Named the root.
     Root(Node),
     /// Named its predecessor.
-    Back(Node),
+    NotRoot(Node),
     /// Knew nobody, or named nobody of use.
     Nowhere,
     /// Did not answer, or refused.
@@ -48,7 +48,7 @@ impl fmt::Display for Said {
             Said::Absent => f.write_str("should have it and does not"),
             Said::Closer(count) => write!(f, "named {count} nearer nodes"),
             Said::Root(node) => write!(f, "named {node:?} as the root"),
-            Said::Back(node) => write!(f, "named its predecessor {node:?}"),
+            Said::NotRoot(node) => write!(f, "named its predecessor {node:?}"),
             Said::Nowhere => f.write_str("knows nobody"),
             Said::Failed(error) => error.fmt(f),
             Said::Silent => f.write_str("did not answer of late and was not asked again"),

@@ -218,7 +218,7 @@ fn lookups_end_and_mostly_succeed_when_one_node_leads_astray() {
                 let route = match lie {
                     0 => Route::closer(nodes.iter().take(8).copied()),
                     1 => Route::Root(vec![before.me]),
-                    2 => Route::Back(nodes[0]),
+                    2 => Route::NotRoot(nodes[0]),
                     _ => Route::closer([before.me]),
                 };
                 Arc::new(Liar {

@@ -155,7 +155,7 @@ fn who_is_wrongly_taken_for_the_root_names_its_predecessor() {
     let ring = ring(40);
     let state = member(&ring, 5, 3);
     for (at, _) in ring.iter().enumerate().filter(|(at, _)| *at != 5) {
-        assert_eq!(state.route(ring[at].id.key(), true), Route::Back(ring[4]));
+        assert_eq!(state.route(ring[at].id.key(), true), Route::NotRoot(ring[4]));
     }
     assert!(matches!(state.route(ring[5].id.key(), true), Route::Root(_)));
 }

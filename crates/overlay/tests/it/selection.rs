@@ -75,8 +75,8 @@ impl Service for Slanderer {
             let mut reply = honest.await?;
             if method == messages::ROUTE {
                 let mut route = messages::decode::<WireRoute>(&reply.header)?;
-                if let Route::Closer(leads) = &mut route.0 {
-                    leads.iter_mut().for_each(|lead| lead.latency = Some(latency));
+                if let Route::Closer(hops) = &mut route.0 {
+                    hops.iter_mut().for_each(|hop| hop.latency = Some(latency));
                 }
                 reply.header = messages::encode(&route);
             }

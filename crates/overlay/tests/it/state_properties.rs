@@ -158,7 +158,7 @@ fn check_route(state: &ChordState, key: &Key, as_root: bool) {
             assert!(!as_root && !list.is_empty() && list.len() <= atoll_overlay::MAX_CLOSER);
             assert!(list.iter().all(|l| l.node.id.key().strictly_between(me.id.key(), key)));
         }
-        Route::Back(before) => assert!(as_root && Some(before) == state.predecessor()),
+        Route::NotRoot(before) => assert!(as_root && Some(before) == state.predecessor()),
         // Not on a ring; or all true successors are lost.
         Route::Nowhere => assert!(!state.joined() || state.head().is_some()),
     }

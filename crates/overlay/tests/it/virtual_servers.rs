@@ -131,14 +131,14 @@ fn a_node_answers_for_whichever_of_its_virtual_servers_is_the_root() {
                     assert_eq!(list[0].id, root);
                     assert!(own.contains(&root));
                 }
-                Route::Back(before) => {
+                Route::NotRoot(before) => {
                     let nearest = own.iter().map(|id| id.key().distance_from(&key)).min().unwrap();
                     assert!(before.id.key().distance_from(&key) < nearest, "nearer than we are");
                 }
                 other => panic!("{other:?}"),
             }
-            if let Route::Closer(leads) = chord.route(&key, false) {
-                assert!(leads.iter().all(|lead| !own.contains(&lead.node.id)), "itself");
+            if let Route::Closer(hops) = chord.route(&key, false) {
+                assert!(hops.iter().all(|hop| !own.contains(&hop.node.id)), "itself");
             }
         }
     }

@@ -218,7 +218,7 @@ pub fn root(nodes: &[Node], at: &[usize]) -> Answer {
 }
 
 pub fn back(nodes: &[Node], to: usize) -> Answer {
-    Ok(Step::Route(Route::Back(nodes[to])))
+    Ok(Step::Route(Route::NotRoot(nodes[to])))
 }
 
 pub fn asked(script: &Script) -> Vec<(usize, bool)> {

@@ -7,7 +7,7 @@ use super::{Candidate, FARTHEST_GUESS, MAX_BACKS, MAX_GUESSED_BACKS, MAX_ROOTS_T
 use crate::peer_book::{Misdeed, Standing};
 use crate::walk::selection::Report;
 use crate::walk::{Asked, Said, Step};
-use crate::{Lead, MAX_CLOSER, MAX_GUESSES, Node, Route};
+use crate::{MAX_CLOSER, MAX_GUESSES, NextHop, Node, Route};
 
 impl Plan<'_> {
     /// Takes in an answer; returns the value if that was the end of the search.
@@ -36,7 +36,7 @@ impl Plan<'_> {
                 self.misdeeds.push((node.peer.id, Misdeed::LedInCircles));
                 Said::Nowhere
             }
-            Ok(Step::Route(Route::Back(nearer))) if as_root => self.back(&node, nearer),
+            Ok(Step::Route(Route::NotRoot(nearer))) if as_root => self.take_not_root(&node, nearer),
             Ok(Step::Route(route)) => self.learn(&node, &route),
             Err(error) => {
                 self.no_answer(&node, &error);
@@ -100,7 +100,7 @@ impl Plan<'_> {
     }
 
     /// A node asked as the root names its predecessor instead.
-    fn back(&mut self, node: &Node, nearer: Node) -> Said {
+    fn take_not_root(&mut self, node: &Node, nearer: Node) -> Said {
         if self.failed.contains(&nearer.peer) || self.seems_dead(&nearer) {
             // It believes in a node that has failed: it is the first live successor.
             return self.is_first_alive(*node);
@@ -131,17 +131,17 @@ impl Plan<'_> {
         } else if self.claims.contains_key(&self.distance_after(&nearer)) {
             self.reached(nearer);
         }
-        Said::Back(nearer)
+        Said::NotRoot(nearer)
     }
 
     /// Takes in directions given by `guide`.
     pub(super) fn learn(&mut self, guide: &Node, route: &Route) -> Said {
         let said = match route {
             Route::Root(list) => self.root_named(guide, list),
-            Route::Closer(leads) => self.led(guide, leads),
-            Route::Back(nearer) => {
+            Route::Closer(hops) => self.take_next_hops(guide, hops),
+            Route::NotRoot(nearer) => {
                 self.add_root(*nearer);
-                Said::Back(*nearer)
+                Said::NotRoot(*nearer)
             }
             Route::Nowhere => Said::Nowhere,
         };
@@ -163,22 +163,22 @@ impl Plan<'_> {
     }
 
     /// Nodes before the key are named, and perhaps some that may be its root.
-    fn led(&mut self, guide: &Node, leads: &[Lead]) -> Said {
-        let is_nearer = |lead: &&Lead| {
-            let position = lead.node.id.key();
+    fn take_next_hops(&mut self, guide: &Node, hops: &[NextHop]) -> Said {
+        let is_nearer = |hop: &&NextHop| {
+            let position = hop.node.id.key();
             position.strictly_between(guide.id.key(), &self.key)
         };
-        let (nearer, others): (Vec<&Lead>, Vec<&Lead>) = leads.iter().partition(is_nearer);
+        let (nearer, others): (Vec<&NextHop>, Vec<&NextHop>) = hops.iter().partition(is_nearer);
         if nearer.is_empty() {
             return Said::Nowhere;
         }
         let nearer = &nearer[..nearer.len().min(MAX_CLOSER)];
         let namer = guide.peer.id;
         let named = self.named.entry(namer).or_default();
-        named.extend(nearer.iter().map(|lead| lead.node.peer));
-        for lead in nearer {
-            let report = lead.latency.map(|latency| Report { namer, latency });
-            self.add_on_the_way(lead.node, report);
+        named.extend(nearer.iter().map(|hop| hop.node.peer));
+        for hop in nearer {
+            let report = hop.latency.map(|latency| Report { namer, latency });
+            self.add_on_the_way(hop.node, report);
         }
         self.route.guessed_backs = 0;
         for guess in others.iter().take(MAX_GUESSES) {
