@@ -225,7 +225,7 @@ impl Inner {
 
     /// Whether a peer is in this node's routing tables.
     pub fn is_acquaintance(&self, peer: &PeerId) -> bool {
-        self.overlay.acquaintances().iter().any(|node| node.peer.id == *peer)
+        self.overlay.known_nodes().iter().any(|node| node.peer.id == *peer)
     }
 
     /// 32 random bytes.

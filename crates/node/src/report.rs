@@ -203,10 +203,10 @@ impl About for Report {
     }
 
     fn members(&self) -> MemberList {
-        let acquaintances: Vec<Peer> =
-            self.overlay.acquaintances().into_iter().map(|node| node.peer).collect();
+        let known: Vec<Peer> =
+            self.overlay.known_nodes().into_iter().map(|node| node.peer).collect();
         let connected = self.transport.connected();
-        self.membership.list(self.transport.local(), &acquaintances, &connected)
+        self.membership.list(self.transport.local(), &known, &connected)
     }
 
     fn rotate(

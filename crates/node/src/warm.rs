@@ -1,8 +1,8 @@
-//! Keeping connections to acquaintances open.
+//! Keeping connections to known nodes open.
 //!
 //! A first call to a peer costs two round trips before it is sent: TCP, then TLS with the proof
 //! of the network's secret. The paper's servers spoke UDP and had no such cost (CFS §6). So
-//! a node calls those of its acquaintances to whom no connection is open, the neighbours
+//! a node calls those of its known nodes to whom no connection is open, the neighbours
 //! first; an open one costs nothing but the transport's own keep-alive. What the call
 //! takes is also the first measure of how far away the peer is (§4.3).
 //!
@@ -37,7 +37,7 @@ pub(crate) async fn run(env: Env, transport: Arc<dyn Transport>, overlay: Arc<dy
     }
 }
 
-/// Acquaintances without an open connection.
+/// Known nodes without an open connection.
 fn cold(transport: &dyn Transport, overlay: &dyn Overlay) -> Vec<Peer> {
     let me = transport.local().id;
     let neighbours = overlay
@@ -46,7 +46,7 @@ fn cold(transport: &dyn Transport, overlay: &dyn Overlay) -> Vec<Peer> {
         .flat_map(|hood| hood.predecessor.into_iter().chain(hood.successors));
     let mut seen = BTreeSet::from([me]);
     neighbours
-        .chain(overlay.acquaintances())
+        .chain(overlay.known_nodes())
         .map(|node| node.peer)
         .filter(|peer| seen.insert(peer.id))
         .take(MAX_WARM)

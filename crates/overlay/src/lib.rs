@@ -198,8 +198,8 @@ pub trait Overlay: Send + Sync + 'static {
     /// key's root: if it is not, the answer is `NotRoot`, never a trip around the ring.
     fn route(&self, key: &Key, as_root: bool) -> Route;
 
-    /// Everybody in this node's tables, in no particular order: where routes can begin.
-    fn acquaintances(&self) -> Vec<Node> {
+    /// All nodes in this node's tables, in no particular order: where routes can begin.
+    fn known_nodes(&self) -> Vec<Node> {
         let hoods = self.neighbourhoods();
         let known = |hood: Neighbourhood| hood.successors.into_iter().chain(hood.predecessor);
         hoods.into_iter().flat_map(known).collect()

@@ -275,7 +275,7 @@ async fn choose(inner: &Inner, tried: &BTreeSet<PeerId>, least_bytes: u64) -> Op
 fn candidates(inner: &Inner, tried: &BTreeSet<PeerId>) -> Vec<Node> {
     let mut nodes: Vec<Node> =
         inner.overlay.neighbourhoods().into_iter().flat_map(|seat| seat.successors).collect();
-    let mut others = inner.overlay.acquaintances();
+    let mut others = inner.overlay.known_nodes();
     while !others.is_empty() {
         let at = random_below(&*inner.env, others.len() as u64) as usize;
         nodes.push(others.swap_remove(at));

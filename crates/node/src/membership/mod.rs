@@ -202,16 +202,16 @@ impl Membership {
         })
     }
 
-    /// The members, as far as this node knows them; `acquaintances` are in its tables,
+    /// The members, as far as this node knows them; `known` are in its tables,
     /// `connected` have an open connection.
-    pub fn list(&self, me: Peer, acquaintances: &[Peer], connected: &[PeerId]) -> MemberList {
+    pub fn list(&self, me: Peer, known: &[Peer], connected: &[PeerId]) -> MemberList {
         let now = self.env.unix_ms();
         let network = self.network();
         let is_admin = self.dir.admin_key().exists();
         let mut state = self.lock();
         state.known.seen(connected, now);
         let mut members: BTreeMap<PeerId, Member> = BTreeMap::new();
-        for peer in acquaintances {
+        for peer in known {
             members.insert(peer.id, member(peer, "known", 0));
         }
         for known in state.known.iter() {

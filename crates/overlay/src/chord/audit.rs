@@ -324,7 +324,7 @@ impl Chord {
     /// follow us only if there are no others.
     fn audit_starts(&self, count: usize) -> Vec<Node> {
         let now = self.env.now();
-        let mut known = self.acquaintances();
+        let mut known = self.known_nodes();
         known.extend(self.known_peers().into_iter().map(|peer| self.place(peer, 0)));
         known.retain(|node| !self.peer_book.is_avoided(&node.peer.id, now));
         known.sort_unstable();

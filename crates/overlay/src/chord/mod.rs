@@ -462,7 +462,7 @@ impl Overlay for Chord {
         self.routed(key, as_root)
     }
 
-    fn acquaintances(&self) -> Vec<Node> {
+    fn known_nodes(&self) -> Vec<Node> {
         let mut known = self.lock().servers.known();
         known.extend(self.table_sample());
         known.retain(|node| !self.owns(node));

@@ -485,7 +485,7 @@ impl<'w> Plan<'w> {
         if self.routes >= self.limits.routes || self.own_table == OwnTable::NotUsed {
             return false;
         }
-        let mut starts = self.overlay.acquaintances();
+        let mut starts = self.overlay.known_nodes();
         starts.retain(|node| {
             node.peer.id != self.me.peer.id
                 && !self.asked.contains(&(node.peer, false))

@@ -289,7 +289,7 @@ impl Siege {
     /// Who might be asked for the way, and is not honest.
     pub fn next_hops(&self) -> BTreeSet<Node> {
         let lawful = self.lawful();
-        let known = |host: &HostId| self.cluster.chord(*host).acquaintances();
+        let known = |host: &HostId| self.cluster.chord(*host).known_nodes();
         let all = self.cluster.hosts().iter().flat_map(known).collect::<BTreeSet<Node>>();
         all.difference(&lawful).copied().collect()
     }

@@ -146,7 +146,7 @@ impl Overlay for Script {
         self.own.clone()
     }
 
-    fn acquaintances(&self) -> Vec<Node> {
+    fn known_nodes(&self) -> Vec<Node> {
         self.known.iter().map(|n| self.nodes[*n]).collect()
     }
 
