@@ -305,7 +305,7 @@ async fn compare(
         }
         Err(error) => {
             if error.is_failure_of_peer() {
-                inner.overlay.alert(&other.peer);
+                inner.overlay.report_failure(&other.peer);
             }
             Err(error.into())
         }

@@ -305,8 +305,8 @@ impl Inner {
                 book.silent(&to.peer, now);
                 match (error, timed) {
                     // Many blocks may take longer than any limit, over a line that is slow.
-                    (CallError::TimedOut, false) => self.overlay.check_alive(&to.peer),
-                    _ => self.overlay.alert(&to.peer),
+                    (CallError::TimedOut, false) => self.overlay.probe(&to.peer),
+                    _ => self.overlay.report_failure(&to.peer),
                 }
             }
             Ok(_) | Err(CallError::Refused(_)) if timed => {

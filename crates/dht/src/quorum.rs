@@ -187,7 +187,7 @@ impl<T: Send + 'static> Calls<T> {
         sending.give_up_room();
         if !self.inner.is_me(&node) {
             self.inner.overlay.peer_book().late(&node.peer, now);
-            self.inner.overlay.check_alive(&node.peer);
+            self.inner.overlay.probe(&node.peer);
         }
         true
     }

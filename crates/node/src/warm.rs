@@ -132,7 +132,7 @@ mod tests {
         fn route(&self, _: &Key, _: bool) -> Route {
             Route::Nowhere
         }
-        fn alert(&self, _: &Peer) {}
+        fn report_failure(&self, _: &Peer) {}
         fn find_root(&self, _: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>> {
             Box::pin(async { Err(WalkError::NotJoined) })
         }

@@ -212,36 +212,37 @@ pub trait Overlay: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// The node has answered a question of a walk, whatever it was asked: it lives.
-    fn heard(&self, node: &Node) {
+    /// Records that `node` answered a question of a lookup, whatever it said: it lives.
+    fn record_answer(&self, node: &Node) {
         let _ = node;
     }
 
-    /// A peer has named these nodes in the answer to such a question. It may have made them up.
-    fn named(&self, teller: &PeerId, nodes: &[Node]) {
+    /// Records that `teller` named these nodes in such an answer. It may have made them up.
+    fn record_named(&self, teller: &PeerId, nodes: &[Node]) {
         let _ = (teller, nodes);
     }
 
-    /// A call to `peer` takes long. Pings it if it is a known node, and forgets it if it is dead.
-    fn check_alive(&self, peer: &Peer) {
+    /// Pings `peer`, a call to which takes long, if it is a known node, and forgets it if it is
+    /// dead.
+    fn probe(&self, peer: &Peer) {
         let _ = peer;
     }
 
-    /// A call to `peer`, made at `start`, brought no answer. If others made since did, the node
-    /// is slow, or a line is; if none did, it is taken for dead.
-    fn unanswered(&self, peer: &Peer, start: Instant) {
+    /// A call to `peer`, made at `start`, brought no answer. If the peer has answered another
+    /// call since, it is slow, or the path to it is; if not, it is reported as failed.
+    fn record_no_answer(&self, peer: &Peer, start: Instant) {
         if !self.peer_book().has_answered_since(&peer.id, start) {
-            self.alert(peer);
+            self.report_failure(peer);
         }
     }
 
-    /// A call to `failed` brought no answer (CFS Figure 5, `alert`): route around it.
-    fn alert(&self, failed: &Peer);
+    /// Tells this node's tables that a call to `failed` brought no answer: route around it.
+    fn report_failure(&self, failed: &Peer);
 
-    /// Tells `at` that `failed` did not answer, as CFS Figure 5 alerts the previous hop.
-    /// It checks for itself before it believes. Resolves when it has, with whether it can
-    /// be asked again; an overlay that cannot do so says no.
-    fn warn(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {
+    /// Tells the node `at` that nodes it named did not answer (CFS Figure 5, `alert`). It checks
+    /// before it believes. Resolves when it has, with whether it can be asked again; an overlay
+    /// that cannot do so says no.
+    fn send_failure_report(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {
         let _ = (at, failed);
         Box::pin(async { false })
     }

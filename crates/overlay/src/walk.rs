@@ -219,11 +219,11 @@ async fn run<T: Send + 'static>(
 
 /// Tells the tables of who has answered and whom it named.
 fn learn<T>(overlay: &dyn Overlay, from: &Node, step: &Step<T>) {
-    overlay.heard(from);
+    overlay.record_answer(from);
     match step {
         Step::Done(_) => {}
-        Step::Absent(nodes) => overlay.named(&from.peer.id, nodes),
-        Step::Route(route) => overlay.named(&from.peer.id, &route.nodes()),
+        Step::Absent(nodes) => overlay.record_named(&from.peer.id, nodes),
+        Step::Route(route) => overlay.record_named(&from.peer.id, &route.nodes()),
     }
 }
 
@@ -300,7 +300,7 @@ where
     }
 
     fn warn(&mut self, node: Node, failed: Vec<Peer>) {
-        let answer = self.overlay.warn(&node.peer, failed);
+        let answer = self.overlay.send_failure_report(&node.peer, failed);
         self.calls.push(Box::pin(async move { Event::Warned(node, answer.await) }));
     }
 
@@ -338,7 +338,7 @@ where
         let Question { node, as_root, report, .. } = question;
         match (&answer, report) {
             (Err(error), _) if error.is_failure_of_peer() => {
-                self.overlay.unanswered(&node.peer, start);
+                self.overlay.record_no_answer(&node.peer, start);
             }
             (_, Some(report)) => {
                 check_report(self.overlay.peer_book(), report, now.since(start), now);

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use atoll_env::Instant;
 use atoll_overlay::Route;
 use atoll_overlay::chord::messages::{
-    self, Alive, AskRoute, Dead, Doubt, Leaving, Meet, Nudge, Ping, Seen, Surroundings,
+    self, Alive, AskRoute, Doubt, FailureReport, Leaving, Meet, Nudge, Ping, Seen, Surroundings,
     VirtualIndex, WireKey, WireNode, WireNodes, WirePeer, WireRoute,
 };
 use atoll_overlay::chord::table::learn::{Learn, Learned};
@@ -52,7 +52,7 @@ pub fn targets() -> Vec<Target> {
         message("overlay/leaving", vec![leaving]),
         message("overlay/ask-route", vec![AskRoute { key: WireKey(key(1)), as_root: true }]),
         message("overlay/route", routes.into_iter().map(WireRoute).collect()),
-        message("overlay/dead", vec![Dead { nodes: nodes() }]),
+        message("overlay/dead", vec![FailureReport { nodes: nodes() }]),
         message("overlay/meet", vec![Meet { node: WireNode(node(6)), hops_left: 2 }]),
         message("overlay/learn", vec![learn()]),
         message("overlay/learned", vec![learned(), Learned::default()]),

@@ -312,7 +312,7 @@ impl Chord {
             }
             Err(error) => {
                 if error.is_failure_of_peer() {
-                    self.alert(&guide.peer);
+                    self.report_failure(&guide.peer);
                 }
                 None
             }

@@ -7,8 +7,8 @@ use minicbor::Decode;
 
 use super::meetings::Introduction;
 use super::messages::{
-    self, Alive, AskRoute, Dead, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping, Reached, Seen,
-    Surroundings, VirtualIndex, WireKey, WireNode, WireNodes, WireRoute,
+    self, Alive, AskRoute, FailureReport, Leaving, MAX_REPORTED, Meet, NOT_JOINED, Nudge, Ping,
+    Reached, Seen, Surroundings, VirtualIndex, WireKey, WireNode, WireNodes, WireRoute,
 };
 use super::{Chord, state::Told};
 use crate::Node;
@@ -140,12 +140,16 @@ impl Chord {
         self.call_raw(to, messages::MEET, messages::encode(&meet)).await.map(drop)
     }
 
-    pub(super) async fn call_warn(&self, to: Node, failed: &[Peer]) -> Result<(), CallError> {
-        let nodes = failed.iter().rev().take(MAX_WARNED).map(|peer| Node::of(*peer)).collect();
-        let header = messages::encode(&Dead { nodes: WireNodes(nodes) });
-        self.spent(messages::WARN, header.len());
+    pub(super) async fn call_report_failed(
+        &self,
+        to: Node,
+        failed: &[Peer],
+    ) -> Result<(), CallError> {
+        let nodes = failed.iter().rev().take(MAX_REPORTED).map(|peer| Node::of(*peer)).collect();
+        let header = messages::encode(&FailureReport { nodes: WireNodes(nodes) });
+        self.spent(messages::REPORT_FAILED, header.len());
         // The other side pings each of them, twice if need be.
-        let request = Request { method: messages::WARN, header, parts: Vec::new() };
+        let request = Request { method: messages::REPORT_FAILED, header, parts: Vec::new() };
         self.transport.call(to.peer, request, self.config.call_limit * 3).await.map(drop)
     }
 

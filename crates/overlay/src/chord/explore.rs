@@ -250,7 +250,7 @@ impl Chord {
         }
     }
 
-    /// See [`crate::Overlay::named`]: whoever is new here is unsure, as long as nobody else
+    /// See [`crate::Overlay::record_named`]: whoever is new here is unsure, as long as nobody else
     /// names it and no check bears it out.
     pub(super) fn table_named(&self, teller: &PeerId, nodes: &[Node]) {
         let learns = self.config.mechanisms.learning_in_passing;
@@ -428,7 +428,7 @@ impl Chord {
                 if is_neighbour {
                     self.found_useless(&question.to, &error);
                 }
-                self.lock().explorer.table.unanswered(question, secs(now));
+                self.lock().explorer.table.record_no_answer(question, secs(now));
             }
             Err(_) => self.lock().explorer.table.refused(question, secs(now)),
         }

@@ -35,8 +35,8 @@ pub const NUDGE: u16 = 0x0103;
 pub const LEAVE: u16 = 0x0104;
 /// Where next for this key? [`AskRoute`]; answered by [`WireRoute`].
 pub const ROUTE: u16 = 0x0105;
-/// These did not answer me: [`Dead`]; answered by nothing, once checked.
-pub const WARN: u16 = 0x0106;
+/// These did not answer me: [`FailureReport`]; answered by nothing, once checked.
+pub const REPORT_FAILED: u16 = 0x0106;
 /// There is this node, perhaps of another ring: [`Meet`]; answered by nothing.
 pub const MEET: u16 = 0x0107;
 
@@ -46,8 +46,8 @@ pub const REACH_ME: u16 = 0x0108;
 /// Refusal code: this node, or the virtual server meant, is not on a ring.
 pub const NOT_JOINED: u16 = 100;
 
-/// The most failed nodes in one [`Dead`].
-pub const MAX_WARNED: usize = 16;
+/// The most failed nodes in one [`FailureReport`].
+pub const MAX_REPORTED: usize = 16;
 
 /// A virtual index; absent and null are 0. One at or beyond [`MAX_VIRTUAL_SERVERS`] is malformed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -210,9 +210,9 @@ pub struct AskRoute {
     pub as_root: bool,
 }
 
-/// [`WARN`]: nodes that gave no answer, at most [`MAX_WARNED`] of which are looked at.
+/// [`REPORT_FAILED`]: nodes that gave no answer, at most [`MAX_REPORTED`] of which are looked at.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct Dead {
+pub struct FailureReport {
     /// The nodes.
     #[n(0)]
     pub nodes: WireNodes,
@@ -311,7 +311,7 @@ mod tests {
             remaining: VirtualIndex(2),
         });
         skips_a_later_field(AskRoute { key: WireKey(Key([3; 64])), as_root: true });
-        skips_a_later_field(Dead { nodes: nodes() });
+        skips_a_later_field(FailureReport { nodes: nodes() });
         skips_a_later_field(Meet { node: WireNode(one), hops_left: 2 });
     }
 
@@ -401,7 +401,7 @@ mod tests {
             let _ = decode::<Leaving>(&bytes);
             let _ = decode::<AskRoute>(&bytes);
             let _ = decode::<WireRoute>(&bytes);
-            let _ = decode::<Dead>(&bytes);
+            let _ = decode::<FailureReport>(&bytes);
             let _ = decode::<Meet>(&bytes);
             let _ = decode::<Seen>(&bytes);
             let _ = decode::<Ping>(&bytes);

@@ -8,7 +8,7 @@
 //! Failure detection: the first successor is called every `stabilize_every`, which also
 //! tells it that its predecessor lives; a predecessor that falls silent is pinged. A call
 //! that merely timed out is tried once more before its node is taken for dead; whoever
-//! was reported dead by others (`alert`, `warn`) is pinged before it is forgotten for
+//! was reported dead by others (`report_failure`, `REPORT_FAILED`) is pinged before it is forgotten for
 //! long. Lists travel only when they changed, and a node whose list changed nudges its
 //! predecessor, so a ring at rest costs one small call per node and period, and a change
 //! reaches all lists that hold it in r round trips.
@@ -29,6 +29,7 @@ mod calm;
 mod checks;
 mod config;
 mod explore;
+mod failure_reports;
 mod fingers;
 pub mod gate;
 mod lifecycle;
@@ -44,7 +45,6 @@ pub mod state;
 pub mod table;
 mod upkeep;
 mod verify;
-mod warnings;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -63,6 +63,7 @@ use checks::CheckQueue;
 pub use config::ChordConfig;
 use explore::Explorer;
 pub use explore::{TablePolicy, TableReport};
+use failure_reports::FailureReports;
 pub use lifecycle::{JoinError, JoinFailure, VirtualServersError};
 use meetings::{Introductions, MeetingBudget};
 use messages::Doubt;
@@ -70,7 +71,6 @@ use peers::RememberedPeers;
 pub use peers::{MAX_REMEMBERED, RememberedPeer};
 use servers::Servers;
 use state::{ChordState, Told};
-use warnings::Warnings;
 
 /// A node's part in a Chord ring. Made by [`Chord::new`], put on a ring by
 /// [`Chord::create`] or [`Chord::join`]; hand it to a `net::Router` as family
@@ -110,7 +110,7 @@ struct Inner {
     /// Which introductions of others have been taken.
     meetings: MeetingBudget,
     /// What others' reports of death have cost.
-    warnings: Warnings,
+    failure_reports: FailureReports,
     /// A successor that says that it cannot reach this node, whom others contradict.
     overruled: Option<Peer>,
     /// Whether anybody was suspected when that was last asked.
@@ -198,7 +198,7 @@ impl Chord {
                 checks: CheckQueue::default(),
                 claims: BTreeSet::new(),
                 meetings: MeetingBudget::default(),
-                warnings: Warnings::default(),
+                failure_reports: FailureReports::default(),
                 overruled: None,
                 doubted: false,
                 calm: Calm::default(),
@@ -473,15 +473,15 @@ impl Overlay for Chord {
         self.guess_roots(key)
     }
 
-    fn heard(&self, node: &Node) {
+    fn record_answer(&self, node: &Node) {
         self.table_refreshed(node);
     }
 
-    fn named(&self, teller: &PeerId, nodes: &[Node]) {
+    fn record_named(&self, teller: &PeerId, nodes: &[Node]) {
         self.table_named(teller, nodes);
     }
 
-    fn check_alive(&self, peer: &Peer) {
+    fn probe(&self, peer: &Peer) {
         for node in self.to_check_with(peer) {
             let chord = self.arc();
             self.env.spawn(Box::pin(async move {
@@ -491,7 +491,7 @@ impl Overlay for Chord {
         }
     }
 
-    fn alert(&self, failed: &Peer) {
+    fn report_failure(&self, failed: &Peer) {
         let node = Node::at(*failed, self.me().virtual_server);
         if self.owns(&node) {
             return;
@@ -504,9 +504,9 @@ impl Overlay for Chord {
         }
     }
 
-    fn warn(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {
+    fn send_failure_report(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {
         let (chord, at) = (self.arc(), Node::at(*at, self.me().virtual_server));
-        Box::pin(async move { chord.call_warn(at, &failed).await.is_ok() })
+        Box::pin(async move { chord.call_report_failed(at, &failed).await.is_ok() })
     }
 
     fn find_root(&self, key: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>> {

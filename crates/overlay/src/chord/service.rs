@@ -8,8 +8,8 @@ use futures_util::future::join_all;
 use super::gate::Verdict;
 use super::meetings::{Introduction, MEET_HOPS};
 use super::messages::{
-    self, Alive, AskRoute, Dead, Doubt, Leaving, MAX_WARNED, Meet, NOT_JOINED, Nudge, Ping,
-    Reached, Seen, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer, WireRoute,
+    self, Alive, AskRoute, Doubt, FailureReport, Leaving, MAX_REPORTED, Meet, NOT_JOINED, Nudge,
+    Ping, Reached, Seen, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer, WireRoute,
 };
 use super::state::Claim;
 use super::table::learn::LEARN;
@@ -21,7 +21,8 @@ impl Service for Chord {
         self.heard(&from);
         self.table_called(&from);
         self.spent(request.method, request.header.len());
-        if matches!(request.method, messages::WARN | messages::NOTIFY | messages::REACH_ME) {
+        if matches!(request.method, messages::REPORT_FAILED | messages::NOTIFY | messages::REACH_ME)
+        {
             let chord = self.arc();
             return Box::pin(async move {
                 let answer = chord.answer_later(from, request.method, &request.header).await;
@@ -54,7 +55,7 @@ impl Chord {
     /// Answers what takes calls of this node's own.
     async fn answer_later(&self, from: Peer, method: u16, header: &[u8]) -> Result<Bytes, Refusal> {
         match method {
-            messages::WARN => self.answer_warn(from, header).await,
+            messages::REPORT_FAILED => self.answer_report_failed(from, header).await,
             messages::NOTIFY => self.answer_notify(from, header).await,
             _ => {
                 let caller = self.caller(from, VirtualIndex(0));
@@ -198,19 +199,19 @@ impl Chord {
 
     /// Somebody could not reach nodes that we named: look for ourselves, if there is not too
     /// much to look at.
-    async fn answer_warn(&self, from: Peer, header: &[u8]) -> Result<Bytes, Refusal> {
-        let dead: Dead = messages::decode(header)?;
+    async fn answer_report_failed(&self, from: Peer, header: &[u8]) -> Result<Bytes, Refusal> {
+        let dead: FailureReport = messages::decode(header)?;
         let (named, suspects) = {
             let now = self.env.now();
             let mut inner = self.lock();
             let mut named = inner.servers.known();
             // By card: a dead node is so with all its virtual servers.
-            let reported = &dead.nodes.0[..dead.nodes.0.len().min(MAX_WARNED)];
+            let reported = &dead.nodes.0[..dead.nodes.0.len().min(MAX_REPORTED)];
             named.retain(|n| !self.owns(n) && reported.iter().any(|dead| dead.peer == n.peer));
             named.dedup_by_key(|node| node.peer);
             let mut suspects = named.clone();
             let limits = self.config.mechanisms.report_limits;
-            suspects.retain(|node| !limits || inner.warnings.take(node.peer, from.id, now));
+            suspects.retain(|node| !limits || inner.failure_reports.admit(node.peer, from.id, now));
             (named.len(), suspects)
         };
         if named > 0 && suspects.is_empty() {

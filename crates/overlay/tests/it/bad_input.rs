@@ -49,7 +49,7 @@ fn malformed_calls_are_refused_with_a_reason_and_change_nothing() {
         messages::NOTIFY,
         messages::LEAVE,
         messages::ROUTE,
-        messages::WARN,
+        messages::REPORT_FAILED,
         messages::MEET,
     ] {
         for header in nonsense {
@@ -115,8 +115,8 @@ fn false_reports_of_death_are_checked_and_not_believed() {
     let outsider = cluster.sim.add_host(HostConfig::default());
     let target = cluster.hosts()[0];
     let before = cluster.chord(target).neighbourhood();
-    let dead = messages::Dead { nodes: WireNodes(before.successors.clone()) };
-    call(&cluster, outsider, target, messages::WARN, messages::encode(&dead)).unwrap();
+    let dead = messages::FailureReport { nodes: WireNodes(before.successors.clone()) };
+    call(&cluster, outsider, target, messages::REPORT_FAILED, messages::encode(&dead)).unwrap();
     assert_eq!(cluster.chord(target).neighbourhood(), before);
 }
 

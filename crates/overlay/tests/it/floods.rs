@@ -6,7 +6,7 @@ use atoll_key::{IdProfile, PeerId};
 use atoll_net::{Peer, Request, Service};
 use atoll_overlay::chord::ChordConfig;
 use atoll_overlay::chord::messages::{
-    self, Dead, Leaving, Meet, VirtualIndex, WireNode, WireNodes,
+    self, FailureReport, Leaving, Meet, VirtualIndex, WireNode, WireNodes,
 };
 use atoll_overlay::{Node, Overlay, VirtualServerId};
 use atoll_sim::{HostConfig, HostId};
@@ -47,9 +47,9 @@ fn a_flood_of_reports_of_death_causes_few_pings() {
         for (n, flooder) in flooders.iter().enumerate() {
             let mut nodes = known.clone();
             nodes.rotate_left(n % known.len());
-            nodes.truncate(messages::MAX_WARNED);
-            let header = messages::encode(&Dead { nodes: WireNodes(nodes) });
-            send(&cluster, *flooder, target, messages::WARN, header);
+            nodes.truncate(messages::MAX_REPORTED);
+            let header = messages::encode(&FailureReport { nodes: WireNodes(nodes) });
+            send(&cluster, *flooder, target, messages::REPORT_FAILED, header);
             reports += 1;
         }
         cluster.sim.run_for(Duration::from_millis(100));
@@ -85,7 +85,13 @@ fn who_is_reported_dead_is_found_so_whichever_of_its_virtual_servers_is_known() 
             assert!(is_known(&peer));
             cluster.crash_silently(cluster.sim.host_of(&peer.id).unwrap());
             let nodes = WireNodes(vec![Node::of(peer)]);
-            send(&cluster, outsider, target, messages::WARN, messages::encode(&Dead { nodes }));
+            send(
+                &cluster,
+                outsider,
+                target,
+                messages::REPORT_FAILED,
+                messages::encode(&FailureReport { nodes }),
+            );
             cluster.run_secs(30);
             assert!(!is_known(&peer), "{profile:?}");
         }

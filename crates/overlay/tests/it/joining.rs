@@ -192,13 +192,13 @@ fn the_neighbourhood_tells_when_it_changes() {
 }
 
 #[test]
-fn an_alert_routes_around_a_node_and_a_false_one_is_taken_back() {
+fn a_failure_report_routes_around_a_node_and_a_false_one_is_taken_back() {
     let cluster = Cluster::grown(lan(2), ChordConfig::default(), 5);
     cluster.run_until_ideal(MINUTE);
     cluster.run_secs(3);
     let chord = cluster.chord(cluster.hosts()[0]);
     let head = chord.neighbourhood().successors[0];
-    chord.alert(&head.peer);
+    chord.report_failure(&head.peer);
     let routed = |key| match chord.route(key, false) {
         route @ (Route::Root(_) | Route::Closer(_)) => route.nodes(),
         other => panic!("{other:?}"),

@@ -115,7 +115,7 @@ fn a_node_that_does_not_know_a_method_is_alive_and_keeps_its_place() {
         messages::PING,
         messages::NUDGE,
         messages::LEAVE,
-        messages::WARN,
+        messages::REPORT_FAILED,
         messages::MEET,
         messages::REACH_ME,
         LEARN,

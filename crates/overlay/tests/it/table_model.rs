@@ -176,7 +176,7 @@ impl Model {
             asked.table.heard(&me, now);
             asked.tokens -= bytes as f64;
         } else {
-            me.table.unanswered(question, now);
+            me.table.record_no_answer(question, now);
         }
         self.bytes += bytes as u64;
         self.ring.get_mut(key).unwrap().tokens -= bytes as f64;

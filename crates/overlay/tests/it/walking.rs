@@ -154,11 +154,11 @@ impl Overlay for Script {
         self.guesses.iter().map(|n| self.nodes[*n]).collect()
     }
 
-    fn alert(&self, failed: &Peer) {
+    fn report_failure(&self, failed: &Peer) {
         self.alerts.lock().unwrap().push(self.index(failed));
     }
 
-    fn warn(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {
+    fn send_failure_report(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {
         let failed = failed.iter().map(|peer| self.index(peer)).collect();
         let at = self.index(at);
         self.warnings.lock().unwrap().push((at, failed));

@@ -249,7 +249,7 @@ impl Table {
     }
 
     /// The asked node did not answer: another will be asked.
-    pub fn unanswered(&mut self, question: &Question, now: u32) {
+    pub fn record_no_answer(&mut self, question: &Question, now: u32) {
         self.failed(&question.to.peer.id, now);
     }
 

@@ -1,10 +1,10 @@
-//! How many pings the reports of others that somebody is dead may cause.
+//! The limit on pings that failure reports may cause.
 //!
-//! CFS Figure 5 alerts the previous hop of a node that failed: `WARN`. Whoever is warned sees
-//! for itself before it believes, which costs pings; a report of sixteen would make one call
-//! sixteen. So they are counted: in ten seconds each node is pinged once for such reports,
-//! [`MAX_OF_ONE`] for those of one peer, [`MAX_TOGETHER`] for those of all. Who dies unseen by
-//! that is found by stabilising, and by whoever calls it.
+//! CFS Figure 5 alerts the previous hop of a node that failed: `REPORT_FAILED`. The receiver pings
+//! the reported nodes before it believes the report, so a report of sixteen nodes would turn one
+//! call into sixteen. Pings are therefore limited: within ten seconds one for each reported node,
+//! [`MAX_OF_ONE`] for the reports of one peer and [`MAX_TOGETHER`] for those of all peers. A
+//! failure that these pings miss is detected by the next stabilize round or the next call.
 //!
 //! Plain data; time is an argument.
 
@@ -24,18 +24,18 @@ pub const MAX_TOGETHER: usize = 96;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Warnings {
+pub struct FailureReports {
     began: Instant,
     caused: BTreeMap<PeerId, usize>,
     pinged: BTreeSet<Peer>,
 }
 
-impl Warnings {
-    /// Whether `reported` is to be pinged because `by` says that it is dead. If so, that
-    /// counts.
-    pub fn take(&mut self, reported: Peer, by: PeerId, now: Instant) -> bool {
+impl FailureReports {
+    /// Counts a ping of `reported`, which `by` says is dead, unless a limit is reached; returns
+    /// whether to ping it.
+    pub fn admit(&mut self, reported: Peer, by: PeerId, now: Instant) -> bool {
         if now.since(self.began) >= WINDOW {
-            *self = Warnings { began: now, ..Warnings::default() };
+            *self = FailureReports { began: now, ..FailureReports::default() };
         }
         let caused = self.caused.get(&by).copied().unwrap_or(0);
         let may = caused < MAX_OF_ONE && self.pinged.len() < MAX_TOGETHER;
@@ -63,10 +63,10 @@ mod tests {
 
     #[test]
     fn reports_cause_a_bounded_number_of_pings_by_each_peer_and_by_all() {
-        let mut warnings = Warnings::default();
+        let mut reports = FailureReports::default();
         let now = Instant(5_000_000_000);
         let mut taken = |by: u16, reported: std::ops::Range<u16>, now| {
-            reported.filter(|n| warnings.take(peer(*n), id(by), now)).count()
+            reported.filter(|n| reports.admit(peer(*n), id(by), now)).count()
         };
         assert_eq!(taken(1, 100..110, now), 10);
         assert_eq!(taken(2, 100..110, now), 0, "they have just been pinged");
