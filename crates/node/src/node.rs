@@ -261,7 +261,7 @@ impl Node {
         self.dir.root()
     }
 
-    /// Its address card: public key and advertised address.
+    /// Its peer address: public key and advertised address.
     pub fn local(&self) -> Peer {
         self.works.transport.local()
     }

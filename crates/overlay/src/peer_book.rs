@@ -8,7 +8,7 @@
 //!
 //! Who left a call unanswered is asked after everybody else too ([`Standing`]), whoever
 //! names it: when many nodes have died at once others still name them, and asking each of
-//! the dead once is enough. That is held against the card, key and address, that was
+//! the dead once is enough. That is held against the peer address that was
 //! called: a false address must not discredit a node. It is forgotten as soon as the node
 //! answers or calls, and in any case after a while, each time a longer one.
 //!
@@ -290,7 +290,7 @@ mod tests {
         PeerId(id)
     }
 
-    fn card(n: u32) -> Peer {
+    fn at_home(n: u32) -> Peer {
         Peer { id: peer(n), addr: ([127, 0, 0, 1], 1).into() }
     }
 
@@ -320,9 +320,9 @@ mod tests {
         (0..50).for_each(|n| book.answered(&peer(1), MS * 500, at(n)));
         let usual = book.patience(&peer(1), least, most);
         assert!(usual > MS * 3500 && usual < MS * 6000, "{usual:?}");
-        book.silent(&card(1), at(51));
+        book.silent(&at_home(1), at(51));
         assert!(book.patience(&peer(1), least, most) > usual);
-        (0..9).for_each(|n| book.silent(&card(1), at(52 + n)));
+        (0..9).for_each(|n| book.silent(&at_home(1), at(52 + n)));
         assert_eq!(book.patience(&peer(1), least, most), most);
     }
 
@@ -330,10 +330,10 @@ mod tests {
     fn a_silent_peer_is_expected_to_take_longer_until_it_answers() {
         let book = PeerBook::default();
         book.answered(&peer(1), MS * 10, at(0));
-        (0..3).for_each(|_| book.silent(&card(1), at(1)));
+        (0..3).for_each(|_| book.silent(&at_home(1), at(1)));
         assert_eq!(book.expected(&peer(1)), MS * 80);
         assert_eq!(book.latency(&peer(1)), Some(MS * 10));
-        (0..1000).for_each(|_| book.silent(&card(1), at(1)));
+        (0..1000).for_each(|_| book.silent(&at_home(1), at(1)));
         assert_eq!(book.expected(&peer(1)), MS * 640);
         book.answered(&peer(1), MS * 10, at(2));
         assert_eq!(book.expected(&peer(1)), MS * 10);
@@ -342,11 +342,11 @@ mod tests {
     #[test]
     fn who_left_a_call_unanswered_comes_last_until_it_is_heard_of() {
         let book = PeerBook::default();
-        let standing = |secs| book.standing(&card(1), at(secs));
-        book.late(&card(1), at(100));
+        let standing = |secs| book.standing(&at_home(1), at(secs));
+        book.late(&at_home(1), at(100));
         assert_eq!((standing(100), standing(110)), (Standing::Late, Standing::Answers));
-        book.silent(&card(1), at(101));
-        book.late(&card(1), at(102));
+        book.silent(&at_home(1), at(101));
+        book.late(&at_home(1), at(102));
         assert_eq!((standing(110), standing(111)), (Standing::Silent, Standing::Answers));
         book.answered(&peer(1), MS, at(103));
         assert_eq!(standing(103), Standing::Answers);
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn who_has_answered_meanwhile_lives() {
         let book = PeerBook::default();
-        book.silent(&card(1), at(5));
+        book.silent(&at_home(1), at(5));
         assert!(!book.has_answered_since(&peer(1), at(1)), "it was called, and did not answer");
         book.lives(&peer(1), at(7));
         assert!(book.has_answered_since(&peer(1), at(6)));
@@ -369,9 +369,9 @@ mod tests {
         let mut now = at(0);
         let mut lengths = Vec::new();
         for _ in 0..6 {
-            book.silent(&card(1), now);
+            book.silent(&at_home(1), now);
             let start = now;
-            while book.standing(&card(1), now) == Standing::Silent {
+            while book.standing(&at_home(1), now) == Standing::Silent {
                 now = now + Duration::from_secs(1);
             }
             lengths.push(now.since(start).as_secs());
@@ -382,10 +382,10 @@ mod tests {
     #[test]
     fn a_false_address_does_not_discredit_the_node() {
         let book = PeerBook::default();
-        let elsewhere = Peer { addr: ([127, 0, 0, 1], 2).into(), ..card(1) };
+        let elsewhere = Peer { addr: ([127, 0, 0, 1], 2).into(), ..at_home(1) };
         book.silent(&elsewhere, at(0));
         assert_eq!(book.standing(&elsewhere, at(1)), Standing::Silent);
-        assert_eq!(book.standing(&card(1), at(1)), Standing::Answers);
+        assert_eq!(book.standing(&at_home(1), at(1)), Standing::Answers);
     }
 
     #[test]

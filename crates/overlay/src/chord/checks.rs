@@ -1,7 +1,7 @@
 //! Claims waiting to be checked (CFS §4.4), and how many checks a node makes.
 //!
-//! What is checked is a *card*, key and address; the answer says how many virtual servers its
-//! node runs. Whoever is named by that card meanwhile, with whatever index, waits for the
+//! What is checked is a peer address, key and address together; the answer says how many virtual servers its
+//! node runs. Virtual servers of that peer address that are named meanwhile wait for the
 //! same outcome.
 //!
 //! A check dials an address that somebody else has named. Therefore their number is
@@ -109,7 +109,7 @@ pub struct CheckQueue<W> {
     reckoned: Instant,
 }
 
-/// Claims of one card.
+/// Claims of one peer address.
 #[derive(Debug)]
 pub struct Claim<W> {
     /// By whom: of several, who comes first.
@@ -165,7 +165,7 @@ impl<W> CheckQueue<W> {
             self.waiting.insert(node.peer, claim);
         }
         let present = self.waiting[&node.peer].origin;
-        // Who waits behind a liar's claim of the same card shall not wait as long as the liar.
+        // A check that waits behind a liar's claim of the same peer address shall not wait as long as the liar.
         let is_sooner =
             self.rank(origin) < self.rank(present) && self.may_check(&node.peer, origin);
         let claim = self.waiting.get_mut(&node.peer).expect("it is there, or was just put there");
@@ -176,7 +176,7 @@ impl<W> CheckQueue<W> {
     }
 
     /// Whether one more claim may wait, if need be in the place of one that comes later.
-    fn has_room(&mut self, card: &Peer, origin: Origin) -> bool {
+    fn has_room(&mut self, peer: &Peer, origin: Origin) -> bool {
         let waits = |is: &dyn Fn(&Origin) -> bool| {
             self.waiting.values().filter(|claim| is(&claim.origin)).count()
         };
@@ -184,7 +184,7 @@ impl<W> CheckQueue<W> {
         let is_full = match origin {
             // What this node itself needs to know has room of its own.
             Origin::Own => return waits(&|other| *other == Origin::Own) < MAX_WAITING,
-            _ if !self.may_check(card, origin) => return false,
+            _ if !self.may_check(peer, origin) => return false,
             _ if waits(&|other| other.peer() == origin.peer()) >= MAX_PER_SOURCE as usize => {
                 return false;
             }
@@ -202,20 +202,20 @@ impl<W> CheckQueue<W> {
         });
         let last = others.max_by_key(|(_, claim)| (self.rank(claim.origin), claim.nth));
         let later = last.filter(|(_, claim)| self.rank(claim.origin) > self.rank(origin));
-        let later = later.map(|(card, _)| *card);
-        later.is_some_and(|card| self.waiting.remove(&card).is_some())
+        let later = later.map(|(peer, _)| *peer);
+        later.is_some_and(|peer| self.waiting.remove(&peer).is_some())
     }
 
     /// Whether a claim of `origin` is still heard in this window.
-    fn may_check(&self, card: &Peer, origin: Origin) -> bool {
+    fn may_check(&self, peer: &Peer, origin: Origin) -> bool {
         let Some(source) = origin.peer() else { return true };
         let has_share = match self.caused.get(&source) {
             Some(caused) => *caused < MAX_PER_SOURCE,
             None => self.caused.len() < MAX_SOURCES,
         };
-        let calls_itself = source == card.id;
+        let calls_itself = source == peer.id;
         let most = if calls_itself { MAX_REFUTED_CALLERS } else { MAX_REFUTED_NAMED };
-        let refuted = self.refuted.get(&(card.addr.ip(), calls_itself)).copied().unwrap_or(0);
+        let refuted = self.refuted.get(&(peer.addr.ip(), calls_itself)).copied().unwrap_or(0);
         has_share
             && refuted < most
             && (!origin.is_stranger() || self.caused_by_strangers < MAX_FOR_STRANGERS)
@@ -232,7 +232,7 @@ impl<W> CheckQueue<W> {
         }
     }
 
-    /// The next card to check now, which is under way from then on; `None` when nothing
+    /// The next peer address to check now, which is under way from then on; `None` when nothing
     /// waits or nothing more may start yet.
     pub fn next(&mut self, now: Instant) -> Option<Peer> {
         if now.since(self.window_began) >= WINDOW {
@@ -249,9 +249,9 @@ impl<W> CheckQueue<W> {
             return None;
         }
         let startable =
-            self.waiting.iter().filter(|(card, claim)| self.may_start(card, claim.origin));
+            self.waiting.iter().filter(|(peer, claim)| self.may_start(peer, claim.origin));
         let next = startable.min_by_key(|(_, claim)| (self.rank(claim.origin), claim.nth));
-        let next = next.map(|(card, _)| *card)?;
+        let next = next.map(|(peer, _)| *peer)?;
         let claim = self.waiting.remove(&next).expect("it was just found");
         self.allowance -= 1.0;
         self.count(claim.origin);
@@ -259,7 +259,7 @@ impl<W> CheckQueue<W> {
         Some(next)
     }
 
-    fn may_start(&self, card: &Peer, origin: Origin) -> bool {
+    fn may_start(&self, peer: &Peer, origin: Origin) -> bool {
         let under_way = |is: &dyn Fn(&Origin) -> bool| {
             self.under_way.values().filter(|claim| is(&claim.origin)).count()
         };
@@ -268,7 +268,7 @@ impl<W> CheckQueue<W> {
                 && under_way(&|other| other.peer() == origin.peer()) < MAX_UNDER_WAY_OF_ONE
                 && (!origin.is_stranger()
                     || under_way(&Origin::is_stranger) < MAX_UNDER_WAY_FOR_STRANGERS)
-                && self.may_check(card, origin))
+                && self.may_check(peer, origin))
     }
 
     /// A check has started for a claim of `origin`.
@@ -283,11 +283,11 @@ impl<W> CheckQueue<W> {
         }
     }
 
-    /// The check of a card has ended; what was claimed, and who waited for it.
-    pub fn finished(&mut self, card: &Peer, is_refuted: bool) -> Option<Claim<W>> {
-        let claim = self.under_way.remove(card)?;
+    /// The check of a peer address has ended; what was claimed, and who waited for it.
+    pub fn finished(&mut self, peer: &Peer, is_refuted: bool) -> Option<Claim<W>> {
+        let claim = self.under_way.remove(peer)?;
         if is_refuted && let Some(source) = claim.origin.peer() {
-            *self.refuted.entry((card.addr.ip(), source == card.id)).or_default() += 1;
+            *self.refuted.entry((peer.addr.ip(), source == peer.id)).or_default() += 1;
         }
         Some(claim)
     }
@@ -327,8 +327,8 @@ mod tests {
         let mut made = 0;
         for tick in 0..100 {
             let now = START + Duration::from_millis(second * 1000 + tick * 10);
-            while let Some(card) = queue.next(now) {
-                queue.finished(&card, is_refuted);
+            while let Some(peer) = queue.next(now) {
+                queue.finished(&peer, is_refuted);
                 made += 1;
             }
         }
@@ -491,10 +491,10 @@ mod tests {
                 queue.ask(node(tick), known(tick % 50), None);
             }
             let now = START + Duration::from_millis(u64::from(tick) * 10);
-            while let Some(card) = queue.next(now) {
-                let is_stranger = card.id >= id(10_000);
+            while let Some(peer) = queue.next(now) {
+                let is_stranger = peer.id >= id(10_000);
                 *(if is_stranger { &mut of_strangers } else { &mut of_known }) += 1;
-                queue.finished(&card, false);
+                queue.finished(&peer, false);
             }
         }
         assert_eq!(of_strangers, MAX_FOR_STRANGERS);

@@ -57,7 +57,7 @@ pub struct ChordConfig {
     pub call_limit: Duration,
     /// How long a node found dead is not taken from hearsay, and asked last by lookups.
     pub suspect_for: Duration,
-    /// Cards that the user named: they are called for as long as the node runs.
+    /// Peer addresses that the user named: they are called for as long as the node runs.
     pub bootstrap: Vec<Peer>,
     /// What is switched off, in an experiment.
     pub mechanisms: Mechanisms,

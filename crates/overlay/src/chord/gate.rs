@@ -5,7 +5,7 @@
 //! them back. A dead node is dead with all its virtual servers; one that gave up some of
 //! them lives on without these.
 //!
-//! Suspicions are held against a whole card, key and address: a card with another node's
+//! Suspicions are held against a whole peer address: one with another node's
 //! key and a wrong address must not discredit the node itself.
 //!
 //! It also knows who has been checked: that key answered at that address and admitted to
@@ -160,7 +160,7 @@ impl Gate {
         self.checked.get(peer).map(|checked| site(checked.addr.ip()))
     }
 
-    /// Whether the card was ever found right, and its key has not moved since.
+    /// Whether the peer address was ever found right, and its key has not moved since.
     pub fn was_checked(&self, peer: &Peer) -> bool {
         !self.rules.check || self.checked.get(&peer.id).is_some_and(|c| c.addr == peer.addr)
     }

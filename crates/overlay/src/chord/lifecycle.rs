@@ -57,7 +57,7 @@ pub enum JoinError {
 /// Why one bootstrap peer did not help.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum JoinFailure {
-    /// The address card is this node's own.
+    /// The peer address is this node's own.
     #[error("that is this node itself")]
     Itself,
     /// Another node, which is alive, has this node's position.

@@ -115,7 +115,7 @@ pub struct Alive {
     /// How many virtual servers the node runs.
     #[n(2)]
     pub servers: Option<u16>,
-    /// The node's card, as it would have others know it.
+    /// The key and address that the node wants others to know.
     #[n(3)]
     pub peer: Option<WirePeer>,
     /// The node's wall clock, milliseconds since 1970, uncorrected.

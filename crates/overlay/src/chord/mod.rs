@@ -183,7 +183,7 @@ impl Chord {
         assert!(config.max_virtual_servers <= MAX_VIRTUAL_SERVERS, "indices travel below it");
         let mut remembered = RememberedPeers::new(transport.local());
         config.remembered.iter().for_each(|peer| remembered.restore(*peer));
-        config.bootstrap.iter().for_each(|card| remembered.name(*card));
+        config.bootstrap.iter().for_each(|peer| remembered.name(*peer));
         let explorer = Explorer::new(&config, first, env.now());
         let peer_book = PeerBook::with(config.suspect_for, config.mechanisms);
         Arc::new_cyclic(|this| Chord {

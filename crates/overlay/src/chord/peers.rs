@@ -24,7 +24,7 @@ use atoll_net::Peer;
 pub const MAX_REMEMBERED: usize = 64;
 /// How many of them, the first ones met, are not displaced by others.
 const MAX_ELDERS: usize = 32;
-/// The most cards that the user named.
+/// The most peer addresses that the user named.
 const MAX_NAMED: usize = 64;
 /// When all is full, one newcomer in so many is taken. A guess.
 const TAKE_ONE_IN: u64 = 16;
@@ -65,7 +65,7 @@ impl Entry {
 /// See the module.
 pub struct RememberedPeers {
     me: PeerId,
-    /// By card: that of a peer known at another address is a second way to it.
+    /// By key and address: that of a peer known at another address is a second way to it.
     named: Vec<Entry>,
     peers: BTreeMap<PeerId, Entry>,
     met: u64,
@@ -84,7 +84,7 @@ impl RememberedPeers {
         }
     }
 
-    /// Notes a card that the user named. Nobody has been found there yet.
+    /// Notes a peer address that the user named. Nobody has been found there yet.
     pub fn name(&mut self, peer: Peer) {
         let is_known = self.iter().any(|known| known == peer);
         if peer.id == self.me || is_known {
@@ -131,21 +131,21 @@ impl RememberedPeers {
         Some(self.by_age()[MAX_ELDERS + nth].peer.id)
     }
 
-    /// A call of this card has not been answered. `base` is the interval after the first
+    /// A call to this peer address has not been answered. `base` is the interval after the first
     /// failure.
-    pub fn failed(&mut self, card: &Peer, base: Duration, env: &dyn Runtime) {
+    pub fn failed(&mut self, peer: &Peer, base: Duration, env: &dyn Runtime) {
         let entries = self.named.iter_mut().chain(self.peers.values_mut());
-        entries.filter(|entry| entry.peer == *card).for_each(|entry| entry.failed(base, env));
+        entries.filter(|entry| entry.peer == *peer).for_each(|entry| entry.failed(base, env));
     }
 
-    /// This card has answered a call.
-    pub fn answered(&mut self, card: &Peer) {
+    /// This peer address has answered a call.
+    pub fn answered(&mut self, peer: &Peer) {
         let entries = self.named.iter_mut().chain(self.peers.values_mut());
-        entries.filter(|entry| entry.peer == *card).for_each(|entry| entry.failures = 0);
+        entries.filter(|entry| entry.peer == *peer).for_each(|entry| entry.failures = 0);
     }
 
     /// One of those that `may_be` called now, at random; when `hurried`, whenever it was called
-    /// last. Cards that the user named, those that did not answer the last time and all
+    /// last. Peer addresses that the user named, those that did not answer the last time and all
     /// others have their turns equally often, however many there are of each.
     pub fn choose(
         &self,
@@ -165,7 +165,7 @@ impl RememberedPeers {
         Some(kind[random_below(env, kind.len() as u64) as usize].peer)
     }
 
-    /// Their cards, and those that the user named.
+    /// Their addresses, and those that the user named.
     pub fn iter(&self) -> impl Iterator<Item = Peer> + '_ {
         self.named.iter().chain(self.peers.values()).map(|entry| entry.peer)
     }

@@ -189,7 +189,7 @@ impl Servers {
         self.servers.iter().map(|server| &server.state)
     }
 
-    /// The card of a peer was found right, which runs so many virtual servers. Nobody in the
+    /// The peer address was found right, which runs so many virtual servers. Nobody in the
     /// tables is forgotten for that.
     pub fn admit(&mut self, peer: Peer, servers: u16, now: Instant) {
         if self.gate.is_full_for(&peer.id) {

@@ -205,7 +205,7 @@ impl Chord {
             let now = self.env.now();
             let mut inner = self.lock();
             let mut named = inner.servers.known();
-            // By card: a dead node is so with all its virtual servers.
+            // By key and address: a dead node is so with all its virtual servers.
             let reported = &dead.nodes.0[..dead.nodes.0.len().min(MAX_REPORTED)];
             named.retain(|n| !self.owns(n) && reported.iter().any(|dead| dead.peer == n.peer));
             named.dedup_by_key(|node| node.peer);

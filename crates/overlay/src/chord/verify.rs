@@ -6,9 +6,9 @@
 //! virtual node index hash to the ID, then the existing node accepts n." Here: the profile
 //! is the network's and the index below its maximum ([`super::gate`]); the ID is derived,
 //! never read; the key answers at the claimed address over a connection dialled for the
-//! purpose (`Transport::reach`); and the node, asked with a nonce, says that this card is
+//! purpose (`Transport::reach`); and the node, asked with a nonce, says that this peer address is
 //! its own, how many virtual servers it runs, and that it is on a ring with the first of them. The last
-//! part is what refutes a card that names somebody else's key at an address where its
+//! part is what refutes a peer address that names somebody else's key at an address where its
 //! calls are passed on.
 //!
 //! It makes no difference whether a node speaks for itself or is named by another. Who has
@@ -36,7 +36,7 @@ const MAX_RENEWALS: usize = 8;
 
 /// What a check brought to light.
 enum Outcome {
-    /// The card is right, and its node runs so many virtual servers.
+    /// The peer address is right, and its node runs so many virtual servers.
     Genuine { servers: u16, joined: bool },
     /// Nobody there, or somebody else.
     Refuted,
@@ -75,7 +75,7 @@ impl Chord {
         self.judge(node) == Verdict::Welcome
     }
 
-    /// Has `node` checked, which `source` has named; whether its card proved right, if that
+    /// Has `node` checked, which `source` has named; whether its peer address proved right, if that
     /// could be found out.
     async fn checked_for(&self, node: &Node, source: Option<PeerId>) -> Option<bool> {
         if self.owns(node) || !self.lock().servers.gate.is_possible(node) {
@@ -166,21 +166,21 @@ impl Chord {
     pub(super) fn start_checks(&self) {
         loop {
             let now = self.env.now();
-            let Some(card) = self.lock().checks.next(now) else { return };
+            let Some(peer) = self.lock().checks.next(now) else { return };
             let chord = self.arc();
             self.env.spawn(Box::pin(async move {
-                let outcome = chord.examine(card).await;
-                chord.conclude(card, outcome);
+                let outcome = chord.examine(peer).await;
+                chord.conclude(peer, outcome);
                 chord.start_checks();
             }));
         }
     }
 
-    async fn examine(&self, card: Peer) -> Outcome {
+    async fn examine(&self, peer: Peer) -> Outcome {
         let limit = self.config.call_limit;
-        let mut reached = self.transport.reach(card, limit).await;
+        let mut reached = self.transport.reach(peer, limit).await;
         if matches!(reached, Err(CallError::TimedOut)) {
-            reached = self.transport.reach(card, limit).await;
+            reached = self.transport.reach(peer, limit).await;
         }
         if reached.is_err() {
             return Outcome::Refuted;
@@ -188,26 +188,26 @@ impl Chord {
         let nonce = self.env.random_u64();
         // A node that is on a ring at all is so with its first virtual server.
         let ping = Ping { to: VirtualIndex(0), nonce: Some(nonce) };
-        let first = self.place(card, 0);
+        let first = self.place(peer, 0);
         match self.call::<Alive>(&first, messages::PING, messages::encode(&ping)).await {
-            Ok(alive) => self.admits(card, nonce, &alive),
+            Ok(alive) => self.admits(peer, nonce, &alive),
             Err(error) if calls::is_no_neighbour(&error) => Outcome::Refuted,
             Err(_) => Outcome::Undecided,
         }
     }
 
-    fn admits(&self, card: Peer, nonce: u64, alive: &Alive) -> Outcome {
+    fn admits(&self, peer: Peer, nonce: u64, alive: &Alive) -> Outcome {
         let servers = alive.servers.unwrap_or(1);
-        let is_its_card = alive.peer.is_some_and(|peer| peer.0 == card);
+        let is_its_address = alive.peer.is_some_and(|named| named.0 == peer);
         if alive.nonce != Some(nonce)
-            || !is_its_card
+            || !is_its_address
             || servers == 0
             || servers > self.config.max_virtual_servers
         {
             return Outcome::Refuted;
         }
         if let Some(unix_ms) = alive.unix_ms {
-            self.clocks().heard(card, unix_ms, self.env.now());
+            self.clocks().heard(peer, unix_ms, self.env.now());
         }
         Outcome::Genuine { servers, joined: alive.joined }
     }
@@ -228,12 +228,12 @@ impl Chord {
         self.check_claims(&to_ask, None);
     }
 
-    fn conclude(&self, card: Peer, outcome: Outcome) {
+    fn conclude(&self, peer: Peer, outcome: Outcome) {
         let (claim, claimants) = {
             let mut inner = self.lock();
             let is_refuted = matches!(outcome, Outcome::Refuted);
-            let claim = inner.checks.finished(&card, is_refuted);
-            let is_meant = |(_, from): &(u16, Node)| from.peer == card;
+            let claim = inner.checks.finished(&peer, is_refuted);
+            let is_meant = |(_, from): &(u16, Node)| from.peer == peer;
             let claimants: Vec<(u16, Node)> =
                 inner.claims.iter().copied().filter(is_meant).collect();
             inner.claims.retain(|claim| !is_meant(claim));
@@ -241,14 +241,14 @@ impl Chord {
         };
         let Some(claim) = claim else { return };
         let claimed: Vec<Node> =
-            claim.indices.iter().map(|index| self.place(card, *index)).collect();
+            claim.indices.iter().map(|index| self.place(peer, *index)).collect();
         let verdict = match outcome {
             Outcome::Genuine { servers, joined } => {
-                self.found_genuine(card, servers, joined, &claimed);
+                self.found_genuine(peer, servers, joined, &claimed);
                 Some(true)
             }
             Outcome::Refuted => {
-                self.found_dead(card);
+                self.found_dead(peer);
                 Some(false)
             }
             Outcome::Undecided => None,
@@ -273,15 +273,15 @@ impl Chord {
         }
     }
 
-    /// A card is right. Which of the virtual servers claimed it has not is known then, too.
-    fn found_genuine(&self, card: Peer, servers: u16, joined: bool, claimed: &[Node]) {
+    /// A peer address is right. Which of the virtual servers claimed it has not is known then, too.
+    fn found_genuine(&self, peer: Peer, servers: u16, joined: bool, claimed: &[Node]) {
         let now = self.env.now();
         let is_there = |node: &Node| joined && node.virtual_server.index < servers;
         {
             let mut inner = self.lock();
-            if claimed.iter().any(is_there) || inner.servers.gate.was_checked(&card) {
-                inner.servers.admit(card, servers, now);
-                inner.remembered.met(card, &*self.env);
+            if claimed.iter().any(is_there) || inner.servers.gate.was_checked(&peer) {
+                inner.servers.admit(peer, servers, now);
+                inner.remembered.met(peer, &*self.env);
             }
         }
         for node in claimed.iter().filter(|node| !is_there(node)) {

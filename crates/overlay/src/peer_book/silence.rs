@@ -17,7 +17,7 @@ pub enum Standing {
     Silent,
 }
 
-/// A call without an answer, held against a card for a time.
+/// A call without an answer, held against a peer address for a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Silence {
     pub addr: SocketAddr,
@@ -26,7 +26,7 @@ pub(super) struct Silence {
 }
 
 impl Silence {
-    /// What it says of a card of the peer whose page it is on.
+    /// What it says of an address of the peer whose page it is on.
     pub fn standing(&self, peer: &Peer, now: Instant) -> Standing {
         if self.addr == peer.addr && now < self.until { self.standing } else { Standing::Answers }
     }

@@ -103,7 +103,7 @@ struct Candidate {
     report: Option<Report>,
 }
 
-/// A distance, and whose it is said to be: of two cards with one ID, one may be false.
+/// A distance, and whose it is said to be: of two peer addresses with one key, one may be false.
 type Place = (Key, Peer);
 
 /// See the module.
@@ -120,7 +120,7 @@ pub(super) struct Plan<'w> {
     /// How long successor lists are. As a rule half as many nodes before a root know it.
     list_length: f64,
     /// Who was asked which question. By peer: all virtual servers of a node know the same.
-    /// By the whole card: a false address must not stand in the way of the right one.
+    /// By key and address: a false address must not stand in the way of the right one.
     asked: BTreeSet<(Peer, bool)>,
     /// Nodes that gave no answer or refused one.
     failed: BTreeSet<Peer>,

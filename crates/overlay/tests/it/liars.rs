@@ -230,7 +230,7 @@ impl Siege {
         }
     }
 
-    /// `NOTIFY` to all virtual servers of a node. Where the card is not the liar's own, the
+    /// `NOTIFY` to all virtual servers of a node. Where the peer address is not the liar's own, the
     /// transport has been told that this is where it listens, which it cannot know.
     fn notify(&self, host: HostId, place: Node, target: HostId) {
         for to in 0..2 {
