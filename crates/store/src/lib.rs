@@ -10,21 +10,13 @@
 //! A store does not verify hashes or signatures and does not know peers, replicas or
 //! files: it keeps what it is given, byte for byte, checksummed at rest.
 
-mod catalog;
 mod contributed;
 pub mod disk;
-mod disk_store;
+mod engine;
 mod files;
-mod holdings;
-mod index;
+mod log;
 mod memory;
-mod queue;
-mod reclaim;
-mod recover;
-pub mod segment;
-mod shared;
 mod summary;
-mod writer;
 
 use std::path::PathBuf;
 
@@ -33,11 +25,11 @@ use atoll_key::{BlockKind, Key, KeyRange};
 use bytes::Bytes;
 
 pub use contributed::{Busy, ContributedStore, Moved, Room, farthest};
-pub use disk_store::{DiskConfig, DiskStore};
+pub use engine::holdings::{Holding, OwnerUsage, Owners};
 pub use files::{Care, FileConfig, FileStore, FlagCheck, OpenFilesError, Space, UnfitDir};
-pub use holdings::{Holding, OwnerUsage, Owners};
+pub use log::recover::{IndexFailure, OpenError, OpenReport};
+pub use log::{DiskConfig, DiskStore, segment};
 pub use memory::MemoryStore;
-pub use recover::{IndexFailure, OpenError, OpenReport};
 pub use summary::{MAX_PARTS, Merged, Part, Summary};
 
 /// Whom a block is charged to: the node that had it stored and its address (CFS §5.4).

@@ -11,7 +11,7 @@ use atoll_env::BoxFuture;
 use atoll_key::{Key, KeyRange};
 use futures_util::future::ready;
 
-use crate::holdings::Holdings;
+use crate::engine::holdings::Holdings;
 use crate::summary::{Changed, Question, Summaries};
 use crate::{
     BlockInfo, BlockStore, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError, StoredBlock,
@@ -20,7 +20,7 @@ use crate::{
 
 /// What a block is counted with beside its bytes, so that a store of empty blocks
 /// fills up as well: the size of a record's header on disk.
-const OVERHEAD_BYTES: u64 = crate::segment::RECORD_HEADER_BYTES as u64;
+const OVERHEAD_BYTES: u64 = crate::log::segment::RECORD_HEADER_BYTES as u64;
 
 /// Blocks in memory, up to a capacity.
 #[derive(Debug)]

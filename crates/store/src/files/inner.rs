@@ -11,9 +11,9 @@ use futures_channel::oneshot;
 use super::directory::BlockDir;
 use super::writer::{Swept, Writer};
 use super::{Care, Failure, Place};
-use crate::disk_store::{EXPIRY_PAGE, Ending, MAX_GROUP, RENEW_BACKLOG, ReadJob, stopped};
-use crate::index::Entry;
-use crate::queue::Queue;
+use crate::engine::index::Entry;
+use crate::engine::queue::Queue;
+use crate::log::{EXPIRY_PAGE, Ending, MAX_GROUP, RENEW_BACKLOG, ReadJob, stopped};
 use crate::summary::Question;
 use crate::{Part, ScrubStep, StoreError, StoredBlock};
 

@@ -44,13 +44,13 @@ use atoll_key::{Key, KeyRange};
 use bytes::Bytes;
 
 use crate::disk::{Disk, RealDisk};
-use crate::disk_store::{DiskConfig, MAX_QUEUED_READS, ReadJob, read_loop, start_thread};
-use crate::index::{self, Entry, Index, IndexError};
-use crate::queue::Queue;
-use crate::recover::OpenError;
-use crate::shared::Shared;
+use crate::engine::index::{self, Entry, Index, IndexError};
+use crate::engine::queue::Queue;
+use crate::engine::shared::Shared;
+use crate::log::recover::OpenError;
+use crate::log::writer::commit_frozen;
+use crate::log::{DiskConfig, MAX_QUEUED_READS, ReadJob, read_loop, start_thread};
 use crate::summary::{Changed, Question};
-use crate::writer::commit_frozen;
 use crate::{
     BlockInfo, BlockStore, DiskFailure, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError,
     StoredBlock, Summary, Usage,

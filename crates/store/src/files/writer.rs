@@ -21,8 +21,8 @@ use bytes::Bytes;
 
 use super::{Failure, Place};
 use crate::disk;
-use crate::index::{Entry, Index, IndexError};
-use crate::writer::commit_frozen;
+use crate::engine::index::{Entry, Index, IndexError};
+use crate::log::writer::commit_frozen;
 use crate::{BlockInfo, Owner, StoreError, StoredBlock};
 
 /// Changes kept in memory while the index fails, as a multiple of `commit_entries`.

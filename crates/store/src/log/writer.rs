@@ -20,14 +20,14 @@ use atoll_key::{Key, MAX_BLOCK_BYTES};
 use bytes::Bytes;
 use futures_channel::oneshot;
 
-use crate::catalog::Change;
 use crate::disk::{self, DiskFile};
-use crate::index::{Entry, Index, IndexError};
-use crate::reclaim::{Compacting, Step};
-use crate::segment::{
+use crate::engine::catalog::Change;
+use crate::engine::index::{Entry, Index, IndexError};
+use crate::engine::shared::Shared;
+use crate::log::reclaim::{Compacting, Step};
+use crate::log::segment::{
     self, ALIGNMENT, FIRST_RECORD_OFFSET, LAYOUT, RecordBody, RecordHeader, SegmentHeader,
 };
-use crate::shared::Shared;
 use crate::{Owner, StoreError, StoredBlock};
 
 /// Bytes one call may append; offsets in a segment have 32 bits.
@@ -486,7 +486,7 @@ impl Writer {
         self.index_failed = true;
         if matches!(error, IndexError::Damaged(_)) {
             // So that the next opening makes it again from the log.
-            let _ = crate::index::set_aside(&*self.shared.disk);
+            let _ = crate::engine::index::set_aside(&*self.shared.disk);
         }
     }
 

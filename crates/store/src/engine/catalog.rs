@@ -18,11 +18,11 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use atoll_key::{Key, KeyRange};
 
-use crate::holdings::{Holding, Holdings, OwnerUsage, Owners};
-use crate::index::{
+use crate::engine::holdings::{Holding, Holdings, OwnerUsage, Owners};
+use crate::engine::index::{
     Changes, Checkpoint, Contents, Entry, Frozen, IndexError, SegmentStat, Snapshot,
 };
-use crate::segment::{OWNER_BYTES, record_bytes};
+use crate::log::segment::{OWNER_BYTES, record_bytes};
 use crate::summary::{Changed, Summaries};
 use crate::{BlockInfo, Owner};
 

@@ -21,13 +21,13 @@ use std::sync::Arc;
 use atoll_key::Key;
 
 use crate::disk::DiskFile;
-use crate::index::{Contents, Entry, Index, IndexError, SegmentStat};
-use crate::segment::{
+use crate::engine::index::{Contents, Entry, Index, IndexError, SegmentStat};
+use crate::engine::shared::Shared;
+use crate::log::segment::{
     self, FIRST_RECORD_OFFSET, InvalidHeader, LAYOUT, Met, RecordBody, RecordHeader, SegmentHeader,
     Walk,
 };
-use crate::shared::Shared;
-use crate::writer::{Active, Writer, commit_frozen, create_segment};
+use crate::log::writer::{Active, Writer, commit_frozen, create_segment};
 
 /// What opening a store found.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -25,7 +25,7 @@ use redb::{
 };
 
 use crate::disk::{Disk, DiskFile};
-use crate::segment::{OWNER_BYTES, record_bytes};
+use crate::log::segment::{OWNER_BYTES, record_bytes};
 use crate::{BlockInfo, Holding, Owner};
 
 /// The file's name.

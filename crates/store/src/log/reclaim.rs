@@ -16,9 +16,9 @@
 use bytes::Bytes;
 
 use crate::StoreError;
-use crate::index::SegmentStat;
-use crate::segment::{FIRST_RECORD_OFFSET, Met, RecordBody, RecordHeader, Walk, record_bytes};
-use crate::writer::{Record, Room, Writer};
+use crate::engine::index::SegmentStat;
+use crate::log::segment::{FIRST_RECORD_OFFSET, Met, RecordBody, RecordHeader, Walk, record_bytes};
+use crate::log::writer::{Record, Room, Writer};
 
 /// A segment is worth compacting if at least one byte in so many is garbage (a guess:
 /// at 8, freeing a byte costs copying at most seven).
@@ -322,7 +322,7 @@ impl Writer {
                 continue;
             }
             self.shared.files.forget(*number);
-            match self.shared.disk.remove(&crate::segment::file_name(*number)) {
+            match self.shared.disk.remove(&crate::log::segment::file_name(*number)) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     tracing::warn!(segment = number, %error, "a dead segment stays for now");
                 }

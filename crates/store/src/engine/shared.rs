@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use atoll_key::Key;
 use bytes::Bytes;
 
-use crate::catalog::Catalog;
 use crate::disk::{Disk, DiskFile};
-use crate::index::{Entry, IndexError};
-use crate::segment::{self, RecordBody};
+use crate::engine::catalog::Catalog;
+use crate::engine::index::{Entry, IndexError};
+use crate::log::segment::{self, RecordBody};
 use crate::{DiskConfig, DiskFailure, StoreError, Usage};
 
 pub(crate) struct Shared {

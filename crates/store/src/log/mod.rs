@@ -1,6 +1,6 @@
 //! `DiskStore`: blocks in an append-only log of segments, found by an index.
 //!
-//! Layers, from below: [`crate::disk`] (files), [`crate::segment`] (bytes of the log),
+//! Layers, from below: [`crate::disk`] (files), [`crate::log::segment`] (bytes of the log),
 //! `index` (redb), `catalog` (index and uncommitted changes as one), `writer` and
 //! `reclaim` (the only code that changes anything), `recover` (opening), and this file:
 //! the face towards async callers.
@@ -9,6 +9,11 @@
 //! through bounded queues and never wait for the disk themselves, except that `info`,
 //! `list` and `renew` may read index pages that are not cached. Opened *inline* it has no
 //! threads: each call does its work when polled. That is how simulated nodes use it.
+
+pub(crate) mod reclaim;
+pub(crate) mod recover;
+pub mod segment;
+pub(crate) mod writer;
 
 use std::any::Any;
 use std::fmt;
@@ -23,17 +28,17 @@ use bytes::Bytes;
 use futures_channel::oneshot;
 
 use crate::disk::{Disk, RealDisk};
-use crate::index::Entry;
-use crate::queue::Queue;
-use crate::reclaim::{Need, STEP_BYTES, WORTHWHILE_SHARE};
-use crate::recover::{self, OpenError, OpenReport};
-use crate::shared::{ReadFailure, Shared};
+use crate::engine::index::Entry;
+use crate::engine::queue::Queue;
+use crate::engine::shared::{ReadFailure, Shared};
+use crate::log::reclaim::{Need, STEP_BYTES, WORTHWHILE_SHARE};
+use crate::log::writer::{Command, Reply, Writer};
 use crate::summary::{Changed, Question};
-use crate::writer::{Command, Reply, Writer};
 use crate::{
     BlockInfo, BlockStore, DiskFailure, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError,
     StoredBlock, Summary, Usage,
 };
+use recover::{OpenError, OpenReport};
 
 /// How a [`DiskStore`] behaves. Start from the default.
 #[derive(Clone, PartialEq, Eq, Debug)]
