@@ -36,7 +36,7 @@ pub(crate) const GROUP: Group = Group {
 
 const BLOCK_BYTES: usize = 4096;
 /// What a block takes in a store in memory.
-const STORED_BYTES: u64 = BLOCK_BYTES as u64 + 112;
+const STORED_BYTES: u64 = BLOCK_BYTES as u64 + 144;
 /// The largest node has so many times the room of the smallest.
 const LARGEST: usize = 100;
 /// The ring is offered so many hundredths of what it has room for.

@@ -16,6 +16,7 @@ mod engine;
 mod files;
 mod log;
 mod memory;
+pub mod segment;
 mod summary;
 
 use std::path::PathBuf;
@@ -28,7 +29,7 @@ pub use contributed::{Busy, ContributedStore, Moved, Room, farthest};
 pub use engine::holdings::{Holding, OwnerUsage, Owners};
 pub use files::{Care, FileConfig, FileStore, FlagCheck, OpenFilesError, Space, UnfitDir};
 pub use log::recover::{IndexFailure, OpenError, OpenReport};
-pub use log::{DiskConfig, DiskStore, segment};
+pub use log::{DiskConfig, DiskStore};
 pub use memory::MemoryStore;
 pub use summary::{MAX_PARTS, Merged, Part, Summary};
 
@@ -45,6 +46,22 @@ pub struct Owner {
 impl Owner {
     /// No owner.
     pub const NOBODY: Owner = Owner { publisher: [0; 16], ip: [0; 16] };
+
+    /// Its length on disk.
+    pub(crate) const BYTES: usize = 32;
+
+    /// As it is on disk: the publisher, then the address.
+    pub(crate) fn to_bytes(self) -> [u8; Owner::BYTES] {
+        let mut out = [0; Owner::BYTES];
+        out[..16].copy_from_slice(&self.publisher);
+        out[16..].copy_from_slice(&self.ip);
+        out
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; Owner::BYTES]) -> Owner {
+        let half = |at: usize| bytes[at..at + 16].try_into().expect("16 bytes");
+        Owner { publisher: half(0), ip: half(16) }
+    }
 }
 
 /// What is known of a stored block without reading it.

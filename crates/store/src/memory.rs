@@ -20,7 +20,7 @@ use crate::{
 
 /// What a block is counted with beside its bytes, so that a store of empty blocks
 /// fills up as well: the size of a record's header on disk.
-const OVERHEAD_BYTES: u64 = crate::log::segment::RECORD_HEADER_BYTES as u64;
+const OVERHEAD_BYTES: u64 = crate::segment::RECORD_HEADER_BYTES as u64;
 
 /// Blocks in memory, up to a capacity.
 #[derive(Debug)]
@@ -124,7 +124,7 @@ impl State {
 
 impl MemoryStore {
     /// An empty store that takes `capacity_bytes` of blocks, each counted with the
-    /// 112 bytes its header would take on disk at least.
+    /// 144 bytes its header would take on disk.
     pub fn new(capacity_bytes: u64) -> MemoryStore {
         let summaries = Summaries::default();
         let state = State { changed: summaries.changed.clone(), ..State::default() };

@@ -19,12 +19,7 @@ const SALT: u64 = 5;
 const OWNER: Owner = Owner { publisher: [7; 16], ip: [8; 16] };
 
 pub fn targets() -> Vec<Target> {
-    let start = segment::encode_segment_start(&SegmentHeader {
-        layout: segment::LAYOUT,
-        number: 7,
-        salt: SALT,
-    })
-    .to_vec();
+    let start = segment::encode_segment_start(&SegmentHeader { number: 7, salt: SALT }).to_vec();
     let header = start[..SEGMENT_HEADER_BYTES].to_vec();
     let mut targets = vec![
         target("store/segment-start", vec![start], |input| {
@@ -82,8 +77,7 @@ fn repair_record(record: &mut [u8], salt: u64) {
     if record.len() < RECORD_HEADER_BYTES {
         return;
     }
-    let header_bytes = segment::header_bytes(record[18] == 1).min(record.len());
-    let (header, rest) = record.split_at_mut(header_bytes);
+    let (header, rest) = record.split_at_mut(RECORD_HEADER_BYTES);
     let len = u32::from_be_bytes(header[12..16].try_into().expect("4 bytes")) as usize;
     if let Some(value) = rest.get(..len) {
         header[8..12].copy_from_slice(&crc32fast::hash(value).to_be_bytes());

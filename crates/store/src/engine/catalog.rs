@@ -22,7 +22,7 @@ use crate::engine::holdings::{Holding, Holdings, OwnerUsage, Owners};
 use crate::engine::index::{
     Changes, Checkpoint, Contents, Entry, Frozen, IndexError, SegmentStat, Snapshot,
 };
-use crate::log::segment::{OWNER_BYTES, record_bytes};
+use crate::segment::{ALIGNMENT, record_bytes};
 use crate::summary::{Changed, Summaries};
 use crate::{BlockInfo, Owner};
 
@@ -420,9 +420,9 @@ impl Catalog {
         let state = self.read();
         let live: u64 = state.segments.values().map(|stat| stat.live_bytes).sum();
         let Checkpoint { blocks, block_bytes, .. } = state.checkpoint;
-        let least = block_bytes + blocks * record_bytes(0, false);
+        let least = block_bytes + blocks * record_bytes(0);
         assert!(live >= least, "{live} live bytes are fewer than the {least} of the blocks");
-        let most = least + blocks * (8 + OWNER_BYTES as u64);
+        let most = least + blocks * ALIGNMENT as u64;
         assert!(live <= most, "more live bytes than blocks take");
         drop(state);
         self.check_holdings();

@@ -9,8 +9,8 @@
 //!
 //! | table | key | value |
 //! |---|---|---|
-//! | `blocks3` | key: 32 bytes if it is a hash, else 64 | `Entry`, 44 bytes |
-//! | `owners3` | owner, 32 bytes | its number, blocks held for it, bytes of them |
+//! | `blocks` | key: 32 bytes if it is a hash, else 64 | `Entry`, 44 bytes |
+//! | `owners` | owner, 32 bytes | its number, blocks held for it, bytes of them |
 //! | `segments` | number | salt, length, bytes of live records, removals |
 //! | `meta` | name | number: `layout`, `segment`, `offset`, `next_sequence`, `blocks`, `block_bytes` |
 
@@ -25,7 +25,7 @@ use redb::{
 };
 
 use crate::disk::{Disk, DiskFile};
-use crate::log::segment::{OWNER_BYTES, record_bytes};
+use crate::segment::record_bytes;
 use crate::{BlockInfo, Holding, Owner};
 
 /// The file's name.
@@ -33,13 +33,14 @@ pub(crate) const FILE_NAME: &str = "index.redb";
 /// The name of one that could not be read.
 const DAMAGED_FILE_NAME: &str = "index.redb.damaged";
 
-const LAYOUT: u64 = 3;
+/// The layout this code writes, and the only one it reads.
+const LAYOUT: u64 = 4;
 const ENTRY_BYTES: usize = 44;
 const ENTRY_CRC_OFFSET: usize = ENTRY_BYTES - 4;
 
-const BLOCKS: TableDefinition<&[u8], &[u8; ENTRY_BYTES]> = TableDefinition::new("blocks3");
-const OWNERS: TableDefinition<&[u8; OWNER_BYTES], (u32, u64, u64)> =
-    TableDefinition::new("owners3");
+const BLOCKS: TableDefinition<&[u8], &[u8; ENTRY_BYTES]> = TableDefinition::new("blocks");
+const OWNERS: TableDefinition<&[u8; Owner::BYTES], (u32, u64, u64)> =
+    TableDefinition::new("owners");
 const SEGMENTS: TableDefinition<u64, (u64, u64, u64, u64)> = TableDefinition::new("segments");
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 
@@ -50,7 +51,7 @@ const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 /// | 0 | 6 | segment |
 /// | 6 | 4 | offset of the record in it |
 /// | 10 | 3 | length of the block |
-/// | 13 | 1 | kind, and 128 if the record's header carries an owner |
+/// | 13 | 1 | kind |
 /// | 14 | 8 | version |
 /// | 22 | 8 | end of the lease |
 /// | 30 | 6 | sequence number |
@@ -62,8 +63,6 @@ pub(crate) struct Entry {
     pub(crate) offset: u32,
     pub(crate) len_bytes: u32,
     pub(crate) kind: BlockKind,
-    /// Whether the record's header carries an owner: perhaps not the present one.
-    pub(crate) long_header: bool,
     pub(crate) version: u64,
     pub(crate) expires_unix_secs: u64,
     pub(crate) sequence: u64,
@@ -84,7 +83,7 @@ impl Entry {
 
     /// What its record takes in the log.
     pub(crate) fn record_bytes(&self) -> u64 {
-        record_bytes(self.len_bytes, self.long_header)
+        record_bytes(self.len_bytes)
     }
 
     /// The same block with the lease and the owner of `other`, if that lease is longer.
@@ -107,7 +106,7 @@ impl Entry {
         out[..6].copy_from_slice(&be48(self.segment));
         out[6..10].copy_from_slice(&self.offset.to_be_bytes());
         out[10..13].copy_from_slice(&self.len_bytes.to_be_bytes()[1..]);
-        out[13] = self.kind as u8 | if self.long_header { LONG_HEADER } else { 0 };
+        out[13] = self.kind as u8;
         out[14..22].copy_from_slice(&self.version.to_be_bytes());
         out[22..30].copy_from_slice(&self.expires_unix_secs.to_be_bytes());
         out[30..36].copy_from_slice(&be48(self.sequence));
@@ -127,7 +126,7 @@ impl Entry {
         };
         let crc = number(ENTRY_CRC_OFFSET, ENTRY_BYTES) as u32;
         let sound = crc == entry_crc(key, &bytes[..ENTRY_CRC_OFFSET]);
-        let kind = BlockKind::from_u8(bytes[13] & !LONG_HEADER);
+        let kind = BlockKind::from_u8(bytes[13]);
         let (Ok(kind), true) = (kind, sound) else {
             return Err(IndexError::Damaged("an entry does not match its checksum".to_owned()));
         };
@@ -137,7 +136,6 @@ impl Entry {
             offset: number(6, 10) as u32,
             len_bytes: number(10, 13) as u32,
             kind,
-            long_header: bytes[13] & LONG_HEADER != 0,
             version: number(14, 22),
             expires_unix_secs: number(22, 30),
             sequence: number(30, 36),
@@ -147,9 +145,6 @@ impl Entry {
         })
     }
 }
-
-/// Set in an entry's kind if its record has a long header.
-const LONG_HEADER: u8 = 0x80;
 
 /// The lower 48 bits; no store ever counts further.
 fn be48(number: u64) -> [u8; 6] {
@@ -180,18 +175,6 @@ fn entry_crc(key: &Key, fields: &[u8]) -> u32 {
     crc.update(&key.0);
     crc.update(fields);
     crc.finalize()
-}
-
-fn encode_owner(owner: &Owner) -> [u8; OWNER_BYTES] {
-    let mut out = [0; OWNER_BYTES];
-    out[..16].copy_from_slice(&owner.publisher);
-    out[16..].copy_from_slice(&owner.ip);
-    out
-}
-
-fn decode_owner(bytes: &[u8; OWNER_BYTES]) -> Owner {
-    let half = |at: usize| bytes[at..at + 16].try_into().expect("16 bytes");
-    Owner { publisher: half(0), ip: half(16) }
 }
 
 /// Owners by the numbers that entries name them with. A number is an owner's for as long as the
@@ -276,6 +259,9 @@ pub(crate) enum IndexError {
     /// What is in it makes no sense: it must be made again.
     #[error("the index is damaged: {0}")]
     Damaged(String),
+    /// Written by another version of this program.
+    #[error("the index has layout {0}, not {LAYOUT}")]
+    OtherLayout(u64),
     /// The disk failed; the index may be fine.
     #[error("the index cannot be reached: {0}")]
     Io(String),
@@ -479,9 +465,9 @@ impl Index {
                 meta.get(name)?.ok_or_else(|| IndexError::Damaged(format!("no {name} in it")))?;
             Ok(value.value())
         };
-        if number("layout")? != LAYOUT {
-            let layout = number("layout")?;
-            return Err(IndexError::Damaged(format!("layout {layout} is not {LAYOUT}")));
+        let layout = number("layout")?;
+        if layout != LAYOUT {
+            return Err(IndexError::OtherLayout(layout));
         }
         let checkpoint = Checkpoint {
             segment: number("segment")?,
@@ -500,7 +486,7 @@ impl Index {
         for item in transaction.open_table(OWNERS)?.iter()? {
             let (owner, held) = item?;
             let (number, blocks, block_bytes) = held.value();
-            let owner = decode_owner(owner.value());
+            let owner = Owner::from_bytes(owner.value());
             self.owners.set(owner, number);
             owners.insert(owner, Holding { blocks, block_bytes });
         }
@@ -552,7 +538,7 @@ impl Index {
             }
             let mut table = transaction.open_table(OWNERS)?;
             for (owner, held) in owners {
-                let key = encode_owner(owner);
+                let key = owner.to_bytes();
                 match held.blocks {
                     0 => table.remove(&key)?,
                     blocks => {
@@ -639,7 +625,6 @@ mod tests {
             offset: 7,
             len_bytes: 65_536,
             kind: BlockKind::Signed,
-            long_header: true,
             version: u64::MAX,
             expires_unix_secs: 12,
             sequence: 99,
@@ -704,6 +689,24 @@ mod tests {
             refused += u32::from(Index::open(Arc::new(disk), 1 << 20).is_err());
         }
         assert!(refused > 100, "{refused}");
+    }
+
+    #[test]
+    fn an_index_of_another_layout_is_refused_and_stays() {
+        let disk = FaultyDisk::new(1);
+        for layout in [LAYOUT - 1, LAYOUT + 1] {
+            let opened = Index::open(Arc::new(disk.clone()), 1 << 20).map(|(index, _)| index);
+            let index = opened.unwrap_or_else(|error| panic!("{error}"));
+            let transaction = index.database().expect("open").begin_write().expect("begun");
+            let mut meta = transaction.open_table(META).expect("made");
+            meta.insert("layout", layout).expect("inserted");
+            drop(meta);
+            transaction.commit().expect("committed");
+            drop(index);
+            let refused = Index::open(Arc::new(disk.clone()), 1 << 20).err();
+            assert!(matches!(refused, Some(IndexError::OtherLayout(found)) if found == layout));
+            disk.remove(FILE_NAME).expect("it is still there");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::disk::{Disk, DiskFile};
 use crate::engine::catalog::Catalog;
 use crate::engine::index::{Entry, IndexError};
-use crate::log::segment::{self, RecordBody};
+use crate::segment::{self, RECORD_HEADER_BYTES, RecordBody};
 use crate::{DiskConfig, DiskFailure, StoreError, Usage};
 
 pub(crate) struct Shared {
@@ -126,8 +126,7 @@ impl Shared {
             }
             file => file.map_err(ReadFailure::Io)?,
         };
-        let mut buffer =
-            vec![0; segment::header_bytes(entry.long_header) + entry.len_bytes as usize];
+        let mut buffer = vec![0; RECORD_HEADER_BYTES + entry.len_bytes as usize];
         match fill(&*file, &mut buffer).map_err(ReadFailure::Io)? {
             None => Ok(None),
             Some(read) if read == buffer.len() => {
@@ -172,11 +171,10 @@ fn check(key: &Key, entry: &Entry, salt: u64, record: Bytes) -> Result<Bytes, Re
     let RecordBody::Block { len_bytes, value_crc, .. } = header.body else {
         return Err(ReadFailure::Damaged);
     };
-    let value_at = header.header_bytes();
-    let expected = (header.key, header.sequence, len_bytes, header.has_owner())
-        == (*key, entry.sequence, entry.len_bytes, entry.long_header)
-        && crc32fast::hash(&record[value_at..]) == value_crc;
-    if expected { Ok(record.slice(value_at..)) } else { Err(ReadFailure::Damaged) }
+    let expected = (header.key, header.sequence, len_bytes)
+        == (*key, entry.sequence, entry.len_bytes)
+        && crc32fast::hash(&record[RECORD_HEADER_BYTES..]) == value_crc;
+    if expected { Ok(record.slice(RECORD_HEADER_BYTES..)) } else { Err(ReadFailure::Damaged) }
 }
 
 /// A file and when it was last used.

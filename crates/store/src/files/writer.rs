@@ -108,7 +108,6 @@ impl Writer {
             offset: crc32fast::hash(&bytes),
             len_bytes: u32::try_from(len).expect("at most MAX_BLOCK_BYTES"),
             kind: info.kind,
-            long_header: false,
             version: info.version,
             expires_unix_secs,
             sequence: self.next_sequence,

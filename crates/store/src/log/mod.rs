@@ -1,6 +1,6 @@
 //! `DiskStore`: blocks in an append-only log of segments, found by an index.
 //!
-//! Layers, from below: [`crate::disk`] (files), [`crate::log::segment`] (bytes of the log),
+//! Layers, from below: [`crate::disk`] (files), [`crate::segment`] (bytes of the log),
 //! `index` (redb), `catalog` (index and uncommitted changes as one), `writer` and
 //! `reclaim` (the only code that changes anything), `recover` (opening), and this file:
 //! the face towards async callers.
@@ -12,7 +12,6 @@
 
 pub(crate) mod reclaim;
 pub(crate) mod recover;
-pub mod segment;
 pub(crate) mod writer;
 
 use std::any::Any;

@@ -17,8 +17,8 @@ use bytes::Bytes;
 
 use crate::StoreError;
 use crate::engine::index::SegmentStat;
-use crate::log::segment::{FIRST_RECORD_OFFSET, Met, RecordBody, RecordHeader, Walk, record_bytes};
 use crate::log::writer::{Record, Room, Writer};
+use crate::segment::{FIRST_RECORD_OFFSET, Met, RecordBody, RecordHeader, Walk, record_bytes};
 
 /// A segment is worth compacting if at least one byte in so many is garbage (a guess:
 /// at 8, freeing a byte costs copying at most seven).
@@ -45,7 +45,7 @@ fn garbage_bytes(stat: &SegmentStat) -> u64 {
 
 /// The same without removals: those that still matter would only be copied to and fro.
 fn spare_bytes(stat: &SegmentStat) -> u64 {
-    garbage_bytes(stat).saturating_sub(stat.removals * record_bytes(0, false))
+    garbage_bytes(stat).saturating_sub(stat.removals * record_bytes(0))
 }
 
 fn is_worthwhile(stat: &SegmentStat) -> bool {
@@ -322,7 +322,7 @@ impl Writer {
                 continue;
             }
             self.shared.files.forget(*number);
-            match self.shared.disk.remove(&crate::log::segment::file_name(*number)) {
+            match self.shared.disk.remove(&crate::segment::file_name(*number)) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     tracing::warn!(segment = number, %error, "a dead segment stays for now");
                 }

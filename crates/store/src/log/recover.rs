@@ -21,13 +21,12 @@ use std::sync::Arc;
 use atoll_key::Key;
 
 use crate::disk::DiskFile;
-use crate::engine::index::{Contents, Entry, Index, IndexError, SegmentStat};
+use crate::engine::index::{self, Contents, Entry, Index, IndexError, SegmentStat};
 use crate::engine::shared::Shared;
-use crate::log::segment::{
-    self, FIRST_RECORD_OFFSET, InvalidHeader, LAYOUT, Met, RecordBody, RecordHeader, SegmentHeader,
-    Walk,
-};
 use crate::log::writer::{Active, Writer, commit_frozen, create_segment};
+use crate::segment::{
+    self, FIRST_RECORD_OFFSET, InvalidHeader, Met, RecordBody, RecordHeader, SegmentHeader, Walk,
+};
 
 /// What opening a store found.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -56,13 +55,16 @@ pub enum OpenError {
     /// Another process has it open.
     #[error("the store is in use: {0}")]
     Locked(String),
-    /// Written by a newer version of this program, which alone should touch it.
-    #[error("segment {name} was written by a newer version (layout {layout})")]
-    Newer {
-        /// The segment's file.
+    /// Written by another version of this program, which alone should touch it.
+    #[error(
+        "{name} was written by another version of Atoll (layout {layout}): use that version, \
+         or begin with an empty directory"
+    )]
+    OtherLayout {
+        /// The file.
         name: String,
         /// Its layout.
-        layout: u32,
+        layout: u64,
     },
     /// The disk failed.
     #[error("cannot open the store: {0}")]
@@ -79,7 +81,12 @@ pub struct IndexFailure(IndexError);
 
 impl From<IndexError> for OpenError {
     fn from(error: IndexError) -> OpenError {
-        OpenError::Index(IndexFailure(error))
+        match error {
+            IndexError::OtherLayout(layout) => {
+                OpenError::OtherLayout { name: index::FILE_NAME.to_owned(), layout }
+            }
+            error => OpenError::Index(IndexFailure(error)),
+        }
     }
 }
 
@@ -91,7 +98,6 @@ const LOST_PAGE: usize = 4096;
 
 /// A segment found on disk. It is not kept open: there may be more than a process may open.
 struct Segment {
-    layout: u32,
     salt: u64,
     len_bytes: u64,
 }
@@ -111,7 +117,10 @@ pub(crate) fn recover(shared: Arc<Shared>) -> Result<(Writer, OpenReport), OpenE
     let mut report = OpenReport::default();
     let mut found = find_segments(&shared, &mut report)?;
     let cache_bytes = shared.config.index_cache_bytes;
-    let opened = Index::open(shared.disk.clone(), cache_bytes);
+    let opened = match Index::open(shared.disk.clone(), cache_bytes) {
+        Err(error @ IndexError::OtherLayout(_)) => return Err(error.into()),
+        opened => opened,
+    };
     let known = opened.as_ref().ok().and_then(|(_, contents)| contents.as_ref());
     settle_headless(&shared, &mut found, known.map(|c| &c.segments), &mut report)?;
     let why = match opened {
@@ -149,9 +158,9 @@ fn bring_up(
     let mut writer = Writer::new(shared, index, active, next_sequence);
     writer.settle().map_err(|error| io::Error::other(error.to_string()))?;
     match writer.commit_index() {
-        Err(error @ IndexError::Damaged(_)) => Err(error.into()),
         // A full disk, say. What it lacks is in memory, and in the log.
         Ok(()) | Err(IndexError::Io(_)) => Ok((writer, report)),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -184,10 +193,12 @@ fn find_segments(shared: &Shared, report: &mut OpenReport) -> Result<Found, Open
             Err(_) if is_unwritten && len_bytes == FIRST_RECORD_OFFSET => {
                 shared.disk.remove(&name)?;
             }
-            Ok(SegmentHeader { layout, number: stated, salt }) if stated == number => {
-                found.segments.insert(number, Segment { layout, salt, len_bytes });
+            Ok(SegmentHeader { number: stated, salt }) if stated == number => {
+                found.segments.insert(number, Segment { salt, len_bytes });
             }
-            Err(InvalidHeader::Newer(layout)) => return Err(OpenError::Newer { name, layout }),
+            Err(InvalidHeader::OtherLayout(layout)) => {
+                return Err(OpenError::OtherLayout { name, layout: layout.into() });
+            }
             Ok(_) | Err(_) => drop(found.headless.insert(number, len_bytes)),
         }
     }
@@ -215,8 +226,8 @@ fn settle_headless(
             continue;
         };
         tracing::error!(name, "the header of a segment cannot be read; the index knows it");
-        let (layout, salt) = (LAYOUT, stat.salt);
-        let start = segment::encode_segment_start(&SegmentHeader { layout, number, salt });
+        let salt = stat.salt;
+        let start = segment::encode_segment_start(&SegmentHeader { number, salt });
         let written = shared.disk.open(&name).and_then(|file| {
             file.write_at(0, &mut [IoSlice::new(&start)])?;
             file.sync()
@@ -224,7 +235,7 @@ fn settle_headless(
         if let Err(error) = written {
             tracing::error!(name, %error, "the header cannot be written");
         }
-        found.segments.insert(number, Segment { layout, salt, len_bytes });
+        found.segments.insert(number, Segment { salt, len_bytes });
         report.repaired_segments += 1;
     }
     Ok(())
@@ -362,7 +373,7 @@ impl Recovery {
         segment: &Segment,
         end: u64,
     ) -> Result<Option<Active>, OpenError> {
-        let Segment { layout, salt, len_bytes } = segment;
+        let Segment { salt, len_bytes } = segment;
         let file = self.shared.files.open(&*self.shared.disk, number)?;
         if *len_bytes > end {
             self.report.torn_bytes += len_bytes - end;
@@ -373,9 +384,7 @@ impl Recovery {
             file.sync()?;
         }
         self.shared.catalog.set_segment_len(number, end);
-        // What an older program would misread goes into a segment it refuses.
-        let active = Active { number, salt: *salt, file, len_bytes: end };
-        Ok((*layout == LAYOUT).then_some(active))
+        Ok(Some(Active { number, salt: *salt, file, len_bytes: end }))
     }
 
     /// Replays one segment; returns where its last sound record ends.
@@ -431,7 +440,6 @@ impl Recovery {
                     offset: u32::try_from(offset).ok()?,
                     len_bytes,
                     kind,
-                    long_header: header.has_owner(),
                     version,
                     expires_unix_secs,
                     sequence: header.sequence,
@@ -469,12 +477,12 @@ impl Recovery {
         catalog.set_next_sequence(self.next_sequence);
         match commit_frozen(&self.shared, &mut self.index) {
             Ok(_dead) => Ok(()),
-            Err(error @ IndexError::Damaged(_)) => Err(error.into()),
             Err(error @ IndexError::Io(_)) => {
                 tracing::warn!(%error, "the index cannot be written while the log is replayed");
                 self.commits = false;
                 Ok(())
             }
+            Err(error) => Err(error.into()),
         }
     }
 }

@@ -25,8 +25,8 @@ use crate::engine::catalog::Change;
 use crate::engine::index::{Entry, Index, IndexError};
 use crate::engine::shared::Shared;
 use crate::log::reclaim::{Compacting, Step};
-use crate::log::segment::{
-    self, ALIGNMENT, FIRST_RECORD_OFFSET, LAYOUT, RecordBody, RecordHeader, SegmentHeader,
+use crate::segment::{
+    self, ALIGNMENT, FIRST_RECORD_OFFSET, RecordBody, RecordHeader, SegmentHeader,
 };
 use crate::{Owner, StoreError, StoredBlock};
 
@@ -359,7 +359,6 @@ impl Writer {
                         offset: u32::try_from(offset).expect("segments are far below 4 GiB"),
                         len_bytes,
                         kind,
-                        long_header: record.header.has_owner(),
                         version,
                         expires_unix_secs,
                         sequence,
@@ -566,7 +565,6 @@ fn plan(
         offset: 0,
         len_bytes: u32::try_from(bytes.len()).expect("at most MAX_BLOCK_BYTES"),
         kind: info.kind,
-        long_header: header.has_owner(),
         version: info.version,
         expires_unix_secs,
         sequence,
@@ -578,7 +576,7 @@ fn plan(
 /// Writes records at the end of a segment in one call, without copying values.
 fn write_records(active: &Active, records: &[Record]) -> io::Result<()> {
     const PADDING: [u8; ALIGNMENT] = [0; ALIGNMENT];
-    let headers: Vec<Vec<u8>> =
+    let headers: Vec<_> =
         records.iter().map(|r| segment::encode_record_header(&r.header, active.salt)).collect();
     let mut parts = Vec::with_capacity(records.len() * 3);
     for (header, record) in headers.iter().zip(records) {
@@ -599,7 +597,7 @@ pub(crate) fn create_segment(shared: &Shared, number: u64) -> io::Result<Active>
     let salt = shared.disk.random_u64()?;
     let name = segment::file_name(number);
     let file = shared.disk.create(&name)?;
-    let start = segment::encode_segment_start(&SegmentHeader { layout: LAYOUT, number, salt });
+    let start = segment::encode_segment_start(&SegmentHeader { number, salt });
     let made = file
         .write_at(0, &mut [IoSlice::new(&start)])
         .and_then(|()| file.sync())

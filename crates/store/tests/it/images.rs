@@ -3,16 +3,14 @@
 use std::sync::Arc;
 
 use atoll_store::disk::{Disk, FaultyDisk, Operation};
-use atoll_store::segment::{
-    self, FIRST_RECORD_OFFSET, MAX_RECORD_HEADER_BYTES, RECORD_HEADER_BYTES, SegmentHeader,
-};
+use atoll_store::segment::{self, FIRST_RECORD_OFFSET, RECORD_HEADER_BYTES, SegmentHeader};
 use atoll_store::{BlockStore, DiskStore, OpenError, OpenReport, StoreError};
 
 use crate::fixture::{block, key, open_inline, small_config, wait};
 
 const INDEX: &str = "index.redb";
 const LEN: usize = 1000;
-const RECORD: u64 = (MAX_RECORD_HEADER_BYTES + LEN) as u64;
+const RECORD: u64 = (RECORD_HEADER_BYTES + LEN) as u64;
 
 /// A closed store of blocks `0..count`, written one by one from the start of segment 1.
 fn image(count: u64) -> FaultyDisk {
@@ -282,25 +280,27 @@ fn a_segment_nobody_can_read_is_set_aside_byte_for_byte() {
 }
 
 #[test]
-fn a_segment_from_the_future_is_left_to_the_program_that_wrote_it() {
-    let disk = image(3);
-    let name = segment::file_name(2);
-    let mut bytes = segment::encode_segment_start(&SegmentHeader {
-        layout: segment::LAYOUT,
-        number: 2,
-        salt: 1,
-    })
-    .to_vec();
-    for at in [0, segment::SECOND_HEADER_OFFSET] {
-        bytes[at + 8..at + 12].copy_from_slice(&9u32.to_be_bytes());
-        let crc = crc32fast::hash(&bytes[at..at + 32]);
-        bytes[at + 32..at + 36].copy_from_slice(&crc.to_be_bytes());
+fn a_segment_of_another_layout_is_left_to_the_program_that_wrote_it() {
+    for layout in [segment::LAYOUT - 1, segment::LAYOUT + 1] {
+        let disk = image(3);
+        let name = segment::file_name(2);
+        let start = segment::encode_segment_start(&SegmentHeader { number: 2, salt: 1 });
+        let mut bytes = start.to_vec();
+        for at in [0, segment::SECOND_HEADER_OFFSET] {
+            bytes[at + 8..at + 12].copy_from_slice(&layout.to_be_bytes());
+            let crc = crc32fast::hash(&bytes[at..at + 32]);
+            bytes[at + 32..at + 36].copy_from_slice(&crc.to_be_bytes());
+        }
+        disk.overwrite(&name, bytes.clone());
+        let opened = DiskStore::open_inline(Arc::new(disk.clone()), small_config());
+        let error = opened.expect_err("not ours");
+        let expected = u64::from(layout);
+        assert!(
+            matches!(&error, OpenError::OtherLayout { name: file, layout } if *layout == expected && *file == name),
+            "{error}"
+        );
+        assert_eq!(disk.contents(&name), Some(bytes), "untouched");
     }
-    disk.overwrite(&name, bytes.clone());
-    let opened = DiskStore::open_inline(Arc::new(disk.clone()), small_config());
-    let error = opened.expect_err("not ours");
-    assert!(matches!(&error, OpenError::Newer { layout: 9, .. }), "{error}");
-    assert_eq!(disk.contents(&name), Some(bytes), "untouched");
 }
 
 /// The end of a log after power loss: zeros are cut off, anything else may have been a block
@@ -350,7 +350,7 @@ fn a_length_that_lies_allocates_nothing() {
     bytes[at + 12..at + 16].copy_from_slice(&u32::MAX.to_be_bytes());
     let mut crc = crc32fast::Hasher::new();
     crc.update(&salt.to_be_bytes());
-    crc.update(&bytes[at + 8..at + MAX_RECORD_HEADER_BYTES]);
+    crc.update(&bytes[at + 8..at + RECORD_HEADER_BYTES]);
     bytes[at + 4..at + 8].copy_from_slice(&crc.finalize().to_be_bytes());
     disk.overwrite(&name, bytes);
     disk.remove(INDEX).expect("removed");

@@ -11,16 +11,14 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `ATOLLSEG` |
-//! | 8 | 4 | layout, 2 |
+//! | 8 | 4 | layout, 3 |
 //! | 12 | 4 | zero |
 //! | 16 | 8 | the segment's number |
 //! | 24 | 8 | salt, random |
 //! | 32 | 4 | CRC-32 of bytes 0..32 |
 //! | 36 | 4 | zero |
 //!
-//! Layout 1 knew no owners; its segments are read, but not written to any more.
-//!
-//! Record header, 112 or 144 bytes, followed by the value and zeros up to a multiple of 8:
+//! Record header, 144 bytes, followed by the value and zeros up to a multiple of 8:
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
@@ -30,18 +28,17 @@
 //! | 12 | 4 | length of the value |
 //! | 16 | 1 | what the record says: 1 block, 2 removal, 3 lease |
 //! | 17 | 1 | block: kind of the block; otherwise 0 |
-//! | 18 | 1 | 1 if an owner follows the key, otherwise 0 |
-//! | 19 | 5 | zero |
+//! | 18 | 6 | zero |
 //! | 24 | 8 | sequence number |
 //! | 32 | 8 | block: version; removal: number of the segment that held the block; otherwise 0 |
 //! | 40 | 8 | block and lease: end of the lease, seconds since 1970; otherwise 0 |
 //! | 48 | 64 | key |
-//! | 112 | 32 | block and lease, if byte 18 says so: the owner, publisher before address |
+//! | 112 | 32 | block and lease: the owner, publisher before address; zeros for nobody |
 //!
 //! The header has a checksum of its own so that a damaged value does not hide where the
 //! next record begins. Where a header is damaged the walk looks for the next one at
-//! every multiple of 8; the salt, which never leaves this machine, keeps bytes inside
-//! somebody's block from passing for a record then.
+//! every multiple of 8. The salt never leaves this machine, so the bytes of a block that
+//! a stranger wrote cannot pass for a record then.
 
 use std::io;
 
@@ -56,14 +53,10 @@ pub const SEGMENT_HEADER_BYTES: usize = 40;
 pub const SECOND_HEADER_OFFSET: usize = 512;
 /// Where the first record begins.
 pub const FIRST_RECORD_OFFSET: u64 = 1024;
-/// Length of a record's header without an owner.
-pub const RECORD_HEADER_BYTES: usize = 112;
-/// Length of the owner behind it.
-pub const OWNER_BYTES: usize = 32;
-/// Length of the longest record header.
-pub const MAX_RECORD_HEADER_BYTES: usize = RECORD_HEADER_BYTES + OWNER_BYTES;
-/// The layout this code writes, and the newest it reads.
-pub const LAYOUT: u32 = 2;
+/// Length of a record's header.
+pub const RECORD_HEADER_BYTES: usize = 144;
+/// The layout this code writes, and the only one it reads.
+pub const LAYOUT: u32 = 3;
 /// Records begin at multiples of this.
 pub const ALIGNMENT: usize = 8;
 
@@ -74,8 +67,6 @@ const SUFFIX: &str = ".seg";
 /// The header of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentHeader {
-    /// The layout of its records, at most [`LAYOUT`].
-    pub layout: u32,
     /// The segment's number; later segments have higher ones.
     pub number: u64,
     /// Mixed into the checksums of its records' headers.
@@ -136,9 +127,9 @@ pub enum InvalidHeader {
     /// The checksum is wrong.
     #[error("wrong checksum")]
     Checksum,
-    /// Written by a newer version of this program.
-    #[error("layout {0} is newer than {LAYOUT}")]
-    Newer(u32),
+    /// Written by another version of this program.
+    #[error("layout {0} is not {LAYOUT}")]
+    OtherLayout(u32),
     /// The checksum is right but a field makes no sense.
     #[error("impossible field")]
     Field,
@@ -160,14 +151,9 @@ pub fn parse_file_name(name: &str) -> Option<u64> {
     (name == file_name(number)).then_some(number)
 }
 
-/// Length of a record's header, with or without an owner.
-pub fn header_bytes(has_owner: bool) -> usize {
-    if has_owner { MAX_RECORD_HEADER_BYTES } else { RECORD_HEADER_BYTES }
-}
-
 /// What a record with a value of `value_bytes` takes.
-pub fn record_bytes(value_bytes: u32, has_owner: bool) -> u64 {
-    let whole = header_bytes(has_owner) as u64 + u64::from(value_bytes);
+pub(crate) fn record_bytes(value_bytes: u32) -> u64 {
+    let whole = RECORD_HEADER_BYTES as u64 + u64::from(value_bytes);
     whole.next_multiple_of(ALIGNMENT as u64)
 }
 
@@ -175,7 +161,7 @@ pub fn record_bytes(value_bytes: u32, has_owner: bool) -> u64 {
 pub fn encode_segment_header(header: &SegmentHeader) -> [u8; SEGMENT_HEADER_BYTES] {
     let mut out = [0; SEGMENT_HEADER_BYTES];
     out[..8].copy_from_slice(SEGMENT_MAGIC);
-    out[8..12].copy_from_slice(&header.layout.to_be_bytes());
+    out[8..12].copy_from_slice(&LAYOUT.to_be_bytes());
     out[16..24].copy_from_slice(&header.number.to_be_bytes());
     out[24..32].copy_from_slice(&header.salt.to_be_bytes());
     let crc = crc32fast::hash(&out[..32]);
@@ -198,7 +184,7 @@ pub fn encode_segment_start(header: &SegmentHeader) -> [u8; FIRST_RECORD_OFFSET 
 pub fn decode_segment_start(bytes: &[u8]) -> Result<SegmentHeader, InvalidHeader> {
     let first = decode_segment_header(bytes);
     match first {
-        Err(InvalidHeader::Newer(_)) | Ok(_) => first,
+        Err(InvalidHeader::OtherLayout(_)) | Ok(_) => first,
         Err(_) => decode_segment_header(bytes.get(SECOND_HEADER_OFFSET..).unwrap_or(&[])),
     }
 }
@@ -213,23 +199,18 @@ pub fn decode_segment_header(bytes: &[u8]) -> Result<SegmentHeader, InvalidHeade
         return Err(InvalidHeader::Checksum);
     }
     match be32(bytes, 8) {
-        0 => Err(InvalidHeader::Field),
-        newer if newer > LAYOUT => Err(InvalidHeader::Newer(newer)),
-        layout => Ok(SegmentHeader { layout, number: be64(bytes, 16), salt: be64(bytes, 24) }),
+        LAYOUT => Ok(SegmentHeader { number: be64(bytes, 16), salt: be64(bytes, 24) }),
+        other => Err(InvalidHeader::OtherLayout(other)),
     }
 }
 
 /// Writes a record's header for a segment with `salt`.
-pub fn encode_record_header(header: &RecordHeader, salt: u64) -> Vec<u8> {
-    let mut out = vec![0; header.header_bytes()];
+pub fn encode_record_header(header: &RecordHeader, salt: u64) -> [u8; RECORD_HEADER_BYTES] {
+    let mut out = [0; RECORD_HEADER_BYTES];
     out[..4].copy_from_slice(RECORD_MAGIC);
     out[24..32].copy_from_slice(&header.sequence.to_be_bytes());
     out[48..112].copy_from_slice(&header.key.0);
-    if header.has_owner() {
-        out[18] = 1;
-        out[112..128].copy_from_slice(&header.owner.publisher);
-        out[128..].copy_from_slice(&header.owner.ip);
-    }
+    out[112..].copy_from_slice(&header.owner.to_bytes());
     match header.body {
         RecordBody::Block { kind, version, expires_unix_secs, len_bytes, value_crc } => {
             out[8..12].copy_from_slice(&value_crc.to_be_bytes());
@@ -256,11 +237,10 @@ pub fn encode_record_header(header: &RecordHeader, salt: u64) -> Vec<u8> {
 /// Reads a record's header in a segment with `salt`. The length it returns is at most
 /// [`MAX_BLOCK_BYTES`].
 pub fn decode_record_header(bytes: &[u8], salt: u64) -> Result<RecordHeader, InvalidHeader> {
-    let short = bytes.get(..RECORD_HEADER_BYTES).ok_or(InvalidHeader::Short)?;
-    if &short[..4] != RECORD_MAGIC {
+    let bytes = bytes.get(..RECORD_HEADER_BYTES).ok_or(InvalidHeader::Short)?;
+    if &bytes[..4] != RECORD_MAGIC {
         return Err(InvalidHeader::Magic);
     }
-    let bytes = bytes.get(..header_bytes(short[18] == 1)).ok_or(InvalidHeader::Short)?;
     if be32(bytes, 4) != header_crc(bytes, salt) {
         return Err(InvalidHeader::Checksum);
     }
@@ -279,41 +259,17 @@ pub fn decode_record_header(bytes: &[u8], salt: u64) -> Result<RecordHeader, Inv
         _ => return Err(InvalidHeader::Field),
     };
     let key = Key::from_slice(&bytes[48..112]).ok_or(InvalidHeader::Short)?;
-    let owner = decode_owner(bytes)?;
+    let owner = Owner::from_bytes(bytes[112..].try_into().expect("32 bytes"));
     if owner != Owner::NOBODY && matches!(body, RecordBody::Removal { .. }) {
         return Err(InvalidHeader::Field);
     }
     Ok(RecordHeader { key, sequence: be64(bytes, 24), owner, body })
 }
 
-/// The owner in a record's header of the right length.
-fn decode_owner(header: &[u8]) -> Result<Owner, InvalidHeader> {
-    let be128 = |at: usize| -> [u8; 16] { header[at..at + 16].try_into().expect("16 bytes") };
-    match header[18] {
-        0 => Ok(Owner::NOBODY),
-        1 => {
-            let owner = Owner { publisher: be128(112), ip: be128(128) };
-            // There is one way to write that nobody is charged.
-            if owner == Owner::NOBODY { Err(InvalidHeader::Field) } else { Ok(owner) }
-        }
-        _ => Err(InvalidHeader::Field),
-    }
-}
-
 impl RecordHeader {
-    /// Whether an owner follows the key.
-    pub fn has_owner(&self) -> bool {
-        self.owner != Owner::NOBODY
-    }
-
-    /// Length of this header.
-    pub fn header_bytes(&self) -> usize {
-        header_bytes(self.has_owner())
-    }
-
     /// What the record takes, value and padding included.
-    pub fn record_bytes(&self) -> u64 {
-        record_bytes(self.value_bytes(), self.has_owner())
+    pub(crate) fn record_bytes(&self) -> u64 {
+        record_bytes(self.value_bytes())
     }
 
     /// Length of the value behind the header; 0 unless it is a block.
@@ -398,7 +354,7 @@ impl<'a> Walk<'a> {
 
     fn header_at(&mut self, at: u64) -> io::Result<Result<RecordHeader, InvalidHeader>> {
         let (salt, end) = (self.salt, self.end);
-        let header = decode_record_header(self.bytes(at, MAX_RECORD_HEADER_BYTES)?, salt);
+        let header = decode_record_header(self.bytes(at, RECORD_HEADER_BYTES)?, salt);
         Ok(header.and_then(|header| {
             let whole = at + header.record_bytes() <= end;
             if whole { Ok(header) } else { Err(InvalidHeader::Short) }
@@ -433,7 +389,7 @@ impl<'a> Walk<'a> {
         let RecordBody::Block { len_bytes, value_crc, .. } = header.body else {
             return Ok(Some(&[]));
         };
-        let value = self.bytes(offset + header.header_bytes() as u64, len_bytes as usize)?;
+        let value = self.bytes(offset + RECORD_HEADER_BYTES as u64, len_bytes as usize)?;
         let sound = value.len() == len_bytes as usize && crc32fast::hash(value) == value_crc;
         Ok(sound.then_some(value))
     }
@@ -468,7 +424,6 @@ mod tests {
         let lease = RecordHeader { body: RecordBody::Lease { expires_unix_secs: 8 }, ..header() };
         for header in [header(), free(header()), free(removal), lease, free(lease)] {
             let bytes = encode_record_header(&header, 5);
-            assert_eq!(bytes.len(), header.header_bytes());
             assert_eq!(decode_record_header(&bytes, 5), Ok(header));
             for cut in 0..bytes.len() {
                 assert!(decode_record_header(&bytes[..cut], 5).is_err(), "cut at {cut}");
@@ -476,7 +431,7 @@ mod tests {
         }
         let bytes = encode_record_header(&removal, 5);
         assert_eq!(decode_record_header(&bytes, 5), Err(InvalidHeader::Field), "nobody owns one");
-        let segment = SegmentHeader { layout: LAYOUT, number: 77, salt: 5 };
+        let segment = SegmentHeader { number: 77, salt: 5 };
         assert_eq!(decode_segment_header(&encode_segment_header(&segment)), Ok(segment));
     }
 
@@ -488,7 +443,7 @@ mod tests {
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert!(decode_record_header(&bytes, 5).is_err(), "bit {bit}");
         }
-        let bytes = encode_segment_header(&SegmentHeader { layout: LAYOUT, number: 1, salt: 2 });
+        let bytes = encode_segment_header(&SegmentHeader { number: 1, salt: 2 });
         for bit in 0..36 * 8 {
             let mut bytes = bytes;
             bytes[bit / 8] ^= 1 << (bit % 8);
