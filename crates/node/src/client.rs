@@ -25,7 +25,7 @@ use crate::config::VirtualServers;
 use crate::contribution::{ContributionStatus, Policy, StoredPolicy};
 use crate::control::message::{self, Answer, Empty, GetFailed, PutFailed, ReadKeyWish};
 use crate::dir::{DirError, NodeDir, SocketAddress};
-use crate::join::JoinCode;
+use crate::join_code::JoinCode;
 use crate::network::random_seed;
 use crate::status::{NodeSettings, QuotaStatus, Reclaimed, Status, VolumeStatus};
 use crate::volumes::{self, VolumeError};

@@ -10,15 +10,15 @@ use atoll_key::{IdProfile, SecretKey, SignedBlock};
 use atoll_overlay::chord::RememberedPeer;
 use minicbor::Decode;
 
-use crate::config::Settings;
 use crate::control::message::{
     self, Answer, ChangeQuota, ChangeSettings, Empty, Get, GetFailed, GetSigned, Hashes, Invited,
     KeepAdd, KeepCommit, OpenVolume, OpenedVolume, PutFailed, VolumeName,
 };
-use crate::manifest::{Manifest, PartialManifest};
 use crate::membership::{EXAMPLE_ADMIN, KnownList, Record};
 use crate::network::{Network, StoredNetwork};
-use crate::peers::{PeerList, PeerMemory};
+use crate::ring::peers::{PeerList, PeerMemory};
+use crate::settings::Settings;
+use crate::volumes::manifest::{Manifest, PartialManifest};
 use crate::volumes::{Info, Kept, VolumeError};
 
 /// Whether `bytes` are a header of the control protocol, of a call or of a reply.

@@ -14,30 +14,27 @@
 )]
 
 mod address;
+mod blocks;
 pub mod client;
-mod clock;
 mod config;
 mod contribution;
 mod control;
+mod daemon;
 pub mod decoders;
 mod dir;
-mod disk_watch;
-mod durable;
-mod entry;
-mod join;
-mod keeper;
-mod manifest;
+mod join_code;
 mod membership;
 mod memory;
 mod network;
 mod node;
-mod peers;
+mod open;
 mod private;
-mod report;
+mod process;
+mod ring;
 mod scope;
+mod settings;
 mod status;
 mod volumes;
-mod warm;
 
 pub use atoll_dht::Share;
 pub use atoll_key::IdProfile;
@@ -53,11 +50,12 @@ pub use config::{
 };
 pub use contribution::{ContributionStatus, Moving, Policy};
 pub use dir::{DirError, default_dir};
-pub use join::{JoinCode, JoinCodeError, MAX_BOOTSTRAP};
+pub use join_code::{JoinCode, JoinCodeError, MAX_BOOTSTRAP};
 pub use network::{MAX_REPLICAS, Network, NetworkId};
-pub use node::{Node, daemon_runtime};
-pub use peers::PeerList;
+pub use node::Node;
 pub use private::{PrivateDirectory, enclosing};
+pub use process::daemon_runtime;
+pub use ring::peers::PeerList;
 pub use status::{
     Cache, Clock, Diverted, Member, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Reclaimed,
     Repair, RingNode, Rotated, Status, VolumeStatus, WrongClock,

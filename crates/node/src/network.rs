@@ -162,7 +162,7 @@ pub(crate) struct StoredNetwork {
     pub network: Network,
     /// Bootstrap peers of the join code; empty for the network's founder.
     #[n(1)]
-    pub bootstrap: crate::peers::PeerList,
+    pub bootstrap: crate::ring::peers::PeerList,
 }
 
 impl StoredNetwork {

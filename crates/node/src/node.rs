@@ -20,28 +20,27 @@ use atoll_overlay::chord::{self, Chord, ChordConfig, RememberedPeer};
 use atoll_overlay::clock::network_time;
 use atoll_overlay::walk::Selection;
 use atoll_store::{BlockStore, ContributedStore, DiskStore, FlagCheck};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::address::{self, AddressWatch};
-use crate::clock;
-use crate::config::{NodeConfig, Settings, StartError};
-use crate::contribution::{self, Contributor, Opened as Storage, Policy};
+use crate::blocks::disk_watch;
+use crate::blocks::durable::DirState;
+use crate::config::{NodeConfig, StartError};
+use crate::contribution::{self, Contributor, Opened as Storage};
 use crate::control::server::{About, Control};
-use crate::dir::{self, DirError, DirLock, NodeDir, SocketAddress};
-use crate::disk_watch;
-use crate::durable::DirState;
-use crate::entry::{Bootstrap, Entry, Place, Ring};
-use crate::keeper::Keeper;
-use crate::membership::{self, Membership, MembershipService, open_admin_key};
-use crate::network::{Network, StoredNetwork, random_seed};
-use crate::peers::{PeerList, PeerMemory};
-use crate::report::Report;
+use crate::daemon::Report;
+use crate::dir::{DirLock, NodeDir, SocketAddress};
+use crate::membership::{self, Membership, MembershipService};
+use crate::open::{Opened, open};
+use crate::process::Signals;
+use crate::ring::clock;
+use crate::ring::join::{Bootstrap, Entry, Place, Ring};
+use crate::ring::warm_up;
 use crate::scope::Scope;
+use crate::settings::Settings;
 use crate::status::Status;
 use crate::volumes::Volumes;
-use crate::warm;
+use crate::volumes::lease_renewer::Keeper;
 
 /// How long leaving the ring may take when stopping.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
@@ -93,17 +92,6 @@ impl Drop for Works {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-/// What the directory says about the node before anything runs.
-struct Opened {
-    dir: NodeDir,
-    lock: DirLock,
-    identity: SecretKey,
-    network: StoredNetwork,
-    settings: Settings,
-    remembered: PeerMemory,
-    is_founder: bool,
 }
 
 impl Node {
@@ -194,7 +182,7 @@ impl Node {
             entry.clone(),
             chord.clone(),
         )));
-        env.spawn(Box::pin(warm::run(env.clone(), transport.clone(), chord.clone())));
+        env.spawn(Box::pin(warm_up::run(env.clone(), transport.clone(), chord.clone())));
 
         env.spawn(Box::pin(clock::watch(env.clone(), chord.clone())));
 
@@ -384,134 +372,6 @@ async fn open_durable(dir: &NodeDir) -> Result<DirState, StartError> {
     tokio::task::spawn_blocking(move || DirState::open(&dir))
         .await
         .map_err(|error| StartError::Store(error.to_string()))?
-}
-
-/// The tokio runtime for a daemon: few threads, because each takes memory of its own
-/// even when idle.
-///
-/// The process may then open as many files as the system lets it (connections, sockets and
-/// segments together can exceed the usual 1,024), and leaves no core file when it crashes.
-pub fn daemon_runtime(worker_threads: usize) -> std::io::Result<tokio::runtime::Runtime> {
-    let files = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }) {
-        tracing::debug!(%error, "the limit of open files stays as it is");
-    }
-    // The memory holds the node's keys and the network's secret.
-    let none = Rlimit { current: Some(0), maximum: Some(0) };
-    if let Err(error) = setrlimit(Resource::Core, none) {
-        tracing::debug!(%error, "a crash may leave a core file");
-    }
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(worker_threads)
-        .max_blocking_threads(8)
-        .thread_stack_size(1 << 20)
-        .thread_name("atoll")
-        .enable_all()
-        .build()
-}
-
-/// SIGINT and SIGTERM.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn listen() -> Signals {
-        let on = |kind| signal(kind).expect("these signals can be caught");
-        Signals { interrupt: on(SignalKind::interrupt()), terminate: on(SignalKind::terminate()) }
-    }
-
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.interrupt.recv() => "interrupted",
-            _ = self.terminate.recv() => "terminated",
-        }
-    }
-}
-
-/// Takes the directory and reads or makes what a node needs to begin.
-fn open(config: &NodeConfig) -> Result<Opened, StartError> {
-    let root =
-        std::path::absolute(&config.dir).map_err(DirError::io("cannot find", &config.dir))?;
-    let dir = NodeDir::at(root);
-    dir.prepare()?;
-    let lock = dir.lock()?;
-    let mut settings = Settings::load(&dir)?;
-    settings.apply(config)?;
-    let policy = settings.policy();
-    if config.storage_bytes.is_some() && !matches!(policy, Policy::Fixed { .. }) {
-        let policy = policy.name();
-        tracing::warn!(policy, "a size was given, which only counts where disk is given by size");
-    }
-    let (network, is_founder) = open_network(&dir, config, settings.has_joined())?;
-    let identity = open_identity(&dir)?;
-    let remembered = match PeerMemory::load(&dir) {
-        Ok(peers) => peers,
-        // Only a memory: the join code's peers and the neighbours replace it.
-        Err(error) => {
-            tracing::warn!("{error}");
-            PeerMemory::default()
-        }
-    };
-    Ok(Opened { dir, lock, identity, network, settings, remembered, is_founder })
-}
-
-fn open_identity(dir: &NodeDir) -> Result<SecretKey, DirError> {
-    let path = dir.identity();
-    if let Some(bytes) = dir::read_secret(&path)? {
-        let seed = bytes.as_slice().try_into().map_err(|_| {
-            DirError::damaged(&path, format!("it has {} bytes; a key has 32", bytes.len()))
-        })?;
-        return Ok(SecretKey::from_seed(seed));
-    }
-    let seed = random_seed();
-    dir::create_atomically(&path, &seed)?;
-    Ok(SecretKey::from_seed(&seed))
-}
-
-/// The directory's network: the one it has, the join code's, or a new one; and whether
-/// this start founds it. A node that has never been on a ring (its first start failed, or
-/// reached nobody) holds nothing yet and may still be given another code.
-fn open_network(
-    dir: &NodeDir,
-    config: &NodeConfig,
-    has_joined: bool,
-) -> Result<(StoredNetwork, bool), StartError> {
-    let stored = Network::load(dir)?;
-    let (network, is_founder) = match (stored, &config.join) {
-        (Some(stored), None) => {
-            stored.network.agrees_with(config.profile).map_err(StartError::Config)?;
-            let made_here = stored.bootstrap.as_slice().is_empty();
-            if !made_here || stored.network.admin.is_some() {
-                return Ok((stored, made_here && !has_joined));
-            }
-            // Made before networks had an administrator: its maker becomes that.
-            let admin = Some(open_admin_key(dir)?.public());
-            let network = Network { admin, ..stored.network };
-            (StoredNetwork { network, ..stored }, !has_joined)
-        }
-        (stored, Some(code)) => {
-            let joined = stored.as_ref().and_then(|s| s.network.joined_with(&code.network));
-            if let (Some(stored), None, true) = (&stored, &joined, has_joined) {
-                return Err(StartError::OtherNetwork {
-                    dir: dir.root().to_owned(),
-                    ours: stored.network.id().to_string(),
-                    theirs: code.network.id().to_string(),
-                });
-            }
-            let network = joined.unwrap_or_else(|| code.network.clone());
-            (StoredNetwork { network, bootstrap: code.peer_list() }, false)
-        }
-        (None, None) => {
-            let network = Network::generate(config.profile.unwrap_or_default(), config.replicas);
-            network.check().map_err(StartError::Config)?;
-            let network = Network { admin: Some(open_admin_key(dir)?.public()), ..network };
-            (StoredNetwork { network, bootstrap: PeerList::default() }, true)
-        }
-    };
-    network.save(dir)?;
-    Ok((network, is_founder))
 }
 
 /// The transport, and where it listens.

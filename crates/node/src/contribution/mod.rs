@@ -16,8 +16,8 @@
 //! Fixed and dynamic keep blocks in the log in the node's directory, transparent in files of
 //! the directory named; `keeper` carries a change out.
 
-mod keeper;
-mod rooms;
+mod backends;
+mod controller;
 
 use std::path::PathBuf;
 
@@ -26,8 +26,8 @@ use atoll_store::Space;
 use minicbor::{Decode, Encode};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use keeper::{Contributor, State};
-pub(crate) use rooms::{Opened, Place};
+pub(crate) use backends::{Opened, Place};
+pub(crate) use controller::{Contributor, State};
 
 use crate::volumes;
 

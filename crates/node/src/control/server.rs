@@ -15,10 +15,10 @@ use tokio::sync::watch;
 
 use super::message::{self, Answer, Empty, GetFailed, Invited, PutFailed, ReadKeyWish};
 use crate::contribution::{ContributionStatus, Policy};
-use crate::keeper::Keeper;
 use crate::status::{
     MemberList, NodeSettings, QuotaStatus, Reclaimed, Rotated, Status, VolumeStatus,
 };
+use crate::volumes::lease_renewer::Keeper;
 use crate::volumes::{self, VolumeError, Volumes};
 
 /// The most keys renewed by one call.

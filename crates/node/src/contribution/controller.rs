@@ -23,11 +23,11 @@ use atoll_store::{
 };
 use tokio::sync::Notify;
 
-use super::rooms::{Place, capacity_bytes, forget_files, remove_room};
+use super::backends::{Place, capacity_bytes, forget_files, remove_room};
 use super::{ContributionStatus, Moving, Policy};
 use crate::config::MIN_STORAGE_BYTES;
 use crate::dir::NodeDir;
-use crate::entry::Entry;
+use crate::ring::join::Entry;
 
 /// How often the disk is looked at: watermarks, room of a transparent file system.
 const LOOK_EVERY: Duration = Duration::from_secs(10);

@@ -12,7 +12,7 @@ use atoll_dht::Dht;
 use atoll_env::{Env, sleep, timeout};
 use atoll_overlay::chord::Chord;
 
-use crate::entry::Entry;
+use crate::ring::join::Entry;
 
 /// How often a failure is looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);

@@ -14,8 +14,9 @@ use atoll_store::{
 };
 
 use super::{FormerPlace, Policy, dynamic_capacity};
-use crate::config::{Settings, StartError};
+use crate::config::StartError;
 use crate::dir::{self, NodeDir};
+use crate::settings::Settings;
 use crate::volumes;
 
 /// How long the last users of a room that has been left may take.

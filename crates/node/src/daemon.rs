@@ -15,18 +15,19 @@ use atoll_overlay::{MAX_VIRTUAL_SERVERS, Node as RingPlace, Overlay};
 use atoll_store::{BlockStore, Usage};
 
 use crate::address;
-use crate::clock;
-use crate::config::{VirtualServers, check_cache};
+use crate::blocks::disk_watch;
+use crate::config::VirtualServers;
 use crate::contribution::{ContributionStatus, Contributor, Policy};
 use crate::control::message::{ChangeQuota, ChangeSettings, Invited};
 use crate::control::server::About;
 use crate::dir::NodeDir;
-use crate::disk_watch;
-use crate::entry::Entry;
-use crate::join::JoinCode;
+use crate::join_code::JoinCode;
 use crate::membership::Membership;
 use crate::memory;
 use crate::network::Network;
+use crate::ring::clock;
+use crate::ring::join::Entry;
+use crate::settings::check_cache;
 use crate::status::{
     Cache, Diverted, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Reclaimed, Repair,
     RingNode, Rotated, Status, VolumeStatus,

@@ -22,7 +22,7 @@ use atoll_env::{Env, jittered, sleep};
 use atoll_key::BlockHash;
 use futures_util::{StreamExt, stream};
 
-use crate::manifest::Manifest;
+use crate::volumes::manifest::Manifest;
 use crate::volumes::{Kept, RenewalPass, VolumeError, Volumes};
 
 /// Blocks renewed by one call.

@@ -23,9 +23,9 @@ use atoll_env::{BoxFuture, Env, jittered, sleep, timeout};
 use atoll_net::Peer;
 use atoll_overlay::chord::RememberedPeer;
 
-use crate::config::Settings;
 use crate::dir::{DirError, NodeDir};
-use crate::peers::{self, PeerList, PeerMemory};
+use crate::ring::peers::{self, PeerList, PeerMemory};
+use crate::settings::Settings;
 
 /// Wait between two rounds of trying.
 const RETRY: Duration = Duration::from_secs(5);

@@ -7,12 +7,15 @@
 //! | `key` | the volume's secret key, 32 bytes, written once |
 //! | `read-key` | what readers of an encrypted volume need, as text; only if it is encrypted |
 //! | `info` | CBOR map: 0 source directory (bytes; absent if none), 1 when it was made (s) |
-//! | `manifest` | the blocks to keep alive; see [`crate::manifest`] |
+//! | `manifest` | the blocks to keep alive; see [`crate::volumes::manifest`] |
 //! | `kept` | when that was last done; see [`Kept`] |
 //! | `manifest.SESSION` | a manifest being written |
 //!
 //! A volume appears all at once: it is made under a name beginning with a dot, which no
 //! volume may have, and renamed.
+
+pub(crate) mod lease_renewer;
+pub(crate) mod manifest;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -26,8 +29,8 @@ use atoll_key::{ReadKey, SecretKey, SignedBlock};
 use minicbor::{Decode, Encode};
 
 use crate::dir::{self, DirError, NodeDir};
-use crate::manifest::{Manifest, PartialManifest};
 use crate::network::random_seed;
+use crate::volumes::manifest::{Manifest, PartialManifest};
 
 /// The longest name of a volume, bytes.
 pub const MAX_NAME_BYTES: usize = 100;
