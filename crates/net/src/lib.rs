@@ -36,7 +36,7 @@ use atoll_env::BoxFuture;
 use atoll_key::PeerId;
 use bytes::Bytes;
 
-/// A peer address: a node's key and where it listens.
+/// Another node: who it is and where it listens.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Peer {
     /// Its public key, proven by the handshake.
@@ -152,7 +152,7 @@ pub trait Service: Send + Sync + 'static {
 
 /// Carries calls to peers.
 pub trait Transport: Send + Sync + 'static {
-    /// This node's own peer address.
+    /// This node's own identity and address.
     fn local(&self) -> Peer;
 
     /// Calls `to` and waits for its reply, at most until `limit` has passed.

@@ -1,6 +1,6 @@
 //! Whether this machine still has the address that the node tells others.
 //!
-//! An address is told once, when the node starts: it is part of its card. A node that found it
+//! An address is told once, when the node starts: it is part of its peer address. A node that found it
 //! out by itself has to start again when it has changed ([`crate::Node::until_moved`]); one
 //! that was given an address can only say that it is gone.
 

@@ -17,7 +17,7 @@ use atoll_store::{BlockStore, Usage};
 use crate::address;
 use crate::blocks::disk_watch;
 use crate::config::VirtualServers;
-use crate::contribution::{ContributionStatus, Contributor, Policy};
+use crate::contribution::{ContributionController, ContributionStatus, Policy};
 use crate::control::message::{ChangeQuota, ChangeSettings, Invited};
 use crate::control::server::About;
 use crate::dir::NodeDir;
@@ -26,7 +26,7 @@ use crate::membership::Membership;
 use crate::memory;
 use crate::network::Network;
 use crate::ring::clock;
-use crate::ring::join::Entry;
+use crate::ring::join::RingJoin;
 use crate::settings::check_cache;
 use crate::status::{
     Cache, Diverted, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Reclaimed, Repair,
@@ -53,9 +53,9 @@ pub(crate) struct Report {
     pub lease: Duration,
     pub transport: Arc<TcpTransport>,
     pub overlay: Arc<dyn Overlay>,
-    pub entry: Arc<Entry>,
+    pub join: Arc<RingJoin>,
     pub store: Arc<dyn BlockStore>,
-    pub contributor: Arc<Contributor>,
+    pub contributor: Arc<ContributionController>,
     pub dht: Arc<Dht>,
     pub volumes: Arc<Volumes>,
     pub chord: Arc<Chord>,
@@ -151,10 +151,10 @@ impl About for Report {
             return Err("a publisher may use at least one node's worth of storage".into());
         }
         if change != ChangeQuota::default() {
-            self.entry
+            self.join
                 .change_settings(|settings| settings.change_quota(change))
                 .map_err(|error| error.to_string())?;
-            self.dht.set_quota(self.entry.settings().quota());
+            self.dht.set_quota(self.join.settings().quota());
         }
         Ok(self.quota_status())
     }
@@ -189,7 +189,7 @@ impl About for Report {
         if (change.virtual_servers, change.cache_bytes) == (None, None) {
             return Ok(self.settings());
         }
-        self.entry
+        self.join
             .change_settings(|settings| {
                 virtual_servers.into_iter().for_each(|v| settings.set_virtual_servers(v));
                 change.cache_bytes.into_iter().for_each(|b| settings.set_cache_bytes(b));
@@ -235,7 +235,7 @@ impl Report {
     /// somebody counted them.
     fn follow_storage(&self) {
         let settings = self.settings();
-        if self.entry.settings().virtual_servers() == VirtualServers::Auto {
+        if self.join.settings().virtual_servers() == VirtualServers::Auto {
             self.take_places(settings.positions);
         }
     }
@@ -268,7 +268,7 @@ impl Report {
     }
 
     fn settings(&self) -> NodeSettings {
-        let settings = self.entry.settings();
+        let settings = self.join.settings();
         let virtual_servers = settings.virtual_servers();
         NodeSettings {
             virtual_servers: virtual_servers.to_string(),
@@ -288,7 +288,7 @@ impl Report {
         Cache {
             blocks: stats.cache_blocks,
             bytes: stats.cache_bytes,
-            limit_bytes: self.entry.settings().cache_bytes(),
+            limit_bytes: self.join.settings().cache_bytes(),
             hits: stats.cache_hits,
             misses: stats.cache_misses,
             evictions: stats.cache_evictions,
@@ -318,7 +318,7 @@ impl Report {
     }
 
     fn warnings(&self, status: &Status) -> Vec<String> {
-        let mut warnings: Vec<String> = self.entry.trouble().into_iter().collect();
+        let mut warnings: Vec<String> = self.join.trouble().into_iter().collect();
         warnings.extend(self.membership.warning());
         if let Some(peer) = self.chord.doubted_by() {
             warnings.push(format!(

@@ -1,7 +1,7 @@
 //! The daemon put together.
 //!
 //! [`Node::start`] opens the directory, then builds from the bottom up: transport, Chord,
-//! block store, DHT; enters the ring; starts the keeper; and at last opens the control
+//! block store, DHT; enters the ring; starts the renewer; and at last opens the control
 //! socket, so that whoever can connect finds a whole node. [`Node::stop`] goes the other way.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -26,7 +26,7 @@ use crate::address::{self, AddressWatch};
 use crate::blocks::disk_watch;
 use crate::blocks::durable::DirState;
 use crate::config::{NodeConfig, StartError};
-use crate::contribution::{self, Contributor, Opened as Storage};
+use crate::contribution::{self, ContributionController, Opened as Storage};
 use crate::control::server::{About, Control};
 use crate::daemon::Report;
 use crate::dir::{DirLock, NodeDir, SocketAddress};
@@ -34,13 +34,13 @@ use crate::membership::{self, Membership, MembershipService};
 use crate::open::{Opened, open};
 use crate::process::Signals;
 use crate::ring::clock;
-use crate::ring::join::{Bootstrap, Entry, Place, Ring};
+use crate::ring::join::{Bootstrap, JoinableRing, Place, RingJoin};
 use crate::ring::warm_up;
 use crate::scope::Scope;
 use crate::settings::Settings;
 use crate::status::Status;
 use crate::volumes::Volumes;
-use crate::volumes::lease_renewer::Keeper;
+use crate::volumes::lease_renewer::LeaseRenewer;
 
 /// How long leaving the ring may take when stopping.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
@@ -52,7 +52,7 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 pub struct Node {
     is_founder: bool,
     chord: Arc<Chord>,
-    entry: Arc<Entry>,
+    join: Arc<RingJoin>,
     membership: Arc<Membership>,
     report: Arc<Report>,
     control: UnixServer,
@@ -163,39 +163,35 @@ impl Node {
         }
         dht.start();
 
-        let entry = Arc::new(Entry::new(
+        let join = Arc::new(RingJoin::new(
             env.clone(),
             Arc::new(chord.clone()),
             dir.clone(),
             transport.local(),
             settings,
             remembered,
-            Bootstrap { cards: network.bootstrap, is_news: has_code },
+            Bootstrap { peers: network.bootstrap, is_new_code: has_code },
         ));
         // A node that was away is given the present secret while it enters.
         env.spawn(Box::pin(membership.clone().run(transport.clone())));
-        entry.begin(join_patience).await;
-        env.spawn(Box::pin(entry.clone().run()));
-        env.spawn(Box::pin(disk_watch::run(
-            env.clone(),
-            dht.clone(),
-            entry.clone(),
-            chord.clone(),
-        )));
+        join.begin(join_patience).await;
+        env.spawn(Box::pin(join.clone().run()));
+        env.spawn(Box::pin(disk_watch::run(env.clone(), dht.clone(), join.clone(), chord.clone())));
         env.spawn(Box::pin(warm_up::run(env.clone(), transport.clone(), chord.clone())));
 
         env.spawn(Box::pin(clock::watch(env.clone(), chord.clone())));
 
         // Leases end by the network's time.
         let time = network_time(env.clone(), chord.clone());
-        let keeper = Arc::new(Keeper::new(time.clone(), dht.clone(), volumes.clone(), lease));
-        env.spawn(Box::pin(keeper.clone().run()));
+        let renewer =
+            Arc::new(LeaseRenewer::new(time.clone(), dht.clone(), volumes.clone(), lease));
+        env.spawn(Box::pin(renewer.clone().run()));
 
-        let contributor = Arc::new(Contributor {
+        let contributor = Arc::new(ContributionController {
             env: env.clone(),
             dir: dir.clone(),
             flag,
-            entry: entry.clone(),
+            join: join.clone(),
             store: store.clone(),
             overlay: chord.clone(),
             dht: dht.clone(),
@@ -214,7 +210,7 @@ impl Node {
             lease,
             transport,
             overlay: chord.clone(),
-            entry: entry.clone(),
+            join: join.clone(),
             store: store.clone(),
             contributor,
             dht: dht.clone(),
@@ -223,14 +219,14 @@ impl Node {
         });
         let (stop, stop_asked) = watch::channel(false);
         let control =
-            Control { env: time, blocks: dht, volumes, about: report.clone(), keeper, stop };
+            Control { env: time, blocks: dht, volumes, about: report.clone(), renewer, stop };
         let socket = dir.socket_address()?;
         let control = serve_unix(socket.path(), Arc::new(control))
             .map_err(|error| StartError::Socket(error.to_string()))?;
         Ok(Node {
             is_founder,
             chord,
-            entry,
+            join,
             membership,
             report,
             control,
@@ -291,7 +287,7 @@ impl Node {
     pub async fn until_moved(&self) -> IpAddr {
         let env = TokioRuntime::current();
         let mut watch = AddressWatch::new(self.local().addr.ip());
-        let advertise = self.entry.settings().advertise();
+        let advertise = self.join.settings().advertise();
         loop {
             sleep(&env, address::LOOK_EVERY).await;
             if let Some(now) = address::found_now(self.listen(), advertise)
@@ -306,13 +302,13 @@ impl Node {
     pub async fn stop(self) {
         let env = TokioRuntime::current();
         self.control.shutdown().await;
-        self.entry.leave();
+        self.join.leave();
         if timeout(&env, LEAVE_LIMIT, self.chord.leave()).await.is_err() {
             tracing::warn!("the neighbours did not hear our leaving in time; they will notice");
         }
-        let (entry, membership) = (self.entry.clone(), self.membership.clone());
+        let (join, membership) = (self.join.clone(), self.membership.clone());
         let remember = move || {
-            entry.remember();
+            join.remember();
             membership.save_all();
         };
         let _ = tokio::task::spawn_blocking(remember).await;
@@ -335,10 +331,10 @@ impl Node {
     async fn let_go(self) {
         let env = TokioRuntime::current();
         let Node {
-            chord, entry, membership, report, control, store, pointers, works, _lock, ..
+            chord, join, membership, report, control, store, pointers, works, _lock, ..
         } = self;
         works.stop(&env).await;
-        drop((chord, entry, membership, report, control, works));
+        drop((chord, join, membership, report, control, works));
         // Calls that were being answered hold the store until they are dropped.
         let closing = async { (alone(&env, store).await, alone(&env, pointers).await) };
         match timeout(&env, END_LIMIT, closing).await {
@@ -420,7 +416,7 @@ async fn open_store(
         .map_err(|error| StartError::Store(error.to_string()))?
 }
 
-impl Ring for Arc<Chord> {
+impl JoinableRing for Arc<Chord> {
     fn create(&self) {
         Chord::create(self);
     }

@@ -146,7 +146,7 @@ impl Sim {
         Arc::new(SimTransport { shared, host: host.0, incarnation, local })
     }
 
-    /// A host's peer address.
+    /// A host's identity and address.
     pub fn peer(&self, host: HostId) -> Peer {
         self.shared().with(|world| world.hosts[host.0 as usize].peer)
     }

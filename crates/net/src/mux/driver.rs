@@ -470,7 +470,7 @@ impl Drop for ServeSlot {
             // If it was cancelled, it is no longer in the table, and nothing is sent.
             let refusal =
                 Frame::Refusal(self.id, Refusal::new(Refusal::INTERNAL, "the service failed"));
-            self.shared.answered(refusal, self.id, None);
+            self.shared.finish_request(refusal, self.id, None);
         }
     }
 }

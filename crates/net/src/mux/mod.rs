@@ -194,7 +194,7 @@ impl Mux {
         let shared = &self.shared;
         let _slot = shared.open_calls.acquire().await.map_err(|_| shared.not_sent())?;
         let bytes = frame::payload_bytes(&request.header, &request.parts);
-        let _room = if bytes > SMALL_BYTES {
+        let _window = if bytes > SMALL_BYTES {
             let wanted = shared.request_window.acquire_many(bytes as u32);
             Some(wanted.await.map_err(|_| shared.not_sent())?)
         } else {

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::AsyncWrite;
 
-use super::shared::{Queued, Room};
+use super::shared::{Queued, SendPermit};
 
 /// A part up to this size is copied beside its header: cheaper than a slice of its own.
 const COPY_BYTES: usize = 1024;
@@ -21,8 +21,8 @@ const MAX_SLICES: usize = 64;
 pub struct Outgoing {
     segments: VecDeque<Bytes>,
     encoding: BytesMut,
-    /// What is given back when the batch is written.
-    rooms: Vec<Room>,
+    /// Released when the batch is written.
+    permits: Vec<SendPermit>,
 }
 
 impl Outgoing {
@@ -34,7 +34,7 @@ impl Outgoing {
     pub fn push(&mut self, queued: Queued) -> usize {
         let before = self.encoding.len();
         let mut bytes = 0;
-        self.rooms.extend(queued.room);
+        self.permits.extend(queued.permit);
         let parts = queued.frame.encode_start(&mut self.encoding);
         bytes += self.encoding.len() - before;
         for part in parts {
@@ -77,7 +77,7 @@ impl Outgoing {
             *written += sent;
             self.forget(sent);
         }
-        self.rooms.clear();
+        self.permits.clear();
         Poll::Ready(Ok(()))
     }
 

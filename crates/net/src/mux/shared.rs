@@ -32,15 +32,14 @@ const MAX_URGENT_FRAMES: usize = 8 * MAX_OPEN_CALLS;
 /// A frame that waits to be written.
 pub struct Queued {
     pub frame: Frame,
-    /// The room it takes, if it is a bulk reply.
-    pub room: Option<Room>,
+    /// Held until it is written, if it is a bulk reply.
+    pub permit: Option<SendPermit>,
     /// Whether it is counted in `State::answers`.
     answers: bool,
 }
 
-/// What a bulk reply takes until it is written: of the reply queue, and of the memory for
-/// replies.
-pub struct Room {
+/// A bulk reply's part of the reply queue and of the memory for replies, until it is written.
+pub struct SendPermit {
     _queue: OwnedSemaphorePermit,
     _held: Held,
 }
@@ -77,7 +76,7 @@ pub struct State {
 
 impl State {
     fn queue(&mut self, frame: Frame) {
-        self.push(Queued { frame, room: None, answers: false });
+        self.push(Queued { frame, permit: None, answers: false });
     }
 
     fn push(&mut self, queued: Queued) {
@@ -205,13 +204,13 @@ impl Shared {
             state.going_away = true;
             // Behind every request that waits, bulk ones too: once the peer has read it, and
             // answered what came before, it may close.
-            state.bulk.push_back(Queued { frame: Frame::GoAway, room: None, answers: false });
+            state.bulk.push_back(Queued { frame: Frame::GoAway, permit: None, answers: false });
         }
         drop(state);
         self.driver.wake();
     }
 
-    /// Queues a frame that needs no room: pings, pongs, refusals of excess. False when
+    /// Queues a frame that needs no permit: pings, pongs, refusals of excess. False when
     /// the peer lets too many wait.
     #[must_use]
     pub fn queue_control(&self, frame: Frame) -> bool {
@@ -267,7 +266,7 @@ impl Shared {
         }
     }
 
-    /// Queues the answer to a request, waiting for room if it is bulky. It is dropped if
+    /// Queues the answer to a request; a bulk reply first waits for space in the queue. It is dropped if
     /// the caller gave up meanwhile. False if it had to become a refusal, because too many
     /// replies wait already.
     pub async fn reply(&self, id: u64, result: Result<Reply, Refusal>) -> bool {
@@ -277,29 +276,29 @@ impl Shared {
         };
         let bytes = frame.payload_bytes();
         if bytes <= SMALL_BYTES {
-            self.answered(frame, id, None);
+            self.finish_request(frame, id, None);
             return true;
         }
         let Some(held) = self.held_replies.hold(bytes) else {
             drop(frame);
             let refusal = Refusal::new(Refusal::OVERLOADED, "too many replies are not read yet");
-            self.answered(Frame::Refusal(id, refusal), id, None);
+            self.finish_request(Frame::Refusal(id, refusal), id, None);
             return false;
         };
         if let Ok(queue) = self.reply_queue.clone().acquire_many_owned(bytes as u32).await {
-            let room = Room { _queue: queue, _held: held };
-            self.answered(frame, id, Some(room));
+            let permit = SendPermit { _queue: queue, _held: held };
+            self.finish_request(frame, id, Some(permit));
         }
         true
     }
 
     /// Moves a request from being served to being answered.
-    pub fn answered(&self, frame: Frame, id: u64, room: Option<Room>) {
+    pub fn finish_request(&self, frame: Frame, id: u64, permit: Option<SendPermit>) {
         let mut state = self.state();
         let Some(serving) = state.serving.remove(&id) else { return };
         state.serving_bytes -= serving.bytes;
         state.answers += 1;
-        state.push(Queued { frame, room, answers: true });
+        state.push(Queued { frame, permit, answers: true });
         drop(state);
         self.driver.wake();
     }

@@ -12,7 +12,7 @@ use atoll_dht::Dht;
 use atoll_env::{Env, sleep, timeout};
 use atoll_overlay::chord::Chord;
 
-use crate::ring::join::Entry;
+use crate::ring::join::RingJoin;
 
 /// How often a failure is looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -20,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Waits until a write has failed, and leaves the ring.
-pub(crate) async fn run(env: Env, dht: Arc<Dht>, entry: Arc<Entry>, chord: Arc<Chord>) {
+pub(crate) async fn run(env: Env, dht: Arc<Dht>, join: Arc<RingJoin>, chord: Arc<Chord>) {
     let why = loop {
         sleep(&*env, LOOK_EVERY).await;
         dht.check_disk();
@@ -29,7 +29,7 @@ pub(crate) async fn run(env: Env, dht: Arc<Dht>, entry: Arc<Entry>, chord: Arc<C
         }
     };
     tracing::error!("the disk does not take blocks ({why}); leaving the ring");
-    entry.leave();
+    join.leave();
     if timeout(&*env, LEAVE_LIMIT, chord.leave()).await.is_err() {
         tracing::warn!("the neighbours did not hear our leaving in time; they will notice");
     }

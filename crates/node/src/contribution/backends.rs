@@ -1,4 +1,4 @@
-//! Which rooms a policy needs, and opening them.
+//! Which store backends a policy needs, and opening them.
 //!
 //! The log is `store/` in the node's directory. A directory of files has its index in
 //! `files/ID/`, ID being made of its path, so that one can be left for another.
@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_store::{
-    BlockStore, ContributedStore, DiskConfig, DiskStore, FileConfig, FileStore, FlagCheck, Room,
-    Space,
+    BlockStore, ContributedStore, DiskConfig, DiskStore, FileConfig, FileStore, FlagCheck,
+    Room as Backend, Space,
 };
 
 use super::{FormerPlace, Policy, dynamic_capacity};
@@ -19,7 +19,7 @@ use crate::dir::{self, NodeDir};
 use crate::settings::Settings;
 use crate::volumes;
 
-/// How long the last users of a room that has been left may take.
+/// How long the last users of a backend that has been left may take.
 const LEAVING_LIMIT: Duration = Duration::from_secs(60);
 /// How often that is looked at.
 const LEAVING_LOOK: Duration = Duration::from_millis(50);
@@ -52,10 +52,10 @@ impl Place {
         }
     }
 
-    pub(crate) fn of_room(room: &Room) -> Place {
-        match room {
-            Room::Log(_) => Place::Log,
-            Room::Files(files) => Place::Files(files.dir().to_path_buf()),
+    pub(crate) fn of_backend(backend: &Backend) -> Place {
+        match backend {
+            Backend::Log(_) => Place::Log,
+            Backend::Files(files) => Place::Files(files.dir().to_path_buf()),
         }
     }
 
@@ -96,21 +96,21 @@ impl Place {
         node: &NodeDir,
         capacity_bytes: u64,
         flag: FlagCheck,
-    ) -> Result<Room, String> {
+    ) -> Result<Backend, String> {
         let index_dir = self.index_dir(node);
         match self {
             Place::Log => {
                 dir::make_private_dir(&index_dir).map_err(|error| error.to_string())?;
                 let config = DiskConfig { capacity_bytes, ..DiskConfig::default() };
                 let store = DiskStore::open(&index_dir, config);
-                Ok(Room::Log(Arc::new(store.map_err(|error| error.to_string())?)))
+                Ok(Backend::Log(Arc::new(store.map_err(|error| error.to_string())?)))
             }
             Place::Files(blocks_dir) => {
                 let parent = node.root().join("files");
                 dir::make_private_dir(&parent).map_err(|error| error.to_string())?;
                 let disk = DiskConfig { capacity_bytes, ..DiskConfig::default() };
                 let store = FileStore::open(&index_dir, blocks_dir, FileConfig { flag, disk });
-                Ok(Room::Files(Arc::new(store.map_err(|error| error.to_string())?)))
+                Ok(Backend::Files(Arc::new(store.map_err(|error| error.to_string())?)))
             }
         }
     }
@@ -124,7 +124,7 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Opens the rooms that the settings speak of. Waits for the disk: there may be a log to
+    /// Opens the backends that the settings speak of. Waits for the disk: there may be a log to
     /// replay.
     pub(crate) fn open(
         node: &NodeDir,
@@ -144,37 +144,41 @@ impl Opened {
                 Some(former.open(node, settings.storage_bytes(), flag).map_err(failed)?)
             }
         };
-        if place != Place::Log && !matches!(former, Some(Room::Log(_))) {
+        if place != Place::Log && !matches!(former, Some(Backend::Log(_))) {
             // Its blocks had been moved when the node stopped before it could be removed.
             remove_dir(&node.store()).map_err(|error| failed(error.to_string()))?;
         }
-        let rebuilt = |room: &Room| match room {
-            Room::Log(log) => log.report().rebuilt_index,
-            Room::Files(files) => files.adopted_blocks() > 0,
+        let rebuilt = |backend: &Backend| match backend {
+            Backend::Log(log) => log.report().rebuilt_index,
+            Backend::Files(files) => files.adopted_blocks() > 0,
         };
         let rebuilt_index = rebuilt(&present) || former.as_ref().is_some_and(rebuilt);
         Ok(Opened { store: Arc::new(ContributedStore::new(present, former)), rebuilt_index })
     }
 }
 
-/// What `policy` lets the room take at present. Waits for the disk.
+/// What `policy` lets the backend take at present. Waits for the disk.
 ///
 /// # Errors
-/// The file system cannot be looked at. A room that is away may take nothing.
-pub(crate) fn capacity_bytes(policy: &Policy, node: &NodeDir, room: &Room) -> io::Result<u64> {
-    match (policy, room) {
+/// The file system cannot be looked at. A backend that is away may take nothing.
+pub(crate) fn capacity_bytes(
+    policy: &Policy,
+    node: &NodeDir,
+    backend: &Backend,
+) -> io::Result<u64> {
+    match (policy, backend) {
         (Policy::Fixed { size_bytes }, _) => Ok(*size_bytes),
         (Policy::Dynamic { low, high }, _) => {
             let space = Space::of(node.root())?;
-            Ok(dynamic_capacity(&space, room.store().usage().disk_bytes, *low, *high))
+            Ok(dynamic_capacity(&space, backend.store().usage().disk_bytes, *low, *high))
         }
-        (Policy::Transparent { .. }, Room::Files(files)) => {
+        (Policy::Transparent { .. }, Backend::Files(files)) => {
             let Ok(space) = files.look() else { return Ok(0) };
             // What TFS counts as free has our own blocks in it.
             Ok(space.free_bytes.max(files.usage().disk_bytes))
         }
-        // The settings speak of another room than the one that is open; never for long.
-        (Policy::Transparent { .. }, Room::Log(log)) => Ok(log.usage().disk_bytes),
+        // The settings speak of another backend than the one that is open; never for long.
+        (Policy::Transparent { .. }, Backend::Log(log)) => Ok(log.usage().disk_bytes),
     }
 }
 
@@ -185,15 +189,15 @@ pub(crate) fn forget_files(files: Arc<FileStore>, node: &NodeDir) -> io::Result<
     remove_dir(&index_dir)
 }
 
-/// Takes away a room whose blocks are elsewhere, once its last users are done. Waits.
-pub(crate) fn remove_room(room: Room, node: &NodeDir) -> io::Result<()> {
-    let index_dir = Place::of_room(&room).index_dir(node);
-    match room {
-        Room::Log(log) => {
+/// Removes a backend whose blocks are elsewhere, once its last users are done. Waits.
+pub(crate) fn remove_backend(backend: Backend, node: &NodeDir) -> io::Result<()> {
+    let index_dir = Place::of_backend(&backend).index_dir(node);
+    match backend {
+        Backend::Log(log) => {
             drop(alone(log)?);
             remove_log(&index_dir)
         }
-        Room::Files(files) => alone(files)?.remove_all(&index_dir),
+        Backend::Files(files) => alone(files)?.remove_all(&index_dir),
     }
 }
 

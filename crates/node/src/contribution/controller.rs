@@ -19,15 +19,15 @@ use atoll_env::{Env, jittered, sleep, timeout};
 use atoll_key::Key;
 use atoll_overlay::Overlay;
 use atoll_store::{
-    BlockStore, ContributedStore, FileStore, FlagCheck, Moved, Room, Space, StoreError,
+    BlockStore, ContributedStore, FileStore, FlagCheck, Moved, Room as Backend, Space, StoreError,
 };
 use tokio::sync::Notify;
 
-use super::backends::{Place, capacity_bytes, forget_files, remove_room};
+use super::backends::{Place, capacity_bytes, forget_files, remove_backend};
 use super::{ContributionStatus, Moving, Policy};
 use crate::config::MIN_STORAGE_BYTES;
 use crate::dir::NodeDir;
-use crate::ring::join::Entry;
+use crate::ring::join::RingJoin;
 
 /// How often the disk is looked at: watermarks, room of a transparent file system.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -58,11 +58,11 @@ const AWAY_ADVICE: &str =
     "mount its TFS, or give them up, if it is gone for good (`atoll contribute --abandon`)";
 
 /// Sees to the disk a node gives.
-pub(crate) struct Contributor {
+pub(crate) struct ContributionController {
     pub env: Env,
     pub dir: NodeDir,
     pub flag: FlagCheck,
-    pub entry: Arc<Entry>,
+    pub join: Arc<RingJoin>,
     pub store: Arc<ContributedStore>,
     pub overlay: Arc<dyn Overlay>,
     pub dht: Arc<Dht>,
@@ -74,7 +74,7 @@ pub(crate) struct Contributor {
 /// What changes.
 #[derive(Default)]
 pub(crate) struct State {
-    /// One change, or removal of a room that was left, at a time.
+    /// One change, or removal of a backend that was left, at a time.
     changing: Mutex<()>,
     changed: Notify,
     /// All files are to be opened at the next look.
@@ -84,9 +84,9 @@ pub(crate) struct State {
     trouble: Mutex<Option<String>>,
 }
 
-impl Contributor {
+impl ContributionController {
     fn policy(&self) -> Policy {
-        self.entry.settings().policy()
+        self.join.settings().policy()
     }
 
     /// Whether nobody else can have copies of what is held here.
@@ -110,8 +110,8 @@ impl Contributor {
         let place = Place::of(policy);
         self.check(policy, &place)?;
         let present = self.store.present();
-        if Place::of_room(&present) == place {
-            if let Room::Files(files) = &present
+        if Place::of_backend(&present) == place {
+            if let Backend::Files(files) = &present
                 && files.look().is_err()
             {
                 files.take_again().map_err(|error| error.to_string())?;
@@ -127,14 +127,14 @@ impl Contributor {
     }
 
     fn change_place(&self, policy: &Policy, place: &Place) -> Result<(), String> {
-        let left = Place::of_room(&self.store.present());
+        let left = Place::of_backend(&self.store.present());
         let former = self.store.former();
-        let room = match former {
+        let backend = match former {
             // Back to where the blocks came from.
-            Some(former) if Place::of_room(&former) == *place => former,
+            Some(former) if Place::of_backend(&former) == *place => former,
             Some(former) => {
                 let left = former.store().usage().blocks;
-                let from = Place::of_room(&former).path(&self.dir);
+                let from = Place::of_backend(&former).path(&self.dir);
                 let from = from.display();
                 return Err(if is_away(&former) {
                     format!(
@@ -148,12 +148,12 @@ impl Contributor {
                 });
             }
             None => {
-                let capacity_bytes = self.entry.settings().storage_bytes();
+                let capacity_bytes = self.join.settings().storage_bytes();
                 place.open(&self.dir, capacity_bytes, self.flag)?
             }
         };
         self.write_down(policy, Some(&left))?;
-        self.store.change_to(room).map_err(|busy| busy.to_string())
+        self.store.change_to(backend).map_err(|busy| busy.to_string())
     }
 
     /// Waits no longer for blocks in a directory that is gone. Waits for the disk.
@@ -166,17 +166,17 @@ impl Contributor {
             None => return Err("no blocks are being moved: there is nothing to abandon".to_owned()),
             Some(former) if is_away(&former) => {}
             Some(former) => {
-                let from = Place::of_room(&former).path(&self.dir);
+                let from = Place::of_backend(&former).path(&self.dir);
                 return Err(format!(
                     "the blocks in {} are there, and being moved: they need not be abandoned",
                     from.display()
                 ));
             }
         }
-        self.entry
+        self.join
             .change_settings(|settings| settings.set_former(None))
             .map_err(|error| error.to_string())?;
-        if let Some(Room::Files(files)) = self.store.abandon_former() {
+        if let Some(Backend::Files(files)) = self.store.abandon_former() {
             forget_files(files, &self.dir).map_err(|error| error.to_string())?;
         }
         Ok(())
@@ -184,7 +184,7 @@ impl Contributor {
 
     fn write_down(&self, policy: &Policy, former: Option<&Place>) -> Result<(), String> {
         let stored = former.map(Place::stored);
-        self.entry
+        self.join
             .change_settings(|settings| {
                 settings.set_policy(policy);
                 if stored.is_some() {
@@ -235,7 +235,7 @@ impl Contributor {
                 if !dir.is_absolute() {
                     return Err(format!("{} is no absolute path", dir.display()));
                 }
-                if Place::of_room(&self.store.present()) == *place {
+                if Place::of_backend(&self.store.present()) == *place {
                     return Ok(());
                 }
                 FileStore::check_reopen(&place.index_dir(&self.dir), dir, self.flag)
@@ -277,7 +277,7 @@ impl Contributor {
         self.look().await?;
         self.move_all().await?;
         self.shrink().await?;
-        if let Room::Files(files) = self.store.present() {
+        if let Backend::Files(files) = self.store.present() {
             self.look_after(&files, files_from).await?;
         }
         Ok(())
@@ -285,10 +285,10 @@ impl Contributor {
 
     /// Looks at the disk, and lets the store take what it may now.
     async fn look(self: &Arc<Self>) -> Result<(), String> {
-        let contributor = self.clone();
+        let controller = self.clone();
         let looked = tokio::task::spawn_blocking(move || {
-            let _one = contributor.state.changing.lock().expect("no holder of this lock panics");
-            contributor.adjust(&contributor.policy());
+            let _one = controller.state.changing.lock().expect("no holder of this lock panics");
+            controller.adjust(&controller.policy());
         });
         looked.await.map_err(|error| error.to_string())
     }
@@ -298,8 +298,8 @@ impl Contributor {
         let mut was_full = false;
         while self.store.former().is_some() {
             match self.store.move_some(MOVE_STEP_BYTES).await {
-                Ok(Moved { emptied: Some(room), .. }) => {
-                    return self.leave(room).await;
+                Ok(Moved { emptied: Some(backend), .. }) => {
+                    return self.leave(backend).await;
                 }
                 Ok(moved) => {
                     was_full = false;
@@ -324,19 +324,20 @@ impl Contributor {
         Ok(())
     }
 
-    /// Removes a room that is empty, and forgets it.
-    async fn leave(self: &Arc<Self>, room: Room) -> Result<(), String> {
-        let contributor = self.clone();
+    /// Removes a backend that is empty, and forgets it.
+    async fn leave(self: &Arc<Self>, backend: Backend) -> Result<(), String> {
+        let controller = self.clone();
         let left = tokio::task::spawn_blocking(move || {
-            let _one = contributor.state.changing.lock().expect("no holder of this lock panics");
-            let place = Place::of_room(&room).path(&contributor.dir);
+            let _one = controller.state.changing.lock().expect("no holder of this lock panics");
+            let place = Place::of_backend(&backend).path(&controller.dir);
             // Another change may have begun since.
-            let former = contributor.store.former().map(|former| Place::of_room(&former).stored());
-            contributor
-                .entry
+            let former =
+                controller.store.former().map(|former| Place::of_backend(&former).stored());
+            controller
+                .join
                 .change_settings(|settings| settings.set_former(former))
                 .map_err(|error| error.to_string())?;
-            remove_room(room, &contributor.dir)
+            remove_backend(backend, &controller.dir)
                 .map_err(|error| format!("{} cannot be removed: {error}", place.display()))?;
             tracing::info!(left = %place.display(), "all blocks have been moved");
             Ok(())
@@ -385,7 +386,7 @@ impl Contributor {
     /// Brings the store down to what it may take.
     async fn shrink(&self) -> Result<(), String> {
         // One that is being moved shrinks by being moved; files go by themselves.
-        let Room::Log(log) = self.store.present() else { return Ok(()) };
+        let Backend::Log(log) = self.store.present() else { return Ok(()) };
         let mut idle = 0;
         loop {
             let usage = log.usage();
@@ -434,12 +435,12 @@ impl Contributor {
         let policy = self.policy();
         let present = self.store.present();
         let space = match &present {
-            Room::Log(_) => Space::of(self.dir.root()).map_err(|error| error.to_string()),
-            Room::Files(files) => files.look(),
+            Backend::Log(_) => Space::of(self.dir.root()).map_err(|error| error.to_string()),
+            Backend::Files(files) => files.look(),
         };
         // What is held depends on whether it is there.
         let usage = present.store().usage();
-        let place = Place::of_room(&present);
+        let place = Place::of_backend(&present);
         let part = |share: Share| f64::from(share.millionths()) / 1e6;
         let mut status = ContributionStatus {
             policy: policy.name().to_owned(),
@@ -457,7 +458,7 @@ impl Contributor {
             }
             Policy::Transparent { .. } => {}
         }
-        if let Room::Files(files) = &present {
+        if let Backend::Files(files) = &present {
             status.lost_blocks = files.lost_blocks();
         }
         match space {
@@ -474,14 +475,14 @@ impl Contributor {
         status.moving = self.store.former().map(|former| {
             let left = former.store().usage();
             if is_away(&former) {
-                let from = Place::of_room(&former).path(&self.dir);
+                let from = Place::of_backend(&former).path(&self.dir);
                 let from = from.display();
                 status.warnings.push(format!(
                     "the blocks in {from} cannot be moved, for it is not there: {AWAY_ADVICE}"
                 ));
             }
             Moving {
-                from: Place::of_room(&former).path(&self.dir).display().to_string(),
+                from: Place::of_backend(&former).path(&self.dir).display().to_string(),
                 moved_blocks: self.state.moved_blocks.load(Ordering::Relaxed),
                 left_blocks: left.blocks,
                 left_bytes: left.block_bytes,
@@ -497,9 +498,9 @@ impl Contributor {
     }
 }
 
-/// Whether a room is a directory that is not there. Looks at the disk.
-fn is_away(room: &Room) -> bool {
-    matches!(room, Room::Files(files) if files.look().is_err())
+/// Whether a backend is a directory that is not there. Looks at the disk.
+fn is_away(backend: &Backend) -> bool {
+    matches!(backend, Backend::Files(files) if files.look().is_err())
 }
 
 /// A size for a person.

@@ -14,7 +14,7 @@
 //! grows nor shrinks, so that its own growth never makes it shrink.
 //!
 //! Fixed and dynamic keep blocks in the log in the node's directory, transparent in files of
-//! the directory named; `keeper` carries a change out.
+//! the directory named; `controller` carries a change out.
 
 mod backends;
 mod controller;
@@ -27,7 +27,7 @@ use minicbor::{Decode, Encode};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use backends::{Opened, Place};
-pub(crate) use controller::{Contributor, State};
+pub(crate) use controller::{ContributionController, State};
 
 use crate::volumes;
 

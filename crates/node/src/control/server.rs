@@ -18,7 +18,7 @@ use crate::contribution::{ContributionStatus, Policy};
 use crate::status::{
     MemberList, NodeSettings, QuotaStatus, Reclaimed, Rotated, Status, VolumeStatus,
 };
-use crate::volumes::lease_renewer::Keeper;
+use crate::volumes::lease_renewer::LeaseRenewer;
 use crate::volumes::{self, VolumeError, Volumes};
 
 /// The most keys renewed by one call.
@@ -60,7 +60,7 @@ pub(crate) struct Control {
     pub blocks: Arc<dyn Blocks>,
     pub volumes: Arc<Volumes>,
     pub about: Arc<dyn About>,
-    pub keeper: Arc<Keeper>,
+    pub renewer: Arc<LeaseRenewer>,
     /// Set when a client asks the node to stop.
     pub stop: watch::Sender<bool>,
 }
@@ -241,7 +241,7 @@ impl Control {
 
     async fn renew_volume(self, request: Request) -> Result<Reply, Refusal> {
         let call: message::VolumeName = message::decode(&request.header)?;
-        let outcome = self.keeper.refresh(&call.name).await;
+        let outcome = self.renewer.refresh(&call.name).await;
         let about = self.about.clone();
         let volumes = off_thread(move || about.volumes()).await?;
         let renewed = outcome.and_then(|_| {
@@ -415,12 +415,12 @@ mod tests {
         let blocks = Arc::new(MemoryBlocks::new());
         let volumes = Arc::new(Volumes::open(&dir).expect("open"));
         let lease = std::time::Duration::from_secs(1000);
-        let keeper = Keeper::new(env.clone(), blocks.clone(), volumes.clone(), lease);
+        let renewer = LeaseRenewer::new(env.clone(), blocks.clone(), volumes.clone(), lease);
         let control = Control {
             env,
             blocks,
             volumes,
-            keeper: Arc::new(keeper),
+            renewer: Arc::new(renewer),
             about: Arc::new(Nothing),
             stop: watch::Sender::new(false),
         };

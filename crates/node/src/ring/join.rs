@@ -33,7 +33,7 @@ const RETRY: Duration = Duration::from_secs(5);
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// What entering needs of the overlay.
-pub(crate) trait Ring: Send + Sync + 'static {
+pub(crate) trait JoinableRing: Send + Sync + 'static {
     /// Founds a ring of one.
     fn create(&self);
     /// Joins the ring of the first of `peers` that answers. Not while on a ring.
@@ -57,9 +57,9 @@ pub(crate) enum Place {
 }
 
 /// Brings a node onto the ring and remembers whom it knows.
-pub(crate) struct Entry {
+pub(crate) struct RingJoin {
     env: Env,
-    ring: Arc<dyn Ring>,
+    ring: Arc<dyn JoinableRing>,
     dir: NodeDir,
     me: Peer,
     bootstrap: Bootstrap,
@@ -68,9 +68,9 @@ pub(crate) struct Entry {
 
 /// The peers that a join code names.
 pub(crate) struct Bootstrap {
-    pub cards: PeerList,
+    pub peers: PeerList,
     /// Whether the code was given at this start.
-    pub is_news: bool,
+    pub is_new_code: bool,
 }
 
 struct State {
@@ -81,19 +81,19 @@ struct State {
     leaving: bool,
 }
 
-impl Entry {
+impl RingJoin {
     /// `saved` are the peers on disk, which the overlay remembers.
     pub(crate) fn new(
         env: Env,
-        ring: Arc<dyn Ring>,
+        ring: Arc<dyn JoinableRing>,
         dir: NodeDir,
         me: Peer,
         settings: Settings,
         saved: PeerMemory,
         bootstrap: Bootstrap,
-    ) -> Entry {
+    ) -> RingJoin {
         let state = State { settings, saved, trouble: None, leaving: false };
-        Entry { env, ring, dir, me, bootstrap, state: Mutex::new(state) }
+        RingJoin { env, ring, dir, me, bootstrap, state: Mutex::new(state) }
     }
 
     /// The peers to ask for the way, in order: those of a code just given, or else those that
@@ -102,14 +102,14 @@ impl Entry {
         let remembered = self.ring.remembered();
         let (alive, silent): (Vec<_>, Vec<_>) =
             remembered.into_iter().partition(|known| known.failures == 0);
-        let cards = |known: Vec<RememberedPeer>| known.into_iter().map(|known| known.peer);
-        let named = self.bootstrap.cards.as_slice().iter().copied();
-        let (first, then) = if self.bootstrap.is_news {
-            (named.chain(cards(alive)).collect::<Vec<_>>(), Vec::new())
+        let peers = |known: Vec<RememberedPeer>| known.into_iter().map(|known| known.peer);
+        let named = self.bootstrap.peers.as_slice().iter().copied();
+        let (first, then) = if self.bootstrap.is_new_code {
+            (named.chain(peers(alive)).collect::<Vec<_>>(), Vec::new())
         } else {
-            (cards(alive).collect(), named.collect())
+            (peers(alive).collect(), named.collect())
         };
-        let all = first.into_iter().chain(then).chain(cards(silent));
+        let all = first.into_iter().chain(then).chain(peers(silent));
         peers::distinct(all).filter(|peer| peer.id != self.me.id).collect()
     }
 
@@ -121,11 +121,11 @@ impl Entry {
         } else {
             match timeout(&*self.env, patience, self.ring.join(known)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(reason)) => self.stand_by(was_member, &reason),
-                Err(elapsed) => self.stand_by(was_member, &elapsed.to_string()),
+                Ok(Err(reason)) => self.record_failure(was_member, &reason),
+                Err(elapsed) => self.record_failure(was_member, &elapsed.to_string()),
             }
         }
-        self.settle();
+        self.record_success();
     }
 
     /// Tries no more to get onto the ring: the node is about to leave it.
@@ -139,9 +139,9 @@ impl Entry {
     pub(crate) async fn run(self: Arc<Self>) {
         loop {
             let epoch = self.ring.epoch();
-            self.step().await;
-            let entry = self.clone();
-            let _ = tokio::task::spawn_blocking(move || entry.remember()).await;
+            self.retry().await;
+            let join = self.clone();
+            let _ = tokio::task::spawn_blocking(move || join.remember()).await;
             sleep(&*self.env, SETTLE).await;
             let pause = jittered(&*self.env, RETRY);
             let _ = timeout(&*self.env, pause, self.ring.changed(epoch)).await;
@@ -150,7 +150,7 @@ impl Entry {
 
     /// One more attempt, if this node has no place yet; else a look at whether it is alone
     /// though it knows others.
-    async fn step(&self) {
+    async fn retry(&self) {
         let was_member = {
             let state = self.lock();
             if state.leaving {
@@ -162,13 +162,13 @@ impl Entry {
         match self.ring.place() {
             Place::Nowhere => {
                 if let Err(reason) = self.ring.join(known).await {
-                    self.stand_by(was_member, &reason);
+                    self.record_failure(was_member, &reason);
                 }
             }
-            Place::Alone if !known.is_empty() => self.stand_by(was_member, "no answer"),
+            Place::Alone if !known.is_empty() => self.record_failure(was_member, "no answer"),
             Place::Alone | Place::Among => {}
         }
-        self.settle();
+        self.record_success();
     }
 
     /// What keeps this node from being among others, for people.
@@ -208,7 +208,7 @@ impl Entry {
     }
 
     /// No one answers: serve alone if this node has been a member before.
-    fn stand_by(&self, was_member: bool, reason: &str) {
+    fn record_failure(&self, was_member: bool, reason: &str) {
         if was_member && self.ring.place() == Place::Nowhere {
             self.ring.create();
         }
@@ -225,7 +225,7 @@ impl Entry {
     }
 
     /// Notes a success.
-    fn settle(&self) {
+    fn record_success(&self) {
         let place = self.ring.place();
         let mut state = self.lock();
         if place == Place::Among && state.trouble.take().is_some() {
@@ -260,7 +260,7 @@ mod tests {
         asked: Mutex<Vec<Peer>>,
     }
 
-    impl Ring for Arc<FakeRing> {
+    impl JoinableRing for Arc<FakeRing> {
         fn create(&self) {
             *self.created.lock().expect("lock") += 1;
             *self.place.lock().expect("lock") = Place::Alone;
@@ -298,7 +298,7 @@ mod tests {
 
     struct Scene {
         ring: Arc<FakeRing>,
-        entry: Entry,
+        join: RingJoin,
         dir: NodeDir,
         _temp: tempfile::TempDir,
     }
@@ -326,16 +326,16 @@ mod tests {
         if was_member {
             settings.set_joined();
         }
-        let entry = Entry::new(
+        let join = RingJoin::new(
             Arc::new(TokioRuntime::current()),
             Arc::new(ring.clone()),
             dir.clone(),
             peer(1),
             settings,
             PeerMemory(remembered.to_vec()),
-            Bootstrap { cards: PeerList::new(bootstrap.iter().copied()), is_news: false },
+            Bootstrap { peers: PeerList::new(bootstrap.iter().copied()), is_new_code: false },
         );
-        Scene { ring, entry, dir, _temp: temp }
+        Scene { ring, join, dir, _temp: temp }
     }
 
     const PATIENCE: Duration = Duration::from_secs(5);
@@ -343,8 +343,8 @@ mod tests {
     #[tokio::test]
     async fn a_node_that_knows_nobody_founds_a_ring() {
         let s = scene(false, &[], &[], true);
-        s.entry.begin(PATIENCE).await;
-        assert_eq!((s.ring.place(), s.entry.trouble()), (Place::Alone, None));
+        s.join.begin(PATIENCE).await;
+        assert_eq!((s.ring.place(), s.join.trouble()), (Place::Alone, None));
         assert!(Settings::load(&s.dir).expect("saved").has_joined());
     }
 
@@ -353,51 +353,51 @@ mod tests {
     #[tokio::test]
     async fn a_node_that_leaves_does_not_try_to_come_back() {
         let s = scene(true, &[known(peer(2), 0)], &[], true);
-        s.entry.begin(PATIENCE).await;
+        s.join.begin(PATIENCE).await;
         assert_eq!(s.ring.place(), Place::Among);
-        s.entry.leave();
+        s.join.leave();
         *s.ring.place.lock().expect("lock") = Place::Nowhere;
-        s.entry.step().await;
-        assert_eq!((s.ring.place(), s.entry.trouble()), (Place::Nowhere, None));
+        s.join.retry().await;
+        assert_eq!((s.ring.place(), s.join.trouble()), (Place::Nowhere, None));
     }
 
     #[tokio::test]
     async fn a_newcomer_never_forms_a_second_ring() {
         let s = scene(false, &[], &[peer(2)], false);
-        s.entry.begin(PATIENCE).await;
-        s.entry.step().await;
+        s.join.begin(PATIENCE).await;
+        s.join.retry().await;
         assert_eq!((s.ring.place(), *s.ring.created.lock().expect("lock")), (Place::Nowhere, 0));
-        let trouble = s.entry.trouble().expect("told");
+        let trouble = s.join.trouble().expect("told");
         assert!(trouble.contains("nobody answers") && trouble.contains("not on the ring yet"));
         assert!(!Settings::load(&s.dir).expect("none").has_joined());
         *s.ring.reachable.lock().expect("lock") = true;
-        s.entry.step().await;
-        assert_eq!((s.ring.place(), s.entry.trouble()), (Place::Among, None));
+        s.join.retry().await;
+        assert_eq!((s.ring.place(), s.join.trouble()), (Place::Among, None));
         assert!(Settings::load(&s.dir).expect("saved").has_joined());
     }
 
     #[tokio::test]
     async fn a_member_whose_peers_are_gone_serves_alone_and_finds_back() {
         let s = scene(true, &[known(peer(2), 0)], &[], false);
-        s.entry.begin(PATIENCE).await;
+        s.join.begin(PATIENCE).await;
         assert_eq!(s.ring.place(), Place::Alone);
-        assert!(s.entry.trouble().is_some_and(|trouble| trouble.contains("serving alone")));
-        s.entry.step().await;
+        assert!(s.join.trouble().is_some_and(|trouble| trouble.contains("serving alone")));
+        s.join.retry().await;
         assert_eq!(*s.ring.created.lock().expect("lock"), 1, "founded once");
         *s.ring.place.lock().expect("lock") = Place::Among; // Chord merged the rings
-        s.entry.step().await;
-        assert_eq!(s.entry.trouble(), None);
+        s.join.retry().await;
+        assert_eq!(s.join.trouble(), None);
     }
 
     #[tokio::test]
     async fn peers_are_written_down_as_they_change() {
         let s = scene(true, &[known(peer(2), 0)], &[], true);
-        s.entry.begin(PATIENCE).await;
-        s.entry.remember();
+        s.join.begin(PATIENCE).await;
+        s.join.remember();
         assert_eq!(PeerMemory::load(&s.dir).expect("none"), PeerMemory::default(), "no news");
         let met = vec![known(peer(2), 1), known(peer(9), 0)];
         *s.ring.remembered.lock().expect("lock") = met.clone();
-        s.entry.remember();
+        s.join.remember();
         assert_eq!(PeerMemory::load(&s.dir).expect("saved"), PeerMemory(met));
     }
 
@@ -411,15 +411,15 @@ mod tests {
         let moved = Peer { addr: ([10, 9, 9, 9], 7543).into(), ..peer(101) };
         let code = [moved, peer(2), peer(1), peer(102)];
         let mut s = scene(true, &remembered, &code, true);
-        s.entry.bootstrap.is_news = true;
-        s.entry.begin(PATIENCE).await;
+        s.join.bootstrap.is_new_code = true;
+        s.join.begin(PATIENCE).await;
         let asked = s.ring.asked.lock().expect("lock").clone();
         assert_eq!(asked[..4], [moved, peer(2), peer(102), peer(100)], "and not itself");
         assert_eq!(asked.len(), 64 + 2);
         assert_eq!(asked.last(), Some(&peer(107)), "who was silent comes last");
         // At a later start those that are known to live come first.
-        s.entry.bootstrap.is_news = false;
-        assert_eq!(s.entry.known()[..2], [peer(100), peer(101)]);
-        assert_eq!(s.entry.known()[63..], [moved, peer(2), peer(107)]);
+        s.join.bootstrap.is_new_code = false;
+        assert_eq!(s.join.known()[..2], [peer(100), peer(101)]);
+        assert_eq!(s.join.known()[63..], [moved, peer(2), peer(107)]);
     }
 }

@@ -17,14 +17,14 @@ pub(crate) const MAX_PEERS: usize = MAX_REMEMBERED;
 /// So many failures of a peer are written down together: about a day's.
 const FAILURES_SAVED: u32 = 24;
 
-/// At most [`MAX_PEERS`] address cards.
+/// At most [`MAX_PEERS`] peer addresses.
 ///
 /// CBOR: an array of [`WirePeer`]s.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerList(Vec<Peer>);
 
 impl PeerList {
-    /// The first [`MAX_PEERS`] of `peers`, each card once. A node may be known by several: it
+    /// The first [`MAX_PEERS`] of `peers`, each address of each peer once. A node may be known by several: it
     /// is not said which of its addresses is the right one.
     pub fn new(peers: impl IntoIterator<Item = Peer>) -> PeerList {
         PeerList(distinct(peers).take(MAX_PEERS).collect())
@@ -36,7 +36,7 @@ impl PeerList {
     }
 }
 
-/// `peers`, each card once, in the order given.
+/// `peers`, each address of each peer once, in the order given.
 pub(crate) fn distinct(peers: impl IntoIterator<Item = Peer>) -> impl Iterator<Item = Peer> {
     let mut seen = BTreeSet::new();
     peers.into_iter().filter(move |peer| seen.insert(*peer))
@@ -69,7 +69,7 @@ impl PeerMemory {
         dir::write_atomically(&dir.peers(), &bytes)
     }
 
-    /// Whether what has changed since `saved` is worth a write: other cards do, and one failure
+    /// Whether what has changed since `saved` is worth a write: other addresses do, and one failure
     /// in [`FAILURES_SAVED`].
     pub fn is_news_after(&self, saved: &PeerMemory) -> bool {
         let gist = |memory: &PeerMemory| -> Vec<(Peer, u32)> {
@@ -99,15 +99,15 @@ impl<'b, C> Decode<'b, C> for PeerMemory {
 
 impl<C> Encode<C> for PeerList {
     fn encode<W: Write>(&self, e: &mut Encoder<W>, c: &mut C) -> Result<(), EncodeError<W::Error>> {
-        let cards = self.0.iter().map(|peer| WirePeer(*peer)).collect();
-        Capped::<WirePeer, MAX_PEERS>(cards).encode(e, c)
+        let peers = self.0.iter().map(|peer| WirePeer(*peer)).collect();
+        Capped::<WirePeer, MAX_PEERS>(peers).encode(e, c)
     }
 }
 
 impl<'b, C> Decode<'b, C> for PeerList {
     fn decode(d: &mut Decoder<'b>, c: &mut C) -> Result<Self, DecodeError> {
-        let Capped(cards) = Capped::<WirePeer, MAX_PEERS>::decode(d, c)?;
-        Ok(PeerList::new(cards.into_iter().map(|card| card.0)))
+        let Capped(peers) = Capped::<WirePeer, MAX_PEERS>::decode(d, c)?;
+        Ok(PeerList::new(peers.into_iter().map(|peer| peer.0)))
     }
 }
 
@@ -127,12 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn a_card_is_listed_once_and_a_list_is_short() {
+    fn a_peer_address_is_listed_once_and_a_list_is_short() {
         let many = (0..200).map(|i| peer(i as u8, "10.0.0.1:1"));
         assert_eq!(PeerList::new(many).as_slice().len(), MAX_PEERS);
-        let cards = [peer(1, "10.0.0.1:1"), peer(1, "10.0.0.2:1")];
-        let list = PeerList::new(cards.into_iter().chain(cards));
-        assert_eq!(list.as_slice(), cards, "whoever has moved is known at both addresses");
+        let both = [peer(1, "10.0.0.1:1"), peer(1, "10.0.0.2:1")];
+        let list = PeerList::new(both.into_iter().chain(both));
+        assert_eq!(list.as_slice(), both, "a node that has moved is known at both addresses");
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! The keeper: has the ring keep what was published from here.
+//! Renews the leases of the volumes published from this node.
 //!
 //! Blocks live for a lease and are gone when nobody renews it (CFS §3.1: publishers must
-//! periodically ask for an extension). For each volume the keeper goes through its
+//! periodically ask for an extension). For each volume the renewer goes through its
 //! manifest a third of a lease after the last time, so that two attempts may fail
 //! altogether before anything is lost: it renews the content blocks in batches, several at
 //! once, in ring order, and puts the signed root again. It has no blocks of its own; those the
@@ -10,9 +10,9 @@
 //!
 //! **Invariant:** every hash of a manifest is tried equally often. How far a pass has come is on
 //! disk (`Kept::pass`), and a restart continues there: if each began with the first hash, a
-//! machine that runs for short times would never renew the last. For the same reason batches that
-//! nobody answers for are behind a pass like others: they are tried once a pass, which goes on
-//! with the next, and has failed if some were left out.
+//! machine that runs for short times would never renew the last. For the same reason a batch that
+//! no node answers for is tried once in a pass: the pass then continues with the next batch, and
+//! is recorded as failed at its end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +45,7 @@ const MAX_LOOK: Duration = Duration::from_secs(600);
 const SAVE_EVERY: Duration = Duration::from_secs(5);
 
 /// Renews the leases of the volumes published from here.
-pub(crate) struct Keeper {
+pub(crate) struct LeaseRenewer {
     env: Env,
     blocks: Arc<dyn Blocks>,
     volumes: Arc<Volumes>,
@@ -55,16 +55,16 @@ pub(crate) struct Keeper {
     save_every: Duration,
 }
 
-impl Keeper {
-    /// A keeper of `volumes`, whose blocks are leased for `lease` at a time.
+impl LeaseRenewer {
+    /// A renewer of `volumes`, whose blocks are leased for `lease` at a time.
     pub(crate) fn new(
         env: Env,
         blocks: Arc<dyn Blocks>,
         volumes: Arc<Volumes>,
         lease: Duration,
-    ) -> Keeper {
+    ) -> LeaseRenewer {
         let renewing = futures_util::lock::Mutex::default();
-        Keeper { env, blocks, volumes, lease, renewing, save_every: SAVE_EVERY }
+        LeaseRenewer { env, blocks, volumes, lease, renewing, save_every: SAVE_EVERY }
     }
 
     /// Looks at the volumes again and again; ends only by being aborted.
@@ -95,7 +95,7 @@ impl Keeper {
     /// Refreshes all of one volume from its first block on, and records the outcome.
     ///
     /// # Errors
-    /// As [`Keeper::go_on`].
+    /// As [`LeaseRenewer::go_on`].
     pub(crate) async fn refresh(&self, name: &str) -> Result<Kept, VolumeError> {
         let _one = self.renewing.lock().await;
         self.pass(name, true).await
@@ -388,7 +388,7 @@ mod tests {
         _temp: tempfile::TempDir,
         ring: Arc<Ring>,
         clock: Arc<Clock>,
-        keeper: Keeper,
+        renewer: LeaseRenewer,
         root: SignedBlock,
         hashes: Vec<BlockHash>,
     }
@@ -414,15 +414,15 @@ mod tests {
         let root = SignedBlock::sign(&key, b"", 4, b"root");
         volumes.keep_commit("docs", 1, u64::from(count), &root, START).expect("commit");
         let clock = Arc::new(Clock { real: TokioRuntime::current(), secs: AtomicU64::new(START) });
-        let keeper = Keeper::new(clock.clone(), ring.clone(), volumes, LEASE);
-        Scene { _temp: temp, ring, clock, keeper, root, hashes }
+        let renewer = LeaseRenewer::new(clock.clone(), ring.clone(), volumes, LEASE);
+        Scene { _temp: temp, ring, clock, renewer, root, hashes }
     }
 
     impl Scene {
         async fn look_at(&self, secs: u64) -> Kept {
             self.clock.secs.store(secs, Ordering::Relaxed);
-            self.keeper.look().await;
-            self.keeper.volumes.kept("docs")
+            self.renewer.look().await;
+            self.renewer.volumes.kept("docs")
         }
     }
 
@@ -479,15 +479,15 @@ mod tests {
     /// short times the last blocks were never renewed, and expired.
     #[tokio::test]
     async fn a_machine_that_runs_for_short_times_renews_the_last_block_too() {
-        let Scene { _temp, ring, clock, keeper, hashes, .. } = scene(40 * BATCH as u32).await;
-        let (volumes, mut keeper) = (keeper.volumes.clone(), keeper);
+        let Scene { _temp, ring, clock, renewer, hashes, .. } = scene(40 * BATCH as u32).await;
+        let (volumes, mut renewer) = (renewer.volumes.clone(), renewer);
         let mut secs = START + 10 * DAY;
         for _ in 0..4 {
             let before = volumes.kept("docs").pass.map_or(0, |pass| pass.next);
             let upto = before + 12 * BATCH;
             *ring.silent_from.lock().expect("a lock") = hashes.get(upto as usize).copied();
             clock.secs.store(secs, Ordering::Relaxed);
-            keeper.save_every = Duration::ZERO;
+            renewer.save_every = Duration::ZERO;
             // The machine is switched off when twelve batches are renewed, or all.
             let renewed = async {
                 while volumes.kept("docs").pass.is_none_or(|pass| pass.next < upto) {
@@ -495,11 +495,11 @@ mod tests {
                 }
             };
             tokio::select! {
-                () = keeper.look() => {}
+                () = renewer.look() => {}
                 () = renewed => {}
             }
             secs += 60;
-            keeper = Keeper::new(clock.clone(), ring.clone(), volumes.clone(), LEASE);
+            renewer = LeaseRenewer::new(clock.clone(), ring.clone(), volumes.clone(), LEASE);
         }
         assert!(ring.seen.lock().expect("a lock").contains(hashes.last().expect("some")));
         assert_eq!(ring.seen.lock().expect("a lock").len(), hashes.len());
@@ -549,7 +549,7 @@ mod tests {
     #[tokio::test]
     async fn a_newer_root_from_elsewhere_is_left_in_place() {
         let scene = scene(1).await;
-        let key = scene.keeper.volumes.key("docs").expect("key");
+        let key = scene.renewer.volumes.key("docs").expect("key");
         let newer = SignedBlock::sign(&key, b"", 9, b"newer");
         scene.ring.put_signed(newer.clone()).await.expect("put");
         let kept = scene.look_at(START + 10 * DAY).await;
