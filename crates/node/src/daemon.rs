@@ -11,7 +11,7 @@ use atoll_env::{BoxFuture, Env, Instant};
 use atoll_key::{IdProfile, PeerId, VolumeAddress};
 use atoll_net::{Peer, TcpTransport, Transport};
 use atoll_overlay::chord::Chord;
-use atoll_overlay::{MAX_VIRTUAL_SERVERS, Node as RingPlace, Overlay};
+use atoll_overlay::{Node as RingPlace, Overlay};
 use atoll_store::{BlockStore, Usage};
 
 use crate::address;
@@ -27,7 +27,7 @@ use crate::memory;
 use crate::network::Network;
 use crate::ring::clock;
 use crate::ring::join::RingJoin;
-use crate::settings::check_cache;
+use crate::settings::{Settings, SettingsStore};
 use crate::status::{
     Cache, Diverted, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Reclaimed, Repair,
     RingNode, Rotated, Status, VolumeStatus,
@@ -54,6 +54,7 @@ pub(crate) struct Report {
     pub transport: Arc<TcpTransport>,
     pub overlay: Arc<dyn Overlay>,
     pub join: Arc<RingJoin>,
+    pub settings: Arc<SettingsStore>,
     pub store: Arc<dyn BlockStore>,
     pub contributor: Arc<ContributionController>,
     pub dht: Arc<Dht>,
@@ -147,14 +148,9 @@ impl About for Report {
     }
 
     fn quota(&self, change: ChangeQuota) -> Result<QuotaStatus, String> {
-        if change.publisher_nodes == Some(0) {
-            return Err("a publisher may use at least one node's worth of storage".into());
-        }
         if change != ChangeQuota::default() {
-            self.join
-                .change_settings(|settings| settings.change_quota(change))
-                .map_err(|error| error.to_string())?;
-            self.dht.set_quota(self.join.settings().quota());
+            self.settings.change(|settings| settings.change_quota(change))?;
+            self.dht.set_quota(self.settings.present().quota());
         }
         Ok(self.quota_status())
     }
@@ -175,27 +171,25 @@ impl About for Report {
     }
 
     fn change_settings(&self, change: ChangeSettings) -> Result<NodeSettings, String> {
-        let virtual_servers = match change.virtual_servers {
-            None => None,
-            Some(0) => Some(VirtualServers::Auto),
-            Some(count @ 1..=MAX_VIRTUAL_SERVERS) => Some(VirtualServers::Count(count)),
-            Some(count) => return Err(format!("a node cannot have {count} virtual servers")),
+        let virtual_servers = change.virtual_servers.map(|count| match count {
+            0 => VirtualServers::Auto,
+            count => VirtualServers::Count(count),
+        });
+        let mut checked = self.settings.present();
+        let apply = |settings: &mut Settings| {
+            virtual_servers.map_or(Ok(()), |count| settings.set_virtual_servers(count))?;
+            change.cache_bytes.map_or(Ok(()), |bytes| settings.set_cache_bytes(bytes))
         };
-        change.cache_bytes.map_or(Ok(()), check_cache)?;
+        apply(&mut checked)?;
         if change.forget_absent == Some(true) {
             // This runs on a thread that may block.
             tokio::runtime::Handle::current().block_on(self.dht.forget_absent())?;
         }
         if (change.virtual_servers, change.cache_bytes) == (None, None) {
-            return Ok(self.settings());
+            return Ok(self.node_settings());
         }
-        self.join
-            .change_settings(|settings| {
-                virtual_servers.into_iter().for_each(|v| settings.set_virtual_servers(v));
-                change.cache_bytes.into_iter().for_each(|b| settings.set_cache_bytes(b));
-            })
-            .map_err(|error| error.to_string())?;
-        let settings = self.settings();
+        self.settings.change(apply)?;
+        let settings = self.node_settings();
         self.dht.set_cache_bytes(settings.cache_bytes);
         if change.virtual_servers.is_some() {
             self.take_places(settings.positions);
@@ -234,8 +228,8 @@ impl Report {
     /// As many places on the ring as the storage now offered is worth (CFS §5.3), unless
     /// somebody counted them.
     fn follow_storage(&self) {
-        let settings = self.settings();
-        if self.join.settings().virtual_servers() == VirtualServers::Auto {
+        let settings = self.node_settings();
+        if self.settings.present().virtual_servers() == VirtualServers::Auto {
             self.take_places(settings.positions);
         }
     }
@@ -267,8 +261,8 @@ impl Report {
         }
     }
 
-    fn settings(&self) -> NodeSettings {
-        let settings = self.join.settings();
+    fn node_settings(&self) -> NodeSettings {
+        let settings = self.settings.present();
         let virtual_servers = settings.virtual_servers();
         NodeSettings {
             virtual_servers: virtual_servers.to_string(),
@@ -288,7 +282,7 @@ impl Report {
         Cache {
             blocks: stats.cache_blocks,
             bytes: stats.cache_bytes,
-            limit_bytes: self.join.settings().cache_bytes(),
+            limit_bytes: self.settings.present().cache_bytes(),
             hits: stats.cache_hits,
             misses: stats.cache_misses,
             evictions: stats.cache_evictions,

@@ -132,8 +132,8 @@ pub fn example_files() -> Vec<Vec<u8>> {
     let memory = PeerMemory(peers.iter().map(known).collect());
     let mut settings = Settings::default();
     settings.set_listen(peers[0].addr);
-    settings.set_cache_bytes(1 << 30);
-    settings.change_quota(quota());
+    settings.set_cache_bytes(1 << 20).expect("a small cache");
+    settings.change_quota(quota()).expect("a quota");
     let files = [
         message::encode(&memory),
         message::encode(&StoredNetwork { network, bootstrap }),

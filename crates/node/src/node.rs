@@ -37,7 +37,7 @@ use crate::ring::clock;
 use crate::ring::join::{Bootstrap, JoinableRing, Place, RingJoin};
 use crate::ring::warm_up;
 use crate::scope::Scope;
-use crate::settings::Settings;
+use crate::settings::{Settings, SettingsStore};
 use crate::status::Status;
 use crate::volumes::Volumes;
 use crate::volumes::lease_renewer::LeaseRenewer;
@@ -53,6 +53,7 @@ pub struct Node {
     is_founder: bool,
     chord: Arc<Chord>,
     join: Arc<RingJoin>,
+    settings: Arc<SettingsStore>,
     membership: Arc<Membership>,
     report: Arc<Report>,
     control: UnixServer,
@@ -105,11 +106,13 @@ impl Node {
         let opened = tokio::task::spawn_blocking(move || open(&config))
             .await
             .map_err(|error| StartError::Config(error.to_string()))??;
-        let Opened { dir, lock, identity, network, mut settings, remembered, is_founder } = opened;
+        let Opened { dir, lock, identity, network, settings, remembered, is_founder } = opened;
         let scope = Arc::new(Scope::new(Arc::new(TokioRuntime::current())));
         let env: Env = scope.clone();
         let started = env.now();
-        let Storage { store, rebuilt_index } = open_store(&dir, &settings, flag).await?;
+        let settings = Arc::new(settings);
+        let present = settings.present();
+        let Storage { store, rebuilt_index } = open_store(&dir, &present, flag).await?;
         let offered_bytes = store.usage().capacity_bytes;
         let durable = open_durable(&dir).await?;
         let pointers = durable.pointer_log();
@@ -118,14 +121,17 @@ impl Node {
         let membership = Membership::open(env.clone(), &dir, identity.peer_id(), network.network);
         let membership = Arc::new(membership?);
         let (transport, listen) =
-            listen(identity, membership.clone(), protocol.versions, &settings).await?;
+            listen(identity, membership.clone(), protocol.versions, &present).await?;
         let works = Works { scope, transport: transport.clone() };
-        settings.set_listen(listen);
-        settings.save(&dir)?;
+        let remember_port = |settings: &mut Settings| {
+            settings.set_listen(listen);
+            Ok(())
+        };
+        settings.change(remember_port).map_err(StartError::Config)?;
 
         let chord_config = ChordConfig {
             profile: membership.network().profile,
-            virtual_servers: settings.virtual_servers().count(offered_bytes),
+            virtual_servers: present.virtual_servers().count(offered_bytes),
             selection: Selection::Cost,
             bootstrap: network.bootstrap.as_slice().to_vec(),
             remembered: remembered.0.clone(),
@@ -137,8 +143,8 @@ impl Node {
         let dht_config = DhtConfig {
             replicas,
             lease,
-            quota: settings.quota(),
-            cache_bytes: settings.cache_bytes(),
+            quota: present.quota(),
+            cache_bytes: present.cache_bytes(),
             ..DhtConfig::default()
         };
         let dht = Dht::new(
@@ -168,7 +174,7 @@ impl Node {
             Arc::new(chord.clone()),
             dir.clone(),
             transport.local(),
-            settings,
+            settings.clone(),
             remembered,
             Bootstrap { peers: network.bootstrap, is_new_code: has_code },
         ));
@@ -191,7 +197,7 @@ impl Node {
             env: env.clone(),
             dir: dir.clone(),
             flag,
-            join: join.clone(),
+            settings: settings.clone(),
             store: store.clone(),
             overlay: chord.clone(),
             dht: dht.clone(),
@@ -211,6 +217,7 @@ impl Node {
             transport,
             overlay: chord.clone(),
             join: join.clone(),
+            settings: settings.clone(),
             store: store.clone(),
             contributor,
             dht: dht.clone(),
@@ -227,6 +234,7 @@ impl Node {
             is_founder,
             chord,
             join,
+            settings,
             membership,
             report,
             control,
@@ -287,7 +295,7 @@ impl Node {
     pub async fn until_moved(&self) -> IpAddr {
         let env = TokioRuntime::current();
         let mut watch = AddressWatch::new(self.local().addr.ip());
-        let advertise = self.join.settings().advertise();
+        let advertise = self.settings.present().advertise();
         loop {
             sleep(&env, address::LOOK_EVERY).await;
             if let Some(now) = address::found_now(self.listen(), advertise)

@@ -8,7 +8,7 @@ use crate::dir::{self, DirError, DirLock, NodeDir};
 use crate::membership::open_admin_key;
 use crate::network::{Network, StoredNetwork, random_seed};
 use crate::ring::peers::{PeerList, PeerMemory};
-use crate::settings::Settings;
+use crate::settings::SettingsStore;
 
 /// What the directory says about the node before anything runs.
 pub(crate) struct Opened {
@@ -16,7 +16,7 @@ pub(crate) struct Opened {
     pub lock: DirLock,
     pub identity: SecretKey,
     pub network: StoredNetwork,
-    pub settings: Settings,
+    pub settings: SettingsStore,
     pub remembered: PeerMemory,
     pub is_founder: bool,
 }
@@ -28,14 +28,13 @@ pub(crate) fn open(config: &NodeConfig) -> Result<Opened, StartError> {
     let dir = NodeDir::at(root);
     dir.prepare()?;
     let lock = dir.lock()?;
-    let mut settings = Settings::load(&dir)?;
-    settings.apply(config)?;
-    let policy = settings.policy();
+    let settings = SettingsStore::open(&dir, config)?;
+    let policy = settings.present().policy();
     if config.storage_bytes.is_some() && !matches!(policy, Policy::Fixed { .. }) {
         let policy = policy.name();
         tracing::warn!(policy, "a size was given, which only counts where disk is given by size");
     }
-    let (network, is_founder) = open_network(&dir, config, settings.has_joined())?;
+    let (network, is_founder) = open_network(&dir, config, settings.present().has_joined())?;
     let identity = open_identity(&dir)?;
     let remembered = match PeerMemory::load(&dir) {
         Ok(peers) => peers,

@@ -1,6 +1,11 @@
-//! What a node remembers of its configuration from one start to the next.
+//! The node's settings: what later starts take over, and what can be changed while it runs.
+//!
+//! [`SettingsStore`] is the only one that reads, checks, writes and watches them. A change is
+//! checked first, then on disk, then visible, then told to the parts of the node that follow it.
+//! A change that fails leaves the settings as they were.
 
 use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard};
 
 use atoll_dht::{QuotaConfig, Share};
 use atoll_overlay::MAX_VIRTUAL_SERVERS;
@@ -14,6 +19,74 @@ use crate::contribution::{FormerPlace, Place, Policy, StoredPolicy};
 use crate::control::message::ChangeQuota;
 use crate::dir::{self, DirError, NodeDir};
 use crate::memory;
+
+/// Called with the settings after each change. It must not change them itself.
+type Watcher = Box<dyn Fn(&Settings) + Send + Sync>;
+
+/// The settings of a running node and their file.
+pub(crate) struct SettingsStore {
+    dir: NodeDir,
+    present: Mutex<Settings>,
+    /// What the file holds. Held during a change: the file and the watchers see changes in order.
+    written: Mutex<Settings>,
+    watchers: Mutex<Vec<Watcher>>,
+}
+
+impl SettingsStore {
+    /// Reads the settings in `dir` and applies `config` to them. Nothing is written before the
+    /// first [`SettingsStore::change`].
+    ///
+    /// # Errors
+    /// If the file is damaged, or `config` makes no sense.
+    pub(crate) fn open(dir: &NodeDir, config: &NodeConfig) -> Result<SettingsStore, StartError> {
+        let written = Settings::load(dir)?;
+        let mut present = written.clone();
+        present.apply(config)?;
+        Ok(SettingsStore {
+            dir: dir.clone(),
+            present: Mutex::new(present),
+            written: Mutex::new(written),
+            watchers: Mutex::default(),
+        })
+    }
+
+    /// The settings that hold now.
+    pub(crate) fn present(&self) -> Settings {
+        self.lock().clone()
+    }
+
+    /// Changes the settings; they are on disk when this returns. Waits for the disk, unless
+    /// nothing differs from the file: a node on a full disk can start.
+    ///
+    /// # Errors
+    /// Why `change` refuses, or why the file cannot be written, for people.
+    pub(crate) fn change(
+        &self,
+        change: impl FnOnce(&mut Settings) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let mut written = self.written.lock().expect("no holder of this lock panics");
+        let mut settings = self.present();
+        change(&mut settings)?;
+        if *written != settings {
+            settings.write(&self.dir).map_err(|error| error.to_string())?;
+            *written = settings.clone();
+        }
+        *self.lock() = settings.clone();
+        let watchers = self.watchers.lock().expect("no holder of this lock panics");
+        watchers.iter().for_each(|watcher| watcher(&settings));
+        Ok(())
+    }
+
+    /// Calls `watcher` after each later change.
+    pub(crate) fn watch(&self, watcher: impl Fn(&Settings) + Send + Sync + 'static) {
+        let mut watchers = self.watchers.lock().expect("no holder of this lock panics");
+        watchers.push(Box::new(watcher));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Settings> {
+        self.present.lock().expect("no holder of this lock panics")
+    }
+}
 
 /// The file `settings.cbor`: what later starts take over.
 ///
@@ -46,7 +119,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    pub(crate) fn load(dir: &NodeDir) -> Result<Settings, DirError> {
+    fn load(dir: &NodeDir) -> Result<Settings, DirError> {
         let path = dir.settings();
         let Some(bytes) = dir::read_small(&path)? else { return Ok(Settings::default()) };
         let settings: Settings =
@@ -57,17 +130,13 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Writes what has changed; nothing otherwise, so that a node on a full disk can start.
-    pub(crate) fn save(&self, dir: &NodeDir) -> Result<(), DirError> {
-        if Settings::load(dir).is_ok_and(|present| present == *self) {
-            return Ok(());
-        }
+    fn write(&self, dir: &NodeDir) -> Result<(), DirError> {
         let bytes = minicbor::to_vec(self).expect("a vector takes all that is written");
         dir::write_atomically(&dir.settings(), &bytes)
     }
 
     /// What the configuration says, else what is remembered, else the defaults.
-    pub(crate) fn apply(&mut self, config: &NodeConfig) -> Result<(), StartError> {
+    fn apply(&mut self, config: &NodeConfig) -> Result<(), StartError> {
         if let Some(listen) = config.listen {
             self.listen = Some(listen.to_string());
         }
@@ -89,11 +158,10 @@ impl Settings {
             self.storage_bytes = Some(bytes);
         }
         if let Some(virtual_servers) = config.virtual_servers {
-            self.set_virtual_servers(virtual_servers);
+            self.set_virtual_servers(virtual_servers).map_err(StartError::Config)?;
         }
         if let Some(bytes) = config.cache_bytes {
-            check_cache(bytes).map_err(StartError::Config)?;
-            self.set_cache_bytes(bytes);
+            self.set_cache_bytes(bytes).map_err(StartError::Config)?;
         }
         Ok(())
     }
@@ -105,19 +173,25 @@ impl Settings {
         }
     }
 
-    pub(crate) fn set_virtual_servers(&mut self, virtual_servers: VirtualServers) {
-        self.virtual_servers = Some(match virtual_servers {
+    pub(crate) fn set_virtual_servers(&mut self, wanted: VirtualServers) -> Result<(), String> {
+        self.virtual_servers = Some(match wanted {
             VirtualServers::Auto => 0,
-            VirtualServers::Count(count) => count,
+            VirtualServers::Count(count @ 1..=MAX_VIRTUAL_SERVERS) => count,
+            VirtualServers::Count(count) => {
+                return Err(format!("a node cannot have {count} virtual servers"));
+            }
         });
+        Ok(())
     }
 
     pub(crate) fn cache_bytes(&self) -> u64 {
         self.cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES)
     }
 
-    pub(crate) fn set_cache_bytes(&mut self, bytes: u64) {
+    pub(crate) fn set_cache_bytes(&mut self, bytes: u64) -> Result<(), String> {
+        check_cache(bytes)?;
         self.cache_bytes = Some(bytes);
+        Ok(())
     }
 
     /// How much publishers may use of this node.
@@ -136,7 +210,10 @@ impl Settings {
         }
     }
 
-    pub(crate) fn change_quota(&mut self, change: ChangeQuota) {
+    pub(crate) fn change_quota(&mut self, change: ChangeQuota) -> Result<(), String> {
+        if change.publisher_nodes == Some(0) {
+            return Err("a publisher may use at least one node's worth of storage".into());
+        }
         let before = self.quota.unwrap_or_default();
         self.quota = Some(ChangeQuota {
             key_share: change.key_share.or(before.key_share),
@@ -144,6 +221,7 @@ impl Settings {
             publisher_nodes: change.publisher_nodes.or(before.publisher_nodes),
             floor_share: change.floor_share.or(before.floor_share),
         });
+        Ok(())
     }
 
     pub(crate) fn listen(&self) -> SocketAddr {
@@ -201,8 +279,8 @@ impl Settings {
     }
 }
 
-/// Whether a cache so large can be meant.
-pub(crate) fn check_cache(bytes: u64) -> Result<(), String> {
+/// Refuses a cache that is larger than the machine's memory.
+fn check_cache(bytes: u64) -> Result<(), String> {
     match memory::total_bytes() {
         Some(total) if bytes > total => Err(format!(
             "a cache of {} does not fit the {} of memory of this machine",
@@ -220,41 +298,66 @@ fn gib(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
+
+    fn open(config: &NodeConfig) -> Result<SettingsStore, StartError> {
+        SettingsStore::open(&NodeDir::at(&config.dir), config)
+    }
 
     #[test]
     fn what_is_not_said_is_remembered_from_the_last_start() {
         let temp = tempfile::tempdir().expect("temp");
-        let dir = NodeDir::at(temp.path());
-        let mut first = Settings::load(&dir).expect("none");
+        let unsaid = NodeConfig::new(temp.path());
+        let fresh = open(&unsaid).expect("nothing said").present();
         assert_eq!(
-            (first.listen(), first.storage_bytes()),
+            (fresh.listen(), fresh.storage_bytes()),
             (DEFAULT_LISTEN, DEFAULT_STORAGE_BYTES)
         );
         let listen: SocketAddr = "127.0.0.1:4000".parse().expect("address");
-        let config = NodeConfig {
-            listen: Some(listen),
-            storage_bytes: Some(1 << 30),
-            ..NodeConfig::new(temp.path())
-        };
-        first.apply(&config).expect("sensible");
-        first.save(&dir).expect("save");
-        let mut second = Settings::load(&dir).expect("load");
-        second.apply(&NodeConfig::new(temp.path())).expect("nothing said");
+        let said =
+            NodeConfig { listen: Some(listen), storage_bytes: Some(1 << 30), ..unsaid.clone() };
+        open(&said).expect("sensible").change(|_| Ok(())).expect("written");
+        let second = open(&unsaid).expect("nothing said").present();
         assert_eq!((second.listen(), second.storage_bytes()), (listen, 1 << 30));
     }
 
     #[test]
     fn senseless_settings_are_refused() {
-        let nowhere = "0.0.0.0:5".parse().ok();
-        let config = NodeConfig { advertise: nowhere, ..NodeConfig::new("/x") };
-        assert!(matches!(Settings::default().apply(&config), Err(StartError::Config(_))));
-        let config = NodeConfig { storage_bytes: Some(5), ..NodeConfig::new("/x") };
-        assert!(matches!(Settings::default().apply(&config), Err(StartError::Config(_))));
-        let config = NodeConfig { cache_bytes: Some(100 << 50), ..NodeConfig::new("/x") };
-        let error = Settings::default().apply(&config).expect_err("more than any memory");
-        let said = error.to_string();
-        assert!(said.starts_with("a cache of 104857600 GiB does not fit the "), "{said}");
+        let temp = tempfile::tempdir().expect("temp");
+        let refused = |config: NodeConfig| match open(&config) {
+            Err(StartError::Config(why)) => why,
+            _ => panic!("{config:?} is taken"),
+        };
+        let unsaid = || NodeConfig::new(temp.path());
+        refused(NodeConfig { advertise: "0.0.0.0:5".parse().ok(), ..unsaid() });
+        refused(NodeConfig { storage_bytes: Some(5), ..unsaid() });
+        let why = refused(NodeConfig { cache_bytes: Some(100 << 50), ..unsaid() });
+        assert!(why.starts_with("a cache of 104857600 GiB does not fit the "), "{why}");
+    }
+
+    #[test]
+    fn a_change_is_on_disk_before_watchers_hear_of_it_and_a_refused_one_changes_nothing() {
+        let temp = tempfile::tempdir().expect("temp");
+        let config = NodeConfig::new(temp.path());
+        let settings = open(&config).expect("nothing said");
+        let heard = Arc::new(AtomicU64::new(0));
+        let (told, dir) = (heard.clone(), NodeDir::at(temp.path()));
+        settings.watch(move |settings| {
+            assert_eq!(Settings::load(&dir).expect("written"), *settings);
+            told.store(settings.cache_bytes(), Ordering::Relaxed);
+        });
+        settings.change(|settings| settings.set_cache_bytes(7)).expect("written");
+        assert_eq!(heard.load(Ordering::Relaxed), 7);
+        let refused = settings.change(|settings| {
+            settings.set_cache_bytes(8)?;
+            settings.set_virtual_servers(VirtualServers::Count(0))
+        });
+        assert_eq!(refused, Err("a node cannot have 0 virtual servers".into()));
+        assert_eq!((settings.present().cache_bytes(), heard.load(Ordering::Relaxed)), (7, 7));
+        assert_eq!(open(&config).expect("reopened").present().cache_bytes(), 7);
     }
 
     #[test]
@@ -262,7 +365,8 @@ mod tests {
         let temp = tempfile::tempdir().expect("temp");
         let dir = NodeDir::at(temp.path());
         let settings = Settings { listen: Some("nonsense".into()), ..Settings::default() };
-        settings.save(&dir).expect("save");
-        assert!(matches!(Settings::load(&dir), Err(DirError::Damaged { .. })));
+        settings.write(&dir).expect("written");
+        let config = NodeConfig::new(temp.path());
+        assert!(matches!(open(&config), Err(StartError::Dir(DirError::Damaged { .. }))));
     }
 }

@@ -27,7 +27,7 @@ use super::backends::{Place, capacity_bytes, forget_files, remove_backend};
 use super::{ContributionStatus, Moving, Policy};
 use crate::config::MIN_STORAGE_BYTES;
 use crate::dir::NodeDir;
-use crate::ring::join::RingJoin;
+use crate::settings::SettingsStore;
 
 /// How often the disk is looked at: watermarks, room of a transparent file system.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -62,7 +62,7 @@ pub(crate) struct ContributionController {
     pub env: Env,
     pub dir: NodeDir,
     pub flag: FlagCheck,
-    pub join: Arc<RingJoin>,
+    pub settings: Arc<SettingsStore>,
     pub store: Arc<ContributedStore>,
     pub overlay: Arc<dyn Overlay>,
     pub dht: Arc<Dht>,
@@ -86,7 +86,7 @@ pub(crate) struct State {
 
 impl ContributionController {
     fn policy(&self) -> Policy {
-        self.join.settings().policy()
+        self.settings.present().policy()
     }
 
     /// Whether nobody else can have copies of what is held here.
@@ -148,7 +148,7 @@ impl ContributionController {
                 });
             }
             None => {
-                let capacity_bytes = self.join.settings().storage_bytes();
+                let capacity_bytes = self.settings.present().storage_bytes();
                 place.open(&self.dir, capacity_bytes, self.flag)?
             }
         };
@@ -173,9 +173,10 @@ impl ContributionController {
                 ));
             }
         }
-        self.join
-            .change_settings(|settings| settings.set_former(None))
-            .map_err(|error| error.to_string())?;
+        self.settings.change(|settings| {
+            settings.set_former(None);
+            Ok(())
+        })?;
         if let Some(Backend::Files(files)) = self.store.abandon_former() {
             forget_files(files, &self.dir).map_err(|error| error.to_string())?;
         }
@@ -184,14 +185,13 @@ impl ContributionController {
 
     fn write_down(&self, policy: &Policy, former: Option<&Place>) -> Result<(), String> {
         let stored = former.map(Place::stored);
-        self.join
-            .change_settings(|settings| {
-                settings.set_policy(policy);
-                if stored.is_some() {
-                    settings.set_former(stored);
-                }
-            })
-            .map_err(|error| error.to_string())
+        self.settings.change(|settings| {
+            settings.set_policy(policy);
+            if stored.is_some() {
+                settings.set_former(stored);
+            }
+            Ok(())
+        })
     }
 
     fn check(&self, policy: &Policy, place: &Place) -> Result<(), String> {
@@ -333,10 +333,10 @@ impl ContributionController {
             // Another change may have begun since.
             let former =
                 controller.store.former().map(|former| Place::of_backend(&former).stored());
-            controller
-                .join
-                .change_settings(|settings| settings.set_former(former))
-                .map_err(|error| error.to_string())?;
+            controller.settings.change(|settings| {
+                settings.set_former(former);
+                Ok(())
+            })?;
             remove_backend(backend, &controller.dir)
                 .map_err(|error| format!("{} cannot be removed: {error}", place.display()))?;
             tracing::info!(left = %place.display(), "all blocks have been moved");

@@ -23,9 +23,9 @@ use atoll_env::{BoxFuture, Env, jittered, sleep, timeout};
 use atoll_net::Peer;
 use atoll_overlay::chord::RememberedPeer;
 
-use crate::dir::{DirError, NodeDir};
+use crate::dir::NodeDir;
 use crate::ring::peers::{self, PeerList, PeerMemory};
-use crate::settings::Settings;
+use crate::settings::SettingsStore;
 
 /// Wait between two rounds of trying.
 const RETRY: Duration = Duration::from_secs(5);
@@ -63,6 +63,7 @@ pub(crate) struct RingJoin {
     dir: NodeDir,
     me: Peer,
     bootstrap: Bootstrap,
+    settings: Arc<SettingsStore>,
     state: Mutex<State>,
 }
 
@@ -74,7 +75,6 @@ pub(crate) struct Bootstrap {
 }
 
 struct State {
-    settings: Settings,
     saved: PeerMemory,
     trouble: Option<String>,
     /// The node is leaving the ring: being nowhere is what it wants.
@@ -88,12 +88,12 @@ impl RingJoin {
         ring: Arc<dyn JoinableRing>,
         dir: NodeDir,
         me: Peer,
-        settings: Settings,
+        settings: Arc<SettingsStore>,
         saved: PeerMemory,
         bootstrap: Bootstrap,
     ) -> RingJoin {
-        let state = State { settings, saved, trouble: None, leaving: false };
-        RingJoin { env, ring, dir, me, bootstrap, state: Mutex::new(state) }
+        let state = State { saved, trouble: None, leaving: false };
+        RingJoin { env, ring, dir, me, bootstrap, settings, state: Mutex::new(state) }
     }
 
     /// The peers to ask for the way, in order: those of a code just given, or else those that
@@ -115,7 +115,7 @@ impl RingJoin {
 
     /// Enters the ring or, after `patience`, gives up for now; see the module's text.
     pub(crate) async fn begin(&self, patience: Duration) {
-        let (known, was_member) = (self.known(), self.lock().settings.has_joined());
+        let (known, was_member) = (self.known(), self.settings.present().has_joined());
         if known.is_empty() {
             self.ring.create();
         } else {
@@ -151,13 +151,10 @@ impl RingJoin {
     /// One more attempt, if this node has no place yet; else a look at whether it is alone
     /// though it knows others.
     async fn retry(&self) {
-        let was_member = {
-            let state = self.lock();
-            if state.leaving {
-                return;
-            }
-            state.settings.has_joined()
-        };
+        if self.lock().leaving {
+            return;
+        }
+        let was_member = self.settings.present().has_joined();
         let known = self.known();
         match self.ring.place() {
             Place::Nowhere => {
@@ -174,25 +171,6 @@ impl RingJoin {
     /// What keeps this node from being among others, for people.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.lock().trouble.clone()
-    }
-
-    /// What later starts take over.
-    pub(crate) fn settings(&self) -> Settings {
-        self.lock().settings.clone()
-    }
-
-    /// Changes what later starts take over; nothing if it cannot be written down. Blocks on
-    /// the disk.
-    pub(crate) fn change_settings(
-        &self,
-        change: impl FnOnce(&mut Settings),
-    ) -> Result<(), DirError> {
-        let mut state = self.lock();
-        let mut settings = state.settings.clone();
-        change(&mut settings);
-        settings.save(&self.dir)?;
-        state.settings = settings;
-        Ok(())
     }
 
     /// Writes down the peers known now if they have changed. Blocks on the disk.
@@ -227,13 +205,15 @@ impl RingJoin {
     /// Notes a success.
     fn record_success(&self) {
         let place = self.ring.place();
-        let mut state = self.lock();
-        if place == Place::Among && state.trouble.take().is_some() {
+        if place == Place::Among && self.lock().trouble.take().is_some() {
             tracing::info!("found the other nodes");
         }
-        if place != Place::Nowhere && !state.settings.has_joined() {
-            state.settings.set_joined();
-            if let Err(error) = state.settings.save(&self.dir) {
+        if place != Place::Nowhere && !self.settings.present().has_joined() {
+            let joined = self.settings.change(|settings| {
+                settings.set_joined();
+                Ok(())
+            });
+            if let Err(error) = joined {
                 tracing::warn!("cannot remember having joined: {error}");
             }
         }
@@ -247,6 +227,7 @@ impl RingJoin {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::NodeConfig;
     use atoll_env::TokioRuntime;
     use atoll_key::PeerId;
 
@@ -307,6 +288,10 @@ mod tests {
         RememberedPeer { peer, failures }
     }
 
+    fn settings(dir: &NodeDir) -> SettingsStore {
+        SettingsStore::open(dir, &NodeConfig::new(dir.root())).expect("read")
+    }
+
     fn scene(
         was_member: bool,
         remembered: &[RememberedPeer],
@@ -322,16 +307,20 @@ mod tests {
             remembered: Mutex::new(remembered.to_vec()),
             asked: Mutex::default(),
         });
-        let mut settings = Settings::default();
+        let settings = settings(&dir);
         if was_member {
-            settings.set_joined();
+            let joined = settings.change(|settings| {
+                settings.set_joined();
+                Ok(())
+            });
+            joined.expect("written");
         }
         let join = RingJoin::new(
             Arc::new(TokioRuntime::current()),
             Arc::new(ring.clone()),
             dir.clone(),
             peer(1),
-            settings,
+            Arc::new(settings),
             PeerMemory(remembered.to_vec()),
             Bootstrap { peers: PeerList::new(bootstrap.iter().copied()), is_new_code: false },
         );
@@ -345,7 +334,7 @@ mod tests {
         let s = scene(false, &[], &[], true);
         s.join.begin(PATIENCE).await;
         assert_eq!((s.ring.place(), s.join.trouble()), (Place::Alone, None));
-        assert!(Settings::load(&s.dir).expect("saved").has_joined());
+        assert!(settings(&s.dir).present().has_joined());
     }
 
     /// A node that left was taken for one that had lost its ring, and founded one while
@@ -369,11 +358,11 @@ mod tests {
         assert_eq!((s.ring.place(), *s.ring.created.lock().expect("lock")), (Place::Nowhere, 0));
         let trouble = s.join.trouble().expect("told");
         assert!(trouble.contains("nobody answers") && trouble.contains("not on the ring yet"));
-        assert!(!Settings::load(&s.dir).expect("none").has_joined());
+        assert!(!settings(&s.dir).present().has_joined());
         *s.ring.reachable.lock().expect("lock") = true;
         s.join.retry().await;
         assert_eq!((s.ring.place(), s.join.trouble()), (Place::Among, None));
-        assert!(Settings::load(&s.dir).expect("saved").has_joined());
+        assert!(settings(&s.dir).present().has_joined());
     }
 
     #[tokio::test]
