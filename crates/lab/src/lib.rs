@@ -27,14 +27,14 @@ mod inputs;
 mod lookup_budget;
 mod malicious;
 mod outcome;
+mod registry;
 mod ring;
 pub mod setting;
 mod statistics;
 mod tfs;
 
 pub use chart::Chart;
-pub use experiment::{
-    Experiment, LabError, Options, Progress, Silent, check, experiments, outcomes, run,
-};
+pub use experiment::{Experiment, LabError, Options, Progress, Silent};
 pub use inputs::{Availability, InputError, read_availability, read_latency};
 pub use outcome::{Comparison, Csv, Outcome};
+pub use registry::{check, experiments, outcomes, run};

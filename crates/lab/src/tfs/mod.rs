@@ -5,8 +5,8 @@
 //! |---|---|
 //! | [`capacity`] | 6, 7: how much a network stores, by equations 1 to 7 |
 //! | [`availability`] | sessions and copies under lazy replication, for the equations |
-//! | [`allocations`], [`allocations_views`] | 4, 5: where a user's files are allocated, and what avoiding that costs |
-//! | [`copying`], [`copying_views`] | 1, 8, 9, 10: an Andrew-style benchmark beside contributed files |
+//! | [`allocations`] | 4, 5: where a user's files are allocated, and what avoiding that costs |
+//! | [`copying`] | 1, 8, 9, 10: an Andrew-style benchmark beside contributed files |
 //! | [`disk`] | the disk under it: a disk of 2004, as a model |
 //! | [`desktop`] | a computer with that disk, and file populations |
 //! | [`activity`] | what a person does on it all day |
@@ -16,10 +16,8 @@
 
 mod activity;
 pub(crate) mod allocations;
-mod allocations_views;
 pub(crate) mod availability;
 pub(crate) mod capacity;
 pub(crate) mod copying;
-mod copying_views;
 mod desktop;
 mod disk;

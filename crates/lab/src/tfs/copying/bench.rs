@@ -1,21 +1,4 @@
-//! TFS §2 and §5, Figures 1, 8, 9 and 10: an Andrew-style benchmark beside contributed files.
-//!
-//! "a disk is filled to 50% with ordinary file data. … After this, files are added to the
-//! system to represent the contributed storage. We considered four cases: no contribution,
-//! small contribution, large contribution, and TFS. … The small contribution is 5% of the file
-//! system. … The large contribution is 35% of the file system. … With TFS, the disk is filled
-//! completely with transparent data" (§5.2). The benchmark has six phases: mkdir, copy, stat,
-//! read, compile, delete (§5.2.1). For Figure 9 contributed files are first deleted and made
-//! anew 200 times, a twentieth of the target each time.
-//!
-//! Ext2 is Atoll's own with the contributed files as ordinary ones: what is compared is where
-//! files lie, not two programs. Times are those of a modelled disk ([`super::disk`]); each phase
-//! ends with a sync, and begins with nothing in memory, as the paper's machines were restarted.
-//! A processor's time is not in them: "compile" reads every source and writes an object of its
-//! size. The disk is 1/80 of the paper's and the source tree 1/20.
-//!
-//! Figure 10 shows where the copied files' blocks lie. What is told of all this is
-//! [`super::copying_views`]'.
+//! The benchmark on one prepared disk: contributed files, and the six phases beside them.
 
 use std::collections::BTreeMap;
 
@@ -23,54 +6,17 @@ use atoll_tfs::device::Device as _;
 use atoll_tfs::fs::Extent;
 use atoll_vfs::{Errno, InodeNumber};
 
-use super::copying_views::Told;
-use super::desktop::{
+use crate::LabError;
+use crate::tfs::desktop::{
     BLOCK_BYTES, Desktop, File, Planned, Tree, blocks_of, made, old_files, quiet, sources,
 };
-use super::disk::ModelDisk;
-use crate::LabError;
-use crate::experiment::{Context, Experiment, Group};
-use crate::outcome::Outcome;
-
-pub(crate) const GROUP: Group = Group {
-    experiments: &[
-        Experiment {
-            name: "tfs-fig1",
-            title: "time to copy a source tree against the share contributed",
-            source: "TFS §2, Figure 1",
-            nodes: None,
-        },
-        Experiment {
-            name: "tfs-fig8",
-            title: "an Andrew-style benchmark beside contributed files",
-            source: "TFS §5.2.1, Figure 8",
-            nodes: None,
-        },
-        Experiment {
-            name: "tfs-fig9",
-            title: "the same benchmark on aged file systems",
-            source: "TFS §5.2.1, Figure 9",
-            nodes: None,
-        },
-        Experiment {
-            name: "tfs-fig10",
-            title: "where the blocks of copied files lie",
-            source: "TFS §5.3, Figure 10",
-            nodes: None,
-        },
-    ],
-    run,
-};
+use crate::tfs::disk::ModelDisk;
 
 /// A contributed file, as a node keeps a block: up to 256 KiB.
 const CONTRIBUTED_BYTES: u64 = 256 << 10;
 const CONTRIBUTED_PER_DIRECTORY: usize = 256;
-/// "After repeating this 200 times".
-const AGED_TIMES: usize = 200;
 /// "always staying within 5% of the target disk utilization".
 const AGED_SHARE: f64 = 0.05;
-/// Of the disk, hundredths: the points of Figure 1.
-const SHARES: [u32; 10] = [0, 5, 10, 15, 20, 25, 30, 35, 40, 45];
 pub(super) const SMALL: u32 = 5;
 pub(super) const LARGE: u32 = 35;
 /// "0% and 40% were chosen as examples of good and bad Ext2 performance from Figure 1."
@@ -128,58 +74,15 @@ pub(super) struct Measured {
 }
 
 /// What is run in a row on one prepared disk.
-struct Sizes {
-    disk_bytes: u64,
-    source_files: usize,
-    aged_times: usize,
-    shares: Vec<u32>,
-}
-
-fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
-    let sizes = Sizes {
-        disk_bytes: context.size(2 << 30, 512 << 20) as u64,
-        source_files: context.size(1000, 200),
-        aged_times: context.size(AGED_TIMES, 10),
-        shares: if context.options.quick { vec![0, SMALL, 20, LARGE, BAD] } else { SHARES.into() },
-    };
-    let seeds = context.seeds(3, 1);
-    let mut parts: Vec<(System, bool, u64)> = Vec::new();
-    for seed in &seeds {
-        for system in [System::Ext2(0), System::Ext2(SMALL), System::Ext2(LARGE), System::Tfs(None)]
-        {
-            parts.push((system, true, *seed));
-        }
-        parts.push((System::Tfs(None), false, *seed));
-        for share in &sizes.shares {
-            parts.push((System::Ext2(*share), false, *seed));
-            if *share > 0 {
-                parts.push((System::Tfs(Some(*share)), false, *seed));
-            }
-        }
-    }
-    let prepared: BTreeMap<u64, Prepared> = context
-        .each(&seeds, |seed| Ok((*seed, Prepared::new(&sizes, *seed)?)))?
-        .into_iter()
-        .collect();
-    let found = context.each(&parts, |(system, aged, seed)| {
-        prepared[seed].measure(*system, aged.then_some(sizes.aged_times), *seed)
-    })?;
-    let setup = format!(
-        "a disk of {} MiB (modelled, 7,200 rpm), half full; a source tree of {} files",
-        sizes.disk_bytes >> 20,
-        sizes.source_files
-    );
-    let told = Told { found: &found, seeds: &seeds, setup: &setup };
-    Ok(vec![
-        told.copying(&sizes.shares),
-        told.phases(false, sizes.aged_times),
-        told.phases(true, sizes.aged_times),
-        told.layout(),
-    ])
+pub(super) struct Sizes {
+    pub disk_bytes: u64,
+    pub source_files: usize,
+    pub aged_times: usize,
+    pub shares: Vec<u32>,
 }
 
 /// A disk half full, with a source tree on it.
-struct Prepared {
+pub(super) struct Prepared {
     disk: ModelDisk,
     plan: Vec<Planned>,
     sources: Tree,
@@ -190,7 +93,7 @@ fn ended(what: &'static str) -> impl Fn(Errno) -> LabError {
 }
 
 impl Prepared {
-    fn new(sizes: &Sizes, seed: u64) -> Result<Prepared, LabError> {
+    pub(super) fn new(sizes: &Sizes, seed: u64) -> Result<Prepared, LabError> {
         let disk = made(sizes.disk_bytes)?;
         let desktop = Desktop::mount(&disk, seed, &quiet())?;
         let random = desktop.env();
@@ -206,7 +109,7 @@ impl Prepared {
     }
 
     /// Contributes to a copy of the disk, ages it, and runs the benchmark.
-    fn measure(
+    pub(super) fn measure(
         &self,
         system: System,
         aged_times: Option<usize>,

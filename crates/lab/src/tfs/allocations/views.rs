@@ -1,14 +1,14 @@
-//! What is told of where files are allocated, and of avoiding it ([`super::allocations`]): TFS
+//! What is told of where files are allocated, and of avoiding it ([`super::trace`]): TFS
 //! Figures 4 and 5.
 
 use atoll_tfs::avoid::WINDOW_SECS;
 use atoll_tfs::records::header::DEFAULT_TARGET_LOSS_BYTES_PER_SEC;
 
-use super::allocations::{Choice, DAY_SECS, Kept, MACHINES, Trace, coldest};
-use super::desktop::BLOCK_BYTES;
+use super::trace::{Choice, DAY_SECS, Kept, MACHINES, Trace, coldest};
 use crate::chart::{Axis, Chart, Ink, Mark, Point, Series, highest};
 use crate::outcome::{Comparison, Csv, Outcome};
 use crate::setting::Setting;
+use crate::tfs::desktop::BLOCK_BYTES;
 
 const LOOK: [(Ink, Mark); 2] = [(Ink::Blue, Mark::Dashed), (Ink::Vermilion, Mark::Line)];
 

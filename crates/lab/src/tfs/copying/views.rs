@@ -1,12 +1,12 @@
-//! What is told of the benchmark beside contributed files ([`super::copying`]): TFS Figures 1,
+//! What is told of the benchmark beside contributed files ([`super::bench`]): TFS Figures 1,
 //! 8, 9 and 10.
 
-use super::copying::{BAD, CELLS, COPY, LARGE, Measured, PHASES, SMALL, System};
-use super::desktop::BLOCK_BYTES;
+use super::bench::{BAD, CELLS, COPY, LARGE, Measured, PHASES, SMALL, System};
 use crate::chart::{Axis, Chart, Ink, Mark, Point, Series, highest};
 use crate::experiment::runs;
 use crate::outcome::{Comparison, Csv, Outcome};
 use crate::statistics::{Summary, summary};
+use crate::tfs::desktop::BLOCK_BYTES;
 
 /// Where Figure 1 shows all free space of a disk half full, hundredths.
 const ALL_FREE: u32 = 50;
