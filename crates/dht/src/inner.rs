@@ -12,28 +12,28 @@ use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
 use atoll_store::{BlockInfo, BlockStore, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 
-use crate::block_times::BlockTimes;
-use crate::cache::Cache;
-use crate::confirm::Confirmations;
+use crate::accounting::confirm::Confirmations;
+use crate::accounting::quota::{Quota, QuotaConfig};
+use crate::accounting::receipt::Attestor;
+use crate::cache::lru::Cache;
+use crate::client::block_times::BlockTimes;
+use crate::client::replica_selection::HedgeBudget;
+use crate::client::seen::SeenVersions;
 use crate::diversion::Diversion;
 use crate::durable::DurableState;
-use crate::fetch::HedgeBudget;
+use crate::holdings::pending_removals::Leaving;
 use crate::lease_clock::LeaseClock;
-use crate::leaving::Leaving;
-use crate::losses::Losses;
 use crate::mechanisms::Mechanisms;
-use crate::messages::{self, BlockHeader};
-use crate::put_times::PutTimes;
-use crate::quorum::Background;
-use crate::quota::{Quota, QuotaConfig};
-use crate::receipt::Attestor;
-use crate::repair_state::Repair;
-use crate::seen::SeenVersions;
+use crate::replication::handoff::Strays;
+use crate::replication::in_flight::UnderWay;
+use crate::replication::losses::Losses;
+use crate::replication::state::Repair;
+use crate::replication::writes::Writes;
+use crate::rpc::put_times::PutTimes;
+use crate::rpc::quorum::Background;
+use crate::rpc::{self, BlockHeader};
+use crate::server::work_limit::Turns;
 use crate::stats::{Counters, add};
-use crate::strays::Strays;
-use crate::turns::Turns;
-use crate::under_way::UnderWay;
-use crate::writes::Writes;
 
 /// A question of a lookup is waited for at least so long. A guess: as the overlay's calls.
 const LEAST_PATIENCE: Duration = Duration::from_secs(2);
@@ -286,7 +286,7 @@ impl Inner {
     /// Calls a peer; if it seems to have failed, tells the overlay. How long it took
     /// goes into the peer book where the answer is one block at most.
     pub async fn call(&self, to: &Node, request: Request) -> Result<Reply, CallError> {
-        let timed = request.method == messages::LOOKUP_STEP;
+        let timed = request.method == rpc::LOOKUP_STEP;
         let (book, start) = (self.overlay.peer_book(), self.env.now());
         // A lookup meets several dead nodes when many have failed at once.
         let limit = if timed {

@@ -23,7 +23,7 @@ use atoll_overlay::Overlay;
 
 use crate::durable::DurableState;
 use crate::inner::Inner;
-use crate::upkeep::extend_leases;
+use crate::replication::upkeep::extend_leases;
 
 /// The name of the record: 8 bytes of seconds, then a byte of flags.
 const RECORD: &str = "lease-clock";

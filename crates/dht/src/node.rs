@@ -16,31 +16,36 @@ use atoll_overlay::clock::network_time;
 use atoll_store::{BlockInfo, BlockStore, StoreError};
 use bytes::Bytes;
 
+use crate::accounting::confirm::Confirmations;
+use crate::accounting::quota::{Quota, QuotaConfig, QuotaReport};
+use crate::accounting::receipt::Attestor;
 use crate::blocks::{Blocks, GetError, PutError};
-use crate::cache::Cache;
-use crate::confirm::Confirmations;
-use crate::diversion::{self, Diversion};
+use crate::cache as path_cache;
+use crate::cache::lru::Cache;
+use crate::client::get::{self, Fetched};
+use crate::client::put;
+use crate::client::replica_selection::HedgeBudget;
+use crate::client::seen::SeenVersions;
+use crate::diversion::Diversion;
 use crate::durable::DurableState;
-use crate::fetch::HedgeBudget;
-use crate::giving_up;
+use crate::holdings::pending_removals::Leaving;
+use crate::holdings::proof;
 use crate::inner::{DhtConfig, Inner};
 use crate::lease_clock::{self, LeaseClock};
-use crate::leaving::Leaving;
-use crate::lookup::{self, Fetched};
-use crate::losses::Losses;
-use crate::messages;
-use crate::quorum::Background;
-use crate::quota::{Quota, QuotaConfig, QuotaReport};
-use crate::receipt::Attestor;
-use crate::repair_state::Repair;
-use crate::replicas::present_replicas;
-use crate::seen::SeenVersions;
+use crate::replication::eviction;
+use crate::replication::handoff::{self, Strays};
+use crate::replication::losses::Losses;
+use crate::replication::state::Repair;
+use crate::replication::status::RepairStatus;
+use crate::replication::store::present_replicas;
+use crate::replication::writes::Writes;
+use crate::replication::{pointer_upkeep, repair, upkeep};
+use crate::rpc;
+use crate::rpc::quorum::Background;
+use crate::server;
+use crate::server::host;
+use crate::server::work_limit::{Limits, Turns};
 use crate::stats::{Counters, DhtStats};
-use crate::status::RepairStatus;
-use crate::strays::{self, Strays};
-use crate::turns::{Limits, Turns};
-use crate::writes::Writes;
-use crate::{path_cache, proof, repair, serve, store_blocks, upkeep};
 
 /// A node's part in the DHT. Cheap to clone; clones are the same node.
 #[derive(Clone)]
@@ -95,7 +100,7 @@ impl Dht {
             cache: Mutex::new(cache),
             hedges: HedgeBudget::default(),
             fetch_times: Arc::default(),
-            comparing: Turns::new(if limited { serve::COMPARING } else { Limits::NONE }),
+            comparing: Turns::new(if limited { server::COMPARING } else { Limits::NONE }),
             proving: Turns::new(if limited { proof::LIMITS } else { Limits::NONE }),
             writes: Writes::default(),
             put_times: Arc::default(),
@@ -112,10 +117,10 @@ impl Dht {
         let env = &self.inner.env;
         env.spawn(Box::pin(lease_clock::run(self.inner.clone())));
         env.spawn(Box::pin(repair::run(self.inner.clone())));
-        env.spawn(Box::pin(strays::run(self.inner.clone())));
+        env.spawn(Box::pin(handoff::run(self.inner.clone())));
         env.spawn(Box::pin(upkeep::expire(self.inner.clone())));
         env.spawn(Box::pin(upkeep::scrub(self.inner.clone())));
-        env.spawn(Box::pin(diversion::run(self.inner.clone())));
+        env.spawn(Box::pin(pointer_upkeep::run(self.inner.clone())));
     }
 
     /// Gives every block held here at least one whole lease from now on, and says how many
@@ -145,7 +150,7 @@ impl Dht {
     /// # Errors
     /// As [`Blocks::get`].
     pub async fn lookup(&self, hash: BlockHash) -> Result<Fetched, GetError> {
-        lookup::get(&self.inner, hash.key()).await
+        get::get(&self.inner, hash.key()).await
     }
 
     /// Takes the operator's word that nodes and updates which are not to be found are gone for
@@ -180,7 +185,7 @@ impl Dht {
     /// # Errors
     /// If the store fails.
     pub async fn give_up(&self, blocks: Vec<BlockInfo>) -> Result<Vec<BlockInfo>, StoreError> {
-        giving_up::give_up(&self.inner, blocks).await
+        eviction::give_up(&self.inner, blocks).await
     }
 
     /// What is used and allowed, for the `limit` publishers and the `limit` addresses for
@@ -212,7 +217,7 @@ impl Dht {
         key: Key,
         max_age: Duration,
     ) -> Result<SignedBlock, GetError> {
-        lookup::recent_signed(&self.inner, key, max_age).await
+        get::recent_signed(&self.inner, key, max_age).await
     }
 
     /// Why this node's disk does not take blocks, if a write has failed for another reason than
@@ -250,18 +255,18 @@ impl Service for Dht {
         let inner = self.inner.clone();
         Box::pin(async move {
             match request.method {
-                messages::LOOKUP_STEP => serve::lookup_step(&inner, request).await,
-                messages::PUT => serve::put(&inner, from, request).await,
-                messages::RENEW => serve::renew(&inner, from, request).await,
-                messages::CONFIRM => serve::confirm(&inner, &request),
-                messages::ROOM => serve::room(&inner, &request),
-                messages::VOUCH => serve::vouch(&inner, &request).await,
-                messages::PROVE => serve::prove(&inner, from, request).await,
-                messages::CACHE => serve::cache(&inner, from, request),
-                messages::DIVERT => diversion::serve_divert(&inner, from, request).await,
-                messages::HOLD => diversion::serve_hold(&inner, from, request).await,
-                messages::FETCH => serve::fetch(&inner, request).await,
-                messages::RECONCILE => serve::reconcile(&inner, from, request).await,
+                rpc::LOOKUP_STEP => server::lookup_step(&inner, request).await,
+                rpc::PUT => server::put(&inner, from, request).await,
+                rpc::RENEW => server::renew(&inner, from, request).await,
+                rpc::CONFIRM => server::confirm(&inner, &request),
+                rpc::ROOM => server::room(&inner, &request),
+                rpc::VOUCH => server::vouch(&inner, &request).await,
+                rpc::PROVE => server::prove(&inner, from, request).await,
+                rpc::CACHE => server::cache(&inner, from, request),
+                rpc::DIVERT => host::serve_divert(&inner, from, request).await,
+                rpc::HOLD => host::serve_hold(&inner, from, request).await,
+                rpc::FETCH => server::fetch(&inner, request).await,
+                rpc::RECONCILE => server::reconcile(&inner, from, request).await,
                 other => Err(Refusal::new(
                     Refusal::UNKNOWN_METHOD,
                     format!("method {other:#06x} is not known here"),
@@ -274,22 +279,22 @@ impl Service for Dht {
 impl Blocks for Dht {
     fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { lookup::get(&inner, hash.key()).await.map(|f| f.bytes) })
+        Box::pin(async move { get::get(&inner, hash.key()).await.map(|f| f.bytes) })
     }
 
     fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { lookup::get_signed(&inner, key).await })
+        Box::pin(async move { get::get_signed(&inner, key).await })
     }
 
     fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { store_blocks::put_content(&inner, blocks).await })
+        Box::pin(async move { put::put_content(&inner, blocks).await })
     }
 
     fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { store_blocks::put_signed(&inner, block).await })
+        Box::pin(async move { put::put_signed(&inner, block).await })
     }
 
     fn renew(
@@ -297,7 +302,7 @@ impl Blocks for Dht {
         hashes: Vec<BlockHash>,
     ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { store_blocks::renew(&inner, hashes, false).await })
+        Box::pin(async move { put::renew(&inner, hashes, false).await })
     }
 
     fn renew_or_lack(
@@ -305,6 +310,6 @@ impl Blocks for Dht {
         hashes: Vec<BlockHash>,
     ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { store_blocks::renew(&inner, hashes, true).await })
+        Box::pin(async move { put::renew(&inner, hashes, true).await })
     }
 }

@@ -20,7 +20,7 @@
 
 use std::sync::Arc;
 
-use atoll_dht::messages::{self, LookupReply, LookupStep, from_header, to_header};
+use atoll_dht::rpc::{self, LookupReply, LookupStep, from_header, to_header};
 use atoll_env::BoxFuture;
 use atoll_key::Key;
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
@@ -78,7 +78,7 @@ struct Liar {
 
 impl Service for Liar {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method != messages::LOOKUP_STEP {
+        if request.method != rpc::LOOKUP_STEP {
             return self.honest.handle(from, request);
         }
         match self.lie {

@@ -158,7 +158,7 @@ impl Node {
         );
         let router = Router::new()
             .route(chord::messages::FAMILY, chord.clone())
-            .route((atoll_dht::messages::LOOKUP_STEP >> 8) as u8, dht.clone())
+            .route((atoll_dht::rpc::LOOKUP_STEP >> 8) as u8, dht.clone())
             .route(membership::FAMILY, Arc::new(MembershipService(membership.clone())))
             .without(protocol.lacks);
         transport.serve(Arc::new(router));

@@ -3,15 +3,15 @@
 use std::fmt::Debug;
 
 use atoll_dht::SimulatedKeys;
-use atoll_dht::messages::{
-    AskRoom, AskRoomReply, BlockHeader, CacheCopy, CacheReply, Confirm, ConfirmReply, Fetch,
-    FetchReply, LookupReply, LookupStep, Name, Put, PutReply, PutStatus, Reconcile, ReconcileReply,
-    Renew, RenewReply, Vouch, VouchReply, Vouched, from_header, to_header,
-};
 use atoll_dht::quota::{OverQuota, QuotaOf};
 use atoll_dht::receipt::{Receipt, WireReceipt};
 use atoll_dht::reconcile::{
     Answer, Claim, Item, Summary, difference, well_formed_items, well_formed_parts,
+};
+use atoll_dht::rpc::{
+    AskRoom, AskRoomReply, BlockHeader, CacheCopy, CacheReply, Confirm, ConfirmReply, Fetch,
+    FetchReply, LookupReply, LookupStep, Name, Put, PutReply, PutStatus, Reconcile, ReconcileReply,
+    Renew, RenewReply, Vouch, VouchReply, Vouched, from_header, to_header,
 };
 use atoll_key::KeyRange;
 use atoll_overlay::Route;

@@ -19,13 +19,13 @@ use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 use futures_util::future::join_all;
 
 use super::{MAX_SETS, SPARE_BLOCKS, follow};
-use crate::admission::Origin;
-use crate::groups::by_root;
+use crate::accounting::admission::Origin;
+use crate::accounting::quota::cost_bytes;
+use crate::client::ack_verification;
+use crate::holdings::proof::has_taken;
 use crate::inner::{Block, Inner};
-use crate::messages::{self, Divert, DivertReply, Hold, HoldReply, PutStatus, Vouched};
-use crate::proof::has_taken;
-use crate::quota::cost_bytes;
-use crate::witness;
+use crate::placement::by_root;
+use crate::rpc::{self, Divert, DivertReply, Hold, HoldReply, PutStatus, Vouched};
 
 /// Holders tried for one block.
 const MAX_TRIES: usize = 4;
@@ -180,7 +180,7 @@ impl<'a> Batch<'a> {
         let parts = some().map(|block| block.bytes.clone()).collect();
         let bytes: usize = some().map(|block| block.bytes.len()).sum();
         let limit = SEND_LIMIT + Duration::from_secs_f64(bytes as f64 / SLOW_LINE);
-        let request = Request { method: messages::DIVERT, header, parts };
+        let request = Request { method: rpc::DIVERT, header, parts };
         let call = self.inner.call(holder, request);
         let answer = timeout(&*self.inner.env, limit, call).await;
         let answer = answer.unwrap_or(Err(CallError::TimedOut))?;
@@ -240,8 +240,9 @@ async fn note(
 /// keeps a block for one member only.
 async fn shared(inner: &Inner, set: &[Node], holder: &Node, keys: &[Key]) -> BTreeSet<Key> {
     let others = set.iter().filter(|node| !inner.is_me(node));
-    let asks = others
-        .map(|node| timeout(&*inner.env, ASK_LIMIT, witness::ask(inner, node, keys.to_vec())));
+    let asks = others.map(|node| {
+        timeout(&*inner.env, ASK_LIMIT, ack_verification::ask(inner, node, keys.to_vec()))
+    });
     let mut shared = BTreeSet::new();
     for said in join_all(asks).await.into_iter().filter_map(|said| said.ok().flatten()) {
         let same =
@@ -293,7 +294,7 @@ fn candidates(inner: &Inner, tried: &BTreeSet<PeerId>) -> Vec<Node> {
 /// Asks nodes how much room they have, and remembers it.
 async fn ask_room(inner: &Inner, nodes: &[Node]) {
     let header = to_header(&Hold { keys: Vec::new(), keep: true });
-    let request = Request { method: messages::HOLD, header, parts: Vec::new() };
+    let request = Request { method: rpc::HOLD, header, parts: Vec::new() };
     let asks = nodes.iter().map(|node| {
         let call = inner.call(node, request.clone());
         async move {

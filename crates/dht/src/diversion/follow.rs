@@ -12,9 +12,9 @@ use atoll_overlay::Node;
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use crate::admission::Origin;
+use crate::accounting::admission::Origin;
 use crate::inner::{Block, Inner, note_store_error};
-use crate::messages::{
+use crate::rpc::{
     self, Fetch, FetchReply, Hold, LookupReply, LookupStep, Name, Renew, RenewReply, There, has,
 };
 
@@ -51,7 +51,7 @@ pub(crate) async fn ask_holder(
     pointing: &Node,
     holder: Peer,
     key: Key,
-) -> Result<(messages::BlockHeader, Vec<Bytes>), CallError> {
+) -> Result<(rpc::BlockHeader, Vec<Bytes>), CallError> {
     let fails = |why: String| {
         let text = format!("points to {holder} for it, {why}");
         CallError::from(Refusal::new(NOT_THERE, text))
@@ -65,7 +65,7 @@ pub(crate) async fn ask_holder(
         return Err(fails("itself".to_owned()));
     }
     let header = to_header(&LookupStep { key, as_root: true, cached_ms: None });
-    let request = Request { method: messages::LOOKUP_STEP, header, parts: Vec::new() };
+    let request = Request { method: rpc::LOOKUP_STEP, header, parts: Vec::new() };
     let reply = inner.call(&Node::of(holder), request).await.map_err(|e| fails(e.to_string()))?;
     match from_header::<LookupReply>(&reply.header)? {
         LookupReply::Found(header) => Ok((header, reply.parts)),
@@ -88,7 +88,7 @@ pub(crate) async fn own(inner: &Inner, key: &Key) -> Option<Block> {
     let bytes = parts.into_iter().next().unwrap_or_default();
     let kind = BlockKind::from_u8(header.kind).ok()?;
     match kind.verify(key, &bytes) {
-        Ok(_) => Some(Block { header: messages::BlockHeader { key: *key, ..header }, bytes }),
+        Ok(_) => Some(Block { header: rpc::BlockHeader { key: *key, ..header }, bytes }),
         Err(error) => {
             tracing::warn!(%key, from = %holder, %error, "dropped a bad block");
             inner.counters.mark(holder.id);
@@ -111,7 +111,7 @@ pub(crate) async fn bytes_at(inner: &Inner, node: &Node, key: Key) -> Option<Byt
         };
     }
     let header = to_header(&Fetch { keys: vec![key] });
-    let request = Request { method: messages::FETCH, header, parts: Vec::new() };
+    let request = Request { method: rpc::FETCH, header, parts: Vec::new() };
     let reply = inner.ask_briefly(node, request).await.ok()?;
     if let Some(bytes) = reply.parts.into_iter().next() {
         return Some(bytes);
@@ -126,7 +126,7 @@ pub(crate) async fn bytes_at(inner: &Inner, node: &Node, key: Key) -> Option<Byt
 /// holds end by themselves.
 pub(super) async fn release(inner: &Inner, holder: &Peer, keys: Vec<Key>) {
     let header = to_header(&Hold { keys, keep: false });
-    let request = Request { method: messages::HOLD, header, parts: Vec::new() };
+    let request = Request { method: rpc::HOLD, header, parts: Vec::new() };
     if let Err(error) = inner.call(&Node::of(*holder), request).await {
         tracing::info!(%holder, %error, "a holder could not be told that copies are not needed");
     }
@@ -200,7 +200,7 @@ async fn renew_at(
     let (count, receipt) = (keys.len(), origin.to_wire(keys.iter().copied()));
     let names = keys.iter().map(Name::of).collect();
     let header = to_header(&Renew { names, lease_secs, as_root: false, receipt });
-    let request = Request { method: messages::RENEW, header, parts: Vec::new() };
+    let request = Request { method: rpc::RENEW, header, parts: Vec::new() };
     let reply = inner.call(&Node::of(*holder), request).await.ok()?;
     let reply: RenewReply = from_header(&reply.header).ok()?;
     (reply.held.len() == count).then_some(reply)

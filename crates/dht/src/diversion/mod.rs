@@ -7,9 +7,9 @@
 //! to the publisher, and a *hold*: for which member it keeps it, so that it is no stray.
 //!
 //! - [`divert`] finds a holder and hands blocks over.
-//! - [`host`] is the holder's part.
+//! - `server::host` is the holder's part.
 //! - [`follow`] gets blocks, and extends leases, through pointers.
-//! - [`keep`] checks every pointer now and then, and takes copies home when there is room.
+//! - `replication::pointer_upkeep` checks every pointer now and then, and takes copies home when there is room.
 //!
 //! **Invariants.** A pointer is written after the holder has said that the copy is durable. A
 //! pointer leads to a copy and never to another pointer: a holder that is full says so. No node
@@ -21,9 +21,6 @@
 
 mod divert;
 pub(crate) mod follow;
-mod host;
-mod keep;
-mod records;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -34,13 +31,11 @@ use atoll_key::{Key, PeerId};
 use atoll_overlay::Node;
 use atoll_store::{BlockInfo, BlockStore, StoreError, Usage};
 
+pub(crate) use crate::holdings::pointers::Records;
 pub(crate) use divert::divert;
-pub(crate) use host::{serve_divert, serve_hold};
-pub(crate) use keep::run;
-pub(crate) use records::Records;
 
+use crate::accounting::quota::{Share, cost_bytes};
 use crate::inner::Inner;
-use crate::quota::{Share, cost_bytes};
 
 /// A node takes copies for others while it has room for so many more blocks of that size: its
 /// own come first. PAST's threshold `t_div` of 0.05 is 20. A guess.
@@ -48,7 +43,7 @@ const SPARE_BLOCKS: u64 = 8;
 /// How long another node's word on its room is good for.
 const SPARE_LASTS: Duration = Duration::from_secs(30);
 /// Replica sets of one message that are looked up. A guess: a batch has one root.
-const MAX_SETS: usize = 4;
+pub(crate) const MAX_SETS: usize = 4;
 /// Nodes whose room is remembered.
 const MAX_KNOWN: usize = 1024;
 /// What one member may have kept here for it, of this node's capacity: a member that only says
@@ -67,9 +62,9 @@ pub(crate) struct Diversion {
 
 /// Blocks that are being taken for a member, until this is dropped: two members that are full
 /// and choose the same holder at once would otherwise have one copy for both.
-struct Taking<'a> {
+pub(crate) struct Taking<'a> {
     of: &'a Diversion,
-    keys: Vec<Key>,
+    pub keys: Vec<Key>,
 }
 
 impl Drop for Taking<'_> {
@@ -99,7 +94,7 @@ impl Diversion {
     }
 
     /// Begins to take those of `keys` that are not being taken for another member.
-    fn take(&self, keys: impl Iterator<Item = Key>) -> Taking<'_> {
+    pub fn take(&self, keys: impl Iterator<Item = Key>) -> Taking<'_> {
         let mut taking = self.taking.lock().expect("no holder of this lock panics");
         let keys = keys.filter(|key| taking.insert(*key)).collect();
         Taking { of: self, keys }
@@ -182,7 +177,7 @@ pub(crate) async fn end_foreign_holds(inner: &Inner, set: &[Node], blocks: &[Blo
 }
 
 /// What this node would keep for a member of another replica set, bytes.
-fn spare_bytes_for(inner: &Inner, member: &PeerId) -> u64 {
+pub(crate) fn spare_bytes_for(inner: &Inner, member: &PeerId) -> u64 {
     if !inner.config.divert || holds_left(inner, member) == 0 {
         return 0;
     }
@@ -190,13 +185,13 @@ fn spare_bytes_for(inner: &Inner, member: &PeerId) -> u64 {
 }
 
 /// Whether there is room for a block of another member's among `spare_bytes`.
-fn has_room(spare_bytes: u64, len_bytes: usize) -> bool {
+pub(crate) fn has_room(spare_bytes: u64, len_bytes: usize) -> bool {
     let cost = cost_bytes(u32::try_from(len_bytes).unwrap_or(u32::MAX));
     cost.saturating_mul(SPARE_BLOCKS) <= spare_bytes
 }
 
 /// How many more blocks a member may have kept here.
-fn holds_left(inner: &Inner, member: &PeerId) -> u64 {
+pub(crate) fn holds_left(inner: &Inner, member: &PeerId) -> u64 {
     let usage = inner.store.usage();
     let mean_bytes = usage.block_bytes / usage.blocks.max(1);
     let share_bytes = Share::from_millionths(MEMBER_SHARE_MILLIONTHS).of(usage.capacity_bytes);

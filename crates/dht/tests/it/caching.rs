@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, CacheAt, Dht, DhtConfig, GetError, ReplicaChoice, messages};
+use atoll_dht::{Blocks, CacheAt, Dht, DhtConfig, GetError, ReplicaChoice, rpc};
 use atoll_key::{BlockHash, BlockKind, SecretKey, SignedBlock};
 use atoll_net::{CallError, Peer, Request};
 use atoll_overlay::chord::TablePolicy;
@@ -142,24 +142,23 @@ fn cached_copies_are_not_replicas() {
 
 fn send_copy(ring: &Ring, from: usize, bytes: &[u8]) -> Result<bool, CallError> {
     let key = BlockHash::of(bytes).key();
-    send(ring, from, messages::BlockHeader { key, kind: 1, lease_secs: 1000 }, bytes)
+    send(ring, from, rpc::BlockHeader { key, kind: 1, lease_secs: 1000 }, bytes)
 }
 
 fn send(
     ring: &Ring,
     from: usize,
-    block: messages::BlockHeader,
+    block: rpc::BlockHeader,
     bytes: &[u8],
 ) -> Result<bool, CallError> {
-    let header = messages::to_header(&messages::CacheCopy { block });
+    let header = rpc::to_header(&rpc::CacheCopy { block });
     let parts = vec![Bytes::copy_from_slice(bytes)];
-    let request = Request { method: messages::CACHE, header, parts };
+    let request = Request { method: rpc::CACHE, header, parts };
     let to: Peer = ring.node(0).peer;
     let transport = ring.sim.transport(ring.members[from].host);
     let call = transport.call(to, request, Duration::from_secs(5));
     let reply = ring.sim.block_on(MINUTE, call).expect("calls have deadlines")?;
-    let reply: messages::CacheReply =
-        messages::from_header(&reply.header).map_err(CallError::from)?;
+    let reply: rpc::CacheReply = rpc::from_header(&reply.header).map_err(CallError::from)?;
     Ok(reply.taken)
 }
 
@@ -192,13 +191,13 @@ fn a_flood_of_copies_keeps_to_the_limit_and_bad_ones_are_refused() {
         let mut bytes = vec![9; 2000];
         bytes[..4].copy_from_slice(&n.to_be_bytes());
         let hash = BlockHash::of(&bytes);
-        let step = messages::LookupStep { key: hash.key(), as_root: false, cached_ms: Some(0) };
-        let header = messages::to_header(&step);
-        let request = Request { method: messages::LOOKUP_STEP, header, parts: Vec::new() };
+        let step = rpc::LookupStep { key: hash.key(), as_root: false, cached_ms: Some(0) };
+        let header = rpc::to_header(&step);
+        let request = Request { method: rpc::LOOKUP_STEP, header, parts: Vec::new() };
         let transport = ring.sim.transport(ring.members[1].host);
         let call = transport.call(ring.node(0).peer, request, Duration::from_secs(5));
         ring.sim.block_on(MINUTE, call).expect("ends").expect("answered");
-        let header = messages::BlockHeader { key: hash.key(), kind: 1, lease_secs: 1000 };
+        let header = rpc::BlockHeader { key: hash.key(), kind: 1, lease_secs: 1000 };
         if n < 10 {
             assert!(send(&ring, 1, header, b"something else").is_err(), "not what the key says");
         }
@@ -257,7 +256,7 @@ fn nobody_can_push_a_signed_block_into_a_cache() {
     let missing = ring.sim.block_on(MINUTE, get).expect("ends");
     assert!(matches!(missing, Err(GetError::NotFound { .. })), "{missing:?}");
     let kind = BlockKind::Signed as u8;
-    let header = messages::BlockHeader { key: old.key(), kind, lease_secs: 1000 };
+    let header = rpc::BlockHeader { key: old.key(), kind, lease_secs: 1000 };
     assert_eq!(send(&ring, 1, header, old.bytes()), Ok(false));
     assert_eq!(ring.members[0].dht.stats().cache_blocks, 0);
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, DhtConfig, GetError, PutError, messages};
+use atoll_dht::{Blocks, DhtConfig, GetError, PutError, rpc};
 use atoll_key::{BlockHash, SecretKey, SignedBlock};
 use atoll_net::Request;
 use atoll_sim::{HostConfig, Sim, SimConfig};
@@ -125,12 +125,12 @@ fn repair_traffic_follows_the_difference_and_not_the_data() {
     ring.crash(2);
     ring.put(0, 5000..5005);
     ring.restart(2);
-    let before = ring.bytes_of(messages::RECONCILE);
-    let copied = ring.bytes_of(messages::PUT) + ring.bytes_of(messages::FETCH);
+    let before = ring.bytes_of(rpc::RECONCILE);
+    let copied = ring.bytes_of(rpc::PUT) + ring.bytes_of(rpc::FETCH);
     ring.until_replicated();
     ring.assert_placed(5000..5005);
-    let reconcile = ring.bytes_of(messages::RECONCILE) - before;
-    let copied = ring.bytes_of(messages::PUT) + ring.bytes_of(messages::FETCH) - copied;
+    let reconcile = ring.bytes_of(rpc::RECONCILE) - before;
+    let copied = ring.bytes_of(rpc::PUT) + ring.bytes_of(rpc::FETCH) - copied;
     // 2,005 keys are 144 KB a comparison; five of them differ.
     assert!(reconcile < 100_000, "{reconcile} bytes to compare");
     assert!(copied < 10_000, "{copied} bytes copied for five blocks of 100 bytes");
@@ -241,14 +241,13 @@ fn an_old_root_that_is_sent_again_replaces_no_newer_one() {
     let replay = |ring: &Ring, to: usize| {
         let attacker = ring.outsider();
         [true, false].map(|as_root| {
-            let header = messages::BlockHeader { key, kind: 2, lease_secs: 1_000_000 };
-            let put = messages::Put { blocks: vec![header].into(), as_root, receipt: None };
-            let (header, parts) = (messages::to_header(&put), vec![old.bytes().clone()]);
-            let request = Request { method: messages::PUT, header, parts };
+            let header = rpc::BlockHeader { key, kind: 2, lease_secs: 1_000_000 };
+            let put = rpc::Put { blocks: vec![header].into(), as_root, receipt: None };
+            let (header, parts) = (rpc::to_header(&put), vec![old.bytes().clone()]);
+            let request = Request { method: rpc::PUT, header, parts };
             let call = attacker.call(ring.node(to).peer, request, Duration::from_secs(30));
             let reply = ring.sim.block_on(MINUTE, call).expect("ends").expect("answered");
-            let reply: messages::PutReply =
-                messages::from_header(&reply.header).expect("well-formed");
+            let reply: rpc::PutReply = rpc::from_header(&reply.header).expect("well-formed");
             reply.statuses.0[0]
         })
     };
@@ -257,7 +256,7 @@ fn an_old_root_that_is_sent_again_replaces_no_newer_one() {
     };
     let set = ring.replica_set(&key);
     for member in &set {
-        let superseded = messages::PutStatus::Superseded { held: 2 };
+        let superseded = rpc::PutStatus::Superseded { held: 2 };
         assert_eq!(replay(&ring, *member)[1], superseded);
         assert_eq!(version(&ring, *member), Some(2));
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use atoll_dht::messages::{
+use atoll_dht::rpc::{
     self, Divert, DivertReply, Hold, HoldReply, Proof, Prove, ProveReply, Put, PutReply, PutStatus,
     Renew, RenewReply, Vouch, VouchReply, Vouched,
 };
@@ -19,39 +19,39 @@ pub struct Denier(pub Arc<dyn Service>);
 impl Service for Denier {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         let header = match request.method {
-            messages::VOUCH => {
-                let asked: Vouch = messages::from_header(&request.header).expect("honest");
+            rpc::VOUCH => {
+                let asked: Vouch = rpc::from_header(&request.header).expect("honest");
                 let vouched = vec![Some(ALL); asked.keys.len()].into();
-                messages::to_header(&VouchReply { vouched })
+                rpc::to_header(&VouchReply { vouched })
             }
-            messages::PROVE => {
-                let asked: Prove = messages::from_header(&request.header).expect("honest");
+            rpc::PROVE => {
+                let asked: Prove = rpc::from_header(&request.header).expect("honest");
                 let proof = Proof { version: 0, lease_secs: u64::MAX, mac: asked.nonce };
                 let proofs = vec![Some(proof); asked.keys.len()].into();
-                messages::to_header(&ProveReply { proofs })
+                rpc::to_header(&ProveReply { proofs })
             }
-            messages::RENEW => {
-                let asked: Renew = messages::from_header(&request.header).expect("honest");
+            rpc::RENEW => {
+                let asked: Renew = rpc::from_header(&request.header).expect("honest");
                 let held = vec![1; asked.names.len()];
-                messages::to_header(&RenewReply { held, over: None })
+                rpc::to_header(&RenewReply { held, over: None })
             }
-            messages::PUT => {
-                let put: Put = messages::from_header(&request.header).expect("honest");
+            rpc::PUT => {
+                let put: Put = rpc::from_header(&request.header).expect("honest");
                 let stored = PutStatus::Stored { copies: 3, wanted: 3 };
                 let statuses = vec![stored; put.blocks.0.len()].into();
-                messages::to_header(&PutReply { statuses })
+                rpc::to_header(&PutReply { statuses })
             }
-            messages::DIVERT => {
-                let divert: Divert = messages::from_header(&request.header).expect("honest");
+            rpc::DIVERT => {
+                let divert: Divert = rpc::from_header(&request.header).expect("honest");
                 let count = divert.blocks.0.len();
                 let statuses = vec![PutStatus::Stored { copies: 1, wanted: 1 }; count].into();
                 let held = vec![Some(ALL); count].into();
-                messages::to_header(&DivertReply { statuses, held, spare_bytes: u64::MAX })
+                rpc::to_header(&DivertReply { statuses, held, spare_bytes: u64::MAX })
             }
-            messages::HOLD => {
-                let asked: Hold = messages::from_header(&request.header).expect("honest");
+            rpc::HOLD => {
+                let asked: Hold = rpc::from_header(&request.header).expect("honest");
                 let held = vec![Some(ALL); asked.keys.len()].into();
-                messages::to_header(&HoldReply { held, spare_bytes: u64::MAX })
+                rpc::to_header(&HoldReply { held, spare_bytes: u64::MAX })
             }
             _ => return self.0.handle(from, request),
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::messages::{self, BlockHeader, Divert, DivertReply, LookupReply, PutStatus};
+use atoll_dht::rpc::{self, BlockHeader, Divert, DivertReply, LookupReply, PutStatus};
 use atoll_dht::{Blocks, DhtConfig};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
@@ -208,15 +208,15 @@ fn a_ring_with_diverted_copies_costs_nothing_at_rest() {
     ring.put(0, 0..200);
     ring.until_replicated();
     ring.sim.run_for(30 * MINUTE);
-    let copying = [messages::FETCH, messages::PUT, messages::DIVERT, messages::LOOKUP_STEP];
+    let copying = [rpc::FETCH, rpc::PUT, rpc::DIVERT, rpc::LOOKUP_STEP];
     let bytes = || copying.map(|method| ring.bytes_of(method));
-    let (before, compared) = (bytes(), ring.bytes_of(messages::RECONCILE));
+    let (before, compared) = (bytes(), ring.bytes_of(rpc::RECONCILE));
     ring.sim.run_for(HOUR);
     let after = bytes();
     assert_eq!(after[..3], before[..3], "nothing is copied");
     // Of each question about pointers one block is looked at.
     assert!(after[3] - before[3] < 20_000, "{} bytes", after[3] - before[3]);
-    let compared = ring.bytes_of(messages::RECONCILE) - compared;
+    let compared = ring.bytes_of(rpc::RECONCILE) - compared;
     assert!(compared < 60 * 5 * 2 * 1000, "{compared} bytes");
 }
 
@@ -234,9 +234,9 @@ fn a_root_seldom_fetches_what_nobody_has_room_for() {
     }
     ring.join(Arc::new(MemoryStore::new(0)));
     ring.sim.run_for(10 * MINUTE);
-    let before = ring.bytes_of(messages::FETCH);
+    let before = ring.bytes_of(rpc::FETCH);
     ring.sim.run_for(HOUR);
-    let fetched = ring.bytes_of(messages::FETCH) - before;
+    let fetched = ring.bytes_of(rpc::FETCH) - before;
     assert!(fetched < 12 * 200_000, "{fetched} bytes of 200,000 in an hour");
 }
 
@@ -313,10 +313,10 @@ struct Points {
 
 impl Service for Points {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method != messages::LOOKUP_STEP {
+        if request.method != rpc::LOOKUP_STEP {
             return self.honest.handle(from, request);
         }
-        let header = messages::to_header(&LookupReply::There(self.to));
+        let header = rpc::to_header(&LookupReply::There(self.to));
         Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) })
     }
 }
@@ -339,7 +339,7 @@ fn readers_follow_a_pointer_once() {
         Arc::new(Points { to: outsider, honest })
     });
     ring.settle();
-    let calls = || ring.sim.stats().methods.get(&messages::LOOKUP_STEP).map_or(0, |m| m.call_count);
+    let calls = || ring.sim.stats().methods.get(&rpc::LOOKUP_STEP).map_or(0, |m| m.call_count);
     let before = calls();
     for n in 0..40 {
         let (hash, bytes) = block(n);
@@ -366,11 +366,11 @@ fn nobody_can_fill_more_than_a_quarter_of_a_node_with_what_it_diverts() {
         }
         let header = BlockHeader { key: hash.key(), kind: 1, lease_secs: 86_400 };
         let divert = Divert { blocks: vec![header].into(), receipt: None };
-        let header = messages::to_header(&divert);
-        let request = Request { method: messages::DIVERT, header, parts: vec![bytes] };
+        let header = rpc::to_header(&divert);
+        let request = Request { method: rpc::DIVERT, header, parts: vec![bytes] };
         let call = liar.call(ring.node(victim).peer, request, MINUTE);
         let reply = ring.sim.block_on(HOUR, call).expect("ends").expect("answered");
-        let reply: DivertReply = messages::from_header(&reply.header).expect("well-formed");
+        let reply: DivertReply = rpc::from_header(&reply.header).expect("well-formed");
         taken += usize::from(matches!(reply.statuses.0[0], PutStatus::Stored { .. }));
     }
     assert!((50..140).contains(&taken), "{taken} of 4 kB each in 2 MB");
@@ -387,12 +387,12 @@ fn a_node_keeps_no_copy_for_others_of_what_it_holds_itself() {
         let header = BlockHeader { key: hash.key(), kind: 1, lease_secs: 86_400 };
         for holder in ring.holders(&hash.key()).into_iter().filter(|holder| *holder != 0) {
             let divert = Divert { blocks: vec![header].into(), receipt: None };
-            let header = messages::to_header(&divert);
+            let header = rpc::to_header(&divert);
             let parts = vec![bytes.clone()];
-            let request = Request { method: messages::DIVERT, header, parts };
+            let request = Request { method: rpc::DIVERT, header, parts };
             let call = liar.call(ring.node(holder).peer, request, MINUTE);
             let reply = ring.sim.block_on(HOUR, call).expect("ends").expect("answered");
-            let reply: DivertReply = messages::from_header(&reply.header).expect("well-formed");
+            let reply: DivertReply = rpc::from_header(&reply.header).expect("well-formed");
             assert_eq!(reply.statuses.0[..], [PutStatus::NotRoot]);
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use atoll_dht::messages::{self, Fetch, Prove};
+use atoll_dht::rpc::{self, Fetch, Prove};
 use atoll_env::{BoxFuture, Env, sleep};
 use atoll_key::Key;
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
@@ -28,13 +28,13 @@ impl Dripper {
     /// The same request, for one block.
     fn first_of(request: &Request) -> Option<Request> {
         let header = match request.method {
-            messages::FETCH => {
-                let fetch: Fetch = messages::from_header(&request.header).ok()?;
-                messages::to_header(&Fetch { keys: fetch.keys[..1].to_vec() })
+            rpc::FETCH => {
+                let fetch: Fetch = rpc::from_header(&request.header).ok()?;
+                rpc::to_header(&Fetch { keys: fetch.keys[..1].to_vec() })
             }
-            messages::PROVE => {
-                let Prove { nonce, keys } = messages::from_header(&request.header).ok()?;
-                messages::to_header(&Prove { nonce, keys: keys[..1].to_vec() })
+            rpc::PROVE => {
+                let Prove { nonce, keys } = rpc::from_header(&request.header).ok()?;
+                rpc::to_header(&Prove { nonce, keys: keys[..1].to_vec() })
             }
             _ => return None,
         };

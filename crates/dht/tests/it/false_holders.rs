@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use atoll_dht::DhtConfig;
 use atoll_dht::durable::DurableState;
-use atoll_dht::messages::{
+use atoll_dht::rpc::{
     self, Divert, DivertReply, Hold, HoldReply, Proof, Prove, ProveReply, PutStatus, Vouched,
 };
 use atoll_env::BoxFuture;
@@ -50,9 +50,9 @@ impl FalseHolder {
     /// What it says instead of what is true.
     fn spoil(&self, request: &Request, truth: Option<Reply>) -> Reply {
         let header = match request.method {
-            messages::DIVERT => {
+            rpc::DIVERT => {
                 let mut reply = match truth {
-                    Some(truth) => messages::from_header(&truth.header).expect("honest"),
+                    Some(truth) => rpc::from_header(&truth.header).expect("honest"),
                     None => taken_none(request),
                 };
                 if matches!(self.lie, Lie::TakesNothing | Lie::TakesOnce) {
@@ -60,23 +60,23 @@ impl FalseHolder {
                     reply.held.0.fill(Some(KEPT));
                 }
                 reply.spare_bytes = u64::MAX;
-                messages::to_header(&reply)
+                rpc::to_header(&reply)
             }
-            messages::HOLD => {
+            rpc::HOLD => {
                 let truth = truth.expect("is asked").header;
-                let mut reply: HoldReply = messages::from_header(&truth).expect("honest");
-                let asked: Hold = messages::from_header(&request.header).expect("honest");
+                let mut reply: HoldReply = rpc::from_header(&truth).expect("honest");
+                let asked: Hold = rpc::from_header(&request.header).expect("honest");
                 if asked.keep && self.lie != Lie::HasEndlessRoom {
                     reply.held.0.fill(Some(KEPT));
                 }
                 reply.spare_bytes = u64::MAX;
-                messages::to_header(&reply)
+                rpc::to_header(&reply)
             }
             _ => {
-                let asked: Prove = messages::from_header(&request.header).expect("honest");
+                let asked: Prove = rpc::from_header(&request.header).expect("honest");
                 let made_up = Proof { version: 0, lease_secs: u64::MAX, mac: asked.nonce };
                 let proofs = vec![Some(made_up); asked.keys.len()].into();
-                messages::to_header(&ProveReply { proofs })
+                rpc::to_header(&ProveReply { proofs })
             }
         };
         Reply { header, parts: Vec::new() }
@@ -84,7 +84,7 @@ impl FalseHolder {
 }
 
 fn taken_none(request: &Request) -> DivertReply {
-    let asked: Divert = messages::from_header(&request.header).expect("honest");
+    let asked: Divert = rpc::from_header(&request.header).expect("honest");
     let count = asked.blocks.0.len();
     let statuses = vec![PutStatus::Failed; count].into();
     DivertReply { statuses, held: vec![None; count].into(), spare_bytes: 0 }
@@ -92,10 +92,9 @@ fn taken_none(request: &Request) -> DivertReply {
 
 impl Service for FalseHolder {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        let is_thrown_away = self.lie == Lie::TakesNothing
-            && [messages::DIVERT, messages::PROVE].contains(&request.method);
-        let is_spoilt =
-            is_thrown_away || [messages::DIVERT, messages::HOLD].contains(&request.method);
+        let is_thrown_away =
+            self.lie == Lie::TakesNothing && [rpc::DIVERT, rpc::PROVE].contains(&request.method);
+        let is_spoilt = is_thrown_away || [rpc::DIVERT, rpc::HOLD].contains(&request.method);
         if !is_spoilt {
             return self.honest.handle(from, request);
         }
@@ -207,8 +206,8 @@ fn nobody_outside_a_replica_set_keeps_strays_where_they_are() {
             ring.sim.run_for(MINUTE);
             for member in 0..ring.members.len() {
                 let keys: Vec<Key> = (0..60).map(key).collect();
-                let header = messages::to_header(&Hold { keys, keep: true });
-                let request = Request { method: messages::HOLD, header, parts: Vec::new() };
+                let header = rpc::to_header(&Hold { keys, keep: true });
+                let request = Request { method: rpc::HOLD, header, parts: Vec::new() };
                 let call = outsider.call(ring.node(member).peer, request, MINUTE);
                 ring.sim.block_on(HOUR, call).expect("ends").expect("answered");
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use atoll_dht::messages::{self, PutReply, PutStatus, RenewReply};
+use atoll_dht::rpc::{self, PutReply, PutStatus, RenewReply};
 use atoll_dht::{Blocks, DhtConfig, PutError};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
@@ -43,13 +43,13 @@ impl FalseRoot {
     /// The answer to a request as to the root, if it is one to lie to.
     fn acknowledge(&self, request: &Request) -> Option<Reply> {
         let header = match request.method {
-            messages::PUT => {
-                let put: messages::Put = messages::from_header(&request.header).ok()?;
+            rpc::PUT => {
+                let put: rpc::Put = rpc::from_header(&request.header).ok()?;
                 let stored = PutStatus::Stored { copies: 3, wanted: 3 };
                 let statuses = vec![stored; put.blocks.0.len()].into();
-                put.as_root.then(|| messages::to_header(&PutReply { statuses }))
+                put.as_root.then(|| rpc::to_header(&PutReply { statuses }))
             }
-            messages::RENEW => return FalseRoot::renewal(request, 1),
+            rpc::RENEW => return FalseRoot::renewal(request, 1),
             _ => None,
         };
         header.map(|header| Reply { header, parts: Vec::new() })
@@ -57,31 +57,31 @@ impl FalseRoot {
 
     /// The answer to a renewal as to the root, with `state` for every block.
     fn renewal(request: &Request, state: u8) -> Option<Reply> {
-        let renew: messages::Renew = messages::from_header(&request.header).ok()?;
+        let renew: rpc::Renew = rpc::from_header(&request.header).ok()?;
         let held = vec![state; renew.names.len()];
-        let header = messages::to_header(&RenewReply { held, over: None });
+        let header = rpc::to_header(&RenewReply { held, over: None });
         renew.as_root.then_some(Reply { header, parts: Vec::new() })
     }
 
     /// Says that there is a newer block of each key.
     fn refuse(request: &Request) -> Option<Reply> {
-        if request.method != messages::PUT {
+        if request.method != rpc::PUT {
             return None;
         }
         let newer = PutStatus::Superseded { held: u64::MAX - 1 };
         let statuses = vec![newer; request.parts.len()].into();
-        let header = messages::to_header(&PutReply { statuses });
+        let header = rpc::to_header(&PutReply { statuses });
         Some(Reply { header, parts: Vec::new() })
     }
 
     /// The same put, with leases of a second.
     fn shortened(request: &Request) -> Option<Request> {
-        if request.method != messages::PUT {
+        if request.method != rpc::PUT {
             return None;
         }
-        let mut put: messages::Put = messages::from_header(&request.header).ok()?;
+        let mut put: rpc::Put = rpc::from_header(&request.header).ok()?;
         put.blocks.0.iter_mut().for_each(|header| header.lease_secs = 1);
-        Some(Request { header: messages::to_header(&put), ..request.clone() })
+        Some(Request { header: rpc::to_header(&put), ..request.clone() })
     }
 }
 
@@ -99,7 +99,7 @@ impl Service for FalseRoot {
                     return self.honest.handle(from, shortened);
                 }
             }
-            Lie::Renewal(state) if lies && request.method == messages::RENEW => {
+            Lie::Renewal(state) if lies && request.method == rpc::RENEW => {
                 if let Some(reply) = FalseRoot::renewal(&request, state) {
                     return Box::pin(async move { Ok(reply) });
                 }
@@ -250,7 +250,7 @@ fn a_root_that_denies_blocks_is_not_believed_without_asking_the_others() {
 #[test]
 fn a_root_is_asked_alone_about_blocks_that_will_be_put_and_are_not_there() {
     let (ring, liar, lies) = ring(9, Lie::Renewal(3));
-    let asked = || ring.sim.stats().methods.get(&messages::RENEW).map_or(0, |m| m.call_count);
+    let asked = || ring.sim.stats().methods.get(&rpc::RENEW).map_or(0, |m| m.call_count);
     let publisher = &ring.members[0].dht;
     let hashes =
         |numbers: &[u32]| -> Vec<BlockHash> { numbers.iter().map(|n| block(*n).0).collect() };
@@ -355,13 +355,13 @@ struct Denier(Arc<dyn Service>);
 
 impl Service for Denier {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method != messages::VOUCH {
+        if request.method != rpc::VOUCH {
             return self.0.handle(from, request);
         }
         Box::pin(async move {
-            let asked: messages::Vouch = messages::from_header(&request.header)?;
+            let asked: rpc::Vouch = rpc::from_header(&request.header)?;
             let vouched = vec![None; asked.keys.len()].into();
-            let header = messages::to_header(&messages::VouchReply { vouched });
+            let header = rpc::to_header(&rpc::VouchReply { vouched });
             Ok(Reply { header, parts: Vec::new() })
         })
     }
@@ -391,13 +391,13 @@ fn among_honest_nodes_a_put_costs_one_small_question_more() {
         stats.methods.get(&method).map_or(0, |method| method.call_count)
     };
     ring.put(0, 0..1);
-    let before = (count(messages::PUT), count(messages::VOUCH), ring.bytes_of(messages::VOUCH));
+    let before = (count(rpc::PUT), count(rpc::VOUCH), ring.bytes_of(rpc::VOUCH));
     for n in 1..101 {
         ring.put(0, n..n + 1);
     }
-    let puts = count(messages::PUT) - before.0;
-    let questions = count(messages::VOUCH) - before.1;
-    let bytes = ring.bytes_of(messages::VOUCH) - before.2;
+    let puts = count(rpc::PUT) - before.0;
+    let questions = count(rpc::VOUCH) - before.1;
+    let bytes = ring.bytes_of(rpc::VOUCH) - before.2;
     assert!(questions <= 100 && bytes < 100 * 200, "{questions} questions, {bytes} bytes");
     assert!(puts <= 300, "{puts}");
 }

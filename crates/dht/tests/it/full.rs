@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use atoll_dht::messages::{self, Put, PutReply, PutStatus, Reconcile, ReconcileReply};
 use atoll_dht::reconcile::{Claim, Summary};
+use atoll_dht::rpc::{self, Put, PutReply, PutStatus, Reconcile, ReconcileReply};
 use atoll_env::{BoxFuture, Env, sleep};
 use atoll_key::{KeyRange, PeerId};
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
@@ -23,10 +23,10 @@ pub struct Refusing(pub Arc<dyn Service>, pub Arc<AtomicBool>, pub PutStatus);
 
 impl Service for Refusing {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method == messages::PUT && self.1.load(Ordering::Relaxed) {
-            let put: Put = messages::from_header(&request.header).expect("well-formed");
+        if request.method == rpc::PUT && self.1.load(Ordering::Relaxed) {
+            let put: Put = rpc::from_header(&request.header).expect("well-formed");
             let statuses = vec![self.2; put.blocks.0.len()].into();
-            let header = messages::to_header(&PutReply { statuses });
+            let header = rpc::to_header(&PutReply { statuses });
             return Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) });
         }
         self.0.handle(from, request)
@@ -117,9 +117,9 @@ fn a_full_root_does_not_fetch_the_same_blocks_for_ever() {
     let put = ring.members[small].store.put(vec![held]);
     ring.sim.block_on(MINUTE, put).expect("ends").expect("there is room for a small one");
     ring.sim.run_for(10 * MINUTE);
-    let before = ring.bytes_of(messages::FETCH) + ring.bytes_of(messages::PUT);
+    let before = ring.bytes_of(rpc::FETCH) + ring.bytes_of(rpc::PUT);
     ring.sim.run_for(60 * MINUTE);
-    let moved = ring.bytes_of(messages::FETCH) + ring.bytes_of(messages::PUT) - before;
+    let moved = ring.bytes_of(rpc::FETCH) + ring.bytes_of(rpc::PUT) - before;
     assert!(moved < 1 << 20, "{} KiB in an idle hour", moved >> 10);
     assert!(!ring.holders(&hash.key()).contains(&small), "the stray stays");
 }
@@ -129,7 +129,7 @@ struct Slow(Arc<dyn Service>, Env, Duration);
 
 impl Service for Slow {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        let delay = if request.method == messages::RECONCILE { self.2 } else { Duration::ZERO };
+        let delay = if request.method == rpc::RECONCILE { self.2 } else { Duration::ZERO };
         let (slept, answer) = (sleep(&*self.1, delay), self.0.handle(from, request));
         Box::pin(async move {
             slept.await;
@@ -177,17 +177,16 @@ fn comparisons_for_strangers_are_bounded_in_all() {
     let (mut answered, mut refused) = (0u64, 0u64);
     let begin = ring.sim.now();
     while ring.sim.now().since(begin) < 2 * MINUTE {
-        let header = messages::to_header(&Reconcile { claims: vec![claim; 16] });
+        let header = rpc::to_header(&Reconcile { claims: vec![claim; 16] });
         let calls = strangers.iter().map(|stranger| {
             let request =
-                Request { method: messages::RECONCILE, header: header.clone(), parts: Vec::new() };
+                Request { method: rpc::RECONCILE, header: header.clone(), parts: Vec::new() };
             stranger.call(ring.node(1).peer, request, MINUTE)
         });
         for answer in ring.sim.block_on(MINUTE, join_all(calls)).expect("ends") {
             match answer {
                 Ok(reply) => {
-                    let reply: ReconcileReply =
-                        messages::from_header(&reply.header).expect("sound");
+                    let reply: ReconcileReply = rpc::from_header(&reply.header).expect("sound");
                     answered += reply.answers.len() as u64 * COST;
                 }
                 Err(CallError::Refused(refusal)) if refusal.code == Refusal::OVERLOADED => {

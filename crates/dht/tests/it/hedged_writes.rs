@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use atoll_dht::messages::{self, Put, PutReply, PutStatus};
+use atoll_dht::rpc::{self, Put, PutReply, PutStatus};
 use atoll_dht::{Blocks, DhtConfig, PutError};
 use atoll_env::{BoxFuture, Env, sleep};
 use atoll_key::{BlockHash, SecretKey, SignedBlock};
@@ -91,7 +91,7 @@ fn half_of_the_ring_dead_delays_a_publish_by_seconds() {
 fn sent(ring: &Ring, at: usize, blocks: Vec<(BlockHash, Bytes)>) -> f64 {
     let put_bytes = || {
         let stats = ring.sim.stats();
-        stats.methods.get(&messages::PUT).map_or(0, |method| method.request_bytes)
+        stats.methods.get(&rpc::PUT).map_or(0, |method| method.request_bytes)
     };
     let length: usize = blocks.iter().map(|(_, bytes)| bytes.len()).sum();
     let before = put_bytes();
@@ -177,10 +177,10 @@ struct Full(Arc<dyn Service>, Arc<AtomicBool>);
 
 impl Service for Full {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method == messages::PUT && self.1.load(Ordering::Relaxed) {
-            let put: Put = messages::from_header(&request.header).expect("well-formed");
+        if request.method == rpc::PUT && self.1.load(Ordering::Relaxed) {
+            let put: Put = rpc::from_header(&request.header).expect("well-formed");
             let statuses = vec![PutStatus::Failed; put.blocks.0.len()];
-            let header = messages::to_header(&PutReply { statuses: statuses.into() });
+            let header = rpc::to_header(&PutReply { statuses: statuses.into() });
             return Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) });
         }
         self.0.handle(from, request)
@@ -204,12 +204,12 @@ fn of_a_batch_only_what_fails_is_put_again_and_the_culprit_is_named() {
     let blocks: Vec<(BlockHash, Bytes)> = (0..60).map(|n| sized_block(n, 10_000)).collect();
     let failing = blocks.iter().filter(|(hash, _)| root_of(hash) == full).count();
     assert!(failing > 0 && failing < 60, "{failing} of 60");
-    let before = ring.bytes_of(messages::PUT);
+    let before = ring.bytes_of(rpc::PUT);
     let error = ring.try_put(0, blocks.clone()).expect_err("a root refuses");
     let told = error.to_string();
     let culprit = ring.node(full).to_string();
     assert!(told.contains(&format!("{failing} of 60 blocks")) && told.contains(&culprit), "{told}");
-    let sent = ring.bytes_of(messages::PUT) - before;
+    let sent = ring.bytes_of(rpc::PUT) - before;
     let (good, tries) = (60 - failing as u64, 16);
     let most = 10_500 * (good * 3 + failing as u64 * tries);
     assert!(sent < most, "{sent} bytes, {failing} blocks failed");
@@ -269,7 +269,7 @@ struct Slow {
 impl Service for Slow {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         let pause = Duration::from_millis(self.millis.load(Ordering::Relaxed));
-        if request.method != messages::PUT || pause.is_zero() {
+        if request.method != rpc::PUT || pause.is_zero() {
             return self.honest.handle(from, request);
         }
         let (pause, answer) = (sleep(&*self.env, pause), self.honest.handle(from, request));

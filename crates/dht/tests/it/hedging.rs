@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, CacheAt, DhtConfig, ReplicaChoice, messages};
+use atoll_dht::{Blocks, CacheAt, DhtConfig, ReplicaChoice, rpc};
 use atoll_env::{BoxFuture, Env, sleep};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_sim::{Connections, HostConfig, Latency, SimConfig, TcpModel};
@@ -26,7 +26,7 @@ struct Slow {
 impl Service for Slow {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         let delay = match request.method {
-            messages::LOOKUP_STEP => self.delay,
+            rpc::LOOKUP_STEP => self.delay,
             _ => Duration::ZERO,
         };
         let (answer, pause) = (self.inner.handle(from, request), sleep(&*self.env, delay));

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::messages;
 use atoll_dht::reconcile::{Answer, Claim, Item, Summary};
+use atoll_dht::rpc;
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, BlockKind, Key, KeyRange};
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
@@ -55,13 +55,13 @@ struct Forgetful(Arc<dyn Service>);
 
 impl Service for Forgetful {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        let put = messages::from_header::<messages::Put>(&request.header);
-        if request.method != messages::PUT || put.is_ok_and(|put| put.as_root) {
+        let put = rpc::from_header::<rpc::Put>(&request.header);
+        if request.method != rpc::PUT || put.is_ok_and(|put| put.as_root) {
             return self.0.handle(from, request);
         }
-        let status = messages::PutStatus::Stored { copies: 1, wanted: 1 };
+        let status = rpc::PutStatus::Stored { copies: 1, wanted: 1 };
         let statuses = vec![status; request.parts.len()].into();
-        let header = messages::to_header(&messages::PutReply { statuses });
+        let header = rpc::to_header(&rpc::PutReply { statuses });
         Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) })
     }
 }
@@ -74,9 +74,9 @@ fn a_replica_that_forgets_what_it_takes_is_given_less_and_less() {
     ring.settle();
     ring.put(0, 0..100);
     ring.sim.run_for(MINUTE * 10);
-    let before = ring.bytes_of(messages::PUT);
+    let before = ring.bytes_of(rpc::PUT);
     ring.sim.run_for(MINUTE * 60);
-    let sent = ring.bytes_of(messages::PUT) - before;
+    let sent = ring.bytes_of(rpc::PUT) - before;
     // Every block to it once is about 100 × 300 bytes.
     assert!(sent < 10 * 30_000, "{sent} bytes in an hour");
     let unsure = |i: &usize| !ring.members[*i].dht.repair_status().fully_replicated;
@@ -110,13 +110,12 @@ fn a_request_for_many_comparisons_is_answered_in_part() {
     let compare = |claims: usize| {
         let summary = Summary { digest: [1; 32], count: 1 };
         let claims = vec![Claim { range: KeyRange::full(), summary }; claims];
-        let header = messages::to_header(&messages::Reconcile { claims });
-        let request = Request { method: messages::RECONCILE, header, parts: Vec::new() };
+        let header = rpc::to_header(&rpc::Reconcile { claims });
+        let request = Request { method: rpc::RECONCILE, header, parts: Vec::new() };
         outsider.call(ring.node(0).peer, request, Duration::from_secs(5))
     };
     let reply = ring.sim.block_on(MINUTE, compare(64)).expect("ends").expect("answered");
-    let reply: messages::ReconcileReply =
-        messages::from_header(&reply.header).expect("well-formed");
+    let reply: rpc::ReconcileReply = rpc::from_header(&reply.header).expect("well-formed");
     // 16,384 blocks looked at, of which two summaries and a cut are taken for 1,536.
     assert_eq!(reply.answers.len(), 11);
     let again = ring.sim.block_on(MINUTE, compare(1)).expect("ends");
@@ -152,15 +151,15 @@ fn call(ring: &Ring, request: Request) -> Result<Reply, CallError> {
 }
 
 fn put_request(key: Key, kind: u8, bytes: &[u8]) -> Request {
-    let header = messages::BlockHeader { key, kind, lease_secs: 1000 };
-    let put = messages::Put { blocks: vec![header].into(), as_root: false, receipt: None };
+    let header = rpc::BlockHeader { key, kind, lease_secs: 1000 };
+    let put = rpc::Put { blocks: vec![header].into(), as_root: false, receipt: None };
     let parts = vec![Bytes::copy_from_slice(bytes)];
-    Request { method: messages::PUT, header: messages::to_header(&put), parts }
+    Request { method: rpc::PUT, header: rpc::to_header(&put), parts }
 }
 
-fn put_status(ring: &Ring, request: Request) -> messages::PutStatus {
+fn put_status(ring: &Ring, request: Request) -> rpc::PutStatus {
     let reply = call(ring, request).expect("answered");
-    let reply: messages::PutReply = messages::from_header(&reply.header).expect("well-formed");
+    let reply: rpc::PutReply = rpc::from_header(&reply.header).expect("well-formed");
     reply.statuses.0[0]
 }
 
@@ -173,11 +172,11 @@ fn malformed_requests_are_refused_with_what_is_wrong() {
     let garbage =
         |method| Request { method, header: Bytes::from_static(&[0xff; 40]), parts: vec![] };
     let cases = [
-        (garbage(messages::LOOKUP_STEP), Refusal::MALFORMED),
-        (garbage(messages::PUT), Refusal::MALFORMED),
-        (garbage(messages::RENEW), Refusal::MALFORMED),
-        (garbage(messages::RECONCILE), Refusal::MALFORMED),
-        (garbage(messages::FETCH), Refusal::MALFORMED),
+        (garbage(rpc::LOOKUP_STEP), Refusal::MALFORMED),
+        (garbage(rpc::PUT), Refusal::MALFORMED),
+        (garbage(rpc::RENEW), Refusal::MALFORMED),
+        (garbage(rpc::RECONCILE), Refusal::MALFORMED),
+        (garbage(rpc::FETCH), Refusal::MALFORMED),
         (garbage(0x02ff), Refusal::UNKNOWN_METHOD),
         (unpaired, Refusal::MALFORMED),
     ];
@@ -204,7 +203,7 @@ fn blocks_that_are_not_what_their_key_says_are_not_stored() {
         ("unhashed key", put_request(Key::MAX, BlockKind::Content as u8, &bytes)),
     ];
     for (what, request) in cases {
-        assert_eq!(put_status(&ring, request), messages::PutStatus::Invalid, "{what}");
+        assert_eq!(put_status(&ring, request), rpc::PutStatus::Invalid, "{what}");
     }
     assert!(ring.holders(&hash.key()).is_empty() && ring.holders(&Key::MAX).is_empty());
     let marked: u64 = ring.members[0].dht.stats().bad_blocks.values().sum();
@@ -215,10 +214,9 @@ fn blocks_that_are_not_what_their_key_says_are_not_stored() {
 fn a_lease_longer_than_allowed_is_cut() {
     let ring = Ring::new(5, 1);
     let (hash, bytes) = block(1);
-    let header = messages::BlockHeader { key: hash.key(), kind: 1, lease_secs: u64::MAX };
-    let put = messages::Put { blocks: vec![header].into(), as_root: true, receipt: None };
-    let request =
-        Request { method: messages::PUT, header: messages::to_header(&put), parts: vec![bytes] };
+    let header = rpc::BlockHeader { key: hash.key(), kind: 1, lease_secs: u64::MAX };
+    let put = rpc::Put { blocks: vec![header].into(), as_root: true, receipt: None };
+    let request = Request { method: rpc::PUT, header: rpc::to_header(&put), parts: vec![bytes] };
     call(&ring, request).expect("answered");
     let info = ring.members[0].store.info(&hash.key()).expect("memory").expect("stored");
     let now = ring.sim.env(ring.members[0].host).unix_ms() / 1000;
@@ -270,12 +268,12 @@ fn a_root_that_claims_four_billion_copies_breaks_nothing() {
     let mut ring = Ring::new(8, 3);
     ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |honest| {
         let answer = |request: &Request| {
-            let put: messages::Put = messages::from_header(&request.header).expect("well-formed");
-            let boast = messages::PutStatus::Stored { copies: u32::MAX, wanted: u32::MAX };
+            let put: rpc::Put = rpc::from_header(&request.header).expect("well-formed");
+            let boast = rpc::PutStatus::Stored { copies: u32::MAX, wanted: u32::MAX };
             let statuses = vec![boast; put.blocks.0.len()].into();
-            messages::to_header(&messages::PutReply { statuses })
+            rpc::to_header(&rpc::PutReply { statuses })
         };
-        Arc::new(Impostor { honest, method: messages::PUT, answer })
+        Arc::new(Impostor { honest, method: rpc::PUT, answer })
     });
     ring.settle();
     ring.put(0, 0..50);
@@ -307,12 +305,11 @@ fn a_replica_whose_answers_never_end_does_not_stop_repair() {
         let mut ring = Ring::new(9, 2);
         ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |honest| {
             let answer = move |request: &Request| {
-                let asked: messages::Reconcile =
-                    messages::from_header(&request.header).expect("well-formed");
+                let asked: rpc::Reconcile = rpc::from_header(&request.header).expect("well-formed");
                 let answers = asked.claims.iter().map(endless).collect();
-                messages::to_header(&messages::ReconcileReply { answers })
+                rpc::to_header(&rpc::ReconcileReply { answers })
             };
-            Arc::new(Impostor { honest, method: messages::RECONCILE, answer })
+            Arc::new(Impostor { honest, method: rpc::RECONCILE, answer })
         });
         ring.settle();
         ring.put(0, 0..30);
@@ -340,10 +337,10 @@ fn a_root_does_not_pass_bad_blocks_on_and_is_not_blamed_for_them() {
         .into_iter()
         .min_by_key(|i| ring.node(*i).id.key().distance_from(&hash.key()));
     let root = root.expect("a ring of three");
-    let header = messages::BlockHeader { key: hash.key(), kind: 1, lease_secs: 1000 };
-    let put = messages::Put { blocks: vec![header].into(), as_root: true, receipt: None };
+    let header = rpc::BlockHeader { key: hash.key(), kind: 1, lease_secs: 1000 };
+    let put = rpc::Put { blocks: vec![header].into(), as_root: true, receipt: None };
     let parts = vec![Bytes::from_static(b"something else")];
-    let request = Request { method: messages::PUT, header: messages::to_header(&put), parts };
+    let request = Request { method: rpc::PUT, header: rpc::to_header(&put), parts };
     let call = ring.outsider().call(ring.node(root).peer, request, Duration::from_secs(5));
     ring.sim.block_on(MINUTE, call).expect("ends").expect("answered");
     for (i, member) in ring.members.iter().enumerate() {

@@ -2,22 +2,22 @@
 //! replays it.
 
 mod acknowledged;
+mod attribution;
 mod caching;
 mod claims;
 mod clocks;
 mod coming_back;
-mod copies;
 mod denier;
 mod diversion;
 mod dripping;
 mod dropping;
 mod durability;
+mod eviction;
 mod false_holders;
 mod false_roots;
 mod figures;
 mod flawed;
 mod full;
-mod giving_up;
 mod hedged_writes;
 mod hedging;
 mod hostile;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::durable::MemoryState;
-use atoll_dht::messages::{self, LookupReply, LookupStep};
 use atoll_dht::receipt::SimulatedKeys;
+use atoll_dht::rpc::{self, LookupReply, LookupStep};
 use atoll_dht::{Blocks, Dht, DhtConfig, GetError};
 use atoll_env::BoxFuture;
 use atoll_key::{Key, SecretKey, SignedBlock};
@@ -99,7 +99,7 @@ impl Liar {
 
     /// A lying answer to `lookup_step`, if it lies otherwise than by garbage.
     fn deny(&self, header: &[u8]) -> Option<LookupReply> {
-        let step: LookupStep = messages::from_header(header).ok()?;
+        let step: LookupStep = rpc::from_header(header).ok()?;
         let route = self.lead_astray(&step.key, step.as_root)?;
         Some(match route {
             Route::Root(mut nodes) if nodes[0] == self.me => {
@@ -123,9 +123,9 @@ impl Service for Liar {
                     return Box::pin(async move { Ok(reply) });
                 }
             }
-            messages::LOOKUP_STEP => {
+            rpc::LOOKUP_STEP => {
                 if let Some(lie) = self.deny(&request.header) {
-                    let reply = answer(messages::to_header(&lie));
+                    let reply = answer(rpc::to_header(&lie));
                     return Box::pin(async move { Ok(reply) });
                 }
             }
@@ -141,13 +141,10 @@ impl Service for Liar {
                     *part = Bytes::from(bytes);
                 }
             }
-            if lie == Lie::Deny
-                && request.method == messages::LOOKUP_STEP
-                && !reply.parts.is_empty()
-            {
+            if lie == Lie::Deny && request.method == rpc::LOOKUP_STEP && !reply.parts.is_empty() {
                 // As if it were the root and had lost the block.
                 reply.parts.clear();
-                reply.header = messages::to_header(&LookupReply::Absent(Vec::new()));
+                reply.header = rpc::to_header(&LookupReply::Absent(Vec::new()));
             }
             Ok(reply)
         })

@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::durable::MemoryState;
-use atoll_dht::{
-    Blocks, CacheAt, Dht, DhtConfig, GetError, ReplicaChoice, SimulatedKeys, messages,
-};
+use atoll_dht::{Blocks, CacheAt, Dht, DhtConfig, GetError, ReplicaChoice, SimulatedKeys, rpc};
 use atoll_net::Router;
 use atoll_overlay::Node;
 use atoll_overlay::chord::state::ChordState;
@@ -39,7 +37,7 @@ fn half_a_ring(seed: u64, config: DhtConfig) -> (Ring, usize) {
 /// Questions of lookups that were not answered so far.
 fn unanswered(sim: &Sim) -> u64 {
     let stats = sim.stats();
-    let of_lookups = stats.methods.get(&messages::LOOKUP_STEP).copied().unwrap_or_default();
+    let of_lookups = stats.methods.get(&rpc::LOOKUP_STEP).copied().unwrap_or_default();
     of_lookups.call_count - of_lookups.reply_count
 }
 

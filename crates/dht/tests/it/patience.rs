@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use atoll_dht::messages::{self, Name, PutReply, PutStatus, Renew, RenewReply};
 use atoll_dht::receipt::Receipt;
+use atoll_dht::rpc::{self, Name, PutReply, PutStatus, Renew, RenewReply};
 use atoll_dht::{Blocks, QuotaConfig, Share, SimulatedKeys};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, BlockKind};
@@ -84,7 +84,7 @@ struct Unvouching(Arc<dyn Service>);
 
 impl Service for Unvouching {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method == messages::VOUCH {
+        if request.method == rpc::VOUCH {
             return Box::pin(std::future::pending());
         }
         self.0.handle(from, request)
@@ -105,7 +105,7 @@ fn a_neighbour_that_never_vouches_does_not_keep_copies_away() {
         let put = put_with(None, &[block(50 + to as u32)], false, 3600);
         let call = from.call(ring.node(to).peer, put, limit);
         let reply = ring.sim.block_on(MINUTE, call).expect("ends").expect("answered in time");
-        let reply: PutReply = messages::from_header(&reply.header).expect("well-formed");
+        let reply: PutReply = rpc::from_header(&reply.header).expect("well-formed");
         assert!(matches!(reply.statuses.0[..], [PutStatus::Stored { .. }]), "{reply:?}");
     }
 }
@@ -117,12 +117,12 @@ fn asking_for_room_for_any_number_of_bytes_is_refused() {
     let put = put_of(face(1, 1), now_secs(&ring), &[block(1).0.key()], &[block(1)], false);
     send(&ring, &from, 0, put).expect("taken");
     let Owner { publisher, ip } = owner_of(&face(1, 1));
-    let ask = messages::AskRoom { publisher, ip, bytes: u64::MAX, is_root: false };
-    let header = messages::to_header(&ask);
-    let request = Request { method: messages::ROOM, header, parts: Vec::new() };
+    let ask = rpc::AskRoom { publisher, ip, bytes: u64::MAX, is_root: false };
+    let header = rpc::to_header(&ask);
+    let request = Request { method: rpc::ROOM, header, parts: Vec::new() };
     let call = from.call(ring.node(0).peer, request, Duration::from_secs(5));
     let reply = ring.sim.block_on(MINUTE, call).expect("ends").expect("answered");
-    let reply: messages::AskRoomReply = messages::from_header(&reply.header).expect("one");
+    let reply: rpc::AskRoomReply = rpc::from_header(&reply.header).expect("one");
     assert!(reply.over.is_some());
 }
 
@@ -135,11 +135,11 @@ fn renew(ring: &Ring, from: &Arc<dyn Transport>, publisher: Peer, of: &[BlockHas
     let receipt = Some(receipt.to_wire(keys.iter().copied()));
     let names = keys.iter().map(Name::of).collect();
     let renew = Renew { names, lease_secs, as_root: false, receipt };
-    let header = messages::to_header(&renew);
-    let request = Request { method: messages::RENEW, header, parts: Vec::new() };
+    let header = rpc::to_header(&renew);
+    let request = Request { method: rpc::RENEW, header, parts: Vec::new() };
     let call = from.call(ring.node(0).peer, request, Duration::from_secs(20));
     let reply = ring.sim.block_on(MINUTE, call).expect("ends").expect("answered");
-    messages::from_header::<RenewReply>(&reply.header).expect("well-formed").held
+    rpc::from_header::<RenewReply>(&reply.header).expect("well-formed").held
 }
 
 /// As after the network has grown.

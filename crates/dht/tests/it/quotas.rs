@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_dht::messages::{self, BlockHeader, Name, PutReply, PutStatus, Renew};
 use atoll_dht::receipt::{BAD_RECEIPT, Receipt};
+use atoll_dht::rpc::{self, BlockHeader, Name, PutReply, PutStatus, Renew};
 use atoll_dht::{Blocks, DhtConfig, PutError, QuotaConfig, Share, SimulatedKeys};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, Key, PeerId};
@@ -119,9 +119,9 @@ pub fn put_with(
     let headers: Vec<BlockHeader> = blocks.iter().map(header).collect();
     let keys = headers.iter().map(|header| header.key);
     let receipt = receipt.map(|receipt| receipt.to_wire(keys));
-    let put = messages::Put { blocks: headers.into(), as_root, receipt };
+    let put = rpc::Put { blocks: headers.into(), as_root, receipt };
     let parts = blocks.iter().map(|(_, bytes)| bytes.clone()).collect();
-    Request { method: messages::PUT, header: messages::to_header(&put), parts }
+    Request { method: rpc::PUT, header: rpc::to_header(&put), parts }
 }
 
 pub fn send(
@@ -132,7 +132,7 @@ pub fn send(
 ) -> Result<Vec<PutStatus>, CallError> {
     let call = from.call(ring.node(to).peer, request, Duration::from_secs(30));
     let reply = ring.sim.block_on(MINUTE, call).expect("calls have deadlines")?;
-    let reply: PutReply = messages::from_header(&reply.header).expect("well-formed");
+    let reply: PutReply = rpc::from_header(&reply.header).expect("well-formed");
     Ok(reply.statuses.0)
 }
 
@@ -181,10 +181,10 @@ pub struct Agreeable;
 
 impl Service for Agreeable {
     fn handle(&self, _: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        let asked = messages::from_header::<messages::Confirm>(&request.header);
+        let asked = rpc::from_header::<rpc::Confirm>(&request.header);
         Box::pin(async move {
-            let reply = messages::ConfirmReply { nonce: asked?.nonce, is_mine: true };
-            Ok(Reply { header: messages::to_header(&reply), parts: Vec::new() })
+            let reply = rpc::ConfirmReply { nonce: asked?.nonce, is_mine: true };
+            Ok(Reply { header: rpc::to_header(&reply), parts: Vec::new() })
         })
     }
 }
@@ -399,7 +399,7 @@ struct Recorder {
 
 impl Service for Recorder {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method == messages::PUT {
+        if request.method == rpc::PUT {
             self.seen.lock().expect("not poisoned").push(request.clone());
         }
         self.honest.handle(from, request)
@@ -430,7 +430,7 @@ fn a_replayed_receipt_keeps_no_block_alive_and_charges_nobody_else() {
         member.store.info(key).expect("memory").expect("held").expires_unix_secs
     };
     let key_of = |request: &Request| {
-        let put: messages::Put = messages::from_header(&request.header).expect("well-formed");
+        let put: rpc::Put = rpc::from_header(&request.header).expect("well-formed");
         assert!(put.receipt.is_some(), "the publisher's receipt goes to every replica");
         put.blocks.0[0].key
     };
@@ -461,14 +461,11 @@ fn a_lying_root_cannot_charge_somebody_else() {
     let liar = ring.sim.transport(ring.members[4].host);
     let junk = block(777_777);
     for recorded in &recorded {
-        let put: messages::Put = messages::from_header(&recorded.header).expect("well-formed");
+        let put: rpc::Put = rpc::from_header(&recorded.header).expect("well-formed");
         let headers = vec![BlockHeader { key: junk.0.key(), kind: 1, lease_secs: 1000 }];
-        let put = messages::Put { blocks: headers.into(), as_root: false, ..put };
-        let request = Request {
-            method: messages::PUT,
-            header: messages::to_header(&put),
-            parts: vec![junk.1.clone()],
-        };
+        let put = rpc::Put { blocks: headers.into(), as_root: false, ..put };
+        let request =
+            Request { method: rpc::PUT, header: rpc::to_header(&put), parts: vec![junk.1.clone()] };
         for to in 0..4 {
             assert_refused(send(&ring, &liar, to, request.clone()), "for other blocks");
         }
@@ -493,8 +490,8 @@ fn whoever_renews_a_block_is_charged_for_it_and_needs_a_receipt() {
     for lease_secs in [0, 1000] {
         let names = keys.iter().map(Name::of).collect();
         let renew = Renew { names, lease_secs, as_root: false, receipt: None };
-        let header = messages::to_header(&renew);
-        let request = Request { method: messages::RENEW, header, parts: Vec::new() };
+        let header = rpc::to_header(&renew);
+        let request = Request { method: rpc::RENEW, header, parts: Vec::new() };
         let call = ring.outsider().call(ring.node(2).peer, request, MINUTE);
         let refused = ring.sim.block_on(MINUTE, call).expect("ends").expect_err("no receipt");
         assert!(matches!(&refused, CallError::Refused(r) if r.code == BAD_RECEIPT), "{refused}");
@@ -531,7 +528,7 @@ fn a_publisher_is_asked_to_confirm_once_an_hour() {
     let ring = Ring::new(15, 4);
     let asked = |ring: &Ring| {
         let stats = ring.sim.stats();
-        stats.methods.get(&messages::CONFIRM).map_or(0, |method| method.call_count)
+        stats.methods.get(&rpc::CONFIRM).map_or(0, |method| method.call_count)
     };
     ring.put(0, 0..100);
     let first = asked(&ring);
@@ -556,9 +553,9 @@ fn a_publisher_is_confirmed_over_an_open_connection_and_dialled_only_without_one
         let count = |ring: &Ring, method: u16| {
             ring.sim.stats().methods.get(&method).map_or(0, |method| method.call_count)
         };
-        let (dials, asked) = (count(&ring, PROBE), count(&ring, messages::CONFIRM));
+        let (dials, asked) = (count(&ring, PROBE), count(&ring, rpc::CONFIRM));
         ring.put(0, 0..100);
-        let (dials, asked) = (count(&ring, PROBE) - dials, count(&ring, messages::CONFIRM) - asked);
+        let (dials, asked) = (count(&ring, PROBE) - dials, count(&ring, rpc::CONFIRM) - asked);
         assert!(asked >= 3, "{asked}");
         // On a ring of six, all have met and are connected.
         let expected = if connections == Connections::Instant { asked } else { 0 };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::messages::{MAX_RENEW_KEYS, RENEW, VOUCH};
+use atoll_dht::rpc::{MAX_RENEW_KEYS, RENEW, VOUCH};
 use atoll_dht::{Blocks, Dht, DhtConfig};
 use atoll_key::BlockHash;
 use atoll_overlay::chord::messages::ROUTE;

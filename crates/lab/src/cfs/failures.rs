@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use atoll_dht::{Fetched, GetError, messages};
+use atoll_dht::{Fetched, GetError, rpc};
 
 use crate::LabError;
 use crate::chart::{Axis, Chart, Ink, Mark, Point, Series, highest};
@@ -170,7 +170,7 @@ struct Questions {
 
 fn questions(ring: &Ring) -> Questions {
     let stats = ring.sim.stats();
-    let of_lookups = stats.methods.get(&messages::LOOKUP_STEP).copied().unwrap_or_default();
+    let of_lookups = stats.methods.get(&rpc::LOOKUP_STEP).copied().unwrap_or_default();
     let answered = of_lookups.reply_count;
     Questions { answered, unanswered: of_lookups.call_count - answered }
 }

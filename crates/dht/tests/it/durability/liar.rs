@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use atoll_dht::messages::{self, Name, Put, Renew, Vouch};
+use atoll_dht::rpc::{self, Name, Put, Renew, Vouch};
 use atoll_env::BoxFuture;
 use atoll_key::{Key, PeerId};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
@@ -47,16 +47,16 @@ impl Liar {
 impl Service for Liar {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         let names: Vec<Name> = match request.method {
-            messages::PUT => {
-                let put: Put = messages::from_header(&request.header).expect("honest");
+            rpc::PUT => {
+                let put: Put = rpc::from_header(&request.header).expect("honest");
                 put.blocks.0.iter().map(|block| Name::of(&block.key)).collect()
             }
-            messages::RENEW => {
-                let renew: Renew = messages::from_header(&request.header).expect("honest");
+            rpc::RENEW => {
+                let renew: Renew = rpc::from_header(&request.header).expect("honest");
                 renew.names
             }
-            messages::VOUCH if from.id == self.publisher => {
-                let asked: Vouch = messages::from_header(&request.header).expect("honest");
+            rpc::VOUCH if from.id == self.publisher => {
+                let asked: Vouch = rpc::from_header(&request.header).expect("honest");
                 asked.keys.iter().map(Name::of).collect()
             }
             _ => Vec::new(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use atoll_dht::messages::PutStatus;
+use atoll_dht::rpc::PutStatus;
 use atoll_dht::{Blocks, DhtConfig};
 use atoll_env::{Env, random_below};
 use atoll_key::{BlockHash, Key, PeerId, SecretKey, SignedBlock};

@@ -1,0 +1,228 @@
+//! What is done with blocks before they are stored: they are compared with their keys,
+//! charged to somebody, and given room or refused (CFS §5.4, §5.5).
+//!
+//! A block that is not what its key says is dropped, counted and its sender marked. Whom a
+//! block is charged to follows from its [`Origin`]; only then is there room for it or not.
+
+use atoll_key::{BlockKind, Key};
+use atoll_net::{Peer, Refusal};
+use atoll_store::{BlockInfo, Owner, StoredBlock};
+
+use crate::accounting::attribution::{self, Charge, Copy};
+use crate::accounting::owner::{is_bearer, owner_of};
+use crate::accounting::quota::{OverQuota, Reservation, Room, Want, cost_bytes};
+use crate::accounting::receipt::{BAD_RECEIPT, CLOCK_SLACK_SECS, Receipt, WireReceipt};
+use crate::inner::{Block, Inner};
+use crate::rpc::{BlockHeader, PutStatus};
+
+/// Where blocks come from, which decides whom they are charged to (CFS §5.4).
+#[derive(Clone, Debug)]
+pub(crate) enum Origin {
+    /// Their publisher has said that it wants them kept, and is where it says.
+    Publisher { receipt: Receipt, owner: Owner },
+    /// Some node has them.
+    Bearer,
+    /// A member of their replica set has no room for them.
+    Diverted,
+}
+
+impl Origin {
+    /// Checks the receipt of a message of `from`'s about `keys`, if it carries one.
+    pub async fn of(
+        inner: &Inner,
+        from: &Peer,
+        receipt: Option<WireReceipt>,
+        keys: &[Key],
+    ) -> Result<Origin, Refusal> {
+        let Some(receipt) = receipt else { return Ok(Origin::Bearer) };
+        let receipt = receipt.receipt(keys.iter().copied())?;
+        let bad = |text: String| Err(Refusal::new(BAD_RECEIPT, text));
+        if !receipt.covers(keys) {
+            return bad("the receipt is for other blocks".to_owned());
+        }
+        let now = inner.env.unix_ms() / 1000;
+        if receipt.lease_left_secs(now, 0).is_none() {
+            let (issued, hours) = (receipt.issued_unix_secs, now / 3600);
+            let off = (issued / 3600).abs_diff(hours);
+            return bad(format!("the receipt was made {off} hours from now, by the clock here"));
+        }
+        if !receipt.is_signed(&*inner.attestor) {
+            return bad("the receipt is not signed by its publisher".to_owned());
+        }
+        let publisher = receipt.publisher;
+        if publisher.id == inner.transport.local().id {
+            if !inner.confirmations.is_mine(&receipt.digest()) {
+                return bad("this node did not make the receipt in its name".to_owned());
+            }
+        } else {
+            inner.confirm(from, publisher, Some(receipt.digest())).await?;
+        }
+        let owner = owner_of(&publisher.id, publisher.addr.ip(), &inner.quota.config());
+        Ok(Origin::Publisher { receipt, owner })
+    }
+
+    /// This node publishes blocks with these keys itself.
+    pub fn own(inner: &Inner, lease_secs: u64, keys: &[Key]) -> Origin {
+        let (me, now) = (inner.transport.local(), inner.env.unix_ms() / 1000);
+        let keys = keys.iter().copied();
+        let receipt = Receipt::sign(&*inner.attestor, me, now, lease_secs, keys);
+        inner.confirmations.issued(receipt.digest());
+        Origin::Publisher { receipt, owner: owner_of(&me.id, me.addr.ip(), &inner.quota.config()) }
+    }
+
+    /// The receipt for a message about `keys`.
+    pub fn to_wire(&self, keys: impl Iterator<Item = Key>) -> Option<WireReceipt> {
+        match self {
+            Origin::Publisher { receipt, .. } => Some(receipt.to_wire(keys)),
+            Origin::Bearer | Origin::Diverted => None,
+        }
+    }
+}
+
+/// Blocks that were found sound, charged, and have room here while `room` lives.
+pub(crate) struct Admitted {
+    pub blocks: Vec<Block>,
+    pub stored: Vec<StoredBlock>,
+    /// Where in the batch they stood.
+    pub indices: Vec<usize>,
+    /// Of the whole batch: why a block was refused.
+    pub refused: Vec<Option<PutStatus>>,
+    /// What they cost more than what is held.
+    pub added_bytes: u64,
+    pub room: Reservation,
+}
+
+/// Checks a batch against its keys, charges it and reserves room for it.
+pub(crate) async fn admit(
+    inner: &Inner,
+    from: &Peer,
+    origin: &Origin,
+    blocks: Vec<Block>,
+) -> Result<Admitted, Refusal> {
+    let mut refused = vec![None; blocks.len()];
+    let (mut sound, mut copies, mut indices) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, block) in blocks.into_iter().enumerate() {
+        // A bad block goes no further: the replicas would take this node for its source.
+        match verify(inner, from, &block) {
+            Err(status) => refused[index] = Some(status),
+            Ok((kind, version)) => {
+                let BlockHeader { key, lease_secs, .. } = block.header;
+                copies.push(Copy { key, kind, version, lease_secs });
+                indices.push(index);
+                sound.push(block);
+            }
+        }
+    }
+    let charges = charges_of(inner, from, origin, &copies).await?;
+    let stored = sound.iter().zip(&copies).zip(&charges).map(|((block, copy), charge)| {
+        let mut stored = inner.to_store(block, copy.kind, copy.version);
+        stored.info.owner = charge.owner;
+        stored.info.expires_unix_secs = expires(inner, origin, &copy.key, charge);
+        stored
+    });
+    let stored: Vec<StoredBlock> = stored.collect();
+    let (verdicts, room) = reserve(inner, &stored, &charges);
+    let added_bytes = room.bytes();
+    let keep: Vec<bool> = verdicts.iter().map(Result::is_ok).collect();
+    for (index, verdict) in indices.iter().zip(verdicts) {
+        refused[*index] = verdict.err().map(PutStatus::from);
+    }
+    let (blocks, stored) = (kept(sound, &keep), kept(stored, &keep));
+    let indices = kept(indices, &keep);
+    Ok(Admitted { blocks, stored, indices, refused, added_bytes, room })
+}
+
+/// Those of `list` that are to be kept.
+pub(crate) fn kept<T>(list: Vec<T>, keep: &[bool]) -> Vec<T> {
+    list.into_iter().zip(keep).filter(|(_, keep)| **keep).map(|(item, _)| item).collect()
+}
+
+/// Whom blocks are charged to, and how long each may stay.
+async fn charges_of(
+    inner: &Inner,
+    from: &Peer,
+    origin: &Origin,
+    copies: &[Copy],
+) -> Result<Vec<Charge>, Refusal> {
+    let Origin::Publisher { receipt, owner } = origin else {
+        let is_outside = matches!(origin, Origin::Diverted);
+        return attribution::charges(inner, from, copies, is_outside).await;
+    };
+    let now = inner.env.unix_ms() / 1000;
+    let charge = |copy: &Copy| Charge {
+        owner: *owner,
+        lease_secs: receipt.lease_left_secs(now, copy.lease_secs).unwrap_or(0),
+        room: if copy.kind == BlockKind::Signed { Room::Root } else { Room::Content },
+    };
+    Ok(copies.iter().map(charge).collect())
+}
+
+/// When a block's lease ends. A publisher's word for what only its bearer was charged for
+/// makes it the publisher's at once: a second more is what it takes. But nobody is charged for
+/// longer than he has signed for: what its bearer keeps for longer stays its bearer's.
+pub(crate) fn expires(inner: &Inner, origin: &Origin, key: &Key, charge: &Charge) -> u64 {
+    let expires = inner.expiry(charge.lease_secs);
+    let held = inner.store.info(key).ok().flatten();
+    match (origin, held) {
+        (Origin::Publisher { .. }, Some(held))
+            if is_bearer(&held.owner)
+                && held.expires_unix_secs <= expires.saturating_add(CLOCK_SLACK_SECS) =>
+        {
+            expires.max(held.expires_unix_secs.saturating_add(1))
+        }
+        _ => expires,
+    }
+}
+
+/// Reserves room for blocks, in turn.
+pub(crate) fn reserve(
+    inner: &Inner,
+    blocks: &[StoredBlock],
+    charges: &[Charge],
+) -> (Vec<Result<(), OverQuota>>, Reservation) {
+    let want = |(block, charge): (&StoredBlock, &Charge)| Want {
+        owner: charge.owner,
+        bytes: added_bytes(inner, &block.info),
+        room: charge.room,
+    };
+    let wants: Vec<Want> = blocks.iter().zip(charges).map(want).collect();
+    inner.quota.reserve(&*inner.store, inner.overlay.estimated_peers(), &wants)
+}
+
+/// What more would be charged to a block's owner if it were stored. What is kept for a
+/// publisher already is his from wherever he renews it: an address that changes, while he
+/// is over quota because the network has grown, must not cost him his blocks.
+pub(crate) fn added_bytes(inner: &Inner, new: &BlockInfo) -> u64 {
+    let whole = cost_bytes(new.len_bytes);
+    let Ok(Some(held)) = inner.store.info(&new.key) else { return whole };
+    let is_replaced = new.version > held.version;
+    match (is_replaced, new.owner.publisher == held.owner.publisher) {
+        (true, true) => whole.saturating_sub(cost_bytes(held.len_bytes)),
+        (true, false) => whole,
+        (false, true) => 0,
+        (false, false) if new.expires_unix_secs > held.expires_unix_secs => whole,
+        (false, false) => 0,
+    }
+}
+
+/// Checks one block against its key and against what is held; its kind and version.
+fn verify(inner: &Inner, from: &Peer, block: &Block) -> Result<(BlockKind, u64), PutStatus> {
+    let key = &block.header.key;
+    let checked = BlockKind::from_u8(block.header.kind)
+        .and_then(|kind| Ok((kind, kind.verify(key, &block.bytes)?)));
+    let (kind, version) = match checked {
+        Ok(checked) => checked,
+        Err(error) => {
+            tracing::warn!(%key, %from, %error, "dropped a bad block");
+            inner.counters.mark(from.id);
+            return Err(PutStatus::Invalid);
+        }
+    };
+    if kind == BlockKind::Signed
+        && let Some(held) = inner.known(key)
+        && held.version > version
+    {
+        return Err(PutStatus::Superseded { held: held.version });
+    }
+    Ok((kind, version))
+}

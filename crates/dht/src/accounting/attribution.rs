@@ -1,0 +1,317 @@
+//! Copies that come without a receipt: from repair, from readers that heal what they found
+//! missing, from nodes that hand over what is no longer theirs (CFS §5.1).
+//!
+//! A receipt does not travel with them: it would have to be kept with every block. Instead
+//! the receiver asks other nodes, which should hold such a block if a majority of its replica
+//! set ever took it: its neighbours, and where these do not tell, the replica set, and then the
+//! k nodes after that, which held the block while the set was away. What two of
+//! them vouch for, in the name of the same publisher, is taken and charged to that one; the
+//! node that brings it counts as one of the two if it belongs to the replica set. It is
+//! leased no longer than both say. So one liar can neither have a victim charged nor
+//! bring in blocks at nobody's expense, whoever else it is outside the ring.
+//!
+//! What no two vouch for is charged to its bearer, the node that brought it, which may bring
+//! [`QuotaConfig::copy_share`] of a node as a neighbour and a publisher's share otherwise: so
+//! a flood in this disguise fills no node, and the last holder of a block can still restore
+//! its copies. Who is charged for such blocks counts for nothing elsewhere, until their publisher
+//! renews them.
+//!
+//! A copy of a block that is held with a shorter lease extends that lease only if two vouch.
+//!
+//! What it does not stop: two liars among the replicas of a block, or beside the receiver,
+//! who vouch for each other's. Where anybody can have many keys (the `identity` profile),
+//! one member can be both, if it joins the ring twice beside its victim. With two copies
+//! (k = 2), or two nodes, there are no two to vouch: all copies are their bearer's.
+//!
+//! [`QuotaConfig::copy_share`]: crate::QuotaConfig::copy_share
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use atoll_key::{BlockKind, Key, PeerId};
+use atoll_net::{Peer, Refusal};
+use atoll_overlay::{Neighbourhood, Node};
+use atoll_store::Owner;
+use futures_util::future::join_all;
+
+use crate::accounting::owner::{bearer, is_bearer};
+use crate::accounting::quota::Room;
+use crate::client::ack_verification::ask;
+use crate::inner::Inner;
+use crate::lease_clock::least_lease;
+use crate::placement::by_root;
+use crate::rpc::{Vouch, VouchReply, Vouched};
+
+/// Neighbours asked to vouch for a batch.
+const MAX_WITNESSES: usize = 3;
+/// So many must say the same of a block.
+const AGREE: usize = 2;
+/// Replica sets that are looked for, for one batch. A guess: repair brings blocks of one root.
+const MAX_SETS: usize = 4;
+
+/// A copy to be judged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copy {
+    pub key: Key,
+    pub kind: BlockKind,
+    pub version: u64,
+    pub lease_secs: u64,
+}
+
+/// Whom a block is charged to, and for how long it may stay.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Charge {
+    pub owner: Owner,
+    pub lease_secs: u64,
+    pub room: Room,
+}
+
+impl Charge {
+    /// For what is held already: a copy extends no lease.
+    const HELD: Charge = Charge { owner: Owner::NOBODY, lease_secs: 0, room: Room::Free };
+}
+
+/// Says for each copy that `from` brought whom it is charged to. `is_outside`: this node does not
+/// belong to the replica sets, but keeps the copies for `from`, which does.
+///
+/// # Errors
+/// If it has to be charged to `from`, which could not be confirmed at its address.
+pub(crate) async fn charges(
+    inner: &Inner,
+    from: &Peer,
+    copies: &[Copy],
+    is_outside: bool,
+) -> Result<Vec<Charge>, Refusal> {
+    let mut charges = vec![Charge::HELD; copies.len()];
+    let held: Vec<Held> = copies.iter().map(|copy| held(inner, copy)).collect();
+    let unknown: Vec<usize> = (0..copies.len()).filter(|i| held[*i] != Held::ForAsLong).collect();
+    if unknown.is_empty() {
+        return Ok(charges);
+    }
+    let mut hearing = Hearing::new(unknown.iter().map(|index| copies[*index]).collect());
+    let vouched = inner.config.mechanisms.vouching;
+    if !vouched {
+        confirm(inner, from).await?;
+    } else if !is_outside {
+        hearing.ask(inner, neighbours(inner, from, &hearing)).await;
+    }
+    let mut near = is_neighbour(inner, from);
+    if vouched && (0..unknown.len()).any(|place| hearing.agreed(place).is_none()) {
+        confirm(inner, from).await?;
+        let ReplicaSets { sets, beyond, beside } =
+            replica_sets(inner, from, &hearing, is_outside).await;
+        hearing.ask(inner, sets).await;
+        near |= beside;
+        if (0..unknown.len()).any(|place| hearing.agreed(place).is_none()) {
+            hearing.ask(inner, beyond).await;
+        }
+    }
+    let owner = bearer(&from.id, from.addr.ip(), &inner.quota.config());
+    let room = if near { Room::Copy } else { Room::Content };
+    for (place, index) in unknown.into_iter().enumerate() {
+        let brought = Charge { owner, lease_secs: copies[index].lease_secs, room };
+        charges[index] = match (hearing.agreed(place), held[index]) {
+            (Some(agreed), Held::Shorter(left)) if left >= least_lease(agreed.lease_secs) => {
+                continue;
+            }
+            (Some(agreed), _) => agreed,
+            // One node's word extends no lease that lasts.
+            (None, Held::Shorter(_)) => continue,
+            (None, _) => brought,
+        };
+    }
+    Ok(charges)
+}
+
+/// What nodes say of copies.
+struct Hearing {
+    copies: Vec<Copy>,
+    /// Of each, who was asked, and what they said.
+    said: Vec<Vec<(PeerId, Option<Vouched>)>>,
+}
+
+impl Hearing {
+    fn new(copies: Vec<Copy>) -> Hearing {
+        let said = vec![Vec::new(); copies.len()];
+        Hearing { copies, said }
+    }
+
+    /// Asks nodes about the copies with these numbers, each once about each: a machine may be
+    /// named for several of its virtual servers.
+    async fn ask(&mut self, inner: &Inner, asks: Vec<(Node, Vec<usize>)>) {
+        let mut by_peer: BTreeMap<PeerId, (Node, BTreeSet<usize>)> = BTreeMap::new();
+        for (node, places) in asks {
+            let id = node.peer.id;
+            let new = |place: &usize| self.said[*place].iter().all(|(asked, _)| *asked != id);
+            let asked = by_peer.entry(id).or_insert_with(|| (node, BTreeSet::new()));
+            asked.1.extend(places.into_iter().filter(new));
+        }
+        let asks = by_peer.into_values().filter(|(_, places)| !places.is_empty());
+        let asks: Vec<(Node, BTreeSet<usize>)> = asks.collect();
+        let answers = join_all(asks.iter().map(|(node, places)| {
+            ask(inner, node, places.iter().map(|place| self.copies[*place].key).collect())
+        }))
+        .await;
+        for ((node, places), answer) in asks.into_iter().zip(answers) {
+            let answer = answer.unwrap_or_else(|| vec![None; places.len()]);
+            for (place, said) in places.into_iter().zip(answer) {
+                self.said[place].push((node.peer.id, said));
+            }
+        }
+    }
+
+    /// Whom most, and at least [`AGREE`], say that they charge the copy to, and for as long as
+    /// so many of them say.
+    fn agreed(&self, place: usize) -> Option<Charge> {
+        let copy = &self.copies[place];
+        let mut by_owner: BTreeMap<Owner, Vec<u64>> = BTreeMap::new();
+        for said in self.said[place].iter().filter_map(|(_, said)| said.as_ref()) {
+            // A bearer bears out that it is there, not whose it is.
+            if said.version >= copy.version && !is_bearer(&said.owner()) {
+                by_owner.entry(said.owner()).or_default().push(said.lease_secs);
+            }
+        }
+        let (owner, mut leases) = by_owner.into_iter().max_by_key(|(_, leases)| leases.len())?;
+        leases.sort_unstable_by_key(|lease_secs| std::cmp::Reverse(*lease_secs));
+        let lease_secs = copy.lease_secs.min(*leases.get(AGREE - 1)?);
+        Some(Charge { owner, lease_secs, room: Room::Repair })
+    }
+}
+
+/// How a block that somebody brings is held here already, in this version or a newer one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Held {
+    /// It is not, or its lease has ended.
+    Not,
+    /// With a lease that ends before the copy's, after so many seconds.
+    Shorter(u64),
+    /// With a lease as long as the copy's.
+    ForAsLong,
+}
+
+fn held(inner: &Inner, copy: &Copy) -> Held {
+    let held = inner.known(&copy.key);
+    match held.filter(|held| held.version >= copy.version).map(|held| inner.lease_left(&held)) {
+        None | Some(0) => Held::Not,
+        Some(left) if left < least_lease(copy.lease_secs) => Held::Shorter(left),
+        Some(_) => Held::ForAsLong,
+    }
+}
+
+/// Makes sure that whoever brings copies is where it says.
+async fn confirm(inner: &Inner, from: &Peer) -> Result<(), Refusal> {
+    if from.id == inner.transport.local().id {
+        return Ok(());
+    }
+    inner.confirm(from, *from, None).await
+}
+
+/// Whether `from` may share blocks with this node: it stands beside one of its virtual
+/// servers, or is this node itself.
+fn is_neighbour(inner: &Inner, from: &Peer) -> bool {
+    let beside = |seat: &Neighbourhood| near(inner, seat).any(|node| node.peer.id == from.id);
+    from.id == inner.transport.local().id || inner.overlay.neighbourhoods().iter().any(beside)
+}
+
+/// The nodes around a virtual server that may share blocks with it, as far as it knows them.
+fn near(inner: &Inner, seat: &Neighbourhood) -> impl Iterator<Item = Node> {
+    let after = seat.successors.iter().take(2 * inner.config.replicas).copied();
+    after.chain(seat.predecessor).collect::<Vec<Node>>().into_iter()
+}
+
+/// Whom to ask first: the neighbours of the virtual server that each copy is for, and `from`
+/// if it is one.
+fn neighbours(inner: &Inner, from: &Peer, hearing: &Hearing) -> Vec<(Node, Vec<usize>)> {
+    let keys: Vec<Key> = hearing.copies.iter().map(|copy| copy.key).collect();
+    let asks = by_seat(inner, &keys).into_iter().flat_map(|(seat, places)| {
+        let mut witnesses = witnesses(inner, from, &seat);
+        witnesses.extend(near(inner, &seat).find(|node| node.peer.id == from.id));
+        witnesses.into_iter().map(move |witness| (witness, places.clone()))
+    });
+    asks.collect()
+}
+
+/// Whom to ask where the neighbours do not tell.
+#[derive(Default)]
+struct ReplicaSets {
+    /// The other members of the copies' replica sets, as far as this node belongs to them, or
+    /// the node that brings the copies if this one is outside.
+    sets: Vec<(Node, Vec<usize>)>,
+    /// The k nodes after each set: they held the blocks while the set was away.
+    beyond: Vec<(Node, Vec<usize>)>,
+    /// Whether the node that brings the copies belongs to one of the sets.
+    beside: bool,
+}
+
+async fn replica_sets(
+    inner: &Inner,
+    from: &Peer,
+    hearing: &Hearing,
+    is_outside: bool,
+) -> ReplicaSets {
+    let open = (0..hearing.copies.len()).filter(|place| hearing.agreed(*place).is_none());
+    let key = |place: &usize| hearing.copies[*place].key;
+    let mut found = ReplicaSets::default();
+    let k = inner.config.replicas;
+    for (near, its) in by_root(inner, open.collect(), key, 2 * k, MAX_SETS).await {
+        let (set, after) = near.split_at(k.min(near.len()));
+        let member = if is_outside { from.id } else { inner.transport.local().id };
+        if set.iter().any(|node| node.peer.id == member) {
+            found.beside |= set.iter().any(|node| node.peer.id == from.id);
+            let ask = |node: &Node| (!inner.is_me(node)).then(|| (*node, its.clone()));
+            found.sets.extend(set.iter().filter_map(ask));
+            found.beyond.extend(after.iter().filter_map(ask));
+        }
+    }
+    found
+}
+
+/// The keys by which of this node's virtual servers is the first at or after them.
+fn by_seat(inner: &Inner, keys: &[Key]) -> Vec<(Neighbourhood, Vec<usize>)> {
+    let mut seats: Vec<(Neighbourhood, Vec<usize>)> =
+        inner.overlay.neighbourhoods().into_iter().map(|seat| (seat, Vec::new())).collect();
+    for (index, key) in keys.iter().enumerate() {
+        let after = seats.iter_mut().min_by_key(|(seat, _)| seat.me.id.key().distance_from(key));
+        after.expect("a node has at least one virtual server").1.push(index);
+    }
+    seats.retain(|(_, indices)| !indices.is_empty());
+    seats
+}
+
+/// Others that may hold what a node so placed holds.
+fn witnesses(inner: &Inner, from: &Peer, seat: &Neighbourhood) -> Vec<Node> {
+    let me = inner.transport.local().id;
+    let mut witnesses: Vec<Node> = Vec::new();
+    for node in seat.predecessor.iter().chain(&seat.successors).take(4 * MAX_WITNESSES) {
+        let id = node.peer.id;
+        let is_new = witnesses.iter().all(|witness| witness.peer.id != id);
+        if is_new && id != me && id != from.id && witnesses.len() < MAX_WITNESSES {
+            witnesses.push(*node);
+        }
+    }
+    witnesses
+}
+
+/// What this node can say of the blocks it holds: version, lease, whom it charges them to, and
+/// which other node keeps them for it.
+pub(crate) async fn vouch(inner: &Inner, asked: &Vouch) -> Result<VouchReply, Refusal> {
+    let mut vouched = Vec::with_capacity(asked.keys.len());
+    for key in &asked.keys {
+        let held = inner.store.info(key);
+        let held = held.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
+        let pointed = if held.is_none() { inner.diversion.records.pointed(key) } else { None };
+        let holder = match pointed {
+            Some(_) => inner.diversion.records.holder(key).await.map(|holder| holder.id.0),
+            None => None,
+        };
+        let held = held.or(pointed);
+        let live = held.filter(|held| inner.lease_left(held) > 0 && !inner.leaving.denies(key));
+        vouched.push(live.map(|held| Vouched {
+            version: held.version,
+            lease_secs: inner.lease_left(&held),
+            publisher: held.owner.publisher,
+            ip: held.owner.ip,
+            holder,
+        }));
+    }
+    Ok(VouchReply { vouched: vouched.into() })
+}

@@ -1,0 +1,624 @@
+//! Quotas: how much of this node's storage a publisher may use (CFS §5.4).
+//!
+//! Every block is charged to a publisher's key and to the address it publishes from, and
+//! each may use a share of this node's storage. The paper's share is fixed at 0.1 %; here,
+//! as it proposes ("require the quota imposed by each server to decrease in proportion to
+//! the total number of servers"), it is so many nodes' worth of the estimated network.
+//! `docs/design/dht.md` says what follows from that.
+//!
+//! **Invariant:** nothing is taken for a publisher or an address beyond its share, whatever
+//! way it comes: room is reserved before a batch goes to the store, so batches that arrive
+//! together are counted together, and until the store has it, whether or not anybody waits. Puts end at three quarters of the share; the rest is for
+//! repair, which brings more when a neighbour is gone.
+//!
+//! The sums are the store's ([`BlockStore::usage_of`]); this module keeps settings and
+//! reservations, and knows neither receipts nor peers' calls.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use atoll_store::{BlockStore, Holding, Owner};
+use minicbor::{Decode, Encode};
+
+pub use crate::accounting::owner::Who;
+use crate::accounting::owner::{address_of, is_bearer_key, publisher_of};
+
+/// What a block costs beside its bytes: its record's header and its entry in the index.
+/// Measured: 144 bytes of header, and 78 + 64 in pages that are about half full.
+const OVERHEAD_BYTES: u64 = 448;
+/// Of what is allowed, one part in so many is for root blocks: whoever has used up the rest
+/// can still say what his volume is now.
+const ROOT_RESERVE: u64 = 64;
+/// Of a share, puts may use so many parts in so many. A guess: when one of the nodes around
+/// is gone, a third more comes to each of those that stay, with three copies.
+const FOR_PUTS: (u64, u64) = (3, 4);
+/// A root asks its replicas whether they have room for a publisher that uses more than one
+/// part in so many of what it may put. A guess: nodes' parts of the ring differ as much.
+const NEAR: u64 = 4;
+
+/// A part of something, in millionths.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Share(u32);
+
+impl Share {
+    /// All of it.
+    pub const WHOLE: Share = Share(1_000_000);
+
+    /// So many millionths, at most all of it.
+    pub fn from_millionths(millionths: u32) -> Share {
+        Share(millionths.min(Share::WHOLE.0))
+    }
+
+    /// In millionths.
+    pub fn millionths(self) -> u32 {
+        self.0
+    }
+
+    /// This part of `bytes`.
+    pub fn of(self, bytes: u64) -> u64 {
+        let part = u128::from(bytes) * u128::from(self.0) / u128::from(Share::WHOLE.0);
+        u64::try_from(part).expect("a part is no more than the whole")
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} %", f64::from(self.0) / 10_000.0)
+    }
+}
+
+/// How much publishers may use of this node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QuotaConfig {
+    /// How many nodes' worth of storage a publisher may use in the whole network; on a
+    /// network of no more nodes nobody is limited. A guess.
+    pub publisher_nodes: u32,
+    /// The least share, however large the network is; CFS's fixed 0.1 %.
+    pub floor_share: Share,
+    /// The share of one key, instead of what follows from the network's size.
+    pub key_share: Option<Share>,
+    /// The share of one address, instead of what follows from the network's size.
+    pub address_share: Option<Share>,
+    /// What a neighbour may bring in copies that nobody else on the ring knows of. A guess:
+    /// large enough for the last holder of a range, too small to fill a node.
+    pub copy_share: Share,
+    /// Leading bits of an IPv4 address that are charged as one, at most 32.
+    pub ipv4_bits: u8,
+    /// The same of IPv6, at most 64: whoever has one address there has its whole /64.
+    pub ipv6_bits: u8,
+}
+
+impl Default for QuotaConfig {
+    fn default() -> QuotaConfig {
+        QuotaConfig {
+            publisher_nodes: 16,
+            floor_share: Share(1_000),
+            key_share: None,
+            address_share: None,
+            copy_share: Share(250_000),
+            ipv4_bits: 32,
+            ipv6_bits: 64,
+        }
+    }
+}
+
+/// What a quota is of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum QuotaOf {
+    /// A publisher's key.
+    #[n(0)]
+    Key,
+    /// An address.
+    #[n(1)]
+    Address,
+}
+
+impl fmt::Display for QuotaOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            QuotaOf::Key => "key",
+            QuotaOf::Address => "address",
+        })
+    }
+}
+
+/// A publisher's share is used up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(map)]
+pub struct OverQuota {
+    /// What is kept for it here, bytes, with what keeping costs.
+    #[n(0)]
+    pub used_bytes: u64,
+    /// What would be kept at most.
+    #[n(1)]
+    pub allowed_bytes: u64,
+    /// Whether the key is over quota or the address.
+    #[n(2)]
+    pub of: QuotaOf,
+}
+
+/// What a block is to its quota.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Room {
+    /// None: it is here.
+    Free,
+    /// A copy of a publisher's block that another node vouches for.
+    Repair,
+    /// A block of a publisher's.
+    Content,
+    /// A root block of a publisher's: it may use the reserve.
+    Root,
+    /// A copy from a neighbour that nobody else knows of.
+    Copy,
+}
+
+/// A block's bytes, charged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Want {
+    pub owner: Owner,
+    pub bytes: u64,
+    pub room: Room,
+}
+
+/// What keeping a block of `len_bytes` costs.
+pub(crate) fn cost_bytes(len_bytes: u32) -> u64 {
+    u64::from(len_bytes) + OVERHEAD_BYTES
+}
+
+fn held_bytes(held: Holding) -> u64 {
+    held.block_bytes.saturating_add(held.blocks.saturating_mul(OVERHEAD_BYTES))
+}
+
+/// Settings and reservations.
+#[derive(Debug)]
+pub(crate) struct Quota {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    config: QuotaConfig,
+    /// Bytes on their way to the store, by publisher and by address.
+    reserved: BTreeMap<(QuotaOf, [u8; 16]), u64>,
+    refused: u64,
+}
+
+/// Room that is being filled; given back when dropped, by when the store counts it.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    state: Arc<Mutex<State>>,
+    taken: Vec<Want>,
+}
+
+impl Reservation {
+    /// How much is being filled.
+    pub fn bytes(&self) -> u64 {
+        self.taken.iter().map(|want| want.bytes).sum()
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut state = lock(&self.state);
+        for want in &self.taken {
+            state.reserve(want, false);
+        }
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().expect("no holder of this lock panics")
+}
+
+fn accounts(owner: &Owner) -> [(QuotaOf, [u8; 16]); 2] {
+    [(QuotaOf::Key, owner.publisher), (QuotaOf::Address, owner.ip)]
+}
+
+impl State {
+    fn reserve(&mut self, want: &Want, more: bool) {
+        for account in accounts(&want.owner) {
+            let reserved = self.reserved.entry(account).or_default();
+            *reserved = if more { *reserved + want.bytes } else { *reserved - want.bytes };
+            if *reserved == 0 {
+                self.reserved.remove(&account);
+            }
+        }
+    }
+
+    fn share(&self, of: QuotaOf, room: Room, peers: f64) -> Share {
+        let config = &self.config;
+        let fixed = match of {
+            QuotaOf::Key => config.key_share,
+            QuotaOf::Address => config.address_share,
+        };
+        let share = fixed.unwrap_or_else(|| {
+            let part = f64::from(config.publisher_nodes) / peers.max(1.0);
+            // No number of nodes makes the cast wrap: it saturates.
+            let scaled = (part * f64::from(Share::WHOLE.0)) as u32;
+            Share::from_millionths(scaled).max(config.floor_share)
+        });
+        if room == Room::Copy { share.max(config.copy_share) } else { share }
+    }
+
+    /// What may be kept, bytes; `None` without a limit.
+    fn allowed_bytes(
+        &self,
+        of: QuotaOf,
+        room: Room,
+        peers: f64,
+        capacity_bytes: u64,
+    ) -> Option<u64> {
+        let share = self.share(of, room, peers);
+        let whole_bytes = share.of(capacity_bytes);
+        let put_bytes = whole_bytes / FOR_PUTS.1 * FOR_PUTS.0;
+        match room {
+            Room::Free => None,
+            _ if share == Share::WHOLE => None,
+            Room::Repair | Room::Copy => Some(whole_bytes),
+            Room::Root => Some(put_bytes),
+            Room::Content => Some(put_bytes - put_bytes / ROOT_RESERVE),
+        }
+    }
+}
+
+impl Quota {
+    pub fn new(config: QuotaConfig) -> Quota {
+        let state = State { config, reserved: BTreeMap::new(), refused: 0 };
+        Quota { state: Arc::new(Mutex::new(state)) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    pub fn config(&self) -> QuotaConfig {
+        self.lock().config
+    }
+
+    pub fn set_config(&self, config: QuotaConfig) {
+        self.lock().config = config;
+    }
+
+    /// Reserves room for each block in turn, on a network of about `peers` nodes; blocks
+    /// that find none are left out of the reservation.
+    pub fn reserve(
+        &self,
+        store: &dyn BlockStore,
+        peers: f64,
+        wants: &[Want],
+    ) -> (Vec<Result<(), OverQuota>>, Reservation) {
+        let capacity_bytes = store.usage().capacity_bytes;
+        let mut taken = Vec::with_capacity(wants.len());
+        let mut verdicts = Vec::with_capacity(wants.len());
+        let mut state = self.lock();
+        for want in wants {
+            let verdict = state.judge(store, capacity_bytes, peers, want);
+            if verdict.is_err() {
+                state.refused += 1;
+            } else if want.bytes > 0 {
+                state.reserve(want, true);
+                taken.push(*want);
+            }
+            verdicts.push(verdict);
+        }
+        drop(state);
+        (verdicts, Reservation { state: self.state.clone(), taken })
+    }
+
+    /// Whether there is room for so much, without reserving it.
+    pub fn check(&self, store: &dyn BlockStore, peers: f64, want: &Want) -> Result<(), OverQuota> {
+        self.lock().judge(store, store.usage().capacity_bytes, peers, want)
+    }
+
+    /// Whether `owner` has used so much that others may have no room for it any more.
+    pub fn is_near_limit(&self, store: &dyn BlockStore, peers: f64, owner: Owner) -> bool {
+        let state = self.lock();
+        let usage = store.usage_of(&owner);
+        let capacity_bytes = store.usage().capacity_bytes;
+        let near = |(account, held): ((QuotaOf, [u8; 16]), Holding)| {
+            let allowed = state.allowed_bytes(account.0, Room::Content, peers, capacity_bytes);
+            let reserved = state.reserved.get(&account).copied().unwrap_or(0);
+            allowed
+                .is_some_and(|allowed| held_bytes(held).saturating_add(reserved) > allowed / NEAR)
+        };
+        accounts(&owner).into_iter().zip([usage.publisher, usage.ip]).any(near)
+    }
+
+    /// What is used and allowed, of the largest `limit` publishers and addresses.
+    pub fn report(&self, store: &dyn BlockStore, peers: f64, limit: usize) -> QuotaReport {
+        let capacity_bytes = store.usage().capacity_bytes;
+        let owners = store.owners(limit);
+        let state = self.lock();
+        let key_share = state.share(QuotaOf::Key, Room::Content, peers);
+        let address_share = state.share(QuotaOf::Address, Room::Content, peers);
+        let allowed = |of| {
+            let limit = state.allowed_bytes(of, Room::Content, peers, capacity_bytes);
+            limit.unwrap_or(capacity_bytes)
+        };
+        let account = |of: QuotaOf, who: Who, is_bearer: bool, held: Holding| {
+            let room = if is_bearer { Room::Copy } else { Room::Content };
+            let allowed_bytes = state.allowed_bytes(of, room, peers, capacity_bytes);
+            let allowed_bytes = allowed_bytes.unwrap_or(capacity_bytes);
+            let used_bytes = held_bytes(held);
+            Account { who, is_bearer, used_bytes, blocks: held.blocks, allowed_bytes }
+        };
+        let key = |(key, held): ([u8; 16], Holding)| {
+            account(QuotaOf::Key, publisher_of(key), is_bearer_key(&key), held)
+        };
+        let address = |(ip, held): ([u8; 16], Holding)| {
+            let (who, is_bearer) = address_of(ip);
+            account(QuotaOf::Address, who, is_bearer, held)
+        };
+        QuotaReport {
+            settings: state.config,
+            estimated_nodes: peers,
+            capacity_bytes,
+            key_share,
+            key_allowed_bytes: allowed(QuotaOf::Key),
+            address_share,
+            address_allowed_bytes: allowed(QuotaOf::Address),
+            keys: owners.publishers.into_iter().map(key).collect(),
+            addresses: owners.ips.into_iter().map(address).collect(),
+            refused_blocks: state.refused,
+        }
+    }
+}
+
+impl State {
+    fn judge(
+        &self,
+        store: &dyn BlockStore,
+        capacity_bytes: u64,
+        peers: f64,
+        want: &Want,
+    ) -> Result<(), OverQuota> {
+        // Only what was here before owners were kept, or comes from where it was.
+        if want.owner == Owner::NOBODY || want.bytes == 0 {
+            return Ok(());
+        }
+        let usage = store.usage_of(&want.owner);
+        for (account, held) in accounts(&want.owner).into_iter().zip([usage.publisher, usage.ip]) {
+            let (of, _) = account;
+            let reserved = self.reserved.get(&account).copied().unwrap_or(0);
+            let used_bytes = held_bytes(held).saturating_add(reserved);
+            match self.allowed_bytes(of, want.room, peers, capacity_bytes) {
+                // A peer that asks for room names any number.
+                Some(allowed_bytes) if used_bytes.saturating_add(want.bytes) > allowed_bytes => {
+                    return Err(OverQuota { used_bytes, allowed_bytes, of });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The state of a node's quotas, for people.
+#[derive(Clone, PartialEq, Debug)]
+pub struct QuotaReport {
+    /// What was set.
+    pub settings: QuotaConfig,
+    /// The estimated number of nodes, which the shares follow.
+    pub estimated_nodes: f64,
+    /// What the node offers, bytes.
+    pub capacity_bytes: u64,
+    /// The share of a key at present.
+    pub key_share: Share,
+    /// What may be put by a key, bytes: three quarters of that, or all that there is.
+    pub key_allowed_bytes: u64,
+    /// The share of an address at present.
+    pub address_share: Share,
+    /// What may be put from an address, bytes.
+    pub address_allowed_bytes: u64,
+    /// The publishers for whom most is kept, the largest first.
+    pub keys: Vec<Account>,
+    /// The addresses for which most is kept, the largest first.
+    pub addresses: Vec<Account>,
+    /// Blocks refused over quota since the node started.
+    pub refused_blocks: u64,
+}
+
+/// What is kept for one publisher or one address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Account {
+    /// Whom.
+    pub who: Who,
+    /// It did not publish them but brought copies that no other node vouched for.
+    pub is_bearer: bool,
+    /// What is kept, bytes, with what keeping costs.
+    pub used_bytes: u64,
+    /// How many blocks.
+    pub blocks: u64,
+    /// What may be put, bytes; repair may bring more, up to the share.
+    pub allowed_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::accounting::owner::owner_of;
+    use atoll_key::{BlockKind, Key, PeerId};
+    use atoll_store::{BlockInfo, MemoryStore, StoredBlock};
+    use bytes::Bytes;
+    use futures_util::FutureExt;
+
+    const CAPACITY: u64 = 10 << 20;
+
+    fn owner(key: u8, ip: &str) -> Owner {
+        let ip = ip.parse().expect("an address");
+        owner_of(&PeerId([key; 32]), ip, &QuotaConfig::default())
+    }
+
+    fn want(owner: Owner, len_bytes: u32) -> Want {
+        Want { owner, bytes: cost_bytes(len_bytes), room: Room::Content }
+    }
+
+    fn put(store: &MemoryStore, n: u32, len_bytes: u32, owner: Owner) {
+        let mut key = [0; 32];
+        key[..4].copy_from_slice(&n.to_be_bytes());
+        let info = BlockInfo {
+            key: Key::hashed(key),
+            kind: BlockKind::Content,
+            version: 0,
+            expires_unix_secs: 9,
+            len_bytes,
+            owner,
+        };
+        let bytes = Bytes::from(vec![0; len_bytes as usize]);
+        store.put(vec![StoredBlock { info, bytes }]).now_or_never().expect("ready").expect("room");
+    }
+
+    /// Puts blocks of owners in turn until none of them is taken; bytes held for all.
+    fn flood(quota: &Quota, peers: f64, owners: &[Owner]) -> u64 {
+        let store = MemoryStore::new(CAPACITY);
+        let mut n = 0;
+        loop {
+            let mut taken = false;
+            for owner in owners {
+                let (verdicts, _room) = quota.reserve(&store, peers, &[want(*owner, 9_000)]);
+                if verdicts[0].is_ok() {
+                    put(&store, n, 9_000, *owner);
+                    n += 1;
+                    taken = true;
+                }
+            }
+            if !taken {
+                return u64::from(n) * cost_bytes(9_000);
+            }
+        }
+    }
+
+    fn share_of(part: f64) -> std::ops::Range<u64> {
+        let share = CAPACITY as f64 * part * 0.75;
+        // All but the reserve for root blocks and less than one more block.
+        (share * 63.0 / 64.0) as u64 - cost_bytes(9_000)..share as u64
+    }
+
+    /// CFS §5.4: "if each CFS server limits any one IP address to using 0.1% of its storage".
+    #[test]
+    fn many_keys_of_one_address_fill_no_more_than_one_share() {
+        let quota = Quota::new(QuotaConfig::default());
+        let keys: Vec<Owner> = (0..40).map(|key| owner(key, "10.1.1.1")).collect();
+        assert!(share_of(0.16).contains(&flood(&quota, 100.0, &keys)));
+    }
+
+    #[test]
+    fn one_key_at_many_addresses_fills_no_more_than_one_share() {
+        let quota = Quota::new(QuotaConfig::default());
+        let addresses: Vec<Owner> = (0..40).map(|n| owner(7, &format!("10.1.1.{n}"))).collect();
+        assert!(share_of(0.16).contains(&flood(&quota, 100.0, &addresses)));
+    }
+
+    #[test]
+    fn others_find_room_beside_a_flood() {
+        let quota = Quota::new(QuotaConfig::default());
+        let [one, two] = [owner(1, "10.1.1.1"), owner(2, "10.1.1.2")];
+        assert_eq!(flood(&quota, 100.0, &[one, two]), 2 * flood(&quota, 100.0, &[two]));
+    }
+
+    /// CFS §5.4: "an adaptive limit of this form is possible".
+    #[test]
+    fn a_share_shrinks_as_the_network_grows_down_to_a_floor() {
+        let quota = Quota::new(QuotaConfig::default());
+        let one = [owner(1, "10.1.1.1")];
+        for (peers, part) in [(20.0, 0.8), (32.0, 0.5), (160.0, 0.1), (320.0, 0.05)] {
+            let filled = flood(&quota, peers, &one);
+            assert!(share_of(part).contains(&filled), "{peers} nodes: {filled}");
+        }
+        let share = |peers| quota.lock().share(QuotaOf::Key, Room::Content, peers).millionths();
+        assert_eq!([1e3, 1e4, 1e5, 1e9].map(share), [16_000, 1_600, 1_000, 1_000]);
+        assert_eq!([0.0, -1.0, f64::NAN].map(share), [1_000_000; 3], "no estimate yet");
+        assert_eq!([1.0, 16.0].map(share), [1_000_000; 2]);
+        let endless = want(one[0], u32::MAX);
+        let store = MemoryStore::new(CAPACITY);
+        let (verdicts, _room) = quota.reserve(&store, 16.0, &[endless]);
+        assert!(verdicts[0].is_ok(), "a whole share is no limit; the store knows what is full");
+    }
+
+    #[test]
+    fn what_is_set_replaces_what_follows_from_the_size() {
+        let quota = Quota::new(QuotaConfig::default());
+        let key_share = Some(Share::from_millionths(50_000));
+        quota.set_config(QuotaConfig { key_share, ..QuotaConfig::default() });
+        assert!(share_of(0.05).contains(&flood(&quota, 1.0, &[owner(1, "10.1.1.1")])));
+        let address_share = Some(Share::from_millionths(80_000));
+        quota.set_config(QuotaConfig { address_share, ..QuotaConfig::default() });
+        let keys = [owner(1, "10.1.1.1"), owner(2, "10.1.1.1")];
+        assert!(share_of(0.08).contains(&flood(&quota, 1.0, &keys)));
+    }
+
+    #[test]
+    fn the_refusal_says_what_is_used_and_allowed_and_which_is_over() {
+        let quota = Quota::new(QuotaConfig::default());
+        let store = MemoryStore::new(CAPACITY);
+        put(&store, 1, 700_000, owner(1, "10.1.1.1"));
+        let wants = [
+            want(owner(1, "10.1.1.9"), 800_000),
+            want(owner(2, "10.1.1.1"), 800_000),
+            want(owner(2, "10.1.1.2"), 800_000),
+        ];
+        let (verdicts, _room) = quota.reserve(&store, 100.0, &wants);
+        let share = CAPACITY * 16 / 100 / 4 * 3;
+        let over = |of| {
+            Err(OverQuota {
+                used_bytes: cost_bytes(700_000),
+                allowed_bytes: share - share / 64,
+                of,
+            })
+        };
+        assert_eq!(verdicts, [over(QuotaOf::Key), over(QuotaOf::Address), Ok(())]);
+    }
+
+    #[test]
+    fn batches_under_way_at_once_are_counted_together() {
+        let quota = Quota::new(QuotaConfig::default());
+        let store = MemoryStore::new(CAPACITY);
+        let half = [want(owner(1, "10.1.1.1"), 700_000)];
+        let (one, room) = quota.reserve(&store, 100.0, &half);
+        let (two, _) = quota.reserve(&store, 100.0, &half);
+        assert!(one[0].is_ok() && two[0].is_err(), "{two:?}");
+        drop(room);
+        assert!(quota.reserve(&store, 100.0, &half).0[0].is_ok(), "given back");
+        let both = [half[0], half[0]];
+        let (verdicts, room) = quota.reserve(&store, 100.0, &both);
+        assert!(verdicts[0].is_ok() && verdicts[1].is_err(), "within a batch");
+        drop(room);
+        assert!(quota.lock().reserved.is_empty());
+    }
+
+    #[test]
+    fn a_publisher_without_room_can_still_replace_its_root() {
+        let quota = Quota::new(QuotaConfig::default());
+        let store = MemoryStore::new(CAPACITY);
+        let one = owner(1, "10.1.1.1");
+        let mut n = 0;
+        while quota.reserve(&store, 100.0, &[want(one, 100)]).0[0].is_ok() {
+            put(&store, n, 100, one);
+            n += 1;
+        }
+        let root = Want { room: Room::Root, ..want(one, 200) };
+        assert!(quota.reserve(&store, 100.0, &[root]).0[0].is_ok());
+        let huge = Want { room: Room::Root, ..want(one, 100_000) };
+        assert!(quota.reserve(&store, 100.0, &[huge]).0[0].is_err(), "the reserve has an end");
+    }
+
+    /// When a neighbour is gone, more of everybody's blocks come to those that stay.
+    #[test]
+    fn repair_may_bring_more_than_may_be_put_and_no_more_than_the_share() {
+        let quota = Quota::new(QuotaConfig::default());
+        let one = owner(1, "10.1.1.1");
+        let store = MemoryStore::new(CAPACITY);
+        let share = CAPACITY * 16 / 100;
+        put(&store, 1, 1_000_000, one);
+        let most = u32::try_from(share - cost_bytes(1_000_000) - cost_bytes(0)).expect("small");
+        let verdict = |len, room| {
+            let want = Want { room, ..want(one, len) };
+            quota.reserve(&store, 100.0, &[want]).0[0].is_ok()
+        };
+        assert!(!verdict(most, Room::Content) && !verdict(most, Room::Root));
+        assert!(verdict(most, Room::Repair) && !verdict(most + 1, Room::Repair));
+        assert!(verdict(most + 1, Room::Free));
+    }
+}

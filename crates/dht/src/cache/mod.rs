@@ -1,0 +1,221 @@
+//! Where cached copies go, and who may use them (CFS §5.2, Figure 5).
+//!
+//! The path of a lookup is the node that fetches, the servers that gave it directions, and
+//! the server that had the block. The second-to-last of them gets a copy: a server, if
+//! there were directions from one, and otherwise the fetching node itself, which keeps what
+//! it fetches in any case if it is asked for often enough here. As every further lookup
+//! ends at such a copy and puts one a step farther from the root, there are as many copies
+//! as the block is popular.
+//!
+//! A server says in its answer whether it would take a copy, and gets none otherwise: what
+//! is fetched once and never again is not sent about.
+//!
+//! Signed blocks are cached only by nodes that fetched them from a replica, or from such a
+//! copy, and never because somebody sent them: a copy of the last version could be sent
+//! again and again, as if it were fresh.
+
+pub(crate) mod lru;
+mod popularity;
+
+use std::sync::Arc;
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use atoll_key::{BlockKind, Key};
+use atoll_net::{Peer, Refusal, Request};
+use atoll_overlay::Node;
+use atoll_overlay::walk::{Said, Trace};
+use bytes::Bytes;
+
+use crate::cache::lru::{Cache, Cached};
+use crate::inner::{Block, CacheAt, Inner};
+use crate::rpc::{self, BlockHeader, CacheCopy, CacheReply, LookupReply, from_header, to_header};
+use crate::stats::add;
+
+/// Copies on their way to others' caches at once. A guess.
+const MAX_SENDING: u64 = 16;
+
+impl Inner {
+    /// Whether this node takes part in caching.
+    pub fn has_cache(&self) -> bool {
+        self.config.cache_at != CacheAt::Off && self.cache().limit_bytes() > 0
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// A cached copy of `key`, which is asked for and not stored here; a signed block's no older
+/// than `max_age`, nor than this node's own bound.
+pub(crate) fn own(inner: &Inner, key: &Key, max_age: Duration) -> Option<Cached> {
+    if !inner.has_cache() {
+        return None;
+    }
+    let now = inner.env.now();
+    let mut cache = inner.cache();
+    cache.asked(key);
+    let found = cache.get(key, now, max_age.min(inner.config.signed_cache));
+    let counter =
+        if found.is_some() { &inner.counters.cache_hits } else { &inner.counters.cache_misses };
+    add(counter, 1);
+    found
+}
+
+/// The answer from the cache to a peer that asks for a block which is not stored here, with
+/// the block.
+pub(crate) fn serve(inner: &Inner, key: &Key, max_age: Duration) -> Option<(LookupReply, Bytes)> {
+    let block = own(inner, key, max_age)?;
+    let now = inner.env.now();
+    let header = BlockHeader {
+        key: *key,
+        kind: block.kind as u8,
+        lease_secs: block.until.since(now).as_secs(),
+    };
+    let age_ms = u64::try_from(now.since(block.fresh_at).as_millis()).unwrap_or(u64::MAX);
+    Some((LookupReply::Cached { header, age_ms }, block.bytes))
+}
+
+/// Whether this node would cache `key`.
+pub(crate) fn wants(inner: &Inner, key: &Key) -> bool {
+    inner.has_cache() && inner.cache().wants(key)
+}
+
+/// Bytes and blocks in the cache, and how many blocks have left it for others.
+pub(crate) fn usage(inner: &Inner) -> (u64, u64, u64) {
+    inner.cache().usage()
+}
+
+/// Changes how much the cache may take.
+pub(crate) fn set_limit(inner: &Inner, limit_bytes: u64) {
+    inner.cache().set_limit(limit_bytes);
+}
+
+/// A verified block in the form of the cache.
+fn to_cache(inner: &Inner, block: &Block, age: Duration) -> Option<Cached> {
+    let kind = BlockKind::from_u8(block.header.kind).ok()?;
+    let version = kind.verify(&block.header.key, &block.bytes).ok()?;
+    let now = inner.env.now();
+    let lease_secs = block.header.lease_secs.min(inner.config.max_lease.as_secs());
+    let before = atoll_env::Instant(now.0.saturating_sub(age.as_nanos().try_into().ok()?));
+    let until = now + Duration::from_secs(lease_secs);
+    Some(Cached { kind, version, bytes: block.bytes.clone(), fresh_at: before, until })
+}
+
+/// Keeps a block that this node fetched, a replica having had it `age` ago.
+pub(crate) fn keep_own(inner: &Inner, block: &Block, age: Duration) {
+    let signed = block.header.kind == BlockKind::Signed as u8;
+    if !inner.has_cache() || (signed && age >= inner.config.signed_cache) {
+        return;
+    }
+    if let Some(copy) = to_cache(inner, block, age) {
+        inner.cache().put(block.header.key, copy);
+    }
+}
+
+/// Sends a fetched content block to the caches that should have it.
+pub(crate) fn spread(inner: &Arc<Inner>, block: &Block, trace: &Trace, wanted: &[Node]) {
+    if block.header.kind != BlockKind::Content as u8 {
+        return;
+    }
+    for node in receivers(inner.config.cache_at, trace, wanted) {
+        let sending = inner.counters.cache_sending.fetch_add(1, Ordering::Relaxed);
+        if sending >= MAX_SENDING {
+            inner.counters.cache_sending.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        add(&inner.counters.cache_sent, 1);
+        inner.env.spawn(Box::pin(send(inner.clone(), node, block.clone())));
+    }
+}
+
+/// Who gets a copy after a lookup that went this way and met these willing servers.
+fn receivers(cache_at: CacheAt, trace: &Trace, wanted: &[Node]) -> Vec<Node> {
+    let directed = |said: &Said| matches!(said, Said::Closer(_) | Said::Root(_));
+    let mut servers = trace.0.iter().filter(|asked| !asked.local && directed(&asked.said));
+    let willing = |node: &Node| wanted.iter().any(|w| w.peer.id == node.peer.id);
+    match cache_at {
+        CacheAt::Off => Vec::new(),
+        CacheAt::SecondToLast => {
+            servers.next_back().map(|asked| asked.node).into_iter().filter(willing).collect()
+        }
+        CacheAt::WholePath => servers.map(|asked| asked.node).filter(willing).collect(),
+    }
+}
+
+async fn send(inner: Arc<Inner>, to: Node, block: Block) {
+    let header = to_header(&CacheCopy { block: block.header });
+    let request = Request { method: rpc::CACHE, header, parts: vec![block.bytes] };
+    if let Err(error) = inner.call(&to, request).await {
+        tracing::debug!(?to, %error, "a copy could not be sent to a cache");
+    }
+    inner.counters.cache_sending.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// Takes a copy that a peer sends, if it is wanted, its sender has not sent too much, and
+/// it is what its key says.
+pub(crate) fn take(inner: &Inner, from: &Peer, request: &Request) -> Result<CacheReply, Refusal> {
+    let CacheCopy { block: header } = from_header(&request.header)?;
+    let [bytes] = &request.parts[..] else {
+        let text = format!("one block announced, {} sent", request.parts.len());
+        return Err(Refusal::new(Refusal::MALFORMED, text));
+    };
+    let key = header.key;
+    let welcome = inner.has_cache() && header.kind == BlockKind::Content as u8 && {
+        let len_bytes = bytes.len() as u64;
+        let mut cache = inner.cache();
+        cache.wants(&key) && cache.may_send(from.id, len_bytes, inner.env.now())
+    };
+    let block = Block { header, bytes: bytes.clone() };
+    let taken = welcome && matches!(inner.store.info(&key), Ok(None)) && {
+        if let Err(error) = BlockKind::Content.verify(&key, bytes) {
+            tracing::warn!(%key, %from, %error, "dropped a bad block");
+            inner.counters.mark(from.id);
+            return Err(Refusal::new(Refusal::MALFORMED, format!("a bad block: {error}")));
+        }
+        let copy = to_cache(inner, &block, Duration::ZERO);
+        copy.is_some_and(|copy| inner.cache().put(key, copy))
+    };
+    if !taken {
+        add(&inner.counters.cache_refused, 1);
+    }
+    Ok(CacheReply { taken })
+}
+
+#[cfg(test)]
+mod tests {
+    use atoll_overlay::walk::Asked;
+
+    use super::*;
+
+    fn node(n: u8) -> Node {
+        let addr = "127.0.0.1:1".parse().expect("an address");
+        Node::of(Peer { id: atoll_key::PeerId([n; 32]), addr })
+    }
+
+    fn asked(n: u8, said: Said) -> Asked {
+        Asked { node: node(n), as_root: said == Said::Done, local: n == 0, said }
+    }
+
+    #[test]
+    fn the_second_to_last_server_gets_the_copy_if_it_wants_one() {
+        let path = Trace(vec![
+            asked(1, Said::Closer(3)),
+            asked(2, Said::Root(node(3))),
+            asked(3, Said::Absent),
+            asked(4, Said::Done),
+        ]);
+        let all = [node(1), node(2), node(3)];
+        assert_eq!(receivers(CacheAt::SecondToLast, &path, &all), [node(2)]);
+        assert_eq!(receivers(CacheAt::SecondToLast, &path, &all[..1]), []);
+        assert_eq!(receivers(CacheAt::WholePath, &path, &all), [node(1), node(2)]);
+        assert_eq!(receivers(CacheAt::Off, &path, &all), []);
+    }
+
+    #[test]
+    fn after_one_hop_the_second_to_last_is_the_fetching_node_itself() {
+        let path = Trace(vec![asked(0, Said::Absent), asked(4, Said::Done)]);
+        assert_eq!(receivers(CacheAt::SecondToLast, &path, &[node(0)]), []);
+    }
+}

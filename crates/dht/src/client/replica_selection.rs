@@ -1,0 +1,415 @@
+//! Choosing among the replicas of a block (CFS §5.1: "the client then fetches the block
+//! from the replica with the lowest reported latency"), and not waiting for a slow one.
+//!
+//! The walk ends at a node that names the root and its successors. The block is then asked
+//! of the nearest of its replica set, by the round trips this node has measured itself and
+//! by what it has asked of each already ([`crate::client::block_times`]); those about equally near
+//! share the load at random. A replica that takes longer than it
+//! does 19 times of 20 is *hedged*: the next nearest is asked as well, the first good
+//! answer counts, and the other call is dropped. Hedges are a small share of all fetches,
+//! so a slow network does not get twice the load.
+//!
+//! A replica that is overdue has probably died: then the next one is asked whatever share
+//! that makes, and the overdue call is heard to its end, so that the peer book learns what
+//! became of it. Who left an earlier call unanswered is asked when the walk finds nobody
+//! else.
+//!
+//! Where the overlay's tables tell the root, so that the walk begins with it, they tell its
+//! successors as well: the choice is then among these, unvouched for as they are. Else the
+//! roots of popular blocks would answer nearly everybody, and caches on the way to them would
+//! hardly help where there is no way (§5.2).
+//!
+//! Who does not have the block costs one question; the last word is the root's, and goes
+//! back into the walk, so all that the walk knows of failures and liars holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use atoll_env::{BoxFuture, Instant, random_below, sleep};
+use atoll_key::{Key, PeerId};
+use atoll_net::CallError;
+use atoll_overlay::peer_book::Standing;
+use atoll_overlay::walk::{Asked, Said, Step, may_follow};
+use atoll_overlay::{Node, distinct_peers};
+use futures_util::StreamExt;
+use futures_util::future::{Either, select};
+use futures_util::stream::FuturesUnordered;
+
+use crate::client::get::{Answer, ask};
+use crate::inner::{Block, Inner, ReplicaChoice};
+use crate::stats::add;
+
+/// Replicas expected to take times that differ by less than this share are equally near. A
+/// guess.
+const ABOUT_EQUAL: f64 = 1.05;
+/// So many hedges may come one after another. A guess.
+const HEDGE_BURST: u64 = 8;
+/// The most replicas of a block that are asked at a time.
+const MAX_ASKED_AT_ONCE: usize = 3;
+/// A hundred hundredths of a hedge.
+const WHOLE_HEDGE: u64 = 100;
+
+/// How many hedges may still be made, in hundredths.
+#[derive(Debug)]
+pub(crate) struct HedgeBudget(Mutex<u64>);
+
+impl Default for HedgeBudget {
+    fn default() -> HedgeBudget {
+        HedgeBudget(Mutex::new(HEDGE_BURST * WHOLE_HEDGE))
+    }
+}
+
+impl HedgeBudget {
+    /// A fetch begins; each earns a share of a hedge.
+    fn earn(&self, percent: u32) {
+        let mut left = self.0.lock().expect("no holder of this lock panics");
+        *left = (*left + u64::from(percent.min(100))).min(HEDGE_BURST * WHOLE_HEDGE);
+    }
+
+    /// Takes one hedge out, if there is one.
+    fn spend(&self) -> bool {
+        let mut left = self.0.lock().expect("no holder of this lock panics");
+        let may = *left >= WHOLE_HEDGE;
+        *left -= if may { WHOLE_HEDGE } else { 0 };
+        may
+    }
+}
+
+/// What a fetch has learned of the key's replicas while it walked.
+#[derive(Debug, Default)]
+pub(crate) struct Replicas {
+    /// The root and its successors, as last named.
+    named: Vec<Node>,
+    /// Nobody has named them yet: this node's own tables say so.
+    are_guessed: bool,
+    /// What replicas answered before the walk asked them.
+    answers: BTreeMap<PeerId, Result<Step<Block>, CallError>>,
+    /// Those questions, as the walk's trace has them.
+    pub asked: Vec<Asked>,
+    /// Who was asked in a race.
+    raced: BTreeSet<PeerId>,
+    /// Who had the block, if not the node that the walk believes it asked.
+    pub served_by: Option<Node>,
+}
+
+impl Replicas {
+    /// Those that this node's own tables let expect, until somebody names them.
+    pub fn guessed(nodes: Vec<Node>) -> Replicas {
+        Replicas { named: nodes, are_guessed: true, ..Replicas::default() }
+    }
+
+    /// Somebody has named the root and its successors, or this node knows them.
+    pub fn are(&mut self, named: Vec<Node>) {
+        (self.named, self.are_guessed) = (named, false);
+    }
+
+    /// The replicas from which the question to `root`, which is one of them, may be answered.
+    fn set_of(&self, root: &Node, count: usize) -> Option<Vec<Node>> {
+        let mut set = distinct_peers(&self.named, count);
+        set.retain(|node| !self.raced.contains(&node.peer.id));
+        let belongs = set.iter().any(|node| node.id == root.id);
+        (belongs && set.len() > 1).then_some(set)
+    }
+
+    /// What `node` has said already; the walk counts the question from now on.
+    fn take_answer(&mut self, node: &Node) -> Option<Result<Step<Block>, CallError>> {
+        let answer = self.answers.remove(&node.peer.id)?;
+        self.asked.retain(|asked| asked.node.peer.id != node.peer.id);
+        Some(answer)
+    }
+
+    fn note(&mut self, node: Node, answer: Result<Step<Block>, CallError>) {
+        let said = match &answer {
+            // Of those that were only guessed, some may have nothing to do with the key.
+            Ok(Step::Route(_)) if self.are_guessed => Said::Nowhere,
+            Ok(_) => Said::Absent,
+            Err(error) => Said::Failed(error.clone()),
+        };
+        self.asked.push(Asked { node, as_root: true, local: false, said });
+        self.answers.insert(node.peer.id, answer);
+    }
+}
+
+/// Answers the walk's question to a node it takes for the root or a replica: from the
+/// nearest replica that has the block, or else with the node's own answer.
+pub(crate) async fn ask_root(
+    inner: Arc<Inner>,
+    root: Node,
+    key: Key,
+    known: Arc<Mutex<Replicas>>,
+) -> Result<Step<Block>, CallError> {
+    let lock = || known.lock().expect("no holder of this lock panics");
+    if let Some(answer) = lock().take_answer(&root) {
+        return answer;
+    }
+    let set = lock().set_of(&root, inner.config.replicas);
+    let choosing = inner.config.replica_choice == ReplicaChoice::Nearest && !inner.is_me(&root);
+    // A list of liars is not worth k questions: the root alone is asked, and the walk doubts.
+    let sound = || {
+        let known = lock();
+        let follows = |named| may_follow(&*inner.overlay, &key, named);
+        inner.config.routes <= 1 || known.are_guessed || follows(&known.named)
+    };
+    let Some(mut set) = set.filter(|_| choosing && sound()) else {
+        return ask(inner, root, key, true, None).await.map(Answer::into_step);
+    };
+    let (book, now) = (inner.overlay.peer_book(), inner.env.now());
+    set.retain(|n| n.id == root.id || book.standing(&n.peer, now) != Standing::Silent);
+    lock().raced.extend(set.iter().map(|node| node.peer.id));
+    let mut race = Race::new(inner, key, set);
+    while let Some((node, answer)) = race.next().await {
+        match answer {
+            Ok(Step::Done(block)) => {
+                race.finish();
+                let mut known = lock();
+                known.served_by = Some(node);
+                return Ok(Step::Done(block));
+            }
+            other => lock().note(node, other),
+        }
+    }
+    let answer = lock().take_answer(&root);
+    answer.unwrap_or(Err(CallError::TimedOut))
+}
+
+type Call = BoxFuture<'static, (Node, Result<Step<Block>, CallError>)>;
+
+/// A question that is not overdue.
+#[derive(Clone, Copy)]
+struct Watched {
+    node: Node,
+    start: Instant,
+    /// Whether it has taken long enough to be hedged.
+    is_slow: bool,
+}
+
+/// Questions to the replicas of one block, the nearest first.
+struct Race {
+    inner: Arc<Inner>,
+    key: Key,
+    /// Those not asked yet, the nearest last.
+    waiting: Vec<Node>,
+    calls: FuturesUnordered<Call>,
+    watched: Vec<Watched>,
+    may_hedge: bool,
+    /// Who was asked because another was slow, and who that is and since when.
+    hedge: Option<(Node, Watched)>,
+    /// Whether an answer became overdue.
+    is_late: bool,
+}
+
+impl Race {
+    fn new(inner: Arc<Inner>, key: Key, set: Vec<Node>) -> Race {
+        let waiting = by_nearness(&inner, set);
+        let may_hedge = inner.config.hedge && inner.config.mechanisms.hedged_fetches;
+        inner.hedges.earn(inner.config.hedge_percent);
+        let (calls, watched) = (FuturesUnordered::new(), Vec::new());
+        Race { inner, key, waiting, calls, watched, may_hedge, hedge: None, is_late: false }
+    }
+
+    fn start(&mut self) -> Option<Node> {
+        if self.calls.len() >= MAX_ASKED_AT_ONCE {
+            return None;
+        }
+        let node = self.waiting.pop()?;
+        let (inner, key) = (self.inner.clone(), self.key);
+        let start = inner.env.now();
+        let under_way = inner.fetch_times.asked(node.peer.id);
+        if inner.config.hedge && inner.config.mechanisms.hedged_fetches {
+            self.watched.push(Watched { node, start, is_slow: false });
+        }
+        self.calls.push(Box::pin(async move {
+            let answer = ask(inner.clone(), node, key, true, None).await.map(Answer::into_step);
+            if matches!(answer, Ok(Step::Done(_))) {
+                let now = inner.env.now();
+                inner.fetch_times.answered(&node.peer.id, now.since(start), now);
+            }
+            drop(under_way);
+            (node, answer)
+        }));
+        Some(node)
+    }
+
+    /// The next answer; `None` when all have answered.
+    async fn next(&mut self) -> Option<(Node, Result<Step<Block>, CallError>)> {
+        loop {
+            // With hedging, one question is always under way that is not overdue.
+            let hedges = self.inner.config.hedge && self.inner.config.mechanisms.hedged_fetches;
+            let all_late = hedges && self.watched.is_empty();
+            if self.calls.is_empty() || all_late {
+                self.start();
+            }
+            let due = self.watched.iter().map(|watched| self.due(watched)).min();
+            let answer = match due {
+                None => self.calls.next().await?,
+                Some(due) => {
+                    let pause = sleep(&*self.inner.env, due.since(self.inner.env.now()));
+                    match select(self.calls.next(), pause).await {
+                        Either::Left((answer, _)) => answer?,
+                        Either::Right(_) => {
+                            self.is_due();
+                            continue;
+                        }
+                    }
+                }
+            };
+            self.answered(&answer);
+            return Some(answer);
+        }
+    }
+
+    /// When a question has taken long, or too long.
+    fn due(&self, watched: &Watched) -> Instant {
+        let (id, times) = (&watched.node.peer.id, &self.inner.fetch_times);
+        let short = self.inner.overlay.peer_book();
+        if !self.inner.config.mechanisms.block_times {
+            let late = if watched.is_slow { short.late_after(id) } else { short.p95(id) };
+            return watched.start + late;
+        }
+        watched.start
+            + match watched.is_slow {
+                false => times.slow_after(id, short, watched.start),
+                true => times.late_after(id, short, watched.start),
+            }
+    }
+
+    /// Some question has taken long, or too long.
+    fn is_due(&mut self) {
+        let now = self.inner.env.now();
+        let is_due = |watched: &Watched| self.due(watched) <= now;
+        let Some(at) = self.watched.iter().position(is_due) else { return };
+        if self.watched[at].is_slow {
+            let late = self.watched.remove(at);
+            self.inner.overlay.peer_book().late(&late.node.peer, now);
+            self.is_late = true;
+            return;
+        }
+        self.watched[at].is_slow = true;
+        if self.may_hedge && !self.waiting.is_empty() && self.inner.hedges.spend() {
+            self.may_hedge = false;
+            add(&self.inner.counters.hedges, 1);
+            let first = self.watched[at];
+            self.hedge = self.start().map(|second| (second, first));
+        }
+    }
+
+    fn answered(&mut self, (node, answer): &(Node, Result<Step<Block>, CallError>)) {
+        self.watched.retain(|watched| watched.node.id != node.id);
+        let Some((second, first)) = self.hedge else { return };
+        if second.id != node.id || !matches!(answer, Ok(Step::Done(_))) {
+            return;
+        }
+        add(&self.inner.counters.hedges_won, 1);
+        // The first would have taken longer still. Others are nearer until it is heard of
+        // again; but if it is overdue, that is known and is not to be forgotten.
+        let (now, overlay_book) = (self.inner.env.now(), self.inner.overlay.peer_book());
+        let (id, took) = (&first.node.peer.id, now.since(first.start));
+        self.inner.fetch_times.answered(id, took, now);
+        if overlay_book.standing(&first.node.peer, now) == Standing::Answers {
+            overlay_book.answered(id, took, now);
+        }
+    }
+
+    /// The block is there: overdue answers are still heard, others are not waited for.
+    fn finish(self) {
+        if self.is_late {
+            let env = self.inner.env.clone();
+            for call in self.calls {
+                env.spawn(Box::pin(async move { drop(call.await) }));
+            }
+        }
+    }
+}
+
+/// The replicas, the nearest last. Those that did not answer of late come first, and then
+/// known liars: they are asked last.
+fn by_nearness(inner: &Inner, mut set: Vec<Node>) -> Vec<Node> {
+    let (book, now) = (inner.overlay.peer_book(), inner.env.now());
+    set.retain(|node| !inner.is_me(node));
+    // Each is looked up once: other reads change what is expected of it at any moment.
+    let rated = set.into_iter().map(|node| {
+        let peer = &node.peer;
+        let worth = (book.standing(peer, now), book.is_avoided(&peer.id, now));
+        (worth, expected(inner, &peer.id), node)
+    });
+    let spread = inner.config.mechanisms.equal_replicas;
+    let choose = |equal: usize| if spread { random_below(&*inner.env, equal as u64) } else { 0 };
+    nearest_last(rated.collect(), |equal| choose(equal) as usize)
+}
+
+/// By worth, the least first, and within it by what is expected, the shortest last. Of those
+/// about equal to the last, never none, `choose` says which is the last.
+fn nearest_last<W: Ord, N>(
+    mut rated: Vec<(W, Duration, N)>,
+    choose: impl FnOnce(usize) -> usize,
+) -> Vec<N> {
+    rated.sort_by(|a, b| (&b.0, b.1).cmp(&(&a.0, a.1)));
+    if let Some((worth, nearest, _)) = rated.last() {
+        let far = |(other, expected, _): &(W, Duration, N)| {
+            other != worth || expected.as_secs_f64() > nearest.as_secs_f64() * ABOUT_EQUAL
+        };
+        let equal_from = rated.iter().rposition(far).map_or(0, |farther| farther + 1);
+        let (chosen, end) = (equal_from + choose(rated.len() - equal_from), rated.len() - 1);
+        rated.swap(chosen, end);
+    }
+    rated.into_iter().map(|(_, _, node)| node).collect()
+}
+
+/// How long a block from `peer` will take, compared with one from another.
+fn expected(inner: &Inner, peer: &PeerId) -> Duration {
+    let expected = inner.overlay.peer_book().expected(peer);
+    match inner.config.mechanisms.busy_replicas {
+        true => inner.fetch_times.expected(peer, expected),
+        false => expected,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_nearest_of_the_best_is_last_and_chance_decides_among_equals() {
+        let rated =
+            || vec![(0, MS * 100, 'a'), (0, MS * 300, 'b'), (1, MS, 'c'), (0, MS * 98, 'd')];
+        for chosen in 0..2 {
+            let order = nearest_last(rated(), |equal| {
+                assert_eq!(equal, 2, "100 and 98 ms are about equal");
+                chosen
+            });
+            assert_eq!(order[..2], ['c', 'b']);
+            assert_eq!(order[3], ['a', 'd'][chosen]);
+        }
+    }
+
+    /// One whose figures changed while it was looked at was taken for farther than itself, and
+    /// the choice was among none.
+    #[test]
+    fn the_last_is_always_equal_to_itself() {
+        for expected in [Duration::ZERO, MS, Duration::MAX] {
+            let order = nearest_last(vec![((), expected, 7)], |equal| {
+                assert_eq!(equal, 1);
+                0
+            });
+            assert_eq!(order, [7]);
+        }
+        assert!(nearest_last(Vec::<((), Duration, u8)>::new(), |_| unreachable!()).is_empty());
+    }
+
+    #[test]
+    fn hedges_are_a_share_of_fetches_and_a_burst() {
+        let budget = HedgeBudget::default();
+        let hedges = (0..1000)
+            .filter(|_| {
+                budget.earn(5);
+                budget.spend()
+            })
+            .count();
+        assert!((50..=50 + HEDGE_BURST as usize).contains(&hedges), "{hedges} of 1,000");
+        let never = HedgeBudget::default();
+        assert_eq!((0..100).filter(|_| never.spend()).count(), HEDGE_BURST as usize);
+    }
+}

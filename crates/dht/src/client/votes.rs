@@ -1,0 +1,96 @@
+//! What the members of a replica set say of blocks whose leases are to be extended, where the
+//! root does not answer or is not believed: a majority of the set decides.
+
+use atoll_overlay::Node;
+
+use crate::accounting::quota::OverQuota;
+use crate::inner::Inner;
+use crate::replication::store::size_of;
+use crate::rpc::{RenewReply, is_majority};
+
+/// See the module.
+pub(crate) struct Votes {
+    wanted: u32,
+    /// How many have each block, and how many do not.
+    said: Vec<(u32, u32)>,
+    is_refused: Vec<bool>,
+    /// Why some are refused.
+    pub over: Option<OverQuota>,
+}
+
+impl Votes {
+    /// On `count` blocks of one replica set.
+    pub fn new(inner: &Inner, set: &[Node], count: usize) -> Votes {
+        Votes::of_set(size_of(inner, set), count)
+    }
+
+    fn of_set(size: usize, count: usize) -> Votes {
+        let wanted = u32::try_from(size).expect("k is small");
+        Votes { wanted, said: vec![(0, 0); count], is_refused: vec![false; count], over: None }
+    }
+
+    /// Counts a member's answer about the blocks with these numbers.
+    pub fn count(&mut self, indices: Vec<usize>, reply: &RenewReply) {
+        self.over = self.over.or(reply.over);
+        for (index, state) in indices.into_iter().zip(&reply.held) {
+            let (has, lacks) = &mut self.said[index];
+            *(if *state == 0 { lacks } else { has }) += 1;
+            self.is_refused[index] |= *state == 4;
+        }
+    }
+
+    /// One more member lacks a block.
+    pub fn lacks(&mut self, index: usize) {
+        self.said[index].1 += 1;
+    }
+
+    /// How many have a block, and how many do not.
+    pub fn of(&self, index: usize) -> (usize, usize) {
+        let (has, lacks) = self.said[index];
+        (has as usize, lacks as usize)
+    }
+
+    /// As a root would say it of a block: a majority has it, a majority lacks it, or neither is
+    /// known.
+    pub fn state(&self, index: usize) -> u8 {
+        let (has, lacks) = self.said[index];
+        match is_majority(has, self.wanted) {
+            true if self.is_refused[index] => 4,
+            true => 1,
+            false if is_majority(lacks, self.wanted) => 0,
+            false => 3,
+        }
+    }
+
+    /// As a root would answer.
+    pub fn result(&self) -> RenewReply {
+        RenewReply { held: (0..self.said.len()).map(|i| self.state(i)).collect(), over: self.over }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_majority_decides_and_without_one_nothing_is_known() {
+        // Members, who has it, who lacks it, what is said.
+        for (size, has, lacks, state) in [
+            (3, 2, 0, 1),
+            (3, 2, 1, 1),
+            (3, 1, 2, 0),
+            (3, 0, 2, 0),
+            (3, 1, 1, 3),
+            (3, 0, 1, 3),
+            (2, 1, 1, 3),
+            (2, 0, 2, 0),
+            (4, 2, 2, 3),
+        ] {
+            let mut votes = Votes::of_set(size, 1);
+            for held in [vec![1; has], vec![0; lacks]].concat() {
+                votes.count(vec![0], &RenewReply { held: vec![held], over: None });
+            }
+            assert_eq!(votes.state(0), state, "{size} {has} {lacks}");
+        }
+    }
+}

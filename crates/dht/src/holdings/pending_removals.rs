@@ -1,0 +1,184 @@
+//! Blocks about to be removed though their leases last: what happens to them meanwhile.
+//!
+//! **Invariants.** A block that was put or renewed here since its removal began stays: its sender
+//! counts on this node; so does one whose put or renewal was under way then. And
+//! [`Leaving::denies`] what is dropped because others hold it: of two nodes that drop the same block
+//! at once neither may rely on the other, and nobody can prove to have a block with bytes got from
+//! here. Each denies having it before it asks the other, so at least one of them is told no.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use atoll_key::Key;
+use atoll_store::{BlockStore, StoreError};
+
+use crate::multiset::Counts;
+
+/// What is leaving, and what comes in meanwhile. One batch leaves at a time.
+#[derive(Default)]
+pub(crate) struct Leaving {
+    state: Arc<Mutex<State>>,
+    /// Held while blocks are removed.
+    gate: futures_util::lock::Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    watch: Option<Watch>,
+    /// Blocks on their way into the store.
+    arriving: Counts<Key>,
+}
+
+struct Watch {
+    keys: BTreeSet<Key>,
+    touched: BTreeSet<Key>,
+    removing: BTreeSet<Key>,
+}
+
+/// Blocks on their way into the store, until this is dropped: a removal that begins meanwhile
+/// leaves them out. The store may have a batch in its queue when the removal begins, and would
+/// remove what it has just acknowledged.
+pub(crate) struct Arriving {
+    state: Arc<Mutex<State>>,
+    keys: Vec<Key>,
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().expect("no holder of this lock panics")
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        let mut state = lock(&self.state);
+        self.keys.iter().for_each(|key| state.arriving.take(key));
+    }
+}
+
+impl Leaving {
+    /// Blocks with these keys are about to be stored or renewed here: they leave no longer, nor
+    /// until the result is dropped. Waits for a removal of them that has begun.
+    pub async fn keep(&self, keys: impl Iterator<Item = &Key>) -> Arriving {
+        let keys: Vec<Key> = keys.copied().collect();
+        let mut leaving = false;
+        {
+            let mut state = lock(&self.state);
+            keys.iter().for_each(|key| state.arriving.add(*key));
+            if let Some(watch) = state.watch.as_mut() {
+                for key in keys.iter().filter(|key| watch.keys.contains(*key)) {
+                    if watch.removing.contains(key) {
+                        // Its bytes go now: to be counted on before that would let others drop
+                        // theirs.
+                        leaving = true;
+                    } else {
+                        watch.touched.insert(*key);
+                    }
+                }
+            }
+        }
+        let arriving = Arriving { state: self.state.clone(), keys };
+        if leaving {
+            drop(self.gate.lock().await);
+        }
+        arriving
+    }
+
+    /// Whether others must not count on this node for a block.
+    pub fn denies(&self, key: &Key) -> bool {
+        let state = lock(&self.state);
+        let watch = state.watch.as_ref();
+        watch.is_some_and(|watch| watch.keys.contains(key) && !watch.touched.contains(key))
+    }
+
+    /// Begins to notice what comes in, or is about to.
+    pub fn watch(&self, keys: BTreeSet<Key>) {
+        let mut state = lock(&self.state);
+        let is_arriving = |key: &&Key| state.arriving.of(key) > 0;
+        let touched = keys.iter().filter(is_arriving).copied().collect();
+        state.watch = Some(Watch { keys, touched, removing: BTreeSet::new() });
+    }
+
+    /// Removes those of `keys` that nobody has put or renewed since the watch began, and says
+    /// which they are.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn remove_untouched(
+        &self,
+        store: &dyn BlockStore,
+        keys: Vec<Key>,
+    ) -> Result<Vec<Key>, StoreError> {
+        let _gate = self.gate.lock().await;
+        let untouched = self.untouched(keys);
+        if !untouched.is_empty() {
+            store.remove(untouched.clone()).await?;
+        }
+        Ok(untouched)
+    }
+
+    /// Of `keys`, those that nobody has put since the watch began.
+    fn untouched(&self, keys: Vec<Key>) -> Vec<Key> {
+        let mut state = lock(&self.state);
+        let Some(watch) = state.watch.as_mut() else { return Vec::new() };
+        let untouched: Vec<Key> =
+            keys.into_iter().filter(|key| !watch.touched.contains(key)).collect();
+        watch.removing = untouched.iter().copied().collect();
+        untouched
+    }
+
+    /// Nothing is leaving any more.
+    pub fn end(&self) {
+        lock(&self.state).watch = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    fn key(n: u8) -> Key {
+        Key::hashed([n; 32])
+    }
+
+    #[test]
+    fn what_is_put_while_it_leaves_stays() {
+        let leaving = Leaving::default();
+        leaving.keep([key(1)].iter()).now_or_never().expect("nothing leaves yet");
+        leaving.watch((1..9).map(key).collect());
+        leaving.keep([key(2), key(20)].iter()).now_or_never().expect("nothing is removed yet");
+        assert_eq!(leaving.untouched(vec![key(1), key(2), key(3)]), [key(1), key(3)]);
+    }
+
+    /// The put was in the store's queue when the removal began, was acknowledged, and the block
+    /// was removed right after it.
+    #[test]
+    fn what_was_on_its_way_when_a_removal_began_stays() {
+        let leaving = Leaving::default();
+        let keep = |n| leaving.keep([key(n)].iter()).now_or_never().expect("nothing leaves yet");
+        let (put, again, ended) = (keep(1), keep(1), keep(2));
+        drop(ended);
+        leaving.watch((1..9).map(key).collect());
+        assert!(!leaving.denies(&key(1)) && leaving.denies(&key(2)));
+        assert_eq!(leaving.untouched(vec![key(1), key(2), key(3)]), [key(2), key(3)]);
+        leaving.end();
+        drop(put);
+        leaving.watch((1..9).map(key).collect());
+        assert_eq!(leaving.untouched(vec![key(1)]), [], "another put of it is under way");
+        drop(again);
+        leaving.watch((1..9).map(key).collect());
+        assert_eq!(leaving.untouched(vec![key(1)]), [key(1)]);
+    }
+
+    #[test]
+    fn a_put_waits_for_the_removal_of_the_same_block() {
+        let leaving = Leaving::default();
+        leaving.watch((1..9).map(key).collect());
+        let gate = leaving.gate.lock().now_or_never().expect("free");
+        leaving.untouched(vec![key(1)]);
+        assert!(leaving.keep([key(2)].iter()).now_or_never().is_some());
+        assert!(leaving.keep([key(1)].iter()).now_or_never().is_none(), "put before the removal");
+        drop(gate);
+        assert!(leaving.keep([key(1)].iter()).now_or_never().is_some());
+    }
+}

@@ -1,0 +1,50 @@
+//! Which blocks this node is sending to which replicas, as the root of a put.
+//!
+//! Repair compares this node with its replicas at any time, also while a put is on its way to
+//! one. That one lacks the blocks then, and repair would send them a second time: over a slow
+//! line, where puts take longest, this made them take twice as long. Blocks on their way are left
+//! to the put. If it fails, the next comparison finds them missing.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use atoll_key::{Key, PeerId};
+
+use crate::multiset::Counts;
+
+/// See the module. As large as the puts under way.
+#[derive(Debug, Default)]
+pub(crate) struct UnderWay(Mutex<Counts<(PeerId, Key)>>);
+
+/// A batch on its way to a node, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct BatchUnderWay {
+    all: Arc<UnderWay>,
+    to: PeerId,
+    keys: Vec<Key>,
+}
+
+impl UnderWay {
+    fn lock(&self) -> MutexGuard<'_, Counts<(PeerId, Key)>> {
+        self.0.lock().expect("no holder of this lock panics")
+    }
+
+    /// These blocks are being sent to `to`.
+    pub fn sends(self: &Arc<Self>, to: PeerId, keys: Vec<Key>) -> BatchUnderWay {
+        let mut all = self.lock();
+        keys.iter().for_each(|key| all.add((to, *key)));
+        drop(all);
+        BatchUnderWay { all: self.clone(), to, keys }
+    }
+
+    /// Whether a block is on its way to `to`.
+    pub fn is_on_its_way(&self, to: &PeerId, key: &Key) -> bool {
+        self.lock().of(&(*to, *key)) > 0
+    }
+}
+
+impl Drop for BatchUnderWay {
+    fn drop(&mut self) {
+        let mut all = self.all.lock();
+        self.keys.iter().for_each(|key| all.take(&(self.to, *key)));
+    }
+}

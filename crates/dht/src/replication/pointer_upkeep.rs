@@ -1,0 +1,211 @@
+//! Looking after pointers and holds.
+//!
+//! Every pointer is checked now and then: its holder is asked whether it still has the copy, in
+//! which version and for how long, and one block of each question is fetched and compared with
+//! its key; if it is not there, others are fetched, until one is there or too many are not. A
+//! pointer to a copy that is gone is dropped, and so are all pointers to a holder that did not
+//! answer twice; repair then finds the blocks missing here and brings them, to this node if it has
+//! room by then, or else to another holder. The cost is bounded by time: a page
+//! of [`PAGE`] keys each [`PAGE_PAUSE`], however many there are.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_env::{jittered, random_below, sleep};
+use atoll_key::{Key, KeyRange, PeerId};
+use atoll_net::header::{from_header, to_header};
+use atoll_net::{Peer, Request};
+use atoll_overlay::Node;
+use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
+use futures_util::future::select;
+
+use crate::accounting::quota::cost_bytes;
+use crate::diversion::{Records, follow};
+use crate::inner::Inner;
+use crate::placement::by_root;
+use crate::replication::exchange::pace;
+use crate::replication::store::store_home;
+use crate::rpc::{self, Hold, HoldReply, MAX_RENEW_KEYS, Vouched};
+use crate::server::host;
+
+/// How often all pointers are checked, if a pass takes no longer. A guess.
+const CHECK_EVERY: Duration = Duration::from_secs(600);
+/// How soon a holder that did not answer is asked again.
+const CHECK_AGAIN: Duration = Duration::from_secs(60);
+/// Records checked at once.
+const PAGE: usize = MAX_RENEW_KEYS;
+/// The least time between two pages: some 7 KB a second.
+const PAGE_PAUSE: Duration = Duration::from_secs(10);
+/// A holder that has none of so many blocks, drawn at random of a page, is taken to have lost all.
+const MAX_SAMPLES: usize = 8;
+/// Copies come home while more than one part in so many of this node is free: room that is about
+/// to be filled again is not worth the copying.
+const ROOMY: u64 = 8;
+
+/// Checks pointers, for ever.
+pub(crate) async fn run(inner: Arc<Inner>) {
+    let mut silent: BTreeSet<PeerId> = BTreeSet::new();
+    loop {
+        let pause = if silent.is_empty() { CHECK_EVERY } else { CHECK_AGAIN };
+        let slept = sleep(&*inner.env, jittered(&*inner.env, pause));
+        select(slept, Box::pin(inner.diversion.doubts.notified())).await;
+        match pass(&inner, &silent).await {
+            Ok(now_silent) => silent = now_silent,
+            Err(error) => tracing::error!(%error, "pointers could not be checked"),
+        }
+        // Doubts that are raised all the time change nothing about the pace.
+        sleep(&*inner.env, PAGE_PAUSE).await;
+    }
+}
+
+/// Goes through all records once. `silent` are the holders that did not answer the last time;
+/// returns those that did not answer now.
+async fn pass(inner: &Inner, silent: &BTreeSet<PeerId>) -> Result<BTreeSet<PeerId>, StoreError> {
+    let (mut after, mut silent_now) = (Key::MAX, BTreeSet::new());
+    loop {
+        let page = inner.diversion.records.list(KeyRange::new(after, Key::MAX), PAGE)?;
+        let ended = |hold: &&BlockInfo| {
+            host::is_member(inner, &hold.key) || matches!(inner.store.info(&hold.key), Ok(None))
+        };
+        let dissolved = Records::holds(&page).filter(ended);
+        inner.diversion.records.forget(dissolved.map(|hold| hold.key).collect()).await;
+        let pointers: Vec<BlockInfo> = Records::pointers(&page).copied().collect();
+        check_page(inner, &pointers, silent, &mut silent_now).await?;
+        match page.last() {
+            Some(last) if page.len() == PAGE && last.key != Key::MAX => after = last.key,
+            _ => return Ok(silent_now),
+        }
+        sleep(&*inner.env, PAGE_PAUSE).await;
+    }
+}
+
+async fn check_page(
+    inner: &Inner,
+    pointers: &[BlockInfo],
+    silent: &BTreeSet<PeerId>,
+    silent_now: &mut BTreeSet<PeerId>,
+) -> Result<(), StoreError> {
+    let mut needless = held_here(inner, pointers).await?;
+    needless.extend(of_other_sets(inner, pointers).await);
+    follow::come_home(inner, needless).await;
+    let keys: Vec<Key> = pointers.iter().map(|info| info.key).collect();
+    let mut lost = Vec::new();
+    for (holder, places) in follow::by_holder(inner, &keys).await {
+        let its: Vec<BlockInfo> = places.iter().map(|place| pointers[*place]).collect();
+        match ask(inner, &holder, &its).await {
+            Some(held) => lost.extend(judge(inner, &holder, &its, held).await),
+            None if silent.contains(&holder.id) => {
+                tracing::warn!(%holder, count = its.len(), "the holder of copies is gone");
+                lost.extend(its.iter().map(|info| info.key));
+            }
+            None => {
+                silent_now.insert(holder.id);
+            }
+        }
+    }
+    if !lost.is_empty() {
+        inner.diversion.records.forget(lost).await;
+        inner.repair.kick();
+    }
+    take_home(inner, &keys).await
+}
+
+/// Pointers to blocks that are here as well, as after a crash between two steps; a copy here
+/// that is older is removed.
+async fn held_here(inner: &Inner, pointers: &[BlockInfo]) -> Result<Vec<Key>, StoreError> {
+    let (mut needless, mut outdated) = (Vec::new(), Vec::new());
+    for pointer in pointers {
+        match inner.store.info(&pointer.key)? {
+            Some(held) if held.version >= pointer.version => needless.push(pointer.key),
+            Some(_) => outdated.push(pointer.key),
+            None => {}
+        }
+    }
+    if !outdated.is_empty() {
+        inner.store.remove(outdated).await?;
+    }
+    Ok(needless)
+}
+
+/// Pointers to blocks whose replica set this node has left: their copies are strays of their
+/// holders.
+async fn of_other_sets(inner: &Inner, pointers: &[BlockInfo]) -> Vec<Key> {
+    let keys: Vec<Key> = pointers.iter().map(|info| info.key).collect();
+    let replicas = inner.config.replicas;
+    let sets = by_root(inner, keys, |key| *key, replicas, PAGE).await;
+    let is_other =
+        |set: &[Node]| set.len() == replicas && !set.iter().any(|node| inner.is_me(node));
+    let others = sets.into_iter().filter(|(set, _)| is_other(set));
+    others.flat_map(|(_, its)| its).collect()
+}
+
+/// What a holder says that it keeps for this node; `None` if it does not answer.
+async fn ask(inner: &Inner, holder: &Peer, its: &[BlockInfo]) -> Option<Vec<Option<Vouched>>> {
+    let keys: Vec<Key> = its.iter().map(|info| info.key).collect();
+    let header = to_header(&Hold { keys, keep: true });
+    let request = Request { method: rpc::HOLD, header, parts: Vec::new() };
+    let node = Node::of(*holder);
+    let reply = inner.call(&node, request).await.ok()?;
+    let HoldReply { held, spare_bytes } = from_header(&reply.header).ok()?;
+    inner.diversion.learn(node, spare_bytes, inner.env.now());
+    (held.0.len() == its.len()).then_some(held.0)
+}
+
+/// Which copies a holder does not have as it should; learns of the others how long they stay.
+async fn judge(
+    inner: &Inner,
+    holder: &Peer,
+    its: &[BlockInfo],
+    held: Vec<Option<Vouched>>,
+) -> Vec<Key> {
+    let (mut lost, mut there) = (Vec::new(), Vec::new());
+    for (info, held) in its.iter().zip(held) {
+        match held.filter(|held| held.version >= info.version) {
+            Some(held) => {
+                let owner = Owner { publisher: held.publisher, ip: held.ip };
+                inner.diversion.records.extend(&info.key, inner.expiry(held.lease_secs), owner);
+                there.push(info.key);
+            }
+            None => lost.push(info.key),
+        }
+    }
+    // Others are looked at until one is there: a holder that dropped everything is found out at
+    // once, and one that lost a block to rot costs one question more.
+    for _ in 0..MAX_SAMPLES.min(there.len()) {
+        let sample = there.swap_remove(random_below(&*inner.env, there.len() as u64) as usize);
+        if follow::own(inner, &sample).await.is_some() {
+            return lost;
+        }
+        tracing::warn!(%holder, key = %sample, "a holder does not have what it says");
+        lost.push(sample);
+    }
+    lost.extend(there);
+    lost
+}
+
+/// Fetches copies whose pointers are among `keys`, while there is much room here.
+async fn take_home(inner: &Inner, keys: &[Key]) -> Result<(), StoreError> {
+    for key in keys {
+        let usage = inner.store.usage();
+        let free_bytes = inner.diversion.free_bytes(usage);
+        if free_bytes <= usage.capacity_bytes / ROOMY {
+            return Ok(());
+        }
+        let Some(info) = inner.diversion.records.pointed(key) else { continue };
+        let Some(block) = follow::own(inner, key).await else { continue };
+        let Ok(version) = info.kind.verify(key, &block.bytes) else { continue };
+        let bytes = block.bytes.len() as u64;
+        let mut stored: StoredBlock = inner.to_store(&block, info.kind, version);
+        stored.info.owner = info.owner;
+        if cost_bytes(stored.info.len_bytes) > free_bytes {
+            return Ok(());
+        }
+        if !store_home(inner, stored).await {
+            return Ok(());
+        }
+        inner.repair.done(1, bytes);
+        pace(inner, bytes).await;
+    }
+    Ok(())
+}

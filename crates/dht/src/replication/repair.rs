@@ -1,0 +1,245 @@
+//! Keeping k copies of every block this node is the root of (CFS §5.1).
+//!
+//! "The DHash software in a block's successor server manages replication of that block":
+//! a root compares its range `(predecessor, me]` with each of the k − 1 nodes after it and
+//! copies what either lacks; a node with several virtual servers is the root of several
+//! ranges (§5.3). That one rule restores copies after a failure (a new
+//! successor lacks them), hands blocks over after a join (the new root lacks them and its
+//! successor has them), and refetches what the scrubber set aside. A round runs when the
+//! neighbourhood has changed and settled, when something was noticed missing, and every
+//! so often.
+//!
+//! A block this node holds without being among its replica set any more, a *stray*, is given to
+//! the set, and dropped after a time of grace when the set proves to have it (`strays`), by a task
+//! of its own. One node that fails, refuses, is full or slow affects the work with that node only
+//! (`docs/design/dht.md`, rule R5): each has so much time a round ([`crate::rpc::budget`]), and
+//! the next is begun when one takes longer than usual.
+//!
+//! What it does not know: which blocks belong together, or whether anybody wants them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_env::{jittered, sleep, timeout};
+use atoll_key::{KeyRange, PeerId};
+use atoll_overlay::Node;
+use futures_util::StreamExt;
+use futures_util::future::{select, select_all};
+use futures_util::stream::FuturesUnordered;
+
+use crate::client::get::{Found, find};
+use crate::holdings::ranges::summaries;
+use crate::inner::Inner;
+use crate::replication::exchange::{ExchangeError, Given, Outcome, reconcile_with};
+use crate::replication::state::{Duties, duties_of};
+use crate::replication::store::{expected_replicas, store_here};
+use crate::rpc::budget::PEER_LIMIT;
+
+/// A round repeats at most so often before it waits again.
+const MAX_PASSES: usize = 4;
+/// How long to wait after a round that could not finish.
+const RETRY: Duration = Duration::from_secs(3);
+/// How long to wait after a round that was still finding differences at its end, as it
+/// does while blocks are being put.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How often the settling neighbourhood is looked at, at most, before repair begins anyway.
+const MAX_SETTLING: usize = 20;
+/// The next replica is compared with when one has taken so long. A guess: longer than comparing
+/// takes that finds no difference.
+const NEXT_AFTER: Duration = Duration::from_secs(2);
+/// Replicas compared with at once. A guess: each takes a few batches of blocks in memory.
+const MAX_SIDE_BY_SIDE: usize = 8;
+
+/// Keeps replicas up, for ever.
+pub(crate) async fn run(inner: Arc<Inner>) {
+    let mut seen = None;
+    loop {
+        let epoch = inner.overlay.epoch();
+        if seen == Some(epoch) {
+            let pause = jittered(&*inner.env, inner.config.repair_every);
+            let kick = Box::pin(inner.repair.wait_for_kick());
+            select(select_all([inner.overlay.changed(epoch), changed_after(&inner, pause)]), kick)
+                .await;
+        }
+        settle(&inner).await;
+        expected_replicas(&inner);
+        let (seats, replicas) = (inner.overlay.neighbourhoods(), inner.config.replicas);
+        inner.losses.look(&seats, replicas, inner.env.now(), inner.env.unix_ms());
+        inner.losses.remember(&*inner.durable).await;
+        inner.repair.remember_expected(&*inner.durable).await;
+        seen = Some(inner.overlay.epoch());
+        let ended = round(&inner).await;
+        inner.strays.due.notify();
+        let again_after = match ended {
+            Ended::Equal | Ended::Stuck => continue,
+            Ended::Moving => AGAIN,
+            Ended::Unfinished => RETRY,
+        };
+        sleep(&*inner.env, jittered(&*inner.env, again_after)).await;
+        seen = None;
+    }
+}
+
+fn changed_after(inner: &Inner, pause: Duration) -> atoll_env::BoxFuture<'static, u64> {
+    let slept = sleep(&*inner.env, pause);
+    Box::pin(async move {
+        slept.await;
+        0
+    })
+}
+
+/// Waits until the neighbourhood has stopped changing, within reason.
+async fn settle(inner: &Inner) {
+    for _ in 0..MAX_SETTLING {
+        let before = inner.overlay.epoch();
+        sleep(&*inner.env, inner.config.repair_settle).await;
+        if inner.overlay.epoch() == before {
+            break;
+        }
+    }
+}
+
+/// How a round ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// No replica differs, or this node is the root of nothing yet.
+    Equal,
+    /// Blocks were still being copied in the last pass.
+    Moving,
+    /// What differs cannot be copied at present: for want of room, or with a node that is left
+    /// alone for a while.
+    Stuck,
+    /// Some replica could not be compared.
+    Unfinished,
+}
+
+/// One round: compare and copy until nothing differs.
+async fn round(inner: &Arc<Inner>) -> Ended {
+    refetch_damaged(inner).await;
+    let mut given: BTreeMap<PeerId, Given> = BTreeMap::new();
+    let mut passes = 0;
+    loop {
+        let duties = duties_of(&inner.overlay.neighbourhoods(), inner.config.replicas);
+        if duties.scopes.is_empty() {
+            return Ended::Equal;
+        }
+        let ended = pass(inner, &duties, &mut given).await;
+        passes += 1;
+        if ended != Ended::Moving || passes == MAX_PASSES {
+            return ended;
+        }
+    }
+}
+
+/// Compares with each replica once, and copies what differs. One that fails or is slow delays no
+/// other.
+async fn pass(inner: &Arc<Inner>, duties: &Duties, given: &mut BTreeMap<PeerId, Given>) -> Ended {
+    let mut sum = Outcome::default();
+    let mut is_unfinished = false;
+    let mut replicas = by_replica(duties);
+    // Last those that misbehave.
+    replicas.sort_by_key(|(replica, _)| !inner.repair.is_fit(&replica.peer.id, inner.env.now()));
+    for (replica, outcome) in side_by_side(inner, replicas, given).await {
+        match outcome {
+            Ok(outcome) => {
+                sum.moved += outcome.moved;
+                sum.left += outcome.left;
+            }
+            Err(error) => {
+                tracing::info!(%error, ?replica, "a replica could not be compared");
+                if error.is_misbehaviour() {
+                    inner.repair.set_back(replica.peer.id, inner.env.now());
+                }
+                if error.is_failure() {
+                    is_unfinished = true;
+                } else {
+                    sum.left += 1;
+                }
+            }
+        }
+    }
+    let ended = match sum {
+        _ if is_unfinished => Ended::Unfinished,
+        Outcome { moved: 0, left: 0 } => Ended::Equal,
+        Outcome { moved: 0, .. } => Ended::Stuck,
+        _ => Ended::Moving,
+    };
+    finish_pass(inner, duties, ended == Ended::Equal).await;
+    ended
+}
+
+/// Compares with all replicas, in this order; the next is begun when one has ended or takes long.
+async fn side_by_side(
+    inner: &Arc<Inner>,
+    replicas: Vec<(Node, Vec<KeyRange>)>,
+    given: &mut BTreeMap<PeerId, Given>,
+) -> Vec<(Node, Result<Outcome, ExchangeError>)> {
+    let exchange = |(replica, ranges): (Node, Vec<KeyRange>), mut given: Given| async move {
+        let outcome = reconcile_with(inner, &replica, ranges, &mut given).await;
+        (replica, outcome, given)
+    };
+    let (mut waiting, mut outcomes) = (replicas.into_iter(), Vec::new());
+    let mut exchanges = FuturesUnordered::new();
+    loop {
+        let at_once = if inner.config.mechanisms.side_by_side { MAX_SIDE_BY_SIDE } else { 1 };
+        if exchanges.len() < at_once
+            && let Some(next) = waiting.next()
+        {
+            let given = given.remove(&next.0.peer.id).unwrap_or_default();
+            exchanges.push(exchange(next, given));
+        }
+        match timeout(&*inner.env, NEXT_AFTER, exchanges.next()).await {
+            Ok(Some((replica, outcome, taken))) => {
+                given.insert(replica.peer.id, taken);
+                outcomes.push((replica, outcome));
+            }
+            Ok(None) => return outcomes,
+            Err(_) => {}
+        }
+    }
+}
+
+/// The other nodes that should hold copies, and of which ranges: one exchange with each,
+/// however many virtual servers either has.
+fn by_replica(duties: &Duties) -> Vec<(Node, Vec<KeyRange>)> {
+    let mut replicas: BTreeMap<PeerId, (Node, Vec<KeyRange>)> = BTreeMap::new();
+    for scope in &duties.scopes {
+        for node in &scope.replicas {
+            let (_, ranges) = replicas.entry(node.peer.id).or_insert((*node, Vec::new()));
+            ranges.push(scope.range);
+        }
+    }
+    replicas.into_values().collect()
+}
+
+/// Fetches what was damaged here, as root or as replica. What nobody else has is lost
+/// here too; what cannot be reached is left to the comparison of ranges.
+async fn refetch_damaged(inner: &Arc<Inner>) {
+    let until = inner.env.now() + PEER_LIMIT;
+    for key in inner.repair.take_damaged() {
+        if inner.env.now() >= until {
+            // In the next round: whoever is slow to send it holds up no more.
+            inner.repair.refetch(key);
+            continue;
+        }
+        match find(inner, key, None).await {
+            Ok(Found { block, .. }) => {
+                let me = inner.transport.local();
+                store_here(inner, &me, std::slice::from_ref(&block)).await;
+                inner.repair.done(1, block.bytes.len() as u64);
+            }
+            Err(error) => tracing::error!(%error, "a damaged block could not be fetched again"),
+        }
+    }
+}
+
+async fn finish_pass(inner: &Inner, duties: &Duties, is_equal: bool) {
+    let ranges = duties.scopes.iter().map(|scope| scope.range).collect();
+    let held = summaries(inner, ranges).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "the blocks of this node's ranges could not be counted");
+        Vec::new()
+    });
+    let root_blocks = held.iter().map(|summary| summary.count).sum();
+    inner.repair.pass_ended(is_equal.then_some(duties), root_blocks, inner.env.unix_ms());
+}

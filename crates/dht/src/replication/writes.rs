@@ -1,0 +1,80 @@
+//! Batches on their way into the store, the room reserved for them, and what keeps them from being
+//! removed meanwhile.
+//!
+//! A request may be given up by whoever made it at any time, and what serves it is dropped
+//! then. The store may have the batch in its queue by now, and keep it all the same. If its
+//! room were given back at once, whoever puts and gives up again and again would fill more
+//! than its share (CFS §5.4). So somebody else waits for the store then.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use atoll_env::{BoxFuture, Env};
+use atoll_store::StoreError;
+
+use crate::accounting::quota::Reservation;
+use crate::holdings::pending_removals::Arriving;
+
+/// Batches waited for that nobody else waits for. What is given up beyond so many is
+/// forgotten, as far as it is not in the store's queue: their bytes are in memory. A guess.
+const MAX_ABANDONED: usize = 32;
+
+/// What is kept until the store has decided.
+type Guards = (Reservation, Arriving);
+
+/// Counts batches that nobody waits for any more.
+#[derive(Debug, Default)]
+pub(crate) struct Writes {
+    abandoned: Arc<AtomicUsize>,
+}
+
+impl Writes {
+    /// Waits for `put`, a batch that the store takes into `room`. Dropped before it
+    /// resolves, the batch may be stored or not; the room is kept until that is decided.
+    pub fn write(
+        &self,
+        env: &Env,
+        put: BoxFuture<'static, Result<(), StoreError>>,
+        room: Guards,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send + 'static {
+        Write { env: env.clone(), abandoned: self.abandoned.clone(), put: Some((put, room)) }
+    }
+}
+
+struct Write {
+    env: Env,
+    abandoned: Arc<AtomicUsize>,
+    put: Option<(BoxFuture<'static, Result<(), StoreError>>, Guards)>,
+}
+
+impl Future for Write {
+    type Output = Result<(), StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let (put, _) = self.put.as_mut().expect("a resolved future is not polled again");
+        let result = std::task::ready!(put.as_mut().poll(context));
+        self.put = None;
+        Poll::Ready(result)
+    }
+}
+
+impl Drop for Write {
+    fn drop(&mut self) {
+        let Some((put, room)) = self.put.take() else { return };
+        let abandoned = self.abandoned.clone();
+        if abandoned.fetch_add(1, Ordering::Relaxed) >= MAX_ABANDONED {
+            abandoned.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        self.env.spawn(Box::pin(async move {
+            if let Err(error) = put.await {
+                tracing::info!(%error, "blocks that nobody waits for any more were not stored");
+            }
+            drop(room);
+            abandoned.fetch_sub(1, Ordering::Relaxed);
+        }));
+    }
+}

@@ -1,0 +1,127 @@
+//! How long one peer may keep this node waiting in a round of repair.
+//!
+//! Each call has a limit, but a peer that answers just in time, with a block or a proof at a time,
+//! would hold up a batch for hours. So all calls to a peer in a round share one deadline. What is
+//! left then is left for the next round; a peer that has moved next to nothing in that time is
+//! left alone for a while ([`Repair::set_back`](crate::replication::state::Repair::set_back)), and gets
+//! less time until then.
+//!
+//! It does not know what is asked.
+
+use std::time::Duration;
+
+use atoll_env::{Instant, timeout};
+use atoll_key::PeerId;
+use atoll_net::{CallError, Reply, Request};
+use atoll_overlay::Node;
+
+use crate::inner::Inner;
+
+/// What a peer gets in a round. A guess: blocks of some gigabytes at the speed of a fast network.
+pub(crate) const PEER_LIMIT: Duration = Duration::from_secs(60);
+/// What a peer gets that has been slow, or has failed otherwise, of late. A guess: a call.
+const UNFIT_LIMIT: Duration = Duration::from_secs(10);
+/// Slow is a peer that is waited for in vain more than half of the time and moves less than this a
+/// second, and fewer blocks than that. Guesses: a tenth of a poor line, and small blocks on it.
+const SLOW_BYTES_PER_SEC: u64 = 16 << 10;
+const SLOW_BLOCKS_PER_SEC: u64 = 4;
+
+/// The time for one peer.
+#[derive(Debug)]
+pub(crate) struct Allowance {
+    peer: PeerId,
+    limit: Duration,
+    until: Instant,
+    waited: Duration,
+    blocks: u64,
+    bytes: u64,
+}
+
+impl Allowance {
+    /// For the work with `peer` from now on.
+    pub fn of(inner: &Inner, peer: PeerId) -> Allowance {
+        let now = inner.env.now();
+        let limit = match inner.repair.is_fit(&peer, now) {
+            _ if !inner.config.mechanisms.allowance => Duration::from_secs(24 * 3600),
+            true => PEER_LIMIT,
+            false => UNFIT_LIMIT,
+        };
+        Allowance { peer, limit, until: now + limit, waited: Duration::ZERO, blocks: 0, bytes: 0 }
+    }
+
+    /// For another peer, on whom the work with this one depends.
+    pub fn within(&self, inner: &Inner, peer: PeerId) -> Allowance {
+        let other = Allowance::of(inner, peer);
+        Allowance { until: other.until.min(self.until), ..other }
+    }
+
+    /// What is left.
+    pub fn left(&self, now: Instant) -> Duration {
+        self.until.since(now)
+    }
+
+    /// Whether nothing is left.
+    pub fn is_over(&self, now: Instant) -> bool {
+        self.left(now).is_zero()
+    }
+
+    /// Calls a peer; `None` if the time is over before it answers.
+    ///
+    /// # Errors
+    /// If the call fails.
+    pub async fn call(
+        &mut self,
+        inner: &Inner,
+        to: &Node,
+        request: Request,
+    ) -> Result<Option<Reply>, CallError> {
+        let began = inner.env.now();
+        let answer = timeout(&*inner.env, self.left(began), inner.call(to, request)).await;
+        self.waited(inner.env.now().since(began));
+        answer.ok().transpose()
+    }
+
+    /// The peer was waited for.
+    pub fn waited(&mut self, time: Duration) {
+        self.waited += time;
+    }
+
+    /// The peer has sent, taken, or proven to have, blocks.
+    pub fn moved(&mut self, blocks: u64, bytes: u64) {
+        self.blocks += blocks;
+        self.bytes += bytes;
+    }
+
+    fn is_slow(&self) -> bool {
+        let secs = self.limit.as_secs();
+        self.waited * 2 > self.limit
+            && self.bytes < SLOW_BYTES_PER_SEC * secs
+            && self.blocks < SLOW_BLOCKS_PER_SEC * secs
+    }
+
+    /// The work with the peer has ended, for whatever reason. If it was slow, it is left alone.
+    pub fn end(self, inner: &Inner) {
+        if self.is_slow() {
+            tracing::info!(peer = ?self.peer, waited = ?self.waited, "a peer answers too slowly");
+            inner.repair.set_back(self.peer, inner.env.now());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_is_a_peer_that_moves_next_to_nothing_while_it_is_waited_for() {
+        let secs = Duration::from_secs;
+        let is_slow = |waited, blocks, bytes| {
+            let (peer, until) = (PeerId([1; 32]), Instant::default());
+            Allowance { peer, limit: PEER_LIMIT, until, waited, blocks, bytes }.is_slow()
+        };
+        assert!(is_slow(secs(31), 7, 7 * 8192), "a block a call");
+        assert!(!is_slow(secs(29), 0, 0), "a call or two that end late");
+        assert!(!is_slow(secs(60), 30, 2 << 20), "large blocks on a poor line");
+        assert!(!is_slow(secs(60), 300, 30_000), "small ones");
+    }
+}

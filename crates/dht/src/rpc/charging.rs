@@ -1,0 +1,107 @@
+//! Who is charged for blocks, and whether there is room for more: the headers of `CONFIRM`,
+//! `VOUCH` and `ROOM` (CFS §5.4).
+
+use atoll_key::Key;
+use atoll_net::header::Capped;
+use atoll_store::Owner;
+use minicbor::{Decode, Encode};
+
+use super::{MAX_RENEW_KEYS, keys_bytes};
+use crate::accounting::quota::OverQuota;
+
+/// `CONFIRM`: did you make this receipt?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Confirm {
+    /// Random; to be repeated (CFS §4.4).
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub nonce: [u8; 16],
+    /// The receipt's.
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub digest: [u8; 32],
+}
+
+/// The answer to a [`Confirm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct ConfirmReply {
+    /// As asked.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub nonce: [u8; 16],
+    /// Whether it is one of the last this node made.
+    #[n(1)]
+    pub is_mine: bool,
+}
+
+/// `VOUCH`: whom do you charge these to?
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Vouch {
+    /// Which blocks.
+    #[cbor(n(0), with = "keys_bytes")]
+    pub keys: Vec<Key>,
+}
+
+/// The answer to a [`Vouch`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct VouchReply {
+    /// One for each key; nothing of what is not held or has expired.
+    #[n(0)]
+    pub vouched: Capped<Option<Vouched>, MAX_RENEW_KEYS>,
+}
+
+/// `ROOM`: may this publisher put so much?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct AskRoom {
+    /// The publisher, as blocks are charged.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub publisher: [u8; 16],
+    /// Its address, as blocks are charged.
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub ip: [u8; 16],
+    /// What the blocks cost.
+    #[n(2)]
+    pub bytes: u64,
+    /// Whether it is a root block.
+    #[n(3)]
+    pub is_root: bool,
+}
+
+/// The answer to an [`AskRoom`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct AskRoomReply {
+    /// Why not, if not.
+    #[n(0)]
+    pub over: Option<OverQuota>,
+}
+
+/// What a node says of a block it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Vouched {
+    /// The version held.
+    #[n(0)]
+    pub version: u64,
+    /// Seconds its lease still has.
+    #[n(1)]
+    pub lease_secs: u64,
+    /// Whom it is charged to: the publisher.
+    #[cbor(n(2), with = "minicbor::bytes")]
+    pub publisher: [u8; 16],
+    /// The address.
+    #[cbor(n(3), with = "minicbor::bytes")]
+    pub ip: [u8; 16],
+    /// The node that keeps it for the answerer, if one does.
+    #[cbor(n(4), with = "minicbor::bytes")]
+    pub holder: Option<[u8; 32]>,
+}
+
+impl Vouched {
+    /// Whom it is charged to.
+    pub fn owner(&self) -> Owner {
+        Owner { publisher: self.publisher, ip: self.ip }
+    }
+}

@@ -1,0 +1,206 @@
+//! Calls to several nodes, of which the slow are not waited for.
+//!
+//! A write is acknowledged when a majority of a replica set has it. One node of the set that is
+//! slow, stopped or dead must not delay that: a call that takes longer than
+//! [`PutTimes::patience`](crate::rpc::put_times::PutTimes::patience) is *overdue*. Its answer still
+//! counts when it comes, but nobody waits for it any more who has a majority. A node that left an
+//! earlier call unanswered is asked and not waited for at all.
+//!
+//! That a call is overdue says nothing about whether its node lives: its line may be slow, or
+//! this node's own. So the overlay is asked to look for itself, as patiently as it watches its
+//! neighbours, and takes the node for dead only if it finds it so.
+//!
+//! **Invariants:** an overdue call goes on, also when [`Calls`] is finished, at most
+//! [`MAX_IN_BACKGROUND`] at a time: a replica that is merely slow gets its copy.
+//!
+//! It does not know what is asked, nor what answers count for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use atoll_env::{BoxFuture, Instant, sleep};
+use atoll_net::CallError;
+use atoll_overlay::Node;
+use atoll_overlay::peer_book::Standing;
+use futures_util::StreamExt;
+use futures_util::future::{Either, select};
+use futures_util::stream::FuturesUnordered;
+
+use crate::inner::Inner;
+use crate::rpc::put_times::{Sending, WaitsFor};
+
+/// Calls that go on though nobody waits for them; more are given up. Each may hold a batch of a
+/// mebibyte in memory. A guess.
+const MAX_IN_BACKGROUND: usize = 64;
+
+/// A call's patience is looked at anew so often: other calls measure the line meanwhile. A guess.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Counts calls that nobody waits for any more.
+#[derive(Debug, Default)]
+pub(crate) struct Background(Arc<AtomicUsize>);
+
+impl Background {
+    /// Does some work, if there is not too much already.
+    pub fn run(&self, inner: &Inner, work: impl Future<Output = ()> + Send + 'static) {
+        let count = self.0.clone();
+        if count.fetch_add(1, Ordering::Relaxed) >= MAX_IN_BACKGROUND {
+            count.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        inner.env.spawn(Box::pin(async move {
+            work.await;
+            count.fetch_sub(1, Ordering::Relaxed);
+        }));
+    }
+}
+
+/// What happened.
+#[derive(Debug)]
+pub(crate) enum Event<T> {
+    /// A node has answered, or its call has failed.
+    Answer(Node, Result<T, CallError>),
+    /// A call has become overdue.
+    Overdue,
+    /// This node's place on the ring has changed.
+    RingChanged,
+}
+
+/// A call that is not overdue.
+struct Watched {
+    node: Node,
+    sending: Arc<Sending>,
+    /// The most that this node was sending at a time since then, as far as it was looked at.
+    line_bytes: u64,
+}
+
+type Call<T> = BoxFuture<'static, (Node, Result<T, CallError>)>;
+
+/// See the module.
+pub(crate) struct Calls<T> {
+    inner: Arc<Inner>,
+    waits_for: WaitsFor,
+    calls: FuturesUnordered<Call<T>>,
+    watched: Vec<Watched>,
+    epoch: u64,
+}
+
+impl<T: Send + 'static> Calls<T> {
+    pub fn new(inner: &Arc<Inner>, waits_for: WaitsFor) -> Calls<T> {
+        let (calls, watched, epoch) = (FuturesUnordered::new(), Vec::new(), inner.overlay.epoch());
+        Calls { inner: inner.clone(), waits_for, calls, watched, epoch }
+    }
+
+    /// Asks a node something, sending so many bytes of blocks when there is room on the line.
+    pub fn ask(
+        &mut self,
+        node: Node,
+        bytes: u64,
+        call: impl Future<Output = Result<T, CallError>> + Send + 'static,
+    ) {
+        let inner = self.inner.clone();
+        let bytes = if inner.is_me(&node) { 0 } else { bytes };
+        let sending = Arc::new(inner.put_times.sending(self.waits_for, bytes));
+        let waits = !inner.config.mechanisms.hedged_puts;
+        let is_watched = waits || inner.is_me(&node) || answers(&inner, &node);
+        if is_watched {
+            self.watched.push(Watched { node, sending: sending.clone(), line_bytes: 0 });
+        }
+        self.calls.push(Box::pin(async move {
+            match inner.config.mechanisms.line_window {
+                true => sending.begin(&inner.env).await,
+                false => sending.begins(inner.env.now()),
+            }
+            let line_bytes = inner.put_times.held_bytes();
+            if !is_watched {
+                sending.give_up_room();
+            }
+            let answer = call.await;
+            if answer.is_ok() && !inner.is_me(&node) {
+                sending.answered(&node.peer.id, line_bytes, inner.env.now());
+            }
+            drop(sending);
+            (node, answer)
+        }));
+    }
+
+    /// Whether a call is under way that is not overdue.
+    pub fn is_patient(&self) -> bool {
+        !self.watched.is_empty()
+    }
+
+    /// What happens next; `None` when no call is under way.
+    pub async fn next(&mut self) -> Option<Event<T>> {
+        loop {
+            if self.calls.is_empty() {
+                return None;
+            }
+            let now = self.inner.env.now();
+            let line_bytes = self.inner.put_times.under_way_bytes();
+            for watched in &mut self.watched {
+                watched.line_bytes = watched.line_bytes.max(line_bytes);
+            }
+            let due = self.watched.iter().filter_map(|watched| self.due(watched)).min();
+            // One that is waited for alone, without end, waits for the calls' own limits.
+            let last = if self.is_patient() { LOOK_EVERY } else { Duration::from_secs(3600) };
+            let pause = due.map_or(last, |due| due.since(now).min(LOOK_EVERY));
+            let pause = sleep(&*self.inner.env, pause);
+            let changed = self.inner.overlay.changed(self.epoch);
+            match select(self.calls.next(), select(pause, changed)).await {
+                Either::Left((answer, _)) => {
+                    let (node, answer) = answer?;
+                    self.watched.retain(|watched| watched.node.id != node.id);
+                    return Some(Event::Answer(node, answer));
+                }
+                Either::Right((Either::Right((epoch, _)), _)) => {
+                    self.epoch = epoch;
+                    return Some(Event::RingChanged);
+                }
+                Either::Right((Either::Left(_), _)) => {
+                    if self.end_patience() {
+                        return Some(Event::Overdue);
+                    }
+                }
+            }
+        }
+    }
+
+    /// When a call will be overdue; `None` while it waits for room on the line.
+    fn due(&self, watched: &Watched) -> Option<Instant> {
+        let mechanisms = &self.inner.config.mechanisms;
+        if !mechanisms.hedged_puts {
+            return None;
+        }
+        let (times, book) = (&self.inner.put_times, self.inner.overlay.peer_book());
+        let bytes = if mechanisms.line_rate { watched.line_bytes } else { 0 };
+        let id = &watched.node.peer.id;
+        Some(watched.sending.start()? + times.patience(id, self.waits_for, bytes, book))
+    }
+
+    /// Whether a call's time has come; it is overdue then.
+    fn end_patience(&mut self) -> bool {
+        let now = self.inner.env.now();
+        let is_due = |watched: &Watched| self.due(watched).is_some_and(|due| due <= now);
+        let Some(at) = self.watched.iter().position(is_due) else { return false };
+        let Watched { node, sending, .. } = self.watched.remove(at);
+        sending.give_up_room();
+        if !self.inner.is_me(&node) {
+            self.inner.overlay.peer_book().late(&node.peer, now);
+            self.inner.overlay.probe(&node.peer);
+        }
+        true
+    }
+
+    /// Nobody waits any more; the calls under way go on.
+    pub fn finish(self) {
+        for call in self.calls {
+            self.inner.background.run(&self.inner, async move { drop(call.await) });
+        }
+    }
+}
+
+/// Whether a node left no earlier call unanswered.
+pub(crate) fn answers(inner: &Inner, node: &Node) -> bool {
+    inner.overlay.peer_book().standing(&node.peer, inner.env.now()) == Standing::Answers
+}

@@ -1,0 +1,140 @@
+//! Extending leases: the headers of `RENEW`, and the short names it has for blocks.
+
+use atoll_key::{Key, KeyRange};
+use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
+
+use super::MAX_RENEW_KEYS;
+use crate::accounting::quota::OverQuota;
+use crate::accounting::receipt::WireReceipt;
+
+/// Bytes of a name: enough that nobody finds another block with the same one.
+pub const NAME_BYTES: usize = 16;
+
+/// The first bytes of a hashed key: who renews a large volume names millions of blocks, and
+/// nodes know the rest of the keys of those they hold.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Name(pub(crate) [u8; NAME_BYTES]);
+
+impl Name {
+    /// The name of a hashed key.
+    pub fn of(key: &Key) -> Name {
+        Name(key.0[..NAME_BYTES].try_into().expect("16 of 64 bytes"))
+    }
+
+    /// The first key with this name. No node stands between it and the key that is meant, so
+    /// both have the same root; and it has the same tag in a receipt.
+    pub fn first(&self) -> Key {
+        self.padded(0)
+    }
+
+    /// All keys with this name.
+    pub fn range(&self) -> KeyRange {
+        KeyRange::new(self.first().previous(), self.padded(0xff))
+    }
+
+    fn padded(&self, with: u8) -> Key {
+        let mut key = [with; 64];
+        key[..NAME_BYTES].copy_from_slice(&self.0);
+        Key(key)
+    }
+}
+
+/// Many names, as one CBOR byte string.
+mod names_bytes {
+    use super::*;
+
+    pub fn encode<C, W: encode::Write>(
+        names: &[Name],
+        e: &mut Encoder<W>,
+        _: &mut C,
+    ) -> Result<(), encode::Error<W::Error>> {
+        let all: Vec<u8> = names.iter().flat_map(|name| name.0).collect();
+        e.bytes(&all)?.ok()
+    }
+
+    pub fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<Vec<Name>, decode::Error> {
+        let bytes = d.bytes()?;
+        if !bytes.len().is_multiple_of(NAME_BYTES) || bytes.len() / NAME_BYTES > MAX_RENEW_KEYS {
+            return Err(decode::Error::message("not a list of names"));
+        }
+        let name = |chunk: &[u8]| Name(chunk.try_into().expect("16 bytes"));
+        Ok(bytes.chunks(NAME_BYTES).map(name).collect())
+    }
+}
+
+/// `RENEW`: extend leases.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Renew {
+    /// Which blocks.
+    #[cbor(n(0), with = "names_bytes")]
+    pub names: Vec<Name>,
+    /// Seconds from now until the lease should end at the earliest.
+    #[n(1)]
+    pub lease_secs: u64,
+    /// True: renew and tell the replicas, as root. False: only renew.
+    #[n(2)]
+    pub as_root: bool,
+    /// Of whoever renews; leases are extended only for one.
+    #[n(3)]
+    pub receipt: Option<WireReceipt>,
+}
+
+/// The answer to a [`Renew`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct RenewReply {
+    /// One byte per name: 0 not held, 1 held (as root: by a majority of the replica set),
+    /// 2 not this node's key, 3 this root cannot tell: it holds the block and a majority
+    /// does not, or it does not and too few others answered, 4 held for somebody else, and
+    /// whoever renews has no room for it, 5 (never as root) held, and less than half of the
+    /// lease was left before this request.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub held: Vec<u8>,
+    /// Of the first key with a 4: why.
+    #[n(1)]
+    pub over: Option<OverQuota>,
+}
+
+/// Whether a replica that says this of a block has it.
+pub(crate) fn has(state: u8) -> bool {
+    matches!(state, 1 | 4 | 5)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{from_header, to_header};
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_name_is_that_of_its_keys_and_of_no_others(hash: [u8; 32], other: [u8; 32]) {
+            let key = Key::hashed(hash);
+            let range = Name::of(&key).range();
+            prop_assert!(range.contains(&key) && range.contains(&Name::of(&key).first()));
+            let is_its = range.contains(&Key::hashed(other));
+            prop_assert_eq!(is_its, hash[..16] == other[..16]);
+        }
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_or_ends_within_a_name_is_refused() {
+        // Fields 0 to 2; the list is a byte string with a length of two bytes.
+        let message = |bytes: usize| {
+            let len = u16::try_from(bytes).expect("short").to_be_bytes();
+            let head = [0xa3, 0x00, 0x59, len[0], len[1]];
+            let mut all = [&head[..], &vec![7; bytes]].concat();
+            all.extend_from_slice(&[0x01, 0x05, 0x02, 0xf4]);
+            from_header::<Renew>(&all)
+        };
+        let renew = message(32).expect("well-formed");
+        assert_eq!(renew.names, [Name([7; 16]); 2]);
+        assert_eq!(from_header(&to_header(&renew)), Ok(renew));
+        for bytes in [1, 15, 17, 16 * (MAX_RENEW_KEYS + 1)] {
+            assert!(message(bytes).is_err(), "{bytes}");
+        }
+        assert!(message(16 * MAX_RENEW_KEYS).is_ok());
+    }
+}

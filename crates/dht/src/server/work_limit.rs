@@ -1,0 +1,234 @@
+//! How much work other nodes may cause here: answering some requests costs far more than
+//! asking.
+//!
+//! Each peer has one request of a kind, or a few, answered at a time, a few more are answered at
+//! once, and what they cost is a debt that is paid off at a steady rate: the peer's own, and that of all peers
+//! together. Peers in this node's routing tables have a rate apart from that of all others, so
+//! that many strangers cannot keep neighbours from being answered. A peer with a debt of more than
+//! [`CREDIT_SECS`] is refused until it has shrunk.
+//!
+//! What it does not stop: a neighbour that is not in this node's tables, as the nodes before its
+//! predecessor, is one of the strangers.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+
+use atoll_env::Instant;
+use atoll_key::PeerId;
+use atoll_net::Refusal;
+
+use crate::multiset::Counts;
+
+/// So many seconds of work may be done for a peer before it has to wait. A guess.
+const CREDIT_SECS: u64 = 60;
+/// Peers whose debts are remembered one by one. A guess; the debt of all bounds the others.
+const MAX_PEERS: usize = 1024;
+
+/// What may be done for others, in some unit of work a second.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Requests answered at once.
+    pub at_once: usize,
+    /// Of one peer.
+    pub of_one: usize,
+    /// For one peer.
+    pub peer: u64,
+    /// For all that are not in this node's tables.
+    pub strangers: u64,
+    /// For all that are.
+    pub acquaintances: u64,
+}
+
+impl Limits {
+    /// Nothing is limited.
+    pub const NONE: Limits = Limits {
+        at_once: usize::MAX,
+        of_one: usize::MAX,
+        peer: u64::MAX,
+        strangers: u64::MAX,
+        acquaintances: u64::MAX,
+    };
+}
+
+/// Who is being answered, and what it has cost.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    limits: Limits,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Whose requests are being answered.
+    answering: Counts<PeerId>,
+    peers: BTreeMap<PeerId, Debt>,
+    strangers: Debt,
+    acquaintances: Debt,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Debt {
+    work: u64,
+    at: Instant,
+}
+
+impl Debt {
+    fn pay_off(&mut self, now: Instant, rate: u64) {
+        let millis = u64::try_from(now.since(self.at).as_millis()).unwrap_or(u64::MAX);
+        let paid = millis.saturating_mul(rate) / 1000;
+        // Otherwise a short time would pay nothing, however often it passes.
+        if paid > 0 || self.work == 0 {
+            (self.work, self.at) = (self.work.saturating_sub(paid), now);
+        }
+    }
+
+    fn is_within(&mut self, now: Instant, rate: u64) -> bool {
+        self.pay_off(now, rate);
+        self.work < rate.saturating_mul(CREDIT_SECS)
+    }
+}
+
+/// A peer's turn, until this is dropped.
+pub(crate) struct Turn<'a> {
+    turns: &'a Turns,
+    peer: PeerId,
+    is_acquaintance: bool,
+}
+
+impl Turns {
+    pub fn new(limits: Limits) -> Turns {
+        Turns { limits, state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    /// Takes a peer's turn.
+    ///
+    /// # Errors
+    /// While an earlier request of the same peer is being answered, too many are, or too much
+    /// has been done for it: the peer should ask later.
+    pub fn take(
+        &self,
+        peer: PeerId,
+        is_acquaintance: bool,
+        now: Instant,
+    ) -> Result<Turn<'_>, Refusal> {
+        let later = |text: &str| Err(Refusal::new(Refusal::OVERLOADED, text));
+        let (mut guard, limits) = (self.lock(), &self.limits);
+        let state = &mut *guard;
+        if state.answering.of(&peer) >= limits.of_one {
+            return later("fewer requests of this kind at a time");
+        }
+        if state.answering.total() >= limits.at_once {
+            return later("others are being answered");
+        }
+        let is_free =
+            state.peers.get_mut(&peer).is_none_or(|debt| debt.is_within(now, limits.peer));
+        let of_all = match is_acquaintance {
+            true => state.acquaintances.is_within(now, limits.acquaintances),
+            false => state.strangers.is_within(now, limits.strangers),
+        };
+        if !is_free || !of_all {
+            return later("enough work has been done for now");
+        }
+        state.answering.add(peer);
+        Ok(Turn { turns: self, peer, is_acquaintance })
+    }
+}
+
+impl Turn<'_> {
+    /// The peer's request has cost so much.
+    pub fn spend(&self, work: u64, now: Instant) {
+        let (mut guard, limits) = (self.turns.lock(), &self.turns.limits);
+        let state = &mut *guard;
+        if state.peers.len() >= MAX_PEERS && !state.peers.contains_key(&self.peer) {
+            state.peers.retain(|_, debt| {
+                debt.pay_off(now, limits.peer);
+                debt.work > 0
+            });
+            if state.peers.len() >= MAX_PEERS {
+                state.peers.pop_first();
+            }
+        }
+        let of_all =
+            if self.is_acquaintance { &mut state.acquaintances } else { &mut state.strangers };
+        let own = state.peers.entry(self.peer).or_insert(Debt { work: 0, at: now });
+        for debt in [own, of_all] {
+            debt.work = debt.work.saturating_add(work);
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.turns.lock().answering.take(&self.peer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const LIMITS: Limits =
+        Limits { at_once: 2, of_one: 1, peer: 10, strangers: 20, acquaintances: 40 };
+
+    fn at(secs: u64) -> Instant {
+        Instant::default() + Duration::from_secs(secs)
+    }
+
+    fn peer(n: u16) -> PeerId {
+        let mut id = [0; 32];
+        id[..2].copy_from_slice(&n.to_be_bytes());
+        PeerId(id)
+    }
+
+    #[test]
+    fn each_peer_has_one_request_answered_at_a_time_and_few_are_at_once() {
+        let turns = Turns::new(LIMITS);
+        let turn = turns.take(peer(1), false, at(0));
+        assert!(turn.is_ok() && turns.take(peer(1), false, at(0)).is_err());
+        let other = turns.take(peer(2), true, at(0));
+        assert!(other.is_ok() && turns.take(peer(3), true, at(0)).is_err(), "two at once");
+        drop(turn);
+        assert!(turns.take(peer(1), false, at(0)).is_ok());
+    }
+
+    #[test]
+    fn a_peer_may_have_several_requests_answered_where_the_limits_say_so() {
+        let turns = Turns::new(Limits { at_once: 3, of_one: 2, ..LIMITS });
+        let first = turns.take(peer(1), false, at(0));
+        let second = turns.take(peer(1), false, at(0));
+        assert!(first.is_ok() && second.is_ok() && turns.take(peer(1), false, at(0)).is_err());
+        drop(first);
+        assert!(turns.take(peer(1), false, at(0)).is_ok());
+    }
+
+    #[test]
+    fn a_peer_that_has_cost_much_waits_and_others_do_not() {
+        let turns = Turns::new(LIMITS);
+        turns.take(peer(1), false, at(0)).expect("free").spend(700, at(0));
+        assert!(turns.take(peer(1), false, at(9)).is_err());
+        assert!(turns.take(peer(2), false, at(9)).is_ok());
+        assert!(turns.take(peer(1), false, at(11)).is_ok(), "700 less 110 is a minute's worth");
+    }
+
+    #[test]
+    fn however_many_strangers_ask_their_work_is_bounded_and_acquaintances_are_answered() {
+        let turns = Turns::new(LIMITS);
+        let mut spent = 0;
+        for n in 0..5000u16 {
+            let now = at(u64::from(n) / 100);
+            if let Ok(turn) = turns.take(peer(n), false, now) {
+                turn.spend(100, now);
+                spent += 100;
+            }
+        }
+        assert!(spent <= 20 * (60 + 50) + 100, "{spent}");
+        assert!(turns.take(peer(9000), true, at(50)).is_ok());
+        assert!(turns.lock().peers.len() <= MAX_PEERS);
+    }
+}
