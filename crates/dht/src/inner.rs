@@ -8,7 +8,7 @@ use atoll_env::{Env, timeout};
 use atoll_key::{BlockKind, Key, PeerId};
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Transport};
 use atoll_overlay::walk::Selection;
-use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
+use atoll_overlay::{Node, Overlay};
 use atoll_store::{BlockInfo, BlockStore, Owner, StoreError, StoredBlock};
 use bytes::Bytes;
 
@@ -237,11 +237,6 @@ impl Inner {
         bytes
     }
 
-    /// The present surroundings of one of this node's virtual servers.
-    pub fn seat(&self, me: &Node) -> Option<Neighbourhood> {
-        self.overlay.neighbourhoods().into_iter().find(|seat| seat.me.id == me.id)
-    }
-
     /// What the lease clock says, seconds.
     pub fn lease_now(&self) -> u64 {
         self.clock.secs(self.env.now())
@@ -344,14 +339,6 @@ impl Inner {
         let limit = self.config.call_limit / 2;
         let (env, transport) = (&self.env, &self.transport);
         self.confirmations.confirm(env, transport, &from.id, publisher, digest, limit).await
-    }
-
-    /// The key's root and its successors, by routing tables or by asking around.
-    pub async fn root_list(&self, key: &Key) -> Result<Vec<Node>, String> {
-        if let Route::Root(nodes) = self.overlay.route(key, false) {
-            return Ok(nodes);
-        }
-        self.overlay.find_root(key).await.map_err(|e| e.to_string())
     }
 }
 

@@ -19,7 +19,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::{Instant, sleep};
-use atoll_overlay::Overlay;
 
 use crate::durable::DurableState;
 use crate::inner::Inner;
@@ -132,11 +131,6 @@ pub(crate) async fn save(inner: &Inner) -> Result<(), String> {
     inner.durable.save(RECORD, record).await
 }
 
-fn reaches_others(overlay: &dyn Overlay) -> bool {
-    let seats = overlay.neighbourhoods();
-    seats.iter().any(|seat| seat.predecessor.is_some() || !seat.successors.is_empty())
-}
-
 /// Keeps the clock going, for ever.
 pub(crate) async fn run(inner: Arc<Inner>) {
     while inner.clock.must_extend() {
@@ -154,7 +148,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         let now = inner.env.now();
         let state = {
             let mut state = inner.clock.lock();
-            state.tick(now, reaches_others(&*inner.overlay));
+            state.tick(now, !inner.overlay.is_alone());
             *state
         };
         // The first neighbour is remembered at once: a node that forgets it would take the next

@@ -135,13 +135,13 @@ impl Dht {
 
     /// The state of repair.
     pub fn repair_status(&self) -> RepairStatus {
-        let seats = self.inner.overlay.neighbourhoods();
+        let served = self.inner.overlay.served_ranges(self.inner.config.replicas);
         let lost = self.inner.losses.report();
         RepairStatus {
             vanished_nodes: lost.nodes,
             vanished_ring_ppm: lost.ring_ppm,
             vanished_since_unix_ms: lost.since_unix_ms,
-            ..self.inner.repair.status(&seats, self.inner.config.replicas)
+            ..self.inner.repair.status(&served)
         }
     }
 

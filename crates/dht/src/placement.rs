@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use atoll_env::timeout;
 use atoll_key::Key;
-use atoll_overlay::{Node, distinct_peers};
+use atoll_overlay::Node;
 use futures_util::{StreamExt, stream};
 
 use crate::inner::Inner;
@@ -24,7 +24,8 @@ pub(crate) fn add_to(groups: &mut Groups, set: Vec<Node>, index: usize) {
 type Set = Result<Vec<Node>, String>;
 
 async fn find(inner: &Inner, key: Key) -> Set {
-    let set = distinct_peers(&inner.root_list(&key).await?, inner.config.replicas);
+    let found = inner.overlay.find_replica_set(&key, inner.config.replicas).await;
+    let set = found.map_err(|error| error.to_string())?;
     if set.is_empty() { Err("the ring has no nodes".to_owned()) } else { Ok(set) }
 }
 
@@ -78,14 +79,15 @@ pub(crate) async fn by_root<T>(
     let mut groups = Vec::new();
     while let Some(first) = items.first().map(&key).filter(|_| groups.len() < limit) {
         let patience = inner.config.call_limit / 4;
-        let found = timeout(&*inner.env, patience, inner.root_list(&first)).await;
+        let found =
+            timeout(&*inner.env, patience, inner.overlay.find_replica_set(&first, peers)).await;
         let Ok(Ok(nodes)) = found else { break };
         let Some(root) = nodes.first() else { break };
         let upto = root.id.key().distance_from(&first);
         let (its, others) =
             items.into_iter().partition(|item| key(item).distance_from(&first) <= upto);
         items = others;
-        groups.push((distinct_peers(&nodes, peers), its));
+        groups.push((nodes, its));
     }
     groups
 }

@@ -9,6 +9,7 @@
 pub mod checker;
 pub mod chord;
 pub mod clock;
+mod geometry;
 mod mechanisms;
 pub mod peer_book;
 pub mod walk;
@@ -18,10 +19,12 @@ use std::fmt;
 use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant};
-use atoll_key::{IdProfile, Key, KeyRange, NodeId, PeerId};
+use atoll_key::{IdProfile, Key, NodeId, PeerId};
 use atoll_net::Peer;
 
 use crate::clock::ClockReport;
+use crate::geometry::group_keys;
+pub use crate::geometry::{ServedRange, ServedRanges, distinct_peers};
 pub use crate::mechanisms::Mechanisms;
 use crate::peer_book::PeerBook;
 use crate::walk::WalkError;
@@ -64,21 +67,6 @@ impl Node {
         let id = profile.position(&peer.id, peer.addr.ip(), u32::from(index));
         Node { id, peer, virtual_server }
     }
-}
-
-/// The first `count` of `nodes` that are different physical nodes. The copies of a block
-/// never share one, however many virtual servers it runs (CFS §5.1, §5.3).
-pub fn distinct_peers(nodes: &[Node], count: usize) -> Vec<Node> {
-    let mut distinct: Vec<Node> = Vec::new();
-    for node in nodes {
-        if distinct.len() == count {
-            break;
-        }
-        if !distinct.iter().any(|taken| taken.peer.id == node.peer.id) {
-            distinct.push(*node);
-        }
-    }
-    distinct
 }
 
 /// A node named as a next hop, with its distance from the node that names it (CFS §4.3).
@@ -144,12 +132,12 @@ pub const MAX_CLOSER: usize = 8;
 /// The most guesses at the root in a [`Route::Closer`].
 pub const MAX_GUESSES: usize = 2;
 
-/// A node's surroundings.
+/// What surrounds one virtual server of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Neighbourhood {
     /// Changes whenever any other field does; never repeats while the node runs.
     pub epoch: u64,
-    /// This node.
+    /// The virtual server.
     pub me: Node,
     /// The node before it, if one is known and alive. `None` also on a ring of one.
     pub predecessor: Option<Node>,
@@ -159,20 +147,11 @@ pub struct Neighbourhood {
     pub joined: bool,
 }
 
-impl Neighbourhood {
-    /// The keys this node is the root of, `(predecessor, me]`: the whole circle on a ring
-    /// of one, `None` while the predecessor is unknown on a larger one.
-    pub fn range(&self) -> Option<KeyRange> {
-        match (self.predecessor, self.successors.is_empty()) {
-            (Some(before), _) => Some(KeyRange::new(before.id.0, self.me.id.0)),
-            (None, true) if self.joined => Some(KeyRange::new(self.me.id.0, self.me.id.0)),
-            (None, _) => None,
-        }
-    }
-}
-
-/// A node's place on the ring and its routing tables. The methods that
-/// return no future answer at once, from memory.
+/// A node's place on the ring and its routing tables: everything about geometry that the crates
+/// above may know. The methods that return no future answer at once, from memory.
+///
+/// An implementation says who surrounds this node, what its tables say of a key, and how to find
+/// a root; the provided methods compute replica sets and ranges from that.
 pub trait Overlay: Send + Sync + 'static {
     /// The surroundings of each of this node's virtual servers, by virtual index; never
     /// empty.
@@ -186,8 +165,84 @@ pub trait Overlay: Send + Sync + 'static {
     /// Changes whenever any of the neighbourhoods does; never repeats while the node runs.
     fn epoch(&self) -> u64;
 
-    /// What is known of other nodes first-hand: how fast they answer, and who lied.
-    fn peer_book(&self) -> &PeerBook;
+    /// Resolves with the new [`Overlay::epoch`] once it differs from `epoch`.
+    fn changed(&self, epoch: u64) -> BoxFuture<'static, u64>;
+
+    // --- this node's part of the ring -------------------------------------------------
+
+    /// This node's virtual servers, by virtual index.
+    fn positions(&self) -> Vec<Node> {
+        self.neighbourhoods().into_iter().map(|hood| hood.me).collect()
+    }
+
+    /// Whether no other physical node surrounds this one.
+    fn is_alone(&self) -> bool {
+        let is_other = |node: &Node, me: &Node| node.peer.id != me.peer.id;
+        !self
+            .neighbourhoods()
+            .iter()
+            .any(|hood| hood.neighbours(usize::MAX).iter().any(|node| is_other(node, &hood.me)))
+    }
+
+    /// The ranges that this node is the root of, and the other nodes that hold copies of them,
+    /// with so many copies of a block.
+    fn served_ranges(&self, copies: usize) -> ServedRanges {
+        ServedRanges::new(&self.neighbourhoods(), copies)
+    }
+
+    /// The replica sets whose root is a virtual server of this node, each with that one first.
+    fn own_replica_sets(&self, copies: usize) -> Vec<Vec<Node>> {
+        self.neighbourhoods().iter().map(|hood| hood.replica_set(copies)).collect()
+    }
+
+    /// The replica set whose root is this virtual server of this node; `None` if it does not run.
+    fn own_replica_set(&self, root: &Node, copies: usize) -> Option<Vec<Node>> {
+        let hood = self.neighbourhoods().into_iter().find(|hood| hood.me.id == root.id)?;
+        Some(hood.replica_set(copies))
+    }
+
+    /// The nodes that follow one of this node's virtual servers, nearest first. Nobody if it does
+    /// not run.
+    fn successors_of(&self, own: &Node) -> Vec<Node> {
+        let hood = self.neighbourhoods().into_iter().find(|hood| hood.me.id == own.id);
+        hood.map_or_else(Vec::new, |hood| hood.successors)
+    }
+
+    /// The nodes around one of this node's virtual servers: its predecessor and its first
+    /// successors, at most so many of them. Nobody if it does not run.
+    fn neighbours_of(&self, own: &Node, successors: usize) -> Vec<Node> {
+        let hood = self.neighbourhoods().into_iter().find(|hood| hood.me.id == own.id);
+        hood.map_or_else(Vec::new, |hood| hood.neighbours(successors))
+    }
+
+    /// Those of `keys` whose root is a virtual server of this node, as their numbers, by that
+    /// virtual server.
+    fn group_by_own_root(&self, keys: &[Key]) -> Vec<(Node, Vec<usize>)> {
+        let hoods = self.neighbourhoods();
+        let is_sure = hoods.iter().all(|hood| hood.range().is_some());
+        group_keys(keys, |key| {
+            let serves = |hood: &&Neighbourhood| hood.range().is_some_and(|r| r.contains(key));
+            if let Some(hood) = hoods.iter().find(serves) {
+                return Some(hood.me);
+            }
+            if is_sure {
+                return None;
+            }
+            // One that does not know its predecessor may be the root.
+            let Route::Root(nodes) = self.route(key, true) else { return None };
+            nodes.first().filter(|root| hoods.iter().any(|hood| hood.me == **root)).copied()
+        })
+    }
+
+    /// The numbers of `keys`, by the virtual server of this node that is the first at or after
+    /// each.
+    fn group_by_own_position(&self, keys: &[Key]) -> Vec<(Node, Vec<usize>)> {
+        let own = self.positions();
+        let first_after = |key: &Key| own.iter().min_by_key(|n| n.id.key().distance_from(key));
+        group_keys(keys, |key| first_after(key).copied())
+    }
+
+    // --- any key ----------------------------------------------------------------------
 
     /// What is switched off, in an experiment.
     fn mechanisms(&self) -> Mechanisms {
@@ -198,11 +253,41 @@ pub trait Overlay: Send + Sync + 'static {
     /// key's root: if it is not, the answer is `NotRoot`, never a trip around the ring.
     fn route(&self, key: &Key, as_root: bool) -> Route;
 
-    /// All nodes in this node's tables, in no particular order: where routes can begin.
-    fn known_nodes(&self) -> Vec<Node> {
-        let hoods = self.neighbourhoods();
-        let known = |hood: Neighbourhood| hood.successors.into_iter().chain(hood.predecessor);
-        hoods.into_iter().flat_map(known).collect()
+    /// The root of `key` and the nodes after it, if this node's tables hold them.
+    fn known_successors(&self, key: &Key) -> Option<Vec<Node>> {
+        match self.route(key, false) {
+            Route::Root(nodes) => Some(nodes),
+            _ => None,
+        }
+    }
+
+    /// The replica set of `key`, its root first, if this node's tables hold it.
+    fn known_replica_set(&self, key: &Key, copies: usize) -> Option<Vec<Node>> {
+        self.known_successors(key).map(|nodes| distinct_peers(&nodes, copies))
+    }
+
+    /// The live root of `key`, found by a lookup, followed by its successors as far
+    /// as they are known: never empty. The first may be this node itself.
+    fn find_root(&self, key: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>>;
+
+    /// The root of `key` and the nodes after it, from this node's tables if they hold them, else
+    /// by a lookup.
+    fn find_successors(&self, key: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>> {
+        match self.known_successors(key) {
+            Some(nodes) => Box::pin(async { Ok(nodes) }),
+            None => self.find_root(key),
+        }
+    }
+
+    /// The replica set of `key`, its root first, from this node's tables if they hold it, else
+    /// by a lookup.
+    fn find_replica_set(
+        &self,
+        key: &Key,
+        copies: usize,
+    ) -> BoxFuture<'static, Result<Vec<Node>, WalkError>> {
+        let found = self.find_successors(key);
+        Box::pin(async move { Ok(distinct_peers(&found.await?, copies)) })
     }
 
     /// Nodes one of which is probably the root of `key`, likeliest first, so that it can be
@@ -211,6 +296,39 @@ pub trait Overlay: Send + Sync + 'static {
         let _ = key;
         Vec::new()
     }
+
+    /// All nodes in this node's tables, in no particular order: where routes can begin.
+    fn known_nodes(&self) -> Vec<Node> {
+        let hoods = self.neighbourhoods();
+        hoods.into_iter().flat_map(|hood| hood.neighbours(usize::MAX)).collect()
+    }
+
+    // --- the ring as a whole ----------------------------------------------------------
+
+    /// The estimated number of ring positions, from the density of the successor lists
+    /// (CFS §6.1: r / f). As many as nodes where each node is one virtual server.
+    fn estimated_nodes(&self) -> f64;
+
+    /// The estimated number of physical nodes, for shares of the whole network (CFS §5.4).
+    fn estimated_peers(&self) -> f64 {
+        self.estimated_nodes()
+    }
+
+    /// How this node's wall clock stands among those of others.
+    fn clock(&self) -> ClockReport {
+        ClockReport::default()
+    }
+
+    /// What has to be added to this node's wall clock to have the network's time, milliseconds;
+    /// see [`clock`].
+    fn clock_correction_ms(&self) -> i64 {
+        0
+    }
+
+    // --- what calls show of other nodes -----------------------------------------------
+
+    /// What is known of other nodes first-hand: how fast they answer, and who lied.
+    fn peer_book(&self) -> &PeerBook;
 
     /// Records that `node` answered a question of a lookup, whatever it said: it lives.
     fn record_answer(&self, node: &Node) {
@@ -245,32 +363,5 @@ pub trait Overlay: Send + Sync + 'static {
     fn send_failure_report(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {
         let _ = (at, failed);
         Box::pin(async { false })
-    }
-
-    /// The live root of `key`, found by asking around, followed by its successors as far
-    /// as they are known: never empty. The first may be this node itself.
-    fn find_root(&self, key: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>>;
-
-    /// Resolves with the new [`Overlay::epoch`] once it differs from `epoch`.
-    fn changed(&self, epoch: u64) -> BoxFuture<'static, u64>;
-
-    /// How this node's wall clock stands among those of others.
-    fn clock(&self) -> ClockReport {
-        ClockReport::default()
-    }
-
-    /// What has to be added to this node's wall clock to have the network's time, milliseconds;
-    /// see [`clock`].
-    fn clock_correction_ms(&self) -> i64 {
-        0
-    }
-
-    /// The estimated number of ring positions, from the density of the successor lists
-    /// (CFS §6.1: r / f). As many as nodes where each node is one virtual server.
-    fn estimated_nodes(&self) -> f64;
-
-    /// The estimated number of physical nodes, for shares of the whole network (CFS §5.4).
-    fn estimated_peers(&self) -> f64 {
-        self.estimated_nodes()
     }
 }

@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use atoll_key::{BlockKind, Key, PeerId};
 use atoll_net::{Peer, Refusal};
-use atoll_overlay::{Neighbourhood, Node};
+use atoll_overlay::Node;
 use atoll_store::Owner;
 use futures_util::future::join_all;
 
@@ -208,23 +208,23 @@ async fn confirm(inner: &Inner, from: &Peer) -> Result<(), Refusal> {
 /// Whether `from` may share blocks with this node: it stands beside one of its virtual
 /// servers, or is this node itself.
 fn is_neighbour(inner: &Inner, from: &Peer) -> bool {
-    let beside = |seat: &Neighbourhood| near(inner, seat).any(|node| node.peer.id == from.id);
-    from.id == inner.transport.local().id || inner.overlay.neighbourhoods().iter().any(beside)
+    let beside = |own: &Node| near(inner, own).iter().any(|node| node.peer.id == from.id);
+    from.id == inner.transport.local().id || inner.overlay.positions().iter().any(beside)
 }
 
 /// The nodes around a virtual server that may share blocks with it, as far as it knows them.
-fn near(inner: &Inner, seat: &Neighbourhood) -> impl Iterator<Item = Node> {
-    let after = seat.successors.iter().take(2 * inner.config.replicas).copied();
-    after.chain(seat.predecessor).collect::<Vec<Node>>().into_iter()
+fn near(inner: &Inner, own: &Node) -> Vec<Node> {
+    inner.overlay.neighbours_of(own, 2 * inner.config.replicas)
 }
 
 /// Whom to ask first: the neighbours of the virtual server that each copy is for, and `from`
 /// if it is one.
 fn neighbours(inner: &Inner, from: &Peer, hearing: &Hearing) -> Vec<(Node, Vec<usize>)> {
     let keys: Vec<Key> = hearing.copies.iter().map(|copy| copy.key).collect();
-    let asks = by_seat(inner, &keys).into_iter().flat_map(|(seat, places)| {
-        let mut witnesses = witnesses(inner, from, &seat);
-        witnesses.extend(near(inner, &seat).find(|node| node.peer.id == from.id));
+    let asks = inner.overlay.group_by_own_position(&keys).into_iter().flat_map(|(own, places)| {
+        let mut witnesses = witnesses(inner, from, &own);
+        let near = near(inner, &own);
+        witnesses.extend(near.into_iter().find(|node| node.peer.id == from.id));
         witnesses.into_iter().map(move |witness| (witness, places.clone()))
     });
     asks.collect()
@@ -265,27 +265,15 @@ async fn replica_sets(
     found
 }
 
-/// The keys by which of this node's virtual servers is the first at or after them.
-fn by_seat(inner: &Inner, keys: &[Key]) -> Vec<(Neighbourhood, Vec<usize>)> {
-    let mut seats: Vec<(Neighbourhood, Vec<usize>)> =
-        inner.overlay.neighbourhoods().into_iter().map(|seat| (seat, Vec::new())).collect();
-    for (index, key) in keys.iter().enumerate() {
-        let after = seats.iter_mut().min_by_key(|(seat, _)| seat.me.id.key().distance_from(key));
-        after.expect("a node has at least one virtual server").1.push(index);
-    }
-    seats.retain(|(_, indices)| !indices.is_empty());
-    seats
-}
-
 /// Others that may hold what a node so placed holds.
-fn witnesses(inner: &Inner, from: &Peer, seat: &Neighbourhood) -> Vec<Node> {
+fn witnesses(inner: &Inner, from: &Peer, own: &Node) -> Vec<Node> {
     let me = inner.transport.local().id;
     let mut witnesses: Vec<Node> = Vec::new();
-    for node in seat.predecessor.iter().chain(&seat.successors).take(4 * MAX_WITNESSES) {
+    for node in inner.overlay.neighbours_of(own, 4 * MAX_WITNESSES) {
         let id = node.peer.id;
         let is_new = witnesses.iter().all(|witness| witness.peer.id != id);
         if is_new && id != me && id != from.id && witnesses.len() < MAX_WITNESSES {
-            witnesses.push(*node);
+            witnesses.push(node);
         }
     }
     witnesses

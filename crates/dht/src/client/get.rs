@@ -143,14 +143,14 @@ async fn search(
     limits: WalkLimits,
 ) -> Result<Found, WalkError> {
     let notes = Arc::new(Mutex::new(Notes::default()));
-    let replicas = match inner.overlay.route(&key, false) {
-        Route::Root(named) => {
+    let replicas = match inner.overlay.known_successors(&key) {
+        Some(named) => {
             let mut known = Replicas::default();
             known.are(named);
             known
         }
-        _ if !inner.config.mechanisms.guessed_sets => Replicas::default(),
-        _ => Replicas::guessed(inner.overlay.likely_roots(&key)),
+        None if !inner.config.mechanisms.guessed_sets => Replicas::default(),
+        None => Replicas::guessed(inner.overlay.likely_roots(&key)),
     };
     let replicas = Arc::new(Mutex::new(replicas));
     let step = |node, as_root| -> BoxFuture<'static, _> {
@@ -242,9 +242,7 @@ pub(crate) async fn ask(
         if let Some(block) = follow::own(&inner, &key).await {
             return Ok(Answer::Plain(Step::Done(block)));
         }
-        let seat = inner.seat(&node);
-        let successors = seat.map_or_else(Vec::new, |seat| seat.successors);
-        return Ok(Answer::Plain(Step::Absent(successors)));
+        return Ok(Answer::Plain(Step::Absent(inner.overlay.successors_of(&node))));
     }
     let cached_ms = cached.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
     let header = to_header(&LookupStep { key, as_root, cached_ms });
@@ -391,7 +389,7 @@ async fn ask_all_replicas(
     key: Key,
     deadline: Instant,
 ) -> Result<SignedBlock, GetError> {
-    let nodes = inner.root_list(&key).await;
+    let nodes = inner.overlay.find_successors(&key).await;
     let replicas = distinct_peers(nodes.as_deref().unwrap_or(&[]), inner.config.replicas);
     let (answers, late) = ask_signed_of(inner, &replicas, key).await;
     add(&inner.counters.get_calls, replicas.len() as u64);
@@ -450,7 +448,7 @@ async fn ask_all_replicas(
             Err(error) => format!("{node} {error}"),
         })
         .collect();
-    let told = nodes.err().unwrap_or_else(|| said.join("; "));
+    let told = nodes.err().map_or_else(|| said.join("; "), |error| error.to_string());
     if replicas.is_empty() || answers.iter().any(Result::is_err) {
         Err(GetError::Unavailable { key, told })
     } else {

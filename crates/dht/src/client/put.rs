@@ -345,7 +345,7 @@ async fn is_other_root(inner: &Inner, statuses: &[PutStatus], key: &Key, root: &
 
 /// Whether lookups lead to this root again.
 async fn is_still_named(inner: &Inner, key: &Key, root: &Node) -> bool {
-    inner.root_list(key).await.is_ok_and(|nodes| nodes.first() == Some(root))
+    inner.overlay.find_successors(key).await.is_ok_and(|nodes| nodes.first() == Some(root))
 }
 
 /// Sends a batch to its root.

@@ -274,8 +274,9 @@ async fn choose(inner: &Inner, tried: &BTreeSet<PeerId>, least_bytes: u64) -> Op
 /// Nodes that may have room: the nearest on the ring first, then others this node knows, in
 /// random order.
 fn candidates(inner: &Inner, tried: &BTreeSet<PeerId>) -> Vec<Node> {
+    let own = inner.overlay.positions();
     let mut nodes: Vec<Node> =
-        inner.overlay.neighbourhoods().into_iter().flat_map(|seat| seat.successors).collect();
+        own.iter().flat_map(|own| inner.overlay.successors_of(own)).collect();
     let mut others = inner.overlay.known_nodes();
     while !others.is_empty() {
         let at = random_below(&*inner.env, others.len() as u64) as usize;

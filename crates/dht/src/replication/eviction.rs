@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use atoll_env::random_below;
 use atoll_key::Key;
-use atoll_overlay::{Node, distinct_peers};
+use atoll_overlay::Node;
 use atoll_store::{BlockInfo, StoreError};
 
 use crate::holdings::pending_removals::Leaving;
@@ -36,13 +36,14 @@ pub(crate) async fn give_up(
     let mut blocks = VecDeque::from(blocks);
     let mut gone = Vec::new();
     while let Some(first) = blocks.front().copied() {
-        let Ok(nodes) = inner.root_list(&first.key).await else { break };
-        let Some(root) = nodes.first().map(|node| node.id.0) else { break };
+        let copies = inner.config.replicas;
+        let found = inner.overlay.find_replica_set(&first.key, copies).await;
+        let Ok(set) = found else { break };
+        let Some(root) = set.first().map(|node| node.id.0) else { break };
         let reach = root.wrapping_sub(&first.key);
         let of_root = |at: &BlockInfo| at.key.wrapping_sub(&first.key) <= reach;
         let count = blocks.iter().take_while(|info| of_root(info)).count();
         let same: Vec<BlockInfo> = blocks.drain(..count.max(1)).collect();
-        let set = distinct_peers(&nodes, inner.config.replicas);
         for some in same.chunks(MAX_BATCH_BLOCKS) {
             let removed = drop_proven(inner, &set, some).await?;
             gone.extend(some.iter().filter(|info| removed.contains(&info.key)));

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use atoll_env::{Instant, Notify, jittered, sleep};
 use atoll_key::{Key, KeyRange};
-use atoll_overlay::{Node, distinct_peers};
+use atoll_overlay::{Node, ServedRanges};
 use atoll_store::{BlockInfo, Usage};
 
 use crate::accounting::quota::cost_bytes;
@@ -27,7 +27,6 @@ use crate::lease_clock::least_lease;
 use crate::replication::eviction::drop_proven;
 use crate::replication::exchange::{ExchangeError, give};
 use crate::replication::reconcile::Item;
-use crate::replication::state::{Duties, duties_of};
 use crate::rpc::MAX_BATCH_BLOCKS;
 use crate::rpc::budget::Allowance;
 
@@ -138,8 +137,8 @@ struct Budget {
 pub(crate) async fn run(inner: Arc<Inner>) {
     loop {
         inner.strays.due.notified().await;
-        let duties = duties_of(&inner.overlay.neighbourhoods(), inner.config.replicas);
-        let again_after = match hand_over_strays(&inner, &duties).await {
+        let served = inner.overlay.served_ranges(inner.config.replicas);
+        let again_after = match hand_over_strays(&inner, &served).await {
             Ok(false) => continue,
             Ok(true) => AGAIN,
             Err(error) => {
@@ -154,9 +153,9 @@ pub(crate) async fn run(inner: Arc<Inner>) {
 
 /// Gives blocks this node should no longer hold to those who should, and drops them after their
 /// grace. Whether some are left for the next time.
-async fn hand_over_strays(inner: &Inner, duties: &Duties) -> Result<bool, ExchangeError> {
-    let scopes = &duties.scopes;
-    if !duties.complete || scopes.is_empty() || scopes[0].range.is_full() {
+async fn hand_over_strays(inner: &Inner, served: &ServedRanges) -> Result<bool, ExchangeError> {
+    let scopes = &served.ranges;
+    if !served.complete || scopes.is_empty() || scopes[0].range.is_full() {
         return Ok(false);
     }
     let mut budget = Budget { ranges: MAX_RANGES, pages: MAX_PAGES };
@@ -203,8 +202,9 @@ async fn hand_over_first(
     elsewhere: KeyRange,
     budget: &mut Budget,
 ) -> Result<Key, ExchangeError> {
-    let nodes = inner.root_list(first).await.unwrap_or_default();
-    let Some(root) = nodes.first().copied() else {
+    let copies = inner.config.replicas;
+    let set = inner.overlay.find_replica_set(first, copies).await.unwrap_or_default();
+    let Some(root) = set.first().copied() else {
         // Where one root is not found others may be; looking for it may have taken long.
         budget.ranges = budget.ranges.saturating_sub(MAX_RANGES / MAX_LOST_ROOTS);
         return Ok(first.wrapping_add(&Key::power_of_two(SKIP_BITS)));
@@ -213,7 +213,6 @@ async fn hand_over_first(
         // The ring has changed under us: only the next round can tell.
         return Ok(elsewhere.upto);
     }
-    let set = distinct_peers(&nodes, inner.config.replicas);
     if set.len() < inner.config.replicas || set.iter().any(|node| inner.is_me(node)) {
         inner.strays.forget(&root.id.0);
         return Ok(root.id.0);

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use atoll_env::{jittered, sleep, timeout};
 use atoll_key::{KeyRange, PeerId};
-use atoll_overlay::Node;
+use atoll_overlay::{Node, ServedRanges};
 use futures_util::StreamExt;
 use futures_util::future::{select, select_all};
 use futures_util::stream::FuturesUnordered;
@@ -32,7 +32,6 @@ use crate::client::get::{Found, find};
 use crate::holdings::ranges::summaries;
 use crate::inner::Inner;
 use crate::replication::exchange::{ExchangeError, Given, Outcome, reconcile_with};
-use crate::replication::state::{Duties, duties_of};
 use crate::replication::store::{expected_replicas, store_here};
 use crate::rpc::budget::PEER_LIMIT;
 
@@ -64,8 +63,8 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         }
         settle(&inner).await;
         expected_replicas(&inner);
-        let (seats, replicas) = (inner.overlay.neighbourhoods(), inner.config.replicas);
-        inner.losses.look(&seats, replicas, inner.env.now(), inner.env.unix_ms());
+        let (around, replicas) = (inner.overlay.neighbourhoods(), inner.config.replicas);
+        inner.losses.look(&around, replicas, inner.env.now(), inner.env.unix_ms());
         inner.losses.remember(&*inner.durable).await;
         inner.repair.remember_expected(&*inner.durable).await;
         seen = Some(inner.overlay.epoch());
@@ -120,11 +119,11 @@ async fn round(inner: &Arc<Inner>) -> Ended {
     let mut given: BTreeMap<PeerId, Given> = BTreeMap::new();
     let mut passes = 0;
     loop {
-        let duties = duties_of(&inner.overlay.neighbourhoods(), inner.config.replicas);
-        if duties.scopes.is_empty() {
+        let served = inner.overlay.served_ranges(inner.config.replicas);
+        if served.ranges.is_empty() {
             return Ended::Equal;
         }
-        let ended = pass(inner, &duties, &mut given).await;
+        let ended = pass(inner, &served, &mut given).await;
         passes += 1;
         if ended != Ended::Moving || passes == MAX_PASSES {
             return ended;
@@ -134,10 +133,14 @@ async fn round(inner: &Arc<Inner>) -> Ended {
 
 /// Compares with each replica once, and copies what differs. One that fails or is slow delays no
 /// other.
-async fn pass(inner: &Arc<Inner>, duties: &Duties, given: &mut BTreeMap<PeerId, Given>) -> Ended {
+async fn pass(
+    inner: &Arc<Inner>,
+    served: &ServedRanges,
+    given: &mut BTreeMap<PeerId, Given>,
+) -> Ended {
     let mut sum = Outcome::default();
     let mut is_unfinished = false;
-    let mut replicas = by_replica(duties);
+    let mut replicas = by_replica(served);
     // Last those that misbehave.
     replicas.sort_by_key(|(replica, _)| !inner.repair.is_fit(&replica.peer.id, inner.env.now()));
     for (replica, outcome) in side_by_side(inner, replicas, given).await {
@@ -165,7 +168,7 @@ async fn pass(inner: &Arc<Inner>, duties: &Duties, given: &mut BTreeMap<PeerId, 
         Outcome { moved: 0, .. } => Ended::Stuck,
         _ => Ended::Moving,
     };
-    finish_pass(inner, duties, ended == Ended::Equal).await;
+    finish_pass(inner, served, ended == Ended::Equal).await;
     ended
 }
 
@@ -202,9 +205,9 @@ async fn side_by_side(
 
 /// The other nodes that should hold copies, and of which ranges: one exchange with each,
 /// however many virtual servers either has.
-fn by_replica(duties: &Duties) -> Vec<(Node, Vec<KeyRange>)> {
+fn by_replica(served: &ServedRanges) -> Vec<(Node, Vec<KeyRange>)> {
     let mut replicas: BTreeMap<PeerId, (Node, Vec<KeyRange>)> = BTreeMap::new();
-    for scope in &duties.scopes {
+    for scope in &served.ranges {
         for node in &scope.replicas {
             let (_, ranges) = replicas.entry(node.peer.id).or_insert((*node, Vec::new()));
             ranges.push(scope.range);
@@ -234,12 +237,12 @@ async fn refetch_damaged(inner: &Arc<Inner>) {
     }
 }
 
-async fn finish_pass(inner: &Inner, duties: &Duties, is_equal: bool) {
-    let ranges = duties.scopes.iter().map(|scope| scope.range).collect();
+async fn finish_pass(inner: &Inner, served: &ServedRanges, is_equal: bool) {
+    let ranges = served.ranges.iter().map(|scope| scope.range).collect();
     let held = summaries(inner, ranges).await.unwrap_or_else(|error| {
         tracing::error!(%error, "the blocks of this node's ranges could not be counted");
         Vec::new()
     });
     let root_blocks = held.iter().map(|summary| summary.count).sum();
-    inner.repair.pass_ended(is_equal.then_some(duties), root_blocks, inner.env.unix_ms());
+    inner.repair.pass_ended(is_equal.then_some(served), root_blocks, inner.env.unix_ms());
 }

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use atoll_env::{Instant, Notify};
-use atoll_key::{Key, KeyRange, PeerId};
-use atoll_overlay::{Neighbourhood, Node, distinct_peers};
+use atoll_key::{Key, PeerId};
+use atoll_overlay::ServedRanges;
 use minicbor::{Decode, Encode};
 
 use crate::durable::DurableState;
@@ -43,54 +43,6 @@ const DECLINED_FOR: Duration = Duration::from_secs(3600);
 /// mebibyte over a line that is not poor.
 const FETCH_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a root is responsible for: its range, and who else should hold copies of it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Scope {
-    pub range: KeyRange,
-    pub replicas: Vec<Node>,
-}
-
-/// What a node is responsible for, by all its virtual servers.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Duties {
-    /// In ring order. Virtual servers side by side with the same replicas share one: this
-    /// node has one store.
-    pub scopes: Vec<Scope>,
-    /// Whether all virtual servers have joined and know their ranges.
-    pub complete: bool,
-}
-
-/// What a node with these virtual servers is responsible for, with `replicas` copies.
-pub(crate) fn duties_of(seats: &[Neighbourhood], replicas: usize) -> Duties {
-    let mut scopes: Vec<Scope> = Vec::new();
-    for seat in seats.iter().filter(|seat| seat.joined) {
-        let Some(range) = seat.range() else { continue };
-        let mut nodes = vec![seat.me];
-        nodes.extend(&seat.successors);
-        let replicas = distinct_peers(&nodes, replicas).split_off(1);
-        scopes.push(Scope { range, replicas });
-    }
-    let complete = scopes.len() == seats.len();
-    scopes.sort_by_key(|scope| scope.range.upto);
-    let mut merged: Vec<Scope> = Vec::with_capacity(scopes.len());
-    for scope in scopes {
-        match merged.last_mut() {
-            Some(last) if joins(last, &scope) => last.range.upto = scope.range.upto,
-            _ => merged.push(scope),
-        }
-    }
-    // Around the end of the circle.
-    if merged.len() > 1 && joins(&merged[merged.len() - 1], &merged[0]) {
-        let last = merged.pop().expect("there are two");
-        merged[0].range.after = last.range.after;
-    }
-    Duties { scopes: merged, complete }
-}
-
-fn joins(one: &Scope, next: &Scope) -> bool {
-    one.range.upto == next.range.after && one.replicas == next.replicas
-}
-
 /// The shared state of repair.
 #[derive(Default)]
 pub(crate) struct Repair {
@@ -103,8 +55,8 @@ pub(crate) struct Repair {
 #[derive(Default)]
 struct State {
     status: RepairStatus,
-    /// The duties that were last found without a difference, if nothing was noticed since.
-    clean: Option<Duties>,
+    /// The ranges that were last found without a difference, if nothing was noticed since.
+    clean: Option<ServedRanges>,
     next_slot: Instant,
     /// Blocks that were damaged here, to be fetched from another holder.
     damaged: BTreeSet<Key>,
@@ -244,7 +196,7 @@ impl Repair {
     }
 
     /// A pass over all replicas has ended; `equal` are the duties if none differed.
-    pub fn pass_ended(&self, equal: Option<&Duties>, root_blocks: u64, unix_ms: u64) {
+    pub fn pass_ended(&self, equal: Option<&ServedRanges>, root_blocks: u64, unix_ms: u64) {
         let mut state = self.lock();
         state.status.root_blocks = root_blocks;
         state.status.rounds += 1;
@@ -331,13 +283,12 @@ impl Repair {
     }
 
     /// The state of repair, given what the node is responsible for at present.
-    pub fn status(&self, seats: &[Neighbourhood], replicas: usize) -> RepairStatus {
-        let duties = duties_of(seats, replicas);
-        let copies = duties.scopes.iter().map(|scope| scope.replicas.len() as u32 + 1);
+    pub fn status(&self, served: &ServedRanges) -> RepairStatus {
+        let copies = served.ranges.iter().map(|range| range.replicas.len() as u32 + 1);
         let state = self.lock();
         RepairStatus {
             replicas_wanted: copies.max().unwrap_or(0),
-            fully_replicated: duties.complete && state.clean.as_ref() == Some(&duties),
+            fully_replicated: served.complete && state.clean.as_ref() == Some(served),
             ..state.status
         }
     }
@@ -346,44 +297,6 @@ impl Repair {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn node(peer: u8, at: u8) -> Node {
-        let addr = "127.0.0.1:1".parse().expect("an address");
-        let mut node = Node::of(atoll_net::Peer { id: PeerId([peer; 32]), addr });
-        node.id = atoll_key::NodeId(key(at));
-        node
-    }
-
-    fn key(at: u8) -> Key {
-        Key::hashed([at; 32])
-    }
-
-    /// The surroundings of `me` on a ring of these nodes in ring order.
-    fn seat(ring: &[Node], me: usize) -> Neighbourhood {
-        let (before, from) = ring.split_at(me);
-        let successors: Vec<Node> = from[1..].iter().chain(before).copied().collect();
-        let predecessor = successors.last().copied();
-        Neighbourhood { epoch: 1, me: ring[me], predecessor, successors, joined: true }
-    }
-
-    #[test]
-    fn replicas_are_other_machines_and_neighbouring_virtual_servers_share_a_scope() {
-        // Peers:         1   1   2   1   3   2
-        let ring: Vec<Node> = [(1, 10), (1, 20), (2, 30), (1, 40), (3, 50), (2, 60)]
-            .map(|(p, at)| node(p, at))
-            .into();
-        let seats = [seat(&ring, 0), seat(&ring, 1), seat(&ring, 3)];
-        let duties = duties_of(&seats, 3);
-        let scope = |after, upto, replicas: [usize; 2]| Scope {
-            range: KeyRange::new(key(after), key(upto)),
-            replicas: replicas.map(|i| ring[i]).into(),
-        };
-        let scopes = vec![scope(60, 20, [2, 4]), scope(30, 40, [4, 5])];
-        assert_eq!(duties, Duties { scopes, complete: true });
-        let unsure = Neighbourhood { predecessor: None, ..seat(&ring, 3) };
-        let duties = duties_of(&[seats[0].clone(), unsure], 3);
-        assert_eq!((duties.scopes.len(), duties.complete), (1, false));
-    }
 
     #[test]
     fn fewer_replicas_are_believed_only_while_they_are_a_majority_of_the_earlier_set() {
@@ -415,14 +328,5 @@ mod tests {
         second.expect_only(0);
         assert!(run(&second));
         assert_eq!(Repair::remembering(&durable, 3).expected_replicas(now, 0, Duration::MAX), 0);
-    }
-
-    #[test]
-    fn a_node_that_is_the_whole_ring_has_one_scope() {
-        let ring: Vec<Node> = [10, 20, 30].map(|at| node(1, at)).into();
-        let seats: Vec<Neighbourhood> = (0..3).map(|me| seat(&ring, me)).collect();
-        let duties = duties_of(&seats, 3);
-        assert_eq!(duties.scopes.len(), 1);
-        assert!(duties.scopes[0].range.is_full() && duties.scopes[0].replicas.is_empty());
     }
 }

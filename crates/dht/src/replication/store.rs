@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use atoll_key::{BlockKind, Key, PeerId};
 use atoll_net::{Peer, Refusal, Request};
-use atoll_overlay::{Neighbourhood, Node, Route, distinct_peers};
+use atoll_overlay::Node;
 use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 use futures_util::future::join_all;
 
@@ -206,41 +206,10 @@ pub(crate) async fn store_fetched(inner: &Inner, from: &Peer, mut batch: Vec<Sto
     statuses.iter().filter(is_kept).count() as u64
 }
 
-/// Who should hold the blocks whose root is the virtual server so surrounded: it and the
-/// nodes after it, one virtual server of each physical node (CFS §5.1, §5.3), at most k.
-pub(crate) fn replica_set(inner: &Inner, neighbourhood: &Neighbourhood) -> Vec<Node> {
-    let mut nodes = vec![neighbourhood.me];
-    nodes.extend(&neighbourhood.successors);
-    distinct_peers(&nodes, inner.config.replicas)
-}
-
-/// This node's virtual servers, and for each the numbers of those of `keys` whose root it
-/// is; keys of other roots are left out.
-pub(crate) fn seats_of(inner: &Inner, keys: &[Key]) -> Vec<(Neighbourhood, Vec<usize>)> {
-    let mut seats: Vec<(Neighbourhood, Vec<usize>)> =
-        inner.overlay.neighbourhoods().into_iter().map(|seat| (seat, Vec::new())).collect();
-    for (index, key) in keys.iter().enumerate() {
-        if let Some(place) = place_of(inner, &seats, key) {
-            seats[place].1.push(index);
-        }
-    }
-    seats.retain(|(_, indices)| !indices.is_empty());
-    seats
-}
-
-/// Which of this node's virtual servers is the root of `key`, as far as it knows.
-fn place_of(inner: &Inner, seats: &[(Neighbourhood, Vec<usize>)], key: &Key) -> Option<usize> {
-    let holds = |seat: &Neighbourhood| seat.range().is_some_and(|range| range.contains(key));
-    if let Some(place) = seats.iter().position(|(seat, _)| holds(seat)) {
-        return Some(place);
-    }
-    // One that does not know its predecessor may be the root.
-    if seats.iter().all(|(seat, _)| seat.range().is_some()) {
-        return None;
-    }
-    let Route::Root(nodes) = inner.overlay.route(key, true) else { return None };
-    let root = nodes.first()?;
-    seats.iter().position(|(seat, _)| seat.me == *root)
+/// The nodes that should hold the blocks whose root is this virtual server of this node, which
+/// comes first; alone if it no longer runs.
+pub(crate) fn replica_set(inner: &Inner, root: &Node) -> Vec<Node> {
+    inner.overlay.own_replica_set(root, inner.config.replicas).unwrap_or_else(|| vec![*root])
 }
 
 /// Stores a batch whose root this node is and sends it to the replicas; resolves when a
@@ -253,9 +222,9 @@ pub(crate) async fn store_as_root(
 ) -> Result<Vec<PutStatus>, Refusal> {
     let mut statuses = vec![PutStatus::NotRoot; blocks.len()];
     let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
-    let parts = seats_of(inner, &keys).into_iter().map(|(seat, indices)| {
+    let parts = inner.overlay.group_by_own_root(&keys).into_iter().map(|(root, indices)| {
         let part = indices.iter().map(|index| blocks[*index].clone()).collect();
-        async move { (indices, store_at_seat(inner, from, origin, &seat, part).await) }
+        async move { (indices, store_at_root(inner, from, origin, &root, part).await) }
     });
     for (indices, part) in join_all(parts).await {
         for (index, status) in indices.into_iter().zip(part?) {
@@ -266,11 +235,11 @@ pub(crate) async fn store_as_root(
 }
 
 /// Stores blocks whose root is one virtual server of this node.
-async fn store_at_seat(
+async fn store_at_root(
     inner: &Arc<Inner>,
     from: &Peer,
     origin: &Origin,
-    seat: &Neighbourhood,
+    root: &Node,
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
     let admitted = admit(inner, from, origin, blocks).await?;
@@ -286,7 +255,7 @@ async fn store_at_seat(
         }
         return Ok(statuses);
     }
-    if let Some(over) = room_at_replicas(inner, seat, origin, &mine, added_bytes).await {
+    if let Some(over) = room_at_replicas(inner, root, origin, &mine, added_bytes).await {
         for index in indices {
             statuses[index] = over.into();
         }
@@ -297,7 +266,7 @@ async fn store_at_seat(
     let (acknowledged, own) = if mine.iter().any(is_signed) {
         // A replica that has another block of the same version decides before this node
         // keeps one that nothing would make equal again.
-        let acknowledged = replicate(inner, seat, origin, &mine).await;
+        let acknowledged = replicate(inner, root, origin, &mine).await;
         let refused = |refused: &Option<PutStatus>| refused.unwrap_or(PutStatus::Failed);
         let own = if acknowledged.refused.iter().any(Option::is_some) {
             acknowledged.refused.iter().map(refused).collect()
@@ -307,7 +276,7 @@ async fn store_at_seat(
         (acknowledged, own)
     } else {
         // The network first: it works while this node writes.
-        let replicated = replicate(inner, seat, origin, &mine);
+        let replicated = replicate(inner, root, origin, &mine);
         let stored = store_admitted(inner, origin, &mine, stored, room, Overflow::Diverted);
         futures_util::join!(replicated, stored)
     };
@@ -341,7 +310,7 @@ async fn store_at_seat(
 /// could bring it where there is no room for it.
 async fn room_at_replicas(
     inner: &Arc<Inner>,
-    seat: &Neighbourhood,
+    root: &Node,
     origin: &Origin,
     blocks: &[Block],
     added_bytes: u64,
@@ -357,7 +326,7 @@ async fn room_at_replicas(
     let header = to_header(&AskRoom { publisher, ip, bytes: added_bytes, is_root });
     let request = Request { method: rpc::ROOM, header, parts: Vec::new() };
     let mut calls = Calls::new(inner, WaitsFor::Replica);
-    for node in replica_set(inner, seat).into_iter().skip(1) {
+    for node in replica_set(inner, root).into_iter().skip(1) {
         let (inner, request) = (inner.clone(), request.clone());
         calls.ask(node, 0, async move {
             let reply = inner.ask_briefly(&node, request).await?;
@@ -421,14 +390,14 @@ const MAX_TARGETS: usize = 12;
 /// is not overdue; the other calls go on.
 async fn replicate(
     inner: &Arc<Inner>,
-    seat: &Neighbourhood,
+    root: &Node,
     origin: &Origin,
     blocks: &[Block],
 ) -> Acknowledged {
     let request = put_request(origin, blocks.to_vec(), false);
     let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
     let mut calls = Calls::new(inner, WaitsFor::Replica);
-    let mut set = replica_set(inner, seat).split_off(1);
+    let mut set = replica_set(inner, root).split_off(1);
     let mut stored: BTreeMap<PeerId, Vec<bool>> = BTreeMap::new();
     let mut asked: Vec<PeerId> = Vec::new();
     let mut refused = vec![None; blocks.len()];
@@ -483,8 +452,8 @@ async fn replicate(
             stored.insert(node.peer.id, has);
         }
         // One that failed may have left the set, and a new member is asked.
-        if let Some(now) = inner.seat(&seat.me) {
-            set = replica_set(inner, &now).split_off(1);
+        if let Some(mut now) = inner.overlay.own_replica_set(root, inner.config.replicas) {
+            set = now.split_off(1);
         }
     }
 }
@@ -501,8 +470,8 @@ fn copies_in(set: &[Node], stored: &BTreeMap<PeerId, Vec<bool>>, blocks: usize) 
 
 /// How many other nodes of a replica set this node sees at present, at most k − 1.
 pub(crate) fn present_replicas(inner: &Inner) -> usize {
-    let seats = inner.overlay.neighbourhoods();
-    let others = seats.iter().map(|seat| replica_set(inner, seat).len() - 1);
+    let sets = inner.overlay.own_replica_sets(inner.config.replicas);
+    let others = sets.iter().map(|set| set.len() - 1);
     others.max().expect("a node has at least one virtual server")
 }
 

@@ -8,7 +8,7 @@
 use atoll_key::{BlockKind, Key};
 use atoll_net::header::Capped;
 use atoll_net::{Peer, Refusal, Reply, Request};
-use atoll_overlay::{Node, Route, distinct_peers};
+use atoll_overlay::Node;
 use atoll_store::{BlockInfo, StoreError};
 
 use crate::accounting::admission::Origin;
@@ -101,8 +101,8 @@ fn is_content(info: &BlockInfo) -> bool {
 
 /// Whether this node belongs to the replica set of a block, as far as it knows.
 pub(crate) fn is_member(inner: &Inner, key: &Key) -> bool {
-    let Route::Root(nodes) = inner.overlay.route(key, false) else { return false };
-    distinct_peers(&nodes, inner.config.replicas).iter().any(|node| inner.is_me(node))
+    let set = inner.overlay.known_replica_set(key, inner.config.replicas);
+    set.is_some_and(|set| set.iter().any(|node| inner.is_me(node)))
 }
 
 fn held(inner: &Inner, key: &Key) -> Option<BlockInfo> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use atoll_key::{BlockKind, Key};
 use atoll_net::Refusal;
-use atoll_overlay::Neighbourhood;
+use atoll_overlay::Node;
 use atoll_store::{BlockInfo, Owner, StoreError};
 use futures_util::future::join_all;
 
@@ -18,7 +18,7 @@ use crate::accounting::receipt::BAD_RECEIPT;
 use crate::client::ack_verification::ask_to_renew;
 use crate::diversion::{Records, follow};
 use crate::inner::Inner;
-use crate::replication::store::{expected_replicas, replica_set, seats_of};
+use crate::replication::store::{expected_replicas, replica_set};
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event};
 use crate::rpc::{Name, Renew, RenewReply, has, is_majority};
@@ -34,12 +34,12 @@ pub(crate) async fn renew_here(
     }
     let RenewReply { mut held, mut over } = renew_alone(inner, origin, renew).await?;
     let firsts: Vec<Key> = renew.names.iter().map(Name::first).collect();
-    let parts = seats_of(inner, &firsts).into_iter().map(|(seat, indices)| {
+    let parts = inner.overlay.group_by_own_root(&firsts).into_iter().map(|(root, indices)| {
         let names = indices.iter().map(|index| renew.names[*index]).collect();
         let here = indices.iter().map(|index| held[*index]).collect();
         let part = Renew { names, lease_secs: renew.lease_secs, as_root: false, receipt: None };
         let here = RenewReply { held: here, over };
-        async move { (indices, renew_at_replicas(inner, origin, &seat, &part, here).await) }
+        async move { (indices, renew_at_replicas(inner, origin, &root, &part, here).await) }
     });
     let answers = join_all(parts).await;
     held.fill(2);
@@ -124,13 +124,13 @@ fn renew_stored(
 async fn renew_at_replicas(
     inner: &Arc<Inner>,
     origin: &Origin,
-    seat: &Neighbourhood,
+    root: &Node,
     renew: &Renew,
     here: RenewReply,
 ) -> RenewReply {
     let RenewReply { mut held, mut over } = here;
     let mut calls = Calls::new(inner, WaitsFor::Replica);
-    let set = replica_set(inner, seat);
+    let set = replica_set(inner, root);
     for node in &set[1..] {
         ask_to_renew(inner, &mut calls, *node, origin, renew, (0..held.len()).collect());
     }

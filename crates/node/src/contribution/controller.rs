@@ -91,13 +91,11 @@ impl ContributionController {
 
     /// Whether nobody else can have copies of what is held here.
     fn is_only_holder(&self) -> bool {
-        let around = self.overlay.neighbourhood();
-        let me = around.me.peer.id;
-        self.replicas < 2 || around.successors.iter().all(|node| node.peer.id == me)
+        self.replicas < 2 || self.overlay.is_alone()
     }
 
     fn positions(&self) -> Vec<Key> {
-        self.overlay.neighbourhoods().iter().map(|around| around.me.id.0).collect()
+        self.overlay.positions().iter().map(|node| node.id.0).collect()
     }
 
     /// Changes how disk is given. Waits for the disk.
