@@ -31,7 +31,7 @@
 //!   page in the [peer book](crate::peer_book) and is asked last for a while.
 //!
 //! Invariants: no node is asked the same question twice (twice only after it has been
-//! warned of dead nodes it had named); at most [`WalkLimits::asks`] questions; the walk
+//! told of dead nodes it had named); at most [`WalkLimits::asks`] questions; the walk
 //! ends, whatever the nodes answer. Who is found is never decided by what is said of
 //! latencies, only who is asked first.
 //!
@@ -54,7 +54,7 @@ use futures_util::stream::FuturesUnordered;
 
 use crate::{Node, Overlay, Route};
 use plan::{End, Next, Plan, Question};
-use selection::check_report;
+use selection::check_latency_claim;
 
 pub use selection::Selection;
 pub use trace::{Asked, Said, Trace, WalkError};
@@ -86,7 +86,7 @@ pub struct WalkLimits {
     pub guess: bool,
 }
 
-/// The most questions and warnings of a hedged walk that are waited for at a time. A guess:
+/// The most questions and failure reports of a hedged walk that are waited for at a time. A guess:
 /// of dead nodes, more are hardly ever met within the time one is waited for.
 const MAX_WAITED_FOR: usize = 4;
 
@@ -241,8 +241,8 @@ type Calls<T> = FuturesUnordered<BoxFuture<'static, Event<T>>>;
 /// What a walk waits for.
 enum Event<T> {
     Answered(Question, Instant, Answer<T>),
-    /// Whether a node that was warned can be asked again.
-    Warned(Node, bool),
+    /// Whether a node that was told of failures can be asked again.
+    Reported(Node, bool),
 }
 
 /// A walk under way.
@@ -269,7 +269,7 @@ where
             self.plan.set_time(self.env.now());
             match self.whom_to_ask() {
                 Some(Next::Ask(question)) => self.ask(question),
-                Some(Next::Warn(node, failed)) => self.warn(node, failed),
+                Some(Next::ReportFailures(node, failed)) => self.report_failures(node, failed),
                 Some(Next::End(end)) => return Err(end),
                 None => {
                     if let Some(event) = self.wait().await
@@ -299,9 +299,9 @@ where
         self.calls.push(Box::pin(async move { Event::Answered(question, start, answer.await) }));
     }
 
-    fn warn(&mut self, node: Node, failed: Vec<Peer>) {
+    fn report_failures(&mut self, node: Node, failed: Vec<Peer>) {
         let answer = self.overlay.send_failure_report(&node.peer, failed);
-        self.calls.push(Box::pin(async move { Event::Warned(node, answer.await) }));
+        self.calls.push(Box::pin(async move { Event::Reported(node, answer.await) }));
     }
 
     /// The next event; none when an answer is overdue.
@@ -325,9 +325,9 @@ where
         self.plan.set_time(now);
         let (question, start, answer) = match event {
             Event::Answered(question, start, answer) => (question, start, answer),
-            Event::Warned(node, can_be_asked_again) => {
+            Event::Reported(node, can_be_asked_again) => {
                 if can_be_asked_again {
-                    self.plan.may_ask_again(node);
+                    self.plan.allow_asking_again(node);
                 }
                 return None;
             }
@@ -335,13 +335,13 @@ where
         if self.in_time.is_some_and(|(waited_for, _)| waited_for == question) {
             self.in_time = None;
         }
-        let Question { node, as_root, report, .. } = question;
-        match (&answer, report) {
+        let Question { node, as_root, claim, .. } = question;
+        match (&answer, claim) {
             (Err(error), _) if error.is_failure_of_peer() => {
                 self.overlay.record_no_answer(&node.peer, start);
             }
-            (_, Some(report)) => {
-                check_report(self.overlay.peer_book(), report, now.since(start), now);
+            (_, Some(claim)) => {
+                check_latency_claim(self.overlay.peer_book(), claim, now.since(start), now);
             }
             _ => {}
         }

@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use atoll_env::Instant;
 use atoll_overlay::Route;
 use atoll_overlay::chord::messages::{
-    self, Alive, AskRoute, Doubt, FailureReport, Leaving, Meet, Nudge, Ping, Seen, Surroundings,
-    VirtualIndex, WireKey, WireNode, WireNodes, WirePeer, WireRoute,
+    self, Alive, AskRoute, Doubt, FailureReport, Introduce, Leaving, Nudge, Ping, Seen,
+    Surroundings, VirtualIndex, WireKey, WireNode, WireNodes, WirePeer, WireRoute,
 };
 use atoll_overlay::chord::table::learn::{Learn, Learned};
 use atoll_overlay::chord::table::sweep::Wish;
@@ -53,7 +53,7 @@ pub fn targets() -> Vec<Target> {
         message("overlay/ask-route", vec![AskRoute { key: WireKey(key(1)), as_root: true }]),
         message("overlay/route", routes.into_iter().map(WireRoute).collect()),
         message("overlay/dead", vec![FailureReport { nodes: nodes() }]),
-        message("overlay/meet", vec![Meet { node: WireNode(node(6)), hops_left: 2 }]),
+        message("overlay/meet", vec![Introduce { node: WireNode(node(6)), hops_left: 2 }]),
         message("overlay/learn", vec![learn()]),
         message("overlay/learned", vec![learned(), Learned::default()]),
         target("overlay/learn-answered", vec![messages::encode(&learn()).to_vec()], |input| {

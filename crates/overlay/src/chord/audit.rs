@@ -8,7 +8,7 @@
 //!
 //! An *audit* looks for nodes somewhat before this one, beginning anywhere on the ring, and
 //! asks some of those named on the way who is at this node's own position. To one that names
-//! somebody else this node introduces itself (`MEET`). It asks one of its own list who
+//! somebody else this node introduces itself (`INTRODUCE`). It asks one of its own list who
 //! surrounds that one, and others who is between two of the list. Whoever is named after it
 //! and its list lacks is asked, and so are those whom that one names; who answers is
 //! vouched for ([`super::state::ChordState::vouch`]), and the nodes before it are told. A
@@ -31,9 +31,9 @@ use futures_util::StreamExt;
 use futures_util::stream;
 
 use super::Chord;
-use super::gate::Verdict;
-use super::meetings::MEET_HOPS;
+use super::admission::Verdict;
 use super::messages::{self, AskRoute, WireKey, WireRoute};
+use super::ring_merge::INTRODUCE_HOPS;
 use super::state::{ChordState, Told};
 use crate::{Node, Overlay, Route};
 
@@ -101,15 +101,16 @@ impl Default for AuditSchedule {
 }
 
 impl AuditSchedule {
-    /// Whether now is the time.
-    fn is_due(&mut self) -> bool {
+    /// Counts one tick; returns whether an audit is due.
+    fn take_due(&mut self) -> bool {
         let is_due = self.left == 0;
         self.left = self.left.saturating_sub(1);
         is_due
     }
 
-    /// Whether this one introduces itself to the peer for the first time, as far as it recalls.
-    fn introduces_to(&mut self, peer: PeerId) -> bool {
+    /// Records that this one introduces itself to the peer; returns whether it is the first time, as far as
+    /// it recalls.
+    fn record_introduction(&mut self, peer: PeerId) -> bool {
         if self.introduced.len() >= MAX_INTRODUCED {
             self.introduced.clear();
         }
@@ -147,7 +148,7 @@ impl Chord {
             let mut due: Vec<u16> = all
                 .filter(|index| {
                     let server = inner.servers.server_mut(*index);
-                    server.is_some_and(|s| s.state.joined() && s.audits.is_due())
+                    server.is_some_and(|s| s.state.joined() && s.audits.take_due())
                 })
                 .collect();
             // The others stay due.
@@ -166,13 +167,13 @@ impl Chord {
         let mut news = 0;
         for guide in &heard.unaware {
             if let Some(server) = self.lock().servers.server_mut(index) {
-                news += usize::from(server.audits.introduces_to(guide.peer.id));
+                news += usize::from(server.audits.record_introduction(guide.peer.id));
             }
             // Whether it arrives or not, the next audit will tell.
-            let _ = self.call_meet(guide, &me, MEET_HOPS, None).await;
+            let _ = self.call_introduce(guide, &me, INTRODUCE_HOPS, None).await;
         }
         for guide in &heard.silent {
-            let _ = self.call_meet(guide, &me, 0, None).await;
+            let _ = self.call_introduce(guide, &me, 0, None).await;
         }
         heard.named.extend(self.ask_one_listed(index).await);
         let found = self.ask_named(index, heard.named).await;
@@ -368,7 +369,7 @@ impl Chord {
             let is_new = if is_nearer {
                 self.adopt(index, &node, Some(source)).await
             } else {
-                self.vouch(&node, &told, MEET_HOPS).await
+                self.vouch(&node, &told, INTRODUCE_HOPS).await
             };
             found += usize::from(is_new);
             let around: Vec<Node> = told.predecessor.into_iter().chain(told.successors).collect();
@@ -413,7 +414,7 @@ impl Chord {
         match self.call_neighbours(node).await {
             Ok(told) => Some(told),
             Err(error) => {
-                self.found_useless(node, &error);
+                self.forget_if_useless(node, &error);
                 None
             }
         }
@@ -456,7 +457,7 @@ impl Chord {
             before.truncate(MAX_TOLD);
             let node = *node;
             let calls = before.into_iter().map(|listed| async move {
-                let _ = self.call_meet(&listed, &node, 0, None).await;
+                let _ = self.call_introduce(&listed, &node, 0, None).await;
             });
             stream::iter(calls).buffer_unordered(PARALLEL_CALLS).collect::<()>().await;
         }
@@ -484,7 +485,7 @@ mod tests {
         let mut audits = AuditSchedule::default();
         let mut waits = |found: usize| {
             let mut ticks = 1;
-            while !audits.is_due() {
+            while !audits.take_due() {
                 ticks += 1;
             }
             audits.ended(found);

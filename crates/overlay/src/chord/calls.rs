@@ -5,11 +5,11 @@ use atoll_net::{CallError, Peer, Refusal, Request};
 use futures_util::FutureExt;
 use minicbor::Decode;
 
-use super::meetings::Introduction;
 use super::messages::{
-    self, Alive, AskRoute, FailureReport, Leaving, MAX_REPORTED, Meet, NOT_JOINED, Nudge, Ping,
-    Reached, Seen, Surroundings, VirtualIndex, WireKey, WireNode, WireNodes, WireRoute,
+    self, Alive, AskRoute, FailureReport, Introduce, Leaving, MAX_REPORTED, NOT_JOINED, Nudge,
+    Ping, Reached, Seen, Surroundings, VirtualIndex, WireKey, WireNode, WireNodes, WireRoute,
 };
+use super::ring_merge::Introduction;
 use super::{Chord, state::Told};
 use crate::Node;
 use crate::walk::{Found, Step, WalkError, WalkLimits, walk, walk_from, walk_to_likely};
@@ -125,7 +125,7 @@ impl Chord {
     }
 
     /// Introduces `stranger`, whom `source` has introduced here, to `to`.
-    pub(super) async fn call_meet(
+    pub(super) async fn call_introduce(
         &self,
         to: &Node,
         stranger: &Node,
@@ -133,11 +133,11 @@ impl Chord {
         source: Option<PeerId>,
     ) -> Result<(), CallError> {
         if self.owns(to) {
-            self.meet_soon(Introduction { node: *stranger, hops_left, source });
+            self.queue_introduction(Introduction { node: *stranger, hops_left, source });
             return Ok(());
         }
-        let meet = Meet { node: WireNode(*stranger), hops_left };
-        self.call_raw(to, messages::MEET, messages::encode(&meet)).await.map(drop)
+        let introduce = Introduce { node: WireNode(*stranger), hops_left };
+        self.call_raw(to, messages::INTRODUCE, messages::encode(&introduce)).await.map(drop)
     }
 
     pub(super) async fn call_report_failed(

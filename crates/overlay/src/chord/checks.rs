@@ -66,7 +66,7 @@ const MAX_WAITERS: usize = 64;
 pub enum Origin {
     /// This node itself wants to know.
     Own,
-    /// A peer that was found at this address ([`super::gate::site`]) when it was checked.
+    /// A peer that was found at this address ([`super::admission::site`]) when it was checked.
     Known(PeerId, IpAddr),
     /// A peer that was not checked.
     Stranger(PeerId),
@@ -156,7 +156,7 @@ impl<W> CheckQueue<W> {
             return;
         }
         if !self.waiting.contains_key(&node.peer) {
-            if !self.has_room(&node.peer, origin) {
+            if !self.make_room(&node.peer, origin) {
                 return;
             }
             self.claims += 1;
@@ -175,8 +175,9 @@ impl<W> CheckQueue<W> {
         }
     }
 
-    /// Whether one more claim may wait, if need be in the place of one that comes later.
-    fn has_room(&mut self, peer: &Peer, origin: Origin) -> bool {
+    /// Makes room for one more claim, if need be in the place of one that comes later; whether there
+    /// is any.
+    fn make_room(&mut self, peer: &Peer, origin: Origin) -> bool {
         let waits = |is: &dyn Fn(&Origin) -> bool| {
             self.waiting.values().filter(|claim| is(&claim.origin)).count()
         };

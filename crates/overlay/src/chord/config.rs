@@ -5,8 +5,8 @@ use std::time::Duration;
 use atoll_key::IdProfile;
 use atoll_net::Peer;
 
+use super::admission::Rules;
 use super::explore::TablePolicy;
-use super::gate::Rules;
 use super::list::{DISTINCT_SUCCESSORS, ListLength};
 use super::peers::RememberedPeer;
 use crate::walk::Selection;

@@ -2,7 +2,7 @@
 //! explores with what the budget leaves. The table itself is plain data ([`table`]).
 //!
 //! What feeds it besides exploration: answers to calls of any layer, callers, the nodes that
-//! the answers of walks name (two voices make one sure), the successor lists, and whom the gate
+//! the answers of walks name (two voices make one sure), the successor lists, and whom the admission
 //! has checked. It costs no message. What is subtracted from the budget: every message of this family sent
 //! or received, but for `ROUTE`, which serves lookups; of the walks that upkeep makes, each
 //! call is counted twice, since others' walks ask us as often.
@@ -70,7 +70,7 @@ const IDLE_PAUSE: Duration = Duration::from_secs(5);
 /// Bytes of one question of a walk and its answer: 74 and about 300, twice the overhead.
 const WALK_CALL_BYTES: usize = 374 + MESSAGE_OVERHEAD_BYTES;
 /// How many nodes of the table other routes of a walk may begin at.
-const MAX_ACQUAINTANCES: usize = 32;
+const MAX_SAMPLE: usize = 32;
 
 /// The adaptive table and the budget it lives on.
 pub(super) struct Explorer {
@@ -136,7 +136,7 @@ impl Inner {
     fn guess_roots(&self, key: &Key, now: atoll_env::Instant) -> Vec<Node> {
         let ring_size = self.servers.estimated_nodes();
         let mut nodes = self.explorer.table.likely_roots(key, ring_size, secs(now));
-        nodes.retain(|node| !self.servers.gate.is_suspected(node, now));
+        nodes.retain(|node| !self.servers.admission.is_suspected(node, now));
         nodes
     }
 }
@@ -215,7 +215,7 @@ impl Chord {
         // to be checked as well.
         let is_proven = match self.config.profile {
             IdProfile::Identity => true,
-            IdProfile::Address => inner.servers.gate.was_checked(&node.peer),
+            IdProfile::Address => inner.servers.admission.was_checked(&node.peer),
         };
         let table = &mut inner.explorer.table;
         if is_proven { table.heard(node, secs(now)) } else { table.called(node, secs(now)) }
@@ -261,7 +261,7 @@ impl Chord {
         let mut inner = self.lock();
         for node in nodes.iter().take(MAX_CLOSER) {
             let is_own = node.peer.id == self.transport.local().id;
-            if !is_own && inner.servers.gate.is_possible(node) {
+            if !is_own && inner.servers.admission.is_possible(node) {
                 inner.explorer.table.mentioned(node, teller, secs(now));
             }
         }
@@ -293,7 +293,7 @@ impl Chord {
         nodes.retain(|node| {
             node.peer.id != me
                 && node.id.key().strictly_between(&after, key)
-                && !inner.servers.gate.is_suspected(node, now)
+                && !inner.servers.admission.is_suspected(node, now)
         });
         nodes.sort_by_cached_key(|node| key.distance_from(node.id.key()));
         nodes.dedup_by_key(|node| node.id);
@@ -323,7 +323,7 @@ impl Chord {
         }
         let inner = self.lock();
         let table = &inner.explorer.table;
-        table.sample(MAX_ACQUAINTANCES)
+        table.sample(MAX_SAMPLE)
     }
 
     /// Sure nodes of the table, if a virtual server of ours has lost all its successors.
@@ -419,14 +419,14 @@ impl Chord {
                     answer.leave_out_deaths();
                 }
                 let mut inner = self.lock();
-                answer.leave_out(|node| !inner.servers.gate.is_possible(node));
+                answer.leave_out(|node| !inner.servers.admission.is_possible(node));
                 inner.show_neighbours(now);
                 inner.explorer.table.take_in(question, &answer, nodes, secs(now));
             }
             Err(error) if super::calls::is_no_neighbour(&error) => {
                 let is_neighbour = self.lock().servers.known().contains(&question.to);
                 if is_neighbour {
-                    self.found_useless(&question.to, &error);
+                    self.forget_if_useless(&question.to, &error);
                 }
                 self.lock().explorer.table.record_no_answer(question, secs(now));
             }

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use futures_util::stream;
 
 use super::Chord;
-use super::gate::Verdict;
+use super::admission::Verdict;
 use super::state::{ChordState, Told};
 use crate::walk::WalkError;
 use crate::{Node, VirtualServerId};
@@ -142,7 +142,7 @@ impl Chord {
                 Ok(way) => {
                     self.start();
                     self.stabilize_all().await;
-                    self.be_believed(way).await?;
+                    self.confirm_reachable(way).await?;
                     self.join_the_rest().await;
                     return Ok(());
                 }

@@ -37,8 +37,8 @@ pub const LEAVE: u16 = 0x0104;
 pub const ROUTE: u16 = 0x0105;
 /// These did not answer me: [`FailureReport`]; answered by nothing, once checked.
 pub const REPORT_FAILED: u16 = 0x0106;
-/// There is this node, perhaps of another ring: [`Meet`]; answered by nothing.
-pub const MEET: u16 = 0x0107;
+/// There is this node, perhaps of another ring: [`Introduce`]; answered by nothing.
+pub const INTRODUCE: u16 = 0x0107;
 
 /// Do you reach me where I say I listen? Empty; answered by [`Reached`], after a check.
 pub const REACH_ME: u16 = 0x0108;
@@ -218,9 +218,9 @@ pub struct FailureReport {
     pub nodes: WireNodes,
 }
 
-/// [`MEET`]: a node that the receiver may not know.
+/// [`INTRODUCE`]: a node that the receiver may not know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
-pub struct Meet {
+pub struct Introduce {
     /// The node.
     #[n(0)]
     pub node: WireNode,
@@ -312,7 +312,7 @@ mod tests {
         });
         skips_a_later_field(AskRoute { key: WireKey(Key([3; 64])), as_root: true });
         skips_a_later_field(FailureReport { nodes: nodes() });
-        skips_a_later_field(Meet { node: WireNode(one), hops_left: 2 });
+        skips_a_later_field(Introduce { node: WireNode(one), hops_left: 2 });
     }
 
     #[test]
@@ -402,7 +402,7 @@ mod tests {
             let _ = decode::<AskRoute>(&bytes);
             let _ = decode::<WireRoute>(&bytes);
             let _ = decode::<FailureReport>(&bytes);
-            let _ = decode::<Meet>(&bytes);
+            let _ = decode::<Introduce>(&bytes);
             let _ = decode::<Seen>(&bytes);
             let _ = decode::<Ping>(&bytes);
             let _ = decode::<Nudge>(&bytes);

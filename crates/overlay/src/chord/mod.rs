@@ -23,21 +23,21 @@
 //! It does not know blocks, and it does not choose whom to trust: any peer that the
 //! transport lets in and that is where it says may be on the ring.
 
+pub mod admission;
 mod audit;
 mod calls;
-mod calm;
 mod checks;
 mod config;
 mod explore;
 mod failure_reports;
 mod fingers;
-pub mod gate;
+mod interval;
 mod lifecycle;
 pub mod list;
-mod meetings;
 pub mod messages;
-mod opinions;
 mod peers;
+mod reachability;
+mod ring_merge;
 mod routing;
 pub mod servers;
 mod service;
@@ -58,17 +58,17 @@ use crate::clock::{ClockReport, ClockVotes};
 use crate::peer_book::PeerBook;
 use crate::walk::{Found, WalkError};
 use crate::{MAX_VIRTUAL_SERVERS, Mechanisms, Neighbourhood, Node, Overlay, Route};
-use calm::Calm;
 use checks::CheckQueue;
 pub use config::ChordConfig;
 use explore::Explorer;
 pub use explore::{TablePolicy, TableReport};
 use failure_reports::FailureReports;
+use interval::AdaptiveInterval;
 pub use lifecycle::{JoinError, JoinFailure, VirtualServersError};
-use meetings::{Introductions, MeetingBudget};
 use messages::Doubt;
 use peers::RememberedPeers;
 pub use peers::{MAX_REMEMBERED, RememberedPeer};
+use ring_merge::{IntroductionBudget, Introductions};
 use servers::Servers;
 use state::{ChordState, Told};
 
@@ -85,7 +85,7 @@ pub struct Chord {
     /// Notified when fingers are missing.
     fingers_due: Arc<Notify>,
     /// Notified when there is somebody to meet.
-    meetings_due: Arc<Notify>,
+    merge_due: Arc<Notify>,
     peer_book: PeerBook,
     clocks: Mutex<ClockVotes>,
     inner: Mutex<Inner>,
@@ -94,13 +94,13 @@ pub struct Chord {
 struct Inner {
     servers: Servers,
     /// Virtual servers to be stabilised before the next period.
-    restless: BTreeSet<u16>,
+    to_stabilize: BTreeSet<u16>,
     /// Nodes reported dead, to be pinged.
-    to_check: BTreeSet<Node>,
+    to_probe: BTreeSet<Node>,
     /// Nodes being pinged because calls to them take long.
-    checking: BTreeSet<Node>,
+    probing: BTreeSet<Node>,
     /// Nodes we were told of that may be of another ring.
-    to_meet: Introductions,
+    introductions: Introductions,
     /// Nudges under way, by who sends and who receives.
     nudging: BTreeSet<(u16, Node)>,
     /// Claims of nodes that have to be checked.
@@ -108,7 +108,7 @@ struct Inner {
     /// Which virtual server is taken for its successor by whom, while that is checked.
     claims: BTreeSet<(u16, Node)>,
     /// Which introductions of others have been taken.
-    meetings: MeetingBudget,
+    introduction_budget: IntroductionBudget,
     /// What others' reports of death have cost.
     failure_reports: FailureReports,
     /// A successor that says that it cannot reach this node, whom others contradict.
@@ -116,7 +116,7 @@ struct Inner {
     /// Whether anybody was suspected when that was last asked.
     doubted: bool,
     /// What stabilising has found unchanged, and for how many rounds.
-    calm: Calm,
+    interval: AdaptiveInterval,
     remembered: RememberedPeers,
     waiters: Vec<oneshot::Sender<u64>>,
     tasks: Vec<Task>,
@@ -124,10 +124,10 @@ struct Inner {
 }
 
 /// The most reports of death waiting to be checked.
-const MAX_TO_CHECK: usize = 64;
+const MAX_TO_PROBE: usize = 64;
 /// So many nodes after one that takes long are pinged with it. A guess: a replica set and its
 /// substitutes.
-const CHECKED_TOGETHER: usize = 4;
+const PROBED_TOGETHER: usize = 4;
 
 impl Chord {
     /// A node that is on no ring yet and knows `config.remembered`.
@@ -190,18 +190,18 @@ impl Chord {
             this: this.clone(),
             inner: Mutex::new(Inner {
                 servers,
-                restless: BTreeSet::new(),
-                to_check: BTreeSet::new(),
-                checking: BTreeSet::new(),
-                to_meet: Introductions::default(),
+                to_stabilize: BTreeSet::new(),
+                to_probe: BTreeSet::new(),
+                probing: BTreeSet::new(),
+                introductions: Introductions::default(),
                 nudging: BTreeSet::new(),
                 checks: CheckQueue::default(),
                 claims: BTreeSet::new(),
-                meetings: MeetingBudget::default(),
+                introduction_budget: IntroductionBudget::default(),
                 failure_reports: FailureReports::default(),
                 overruled: None,
                 doubted: false,
-                calm: Calm::default(),
+                interval: AdaptiveInterval::default(),
                 remembered,
                 waiters: Vec::new(),
                 tasks: Vec::new(),
@@ -212,7 +212,7 @@ impl Chord {
             config,
             stabilize_due: Arc::default(),
             fingers_due: Arc::default(),
-            meetings_due: Arc::default(),
+            merge_due: Arc::default(),
             peer_book,
             clocks: Mutex::default(),
         })
@@ -332,8 +332,8 @@ impl Chord {
         let waiters = std::mem::take(&mut inner.waiters);
         let nudges = self.config.mechanisms.nudges;
         news.nudges.retain(|nudge| nudges && inner.nudging.insert(*nudge));
-        let is_restless = !news.restless.is_empty();
-        inner.restless.extend(news.restless);
+        let must_stabilize = !news.to_stabilize.is_empty();
+        inner.to_stabilize.extend(news.to_stabilize);
         drop(inner);
         for waiter in waiters {
             let _ = waiter.send(epoch);
@@ -341,11 +341,11 @@ impl Chord {
         for (from, node) in news.nudges {
             self.nudge(from, node);
         }
-        if is_restless {
+        if must_stabilize {
             self.stabilize_due.notify();
         }
         if news.alone {
-            self.meetings_due.notify();
+            self.merge_due.notify();
         }
         result
     }
@@ -355,13 +355,15 @@ impl Chord {
     fn found_dead(&self, peer: Peer) {
         let until = self.env.now() + self.config.suspect_for;
         self.table_failed(&peer);
-        self.forget(&|node| node.peer == peer, |servers| servers.gate.suspect_peer(peer, until));
+        self.forget(&|node| node.peer == peer, |servers| {
+            servers.admission.suspect_peer(peer, until)
+        });
     }
 
     /// As [`Chord::found_dead`] for one virtual server of a node that lives.
     fn found_vacant(&self, gone: &Node) {
         let until = self.env.now() + self.config.suspect_for;
-        self.forget(&|node| node == gone, |servers| servers.gate.suspect_node(*gone, until));
+        self.forget(&|node| node == gone, |servers| servers.admission.suspect_node(*gone, until));
     }
 
     fn forget(&self, gone: &dyn Fn(&Node) -> bool, suspect: impl FnOnce(&mut Servers)) {
@@ -384,32 +386,32 @@ impl Chord {
     /// A node to which a call takes long, and those that would take its place: when several have
     /// died at once, finding them out one after another would take many times as long. Only nodes
     /// that are not being pinged already; they are from now on.
-    fn to_check_with(&self, late: &Peer) -> Vec<Node> {
+    fn take_probes(&self, late: &Peer) -> Vec<Node> {
         let mut nodes = vec![Node::at(*late, self.me().virtual_server)];
         let mut inner = self.lock();
-        let Inner { servers, checking, .. } = &mut *inner;
+        let Inner { servers, probing, .. } = &mut *inner;
         for list in servers.states().map(ChordState::successors) {
             if self.config.mechanisms.group_pings
                 && let Some(at) = list.iter().position(|node| node.peer == *late)
             {
-                nodes.extend(list[at + 1..].iter().take(CHECKED_TOGETHER));
+                nodes.extend(list[at + 1..].iter().take(PROBED_TOGETHER));
             }
         }
         nodes.retain(|node| {
-            let may = !self.owns(node) && servers.gate.was_checked(&node.peer);
-            may && checking.len() < MAX_TO_CHECK && checking.insert(*node)
+            let may = !self.owns(node) && servers.admission.was_checked(&node.peer);
+            may && probing.len() < MAX_TO_PROBE && probing.insert(*node)
         });
         nodes
     }
 
     /// Has a node that somebody could not reach pinged soon.
-    fn check_soon(&self, node: Node) {
+    fn probe_soon(&self, node: Node) {
         if self.owns(&node) {
             return;
         }
         let mut inner = self.lock();
-        if inner.to_check.len() < MAX_TO_CHECK {
-            inner.to_check.insert(node);
+        if inner.to_probe.len() < MAX_TO_PROBE {
+            inner.to_probe.insert(node);
             drop(inner);
             self.stabilize_due.notify();
         }
@@ -417,7 +419,7 @@ impl Chord {
 
     /// Has a virtual server stabilised before the next period.
     fn stabilize_soon(&self, index: u16) {
-        self.lock().restless.insert(index);
+        self.lock().to_stabilize.insert(index);
         self.stabilize_due.notify();
     }
 
@@ -482,11 +484,11 @@ impl Overlay for Chord {
     }
 
     fn probe(&self, peer: &Peer) {
-        for node in self.to_check_with(peer) {
+        for node in self.take_probes(peer) {
             let chord = self.arc();
             self.env.spawn(Box::pin(async move {
-                chord.check(&node).await;
-                chord.lock().checking.remove(&node);
+                chord.probe_node(&node).await;
+                chord.lock().probing.remove(&node);
             }));
         }
     }
@@ -499,8 +501,8 @@ impl Overlay for Chord {
         self.found_dead(*failed);
         // The caller may have been impatient: see for ourselves. But it may also have been
         // sent to somebody who never was there.
-        if self.lock().servers.gate.was_checked(failed) {
-            self.check_soon(node);
+        if self.lock().servers.admission.was_checked(failed) {
+            self.probe_soon(node);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The virtual servers of one node and what they share (CFS §5.3).
 //!
 //! Each virtual server is a [`ChordState`] of its own: position, predecessor, successor
-//! list. Suspicions and checks are the node's ([`Gate`]), and so is the death of another
+//! list. Suspicions and checks are the node's ([`PeerAdmission`]), and so is the death of another
 //! node, which takes all of that node's virtual servers with it. Routes come from all
 //! tables together ([`routing`]), so that lookups take no more hops than with one
 //! position a node.
@@ -21,8 +21,8 @@ use atoll_env::Instant;
 use atoll_key::{IdProfile, Key, PeerId};
 use atoll_net::Peer;
 
+use super::admission::{Judge, PeerAdmission, Rules, Verdict};
 use super::audit::{AuditSchedule, SHORT_FOR};
-use super::gate::{Gate, Judge, Rules, Verdict};
 use super::list::ListLength;
 use super::messages::Doubt;
 use super::routing;
@@ -62,7 +62,7 @@ pub struct Servers {
     servers: Vec<VirtualServer>,
     epoch: u64,
     /// Who may enter the tables.
-    pub gate: Gate,
+    pub admission: PeerAdmission,
 }
 
 /// How this node judges others, and itself.
@@ -74,13 +74,13 @@ struct Judgement {
 }
 
 impl Judgement {
-    fn of(self, gate: &Gate, node: &Node) -> Verdict {
+    fn of(self, admission: &PeerAdmission, node: &Node) -> Verdict {
         if node.peer.id != self.peer.id {
-            return gate.judge(node, self.now);
+            return admission.judge(node, self.now);
         }
         // A node knows itself.
         let runs = node.peer == self.peer && node.virtual_server.index < self.count;
-        if runs && gate.is_possible(node) { Verdict::Welcome } else { Verdict::Suspected }
+        if runs && admission.is_possible(node) { Verdict::Welcome } else { Verdict::Suspected }
     }
 }
 
@@ -92,7 +92,7 @@ pub struct News {
     /// Virtual servers, by index, and the other nodes that each should nudge.
     pub nudges: Vec<(u16, Node)>,
     /// Virtual servers that should stabilise before the next period.
-    pub restless: Vec<u16>,
+    pub to_stabilize: Vec<u16>,
     /// Whether a virtual server has just become its own successor.
     pub alone: bool,
 }
@@ -124,7 +124,7 @@ impl Servers {
             length,
             servers: Vec::new(),
             epoch,
-            gate: Gate::new(rules),
+            admission: PeerAdmission::new(rules),
         };
         for mut state in states {
             assert_eq!(
@@ -137,8 +137,8 @@ impl Servers {
         }
         let count = servers.count();
         for node in servers.known() {
-            let seen = servers.gate.servers_of(&node.peer.id).unwrap_or(count);
-            servers.gate.admit(node.peer, seen.max(node.virtual_server.index + 1), now);
+            let seen = servers.admission.servers_of(&node.peer.id).unwrap_or(count);
+            servers.admission.admit(node.peer, seen.max(node.virtual_server.index + 1), now);
         }
         servers
     }
@@ -192,12 +192,12 @@ impl Servers {
     /// The peer address was found right, which runs so many virtual servers. Nobody in the
     /// tables is forgotten for that.
     pub fn admit(&mut self, peer: Peer, servers: u16, now: Instant) {
-        if self.gate.is_full_for(&peer.id) {
+        if self.admission.is_full_for(&peer.id) {
             let known: BTreeSet<PeerId> =
                 self.known().into_iter().map(|node| node.peer.id).collect();
-            self.gate.make_room(&|id| known.contains(id));
+            self.admission.make_room(&|id| known.contains(id));
         }
-        self.gate.admit(peer, servers, now);
+        self.admission.admit(peer, servers, now);
     }
 
     /// Which of this node's virtual servers `node` is.
@@ -287,7 +287,7 @@ impl Servers {
         }
         for (id, runs) in &mut runs {
             let own = (*id == self.peer.id).then(|| self.count());
-            *runs = (*runs).max(own.or(self.gate.servers_of(id)).unwrap_or(1));
+            *runs = (*runs).max(own.or(self.admission.servers_of(id)).unwrap_or(1));
         }
         let parts: f64 = listed.iter().map(|node| 1.0 / f64::from(runs[&node.peer.id])).sum();
         (self.estimated_nodes() * parts / listed.len() as f64).max(1.0)
@@ -303,16 +303,16 @@ impl Servers {
         now: Instant,
         change: impl FnOnce(&mut ChordState, &Judge<'_>) -> R,
     ) -> Option<R> {
-        self.gate.expire(now);
+        self.admission.expire(now);
         let judge = Judgement { peer: self.peer, count: self.count(), now };
-        let Servers { servers, gate, .. } = self;
+        let Servers { servers, admission, .. } = self;
         let server = servers.get_mut(usize::from(index))?;
-        Some(change(&mut server.state, &|node| judge.of(gate, node)))
+        Some(change(&mut server.state, &|node| judge.of(admission, node)))
     }
 
     /// What is known of `node`, which may be this node's own.
     pub fn judge(&self, node: &Node, now: Instant) -> Verdict {
-        Judgement { peer: self.peer, count: self.count(), now }.of(&self.gate, node)
+        Judgement { peer: self.peer, count: self.count(), now }.of(&self.admission, node)
     }
 
     /// `head`, the first successor of virtual server `index`, has told this. If somebody in
@@ -396,7 +396,7 @@ impl Servers {
     /// Nodes in the tables whose checks should be renewed.
     pub fn aging(&self, now: Instant) -> Vec<Node> {
         let mut aging = self.known();
-        aging.retain(|n| n.peer.id != self.peer.id && self.gate.is_aging(n, now));
+        aging.retain(|n| n.peer.id != self.peer.id && self.admission.is_aging(n, now));
         aging.dedup_by_key(|node| node.peer);
         aging
     }
@@ -515,15 +515,15 @@ impl Servers {
             if told.predecessor != before.predecessor {
                 server.predecessor_heard = now;
                 // It has to learn that somebody came between us.
-                let gate = &self.gate;
-                let lives = |node: &Node| !gate.is_suspected(node, now);
+                let admission = &self.admission;
+                let lives = |node: &Node| !admission.is_suspected(node, now);
                 news.nudges.extend(before.predecessor.filter(lives).map(|n| (index, n)));
             }
             if told.successors != before.successors {
                 news.nudges.extend(told.predecessor.map(|node| (index, node)));
             }
             if told.successors.first() != before.successors.first() {
-                news.restless.push(index);
+                news.to_stabilize.push(index);
                 news.alone |= joined && told.successors.is_empty();
             }
         }
@@ -533,7 +533,7 @@ impl Servers {
         let own = |node: &Node| node.peer.id == me;
         let count = self.count();
         let woken = news.nudges.iter().filter(|(_, n)| own(n)).map(|(_, n)| n.virtual_server.index);
-        news.restless.extend(woken.filter(|index| *index < count));
+        news.to_stabilize.extend(woken.filter(|index| *index < count));
         news.nudges.retain(|(_, node)| !own(node));
         news
     }
@@ -549,12 +549,12 @@ impl Servers {
             );
             for node in state.nodes() {
                 let me = state.me();
-                assert!(!self.gate.is_suspected(&node, now), "{me:?}: {node:?} is suspected");
+                assert!(!self.admission.is_suspected(&node, now), "{me:?}: {node:?} is suspected");
                 let is_me = node.peer.id == self.peer.id;
                 assert!(!is_me || self.own(&node).is_some(), "{me:?}: {node:?} does not run");
-                assert!(self.gate.is_possible(&node), "{me:?}: {node:?} is impossible here");
+                assert!(self.admission.is_possible(&node), "{me:?}: {node:?} is impossible here");
             }
         }
-        self.gate.check_invariants();
+        self.admission.check_invariants();
     }
 }

@@ -5,12 +5,13 @@ use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use super::gate::Verdict;
-use super::meetings::{Introduction, MEET_HOPS};
+use super::admission::Verdict;
 use super::messages::{
-    self, Alive, AskRoute, Doubt, FailureReport, Leaving, MAX_REPORTED, Meet, NOT_JOINED, Nudge,
-    Ping, Reached, Seen, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer, WireRoute,
+    self, Alive, AskRoute, Doubt, FailureReport, Introduce, Leaving, MAX_REPORTED, NOT_JOINED,
+    Nudge, Ping, Reached, Seen, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer,
+    WireRoute,
 };
+use super::ring_merge::{INTRODUCE_HOPS, Introduction};
 use super::state::Claim;
 use super::table::learn::LEARN;
 use super::{Chord, calls};
@@ -98,16 +99,16 @@ impl Chord {
                 Ok(messages::encode(&WireRoute(route)))
             }
             LEARN => self.answer_learn(header),
-            messages::MEET => {
-                let meet: Meet = messages::decode(header)?;
-                let hops_left = meet.hops_left.min(MEET_HOPS);
+            messages::INTRODUCE => {
+                let introduce: Introduce = messages::decode(header)?;
+                let hops_left = introduce.hops_left.min(INTRODUCE_HOPS);
                 let source = Some(from.id);
                 let limits = self.config.mechanisms.report_limits;
-                if limits && !self.lock().meetings.take(from.id, self.env.now()) {
+                if limits && !self.lock().introduction_budget.admit(from.id, self.env.now()) {
                     let text = "too many introductions of late";
                     return Err(Refusal::new(Refusal::OVERLOADED, text));
                 }
-                self.meet_soon(Introduction { node: meet.node.0, hops_left, source });
+                self.queue_introduction(Introduction { node: introduce.node.0, hops_left, source });
                 Ok(Bytes::new())
             }
             unknown => Err(Refusal::new(
@@ -170,7 +171,7 @@ impl Chord {
             let heard = inner.servers.server(index).map(|server| server.predecessor_heard);
             drop(inner);
             if heard.is_some_and(|heard| now.since(heard) > self.config.stabilize_every) {
-                self.check_soon(present);
+                self.probe_soon(present);
             }
         }
     }
@@ -188,10 +189,10 @@ impl Chord {
         };
         self.update(|servers, now| {
             if remaining == 0 {
-                servers.gate.suspect_peer(from, until);
+                servers.admission.suspect_peer(from, until);
             } else {
                 let left = servers.known().into_iter().filter(gone);
-                left.for_each(|node| servers.gate.suspect_node(node, until));
+                left.for_each(|node| servers.admission.suspect_node(node, until));
             }
             servers.neighbour_left(&leaver, &told, &gone, now);
         });
@@ -217,28 +218,28 @@ impl Chord {
         if named > 0 && suspects.is_empty() {
             return Err(Refusal::new(Refusal::OVERLOADED, "these have just been looked at"));
         }
-        join_all(suspects.iter().map(|node| self.check(node))).await;
+        join_all(suspects.iter().map(|node| self.probe_node(node))).await;
         Ok(Bytes::new())
     }
 
     /// Pings a node and forgets it if it is dead. Returns whether it lives on a ring.
-    pub(super) async fn check(&self, node: &Node) -> bool {
+    pub(super) async fn probe_node(&self, node: &Node) -> bool {
         match self.call_ping(node).await {
             Ok(true) => {
-                self.lock().servers.gate.unsuspect(node);
+                self.lock().servers.admission.unsuspect(node);
                 true
             }
             Ok(false) => {
                 self.found_vacant(node);
                 false
             }
-            Err(error) => !self.found_useless(node, &error),
+            Err(error) => !self.forget_if_useless(node, &error),
         }
     }
 
     /// A call to a node brought this instead of an answer: draws the conclusion. Returns
     /// whether the node is of no use as a neighbour.
-    pub(super) fn found_useless(&self, node: &Node, error: &CallError) -> bool {
+    pub(super) fn forget_if_useless(&self, node: &Node, error: &CallError) -> bool {
         if calls::is_vacant(error) {
             self.found_vacant(node);
         } else if calls::is_no_neighbour(error) {

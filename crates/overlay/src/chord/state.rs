@@ -33,8 +33,8 @@ mod vouched;
 
 use atoll_key::{Key, NodeId};
 
+use super::admission::{Judge, Verdict};
 use super::fingers::Fingers;
-use super::gate::{Judge, Verdict};
 use super::list::{ListLength, wanted_list};
 use super::routing;
 use crate::wire::MAX_NODES;

@@ -11,18 +11,18 @@ use futures_util::future::{join_all, select};
 use futures_util::stream;
 
 use super::Chord;
+use super::admission::{Judge, Verdict};
 use super::explore::{TablePolicy, explore};
-use super::gate::{Judge, Verdict};
-use super::meetings::MEET_HOPS;
 use super::messages::Surroundings;
+use super::ring_merge::INTRODUCE_HOPS;
 use super::servers::Servers;
 use super::state::{ChordState, Told};
 use crate::Node;
 
 /// The most fingers looked up at once.
 const PARALLEL_FINGERS: usize = 3;
-/// The most reports of death checked at once.
-const PARALLEL_CHECKS: usize = 8;
+/// The most nodes that were reported dead pinged at once.
+const PARALLEL_PROBES: usize = 8;
 /// The most virtual servers stabilised at once.
 const PARALLEL_SERVERS: usize = 16;
 /// Prompt rounds keep this fraction of the period apart.
@@ -53,7 +53,7 @@ impl Chord {
         let chores = [
             (Chore::Stabilize, self.config.stabilize_every, &self.stabilize_due),
             (Chore::Fingers, self.config.fix_fingers_every, &self.fingers_due),
-            (Chore::Merge, self.config.merge_every, &self.meetings_due),
+            (Chore::Merge, self.config.merge_every, &self.merge_due),
             (Chore::Audit, self.config.audit_every, &unrung),
         ];
         for (chore, period, notify) in chores {
@@ -68,35 +68,35 @@ impl Chord {
         drop(inner);
         self.fingers_due.notify();
         if alone {
-            self.meetings_due.notify();
+            self.merge_due.notify();
         }
     }
 
     async fn chore(&self, chore: Chore, round: u64, notified: bool) {
         match chore {
             Chore::Stabilize if notified => {
-                self.lock().calm.disturb();
-                self.stabilize_restless().await;
+                self.lock().interval.reset();
+                self.stabilize_pending().await;
             }
             Chore::Stabilize => {
                 if round.is_multiple_of(FULL_ROUND_EVERY) {
-                    self.look_again(round.is_multiple_of(FULL_ROUND_AT_REST));
+                    self.refetch_lists(round.is_multiple_of(FULL_ROUND_AT_REST));
                     self.renew_checks();
                     self.take_waiting();
-                    self.look_at_disputed();
+                    self.probe_disputed();
                 }
                 if round.is_multiple_of(FULL_ROUND_AT_REST) {
-                    self.look_at_clocks();
+                    self.recheck_clocks();
                 }
                 self.start_checks();
                 self.stabilize_all().await;
                 self.join_the_rest().await;
-                self.note_calm();
+                self.end_round();
             }
             Chore::Fingers if notified => self.fill_fingers().await,
             Chore::Fingers => self.verify_finger(round).await,
             Chore::Merge => {
-                self.meet_all().await;
+                self.place_introduced().await;
                 if !notified || self.is_alone() {
                     self.look_for_other_rings().await;
                 }
@@ -115,22 +115,22 @@ impl Chord {
     // --- stabilise --------------------------------------------------------------------
 
     /// Notes whether the round that ends found everything as it was.
-    fn note_calm(&self) {
+    fn end_round(&self) {
         let mut inner = self.lock();
-        let doubts = inner.servers.gate.suspects_somebody()
-            || !inner.to_check.is_empty()
+        let doubts = inner.servers.admission.suspects_somebody()
+            || !inner.to_probe.is_empty()
             || !inner.servers.joined()
             || inner.servers.is_alone();
         let epoch = inner.servers.epoch();
-        inner.calm.note(epoch, doubts || !self.config.mechanisms.calm);
+        inner.interval.record_round(epoch, doubts || !self.config.mechanisms.calm);
     }
 
     /// Has all lists fetched again in this round, if there is or was reason to.
-    fn look_again(&self, anyway: bool) {
+    fn refetch_lists(&self, anyway: bool) {
         let now = self.env.now();
         let mut inner = self.lock();
-        inner.servers.gate.expire(now);
-        let doubts = inner.servers.gate.suspects_somebody();
+        inner.servers.admission.expire(now);
+        let doubts = inner.servers.admission.suspects_somebody();
         let doubted = std::mem::replace(&mut inner.doubted, doubts);
         if !(anyway || doubts || doubted) {
             return;
@@ -146,19 +146,19 @@ impl Chord {
     pub(super) async fn stabilize_all(&self) {
         let all: BTreeSet<u16> = {
             let mut inner = self.lock();
-            inner.restless.clear();
+            inner.to_stabilize.clear();
             (0..inner.servers.count()).collect()
         };
         self.stabilize(all).await;
     }
 
-    async fn stabilize_restless(&self) {
-        let restless = std::mem::take(&mut self.lock().restless);
-        self.stabilize(restless).await;
+    async fn stabilize_pending(&self) {
+        let to_stabilize = std::mem::take(&mut self.lock().to_stabilize);
+        self.stabilize(to_stabilize).await;
     }
 
     async fn stabilize(&self, servers: BTreeSet<u16>) {
-        self.check_reported().await;
+        self.probe_reported().await;
         let work = servers.into_iter().map(|index| self.stabilize_server(index));
         stream::iter(work).buffer_unordered(PARALLEL_SERVERS).collect::<()>().await;
     }
@@ -177,7 +177,7 @@ impl Chord {
                 match self.call_notify(index, &head, seen).await {
                     Ok(said) => self.take_in(index, &head, said),
                     Err(error) => {
-                        if self.found_useless(&head, &error) {
+                        if self.forget_if_useless(&head, &error) {
                             continue;
                         }
                         break;
@@ -268,7 +268,7 @@ impl Chord {
             (newer, disputed, servers.keep_waiting(index, *head, told, now))
         });
         self.check_claims(&unknown, Some(head.peer.id));
-        disputed.into_iter().for_each(|node| self.check_soon(node));
+        disputed.into_iter().for_each(|node| self.probe_soon(node));
         let mut inner = self.lock();
         let server = inner.servers.server_mut(index)?;
         server.seen = Some((*head, said.epoch, server.state.epoch()));
@@ -286,7 +286,7 @@ impl Chord {
         let told = match self.call_neighbours(newer).await {
             Ok(told) => told,
             Err(error) => {
-                self.found_useless(newer, &error);
+                self.forget_if_useless(newer, &error);
                 return false;
             }
         };
@@ -308,7 +308,7 @@ impl Chord {
             && !told.successors.iter().any(|node| node.id == replaced.id)
         {
             // If it does not arrive, the periodic search for other rings is left.
-            let _ = self.call_meet(newer, &replaced, MEET_HOPS, None).await;
+            let _ = self.call_introduce(newer, &replaced, INTRODUCE_HOPS, None).await;
         }
         true
     }
@@ -316,7 +316,7 @@ impl Chord {
     /// Pings the predecessor if it has been silent: it calls us every period, which may be
     /// four times ours.
     async fn watch_predecessor(&self, index: u16) {
-        let patience = self.config.stabilize_every * self.lock().calm.pace() * 3 / 2;
+        let patience = self.config.stabilize_every * self.lock().interval.factor() * 3 / 2;
         let watched = {
             let inner = self.lock();
             let server = inner.servers.server(index);
@@ -325,7 +325,7 @@ impl Chord {
         let Some((predecessor, heard)) = watched else { return };
         if !self.owns(&predecessor)
             && self.env.now().since(heard) > patience
-            && self.check(&predecessor).await
+            && self.probe_node(&predecessor).await
             && let Some(server) = self.lock().servers.server_mut(index)
         {
             server.predecessor_heard = self.env.now();
@@ -333,32 +333,32 @@ impl Chord {
     }
 
     /// Pings those who were reported dead; who lives is welcome back.
-    async fn check_reported(&self) {
+    async fn probe_reported(&self) {
         let mut reported = Vec::new();
         {
             let mut inner = self.lock();
-            while reported.len() < PARALLEL_CHECKS
-                && let Some(node) = inner.to_check.pop_first()
+            while reported.len() < PARALLEL_PROBES
+                && let Some(node) = inner.to_probe.pop_first()
             {
                 reported.push(node);
             }
         }
-        let alive = join_all(reported.iter().map(|node| self.check(node))).await;
+        let alive = join_all(reported.iter().map(|node| self.probe_node(node))).await;
         for (node, alive) in reported.iter().zip(alive) {
             let adopter = self.lock().servers.would_adopt(node);
             if alive && let Some(index) = adopter {
                 self.adopt(index, node, None).await;
             }
         }
-        if !self.lock().to_check.is_empty() {
+        if !self.lock().to_probe.is_empty() {
             self.stabilize_due.notify();
         }
     }
 
     /// Those vouched for whom nobody else watches are pinged.
-    fn look_at_disputed(&self) {
+    fn probe_disputed(&self) {
         let disputed = self.lock().servers.disputed();
-        disputed.into_iter().for_each(|node| self.check_soon(node));
+        disputed.into_iter().for_each(|node| self.probe_soon(node));
     }
 
     // --- fingers ----------------------------------------------------------------------
@@ -453,12 +453,12 @@ async fn repeat(
         strong.chore(chore, round, notified).await;
         let hurry = match chore {
             Chore::Merge => strong.is_alone(),
-            Chore::Stabilize => strong.lock().calm.pace() == 1,
+            Chore::Stabilize => strong.lock().interval.factor() == 1,
             Chore::Fingers | Chore::Audit => false,
         };
         let soon = strong.config.stabilize_every;
         let period = match chore {
-            Chore::Stabilize | Chore::Merge => period * strong.lock().calm.pace(),
+            Chore::Stabilize | Chore::Merge => period * strong.lock().interval.factor(),
             Chore::Fingers | Chore::Audit => period,
         };
         drop(strong);

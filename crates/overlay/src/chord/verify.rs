@@ -4,7 +4,7 @@
 //! "Each such existing node sends a message to n's claimed IP address containing a nonce.
 //! If the node at that IP address admits to having n's ID, and the claimed IP address and
 //! virtual node index hash to the ID, then the existing node accepts n." Here: the profile
-//! is the network's and the index below its maximum ([`super::gate`]); the ID is derived,
+//! is the network's and the index below its maximum ([`super::admission`]); the ID is derived,
 //! never read; the key answers at the claimed address over a connection dialled for the
 //! purpose (`Transport::reach`); and the node, asked with a nonce, says that this peer address is
 //! its own, how many virtual servers it runs, and that it is on a ring with the first of them. The last
@@ -12,7 +12,7 @@
 //! calls are passed on.
 //!
 //! It makes no difference whether a node speaks for itself or is named by another. Who has
-//! been checked is remembered ([`super::gate::CHECK_LASTS`]), so that a new neighbour costs
+//! been checked is remembered ([`super::admission::CHECK_LASTS`]), so that a new neighbour costs
 //! two small calls, not each message. What waits for an outcome: a list, whose entries end
 //! at the first unchecked one; a claim to be a predecessor; whoever asked.
 
@@ -21,10 +21,10 @@ use atoll_key::PeerId;
 use atoll_net::{CallError, Peer};
 use futures_channel::oneshot;
 
+use super::admission::Verdict;
 use super::checks::Origin;
-use super::gate::Verdict;
-use super::meetings::{Introduction, MEET_HOPS};
 use super::messages::{self, Alive, Doubt, Ping, VirtualIndex};
+use super::ring_merge::{INTRODUCE_HOPS, Introduction};
 use super::{Chord, Inner, calls};
 use crate::peer_book::Standing;
 use crate::{Node, Overlay, VirtualServerId};
@@ -48,7 +48,7 @@ impl Inner {
     /// Who has made a claim, as far as it counts for checking it.
     fn origin(&self, source: Option<PeerId>) -> Origin {
         let Some(peer) = source else { return Origin::Own };
-        match self.servers.gate.site_of(&peer) {
+        match self.servers.admission.site_of(&peer) {
             Some(site) => Origin::Known(peer, site),
             None => Origin::Stranger(peer),
         }
@@ -78,7 +78,7 @@ impl Chord {
     /// Has `node` checked, which `source` has named; whether its peer address proved right, if that
     /// could be found out.
     async fn checked_for(&self, node: &Node, source: Option<PeerId>) -> Option<bool> {
-        if self.owns(node) || !self.lock().servers.gate.is_possible(node) {
+        if self.owns(node) || !self.lock().servers.admission.is_possible(node) {
             return Some(false);
         }
         let (sender, outcome) = oneshot::channel();
@@ -214,7 +214,7 @@ impl Chord {
 
     /// Looks again at wrong clocks, which may have been set meanwhile: of a few neighbours if
     /// the wrong one seems to be this node's, else of those concerned.
-    pub(super) fn look_at_clocks(&self) {
+    pub(super) fn recheck_clocks(&self) {
         let report = self.clock();
         let mut to_ask: Vec<Node> = if report.correction_ms == 0 {
             report.wrong.iter().map(|(peer, _)| self.place(*peer, 0)).collect()
@@ -263,7 +263,7 @@ impl Chord {
         for node in claimed {
             let is_nearer = self.lock().servers.would_adopt(&node).is_some();
             if is_nearer && self.judge(&node) == Verdict::Welcome {
-                self.meet_soon(Introduction::own(node, MEET_HOPS));
+                self.queue_introduction(Introduction::own(node, INTRODUCE_HOPS));
             }
         }
         if let Some(is_genuine) = verdict {
@@ -279,7 +279,7 @@ impl Chord {
         let is_there = |node: &Node| joined && node.virtual_server.index < servers;
         {
             let mut inner = self.lock();
-            if claimed.iter().any(is_there) || inner.servers.gate.was_checked(&peer) {
+            if claimed.iter().any(is_there) || inner.servers.admission.was_checked(&peer) {
                 inner.servers.admit(peer, servers, now);
                 inner.remembered.met(peer, &*self.env);
             }
@@ -300,11 +300,11 @@ impl Chord {
         let node = self.place(*from, 0);
         let (was_checked, suspected) = {
             let mut inner = self.lock();
-            let was_checked = inner.servers.gate.was_checked(from);
+            let was_checked = inner.servers.admission.was_checked(from);
             if was_checked {
                 inner.remembered.met(*from, &*self.env);
             }
-            (was_checked, inner.servers.gate.is_suspected(&node, now))
+            (was_checked, inner.servers.admission.is_suspected(&node, now))
         };
         let silent = self.peer_book.standing(from, now) == Standing::Silent;
         // That it reaches us does not say that we reach it.

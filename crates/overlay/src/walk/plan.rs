@@ -21,7 +21,7 @@ use atoll_env::Instant;
 use atoll_key::{Key, NodeId, PeerId};
 use atoll_net::Peer;
 
-use super::selection::{Report, Selection, cost_secs};
+use super::selection::{LatencyClaim, Selection, cost_secs};
 use super::{Trace, WalkLimits};
 use crate::peer_book::{Misdeed, Standing};
 use crate::{Node, Overlay, Route};
@@ -30,17 +30,17 @@ use crate::{Node, Overlay, Route};
 const MAX_ROOTS_TAKEN: usize = 64;
 /// After so many predecessors in a row the route is not stale by a newcomer or two: the
 /// last one is asked for the way instead. A guess: bursts of eight joins were seen.
-const MAX_BACKS: usize = 16;
+const MAX_NOT_ROOT: usize = 16;
 /// After so many of them, from a root that was only guessed, the way is asked for first:
 /// the guess stands far behind the key, and each step would lead back by one node. A guess.
-const MAX_GUESSED_BACKS: usize = 2;
+const MAX_GUESSED_NOT_ROOT: usize = 2;
 /// Nobody is guessed to be the root so many times farther from the key than nodes are from
 /// each other. A guess: of roots, one in three thousand is.
 const FARTHEST_GUESS: f64 = 8.0;
-/// How often in a walk a node is warned and asked again. A guess.
-const MAX_WARNINGS: usize = 8;
-/// So many nodes farther from the key are tried before the nearest guide is warned: a
-/// warning costs the guide a round of pings. A guess.
+/// How often in a walk a node is told of failures and asked again. A guess.
+const MAX_FAILURE_REPORTS: usize = 8;
+/// So many nodes farther from the key are tried before the nearest guide is told of the failures:
+/// that costs the guide a round of pings. A guess.
 const MAX_BEHIND_GUIDE: usize = 2;
 /// Where there are several routes, none takes more answers than this: liars can name each
 /// other for ever. CFS lookups essentially never take above 10.
@@ -70,7 +70,7 @@ pub(super) enum End {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Next {
     Ask(Question),
-    Warn(Node, Vec<Peer>),
+    ReportFailures(Node, Vec<Peer>),
     End(End),
 }
 
@@ -81,7 +81,7 @@ pub(super) struct Question {
     /// Whether it is asked as the root, and not for the way.
     pub as_root: bool,
     /// What was said of its latency.
-    pub report: Option<Report>,
+    pub claim: Option<LatencyClaim>,
     /// Whether somebody else may be asked while it is waited for.
     pub hedged: bool,
 }
@@ -100,10 +100,10 @@ pub(super) enum OwnTable {
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     node: Node,
-    report: Option<Report>,
+    claim: Option<LatencyClaim>,
 }
 
-/// A distance, and whose it is said to be: of two peer addresses with one key, one may be false.
+/// A distance, and the node at it: of two peer addresses with one key, one may be false.
 type Place = (Key, Peer);
 
 /// See the module.
@@ -130,13 +130,13 @@ pub(super) struct Plan<'w> {
     presumed_dead: BTreeSet<Peer>,
     /// Nodes that said they are the root, with the successors they told, or were found to be
     /// the first live one; by their distance after the key.
-    claims: BTreeMap<Key, (Node, Option<Vec<Node>>)>,
+    root_claims: BTreeMap<Key, (Node, Option<Vec<Node>>)>,
     /// Nodes after the key that answered or were named.
     roots_known: BTreeMap<Place, Node>,
     /// Who named whom, to tell who is worth believing.
     named: BTreeMap<PeerId, Vec<Peer>>,
     misdeeds: Vec<(PeerId, Misdeed)>,
-    warnings: usize,
+    failure_reports: usize,
     own_table: OwnTable,
     /// How often each claimed root was reached.
     reached: BTreeMap<NodeId, usize>,
@@ -165,22 +165,22 @@ struct RouteState {
     guides: BTreeMap<Key, Node>,
     /// Who named a node as its predecessor when asked as the root.
     named_by: BTreeMap<Peer, Node>,
-    backs: usize,
+    not_root: usize,
     /// Nodes that were only guessed to be the root, and those before them that were named for
     /// it; how many these are, since somebody last gave directions.
     guessed: BTreeSet<Peer>,
-    guessed_backs: usize,
+    guessed_not_root: usize,
     /// Those of them before whom nobody lives, as it seems: the root, if somebody who knows
     /// who follows the key names none before them that lives.
-    guessed_claims: BTreeSet<Peer>,
+    guessed_root_claims: BTreeSet<Peer>,
     /// A node after so many `NotRoot`s, to be asked for the way before anything else.
     detour: Option<Node>,
     /// The root lies before this distance after the key: a live node there is not it.
     not_beyond: Option<Key>,
-    /// How many nodes had failed when a guide was last warned.
-    warned: BTreeMap<Key, usize>,
+    /// How many nodes had failed when a guide was last told.
+    reported: BTreeMap<Key, usize>,
     /// Questions to nodes farther from the key than the nearest guide, since it was
-    /// last warned.
+    /// last told of failures.
     asked_behind_guide: usize,
     /// The root at which the route ends.
     root: Option<Node>,
@@ -208,11 +208,11 @@ impl<'w> Plan<'w> {
             failed: BTreeSet::new(),
             dead: Vec::new(),
             presumed_dead: BTreeSet::new(),
-            claims: BTreeMap::new(),
+            root_claims: BTreeMap::new(),
             roots_known: BTreeMap::new(),
             named: BTreeMap::new(),
             misdeeds: Vec::new(),
-            warnings: 0,
+            failure_reports: 0,
             own_table: OwnTable::NotUsed,
             reached: BTreeMap::new(),
             ends: BTreeMap::new(),
@@ -265,7 +265,7 @@ impl<'w> Plan<'w> {
     pub fn next(&mut self) -> Next {
         loop {
             if self.questions >= self.limits.asks {
-                let root_reached = !self.claims.is_empty();
+                let root_reached = !self.root_claims.is_empty();
                 return Next::End(if root_reached { End::Absent } else { End::GaveUp });
             }
             let end = match self.next_on_route() {
@@ -276,7 +276,7 @@ impl<'w> Plan<'w> {
                 return Next::End(end);
             }
             if !self.begin_route() && !self.sweep() {
-                let root_reached = !self.claims.is_empty();
+                let root_reached = !self.root_claims.is_empty();
                 return Next::End(if root_reached { End::Absent } else { End::NoWay });
             }
         }
@@ -323,7 +323,7 @@ impl<'w> Plan<'w> {
             return Some(self.ask(node, false, None));
         }
         let reached = self.route.replicas_left.is_some();
-        if self.route.guessed_backs > MAX_GUESSED_BACKS
+        if self.route.guessed_not_root > MAX_GUESSED_NOT_ROOT
             && !reached
             && let Some(next) = self.next_on_the_way()
         {
@@ -335,7 +335,7 @@ impl<'w> Plan<'w> {
         if reached { None } else { self.next_on_the_way() }
     }
 
-    fn ask(&mut self, node: Node, as_root: bool, report: Option<Report>) -> Next {
+    fn ask(&mut self, node: Node, as_root: bool, claim: Option<LatencyClaim>) -> Next {
         self.asked.insert((node.peer, as_root));
         self.questions += 1;
         // Who names a list names all replicas, and how best to ask them is the step's
@@ -343,7 +343,7 @@ impl<'w> Plan<'w> {
         let is_nobodys_root = || !self.route.listed.contains(&node.peer);
         let any_will_do = || is_nobodys_root() || self.route.replicas_left.is_some();
         let hedged = self.limits.hedge && (!as_root || (self.limits.replicas > 0 && any_will_do()));
-        Next::Ask(Question { node, as_root, report, hedged })
+        Next::Ask(Question { node, as_root, claim, hedged })
     }
 
     /// The nearest root named, or the nearest that is not avoided if any replica will do.
@@ -374,7 +374,7 @@ impl<'w> Plan<'w> {
         let on_the_way = self.route.on_the_way.iter();
         let (at, candidate) = on_the_way.min_by_key(standing).map(|(at, c)| (*at, *c))?;
         self.route.on_the_way.remove(&at);
-        Some(self.ask(candidate.node, false, candidate.report))
+        Some(self.ask(candidate.node, false, candidate.claim))
     }
 
     /// The best node before the key: one nearer than the nearest guide, or else one behind
@@ -395,7 +395,7 @@ impl<'w> Plan<'w> {
                 let book = self.overlay.peer_book();
                 let nodes = self.nodes / (self.list_length / 2.0).max(1.0);
                 let cost =
-                    |at: &Key, c: &Candidate| cost_secs(book, &c.node.peer.id, c.report, at, nodes);
+                    |at: &Key, c: &Candidate| cost_secs(book, &c.node.peer.id, c.claim, at, nodes);
                 let costs = trusted().take_while(|(at, _)| at.0 <= ahead);
                 let costs = costs.map(|(at, c)| (cost(&at.0, &c), at, c));
                 costs.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, at, c)| (at, c))
@@ -407,28 +407,28 @@ impl<'w> Plan<'w> {
             // otherwise the guide has to be told (Figure 5's `alert`).
             self.route.asked_behind_guide += 1;
             if self.route.asked_behind_guide > MAX_BEHIND_GUIDE
-                && let Some(warning) = self.warning()
+                && let Some(report) = self.failure_report()
             {
-                return Some(warning);
+                return Some(report);
             }
         }
         self.route.on_the_way.remove(&at);
-        Some(self.ask(candidate.node, false, candidate.report))
+        Some(self.ask(candidate.node, false, candidate.claim))
     }
 
-    /// Warns the guide nearest to the key of all that failed since it last answered.
-    fn warning(&mut self) -> Option<Next> {
-        if self.warnings >= MAX_WARNINGS || !self.overlay.mechanisms().warnings {
+    /// Reports to the guide nearest to the key all nodes that failed since it last answered.
+    fn failure_report(&mut self) -> Option<Next> {
+        if self.failure_reports >= MAX_FAILURE_REPORTS || !self.overlay.mechanisms().warnings {
             return None;
         }
         let dead = self.dead.len() + self.presumed_dead.len();
-        let news = |at: &Key| self.route.warned.get(at).copied().unwrap_or(0) < dead;
+        let news = |at: &Key| self.route.reported.get(at).copied().unwrap_or(0) < dead;
         let at = *self.route.guides.keys().find(|at| news(at))?;
-        self.route.warned.insert(at, dead);
-        self.warnings += 1;
+        self.route.reported.insert(at, dead);
+        self.failure_reports += 1;
         self.route.asked_behind_guide = 0;
         let dead = self.presumed_dead.iter().chain(&self.dead).copied().collect();
-        Some(Next::Warn(self.route.guides[&at], dead))
+        Some(Next::ReportFailures(self.route.guides[&at], dead))
     }
 
     /// Everybody of use has been asked: look again where failed nodes hid live ones,
@@ -446,7 +446,7 @@ impl<'w> Plan<'w> {
             self.learn(&me, &route);
             return self.next_on_route();
         }
-        self.warning().ok_or(End::NoWay)
+        self.failure_report().ok_or(End::NoWay)
     }
 
     // --- who is worth asking ----------------------------------------------------------
@@ -471,8 +471,8 @@ impl<'w> Plan<'w> {
         }
     }
 
-    /// A guide has checked the nodes it was warned of.
-    pub fn may_ask_again(&mut self, guide: Node) {
+    /// A guide has checked the nodes reported to it.
+    pub fn allow_asking_again(&mut self, guide: Node) {
         self.asked.remove(&(guide.peer, false));
         self.add_on_the_way(guide, None);
     }

@@ -6,7 +6,7 @@
 //!
 //! Departures from the paper:
 //! - What a namer says about latencies is hearsay. This node's own measurement goes before
-//!   it; without one, a report from afar is no measure of the way from here: the candidate
+//!   it; without one, a claim from afar is no measure of the way from here: the candidate
 //!   is taken to be as far as the third side of the triangle, with a right angle at the
 //!   namer. So claiming to be near everybody attracts nobody.
 //! - The lowest bits that the paper takes for significant are no hop where successor lists
@@ -32,15 +32,15 @@ pub enum Selection {
 
 /// What somebody said about the latency of a node it named.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Report {
+pub(super) struct LatencyClaim {
     pub namer: PeerId,
     pub latency: Duration,
 }
 
 /// No candidate is thought to be farther away than this many average calls: a false
-/// report may cost a detour, not rule anybody out. A guess.
+/// claim may cost a detour, not rule anybody out. A guess.
 const FARTHEST_IN_MEANS: u32 = 4;
-/// A report is false if the call took so many times what it and the way to the namer
+/// A claim is false if the call took so many times what it and the way to the namer
 /// allow, and [`SLACK`] more. A guess: far beyond what a busy node adds.
 const FALSE_FROM_TIMES: u32 = 4;
 /// See [`FALSE_FROM_TIMES`].
@@ -72,34 +72,44 @@ fn ones(distance: &Key, nodes: f64) -> u32 {
 pub(super) fn cost_secs(
     book: &PeerBook,
     peer: &PeerId,
-    report: Option<Report>,
+    claim: Option<LatencyClaim>,
     distance: &Key,
     nodes: f64,
 ) -> f64 {
     let mean = book.mean_latency().unwrap_or(Duration::from_secs(1));
     let hops = hops_left(distance, nodes);
-    latency(book, peer, report, mean).as_secs_f64() + mean.as_secs_f64() * hops
+    latency(book, peer, claim, mean).as_secs_f64() + mean.as_secs_f64() * hops
 }
 
-/// d: measured, else reported within bounds, else the average.
-fn latency(book: &PeerBook, peer: &PeerId, report: Option<Report>, mean: Duration) -> Duration {
+/// d: measured, else claimed within bounds, else the average.
+fn latency(
+    book: &PeerBook,
+    peer: &PeerId,
+    claim: Option<LatencyClaim>,
+    mean: Duration,
+) -> Duration {
     if let Some(measured) = book.latency(peer) {
         return measured;
     }
-    let Some(report) = report else { return mean };
+    let Some(claim) = claim else { return mean };
     // The third side of a triangle, if the angle at the namer may be any: never less than
     // the way to the namer.
-    let to_namer = book.latency(&report.namer).unwrap_or(mean).as_secs_f64();
-    let third = to_namer.hypot(report.latency.as_secs_f64());
+    let to_namer = book.latency(&claim.namer).unwrap_or(mean).as_secs_f64();
+    let third = to_namer.hypot(claim.latency.as_secs_f64());
     Duration::from_secs_f64(third).min(mean * FARTHEST_IN_MEANS)
 }
 
-/// A node somebody reported on has answered after `took`: notes a false report.
-pub(super) fn check_report(book: &PeerBook, report: Report, took: Duration, now: Instant) {
-    let Some(to_namer) = book.latency(&report.namer) else { return };
-    let allowed = (to_namer + report.latency) * FALSE_FROM_TIMES + SLACK;
+/// The node of a latency claim has answered after `took`: records a false claim.
+pub(super) fn check_latency_claim(
+    book: &PeerBook,
+    claim: LatencyClaim,
+    took: Duration,
+    now: Instant,
+) {
+    let Some(to_namer) = book.latency(&claim.namer) else { return };
+    let allowed = (to_namer + claim.latency) * FALSE_FROM_TIMES + SLACK;
     if took > allowed {
-        book.lied(&report.namer, Misdeed::FalseLatency, now);
+        book.lied(&claim.namer, Misdeed::FalseLatency, now);
     }
 }
 
@@ -119,8 +129,8 @@ mod tests {
         key
     }
 
-    fn report(latency: Duration) -> Option<Report> {
-        Some(Report { namer: peer(1), latency })
+    fn claim(latency: Duration) -> Option<LatencyClaim> {
+        Some(LatencyClaim { namer: peer(1), latency })
     }
 
     fn book() -> PeerBook {
@@ -144,7 +154,7 @@ mod tests {
     fn a_near_node_is_worth_a_hop_more_and_a_far_one_is_not() {
         let book = book();
         let cost = |latency, bits: u64| {
-            cost_secs(&book, &peer(9), report(latency), &at_distance(bits << 60), 16.0)
+            cost_secs(&book, &peer(9), claim(latency), &at_distance(bits << 60), 16.0)
         };
         // The namer is 100 ms away, which is also the average.
         assert!(cost(MS, 0b0111) > cost(MS * 100, 0b0011), "a hop is more than 41 ms");
@@ -152,11 +162,11 @@ mod tests {
     }
 
     #[test]
-    fn measuring_goes_before_hearsay_and_no_report_is_the_average() {
+    fn measuring_goes_before_hearsay_and_no_claim_is_the_average() {
         let book = book();
         book.answered(&peer(2), MS * 300, Instant::default());
         let mean = book.mean_latency().expect("ten calls");
-        assert_eq!(latency(&book, &peer(2), report(MS), mean), MS * 300);
+        assert_eq!(latency(&book, &peer(2), claim(MS), mean), MS * 300);
         assert_eq!(latency(&book, &peer(3), None, mean), mean);
     }
 
@@ -164,21 +174,21 @@ mod tests {
     fn a_lie_about_latency_is_bounded_both_ways() {
         let book = book();
         assert_eq!(
-            latency(&book, &peer(3), report(MS), MS * 100).as_millis(),
+            latency(&book, &peer(3), claim(MS), MS * 100).as_millis(),
             100,
             "as far as its namer"
         );
-        assert_eq!(latency(&book, &peer(3), report(MS * 99_999), MS * 100), MS * 400);
+        assert_eq!(latency(&book, &peer(3), claim(MS * 99_999), MS * 100), MS * 400);
     }
 
     #[test]
-    fn whoever_reports_latencies_that_are_far_off_loses_trust() {
+    fn a_peer_that_claims_latencies_that_are_far_off_loses_trust() {
         let book = book();
         let trust = || book.trust(&peer(1), Instant::default());
-        let report = Report { namer: peer(1), latency: MS * 10 };
-        check_report(&book, report, MS * 200, Instant::default());
+        let claim = LatencyClaim { namer: peer(1), latency: MS * 10 };
+        check_latency_claim(&book, claim, MS * 200, Instant::default());
         assert!(trust() > 0.999, "200 ms are not impossible");
-        check_report(&book, report, MS * 900, Instant::default());
+        check_latency_claim(&book, claim, MS * 900, Instant::default());
         assert!(trust() < 0.999);
     }
 }

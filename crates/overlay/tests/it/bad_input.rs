@@ -8,8 +8,8 @@ use atoll_key::PeerId;
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
 use atoll_overlay::chord::ChordConfig;
 use atoll_overlay::chord::messages::{
-    self, Alive, Leaving, Meet, Ping, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer,
-    WireRoute,
+    self, Alive, Introduce, Leaving, Ping, Surroundings, VirtualIndex, WireNode, WireNodes,
+    WirePeer, WireRoute,
 };
 use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
 use atoll_sim::{HostConfig, HostId};
@@ -50,7 +50,7 @@ fn malformed_calls_are_refused_with_a_reason_and_change_nothing() {
         messages::LEAVE,
         messages::ROUTE,
         messages::REPORT_FAILED,
-        messages::MEET,
+        messages::INTRODUCE,
     ] {
         for header in nonsense {
             let answer = call(&cluster, outsider, target, method, Bytes::from_static(header));
@@ -94,9 +94,10 @@ fn introductions_to_nobody_do_no_harm() {
     let outsider = cluster.sim.add_host(HostConfig::default());
     for n in 0..200u8 {
         let ghost = Peer { id: PeerId([n; 32]), addr: cluster.peer(outsider).addr };
-        let meet = Meet { node: WireNode(Node::of(ghost)), hops_left: 255 };
+        let introduce = Introduce { node: WireNode(Node::of(ghost)), hops_left: 255 };
         let target = cluster.hosts()[usize::from(n) % 4];
-        let answer = call(&cluster, outsider, target, messages::MEET, messages::encode(&meet));
+        let answer =
+            call(&cluster, outsider, target, messages::INTRODUCE, messages::encode(&introduce));
         // Some are taken, the others are too many.
         match answer {
             Err(CallError::Refused(refusal)) if n > 100 => {

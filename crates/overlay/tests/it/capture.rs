@@ -122,7 +122,7 @@ fn rand(epoch: u64) -> u32 {
 impl Service for Liar {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         let (method, header) = (request.method, request.header.clone());
-        if method == messages::MEET {
+        if method == messages::INTRODUCE {
             // It introduces nobody to anybody.
             return Box::pin(std::future::ready(Ok(Reply::default())));
         }
@@ -265,7 +265,7 @@ struct Meter {
 
 impl Service for Meter {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        let is_audit = matches!(request.method, messages::ROUTE | messages::MEET);
+        let is_audit = matches!(request.method, messages::ROUTE | messages::INTRODUCE);
         let (asked, bytes) = (request.header.len(), self.bytes.clone());
         let answer = self.honest.handle(from, request);
         Box::pin(async move {

@@ -6,7 +6,7 @@ use atoll_key::{IdProfile, PeerId};
 use atoll_net::{Peer, Request, Service};
 use atoll_overlay::chord::ChordConfig;
 use atoll_overlay::chord::messages::{
-    self, FailureReport, Leaving, Meet, VirtualIndex, WireNode, WireNodes,
+    self, FailureReport, Introduce, Leaving, VirtualIndex, WireNode, WireNodes,
 };
 use atoll_overlay::{Node, Overlay, VirtualServerId};
 use atoll_sim::{HostConfig, HostId};
@@ -120,7 +120,7 @@ fn farewells_of_strangers_are_not_heard() {
     cluster.run_secs(6);
     let is_suspected = |node: &Node| {
         let servers = cluster.chord(target).servers();
-        servers.gate.is_suspected(node, cluster.sim.now())
+        servers.admission.is_suspected(node, cluster.sim.now())
     };
     assert!(is_suspected(&gone));
     for n in 0..3000u32 {
@@ -154,7 +154,7 @@ fn a_member_gives_up_only_places_that_it_has() {
         let answer = cluster.chord(target).handle(liar, request);
         cluster.sim.block_on(MINUTE, answer).unwrap().unwrap();
     }
-    assert!(!cluster.chord(target).servers().gate.suspects_somebody());
+    assert!(!cluster.chord(target).servers().admission.suspects_somebody());
     cluster.ideal().unwrap();
 }
 
@@ -165,7 +165,7 @@ fn a_flood_of_introductions_causes_few_calls() {
     const SECS: u64 = 30;
     let meets = |cluster: &Cluster| {
         let stats = cluster.sim.stats();
-        stats.methods.get(&messages::MEET).map_or(0, |method| method.call_count)
+        stats.methods.get(&messages::INTRODUCE).map_or(0, |method| method.call_count)
     };
     let config =
         ChordConfig { successors: 4, audit_every: MINUTE * 60_000, ..ChordConfig::default() };
@@ -181,8 +181,8 @@ fn a_flood_of_introductions_causes_few_calls() {
             for (n, flooder) in flooders.iter().enumerate() {
                 let known = hosts[(round * 7 + n * 13) % hosts.len()];
                 let node = WireNode(cluster.chord(known).me());
-                let header = messages::encode(&Meet { node, hops_left: 32 });
-                send(&cluster, *flooder, hosts[0], messages::MEET, header);
+                let header = messages::encode(&Introduce { node, hops_left: 32 });
+                send(&cluster, *flooder, hosts[0], messages::INTRODUCE, header);
                 sent += 1;
             }
             cluster.sim.run_for(Duration::from_millis(100));

@@ -10,7 +10,7 @@ use atoll_env::{BoxFuture, Env, timeout};
 use atoll_key::{BlockHash, IdProfile, Key, PeerId};
 use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_overlay::chord::messages::{
-    self, Alive, Meet, Ping, Seen, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer,
+    self, Alive, Introduce, Ping, Seen, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer,
     WireRoute,
 };
 use atoll_overlay::chord::table::learn::{LEARN, Learn, Learned};
@@ -223,8 +223,8 @@ impl Siege {
             for target in self.cluster.hosts() {
                 self.notify(*host, *place, target);
                 for node in [place, &other] {
-                    let meet = Meet { node: WireNode(*node), hops_left: 32 };
-                    self.send(*host, target, messages::MEET, messages::encode(&meet));
+                    let introduce = Introduce { node: WireNode(*node), hops_left: 32 };
+                    self.send(*host, target, messages::INTRODUCE, messages::encode(&introduce));
                 }
             }
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use atoll_net::Request;
-use atoll_overlay::chord::messages::{self, Meet, WireNode};
+use atoll_overlay::chord::messages::{self, Introduce, WireNode};
 use atoll_overlay::chord::{Chord, ChordConfig, TablePolicy};
 use atoll_sim::{HostConfig, HostId};
 
@@ -81,9 +81,12 @@ fn one_introduction_closes_two_rings_like_a_zipper() {
         cluster.sim.heal();
         cluster.run_secs(30);
         assert!(cluster.ideal().is_err(), "nobody looks for other rings");
-        let meet = Meet { node: WireNode(cluster.chord(right[0]).me()), hops_left: 32 };
-        let request =
-            Request { method: messages::MEET, header: messages::encode(&meet), parts: Vec::new() };
+        let introduce = Introduce { node: WireNode(cluster.chord(right[0]).me()), hops_left: 32 };
+        let request = Request {
+            method: messages::INTRODUCE,
+            header: messages::encode(&introduce),
+            parts: Vec::new(),
+        };
         let outsider = cluster.sim.add_host(HostConfig::default());
         let call = cluster.sim.transport(outsider).call(cluster.peer(left[0]), request, MINUTE);
         cluster.sim.block_on(MINUTE, call).unwrap().unwrap();

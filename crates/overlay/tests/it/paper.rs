@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use atoll_key::{Key, PeerId};
 use atoll_net::Peer;
-use atoll_overlay::chord::gate::Verdict;
+use atoll_overlay::chord::admission::Verdict;
 use atoll_overlay::chord::state::{ChordState, Claim, Told};
 use atoll_overlay::{MAX_CLOSER, Node, Route};
 

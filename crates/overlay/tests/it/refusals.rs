@@ -116,7 +116,7 @@ fn a_node_that_does_not_know_a_method_is_alive_and_keeps_its_place() {
         messages::NUDGE,
         messages::LEAVE,
         messages::REPORT_FAILED,
-        messages::MEET,
+        messages::INTRODUCE,
         messages::REACH_ME,
         LEARN,
     ];

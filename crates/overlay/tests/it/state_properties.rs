@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use atoll_key::{Key, PeerId};
 use atoll_net::Peer;
-use atoll_overlay::chord::gate::{Judge, Verdict};
+use atoll_overlay::chord::admission::{Judge, Verdict};
 use atoll_overlay::chord::state::{ChordState, Told};
 use atoll_overlay::{Node, Route};
 use proptest::prelude::*;

@@ -12,7 +12,7 @@ use atoll_key::NodeId;
 
 use super::{ChordState, Told};
 use crate::Node;
-use crate::chord::gate::{Judge, Verdict};
+use crate::chord::admission::{Judge, Verdict};
 use crate::chord::list::wanted_list;
 
 impl ChordState {

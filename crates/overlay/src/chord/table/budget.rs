@@ -83,9 +83,10 @@ impl Budget {
     }
 
     /// Whether more than half of what may be overdrawn is.
-    pub fn is_exhausted(&mut self, now: Instant) -> bool {
-        self.fill(now);
-        self.tokens < -self.most() / 2
+    pub fn is_exhausted(&self, now: Instant) -> bool {
+        let mut filled = self.clone();
+        filled.fill(now);
+        filled.tokens < -self.most() / 2
     }
 
     /// All bytes ever counted.

@@ -63,7 +63,7 @@ impl Table {
         }
     }
 
-    pub(super) fn is_neighbour(&mut self, node: &Node, heard: u32, now: u32) {
+    pub(super) fn record_neighbour(&mut self, node: &Node, heard: u32, now: u32) {
         let place = place_of(node.id.key());
         self.graves.remove(&place);
         match self.entries.get_mut(&place) {
@@ -86,7 +86,7 @@ impl Table {
 
     /// The node has answered a call that only members of a ring answer, just now.
     pub fn heard(&mut self, node: &Node, now: u32) {
-        self.is_neighbour(node, now, now);
+        self.record_neighbour(node, now, now);
     }
 
     /// The peer has called, or answered what anybody may: it lives. A stranger enters by that

@@ -270,7 +270,7 @@ impl Table {
                 // Each knows its own successor at first hand; the word takes about a
                 // second from list to list.
                 let heard = now.saturating_sub(i as u32);
-                self.is_neighbour(node, heard, now);
+                self.record_neighbour(node, heard, now);
             }
         }
     }

@@ -164,7 +164,7 @@ impl Table {
 
     /// What to ask next on a ring of about `nodes` nodes.
     pub fn next_question(&mut self, nodes: f64, now: u32) -> Wish {
-        if let Some(node) = self.to_check(nodes) {
+        if let Some(node) = self.to_probe(nodes) {
             return Wish::Check(node);
         }
         loop {
@@ -181,7 +181,7 @@ impl Table {
     }
 
     /// The nearest unsure node among those that we are asked about.
-    fn to_check(&self, nodes: f64) -> Option<crate::Node> {
+    fn to_probe(&self, nodes: f64) -> Option<crate::Node> {
         if self.unsure == 0 || (self.coverage < CHECK_COVERAGE && self.trust == Trust::TwoPeers) {
             return None;
         }

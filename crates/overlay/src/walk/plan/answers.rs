@@ -3,9 +3,9 @@
 use atoll_key::Key;
 use atoll_net::{CallError, Peer};
 
-use super::{Candidate, FARTHEST_GUESS, MAX_BACKS, MAX_GUESSED_BACKS, MAX_ROOTS_TAKEN, Plan};
+use super::{Candidate, FARTHEST_GUESS, MAX_GUESSED_NOT_ROOT, MAX_NOT_ROOT, MAX_ROOTS_TAKEN, Plan};
 use crate::peer_book::{Misdeed, Standing};
-use crate::walk::selection::Report;
+use crate::walk::selection::LatencyClaim;
 use crate::walk::{Asked, Said, Step};
 use crate::{MAX_CLOSER, MAX_GUESSES, NextHop, Node, Route};
 
@@ -68,7 +68,7 @@ impl Plan<'_> {
         self.roots_known.retain(|_, known| known.peer != node.peer);
         if let Some(after) = self.route.named_by.remove(&node.peer) {
             // The node that named it is the first live successor.
-            self.is_first_alive(after);
+            self.claim_first_live(after);
         }
     }
 
@@ -79,7 +79,7 @@ impl Plan<'_> {
         for successor in successors.iter().flatten().take(MAX_ROOTS_TAKEN) {
             self.add_root(*successor);
         }
-        self.claims.insert(at, (node, successors));
+        self.root_claims.insert(at, (node, successors));
         if self.route.replicas_left.is_none() {
             self.reached(node);
         }
@@ -88,14 +88,14 @@ impl Plan<'_> {
 
     /// The node before this one is dead. If this one was only guessed to be the root, others
     /// may live before that one: then who follows the key has to be heard first.
-    fn is_first_alive(&mut self, node: Node) -> Said {
+    fn claim_first_live(&mut self, node: Node) -> Said {
         if !self.route.guessed.contains(&node.peer) {
             return self.claimed(node, None);
         }
         let here = self.distance_after(&node);
         self.roots_known.insert((here, node.peer), node);
-        self.route.guessed_claims.insert(node.peer);
-        self.route.guessed_backs = MAX_GUESSED_BACKS + 1;
+        self.route.guessed_root_claims.insert(node.peer);
+        self.route.guessed_not_root = MAX_GUESSED_NOT_ROOT + 1;
         Said::Absent
     }
 
@@ -103,7 +103,7 @@ impl Plan<'_> {
     fn take_not_root(&mut self, node: &Node, nearer: Node) -> Said {
         if self.failed.contains(&nearer.peer) || self.seems_dead(&nearer) {
             // It believes in a node that has failed: it is the first live successor.
-            return self.is_first_alive(*node);
+            return self.claim_first_live(*node);
         }
         let here = self.distance_after(node);
         if self.distance_after(&nearer) >= here {
@@ -118,17 +118,17 @@ impl Plan<'_> {
         self.route.roots.retain(|at, _| at.0 < here);
         if !self.asked.contains(&(nearer.peer, true)) {
             self.route.named_by.insert(nearer.peer, *node);
-            self.route.backs += 1;
-            if self.route.backs > MAX_BACKS {
+            self.route.not_root += 1;
+            if self.route.not_root > MAX_NOT_ROOT {
                 self.route.detour = Some(nearer);
             } else {
                 self.add_root(nearer);
             }
             if self.route.guessed.contains(&node.peer) {
                 self.route.guessed.insert(nearer.peer);
-                self.route.guessed_backs += 1;
+                self.route.guessed_not_root += 1;
             }
-        } else if self.claims.contains_key(&self.distance_after(&nearer)) {
+        } else if self.root_claims.contains_key(&self.distance_after(&nearer)) {
             self.reached(nearer);
         }
         Said::NotRoot(nearer)
@@ -177,10 +177,10 @@ impl Plan<'_> {
         let named = self.named.entry(namer).or_default();
         named.extend(nearer.iter().map(|hop| hop.node.peer));
         for hop in nearer {
-            let report = hop.latency.map(|latency| Report { namer, latency });
-            self.add_on_the_way(hop.node, report);
+            let claim = hop.latency.map(|latency| LatencyClaim { namer, latency });
+            self.add_on_the_way(hop.node, claim);
         }
-        self.route.guessed_backs = 0;
+        self.route.guessed_not_root = 0;
         for guess in others.iter().take(MAX_GUESSES) {
             self.guess_root(&guess.node);
         }
@@ -215,7 +215,7 @@ impl Plan<'_> {
     }
 
     fn root_named(&mut self, guide: &Node, list: &[Node]) -> Said {
-        self.route.guessed_backs = 0;
+        self.route.guessed_not_root = 0;
         let named = self.named.entry(guide.peer.id).or_default();
         named.extend(list.iter().take(MAX_ROOTS_TAKEN).map(|node| node.peer));
         for node in list.iter().take(MAX_ROOTS_TAKEN) {
@@ -235,23 +235,23 @@ impl Plan<'_> {
         if let Some(first) = list.iter().find(lives).copied()
             && self.route.replicas_left.is_none()
         {
-            if self.claims.contains_key(&self.distance_after(&first)) {
+            if self.root_claims.contains_key(&self.distance_after(&first)) {
                 self.reached(first);
-            } else if self.route.guessed_claims.contains(&first.peer) {
+            } else if self.route.guessed_root_claims.contains(&first.peer) {
                 self.claimed(first, None);
             }
         }
         Said::Root(*root)
     }
 
-    pub(super) fn add_on_the_way(&mut self, node: Node, report: Option<Report>) {
+    pub(super) fn add_on_the_way(&mut self, node: Node, claim: Option<LatencyClaim>) {
         let peer = node.peer;
         if peer.id != self.me.peer.id
             && !self.failed.contains(&peer)
             && !self.asked.contains(&(peer, false))
         {
             let at = self.distance_before(&node);
-            self.route.on_the_way.insert((at, peer), Candidate { node, report });
+            self.route.on_the_way.insert((at, peer), Candidate { node, claim });
         }
     }
 

@@ -30,7 +30,7 @@ impl Plan<'_> {
             (2.., _) => Doubt::Least,
             _ => self.doubt(root),
         };
-        let nearest = self.claims.values().next().map(|(node, _)| node.id);
+        let nearest = self.root_claims.values().next().map(|(node, _)| node.id);
         routes >= self.limits.confirm && nearest == Some(root.id) && self.is_plausible(doubt)
     }
 
@@ -45,7 +45,7 @@ impl Plan<'_> {
     /// Whether the nodes known after the key may be all there are. A root tells its whole
     /// successor list.
     pub(super) fn is_plausible(&self, doubt: Doubt) -> bool {
-        let told = self.claims.values().next().is_some_and(|(_, told)| told.is_some());
+        let told = self.root_claims.values().next().is_some_and(|(_, told)| told.is_some());
         let listed = if told { self.list_length } else { self.list_length / 2.0 };
         self.may_be_all(self.roots_known.keys().map(|at| at.0), listed, doubt)
     }
@@ -92,7 +92,7 @@ impl Plan<'_> {
             });
             misdeeds.extend(denied.map(|a| (a.node.peer.id, Misdeed::DeniedBlock)));
             let false_roots = self
-                .claims
+                .root_claims
                 .range(at..)
                 .filter(|(_, (node, told))| told.is_some() && node.peer.id != holder.peer.id);
             misdeeds.extend(false_roots.map(|(_, (node, _))| (node.peer.id, Misdeed::FalseRoot)));
@@ -146,7 +146,9 @@ impl Plan<'_> {
     /// The root, which is the nearest node that claims to be it, and who follows it: in its
     /// own words if they fit, or else as far as known.
     fn root_list(&self) -> Vec<Node> {
-        let Some((at, (root, told))) = self.claims.first_key_value() else { return Vec::new() };
+        let Some((at, (root, told))) = self.root_claims.first_key_value() else {
+            return Vec::new();
+        };
         let (mut list, told) = (vec![*root], told.as_deref().unwrap_or_default());
         let whole: Vec<Node> = std::iter::once(root).chain(told).copied().collect();
         let fits = self.limits.routes <= 1 || self.may_follow(&whole);

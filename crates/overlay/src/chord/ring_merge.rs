@@ -1,14 +1,15 @@
-//! Introductions: rings that lost sight of each other close like a zipper, and nodes that a
-//! list lacks come into it.
+//! Ring merge: rings that lost sight of each other join, and nodes that a list lacks enter it.
 //!
-//! A node looks for other rings by asking peers it remembers. Whoever is found, or is
-//! introduced by anybody (`MEET`), is found its place: before a first successor of ours,
-//! which is then introduced to it in turn; in a list of ours that lacks it
-//! ([`super::audit`]); or farther on, whoever stands there.
+//! A node looks for other rings by asking peers it remembers for its own successor. A node that is
+//! found so, or that is introduced by another (`INTRODUCE`), is placed: before a first successor of
+//! this node, which is then introduced to it in turn; in a list of this node that lacks it
+//! ([`super::audit`]); or it is passed on to the nearest node before its position. Two rings so
+//! merge position by position.
 //!
-//! Introductions cost calls. Their number is bounded: [`MAX_WAITING`] wait, [`MAX_OF_ONE`] of them from
-//! one peer; each is passed on at most [`MEET_HOPS`] times, and to one node; and in ten seconds
-//! [`MeetingBudget::OF_ONE`] are taken from one peer and [`MeetingBudget::OF_ALL`] in all.
+//! Introductions cost calls, so their number is limited: [`MAX_WAITING`] wait, [`MAX_OF_ONE`] of
+//! them from one peer; each is passed on at most [`INTRODUCE_HOPS`] times, and to one node; in ten
+//! seconds [`IntroductionBudget::OF_ONE`] are accepted from one peer and
+//! [`IntroductionBudget::OF_ALL`] from all.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,9 +22,9 @@ use super::checks::WINDOW;
 use crate::Node;
 
 /// How often an introduction is passed on towards its place: any lookup is shorter.
-pub(super) const MEET_HOPS: u8 = 32;
+pub(super) const INTRODUCE_HOPS: u8 = 32;
 /// How often a node looks again when its successor changed during an introduction.
-const MEET_TRIES: usize = 4;
+const INTRODUCE_TRIES: usize = 4;
 /// The most introductions waiting.
 const MAX_WAITING: usize = 64;
 /// The most of them that one peer has made.
@@ -71,22 +72,22 @@ impl Introductions {
 
 /// How many introductions of others are taken in a [`WINDOW`].
 #[derive(Debug, Default)]
-pub(super) struct MeetingBudget {
+pub(super) struct IntroductionBudget {
     began: Instant,
     taken: BTreeMap<PeerId, usize>,
 }
 
-impl MeetingBudget {
+impl IntroductionBudget {
     /// The most of one peer. A guess: when two rings close, a node of some virtual servers
     /// passes on one for each of them.
     const OF_ONE: usize = 32;
     /// The most of all peers together. A guess: eight that pass on as many as they may.
     const OF_ALL: usize = 256;
 
-    /// Whether one more of `by` is taken. If so, that counts.
-    pub fn take(&mut self, by: PeerId, now: Instant) -> bool {
+    /// Counts one more of `by` unless a limit is reached; returns whether it is accepted.
+    pub fn admit(&mut self, by: PeerId, now: Instant) -> bool {
         if now.since(self.began) >= WINDOW {
-            *self = MeetingBudget { began: now, ..MeetingBudget::default() };
+            *self = IntroductionBudget { began: now, ..IntroductionBudget::default() };
         }
         let of_one = self.taken.get(&by).copied().unwrap_or(0);
         let may = of_one < Self::OF_ONE && self.taken.values().sum::<usize>() < Self::OF_ALL;
@@ -98,8 +99,8 @@ impl MeetingBudget {
 }
 
 impl Chord {
-    /// Asks a remembered peer outside the neighbourhood who follows us. On our own ring
-    /// the answer is our successor; on another it is somebody to meet.
+    /// Asks a remembered peer outside the neighbourhood for the successor of this node's position.
+    /// On the same ring that is this node's successor; on another ring it is a node to place.
     pub(super) async fn look_for_other_rings(&self) {
         let Some(stranger) = self.choose_stranger() else { return };
         let index = {
@@ -116,7 +117,7 @@ impl Chord {
         let successor = found.value[0];
         let is_known = self.lock().servers.known().iter().any(|node| node.id == successor.id);
         if !is_known && !self.owns(&successor) {
-            self.meet(Introduction::own(successor, MEET_HOPS)).await;
+            self.place_node(Introduction::own(successor, INTRODUCE_HOPS)).await;
         }
     }
 
@@ -141,26 +142,26 @@ impl Chord {
         }
     }
 
-    pub(super) fn meet_soon(&self, new: Introduction) {
+    pub(super) fn queue_introduction(&self, new: Introduction) {
         let mut inner = self.lock();
-        let is_welcome = !self.owns(&new.node) && inner.servers.gate.is_possible(&new.node);
-        if is_welcome && inner.to_meet.add(new) {
+        let is_welcome = !self.owns(&new.node) && inner.servers.admission.is_possible(&new.node);
+        if is_welcome && inner.introductions.add(new) {
             drop(inner);
-            self.meetings_due.notify();
+            self.merge_due.notify();
         }
     }
 
-    pub(super) async fn meet_all(&self) {
+    pub(super) async fn place_introduced(&self) {
         while let Some(next) = {
             let mut inner = self.lock();
-            inner.to_meet.next()
+            inner.introductions.next()
         } {
-            self.meet(next).await;
+            self.place_node(next).await;
         }
     }
 
-    async fn meet(&self, Introduction { node: stranger, hops_left, source }: Introduction) {
-        for _ in 0..MEET_TRIES {
+    async fn place_node(&self, Introduction { node: stranger, hops_left, source }: Introduction) {
+        for _ in 0..INTRODUCE_TRIES {
             let (adopter, is_head, next) = {
                 let inner = self.lock();
                 let servers = &inner.servers;
@@ -175,7 +176,7 @@ impl Chord {
                 if let Some(next) = next
                     && hops_left > 0
                 {
-                    let _ = self.call_meet(&next, &stranger, hops_left - 1, source).await;
+                    let _ = self.call_introduce(&next, &stranger, hops_left - 1, source).await;
                 }
                 return;
             };

@@ -1,18 +1,17 @@
-//! Who may enter a node's tables: suspicions, and (CFS §4.4) checks.
+//! Peer admission: which nodes may enter a node's tables (CFS §4.4).
 //!
-//! All virtual servers of a node share one gate. It knows which peers were found dead, or
-//! left, not long ago, so that the lists of others, which still name them, do not bring
-//! them back. A dead node is dead with all its virtual servers; one that gave up some of
-//! them lives on without these.
+//! All virtual servers of a node share one [`PeerAdmission`]. It remembers which peers were found
+//! dead, or left, a short time ago. The lists of other nodes still name them, and must not bring
+//! them back. A dead node is dead with all its virtual servers; a node that gave up some of them
+//! lives on without these.
 //!
-//! Suspicions are held against a whole peer address: one with another node's
-//! key and a wrong address must not discredit the node itself.
+//! A suspicion applies to a peer address, not to a key: a claim that puts a node's key at a wrong
+//! address must not discredit that node.
 //!
-//! It also knows who has been checked: that key answered at that address and admitted to
-//! so many virtual servers. A check lasts for [`CHECK_LASTS`] and for one address of a key,
-//! the last one seen. There is room for [`MAX_CHECKED`]; keys cost nothing, so whoever has many
-//! at one address only displaces his own, and nobody those in the tables
-//! ([`Gate::make_room`]).
+//! It also remembers which peers have been checked: the key answered at the address and stated how
+//! many virtual servers it runs. A check is valid for [`CHECK_LASTS`] and for the last address
+//! seen of a key. At most [`MAX_CHECKED`] are kept. Keys cost nothing, so many keys at one address
+//! displace only each other, and never a peer in the tables ([`PeerAdmission::make_room`]).
 //!
 //! Plain data; time is an argument.
 
@@ -32,13 +31,13 @@ use crate::{MAX_VIRTUAL_SERVERS, Node};
 pub enum Verdict {
     /// It may enter the tables.
     Welcome,
-    /// It has not been checked: whoever comes after it has to wait for the outcome.
+    /// It has not been checked: list entries after it wait for the outcome.
     Unknown,
-    /// It was found dead, or gone, or an impostor: as if it were not there.
+    /// It was found dead, gone, or not where it was claimed to be: it is skipped.
     Suspected,
 }
 
-/// How one asks the gate from inside a table.
+/// How a table asks whether a node may enter it.
 pub type Judge<'a> = dyn Fn(&Node) -> Verdict + 'a;
 
 /// The most suspicions of each kind: more than the checks that can fail while one lasts
@@ -84,7 +83,7 @@ struct Checked {
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
-pub struct Gate {
+pub struct PeerAdmission {
     rules: Rules,
     checked: BTreeMap<PeerId, Checked>,
     /// Until when a peer found dead is not believed to live on hearsay.
@@ -93,10 +92,10 @@ pub struct Gate {
     vacant: BTreeMap<Node, Instant>,
 }
 
-impl Gate {
+impl PeerAdmission {
     /// Knows nobody yet.
-    pub fn new(rules: Rules) -> Gate {
-        Gate { rules, ..Gate::default() }
+    pub fn new(rules: Rules) -> PeerAdmission {
+        PeerAdmission { rules, ..PeerAdmission::default() }
     }
 
     /// What is known of `node`.
@@ -217,8 +216,8 @@ impl Gate {
     }
 }
 
-/// What counts as one address: all of an IPv4 address and the first 64 bits of an IPv6
-/// address, the rest of which its owner may choose.
+/// What counts as one address: a whole IPv4 address, or the first 64 bits of an IPv6 address,
+/// whose owner may choose the rest.
 pub(crate) fn site(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(v6) => {
@@ -261,93 +260,95 @@ mod tests {
 
     #[test]
     fn who_has_not_been_checked_is_unknown_and_what_it_admitted_to_is_welcome() {
-        let mut gate = Gate::default();
-        assert_eq!(gate.judge(&node(1, 0), NOW), Verdict::Unknown);
-        gate.admit(peer(1, 1), 3, NOW);
-        let verdicts = [0, 2, 3].map(|index| gate.judge(&node(1, index), NOW));
+        let mut admission = PeerAdmission::default();
+        assert_eq!(admission.judge(&node(1, 0), NOW), Verdict::Unknown);
+        admission.admit(peer(1, 1), 3, NOW);
+        let verdicts = [0, 2, 3].map(|index| admission.judge(&node(1, index), NOW));
         assert_eq!(verdicts, [Verdict::Welcome, Verdict::Welcome, Verdict::Unknown]);
-        assert_eq!(gate.judge(&node(1, 0), NOW + CHECK_LASTS), Verdict::Unknown);
+        assert_eq!(admission.judge(&node(1, 0), NOW + CHECK_LASTS), Verdict::Unknown);
     }
 
     #[test]
     fn a_check_holds_for_one_address() {
-        let mut gate = Gate::default();
-        gate.admit(peer(1, 1), 1, NOW);
-        assert_eq!(gate.judge(&Node::of(peer(1, 2)), NOW), Verdict::Unknown);
-        gate.admit(peer(1, 2), 1, NOW);
-        assert_eq!(gate.judge(&Node::of(peer(1, 2)), NOW), Verdict::Welcome);
-        assert_eq!(gate.judge(&node(1, 0), NOW), Verdict::Unknown, "it has moved");
+        let mut admission = PeerAdmission::default();
+        admission.admit(peer(1, 1), 1, NOW);
+        assert_eq!(admission.judge(&Node::of(peer(1, 2)), NOW), Verdict::Unknown);
+        admission.admit(peer(1, 2), 1, NOW);
+        assert_eq!(admission.judge(&Node::of(peer(1, 2)), NOW), Verdict::Welcome);
+        assert_eq!(admission.judge(&node(1, 0), NOW), Verdict::Unknown, "it has moved");
     }
 
     #[test]
     fn a_false_card_does_not_discredit_the_true_one() {
-        let mut gate = Gate::default();
-        gate.admit(peer(1, 1), 1, NOW);
-        gate.suspect_peer(peer(1, 2), NOW + Duration::from_secs(10));
-        assert_eq!(gate.judge(&Node::of(peer(1, 2)), NOW), Verdict::Suspected);
-        assert_eq!(gate.judge(&node(1, 0), NOW), Verdict::Welcome);
+        let mut admission = PeerAdmission::default();
+        admission.admit(peer(1, 1), 1, NOW);
+        admission.suspect_peer(peer(1, 2), NOW + Duration::from_secs(10));
+        assert_eq!(admission.judge(&Node::of(peer(1, 2)), NOW), Verdict::Suspected);
+        assert_eq!(admission.judge(&node(1, 0), NOW), Verdict::Welcome);
     }
 
     #[test]
     fn another_profile_or_too_high_an_index_is_out_of_the_question() {
         let rules = Rules { max_virtual_servers: 4, check: false, ..Rules::default() };
-        let gate = Gate::new(rules);
-        assert_eq!(gate.judge(&node(1, 3), NOW), Verdict::Welcome);
-        assert_eq!(gate.judge(&node(1, 4), NOW), Verdict::Suspected);
+        let admission = PeerAdmission::new(rules);
+        assert_eq!(admission.judge(&node(1, 3), NOW), Verdict::Welcome);
+        assert_eq!(admission.judge(&node(1, 4), NOW), Verdict::Suspected);
         let other = VirtualServerId { profile: IdProfile::Address, index: 0 };
-        assert_eq!(gate.judge(&Node::at(peer(1, 1), other), NOW), Verdict::Suspected);
+        assert_eq!(admission.judge(&Node::at(peer(1, 1), other), NOW), Verdict::Suspected);
     }
 
     #[test]
     fn the_death_of_a_node_is_that_of_all_its_virtual_servers() {
-        let mut gate = Gate::default();
-        gate.admit(peer(1, 1), 3, NOW);
+        let mut admission = PeerAdmission::default();
+        admission.admit(peer(1, 1), 3, NOW);
         let until = NOW + Duration::from_secs(10);
-        gate.suspect_node(node(1, 1), until);
-        let verdicts = |gate: &Gate| [0, 1, 2].map(|index| gate.judge(&node(1, index), NOW));
+        admission.suspect_node(node(1, 1), until);
+        let verdicts = |admission: &PeerAdmission| {
+            [0, 1, 2].map(|index| admission.judge(&node(1, index), NOW))
+        };
         let (welcome, suspected) = (Verdict::Welcome, Verdict::Suspected);
-        assert_eq!(verdicts(&gate), [welcome, suspected, welcome]);
-        gate.suspect_peer(peer(1, 1), until);
-        assert_eq!(verdicts(&gate), [suspected; 3]);
-        gate.expire(until);
-        assert_eq!(verdicts(&gate), [welcome; 3], "they were checked");
+        assert_eq!(verdicts(&admission), [welcome, suspected, welcome]);
+        admission.suspect_peer(peer(1, 1), until);
+        assert_eq!(verdicts(&admission), [suspected; 3]);
+        admission.expire(until);
+        assert_eq!(verdicts(&admission), [welcome; 3], "they were checked");
     }
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let mut gate = Gate::default();
+        let mut admission = PeerAdmission::default();
         for n in 0..20_000 {
             let now = NOW + Duration::from_millis(u64::from(n));
-            gate.admit(peer(n, 1), 1, now);
-            gate.suspect_peer(peer(n, 2), now);
-            gate.suspect_node(node(n, 1), now);
-            gate.check_invariants();
+            admission.admit(peer(n, 1), 1, now);
+            admission.suspect_peer(peer(n, 2), now);
+            admission.suspect_node(node(n, 1), now);
+            admission.check_invariants();
         }
         let now = NOW + Duration::from_secs(20);
-        assert_eq!(gate.judge(&node(19_999, 0), now), Verdict::Welcome, "the last one");
+        assert_eq!(admission.judge(&node(19_999, 0), now), Verdict::Welcome, "the last one");
     }
 
     /// Keys are free: somebody with 20,000 of them at one address had all others forgotten.
     #[test]
     fn many_keys_at_one_address_displace_nobody_elsewhere_and_nobody_in_the_tables() {
-        let mut gate = Gate::default();
+        let mut admission = PeerAdmission::default();
         let elsewhere = |n: u16| Peer {
             addr: SocketAddr::from((Ipv4Addr::new(10, 0, 0, n as u8), 1)),
             ..peer(n, 1)
         };
-        (0..100).for_each(|n| gate.admit(elsewhere(n), 1, NOW));
+        (0..100).for_each(|n| admission.admit(elsewhere(n), 1, NOW));
         // A neighbour that happens to be at the flooder's own address.
-        gate.admit(peer(100, 1), 1, NOW);
+        admission.admit(peer(100, 1), 1, NOW);
         for n in 101..20_000 {
             let now = NOW + Duration::from_millis(u64::from(n));
-            if gate.is_full_for(&peer(n, 1).id) {
-                gate.make_room(&|id| *id == peer(100, 1).id);
+            if admission.is_full_for(&peer(n, 1).id) {
+                admission.make_room(&|id| *id == peer(100, 1).id);
             }
-            gate.admit(peer(n, 1), 1, now);
-            gate.check_invariants();
+            admission.admit(peer(n, 1), 1, now);
+            admission.check_invariants();
         }
         let now = NOW + Duration::from_secs(20);
-        let is_known = |peer| gate.judge(&Node::of(peer), now) == Verdict::Welcome;
+        let is_known = |peer| admission.judge(&Node::of(peer), now) == Verdict::Welcome;
         assert!((0..100).all(|n| is_known(elsewhere(n))));
         assert!(is_known(peer(100, 1)) && is_known(peer(19_999, 1)));
         assert!(!is_known(peer(101, 1)), "the flooder's own first");

@@ -1,15 +1,14 @@
-//! Whether the ring believes a newcomer: not the successor's word alone.
+//! Reachability votes: other nodes confirm or refute that a joining node can be reached.
 //!
-//! A successor that cannot reach a newcomer where it says it listens says so, and the
-//! newcomer, which would be on nobody's list, gives up with an error that tells its user what
-//! to mend (`JoinError::Unreachable`). One lying successor could so keep a node off the ring.
-//! Therefore others are asked to reach it as well (`REACH_ME`): who helped it to join, who was
-//! asked on the way, and who surrounds its place. If no more of them than contradict agree
-//! with the successor, the newcomer stays, and introduces itself to the node before it, which
-//! the successor will not do.
+//! A successor that cannot reach a joining node at the address where it says it listens tells it
+//! so. Such a node would be on no successor list. It gives up with an error that tells its user
+//! what to mend (`JoinError::Unreachable`). A single lying successor could keep a node off the ring
+//! that way. The joining node therefore asks others to reach it as well (`REACH_ME`): the node
+//! through which it joined, nodes asked on the way, and nodes around its position. Unless more of
+//! them agree with the successor than contradict it, the node stays, and introduces itself to the
+//! node before it, which the successor will not do.
 //!
-//! It does not know why a node says that it does not reach another: a firewall between two is
-//! no lie, and nobody is scored for it.
+//! The cause is not known: a firewall between two nodes is no lie, and no peer is scored for it.
 
 use atoll_env::random_below;
 use atoll_net::Peer;
@@ -17,8 +16,8 @@ use futures_util::future::join_all;
 
 use super::Chord;
 use super::lifecycle::JoinError;
-use super::meetings::MEET_HOPS;
 use super::messages::Doubt;
+use super::ring_merge::INTRODUCE_HOPS;
 use super::state::ChordState;
 use crate::Node;
 
@@ -27,12 +26,12 @@ use crate::Node;
 const DOUBT_TRIES: usize = 8;
 /// The most asked besides the successor. A guess: where one in five lies, four of seven do
 /// once in thirty times.
-const MAX_WITNESSES: usize = 6;
+const MAX_VOTERS: usize = 6;
 
 impl Chord {
     /// Waits for the successor's check of this node, which joined with the help of those on
     /// `way`. If it failed, and others agree, the node is on no ring.
-    pub(super) async fn be_believed(&self, way: Vec<Node>) -> Result<(), JoinError> {
+    pub(super) async fn confirm_reachable(&self, way: Vec<Node>) -> Result<(), JoinError> {
         let doubt = || self.lock().servers.server(0).and_then(|server| server.doubt);
         for _ in 0..DOUBT_TRIES {
             if doubt() != Some(Doubt::Unchecked) {
@@ -42,8 +41,8 @@ impl Chord {
         }
         let Some(by) = self.doubted_by() else { return Ok(()) };
         let asks = self.config.mechanisms.opinions;
-        let witnesses = if asks { self.choose_witnesses(&by, &way) } else { Vec::new() };
-        let said = join_all(witnesses.iter().map(|witness| self.is_reached_by(witness))).await;
+        let voters = if asks { self.choose_voters(&by, &way) } else { Vec::new() };
+        let said = join_all(voters.iter().map(|voter| self.is_reached_by(voter))).await;
         let agree = 1 + said.iter().filter(|reaches| **reaches == Some(false)).count();
         let contradict = said.iter().filter(|reaches| **reaches == Some(true)).count();
         if agree > contradict {
@@ -56,13 +55,13 @@ impl Chord {
         Ok(())
     }
 
-    /// Whom to ask besides the successor: first the one through whom this node has joined.
-    fn choose_witnesses(&self, successor: &Peer, way: &[Node]) -> Vec<Node> {
+    /// The nodes to ask besides the successor: first the one through which this node has joined.
+    fn choose_voters(&self, successor: &Peer, way: &[Node]) -> Vec<Node> {
         let mut others: Vec<Node> = way.iter().skip(1).copied().collect();
         others.extend(self.lock().servers.known());
         let may_ask = |node: &Node| node.peer != *successor && !self.owns(node);
         let mut chosen: Vec<Node> = way.iter().take(1).copied().filter(may_ask).collect();
-        while chosen.len() < MAX_WITNESSES {
+        while chosen.len() < MAX_VOTERS {
             others.retain(|node| may_ask(node) && chosen.iter().all(|c| c.peer != node.peer));
             if others.is_empty() {
                 break;
@@ -73,10 +72,10 @@ impl Chord {
         chosen
     }
 
-    /// Whether `witness` reaches this node; `None` if it does not say.
-    async fn is_reached_by(&self, witness: &Node) -> Option<bool> {
+    /// Whether `voter` reaches this node; `None` if it does not say.
+    async fn is_reached_by(&self, voter: &Node) -> Option<bool> {
         for _ in 0..DOUBT_TRIES {
-            match self.call_reach_me(witness).await.ok()?.doubt {
+            match self.call_reach_me(voter).await.ok()?.doubt {
                 None => return Some(true),
                 Some(Doubt::Refuted) => return Some(false),
                 Some(Doubt::Unchecked) => {}
@@ -94,7 +93,7 @@ impl Chord {
         };
         for node in before.into_iter().chain(way.first().copied()) {
             // What does not arrive, audits make up for.
-            let _ = self.call_meet(&node, &me, MEET_HOPS, None).await;
+            let _ = self.call_introduce(&node, &me, INTRODUCE_HOPS, None).await;
         }
     }
 }
