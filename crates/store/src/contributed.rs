@@ -1,17 +1,18 @@
 //! `ContributedStore`: the store of a node whose way of giving disk may change while it runs.
 //!
-//! It is one store to its callers. Behind it stands one *room*, a log of segments or a
-//! directory of files, or two while blocks move from the former room to the present one:
+//! It is one store to its callers. Behind it stands one *backend*, a log of segments or a
+//! directory of files, or two while blocks move from the former backend to the present one:
 //!
-//! - What is new goes to the present room. What is asked for is looked for in both; of two
-//!   versions the higher counts, of two leases the longer.
+//! - New blocks go to the present backend. Reads look in both; of two versions the higher counts,
+//!   of two leases the longer.
 //! - [`ContributedStore::move_some`] moves blocks, bit by bit: copy, catch up with what was
-//!   renewed meanwhile, remove. A removal waits for the batch under way, so that nothing that
-//!   was removed comes back.
-//! - **A block is in the present room, durably, before it leaves the former one.** What has been
-//!   interrupted at any point goes on with the same two rooms.
-//! - **A room that is away keeps what it has**: nothing is concluded from its showing nothing.
-//! - What the present room has no place for must be given up: see [`farthest`] for what first.
+//!   renewed meanwhile, remove. A removal waits for the batch that is being moved, so that no
+//!   removed block comes back.
+//! - **A block is in the present backend, durably, before it leaves the former one.** A move that
+//!   was interrupted at any point goes on with the same two backends.
+//! - **A backend that is away keeps its blocks**: that it lists none does not mean it is empty.
+//! - Blocks for which the present backend has no space must be given up; [`farthest`] says which
+//!   go first.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,59 +29,59 @@ use crate::{
 
 /// Where blocks are.
 #[derive(Clone, Debug)]
-pub enum Room {
+pub enum Backend {
     /// In a log, synced and for good.
     Log(Arc<DiskStore>),
     /// In files that may vanish.
     Files(Arc<FileStore>),
 }
 
-impl Room {
+impl Backend {
     /// It as any store.
     pub fn store(&self) -> &dyn BlockStore {
         match self {
-            Room::Log(store) => &**store,
-            Room::Files(store) => &**store,
+            Backend::Log(store) => &**store,
+            Backend::Files(store) => &**store,
         }
     }
 
     /// Changes what it may take.
     pub fn set_capacity(&self, capacity_bytes: u64) {
         match self {
-            Room::Log(store) => store.set_capacity(capacity_bytes),
-            Room::Files(store) => store.set_capacity(capacity_bytes),
+            Backend::Log(store) => store.set_capacity(capacity_bytes),
+            Backend::Files(store) => store.set_capacity(capacity_bytes),
         }
     }
 
     /// Makes everything durable.
     pub fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
         match self {
-            Room::Log(store) => store.flush(),
-            Room::Files(store) => store.flush(),
+            Backend::Log(store) => store.flush(),
+            Backend::Files(store) => store.flush(),
         }
     }
 
     /// Makes durable what was put: a log has done so when it answered.
     async fn settle(&self) -> Result<(), StoreError> {
         match self {
-            Room::Log(_) => Ok(()),
-            Room::Files(store) => store.flush().await,
+            Backend::Log(_) => Ok(()),
+            Backend::Files(store) => store.flush().await,
         }
     }
 
     /// Tells `changed` of each change of what is held.
     fn watch(&self, changed: &Arc<Changed>) {
         match self {
-            Room::Log(store) => store.watch(changed),
-            Room::Files(store) => store.watch(changed),
+            Backend::Log(store) => store.watch(changed),
+            Backend::Files(store) => store.watch(changed),
         }
     }
 
-    /// How often all of it has come into sight or gone out of it.
+    /// How often its directory has become present or away.
     fn comings(&self) -> u64 {
         match self {
-            Room::Log(_) => 0,
-            Room::Files(store) => store.comings(),
+            Backend::Log(_) => 0,
+            Backend::Files(store) => store.comings(),
         }
     }
 
@@ -90,51 +91,51 @@ impl Room {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, StoreError> {
         match self {
-            Room::Log(store) => store.waiting(work).await,
-            Room::Files(store) => store.waiting(work).await,
+            Backend::Log(store) => store.waiting(work).await,
+            Backend::Files(store) => store.waiting(work).await,
         }
     }
 
     fn holders(&self) -> usize {
         match self {
-            Room::Log(store) => Arc::strong_count(store),
-            Room::Files(store) => Arc::strong_count(store),
+            Backend::Log(store) => Arc::strong_count(store),
+            Backend::Files(store) => Arc::strong_count(store),
         }
     }
 
-    fn is(&self, other: &Room) -> bool {
+    fn is(&self, other: &Backend) -> bool {
         match (self, other) {
-            (Room::Log(a), Room::Log(b)) => Arc::ptr_eq(a, b),
-            (Room::Files(a), Room::Files(b)) => Arc::ptr_eq(a, b),
+            (Backend::Log(a), Backend::Log(b)) => Arc::ptr_eq(a, b),
+            (Backend::Files(a), Backend::Files(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
 }
 
 #[derive(Clone, Debug)]
-struct Rooms {
-    present: Room,
-    former: Option<Room>,
-    /// Of both rooms together, while there are two.
+struct Backends {
+    present: Backend,
+    former: Option<Backend>,
+    /// Of both backends together, while there are two.
     merged: Arc<Merged>,
 }
 
-/// Summaries of what two rooms hold together.
+/// Summaries of what two backends hold together.
 #[derive(Debug, Default)]
 struct Merged {
     summaries: Summaries,
-    /// How often a room had come into sight or gone at the last question.
+    /// [`Backend::comings`] of both at the last question.
     comings: AtomicU64,
 }
 
-impl Rooms {
-    fn new(present: Room, former: Option<Room>) -> Rooms {
+impl Backends {
+    fn new(present: Backend, former: Option<Backend>) -> Backends {
         let merged: Arc<Merged> = Arc::default();
         if let Some(former) = &former {
             present.watch(&merged.summaries.changed);
             former.watch(&merged.summaries.changed);
         }
-        Rooms { present, former, merged }
+        Backends { present, former, merged }
     }
 
     fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
@@ -145,17 +146,17 @@ impl Rooms {
         Ok(merge_lists(&range.after, former, present.list(range, limit)?, limit))
     }
 
-    /// Answers for two rooms.
+    /// Answers for two backends.
     async fn summarize(self, question: Question, now: u64) -> Result<Vec<Part>, StoreError> {
-        let comings = self.present.comings() + self.former.as_ref().map_or(0, Room::comings);
+        let comings = self.present.comings() + self.former.as_ref().map_or(0, Backend::comings);
         if self.merged.comings.swap(comings, Ordering::Relaxed) != comings {
             self.merged.summaries.forget().await;
         }
         let mut asked = self.merged.summaries.ask(question, now).await;
         loop {
-            let rooms = self.clone();
+            let backends = self.clone();
             let step = self.present.waiting(move || {
-                let answer = asked.step(Some(&|range, limit| rooms.list(range, limit)));
+                let answer = asked.step(Some(&|range, limit| backends.list(range, limit)));
                 (asked, answer)
             });
             let (going_on, answer) = step.await?;
@@ -170,12 +171,12 @@ impl Rooms {
 /// The store; see the module.
 #[derive(Debug)]
 pub struct ContributedStore {
-    rooms: Arc<RwLock<Rooms>>,
+    backends: Arc<RwLock<Backends>>,
     /// Held while blocks move and while any are removed.
-    gate: Arc<futures_util::lock::Mutex<()>>,
+    moving: Arc<futures_util::lock::Mutex<()>>,
 }
 
-/// Blocks move between two other rooms.
+/// Blocks move between two other backends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("blocks are being moved already")]
 pub struct Busy;
@@ -183,12 +184,12 @@ pub struct Busy;
 /// What a step of [`ContributedStore::move_some`] did.
 #[derive(Debug, Default)]
 pub struct Moved {
-    /// Blocks that are in the present room now.
+    /// Blocks that are in the present backend now.
     pub blocks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// The room that has become empty: nobody asks it any more.
-    pub emptied: Option<Room>,
+    /// The backend that has become empty; it is no longer part of the store.
+    pub emptied: Option<Backend>,
 }
 
 /// Blocks moved in one batch, and their bytes: each ends with a sync.
@@ -200,59 +201,59 @@ const FARTHEST_PAGE: usize = 64;
 
 impl ContributedStore {
     /// Blocks in `present`, and in `former` what has not been moved yet.
-    pub fn new(present: Room, former: Option<Room>) -> ContributedStore {
-        let rooms = Arc::new(RwLock::new(Rooms::new(present, former)));
-        ContributedStore { rooms, gate: Arc::default() }
+    pub fn new(present: Backend, former: Option<Backend>) -> ContributedStore {
+        let backends = Arc::new(RwLock::new(Backends::new(present, former)));
+        ContributedStore { backends, moving: Arc::default() }
     }
 
-    fn rooms(&self) -> Rooms {
-        self.rooms.read().expect("no holder of this lock panics").clone()
+    fn backends(&self) -> Backends {
+        self.backends.read().expect("no holder of this lock panics").clone()
     }
 
     /// Where new blocks go.
-    pub fn present(&self) -> Room {
-        self.rooms().present
+    pub fn present(&self) -> Backend {
+        self.backends().present
     }
 
     /// Where blocks are moved from.
-    pub fn former(&self) -> Option<Room> {
-        self.rooms().former
+    pub fn former(&self) -> Option<Backend> {
+        self.backends().former
     }
 
-    /// From now on blocks go to `room`, and those held are to be moved there. Back to the room
+    /// From now on blocks go to `backend`, and those held are to be moved there. Back to the backend
     /// they are being moved from, what has been moved is moved back.
     ///
     /// # Errors
-    /// Blocks are being moved from another room.
-    pub fn change_to(&self, room: Room) -> Result<(), Busy> {
-        let mut rooms = self.rooms.write().expect("no holder of this lock panics");
-        if room.is(&rooms.present) {
+    /// Blocks are being moved from another backend.
+    pub fn change_to(&self, backend: Backend) -> Result<(), Busy> {
+        let mut backends = self.backends.write().expect("no holder of this lock panics");
+        if backend.is(&backends.present) {
             return Ok(());
         }
-        if rooms.former.as_ref().is_some_and(|former| !former.is(&room)) {
+        if backends.former.as_ref().is_some_and(|former| !former.is(&backend)) {
             return Err(Busy);
         }
-        let former = rooms.present.clone();
-        *rooms = Rooms::new(room, Some(former));
+        let former = backends.present.clone();
+        *backends = Backends::new(backend, Some(former));
         Ok(())
     }
 
-    /// Gives up the room blocks are being moved from, with what is left there.
-    pub fn abandon_former(&self) -> Option<Room> {
-        self.rooms.write().expect("no holder of this lock panics").former.take()
+    /// Gives up the backend that blocks are being moved from, and the blocks left there.
+    pub fn abandon_former(&self) -> Option<Backend> {
+        self.backends.write().expect("no holder of this lock panics").former.take()
     }
 
-    /// Moves about `budget_bytes` of blocks to the present room.
+    /// Moves about `budget_bytes` of blocks to the present backend.
     ///
     /// # Errors
-    /// A room failed; what has been moved is. [`StoreError::Full`] if the present room has no
+    /// A backend failed; what has been moved is. [`StoreError::Full`] if the present backend has no
     /// place: removing some of [`ContributedStore::farthest`] makes it. [`StoreError::Away`] if it is not
     /// there: it may have place.
     pub async fn move_some(&self, budget_bytes: u64) -> Result<Moved, StoreError> {
         let mut moved = Moved::default();
         while moved.bytes <= budget_bytes {
-            let _gate = self.gate.lock().await;
-            let Rooms { present, former: Some(former), .. } = self.rooms() else { break };
+            let _moving = self.moving.lock().await;
+            let Backends { present, former: Some(former), .. } = self.backends() else { break };
             let mut infos = former.store().list(KeyRange::full(), BATCH_BLOCKS)?;
             if infos.is_empty() {
                 moved.emptied = self.close_former(&present, &former).await?;
@@ -270,43 +271,48 @@ impl ContributedStore {
 
     async fn close_former(
         &self,
-        present: &Room,
-        former: &Room,
-    ) -> Result<Option<Room>, StoreError> {
+        present: &Backend,
+        former: &Backend,
+    ) -> Result<Option<Backend>, StoreError> {
         // One that is away shows nothing and may have all; only once it is known to be there
         // does an empty list say that it is empty.
-        if let Room::Files(files) = former
+        if let Backend::Files(files) = former
             && (files.look_aside().await.is_err() || !files.list(KeyRange::full(), 1)?.is_empty())
         {
             return Ok(None);
         }
-        let mut rooms = self.rooms.write().expect("no holder of this lock panics");
-        let same = rooms.present.is(present) && rooms.former.as_ref().is_some_and(|f| f.is(former));
-        // One holder is the caller, one these rooms; a third may be putting something into it.
-        Ok(if same && former.holders() == 2 { rooms.former.take() } else { None })
+        let mut backends = self.backends.write().expect("no holder of this lock panics");
+        let same =
+            backends.present.is(present) && backends.former.as_ref().is_some_and(|f| f.is(former));
+        // One holder is the caller, one these backends; a third may be putting something into it.
+        Ok(if same && former.holders() == 2 { backends.former.take() } else { None })
     }
 
     /// Blocks of about `want_bytes`, those first of which this node is the farthest holder;
-    /// `positions` are its places on the ring. From the former room, if blocks are being moved,
+    /// `positions` are its places on the ring. From the former backend, if blocks are being moved,
     /// else from the present one.
     ///
     /// # Errors
-    /// A room failed.
+    /// A backend failed.
     pub fn farthest(
         &self,
         positions: &[Key],
         want_bytes: u64,
     ) -> Result<Vec<BlockInfo>, StoreError> {
-        let rooms = self.rooms();
-        farthest(rooms.former.as_ref().unwrap_or(&rooms.present).store(), positions, want_bytes)
+        let backends = self.backends();
+        farthest(
+            backends.former.as_ref().unwrap_or(&backends.present).store(),
+            positions,
+            want_bytes,
+        )
     }
 }
 
-/// Moves some blocks; with the gate held. One that cannot be read now stays, and keeps the
+/// Moves some blocks; with the moving held. One that cannot be read now stays, and keeps the
 /// others of the batch from nothing.
 async fn move_batch(
-    present: &Room,
-    former: &Room,
+    present: &Backend,
+    former: &Backend,
     infos: &[BlockInfo],
     moved: &mut Moved,
 ) -> Result<(), StoreError> {
@@ -392,7 +398,7 @@ pub fn farthest(
     Ok(chosen)
 }
 
-/// What two rooms know of one block.
+/// What two backends know of one block.
 fn merged(former: Option<BlockInfo>, present: Option<BlockInfo>) -> Option<BlockInfo> {
     let (Some(former), Some(present)) = (former, present) else { return former.or(present) };
     let newer = if former.version > present.version { former } else { present };
@@ -440,19 +446,19 @@ fn merge_holdings(
     all
 }
 
-async fn get_from(rooms: Rooms, key: Key) -> Result<Option<StoredBlock>, StoreError> {
-    let Some(former) = &rooms.former else { return rooms.present.store().get(&key).await };
+async fn get_from(backends: Backends, key: Key) -> Result<Option<StoredBlock>, StoreError> {
+    let Some(former) = &backends.former else { return backends.present.store().get(&key).await };
     // The former first: what moves meanwhile is found in the present one.
     let was = former.store().info(&key)?;
-    let is = rooms.present.store().info(&key)?;
+    let is = backends.present.store().info(&key)?;
     let Some(info) = merged(was, is) else { return Ok(None) };
     let former_has_it = was.is_some_and(|was| is.is_none_or(|is| was.version > is.version));
     let found = match former_has_it {
         true => match former.store().get(&key).await? {
-            None => rooms.present.store().get(&key).await?,
+            None => backends.present.store().get(&key).await?,
             found => found,
         },
-        false => rooms.present.store().get(&key).await?,
+        false => backends.present.store().get(&key).await?,
     };
     Ok(found.map(|found| {
         let info = merged(Some(info), Some(found.info)).unwrap_or(found.info);
@@ -462,15 +468,15 @@ async fn get_from(rooms: Rooms, key: Key) -> Result<Option<StoredBlock>, StoreEr
 
 impl BlockStore for ContributedStore {
     fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>> {
-        // Held until it is done: a room is not closed under a batch that goes into it.
-        let Rooms { present, former, .. } = self.rooms();
+        // Held until it is done: a backend is not closed under a batch that goes into it.
+        let Backends { present, former, .. } = self.backends();
         let Some(former) = former else {
             return Box::pin(async move { present.store().put(batch).await });
         };
         Box::pin(async move {
             let leases: Vec<BlockInfo> = batch.iter().map(|block| block.info).collect();
             present.store().put(batch).await?;
-            // What is still in the former room, perhaps in a higher version, has this lease as
+            // What is still in the former backend, perhaps in a higher version, has this lease as
             // well, and must not expire there with its own.
             for info in leases {
                 former.store().renew(&[info.key], info.expires_unix_secs, info.owner)?;
@@ -480,21 +486,21 @@ impl BlockStore for ContributedStore {
     }
 
     fn get(&self, key: &Key) -> BoxFuture<'static, Result<Option<StoredBlock>, StoreError>> {
-        let rooms = self.rooms();
-        match rooms.former {
-            None => rooms.present.store().get(key),
-            Some(_) => Box::pin(get_from(rooms, *key)),
+        let backends = self.backends();
+        match backends.former {
+            None => backends.present.store().get(key),
+            Some(_) => Box::pin(get_from(backends, *key)),
         }
     }
 
     fn info(&self, key: &Key) -> Result<Option<BlockInfo>, StoreError> {
-        let rooms = self.rooms();
-        let former = rooms.former.map_or(Ok(None), |former| former.store().info(key))?;
-        Ok(merged(former, rooms.present.store().info(key)?))
+        let backends = self.backends();
+        let former = backends.former.map_or(Ok(None), |former| former.store().info(key))?;
+        Ok(merged(former, backends.present.store().info(key)?))
     }
 
     fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
-        self.rooms().list(range, limit)
+        self.backends().list(range, limit)
     }
 
     fn summaries(
@@ -502,12 +508,12 @@ impl BlockStore for ContributedStore {
         ranges: Vec<KeyRange>,
         now_unix_secs: u64,
     ) -> BoxFuture<'static, Result<Vec<Summary>, StoreError>> {
-        let rooms = self.rooms();
-        if rooms.former.is_none() {
-            return rooms.present.store().summaries(ranges, now_unix_secs);
+        let backends = self.backends();
+        if backends.former.is_none() {
+            return backends.present.store().summaries(ranges, now_unix_secs);
         }
         Box::pin(async move {
-            let parts = rooms.summarize(Question::Summaries(ranges), now_unix_secs).await?;
+            let parts = backends.summarize(Question::Summaries(ranges), now_unix_secs).await?;
             Ok(parts.into_iter().map(|part| part.summary).collect())
         })
     }
@@ -517,11 +523,11 @@ impl BlockStore for ContributedStore {
         range: KeyRange,
         now_unix_secs: u64,
     ) -> BoxFuture<'static, Result<Vec<Part>, StoreError>> {
-        let rooms = self.rooms();
-        if rooms.former.is_none() {
-            return rooms.present.store().cut(range, now_unix_secs);
+        let backends = self.backends();
+        if backends.former.is_none() {
+            return backends.present.store().cut(range, now_unix_secs);
         }
-        Box::pin(async move { rooms.summarize(Question::Cut(range), now_unix_secs).await })
+        Box::pin(async move { backends.summarize(Question::Cut(range), now_unix_secs).await })
     }
 
     fn renew(
@@ -530,45 +536,45 @@ impl BlockStore for ContributedStore {
         expires_unix_secs: u64,
         owner: Owner,
     ) -> Result<Vec<bool>, StoreError> {
-        let rooms = self.rooms();
-        let was = match rooms.former {
+        let backends = self.backends();
+        let was = match backends.former {
             Some(former) => former.store().renew(keys, expires_unix_secs, owner)?,
             None => vec![false; keys.len()],
         };
-        let is = rooms.present.store().renew(keys, expires_unix_secs, owner)?;
+        let is = backends.present.store().renew(keys, expires_unix_secs, owner)?;
         Ok(was.into_iter().zip(is).map(|(was, is)| was || is).collect())
     }
 
     fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
-        let rooms = self.rooms();
+        let backends = self.backends();
         Box::pin(async move {
-            if let Some(former) = &rooms.former {
+            if let Some(former) = &backends.former {
                 former.flush().await?;
             }
-            rooms.present.flush().await
+            backends.present.flush().await
         })
     }
 
     fn remove(&self, keys: Vec<Key>) -> BoxFuture<'static, Result<(), StoreError>> {
-        let (rooms, gate) = (self.rooms.clone(), self.gate.clone());
+        let (backends, moving) = (self.backends.clone(), self.moving.clone());
         Box::pin(async move {
-            let _gate = gate.lock().await;
-            let rooms = rooms.read().expect("no holder of this lock panics").clone();
-            if let Some(former) = rooms.former {
+            let _moving = moving.lock().await;
+            let backends = backends.read().expect("no holder of this lock panics").clone();
+            if let Some(former) = backends.former {
                 former.store().remove(keys.clone()).await?;
             }
-            rooms.present.store().remove(keys).await
+            backends.present.store().remove(keys).await
         })
     }
 
     fn remove_expired(&self, now_unix_secs: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
-        let (rooms, gate) = (self.rooms.clone(), self.gate.clone());
+        let (backends, moving) = (self.backends.clone(), self.moving.clone());
         Box::pin(async move {
-            let _gate = gate.lock().await;
-            let rooms = rooms.read().expect("no holder of this lock panics").clone();
-            let removed = rooms.present.store().remove_expired(now_unix_secs).await?;
-            // What was renewed in the present room only has left the former one.
-            match rooms.former {
+            let _moving = moving.lock().await;
+            let backends = backends.read().expect("no holder of this lock panics").clone();
+            let removed = backends.present.store().remove_expired(now_unix_secs).await?;
+            // What was renewed in the present backend only has left the former one.
+            match backends.former {
                 Some(former) => Ok(removed + former.store().remove_expired(now_unix_secs).await?),
                 None => Ok(removed),
             }
@@ -576,9 +582,9 @@ impl BlockStore for ContributedStore {
     }
 
     fn usage(&self) -> Usage {
-        let rooms = self.rooms();
-        let present = rooms.present.store().usage();
-        let former = rooms.former.map(|former| former.store().usage()).unwrap_or_default();
+        let backends = self.backends();
+        let present = backends.present.store().usage();
+        let former = backends.former.map(|former| former.store().usage()).unwrap_or_default();
         Usage {
             blocks: present.blocks + former.blocks,
             block_bytes: present.block_bytes + former.block_bytes,
@@ -587,15 +593,15 @@ impl BlockStore for ContributedStore {
         }
     }
 
-    /// Of the present room: the former is only read and removed from.
+    /// Of the present backend: the former is only read and removed from.
     fn disk_failure(&self) -> Option<DiskFailure> {
-        self.rooms().present.store().disk_failure()
+        self.backends().present.store().disk_failure()
     }
 
     fn usage_of(&self, owner: &Owner) -> OwnerUsage {
-        let rooms = self.rooms();
-        let present = rooms.present.store().usage_of(owner);
-        let Some(former) = rooms.former else { return present };
+        let backends = self.backends();
+        let present = backends.present.store().usage_of(owner);
+        let Some(former) = backends.former else { return present };
         let former = former.store().usage_of(owner);
         OwnerUsage {
             publisher: sum(present.publisher, former.publisher),
@@ -604,9 +610,9 @@ impl BlockStore for ContributedStore {
     }
 
     fn owners(&self, limit: usize) -> Owners {
-        let rooms = self.rooms();
-        let present = rooms.present.store().owners(limit);
-        let Some(former) = rooms.former else { return present };
+        let backends = self.backends();
+        let present = backends.present.store().owners(limit);
+        let Some(former) = backends.former else { return present };
         let former = former.store().owners(limit);
         Owners {
             publishers: merge_holdings(present.publishers, former.publishers, limit),
@@ -614,23 +620,23 @@ impl BlockStore for ContributedStore {
         }
     }
 
-    /// Of the present room: what is in the former one is read by moving it.
+    /// Of the present backend: what is in the former one is read by moving it.
     fn scrub(
         &self,
         from: Option<Key>,
         budget_bytes: u64,
     ) -> BoxFuture<'static, Result<ScrubStep, StoreError>> {
-        self.rooms().present.store().scrub(from, budget_bytes)
+        self.backends().present.store().scrub(from, budget_bytes)
     }
 
     fn reclaim(&self, budget_bytes: u64) -> BoxFuture<'static, Result<u64, StoreError>> {
-        let rooms = self.rooms();
+        let backends = self.backends();
         Box::pin(async move {
-            let freed = match rooms.former {
+            let freed = match backends.former {
                 Some(former) => former.store().reclaim(budget_bytes).await?,
                 None => 0,
             };
-            Ok(freed + rooms.present.store().reclaim(budget_bytes).await?)
+            Ok(freed + backends.present.store().reclaim(budget_bytes).await?)
         })
     }
 }

@@ -25,11 +25,11 @@ use atoll_env::BoxFuture;
 use atoll_key::{BlockKind, Key, KeyRange};
 use bytes::Bytes;
 
-pub use contributed::{Busy, ContributedStore, Moved, Room, farthest};
+pub use contributed::{Backend, Busy, ContributedStore, Moved, farthest};
 pub use engine::holdings::{Holding, OwnerUsage, Owners};
+pub use engine::{DiskConfig, IndexFailure, OpenError};
 pub use files::{Care, FileConfig, FileStore, FlagCheck, OpenFilesError, Space, UnfitDir};
-pub use log::recover::{IndexFailure, OpenError, OpenReport};
-pub use log::{DiskConfig, DiskStore};
+pub use log::{DiskStore, OpenReport};
 pub use memory::MemoryStore;
 pub use summary::{MAX_PARTS, Merged, Part, Summary};
 

@@ -439,7 +439,7 @@ mod tests {
     fn every_flipped_bit_of_a_header_is_found() {
         let bytes = encode_record_header(&header(), 5);
         for bit in 0..bytes.len() * 8 {
-            let mut bytes = bytes.clone();
+            let mut bytes = bytes;
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert!(decode_record_header(&bytes, 5).is_err(), "bit {bit}");
         }

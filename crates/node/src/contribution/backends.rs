@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_store::{
-    BlockStore, ContributedStore, DiskConfig, DiskStore, FileConfig, FileStore, FlagCheck,
-    Room as Backend, Space,
+    Backend, BlockStore, ContributedStore, DiskConfig, DiskStore, FileConfig, FileStore, FlagCheck,
+    Space,
 };
 
 use super::{FormerPlace, Policy, dynamic_capacity};

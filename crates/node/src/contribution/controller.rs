@@ -19,7 +19,7 @@ use atoll_env::{Env, jittered, sleep, timeout};
 use atoll_key::Key;
 use atoll_overlay::Overlay;
 use atoll_store::{
-    BlockStore, ContributedStore, FileStore, FlagCheck, Moved, Room as Backend, Space, StoreError,
+    Backend, BlockStore, ContributedStore, FileStore, FlagCheck, Moved, Space, StoreError,
 };
 use tokio::sync::Notify;
 

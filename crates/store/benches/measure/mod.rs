@@ -16,7 +16,7 @@ impl Wake for Unpark {
 }
 
 /// Runs a future on this thread.
-pub fn wait<F: Future>(future: F) -> F::Output {
+pub(crate) fn wait<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     loop {
@@ -28,7 +28,7 @@ pub fn wait<F: Future>(future: F) -> F::Output {
 }
 
 /// CPU time of this process.
-pub fn cpu() -> Duration {
+pub(crate) fn cpu() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
     let fields: Vec<&str> = stat.rsplit(')').next().expect("a name").split_whitespace().collect();
     let ticks: u64 = fields[11..13].iter().map(|f| f.parse::<u64>().expect("a number")).sum();
@@ -36,7 +36,7 @@ pub fn cpu() -> Duration {
 }
 
 /// Memory of this process.
-pub fn resident_mib() -> u64 {
+pub(crate) fn resident_mib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("VmRSS");
     line.split_whitespace().nth(1).expect("kB").parse::<u64>().expect("a number") / 1024

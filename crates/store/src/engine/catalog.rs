@@ -18,9 +18,10 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use atoll_key::{Key, KeyRange};
 
+use crate::engine::entry::Entry;
 use crate::engine::holdings::{Holding, Holdings, OwnerUsage, Owners};
 use crate::engine::index::{
-    Changes, Checkpoint, Contents, Entry, Frozen, IndexError, SegmentStat, Snapshot,
+    Changes, Checkpoint, Contents, Frozen, IndexError, SegmentStat, Snapshot,
 };
 use crate::segment::{ALIGNMENT, record_bytes};
 use crate::summary::{Changed, Summaries};

@@ -32,24 +32,23 @@ mod directory;
 mod inner;
 mod writer;
 
-use std::any::Any;
 use std::fmt;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use atoll_env::BoxFuture;
 use atoll_key::{Key, KeyRange};
 use bytes::Bytes;
 
 use crate::disk::{Disk, RealDisk};
-use crate::engine::index::{self, Entry, Index, IndexError};
-use crate::engine::queue::Queue;
+use crate::engine::committer::Committer;
+use crate::engine::entry::Entry;
+use crate::engine::index::{self, Index, IndexError};
 use crate::engine::shared::Shared;
-use crate::log::recover::OpenError;
-use crate::log::writer::commit_frozen;
-use crate::log::{DiskConfig, MAX_QUEUED_READS, ReadJob, read_loop, start_thread};
+use crate::engine::threads::{Engine, Writer as _};
+use crate::engine::{self, DiskConfig, OpenError};
 use crate::summary::{Changed, Question};
 use crate::{
     BlockInfo, BlockStore, DiskFailure, Owner, OwnerUsage, Owners, Part, ScrubStep, StoreError,
@@ -57,7 +56,7 @@ use crate::{
 };
 use directory::{BlockDir, OWNER_DIGITS};
 pub use directory::{Space, UnfitDir};
-use inner::{Inner, Mode, WriteJob, write_loop};
+use inner::Inner;
 use writer::Writer;
 
 /// Whether a directory must say of itself that it is transparent.
@@ -123,7 +122,7 @@ pub struct Care {
 
 /// What of an open store readers and the writer share.
 pub(crate) struct Place {
-    pub(crate) shared: Shared,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) dir: BlockDir,
     is_away: AtomicBool,
     /// How often the directory has come or gone.
@@ -229,7 +228,6 @@ impl Place {
 /// queued, and commits the index.
 pub struct FileStore {
     inner: Arc<Inner>,
-    threads: Vec<std::thread::JoinHandle<()>>,
     adopted_blocks: u64,
 }
 
@@ -246,22 +244,8 @@ impl FileStore {
         blocks_dir: &Path,
         config: FileConfig,
     ) -> Result<FileStore, OpenFilesError> {
-        let Prepared { place, writer, lock, adopted_blocks } =
-            prepare(index_dir, blocks_dir, config)?;
-        let writes: Arc<Queue<WriteJob>> = Arc::new(Queue::new(place.shared.config.queue_bytes));
-        let reads: Arc<Queue<ReadJob>> = Arc::new(Queue::new(MAX_QUEUED_READS));
-        let mut threads = Vec::new();
-        let queue = writes.clone();
-        threads.push(start_thread("files-writer", move || write_loop(writer, &queue))?);
-        for _ in 0..place.shared.config.reader_threads.max(1) {
-            let queue = reads.clone();
-            threads.push(start_thread("files-reader", move || read_loop(&queue))?);
-        }
-        let mode = Mode::Threads { writes, reads };
-        Ok(FileStore {
-            inner: Arc::new(Inner { place, mode, _lock: lock }),
-            threads,
-            adopted_blocks,
+        FileStore::open_with(index_dir, blocks_dir, config, |shared, writer| {
+            Engine::start("files", shared, writer)
         })
     }
 
@@ -271,11 +255,23 @@ impl FileStore {
         blocks_dir: &Path,
         config: FileConfig,
     ) -> Result<FileStore, OpenFilesError> {
-        let Prepared { place, writer, lock, adopted_blocks } =
-            prepare(index_dir, blocks_dir, config)?;
-        let mode = Mode::Inline(Box::new(Mutex::new(writer)));
-        let inner = Arc::new(Inner { place, mode, _lock: lock });
-        Ok(FileStore { inner, threads: Vec::new(), adopted_blocks })
+        FileStore::open_with(index_dir, blocks_dir, config, |shared, writer| {
+            Ok(Engine::inline(shared, writer))
+        })
+    }
+
+    fn open_with(
+        index_dir: &Path,
+        blocks_dir: &Path,
+        config: FileConfig,
+        start: impl FnOnce(Arc<Shared>, Writer) -> io::Result<Engine<Writer>>,
+    ) -> Result<FileStore, OpenFilesError> {
+        let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(index_dir)?);
+        let lock = engine::lock(&*disk)?;
+        let (writer, adopted_blocks) = prepare(disk, index_dir, blocks_dir, config)?;
+        let place = writer.place.clone();
+        let engine = start(place.shared.clone(), writer)?;
+        Ok(FileStore { inner: Arc::new(Inner { place, engine, _lock: lock }), adopted_blocks })
     }
 
     /// Whether a new store could be made in `blocks_dir`.
@@ -316,8 +312,8 @@ impl FileStore {
 
     /// The same, where waiting for the disk keeps nobody from anything else.
     pub(crate) async fn look_aside(&self) -> Result<Space, String> {
-        let inner = self.inner.clone();
-        inner.waiting(Place::look).await.map_err(|error| error.to_string())?
+        let place = self.inner.place.clone();
+        self.inner.engine.read(move || place.look()).await.map_err(|error| error.to_string())?
     }
 
     /// Takes the directory again where it has been made anew: what was in it is lost.
@@ -360,7 +356,7 @@ impl FileStore {
     /// Makes all that was written, and the index, durable.
     pub fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { inner.write(0, Writer::flush).await })
+        Box::pin(async move { inner.engine.write(0, Writer::flush).await })
     }
 
     /// Takes all blocks, the index and every trace of the store away.
@@ -386,7 +382,7 @@ impl FileStore {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.inner.waiting(|_| work()).await
+        self.inner.engine.read(work).await
     }
 
     /// Checks what always holds between the store's sums. For tests.
@@ -406,45 +402,29 @@ impl fmt::Debug for FileStore {
 
 impl Drop for FileStore {
     fn drop(&mut self) {
-        if let Mode::Threads { writes, reads } = &self.inner.mode {
-            writes.close();
-            reads.close();
-        }
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+        self.inner.engine.stop();
     }
-}
-
-/// What an open store is made of.
-struct Prepared {
-    place: Arc<Place>,
-    writer: Writer,
-    lock: Box<dyn Any + Send + Sync>,
-    adopted_blocks: u64,
 }
 
 /// The sequence number of an index that knows nothing.
 const FIRST_SEQUENCE: u64 = 1;
 
+/// Opens index and directory; returns the writer, and how many blocks were found that a new
+/// index did not know.
 fn prepare(
+    disk: Arc<dyn Disk>,
     index_dir: &Path,
     blocks_dir: &Path,
     config: FileConfig,
-) -> Result<Prepared, OpenFilesError> {
-    let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(index_dir)?);
-    let lock = disk.lock().map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock => OpenError::Locked(error.to_string()),
-        _ => OpenError::Io(error),
-    })?;
+) -> Result<(Writer, u64), OpenFilesError> {
     let owner = owner_of(index_dir, &*disk)?;
     let dir = BlockDir::new(blocks_dir, &owner, config.flag);
     if !index_dir.join(index::FILE_NAME).exists() {
         // It is being made, or was when the last attempt was interrupted.
         dir.take()?;
     }
-    let shared = Shared::new(disk.clone(), config.disk);
-    let (index, next_sequence) = open_index(&shared, disk)?;
+    let shared = Arc::new(Shared::new(disk, config.disk));
+    let (committer, next_sequence) = open_index(&shared)?;
     let place = Arc::new(Place {
         shared,
         dir,
@@ -454,14 +434,14 @@ fn prepare(
         lost_blocks: AtomicU64::new(0),
         passed_unix_secs: AtomicU64::new(0),
     });
-    let mut writer = Writer::new(place.clone(), index, next_sequence);
+    let mut writer = Writer::new(place.clone(), committer, next_sequence);
     let mut adopted_blocks = 0;
     match place.look() {
         Err(why) => tracing::warn!(why, "the contributed directory is away"),
         Ok(_) if next_sequence == FIRST_SEQUENCE => adopted_blocks = adopt_all(&mut writer),
         Ok(_) => {}
     }
-    Ok(Prepared { place, writer, lock, adopted_blocks })
+    Ok((writer, adopted_blocks))
 }
 
 /// Makes blocks again of all files that are what they are named; how many. They have no lease:
@@ -474,6 +454,7 @@ fn adopt_all(writer: &mut Writer) -> u64 {
             Ok(swept) => adopted += swept.adopted,
             Err(error) => tracing::error!(%error, "blocks without an index cannot be looked at"),
         }
+        writer.end_group();
     }
     if adopted > 0 {
         tracing::warn!(adopted, "the index was made again from the blocks' files");
@@ -495,28 +476,25 @@ fn owner_of(index_dir: &Path, disk: &dyn Disk) -> io::Result<String> {
     }
 }
 
-/// The index, made anew if it cannot be read.
-fn open_index(shared: &Shared, disk: Arc<dyn Disk>) -> Result<(Index, u64), IndexError> {
-    let cache_bytes = shared.config.index_cache_bytes;
-    let (mut index, contents) = match Index::open(disk.clone(), cache_bytes) {
+/// The index, made anew if it cannot be read, and the next sequence number.
+fn open_index(shared: &Shared) -> Result<(Committer, u64), IndexError> {
+    let (disk, cache_bytes) = (shared.disk.clone(), shared.config.index_cache_bytes);
+    let (index, contents) = match Index::open(disk.clone(), cache_bytes) {
         Err(IndexError::Damaged(why)) => {
             tracing::error!(why, "the index of the blocks' files is damaged; it is set aside");
             (Index::create(disk, cache_bytes)?, None)
         }
         opened => opened?,
     };
-    match contents {
-        Some(contents) => {
-            let next_sequence = contents.checkpoint.next_sequence;
-            shared.catalog.load(contents);
-            shared.catalog.set_snapshot(index.snapshot()?, index.len_bytes()?);
-            Ok((index, next_sequence))
-        }
-        None => {
-            commit_frozen(shared, &mut index)?;
-            Ok((index, FIRST_SEQUENCE))
-        }
-    }
+    let mut committer = Committer::new(index);
+    let Some(contents) = contents else {
+        committer.commit(shared)?;
+        return Ok((committer, FIRST_SEQUENCE));
+    };
+    let next_sequence = contents.checkpoint.next_sequence;
+    shared.catalog.load(contents);
+    committer.load_snapshot(shared)?;
+    Ok((committer, next_sequence))
 }
 
 impl BlockStore for FileStore {
@@ -528,7 +506,7 @@ impl BlockStore for FileStore {
                 return Err(inner.place.away());
             }
             let weight_bytes = batch.iter().map(|block| block.bytes.len()).sum();
-            inner.write(weight_bytes, move |writer| writer.put(batch)).await
+            inner.engine.write(weight_bytes, move |writer| writer.put(batch)).await
         })
     }
 
@@ -577,22 +555,8 @@ impl BlockStore for FileStore {
         expires_unix_secs: u64,
         owner: Owner,
     ) -> Result<Vec<bool>, StoreError> {
-        let chunk = self.inner.place.shared.config.commit_entries.max(1);
-        let mut held = Vec::with_capacity(keys.len());
-        for chunk in keys.chunks(chunk) {
-            self.inner.bound_backlog();
-            let there = chunk.iter().map(|key| Ok(self.inner.look_for(key)?.is_some()));
-            let there: Vec<bool> = there.collect::<Result<_, StoreError>>()?;
-            let before = held.len();
-            held.resize(before + chunk.len(), false);
-            self.inner.place.shared.catalog.update(chunk, |i, entry| {
-                held[before + i] = entry.is_some() && there[i];
-                let entry = entry.filter(|_| there[i])?;
-                let is_longer = entry.expires_unix_secs < expires_unix_secs;
-                is_longer.then(|| Some(entry.extended(expires_unix_secs, owner)))
-            })?;
-        }
-        Ok(held)
+        let is_there = |key: &Key| Ok(self.inner.look_for(key)?.is_some());
+        self.inner.engine.renew(keys, expires_unix_secs, owner, is_there)
     }
 
     fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
@@ -604,7 +568,7 @@ impl BlockStore for FileStore {
         Box::pin(async move {
             let weight_bytes = keys.len() * size_of::<Key>();
             let keys: Vec<_> = keys.into_iter().map(|key| (key, None)).collect();
-            inner.write(weight_bytes, move |writer| writer.forget(&keys).map(drop)).await
+            inner.engine.write(weight_bytes, move |writer| writer.forget(&keys).map(drop)).await
         })
     }
 
@@ -636,7 +600,12 @@ impl BlockStore for FileStore {
         budget_bytes: u64,
     ) -> BoxFuture<'static, Result<ScrubStep, StoreError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { inner.scrub(from, budget_bytes).await })
+        Box::pin(async move {
+            if inner.place.is_away() {
+                return Ok(ScrubStep::default());
+            }
+            inner.engine.scrub(from, budget_bytes, |key, entry| inner.check(key, entry)).await
+        })
     }
 
     /// Makes blocks again of files that belong to none, or removes them; there is never more to

@@ -14,25 +14,21 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use atoll_key::{BlockKind, Key, MAX_BLOCK_BYTES};
 use bytes::Bytes;
 
 use super::{Failure, Place};
 use crate::disk;
-use crate::engine::index::{Entry, Index, IndexError};
-use crate::log::writer::commit_frozen;
+use crate::engine::committer::Committer;
+use crate::engine::entry::Entry;
+use crate::engine::threads::{self, Writer as _};
 use crate::{BlockInfo, Owner, StoreError, StoredBlock};
-
-/// Changes kept in memory while the index fails, as a multiple of `commit_entries`.
-const MAX_BACKLOG: usize = 16;
 
 pub(crate) struct Writer {
     pub(crate) place: Arc<Place>,
-    index: Index,
+    committer: Committer,
     next_sequence: u64,
-    index_failed: bool,
 }
 
 /// What became of files that belonged to no block.
@@ -50,13 +46,13 @@ struct Planned {
 }
 
 impl Writer {
-    pub(crate) fn new(place: Arc<Place>, index: Index, next_sequence: u64) -> Writer {
-        Writer { place, index, next_sequence, index_failed: false }
+    pub(crate) fn new(place: Arc<Place>, committer: Committer, next_sequence: u64) -> Writer {
+        Writer { place, committer, next_sequence }
     }
 
     /// Keeps a batch, all or nothing.
     pub(crate) fn put(&mut self, batch: Vec<StoredBlock>) -> Result<(), StoreError> {
-        self.check_backlog()?;
+        self.committer.check_backlog(&self.place.shared)?;
         let mut planned: BTreeMap<Key, Planned> = BTreeMap::new();
         for block in batch {
             let key = block.info.key;
@@ -74,9 +70,7 @@ impl Writer {
         }
         self.check_room(&planned)?;
         self.write_files(&planned)?;
-        let result = self.take(&planned);
-        self.commit_if_much();
-        result
+        self.take(&planned)
     }
 
     /// Whether a block's file is there: a block is not kept by a file that has vanished. One that
@@ -187,8 +181,7 @@ impl Writer {
             }
         })?;
         for change in planned.values() {
-            let expires = change.entry.expires_unix_secs;
-            self.place.shared.earliest_expiry.fetch_min(expires, Ordering::Relaxed);
+            self.place.shared.note_lease(change.entry.expires_unix_secs);
         }
         for (key, version) in replaced {
             if planned[&key].entry.version != version {
@@ -204,14 +197,22 @@ impl Writer {
         self.forget_if(keys, |_| true)
     }
 
-    /// The same for blocks whose lease has ended; returns how many.
+    /// Forgets those of `keys` whose leases have ended; returns how many.
     pub(crate) fn forget_expired(
         &mut self,
-        keys: &[(Key, Option<u64>)],
+        keys: &[Key],
         now_unix_secs: u64,
     ) -> Result<u64, StoreError> {
-        // Renewed since it was listed?
-        let gone = self.forget_if(keys, |held| held.expires_unix_secs < now_unix_secs)?;
+        let keys: Vec<_> = keys.iter().map(|key| (*key, None)).collect();
+        let place = self.place.clone();
+        let gone = self.forget_if(&keys, |held| {
+            let is_expired = held.expires_unix_secs < now_unix_secs;
+            if !is_expired {
+                // Renewed since it was listed.
+                place.shared.note_lease(held.expires_unix_secs);
+            }
+            is_expired
+        })?;
         Ok(gone.len() as u64)
     }
 
@@ -233,7 +234,6 @@ impl Writer {
         for (key, version) in &gone {
             self.remove_file(key, *version);
         }
-        self.commit_if_much();
         Ok(gone.into_keys().collect())
     }
 
@@ -296,43 +296,11 @@ impl Writer {
         mut block: StoredBlock,
         expires_unix_secs: u64,
     ) -> Result<(), StoreError> {
-        self.check_backlog()?;
+        self.committer.check_backlog(&self.place.shared)?;
         block.info.expires_unix_secs = expires_unix_secs;
         let key = block.info.key;
         let planned = self.plan(held, block)?;
-        let result = self.take(&planned.map(|planned| (key, planned)).into_iter().collect());
-        self.commit_if_much();
-        result
-    }
-
-    /// What the index does not take stays in memory; that must end somewhere.
-    fn check_backlog(&mut self) -> Result<(), StoreError> {
-        if self.index_failed && self.reopen_index().is_ok() {
-            self.index_failed = false;
-            self.commit()?;
-        }
-        let limit = self.place.shared.config.commit_entries.saturating_mul(MAX_BACKLOG);
-        if self.index_failed && self.place.shared.catalog.uncommitted() >= limit {
-            return Err(StoreError::Io("the index has not been writable for long".to_owned()));
-        }
-        Ok(())
-    }
-
-    fn reopen_index(&mut self) -> Result<(), IndexError> {
-        self.index.reopen()?;
-        let (snapshot, index_bytes) = (self.index.snapshot()?, self.index.len_bytes()?);
-        self.place.shared.catalog.set_snapshot(snapshot, index_bytes);
-        Ok(())
-    }
-
-    pub(crate) fn has_uncommitted(&self) -> bool {
-        self.place.shared.catalog.uncommitted() > 0
-    }
-
-    pub(crate) fn commit_if_much(&mut self) {
-        if self.place.shared.catalog.uncommitted() >= self.place.shared.config.commit_entries {
-            let _ = self.commit();
-        }
+        self.take(&planned.map(|planned| (key, planned)).into_iter().collect())
     }
 
     /// Makes durable what has been written, then the index. Of a directory that is away,
@@ -343,26 +311,35 @@ impl Writer {
         {
             return Err(StoreError::Io(error.to_string()));
         }
-        self.commit()
+        self.commit_all()
+    }
+}
+
+impl threads::Writer for Writer {
+    fn begin_group(&mut self) {
+        self.committer.reopen_if_failed(&self.place.shared);
     }
 
-    /// Commits the index.
-    pub(crate) fn commit(&mut self) -> Result<(), StoreError> {
-        if self.index_failed {
-            return Err(StoreError::Io("the index failed before".to_owned()));
+    fn end_group(&mut self) {
+        if self.place.shared.catalog.uncommitted() >= self.place.shared.config.commit_entries {
+            let _ = self.commit_all();
         }
-        commit_frozen(&self.place.shared, &mut self.index).map(drop).map_err(|error| {
-            tracing::warn!(%error, "the index of the blocks' files could not be committed");
-            self.index_failed = true;
-            StoreError::from(error)
-        })
+    }
+
+    fn has_uncommitted(&self) -> bool {
+        self.place.shared.catalog.uncommitted() > 0
+    }
+
+    fn commit_all(&mut self) -> Result<(), StoreError> {
+        self.committer.commit(&self.place.shared)?;
+        Ok(())
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
         if self.has_uncommitted() {
-            let _ = self.commit();
+            let _ = self.commit_all();
         }
     }
 }

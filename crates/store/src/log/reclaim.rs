@@ -13,11 +13,14 @@
 //! A removal record matters only if the index is lost, and then only while the record
 //! it removes is still in the log; compaction copies it exactly as long as that.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 
 use crate::StoreError;
 use crate::engine::index::SegmentStat;
-use crate::log::writer::{Record, Room, Writer};
+use crate::engine::threads::Writer as _;
+use crate::log::writer::{Headroom, Record, Writer};
 use crate::segment::{FIRST_RECORD_OFFSET, Met, RecordBody, RecordHeader, Walk, record_bytes};
 
 /// A segment is worth compacting if at least one byte in so many is garbage (a guess:
@@ -28,13 +31,16 @@ pub(crate) const WORTHWHILE_SHARE: u64 = 8;
 const MAX_COMPACTIONS_PER_PUT: usize = 4;
 
 /// Bytes of records copied in one append, and in one step of compaction.
-pub(crate) const STEP_BYTES: u64 = 1 << 20;
+const STEP_BYTES: u64 = 1 << 20;
 
 /// Compaction by itself begins when there is one byte of garbage to so many live ones.
 const DUE_SHARE: u64 = 4;
 
 /// It goes on without rest when there is one byte of garbage to so many live ones.
 const URGENT_SHARE: u64 = 2;
+
+/// What background compaction may copy a second: little beside what a disk can do.
+const COMPACT_BYTES_PER_SEC: u64 = 8 << 20;
 
 /// Less garbage than so many segments hold is no reason to compact by itself.
 const LEAST_SEGMENTS: u64 = 2;
@@ -75,7 +81,7 @@ pub(crate) struct Step {
 
 /// Whether compaction should go on by itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Need {
+enum Need {
     None,
     Due,
     Urgent,
@@ -110,7 +116,7 @@ impl Writer {
             step.is_last = copied.is_none();
             if copied.is_some() && self.compacting.is_none() {
                 self.commit()?;
-                if self.shared.catalog.read().segments().contains_key(&number) {
+                if self.log.shared.catalog.read().segments().contains_key(&number) {
                     self.stuck.insert(number);
                 }
             }
@@ -120,18 +126,18 @@ impl Writer {
     }
 
     /// Whether there is so much garbage that compaction should go on by itself.
-    pub(crate) fn compaction_need(&self) -> Need {
+    fn compaction_need(&self) -> Need {
         if self.check_usable().is_err() {
             return Need::None;
         }
         let (mut garbage, mut live) = (0, 0);
-        for (number, stat) in self.shared.catalog.read().segments() {
+        for (number, stat) in self.log.shared.catalog.read().segments() {
             live += stat.live_bytes;
             if *number != self.active.number && !self.stuck.contains(number) {
                 garbage += spare_bytes(stat);
             }
         }
-        let least_bytes = LEAST_SEGMENTS * self.shared.segment_bytes();
+        let least_bytes = LEAST_SEGMENTS * self.log.segment_bytes();
         match garbage.saturating_sub(least_bytes) {
             excess if excess * URGENT_SHARE > live => Need::Urgent,
             excess if excess * DUE_SHARE > live => Need::Due,
@@ -139,11 +145,35 @@ impl Writer {
         }
     }
 
+    /// A step of compaction that nobody has asked for, if there is need of it.
+    pub(crate) fn compact_in_background(&mut self) -> Option<Duration> {
+        let rest_ms = match self.compaction_need() {
+            Need::None => return None,
+            Need::Due => STEP_BYTES * 1000 / COMPACT_BYTES_PER_SEC,
+            Need::Urgent => 0,
+        };
+        match self.reclaim_step(self.pass) {
+            Ok(step) if !step.is_last => {
+                self.pass = Some(step.before);
+                return Some(Duration::from_millis(rest_ms));
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "garbage cannot be compacted"),
+        }
+        // The next look is at the next commit.
+        self.pass = None;
+        None
+    }
+
     /// Tries to make room for an append; the caller looks whether it worked.
-    pub(crate) fn make_room(&mut self, need_bytes: u64, room: Room) -> Result<(), StoreError> {
-        let missing_bytes = self.missing_bytes(need_bytes, room)?;
+    pub(crate) fn make_room(
+        &mut self,
+        need_bytes: u64,
+        headroom: Headroom,
+    ) -> Result<(), StoreError> {
+        let missing_bytes = self.missing_bytes(need_bytes, headroom)?;
         let (garbage, has_dead) = {
-            let state = self.shared.catalog.read();
+            let state = self.log.shared.catalog.read();
             let worthwhile = |(number, stat): &(&u64, &SegmentStat)| {
                 is_worthwhile(stat) && !self.stuck.contains(number)
             };
@@ -161,7 +191,7 @@ impl Writer {
             self.commit()?;
         }
         for number in self.worthwhile_segments().into_iter().take(MAX_COMPACTIONS_PER_PUT) {
-            if self.missing_bytes(need_bytes, room)? == 0 {
+            if self.missing_bytes(need_bytes, headroom)? == 0 {
                 break;
             }
             if self.compact(number, u64::MAX)?.is_none() {
@@ -175,11 +205,11 @@ impl Writer {
 
     /// Ends the last segment if half of it is garbage, so that it can be compacted.
     fn roll_if_wasteful(&mut self) -> Result<(), StoreError> {
-        let stat = self.shared.catalog.read().segments().get(&self.active.number).copied();
+        let stat = self.log.shared.catalog.read().segments().get(&self.active.number).copied();
         let wasteful = stat.is_some_and(|stat| {
             stat.len_bytes > FIRST_RECORD_OFFSET && garbage_bytes(&stat) * 2 >= stat.len_bytes
         });
-        if wasteful && self.missing_bytes(FIRST_RECORD_OFFSET, Room::Reserved)? == 0 {
+        if wasteful && self.missing_bytes(FIRST_RECORD_OFFSET, Headroom::Used)? == 0 {
             self.roll()?;
             // Moves the checkpoint into the new segment, so that the old one may go.
             self.settle()?;
@@ -189,7 +219,7 @@ impl Writer {
 
     /// Segments to compact, those first that leave least to copy.
     fn worthwhile_segments(&self) -> Vec<u64> {
-        let state = self.shared.catalog.read();
+        let state = self.log.shared.catalog.read();
         let mut segments: Vec<(u64, u64)> = state
             .segments()
             .iter()
@@ -209,15 +239,15 @@ impl Writer {
     /// if room ran out.
     fn compact(&mut self, number: u64, budget_bytes: u64) -> Result<Option<u64>, StoreError> {
         let resumed = self.compacting.take().filter(|now| now.number == number);
-        let stat = self.shared.catalog.read().segments().get(&number).copied();
+        let stat = self.log.shared.catalog.read().segments().get(&number).copied();
         let Some(stat) = stat else { return Ok(Some(0)) };
         let from = resumed.map_or(FIRST_RECORD_OFFSET, |now| now.offset);
         let io = |error: std::io::Error| StoreError::Io(error.to_string());
-        let file = self.shared.files.open(&*self.shared.disk, number).map_err(io)?;
+        let file = self.log.segments.open(&*self.log.shared.disk, number).map_err(io)?;
         let mut walk = Walk::new(&*file, stat.salt, from, stat.len_bytes);
         let mut found = Found::default();
         let mut copied_bytes = 0;
-        let step_bytes = STEP_BYTES.min(self.shared.segment_bytes() / 4);
+        let step_bytes = STEP_BYTES.min(self.log.segment_bytes() / 4);
         while let Some(met) = walk.step().map_err(io)? {
             let Met::Record { offset, header } = met else { continue };
             self.consider(number, offset, header, &mut walk, &mut found)?;
@@ -240,8 +270,8 @@ impl Writer {
         }
         self.set_aside(std::mem::take(&mut found.damaged))?;
         self.settle()?;
-        self.shared.catalog.clear_removals(number);
-        let left = self.shared.catalog.read().segments().get(&number).map(|s| s.live_bytes);
+        self.log.shared.catalog.clear_removals(number);
+        let left = self.log.shared.catalog.read().segments().get(&number).map(|s| s.live_bytes);
         if left.is_some_and(|live_bytes| live_bytes > 0) {
             // Live records under damaged headers; a scrub will set them aside.
             tracing::warn!(segment = number, "some live records of a segment cannot be found");
@@ -264,7 +294,7 @@ impl Writer {
             RecordBody::Lease { .. } => return Ok(()),
             RecordBody::Removal { target_segment } => {
                 let target_exists =
-                    self.shared.catalog.read().segments().contains_key(&target_segment);
+                    self.log.shared.catalog.read().segments().contains_key(&target_segment);
                 if known.held.is_some() || !target_exists || target_segment == number {
                     return Ok(());
                 }
@@ -299,7 +329,7 @@ impl Writer {
         if copies.is_empty() {
             return Ok(true);
         }
-        if self.missing_bytes(copy_bytes, Room::Reserved)? > 0 {
+        if self.missing_bytes(copy_bytes, Headroom::Used)? > 0 {
             return Ok(false);
         }
         match self.append_records(&copies) {
@@ -312,7 +342,7 @@ impl Writer {
     pub(crate) fn drop_segments(&mut self, dead: &[u64]) {
         for number in dead {
             let (stat, is_oldest) = {
-                let state = self.shared.catalog.read();
+                let state = self.log.shared.catalog.read();
                 let oldest = state.segments().keys().next().copied();
                 (state.segments().get(number).copied(), oldest == Some(*number))
             };
@@ -321,14 +351,14 @@ impl Writer {
             if stat.removals > 0 && !is_oldest {
                 continue;
             }
-            self.shared.files.forget(*number);
-            match self.shared.disk.remove(&crate::segment::file_name(*number)) {
+            self.log.segments.forget(*number);
+            match self.log.shared.disk.remove(&crate::segment::file_name(*number)) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     tracing::warn!(segment = number, %error, "a dead segment stays for now");
                 }
                 _ => {
                     self.removed_bytes += stat.len_bytes;
-                    self.shared.catalog.forget_segment(*number);
+                    self.log.shared.catalog.forget_segment(*number);
                     self.stuck.remove(number);
                 }
             }

@@ -21,9 +21,12 @@ use std::sync::Arc;
 use atoll_key::Key;
 
 use crate::disk::DiskFile;
-use crate::engine::index::{self, Contents, Entry, Index, IndexError, SegmentStat};
-use crate::engine::shared::Shared;
-use crate::log::writer::{Active, Writer, commit_frozen, create_segment};
+use crate::engine::committer::Committer;
+use crate::engine::entry::Entry;
+use crate::engine::index::{Contents, Index, IndexError, SegmentStat};
+use crate::engine::{IndexFailure, OpenError};
+use crate::log::reading::Log;
+use crate::log::writer::{Active, Writer, create_segment};
 use crate::segment::{
     self, FIRST_RECORD_OFFSET, InvalidHeader, Met, RecordBody, RecordHeader, SegmentHeader, Walk,
 };
@@ -49,47 +52,6 @@ pub struct OpenReport {
     pub lost_blocks: u64,
 }
 
-/// Why a store could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// Another process has it open.
-    #[error("the store is in use: {0}")]
-    Locked(String),
-    /// Written by another version of this program, which alone should touch it.
-    #[error(
-        "{name} was written by another version of Atoll (layout {layout}): use that version, \
-         or begin with an empty directory"
-    )]
-    OtherLayout {
-        /// The file.
-        name: String,
-        /// Its layout.
-        layout: u64,
-    },
-    /// The disk failed.
-    #[error("cannot open the store: {0}")]
-    Io(#[from] io::Error),
-    /// The index could not be opened, nor a new one be made.
-    #[error("cannot open the store: {0}")]
-    Index(IndexFailure),
-}
-
-/// What was wrong with the index.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct IndexFailure(IndexError);
-
-impl From<IndexError> for OpenError {
-    fn from(error: IndexError) -> OpenError {
-        match error {
-            IndexError::OtherLayout(layout) => {
-                OpenError::OtherLayout { name: index::FILE_NAME.to_owned(), layout }
-            }
-            error => OpenError::Index(IndexFailure(error)),
-        }
-    }
-}
-
 /// What is put behind the name of a segment that is set aside.
 const DAMAGED_SUFFIX: &str = ".damaged";
 
@@ -112,21 +74,21 @@ struct Found {
     highest: u64,
 }
 
-/// Brings the catalogue of `shared` up to the log and returns the writer for it.
-pub(crate) fn recover(shared: Arc<Shared>) -> Result<(Writer, OpenReport), OpenError> {
+/// Brings the catalogue of `log` up to the log and returns the writer for it.
+pub(crate) fn recover(log: Arc<Log>) -> Result<(Writer, OpenReport), OpenError> {
     let mut report = OpenReport::default();
-    let mut found = find_segments(&shared, &mut report)?;
-    let cache_bytes = shared.config.index_cache_bytes;
-    let opened = match Index::open(shared.disk.clone(), cache_bytes) {
+    let mut found = find_segments(&log, &mut report)?;
+    let cache_bytes = log.shared.config.index_cache_bytes;
+    let opened = match Index::open(log.shared.disk.clone(), cache_bytes) {
         Err(error @ IndexError::OtherLayout(_)) => return Err(error.into()),
         opened => opened,
     };
     let known = opened.as_ref().ok().and_then(|(_, contents)| contents.as_ref());
-    settle_headless(&shared, &mut found, known.map(|c| &c.segments), &mut report)?;
+    settle_headless(&log, &mut found, known.map(|c| &c.segments), &mut report)?;
     let why = match opened {
         Ok((index, contents)) => match contents.as_ref().and_then(|c| mismatch(c, &found)) {
             Some(why) => why,
-            None => match bring_up(&shared, &found, index, contents, report.clone()) {
+            None => match bring_up(&log, &found, index, contents, report.clone()) {
                 Err(OpenError::Index(IndexFailure(IndexError::Damaged(why)))) => why,
                 brought_up => return brought_up,
             },
@@ -136,28 +98,28 @@ pub(crate) fn recover(shared: Arc<Shared>) -> Result<(Writer, OpenReport), OpenE
     };
     tracing::warn!(why, "the index is made again from the log");
     report.rebuilt_index = true;
-    shared.catalog.clear();
-    let index = Index::create(shared.disk.clone(), cache_bytes)?;
-    bring_up(&shared, &found, index, None, report)
+    log.shared.catalog.clear();
+    let index = Index::create(log.shared.disk.clone(), cache_bytes)?;
+    bring_up(&log, &found, index, None, report)
 }
 
 /// Replays what the index lacks.
 fn bring_up(
-    shared: &Arc<Shared>,
+    log: &Arc<Log>,
     found: &Found,
     index: Index,
     contents: Option<Contents>,
     mut report: OpenReport,
 ) -> Result<(Writer, OpenReport), OpenError> {
     report.rebuilt_index |= contents.is_none() && !found.segments.is_empty();
-    let shared = shared.clone();
-    let mut recovery = Recovery { shared, index, report, next_sequence: 1, commits: true };
+    let (log, committer) = (log.clone(), Committer::new(index));
+    let mut recovery = Recovery { log, committer, report, next_sequence: 1 };
     let from = recovery.begin(contents, found)?;
     let active = recovery.replay(found, from)?;
-    let Recovery { shared, index, report, next_sequence, .. } = recovery;
-    let mut writer = Writer::new(shared, index, active, next_sequence);
+    let Recovery { log, committer, report, next_sequence } = recovery;
+    let mut writer = Writer::new(log, committer, active, next_sequence);
     writer.settle().map_err(|error| io::Error::other(error.to_string()))?;
-    match writer.commit_index() {
+    match writer.commit() {
         // A full disk, say. What it lacks is in memory, and in the log.
         Ok(()) | Err(IndexError::Io(_)) => Ok((writer, report)),
         Err(error) => Err(error.into()),
@@ -165,10 +127,10 @@ fn bring_up(
 }
 
 /// Opens all segments and reads their headers.
-fn find_segments(shared: &Shared, report: &mut OpenReport) -> Result<Found, OpenError> {
+fn find_segments(log: &Log, report: &mut OpenReport) -> Result<Found, OpenError> {
     let mut found = Found::default();
     let mut unreadable = None;
-    for name in shared.disk.list()? {
+    for name in log.shared.disk.list()? {
         let set_aside = name.strip_suffix(DAMAGED_SUFFIX);
         let Some(number) = segment::parse_file_name(set_aside.unwrap_or(&name)) else { continue };
         found.highest = found.highest.max(number);
@@ -176,7 +138,7 @@ fn find_segments(shared: &Shared, report: &mut OpenReport) -> Result<Found, Open
             report.damaged_segments += 1;
             continue;
         }
-        let file = shared.disk.open(&name)?;
+        let file = log.shared.disk.open(&name)?;
         let len_bytes = file.len()?;
         let mut start = [0; FIRST_RECORD_OFFSET as usize];
         let read = match file.read_at(0, &mut start).or_else(|_| file.read_at(0, &mut start)) {
@@ -189,9 +151,9 @@ fn find_segments(shared: &Shared, report: &mut OpenReport) -> Result<Found, Open
         let is_unwritten = read > 0 && start.iter().all(|byte| *byte == 0);
         match segment::decode_segment_start(&start[..read]) {
             // Power was lost while the segment was made, so nothing is in it.
-            _ if len_bytes < FIRST_RECORD_OFFSET => shared.disk.remove(&name)?,
+            _ if len_bytes < FIRST_RECORD_OFFSET => log.shared.disk.remove(&name)?,
             Err(_) if is_unwritten && len_bytes == FIRST_RECORD_OFFSET => {
-                shared.disk.remove(&name)?;
+                log.shared.disk.remove(&name)?;
             }
             Ok(SegmentHeader { number: stated, salt }) if stated == number => {
                 found.segments.insert(number, Segment { salt, len_bytes });
@@ -212,7 +174,7 @@ fn find_segments(shared: &Shared, report: &mut OpenReport) -> Result<Found, Open
 /// Reads segments without a header with the salt that the index knows, and sets the others
 /// aside.
 fn settle_headless(
-    shared: &Shared,
+    log: &Log,
     found: &mut Found,
     known: Option<&BTreeMap<u64, SegmentStat>>,
     report: &mut OpenReport,
@@ -221,14 +183,14 @@ fn settle_headless(
         let name = segment::file_name(number);
         let Some(stat) = known.and_then(|known| known.get(&number)) else {
             tracing::error!(name, "a segment without a sound header is set aside");
-            shared.disk.rename(&name, &format!("{name}{DAMAGED_SUFFIX}"))?;
+            log.shared.disk.rename(&name, &format!("{name}{DAMAGED_SUFFIX}"))?;
             report.damaged_segments += 1;
             continue;
         };
         tracing::error!(name, "the header of a segment cannot be read; the index knows it");
         let salt = stat.salt;
         let start = segment::encode_segment_start(&SegmentHeader { number, salt });
-        let written = shared.disk.open(&name).and_then(|file| {
+        let written = log.shared.disk.open(&name).and_then(|file| {
             file.write_at(0, &mut [IoSlice::new(&start)])?;
             file.sync()
         });
@@ -276,12 +238,10 @@ fn is_unwritten(file: &dyn DiskFile, mut at: u64, end: u64) -> io::Result<bool> 
 }
 
 struct Recovery {
-    shared: Arc<Shared>,
-    index: Index,
+    log: Arc<Log>,
+    committer: Committer,
     report: OpenReport,
     next_sequence: u64,
-    /// Whether the index takes commits.
-    commits: bool,
 }
 
 impl Recovery {
@@ -291,7 +251,7 @@ impl Recovery {
         contents: Option<Contents>,
         found: &Found,
     ) -> Result<(u64, u64), OpenError> {
-        let catalog = &self.shared.catalog;
+        let catalog = &self.log.shared.catalog;
         let Some(contents) = contents else {
             return Ok((0, FIRST_RECORD_OFFSET));
         };
@@ -301,7 +261,7 @@ impl Recovery {
         let gone: Vec<u64> = contents.segments.keys().filter(gone).copied().collect();
         self.next_sequence = checkpoint.next_sequence;
         catalog.load(contents);
-        catalog.set_snapshot(self.index.snapshot()?, self.index.len_bytes()?);
+        self.committer.load_snapshot(&self.log.shared)?;
         if !shortened.is_empty() {
             self.report.lost_blocks = self.forget_lost(&shortened)?;
             let lost_blocks = self.report.lost_blocks;
@@ -320,7 +280,7 @@ impl Recovery {
 
     /// Forgets the blocks of segments beyond the length that is left of them; returns how many.
     fn forget_lost(&self, left: &BTreeMap<u64, u64>) -> Result<u64, OpenError> {
-        let catalog = &self.shared.catalog;
+        let catalog = &self.log.shared.catalog;
         let (mut from, mut lost) = (Some(Key::MIN), 0);
         while let Some(first) = from {
             let page = catalog.indexed_page(&first, LOST_PAGE)?;
@@ -353,14 +313,14 @@ impl Recovery {
             } else {
                 self.report.damaged_bytes += segment.len_bytes - end;
             }
-            self.shared.catalog.set_synced(*number, end);
+            self.log.shared.catalog.set_synced(*number, end);
         }
         match active {
             Some(active) => Ok(active),
             None => {
                 // Above everything that was ever there, also what is set aside.
-                let known = self.shared.catalog.read().checkpoint().segment;
-                Ok(create_segment(&self.shared, known.max(found.highest) + 1)?)
+                let known = self.log.shared.catalog.read().checkpoint().segment;
+                Ok(create_segment(&self.log, known.max(found.highest) + 1)?)
             }
         }
     }
@@ -374,7 +334,7 @@ impl Recovery {
         end: u64,
     ) -> Result<Option<Active>, OpenError> {
         let Segment { salt, len_bytes } = segment;
-        let file = self.shared.files.open(&*self.shared.disk, number)?;
+        let file = self.log.segments.open(&*self.log.shared.disk, number)?;
         if *len_bytes > end {
             self.report.torn_bytes += len_bytes - end;
             if !is_unwritten(&*file, end, *len_bytes)? {
@@ -383,7 +343,7 @@ impl Recovery {
             file.set_len(end)?;
             file.sync()?;
         }
-        self.shared.catalog.set_segment_len(number, end);
+        self.log.shared.catalog.set_segment_len(number, end);
         Ok(Some(Active { number, salt: *salt, file, len_bytes: end }))
     }
 
@@ -395,14 +355,14 @@ impl Recovery {
         from: u64,
     ) -> Result<u64, OpenError> {
         let Segment { salt, len_bytes, .. } = segment;
-        let file = self.shared.files.open(&*self.shared.disk, number)?;
-        if !self.shared.catalog.read().segments().contains_key(&number) {
-            self.shared.catalog.add_segment(number, *salt, *len_bytes);
+        let file = self.log.segments.open(&*self.log.shared.disk, number)?;
+        if !self.log.shared.catalog.read().segments().contains_key(&number) {
+            self.log.shared.catalog.add_segment(number, *salt, *len_bytes);
         }
         // A process that was killed may have left records in the page cache only; they
         // must not be answered for before they are durable.
         file.sync()?;
-        self.shared.catalog.set_segment_len(number, *len_bytes);
+        self.log.shared.catalog.set_segment_len(number, *len_bytes);
         let mut walk = Walk::new(&*file, *salt, from, *len_bytes);
         let mut end = from.max(FIRST_RECORD_OFFSET).min(*len_bytes);
         let mut skipped_bytes = 0;
@@ -429,7 +389,7 @@ impl Recovery {
 
     /// Takes one record, unless something newer is known of its key.
     fn apply(&self, number: u64, offset: u64, header: &RecordHeader) -> Result<(), OpenError> {
-        let catalog = &self.shared.catalog;
+        let catalog = &self.log.shared.catalog;
         let found = |held: Option<Entry>| match header.body {
             RecordBody::Block { kind, version, expires_unix_secs, len_bytes, .. } => {
                 if held.is_some_and(|held| held.sequence > header.sequence) {
@@ -469,19 +429,18 @@ impl Recovery {
 
     /// Commits the index now and then, so that replaying a whole log needs little memory.
     fn commit_if_much(&mut self, segment: u64, offset: u64) -> Result<(), OpenError> {
-        let catalog = &self.shared.catalog;
-        if !self.commits || catalog.uncommitted() < self.shared.config.commit_entries {
+        let catalog = &self.log.shared.catalog;
+        if self.committer.has_failed()
+            || catalog.uncommitted() < self.log.shared.config.commit_entries
+        {
             return Ok(());
         }
         catalog.set_synced(segment, offset);
         catalog.set_next_sequence(self.next_sequence);
-        match commit_frozen(&self.shared, &mut self.index) {
+        match self.committer.commit(&self.log.shared) {
             Ok(_dead) => Ok(()),
-            Err(error @ IndexError::Io(_)) => {
-                tracing::warn!(%error, "the index cannot be written while the log is replayed");
-                self.commits = false;
-                Ok(())
-            }
+            // The rest is replayed into memory.
+            Err(IndexError::Io(_)) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }

@@ -15,16 +15,19 @@
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_key::{Key, MAX_BLOCK_BYTES};
 use bytes::Bytes;
-use futures_channel::oneshot;
 
 use crate::disk::{self, DiskFile};
 use crate::engine::catalog::Change;
-use crate::engine::index::{Entry, Index, IndexError};
-use crate::engine::shared::Shared;
-use crate::log::reclaim::{Compacting, Step};
+use crate::engine::committer::Committer;
+use crate::engine::entry::Entry;
+use crate::engine::index::{self, IndexError};
+use crate::engine::threads::{self, Reply, Writer as _};
+use crate::log::reading::Log;
+use crate::log::reclaim::Compacting;
 use crate::segment::{
     self, ALIGNMENT, FIRST_RECORD_OFFSET, RecordBody, RecordHeader, SegmentHeader,
 };
@@ -32,26 +35,6 @@ use crate::{Owner, StoreError, StoredBlock};
 
 /// Bytes one call may append; offsets in a segment have 32 bits.
 const MAX_BATCH_BYTES: u64 = 1 << 30;
-
-/// Changes kept in memory while the index fails, as a multiple of `commit_entries`.
-const MAX_BACKLOG: usize = 16;
-
-/// Where the answer to a command goes.
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
-
-/// What the writer is asked to do.
-pub(crate) enum Command {
-    Put(Vec<StoredBlock>, Reply<()>),
-    Remove(Vec<Key>, Reply<()>),
-    /// Forget blocks if they are still the ones of these sequence numbers.
-    SetAside(Vec<(Key, u64)>, Reply<()>),
-    /// A step of compaction, in a pass over the segments before the one named.
-    Reclaim(Option<u64>, Reply<Step>),
-    /// Commit the index.
-    Flush(Reply<()>),
-    /// The same for a caller that blocks: too much waits for a commit.
-    CommitNow(std::sync::mpsc::SyncSender<()>),
-}
 
 /// The segment that is written to.
 #[derive(Debug)]
@@ -62,13 +45,13 @@ pub(crate) struct Active {
     pub(crate) len_bytes: u64,
 }
 
-/// How much of the capacity an append may use.
+/// Whether an append may use the space that compaction needs to work.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
-    /// All but what compaction needs to work: new blocks.
-    Normal,
-    /// All of it: removals, and copies that precede a larger deletion.
-    Reserved,
+pub(crate) enum Headroom {
+    /// It may not: new blocks.
+    Kept,
+    /// It may: removals, and copies that precede a larger deletion.
+    Used,
 }
 
 /// A record to append.
@@ -89,8 +72,8 @@ pub(crate) struct Found {
 }
 
 pub(crate) struct Writer {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) index: Index,
+    pub(crate) log: Arc<Log>,
+    committer: Committer,
     pub(crate) active: Active,
     pub(crate) next_sequence: u64,
     /// Appended, but not synced.
@@ -99,11 +82,12 @@ pub(crate) struct Writer {
     unsynced_entries: BTreeMap<Key, Option<Entry>>,
     waiting: Vec<Reply<()>>,
     failed: Option<String>,
-    index_failed: bool,
     log_bytes_since_commit: u64,
     /// Segments whose live records cannot all be read; compacting them is no use.
     pub(crate) stuck: std::collections::BTreeSet<u64>,
     pub(crate) compacting: Option<Compacting>,
+    /// The pass of background compaction: it is about segments before this one.
+    pub(crate) pass: Option<u64>,
     /// Lengths of all segments removed.
     pub(crate) removed_bytes: u64,
 }
@@ -114,67 +98,34 @@ fn io_error(error: &io::Error) -> StoreError {
 
 impl Writer {
     pub(crate) fn new(
-        shared: Arc<Shared>,
-        index: Index,
+        log: Arc<Log>,
+        committer: Committer,
         active: Active,
         next_sequence: u64,
     ) -> Writer {
         Writer {
-            shared,
-            index,
+            log,
+            committer,
             active,
             next_sequence,
             unsynced: Vec::new(),
             unsynced_entries: BTreeMap::new(),
             waiting: Vec::new(),
             failed: None,
-            index_failed: false,
             log_bytes_since_commit: 0,
             stuck: std::collections::BTreeSet::new(),
             compacting: None,
+            pass: None,
             removed_bytes: 0,
         }
     }
 
-    /// Does what `commands` ask, with one sync for all their appends.
-    pub(crate) fn run(&mut self, commands: Vec<Command>) {
-        if self.index_failed {
-            self.reopen_index();
-        }
-        for command in commands {
-            match command {
-                Command::Put(batch, reply) => {
-                    let appended = self.put(batch);
-                    self.wait_for_sync(appended, reply);
-                }
-                Command::Remove(keys, reply) => {
-                    let keys = keys.into_iter().map(|key| (key, None)).collect();
-                    let appended = self.remove(keys);
-                    self.wait_for_sync(appended, reply);
-                }
-                Command::SetAside(keys, reply) => {
-                    let keys = keys.into_iter().map(|(key, n)| (key, Some(n))).collect();
-                    let appended = self.set_aside(keys);
-                    self.wait_for_sync(appended, reply);
-                }
-                Command::Reclaim(before, reply) => {
-                    let _ = reply.send(self.reclaim_step(before));
-                }
-                Command::Flush(reply) => {
-                    let flushed = self.settle().and_then(|()| self.commit());
-                    let _ = reply.send(flushed);
-                }
-                Command::CommitNow(reply) => {
-                    let _ = self.settle().and_then(|()| self.commit());
-                    let _ = reply.send(());
-                }
-            }
-        }
-        let _ = self.settle();
-        self.commit_if_much();
-    }
-
-    fn wait_for_sync(&mut self, appended: Result<(), StoreError>, reply: Reply<()>) {
+    /// Answers a caller when what was appended has been synced.
+    pub(crate) fn answer_when_synced(
+        &mut self,
+        appended: Result<(), StoreError>,
+        reply: Reply<()>,
+    ) {
         match appended {
             Ok(()) => self.waiting.push(reply),
             Err(error) => {
@@ -187,13 +138,14 @@ impl Writer {
         match self.unsynced_entries.get(key) {
             Some(entry) => Ok(Found { held: *entry, indexed: None }),
             None => {
-                let held = self.shared.catalog.lookup(key)?;
+                let held = self.log.shared.catalog.lookup(key)?;
                 Ok(Found { held, indexed: held })
             }
         }
     }
 
-    fn put(&mut self, batch: Vec<StoredBlock>) -> Result<(), StoreError> {
+    /// Appends a batch of blocks.
+    pub(crate) fn put(&mut self, batch: Vec<StoredBlock>) -> Result<(), StoreError> {
         let mut planned: BTreeMap<Key, Entry> = BTreeMap::new();
         let mut records = Vec::with_capacity(batch.len());
         for block in batch {
@@ -208,7 +160,7 @@ impl Writer {
             records.push(record);
         }
         let only_leases = records.iter().all(|r| r.header.value_bytes() == 0);
-        self.append(records, if only_leases { Room::Reserved } else { Room::Normal })
+        self.append(records, if only_leases { Headroom::Used } else { Headroom::Kept })
     }
 
     /// Forgets damaged blocks, so that repair may fetch them again.
@@ -219,7 +171,9 @@ impl Writer {
         self.remove(keys)
     }
 
-    fn remove(&mut self, keys: Vec<(Key, Option<u64>)>) -> Result<(), StoreError> {
+    /// Appends removals of blocks: those that are still the ones of these sequence numbers, or
+    /// whichever they are now (`None`).
+    pub(crate) fn remove(&mut self, keys: Vec<(Key, Option<u64>)>) -> Result<(), StoreError> {
         let mut records: Vec<Record> = Vec::with_capacity(keys.len());
         for (key, sequence) in keys {
             let found = self.lookup(&key)?;
@@ -235,16 +189,16 @@ impl Writer {
             };
             records.push(Record { header, value: Bytes::new(), indexed: found.indexed });
         }
-        self.append(records, Room::Reserved)
+        self.append(records, Headroom::Used)
     }
 
     /// Appends records with new sequence numbers, all or nothing.
-    fn append(&mut self, records: Vec<Record>, room: Room) -> Result<(), StoreError> {
+    fn append(&mut self, records: Vec<Record>, headroom: Headroom) -> Result<(), StoreError> {
         if records.is_empty() {
             return self.check_usable();
         }
         let need_bytes = records.iter().map(|r| r.header.record_bytes()).sum();
-        self.ensure_room(need_bytes, room)?;
+        self.ensure_room(need_bytes, headroom)?;
         let count = records.len() as u64;
         self.append_records(&records)?;
         self.next_sequence += count;
@@ -258,50 +212,44 @@ impl Writer {
         }
     }
 
-    /// What the index does not take stays in memory; that must end somewhere.
-    fn check_backlog(&self) -> Result<(), StoreError> {
-        let limit = self.shared.config.commit_entries.saturating_mul(MAX_BACKLOG);
-        if self.index_failed && self.shared.catalog.uncommitted() >= limit {
-            let why = "the index has not been writable for long; open the store again";
-            return Err(StoreError::Io(why.to_owned()));
-        }
-        Ok(())
-    }
-
-    fn ensure_room(&mut self, need_bytes: u64, room: Room) -> Result<(), StoreError> {
+    fn ensure_room(&mut self, need_bytes: u64, headroom: Headroom) -> Result<(), StoreError> {
         self.check_usable()?;
-        self.check_backlog()?;
+        self.committer.check_backlog(&self.log.shared)?;
         if need_bytes > MAX_BATCH_BYTES {
             return Err(StoreError::Io(format!("a batch of {need_bytes} bytes is too large")));
         }
-        if self.missing_bytes(need_bytes, room)? == 0 {
+        if self.missing_bytes(need_bytes, headroom)? == 0 {
             return Ok(());
         }
         self.settle()?;
-        self.make_room(need_bytes, room)?;
-        if self.missing_bytes(need_bytes, room)? == 0 { Ok(()) } else { Err(self.full()) }
+        self.make_room(need_bytes, headroom)?;
+        if self.missing_bytes(need_bytes, headroom)? == 0 { Ok(()) } else { Err(self.full()) }
     }
 
     /// How many bytes too few there are to append `need_bytes`.
-    pub(crate) fn missing_bytes(&self, need_bytes: u64, room: Room) -> Result<u64, StoreError> {
+    pub(crate) fn missing_bytes(
+        &self,
+        need_bytes: u64,
+        headroom: Headroom,
+    ) -> Result<u64, StoreError> {
         let (disk_bytes, index_bytes) = {
-            let state = self.shared.catalog.read();
+            let state = self.log.shared.catalog.read();
             (state.disk_bytes(), state.index_bytes())
         };
         // redb doubles its file when it must grow.
         let mut wanted_bytes = disk_bytes + need_bytes + index_bytes;
         let mut reserve_bytes = 0;
-        if room == Room::Normal {
-            wanted_bytes += self.shared.headroom_bytes();
-            reserve_bytes = self.shared.config.free_reserve_bytes;
+        if headroom == Headroom::Kept {
+            wanted_bytes += self.log.headroom_bytes();
+            reserve_bytes = self.log.shared.config.free_reserve_bytes;
         }
-        if self.active.len_bytes + need_bytes > self.shared.segment_bytes() {
+        if self.active.len_bytes + need_bytes > self.log.segment_bytes() {
             wanted_bytes += FIRST_RECORD_OFFSET;
         }
-        let free_bytes = self.shared.disk.free_bytes().map_err(|error| io_error(&error))?;
-        let capacity_bytes = self.shared.capacity_bytes();
+        let free_bytes = self.log.shared.disk.free_bytes().map_err(|error| io_error(&error))?;
+        let capacity_bytes = self.log.shared.capacity_bytes();
         // A store that was given less than it takes must be able to remove and to compact.
-        let is_shrinking = room == Room::Reserved && disk_bytes > capacity_bytes;
+        let is_shrinking = headroom == Headroom::Used && disk_bytes > capacity_bytes;
         let over_cap = if is_shrinking { 0 } else { wanted_bytes.saturating_sub(capacity_bytes) };
         Ok(over_cap.max((need_bytes + reserve_bytes).saturating_sub(free_bytes)))
     }
@@ -309,9 +257,9 @@ impl Writer {
     /// The error for what has no room. Where the disk is full before the store is, the
     /// disk is the limit that is named.
     pub(crate) fn full(&self) -> StoreError {
-        let usage = self.shared.usage();
-        let free_bytes = self.shared.disk.free_bytes().unwrap_or(0);
-        let free_bytes = free_bytes.saturating_sub(self.shared.config.free_reserve_bytes);
+        let usage = self.log.shared.usage();
+        let free_bytes = self.log.shared.disk.free_bytes().unwrap_or(0);
+        let free_bytes = free_bytes.saturating_sub(self.log.shared.config.free_reserve_bytes);
         StoreError::Full {
             used_bytes: usage.disk_bytes,
             capacity_bytes: usage.capacity_bytes.min(usage.disk_bytes.saturating_add(free_bytes)),
@@ -322,7 +270,7 @@ impl Writer {
     pub(crate) fn append_records(&mut self, records: &[Record]) -> Result<(), StoreError> {
         let need_bytes: u64 = records.iter().map(|r| r.header.record_bytes()).sum();
         let is_empty = self.active.len_bytes <= FIRST_RECORD_OFFSET;
-        if !is_empty && self.active.len_bytes + need_bytes > self.shared.segment_bytes() {
+        if !is_empty && self.active.len_bytes + need_bytes > self.log.segment_bytes() {
             self.roll()?;
         }
         let start = self.active.len_bytes;
@@ -334,7 +282,7 @@ impl Writer {
         }
         self.active.len_bytes = start + need_bytes;
         self.log_bytes_since_commit += need_bytes;
-        self.shared.catalog.set_segment_len(self.active.number, self.active.len_bytes);
+        self.log.shared.catalog.set_segment_len(self.active.number, self.active.len_bytes);
         self.note(records, start);
         Ok(())
     }
@@ -345,7 +293,7 @@ impl Writer {
             let RecordHeader { key, sequence, owner, body } = record.header;
             let held = match self.unsynced_entries.get(&key) {
                 Some(entry) => *entry,
-                None => self.shared.catalog.known(&key).unwrap_or(record.indexed),
+                None => self.log.shared.catalog.known(&key).unwrap_or(record.indexed),
             };
             let change = match (body, held) {
                 (RecordBody::Removal { .. }, _) => Some(Change::Remove),
@@ -373,7 +321,7 @@ impl Writer {
             let entry = match change {
                 Change::Put(entry) | Change::Extend(entry) | Change::Move(entry) => Some(entry),
                 Change::Remove => {
-                    self.shared.catalog.count_removals(self.active.number, 1);
+                    self.log.shared.catalog.count_removals(self.active.number, 1);
                     None
                 }
             };
@@ -388,7 +336,7 @@ impl Writer {
             self.fail(&format!("cannot sync the log: {error}"));
             return Err(io_error(&error));
         }
-        let active = create_segment(&self.shared, self.active.number + 1)
+        let active = create_segment(&self.log, self.active.number + 1)
             .map_err(|error| self.write_error(&error))?;
         self.active = active;
         Ok(())
@@ -399,13 +347,13 @@ impl Writer {
         if disk::is_full(error) {
             return self.full();
         }
-        self.shared.note_failure(&format!("cannot write the log: {error}"));
+        self.log.shared.note_failure(&format!("cannot write the log: {error}"));
         io_error(error)
     }
 
     fn fail(&mut self, why: &str) {
         tracing::error!(why, "the store refuses writes from now on");
-        self.shared.note_failure(why);
+        self.log.shared.note_failure(why);
         self.failed = Some(why.to_owned());
     }
 
@@ -422,17 +370,15 @@ impl Writer {
         let unsynced = std::mem::take(&mut self.unsynced);
         self.unsynced_entries.clear();
         if outcome.is_ok() && !unsynced.is_empty() {
-            self.shared.note_success();
+            self.log.shared.note_success();
         }
         if outcome.is_ok() {
             for (_, _, change) in &unsynced {
                 if let Change::Put(entry) = change {
-                    self.shared
-                        .earliest_expiry
-                        .fetch_min(entry.expires_unix_secs, std::sync::atomic::Ordering::Relaxed);
+                    self.log.shared.note_lease(entry.expires_unix_secs);
                 }
             }
-            let catalog = &self.shared.catalog;
+            let catalog = &self.log.shared.catalog;
             catalog.apply(&unsynced, self.next_sequence);
             catalog.set_synced(self.active.number, self.active.len_bytes);
         }
@@ -442,81 +388,53 @@ impl Writer {
         outcome
     }
 
-    fn commit_if_much(&mut self) {
-        let config = &self.shared.config;
-        if self.shared.catalog.uncommitted() >= config.commit_entries
-            || self.log_bytes_since_commit >= config.commit_bytes
-        {
-            let _ = self.commit();
-        }
-    }
-
-    /// Whether there is anything to commit.
-    pub(crate) fn has_uncommitted(&self) -> bool {
-        self.shared.catalog.uncommitted() > 0 || self.log_bytes_since_commit > 0
-    }
-
-    /// Commits the index and removes the segments nobody needs. What was appended must
-    /// have been settled. On failure everything stays in memory and in the log.
-    pub(crate) fn commit(&mut self) -> Result<(), StoreError> {
-        Ok(self.commit_index()?)
-    }
-
-    pub(crate) fn commit_index(&mut self) -> Result<(), IndexError> {
+    /// Commits the index and removes the segments that it no longer mentions. Appended records
+    /// must have been settled. On failure everything stays in memory and in the log.
+    pub(crate) fn commit(&mut self) -> Result<(), IndexError> {
         assert!(self.unsynced.is_empty(), "the index never runs ahead of the log");
-        if self.index_failed {
-            return Err(IndexError::Io("it failed before".to_owned()));
-        }
-        match commit_frozen(&self.shared, &mut self.index) {
+        match self.committer.commit(&self.log.shared) {
             Ok(dead) => {
                 self.log_bytes_since_commit = 0;
                 self.drop_segments(&dead);
                 Ok(())
             }
             Err(error) => {
-                self.note_index_failure(&error);
+                if matches!(error, IndexError::Damaged(_)) {
+                    // So that the next opening makes it again from the log.
+                    let _ = index::set_aside(&*self.log.shared.disk);
+                }
                 Err(error)
             }
         }
     }
-
-    fn note_index_failure(&mut self, error: &IndexError) {
-        tracing::warn!(%error, "the index could not be committed; the log has it all");
-        self.index_failed = true;
-        if matches!(error, IndexError::Damaged(_)) {
-            // So that the next opening makes it again from the log.
-            let _ = crate::engine::index::set_aside(&*self.shared.disk);
-        }
-    }
-
-    fn reopen_index(&mut self) {
-        let reopened = self.index.reopen().and_then(|()| {
-            let snapshot = self.index.snapshot()?;
-            Ok((snapshot, self.index.len_bytes()?))
-        });
-        match reopened {
-            Ok((snapshot, index_bytes)) => {
-                self.shared.catalog.set_snapshot(snapshot, index_bytes);
-                self.index_failed = false;
-            }
-            Err(error) => tracing::warn!(%error, "the index could not be opened again"),
-        }
-    }
 }
 
-/// Commits what is in the catalogue; returns the segments that may be removed then.
-pub(crate) fn commit_frozen(shared: &Shared, index: &mut Index) -> Result<Vec<u64>, IndexError> {
-    let frozen = shared.catalog.freeze();
-    let committed = index.commit(&frozen).and_then(|snapshot| Ok((snapshot, index.len_bytes()?)));
-    match committed {
-        Ok((snapshot, index_bytes)) => {
-            shared.catalog.committed(snapshot, index_bytes);
-            Ok(frozen.dead)
+impl threads::Writer for Writer {
+    fn begin_group(&mut self) {
+        self.committer.reopen_if_failed(&self.log.shared);
+    }
+
+    fn end_group(&mut self) {
+        let _ = self.settle();
+        let config = &self.log.shared.config;
+        if self.log.shared.catalog.uncommitted() >= config.commit_entries
+            || self.log_bytes_since_commit >= config.commit_bytes
+        {
+            let _ = self.commit();
         }
-        Err(error) => {
-            shared.catalog.not_committed(frozen);
-            Err(error)
-        }
+    }
+
+    fn has_uncommitted(&self) -> bool {
+        self.log.shared.catalog.uncommitted() > 0 || self.log_bytes_since_commit > 0
+    }
+
+    fn commit_all(&mut self) -> Result<(), StoreError> {
+        self.settle()?;
+        Ok(self.commit()?)
+    }
+
+    fn background_step(&mut self) -> Option<Duration> {
+        self.compact_in_background()
     }
 }
 
@@ -593,20 +511,20 @@ fn write_records(active: &Active, records: &[Record]) -> io::Result<()> {
 }
 
 /// Makes segment `number`; it survives power loss from now on.
-pub(crate) fn create_segment(shared: &Shared, number: u64) -> io::Result<Active> {
-    let salt = shared.disk.random_u64()?;
+pub(crate) fn create_segment(log: &Log, number: u64) -> io::Result<Active> {
+    let salt = log.shared.disk.random_u64()?;
     let name = segment::file_name(number);
-    let file = shared.disk.create(&name)?;
+    let file = log.shared.disk.create(&name)?;
     let start = segment::encode_segment_start(&SegmentHeader { number, salt });
     let made = file
         .write_at(0, &mut [IoSlice::new(&start)])
         .and_then(|()| file.sync())
-        .and_then(|()| shared.disk.sync_dir());
+        .and_then(|()| log.shared.disk.sync_dir());
     if let Err(error) = made {
-        let _ = shared.disk.remove(&name);
+        let _ = log.shared.disk.remove(&name);
         return Err(error);
     }
-    shared.files.insert(number, file.clone());
-    shared.catalog.add_segment(number, salt, FIRST_RECORD_OFFSET);
+    log.segments.insert(number, file.clone());
+    log.shared.catalog.add_segment(number, salt, FIRST_RECORD_OFFSET);
     Ok(Active { number, salt, file, len_bytes: FIRST_RECORD_OFFSET })
 }

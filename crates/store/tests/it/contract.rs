@@ -5,7 +5,7 @@ use std::sync::Arc;
 use atoll_key::{Key, KeyRange};
 use atoll_store::disk::FaultyDisk;
 use atoll_store::{
-    BlockStore, ContributedStore, DiskStore, Holding, MemoryStore, Owner, Room, StoreError,
+    Backend, BlockStore, ContributedStore, DiskStore, Holding, MemoryStore, Owner, StoreError,
     StoredBlock,
 };
 
@@ -40,12 +40,12 @@ fn check(claim: impl Fn(&dyn BlockStore)) {
     claim(&files);
     files.check_invariants();
     // With all blocks, and with none, in the room that is being left.
-    let contributed = ContributedStore::new(Room::Files(Arc::new(open_files(&b))), None);
+    let contributed = ContributedStore::new(Backend::Files(Arc::new(open_files(&b))), None);
     claim(&contributed);
     let other = Arc::new(open_files(&c));
     let former = Some(contributed.present());
     wait(former.iter().next().expect("one").store().remove_expired(u64::MAX)).expect("emptied");
-    claim(&ContributedStore::new(Room::Files(other.clone()), former));
+    claim(&ContributedStore::new(Backend::Files(other.clone()), former));
     other.check_invariants();
 }
 

@@ -7,21 +7,22 @@ use std::sync::Arc;
 use atoll_key::{Key, KeyRange};
 use atoll_store::disk::FaultyDisk;
 use atoll_store::{
-    BlockStore, Busy, ContributedStore, DiskStore, Owner, Room, StoreError, StoredBlock, farthest,
+    Backend, BlockStore, Busy, ContributedStore, DiskStore, Owner, StoreError, StoredBlock,
+    farthest,
 };
 
 use crate::fixture::{Random, block, key, open_files, open_inline, small_config, wait};
 
-fn log(seed: u64) -> Room {
-    Room::Log(Arc::new(open_inline(&FaultyDisk::new(seed))))
+fn log(seed: u64) -> Backend {
+    Backend::Log(Arc::new(open_inline(&FaultyDisk::new(seed))))
 }
 
-fn files(dir: &Path, name: &str) -> Room {
-    Room::Files(Arc::new(open_files(&dir.join(name))))
+fn files(dir: &Path, name: &str) -> Backend {
+    Backend::Files(Arc::new(open_files(&dir.join(name))))
 }
 
-/// Moves all there is; returns how many steps that took and the room that is empty then.
-fn move_all(store: &ContributedStore, budget_bytes: u64) -> (u64, Room) {
+/// Moves all there is; returns how many steps that took and the backend that is empty then.
+fn move_all(store: &ContributedStore, budget_bytes: u64) -> (u64, Backend) {
     let mut steps = 0;
     loop {
         steps += 1;
@@ -44,8 +45,8 @@ fn what_is_done_while_blocks_move_is_as_if_they_stood_still() {
     for seed in 0..8 {
         let mut random = Random(seed);
         let dir = temp.path().join(seed.to_string());
-        let rooms = [log(seed), files(&dir, "one")];
-        let store = ContributedStore::new(rooms[0].clone(), None);
+        let backends = [log(seed), files(&dir, "one")];
+        let store = ContributedStore::new(backends[0].clone(), None);
         let mut model: BTreeMap<Key, StoredBlock> = BTreeMap::new();
         for step in 0..600 {
             let n = random.below(60);
@@ -80,8 +81,8 @@ fn what_is_done_while_blocks_move_is_as_if_they_stood_still() {
                 }
                 8 => {
                     // There and back, whenever.
-                    let to = &rooms[random.below(2) as usize];
-                    store.change_to(to.clone()).expect("between two rooms");
+                    let to = &backends[random.below(2) as usize];
+                    store.change_to(to.clone()).expect("between two backends");
                 }
                 9 | 10 => {
                     wait(store.move_some(random.below(5000))).expect("moved");
@@ -108,7 +109,7 @@ fn what_is_done_while_blocks_move_is_as_if_they_stood_still() {
 }
 
 /// The story: an older version that was put again, with a longer lease, stayed alone when the
-/// newer one expired in the room it was still in.
+/// newer one expired in the backend it was still in.
 #[test]
 fn a_newer_version_does_not_expire_before_an_older_one() {
     let temp = tempfile::tempdir().expect("a directory");
@@ -150,22 +151,22 @@ fn every_block_is_in_one_room_in_the_end() {
     }
 }
 
-/// A move that was interrupted goes on where the two rooms are opened again.
+/// A move that was interrupted goes on where the two backends are opened again.
 #[test]
 fn an_interrupted_move_has_lost_nothing() {
     let temp = tempfile::tempdir().expect("a directory");
     let (disk, dir) = (FaultyDisk::new(5), temp.path());
     let given: Vec<_> = (0..150).map(|n| block(n, 0, 1000, 9)).collect();
     {
-        let store = ContributedStore::new(Room::Log(Arc::new(open_inline(&disk))), None);
+        let store = ContributedStore::new(Backend::Log(Arc::new(open_inline(&disk))), None);
         wait(store.put(given.clone())).expect("kept");
         store.change_to(files(dir, "one")).expect("nothing moves");
         wait(store.move_some(60_000)).expect("moved");
         wait(store.flush()).expect("durable");
     }
-    let rooms = (files(dir, "one"), Room::Log(Arc::new(open_inline(&disk))));
-    assert!(rooms.0.store().usage().blocks > 0 && rooms.1.store().usage().blocks > 0);
-    let store = ContributedStore::new(rooms.0, Some(rooms.1));
+    let backends = (files(dir, "one"), Backend::Log(Arc::new(open_inline(&disk))));
+    assert!(backends.0.store().usage().blocks > 0 && backends.1.store().usage().blocks > 0);
+    let store = ContributedStore::new(backends.0, Some(backends.1));
     for block in &given {
         assert_eq!(wait(store.get(&block.info.key)), Ok(Some(block.clone())));
     }
@@ -208,7 +209,7 @@ fn what_has_been_moved_survives_a_crash_at_once() {
     }
 }
 
-/// The story: a full destination makes room by giving up copies, and one that was not mounted
+/// The story: a full destination makes backend by giving up copies, and one that was not mounted
 /// called itself full; a node gave up all it had.
 #[test]
 fn a_destination_that_is_away_is_not_full() {
@@ -229,9 +230,9 @@ fn a_destination_that_is_away_is_not_full() {
     assert_eq!(store.usage().blocks, 100 - here, "all that the log had");
     std::fs::remove_dir(&blocks).expect("removed");
     std::fs::rename(&away, &blocks).expect("mounted");
-    let Room::Files(room) = store.present() else { panic!("files") };
-    room.look().expect("back");
-    drop(room);
+    let Backend::Files(backend) = store.present() else { panic!("files") };
+    backend.look().expect("back");
+    drop(backend);
     move_all(&store, u64::MAX);
     assert_eq!(store.usage().blocks, 100);
 }
@@ -279,7 +280,7 @@ fn a_room_too_small_gets_the_nearest_blocks() {
     drop(emptied);
     let left = listed(&store, KeyRange::full(), 1000);
     assert!((200..620).contains(&left.len()), "{}", left.len());
-    // Those dropped are the farthest of those that had not been moved when there was no room.
+    // Those dropped are the farthest of those that had not been moved when there was no backend.
     let distance = |key: &Key| position.wrapping_sub(key);
     let dropped = given.iter().map(|block| block.info.key).filter(|key| !left.contains(key));
     let nearest_dropped = dropped.map(|key| distance(&key)).min().expect("some");
@@ -319,7 +320,7 @@ fn the_farthest_copies_go_first() {
 fn a_store_shrinks_to_what_it_is_given() {
     let store = DiskStore::open_inline(Arc::new(FaultyDisk::new(3)), small_config());
     let store = Arc::new(store.expect("opens"));
-    let contributed = ContributedStore::new(Room::Log(store.clone()), None);
+    let contributed = ContributedStore::new(Backend::Log(store.clone()), None);
     wait(contributed.put((0..2000).map(|n| block(n, 0, 10_000, 9)).collect())).expect("kept");
     for capacity_bytes in [10 << 20, 3 << 20, 20 << 20, 0] {
         contributed.present().set_capacity(capacity_bytes);

@@ -24,7 +24,7 @@ impl Wake for Unpark {
 }
 
 /// Runs a future on this thread.
-pub fn wait<F: Future>(future: F) -> F::Output {
+pub(crate) fn wait<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     loop {
@@ -36,10 +36,10 @@ pub fn wait<F: Future>(future: F) -> F::Output {
 }
 
 /// A small seeded generator (SplitMix64).
-pub struct Random(pub u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -47,13 +47,13 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }
 }
 
 /// Key number `n`; keys are spread over the ring but keep no order among themselves.
-pub fn key(n: u64) -> Key {
+pub(crate) fn key(n: u64) -> Key {
     let mut bytes = [0; 64];
     bytes[..8].copy_from_slice(&Random(n).next().to_be_bytes());
     bytes[8..16].copy_from_slice(&n.to_be_bytes());
@@ -61,7 +61,7 @@ pub fn key(n: u64) -> Key {
 }
 
 /// The bytes of block `n` in version `version`.
-pub fn contents(n: u64, version: u64, len_bytes: usize) -> Bytes {
+pub(crate) fn contents(n: u64, version: u64, len_bytes: usize) -> Bytes {
     let mut random = Random(n ^ (version << 40));
     let mut bytes = Vec::with_capacity(len_bytes + 8);
     while bytes.len() < len_bytes {
@@ -72,13 +72,13 @@ pub fn contents(n: u64, version: u64, len_bytes: usize) -> Bytes {
 }
 
 /// Owner number `n`; number 0 is nobody.
-pub fn owner(n: u64) -> Owner {
+pub(crate) fn owner(n: u64) -> Owner {
     let [publisher, ip] = [n.div_ceil(2), n.div_ceil(3)].map(|n| [n as u8; 16]);
     Owner { publisher, ip }
 }
 
 /// Block `n` in a version (0 makes it content), of a length, charged to owner number 1.
-pub fn block(n: u64, version: u64, len_bytes: usize, expires_unix_secs: u64) -> StoredBlock {
+pub(crate) fn block(n: u64, version: u64, len_bytes: usize, expires_unix_secs: u64) -> StoredBlock {
     let kind = if version == 0 { BlockKind::Content } else { BlockKind::Signed };
     let len = u32::try_from(len_bytes).expect("small");
     let info = BlockInfo {
@@ -93,7 +93,7 @@ pub fn block(n: u64, version: u64, len_bytes: usize, expires_unix_secs: u64) -> 
 }
 
 /// Small segments and frequent commits, so that little work does all there is to do.
-pub fn small_config() -> DiskConfig {
+pub(crate) fn small_config() -> DiskConfig {
     DiskConfig {
         capacity_bytes: 64 << 20,
         segment_bytes: 32 << 10,
@@ -107,12 +107,12 @@ pub fn small_config() -> DiskConfig {
 }
 
 /// The same block charged to somebody else.
-pub fn owned(block: StoredBlock, owner: Owner) -> StoredBlock {
+pub(crate) fn owned(block: StoredBlock, owner: Owner) -> StoredBlock {
     StoredBlock { info: BlockInfo { owner, ..block.info }, ..block }
 }
 
 /// Compares the sums over owners with a recount of all blocks.
-pub fn recount_owners(store: &dyn BlockStore) {
+pub(crate) fn recount_owners(store: &dyn BlockStore) {
     let infos = store.list(KeyRange::full(), usize::MAX).expect("readable");
     let sum = |held: &dyn Fn(&BlockInfo) -> bool| {
         let held: Vec<_> = infos.iter().filter(|info| held(info)).collect();
@@ -132,19 +132,19 @@ pub fn recount_owners(store: &dyn BlockStore) {
     }
 }
 
-pub fn open_inline(disk: &FaultyDisk) -> DiskStore {
+pub(crate) fn open_inline(disk: &FaultyDisk) -> DiskStore {
     DiskStore::open_inline(Arc::new(disk.clone()), small_config()).expect("opens")
 }
 
 /// For a [`FileStore`] in an ordinary directory.
-pub fn file_config() -> FileConfig {
+pub(crate) fn file_config() -> FileConfig {
     // Commits here are synced to a real disk.
     let disk = DiskConfig { commit_entries: 128, ..small_config() };
     FileConfig { flag: FlagCheck::Assumed, disk }
 }
 
 /// Opens, or makes, a store of files: index and blocks in two directories below `dir`.
-pub fn open_files(dir: &Path) -> FileStore {
+pub(crate) fn open_files(dir: &Path) -> FileStore {
     let [index, blocks] = ["index", "blocks"].map(|name| dir.join(name));
     std::fs::create_dir_all(&blocks).expect("made");
     FileStore::open(&index, &blocks, file_config()).expect("opens")

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use atoll_key::{BlockKind, Key, KeyRange};
 use atoll_store::disk::FaultyDisk;
 use atoll_store::{
-    BlockInfo, BlockStore, ContributedStore, DiskStore, FileStore, MAX_PARTS, MemoryStore, Merged,
-    Owner, Room, StoredBlock, Summary,
+    Backend, BlockInfo, BlockStore, ContributedStore, DiskStore, FileStore, MAX_PARTS, MemoryStore,
+    Merged, Owner, StoredBlock, Summary,
 };
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -261,11 +261,11 @@ proptest! {
     ) {
         let [disk, other] = [1, 2].map(FaultyDisk::new);
         let rooms = [disk, other].map(|disk| Arc::<DiskStore>::new(open_inline(&disk)));
-        let store = ContributedStore::new(Room::Log(rooms[0].clone()), None);
+        let store = ContributedStore::new(Backend::Log(rooms[0].clone()), None);
         let mut model = Model::default();
         for (at, step) in steps.iter().enumerate() {
             if at == change_at {
-                store.change_to(Room::Log(rooms[1].clone())).expect("nothing moves");
+                store.change_to(Backend::Log(rooms[1].clone())).expect("nothing moves");
             }
             model.run(&store, step, &mut |_| drop(wait(store.move_some(100)).expect("moved")));
         }
@@ -359,7 +359,7 @@ fn the_summary_of_a_directory_comes_back_with_it() {
     let temp = tempfile::tempdir().expect("a directory");
     let log = Arc::new(open_inline(&FaultyDisk::new(1)));
     let files = Arc::new(files(temp.path()));
-    let store = ContributedStore::new(Room::Log(log), Some(Room::Files(files.clone())));
+    let store = ContributedStore::new(Backend::Log(log), Some(Backend::Files(files.clone())));
     let mut model = Model::default();
     model.put(&*files, &Run { family: 2, first: 0, count: 300 }, 0, 50);
     model.compare(&store, 9, 1);
