@@ -13,7 +13,7 @@ use atoll_dht::{Blocks, Dht, DhtConfig, Fetched, GetError, SimulatedKeys};
 use atoll_env::random_below;
 use atoll_key::BlockHash;
 use atoll_net::{Router, Service};
-use atoll_overlay::chord::state::ChordState;
+use atoll_overlay::chord::ring::state::ChordState;
 use atoll_overlay::chord::table::{self, Evidence};
 use atoll_overlay::chord::{Chord, ChordConfig, TablePolicy};
 use atoll_overlay::{Node, Overlay, VirtualServerId};

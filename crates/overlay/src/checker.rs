@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use atoll_key::NodeId;
 
-use crate::chord::list::{ListLength, wanted_list};
+use crate::chord::ring::list::{ListLength, wanted_list};
 use crate::{Neighbourhood, Node};
 
 /// How the live members stand.

@@ -13,7 +13,7 @@ use atoll_env::BoxFuture;
 use atoll_key::{Key, SecretKey, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Router, Service};
 use atoll_overlay::chord::messages::{self as chord_messages, AskRoute, WireRoute};
-use atoll_overlay::chord::state::ChordState;
+use atoll_overlay::chord::ring::state::ChordState;
 use atoll_overlay::chord::{Chord, ChordConfig, TablePolicy};
 use atoll_overlay::{MAX_CLOSER, Node, Route};
 use atoll_sim::{HostConfig, Sim, SimConfig};

@@ -7,7 +7,7 @@ use atoll_dht::durable::MemoryState;
 use atoll_dht::{Blocks, CacheAt, Dht, DhtConfig, GetError, ReplicaChoice, SimulatedKeys, rpc};
 use atoll_net::Router;
 use atoll_overlay::Node;
-use atoll_overlay::chord::state::ChordState;
+use atoll_overlay::chord::ring::state::ChordState;
 use atoll_overlay::chord::{Chord, ChordConfig, TablePolicy};
 use atoll_overlay::walk::Selection;
 use atoll_sim::{HostConfig, HostId, Sim, SimConfig};

@@ -8,7 +8,7 @@ use atoll_dht::{Blocks, Dht, DhtConfig, SimulatedKeys};
 use atoll_key::BlockHash;
 use atoll_net::Router;
 use atoll_overlay::Node;
-use atoll_overlay::chord::state::ChordState;
+use atoll_overlay::chord::ring::state::ChordState;
 use atoll_overlay::chord::{Chord, ChordConfig, TablePolicy};
 use atoll_sim::{HostConfig, Sim};
 use atoll_store::MemoryStore;

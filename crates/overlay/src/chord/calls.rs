@@ -5,13 +5,14 @@ use atoll_net::{CallError, Peer, Refusal, Request};
 use futures_util::FutureExt;
 use minicbor::Decode;
 
+use super::Chord;
 use super::messages::{
     self, Alive, AskRoute, FailureReport, Introduce, Leaving, MAX_REPORTED, NOT_JOINED, Nudge,
     Ping, Reached, Seen, Surroundings, VirtualIndex, WireKey, WireNode, WireNodes, WireRoute,
 };
-use super::ring_merge::Introduction;
-use super::{Chord, state::Told};
 use crate::Node;
+use crate::chord::membership::ring_merge::Introduction;
+use crate::chord::ring::state::Told;
 use crate::walk::{Found, Step, WalkError, WalkLimits, walk, walk_from, walk_to_likely};
 use atoll_env::BoxFuture;
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 use atoll_key::IdProfile;
 use atoll_net::Peer;
 
-use super::admission::Rules;
-use super::explore::TablePolicy;
-use super::list::{DISTINCT_SUCCESSORS, ListLength};
-use super::peers::RememberedPeer;
+use crate::chord::membership::remembered::RememberedPeer;
+use crate::chord::ring::list::{DISTINCT_SUCCESSORS, ListLength};
+use crate::chord::table::explore::TablePolicy;
+use crate::chord::trust::admission::Rules;
 use crate::walk::Selection;
 use crate::{MAX_VIRTUAL_SERVERS, Mechanisms};
 
@@ -40,7 +40,7 @@ pub struct ChordConfig {
     /// successor, to find rings that were split off; up to four times as rarely while nothing
     /// changes. Alone on a ring: `stabilize_every`.
     pub merge_every: Duration,
-    /// How often successor lists are cross-checked where there is reason ([`super::audit`]);
+    /// How often successor lists are cross-checked where there is reason ([`crate::chord::trust::audit`]);
     /// while nothing is found, up to 32 times as rarely. Without `check_nodes` never.
     pub audit_every: Duration,
     /// How a lookup chooses its next hop.

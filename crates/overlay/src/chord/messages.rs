@@ -17,8 +17,8 @@ use minicbor::decode::Error as DecodeError;
 use minicbor::encode::{Error as EncodeError, Write};
 use minicbor::{Decode, Decoder, Encode, Encoder};
 
-use super::state::Told;
 use crate::MAX_VIRTUAL_SERVERS;
+use crate::chord::ring::state::Told;
 pub use crate::wire::{WireKey, WireNode, WireNodes, WireRoute};
 
 /// The upper byte of all methods here.

@@ -1,6 +1,6 @@
 //! Chord: who follows whom on the ring, and shortcuts across it.
 //!
-//! CFS §4 with Zave's corrected operations. [`state`] is the protocol as plain data;
+//! CFS §4 with Zave's corrected operations. [`ring::state`] is the protocol as plain data;
 //! [`messages`] its calls as bytes; [`Chord`] drives it on a runtime and a transport:
 //! it joins, stabilises, refreshes fingers, merges rings and answers calls. The byte
 //! tables and the protocol in prose are in `docs/design/chord.md`.
@@ -14,37 +14,24 @@
 //! reaches all lists that hold it in r round trips.
 //!
 //! A node holds several ring positions, its virtual servers (CFS §5.3): each stabilises by
-//! itself, all share the rest ([`servers`]). What one says to another of the same node
+//! itself, all share the rest ([`ring::servers`]). What one says to another of the same node
 //! never becomes a call.
 //!
 //! Nobody enters a table on his own word or on another's: claimed nodes are checked first
-//! ([`verify`], CFS §4.4).
+//! ([`trust`], CFS §4.4).
 //!
 //! It does not know blocks, and it does not choose whom to trust: any peer that the
 //! transport lets in and that is where it says may be on the ring.
 
-pub mod admission;
-mod audit;
 mod calls;
-mod checks;
 mod config;
-mod explore;
-mod failure_reports;
-mod fingers;
-mod interval;
-mod lifecycle;
-pub mod list;
+mod maintenance;
+mod membership;
 pub mod messages;
-mod peers;
-mod reachability;
-mod ring_merge;
-mod routing;
-pub mod servers;
+pub mod ring;
 mod service;
-pub mod state;
 pub mod table;
-mod upkeep;
-mod verify;
+pub mod trust;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -58,19 +45,19 @@ use crate::clock::{ClockReport, ClockVotes};
 use crate::peer_book::PeerBook;
 use crate::walk::{Found, WalkError};
 use crate::{MAX_VIRTUAL_SERVERS, Mechanisms, Neighbourhood, Node, Overlay, Route};
-use checks::CheckQueue;
 pub use config::ChordConfig;
-use explore::Explorer;
-pub use explore::{TablePolicy, TableReport};
-use failure_reports::FailureReports;
-use interval::AdaptiveInterval;
-pub use lifecycle::{JoinError, JoinFailure, VirtualServersError};
+use maintenance::interval::AdaptiveInterval;
+pub use membership::lifecycle::{JoinError, JoinFailure, VirtualServersError};
+use membership::remembered::RememberedPeers;
+pub use membership::remembered::{MAX_REMEMBERED, RememberedPeer};
+use membership::ring_merge::{IntroductionBudget, Introductions};
 use messages::Doubt;
-use peers::RememberedPeers;
-pub use peers::{MAX_REMEMBERED, RememberedPeer};
-use ring_merge::{IntroductionBudget, Introductions};
-use servers::Servers;
-use state::{ChordState, Told};
+use ring::servers::Servers;
+use ring::state::{ChordState, Told};
+use table::explore::Explorer;
+pub use table::explore::{TablePolicy, TableReport};
+use trust::checks::CheckQueue;
+use trust::failure_reports::FailureReports;
 
 /// A node's part in a Chord ring. Made by [`Chord::new`], put on a ring by
 /// [`Chord::create`] or [`Chord::join`]; hand it to a `net::Router` as family
@@ -243,7 +230,7 @@ impl Chord {
         self.lock().servers.clone()
     }
 
-    /// Panics if the tables break an invariant of [`servers`] or [`state`].
+    /// Panics if the tables break an invariant of [`ring::servers`] or [`ring::state`].
     pub fn check_invariants(&self) {
         self.lock().servers.check_invariants(self.env.now());
     }

@@ -5,16 +5,16 @@ use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use super::admission::Verdict;
 use super::messages::{
     self, Alive, AskRoute, Doubt, FailureReport, Introduce, Leaving, MAX_REPORTED, NOT_JOINED,
     Nudge, Ping, Reached, Seen, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer,
     WireRoute,
 };
-use super::ring_merge::{INTRODUCE_HOPS, Introduction};
-use super::state::Claim;
 use super::table::learn::LEARN;
 use super::{Chord, calls};
+use crate::chord::membership::ring_merge::{INTRODUCE_HOPS, Introduction};
+use crate::chord::ring::state::Claim;
+use crate::chord::trust::admission::Verdict;
 use crate::{Node, VirtualServerId};
 
 impl Service for Chord {

@@ -8,7 +8,7 @@ use atoll_key::{Key, NodeId};
 use atoll_net::{Peer, Router};
 use atoll_overlay::checker::{Violation, check_base, check_ideal, check_ring};
 use atoll_overlay::chord::messages::FAMILY;
-use atoll_overlay::chord::state::ChordState;
+use atoll_overlay::chord::ring::state::ChordState;
 use atoll_overlay::chord::{Chord, ChordConfig, JoinError};
 use atoll_overlay::{Neighbourhood, Node, Overlay, VirtualServerId};
 use atoll_sim::{HostConfig, HostId, Latency, Sim, SimConfig};

@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use atoll_key::{Key, PeerId};
 use atoll_net::Peer;
-use atoll_overlay::chord::admission::Verdict;
-use atoll_overlay::chord::state::{ChordState, Claim, Told};
+use atoll_overlay::chord::ring::state::{ChordState, Claim, Told};
+use atoll_overlay::chord::trust::admission::Verdict;
 use atoll_overlay::{MAX_CLOSER, Node, Route};
 
 /// `count` nodes in the order of their IDs.

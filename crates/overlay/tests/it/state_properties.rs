@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use atoll_key::{Key, PeerId};
 use atoll_net::Peer;
-use atoll_overlay::chord::admission::{Judge, Verdict};
-use atoll_overlay::chord::state::{ChordState, Told};
+use atoll_overlay::chord::ring::state::{ChordState, Told};
+use atoll_overlay::chord::trust::admission::{Judge, Verdict};
 use atoll_overlay::{Node, Route};
 use proptest::prelude::*;
 

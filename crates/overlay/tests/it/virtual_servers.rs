@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use atoll_key::NodeId;
-use atoll_overlay::chord::list::ListLength;
+use atoll_overlay::chord::ring::list::ListLength;
 use atoll_overlay::chord::{ChordConfig, VirtualServersError};
 use atoll_overlay::{Overlay, Route, distinct_peers};
 use atoll_sim::{HostId, SimConfig};

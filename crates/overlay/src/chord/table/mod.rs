@@ -63,6 +63,7 @@
 pub mod budget;
 mod entry;
 mod evidence;
+pub(in crate::chord) mod explore;
 pub mod learn;
 mod slots;
 pub mod sweep;

@@ -10,14 +10,14 @@ use futures_util::StreamExt;
 use futures_util::future::{join_all, select};
 use futures_util::stream;
 
-use super::Chord;
-use super::admission::{Judge, Verdict};
-use super::explore::{TablePolicy, explore};
-use super::messages::Surroundings;
-use super::ring_merge::INTRODUCE_HOPS;
-use super::servers::Servers;
-use super::state::{ChordState, Told};
 use crate::Node;
+use crate::chord::Chord;
+use crate::chord::membership::ring_merge::INTRODUCE_HOPS;
+use crate::chord::messages::Surroundings;
+use crate::chord::ring::servers::Servers;
+use crate::chord::ring::state::{ChordState, Told};
+use crate::chord::table::explore::{TablePolicy, explore};
+use crate::chord::trust::admission::{Judge, Verdict};
 
 /// The most fingers looked up at once.
 const PARALLEL_FINGERS: usize = 3;
@@ -143,7 +143,7 @@ impl Chord {
     }
 
     /// Stabilises every virtual server.
-    pub(super) async fn stabilize_all(&self) {
+    pub(in crate::chord) async fn stabilize_all(&self) {
         let all: BTreeSet<u16> = {
             let mut inner = self.lock();
             inner.to_stabilize.clear();
@@ -165,7 +165,7 @@ impl Chord {
 
     /// Zave's *stabilize*, until the first successor answers and knows nobody between it
     /// and us; then a look at the predecessor.
-    pub(super) async fn stabilize_server(&self, index: u16) {
+    pub(in crate::chord) async fn stabilize_server(&self, index: u16) {
         self.adopt_own(index);
         for _ in 0..self.config.successors * 2 {
             let head = self.lock().servers.state(index).and_then(|state| state.head());
@@ -279,7 +279,12 @@ impl Chord {
     /// nearer. If it does not know the successor we had, it may be of another ring: it is
     /// told of that one. `source` has named it, if not this node itself. Returns whether it
     /// lives.
-    pub(super) async fn adopt(&self, index: u16, newer: &Node, source: Option<PeerId>) -> bool {
+    pub(in crate::chord) async fn adopt(
+        &self,
+        index: u16,
+        newer: &Node,
+        source: Option<PeerId>,
+    ) -> bool {
         if !self.ensure_checked_for(newer, source).await {
             return false;
         }

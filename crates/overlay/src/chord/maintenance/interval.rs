@@ -13,11 +13,11 @@
 const ROUNDS_A_FACTOR: u32 = 8;
 /// The longest interval, in periods. A guess: a successor that fails is detected after half of
 /// that and a call's limit on average; lookups do not wait for it.
-pub(super) const MAX_FACTOR: u32 = 4;
+pub(in crate::chord) const MAX_FACTOR: u32 = 4;
 
 /// How many rounds found nothing changed.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct AdaptiveInterval {
+pub(in crate::chord) struct AdaptiveInterval {
     seen: Option<u64>,
     rounds: u32,
 }
@@ -25,7 +25,7 @@ pub(super) struct AdaptiveInterval {
 impl AdaptiveInterval {
     /// Records the end of a round. `state` changes when anything does that the interval adapts
     /// to; `expects_change` says that something will probably change soon.
-    pub(super) fn record_round(&mut self, state: u64, expects_change: bool) {
+    pub(in crate::chord) fn record_round(&mut self, state: u64, expects_change: bool) {
         if expects_change || self.seen != Some(state) {
             self.rounds = 0;
         } else {
@@ -35,12 +35,12 @@ impl AdaptiveInterval {
     }
 
     /// Something has changed, or will.
-    pub(super) fn reset(&mut self) {
+    pub(in crate::chord) fn reset(&mut self) {
         self.rounds = 0;
     }
 
     /// Periods to the next round: 1, 2 or 4.
-    pub(super) fn factor(&self) -> u32 {
+    pub(in crate::chord) fn factor(&self) -> u32 {
         (1 << (self.rounds / ROUNDS_A_FACTOR).min(2)).min(MAX_FACTOR)
     }
 }

@@ -33,10 +33,10 @@ mod vouched;
 
 use atoll_key::{Key, NodeId};
 
-use super::admission::{Judge, Verdict};
-use super::fingers::Fingers;
-use super::list::{ListLength, wanted_list};
-use super::routing;
+use crate::chord::ring::fingers::Fingers;
+use crate::chord::ring::list::{ListLength, wanted_list};
+use crate::chord::ring::routing;
+use crate::chord::trust::admission::{Judge, Verdict};
 use crate::wire::MAX_NODES;
 use crate::{Neighbourhood, Node, Route};
 
@@ -70,7 +70,7 @@ pub struct ChordState {
     successors: Vec<Node>,
     /// Those successors that this node found itself ([`vouched`]).
     vouched: Vec<Node>,
-    pub(super) fingers: Fingers,
+    pub(in crate::chord) fingers: Fingers,
     /// The first successor is only the nearest node known, because all true ones failed:
     /// what lies before it is not known until stabilisation has walked back.
     guessing: bool,
@@ -358,7 +358,7 @@ impl ChordState {
 
     /// The successor list used as knowledge: the root may stand in it. Far down the list
     /// only if enough nodes follow, so that one of them lives when half of all have died.
-    pub(super) fn root_in_successors(&self, key: &Key) -> Option<Route> {
+    pub(in crate::chord) fn root_in_successors(&self, key: &Key) -> Option<Route> {
         let target = self.distance_of_key(key);
         let at = self.successors.iter().position(|s| self.distance(&s.id) >= target)?;
         let whole = self.knows_whole_ring();
@@ -502,11 +502,11 @@ impl ChordState {
         self.forget_unlisted();
     }
 
-    pub(super) fn set_epoch(&mut self, epoch: u64) {
+    pub(in crate::chord) fn set_epoch(&mut self, epoch: u64) {
         self.epoch = epoch;
     }
 
-    pub(super) fn set_length(&mut self, length: ListLength) {
+    pub(in crate::chord) fn set_length(&mut self, length: ListLength) {
         self.length = length;
     }
 

@@ -57,20 +57,20 @@ pub fn wanted_list(
 }
 
 /// A list that is being filled, nearest first.
-pub(super) struct Filling {
+pub(in crate::chord) struct Filling {
     owner: PeerId,
     length: ListLength,
-    pub(super) list: Vec<Node>,
+    pub(in crate::chord) list: Vec<Node>,
     /// Physical nodes in it other than the owner, as far as they are counted.
     others: Vec<PeerId>,
 }
 
 impl Filling {
-    pub(super) fn new(owner: Peer, length: ListLength) -> Filling {
+    pub(in crate::chord) fn new(owner: Peer, length: ListLength) -> Filling {
         Filling { owner: owner.id, length, list: Vec::new(), others: Vec::new() }
     }
 
-    pub(super) fn push(&mut self, node: Node) {
+    pub(in crate::chord) fn push(&mut self, node: Node) {
         let peer = node.peer.id;
         let counts = peer != self.owner && self.others.len() < self.length.distinct;
         if counts && !self.others.contains(&peer) {
@@ -79,7 +79,7 @@ impl Filling {
         self.list.push(node);
     }
 
-    pub(super) fn is_full(&self) -> bool {
+    pub(in crate::chord) fn is_full(&self) -> bool {
         let has_enough =
             self.list.len() >= self.length.entries && self.others.len() >= self.length.distinct;
         has_enough || self.list.len() >= MAX_NODES

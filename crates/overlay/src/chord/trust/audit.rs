@@ -3,7 +3,7 @@
 //! A list says what the first successor says, which says what its own successor said. One
 //! member that leaves nodes out so hides them from everybody before it, and accomplices
 //! could make themselves the holders of somebody's blocks. (CFS §8 leaves malicious members
-//! to future work.) They can only withhold: whoever is named is checked ([`super::verify`]).
+//! to future work.) They can only withhold: whoever is named is checked ([`crate::chord::trust::verify`]).
 //! So others are asked too, and what all of them say is united.
 //!
 //! An *audit* looks for nodes somewhat before this one, beginning anywhere on the ring, and
@@ -11,11 +11,11 @@
 //! somebody else this node introduces itself (`INTRODUCE`). It asks one of its own list who
 //! surrounds that one, and others who is between two of the list. Whoever is named after it
 //! and its list lacks is asked, and so are those whom that one names; who answers is
-//! vouched for ([`super::state::ChordState::vouch`]), and the nodes before it are told. A
+//! vouched for ([`crate::chord::ring::state::ChordState::vouch`]), and the nodes before it are told. A
 //! node hidden by its predecessor thus comes to light from both sides: it makes itself known
 //! to those before, and they look for it.
 //!
-//! The first audit comes soon after a join, others every [`super::ChordConfig::audit_every`] as
+//! The first audit comes soon after a join, others every [`crate::chord::ChordConfig::audit_every`] as
 //! long as they bring something to light. Each that finds nothing doubles the time to the
 //! next, up to [`MAX_INTERVAL`] times as long, so that a ring of honest nodes at rest pays
 //! some 10 bytes a second.
@@ -30,11 +30,11 @@ use atoll_key::{Key, PeerId};
 use futures_util::StreamExt;
 use futures_util::stream;
 
-use super::Chord;
-use super::admission::Verdict;
-use super::messages::{self, AskRoute, WireKey, WireRoute};
-use super::ring_merge::INTRODUCE_HOPS;
-use super::state::{ChordState, Told};
+use crate::chord::Chord;
+use crate::chord::membership::ring_merge::INTRODUCE_HOPS;
+use crate::chord::messages::{self, AskRoute, WireKey, WireRoute};
+use crate::chord::ring::state::{ChordState, Told};
+use crate::chord::trust::admission::Verdict;
 use crate::{Node, Overlay, Route};
 
 /// After its first audit a node leaves out one less than twice so many. A guess.
@@ -75,11 +75,11 @@ const MAX_TOLD: usize = 16;
 /// So long a list must have been too short, and the same node have said that it follows the
 /// last, before that one continues it: who has just joined may not know yet who is before
 /// it. A guess: some rounds of stabilising.
-pub(super) const SHORT_FOR: Duration = Duration::from_secs(8);
+pub(in crate::chord) const SHORT_FOR: Duration = Duration::from_secs(8);
 
 /// When a virtual server is audited next.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct AuditSchedule {
+pub(in crate::chord) struct AuditSchedule {
     interval: u32,
     left: u32,
     /// Whether much was found, more than newcomers and failures bring about, and ever since
@@ -138,7 +138,7 @@ struct Hearing {
 
 impl Chord {
     /// Audits those virtual servers whose turn it is, a few at a time.
-    pub(super) async fn audit_due(&self) {
+    pub(in crate::chord) async fn audit_due(&self) {
         let due: Vec<u16> = {
             let mut inner = self.lock();
             if inner.servers.is_alone() {
@@ -422,7 +422,12 @@ impl Chord {
 
     /// A node has been introduced that no virtual server of ours would have as its first
     /// successor: perhaps a list lacks it.
-    pub(super) async fn vouch_if_missing(&self, node: &Node, source: Option<PeerId>, hops: u8) {
+    pub(in crate::chord) async fn vouch_if_missing(
+        &self,
+        node: &Node,
+        source: Option<PeerId>,
+        hops: u8,
+    ) {
         let count = self.lock().servers.count();
         if (0..count).any(|index| self.is_missing(index, node))
             && let Some(told) = self.asked_who_follows(node, source).await

@@ -14,7 +14,7 @@ use atoll_env::Instant;
 use atoll_key::PeerId;
 use atoll_net::Peer;
 
-use super::checks::WINDOW;
+use crate::chord::trust::checks::WINDOW;
 
 /// The most pings for the reports of one peer in a [`WINDOW`]. A guess: two full reports.
 pub const MAX_OF_ONE: usize = 32;

@@ -2,7 +2,7 @@
 //!
 //! A list says what the first successor says. Who is missing there, by malice or because
 //! the news has not come round, stays in the list if it was found otherwise
-//! ([`super::super::audit`]), in its place among the others. Liars can so only withhold
+//! ([`crate::chord::trust::audit`]), in its place among the others. Liars can so only withhold
 //! nodes from those who know nobody else. One that was vouched for leaves the list as any
 //! other does: when it is found dead, or when enough nearer nodes are known.
 //!
@@ -12,8 +12,8 @@ use atoll_key::NodeId;
 
 use super::{ChordState, Told};
 use crate::Node;
-use crate::chord::admission::{Judge, Verdict};
-use crate::chord::list::wanted_list;
+use crate::chord::ring::list::wanted_list;
+use crate::chord::trust::admission::{Judge, Verdict};
 
 impl ChordState {
     /// Whether a live node at `id` may belong into the list, behind the first successor.
@@ -96,7 +96,11 @@ impl ChordState {
     /// A list that begins with the first successor, and between those told the ones vouched
     /// for. Beyond the last one told they stay if they stand right behind it now: whom the
     /// list skips then, it skipped before.
-    pub(super) fn with_vouched(&self, mut list: Vec<Node>, judge: &Judge<'_>) -> Vec<Node> {
+    pub(in crate::chord) fn with_vouched(
+        &self,
+        mut list: Vec<Node>,
+        judge: &Judge<'_>,
+    ) -> Vec<Node> {
         let (Some(head), Some(end)) = (list.first().copied(), list.last().copied()) else {
             return list;
         };
@@ -116,7 +120,7 @@ impl ChordState {
     }
 
     /// Keeps the invariant.
-    pub(super) fn forget_unlisted(&mut self) {
+    pub(in crate::chord) fn forget_unlisted(&mut self) {
         let successors = &self.successors;
         self.vouched.retain(|node| successors.contains(node));
     }

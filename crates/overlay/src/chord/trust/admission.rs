@@ -41,7 +41,7 @@ pub enum Verdict {
 pub type Judge<'a> = dyn Fn(&Node) -> Verdict + 'a;
 
 /// The most suspicions of each kind: more than the checks that can fail while one lasts
-/// ([`super::checks`]), so that a flood of false claims drives no true one out.
+/// ([`crate::chord::trust::checks`]), so that a flood of false claims drives no true one out.
 pub const MAX_SUSPECTS: usize = 512;
 
 /// The most checked peers remembered.
@@ -59,7 +59,7 @@ pub struct Rules {
     pub profile: IdProfile,
     /// Virtual indices lie below.
     pub max_virtual_servers: u16,
-    /// Whether nodes are checked; see [`super::ChordConfig::check_nodes`].
+    /// Whether nodes are checked; see [`crate::chord::ChordConfig::check_nodes`].
     pub check: bool,
 }
 

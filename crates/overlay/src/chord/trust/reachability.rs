@@ -14,12 +14,12 @@ use atoll_env::random_below;
 use atoll_net::Peer;
 use futures_util::future::join_all;
 
-use super::Chord;
-use super::lifecycle::JoinError;
-use super::messages::Doubt;
-use super::ring_merge::INTRODUCE_HOPS;
-use super::state::ChordState;
 use crate::Node;
+use crate::chord::Chord;
+use crate::chord::membership::lifecycle::JoinError;
+use crate::chord::membership::ring_merge::INTRODUCE_HOPS;
+use crate::chord::messages::Doubt;
+use crate::chord::ring::state::ChordState;
 
 /// How often somebody who has not finished its check of us is asked again: each time it takes
 /// half a call's limit, and a check at most four limits.
@@ -31,7 +31,10 @@ const MAX_VOTERS: usize = 6;
 impl Chord {
     /// Waits for the successor's check of this node, which joined with the help of those on
     /// `way`. If it failed, and others agree, the node is on no ring.
-    pub(super) async fn confirm_reachable(&self, way: Vec<Node>) -> Result<(), JoinError> {
+    pub(in crate::chord) async fn confirm_reachable(
+        &self,
+        way: Vec<Node>,
+    ) -> Result<(), JoinError> {
         let doubt = || self.lock().servers.server(0).and_then(|server| server.doubt);
         for _ in 0..DOUBT_TRIES {
             if doubt() != Some(Doubt::Unchecked) {

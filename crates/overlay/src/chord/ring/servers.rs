@@ -21,12 +21,12 @@ use atoll_env::Instant;
 use atoll_key::{IdProfile, Key, PeerId};
 use atoll_net::Peer;
 
-use super::admission::{Judge, PeerAdmission, Rules, Verdict};
-use super::audit::{AuditSchedule, SHORT_FOR};
-use super::list::ListLength;
-use super::messages::Doubt;
-use super::routing;
-use super::state::{ChordState, Told};
+use crate::chord::messages::Doubt;
+use crate::chord::ring::list::ListLength;
+use crate::chord::ring::routing;
+use crate::chord::ring::state::{ChordState, Told};
+use crate::chord::trust::admission::{Judge, PeerAdmission, Rules, Verdict};
+use crate::chord::trust::audit::{AuditSchedule, SHORT_FOR};
 use crate::{Neighbourhood, Node, Route, VirtualServerId};
 
 /// One ring position and what is remembered of its upkeep.
@@ -38,9 +38,9 @@ pub struct VirtualServer {
     published: Told,
     published_epoch: u64,
     /// The successor whose list ours was last rebuilt from, its epoch and ours then.
-    pub(super) seen: Option<(Node, u64, u64)>,
+    pub(in crate::chord) seen: Option<(Node, u64, u64)>,
     /// Whether the successor believes that we are who and where we say, as it said last.
-    pub(super) doubt: Option<Doubt>,
+    pub(in crate::chord) doubt: Option<Doubt>,
     /// What the successor told of whom not everybody was checked then.
     waiting: Option<(Node, Told)>,
     /// Those vouched for whom the successor did not name when it last told its list.
@@ -48,9 +48,9 @@ pub struct VirtualServer {
     /// The last of a list too short, who says that it follows, and since when.
     continuation: Option<(Node, Node, Instant)>,
     /// When the list is cross-checked next.
-    pub(super) audits: AuditSchedule,
+    pub(in crate::chord) audits: AuditSchedule,
     /// When the predecessor was last heard as such.
-    pub(super) predecessor_heard: Instant,
+    pub(in crate::chord) predecessor_heard: Instant,
 }
 
 /// See the module.
@@ -175,7 +175,7 @@ impl Servers {
         self.servers.get(usize::from(index))
     }
 
-    pub(super) fn server_mut(&mut self, index: u16) -> Option<&mut VirtualServer> {
+    pub(in crate::chord) fn server_mut(&mut self, index: u16) -> Option<&mut VirtualServer> {
         self.servers.get_mut(usize::from(index))
     }
 
@@ -351,7 +351,7 @@ impl Servers {
 
     /// `node` has told who surrounds it: whether it is the one to continue a list too short.
     /// It does so when it has been for a while.
-    pub(super) fn continue_list(
+    pub(in crate::chord) fn continue_list(
         &mut self,
         index: u16,
         node: &Node,

@@ -43,19 +43,19 @@ impl Fingers {
         self.0.values().copied()
     }
 
-    pub(super) fn set(&mut self, exponent: u32, node: Node) {
+    pub(in crate::chord) fn set(&mut self, exponent: u32, node: Node) {
         self.0.insert(exponent, node);
     }
 
-    pub(super) fn drop_exponent(&mut self, exponent: u32) {
+    pub(in crate::chord) fn drop_exponent(&mut self, exponent: u32) {
         self.0.remove(&exponent);
     }
 
-    pub(super) fn remove(&mut self, gone: &dyn Fn(&Node) -> bool) {
+    pub(in crate::chord) fn remove(&mut self, gone: &dyn Fn(&Node) -> bool) {
         self.0.retain(|_, node| !gone(node));
     }
 
-    pub(super) fn keep_only(&mut self, exponents: &[u32]) {
+    pub(in crate::chord) fn keep_only(&mut self, exponents: &[u32]) {
         self.0.retain(|exponent, _| exponents.contains(exponent));
     }
 }

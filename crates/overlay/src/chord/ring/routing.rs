@@ -8,7 +8,7 @@
 
 use atoll_key::{Key, KeyRange};
 
-use super::state::ChordState;
+use crate::chord::ring::state::ChordState;
 use crate::{MAX_CLOSER, Node, Route};
 
 /// See [`crate::Overlay::route`]; `servers` are the virtual servers of one node.

@@ -9,9 +9,9 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream;
 
-use super::Chord;
-use super::admission::Verdict;
-use super::state::{ChordState, Told};
+use crate::chord::Chord;
+use crate::chord::ring::state::{ChordState, Told};
+use crate::chord::trust::admission::Verdict;
 use crate::walk::WalkError;
 use crate::{Node, VirtualServerId};
 
@@ -220,7 +220,7 @@ impl Chord {
 
     /// Has the virtual servers that are on no ring join through the tables of those that
     /// are (CFS §5.3).
-    pub(super) async fn join_the_rest(&self) {
+    pub(in crate::chord) async fn join_the_rest(&self) {
         let waiting: Vec<u16> = {
             let inner = self.lock();
             if !inner.servers.joined() {

@@ -4,7 +4,7 @@
 //! "Each such existing node sends a message to n's claimed IP address containing a nonce.
 //! If the node at that IP address admits to having n's ID, and the claimed IP address and
 //! virtual node index hash to the ID, then the existing node accepts n." Here: the profile
-//! is the network's and the index below its maximum ([`super::admission`]); the ID is derived,
+//! is the network's and the index below its maximum ([`crate::chord::trust::admission`]); the ID is derived,
 //! never read; the key answers at the claimed address over a connection dialled for the
 //! purpose (`Transport::reach`); and the node, asked with a nonce, says that this peer address is
 //! its own, how many virtual servers it runs, and that it is on a ring with the first of them. The last
@@ -12,7 +12,7 @@
 //! calls are passed on.
 //!
 //! It makes no difference whether a node speaks for itself or is named by another. Who has
-//! been checked is remembered ([`super::admission::CHECK_LASTS`]), so that a new neighbour costs
+//! been checked is remembered ([`crate::chord::trust::admission::CHECK_LASTS`]), so that a new neighbour costs
 //! two small calls, not each message. What waits for an outcome: a list, whose entries end
 //! at the first unchecked one; a claim to be a predecessor; whoever asked.
 
@@ -21,11 +21,11 @@ use atoll_key::PeerId;
 use atoll_net::{CallError, Peer};
 use futures_channel::oneshot;
 
-use super::admission::Verdict;
-use super::checks::Origin;
-use super::messages::{self, Alive, Doubt, Ping, VirtualIndex};
-use super::ring_merge::{INTRODUCE_HOPS, Introduction};
-use super::{Chord, Inner, calls};
+use crate::chord::membership::ring_merge::{INTRODUCE_HOPS, Introduction};
+use crate::chord::messages::{self, Alive, Doubt, Ping, VirtualIndex};
+use crate::chord::trust::admission::Verdict;
+use crate::chord::trust::checks::Origin;
+use crate::chord::{Chord, Inner, calls};
 use crate::peer_book::Standing;
 use crate::{Node, Overlay, VirtualServerId};
 
@@ -56,18 +56,22 @@ impl Inner {
 }
 
 impl Chord {
-    pub(super) fn judge(&self, node: &Node) -> Verdict {
+    pub(in crate::chord) fn judge(&self, node: &Node) -> Verdict {
         self.lock().servers.judge(node, self.env.now())
     }
 
     /// Whether `node` may enter the tables, if need be after a check. This node itself wants
     /// to know.
-    pub(super) async fn ensure_checked(&self, node: &Node) -> bool {
+    pub(in crate::chord) async fn ensure_checked(&self, node: &Node) -> bool {
         self.ensure_checked_for(node, None).await
     }
 
     /// The same for a node that `source` has named, if that is not this node.
-    pub(super) async fn ensure_checked_for(&self, node: &Node, source: Option<PeerId>) -> bool {
+    pub(in crate::chord) async fn ensure_checked_for(
+        &self,
+        node: &Node,
+        source: Option<PeerId>,
+    ) -> bool {
         if self.judge(node) == Verdict::Welcome {
             return true;
         }
@@ -92,7 +96,7 @@ impl Chord {
     }
 
     /// Has nodes checked that `source` has named, `None` for this node itself.
-    pub(super) fn check_claims(&self, nodes: &[Node], source: Option<PeerId>) {
+    pub(in crate::chord) fn check_claims(&self, nodes: &[Node], source: Option<PeerId>) {
         if nodes.is_empty() {
             return;
         }
@@ -109,7 +113,7 @@ impl Chord {
     /// Virtual server `index` is taken for its successor by `from`. Checks that one if need
     /// be, and returns when that is done, or before the caller loses patience; the claim
     /// counts either way once the check has succeeded. What there is to doubt.
-    pub(super) async fn check_claimant(&self, index: u16, from: Node) -> Option<Doubt> {
+    pub(in crate::chord) async fn check_claimant(&self, index: u16, from: Node) -> Option<Doubt> {
         if self.judge(&from) == Verdict::Welcome {
             return None;
         }
@@ -129,7 +133,7 @@ impl Chord {
 
     /// Checks a caller, who wants to know whether it can be reached where it says it is; what
     /// there is to doubt, and whether the check has ended before the caller loses patience.
-    pub(super) async fn check_caller(&self, from: Node) -> (Option<Doubt>, bool) {
+    pub(in crate::chord) async fn check_caller(&self, from: Node) -> (Option<Doubt>, bool) {
         let check = async {
             match self.judge(&from) {
                 Verdict::Welcome => Some(true),
@@ -146,14 +150,14 @@ impl Chord {
     }
 
     /// Takes in what had to wait for checks, as far as they are done.
-    pub(super) fn take_waiting(&self) {
+    pub(in crate::chord) fn take_waiting(&self) {
         for (source, unknown) in self.update(|servers, now| servers.take_waiting(now)) {
             self.check_claims(&unknown, Some(source));
         }
     }
 
     /// Renews checks before they run out, of nodes in the tables.
-    pub(super) fn renew_checks(&self) {
+    pub(in crate::chord) fn renew_checks(&self) {
         let mut aging = {
             let inner = self.lock();
             inner.servers.aging(self.env.now())
@@ -163,7 +167,7 @@ impl Chord {
     }
 
     /// Starts as many checks as may be under way.
-    pub(super) fn start_checks(&self) {
+    pub(in crate::chord) fn start_checks(&self) {
         loop {
             let now = self.env.now();
             let Some(peer) = self.lock().checks.next(now) else { return };
@@ -214,7 +218,7 @@ impl Chord {
 
     /// Looks again at wrong clocks, which may have been set meanwhile: of a few neighbours if
     /// the wrong one seems to be this node's, else of those concerned.
-    pub(super) fn recheck_clocks(&self) {
+    pub(in crate::chord) fn recheck_clocks(&self) {
         let report = self.clock();
         let mut to_ask: Vec<Node> = if report.correction_ms == 0 {
             report.wrong.iter().map(|(peer, _)| self.place(*peer, 0)).collect()
@@ -290,12 +294,12 @@ impl Chord {
     }
 
     /// The place of a peer's virtual server.
-    pub(super) fn place(&self, peer: Peer, index: u16) -> Node {
+    pub(in crate::chord) fn place(&self, peer: Peer, index: u16) -> Node {
         Node::at(peer, VirtualServerId { profile: self.config.profile, index })
     }
 
     /// A peer has called that we took for dead, or do not know: what that changes.
-    pub(super) fn heard(&self, from: &Peer) {
+    pub(in crate::chord) fn heard(&self, from: &Peer) {
         let now: Instant = self.env.now();
         let node = self.place(*from, 0);
         let (was_checked, suspected) = {

@@ -17,13 +17,13 @@ use atoll_key::{IdProfile, Key, PeerId};
 use atoll_net::{Peer, Refusal};
 use bytes::Bytes;
 
-use super::messages::{self, NOT_JOINED};
-use super::state::ChordState;
-use super::table::budget::{Budget, MESSAGE_OVERHEAD_BYTES};
-use super::table::learn::{LEARN, Learn, Learned, Question};
-use super::table::sweep::Wish;
-use super::table::{Evidence, MAX_ENTRIES, Table, Trust, secs};
-use super::{Chord, ChordConfig, Inner};
+use crate::chord::messages::{self, NOT_JOINED};
+use crate::chord::ring::state::ChordState;
+use crate::chord::table::budget::{Budget, MESSAGE_OVERHEAD_BYTES};
+use crate::chord::table::learn::{LEARN, Learn, Learned, Question};
+use crate::chord::table::sweep::Wish;
+use crate::chord::table::{Evidence, MAX_ENTRIES, Table, Trust, secs};
+use crate::chord::{Chord, ChordConfig, Inner};
 use crate::walk::Trace;
 use crate::{MAX_CLOSER, MAX_GUESSES, Node, Route, VirtualServerId};
 
@@ -32,7 +32,7 @@ use crate::{MAX_CLOSER, MAX_GUESSES, Node, Route, VirtualServerId};
 pub enum TablePolicy {
     /// Chord's fingers (CFS §4.2), found by lookups and verified in turn.
     Fingers,
-    /// As many nodes as the budget keeps fresh ([`super::table`]).
+    /// As many nodes as the budget keeps fresh ([`crate::chord::table`]).
     #[default]
     Adaptive,
 }
@@ -73,16 +73,20 @@ const WALK_CALL_BYTES: usize = 374 + MESSAGE_OVERHEAD_BYTES;
 const MAX_SAMPLE: usize = 32;
 
 /// The adaptive table and the budget it lives on.
-pub(super) struct Explorer {
+pub(in crate::chord) struct Explorer {
     policy: TablePolicy,
-    pub(super) table: Table,
+    pub(in crate::chord) table: Table,
     budget: Budget,
     /// The epoch of the neighbourhoods that the table has seen, and when.
     seen: Option<(u64, u32)>,
 }
 
 impl Explorer {
-    pub(super) fn new(config: &ChordConfig, me: Node, now: atoll_env::Instant) -> Explorer {
+    pub(in crate::chord) fn new(
+        config: &ChordConfig,
+        me: Node,
+        now: atoll_env::Instant,
+    ) -> Explorer {
         let trust = match config.profile {
             IdProfile::Identity => Trust::TwoPeers,
             IdProfile::Address => Trust::OwnChecks,
@@ -179,7 +183,7 @@ impl Chord {
     // --- what feeds it ----------------------------------------------------------------
 
     /// A message of this family was sent or received.
-    pub(super) fn spent(&self, method: u16, header_bytes: usize) {
+    pub(in crate::chord) fn spent(&self, method: u16, header_bytes: usize) {
         if method != messages::ROUTE {
             let now = self.env.now();
             self.lock().explorer.budget.spend(header_bytes, now);
@@ -187,7 +191,7 @@ impl Chord {
     }
 
     /// Upkeep has walked.
-    pub(super) fn spent_on_walk(&self, trace: &Trace) {
+    pub(in crate::chord) fn spent_on_walk(&self, trace: &Trace) {
         let now = self.env.now();
         let mut inner = self.lock();
         for _ in 0..2 * trace.calls() {
@@ -196,7 +200,7 @@ impl Chord {
     }
 
     /// An audit has asked the way. As others ask us as often, it counts twice.
-    pub(super) fn spent_asking(&self, asked_bytes: usize, answered_bytes: usize) {
+    pub(in crate::chord) fn spent_asking(&self, asked_bytes: usize, answered_bytes: usize) {
         let now = self.env.now();
         let budget = &mut self.lock().explorer.budget;
         for bytes in [asked_bytes, answered_bytes, asked_bytes, answered_bytes] {
@@ -222,7 +226,7 @@ impl Chord {
     }
 
     /// The node has answered a call of this family.
-    pub(super) fn table_answered(&self, node: &Node, method: u16) {
+    pub(in crate::chord) fn table_answered(&self, node: &Node, method: u16) {
         match method {
             messages::NOTIFY | messages::NEIGHBOURS | LEARN => self.table_heard(node),
             _ => self.table_refreshed(node),
@@ -230,7 +234,7 @@ impl Chord {
     }
 
     /// The node lives, member or not.
-    pub(super) fn table_refreshed(&self, node: &Node) {
+    pub(in crate::chord) fn table_refreshed(&self, node: &Node) {
         if self.is_adaptive() && !self.owns(node) {
             let now = self.env.now();
             self.lock().explorer.table.refreshed(node, secs(now));
@@ -240,7 +244,7 @@ impl Chord {
     /// The peer has called this node: it lives. A stranger enters as unsure, for anybody may
     /// call: others have to name it, or this node to check it. Where positions follow from
     /// addresses it does not enter at all, or each stranger would cost a check.
-    pub(super) fn table_called(&self, from: &Peer) {
+    pub(in crate::chord) fn table_called(&self, from: &Peer) {
         let node = Node::at(*from, VirtualServerId { profile: self.config.profile, index: 0 });
         if self.config.profile == IdProfile::Address {
             self.table_refreshed(&node);
@@ -252,7 +256,7 @@ impl Chord {
 
     /// See [`crate::Overlay::record_named`]: whoever is new here is unsure, as long as nobody else
     /// names it and no check bears it out.
-    pub(super) fn table_named(&self, teller: &PeerId, nodes: &[Node]) {
+    pub(in crate::chord) fn table_named(&self, teller: &PeerId, nodes: &[Node]) {
         let learns = self.config.mechanisms.learning_in_passing;
         if !self.is_adaptive() || self.config.profile == IdProfile::Address || !learns {
             return;
@@ -268,7 +272,7 @@ impl Chord {
     }
 
     /// The peer is dead.
-    pub(super) fn table_failed(&self, peer: &Peer) {
+    pub(in crate::chord) fn table_failed(&self, peer: &Peer) {
         let now = self.env.now();
         self.lock().explorer.table.failed(&peer.id, secs(now));
     }
@@ -277,7 +281,7 @@ impl Chord {
 
     /// Adds the table's nodes before the key to those that a route names, and its guesses at
     /// the root.
-    pub(super) fn with_table(&self, key: &Key, route: Route) -> Route {
+    pub(in crate::chord) fn with_table(&self, key: &Key, route: Route) -> Route {
         if !self.is_adaptive() || !matches!(route, Route::Closer(_)) {
             return route;
         }
@@ -308,7 +312,7 @@ impl Chord {
     }
 
     /// See [`crate::Overlay::likely_roots`].
-    pub(super) fn guess_roots(&self, key: &Key) -> Vec<Node> {
+    pub(in crate::chord) fn guess_roots(&self, key: &Key) -> Vec<Node> {
         if !self.is_adaptive() || !self.config.mechanisms.guesses {
             return Vec::new();
         }
@@ -317,7 +321,7 @@ impl Chord {
     }
 
     /// Nodes of the table all over the ring.
-    pub(super) fn table_sample(&self) -> Vec<Node> {
+    pub(in crate::chord) fn table_sample(&self) -> Vec<Node> {
         if !self.is_adaptive() {
             return Vec::new();
         }
@@ -327,7 +331,7 @@ impl Chord {
     }
 
     /// Sure nodes of the table, if a virtual server of ours has lost all its successors.
-    pub(super) fn table_for_the_lost(&self) -> Vec<Node> {
+    pub(in crate::chord) fn table_for_the_lost(&self) -> Vec<Node> {
         let inner = self.lock();
         let is_lost = |s: &ChordState| s.joined() && s.successors().is_empty();
         if !inner.explorer.is_adaptive() || !inner.servers.states().any(is_lost) {
@@ -337,7 +341,7 @@ impl Chord {
     }
 
     /// Whether the table knows somebody who serves as this finger.
-    pub(super) fn table_has_finger(&self, index: u16, exponent: u32) -> bool {
+    pub(in crate::chord) fn table_has_finger(&self, index: u16, exponent: u32) -> bool {
         if !self.is_adaptive() {
             return false;
         }
@@ -349,7 +353,7 @@ impl Chord {
     }
 
     /// Answers [`LEARN`].
-    pub(super) fn answer_learn(&self, header: &[u8]) -> Result<Bytes, Refusal> {
+    pub(in crate::chord) fn answer_learn(&self, header: &[u8]) -> Result<Bytes, Refusal> {
         let learn: Learn = messages::decode(header)?;
         let now = self.env.now();
         let mut inner = self.lock();
@@ -423,7 +427,7 @@ impl Chord {
                 inner.show_neighbours(now);
                 inner.explorer.table.take_in(question, &answer, nodes, secs(now));
             }
-            Err(error) if super::calls::is_no_neighbour(&error) => {
+            Err(error) if crate::chord::calls::is_no_neighbour(&error) => {
                 let is_neighbour = self.lock().servers.known().contains(&question.to);
                 if is_neighbour {
                     self.forget_if_useless(&question.to, &error);
@@ -436,7 +440,7 @@ impl Chord {
 }
 
 /// Explores as long as the node exists.
-pub(super) async fn explore(chord: Weak<Chord>, env: Arc<dyn Runtime>) {
+pub(in crate::chord) async fn explore(chord: Weak<Chord>, env: Arc<dyn Runtime>) {
     let mut pause = LEAST_PAUSE;
     loop {
         sleep(&*env, jittered(&*env, pause)).await;

@@ -3,7 +3,7 @@
 //! A node looks for other rings by asking peers it remembers for its own successor. A node that is
 //! found so, or that is introduced by another (`INTRODUCE`), is placed: before a first successor of
 //! this node, which is then introduced to it in turn; in a list of this node that lacks it
-//! ([`super::audit`]); or it is passed on to the nearest node before its position. Two rings so
+//! ([`crate::chord::trust::audit`]); or it is passed on to the nearest node before its position. Two rings so
 //! merge position by position.
 //!
 //! Introductions cost calls, so their number is limited: [`MAX_WAITING`] wait, [`MAX_OF_ONE`] of
@@ -17,12 +17,12 @@ use atoll_env::{Instant, random_below};
 use atoll_key::PeerId;
 use atoll_net::Peer;
 
-use super::Chord;
-use super::checks::WINDOW;
 use crate::Node;
+use crate::chord::Chord;
+use crate::chord::trust::checks::WINDOW;
 
 /// How often an introduction is passed on towards its place: any lookup is shorter.
-pub(super) const INTRODUCE_HOPS: u8 = 32;
+pub(in crate::chord) const INTRODUCE_HOPS: u8 = 32;
 /// How often a node looks again when its successor changed during an introduction.
 const INTRODUCE_TRIES: usize = 4;
 /// The most introductions waiting.
@@ -32,7 +32,7 @@ const MAX_OF_ONE: usize = 16;
 
 /// A node that this one may not know, perhaps of another ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Introduction {
+pub(in crate::chord) struct Introduction {
     pub node: Node,
     /// How often it may still be passed on.
     pub hops_left: u8,
@@ -49,7 +49,7 @@ impl Introduction {
 
 /// Introductions that wait, each node once.
 #[derive(Default)]
-pub(super) struct Introductions(VecDeque<Introduction>);
+pub(in crate::chord) struct Introductions(VecDeque<Introduction>);
 
 impl Introductions {
     /// Queues one, if there is room; whether it does.
@@ -72,7 +72,7 @@ impl Introductions {
 
 /// How many introductions of others are taken in a [`WINDOW`].
 #[derive(Debug, Default)]
-pub(super) struct IntroductionBudget {
+pub(in crate::chord) struct IntroductionBudget {
     began: Instant,
     taken: BTreeMap<PeerId, usize>,
 }
@@ -101,7 +101,7 @@ impl IntroductionBudget {
 impl Chord {
     /// Asks a remembered peer outside the neighbourhood for the successor of this node's position.
     /// On the same ring that is this node's successor; on another ring it is a node to place.
-    pub(super) async fn look_for_other_rings(&self) {
+    pub(in crate::chord) async fn look_for_other_rings(&self) {
         let Some(stranger) = self.choose_stranger() else { return };
         let index = {
             let count = u64::from(self.lock().servers.count());
@@ -142,7 +142,7 @@ impl Chord {
         }
     }
 
-    pub(super) fn queue_introduction(&self, new: Introduction) {
+    pub(in crate::chord) fn queue_introduction(&self, new: Introduction) {
         let mut inner = self.lock();
         let is_welcome = !self.owns(&new.node) && inner.servers.admission.is_possible(&new.node);
         if is_welcome && inner.introductions.add(new) {
@@ -151,7 +151,7 @@ impl Chord {
         }
     }
 
-    pub(super) async fn place_introduced(&self) {
+    pub(in crate::chord) async fn place_introduced(&self) {
         while let Some(next) = {
             let mut inner = self.lock();
             inner.introductions.next()
