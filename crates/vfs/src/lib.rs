@@ -10,16 +10,28 @@
 //! end (FUSE's kernel side with `default_permissions`; NFS and HTTP from the attributes), not
 //! here. An implementation uses [`Caller`] for the owner of what it makes, for quotas and for
 //! reserved space, and enforces what no front end knows: [`InodeFlags`].
+//!
+//! What most file systems do not have has a default, so that they write nothing about it:
+//! [`Locks`], [`PersistentHandle`]s, [`Invalidation`]s, access control lists, inode flags.
 
+mod caller;
+mod invalidation;
 pub mod kit;
+mod locks;
 pub mod memory;
+mod persistent_handle;
 pub mod types;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_env::BoxFuture;
 use bytes::Bytes;
 
+pub use caller::{Caller, Groups, ListedGroups};
+pub use invalidation::{Invalidation, InvalidationQueue};
+pub use locks::{FileLock, LockKind, LockOwner, LockRange, LockTable, Locks, MAX_OFFSET};
+pub use persistent_handle::{MAX_PERSISTENT_HANDLE_BYTES, PersistentHandle};
 pub use types::*;
 
 /// The answer of one call.
@@ -54,13 +66,32 @@ pub trait FileSystem: Send + Sync + 'static {
         refuse(Errno::EOPNOTSUPP)
     }
 
-    /// The entry of `inode`, which nobody needs to hold, counted as one lookup: a file handle
-    /// (`open_by_handle_at(2)`, NFS) outlives what the kernel remembers of its file. By the
-    /// generation the front end tells whether the number belongs to another file now.
-    /// [`Errno::ESTALE`] if no file has the number, or it cannot be told.
-    fn by_number(&self, caller: Caller, inode: InodeNumber) -> Answer<Entry> {
-        let _ = (caller, inode);
+    /// The handle that names file `inode` for as long as it exists. Nobody needs to hold the
+    /// number, so that FUSE, whose handles are numbers, finds its files by this and
+    /// [`by_handle`](Self::by_handle). [`Errno::ESTALE`] if no file has the number, or it cannot
+    /// be told; [`Errno::EOPNOTSUPP`]: there are no handles.
+    fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
+        let _ = inode;
+        refuse(Errno::EOPNOTSUPP)
+    }
+
+    /// The entry of the file that `handle` names, counted as one lookup. [`Errno::ESTALE`] if it
+    /// is gone, also if another file has its number now.
+    fn by_handle(&self, caller: Caller, handle: &PersistentHandle) -> Answer<Entry> {
+        let _ = (caller, handle);
         refuse(Errno::ESTALE)
+    }
+
+    /// Who keeps the locks of `fcntl(2)` and `flock(2)`. None: the front end does, and locks of
+    /// one front end mean nothing to another.
+    fn locks(&self) -> Option<Arc<dyn Locks>> {
+        None
+    }
+
+    /// Where the front end hears of changes that it has not made itself; one that caches takes
+    /// them for as long as it serves. None: there are no such changes.
+    fn invalidations(&self) -> Option<Arc<InvalidationQueue>> {
+        None
     }
 
     /// Whether the attributes `system.posix_acl_access` and `system.posix_acl_default` are

@@ -6,6 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 
+use crate::caller::Caller;
+
 /// The longest file name, in bytes (Linux `NAME_MAX`).
 pub const MAX_NAME_BYTES: usize = 255;
 
@@ -29,20 +31,6 @@ pub struct Handle(pub u64);
 impl Handle {
     /// For file systems that keep nothing per open.
     pub const NONE: Handle = Handle(0);
-}
-
-/// On whose behalf a call is made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Caller {
-    /// User number.
-    pub uid: u32,
-    /// Group number.
-    pub gid: u32,
-    /// Process number, 0 if unknown.
-    pub pid: u32,
-    /// Permission bits that a new file shall not have, unless a default access control list
-    /// of its directory says which it has. 0 where the front end has taken them away already.
-    pub umask: u32,
 }
 
 /// Flags of an inode, as Linux numbers them for `FS_IOC_GETFLAGS`; `chattr(1)` sets and
@@ -210,7 +198,7 @@ pub enum SetTime {
 }
 
 /// Whose bytes are written, and where they go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum Writer {
     /// A program's, at the offset.
     At(Caller),
@@ -395,6 +383,7 @@ errnos! {
     EMLINK = 31, "Too many links";
     ERANGE = 34, "Numerical result out of range";
     ENAMETOOLONG = 36, "File name too long";
+    ENOLCK = 37, "No locks available";
     ENOSYS = 38, "Function not implemented";
     ENOTEMPTY = 39, "Directory not empty";
     ELOOP = 40, "Too many levels of symbolic links";

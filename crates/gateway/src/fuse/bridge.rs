@@ -165,20 +165,21 @@ impl fuser::Filesystem for Bridge {
         reply: fuser::ReplyEntry,
     ) {
         let (caller, name) = (convert::caller(request), name(name_));
-        let missing_ttl = self.fs.missing_ttl();
-        self.run(
-            "lookup",
-            move |fs| match &name[..] {
-                // A file handle, or the way from one to the root.
-                b"." => fs.by_number(caller, inode(parent)),
-                b".." => fs.parent(caller, inode(parent)),
-                name => fs.lookup(caller, inode(parent), name),
-            },
-            move |outcome| match outcome {
-                Err(Errno::ENOENT) if !missing_ttl.is_zero() => reply_missing(reply, missing_ttl),
-                outcome => reply_entry(reply, outcome),
-            },
-        );
+        let (fs, parent) = (self.fs.clone(), inode(parent));
+        let missing_ttl = fs.missing_ttl();
+        let work = async move {
+            match &name[..] {
+                // A file handle, of which the kernel has kept the number and compares the
+                // generation; and the way from a directory found so to the root.
+                b"." => fs.by_handle(caller, &fs.handle_of(parent).await?).await,
+                b".." => fs.parent(caller, parent).await,
+                name => fs.lookup(caller, parent, name).await,
+            }
+        };
+        self.dispatcher.run("lookup", work, move |outcome| match outcome {
+            Err(Errno::ENOENT) if !missing_ttl.is_zero() => reply_missing(reply, missing_ttl),
+            outcome => reply_entry(reply, outcome),
+        });
     }
 
     fn forget(&self, _request: &fuser::Request, ino: INodeNo, count: u64) {

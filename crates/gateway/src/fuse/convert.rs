@@ -2,7 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use atoll_vfs::{Attr, Caller, Errno, FileKind, FileTime, OpenFlags, SetTime, Writer};
+use atoll_vfs::{Attr, Caller, Errno, FileKind, FileTime, Groups, OpenFlags, SetTime, Writer};
+
+use super::groups;
 
 /// Replies with an error outside of this are refused by the kernel, and the process that
 /// asked would wait for ever.
@@ -14,7 +16,8 @@ pub(super) fn errno(errno: Errno) -> fuser::Errno {
 }
 
 pub(super) fn caller(request: &fuser::Request) -> Caller {
-    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid(), umask: 0 }
+    let groups = Groups::OnDemand(groups::of_process);
+    Caller { uid: request.uid(), gid: request.gid(), pid: request.pid(), umask: 0, groups }
 }
 
 /// The caller of a request that creates a file, with its umask. The kernel applies the umask to the

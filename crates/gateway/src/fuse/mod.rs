@@ -26,6 +26,7 @@ mod convert;
 mod directory;
 mod dispatch;
 mod flags;
+mod groups;
 mod mountpoint;
 mod privileges;
 mod reply;

@@ -13,12 +13,14 @@ const GROUP_EXECUTE: u32 = 0o010;
 
 /// The mode of a file without the bits, if it has any of them. Without the group's right to
 /// execute, set-group-ID means something else and stays for root and members of the file's group.
-/// Of the caller's groups a request names one: members by another lose the bit.
 fn reduced_mode(attr: &Attr, caller: Caller) -> Option<u32> {
-    let is_member = caller.uid == 0 || caller.gid == attr.gid;
-    let keeps_set_gid = attr.mode & GROUP_EXECUTE == 0 && is_member;
+    if attr.kind == FileKind::Directory || attr.mode & (SET_UID | SET_GID) == 0 {
+        return None;
+    }
+    let keeps_set_gid =
+        attr.mode & GROUP_EXECUTE == 0 && (caller.uid == 0 || caller.is_member(attr.gid));
     let reduced = attr.mode & !(SET_UID | if keeps_set_gid { 0 } else { SET_GID });
-    (attr.kind != FileKind::Directory && reduced != attr.mode).then_some(reduced)
+    (reduced != attr.mode).then_some(reduced)
 }
 
 async fn reduced_mode_of(

@@ -17,7 +17,8 @@ use atoll_tfs::Progress;
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::{MkfsOptions, mkfs};
 use atoll_vfs::{
-    Answer, Caller, Errno, FileSystem, InodeNumber, OpenFlags, RenameFlags, Writer, XattrFlags,
+    Answer, Caller, Errno, FileSystem, Groups, InodeNumber, OpenFlags, RenameFlags, Writer,
+    XattrFlags,
 };
 use bytes::Bytes;
 
@@ -26,7 +27,7 @@ use crate::LabError;
 use crate::churn::LogNormal;
 
 pub(crate) const BLOCK_BYTES: u32 = 4096;
-const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0 };
+const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0, groups: Groups::None };
 /// One write of a program.
 const WRITE_BYTES: u64 = 128 * 1024;
 /// A call into the file system waits for nothing that takes simulated time.

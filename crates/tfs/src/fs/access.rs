@@ -16,8 +16,7 @@
 //!   | removing or renaming a name in it | refused | refused |
 //!
 //! - **Reserved blocks**: root, and the user and group that the superblock names, may use
-//!   them. Whose file is written does not matter, who writes does. (Only a caller's first
-//!   group is known.)
+//!   them. Whose file is written does not matter, who writes does.
 //! - **TFS's own settings**: whether a file is transparent is its owner's choice; what concerns
 //!   the whole file system is the choice of the owner of its topmost directory; root may both.
 
@@ -86,7 +85,7 @@ impl Core {
     pub(super) fn may_use_reserve(&self, caller: Caller) -> bool {
         let superblock = self.ext2.superblock();
         let (uid, gid) = (superblock.reserved_uid().into(), superblock.reserved_gid().into());
-        [ROOT_USER, uid].contains(&caller.uid) || (gid != 0 && caller.gid == gid)
+        [ROOT_USER, uid].contains(&caller.uid) || (gid != 0 && caller.is_member(gid))
     }
 }
 

@@ -125,9 +125,8 @@ impl Shared {
             core.ext2.put_xattrs(number, &mut inode, &xattrs, privileged)?;
             if let (AclKind::Access, Some(acl)) = (kind, &acl) {
                 inode.mode = inode.mode & !0o777 | acl.mode();
-                // As a chmod: only root and members of the group set this bit. Of a caller's
-                // groups the first is known.
-                if caller.uid != 0 && caller.gid != inode.gid {
+                // As a chmod: only root and members of the group set this bit.
+                if caller.uid != 0 && !caller.is_member(inode.gid) {
                     inode.mode &= !SET_GID;
                 }
             }

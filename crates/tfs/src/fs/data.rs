@@ -153,10 +153,16 @@ impl Shared {
             let mut core = self.core();
             let mut inode = core.live_inode(number)?;
             // What a mapping holds was changed while that was allowed.
-            let caller = match writer {
-                Writer::At(caller) => check_changeable(&inode).map(|()| caller)?,
-                Writer::AtEnd(caller) => check_mutable(&inode).map(|()| caller)?,
-                Writer::Mapping => open.opener,
+            let privileged = match writer {
+                Writer::At(caller) => {
+                    check_changeable(&inode)?;
+                    core.may_use_reserve(caller)
+                }
+                Writer::AtEnd(caller) => {
+                    check_mutable(&inode)?;
+                    core.may_use_reserve(caller)
+                }
+                Writer::Mapping => open.privileged,
             };
             if let Some(map) = core.open_map(number) {
                 inode.size_bytes = map.entry.size_bytes;
@@ -167,7 +173,7 @@ impl Shared {
             if offset.checked_add(data.len() as u64).is_none_or(|end| end > longest) {
                 return Err(Errno::EFBIG);
             }
-            (offset, core.may_use_reserve(caller))
+            (offset, privileged)
         };
         let mut done = 0;
         while done < data.len() {

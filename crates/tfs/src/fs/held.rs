@@ -30,8 +30,8 @@ pub(super) struct Held {
 pub(super) struct Open {
     pub(super) inode: u32,
     pub(super) flags: OpenFlags,
-    /// Who opened it: answers for what is written through a mapping.
-    pub(super) opener: Caller,
+    /// What is written through a mapping may use the reserved blocks: its opener may.
+    pub(super) privileged: bool,
 }
 
 /// An inode that lost its last name and is to be given back. Another call may do it first, and
@@ -100,10 +100,10 @@ impl HeldInodes {
         self.inodes.entry(inode).or_default().lock.clone()
     }
 
-    fn open(&mut self, inode: u32, opener: Caller, flags: OpenFlags) -> Handle {
+    fn open(&mut self, inode: u32, privileged: bool, flags: OpenFlags) -> Handle {
         self.inodes.entry(inode).or_default().opens += 1;
         self.last_handle += 1;
-        self.opens.insert(self.last_handle, Open { inode, flags, opener });
+        self.opens.insert(self.last_handle, Open { inode, flags, privileged });
         Handle(self.last_handle)
     }
 
@@ -139,6 +139,16 @@ impl Core {
         }
         self.ext2.check_sizes(number, &inode).map_err(|error| errno(&error))?;
         Ok(inode)
+    }
+
+    /// As [`Core::live_inode`], of a number that comes from outside: inodes that no name leads to,
+    /// as the records', are not in use either.
+    pub(super) fn inode_in_use(&mut self, number: u32) -> Result<Inode, Errno> {
+        let inode = self.live_inode(number)?;
+        match self.ext2.is_inode_in_use(number).map_err(|error| errno(&error))? {
+            true => Ok(inode),
+            false => Err(Errno::ESTALE),
+        }
     }
 
     /// A directory that is in use.
@@ -206,7 +216,8 @@ impl Core {
 
     /// Opens an inode.
     pub(super) fn open(&mut self, number: u32, opener: Caller, flags: OpenFlags) -> Handle {
-        self.held.open(number, opener, flags)
+        let privileged = self.may_use_reserve(opener);
+        self.held.open(number, privileged, flags)
     }
 
     /// Puts an inode without a name on the list of orphans.

@@ -4,7 +4,8 @@
 //! change ends all changes ([`Shared::broken`]), for half a call must not be committed.
 
 use atoll_vfs::{
-    Caller, DirEntry, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags, check_name,
+    Caller, DirEntry, Entry, Errno, FileKind, FileTime, Handle, InodeNumber, OpenFlags,
+    PersistentHandle, check_name,
 };
 use bytes::Bytes;
 
@@ -167,12 +168,19 @@ impl Shared {
         core.entry(parent, &inode, parent)
     }
 
+    /// The handle of an inode that nobody needs to hold.
+    pub(super) fn handle_of(&self, number: InodeNumber) -> Result<PersistentHandle, Errno> {
+        let inode = self.core().inode_in_use(to_ext2(number)?)?;
+        Ok(PersistentHandle::of_number(number, inode.generation.into()))
+    }
+
     /// The entry of an inode that the front end may have forgotten, or never known.
-    pub(super) fn by_number(&self, number: InodeNumber) -> Result<Entry, Errno> {
+    pub(super) fn by_handle(&self, handle: &PersistentHandle) -> Result<Entry, Errno> {
+        let (number, generation) = handle.number()?;
         let number = to_ext2(number)?;
         let mut core = self.core();
-        let inode = core.live_inode(number)?;
-        if !core.ext2.is_inode_in_use(number).map_err(|error| errno(&error))? {
+        let inode = core.inode_in_use(number)?;
+        if u64::from(inode.generation) != generation {
             return Err(Errno::ESTALE);
         }
         let map = match inode.is_transparent_file() {

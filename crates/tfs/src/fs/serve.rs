@@ -1,15 +1,19 @@
 //! The mounted file system as [`FileSystem`].
 //!
 //! Every call does its work on the thread that polls it first: nothing here waits but for the
-//! device and for locks that are held for as long as memory takes.
+//! device and for mutexes that are held for as long as memory takes.
+//!
+//! An image is mounted once, so its files change by this mount's calls alone: locks are left to
+//! the front end (the kernel does them without asking, and finds deadlocks), and there are no
+//! invalidations.
 
 use std::future::ready;
 use std::time::Duration;
 
 use atoll_vfs::{
     Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle, InodeFlags,
-    InodeNumber, MAX_NAME_BYTES, OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs, Writer,
-    XattrFlags,
+    InodeNumber, MAX_NAME_BYTES, OpenFlags, Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr,
+    StatFs, Writer, XattrFlags,
 };
 use bytes::Bytes;
 
@@ -209,8 +213,12 @@ impl FileSystem for Tfs {
         answer(self.shared.parent(inode))
     }
 
-    fn by_number(&self, _: Caller, inode: InodeNumber) -> Answer<Entry> {
-        answer(self.shared.by_number(inode))
+    fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
+        answer(self.shared.handle_of(inode))
+    }
+
+    fn by_handle(&self, _: Caller, handle: &PersistentHandle) -> Answer<Entry> {
+        answer(self.shared.by_handle(handle))
     }
 
     fn has_acls(&self) -> bool {

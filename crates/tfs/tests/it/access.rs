@@ -6,8 +6,8 @@ use std::process::Command;
 use atoll_tfs::fs::Tfs;
 use atoll_tfs::stat::{CLEAN_XATTR, TARGET_LOSS_XATTR};
 use atoll_vfs::{
-    Caller, Errno, FileKind, FileSystem, FileTime, Handle, InodeFlags, InodeNumber, OpenFlags,
-    RenameFlags, SetAttr, SetTime, Writer, XattrFlags,
+    Caller, Errno, FileKind, FileSystem, FileTime, Groups, Handle, InodeFlags, InodeNumber,
+    OpenFlags, RenameFlags, SetAttr, SetTime, Writer, XattrFlags,
 };
 use bytes::Bytes;
 use tempfile::NamedTempFile;
@@ -16,8 +16,8 @@ use crate::calls::{ME, ROOT, write};
 use crate::e2fsck::assert_image_clean;
 use crate::kernel::mount;
 
-pub const USER: Caller = Caller { uid: 1000, gid: 1000, pid: 0, umask: 0 };
-const OTHER: Caller = Caller { uid: 1001, gid: 1001, pid: 0, umask: 0 };
+pub const USER: Caller = Caller { uid: 1000, gid: 1000, pid: 0, umask: 0, groups: Groups::None };
+const OTHER: Caller = Caller { uid: 1001, gid: 1001, pid: 0, umask: 0, groups: Groups::None };
 const WRITE_AT_END: OpenFlags = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::APPEND);
 
 /// An image of mke2fs.

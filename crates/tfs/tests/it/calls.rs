@@ -1,10 +1,10 @@
 //! Calls of a file system as tests want to say them.
 
 use atoll_tfs::fs::Tfs;
-use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, Writer, XattrFlags};
+use atoll_vfs::{Caller, Errno, FileSystem, Groups, InodeNumber, OpenFlags, Writer, XattrFlags};
 use bytes::Bytes;
 
-pub const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0 };
+pub const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0, groups: Groups::None };
 pub const ROOT: InodeNumber = InodeNumber::ROOT;
 
 /// A directory whose new files are transparent.

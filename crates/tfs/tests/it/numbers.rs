@@ -1,4 +1,4 @@
-//! Files by their numbers, which file handles (`open_by_handle_at(2)`, NFS) keep.
+//! Files by their persistent handles (`open_by_handle_at(2)`, NFS).
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use atoll_env::TokioRuntime;
 use atoll_tfs::device::{Device, FaultyDevice};
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
-use atoll_vfs::{Errno, FileSystem, InodeNumber};
+use atoll_vfs::{Entry, Errno, FileSystem, InodeNumber};
 
 use crate::calls::{ME, ROOT, contribution, owned, read, write};
 use crate::e2fsck::assert_clean;
@@ -18,8 +18,13 @@ fn mount(device: &FaultyDevice) -> Tfs {
     Tfs::mount(env, Arc::new(device.clone()), &options).unwrap().0
 }
 
+/// As FUSE finds a file that the kernel names by its number.
+async fn by_number(tfs: &Tfs, number: InodeNumber) -> Result<Entry, Errno> {
+    tfs.by_handle(ME, &tfs.handle_of(number).await?).await
+}
+
 #[tokio::test]
-async fn a_number_is_found_until_its_file_is_gone_and_then_means_another() {
+async fn a_handle_leads_to_its_file_until_that_is_gone_and_never_to_another() {
     let device = FaultyDevice::new(16 << 20, 1);
     mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options(1024)).unwrap();
     let tfs = mount(&device);
@@ -32,31 +37,33 @@ async fn a_number_is_found_until_its_file_is_gone_and_then_means_another() {
     drop(tfs);
     // Another mount, to which nobody has named them.
     let tfs = mount(&device);
-    let found = tfs.by_number(ME, number).await.unwrap();
+    let found = by_number(&tfs, number).await.unwrap();
     assert_eq!((found.attr, found.generation), (held.attr, held.generation));
-    assert_eq!(tfs.by_number(ME, below).await.unwrap().attr.inode, below);
+    let old = tfs.handle_of(number).await.unwrap();
+    assert_eq!(by_number(&tfs, below).await.unwrap().attr.inode, below);
     assert_eq!(tfs.parent(ME, below).await.unwrap().attr.inode, above);
-    assert_eq!(tfs.by_number(ME, ROOT).await.unwrap().attr.inode, ROOT);
+    assert_eq!(by_number(&tfs, ROOT).await.unwrap().attr.inode, ROOT);
     // Reserved inodes (the records' too), and numbers of nothing.
     for number in [0, 2, 5, 7, 10, 600, 1 << 31, u64::MAX] {
-        let answer = tfs.by_number(ME, InodeNumber(number)).await;
+        let answer = by_number(&tfs, InodeNumber(number)).await;
         assert_eq!(answer, Err(Errno::ESTALE), "{number}");
     }
     tfs.unlink(ME, ROOT, b"file").await.unwrap();
-    assert!(tfs.by_number(ME, number).await.is_ok(), "it lives while it is held");
+    assert!(by_number(&tfs, number).await.is_ok(), "it lives while it is held");
     tfs.forget(number, 2);
-    assert_eq!(tfs.by_number(ME, number).await, Err(Errno::ESTALE));
+    assert_eq!(by_number(&tfs, number).await, Err(Errno::ESTALE));
     tfs.commit().unwrap();
     assert_eq!(write(&tfs, ROOT, "next", b"").await, Ok(number), "the number is free again");
-    let next = tfs.by_number(ME, number).await.unwrap();
+    let next = by_number(&tfs, number).await.unwrap();
     assert_ne!(next.generation, held.generation);
+    assert_eq!(tfs.by_handle(ME, &old).await, Err(Errno::ESTALE), "it named the file before");
     tfs.unmount().unwrap();
     assert_clean(&device.bytes(), "unmounted");
 }
 
 /// Its map knows the directory that holds its name, which nobody has looked up.
 #[tokio::test]
-async fn a_transparent_file_found_by_its_number_vanishes_with_its_name() {
+async fn a_transparent_file_found_by_its_handle_vanishes_with_its_name() {
     let device = FaultyDevice::new(16 << 20, 1);
     mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options(1024)).unwrap();
     let tfs = mount(&device);
@@ -65,7 +72,7 @@ async fn a_transparent_file_found_by_its_number_vanishes_with_its_name() {
     tfs.unmount().unwrap();
     drop(tfs);
     let tfs = mount(&device);
-    let found = tfs.by_number(ME, number).await.unwrap();
+    let found = by_number(&tfs, number).await.unwrap();
     assert_eq!(found.attr.size_bytes, 400_000);
     tfs.forget(number, 1);
     // Ordinary data takes its place.
@@ -73,11 +80,11 @@ async fn a_transparent_file_found_by_its_number_vanishes_with_its_name() {
     while write(&tfs, ROOT, &format!("ordinary{n}"), &owned(n, 1_000_000)).await.is_ok() {
         n += 1;
     }
-    assert!(tfs.by_number(ME, number).await.is_ok());
+    assert!(by_number(&tfs, number).await.is_ok());
     tfs.clean().unwrap();
     assert_eq!(read(&tfs, parent, "given").await, Err(Errno::ENOENT));
     tfs.forget(number, 1);
-    assert_eq!(tfs.by_number(ME, number).await, Err(Errno::ESTALE));
+    assert_eq!(by_number(&tfs, number).await, Err(Errno::ESTALE));
     tfs.unmount().unwrap();
     assert_clean(&device.bytes(), "unmounted");
 }

@@ -3,7 +3,7 @@
 //!
 //! An implementation's tests provide a [`Subject`], which makes a file system that holds
 //! a given [`Tree`], and run [`run_read_suite`] and, where it can be written,
-//! [`run_write_suite`]:
+//! [`run_write_suite`]; where several front ends share one, [`run_shared_suite`] as well:
 //!
 //! ```text
 //! let report = kit::run_read_suite(&MySubject::new()).await;
@@ -21,6 +21,7 @@ mod build;
 mod compare;
 mod probe;
 mod read;
+mod shared;
 mod tree;
 mod write;
 
@@ -36,6 +37,7 @@ use crate::FileSystem;
 
 pub use build::{Written, write_tree_to_disk, write_tree_to_fs};
 pub use compare::{CompareOptions, Comparison, Difference, MAX_DIFFERENCES, compare_trees};
+pub use shared::{SharedSubject, run_shared_suite};
 pub use tree::{BIG_DIRECTORY_ENTRIES, Body, Content, Node, Tree};
 
 use probe::{Outcome, Probe, Stop};
@@ -226,8 +228,13 @@ async fn make(subject: &dyn Subject, tree: &Arc<Tree>) -> Result<Probe, Verdict>
 
 async fn run((name, check): Check, probe: Probe) -> Checked {
     let env = probe.env.clone();
-    let work = AssertUnwindSafe(async move { check(probe).await }).catch_unwind();
-    let verdict = match atoll_env::timeout(&*env, CHECK_LIMIT, work).await {
+    Checked { name, verdict: judge(&env, async move { check(probe).await }).await }
+}
+
+/// What a check comes to, whatever it does.
+async fn judge(env: &Env, check: impl Future<Output = Outcome>) -> Verdict {
+    let work = AssertUnwindSafe(check).catch_unwind();
+    match atoll_env::timeout(&**env, CHECK_LIMIT, work).await {
         Ok(Ok(Ok(()))) => Verdict::Passed,
         Ok(Ok(Err(Stop::Skipped(reason)))) => Verdict::Skipped(reason),
         Ok(Ok(Err(Stop::Failed(reason)))) => Verdict::Failed(reason),
@@ -237,6 +244,5 @@ async fn run((name, check): Check, probe: Probe) -> Checked {
             Verdict::Failed(format!("panicked: {}", text.unwrap_or("(no text)")))
         }
         Err(_) => Verdict::Failed(format!("no answer within {} s", CHECK_LIMIT.as_secs())),
-    };
-    Checked { name, verdict }
+    }
 }

@@ -1,9 +1,12 @@
 //! A read-write file system in memory: the reference that the conformance kit is checked
 //! against, and what front ends are tested with.
 //!
-//! It has all that the trait offers: hard links, special files, extended attributes,
-//! holes, unlinked open files. One lock guards its tables; bytes are copied outside it.
-//! Nothing is durable.
+//! It has all that the trait offers but access control lists and inode flags: hard links, special
+//! files, extended attributes, holes, unlinked open files, locks, persistent handles. One lock
+//! guards its tables; bytes are copied outside it. Nothing is durable.
+//!
+//! [`MemoryFs::another_view`] makes a second file system over the same files, as another node's
+//! mount of a shared volume: each view's front end is told of the changes made through the others.
 
 mod content;
 mod state;
@@ -12,7 +15,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::ready;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use atoll_env::Env;
@@ -20,8 +23,8 @@ use bytes::Bytes;
 
 use crate::{
     Answer, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, FileTime, Handle,
-    InodeNumber, MAX_NAME_BYTES, OpenFlags, Opened, RenameFlags, SeekTo, SetAttr, StatFs, Writer,
-    XattrFlags,
+    InodeNumber, Invalidation, InvalidationQueue, LockTable, Locks, MAX_NAME_BYTES, OpenFlags,
+    Opened, PersistentHandle, RenameFlags, SeekTo, SetAttr, StatFs, Writer, XattrFlags,
 };
 use content::Content;
 use state::{Birth, Body, Open, State};
@@ -31,10 +34,18 @@ const MAX_XATTR_BYTES: usize = 64 << 10;
 
 /// A file system in memory. See the module.
 pub struct MemoryFs {
+    shared: Arc<Shared>,
+    /// What other views have changed.
+    invalidations: Arc<InvalidationQueue>,
+}
+
+/// What all views have in common.
+struct Shared {
     state: Mutex<State>,
     env: Env,
     read_only: AtomicBool,
-    keep_cache: bool,
+    locks: LockTable,
+    views: Mutex<Vec<Weak<InvalidationQueue>>>,
 }
 
 impl fmt::Debug for MemoryFs {
@@ -56,19 +67,36 @@ fn now(env: &Env) -> FileTime {
 impl MemoryFs {
     /// An empty file system; its root belongs to user 0. Times come from `env`.
     pub fn new(env: Env) -> MemoryFs {
-        MemoryFs {
+        MemoryFs::view(Arc::new(Shared {
             state: Mutex::new(State::new(now(&env))),
             env,
             read_only: AtomicBool::new(false),
-            keep_cache: false,
-        }
+            locks: LockTable::default(),
+            views: Mutex::default(),
+        }))
+    }
+
+    fn view(shared: Arc<Shared>) -> MemoryFs {
+        let invalidations = Arc::<InvalidationQueue>::default();
+        let mut views = shared.views.lock().expect("no holder of this lock panics");
+        views.push(Arc::downgrade(&invalidations));
+        drop(views);
+        MemoryFs { shared, invalidations }
+    }
+
+    /// A file system over the same files, whose front end hears of the changes made through this
+    /// one, and the other way round.
+    pub fn another_view(&self) -> MemoryFs {
+        MemoryFs::view(self.shared.clone())
     }
 
     /// Lets front ends believe entries and attributes for `ttl`, and keep file contents
     /// from open to open if `keep_cache`. (Default: one second, no.)
-    pub fn caching(mut self, ttl: Duration, keep_cache: bool) -> MemoryFs {
-        self.locked().ttl = ttl;
-        self.keep_cache = keep_cache;
+    pub fn caching(self, ttl: Duration, keep_cache: bool) -> MemoryFs {
+        let mut state = self.locked();
+        state.ttl = ttl;
+        state.keep_cache = keep_cache;
+        drop(state);
         self
     }
 
@@ -78,9 +106,14 @@ impl MemoryFs {
         self
     }
 
+    /// The locks that are held.
+    pub fn lock_table(&self) -> &LockTable {
+        &self.shared.locks
+    }
+
     /// From now on refuses every change, or allows them again.
     pub fn set_read_only(&self, read_only: bool) {
-        self.read_only.store(read_only, Ordering::Release);
+        self.shared.read_only.store(read_only, Ordering::Release);
     }
 
     /// Checks link counts, parents and that no file is kept that nothing leads to.
@@ -92,7 +125,7 @@ impl MemoryFs {
     }
 
     fn locked(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder of this lock panics")
+        self.shared.state.lock().expect("no holder of this lock panics")
     }
 
     /// Runs a change, unless read-only.
@@ -100,14 +133,25 @@ impl MemoryFs {
         &self,
         work: impl FnOnce(&mut State, FileTime) -> Result<T, Errno>,
     ) -> Answer<T> {
-        if self.read_only.load(Ordering::Acquire) {
+        if self.shared.read_only.load(Ordering::Acquire) {
             return answer(Err(Errno::EROFS));
         }
-        answer(work(&mut self.locked(), now(&self.env)))
+        let mut state = self.locked();
+        let outcome = work(&mut state, now(&self.shared.env));
+        let changed = std::mem::take(&mut state.changed);
+        drop(state);
+        self.tell_other_views(&changed);
+        answer(outcome)
     }
 
-    fn opened(&self, handle: Handle) -> Opened {
-        Opened { handle, keep_cache: self.keep_cache, direct_io: false }
+    fn tell_other_views(&self, changed: &[Invalidation]) {
+        let mut views = self.shared.views.lock().expect("no holder of this lock panics");
+        views.retain(|view| view.strong_count() > 0);
+        for view in views.iter().filter_map(Weak::upgrade) {
+            if !Arc::ptr_eq(&view, &self.invalidations) {
+                changed.iter().cloned().for_each(|change| view.push(change));
+            }
+        }
     }
 
     fn make(
@@ -135,8 +179,22 @@ impl FileSystem for MemoryFs {
         answer(state.parent_of(inode).and_then(|parent| state.entry(parent)))
     }
 
-    fn by_number(&self, _caller: Caller, inode: InodeNumber) -> Answer<Entry> {
-        answer(self.locked().entry(inode))
+    fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
+        // No number is used again.
+        let handle = self.locked().node(inode).map(|_| PersistentHandle::of_number(inode, 0));
+        answer(handle)
+    }
+
+    fn by_handle(&self, _caller: Caller, handle: &PersistentHandle) -> Answer<Entry> {
+        answer(handle.number().and_then(|(inode, _)| self.locked().entry(inode)))
+    }
+
+    fn locks(&self) -> Option<Arc<dyn Locks>> {
+        Some(Arc::new(self.shared.locks.clone()))
+    }
+
+    fn invalidations(&self) -> Option<Arc<InvalidationQueue>> {
+        Some(self.invalidations.clone())
     }
 
     fn forget(&self, inode: InodeNumber, count: u64) {
@@ -238,11 +296,9 @@ impl FileSystem for MemoryFs {
 
     fn open(&self, _caller: Caller, inode: InodeNumber, flags: OpenFlags) -> Answer<Opened> {
         if flags.writes() || flags.has(OpenFlags::TRUNCATE) {
-            let opened = |handle| self.opened(handle);
-            return self.change(|state, now| state.open_file(inode, flags, now).map(opened));
+            return self.change(|state, now| state.open_file(inode, flags, now));
         }
-        let handle = self.locked().open_file(inode, flags, now(&self.env));
-        answer(handle.map(|handle| self.opened(handle)))
+        answer(self.locked().open_file(inode, flags, now(&self.shared.env)))
     }
 
     fn create(
@@ -263,8 +319,8 @@ impl FileSystem for MemoryFs {
                     state.make(caller, parent, name, birth, now)?
                 }
             };
-            let handle = state.open_file(inode, flags, now)?;
-            Ok((state.entry(inode)?, self.opened(handle)))
+            let opened = state.open_file(inode, flags, now)?;
+            Ok((state.entry(inode)?, opened))
         })
     }
 
@@ -318,8 +374,7 @@ impl FileSystem for MemoryFs {
     }
 
     fn opendir(&self, _caller: Caller, inode: InodeNumber) -> Answer<Opened> {
-        let handle = self.locked().open_directory(inode);
-        answer(handle.map(|handle| self.opened(handle)))
+        answer(self.locked().open_directory(inode))
     }
 
     fn readdir(
@@ -391,6 +446,7 @@ impl FileSystem for MemoryFs {
             }
             node.xattrs.insert(Bytes::copy_from_slice(name), value);
             node.attr.ctime = now;
+            state.changed.push(Invalidation::Attributes(inode));
             Ok(())
         })
     }
@@ -400,6 +456,7 @@ impl FileSystem for MemoryFs {
             let node = state.node_mut(inode)?;
             node.xattrs.remove(name).ok_or(Errno::ENODATA)?;
             node.attr.ctime = now;
+            state.changed.push(Invalidation::Attributes(inode));
             Ok(())
         })
     }

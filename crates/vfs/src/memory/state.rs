@@ -11,8 +11,8 @@ use bytes::Bytes;
 use super::content::{Content, MAX_SIZE_BYTES};
 use crate::{
     Attr, Caller, DirEntry, Entry, Errno, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE,
-    FileKind, FileTime, Handle, InodeNumber, OpenFlags, RenameFlags, SetAttr, SetTime, Writer,
-    check_name,
+    FileKind, FileTime, Handle, InodeNumber, Invalidation, OpenFlags, Opened, RenameFlags, SetAttr,
+    SetTime, Writer, check_name,
 };
 
 const SETGID: u32 = 0o2000;
@@ -64,6 +64,9 @@ pub(super) struct State {
     last_handle: u64,
     pub(super) capacity_bytes: u64,
     pub(super) ttl: Duration,
+    pub(super) keep_cache: bool,
+    /// What other views are to be told of the change under way.
+    pub(super) changed: Vec<Invalidation>,
 }
 
 impl State {
@@ -96,6 +99,8 @@ impl State {
             last_handle: 0,
             capacity_bytes: u64::MAX,
             ttl: Duration::from_secs(1),
+            keep_cache: false,
+            changed: Vec::new(),
         }
     }
 
@@ -122,6 +127,25 @@ impl State {
             Body::Directory { names, .. } => Ok(names),
             _ => Err(Errno::ENOTDIR),
         }
+    }
+
+    fn enter_name(
+        &mut self,
+        parent: InodeNumber,
+        name: &[u8],
+        inode: InodeNumber,
+    ) -> Result<(), Errno> {
+        let name = Bytes::copy_from_slice(name);
+        self.names_mut(parent)?.insert(name.clone(), inode);
+        self.changed.push(Invalidation::Name { parent, name });
+        Ok(())
+    }
+
+    fn remove_name(&mut self, parent: InodeNumber, name: &[u8]) -> Result<(), Errno> {
+        self.names_mut(parent)?.remove(name);
+        let name = Bytes::copy_from_slice(name);
+        self.changed.push(Invalidation::Name { parent, name });
+        Ok(())
     }
 
     pub(super) fn parent_of(&self, inode: InodeNumber) -> Result<InodeNumber, Errno> {
@@ -178,6 +202,7 @@ impl State {
         if let Some(node) = self.nodes.get_mut(&inode) {
             node.attr.mtime = now;
             node.attr.ctime = now;
+            self.changed.push(Invalidation::Attributes(inode));
         }
     }
 
@@ -227,7 +252,7 @@ impl State {
         let xattrs = BTreeMap::new();
         let node = Node { attr, body: birth.body, xattrs, lookups: 0, opens: 0 };
         self.nodes.insert(inode, node);
-        self.names_mut(parent)?.insert(Bytes::copy_from_slice(name), inode);
+        self.enter_name(parent, name, inode)?;
         if is_directory {
             self.node_mut(parent)?.attr.nlink += 1;
         }
@@ -252,7 +277,8 @@ impl State {
         }
         node.attr.nlink += 1;
         node.attr.ctime = now;
-        self.names_mut(parent)?.insert(Bytes::copy_from_slice(name), inode);
+        self.changed.push(Invalidation::Attributes(inode));
+        self.enter_name(parent, name, inode)?;
         self.touch(parent, now);
         Ok(())
     }
@@ -260,7 +286,7 @@ impl State {
     /// Takes the name away and what hangs on it; the caller has checked that it may go.
     fn detach(&mut self, parent: InodeNumber, name: &[u8], now: FileTime) -> Result<(), Errno> {
         let inode = self.find(parent, name)?;
-        self.names_mut(parent)?.remove(name);
+        self.remove_name(parent, name)?;
         let node = self.node_mut(inode)?;
         node.attr.ctime = now;
         if node.attr.kind == FileKind::Directory {
@@ -269,6 +295,10 @@ impl State {
         } else {
             node.attr.nlink -= 1;
         }
+        self.changed.push(match self.node(inode)?.attr.nlink {
+            0 => Invalidation::Deleted { parent, name: Bytes::copy_from_slice(name), inode },
+            _ => Invalidation::Attributes(inode),
+        });
         self.touch(parent, now);
         self.reap(inode);
         Ok(())
@@ -328,15 +358,16 @@ impl State {
             Some(target) => {
                 self.check_replaces(inode, target)?;
                 self.detach(new_parent, new_name, now)?;
-                self.names_mut(parent)?.remove(name);
+                self.remove_name(parent, name)?;
             }
             None => {
-                self.names_mut(parent)?.remove(name);
+                self.remove_name(parent, name)?;
             }
         }
         self.place(inode, (parent, name), (new_parent, new_name))?;
         for changed in [Some(inode), target.filter(|_| flags.exchange)].into_iter().flatten() {
             self.node_mut(changed)?.attr.ctime = now;
+            self.changed.push(Invalidation::Attributes(changed));
         }
         self.touch(parent, now);
         self.touch(new_parent, now);
@@ -374,7 +405,7 @@ impl State {
         (old_parent, _): (InodeNumber, &[u8]),
         (new_parent, new_name): (InodeNumber, &[u8]),
     ) -> Result<(), Errno> {
-        self.names_mut(new_parent)?.insert(Bytes::copy_from_slice(new_name), inode);
+        self.enter_name(new_parent, new_name, inode)?;
         if let Body::Directory { parent, .. } = &mut self.node_mut(inode)?.body {
             *parent = new_parent;
             self.node_mut(old_parent)?.attr.nlink -= 1;
@@ -389,10 +420,14 @@ impl State {
         changes: SetAttr,
         now: FileTime,
     ) -> Result<(), Errno> {
-        let node = self.node_mut(inode)?;
+        let node = self.nodes.get_mut(&inode).ok_or(Errno::ESTALE)?;
         if let Some(size_bytes) = changes.size_bytes {
             match &mut node.body {
-                Body::File(content) => content.resize(size_bytes)?,
+                Body::File(content) => {
+                    let bytes = size_bytes.min(content.size_bytes())..u64::MAX;
+                    content.resize(size_bytes)?;
+                    self.changed.push(Invalidation::Data { inode, bytes });
+                }
                 Body::Directory { .. } => return Err(Errno::EISDIR),
                 _ => return Err(Errno::EINVAL),
             }
@@ -410,16 +445,17 @@ impl State {
         attr.mtime = changes.mtime.map_or(attr.mtime, chosen);
         if changes != SetAttr::default() {
             attr.ctime = now;
+            self.changed.push(Invalidation::Attributes(inode));
         }
         Ok(())
     }
 
-    pub(super) fn open(&mut self, inode: InodeNumber, open: Open) -> Result<Handle, Errno> {
+    fn open(&mut self, inode: InodeNumber, open: Open) -> Result<Opened, Errno> {
         self.node_mut(inode)?.opens += 1;
         self.last_handle += 1;
         let handle = Handle(self.last_handle);
         self.opens.insert(handle, open);
-        Ok(handle)
+        Ok(Opened { handle, keep_cache: self.keep_cache, direct_io: false })
     }
 
     pub(super) fn open_file(
@@ -427,7 +463,7 @@ impl State {
         inode: InodeNumber,
         flags: OpenFlags,
         now: FileTime,
-    ) -> Result<Handle, Errno> {
+    ) -> Result<Opened, Errno> {
         match self.node_mut(inode)?.body {
             Body::File(_) => {}
             Body::Directory { .. } => return Err(Errno::EISDIR),
@@ -440,7 +476,7 @@ impl State {
         self.open(inode, Open::File { inode, flags })
     }
 
-    pub(super) fn open_directory(&mut self, inode: InodeNumber) -> Result<Handle, Errno> {
+    pub(super) fn open_directory(&mut self, inode: InodeNumber) -> Result<Opened, Errno> {
         let mut names = Vec::new();
         for (name, &child) in self.names(inode)? {
             names.push((name.clone(), child, self.node(child)?.attr.kind));
@@ -539,6 +575,8 @@ impl State {
         content.write(at, data)?;
         node.attr.mtime = now;
         node.attr.ctime = now;
+        let bytes = at..at.saturating_add(data.len() as u64);
+        self.changed.push(Invalidation::Data { inode, bytes });
         Ok(u32::try_from(data.len()).expect("a write is below 4 GiB"))
     }
 
@@ -584,6 +622,7 @@ impl State {
         }
         node.attr.mtime = now;
         node.attr.ctime = now;
+        self.changed.push(Invalidation::Data { inode, bytes: offset..end });
         Ok(())
     }
 

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use atoll_env::{BoxFuture, Env, TokioRuntime};
-use atoll_vfs::kit::{Features, Subject, Tree};
+use atoll_vfs::kit::{Features, SharedSubject, Subject, Tree};
 use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{
     Answer, AttrReply, Caller, DirEntry, Entry, Errno, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE,
-    FileKind, FileSystem, Handle, InodeNumber, OpenFlags, Opened, RenameFlags, SeekTo, SetAttr,
-    StatFs, Writer, XattrFlags,
+    FileKind, FileLock, FileSystem, Handle, InodeNumber, Invalidation, InvalidationQueue, LockKind,
+    LockOwner, LockRange, LockTable, Locks, OpenFlags, Opened, PersistentHandle, RenameFlags,
+    SeekTo, SetAttr, StatFs, Writer, XattrFlags,
 };
 use bytes::Bytes;
 
@@ -52,6 +53,16 @@ pub enum Fault {
     ListsLive,
     LosesSetTimes,
     IgnoresTruncate,
+    FindsDeletedFilesByHandle,
+    LocksExcludeNobody,
+    LocksAreAllExclusive,
+    UnlocksWholeLocks,
+    RefusedUpgradesUnlock,
+    WaitsForNoLock,
+    TakesLocksAfterInterrupts,
+    TellsOfNoBytes,
+    TellsOfNoDeletion,
+    TellsItself,
     KeepsBytesPunched,
     LengthensWhatItPunches,
 }
@@ -90,6 +101,74 @@ impl Subject for BrokenSubject {
             };
             let calls = AtomicU64::new(0);
             Ok(Arc::new(Broken { inner, fault: self.fault, calls }) as Arc<dyn FileSystem>)
+        })
+    }
+}
+
+/// A lock table with a fault.
+struct BrokenLocks {
+    inner: LockTable,
+    fault: Fault,
+}
+
+impl Locks for BrokenLocks {
+    fn conflict(
+        &self,
+        inode: InodeNumber,
+        owner: LockOwner,
+        wanted: FileLock,
+    ) -> Answer<Option<FileLock>> {
+        self.inner.conflict(inode, owner, wanted)
+    }
+
+    fn lock(
+        &self,
+        inode: InodeNumber,
+        owner: LockOwner,
+        mut wanted: FileLock,
+        waits: bool,
+    ) -> Answer<()> {
+        match self.fault {
+            Fault::LocksExcludeNobody => return answer(Ok(())),
+            Fault::LocksAreAllExclusive => wanted.kind = LockKind::Exclusive,
+            Fault::WaitsForNoLock => return self.inner.lock(inode, owner, wanted, false),
+            Fault::RefusedUpgradesUnlock if !waits => {
+                let taken = self.inner.lock(inode, owner, wanted, false);
+                let unlocked = self.inner.clone();
+                return Box::pin(async move {
+                    let taken = taken.await;
+                    if taken.is_err() {
+                        unlocked.unlock(inode, owner, wanted.range).await?;
+                    }
+                    taken
+                });
+            }
+            Fault::TakesLocksAfterInterrupts if waits => {
+                let task = tokio::spawn(self.inner.lock(inode, owner, wanted, true));
+                return Box::pin(async move { task.await.unwrap_or(Err(Errno::EIO)) });
+            }
+            _ => {}
+        }
+        self.inner.lock(inode, owner, wanted, waits)
+    }
+
+    fn unlock(&self, inode: InodeNumber, owner: LockOwner, range: LockRange) -> Answer<()> {
+        match self.fault {
+            Fault::UnlocksWholeLocks => self.inner.unlock(inode, owner, LockRange::WHOLE),
+            _ => self.inner.unlock(inode, owner, range),
+        }
+    }
+}
+
+impl SharedSubject for BrokenSubject {
+    fn make_two(&self, tree: Arc<Tree>) -> BoxFuture<'_, Result<[Arc<dyn FileSystem>; 2], String>> {
+        Box::pin(async move {
+            let inner = filled(&tree, false).await;
+            let views = [Arc::new(inner.another_view()), inner];
+            Ok(views.map(|inner| {
+                Arc::new(Broken { inner, fault: self.fault, calls: AtomicU64::new(0) })
+                    as Arc<dyn FileSystem>
+            }))
         })
     }
 }
@@ -143,6 +222,51 @@ impl FileSystem for Broken {
 
     fn parent(&self, caller: Caller, inode: InodeNumber) -> Answer<Entry> {
         self.inner.parent(caller, inode)
+    }
+
+    fn handle_of(&self, inode: InodeNumber) -> Answer<PersistentHandle> {
+        self.inner.handle_of(inode)
+    }
+
+    fn by_handle(&self, caller: Caller, handle: &PersistentHandle) -> Answer<Entry> {
+        let found = self.inner.by_handle(caller, handle);
+        if !self.has(Fault::FindsDeletedFilesByHandle) {
+            return found;
+        }
+        // As if its number had been given to another file.
+        let other = self.inner.lookup(caller, InodeNumber::ROOT, b"empty");
+        Box::pin(async move {
+            match found.await {
+                Err(Errno::ESTALE) => other.await,
+                found => found,
+            }
+        })
+    }
+
+    fn locks(&self) -> Option<Arc<dyn Locks>> {
+        let inner = self.inner.lock_table().clone();
+        Some(Arc::new(BrokenLocks { inner, fault: self.fault }))
+    }
+
+    fn invalidations(&self) -> Option<Arc<InvalidationQueue>> {
+        let queue = self.inner.invalidations()?;
+        let mut told: Vec<Invalidation> = std::iter::from_fn(|| queue.try_next()).collect();
+        for invalidation in &mut told {
+            *invalidation = match (self.fault, invalidation.clone()) {
+                (Fault::TellsOfNoBytes, Invalidation::Data { inode, .. }) => {
+                    Invalidation::Attributes(inode)
+                }
+                (Fault::TellsOfNoDeletion, Invalidation::Deleted { parent, name, .. }) => {
+                    Invalidation::Name { parent, name }
+                }
+                (_, invalidation) => invalidation,
+            };
+        }
+        told.into_iter().for_each(|invalidation| queue.push(invalidation));
+        if self.has(Fault::TellsItself) && self.now_and_then(2) {
+            queue.push(Invalidation::Attributes(InodeNumber::ROOT));
+        }
+        Some(queue)
     }
 
     fn forget(&self, inode: InodeNumber, count: u64) {

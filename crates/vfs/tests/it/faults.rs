@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use atoll_vfs::kit::{Report, Tree, Verdict, run_read_suite, run_write_suite};
+use atoll_vfs::kit::{Report, Tree, Verdict, run_read_suite, run_shared_suite, run_write_suite};
 
 use crate::broken::{BrokenSubject, Fault};
 use crate::reference::filled;
@@ -49,7 +49,7 @@ async fn the_read_suite_catches_every_fault() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn the_write_suite_catches_every_fault() {
     let faults = [
         (Fault::IgnoresExclusive, "an_exclusive_create_makes_a_file_once"),
@@ -64,12 +64,34 @@ async fn the_write_suite_catches_every_fault() {
         (Fault::IgnoresTruncate, "opening_with_truncate_empties"),
         (Fault::WrongLinkCount, "a_new_file_has_one_link"),
         (Fault::LosesTheLastByte, "what_is_written_is_read_back"),
+        (Fault::FindsDeletedFilesByHandle, "a_handle_of_a_deleted_file_is_stale"),
+        (Fault::LocksExcludeNobody, "an_exclusive_lock_keeps_others_from_its_bytes"),
+        (Fault::LocksAreAllExclusive, "shared_locks_exclude_exclusive_ones_alone"),
+        (Fault::UnlocksWholeLocks, "unlocking_the_middle_leaves_both_ends"),
+        (Fault::RefusedUpgradesUnlock, "a_lock_is_upgraded_and_downgraded_in_place"),
+        (Fault::WaitsForNoLock, "a_waiting_lock_is_taken_when_the_other_goes"),
+        (Fault::TakesLocksAfterInterrupts, "an_interrupted_wait_leaves_no_lock"),
         (Fault::KeepsBytesPunched, "a_punched_hole_shows_zeros_and_takes_no_space"),
         (Fault::LengthensWhatItPunches, "a_punched_hole_shows_zeros_and_takes_no_space"),
     ];
     run_write_suite(&BrokenSubject { fault: Fault::Nothing, base: None }).await.assert_passes();
     for (fault, expected) in faults {
         let report = run_write_suite(&BrokenSubject { fault, base: None }).await;
+        assert_caught(&report, expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_shared_suite_catches_every_fault() {
+    let faults = [
+        (Fault::TellsOfNoBytes, "a_write_is_told_with_its_bytes"),
+        (Fault::TellsOfNoDeletion, "a_deleted_file_is_told_by_its_name"),
+        (Fault::TellsItself, "a_views_own_changes_are_not_told_to_it"),
+        (Fault::LocksExcludeNobody, "a_lock_of_one_view_keeps_the_other_out"),
+    ];
+    run_shared_suite(&BrokenSubject { fault: Fault::Nothing, base: None }).await.assert_passes();
+    for (fault, expected) in faults {
+        let report = run_shared_suite(&BrokenSubject { fault, base: None }).await;
         assert_caught(&report, expected);
     }
 }

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use atoll_env::{BoxFuture, Env, TokioRuntime};
-use atoll_vfs::kit::{Features, Subject, Tree, run_read_suite, run_write_suite, write_tree_to_fs};
+use atoll_vfs::kit::{
+    Features, SharedSubject, Subject, Tree, run_read_suite, run_shared_suite, run_write_suite,
+    write_tree_to_fs,
+};
 use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, Writer};
 use bytes::Bytes;
@@ -31,6 +34,15 @@ impl Subject for Memory {
     }
 }
 
+impl SharedSubject for Memory {
+    fn make_two(&self, tree: Arc<Tree>) -> BoxFuture<'_, Result<[Arc<dyn FileSystem>; 2], String>> {
+        Box::pin(async move {
+            let fs = filled(&tree, false).await;
+            Ok([Arc::new(fs.another_view()) as Arc<dyn FileSystem>, fs])
+        })
+    }
+}
+
 /// A [`MemoryFs`] that holds `tree`.
 pub async fn filled(tree: &Tree, read_only: bool) -> Arc<MemoryFs> {
     let fs = Arc::new(MemoryFs::new(Arc::new(TokioRuntime::current())));
@@ -55,6 +67,13 @@ async fn memory_passes_the_read_suite_writable() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_passes_the_write_suite() {
     let report = run_write_suite(&Memory { read_only: false }).await;
+    report.assert_passes();
+    assert_eq!(report.passed(), report.checks.len(), "nothing is skipped\n{report}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_views_of_memory_pass_the_shared_suite() {
+    let report = run_shared_suite(&Memory { read_only: false }).await;
     report.assert_passes();
     assert_eq!(report.passed(), report.checks.len(), "nothing is skipped\n{report}");
 }

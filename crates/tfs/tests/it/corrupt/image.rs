@@ -15,10 +15,12 @@ use atoll_tfs::format::superblock::Superblock;
 use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::{MkfsOptions, mkfs};
 use atoll_tfs::records::layout::{Place, RecordsLayout};
-use atoll_vfs::{Answer, Caller, Errno, FileSystem, InodeNumber, OpenFlags, Writer, XattrFlags};
+use atoll_vfs::{
+    Answer, Caller, Errno, FileSystem, Groups, InodeNumber, OpenFlags, Writer, XattrFlags,
+};
 use bytes::Bytes;
 
-pub const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0 };
+pub const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0, groups: Groups::None };
 pub const BLOCK: usize = 1024;
 const LEN_BYTES: usize = 4 << 20;
 const CHUNK: usize = 512;

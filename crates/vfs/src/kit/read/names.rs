@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use crate::kit::probe::{During, Outcome, Probe, ensure, me, refused, same, shown};
 use crate::kit::{Check, checks, tree};
-use crate::{Errno, FileKind, InodeNumber, MAX_NAME_BYTES, OpenFlags};
+use crate::{
+    Errno, FileKind, InodeNumber, MAX_NAME_BYTES, MAX_PERSISTENT_HANDLE_BYTES, OpenFlags,
+    PersistentHandle,
+};
 
 pub(super) const CHECKS: &[Check] = checks![
     the_root_is_a_directory,
@@ -17,7 +20,7 @@ pub(super) const CHECKS: &[Check] = checks![
     one_file_has_one_number,
     an_unknown_number_is_refused,
     a_directory_knows_its_parent,
-    a_forgotten_file_is_found_by_its_number,
+    a_forgotten_file_is_found_by_its_handle,
     forgetting_takes_nothing_away,
     an_open_file_outlives_forget,
 ];
@@ -151,19 +154,27 @@ async fn a_directory_knows_its_parent(probe: Probe) -> Outcome {
     same("parent of the root", root.attr.inode, InodeNumber::ROOT)
 }
 
-async fn a_forgotten_file_is_found_by_its_number(probe: Probe) -> Outcome {
+async fn a_forgotten_file_is_found_by_its_handle(probe: Probe) -> Outcome {
     for path in ["directory/inner", "directory", "link"] {
         let before = probe.find(path).await?;
+        let handle = match probe.fs.handle_of(before.inode).await {
+            Err(Errno::EOPNOTSUPP) => return probe.needs(false, "it has no persistent handles"),
+            handle => handle.during("handle_of")?,
+        };
         probe.fs.forget(before.inode, 1);
-        let found = probe.fs.by_number(me(), before.inode).await;
-        if matches!(found, Err(Errno::ESTALE)) {
-            return probe.needs(false, "it does not find files by their numbers");
-        }
-        same(path, found.during("by_number")?.attr, before)?;
+        let found = probe.fs.by_handle(me(), &handle).await;
+        same(path, found.during("by_handle")?.attr, before)?;
+        same("its handle", probe.fs.handle_of(before.inode).await.during("handle_of")?, handle)?;
         probe.fs.forget(before.inode, 1);
     }
     let unknown = InodeNumber(0x1234_5678_9abc);
-    refused("a number of no file", probe.fs.by_number(me(), unknown).await, &[Errno::ESTALE])
+    refused("a number of no file", probe.fs.handle_of(unknown).await, &[Errno::ESTALE])?;
+    for len in [0, 1, 16, MAX_PERSISTENT_HANDLE_BYTES] {
+        let handle = PersistentHandle::new(vec![0xa5; len].into()).during("handle")?;
+        let found = probe.fs.by_handle(me(), &handle).await;
+        refused(format!("{len} bytes of no handle"), found, &[Errno::ESTALE])?;
+    }
+    Ok(())
 }
 
 async fn forgetting_takes_nothing_away(probe: Probe) -> Outcome {

@@ -2,6 +2,7 @@
 
 mod attributes;
 mod files;
+mod locks;
 mod names;
 mod rename;
 
@@ -9,5 +10,7 @@ use super::Check;
 
 /// All of them.
 pub(super) fn suite() -> impl Iterator<Item = &'static Check> {
-    [names::CHECKS, files::CHECKS, rename::CHECKS, attributes::CHECKS].into_iter().flatten()
+    [names::CHECKS, files::CHECKS, rename::CHECKS, attributes::CHECKS, locks::CHECKS]
+        .into_iter()
+        .flatten()
 }

@@ -19,6 +19,7 @@ pub(super) const CHECKS: &[Check] = checks![
     unlink_refuses_directories,
     rmdir_refuses_files_and_full_directories,
     a_removed_directory_takes_no_files,
+    a_handle_of_a_deleted_file_is_stale,
     hard_links_are_one_file,
     hard_links_to_directories_are_refused,
     a_listing_is_one_snapshot,
@@ -246,6 +247,26 @@ async fn a_removed_directory_takes_no_files(probe: Probe) -> Outcome {
     refused("rename", rename, gone)?;
     same("entries", probe.list_from(inode, handle, 0, 10, true).await?.len(), 0)?;
     probe.fs.closedir(inode, handle).await.during("closedir")
+}
+
+async fn a_handle_of_a_deleted_file_is_stale(probe: Probe) -> Outcome {
+    let inode = probe.inode("file").await?;
+    let handle = match probe.fs.handle_of(inode).await {
+        Err(Errno::EOPNOTSUPP) => return probe.needs(false, "it has no persistent handles"),
+        handle => handle.during("handle_of")?,
+    };
+    probe.fs.unlink(me(), ROOT, b"file").await.during("unlink")?;
+    let held = probe.fs.by_handle(me(), &handle).await.during("by_handle while it is held")?;
+    same("number", held.attr.inode, inode)?;
+    probe.fs.forget(inode, 2);
+    refused("by_handle", probe.fs.by_handle(me(), &handle).await, &[Errno::ESTALE])?;
+    // Some file system gives one of these the number.
+    for n in 0..100 {
+        let name = format!("next{n}");
+        let kind = FileKind::Regular;
+        probe.fs.mknod(me(), ROOT, name.as_bytes(), kind, 0o644, 0).await.during("mknod")?;
+    }
+    refused("by_handle", probe.fs.by_handle(me(), &handle).await, &[Errno::ESTALE])
 }
 
 async fn hard_links_are_one_file(probe: Probe) -> Outcome {

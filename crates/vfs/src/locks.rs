@@ -1,0 +1,278 @@
+//! Locks on ranges of bytes, as `fcntl(2)` has them, and on whole files, as `flock(2)` has them.
+//!
+//! Both are locks of a *lock owner* on a range: for `fcntl` a process or an open file (`F_SETLK`,
+//! `F_OFD_SETLK`), for `flock` an open file and all bytes. That the two kinds meet is as over NFS
+//! and unlike a local file system of Linux: FUSE and NFS lock managers do not tell them apart.
+//!
+//! A file system without [`Locks`] leaves them to the front end (FUSE: to the kernel), which is
+//! right wherever one mount is the only way to the files. [`LockTable`] is for those that serve
+//! several mounts from one process; file systems of several nodes have [`Locks`] of their own.
+//!
+//! Deadlocks are not looked for, as for `F_OFD_SETLKW` and NFSv4: `EDEADLK` is never returned, and
+//! who waits in a circle waits until interrupted.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
+
+use crate::Answer;
+use crate::types::{Errno, InodeNumber};
+
+/// The greatest offset in a file: a range that ends here lasts to the end, wherever that is.
+pub const MAX_OFFSET: u64 = i64::MAX as u64;
+
+/// Most locks on one file. A guess: far more than any program takes, little memory.
+const MAX_LOCKS_PER_FILE: usize = 65_536;
+
+/// Who holds locks: a process or an open file. Front ends take care that no two owners of theirs
+/// have one number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LockOwner(pub u64);
+
+/// How a lock excludes others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LockKind {
+    /// For reading: excludes exclusive locks of others.
+    Shared,
+    /// For writing: excludes all locks of others.
+    Exclusive,
+}
+
+/// Bytes of a file, first and last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LockRange {
+    /// The first byte.
+    pub first: u64,
+    /// The last byte, not before the first.
+    pub last: u64,
+}
+
+impl LockRange {
+    /// All bytes.
+    pub const WHOLE: LockRange = LockRange { first: 0, last: MAX_OFFSET };
+
+    fn overlaps(self, other: LockRange) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+
+    /// Whether no byte lies between the two.
+    fn touches(self, other: LockRange) -> bool {
+        self.first <= other.last.saturating_add(1) && other.first <= self.last.saturating_add(1)
+    }
+}
+
+/// A lock that is wanted, or held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FileLock {
+    /// How it excludes others.
+    pub kind: LockKind,
+    /// What it covers.
+    pub range: LockRange,
+    /// The process that asked for it, which `F_GETLK` tells others.
+    pub pid: u32,
+}
+
+/// The locks of a file system. The inode is open while an owner holds or wants locks on it; the
+/// front end unlocks all that an owner holds when its process or its open file ends.
+pub trait Locks: Send + Sync + 'static {
+    /// A lock that keeps `owner` from having `wanted`.
+    fn conflict(
+        &self,
+        inode: InodeNumber,
+        owner: LockOwner,
+        wanted: FileLock,
+    ) -> Answer<Option<FileLock>>;
+
+    /// Takes a lock. It replaces what the owner held of the range: an exclusive lock becomes a
+    /// shared one and the other way round, in one step. Where another owner's lock conflicts,
+    /// nothing changes: [`Errno::EAGAIN`], or the call `waits` until none does.
+    ///
+    /// Dropped before it has answered, a call that waits leaves no lock.
+    fn lock(
+        &self,
+        inode: InodeNumber,
+        owner: LockOwner,
+        wanted: FileLock,
+        waits: bool,
+    ) -> Answer<()>;
+
+    /// Gives up what the owner holds of the range.
+    fn unlock(&self, inode: InodeNumber, owner: LockOwner, range: LockRange) -> Answer<()>;
+}
+
+/// [`Locks`] in memory.
+#[derive(Clone, Debug, Default)]
+pub struct LockTable {
+    tables: Arc<Mutex<Tables>>,
+}
+
+#[derive(Debug, Default)]
+struct Tables {
+    /// Files with locks, or with tasks that wait for one.
+    files: BTreeMap<InodeNumber, LockedFile>,
+    /// Numbers of tasks that wait are used once, also when a file has left the table.
+    last_waiter: u64,
+}
+
+/// The locks on one file.
+#[derive(Debug, Default)]
+struct LockedFile {
+    /// Of one owner, no two overlap, and no two of one kind touch.
+    held: Vec<(LockOwner, FileLock)>,
+    /// Tasks that wait for any of them to go.
+    waiting: BTreeMap<u64, Waker>,
+    /// Those of them that shall try again.
+    woken: Vec<Waker>,
+}
+
+impl LockedFile {
+    fn conflict(&self, owner: LockOwner, wanted: FileLock) -> Option<FileLock> {
+        let conflicts = |(other, held): &&(LockOwner, FileLock)| {
+            *other != owner
+                && held.range.overlaps(wanted.range)
+                && [held.kind, wanted.kind].contains(&LockKind::Exclusive)
+        };
+        self.held.iter().find(conflicts).map(|(_, held)| *held)
+    }
+
+    /// Takes the range out of what the owner holds; parts on both sides of it stay.
+    fn cut(&mut self, owner: LockOwner, range: LockRange) {
+        let mut rest = Vec::new();
+        self.held.retain(|(other, held)| {
+            if *other != owner || !held.range.overlaps(range) {
+                return true;
+            }
+            if held.range.first < range.first {
+                let left = LockRange { last: range.first - 1, ..held.range };
+                rest.push((owner, FileLock { range: left, ..*held }));
+            }
+            if held.range.last > range.last {
+                let right = LockRange { first: range.last + 1, ..held.range };
+                rest.push((owner, FileLock { range: right, ..*held }));
+            }
+            false
+        });
+        self.held.append(&mut rest);
+    }
+
+    fn lock(&mut self, owner: LockOwner, mut wanted: FileLock) -> Result<(), Errno> {
+        if self.conflict(owner, wanted).is_some() {
+            return Err(Errno::EAGAIN);
+        }
+        if self.held.len() >= MAX_LOCKS_PER_FILE {
+            return Err(Errno::ENOLCK);
+        }
+        self.cut(owner, wanted.range);
+        self.held.retain(|(other, held)| {
+            let joins =
+                *other == owner && held.kind == wanted.kind && held.range.touches(wanted.range);
+            if joins {
+                wanted.range.first = wanted.range.first.min(held.range.first);
+                wanted.range.last = wanted.range.last.max(held.range.last);
+            }
+            !joins
+        });
+        self.held.push((owner, wanted));
+        // An exclusive lock may have become a shared one.
+        self.wake_all();
+        Ok(())
+    }
+
+    fn wake_all(&mut self) {
+        self.woken.extend(std::mem::take(&mut self.waiting).into_values());
+    }
+}
+
+impl LockTable {
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().expect("no holder of this lock panics")
+    }
+
+    /// Works on a file's locks, then wakes whom that concerns.
+    fn with<T>(&self, inode: InodeNumber, work: impl FnOnce(&mut LockedFile) -> T) -> T {
+        let mut tables = self.tables();
+        let file = tables.files.entry(inode).or_default();
+        let done = work(file);
+        let woken = std::mem::take(&mut file.woken);
+        if file.held.is_empty() && file.waiting.is_empty() {
+            tables.files.remove(&inode);
+        }
+        drop(tables);
+        woken.into_iter().for_each(Waker::wake);
+        done
+    }
+
+    /// Whether nobody holds or waits for a lock.
+    pub fn is_empty(&self) -> bool {
+        self.tables().files.is_empty()
+    }
+}
+
+impl Locks for LockTable {
+    fn conflict(
+        &self,
+        inode: InodeNumber,
+        owner: LockOwner,
+        wanted: FileLock,
+    ) -> Answer<Option<FileLock>> {
+        let found = self.with(inode, |file| file.conflict(owner, wanted));
+        Box::pin(async move { Ok(found) })
+    }
+
+    fn lock(
+        &self,
+        inode: InodeNumber,
+        owner: LockOwner,
+        wanted: FileLock,
+        waits: bool,
+    ) -> Answer<()> {
+        if waits {
+            let mut tables = self.tables();
+            tables.last_waiter += 1;
+            let number = tables.last_waiter;
+            return Box::pin(Waiting { table: self.clone(), inode, owner, wanted, number });
+        }
+        let taken = self.with(inode, |file| file.lock(owner, wanted));
+        Box::pin(async move { taken })
+    }
+
+    fn unlock(&self, inode: InodeNumber, owner: LockOwner, range: LockRange) -> Answer<()> {
+        self.with(inode, |file| {
+            file.cut(owner, range);
+            file.wake_all();
+        });
+        Box::pin(async { Ok(()) })
+    }
+}
+
+/// A lock that is waited for: each time others' locks change it is tried again.
+struct Waiting {
+    table: LockTable,
+    inode: InodeNumber,
+    owner: LockOwner,
+    wanted: FileLock,
+    /// Its number among the tasks that wait.
+    number: u64,
+}
+
+impl Future for Waiting {
+    type Output = Result<(), Errno>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.table.with(self.inode, |file| match file.lock(self.owner, self.wanted) {
+            Err(Errno::EAGAIN) => {
+                file.waiting.insert(self.number, context.waker().clone());
+                Poll::Pending
+            }
+            outcome => Poll::Ready(outcome),
+        })
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.table.with(self.inode, |file| file.waiting.remove(&self.number));
+    }
+}
