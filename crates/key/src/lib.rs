@@ -11,16 +11,16 @@
 //!
 //! It deliberately knows nothing of time, tasks, peers' addresses, disks or files.
 
-pub mod block;
 pub mod hash;
 pub mod identity;
+pub mod kinds;
 pub mod read_key;
 pub mod ring;
 pub mod text;
 
-pub use block::{BlockKind, InvalidBlock, MAX_BLOCK_BYTES, SignedBlock};
 pub use hash::BlockHash;
 pub use identity::{IdProfile, PeerId, SecretKey, VolumeId};
+pub use kinds::{BlockKind, InvalidBlock, MAX_BLOCK_BYTES, QuotaClass, SignedBlock};
 pub use read_key::{ReadKey, SealError, VolumeCipher};
 pub use ring::{Key, KeyRange, NodeId};
 pub use text::{ReadAddress, VolumeAddress};

@@ -29,8 +29,8 @@ use bytes::Bytes;
 use chacha20::XChaCha20;
 use chacha20::cipher::{KeyIvInit, StreamCipher};
 
-use crate::block::MAX_BLOCK_BYTES;
 use crate::identity::VolumeId;
+use crate::kinds::MAX_BLOCK_BYTES;
 
 /// Bytes of the tag before a sealed block: 192 bits, XChaCha20's nonce.
 pub const TAG_BYTES: usize = 24;

@@ -401,7 +401,8 @@ pub fn farthest(
 /// What two backends know of one block.
 fn merged(former: Option<BlockInfo>, present: Option<BlockInfo>) -> Option<BlockInfo> {
     let (Some(former), Some(present)) = (former, present) else { return former.or(present) };
-    let newer = if former.version > present.version { former } else { present };
+    let is_newer = former.kind.supersedes(former.version, present.version);
+    let newer = if is_newer { former } else { present };
     let lease = if former.expires_unix_secs > present.expires_unix_secs { former } else { present };
     let BlockInfo { expires_unix_secs, owner, .. } = lease;
     Some(BlockInfo { expires_unix_secs, owner, ..newer })
@@ -452,7 +453,8 @@ async fn get_from(backends: Backends, key: Key) -> Result<Option<StoredBlock>, S
     let was = former.store().info(&key)?;
     let is = backends.present.store().info(&key)?;
     let Some(info) = merged(was, is) else { return Ok(None) };
-    let former_has_it = was.is_some_and(|was| is.is_none_or(|is| was.version > is.version));
+    let former_has_it =
+        was.is_some_and(|was| is.is_none_or(|is| was.kind.supersedes(was.version, is.version)));
     let found = match former_has_it {
         true => match former.store().get(&key).await? {
             None => backends.present.store().get(&key).await?,

@@ -71,7 +71,7 @@ pub struct BlockInfo {
     pub key: Key,
     /// What the key promises about the bytes.
     pub kind: BlockKind,
-    /// 0 for content; of two signed blocks the higher version stays.
+    /// What its bytes say, 0 if they never change.
     pub version: u64,
     /// When its lease ends, seconds since 1970.
     pub expires_unix_secs: u64,
@@ -158,8 +158,8 @@ pub struct ScrubStep {
 pub trait BlockStore: Send + Sync + 'static {
     /// Keeps a batch, all or nothing; resolves when it would survive power loss.
     ///
-    /// A block already held under its key is replaced only by a higher version, whose owner
-    /// it then has; otherwise just its lease is extended (a lease never shortens), and
+    /// A block already held under its key is replaced only by a version that supersedes it (see
+    /// [`BlockKind::supersedes`]), whose owner it then has; otherwise just its lease is extended (a lease never shortens), and
     /// with the lease the block passes to the owner given, unless that is nobody.
     /// Not cancel-safe in one sense: a dropped future may still have stored its batch.
     fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>>;

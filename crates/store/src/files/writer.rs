@@ -92,7 +92,7 @@ impl Writer {
         }
         let lease = held.map_or(0, |held| held.expires_unix_secs);
         let expires_unix_secs = info.expires_unix_secs.max(lease);
-        if let Some(held) = held.filter(|held| held.version >= info.version) {
+        if let Some(held) = held.filter(|held| !info.kind.supersedes(info.version, held.version)) {
             let entry = held.extended(expires_unix_secs, info.owner);
             return Ok((expires_unix_secs > lease).then_some(Planned { entry, bytes: None }));
         }
@@ -258,8 +258,8 @@ impl Writer {
             if held.is_some_and(|held| held.version == version) {
                 continue;
             }
-            let is_older = held.is_some_and(|held| held.version > version);
-            match if is_older { Ok(None) } else { self.recognize(key, version) } {
+            let is_superseded = held.is_some_and(|h| !h.kind.supersedes(version, h.version));
+            match if is_superseded { Ok(None) } else { self.recognize(key, version) } {
                 Err(error) => tracing::debug!(%key, %error, "a file without entry is not read"),
                 Ok(None) => {
                     self.remove_file(&key, version);
@@ -279,9 +279,8 @@ impl Writer {
     /// a key says what its bytes are.
     fn recognize(&self, key: Key, version: u64) -> io::Result<Option<StoredBlock>> {
         let bytes = self.place.dir.contents(&key, version)?;
-        let is_it = |kind: &BlockKind| kind.verify(&key, &bytes) == Ok(version);
-        let kind = [BlockKind::Content, BlockKind::Signed].into_iter().find(is_it);
-        Ok(kind.map(|kind| {
+        let is_it = |kind: &&BlockKind| kind.verify(&key, &bytes) == Ok(version);
+        Ok(BlockKind::ALL.iter().find(is_it).map(|&kind| {
             let len_bytes = u32::try_from(bytes.len()).expect("at most MAX_BLOCK_BYTES");
             let owner = Owner::NOBODY;
             let info = BlockInfo { key, kind, version, expires_unix_secs: 0, len_bytes, owner };

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use atoll_key::{Key, KeyRange};
+use atoll_key::kinds::counter::counter;
+use atoll_key::{BlockKind, Key, KeyRange};
 use atoll_store::disk::FaultyDisk;
 use atoll_store::{
     Backend, BlockStore, ContributedStore, DiskStore, Holding, MemoryStore, Owner, StoreError,
@@ -85,6 +86,28 @@ fn only_a_higher_version_replaces_a_block() {
         put(store, vec![block(1, 6, 50, 10)]);
         assert_eq!(get(store, 1), Some(block(1, 6, 50, 10)));
         assert_eq!(store.usage().block_bytes, 50);
+    });
+}
+
+/// A new kind touches `key::kinds` only: no store knows the counter, whose counts are replaced
+/// only by much higher ones.
+#[test]
+fn a_kind_that_no_store_knows_is_kept_by_its_own_rules() {
+    let put_count = |store: &dyn BlockStore, count| {
+        let (key, bytes) = counter(b"a test's counter", count);
+        let kind = BlockKind::Counter;
+        let version = kind.verify(&key, &bytes).expect("valid");
+        let mut block = block(1, version, bytes.len(), 10);
+        (block.info.key, block.info.kind, block.bytes) = (key, kind, bytes.into());
+        put(store, vec![block]);
+        let held = wait(store.get(&key)).expect("readable").expect("held");
+        assert_eq!(held.info.kind, kind);
+        assert_eq!(kind.verify(&key, &held.bytes), Ok(held.info.version));
+        held.info.version
+    };
+    check(|store| {
+        let held = [20, 21, 29, 30, 20].map(|count| put_count(store, count));
+        assert_eq!(held, [20, 20, 20, 30, 30]);
     });
 }
 

@@ -1,79 +1,34 @@
-//! Blocks: what a key promises about the bytes stored under it.
+//! Signed blocks: named by the hash of a public key and a name, replaced by the key's holder.
 //!
-//! CFS §5.5: a server accepts a content-hash block if its key is the hash of its
-//! content, and a signed block if it is signed by a public key whose hash is the
-//! block's key. [`BlockKind::verify`] is that rule; nodes apply it before storing
-//! and clients after fetching.
-//!
-//! A signed block carries a version besides (CFS leaves replay to the publisher):
-//! a higher version replaces a lower one, never the other way round.
+//! CFS §5.5: a server accepts a signed block if it is signed by a public key whose hash is the
+//! block's key. A signed block carries a version besides (CFS leaves replay to the publisher): a
+//! higher version replaces a lower one, never the other way round.
 
 use bytes::Bytes;
 
-use crate::hash::{self, BlockHash};
+use super::{InvalidBlock, MAX_BLOCK_BYTES, QuotaClass, Rules};
+use crate::hash;
 use crate::identity::{SecretKey, VolumeId};
 use crate::ring::Key;
-
-/// The largest block, in bytes: a data block of 1 MiB and its header.
-pub const MAX_BLOCK_BYTES: usize = (1 << 20) + (64 << 10);
 
 /// The longest name of a signed block, in bytes.
 pub const MAX_SIGNED_NAME_BYTES: usize = 64;
 
-/// What kind of block a key names; the number is the one on the wire and on disk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum BlockKind {
-    /// Named by the hash of its bytes; never changes.
-    Content = 1,
-    /// Named by the hash of a public key (and name); the key's holder may replace it.
-    Signed = 2,
-}
+pub(super) struct Signed;
 
-/// Why bytes are not the block their key names.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidBlock {
-    /// Longer than [`MAX_BLOCK_BYTES`].
-    #[error("the block has {0} bytes; the limit is {MAX_BLOCK_BYTES}")]
-    TooLong(usize),
-    /// The bytes hash to another key.
-    #[error("the block's bytes do not match its key")]
-    WrongHash,
-    /// The bytes do not have the layout of a signed block.
-    #[error("not a signed block: {0}")]
-    Malformed(&'static str),
-    /// The signature is not the key holder's.
-    #[error("the block's signature is wrong")]
-    WrongSignature,
-    /// A kind number nobody knows.
-    #[error("unknown block kind {0}")]
-    UnknownKind(u8),
-}
-
-impl BlockKind {
-    /// Reads a kind's number.
-    pub fn from_u8(number: u8) -> Result<BlockKind, InvalidBlock> {
-        match number {
-            1 => Ok(BlockKind::Content),
-            2 => Ok(BlockKind::Signed),
-            other => Err(InvalidBlock::UnknownKind(other)),
-        }
+impl Rules for Signed {
+    fn verify(&self, key: &Key, bytes: &[u8]) -> Result<u64, InvalidBlock> {
+        let block = SignedBlock::decode(&Bytes::copy_from_slice(bytes))?;
+        if block.key() == *key { Ok(block.version) } else { Err(InvalidBlock::WrongHash) }
     }
 
-    /// Checks that `bytes` are what `key` names; returns the block's version
-    /// (0 for content, which has only one).
-    pub fn verify(self, key: &Key, bytes: &[u8]) -> Result<u64, InvalidBlock> {
-        if bytes.len() > MAX_BLOCK_BYTES {
-            return Err(InvalidBlock::TooLong(bytes.len()));
-        }
-        match self {
-            BlockKind::Content if BlockHash::of(bytes).key() == *key => Ok(0),
-            BlockKind::Content => Err(InvalidBlock::WrongHash),
-            BlockKind::Signed => {
-                let block = SignedBlock::decode(&Bytes::copy_from_slice(bytes))?;
-                if block.key() == *key { Ok(block.version) } else { Err(InvalidBlock::WrongHash) }
-            }
-        }
+    fn is_mutable(&self) -> bool {
+        true
+    }
+
+    /// Signed blocks are volumes' roots: few, small, and needed to say what a volume is now.
+    fn quota_class(&self) -> QuotaClass {
+        QuotaClass::Root
     }
 }
 
@@ -189,6 +144,7 @@ impl SignedBlock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::BlockKind;
     use proptest::prelude::*;
 
     fn block() -> SignedBlock {
@@ -225,28 +181,6 @@ mod tests {
             BlockKind::Signed.verify(&block().key(), other.bytes()),
             Err(InvalidBlock::WrongHash)
         );
-    }
-
-    /// CFS §5.5: content is accepted "if the supplied key is equal to the hash".
-    #[test]
-    fn content_is_accepted_only_under_its_hash() {
-        let key = BlockHash::of(b"abc").key();
-        assert_eq!(BlockKind::Content.verify(&key, b"abc"), Ok(0));
-        assert_eq!(BlockKind::Content.verify(&key, b"abd"), Err(InvalidBlock::WrongHash));
-    }
-
-    #[test]
-    fn oversized_blocks_are_refused_before_they_are_hashed() {
-        let bytes = vec![0; MAX_BLOCK_BYTES + 1];
-        let key = BlockHash::of(&bytes).key();
-        for kind in [BlockKind::Content, BlockKind::Signed] {
-            assert_eq!(kind.verify(&key, &bytes), Err(InvalidBlock::TooLong(bytes.len())));
-        }
-    }
-
-    #[test]
-    fn an_unknown_kind_is_refused() {
-        assert_eq!(BlockKind::from_u8(9), Err(InvalidBlock::UnknownKind(9)));
     }
 
     proptest! {

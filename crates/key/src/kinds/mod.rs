@@ -1,0 +1,164 @@
+//! Kinds of blocks: what a key promises about the bytes stored under it, as rules.
+//!
+//! Each kind is a module that implements `Rules`. All other crates ask [`BlockKind`] and decide
+//! nothing by comparing kinds, so that a new kind is a module here, a variant and a line in
+//! `BlockKind::rules`. Nodes verify a block before storing it, and clients after fetching it.
+//!
+//! For every kind a version is a number, 0 if there is only one, that only the block's bytes say.
+//! Of two versions under one key at most one supersedes the other.
+
+mod content;
+#[cfg(any(test, feature = "test-kind"))]
+pub mod counter;
+mod signed;
+
+use crate::ring::Key;
+
+pub use signed::{MAX_SIGNED_NAME_BYTES, SignedBlock};
+
+/// The largest block, in bytes: a data block of 1 MiB and its header.
+pub const MAX_BLOCK_BYTES: usize = (1 << 20) + (64 << 10);
+
+/// What kind of block a key names; the number is the one on the wire and on disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum BlockKind {
+    /// Named by the hash of its bytes; never changes.
+    Content = 1,
+    /// Named by the hash of a public key (and name); the key's holder may replace it.
+    Signed = 2,
+    /// For tests, see [`counter`].
+    #[cfg(any(test, feature = "test-kind"))]
+    Counter = 255,
+}
+
+/// What part of a publisher's quota a block may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QuotaClass {
+    /// All of it but what is reserved for roots.
+    Data,
+    /// All of it: a publisher that has used up the rest can still say what its volume is now.
+    Root,
+}
+
+/// What a kind decides.
+trait Rules: Sync {
+    /// Checks that `bytes`, at most [`MAX_BLOCK_BYTES`], are what `key` names; returns the
+    /// block's version.
+    fn verify(&self, key: &Key, bytes: &[u8]) -> Result<u64, InvalidBlock>;
+
+    /// Whether another block may take the place of one under its key.
+    fn is_mutable(&self) -> bool;
+
+    /// Whether a block of version `offered` takes the place of one of version `held`.
+    fn supersedes(&self, offered: u64, held: u64) -> bool {
+        self.is_mutable() && offered > held
+    }
+
+    /// What part of a quota it may use.
+    fn quota_class(&self) -> QuotaClass;
+}
+
+/// Why bytes are not the block their key names.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidBlock {
+    /// Longer than [`MAX_BLOCK_BYTES`].
+    #[error("the block has {0} bytes; the limit is {MAX_BLOCK_BYTES}")]
+    TooLong(usize),
+    /// The bytes hash to another key.
+    #[error("the block's bytes do not match its key")]
+    WrongHash,
+    /// The bytes do not have the layout of a signed block.
+    #[error("not a signed block: {0}")]
+    Malformed(&'static str),
+    /// The signature is not the key holder's.
+    #[error("the block's signature is wrong")]
+    WrongSignature,
+    /// A kind number nobody knows.
+    #[error("unknown block kind {0}")]
+    UnknownKind(u8),
+}
+
+impl BlockKind {
+    /// All kinds.
+    pub const ALL: &[BlockKind] = &[
+        BlockKind::Content,
+        BlockKind::Signed,
+        #[cfg(any(test, feature = "test-kind"))]
+        BlockKind::Counter,
+    ];
+
+    fn rules(self) -> &'static dyn Rules {
+        match self {
+            BlockKind::Content => &content::Content,
+            BlockKind::Signed => &signed::Signed,
+            #[cfg(any(test, feature = "test-kind"))]
+            BlockKind::Counter => &counter::Counter,
+        }
+    }
+
+    /// Reads a kind's number.
+    pub fn from_u8(number: u8) -> Result<BlockKind, InvalidBlock> {
+        let known = BlockKind::ALL.iter().find(|kind| **kind as u8 == number);
+        known.copied().ok_or(InvalidBlock::UnknownKind(number))
+    }
+
+    /// Checks that `bytes` are what `key` names; returns the block's version.
+    pub fn verify(self, key: &Key, bytes: &[u8]) -> Result<u64, InvalidBlock> {
+        if bytes.len() > MAX_BLOCK_BYTES {
+            return Err(InvalidBlock::TooLong(bytes.len()));
+        }
+        self.rules().verify(key, bytes)
+    }
+
+    /// Whether another block may take the place of one under its key. One that never changes
+    /// may be cached for as long as its lease lasts, and kept by any node.
+    pub fn is_mutable(self) -> bool {
+        self.rules().is_mutable()
+    }
+
+    /// Whether a block of version `offered` takes the place of one of version `held` when the two
+    /// meet under one key. If neither supersedes the other, the one that is held stays.
+    pub fn supersedes(self, offered: u64, held: u64) -> bool {
+        self.rules().supersedes(offered, held)
+    }
+
+    /// What part of its publisher's quota a block may use.
+    pub fn quota_class(self) -> QuotaClass {
+        self.rules().quota_class()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::BlockHash;
+
+    #[test]
+    fn oversized_blocks_are_refused_before_they_are_hashed() {
+        let bytes = vec![0; MAX_BLOCK_BYTES + 1];
+        let key = BlockHash::of(&bytes).key();
+        for kind in BlockKind::ALL {
+            assert_eq!(kind.verify(&key, &bytes), Err(InvalidBlock::TooLong(bytes.len())));
+        }
+    }
+
+    #[test]
+    fn an_unknown_kind_is_refused() {
+        assert_eq!(BlockKind::from_u8(9), Err(InvalidBlock::UnknownKind(9)));
+        for kind in BlockKind::ALL {
+            assert_eq!(BlockKind::from_u8(*kind as u8), Ok(*kind));
+        }
+    }
+
+    /// Two replicas that both took the other's block for the newer would swap them for ever.
+    #[test]
+    fn of_two_versions_at_most_one_supersedes_the_other() {
+        for kind in BlockKind::ALL {
+            for (a, b) in [(0, 0), (0, 1), (3, 12), (3, 13), (u64::MAX - 1, u64::MAX)] {
+                assert!(!kind.supersedes(a, b) || !kind.supersedes(b, a), "{kind:?} {a} {b}");
+                assert!(kind.is_mutable() || !kind.supersedes(b, a), "{kind:?} never changes");
+            }
+        }
+    }
+}
