@@ -26,6 +26,7 @@ mod experiment;
 mod inputs;
 mod lookup_budget;
 mod malicious;
+mod mechanisms;
 mod outcome;
 mod registry;
 mod ring;

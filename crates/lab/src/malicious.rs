@@ -189,6 +189,20 @@ fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
     Ok(vec![outcome(&found, shares, nodes, blocks, &seeds)])
 }
 
+/// From now on these nodes lie, in turn in each of the four ways.
+pub(crate) fn let_lie(ring: &Ring, liars: &[usize]) {
+    let position = |n: &usize| Node::of(ring.sim.peer(ring.members[*n].host));
+    let mut positions: Vec<Node> = liars.iter().map(position).collect();
+    positions.sort_by_key(|node| node.id);
+    let positions = Arc::new(positions);
+    for (nth, at) in liars.iter().enumerate() {
+        let (lie, me) = (LIES[nth % LIES.len()], position(at));
+        ring.disguise(*at, |honest, overlay| {
+            Arc::new(Liar { lie, me, honest, overlay, ring: positions.clone() })
+        });
+    }
+}
+
 fn look_up_among_liars(
     plan: &Plan,
     setting: Setting,
@@ -204,16 +218,7 @@ fn look_up_among_liars(
         members.swap(n, chosen);
     }
     let (liars, honest) = members.split_at(liars);
-    let position = |n: &usize| Node::of(ring.sim.peer(ring.members[*n].host));
-    let mut positions: Vec<Node> = liars.iter().map(position).collect();
-    positions.sort_by_key(|node| node.id);
-    let positions = Arc::new(positions);
-    for (nth, at) in liars.iter().enumerate() {
-        let (lie, me) = (LIES[nth % LIES.len()], position(at));
-        ring.disguise(*at, |honest, overlay| {
-            Arc::new(Liar { lie, me, honest, overlay, ring: positions.clone() })
-        });
-    }
+    let_lie(&ring, liars);
     let asked: Vec<(usize, usize)> = (0..blocks)
         .map(|_| (honest[ring.random_below(honest.len())], ring.random_below(blocks)))
         .collect();

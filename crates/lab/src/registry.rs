@@ -5,9 +5,9 @@
 
 use crate::experiment::{Context, Experiment, Group, LabError, MAX_RUNS, Options, Progress};
 use crate::outcome::Outcome;
-use crate::{capacity, cfs, lookup_budget, malicious, tfs};
+use crate::{capacity, cfs, lookup_budget, malicious, mechanisms, tfs};
 
-const GROUPS: [&Group; 11] = [
+const GROUPS: [&Group; 12] = [
     &cfs::downloads::GROUP,
     &cfs::lookup_cost::GROUP,
     &cfs::balance::SHARES,
@@ -17,6 +17,7 @@ const GROUPS: [&Group; 11] = [
     &lookup_budget::GROUP,
     &malicious::GROUP,
     &capacity::GROUP,
+    &mechanisms::GROUP,
     &tfs::allocations::GROUP,
     &tfs::copying::GROUP,
 ];

@@ -7,4 +7,4 @@ pub(crate) mod downloads;
 mod downloads_views;
 pub(crate) mod failures;
 pub(crate) mod lookup_cost;
-mod sites;
+pub(crate) mod sites;
