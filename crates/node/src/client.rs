@@ -19,11 +19,12 @@ use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, Key, ReadKey, SecretKey, SignedBlock};
 use atoll_net::{CallError, Refusal, Reply, Request, UnixClient, WhenAbsent};
 use bytes::Bytes;
-use minicbor::Decode;
 
 use crate::config::VirtualServers;
-use crate::contribution::{ContributionStatus, Policy, StoredPolicy};
-use crate::control::message::{self, Answer, Empty, GetFailed, PutFailed, ReadKeyWish};
+use crate::contribution::{ContributionStatus, Policy};
+use crate::control::body::{Block, BlockList, Body, HashList, Json, WithPart};
+use crate::control::calls::{self, ControlCall};
+use crate::control::message::{self, Answer, Empty, Never, OpenVolume, OpenedVolume, Unfit};
 use crate::dir::{DirError, NodeDir, SocketAddress};
 use crate::join_code::JoinCode;
 use crate::network::random_seed;
@@ -90,6 +91,18 @@ pub enum ClientError {
     Volume(#[from] VolumeError),
 }
 
+impl From<Unfit> for ClientError {
+    fn from(Unfit::Unfit(why): Unfit) -> ClientError {
+        ClientError::Unfit(why)
+    }
+}
+
+impl From<Never> for ClientError {
+    fn from(never: Never) -> ClientError {
+        match never {}
+    }
+}
+
 /// What to change of a running node's settings; `None` leaves it as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SettingsChange {
@@ -97,9 +110,6 @@ pub struct SettingsChange {
     pub virtual_servers: Option<VirtualServers>,
     /// What blocks cached for others may take, bytes; 0 for no cache.
     pub cache_bytes: Option<u64>,
-    /// Whether the nodes and updates that are not to be found now are to be taken for gone for
-    /// good. Not a setting: it is done once.
-    pub forget_absent: bool,
 }
 
 /// What to change of what publishers may use; `None` leaves it as it is.
@@ -195,7 +205,7 @@ impl Client {
         };
         let inner = Inner { dir, options, socket, _address: address };
         let client = Client { inner: Arc::new(inner) };
-        let _: Empty = client.ask(message::PING, Empty {}, Vec::new()).await?;
+        client.ask::<calls::Ping>(Empty {}).await?;
         Ok(client)
     }
 
@@ -206,17 +216,17 @@ impl Client {
 
     /// The node's state.
     pub async fn status(&self) -> Result<Status, ClientError> {
-        self.ask_json(message::STATUS).await
+        self.ask::<calls::NodeStatus>(Empty {}).await.map(|Json(status)| status)
     }
 
     /// The volumes published from here.
     pub async fn volumes(&self) -> Result<Vec<VolumeStatus>, ClientError> {
-        self.ask_json(message::VOLUMES).await
+        self.ask::<calls::Volumes>(Empty {}).await.map(|Json(volumes)| volumes)
     }
 
     /// A join code for the node's network.
     pub async fn invite(&self) -> Result<Invitation, ClientError> {
-        let invited: message::Invited = self.ask(message::INVITE, Empty {}, Vec::new()).await?;
+        let invited = self.ask::<calls::Invite>(Empty {}).await?;
         let code = JoinCode::from_str(&invited.code)
             .map_err(|error| self.inner.confused(error.to_string()))?;
         Ok(Invitation { code, warning: invited.warning })
@@ -224,8 +234,7 @@ impl Client {
 
     /// Has the node leave the ring and stop; resolves when it has begun to.
     pub async fn shutdown(&self) -> Result<(), ClientError> {
-        let _: Empty = self.ask(message::SHUTDOWN, Empty {}, Vec::new()).await?;
-        Ok(())
+        self.ask::<calls::Shutdown>(Empty {}).await.map(drop)
     }
 
     /// The volume that `source` is published as: `name`, or the directory's own name.
@@ -233,7 +242,7 @@ impl Client {
     /// directory.
     pub async fn volume(&self, name: Option<&str>, source: &Path) -> Result<Volume, ClientError> {
         let (name, source) = named(name, source)?;
-        self.open_volume(message::VOLUME_OPEN, name, Some(&source), None).await
+        self.open_volume::<calls::VolumeOpen>(name, Some(&source), None).await
     }
 
     /// As [`Client::volume`], for a volume whose directory has moved to `source`. It must
@@ -244,19 +253,19 @@ impl Client {
         source: &Path,
     ) -> Result<Volume, ClientError> {
         let (name, source) = named(name, source)?;
-        self.open_volume(message::VOLUME_MOVE, name, Some(&source), None).await
+        self.open_volume::<calls::VolumeMove>(name, Some(&source), None).await
     }
 
     /// The volume `name`, which need not be published from a directory; made if there
     /// is none.
     pub async fn named_volume(&self, name: &str) -> Result<Volume, ClientError> {
-        self.open_volume(message::VOLUME_OPEN, name.to_owned(), None, None).await
+        self.open_volume::<calls::VolumeOpen>(name.to_owned(), None, None).await
     }
 
     /// Takes over a volume whose key was made elsewhere, to publish it from here.
     pub async fn import_volume(&self, name: &str, key: &SecretKey) -> Result<Volume, ClientError> {
         let seed = Some(key.seed());
-        self.open_volume(message::VOLUME_IMPORT, name.to_owned(), None, seed).await
+        self.open_volume::<calls::VolumeImport>(name.to_owned(), None, seed).await
     }
 
     /// Renews the leases of a published volume's blocks now; its state then.
@@ -266,10 +275,7 @@ impl Client {
     /// the state's `trouble`.
     pub async fn renew_volume(&self, name: &str) -> Result<VolumeStatus, ClientError> {
         let call = message::VolumeName { name: name.to_owned() };
-        let (answer, parts): (Answer<Empty, VolumeError>, _) =
-            self.inner.call_decoded(message::VOLUME_RENEW, &call, Vec::new()).await?;
-        done(answer)?;
-        self.inner.read_json(&parts)
+        self.ask::<calls::VolumeRenew>(call).await.map(|Json(volume)| volume)
     }
 
     /// Stops keeping a published volume alive. Its key stays.
@@ -278,56 +284,61 @@ impl Client {
     /// If there is no such volume, or nothing has been published under that name.
     pub async fn unpublish_volume(&self, name: &str) -> Result<(), ClientError> {
         let call = message::VolumeName { name: name.to_owned() };
-        let (answer, _): (Answer<Empty, VolumeError>, _) =
-            self.inner.call_decoded(message::VOLUME_UNPUBLISH, &call, Vec::new()).await?;
-        done(answer).map(|_| ())
+        self.ask::<calls::VolumeUnpublish>(call).await.map(drop)
     }
 
-    /// What can be set while the node runs, after a change.
+    /// What can be set while the node runs.
+    pub async fn settings(&self) -> Result<NodeSettings, ClientError> {
+        self.ask::<calls::ShowSettings>(Empty {}).await.map(|Json(settings)| settings)
+    }
+
+    /// Changes what can be set while the node runs; the settings after that.
     ///
     /// # Errors
-    /// If the node refuses it.
-    pub async fn settings(&self, change: SettingsChange) -> Result<NodeSettings, ClientError> {
+    /// If the node refuses the change.
+    pub async fn change_settings(
+        &self,
+        change: SettingsChange,
+    ) -> Result<NodeSettings, ClientError> {
         let call = message::ChangeSettings {
             virtual_servers: change.virtual_servers.map(|v| match v {
                 VirtualServers::Auto => 0,
                 VirtualServers::Count(count) => count,
             }),
             cache_bytes: change.cache_bytes,
-            forget_absent: change.forget_absent.then_some(true),
         };
-        let (_, parts): (Empty, _) =
-            self.inner.call_decoded(message::SETTINGS, &call, Vec::new()).await?;
-        self.inner.read_json(&parts)
+        self.ask::<calls::SetSettings>(call).await.map(|Json(settings)| settings)
+    }
+
+    /// Has the node take the nodes and updates that are absent now for gone for good.
+    ///
+    /// # Errors
+    /// If the node cannot write that down.
+    pub async fn forget_absent(&self) -> Result<(), ClientError> {
+        self.ask::<calls::ForgetAbsent>(Empty {}).await.map(drop)
     }
 
     /// The read key of a volume published from here, if it is encrypted.
     pub async fn read_key(&self, volume: &str) -> Result<Option<ReadKey>, ClientError> {
-        self.ask_read_key(volume, ReadKeyWish::Tell).await
+        let call = message::VolumeName { name: volume.to_owned() };
+        let held = self.ask::<calls::ReadKey>(call).await?;
+        Ok(held.read_key.map(ReadKey::from_bytes))
     }
 
     /// The same, made from the system's randomness unless there is one. It is on the
     /// node's disk when this resolves.
     pub async fn make_read_key(&self, volume: &str) -> Result<ReadKey, ClientError> {
-        let made = self.ask_read_key(volume, ReadKeyWish::Make).await?;
-        made.ok_or_else(|| self.inner.confused("no read key was made".into()))
+        let call = message::VolumeName { name: volume.to_owned() };
+        let made = self.ask::<calls::MakeReadKey>(call).await?;
+        let key = made.read_key.map(ReadKey::from_bytes);
+        key.ok_or_else(|| self.inner.confused("no read key was made".into()))
     }
 
     /// The volume is not encrypted any more. Nobody can read its earlier versions with
     /// what is on this node then.
     pub async fn forget_read_key(&self, volume: &str) -> Result<(), ClientError> {
-        self.ask_read_key(volume, ReadKeyWish::Forget).await.map(drop)
-    }
-
-    async fn ask_read_key(
-        &self,
-        volume: &str,
-        wish: ReadKeyWish,
-    ) -> Result<Option<ReadKey>, ClientError> {
-        let call = message::VolumeReadKey { volume: volume.to_owned(), wish };
-        let (answer, _): (Answer<message::HeldReadKey, VolumeError>, _) =
-            self.inner.call_decoded(message::VOLUME_READ_KEY, &call, Vec::new()).await?;
-        Ok(done(answer)?.read_key.map(ReadKey::from_bytes))
+        let call = message::VolumeName { name: volume.to_owned() };
+        self.ask::<calls::ForgetReadKey>(call).await.map(drop)
     }
 
     /// Gives back some of the disk space that no block needs: to be asked until nothing more is
@@ -336,16 +347,19 @@ impl Client {
     /// # Errors
     /// If the node's disk fails.
     pub async fn reclaim(&self) -> Result<Reclaimed, ClientError> {
-        let (_, parts): (Empty, _) =
-            self.inner.call_decoded(message::RECLAIM, &Empty {}, Vec::new()).await?;
-        self.inner.read_json(&parts)
+        self.ask::<calls::Reclaim>(Empty {}).await.map(|Json(reclaimed)| reclaimed)
     }
 
-    /// What publishers may use of the node and what they do, after a change.
+    /// What publishers may use of the node, and what they use.
+    pub async fn quota(&self) -> Result<QuotaStatus, ClientError> {
+        self.ask::<calls::ShowQuota>(Empty {}).await.map(|Json(quota)| quota)
+    }
+
+    /// Changes what publishers may use of the node; the quotas after that.
     ///
     /// # Errors
     /// If the node refuses the change.
-    pub async fn quota(&self, change: QuotaChange) -> Result<QuotaStatus, ClientError> {
+    pub async fn change_quota(&self, change: QuotaChange) -> Result<QuotaStatus, ClientError> {
         let share = |share: Option<QuotaShare>| {
             share.map(|share| match share {
                 QuotaShare::Automatic => 0,
@@ -358,22 +372,22 @@ impl Client {
             publisher_nodes: change.publisher_nodes,
             floor_share: change.floor_share.map(Share::millionths),
         };
-        let (_, parts): (Empty, _) =
-            self.inner.call_decoded(message::QUOTA, &call, Vec::new()).await?;
-        self.inner.read_json(&parts)
+        self.ask::<calls::SetQuota>(call).await.map(|Json(quota)| quota)
     }
 
-    /// How the node gives disk, after a change if a policy is named. Blocks move in the
-    /// background; the status says how many are left.
+    /// How the node gives disk.
+    pub async fn contribution(&self) -> Result<ContributionStatus, ClientError> {
+        self.ask::<calls::ShowContribution>(Empty {}).await.map(|Json(status)| status)
+    }
+
+    /// Changes how the node gives disk. Blocks move in the background; the status says how many
+    /// are left.
     ///
     /// # Errors
     /// If the node refuses the change.
-    pub async fn contribute(
-        &self,
-        policy: Option<&Policy>,
-    ) -> Result<ContributionStatus, ClientError> {
-        let policy = policy.map(StoredPolicy::from);
-        self.change_contribution(message::Contribute { policy, abandon: None }).await
+    pub async fn contribute(&self, policy: &Policy) -> Result<ContributionStatus, ClientError> {
+        let call = message::Contribute { policy: policy.into() };
+        self.ask::<calls::SetContribution>(call).await.map(|Json(status)| status)
     }
 
     /// Waits no longer for the blocks of an earlier policy whose directory is gone.
@@ -381,16 +395,7 @@ impl Client {
     /// # Errors
     /// If there are none, or the directory is there.
     pub async fn abandon_former(&self) -> Result<ContributionStatus, ClientError> {
-        self.change_contribution(message::Contribute { policy: None, abandon: Some(true) }).await
-    }
-
-    async fn change_contribution(
-        &self,
-        call: message::Contribute,
-    ) -> Result<ContributionStatus, ClientError> {
-        let (_, parts): (Empty, _) =
-            self.inner.call_decoded(message::CONTRIBUTE, &call, Vec::new()).await?;
-        self.inner.read_json(&parts)
+        self.ask::<calls::AbandonFormer>(Empty {}).await.map(|Json(status)| status)
     }
 
     /// Begins the list of blocks that the node is to keep alive for a new version of a
@@ -406,54 +411,32 @@ impl Client {
         }
     }
 
-    async fn open_volume(
+    async fn open_volume<C>(
         &self,
-        method: u16,
         name: String,
         source: Option<&Path>,
         seed: Option<[u8; 32]>,
-    ) -> Result<Volume, ClientError> {
+    ) -> Result<Volume, ClientError>
+    where
+        C: ControlCall<Request = OpenVolume, Reply = OpenedVolume, Error = VolumeError>,
+    {
         let source = source.map(volumes::path_to_bytes);
-        let call = message::OpenVolume { name: name.clone(), source, seed };
-        let opened: Answer<message::OpenedVolume, VolumeError> =
-            self.inner.call_decoded(method, &call, Vec::new()).await?.0;
-        let opened = done(opened)?;
+        let opened = self.ask::<C>(OpenVolume { name: name.clone(), source, seed }).await?;
         Ok(Volume { name, key: SecretKey::from_seed(&opened.seed), is_new: opened.is_new })
     }
 
-    /// A call whose operation has no error of its own.
-    async fn ask<T>(
-        &self,
-        method: u16,
-        call: impl minicbor::Encode<()>,
-        parts: Vec<Bytes>,
-    ) -> Result<T, ClientError>
+    /// Makes a call, for people: all that can go wrong is one error.
+    async fn ask<C: ControlCall>(&self, request: C::Request) -> Result<C::Reply, ClientError>
     where
-        T: for<'b> Decode<'b, ()>,
+        C::Error: Into<ClientError>,
     {
-        let (answer, _) = self.inner.call_decoded(method, &call, parts).await?;
-        Ok(answer)
-    }
-
-    async fn ask_json<T: serde::de::DeserializeOwned>(
-        &self,
-        method: u16,
-    ) -> Result<T, ClientError> {
-        let (_, parts): (Empty, _) = self.inner.call_decoded(method, &Empty {}, Vec::new()).await?;
-        self.inner.read_json(&parts)
+        self.inner.call::<C>(request).await?.map_err(Into::into)
     }
 }
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Client({})", self.inner.dir.display())
-    }
-}
-
-fn done<T, E: Into<ClientError>>(answer: Answer<T, E>) -> Result<T, ClientError> {
-    match answer {
-        Answer::Done(value) => Ok(value),
-        Answer::Failed(error) => Err(error.into()),
     }
 }
 
@@ -494,10 +477,8 @@ impl Keep {
             session: self.session,
             count: self.sent,
         };
-        let parts = vec![root.bytes().clone()];
-        let (answer, _): (Answer<Empty, VolumeError>, _) =
-            self.client.inner.call_decoded(message::KEEP_COMMIT, &call, parts).await?;
-        done(answer).map(|_| ())
+        let request = WithPart(call, root.bytes().clone());
+        self.client.ask::<calls::KeepCommitting>(request).await.map(drop)
     }
 
     async fn send(&mut self) -> Result<(), ClientError> {
@@ -508,20 +489,13 @@ impl Keep {
         };
         let part = Bytes::from(std::mem::take(&mut self.waiting));
         let count = part.len() as u64 / 32;
-        let (answer, _): (Answer<Empty, VolumeError>, _) =
-            self.client.inner.call_decoded(message::KEEP_ADD, &call, vec![part]).await?;
-        done(answer)?;
+        self.client.ask::<calls::KeepAdding>(WithPart(call, part)).await?;
         self.sent += count;
         Ok(())
     }
 }
 
 impl Inner {
-    fn read_json<T: serde::de::DeserializeOwned>(&self, parts: &[Bytes]) -> Result<T, ClientError> {
-        let json = parts.first().map(|part| &part[..]).unwrap_or_default();
-        serde_json::from_slice(json).map_err(|error| self.confused(error.to_string()))
-    }
-
     fn confused(&self, reason: String) -> ClientError {
         ClientError::Refused { dir: self.dir.clone(), reason }
     }
@@ -537,7 +511,21 @@ impl Inner {
         }
     }
 
-    async fn call(
+    /// Makes a call: the reply, or the operation's own error.
+    async fn call<C: ControlCall>(
+        &self,
+        request: C::Request,
+    ) -> Result<Result<C::Reply, C::Error>, ClientError> {
+        let confused = |refusal: Refusal| self.confused(refusal.text);
+        let (header, parts) = request.split().map_err(confused)?;
+        let reply = self.send(C::ROW.number, message::encode(&header), parts).await?;
+        match message::decode(&reply.header).map_err(confused)? {
+            Answer::Done(header) => C::Reply::join(header, reply.parts).map(Ok).map_err(confused),
+            Answer::Failed(error) => Ok(Err(error)),
+        }
+    }
+
+    async fn send(
         &self,
         method: u16,
         header: Bytes,
@@ -553,29 +541,14 @@ impl Inner {
         self.socket.call(request, limit, absent).await.map_err(|error| match error {
             CallError::Unreachable(_) => self.absent(),
             CallError::TimedOut => ClientError::TimedOut { dir: self.dir.clone() },
-            CallError::Refused(Refusal { code: message::UNFIT, text }) => ClientError::Unfit(text),
             CallError::Refused(refusal) => self.confused(refusal.to_string()),
             CallError::TooLarge => self.confused("the message is too large".into()),
         })
     }
 
-    async fn call_decoded<T>(
-        &self,
-        method: u16,
-        call: &impl minicbor::Encode<()>,
-        parts: Vec<Bytes>,
-    ) -> Result<(T, Vec<Bytes>), ClientError>
-    where
-        T: for<'b> Decode<'b, ()>,
-    {
-        let reply = self.call(method, message::encode(call), parts).await?;
-        let answer =
-            message::decode(&reply.header).map_err(|refusal| self.confused(refusal.text))?;
-        Ok((answer, reply.parts))
-    }
-
     async fn get(&self, hash: BlockHash) -> Result<Bytes, GetError> {
-        let bytes = self.fetch(message::GET, &message::Get { hash: hash.0 }, hash.key()).await?;
+        let bytes = self.fetch::<calls::GetContent>(message::Get { hash: hash.0 }, hash.key());
+        let bytes = bytes.await?;
         if BlockHash::of(&bytes) != hash {
             return Err(unavailable(hash.key(), "the local node sent other bytes"));
         }
@@ -584,7 +557,7 @@ impl Inner {
 
     async fn get_signed(&self, key: Key) -> Result<SignedBlock, GetError> {
         let call = message::GetSigned { key: key.0 };
-        let bytes = self.fetch(message::GET_SIGNED, &call, key).await?;
+        let bytes = self.fetch::<calls::GetSignedBlock>(call, key).await?;
         let block = SignedBlock::decode(&bytes).map_err(|error| unavailable(key, error))?;
         if block.key() != key {
             return Err(unavailable(key, "the local node sent another block"));
@@ -592,52 +565,24 @@ impl Inner {
         Ok(block)
     }
 
-    async fn fetch(
-        &self,
-        method: u16,
-        call: &impl minicbor::Encode<()>,
-        key: Key,
-    ) -> Result<Bytes, GetError> {
-        let answered = self.call_decoded::<Answer<Empty, GetFailed>>(method, call, Vec::new());
-        match answered.await {
-            Ok((Answer::Failed(error), _)) => Err(error.into()),
-            Ok((Answer::Done(Empty {}), parts)) => parts
-                .into_iter()
-                .next()
-                .ok_or_else(|| unavailable(key, "the local node sent no block")),
+    async fn fetch<C>(&self, request: C::Request, key: Key) -> Result<Bytes, GetError>
+    where
+        C: ControlCall<Reply = Block>,
+        C::Error: Into<GetError>,
+    {
+        match self.call::<C>(request).await {
+            Ok(found) => found.map(|WithPart(_, bytes)| bytes).map_err(Into::into),
             Err(error) => Err(unavailable(key, error)),
         }
     }
 
-    async fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> Result<(), PutError> {
-        let hashes = message::join_hashes(blocks.iter().map(|(hash, _)| hash));
-        let parts = blocks.into_iter().map(|(_, bytes)| bytes).collect();
-        self.store(message::PUT, &message::Hashes { hashes }, parts).await
-    }
-
-    async fn store(
-        &self,
-        method: u16,
-        call: &impl minicbor::Encode<()>,
-        parts: Vec<Bytes>,
-    ) -> Result<(), PutError> {
-        let answered = self.call_decoded::<Answer<Empty, PutFailed>>(method, call, parts).await;
-        match answered {
-            Ok((Answer::Done(Empty {}), _)) => Ok(()),
-            Ok((Answer::Failed(error), _)) => Err(error.into()),
-            Err(error) => Err(PutError::Unavailable(error.to_string())),
-        }
-    }
-
-    async fn renew(&self, method: u16, hashes: Vec<BlockHash>) -> Result<Vec<BlockHash>, PutError> {
-        let call = message::Hashes { hashes: message::join_hashes(hashes.iter()) };
-        let answered = self
-            .call_decoded::<Answer<message::Hashes, PutFailed>>(method, &call, Vec::new())
-            .await;
-        match answered {
-            Ok((Answer::Done(lacking), _)) => message::split_hashes(&lacking.hashes)
-                .ok_or_else(|| PutError::Unavailable("the local node answered nonsense".into())),
-            Ok((Answer::Failed(error), _)) => Err(error.into()),
+    /// Makes a call that fails as a put does.
+    async fn store<C: ControlCall>(&self, request: C::Request) -> Result<C::Reply, PutError>
+    where
+        C::Error: Into<PutError>,
+    {
+        match self.call::<C>(request).await {
+            Ok(stored) => stored.map_err(Into::into),
             Err(error) => Err(PutError::Unavailable(error.to_string())),
         }
     }
@@ -660,14 +605,13 @@ impl Blocks for Client {
 
     fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { inner.put(blocks).await })
+        Box::pin(async move { inner.store::<calls::Put>(BlockList(blocks)).await.map(drop) })
     }
 
     fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
         let inner = self.inner.clone();
-        Box::pin(async move {
-            inner.store(message::PUT_SIGNED, &Empty {}, vec![block.bytes().clone()]).await
-        })
+        let request = Block::of(block.bytes().clone());
+        Box::pin(async move { inner.store::<calls::PutSigned>(request).await.map(drop) })
     }
 
     fn renew(
@@ -675,7 +619,9 @@ impl Blocks for Client {
         hashes: Vec<BlockHash>,
     ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { inner.renew(message::RENEW, hashes).await })
+        Box::pin(async move {
+            inner.store::<calls::Renew>(HashList(hashes)).await.map(|HashList(lacking)| lacking)
+        })
     }
 
     fn renew_or_lack(
@@ -683,6 +629,9 @@ impl Blocks for Client {
         hashes: Vec<BlockHash>,
     ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { inner.renew(message::RENEW_OR_LACK, hashes).await })
+        let request = HashList(hashes);
+        Box::pin(async move {
+            inner.store::<calls::RenewOrLack>(request).await.map(|HashList(lacking)| lacking)
+        })
     }
 }

@@ -10,9 +10,12 @@ use atoll_key::{IdProfile, SecretKey, SignedBlock};
 use atoll_overlay::chord::RememberedPeer;
 use minicbor::Decode;
 
+use crate::contribution::StoredPolicy;
+use crate::control::calls;
 use crate::control::message::{
-    self, Answer, ChangeQuota, ChangeSettings, Empty, Get, GetFailed, GetSigned, Hashes, Invited,
-    KeepAdd, KeepCommit, OpenVolume, OpenedVolume, PutFailed, VolumeName,
+    self, Answer, ChangeQuota, ChangeSettings, Contribute, Empty, Get, GetFailed, GetSigned,
+    Hashes, HeldReadKey, Invited, KeepAdd, KeepCommit, Never, OpenVolume, OpenedVolume, PutFailed,
+    Rotate, Unfit,
 };
 use crate::membership::{EXAMPLE_ADMIN, KnownList, Record};
 use crate::network::{Network, StoredNetwork};
@@ -23,27 +26,8 @@ use crate::volumes::{Info, Kept, VolumeError};
 
 /// Whether `bytes` are a header of the control protocol, of a call or of a reply.
 pub fn control_header(bytes: &[u8]) -> bool {
-    let takes = [
-        takes::<Empty>,
-        takes::<Get>,
-        takes::<GetSigned>,
-        takes::<Hashes>,
-        takes::<OpenVolume>,
-        takes::<VolumeName>,
-        takes::<ChangeSettings>,
-        takes::<ChangeQuota>,
-        takes::<KeepAdd>,
-        takes::<KeepCommit>,
-        takes::<Invited>,
-        takes::<Answer<Empty, GetFailed>>,
-        takes::<Answer<Empty, PutFailed>>,
-        takes::<Answer<Hashes, PutFailed>>,
-        takes::<Answer<OpenedVolume, VolumeError>>,
-        takes::<message::VolumeReadKey>,
-        takes::<message::Rotate>,
-        takes::<Answer<message::HeldReadKey, VolumeError>>,
-    ];
-    takes.into_iter().fold(false, |taken, decoder| decoder(bytes) | taken)
+    let decoders = calls::TABLE.iter().flat_map(|row| row.decoders);
+    decoders.fold(false, |taken, decoder| decoder(bytes) | taken)
 }
 
 /// Whether `bytes` are one of the small files of a node's directory.
@@ -78,13 +62,10 @@ pub fn example_headers() -> Vec<Vec<u8>> {
     let full = PutFailed::Superseded { offered: 3, held: u64::MAX };
     let bad_name = VolumeError::BadName { name: volume(), why: "so".into() };
     let source = Some(b"/srv".to_vec());
-    let make = message::ReadKeyWish::Make;
-    let read_key = message::HeldReadKey { read_key: Some([3; 32]) };
-    let settings = ChangeSettings {
-        virtual_servers: Some(8),
-        cache_bytes: Some(1 << 40),
-        forget_absent: Some(true),
-    };
+    let read_key = HeldReadKey { read_key: Some([3; 32]) };
+    let settings = ChangeSettings { virtual_servers: Some(8), cache_bytes: Some(1 << 40) };
+    let policy = StoredPolicy::Dynamic { low: 800_000, high: 850_000 };
+    let invited = Invited { code: "atoll-join:abc".into(), warning: Some("so".into()) };
     let headers = [
         message::encode(&Empty {}),
         message::encode(&Get { hash: [1; 32] }),
@@ -95,12 +76,13 @@ pub fn example_headers() -> Vec<Vec<u8>> {
         message::encode(&OpenVolume { name: volume(), source, seed: Some([1; 32]) }),
         message::encode(&settings),
         message::encode(&quota()),
-        message::encode(&Invited { code: "atoll-join:abc".into(), warning: Some("so".into()) }),
+        message::encode(&Contribute { policy }),
+        message::encode(&Rotate { remove: vec![1; 64], overlap_secs: 60 }),
+        message::encode(&Answer::<_, Never>::Done(invited)),
         message::encode(&Answer::<Empty, GetFailed>::Failed(failed)),
         message::encode(&Answer::<Empty, PutFailed>::Failed(full)),
         message::encode(&Answer::<OpenedVolume, VolumeError>::Failed(bad_name)),
-        message::encode(&message::Rotate { remove: vec![1; 64], overlap_secs: 60 }),
-        message::encode(&message::VolumeReadKey { volume: volume(), wish: make }),
+        message::encode(&Answer::<Empty, Unfit>::Failed("too small".to_owned().into())),
         message::encode(&Answer::<_, VolumeError>::Done(read_key)),
     ];
     headers.iter().map(|bytes| bytes.to_vec()).collect()

@@ -34,6 +34,7 @@ mod ring;
 mod scope;
 mod settings;
 mod status;
+mod subsystem;
 mod volumes;
 
 pub use atoll_dht::Share;

@@ -1,8 +1,9 @@
 //! The daemon put together.
 //!
-//! [`Node::start`] opens the directory, then builds from the bottom up: transport, Chord,
-//! block store, DHT; enters the ring; starts the renewer; and at last opens the control
-//! socket, so that whoever can connect finds a whole node. [`Node::stop`] goes the other way.
+//! [`Node::start`] opens the directory and the store, then builds the list of subsystems from
+//! the bottom up, serves peers, starts the subsystems one after the other, and at last opens the
+//! control socket, so that a client that connects finds a whole node. [`Node::stop`] goes the
+//! other way.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
@@ -10,40 +11,37 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::{Dht, DhtConfig};
-use atoll_env::{BoxFuture, Env, Runtime, TokioRuntime, sleep, timeout};
+use atoll_env::{Env, Runtime, TokioRuntime, sleep, timeout};
 use atoll_key::SecretKey;
 use atoll_net::{
-    NetworkAuth, Peer, Router, TcpConfig, TcpTransport, Transport, UnixServer, Versions, serve_unix,
+    NetworkAuth, Peer, Router, TcpConfig, TcpTransport, Transport, UnixServer, serve_unix,
 };
-use atoll_overlay::Overlay;
-use atoll_overlay::chord::{self, Chord, ChordConfig, RememberedPeer};
+use atoll_overlay::chord::{Chord, ChordConfig};
 use atoll_overlay::clock::network_time;
 use atoll_overlay::walk::Selection;
 use atoll_store::{BlockStore, ContributedStore, DiskStore, FlagCheck};
 use tokio::sync::watch;
 
 use crate::address::{self, AddressWatch};
-use crate::blocks::disk_watch;
+use crate::blocks::BlockLayer;
 use crate::blocks::durable::DirState;
-use crate::config::{NodeConfig, StartError};
-use crate::contribution::{self, ContributionController, Opened as Storage};
-use crate::control::server::{About, Control};
-use crate::daemon::Report;
+use crate::config::{NodeConfig, Protocol, StartError};
+use crate::contribution::{self, ContributionController, Opened as OpenedStore};
+use crate::daemon::Daemon;
 use crate::dir::{DirLock, NodeDir, SocketAddress};
-use crate::membership::{self, Membership, MembershipService};
+use crate::membership::{Membership, NetworkMembers};
+use crate::network::StoredNetwork;
 use crate::open::{Opened, open};
 use crate::process::Signals;
-use crate::ring::clock;
-use crate::ring::join::{Bootstrap, JoinableRing, Place, RingJoin};
-use crate::ring::warm_up;
+use crate::ring::Ring;
+use crate::ring::join::{Bootstrap, RingJoin};
+use crate::ring::peers::PeerMemory;
 use crate::scope::Scope;
 use crate::settings::{Settings, SettingsStore};
 use crate::status::Status;
-use crate::volumes::Volumes;
-use crate::volumes::lease_renewer::LeaseRenewer;
+use crate::subsystem::Subsystem;
+use crate::volumes::{PublishedVolumes, Volumes};
 
-/// How long leaving the ring may take when stopping.
-const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 /// How long the tasks may take to end when stopping.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
@@ -51,29 +49,24 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 /// [`Node::stop`] takes leave.
 pub struct Node {
     is_founder: bool,
-    chord: Arc<Chord>,
-    join: Arc<RingJoin>,
-    settings: Arc<SettingsStore>,
-    membership: Arc<Membership>,
-    report: Arc<Report>,
+    daemon: Arc<Daemon>,
     control: UnixServer,
     stop_asked: watch::Receiver<bool>,
-    store: Arc<ContributedStore>,
     pointers: Arc<DiskStore>,
-    works: Works,
-    dir: NodeDir,
+    running: Running,
     /// Keeps the socket's path valid where it goes through a handle.
     _socket: SocketAddress,
     _lock: DirLock,
 }
 
-/// What runs of a node. Stops when dropped, also when a start fails half-way.
-struct Works {
+/// The node's tasks and connections. They end when it is dropped, also when a start fails
+/// half-way.
+struct Running {
     scope: Arc<Scope>,
     transport: Arc<TcpTransport>,
 }
 
-impl Works {
+impl Running {
     async fn stop(&self, env: &dyn Runtime) {
         self.transport.shutdown().await;
         self.end();
@@ -89,9 +82,212 @@ impl Works {
     }
 }
 
-impl Drop for Works {
+impl Drop for Running {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+/// What the subsystems are built from.
+struct Foundation {
+    env: Env,
+    dir: NodeDir,
+    settings: Arc<SettingsStore>,
+    store: Arc<ContributedStore>,
+    /// An index was rebuilt: renewals since the blocks came are forgotten.
+    rebuilt_index: bool,
+    durable: Arc<DirState>,
+    pointers: Arc<DiskStore>,
+    volumes: Arc<Volumes>,
+    membership: Arc<Membership>,
+    transport: Arc<TcpTransport>,
+    listen: SocketAddr,
+    /// Signs the receipts of what this node publishes.
+    attestor: Arc<SecretKey>,
+    bootstrap: Bootstrap,
+    remembered: PeerMemory,
+    lease: Duration,
+    join_patience: Duration,
+    flag: FlagCheck,
+}
+
+impl Foundation {
+    async fn build(
+        identity: SecretKey,
+        network: StoredNetwork,
+        disk: OnDisk,
+        scope: &Arc<Scope>,
+        config: StartConfig,
+    ) -> Result<Foundation, StartError> {
+        let OnDisk { dir, settings, opened, durable, volumes, remembered } = disk;
+        let env: Env = scope.clone();
+        let attestor = Arc::new(SecretKey::from_seed(&identity.seed()));
+        let membership =
+            Arc::new(Membership::open(env.clone(), &dir, identity.peer_id(), network.network)?);
+        let (transport, listen) =
+            listen(identity, membership.clone(), config.protocol, &settings.present()).await?;
+        let remember_port = |settings: &mut Settings| {
+            settings.set_listen(listen);
+            Ok(())
+        };
+        settings.change(remember_port).map_err(StartError::Config)?;
+        Ok(Foundation {
+            env,
+            dir,
+            settings,
+            store: opened.store,
+            rebuilt_index: opened.rebuilt_index,
+            pointers: durable.pointer_log(),
+            durable: Arc::new(durable),
+            volumes: Arc::new(volumes),
+            membership,
+            transport,
+            listen,
+            attestor,
+            bootstrap: Bootstrap { peers: network.bootstrap, is_new_code: config.has_code },
+            remembered,
+            lease: config.lease,
+            join_patience: config.join_patience,
+            flag: config.flag,
+        })
+    }
+
+    fn chord(&self) -> Arc<Chord> {
+        let offered_bytes = self.store.usage().capacity_bytes;
+        let config = ChordConfig {
+            profile: self.membership.network().profile,
+            virtual_servers: self.settings.present().virtual_servers().count(offered_bytes),
+            selection: Selection::Cost,
+            bootstrap: self.bootstrap.peers.as_slice().to_vec(),
+            remembered: self.remembered.0.clone(),
+            ..ChordConfig::default()
+        };
+        Chord::new(self.env.clone(), self.transport.clone(), config)
+    }
+
+    fn dht(&self, chord: &Arc<Chord>) -> Arc<Dht> {
+        let settings = self.settings.present();
+        let config = DhtConfig {
+            replicas: self.membership.network().replicas as usize,
+            lease: self.lease,
+            quota: settings.quota(),
+            cache_bytes: settings.cache_bytes(),
+            ..DhtConfig::default()
+        };
+        Dht::new(
+            self.env.clone(),
+            self.transport.clone(),
+            chord.clone(),
+            self.store.clone(),
+            self.attestor.clone(),
+            self.durable.clone(),
+            config,
+        )
+    }
+
+    fn ring(self, chord: &Arc<Chord>) -> Arc<Ring> {
+        let join = RingJoin::new(
+            self.env.clone(),
+            Arc::new(chord.clone()),
+            self.dir,
+            self.transport.local(),
+            self.settings.clone(),
+            self.remembered,
+            self.bootstrap,
+        );
+        Arc::new(Ring {
+            env: self.env,
+            transport: self.transport,
+            chord: chord.clone(),
+            join: Arc::new(join),
+            settings: self.settings,
+            store: self.store,
+            listen: self.listen,
+            join_patience: self.join_patience,
+        })
+    }
+
+    /// The node's subsystems, in the order in which they start. A node that was away is given
+    /// the network's present secret while it joins, so the members come first.
+    fn subsystems(self) -> Vec<Arc<dyn Subsystem>> {
+        let chord = self.chord();
+        let dht = self.dht(&chord);
+        let members = NetworkMembers {
+            env: self.env.clone(),
+            membership: self.membership.clone(),
+            transport: self.transport.clone(),
+            overlay: chord.clone(),
+            listen: self.listen,
+        };
+        let volumes = PublishedVolumes::new(
+            network_time(self.env.clone(), chord.clone()),
+            dht.clone(),
+            self.volumes.clone(),
+            self.lease,
+        );
+        let (env, dir, flag) = (self.env.clone(), self.dir.clone(), self.flag);
+        let (settings, store) = (self.settings.clone(), self.store.clone());
+        let (pointers, rebuilt_index) = (self.pointers.clone(), self.rebuilt_index);
+        let replicas = self.membership.network().replicas;
+        let ring = self.ring(&chord);
+        let blocks = BlockLayer {
+            env: network_time(env.clone(), chord.clone()),
+            dht: dht.clone(),
+            store: store.clone(),
+            pointers,
+            settings: settings.clone(),
+            ring: ring.clone(),
+            rebuilt_index,
+        };
+        let contribution = ContributionController {
+            env,
+            dir,
+            flag,
+            settings,
+            store,
+            overlay: chord,
+            dht,
+            ring: ring.clone(),
+            replicas,
+            state: contribution::State::default(),
+        };
+        vec![Arc::new(members), Arc::new(blocks), ring, Arc::new(volumes), Arc::new(contribution)]
+    }
+}
+
+/// What a start's configuration says that is not remembered.
+#[derive(Clone, Copy)]
+struct StartConfig {
+    has_code: bool,
+    lease: Duration,
+    join_patience: Duration,
+    flag: FlagCheck,
+    protocol: Protocol,
+}
+
+/// What the directory holds, opened.
+struct OnDisk {
+    dir: NodeDir,
+    settings: Arc<SettingsStore>,
+    opened: OpenedStore,
+    durable: DirState,
+    volumes: Volumes,
+    remembered: PeerMemory,
+}
+
+impl OnDisk {
+    /// Opens the store and the small records. Waits for the disk: the store may have a log to
+    /// replay.
+    fn open(
+        dir: NodeDir,
+        settings: SettingsStore,
+        remembered: PeerMemory,
+        flag: FlagCheck,
+    ) -> Result<OnDisk, StartError> {
+        let opened = OpenedStore::open(&dir, &settings.present(), flag)?;
+        let durable = DirState::open(&dir)?;
+        let volumes = Volumes::open(&dir)?;
+        Ok(OnDisk { settings: Arc::new(settings), opened, durable, volumes, remembered, dir })
     }
 }
 
@@ -103,146 +299,45 @@ impl Node {
     pub async fn start(config: NodeConfig) -> Result<Node, StartError> {
         let NodeConfig { lease, join_patience, flag, protocol, .. } = config;
         let has_code = config.join.is_some();
-        let opened = tokio::task::spawn_blocking(move || open(&config))
-            .await
-            .map_err(|error| StartError::Config(error.to_string()))??;
-        let Opened { dir, lock, identity, network, settings, remembered, is_founder } = opened;
+        let start = StartConfig { has_code, lease, join_patience, flag, protocol };
+        let Opened { dir, lock, identity, network, settings, remembered, is_founder } =
+            on_disk_thread(move || open(&config)).await?;
         let scope = Arc::new(Scope::new(Arc::new(TokioRuntime::current())));
-        let env: Env = scope.clone();
-        let started = env.now();
-        let settings = Arc::new(settings);
-        let present = settings.present();
-        let Storage { store, rebuilt_index } = open_store(&dir, &present, flag).await?;
-        let offered_bytes = store.usage().capacity_bytes;
-        let durable = open_durable(&dir).await?;
-        let pointers = durable.pointer_log();
-        let volumes = Arc::new(Volumes::open(&dir)?);
-        let attestor = Arc::new(SecretKey::from_seed(&identity.seed()));
-        let membership = Membership::open(env.clone(), &dir, identity.peer_id(), network.network);
-        let membership = Arc::new(membership?);
-        let (transport, listen) =
-            listen(identity, membership.clone(), protocol.versions, &present).await?;
-        let works = Works { scope, transport: transport.clone() };
-        let remember_port = |settings: &mut Settings| {
-            settings.set_listen(listen);
-            Ok(())
-        };
-        settings.change(remember_port).map_err(StartError::Config)?;
-
-        let chord_config = ChordConfig {
-            profile: membership.network().profile,
-            virtual_servers: present.virtual_servers().count(offered_bytes),
-            selection: Selection::Cost,
-            bootstrap: network.bootstrap.as_slice().to_vec(),
-            remembered: remembered.0.clone(),
-            ..ChordConfig::default()
-        };
-        let chord = Chord::new(env.clone(), transport.clone(), chord_config);
-        let network_now = membership.network();
-        let replicas = network_now.replicas as usize;
-        let dht_config = DhtConfig {
-            replicas,
-            lease,
-            quota: present.quota(),
-            cache_bytes: present.cache_bytes(),
-            ..DhtConfig::default()
-        };
-        let dht = Dht::new(
-            env.clone(),
-            transport.clone(),
-            chord.clone(),
-            store.clone(),
-            attestor,
-            Arc::new(durable),
-            dht_config,
-        );
-        let router = Router::new()
-            .route(chord::messages::FAMILY, chord.clone())
-            .route((atoll_dht::rpc::LOOKUP_STEP >> 8) as u8, dht.clone())
-            .route(membership::FAMILY, Arc::new(MembershipService(membership.clone())))
-            .without(protocol.lacks);
-        transport.serve(Arc::new(router));
-        if rebuilt_index || pointers.report().rebuilt_index {
-            // Renewals since the blocks came are forgotten: publishers get time for new ones.
-            let blocks = dht.extend_leases().await.map_err(|e| StartError::Store(e.to_string()))?;
-            tracing::warn!(blocks, "the store's index was made anew; all leases begin again");
-        }
-        dht.start();
-
-        let join = Arc::new(RingJoin::new(
-            env.clone(),
-            Arc::new(chord.clone()),
-            dir.clone(),
-            transport.local(),
-            settings.clone(),
-            remembered,
-            Bootstrap { peers: network.bootstrap, is_new_code: has_code },
-        ));
-        // A node that was away is given the present secret while it enters.
-        env.spawn(Box::pin(membership.clone().run(transport.clone())));
-        join.begin(join_patience).await;
-        env.spawn(Box::pin(join.clone().run()));
-        env.spawn(Box::pin(disk_watch::run(env.clone(), dht.clone(), join.clone(), chord.clone())));
-        env.spawn(Box::pin(warm_up::run(env.clone(), transport.clone(), chord.clone())));
-
-        env.spawn(Box::pin(clock::watch(env.clone(), chord.clone())));
-
-        // Leases end by the network's time.
-        let time = network_time(env.clone(), chord.clone());
-        let renewer =
-            Arc::new(LeaseRenewer::new(time.clone(), dht.clone(), volumes.clone(), lease));
-        env.spawn(Box::pin(renewer.clone().run()));
-
-        let contributor = Arc::new(ContributionController {
-            env: env.clone(),
-            dir: dir.clone(),
-            flag,
-            settings: settings.clone(),
-            store: store.clone(),
-            overlay: chord.clone(),
-            dht: dht.clone(),
-            replicas: network_now.replicas,
-            state: contribution::State::default(),
-        });
-        env.spawn(Box::pin(contributor.clone().run()));
-
-        let report = Arc::new(Report {
-            dir: dir.clone(),
-            env: time.clone(),
-            started,
-            network: network_now,
-            membership: membership.clone(),
-            listen,
-            lease,
-            transport,
-            overlay: chord.clone(),
-            join: join.clone(),
-            settings: settings.clone(),
-            store: store.clone(),
-            contributor,
-            dht: dht.clone(),
-            volumes: volumes.clone(),
-            chord: chord.clone(),
-        });
+        let started = scope.now();
+        let disk = on_disk_thread(move || OnDisk::open(dir, settings, remembered, flag)).await?;
+        let foundation = Foundation::build(identity, network, disk, &scope, start).await?;
+        let transport = foundation.transport.clone();
+        let running = Running { scope, transport: transport.clone() };
+        let pointers = foundation.pointers.clone();
         let (stop, stop_asked) = watch::channel(false);
-        let control =
-            Control { env: time, blocks: dht, volumes, about: report.clone(), renewer, stop };
-        let socket = dir.socket_address()?;
-        let control = serve_unix(socket.path(), Arc::new(control))
+        let mut daemon = Daemon {
+            env: foundation.env.clone(),
+            started,
+            dir: foundation.dir.clone(),
+            network: foundation.membership.network(),
+            listen: foundation.listen,
+            transport,
+            settings: foundation.settings.clone(),
+            store: foundation.store.clone(),
+            subsystems: Vec::new(),
+            stop,
+        };
+        daemon.subsystems = foundation.subsystems();
+        let daemon = Arc::new(daemon);
+        serve_peers(&daemon, protocol);
+        for subsystem in &daemon.subsystems {
+            subsystem.clone().start().await?;
+        }
+        let socket = daemon.dir.socket_address()?;
+        let control = serve_unix(socket.path(), Arc::new(daemon.calls()))
             .map_err(|error| StartError::Socket(error.to_string()))?;
         Ok(Node {
             is_founder,
-            chord,
-            join,
-            settings,
-            membership,
-            report,
+            daemon,
             control,
             stop_asked,
-            store,
             pointers,
-            works,
-            dir,
+            running,
             _socket: socket,
             _lock: lock,
         })
@@ -250,17 +345,17 @@ impl Node {
 
     /// The node's directory.
     pub fn dir(&self) -> &Path {
-        self.dir.root()
+        self.daemon.dir.root()
     }
 
     /// Its peer address: public key and advertised address.
     pub fn local(&self) -> Peer {
-        self.works.transport.local()
+        self.running.transport.local()
     }
 
     /// Where it accepts connections.
     pub fn listen(&self) -> SocketAddr {
-        self.report.listen
+        self.daemon.listen
     }
 
     /// Whether this start made the network (no join code, an empty directory).
@@ -270,7 +365,7 @@ impl Node {
 
     /// Its state. Reads some small files.
     pub fn status(&self) -> Status {
-        self.report.status()
+        self.daemon.status()
     }
 
     /// Waits until the node should stop: SIGINT, SIGTERM, or a client's request.
@@ -295,7 +390,7 @@ impl Node {
     pub async fn until_moved(&self) -> IpAddr {
         let env = TokioRuntime::current();
         let mut watch = AddressWatch::new(self.local().addr.ip());
-        let advertise = self.settings.present().advertise();
+        let advertise = self.daemon.settings.present().advertise();
         loop {
             sleep(&env, address::LOOK_EVERY).await;
             if let Some(now) = address::found_now(self.listen(), advertise)
@@ -308,41 +403,26 @@ impl Node {
 
     /// Leaves the ring, finishes what is being written and closes the sockets.
     pub async fn stop(self) {
-        let env = TokioRuntime::current();
         self.control.shutdown().await;
-        self.join.leave();
-        if timeout(&env, LEAVE_LIMIT, self.chord.leave()).await.is_err() {
-            tracing::warn!("the neighbours did not hear our leaving in time; they will notice");
+        for subsystem in self.daemon.subsystems.iter().rev() {
+            subsystem.clone().stop().await;
         }
-        let (join, membership) = (self.join.clone(), self.membership.clone());
-        let remember = move || {
-            join.remember();
-            membership.save_all();
-        };
-        let _ = tokio::task::spawn_blocking(remember).await;
-        if let Err(error) = self.store.flush().await {
-            tracing::error!("the store could not be flushed: {error}");
-        }
-        if let Err(error) = self.pointers.flush().await {
-            tracing::error!("the pointers could not be flushed: {error}");
-        }
-        self.let_go().await;
+        self.release().await;
     }
 
     /// Stops where it stands, as a crash would, but returns only when the directory and
     /// the sockets are free again. For tests of what others make of a crash.
     pub async fn kill(self) {
         self.control.shutdown().await;
-        self.let_go().await;
+        self.release().await;
     }
 
-    async fn let_go(self) {
+    async fn release(self) {
         let env = TokioRuntime::current();
-        let Node {
-            chord, join, membership, report, control, store, pointers, works, _lock, ..
-        } = self;
-        works.stop(&env).await;
-        drop((chord, join, membership, report, control, works));
+        let Node { daemon, control, pointers, running, _lock, .. } = self;
+        let store = daemon.store.clone();
+        running.stop(&env).await;
+        drop((daemon, control, running));
         // Calls that were being answered hold the store until they are dropped.
         let closing = async { (alone(&env, store).await, alone(&env, pointers).await) };
         match timeout(&env, END_LIMIT, closing).await {
@@ -356,7 +436,7 @@ impl Node {
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Node({:?}, {})", self.local(), self.dir.root().display())
+        write!(f, "Node({:?}, {})", self.local(), self.dir().display())
     }
 }
 
@@ -371,22 +451,31 @@ async fn alone<T>(env: &TokioRuntime, mut shared: Arc<T>) -> T {
     }
 }
 
-async fn open_durable(dir: &NodeDir) -> Result<DirState, StartError> {
-    let dir = dir.clone();
-    tokio::task::spawn_blocking(move || DirState::open(&dir))
-        .await
-        .map_err(|error| StartError::Store(error.to_string()))?
+/// Runs `work` on a thread that may wait for the disk.
+async fn on_disk_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StartError> + Send + 'static,
+) -> Result<T, StartError> {
+    let worked = tokio::task::spawn_blocking(work).await;
+    worked.map_err(|error| StartError::Config(error.to_string()))?
+}
+
+/// Lets the subsystems answer peers.
+fn serve_peers(daemon: &Daemon, protocol: Protocol) {
+    let services = daemon.subsystems.iter().filter_map(|subsystem| subsystem.clone().service());
+    let router =
+        services.fold(Router::new(), |router, (family, service)| router.route(family, service));
+    daemon.transport.serve(Arc::new(router.without(protocol.lacks)));
 }
 
 /// The transport, and where it listens.
 async fn listen(
     identity: SecretKey,
     membership: Arc<Membership>,
-    versions: Versions,
+    protocol: Protocol,
     settings: &Settings,
 ) -> Result<(Arc<TcpTransport>, SocketAddr), StartError> {
     let profile = membership.network().profile_bytes();
-    let auth = NetworkAuth { members: membership, versions, profile };
+    let auth = NetworkAuth { members: membership, versions: protocol.versions, profile };
     let mut config = TcpConfig::new(identity, auth, settings.listen());
     config.advertise = settings.advertise();
     if config.advertise.is_some() && config.listen.port() == 0 {
@@ -410,49 +499,4 @@ fn free_port(listen: SocketAddr) -> Result<u16, StartError> {
         .and_then(|listener| listener.local_addr())
         .map(|addr| addr.port())
         .map_err(|error| StartError::Listen { addr: listen, reason: error.to_string() })
-}
-
-/// Opens the store, off the async threads: it may have a log to replay.
-async fn open_store(
-    dir: &NodeDir,
-    settings: &Settings,
-    flag: FlagCheck,
-) -> Result<Storage, StartError> {
-    let (dir, settings) = (dir.clone(), settings.clone());
-    tokio::task::spawn_blocking(move || Storage::open(&dir, &settings, flag))
-        .await
-        .map_err(|error| StartError::Store(error.to_string()))?
-}
-
-impl JoinableRing for Arc<Chord> {
-    fn create(&self) {
-        Chord::create(self);
-    }
-
-    fn join(&self, peers: Vec<Peer>) -> BoxFuture<'static, Result<(), String>> {
-        let chord = self.clone();
-        Box::pin(async move { Chord::join(&chord, peers).await.map_err(|e| e.to_string()) })
-    }
-
-    fn place(&self) -> Place {
-        let around = self.neighbourhood();
-        let me = around.me.peer.id;
-        match (around.joined, around.successors.iter().all(|node| node.peer.id == me)) {
-            (false, _) => Place::Nowhere,
-            (true, true) => Place::Alone,
-            (true, false) => Place::Among,
-        }
-    }
-
-    fn remembered(&self) -> Vec<RememberedPeer> {
-        Chord::remembered(self)
-    }
-
-    fn epoch(&self) -> u64 {
-        Overlay::epoch(&**self)
-    }
-
-    fn changed(&self, epoch: u64) -> BoxFuture<'static, u64> {
-        Overlay::changed(&**self, epoch)
-    }
 }

@@ -330,3 +330,8 @@ pub struct VolumeStatus {
     #[serde(default)]
     pub encrypted: bool,
 }
+
+/// Lower-case hexadecimal, as keys are shown.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    data_encoding::HEXLOWER.encode(bytes)
+}

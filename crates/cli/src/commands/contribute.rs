@@ -84,9 +84,10 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
             .advice("`atoll contribute --abandon` first, then the policy."));
     }
     let client = connection::impatient(global).await?;
-    let status = match args.abandon {
-        true => client.abandon_former().await,
-        false => client.contribute(policy.as_ref()).await,
+    let status = match (args.abandon, &policy) {
+        (true, _) => client.abandon_former().await,
+        (false, Some(policy)) => client.contribute(policy).await,
+        (false, None) => client.contribution().await,
     };
     let status = status.map_err(connection::failure)?;
     let mut output = Output::new();

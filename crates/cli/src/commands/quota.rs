@@ -80,7 +80,11 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         publisher_nodes: args.publisher_nodes,
         floor_share: args.floor_share,
     };
-    let quota = client.quota(change).await.map_err(connection::failure)?;
+    let quota = match change == QuotaChange::default() {
+        true => client.quota().await,
+        false => client.change_quota(change).await,
+    };
+    let quota = quota.map_err(connection::failure)?;
     let mut output = Output::new();
     if args.json {
         output.json(&quota)?;

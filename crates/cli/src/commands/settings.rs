@@ -32,9 +32,9 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     cache: Option<u64>,
 
-    /// The nodes and updates that are not to be found now are gone for good: take the nodes
-    /// that are there for the whole ring, read older versions of volumes again, and warn no more
-    /// of nodes that disappeared together
+    /// Treat the nodes and updates that cannot be found now as gone for good: the nodes that
+    /// are there count as the whole ring, older versions of volumes can be read again, and the
+    /// warning about nodes that disappeared together ends
     #[arg(long)]
     forget_absent: bool,
 
@@ -46,12 +46,15 @@ pub struct Args {
 /// Changes what is named and shows all.
 pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let client = connection::impatient(global).await?;
-    let change = SettingsChange {
-        virtual_servers: args.virtual_servers,
-        cache_bytes: args.cache,
-        forget_absent: args.forget_absent,
+    let change = SettingsChange { virtual_servers: args.virtual_servers, cache_bytes: args.cache };
+    let settings = match change == SettingsChange::default() {
+        true => client.settings().await,
+        false => client.change_settings(change).await,
     };
-    let settings = client.settings(change).await.map_err(connection::failure)?;
+    let settings = settings.map_err(connection::failure)?;
+    if args.forget_absent {
+        client.forget_absent().await.map_err(connection::failure)?;
+    }
     let mut output = Output::new();
     if args.json {
         output.json(&settings)?;

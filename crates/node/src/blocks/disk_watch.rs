@@ -9,18 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::Dht;
-use atoll_env::{Env, sleep, timeout};
-use atoll_overlay::chord::Chord;
+use atoll_env::{Env, sleep};
 
-use crate::ring::join::RingJoin;
+use crate::ring::Ring;
 
 /// How often a failure is looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// How long the neighbours may take to hear of it.
-const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Waits until a write has failed, and leaves the ring.
-pub(crate) async fn run(env: Env, dht: Arc<Dht>, join: Arc<RingJoin>, chord: Arc<Chord>) {
+pub(crate) async fn run(env: Env, dht: Arc<Dht>, ring: Arc<Ring>) {
     let why = loop {
         sleep(&*env, LOOK_EVERY).await;
         dht.check_disk();
@@ -29,10 +26,7 @@ pub(crate) async fn run(env: Env, dht: Arc<Dht>, join: Arc<RingJoin>, chord: Arc
         }
     };
     tracing::error!("the disk does not take blocks ({why}); leaving the ring");
-    join.leave();
-    if timeout(&*env, LEAVE_LIMIT, chord.leave()).await.is_err() {
-        tracing::warn!("the neighbours did not hear our leaving in time; they will notice");
-    }
+    ring.leave().await;
 }
 
 /// What `status` says of it.

@@ -5,13 +5,15 @@ use std::time::Duration;
 use atoll_key::PeerId;
 
 use super::{Client, ClientError};
+use crate::control::body::Json;
+use crate::control::calls;
 use crate::control::message::{self, Empty};
 use crate::status::{MemberList, Rotated};
 
 impl Client {
     /// The members of the network that the node knows.
     pub async fn members(&self) -> Result<MemberList, ClientError> {
-        self.ask_json(message::MEMBERS).await
+        self.ask::<calls::Members>(Empty {}).await.map(|Json(members)| members)
     }
 
     /// Replaces the network's secret and removes nodes. The former secret stays good for
@@ -26,8 +28,6 @@ impl Client {
     ) -> Result<Rotated, ClientError> {
         let remove = remove.iter().flat_map(|id| id.0).collect();
         let call = message::Rotate { remove, overlap_secs: overlap.as_secs() };
-        let (_, parts): (Empty, _) =
-            self.inner.call_decoded(message::ROTATE, &call, Vec::new()).await?;
-        self.inner.read_json(&parts)
+        self.ask::<calls::RotateSecret>(call).await.map(|Json(rotated)| rotated)
     }
 }

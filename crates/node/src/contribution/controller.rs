@@ -14,19 +14,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_dht::{Dht, Share};
+use atoll_dht::Dht;
 use atoll_env::{Env, jittered, sleep, timeout};
 use atoll_key::Key;
 use atoll_overlay::Overlay;
-use atoll_store::{
-    Backend, BlockStore, ContributedStore, FileStore, FlagCheck, Moved, Space, StoreError,
-};
+use atoll_store::{Backend, BlockStore, ContributedStore, FileStore, FlagCheck, Moved, StoreError};
 use tokio::sync::Notify;
 
+use super::Policy;
 use super::backends::{Place, capacity_bytes, forget_files, remove_backend};
-use super::{ContributionStatus, Moving, Policy};
-use crate::config::MIN_STORAGE_BYTES;
 use crate::dir::NodeDir;
+use crate::ring::Ring;
 use crate::settings::SettingsStore;
 
 /// How often the disk is looked at: watermarks, room of a transparent file system.
@@ -54,7 +52,7 @@ const LEAST_FILES: u64 = 64;
 const MOST_FILES: u64 = 4096;
 
 /// What to do about blocks whose directory is not there.
-const AWAY_ADVICE: &str =
+pub(super) const AWAY_ADVICE: &str =
     "mount its TFS, or give them up, if it is gone for good (`atoll contribute --abandon`)";
 
 /// Sees to the disk a node gives.
@@ -66,6 +64,7 @@ pub(crate) struct ContributionController {
     pub store: Arc<ContributedStore>,
     pub overlay: Arc<dyn Overlay>,
     pub dht: Arc<Dht>,
+    pub ring: Arc<Ring>,
     /// Copies of each block in this network.
     pub replicas: u32,
     pub state: State,
@@ -75,22 +74,22 @@ pub(crate) struct ContributionController {
 #[derive(Default)]
 pub(crate) struct State {
     /// One change, or removal of a backend that was left, at a time.
-    changing: Mutex<()>,
-    changed: Notify,
+    pub(super) changing: Mutex<()>,
+    pub(super) changed: Notify,
     /// All files are to be opened at the next look.
-    suspicious: AtomicBool,
-    moved_blocks: AtomicU64,
-    dropped_blocks: AtomicU64,
-    trouble: Mutex<Option<String>>,
+    pub(super) suspicious: AtomicBool,
+    pub(super) moved_blocks: AtomicU64,
+    pub(super) dropped_blocks: AtomicU64,
+    pub(super) trouble: Mutex<Option<String>>,
 }
 
 impl ContributionController {
-    fn policy(&self) -> Policy {
+    pub(super) fn policy(&self) -> Policy {
         self.settings.present().policy()
     }
 
     /// Whether nobody else can have copies of what is held here.
-    fn is_only_holder(&self) -> bool {
+    pub(super) fn is_only_holder(&self) -> bool {
         self.replicas < 2 || self.overlay.is_alone()
     }
 
@@ -106,7 +105,7 @@ impl ContributionController {
         let _one = self.state.changing.lock().expect("no holder of this lock panics");
         let policy = &Place::settle(policy);
         let place = Place::of(policy);
-        self.check(policy, &place)?;
+        self.check_policy(policy, &place)?;
         let present = self.store.present();
         if Place::of_backend(&present) == place {
             if let Backend::Files(files) = &present
@@ -190,56 +189,6 @@ impl ContributionController {
             }
             Ok(())
         })
-    }
-
-    fn check(&self, policy: &Policy, place: &Place) -> Result<(), String> {
-        let space = Space::of(self.dir.root()).map_err(|error| error.to_string())?;
-        match policy {
-            Policy::Fixed { size_bytes } => {
-                if *size_bytes < MIN_STORAGE_BYTES {
-                    let least = MIN_STORAGE_BYTES >> 20;
-                    return Err(format!(
-                        "{} is too little; give at least {least} MiB",
-                        size(*size_bytes)
-                    ));
-                }
-                if *size_bytes > space.total_bytes {
-                    return Err(format!(
-                        "{} is more than the disk has: {}",
-                        size(*size_bytes),
-                        size(space.total_bytes)
-                    ));
-                }
-                let held_bytes = self.store.usage().block_bytes;
-                if self.is_only_holder() && held_bytes > *size_bytes {
-                    return Err(format!(
-                        "{} of blocks are held here and nowhere else; give at least that",
-                        size(held_bytes)
-                    ));
-                }
-                Ok(())
-            }
-            Policy::Dynamic { low, high } => {
-                if low.millionths() == 0 || low > high {
-                    return Err(format!(
-                        "the lower watermark ({}) must be above 0 and at most the upper one ({})",
-                        percent(*low),
-                        percent(*high)
-                    ));
-                }
-                Ok(())
-            }
-            Policy::Transparent { dir } => {
-                if !dir.is_absolute() {
-                    return Err(format!("{} is no absolute path", dir.display()));
-                }
-                if Place::of_backend(&self.store.present()) == *place {
-                    return Ok(());
-                }
-                FileStore::check_reopen(&place.index_dir(&self.dir), dir, self.flag)
-                    .map_err(|error| error.to_string())
-            }
-        }
     }
 
     /// Follows the disk: what the store may take now. Waits for the disk.
@@ -427,90 +376,9 @@ impl ContributionController {
         *files_from = care.next;
         Ok(())
     }
-
-    /// What a person sees. Looks at the disk.
-    pub(crate) fn status(&self) -> ContributionStatus {
-        let policy = self.policy();
-        let present = self.store.present();
-        let space = match &present {
-            Backend::Log(_) => Space::of(self.dir.root()).map_err(|error| error.to_string()),
-            Backend::Files(files) => files.look(),
-        };
-        // What is held depends on whether it is there.
-        let usage = present.store().usage();
-        let place = Place::of_backend(&present);
-        let part = |share: Share| f64::from(share.millionths()) / 1e6;
-        let mut status = ContributionStatus {
-            policy: policy.name().to_owned(),
-            dir: place.path(&self.dir).display().to_string(),
-            offered_bytes: usage.capacity_bytes,
-            used_bytes: usage.disk_bytes,
-            blocks: usage.blocks,
-            dropped_blocks: self.state.dropped_blocks.load(Ordering::Relaxed),
-            ..ContributionStatus::default()
-        };
-        match &policy {
-            Policy::Fixed { size_bytes } => status.size_bytes = Some(*size_bytes),
-            Policy::Dynamic { low, high } => {
-                (status.low, status.high) = (Some(part(*low)), Some(part(*high)));
-            }
-            Policy::Transparent { .. } => {}
-        }
-        if let Backend::Files(files) = &present {
-            status.lost_blocks = files.lost_blocks();
-        }
-        match space {
-            Ok(space) => {
-                status.disk_total_bytes = space.total_bytes;
-                status.disk_free_bytes = space.free_bytes;
-                let more = usage.capacity_bytes.saturating_sub(usage.disk_bytes);
-                if matches!(policy, Policy::Fixed { .. }) && more > space.free_bytes {
-                    status.warnings.push("more is offered than the disk has free".to_owned());
-                }
-            }
-            Err(away) => status.warnings.push(away),
-        }
-        status.moving = self.store.former().map(|former| {
-            let left = former.store().usage();
-            if is_away(&former) {
-                let from = Place::of_backend(&former).path(&self.dir);
-                let from = from.display();
-                status.warnings.push(format!(
-                    "the blocks in {from} cannot be moved, for it is not there: {AWAY_ADVICE}"
-                ));
-            }
-            Moving {
-                from: Place::of_backend(&former).path(&self.dir).display().to_string(),
-                moved_blocks: self.state.moved_blocks.load(Ordering::Relaxed),
-                left_blocks: left.blocks,
-                left_bytes: left.block_bytes,
-            }
-        });
-        if matches!(policy, Policy::Transparent { .. }) && self.is_only_holder() {
-            let why = "no other node holds copies: what vanishes here is gone";
-            status.warnings.push(why.to_owned());
-        }
-        let trouble = self.state.trouble.lock().expect("no holder of this lock panics");
-        status.warnings.extend(trouble.clone());
-        status
-    }
 }
 
 /// Whether a backend is a directory that is not there. Looks at the disk.
-fn is_away(backend: &Backend) -> bool {
+pub(super) fn is_away(backend: &Backend) -> bool {
     matches!(backend, Backend::Files(files) if files.look().is_err())
-}
-
-/// A size for a person.
-fn size(bytes: u64) -> String {
-    match bytes {
-        0..0x400 => format!("{bytes} bytes"),
-        0x400..0x10_0000 => format!("{:.1} KiB", bytes as f64 / 1024.0),
-        0x10_0000..0x4000_0000 => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
-        _ => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
-    }
-}
-
-fn percent(share: Share) -> String {
-    format!("{}%", f64::from(share.millionths()) / 1e4)
 }

@@ -17,7 +17,9 @@
 //! the directory named; `controller` carries a change out.
 
 mod backends;
+mod check;
 mod controller;
+mod subsystem;
 
 use std::path::PathBuf;
 

@@ -1,83 +1,24 @@
 //! The control protocol's messages, byte for byte in `docs/design/control.md`.
 //!
-//! Headers are CBOR maps with numbered fields. A reply's header is an [`Answer`]: what was
-//! asked, or the operation's own error. A call that cannot be decoded is refused by
-//! `Refusal::MALFORMED` instead. Nothing here allocates more than the message's own length.
+//! Headers are CBOR maps with numbered fields. [`super::calls`] says which call takes and
+//! answers which. Nothing here allocates more than the message's own length.
 
 use std::fmt;
 
 use atoll_dht::{GetError, PutError};
 use atoll_key::{BlockHash, InvalidBlock, Key};
+use minicbor::decode::{Decoder, Error as DecodeError};
+use minicbor::encode::{Encoder, Error as EncodeError, Write};
 use minicbor::{Decode, Encode};
 
 use crate::contribution::StoredPolicy;
-
-/// Nothing: whether a node answers.
-pub const PING: u16 = 0x0300;
-/// Fetch a content block.
-pub const GET: u16 = 0x0301;
-/// Fetch a signed block.
-pub const GET_SIGNED: u16 = 0x0302;
-/// Store content blocks.
-pub const PUT: u16 = 0x0303;
-/// Store a signed block.
-pub const PUT_SIGNED: u16 = 0x0304;
-/// Extend leases.
-pub const RENEW: u16 = 0x0305;
-/// The same of blocks that will be put if they are lacking.
-pub const RENEW_OR_LACK: u16 = 0x0306;
-/// The node's status, as JSON.
-pub const STATUS: u16 = 0x0310;
-/// A join code.
-pub const INVITE: u16 = 0x0311;
-/// Leave the ring and stop.
-pub const SHUTDOWN: u16 = 0x0312;
-/// What can be set while the node runs: [`ChangeSettings`]; answered by the settings that
-/// hold then, as JSON.
-pub const SETTINGS: u16 = 0x0313;
-/// What publishers may use of this node: [`ChangeQuota`]; answered by
-/// [`crate::QuotaStatus`] as JSON.
-pub const QUOTA: u16 = 0x0314;
-/// How the node gives disk: [`Contribute`]; answered by [`crate::ContributionStatus`] as JSON.
-pub const CONTRIBUTE: u16 = 0x0315;
-/// The members of the network: answered by [`crate::MemberList`] as JSON.
-pub const MEMBERS: u16 = 0x0316;
-/// Replace the network's secret: [`Rotate`]; answered by [`crate::Rotated`] as JSON.
-pub const ROTATE: u16 = 0x0317;
-/// Give back disk space that no block needs, for some seconds at most; answered by
-/// [`crate::Reclaimed`] as JSON.
-pub const RECLAIM: u16 = 0x0318;
-/// The volumes published from here, as JSON.
-pub const VOLUMES: u16 = 0x0320;
-/// Open or create a volume.
-pub const VOLUME_OPEN: u16 = 0x0321;
-/// Take over a volume's key made elsewhere.
-pub const VOLUME_IMPORT: u16 = 0x0322;
-/// A volume's directory has moved: [`OpenVolume`], [`OpenedVolume`].
-pub const VOLUME_MOVE: u16 = 0x0323;
-/// Renew the leases of a volume's blocks now: [`VolumeName`]; answered by the volume's
-/// state, as JSON, or a [`crate::VolumeError`].
-pub const VOLUME_RENEW: u16 = 0x0324;
-/// Stop keeping a volume alive: [`VolumeName`]; answered by nothing or a
-/// [`crate::VolumeError`].
-pub const VOLUME_UNPUBLISH: u16 = 0x0325;
-/// The read key of an encrypted volume: [`VolumeReadKey`], [`HeldReadKey`].
-pub const VOLUME_READ_KEY: u16 = 0x0328;
-/// Append to a manifest that is being written.
-pub const KEEP_ADD: u16 = 0x0330;
-/// Put a finished manifest in place of the former.
-pub const KEEP_COMMIT: u16 = 0x0331;
-
-/// Refusal of [`SETTINGS`], [`QUOTA`], [`CONTRIBUTE`] and [`ROTATE`]: the values do not fit this
-/// node; the text says why.
-pub const UNFIT: u16 = 130;
 
 /// The longest text that an error carries across, bytes.
 const MAX_TOLD_BYTES: usize = 16 << 10;
 
 /// A reply's header.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub enum Answer<T, E> {
+pub(crate) enum Answer<T, E> {
     /// What was asked.
     #[n(0)]
     Done(#[n(0)] T),
@@ -98,37 +39,37 @@ impl<T, E> From<Result<T, E>> for Answer<T, E> {
 /// Nothing, as a CBOR map that may grow fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct Empty {}
+pub(crate) struct Empty {}
 
-/// [`GET`]: answered by one part.
+/// A content block to fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct Get {
+pub(crate) struct Get {
     #[cbor(n(0), with = "minicbor::bytes")]
     pub hash: [u8; 32],
 }
 
-/// [`GET_SIGNED`]: answered by one part.
+/// A signed block to fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct GetSigned {
+pub(crate) struct GetSigned {
     #[cbor(n(0), with = "minicbor::bytes")]
     pub key: [u8; 64],
 }
 
-/// [`PUT`], with one part for each hash; [`RENEW`]'s call and answer, without parts.
+/// Names of content blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct Hashes {
+pub(crate) struct Hashes {
     /// 32 bytes each.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub hashes: Vec<u8>,
 }
 
-/// [`INVITE`]'s answer.
+/// A join code.
 #[derive(Clone, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct Invited {
+pub(crate) struct Invited {
     #[n(0)]
     pub code: String,
     #[n(1)]
@@ -142,10 +83,10 @@ impl fmt::Debug for Invited {
     }
 }
 
-/// [`VOLUME_OPEN`], [`VOLUME_IMPORT`] and [`VOLUME_MOVE`].
+/// A volume to open, import or move.
 #[derive(Clone, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct OpenVolume {
+pub(crate) struct OpenVolume {
     #[n(0)]
     pub name: String,
     /// Absolute path, the system's bytes.
@@ -163,43 +104,37 @@ impl fmt::Debug for OpenVolume {
     }
 }
 
-/// [`VOLUME_RENEW`] and [`VOLUME_UNPUBLISH`].
+/// A volume published from this node.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct VolumeName {
+pub(crate) struct VolumeName {
     #[n(0)]
     pub name: String,
 }
 
-/// [`SETTINGS`]: absent fields stay as they are.
+/// What to change of the settings: absent fields stay as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct ChangeSettings {
+pub(crate) struct ChangeSettings {
     /// Ring positions; 0 for `auto`.
     #[n(0)]
     pub virtual_servers: Option<u16>,
     #[n(1)]
     pub cache_bytes: Option<u64>,
-    /// True: what is not to be found now is gone for good; see `Dht::forget_absent`.
-    #[n(2)]
-    pub forget_absent: Option<bool>,
 }
 
-/// [`CONTRIBUTE`]: how disk is to be given from now on; absent, nothing changes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct Contribute {
-    #[n(0)]
-    pub policy: Option<StoredPolicy>,
-    /// Whether to wait no longer for blocks in a directory that is gone.
-    #[n(1)]
-    pub abandon: Option<bool>,
-}
-
-/// [`ROTATE`]: removes nodes with it.
+/// How disk is to be given from now on.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct Rotate {
+pub(crate) struct Contribute {
+    #[n(0)]
+    pub policy: StoredPolicy,
+}
+
+/// A replacement of the network's secret, which also removes nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct Rotate {
     /// Public keys of 32 bytes each, one behind the other.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub remove: Vec<u8>,
@@ -208,10 +143,10 @@ pub struct Rotate {
     pub overlap_secs: u64,
 }
 
-/// [`QUOTA`]: absent fields stay as they are. Also kept in the node's settings.
+/// What to change of the quotas: absent fields stay as they are. Also kept in the settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct ChangeQuota {
+pub(crate) struct ChangeQuota {
     /// The share of one publishing node, in millionths; 0 to follow the network's size.
     #[n(0)]
     pub key_share: Option<u32>,
@@ -226,10 +161,10 @@ pub struct ChangeQuota {
     pub floor_share: Option<u32>,
 }
 
-/// What [`VOLUME_OPEN`], [`VOLUME_IMPORT`] and [`VOLUME_MOVE`] answer.
+/// An opened volume.
 #[derive(Clone, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct OpenedVolume {
+pub(crate) struct OpenedVolume {
     #[cbor(n(0), with = "minicbor::bytes")]
     pub seed: [u8; 32],
     #[n(1)]
@@ -243,35 +178,10 @@ impl fmt::Debug for OpenedVolume {
     }
 }
 
-/// [`VOLUME_READ_KEY`].
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct VolumeReadKey {
-    #[n(0)]
-    pub volume: String,
-    #[n(1)]
-    pub wish: ReadKeyWish,
-}
-
-/// What is to become of a volume's read key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(index_only)]
-pub enum ReadKeyWish {
-    /// Nothing: it is told.
-    #[n(0)]
-    Tell,
-    /// It is made, unless there is one.
-    #[n(1)]
-    Make,
-    /// It is forgotten: the volume is not encrypted any more.
-    #[n(2)]
-    Forget,
-}
-
-/// What [`VOLUME_READ_KEY`] answers: the key there is afterwards.
+/// The read key of a volume, if it is encrypted.
 #[derive(Clone, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct HeldReadKey {
+pub(crate) struct HeldReadKey {
     #[cbor(n(0), with = "minicbor::bytes")]
     pub read_key: Option<[u8; 32]>,
 }
@@ -283,11 +193,11 @@ impl fmt::Debug for HeldReadKey {
     }
 }
 
-/// [`KEEP_ADD`]: one part of hashes, 32 bytes each, that follow the first `offset` of the
-/// session. Adding the same again changes nothing, so a call may be repeated.
+/// Hashes to add to a manifest: the part has 32 bytes for each, and they follow the first
+/// `offset` of the session. Adding the same again changes nothing, so a call may be repeated.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct KeepAdd {
+pub(crate) struct KeepAdd {
     #[n(0)]
     pub volume: String,
     /// Chosen at random by the client.
@@ -298,10 +208,10 @@ pub struct KeepAdd {
     pub offset: u64,
 }
 
-/// [`KEEP_COMMIT`]: one part, the volume's signed root.
+/// A manifest to put in place of the former; the part is the volume's signed root.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct KeepCommit {
+pub(crate) struct KeepCommit {
     #[n(0)]
     pub volume: String,
     #[n(1)]
@@ -311,9 +221,39 @@ pub struct KeepCommit {
     pub count: u64,
 }
 
+/// A change that does not fit this node.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) enum Unfit {
+    /// Why, for people.
+    #[n(0)]
+    Unfit(#[n(0)] String),
+}
+
+impl From<String> for Unfit {
+    fn from(why: String) -> Unfit {
+        Unfit::Unfit(cut(why))
+    }
+}
+
+/// The error of calls that have none of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Never {}
+
+impl<C> Encode<C> for Never {
+    fn encode<W: Write>(&self, _: &mut Encoder<W>, _: &mut C) -> Result<(), EncodeError<W::Error>> {
+        match *self {}
+    }
+}
+
+impl<C> Decode<'_, C> for Never {
+    fn decode(_: &mut Decoder<'_>, _: &mut C) -> Result<Never, DecodeError> {
+        Err(DecodeError::message("this call has no error of its own"))
+    }
+}
+
 /// [`GetError`] on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub enum GetFailed {
+pub(crate) enum GetFailed {
     #[n(0)]
     NotFound {
         #[cbor(n(0), with = "minicbor::bytes")]
@@ -332,7 +272,7 @@ pub enum GetFailed {
 
 /// [`PutError`] on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub enum PutFailed {
+pub(crate) enum PutFailed {
     #[n(0)]
     Full(#[n(0)] String),
     #[n(1)]
@@ -359,7 +299,7 @@ pub enum PutFailed {
 
 /// [`InvalidBlock`] on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub enum Invalid {
+pub(crate) enum Invalid {
     #[n(0)]
     TooLong(#[n(0)] u64),
     #[n(1)]

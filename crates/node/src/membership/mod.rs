@@ -18,6 +18,7 @@ mod admin;
 mod known;
 mod record;
 mod spread;
+mod subsystem;
 #[cfg(test)]
 mod tests;
 
@@ -38,6 +39,7 @@ pub(crate) use admin::open_admin_key;
 pub(crate) use known::KnownList;
 pub(crate) use record::{EXAMPLE_ADMIN, MAX_OVERLAP, MIN_OVERLAP, Record, example_record};
 pub(crate) use spread::{FAMILY, MembershipService};
+pub(crate) use subsystem::NetworkMembers;
 
 /// The network's state on this node.
 pub(crate) struct Membership {
@@ -202,22 +204,24 @@ impl Membership {
         })
     }
 
-    /// The members, as far as this node knows them; `known` are in its tables,
-    /// `connected` have an open connection.
-    pub fn list(&self, me: Peer, known: &[Peer], connected: &[PeerId]) -> MemberList {
+    /// The members, as far as this node knows them; `in_tables` are known to the overlay,
+    /// `connected` have an open connection. Changes nothing.
+    pub fn list(&self, me: Peer, in_tables: &[Peer], connected: &[PeerId]) -> MemberList {
         let now = self.env.unix_ms();
         let network = self.network();
         let is_admin = self.dir.admin_key().exists();
-        let mut state = self.lock();
-        state.known.seen(connected, now);
+        let state = self.lock();
         let mut members: BTreeMap<PeerId, Member> = BTreeMap::new();
-        for peer in known {
+        for peer in in_tables {
             members.insert(peer.id, member(peer, "known", 0));
         }
         for known in state.known.iter() {
             let Peer { id, .. } = known.peer.0;
-            let status = if connected.contains(&id) { "connected" } else { "away" };
-            let seen_secs = known.last_seen_unix_ms / 1000;
+            let (status, seen_ms) = match connected.contains(&id) {
+                true => ("connected", now),
+                false => ("away", known.last_seen_unix_ms),
+            };
+            let seen_secs = seen_ms / 1000;
             let version = known.version;
             members.insert(id, Member { version, ..member(&known.peer.0, status, seen_secs) });
         }

@@ -15,7 +15,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(30);
 /// How this node's clock stands, for `status`.
 pub(crate) fn status(report: &ClockReport) -> Clock {
     let wrong = report.wrong.iter().map(|(peer, off_ms)| WrongClock {
-        peer_id: crate::daemon::hex(&peer.id.0),
+        peer_id: crate::status::hex(&peer.id.0),
         addr: peer.addr.to_string(),
         off_secs: off_ms / 1000,
     });

@@ -22,8 +22,9 @@ use atoll_env::{Env, jittered, sleep};
 use atoll_key::BlockHash;
 use futures_util::{StreamExt, stream};
 
-use crate::volumes::manifest::Manifest;
-use crate::volumes::{Kept, RenewalPass, VolumeError, Volumes};
+use super::manifest::Manifest;
+use super::on_disk::RenewalPass;
+use super::{Kept, VolumeError, Volumes};
 
 /// Blocks renewed by one call.
 const BATCH: u64 = 1024;

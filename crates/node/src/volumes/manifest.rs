@@ -34,8 +34,9 @@ use std::time::Duration;
 use atoll_key::{BlockHash, MAX_BLOCK_BYTES, SignedBlock};
 use bytes::Bytes;
 
+use super::error::{VolumeError, io_error};
+use super::on_disk::is_partial;
 use crate::dir::{self, DirError};
-use crate::volumes::{self, VolumeError};
 
 const MAGIC: &[u8; 8] = b"ATMF\0\0\0\x02";
 const HASH_BYTES: u64 = 32;
@@ -224,7 +225,7 @@ impl PartialManifest {
     /// Appends `hashes` (32 bytes each) behind the first `offset`; what stood there from an
     /// earlier attempt is overwritten.
     pub(crate) fn add(&self, offset: u64, hashes: &[u8]) -> Result<(), VolumeError> {
-        self.add_io(offset, hashes).map_err(volumes::io_error(&self.path))?
+        self.add_io(offset, hashes).map_err(io_error(&self.path))?
     }
 
     fn add_io(&self, offset: u64, hashes: &[u8]) -> io::Result<Result<(), VolumeError>> {
@@ -264,7 +265,7 @@ impl PartialManifest {
         if count == 0 {
             self.add(0, &[])?;
         }
-        self.commit_io(count, root, target).map_err(volumes::io_error(&self.path))?
+        self.commit_io(count, root, target).map_err(io_error(&self.path))?
     }
 
     fn commit_io(
@@ -347,7 +348,7 @@ impl PartialManifest {
         for entry in entries.flatten() {
             let age = entry.metadata().and_then(|meta| meta.modified()).map(|at| at.elapsed());
             let old = matches!(age, Ok(Ok(age)) if age > ABANDONED_AFTER);
-            if old && volumes::is_partial(&entry.file_name()) {
+            if old && is_partial(&entry.file_name()) {
                 let _ = fs::remove_file(entry.path());
             }
         }

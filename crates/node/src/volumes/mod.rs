@@ -1,509 +1,263 @@
-//! The volumes published from this node: their names, keys and sources.
+//! The published volumes as a subsystem: their names, keys and manifests on disk, and the
+//! renewal of their leases.
 //!
-//! Each is a directory `volumes/NAME`:
-//!
-//! | file | what |
-//! |---|---|
-//! | `key` | the volume's secret key, 32 bytes, written once |
-//! | `read-key` | what readers of an encrypted volume need, as text; only if it is encrypted |
-//! | `info` | CBOR map: 0 source directory (bytes; absent if none), 1 when it was made (s) |
-//! | `manifest` | the blocks to keep alive; see [`crate::volumes::manifest`] |
-//! | `kept` | when that was last done; see [`Kept`] |
-//! | `manifest.SESSION` | a manifest being written |
-//!
-//! A volume appears all at once: it is made under a name beginning with a dot, which no
-//! volume may have, and renamed.
+//! It does not know files: to it a volume is a key, a source directory's name, and a list of
+//! blocks to keep alive.
 
-pub(crate) mod lease_renewer;
+mod error;
+mod lease_renewer;
 pub(crate) mod manifest;
+mod on_disk;
 
-use std::ffi::OsStr;
-use std::fs;
-use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_key::{ReadKey, SecretKey, SignedBlock};
-use minicbor::{Decode, Encode};
+use atoll_dht::Blocks;
+use atoll_env::{BoxFuture, Env};
+use atoll_key::{SecretKey, SignedBlock, VolumeAddress};
 
-use crate::dir::{self, DirError, NodeDir};
-use crate::network::random_seed;
-use crate::volumes::manifest::{Manifest, PartialManifest};
+pub use self::error::VolumeError;
+use self::lease_renewer::LeaseRenewer;
+pub use self::on_disk::MAX_NAME_BYTES;
+pub(crate) use self::on_disk::{Info, Kept, Volumes, name_of};
+use crate::config::StartError;
+use crate::control::body::{Json, WithPart, malformed};
+use crate::control::calls::{
+    self, ControlCall, ForgetReadKey, KeepAdding, KeepCommitting, MakeReadKey, ReadKey,
+    VolumeImport, VolumeMove, VolumeOpen, VolumeRenew, VolumeUnpublish,
+};
+use crate::control::message::{Empty, HeldReadKey, OpenVolume, OpenedVolume};
+use crate::control::server::{Calls, Handled, off_thread};
+use crate::status::{Status, VolumeStatus};
+use crate::subsystem::Subsystem;
 
-/// The longest name of a volume, bytes.
-pub const MAX_NAME_BYTES: usize = 100;
-
-/// Why something could not be done with a volume.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Encode, Decode)]
-pub enum VolumeError {
-    /// Not a name for a volume.
-    #[error("{name:?} cannot be a volume's name: {why}; choose another with --name")]
-    #[n(0)]
-    BadName {
-        /// The name.
-        #[n(0)]
-        name: String,
-        /// What is wrong with it.
-        #[n(1)]
-        why: String,
-    },
-    /// The name belongs to another directory.
-    #[error(
-        "the volume {name} is published from {source_dir}; choose another name with --name, \
-         or say with --moved that the directory is here now"
-    )]
-    #[n(1)]
-    NameTaken {
-        /// The name.
-        #[n(0)]
-        name: String,
-        /// The directory it is published from.
-        #[n(1)]
-        source_dir: String,
-    },
-    /// A volume of this name and another key is here already.
-    #[error("a volume {name} with another key is here already")]
-    #[n(2)]
-    OtherKey {
-        /// The name.
-        #[n(0)]
-        name: String,
-    },
-    /// No volume has this name.
-    #[error("no volume {name} is published from this node")]
-    #[n(3)]
-    Unknown {
-        /// The name.
-        #[n(0)]
-        name: String,
-    },
-    /// Part of the manifest is missing, e.g. after a power failure.
-    #[error("the node lost what it was to keep ({has} of {expected} blocks noted); publish again")]
-    #[n(4)]
-    Gap {
-        /// Hashes the node has.
-        #[n(0)]
-        has: u64,
-        /// Hashes the client sent before.
-        #[n(1)]
-        expected: u64,
-    },
-    /// The root is not the volume's.
-    #[error("not a root of this volume: {why}")]
-    #[n(5)]
-    WrongRoot {
-        /// What is wrong with it.
-        #[n(0)]
-        why: String,
-    },
-    /// A higher version is kept already.
-    #[error("version {held} of the volume is kept already, {offered} is older")]
-    #[n(6)]
-    Superseded {
-        /// What was to be kept.
-        #[n(0)]
-        offered: u64,
-        /// What is.
-        #[n(1)]
-        held: u64,
-    },
-    /// The node's directory failed.
-    #[error("the node cannot use its directory: {what}")]
-    #[n(7)]
-    Disk {
-        /// What happened.
-        #[n(0)]
-        what: String,
-    },
-    /// There is nothing to keep alive: not yet, or not any more.
-    #[error("nothing is published as {name}")]
-    #[n(8)]
-    Unpublished {
-        /// The name.
-        #[n(0)]
-        name: String,
-    },
+/// The volumes published from this node, kept alive.
+pub(crate) struct PublishedVolumes {
+    /// Its wall clock is the network's: leases end by that.
+    env: Env,
+    volumes: Arc<Volumes>,
+    renewer: Arc<LeaseRenewer>,
+    lease: Duration,
 }
 
-impl From<DirError> for VolumeError {
-    fn from(error: DirError) -> VolumeError {
-        VolumeError::Disk { what: error.to_string() }
+impl PublishedVolumes {
+    /// The volumes on disk, whose blocks are leased for `lease` at a time.
+    pub(crate) fn new(
+        env: Env,
+        blocks: Arc<dyn Blocks>,
+        volumes: Arc<Volumes>,
+        lease: Duration,
+    ) -> PublishedVolumes {
+        let renewer = LeaseRenewer::new(env.clone(), blocks, volumes.clone(), lease);
+        PublishedVolumes { env, volumes, renewer: Arc::new(renewer), lease }
     }
-}
 
-/// When a volume's blocks were last kept alive, and with what result.
-///
-/// A pass over a large volume may take longer than the machine runs at a time, so how far it
-/// has come is kept too.
-///
-/// CBOR map: 0 when the last finished pass began, seconds since 1970; 1 version of the root; 2
-/// blocks lost; 3 why the last attempt was not finished; 4 when that was; 5 the pass under way.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub(crate) struct Kept {
-    #[n(0)]
-    pub refreshed_unix_secs: u64,
-    #[n(1)]
-    pub root_version: u64,
-    #[n(2)]
-    pub lost_blocks: u64,
-    #[n(3)]
-    pub trouble: Option<String>,
-    #[n(4)]
-    pub tried_unix_secs: u64,
-    #[n(5)]
-    pub pass: Option<RenewalPass>,
-}
+    fn list(&self) -> Vec<VolumeStatus> {
+        let names = self.volumes.names().unwrap_or_default();
+        names.iter().map(|name| volume_status(&self.volumes, name, self.lease)).collect()
+    }
 
-/// A pass over a manifest that has begun and not ended.
-///
-/// CBOR map: 0 hashes of the manifest behind it, 1 when it began in seconds since 1970, 2 blocks
-/// of these that the ring has lost, 3 blocks of these that could not be renewed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub(crate) struct RenewalPass {
-    #[n(0)]
-    pub next: u64,
-    #[n(1)]
-    pub began_unix_secs: u64,
-    #[n(2)]
-    pub lost_blocks: u64,
-    #[n(3)]
-    pub failed_blocks: u64,
-}
+    fn now_unix_secs(&self) -> u64 {
+        self.env.unix_ms() / 1000
+    }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub(crate) struct Info {
-    #[cbor(n(0), with = "minicbor::bytes")]
-    source: Option<Vec<u8>>,
-    #[n(1)]
-    created_unix_secs: u64,
-}
+    /// Opens a volume, makes one, or takes over one whose key was made elsewhere.
+    fn open(&self, call: OpenVolume, moves: bool) -> Result<OpenedVolume, VolumeError> {
+        let now = self.now_unix_secs();
+        let source = call.source.map(path_from_bytes);
+        if let Some(seed) = call.seed {
+            let key = SecretKey::from_seed(&seed);
+            let is_new = self.volumes.import(&call.name, &key, source.as_deref(), now)?;
+            return Ok(OpenedVolume { seed, is_new });
+        }
+        if let Some(source) = source.as_deref().filter(|_| moves) {
+            self.volumes.set_source(&call.name, source)?;
+        }
+        let (key, is_new) = self.volumes.open_or_create(&call.name, source.as_deref(), now)?;
+        Ok(OpenedVolume { seed: key.seed(), is_new })
+    }
 
-/// The node's volumes. Methods block on the disk.
-#[derive(Debug)]
-pub(crate) struct Volumes {
-    dir: PathBuf,
-    /// Held while something is replaced.
-    changing: Mutex<()>,
-}
-
-impl Volumes {
-    /// The volumes in `dir`; what a crash left half made is cleared away.
-    pub(crate) fn open(dir: &NodeDir) -> Result<Volumes, DirError> {
-        let volumes = Volumes { dir: dir.volumes(), changing: Mutex::new(()) };
-        dir::make_private_dir(&volumes.dir)?;
-        for entry in
-            fs::read_dir(&volumes.dir).map_err(DirError::io("cannot read", &volumes.dir))?
+    fn opening_calls(self: &Arc<Self>, calls: &mut Calls) {
+        fn on<C>(volumes: Arc<PublishedVolumes>, calls: &mut Calls, imports: bool, moves: bool)
+        where
+            C: ControlCall<Request = OpenVolume, Reply = OpenedVolume, Error = VolumeError>,
         {
-            let path = entry.map_err(DirError::io("cannot read", &volumes.dir))?.path();
-            if path.file_name().is_some_and(|name| name.as_bytes().starts_with(b".new-")) {
-                fs::remove_dir_all(&path).map_err(DirError::io("cannot clear", path))?;
-            } else {
-                PartialManifest::clear_old(&path);
-            }
+            calls.on::<C>(move |call| -> BoxFuture<'static, Handled<C>> {
+                let volumes = volumes.clone();
+                Box::pin(async move {
+                    let source = call.source.clone().map(path_from_bytes);
+                    if source.as_ref().is_some_and(|path| !path.is_absolute()) {
+                        return Err(malformed("the source is not an absolute path"));
+                    }
+                    if imports != call.seed.is_some() {
+                        return Err(malformed("a key belongs to an import and to nothing else"));
+                    }
+                    if moves && source.is_none() {
+                        return Err(malformed("a move says where to"));
+                    }
+                    off_thread(move || volumes.open(call, moves)).await
+                })
+            });
         }
-        Ok(volumes)
+        on::<VolumeOpen>(self.clone(), calls, false, false);
+        on::<VolumeImport>(self.clone(), calls, true, false);
+        on::<VolumeMove>(self.clone(), calls, false, true);
     }
 
-    /// The names, sorted.
-    pub(crate) fn names(&self) -> Result<Vec<String>, DirError> {
-        let entries = fs::read_dir(&self.dir).map_err(DirError::io("cannot read", &self.dir))?;
-        let mut names: Vec<String> = entries
-            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter(|name| check_name(name).is_ok() && self.path(name).join("key").exists())
-            .collect();
-        names.sort();
-        Ok(names)
+    fn manifest_calls(self: &Arc<Self>, calls: &mut Calls) {
+        let volumes = self.volumes.clone();
+        calls.on::<KeepAdding>(move |WithPart(call, hashes)| {
+            let volumes = volumes.clone();
+            Box::pin(async move {
+                if hashes.len() % 32 != 0 {
+                    return Err(malformed("part of a hash"));
+                }
+                let add = move || {
+                    volumes.keep_add(&call.volume, call.session, call.offset, &hashes)?;
+                    Ok(Empty {})
+                };
+                off_thread(add).await
+            })
+        });
+        let published = self.clone();
+        calls.on_blocking::<KeepCommitting>(move |WithPart(call, root)| {
+            let root = SignedBlock::decode(&root)
+                .map_err(|error| VolumeError::WrongRoot { why: error.to_string() })?;
+            let now = published.now_unix_secs();
+            let volumes = &published.volumes;
+            volumes.keep_commit(&call.volume, call.session, call.count, &root, now)?;
+            Ok(Empty {})
+        });
     }
 
-    /// The key of volume `name`, made now if there is none; whether it was. A volume
-    /// that has a source is opened only for that.
-    pub(crate) fn open_or_create(
-        &self,
-        name: &str,
-        source: Option<&Path>,
-        now_unix_secs: u64,
-    ) -> Result<(SecretKey, bool), VolumeError> {
-        check_name(name)?;
-        let _changing = self.lock();
-        if self.path(name).join("key").exists() {
-            self.claim(name, source)?;
-            return Ok((self.key(name)?, false));
+    fn read_key_calls(&self, calls: &mut Calls) {
+        let volumes = self.volumes.clone();
+        calls.on_blocking::<ReadKey>(move |call| {
+            let held = volumes.read_key(&call.name)?;
+            Ok(HeldReadKey { read_key: held.map(|key| *key.bytes()) })
+        });
+        let volumes = self.volumes.clone();
+        calls.on_blocking::<MakeReadKey>(move |call| {
+            let made = volumes.make_read_key(&call.name)?;
+            Ok(HeldReadKey { read_key: Some(*made.bytes()) })
+        });
+        let volumes = self.volumes.clone();
+        calls.on_blocking::<ForgetReadKey>(move |call| {
+            volumes.forget_read_key(&call.name).map(|()| Empty {})
+        });
+    }
+
+    async fn renew_now(&self, name: String) -> Handled<VolumeRenew> {
+        if let Err(error) = self.renewer.refresh(&name).await {
+            return Ok(Err(error));
         }
-        let key = SecretKey::from_seed(&random_seed());
-        self.create(name, &key, source, now_unix_secs)?;
-        Ok((key, true))
-    }
-
-    /// Takes over a key made elsewhere; whether it is new here.
-    pub(crate) fn import(
-        &self,
-        name: &str,
-        key: &SecretKey,
-        source: Option<&Path>,
-        now_unix_secs: u64,
-    ) -> Result<bool, VolumeError> {
-        check_name(name)?;
-        let _changing = self.lock();
-        if !self.path(name).join("key").exists() {
-            self.create(name, key, source, now_unix_secs)?;
-            return Ok(true);
-        }
-        if self.key(name)?.seed() != key.seed() {
-            return Err(VolumeError::OtherKey { name: name.into() });
-        }
-        self.claim(name, source)?;
-        Ok(false)
-    }
-
-    /// The secret key of a volume.
-    pub(crate) fn key(&self, name: &str) -> Result<SecretKey, VolumeError> {
-        check_name(name)?;
-        let path = self.path(name).join("key");
-        let bytes =
-            dir::read_secret(&path)?.ok_or_else(|| VolumeError::Unknown { name: name.into() })?;
-        let seed = bytes.as_slice().try_into().map_err(|_| {
-            DirError::damaged(path, format!("it has {} bytes; a key has 32", bytes.len()))
-        })?;
-        Ok(SecretKey::from_seed(seed))
-    }
-
-    /// The read key of a volume, if it is encrypted. Its file is text with a checksum, as
-    /// behind the `#` of an address: a damaged one is told, and readers can be given it.
-    pub(crate) fn read_key(&self, name: &str) -> Result<Option<ReadKey>, VolumeError> {
-        self.known(name)?;
-        let path = self.path(name).join("read-key");
-        let Some(text) = dir::read_secret(&path)? else { return Ok(None) };
-        let text = String::from_utf8_lossy(&text);
-        let key = ReadKey::from_text(text.trim_end());
-        Ok(Some(key.map_err(|error| DirError::damaged(path, error))?))
-    }
-
-    /// The read key of a volume, made and on disk now if there was none.
-    pub(crate) fn make_read_key(&self, name: &str) -> Result<ReadKey, VolumeError> {
-        let _changing = self.lock();
-        if let Some(key) = self.read_key(name)? {
-            return Ok(key);
-        }
-        let key = ReadKey::from_bytes(random_seed());
-        let text = format!("{}\n", key.to_text());
-        dir::create_atomically(&self.path(name).join("read-key"), text.as_bytes())?;
-        Ok(key)
-    }
-
-    /// The volume is not encrypted any more.
-    pub(crate) fn forget_read_key(&self, name: &str) -> Result<(), VolumeError> {
-        self.known(name)?;
-        let _changing = self.lock();
-        let path = self.path(name).join("read-key");
-        match fs::remove_file(&path).and_then(|()| dir::sync_parent(&path)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(&path)(error)),
-            _ => Ok(()),
-        }
-    }
-
-    /// The volume, which must be there, is published from `source` from now on.
-    pub(crate) fn set_source(&self, name: &str, source: &Path) -> Result<(), VolumeError> {
-        let _changing = self.lock();
-        self.key(name)?;
-        self.write_source(name, self.info(name)?, source)
-    }
-
-    /// The directory a volume is published from.
-    pub(crate) fn source(&self, name: &str) -> Result<Option<PathBuf>, VolumeError> {
-        Ok(self.info(name)?.source.map(path_from_bytes))
-    }
-
-    /// The manifest of a volume, if it has been published.
-    pub(crate) fn manifest(&self, name: &str) -> Result<Option<Manifest>, VolumeError> {
-        Ok(Manifest::open(&self.path(name).join("manifest"))?)
-    }
-
-    /// When a volume's blocks were last kept alive. A damaged record counts as never.
-    pub(crate) fn kept(&self, name: &str) -> Kept {
-        let path = self.path(name).join("kept");
-        let bytes = dir::read_small(&path).ok().flatten().unwrap_or_default();
-        minicbor::decode(&bytes).unwrap_or_default()
-    }
-
-    /// Records `kept`, unless another root has been published since it began.
-    pub(crate) fn set_kept(&self, name: &str, kept: &Kept) -> Result<(), VolumeError> {
-        let _changing = self.lock();
-        let present = self.manifest(name)?;
-        if present.is_some_and(|manifest| manifest.root().version == kept.root_version) {
-            self.write_kept(name, kept)?;
-        }
-        Ok(())
-    }
-
-    /// Appends hashes (32 bytes each) to the manifest that `session` is writing.
-    pub(crate) fn keep_add(
-        &self,
-        name: &str,
-        session: u64,
-        offset: u64,
-        hashes: &[u8],
-    ) -> Result<(), VolumeError> {
-        self.known(name)?;
-        let _changing = self.lock();
-        PartialManifest::at(&self.path(name), session).add(offset, hashes)
-    }
-
-    /// Puts what `session` wrote, `count` hashes, in place of the volume's manifest.
-    pub(crate) fn keep_commit(
-        &self,
-        name: &str,
-        session: u64,
-        count: u64,
-        root: &SignedBlock,
-        now_unix_secs: u64,
-    ) -> Result<(), VolumeError> {
-        let key = self.key(name)?;
-        if root.key() != key.volume_id().root_key() {
-            return Err(VolumeError::WrongRoot { why: "it is signed by another key".into() });
-        }
-        let _changing = self.lock();
-        let path = self.path(name).join("manifest");
-        if let Some(present) = Manifest::open(&path)? {
-            let held = present.root().version;
-            if present.root() == root {
-                PartialManifest::at(&self.path(name), session).discard();
-                return Ok(()); // the answer to the first attempt was lost
-            }
-            if held > root.version {
-                return Err(VolumeError::Superseded { offered: root.version, held });
-            }
-        }
-        PartialManifest::at(&self.path(name), session).commit(count, root, &path)?;
-        let kept = Kept {
-            refreshed_unix_secs: now_unix_secs,
-            root_version: root.version,
-            ..Kept::default()
-        };
-        self.write_kept(name, &kept)
-    }
-
-    /// Stops keeping a volume alive: its blocks go when their leases run out. Its key
-    /// stays, so that it can be published again under the same address.
-    pub(crate) fn unpublish(&self, name: &str) -> Result<(), VolumeError> {
-        self.known(name)?;
-        let _changing = self.lock();
-        let path = self.path(name).join("manifest");
-        match fs::remove_file(&path).and_then(|()| dir::sync_parent(&path)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(VolumeError::Unpublished { name: name.to_owned() })
-            }
-            result => result.map_err(io_error(&path)),
-        }
-    }
-
-    fn write_kept(&self, name: &str, kept: &Kept) -> Result<(), VolumeError> {
-        let bytes = minicbor::to_vec(kept).expect("a vector takes all that is written");
-        Ok(dir::write_atomically(&self.path(name).join("kept"), &bytes)?)
-    }
-
-    /// Lets `source` use the volume, or says whose it is.
-    fn claim(&self, name: &str, source: Option<&Path>) -> Result<(), VolumeError> {
-        let Some(source) = source else { return Ok(()) };
-        let info = self.info(name)?;
-        match info.source.clone().map(path_from_bytes) {
-            Some(present) if present == source => Ok(()),
-            Some(present) => Err(VolumeError::NameTaken {
-                name: name.into(),
-                source_dir: present.display().to_string(),
-            }),
-            None => self.write_source(name, info, source),
-        }
-    }
-
-    fn write_source(&self, name: &str, info: Info, source: &Path) -> Result<(), VolumeError> {
-        let info = Info { source: Some(path_to_bytes(source)), ..info };
-        Ok(dir::write_atomically(&self.path(name).join("info"), &info.encode())?)
-    }
-
-    fn create(
-        &self,
-        name: &str,
-        key: &SecretKey,
-        source: Option<&Path>,
-        now_unix_secs: u64,
-    ) -> Result<(), VolumeError> {
-        let made = self.dir.join(format!(".new-{name}"));
-        let info = Info { source: source.map(path_to_bytes), created_unix_secs: now_unix_secs };
-        dir::make_private_dir(&made)?;
-        dir::write_atomically(&made.join("key"), &key.seed())?;
-        dir::write_atomically(&made.join("info"), &info.encode())?;
-        let path = self.path(name);
-        fs::rename(&made, &path)
-            .and_then(|()| dir::sync_parent(&path))
-            .map_err(DirError::io("cannot create", path))?;
-        Ok(())
-    }
-
-    fn info(&self, name: &str) -> Result<Info, VolumeError> {
-        self.known(name)?;
-        let path = self.path(name).join("info");
-        let bytes = dir::read_small(&path)?.unwrap_or_default();
-        Ok(minicbor::decode(&bytes).map_err(|error| DirError::damaged(path, error))?)
-    }
-
-    fn known(&self, name: &str) -> Result<(), VolumeError> {
-        check_name(name)?;
-        if self.path(name).join("key").exists() {
-            return Ok(());
-        }
-        Err(VolumeError::Unknown { name: name.into() })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        let (volumes, lease) = (self.volumes.clone(), self.lease);
+        let status = off_thread(move || volume_status(&volumes, &name, lease)).await?;
+        Ok(Ok(Json(status)))
     }
 }
 
-impl Info {
-    fn encode(&self) -> Vec<u8> {
-        minicbor::to_vec(self).expect("a vector takes all that is written")
+impl Subsystem for PublishedVolumes {
+    fn control_calls(self: Arc<Self>, calls: &mut Calls) {
+        let published = self.clone();
+        calls.on_blocking::<calls::Volumes>(move |Empty {}| Ok(Json(published.list())));
+        self.opening_calls(calls);
+        self.manifest_calls(calls);
+        self.read_key_calls(calls);
+        let published = self.clone();
+        calls.on::<VolumeRenew>(move |call| {
+            let published = published.clone();
+            Box::pin(async move { published.renew_now(call.name).await })
+        });
+        let volumes = self.volumes.clone();
+        calls.on_blocking::<VolumeUnpublish>(move |call| {
+            volumes.unpublish(&call.name).map(|()| Empty {})
+        });
+    }
+
+    fn start(self: Arc<Self>) -> BoxFuture<'static, Result<(), StartError>> {
+        self.env.spawn(Box::pin(self.renewer.clone().run()));
+        Box::pin(async { Ok(()) })
+    }
+
+    fn report(&self, status: &mut Status) {
+        status.volumes = self.list();
+        let (now_secs, lease_secs) = (self.now_unix_secs(), self.lease.as_secs());
+        let warnings =
+            status.volumes.iter().flat_map(|volume| volume_warnings(volume, now_secs, lease_secs));
+        status.warnings.extend(warnings);
     }
 }
 
-/// When the leases of a volume refreshed at `refreshed_unix_secs` end.
-pub(crate) fn lease_end(refreshed_unix_secs: u64, lease: Duration) -> u64 {
-    if refreshed_unix_secs == 0 { 0 } else { refreshed_unix_secs.saturating_add(lease.as_secs()) }
+/// What somebody should know about a volume.
+fn volume_warnings(volume: &VolumeStatus, now_secs: u64, lease_secs: u64) -> Vec<String> {
+    let name = &volume.name;
+    let mut warnings = Vec::new();
+    if volume.lost_blocks > 0 {
+        let lost = volume.lost_blocks;
+        let source = volume.source.as_deref().unwrap_or("its directory");
+        warnings.push(format!(
+            "{lost} blocks of volume {name} were on no node that answered at the last renewal: if \
+             no node is missing, publish {source} again"
+        ));
+    }
+    let left_secs = volume.lease_expires_unix_secs.saturating_sub(now_secs);
+    // Renewal is due when two thirds are left; by half something has gone wrong.
+    if volume.root_version > 0 && left_secs < lease_secs / 2 {
+        warnings.push(format!(
+            "volume {name} has not been renewed; its blocks may go in {} hours",
+            left_secs / 3600
+        ));
+    }
+    if let Some(trouble) = &volume.trouble {
+        warnings.push(format!("volume {name} could not be renewed: {trouble}"));
+    }
+    warnings
 }
 
-/// The name of a volume published from `source` when none is given: the directory's.
-pub(crate) fn name_of(source: &Path) -> Result<String, VolumeError> {
-    let bad = |why: &str| VolumeError::BadName {
-        name: source.display().to_string(),
-        why: why.to_owned(),
+fn volume_status(volumes: &Volumes, name: &str, lease: Duration) -> VolumeStatus {
+    let kept = volumes.kept(name);
+    let mut status = VolumeStatus {
+        name: name.to_owned(),
+        refreshed_unix_secs: kept.refreshed_unix_secs,
+        lost_blocks: kept.lost_blocks,
+        trouble: kept.trouble,
+        renewing_blocks: kept.pass.map(|pass| pass.next),
+        ..VolumeStatus::default()
     };
-    let name = source.file_name().ok_or_else(|| bad("the directory has no name of its own"))?;
-    let name = name.to_str().ok_or_else(|| bad("it is not UTF-8"))?;
-    check_name(name)?;
-    Ok(name.to_owned())
-}
-
-fn check_name(name: &str) -> Result<(), VolumeError> {
-    let why = if name.is_empty() {
-        "it is empty"
-    } else if name.len() > MAX_NAME_BYTES {
-        "it is longer than 100 bytes"
-    } else if name.starts_with('.') {
-        "it begins with a dot"
-    } else if name.contains('/') || name.chars().any(char::is_control) {
-        "it has a slash or a control character"
-    } else {
-        return Ok(());
-    };
-    Err(VolumeError::BadName { name: name.into(), why: why.into() })
+    let mut trouble = Vec::new();
+    match volumes.key(name) {
+        Ok(key) => status.address = VolumeAddress(key.volume_id()).to_string(),
+        Err(error) => trouble.push(error.to_string()),
+    }
+    match volumes.read_key(name) {
+        Ok(read_key) => status.encrypted = read_key.is_some(),
+        Err(error) => trouble.push(error.to_string()),
+    }
+    match volumes.source(name) {
+        Ok(source) => status.source = source.map(|path| path.display().to_string()),
+        Err(error) => trouble.push(error.to_string()),
+    }
+    match volumes.manifest(name) {
+        Ok(Some(manifest)) => {
+            status.root_version = manifest.root().version;
+            status.kept_blocks = manifest.count();
+            status.lease_expires_unix_secs = on_disk::lease_end(kept.refreshed_unix_secs, lease);
+        }
+        // What was kept until it was unpublished has its last leases still.
+        Ok(None) => {
+            status.lease_expires_unix_secs = on_disk::lease_end(kept.refreshed_unix_secs, lease);
+            status.lost_blocks = 0;
+            status.trouble = None;
+        }
+        Err(error) => trouble.push(error.to_string()),
+    }
+    if !trouble.is_empty() {
+        status.trouble = Some(trouble.join("; "));
+    }
+    status
 }
 
 pub(crate) fn path_to_bytes(path: &Path) -> Vec<u8> {
@@ -514,160 +268,35 @@ pub(crate) fn path_from_bytes(bytes: Vec<u8>) -> PathBuf {
     PathBuf::from(std::ffi::OsString::from_vec(bytes))
 }
 
-pub(crate) fn io_error(path: &Path) -> impl FnOnce(io::Error) -> VolumeError {
-    let path = path.display().to_string();
-    move |error| VolumeError::Disk { what: format!("{path}: {error}") }
-}
-
-/// Whether a file name is that of a manifest being written.
-pub(crate) fn is_partial(name: &OsStr) -> bool {
-    name.as_bytes().starts_with(b"manifest.")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn volumes() -> (Volumes, NodeDir, tempfile::TempDir) {
-        let temp = tempfile::tempdir().expect("temp");
-        let dir = NodeDir::at(temp.path());
-        dir.prepare().expect("fresh");
-        (Volumes::open(&dir).expect("open"), dir, temp)
+    #[test]
+    fn lost_blocks_say_what_to_do() {
+        let volume = VolumeStatus {
+            name: "docs".into(),
+            source: Some("/srv/docs".into()),
+            lost_blocks: 3,
+            ..VolumeStatus::default()
+        };
+        let warnings = volume_warnings(&volume, 0, 1);
+        let expected = "3 blocks of volume docs were on no node that answered at the last renewal: \
+                        if no node is missing, publish /srv/docs again";
+        assert_eq!(warnings, [expected]);
     }
 
     #[test]
-    fn a_name_belongs_to_the_directory_it_was_made_for() {
-        let (volumes, _, _temp) = volumes();
-        let (a, b) = (Path::new("/srv/a"), Path::new("/srv/b"));
-        let (key, is_new) = volumes.open_or_create("docs", Some(a), 1).expect("create");
-        assert!(is_new);
-        let (again, is_new) = volumes.open_or_create("docs", Some(a), 2).expect("open");
-        assert!(!is_new && again.seed() == key.seed());
-        let error = volumes.open_or_create("docs", Some(b), 3).map(|_| ()).expect_err("taken");
-        assert!(error.to_string().contains("/srv/a"), "{error}");
-        assert_eq!(volumes.names().expect("list"), ["docs"]);
-    }
-
-    #[test]
-    fn a_volume_made_without_a_directory_takes_the_first() {
-        let (volumes, _, _temp) = volumes();
-        volumes.open_or_create("docs", None, 1).expect("create");
-        volumes.open_or_create("docs", Some(Path::new("/srv/a")), 1).expect("takes it");
-        assert_eq!(volumes.source("docs").expect("read"), Some("/srv/a".into()));
-    }
-
-    #[test]
-    fn an_import_does_not_replace_a_key() {
-        let (volumes, _, _temp) = volumes();
-        let (mine, theirs) = (SecretKey::from_seed(&[1; 32]), SecretKey::from_seed(&[2; 32]));
-        assert_eq!(volumes.import("docs", &mine, None, 1), Ok(true));
-        assert_eq!(volumes.import("docs", &mine, None, 1), Ok(false));
-        let error = VolumeError::OtherKey { name: "docs".into() };
-        assert_eq!(volumes.import("docs", &theirs, None, 1), Err(error));
-        assert_eq!(volumes.key("docs").expect("read").seed(), [1; 32]);
-    }
-
-    #[test]
-    fn a_read_key_stays_until_it_is_forgotten() {
-        let (volumes, dir, _temp) = volumes();
-        assert!(matches!(volumes.make_read_key("docs"), Err(VolumeError::Unknown { .. })));
-        volumes.open_or_create("docs", None, 1).expect("create");
-        assert_eq!(volumes.read_key("docs"), Ok(None));
-        let key = volumes.make_read_key("docs").expect("make");
-        let reopened = Volumes::open(&dir).expect("open");
-        assert_eq!(reopened.make_read_key("docs"), Ok(key.clone()), "it is made once");
-        assert_eq!(reopened.read_key("docs"), Ok(Some(key.clone())));
-        volumes.open_or_create("other", None, 1).expect("create");
-        assert_ne!(volumes.make_read_key("other"), Ok(key));
-        let path = dir.volumes().join("docs/read-key");
-        let text = fs::read_to_string(&path).expect("written");
-        fs::write(&path, text.replace(&text[5..9], "aaaa")).expect("damages");
-        let error = volumes.read_key("docs").expect_err("damaged");
-        assert!(error.to_string().contains("read-key"), "{error}");
-        volumes.forget_read_key("docs").expect("forget");
-        volumes.forget_read_key("docs").expect("again");
-        assert_eq!(volumes.read_key("docs"), Ok(None));
-    }
-
-    #[test]
-    fn names_that_are_paths_or_hidden_are_refused() {
-        let (volumes, _, _temp) = volumes();
-        let long = "n".repeat(MAX_NAME_BYTES + 1);
-        for name in ["", ".", "..", ".new-x", "a/b", "../x", "a\0b", "a\nb", &long] {
-            let refused = volumes.open_or_create(name, None, 1);
-            assert!(matches!(refused, Err(VolumeError::BadName { .. })), "{name:?}");
-            assert!(matches!(volumes.key(name), Err(VolumeError::BadName { .. })), "{name:?}");
-            let add = volumes.keep_add(name, 1, 0, &[]);
-            assert!(matches!(add, Err(VolumeError::BadName { .. })), "{name:?}");
-        }
-        volumes.open_or_create("Fotos von früher (1)", None, 1).expect("a fine name");
-    }
-
-    #[test]
-    fn a_volume_is_named_after_its_directory() {
-        assert_eq!(name_of(Path::new("/usr/include")).as_deref(), Ok("include"));
-        assert!(name_of(Path::new("/")).is_err());
-        assert!(name_of(Path::new("/home/a/.config")).is_err());
-        assert!(name_of(OsStr::from_bytes(b"/srv/\xff").as_ref()).is_err());
-    }
-
-    #[test]
-    fn a_volume_half_made_by_a_crash_is_made_anew() {
-        let (volumes, dir, _temp) = volumes();
-        let half = dir.volumes().join(".new-docs");
-        fs::create_dir(&half).expect("mkdir");
-        fs::write(half.join("key"), b"half").expect("write");
-        drop(volumes);
-        let volumes = Volumes::open(&dir).expect("open");
-        assert!(!half.exists());
-        assert_eq!(volumes.names().expect("list"), Vec::<String>::new());
-        volumes.open_or_create("docs", None, 1).expect("create");
-    }
-
-    /// A crash may leave any prefix of a session's file, under any state of `manifest`:
-    /// until the rename, the former version is the one that is kept.
-    #[test]
-    fn a_crash_before_the_commit_keeps_the_former_manifest() {
-        let (volumes, dir, _temp) = volumes();
-        let (key, _) = volumes.open_or_create("docs", None, 1).expect("create");
-        let root = |version| SignedBlock::sign(&key, b"", version, b"");
-        volumes.keep_add("docs", 1, 0, &[[1; 32], [2; 32]].concat()).expect("add");
-        volumes.keep_commit("docs", 1, 2, &root(1), 5).expect("commit");
-        volumes.keep_add("docs", 2, 0, &[[3; 32], [4; 32], [5; 32]].concat()).expect("add");
-        let session = dir.volumes().join("docs").join("manifest.0000000000000002");
-        let whole = fs::read(&session).expect("written");
-        for len in [0, 5, 8, 30, whole.len()] {
-            fs::write(&session, &whole[..len]).expect("as after a crash");
-            let reopened = Volumes::open(&dir).expect("open");
-            let kept = reopened.manifest("docs").expect("open").expect("is there");
-            kept.check().expect("whole");
-            assert_eq!((kept.count(), kept.root().version), (2, 1), "{len}");
-            let has = len.saturating_sub(8) as u64 / 32;
-            let commit = reopened.keep_commit("docs", 2, 3, &root(2), 6);
-            if has < 3 {
-                assert_eq!(commit, Err(VolumeError::Gap { has, expected: 3 }), "{len}");
-            } else {
-                assert_eq!(commit, Ok(()));
-            }
-        }
-        let kept = volumes.manifest("docs").expect("open").expect("is there");
-        assert_eq!((kept.count(), kept.root().version), (3, 2));
-        assert_eq!(volumes.kept("docs").refreshed_unix_secs, 6);
-    }
-
-    #[test]
-    fn a_refresh_of_an_older_version_is_not_recorded() {
-        let (volumes, _, _temp) = volumes();
-        let (key, _) = volumes.open_or_create("docs", None, 1).expect("create");
-        for (session, version) in [(1, 1), (2, 2)] {
-            let root = SignedBlock::sign(&key, b"", version, b"");
-            volumes.keep_commit("docs", session, 0, &root, 100 + version).expect("commit");
-        }
-        let stale = Kept { root_version: 1, lost_blocks: 9, ..Kept::default() };
-        volumes.set_kept("docs", &stale).expect("ignored");
-        assert_eq!(volumes.kept("docs").lost_blocks, 0);
-        let present = Kept { root_version: 2, lost_blocks: 9, ..Kept::default() };
-        volumes.set_kept("docs", &present).expect("recorded");
-        assert_eq!(volumes.kept("docs").lost_blocks, 9);
+    fn a_volume_about_to_expire_is_told() {
+        let day = 24 * 3600;
+        let volume = VolumeStatus {
+            name: "docs".into(),
+            root_version: 1,
+            lease_expires_unix_secs: 130 * day,
+            ..VolumeStatus::default()
+        };
+        assert!(volume_warnings(&volume, 110 * day, 30 * day).is_empty());
+        let late = volume_warnings(&volume, 128 * day, 30 * day);
+        assert!(late[0].contains("48 hours"), "{late:?}");
     }
 }

@@ -92,7 +92,10 @@ async fn hostile_calls_on_the_socket_are_refused_and_the_node_lives() {
     node.stop().await;
 }
 
-/// What answers on the socket is not the node one expects, or it lies.
+/// The header of a reply that carries nothing: `[0, [{}]]`.
+const DONE: &[u8] = b"\x82\x00\x81\xa0";
+
+/// A service on the socket that is not the expected node, or that lies.
 struct Liar {
     header: &'static [u8],
     parts: Vec<Bytes>,
@@ -100,8 +103,10 @@ struct Liar {
 
 impl Service for Liar {
     fn handle(&self, _: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        let header = if request.method == 0x0300 { b"\xa0" } else { self.header };
-        let reply = Reply { header: Bytes::from_static(header), parts: self.parts.clone() };
+        let reply = match request.method {
+            0x0300 => Reply { header: Bytes::from_static(DONE), parts: Vec::new() },
+            _ => Reply { header: Bytes::from_static(self.header), parts: self.parts.clone() },
+        };
         Box::pin(async move { Ok(reply) })
     }
 }
@@ -109,15 +114,14 @@ impl Service for Liar {
 /// The client checks what it gets: "nothing unverified leaves Atoll".
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lying_node_is_not_believed() {
-    let done = b"\x82\x00\x81\xa0";
     let other = SignedBlock::sign(&SecretKey::from_seed(&[2; 32]), b"", 1, b"other");
     let mut forged = other.bytes().to_vec();
     forged[60] ^= 1;
     let lies: [(&[u8], Vec<Bytes>); 9] = [
-        (done, vec![Bytes::from_static(b"other bytes")]),
-        (done, vec![other.bytes().clone()]),
-        (done, vec![forged.into()]),
-        (done, vec![]),
+        (DONE, vec![Bytes::from_static(b"other bytes")]),
+        (DONE, vec![other.bytes().clone()]),
+        (DONE, vec![forged.into()]),
+        (DONE, vec![]),
         (b"", vec![]),
         (b"\xa0", vec![]),
         (b"\x82\x00\x81\xa1\x00\x43abc", vec![]),
@@ -222,23 +226,23 @@ async fn settings_change_while_the_node_runs_and_outlive_it() {
     let home = Home::new();
     let node = home.found().await;
     let client = home.client().await;
-    let before = client.settings(SettingsChange::default()).await.expect("shown");
+    let before = client.settings().await.expect("shown");
     assert_eq!((before.virtual_servers.as_str(), before.positions), ("auto", 1));
     let change = SettingsChange {
         virtual_servers: Some(VirtualServers::Count(3)),
         cache_bytes: Some(5 << 20),
-        forget_absent: true,
     };
-    let after = client.settings(change).await.expect("changed");
+    let after = client.change_settings(change).await.expect("changed");
+    client.forget_absent().await.expect("written down");
     assert_eq!((after.virtual_servers.as_str(), after.cache_bytes), ("3", 5 << 20));
     crate::world::until("three places", || node.status().positions.len() == 3).await;
     let many = SettingsChange { virtual_servers: Some(VirtualServers::Count(999)), ..change };
-    assert!(client.settings(many).await.is_err());
+    assert!(client.change_settings(many).await.is_err());
     node.stop().await;
     let node = home.start_again().await;
     assert_eq!(node.status().positions.len(), 3);
     let client = home.client().await;
-    assert_eq!(client.settings(SettingsChange::default()).await.expect("shown"), after);
+    assert_eq!(client.settings().await.expect("shown"), after);
     node.stop().await;
 }
 
@@ -253,9 +257,9 @@ async fn a_client_has_disk_space_given_back() {
     node.stop().await;
 }
 
-/// CFS §3.1: the ring drops what nobody asks it to keep; the keeper asks.
+/// CFS §3.1: the ring drops what nobody asks it to keep; the lease renewer asks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_keeper_renews_a_volume_and_reports_what_is_lost() {
+async fn the_lease_renewer_renews_a_volume_and_reports_what_is_lost() {
     let home = Home::new();
     let mut config = home.config(None);
     config.lease = Duration::from_secs(60);
@@ -276,7 +280,7 @@ async fn the_keeper_renews_a_volume_and_reports_what_is_lost() {
     let mut config = atoll_node::NodeConfig::new(&home.dir);
     config.lease = Duration::from_secs(60);
     let node = atoll_node::Node::start(config).await.expect("starts");
-    crate::world::until("the keeper has been there", || {
+    crate::world::until("the volume has been renewed", || {
         node.status().volumes[0].refreshed_unix_secs > 0
     })
     .await;
@@ -285,6 +289,6 @@ async fn the_keeper_renews_a_volume_and_reports_what_is_lost() {
     let warning = "1 blocks of volume docs were on no node that answered";
     assert!(status.warnings.iter().any(|w| w.contains(warning)), "{:?}", status.warnings);
     let put_again = home.client().await.get_signed(root.key()).await;
-    assert_eq!(put_again, Ok(root), "the root was put by the keeper");
+    assert_eq!(put_again, Ok(root), "the root was put by the lease renewer");
     node.stop().await;
 }

@@ -52,11 +52,11 @@ fn transparent(dir: &Path) -> Policy {
 
 /// Changes the policy and waits until nothing moves any more.
 async fn contribute(client: &Client, policy: &Policy) -> ContributionStatus {
-    let mut status = client.contribute(Some(policy)).await.expect("accepted");
+    let mut status = client.contribute(policy).await.expect("accepted");
     assert_eq!(status.policy, policy.name());
     while status.moving.is_some() {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        status = client.contribute(None).await.expect("shown");
+        status = client.contribution().await.expect("shown");
     }
     status
 }
@@ -98,7 +98,7 @@ async fn changing_how_disk_is_given_loses_nothing_that_has_replicas_elsewhere() 
     let node = start_again(&home).await;
     sees(&node, 2).await;
     let client = home.client().await;
-    let status = client.contribute(None).await.expect("shown");
+    let status = client.contribution().await.expect("shown");
     assert_eq!((status.policy.as_str(), status.blocks), ("transparent", u64::from(BLOCKS)));
 
     let other = blocks_dir(&home, "given instead");
@@ -139,7 +139,7 @@ async fn vanished_files_are_lost_replicas_that_repair_restores() {
     }
     fs::write(&held[1], b"somebody else's bytes").expect("written");
     all_are_read(&client, &there).await;
-    let noticed = client.contribute(None).await.expect("shown");
+    let noticed = client.contribution().await.expect("shown");
     assert_eq!(noticed.lost_blocks, u64::from(BLOCKS) / 3 + 1);
 
     // While it stands still: what is left of them is not claimed, and the rest comes back.
@@ -167,14 +167,14 @@ async fn a_destination_that_goes_away_costs_no_block() {
     }
     until("a copy of each is here", || node.status().blocks == 400).await;
     let (dir, away) = (blocks_dir(&home, "given"), home.dir.with_file_name("away"));
-    client.contribute(Some(&transparent(&dir))).await.expect("accepted");
+    client.contribute(&transparent(&dir)).await.expect("accepted");
     fs::rename(&dir, &away).expect("unmounted");
     fs::create_dir(&dir).expect("an empty mount point");
     until("it says what is wrong", || {
         node.status().warnings.iter().any(|why| why.contains("is the file system mounted?"))
     })
     .await;
-    let status = client.contribute(None).await.expect("shown");
+    let status = client.contribution().await.expect("shown");
     let left = status.moving.expect("some were still to come").left_blocks;
     assert!(left > 0, "they were moved before the directory went away");
     assert_eq!((status.dropped_blocks, fs::read_dir(&dir).expect("there").count()), (0, 0));
@@ -203,7 +203,7 @@ async fn a_directory_is_the_same_however_it_is_spelled() {
     std::os::unix::fs::symlink(&dir, &link).expect("linked");
     let slash = PathBuf::from(format!("{}/", dir.display()));
     for spelled in [slash, dir.join("."), parent.join("given/../given"), link] {
-        let status = client.contribute(Some(&transparent(&spelled))).await.expect("the same");
+        let status = client.contribute(&transparent(&spelled)).await.expect("the same");
         assert!(status.moving.is_none(), "{}", spelled.display());
     }
     node.stop().await;
@@ -226,11 +226,11 @@ async fn a_directory_that_is_gone_is_taken_anew_or_abandoned() {
 
     // The disk has died, and a new one is mounted in its place.
     fs::remove_dir_all(&dir).expect("removed");
-    client.contribute(Some(&transparent(&dir))).await.expect_err("it is not there");
+    client.contribute(&transparent(&dir)).await.expect_err("it is not there");
     fs::create_dir(&dir).expect("made");
-    client.contribute(Some(&transparent(&dir))).await.expect("taken anew");
+    client.contribute(&transparent(&dir)).await.expect("taken anew");
     until("it is known that all are lost", || node.status().blocks == 0).await;
-    let lost = client.contribute(None).await.expect("shown").lost_blocks;
+    let lost = client.contribution().await.expect("shown").lost_blocks;
     assert_eq!(lost, u64::from(BLOCKS), "and repair will restore them");
     let more = blocks(14, 10, 8192);
     client.put(more).await.expect("put");
@@ -238,12 +238,12 @@ async fn a_directory_that_is_gone_is_taken_anew_or_abandoned() {
 
     // It has died again, and nobody wants to wait for it.
     fs::remove_dir_all(&dir).expect("removed");
-    let status = client.contribute(Some(&Policy::Fixed { size_bytes: 32 << 20 })).await;
+    let status = client.contribute(&Policy::Fixed { size_bytes: 32 << 20 }).await;
     let status = status.expect("accepted");
     assert!(status.moving.is_some());
     assert!(status.warnings.iter().any(|why| why.contains("--abandon")), "{status:?}");
     let other = blocks_dir(&home, "other");
-    let refused = client.contribute(Some(&transparent(&other))).await.expect_err("it waits");
+    let refused = client.contribute(&transparent(&other)).await.expect_err("it waits");
     assert!(refused.to_string().contains("--abandon"), "{refused}");
     let status = client.abandon_former().await.expect("given up");
     assert_eq!(status.moving, None);
@@ -262,7 +262,7 @@ async fn a_node_above_its_watermark_gives_up_copies_that_others_have() {
     until("a copy of each is here", || node.status().blocks == u64::from(BLOCKS)).await;
     contribute(&client, &Policy::Dynamic { low: share(1), high: share(1) }).await;
     until("nothing is held any more", || node.status().blocks == 0).await;
-    let status = client.contribute(None).await.expect("shown");
+    let status = client.contribution().await.expect("shown");
     assert_eq!((status.offered_bytes, status.dropped_blocks), (0, u64::from(BLOCKS)));
     all_are_read(&client, &there).await;
     for (_, other) in &nodes[..2] {
@@ -278,11 +278,11 @@ async fn what_nobody_else_holds_is_not_given_up() {
     for seed in 1..=20 {
         client.put(blocks(seed, 16, 64 << 10)).await.expect("put");
     }
-    let refused = client.contribute(Some(&Policy::Fixed { size_bytes: 16 << 20 })).await;
+    let refused = client.contribute(&Policy::Fixed { size_bytes: 16 << 20 }).await;
     let error = refused.expect_err("too small").to_string();
     assert!(error.contains("held here and nowhere else"), "{error}");
     let tiny = Policy::Dynamic { low: share(1), high: share(1) };
-    client.contribute(Some(&tiny)).await.expect("accepted");
+    client.contribute(&tiny).await.expect("accepted");
     until("it says why it stays full", || {
         node.status().warnings.iter().any(|why| why.contains("no other node"))
     })
@@ -296,7 +296,7 @@ async fn senseless_contributions_are_refused_with_the_reason() {
     // This one wants to see the attribute.
     let node = home.found().await;
     let client = home.client().await;
-    let before = client.contribute(None).await.expect("shown");
+    let before = client.contribution().await.expect("shown");
     assert_eq!((before.policy.as_str(), before.size_bytes), ("fixed", Some(64 << 20)));
     let dir = blocks_dir(&home, "given");
     let cases = [
@@ -310,10 +310,10 @@ async fn senseless_contributions_are_refused_with_the_reason() {
         (transparent(&dir), "atoll tfs set --transparent"),
     ];
     for (policy, reason) in cases {
-        let error = client.contribute(Some(&policy)).await.expect_err(reason).to_string();
+        let error = client.contribute(&policy).await.expect_err(reason).to_string();
         assert!(error.contains(reason), "{policy:?}: {error}");
     }
-    let after = client.contribute(None).await.expect("shown");
+    let after = client.contribution().await.expect("shown");
     // Other programs write to the same disk.
     let after = ContributionStatus { disk_free_bytes: before.disk_free_bytes, ..after };
     assert_eq!(after, before, "nothing has changed");

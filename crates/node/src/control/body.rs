@@ -1,0 +1,148 @@
+//! How requests and replies become a header and parts, and back.
+
+use atoll_key::BlockHash;
+use atoll_net::Refusal;
+use bytes::Bytes;
+use minicbor::{Decode, Encode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::message::{self, Empty, Hashes};
+
+/// What a request or a reply carries.
+pub(crate) trait Body: Sized + Send + 'static {
+    /// Its CBOR header.
+    type Header: Encode<()> + for<'b> Decode<'b, ()> + Send;
+
+    fn split(self) -> Result<(Self::Header, Vec<Bytes>), Refusal>;
+
+    /// Puts back together what [`Body::split`] split. Parts that the body has no use for are
+    /// refused.
+    fn join(header: Self::Header, parts: Vec<Bytes>) -> Result<Self, Refusal>;
+}
+
+/// Implements [`Body`] for headers that come without parts.
+macro_rules! header_only {
+    ($($body:ty),* $(,)?) => {
+        $(impl Body for $body {
+            type Header = $body;
+
+            fn split(self) -> Result<(Self::Header, Vec<Bytes>), Refusal> {
+                Ok((self, Vec::new()))
+            }
+
+            fn join(header: Self::Header, parts: Vec<Bytes>) -> Result<Self, Refusal> {
+                let [] = exactly(parts)?;
+                Ok(header)
+            }
+        })*
+    };
+}
+
+header_only!(
+    Empty,
+    message::Get,
+    message::GetSigned,
+    message::OpenVolume,
+    message::OpenedVolume,
+    message::VolumeName,
+    message::ChangeSettings,
+    message::ChangeQuota,
+    message::Contribute,
+    message::Rotate,
+    message::Invited,
+    message::HeldReadKey,
+);
+
+/// A header with one part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WithPart<H>(pub(crate) H, pub(crate) Bytes);
+
+impl<H: Encode<()> + for<'b> Decode<'b, ()> + Send + 'static> Body for WithPart<H> {
+    type Header = H;
+
+    fn split(self) -> Result<(H, Vec<Bytes>), Refusal> {
+        Ok((self.0, vec![self.1]))
+    }
+
+    fn join(header: H, parts: Vec<Bytes>) -> Result<Self, Refusal> {
+        let [part] = exactly(parts)?;
+        Ok(WithPart(header, part))
+    }
+}
+
+/// One block, or the signed bytes of one.
+pub(crate) type Block = WithPart<Empty>;
+
+impl Block {
+    pub(crate) fn of(bytes: Bytes) -> Block {
+        WithPart(Empty {}, bytes)
+    }
+}
+
+/// A description for people and programs, as `--json` prints it: one part of JSON.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Json<T>(pub(crate) T);
+
+impl<T: Serialize + DeserializeOwned + Send + 'static> Body for Json<T> {
+    type Header = Empty;
+
+    fn split(self) -> Result<(Empty, Vec<Bytes>), Refusal> {
+        let json = serde_json::to_vec(&self.0)
+            .map_err(|error| Refusal::new(Refusal::INTERNAL, error.to_string()))?;
+        Ok((Empty {}, vec![json.into()]))
+    }
+
+    fn join(_: Empty, parts: Vec<Bytes>) -> Result<Self, Refusal> {
+        let [json] = exactly(parts)?;
+        serde_json::from_slice(&json).map(Json).map_err(|error| malformed(error.to_string()))
+    }
+}
+
+/// Names of content blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HashList(pub(crate) Vec<BlockHash>);
+
+impl Body for HashList {
+    type Header = Hashes;
+
+    fn split(self) -> Result<(Hashes, Vec<Bytes>), Refusal> {
+        Ok((Hashes { hashes: message::join_hashes(self.0.iter()) }, Vec::new()))
+    }
+
+    fn join(header: Hashes, parts: Vec<Bytes>) -> Result<Self, Refusal> {
+        let [] = exactly(parts)?;
+        let hashes = message::split_hashes(&header.hashes);
+        hashes.map(HashList).ok_or_else(|| malformed("part of a hash"))
+    }
+}
+
+/// Content blocks with their names: one part for each hash.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BlockList(pub(crate) Vec<(BlockHash, Bytes)>);
+
+impl Body for BlockList {
+    type Header = Hashes;
+
+    fn split(self) -> Result<(Hashes, Vec<Bytes>), Refusal> {
+        let hashes = message::join_hashes(self.0.iter().map(|(hash, _)| hash));
+        Ok((Hashes { hashes }, self.0.into_iter().map(|(_, bytes)| bytes).collect()))
+    }
+
+    fn join(header: Hashes, parts: Vec<Bytes>) -> Result<Self, Refusal> {
+        let HashList(hashes) = HashList::join(header, Vec::new())?;
+        if hashes.len() != parts.len() {
+            let (hashes, parts) = (hashes.len(), parts.len());
+            return Err(malformed(format!("{hashes} hashes for {parts} blocks")));
+        }
+        Ok(BlockList(hashes.into_iter().zip(parts).collect()))
+    }
+}
+
+pub(crate) fn malformed(what: impl Into<String>) -> Refusal {
+    Refusal::new(Refusal::MALFORMED, what)
+}
+
+fn exactly<const N: usize>(parts: Vec<Bytes>) -> Result<[Bytes; N], Refusal> {
+    parts.try_into().map_err(|parts: Vec<_>| malformed(format!("{} parts, not {N}", parts.len())))
+}
