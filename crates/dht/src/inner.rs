@@ -4,13 +4,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_env::{Env, timeout};
-use atoll_key::{BlockKind, Key, PeerId};
-use atoll_net::{CallError, Peer, Refusal, Reply, Request, Transport};
+use atoll_env::Env;
+use atoll_key::{Key, PeerId};
+use atoll_net::{Peer, Refusal, Transport};
 use atoll_overlay::walk::Selection;
 use atoll_overlay::{Node, Overlay};
 use atoll_store::{BlockInfo, BlockStore, Owner, StoreError, StoredBlock};
-use bytes::Bytes;
 
 use crate::accounting::confirm::Confirmations;
 use crate::accounting::quota::{Quota, QuotaConfig};
@@ -24,19 +23,17 @@ use crate::durable::DurableState;
 use crate::holdings::pending_removals::Leaving;
 use crate::lease_clock::LeaseClock;
 use crate::mechanisms::Mechanisms;
-use crate::replication::handoff::Strays;
+use crate::replication::handoff::Handoff;
 use crate::replication::in_flight::UnderWay;
 use crate::replication::losses::Losses;
 use crate::replication::state::Repair;
 use crate::replication::writes::Writes;
+use crate::rpc::Block;
 use crate::rpc::put_times::PutTimes;
 use crate::rpc::quorum::Background;
-use crate::rpc::{self, BlockHeader};
-use crate::server::work_limit::Turns;
+use crate::server::work_limit::WorkLimiter;
 use crate::stats::{Counters, add};
 
-/// A question of a lookup is waited for at least so long. A guess: as the overlay's calls.
-const LEAST_PATIENCE: Duration = Duration::from_secs(2);
 /// Blocks in one reply stop at this many bytes (one block at least is sent).
 pub(crate) const REPLY_BYTES: usize = 1 << 20;
 
@@ -167,13 +164,6 @@ impl Default for DhtConfig {
     }
 }
 
-/// A block on its way: its description and its bytes.
-#[derive(Clone, Debug)]
-pub(crate) struct Block {
-    pub header: BlockHeader,
-    pub bytes: Bytes,
-}
-
 pub(crate) struct Inner {
     pub env: Env,
     pub transport: Arc<dyn Transport>,
@@ -194,7 +184,7 @@ pub(crate) struct Inner {
     /// Replica sets that have disappeared.
     pub losses: Losses,
     /// Ranges of blocks that belong to others.
-    pub strays: Strays,
+    pub handoff: Handoff,
     /// Copies about to be dropped.
     pub leaving: Leaving,
     /// Held while copies are dropped.
@@ -204,8 +194,8 @@ pub(crate) struct Inner {
     /// How long replicas take to send a block: longer than a round trip.
     pub fetch_times: Arc<BlockTimes>,
     /// Work done for others: comparing ranges, proving that blocks are held.
-    pub comparing: Turns,
-    pub proving: Turns,
+    pub comparing: WorkLimiter,
+    pub proving: WorkLimiter,
     /// How long puts may take.
     pub put_times: Arc<PutTimes>,
     /// Blocks of puts that this node is sending to replicas.
@@ -224,7 +214,7 @@ impl Inner {
     }
 
     /// Whether a peer is in this node's routing tables.
-    pub fn is_acquaintance(&self, peer: &PeerId) -> bool {
+    pub fn is_known_peer(&self, peer: &PeerId) -> bool {
         self.overlay.known_nodes().iter().any(|node| node.peer.id == *peer)
     }
 
@@ -253,11 +243,6 @@ impl Inner {
         info.expires_unix_secs.saturating_sub(self.lease_now())
     }
 
-    /// The description of a stored block, for a message.
-    pub fn header_of(&self, info: &BlockInfo) -> BlockHeader {
-        BlockHeader { key: info.key, kind: info.kind as u8, lease_secs: self.lease_left(info) }
-    }
-
     /// What is known of a block that is here, or that another node keeps for this one.
     pub fn known(&self, key: &Key) -> Option<BlockInfo> {
         let here = self.store.info(key).ok().flatten();
@@ -266,10 +251,10 @@ impl Inner {
     }
 
     /// A verified block as the store takes it.
-    pub fn to_store(&self, block: &Block, kind: BlockKind, version: u64) -> StoredBlock {
+    pub fn to_store(&self, block: &Block, version: u64) -> StoredBlock {
         let info = BlockInfo {
             key: block.header.key,
-            kind,
+            kind: block.header.kind,
             version,
             expires_unix_secs: self.expiry(block.header.lease_secs),
             len_bytes: u32::try_from(block.bytes.len()).expect("verified blocks are short"),
@@ -278,52 +263,8 @@ impl Inner {
         StoredBlock { info, bytes: block.bytes.clone() }
     }
 
-    /// Calls a peer; if it seems to have failed, tells the overlay. How long it took
-    /// goes into the peer book where the answer is one block at most.
-    pub async fn call(&self, to: &Node, request: Request) -> Result<Reply, CallError> {
-        let timed = request.method == rpc::LOOKUP_STEP;
-        let (book, start) = (self.overlay.peer_book(), self.env.now());
-        // A lookup meets several dead nodes when many have failed at once.
-        let limit = if timed {
-            book.patience(&to.peer.id, LEAST_PATIENCE, self.config.call_limit)
-        } else {
-            self.config.call_limit
-        };
-        let result = self.transport.call(to.peer, request, limit).await;
-        let now = self.env.now();
-        match &result {
-            // It answers, and this call had to wait for its turn somewhere.
-            Err(CallError::TimedOut) if book.has_answered_since(&to.peer.id, start) => {
-                book.late(&to.peer, now);
-            }
-            Err(error) if error.is_failure_of_peer() => {
-                book.silent(&to.peer, now);
-                match (error, timed) {
-                    // Many blocks may take longer than any limit, over a line that is slow.
-                    (CallError::TimedOut, false) => self.overlay.probe(&to.peer),
-                    _ => self.overlay.report_failure(&to.peer),
-                }
-            }
-            Ok(_) | Err(CallError::Refused(_)) if timed => {
-                book.answered(&to.peer.id, now.since(start), now);
-            }
-            Ok(_) | Err(CallError::Refused(_)) => book.lives(&to.peer.id, now),
-            _ => {}
-        }
-        result
-    }
-
-    /// Asks a peer something on the way to an answer that somebody else waits for: so briefly
-    /// that whoever is slow, or malicious, does not make that one give up. That it is slow
-    /// says nothing about it.
-    pub async fn ask_briefly(&self, of: &Node, request: Request) -> Result<Reply, CallError> {
-        let limit = self.config.call_limit / 4;
-        let asked = timeout(&*self.env, limit, self.call(of, request)).await;
-        asked.unwrap_or(Err(CallError::TimedOut))
-    }
-
     /// Makes sure that a publisher, or who brings copies, is where it says; `from` has shown
-    /// its receipt, or is the bearer.
+    /// its receipt, or is the carrier.
     ///
     /// # Errors
     /// If it is not, or cannot be asked at present.
@@ -340,13 +281,19 @@ impl Inner {
         let (env, transport) = (&self.env, &self.transport);
         self.confirmations.confirm(env, transport, &from.id, publisher, digest, limit).await
     }
-}
 
-/// A damaged block counts as missing from now on: repair fetches it again.
-pub(crate) fn note_store_error(inner: &Inner, error: &StoreError) {
-    tracing::warn!(%error, "a block could not be read");
-    if let StoreError::Corrupted { key } = error {
-        add(&inner.counters.damaged_blocks, 1);
-        inner.repair.refetch(*key);
+    /// A block from this node's store; one that is damaged counts as missing.
+    pub async fn read(&self, key: &Key) -> Option<StoredBlock> {
+        let read = self.store.get(key).await;
+        read.inspect_err(|error| self.note_store_error(error)).ok().flatten()
+    }
+
+    /// A damaged block counts as missing from now on: repair fetches it again.
+    pub fn note_store_error(&self, error: &StoreError) {
+        tracing::warn!(%error, "a block could not be read");
+        if let StoreError::Corrupted { key } = error {
+            add(&self.counters.damaged_blocks, 1);
+            self.repair.refetch(*key);
+        }
     }
 }

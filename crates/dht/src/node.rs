@@ -29,22 +29,19 @@ use crate::client::seen::SeenVersions;
 use crate::diversion::Diversion;
 use crate::durable::DurableState;
 use crate::holdings::pending_removals::Leaving;
-use crate::holdings::proof;
 use crate::inner::{DhtConfig, Inner};
 use crate::lease_clock::{self, LeaseClock};
+use crate::placement::present_replicas;
 use crate::replication::eviction;
-use crate::replication::handoff::{self, Strays};
+use crate::replication::handoff::{self, Handoff};
 use crate::replication::losses::Losses;
 use crate::replication::state::Repair;
 use crate::replication::status::RepairStatus;
-use crate::replication::store::present_replicas;
 use crate::replication::writes::Writes;
 use crate::replication::{pointer_upkeep, repair, upkeep};
-use crate::rpc;
 use crate::rpc::quorum::Background;
 use crate::server;
-use crate::server::host;
-use crate::server::work_limit::{Limits, Turns};
+use crate::server::work_limit::{Limits, WorkLimiter};
 use crate::stats::{Counters, DhtStats};
 
 /// A node's part in the DHT. Cheap to clone; clones are the same node.
@@ -94,14 +91,18 @@ impl Dht {
             counters: Counters::default(),
             repair: Repair::remembering(&*durable, config.replicas),
             losses,
-            strays: Strays::default(),
+            handoff: Handoff::default(),
             leaving: Leaving::default(),
             giving_up: futures_util::lock::Mutex::default(),
             cache: Mutex::new(cache),
             hedges: HedgeBudget::default(),
             fetch_times: Arc::default(),
-            comparing: Turns::new(if limited { server::COMPARING } else { Limits::NONE }),
-            proving: Turns::new(if limited { proof::LIMITS } else { Limits::NONE }),
+            comparing: WorkLimiter::new(if limited {
+                server::reconcile::LIMITS
+            } else {
+                Limits::NONE
+            }),
+            proving: WorkLimiter::new(if limited { server::prove::LIMITS } else { Limits::NONE }),
             writes: Writes::default(),
             put_times: Arc::default(),
             under_way: Arc::default(),
@@ -253,26 +254,7 @@ impl Dht {
 impl Service for Dht {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         let inner = self.inner.clone();
-        Box::pin(async move {
-            match request.method {
-                rpc::LOOKUP_STEP => server::lookup_step(&inner, request).await,
-                rpc::PUT => server::put(&inner, from, request).await,
-                rpc::RENEW => server::renew(&inner, from, request).await,
-                rpc::CONFIRM => server::confirm(&inner, &request),
-                rpc::ROOM => server::room(&inner, &request),
-                rpc::VOUCH => server::vouch(&inner, &request).await,
-                rpc::PROVE => server::prove(&inner, from, request).await,
-                rpc::CACHE => server::cache(&inner, from, request),
-                rpc::DIVERT => host::serve_divert(&inner, from, request).await,
-                rpc::HOLD => host::serve_hold(&inner, from, request).await,
-                rpc::FETCH => server::fetch(&inner, request).await,
-                rpc::RECONCILE => server::reconcile(&inner, from, request).await,
-                other => Err(Refusal::new(
-                    Refusal::UNKNOWN_METHOD,
-                    format!("method {other:#06x} is not known here"),
-                )),
-            }
-        })
+        Box::pin(async move { server::dispatch(&inner, from, request).await })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which blocks of many have the same root.
+//! Which nodes should hold a block: roots and replica sets (CFS §5.1, §5.3).
 
 use std::collections::BTreeMap;
 
@@ -90,4 +90,37 @@ pub(crate) async fn by_root<T>(
         groups.push((nodes, its));
     }
     groups
+}
+
+/// The nodes that should hold the blocks whose root is this virtual server of this node, which
+/// comes first; alone if it no longer runs.
+pub(crate) fn replica_set(inner: &Inner, root: &Node) -> Vec<Node> {
+    inner.overlay.own_replica_set(root, inner.config.replicas).unwrap_or_else(|| vec![*root])
+}
+
+/// How many other nodes of a replica set this node sees at present, at most k − 1.
+pub(crate) fn present_replicas(inner: &Inner) -> usize {
+    let sets = inner.overlay.own_replica_sets(inner.config.replicas);
+    let others = sets.iter().map(|set| set.len() - 1);
+    others.max().expect("a node has at least one virtual server")
+}
+
+/// How many members a replica set has of which these are there, those expected back included.
+pub(crate) fn size_of(inner: &Inner, set: &[Node]) -> usize {
+    set.len().max(expected_replicas(inner) + 1)
+}
+
+/// The replicas a put must count on, see [`Repair::expected_replicas`].
+pub(crate) fn expected_replicas(inner: &Inner) -> usize {
+    let replicas = present_replicas(inner);
+    if !inner.config.mechanisms.expected_replicas {
+        return replicas;
+    }
+    inner.repair.expected_replicas(inner.env.now(), replicas, inner.config.shrink_after)
+}
+
+/// Whether this node belongs to the replica set of a block, as far as it knows.
+pub(crate) fn is_member(inner: &Inner, key: &Key) -> bool {
+    let set = inner.overlay.known_replica_set(key, inner.config.replicas);
+    set.is_some_and(|set| set.iter().any(|node| inner.is_me(node)))
 }

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use atoll_key::PeerId;
+use bytes::Bytes;
 
 /// The most peers whose bad blocks are counted one by one; the rest share an entry.
 const MAX_MARKED: usize = 256;
@@ -91,6 +92,14 @@ impl Counters {
             *known.entry(sender).or_default() += 1;
         } else {
             *others += 1;
+        }
+    }
+
+    /// Blocks were sent to a peer.
+    pub fn count_served<'a>(&self, blocks: impl IntoIterator<Item = &'a Bytes>) {
+        for bytes in blocks {
+            add(&self.served, 1);
+            add(&self.served_bytes, bytes.len() as u64);
         }
     }
 

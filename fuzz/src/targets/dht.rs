@@ -1,38 +1,133 @@
-//! What nodes say to each other about blocks.
+//! What nodes say to each other about blocks: a target for each request and reply of the table.
 
 use std::fmt::Debug;
 
-use atoll_dht::SimulatedKeys;
-use atoll_dht::quota::{OverQuota, QuotaOf};
-use atoll_dht::receipt::{Receipt, WireReceipt};
-use atoll_dht::reconcile::{
-    Answer, Claim, Item, Summary, difference, well_formed_items, well_formed_parts,
-};
-use atoll_dht::rpc::{
-    AskRoom, AskRoomReply, BlockHeader, CacheCopy, CacheReply, Confirm, ConfirmReply, Fetch,
-    FetchReply, LookupReply, LookupStep, Name, Put, PutReply, PutStatus, Reconcile, ReconcileReply,
-    Renew, RenewReply, Vouch, VouchReply, Vouched, from_header, to_header,
-};
-use atoll_key::KeyRange;
+use atoll_dht::receipt::Receipt;
+use atoll_dht::reconcile::{difference, well_formed_items, well_formed_parts};
+use atoll_dht::rpc::*;
+use atoll_dht::{SimulatedKeys, method_table};
+use atoll_key::{BlockKind, KeyRange};
 use atoll_overlay::Route;
 use minicbor::{Decode, Encode};
 
 use super::{Target, key, node, round_trip, target};
 
-pub fn targets() -> Vec<Target> {
-    let header = BlockHeader { key: key(1), kind: 1, lease_secs: 77 };
-    let nodes = vec![node(1), node(2)];
-    let replies = vec![
-        LookupReply::Found(header),
-        LookupReply::Cached { header, age_ms: 9 },
-        LookupReply::Wanted(Route::closer(nodes.clone())),
-        LookupReply::Absent(nodes.clone()),
-        LookupReply::Route(Route::Root(nodes.clone())),
-        LookupReply::Route(Route::closer(nodes.clone())),
-        LookupReply::Route(Route::NotRoot(nodes[0])),
+/// Messages to begin with.
+trait Seeds: Sized {
+    fn seeds() -> Vec<Self>;
+}
+
+macro_rules! seeds {
+    ($($Message:ident: $seeds:expr;)*) => {$(
+        impl Seeds for $Message {
+            fn seeds() -> Vec<$Message> {
+                $seeds
+            }
+        }
+    )*};
+}
+
+seeds! {
+    LookupStep: vec![
+        LookupStep { key: key(1), as_root: true, cached_ms: None },
+        LookupStep { key: key(1), as_root: false, cached_ms: Some(10_000) },
+    ];
+    LookupReply: vec![
+        LookupReply::Found(header()),
+        LookupReply::Cached { header: header(), age_ms: 9 },
+        LookupReply::There(node(1).peer),
+        LookupReply::Wanted(Route::closer(vec![node(1), node(2)])),
+        LookupReply::Absent(vec![node(1), node(2)]),
+        LookupReply::Route(Route::Root(vec![node(1), node(2)])),
+        LookupReply::Route(Route::closer(vec![node(1), node(2)])),
+        LookupReply::Route(Route::NotRoot(node(1))),
         LookupReply::Route(Route::Nowhere),
     ];
-    let statuses = vec![
+    Put: receipts()
+        .into_iter()
+        .map(|receipt| Put { blocks: vec![header(); 3].into(), as_root: true, receipt })
+        .collect();
+    PutReply: vec![PutReply { statuses: statuses().into() }];
+    Renew: receipts()
+        .into_iter()
+        .map(|receipt| Renew {
+            names: [key(1), key(2)].iter().map(Name::of).collect(),
+            lease_secs: 5,
+            as_root: true,
+            receipt,
+        })
+        .collect();
+    RenewReply: vec![RenewReply {
+        statuses: vec![RenewStatus::Lacking, RenewStatus::Held, RenewStatus::NotRoot],
+        over: Some(OVER),
+    }];
+    Reconcile: vec![Reconcile { claims: vec![claim(), claim()] }];
+    ReconcileReply: reconcile_replies();
+    Fetch: vec![Fetch { keys: vec![key(9), key(8)] }];
+    FetchReply: vec![FetchReply {
+        blocks: vec![header()].into(),
+        there: vec![There { key: key(9), holder: node(1).peer }].into(),
+    }];
+    Confirm: vec![Confirm { nonce: [1; 16], digest: [2; 32] }];
+    ConfirmReply: vec![ConfirmReply { nonce: [1; 16], is_mine: true }];
+    Vouch: vec![Vouch { keys: vec![key(1), key(2)] }];
+    VouchReply: vec![VouchReply { vouched: vec![Some(VOUCHED), None].into() }];
+    CacheCopy: vec![CacheCopy { block: header() }];
+    CacheReply: vec![CacheReply { taken: true }];
+    AskRoom: vec![AskRoom { publisher: [1; 16], ip: [2; 16], bytes: 3, is_root: true }];
+    AskRoomReply: vec![AskRoomReply { over: None }, AskRoomReply { over: Some(OVER) }];
+    Prove: vec![Prove { nonce: [5; 32], keys: vec![key(1), key(2)] }];
+    ProveReply: vec![ProveReply {
+        proofs: vec![Some(Proof { version: 1, lease_secs: 2, mac: [3; 32] }), None].into(),
+    }];
+    Divert: receipts()
+        .into_iter()
+        .map(|receipt| Divert { blocks: vec![header(); 3].into(), receipt })
+        .collect();
+    DivertReply: vec![DivertReply {
+        blocks: statuses()
+            .into_iter()
+            .map(|status| Diverted { status, held: Some(VOUCHED) })
+            .collect::<Vec<_>>()
+            .into(),
+        spare_bytes: 7,
+    }];
+    Hold: vec![Hold { keys: vec![key(1), key(2)], keep: true }];
+    HoldReply: vec![HoldReply { held: vec![Some(VOUCHED), None].into(), spare_bytes: 7 }];
+}
+
+macro_rules! define_targets {
+    ($($(#[$doc:meta])* $NUMBER:ident = $number:literal: $Request:ident => $Reply:ident, $spec:tt;)*) => {
+        fn messages() -> Vec<Target> {
+            vec![$(
+                message::<$Request>(concat!("dht/", stringify!($Request))),
+                message::<$Reply>(concat!("dht/", stringify!($Reply))),
+            )*]
+        }
+    };
+}
+method_table!(define_targets);
+
+pub fn targets() -> Vec<Target> {
+    let mut targets = messages();
+    targets.push(target("dht/receipt", encoded(&receipts()[1..]), read_receipt));
+    targets.push(target("dht/reconcile-answers", encoded(&reconcile_replies()), judge_answers));
+    targets
+}
+
+fn message<T>(name: &'static str) -> Target
+where
+    T: Seeds + Encode<()> + for<'b> Decode<'b, ()> + PartialEq + Debug + 'static,
+{
+    round_trip(name, T::seeds(), |m| to_header(m).to_vec(), from_header::<T>)
+}
+
+fn header() -> BlockHeader {
+    BlockHeader { key: key(1), kind: BlockKind::Content, lease_secs: 77 }
+}
+
+fn statuses() -> Vec<PutStatus> {
+    vec![
         PutStatus::Stored { copies: 2, wanted: 3 },
         PutStatus::NotRoot,
         PutStatus::Superseded { held: 9 },
@@ -40,57 +135,11 @@ pub fn targets() -> Vec<Target> {
         PutStatus::Full,
         PutStatus::Failed,
         PutStatus::OverQuota { used_bytes: 7, allowed_bytes: 8, of: QuotaOf::Address },
-    ];
-    let vouched = Vouched {
-        version: 1,
-        lease_secs: 2,
-        publisher: [3; 16],
-        ip: [4; 16],
-        holder: Some([5; 32]),
-    };
-    vec![
-        message("dht/lookup-step", vec![step(true, None), step(false, Some(10_000))]),
-        message("dht/lookup-reply", replies),
-        message("dht/put", puts()),
-        target("dht/receipt", encoded(&receipts()[1..]), read_receipt),
-        message("dht/put-reply", vec![PutReply { statuses: statuses.into() }]),
-        message(
-            "dht/renew",
-            receipts()
-                .into_iter()
-                .map(|receipt| Renew {
-                    names: [key(1), key(2)].iter().map(Name::of).collect(),
-                    lease_secs: 5,
-                    as_root: true,
-                    receipt,
-                })
-                .collect(),
-        ),
-        message("dht/renew-reply", vec![RenewReply { held: vec![0, 1, 2], over: Some(OVER) }]),
-        message("dht/confirm", vec![Confirm { nonce: [1; 16], digest: [2; 32] }]),
-        message("dht/confirm-reply", vec![ConfirmReply { nonce: [1; 16], is_mine: true }]),
-        message("dht/vouch", vec![Vouch { keys: vec![key(1), key(2)] }]),
-        message("dht/vouch-reply", vec![VouchReply { vouched: vec![Some(vouched), None].into() }]),
-        message(
-            "dht/room",
-            vec![AskRoom { publisher: [1; 16], ip: [2; 16], bytes: 3, is_root: true }],
-        ),
-        message(
-            "dht/room-reply",
-            vec![AskRoomReply { over: None }, AskRoomReply { over: Some(OVER) }],
-        ),
-        message("dht/fetch", vec![Fetch { keys: vec![key(9), key(8)] }]),
-        message(
-            "dht/fetch-reply",
-            vec![FetchReply { blocks: vec![header].into(), there: Vec::new().into() }],
-        ),
-        message("dht/cache", vec![CacheCopy { block: header }]),
-        message("dht/cache-reply", vec![CacheReply { taken: true }]),
-        message("dht/reconcile", vec![Reconcile { claims: vec![claim(), claim()] }]),
-        message("dht/reconcile-reply", reconcile_replies()),
-        target("dht/reconcile-answers", encoded(&reconcile_replies()), judge_answers),
     ]
 }
+
+const VOUCHED: Vouched =
+    Vouched { version: 1, lease_secs: 2, publisher: [3; 16], ip: [4; 16], holder: Some([5; 32]) };
 
 const OVER: OverQuota = OverQuota { used_bytes: 7, allowed_bytes: 8, of: QuotaOf::Key };
 
@@ -103,34 +152,17 @@ fn receipts() -> Vec<Option<WireReceipt>> {
     vec![None, Some(whole), Some(part)]
 }
 
-fn puts() -> Vec<Put> {
-    let header = BlockHeader { key: key(1), kind: 1, lease_secs: 77 };
-    let put = |receipt| Put { blocks: vec![header; 3].into(), as_root: true, receipt };
-    receipts().into_iter().map(put).collect()
-}
-
 /// A receipt is read, checked and passed on; whatever it says, that allocates no more than
 /// it is long. True if it is the one that was signed.
 fn read_receipt(input: &[u8]) -> bool {
     let keys = [key(1), key(2)];
     let Ok(Some(wire)) = from_header::<Option<WireReceipt>>(input) else { return false };
-    let Ok(receipt) = wire.receipt(keys.into_iter()) else { return false };
+    let Ok(receipt) = Receipt::from_wire(wire, keys.into_iter()) else { return false };
     let _ = receipt.covers(&keys);
     let _ = receipt.lease_left_secs(5, u64::MAX);
     let _ = receipt.digest();
     let _ = receipt.to_wire(keys.into_iter());
     receipt.is_signed(&SimulatedKeys(receipt.publisher.id))
-}
-
-fn message<T>(name: &'static str, values: Vec<T>) -> Target
-where
-    T: Encode<()> + for<'b> Decode<'b, ()> + PartialEq + Debug + 'static,
-{
-    round_trip(name, values, |m| to_header(m).to_vec(), from_header::<T>)
-}
-
-fn step(as_root: bool, cached_ms: Option<u64>) -> LookupStep {
-    LookupStep { key: key(1), as_root, cached_ms }
 }
 
 fn encoded<T: Encode<()>>(messages: &[T]) -> Vec<Vec<u8>> {
@@ -158,7 +190,7 @@ fn reconcile_replies() -> Vec<ReconcileReply> {
         Answer::Parts(halves),
         Answer::Some { items, upto: middle },
     ];
-    vec![ReconcileReply { answers }, ReconcileReply { answers: Vec::new() }]
+    vec![ReconcileReply { answers: answers.into() }, ReconcileReply { answers: Vec::new().into() }]
 }
 
 /// What an asker does with a reply before it believes it.
@@ -166,7 +198,7 @@ fn judge_answers(input: &[u8]) -> bool {
     let Ok(reply) = from_header::<ReconcileReply>(input) else { return false };
     let ours = [Item { key: claim().range.middle(), version: 1 }];
     for range in [claim().range, KeyRange::full()] {
-        for answer in &reply.answers {
+        for answer in &reply.answers.0 {
             match answer {
                 Answer::Items(items) | Answer::Some { items, .. } => {
                     if well_formed_items(range, items) {

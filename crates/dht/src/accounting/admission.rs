@@ -4,16 +4,16 @@
 //! A block that is not what its key says is dropped, counted and its sender marked. Whom a
 //! block is charged to follows from its [`Origin`]; only then is there room for it or not.
 
-use atoll_key::{BlockKind, Key};
+use atoll_key::Key;
 use atoll_net::{Peer, Refusal};
 use atoll_store::{BlockInfo, Owner, StoredBlock};
 
 use crate::accounting::attribution::{self, Charge, Copy};
-use crate::accounting::owner::{is_bearer, owner_of};
-use crate::accounting::quota::{OverQuota, Reservation, Room, Want, cost_bytes};
-use crate::accounting::receipt::{BAD_RECEIPT, CLOCK_SLACK_SECS, Receipt, WireReceipt};
-use crate::inner::{Block, Inner};
-use crate::rpc::{BlockHeader, PutStatus};
+use crate::accounting::owner::{is_carrier, owner_of};
+use crate::accounting::quota::{ChargeClass, Reservation, Want, cost_bytes};
+use crate::accounting::receipt::{BAD_RECEIPT, CLOCK_SLACK_SECS, Receipt};
+use crate::inner::Inner;
+use crate::rpc::{Block, BlockHeader, OverQuota, PutStatus, WireReceipt};
 
 /// Where blocks come from, which decides whom they are charged to (CFS §5.4).
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub(crate) enum Origin {
     /// Their publisher has said that it wants them kept, and is where it says.
     Publisher { receipt: Receipt, owner: Owner },
     /// Some node has them.
-    Bearer,
+    Carrier,
     /// A member of their replica set has no room for them.
     Diverted,
 }
@@ -34,8 +34,8 @@ impl Origin {
         receipt: Option<WireReceipt>,
         keys: &[Key],
     ) -> Result<Origin, Refusal> {
-        let Some(receipt) = receipt else { return Ok(Origin::Bearer) };
-        let receipt = receipt.receipt(keys.iter().copied())?;
+        let Some(receipt) = receipt else { return Ok(Origin::Carrier) };
+        let receipt = Receipt::from_wire(receipt, keys.iter().copied())?;
         let bad = |text: String| Err(Refusal::new(BAD_RECEIPT, text));
         if !receipt.covers(keys) {
             return bad("the receipt is for other blocks".to_owned());
@@ -74,7 +74,7 @@ impl Origin {
     pub fn to_wire(&self, keys: impl Iterator<Item = Key>) -> Option<WireReceipt> {
         match self {
             Origin::Publisher { receipt, .. } => Some(receipt.to_wire(keys)),
-            Origin::Bearer | Origin::Diverted => None,
+            Origin::Carrier | Origin::Diverted => None,
         }
     }
 }
@@ -105,8 +105,8 @@ pub(crate) async fn admit(
         // A bad block goes no further: the replicas would take this node for its source.
         match verify(inner, from, &block) {
             Err(status) => refused[index] = Some(status),
-            Ok((kind, version)) => {
-                let BlockHeader { key, lease_secs, .. } = block.header;
+            Ok(version) => {
+                let BlockHeader { key, kind, lease_secs } = block.header;
                 copies.push(Copy { key, kind, version, lease_secs });
                 indices.push(index);
                 sound.push(block);
@@ -115,7 +115,7 @@ pub(crate) async fn admit(
     }
     let charges = charges_of(inner, from, origin, &copies).await?;
     let stored = sound.iter().zip(&copies).zip(&charges).map(|((block, copy), charge)| {
-        let mut stored = inner.to_store(block, copy.kind, copy.version);
+        let mut stored = inner.to_store(block, copy.version);
         stored.info.owner = charge.owner;
         stored.info.expires_unix_secs = expires(inner, origin, &copy.key, charge);
         stored
@@ -152,20 +152,20 @@ async fn charges_of(
     let charge = |copy: &Copy| Charge {
         owner: *owner,
         lease_secs: receipt.lease_left_secs(now, copy.lease_secs).unwrap_or(0),
-        room: if copy.kind == BlockKind::Signed { Room::Root } else { Room::Content },
+        class: ChargeClass::of_published(copy.kind),
     };
     Ok(copies.iter().map(charge).collect())
 }
 
-/// When a block's lease ends. A publisher's word for what only its bearer was charged for
+/// When a block's lease ends. A publisher's word for what only its carrier was charged for
 /// makes it the publisher's at once: a second more is what it takes. But nobody is charged for
-/// longer than he has signed for: what its bearer keeps for longer stays its bearer's.
+/// longer than he has signed for: what its carrier keeps for longer stays its carrier's.
 pub(crate) fn expires(inner: &Inner, origin: &Origin, key: &Key, charge: &Charge) -> u64 {
     let expires = inner.expiry(charge.lease_secs);
     let held = inner.store.info(key).ok().flatten();
     match (origin, held) {
         (Origin::Publisher { .. }, Some(held))
-            if is_bearer(&held.owner)
+            if is_carrier(&held.owner)
                 && held.expires_unix_secs <= expires.saturating_add(CLOCK_SLACK_SECS) =>
         {
             expires.max(held.expires_unix_secs.saturating_add(1))
@@ -183,7 +183,7 @@ pub(crate) fn reserve(
     let want = |(block, charge): (&StoredBlock, &Charge)| Want {
         owner: charge.owner,
         bytes: added_bytes(inner, &block.info),
-        room: charge.room,
+        class: charge.class,
     };
     let wants: Vec<Want> = blocks.iter().zip(charges).map(want).collect();
     inner.quota.reserve(&*inner.store, inner.overlay.estimated_peers(), &wants)
@@ -205,24 +205,18 @@ pub(crate) fn added_bytes(inner: &Inner, new: &BlockInfo) -> u64 {
     }
 }
 
-/// Checks one block against its key and against what is held; its kind and version.
-fn verify(inner: &Inner, from: &Peer, block: &Block) -> Result<(BlockKind, u64), PutStatus> {
+/// Checks one block against its key and against what is held; its version.
+fn verify(inner: &Inner, from: &Peer, block: &Block) -> Result<u64, PutStatus> {
     let key = &block.header.key;
-    let checked = BlockKind::from_u8(block.header.kind)
-        .and_then(|kind| Ok((kind, kind.verify(key, &block.bytes)?)));
-    let (kind, version) = match checked {
-        Ok(checked) => checked,
-        Err(error) => {
-            tracing::warn!(%key, %from, %error, "dropped a bad block");
-            inner.counters.mark(from.id);
-            return Err(PutStatus::Invalid);
+    let version = block.header.kind.verify(key, &block.bytes).map_err(|error| {
+        tracing::warn!(%key, %from, %error, "dropped a bad block");
+        inner.counters.mark(from.id);
+        PutStatus::Invalid
+    })?;
+    match inner.known(key) {
+        Some(held) if block.is_signed() && held.version > version => {
+            Err(PutStatus::Superseded { held: held.version })
         }
-    };
-    if kind == BlockKind::Signed
-        && let Some(held) = inner.known(key)
-        && held.version > version
-    {
-        return Err(PutStatus::Superseded { held: held.version });
+        _ => Ok(version),
     }
-    Ok((kind, version))
 }

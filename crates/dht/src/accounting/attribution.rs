@@ -10,7 +10,7 @@
 //! leased no longer than both say. So one liar can neither have a victim charged nor
 //! bring in blocks at nobody's expense, whoever else it is outside the ring.
 //!
-//! What no two vouch for is charged to its bearer, the node that brought it, which may bring
+//! What no two vouch for is charged to its carrier, the node that brought it, which may bring
 //! [`QuotaConfig::copy_share`] of a node as a neighbour and a publisher's share otherwise: so
 //! a flood in this disguise fills no node, and the last holder of a block can still restore
 //! its copies. Who is charged for such blocks counts for nothing elsewhere, until their publisher
@@ -21,7 +21,7 @@
 //! What it does not stop: two liars among the replicas of a block, or beside the receiver,
 //! who vouch for each other's. Where anybody can have many keys (the `identity` profile),
 //! one member can be both, if it joins the ring twice beside its victim. With two copies
-//! (k = 2), or two nodes, there are no two to vouch: all copies are their bearer's.
+//! (k = 2), or two nodes, there are no two to vouch: all copies are their carrier's.
 //!
 //! [`QuotaConfig::copy_share`]: crate::QuotaConfig::copy_share
 
@@ -33,13 +33,13 @@ use atoll_overlay::Node;
 use atoll_store::Owner;
 use futures_util::future::join_all;
 
-use crate::accounting::owner::{bearer, is_bearer};
-use crate::accounting::quota::Room;
-use crate::client::ack_verification::ask;
+use crate::accounting::owner::{carrier, is_carrier};
+use crate::accounting::quota::ChargeClass;
+use crate::holdings::vouch::ask;
 use crate::inner::Inner;
 use crate::lease_clock::least_lease;
 use crate::placement::by_root;
-use crate::rpc::{Vouch, VouchReply, Vouched};
+use crate::rpc::Vouched;
 
 /// Neighbours asked to vouch for a batch.
 const MAX_WITNESSES: usize = 3;
@@ -62,12 +62,12 @@ pub(crate) struct Copy {
 pub(crate) struct Charge {
     pub owner: Owner,
     pub lease_secs: u64,
-    pub room: Room,
+    pub class: ChargeClass,
 }
 
 impl Charge {
     /// For what is held already: a copy extends no lease.
-    const HELD: Charge = Charge { owner: Owner::NOBODY, lease_secs: 0, room: Room::Free };
+    const HELD: Charge = Charge { owner: Owner::NOBODY, lease_secs: 0, class: ChargeClass::Free };
 }
 
 /// Says for each copy that `from` brought whom it is charged to. `is_outside`: this node does not
@@ -105,10 +105,10 @@ pub(crate) async fn charges(
             hearing.ask(inner, beyond).await;
         }
     }
-    let owner = bearer(&from.id, from.addr.ip(), &inner.quota.config());
-    let room = if near { Room::Copy } else { Room::Content };
+    let owner = carrier(&from.id, from.addr.ip(), &inner.quota.config());
+    let class = if near { ChargeClass::Copy } else { ChargeClass::Content };
     for (place, index) in unknown.into_iter().enumerate() {
-        let brought = Charge { owner, lease_secs: copies[index].lease_secs, room };
+        let brought = Charge { owner, lease_secs: copies[index].lease_secs, class };
         charges[index] = match (hearing.agreed(place), held[index]) {
             (Some(agreed), Held::Shorter(left)) if left >= least_lease(agreed.lease_secs) => {
                 continue;
@@ -165,15 +165,15 @@ impl Hearing {
         let copy = &self.copies[place];
         let mut by_owner: BTreeMap<Owner, Vec<u64>> = BTreeMap::new();
         for said in self.said[place].iter().filter_map(|(_, said)| said.as_ref()) {
-            // A bearer bears out that it is there, not whose it is.
-            if said.version >= copy.version && !is_bearer(&said.owner()) {
+            // A carrier bears out that it is there, not whose it is.
+            if said.version >= copy.version && !is_carrier(&said.owner()) {
                 by_owner.entry(said.owner()).or_default().push(said.lease_secs);
             }
         }
         let (owner, mut leases) = by_owner.into_iter().max_by_key(|(_, leases)| leases.len())?;
         leases.sort_unstable_by_key(|lease_secs| std::cmp::Reverse(*lease_secs));
         let lease_secs = copy.lease_secs.min(*leases.get(AGREE - 1)?);
-        Some(Charge { owner, lease_secs, room: Room::Repair })
+        Some(Charge { owner, lease_secs, class: ChargeClass::Repair })
     }
 }
 
@@ -277,29 +277,4 @@ fn witnesses(inner: &Inner, from: &Peer, own: &Node) -> Vec<Node> {
         }
     }
     witnesses
-}
-
-/// What this node can say of the blocks it holds: version, lease, whom it charges them to, and
-/// which other node keeps them for it.
-pub(crate) async fn vouch(inner: &Inner, asked: &Vouch) -> Result<VouchReply, Refusal> {
-    let mut vouched = Vec::with_capacity(asked.keys.len());
-    for key in &asked.keys {
-        let held = inner.store.info(key);
-        let held = held.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
-        let pointed = if held.is_none() { inner.diversion.records.pointed(key) } else { None };
-        let holder = match pointed {
-            Some(_) => inner.diversion.records.holder(key).await.map(|holder| holder.id.0),
-            None => None,
-        };
-        let held = held.or(pointed);
-        let live = held.filter(|held| inner.lease_left(held) > 0 && !inner.leaving.denies(key));
-        vouched.push(live.map(|held| Vouched {
-            version: held.version,
-            lease_secs: inner.lease_left(&held),
-            publisher: held.owner.publisher,
-            ip: held.owner.ip,
-            holder,
-        }));
-    }
-    Ok(VouchReply { vouched: vouched.into() })
 }

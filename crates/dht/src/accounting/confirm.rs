@@ -21,12 +21,12 @@ use std::time::Duration;
 
 use atoll_env::{BoxFuture, Env, Instant};
 use atoll_key::PeerId;
-use atoll_net::{CallError, Peer, Refusal, Request, Transport};
+use atoll_net::{CallError, Peer, Refusal, Transport};
 use futures_util::FutureExt;
 use futures_util::future::Shared;
 
 use crate::accounting::receipt::BAD_RECEIPT;
-use crate::rpc::{self, Confirm, ConfirmReply, from_header, to_header};
+use crate::rpc::{Confirm, send};
 
 /// How long a confirmation holds.
 const CONFIRMED_FOR: Duration = Duration::from_secs(3600);
@@ -128,11 +128,6 @@ impl Confirmations {
     /// Whether this node made the receipt with this digest, not too many receipts ago.
     pub fn is_mine(&self, digest: &[u8; 32]) -> bool {
         self.lock().issued.contains(digest)
-    }
-
-    /// Answers whether this node made a receipt.
-    pub fn answer(&self, asked: &Confirm) -> ConfirmReply {
-        ConfirmReply { nonce: asked.nonce, is_mine: self.is_mine(&asked.digest) }
     }
 
     /// Makes sure that `publisher` is where it says, and made the receipt with this digest
@@ -250,19 +245,13 @@ async fn ask(
 ) -> Verdict {
     let made = async {
         let Some(question) = question else { return Ok(()) };
-        let header = to_header(&question);
-        let request = Request { method: rpc::CONFIRM, header, parts: Vec::new() };
         let disowned = |why: &str| Err(Doubt::Disowned(why.to_owned()));
-        let reply = match transport.call(publisher, request, limit).await {
-            Ok(reply) => reply,
-            Err(CallError::Refused(refusal)) => return disowned(&refusal.to_string()),
-            Err(error) => return Err(absent(error)),
-        };
-        match from_header::<ConfirmReply>(&reply.header) {
-            Ok(reply) if reply.nonce != question.nonce => disowned("it repeats another nonce"),
-            Ok(ConfirmReply { is_mine: true, .. }) => Ok(()),
+        match send(&*transport, publisher, &question, Vec::new(), limit).await {
+            Ok((reply, _)) if reply.nonce != question.nonce => disowned("it repeats another nonce"),
+            Ok((reply, _)) if reply.is_mine => Ok(()),
             Ok(_) => disowned("it did not make this receipt"),
-            Err(refusal) => disowned(&refusal.to_string()),
+            Err(CallError::Refused(refusal)) => disowned(&refusal.to_string()),
+            Err(error) => Err(absent(error)),
         }
     };
     let there = async {

@@ -1,6 +1,6 @@
 //! Whom blocks are charged to, as 32 bytes beside each in the store.
 //!
-//! | bytes | of a publisher | of a bearer (see `copies`) |
+//! | bytes | of a publisher | of a carrier (see `copies`) |
 //! |---|---|---|
 //! | 16 | the first 16 of its key | `ff ff ff ff` and the first 12 of its key |
 //! | 16 | its address as IPv6, bits beyond those charged as one being zero | the same with a bit set that no address has |
@@ -16,15 +16,15 @@ use atoll_store::Owner;
 
 use crate::accounting::quota::QuotaConfig;
 
-/// The key of a bearer begins with this, and goes on with that of the node.
-const BEARER_MARK: [u8; 4] = [0xff; 4];
+/// The key of a carrier begins with this, and goes on with that of the node.
+const CARRIER_MARK: [u8; 4] = [0xff; 4];
 
 /// Who is charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Who {
     /// Nobody: blocks from before quotas.
     Nobody,
-    /// A publishing node, by the first 16 bytes of its key; of a bearer 4 marks and 12.
+    /// A publishing node, by the first 16 bytes of its key; of a carrier 4 marks and 12.
     Key([u8; 16]),
     /// An address, its bits beyond those charged as one being zero.
     Address(IpAddr),
@@ -35,7 +35,7 @@ impl fmt::Display for Who {
         match self {
             Who::Nobody => f.write_str("nobody"),
             Who::Key(key) => {
-                let from = if key[..4] == BEARER_MARK { 4 } else { 0 };
+                let from = if key[..4] == CARRIER_MARK { 4 } else { 0 };
                 key[from..from + 8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
             }
             Who::Address(ip) => ip.fmt(f),
@@ -51,7 +51,7 @@ fn charged(ip: IpAddr, config: &QuotaConfig) -> [u8; 16] {
     };
     let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0);
     let mut charged = (u128::from(ip) & mask).to_be_bytes();
-    if bearer_byte(&charged) == 15 {
+    if carrier_byte(&charged) == 15 {
         charged[15] = PRESENT;
     }
     charged
@@ -66,16 +66,16 @@ pub(crate) fn owner_of(id: &PeerId, ip: IpAddr, config: &QuotaConfig) -> Owner {
 /// Whom copies that nobody vouches for are charged to: the node that brought them, apart
 /// from what it publishes. No publisher can have such an address: the bit set is one that
 /// [`charged`] clears.
-pub(crate) fn bearer(id: &PeerId, ip: IpAddr, config: &QuotaConfig) -> Owner {
+pub(crate) fn carrier(id: &PeerId, ip: IpAddr, config: &QuotaConfig) -> Owner {
     let mut owner = owner_of(id, ip, config);
-    owner.publisher[..4].copy_from_slice(&BEARER_MARK);
+    owner.publisher[..4].copy_from_slice(&CARRIER_MARK);
     owner.publisher[4..].copy_from_slice(&id.0[..12]);
-    owner.ip[bearer_byte(&owner.ip)] |= 1;
+    owner.ip[carrier_byte(&owner.ip)] |= 1;
     owner
 }
 
 /// Whether nobody has vouched for a block charged so.
-pub(crate) fn is_bearer(owner: &Owner) -> bool {
+pub(crate) fn is_carrier(owner: &Owner) -> bool {
     unmark(owner.ip).1
 }
 
@@ -83,21 +83,21 @@ const MAPPED: [u8; 2] = [0xff; 2];
 /// Set in what is charged of an IPv6 address, so that no address is all zeros as nobody is.
 const PRESENT: u8 = 2;
 
-/// The byte of an address that tells publishers from bearers.
-fn bearer_byte(ip: &[u8; 16]) -> usize {
+/// The byte of an address that tells publishers from carriers.
+fn carrier_byte(ip: &[u8; 16]) -> usize {
     if ip[10..12] == MAPPED { 9 } else { 15 }
 }
 
 /// The address without the mark, and whether it was there.
 fn unmark(mut ip: [u8; 16]) -> ([u8; 16], bool) {
-    let byte = bearer_byte(&ip);
+    let byte = carrier_byte(&ip);
     let is_marked = ip[byte] & 1 == 1;
     ip[byte] &= !1;
     (ip, is_marked)
 }
 
 fn ip_of(mut ip: [u8; 16]) -> IpAddr {
-    if bearer_byte(&ip) == 15 {
+    if carrier_byte(&ip) == 15 {
         ip[15] = 0;
     }
     IpAddr::V6(Ipv6Addr::from(ip)).to_canonical()
@@ -108,16 +108,16 @@ pub(crate) fn publisher_of(key: [u8; 16]) -> Who {
     if key == Owner::NOBODY.publisher { Who::Nobody } else { Who::Key(key) }
 }
 
-/// Whether it is a bearer's. A publisher may have such a key too, one in four billion.
-pub(crate) fn is_bearer_key(key: &[u8; 16]) -> bool {
-    key[..4] == BEARER_MARK
+/// Whether it is a carrier's. A publisher may have such a key too, one in four billion.
+pub(crate) fn is_carrier_key(key: &[u8; 16]) -> bool {
+    key[..4] == CARRIER_MARK
 }
 
-/// Whose address stands in a block's owner, and whether it is a bearer's.
+/// Whose address stands in a block's owner, and whether it is a carrier's.
 pub(crate) fn address_of(ip: [u8; 16]) -> (Who, bool) {
-    let (ip, is_bearer) = unmark(ip);
+    let (ip, is_carrier) = unmark(ip);
     let who = if ip == Owner::NOBODY.ip { Who::Nobody } else { Who::Address(ip_of(ip)) };
-    (who, is_bearer)
+    (who, is_carrier)
 }
 
 #[cfg(test)]
@@ -149,14 +149,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_bearer_is_never_taken_for_a_publisher(
+        fn a_carrier_is_never_taken_for_a_publisher(
             id in any::<[u8; 32]>(), v4 in any::<[u8; 4]>(), v6 in any::<[u8; 16]>(),
             bits in 0..=200u8,
         ) {
             let config = QuotaConfig { ipv4_bits: bits, ipv6_bits: bits, ..QuotaConfig::default() };
             for ip in [IpAddr::from(v4), IpAddr::from(v6)] {
-                let (plain, marked) = (owner_of(&PeerId(id), ip, &config), bearer(&PeerId(id), ip, &config));
-                prop_assert!(!is_bearer(&plain) && is_bearer(&marked));
+                let (plain, marked) = (owner_of(&PeerId(id), ip, &config), carrier(&PeerId(id), ip, &config));
+                prop_assert!(!is_carrier(&plain) && is_carrier(&marked));
                 prop_assert_eq!(unmark(marked.ip).0, plain.ip);
                 prop_assert_ne!(plain.ip, Owner::NOBODY.ip);
             }

@@ -18,11 +18,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use atoll_key::{BlockKind, QuotaClass};
 use atoll_store::{BlockStore, Holding, Owner};
-use minicbor::{Decode, Encode};
 
 pub use crate::accounting::owner::Who;
-use crate::accounting::owner::{address_of, is_bearer_key, publisher_of};
+use crate::accounting::owner::{address_of, is_carrier_key, publisher_of};
+pub use crate::rpc::{OverQuota, QuotaOf};
 
 /// What a block costs beside its bytes: its record's header and its entry in the index.
 /// Measured: 144 bytes of header, and 78 + 64 in pages that are about half full.
@@ -103,45 +104,9 @@ impl Default for QuotaConfig {
     }
 }
 
-/// What a quota is of.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
-#[cbor(index_only)]
-pub enum QuotaOf {
-    /// A publisher's key.
-    #[n(0)]
-    Key,
-    /// An address.
-    #[n(1)]
-    Address,
-}
-
-impl fmt::Display for QuotaOf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            QuotaOf::Key => "key",
-            QuotaOf::Address => "address",
-        })
-    }
-}
-
-/// A publisher's share is used up.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
-#[cbor(map)]
-pub struct OverQuota {
-    /// What is kept for it here, bytes, with what keeping costs.
-    #[n(0)]
-    pub used_bytes: u64,
-    /// What would be kept at most.
-    #[n(1)]
-    pub allowed_bytes: u64,
-    /// Whether the key is over quota or the address.
-    #[n(2)]
-    pub of: QuotaOf,
-}
-
-/// What a block is to its quota.
+/// By what limits a block is charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Room {
+pub(crate) enum ChargeClass {
     /// None: it is here.
     Free,
     /// A copy of a publisher's block that another node vouches for.
@@ -154,12 +119,22 @@ pub(crate) enum Room {
     Copy,
 }
 
+impl ChargeClass {
+    /// That of a block which its publisher puts or renews.
+    pub fn of_published(kind: BlockKind) -> ChargeClass {
+        match kind.quota_class() {
+            QuotaClass::Root => ChargeClass::Root,
+            QuotaClass::Data => ChargeClass::Content,
+        }
+    }
+}
+
 /// A block's bytes, charged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Want {
     pub owner: Owner,
     pub bytes: u64,
-    pub room: Room,
+    pub class: ChargeClass,
 }
 
 /// What keeping a block of `len_bytes` costs.
@@ -227,7 +202,7 @@ impl State {
         }
     }
 
-    fn share(&self, of: QuotaOf, room: Room, peers: f64) -> Share {
+    fn share(&self, of: QuotaOf, class: ChargeClass, peers: f64) -> Share {
         let config = &self.config;
         let fixed = match of {
             QuotaOf::Key => config.key_share,
@@ -239,26 +214,26 @@ impl State {
             let scaled = (part * f64::from(Share::WHOLE.0)) as u32;
             Share::from_millionths(scaled).max(config.floor_share)
         });
-        if room == Room::Copy { share.max(config.copy_share) } else { share }
+        if class == ChargeClass::Copy { share.max(config.copy_share) } else { share }
     }
 
     /// What may be kept, bytes; `None` without a limit.
     fn allowed_bytes(
         &self,
         of: QuotaOf,
-        room: Room,
+        class: ChargeClass,
         peers: f64,
         capacity_bytes: u64,
     ) -> Option<u64> {
-        let share = self.share(of, room, peers);
+        let share = self.share(of, class, peers);
         let whole_bytes = share.of(capacity_bytes);
         let put_bytes = whole_bytes / FOR_PUTS.1 * FOR_PUTS.0;
-        match room {
-            Room::Free => None,
+        match class {
+            ChargeClass::Free => None,
             _ if share == Share::WHOLE => None,
-            Room::Repair | Room::Copy => Some(whole_bytes),
-            Room::Root => Some(put_bytes),
-            Room::Content => Some(put_bytes - put_bytes / ROOT_RESERVE),
+            ChargeClass::Repair | ChargeClass::Copy => Some(whole_bytes),
+            ChargeClass::Root => Some(put_bytes),
+            ChargeClass::Content => Some(put_bytes - put_bytes / ROOT_RESERVE),
         }
     }
 }
@@ -318,7 +293,8 @@ impl Quota {
         let usage = store.usage_of(&owner);
         let capacity_bytes = store.usage().capacity_bytes;
         let near = |(account, held): ((QuotaOf, [u8; 16]), Holding)| {
-            let allowed = state.allowed_bytes(account.0, Room::Content, peers, capacity_bytes);
+            let allowed =
+                state.allowed_bytes(account.0, ChargeClass::Content, peers, capacity_bytes);
             let reserved = state.reserved.get(&account).copied().unwrap_or(0);
             allowed
                 .is_some_and(|allowed| held_bytes(held).saturating_add(reserved) > allowed / NEAR)
@@ -331,25 +307,25 @@ impl Quota {
         let capacity_bytes = store.usage().capacity_bytes;
         let owners = store.owners(limit);
         let state = self.lock();
-        let key_share = state.share(QuotaOf::Key, Room::Content, peers);
-        let address_share = state.share(QuotaOf::Address, Room::Content, peers);
+        let key_share = state.share(QuotaOf::Key, ChargeClass::Content, peers);
+        let address_share = state.share(QuotaOf::Address, ChargeClass::Content, peers);
         let allowed = |of| {
-            let limit = state.allowed_bytes(of, Room::Content, peers, capacity_bytes);
+            let limit = state.allowed_bytes(of, ChargeClass::Content, peers, capacity_bytes);
             limit.unwrap_or(capacity_bytes)
         };
-        let account = |of: QuotaOf, who: Who, is_bearer: bool, held: Holding| {
-            let room = if is_bearer { Room::Copy } else { Room::Content };
-            let allowed_bytes = state.allowed_bytes(of, room, peers, capacity_bytes);
+        let account = |of: QuotaOf, who: Who, is_carrier: bool, held: Holding| {
+            let class = if is_carrier { ChargeClass::Copy } else { ChargeClass::Content };
+            let allowed_bytes = state.allowed_bytes(of, class, peers, capacity_bytes);
             let allowed_bytes = allowed_bytes.unwrap_or(capacity_bytes);
             let used_bytes = held_bytes(held);
-            Account { who, is_bearer, used_bytes, blocks: held.blocks, allowed_bytes }
+            Account { who, is_carrier, used_bytes, blocks: held.blocks, allowed_bytes }
         };
         let key = |(key, held): ([u8; 16], Holding)| {
-            account(QuotaOf::Key, publisher_of(key), is_bearer_key(&key), held)
+            account(QuotaOf::Key, publisher_of(key), is_carrier_key(&key), held)
         };
         let address = |(ip, held): ([u8; 16], Holding)| {
-            let (who, is_bearer) = address_of(ip);
-            account(QuotaOf::Address, who, is_bearer, held)
+            let (who, is_carrier) = address_of(ip);
+            account(QuotaOf::Address, who, is_carrier, held)
         };
         QuotaReport {
             settings: state.config,
@@ -383,7 +359,7 @@ impl State {
             let (of, _) = account;
             let reserved = self.reserved.get(&account).copied().unwrap_or(0);
             let used_bytes = held_bytes(held).saturating_add(reserved);
-            match self.allowed_bytes(of, want.room, peers, capacity_bytes) {
+            match self.allowed_bytes(of, want.class, peers, capacity_bytes) {
                 // A peer that asks for room names any number.
                 Some(allowed_bytes) if used_bytes.saturating_add(want.bytes) > allowed_bytes => {
                     return Err(OverQuota { used_bytes, allowed_bytes, of });
@@ -426,7 +402,7 @@ pub struct Account {
     /// Whom.
     pub who: Who,
     /// It did not publish them but brought copies that no other node vouched for.
-    pub is_bearer: bool,
+    pub is_carrier: bool,
     /// What is kept, bytes, with what keeping costs.
     pub used_bytes: u64,
     /// How many blocks.
@@ -439,7 +415,7 @@ pub struct Account {
 mod tests {
     use super::*;
     use crate::accounting::owner::owner_of;
-    use atoll_key::{BlockKind, Key, PeerId};
+    use atoll_key::{Key, PeerId};
     use atoll_store::{BlockInfo, MemoryStore, StoredBlock};
     use bytes::Bytes;
     use futures_util::FutureExt;
@@ -452,7 +428,7 @@ mod tests {
     }
 
     fn want(owner: Owner, len_bytes: u32) -> Want {
-        Want { owner, bytes: cost_bytes(len_bytes), room: Room::Content }
+        Want { owner, bytes: cost_bytes(len_bytes), class: ChargeClass::Content }
     }
 
     fn put(store: &MemoryStore, n: u32, len_bytes: u32, owner: Owner) {
@@ -527,7 +503,8 @@ mod tests {
             let filled = flood(&quota, peers, &one);
             assert!(share_of(part).contains(&filled), "{peers} nodes: {filled}");
         }
-        let share = |peers| quota.lock().share(QuotaOf::Key, Room::Content, peers).millionths();
+        let share =
+            |peers| quota.lock().share(QuotaOf::Key, ChargeClass::Content, peers).millionths();
         assert_eq!([1e3, 1e4, 1e5, 1e9].map(share), [16_000, 1_600, 1_000, 1_000]);
         assert_eq!([0.0, -1.0, f64::NAN].map(share), [1_000_000; 3], "no estimate yet");
         assert_eq!([1.0, 16.0].map(share), [1_000_000; 2]);
@@ -598,9 +575,9 @@ mod tests {
             put(&store, n, 100, one);
             n += 1;
         }
-        let root = Want { room: Room::Root, ..want(one, 200) };
+        let root = Want { class: ChargeClass::Root, ..want(one, 200) };
         assert!(quota.reserve(&store, 100.0, &[root]).0[0].is_ok());
-        let huge = Want { room: Room::Root, ..want(one, 100_000) };
+        let huge = Want { class: ChargeClass::Root, ..want(one, 100_000) };
         assert!(quota.reserve(&store, 100.0, &[huge]).0[0].is_err(), "the reserve has an end");
     }
 
@@ -613,12 +590,12 @@ mod tests {
         let share = CAPACITY * 16 / 100;
         put(&store, 1, 1_000_000, one);
         let most = u32::try_from(share - cost_bytes(1_000_000) - cost_bytes(0)).expect("small");
-        let verdict = |len, room| {
-            let want = Want { room, ..want(one, len) };
+        let verdict = |len, class| {
+            let want = Want { class, ..want(one, len) };
             quota.reserve(&store, 100.0, &[want]).0[0].is_ok()
         };
-        assert!(!verdict(most, Room::Content) && !verdict(most, Room::Root));
-        assert!(verdict(most, Room::Repair) && !verdict(most + 1, Room::Repair));
-        assert!(verdict(most + 1, Room::Free));
+        assert!(!verdict(most, ChargeClass::Content) && !verdict(most, ChargeClass::Root));
+        assert!(verdict(most, ChargeClass::Repair) && !verdict(most + 1, ChargeClass::Repair));
+        assert!(verdict(most + 1, ChargeClass::Free));
     }
 }

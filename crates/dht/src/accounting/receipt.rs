@@ -12,9 +12,8 @@
 use atoll_key::{Key, PeerId, SecretKey, VolumeId};
 use atoll_net::header::WirePeer;
 use atoll_net::{Peer, Refusal};
-use minicbor::{Decode, Encode};
 
-use crate::rpc::{MAX_RENEW_KEYS, NAME_BYTES, Name};
+use crate::rpc::{MAX_KEYS, NAME_BYTES, Name, WireReceipt};
 
 /// A refusal's code: the receipt is missing, not its publisher's, too old, or not for these
 /// blocks; or the publisher could not be confirmed at its address.
@@ -178,35 +177,20 @@ impl Receipt {
     }
 }
 
-/// A receipt in a message.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct WireReceipt {
-    #[n(0)]
-    publisher: WirePeer,
-    #[n(1)]
-    issued_unix_secs: u64,
-    #[n(2)]
-    lease_secs: u64,
-    /// 16 bytes for each key it is for; left out if those are the keys of the message, in
-    /// its order.
-    #[cbor(n(3), with = "minicbor::bytes")]
-    tags: Option<Vec<u8>>,
-    #[cbor(n(4), with = "minicbor::bytes")]
-    signature: [u8; 64],
-}
-
-impl WireReceipt {
-    /// The receipt, in a message about `keys`. Nothing of it has been checked.
+impl Receipt {
+    /// The receipt of a message about `keys`. Nothing of it has been checked.
     ///
     /// # Errors
-    /// If its tags are not a list of at most [`MAX_RENEW_KEYS`].
-    pub fn receipt(self, keys: impl Iterator<Item = Key>) -> Result<Receipt, Refusal> {
-        let tags = match self.tags {
+    /// If its tags are not a list of at most [`MAX_KEYS`].
+    pub fn from_wire(
+        wire: WireReceipt,
+        keys: impl Iterator<Item = Key>,
+    ) -> Result<Receipt, Refusal> {
+        let tags = match wire.tags {
             None => keys.map(|key| tag(&key)).collect(),
             Some(bytes) => {
                 let count = bytes.len() / TAG_BYTES;
-                if !bytes.len().is_multiple_of(TAG_BYTES) || count > MAX_RENEW_KEYS {
+                if !bytes.len().is_multiple_of(TAG_BYTES) || count > MAX_KEYS {
                     let text = "the receipt's tags are not a list";
                     return Err(Refusal::new(Refusal::MALFORMED, text));
                 }
@@ -215,11 +199,11 @@ impl WireReceipt {
             }
         };
         Ok(Receipt {
-            publisher: self.publisher.0,
-            issued_unix_secs: self.issued_unix_secs,
-            lease_secs: self.lease_secs,
+            publisher: wire.publisher.0,
+            issued_unix_secs: wire.issued_unix_secs,
+            lease_secs: wire.lease_secs,
             tags,
-            signature: self.signature,
+            signature: wire.signature,
         })
     }
 }
@@ -282,15 +266,16 @@ mod tests {
         assert_eq!(part.tags.as_ref().map(Vec::len), Some(80));
         for (wire, count) in [(whole, 5), (part, 2)] {
             let read: WireReceipt = from_header(&to_header(&wire)).expect("well-formed");
-            let back = read.receipt(keys().into_iter().take(count)).expect("well-formed");
+            let back =
+                Receipt::from_wire(read, keys().into_iter().take(count)).expect("well-formed");
             assert_eq!(back, receipt);
             assert!(back.is_signed(&secret));
         }
         let ragged = WireReceipt { tags: Some(vec![0; 17]), ..receipt.to_wire(keys().into_iter()) };
-        assert!(ragged.receipt(keys().into_iter()).is_err());
-        let many = vec![0; (MAX_RENEW_KEYS + 1) * TAG_BYTES];
+        assert!(Receipt::from_wire(ragged, keys().into_iter()).is_err());
+        let many = vec![0; (MAX_KEYS + 1) * TAG_BYTES];
         let many = WireReceipt { tags: Some(many), ..receipt.to_wire(keys().into_iter()) };
-        assert!(many.receipt(keys().into_iter()).is_err());
+        assert!(Receipt::from_wire(many, keys().into_iter()).is_err());
     }
 
     /// Otherwise whoever has recorded a receipt could keep its blocks alive for ever, at the

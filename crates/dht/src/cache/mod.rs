@@ -22,15 +22,15 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use atoll_key::{BlockKind, Key};
-use atoll_net::{Peer, Refusal, Request};
+use atoll_key::{BlockKind, InvalidBlock, Key};
+use atoll_net::Peer;
 use atoll_overlay::Node;
 use atoll_overlay::walk::{Said, Trace};
 use bytes::Bytes;
 
 use crate::cache::lru::{Cache, Cached};
-use crate::inner::{Block, CacheAt, Inner};
-use crate::rpc::{self, BlockHeader, CacheCopy, CacheReply, LookupReply, from_header, to_header};
+use crate::inner::{CacheAt, Inner};
+use crate::rpc::{Block, BlockHeader, CacheCopy, LookupReply};
 use crate::stats::add;
 
 /// Copies on their way to others' caches at once. A guess.
@@ -68,11 +68,8 @@ pub(crate) fn own(inner: &Inner, key: &Key, max_age: Duration) -> Option<Cached>
 pub(crate) fn serve(inner: &Inner, key: &Key, max_age: Duration) -> Option<(LookupReply, Bytes)> {
     let block = own(inner, key, max_age)?;
     let now = inner.env.now();
-    let header = BlockHeader {
-        key: *key,
-        kind: block.kind as u8,
-        lease_secs: block.until.since(now).as_secs(),
-    };
+    let header =
+        BlockHeader { key: *key, kind: block.kind, lease_secs: block.until.since(now).as_secs() };
     let age_ms = u64::try_from(now.since(block.fresh_at).as_millis()).unwrap_or(u64::MAX);
     Some((LookupReply::Cached { header, age_ms }, block.bytes))
 }
@@ -94,7 +91,7 @@ pub(crate) fn set_limit(inner: &Inner, limit_bytes: u64) {
 
 /// A verified block in the form of the cache.
 fn to_cache(inner: &Inner, block: &Block, age: Duration) -> Option<Cached> {
-    let kind = BlockKind::from_u8(block.header.kind).ok()?;
+    let kind = block.header.kind;
     let version = kind.verify(&block.header.key, &block.bytes).ok()?;
     let now = inner.env.now();
     let lease_secs = block.header.lease_secs.min(inner.config.max_lease.as_secs());
@@ -105,8 +102,7 @@ fn to_cache(inner: &Inner, block: &Block, age: Duration) -> Option<Cached> {
 
 /// Keeps a block that this node fetched, a replica having had it `age` ago.
 pub(crate) fn keep_own(inner: &Inner, block: &Block, age: Duration) {
-    let signed = block.header.kind == BlockKind::Signed as u8;
-    if !inner.has_cache() || (signed && age >= inner.config.signed_cache) {
+    if !inner.has_cache() || (block.is_signed() && age >= inner.config.signed_cache) {
         return;
     }
     if let Some(copy) = to_cache(inner, block, age) {
@@ -116,7 +112,7 @@ pub(crate) fn keep_own(inner: &Inner, block: &Block, age: Duration) {
 
 /// Sends a fetched content block to the caches that should have it.
 pub(crate) fn spread(inner: &Arc<Inner>, block: &Block, trace: &Trace, wanted: &[Node]) {
-    if block.header.kind != BlockKind::Content as u8 {
+    if block.header.kind != BlockKind::Content {
         return;
     }
     for node in receivers(inner.config.cache_at, trace, wanted) {
@@ -145,9 +141,8 @@ fn receivers(cache_at: CacheAt, trace: &Trace, wanted: &[Node]) -> Vec<Node> {
 }
 
 async fn send(inner: Arc<Inner>, to: Node, block: Block) {
-    let header = to_header(&CacheCopy { block: block.header });
-    let request = Request { method: rpc::CACHE, header, parts: vec![block.bytes] };
-    if let Err(error) = inner.call(&to, request).await {
+    let copy = CacheCopy { block: block.header };
+    if let Err(error) = inner.call(&to, &copy, vec![block.bytes]).await {
         tracing::debug!(?to, %error, "a copy could not be sent to a cache");
     }
     inner.counters.cache_sending.fetch_sub(1, Ordering::Relaxed);
@@ -155,32 +150,24 @@ async fn send(inner: Arc<Inner>, to: Node, block: Block) {
 
 /// Takes a copy that a peer sends, if it is wanted, its sender has not sent too much, and
 /// it is what its key says.
-pub(crate) fn take(inner: &Inner, from: &Peer, request: &Request) -> Result<CacheReply, Refusal> {
-    let CacheCopy { block: header } = from_header(&request.header)?;
-    let [bytes] = &request.parts[..] else {
-        let text = format!("one block announced, {} sent", request.parts.len());
-        return Err(Refusal::new(Refusal::MALFORMED, text));
-    };
-    let key = header.key;
-    let welcome = inner.has_cache() && header.kind == BlockKind::Content as u8 && {
-        let len_bytes = bytes.len() as u64;
+///
+/// # Errors
+/// If it is not what its key says.
+pub(crate) fn take(inner: &Inner, from: &Peer, block: &Block) -> Result<bool, InvalidBlock> {
+    let (key, bytes) = (block.header.key, &block.bytes);
+    let is_welcome = inner.has_cache() && block.header.kind == BlockKind::Content && {
         let mut cache = inner.cache();
-        cache.wants(&key) && cache.may_send(from.id, len_bytes, inner.env.now())
+        cache.wants(&key) && cache.may_send(from.id, bytes.len() as u64, inner.env.now())
     };
-    let block = Block { header, bytes: bytes.clone() };
-    let taken = welcome && matches!(inner.store.info(&key), Ok(None)) && {
-        if let Err(error) = BlockKind::Content.verify(&key, bytes) {
-            tracing::warn!(%key, %from, %error, "dropped a bad block");
-            inner.counters.mark(from.id);
-            return Err(Refusal::new(Refusal::MALFORMED, format!("a bad block: {error}")));
-        }
-        let copy = to_cache(inner, &block, Duration::ZERO);
+    let taken = is_welcome && matches!(inner.store.info(&key), Ok(None)) && {
+        BlockKind::Content.verify(&key, bytes)?;
+        let copy = to_cache(inner, block, Duration::ZERO);
         copy.is_some_and(|copy| inner.cache().put(key, copy))
     };
     if !taken {
         add(&inner.counters.cache_refused, 1);
     }
-    Ok(CacheReply { taken })
+    Ok(taken)
 }
 
 #[cfg(test)]

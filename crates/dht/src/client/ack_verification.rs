@@ -23,26 +23,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_env::{random_below, sleep};
-use atoll_key::{BlockKind, Key, PeerId};
-use atoll_net::header::Capped;
-use atoll_net::{CallError, Refusal, Reply, Request};
+use atoll_key::{Key, PeerId};
+use atoll_net::CallError;
 use atoll_overlay::Node;
 use atoll_overlay::peer_book::Misdeed;
 use futures_util::future::join_all;
 
+use super::votes::Votes;
 use crate::accounting::admission::Origin;
-use crate::accounting::attribution;
-use crate::client::votes::Votes;
-use crate::diversion::follow;
-use crate::inner::{Block, Inner};
-use crate::replication::store::{size_of, store_put};
+use crate::diversion::follow::shows_newer;
+use crate::holdings::vouch;
+use crate::inner::Inner;
+use crate::placement::size_of;
+use crate::replication::store::{put_message, store_put};
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event, answers};
 use crate::rpc::{
-    self, BlockHeader, Name, Put, PutReply, PutStatus, Renew, RenewReply, Vouch, VouchReply,
-    Vouched, from_header, is_majority, to_header,
+    Block, BlockHeader, PutStatus, Renew, RenewReply, RenewStatus, Vouched, is_majority,
 };
-use crate::server::renew::renew_here;
+use crate::server::renew::{ask_to_renew, part_of, renew_at};
 
 /// What a replica should hold.
 #[derive(Clone, Copy, Debug)]
@@ -78,26 +77,9 @@ impl Doubt {
     }
 }
 
-/// What a node says of blocks, itself included; `None` if it does not answer.
-pub(crate) async fn ask(
-    inner: &Inner,
-    node: &Node,
-    keys: Vec<Key>,
-) -> Option<Vec<Option<Vouched>>> {
-    let (count, asked) = (keys.len(), Vouch { keys });
-    let said = if inner.is_me(node) {
-        attribution::vouch(inner, &asked).await.ok()?
-    } else {
-        let request = Request { method: rpc::VOUCH, header: to_header(&asked), parts: Vec::new() };
-        let reply = inner.ask_briefly(node, request).await.ok()?;
-        from_header::<VouchReply>(&reply.header).ok()?
-    };
-    (said.vouched.0.len() == count).then_some(said.vouched.0)
-}
-
 /// Which of the blocks a node has as they should be; `None` if it does not answer.
 pub(crate) async fn has(inner: &Inner, node: &Node, expected: &[Expected]) -> Option<Vec<bool>> {
-    let said = ask(inner, node, expected.iter().map(|e| e.key).collect()).await?;
+    let said = vouch::ask(inner, node, expected.iter().map(|e| e.key).collect()).await?;
     Some(expected.iter().zip(&said).map(|(expected, said)| expected.is_met(said)).collect())
 }
 
@@ -339,24 +321,10 @@ pub(crate) async fn newest_shown(inner: &Inner, set: &[Node], block: &Block) -> 
     shown.into_iter().flatten().max()
 }
 
-/// The version of the block that a node holds instead of this signed one: a higher, or
-/// another of the same. Anybody can say that there is one, and name any number.
-pub(crate) async fn shows_newer(inner: &Inner, node: &Node, block: &Block) -> Option<u64> {
-    let BlockHeader { key, kind, .. } = block.header;
-    if kind != BlockKind::Signed as u8 {
-        return None;
-    }
-    let bytes = follow::bytes_at(inner, node, key).await?;
-    let held = BlockKind::Signed.verify(&key, &bytes).ok()?;
-    let offered = BlockKind::Signed.verify(&key, &block.bytes).ok()?;
-    (held > offered || held == offered && bytes != block.bytes).then_some(held)
-}
-
 fn expect(block: &Block) -> Expected {
     let BlockHeader { key, kind, lease_secs } = block.header;
-    let is_signed = kind == BlockKind::Signed as u8;
-    let version = is_signed.then(|| BlockKind::Signed.verify(&key, &block.bytes).ok());
-    Expected { key, version: version.flatten().unwrap_or(0), lease_secs }
+    let version = kind.verify(&key, &block.bytes).unwrap_or(0);
+    Expected { key, version, lease_secs }
 }
 
 /// Puts blocks at one replica, which may be this node.
@@ -369,30 +337,9 @@ async fn put_at(
     if inner.is_me(node) {
         return Ok(store_put(inner, &node.peer, origin, blocks).await?);
     }
-    let count = blocks.len();
-    statuses_of(inner.call(node, put_request(origin, blocks, false)).await?, count)
-}
-
-/// The message that puts blocks.
-pub(crate) fn put_request(origin: &Origin, blocks: Vec<Block>, as_root: bool) -> Request {
-    let receipt = origin.to_wire(blocks.iter().map(|block| block.header.key));
-    let (headers, parts): (Vec<BlockHeader>, Vec<_>) =
-        blocks.into_iter().map(|block| (block.header, block.bytes)).unzip();
-    let header = to_header(&Put { blocks: headers.into(), as_root, receipt });
-    Request { method: rpc::PUT, header, parts }
-}
-
-/// What was said of `count` blocks that were put.
-pub(crate) fn statuses_of(reply: Reply, count: usize) -> Result<Vec<PutStatus>, CallError> {
-    let PutReply { statuses: Capped(statuses) } = from_header(&reply.header)?;
-    if statuses.len() != count {
-        return Err(malformed("statuses do not match the blocks sent"));
-    }
-    Ok(statuses)
-}
-
-pub(crate) fn malformed(text: &str) -> CallError {
-    CallError::Refused(Refusal::new(Refusal::MALFORMED, text))
+    let (put, parts) = put_message(origin, blocks, false);
+    let (reply, _) = inner.call(node, &put, parts).await?;
+    Ok(reply.statuses.0)
 }
 
 /// A renewal whose outcome is looked at.
@@ -406,7 +353,7 @@ pub(crate) struct Renewal<'a> {
 
 /// Looks whether leases end when the root, the first of `set`, says in `reply`; renews them
 /// at the replicas where they do not, and says then which blocks are held: as in
-/// [`RenewReply`], with 3 for those of which too few are known to be.
+/// [`RenewReply`], with [`RenewStatus::Undecided`] for those of which too few are known to be.
 ///
 /// Where the root says that a block is held, the witness is sent the renewal itself: its names and
 /// one byte for each are a sixth of a question for keys, and it has renewed the blocks in any case
@@ -419,15 +366,16 @@ pub(crate) async fn check_renewal(
     &Renewal { origin, renew, keys, will_be_put }: &Renewal<'_>,
     reply: &mut RenewReply,
 ) {
-    let held = &mut reply.held;
+    let statuses = &mut reply.statuses;
     // A root is also believed that the publisher's quota is used up, if it says which.
-    let is_settled = |state: u8| match state {
-        0 => will_be_put,
-        4 => reply.over.is_some(),
+    let is_settled = |status: RenewStatus| match status {
+        RenewStatus::Lacking => will_be_put,
+        RenewStatus::OverQuota => reply.over.is_some(),
         _ => false,
     };
-    let (said, denied): (Vec<usize>, Vec<usize>) =
-        (0..held.len()).filter(|i| !is_settled(held[*i])).partition(|i| held[*i] == 1);
+    let (said, denied): (Vec<usize>, Vec<usize>) = (0..statuses.len())
+        .filter(|i| !is_settled(statuses[*i]))
+        .partition(|i| statuses[*i] == RenewStatus::Held);
     let expect =
         |index: &usize| Expected { key: keys[*index], version: 0, lease_secs: renew.lease_secs };
     let expected: Vec<Expected> = said.iter().map(expect).collect();
@@ -436,7 +384,7 @@ pub(crate) async fn check_renewal(
         let (asker, origin, part) = (inner.clone(), origin.clone(), part.clone());
         calls.ask(node, 0, async move {
             let reply = renew_at(&asker, &node, &origin, &part).await?;
-            Ok(reply.held.iter().map(|state| *state == 1).collect())
+            Ok(reply.statuses.iter().map(|status| *status == RenewStatus::Held).collect())
         });
     };
     let mut doubts = doubts(inner, set, &expected, ask).await;
@@ -447,7 +395,7 @@ pub(crate) async fn check_renewal(
     for (node, indices) in lacking(set, &open) {
         ask_to_renew(inner, &mut calls, node, origin, renew, indices);
     }
-    let mut told = Votes::new(inner, set, held.len());
+    let mut told = Votes::new(inner, set, statuses.len());
     while calls.is_patient() {
         if let Some(Event::Answer(_, Ok((indices, theirs)))) = calls.next().await {
             told.count(indices, &theirs);
@@ -456,71 +404,26 @@ pub(crate) async fn check_renewal(
     calls.finish();
     for doubt in doubts {
         let (has, lacks) = told.of(doubt.index);
-        held[doubt.index] = match doubt.is_settled(has, size_of(inner, set)) {
-            true => 1,
+        statuses[doubt.index] = match doubt.is_settled(has, size_of(inner, set)) {
+            true => RenewStatus::Held,
             // Nobody has it but the root, if that: it should be put again.
-            false if has == 0 && lacks + 1 == set.len() => 0,
-            false => 3,
+            false if has == 0 && lacks + 1 == set.len() => RenewStatus::Lacking,
+            false => RenewStatus::Undecided,
         };
     }
     for index in denied {
-        if held[index] == 0 {
+        if statuses[index] == RenewStatus::Lacking {
             told.lacks(index);
         }
-        held[index] = match (held[index], told.state(index)) {
+        statuses[index] = match (statuses[index], told.status(index)) {
             // Another node may be the root by now, and have it.
-            (2, 0) => 2,
-            (_, state) => state,
+            (RenewStatus::NotRoot, RenewStatus::Lacking) => RenewStatus::NotRoot,
+            (_, status) => status,
         };
     }
-    if held.contains(&4) {
+    if statuses.contains(&RenewStatus::OverQuota) {
         reply.over = reply.over.or(told.over);
     }
-}
-
-/// The part of a renewal with these numbers, for a replica.
-fn part_of(origin: &Origin, renew: &Renew, indices: &[usize]) -> Renew {
-    let names: Vec<Name> = indices.iter().map(|index| renew.names[*index]).collect();
-    let receipt = origin.to_wire(names.iter().map(Name::first));
-    Renew { names, lease_secs: renew.lease_secs, as_root: false, receipt }
-}
-
-/// Renews, at one replica, which may be this node, those of the names with these numbers.
-pub(crate) fn ask_to_renew(
-    inner: &Arc<Inner>,
-    calls: &mut Calls<(Vec<usize>, RenewReply)>,
-    node: Node,
-    origin: &Origin,
-    renew: &Renew,
-    indices: Vec<usize>,
-) {
-    let part = part_of(origin, renew, &indices);
-    let (asker, origin) = (inner.clone(), origin.clone());
-    calls.ask(
-        node,
-        0,
-        async move { Ok((indices, renew_at(&asker, &node, &origin, &part).await?)) },
-    );
-}
-
-/// Renews at one node, which may be this one.
-pub(crate) async fn renew_at(
-    inner: &Arc<Inner>,
-    node: &Node,
-    origin: &Origin,
-    part: &Renew,
-) -> Result<RenewReply, CallError> {
-    let reply = if inner.is_me(node) {
-        renew_here(inner, origin, part).await?
-    } else {
-        let header = to_header(part);
-        let request = Request { method: rpc::RENEW, header, parts: Vec::new() };
-        from_header::<RenewReply>(&inner.call(node, request).await?.header)?
-    };
-    if reply.held.len() != part.names.len() {
-        return Err(malformed("answers do not match the names sent"));
-    }
-    Ok(reply)
 }
 
 #[cfg(test)]

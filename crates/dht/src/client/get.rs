@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant, sleep};
 use atoll_key::{BlockKind, Key, SignedBlock};
-use atoll_net::{CallError, Refusal, Request};
+use atoll_net::{CallError, Refusal};
 use atoll_overlay::peer_book::{Misdeed, Standing};
 use atoll_overlay::walk::{Asked, Said, Step, Trace, WalkError, WalkLimits, walk};
 use atoll_overlay::{Node, Route, distinct_peers};
@@ -20,13 +20,15 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
+use super::replica_selection::{Replicas, ask_root};
+use crate::accounting::admission::Origin;
 use crate::blocks::GetError;
 use crate::cache;
-use crate::client::replica_selection::{Replicas, ask_root};
 use crate::diversion::follow;
-use crate::inner::{Block, Inner, note_store_error};
-use crate::replication::store::{expected_replicas, present_replicas, store_here};
-use crate::rpc::{self, BlockHeader, LookupReply, LookupStep, Put, from_header, to_header};
+use crate::inner::Inner;
+use crate::placement::{expected_replicas, present_replicas};
+use crate::replication::store::{put_message, store_here};
+use crate::rpc::{Block, BlockHeader, LookupReply, LookupStep};
 use crate::stats::add;
 
 /// The first pause before trying again; doubled each time.
@@ -146,7 +148,7 @@ async fn search(
     let replicas = match inner.overlay.known_successors(&key) {
         Some(named) => {
             let mut known = Replicas::default();
-            known.are(named);
+            known.set_nodes(named);
             known
         }
         None if !inner.config.mechanisms.guessed_sets => Replicas::default(),
@@ -167,7 +169,7 @@ async fn search(
             }
             let step = answer.into_step();
             if let Step::Route(Route::Root(named)) = &step {
-                lock(&replicas).are(named.clone());
+                lock(&replicas).set_nodes(named.clone());
             }
             Ok(step)
         })
@@ -200,14 +202,8 @@ fn told(error: &WalkError) -> String {
 
 /// The block from this node's own store, if it is there and sound.
 async fn local(inner: &Inner, key: &Key) -> Option<Bytes> {
-    match inner.store.get(key).await {
-        Ok(Some(block)) if block.info.kind.verify(key, &block.bytes).is_ok() => Some(block.bytes),
-        Ok(_) => None,
-        Err(error) => {
-            note_store_error(inner, &error);
-            None
-        }
-    }
+    let held = inner.read(key).await?;
+    held.info.kind.verify(key, &held.bytes).is_ok().then_some(held.bytes)
 }
 
 /// What one node answered.
@@ -245,11 +241,9 @@ pub(crate) async fn ask(
         return Ok(Answer::Plain(Step::Absent(inner.overlay.successors_of(&node))));
     }
     let cached_ms = cached.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
-    let header = to_header(&LookupStep { key, as_root, cached_ms });
-    let request = Request { method: rpc::LOOKUP_STEP, header, parts: Vec::new() };
-    let reply = inner.call(&node, request).await?;
-    let parts = reply.parts;
-    Ok(match from_header::<LookupReply>(&reply.header)? {
+    let step = LookupStep { key, as_root, cached_ms };
+    let (answer, parts) = inner.call(&node, &step, Vec::new()).await?;
+    Ok(match answer {
         LookupReply::Absent(successors) => Answer::Plain(Step::Absent(successors)),
         LookupReply::Route(route) => Answer::Plain(Step::Route(route)),
         LookupReply::Wanted(route) => Answer::Wanted(route),
@@ -264,7 +258,7 @@ pub(crate) async fn ask(
         LookupReply::Cached { header, age_ms } => {
             let block = verified(&inner, &node, key, header, parts)?;
             let (age, limit) = (Duration::from_millis(age_ms), cached.unwrap_or_default());
-            if header.kind == BlockKind::Signed as u8 && age > limit {
+            if header.kind == BlockKind::Signed && age > limit {
                 return Err(Refusal::new(BAD_BLOCK, "it sent a stale copy").into());
             }
             Answer::Cached(block, age)
@@ -281,8 +275,7 @@ fn verified(
     parts: Vec<Bytes>,
 ) -> Result<Block, CallError> {
     let bytes = parts.into_iter().next().unwrap_or_default();
-    let checked = BlockKind::from_u8(header.kind).and_then(|kind| kind.verify(&key, &bytes));
-    if let Err(error) = checked {
+    if let Err(error) = header.kind.verify(&key, &bytes) {
         tracing::warn!(%key, from = ?node, %error, "dropped a bad block");
         inner.counters.mark(node.peer.id);
         inner.overlay.peer_book().lied(&node.peer.id, Misdeed::BadBlock, inner.env.now());
@@ -309,13 +302,11 @@ fn heal(inner: &Arc<Inner>, block: &Block, trace: &Trace) {
 }
 
 async fn send_copies(inner: Arc<Inner>, to: Vec<Node>, block: Block) {
-    let header =
-        to_header(&Put { blocks: vec![block.header].into(), as_root: false, receipt: None });
-    let request = Request { method: rpc::PUT, header, parts: vec![block.bytes.clone()] };
+    let (put, parts) = put_message(&Origin::Carrier, vec![block.clone()], false);
     for node in to {
         if inner.is_me(&node) {
             store_here(&inner, &node.peer, std::slice::from_ref(&block)).await;
-        } else if let Err(error) = inner.call(&node, request.clone()).await {
+        } else if let Err(error) = inner.call(&node, &put, parts.clone()).await {
             tracing::info!(key = %block.header.key, ?node, %error, "a replica could not be healed");
         }
     }
@@ -552,16 +543,9 @@ async fn update_stale(
 /// The signed block that one replica holds, verified.
 async fn ask_signed(inner: &Arc<Inner>, node: Node, key: Key) -> HeldSigned {
     let found = if inner.is_me(&node) {
-        match inner.store.get(&key).await {
-            Ok(Some(block)) => {
-                let header = inner.header_of(&block.info);
-                Some(Block { header, bytes: block.bytes })
-            }
-            Ok(None) => follow::own(inner, &key).await,
-            Err(error) => {
-                note_store_error(inner, &error);
-                None
-            }
+        match inner.read(&key).await {
+            Some(block) => Some(Block { header: inner.header_of(&block.info), bytes: block.bytes }),
+            None => follow::own(inner, &key).await,
         }
     } else {
         match ask(inner.clone(), node, key, true, None).await?.into_step() {

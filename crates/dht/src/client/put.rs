@@ -26,23 +26,26 @@ use atoll_overlay::Node;
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use crate::accounting::admission::Origin;
-use crate::accounting::quota::OverQuota;
-use crate::blocks::PutError;
-use crate::client::ack_verification::{
-    Renewal, Said, ask_to_renew, ask_to_store, check_put, check_renewal, newest_shown, put_request,
-    renew_at, statuses_of,
+use super::ack_verification::{
+    Renewal, Said, ask_to_store, check_put, check_renewal, newest_shown,
 };
-use crate::client::get::saw;
-use crate::client::votes::Votes;
-use crate::inner::{Block, Inner};
-use crate::placement::{Groups, add_to, replica_sets, shared_replica_sets};
-use crate::replication::store::{expected_replicas, present_replicas, size_of, store_as_root};
+use super::get::saw;
+use super::votes::Votes;
+use crate::accounting::admission::Origin;
+use crate::blocks::PutError;
+use crate::inner::Inner;
+use crate::placement::{
+    Groups, add_to, expected_replicas, present_replicas, replica_sets, shared_replica_sets, size_of,
+};
+use crate::replication::store::put_message;
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event, answers};
 use crate::rpc::{
-    BlockHeader, MAX_BATCH_BLOCKS, MAX_RENEW_KEYS, Name, PutStatus, Renew, RenewReply, is_majority,
+    Block, BlockHeader, MAX_BATCH_BLOCKS, MAX_KEYS, Name, OverQuota, PutStatus, Renew, RenewReply,
+    RenewStatus, is_majority,
 };
+use crate::server::put::store_as_root;
+use crate::server::renew::{ask_to_renew, renew_at};
 use crate::stats::add;
 
 /// The most bytes of blocks in one message to a root, unless a single block is longer. Over a
@@ -59,7 +62,7 @@ pub(crate) async fn put_content(
     blocks: Vec<(BlockHash, Bytes)>,
 ) -> Result<(), PutError> {
     let lease_secs = inner.config.lease.as_secs();
-    let kind = BlockKind::Content as u8;
+    let kind = BlockKind::Content;
     let block = |(hash, bytes): (BlockHash, Bytes)| Block {
         header: BlockHeader { key: hash.key(), kind, lease_secs },
         bytes,
@@ -74,7 +77,7 @@ pub(crate) async fn put_content(
 pub(crate) async fn put_signed(inner: &Arc<Inner>, block: SignedBlock) -> Result<(), PutError> {
     let header = BlockHeader {
         key: block.key(),
-        kind: BlockKind::Signed as u8,
+        kind: BlockKind::Signed,
         lease_secs: inner.config.lease.as_secs(),
     };
     let (key, offered) = (block.key(), block.version);
@@ -358,11 +361,11 @@ fn ask_root_to_store(
 ) {
     let count = blocks.len();
     let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
-    let request = put_request(origin, blocks.to_vec(), true);
+    let (put, parts) = put_message(origin, blocks.to_vec(), true);
     let caller = inner.clone();
     calls.ask(root, bytes, async move {
-        let statuses = statuses_of(caller.call(&root, request).await?, count)?;
-        Ok(((0..count).collect(), statuses))
+        let (reply, _) = caller.call(&root, &put, parts).await?;
+        Ok(((0..count).collect(), reply.statuses.0))
     });
 }
 
@@ -424,8 +427,7 @@ impl Direct<'_> {
         let is_settled = |index: usize| {
             tally.refused[index].is_some() || is_majority(self.copies(index), tally.wanted)
         };
-        let is_signed = |block: &Block| block.header.kind == BlockKind::Signed as u8;
-        let must_hear_all = self.blocks.iter().any(is_signed);
+        let must_hear_all = self.blocks.iter().any(Block::is_signed);
         !is_patient || !must_hear_all && (0..self.blocks.len()).all(is_settled)
     }
 
@@ -546,7 +548,7 @@ async fn renew_once(inner: &Arc<Inner>, keys: &[Key], state: &mut Renewing) {
         }
     }
     let asks = groups.values().flat_map(|(set, indices)| {
-        indices.chunks(MAX_RENEW_KEYS).map(move |chunk| (set, chunk.to_vec()))
+        indices.chunks(MAX_KEYS).map(move |chunk| (set, chunk.to_vec()))
     });
     let will_be_put = state.will_be_put;
     let answers = join_all(asks.map(|(set, chunk)| async move {
@@ -556,22 +558,22 @@ async fn renew_once(inner: &Arc<Inner>, keys: &[Key], state: &mut Renewing) {
     .await;
     for (root, chunk, answer) in answers {
         match answer {
-            Ok(RenewReply { held: states, over: why }) => {
+            Ok(RenewReply { statuses, over: why }) => {
                 if let Some(why) = why {
                     state.over = Some(over_quota(&root, why));
                 }
-                for (index, said) in chunk.into_iter().zip(states) {
+                for (index, said) in chunk.into_iter().zip(statuses) {
                     match said {
-                        2 => {
+                        RenewStatus::NotRoot => {
                             state.told = format!("{root} is not the root any more");
                             again.push(index);
                         }
-                        3 => {
+                        RenewStatus::Undecided => {
                             state.told =
                                 format!("too few of the nodes from {root} on have it or answer");
                             again.push(index);
                         }
-                        said => state.held[index] = said == 1 || said == 4,
+                        said => state.held[index] = said.is_held(),
                     }
                 }
             }
@@ -624,7 +626,8 @@ async fn renew_batch(
         }
         match calls.next().await {
             Some(Event::Answer(node, Ok((_, mut reply)))) if by_root && node == root => {
-                let denies = !is_direct && reply.held.iter().all(|state| *state == 2);
+                let denies = !is_direct
+                    && reply.statuses.iter().all(|status| *status == RenewStatus::NotRoot);
                 if denies && is_still_named(inner, &keys[0], &root).await {
                     // As with puts, see `is_other_root`.
                     (by_root, counted) = (false, set.len() - 1);

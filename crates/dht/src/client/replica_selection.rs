@@ -37,7 +37,8 @@ use futures_util::future::{Either, select};
 use futures_util::stream::FuturesUnordered;
 
 use crate::client::get::{Answer, ask};
-use crate::inner::{Block, Inner, ReplicaChoice};
+use crate::inner::{Inner, ReplicaChoice};
+use crate::rpc::Block;
 use crate::stats::add;
 
 /// Replicas expected to take times that differ by less than this share are equally near. A
@@ -100,7 +101,7 @@ impl Replicas {
     }
 
     /// Somebody has named the root and its successors, or this node knows them.
-    pub fn are(&mut self, named: Vec<Node>) {
+    pub fn set_nodes(&mut self, named: Vec<Node>) {
         (self.named, self.are_guessed) = (named, false);
     }
 
@@ -248,7 +249,7 @@ impl Race {
                     match select(self.calls.next(), pause).await {
                         Either::Left((answer, _)) => answer?,
                         Either::Right(_) => {
-                            self.is_due();
+                            self.take_due();
                             continue;
                         }
                     }
@@ -275,7 +276,7 @@ impl Race {
     }
 
     /// Some question has taken long, or too long.
-    fn is_due(&mut self) {
+    fn take_due(&mut self) {
         let now = self.inner.env.now();
         let is_due = |watched: &Watched| self.due(watched) <= now;
         let Some(at) = self.watched.iter().position(is_due) else { return };

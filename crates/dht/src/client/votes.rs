@@ -3,10 +3,10 @@
 
 use atoll_overlay::Node;
 
-use crate::accounting::quota::OverQuota;
 use crate::inner::Inner;
-use crate::replication::store::size_of;
-use crate::rpc::{RenewReply, is_majority};
+use crate::placement::size_of;
+use crate::rpc::OverQuota;
+use crate::rpc::{RenewReply, RenewStatus, is_majority};
 
 /// See the module.
 pub(crate) struct Votes {
@@ -32,10 +32,10 @@ impl Votes {
     /// Counts a member's answer about the blocks with these numbers.
     pub fn count(&mut self, indices: Vec<usize>, reply: &RenewReply) {
         self.over = self.over.or(reply.over);
-        for (index, state) in indices.into_iter().zip(&reply.held) {
+        for (index, status) in indices.into_iter().zip(&reply.statuses) {
             let (has, lacks) = &mut self.said[index];
-            *(if *state == 0 { lacks } else { has }) += 1;
-            self.is_refused[index] |= *state == 4;
+            *(if *status == RenewStatus::Lacking { lacks } else { has }) += 1;
+            self.is_refused[index] |= *status == RenewStatus::OverQuota;
         }
     }
 
@@ -52,19 +52,20 @@ impl Votes {
 
     /// As a root would say it of a block: a majority has it, a majority lacks it, or neither is
     /// known.
-    pub fn state(&self, index: usize) -> u8 {
+    pub fn status(&self, index: usize) -> RenewStatus {
         let (has, lacks) = self.said[index];
         match is_majority(has, self.wanted) {
-            true if self.is_refused[index] => 4,
-            true => 1,
-            false if is_majority(lacks, self.wanted) => 0,
-            false => 3,
+            true if self.is_refused[index] => RenewStatus::OverQuota,
+            true => RenewStatus::Held,
+            false if is_majority(lacks, self.wanted) => RenewStatus::Lacking,
+            false => RenewStatus::Undecided,
         }
     }
 
     /// As a root would answer.
     pub fn result(&self) -> RenewReply {
-        RenewReply { held: (0..self.said.len()).map(|i| self.state(i)).collect(), over: self.over }
+        let statuses = (0..self.said.len()).map(|i| self.status(i)).collect();
+        RenewReply { statuses, over: self.over }
     }
 }
 
@@ -74,23 +75,24 @@ mod tests {
 
     #[test]
     fn a_majority_decides_and_without_one_nothing_is_known() {
+        use RenewStatus::{Held, Lacking, Undecided};
         // Members, who has it, who lacks it, what is said.
-        for (size, has, lacks, state) in [
-            (3, 2, 0, 1),
-            (3, 2, 1, 1),
-            (3, 1, 2, 0),
-            (3, 0, 2, 0),
-            (3, 1, 1, 3),
-            (3, 0, 1, 3),
-            (2, 1, 1, 3),
-            (2, 0, 2, 0),
-            (4, 2, 2, 3),
+        for (size, has, lacks, status) in [
+            (3, 2, 0, Held),
+            (3, 2, 1, Held),
+            (3, 1, 2, Lacking),
+            (3, 0, 2, Lacking),
+            (3, 1, 1, Undecided),
+            (3, 0, 1, Undecided),
+            (2, 1, 1, Undecided),
+            (2, 0, 2, Lacking),
+            (4, 2, 2, Undecided),
         ] {
             let mut votes = Votes::of_set(size, 1);
-            for held in [vec![1; has], vec![0; lacks]].concat() {
-                votes.count(vec![0], &RenewReply { held: vec![held], over: None });
+            for held in [vec![Held; has], vec![Lacking; lacks]].concat() {
+                votes.count(vec![0], &RenewReply { statuses: vec![held], over: None });
             }
-            assert_eq!(votes.state(0), state, "{size} {has} {lacks}");
+            assert_eq!(votes.status(0), status, "{size} {has} {lacks}");
         }
     }
 }

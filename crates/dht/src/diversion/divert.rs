@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use atoll_env::{random_below, timeout};
 use atoll_key::{Key, PeerId};
-use atoll_net::header::{Capped, from_header, to_header};
-use atoll_net::{CallError, Request};
+use atoll_net::CallError;
 use atoll_overlay::peer_book::Standing;
 use atoll_overlay::{Node, distinct_peers};
 use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
@@ -21,11 +20,11 @@ use futures_util::future::join_all;
 use super::{MAX_SETS, SPARE_BLOCKS, follow};
 use crate::accounting::admission::Origin;
 use crate::accounting::quota::cost_bytes;
-use crate::client::ack_verification;
 use crate::holdings::proof::has_taken;
-use crate::inner::{Block, Inner};
+use crate::holdings::vouch;
+use crate::inner::Inner;
 use crate::placement::by_root;
-use crate::rpc::{self, Divert, DivertReply, Hold, HoldReply, PutStatus, Vouched};
+use crate::rpc::{Block, Divert, DivertReply, Diverted, Hold, PutStatus, Vouched, from_blocks};
 
 /// Holders tried for one block.
 const MAX_TRIES: usize = 4;
@@ -122,7 +121,7 @@ impl<'a> Batch<'a> {
         let (now, spare_bytes) = (self.inner.env.now(), answer.spare_bytes);
         self.inner.diversion.learn(*holder, spare_bytes, now);
         let mut taken: Vec<(usize, BlockInfo)> = Vec::new();
-        for ((place, status), held) in places.iter().zip(answer.statuses.0).zip(answer.held.0) {
+        for (place, Diverted { status, held }) in places.iter().zip(answer.blocks.0) {
             match (status, held) {
                 (PutStatus::Stored { .. }, Some(held)) => {
                     taken.push((*place, self.noted(*place, &held)));
@@ -172,22 +171,13 @@ impl<'a> Batch<'a> {
     }
 
     async fn ask(&self, holder: &Node, places: &[usize]) -> Result<DivertReply, CallError> {
-        let some = || places.iter().map(|place| &self.blocks[*place]);
-        let header = to_header(&Divert {
-            blocks: Capped(some().map(|block| block.header).collect()),
-            receipt: self.origin.to_wire(some().map(|block| block.header.key)),
-        });
-        let parts = some().map(|block| block.bytes.clone()).collect();
-        let bytes: usize = some().map(|block| block.bytes.len()).sum();
+        let some: Vec<Block> = places.iter().map(|place| self.blocks[*place].clone()).collect();
+        let bytes: usize = some.iter().map(|block| block.bytes.len()).sum();
+        let receipt = self.origin.to_wire(some.iter().map(|block| block.header.key));
+        let (blocks, parts) = from_blocks(some);
         let limit = SEND_LIMIT + Duration::from_secs_f64(bytes as f64 / SLOW_LINE);
-        let request = Request { method: rpc::DIVERT, header, parts };
-        let call = self.inner.call(holder, request);
-        let answer = timeout(&*self.inner.env, limit, call).await;
-        let answer = answer.unwrap_or(Err(CallError::TimedOut))?;
-        let reply: DivertReply = from_header(&answer.header)?;
-        if reply.statuses.0.len() != places.len() || reply.held.0.len() != places.len() {
-            return Err(follow::malformed());
-        }
+        let divert = Divert { blocks, receipt };
+        let (reply, _) = self.inner.within(limit, self.inner.call(holder, &divert, parts)).await?;
         Ok(reply)
     }
 
@@ -240,9 +230,8 @@ async fn note(
 /// keeps a block for one member only.
 async fn shared(inner: &Inner, set: &[Node], holder: &Node, keys: &[Key]) -> BTreeSet<Key> {
     let others = set.iter().filter(|node| !inner.is_me(node));
-    let asks = others.map(|node| {
-        timeout(&*inner.env, ASK_LIMIT, ack_verification::ask(inner, node, keys.to_vec()))
-    });
+    let asks =
+        others.map(|node| timeout(&*inner.env, ASK_LIMIT, vouch::ask(inner, node, keys.to_vec())));
     let mut shared = BTreeSet::new();
     for said in join_all(asks).await.into_iter().filter_map(|said| said.ok().flatten()) {
         let same =
@@ -294,17 +283,11 @@ fn candidates(inner: &Inner, tried: &BTreeSet<PeerId>) -> Vec<Node> {
 
 /// Asks nodes how much room they have, and remembers it.
 async fn ask_room(inner: &Inner, nodes: &[Node]) {
-    let header = to_header(&Hold { keys: Vec::new(), keep: true });
-    let request = Request { method: rpc::HOLD, header, parts: Vec::new() };
-    let asks = nodes.iter().map(|node| {
-        let call = inner.call(node, request.clone());
-        async move {
-            let answer = timeout(&*inner.env, ASK_LIMIT, call).await;
-            let reply = answer.ok().and_then(Result::ok);
-            let reply = reply.and_then(|reply| from_header::<HoldReply>(&reply.header).ok());
-            let spare_bytes = reply.map_or(0, |reply| reply.spare_bytes);
-            inner.diversion.learn(*node, spare_bytes, inner.env.now());
-        }
+    let asks = nodes.iter().map(|node| async move {
+        let asked = Hold { keys: Vec::new(), keep: true };
+        let answer = inner.within(ASK_LIMIT, inner.call(node, &asked, Vec::new())).await;
+        let spare_bytes = answer.map_or(0, |(reply, _)| reply.spare_bytes);
+        inner.diversion.learn(*node, spare_bytes, inner.env.now());
     });
     join_all(asks).await;
 }

@@ -6,24 +6,19 @@
 use std::collections::BTreeMap;
 
 use atoll_key::{BlockKind, Key, PeerId};
-use atoll_net::header::{Capped, WirePeer, from_header, to_header};
-use atoll_net::{CallError, Peer, Refusal, Request};
+use atoll_net::{CallError, Peer, Refusal};
 use atoll_overlay::Node;
 use bytes::Bytes;
 use futures_util::future::join_all;
 
 use crate::accounting::admission::Origin;
-use crate::inner::{Block, Inner, note_store_error};
+use crate::inner::Inner;
 use crate::rpc::{
-    self, Fetch, FetchReply, Hold, LookupReply, LookupStep, Name, Renew, RenewReply, There, has,
+    Block, BlockHeader, Fetch, Hold, LookupReply, LookupStep, Name, Renew, RenewReply, RenewStatus,
 };
 
 /// A refusal's code for a pointer that led to no block; made here, never sent.
 const NOT_THERE: u16 = 102;
-
-pub(super) fn malformed() -> CallError {
-    Refusal::new(Refusal::MALFORMED, "answers do not match what was asked").into()
-}
 
 /// Of blocks that other nodes keep for this one: by whom, with their places in `keys`.
 pub(crate) async fn by_holder(inner: &Inner, keys: &[Key]) -> Vec<(Peer, Vec<usize>)> {
@@ -36,12 +31,6 @@ pub(crate) async fn by_holder(inner: &Inner, keys: &[Key]) -> Vec<(Peer, Vec<usi
     holders.into_values().collect()
 }
 
-/// Where another node keeps the block for this one, if one does.
-pub(crate) async fn there(inner: &Inner, key: &Key) -> Option<There> {
-    let holder = inner.diversion.records.holder(key).await?;
-    Some(There { key: *key, holder: WirePeer(holder) })
-}
-
 /// Asks `holder` for a block that `pointing` says it keeps; the block is not verified.
 ///
 /// # Errors
@@ -51,7 +40,7 @@ pub(crate) async fn ask_holder(
     pointing: &Node,
     holder: Peer,
     key: Key,
-) -> Result<(rpc::BlockHeader, Vec<Bytes>), CallError> {
+) -> Result<(BlockHeader, Vec<Bytes>), CallError> {
     let fails = |why: String| {
         let text = format!("points to {holder} for it, {why}");
         CallError::from(Refusal::new(NOT_THERE, text))
@@ -64,11 +53,10 @@ pub(crate) async fn ask_holder(
     if holder.id == pointing.peer.id {
         return Err(fails("itself".to_owned()));
     }
-    let header = to_header(&LookupStep { key, as_root: true, cached_ms: None });
-    let request = Request { method: rpc::LOOKUP_STEP, header, parts: Vec::new() };
-    let reply = inner.call(&Node::of(holder), request).await.map_err(|e| fails(e.to_string()))?;
-    match from_header::<LookupReply>(&reply.header)? {
-        LookupReply::Found(header) => Ok((header, reply.parts)),
+    let step = LookupStep { key, as_root: true, cached_ms: None };
+    let answer = inner.call(&Node::of(holder), &step, Vec::new()).await;
+    match answer.map_err(|e| fails(e.to_string()))? {
+        (LookupReply::Found(header), parts) => Ok((header, parts)),
         _ => Err(fails("which does not have it".to_owned())),
     }
 }
@@ -86,9 +74,8 @@ pub(crate) async fn own(inner: &Inner, key: &Key) -> Option<Block> {
         }
     };
     let bytes = parts.into_iter().next().unwrap_or_default();
-    let kind = BlockKind::from_u8(header.kind).ok()?;
-    match kind.verify(key, &bytes) {
-        Ok(_) => Some(Block { header: rpc::BlockHeader { key: *key, ..header }, bytes }),
+    match header.kind.verify(key, &bytes) {
+        Ok(_) => Some(Block { header: BlockHeader { key: *key, ..header }, bytes }),
         Err(error) => {
             tracing::warn!(%key, from = %holder, %error, "dropped a bad block");
             inner.counters.mark(holder.id);
@@ -101,33 +88,40 @@ pub(crate) async fn own(inner: &Inner, key: &Key) -> Option<Block> {
 /// The bytes that a node has of a block, itself or by its pointer; not verified.
 pub(crate) async fn bytes_at(inner: &Inner, node: &Node, key: Key) -> Option<Bytes> {
     if inner.is_me(node) {
-        return match inner.store.get(&key).await {
-            Ok(Some(block)) => Some(block.bytes),
-            Ok(None) => own(inner, &key).await.map(|block| block.bytes),
-            Err(error) => {
-                note_store_error(inner, &error);
-                None
-            }
+        return match inner.read(&key).await {
+            Some(block) => Some(block.bytes),
+            None => own(inner, &key).await.map(|block| block.bytes),
         };
     }
-    let header = to_header(&Fetch { keys: vec![key] });
-    let request = Request { method: rpc::FETCH, header, parts: Vec::new() };
-    let reply = inner.ask_briefly(node, request).await.ok()?;
-    if let Some(bytes) = reply.parts.into_iter().next() {
+    let (limit, fetch) = (inner.config.call_limit / 4, Fetch { keys: vec![key] });
+    let asked = inner.within(limit, inner.call(node, &fetch, Vec::new())).await;
+    let (reply, parts) = asked.ok()?;
+    if let Some(bytes) = parts.into_iter().next() {
         return Some(bytes);
     }
-    let FetchReply { there: Capped(there), .. } = from_header(&reply.header).ok()?;
-    let WirePeer(holder) = there.first()?.holder;
+    let holder = reply.there.0.first()?.holder;
     let (_, parts) = ask_holder(inner, node, holder, key).await.ok()?;
     parts.into_iter().next()
+}
+
+/// The version of the block that a node holds instead of this signed one: a higher, or
+/// another of the same. Anybody can say that there is one, and name any number.
+pub(crate) async fn shows_newer(inner: &Inner, node: &Node, block: &Block) -> Option<u64> {
+    if !block.is_signed() {
+        return None;
+    }
+    let key = block.header.key;
+    let bytes = bytes_at(inner, node, key).await?;
+    let held = BlockKind::Signed.verify(&key, &bytes).ok()?;
+    let offered = BlockKind::Signed.verify(&key, &block.bytes).ok()?;
+    (held > offered || held == offered && bytes != block.bytes).then_some(held)
 }
 
 /// Tells a holder that this node points to it for these blocks no longer. If the call fails, the
 /// holds end by themselves.
 pub(super) async fn release(inner: &Inner, holder: &Peer, keys: Vec<Key>) {
-    let header = to_header(&Hold { keys, keep: false });
-    let request = Request { method: rpc::HOLD, header, parts: Vec::new() };
-    if let Err(error) = inner.call(&Node::of(*holder), request).await {
+    let released = Hold { keys, keep: false };
+    if let Err(error) = inner.call(&Node::of(*holder), &released, Vec::new()).await {
         tracing::info!(%holder, %error, "a holder could not be told that copies are not needed");
     }
 }
@@ -152,7 +146,8 @@ pub(crate) async fn renew(
     lease_secs: u64,
     reply: &mut RenewReply,
 ) {
-    let lacking = keys.iter().enumerate().filter(|(place, _)| reply.held[*place] == 0);
+    let lacking =
+        keys.iter().enumerate().filter(|(place, _)| reply.statuses[*place] == RenewStatus::Lacking);
     let pointed = |key: &Key| inner.diversion.records.pointed(key).is_some();
     let lacking = lacking.filter_map(|(place, key)| Some((place, key.filter(pointed)?)));
     let (lacking, keys): (Vec<usize>, Vec<Key>) = lacking.unzip();
@@ -163,17 +158,20 @@ pub(crate) async fn renew(
     });
     let answers = join_all(calls).await;
     for ((_, places), answer) in holders.iter().zip(answers) {
-        let Some(RenewReply { held, over }) = answer else {
+        let Some(RenewReply { statuses, over }) = answer else {
             inner.diversion.doubts.notify();
             continue;
         };
         reply.over = reply.over.or(over);
-        for (place, state) in places.iter().zip(held) {
-            reply.held[lacking[*place]] = if has(state) { state } else { 0 };
-            match state {
-                1 | 5 => extend(inner, origin, &keys[*place], lease_secs),
+        for (place, status) in places.iter().zip(statuses) {
+            let is_held = status.is_held();
+            reply.statuses[lacking[*place]] = if is_held { status } else { RenewStatus::Lacking };
+            match status {
+                RenewStatus::Held | RenewStatus::Late => {
+                    extend(inner, origin, &keys[*place], lease_secs)
+                }
                 // The copy is lost: repair brings another.
-                0 => {
+                RenewStatus::Lacking => {
                     inner.diversion.records.forget(vec![keys[*place]]).await;
                     inner.repair.kick();
                 }
@@ -197,11 +195,9 @@ async fn renew_at(
     keys: &[Key],
     lease_secs: u64,
 ) -> Option<RenewReply> {
-    let (count, receipt) = (keys.len(), origin.to_wire(keys.iter().copied()));
+    let receipt = origin.to_wire(keys.iter().copied());
     let names = keys.iter().map(Name::of).collect();
-    let header = to_header(&Renew { names, lease_secs, as_root: false, receipt });
-    let request = Request { method: rpc::RENEW, header, parts: Vec::new() };
-    let reply = inner.call(&Node::of(*holder), request).await.ok()?;
-    let reply: RenewReply = from_header(&reply.header).ok()?;
-    (reply.held.len() == count).then_some(reply)
+    let renew = Renew { names, lease_secs, as_root: false, receipt };
+    let (reply, _) = inner.call(&Node::of(*holder), &renew, Vec::new()).await.ok()?;
+    Some(reply)
 }

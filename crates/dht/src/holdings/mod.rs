@@ -5,3 +5,4 @@ pub(crate) mod pending_removals;
 pub(crate) mod pointers;
 pub(crate) mod proof;
 pub(crate) mod ranges;
+pub(crate) mod vouch;

@@ -18,7 +18,7 @@ use atoll_store::{BlockInfo, StoreError};
 use crate::holdings::pending_removals::Leaving;
 use crate::holdings::proof::proven_by;
 use crate::inner::Inner;
-use crate::replication::store::expected_replicas;
+use crate::placement::expected_replicas;
 use crate::rpc::MAX_BATCH_BLOCKS;
 
 /// Others that must hold a block.

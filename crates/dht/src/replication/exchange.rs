@@ -8,25 +8,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use atoll_env::sleep;
-use atoll_key::{BlockKind, Key, KeyRange, PeerId};
-use atoll_net::header::{Capped, WirePeer};
-use atoll_net::{CallError, Refusal, Reply, Request};
+use atoll_key::{Key, KeyRange, PeerId};
+use atoll_net::header::Capped;
+use atoll_net::{CallError, Refusal};
 use atoll_overlay::Node;
 use atoll_store::{StoreError, StoredBlock};
-use bytes::Bytes;
 use futures_util::future::{Either, select};
 
+use super::reconcile::{Difference, difference, well_formed_items, well_formed_parts};
+use super::store::{put_message, store_fetched};
+use crate::accounting::admission::Origin;
 use crate::diversion::{self, follow};
-use crate::holdings::ranges::{self, CUT_LOOKS, first_items, page, summaries};
-use crate::inner::{Block, Inner, REPLY_BYTES, note_store_error};
-use crate::replication::reconcile::{
-    Answer, Claim, Difference, Item, Plan, difference, plan, well_formed_items, well_formed_parts,
-};
-use crate::replication::store::store_fetched;
+use crate::holdings::ranges::{page, summaries};
+use crate::inner::{Inner, REPLY_BYTES};
 use crate::rpc::budget::Allowance;
 use crate::rpc::{
-    self, BlockHeader, Fetch, FetchReply, MAX_BATCH_BLOCKS, Put, PutReply, PutStatus, Reconcile,
-    ReconcileReply, There, from_header, is_majority, to_header,
+    Answer, Block, COMPARE_LIMIT, Claim, Fetch, FetchReply, Item, MAX_BATCH_BLOCKS, PutStatus,
+    Reconcile, There, is_majority, send, to_blocks,
 };
 
 /// Claims sent in one message.
@@ -38,10 +36,6 @@ const MAX_IDLE_STEPS: usize = 1000;
 /// Blocks given to a replica that are looked for again in the same round, at most: enough
 /// to notice one that does not keep what it acknowledges.
 const MAX_GIVEN: usize = 1024;
-/// How long an answer to a comparison is waited for. A guess: a store that has just been opened
-/// reads all blocks of the range, a million in a second, and the other side may be busy.
-const COMPARE_LIMIT: Duration = Duration::from_secs(40);
-
 /// Why an exchange ended early.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum ExchangeError {
@@ -84,34 +78,6 @@ pub(crate) struct Outcome {
     pub moved: u64,
     /// Blocks that differ still, because they could not be copied.
     pub left: u64,
-}
-
-/// Answers a peer's claim; also says what that cost, in blocks looked at.
-pub(crate) async fn answer(inner: &Inner, claim: &Claim) -> Result<(Answer, u64), StoreError> {
-    let (own, mut looks) = match claim.summary.count {
-        // A newcomer takes all there is, whatever it sums up to.
-        0 => (None, 0),
-        _ => ranges::summary(inner, claim.range).await.map(|(own, looks)| (Some(own), looks))?,
-    };
-    match plan(claim, own.as_ref()) {
-        Plan::Same => return Ok((Answer::Same, looks)),
-        Plan::Parts => {
-            looks = 2 * looks + CUT_LOOKS;
-            let parts = ranges::cut(inner, claim.range).await?;
-            if parts.len() > 1 {
-                return Ok((Answer::Parts(parts), looks));
-            }
-        }
-        Plan::Items => {}
-    }
-    let (items, rest) = first_items(inner, claim.range)?;
-    looks += items.len() as u64 + 1;
-    let answer = match rest {
-        None if items.is_empty() && claim.summary.count == 0 => Answer::Same,
-        None => Answer::Items(items),
-        Some(rest) => Answer::Some { items, upto: rest.after },
-    };
-    Ok((answer, looks))
 }
 
 /// Some of what a replica acknowledged earlier in a round.
@@ -172,17 +138,12 @@ impl Session<'_> {
         let ours = summaries(self.inner, ranges.clone()).await?;
         let claims: Vec<Claim> =
             ranges.into_iter().zip(ours).map(|(range, summary)| Claim { range, summary }).collect();
-        let header = to_header(&Reconcile { claims: claims.clone() });
-        let request = Request { method: rpc::RECONCILE, header, parts: Vec::new() };
+        let asked = Reconcile { claims: claims.clone() };
         let began = self.inner.env.now();
         let limit = COMPARE_LIMIT.min(self.time.left(began));
-        let reply = compare(self.inner, self.other, request, limit).await;
+        let answers = compare(self.inner, self.other, &asked, limit).await;
         self.time.waited(self.inner.env.now().since(began));
-        let reply = reply?;
-        let ReconcileReply { answers } = from_header(&reply.header)?;
-        if answers.is_empty() || answers.len() > claims.len() {
-            return Err(ExchangeError::IllFormed);
-        }
+        let answers = answers?;
         self.todo.extend(claims[answers.len()..].iter().map(|claim| claim.range));
         for (claim, answer) in claims.iter().zip(answers) {
             self.take_answer(claim, answer).await?;
@@ -284,13 +245,13 @@ impl Session<'_> {
 async fn compare(
     inner: &Inner,
     other: &Node,
-    request: Request,
+    asked: &Reconcile,
     limit: Duration,
-) -> Result<Reply, ExchangeError> {
-    let mut call = inner.transport.call(other.peer, request, limit);
+) -> Result<Vec<Answer>, ExchangeError> {
+    let mut call = send(&*inner.transport, other.peer, asked, Vec::new(), limit);
     let result = loop {
         let epoch = inner.overlay.epoch();
-        if !inner.is_acquaintance(&other.peer.id) {
+        if !inner.is_known_peer(&other.peer.id) {
             break Err(CallError::TimedOut);
         }
         match select(call, inner.overlay.changed(epoch)).await {
@@ -309,7 +270,7 @@ async fn compare(
             }
             Err(error.into())
         }
-        Ok(reply) => Ok(reply),
+        Ok((reply, _)) => Ok(reply.answers.0),
     }
 }
 
@@ -353,26 +314,21 @@ async fn take(
         if asked.keys.is_empty() {
             continue;
         }
-        let header = to_header(&Fetch { keys: asked.keys.clone() });
-        let request = Request { method: rpc::FETCH, header, parts: Vec::new() };
-        let Some(reply) = time.call(inner, at, request).await? else {
+        let fetch = Fetch { keys: asked.keys.clone() };
+        let Some((reply, parts)) = time.call(inner, at, &fetch, Vec::new()).await? else {
             outcome.left += (asked.keys.len() + wanted.len()) as u64;
             return Ok(outcome);
         };
         let asked = &asked.keys;
-        let FetchReply { blocks: Capped(headers), there: Capped(there) } =
-            from_header(&reply.header)?;
-        if headers.len() != reply.parts.len() {
-            return Err(ExchangeError::IllFormed);
-        }
+        let FetchReply { blocks: headers, there: Capped(there) } = reply;
         // An answer may stop early because it is full, never with nothing: what stands after
         // the last block in it, of use or not, is asked for again.
         let place = |named: &Key| asked.iter().position(|key| key == named);
-        let named = headers.iter().map(|header| &header.key);
+        let named = headers.0.iter().map(|header| &header.key);
         if let Some(last) = named.chain(there.iter().map(|at| &at.key)).filter_map(place).max() {
             wanted.splice(0..0, asked[last + 1..].iter().copied());
         }
-        for There { key, holder: WirePeer(holder) } in there {
+        for There { key, holder } in there {
             let item = items.iter().find(|item| item.key == key && asked.contains(&key));
             // A pointer is followed once.
             if at.peer.id == other.peer.id && holder.id != inner.transport.local().id {
@@ -382,8 +338,7 @@ async fn take(
         }
         let mut batch = Vec::new();
         let mut bytes = 0;
-        for (header, part) in headers.into_iter().zip(reply.parts) {
-            let block = Block { header, bytes: part };
+        for block in to_blocks(headers, parts) {
             if let Some(stored) = accept(inner, at, asked, &block) {
                 bytes += stored.bytes.len() as u64;
                 batch.push(stored);
@@ -446,9 +401,8 @@ fn accept(inner: &Inner, from: &Node, asked: &[Key], block: &Block) -> Option<St
     if !asked.contains(key) || block.header.lease_secs == 0 {
         return None;
     }
-    let kind = BlockKind::from_u8(block.header.kind).ok()?;
-    match kind.verify(key, &block.bytes) {
-        Ok(version) => Some(inner.to_store(block, kind, version)),
+    match block.header.kind.verify(key, &block.bytes) {
+        Ok(version) => Some(inner.to_store(block, version)),
         Err(error) => {
             tracing::warn!(%key, ?from, %error, "dropped a bad block");
             inner.counters.mark(from.peer.id);
@@ -468,24 +422,19 @@ pub(crate) async fn give(
     let keys = offered(inner, &other.peer.id, items, &mut outcome);
     let mut keys = keys.into_iter().peekable();
     while keys.peek().is_some() {
-        let (headers, parts) = read_batch(inner, &mut keys, &mut outcome).await;
-        if headers.is_empty() {
+        let blocks = read_batch(inner, &mut keys, &mut outcome).await;
+        if blocks.is_empty() {
             continue;
         }
-        let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
-        let sent: Vec<Key> = headers.iter().map(|header| header.key).collect();
-        let header = to_header(&Put { blocks: headers.into(), as_root: false, receipt: None });
-        let request = Request { method: rpc::PUT, header, parts };
-        let Some(reply) = time.call(inner, other, request).await? else {
+        let bytes: u64 = blocks.iter().map(|block| block.bytes.len() as u64).sum();
+        let sent: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
+        let (put, parts) = put_message(&Origin::Carrier, blocks, false);
+        let Some((reply, _)) = time.call(inner, other, &put, parts).await? else {
             outcome.left += (sent.len() + keys.count()) as u64;
             break;
         };
-        let PutReply { statuses: Capped(statuses) } = from_header(&reply.header)?;
-        if statuses.len() != sent.len() {
-            return Err(ExchangeError::IllFormed);
-        }
         let (now, id) = (inner.env.now(), other.peer.id);
-        let refused = sent.iter().zip(&statuses).filter(|(_, status)| !is_settled(status));
+        let refused = sent.iter().zip(&reply.statuses.0).filter(|(_, status)| !is_settled(status));
         let (mut refused_count, mut is_full) = (0, false);
         for (key, status) in refused {
             refused_count += 1;
@@ -509,41 +458,33 @@ pub(crate) async fn give(
     Ok(outcome)
 }
 
-/// Reads as many of the next blocks as go into one message.
+/// Reads as many of the next blocks as go into one message, some of which other nodes may keep for
+/// this one.
 async fn read_batch(
     inner: &Inner,
     keys: &mut std::iter::Peekable<std::vec::IntoIter<Key>>,
     outcome: &mut Outcome,
-) -> (Vec<BlockHeader>, Vec<Bytes>) {
-    let (mut headers, mut parts, mut bytes) = (Vec::new(), Vec::new(), 0);
-    while bytes < REPLY_BYTES && headers.len() < MAX_BATCH_BLOCKS {
+) -> Vec<Block> {
+    let (mut blocks, mut bytes) = (Vec::new(), 0);
+    while bytes < REPLY_BYTES && blocks.len() < MAX_BATCH_BLOCKS {
         let Some(key) = keys.next() else { break };
-        match inner.store.get(&key).await {
-            Ok(Some(block)) => {
-                let header = inner.header_of(&block.info);
-                if header.lease_secs > 0 {
-                    bytes += block.bytes.len();
-                    headers.push(header);
-                    parts.push(block.bytes);
-                }
+        let block = match inner.store.get(&key).await {
+            Ok(Some(held)) => {
+                Some(Block { header: inner.header_of(&held.info), bytes: held.bytes })
             }
-            // It may be elsewhere, kept for this node.
-            Ok(None) => {
-                if let Some(block) = follow::own(inner, &key).await
-                    && block.header.lease_secs > 0
-                {
-                    bytes += block.bytes.len();
-                    headers.push(block.header);
-                    parts.push(block.bytes);
-                }
-            }
+            Ok(None) => follow::own(inner, &key).await,
             Err(error) => {
-                note_store_error(inner, &error);
+                inner.note_store_error(&error);
                 outcome.left += 1;
+                None
             }
+        };
+        if let Some(block) = block.filter(|block| block.header.lease_secs > 0) {
+            bytes += block.bytes.len();
+            blocks.push(block);
         }
     }
-    (headers, parts)
+    blocks
 }
 
 /// Whether the other side now has the block or a better one.

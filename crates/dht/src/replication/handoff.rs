@@ -20,8 +20,8 @@ use atoll_overlay::{Node, ServedRanges};
 use atoll_store::{BlockInfo, Usage};
 
 use crate::accounting::quota::cost_bytes;
-use crate::client::ack_verification::ask;
 use crate::diversion;
+use crate::holdings::vouch::ask;
 use crate::inner::Inner;
 use crate::lease_clock::least_lease;
 use crate::replication::eviction::drop_proven;
@@ -58,7 +58,7 @@ const NEARLY_FULL_PERCENT: u64 = 90;
 
 /// What is known of strays.
 #[derive(Default)]
-pub(crate) struct Strays {
+pub(crate) struct Handoff {
     /// Notified when they should be gone through: after a round of repair.
     pub due: Notify,
     /// The ranges of strays, by the position of their roots.
@@ -80,7 +80,7 @@ struct Stray {
     resume: Option<Key>,
 }
 
-impl Strays {
+impl Handoff {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, Stray>> {
         self.ranges.lock().expect("no holder of this lock panics")
     }
@@ -136,7 +136,7 @@ struct Budget {
 /// waits for it: they are other nodes' blocks.
 pub(crate) async fn run(inner: Arc<Inner>) {
     loop {
-        inner.strays.due.notified().await;
+        inner.handoff.due.notified().await;
         let served = inner.overlay.served_ranges(inner.config.replicas);
         let again_after = match hand_over_strays(&inner, &served).await {
             Ok(false) => continue,
@@ -147,7 +147,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
             }
         };
         sleep(&*inner.env, jittered(&*inner.env, again_after)).await;
-        inner.strays.due.notify();
+        inner.handoff.due.notify();
     }
 }
 
@@ -180,7 +180,7 @@ async fn hand_over_gap(
         let elsewhere = KeyRange::new(cursor, gap.upto);
         let Some(first) = inner.store.list(elsewhere, 1)?.first().copied() else { break };
         let now = inner.env.now();
-        let known = inner.strays.containing(&first.key).filter(|(_, stray)| stray.next_at > now);
+        let known = inner.handoff.containing(&first.key).filter(|(_, stray)| stray.next_at > now);
         cursor = match known {
             Some((root, _)) => root,
             None => {
@@ -214,10 +214,10 @@ async fn hand_over_first(
         return Ok(elsewhere.upto);
     }
     if set.len() < inner.config.replicas || set.iter().any(|node| inner.is_me(node)) {
-        inner.strays.forget(&root.id.0);
+        inner.handoff.forget(&root.id.0);
         return Ok(root.id.0);
     }
-    let mut stray = inner.strays.enter(first, root.id.0, inner.env.now());
+    let mut stray = inner.handoff.enter(first, root.id.0, inner.env.now());
     let is_over = inner.env.now().since(stray.since) >= grace(inner);
     let mut rest = Some(KeyRange::new(stray.resume.take().unwrap_or(stray.after), root.id.0));
     let (mut is_settled, mut are_held) = (true, true);
@@ -248,7 +248,7 @@ async fn hand_over_first(
         }
         None => now + RETRY * 2u32.pow(doublings),
     };
-    inner.strays.put(root.id.0, stray, now);
+    inner.handoff.put(root.id.0, stray, now);
     Ok(root.id.0)
 }
 
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_range_keeps_its_grace_when_a_node_joins_within_it() {
-        let strays = Strays::default();
+        let strays = Handoff::default();
         let stray = strays.enter(&key(10), key(50), at(5));
         strays.put(key(50), stray, at(5));
         assert_eq!(strays.enter(&key(12), key(50), at(9)).since, at(5));
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn ranges_are_bounded() {
-        let strays = Strays::default();
+        let strays = Handoff::default();
         for n in 0..2 * MAX_STRAY_RANGES as u32 {
             let root = atoll_key::BlockHash::of(&n.to_be_bytes()).key();
             let stray = strays.enter(&root, root, at(u64::from(n)));

@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use atoll_env::{jittered, random_below, sleep};
 use atoll_key::{Key, KeyRange, PeerId};
-use atoll_net::header::{from_header, to_header};
-use atoll_net::{Peer, Request};
+use atoll_net::Peer;
 use atoll_overlay::Node;
 use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 use futures_util::future::select;
@@ -23,18 +22,17 @@ use futures_util::future::select;
 use crate::accounting::quota::cost_bytes;
 use crate::diversion::{Records, follow};
 use crate::inner::Inner;
-use crate::placement::by_root;
+use crate::placement::{by_root, is_member};
 use crate::replication::exchange::pace;
 use crate::replication::store::store_home;
-use crate::rpc::{self, Hold, HoldReply, MAX_RENEW_KEYS, Vouched};
-use crate::server::host;
+use crate::rpc::{Hold, MAX_KEYS, Vouched};
 
 /// How often all pointers are checked, if a pass takes no longer. A guess.
 const CHECK_EVERY: Duration = Duration::from_secs(600);
 /// How soon a holder that did not answer is asked again.
 const CHECK_AGAIN: Duration = Duration::from_secs(60);
 /// Records checked at once.
-const PAGE: usize = MAX_RENEW_KEYS;
+const PAGE: usize = MAX_KEYS;
 /// The least time between two pages: some 7 KB a second.
 const PAGE_PAUSE: Duration = Duration::from_secs(10);
 /// A holder that has none of so many blocks, drawn at random of a page, is taken to have lost all.
@@ -66,7 +64,7 @@ async fn pass(inner: &Inner, silent: &BTreeSet<PeerId>) -> Result<BTreeSet<PeerI
     loop {
         let page = inner.diversion.records.list(KeyRange::new(after, Key::MAX), PAGE)?;
         let ended = |hold: &&BlockInfo| {
-            host::is_member(inner, &hold.key) || matches!(inner.store.info(&hold.key), Ok(None))
+            is_member(inner, &hold.key) || matches!(inner.store.info(&hold.key), Ok(None))
         };
         let dissolved = Records::holds(&page).filter(ended);
         inner.diversion.records.forget(dissolved.map(|hold| hold.key).collect()).await;
@@ -143,13 +141,10 @@ async fn of_other_sets(inner: &Inner, pointers: &[BlockInfo]) -> Vec<Key> {
 /// What a holder says that it keeps for this node; `None` if it does not answer.
 async fn ask(inner: &Inner, holder: &Peer, its: &[BlockInfo]) -> Option<Vec<Option<Vouched>>> {
     let keys: Vec<Key> = its.iter().map(|info| info.key).collect();
-    let header = to_header(&Hold { keys, keep: true });
-    let request = Request { method: rpc::HOLD, header, parts: Vec::new() };
     let node = Node::of(*holder);
-    let reply = inner.call(&node, request).await.ok()?;
-    let HoldReply { held, spare_bytes } = from_header(&reply.header).ok()?;
-    inner.diversion.learn(node, spare_bytes, inner.env.now());
-    (held.0.len() == its.len()).then_some(held.0)
+    let (reply, _) = inner.call(&node, &Hold { keys, keep: true }, Vec::new()).await.ok()?;
+    inner.diversion.learn(node, reply.spare_bytes, inner.env.now());
+    Some(reply.held.0)
 }
 
 /// Which copies a holder does not have as it should; learns of the others how long they stay.
@@ -196,7 +191,7 @@ async fn take_home(inner: &Inner, keys: &[Key]) -> Result<(), StoreError> {
         let Some(block) = follow::own(inner, key).await else { continue };
         let Ok(version) = info.kind.verify(key, &block.bytes) else { continue };
         let bytes = block.bytes.len() as u64;
-        let mut stored: StoredBlock = inner.to_store(&block, info.kind, version);
+        let mut stored: StoredBlock = inner.to_store(&block, version);
         stored.info.owner = info.owner;
         if cost_bytes(stored.info.len_bytes) > free_bytes {
             return Ok(());

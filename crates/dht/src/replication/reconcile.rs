@@ -14,47 +14,14 @@
 //!
 //! This module is plain data and pure functions; the exchange itself is in `exchange`.
 
-use atoll_key::{Key, KeyRange};
+use atoll_key::KeyRange;
 use atoll_store::MAX_PARTS;
-/// A range and what the sender has in it.
-pub use atoll_store::Part as Claim;
-pub use atoll_store::Summary;
+
+pub use crate::rpc::{Answer, Claim, Item, MAX_ITEMS, Summary};
 
 /// A range with at most this many items is answered by the items themselves. A guess:
 /// 64 items of 72 bytes are about as much as two levels of summaries.
 pub const ITEMS_INSTEAD: usize = 64;
-
-/// A block as reconciliation sees it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Item {
-    /// Where it lives.
-    pub key: Key,
-    /// Its version; 0 for content.
-    pub version: u64,
-}
-
-/// The answer to a [`Claim`].
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Answer {
-    /// The answerer has the same.
-    Same,
-    /// The answerer has few items there, or the asker has none: these are all of them.
-    Items(Vec<Item>),
-    /// The answerer's own claims for parts that together make up the range.
-    Parts(Vec<Claim>),
-    /// Too many items for one answer where the asker has none: the first of them, up
-    /// to and including the key `upto`; ask again from there.
-    Some {
-        /// The items found.
-        items: Vec<Item>,
-        /// They are all there are in `(range.after, upto]`.
-        upto: Key,
-    },
-}
-
-/// At most this many items go into one answer; 4,096 × 72 bytes = 288 KiB would pass the
-/// header's limit, so half of it.
-pub const MAX_ITEMS: usize = 2048;
 
 /// How to answer a claim, given the answerer's own summary of its range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -150,7 +117,7 @@ pub fn well_formed_parts(range: KeyRange, parts: &[Claim]) -> bool {
 mod tests {
     use std::collections::BTreeMap;
 
-    use atoll_key::BlockKind;
+    use atoll_key::{BlockKind, Key};
     use atoll_store::{BlockInfo, BlockStore, MemoryStore, Owner, StoredBlock};
     use bytes::Bytes;
     use futures_util::FutureExt;

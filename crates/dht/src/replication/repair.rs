@@ -31,8 +31,9 @@ use futures_util::stream::FuturesUnordered;
 use crate::client::get::{Found, find};
 use crate::holdings::ranges::summaries;
 use crate::inner::Inner;
+use crate::placement::expected_replicas;
 use crate::replication::exchange::{ExchangeError, Given, Outcome, reconcile_with};
-use crate::replication::store::{expected_replicas, store_here};
+use crate::replication::store::store_here;
 use crate::rpc::budget::PEER_LIMIT;
 
 /// A round repeats at most so often before it waits again.
@@ -69,7 +70,7 @@ pub(crate) async fn run(inner: Arc<Inner>) {
         inner.repair.remember_expected(&*inner.durable).await;
         seen = Some(inner.overlay.epoch());
         let ended = round(&inner).await;
-        inner.strays.due.notify();
+        inner.handoff.due.notify();
         let again_after = match ended {
             Ended::Equal | Ended::Stuck => continue,
             Ended::Moving => AGAIN,

@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use atoll_env::{Instant, timeout};
 use atoll_key::PeerId;
-use atoll_net::{CallError, Reply, Request};
+use atoll_net::CallError;
 use atoll_overlay::Node;
+use bytes::Bytes;
 
+use super::{Answered, Method};
 use crate::inner::Inner;
 
 /// What a peer gets in a round. A guess: blocks of some gigabytes at the speed of a fast network.
@@ -69,14 +71,16 @@ impl Allowance {
     ///
     /// # Errors
     /// If the call fails.
-    pub async fn call(
+    pub async fn call<M: Method>(
         &mut self,
         inner: &Inner,
         to: &Node,
-        request: Request,
-    ) -> Result<Option<Reply>, CallError> {
+        request: &M,
+        parts: Vec<Bytes>,
+    ) -> Result<Option<Answered<M>>, CallError> {
         let began = inner.env.now();
-        let answer = timeout(&*inner.env, self.left(began), inner.call(to, request)).await;
+        let call = inner.call(to, request, parts);
+        let answer = timeout(&*inner.env, self.left(began), call).await;
         self.waited(inner.env.now().since(began));
         answer.ok().transpose()
     }

@@ -1,13 +1,14 @@
 //! Who is charged for blocks, and whether there is room for more: the headers of `CONFIRM`,
 //! `VOUCH` and `ROOM` (CFS §5.4).
 
+use std::fmt;
+
 use atoll_key::Key;
 use atoll_net::header::Capped;
 use atoll_store::Owner;
 use minicbor::{Decode, Encode};
 
-use super::{MAX_RENEW_KEYS, keys_bytes};
-use crate::accounting::quota::OverQuota;
+use super::{MAX_KEYS, Message, encoding};
 
 /// `CONFIRM`: did you make this receipt?
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -38,7 +39,7 @@ pub struct ConfirmReply {
 #[cbor(map)]
 pub struct Vouch {
     /// Which blocks.
-    #[cbor(n(0), with = "keys_bytes")]
+    #[cbor(n(0), with = "encoding::packed")]
     pub keys: Vec<Key>,
 }
 
@@ -48,7 +49,7 @@ pub struct Vouch {
 pub struct VouchReply {
     /// One for each key; nothing of what is not held or has expired.
     #[n(0)]
-    pub vouched: Capped<Option<Vouched>, MAX_RENEW_KEYS>,
+    pub vouched: Capped<Option<Vouched>, MAX_KEYS>,
 }
 
 /// `ROOM`: may this publisher put so much?
@@ -104,4 +105,57 @@ impl Vouched {
     pub fn owner(&self) -> Owner {
         Owner { publisher: self.publisher, ip: self.ip }
     }
+}
+
+impl Message for Confirm {}
+impl Message for ConfirmReply {}
+impl Message for AskRoom {}
+impl Message for AskRoomReply {}
+
+impl Message for Vouch {
+    fn entries(&self) -> usize {
+        self.keys.len()
+    }
+}
+
+impl Message for VouchReply {
+    fn entries(&self) -> usize {
+        self.vouched.0.len()
+    }
+}
+
+/// What a quota is of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Encode, Decode)]
+#[cbor(index_only)]
+pub enum QuotaOf {
+    /// A publisher's key.
+    #[n(0)]
+    Key,
+    /// An address.
+    #[n(1)]
+    Address,
+}
+
+impl fmt::Display for QuotaOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            QuotaOf::Key => "key",
+            QuotaOf::Address => "address",
+        })
+    }
+}
+
+/// A publisher's share is used up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+#[cbor(map)]
+pub struct OverQuota {
+    /// What is kept for it here, bytes, with what keeping costs.
+    #[n(0)]
+    pub used_bytes: u64,
+    /// What would be kept at most.
+    #[n(1)]
+    pub allowed_bytes: u64,
+    /// Whether the key is over quota or the address.
+    #[n(2)]
+    pub of: QuotaOf,
 }

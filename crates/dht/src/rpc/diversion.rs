@@ -2,11 +2,11 @@
 //! node names the holder of such a copy (PAST, SOSP 2001, §3.3).
 
 use atoll_key::Key;
-use atoll_net::header::{Capped, WirePeer};
+use atoll_net::header::Capped;
 use minicbor::{Decode, Encode};
 
-use super::{Batch, BlockHeader, MAX_RENEW_KEYS, PutStatus, Vouched, key_bytes, keys_bytes};
-use crate::accounting::receipt::WireReceipt;
+use super::receipt::WireReceipt;
+use super::{Batch, BlockHeader, MAX_KEYS, Message, PutStatus, Vouched, encoding};
 
 /// `DIVERT`: keep the blocks in the parts for the sender, which has no room for them.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -24,16 +24,25 @@ pub struct Divert {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct DivertReply {
-    /// What became of each block. [`PutStatus::NotRoot`]: this node may not keep it for the
-    /// sender, because it holds the block itself or should.
+    /// One for each block, in the order of the request.
     #[n(0)]
-    pub statuses: Batch<PutStatus>,
-    /// What is kept of each block that was taken.
-    #[n(1)]
-    pub held: Batch<Option<Vouched>>,
+    pub blocks: Batch<Diverted>,
     /// Bytes this node would still take for others.
-    #[n(2)]
+    #[n(1)]
     pub spare_bytes: u64,
+}
+
+/// What became of one block of a [`Divert`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Diverted {
+    /// [`PutStatus::NotRoot`]: this node may not keep it for the sender, because it holds the
+    /// block itself or should.
+    #[n(0)]
+    pub status: PutStatus,
+    /// What is kept, if it was taken.
+    #[n(1)]
+    pub held: Option<Vouched>,
 }
 
 /// `HOLD`: the sender points to the receiver for these blocks; are they there? Without keys the
@@ -42,7 +51,7 @@ pub struct DivertReply {
 #[cbor(map)]
 pub struct Hold {
     /// Which blocks.
-    #[cbor(n(0), with = "keys_bytes")]
+    #[cbor(n(0), with = "encoding::packed")]
     pub keys: Vec<Key>,
     /// False: the sender points here for them no longer.
     #[n(1)]
@@ -55,20 +64,36 @@ pub struct Hold {
 pub struct HoldReply {
     /// For each key: what is kept for the sender, if anything.
     #[n(0)]
-    pub held: Capped<Option<Vouched>, MAX_RENEW_KEYS>,
+    pub held: Capped<Option<Vouched>, MAX_KEYS>,
     /// Bytes this node would still take for others.
     #[n(1)]
     pub spare_bytes: u64,
 }
 
-/// Of a block that was asked for: the node that keeps it for the answerer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct There {
-    /// Which block.
-    #[cbor(n(0), with = "key_bytes")]
-    pub key: Key,
-    /// Who has it.
-    #[n(1)]
-    pub holder: WirePeer,
+impl Message for Divert {
+    fn entries(&self) -> usize {
+        self.blocks.0.len()
+    }
+
+    fn parts(&self) -> usize {
+        self.entries()
+    }
+}
+
+impl Message for DivertReply {
+    fn entries(&self) -> usize {
+        self.blocks.0.len()
+    }
+}
+
+impl Message for Hold {
+    fn entries(&self) -> usize {
+        self.keys.len()
+    }
+}
+
+impl Message for HoldReply {
+    fn entries(&self) -> usize {
+        self.held.0.len()
+    }
 }

@@ -1,526 +1,340 @@
-//! What nodes say to each other about blocks: the headers of methods `0x02xx`.
+//! What nodes say to each other about blocks: one table of methods, and everything that follows
+//! from it.
 //!
-//! Headers are CBOR maps with numbered fields (minicbor), so fields can be added; blocks
-//! travel beside the header as parts, one part per block in the order of the header's
-//! entries. `docs/design/dht.md` has the table. Leases are sent as the seconds that
-//! remain, so that clocks which disagree do not lose data.
+//! [`method_table!`](crate::method_table) lists each method with its number, the types of its
+//! request and reply, its limits, the time a caller waits, and which peers may call. From the table follow the
+//! [`Method`] implementations, reading requests ([`read_request`]), checking replies ([`send`]),
+//! the server's dispatch, the fuzz target and the table in `docs/design/wire.md` (a test compares
+//! the two). Nothing outside this folder builds a request or checks the length of a reply.
 //!
-//! Decoding allocates no more than the header that has arrived justifies: every list has
-//! a cap, checked while it is read.
+//! Headers are CBOR with numbered fields (minicbor), so fields can be added; blocks travel beside
+//! the header as parts, one for each block in the order of the header's entries. Leases are sent
+//! as the seconds that remain, so that clocks which disagree do not lose data.
+//!
+//! **Invariant:** decoding allocates no more than the header that has arrived justifies: every
+//! list has a cap, checked before it is read.
+//!
+//! It does not know what a method does.
 
 pub(crate) mod budget;
+mod call;
 mod charging;
 mod diversion;
+mod encoding;
+mod lookup;
 mod proving;
+mod put;
 pub(crate) mod put_times;
 pub(crate) mod quorum;
+mod receipt;
+mod reconcile;
 mod renewal;
 
-use atoll_key::{BlockKind, Key, KeyRange};
-use atoll_net::header::{Capped, WirePeer};
+use std::fmt;
+use std::time::Duration;
+
+use atoll_key::MAX_BLOCK_BYTES;
+use atoll_net::header::Capped;
 pub use atoll_net::header::{from_header, to_header};
-use atoll_net::{Peer, Refusal};
-use atoll_overlay::wire::{WireNodes, WireRoute};
-use atoll_overlay::{Node, Route};
-use atoll_store::MAX_PARTS;
-use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
+use atoll_net::{CallError, Peer, Refusal, Reply, Request, Transport};
+use bytes::Bytes;
+use minicbor::{Decode, Encode};
 
-pub use charging::{AskRoom, AskRoomReply, Confirm, ConfirmReply, Vouch, VouchReply, Vouched};
-pub use diversion::{Divert, DivertReply, Hold, HoldReply, There};
+pub(crate) use call::Answered;
+pub use charging::{
+    AskRoom, AskRoomReply, Confirm, ConfirmReply, OverQuota, QuotaOf, Vouch, VouchReply, Vouched,
+};
+pub use diversion::{Divert, DivertReply, Diverted, Hold, HoldReply};
+pub use lookup::{CacheCopy, CacheReply, LookupReply, LookupStep};
 pub use proving::{Proof, Prove, ProveReply};
-pub(crate) use renewal::has;
-pub use renewal::{NAME_BYTES, Name, Renew, RenewReply};
+pub(crate) use put::{Block, from_blocks, is_majority, to_blocks};
+pub use put::{BlockHeader, Fetch, FetchReply, Put, PutReply, PutStatus, There};
+pub use receipt::WireReceipt;
+pub use reconcile::{Answer, Claim, Item, MAX_ITEMS, Reconcile, ReconcileReply, Summary};
+pub use renewal::{NAME_BYTES, Name, Renew, RenewReply, RenewStatus};
 
-use crate::accounting::quota::{OverQuota, QuotaOf};
-use crate::accounting::receipt::WireReceipt;
-use crate::replication::reconcile::{Answer, Claim, Item, MAX_ITEMS, Summary};
-
-/// CFS Figure 5's `lookup_step`.
-pub const LOOKUP_STEP: u16 = 0x0201;
-/// Store blocks, as their root or as a replica.
-pub const PUT: u16 = 0x0202;
-/// Extend leases and learn which blocks are held.
-pub const RENEW: u16 = 0x0203;
-/// Compare key ranges.
-pub const RECONCILE: u16 = 0x0204;
-/// Fetch blocks by key from a replica.
-pub const FETCH: u16 = 0x0205;
-/// Ask a publisher whether it made a receipt.
-pub const CONFIRM: u16 = 0x0206;
-/// Ask a neighbour whom it charges blocks to.
-pub const VOUCH: u16 = 0x0207;
-/// Ask a replica whether a publisher may put more.
-pub const ROOM: u16 = 0x0209;
-/// A copy of a block, for the cache (CFS §5.2).
-pub const CACHE: u16 = 0x0208;
-/// Keep copies for a replica that has no room (PAST §3.3).
-pub const DIVERT: u16 = 0x0210;
-/// Ask for copies kept so, and for how many more there is room.
-pub const HOLD: u16 = 0x0211;
-
-/// Show that blocks are held.
-pub const PROVE: u16 = 0x020A;
-
-/// The most blocks in one `PUT` or `FETCH`.
+/// The most blocks in one message.
 pub const MAX_BATCH_BLOCKS: usize = 256;
-/// The most keys, or names, in one `RENEW`, `VOUCH` or `PROVE`.
-pub const MAX_RENEW_KEYS: usize = 1024;
+/// The most keys, or names, in one message.
+pub const MAX_KEYS: usize = 1024;
 /// The most claims in one `RECONCILE`.
 pub const MAX_CLAIMS: usize = 64;
-/// A key, as a CBOR byte string of 64 bytes.
-mod key_bytes {
-    use super::*;
-
-    pub fn encode<C, W: encode::Write>(
-        key: &Key,
-        e: &mut Encoder<W>,
-        _: &mut C,
-    ) -> Result<(), encode::Error<W::Error>> {
-        e.bytes(&key.0)?.ok()
-    }
-
-    pub fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<Key, decode::Error> {
-        let position = d.position();
-        Key::from_slice(d.bytes()?)
-            .ok_or_else(|| decode::Error::message("a key has 64 bytes").at(position))
-    }
-}
-
-/// Many keys, as one CBOR byte string.
-mod keys_bytes {
-    use super::*;
-
-    pub fn encode<C, W: encode::Write>(
-        keys: &[Key],
-        e: &mut Encoder<W>,
-        _: &mut C,
-    ) -> Result<(), encode::Error<W::Error>> {
-        let all: Vec<u8> = keys.iter().flat_map(|key| key.0).collect();
-        e.bytes(&all)?.ok()
-    }
-
-    pub fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<Vec<Key>, decode::Error> {
-        let bytes = d.bytes()?;
-        if !bytes.len().is_multiple_of(64) || bytes.len() / 64 > MAX_RENEW_KEYS {
-            return Err(decode::Error::message("not a list of keys"));
-        }
-        Ok(bytes.chunks(64).map(|key| Key::from_slice(key).expect("64 bytes")).collect())
-    }
-}
+/// The most bytes of blocks in one message: as much as a frame holds.
+const MAX_BATCH_BYTES: usize = 4 << 20;
 
 /// One element for each block of a message.
 pub type Batch<T> = Capped<T, MAX_BATCH_BLOCKS>;
 
-/// A block's description; its bytes are the part of the same number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct BlockHeader {
-    /// Where it lives.
-    #[cbor(n(0), with = "key_bytes")]
-    pub key: Key,
-    /// The number of its [`BlockKind`].
-    #[n(1)]
-    pub kind: u8,
-    /// Seconds its lease still has.
-    #[n(2)]
-    pub lease_secs: u64,
-}
-
-impl BlockHeader {
-    /// The block's kind, or a refusal.
-    pub fn block_kind(&self) -> Result<BlockKind, Refusal> {
-        BlockKind::from_u8(self.kind).map_err(|e| Refusal::new(Refusal::MALFORMED, e.to_string()))
-    }
-}
-
-/// `LOOKUP_STEP`: is the block here, and if not, who is nearer?
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct LookupStep {
-    /// What is looked for.
-    #[cbor(n(0), with = "key_bytes")]
-    pub key: Key,
-    /// The asker takes this node for the root or one of its replicas.
-    #[n(1)]
-    pub as_root: bool,
-    /// A cached copy will do; a signed block's at most so many milliseconds old.
-    #[n(2)]
-    pub cached_ms: Option<u64>,
-}
-
-/// The answer to a [`LookupStep`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LookupReply {
-    /// COMPLETE: a cached copy of the block is the reply's only part.
-    Cached {
-        /// What it is.
-        header: BlockHeader,
-        /// How long ago a replica had it, milliseconds.
-        age_ms: u64,
-    },
-    /// CONTINUE: ask there; and this node would cache a copy of the block.
-    Wanted(Route),
-    /// COMPLETE: the block is the reply's only part.
-    Found(BlockHeader),
-    /// CONTINUE: this peer keeps the block for the answerer, which has no room for it.
-    There(Peer),
-    /// NONEXISTENT: this node is the root and does not have it; its replicas follow.
-    Absent(Vec<Node>),
-    /// CONTINUE: ask there.
-    Route(Route),
-}
-
-#[derive(Encode, Decode)]
-#[cbor(map)]
-struct WireLookupReply {
-    #[n(0)]
-    found: Option<BlockHeader>,
-    #[n(1)]
-    absent: Option<WireNodes>,
-    #[n(2)]
-    route: Option<WireRoute>,
-    #[n(3)]
-    age_ms: Option<u64>,
-    #[n(4)]
-    wanted: Option<bool>,
-    #[n(5)]
-    there: Option<WirePeer>,
-}
-
-impl<C> Encode<C> for LookupReply {
-    fn encode<W: encode::Write>(
-        &self,
-        e: &mut Encoder<W>,
-        ctx: &mut C,
-    ) -> Result<(), encode::Error<W::Error>> {
-        let none = WireLookupReply {
-            found: None,
-            absent: None,
-            route: None,
-            age_ms: None,
-            wanted: None,
-            there: None,
-        };
-        let wire = match self.clone() {
-            LookupReply::Cached { header, age_ms } => {
-                WireLookupReply { found: Some(header), age_ms: Some(age_ms), ..none }
-            }
-            LookupReply::Wanted(route) => {
-                WireLookupReply { route: Some(WireRoute(route)), wanted: Some(true), ..none }
-            }
-            LookupReply::Found(header) => WireLookupReply { found: Some(header), ..none },
-            LookupReply::There(holder) => WireLookupReply { there: Some(WirePeer(holder)), ..none },
-            LookupReply::Absent(nodes) => {
-                WireLookupReply { absent: Some(WireNodes(nodes)), ..none }
-            }
-            LookupReply::Route(route) => WireLookupReply { route: Some(WireRoute(route)), ..none },
-        };
-        wire.encode(e, ctx)
-    }
-}
-
-impl<'b, C> Decode<'b, C> for LookupReply {
-    fn decode(d: &mut Decoder<'b>, ctx: &mut C) -> Result<Self, decode::Error> {
-        let wire = WireLookupReply::decode(d, ctx)?;
-        let wanted = wire.wanted == Some(true);
-        match (wire.found, wire.absent, wire.route, wire.there) {
-            (Some(header), None, None, None) => Ok(match wire.age_ms {
-                Some(age_ms) => LookupReply::Cached { header, age_ms },
-                None => LookupReply::Found(header),
-            }),
-            (None, Some(nodes), None, None) => Ok(LookupReply::Absent(nodes.0)),
-            (None, None, Some(route), None) if wanted => Ok(LookupReply::Wanted(route.0)),
-            (None, None, Some(route), None) => Ok(LookupReply::Route(route.0)),
-            (None, None, None, Some(holder)) => Ok(LookupReply::There(holder.0)),
-            _ => Err(decode::Error::message("not one of found, absent, there and a route")),
-        }
-    }
-}
-
-/// `PUT`: store the blocks in the parts.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct Put {
-    /// What the parts are.
-    #[n(0)]
-    pub blocks: Batch<BlockHeader>,
-    /// True: store and send on to the replicas, as root. False: only store, as replica.
-    #[n(1)]
-    pub as_root: bool,
-    /// Their publisher's; without one they are copies of what the ring has.
-    #[n(2)]
-    pub receipt: Option<WireReceipt>,
-}
-
-/// What became of one block of a [`Put`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub enum PutStatus {
-    /// Durable on so many nodes, of so many that should have it.
-    #[n(0)]
-    Stored {
-        /// Nodes that acknowledged.
-        #[n(0)]
-        copies: u32,
-        /// Nodes that should hold it.
-        #[n(1)]
-        wanted: u32,
-    },
-    /// This node is not the key's root.
-    #[n(1)]
-    NotRoot,
-    /// A higher version, or another block of the same version, is held.
-    #[n(2)]
-    Superseded {
-        /// The version held.
-        #[n(0)]
-        held: u64,
-    },
-    /// The bytes are not what the key says.
-    #[n(3)]
-    Invalid,
-    /// No room here.
-    #[n(4)]
-    Full,
-    /// The disk failed here.
-    #[n(5)]
-    Failed,
-    /// The publisher's share of this node is used up.
-    #[n(6)]
-    OverQuota {
-        /// Bytes kept for it.
-        #[n(0)]
-        used_bytes: u64,
-        /// Bytes that would be kept at most.
-        #[n(1)]
-        allowed_bytes: u64,
-        /// Whether its key is over quota or its address.
-        #[n(2)]
-        of: QuotaOf,
-    },
-}
-
-impl From<OverQuota> for PutStatus {
-    fn from(over: OverQuota) -> PutStatus {
-        let OverQuota { used_bytes, allowed_bytes, of } = over;
-        PutStatus::OverQuota { used_bytes, allowed_bytes, of }
-    }
-}
-
-/// Whether a majority has a block. Both numbers may be a peer's, so any.
-pub(crate) fn is_majority(copies: u32, wanted: u32) -> bool {
-    u64::from(copies) * 2 > u64::from(wanted)
-}
-
-/// The answer to a [`Put`]: one status per block.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct PutReply {
-    /// In the order of the request.
-    #[n(0)]
-    pub statuses: Batch<PutStatus>,
-}
-
-/// `FETCH`: send these blocks.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct Fetch {
-    /// Which blocks.
-    #[cbor(n(0), with = "keys_bytes")]
-    pub keys: Vec<Key>,
-}
-
-/// The answer to a [`Fetch`]: those held, as many as fit one message.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct FetchReply {
-    /// What the parts are.
-    #[n(0)]
-    pub blocks: Batch<BlockHeader>,
-    /// Those that other nodes keep for this one.
-    #[n(1)]
-    pub there: Batch<There>,
-}
-
-/// `CACHE`: the block in the only part, for the receiver's cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct CacheCopy {
-    /// What the part is.
-    #[n(0)]
-    pub block: BlockHeader,
-}
-
-/// The answer to a [`CacheCopy`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct CacheReply {
-    /// Whether it is in the cache now.
-    #[n(0)]
-    pub taken: bool,
-}
-
-/// `RECONCILE`: compare ranges.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reconcile {
-    /// What the sender has.
-    pub claims: Vec<Claim>,
-}
-
-/// The answer to a [`Reconcile`]: one answer per claim.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReconcileReply {
-    /// In the order of the request.
-    pub answers: Vec<Answer>,
-}
-
-#[derive(Encode, Decode)]
-#[cbor(map)]
-struct WireClaim {
-    #[cbor(n(0), with = "key_bytes")]
-    after: Key,
-    #[cbor(n(1), with = "key_bytes")]
-    upto: Key,
-    #[cbor(n(2), with = "minicbor::bytes")]
-    digest: [u8; 32],
-    #[n(3)]
-    count: u64,
-}
-
-impl From<&Claim> for WireClaim {
-    fn from(claim: &Claim) -> WireClaim {
-        WireClaim {
-            after: claim.range.after,
-            upto: claim.range.upto,
-            digest: claim.summary.digest,
-            count: claim.summary.count,
-        }
-    }
-}
-
-impl From<WireClaim> for Claim {
-    fn from(wire: WireClaim) -> Claim {
-        Claim {
-            range: KeyRange::new(wire.after, wire.upto),
-            summary: Summary { digest: wire.digest, count: wire.count },
-        }
-    }
-}
-
-#[derive(Encode, Decode)]
-#[cbor(map)]
-struct WireReconcile {
-    #[n(0)]
-    claims: Capped<WireClaim, MAX_CLAIMS>,
-}
-
-/// Items as one byte string of 72 bytes each.
-#[derive(Encode, Decode)]
-#[cbor(map)]
-struct WireAnswer {
-    #[cbor(n(0), with = "minicbor::bytes")]
-    items: Option<Vec<u8>>,
-    #[n(1)]
-    parts: Capped<WireClaim, MAX_PARTS>,
-    #[cbor(n(2), with = "minicbor::bytes")]
-    upto: Option<Vec<u8>>,
-}
-
-const ITEM_BYTES: usize = 72;
-
-fn items_to_bytes(items: &[Item]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(items.len() * ITEM_BYTES);
-    for item in items {
-        bytes.extend_from_slice(&item.key.0);
-        bytes.extend_from_slice(&item.version.to_be_bytes());
-    }
-    bytes
-}
-
-fn items_from_bytes(bytes: &[u8]) -> Result<Vec<Item>, decode::Error> {
-    if !bytes.len().is_multiple_of(ITEM_BYTES) || bytes.len() / ITEM_BYTES > MAX_ITEMS {
-        return Err(decode::Error::message("not a list of items"));
-    }
-    let item = |chunk: &[u8]| Item {
-        key: Key::from_slice(&chunk[..64]).expect("64 bytes"),
-        version: u64::from_be_bytes(chunk[64..].try_into().expect("8 bytes")),
-    };
-    Ok(bytes.chunks(ITEM_BYTES).map(item).collect())
-}
-
-impl<C> Encode<C> for Reconcile {
-    fn encode<W: encode::Write>(
-        &self,
-        e: &mut Encoder<W>,
-        ctx: &mut C,
-    ) -> Result<(), encode::Error<W::Error>> {
-        let claims = Capped(self.claims.iter().map(WireClaim::from).collect());
-        WireReconcile { claims }.encode(e, ctx)
-    }
-}
-
-impl<'b, C> Decode<'b, C> for Reconcile {
-    fn decode(d: &mut Decoder<'b>, ctx: &mut C) -> Result<Self, decode::Error> {
-        let wire = WireReconcile::decode(d, ctx)?;
-        let claims = wire.claims.0.into_iter().map(Claim::from).collect();
-        Ok(Reconcile { claims })
-    }
-}
-
-impl<C> Encode<C> for ReconcileReply {
-    fn encode<W: encode::Write>(
-        &self,
-        e: &mut Encoder<W>,
-        ctx: &mut C,
-    ) -> Result<(), encode::Error<W::Error>> {
-        e.array(self.answers.len() as u64)?;
-        for answer in &self.answers {
-            let none = WireAnswer { items: None, parts: Capped(Vec::new()), upto: None };
-            let wire = match answer {
-                Answer::Same => none,
-                Answer::Items(items) => WireAnswer { items: Some(items_to_bytes(items)), ..none },
-                Answer::Parts(parts) => WireAnswer {
-                    parts: Capped(parts.iter().map(WireClaim::from).collect()),
-                    ..none
-                },
-                Answer::Some { items, upto } => WireAnswer {
-                    items: Some(items_to_bytes(items)),
-                    upto: Some(upto.0.to_vec()),
-                    ..none
-                },
+/// The table of methods: gives its rows to the macro `$with`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! method_table {
+    ($with:ident) => {
+        $with! {
+            /// CFS Figure 5's `lookup_step`: the block, or where to ask next.
+            LOOKUP_STEP = 0x0201: LookupStep => LookupReply, {
+                entries: 0, answers: UpToOneEach, part_bytes: (0, MAX_BLOCK_BYTES),
+                time: Lookup, caller: Member
             };
-            wire.encode(e, ctx)?;
+            /// Store blocks, as their root or as a replica.
+            PUT = 0x0202: Put => PutReply, {
+                entries: MAX_BATCH_BLOCKS, answers: OneEach, part_bytes: (MAX_BATCH_BYTES, 0),
+                time: Call, caller: Member
+            };
+            /// Extend leases and learn which blocks are held.
+            RENEW = 0x0203: Renew => RenewReply, {
+                entries: MAX_KEYS, answers: OneEach, part_bytes: (0, 0),
+                time: Call, caller: Publisher
+            };
+            /// Compare key ranges.
+            RECONCILE = 0x0204: Reconcile => ReconcileReply, {
+                entries: MAX_CLAIMS, answers: First, part_bytes: (0, 0),
+                time: Compare, caller: Metered
+            };
+            /// Fetch blocks by key from a replica.
+            FETCH = 0x0205: Fetch => FetchReply, {
+                entries: MAX_BATCH_BLOCKS, answers: UpToOneEach, part_bytes: (0, MAX_BATCH_BYTES),
+                time: Call, caller: Member
+            };
+            /// Ask a publisher whether it made a receipt.
+            CONFIRM = 0x0206: Confirm => ConfirmReply, {
+                entries: 0, answers: OneEach, part_bytes: (0, 0),
+                time: Half, caller: Member
+            };
+            /// Ask which of some blocks are held, and whom they are charged to.
+            VOUCH = 0x0207: Vouch => VouchReply, {
+                entries: MAX_KEYS, answers: OneEach, part_bytes: (0, 0),
+                time: Quarter, caller: Member
+            };
+            /// Send a copy of a block for the cache (CFS §5.2).
+            CACHE = 0x0208: CacheCopy => CacheReply, {
+                entries: 0, answers: OneEach, part_bytes: (MAX_BLOCK_BYTES, 0),
+                time: Call, caller: Member
+            };
+            /// Ask a replica whether a publisher may put more.
+            ROOM = 0x0209: AskRoom => AskRoomReply, {
+                entries: 0, answers: OneEach, part_bytes: (0, 0),
+                time: Quarter, caller: Member
+            };
+            /// Ask for proof that blocks are held.
+            PROVE = 0x020A: Prove => ProveReply, {
+                entries: MAX_KEYS, answers: First, part_bytes: (0, 0),
+                time: Call, caller: Metered
+            };
+            /// Keep copies for a replica that has no room (PAST §3.3).
+            DIVERT = 0x0210: Divert => DivertReply, {
+                entries: MAX_BATCH_BLOCKS, answers: OneEach, part_bytes: (MAX_BATCH_BYTES, 0),
+                time: Call, caller: Member
+            };
+            /// Ask for copies kept so, and for how many more there is room.
+            HOLD = 0x0211: Hold => HoldReply, {
+                entries: MAX_KEYS, answers: OneEach, part_bytes: (0, 0),
+                time: Call, caller: Member
+            };
         }
-        Ok(())
+    };
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Spec {
+    /// What it is called.
+    pub name: &'static str,
+    /// Its number in a frame.
+    pub number: u16,
+    /// The type of the request.
+    pub request: &'static str,
+    /// The type of the reply.
+    pub reply: &'static str,
+    /// The most entries (blocks, keys, names or claims) of a request; 0 if it has no list.
+    pub entries: usize,
+    /// How many of them a reply answers.
+    pub answers: Answers,
+    /// The most bytes of the parts of a request, and of a reply.
+    pub part_bytes: (usize, usize),
+    /// How long a caller waits.
+    pub time: TimeLimit,
+    /// Which peers may call it.
+    pub caller: Caller,
+}
+
+/// How many entries of a request its reply answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answers {
+    /// Each, in its order.
+    OneEach,
+    /// The first of them, at least one; the caller asks again about the others.
+    First,
+    /// Any of them, in any order.
+    UpToOneEach,
+}
+
+/// How long a caller waits for a reply. A caller may have less time for other reasons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeLimit {
+    /// What the peer book expects of this peer's short answers: a lookup meets several dead nodes
+    /// when many have failed at once.
+    Lookup,
+    /// `call_limit` of the configuration.
+    Call,
+    /// Half of it: another caller waits for this one.
+    Half,
+    /// A quarter of it: the question is one of several on the way to an answer that another
+    /// caller waits for. A peer that takes longer is not taken for failed.
+    Quarter,
+    /// [`COMPARE_LIMIT`].
+    Compare,
+}
+
+/// How long an answer to a comparison is waited for. A guess: a store that has just been opened
+/// reads all blocks of the range, a million in a second, and the other side may be busy.
+pub const COMPARE_LIMIT: Duration = Duration::from_secs(40);
+
+/// Which peers may call a method. All are members of the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caller {
+    /// Every one.
+    Member,
+    /// A member that sends a publisher's receipt.
+    Publisher,
+    /// A member for which not too much work was done of late (`server::work_limit`).
+    Metered,
+}
+
+/// A header, of a request or of a reply.
+pub trait Message: Encode<()> + for<'b> Decode<'b, ()> + Send + Sync + 'static {
+    /// How many blocks, keys, names or claims it is about.
+    fn entries(&self) -> usize {
+        0
+    }
+
+    /// How many parts go with it.
+    fn parts(&self) -> usize {
+        0
+    }
+
+    /// Whether it carries a publisher's receipt, where one is required.
+    fn is_signed_by_publisher(&self) -> bool {
+        false
     }
 }
 
-impl<'b, C> Decode<'b, C> for ReconcileReply {
-    fn decode(d: &mut Decoder<'b>, ctx: &mut C) -> Result<Self, decode::Error> {
-        let Capped(wires) = Capped::<WireAnswer, MAX_CLAIMS>::decode(d, ctx)?;
-        let mut answers = Vec::new();
-        for wire in wires {
-            let items = wire.items.as_deref().map(items_from_bytes).transpose()?;
-            answers.push(match (items, wire.upto) {
-                (Some(items), Some(upto)) => Answer::Some {
-                    items,
-                    upto: Key::from_slice(&upto)
-                        .ok_or_else(|| decode::Error::message("a key has 64 bytes"))?,
-                },
-                (Some(items), None) => Answer::Items(items),
-                (None, None) if wire.parts.0.is_empty() => Answer::Same,
-                (None, None) => Answer::Parts(wire.parts.0.into_iter().map(Claim::from).collect()),
-                (None, Some(_)) => return Err(decode::Error::message("an end without items")),
-            });
-        }
-        Ok(ReconcileReply { answers })
+/// A request of the table.
+pub trait Method: Message {
+    /// What answers it.
+    type Reply: Message;
+    /// Its row.
+    const SPEC: Spec;
+}
+
+macro_rules! define_methods {
+    ($($(#[$doc:meta])* $NUMBER:ident = $number:literal: $Request:ident => $Reply:ident, {
+        entries: $entries:expr, answers: $answers:ident, part_bytes: $part_bytes:expr,
+        time: $time:ident, caller: $caller:ident
+    };)*) => {
+        $($(#[$doc])* pub const $NUMBER: u16 = $number;
+
+        impl Method for $Request {
+            type Reply = $Reply;
+            const SPEC: Spec = Spec {
+                name: stringify!($NUMBER),
+                number: $number,
+                request: stringify!($Request),
+                reply: stringify!($Reply),
+                entries: $entries,
+                answers: Answers::$answers,
+                part_bytes: $part_bytes,
+                time: TimeLimit::$time,
+                caller: Caller::$caller,
+            };
+        })*
+
+        /// All methods, by number.
+        pub const METHODS: &[Spec] = &[$($Request::SPEC),*];
+    };
+}
+method_table!(define_methods);
+
+/// A request on the wire.
+pub fn to_request<M: Method>(header: &M, parts: Vec<Bytes>) -> Request {
+    assert!(header.entries() <= M::SPEC.entries, "{} has too many entries", M::SPEC.name);
+    Request { method: M::SPEC.number, header: to_header(header), parts }
+}
+
+/// Reads a request and checks it against its row of the table.
+///
+/// # Errors
+/// If it is malformed, or breaks a limit.
+pub fn read_request<M: Method>(request: Request) -> Result<(M, Vec<Bytes>), Refusal> {
+    let header: M = from_header(&request.header)?;
+    if header.entries() > M::SPEC.entries {
+        return Err(malformed(format_args!("{} entries are too many", header.entries())));
     }
+    check_parts(&header, &request.parts, M::SPEC.part_bytes.0)?;
+    Ok((header, request.parts))
+}
+
+/// Reads a reply to a request with so many entries and checks it against its row of the table.
+///
+/// # Errors
+/// If it is malformed, breaks a limit, or does not answer the request.
+pub fn read_reply<M: Method>(
+    entries: usize,
+    reply: Reply,
+) -> Result<(M::Reply, Vec<Bytes>), Refusal> {
+    let header: M::Reply = from_header(&reply.header)?;
+    let answered = header.entries();
+    let is_answer = match M::SPEC.answers {
+        Answers::OneEach => answered == entries,
+        Answers::First => (1..=entries).contains(&answered),
+        Answers::UpToOneEach => answered <= entries,
+    };
+    if !is_answer {
+        return Err(malformed(format_args!("{answered} answers to {entries} questions")));
+    }
+    check_parts(&header, &reply.parts, M::SPEC.part_bytes.1)?;
+    Ok((header, reply.parts))
+}
+
+fn check_parts(header: &impl Message, parts: &[Bytes], most_bytes: usize) -> Result<(), Refusal> {
+    if header.parts() != parts.len() {
+        return Err(malformed(format_args!(
+            "{} blocks announced, {} sent",
+            header.parts(),
+            parts.len()
+        )));
+    }
+    let bytes: usize = parts.iter().map(Bytes::len).sum();
+    if bytes > most_bytes {
+        return Err(malformed(format_args!("{bytes} bytes of blocks are too many")));
+    }
+    Ok(())
+}
+
+pub(crate) fn malformed(text: impl fmt::Display) -> Refusal {
+    Refusal::new(Refusal::MALFORMED, text.to_string())
+}
+
+/// Sends a request and reads the reply, whatever that says of the peer.
+pub(crate) fn send<M: Method>(
+    transport: &dyn Transport,
+    to: Peer,
+    header: &M,
+    parts: Vec<Bytes>,
+    limit: Duration,
+) -> impl Future<Output = Result<(M::Reply, Vec<Bytes>), CallError>> + Send + Unpin + 'static {
+    let entries = header.entries();
+    let call = transport.call(to, to_request(header, parts), limit);
+    Box::pin(async move { Ok(read_reply::<M>(entries, call.await?)?) })
 }
 
 #[cfg(test)]
 mod tests {
     use std::fmt::Debug;
 
+    use atoll_key::{BlockKind, Key, KeyRange};
     use atoll_net::header::with_later_fields;
+    use atoll_overlay::{Node, Route};
     use proptest::prelude::*;
 
     use super::*;
@@ -552,7 +366,7 @@ mod tests {
 
     #[test]
     fn every_message_reads_back_and_no_prefix_of_it_does() {
-        let header = BlockHeader { key: key(1), kind: 1, lease_secs: 77 };
+        let header = BlockHeader { key: key(1), kind: BlockKind::Content, lease_secs: 77 };
         let nodes = vec![node(1, "127.0.0.1:1"), node(2, "[::1]:2")];
         round_trip(LookupStep { key: key(1), as_root: true, cached_ms: None });
         round_trip(LookupStep { key: key(1), as_root: false, cached_ms: Some(1 << 40) });
@@ -589,9 +403,11 @@ mod tests {
             let names = keys.iter().map(Name::of).collect();
             round_trip(Renew { names, lease_secs: 5, as_root: false, receipt });
         }
-        let over = OverQuota { used_bytes: 1, allowed_bytes: 2, of: QuotaOf::Key };
+        let over = super::OverQuota { used_bytes: 1, allowed_bytes: 2, of: QuotaOf::Key };
+        use RenewStatus::*;
+        let all = [Lacking, Held, NotRoot, Undecided, OverQuota, Late];
         for over in [None, Some(over)] {
-            round_trip(RenewReply { held: vec![0, 1, 2], over });
+            round_trip(RenewReply { statuses: all.to_vec(), over });
         }
         round_trip(Confirm { nonce: [1; 16], digest: [2; 32] });
         round_trip(ConfirmReply { nonce: [1; 16], is_mine: true });
@@ -613,15 +429,15 @@ mod tests {
         let proof = Proof { version: 1, lease_secs: 2, mac: [3; 32] };
         round_trip(ProveReply { proofs: vec![Some(proof), None].into() });
         round_trip(Fetch { keys: vec![key(9)] });
-        let there = There { key: key(9), holder: WirePeer(publisher) };
+        let there = There { key: key(9), holder: publisher };
         round_trip(FetchReply { blocks: vec![header].into(), there: vec![there].into() });
         round_trip(LookupReply::There(publisher));
         round_trip(Divert { blocks: vec![header].into(), receipt: None });
-        round_trip(DivertReply {
-            statuses: vec![PutStatus::Full, PutStatus::Failed].into(),
-            held: vec![Some(one), None].into(),
-            spare_bytes: 7,
-        });
+        let blocks = vec![
+            Diverted { status: PutStatus::Full, held: None },
+            Diverted { status: PutStatus::Failed, held: Some(one) },
+        ];
+        round_trip(DivertReply { blocks: blocks.into(), spare_bytes: 7 });
         round_trip(Hold { keys: keys.to_vec(), keep: true });
         round_trip(HoldReply { held: vec![Some(one), None].into(), spare_bytes: 7 });
         let summary = Summary { digest: [12; 32], count: 3 };
@@ -635,13 +451,14 @@ mod tests {
                 Answer::Items(Vec::new()),
                 Answer::Parts(vec![claim; 2]),
                 Answer::Some { items, upto: key(5) },
-            ],
+            ]
+            .into(),
         });
     }
 
     #[test]
     fn a_list_longer_than_its_cap_is_refused_before_it_is_read() {
-        let header = BlockHeader { key: key(1), kind: 1, lease_secs: 77 };
+        let header = BlockHeader { key: key(1), kind: BlockKind::Content, lease_secs: 77 };
         let blocks = vec![header; MAX_BATCH_BLOCKS + 1].into();
         let many = Put { blocks, as_root: true, receipt: None };
         assert!(from_header::<Put>(&to_header(&many)).is_err());
@@ -659,34 +476,107 @@ mod tests {
         assert_eq!(from_header(&header), Ok(LookupReply::Absent(vec![honest])));
     }
 
+    /// A method with a request of one entry and its reply, for the checks that the table asks for.
+    fn put_reply(statuses: usize, parts: usize) -> Reply {
+        let header = PutReply { statuses: vec![PutStatus::Full; statuses].into() };
+        Reply { header: to_header(&header), parts: vec![Bytes::new(); parts] }
+    }
+
+    #[test]
+    fn a_reply_that_does_not_answer_its_request_is_refused() {
+        assert!(read_reply::<Put>(2, put_reply(2, 0)).is_ok());
+        for (answered, parts) in [(1, 0), (3, 0), (0, 0), (2, 1)] {
+            let read = read_reply::<Put>(2, put_reply(answered, parts));
+            assert!(read.is_err(), "{answered} answers, {parts} parts");
+        }
+        let proofs = |count: usize| Reply {
+            header: to_header(&ProveReply { proofs: vec![None; count].into() }),
+            parts: Vec::new(),
+        };
+        for (count, is_answer) in [(0, false), (1, true), (2, true), (3, false)] {
+            assert_eq!(read_reply::<Prove>(2, proofs(count)).is_ok(), is_answer, "{count} of 2");
+        }
+    }
+
+    #[test]
+    fn a_request_whose_parts_are_not_those_announced_or_too_many_bytes_is_refused() {
+        let block = BlockHeader { key: key(1), kind: BlockKind::Content, lease_secs: 1 };
+        let read = |blocks: usize, parts: Vec<Bytes>| {
+            let put = Put { blocks: vec![block; blocks].into(), as_root: false, receipt: None };
+            let request = Request { method: PUT, header: to_header(&put), parts };
+            read_request::<Put>(request).is_ok()
+        };
+        let part = Bytes::from(vec![0; 1 << 20]);
+        assert!(read(1, vec![part.clone()]) && !read(1, vec![]) && !read(0, vec![part.clone()]));
+        assert!(read(4, vec![part.clone(); 4]) && !read(5, vec![part; 5]));
+    }
+
+    #[test]
+    fn no_two_methods_have_one_number_and_all_have_that_of_blocks() {
+        let numbers: std::collections::BTreeSet<u16> = METHODS.iter().map(|m| m.number).collect();
+        assert_eq!(numbers.len(), METHODS.len());
+        assert!(numbers.iter().all(|number| number >> 8 == 2));
+    }
+
+    /// The table as `docs/design/wire.md` shows it.
+    fn page() -> String {
+        let mut page = String::from(
+            "| number | request → reply | entries | a reply answers | bytes of blocks | \
+             caller waits | who may call |\n|---|---|---:|---|---|---|---|\n",
+        );
+        for m in METHODS {
+            let answers = match (m.entries, m.answers) {
+                (0, _) => "",
+                (_, Answers::OneEach) => "each entry",
+                (_, Answers::First) => "the first entries, at least one",
+                (_, Answers::UpToOneEach) => "any of them",
+            };
+            let bytes = match m.part_bytes {
+                (0, 0) => "none".to_owned(),
+                (0, reply) => format!("reply {reply}"),
+                (request, _) => format!("request {request}"),
+            };
+            let time = match m.time {
+                TimeLimit::Lookup => "as the peer book expects".to_owned(),
+                TimeLimit::Call => "a call".to_owned(),
+                TimeLimit::Half => "half a call".to_owned(),
+                TimeLimit::Quarter => "a quarter of a call".to_owned(),
+                TimeLimit::Compare => format!("{} s", COMPARE_LIMIT.as_secs()),
+            };
+            let caller = match m.caller {
+                Caller::Member => "members",
+                Caller::Publisher => "with a receipt",
+                Caller::Metered => "members, metered",
+            };
+            page += &format!(
+                "| `{:#06x}` | `{}` → `{}` | {} | {answers} | {bytes} | {time} | {caller} |\n",
+                m.number, m.request, m.reply, m.entries,
+            );
+        }
+        page
+    }
+
+    #[test]
+    fn the_page_shows_the_table() {
+        let wire = include_str!("../../../../docs/design/wire.md");
+        assert!(wire.contains(&page()), "docs/design/wire.md should have:\n{}", page());
+    }
+
+    macro_rules! decode_all {
+        ($($(#[$doc:meta])* $NUMBER:ident = $number:literal: $Request:ident => $Reply:ident, $spec:tt;)*) => {
+            fn decode_all(bytes: &[u8]) {
+                $(let _ = from_header::<$Request>(bytes);
+                let _ = from_header::<$Reply>(bytes);)*
+            }
+        };
+    }
+    method_table!(decode_all);
+
     proptest! {
         #[test]
         fn any_bytes_decode_or_fail_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-            let _ = from_header::<LookupStep>(&bytes);
-            let _ = from_header::<LookupReply>(&bytes);
-            let _ = from_header::<Put>(&bytes);
-            let _ = from_header::<PutReply>(&bytes);
-            let _ = from_header::<Renew>(&bytes);
-            let _ = from_header::<RenewReply>(&bytes);
+            decode_all(&bytes);
             let _ = from_header::<WireReceipt>(&bytes);
-            let _ = from_header::<Confirm>(&bytes);
-            let _ = from_header::<ConfirmReply>(&bytes);
-            let _ = from_header::<AskRoom>(&bytes);
-            let _ = from_header::<AskRoomReply>(&bytes);
-            let _ = from_header::<Vouch>(&bytes);
-            let _ = from_header::<VouchReply>(&bytes);
-            let _ = from_header::<Fetch>(&bytes);
-            let _ = from_header::<Prove>(&bytes);
-            let _ = from_header::<ProveReply>(&bytes);
-            let _ = from_header::<CacheCopy>(&bytes);
-            let _ = from_header::<CacheReply>(&bytes);
-            let _ = from_header::<FetchReply>(&bytes);
-            let _ = from_header::<Divert>(&bytes);
-            let _ = from_header::<DivertReply>(&bytes);
-            let _ = from_header::<Hold>(&bytes);
-            let _ = from_header::<HoldReply>(&bytes);
-            let _ = from_header::<Reconcile>(&bytes);
-            let _ = from_header::<ReconcileReply>(&bytes);
         }
     }
 }

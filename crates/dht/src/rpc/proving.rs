@@ -4,7 +4,7 @@ use atoll_key::Key;
 use atoll_net::header::Capped;
 use minicbor::{Decode, Encode};
 
-use super::{MAX_RENEW_KEYS, keys_bytes};
+use super::{MAX_KEYS, Message, encoding};
 
 /// `PROVE`: show that you hold these blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -14,7 +14,7 @@ pub struct Prove {
     #[cbor(n(0), with = "minicbor::bytes")]
     pub nonce: [u8; 32],
     /// Which blocks.
-    #[cbor(n(1), with = "keys_bytes")]
+    #[cbor(n(1), with = "encoding::packed")]
     pub keys: Vec<Key>,
 }
 
@@ -24,7 +24,7 @@ pub struct Prove {
 pub struct ProveReply {
     /// For the first keys of the request, at least one: nothing of what is not held.
     #[n(0)]
-    pub proofs: Capped<Option<Proof>, MAX_RENEW_KEYS>,
+    pub proofs: Capped<Option<Proof>, MAX_KEYS>,
 }
 
 /// What shows that a block is held.
@@ -40,4 +40,16 @@ pub struct Proof {
     /// The BLAKE3 hash of its bytes, keyed with the nonce.
     #[cbor(n(2), with = "minicbor::bytes")]
     pub mac: [u8; 32],
+}
+
+impl Message for Prove {
+    fn entries(&self) -> usize {
+        self.keys.len()
+    }
+}
+
+impl Message for ProveReply {
+    fn entries(&self) -> usize {
+        self.proofs.0.len()
+    }
 }

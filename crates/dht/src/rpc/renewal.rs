@@ -1,11 +1,11 @@
 //! Extending leases: the headers of `RENEW`, and the short names it has for blocks.
 
 use atoll_key::{Key, KeyRange};
-use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
+use minicbor::{Decode, Encode};
 
-use super::MAX_RENEW_KEYS;
-use crate::accounting::quota::OverQuota;
-use crate::accounting::receipt::WireReceipt;
+use super::encoding::Packed;
+use super::receipt::WireReceipt;
+use super::{MAX_KEYS, Message, OverQuota, encoding};
 
 /// Bytes of a name: enough that nobody finds another block with the same one.
 pub const NAME_BYTES: usize = 16;
@@ -39,26 +39,16 @@ impl Name {
     }
 }
 
-/// Many names, as one CBOR byte string.
-mod names_bytes {
-    use super::*;
+impl Packed for Name {
+    const BYTES: usize = NAME_BYTES;
+    const MAX: usize = MAX_KEYS;
 
-    pub fn encode<C, W: encode::Write>(
-        names: &[Name],
-        e: &mut Encoder<W>,
-        _: &mut C,
-    ) -> Result<(), encode::Error<W::Error>> {
-        let all: Vec<u8> = names.iter().flat_map(|name| name.0).collect();
-        e.bytes(&all)?.ok()
+    fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.0);
     }
 
-    pub fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<Vec<Name>, decode::Error> {
-        let bytes = d.bytes()?;
-        if !bytes.len().is_multiple_of(NAME_BYTES) || bytes.len() / NAME_BYTES > MAX_RENEW_KEYS {
-            return Err(decode::Error::message("not a list of names"));
-        }
-        let name = |chunk: &[u8]| Name(chunk.try_into().expect("16 bytes"));
-        Ok(bytes.chunks(NAME_BYTES).map(name).collect())
+    fn read(bytes: &[u8]) -> Option<Name> {
+        bytes.try_into().ok().map(Name)
     }
 }
 
@@ -67,7 +57,7 @@ mod names_bytes {
 #[cbor(map)]
 pub struct Renew {
     /// Which blocks.
-    #[cbor(n(0), with = "names_bytes")]
+    #[cbor(n(0), with = "encoding::packed")]
     pub names: Vec<Name>,
     /// Seconds from now until the lease should end at the earliest.
     #[n(1)]
@@ -84,21 +74,75 @@ pub struct Renew {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct RenewReply {
-    /// One byte per name: 0 not held, 1 held (as root: by a majority of the replica set),
-    /// 2 not this node's key, 3 this root cannot tell: it holds the block and a majority
-    /// does not, or it does not and too few others answered, 4 held for somebody else, and
-    /// whoever renews has no room for it, 5 (never as root) held, and less than half of the
-    /// lease was left before this request.
-    #[cbor(n(0), with = "minicbor::bytes")]
-    pub held: Vec<u8>,
-    /// Of the first key with a 4: why.
+    /// One for each name, a byte each.
+    #[cbor(n(0), with = "encoding::packed")]
+    pub statuses: Vec<RenewStatus>,
+    /// Of the first key that is [`RenewStatus::OverQuota`]: why.
     #[n(1)]
     pub over: Option<OverQuota>,
 }
 
-/// Whether a replica that says this of a block has it.
-pub(crate) fn has(state: u8) -> bool {
-    matches!(state, 1 | 4 | 5)
+/// What became of the lease of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RenewStatus {
+    /// The block is not held; as root: a majority of the replica set lacks it.
+    Lacking = 0,
+    /// It is held; as root: by a majority of the replica set.
+    Held = 1,
+    /// This node is not the key's root.
+    NotRoot = 2,
+    /// This root cannot tell: it holds the block and a majority does not, or it does not and too
+    /// few others answered.
+    Undecided = 3,
+    /// Held for another publisher, and the caller's has no room for it.
+    OverQuota = 4,
+    /// Held, and less than half of the lease was left before this request. Never as root.
+    Late = 5,
+}
+
+impl RenewStatus {
+    /// Whether a replica that says this has the block.
+    pub(crate) fn is_held(self) -> bool {
+        matches!(self, RenewStatus::Held | RenewStatus::OverQuota | RenewStatus::Late)
+    }
+}
+
+impl Packed for RenewStatus {
+    const BYTES: usize = 1;
+    const MAX: usize = MAX_KEYS;
+
+    fn write(&self, out: &mut Vec<u8>) {
+        out.push(*self as u8);
+    }
+
+    fn read(bytes: &[u8]) -> Option<RenewStatus> {
+        Some(match bytes[0] {
+            0 => RenewStatus::Lacking,
+            1 => RenewStatus::Held,
+            2 => RenewStatus::NotRoot,
+            4 => RenewStatus::OverQuota,
+            5 => RenewStatus::Late,
+            // A number that this version does not know says nothing of the block.
+            _ => RenewStatus::Undecided,
+        })
+    }
+}
+
+impl Message for Renew {
+    fn entries(&self) -> usize {
+        self.names.len()
+    }
+
+    fn is_signed_by_publisher(&self) -> bool {
+        self.receipt.is_some()
+    }
+}
+
+impl Message for RenewReply {
+    fn entries(&self) -> usize {
+        self.statuses.len()
+    }
 }
 
 #[cfg(test)]
@@ -132,9 +176,9 @@ mod tests {
         let renew = message(32).expect("well-formed");
         assert_eq!(renew.names, [Name([7; 16]); 2]);
         assert_eq!(from_header(&to_header(&renew)), Ok(renew));
-        for bytes in [1, 15, 17, 16 * (MAX_RENEW_KEYS + 1)] {
+        for bytes in [1, 15, 17, 16 * (MAX_KEYS + 1)] {
             assert!(message(bytes).is_err(), "{bytes}");
         }
-        assert!(message(16 * MAX_RENEW_KEYS).is_ok());
+        assert!(message(16 * MAX_KEYS).is_ok());
     }
 }

@@ -1,27 +1,41 @@
-//! Extending leases (CFS §5.5: "Publishers must periodically refresh their blocks").
+//! `RENEW`: extending leases (CFS §5.5: "Publishers must periodically refresh their blocks").
 //!
 //! Whoever extends a block's lease is charged for it from then on, so it takes a receipt, and
 //! room if the block was somebody else's.
 
 use std::sync::Arc;
 
-use atoll_key::{BlockKind, Key};
-use atoll_net::Refusal;
+use atoll_key::Key;
+use atoll_net::{CallError, Peer, Refusal};
 use atoll_overlay::Node;
 use atoll_store::{BlockInfo, Owner, StoreError};
+use bytes::Bytes;
 use futures_util::future::join_all;
 
+use super::Handle;
 use crate::accounting::admission::{Origin, added_bytes, expires};
 use crate::accounting::attribution::Charge;
-use crate::accounting::quota::{Room, Want};
+use crate::accounting::quota::{ChargeClass, Want};
 use crate::accounting::receipt::BAD_RECEIPT;
-use crate::client::ack_verification::ask_to_renew;
 use crate::diversion::{Records, follow};
 use crate::inner::Inner;
-use crate::replication::store::{expected_replicas, replica_set};
+use crate::placement::{expected_replicas, replica_set};
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event};
-use crate::rpc::{Name, Renew, RenewReply, has, is_majority};
+use crate::rpc::{Answered, Name, Renew, RenewReply, RenewStatus, is_majority};
+
+impl Handle<Renew> for Arc<Inner> {
+    async fn handle(
+        &self,
+        from: Peer,
+        mut renew: Renew,
+        _: Vec<Bytes>,
+    ) -> Result<Answered<Renew>, Refusal> {
+        let keys: Vec<Key> = renew.names.iter().map(Name::first).collect();
+        let origin = Origin::of(self, &from, renew.receipt.take(), &keys).await?;
+        Ok((renew_here(self, &origin, &renew).await?, Vec::new()))
+    }
+}
 
 /// Extends leases on this node and, as root, at its replicas.
 pub(crate) async fn renew_here(
@@ -32,24 +46,24 @@ pub(crate) async fn renew_here(
     if !renew.as_root {
         return renew_alone(inner, origin, renew).await;
     }
-    let RenewReply { mut held, mut over } = renew_alone(inner, origin, renew).await?;
+    let RenewReply { mut statuses, mut over } = renew_alone(inner, origin, renew).await?;
     let firsts: Vec<Key> = renew.names.iter().map(Name::first).collect();
     let parts = inner.overlay.group_by_own_root(&firsts).into_iter().map(|(root, indices)| {
         let names = indices.iter().map(|index| renew.names[*index]).collect();
-        let here = indices.iter().map(|index| held[*index]).collect();
+        let here = indices.iter().map(|index| statuses[*index]).collect();
         let part = Renew { names, lease_secs: renew.lease_secs, as_root: false, receipt: None };
-        let here = RenewReply { held: here, over };
+        let here = RenewReply { statuses: here, over };
         async move { (indices, renew_at_replicas(inner, origin, &root, &part, here).await) }
     });
     let answers = join_all(parts).await;
-    held.fill(2);
+    statuses.fill(RenewStatus::NotRoot);
     for (indices, part) in answers {
         over = over.or(part.over);
-        for (index, state) in indices.into_iter().zip(part.held) {
-            held[index] = state;
+        for (index, state) in indices.into_iter().zip(part.statuses) {
+            statuses[index] = state;
         }
     }
-    Ok(RenewReply { held, over })
+    Ok(RenewReply { statuses, over })
 }
 
 /// Extends the leases of the blocks this node holds, itself or at other nodes.
@@ -87,32 +101,36 @@ fn renew_stored(
         return Err(Refusal::new(BAD_RECEIPT, "leases are extended only for a receipt"));
     };
     let lease_secs = receipt.lease_left_secs(now, lease_secs).unwrap_or(0);
-    let mut reply = RenewReply { held: vec![0; keys.len()], over: None };
-    for (state, key) in reply.held.iter_mut().zip(keys) {
+    let mut reply = RenewReply { statuses: vec![RenewStatus::Lacking; keys.len()], over: None };
+    for (status, key) in reply.statuses.iter_mut().zip(keys) {
         let Some(key) = key else { continue };
         let Some(held) = inner.store.info(key).map_err(internal)? else { continue };
-        let room = if held.kind == BlockKind::Signed { Room::Root } else { Room::Content };
-        let charge = Charge { owner: *owner, lease_secs, room };
+        let class = ChargeClass::of_published(held.kind);
+        let charge = Charge { owner: *owner, lease_secs, class };
         let expires_unix_secs = expires(inner, origin, key, &charge);
         let longer = BlockInfo { owner: *owner, expires_unix_secs, ..held };
-        let want = Want { owner: *owner, bytes: added_bytes(inner, &longer), room };
+        let want = Want { owner: *owner, bytes: added_bytes(inner, &longer), class };
         // What bears out a root that says it has seen to the renewal here.
-        let renewed = if inner.lease_left(&held) >= lease_secs / 2 { 1 } else { 5 };
+        let renewed = if inner.lease_left(&held) >= lease_secs / 2 {
+            RenewStatus::Held
+        } else {
+            RenewStatus::Late
+        };
         let peers = inner.overlay.estimated_peers();
         let (verdicts, _room) = inner.quota.reserve(&*inner.store, peers, &[want]);
-        *state = match verdicts[0] {
+        *status = match verdicts[0] {
             Ok(()) => {
                 let still = inner.store.renew(&[*key], expires_unix_secs, *owner);
-                if still.map_err(internal)?[0] { renewed } else { 0 }
+                if still.map_err(internal)?[0] { renewed } else { RenewStatus::Lacking }
             }
             // From before owners were kept: it must not end because they are kept now.
             Err(_) if held.owner == Owner::NOBODY => {
                 let still = inner.store.renew(&[*key], expires_unix_secs, Owner::NOBODY);
-                if still.map_err(internal)?[0] { renewed } else { 0 }
+                if still.map_err(internal)?[0] { renewed } else { RenewStatus::Lacking }
             }
             Err(over) => {
                 reply.over = reply.over.or(Some(over));
-                4
+                RenewStatus::OverQuota
             }
         };
     }
@@ -128,15 +146,16 @@ async fn renew_at_replicas(
     renew: &Renew,
     here: RenewReply,
 ) -> RenewReply {
-    let RenewReply { mut held, mut over } = here;
+    let RenewReply { mut statuses, mut over } = here;
     let mut calls = Calls::new(inner, WaitsFor::Replica);
     let set = replica_set(inner, root);
     for node in &set[1..] {
-        ask_to_renew(inner, &mut calls, *node, origin, renew, (0..held.len()).collect());
+        ask_to_renew(inner, &mut calls, *node, origin, renew, (0..statuses.len()).collect());
     }
     let (mut lacking, mut answered) = (false, 1);
-    let mut copies: Vec<u32> = held.iter().map(|state| u32::from(has(*state))).collect();
-    let mut refused: Vec<bool> = held.iter().map(|state| *state == 4).collect();
+    let mut copies: Vec<u32> = statuses.iter().map(|status| u32::from(status.is_held())).collect();
+    let mut refused: Vec<bool> =
+        statuses.iter().map(|status| *status == RenewStatus::OverQuota).collect();
     // Without a majority the answer is that this root cannot tell, and the publisher asks again,
     // when the ring may have closed over dead nodes.
     while calls.is_patient() {
@@ -144,10 +163,10 @@ async fn renew_at_replicas(
         if let Event::Answer(_, Ok((_, theirs))) = event {
             answered += 1;
             over = over.or(theirs.over);
-            for (i, theirs) in theirs.held.into_iter().enumerate() {
-                copies[i] += u32::from(has(theirs));
-                refused[i] |= theirs == 4;
-                lacking |= has(held[i]) != has(theirs);
+            for (i, theirs) in theirs.statuses.into_iter().enumerate() {
+                copies[i] += u32::from(theirs.is_held());
+                refused[i] |= theirs == RenewStatus::OverQuota;
+                lacking |= statuses[i].is_held() != theirs.is_held();
             }
         }
     }
@@ -157,21 +176,61 @@ async fn renew_at_replicas(
         inner.repair.kick();
     }
     let wanted = u32::try_from(expected_replicas(inner) + 1).expect("k is small");
-    for (i, state) in held.iter_mut().enumerate() {
+    for (i, status) in statuses.iter_mut().enumerate() {
         // A minority cannot say that the ring lacks a block either. What most of the others
         // have is not lacking: this node has yet to fetch it.
-        let unsure = match *state {
-            0 => is_majority(copies[i], wanted) || !is_majority(answered, wanted),
+        let unsure = match *status {
+            RenewStatus::Lacking => {
+                is_majority(copies[i], wanted) || !is_majority(answered, wanted)
+            }
             _ => !is_majority(copies[i], wanted),
         };
-        if *state == 5 {
-            *state = 1;
+        if *status == RenewStatus::Late {
+            *status = RenewStatus::Held;
         }
         if unsure {
-            *state = 3;
+            *status = RenewStatus::Undecided;
         } else if refused[i] && over.is_some() {
-            *state = 4;
+            *status = RenewStatus::OverQuota;
         }
     }
-    RenewReply { held, over }
+    RenewReply { statuses, over }
+}
+
+/// The part of a renewal with these numbers, for a replica.
+pub(crate) fn part_of(origin: &Origin, renew: &Renew, indices: &[usize]) -> Renew {
+    let names: Vec<Name> = indices.iter().map(|index| renew.names[*index]).collect();
+    let receipt = origin.to_wire(names.iter().map(Name::first));
+    Renew { names, lease_secs: renew.lease_secs, as_root: false, receipt }
+}
+
+/// Renews, at one replica, which may be this node, those of the names with these numbers.
+pub(crate) fn ask_to_renew(
+    inner: &Arc<Inner>,
+    calls: &mut Calls<(Vec<usize>, RenewReply)>,
+    node: Node,
+    origin: &Origin,
+    renew: &Renew,
+    indices: Vec<usize>,
+) {
+    let part = part_of(origin, renew, &indices);
+    let (asker, origin) = (inner.clone(), origin.clone());
+    calls.ask(
+        node,
+        0,
+        async move { Ok((indices, renew_at(&asker, &node, &origin, &part).await?)) },
+    );
+}
+
+/// Renews at one node, which may be this one.
+pub(crate) async fn renew_at(
+    inner: &Arc<Inner>,
+    node: &Node,
+    origin: &Origin,
+    part: &Renew,
+) -> Result<RenewReply, CallError> {
+    if inner.is_me(node) {
+        return Ok(renew_here(inner, origin, part).await?);
+    }
+    Ok(inner.call(node, part, Vec::new()).await?.0)
 }

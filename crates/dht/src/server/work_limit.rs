@@ -36,7 +36,7 @@ pub(crate) struct Limits {
     /// For all that are not in this node's tables.
     pub strangers: u64,
     /// For all that are.
-    pub acquaintances: u64,
+    pub known: u64,
 }
 
 impl Limits {
@@ -46,13 +46,13 @@ impl Limits {
         of_one: usize::MAX,
         peer: u64::MAX,
         strangers: u64::MAX,
-        acquaintances: u64::MAX,
+        known: u64::MAX,
     };
 }
 
 /// Who is being answered, and what it has cost.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct WorkLimiter {
     limits: Limits,
     state: Mutex<State>,
 }
@@ -63,7 +63,7 @@ struct State {
     answering: Counts<PeerId>,
     peers: BTreeMap<PeerId, Debt>,
     strangers: Debt,
-    acquaintances: Debt,
+    known: Debt,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -88,33 +88,33 @@ impl Debt {
     }
 }
 
-/// A peer's turn, until this is dropped.
-pub(crate) struct Turn<'a> {
-    turns: &'a Turns,
+/// A peer's permit to have a request answered, until this is dropped.
+pub(crate) struct Permit<'a> {
+    limiter: &'a WorkLimiter,
     peer: PeerId,
-    is_acquaintance: bool,
+    is_known: bool,
 }
 
-impl Turns {
-    pub fn new(limits: Limits) -> Turns {
-        Turns { limits, state: Mutex::default() }
+impl WorkLimiter {
+    pub fn new(limits: Limits) -> WorkLimiter {
+        WorkLimiter { limits, state: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    /// Takes a peer's turn.
+    /// Takes a permit.
     ///
     /// # Errors
     /// While an earlier request of the same peer is being answered, too many are, or too much
     /// has been done for it: the peer should ask later.
-    pub fn take(
+    pub fn acquire(
         &self,
         peer: PeerId,
-        is_acquaintance: bool,
+        is_known: bool,
         now: Instant,
-    ) -> Result<Turn<'_>, Refusal> {
+    ) -> Result<Permit<'_>, Refusal> {
         let later = |text: &str| Err(Refusal::new(Refusal::OVERLOADED, text));
         let (mut guard, limits) = (self.lock(), &self.limits);
         let state = &mut *guard;
@@ -126,22 +126,22 @@ impl Turns {
         }
         let is_free =
             state.peers.get_mut(&peer).is_none_or(|debt| debt.is_within(now, limits.peer));
-        let of_all = match is_acquaintance {
-            true => state.acquaintances.is_within(now, limits.acquaintances),
+        let of_all = match is_known {
+            true => state.known.is_within(now, limits.known),
             false => state.strangers.is_within(now, limits.strangers),
         };
         if !is_free || !of_all {
             return later("enough work has been done for now");
         }
         state.answering.add(peer);
-        Ok(Turn { turns: self, peer, is_acquaintance })
+        Ok(Permit { limiter: self, peer, is_known })
     }
 }
 
-impl Turn<'_> {
+impl Permit<'_> {
     /// The peer's request has cost so much.
     pub fn spend(&self, work: u64, now: Instant) {
-        let (mut guard, limits) = (self.turns.lock(), &self.turns.limits);
+        let (mut guard, limits) = (self.limiter.lock(), &self.limiter.limits);
         let state = &mut *guard;
         if state.peers.len() >= MAX_PEERS && !state.peers.contains_key(&self.peer) {
             state.peers.retain(|_, debt| {
@@ -152,8 +152,7 @@ impl Turn<'_> {
                 state.peers.pop_first();
             }
         }
-        let of_all =
-            if self.is_acquaintance { &mut state.acquaintances } else { &mut state.strangers };
+        let of_all = if self.is_known { &mut state.known } else { &mut state.strangers };
         let own = state.peers.entry(self.peer).or_insert(Debt { work: 0, at: now });
         for debt in [own, of_all] {
             debt.work = debt.work.saturating_add(work);
@@ -161,9 +160,9 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        self.turns.lock().answering.take(&self.peer);
+        self.limiter.lock().answering.take(&self.peer);
     }
 }
 
@@ -173,8 +172,7 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { at_once: 2, of_one: 1, peer: 10, strangers: 20, acquaintances: 40 };
+    const LIMITS: Limits = Limits { at_once: 2, of_one: 1, peer: 10, strangers: 20, known: 40 };
 
     fn at(secs: u64) -> Instant {
         Instant::default() + Duration::from_secs(secs)
@@ -188,47 +186,50 @@ mod tests {
 
     #[test]
     fn each_peer_has_one_request_answered_at_a_time_and_few_are_at_once() {
-        let turns = Turns::new(LIMITS);
-        let turn = turns.take(peer(1), false, at(0));
-        assert!(turn.is_ok() && turns.take(peer(1), false, at(0)).is_err());
-        let other = turns.take(peer(2), true, at(0));
-        assert!(other.is_ok() && turns.take(peer(3), true, at(0)).is_err(), "two at once");
-        drop(turn);
-        assert!(turns.take(peer(1), false, at(0)).is_ok());
+        let limiter = WorkLimiter::new(LIMITS);
+        let permit = limiter.acquire(peer(1), false, at(0));
+        assert!(permit.is_ok() && limiter.acquire(peer(1), false, at(0)).is_err());
+        let other = limiter.acquire(peer(2), true, at(0));
+        assert!(other.is_ok() && limiter.acquire(peer(3), true, at(0)).is_err(), "two at once");
+        drop(permit);
+        assert!(limiter.acquire(peer(1), false, at(0)).is_ok());
     }
 
     #[test]
     fn a_peer_may_have_several_requests_answered_where_the_limits_say_so() {
-        let turns = Turns::new(Limits { at_once: 3, of_one: 2, ..LIMITS });
-        let first = turns.take(peer(1), false, at(0));
-        let second = turns.take(peer(1), false, at(0));
-        assert!(first.is_ok() && second.is_ok() && turns.take(peer(1), false, at(0)).is_err());
+        let limiter = WorkLimiter::new(Limits { at_once: 3, of_one: 2, ..LIMITS });
+        let first = limiter.acquire(peer(1), false, at(0));
+        let second = limiter.acquire(peer(1), false, at(0));
+        assert!(first.is_ok() && second.is_ok() && limiter.acquire(peer(1), false, at(0)).is_err());
         drop(first);
-        assert!(turns.take(peer(1), false, at(0)).is_ok());
+        assert!(limiter.acquire(peer(1), false, at(0)).is_ok());
     }
 
     #[test]
     fn a_peer_that_has_cost_much_waits_and_others_do_not() {
-        let turns = Turns::new(LIMITS);
-        turns.take(peer(1), false, at(0)).expect("free").spend(700, at(0));
-        assert!(turns.take(peer(1), false, at(9)).is_err());
-        assert!(turns.take(peer(2), false, at(9)).is_ok());
-        assert!(turns.take(peer(1), false, at(11)).is_ok(), "700 less 110 is a minute's worth");
+        let limiter = WorkLimiter::new(LIMITS);
+        limiter.acquire(peer(1), false, at(0)).expect("free").spend(700, at(0));
+        assert!(limiter.acquire(peer(1), false, at(9)).is_err());
+        assert!(limiter.acquire(peer(2), false, at(9)).is_ok());
+        assert!(
+            limiter.acquire(peer(1), false, at(11)).is_ok(),
+            "700 less 110 is a minute's worth"
+        );
     }
 
     #[test]
-    fn however_many_strangers_ask_their_work_is_bounded_and_acquaintances_are_answered() {
-        let turns = Turns::new(LIMITS);
+    fn however_many_strangers_ask_their_work_is_bounded_and_known_peers_are_answered() {
+        let limiter = WorkLimiter::new(LIMITS);
         let mut spent = 0;
         for n in 0..5000u16 {
             let now = at(u64::from(n) / 100);
-            if let Ok(turn) = turns.take(peer(n), false, now) {
-                turn.spend(100, now);
+            if let Ok(permit) = limiter.acquire(peer(n), false, now) {
+                permit.spend(100, now);
                 spent += 100;
             }
         }
         assert!(spent <= 20 * (60 + 50) + 100, "{spent}");
-        assert!(turns.take(peer(9000), true, at(50)).is_ok());
-        assert!(turns.lock().peers.len() <= MAX_PEERS);
+        assert!(limiter.acquire(peer(9000), true, at(50)).is_ok());
+        assert!(limiter.lock().peers.len() <= MAX_PEERS);
     }
 }

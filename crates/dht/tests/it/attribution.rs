@@ -19,7 +19,7 @@ use crate::ring::{ROOMY, Ring, block, sized_block};
 
 /// Copies come without a receipt: a flood in their disguise is charged to who brings it.
 #[test]
-fn a_flood_disguised_as_repair_fills_no_more_than_its_bearers_share() {
+fn a_flood_disguised_as_repair_fills_no_more_than_its_carriers_share() {
     let ring = ring(9, 8);
     let liar = ring.members[2].host;
     let transport = ring.sim.transport(liar);
@@ -37,7 +37,7 @@ fn a_flood_disguised_as_repair_fills_no_more_than_its_bearers_share() {
         let all: u64 = keys.values().sum();
         assert!(all <= COPY_SHARE * 3, "{to} keeps {all} of it: {keys:?}");
         assert_eq!(used(&keys, &name), 0, "nothing counts as published by it");
-        let own = keys.iter().filter(|(name, _)| name.starts_with("bearer")).map(|(_, used)| used);
+        let own = keys.iter().filter(|(name, _)| name.starts_with("carrier")).map(|(_, used)| used);
         let largest = own.max().copied().unwrap_or(0);
         assert!(largest <= COPY_SHARE, "{largest} of {COPY_SHARE}");
         most = most.max(largest);
@@ -126,7 +126,7 @@ fn nobody_is_charged_for_longer_than_he_has_signed_for() {
     let replicas = ring.replica_set(&key);
     for to in &replicas {
         let copy = put_with(None, blocks, false, 90 * day);
-        send(&ring, &attacker, *to, copy).expect("it is its bearer's");
+        send(&ring, &attacker, *to, copy).expect("it is its carrier's");
     }
     // As the victim does: it is asked, and says that it made the receipt.
     ring.try_put(0, vec![brought.clone()]).expect("healthy");
@@ -205,13 +205,13 @@ fn ring_with_false_witness(seed: u64, owner: Owner) -> Ring {
 /// One member, and a client of it with a key of its own, filled the nodes beside it in the
 /// name of publishers that do not exist.
 #[test]
-fn one_false_witness_brings_no_more_in_than_its_bearer_may() {
+fn one_false_witness_brings_no_more_in_than_its_carrier_may() {
     let ring = ring_with_false_witness(21, Owner::NOBODY);
     for to in 0..7 {
         let (keys, _) = kept(&ring, to);
         let all: u64 = keys.values().sum();
         assert!(all <= COPY_SHARE, "{to} keeps {all}: {} keys", keys.len());
-        assert!(keys.keys().all(|name| name.starts_with("bearer")), "{keys:?}");
+        assert!(keys.keys().all(|name| name.starts_with("carrier")), "{keys:?}");
     }
     ring.put(3, 0..40);
     ring.assert_readable(0..40);

@@ -142,7 +142,7 @@ fn cached_copies_are_not_replicas() {
 
 fn send_copy(ring: &Ring, from: usize, bytes: &[u8]) -> Result<bool, CallError> {
     let key = BlockHash::of(bytes).key();
-    send(ring, from, rpc::BlockHeader { key, kind: 1, lease_secs: 1000 }, bytes)
+    send(ring, from, rpc::BlockHeader { key, kind: BlockKind::Content, lease_secs: 1000 }, bytes)
 }
 
 fn send(
@@ -197,7 +197,8 @@ fn a_flood_of_copies_keeps_to_the_limit_and_bad_ones_are_refused() {
         let transport = ring.sim.transport(ring.members[1].host);
         let call = transport.call(ring.node(0).peer, request, Duration::from_secs(5));
         ring.sim.block_on(MINUTE, call).expect("ends").expect("answered");
-        let header = rpc::BlockHeader { key: hash.key(), kind: 1, lease_secs: 1000 };
+        let header =
+            rpc::BlockHeader { key: hash.key(), kind: BlockKind::Content, lease_secs: 1000 };
         if n < 10 {
             assert!(send(&ring, 1, header, b"something else").is_err(), "not what the key says");
         }
@@ -255,7 +256,7 @@ fn nobody_can_push_a_signed_block_into_a_cache() {
     let get = ring.members[0].dht.get_signed(old.key());
     let missing = ring.sim.block_on(MINUTE, get).expect("ends");
     assert!(matches!(missing, Err(GetError::NotFound { .. })), "{missing:?}");
-    let kind = BlockKind::Signed as u8;
+    let kind = BlockKind::Signed;
     let header = rpc::BlockHeader { key: old.key(), kind, lease_secs: 1000 };
     assert_eq!(send(&ring, 1, header, old.bytes()), Ok(false));
     assert_eq!(ring.members[0].dht.stats().cache_blocks, 0);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::{Blocks, DhtConfig, GetError, PutError, rpc};
-use atoll_key::{BlockHash, SecretKey, SignedBlock};
+use atoll_key::{BlockHash, BlockKind, SecretKey, SignedBlock};
 use atoll_net::Request;
 use atoll_sim::{HostConfig, Sim, SimConfig};
 use atoll_store::{BlockInfo, MemoryStore, StoredBlock};
@@ -241,7 +241,7 @@ fn an_old_root_that_is_sent_again_replaces_no_newer_one() {
     let replay = |ring: &Ring, to: usize| {
         let attacker = ring.outsider();
         [true, false].map(|as_root| {
-            let header = rpc::BlockHeader { key, kind: 2, lease_secs: 1_000_000 };
+            let header = rpc::BlockHeader { key, kind: BlockKind::Signed, lease_secs: 1_000_000 };
             let put = rpc::Put { blocks: vec![header].into(), as_root, receipt: None };
             let (header, parts) = (rpc::to_header(&put), vec![old.bytes().clone()]);
             let request = Request { method: rpc::PUT, header, parts };

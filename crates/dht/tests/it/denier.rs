@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use atoll_dht::rpc::{
-    self, Divert, DivertReply, Hold, HoldReply, Proof, Prove, ProveReply, Put, PutReply, PutStatus,
-    Renew, RenewReply, Vouch, VouchReply, Vouched,
+    self, Divert, DivertReply, Diverted, Hold, HoldReply, Proof, Prove, ProveReply, Put, PutReply,
+    PutStatus, Renew, RenewReply, RenewStatus, Vouch, VouchReply, Vouched,
 };
 use atoll_env::BoxFuture;
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
@@ -32,8 +32,8 @@ impl Service for Denier {
             }
             rpc::RENEW => {
                 let asked: Renew = rpc::from_header(&request.header).expect("honest");
-                let held = vec![1; asked.names.len()];
-                rpc::to_header(&RenewReply { held, over: None })
+                let statuses = vec![RenewStatus::Held; asked.names.len()];
+                rpc::to_header(&RenewReply { statuses, over: None })
             }
             rpc::PUT => {
                 let put: Put = rpc::from_header(&request.header).expect("honest");
@@ -43,10 +43,10 @@ impl Service for Denier {
             }
             rpc::DIVERT => {
                 let divert: Divert = rpc::from_header(&request.header).expect("honest");
-                let count = divert.blocks.0.len();
-                let statuses = vec![PutStatus::Stored { copies: 1, wanted: 1 }; count].into();
-                let held = vec![Some(ALL); count].into();
-                rpc::to_header(&DivertReply { statuses, held, spare_bytes: u64::MAX })
+                let status = PutStatus::Stored { copies: 1, wanted: 1 };
+                let taken = Diverted { status, held: Some(ALL) };
+                let blocks = vec![taken; divert.blocks.0.len()].into();
+                rpc::to_header(&DivertReply { blocks, spare_bytes: u64::MAX })
             }
             rpc::HOLD => {
                 let asked: Hold = rpc::from_header(&request.header).expect("honest");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use atoll_dht::rpc::{self, BlockHeader, Divert, DivertReply, LookupReply, PutStatus};
 use atoll_dht::{Blocks, DhtConfig};
 use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
+use atoll_key::{BlockHash, BlockKind, Key, SecretKey, SignedBlock};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_sim::SimConfig;
 use atoll_store::{DiskFailure, MemoryStore};
@@ -364,14 +364,14 @@ fn nobody_can_fill_more_than_a_quarter_of_a_node_with_what_it_diverts() {
         if ring.replica_set(&hash.key()).contains(&victim) {
             continue;
         }
-        let header = BlockHeader { key: hash.key(), kind: 1, lease_secs: 86_400 };
+        let header = BlockHeader { key: hash.key(), kind: BlockKind::Content, lease_secs: 86_400 };
         let divert = Divert { blocks: vec![header].into(), receipt: None };
         let header = rpc::to_header(&divert);
         let request = Request { method: rpc::DIVERT, header, parts: vec![bytes] };
         let call = liar.call(ring.node(victim).peer, request, MINUTE);
         let reply = ring.sim.block_on(HOUR, call).expect("ends").expect("answered");
         let reply: DivertReply = rpc::from_header(&reply.header).expect("well-formed");
-        taken += usize::from(matches!(reply.statuses.0[0], PutStatus::Stored { .. }));
+        taken += usize::from(matches!(reply.blocks.0[0].status, PutStatus::Stored { .. }));
     }
     assert!((50..140).contains(&taken), "{taken} of 4 kB each in 2 MB");
 }
@@ -384,7 +384,7 @@ fn a_node_keeps_no_copy_for_others_of_what_it_holds_itself() {
     let liar = ring.sim.transport(ring.members[0].host);
     for n in 0..20 {
         let (hash, bytes): (BlockHash, Bytes) = block(n);
-        let header = BlockHeader { key: hash.key(), kind: 1, lease_secs: 86_400 };
+        let header = BlockHeader { key: hash.key(), kind: BlockKind::Content, lease_secs: 86_400 };
         for holder in ring.holders(&hash.key()).into_iter().filter(|holder| *holder != 0) {
             let divert = Divert { blocks: vec![header].into(), receipt: None };
             let header = rpc::to_header(&divert);
@@ -393,7 +393,7 @@ fn a_node_keeps_no_copy_for_others_of_what_it_holds_itself() {
             let call = liar.call(ring.node(holder).peer, request, MINUTE);
             let reply = ring.sim.block_on(HOUR, call).expect("ends").expect("answered");
             let reply: DivertReply = rpc::from_header(&reply.header).expect("well-formed");
-            assert_eq!(reply.statuses.0[..], [PutStatus::NotRoot]);
+            assert_eq!(reply.blocks.0[0].status, PutStatus::NotRoot);
         }
     }
     assert_eq!(diverted(&ring), (0, 0));

@@ -6,7 +6,8 @@ use std::time::Duration;
 use atoll_dht::DhtConfig;
 use atoll_dht::durable::DurableState;
 use atoll_dht::rpc::{
-    self, Divert, DivertReply, Hold, HoldReply, Proof, Prove, ProveReply, PutStatus, Vouched,
+    self, Divert, DivertReply, Diverted, Hold, HoldReply, Proof, Prove, ProveReply, PutStatus,
+    Vouched,
 };
 use atoll_env::BoxFuture;
 use atoll_key::Key;
@@ -56,8 +57,8 @@ impl FalseHolder {
                     None => taken_none(request),
                 };
                 if matches!(self.lie, Lie::TakesNothing | Lie::TakesOnce) {
-                    reply.statuses.0.fill(PutStatus::Stored { copies: 1, wanted: 1 });
-                    reply.held.0.fill(Some(KEPT));
+                    let status = PutStatus::Stored { copies: 1, wanted: 1 };
+                    reply.blocks.0.fill(Diverted { status, held: Some(KEPT) });
                 }
                 reply.spare_bytes = u64::MAX;
                 rpc::to_header(&reply)
@@ -85,9 +86,8 @@ impl FalseHolder {
 
 fn taken_none(request: &Request) -> DivertReply {
     let asked: Divert = rpc::from_header(&request.header).expect("honest");
-    let count = asked.blocks.0.len();
-    let statuses = vec![PutStatus::Failed; count].into();
-    DivertReply { statuses, held: vec![None; count].into(), spare_bytes: 0 }
+    let failed = Diverted { status: PutStatus::Failed, held: None };
+    DivertReply { blocks: vec![failed; asked.blocks.0.len()].into(), spare_bytes: 0 }
 }
 
 impl Service for FalseHolder {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use atoll_dht::rpc::{self, PutReply, PutStatus, RenewReply};
+use atoll_dht::rpc::{self, PutReply, PutStatus, RenewReply, RenewStatus};
 use atoll_dht::{Blocks, DhtConfig, PutError};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
@@ -30,7 +30,7 @@ enum Lie {
     /// Says, as a root and as a replica, that there is a newer one.
     Superseded,
     /// Answers each renewal as a root with this for every block.
-    Renewal(u8),
+    Renewal(RenewStatus),
 }
 
 struct FalseRoot {
@@ -49,17 +49,17 @@ impl FalseRoot {
                 let statuses = vec![stored; put.blocks.0.len()].into();
                 put.as_root.then(|| rpc::to_header(&PutReply { statuses }))
             }
-            rpc::RENEW => return FalseRoot::renewal(request, 1),
+            rpc::RENEW => return FalseRoot::renewal(request, RenewStatus::Held),
             _ => None,
         };
         header.map(|header| Reply { header, parts: Vec::new() })
     }
 
-    /// The answer to a renewal as to the root, with `state` for every block.
-    fn renewal(request: &Request, state: u8) -> Option<Reply> {
+    /// The answer to a renewal as to the root, with `status` for every block.
+    fn renewal(request: &Request, status: RenewStatus) -> Option<Reply> {
         let renew: rpc::Renew = rpc::from_header(&request.header).ok()?;
-        let held = vec![state; renew.names.len()];
-        let header = rpc::to_header(&RenewReply { held, over: None });
+        let statuses = vec![status; renew.names.len()];
+        let header = rpc::to_header(&RenewReply { statuses, over: None });
         renew.as_root.then_some(Reply { header, parts: Vec::new() })
     }
 
@@ -228,20 +228,24 @@ fn renewing_through_such_a_root_renews_at_the_replicas_or_says_what_is_lacking()
 /// lost; or "I cannot tell", for ever, and their leases ended; or something else yet.
 #[test]
 fn a_root_that_denies_blocks_is_not_believed_without_asking_the_others() {
-    for (seed, state) in [(9, 0), (10, 3), (12, 4), (13, 5), (14, 77)] {
-        let (ring, liar, lies) = ring(seed, Lie::Renewal(state));
+    use RenewStatus::{Lacking, Late, OverQuota, Undecided};
+    for (seed, status) in [(9, Lacking), (10, Undecided), (12, OverQuota), (13, Late)] {
+        let (ring, liar, lies) = ring(seed, Lie::Renewal(status));
         let (held, lacking) = (rooted_at(&ring, liar, 0), rooted_at(&ring, liar, 10_000));
         ring.try_put(0, held.iter().map(|n| block(*n)).collect()).expect("nobody lies yet");
         lies.store(true, Ordering::Relaxed);
         ring.sim.run_for(LEASE * 2 / 3);
         let before = ring.sim.env(ring.members[0].host).unix_ms() / 1000;
-        assert_eq!(renew(&ring, 0, &held), Ok(Vec::new()), "{state}");
+        assert_eq!(renew(&ring, 0, &held), Ok(Vec::new()), "{status:?}");
         for n in held {
             let ends = ends(&ring, &block(n).0.key());
-            assert!(ends.len() == 2 && ends.iter().all(|end| *end > before + 3500), "{state}: {n}");
+            assert!(
+                ends.len() == 2 && ends.iter().all(|end| *end > before + 3500),
+                "{status:?}: {n}"
+            );
         }
         let lacks: Vec<BlockHash> = lacking.iter().map(|n| block(*n).0).collect();
-        assert_eq!(renew(&ring, 0, &lacking), Ok(lacks), "{state}: what nobody has");
+        assert_eq!(renew(&ring, 0, &lacking), Ok(lacks), "{status:?}: what nobody has");
     }
 }
 
@@ -249,7 +253,7 @@ fn a_root_that_denies_blocks_is_not_believed_without_asking_the_others() {
 /// each: publishing took a tenth longer.
 #[test]
 fn a_root_is_asked_alone_about_blocks_that_will_be_put_and_are_not_there() {
-    let (ring, liar, lies) = ring(9, Lie::Renewal(3));
+    let (ring, liar, lies) = ring(9, Lie::Renewal(RenewStatus::Undecided));
     let asked = || ring.sim.stats().methods.get(&rpc::RENEW).map_or(0, |m| m.call_count);
     let publisher = &ring.members[0].dht;
     let hashes =

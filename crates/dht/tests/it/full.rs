@@ -187,7 +187,7 @@ fn comparisons_for_strangers_are_bounded_in_all() {
             match answer {
                 Ok(reply) => {
                     let reply: ReconcileReply = rpc::from_header(&reply.header).expect("sound");
-                    answered += reply.answers.len() as u64 * COST;
+                    answered += reply.answers.0.len() as u64 * COST;
                 }
                 Err(CallError::Refused(refusal)) if refusal.code == Refusal::OVERLOADED => {
                     refused += 1;

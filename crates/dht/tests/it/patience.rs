@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use atoll_dht::receipt::Receipt;
-use atoll_dht::rpc::{self, Name, PutReply, PutStatus, Renew, RenewReply};
+use atoll_dht::rpc::{self, Name, PutReply, PutStatus, Renew, RenewReply, RenewStatus};
 use atoll_dht::{Blocks, QuotaConfig, Share, SimulatedKeys};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, BlockKind};
@@ -127,7 +127,12 @@ fn asking_for_room_for_any_number_of_bytes_is_refused() {
 }
 
 /// A lease extended at node 0 for `publisher`: whether each block is held, or why not.
-fn renew(ring: &Ring, from: &Arc<dyn Transport>, publisher: Peer, of: &[BlockHash]) -> Vec<u8> {
+fn renew(
+    ring: &Ring,
+    from: &Arc<dyn Transport>,
+    publisher: Peer,
+    of: &[BlockHash],
+) -> Vec<RenewStatus> {
     let keys: Vec<_> = of.iter().map(BlockHash::key).collect();
     let lease_secs = 60 * 24 * 3600;
     let (signer, now) = (SimulatedKeys(publisher.id), now_secs(ring));
@@ -139,7 +144,7 @@ fn renew(ring: &Ring, from: &Arc<dyn Transport>, publisher: Peer, of: &[BlockHas
     let request = Request { method: rpc::RENEW, header, parts: Vec::new() };
     let call = from.call(ring.node(0).peer, request, Duration::from_secs(20));
     let reply = ring.sim.block_on(MINUTE, call).expect("ends").expect("answered");
-    rpc::from_header::<RenewReply>(&reply.header).expect("well-formed").held
+    rpc::from_header::<RenewReply>(&reply.header).expect("well-formed").statuses
 }
 
 /// As after the network has grown.
@@ -159,14 +164,18 @@ fn a_publisher_that_is_over_quota_and_moves_keeps_its_blocks() {
     }
     ring.members[0].dht.set_quota(nearly_nothing());
     let hashes: Vec<BlockHash> = (0..5).map(|n| block(n).0).collect();
-    assert_eq!(renew(&ring, &from, after, &hashes), [1; 5]);
+    assert_eq!(renew(&ring, &from, after, &hashes), [RenewStatus::Held; 5]);
     for hash in &hashes {
         let held = ring.members[0].store.info(&hash.key()).expect("memory").expect("held");
         assert_eq!(held.owner, owner_of(&after));
         assert!(held.expires_unix_secs > now_secs(&ring) + 50 * 24 * 3600);
     }
     ring.sim.run_for(MINUTE * 120);
-    assert_eq!(renew(&ring, &from, face(3, 1), &hashes[..1]), [4], "somebody else's");
+    assert_eq!(
+        renew(&ring, &from, face(3, 1), &hashes[..1]),
+        [RenewStatus::OverQuota],
+        "somebody else's"
+    );
 }
 
 #[test]
@@ -189,7 +198,7 @@ fn blocks_from_before_owners_were_kept_are_renewed_without_room() {
     ring.sim.block_on(MINUTE, put).expect("ends").expect("memory");
     ring.members[0].dht.set_quota(nearly_nothing());
     let hashes: Vec<BlockHash> = (0..5).map(|n| block(n).0).collect();
-    assert_eq!(renew(&ring, &from, publisher, &hashes), [5; 5]);
+    assert_eq!(renew(&ring, &from, publisher, &hashes), [RenewStatus::Late; 5]);
     for hash in &hashes {
         let held = ring.members[0].store.info(&hash.key()).expect("memory").expect("held");
         assert_eq!(held.owner, Owner::NOBODY);

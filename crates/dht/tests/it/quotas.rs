@@ -10,7 +10,7 @@ use atoll_dht::receipt::{BAD_RECEIPT, Receipt};
 use atoll_dht::rpc::{self, BlockHeader, Name, PutReply, PutStatus, Renew};
 use atoll_dht::{Blocks, DhtConfig, PutError, QuotaConfig, Share, SimulatedKeys};
 use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, Key, PeerId};
+use atoll_key::{BlockHash, BlockKind, Key, PeerId};
 use atoll_net::{CallError, PROBE, Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_sim::{Connections, SimConfig, TcpModel};
 use atoll_store::{MemoryStore, Owner};
@@ -22,7 +22,7 @@ use crate::ring::{Ring, block, sized_block};
 pub const MINUTE: Duration = Duration::from_secs(60);
 pub const HOUR: Duration = Duration::from_secs(3600);
 
-/// Small stores, of which a publisher may use 4 % and a bearer of copies 8 %.
+/// Small stores, of which a publisher may use 4 % and a carrier of copies 8 %.
 pub const CAPACITY: u64 = 4 << 20;
 pub const SHARE: u64 = CAPACITY / 25;
 pub const COPY_SHARE: u64 = SHARE * 2;
@@ -53,8 +53,8 @@ pub fn kept(ring: &Ring, member: usize) -> (BTreeMap<String, u64>, BTreeMap<Stri
     let report = ring.members[member].dht.quota_report(1000);
     let list = |accounts: Vec<atoll_dht::quota::Account>| {
         let name = |of: &atoll_dht::quota::Account| {
-            let bearer = if of.is_bearer { "bearer " } else { "" };
-            (format!("{bearer}{}", of.who), of.used_bytes)
+            let carrier = if of.is_carrier { "carrier " } else { "" };
+            (format!("{carrier}{}", of.who), of.used_bytes)
         };
         accounts.iter().map(name).collect()
     };
@@ -114,8 +114,11 @@ pub fn put_with(
     as_root: bool,
     lease_secs: u64,
 ) -> Request {
-    let header =
-        |(hash, _): &(BlockHash, Bytes)| BlockHeader { key: hash.key(), kind: 1, lease_secs };
+    let header = |(hash, _): &(BlockHash, Bytes)| BlockHeader {
+        key: hash.key(),
+        kind: BlockKind::Content,
+        lease_secs,
+    };
     let headers: Vec<BlockHeader> = blocks.iter().map(header).collect();
     let keys = headers.iter().map(|header| header.key);
     let receipt = receipt.map(|receipt| receipt.to_wire(keys));
@@ -462,7 +465,8 @@ fn a_lying_root_cannot_charge_somebody_else() {
     let junk = block(777_777);
     for recorded in &recorded {
         let put: rpc::Put = rpc::from_header(&recorded.header).expect("well-formed");
-        let headers = vec![BlockHeader { key: junk.0.key(), kind: 1, lease_secs: 1000 }];
+        let headers =
+            vec![BlockHeader { key: junk.0.key(), kind: BlockKind::Content, lease_secs: 1000 }];
         let put = rpc::Put { blocks: headers.into(), as_root: false, ..put };
         let request =
             Request { method: rpc::PUT, header: rpc::to_header(&put), parts: vec![junk.1.clone()] };
@@ -577,12 +581,12 @@ fn a_publisher_that_could_not_be_asked_is_asked_again_in_seconds() {
         std::slice::from_ref(&first),
         false,
     );
-    let bearer = ring.outsider();
+    let carrier = ring.outsider();
     ring.sim.cut(&[replica], &[publisher]);
-    assert_refused(send(&ring, &bearer, 1, request.clone()), "its publisher is away");
+    assert_refused(send(&ring, &carrier, 1, request.clone()), "its publisher is away");
     ring.sim.heal();
     ring.sim.run_for(Duration::from_secs(2));
-    let answer = send(&ring, &bearer, 1, request);
+    let answer = send(&ring, &carrier, 1, request);
     // The publisher did not make this receipt; that it says so shows that it was asked.
     let Err(CallError::Refused(refusal)) = answer else { panic!("{answer:?}") };
     assert!(refusal.text.contains("did not make this receipt"), "{refusal}");

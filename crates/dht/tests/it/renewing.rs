@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::rpc::{MAX_RENEW_KEYS, RENEW, VOUCH};
+use atoll_dht::rpc::{MAX_KEYS, RENEW, VOUCH};
 use atoll_dht::{Blocks, Dht, DhtConfig};
 use atoll_key::BlockHash;
 use atoll_overlay::chord::messages::ROUTE;
@@ -32,7 +32,7 @@ fn cost(sim: &Sim, dht: &Arc<Dht>, count: u32) -> (u64, u64, u64) {
     let before = (traffic(sim, &all), traffic(sim, &asked));
     let mut hashes: Vec<BlockHash> = (0..count).map(|n| block(n).0).collect();
     hashes.sort_unstable();
-    for batch in hashes.chunks(MAX_RENEW_KEYS) {
+    for batch in hashes.chunks(MAX_KEYS) {
         let renewed = sim.block_on(HOUR, dht.renew(batch.to_vec())).expect("ends");
         assert_eq!(renewed, Ok(Vec::new()));
     }

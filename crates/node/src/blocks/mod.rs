@@ -198,7 +198,7 @@ impl BlockLayer {
         let part = |share: Share| f64::from(share.millionths()) / 1e6;
         let account = |account: &Account| QuotaAccount {
             who: account.who.to_string(),
-            brought: account.is_bearer,
+            brought: account.is_carrier,
             used_bytes: account.used_bytes,
             blocks: account.blocks,
             allowed_bytes: account.allowed_bytes,

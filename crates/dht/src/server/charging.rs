@@ -1,0 +1,57 @@
+//! `CONFIRM`, `VOUCH` and `ROOM`: who is charged for blocks, and whether there is room for more
+//! (CFS §5.4).
+
+use std::sync::Arc;
+
+use atoll_net::{Peer, Refusal};
+use atoll_store::Owner;
+use bytes::Bytes;
+
+use super::Handle;
+use crate::accounting::quota::{ChargeClass, Want};
+use crate::holdings::vouch::vouch;
+use crate::inner::Inner;
+use crate::rpc::{Answered, AskRoom, AskRoomReply, Confirm, ConfirmReply, Vouch, VouchReply};
+
+/// Whether this node made a receipt.
+impl Handle<Confirm> for Arc<Inner> {
+    async fn handle(
+        &self,
+        _: Peer,
+        asked: Confirm,
+        _: Vec<Bytes>,
+    ) -> Result<Answered<Confirm>, Refusal> {
+        let is_mine = self.confirmations.is_mine(&asked.digest);
+        Ok((ConfirmReply { nonce: asked.nonce, is_mine }, Vec::new()))
+    }
+}
+
+/// Which blocks this node holds, and whom it charges them to.
+impl Handle<Vouch> for Arc<Inner> {
+    async fn handle(
+        &self,
+        _: Peer,
+        asked: Vouch,
+        _: Vec<Bytes>,
+    ) -> Result<Answered<Vouch>, Refusal> {
+        let vouched = vouch(self, &asked.keys).await;
+        let vouched = vouched.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
+        Ok((VouchReply { vouched: vouched.into() }, Vec::new()))
+    }
+}
+
+/// Whether a publisher may put more.
+impl Handle<AskRoom> for Arc<Inner> {
+    async fn handle(
+        &self,
+        _: Peer,
+        asked: AskRoom,
+        _: Vec<Bytes>,
+    ) -> Result<Answered<AskRoom>, Refusal> {
+        let AskRoom { publisher, ip, bytes, is_root } = asked;
+        let class = if is_root { ChargeClass::Root } else { ChargeClass::Content };
+        let want = Want { owner: Owner { publisher, ip }, bytes, class };
+        let checked = self.quota.check(&*self.store, self.overlay.estimated_peers(), &want);
+        Ok((AskRoomReply { over: checked.err() }, Vec::new()))
+    }
+}

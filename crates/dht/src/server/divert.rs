@@ -1,0 +1,119 @@
+//! `DIVERT`: keeping copies for members of replica sets that have no room.
+//!
+//! A holder admits a diverted copy as it admits any: charged to the publisher whose receipt came
+//! with it, or to whom the replica set vouches for, or to the member that brings it. It takes none
+//! that it holds already or should hold itself, for then the block would have a copy less than
+//! its members count. And one member can fill no more than a quarter of a node so.
+
+use std::sync::Arc;
+
+use atoll_key::{BlockKind, Key};
+use atoll_net::{Peer, Refusal};
+use atoll_store::{BlockInfo, StoreError};
+use bytes::Bytes;
+
+use super::Handle;
+use crate::accounting::admission::Origin;
+use crate::accounting::quota::cost_bytes;
+use crate::diversion::{has_room, holds_left, spare_bytes_for};
+use crate::inner::Inner;
+use crate::placement::is_member;
+use crate::replication::store::store_for_others;
+use crate::rpc::{Answered, Block, Divert, DivertReply, Diverted, PutStatus, Vouched, to_blocks};
+
+/// A hold ends when its member has not asked for the copy for so long: then it has forgotten its
+/// pointer, or is gone. A guess; members ask several times a day.
+const HOLD_SECS: u64 = 24 * 3600;
+
+impl Handle<Divert> for Arc<Inner> {
+    async fn handle(
+        &self,
+        from: Peer,
+        divert: Divert,
+        parts: Vec<Bytes>,
+    ) -> Result<Answered<Divert>, Refusal> {
+        let blocks = to_blocks(divert.blocks, parts);
+        let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
+        let origin = match Origin::of(self, &from, divert.receipt, &keys).await? {
+            Origin::Carrier => Origin::Diverted,
+            publisher => publisher,
+        };
+        let taking = self.diversion.take(keys.iter().copied());
+        let mut statuses = refusals(self, &from, &blocks);
+        for (key, status) in keys.iter().zip(&mut statuses) {
+            if !taking.keys.contains(key) {
+                *status = Some(PutStatus::NotRoot);
+            }
+        }
+        let taken: Vec<usize> = (0..blocks.len()).filter(|i| statuses[*i].is_none()).collect();
+        let some: Vec<Block> = taken.iter().map(|index| blocks[*index].clone()).collect();
+        if !some.is_empty() {
+            let stored = store_for_others(self, &from, &origin, some).await?;
+            taken.iter().zip(stored).for_each(|(index, status)| statuses[*index] = Some(status));
+        }
+        let kept = |key, status: PutStatus| match status {
+            PutStatus::Stored { .. } => held(self, key),
+            _ => None,
+        };
+        let answers: Vec<(PutStatus, Option<BlockInfo>)> = keys
+            .iter()
+            .zip(statuses)
+            .map(|(key, status)| (key, status.unwrap_or(PutStatus::Failed)))
+            .map(|(key, status)| (status, kept(key, status)))
+            .collect();
+        let infos = answers.iter().filter_map(|(_, info)| *info);
+        let noted = self.diversion.records.hold(&from, infos, hold_until(self)).await;
+        noted.map_err(|error| Refusal::new(Refusal::INTERNAL, error.to_string()))?;
+        drop(taking);
+        let blocks: Vec<Diverted> = answers
+            .into_iter()
+            .map(|(status, info)| Diverted { status, held: info.map(|info| vouched(self, &info)) })
+            .collect();
+        let spare_bytes = spare_bytes_for(self, &from.id);
+        Ok((DivertReply { blocks: blocks.into(), spare_bytes }, Vec::new()))
+    }
+}
+
+/// Which of a member's blocks this node may not keep for it, and why.
+fn refusals(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<Option<PutStatus>> {
+    let mut spare_bytes = spare_bytes_for(inner, &from.id);
+    let mut left = holds_left(inner, &from.id);
+    let refusal = |block: &Block| {
+        let key = &block.header.key;
+        let is_replaced = inner.diversion.records.is_held_for(key, &from.id);
+        if !is_replaced && (inner.known(key).is_some() || is_member(inner, key)) {
+            return Some(PutStatus::NotRoot);
+        }
+        let is_there = is_replaced && held(inner, key).is_some_and(|held| is_content(&held));
+        if is_there {
+            return None;
+        }
+        if left == 0 || !has_room(spare_bytes, block.bytes.len()) {
+            return Some(PutStatus::Full);
+        }
+        left -= 1;
+        spare_bytes -= cost_bytes(u32::try_from(block.bytes.len()).unwrap_or(u32::MAX));
+        None
+    };
+    blocks.iter().map(refusal).collect()
+}
+
+fn is_content(info: &BlockInfo) -> bool {
+    info.kind == BlockKind::Content
+}
+
+pub(super) fn held(inner: &Inner, key: &Key) -> Option<BlockInfo> {
+    let error = |error: StoreError| tracing::warn!(%error, "a block could not be looked up");
+    inner.store.info(key).map_err(error).ok().flatten()
+}
+
+pub(super) fn hold_until(inner: &Inner) -> u64 {
+    inner.expiry(HOLD_SECS)
+}
+
+/// What is said to the member of a copy that is kept for it.
+pub(super) fn vouched(inner: &Inner, info: &BlockInfo) -> Vouched {
+    let lease_secs = inner.header_of(info).lease_secs;
+    let (publisher, ip) = (info.owner.publisher, info.owner.ip);
+    Vouched { version: info.version, lease_secs, publisher, ip, holder: None }
+}

@@ -1,0 +1,285 @@
+//! `PUT`: storing blocks, and as their root sending them on to the replicas (CFS §5.1, §5.5).
+//!
+//! Of signed blocks the higher version stays. A put is acknowledged when a majority of the replica
+//! set has it and every replica whose answer is not overdue has answered.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use atoll_key::{BlockKind, Key, PeerId};
+use atoll_net::{Peer, Refusal};
+use atoll_overlay::Node;
+use atoll_store::Owner;
+use bytes::Bytes;
+use futures_util::future::join_all;
+
+use super::Handle;
+use crate::accounting::admission::{Admitted, Origin, admit};
+use crate::diversion::follow::shows_newer;
+use crate::inner::Inner;
+use crate::placement::{expected_replicas, replica_set};
+use crate::replication::store::{Overflow, put_message, store_admitted, store_put};
+use crate::rpc::put_times::WaitsFor;
+use crate::rpc::quorum::{Calls, Event};
+use crate::rpc::{
+    Answered, AskRoom, Block, OverQuota, Put, PutReply, PutStatus, is_majority, to_blocks,
+};
+
+impl Handle<Put> for Arc<Inner> {
+    async fn handle(
+        &self,
+        from: Peer,
+        put: Put,
+        parts: Vec<Bytes>,
+    ) -> Result<Answered<Put>, Refusal> {
+        let blocks = to_blocks(put.blocks, parts);
+        let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
+        let origin = Origin::of(self, &from, put.receipt, &keys).await?;
+        let statuses = match put.as_root {
+            true => store_as_root(self, &from, &origin, blocks).await?,
+            false => store_put(self, &from, &origin, blocks).await?,
+        };
+        Ok((PutReply { statuses: statuses.into() }, Vec::new()))
+    }
+}
+
+/// Stores a batch whose root this node is and sends it to the replicas; resolves when a
+/// majority has it, and those that could still answer in their usual time have.
+pub(crate) async fn store_as_root(
+    inner: &Arc<Inner>,
+    from: &Peer,
+    origin: &Origin,
+    blocks: Vec<Block>,
+) -> Result<Vec<PutStatus>, Refusal> {
+    let mut statuses = vec![PutStatus::NotRoot; blocks.len()];
+    let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
+    let parts = inner.overlay.group_by_own_root(&keys).into_iter().map(|(root, indices)| {
+        let part = indices.iter().map(|index| blocks[*index].clone()).collect();
+        async move { (indices, store_at_root(inner, from, origin, &root, part).await) }
+    });
+    for (indices, part) in join_all(parts).await {
+        for (index, status) in indices.into_iter().zip(part?) {
+            statuses[index] = status;
+        }
+    }
+    Ok(statuses)
+}
+
+/// Stores blocks whose root is one virtual server of this node.
+async fn store_at_root(
+    inner: &Arc<Inner>,
+    from: &Peer,
+    origin: &Origin,
+    root: &Node,
+    blocks: Vec<Block>,
+) -> Result<Vec<PutStatus>, Refusal> {
+    let admitted = admit(inner, from, origin, blocks).await?;
+    let Admitted { blocks: mine, stored, indices, refused, added_bytes, room } = admitted;
+    let mut statuses: Vec<PutStatus> =
+        refused.into_iter().map(|status| status.unwrap_or(PutStatus::Failed)).collect();
+    if mine.is_empty() {
+        return Ok(statuses);
+    }
+    if let Some(status) = conflict(inner, &mine).await {
+        for index in indices {
+            statuses[index] = status;
+        }
+        return Ok(statuses);
+    }
+    if let Some(over) = room_at_replicas(inner, root, origin, &mine, added_bytes).await {
+        for index in indices {
+            statuses[index] = over.into();
+        }
+        return Ok(statuses);
+    }
+    let is_new = |block: &&Block| inner.known(&block.header.key).is_none();
+    let new = mine.iter().filter(is_new).count();
+    let (acknowledged, own) = if mine.iter().any(Block::is_signed) {
+        // A replica that has another block of the same version decides before this node
+        // keeps one that nothing would make equal again.
+        let acknowledged = replicate(inner, root, origin, &mine).await;
+        let refused = |refused: &Option<PutStatus>| refused.unwrap_or(PutStatus::Failed);
+        let own = if acknowledged.refused.iter().any(Option::is_some) {
+            acknowledged.refused.iter().map(refused).collect()
+        } else {
+            store_admitted(inner, origin, &mine, stored, room, Overflow::Diverted).await
+        };
+        (acknowledged, own)
+    } else {
+        // The network first: it works while this node writes.
+        let replicated = replicate(inner, root, origin, &mine);
+        let stored = store_admitted(inner, origin, &mine, stored, room, Overflow::Diverted);
+        futures_util::join!(replicated, stored)
+    };
+    if own.iter().all(|status| matches!(status, PutStatus::Stored { .. })) {
+        inner.repair.count_root_blocks(new as u64);
+    }
+    // What was counted on must hold after a restart as well.
+    let is_remembered = inner.repair.remember_expected(&*inner.durable).await;
+    let wanted = u32::try_from(acknowledged.wanted + 1).expect("k is small");
+    for (position, index) in indices.into_iter().enumerate() {
+        let is_here = matches!(own[position], PutStatus::Stored { .. });
+        let copies = u32::from(is_here) + acknowledged.copies[position];
+        statuses[index] = match (own[position], acknowledged.refused[position]) {
+            (PutStatus::Stored { .. }, Some(refused)) => refused,
+            (PutStatus::Stored { .. }, None) if !is_remembered => PutStatus::Failed,
+            (PutStatus::Stored { .. }, None) => PutStatus::Stored { copies, wanted },
+            // A root without room, for which no other node has any, coordinates all the same.
+            (PutStatus::Full | PutStatus::Failed, None)
+                if is_remembered && is_majority(copies, wanted) =>
+            {
+                PutStatus::Stored { copies, wanted }
+            }
+            (other, _) => other,
+        };
+    }
+    Ok(statuses)
+}
+
+/// Whether a replica has no room for a publisher's batch, asked only of one that has used
+/// much already: what the root and others took of a put that fails would stay, and repair
+/// could bring it where there is no room for it.
+async fn room_at_replicas(
+    inner: &Arc<Inner>,
+    root: &Node,
+    origin: &Origin,
+    blocks: &[Block],
+    added_bytes: u64,
+) -> Option<OverQuota> {
+    let Origin::Publisher { owner, .. } = origin else { return None };
+    let peers = inner.overlay.estimated_peers();
+    if added_bytes == 0
+        || !inner.config.mechanisms.room_questions
+        || !inner.quota.is_near_limit(&*inner.store, peers, *owner)
+    {
+        return None;
+    }
+    let is_root = blocks.iter().any(Block::is_signed);
+    let Owner { publisher, ip } = *owner;
+    let asked = AskRoom { publisher, ip, bytes: added_bytes, is_root };
+    let mut calls = Calls::new(inner, WaitsFor::Replica);
+    for node in replica_set(inner, root).into_iter().skip(1) {
+        let inner = inner.clone();
+        calls.ask(node, 0, async move {
+            let (reply, _) = inner.call(&node, &asked, Vec::new()).await?;
+            Ok(reply.over)
+        });
+    }
+    // A replica that does not answer will not take the blocks either.
+    while calls.is_patient() {
+        if let Some(Event::Answer(_, Ok(Some(over)))) = calls.next().await {
+            return Some(over);
+        }
+    }
+    None
+}
+
+/// Two different blocks of one version would leave replicas unequal for ever: the root
+/// keeps the first. (Only signed blocks come alone in a batch and can conflict.)
+async fn conflict(inner: &Inner, blocks: &[Block]) -> Option<PutStatus> {
+    let [block] = blocks else { return None };
+    if !block.is_signed() {
+        return None;
+    }
+    let version = BlockKind::Signed.verify(&block.header.key, &block.bytes).ok()?;
+    let held = inner.store.get(&block.header.key).await.ok()??;
+    let differs = held.info.version == version && held.bytes != block.bytes;
+    differs.then_some(PutStatus::Superseded { held: version })
+}
+
+/// How many replicas took each block of a batch.
+struct Acknowledged {
+    copies: Vec<u32>,
+    /// Why one of them will not have the block, whatever the others say: it shows a newer one,
+    /// or the publisher is over quota there. (If a majority could overrule a quota, repair
+    /// would bring the block there all the same.)
+    refused: Vec<Option<PutStatus>>,
+    wanted: usize,
+}
+
+/// The most nodes that one batch is sent to, beside the root: members of the replica set, and
+/// those that became members when others failed meanwhile.
+const MAX_TARGETS: usize = 12;
+
+/// Sends a batch to the other k − 1 of the replica set of one virtual server, and to those that
+/// replace them when they fail. Resolves when a majority has it and nobody is left whose answer
+/// is not overdue; the other calls go on.
+async fn replicate(
+    inner: &Arc<Inner>,
+    root: &Node,
+    origin: &Origin,
+    blocks: &[Block],
+) -> Acknowledged {
+    let (put, parts) = put_message(origin, blocks.to_vec(), false);
+    let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
+    let mut calls = Calls::new(inner, WaitsFor::Replica);
+    let mut set = replica_set(inner, root).split_off(1);
+    let mut stored: BTreeMap<PeerId, Vec<bool>> = BTreeMap::new();
+    let mut asked: Vec<PeerId> = Vec::new();
+    let mut refused = vec![None; blocks.len()];
+    loop {
+        for node in set.iter().filter(|node| !is_asked(&asked, node)).copied().collect::<Vec<_>>() {
+            if asked.len() < MAX_TARGETS {
+                asked.push(node.peer.id);
+                let (from, put, parts) = (inner.clone(), put.clone(), parts.clone());
+                let keys = blocks.iter().map(|block| block.header.key).collect();
+                let under_way = inner.under_way.sends(node.peer.id, keys);
+                calls.ask(node, bytes, async move {
+                    let _under_way = under_way;
+                    let answer = from.call(&node, &put, parts).await;
+                    if answer.is_err() {
+                        from.repair.kick();
+                    }
+                    Ok(answer?.0.statuses.0)
+                });
+            }
+        }
+        let wanted = expected_replicas(inner);
+        let copies = copies_in(&set, &stored, blocks.len());
+        let is_settled = |(copies, refused): (&u32, &Option<PutStatus>)| {
+            refused.is_some() || is_majority(1 + copies, wanted as u32 + 1)
+        };
+        let are_settled = copies.iter().zip(&refused).all(is_settled);
+        let event = match are_settled && !calls.is_patient() {
+            true => None,
+            false => calls.next().await,
+        };
+        let Some(event) = event else {
+            calls.finish();
+            return Acknowledged { copies, refused, wanted };
+        };
+        if let Event::Answer(node, answer) = event {
+            let mut has = vec![false; blocks.len()];
+            for (i, status) in answer.unwrap_or_default().into_iter().enumerate() {
+                match status {
+                    PutStatus::Stored { .. } => has[i] = true,
+                    PutStatus::OverQuota { .. } => refused[i] = Some(status),
+                    PutStatus::Superseded { .. } => {
+                        let shown = shows_newer(inner, &node, &blocks[i]).await;
+                        let held = shown.map(|held| PutStatus::Superseded { held });
+                        refused[i] = held.or(refused[i]);
+                    }
+                    _ => {}
+                }
+            }
+            if has.iter().zip(&refused).any(|(has, refused)| !has && refused.is_none()) {
+                inner.repair.kick();
+            }
+            stored.insert(node.peer.id, has);
+        }
+        // One that failed may have left the set, and a new member is asked.
+        if let Some(mut now) = inner.overlay.own_replica_set(root, inner.config.replicas) {
+            set = now.split_off(1);
+        }
+    }
+}
+
+fn is_asked(asked: &[PeerId], node: &Node) -> bool {
+    asked.contains(&node.peer.id)
+}
+
+/// How many of `set` have stored each block of a batch.
+fn copies_in(set: &[Node], stored: &BTreeMap<PeerId, Vec<bool>>, blocks: usize) -> Vec<u32> {
+    let members = || set.iter().filter_map(|node| stored.get(&node.peer.id));
+    (0..blocks).map(|i| members().filter(|has| has[i]).count() as u32).collect()
+}
