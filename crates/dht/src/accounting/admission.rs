@@ -214,7 +214,7 @@ fn verify(inner: &Inner, from: &Peer, block: &Block) -> Result<u64, PutStatus> {
         PutStatus::Invalid
     })?;
     match inner.known(key) {
-        Some(held) if block.is_signed() && held.version > version => {
+        Some(held) if block.header.kind.supersedes(held.version, version) => {
             Err(PutStatus::Superseded { held: held.version })
         }
         _ => Ok(version),

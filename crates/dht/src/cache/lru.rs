@@ -152,7 +152,7 @@ impl Cache {
             return None;
         }
         let block = &entry.block;
-        if block.kind == BlockKind::Signed && now.since(block.fresh_at) > max_age {
+        if block.kind.is_mutable() && now.since(block.fresh_at) > max_age {
             return None;
         }
         self.by_use.remove(&entry.used);

@@ -22,7 +22,7 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use atoll_key::{BlockKind, InvalidBlock, Key};
+use atoll_key::{InvalidBlock, Key};
 use atoll_net::Peer;
 use atoll_overlay::Node;
 use atoll_overlay::walk::{Said, Trace};
@@ -102,7 +102,7 @@ fn to_cache(inner: &Inner, block: &Block, age: Duration) -> Option<Cached> {
 
 /// Keeps a block that this node fetched, a replica having had it `age` ago.
 pub(crate) fn keep_own(inner: &Inner, block: &Block, age: Duration) {
-    if !inner.has_cache() || (block.is_signed() && age >= inner.config.signed_cache) {
+    if !inner.has_cache() || (block.is_mutable() && age >= inner.config.signed_cache) {
         return;
     }
     if let Some(copy) = to_cache(inner, block, age) {
@@ -112,7 +112,7 @@ pub(crate) fn keep_own(inner: &Inner, block: &Block, age: Duration) {
 
 /// Sends a fetched content block to the caches that should have it.
 pub(crate) fn spread(inner: &Arc<Inner>, block: &Block, trace: &Trace, wanted: &[Node]) {
-    if block.header.kind != BlockKind::Content {
+    if block.is_mutable() {
         return;
     }
     for node in receivers(inner.config.cache_at, trace, wanted) {
@@ -155,12 +155,12 @@ async fn send(inner: Arc<Inner>, to: Node, block: Block) {
 /// If it is not what its key says.
 pub(crate) fn take(inner: &Inner, from: &Peer, block: &Block) -> Result<bool, InvalidBlock> {
     let (key, bytes) = (block.header.key, &block.bytes);
-    let is_welcome = inner.has_cache() && block.header.kind == BlockKind::Content && {
+    let is_welcome = inner.has_cache() && !block.is_mutable() && {
         let mut cache = inner.cache();
         cache.wants(&key) && cache.may_send(from.id, bytes.len() as u64, inner.env.now())
     };
     let taken = is_welcome && matches!(inner.store.info(&key), Ok(None)) && {
-        BlockKind::Content.verify(&key, bytes)?;
+        block.header.kind.verify(&key, bytes)?;
         let copy = to_cache(inner, block, Duration::ZERO);
         copy.is_some_and(|copy| inner.cache().put(key, copy))
     };

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant, sleep};
-use atoll_key::{BlockKind, Key, SignedBlock};
+use atoll_key::{Key, SignedBlock};
 use atoll_net::{CallError, Refusal};
 use atoll_overlay::peer_book::{Misdeed, Standing};
 use atoll_overlay::walk::{Asked, Said, Step, Trace, WalkError, WalkLimits, walk};
@@ -258,7 +258,7 @@ pub(crate) async fn ask(
         LookupReply::Cached { header, age_ms } => {
             let block = verified(&inner, &node, key, header, parts)?;
             let (age, limit) = (Duration::from_millis(age_ms), cached.unwrap_or_default());
-            if header.kind == BlockKind::Signed && age > limit {
+            if header.kind.is_mutable() && age > limit {
                 return Err(Refusal::new(BAD_BLOCK, "it sent a stale copy").into());
             }
             Answer::Cached(block, age)

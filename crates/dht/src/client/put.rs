@@ -427,7 +427,7 @@ impl Direct<'_> {
         let is_settled = |index: usize| {
             tally.refused[index].is_some() || is_majority(self.copies(index), tally.wanted)
         };
-        let must_hear_all = self.blocks.iter().any(Block::is_signed);
+        let must_hear_all = self.blocks.iter().any(Block::is_mutable);
         !is_patient || !must_hear_all && (0..self.blocks.len()).all(is_settled)
     }
 

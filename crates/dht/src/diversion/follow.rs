@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_key::{BlockKind, Key, PeerId};
+use atoll_key::{Key, PeerId};
 use atoll_net::{CallError, Peer, Refusal};
 use atoll_overlay::Node;
 use bytes::Bytes;
@@ -104,17 +104,18 @@ pub(crate) async fn bytes_at(inner: &Inner, node: &Node, key: Key) -> Option<Byt
     parts.into_iter().next()
 }
 
-/// The version of the block that a node holds instead of this signed one: a higher, or
-/// another of the same. Anybody can say that there is one, and name any number.
+/// The version of the block that a node holds instead of this one: one that supersedes it, or
+/// another of the same version. Anybody can say that there is one, and name any number.
 pub(crate) async fn shows_newer(inner: &Inner, node: &Node, block: &Block) -> Option<u64> {
-    if !block.is_signed() {
+    let BlockHeader { key, kind, .. } = block.header;
+    if !kind.is_mutable() {
         return None;
     }
-    let key = block.header.key;
     let bytes = bytes_at(inner, node, key).await?;
-    let held = BlockKind::Signed.verify(&key, &bytes).ok()?;
-    let offered = BlockKind::Signed.verify(&key, &block.bytes).ok()?;
-    (held > offered || held == offered && bytes != block.bytes).then_some(held)
+    let held = kind.verify(&key, &bytes).ok()?;
+    let offered = kind.verify(&key, &block.bytes).ok()?;
+    let stays = kind.supersedes(held, offered) || held == offered && bytes != block.bytes;
+    stays.then_some(held)
 }
 
 /// Tells a holder that this node points to it for these blocks no longer. If the call fails, the

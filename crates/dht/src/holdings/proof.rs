@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use atoll_env::{jittered, sleep};
-use atoll_key::{BlockKind, Key};
+use atoll_key::Key;
 use atoll_net::{CallError, Refusal};
 use atoll_overlay::Node;
 use atoll_store::{BlockInfo, StoredBlock};
@@ -124,7 +124,7 @@ async fn shows(
     if proof.lease_secs < least_lease(inner.lease_left(info)) {
         return false;
     }
-    if proof.version > info.version && info.kind == BlockKind::Signed {
+    if info.kind.supersedes(proof.version, info.version) {
         return shows_newer(inner, prover, info, time).await;
     }
     proof.version == info.version && proof.mac == *mac
@@ -137,5 +137,7 @@ async fn shows_newer(inner: &Inner, prover: &Node, info: &BlockInfo, time: &mut 
         return false;
     };
     let [bytes] = &parts[..] else { return false };
-    BlockKind::Signed.verify(&info.key, bytes).is_ok_and(|version| version > info.version)
+    info.kind
+        .verify(&info.key, bytes)
+        .is_ok_and(|version| info.kind.supersedes(version, info.version))
 }

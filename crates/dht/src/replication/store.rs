@@ -198,7 +198,7 @@ pub(crate) async fn store_fetched(inner: &Inner, from: &Peer, mut batch: Vec<Sto
 
 /// After a signed block was put into the store: whether that keeps another one.
 async fn other_held(inner: &Inner, block: &Block) -> Option<PutStatus> {
-    if !block.is_signed() {
+    if !block.is_mutable() {
         return None;
     }
     match inner.store.get(&block.header.key).await {

@@ -31,8 +31,8 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    pub fn is_signed(&self) -> bool {
-        self.header.kind == BlockKind::Signed
+    pub fn is_mutable(&self) -> bool {
+        self.header.kind.is_mutable()
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use atoll_key::{BlockKind, Key};
+use atoll_key::Key;
 use atoll_net::{Peer, Refusal};
 use atoll_store::{BlockInfo, StoreError};
 use bytes::Bytes;
@@ -84,7 +84,7 @@ fn refusals(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<Option<PutStatu
         if !is_replaced && (inner.known(key).is_some() || is_member(inner, key)) {
             return Some(PutStatus::NotRoot);
         }
-        let is_there = is_replaced && held(inner, key).is_some_and(|held| is_content(&held));
+        let is_there = is_replaced && held(inner, key).is_some_and(|held| !held.kind.is_mutable());
         if is_there {
             return None;
         }
@@ -96,10 +96,6 @@ fn refusals(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<Option<PutStatu
         None
     };
     blocks.iter().map(refusal).collect()
-}
-
-fn is_content(info: &BlockInfo) -> bool {
-    info.kind == BlockKind::Content
 }
 
 pub(super) fn held(inner: &Inner, key: &Key) -> Option<BlockInfo> {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use atoll_key::{BlockKind, Key, PeerId};
+use atoll_key::{Key, PeerId, QuotaClass};
 use atoll_net::{Peer, Refusal};
 use atoll_overlay::Node;
 use atoll_store::Owner;
@@ -94,7 +94,7 @@ async fn store_at_root(
     }
     let is_new = |block: &&Block| inner.known(&block.header.key).is_none();
     let new = mine.iter().filter(is_new).count();
-    let (acknowledged, own) = if mine.iter().any(Block::is_signed) {
+    let (acknowledged, own) = if mine.iter().any(Block::is_mutable) {
         // A replica that has another block of the same version decides before this node
         // keeps one that nothing would make equal again.
         let acknowledged = replicate(inner, root, origin, &mine).await;
@@ -154,7 +154,7 @@ async fn room_at_replicas(
     {
         return None;
     }
-    let is_root = blocks.iter().any(Block::is_signed);
+    let is_root = blocks.iter().any(|b| b.header.kind.quota_class() == QuotaClass::Root);
     let Owner { publisher, ip } = *owner;
     let asked = AskRoom { publisher, ip, bytes: added_bytes, is_root };
     let mut calls = Calls::new(inner, WaitsFor::Replica);
@@ -175,13 +175,13 @@ async fn room_at_replicas(
 }
 
 /// Two different blocks of one version would leave replicas unequal for ever: the root
-/// keeps the first. (Only signed blocks come alone in a batch and can conflict.)
+/// keeps the first. (Only mutable blocks come alone in a batch and can conflict.)
 async fn conflict(inner: &Inner, blocks: &[Block]) -> Option<PutStatus> {
     let [block] = blocks else { return None };
-    if !block.is_signed() {
+    if !block.is_mutable() {
         return None;
     }
-    let version = BlockKind::Signed.verify(&block.header.key, &block.bytes).ok()?;
+    let version = block.header.kind.verify(&block.header.key, &block.bytes).ok()?;
     let held = inner.store.get(&block.header.key).await.ok()??;
     let differs = held.info.version == version && held.bytes != block.bytes;
     differs.then_some(PutStatus::Superseded { held: version })

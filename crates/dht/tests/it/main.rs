@@ -22,6 +22,7 @@ mod hedged_writes;
 mod hedging;
 mod hostile;
 mod idle;
+mod kinds;
 mod leases;
 mod losses;
 mod malicious;
