@@ -12,6 +12,7 @@ pub mod clock;
 mod geometry;
 mod mechanisms;
 pub mod peer_book;
+pub mod static_ring;
 pub mod walk;
 pub mod wire;
 

@@ -34,4 +34,5 @@ mod quotas;
 mod renewing;
 mod ring;
 mod soak;
+mod static_ring;
 mod virtual_servers;

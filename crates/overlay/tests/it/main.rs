@@ -17,6 +17,7 @@ mod refusals;
 mod scale;
 mod selection;
 mod state_properties;
+mod static_ring;
 mod table_model;
 mod virtual_servers;
 mod walking;
