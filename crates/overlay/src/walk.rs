@@ -27,7 +27,7 @@
 //!   is not overdue, so that a ring in which everybody answers sees no more calls.
 //! - The next hop may be chosen by latency ([`Selection::Cost`], CFS §4.3).
 //! - A root that may be false is not believed at once ([`WalkLimits::routes`]; CFS §4.2
-//!   and §8 leave this to future work; [`plan`] explains). Who is caught lying gets a
+//!   and §8 leave this to future work; [`agreement`] explains). Who is caught lying gets a
 //!   page in the [peer book](crate::peer_book) and is asked last for a while.
 //!
 //! Invariants: no node is asked the same question twice (twice only after it has been
@@ -38,9 +38,9 @@
 //! It does not know what is asked, nor any message. Node IDs cannot be made up: they are
 //! derived from the peers' keys on receipt.
 
-mod density;
-mod plan;
-mod selection;
+mod agreement;
+mod memory;
+mod route;
 mod trace;
 
 use std::time::Duration;
@@ -53,10 +53,12 @@ use futures_util::future::{Either, select};
 use futures_util::stream::FuturesUnordered;
 
 use crate::{Node, Overlay, Route};
-use plan::{End, Next, Plan, Question};
-use selection::check_latency_claim;
+use agreement::Search;
+use memory::Memory;
+use route::selection::check_latency_claim;
+use route::{End, Next, Question};
 
-pub use selection::Selection;
+pub use route::selection::Selection;
 pub use trace::{Asked, Said, Trace, WalkError};
 
 /// Bounds of a walk.
@@ -150,18 +152,18 @@ pub async fn walk<T: Send + 'static>(
     if route == Route::Nowhere {
         return Err(WalkError::NotJoined);
     }
-    let mut plan = Plan::new(*key, overlay, limits).at(env.now());
-    plan.start_here(&route);
+    let mut search = Search::new(*key, overlay, limits).at(env.now());
+    search.start_here(&route);
     if matches!(route, Route::Closer(_)) {
-        plan.guess_roots(&overlay.likely_roots(key));
+        search.guess_roots(&overlay.likely_roots(key));
     }
-    run(env, overlay, plan, limits, step).await
+    run(env, overlay, search, limits, step).await
 }
 
 /// Whether `list` may be the nodes that follow `key`: on a ring as dense as this node's
 /// surroundings. One that is not may be of liars alone.
 pub fn may_follow(overlay: &dyn Overlay, key: &Key, list: &[Node]) -> bool {
-    Plan::new(*key, overlay, WalkLimits::default()).may_follow(list)
+    Memory::new(*key, overlay, WalkLimits::default()).may_follow(list)
 }
 
 /// As [`walk`], but starting at nodes that need not be on this node's ring, and never
@@ -175,9 +177,9 @@ pub(crate) async fn walk_from<T: Send + 'static>(
     limits: WalkLimits,
     step: impl Fn(Node, bool) -> BoxFuture<'static, Result<Step<T>, CallError>>,
 ) -> Result<Found<T>, WalkError> {
-    let mut plan = Plan::new(*key, overlay, limits).at(env.now());
-    plan.start_elsewhere(start);
-    run(env, overlay, plan, limits, step).await
+    let mut search = Search::new(*key, overlay, limits).at(env.now());
+    search.start_elsewhere(start);
+    run(env, overlay, search, limits, step).await
 }
 
 /// Verifies a root known from before: asks `likely` first, as the root.
@@ -189,31 +191,31 @@ pub(crate) async fn walk_to_likely<T: Send + 'static>(
     limits: WalkLimits,
     step: impl Fn(Node, bool) -> BoxFuture<'static, Result<Step<T>, CallError>>,
 ) -> Result<Found<T>, WalkError> {
-    let mut plan = Plan::new(*key, overlay, limits).at(env.now());
-    plan.start_at_root(likely);
-    run(env, overlay, plan, limits, step).await
+    let mut search = Search::new(*key, overlay, limits).at(env.now());
+    search.start_at_root(likely);
+    run(env, overlay, search, limits, step).await
 }
 
 async fn run<T: Send + 'static>(
     env: &dyn Runtime,
     overlay: &dyn Overlay,
-    plan: Plan<'_>,
+    search: Search<'_>,
     limits: WalkLimits,
     step: impl Fn(Node, bool) -> BoxFuture<'static, Answer<T>>,
 ) -> Result<Found<T>, WalkError> {
     let calls = FuturesUnordered::new();
-    let mut walker = Walker { env, overlay, plan, limits, step, calls, in_time: None };
+    let mut walker = Walker { env, overlay, search, limits, step, calls, in_time: None };
     let end = timeout(env, limits.deadline, walker.go()).await.unwrap_or(Err(End::GaveUp));
-    let Walker { mut plan, calls, .. } = walker;
+    let Walker { mut search, calls, .. } = walker;
     finish(env, calls);
-    plan.set_time(env.now());
+    search.set_time(env.now());
     let found = end.as_ref().ok().map(|(_, at, as_root)| (*at, *as_root));
-    for (peer, misdeed) in plan.misdeeds(found) {
+    for (peer, misdeed) in search.misdeeds(found) {
         overlay.peer_book().lied(&peer, misdeed, env.now());
     }
     match end {
-        Ok((value, at, _)) => Ok(Found { value, at, trace: plan.into_trace() }),
-        Err(end) => Err(plan.into_error(end)),
+        Ok((value, at, _)) => Ok(Found { value, at, trace: search.into_trace() }),
+        Err(end) => Err(search.into_error(end)),
     }
 }
 
@@ -249,7 +251,7 @@ enum Event<T> {
 struct Walker<'w, T, S> {
     env: &'w dyn Runtime,
     overlay: &'w dyn Overlay,
-    plan: Plan<'w>,
+    search: Search<'w>,
     limits: WalkLimits,
     step: S,
     calls: Calls<T>,
@@ -266,7 +268,7 @@ where
     /// was asked as the root.
     async fn go(&mut self) -> Result<(T, Node, bool), End> {
         loop {
-            self.plan.set_time(self.env.now());
+            self.search.set_time(self.env.now());
             match self.whom_to_ask() {
                 Some(Next::Ask(question)) => self.ask(question),
                 Some(Next::ReportFailures(node, failed)) => self.report_failures(node, failed),
@@ -285,10 +287,10 @@ where
     /// The next question, if it is time for one.
     fn whom_to_ask(&mut self) -> Option<Next> {
         if self.calls.is_empty() {
-            return Some(self.plan.next());
+            return Some(self.search.next());
         }
         let may = self.limits.hedge && self.in_time.is_none() && self.calls.len() < MAX_WAITED_FOR;
-        if may { self.plan.another() } else { None }
+        if may { self.search.another() } else { None }
     }
 
     fn ask(&mut self, question: Question) {
@@ -322,12 +324,12 @@ where
 
     fn happened(&mut self, event: Event<T>) -> Option<(T, Node, bool)> {
         let now = self.env.now();
-        self.plan.set_time(now);
+        self.search.set_time(now);
         let (question, start, answer) = match event {
             Event::Answered(question, start, answer) => (question, start, answer),
             Event::Reported(node, can_be_asked_again) => {
                 if can_be_asked_again {
-                    self.plan.allow_asking_again(node);
+                    self.search.allow_asking_again(node);
                 }
                 return None;
             }
@@ -346,11 +348,11 @@ where
             _ => {}
         }
         if let Ok(step) = &answer
-            && self.plan.is_on_own_ring()
+            && self.search.is_on_own_ring()
         {
             learn(self.overlay, &node, step);
         }
-        let value = self.plan.answered(node, as_root, answer)?;
+        let value = self.search.answered(node, as_root, answer)?;
         Some((value, node, as_root))
     }
 }

@@ -1,37 +1,49 @@
-//! What the walker believes in the end, and whom it has caught lying.
+//! What a search believes in the end, and which peers it has caught lying.
 
 use std::collections::BTreeSet;
 
 use atoll_key::{Key, PeerId};
 use atoll_net::Peer;
 
-use super::{DEAD_BELIEVED, End, MANY_DEAD, MAX_ROOTS_TAKEN, Plan, SHORTER_LISTS};
+use super::Search;
+use super::density::{Density, Doubt};
 use crate::Node;
 use crate::peer_book::Misdeed;
-use crate::walk::density::{Density, Doubt};
+use crate::walk::memory::{MAX_ROOTS_TAKEN, Memory};
+use crate::walk::route::End;
 use crate::walk::{Asked, Said, Trace, WalkError};
 
-impl Plan<'_> {
+/// A guide that named so many dead nodes and no live one is scored for it. A guess.
+const MANY_DEAD: usize = 3;
+/// So many dead nodes of those that one node named count as having died lately.
+const DEAD_BELIEVED: usize = 2;
+/// The lists of others may be shorter than this node's by so much: they go on until they
+/// hold enough different machines. A guess.
+const SHORTER_LISTS: f64 = 0.7;
+
+impl Search<'_> {
     /// Whether a route that ended like this ends the walk.
     pub(super) fn is_settled(&self, end: End) -> bool {
-        if self.limits.routes <= 1 || self.swept {
+        if self.memory.limits.routes <= 1 || self.swept {
             return true;
         }
-        end == End::Absent && self.route.root.is_some_and(|root| self.is_certain(&root))
+        end == End::Absent && self.route.root().is_some_and(|root| self.is_certain(&root))
     }
 
     /// Whether enough routes have led to a root that fits, and to none nearer to the key.
     /// The more there are, the less it has to fit.
     pub(super) fn is_certain(&self, root: &Node) -> bool {
         let routes = self.ends.get(&root.id).copied().unwrap_or(0);
-        let doubt = match (self.limits.confirm, routes) {
+        let doubt = match (self.memory.limits.confirm, routes) {
             (2.., 0..=2) => Doubt::Much,
             (2.., 3) => Doubt::Little,
             (2.., _) => Doubt::Least,
             _ => self.doubt(root),
         };
-        let nearest = self.root_claims.values().next().map(|(node, _)| node.id);
-        routes >= self.limits.confirm && nearest == Some(root.id) && self.is_plausible(doubt)
+        let nearest = self.memory.root_claims.values().next().map(|(node, _)| node.id);
+        routes >= self.memory.limits.confirm
+            && nearest == Some(root.id)
+            && self.memory.is_plausible(doubt)
     }
 
     /// How much a root has to fit: less if several led to it.
@@ -42,6 +54,60 @@ impl Plan<'_> {
         }
     }
 
+    /// What this walk has caught its witnesses at. `found`: who had what was looked for,
+    /// and whether it was asked as the root.
+    pub fn misdeeds(&self, found: Option<(Node, bool)>) -> Vec<(PeerId, Misdeed)> {
+        let mut misdeeds = self.memory.misdeeds.clone();
+        if let Some((holder, true)) = found {
+            let at = self.memory.distance_after(&holder);
+            let denied = self.memory.trace.0.iter().filter(|a| {
+                !a.local && a.said == Said::Absent && self.memory.distance_after(&a.node) < at
+            });
+            misdeeds.extend(denied.map(|a| (a.node.peer.id, Misdeed::DeniedBlock)));
+            let false_roots = self
+                .memory
+                .root_claims
+                .range(at..)
+                .filter(|(_, (node, told))| told.is_some() && node.peer.id != holder.peer.id);
+            misdeeds.extend(false_roots.map(|(_, (node, _))| (node.peer.id, Misdeed::FalseRoot)));
+            let doubted = self.memory.doubted.iter().filter(|(_, root)| *root > at);
+            misdeeds.extend(doubted.map(|(guide, _)| (*guide, Misdeed::FalseRoot)));
+        }
+        for (namer, named) in &self.memory.named {
+            let is_dead = |peer: &&Peer| self.memory.dead.contains(peer);
+            let (dead, others): (Vec<&Peer>, Vec<&Peer>) = named.iter().partition(is_dead);
+            let asked = |peer: &&Peer| {
+                self.memory.asked.contains(&(**peer, false))
+                    || self.memory.asked.contains(&(**peer, true))
+            };
+            let answered = others.iter().any(asked);
+            if dead.len() >= MANY_DEAD && !answered && *namer != self.memory.me.peer.id {
+                misdeeds.push((*namer, Misdeed::NamedDead));
+            }
+        }
+        misdeeds
+    }
+
+    /// All that was asked.
+    pub fn into_trace(self) -> Trace {
+        self.memory.trace
+    }
+
+    /// The error of a walk that ended like this.
+    pub fn into_error(mut self, end: End) -> WalkError {
+        if end == End::Absent {
+            self.memory.note_silent_roots();
+        }
+        let (key, trace) = (self.memory.key, std::mem::take(&mut self.memory.trace));
+        match end {
+            End::Absent => WalkError::Absent { key, roots: self.memory.root_list(), trace },
+            End::NoWay => WalkError::NoWay { key, trace },
+            End::GaveUp => WalkError::GaveUp { key, trace },
+        }
+    }
+}
+
+impl Memory<'_> {
     /// Whether the nodes known after the key may be all there are. A root tells its whole
     /// successor list.
     pub(super) fn is_plausible(&self, doubt: Doubt) -> bool {
@@ -79,56 +145,6 @@ impl Plan<'_> {
             listed: listed * living * SHORTER_LISTS,
         };
         ring.allows(&distances, doubt)
-    }
-
-    /// What this walk has caught its witnesses at. `found`: who had what was looked for,
-    /// and whether it was asked as the root.
-    pub fn misdeeds(&self, found: Option<(Node, bool)>) -> Vec<(PeerId, Misdeed)> {
-        let mut misdeeds = self.misdeeds.clone();
-        if let Some((holder, true)) = found {
-            let at = self.distance_after(&holder);
-            let denied = self.trace.0.iter().filter(|a| {
-                !a.local && a.said == Said::Absent && self.distance_after(&a.node) < at
-            });
-            misdeeds.extend(denied.map(|a| (a.node.peer.id, Misdeed::DeniedBlock)));
-            let false_roots = self
-                .root_claims
-                .range(at..)
-                .filter(|(_, (node, told))| told.is_some() && node.peer.id != holder.peer.id);
-            misdeeds.extend(false_roots.map(|(_, (node, _))| (node.peer.id, Misdeed::FalseRoot)));
-            let doubted = self.doubted.iter().filter(|(_, root)| *root > at);
-            misdeeds.extend(doubted.map(|(guide, _)| (*guide, Misdeed::FalseRoot)));
-        }
-        for (namer, named) in &self.named {
-            let is_dead = |peer: &&Peer| self.dead.contains(peer);
-            let (dead, others): (Vec<&Peer>, Vec<&Peer>) = named.iter().partition(is_dead);
-            let asked = |peer: &&Peer| {
-                self.asked.contains(&(**peer, false)) || self.asked.contains(&(**peer, true))
-            };
-            let answered = others.iter().any(asked);
-            if dead.len() >= MANY_DEAD && !answered && *namer != self.me.peer.id {
-                misdeeds.push((*namer, Misdeed::NamedDead));
-            }
-        }
-        misdeeds
-    }
-
-    /// All that was asked.
-    pub fn into_trace(self) -> Trace {
-        self.trace
-    }
-
-    /// The error of a walk that ended like this.
-    pub fn into_error(mut self, end: End) -> WalkError {
-        if end == End::Absent {
-            self.note_silent_roots();
-        }
-        let (key, trace) = (self.key, std::mem::take(&mut self.trace));
-        match end {
-            End::Absent => WalkError::Absent { key, roots: self.root_list(), trace },
-            End::NoWay => WalkError::NoWay { key, trace },
-            End::GaveUp => WalkError::GaveUp { key, trace },
-        }
     }
 
     /// Nodes among the replicas that were not asked, because they left an earlier call

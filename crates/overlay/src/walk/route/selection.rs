@@ -32,7 +32,7 @@ pub enum Selection {
 
 /// What somebody said about the latency of a node it named.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct LatencyClaim {
+pub(in crate::walk) struct LatencyClaim {
     pub namer: PeerId,
     pub latency: Duration,
 }
@@ -100,7 +100,7 @@ fn latency(
 }
 
 /// The node of a latency claim has answered after `took`: records a false claim.
-pub(super) fn check_latency_claim(
+pub(in crate::walk) fn check_latency_claim(
     book: &PeerBook,
     claim: LatencyClaim,
     took: Duration,
