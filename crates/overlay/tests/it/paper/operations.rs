@@ -1,43 +1,10 @@
-//! Sentences of CFS §4 and §6.1, and Zave's operations, one test each.
+//! Sentences of CFS §4 and §6.1, and Zave's operations, on the state of one virtual server.
 
-use std::net::{Ipv4Addr, SocketAddr};
-
-use atoll_key::{Key, PeerId};
-use atoll_net::Peer;
-use atoll_overlay::chord::ring::state::{ChordState, Claim, Told};
-use atoll_overlay::chord::trust::admission::Verdict;
+use atoll_key::Key;
+use atoll_overlay::chord::ring::state::{ChordState, Claim};
 use atoll_overlay::{MAX_CLOSER, Node, Route};
 
-/// `count` nodes in the order of their IDs.
-fn ring(count: u8) -> Vec<Node> {
-    let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-    let mut nodes: Vec<Node> =
-        (0..count).map(|n| Node::of(Peer { id: PeerId([n; 32]), addr })).collect();
-    nodes.sort_unstable_by_key(|n| n.id);
-    nodes
-}
-
-fn member(ring: &[Node], at: usize, r: usize) -> ChordState {
-    ChordState::perfect(ring[at], ring, r)
-}
-
-fn told(predecessor: Option<Node>, successors: &[Node]) -> Told {
-    Told { predecessor, successors: successors.to_vec() }
-}
-
-/// Nobody is suspected.
-fn all(_: &Node) -> Verdict {
-    Verdict::Welcome
-}
-
-/// Only `dead` is.
-fn all_but(dead: Node) -> impl Fn(&Node) -> Verdict {
-    move |node| if *node == dead { Verdict::Suspected } else { Verdict::Welcome }
-}
-
-fn fails(state: &mut ChordState, dead: &Node) {
-    state.forget(&|node| node == dead);
-}
+use super::{all, all_but, fails, member, ring, told};
 
 /// §4.1: the successor of an ID is "the node with the smallest ID that is greater than or
 /// equal to" it, "with wrap-around".
