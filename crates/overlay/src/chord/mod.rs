@@ -28,6 +28,7 @@ mod config;
 mod maintenance;
 mod membership;
 pub mod messages;
+mod overlay;
 pub mod ring;
 mod service;
 pub mod table;
@@ -36,15 +37,15 @@ pub mod trust;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use atoll_env::{BoxFuture, Env, Instant, Notify, Task};
-use atoll_key::{Key, PeerId};
+use atoll_env::{Env, Instant, Notify, Task};
+use atoll_key::Key;
 use atoll_net::{Peer, Transport};
 use futures_channel::oneshot;
 
-use crate::clock::{ClockReport, ClockVotes};
+use crate::clock::ClockVotes;
 use crate::peer_book::PeerBook;
 use crate::walk::{Found, WalkError};
-use crate::{MAX_VIRTUAL_SERVERS, Mechanisms, Neighbourhood, Node, Overlay, Route};
+use crate::{MAX_VIRTUAL_SERVERS, Node, Route};
 pub use config::ChordConfig;
 use maintenance::interval::AdaptiveInterval;
 pub use membership::lifecycle::{JoinError, JoinFailure, VirtualServersError};
@@ -109,12 +110,6 @@ struct Inner {
     tasks: Vec<Task>,
     explorer: Explorer,
 }
-
-/// The most reports of death waiting to be checked.
-const MAX_TO_PROBE: usize = 64;
-/// So many nodes after one that takes long are pinged with it. A guess: a replica set and its
-/// substitutes.
-const PROBED_TOGETHER: usize = 4;
 
 impl Chord {
     /// A node that is on no ring yet and knows `config.remembered`.
@@ -337,73 +332,6 @@ impl Chord {
         result
     }
 
-    /// Takes a node for dead, with all its virtual servers, until it is heard of first-hand
-    /// or the suspicion runs out.
-    fn found_dead(&self, peer: Peer) {
-        let until = self.env.now() + self.config.suspect_for;
-        self.table_failed(&peer);
-        self.forget(&|node| node.peer == peer, |servers| {
-            servers.admission.suspect_peer(peer, until)
-        });
-    }
-
-    /// As [`Chord::found_dead`] for one virtual server of a node that lives.
-    fn found_vacant(&self, gone: &Node) {
-        let until = self.env.now() + self.config.suspect_for;
-        self.forget(&|node| node == gone, |servers| servers.admission.suspect_node(*gone, until));
-    }
-
-    fn forget(&self, gone: &dyn Fn(&Node) -> bool, suspect: impl FnOnce(&mut Servers)) {
-        let had_fingers = self.update(|servers, _| {
-            let had_fingers =
-                servers.states().flat_map(ChordState::fingers).any(|(_, node)| gone(&node));
-            suspect(servers);
-            servers.forget(gone);
-            had_fingers
-        });
-        if had_fingers {
-            self.fingers_due.notify();
-        }
-        let known = self.table_for_the_lost();
-        if !known.is_empty() {
-            self.update(|servers, now| servers.fall_back_on(&known, now));
-        }
-    }
-
-    /// A node to which a call takes long, and those that would take its place: when several have
-    /// died at once, finding them out one after another would take many times as long. Only nodes
-    /// that are not being pinged already; they are from now on.
-    fn take_probes(&self, late: &Peer) -> Vec<Node> {
-        let mut nodes = vec![Node::at(*late, self.me().virtual_server)];
-        let mut inner = self.lock();
-        let Inner { servers, probing, .. } = &mut *inner;
-        for list in servers.states().map(ChordState::successors) {
-            if self.config.mechanisms.group_pings
-                && let Some(at) = list.iter().position(|node| node.peer == *late)
-            {
-                nodes.extend(list[at + 1..].iter().take(PROBED_TOGETHER));
-            }
-        }
-        nodes.retain(|node| {
-            let may = !self.owns(node) && servers.admission.was_checked(&node.peer);
-            may && probing.len() < MAX_TO_PROBE && probing.insert(*node)
-        });
-        nodes
-    }
-
-    /// Has a node that somebody could not reach pinged soon.
-    fn probe_soon(&self, node: Node) {
-        if self.owns(&node) {
-            return;
-        }
-        let mut inner = self.lock();
-        if inner.to_probe.len() < MAX_TO_PROBE {
-            inner.to_probe.insert(node);
-            drop(inner);
-            self.stabilize_due.notify();
-        }
-    }
-
     /// Has a virtual server stabilised before the next period.
     fn stabilize_soon(&self, index: u16) {
         self.lock().to_stabilize.insert(index);
@@ -423,121 +351,6 @@ impl Chord {
             }
         }
         route
-    }
-}
-
-impl Overlay for Chord {
-    fn neighbourhoods(&self) -> Vec<Neighbourhood> {
-        self.lock().servers.neighbourhoods()
-    }
-
-    fn neighbourhood(&self) -> Neighbourhood {
-        self.lock().servers.state(0).expect("there is always a first").neighbourhood()
-    }
-
-    fn epoch(&self) -> u64 {
-        self.lock().servers.epoch()
-    }
-
-    fn peer_book(&self) -> &PeerBook {
-        &self.peer_book
-    }
-
-    fn mechanisms(&self) -> Mechanisms {
-        self.config.mechanisms
-    }
-
-    fn route(&self, key: &Key, as_root: bool) -> Route {
-        self.routed(key, as_root)
-    }
-
-    fn known_nodes(&self) -> Vec<Node> {
-        let mut known = self.lock().servers.known();
-        known.extend(self.table_sample());
-        known.retain(|node| !self.owns(node));
-        known
-    }
-
-    fn likely_roots(&self, key: &Key) -> Vec<Node> {
-        self.guess_roots(key)
-    }
-
-    fn record_answer(&self, node: &Node) {
-        self.table_refreshed(node);
-    }
-
-    fn record_named(&self, teller: &PeerId, nodes: &[Node]) {
-        self.table_named(teller, nodes);
-    }
-
-    fn probe(&self, peer: &Peer) {
-        for node in self.take_probes(peer) {
-            let chord = self.arc();
-            self.env.spawn(Box::pin(async move {
-                chord.probe_node(&node).await;
-                chord.lock().probing.remove(&node);
-            }));
-        }
-    }
-
-    fn report_failure(&self, failed: &Peer) {
-        let node = Node::at(*failed, self.me().virtual_server);
-        if self.owns(&node) {
-            return;
-        }
-        self.found_dead(*failed);
-        // The caller may have been impatient: see for ourselves. But it may also have been
-        // sent to somebody who never was there.
-        if self.lock().servers.admission.was_checked(failed) {
-            self.probe_soon(node);
-        }
-    }
-
-    fn send_failure_report(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {
-        let (chord, at) = (self.arc(), Node::at(*at, self.me().virtual_server));
-        Box::pin(async move { chord.call_report_failed(at, &failed).await.is_ok() })
-    }
-
-    fn find_root(&self, key: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>> {
-        let (chord, key) = (self.arc(), *key);
-        Box::pin(async move { Ok(chord.walk_to_root_hedged(&key).await?.value) })
-    }
-
-    fn changed(&self, epoch: u64) -> BoxFuture<'static, u64> {
-        let mut inner = self.lock();
-        let now = inner.servers.epoch();
-        if now != epoch {
-            return Box::pin(std::future::ready(now));
-        }
-        let (sender, receiver) = oneshot::channel();
-        inner.waiters.retain(|waiter| !waiter.is_canceled());
-        inner.waiters.push(sender);
-        Box::pin(async move {
-            match receiver.await {
-                Ok(epoch) => epoch,
-                // The overlay is gone and will not change any more.
-                Err(_) => std::future::pending().await,
-            }
-        })
-    }
-
-    fn clock(&self) -> ClockReport {
-        self.clocks().report(self.env.unix_ms(), self.env.now())
-    }
-
-    fn clock_correction_ms(&self) -> i64 {
-        if !self.config.mechanisms.clocks {
-            return 0;
-        }
-        self.clocks().correction_ms(self.env.unix_ms(), self.env.now())
-    }
-
-    fn estimated_nodes(&self) -> f64 {
-        self.lock().servers.estimated_nodes()
-    }
-
-    fn estimated_peers(&self) -> f64 {
-        self.lock().servers.estimated_peers()
     }
 }
 

@@ -1,20 +1,18 @@
 //! The calls a Chord node answers.
 
 use atoll_env::BoxFuture;
-use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
+use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
+use super::Chord;
 use super::messages::{
     self, Alive, AskRoute, Doubt, FailureReport, Introduce, Leaving, MAX_REPORTED, NOT_JOINED,
     Nudge, Ping, Reached, Seen, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer,
     WireRoute,
 };
 use super::table::learn::LEARN;
-use super::{Chord, calls};
 use crate::chord::membership::ring_merge::{INTRODUCE_HOPS, Introduction};
-use crate::chord::ring::state::Claim;
-use crate::chord::trust::admission::Verdict;
 use crate::{Node, VirtualServerId};
 
 impl Service for Chord {
@@ -146,34 +144,9 @@ impl Chord {
 
     /// Zave's *rectify*: `from` takes our virtual server `index` for its successor.
     pub(super) fn rectify(&self, index: u16, from: Node) {
-        let now = self.env.now();
-        {
-            let mut inner = self.lock();
-            if let Some(server) = inner.servers.server_mut(index)
-                && server.state.predecessor().is_some_and(|p| p.id == from.id)
-            {
-                server.predecessor_heard = now;
-            }
-        }
-        let claim = self.update(|servers, now| {
-            // One that we know and suspect has been pinged since it called.
-            let claim = servers.with(index, now, |state, judge| {
-                (judge(&from) == Verdict::Welcome).then(|| state.notified(from))
-            });
-            claim.flatten().unwrap_or(Claim::Known)
-        });
-        if let Claim::Nearer(present) = claim
-            && !self.owns(&present)
-        {
-            // Only if that one is dead may the claimant replace it; a live one calls us
-            // every period and need not be asked.
-            let inner = self.lock();
-            let heard = inner.servers.server(index).map(|server| server.predecessor_heard);
-            drop(inner);
-            if heard.is_some_and(|heard| now.since(heard) > self.config.stabilize_every) {
-                self.probe_soon(present);
-            }
-        }
+        let recently = self.config.stabilize_every;
+        let doubtful = self.update(|servers, now| servers.rectify(index, from, now, recently));
+        doubtful.into_iter().for_each(|node| self.probe_soon(node));
     }
 
     fn let_go(&self, from: Peer, leaving: &Leaving) {
@@ -220,33 +193,5 @@ impl Chord {
         }
         join_all(suspects.iter().map(|node| self.probe_node(node))).await;
         Ok(Bytes::new())
-    }
-
-    /// Pings a node and forgets it if it is dead. Returns whether it lives on a ring.
-    pub(super) async fn probe_node(&self, node: &Node) -> bool {
-        match self.call_ping(node).await {
-            Ok(true) => {
-                self.lock().servers.admission.unsuspect(node);
-                true
-            }
-            Ok(false) => {
-                self.found_vacant(node);
-                false
-            }
-            Err(error) => !self.forget_if_useless(node, &error),
-        }
-    }
-
-    /// A call to a node brought this instead of an answer: draws the conclusion. Returns
-    /// whether the node is of no use as a neighbour.
-    pub(super) fn forget_if_useless(&self, node: &Node, error: &CallError) -> bool {
-        if calls::is_vacant(error) {
-            self.found_vacant(node);
-        } else if calls::is_no_neighbour(error) {
-            self.found_dead(node.peer);
-        } else {
-            return false;
-        }
-        true
     }
 }

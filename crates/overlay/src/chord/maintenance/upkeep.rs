@@ -7,7 +7,7 @@ use std::time::Duration;
 use atoll_env::{Notify, Runtime, jittered, random_below, sleep};
 use atoll_key::PeerId;
 use futures_util::StreamExt;
-use futures_util::future::{join_all, select};
+use futures_util::future::select;
 use futures_util::stream;
 
 use crate::Node;
@@ -21,8 +21,6 @@ use crate::chord::trust::admission::{Judge, Verdict};
 
 /// The most fingers looked up at once.
 const PARALLEL_FINGERS: usize = 3;
-/// The most nodes that were reported dead pinged at once.
-const PARALLEL_PROBES: usize = 8;
 /// The most virtual servers stabilised at once.
 const PARALLEL_SERVERS: usize = 16;
 /// Prompt rounds keep this fraction of the period apart.
@@ -328,42 +326,11 @@ impl Chord {
             server.and_then(|s| Some((s.state.predecessor()?, s.predecessor_heard)))
         };
         let Some((predecessor, heard)) = watched else { return };
-        if !self.owns(&predecessor)
-            && self.env.now().since(heard) > patience
-            && self.probe_node(&predecessor).await
-            && let Some(server) = self.lock().servers.server_mut(index)
-        {
-            server.predecessor_heard = self.env.now();
+        let is_silent = self.env.now().since(heard) > patience;
+        if !self.owns(&predecessor) && is_silent && self.probe_node(&predecessor).await {
+            let now = self.env.now();
+            self.lock().servers.predecessor_lives(index, &predecessor, now);
         }
-    }
-
-    /// Pings those who were reported dead; who lives is welcome back.
-    async fn probe_reported(&self) {
-        let mut reported = Vec::new();
-        {
-            let mut inner = self.lock();
-            while reported.len() < PARALLEL_PROBES
-                && let Some(node) = inner.to_probe.pop_first()
-            {
-                reported.push(node);
-            }
-        }
-        let alive = join_all(reported.iter().map(|node| self.probe_node(node))).await;
-        for (node, alive) in reported.iter().zip(alive) {
-            let adopter = self.lock().servers.would_adopt(node);
-            if alive && let Some(index) = adopter {
-                self.adopt(index, node, None).await;
-            }
-        }
-        if !self.lock().to_probe.is_empty() {
-            self.stabilize_due.notify();
-        }
-    }
-
-    /// Those vouched for whom nobody else watches are pinged.
-    fn probe_disputed(&self) {
-        let disputed = self.lock().servers.disputed();
-        disputed.into_iter().for_each(|node| self.probe_soon(node));
     }
 
     // --- fingers ----------------------------------------------------------------------

@@ -15,7 +15,11 @@
 //!
 //! Plain data: no clock, no network, no task.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod changes;
+mod estimate;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_key::{IdProfile, Key, PeerId};
@@ -24,12 +28,18 @@ use atoll_net::Peer;
 use crate::chord::messages::Doubt;
 use crate::chord::ring::list::ListLength;
 use crate::chord::ring::routing;
-use crate::chord::ring::state::{ChordState, Told};
+use crate::chord::ring::state::{ChordState, Claim, Told};
 use crate::chord::trust::admission::{Judge, PeerAdmission, Rules, Verdict};
-use crate::chord::trust::audit::{AuditSchedule, SHORT_FOR};
+use crate::chord::trust::audit_schedule::AuditSchedule;
 use crate::{Neighbourhood, Node, Route, VirtualServerId};
+pub use changes::News;
 
-/// One ring position and what is remembered of its upkeep.
+/// So long a list must have been too short, and the same node have said that it follows the
+/// last, before that one continues it: who has just joined may not know yet who is before
+/// it. A guess: some rounds of stabilising.
+const SHORT_FOR: Duration = Duration::from_secs(8);
+
+/// One ring position and what is remembered of its maintenance.
 #[derive(Clone, Debug)]
 pub struct VirtualServer {
     /// Its tables.
@@ -82,19 +92,6 @@ impl Judgement {
         let runs = node.peer == self.peer && node.virtual_server.index < self.count;
         if runs && admission.is_possible(node) { Verdict::Welcome } else { Verdict::Suspected }
     }
-}
-
-/// Whom recent changes concern.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct News {
-    /// Whether any neighbourhood changed.
-    pub changed: bool,
-    /// Virtual servers, by index, and the other nodes that each should nudge.
-    pub nudges: Vec<(u16, Node)>,
-    /// Virtual servers that should stabilise before the next period.
-    pub to_stabilize: Vec<u16>,
-    /// Whether a virtual server has just become its own successor.
-    pub alone: bool,
 }
 
 impl Servers {
@@ -252,47 +249,6 @@ impl Servers {
         (0..self.count()).find(adopts)
     }
 
-    /// Ring positions of all nodes, by CFS §6.1's r / f, over all lists of this node.
-    pub fn estimated_nodes(&self) -> f64 {
-        let joined = self.states().filter(|state| state.joined());
-        if let Some(state) = joined.clone().find(|state| state.knows_whole_ring()) {
-            return state.estimated_nodes();
-        }
-        let covered: f64 = joined.clone().filter_map(ChordState::covered).sum();
-        let entries: usize = joined.clone().map(|state| state.successors().len()).sum();
-        if covered > 0.0 { entries as f64 / covered } else { 1.0 }
-    }
-
-    /// Physical nodes: exact where the lists hold the whole ring. Elsewhere the positions
-    /// estimated, scaled by what part of a node each listed position is: a node that runs v
-    /// virtual servers, as it said when it was checked, turns up v times as often.
-    pub fn estimated_peers(&self) -> f64 {
-        let joined = || self.states().filter(|state| state.joined());
-        // One list that goes around the ring has everybody in it.
-        let whole =
-            |state: &&ChordState| state.knows_whole_ring() && !state.successors().is_empty();
-        if let Some(state) = joined().find(whole) {
-            let all: BTreeSet<PeerId> = state.successors().iter().map(|n| n.peer.id).collect();
-            return (all.iter().filter(|id| **id != self.peer.id).count() + 1) as f64;
-        }
-        let listed: Vec<&Node> = joined().flat_map(|state| state.successors()).collect();
-        if listed.is_empty() {
-            return 1.0;
-        }
-        // How many virtual servers each runs, as far as its positions in the lists show.
-        let mut runs: BTreeMap<PeerId, u16> = BTreeMap::new();
-        for node in &listed {
-            let shown = runs.entry(node.peer.id).or_insert(1);
-            *shown = (*shown).max(node.virtual_server.index.saturating_add(1));
-        }
-        for (id, runs) in &mut runs {
-            let own = (*id == self.peer.id).then(|| self.count());
-            *runs = (*runs).max(own.or(self.admission.servers_of(id)).unwrap_or(1));
-        }
-        let parts: f64 = listed.iter().map(|node| 1.0 / f64::from(runs[&node.peer.id])).sum();
-        (self.estimated_nodes() * parts / listed.len() as f64).max(1.0)
-    }
-
     // --- what happens -----------------------------------------------------------------
 
     /// Changes the tables of one virtual server, which sees whom it may take in. `None` if
@@ -376,6 +332,42 @@ impl Servers {
             });
         }
         true
+    }
+
+    /// Zave's *rectify*: `claimant` takes virtual server `index` for its successor. Returns a
+    /// predecessor to be pinged: only if it is dead may the claimant replace it. One heard of in
+    /// the last `recently` is taken to live.
+    pub fn rectify(
+        &mut self,
+        index: u16,
+        claimant: Node,
+        now: Instant,
+        recently: Duration,
+    ) -> Option<Node> {
+        self.predecessor_lives(index, &claimant, now);
+        // One that is known and suspected has been pinged since it called.
+        let claim = self.with(index, now, |state, judge| {
+            (judge(&claimant) == Verdict::Welcome).then(|| state.notified(claimant))
+        });
+        let Some(Some(Claim::Nearer(present))) = claim else { return None };
+        let heard = self.server(index)?.predecessor_heard;
+        let is_own = present.peer.id == self.peer.id;
+        (!is_own && now.since(heard) > recently).then_some(present)
+    }
+
+    /// `node` has called or answered: if it is the predecessor of virtual server `index`, that
+    /// one lives.
+    pub fn predecessor_lives(&mut self, index: u16, node: &Node, now: Instant) {
+        if let Some(server) = self.server_mut(index)
+            && server.state.predecessor().is_some_and(|p| p.id == node.id)
+        {
+            server.predecessor_heard = now;
+        }
+    }
+
+    /// Whether `node` may enter the tables and belongs before a first successor.
+    pub fn should_adopt(&self, node: &Node, now: Instant) -> bool {
+        self.would_adopt(node).is_some() && self.judge(node, now) == Verdict::Welcome
     }
 
     /// Takes in again what had to wait; who is still unchecked of it, and who named them.
@@ -493,49 +485,6 @@ impl Servers {
             (server.disputed, server.audits) = (Vec::new(), AuditSchedule::default());
             server.continuation = None;
         }
-    }
-
-    /// Numbers the changes since it was last called and says whom they concern.
-    pub fn settle(&mut self, now: Instant) -> News {
-        let mut news = News::default();
-        let me = self.peer.id;
-        for index in 0..self.count() {
-            let server = &mut self.servers[usize::from(index)];
-            let state = &mut server.state;
-            if state.epoch() == server.published_epoch {
-                continue;
-            }
-            news.changed = true;
-            self.epoch += 1;
-            state.set_epoch(self.epoch);
-            server.published_epoch = self.epoch;
-            let told = state.told();
-            let before = std::mem::replace(&mut server.published, told);
-            let (told, joined) = (&server.published, state.joined());
-            if told.predecessor != before.predecessor {
-                server.predecessor_heard = now;
-                // It has to learn that somebody came between us.
-                let admission = &self.admission;
-                let lives = |node: &Node| !admission.is_suspected(node, now);
-                news.nudges.extend(before.predecessor.filter(lives).map(|n| (index, n)));
-            }
-            if told.successors != before.successors {
-                news.nudges.extend(told.predecessor.map(|node| (index, node)));
-            }
-            if told.successors.first() != before.successors.first() {
-                news.to_stabilize.push(index);
-                news.alone |= joined && told.successors.is_empty();
-            }
-        }
-        news.nudges.sort_unstable();
-        news.nudges.dedup();
-        // A nudge to oneself takes no call.
-        let own = |node: &Node| node.peer.id == me;
-        let count = self.count();
-        let woken = news.nudges.iter().filter(|(_, n)| own(n)).map(|(_, n)| n.virtual_server.index);
-        news.to_stabilize.extend(woken.filter(|index| *index < count));
-        news.nudges.retain(|(_, node)| !own(node));
-        news
     }
 
     /// Panics with a description if an invariant of the module does not hold.

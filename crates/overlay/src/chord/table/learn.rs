@@ -131,22 +131,7 @@ impl Table {
         };
         let mut ages = vec![UNKNOWN; asked.len()];
         let mut told = Told::new(learn);
-        let own = self.anchors.iter().map(|anchor| {
-            let up = Some(now.saturating_sub(self.since));
-            let tag = tag_of(&anchor.node.peer.id, anchor.node.virtual_server);
-            (Offer { place: anchor.place, age: 0, up, is_own: true }, tag)
-        });
-        let mut lives: Vec<(Offer, [u8; TAG_BYTES])> =
-            own.filter(|(own, _)| is_within(own.place, learn.after, learn.upto)).collect();
-        let (first, second) = self.ranges(learn.after, learn.upto);
-        for (place, entry) in first.chain(second) {
-            if entry.sure && entry.doubter == 0 && entry.p_alive(now) >= TELL_P {
-                let (age, up) = (entry.age_secs(now), entry.is_dated.then(|| entry.up_secs()));
-                lives.push((Offer { place: *place, age, up, is_own: false }, entry.tag()));
-            }
-        }
-        lives.sort_by_key(|(offer, _)| offer.place.wrapping_sub(learn.after));
-        for (offer, tag) in lives {
+        for (offer, tag) in self.offers(learn, now) {
             if let Some(i) = index_of(tag) {
                 ages[i] = to_code_up(offer.age).min(UNKNOWN - 1);
                 told.known(offer.place);
@@ -181,10 +166,30 @@ impl Table {
         Learned { upto, near, up, bits, ages, nodes: WireNodes(nodes), lives }
     }
 
+    /// The nodes in the asked range that this one may name, in order, with their tags.
+    fn offers(&self, learn: &Learn, now: u32) -> Vec<(Offer, [u8; TAG_BYTES])> {
+        let own = self.anchors.iter().map(|anchor| {
+            let up = Some(now.saturating_sub(self.since));
+            let tag = tag_of(&anchor.node.peer.id, anchor.node.virtual_server);
+            (Offer { place: anchor.place, age: 0, up, is_own: true }, tag)
+        });
+        let mut lives: Vec<(Offer, [u8; TAG_BYTES])> =
+            own.filter(|(own, _)| is_within(own.place, learn.after, learn.upto)).collect();
+        let (first, second) = self.ranges(learn.after, learn.upto);
+        for (place, entry) in first.chain(second) {
+            if entry.sure && entry.doubter == 0 && entry.p_alive(now) >= TELL_P {
+                let (age, up) = (entry.age_secs(now), entry.is_dated.then(|| entry.up_secs()));
+                lives.push((Offer { place: *place, age, up, is_own: false }, entry.tag()));
+            }
+        }
+        lives.sort_by_key(|(offer, _)| offer.place.wrapping_sub(learn.after));
+        lives
+    }
+
     /// Takes in the answer to a question. `expected` is how many nodes the asked range
     /// should hold by the density of the ring.
     pub fn take_in(&mut self, question: &Question, answer: &Learned, nodes: f64, now: u32) {
-        let Question { to, learn, region, places } = question;
+        let Question { to, learn, region, .. } = question;
         match self.trust {
             Trust::TwoPeers => self.heard(to, now),
             Trust::OwnChecks => self.called(to, now),
@@ -193,8 +198,32 @@ impl Table {
         self.begin_with_bits(u32::from(answer.bits));
         let span = |place: u64| place.wrapping_sub(learn.after);
         let covered = span(answer.upto).min(span(learn.upto).wrapping_sub(1).wrapping_add(1));
-        let teller = to.peer.id;
-        let (mut confirmed, mut ups) = (0, Vec::new());
+        let mut ups = Vec::new();
+        let confirmed = self.take_ages(question, answer, covered, now, &mut ups);
+        let expected = covered as f64 / 2f64.powi(64) * nodes;
+        let believed = ((2.0 * expected + MARGIN) as usize).saturating_sub(confirmed);
+        let news = self.take_nodes(question, answer, covered, believed, now, &mut ups);
+        self.measured(confirmed, news);
+        ups.sort_unstable();
+        if let Some(median) = ups.get(ups.len() / 2) {
+            self.sweeps.met(*median);
+        }
+        self.swept(*region, answer.upto, covered > 0, nodes, now);
+    }
+
+    /// Takes in what is said of the nodes that the question named, as far as the answer covers
+    /// them; how many are confirmed to live.
+    fn take_ages(
+        &mut self,
+        question: &Question,
+        answer: &Learned,
+        covered: u64,
+        now: u32,
+        ups: &mut Vec<u32>,
+    ) -> usize {
+        let Question { to, learn, places, .. } = question;
+        let (teller, mut confirmed) = (to.peer.id, 0);
+        let span = |place: u64| place.wrapping_sub(learn.after);
         for (place, code) in places.iter().zip(&answer.ages) {
             if span(*place) > covered {
                 break;
@@ -223,9 +252,21 @@ impl Table {
                 }
             }
         }
-        let expected = covered as f64 / 2f64.powi(64) * nodes;
-        let believed = ((2.0 * expected + MARGIN) as usize).saturating_sub(confirmed);
-        let mut news = 0;
+        confirmed
+    }
+
+    /// Takes in the nodes that the answer names, at most `believed` of them; how many are new.
+    fn take_nodes(
+        &mut self,
+        question: &Question,
+        answer: &Learned,
+        covered: u64,
+        believed: usize,
+        now: u32,
+        ups: &mut Vec<u32>,
+    ) -> usize {
+        let (teller, mut news) = (question.to.peer.id, 0);
+        let span = |place: u64| place.wrapping_sub(question.learn.after);
         for (node, life) in answer.nodes.0.iter().zip(answer.lives.chunks_exact(2)).take(believed) {
             let place = place_of(node.id.key());
             if span(place) == 0 || span(place) > covered || self.is_own(place) {
@@ -240,12 +281,7 @@ impl Table {
             self.named(&said, &teller, now);
             ups.extend(up);
         }
-        self.measured(confirmed, news);
-        ups.sort_unstable();
-        if let Some(median) = ups.get(ups.len() / 2) {
-            self.sweeps.met(*median);
-        }
-        self.swept(*region, answer.upto, covered > 0, nodes, now);
+        news
     }
 
     /// The asked node did not answer: another will be asked.

@@ -23,7 +23,6 @@
 //! It does not know who lies, and punishes nobody: a newcomer looks the same for a moment.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use atoll_env::random_below;
 use atoll_key::{Key, PeerId};
@@ -37,10 +36,6 @@ use crate::chord::ring::state::{ChordState, Told};
 use crate::chord::trust::admission::Verdict;
 use crate::{Node, Overlay, Route};
 
-/// After its first audit a node leaves out one less than twice so many. A guess.
-const FIRST_INTERVAL: u32 = 2;
-/// The most audits that are left out while nothing is found.
-const MAX_INTERVAL: u32 = 32;
 /// The most virtual servers audited each time, so that a node of many pays little more than
 /// one of one.
 const MAX_AT_A_TIME: usize = 2;
@@ -49,8 +44,6 @@ const PARALLEL_CALLS: usize = 4;
 /// So many nodes are to say whether they know this one. Where one in five lies, the audits of
 /// some minutes meet an honest one.
 const WITNESSES: usize = 2;
-/// So many findings of one audit are many.
-const MUCH: usize = 3;
 /// After an audit that found much, so many times as many are asked, from as many more beginnings.
 const ALERT_FACTOR: usize = 4;
 /// They are looked for at most so far before this node, measured by the distance between
@@ -67,63 +60,8 @@ const MAX_HOPS: usize = 2;
 const MAX_NAMED: usize = 8;
 /// The most nodes asked whether they belong into the list.
 const MAX_CANDIDATES: usize = 24;
-/// The most peers of whom it is recalled that one has introduced oneself to them.
-const MAX_INTRODUCED: usize = 64;
 /// The most nodes told of one that was missing.
 const MAX_TOLD: usize = 16;
-
-/// So long a list must have been too short, and the same node have said that it follows the
-/// last, before that one continues it: who has just joined may not know yet who is before
-/// it. A guess: some rounds of stabilising.
-pub(in crate::chord) const SHORT_FOR: Duration = Duration::from_secs(8);
-
-/// When a virtual server is audited next.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::chord) struct AuditSchedule {
-    interval: u32,
-    left: u32,
-    /// Whether much was found, more than newcomers and failures bring about, and ever since
-    /// something.
-    is_alert: bool,
-    /// To whom this one has introduced itself. Who does not know it all the same is no news.
-    introduced: BTreeSet<PeerId>,
-}
-
-impl Default for AuditSchedule {
-    fn default() -> AuditSchedule {
-        AuditSchedule {
-            interval: FIRST_INTERVAL,
-            left: 0,
-            is_alert: false,
-            introduced: BTreeSet::new(),
-        }
-    }
-}
-
-impl AuditSchedule {
-    /// Counts one tick; returns whether an audit is due.
-    fn take_due(&mut self) -> bool {
-        let is_due = self.left == 0;
-        self.left = self.left.saturating_sub(1);
-        is_due
-    }
-
-    /// Records that this one introduces itself to the peer; returns whether it is the first time, as far as
-    /// it recalls.
-    fn record_introduction(&mut self, peer: PeerId) -> bool {
-        if self.introduced.len() >= MAX_INTRODUCED {
-            self.introduced.clear();
-        }
-        self.introduced.insert(peer)
-    }
-
-    /// An audit has ended, which brought so much to light.
-    fn ended(&mut self, found: usize) {
-        self.interval = if found == 0 { (self.interval * 2).min(MAX_INTERVAL) } else { 1 };
-        self.left = self.interval - 1;
-        self.is_alert = found >= if self.is_alert { 1 } else { MUCH };
-    }
-}
 
 /// What the witnesses of an audit said.
 #[derive(Default)]
@@ -479,25 +417,4 @@ fn between_neighbours(state: &ChordState) -> Option<Key> {
 /// Notes nodes by how far before `key` they are.
 fn add_ahead(key: &Key, nodes: impl IntoIterator<Item = Node>, ahead: &mut BTreeMap<Key, Node>) {
     ahead.extend(nodes.into_iter().map(|node| (key.distance_from(node.id.key()), node)));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn audits_grow_rare_while_nothing_is_found_and_come_back_at_once() {
-        let mut audits = AuditSchedule::default();
-        let mut waits = |found: usize| {
-            let mut ticks = 1;
-            while !audits.take_due() {
-                ticks += 1;
-            }
-            audits.ended(found);
-            ticks
-        };
-        let calm = [0; 7].map(&mut waits);
-        assert_eq!(calm, [1, 4, 8, 16, 32, 32, 32]);
-        assert_eq!([1, 1, 0, 0].map(waits), [32, 1, 1, 2]);
-    }
 }

@@ -260,13 +260,11 @@ impl Chord {
         // Lists that waited for this node, one way or the other.
         self.take_waiting();
         for (index, from) in claimants {
-            if self.judge(&from) == Verdict::Welcome {
-                self.rectify(index, from);
-            }
+            self.rectify(index, from);
         }
         for node in claimed {
-            let is_nearer = self.lock().servers.would_adopt(&node).is_some();
-            if is_nearer && self.judge(&node) == Verdict::Welcome {
+            let now = self.env.now();
+            if self.lock().servers.should_adopt(&node, now) {
                 self.queue_introduction(Introduction::own(node, INTRODUCE_HOPS));
             }
         }

@@ -1,0 +1,124 @@
+//! What Chord answers to the crates above: the [`Overlay`] trait.
+
+use atoll_env::BoxFuture;
+use atoll_key::{Key, PeerId};
+use atoll_net::Peer;
+use futures_channel::oneshot;
+
+use super::Chord;
+use crate::clock::ClockReport;
+use crate::peer_book::PeerBook;
+use crate::walk::WalkError;
+use crate::{Mechanisms, Neighbourhood, Node, Overlay, Route};
+
+impl Overlay for Chord {
+    fn neighbourhoods(&self) -> Vec<Neighbourhood> {
+        self.lock().servers.neighbourhoods()
+    }
+
+    fn neighbourhood(&self) -> Neighbourhood {
+        self.lock().servers.state(0).expect("there is always a first").neighbourhood()
+    }
+
+    fn epoch(&self) -> u64 {
+        self.lock().servers.epoch()
+    }
+
+    fn peer_book(&self) -> &PeerBook {
+        &self.peer_book
+    }
+
+    fn mechanisms(&self) -> Mechanisms {
+        self.config.mechanisms
+    }
+
+    fn route(&self, key: &Key, as_root: bool) -> Route {
+        self.routed(key, as_root)
+    }
+
+    fn known_nodes(&self) -> Vec<Node> {
+        let mut known = self.lock().servers.known();
+        known.extend(self.table_sample());
+        known.retain(|node| !self.owns(node));
+        known
+    }
+
+    fn likely_roots(&self, key: &Key) -> Vec<Node> {
+        self.guess_roots(key)
+    }
+
+    fn record_answer(&self, node: &Node) {
+        self.table_refreshed(node);
+    }
+
+    fn record_named(&self, teller: &PeerId, nodes: &[Node]) {
+        self.table_named(teller, nodes);
+    }
+
+    fn probe(&self, peer: &Peer) {
+        for node in self.take_probes(peer) {
+            let chord = self.arc();
+            self.env.spawn(Box::pin(async move {
+                chord.probe_node(&node).await;
+                chord.lock().probing.remove(&node);
+            }));
+        }
+    }
+
+    fn report_failure(&self, failed: &Peer) {
+        let node = Node::at(*failed, self.me().virtual_server);
+        if self.owns(&node) {
+            return;
+        }
+        self.found_dead(*failed);
+        // The caller may have been impatient: see for ourselves. But it may also have been
+        // sent to somebody who never was there.
+        if self.lock().servers.admission.was_checked(failed) {
+            self.probe_soon(node);
+        }
+    }
+
+    fn send_failure_report(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {
+        let (chord, at) = (self.arc(), Node::at(*at, self.me().virtual_server));
+        Box::pin(async move { chord.call_report_failed(at, &failed).await.is_ok() })
+    }
+
+    fn find_root(&self, key: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>> {
+        let (chord, key) = (self.arc(), *key);
+        Box::pin(async move { Ok(chord.walk_to_root_hedged(&key).await?.value) })
+    }
+
+    fn changed(&self, epoch: u64) -> BoxFuture<'static, u64> {
+        let mut inner = self.lock();
+        let now = inner.servers.epoch();
+        if now != epoch {
+            return Box::pin(std::future::ready(now));
+        }
+        let (sender, receiver) = oneshot::channel();
+        inner.waiters.retain(|waiter| !waiter.is_canceled());
+        inner.waiters.push(sender);
+        Box::pin(async move {
+            match receiver.await {
+                Ok(epoch) => epoch,
+                // The overlay is gone and will not change any more.
+                Err(_) => std::future::pending().await,
+            }
+        })
+    }
+
+    fn clock(&self) -> ClockReport {
+        self.clocks().report(self.env.unix_ms(), self.env.now())
+    }
+
+    fn clock_correction_ms(&self) -> i64 {
+        self.clocks().correction_ms(self.env.unix_ms(), self.env.now())
+    }
+
+    fn estimated_nodes(&self) -> f64 {
+        self.lock().servers.estimated_nodes()
+    }
+
+    fn estimated_peers(&self) -> f64 {
+        self.lock().servers.estimated_peers()
+    }
+}

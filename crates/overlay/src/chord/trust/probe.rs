@@ -1,0 +1,148 @@
+//! Probes: nodes that may have failed are pinged, and forgotten if they are dead.
+//!
+//! A node that gave no answer, that a failure report names, or that a call waits for too long is
+//! pinged before anything else follows from it, except that a node which this node itself found
+//! silent leaves the tables at once, and comes back if it answers the ping.
+
+use atoll_net::{CallError, Peer};
+use futures_util::future::join_all;
+
+use crate::Node;
+use crate::chord::ring::servers::Servers;
+use crate::chord::ring::state::ChordState;
+use crate::chord::{Chord, Inner, calls};
+
+/// The most reports of death waiting to be checked.
+const MAX_TO_PROBE: usize = 64;
+/// So many nodes after one that takes long are pinged with it. A guess: a replica set and its
+/// substitutes.
+const PROBED_TOGETHER: usize = 4;
+
+/// The most nodes that were reported dead pinged at once.
+const PARALLEL_PROBES: usize = 8;
+
+impl Chord {
+    /// Takes a node for dead, with all its virtual servers, until it is heard of first-hand
+    /// or the suspicion runs out.
+    pub(in crate::chord) fn found_dead(&self, peer: Peer) {
+        let until = self.env.now() + self.config.suspect_for;
+        self.table_failed(&peer);
+        self.forget(&|node| node.peer == peer, |servers| {
+            servers.admission.suspect_peer(peer, until)
+        });
+    }
+
+    /// As [`Chord::found_dead`] for one virtual server of a node that lives.
+    pub(in crate::chord) fn found_vacant(&self, gone: &Node) {
+        let until = self.env.now() + self.config.suspect_for;
+        self.forget(&|node| node == gone, |servers| servers.admission.suspect_node(*gone, until));
+    }
+
+    fn forget(&self, gone: &dyn Fn(&Node) -> bool, suspect: impl FnOnce(&mut Servers)) {
+        let had_fingers = self.update(|servers, _| {
+            let had_fingers =
+                servers.states().flat_map(ChordState::fingers).any(|(_, node)| gone(&node));
+            suspect(servers);
+            servers.forget(gone);
+            had_fingers
+        });
+        if had_fingers {
+            self.fingers_due.notify();
+        }
+        let known = self.table_for_the_lost();
+        if !known.is_empty() {
+            self.update(|servers, now| servers.fall_back_on(&known, now));
+        }
+    }
+
+    /// A node to which a call takes long, and those that would take its place: when several have
+    /// died at once, finding them out one after another would take many times as long. Only nodes
+    /// that are not being pinged already; they are from now on.
+    pub(in crate::chord) fn take_probes(&self, late: &Peer) -> Vec<Node> {
+        let mut nodes = vec![Node::at(*late, self.me().virtual_server)];
+        let mut inner = self.lock();
+        let Inner { servers, probing, .. } = &mut *inner;
+        for list in servers.states().map(ChordState::successors) {
+            if self.config.mechanisms.group_pings
+                && let Some(at) = list.iter().position(|node| node.peer == *late)
+            {
+                nodes.extend(list[at + 1..].iter().take(PROBED_TOGETHER));
+            }
+        }
+        nodes.retain(|node| {
+            let may = !self.owns(node) && servers.admission.was_checked(&node.peer);
+            may && probing.len() < MAX_TO_PROBE && probing.insert(*node)
+        });
+        nodes
+    }
+
+    /// Has a node that somebody could not reach pinged soon.
+    pub(in crate::chord) fn probe_soon(&self, node: Node) {
+        if self.owns(&node) {
+            return;
+        }
+        let mut inner = self.lock();
+        if inner.to_probe.len() < MAX_TO_PROBE {
+            inner.to_probe.insert(node);
+            drop(inner);
+            self.stabilize_due.notify();
+        }
+    }
+
+    /// Pings a node and forgets it if it is dead. Returns whether it lives on a ring.
+    pub(in crate::chord) async fn probe_node(&self, node: &Node) -> bool {
+        match self.call_ping(node).await {
+            Ok(true) => {
+                self.lock().servers.admission.unsuspect(node);
+                true
+            }
+            Ok(false) => {
+                self.found_vacant(node);
+                false
+            }
+            Err(error) => !self.forget_if_useless(node, &error),
+        }
+    }
+
+    /// A call to a node brought this instead of an answer: draws the conclusion. Returns
+    /// whether the node is of no use as a neighbour.
+    pub(in crate::chord) fn forget_if_useless(&self, node: &Node, error: &CallError) -> bool {
+        if calls::is_vacant(error) {
+            self.found_vacant(node);
+        } else if calls::is_no_neighbour(error) {
+            self.found_dead(node.peer);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Pings those who were reported dead; who lives is welcome back.
+    pub(in crate::chord) async fn probe_reported(&self) {
+        let mut reported = Vec::new();
+        {
+            let mut inner = self.lock();
+            while reported.len() < PARALLEL_PROBES
+                && let Some(node) = inner.to_probe.pop_first()
+            {
+                reported.push(node);
+            }
+        }
+        let alive = join_all(reported.iter().map(|node| self.probe_node(node))).await;
+        for (node, alive) in reported.iter().zip(alive) {
+            let adopter = self.lock().servers.would_adopt(node);
+            if alive && let Some(index) = adopter {
+                self.adopt(index, node, None).await;
+            }
+        }
+        if !self.lock().to_probe.is_empty() {
+            self.stabilize_due.notify();
+        }
+    }
+
+    /// Those vouched for whom nobody else watches are pinged.
+    pub(in crate::chord) fn probe_disputed(&self) {
+        let disputed = self.lock().servers.disputed();
+        disputed.into_iter().for_each(|node| self.probe_soon(node));
+    }
+}
