@@ -162,7 +162,7 @@ impl Chord {
         self.env.spawn(Box::pin(async move {
             // Whether it arrives does not matter: the next period tells as well.
             let _ = strong.call_raw(&node, messages::NUDGE, messages::encode(&nudge)).await;
-            strong.lock().nudging.remove(&(from, node));
+            strong.lock().maintenance.nudging.remove(&(from, node));
         }));
     }
 

@@ -34,10 +34,9 @@ mod service;
 pub mod table;
 pub mod trust;
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use atoll_env::{Env, Instant, Notify, Task};
+use atoll_env::{Env, Instant, Notify};
 use atoll_key::Key;
 use atoll_net::{Peer, Transport};
 use futures_channel::oneshot;
@@ -47,18 +46,17 @@ use crate::peer_book::PeerBook;
 use crate::walk::{Found, WalkError};
 use crate::{MAX_VIRTUAL_SERVERS, Node, Route};
 pub use config::ChordConfig;
-use maintenance::interval::AdaptiveInterval;
+use maintenance::Maintenance;
+use membership::Membership;
 pub use membership::lifecycle::{JoinError, JoinFailure, VirtualServersError};
 use membership::remembered::RememberedPeers;
 pub use membership::remembered::{MAX_REMEMBERED, RememberedPeer};
-use membership::ring_merge::{IntroductionBudget, Introductions};
 use messages::Doubt;
 use ring::servers::Servers;
 use ring::state::{ChordState, Told};
 use table::explore::Explorer;
 pub use table::explore::{TablePolicy, TableReport};
-use trust::checks::CheckQueue;
-use trust::failure_reports::FailureReports;
+use trust::PeerTrust;
 
 /// A node's part in a Chord ring. Made by [`Chord::new`], put on a ring by
 /// [`Chord::create`] or [`Chord::join`]; hand it to a `net::Router` as family
@@ -72,43 +70,22 @@ pub struct Chord {
     stabilize_due: Arc<Notify>,
     /// Notified when fingers are missing.
     fingers_due: Arc<Notify>,
-    /// Notified when there is somebody to meet.
+    /// Notified when an introduced node waits to be placed, or this node has become alone.
     merge_due: Arc<Notify>,
     peer_book: PeerBook,
     clocks: Mutex<ClockVotes>,
     inner: Mutex<Inner>,
 }
 
+/// What the lock guards: each part is owned by the folder that defines it.
 struct Inner {
     servers: Servers,
-    /// Virtual servers to be stabilised before the next period.
-    to_stabilize: BTreeSet<u16>,
-    /// Nodes reported dead, to be pinged.
-    to_probe: BTreeSet<Node>,
-    /// Nodes being pinged because calls to them take long.
-    probing: BTreeSet<Node>,
-    /// Nodes we were told of that may be of another ring.
-    introductions: Introductions,
-    /// Nudges under way, by who sends and who receives.
-    nudging: BTreeSet<(u16, Node)>,
-    /// Claims of nodes that have to be checked.
-    checks: CheckQueue<oneshot::Sender<bool>>,
-    /// Which virtual server is taken for its successor by whom, while that is checked.
-    claims: BTreeSet<(u16, Node)>,
-    /// Which introductions of others have been taken.
-    introduction_budget: IntroductionBudget,
-    /// What others' reports of death have cost.
-    failure_reports: FailureReports,
-    /// A successor that says that it cannot reach this node, whom others contradict.
-    overruled: Option<Peer>,
-    /// Whether anybody was suspected when that was last asked.
-    doubted: bool,
-    /// What stabilising has found unchanged, and for how many rounds.
-    interval: AdaptiveInterval,
-    remembered: RememberedPeers,
-    waiters: Vec<oneshot::Sender<u64>>,
-    tasks: Vec<Task>,
+    trust: PeerTrust,
+    membership: Membership,
+    maintenance: Maintenance,
     explorer: Explorer,
+    /// Callers of [`crate::Overlay::changed`].
+    waiters: Vec<oneshot::Sender<u64>>,
 }
 
 impl Chord {
@@ -172,22 +149,11 @@ impl Chord {
             this: this.clone(),
             inner: Mutex::new(Inner {
                 servers,
-                to_stabilize: BTreeSet::new(),
-                to_probe: BTreeSet::new(),
-                probing: BTreeSet::new(),
-                introductions: Introductions::default(),
-                nudging: BTreeSet::new(),
-                checks: CheckQueue::default(),
-                claims: BTreeSet::new(),
-                introduction_budget: IntroductionBudget::default(),
-                failure_reports: FailureReports::default(),
-                overruled: None,
-                doubted: false,
-                interval: AdaptiveInterval::default(),
-                remembered,
-                waiters: Vec::new(),
-                tasks: Vec::new(),
+                trust: PeerTrust::default(),
+                membership: Membership::new(remembered),
+                maintenance: Maintenance::default(),
                 explorer,
+                waiters: Vec::new(),
             }),
             env,
             transport,
@@ -241,12 +207,12 @@ impl Chord {
         let doubting = (0..inner.servers.count())
             .filter(refuted)
             .filter_map(|index| inner.servers.state(index)?.head().map(|head| head.peer));
-        doubting.into_iter().find(|peer| inner.overruled != Some(*peer))
+        doubting.into_iter().find(|peer| inner.trust.overruled != Some(*peer))
     }
 
     /// Peers to keep for the next start, in the order in which they were met.
     pub fn remembered(&self) -> Vec<RememberedPeer> {
-        self.lock().remembered.kept()
+        self.lock().membership.remembered.kept()
     }
 
     /// All peers known: those in the tables, those met before and those the user named.
@@ -254,7 +220,7 @@ impl Chord {
         let inner = self.lock();
         let me = inner.servers.position(0).peer.id;
         let mut peers: Vec<Peer> = inner.servers.known().iter().map(|n| n.peer).collect();
-        peers.extend(inner.remembered.iter());
+        peers.extend(inner.membership.remembered.iter());
         peers.retain(|peer| peer.id != me);
         peers.sort_unstable();
         peers.dedup();
@@ -313,9 +279,9 @@ impl Chord {
         let epoch = inner.servers.epoch();
         let waiters = std::mem::take(&mut inner.waiters);
         let nudges = self.config.mechanisms.nudges;
-        news.nudges.retain(|nudge| nudges && inner.nudging.insert(*nudge));
+        news.nudges.retain(|nudge| nudges && inner.maintenance.nudging.insert(*nudge));
         let must_stabilize = !news.to_stabilize.is_empty();
-        inner.to_stabilize.extend(news.to_stabilize);
+        inner.maintenance.to_stabilize.extend(news.to_stabilize);
         drop(inner);
         for waiter in waiters {
             let _ = waiter.send(epoch);
@@ -334,7 +300,7 @@ impl Chord {
 
     /// Has a virtual server stabilised before the next period.
     fn stabilize_soon(&self, index: u16) {
-        self.lock().to_stabilize.insert(index);
+        self.lock().maintenance.to_stabilize.insert(index);
         self.stabilize_due.notify();
     }
 
@@ -358,7 +324,7 @@ impl Drop for Chord {
     fn drop(&mut self) {
         // A panic elsewhere is not made worse here.
         if let Ok(inner) = self.inner.get_mut() {
-            inner.tasks.drain(..).for_each(|task| task.abort());
+            inner.maintenance.tasks.drain(..).for_each(|task| task.abort());
         }
     }
 }

@@ -60,7 +60,7 @@ impl Overlay for Chord {
             let chord = self.arc();
             self.env.spawn(Box::pin(async move {
                 chord.probe_node(&node).await;
-                chord.lock().probing.remove(&node);
+                chord.lock().trust.probing.remove(&node);
             }));
         }
     }
@@ -111,6 +111,9 @@ impl Overlay for Chord {
     }
 
     fn clock_correction_ms(&self) -> i64 {
+        if !self.config.mechanisms.clocks {
+            return 0;
+        }
         self.clocks().correction_ms(self.env.unix_ms(), self.env.now())
     }
 

@@ -102,7 +102,9 @@ impl Chord {
                 let hops_left = introduce.hops_left.min(INTRODUCE_HOPS);
                 let source = Some(from.id);
                 let limits = self.config.mechanisms.report_limits;
-                if limits && !self.lock().introduction_budget.admit(from.id, self.env.now()) {
+                if limits
+                    && !self.lock().membership.introduction_budget.admit(from.id, self.env.now())
+                {
                     let text = "too many introductions of late";
                     return Err(Refusal::new(Refusal::OVERLOADED, text));
                 }
@@ -185,7 +187,9 @@ impl Chord {
             named.dedup_by_key(|node| node.peer);
             let mut suspects = named.clone();
             let limits = self.config.mechanisms.report_limits;
-            suspects.retain(|node| !limits || inner.failure_reports.admit(node.peer, from.id, now));
+            suspects.retain(|node| {
+                !limits || inner.trust.failure_reports.admit(node.peer, from.id, now)
+            });
             (named.len(), suspects)
         };
         if named > 0 && suspects.is_empty() {

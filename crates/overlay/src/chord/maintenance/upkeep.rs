@@ -44,7 +44,7 @@ impl Chord {
     /// Starts the upkeep, once. [`Chord::create`] and [`Chord::join`] do it.
     pub fn start(&self) {
         let mut inner = self.lock();
-        if !inner.tasks.is_empty() {
+        if !inner.maintenance.tasks.is_empty() {
             return;
         }
         let unrung = Arc::default();
@@ -56,11 +56,11 @@ impl Chord {
         ];
         for (chore, period, notify) in chores {
             let work = repeat(self.this.clone(), self.env.clone(), chore, period, notify.clone());
-            inner.tasks.push(self.env.spawn(Box::pin(work)));
+            inner.maintenance.tasks.push(self.env.spawn(Box::pin(work)));
         }
         if self.config.table == TablePolicy::Adaptive {
             let work = explore(self.this.clone(), self.env.clone());
-            inner.tasks.push(self.env.spawn(Box::pin(work)));
+            inner.maintenance.tasks.push(self.env.spawn(Box::pin(work)));
         }
         let alone = inner.servers.is_alone();
         drop(inner);
@@ -73,7 +73,7 @@ impl Chord {
     async fn chore(&self, chore: Chore, round: u64, notified: bool) {
         match chore {
             Chore::Stabilize if notified => {
-                self.lock().interval.reset();
+                self.lock().maintenance.interval.reset();
                 self.stabilize_pending().await;
             }
             Chore::Stabilize => {
@@ -116,11 +116,11 @@ impl Chord {
     fn end_round(&self) {
         let mut inner = self.lock();
         let doubts = inner.servers.admission.suspects_somebody()
-            || !inner.to_probe.is_empty()
+            || !inner.trust.to_probe.is_empty()
             || !inner.servers.joined()
             || inner.servers.is_alone();
         let epoch = inner.servers.epoch();
-        inner.interval.record_round(epoch, doubts || !self.config.mechanisms.calm);
+        inner.maintenance.interval.record_round(epoch, doubts || !self.config.mechanisms.calm);
     }
 
     /// Has all lists fetched again in this round, if there is or was reason to.
@@ -129,7 +129,7 @@ impl Chord {
         let mut inner = self.lock();
         inner.servers.admission.expire(now);
         let doubts = inner.servers.admission.suspects_somebody();
-        let doubted = std::mem::replace(&mut inner.doubted, doubts);
+        let doubted = std::mem::replace(&mut inner.trust.doubted, doubts);
         if !(anyway || doubts || doubted) {
             return;
         }
@@ -144,14 +144,14 @@ impl Chord {
     pub(in crate::chord) async fn stabilize_all(&self) {
         let all: BTreeSet<u16> = {
             let mut inner = self.lock();
-            inner.to_stabilize.clear();
+            inner.maintenance.to_stabilize.clear();
             (0..inner.servers.count()).collect()
         };
         self.stabilize(all).await;
     }
 
     async fn stabilize_pending(&self) {
-        let to_stabilize = std::mem::take(&mut self.lock().to_stabilize);
+        let to_stabilize = std::mem::take(&mut self.lock().maintenance.to_stabilize);
         self.stabilize(to_stabilize).await;
     }
 
@@ -319,7 +319,8 @@ impl Chord {
     /// Pings the predecessor if it has been silent: it calls us every period, which may be
     /// four times ours.
     async fn watch_predecessor(&self, index: u16) {
-        let patience = self.config.stabilize_every * self.lock().interval.factor() * 3 / 2;
+        let patience =
+            self.config.stabilize_every * self.lock().maintenance.interval.factor() * 3 / 2;
         let watched = {
             let inner = self.lock();
             let server = inner.servers.server(index);
@@ -425,12 +426,12 @@ async fn repeat(
         strong.chore(chore, round, notified).await;
         let hurry = match chore {
             Chore::Merge => strong.is_alone(),
-            Chore::Stabilize => strong.lock().interval.factor() == 1,
+            Chore::Stabilize => strong.lock().maintenance.interval.factor() == 1,
             Chore::Fingers | Chore::Audit => false,
         };
         let soon = strong.config.stabilize_every;
         let period = match chore {
-            Chore::Stabilize | Chore::Merge => period * strong.lock().interval.factor(),
+            Chore::Stabilize | Chore::Merge => period * strong.lock().maintenance.interval.factor(),
             Chore::Fingers | Chore::Audit => period,
         };
         drop(strong);

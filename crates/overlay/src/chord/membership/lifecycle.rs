@@ -137,7 +137,7 @@ impl Chord {
         }
         let mut asked = Vec::new();
         for peer in bootstrap {
-            self.lock().remembered.name(peer);
+            self.lock().membership.remembered.name(peer);
             match self.join_through(peer).await {
                 Ok(way) => {
                     self.start();
@@ -309,7 +309,7 @@ impl Chord {
             let mut inner = self.lock();
             let left: Vec<(Node, Told)> =
                 inner.servers.states().map(|state| (state.me(), state.told())).collect();
-            (left, std::mem::take(&mut inner.tasks))
+            (left, std::mem::take(&mut inner.maintenance.tasks))
         };
         for task in tasks {
             task.abort();

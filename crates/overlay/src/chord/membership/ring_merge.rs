@@ -112,7 +112,7 @@ impl Chord {
             self.note_failure(&stranger);
             return;
         };
-        self.lock().remembered.answered(&stranger.peer);
+        self.lock().membership.remembered.answered(&stranger.peer);
         self.spent_on_walk(&found.trace);
         let successor = found.value[0];
         let is_known = self.lock().servers.known().iter().any(|node| node.id == successor.id);
@@ -125,11 +125,11 @@ impl Chord {
         let mut inner = self.lock();
         let known = inner.servers.known();
         for node in &known {
-            inner.remembered.met(node.peer, &*self.env);
+            inner.membership.remembered.met(node.peer, &*self.env);
         }
         let is_stranger = |peer: &Peer| !known.iter().any(|node| node.peer.id == peer.id);
         let hurried = inner.servers.is_alone();
-        let chosen = inner.remembered.choose(is_stranger, hurried, &*self.env)?;
+        let chosen = inner.membership.remembered.choose(is_stranger, hurried, &*self.env)?;
         Some(Node::at(chosen, inner.servers.position(0).virtual_server))
     }
 
@@ -138,14 +138,14 @@ impl Chord {
     fn note_failure(&self, stranger: &Node) {
         let mut inner = self.lock();
         if !inner.servers.is_alone() {
-            inner.remembered.failed(&stranger.peer, self.config.merge_every, &*self.env);
+            inner.membership.remembered.failed(&stranger.peer, self.config.merge_every, &*self.env);
         }
     }
 
     pub(in crate::chord) fn queue_introduction(&self, new: Introduction) {
         let mut inner = self.lock();
         let is_welcome = !self.owns(&new.node) && inner.servers.admission.is_possible(&new.node);
-        if is_welcome && inner.introductions.add(new) {
+        if is_welcome && inner.membership.introductions.add(new) {
             drop(inner);
             self.merge_due.notify();
         }
@@ -154,7 +154,7 @@ impl Chord {
     pub(in crate::chord) async fn place_introduced(&self) {
         while let Some(next) = {
             let mut inner = self.lock();
-            inner.introductions.next()
+            inner.membership.introductions.next()
         } {
             self.place_node(next).await;
         }

@@ -13,3 +13,31 @@ pub(in crate::chord) mod failure_reports;
 pub(in crate::chord) mod probe;
 pub(in crate::chord) mod reachability;
 pub(in crate::chord) mod verify;
+
+use std::collections::BTreeSet;
+
+use atoll_net::Peer;
+use futures_channel::oneshot;
+
+use crate::Node;
+use checks::CheckQueue;
+use failure_reports::FailureReports;
+
+/// What a node remembers of doubts about others, besides [`admission::PeerAdmission`].
+#[derive(Default)]
+pub(in crate::chord) struct PeerTrust {
+    /// Claims of nodes that have to be checked.
+    pub checks: CheckQueue<oneshot::Sender<bool>>,
+    /// Callers of `NOTIFY` that are being checked, and the virtual server each called.
+    pub claims: BTreeSet<(u16, Node)>,
+    /// The pings that failure reports have caused.
+    pub failure_reports: FailureReports,
+    /// Nodes reported dead, to be pinged.
+    pub to_probe: BTreeSet<Node>,
+    /// Nodes being pinged because calls to them take long.
+    pub probing: BTreeSet<Node>,
+    /// A successor that says that it cannot reach this node, and that other nodes contradict.
+    pub overruled: Option<Peer>,
+    /// Whether any node was suspected when that was last asked.
+    pub doubted: bool,
+}

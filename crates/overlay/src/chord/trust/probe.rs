@@ -61,7 +61,7 @@ impl Chord {
     pub(in crate::chord) fn take_probes(&self, late: &Peer) -> Vec<Node> {
         let mut nodes = vec![Node::at(*late, self.me().virtual_server)];
         let mut inner = self.lock();
-        let Inner { servers, probing, .. } = &mut *inner;
+        let Inner { servers, trust, .. } = &mut *inner;
         for list in servers.states().map(ChordState::successors) {
             if self.config.mechanisms.group_pings
                 && let Some(at) = list.iter().position(|node| node.peer == *late)
@@ -71,7 +71,7 @@ impl Chord {
         }
         nodes.retain(|node| {
             let may = !self.owns(node) && servers.admission.was_checked(&node.peer);
-            may && probing.len() < MAX_TO_PROBE && probing.insert(*node)
+            may && trust.probing.len() < MAX_TO_PROBE && trust.probing.insert(*node)
         });
         nodes
     }
@@ -82,8 +82,8 @@ impl Chord {
             return;
         }
         let mut inner = self.lock();
-        if inner.to_probe.len() < MAX_TO_PROBE {
-            inner.to_probe.insert(node);
+        if inner.trust.to_probe.len() < MAX_TO_PROBE {
+            inner.trust.to_probe.insert(node);
             drop(inner);
             self.stabilize_due.notify();
         }
@@ -123,7 +123,7 @@ impl Chord {
         {
             let mut inner = self.lock();
             while reported.len() < PARALLEL_PROBES
-                && let Some(node) = inner.to_probe.pop_first()
+                && let Some(node) = inner.trust.to_probe.pop_first()
             {
                 reported.push(node);
             }
@@ -135,7 +135,7 @@ impl Chord {
                 self.adopt(index, node, None).await;
             }
         }
-        if !self.lock().to_probe.is_empty() {
+        if !self.lock().trust.to_probe.is_empty() {
             self.stabilize_due.notify();
         }
     }

@@ -49,11 +49,11 @@ impl Chord {
         let agree = 1 + said.iter().filter(|reaches| **reaches == Some(false)).count();
         let contradict = said.iter().filter(|reaches| **reaches == Some(true)).count();
         if agree > contradict {
-            self.lock().tasks.drain(..).for_each(|task| task.abort());
+            self.lock().maintenance.tasks.drain(..).for_each(|task| task.abort());
             self.update(|servers, _| servers.leave());
             return Err(JoinError::Unreachable { by, addr: self.transport.local().addr });
         }
-        self.lock().overruled = Some(by);
+        self.lock().trust.overruled = Some(by);
         self.introduce_itself(&way).await;
         Ok(())
     }

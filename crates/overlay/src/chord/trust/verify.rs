@@ -89,7 +89,7 @@ impl Chord {
         {
             let mut inner = self.lock();
             let origin = inner.origin(source);
-            inner.checks.ask(*node, origin, Some(sender));
+            inner.trust.checks.ask(*node, origin, Some(sender));
         }
         self.start_checks();
         outcome.await.ok()
@@ -104,7 +104,7 @@ impl Chord {
             let mut inner = self.lock();
             let origin = inner.origin(source);
             for node in nodes {
-                inner.checks.ask(*node, origin, None);
+                inner.trust.checks.ask(*node, origin, None);
             }
         }
         self.start_checks();
@@ -119,14 +119,14 @@ impl Chord {
         }
         {
             let mut inner = self.lock();
-            if inner.claims.len() < MAX_CLAIMS {
-                inner.claims.insert((index, from));
+            if inner.trust.claims.len() < MAX_CLAIMS {
+                inner.trust.claims.insert((index, from));
             }
         }
         let (doubt, has_ended) = self.check_caller(from).await;
         if has_ended {
             // Also if there was no room for the check.
-            self.lock().claims.remove(&(index, from));
+            self.lock().trust.claims.remove(&(index, from));
         }
         doubt
     }
@@ -170,7 +170,7 @@ impl Chord {
     pub(in crate::chord) fn start_checks(&self) {
         loop {
             let now = self.env.now();
-            let Some(peer) = self.lock().checks.next(now) else { return };
+            let Some(peer) = self.lock().trust.checks.next(now) else { return };
             let chord = self.arc();
             self.env.spawn(Box::pin(async move {
                 let outcome = chord.examine(peer).await;
@@ -236,11 +236,11 @@ impl Chord {
         let (claim, claimants) = {
             let mut inner = self.lock();
             let is_refuted = matches!(outcome, Outcome::Refuted);
-            let claim = inner.checks.finished(&peer, is_refuted);
+            let claim = inner.trust.checks.finished(&peer, is_refuted);
             let is_meant = |(_, from): &(u16, Node)| from.peer == peer;
             let claimants: Vec<(u16, Node)> =
-                inner.claims.iter().copied().filter(is_meant).collect();
-            inner.claims.retain(|claim| !is_meant(claim));
+                inner.trust.claims.iter().copied().filter(is_meant).collect();
+            inner.trust.claims.retain(|claim| !is_meant(claim));
             (claim, claimants)
         };
         let Some(claim) = claim else { return };
@@ -283,7 +283,7 @@ impl Chord {
             let mut inner = self.lock();
             if claimed.iter().any(is_there) || inner.servers.admission.was_checked(&peer) {
                 inner.servers.admit(peer, servers, now);
-                inner.remembered.met(peer, &*self.env);
+                inner.membership.remembered.met(peer, &*self.env);
             }
         }
         for node in claimed.iter().filter(|node| !is_there(node)) {
@@ -304,7 +304,7 @@ impl Chord {
             let mut inner = self.lock();
             let was_checked = inner.servers.admission.was_checked(from);
             if was_checked {
-                inner.remembered.met(*from, &*self.env);
+                inner.membership.remembered.met(*from, &*self.env);
             }
             (was_checked, inner.servers.admission.is_suspected(&node, now))
         };
