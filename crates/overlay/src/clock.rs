@@ -9,7 +9,7 @@
 //! clock is right, it agrees with the honest majority, and where it is wrong, the median lies
 //! between the clocks of honest nodes.
 //!
-//! An address has one vote, whoever runs there (an IPv6 network of 64 bits too): keys cost
+//! An address has one vote, whatever runs there (an IPv6 network of 64 bits too): keys cost
 //! nothing. Votes are kept against monotonic time, so that setting the own clock is seen at once.
 //! What nodes tell is their own clock, never the corrected one.
 //!

@@ -1,10 +1,13 @@
-//! Who is responsible for a key.
+//! The overlay: which node is responsible for a key, and how to reach it.
 //!
-//! An [`Overlay`] keeps a node's place on the ring and its routing tables, and answers
-//! questions about them at once, from memory. [`chord`] implements it (CFS §4). The
-//! overlay does not know blocks: `dht` walks the ring with these answers ([`walk`]) and
-//! looks for blocks on the way (CFS §6.2, "integrated lookup"). [`checker`] looks at
-//! many nodes from outside and says whether they form one good ring.
+//! An [`Overlay`] keeps a node's position on the ring and its routing tables, and answers
+//! questions about them at once, from memory. It names all geometry that the crates above may
+//! know: next hops, replica sets, the ranges that this node serves, and changes of these.
+//! [`chord`] implements it (CFS §4); [`static_ring`] does so for tests.
+//!
+//! The overlay does not know blocks: `dht` walks the ring with these answers ([`walk`]) and looks
+//! for blocks on the way (CFS §6.2, "integrated lookup"). [`checker`] looks at many nodes from
+//! outside and says whether they form one correct ring.
 
 pub mod checker;
 pub mod chord;

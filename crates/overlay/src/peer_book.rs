@@ -1,22 +1,22 @@
-//! What a node knows of others first-hand: how fast they answer, and who lied.
+//! The peer book: what a node has measured of other peers itself, and which of them lied.
 //!
-//! CFS §4.3 chooses next hops by measured latency and §5.1 replicas; §8 leaves malicious
-//! nodes to the future. Both need a memory of peers that outlives a connection: this one.
-//! It believes nobody: only what this node has measured or caught itself goes in. What a
-//! peer did wrong is a [`Misdeed`]; misdeeds add up to a score that fades, and a peer with
-//! a heavy score is avoided: asked last, never shunned, since anybody may be mistaken.
+//! CFS §4.3 chooses next hops by measured latency and §5.1 replicas; §8 leaves malicious nodes to
+//! the future. Both need a memory of peers that outlives a connection. Only what this node has
+//! measured or caught itself goes in. What a peer did wrong is a [`Misdeed`]; misdeeds add up to a
+//! score that fades. A peer with a heavy score is avoided: asked last, never excluded, since any
+//! node may be mistaken.
 //!
-//! Who left a call unanswered is asked after everybody else too ([`Standing`]), whoever
-//! names it: when many nodes have died at once others still name them, and asking each of
-//! the dead once is enough. That is held against the peer address that was
-//! called: a false address must not discredit a node. It is forgotten as soon as the node
-//! answers or calls, and in any case after a while, each time a longer one.
+//! A peer that left a call unanswered is asked last too ([`Standing`]), whichever node names it: when
+//! many nodes have died at once others still name them, and asking each of the dead once is enough.
+//! The silence is held against the peer address that was called, so that a false address does not
+//! discredit a node. It is forgotten as soon as the node answers or calls, and in any case after a
+//! while, each time a longer one.
 //!
-//! It is bounded, and forgets whoever has not been heard of for the longest time; those
-//! it avoids, and therefore does not hear of, last.
+//! The book is bounded. It first forgets peers that were not heard of for the longest time, and last
+//! those that it avoids, and therefore does not hear of.
 //!
-//! It does not know what was asked. Whoever calls says which answers are worth timing:
-//! small ones, or a peer that takes large blocks would seem far away.
+//! It does not know what was asked. The caller says which answers are worth timing: small ones, or
+//! a peer that takes large blocks would seem far away.
 
 mod conduct;
 mod silence;
@@ -195,7 +195,7 @@ impl PeerBook {
     }
 
     /// The time within which `peer` answers 19 times of 20, as far as that is known: its
-    /// own 95 % quantile, or that of all calls while it was never measured. Whoever waits
+    /// own 95 % quantile, or that of all calls while it was never measured. A caller that waits
     /// longer may well ask somebody else.
     pub fn p95(&self, peer: &PeerId) -> Duration {
         let pages = self.lock();

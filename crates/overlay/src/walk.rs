@@ -1,41 +1,37 @@
 //! The iterative lookup: one node asks its way around the ring, with backtracking.
 //!
-//! CFS Figure 3 (`find_predecessor`) and Figure 5 (`lookup`), generic over what is asked:
-//! `dht` asks for blocks on the way, [`Overlay::find_root`] only for the way. The walker
-//! keeps every node it was ever told of and always asks the best one it has not asked:
-//! first those said to be the key's root, nearest after the key first, then those before
-//! the key, nearest first. A dead or useless node therefore costs one question, and
-//! backtracking is simply taking the next best.
+//! CFS Figure 3 (`find_predecessor`) and Figure 5 (`lookup`), generic over the question: `dht` asks
+//! for blocks on the way, [`Overlay::find_root`] only for the way. [`walk`] drives a [`Search`],
+//! which is plain state and says what to do next: ask a node, send a failure report, or end.
+//! [`route`] is one route to the root, [`agreement`] the decision whether several routes agree,
+//! [`memory`] what they share.
 //!
 //! Departures from Figure 5:
-//! - The path is a sorted set instead of a stack. The previous hop is alerted only when
-//!   all it named are dead and so are the next best: its list usually holds a live node.
-//! - A node asked *as the root* that knows a node nearer to the key says so (`NotRoot`).
-//!   Figure 5 calls that state an error; here a newcomer is found at once.
-//! - When the root fails, the next node of the list is asked as the root, and is taken
-//!   for it even if it still believes in its dead predecessor: it is the first live
-//!   successor.
-//!
-//! - Who left an earlier call of this node unanswered is asked when nobody else is left
-//!   ([`Standing`](crate::peer_book::Standing)), whoever names it: of many nodes that died
-//!   at once each costs one timeout, not one for each lookup that is led there. The walk
-//!   goes on as if it had failed, and its trace says where that may matter.
-//! - Where the walk is *hedged* ([`WalkLimits::hedge`]) and an answer is overdue, the next
-//!   best node is asked as well, and whoever answers first moves the walk; the late answer
-//!   is still listened to. A dead node then costs not the time after which it is given up
-//!   but twice what its answers would have taken. At most one question is waited for that
-//!   is not overdue, so that a ring in which everybody answers sees no more calls.
+//! - The path is a sorted set instead of a stack. The previous hop is alerted only when all nodes
+//!   that it named are dead and so are the next best: its list usually holds a live node.
+//! - A node asked *as the root* that knows a node nearer to the key says so (`NotRoot`). Figure 5
+//!   calls that state an error; here a new node is found at once.
+//! - When the root fails, the next node of the list is asked as the root, and is taken for it even
+//!   if it still believes in its dead predecessor: it is the first live successor.
+//! - A node that left an earlier call of this node unanswered is asked only when no other is left
+//!   ([`Standing`](crate::peer_book::Standing)). Of many nodes that died at once each then costs one
+//!   timeout, not one for each lookup that is led there. The walk goes on as if the node had failed,
+//!   and its trace says where that may matter.
+//! - In a *hedged* walk ([`WalkLimits::hedge`]) the next best node is asked as well when an answer is
+//!   overdue. The first answer moves the walk, and the late answer still counts. A dead node then
+//!   costs twice what its answers would have taken, not the time after which it is given up. At most
+//!   one question is waited for that is not overdue, so a ring in which all nodes answer sees no
+//!   more calls.
 //! - The next hop may be chosen by latency ([`Selection::Cost`], CFS §4.3).
-//! - A root that may be false is not believed at once ([`WalkLimits::routes`]; CFS §4.2
-//!   and §8 leave this to future work; [`agreement`] explains). Who is caught lying gets a
-//!   page in the [peer book](crate::peer_book) and is asked last for a while.
+//! - A root that may be false is not believed at once ([`WalkLimits::routes`]; CFS §4.2 and §8 leave
+//!   this to future work). A peer that is caught lying is recorded in the
+//!   [peer book](crate::peer_book) and asked last for a while.
 //!
-//! Invariants: no node is asked the same question twice (twice only after it has been
-//! told of dead nodes it had named); at most [`WalkLimits::asks`] questions; the walk
-//! ends, whatever the nodes answer. Who is found is never decided by what is said of
-//! latencies, only who is asked first.
+//! Invariants: no node is asked the same question twice (twice only after it has been told of dead
+//! nodes it had named); at most [`WalkLimits::asks`] questions; the walk ends, whatever the nodes
+//! answer. Claims about latencies decide only the order of questions, never the result.
 //!
-//! It does not know what is asked, nor any message. Node IDs cannot be made up: they are
+//! The walk does not know what is asked, nor any message. Node IDs cannot be made up: they are
 //! derived from the peers' keys on receipt.
 
 mod agreement;
@@ -83,8 +79,8 @@ pub struct WalkLimits {
     /// ([`PeerBook::late_after`](crate::peer_book::PeerBook::late_after)).
     pub hedge: bool,
     /// Whether nodes that somebody only guesses to be the root are asked as such. One that has
-    /// just lost its predecessor says that it is the root, whoever lives before it: a lookup
-    /// finds that out, who looks for its own place on the ring would skip those nodes.
+    /// just lost its predecessor says that it is the root, although others live before it. A lookup
+    /// finds that out; a node that looks for its own position would skip those nodes.
     pub guess: bool,
 }
 
@@ -123,7 +119,7 @@ pub enum Step<T> {
 pub struct Found<T> {
     /// What the last node answered.
     pub value: T,
-    /// Who that was.
+    /// The node that answered.
     pub at: Node,
     /// All that was asked, in order.
     pub trace: Trace,
@@ -219,7 +215,7 @@ async fn run<T: Send + 'static>(
     }
 }
 
-/// Tells the tables of who has answered and whom it named.
+/// Tells the tables which node has answered and which nodes it named.
 fn learn<T>(overlay: &dyn Overlay, from: &Node, step: &Step<T>) {
     overlay.record_answer(from);
     match step {
@@ -229,8 +225,8 @@ fn learn<T>(overlay: &dyn Overlay, from: &Node, step: &Step<T>) {
     }
 }
 
-/// Hears overdue answers to the end, though the walk is over: whether they come, and when,
-/// is what the peer book lives on.
+/// Awaits overdue answers although the walk is over: the peer book records whether they come, and
+/// when.
 fn finish<T: Send + 'static>(env: &dyn Runtime, calls: Calls<T>) {
     for call in calls {
         env.spawn(Box::pin(async move { drop(call.await) }));
@@ -264,7 +260,7 @@ where
     T: Send + 'static,
     S: Fn(Node, bool) -> BoxFuture<'static, Answer<T>>,
 {
-    /// Asks until the search ends; returns what was found, at whom, and whether that one
+    /// Asks until the search ends; returns what was found, at which node, and whether that one
     /// was asked as the root.
     async fn go(&mut self) -> Result<(T, Node, bool), End> {
         loop {

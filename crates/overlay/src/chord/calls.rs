@@ -125,7 +125,7 @@ impl Chord {
         self.call_raw(to, messages::LEAVE, messages::encode(&leaving)).await.map(drop)
     }
 
-    /// Introduces `stranger`, whom `source` has introduced here, to `to`.
+    /// Introduces `stranger`, which `source` has introduced here, to `to`.
     pub(super) async fn call_introduce(
         &self,
         to: &Node,
@@ -212,7 +212,7 @@ impl Chord {
         root_of(walk(&*self.env, self, key, limits, step).boxed().await)
     }
 
-    /// As [`Chord::walk_to_root`], for who wants to stand before that root.
+    /// As [`Chord::walk_to_root`], for a node that wants to stand before that root.
     pub(super) async fn walk_to_place(&self, key: &Key) -> Result<Found<Vec<Node>>, WalkError> {
         let step = |node, as_root| self.route_step(node, *key, as_root);
         let limits = WalkLimits { guess: false, ..self.root_limits() };
@@ -244,7 +244,7 @@ impl Chord {
 }
 
 /// A root that still believes in its dead predecessor says it is not the root; the walk
-/// then ends without anybody's `Done`, knowing the live ones.
+/// then ends without a `Done`, knowing the live ones.
 fn root_of(end: Result<Found<Vec<Node>>, WalkError>) -> Result<Found<Vec<Node>>, WalkError> {
     match end {
         Err(WalkError::Absent { roots, trace, .. }) if !roots.is_empty() => {

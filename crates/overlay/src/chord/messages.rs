@@ -81,7 +81,7 @@ impl<'b, C> Decode<'b, C> for VirtualIndex {
     }
 }
 
-/// [`PING`]: whom it is for.
+/// [`PING`]: the virtual server it is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Encode, Decode)]
 pub struct Ping {
     /// The virtual server meant.
@@ -92,7 +92,7 @@ pub struct Ping {
     pub nonce: Option<u64>,
 }
 
-/// [`NUDGE`]: between whom.
+/// [`NUDGE`]: the two virtual servers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Encode, Decode)]
 pub struct Nudge {
     /// The virtual server meant.

@@ -1,27 +1,26 @@
-//! Chord: who follows whom on the ring, and shortcuts across it.
+//! Chord: successor lists, and shortcuts across the ring.
 //!
-//! CFS §4 with Zave's corrected operations. [`ring::state`] is the protocol as plain data;
-//! [`messages`] its calls as bytes; [`Chord`] drives it on a runtime and a transport:
-//! it joins, stabilises, refreshes fingers, merges rings and answers calls. The byte
-//! tables and the protocol in prose are in `docs/design/chord.md`.
+//! CFS §4 with Zave's corrected operations. [`ring`] is the protocol as plain data and
+//! [`messages`] its calls as bytes. [`Chord`] drives it on a runtime and a transport: it joins and
+//! leaves ([`membership`]), stabilises ([`maintenance`]), checks other nodes ([`trust`]), keeps the
+//! adaptive routing table ([`table`]) and answers calls. The byte tables and the protocol in prose
+//! are in `docs/design/chord.md`.
 //!
-//! Failure detection: the first successor is called every `stabilize_every`, which also
-//! tells it that its predecessor lives; a predecessor that falls silent is pinged. A call
-//! that merely timed out is tried once more before its node is taken for dead; whoever
-//! was reported dead by others (`report_failure`, `REPORT_FAILED`) is pinged before it is forgotten for
-//! long. Lists travel only when they changed, and a node whose list changed nudges its
-//! predecessor, so a ring at rest costs one small call per node and period, and a change
-//! reaches all lists that hold it in r round trips.
+//! Failure detection: the first successor is called every `stabilize_every`, which also tells it
+//! that its predecessor lives; a silent predecessor is pinged. A call that merely timed out is
+//! tried once more before its node counts as dead. A node that others report dead
+//! (`report_failure`, `REPORT_FAILED`) is pinged before it is forgotten for long. Lists travel only
+//! when they changed, and a node whose list changed nudges its predecessor. A ring at rest
+//! therefore costs one small call per node and period, and a change reaches all lists that hold it
+//! in r round trips.
 //!
-//! A node holds several ring positions, its virtual servers (CFS §5.3): each stabilises by
-//! itself, all share the rest ([`ring::servers`]). What one says to another of the same node
-//! never becomes a call.
+//! A node holds several ring positions, its virtual servers (CFS §5.3): each stabilises by itself,
+//! all share the rest ([`ring::servers`]). Virtual servers of one node never call each other.
 //!
-//! Nobody enters a table on his own word or on another's: claimed nodes are checked first
-//! ([`trust`], CFS §4.4).
+//! A node enters a table only after it was checked ([`trust::verify`], CFS §4.4).
 //!
-//! It does not know blocks, and it does not choose whom to trust: any peer that the
-//! transport lets in and that is where it says may be on the ring.
+//! Chord does not know blocks, and it does not choose members: any peer that the transport lets in
+//! and that is where it says may be on the ring.
 
 mod calls;
 mod config;
@@ -263,7 +262,7 @@ impl Chord {
         })
     }
 
-    /// Changes the tables and tells everybody whom the change concerns.
+    /// Changes the tables and tells all nodes that the change concerns.
     fn update<R>(&self, change: impl FnOnce(&mut Servers, Instant) -> R) -> R {
         let now = self.env.now();
         let mut inner = self.lock();

@@ -1,4 +1,4 @@
-//! Who has not answered of late.
+//! Peers that have not answered lately.
 
 use std::net::SocketAddr;
 

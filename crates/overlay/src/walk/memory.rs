@@ -121,7 +121,7 @@ impl<'w> Memory<'w> {
     }
 
     /// Whether a call to the node was left unanswered of late, by this walk or another, so
-    /// that it is as if it were not there while others are. Who is merely slow still is the
+    /// that it is as if it were not there while others are. A node that is merely slow still is the
     /// root, if the root is what is looked for.
     pub fn seems_dead(&self, node: &Node) -> bool {
         match self.standing(node) {

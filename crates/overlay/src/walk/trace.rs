@@ -1,4 +1,4 @@
-//! What a walk asked whom, what each said, and how a walk fails.
+//! The trace of a walk: which nodes were asked, what each said, and how a walk fails.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::Node;
 /// A question of a walk, and its answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Asked {
-    /// Who was asked.
+    /// The node that was asked.
     pub node: Node,
     /// Whether it was asked as the key's root.
     pub as_root: bool,
@@ -102,7 +102,7 @@ pub enum WalkError {
         key: Key,
         /// The live root, then its successors as far as they are known.
         roots: Vec<Node>,
-        /// Who was asked and what each said.
+        /// The nodes asked, and what each said.
         trace: Trace,
     },
     /// The root of the key was not reached.
@@ -110,7 +110,7 @@ pub enum WalkError {
     NoWay {
         /// The key.
         key: Key,
-        /// Who was asked and what each said.
+        /// The nodes asked, and what each said.
         trace: Trace,
     },
     /// This node is not on a ring, or has just lost all its successors.
@@ -121,13 +121,13 @@ pub enum WalkError {
     GaveUp {
         /// The key.
         key: Key,
-        /// Who was asked and what each said.
+        /// The nodes asked, and what each said.
         trace: Trace,
     },
 }
 
 impl WalkError {
-    /// Who was asked and what each said.
+    /// The nodes asked, and what each said.
     pub fn trace(&self) -> Option<&Trace> {
         match self {
             WalkError::Absent { trace, .. }

@@ -31,7 +31,7 @@ pub enum JoinError {
          address, or run that one with more virtual servers"
     )]
     PositionTaken {
-        /// Who holds it.
+        /// The peer that holds it.
         by: Peer,
     },
     /// The node that would be our successor cannot reach us, and not more
@@ -41,7 +41,7 @@ pub enum JoinError {
          connections through to that port, or tell this node its address as others see it"
     )]
     Unreachable {
-        /// Who tried.
+        /// The peer that tried.
         by: Peer,
         /// Where.
         addr: SocketAddr,
@@ -49,7 +49,7 @@ pub enum JoinError {
     /// None of the bootstrap peers led to a ring.
     #[error("no bootstrap peer led to a ring: {}", list(.asked))]
     NobodyHelped {
-        /// Who was asked, and what became of it.
+        /// The peers asked, and what became of each.
         asked: Vec<(Peer, JoinFailure)>,
     },
 }
@@ -198,7 +198,7 @@ impl Chord {
         if let Some(before) = &told.predecessor {
             self.is_free(&me, before).await?;
         }
-        // Who joins with one successor only is lost if that one dies now.
+        // A node with one successor only is lost if that one dies now.
         let around = told.predecessor.iter().chain(told.successors.iter().take(MAX_AWAITED));
         let checks = join_all(around.map(|node| self.ensure_checked(node)));
         let _ = timeout(&*self.env, self.config.call_limit, checks).await;
@@ -272,7 +272,7 @@ impl Chord {
     }
 
     /// Tells the neighbours of virtual servers that have left, `remaining` of this node's
-    /// staying. Who does not hear it will find out by itself.
+    /// staying. Neighbours that miss the call detect it by stabilising.
     async fn tell_of_leaving(&self, left: &[(Node, Told)], remaining: u16) {
         let stays = |node: &Node| !left.iter().any(|(gone, _)| gone.id == node.id);
         let mut calls = Vec::new();

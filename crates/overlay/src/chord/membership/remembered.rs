@@ -1,15 +1,14 @@
-//! Peers met before, so that a node finds its ring again after a partition or restart.
+//! Remembered peers: a node finds its ring again after a partition or restart.
 //!
-//! Two rings merge when any node of one calls any node of the other. So a node must not
-//! forget, while it is cut off, those on the far side, however long that lasts and whomever
-//! it meets meanwhile. Of the [`MAX_REMEMBERED`] peers remembered, the [`MAX_ELDERS`] that
-//! were met first are *elders*: an elder makes room for a newcomer only when [`GIVEN_UP`]
-//! calls in a row have failed, which takes two years. The others are replaced at random, so
-//! that some have been alive lately. What the user named (`bootstrap`) is kept beside them as
-//! long as the node runs.
+//! Two rings merge when any node of one calls any node of the other. While a node is cut off it must
+//! therefore not forget the nodes on the far side, however long that lasts and whatever other nodes
+//! it meets. Of the [`MAX_REMEMBERED`] peers remembered, the [`MAX_ELDERS`] that were met first are
+//! *elders*: an elder makes room for another peer only when [`GIVEN_UP`] calls in a row have failed,
+//! which takes two years. The others are replaced at random, so that some have been alive lately.
+//! Peers that the user named (`bootstrap`) are kept beside them as long as the node runs.
 //!
-//! A peer that does not answer is called again after growing intervals, at most
-//! [`MAX_INTERVAL`] apart.
+//! A peer that does not answer is called again after growing intervals, at most [`MAX_INTERVAL`]
+//! apart.
 //!
 //! Plain data; time and randomness are arguments.
 
@@ -118,7 +117,7 @@ impl RememberedPeers {
         self.met += 1;
     }
 
-    /// Who makes room for a newcomer, if anybody does.
+    /// The peer that makes room for another, if any does.
     fn victim(&self, env: &dyn Runtime) -> Option<PeerId> {
         let given_up = self.peers.values().find(|entry| entry.failures >= GIVEN_UP);
         if let Some(entry) = given_up {

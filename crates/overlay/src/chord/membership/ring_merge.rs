@@ -36,7 +36,7 @@ pub(in crate::chord) struct Introduction {
     pub node: Node,
     /// How often it may still be passed on.
     pub hops_left: u8,
-    /// Who introduced it; none if this node itself came upon it.
+    /// The peer that introduced it; none if this node itself came upon it.
     pub source: Option<PeerId>,
 }
 

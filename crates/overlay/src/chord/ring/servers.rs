@@ -51,11 +51,11 @@ pub struct VirtualServer {
     pub(in crate::chord) seen: Option<(Node, u64, u64)>,
     /// Whether the successor believes that we are who and where we say, as it said last.
     pub(in crate::chord) doubt: Option<Doubt>,
-    /// What the successor told of whom not everybody was checked then.
+    /// What the successor told, if some nodes in it were not checked then.
     waiting: Option<(Node, Told)>,
-    /// Those vouched for whom the successor did not name when it last told its list.
+    /// Vouched nodes that the successor did not name when it last told its list.
     disputed: Vec<Node>,
-    /// The last of a list too short, who says that it follows, and since when.
+    /// The last entry of a list too short, the node that says it follows, and since when.
     continuation: Option<(Node, Node, Instant)>,
     /// When the list is cross-checked next.
     pub(in crate::chord) audits: AuditSchedule,
@@ -71,7 +71,7 @@ pub struct Servers {
     length: ListLength,
     servers: Vec<VirtualServer>,
     epoch: u64,
-    /// Who may enter the tables.
+    /// Which nodes may enter the tables.
     pub admission: PeerAdmission,
 }
 
@@ -107,8 +107,8 @@ impl Servers {
         Servers::of((0..count).map(state).collect(), rules, length, Instant::default())
     }
 
-    /// With tables that exist already, one for each virtual server in order. Whoever is in them
-    /// counts as checked at `now`, with as many virtual servers as this node.
+    /// With tables that exist already, one for each virtual server in order. All nodes in them
+    /// count as checked at `now`, with as many virtual servers as this node.
     ///
     /// # Panics
     /// If there are none, or their indices are not 0, 1, 2 … of one node and profile.
@@ -251,7 +251,7 @@ impl Servers {
 
     // --- what happens -----------------------------------------------------------------
 
-    /// Changes the tables of one virtual server, which sees whom it may take in. `None` if
+    /// Changes the tables of one virtual server, which sees which nodes it may take in. `None` if
     /// it does not run.
     pub fn with<R>(
         &mut self,
@@ -295,7 +295,7 @@ impl Servers {
         disputed.into_iter().filter(|node| !before.contains(node)).collect()
     }
 
-    /// Everybody in a list whom the successor does not name.
+    /// All listed nodes that the successor does not name.
     pub fn disputed(&self) -> Vec<Node> {
         let mut disputed = Vec::new();
         for server in &self.servers {
@@ -415,7 +415,7 @@ impl Servers {
         self.fall_back();
     }
 
-    /// Whoever has lost all successors may go on from what the others know, themselves
+    /// A virtual server that has lost all successors goes on from what the others know, themselves
     /// included.
     fn fall_back(&mut self) {
         let is_lost = |state: &ChordState| state.joined() && state.successors().is_empty();
@@ -429,7 +429,8 @@ impl Servers {
         }
     }
 
-    /// Whoever has lost all successors goes on from one of these that may enter its tables.
+    /// A virtual server that has lost all successors goes on from one of these that may enter its
+    /// tables.
     pub fn fall_back_on(&mut self, known: &[Node], now: Instant) {
         for index in 0..self.count() {
             self.with(index, now, |state, judge| {

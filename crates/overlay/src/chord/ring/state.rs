@@ -14,12 +14,12 @@
 //! - A node whose last successor fails falls back to the nearest node it knows of
 //!   (a finger or its predecessor), and stabilisation walks back from there. Until it has,
 //!   the node does not say who the root of a key before that successor is.
-//! - Who may enter a table is asked of a [`Judge`]: a node found dead is *suspected* for a
+//! - A [`Judge`] says which nodes may enter a table: a node found dead is *suspected* for a
 //!   while, so that the lists of others, which still name it, do not bring it back; one
 //!   that has not been checked (CFS §4.4) waits, and the list goes on behind it with what
 //!   it held before.
-//! - A list holds whom this node has found itself beside whom its successor names
-//!   (`vouched`).
+//! - A list holds nodes that this node has found itself (`vouched`) beside those that its
+//!   successor names.
 //! - A list goes on beyond r entries until it holds enough different physical nodes
 //!   ([`ListLength`]), since a node may hold many positions (CFS §5.3).
 //!
@@ -248,7 +248,7 @@ impl ChordState {
             return false;
         }
         // A newcomer's list may be short: what we knew before continues it. The entries
-        // stay in order, and whoever is skipped now was skipped before.
+        // stay in order, and nodes skipped now were skipped before.
         let mut rest = told.successors.clone();
         let end = self.reconcile(candidate, &rest, judge).last().map_or(candidate.id, |n| n.id);
         let beyond = self.distance(&end);
@@ -364,7 +364,7 @@ impl ChordState {
 
     /// `[head] + list`, cut where it stops going clockwise away from this node (it has
     /// come around, or is nonsense), without suspects, as long as wanted. At a node that is
-    /// not checked yet the present list goes on: whom it skips now it skipped before. Those
+    /// not checked yet the present list goes on: nodes skipped now were skipped before. Those
     /// vouched for stand where they belong.
     fn reconcile(&self, head: Node, list: &[Node], judge: &Judge<'_>) -> Vec<Node> {
         let mut out = vec![head];

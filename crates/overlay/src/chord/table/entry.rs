@@ -19,15 +19,15 @@ pub(crate) fn place_of(key: &Key) -> u64 {
     u64::from_be_bytes(*top)
 }
 
-/// Three bytes that tell a node from its neighbours in a question. Whoever makes up keys
-/// with a wanted tag confuses only itself with a neighbour.
+/// Three bytes that tell a node from its neighbours in a question. A peer that makes
+/// up keys with a wanted tag confuses only itself with a neighbour.
 pub(crate) fn tag_of(node: &PeerId, server: VirtualServerId) -> [u8; 3] {
     let [.., a, b, c] = node.0;
     let [high, low] = server.index.to_be_bytes();
     [a, b ^ high, c ^ low]
 }
 
-/// What is known of a node and by whom; 72 bytes.
+/// What is known of a node and from which peer; 72 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     id: PeerId,
@@ -40,9 +40,9 @@ pub(crate) struct Entry {
     pub since: u32,
     /// Whether somebody has said since when; otherwise it is since we know of it.
     pub is_dated: bool,
-    /// Who named it first, in short; of no meaning once it is `sure`.
+    /// The peer that named it first, shortened; of no meaning once it is `sure`.
     pub teller: u32,
-    /// Who said that it was dead, in short; 0 for nobody.
+    /// The peer that said it was dead, shortened; 0 for none.
     pub doubter: u32,
     /// Second in which it was dead by that word; of no meaning without a doubter.
     pub doubted: u32,

@@ -1,8 +1,8 @@
-//! Who lives and who is dead, and by whose word: all that changes what an entry is worth.
+//! Evidence: which nodes live and which are dead, and by whose word.
 //!
-//! What this node has seen for itself counts at once, and so do its successor lists. What
-//! others say is bounded: one voice makes an entry that nobody uses, a second one makes it
-//! sure ([`Trust`]); one that calls a node dead makes it less wanted, a second one removes it.
+//! What this node has seen for itself counts at once, and so do its successor lists. What others
+//! say is limited: one voice makes an entry that is not used, a second one makes it sure
+//! ([`Trust`]); one voice that calls a node dead makes it less wanted, a second one removes it.
 
 use atoll_key::PeerId;
 
@@ -10,7 +10,7 @@ use super::entry::{Entry, place_of};
 use super::{GRAVE_SECS, MAX_GRAVES, Table};
 use crate::Node;
 
-/// Somebody who has died.
+/// A node that has died.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grave {
     pub died: u32,
@@ -40,14 +40,14 @@ pub struct Evidence {
 /// What makes an entry sure besides this node's own experience.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Trust {
-    /// The word of two peers: where a position follows from the key, whoever answers has it.
+    /// The word of two peers: where a position follows from the key, any node that answers has it.
     TwoPeers,
     /// Nothing: where it follows from the address, that has to be checked (CFS §4.4).
     OwnChecks,
 }
 
 impl Table {
-    /// Whoever stands between the nodes of a successor list and is not in it is dead, or so
+    /// A node between those of a successor list that is not in it is dead, or so
     /// new that it will be heard of again.
     pub(super) fn mourn(&mut self, place: u64, successors: &[Node], now: u32) {
         let live: Vec<u64> = successors.iter().map(|n| place_of(n.id.key())).collect();

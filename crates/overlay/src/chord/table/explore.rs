@@ -1,11 +1,11 @@
-//! The adaptive table in a running node: who feeds it, who reads it, and the chore that
-//! explores with what the budget leaves. The table itself is plain data ([`table`]).
+//! The adaptive table in a running node: what updates it, what reads it, and the task that explores
+//! with the budget that is left. The table itself is plain data ([`crate::chord::table`]).
 //!
-//! What feeds it besides exploration: answers to calls of any layer, callers, the nodes that
-//! the answers of walks name (two voices make one sure), the successor lists, and whom the admission
-//! has checked. It costs no message. What is subtracted from the budget: every message of this family sent
-//! or received, but for `ROUTE`, which serves lookups; of the walks that upkeep makes, each
-//! call is counted twice, since others' walks ask us as often.
+//! It is updated, at no cost in messages, by answers to calls of any layer, by callers, by the nodes
+//! that answers of walks name (two voices make an entry sure), by the successor lists and by checks.
+//! The budget pays for every message of this family sent or received, but for `ROUTE`, which serves
+//! lookups. Each call of a walk that maintenance makes counts twice, since other nodes' walks ask
+//! this one as often.
 //!
 //! A node whose successor lists hold the whole ring explores nothing.
 
@@ -254,8 +254,8 @@ impl Chord {
         }
     }
 
-    /// See [`crate::Overlay::record_named`]: whoever is new here is unsure, as long as nobody else
-    /// names it and no check bears it out.
+    /// See [`crate::Overlay::record_named`]: a new node is unsure until another peer names it or a
+    /// check confirms it.
     pub(in crate::chord) fn table_named(&self, teller: &PeerId, nodes: &[Node]) {
         let learns = self.config.mechanisms.learning_in_passing;
         if !self.is_adaptive() || self.config.profile == IdProfile::Address || !learns {
@@ -401,7 +401,7 @@ impl Chord {
     }
 
     async fn verify_entry(&self, node: &Node) {
-        // Whom a check or a call finds dead is buried by that.
+        // A node that a check or a call finds dead is buried by that.
         let is_borne_out =
             self.ensure_checked(node).await && matches!(self.call_ping(node).await, Ok(true));
         let now = self.env.now();

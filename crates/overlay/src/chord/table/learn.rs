@@ -1,8 +1,8 @@
 //! Asking a peer about the nodes after it, by difference.
 //!
-//! The question names those whom the asker knows there, three bytes each; the answer says
-//! of each how long ago it was known to live, and names in full whom the asker lacks and
-//! has a slot for. `docs/design/chord.md` has the byte tables.
+//! The question names the nodes that the asker knows there, three bytes each. The answer says of
+//! each how long ago it was known to live, and names in full the nodes that the asker lacks and has
+//! a slot for. `docs/design/chord.md` has the byte tables.
 
 use minicbor::{Decode, Encode};
 
@@ -106,7 +106,7 @@ impl Learned {
 /// A question under way.
 #[derive(Clone, Debug)]
 pub struct Question {
-    /// Whom to ask.
+    /// The node to ask.
     pub to: Node,
     /// What.
     pub learn: Learn,
@@ -276,7 +276,7 @@ impl Table {
             let up = (life[1] < UNKNOWN).then(|| from_code(life[1]));
             let since = up.map(|up| heard.saturating_sub(up));
             let said = Evidence { node: *node, heard, since };
-            // Whom we have learnt of since we asked is no news.
+            // A node that we have learnt of since we asked is no news.
             news += usize::from(!self.entries.contains_key(&place));
             self.named(&said, &teller, now);
             ups.extend(up);

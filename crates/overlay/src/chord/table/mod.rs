@@ -3,7 +3,7 @@
 //! The idea is Accordion's (Li, Stribling, Morris, Kaashoek, "Bandwidth-efficient
 //! management of DHT routing tables", NSDI 2005): learn of nodes from every message,
 //! explore with what the budget leaves, spread the entries so that their density falls
-//! with the distance (1/x, a small world), and give up first who is likely to be dead.
+//! with the distance (1/x, a small world), and give up first entries that are likely dead.
 //! Between a handful of entries and all nodes there is no other protocol, only more or
 //! fewer bits:
 //!
@@ -12,8 +12,8 @@
 //! are equal share a *slot*, and only one stays. With 0 bits there is one entry an octave,
 //! Chord's fingers; each bit more halves the spacing, which stays in proportion to x; with
 //! log2 N + 3 bits hardly any two nodes share a slot and the table holds everybody. Taking
-//! a bit away merges pairs of slots: whoever had the smallest scaled gap goes. A slot goes
-//! to who has lived longest.
+//! a bit away merges pairs of slots: the entry with the smallest scaled gap goes. A slot goes
+//! to the node that has lived longest.
 //!
 //! **Evidence.** An entry says when its node was last known to live and since when, by
 //! whatever evidence is the freshest; both are passed on as ages. Lifetimes have heavy
@@ -21,14 +21,14 @@
 //!
 //! **Exploration** ([`sweep`], [`learn`]). A node asks an entry about the nodes after it,
 //! and sends three bytes for each that it knows there. The answer is one byte for each of
-//! these, its age, and in full only whom it lacks. Refreshing an entry so costs four bytes
+//! these, its age, and in full only nodes that the asker lacks. Refreshing an entry so costs four bytes
 //! and its share of the message's 300, a new one 44: 6 bytes at 128 entries a question.
 //! (Accordion sends entries whole, whether or not they are known.) It
 //! sweeps each octave in turn, the near ones more often: a node is the authority on its
-//! successor list and must know its surroundings well for whoever asks it.
+//! successor list and must know its surroundings well for others that ask it.
 //!
-//! **Learning in passing.** Whoever answers a walk or calls is refreshed;
-//! whoever an answer names has one voice more. No message is sent for it.
+//! **Learning in passing.** A node that answers a walk or calls is refreshed; a node that an
+//! answer names has one voice more. No message is sent for it.
 //!
 //! **Size.** What is kept fresh is M = budget × staleness / (2 × bytes per refresh), since
 //! each node is asked as often as it asks. The acceptable staleness S follows from the age
@@ -39,7 +39,7 @@
 //! M = 400 × 300 / 12 = 10,000, more than 4,096 nodes, even if half of it goes for newcomers,
 //! checks and octaves swept more often. With 10 bytes/s it is 250.
 //!
-//! **Who gets in.** Positions are derived from keys (CFS §4.4), and only the holder of a
+//! **Admission.** Positions are derived from keys (CFS §4.4), and only the holder of a
 //! key answers a call, so a false entry can waste a call, never misdirect one. To keep
 //! liars from filling the table or emptying it:
 //! - An entry is *sure* once this node has heard of it first-hand, or two different peers
@@ -48,7 +48,7 @@
 //!   guessed to be a root, or survive against others; those not sure take at most one
 //!   in [`UNSURE_SHARE`] of the most entries and never displace a sure one.
 //! - Of one answer no more is believed than twice what the density of nodes lets expect.
-//! - Whoever did not answer this node is not taken from hearsay for [`GRAVE_SECS`].
+//! - A node that did not answer this one is not accepted from hearsay for [`GRAVE_SECS`].
 //! - A node called dead by one peer is only not preferred; two peers must say so.
 //!
 //! Invariants ([`Table::check_invariants`]): at most `max_entries`; never a position of this
@@ -276,7 +276,7 @@ impl Table {
         }
     }
 
-    // --- whom to ask ------------------------------------------------------------------
+    // --- nodes to ask -----------------------------------------------------------------
 
     fn is_good(entry: &Entry, now: u32) -> bool {
         entry.sure && entry.doubter == 0 && entry.p_alive(now) >= GOOD_P
@@ -304,7 +304,7 @@ impl Table {
     pub fn likely_roots(&self, key: &Key, nodes: f64, now: u32) -> Vec<Node> {
         let place = place_of(key);
         let after = self.entries.range(place..).chain(self.entries.range(..place)).take(SCAN);
-        // Whoever is left out here and lives makes the guess wrong.
+        // A live node that is left out here makes the guess wrong.
         let may_live = |e: &Entry| e.sure && e.doubter == 0 && e.p_alive(now) >= KEEP_P;
         let mut good = after.filter(|(_, entry)| may_live(entry)).take(MAX_LIKELY_ROOTS);
         let Some((first, entry)) = good.next() else { return Vec::new() };

@@ -188,7 +188,7 @@ pub(super) fn slot(distance: u64, bits: u32) -> (u64, u64) {
     (low, low + (width - 1))
 }
 
-/// Whether a newcomer deserves the slot of another. Whoever is there stays unless it is
+/// Whether a newcomer deserves the slot of another. The present entry stays unless it is
 /// hardly alive or the newcomer has lived twice as long; the unsure never displace.
 fn displaces(newcomer: &Entry, holder: &Entry, now: u32) -> bool {
     if holder.sure && !newcomer.sure {

@@ -32,7 +32,7 @@ const ASK_AMONG: usize = 4;
 /// Somebody less likely to live is not asked if there is another. A guess: were only those
 /// asked who are as good as sure to live, the oldest would be asked by all.
 const ASK_P: f64 = 0.6;
-/// Who refused a question because its budget is used up is not asked for so long. A guess.
+/// A node that refused a question because its budget is used up is not asked for so long. A guess.
 const BUSY_SECS: u32 = 30;
 /// The most of them remembered.
 const MAX_BUSY: usize = 64;
@@ -72,7 +72,7 @@ pub(super) struct Sweeps {
     typical_up: f64,
     /// When the number of bits last changed, or was last found right.
     judged: u32,
-    /// Who has no budget left for questions, and until when that is believed.
+    /// Nodes without budget for questions, and until when that is believed.
     busy: BTreeMap<u64, u32>,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct Sweeps {
 pub enum Wish {
     /// Somebody should be asked.
     Ask(Question),
-    /// Somebody near, whom one peer has named, should be called: whoever asks us about our
+    /// A near node that one peer has named should be called: a peer that asks us about our
     /// surroundings is told only of nodes that are sure.
     Check(crate::Node),
     /// All is fresh for so many seconds.

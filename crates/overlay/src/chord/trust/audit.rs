@@ -1,26 +1,24 @@
-//! Cross-checking successor lists: does the ring know this node, and its list the ring?
+//! Audits: cross-checking successor lists with other nodes.
 //!
-//! A list says what the first successor says, which says what its own successor said. One
-//! member that leaves nodes out so hides them from everybody before it, and accomplices
-//! could make themselves the holders of somebody's blocks. (CFS §8 leaves malicious members
-//! to future work.) They can only withhold: whoever is named is checked ([`crate::chord::trust::verify`]).
-//! So others are asked too, and what all of them say is united.
+//! A successor list says what the first successor says, which repeats its own successor. A member
+//! that leaves nodes out therefore hides them from all nodes before it, and accomplices could make
+//! themselves the holders of a block. (CFS §8 leaves malicious members to future work.) They can
+//! only withhold nodes, because every named node is checked ([`crate::chord::trust::verify`]). An
+//! audit asks other nodes as well and unites what all of them say.
 //!
-//! An *audit* looks for nodes somewhat before this one, beginning anywhere on the ring, and
-//! asks some of those named on the way who is at this node's own position. To one that names
-//! somebody else this node introduces itself (`INTRODUCE`). It asks one of its own list who
-//! surrounds that one, and others who is between two of the list. Whoever is named after it
-//! and its list lacks is asked, and so are those whom that one names; who answers is
-//! vouched for ([`crate::chord::ring::state::ChordState::vouch`]), and the nodes before it are told. A
-//! node hidden by its predecessor thus comes to light from both sides: it makes itself known
-//! to those before, and they look for it.
+//! It starts anywhere on the ring, looks for nodes a little before this one, and asks some of them
+//! which node is at this node's own position. To a node that names another one there this node
+//! introduces itself (`INTRODUCE`). It asks one node of its own list what surrounds that one, and
+//! another node which nodes lie between two entries of the list. Every node named after this one
+//! that the list lacks is asked, and so are the nodes that it names. A node that answers is vouched
+//! for ([`crate::chord::ring::state::ChordState::vouch`]), and the nodes before it are told. A node
+//! hidden by its predecessor is thus found from both sides: it makes itself known to the nodes
+//! before it, and they look for it.
 //!
-//! The first audit comes soon after a join, others every [`crate::chord::ChordConfig::audit_every`] as
-//! long as they bring something to light. Each that finds nothing doubles the time to the
-//! next, up to [`MAX_INTERVAL`] times as long, so that a ring of honest nodes at rest pays
-//! some 10 bytes a second.
+//! [`super::audit_schedule`] says when. A ring of honest nodes at rest pays some 10 bytes a second.
 //!
-//! It does not know who lies, and punishes nobody: a newcomer looks the same for a moment.
+//! An audit does not know which node lies, and punishes none: a node that has just joined looks the
+//! same for a moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,11 +64,11 @@ const MAX_TOLD: usize = 16;
 /// What the witnesses of an audit said.
 #[derive(Default)]
 struct Hearing {
-    /// Those who named somebody else in this node's place.
+    /// Nodes that named another node in this node's place.
     unaware: Vec<Node>,
-    /// Those not far before this node who named nobody: their lists are too short.
+    /// Nodes not far before this one that named none: their lists are too short.
     silent: Vec<Node>,
-    /// Whom they named, and who did.
+    /// The nodes that they named, by naming peer.
     named: Vec<(PeerId, Vec<Node>)>,
 }
 
@@ -180,8 +178,8 @@ impl Chord {
         hearing
     }
 
-    /// Goes from `start` towards `key`; all who are named on the way. A root that is named
-    /// does not end it: whom one liar hides, others show.
+    /// Goes from `start` towards `key`; returns all nodes named on the way. A root that is named
+    /// does not end it: a node that one liar hides is shown by others.
     async fn look_around(&self, start: &Node, key: &Key) -> Vec<Node> {
         let mut asked = BTreeSet::new();
         let mut near = BTreeMap::new();
@@ -285,7 +283,7 @@ impl Chord {
         chosen
     }
 
-    /// Asks those named who are missing in the list of virtual server `index`, and whom they
+    /// Asks the named nodes that the list of virtual server `index` lacks, and the nodes that they
     /// name in turn; how many of them belong there.
     async fn ask_named(&self, index: u16, named: Vec<(PeerId, Vec<Node>)>) -> usize {
         let mut candidates: BTreeMap<Key, (Node, PeerId)> = BTreeMap::new();

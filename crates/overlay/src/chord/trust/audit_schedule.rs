@@ -11,7 +11,7 @@ const FIRST_INTERVAL: u32 = 2;
 const MAX_INTERVAL: u32 = 32;
 /// So many findings of one audit are many.
 const MUCH: usize = 3;
-/// The most peers of whom it is recalled that one has introduced oneself to them.
+/// The most peers of which it is recalled that this node has introduced itself to them.
 const MAX_INTRODUCED: usize = 64;
 
 /// When a virtual server is audited next.
@@ -22,7 +22,8 @@ pub(in crate::chord) struct AuditSchedule {
     /// Whether much was found, more than newcomers and failures bring about, and ever since
     /// something.
     pub(in crate::chord) is_alert: bool,
-    /// To whom this one has introduced itself. Who does not know it all the same is no news.
+    /// Peers to which this one has introduced itself. That one of them still does not know it is no
+    /// news.
     introduced: BTreeSet<PeerId>,
 }
 

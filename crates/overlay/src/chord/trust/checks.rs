@@ -1,22 +1,24 @@
-//! Claims waiting to be checked (CFS §4.4), and how many checks a node makes.
+//! The queue of claims to be checked (CFS §4.4), and the limits on checks.
 //!
-//! What is checked is a peer address, key and address together; the answer says how many virtual servers its
-//! node runs. Virtual servers of that peer address that are named meanwhile wait for the
+//! A check is of a peer address, key and address together; the answer says how many virtual servers
+//! its node runs. Virtual servers of the same peer address that are claimed meanwhile wait for the
 //! same outcome.
 //!
-//! A check dials an address that somebody else has named. Therefore their number is
-//! bounded whatever is claimed: [`MAX_UNDER_WAY`] at a time, [`CHECKS_PER_SEC`] on
-//! average, [`MAX_PER_SOURCE`] in ten seconds for the claims of one peer; and who has
-//! caused fewer checks lately comes first, so that a flood of claims delays nobody else's
-//! for long: who has been checked itself counts together with all others at its address, since
-//! keys are free and addresses are not, and strangers, whose address is only their word, cause
-//! half of all checks at most. One claim costs its target one connection at most, so a node that is lied to
-//! dials a third party no more often than the liar calls the node; and an IP address where
-//! [`MAX_REFUTED_NAMED`] claims have proved false is left in peace until the ten seconds are
-//! over. Who speaks for itself is heard there longer ([`MAX_REFUTED_CALLERS`]): others shall
-//! not be able to keep it out by naming its address.
+//! A check dials an address that another node has named, so the number of checks is limited
+//! whatever is claimed:
+//! - [`MAX_UNDER_WAY`] at a time, [`CHECKS_PER_SEC`] on average, and [`MAX_PER_SOURCE`] in ten
+//!   seconds for the claims of one peer.
+//! - Claims of peers that caused fewer checks lately are served first, so that a flood of claims
+//!   does not delay others for long. Checked peers count together with all others at their address,
+//!   since keys are free and addresses are not. Strangers, whose address is only their word, cause
+//!   half of all checks at most.
+//! - One claim causes at most one connection to its target, so a node that is lied to dials a third
+//!   party no more often than the liar calls the node. An IP address where [`MAX_REFUTED_NAMED`]
+//!   claims have proved false is not dialled until the ten seconds are over; claims of a node about
+//!   itself are accepted there longer ([`MAX_REFUTED_CALLERS`]), so that others cannot keep it out
+//!   by naming its address.
 //!
-//! Plain data; time is an argument. `W` is whoever waits for the outcome.
+//! Plain data; time is an argument. `W` is a caller that waits for the outcome.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -32,8 +34,8 @@ use crate::Node;
 pub const MAX_WAITING: usize = 256;
 /// The most checks under way.
 pub const MAX_UNDER_WAY: usize = 16;
-/// Of these, some are kept for this node's own questions: whoever claims addresses that
-/// take a call without ever answering it shall not stop a node from joining.
+/// Of these, some are kept for this node's own questions: claims of addresses that take a call
+/// without ever answering it must not stop a node from joining.
 const KEPT_FOR_OWN: usize = 4;
 /// The most checks under way for the claims of one peer.
 const MAX_UNDER_WAY_OF_ONE: usize = 4;
@@ -112,13 +114,13 @@ pub struct CheckQueue<W> {
 /// Claims of one peer address.
 #[derive(Debug)]
 pub struct Claim<W> {
-    /// By whom: of several, who comes first.
+    /// The peer that made it: of several, the one that comes first.
     origin: Origin,
     /// Of equals, who came first comes first.
     nth: u64,
     /// The virtual indices claimed: never more than there are.
     pub indices: BTreeSet<u16>,
-    /// Who waits for the outcome.
+    /// Callers that wait for the outcome.
     pub waiters: Vec<W>,
 }
 

@@ -12,7 +12,7 @@ use crate::chord::ring::servers::Servers;
 use crate::chord::ring::state::ChordState;
 use crate::chord::{Chord, Inner, calls};
 
-/// The most reports of death waiting to be checked.
+/// The most nodes waiting to be pinged.
 const MAX_TO_PROBE: usize = 64;
 /// So many nodes after one that takes long are pinged with it. A guess: a replica set and its
 /// substitutes.
@@ -117,7 +117,7 @@ impl Chord {
         true
     }
 
-    /// Pings those who were reported dead; who lives is welcome back.
+    /// Pings nodes that were reported dead; those that answer are taken back.
     pub(in crate::chord) async fn probe_reported(&self) {
         let mut reported = Vec::new();
         {
@@ -140,7 +140,7 @@ impl Chord {
         }
     }
 
-    /// Those vouched for whom nobody else watches are pinged.
+    /// Vouched nodes that no other node watches are pinged.
     pub(in crate::chord) fn probe_disputed(&self) {
         let disputed = self.lock().servers.disputed();
         disputed.into_iter().for_each(|node| self.probe_soon(node));

@@ -1,20 +1,19 @@
-//! Node ID authentication (CFS §4.4): no claimed node enters a table before it has been
-//! checked.
+//! Node ID authentication (CFS §4.4): a claimed node enters a table only after a check.
 //!
-//! "Each such existing node sends a message to n's claimed IP address containing a nonce.
-//! If the node at that IP address admits to having n's ID, and the claimed IP address and
-//! virtual node index hash to the ID, then the existing node accepts n." Here: the profile
-//! is the network's and the index below its maximum ([`crate::chord::trust::admission`]); the ID is derived,
-//! never read; the key answers at the claimed address over a connection dialled for the
-//! purpose (`Transport::reach`); and the node, asked with a nonce, says that this peer address is
-//! its own, how many virtual servers it runs, and that it is on a ring with the first of them. The last
-//! part is what refutes a peer address that names somebody else's key at an address where its
-//! calls are passed on.
+//! "Each such existing node sends a message to n's claimed IP address containing a nonce. If the
+//! node at that IP address admits to having n's ID, and the claimed IP address and virtual node
+//! index hash to the ID, then the existing node accepts n." Here the profile is the network's and
+//! the index below its maximum ([`crate::chord::trust::admission`]); the ID is derived, never read;
+//! the key answers at the claimed address over a connection dialled for the purpose
+//! (`Transport::reach`); and the node, asked with a nonce, states that this peer address is its own,
+//! how many virtual servers it runs, and that it is on a ring with the first of them. The last part
+//! refutes a peer address that names another node's key at an address from which calls are
+//! forwarded to it.
 //!
-//! It makes no difference whether a node speaks for itself or is named by another. Who has
-//! been checked is remembered ([`crate::chord::trust::admission::CHECK_LASTS`]), so that a new neighbour costs
-//! two small calls, not each message. What waits for an outcome: a list, whose entries end
-//! at the first unchecked one; a claim to be a predecessor; whoever asked.
+//! It makes no difference whether a node speaks for itself or is named by another. A check is
+//! remembered ([`crate::chord::trust::admission::CHECK_LASTS`]), so that a new neighbour costs two
+//! small calls, not each message. What waits for an outcome: a list, whose entries end at the first
+//! unchecked one; a claim to be a predecessor; any caller that asked.
 
 use atoll_env::{Instant, random_below, timeout};
 use atoll_key::PeerId;
@@ -45,7 +44,7 @@ enum Outcome {
 }
 
 impl Inner {
-    /// Who has made a claim, as far as it counts for checking it.
+    /// The origin of a claim, as far as it counts for checking it.
     fn origin(&self, source: Option<PeerId>) -> Origin {
         let Some(peer) = source else { return Origin::Own };
         match self.servers.admission.site_of(&peer) {

@@ -105,7 +105,7 @@ impl<'w> Search<'w> {
         self.memory.own_table != OwnTable::NotUsed
     }
 
-    /// Whom to ask next, when nobody is waited for.
+    /// What to do next, when no answer is waited for.
     pub fn next(&mut self) -> Next {
         loop {
             if self.memory.questions >= self.memory.limits.asks {
@@ -130,8 +130,8 @@ impl<'w> Search<'w> {
         }
     }
 
-    /// Whom to ask while answers are waited for that are overdue: whoever would be next if
-    /// they never came, but no other route is begun.
+    /// What to do while overdue answers are waited for: what would be next if they never came, but
+    /// no other route is begun.
     pub fn another(&mut self) -> Option<Next> {
         if self.memory.questions >= self.memory.limits.asks || self.route.is_cut(&self.memory) {
             return None;

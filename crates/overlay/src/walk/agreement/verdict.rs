@@ -116,8 +116,8 @@ impl Memory<'_> {
         self.may_be_all(self.roots_known.keys().map(|at| at.0), listed, doubt)
     }
 
-    /// Whether these may be the nodes that follow the key first. Whoever names a root knows
-    /// about half a list of its successors besides, often more.
+    /// Whether these may be the nodes that follow the key first. A node that names a root
+    /// knows about half a list of its successors besides, often more.
     pub fn may_follow(&self, list: &[Node]) -> bool {
         let distances = list.iter().map(|node| self.distance_after(node));
         self.may_be_all(distances, self.list_length / 2.0, Doubt::Little)

@@ -98,15 +98,15 @@ pub(super) struct OneRoute {
     listed: BTreeSet<Peer>,
     /// Nodes that gave directions, by their distance to the key.
     guides: BTreeMap<Key, Node>,
-    /// Who named a node as its predecessor when asked as the root.
+    /// The node that named each as its predecessor when asked as the root.
     named_by: BTreeMap<Peer, Node>,
     not_root: usize,
     /// Nodes that were only guessed to be the root, and those before them that were named for
     /// it; how many these are, since somebody last gave directions.
     guessed: BTreeSet<Peer>,
     guessed_not_root: usize,
-    /// Those of them before whom nobody lives, as it seems: the root, if somebody who knows
-    /// who follows the key names none before them that lives.
+    /// Those of them before which no node seems to live: the root, unless a node that knows the
+    /// key's successors names a live one before them.
     guessed_root_claims: BTreeSet<Peer>,
     /// A node after so many `NotRoot`s, to be asked for the way before anything else.
     detour: Option<Node>,
@@ -162,7 +162,7 @@ impl OneRoute {
         self.replicas_left == Some(0)
     }
 
-    /// Whether this route is over, whoever is left to ask.
+    /// Whether this route is over, even if nodes are left to ask.
     pub fn is_cut(&self, memory: &Memory<'_>) -> bool {
         let too_long = self.answers >= MAX_ANSWERS_ON_ROUTE
             || self.doubtful >= MAX_DOUBTFUL * memory.limits.confirm;
@@ -198,8 +198,8 @@ impl OneRoute {
     ) -> Next {
         memory.asked.insert((node.peer, as_root));
         memory.questions += 1;
-        // Who names a list names all replicas, and how best to ask them is the step's
-        // business. The root itself cannot be hedged: nobody else is it.
+        // A node that names a list names all replicas, and the step decides how to ask them. The
+        // root itself cannot be hedged: no other node is it.
         let is_nobodys_root = || !self.listed.contains(&node.peer);
         let any_will_do = || is_nobodys_root() || self.replicas_left.is_some();
         let hedged =

@@ -5,7 +5,7 @@ use atoll_env::Instant;
 use super::Servers;
 use crate::Node;
 
-/// Whom recent changes concern.
+/// The nodes that recent changes concern.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct News {
     /// Whether any neighbourhood changed.
@@ -19,7 +19,7 @@ pub struct News {
 }
 
 impl Servers {
-    /// Numbers the changes since it was last called and says whom they concern.
+    /// Numbers the changes since it was last called and says which nodes they concern.
     pub fn settle(&mut self, now: Instant) -> News {
         let mut news = News::default();
         let me = self.peer.id;

@@ -1,7 +1,7 @@
 //! Nodes that this node vouches for itself: it has asked them, and they follow it.
 //!
-//! A list says what the first successor says. Who is missing there, by malice or because
-//! the news has not come round, stays in the list if it was found otherwise
+//! A list says what the first successor says. A node that is missing there, by malice or
+//! because the news has not come round, stays in the list if it was found otherwise
 //! ([`crate::chord::trust::audit`]), in its place among the others. Liars can so only withhold
 //! nodes from those who know nobody else. One that was vouched for leaves the list as any
 //! other does: when it is found dead, or when enough nearer nodes are known.
@@ -86,7 +86,7 @@ impl ChordState {
         self.set_successors(list);
     }
 
-    /// Those vouched for whom the successor does not name in what it has told: nobody else
+    /// Vouched nodes that the successor does not name in what it has told: no other node
     /// says when they die.
     pub fn disputed(&self, told: &Told) -> Vec<Node> {
         let is_named = |node: &Node| told.successors.iter().any(|named| named.id == node.id);

@@ -150,7 +150,7 @@ fn an_address_where_nobody_is_found_is_soon_left_in_peace() {
         made += in_a_second(&mut queue, second, true);
     }
     assert_eq!(made, MAX_REFUTED_NAMED as usize);
-    // Whoever is there and calls itself is heard all the same, and so is this node.
+    // A node there that calls itself is accepted all the same, and so are own questions.
     queue.ask(node(7), known(7), None);
     queue.ask(node(8), Origin::Own, None);
     assert_eq!(in_a_second(&mut queue, 9, false), 2);
