@@ -204,6 +204,11 @@ impl LockTable {
         done
     }
 
+    /// How many locks are waited for.
+    pub fn waiting(&self) -> usize {
+        self.tables().files.values().map(|file| file.waiting.len()).sum()
+    }
+
     /// Whether nobody holds or waits for a lock.
     pub fn is_empty(&self) -> bool {
         self.tables().files.is_empty()

@@ -11,8 +11,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use atoll_vfs::{
-    Answer, Caller, Errno, FileSystem, Handle, InodeNumber, OpenFlags, RenameFlags, SeekTo,
-    SetAttr, XattrFlags,
+    Answer, Caller, Errno, FileSystem, Handle, InodeNumber, LockOwner, LockRange, OpenFlags,
+    RenameFlags, SeekTo, SetAttr, XattrFlags,
 };
 use bytes::{BufMut, Bytes, BytesMut};
 use fuser::{
@@ -23,6 +23,7 @@ use super::convert;
 use super::directory::{self, Sink};
 use super::dispatch::Dispatcher;
 use super::flags::FlagsCall;
+use super::locks::{self, Holder, MountLocks, Wanted};
 use super::privileges;
 use super::reply::{open_flags, reply_attr, reply_empty, reply_entry, reply_missing, reply_xattr};
 
@@ -45,6 +46,8 @@ const XATTR_REPLACE: i32 = 2;
 pub(super) struct Bridge {
     fs: Arc<dyn FileSystem>,
     dispatcher: Dispatcher,
+    /// Where the file system keeps locks; elsewhere the kernel does.
+    locks: Option<Arc<MountLocks>>,
     /// Tells the kernel what to forget, once there is a mount.
     notifier: Arc<OnceLock<Notifier>>,
     /// The kernel leaves `opendir` out once it was told that nothing comes of it.
@@ -61,6 +64,10 @@ fn handle(number: FileHandle) -> Handle {
     Handle(number.0)
 }
 
+fn holder(ino: INodeNo, fh: FileHandle, owner: fuser::LockOwner) -> Holder {
+    Holder { inode: inode(ino), handle: handle(fh), owner: LockOwner(owner.0) }
+}
+
 fn name(name: &OsStr) -> Bytes {
     Bytes::copy_from_slice(name.as_bytes())
 }
@@ -71,7 +78,14 @@ impl Bridge {
         dispatcher: Dispatcher,
         notifier: Arc<OnceLock<Notifier>>,
     ) -> Bridge {
-        Bridge { fs, dispatcher, notifier, skips_opendir: false, reduces_modes: false }
+        let locks = fs.locks().map(|locks| Arc::new(MountLocks::new(locks)));
+        Bridge { fs, dispatcher, locks, notifier, skips_opendir: false, reduces_modes: false }
+    }
+
+    /// Whether something is to be done at each close of a file opened so: a delayed error to be
+    /// reported, locks to be given up.
+    fn is_flushed(&self, flags: OpenFlags) -> bool {
+        flags.writes() || self.locks.is_some()
     }
 
     /// Calls the file system inside the request's own future, so that even a call that
@@ -142,6 +156,11 @@ impl fuser::Filesystem for Bridge {
         self.skips_opendir = self.fs.has_stateless_directories()
             && config.capabilities().contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
         self.reduces_modes = config.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2).is_ok();
+        if self.locks.is_some() {
+            let needed = InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
+            let too_old = |_| io::Error::other("this kernel's FUSE does not pass locks on");
+            config.add_capabilities(needed).map_err(too_old)?;
+        }
         if self.fs.has_acls() {
             // Without them the kernel would let in whom a list keeps out.
             let needed = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
@@ -155,6 +174,16 @@ impl fuser::Filesystem for Bridge {
             config.set_max_readahead(most.max(1)).map_err(refused)?;
         }
         Ok(())
+    }
+
+    fn destroy(&mut self) {
+        if let Some(locks) = self.locks.clone() {
+            self.dispatcher.spawn(async move {
+                if let Err(error) = locks.end_all().await {
+                    tracing::warn!(%error, "locks are left of a mount that has ended");
+                }
+            });
+        }
     }
 
     fn lookup(
@@ -373,13 +402,14 @@ impl fuser::Filesystem for Bridge {
         let (caller, flags) = (convert::caller(request), OpenFlags(flags.0));
         // (The superuser's truncation leaves the bits.)
         let reduces_mode = self.reduces_modes && flags.has(OpenFlags::TRUNCATE) && caller.uid != 0;
+        let is_flushed = self.is_flushed(flags);
         self.run_reducing(
             "open",
             reduces_mode.then_some((caller, ino)),
             move |fs| fs.open(caller, inode(ino), flags),
             move |outcome| match outcome {
                 Ok(opened) => {
-                    reply.opened(FileHandle(opened.handle.0), open_flags(opened, flags.writes()));
+                    reply.opened(FileHandle(opened.handle.0), open_flags(opened, is_flushed));
                 }
                 Err(errno) => reply.error(convert::errno(errno)),
             },
@@ -397,6 +427,7 @@ impl fuser::Filesystem for Bridge {
         reply: fuser::ReplyCreate,
     ) {
         let (caller, name, flags) = (convert::maker(request, umask), name(name_), OpenFlags(flags));
+        let is_flushed = self.is_flushed(flags);
         self.run(
             "create",
             move |fs| fs.create(caller, inode(parent), &name, mode & 0o7777, flags),
@@ -406,7 +437,7 @@ impl fuser::Filesystem for Bridge {
                     &convert::attr(&entry.attr),
                     Generation(entry.generation),
                     FileHandle(opened.handle.0),
-                    open_flags(opened, flags.writes()),
+                    open_flags(opened, is_flushed),
                 ),
                 Err(errno) => reply.error(convert::errno(errno)),
             },
@@ -466,11 +497,18 @@ impl fuser::Filesystem for Bridge {
         _request: &fuser::Request,
         ino: INodeNo,
         fh: FileHandle,
-        _lock_owner: fuser::LockOwner,
+        lock_owner: fuser::LockOwner,
         reply: ReplyEmpty,
     ) {
-        let call = move |fs: &dyn FileSystem| fs.flush(inode(ino), handle(fh));
-        self.run("flush", call, |outcome| reply_empty(reply, outcome));
+        let (fs, locks) = (self.fs.clone(), self.locks.clone());
+        let work = async move {
+            let flushed = fs.flush(inode(ino), handle(fh)).await;
+            let Some(locks) = locks else { return flushed };
+            locks.end_owner(inode(ino), LockOwner(lock_owner.0)).await?;
+            // The kernel is to go on telling of closes.
+            if flushed == Err(Errno::ENOSYS) { Ok(()) } else { flushed }
+        };
+        self.dispatcher.run("flush", work, |outcome| reply_empty(reply, outcome));
     }
 
     fn release(
@@ -483,8 +521,69 @@ impl fuser::Filesystem for Bridge {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        let call = move |fs: &dyn FileSystem| fs.close(inode(ino), handle(fh));
-        self.run("close", call, |outcome| reply_empty(reply, outcome));
+        let (fs, locks) = (self.fs.clone(), self.locks.clone());
+        let work = async move {
+            if let Some(locks) = locks
+                && let Err(error) = locks.end_open(inode(ino), handle(fh)).await
+            {
+                tracing::warn!(%error, "locks are left of a file that was closed");
+            }
+            fs.close(inode(ino), handle(fh)).await
+        };
+        self.dispatcher.run("close", work, |outcome| reply_empty(reply, outcome));
+    }
+
+    fn getlk(
+        &self,
+        _request: &fuser::Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        lock_owner: fuser::LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        pid: u32,
+        reply: fuser::ReplyLock,
+    ) {
+        let Some(locks) = self.locks.clone() else { return reply.error(fuser::Errno::ENOSYS) };
+        let holder = holder(ino, fh, lock_owner);
+        let work =
+            async move { locks.conflict(holder, Wanted::decode(kind, start, end, pid)?).await };
+        self.dispatcher.run("getlk", work, move |outcome| match outcome {
+            Ok(found) => {
+                let (range, pid) =
+                    found.map_or((LockRange::WHOLE, 0), |lock| (lock.range, lock.pid));
+                reply.locked(range.first, range.last, locks::type_of(found), pid);
+            }
+            Err(errno) => reply.error(convert::errno(errno)),
+        });
+    }
+
+    fn setlk(
+        &self,
+        request: &fuser::Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        lock_owner: fuser::LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        pid: u32,
+        waits: bool,
+        reply: ReplyEmpty,
+    ) {
+        let Some(locks) = self.locks.clone() else { return reply.error(fuser::Errno::ENOSYS) };
+        let (holder, thread) = (holder(ino, fh, lock_owner), request.pid());
+        let waiter = waits.then_some(thread);
+        let work =
+            async move { locks.set(holder, Wanted::decode(kind, start, end, pid)?, waiter).await };
+        let reply = |outcome| reply_empty(reply, outcome);
+        // Without a limit only where a signal can end it.
+        if waits && locks::is_visible(thread) {
+            self.dispatcher.run_waiting("setlk", work, reply);
+        } else {
+            self.dispatcher.run("setlk", work, reply);
+        }
     }
 
     fn fsync(

@@ -10,7 +10,8 @@
 //! beyond that the threads stop reading requests, and the kernel queues them.
 //!
 //! Whatever happens, a request is answered: a panic becomes `EIO`, and what takes longer
-//! than the limit `ETIMEDOUT`. (A process that waits for FUSE cannot be killed.)
+//! than the limit `ETIMEDOUT`. (A process that waits for FUSE cannot be killed.) Only a lock that
+//! other processes hold is waited for without a limit, until a signal comes (`locks`).
 
 use std::any::Any;
 use std::future::Future;
@@ -28,37 +29,37 @@ use super::turns::{Turn, Turns};
 /// Runs requests.
 pub(super) struct Dispatcher {
     handle: Handle,
-    gate: Arc<Gate>,
+    requests: Arc<Semaphore>,
     pub(super) turns: Arc<Turns>,
     limit: Duration,
 }
 
-/// Lets so many in.
-struct Gate {
-    state: Mutex<GateState>,
+/// A counting semaphore for threads.
+struct Semaphore {
+    state: Mutex<Permits>,
     freed: Condvar,
 }
 
-struct GateState {
+struct Permits {
     free: usize,
-    /// Threads at the gate: to wake nobody is a system call as well.
+    /// Threads that wait: to wake nobody is a system call as well.
     waiting: usize,
 }
 
-/// A place within the gate.
-struct Place(Arc<Gate>);
+/// One of so many.
+struct Permit(Arc<Semaphore>);
 
-impl Gate {
-    fn new(free: usize) -> Arc<Gate> {
-        let state = GateState { free, waiting: 0 };
-        Arc::new(Gate { state: Mutex::new(state), freed: Condvar::new() })
+impl Semaphore {
+    fn new(free: usize) -> Arc<Semaphore> {
+        let state = Permits { free, waiting: 0 };
+        Arc::new(Semaphore { state: Mutex::new(state), freed: Condvar::new() })
     }
 
-    fn state(&self) -> MutexGuard<'_, GateState> {
+    fn state(&self) -> MutexGuard<'_, Permits> {
         self.state.lock().expect("no holder of this lock panics")
     }
 
-    fn enter(self: &Arc<Gate>) -> Place {
+    fn acquire(self: &Arc<Semaphore>) -> Permit {
         let mut state = self.state();
         while state.free == 0 {
             state.waiting += 1;
@@ -66,11 +67,11 @@ impl Gate {
             state.waiting -= 1;
         }
         state.free -= 1;
-        Place(self.clone())
+        Permit(self.clone())
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.free += 1;
@@ -82,12 +83,22 @@ impl Drop for Place {
 
 impl Dispatcher {
     pub(super) fn new(handle: Handle, max_requests: usize, limit: Duration) -> Dispatcher {
-        Dispatcher { handle, gate: Gate::new(max_requests.max(1)), turns: Arc::default(), limit }
+        Dispatcher {
+            handle,
+            requests: Semaphore::new(max_requests.max(1)),
+            turns: Arc::default(),
+            limit,
+        }
     }
 
     /// Begins a part of a request; the thread goes on with the others afterwards.
     pub(super) fn turn_of_many(&self) -> Turn<'_> {
         self.turns.begin_part()
+    }
+
+    /// Does what no request asked for.
+    pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.handle.spawn(work);
     }
 
     /// Does `work` and gives its outcome to `reply`. `what` names the request in the log.
@@ -98,8 +109,25 @@ impl Dispatcher {
         reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
     ) {
         let _turn = self.turns.begin();
+        self.begin(self.task(what, work, reply));
+    }
+
+    /// As [`Dispatcher::run`], for work that waits for other processes, for as long as they like: it
+    /// counts for no limit.
+    pub(super) fn run_waiting<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        work: impl Future<Output = Result<T, Errno>> + Send + 'static,
+        reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
+    ) {
+        let _turn = self.turns.begin();
+        self.begin(async move { reply(caught(what, work).await) });
+    }
+
+    /// Polls a task on this thread, and gives it to the runtime if it is not done then.
+    fn begin(&self, task: impl Future<Output = ()> + Send + 'static) {
         let _entered = self.handle.enter();
-        let mut task = Box::pin(self.task(what, work, reply));
+        let mut task = Box::pin(task);
         let first = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         if first == Poll::Pending {
             self.handle.spawn(task);
@@ -119,24 +147,19 @@ impl Dispatcher {
         self.handle.spawn_blocking(move || handle.block_on(task));
     }
 
-    /// Work with its reply, once there is a place for it.
+    /// Work with its reply, once a request may begin.
     fn task<T: Send + 'static>(
         &self,
         what: &'static str,
         work: impl Future<Output = Result<T, Errno>> + Send + 'static,
         reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let place = self.gate.enter();
+        let permit = self.requests.acquire();
         let limit = self.limit;
         async move {
-            let _place = place;
-            let work = AssertUnwindSafe(work).catch_unwind();
-            let outcome = match tokio::time::timeout(limit, work).await {
-                Ok(Ok(outcome)) => outcome,
-                Ok(Err(panic)) => {
-                    tracing::error!(what, panic = text(&*panic), "a file system call panicked");
-                    Err(Errno::EIO)
-                }
+            let _permit = permit;
+            let outcome = match tokio::time::timeout(limit, caught(what, work)).await {
+                Ok(outcome) => outcome,
                 Err(_) => {
                     tracing::warn!(what, ?limit, "a file system call did not answer");
                     Err(Errno::ETIMEDOUT)
@@ -145,6 +168,17 @@ impl Dispatcher {
             reply(outcome);
         }
     }
+}
+
+/// The outcome of work, also if it panics.
+async fn caught<T>(
+    what: &'static str,
+    work: impl Future<Output = Result<T, Errno>>,
+) -> Result<T, Errno> {
+    AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(|panic| {
+        tracing::error!(what, panic = text(&*panic), "a file system call panicked");
+        Err(Errno::EIO)
+    })
 }
 
 fn text(panic: &(dyn Any + Send)) -> &str {
@@ -206,19 +240,19 @@ mod tests {
     }
 
     #[test]
-    fn a_full_gate_lets_the_next_in_when_one_leaves() {
-        let gate = Gate::new(1);
-        let first = gate.enter();
+    fn a_permit_that_is_dropped_lets_the_next_request_begin() {
+        let requests = Semaphore::new(1);
+        let first = requests.acquire();
         let (tell, told) = mpsc::channel();
-        let waiting = gate.clone();
+        let waiting = requests.clone();
         let thread = std::thread::spawn(move || {
-            let _second = waiting.enter();
+            let _second = waiting.acquire();
             tell.send(()).unwrap();
         });
-        assert!(told.try_recv().is_err(), "the gate is full");
+        assert!(told.try_recv().is_err(), "there is one permit");
         drop(first);
         told.recv().unwrap();
         thread.join().unwrap();
-        assert_eq!(gate.state().free, 1);
+        assert_eq!(requests.state().free, 1);
     }
 }

@@ -20,8 +20,7 @@
 use atoll_vfs::{Caller, Errno, FileSystem, InodeFlags, InodeNumber};
 use fuser::{INodeNo, Notifier};
 
-/// The offset by which `FUSE_NOTIFY_INVAL_INODE` leaves cached pages alone.
-const ATTRIBUTES_ONLY: i64 = -1;
+use super::invalidations::ATTRIBUTES_ONLY;
 
 /// Linux `include/uapi/linux/fs.h`. The two old commands say that they carry a `long`.
 const GET_FLAGS: u32 = command(READ, b'f', 1, size_of::<usize>());

@@ -27,6 +27,8 @@ mod directory;
 mod dispatch;
 mod flags;
 mod groups;
+mod invalidations;
+mod locks;
 mod mountpoint;
 mod privileges;
 mod reply;
@@ -290,6 +292,10 @@ pub fn mount(
     raise_read_ahead(&device);
 
     let (tell, ended) = watch::channel(None);
+    if let Some(queue) = fs.invalidations() {
+        let (notifier, ended) = (session.notifier(), ended.clone());
+        invalidations::forward(queue, notifier, ended, handle.clone()).map_err(refused)?;
+    }
     std::thread::Builder::new()
         .name("fuse".to_owned())
         .spawn(move || {

@@ -8,12 +8,11 @@ use fuser::{FopenFlags, Generation, ReplyEmpty, ReplyXattr};
 
 use super::convert;
 
-pub(super) fn open_flags(opened: Opened, writes: bool) -> FopenFlags {
+pub(super) fn open_flags(opened: Opened, is_flushed: bool) -> FopenFlags {
     let mut flags = FopenFlags::empty();
     flags.set(FopenFlags::FOPEN_KEEP_CACHE, opened.keep_cache);
     flags.set(FopenFlags::FOPEN_DIRECT_IO, opened.direct_io);
-    // A close of what was only read has no delayed error to report.
-    flags.set(FopenFlags::FOPEN_NOFLUSH, !writes);
+    flags.set(FopenFlags::FOPEN_NOFLUSH, !is_flushed);
     flags
 }
 

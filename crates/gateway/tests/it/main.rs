@@ -7,10 +7,12 @@
 mod concurrency;
 mod direct;
 mod handles;
+mod locks;
 mod mounting;
 mod place;
 mod posix;
 mod programs;
 mod raw;
 mod scripted;
+mod shared;
 mod trees;

@@ -78,6 +78,31 @@ impl Place {
     }
 }
 
+/// Two mounts of one file system in memory.
+pub struct Two {
+    pub fs: Arc<MemoryFs>,
+    pub places: [Place; 2],
+}
+
+impl Two {
+    /// Of what `with` makes of an empty one; nothing where there is no FUSE.
+    pub fn new(with: impl FnOnce(MemoryFs) -> MemoryFs, options: &MountOptions) -> Option<Two> {
+        let mut made = None;
+        let first = Place::with(options, |runtime| {
+            let fs = Arc::new(with(memory(runtime)));
+            made = Some(fs.clone());
+            fs
+        })?;
+        let fs = made.expect("it was made for the first mount");
+        let second = Place::with(options, |_| Arc::new(fs.another_view()))?;
+        Some(Two { fs, places: [first, second] })
+    }
+
+    pub fn unmount(self) {
+        self.places.into_iter().for_each(Place::unmount);
+    }
+}
+
 /// Unmounts, which fails if anything stays in use. (A program that another test starts holds, for a
 /// moment, all that this process has open.)
 pub fn unmount_unused(runtime: &Runtime, mounted: &mut Mounted) {

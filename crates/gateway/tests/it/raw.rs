@@ -125,3 +125,49 @@ pub fn open_handle(mount: &File, handle: &FileHandle) -> io::Result<File> {
     };
     Ok(opened.into())
 }
+
+/// Which of the commands of fcntl(2) that set locks.
+#[derive(Clone, Copy)]
+pub enum LockBy {
+    /// `F_SETLK`.
+    Process,
+    /// `F_SETLKW`.
+    ProcessWaiting,
+    /// `F_OFD_SETLK`.
+    OpenFile,
+}
+
+fn flock_of(kind: i32, first: i64, len: i64) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: first,
+        l_len: len,
+        l_pid: 0,
+    }
+}
+
+/// Sets a lock (`F_RDLCK`, `F_WRLCK`, `F_UNLCK`) on a range of bytes.
+#[allow(unsafe_code)]
+pub fn set_lock(file: &File, by: LockBy, kind: i32, first: i64, len: i64) -> io::Result<()> {
+    let command = match by {
+        LockBy::Process => libc::F_SETLK,
+        LockBy::ProcessWaiting => libc::F_SETLKW,
+        LockBy::OpenFile => libc::F_OFD_SETLK,
+    };
+    let lock = flock_of(kind, first, len);
+    // SAFETY: the kernel reads one structure, which lives until it returns.
+    let set = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw const lock) };
+    checked(set.into()).map(drop)
+}
+
+/// What keeps this process from a lock: its type, range and process.
+#[allow(unsafe_code)]
+pub fn conflict(file: &File, kind: i32, first: i64, len: i64) -> Option<(i32, i64, i64, i32)> {
+    let mut lock = flock_of(kind, first, len);
+    // SAFETY: the kernel reads and writes one structure, which lives until it returns.
+    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
+    checked(asked.into()).unwrap();
+    let kind = i32::from(lock.l_type);
+    (kind != libc::F_UNLCK).then_some((kind, lock.l_start, lock.l_len, lock.l_pid))
+}
