@@ -24,13 +24,13 @@ use atoll_vfs::Errno;
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
 
-use super::turns::{Turn, Turns};
+use super::leadership::{Leadership, Serving};
 
 /// Runs requests.
 pub(super) struct Dispatcher {
     handle: Handle,
     requests: Arc<Semaphore>,
-    pub(super) turns: Arc<Turns>,
+    pub(super) leadership: Arc<Leadership>,
     limit: Duration,
 }
 
@@ -86,14 +86,14 @@ impl Dispatcher {
         Dispatcher {
             handle,
             requests: Semaphore::new(max_requests.max(1)),
-            turns: Arc::default(),
+            leadership: Arc::default(),
             limit,
         }
     }
 
     /// Begins a part of a request; the thread goes on with the others afterwards.
-    pub(super) fn turn_of_many(&self) -> Turn<'_> {
-        self.turns.begin_part()
+    pub(super) fn begin_part(&self) -> Serving<'_> {
+        self.leadership.begin_part()
     }
 
     /// Does what no request asked for.
@@ -108,7 +108,7 @@ impl Dispatcher {
         work: impl Future<Output = Result<T, Errno>> + Send + 'static,
         reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
     ) {
-        let _turn = self.turns.begin();
+        let _serving = self.leadership.begin();
         self.begin(self.task(what, work, reply));
     }
 
@@ -120,7 +120,7 @@ impl Dispatcher {
         work: impl Future<Output = Result<T, Errno>> + Send + 'static,
         reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
     ) {
-        let _turn = self.turns.begin();
+        let _serving = self.leadership.begin();
         self.begin(async move { reply(caught(what, work).await) });
     }
 
@@ -141,7 +141,7 @@ impl Dispatcher {
         work: impl Future<Output = Result<T, Errno>> + Send + 'static,
         reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
     ) {
-        let _turn = self.turns.begin();
+        let _serving = self.leadership.begin();
         let task = self.task(what, work, reply);
         let handle = self.handle.clone();
         self.handle.spawn_blocking(move || handle.block_on(task));

@@ -1,7 +1,7 @@
 //! The kernel's view: any [`FileSystem`] as a FUSE mount.
 //!
 //! [`mount`] makes the mount and starts threads that read the kernel's requests, mostly one
-//! of them at a time (`turns`); each request is a future of its own on the given tokio runtime
+//! of them at a time (`leadership`); each request is a future of its own on the given tokio runtime
 //! (`dispatch`). The kernel caches as long as the file system's answers allow (TTLs,
 //! `keep_cache`).
 //!
@@ -28,11 +28,11 @@ mod dispatch;
 mod flags;
 mod groups;
 mod invalidations;
+mod leadership;
 mod locks;
 mod mountpoint;
 mod privileges;
 mod reply;
-mod turns;
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -81,7 +81,7 @@ pub struct MountOptions {
     pub nonempty: bool,
     /// What `mount` and `df` show as the source, for instance `atoll:KEY`.
     pub fs_name: String,
-    /// Threads that read requests from the kernel; all but one rest while that keeps up.
+    /// Threads that read requests from the kernel; all but one sleep while that keeps up.
     pub threads: NonZeroUsize,
     /// Most requests under way at a time; the kernel queues the others.
     pub max_requests: usize,
@@ -278,7 +278,7 @@ pub fn mount(
     mountpoint::check_machine()?;
     let path = mountpoint::check(mountpoint, options.nonempty)?;
     let dispatcher = Dispatcher::new(handle.clone(), options.max_requests, options.request_limit);
-    let turns = dispatcher.turns.clone();
+    let leadership = dispatcher.leadership.clone();
     let notifier = Arc::new(OnceLock::new());
     let bridge = Bridge::new(fs.clone(), dispatcher, notifier.clone());
     let refused = |source: io::Error| refused(&path, source);
@@ -286,7 +286,7 @@ pub fn mount(
     notifier.get_or_init(|| session.notifier());
     // Without it the threads sleep a little more often.
     if let Ok(device) = session.as_fd().try_clone_to_owned() {
-        turns.read_from(device);
+        leadership.read_from(device);
     }
     let device = mountpoint::mounted_at(&path).map(|mount| mount.device).unwrap_or_default();
     raise_read_ahead(&device);

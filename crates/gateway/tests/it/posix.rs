@@ -232,6 +232,16 @@ fn set_id_bits_go_when_a_file_is_written_cut_off_or_given_away() {
         assert!(shell.status().unwrap().success(), "{script}");
     };
     let group = fs::metadata(place.path()).unwrap().gid();
+    let as_member = |groups: &str, script: &str| {
+        let mut setpriv = Command::new("setpriv");
+        setpriv.args(["--reuid", "65534", "--regid", "65534", "--groups", groups]);
+        let status = setpriv.args(["sh", "-c", script, "sh"]).arg(&file).status();
+        assert!(status.unwrap().success(), "{script}");
+    };
+    for (groups, expected) in [(format!("7,{group},9"), 0o2767), ("7,9".to_owned(), 0o767)] {
+        let by_other_group = || as_member(&groups, "echo x >> \"$1\"");
+        assert_eq!(mode_after(0o6767, &by_other_group), expected, "as a member of {groups}");
+    }
     for change in [
         "echo x >> \"$1\"",
         ": > \"$1\"",

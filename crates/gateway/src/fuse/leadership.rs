@@ -1,26 +1,27 @@
-//! Which thread reads the kernel's requests: one, for as long as it keeps up.
+//! Which thread reads the kernel's requests: the leader/followers pattern (Schmidt et al. 2000).
 //!
 //! A process that uses a file system and the thread that serves it take turns: each sleeps while
-//! the other works. The kernel gives a request to the thread that has slept longest, so that of
-//! several threads each request would wake another one, on another core, with nothing in its
-//! cache. Therefore one thread, the *leader*, reads requests, and the others rest here. One of
-//! them, the *watcher*, looks at the leader once a tick:
+//! the other works. The kernel gives a request to the thread that has slept longest, so that with
+//! several threads reading, each request would wake another one, on another core, with nothing in
+//! its cache. Therefore one thread, the *leader*, reads and serves requests as long as it keeps up,
+//! and the others, the *followers*, sleep here. One of them, the *watcher*, looks at the leader
+//! once a tick:
 //!
 //! - a leader that has been at the same request since the last tick waits for something (a disk,
-//!   a lock): the watcher becomes the leader, and the old one rests when it is done;
+//!   a lock): the watcher becomes the leader, and the old one a follower when it is done;
 //! - a leader that served a request at each of many ticks has more to do than one thread can:
-//!   the watcher reads requests beside it for a while;
+//!   the watcher reads requests beside it for a while, as a *helper*;
 //! - when nothing happens, the watcher sleeps until the leader wakes it.
 //!
 //! Falling asleep for the few microseconds until the same process asks again costs more than
-//! waiting awake, above all where an idle core is a virtual machine's to wake. So the leader looks
-//! for the next request for a moment before it sleeps in a read, as long as that mostly pays. It
-//! does not where tasks wait for a core: it would keep one from them, perhaps from the process
+//! polling for them, above all where an idle core is a virtual machine's to wake. So the leader
+//! polls for the next request for a moment before it sleeps in a read, as long as that mostly pays.
+//! It does not where tasks wait for a core: it would keep one from them, perhaps from the process
 //! that it waits for, and where it sleeps instead, the two take turns on one core, which spares an
 //! interrupt to another for each answer.
 //!
-//! A thread rests only after its request is answered. When the kernel ends the mount, the thread
-//! that learns of it ends, and all others with it.
+//! A thread becomes a follower only after its request is answered. When the kernel ends the mount,
+//! the thread that learns of it ends, and all others with it.
 //!
 //! It does not know what requests are.
 
@@ -32,99 +33,99 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How long others wait at most for a leader that waits itself, halved. A guess: well above
+/// How often the watcher looks: a leader that is blocked is replaced after two ticks at most. A guess: well above
 /// what a request takes, well below what people notice.
 const TICK: Duration = Duration::from_millis(4);
 
-/// How long the leader looks for the next request before it sleeps: about what being woken costs.
-const AWAKE: Duration = Duration::from_micros(20);
+/// How long the leader polls for the next request before it sleeps: about what being woken costs.
+const POLL_FOR: Duration = Duration::from_micros(20);
 
-/// How often in a row waiting awake may be in vain before it is given up.
+/// How often in a row polling may be in vain before it is given up.
 const MAX_CREDIT: u32 = 8;
 
-/// One in so many requests, waiting awake is tried all the same.
+/// After so many requests polling is tried all the same.
 const TRIED_EVERY: u32 = 256;
 
-/// Ticks in a row at which the leader was serving before it is helped. One that takes turns with
-/// one process is found serving about every second time.
+/// Ticks in a row at which the leader was serving before it is helped. One that serves a single
+/// process is found serving about every second time.
 const BUSY_TICKS: u32 = 12;
 
-/// Requests that a helper serves before it rests.
+/// Requests that a helper serves before it is a follower again.
 const HELPED_REQUESTS: u32 = 256;
 
 /// Ticks without any request before the watcher sleeps. A guess.
 const IDLE_TICKS: u32 = 25;
 
-/// How much of the last ten seconds tasks waited for a core, above which no thread waits awake,
+/// How much of the last ten seconds tasks waited for a core, above which no thread polls,
 /// percent. A guess: two processes on two cores and a commit now and then stay below, three do not.
 const CROWDED_PERCENT: f64 = 25.0;
 
-/// Ticks between looks at that: a second.
+/// Ticks between looks at that: one second.
 const PRESSURE_TICKS: u32 = 250;
 
-/// Where Linux tells it.
+/// Where Linux tells that.
 const PRESSURE: &str = "/proc/pressure/cpu";
 
-/// Bits of [`Turns::word`] that count.
+/// Bits of [`Leadership::word`] that count.
 const COUNT_BITS: u32 = 48;
 
-/// The threads of one mount.
+/// The threads of one mount, and which of them leads.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct Leadership {
     /// Above [`COUNT_BITS`] the leader, 0 for none yet; below, how often it began and ended a
     /// request: odd while it serves one. Only the leader changes it, and, while it is odd, the
     /// watcher.
     word: AtomicU64,
     /// Where requests come from, to see whether there is one.
     device: OnceLock<OwnedFd>,
-    /// What waiting awake has earned lately. Only the leader changes it.
+    /// What polling has earned lately. Only the leader changes it.
     credit: AtomicU32,
-    /// Requests until waiting awake is tried without credit.
+    /// Requests until polling is tried without credit.
     until_tried: AtomicU32,
     /// Tasks wait for a core. Only the watcher changes it.
     crowded: AtomicBool,
     /// The watcher sleeps until the next request.
     asleep: AtomicBool,
-    resting: Mutex<Resting>,
-    /// For those who rest.
-    rested: Condvar,
-    /// For the watcher.
+    followers: Mutex<Followers>,
+    /// Wakes followers.
+    woken: Condvar,
+    /// Wakes the watcher.
     watch: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Resting {
+struct Followers {
     threads: u64,
     is_watched: bool,
     ended: bool,
 }
 
-/// A thread's place among the others of its mount; given up when the thread ends.
-struct Seat {
-    turns: Arc<Turns>,
+/// A thread of the mount, until it ends.
+struct Member {
+    leadership: Arc<Leadership>,
     number: u64,
     /// Requests that it may still serve beside the leader.
     help_left: u32,
 }
 
-impl Drop for Seat {
+impl Drop for Member {
     fn drop(&mut self) {
-        self.turns.resting().ended = true;
-        self.turns.rested.notify_all();
-        self.turns.watch.notify_all();
+        self.leadership.followers().ended = true;
+        self.leadership.woken.notify_all();
+        self.leadership.watch.notify_all();
     }
 }
 
 thread_local! {
-    static SEAT: RefCell<Option<Seat>> = const { RefCell::new(None) };
+    static MEMBER: RefCell<Option<Member>> = const { RefCell::new(None) };
 }
 
-/// A request that is being served. Dropped, the thread may go on to the next, after a rest.
+/// A request that is being served. Dropped, the thread goes on to the next, now or once it leads.
 #[derive(Debug)]
-pub(super) struct Turn<'a> {
-    turns: &'a Turns,
+pub(super) struct Serving<'a> {
+    leadership: &'a Leadership,
     thread: u64,
-    may_rest: bool,
+    may_follow: bool,
 }
 
 /// What the watcher does after a look at the leader.
@@ -185,34 +186,34 @@ fn next(word: u64, leader: u64) -> u64 {
     leader << COUNT_BITS | count
 }
 
-impl Turns {
-    fn resting(&self) -> MutexGuard<'_, Resting> {
-        self.resting.lock().expect("no holder of this lock panics")
+impl Leadership {
+    fn followers(&self) -> MutexGuard<'_, Followers> {
+        self.followers.lock().expect("no holder of this lock panics")
     }
 
     /// Begins a request on this thread.
-    pub(super) fn begin(self: &Arc<Turns>) -> Turn<'_> {
+    pub(super) fn begin(self: &Arc<Leadership>) -> Serving<'_> {
         self.begin_as(true)
     }
 
-    /// Begins a part of a request on this thread, which does not rest before the others are done.
-    pub(super) fn begin_part(self: &Arc<Turns>) -> Turn<'_> {
+    /// Begins a part of a request on this thread, which goes on with the other parts afterwards.
+    pub(super) fn begin_part(self: &Arc<Leadership>) -> Serving<'_> {
         self.begin_as(false)
     }
 
-    fn begin_as(self: &Arc<Turns>, may_rest: bool) -> Turn<'_> {
-        let thread = self.seat();
+    fn begin_as(self: &Arc<Leadership>, may_follow: bool) -> Serving<'_> {
+        let thread = self.member();
         let word = self.word.load(Ordering::SeqCst);
         if leader_of(word) == thread || leader_of(word) == 0 {
             // Fails only where another thread became the first leader just now.
             let _ = self.change(word, next(word, thread));
         }
         if self.asleep.load(Ordering::SeqCst) {
-            let _resting = self.resting();
+            let _followers = self.followers();
             self.asleep.store(false, Ordering::SeqCst);
             self.watch.notify_all();
         }
-        Turn { turns: self, thread, may_rest }
+        Serving { leadership: self, thread, may_follow }
     }
 
     /// Says where requests come from.
@@ -220,8 +221,8 @@ impl Turns {
         let _ = self.device.set(device);
     }
 
-    /// Waits awake for the next request, if that pays.
-    fn stay_awake(&self) {
+    /// Polls for the next request, if that pays.
+    fn poll_for_next(&self) {
         let Some(device) = self.device.get() else { return };
         if self.crowded.load(Ordering::Relaxed) {
             return;
@@ -233,7 +234,7 @@ impl Turns {
             return;
         }
         self.until_tried.store(TRIED_EVERY, Ordering::Relaxed);
-        let came = comes_within(device, AWAKE);
+        let came = comes_within(device, POLL_FOR);
         let credit = if came { (credit + 1).min(MAX_CREDIT) } else { credit.saturating_sub(1) };
         self.credit.store(credit, Ordering::Relaxed);
     }
@@ -243,32 +244,32 @@ impl Turns {
     }
 
     /// This thread's number, at first use a new one.
-    fn seat(self: &Arc<Turns>) -> u64 {
-        SEAT.with_borrow_mut(|seat| match seat {
-            Some(seat) if Arc::ptr_eq(&seat.turns, self) => seat.number,
+    fn member(self: &Arc<Leadership>) -> u64 {
+        MEMBER.with_borrow_mut(|member| match member {
+            Some(member) if Arc::ptr_eq(&member.leadership, self) => member.number,
             _ => {
-                let mut resting = self.resting();
-                resting.threads += 1;
-                let number = resting.threads;
-                drop(resting);
-                *seat = Some(Seat { turns: self.clone(), number, help_left: 0 });
+                let mut followers = self.followers();
+                followers.threads += 1;
+                let number = followers.threads;
+                drop(followers);
+                *member = Some(Member { leadership: self.clone(), number, help_left: 0 });
                 number
             }
         })
     }
 
-    /// Rests until this thread is to read requests.
-    fn rest(&self, thread: u64) {
-        let mut resting = self.resting();
-        while !resting.ended {
-            if resting.is_watched {
-                resting = self.rested.wait(resting).expect("no holder of this lock panics");
+    /// Sleeps until this thread is to read requests.
+    fn follow(&self, thread: u64) {
+        let mut followers = self.followers();
+        while !followers.ended {
+            if followers.is_watched {
+                followers = self.woken.wait(followers).expect("no holder of this lock panics");
                 continue;
             }
-            resting.is_watched = true;
-            let (verdict, mut after) = self.watch(resting, thread);
+            followers.is_watched = true;
+            let (verdict, mut after) = self.watch(followers, thread);
             after.is_watched = false;
-            self.rested.notify_one();
+            self.woken.notify_one();
             if verdict == Verdict::Help {
                 help(HELPED_REQUESTS);
             }
@@ -279,54 +280,54 @@ impl Turns {
     /// Watches until this thread is to read requests: as the leader, or as a helper.
     fn watch<'a>(
         &self,
-        mut resting: MutexGuard<'a, Resting>,
+        mut followers: MutexGuard<'a, Followers>,
         thread: u64,
-    ) -> (Verdict, MutexGuard<'a, Resting>) {
+    ) -> (Verdict, MutexGuard<'a, Followers>) {
         let mut watched = Watched::new(self.word.load(Ordering::SeqCst));
         let mut until_pressure = 0;
-        while !resting.ended {
+        while !followers.ended {
             if until_pressure == 0 {
-                // Where it is not told, nobody waits awake.
+                // Where it is not told, nobody polls.
                 let told = std::fs::read_to_string(PRESSURE).unwrap_or_default();
                 self.crowded.store(is_crowded(&told), Ordering::Relaxed);
                 until_pressure = PRESSURE_TICKS;
             }
             until_pressure -= 1;
-            let waited = self.watch.wait_timeout(resting, TICK);
-            resting = waited.expect("no holder of this lock panics").0;
+            let waited = self.watch.wait_timeout(followers, TICK);
+            followers = waited.expect("no holder of this lock panics").0;
             let word = self.word.load(Ordering::SeqCst);
             match watched.look(word) {
                 // Fails if it has ended its request just now.
                 Verdict::Lead if self.change(word, next(word, thread)) => {
-                    return (Verdict::Lead, resting);
+                    return (Verdict::Lead, followers);
                 }
-                Verdict::Help => return (Verdict::Help, resting),
+                Verdict::Help => return (Verdict::Help, followers),
                 Verdict::Sleep => {
-                    resting = self.sleep(resting, word);
+                    followers = self.sleep(followers, word);
                     until_pressure = 0;
                 }
                 Verdict::Lead | Verdict::Watch => {}
             }
         }
-        (Verdict::Lead, resting)
+        (Verdict::Lead, followers)
     }
 
     /// Sleeps until the leader begins a request after `word`: either it sees that the watcher
     /// sleeps, or the watcher sees that it began.
     fn sleep<'a>(
         &self,
-        mut resting: MutexGuard<'a, Resting>,
+        mut followers: MutexGuard<'a, Followers>,
         word: u64,
-    ) -> MutexGuard<'a, Resting> {
+    ) -> MutexGuard<'a, Followers> {
         self.asleep.store(true, Ordering::SeqCst);
         while self.asleep.load(Ordering::SeqCst)
             && self.word.load(Ordering::SeqCst) == word
-            && !resting.ended
+            && !followers.ended
         {
-            resting = self.watch.wait(resting).expect("no holder of this lock panics");
+            followers = self.watch.wait(followers).expect("no holder of this lock panics");
         }
         self.asleep.store(false, Ordering::SeqCst);
-        resting
+        followers
     }
 }
 
@@ -347,28 +348,28 @@ fn comes_within(device: &OwnedFd, limit: Duration) -> bool {
 
 /// Lets this thread serve so many requests beside the leader; whether it may serve one more.
 fn help(more: u32) -> bool {
-    SEAT.with_borrow_mut(|seat| {
-        let Some(seat) = seat else { return false };
-        seat.help_left += more;
-        let may = seat.help_left > 0;
+    MEMBER.with_borrow_mut(|member| {
+        let Some(member) = member else { return false };
+        member.help_left += more;
+        let may = member.help_left > 0;
         if more == 0 {
-            seat.help_left = seat.help_left.saturating_sub(1);
+            member.help_left = member.help_left.saturating_sub(1);
         }
         may
     })
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Serving<'_> {
     fn drop(&mut self) {
-        let word = self.turns.word.load(Ordering::SeqCst);
+        let word = self.leadership.word.load(Ordering::SeqCst);
         let leads = leader_of(word) == self.thread;
         // It fails if the watcher has taken over just now.
-        if leads && self.turns.change(word, next(word, self.thread)) {
-            self.turns.stay_awake();
+        if leads && self.leadership.change(word, next(word, self.thread)) {
+            self.leadership.poll_for_next();
             return;
         }
-        if self.may_rest && !std::thread::panicking() && !help(0) {
-            self.turns.rest(self.thread);
+        if self.may_follow && !std::thread::panicking() && !help(0) {
+            self.leadership.follow(self.thread);
         }
     }
 }
@@ -411,21 +412,21 @@ mod tests {
         assert!(is_crowded(""), "a kernel without this file");
     }
 
-    /// Whoever is no leader comes back from its first request only when it is to read.
-    fn other(turns: &Arc<Turns>) -> mpsc::Receiver<()> {
+    /// A thread that does not lead comes back from its first request only when it is to read.
+    fn other(leadership: &Arc<Leadership>) -> mpsc::Receiver<()> {
         let (tell, told) = mpsc::channel();
-        let turns = turns.clone();
+        let leadership = leadership.clone();
         thread::spawn(move || {
-            drop(turns.begin());
+            drop(leadership.begin());
             let _ = tell.send(());
         });
         told
     }
 
     #[test]
-    fn others_rest_while_the_leader_reads_and_end_with_it() {
-        let turns = Arc::new(Turns::default());
-        let of_leader = turns.clone();
+    fn followers_sleep_while_the_leader_reads_and_end_with_it() {
+        let leadership = Arc::new(Leadership::default());
+        let of_leader = leadership.clone();
         let (tell, told) = mpsc::channel::<()>();
         let (ready, led) = mpsc::channel();
         let leader = thread::spawn(move || {
@@ -434,8 +435,8 @@ mod tests {
             let _ = told.recv();
         });
         led.recv().unwrap();
-        let others = [other(&turns), other(&turns), other(&turns)];
-        while turns.resting().threads < 4 {
+        let others = [other(&leadership), other(&leadership), other(&leadership)];
+        while leadership.followers().threads < 4 {
             thread::yield_now();
         }
         assert!(others.iter().all(|other| other.try_recv().is_err()), "the leader reads");
@@ -447,24 +448,24 @@ mod tests {
     }
 
     #[test]
-    fn each_leader_that_waits_is_replaced() {
-        let turns = Arc::new(Turns::default());
-        let first = turns.begin();
+    fn each_leader_that_blocks_is_replaced() {
+        let leadership = Arc::new(Leadership::default());
+        let first = leadership.begin();
         let (tell, told) = mpsc::channel::<()>();
         let (came, coming) = mpsc::channel();
         let second = {
-            let turns = turns.clone();
+            let leadership = leadership.clone();
             thread::spawn(move || {
-                drop(turns.begin());
+                drop(leadership.begin());
                 // Leads now, and waits in its second request.
-                let _turn = turns.begin();
-                came.send(leader_of(turns.word.load(Ordering::SeqCst))).unwrap();
+                let _serving = leadership.begin();
+                came.send(leader_of(leadership.word.load(Ordering::SeqCst))).unwrap();
                 let _ = told.recv();
             })
         };
         assert_eq!(coming.recv().unwrap(), 2);
-        other(&turns).recv().unwrap();
-        assert_eq!(leader_of(turns.word.load(Ordering::SeqCst)), 3);
+        other(&leadership).recv().unwrap();
+        assert_eq!(leader_of(leadership.word.load(Ordering::SeqCst)), 3);
         drop(tell);
         drop(first);
         second.join().unwrap();
