@@ -117,7 +117,7 @@ impl Shared {
         flags: InodeFlags,
     ) -> Result<(), Errno> {
         let number = to_ext2(number)?;
-        let _passage = self.pass(INODE_BLOCKS)?;
+        let _handle = self.join_transaction(INODE_BLOCKS)?;
         let mut core = self.core();
         let mut inode = core.live_inode(number)?;
         if !matches!(inode.kind(), Ok(FileKind::Regular | FileKind::Directory)) {

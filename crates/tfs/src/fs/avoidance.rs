@@ -82,7 +82,7 @@ impl Shared {
         let factor = aging(avoidance.observed_secs);
         let groups = (avoided.len() / CHUNKS) as u32;
         for first in (0..groups).step_by(GROUPS_A_STEP as usize) {
-            let _passage = self.pass(GROUPS_A_STEP as usize)?;
+            let _handle = self.join_transaction(GROUPS_A_STEP as usize)?;
             let mut core = self.core();
             let Some((records, meta)) = core.ext2.records_and_meta() else { break };
             for group in first..groups.min(first + GROUPS_A_STEP) {
@@ -138,7 +138,7 @@ impl Tfs {
         if !bytes_per_sec.is_finite() || bytes_per_sec < 0.0 {
             return Err(Errno::EINVAL);
         }
-        let _passage = self.shared.pass(0)?;
+        let _handle = self.shared.join_transaction(0)?;
         let mut core = self.shared.core();
         let (records, _) = core.ext2.records_and_meta().ok_or(Errno::EIO)?;
         records.header_mut().target_loss_bytes_per_sec = bytes_per_sec;

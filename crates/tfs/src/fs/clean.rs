@@ -83,7 +83,7 @@ impl Shared {
 
     /// Blocks that no map reaches: something is damaged there.
     fn clean_ownerless(&self, run: Run) -> Result<(), Errno> {
-        let _passage = self.pass(STEP_BLOCKS)?;
+        let _handle = self.join_transaction(STEP_BLOCKS)?;
         let released = self.core().ext2.release_ownerless(run);
         released.map_err(|error| self.broken(&error))
     }

@@ -1,7 +1,7 @@
 //! Bytes of files: reading, writing, lengths, holes.
 //!
-//! Data goes straight to the device, metadata into the transaction. Within one passage of the
-//! gate blocks are given to the file, filled and linked, so that no commit sees one without
+//! Data goes straight to the device, metadata into the transaction. Within one
+//! transaction blocks are given to the file, filled and linked, so that no commit sees one without
 //! the other; a block's bytes outside what was written are zeros.
 
 use std::borrow::Cow;
@@ -120,7 +120,7 @@ impl Shared {
 
     /// Renews an access time; one that cannot be is no error of the read.
     fn note_access(&self, number: u32) {
-        let Ok(_passage) = self.pass(INODE_BLOCKS) else { return };
+        let Ok(_handle) = self.join_transaction(INODE_BLOCKS) else { return };
         let mut core = self.core();
         if let Ok(mut inode) = core.live_inode(number) {
             inode.atime = self.now();
@@ -204,7 +204,7 @@ impl Shared {
         let first = offset / block_bytes;
         let last = (offset + data.len() as u64 - 1) / block_bytes;
         let count = (last - first + 1) as u32;
-        self.with_passage(BLOCKS_A_STEP + INODE_BLOCKS, |now| {
+        self.in_transaction(BLOCKS_A_STEP + INODE_BLOCKS, |now| {
             let (extents, given, reached, inode) = {
                 let mut core = self.core();
                 let mut inode = core.live_inode(number)?;
@@ -380,7 +380,7 @@ impl Shared {
     fn set_ordinary_size(&self, number: u32, size: u64) -> Result<(), Errno> {
         let keep = size.div_ceil(self.block_bytes());
         loop {
-            let _passage = self.pass(BLOCKS_A_STEP + INODE_BLOCKS)?;
+            let _handle = self.join_transaction(BLOCKS_A_STEP + INODE_BLOCKS)?;
             let mut core = self.core();
             let mut inode = core.live_inode(number)?;
             match inode.kind() {
@@ -537,9 +537,9 @@ impl Shared {
         let mut at = (offset / self.block_bytes()) as u32;
         let stop = end.div_ceil(self.block_bytes()) as u32;
         while at < stop {
-            // At most so much is zeroed while the gate is held.
+            // At most so much is zeroed while the commit barrier is held.
             const PIECE_BLOCKS: u32 = 256;
-            at += self.with_passage(BLOCKS_A_STEP + INODE_BLOCKS, |now| {
+            at += self.in_transaction(BLOCKS_A_STEP + INODE_BLOCKS, |now| {
                 let mut core = self.core();
                 let mut inode = core.live_inode(number)?;
                 let count = PIECE_BLOCKS.min(stop - at);
@@ -567,14 +567,14 @@ impl Shared {
 
     /// Runs a change that may find no space. Blocks that rest are set free by a commit, and the
     /// change is tried again; where others took them first, once more, before all others.
-    pub(super) fn with_passage<T>(
+    pub(super) fn in_transaction<T>(
         &self,
         blocks: usize,
         mut work: impl FnMut(FileTime) -> Result<T, Failure>,
     ) -> Result<T, Errno> {
         let must_wait = |outcome: &_| matches!(outcome, Err(Failure::Space(Ext2Error::NoSpaceYet)));
         let mut pass_and_work = || {
-            let _passage = self.pass(blocks)?;
+            let _handle = self.join_transaction(blocks)?;
             work(self.now())
         };
         let mut outcome = pass_and_work();

@@ -294,7 +294,7 @@ impl Shared {
     /// Gives back an orphan: its blocks step by step, then the inode.
     pub(super) fn end_inode(&self, ending: Ending) -> Result<(), Errno> {
         loop {
-            let _passage = self.pass(END_STEP_BLOCKS)?;
+            let _handle = self.join_transaction(END_STEP_BLOCKS)?;
             if self.end_some(ending)? {
                 return Ok(());
             }
@@ -343,7 +343,7 @@ impl Shared {
                 return Err(self.broken(&Ext2Error::Damaged(what)));
             };
             while {
-                let _passage = self.pass_at_end(END_STEP_BLOCKS)?;
+                let _handle = self.join_transaction_at_end(END_STEP_BLOCKS)?;
                 !self.end_some(ending)?
             } {}
         }

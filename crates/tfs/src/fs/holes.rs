@@ -14,7 +14,7 @@ impl Shared {
     pub(super) fn make_zeros(&self, number: u32, offset: u64, end: u64) -> Result<(), Errno> {
         let block_bytes = u64::from(self.block_bytes);
         loop {
-            let _passage = self.pass(BLOCKS_A_STEP + INODE_BLOCKS)?;
+            let _handle = self.join_transaction(BLOCKS_A_STEP + INODE_BLOCKS)?;
             let mut core = self.core();
             let mut inode = core.live_inode(number)?;
             check_changeable(&inode)?;

@@ -5,10 +5,11 @@
 //! memory; never for data, a sync or a commit. Data is read and written under the file's own
 //! lock, taken before the mutex.
 //!
-//! **The gate.** Each call that changes something passes it as a reader and says how many
-//! blocks of metadata it may change at most; a commit passes it as the writer, for as long
-//! as it takes to fix the transaction. So a transaction holds whole calls only, and the data
-//! that they wrote is in the device's hands when the commit syncs it.
+//! **The commit barrier.** Each call that changes something joins the running transaction: it
+//! holds the barrier as a reader and says how many blocks of metadata it may change at most. A
+//! commit holds it as the writer, for as long as it takes to fix the transaction. So a
+//! transaction holds whole calls only, and the data that they wrote is in the device's hands when
+//! the commit syncs it.
 //!
 //! **After an error of the device** in a commit nobody knows what stands on the disk: the file
 //! system refuses every change from then on, as a kernel does that remounts read-only.
@@ -82,7 +83,7 @@ struct Shared {
     device: Arc<dyn Device>,
     journal: Journal,
     /// Readers: calls that change something. Writer: a commit that fixes its transaction.
-    gate: RwLock<()>,
+    commit_barrier: RwLock<()>,
     /// Blocks that calls under way may still change.
     reserved_blocks: AtomicUsize,
     core: Mutex<Core>,
@@ -116,14 +117,14 @@ struct Core {
     chosen_at: Instant,
 }
 
-/// A call that changes something, let in through the gate.
-struct Passage<'a> {
+/// A call that changes something, as a part of the running transaction (jbd2's `handle_t`).
+struct TransactionHandle<'a> {
     shared: &'a Shared,
     blocks: usize,
-    _gate: RwLockReadGuard<'a, ()>,
+    _barrier: RwLockReadGuard<'a, ()>,
 }
 
-impl Drop for Passage<'_> {
+impl Drop for TransactionHandle<'_> {
     fn drop(&mut self) {
         self.shared.reserved_blocks.fetch_sub(self.blocks, Ordering::Relaxed);
     }
@@ -134,30 +135,34 @@ impl Shared {
         self.core.lock().expect("no holder of this lock panics")
     }
 
-    /// Lets a call in that changes at most `blocks` blocks of metadata; commits first if the
-    /// running transaction has no room for them.
-    fn pass(&self, blocks: usize) -> Result<Passage<'_>, Errno> {
-        self.pass_if(blocks, || !self.ended.load(Ordering::SeqCst))
+    /// For a call that changes at most `blocks` blocks of metadata; commits first if the running
+    /// transaction has no room for them.
+    fn join_transaction(&self, blocks: usize) -> Result<TransactionHandle<'_>, Errno> {
+        self.join_transaction_if(blocks, || !self.ended.load(Ordering::SeqCst))
     }
 
-    /// As [`Shared::pass`], for an unmount's own work.
-    fn pass_at_end(&self, blocks: usize) -> Result<Passage<'_>, Errno> {
-        self.pass_if(blocks, || true)
+    /// As [`Shared::join_transaction`], for an unmount's own work.
+    fn join_transaction_at_end(&self, blocks: usize) -> Result<TransactionHandle<'_>, Errno> {
+        self.join_transaction_if(blocks, || true)
     }
 
-    fn pass_if(&self, blocks: usize, open: impl Fn() -> bool) -> Result<Passage<'_>, Errno> {
+    fn join_transaction_if(
+        &self,
+        blocks: usize,
+        open: impl Fn() -> bool,
+    ) -> Result<TransactionHandle<'_>, Errno> {
         if self.read_only || self.failed.get().is_some() {
             return Err(Errno::EROFS);
         }
         // Or it would wait for ever.
         assert!(blocks <= self.journal.capacity(), "a call fits into a transaction");
         loop {
-            let gate = self.gate.read().expect("no holder of this lock panics");
+            let barrier = self.commit_barrier.read().expect("no holder of this lock panics");
             if !open() {
                 return Err(Errno::EROFS);
             }
             let before = self.reserved_blocks.fetch_add(blocks, Ordering::Relaxed);
-            let passage = Passage { shared: self, blocks, _gate: gate };
+            let handle = TransactionHandle { shared: self, blocks, _barrier: barrier };
             let core = self.core();
             let meta = &core.ext2.meta;
             let (has_room, fills_up) = (meta.has_room(before + blocks), meta.fills_up());
@@ -166,9 +171,9 @@ impl Shared {
                 self.commit_due.notify();
             }
             if has_room {
-                return Ok(passage);
+                return Ok(handle);
             }
-            drop(passage);
+            drop(handle);
             self.commit()?;
         }
     }
@@ -190,7 +195,7 @@ impl Shared {
             return Ok(());
         }
         let commit = {
-            let _closed = self.gate.write().expect("no holder of this lock panics");
+            let _closed = self.commit_barrier.write().expect("no holder of this lock panics");
             self.fix_transaction()?
         };
         self.write_commit(&commit)
@@ -200,7 +205,7 @@ impl Shared {
     /// then is free to it. All calls wait for as long as the commit takes.
     fn commit_and<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let _one = self.committing.lock().expect("no holder of this lock panics");
-        let _closed = self.gate.write().expect("no holder of this lock panics");
+        let _closed = self.commit_barrier.write().expect("no holder of this lock panics");
         if self.ended.load(Ordering::SeqCst) {
             return Err(Errno::EROFS.into());
         }
@@ -209,7 +214,7 @@ impl Shared {
         work()
     }
 
-    /// Fixes the running transaction; the caller has closed the gate.
+    /// Fixes the running transaction; the caller holds the barrier as the writer.
     fn fix_transaction(&self) -> Result<Commit, Errno> {
         if self.failed.get().is_some() {
             return Err(Errno::EIO);

@@ -286,7 +286,7 @@ impl Tfs {
             env,
             device,
             journal,
-            gate: RwLock::new(()),
+            commit_barrier: RwLock::new(()),
             reserved_blocks: AtomicUsize::new(0),
             core: Mutex::new(core),
             committing: Mutex::new(()),
@@ -327,7 +327,7 @@ impl Tfs {
         if shared.read_only || shared.ended.swap(true, Ordering::SeqCst) {
             return if shared.failed.get().is_some() { Err(Errno::EIO) } else { Ok(()) };
         }
-        // Calls that were let in before are over when the gate was closed once.
+        // Calls that had joined the transaction before are over once it was committed.
         shared.commit()?;
         shared.end_orphans()?;
         shared.commit()?;
@@ -406,12 +406,12 @@ impl Shared {
         for group in 0..groups {
             let mut at = VerifyAt::start();
             while !at.is_done() {
-                let _passage = self.pass(VERIFY_STEP_BLOCKS).map_err(io)?;
+                let _handle = self.join_transaction(VERIFY_STEP_BLOCKS).map_err(io)?;
                 self.core().ext2.verify_maps(group, &mut at, &mut verified)?;
             }
         }
         for group in 0..groups {
-            let _passage = self.pass(VERIFY_STEP_BLOCKS).map_err(io)?;
+            let _handle = self.join_transaction(VERIFY_STEP_BLOCKS).map_err(io)?;
             self.core().ext2.verify_blocks(group, &mut verified)?;
         }
         self.commit().map_err(io)?;

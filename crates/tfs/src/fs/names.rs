@@ -349,7 +349,7 @@ impl Shared {
     ) -> Result<(), Errno> {
         let parent = to_ext2(parent)?;
         let ended = {
-            let _passage = self.pass(MAKE_BLOCKS + BLOCKS_A_STEP)?;
+            let _handle = self.join_transaction(MAKE_BLOCKS + BLOCKS_A_STEP)?;
             let mut core = self.core();
             let (mut holder, found) = core.find(parent, name)?;
             let found = found.ok_or(Errno::ENOENT)?;
@@ -578,12 +578,12 @@ impl Core {
 }
 
 impl Shared {
-    /// As [`Shared::with_passage`], for work on the core alone.
+    /// As [`Shared::in_transaction`], for work on the core alone.
     pub(super) fn with_space<T>(
         &self,
         blocks: usize,
         mut work: impl FnMut(&mut Core, FileTime) -> Result<T, Failure>,
     ) -> Result<T, Errno> {
-        self.with_passage(blocks, |now| work(&mut self.core(), now))
+        self.in_transaction(blocks, |now| work(&mut self.core(), now))
     }
 }

@@ -81,7 +81,7 @@ impl Shared {
         let first = offset / block_bytes;
         let last = (offset + data.len() as u64 - 1) / block_bytes;
         let count = (last - first + 1).min(u64::from(BLOCKS_A_STEP)) as u32;
-        self.with_passage(STEP_BLOCKS, |now| {
+        self.in_transaction(STEP_BLOCKS, |now| {
             // What stood there before, if the step writes only a part of a block.
             let extents = self.fill_map(number, first as u32, count)?;
             let reached: u32 = extents.iter().map(|(extent, _)| extent.len).sum();
@@ -189,7 +189,7 @@ impl Shared {
         }
         let keep = size.div_ceil(block_bytes) as u32;
         loop {
-            let _passage = self.pass(STEP_BLOCKS)?;
+            let _handle = self.join_transaction(STEP_BLOCKS)?;
             let now = self.now();
             let cut = self.core().cut_open_map(number, keep);
             let cut = cut.map_err(|error| self.broken(&error))?.ok_or(Errno::EBADF)?;

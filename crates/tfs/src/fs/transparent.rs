@@ -227,7 +227,7 @@ impl Shared {
         number: u32,
         on: bool,
     ) -> Result<(), Errno> {
-        let _passage = self.pass(STEP_BLOCKS)?;
+        let _handle = self.join_transaction(STEP_BLOCKS)?;
         let mut core = self.core();
         let mut inode = core.live_inode(number)?;
         check_owner(caller, &inode)?;
@@ -291,7 +291,7 @@ impl Shared {
 
     /// Other software moved a file to another directory.
     pub(super) fn note_parent(&self, number: u32, parent: u32) -> Result<(), Errno> {
-        let _passage = self.pass(1)?;
+        let _handle = self.join_transaction(1)?;
         let mut core = self.core();
         let inode = core.live_inode(number)?;
         let put = core.put_transparent_parent(number, &inode, parent);
@@ -307,7 +307,7 @@ impl Shared {
         if self.read_only || !self.core().held.is_held(number) {
             return Ok(());
         }
-        let _passage = self.pass(2)?;
+        let _handle = self.join_transaction(2)?;
         let mut core = self.core();
         let epoch = core.ext2.records().map_or(0, |records| records.header().epoch);
         let Some(open) = core.maps.0.get_mut(&number) else { return Ok(()) };
@@ -321,7 +321,7 @@ impl Shared {
     /// A read has found bytes that are not the file's: whoever opens it next is told that it is
     /// gone. Nothing is lost if this cannot be noted.
     pub(super) fn note_doubt(&self, number: u32) {
-        let Ok(_passage) = self.pass(1) else { return };
+        let Ok(_handle) = self.join_transaction(1) else { return };
         let doubted = self.core().doubt(number);
         if let Err(error) = doubted {
             self.broken(&error);
@@ -332,7 +332,7 @@ impl Shared {
     pub(super) fn lose(&self, number: u32, generation: u32) -> Result<(), Errno> {
         if !self.read_only {
             let ending = {
-                let _passage = self.pass(STEP_BLOCKS)?;
+                let _handle = self.join_transaction(STEP_BLOCKS)?;
                 let now = self.now();
                 let lost = self.core().lose(number, generation, now);
                 lost.map_err(|error| self.broken(&error))?
