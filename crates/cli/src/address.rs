@@ -13,7 +13,7 @@ use crate::output::escaped;
 
 /// A volume and a path within it. Messages show it without its read key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
+pub(crate) struct Address {
     /// The volume.
     pub volume: VolumeAddress,
     /// What stood behind the `#`.
@@ -24,12 +24,12 @@ pub struct Address {
 
 impl Address {
     /// Reads an argument, for clap.
-    pub fn parser() -> impl TypedValueParser<Value = Address> {
+    pub(crate) fn parser() -> impl TypedValueParser<Value = Address> {
         AddressParser
     }
 
     /// Reads an argument.
-    pub fn parse(text: &OsStr) -> Result<Address, AddressError> {
+    pub(crate) fn parse(text: &OsStr) -> Result<Address, AddressError> {
         let bytes = text.as_bytes();
         let end = bytes.iter().position(|byte| *byte == b'/').unwrap_or(bytes.len());
         let ReadAddress { volume, read_key } = std::str::from_utf8(&bytes[..end])
@@ -48,7 +48,7 @@ impl Address {
     }
 
     /// The last name, as a file of its own might be called.
-    pub fn file_name(&self) -> Option<&[u8]> {
+    pub(crate) fn file_name(&self) -> Option<&[u8]> {
         self.path.last().map(Vec::as_slice)
     }
 }
@@ -85,7 +85,7 @@ fn without_read_key(text: &[u8]) -> String {
 
 /// Why a text is not an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AddressError {
+pub(crate) enum AddressError {
     /// The part before the first slash.
     Volume(ReadAddressError),
     /// A name that climbs out of the volume.

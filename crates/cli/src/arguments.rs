@@ -27,7 +27,7 @@ directory (--dir). Results go to standard output, progress and errors to standar
     subcommand_required = true,
     arg_required_else_help = true,
 )]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// What every command takes.
     #[command(flatten)]
     pub global: Global,
@@ -39,7 +39,7 @@ pub struct Arguments {
 /// What every command takes, before or after its name.
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Options of every command")]
-pub struct Global {
+pub(crate) struct Global {
     /// The node's directory [default: $XDG_DATA_HOME/atoll or ~/.local/share/atoll]
     // Not clap's `env`: then every "Usage:" of an error would name --dir as if required.
     #[arg(long, global = true, value_name = "D")]
@@ -58,7 +58,7 @@ pub struct Global {
 
 impl Global {
     /// The node's directory, absolute.
-    pub fn dir(&self) -> Result<PathBuf, Failure> {
+    pub(crate) fn dir(&self) -> Result<PathBuf, Failure> {
         let named = self.dir.clone().or_else(|| std::env::var_os("ATOLL_DIR").map(PathBuf::from));
         let dir = match named {
             Some(dir) if dir.as_os_str().is_empty() => {
@@ -79,7 +79,7 @@ impl Global {
 
 /// The commands, in the order a person meets them.
 #[derive(Subcommand, Debug)]
-pub enum Command {
+pub(crate) enum Command {
     /// Run a node in the foreground; the first start makes its identity and a network
     Up(commands::up::Args),
     /// Print a code with which other nodes join this network

@@ -11,7 +11,7 @@ use crate::failure::{Exit, Failure, TRY_AGAIN};
 
 /// How long a transfer waits for a node that is being restarted. A guess: an upgrade
 /// and the store's reopening fit in.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long a mount waits for its node. Whoever uses a mount waits in the kernel, where a
 /// process cannot be killed: with the time that it takes to find out that a node hangs, an
@@ -23,13 +23,13 @@ const MOUNT_SILENCE: Duration = Duration::from_secs(2);
 
 /// A client of this directory's node: fails at once if none runs now, waits if the node
 /// is restarted later.
-pub async fn to_node(global: &Global) -> Result<(Env, Arc<Client>), Failure> {
+pub(crate) async fn to_node(global: &Global) -> Result<(Env, Arc<Client>), Failure> {
     let options = ClientOptions { patience: PATIENCE, ..ClientOptions::default() };
     connect(global, options).await
 }
 
 /// The same for a mount, which says soon that the node is gone.
-pub async fn for_mount(global: &Global) -> Result<(Env, Arc<Client>), Failure> {
+pub(crate) async fn for_mount(global: &Global) -> Result<(Env, Arc<Client>), Failure> {
     let options = ClientOptions {
         patience: MOUNT_PATIENCE,
         gone_when_silent_for: Some(MOUNT_SILENCE),
@@ -46,17 +46,17 @@ async fn connect(global: &Global, options: ClientOptions) -> Result<(Env, Arc<Cl
 }
 
 /// A client that fails as soon as the node is gone.
-pub async fn impatient(global: &Global) -> Result<Client, Failure> {
+pub(crate) async fn impatient(global: &Global) -> Result<Client, Failure> {
     Client::connect(global.dir()?).await.map_err(failure)
 }
 
 /// The node's state.
-pub async fn status(global: &Global) -> Result<Status, Failure> {
+pub(crate) async fn status(global: &Global) -> Result<Status, Failure> {
     impatient(global).await?.status().await.map_err(failure)
 }
 
 /// What a person is told.
-pub fn failure(error: ClientError) -> Failure {
+pub(crate) fn failure(error: ClientError) -> Failure {
     let what = "the local node cannot be used";
     match error {
         ClientError::NoNode { dir } => {

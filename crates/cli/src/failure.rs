@@ -14,7 +14,7 @@ use crate::units;
 
 /// How a command ended, for scripts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Exit {
+pub(crate) enum Exit {
     /// The work could not be done.
     Failed = 1,
     /// The command line makes no sense.
@@ -34,7 +34,7 @@ pub enum Exit {
 }
 
 /// The table in `atoll --help` and in the manual.
-pub const EXIT_CODES: &str = "\
+pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0    done
   1    the work could not be done
@@ -48,7 +48,7 @@ Exit codes:
 
 /// Why a command did not do its work.
 #[derive(Debug)]
-pub struct Failure {
+pub(crate) struct Failure {
     /// What a script sees.
     pub exit: Exit,
     what: String,
@@ -58,26 +58,26 @@ pub struct Failure {
 
 impl Failure {
     /// `what` failed and on what, e.g. "cannot list atoll:…/usr".
-    pub fn new(exit: Exit, what: impl Into<String>) -> Failure {
+    pub(crate) fn new(exit: Exit, what: impl Into<String>) -> Failure {
         Failure { exit, what: what.into(), why: None, next: None }
     }
 
     /// The reason.
     #[must_use]
-    pub fn because(mut self, why: impl fmt::Display) -> Failure {
+    pub(crate) fn because(mut self, why: impl fmt::Display) -> Failure {
         self.why = Some(why.to_string());
         self
     }
 
     /// What to do next.
     #[must_use]
-    pub fn advice(mut self, next: impl Into<String>) -> Failure {
+    pub(crate) fn advice(mut self, next: impl Into<String>) -> Failure {
         self.next = Some(next.into());
         self
     }
 
     /// Something about the operating system's files.
-    pub fn io(what: impl Into<String>, error: &io::Error) -> Failure {
+    pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Failure {
         let exit = match error.kind() {
             io::ErrorKind::NotFound => Exit::NotFound,
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Exit::Full,
@@ -87,7 +87,7 @@ impl Failure {
     }
 
     /// A block that could not be fetched.
-    pub fn get(what: impl Into<String>, error: &GetError) -> Failure {
+    pub(crate) fn get(what: impl Into<String>, error: &GetError) -> Failure {
         let failure = Failure::new(get_exit(error), what).because(error);
         match error {
             GetError::NotFound { .. } => failure.advice(
@@ -99,7 +99,7 @@ impl Failure {
     }
 
     /// Blocks that could not be stored.
-    pub fn put(what: impl Into<String>, error: &PutError) -> Failure {
+    pub(crate) fn put(what: impl Into<String>, error: &PutError) -> Failure {
         let failure = Failure::new(put_exit(error), what).because(error);
         match error {
             PutError::Full(_) => failure.advice(
@@ -127,7 +127,7 @@ impl Failure {
 }
 
 /// What to do when the ring did not answer.
-pub const TRY_AGAIN: &str =
+pub(crate) const TRY_AGAIN: &str =
     "See `atoll status` for the ring's state; running the same command again goes on.";
 
 fn get_exit(error: &GetError) -> Exit {

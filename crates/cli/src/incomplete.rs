@@ -11,7 +11,7 @@ use crate::output::{escaped, hex};
 const MAX_SHOWN: usize = 20;
 
 /// Says on standard error each thing that is missing, and how many more there are.
-pub fn say(lines: impl ExactSizeIterator<Item = String>, count: u64) {
+pub(crate) fn say(lines: impl ExactSizeIterator<Item = String>, count: u64) {
     let shown = lines.len().min(MAX_SHOWN) as u64;
     lines.take(MAX_SHOWN).for_each(|line| eprintln!("{line}"));
     if count > shown {
@@ -24,14 +24,14 @@ pub fn say(lines: impl ExactSizeIterator<Item = String>, count: u64) {
 }
 
 /// A path for a terminal.
-pub fn shown(path: &Path) -> String {
+pub(crate) fn shown(path: &Path) -> String {
     escaped(path.as_os_str().as_bytes())
 }
 
 /// One thing in JSON. The path is text, and its exact bytes in hexadecimal where text cannot
 /// hold them.
 #[derive(Serialize)]
-pub struct JsonMissing {
+pub(crate) struct JsonMissing {
     /// What has become of it.
     what: &'static str,
     path: String,
@@ -42,7 +42,7 @@ pub struct JsonMissing {
 
 impl JsonMissing {
     /// Of this path.
-    pub fn new(what: &'static str, path: &[u8], reason: impl ToString) -> JsonMissing {
+    pub(crate) fn new(what: &'static str, path: &[u8], reason: impl ToString) -> JsonMissing {
         let text = String::from_utf8_lossy(path).into_owned();
         let path_hex = std::str::from_utf8(path).is_err().then(|| hex(path));
         JsonMissing { what, path: text, path_hex, reason: reason.to_string() }

@@ -7,14 +7,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::failure::{Exit, Failure};
 
 /// SIGINT and SIGTERM, for who treats the second otherwise than the first.
-pub struct Signals {
+pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl Signals {
     /// Those that come from now on.
-    pub fn new() -> Signals {
+    pub(crate) fn new() -> Signals {
         let listen = |kind| signal(kind).expect("the runtime has signals on");
         Signals {
             interrupt: listen(SignalKind::interrupt()),
@@ -23,7 +23,7 @@ impl Signals {
     }
 
     /// Resolves at the next one. Cancel-safe.
-    pub async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
@@ -31,7 +31,7 @@ impl Signals {
     }
 
     /// Lets the next one end the process at once.
-    pub fn exit_at_next(mut self) {
+    pub(crate) fn exit_at_next(mut self) {
         tokio::spawn(async move {
             self.next().await;
             std::process::exit(Exit::Interrupted as i32);
@@ -40,14 +40,14 @@ impl Signals {
 }
 
 /// Resolves at the first SIGINT or SIGTERM; a second one ends the process.
-pub async fn requested() {
+pub(crate) async fn requested() {
     let mut signals = Signals::new();
     signals.next().await;
     signals.exit_at_next();
 }
 
 /// Does `work` unless a signal comes first; then drops it and fails with `advice`.
-pub async fn or_interrupted<T>(
+pub(crate) async fn or_interrupted<T>(
     work: impl Future<Output = Result<T, Failure>>,
     advice: &str,
 ) -> Result<T, Failure> {

@@ -8,7 +8,7 @@ use crate::failure::{Exit, Failure};
 
 /// Starts logging: `quietest` unless `-v`, `-vv` or `ATOLL_LOG` (error, warn, info,
 /// debug, trace, off) say otherwise.
-pub fn start(verbose: u8, quietest: LevelFilter) -> Result<(), Failure> {
+pub(crate) fn start(verbose: u8, quietest: LevelFilter) -> Result<(), Failure> {
     let level = match (std::env::var("ATOLL_LOG"), verbose) {
         (Ok(name), _) if !name.is_empty() => name.parse().map_err(|_| {
             Failure::new(Exit::Usage, format!("ATOLL_LOG is {name:?}"))

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 
 /// A part of a line.
 #[derive(Clone, Copy, Debug)]
-pub enum Part<'a> {
+pub(crate) enum Part<'a> {
     /// Our own words.
     Words(&'a str),
     /// A name of somebody else's choice.
@@ -22,27 +22,27 @@ pub enum Part<'a> {
 }
 
 /// Standard output.
-pub struct Output {
+pub(crate) struct Output {
     to: BufWriter<StdoutLock<'static>>,
     terminal: bool,
 }
 
 impl Output {
     /// Takes standard output for this command.
-    pub fn new() -> Output {
+    pub(crate) fn new() -> Output {
         let stdout = io::stdout().lock();
         let terminal = stdout.is_terminal();
         Output { to: BufWriter::with_capacity(1 << 16, stdout), terminal }
     }
 
     /// Writes a line of our own words.
-    pub fn line(&mut self, line: impl AsRef<str>) -> Result<(), Failure> {
+    pub(crate) fn line(&mut self, line: impl AsRef<str>) -> Result<(), Failure> {
         let line = line.as_ref();
         check(self.to.write_all(line.as_bytes()).and_then(|()| self.to.write_all(b"\n")))
     }
 
     /// Writes a line of several parts.
-    pub fn parts(&mut self, parts: &[Part<'_>]) -> Result<(), Failure> {
+    pub(crate) fn parts(&mut self, parts: &[Part<'_>]) -> Result<(), Failure> {
         for part in parts {
             match part {
                 Part::Words(words) => self.bytes(words.as_bytes())?,
@@ -54,18 +54,18 @@ impl Output {
     }
 
     /// Writes bytes as they are.
-    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         check(self.to.write_all(bytes))
     }
 
     /// Writes one JSON value on a line of its own.
-    pub fn json(&mut self, value: &impl Serialize) -> Result<(), Failure> {
+    pub(crate) fn json(&mut self, value: &impl Serialize) -> Result<(), Failure> {
         let text = serde_json::to_string(value).expect("our types have string keys");
         self.line(text)
     }
 
     /// Sends what was written on its way.
-    pub fn flush(&mut self) -> Result<(), Failure> {
+    pub(crate) fn flush(&mut self) -> Result<(), Failure> {
         check(self.to.flush())
     }
 }
@@ -80,7 +80,7 @@ fn check(result: io::Result<()>) -> Result<(), Failure> {
 }
 
 /// A name with everything escaped that a terminal would act on.
-pub fn escaped(name: &[u8]) -> String {
+pub(crate) fn escaped(name: &[u8]) -> String {
     let mut out = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
         for c in chunk.valid().chars() {
@@ -99,7 +99,7 @@ pub fn escaped(name: &[u8]) -> String {
 }
 
 /// A message of ours, which may quote names: its lines stay lines.
-pub fn safe_message(text: &str) -> String {
+pub(crate) fn safe_message(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         if c == '\n' { out.push(c) } else { push_safe(&mut out, c) }
@@ -127,7 +127,7 @@ fn turns_direction(c: char) -> bool {
 }
 
 /// Bytes in hexadecimal.
-pub fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut out, byte| {
         write!(out, "{byte:02x}").expect("a String takes everything");
         out
@@ -136,7 +136,7 @@ pub fn hex(bytes: &[u8]) -> String {
 
 /// A name in JSON: text, and the exact bytes in hexadecimal where text cannot hold them.
 #[derive(Serialize)]
-pub struct JsonName {
+pub(crate) struct JsonName {
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     name_hex: Option<String>,
@@ -144,7 +144,7 @@ pub struct JsonName {
 
 impl JsonName {
     /// Of these bytes.
-    pub fn of(name: &[u8]) -> JsonName {
+    pub(crate) fn of(name: &[u8]) -> JsonName {
         let text = String::from_utf8_lossy(name).into_owned();
         let name_hex = std::str::from_utf8(name).is_err().then(|| hex(name));
         JsonName { name: text, name_hex }

@@ -23,7 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(125);
 
 /// How far some work has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct State {
+pub(crate) struct State {
     /// Files finished.
     pub files: u64,
     /// Files in all, if known yet.
@@ -40,7 +40,7 @@ pub struct State {
 
 /// Counts work as it is done, from any thread.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub(crate) struct Counts {
     files: AtomicU64,
     files_found: AtomicU64,
     bytes: AtomicU64,
@@ -52,7 +52,7 @@ pub struct Counts {
 
 impl Counts {
     /// How far the work has come.
-    pub fn state(&self) -> State {
+    pub(crate) fn state(&self) -> State {
         let total = |found: &AtomicU64| self.all_found.load(Relaxed).then(|| found.load(Relaxed));
         State {
             files: self.files.load(Relaxed),
@@ -90,7 +90,7 @@ impl Progress for Counts {
 }
 
 /// Shows counts while work goes on; must be made within a tokio runtime.
-pub struct Watch {
+pub(crate) struct Watch {
     counts: Arc<Counts>,
     meter: Arc<Meter>,
     looking: tokio::task::JoinHandle<()>,
@@ -98,7 +98,7 @@ pub struct Watch {
 
 impl Watch {
     /// Starts to look at new counts.
-    pub fn start(verb: &'static str, quiet: bool) -> Watch {
+    pub(crate) fn start(verb: &'static str, quiet: bool) -> Watch {
         let counts = Arc::new(Counts::default());
         let meter = Arc::new(Meter::new(verb, quiet));
         let (seen, shown) = (counts.clone(), meter.clone());
@@ -112,12 +112,12 @@ impl Watch {
     }
 
     /// Where to count.
-    pub fn progress(&self) -> Arc<Counts> {
+    pub(crate) fn progress(&self) -> Arc<Counts> {
         self.counts.clone()
     }
 
     /// Stops looking; returns how long it was.
-    pub fn finish(self) -> Duration {
+    pub(crate) fn finish(self) -> Duration {
         self.looking.abort();
         self.meter.finish()
     }
@@ -135,7 +135,7 @@ fn bar(verb: &'static str, template: &str) -> Option<ProgressBar> {
 }
 
 /// Shows how far some work has come.
-pub struct Meter {
+pub(crate) struct Meter {
     verb: &'static str,
     bar: Option<ProgressBar>,
     quiet: bool,
@@ -152,7 +152,7 @@ struct Inner {
 
 impl Meter {
     /// A meter for `verb`, e.g. "publishing".
-    pub fn new(verb: &'static str, quiet: bool) -> Meter {
+    pub(crate) fn new(verb: &'static str, quiet: bool) -> Meter {
         let bar = if quiet { None } else { bar(verb, "{prefix} {bar:20} {wide_msg}") };
         let now = Instant::now();
         let inner = Inner { began: now, last_line: now, past: (now, 0), recent: (now, 0) };
@@ -160,7 +160,7 @@ impl Meter {
     }
 
     /// Shows this state, if it is time to.
-    pub fn show(&self, state: State) {
+    pub(crate) fn show(&self, state: State) {
         if self.quiet {
             return;
         }
@@ -185,7 +185,7 @@ impl Meter {
     }
 
     /// Takes the bar away; returns how long the work took.
-    pub fn finish(&self) -> Duration {
+    pub(crate) fn finish(&self) -> Duration {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
@@ -194,7 +194,7 @@ impl Meter {
 }
 
 /// Shows what share of some work is done, called by the thread that works.
-pub struct Share {
+pub(crate) struct Share {
     verb: &'static str,
     bar: Option<ProgressBar>,
     began: Instant,
@@ -203,14 +203,14 @@ pub struct Share {
 
 impl Share {
     /// For `verb`, e.g. "checking".
-    pub fn new(verb: &'static str) -> Share {
+    pub(crate) fn new(verb: &'static str) -> Share {
         let bar = bar(verb, "{prefix} {bar:20} {percent} %{wide_msg}");
         let began = Instant::now();
         Share { verb, bar, began, last_line: Mutex::new(began) }
     }
 
     /// Shows that so many parts of so many are done, if it is time to.
-    pub fn show(&self, done: u64, total: u64) {
+    pub(crate) fn show(&self, done: u64, total: u64) {
         let left = left_of(self.began.elapsed(), done, total);
         if let Some(bar) = &self.bar {
             bar.update(|shown| {
@@ -228,7 +228,7 @@ impl Share {
     }
 
     /// Takes the bar away.
-    pub fn finish(&self) {
+    pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }

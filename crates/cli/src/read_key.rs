@@ -14,14 +14,14 @@ use crate::address::Address;
 use crate::failure::{Exit, Failure};
 
 /// The variable that may hold a read key.
-pub const VARIABLE: &str = "ATOLL_READ_KEY";
+pub(crate) const VARIABLE: &str = "ATOLL_READ_KEY";
 
 /// More than an address with a read key has.
 const MAX_TEXT_BYTES: u64 = 4096;
 
 /// The option of commands that read.
 #[derive(clap::Args, Debug, Clone)]
-pub struct ReadKeyArgs {
+pub(crate) struct ReadKeyArgs {
     /// The read key of an encrypted volume is in this file (its address will do), or on
     /// standard input if it is -; also taken from ATOLL_READ_KEY
     #[arg(long, value_name = "FILE")]
@@ -34,7 +34,7 @@ pub struct ReadKeyArgs {
 
 /// What was given beside the address.
 #[derive(Debug, Clone)]
-pub struct Given {
+pub(crate) struct Given {
     of: Option<VolumeAddress>,
     key: Option<ReadKey>,
     optional: bool,
@@ -42,7 +42,7 @@ pub struct Given {
 
 /// A read key to try.
 #[derive(Debug, Clone, Default)]
-pub struct Found {
+pub(crate) struct Found {
     /// The key.
     pub key: Option<ReadKey>,
     /// Whether a volume that is not encrypted may be opened without it.
@@ -51,7 +51,7 @@ pub struct Found {
 
 impl ReadKeyArgs {
     /// Reads what was given. Once: standard input cannot be read again.
-    pub fn given(&self) -> Result<Given, Failure> {
+    pub(crate) fn given(&self) -> Result<Given, Failure> {
         if let Some(path) = &self.read_key {
             let what = || match path.as_os_str() == "-" {
                 true => "cannot take the read key from standard input".to_string(),
@@ -77,7 +77,7 @@ impl ReadKeyArgs {
 
 impl Given {
     /// The key to read `address` with.
-    pub fn key_for(&self, address: &Address) -> Result<Found, Failure> {
+    pub(crate) fn key_for(&self, address: &Address) -> Result<Found, Failure> {
         if let Some(key) = &address.read_key {
             return Ok(Found { key: Some(key.clone()), optional: false });
         }

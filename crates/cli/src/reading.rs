@@ -19,7 +19,7 @@ use crate::read_key::{self, Given};
 const MAX_LINKS: usize = 40;
 
 /// A volume open for reading.
-pub struct Reading {
+pub(crate) struct Reading {
     /// What was asked for.
     pub address: Address,
     /// Time and tasks.
@@ -32,7 +32,7 @@ pub struct Reading {
 
 impl Reading {
     /// Opens the volume of `address` through the node of this directory.
-    pub async fn open(
+    pub(crate) async fn open(
         global: &Global,
         address: &Address,
         given: &Given,
@@ -44,7 +44,7 @@ impl Reading {
     }
 
     /// Opens the volume of `address` through these blocks.
-    pub async fn through(
+    pub(crate) async fn through(
         env: Env,
         blocks: Arc<dyn Blocks>,
         address: &Address,
@@ -68,7 +68,7 @@ impl Reading {
     }
 
     /// What the address names; a link is not followed.
-    pub async fn item(&self) -> Result<Item, Failure> {
+    pub(crate) async fn item(&self) -> Result<Item, Failure> {
         self.resolve(&self.address.path).await
     }
 
@@ -78,7 +78,7 @@ impl Reading {
     }
 
     /// What the address names, through links that stay within the volume.
-    pub async fn follow(&self) -> Result<Item, Failure> {
+    pub(crate) async fn follow(&self) -> Result<Item, Failure> {
         let mut rest: Vec<Vec<u8>> = self.address.path.iter().rev().cloned().collect();
         let mut at: Vec<Vec<u8>> = Vec::new();
         let mut links = 0;
@@ -112,12 +112,12 @@ impl Reading {
     }
 
     /// Begins to list a directory.
-    pub fn list(&self, directory: &Item) -> Result<Listing, Failure> {
+    pub(crate) fn list(&self, directory: &Item) -> Result<Listing, Failure> {
         self.snapshot.list(directory).map_err(|error| self.failure("list", &error))
     }
 
     /// Fails unless `item` is a regular file.
-    pub fn require_file(&self, item: &Item, verb: &str) -> Result<(), Failure> {
+    pub(crate) fn require_file(&self, item: &Item, verb: &str) -> Result<(), Failure> {
         match item.entry.content {
             Content::Regular { .. } => Ok(()),
             _ => {
@@ -128,7 +128,7 @@ impl Reading {
     }
 
     /// The failure of `verb` on this address.
-    pub fn failure(&self, verb: &str, error: &ReadError) -> Failure {
+    pub(crate) fn failure(&self, verb: &str, error: &ReadError) -> Failure {
         match error {
             ReadError::NoSuchEntry { .. } => self.failed(Exit::NotFound, verb).because(error),
             ReadError::NotADirectory { .. }
@@ -180,7 +180,7 @@ fn open_failure(address: &Address, error: OpenError) -> Failure {
 }
 
 /// What a kind of file is called.
-pub fn kind_name(kind: FileKind) -> &'static str {
+pub(crate) fn kind_name(kind: FileKind) -> &'static str {
     match kind {
         FileKind::Regular => "file",
         FileKind::Directory => "directory",

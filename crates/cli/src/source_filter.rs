@@ -12,7 +12,7 @@ use crate::failure::{Exit, Failure};
 
 /// Withholds private directories of nodes and mounts of Atoll.
 #[derive(Clone, Copy, Debug)]
-pub struct WithoutNodes;
+pub(crate) struct WithoutNodes;
 
 impl SourceFilter for WithoutNodes {
     fn withholds(&self, directory: BorrowedFd<'_>) -> Option<String> {
@@ -25,7 +25,7 @@ impl SourceFilter for WithoutNodes {
 }
 
 /// Fails if `source` is, or lies in, a directory that is never published.
-pub fn check(what: &str, source: &Path) -> Result<(), Failure> {
+pub(crate) fn check(what: &str, source: &Path) -> Result<(), Failure> {
     let found = atoll_node::enclosing(source).map_err(|error| Failure::io(what, &error))?;
     match found {
         None => Ok(()),

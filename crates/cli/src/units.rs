@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 
 /// Reads `64KiB`, `10 GiB`, `500MB` or a plain number of bytes.
-pub fn parse_size(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     match text.trim().parse::<ByteSize>() {
         Ok(size) => Ok(size.as_u64()),
         Err(_) => Err("a size is a number and a unit, e.g. 64KiB, 10GiB or 500MB".to_string()),
@@ -13,18 +13,18 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 /// Reads `30s`, `5min`, `1h 30m`.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_| "a duration is a number and a unit, e.g. 30s, 5min or 1h".to_string())
 }
 
 /// `1.5 MiB`.
-pub fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
 /// `12,345`.
-pub fn count(number: u64) -> String {
+pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (i, digit) in digits.chars().enumerate() {
@@ -37,12 +37,12 @@ pub fn count(number: u64) -> String {
 }
 
 /// `1 file`, `12,345 files`.
-pub fn counted(number: u64, one: &str, many: &str) -> String {
+pub(crate) fn counted(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
 }
 
 /// `950ms`, `12s`, `3m 20s`: two figures are enough.
-pub fn duration(time: Duration) -> String {
+pub(crate) fn duration(time: Duration) -> String {
     let secs = time.as_secs();
     match secs {
         0 => format!("{}ms", time.as_millis()),
@@ -55,12 +55,12 @@ pub fn duration(time: Duration) -> String {
 }
 
 /// The same for what is known in seconds only.
-pub fn whole_secs(secs: u64) -> String {
+pub(crate) fn whole_secs(secs: u64) -> String {
     if secs < 10 { format!("{secs}s") } else { duration(Duration::from_secs(secs)) }
 }
 
 /// Bytes per second, `0 B/s` for no time at all.
-pub fn rate(bytes: u64, time: Duration) -> String {
+pub(crate) fn rate(bytes: u64, time: Duration) -> String {
     let secs = time.as_secs_f64();
     let per_sec = if secs > 0.0 { bytes as f64 / secs } else { 0.0 };
     format!("{}/s", size(per_sec as u64))
@@ -68,7 +68,7 @@ pub fn rate(bytes: u64, time: Duration) -> String {
 
 /// A time in seconds since 1970 as `2026-11-21 10:20:30` (UTC), for years a person may
 /// meet; the bare number otherwise.
-pub fn date(unix_secs: i64) -> String {
+pub(crate) fn date(unix_secs: i64) -> String {
     let Ok(secs) = u64::try_from(unix_secs) else { return format!("@{unix_secs}") };
     // humantime refuses to format what lies after the year 9999.
     if secs >= 253_402_300_800 {
@@ -80,12 +80,12 @@ pub fn date(unix_secs: i64) -> String {
 }
 
 /// The same for a time that cannot be before 1970.
-pub fn unix_date(unix_secs: u64) -> String {
+pub(crate) fn unix_date(unix_secs: u64) -> String {
     date(i64::try_from(unix_secs).unwrap_or(i64::MAX))
 }
 
 /// `drwxr-xr-x`, as `ls -l` writes it.
-pub fn mode(kind: atoll_vfs::FileKind, mode: u32) -> String {
+pub(crate) fn mode(kind: atoll_vfs::FileKind, mode: u32) -> String {
     use atoll_vfs::FileKind;
     let mut out = String::with_capacity(10);
     out.push(match kind {

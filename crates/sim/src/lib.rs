@@ -42,6 +42,8 @@
 //!
 //! It does not know what messages mean.
 
+#![warn(unreachable_pub)]
+
 mod config;
 mod flow;
 mod invariants;

@@ -16,7 +16,7 @@ use crate::reading::Reading;
   atoll cat atoll:KEY/README.md
   atoll cat atoll:KEY/logs/a atoll:KEY/logs/b | grep error
   atoll cat atoll:KEY/backup.tar | tar x")]
-pub struct Args {
+pub(crate) struct Args {
     /// Which files
     #[arg(value_name = "ADDR/PATH", required = true, value_parser = Address::parser())]
     addresses: Vec<Address>,
@@ -26,7 +26,7 @@ pub struct Args {
 }
 
 /// Writes the files, one after another.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let mut output = Output::new();
     let given = args.read_key.given()?;
     for address in &args.addresses {

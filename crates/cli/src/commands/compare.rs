@@ -19,7 +19,7 @@ use crate::units;
   atoll compare ~/docs /mnt/docs
 
 Compares names, kinds, bytes, link targets, modes and times of the last change.")]
-pub struct Args {
+pub(crate) struct Args {
     /// One directory
     a: PathBuf,
 
@@ -32,7 +32,7 @@ pub struct Args {
 }
 
 /// Compares.
-pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot compare {} with {}", args.a.display(), args.b.display());
     let (files_total, bytes_total) = totals(&args.a);
     let meter = Meter::new("comparing", global.quiet);

@@ -13,13 +13,13 @@ use crate::output::Output;
   atoll completions bash > ~/.local/share/bash-completion/completions/atoll
   atoll completions zsh > ~/.zfunc/_atoll
   atoll completions fish > ~/.config/fish/completions/atoll.fish")]
-pub struct Args {
+pub(crate) struct Args {
     /// Which shell
     shell: Shell,
 }
 
 /// Prints the script.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut shown(), "atoll", &mut script);
     let mut output = Output::new();

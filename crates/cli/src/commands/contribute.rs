@@ -22,7 +22,7 @@ use crate::units;
 A change holds at once and for later starts; blocks move in the background, and none is
 lost that other nodes have copies of. What there is no room for is given up, the copies
 first that lie farthest from this node on the ring.")]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     policy: Option<PolicyArgs>,
 
@@ -77,7 +77,7 @@ impl PolicyArgs {
 }
 
 /// Changes what is named and shows all.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let policy = args.policy.as_ref().map(PolicyArgs::policy).transpose()?;
     if args.abandon && policy.is_some() {
         return Err(Failure::new(Exit::Usage, "--abandon goes with no policy")

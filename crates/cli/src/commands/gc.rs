@@ -20,14 +20,14 @@ use crate::units;
 
 The node gives back space by itself, so that there is at most about half as much dead data
 as live. It goes on working meanwhile, and stopping this command does no harm.")]
-pub struct Args {
+pub(crate) struct Args {
     /// One JSON object
     #[arg(long)]
     json: bool,
 }
 
 /// Has the node compact until there is nothing more to gain.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let client = connection::impatient(global).await?;
     let before = client.status().await.map_err(connection::failure)?;
     let dead_bytes = before.disk_bytes.saturating_sub(before.block_bytes);

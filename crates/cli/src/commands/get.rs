@@ -35,7 +35,7 @@ use crate::units;
 
 Stopped half-way, the same command again goes on where it was. What cannot be read is passed
 over and named at the end, with exit code 7; the same command again tries it once more.")]
-pub struct Args {
+pub(crate) struct Args {
     /// What to copy
     #[arg(value_name = "ADDR[/PATH]", value_parser = Address::parser())]
     address: Address,
@@ -76,7 +76,7 @@ struct JsonGotten {
 }
 
 /// Copies.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let reading =
         Reading::open(global, &args.address, &args.read_key.given()?, VolumeOptions::default())
             .await?;

@@ -14,7 +14,7 @@ use crate::output::Output;
   atoll invite | ssh other 'atoll up --join -'
 
 Whoever holds the code is a member of the network: give it away in confidence.")]
-pub struct Args {
+pub(crate) struct Args {
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -28,7 +28,7 @@ struct JsonInvitation {
 }
 
 /// Prints the code.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let client = connection::impatient(global).await?;
     let invitation = client.invite().await.map_err(connection::failure)?;
     let mut output = Output::new();

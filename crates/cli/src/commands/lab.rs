@@ -26,7 +26,7 @@ use crate::units;
   atoll lab run cfs-fig9
   atoll lab run --all --quick --out /tmp/lab"
 )]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     command: LabCommand,
 }
@@ -105,7 +105,7 @@ struct RunArgs {
 }
 
 /// Lists or runs.
-pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     match &args.command {
         LabCommand::List(args) => list(args),
         LabCommand::Run(args) => run_experiments(args, global),

@@ -13,7 +13,7 @@ use crate::reading::{self, Reading};
 use crate::units;
 
 /// How many entries are asked for at a time.
-pub const PAGE: usize = 1000;
+pub(crate) const PAGE: usize = 1000;
 
 /// Arguments of `atoll ls`.
 #[derive(clap::Args, Debug)]
@@ -21,7 +21,7 @@ pub const PAGE: usize = 1000;
   atoll ls atoll:KEY
   atoll ls -l atoll:KEY/usr/include
   atoll ls --json atoll:KEY | jq -r .name")]
-pub struct Args {
+pub(crate) struct Args {
     /// Which directory (or file)
     #[arg(value_name = "ADDR[/PATH]", value_parser = Address::parser())]
     address: Address,
@@ -40,7 +40,7 @@ pub struct Args {
 
 /// One entry, in JSON.
 #[derive(Serialize)]
-pub struct JsonItem {
+pub(crate) struct JsonItem {
     #[serde(flatten)]
     name: JsonName,
     kind: &'static str,
@@ -54,7 +54,7 @@ pub struct JsonItem {
 
 impl JsonItem {
     /// Of an item, under this name.
-    pub fn of(name: &[u8], item: &Item) -> JsonItem {
+    pub(crate) fn of(name: &[u8], item: &Item) -> JsonItem {
         let entry = &item.entry;
         JsonItem {
             name: JsonName::of(name),
@@ -72,7 +72,7 @@ impl JsonItem {
 }
 
 /// Lists.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let reading =
         Reading::open(global, &args.address, &args.read_key.given()?, VolumeOptions::default())
             .await?;

@@ -15,14 +15,14 @@ use crate::output::Output;
 #[command(after_help = "Examples:
   atoll man | man -l -
   atoll man ~/.local/share/man/man1 && man atoll-publish")]
-pub struct Args {
+pub(crate) struct Args {
     /// Write one page per command into this directory, which is made if need be
     #[arg(value_name = "DIR")]
     into: Option<PathBuf>,
 }
 
 /// Prints or writes the pages.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut tree = Arguments::command().disable_help_subcommand(true);
     tree.build();
     let Some(dir) = &args.into else {

@@ -26,7 +26,7 @@ const LEAST_DIGITS: usize = 8;
 
 A node is known by its key, of which the first digits are shown; in a large network a node
 knows those members that it has met.")]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
 }
@@ -76,7 +76,7 @@ struct RemoveArgs {
 
 /// The first hexadecimal digits of a node's key.
 #[derive(Clone, Debug)]
-pub struct Wanted(String);
+pub(crate) struct Wanted(String);
 
 impl FromStr for Wanted {
     type Err = String;
@@ -92,7 +92,7 @@ impl FromStr for Wanted {
 }
 
 /// Does what was asked.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let client = connection::impatient(global).await?;
     match &args.command {
         Command::Remove(args) => {
@@ -117,7 +117,7 @@ pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
 ///
 /// # Errors
 /// If there is none, or more than one. A whole key need not be known here.
-pub fn find(list: &MemberList, Wanted(digits): &Wanted) -> Result<PeerId, Failure> {
+pub(crate) fn find(list: &MemberList, Wanted(digits): &Wanted) -> Result<PeerId, Failure> {
     let ids = list.members.iter().map(|member| &member.id);
     let found: Vec<&String> = ids.filter(|id| id.starts_with(digits)).collect();
     let id = match found[..] {

@@ -1,29 +1,29 @@
 //! The commands, one module each.
 
-pub mod cat;
-pub mod compare;
-pub mod completions;
-pub mod contribute;
-pub mod gc;
-pub mod get;
-pub mod invite;
-pub mod lab;
-pub mod ls;
-pub mod man;
-pub mod member;
-pub mod mount;
-pub mod publish;
-pub mod quota;
-pub mod renew;
-pub mod secret;
-pub mod settings;
-pub mod stat;
-pub mod status;
-pub mod tree;
-pub mod unmount;
-pub mod unpublish;
-pub mod up;
-pub mod volumes;
+pub(crate) mod cat;
+pub(crate) mod compare;
+pub(crate) mod completions;
+pub(crate) mod contribute;
+pub(crate) mod gc;
+pub(crate) mod get;
+pub(crate) mod invite;
+pub(crate) mod lab;
+pub(crate) mod ls;
+pub(crate) mod man;
+pub(crate) mod member;
+pub(crate) mod mount;
+pub(crate) mod publish;
+pub(crate) mod quota;
+pub(crate) mod renew;
+pub(crate) mod secret;
+pub(crate) mod settings;
+pub(crate) mod stat;
+pub(crate) mod status;
+pub(crate) mod tree;
+pub(crate) mod unmount;
+pub(crate) mod unpublish;
+pub(crate) mod up;
+pub(crate) mod volumes;
 
 use std::future::Future;
 
@@ -34,7 +34,7 @@ use crate::failure::{Exit, Failure};
 use crate::{logging, tfs};
 
 /// Runs what was typed.
-pub fn run(arguments: Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
     let Arguments { global, command } = arguments;
     let quietest = match &command {
         // What runs for long has its standard error read as a log.

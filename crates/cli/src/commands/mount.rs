@@ -40,7 +40,7 @@ The mount follows the publisher's updates. It runs as a process of its own and s
 restarts of the node. While the node is down, what is not in memory answers \"Connection
 timed out\" within 10 seconds; DIR/logs and `getfattr -n user.atoll.status MNT` say why. An
 encrypted volume's read key is not among its arguments, so that `ps` does not show it.")]
-pub struct Args {
+pub(crate) struct Args {
     /// Which volume
     #[arg(value_name = "ADDR", value_parser = Address::parser())]
     address: Address,
@@ -77,7 +77,7 @@ pub struct Args {
 const MOUNTED: &str = "mounted";
 
 /// Mounts.
-pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     if !args.address.path.is_empty() {
         return Err(Failure::new(Exit::Usage, format!("cannot mount {}", args.address))
             .because("only whole volumes can be mounted")

@@ -49,7 +49,7 @@ mounts of Atoll are never published; that is said, and is no error.
 What is published with --encrypt is read with the whole address, #READKEY included: without
 it nobody can tell names or contents. Publishing it again needs no --encrypt. How many blocks
 it has, how long they are and when they change can be seen by the nodes that keep them.")]
-pub struct Args {
+pub(crate) struct Args {
     /// Which directory
     #[arg(value_name = "DIR")]
     source: PathBuf,
@@ -142,7 +142,7 @@ impl Keeper for KeepOnNode {
 }
 
 /// Publishes.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot publish {}", args.source.display());
     let options = options(args)?;
     match std::fs::metadata(&args.source) {

@@ -23,7 +23,7 @@ are set, they shrink as the network grows, so that a publisher may use as much a
 --publisher-nodes whole nodes hold, wherever its blocks fall. Publishing may fill three
 quarters of a share under 100%; the rest is for copies that repair brings. A change holds
 at once and for later starts; what is kept already stays until its lease runs out.")]
-pub struct Args {
+pub(crate) struct Args {
     /// The share of this node's storage for one publishing node: a percentage, or `auto`
     #[arg(long, value_name = "PERCENT|auto")]
     key_share: Option<ShareOrAuto>,
@@ -72,7 +72,7 @@ pub(crate) fn parse_percent(text: &str) -> Result<Share, String> {
 }
 
 /// Changes what is named and shows all.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let client = connection::impatient(global).await?;
     let change = QuotaChange {
         key_share: args.key_share.map(|share| share.0),

@@ -28,7 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 The node renews by itself while it runs. Blocks that are on no node any more come back
 when their directory is published again.")]
-pub struct Args {
+pub(crate) struct Args {
     /// Names of volumes, as `atoll volumes` lists them; all of them if none is given
     #[arg(value_name = "NAME")]
     names: Vec<String>,
@@ -39,7 +39,7 @@ pub struct Args {
 }
 
 /// Renews them, one after another.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let options = ClientOptions { limit: LIMIT, ..ClientOptions::default() };
     let client = Client::connect_with(global.dir()?, options).await.map_err(connection::failure)?;
     let mut names = args.names.clone();

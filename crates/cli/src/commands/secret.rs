@@ -22,7 +22,7 @@ Whoever has a join code has the network's secret. If a code has leaked, replace 
 codes given out before are worth nothing at once, members go on as before. It is done on
 the node that made the network, which holds the administrator's key (admin.key in its
 directory: keep a copy of it in a safe place).")]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
 }
@@ -58,7 +58,7 @@ struct RotateArgs {
 
 /// How long the former secret stays good.
 #[derive(clap::Args, Clone, Copy, Debug)]
-pub struct Overlap {
+pub(crate) struct Overlap {
     /// For how long members that are away can come back by the old secret, from 1min to 90days
     #[arg(long = "overlap", value_name = "TIME", value_parser = units::parse_duration)]
     #[arg(default_value = "7days")]
@@ -66,14 +66,14 @@ pub struct Overlap {
 }
 
 /// Does what was asked.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let Command::Rotate(args) = &args.command;
     let client = connection::impatient(global).await?;
     rotate(&client, &args.remove, args.overlap, args.json).await
 }
 
 /// Replaces the secret, removes nodes, and says what that did.
-pub async fn rotate(
+pub(crate) async fn rotate(
     client: &Client,
     remove: &[Wanted],
     overlap: Overlap,

@@ -22,7 +22,7 @@ A node that is left of a ring takes no writes until a majority of the nodes that
 together is back, however long that takes, and it reads no version of a volume that is older
 than one it has read before. Only --forget-absent makes it do so: use it when the others, or
 the newer version, will never come back.")]
-pub struct Args {
+pub(crate) struct Args {
     /// How many places on the ring to have, and so what share of all blocks to hold:
     /// a number, or `auto` for one per 10 GiB of storage
     #[arg(long, value_name = "N|auto")]
@@ -44,7 +44,7 @@ pub struct Args {
 }
 
 /// Changes what is named and shows all.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let client = connection::impatient(global).await?;
     let change = SettingsChange { virtual_servers: args.virtual_servers, cache_bytes: args.cache };
     let settings = match change == SettingsChange::default() {

@@ -18,7 +18,7 @@ use crate::units;
 #[command(after_help = "Examples:
   atoll stat atoll:KEY
   atoll stat --json atoll:KEY/usr/include/stdio.h")]
-pub struct Args {
+pub(crate) struct Args {
     /// Which file, directory or link (links are not followed)
     #[arg(value_name = "ADDR[/PATH]", value_parser = Address::parser())]
     address: Address,
@@ -45,7 +45,7 @@ struct JsonStat {
 }
 
 /// Shows it.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let reading =
         Reading::open(global, &args.address, &args.read_key.given()?, VolumeOptions::default())
             .await?;

@@ -26,7 +26,7 @@ const WATCH_LOOK_EVERY: Duration = Duration::from_secs(1);
   atoll status --watch
   atoll status --json | jq .repair.queue_blocks
   atoll status --wait nodes=5 --wait replicated --timeout 1min")]
-pub struct Args {
+pub(crate) struct Args {
     /// Everything, as one JSON object
     #[arg(long)]
     json: bool,
@@ -104,7 +104,7 @@ fn nodes_seen(status: &Status) -> usize {
 }
 
 /// Shows the status.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let mut status = wait(args, global).await?;
     loop {
         let mut output = Output::new();

@@ -24,7 +24,7 @@ use crate::units;
   atoll tree atoll:KEY
   atoll tree --depth 2 atoll:KEY/usr
   atoll tree --json atoll:KEY | jq -r 'select(.kind == \"file\") | .name'")]
-pub struct Args {
+pub(crate) struct Args {
     /// Which directory
     #[arg(value_name = "ADDR[/PATH]", value_parser = Address::parser())]
     address: Address,
@@ -68,7 +68,7 @@ impl Level {
 }
 
 /// Shows the tree.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let reading =
         Reading::open(global, &args.address, &args.read_key.given()?, VolumeOptions::default())
             .await?;

@@ -14,7 +14,7 @@ use crate::tfs;
 #[command(after_help = "Examples:
   atoll unmount ~/docs
   atoll unmount --lazy ~/docs")]
-pub struct Args {
+pub(crate) struct Args {
     /// Where it is mounted
     #[arg(value_name = "MNT")]
     mountpoint: PathBuf,
@@ -25,7 +25,7 @@ pub struct Args {
 }
 
 /// Unmounts.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     tfs::unmount::unmount(&args.mountpoint, args.lazy, "atoll unmount")
 }
 
@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(8);
 
 /// Ends a mount that this process serves, after the first signal: no file that is open is cut off
 /// before a second one.
-pub async fn take_away(mounted: &mut Mounted, mut signals: Signals) -> Result<(), Failure> {
+pub(crate) async fn take_away(mounted: &mut Mounted, mut signals: Signals) -> Result<(), Failure> {
     let say = |draining: Draining<'_>| eprintln!("{draining}; a second signal ends it at once");
     tokio::select! {
         drained = mounted.drain(PATIENCE, say) => {
@@ -51,7 +51,7 @@ pub async fn take_away(mounted: &mut Mounted, mut signals: Signals) -> Result<()
 }
 
 /// The error message for an unmount that failed; advice names `command`, which the user typed.
-pub fn failure(error: UnmountError, command: &str) -> Failure {
+pub(crate) fn failure(error: UnmountError, command: &str) -> Failure {
     let exit = match &error {
         UnmountError::NotMounted { .. } => Exit::NotFound,
         UnmountError::Unreadable { source, .. }

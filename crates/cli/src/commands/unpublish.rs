@@ -17,14 +17,14 @@ use crate::units;
 The ring drops the blocks when their leases have run out; until then readers still find
 them. The volume's key stays here: publishing the directory again brings the same address
 back.")]
-pub struct Args {
+pub(crate) struct Args {
     /// Names of volumes, as `atoll volumes` lists them
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
 }
 
 /// Stops keeping them.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let client = connection::impatient(global).await?;
     let mut output = Output::new();
     for name in &args.names {

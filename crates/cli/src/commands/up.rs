@@ -30,7 +30,7 @@ const MAX_CODE_BYTES: u64 = 64 << 10;
 
 What is said once is remembered: later starts need no options. Ctrl-C leaves the ring
 and stops; nothing stored is lost, also not by a crash.")]
-pub struct Args {
+pub(crate) struct Args {
     /// Where to accept connections; port 0 takes a free one [default: 0.0.0.0:7543]
     #[arg(long, value_name = "IP:PORT", value_parser = parse_addr)]
     listen: Option<SocketAddr>,
@@ -80,7 +80,7 @@ fn parse_addr(text: &str) -> Result<SocketAddr, String> {
 }
 
 /// Runs the node until it is told to stop.
-pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let config = NodeConfig {
         listen: args.listen,
         advertise: args.advertise,

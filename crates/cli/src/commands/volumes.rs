@@ -15,14 +15,14 @@ use crate::units;
 #[command(after_help = "Examples:
   atoll volumes
   atoll volumes --json | jq -r .address")]
-pub struct Args {
+pub(crate) struct Args {
     /// One JSON object a line
     #[arg(long)]
     json: bool,
 }
 
 /// Lists them.
-pub async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let status = connection::status(global).await?;
     let mut output = Output::new();
     if status.volumes.is_empty() && !args.json {

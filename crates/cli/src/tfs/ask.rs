@@ -13,7 +13,7 @@ use crate::failure::{Exit, Failure};
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
 /// Asks the TFS that `path` is on.
-pub fn ask(path: &Path, question: &str) -> Result<Vec<u8>, Failure> {
+pub(super) fn ask(path: &Path, question: &str) -> Result<Vec<u8>, Failure> {
     let mut answer = vec![0; MAX_ANSWER_BYTES];
     match getxattr(path, question, &mut answer[..]) {
         Ok(len) => {
@@ -31,18 +31,18 @@ pub fn ask(path: &Path, question: &str) -> Result<Vec<u8>, Failure> {
 }
 
 /// The same in text.
-pub fn ask_text(path: &Path, question: &str) -> Result<String, Failure> {
+pub(super) fn ask_text(path: &Path, question: &str) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&ask(path, question)?).into_owned())
 }
 
 /// What to say of an answer that makes no sense.
-pub fn nonsense(path: &Path) -> Failure {
+pub(super) fn nonsense(path: &Path) -> Failure {
     Failure::new(Exit::Failed, format!("{} answered nonsense", path.display()))
         .because("another version of atoll may serve it")
 }
 
 /// Whether `path` is on a mounted TFS.
-pub fn is_tfs(path: &Path) -> bool {
+pub(super) fn is_tfs(path: &Path) -> bool {
     let mut answer = vec![0; MAX_ANSWER_BYTES];
     getxattr(path, USAGE_XATTR, &mut answer[..]).is_ok()
 }

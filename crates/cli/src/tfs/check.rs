@@ -20,7 +20,7 @@ use crate::units;
 
 Damage of ext2 itself is e2fsck's to repair; --repair makes the records of transparent
 files right again. The exit code is 1 if something was found and is not repaired.")]
-pub struct Args {
+pub(super) struct Args {
     /// An image file or a block device that is not mounted
     #[arg(value_name = "DEVICE")]
     device: PathBuf,
@@ -68,7 +68,7 @@ fn name(damaged: Damaged) -> &'static str {
 }
 
 /// Checks.
-pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let device = device::open(&args.device, !args.repair)?;
     let random = device::random()?;
     let checked = device::watched("checking", global.quiet, |progress| {

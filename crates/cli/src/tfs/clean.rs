@@ -19,7 +19,7 @@ use crate::units;
   atoll tfs clean /mnt/tfs
 
 A mounted TFS does this by itself now and then.")]
-pub struct Args {
+pub(super) struct Args {
     /// A mount point, or an image file or block device that is not mounted
     #[arg(value_name = "MNT|DEVICE")]
     of: PathBuf,
@@ -57,7 +57,7 @@ fn clean_mounted(path: &Path) -> Result<(), Failure> {
 }
 
 /// Cleans.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let shown: Shown = if args.of.is_dir() {
         clean_mounted(&args.of)?;
         let lines = ask::ask_text(&args.of, CLEAN_XATTR)?;

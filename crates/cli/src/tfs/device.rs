@@ -17,7 +17,7 @@ use crate::failure::{Exit, Failure};
 use crate::progress::Share;
 
 /// Opens an image or a block device for this process alone.
-pub fn open(path: &Path, read_only: bool) -> Result<Arc<dyn Device>, Failure> {
+pub(super) fn open(path: &Path, read_only: bool) -> Result<Arc<dyn Device>, Failure> {
     // The kernel minds no lock of ours, and a device that it has mounted may be read.
     if let Some(user) = KernelUse::of(path) {
         return Err(user.refuse(path));
@@ -38,7 +38,7 @@ pub fn open(path: &Path, read_only: bool) -> Result<Arc<dyn Device>, Failure> {
 }
 
 /// Does work on a whole file system and shows how far it has come, unless `quiet`.
-pub fn watched<T>(verb: &'static str, quiet: bool, work: impl FnOnce(Progress) -> T) -> T {
+pub(super) fn watched<T>(verb: &'static str, quiet: bool, work: impl FnOnce(Progress) -> T) -> T {
     if quiet {
         return work(Progress::default());
     }
@@ -103,14 +103,14 @@ fn mounted_at(device: &str) -> Option<String> {
 }
 
 /// Mounts the file system for this process, not for the machine.
-pub fn mount(path: &Path, options: &MountOptions) -> Result<(Tfs, MountReport), Failure> {
+pub(super) fn mount(path: &Path, options: &MountOptions) -> Result<(Tfs, MountReport), Failure> {
     let device = open(path, options.read_only)?;
     let env = Arc::new(TokioRuntime::current());
     Tfs::mount(env, device, options).map_err(|error| refused(path, &error))
 }
 
 /// The file system of an image or device, to look at.
-pub fn mount_image(path: &Path, read_only: bool) -> Result<Tfs, Failure> {
+pub(super) fn mount_image(path: &Path, read_only: bool) -> Result<Tfs, Failure> {
     let options = MountOptions { read_only, background: false, ..MountOptions::default() };
     Ok(mount(path, &options)?.0)
 }
@@ -130,7 +130,7 @@ fn refused(path: &Path, error: &MountError) -> Failure {
 }
 
 /// 32 bytes nobody can guess.
-pub fn random<const N: usize>() -> Result<[u8; N], Failure> {
+pub(super) fn random<const N: usize>() -> Result<[u8; N], Failure> {
     use std::io::Read;
     let mut bytes = [0; N];
     std::fs::File::open("/dev/urandom")
@@ -141,7 +141,7 @@ pub fn random<const N: usize>() -> Result<[u8; N], Failure> {
 
 /// Seconds since 1970, as far as ext2 can count them.
 #[allow(clippy::disallowed_methods, reason = "the command line is where the clock is read")]
-pub fn now_unix_secs() -> u32 {
+pub(super) fn now_unix_secs() -> u32 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |now| u32::try_from(now.as_secs()).unwrap_or(u32::MAX))
 }

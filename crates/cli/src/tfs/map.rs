@@ -19,7 +19,7 @@ use crate::output::Output;
   atoll tfs map /mnt/tfs
   atoll tfs map --out map.svg disk.img
   atoll tfs map --json --cells 1000 disk.img")]
-pub struct Args {
+pub(super) struct Args {
     /// A mount point, or an image file or block device that is not mounted
     #[arg(value_name = "MNT|DEVICE")]
     of: PathBuf,
@@ -75,7 +75,7 @@ enum Kind {
 }
 
 /// Draws.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(path) = &args.out {
         let kind = kind_of(path)?;
         let map = map(&args.of, (picture::PICTURE_COLUMNS * picture::PICTURE_ROWS) as u32)?;

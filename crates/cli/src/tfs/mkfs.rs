@@ -18,7 +18,7 @@ use crate::units;
   atoll tfs mkfs --label data /dev/sdb1
 
 Only its owner may read and write a new image file (mode 0600).")]
-pub struct Args {
+pub(super) struct Args {
     /// An image file, made if it does not exist, or a block device
     #[arg(value_name = "DEVICE")]
     device: PathBuf,
@@ -49,7 +49,7 @@ pub struct Args {
 }
 
 /// Makes it.
-pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let is_new = !args.device.exists();
     let prepare = is_new || args.size.is_some();
     let prepared = if prepare { prepare_image(args, is_new) } else { Ok(()) };

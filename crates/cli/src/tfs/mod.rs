@@ -13,7 +13,7 @@ mod mount;
 mod picture;
 mod set;
 mod stat;
-pub mod unmount;
+pub(crate) mod unmount;
 
 use crate::arguments::Global;
 use crate::failure::Failure;
@@ -28,7 +28,7 @@ use crate::failure::Failure;
 
 A TFS is an ext2 file system whose free blocks may hold transparent files: they cost
 ordinary files neither room nor speed, and may vanish at any moment.")]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
 }
@@ -55,7 +55,7 @@ enum Command {
 }
 
 /// Does what was asked.
-pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     match &args.command {
         Command::Mkfs(args) => mkfs::run(args, global),
         Command::Mount(args) => mount::run(args, global),
@@ -69,6 +69,6 @@ pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
 }
 
 /// Whether what was asked runs for long, and has its standard error read as a log.
-pub fn is_served(args: &Args) -> bool {
+pub(crate) fn is_served(args: &Args) -> bool {
     matches!(args.command, Command::Mount(_))
 }

@@ -36,7 +36,7 @@ servers: `sync` and `sync -f` alone make nothing durable.
 SIGTERM and Ctrl-C unmount. While the mount is in use they wait up to 8 seconds, then take it out of
 sight and serve the files that are open until they are closed. A second one ends that at once;
 what was written until then is kept.")]
-pub struct Args {
+pub(super) struct Args {
     /// An image file or a block device
     #[arg(value_name = "DEVICE")]
     device: PathBuf,
@@ -110,7 +110,7 @@ impl Args {
 const MOUNTED: &str = "mounted";
 
 /// Mounts.
-pub fn run(args: &Args, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     if (args.has_suid() || args.has_dev()) && !rustix::process::geteuid().is_root() {
         let what = format!("cannot mount {}", args.device.display());
         return Err(Failure::new(Exit::Usage, what).because("only root may mount with suid or dev"));

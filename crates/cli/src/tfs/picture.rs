@@ -13,9 +13,9 @@ use atoll_tfs::map::BlockMap;
 /// Pixels of a cell's side in a picture.
 const CELL_PX: usize = 8;
 /// Cells of a row in a picture.
-pub const PICTURE_COLUMNS: usize = 128;
+pub(super) const PICTURE_COLUMNS: usize = 128;
 /// Rows of cells in a picture.
-pub const PICTURE_ROWS: usize = 64;
+pub(super) const PICTURE_ROWS: usize = 64;
 /// Room for the legend below, pixels.
 const LEGEND_PX: usize = 40;
 
@@ -101,13 +101,13 @@ fn shares(map: &BlockMap) -> Vec<(Kind, String)> {
 
 /// Cells that a terminal of this size shows: two in each place with colours, for half
 /// blocks, else one. Two lines are left for the legend and the prompt.
-pub fn terminal_cells(columns: usize, rows: usize, colours: bool) -> u32 {
+pub(super) fn terminal_cells(columns: usize, rows: usize, colours: bool) -> u32 {
     let lines = rows.saturating_sub(3).max(1) * if colours { 2 } else { 1 };
     u32::try_from(columns.max(1) * lines).unwrap_or(u32::MAX)
 }
 
 /// The map for a terminal of so many columns.
-pub fn terminal(map: &BlockMap, columns: usize, colours: bool) -> String {
+pub(super) fn terminal(map: &BlockMap, columns: usize, colours: bool) -> String {
     let columns = columns.max(1);
     let mut text = String::new();
     if colours {
@@ -161,7 +161,7 @@ fn draw_half_blocks(text: &mut String, map: &BlockMap, columns: usize) {
 }
 
 /// The map as SVG: runs of cells of one colour are one rectangle.
-pub fn svg(map: &BlockMap) -> String {
+pub(super) fn svg(map: &BlockMap) -> String {
     let width = PICTURE_COLUMNS * CELL_PX;
     let rows = map.cells.len().div_ceil(PICTURE_COLUMNS);
     let height = rows * CELL_PX + LEGEND_PX;
@@ -201,7 +201,7 @@ pub fn svg(map: &BlockMap) -> String {
 }
 
 /// The map as PNG, without a legend.
-pub fn png(map: &BlockMap) -> Vec<u8> {
+pub(super) fn png(map: &BlockMap) -> Vec<u8> {
     let rows = map.cells.len().div_ceil(PICTURE_COLUMNS);
     let (width, height) = (PICTURE_COLUMNS * CELL_PX, rows * CELL_PX);
     let mut pixels = Vec::with_capacity(height * 3 * width);

@@ -38,7 +38,7 @@ name them. `getfattr -n user.tfs.transparent FILE` tells what a file is.
 
 With a lower target loss rate, transparent data keeps away from more of the disk, namely
 from where ordinary files come and go; `atoll tfs stat` shows what that costs in room.")]
-pub struct Args {
+pub(super) struct Args {
     #[command(flatten)]
     what: What,
 
@@ -71,7 +71,7 @@ fn parse_rate(text: &str) -> Result<u64, String> {
 }
 
 /// Sets.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(rate) = args.what.target_loss {
         return args.paths.iter().try_for_each(|path| set_target_loss(path, rate));
     }

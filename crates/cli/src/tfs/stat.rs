@@ -17,7 +17,7 @@ use crate::units;
 #[command(after_help = "Examples:
   atoll tfs stat /mnt/tfs
   atoll tfs stat --json disk.img")]
-pub struct Args {
+pub(super) struct Args {
     /// A mount point, or an image file or block device that is not mounted
     #[arg(value_name = "MNT|DEVICE")]
     of: PathBuf,
@@ -90,7 +90,7 @@ impl Shown {
 }
 
 /// Shows.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (usage, trouble) = if args.of.is_dir() {
         let lines = ask::ask_text(&args.of, USAGE_XATTR)?;
         let usage = Usage::from_lines(&lines).ok_or_else(|| ask::nonsense(&args.of))?;

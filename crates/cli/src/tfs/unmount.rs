@@ -22,7 +22,7 @@ use crate::failure::{Exit, Failure};
 When it is done, the image or block device is closed and may be checked, copied or mounted
 again; with --lazy that may take as long as somebody uses the mount. A copy of the mount in another
 mount namespace (a container's) keeps it open too: the command says so, and waits two minutes.")]
-pub struct Args {
+pub(crate) struct Args {
     /// Where it is mounted
     #[arg(value_name = "MNT")]
     mountpoint: PathBuf,
@@ -40,13 +40,13 @@ const SAY_AFTER: Duration = Duration::from_secs(1);
 const WAIT_LIMIT: Duration = Duration::from_secs(120);
 
 /// Unmounts.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     unmount(&args.mountpoint, args.lazy, "atoll tfs unmount")
 }
 
 /// Unmounts any mount of ours; one of a TFS is closed afterwards, unless `lazy`. `command` is
 /// what was typed.
-pub fn unmount(mountpoint: &Path, lazy: bool, command: &str) -> Result<(), Failure> {
+pub(crate) fn unmount(mountpoint: &Path, lazy: bool, command: &str) -> Result<(), Failure> {
     let mount = OurMount::at(mountpoint);
     // Of one whose server has died nothing is told: it was not closed.
     let told = statvfs(mountpoint);

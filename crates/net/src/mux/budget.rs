@@ -50,7 +50,7 @@ impl Budget {
 }
 
 /// Bytes of one kind that are held for peers.
-pub struct Ledger {
+pub(super) struct Ledger {
     max_peer: usize,
     max_total: usize,
     table: Mutex<Table>,
@@ -124,7 +124,7 @@ impl Ledger {
     }
 
     /// An account for a connection with `peer`.
-    pub fn open(self: &Arc<Ledger>, peer: PeerId, connection: Weak<Shared>) -> Account {
+    pub(super) fn open(self: &Arc<Ledger>, peer: PeerId, connection: Weak<Shared>) -> Account {
         let mut table = self.lock();
         table.serial += 1;
         let serial = table.serial;
@@ -185,20 +185,20 @@ impl Ledger {
 const HOLDS_MOST: &str = "its peer holds the most of the memory that others need";
 
 /// A connection's account in a ledger.
-pub struct Account {
+pub(super) struct Account {
     ledger: Arc<Ledger>,
     serial: u64,
 }
 
 impl Account {
     /// Takes memory until the result is dropped. None if there is none for this connection.
-    pub fn hold(&self, bytes: usize) -> Option<Held> {
+    pub(super) fn hold(&self, bytes: usize) -> Option<Held> {
         let held = || Held { ledger: self.ledger.clone(), serial: self.serial, bytes };
         self.ledger.take(self.serial, bytes).then(held)
     }
 
     /// The connection is over: it holds nothing any more, whatever is dropped later.
-    pub fn close(&self) {
+    pub(super) fn close(&self) {
         self.ledger.lock().remove(self.serial);
     }
 }
@@ -210,7 +210,7 @@ impl Drop for Account {
 }
 
 /// Memory that is held for a connection, until it is dropped.
-pub struct Held {
+pub(super) struct Held {
     ledger: Arc<Ledger>,
     serial: u64,
     bytes: usize,
@@ -218,7 +218,7 @@ pub struct Held {
 
 impl Held {
     /// Holds `bytes` from now on. False, and nothing has changed, if there is no memory.
-    pub fn resize(&mut self, bytes: usize) -> bool {
+    pub(super) fn resize(&mut self, bytes: usize) -> bool {
         if bytes > self.bytes && !self.ledger.take(self.serial, bytes - self.bytes) {
             return false;
         }

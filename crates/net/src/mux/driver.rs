@@ -41,7 +41,7 @@ impl From<io::Error> for End {
     }
 }
 
-pub struct Driver<S> {
+pub(super) struct Driver<S> {
     io: S,
     peer: Peer,
     shared: Arc<Shared>,
@@ -92,7 +92,7 @@ struct Clocks {
 }
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
-    pub fn new(io: S, peer: Peer, shared: Arc<Shared>, context: Context) -> Driver<S> {
+    pub(super) fn new(io: S, peer: Peer, shared: Arc<Shared>, context: Context) -> Driver<S> {
         let mut tick = tokio::time::interval(context.keepalive.tick);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let now = Instant::now();
@@ -132,7 +132,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Driver<S> {
     }
 
     /// Drives the connection until it is over.
-    pub async fn run(mut self) {
+    pub(super) async fn run(mut self) {
         // The first ping measures the round trip.
         self.ping();
         let end = poll_fn(|cx| self.poll(cx)).await;

@@ -18,7 +18,7 @@ const MAX_SLICES: usize = 64;
 
 /// A batch of frames being written.
 #[derive(Default)]
-pub struct Outgoing {
+pub(super) struct Outgoing {
     segments: VecDeque<Bytes>,
     encoding: BytesMut,
     /// Released when the batch is written.
@@ -26,12 +26,12 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.segments.is_empty() && self.encoding.is_empty()
     }
 
     /// Appends a frame and returns how many bytes it has on the wire.
-    pub fn push(&mut self, queued: Queued) -> usize {
+    pub(super) fn push(&mut self, queued: Queued) -> usize {
         let before = self.encoding.len();
         let mut bytes = 0;
         self.permits.extend(queued.permit);
@@ -57,7 +57,7 @@ impl Outgoing {
 
     /// Writes until nothing is left; the number of bytes written so far is added to
     /// `written`. Cancel-safe: what is written is forgotten at once.
-    pub fn poll_write<S: AsyncWrite + Unpin>(
+    pub(super) fn poll_write<S: AsyncWrite + Unpin>(
         &mut self,
         io: &mut S,
         cx: &mut Context<'_>,

@@ -5,28 +5,33 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Counts bytes and finds out when they go too slowly. Time is passed in.
-pub struct Pace {
+pub(super) struct Pace {
     since: Instant,
     bytes: u64,
 }
 
 impl Pace {
-    pub fn new(now: Instant) -> Pace {
+    pub(super) fn new(now: Instant) -> Pace {
         Pace { since: now, bytes: 0 }
     }
 
-    pub fn add(&mut self, bytes: usize) {
+    pub(super) fn add(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }
 
     /// Nothing waits to be carried: counts anew from now.
-    pub fn restart(&mut self, now: Instant) {
+    pub(super) fn restart(&mut self, now: Instant) {
         *self = Pace::new(now);
     }
 
     /// Whether fewer bytes than so many a second were carried during `window`; counts anew
     /// at the end of each.
-    pub fn is_too_slow(&mut self, now: Instant, window: Duration, least_per_sec: u64) -> bool {
+    pub(super) fn is_too_slow(
+        &mut self,
+        now: Instant,
+        window: Duration,
+        least_per_sec: u64,
+    ) -> bool {
         let passed = now.saturating_duration_since(self.since);
         if passed < window {
             return false;

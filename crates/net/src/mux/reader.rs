@@ -20,10 +20,10 @@ use crate::frame::{Frame, FrameError, HEAD_BYTES, Head};
 const STAGING_BYTES: usize = 16 << 10;
 /// What a large frame gets before its first byte has arrived: a block of 64 KiB and a
 /// few more fit without growing.
-pub const FIRST_CHUNK_BYTES: usize = 128 << 10;
+pub(super) const FIRST_CHUNK_BYTES: usize = 128 << 10;
 
 /// Cuts a byte stream into frames.
-pub struct FrameReader {
+pub(super) struct FrameReader {
     staging: Box<[u8]>,
     start: usize,
     end: usize,
@@ -32,12 +32,12 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
-    pub fn new() -> FrameReader {
+    pub(super) fn new() -> FrameReader {
         FrameReader { staging: vec![0; STAGING_BYTES].into(), start: 0, end: 0, large: None }
     }
 
     /// The next frame, if all of it has arrived.
-    pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
+    pub(super) fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         if let Some((head, body)) = &mut self.large {
             if body.len() < head.body_bytes() {
                 return Ok(None);
@@ -67,7 +67,7 @@ impl FrameReader {
 
     /// Reads more, once [`FrameReader::next_frame`] has returned none; 0 is the end of
     /// the stream. Cancel-safe.
-    pub fn poll_fill<S: AsyncRead + Unpin>(
+    pub(super) fn poll_fill<S: AsyncRead + Unpin>(
         &mut self,
         io: &mut S,
         cx: &mut Context<'_>,
@@ -93,12 +93,12 @@ impl FrameReader {
     }
 
     /// The memory of a large frame that has begun and not ended.
-    pub fn partial_bytes(&self) -> usize {
+    pub(super) fn partial_bytes(&self) -> usize {
         self.large.as_ref().map_or(0, |(_, body)| body.capacity())
     }
 
     /// Whether the stream may end here: not within a frame.
-    pub fn at_boundary(&self) -> bool {
+    pub(super) fn at_boundary(&self) -> bool {
         self.large.is_none() && self.start == self.end
     }
 }

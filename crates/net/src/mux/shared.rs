@@ -30,7 +30,7 @@ type Answer = Result<Reply, MuxError>;
 const MAX_URGENT_FRAMES: usize = 8 * MAX_OPEN_CALLS;
 
 /// A frame that waits to be written.
-pub struct Queued {
+pub(super) struct Queued {
     pub frame: Frame,
     /// Held until it is written, if it is a bulk reply.
     pub permit: Option<SendPermit>,
@@ -39,7 +39,7 @@ pub struct Queued {
 }
 
 /// A bulk reply's part of the reply queue and of the memory for replies, until it is written.
-pub struct SendPermit {
+pub(super) struct SendPermit {
     _queue: OwnedSemaphorePermit,
     _held: Held,
 }
@@ -50,7 +50,7 @@ struct Pending {
 }
 
 /// A request being served.
-pub struct Serving {
+pub(super) struct Serving {
     pub task: AbortHandle,
     pub bytes: usize,
     /// Its memory, if it is counted.
@@ -58,7 +58,7 @@ pub struct Serving {
 }
 
 #[derive(Default)]
-pub struct State {
+pub(super) struct State {
     /// Small frames, and all that control the connection.
     urgent: VecDeque<Queued>,
     bulk: VecDeque<Queued>,
@@ -107,7 +107,7 @@ impl State {
     }
 
     /// Whether nothing is open in either direction and nothing waits to be written.
-    pub fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.pending.is_empty()
             && self.held_requests() == 0
             && self.urgent.is_empty()
@@ -115,13 +115,13 @@ impl State {
     }
 
     /// How many requests hold memory here: being served, or answered and not written.
-    pub fn held_requests(&self) -> usize {
+    pub(super) fn held_requests(&self) -> usize {
         self.serving.len() + self.answers
     }
 }
 
 /// What a connection's callers, its serving tasks and its driver share.
-pub struct Shared {
+pub(super) struct Shared {
     state: Mutex<State>,
     /// Wakes the driver.
     pub driver: AtomicWaker,
@@ -134,7 +134,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn new(held_replies: Account) -> Shared {
+    pub(super) fn new(held_replies: Account) -> Shared {
         Shared {
             state: Mutex::default(),
             driver: AtomicWaker::new(),
@@ -146,32 +146,32 @@ impl Shared {
         }
     }
 
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("nothing panics while holding it")
     }
 
-    pub fn not_sent(&self) -> MuxError {
+    pub(super) fn not_sent(&self) -> MuxError {
         let why = self.state().closed.clone();
         MuxError::NotSent(why.unwrap_or_else(|| "the connection is going away".to_owned()))
     }
 
-    pub fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         let state = self.state();
         state.closed.is_none() && !state.going_away
     }
 
-    pub fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.state().is_idle()
     }
 
-    pub fn queued(&self) -> (usize, usize) {
+    pub(super) fn queued(&self) -> (usize, usize) {
         let state = self.state();
         let queued = state.urgent.iter().chain(&state.bulk);
         let bytes = queued.map(|queued| queued.frame.payload_bytes()).sum();
         (bytes, state.urgent.len() + state.bulk.len())
     }
 
-    pub fn round_trip(&self) -> Option<Duration> {
+    pub(super) fn round_trip(&self) -> Option<Duration> {
         match self.round_trip_ns.load(Ordering::Relaxed) {
             0 => None,
             nanos => Some(Duration::from_nanos(nanos)),
@@ -179,7 +179,7 @@ impl Shared {
     }
 
     /// Takes a sample in, smoothed as TCP does (RFC 6298: 1/8 of the new one).
-    pub fn measured(&self, sample: Duration) {
+    pub(super) fn measured(&self, sample: Duration) {
         let sample = u64::try_from(sample.as_nanos()).unwrap_or(u64::MAX / 8).max(1);
         let smoothed = match self.round_trip_ns.load(Ordering::Relaxed) {
             0 => sample,
@@ -189,16 +189,16 @@ impl Shared {
     }
 
     /// Closes the connection; the first reason stays.
-    pub fn close(&self, why: &str) {
+    pub(super) fn close(&self, why: &str) {
         self.state().closed.get_or_insert_with(|| why.to_owned());
         self.driver.wake();
     }
 
-    pub fn closed(&self) -> Option<String> {
+    pub(super) fn closed(&self) -> Option<String> {
         self.state().closed.clone()
     }
 
-    pub fn go_away(&self) {
+    pub(super) fn go_away(&self) {
         let mut state = self.state();
         if !state.going_away {
             state.going_away = true;
@@ -213,7 +213,7 @@ impl Shared {
     /// Queues a frame that needs no permit: pings, pongs, refusals of excess. False when
     /// the peer lets too many wait.
     #[must_use]
-    pub fn queue_control(&self, frame: Frame) -> bool {
+    pub(super) fn queue_control(&self, frame: Frame) -> bool {
         let mut state = self.state();
         state.queue(frame);
         state.urgent.len() <= MAX_URGENT_FRAMES
@@ -221,7 +221,7 @@ impl Shared {
 
     /// The next frames to write: all small ones while they are below `limit_bytes`, then
     /// at least one bulk frame and more while below it.
-    pub fn take_queued(&self, limit_bytes: usize, mut take: impl FnMut(Queued) -> usize) {
+    pub(super) fn take_queued(&self, limit_bytes: usize, mut take: impl FnMut(Queued) -> usize) {
         let mut state = self.state();
         let mut taken_bytes = 0;
         while taken_bytes < limit_bytes
@@ -241,7 +241,7 @@ impl Shared {
     }
 
     /// Answers a pending call; one that was given up is ignored.
-    pub fn answer(&self, id: u64, answer: Answer) {
+    pub(super) fn answer(&self, id: u64, answer: Answer) {
         let pending = self.state().pending.remove(&id);
         if let Some(pending) = pending {
             // The caller may be just giving up.
@@ -250,7 +250,7 @@ impl Shared {
     }
 
     /// Drops the request being served under `id`, or its reply if that still waits.
-    pub fn cancelled(&self, id: u64) {
+    pub(super) fn cancelled(&self, id: u64) {
         let mut state = self.state();
         if let Some(serving) = state.serving.remove(&id) {
             state.serving_bytes -= serving.bytes;
@@ -269,7 +269,7 @@ impl Shared {
     /// Queues the answer to a request; a bulk reply first waits for space in the queue. It is dropped if
     /// the caller gave up meanwhile. False if it had to become a refusal, because too many
     /// replies wait already.
-    pub async fn reply(&self, id: u64, result: Result<Reply, Refusal>) -> bool {
+    pub(super) async fn reply(&self, id: u64, result: Result<Reply, Refusal>) -> bool {
         let frame = match result {
             Ok(reply) => Frame::Reply(id, reply),
             Err(refusal) => Frame::Refusal(id, refusal),
@@ -293,7 +293,7 @@ impl Shared {
     }
 
     /// Moves a request from being served to being answered.
-    pub fn finish_request(&self, frame: Frame, id: u64, permit: Option<SendPermit>) {
+    pub(super) fn finish_request(&self, frame: Frame, id: u64, permit: Option<SendPermit>) {
         let mut state = self.state();
         let Some(serving) = state.serving.remove(&id) else { return };
         state.serving_bytes -= serving.bytes;
@@ -304,7 +304,7 @@ impl Shared {
     }
 
     /// The connection is over: fails what is pending, drops what is being served.
-    pub fn end(&self, why: &str) {
+    pub(super) fn end(&self, why: &str) {
         let mut state = self.state();
         let why = state.closed.get_or_insert_with(|| why.to_owned()).clone();
         let pending = std::mem::take(&mut state.pending);
@@ -333,7 +333,7 @@ impl Shared {
 }
 
 /// A call that is open. Dropped before it is over, it gives the call up.
-pub struct CallGuard<'a> {
+pub(super) struct CallGuard<'a> {
     shared: &'a Shared,
     id: u64,
     open: bool,
@@ -341,7 +341,7 @@ pub struct CallGuard<'a> {
 
 impl<'a> CallGuard<'a> {
     /// Queues `request`; its answer comes by the receiver.
-    pub fn begin(
+    pub(super) fn begin(
         shared: &'a Shared,
         request: Request,
     ) -> Result<(CallGuard<'a>, oneshot::Receiver<Answer>), MuxError> {
@@ -361,7 +361,7 @@ impl<'a> CallGuard<'a> {
     }
 
     /// The answer has arrived.
-    pub fn over(&mut self) {
+    pub(super) fn over(&mut self) {
         self.open = false;
     }
 }

@@ -24,7 +24,7 @@ use crate::hello::{self, Binding, Hello, HelloError, Role, Verdict, Versions};
 use crate::{Admission, Members, Peer, Proven, RefusalReason};
 
 /// The longest a handshake may take, on either side, connecting included.
-pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// Bytes read from a socket at once. TLS itself reads in steps of 4 KiB, which costs a
 /// system call for each.
 const READ_BYTES: usize = 64 << 10;
@@ -33,10 +33,10 @@ const WRITE_BYTES: usize = 256 << 10;
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-atoll-network-proof";
 
 /// A TLS connection as the multiplexer gets it.
-pub type Stream = Proving<TlsStream<BufReader<TcpStream>>>;
+pub(super) type Stream = Proving<TlsStream<BufReader<TcpStream>>>;
 
 /// Why an incoming connection is refused, and what the log says of it besides.
-pub struct Refused {
+pub(super) struct Refused {
     pub reason: RefusalReason,
     pub detail: Option<String>,
 }
@@ -48,7 +48,7 @@ impl From<RefusalReason> for Refused {
 }
 
 /// Who this node is and what it proves.
-pub struct Identity {
+pub(super) struct Identity {
     pub id: PeerId,
     pub tls: Tls,
     pub members: Arc<dyn Members>,
@@ -61,7 +61,7 @@ pub struct Identity {
 
 /// Why a dial failed, for people and for the log.
 #[derive(Debug, thiserror::Error)]
-pub enum DialError {
+pub(super) enum DialError {
     /// TCP or TLS failed; also a key that is not the expected one.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -108,14 +108,14 @@ pub enum DialError {
 impl Identity {
     /// Connects to `to`, which must hold the key `to.id`. The stream may be written to at
     /// once; it can be read from when the peer has proven the rest, and the outcome tells.
-    pub async fn dial(&self, to: Peer) -> Result<(Stream, Outcome), DialError> {
+    pub(super) async fn dial(&self, to: Peer) -> Result<(Stream, Outcome), DialError> {
         let limit = Instant::now() + HANDSHAKE_LIMIT;
         let dialled = tokio::time::timeout_at(limit, self.dial_unlimited(to, limit)).await;
         dialled.unwrap_or(Err(DialError::TimedOut))
     }
 
     /// Connects to `to` and waits for its proof.
-    pub async fn reach(&self, to: Peer) -> Result<(), DialError> {
+    pub(super) async fn reach(&self, to: Peer) -> Result<(), DialError> {
         let (mut stream, _) = self.dial(to).await?;
         std::future::poll_fn(|cx| stream.poll_proof(cx)).await
     }
@@ -154,7 +154,7 @@ impl Identity {
     }
 
     /// Authenticates a connection that `from` opened.
-    pub async fn accept(
+    pub(super) async fn accept(
         &self,
         tcp: TcpStream,
         from: SocketAddr,

@@ -23,7 +23,7 @@ const FAVOURED_PLACES: usize = 8;
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
 /// Accepts until it is aborted.
-pub async fn listen(inner: Arc<Inner>, listener: TcpListener) {
+pub(super) async fn listen(inner: Arc<Inner>, listener: TcpListener) {
     loop {
         let (tcp, from) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -62,7 +62,7 @@ pub async fn listen(inner: Arc<Inner>, listener: TcpListener) {
 /// out: a stranger would have to replace every place within the round trip or two that a
 /// member's handshake takes, and cannot close the handshake of a member that was here before.
 #[derive(Clone)]
-pub struct Handshakes {
+pub(super) struct Handshakes {
     max: usize,
     table: Arc<Mutex<Table>>,
 }
@@ -96,18 +96,18 @@ impl Table {
 }
 
 /// A place taken, until it is dropped.
-pub struct Place {
+pub(super) struct Place {
     serial: u64,
     table: Arc<Mutex<Table>>,
 }
 
 impl Handshakes {
-    pub fn new(max: usize) -> Handshakes {
+    pub(super) fn new(max: usize) -> Handshakes {
         Handshakes { max: max.max(1), table: Arc::default() }
     }
 
     /// A member has proven itself at this address.
-    pub fn proven(&self, at: IpAddr) {
+    pub(super) fn proven(&self, at: IpAddr) {
         self.lock().members.note(origin(at));
     }
 
@@ -179,7 +179,7 @@ impl Inner {
 
 /// Lets one refusal in a while be logged.
 #[derive(Default)]
-pub struct RefusalLog {
+pub(super) struct RefusalLog {
     /// When one was logged last, and how many were not since then.
     last: Mutex<(Option<Instant>, u64)>,
 }

@@ -34,11 +34,11 @@ const MAX_OF_PEER: usize = 4;
 const DRAIN_SHARE: usize = 4;
 
 /// How a dial ended; none while it is under way.
-pub type Dialled = watch::Receiver<Option<Result<Mux, String>>>;
+pub(super) type Dialled = watch::Receiver<Option<Result<Mux, String>>>;
 
 /// The other end of a connection, by who made it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Remote {
+pub(super) enum Remote {
     /// This node, by dialling that address.
     Dialled(SocketAddr),
     /// The peer, from that address.
@@ -46,7 +46,7 @@ pub enum Remote {
 }
 
 impl Remote {
-    pub fn ip(&self) -> IpAddr {
+    pub(super) fn ip(&self) -> IpAddr {
         match self {
             Remote::Dialled(addr) => addr.ip().to_canonical(),
             Remote::Accepted(ip) => ip.to_canonical(),
@@ -73,7 +73,7 @@ struct Backoff {
 }
 
 /// The connections of one transport.
-pub struct Pool {
+pub(super) struct Pool {
     local: PeerId,
     max_connections: usize,
     /// Open ones. More than one per peer only while one of them is being let go, or the peer
@@ -89,7 +89,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    pub fn new(local: PeerId, max_connections: usize) -> Pool {
+    pub(super) fn new(local: PeerId, max_connections: usize) -> Pool {
         Pool {
             local,
             max_connections: max_connections.max(1),
@@ -103,7 +103,7 @@ impl Pool {
     }
 
     /// An open connection to `id`, which counts as used now.
-    pub fn use_open(&mut self, id: &PeerId) -> Option<Mux> {
+    pub(super) fn use_open(&mut self, id: &PeerId) -> Option<Mux> {
         self.uses += 1;
         let connection = self.connections.get_mut(id)?.iter_mut().find(|one| one.mux.is_open())?;
         connection.last_use = self.uses;
@@ -115,35 +115,35 @@ impl Pool {
     }
 
     /// An open connection to `id`, for a look.
-    pub fn open(&self, id: &PeerId) -> Option<&Mux> {
+    pub(super) fn open(&self, id: &PeerId) -> Option<&Mux> {
         self.find_open(id).map(|one| &one.mux)
     }
 
     /// Where the other end of the open connection to `id` is.
-    pub fn remote_ip(&self, id: &PeerId) -> Option<IpAddr> {
+    pub(super) fn remote_ip(&self, id: &PeerId) -> Option<IpAddr> {
         self.find_open(id).map(|one| one.remote.ip())
     }
 
     /// The key has answered at the address.
-    pub fn note_reached(&mut self, peer: Peer) {
+    pub(super) fn note_reached(&mut self, peer: Peer) {
         self.reached.note(peer);
     }
 
     /// An open connection that was dialled to this very address.
-    pub fn dialled_to(&self, to: &Peer) -> Option<Mux> {
+    pub(super) fn dialled_to(&self, to: &Peer) -> Option<Mux> {
         let open = self.find_open(&to.id)?;
         (open.remote == Remote::Dialled(to.addr)).then(|| open.mux.clone())
     }
 
     /// An open connection with a peer at the IP address of one that was reached before.
-    pub fn reached_before(&self, to: &Peer) -> Option<Mux> {
+    pub(super) fn reached_before(&self, to: &Peer) -> Option<Mux> {
         let open = self.find_open(&to.id)?;
         let is_there = open.remote.ip() == to.addr.ip().to_canonical();
         (is_there && self.reached.contains(to)).then(|| open.mux.clone())
     }
 
     /// Takes a new connection in and returns its serial number, for [`Pool::remove`].
-    pub fn add(&mut self, id: PeerId, mux: Mux, remote: Remote, now: Instant) -> u64 {
+    pub(super) fn add(&mut self, id: PeerId, mux: Mux, remote: Remote, now: Instant) -> u64 {
         let dialled_here = remote.is_dialled_here();
         // Whom we dialled may still fail to prove itself.
         if !dialled_here {
@@ -195,7 +195,7 @@ impl Pool {
     }
 
     /// Forgets a connection that is over.
-    pub fn remove(&mut self, id: &PeerId, serial: u64) {
+    pub(super) fn remove(&mut self, id: &PeerId, serial: u64) {
         if let Some(of_peer) = self.connections.get_mut(id) {
             of_peer.retain(|one| one.serial != serial);
             if of_peer.is_empty() {
@@ -205,13 +205,13 @@ impl Pool {
     }
 
     /// Why `to` must not be dialled again yet.
-    pub fn backing_off(&self, to: &Peer, now: Instant) -> Option<&str> {
+    pub(super) fn backing_off(&self, to: &Peer, now: Instant) -> Option<&str> {
         let backoff = self.backoffs.get(to)?;
         (now < backoff.until).then_some(backoff.why.as_str())
     }
 
     /// Remembers that dialling `to` failed.
-    pub fn dial_failed(&mut self, to: Peer, why: String, now: Instant) {
+    pub(super) fn dial_failed(&mut self, to: Peer, why: String, now: Instant) {
         if self.backoffs.len() >= MAX_BACKOFFS {
             self.backoffs.retain(|_, backoff| now < backoff.until);
         }
@@ -226,26 +226,26 @@ impl Pool {
     }
 
     /// The peer has proven itself: failures to dial it count no more.
-    pub fn forgive(&mut self, id: &PeerId) {
+    pub(super) fn forgive(&mut self, id: &PeerId) {
         self.backoffs.retain(|peer, _| peer.id != *id);
     }
 
     /// Whose connections are open.
-    pub fn connected(&self) -> Vec<PeerId> {
+    pub(super) fn connected(&self) -> Vec<PeerId> {
         let is_open = |of_peer: &[Connection]| of_peer.iter().any(|one| one.mux.is_open());
         let open = self.connections.iter().filter(|(_, of_peer)| is_open(of_peer));
         open.map(|(id, _)| *id).collect()
     }
 
     /// Closes those of the peers that `stays` does not hold for.
-    pub fn close_unless(&self, stays: impl Fn(&PeerId) -> bool, why: &str) {
+    pub(super) fn close_unless(&self, stays: impl Fn(&PeerId) -> bool, why: &str) {
         for (_, of_peer) in self.connections.iter().filter(|(id, _)| !stays(id)) {
             of_peer.iter().for_each(|one| one.mux.close(why));
         }
     }
 
     /// Closes all.
-    pub fn close_all(&mut self, why: &str) {
+    pub(super) fn close_all(&mut self, why: &str) {
         for connection in self.connections.values().flatten() {
             connection.mux.close(why);
         }

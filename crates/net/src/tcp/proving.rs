@@ -18,13 +18,13 @@ use super::handshake::DialError;
 use crate::hello::{self, LENGTH_BYTES};
 
 /// How a dialled peer's proof came out, once that is known: what was wrong, if anything.
-pub type Outcome = Arc<OnceLock<Result<(), String>>>;
+pub(super) type Outcome = Arc<OnceLock<Result<(), String>>>;
 
 /// Checks a listener's hello.
 type Check = Box<dyn FnOnce(&[u8]) -> Result<(), DialError> + Send>;
 
 /// A stream that begins with the listener's hello, if it was dialled.
-pub struct Proving<S> {
+pub(super) struct Proving<S> {
     io: S,
     awaited: Option<Awaited>,
 }
@@ -38,12 +38,12 @@ struct Awaited {
 
 impl<S> Proving<S> {
     /// A stream whose peer has proven all there is to prove.
-    pub fn proven(io: S) -> Proving<S> {
+    pub(super) fn proven(io: S) -> Proving<S> {
         Proving { io, awaited: None }
     }
 
     /// A stream on which a hello comes first, that `check` must find right before `limit`.
-    pub fn awaiting(io: S, limit: Sleep, check: Check) -> (Proving<S>, Outcome) {
+    pub(super) fn awaiting(io: S, limit: Sleep, check: Check) -> (Proving<S>, Outcome) {
         let outcome = Outcome::default();
         let (limit, check) = (Box::pin(limit), Some(check));
         let awaited = Awaited { hello: Vec::new(), check, limit, outcome: outcome.clone() };
@@ -53,7 +53,7 @@ impl<S> Proving<S> {
 
 impl<S: AsyncRead + Unpin> Proving<S> {
     /// Reads the hello and checks it. Cancel-safe.
-    pub fn poll_proof(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), DialError>> {
+    pub(super) fn poll_proof(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), DialError>> {
         let Some(awaited) = &mut self.awaited else { return Poll::Ready(Ok(())) };
         let result = ready!(awaited.poll(&mut self.io, cx));
         let told = match &result {
@@ -72,7 +72,7 @@ impl<S: AsyncRead + Unpin> Proving<S> {
 impl<S: AsyncBufRead + Unpin> Proving<S> {
     /// Waits for the first byte of a frame from a peer that has proven itself; it is not
     /// consumed. False when the peer closes without sending one.
-    pub async fn begins(&mut self) -> bool {
+    pub(super) async fn begins(&mut self) -> bool {
         self.io.fill_buf().await.is_ok_and(|bytes| !bytes.is_empty())
     }
 }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 /// How many are remembered. A guess: several times the connections of a node.
-pub const MAX_RECENT: usize = 4096;
+pub(super) const MAX_RECENT: usize = 4096;
 
 /// What was noted last; beyond [`MAX_RECENT`] the least recently noted is forgotten.
-pub struct Recent<T> {
+pub(super) struct Recent<T> {
     /// When each was noted last, by `clock`.
     noted: BTreeMap<T, u64>,
     clock: u64,
@@ -19,7 +19,7 @@ impl<T> Default for Recent<T> {
 }
 
 impl<T: Ord + Copy> Recent<T> {
-    pub fn note(&mut self, it: T) {
+    pub(super) fn note(&mut self, it: T) {
         self.clock += 1;
         self.noted.insert(it, self.clock);
         if self.noted.len() > MAX_RECENT {
@@ -28,7 +28,7 @@ impl<T: Ord + Copy> Recent<T> {
         }
     }
 
-    pub fn contains(&self, it: &T) -> bool {
+    pub(super) fn contains(&self, it: &T) -> bool {
         self.noted.contains_key(it)
     }
 }

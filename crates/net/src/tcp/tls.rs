@@ -24,20 +24,20 @@ use rustls::{
 
 /// What both sides must agree on by ALPN: names the form of the hello, not the version of
 /// what follows it.
-pub const ALPN: &[u8] = b"atoll/2";
+pub(super) const ALPN: &[u8] = b"atoll/2";
 /// What precedes the 32 bytes of an Ed25519 key in a SubjectPublicKeyInfo (RFC 8410).
 const SPKI_PREFIX: [u8; 12] =
     [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 
 /// TLS as one node speaks it.
-pub struct Tls {
+pub(super) struct Tls {
     provider: Arc<CryptoProvider>,
     key: Arc<CertifiedKey>,
     server: Arc<ServerConfig>,
 }
 
 impl Tls {
-    pub fn new(secret: &SecretKey) -> Result<Tls, Error> {
+    pub(super) fn new(secret: &SecretKey) -> Result<Tls, Error> {
         let provider = Arc::new(CryptoProvider {
             cipher_suites: cipher_suites(),
             kx_groups: vec![kx_group::X25519],
@@ -56,12 +56,12 @@ impl Tls {
     }
 
     /// How to accept anybody's key.
-    pub fn server(&self) -> Arc<ServerConfig> {
+    pub(super) fn server(&self) -> Arc<ServerConfig> {
         self.server.clone()
     }
 
     /// How to dial the holder of `expected`, and nobody else.
-    pub fn client(&self, expected: PeerId) -> Result<Arc<ClientConfig>, Error> {
+    pub(super) fn client(&self, expected: PeerId) -> Result<Arc<ClientConfig>, Error> {
         let verifier = Arc::new(KeyVerifier { expected: Some(expected) });
         let mut client = ClientConfig::builder_with_provider(self.provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -106,7 +106,7 @@ fn machine_has_aes() -> bool {
 }
 
 /// The key the other side has shown and, once the handshake is over, proven.
-pub fn peer_key(certificates: Option<&[CertificateDer<'_>]>) -> Option<PeerId> {
+pub(super) fn peer_key(certificates: Option<&[CertificateDer<'_>]>) -> Option<PeerId> {
     match certificates {
         Some([only]) => key_in(only),
         _ => None,
