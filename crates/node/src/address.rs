@@ -20,14 +20,14 @@ pub(crate) struct AddressWatch {
 
 impl AddressWatch {
     /// Others have been told `told`.
-    pub fn new(told: IpAddr) -> AddressWatch {
+    pub(crate) fn new(told: IpAddr) -> AddressWatch {
         AddressWatch { told, seen: told }
     }
 
     /// The machine would be reached at `now`. Whether it has moved there: a new address counts
     /// when it is seen twice, and none (loopback) never does, for a machine whose network is
     /// down gets it back.
-    pub fn has_moved(&mut self, now: IpAddr) -> bool {
+    pub(crate) fn has_moved(&mut self, now: IpAddr) -> bool {
         let is_settled = now == self.seen;
         self.seen = now;
         is_settled && now != self.told && !now.is_loopback()

@@ -7,36 +7,35 @@
 //! [`ClientOptions::patience`] its calls wait for a node that is being restarted, as
 //! mounts need; without, they fail at once and say how to start one.
 
+mod blocks;
+mod keep;
 mod membership;
+
+pub use self::keep::Keep;
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, GetError, PutError, Share};
-use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, Key, ReadKey, SecretKey, SignedBlock};
+use atoll_dht::Share;
+use atoll_key::{ReadKey, SecretKey};
 use atoll_net::{CallError, Refusal, Reply, Request, UnixClient, WhenAbsent};
 use bytes::Bytes;
 
 use crate::config::VirtualServers;
 use crate::contribution::{ContributionStatus, Policy};
-use crate::control::body::{Block, BlockList, Body, HashList, Json, WithPart};
+use crate::control::body::{Body, Json};
 use crate::control::calls::{self, ControlCall};
 use crate::control::message::{self, Answer, Empty, Never, OpenVolume, OpenedVolume, Unfit};
 use crate::dir::{DirError, NodeDir, SocketAddress};
 use crate::join_code::JoinCode;
-use crate::network::random_seed;
 use crate::status::{NodeSettings, QuotaStatus, Reclaimed, Status, VolumeStatus};
 use crate::volumes::{self, VolumeError};
 
 /// How long a call may take unless told otherwise: longer than the node's own deadlines,
 /// so that its explanation arrives.
 pub const DEFAULT_LIMIT: Duration = Duration::from_secs(120);
-
-/// The most hashes sent to a manifest at once: 1 MiB.
-const KEEP_BATCH: usize = 32 << 10;
 
 /// How a client behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -398,19 +397,6 @@ impl Client {
         self.ask::<calls::AbandonFormer>(Empty {}).await.map(|Json(status)| status)
     }
 
-    /// Begins the list of blocks that the node is to keep alive for a new version of a
-    /// volume. The former list counts until [`Keep::commit`].
-    pub fn keep(&self, volume: &str) -> Keep {
-        let [a, b, c, d, e, f, g, h, ..] = random_seed();
-        Keep {
-            client: self.clone(),
-            volume: volume.to_owned(),
-            session: u64::from_be_bytes([a, b, c, d, e, f, g, h]),
-            sent: 0,
-            waiting: Vec::new(),
-        }
-    }
-
     async fn open_volume<C>(
         &self,
         name: String,
@@ -437,61 +423,6 @@ impl Client {
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Client({})", self.inner.dir.display())
-    }
-}
-
-/// A list of blocks to keep alive, being sent to the node. Dropping it abandons it.
-///
-/// Nothing is lost when the node restarts meanwhile, if the client has patience.
-#[derive(Debug)]
-pub struct Keep {
-    client: Client,
-    volume: String,
-    session: u64,
-    /// Hashes the node has acknowledged.
-    sent: u64,
-    /// Hashes not sent yet; fewer than [`KEEP_BATCH`] between calls.
-    waiting: Vec<u8>,
-}
-
-impl Keep {
-    /// Adds blocks of the new version.
-    pub async fn add(&mut self, hashes: &[BlockHash]) -> Result<(), ClientError> {
-        for chunk in hashes.chunks(KEEP_BATCH) {
-            self.waiting.extend_from_slice(&message::join_hashes(chunk.iter()));
-            while self.waiting.len() >= KEEP_BATCH * 32 {
-                let rest = self.waiting.split_off(KEEP_BATCH * 32);
-                self.send().await?;
-                self.waiting = rest;
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts the list in place of the volume's former one, durably: from now on the node
-    /// keeps these blocks and this root alive.
-    pub async fn commit(mut self, root: &SignedBlock) -> Result<(), ClientError> {
-        self.send().await?;
-        let call = message::KeepCommit {
-            volume: self.volume.clone(),
-            session: self.session,
-            count: self.sent,
-        };
-        let request = WithPart(call, root.bytes().clone());
-        self.client.ask::<calls::KeepCommitting>(request).await.map(drop)
-    }
-
-    async fn send(&mut self) -> Result<(), ClientError> {
-        let call = message::KeepAdd {
-            volume: self.volume.clone(),
-            session: self.session,
-            offset: self.sent,
-        };
-        let part = Bytes::from(std::mem::take(&mut self.waiting));
-        let count = part.len() as u64 / 32;
-        self.client.ask::<calls::KeepAdding>(WithPart(call, part)).await?;
-        self.sent += count;
-        Ok(())
     }
 }
 
@@ -543,95 +474,6 @@ impl Inner {
             CallError::TimedOut => ClientError::TimedOut { dir: self.dir.clone() },
             CallError::Refused(refusal) => self.confused(refusal.to_string()),
             CallError::TooLarge => self.confused("the message is too large".into()),
-        })
-    }
-
-    async fn get(&self, hash: BlockHash) -> Result<Bytes, GetError> {
-        let bytes = self.fetch::<calls::GetContent>(message::Get { hash: hash.0 }, hash.key());
-        let bytes = bytes.await?;
-        if BlockHash::of(&bytes) != hash {
-            return Err(unavailable(hash.key(), "the local node sent other bytes"));
-        }
-        Ok(bytes)
-    }
-
-    async fn get_signed(&self, key: Key) -> Result<SignedBlock, GetError> {
-        let call = message::GetSigned { key: key.0 };
-        let bytes = self.fetch::<calls::GetSignedBlock>(call, key).await?;
-        let block = SignedBlock::decode(&bytes).map_err(|error| unavailable(key, error))?;
-        if block.key() != key {
-            return Err(unavailable(key, "the local node sent another block"));
-        }
-        Ok(block)
-    }
-
-    async fn fetch<C>(&self, request: C::Request, key: Key) -> Result<Bytes, GetError>
-    where
-        C: ControlCall<Reply = Block>,
-        C::Error: Into<GetError>,
-    {
-        match self.call::<C>(request).await {
-            Ok(found) => found.map(|WithPart(_, bytes)| bytes).map_err(Into::into),
-            Err(error) => Err(unavailable(key, error)),
-        }
-    }
-
-    /// Makes a call that fails as a put does.
-    async fn store<C: ControlCall>(&self, request: C::Request) -> Result<C::Reply, PutError>
-    where
-        C::Error: Into<PutError>,
-    {
-        match self.call::<C>(request).await {
-            Ok(stored) => stored.map_err(Into::into),
-            Err(error) => Err(PutError::Unavailable(error.to_string())),
-        }
-    }
-}
-
-fn unavailable(key: Key, told: impl ToString) -> GetError {
-    GetError::Unavailable { key, told: told.to_string() }
-}
-
-impl Blocks for Client {
-    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
-        let inner = self.inner.clone();
-        Box::pin(async move { inner.get(hash).await })
-    }
-
-    fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
-        let inner = self.inner.clone();
-        Box::pin(async move { inner.get_signed(key).await })
-    }
-
-    fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
-        let inner = self.inner.clone();
-        Box::pin(async move { inner.store::<calls::Put>(BlockList(blocks)).await.map(drop) })
-    }
-
-    fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
-        let inner = self.inner.clone();
-        let request = Block::of(block.bytes().clone());
-        Box::pin(async move { inner.store::<calls::PutSigned>(request).await.map(drop) })
-    }
-
-    fn renew(
-        &self,
-        hashes: Vec<BlockHash>,
-    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
-        let inner = self.inner.clone();
-        Box::pin(async move {
-            inner.store::<calls::Renew>(HashList(hashes)).await.map(|HashList(lacking)| lacking)
-        })
-    }
-
-    fn renew_or_lack(
-        &self,
-        hashes: Vec<BlockHash>,
-    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
-        let inner = self.inner.clone();
-        let request = HashList(hashes);
-        Box::pin(async move {
-            inner.store::<calls::RenewOrLack>(request).await.map(|HashList(lacking)| lacking)
         })
     }
 }

@@ -105,63 +105,63 @@ impl DirError {
 
 /// A node's directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeDir {
+pub(crate) struct NodeDir {
     root: PathBuf,
 }
 
 impl NodeDir {
     /// The directory at `root`, which need not exist.
-    pub fn at(root: impl Into<PathBuf>) -> NodeDir {
+    pub(crate) fn at(root: impl Into<PathBuf>) -> NodeDir {
         NodeDir { root: root.into() }
     }
 
     /// Where it is.
-    pub fn root(&self) -> &Path {
+    pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
     /// The node's secret key.
-    pub fn identity(&self) -> PathBuf {
+    pub(crate) fn identity(&self) -> PathBuf {
         self.root.join("identity.key")
     }
 
     /// The network's parameters and secret.
-    pub fn network(&self) -> PathBuf {
+    pub(crate) fn network(&self) -> PathBuf {
         self.root.join("network.cbor")
     }
 
     /// The secret key of the network's administrator: only where the network was made.
-    pub fn admin_key(&self) -> PathBuf {
+    pub(crate) fn admin_key(&self) -> PathBuf {
         self.root.join("admin.key")
     }
 
     /// The network's state since its secret was first replaced.
-    pub fn membership(&self) -> PathBuf {
+    pub(crate) fn membership(&self) -> PathBuf {
         self.root.join("membership")
     }
 
     /// The members this node has met.
-    pub fn members(&self) -> PathBuf {
+    pub(crate) fn members(&self) -> PathBuf {
         self.root.join("members.cbor")
     }
 
     /// What the last `up` was told: addresses, storage.
-    pub fn settings(&self) -> PathBuf {
+    pub(crate) fn settings(&self) -> PathBuf {
         self.root.join("settings.cbor")
     }
 
     /// The peers this node knew last.
-    pub fn peers(&self) -> PathBuf {
+    pub(crate) fn peers(&self) -> PathBuf {
         self.root.join("peers.cbor")
     }
 
     /// The block store.
-    pub fn store(&self) -> PathBuf {
+    pub(crate) fn store(&self) -> PathBuf {
         self.root.join("store")
     }
 
     /// The volumes published from here.
-    pub fn volumes(&self) -> PathBuf {
+    pub(crate) fn volumes(&self) -> PathBuf {
         self.root.join("volumes")
     }
 
@@ -176,7 +176,7 @@ impl NodeDir {
     }
 
     /// The control socket.
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.root.join("control.sock")
     }
 
@@ -186,7 +186,7 @@ impl NodeDir {
 
     /// Makes the directory, or takes an existing one: an empty one or a node's. It is
     /// 0700 afterwards.
-    pub fn prepare(&self) -> Result<(), DirError> {
+    pub(crate) fn prepare(&self) -> Result<(), DirError> {
         let root = &self.root;
         fs::DirBuilder::new()
             .recursive(true)
@@ -204,7 +204,7 @@ impl NodeDir {
     }
 
     /// Takes the lock that keeps a second daemon out, until it is dropped.
-    pub fn lock(&self) -> Result<DirLock, DirError> {
+    pub(crate) fn lock(&self) -> Result<DirLock, DirError> {
         let path = self.lock_file();
         let mut file = OpenOptions::new()
             .read(true)
@@ -232,7 +232,7 @@ impl NodeDir {
 
     /// A path for the control socket that fits into a socket address: its own, or one
     /// through an open handle on the directory, which must be kept until bound or connected.
-    pub fn socket_address(&self) -> Result<SocketAddress, DirError> {
+    pub(crate) fn socket_address(&self) -> Result<SocketAddress, DirError> {
         let path = self.socket();
         if path.as_os_str().len() <= MAX_SOCKET_PATH_BYTES {
             return Ok(SocketAddress { path, _dir: None });
@@ -251,21 +251,21 @@ impl NodeDir {
 
 /// A path short enough for a Unix socket; see [`NodeDir::socket_address`].
 #[derive(Debug)]
-pub struct SocketAddress {
+pub(crate) struct SocketAddress {
     path: PathBuf,
     _dir: Option<rustix::fd::OwnedFd>,
 }
 
 impl SocketAddress {
     /// The path to bind or connect.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }
 
 /// Keeps other daemons out of a directory.
 #[derive(Debug)]
-pub struct DirLock {
+pub(crate) struct DirLock {
     _file: File,
 }
 

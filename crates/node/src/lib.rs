@@ -1,13 +1,14 @@
 //! The daemon: a node of the ring on one machine, and the client of its control socket.
 //!
-//! - [`Node`] puts the pieces together: identity, network, transport, Chord, block
-//!   store, DHT, control socket, keeper.
+//! - [`Node`] starts and stops the subsystems: members, blocks, ring, published volumes,
+//!   contribution.
 //! - [`client::Client`] is how commands and mounts reach it.
-//! - [`JoinCode`] lets others in; [`Status`] says what is going on.
+//! - [`JoinCode`] lets other nodes join; [`Status`] describes a node's state.
 //!
 //! It runs only for real, on tokio. It does not know files: to it a volume is a key, a
 //! source directory's name, and a list of blocks to keep alive.
 
+#![warn(unreachable_pub)]
 #![allow(
     clippy::disallowed_methods,
     reason = "the daemon runs only on tokio; protocol code gets its time and tasks from here"
@@ -15,6 +16,7 @@
 
 mod address;
 mod blocks;
+mod build;
 pub mod client;
 mod config;
 mod contribution;

@@ -23,7 +23,7 @@ mod profile_number {
     use minicbor::encode::{Error as EncodeError, Write};
     use minicbor::{Decoder, Encoder};
 
-    pub fn encode<C, W: Write>(
+    pub(super) fn encode<C, W: Write>(
         profile: &IdProfile,
         e: &mut Encoder<W>,
         _: &mut C,
@@ -31,7 +31,7 @@ mod profile_number {
         e.u8(*profile as u8)?.ok()
     }
 
-    pub fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<IdProfile, DecodeError> {
+    pub(super) fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<IdProfile, DecodeError> {
         match d.u8()? {
             1 => Ok(IdProfile::Address),
             2 => Ok(IdProfile::Identity),

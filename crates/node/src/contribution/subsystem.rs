@@ -54,7 +54,7 @@ impl Subsystem for ContributionController {
 }
 
 impl ContributionController {
-    /// What a person sees. Looks at the disk.
+    /// How disk is given, for people and programs. Looks at the disk.
     pub(crate) fn status(&self) -> ContributionStatus {
         let policy = self.policy();
         let present = self.store.present();
@@ -96,22 +96,9 @@ impl ContributionController {
             }
             Err(away) => status.warnings.push(away),
         }
-        status.moving = self.store.former().map(|former| {
-            let left = former.store().usage();
-            if is_away(&former) {
-                let from = Place::of_backend(&former).path(&self.dir);
-                let from = from.display();
-                status.warnings.push(format!(
-                    "the blocks in {from} cannot be moved, for it is not there: {AWAY_ADVICE}"
-                ));
-            }
-            Moving {
-                from: Place::of_backend(&former).path(&self.dir).display().to_string(),
-                moved_blocks: self.state.moved_blocks.load(Ordering::Relaxed),
-                left_blocks: left.blocks,
-                left_bytes: left.block_bytes,
-            }
-        });
+        let (moving, warning) = self.moving();
+        status.moving = moving;
+        status.warnings.extend(warning);
         if matches!(policy, Policy::Transparent { .. }) && self.is_only_holder() {
             let why = "no other node holds copies: what vanishes here is gone";
             status.warnings.push(why.to_owned());
@@ -119,5 +106,23 @@ impl ContributionController {
         let trouble = self.state.trouble.lock().expect("no holder of this lock panics");
         status.warnings.extend(trouble.clone());
         status
+    }
+
+    /// The blocks that still move from where an earlier policy kept them, and a warning if they
+    /// cannot. Looks at the disk.
+    fn moving(&self) -> (Option<Moving>, Option<String>) {
+        let Some(former) = self.store.former() else { return (None, None) };
+        let from = Place::of_backend(&former).path(&self.dir).display().to_string();
+        let warning = is_away(&former).then(|| {
+            format!("the blocks in {from} cannot be moved, for it is not there: {AWAY_ADVICE}")
+        });
+        let left = former.store().usage();
+        let moving = Moving {
+            from,
+            moved_blocks: self.state.moved_blocks.load(Ordering::Relaxed),
+            left_blocks: left.blocks,
+            left_bytes: left.block_bytes,
+        };
+        (Some(moving), warning)
     }
 }

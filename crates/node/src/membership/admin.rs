@@ -23,7 +23,7 @@ impl Membership {
     ///
     /// # Errors
     /// For people: this node may not, or the wish makes no sense.
-    pub async fn rotate(
+    pub(crate) async fn rotate(
         self: Arc<Self>,
         transport: Arc<TcpTransport>,
         remove: Vec<PeerId>,

@@ -44,16 +44,16 @@ pub(crate) type KnownList = Capped<Known, MAX_KNOWN>;
 pub(crate) struct KnownMembers(BTreeMap<PeerId, Known>);
 
 impl KnownMembers {
-    pub fn get(&self, id: &PeerId) -> Option<&Known> {
+    pub(super) fn get(&self, id: &PeerId) -> Option<&Known> {
         self.0.get(id)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Known> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Known> {
         self.0.values()
     }
 
     /// Notes that `peer` has proven the secret of `epoch`. Whether that is worth writing down.
-    pub fn note(&mut self, peer: Peer, epoch: u64, version: u16, now_unix_ms: u64) -> bool {
+    pub(super) fn note(&mut self, peer: Peer, epoch: u64, version: u16, now_unix_ms: u64) -> bool {
         if self.0.len() >= MAX_KNOWN && !self.0.contains_key(&peer.id) {
             let oldest = self.0.values().min_by_key(|known| known.last_seen_unix_ms);
             oldest.map(|known| known.peer.0.id).map(|id| self.0.remove(&id));
@@ -71,7 +71,7 @@ impl KnownMembers {
     }
 
     /// Notes that these are connected now.
-    pub fn seen(&mut self, connected: &[PeerId], now_unix_ms: u64) {
+    pub(super) fn seen(&mut self, connected: &[PeerId], now_unix_ms: u64) {
         for id in connected {
             if let Some(known) = self.0.get_mut(id) {
                 known.last_seen_unix_ms = now_unix_ms;
@@ -79,7 +79,7 @@ impl KnownMembers {
         }
     }
 
-    pub fn load(dir: &NodeDir) -> Result<KnownMembers, DirError> {
+    pub(super) fn load(dir: &NodeDir) -> Result<KnownMembers, DirError> {
         let path = dir.members();
         let Some(bytes) = dir::read_small(&path)? else { return Ok(KnownMembers::default()) };
         let Capped(list): KnownList =
@@ -87,7 +87,7 @@ impl KnownMembers {
         Ok(KnownMembers(list.into_iter().map(|known| (known.peer.0.id, known)).collect()))
     }
 
-    pub fn save(&self, dir: &NodeDir) -> Result<(), DirError> {
+    pub(super) fn save(&self, dir: &NodeDir) -> Result<(), DirError> {
         let list: KnownList = self.0.values().copied().collect::<Vec<_>>().into();
         let bytes = minicbor::to_vec(&list).expect("a vector takes all that is written");
         dir::write_atomically(&dir.members(), &bytes)

@@ -88,7 +88,7 @@ impl State {
 
 impl Membership {
     /// Reads what the directory says.
-    pub fn open(
+    pub(crate) fn open(
         env: Env,
         dir: &NodeDir,
         me: PeerId,
@@ -106,7 +106,7 @@ impl Membership {
     }
 
     /// The network with the secret that counts now, for a join code.
-    pub fn network(&self) -> Network {
+    pub(crate) fn network(&self) -> Network {
         let state = self.lock();
         let Network { secret, epoch, .. } = self.network;
         let (epoch, secret) = match &state.record {
@@ -169,7 +169,7 @@ impl Membership {
     }
 
     /// Writes down which members are known and when they were seen. Blocks on the disk.
-    pub fn save_all(&self) {
+    pub(crate) fn save_all(&self) {
         self.lock().is_unsaved = true;
         self.save_known();
     }
@@ -188,7 +188,7 @@ impl Membership {
     }
 
     /// What somebody should know about this node's own membership.
-    pub fn warning(&self) -> Option<String> {
+    pub(crate) fn warning(&self) -> Option<String> {
         let state = self.lock();
         if state.is_removed(&self.me) {
             return Some("this node was removed from the network".into());
@@ -206,7 +206,7 @@ impl Membership {
 
     /// The members, as far as this node knows them; `in_tables` are known to the overlay,
     /// `connected` have an open connection. Changes nothing.
-    pub fn list(&self, me: Peer, in_tables: &[Peer], connected: &[PeerId]) -> MemberList {
+    pub(crate) fn list(&self, me: Peer, in_tables: &[Peer], connected: &[PeerId]) -> MemberList {
         let now = self.env.unix_ms();
         let network = self.network();
         let is_admin = self.dir.admin_key().exists();

@@ -73,7 +73,7 @@ pub(crate) struct Content {
 
 impl Record {
     /// Signs a record.
-    pub fn sign(admin: &SecretKey, content: Content) -> Record {
+    pub(crate) fn sign(admin: &SecretKey, content: Content) -> Record {
         let Content { epoch, issued_unix_ms, overlap, secret, former, removed } = content;
         assert!(removed.len() <= MAX_REMOVED, "the caller forgets the oldest");
         let overlap_ms = u64::try_from(overlap.as_millis()).unwrap_or(u64::MAX);
@@ -93,7 +93,7 @@ impl Record {
     }
 
     /// Reads a record that `admin` signed.
-    pub fn decode(bytes: &[u8], admin: &[u8; 32]) -> Result<Record, RecordError> {
+    pub(crate) fn decode(bytes: &[u8], admin: &[u8; 32]) -> Result<Record, RecordError> {
         let body = parse(bytes).ok_or(RecordError::Form)?;
         let (signed, signature) = bytes.split_last_chunk().ok_or(RecordError::Form)?;
         // Ed25519 keys are of one kind, whatever they sign.
@@ -105,18 +105,18 @@ impl Record {
     }
 
     /// The record as it was signed.
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
     /// The secrets that it names.
-    pub fn secrets(&self) -> Secrets {
+    pub(crate) fn secrets(&self) -> Secrets {
         Secrets { current: self.secret, former: Some(self.former) }
     }
 
     /// What decides between two records: the later epoch and, should an administrator have
     /// signed two of one epoch, the bytes, so that all nodes end with the same one.
-    pub fn rank(&self) -> (u64, &[u8]) {
+    pub(crate) fn rank(&self) -> (u64, &[u8]) {
         (self.epoch, &self.bytes)
     }
 }

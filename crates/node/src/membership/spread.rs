@@ -53,7 +53,7 @@ pub(crate) struct Newer {
 
 impl Membership {
     /// Tells peers of the record and closes what it does not allow, for ever.
-    pub async fn run(self: Arc<Self>, transport: Arc<TcpTransport>) {
+    pub(crate) async fn run(self: Arc<Self>, transport: Arc<TcpTransport>) {
         let mut saved = self.env.now();
         loop {
             self.enforce(&transport);

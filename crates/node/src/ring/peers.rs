@@ -58,20 +58,20 @@ struct Entry {
 }
 
 impl PeerMemory {
-    pub fn load(dir: &NodeDir) -> Result<PeerMemory, DirError> {
+    pub(crate) fn load(dir: &NodeDir) -> Result<PeerMemory, DirError> {
         let path = dir.peers();
         let Some(bytes) = dir::read_small(&path)? else { return Ok(PeerMemory::default()) };
         minicbor::decode(&bytes).map_err(|error| DirError::damaged(path, error))
     }
 
-    pub fn save(&self, dir: &NodeDir) -> Result<(), DirError> {
+    pub(crate) fn save(&self, dir: &NodeDir) -> Result<(), DirError> {
         let bytes = minicbor::to_vec(self).expect("a vector takes all that is written");
         dir::write_atomically(&dir.peers(), &bytes)
     }
 
     /// Whether what has changed since `saved` is worth a write: other addresses do, and one failure
     /// in [`FAILURES_SAVED`].
-    pub fn is_news_after(&self, saved: &PeerMemory) -> bool {
+    pub(crate) fn is_news_after(&self, saved: &PeerMemory) -> bool {
         let gist = |memory: &PeerMemory| -> Vec<(Peer, u32)> {
             let known = memory.0.iter();
             known.map(|known| (known.peer, known.failures / FAILURES_SAVED)).collect()
