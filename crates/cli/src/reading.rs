@@ -6,7 +6,8 @@ use std::sync::Arc;
 use atoll_dht::{Blocks, GetError};
 use atoll_env::Env;
 use atoll_vfs::FileKind;
-use atoll_volume::owned::format::{Content, RootError};
+use atoll_volume::format::Content;
+use atoll_volume::owned::RootError;
 use atoll_volume::owned::{Item, Listing, OpenError, ReadError, Snapshot, Volume, VolumeOptions};
 
 use crate::address::Address;

@@ -1,8 +1,12 @@
 //! File systems made of blocks.
 //!
-//! [`owned`] is CFS's (§3): one publisher signs, everybody reads. It sees the ring only
-//! as [`atoll_dht::Blocks`] and knows nothing of routing, replicas or peers. [`window`] says
-//! how many blocks to have on their way at once.
+//! - [`format`](mod@format): the bytes of directory, inode, pointer and attribute blocks.
+//! - [`blocks`]: fetching blocks, checked and cached, so many at once as the line bears.
+//! - [`owned`]: the file system of CFS (§3): one publisher signs, everybody reads.
+//!
+//! Each knows only those before it. The ring is seen only as [`atoll_dht::Blocks`]; nothing here
+//! knows routing, replicas or peers.
 
+pub mod blocks;
+pub mod format;
 pub mod owned;
-pub mod window;

@@ -2,11 +2,10 @@
 
 use atoll_key::{BlockHash, ReadKey, VolumeCipher, VolumeId};
 use atoll_vfs::FileTime;
-use atoll_volume::owned::format::directory::{
-    Child, Content, DirectoryBlock, DirectoryRef, Entry, Nodes,
-};
-use atoll_volume::owned::format::inode::{Data, InodeBlock, Shape};
-use atoll_volume::owned::format::{PointerBlock, Root, sealed_root, xattrs};
+use atoll_volume::format::directory::{Child, Content, DirectoryBlock, DirectoryRef, Entry, Nodes};
+use atoll_volume::format::inode::{Data, InodeBlock, Shape};
+use atoll_volume::format::{PointerBlock, xattrs};
+use atoll_volume::owned::{Root, sealed_root};
 use bytes::Bytes;
 
 use super::{Target, round_trip, target};

@@ -20,11 +20,9 @@ use atoll_env::{BoxFuture, Env};
 use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
 use atoll_sim::{Sim, SimConfig};
 use atoll_vfs::{Caller, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, SeekTo};
-use atoll_volume::owned::format::directory::{
-    Child, Content, DirectoryBlock, DirectoryRef, Entry, Nodes,
-};
-use atoll_volume::owned::format::inode::{Data, InodeBlock, Shape};
-use atoll_volume::owned::format::{PointerBlock, xattrs};
+use atoll_volume::format::directory::{Child, Content, DirectoryBlock, DirectoryRef, Entry, Nodes};
+use atoll_volume::format::inode::{Data, InodeBlock, Shape};
+use atoll_volume::format::{PointerBlock, xattrs};
 use atoll_volume::owned::{Item, Snapshot, Volume, VolumeFs, VolumeOptions};
 use bytes::Bytes;
 

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use atoll_volume::owned::format::Content;
+use atoll_volume::format::Content;
 use atoll_volume::owned::{
     GetOptions, GetTreeError, Gotten, Item, ReadError, Unread, VolumeOptions, get_tree,
 };

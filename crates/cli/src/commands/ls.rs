@@ -1,6 +1,6 @@
 //! `atoll ls`: one directory of a volume.
 
-use atoll_volume::owned::format::Content;
+use atoll_volume::format::Content;
 use atoll_volume::owned::{Item, VolumeOptions};
 use serde::Serialize;
 

@@ -1,7 +1,7 @@
 //! `atoll stat`: what is known of one file.
 
+use atoll_volume::format::Content;
 use atoll_volume::owned::VolumeOptions;
-use atoll_volume::owned::format::Content;
 use serde::Serialize;
 
 use crate::address::Address;

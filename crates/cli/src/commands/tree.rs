@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 
-use atoll_volume::owned::format::Content;
+use atoll_volume::format::Content;
 use atoll_volume::owned::{Item, Listing, VolumeOptions};
 
 use crate::address::Address;

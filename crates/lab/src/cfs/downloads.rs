@@ -16,7 +16,7 @@ use std::time::Duration;
 use atoll_dht::{Blocks, Dht, GetError};
 use atoll_env::Runtime;
 use atoll_sim::{Connections, TcpModel};
-use atoll_volume::window;
+use atoll_volume::blocks::window;
 use bytes::Bytes;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
@@ -71,7 +71,7 @@ const HANDSHAKE_ROUND_TRIPS: u32 = 2;
 pub(super) enum Window {
     /// So many blocks at a time.
     Blocks(usize),
-    /// As many as seem useful, by `atoll_volume::window`.
+    /// As many as seem useful, by `atoll_volume::blocks::window`.
     Adaptive,
 }
 

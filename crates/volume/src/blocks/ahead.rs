@@ -7,7 +7,7 @@
 
 /// Where a reader is and how far it is read ahead of. Offsets and lengths in bytes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ReadAhead {
+pub(crate) struct ReadAhead {
     next: u64,
     window: u64,
     fetched_upto: u64,
@@ -22,7 +22,7 @@ const SLACK_BYTES: u64 = 512 << 10;
 
 impl ReadAhead {
     /// Notes a read, and returns what to fetch: from (inclusive), up to (exclusive).
-    pub(super) fn on_read(
+    pub(crate) fn on_read(
         &mut self,
         offset: u64,
         len: u64,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use futures_channel::oneshot;
 
 /// Given out in the order asked for, so that nobody starves.
-pub(super) struct Budget {
+pub(crate) struct Budget {
     limit: usize,
     state: Mutex<State>,
 }
@@ -19,18 +19,18 @@ struct State {
 }
 
 /// A share of the budget, given back when dropped.
-pub(super) struct Permit {
+pub(crate) struct Permit {
     budget: Arc<Budget>,
     bytes: usize,
 }
 
 impl Budget {
-    pub(super) fn new(limit: usize) -> Arc<Budget> {
+    pub(crate) fn new(limit: usize) -> Arc<Budget> {
         Arc::new(Budget { limit: limit.max(1), state: Mutex::default() })
     }
 
     /// Waits for `bytes`, or for the whole budget if that is less. Cancel-safe.
-    pub(super) async fn acquire(self: &Arc<Self>, bytes: usize) -> Permit {
+    pub(crate) async fn acquire(self: &Arc<Self>, bytes: usize) -> Permit {
         let bytes = bytes.min(self.limit);
         let waiting = {
             let mut state = self.state();

@@ -21,8 +21,8 @@ use quick_cache::{OptionsBuilder, Weighter};
 
 use super::error::BlockError;
 use super::pace::{Pace, Wanted};
-use crate::owned::format::{DirectoryBlock, Entry, FormatError, Nodes};
-use crate::window::Limits;
+use crate::blocks::window::Limits;
+use crate::format::{DirectoryBlock, Entry, FormatError, Nodes};
 
 /// The share of the cache that directory blocks, kept decoded, may take: a quarter.
 const DIRECTORY_SHARE: u64 = 4;

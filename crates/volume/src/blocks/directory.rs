@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::cache::BlockCache;
 use super::error::BlockError;
-use crate::owned::format::{Child, DirectoryBlock, DirectoryRef, Entry, Nodes};
+use crate::format::{Child, DirectoryBlock, DirectoryRef, Entry, Nodes};
 
 /// Leaves fetched ahead of the one being listed.
 const LEAVES_AHEAD: usize = 4;

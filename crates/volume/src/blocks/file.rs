@@ -9,8 +9,8 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use super::cache::BlockCache;
 use super::error::BlockError;
 use super::pace::Wanted;
-use crate::owned::format::inode::{Data, InodeBlock, Shape};
-use crate::owned::format::{FormatError, PointerBlock};
+use crate::format::inode::{Data, InodeBlock, Shape};
+use crate::format::{FormatError, PointerBlock};
 
 /// Data blocks of one `read`, or of a file's beginning, fetched at once.
 const BLOCKS_AT_ONCE: usize = 16;
@@ -306,7 +306,7 @@ mod tests {
     use atoll_env::TokioRuntime;
 
     use super::*;
-    use crate::owned::format::inode;
+    use crate::format::inode;
 
     async fn kept(blocks: &MemoryBlocks, block: Vec<u8>) -> BlockHash {
         let hash = BlockHash::of(&block);

@@ -12,7 +12,7 @@ use atoll_dht::GetError;
 use atoll_env::{Env, Instant};
 use futures_channel::oneshot;
 
-use crate::window::{Limits, Window};
+use crate::blocks::window::{Limits, Window};
 
 /// How a block is wanted, and about how long it is, bytes.
 #[derive(Clone, Copy, Debug)]

@@ -8,9 +8,9 @@ use atoll_key::BlockHash;
 use atoll_vfs::FileKind;
 use bytes::Bytes;
 
-use super::format::directory::{self, Child, DirectoryRef, Entry, starts_block};
-use super::format::inode::{self, Shape};
-use super::format::{
+use super::directory::{self, Child, DirectoryRef, Entry, starts_block};
+use super::inode::{self, Shape};
+use super::{
     DIRECTORY_BLOCK_BYTES, FormatError, INDIRECT_POINTERS, MAX_DIRECTORY_LEVELS, Pointer,
     PointerBlock,
 };
@@ -21,7 +21,7 @@ use super::format::{
 const MIN_DIRECTORY_BLOCK_BYTES: usize = 16 << 10;
 
 /// Takes a finished block and returns its hash.
-pub(super) trait Sink<E> {
+pub(crate) trait Sink<E> {
     fn emit(&mut self, block: Vec<u8>) -> Result<BlockHash, E>;
 }
 
@@ -33,7 +33,7 @@ impl<E, F: FnMut(Vec<u8>) -> Result<BlockHash, E>> Sink<E> for F {
 
 /// Builds a directory. Entries come in ascending order of their names.
 #[derive(Default)]
-pub(super) struct DirectoryBuilder {
+pub(crate) struct DirectoryBuilder {
     levels: Vec<Level>,
     scratch: Vec<u8>,
     total: Counts,
@@ -63,7 +63,7 @@ struct Level {
 
 impl DirectoryBuilder {
     /// Adds the next entry.
-    pub(super) fn push<E: From<FormatError>>(
+    pub(crate) fn push<E: From<FormatError>>(
         &mut self,
         entry: &Entry,
         sink: &mut impl Sink<E>,
@@ -80,7 +80,7 @@ impl DirectoryBuilder {
     }
 
     /// Ends the directory.
-    pub(super) fn finish<E: From<FormatError>>(
+    pub(crate) fn finish<E: From<FormatError>>(
         mut self,
         sink: &mut impl Sink<E>,
     ) -> Result<DirectoryRef, E> {
@@ -157,7 +157,7 @@ impl DirectoryBuilder {
 }
 
 /// Builds the pointer tree of a file that is longer than one data block.
-pub(super) struct PointerBuilder {
+pub(crate) struct PointerBuilder {
     shape: Shape,
     /// Pointers of level *i* that are not in a block yet; the last level goes into the inode.
     levels: Vec<Vec<Pointer>>,
@@ -165,19 +165,19 @@ pub(super) struct PointerBuilder {
 }
 
 impl PointerBuilder {
-    pub(super) fn new(shape: Shape) -> PointerBuilder {
+    pub(crate) fn new(shape: Shape) -> PointerBuilder {
         let levels = usize::from(shape.indirect_levels()) + 1;
         PointerBuilder { shape, levels: vec![Vec::new(); levels], pushed_blocks: 0 }
     }
 
     /// Adds the next data block.
-    pub(super) fn push<E>(&mut self, hash: BlockHash, sink: &mut impl Sink<E>) -> Result<(), E> {
+    pub(crate) fn push<E>(&mut self, hash: BlockHash, sink: &mut impl Sink<E>) -> Result<(), E> {
         self.pushed_blocks += 1;
         self.add(0, Some(hash), sink)
     }
 
     /// Adds a hole of `blocks` data blocks, in steps as large as they can be.
-    pub(super) fn push_hole<E>(
+    pub(crate) fn push_hole<E>(
         &mut self,
         mut blocks: u64,
         sink: &mut impl Sink<E>,
@@ -205,7 +205,7 @@ impl PointerBuilder {
     }
 
     /// The inode block. All of the file's blocks must have been pushed.
-    pub(super) fn finish<E>(mut self, sink: &mut impl Sink<E>) -> Result<Vec<u8>, E> {
+    pub(crate) fn finish<E>(mut self, sink: &mut impl Sink<E>) -> Result<Vec<u8>, E> {
         assert_eq!(self.pushed_blocks, self.shape.data_blocks(), "every block is pushed once");
         for level in 0..self.levels.len() - 1 {
             if !self.levels[level].is_empty() {

@@ -9,17 +9,17 @@ use bytes::Bytes;
 use super::FormatError;
 
 /// What is left of a block that is being read. Slices share the block's memory.
-pub(super) struct Cursor {
+pub(crate) struct Cursor {
     rest: Bytes,
 }
 
 impl Cursor {
-    pub(super) fn new(block: &Bytes) -> Cursor {
+    pub(crate) fn new(block: &Bytes) -> Cursor {
         Cursor { rest: block.clone() }
     }
 
     /// Checks the first five bytes: the block's magic and layout 1.
-    pub(super) fn header(
+    pub(crate) fn header(
         block: &Bytes,
         magic: &[u8; 4],
         name: &'static str,
@@ -35,11 +35,11 @@ impl Cursor {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.rest.len()
     }
 
-    pub(super) fn take(&mut self, count: usize) -> Result<Bytes, FormatError> {
+    pub(crate) fn take(&mut self, count: usize) -> Result<Bytes, FormatError> {
         if count > self.rest.len() {
             return Err(FormatError::Truncated);
         }
@@ -55,39 +55,39 @@ impl Cursor {
         Ok(bytes)
     }
 
-    pub(super) fn u8(&mut self) -> Result<u8, FormatError> {
+    pub(crate) fn u8(&mut self) -> Result<u8, FormatError> {
         Ok(self.array::<1>()?[0])
     }
 
-    pub(super) fn u16(&mut self) -> Result<u16, FormatError> {
+    pub(crate) fn u16(&mut self) -> Result<u16, FormatError> {
         Ok(u16::from_be_bytes(self.array()?))
     }
 
-    pub(super) fn u32(&mut self) -> Result<u32, FormatError> {
+    pub(crate) fn u32(&mut self) -> Result<u32, FormatError> {
         Ok(u32::from_be_bytes(self.array()?))
     }
 
-    pub(super) fn u64(&mut self) -> Result<u64, FormatError> {
+    pub(crate) fn u64(&mut self) -> Result<u64, FormatError> {
         Ok(u64::from_be_bytes(self.array()?))
     }
 
-    pub(super) fn hash(&mut self) -> Result<BlockHash, FormatError> {
+    pub(crate) fn hash(&mut self) -> Result<BlockHash, FormatError> {
         Ok(BlockHash(self.array()?))
     }
 
     /// A hash, or all zeros for none.
-    pub(super) fn optional_hash(&mut self) -> Result<Option<BlockHash>, FormatError> {
+    pub(crate) fn optional_hash(&mut self) -> Result<Option<BlockHash>, FormatError> {
         Ok(Some(self.hash()?).filter(|hash| hash.0 != [0; 32]))
     }
 
-    pub(super) fn mode(&mut self) -> Result<u32, FormatError> {
+    pub(crate) fn mode(&mut self) -> Result<u32, FormatError> {
         match self.u16()? {
             mode if mode <= 0o7777 => Ok(u32::from(mode)),
             mode => Err(FormatError::BadMode(mode)),
         }
     }
 
-    pub(super) fn time(&mut self) -> Result<FileTime, FormatError> {
+    pub(crate) fn time(&mut self) -> Result<FileTime, FormatError> {
         let secs = i64::from_be_bytes(self.array()?);
         match self.u32()? {
             nanos if nanos < 1_000_000_000 => Ok(FileTime { secs, nanos }),
@@ -95,7 +95,7 @@ impl Cursor {
         }
     }
 
-    pub(super) fn end(self) -> Result<(), FormatError> {
+    pub(crate) fn end(self) -> Result<(), FormatError> {
         match self.rest.len() {
             0 => Ok(()),
             left => Err(FormatError::TrailingBytes(left)),
@@ -104,24 +104,24 @@ impl Cursor {
 }
 
 /// The first five bytes of a block.
-pub(super) fn put_header(out: &mut Vec<u8>, magic: &[u8; 4]) {
+pub(crate) fn put_header(out: &mut Vec<u8>, magic: &[u8; 4]) {
     out.extend_from_slice(magic);
     out.push(1);
 }
 
-pub(super) fn put_mode(out: &mut Vec<u8>, mode: u32) {
+pub(crate) fn put_mode(out: &mut Vec<u8>, mode: u32) {
     out.extend_from_slice(&((mode & 0o7777) as u16).to_be_bytes());
 }
 
-pub(super) fn put_time(out: &mut Vec<u8>, time: FileTime) {
+pub(crate) fn put_time(out: &mut Vec<u8>, time: FileTime) {
     out.extend_from_slice(&time.secs.to_be_bytes());
     out.extend_from_slice(&time.nanos.to_be_bytes());
 }
 
-pub(super) fn put_u64(out: &mut Vec<u8>, number: u64) {
+pub(crate) fn put_u64(out: &mut Vec<u8>, number: u64) {
     out.extend_from_slice(&number.to_be_bytes());
 }
 
-pub(super) fn put_hash(out: &mut Vec<u8>, hash: Option<&BlockHash>) {
+pub(crate) fn put_hash(out: &mut Vec<u8>, hash: Option<&BlockHash>) {
     out.extend_from_slice(hash.map_or(&[0; 32], |hash| &hash.0));
 }

@@ -213,13 +213,13 @@ fn decode_symlink(cursor: &mut Cursor) -> Result<Content, FormatError> {
 }
 
 /// Entry counts and hash of a directory, as the root and entries hold them.
-pub(super) fn put_directory(out: &mut Vec<u8>, directory: &DirectoryRef) {
+pub(crate) fn put_directory(out: &mut Vec<u8>, directory: &DirectoryRef) {
     put_u64(out, directory.entries);
     put_u64(out, directory.subdirectories);
     out.extend_from_slice(directory.hash.as_ref().map_or(&[], |hash| &hash.0));
 }
 
-pub(super) fn take_directory(cursor: &mut Cursor) -> Result<DirectoryRef, FormatError> {
+pub(crate) fn take_directory(cursor: &mut Cursor) -> Result<DirectoryRef, FormatError> {
     let (entries, subdirectories) = take_counts(cursor)?;
     let hash = match entries {
         0 => None,

@@ -10,19 +10,16 @@
 pub mod directory;
 pub mod inode;
 pub mod pointers;
-pub mod root;
-pub mod sealed_root;
 pub mod xattrs;
 
-mod cursor;
+pub(crate) mod build;
+pub(crate) mod cursor;
 
 use atoll_key::{MAX_BLOCK_BYTES, SealError};
 
 pub use directory::{Child, Content, DirectoryBlock, DirectoryRef, Entry, Nodes};
 pub use inode::InodeBlock;
 pub use pointers::{Pointer, PointerBlock};
-pub use root::Root;
-pub use sealed_root::RootError;
 
 /// The smallest data block, as a power of two: 4 KiB.
 pub const MIN_BLOCK_SIZE_LOG2: u8 = 12;
@@ -149,7 +146,7 @@ pub enum FormatError {
 }
 
 /// A name for an error message: text, and not too much of it.
-fn shown(name: &[u8]) -> String {
+pub(crate) fn shown(name: &[u8]) -> String {
     const SHOWN_BYTES: usize = 48;
     let mut text = String::from_utf8_lossy(&name[..name.len().min(SHOWN_BYTES)]).into_owned();
     if name.len() > SHOWN_BYTES {
@@ -159,7 +156,7 @@ fn shown(name: &[u8]) -> String {
 }
 
 /// Whether `log2` is an allowed size of data blocks.
-fn check_block_size(log2: u8) -> Result<(), FormatError> {
+pub(crate) fn check_block_size(log2: u8) -> Result<(), FormatError> {
     if (MIN_BLOCK_SIZE_LOG2..=MAX_BLOCK_SIZE_LOG2).contains(&log2) {
         Ok(())
     } else {

@@ -5,7 +5,8 @@
 //! root (signed) ─► directory blocks ─► inode blocks ─► indirect blocks ─► data blocks
 //! ```
 //!
-//! - [`format`](mod@format): the bytes of each block, and decoders that trust none.
+//! - [`root`] and [`sealed_root`]: the bytes of the root; all other blocks are those of
+//!   [`crate::format`].
 //! - [`publish()`]: a directory of this machine becomes a volume, or its next version.
 //! - [`Volume`], [`Snapshot`]: reading by path.
 //! - [`VolumeFs`]: reading through a mount.
@@ -14,23 +15,24 @@
 //! Every hash below a root is a hash of contents, so a snapshot never changes, and all of
 //! it may be cached for ever; only which root is the newest needs asking again (CFS §5.2).
 
-mod budget;
-pub mod format;
 mod fs;
 mod get;
+mod progress;
 mod publish;
 mod read;
-mod tree;
+pub mod root;
+pub mod sealed_root;
 
+pub use crate::blocks::Outage;
 pub use fs::VolumeFs;
 pub use get::{GetOptions, GetTreeError, Gotten, Unread, get_tree};
+pub use progress::{NoProgress, Phase, Progress};
 pub use publish::{
     AllOfSource, Keeper, MAX_LISTED, NoKeeper, Omission, OmissionList, Omissions, PublishError,
     PublishOptions, Published, SourceFilter, Visibility, exclude_set, publish,
 };
 pub use read::{
-    Item, Listing, OpenError, Outage, ReadError, Snapshot, Volume, VolumeOptions, VolumeStatus,
+    Item, Listing, OpenError, ReadError, Snapshot, Volume, VolumeOptions, VolumeStatus,
 };
-
-mod progress;
-pub use progress::{NoProgress, Phase, Progress};
+pub use root::Root;
+pub use sealed_root::RootError;

@@ -25,9 +25,9 @@ use atoll_key::BlockHash;
 use atoll_vfs::FileTime;
 use bytes::Bytes;
 
-use super::cursor::{Cursor, put_header, put_mode, put_time, put_u64};
-use super::directory::{Content, DirectoryRef, Entry, put_directory, take_directory};
-use super::{FormatError, check_block_size};
+use crate::format::cursor::{Cursor, put_header, put_mode, put_time, put_u64};
+use crate::format::directory::{Content, DirectoryRef, Entry, put_directory, take_directory};
+use crate::format::{FormatError, check_block_size};
 
 pub(super) const MAGIC: &[u8; 4] = b"ATVR";
 const NAME: &str = "volume root";

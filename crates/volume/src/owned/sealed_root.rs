@@ -16,8 +16,8 @@ use atoll_key::VolumeCipher;
 use atoll_key::read_key::CHECK_BYTES;
 use bytes::Bytes;
 
-use super::FormatError;
 use super::root::{MAGIC, Root};
+use crate::format::FormatError;
 
 /// The layout of an encrypted volume's root.
 const ENCRYPTED_LAYOUT: u8 = 2;

@@ -9,11 +9,12 @@ use atoll_dht::{Blocks, GetError, MemoryBlocks, PutError};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, Key, ReadKey, SealError, SecretKey, SignedBlock};
 use atoll_vfs::kit;
-use atoll_volume::owned::format::{FormatError, RootError, sealed_root};
+use atoll_volume::format::FormatError;
 use atoll_volume::owned::{
     GetOptions, NoKeeper, NoProgress, OpenError, PublishError, PublishOptions, Published,
     ReadError, Snapshot, Visibility, Volume, VolumeOptions, get_tree, publish,
 };
+use atoll_volume::owned::{RootError, sealed_root};
 use bytes::Bytes;
 
 use crate::mount::PublishedVolume;

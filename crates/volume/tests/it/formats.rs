@@ -2,11 +2,12 @@
 
 use atoll_key::{BlockHash, MAX_BLOCK_BYTES};
 use atoll_vfs::FileTime;
-use atoll_volume::owned::format::inode::{Data, Shape};
-use atoll_volume::owned::format::{
+use atoll_volume::format::inode::{Data, Shape};
+use atoll_volume::format::{
     Child, Content, DirectoryBlock, DirectoryRef, Entry, FormatError, InodeBlock, Nodes,
-    PointerBlock, Root, xattrs,
+    PointerBlock, xattrs,
 };
+use atoll_volume::owned::Root;
 use bytes::Bytes;
 use proptest::prelude::*;
 

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use atoll_dht::{Blocks, MemoryBlocks};
 use atoll_key::BlockHash;
-use atoll_volume::owned::format::{Content, DirectoryBlock, Nodes};
+use atoll_volume::format::{Content, DirectoryBlock, Nodes};
 use atoll_volume::owned::{GetOptions, GetTreeError, Gotten, NoProgress, get_tree};
 use bytes::Bytes;
 

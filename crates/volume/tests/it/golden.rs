@@ -3,11 +3,11 @@
 
 use atoll_key::BlockHash;
 use atoll_vfs::FileTime;
-use atoll_volume::owned::format::inode::{Data, Shape};
-use atoll_volume::owned::format::{
-    Child, Content, DirectoryBlock, DirectoryRef, Entry, InodeBlock, Nodes, PointerBlock, Root,
-    xattrs,
+use atoll_volume::format::inode::{Data, Shape};
+use atoll_volume::format::{
+    Child, Content, DirectoryBlock, DirectoryRef, Entry, InodeBlock, Nodes, PointerBlock, xattrs,
 };
+use atoll_volume::owned::Root;
 use bytes::Bytes;
 
 fn hex(bytes: &[u8]) -> String {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use atoll_dht::{GetError, MemoryBlocks};
 use atoll_key::BlockHash;
 use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags};
-use atoll_volume::owned::format::inode::{Data, Shape};
-use atoll_volume::owned::format::{
+use atoll_volume::format::inode::{Data, Shape};
+use atoll_volume::format::{
     Child, Content, DirectoryBlock, DirectoryRef, Entry, FormatError, InodeBlock, Nodes,
     PointerBlock,
 };

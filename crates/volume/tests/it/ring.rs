@@ -9,7 +9,8 @@ use std::time::Duration;
 use atoll_dht::{Blocks, GetError, MemoryBlocks, PutError};
 use atoll_env::{BoxFuture, Env, TokioRuntime};
 use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
-use atoll_volume::owned::format::{DirectoryRef, Root};
+use atoll_volume::format::DirectoryRef;
+use atoll_volume::owned::Root;
 use atoll_volume::owned::{
     NoKeeper, NoProgress, PublishOptions, Published, Snapshot, Volume, VolumeOptions, publish,
 };

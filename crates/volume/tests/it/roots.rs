@@ -8,7 +8,8 @@ use std::time::Duration;
 use atoll_dht::{Blocks, GetError, MemoryBlocks, PutError};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, Key, SignedBlock};
-use atoll_volume::owned::format::{FormatError, RootError};
+use atoll_volume::format::FormatError;
+use atoll_volume::owned::RootError;
 use atoll_volume::owned::{OpenError, Volume, VolumeOptions};
 use bytes::Bytes;
 

@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use atoll_vfs::{FileKind, FileTime};
-use atoll_volume::owned::format::Content;
+use atoll_volume::format::Content;
 use atoll_volume::owned::{Item, Snapshot};
 use futures_util::TryStreamExt;
 use rustix::fs::{AtFlags, Timespec, Timestamps};

@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use atoll_env::Instant;
-use atoll_volume::window::{Limits, Window};
+use atoll_volume::blocks::window::{Limits, Window};
 use proptest::prelude::*;
 
 const BLOCK: u64 = 64 << 10;

@@ -13,7 +13,7 @@ use atoll_key::BlockHash;
 use atoll_vfs::{FileKind, InodeNumber};
 use bytes::Bytes;
 
-use crate::owned::format::Entry;
+use crate::format::Entry;
 use crate::owned::read::snapshot::joined;
 
 /// The files that the kernel holds lookups of, and the directories above them.
@@ -86,7 +86,7 @@ impl Inodes {
         // Names are slices of directory blocks; the table must not keep those in memory.
         let mut entry = entry.clone();
         entry.name = Bytes::copy_from_slice(&entry.name);
-        if let crate::owned::format::Content::Symlink(target) = &mut entry.content {
+        if let crate::format::Content::Symlink(target) = &mut entry.content {
             *target = Bytes::copy_from_slice(target);
         }
         let node = Node { parent: parent.0, entry, seen, lookups: 1, children: 0 };

@@ -7,7 +7,6 @@
 //!
 //! Owners are not published: everything belongs to whoever mounts.
 
-mod ahead;
 mod inodes;
 
 use std::collections::BTreeMap;
@@ -22,13 +21,15 @@ use atoll_vfs::{
 };
 use bytes::Bytes;
 
-use self::ahead::ReadAhead;
 use self::inodes::{Inodes, Known};
-use super::format::{Content, DirectoryRef, Entry};
-use super::read::error::{BlockError, shown_path};
-use super::read::file::File;
+use super::read::error::shown_path;
 use super::read::snapshot::{Snapshot, joined, read_xattrs};
-use super::read::{ReadError, Volume, directory};
+use super::read::{ReadError, Volume};
+use crate::blocks::ahead::ReadAhead;
+use crate::blocks::directory;
+use crate::blocks::error::BlockError;
+use crate::blocks::file::File;
+use crate::format::{Content, DirectoryRef, Entry};
 
 /// How long attributes that never change may be believed: a day, since some kernels
 /// overflow on more.

@@ -39,14 +39,14 @@ use self::failures::Failures;
 pub use self::failures::Unread;
 use self::pool::Pool;
 use self::walk::{Found, Into};
-use super::budget::Budget;
-use super::format::inode::Shape;
-use super::format::{Content, Entry};
 use super::progress::{Phase, Progress};
-use super::read::error::BlockError;
-use super::read::file::{File, Place};
 use super::read::snapshot::read_xattrs;
 use super::read::{Item, ReadError, Snapshot};
+use crate::blocks::budget::Budget;
+use crate::blocks::error::BlockError;
+use crate::blocks::file::{File, Place};
+use crate::format::inode::Shape;
+use crate::format::{Content, Entry};
 
 /// Threads that write. Guess: some wait for the disk while others use the processor.
 const WRITER_THREADS: usize = 4;

@@ -11,8 +11,8 @@ use futures_util::stream::{self, Stream};
 
 use super::dest::{DestDir, hashed_part_name, part_name};
 use super::{Copy, Ended, GetTreeError, add};
-use crate::owned::format::{Content, FormatError, MAX_DEPTH};
-use crate::owned::read::error::BlockError;
+use crate::blocks::error::BlockError;
+use crate::format::{Content, FormatError, MAX_DEPTH};
 use crate::owned::read::{Item, Listing, Snapshot};
 
 /// Entries listed at a time.

@@ -14,9 +14,9 @@ use rustix::io::Errno;
 
 use super::run::{Run, Stopped, Tallies};
 use super::source::{SourceDir, kind_of, mode_of, mtime_of, xattrs_of};
-use crate::owned::format::inode::{self, Shape};
-use crate::owned::format::{Content, Entry};
-use crate::owned::tree::PointerBuilder;
+use crate::format::build::PointerBuilder;
+use crate::format::inode::{self, Shape};
+use crate::format::{Content, Entry};
 
 /// How often a file is read that changes meanwhile. Guess: a file that is written now and
 /// then is caught between two writes; one that is written all the time never is.

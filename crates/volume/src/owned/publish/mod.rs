@@ -41,8 +41,12 @@ pub use self::report::{MAX_LISTED, Omission, OmissionList, Omissions};
 use self::run::{Run, StopOnDrop};
 use self::source::SourceDir;
 use self::walk::count;
-use super::format::{MAX_BLOCK_SIZE_LOG2, MIN_BLOCK_SIZE_LOG2, Root, RootError, root, sealed_root};
 use super::progress::{Phase, Progress};
+use super::{
+    root::{self, Root},
+    sealed_root::{self, RootError},
+};
+use crate::format::{MAX_BLOCK_SIZE_LOG2, MIN_BLOCK_SIZE_LOG2};
 
 /// How often a newer root than we knew of may turn up while ours is put.
 const MAX_ROOT_ATTEMPTS: u32 = 3;

@@ -17,15 +17,14 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::PublishError;
 use super::run::{Run, Tallies};
-use crate::owned::budget::Budget;
-use crate::owned::format::inode::Data;
-use crate::owned::format::{
-    Content, Entry, InodeBlock, MIN_BLOCK_SIZE_LOG2, Nodes, PointerBlock, sealed_root,
-};
-use crate::owned::read::cache::BlockCache;
-use crate::owned::read::error::BlockError;
-use crate::owned::read::pace::Wanted;
+use crate::blocks::budget::Budget;
+use crate::blocks::cache::BlockCache;
+use crate::blocks::error::BlockError;
+use crate::blocks::pace::Wanted;
+use crate::format::inode::Data;
+use crate::format::{Content, Entry, InodeBlock, MIN_BLOCK_SIZE_LOG2, Nodes, PointerBlock};
 use crate::owned::read::{ReadError, Snapshot};
+use crate::owned::sealed_root;
 
 /// Memory for directory blocks of the previous version.
 const CACHE_BYTES: u64 = 8 << 20;

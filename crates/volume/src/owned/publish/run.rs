@@ -13,8 +13,8 @@ use futures_channel::mpsc::UnboundedSender;
 
 use super::previous::Ask;
 use super::{Omission, Omissions, PublishError, PublishOptions};
-use crate::owned::budget::Permit;
-use crate::owned::format::{DirectoryRef, Entry, FormatError};
+use crate::blocks::budget::Permit;
+use crate::format::{DirectoryRef, Entry, FormatError};
 use crate::owned::progress::Progress;
 
 /// Hashes remembered per generation; two generations are kept. A duplicate further back

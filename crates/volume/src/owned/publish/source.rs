@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::PublishOptions;
 use super::run::Stopped;
-use crate::owned::format::xattrs;
+use crate::format::xattrs;
 
 /// An open directory of the source.
 pub(super) struct SourceDir {

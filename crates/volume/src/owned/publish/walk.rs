@@ -21,8 +21,8 @@ use super::PublishError;
 use super::file::{FileError, publish_file};
 use super::run::{EmitError, FailOnPanic, Run, Stopped, Tallies, Top, Trouble};
 use super::source::{DirError, Names, SourceDir, mode_of, mtime_of, xattrs_of};
-use crate::owned::format::{Content, Entry, MAX_DEPTH};
-use crate::owned::tree::DirectoryBuilder;
+use crate::format::build::DirectoryBuilder;
+use crate::format::{Content, Entry, MAX_DEPTH};
 
 /// Files queued or being read. Each keeps its directory open, so this also bounds open
 /// files (the usual limit is 1,024 a process).

@@ -4,7 +4,9 @@ use atoll_dht::GetError;
 use atoll_key::BlockHash;
 use atoll_vfs::Errno;
 
-use crate::owned::format::{FormatError, RootError};
+use crate::blocks::error::BlockError;
+use crate::format::FormatError;
+use crate::owned::sealed_root::RootError;
 
 /// Why a volume could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -123,18 +125,7 @@ pub(crate) fn shown_path(path: &[u8]) -> String {
     shown
 }
 
-/// What is wrong with one block; which path it belongs to is not known yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum BlockError {
-    Fetch(GetError),
-    Bad { hash: BlockHash, source: FormatError },
-}
-
 impl BlockError {
-    pub(crate) fn bad(hash: BlockHash) -> impl FnOnce(FormatError) -> BlockError {
-        move |source| BlockError::Bad { hash, source }
-    }
-
     /// The same, said of `path`.
     pub(crate) fn at(self, path: &[u8]) -> ReadError {
         let path = shown_path(path);

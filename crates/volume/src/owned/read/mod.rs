@@ -6,15 +6,10 @@
 //! is checked against whatever points to it (levels, counts, lengths, order of names)
 //! before it is used.
 
-pub(super) mod cache;
-pub(super) mod directory;
 pub(super) mod error;
-pub(super) mod file;
-pub(super) mod pace;
 pub(super) mod snapshot;
 mod volume;
 
-pub use cache::Outage;
 pub use error::{OpenError, ReadError};
 pub use snapshot::{Item, Listing, Snapshot};
 pub use volume::{Volume, VolumeOptions, VolumeStatus};

@@ -7,12 +7,14 @@ use atoll_key::VolumeId;
 use bytes::Bytes;
 use futures_util::stream::{BoxStream, StreamExt, TryStreamExt};
 
-use super::cache::BlockCache;
-use super::directory::{self, UnreadLeaf};
-use super::error::{BlockError, ReadError, shown_path};
-use super::file::File;
-use super::pace::Wanted;
-use crate::owned::format::{Content, DirectoryRef, Entry, Root, xattrs};
+use super::error::{ReadError, shown_path};
+use crate::blocks::cache::BlockCache;
+use crate::blocks::directory::{self, UnreadLeaf};
+use crate::blocks::error::BlockError;
+use crate::blocks::file::File;
+use crate::blocks::pace::Wanted;
+use crate::format::{Content, DirectoryRef, Entry, xattrs};
+use crate::owned::root::Root;
 
 /// One version of a volume; never changes. Cheap to keep: blocks are fetched as they are
 /// read.

@@ -18,10 +18,10 @@ use atoll_key::{ReadKey, SignedBlock, VolumeCipher, VolumeId};
 use futures_util::FutureExt;
 use futures_util::future::Shared;
 
-use super::cache::{BlockCache, Outage};
 use super::error::{OpenError, ReadError};
 use super::snapshot::Snapshot;
-use crate::owned::format::sealed_root;
+use crate::blocks::cache::{BlockCache, Outage};
+use crate::owned::sealed_root;
 
 /// How long a reader waits for the ring to confirm a root before it goes on with the old
 /// one. Guess: what a person takes for a hiccup.

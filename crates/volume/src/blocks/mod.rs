@@ -1,0 +1,21 @@
+//! Blocks fetched and checked: what every file system made of blocks reads through.
+//!
+//! - [`window`] and `pace`: how many blocks to have on their way at once.
+//! - `cache`: blocks in memory; a block that several readers want is fetched once.
+//! - `directory` and `file`: names and bytes, block by block. Each block is checked against the
+//!   pointer to it (levels, counts, lengths, order of names) before it is used.
+//! - `ahead`: how far to read ahead of a reader.
+//! - `budget`: the memory of blocks that are not written or sent yet.
+//!
+//! It sees the ring only as [`atoll_dht::Blocks`] and knows neither roots nor paths.
+
+pub(crate) mod ahead;
+pub(crate) mod budget;
+pub(crate) mod cache;
+pub(crate) mod directory;
+pub(crate) mod error;
+pub(crate) mod file;
+pub(crate) mod pace;
+pub mod window;
+
+pub use cache::Outage;
