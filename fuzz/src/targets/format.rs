@@ -2,7 +2,9 @@
 
 use atoll_key::{BlockHash, ReadKey, VolumeCipher, VolumeId};
 use atoll_vfs::FileTime;
-use atoll_volume::format::directory::{Child, Content, DirectoryBlock, DirectoryRef, Entry, Nodes};
+use atoll_volume::format::directory::{
+    Child, Content, DirectoryBlock, DirectoryEntry, DirectoryRef, Nodes,
+};
 use atoll_volume::format::inode::{Data, InodeBlock, Shape};
 use atoll_volume::format::{PointerBlock, xattrs};
 use atoll_volume::owned::{Root, sealed_root};
@@ -94,13 +96,13 @@ pub fn root(directory: DirectoryRef) -> Root {
     }
 }
 
-pub fn entry(name: &str, content: Content) -> Entry {
+pub fn entry(name: &str, content: Content) -> DirectoryEntry {
     let mtime = FileTime { secs: 1_700_000_000, nanos: 999_999_999 };
     let name = Bytes::copy_from_slice(name.as_bytes());
-    Entry { name, mode: 0o4755, mtime, content, xattrs: None }
+    DirectoryEntry { name, mode: 0o4755, mtime, content, xattrs: None }
 }
 
-pub fn file(name: &str, size_bytes: u64, inode: Option<BlockHash>) -> Entry {
+pub fn file(name: &str, size_bytes: u64, inode: Option<BlockHash>) -> DirectoryEntry {
     entry(name, Content::Regular { size_bytes, blocks_512: size_bytes.div_ceil(512), inode })
 }
 
@@ -112,7 +114,7 @@ fn leaf() -> DirectoryBlock {
     let hash = Some(BlockHash([1; 32]));
     let below = DirectoryRef { entries: 9, subdirectories: 2, hash };
     let nodes = Nodes::Leaf(vec![
-        Entry { xattrs: hash, ..file("a", 9000, hash) },
+        DirectoryEntry { xattrs: hash, ..file("a", 9000, hash) },
         entry("b", Content::Directory(below)),
         entry("c", Content::Directory(DirectoryRef::default())),
         file("empty", 0, None),

@@ -20,7 +20,9 @@ use atoll_env::{BoxFuture, Env};
 use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
 use atoll_sim::{Sim, SimConfig};
 use atoll_vfs::{Caller, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, SeekTo};
-use atoll_volume::format::directory::{Child, Content, DirectoryBlock, DirectoryRef, Entry, Nodes};
+use atoll_volume::format::directory::{
+    Child, Content, DirectoryBlock, DirectoryEntry, DirectoryRef, Nodes,
+};
 use atoll_volume::format::inode::{Data, InodeBlock, Shape};
 use atoll_volume::format::{PointerBlock, xattrs};
 use atoll_volume::owned::{Item, Snapshot, Volume, VolumeFs, VolumeOptions};
@@ -291,7 +293,7 @@ impl Builder {
         BlockHash(name)
     }
 
-    fn directory(&mut self, entries: Vec<Entry>) -> DirectoryRef {
+    fn directory(&mut self, entries: Vec<DirectoryEntry>) -> DirectoryRef {
         let block = DirectoryBlock { level: 0, nodes: Nodes::Leaf(entries) };
         self.top(&block)
     }
@@ -326,7 +328,7 @@ fn small() -> Vec<u8> {
     let top = builder.directory(vec![
         entry("dir", Content::Directory(below)),
         file("empty", 0, None),
-        Entry { xattrs, ..file("inline", 5, inline) },
+        DirectoryEntry { xattrs, ..file("inline", 5, inline) },
         entry("link", Content::Symlink(attribute("dir/x"))),
         entry("none", Content::Directory(DirectoryRef::default())),
     ]);

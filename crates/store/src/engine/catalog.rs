@@ -18,7 +18,7 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use atoll_key::{Key, KeyRange};
 
-use crate::engine::entry::Entry;
+use crate::engine::entry::IndexEntry;
 use crate::engine::holdings::{Holding, Holdings, OwnerUsage, Owners};
 use crate::engine::index::{
     Changes, Checkpoint, Contents, Frozen, IndexError, SegmentStat, Snapshot,
@@ -31,11 +31,11 @@ use crate::{BlockInfo, Owner};
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change {
     /// A new block, or a higher version.
-    Put(Entry),
+    Put(IndexEntry),
     /// The entry as held, with a longer lease.
-    Extend(Entry),
+    Extend(IndexEntry),
     /// The same record at another place.
-    Move(Entry),
+    Move(IndexEntry),
     /// No longer held.
     Remove,
 }
@@ -75,7 +75,7 @@ impl Default for Catalog {
 
 impl State {
     /// The entry if it is known without reading the index.
-    fn known(&self, key: &Key) -> Option<Option<Entry>> {
+    fn known(&self, key: &Key) -> Option<Option<IndexEntry>> {
         self.recent.get(key).or_else(|| self.committing.get(key)).copied()
     }
 
@@ -84,7 +84,7 @@ impl State {
     }
 
     /// Sets what is held under `key` instead of `old`, keeping the sums.
-    fn set(&mut self, key: Key, old: Option<Entry>, new: Option<Entry>) {
+    fn set(&mut self, key: Key, old: Option<IndexEntry>, new: Option<IndexEntry>) {
         if let Some(old) = old {
             self.checkpoint.blocks -= 1;
             self.checkpoint.block_bytes -= u64::from(old.len_bytes);
@@ -102,7 +102,7 @@ impl State {
             self.touched_owners.insert(new.owner);
         }
         self.recent.insert(key, new);
-        let seen = |entry: Entry| (entry.version, entry.expires_unix_secs);
+        let seen = |entry: IndexEntry| (entry.version, entry.expires_unix_secs);
         for watcher in self.watchers.iter().filter_map(Weak::upgrade) {
             watcher.note(&key, old.map(seen), new.map(seen));
         }
@@ -116,14 +116,14 @@ impl State {
     }
 
     /// Applies one change; `indexed` is what the current snapshot says of the key.
-    fn apply(&mut self, key: Key, indexed: Option<Entry>, change: Change) {
+    fn apply(&mut self, key: Key, indexed: Option<IndexEntry>, change: Change) {
         let old = self.known(&key).unwrap_or(indexed);
         // It may have been renewed since the change was made up.
-        let leased = |entry: Entry| old.map_or(entry, |old| entry.leased_as(&old));
+        let leased = |entry: IndexEntry| old.map_or(entry, |old| entry.leased_as(&old));
         match (change, old) {
             // Whoever replaces a block has it from then on.
             (Change::Put(entry), _) => {
-                self.set(key, old, Some(Entry { owner: entry.owner, ..leased(entry) }));
+                self.set(key, old, Some(IndexEntry { owner: entry.owner, ..leased(entry) }));
             }
             (Change::Extend(entry), _) => self.set(key, old, Some(leased(entry))),
             // Only what still is held moves: its lease may have ended meanwhile.
@@ -168,7 +168,7 @@ impl Catalog {
         state.checkpoint = contents.checkpoint;
     }
 
-    pub(crate) fn lookup(&self, key: &Key) -> Result<Option<Entry>, IndexError> {
+    pub(crate) fn lookup(&self, key: &Key) -> Result<Option<IndexEntry>, IndexError> {
         let snapshot = {
             let state = self.read();
             match (state.known(key), &state.snapshot) {
@@ -185,7 +185,7 @@ impl Catalog {
     pub(crate) fn update(
         &self,
         keys: &[Key],
-        mut change: impl FnMut(usize, Option<Entry>) -> Option<Option<Entry>>,
+        mut change: impl FnMut(usize, Option<IndexEntry>) -> Option<Option<IndexEntry>>,
     ) -> Result<(), IndexError> {
         loop {
             let (snapshot, generation) = {
@@ -217,7 +217,7 @@ impl Catalog {
     /// Applies changes that have become durable, with what the snapshot says of their
     /// keys. Only the thread that commits calls this, so no commit can come between its
     /// lookups and this.
-    pub(crate) fn apply(&self, changes: &[(Key, Option<Entry>, Change)], next_sequence: u64) {
+    pub(crate) fn apply(&self, changes: &[(Key, Option<IndexEntry>, Change)], next_sequence: u64) {
         let mut state = self.write();
         for (key, indexed, change) in changes {
             state.apply(*key, *indexed, *change);
@@ -226,7 +226,7 @@ impl Catalog {
     }
 
     /// What is held under `key`, if that is known without reading the index.
-    pub(crate) fn known(&self, key: &Key) -> Option<Option<Entry>> {
+    pub(crate) fn known(&self, key: &Key) -> Option<Option<IndexEntry>> {
         self.read().known(key)
     }
 
@@ -236,7 +236,7 @@ impl Catalog {
         &self,
         first: &Key,
         limit: usize,
-    ) -> Result<Vec<(Key, Entry)>, IndexError> {
+    ) -> Result<Vec<(Key, IndexEntry)>, IndexError> {
         let snapshot = self.read().snapshot.clone();
         snapshot.map_or(Ok(Vec::new()), |snapshot| snapshot.range(first, &Key::MAX, limit))
     }
@@ -268,7 +268,7 @@ impl Catalog {
             let state = self.read();
             (state.snapshot.clone(), state.generation())
         };
-        let mut part: BTreeMap<Key, Option<Entry>> = match &snapshot {
+        let mut part: BTreeMap<Key, Option<IndexEntry>> = match &snapshot {
             Some(snapshot) => snapshot.range(&first, &last, want)?,
             None => Vec::new(),
         }

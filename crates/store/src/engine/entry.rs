@@ -26,7 +26,7 @@ const ENTRY_CRC_OFFSET: usize = ENTRY_BYTES - 4;
 /// | 36 | 4 | number of the owner |
 /// | 40 | 4 | CRC-32 of the key and bytes 0..40 |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct IndexEntry {
     pub(crate) segment: u64,
     pub(crate) offset: u32,
     pub(crate) len_bytes: u32,
@@ -37,7 +37,7 @@ pub(crate) struct Entry {
     pub(crate) owner: Owner,
 }
 
-impl Entry {
+impl IndexEntry {
     pub(crate) fn info(&self, key: Key) -> BlockInfo {
         BlockInfo {
             key,
@@ -55,18 +55,18 @@ impl Entry {
     }
 
     /// The same block with the lease and the owner of `other`, if that lease is longer.
-    pub(crate) fn leased_as(self, other: &Entry) -> Entry {
+    pub(crate) fn leased_as(self, other: &IndexEntry) -> IndexEntry {
         if other.expires_unix_secs <= self.expires_unix_secs {
             return self;
         }
-        Entry { expires_unix_secs: other.expires_unix_secs, owner: other.owner, ..self }
+        IndexEntry { expires_unix_secs: other.expires_unix_secs, owner: other.owner, ..self }
     }
 
     /// The same block leased until `expires_unix_secs` for `owner`, or for whom it was if
     /// that is nobody.
-    pub(crate) fn extended(self, expires_unix_secs: u64, owner: Owner) -> Entry {
+    pub(crate) fn extended(self, expires_unix_secs: u64, owner: Owner) -> IndexEntry {
         let owner = if owner == Owner::NOBODY { self.owner } else { owner };
-        Entry { expires_unix_secs, owner, ..self }
+        IndexEntry { expires_unix_secs, owner, ..self }
     }
 
     pub(super) fn encode(&self, key: &Key, owner: u32) -> [u8; ENTRY_BYTES] {
@@ -88,7 +88,7 @@ impl Entry {
         key: &Key,
         bytes: &[u8; ENTRY_BYTES],
         owners: &OwnerNumbers,
-    ) -> Result<Entry, IndexError> {
+    ) -> Result<IndexEntry, IndexError> {
         let number = |from: usize, to: usize| {
             bytes[from..to].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
         };
@@ -99,7 +99,7 @@ impl Entry {
             return Err(IndexError::Damaged("an entry does not match its checksum".to_owned()));
         };
         let owner = owners.owner(number(36, 40) as u32);
-        Ok(Entry {
+        Ok(IndexEntry {
             segment: number(0, 6),
             offset: number(6, 10) as u32,
             len_bytes: number(10, 13) as u32,
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn an_entry_reads_back() {
-        let entry = Entry {
+        let entry = IndexEntry {
             segment: 1 << 40,
             offset: 7,
             len_bytes: 65_536,
@@ -188,13 +188,13 @@ mod tests {
         assert_ne!(owners.number(&Owner::NOBODY), number);
         assert_eq!(owners.number(&entry.owner), number);
         let encoded = entry.encode(&key, number);
-        assert_eq!(Entry::decode(&key, &encoded, &owners).expect("valid"), entry);
+        assert_eq!(IndexEntry::decode(&key, &encoded, &owners).expect("valid"), entry);
         for bit in 0..ENTRY_BYTES * 8 {
             let mut bytes = encoded;
             bytes[bit / 8] ^= 1 << (bit % 8);
-            assert!(Entry::decode(&key, &bytes, &owners).is_err(), "bit {bit}");
+            assert!(IndexEntry::decode(&key, &bytes, &owners).is_err(), "bit {bit}");
         }
-        assert!(Entry::decode(&Key([4; 64]), &encoded, &owners).is_err(), "another's");
-        assert!(Entry::decode(&key, &encoded, &OwnerNumbers::default()).is_err(), "nobody's");
+        assert!(IndexEntry::decode(&Key([4; 64]), &encoded, &owners).is_err(), "another's");
+        assert!(IndexEntry::decode(&key, &encoded, &OwnerNumbers::default()).is_err(), "nobody's");
     }
 }

@@ -9,7 +9,7 @@
 //!
 //! | table | key | value |
 //! |---|---|---|
-//! | `blocks` | key: 32 bytes if it is a hash, else 64 | `Entry`, 44 bytes |
+//! | `blocks` | key: 32 bytes if it is a hash, else 64 | `IndexEntry`, 44 bytes |
 //! | `owners` | owner, 32 bytes | its number, blocks held for it, bytes of them |
 //! | `segments` | number | salt, length, bytes of live records, removals |
 //! | `meta` | name | number: `layout`, `segment`, `offset`, `next_sequence`, `blocks`, `block_bytes` |
@@ -24,7 +24,7 @@ use redb::{
     Database, ReadOnlyTable, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
 };
 
-use super::entry::{ENTRY_BYTES, Entry, OwnerNumbers};
+use super::entry::{ENTRY_BYTES, IndexEntry, OwnerNumbers};
 use crate::disk::{Disk, DiskFile};
 use crate::{Holding, Owner};
 
@@ -95,7 +95,7 @@ pub(crate) struct Frozen {
 }
 
 /// What has changed since the last commit: where blocks are now, `None` if nowhere.
-pub(crate) type Changes = BTreeMap<Key, Option<Entry>>;
+pub(crate) type Changes = BTreeMap<Key, Option<IndexEntry>>;
 
 /// Why the index could not be read or written; the log knows everything it held.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -198,9 +198,9 @@ impl Snapshot {
         self.blocks.as_ref().expect("taken only when dropped")
     }
 
-    pub(crate) fn lookup(&self, key: &Key) -> Result<Option<Entry>, IndexError> {
+    pub(crate) fn lookup(&self, key: &Key) -> Result<Option<IndexEntry>, IndexError> {
         guarded(|| match self.table().get(encode_key(key))? {
-            Some(value) => Ok(Some(Entry::decode(key, value.value(), &self.owners)?)),
+            Some(value) => Ok(Some(IndexEntry::decode(key, value.value(), &self.owners)?)),
             None => Ok(None),
         })
     }
@@ -211,14 +211,14 @@ impl Snapshot {
         first: &Key,
         last: &Key,
         limit: usize,
-    ) -> Result<Vec<(Key, Entry)>, IndexError> {
+    ) -> Result<Vec<(Key, IndexEntry)>, IndexError> {
         guarded(|| {
             let mut found = Vec::new();
             let range = encode_key(first)..=encode_key(last);
             for item in self.table().range::<&[u8]>(range)?.take(limit) {
                 let (key, value) = item?;
                 let key = decode_key(key.value())?;
-                found.push((key, Entry::decode(&key, value.value(), &self.owners)?));
+                found.push((key, IndexEntry::decode(&key, value.value(), &self.owners)?));
             }
             Ok(found)
         })

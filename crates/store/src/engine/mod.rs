@@ -10,7 +10,7 @@
 //! Invariant: only the writer ([`threads::Writer`]) commits, and it alone adds and removes
 //! blocks; other threads may extend leases and forget expired blocks in the catalogue.
 //!
-//! The engine does not know where a block's bytes are: an [`entry::Entry`] has a place, which
+//! The engine does not know where a block's bytes are: an [`entry::IndexEntry`] has a place, which
 //! the log reads as segment and offset and the files as a checksum.
 
 pub(crate) mod catalog;

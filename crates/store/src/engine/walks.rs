@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use atoll_key::{Key, KeyRange};
 
-use super::entry::Entry;
+use super::entry::IndexEntry;
 use super::threads::{Engine, Writer};
 use crate::summary::Question;
 use crate::{BlockInfo, Owner, Part, ScrubStep, StoreError};
@@ -16,10 +16,10 @@ const PAGE_BLOCKS: usize = 64;
 const EXPIRY_PAGE: usize = 1024;
 
 /// Some blocks, and where the next ones begin, if there are any.
-type Page = (Vec<(Key, Entry)>, Option<Key>);
+type Page = (Vec<(Key, IndexEntry)>, Option<Key>);
 
 impl<W: Writer> Engine<W> {
-    pub(crate) fn lookup(&self, key: &Key) -> Result<Option<Entry>, StoreError> {
+    pub(crate) fn lookup(&self, key: &Key) -> Result<Option<IndexEntry>, StoreError> {
         Ok(self.shared.catalog.lookup(key)?)
     }
 
@@ -42,7 +42,7 @@ impl<W: Writer> Engine<W> {
         &self,
         from: Option<Key>,
         budget_bytes: u64,
-        check: impl Fn(Key, Entry) -> F,
+        check: impl Fn(Key, IndexEntry) -> F,
     ) -> Result<ScrubStep, StoreError> {
         let mut step = ScrubStep::default();
         let mut next = Some(from.unwrap_or(Key::MIN));

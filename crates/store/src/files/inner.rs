@@ -10,7 +10,7 @@ use atoll_key::Key;
 use super::directory::BlockDir;
 use super::writer::{Swept, Writer};
 use super::{Care, Failure, Place};
-use crate::engine::entry::Entry;
+use crate::engine::entry::IndexEntry;
 use crate::engine::threads::Engine;
 use crate::summary::Question;
 use crate::{Part, StoreError, StoredBlock};
@@ -60,7 +60,7 @@ impl Inner {
     }
 
     /// The entry of a block whose file is there and has the right length.
-    pub(crate) fn look_for(&self, key: &Key) -> Result<Option<Entry>, StoreError> {
+    pub(crate) fn look_for(&self, key: &Key) -> Result<Option<IndexEntry>, StoreError> {
         for _ in 0..MAX_REPLACED {
             if self.place.is_away() {
                 return Ok(None);
@@ -115,7 +115,7 @@ impl Inner {
 
     /// Reads a block's file; a lost one is forgotten. That is no damage to those who ask:
     /// files may vanish here.
-    pub(crate) async fn check(&self, key: Key, entry: Entry) -> Result<bool, StoreError> {
+    pub(crate) async fn check(&self, key: Key, entry: IndexEntry) -> Result<bool, StoreError> {
         let place = self.place.clone();
         let read = self.engine.read(move || place.read(&key, &entry)).await?;
         if matches!(read, Err(Failure::Lost)) {
@@ -172,7 +172,7 @@ impl Inner {
 }
 
 /// Those of `entries` whose files are gone.
-fn vanished(place: &Place, entries: &[(Key, Entry)]) -> Vec<(Key, u64)> {
+fn vanished(place: &Place, entries: &[(Key, IndexEntry)]) -> Vec<(Key, u64)> {
     let mut lost = Vec::new();
     for (key, entry) in entries {
         match place.probe(key, entry) {

@@ -44,7 +44,7 @@ use bytes::Bytes;
 
 use crate::disk::{Disk, RealDisk};
 use crate::engine::committer::Committer;
-use crate::engine::entry::Entry;
+use crate::engine::entry::IndexEntry;
 use crate::engine::index::{self, Index, IndexError};
 use crate::engine::shared::Shared;
 use crate::engine::threads::{Engine, Writer as _};
@@ -142,7 +142,7 @@ enum Failure {
 }
 
 impl Place {
-    pub(crate) fn lookup(&self, key: &Key) -> Result<Option<Entry>, StoreError> {
+    pub(crate) fn lookup(&self, key: &Key) -> Result<Option<IndexEntry>, StoreError> {
         Ok(self.shared.catalog.lookup(key)?)
     }
 
@@ -207,7 +207,7 @@ impl Place {
         Failure::Lost
     }
 
-    fn read(&self, key: &Key, entry: &Entry) -> Result<Bytes, Failure> {
+    fn read(&self, key: &Key, entry: &IndexEntry) -> Result<Bytes, Failure> {
         match self.dir.read(key, entry.version, entry.len_bytes) {
             Ok(Some(bytes)) if crc32fast::hash(&bytes) == entry.offset => Ok(bytes.into()),
             Ok(_) => Err(Failure::Lost),
@@ -215,7 +215,7 @@ impl Place {
         }
     }
 
-    fn probe(&self, key: &Key, entry: &Entry) -> Result<(), Failure> {
+    fn probe(&self, key: &Key, entry: &IndexEntry) -> Result<(), Failure> {
         match self.dir.probe(key, entry.version, entry.len_bytes) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Failure::Lost),

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use super::{Failure, Place};
 use crate::disk;
 use crate::engine::committer::Committer;
-use crate::engine::entry::Entry;
+use crate::engine::entry::IndexEntry;
 use crate::engine::threads::{self, Writer as _};
 use crate::{BlockInfo, Owner, StoreError, StoredBlock};
 
@@ -40,7 +40,7 @@ pub(crate) struct Swept {
 
 /// What is to become of one key.
 struct Planned {
-    entry: Entry,
+    entry: IndexEntry,
     /// The bytes to write, if they are new.
     bytes: Option<Bytes>,
 }
@@ -75,14 +75,14 @@ impl Writer {
 
     /// Whether a block's file is there: a block is not kept by a file that has vanished. One that
     /// cannot be looked at now is believed to be.
-    fn is_there(&self, key: &Key, held: &Entry) -> bool {
+    fn is_there(&self, key: &Key, held: &IndexEntry) -> bool {
         !matches!(self.place.probe(key, held), Err(Failure::Lost))
     }
 
     /// What keeping `block` changes, if anything; see [`crate::BlockStore::put`].
     fn plan(
         &mut self,
-        held: Option<Entry>,
+        held: Option<IndexEntry>,
         block: StoredBlock,
     ) -> Result<Option<Planned>, StoreError> {
         let StoredBlock { info, bytes } = block;
@@ -97,7 +97,7 @@ impl Writer {
             return Ok((expires_unix_secs > lease).then_some(Planned { entry, bytes: None }));
         }
         self.next_sequence += 1;
-        let entry = Entry {
+        let entry = IndexEntry {
             segment: 0,
             offset: crc32fast::hash(&bytes),
             len_bytes: u32::try_from(len).expect("at most MAX_BLOCK_BYTES"),
@@ -176,7 +176,7 @@ impl Writer {
                 (Some(_), held) => {
                     replaced.extend(held.map(|held| (keys[i], held.version)));
                     let leased = held.map_or(*entry, |held| entry.leased_as(&held));
-                    Some(Some(Entry { owner: entry.owner, ..leased }))
+                    Some(Some(IndexEntry { owner: entry.owner, ..leased }))
                 }
             }
         })?;
@@ -219,7 +219,7 @@ impl Writer {
     fn forget_if(
         &mut self,
         keys: &[(Key, Option<u64>)],
-        may_go: impl Fn(&Entry) -> bool,
+        may_go: impl Fn(&IndexEntry) -> bool,
     ) -> Result<Vec<Key>, StoreError> {
         let only: Vec<Key> = keys.iter().map(|(key, _)| *key).collect();
         let mut gone: BTreeMap<Key, u64> = BTreeMap::new();
@@ -291,7 +291,7 @@ impl Writer {
     /// Takes a block whose file is there already.
     fn adopt(
         &mut self,
-        held: Option<Entry>,
+        held: Option<IndexEntry>,
         mut block: StoredBlock,
         expires_unix_secs: u64,
     ) -> Result<(), StoreError> {

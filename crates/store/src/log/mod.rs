@@ -24,7 +24,7 @@ use atoll_key::{Key, KeyRange};
 use bytes::Bytes;
 
 use crate::disk::{Disk, RealDisk};
-use crate::engine::entry::Entry;
+use crate::engine::entry::IndexEntry;
 use crate::engine::shared::Shared;
 use crate::engine::threads::{Engine, Writer as _};
 use crate::engine::{self, DiskConfig, OpenError};
@@ -164,7 +164,7 @@ impl Inner {
         Err(StoreError::Io(format!("the segment of block {key} cannot be found")))
     }
 
-    async fn read(&self, key: Key, entry: Entry) -> Result<Bytes, ReadFailure> {
+    async fn read(&self, key: Key, entry: IndexEntry) -> Result<Bytes, ReadFailure> {
         if let Some(bytes) = self.log.read_cached(&key, &entry)? {
             return Ok(bytes);
         }
@@ -182,7 +182,7 @@ impl Inner {
     }
 
     /// Reads a block from the medium; sets it aside and says so if it is damaged.
-    async fn check(&self, key: Key, entry: Entry) -> Result<bool, StoreError> {
+    async fn check(&self, key: Key, entry: IndexEntry) -> Result<bool, StoreError> {
         let log = self.log.clone();
         let read = self.engine.read(move || match log.read_medium(&key, &entry) {
             // A sector that fails twice is as good as damaged.
@@ -238,7 +238,7 @@ impl Inner {
     }
 }
 
-fn same_place(a: &Entry, b: &Entry) -> bool {
+fn same_place(a: &IndexEntry, b: &IndexEntry) -> bool {
     (a.segment, a.offset) == (b.segment, b.offset)
 }
 

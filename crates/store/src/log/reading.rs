@@ -9,7 +9,7 @@ use atoll_key::Key;
 use bytes::Bytes;
 
 use crate::disk::{Disk, DiskFile};
-use crate::engine::entry::Entry;
+use crate::engine::entry::IndexEntry;
 use crate::engine::shared::Shared;
 use crate::segment::{self, RECORD_HEADER_BYTES, RecordBody};
 
@@ -61,7 +61,7 @@ impl Log {
     fn read_by(
         &self,
         key: &Key,
-        entry: &Entry,
+        entry: &IndexEntry,
         fill: impl Fn(&dyn DiskFile, &mut [u8]) -> io::Result<Option<usize>>,
     ) -> Result<Option<Bytes>, ReadFailure> {
         let salt = self.salt(entry.segment).ok_or(ReadFailure::Gone)?;
@@ -85,7 +85,7 @@ impl Log {
     pub(crate) fn read_cached(
         &self,
         key: &Key,
-        entry: &Entry,
+        entry: &IndexEntry,
     ) -> Result<Option<Bytes>, ReadFailure> {
         self.read_by(key, entry, |file, buffer| {
             let cached = file.read_cached(u64::from(entry.offset), buffer)?;
@@ -94,7 +94,7 @@ impl Log {
     }
 
     /// Reads a block, waiting for the medium if need be.
-    pub(crate) fn read_waiting(&self, key: &Key, entry: &Entry) -> Result<Bytes, ReadFailure> {
+    pub(crate) fn read_waiting(&self, key: &Key, entry: &IndexEntry) -> Result<Bytes, ReadFailure> {
         let read = self.read_by(key, entry, |file, buffer| {
             file.read_at(u64::from(entry.offset), buffer).map(Some)
         })?;
@@ -102,7 +102,7 @@ impl Log {
     }
 
     /// Reads a block from the medium rather than from a cache.
-    pub(crate) fn read_medium(&self, key: &Key, entry: &Entry) -> Result<Bytes, ReadFailure> {
+    pub(crate) fn read_medium(&self, key: &Key, entry: &IndexEntry) -> Result<Bytes, ReadFailure> {
         if let Ok(file) = self.segments.open(&*self.shared.disk, entry.segment) {
             file.forget_cached(u64::from(entry.offset), entry.record_bytes());
         }
@@ -111,7 +111,7 @@ impl Log {
 }
 
 /// The value in `record`, if all of it is what was written for `entry`.
-fn check(key: &Key, entry: &Entry, salt: u64, record: Bytes) -> Result<Bytes, ReadFailure> {
+fn check(key: &Key, entry: &IndexEntry, salt: u64, record: Bytes) -> Result<Bytes, ReadFailure> {
     let header = segment::decode_record_header(&record, salt).map_err(|_| ReadFailure::Damaged)?;
     let RecordBody::Block { len_bytes, value_crc, .. } = header.body else {
         return Err(ReadFailure::Damaged);

@@ -22,7 +22,7 @@ use atoll_key::Key;
 
 use crate::disk::DiskFile;
 use crate::engine::committer::Committer;
-use crate::engine::entry::Entry;
+use crate::engine::entry::IndexEntry;
 use crate::engine::index::{Contents, Index, IndexError, SegmentStat};
 use crate::engine::{IndexFailure, OpenError};
 use crate::log::reading::Log;
@@ -284,7 +284,7 @@ impl Recovery {
         let (mut from, mut lost) = (Some(Key::MIN), 0);
         while let Some(first) = from {
             let page = catalog.indexed_page(&first, LOST_PAGE)?;
-            let is_lost = |entry: &Entry| {
+            let is_lost = |entry: &IndexEntry| {
                 let end = u64::from(entry.offset) + entry.record_bytes();
                 left.get(&entry.segment).is_some_and(|left| end > *left)
             };
@@ -390,12 +390,12 @@ impl Recovery {
     /// Takes one record, unless something newer is known of its key.
     fn apply(&self, number: u64, offset: u64, header: &RecordHeader) -> Result<(), OpenError> {
         let catalog = &self.log.shared.catalog;
-        let found = |held: Option<Entry>| match header.body {
+        let found = |held: Option<IndexEntry>| match header.body {
             RecordBody::Block { kind, version, expires_unix_secs, len_bytes, .. } => {
                 if held.is_some_and(|held| held.sequence > header.sequence) {
                     return None;
                 }
-                let entry = Entry {
+                let entry = IndexEntry {
                     segment: number,
                     offset: u32::try_from(offset).ok()?,
                     len_bytes,
@@ -409,7 +409,7 @@ impl Recovery {
                 // Whoever replaced a block has it from then on.
                 let replaced = held.is_none_or(|held| held.sequence != header.sequence);
                 let owner = if replaced { header.owner } else { leased.owner };
-                Some(Some(Entry { owner, ..leased }))
+                Some(Some(IndexEntry { owner, ..leased }))
             }
             RecordBody::Removal { .. } => {
                 let older = held.is_some_and(|held| held.sequence < header.sequence);

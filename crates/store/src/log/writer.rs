@@ -23,7 +23,7 @@ use bytes::Bytes;
 use crate::disk::{self, DiskFile};
 use crate::engine::catalog::Change;
 use crate::engine::committer::Committer;
-use crate::engine::entry::Entry;
+use crate::engine::entry::IndexEntry;
 use crate::engine::index::{self, IndexError};
 use crate::engine::threads::{self, Reply, Writer as _};
 use crate::log::reading::Log;
@@ -59,16 +59,16 @@ pub(crate) struct Record {
     pub(crate) header: RecordHeader,
     pub(crate) value: Bytes,
     /// What the index snapshot said of the key, see [`Found`].
-    pub(crate) indexed: Option<Entry>,
+    pub(crate) indexed: Option<IndexEntry>,
 }
 
 /// What a key means to the writer.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Found {
     /// What will be held once everything appended is synced.
-    pub(crate) held: Option<Entry>,
+    pub(crate) held: Option<IndexEntry>,
     /// What the index says, if nothing newer is in memory.
-    pub(crate) indexed: Option<Entry>,
+    pub(crate) indexed: Option<IndexEntry>,
 }
 
 pub(crate) struct Writer {
@@ -77,9 +77,9 @@ pub(crate) struct Writer {
     pub(crate) active: Active,
     pub(crate) next_sequence: u64,
     /// Appended, but not synced.
-    unsynced: Vec<(Key, Option<Entry>, Change)>,
+    unsynced: Vec<(Key, Option<IndexEntry>, Change)>,
     /// The same as it will be looked up.
-    unsynced_entries: BTreeMap<Key, Option<Entry>>,
+    unsynced_entries: BTreeMap<Key, Option<IndexEntry>>,
     waiting: Vec<Reply<()>>,
     failed: Option<String>,
     log_bytes_since_commit: u64,
@@ -146,7 +146,7 @@ impl Writer {
 
     /// Appends a batch of blocks.
     pub(crate) fn put(&mut self, batch: Vec<StoredBlock>) -> Result<(), StoreError> {
-        let mut planned: BTreeMap<Key, Entry> = BTreeMap::new();
+        let mut planned: BTreeMap<Key, IndexEntry> = BTreeMap::new();
         let mut records = Vec::with_capacity(batch.len());
         for block in batch {
             let key = block.info.key;
@@ -302,7 +302,7 @@ impl Writer {
                 }
                 (RecordBody::Lease { .. }, None) => None,
                 (RecordBody::Block { kind, version, expires_unix_secs, len_bytes, .. }, held) => {
-                    let entry = Entry {
+                    let entry = IndexEntry {
                         segment: self.active.number,
                         offset: u32::try_from(offset).expect("segments are far below 4 GiB"),
                         len_bytes,
@@ -452,7 +452,7 @@ fn plan(
     Found { held, indexed }: Found,
     block: StoredBlock,
     sequence: u64,
-) -> Result<Option<(Entry, Record)>, StoreError> {
+) -> Result<Option<(IndexEntry, Record)>, StoreError> {
     let StoredBlock { info, bytes } = block;
     if bytes.len() > MAX_BLOCK_BYTES {
         let len = bytes.len();
@@ -477,7 +477,7 @@ fn plan(
         value_crc: crc32fast::hash(&bytes),
     };
     let header = RecordHeader { key: info.key, sequence, owner: info.owner, body };
-    let entry = Entry {
+    let entry = IndexEntry {
         // Where it will be is known once it is written.
         segment: 0,
         offset: 0,

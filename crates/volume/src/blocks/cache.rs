@@ -22,7 +22,7 @@ use quick_cache::{OptionsBuilder, Weighter};
 use super::error::BlockError;
 use super::pace::{Pace, Wanted};
 use crate::blocks::window::Limits;
-use crate::format::{DirectoryBlock, Entry, FormatError, Nodes};
+use crate::format::{DirectoryBlock, DirectoryEntry, FormatError, Nodes};
 
 /// The share of the cache that directory blocks, kept decoded, may take: a quarter.
 const DIRECTORY_SHARE: u64 = 4;
@@ -58,7 +58,7 @@ impl Weighter<BlockHash, Arc<DirectoryBlock>> for ByMemory {
             Nodes::Leaf(entries) => entries.len(),
             Nodes::Interior(children) => children.len(),
         };
-        nodes as u64 * (size_of::<Entry>() as u64 + 100) + OVERHEAD_BYTES
+        nodes as u64 * (size_of::<DirectoryEntry>() as u64 + 100) + OVERHEAD_BYTES
     }
 }
 
@@ -92,10 +92,10 @@ pub struct Outage {
 
 impl Ring {
     async fn get(&self, hash: BlockHash, wanted: Wanted) -> Result<Bytes, BlockError> {
-        let place = self.pace.enter(wanted).await;
+        let permit = self.pace.enter(wanted).await;
         let fetched = self.blocks.get(hash).await;
         self.watch(&fetched);
-        place.ended(fetched.as_ref().map(Bytes::len));
+        permit.ended(fetched.as_ref().map(Bytes::len));
         let bytes = fetched.map_err(BlockError::Fetch)?;
         match &self.cipher {
             None => Ok(bytes),

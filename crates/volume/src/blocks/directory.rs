@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::cache::BlockCache;
 use super::error::BlockError;
-use crate::format::{Child, DirectoryBlock, DirectoryRef, Entry, Nodes};
+use crate::format::{Child, DirectoryBlock, DirectoryEntry, DirectoryRef, Nodes};
 
 /// Leaves fetched ahead of the one being listed.
 const LEAVES_AHEAD: usize = 4;
@@ -16,7 +16,7 @@ pub(crate) async fn find(
     cache: &Arc<BlockCache>,
     directory: &DirectoryRef,
     name: &[u8],
-) -> Result<Option<Entry>, BlockError> {
+) -> Result<Option<DirectoryEntry>, BlockError> {
     let Some(mut block) = top(cache, directory).await? else { return Ok(None) };
     let mut bound = None;
     loop {

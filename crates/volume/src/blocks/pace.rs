@@ -31,11 +31,11 @@ pub(crate) struct Pace {
 
 struct State {
     window: Window,
-    waiting: VecDeque<(u64, oneshot::Sender<Place>)>,
+    waiting: VecDeque<(u64, oneshot::Sender<FetchPermit>)>,
 }
 
 /// A block on its way. Dropped without a result, it counts as not wanted any more.
-pub(crate) struct Place {
+pub(crate) struct FetchPermit {
     pace: Arc<Pace>,
     announced: u64,
     began: Instant,
@@ -60,7 +60,7 @@ impl Pace {
     }
 
     /// Waits for room, unless somebody waits for the block. Cancel-safe.
-    pub(crate) async fn enter(self: &Arc<Self>, wanted: Wanted) -> Place {
+    pub(crate) async fn enter(self: &Arc<Self>, wanted: Wanted) -> FetchPermit {
         let waiting = {
             let mut state = self.state();
             let (bytes, enters) = match wanted {
@@ -70,7 +70,7 @@ impl Pace {
                 }
             };
             if enters {
-                return self.place(&mut state, bytes);
+                return self.permit(&mut state, bytes);
             }
             let (sender, receiver) = oneshot::channel();
             state.waiting.push_back((bytes, sender));
@@ -79,24 +79,24 @@ impl Pace {
         waiting.await.expect("whoever waits is served before the window goes")
     }
 
-    fn place(self: &Arc<Self>, state: &mut State, bytes: u64) -> Place {
+    fn permit(self: &Arc<Self>, state: &mut State, bytes: u64) -> FetchPermit {
         let began = self.env.now();
         state.window.started(bytes, began);
-        Place { pace: self.clone(), announced: bytes, began, result: None }
+        FetchPermit { pace: self.clone(), announced: bytes, began, result: None }
     }
 
-    fn end(self: &Arc<Self>, place: &Place) {
+    fn end(self: &Arc<Self>, permit: &FetchPermit) {
         let mut admitted = Vec::new();
         {
             let mut state = self.state();
             let now = self.env.now();
-            let took = now.since(place.began);
-            match place.result {
+            let took = now.since(permit.began);
+            match permit.result {
                 Some(Ended::Came(bytes)) => {
-                    state.window.completed(place.announced, bytes, took, now);
+                    state.window.completed(permit.announced, bytes, took, now);
                 }
-                Some(Ended::TimedOut) => state.window.timed_out(place.announced, now),
-                None => state.window.failed(place.announced, now),
+                Some(Ended::TimedOut) => state.window.timed_out(permit.announced, now),
+                None => state.window.failed(permit.announced, now),
             }
             while let Some((bytes, sender)) = state.waiting.pop_front() {
                 // Passed over here: thousands at once, when a copy is given up, would each
@@ -108,12 +108,12 @@ impl Pace {
                     state.waiting.push_front((bytes, sender));
                     break;
                 }
-                admitted.push((sender, self.place(&mut state, bytes)));
+                admitted.push((sender, self.permit(&mut state, bytes)));
             }
         }
-        for (sender, place) in admitted {
+        for (sender, permit) in admitted {
             // One that is not wanted since then gives itself back.
-            let _ = sender.send(place);
+            let _ = sender.send(permit);
         }
     }
 
@@ -122,7 +122,7 @@ impl Pace {
     }
 }
 
-impl Place {
+impl FetchPermit {
     /// The block came, with so many bytes, or not.
     pub(crate) fn ended(mut self, result: Result<usize, &GetError>) {
         self.result = match result {
@@ -133,7 +133,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for FetchPermit {
     fn drop(&mut self) {
         let pace = self.pace.clone();
         pace.end(self);

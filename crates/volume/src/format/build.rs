@@ -8,7 +8,7 @@ use atoll_key::BlockHash;
 use atoll_vfs::FileKind;
 use bytes::Bytes;
 
-use super::directory::{self, Child, DirectoryRef, Entry, starts_block};
+use super::directory::{self, Child, DirectoryEntry, DirectoryRef, starts_block};
 use super::inode::{self, Shape};
 use super::{
     DIRECTORY_BLOCK_BYTES, FormatError, INDIRECT_POINTERS, MAX_DIRECTORY_LEVELS, Pointer,
@@ -65,7 +65,7 @@ impl DirectoryBuilder {
     /// Adds the next entry.
     pub(crate) fn push<E: From<FormatError>>(
         &mut self,
-        entry: &Entry,
+        entry: &DirectoryEntry,
         sink: &mut impl Sink<E>,
     ) -> Result<(), E> {
         let subdirectories = u64::from(entry.kind() == FileKind::Directory);

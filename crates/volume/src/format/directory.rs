@@ -15,7 +15,7 @@
 //! | 6 | 4 | number *n* of entries or children, at least 1 |
 //! | 10 | … | *n* entries (leaf) or children (interior), names strictly ascending |
 //!
-//! Entry:
+//! DirectoryEntry:
 //!
 //! | bytes | field |
 //! |---|---|
@@ -65,7 +65,7 @@ pub struct DirectoryRef {
 
 /// What a directory says about one name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Entry {
+pub struct DirectoryEntry {
     /// The name.
     pub name: Bytes,
     /// Permission bits, `0o7777` at most.
@@ -96,7 +96,7 @@ pub enum Content {
     Symlink(Bytes),
 }
 
-impl Entry {
+impl DirectoryEntry {
     /// What kind of file it is.
     pub fn kind(&self) -> FileKind {
         match self.content {
@@ -146,7 +146,7 @@ impl Entry {
         out.extend_from_slice(self.xattrs.as_ref().map_or(&[], |hash| &hash.0));
     }
 
-    fn decode(cursor: &mut Cursor) -> Result<Entry, FormatError> {
+    fn decode(cursor: &mut Cursor) -> Result<DirectoryEntry, FormatError> {
         let kind = cursor.u8()?;
         if !(1..=3).contains(&kind) {
             return Err(FormatError::UnknownKind(kind));
@@ -169,7 +169,7 @@ impl Entry {
         } else {
             None
         };
-        Ok(Entry { name, mode, mtime, content, xattrs })
+        Ok(DirectoryEntry { name, mode, mtime, content, xattrs })
     }
 }
 
@@ -212,7 +212,7 @@ fn decode_symlink(cursor: &mut Cursor) -> Result<Content, FormatError> {
     Ok(Content::Symlink(target))
 }
 
-/// Entry counts and hash of a directory, as the root and entries hold them.
+/// DirectoryEntry counts and hash of a directory, as the root and entries hold them.
 pub(crate) fn put_directory(out: &mut Vec<u8>, directory: &DirectoryRef) {
     put_u64(out, directory.entries);
     put_u64(out, directory.subdirectories);
@@ -299,7 +299,7 @@ impl Child {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Nodes {
     /// Entries, in a leaf.
-    Leaf(Vec<Entry>),
+    Leaf(Vec<DirectoryEntry>),
     /// Blocks of the level below.
     Interior(Vec<Child>),
 }
@@ -329,7 +329,7 @@ impl DirectoryBlock {
             return Err(FormatError::Truncated);
         }
         let nodes = if level == 0 {
-            Nodes::Leaf(decode_sorted(&mut cursor, count, Entry::decode, |e| &e.name)?)
+            Nodes::Leaf(decode_sorted(&mut cursor, count, DirectoryEntry::decode, |e| &e.name)?)
         } else {
             Nodes::Interior(decode_sorted(&mut cursor, count, Child::decode, |c| &c.first_name)?)
         };
@@ -368,7 +368,7 @@ impl DirectoryBlock {
     }
 
     /// The entries of a leaf; none of an interior block.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[DirectoryEntry] {
         match &self.nodes {
             Nodes::Leaf(entries) => entries,
             Nodes::Interior(_) => &[],

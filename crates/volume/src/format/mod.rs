@@ -17,7 +17,7 @@ pub(crate) mod cursor;
 
 use atoll_key::{MAX_BLOCK_BYTES, SealError};
 
-pub use directory::{Child, Content, DirectoryBlock, DirectoryRef, Entry, Nodes};
+pub use directory::{Child, Content, DirectoryBlock, DirectoryEntry, DirectoryRef, Nodes};
 pub use inode::InodeBlock;
 pub use pointers::{Pointer, PointerBlock};
 

@@ -26,7 +26,9 @@ use atoll_vfs::FileTime;
 use bytes::Bytes;
 
 use crate::format::cursor::{Cursor, put_header, put_mode, put_time, put_u64};
-use crate::format::directory::{Content, DirectoryRef, Entry, put_directory, take_directory};
+use crate::format::directory::{
+    Content, DirectoryEntry, DirectoryRef, put_directory, take_directory,
+};
 use crate::format::{FormatError, check_block_size};
 
 pub(super) const MAGIC: &[u8; 4] = b"ATVR";
@@ -145,8 +147,8 @@ impl Root {
     }
 
     /// The root directory as an entry with an empty name.
-    pub fn entry(&self) -> Entry {
-        Entry {
+    pub fn entry(&self) -> DirectoryEntry {
+        DirectoryEntry {
             name: Bytes::new(),
             mode: self.mode,
             mtime: self.mtime,

@@ -4,7 +4,7 @@ use atoll_key::{BlockHash, MAX_BLOCK_BYTES};
 use atoll_vfs::FileTime;
 use atoll_volume::format::inode::{Data, Shape};
 use atoll_volume::format::{
-    Child, Content, DirectoryBlock, DirectoryRef, Entry, FormatError, InodeBlock, Nodes,
+    Child, Content, DirectoryBlock, DirectoryEntry, DirectoryRef, FormatError, InodeBlock, Nodes,
     PointerBlock, xattrs,
 };
 use atoll_volume::owned::Root;
@@ -17,8 +17,8 @@ fn hash(n: u8) -> BlockHash {
     BlockHash([n; 32])
 }
 
-fn file(name: &[u8]) -> Entry {
-    Entry {
+fn file(name: &[u8]) -> DirectoryEntry {
+    DirectoryEntry {
         name: Bytes::copy_from_slice(name),
         mode: 0o644,
         mtime: FileTime { secs: 1, nanos: 2 },
@@ -27,7 +27,7 @@ fn file(name: &[u8]) -> Entry {
     }
 }
 
-fn leaf(entries: Vec<Entry>) -> Vec<u8> {
+fn leaf(entries: Vec<DirectoryEntry>) -> Vec<u8> {
     DirectoryBlock { level: 0, nodes: Nodes::Leaf(entries) }.encode()
 }
 
@@ -113,11 +113,11 @@ fn a_name_is_never_longer_than_255_bytes() {
 
 #[test]
 fn links_and_directories_that_lie_are_refused() {
-    let with_content = |content| leaf(vec![Entry { content, ..file(b"a") }]);
+    let with_content = |content| leaf(vec![DirectoryEntry { content, ..file(b"a") }]);
     let directory = |entries, subdirectories, hash| {
         with_content(Content::Directory(DirectoryRef { entries, subdirectories, hash }))
     };
-    let link = |target: &'static [u8]| Entry {
+    let link = |target: &'static [u8]| DirectoryEntry {
         content: Content::Symlink(Bytes::from_static(target)),
         ..file(b"a")
     };
@@ -129,7 +129,7 @@ fn links_and_directories_that_lie_are_refused() {
         (directory(0, 0, Some(hash(1))), "32 bytes too many"),
         (directory(1, 0, None), "ends too early"),
         (
-            leaf(vec![Entry { xattrs: Some(hash(0)), ..file(b"a") }]),
+            leaf(vec![DirectoryEntry { xattrs: Some(hash(0)), ..file(b"a") }]),
             "hash of the xattr block is zero",
         ),
     ];
@@ -364,7 +364,7 @@ fn the_largest_block_of_the_shortest_nodes_is_refused_without_reading_what_it_cl
     assert_eq!(decode_directory(block), Err(FormatError::Truncated));
 }
 
-fn entry() -> impl Strategy<Value = Entry> {
+fn entry() -> impl Strategy<Value = DirectoryEntry> {
     let content = prop_oneof![
         (1u64..1 << 40, any::<[u8; 32]>()).prop_map(|(size_bytes, mut inode)| {
             inode[0] |= 1;
@@ -382,7 +382,7 @@ fn entry() -> impl Strategy<Value = Entry> {
     ];
     let name = "[a-zA-Z0-9 ]{1,40}";
     (name, 0u32..0o10000, any::<i64>(), 0u32..1_000_000_000, content, any::<bool>()).prop_map(
-        |(name, mode, secs, nanos, content, xattrs)| Entry {
+        |(name, mode, secs, nanos, content, xattrs)| DirectoryEntry {
             name: Bytes::from(name),
             mode,
             mtime: FileTime { secs, nanos },
@@ -397,9 +397,9 @@ proptest! {
     fn a_directory_block_reads_back(
         entries in proptest::collection::btree_map("[a-z]{1,30}", entry(), 1..40),
     ) {
-        let entries: Vec<Entry> = entries
+        let entries: Vec<DirectoryEntry> = entries
             .into_iter()
-            .map(|(name, entry)| Entry { name: Bytes::from(name), ..entry })
+            .map(|(name, entry)| DirectoryEntry { name: Bytes::from(name), ..entry })
             .collect();
         let block = DirectoryBlock { level: 0, nodes: Nodes::Leaf(entries) };
         let bytes = Bytes::from(block.encode());

@@ -5,7 +5,8 @@ use atoll_key::BlockHash;
 use atoll_vfs::FileTime;
 use atoll_volume::format::inode::{Data, Shape};
 use atoll_volume::format::{
-    Child, Content, DirectoryBlock, DirectoryRef, Entry, InodeBlock, Nodes, PointerBlock, xattrs,
+    Child, Content, DirectoryBlock, DirectoryEntry, DirectoryRef, InodeBlock, Nodes, PointerBlock,
+    xattrs,
 };
 use atoll_volume::owned::Root;
 use bytes::Bytes;
@@ -14,8 +15,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn entry(name: &'static str, content: Content, xattrs: Option<BlockHash>) -> Entry {
-    Entry {
+fn entry(name: &'static str, content: Content, xattrs: Option<BlockHash>) -> DirectoryEntry {
+    DirectoryEntry {
         name: Bytes::from_static(name.as_bytes()),
         mode: 0o644,
         mtime: FileTime { secs: -2, nanos: 3 },

@@ -8,7 +8,7 @@ use atoll_key::BlockHash;
 use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags};
 use atoll_volume::format::inode::{Data, Shape};
 use atoll_volume::format::{
-    Child, Content, DirectoryBlock, DirectoryRef, Entry, FormatError, InodeBlock, Nodes,
+    Child, Content, DirectoryBlock, DirectoryEntry, DirectoryRef, FormatError, InodeBlock, Nodes,
     PointerBlock,
 };
 use atoll_volume::owned::{
@@ -19,26 +19,26 @@ use futures_util::TryStreamExt;
 
 use crate::ring::{env, open_with, put, put_root, root_of, snapshot};
 
-fn entry(name: &str, content: Content) -> Entry {
+fn entry(name: &str, content: Content) -> DirectoryEntry {
     let name = Bytes::copy_from_slice(name.as_bytes());
-    Entry { name, mode: 0o644, mtime: Default::default(), content, xattrs: None }
+    DirectoryEntry { name, mode: 0o644, mtime: Default::default(), content, xattrs: None }
 }
 
-fn file(name: &str, size_bytes: u64, inode: BlockHash) -> Entry {
+fn file(name: &str, size_bytes: u64, inode: BlockHash) -> DirectoryEntry {
     entry(name, Content::Regular { size_bytes, blocks_512: 0, inode: Some(inode) })
 }
 
-fn dir(name: &str, entries: u64, subdirectories: u64, hash: BlockHash) -> Entry {
+fn dir(name: &str, entries: u64, subdirectories: u64, hash: BlockHash) -> DirectoryEntry {
     let directory = DirectoryRef { entries, subdirectories, hash: Some(hash) };
     entry(name, Content::Directory(directory))
 }
 
-fn leaf(entries: Vec<Entry>) -> Vec<u8> {
+fn leaf(entries: Vec<DirectoryEntry>) -> Vec<u8> {
     DirectoryBlock { level: 0, nodes: Nodes::Leaf(entries) }.encode()
 }
 
 /// A ring whose volume has these entries at its top.
-async fn ring_with(blocks: &Arc<MemoryBlocks>, entries: Vec<Entry>) {
+async fn ring_with(blocks: &Arc<MemoryBlocks>, entries: Vec<DirectoryEntry>) {
     let count = entries.len() as u64;
     let dirs = entries.iter().filter(|e| matches!(e.content, Content::Directory(_))).count();
     let hash = put(&**blocks, leaf(entries)).await;

@@ -16,7 +16,7 @@ use crate::ring::{WatchedBlocks, env, open_with, publish_with, small_blocks};
 use crate::trees::{patterned, set_mtime};
 
 /// A published volume, encrypted if there is a key.
-pub struct PublishedVolume {
+pub(crate) struct PublishedVolume {
     pub read_key: Option<ReadKey>,
 }
 

@@ -16,20 +16,20 @@ use atoll_volume::owned::{
 };
 use bytes::Bytes;
 
-pub fn env() -> Env {
+pub(crate) fn env() -> Env {
     Arc::new(TokioRuntime::current())
 }
 
-pub fn secret() -> SecretKey {
+pub(crate) fn secret() -> SecretKey {
     SecretKey::from_seed(&[42; 32])
 }
 
 /// Small data blocks, so that small files have several.
-pub fn small_blocks() -> PublishOptions {
+pub(crate) fn small_blocks() -> PublishOptions {
     PublishOptions { block_size_bytes: 4096, ..PublishOptions::default() }
 }
 
-pub async fn publish_with(
+pub(crate) async fn publish_with(
     blocks: &Arc<impl Blocks>,
     source: &Path,
     options: PublishOptions,
@@ -41,17 +41,17 @@ pub async fn publish_with(
         .expect("publishes")
 }
 
-pub async fn open_with(blocks: &Arc<impl Blocks>, options: VolumeOptions) -> Arc<Volume> {
+pub(crate) async fn open_with(blocks: &Arc<impl Blocks>, options: VolumeOptions) -> Arc<Volume> {
     let blocks: Arc<dyn Blocks> = blocks.clone();
     Volume::open(env(), blocks, secret().volume_id(), options).await.expect("opens")
 }
 
-pub async fn snapshot(blocks: &Arc<impl Blocks>) -> Arc<Snapshot> {
+pub(crate) async fn snapshot(blocks: &Arc<impl Blocks>) -> Arc<Snapshot> {
     open_with(blocks, VolumeOptions::default()).await.snapshot().await
 }
 
 /// A root around a directory, as a publisher would sign it.
-pub fn root_of(directory: DirectoryRef) -> Root {
+pub(crate) fn root_of(directory: DirectoryRef) -> Root {
     Root {
         block_size_log2: 12,
         mode: 0o755,
@@ -67,20 +67,20 @@ pub fn root_of(directory: DirectoryRef) -> Root {
     }
 }
 
-pub async fn put(blocks: &impl Blocks, block: Vec<u8>) -> BlockHash {
+pub(crate) async fn put(blocks: &impl Blocks, block: Vec<u8>) -> BlockHash {
     let hash = BlockHash::of(&block);
     blocks.put(vec![(hash, Bytes::from(block))]).await.expect("memory takes it");
     hash
 }
 
-pub async fn put_root(blocks: &impl Blocks, version: u64, payload: &[u8]) {
+pub(crate) async fn put_root(blocks: &impl Blocks, version: u64, payload: &[u8]) {
     let block = SignedBlock::sign(&secret(), b"", version, payload);
     blocks.put_signed(block).await.expect("memory takes it");
 }
 
 /// A ring that can be cut off, that delays, and that counts what is on its way.
 #[derive(Default)]
-pub struct Watched {
+pub(crate) struct Watched {
     pub inner: MemoryBlocks,
     /// Milliseconds before each answer.
     pub delay_ms: AtomicU64,
@@ -113,10 +113,10 @@ impl Watched {
 }
 
 /// [`Watched`] as blocks.
-pub struct WatchedBlocks(pub Arc<Watched>);
+pub(crate) struct WatchedBlocks(pub Arc<Watched>);
 
 impl WatchedBlocks {
-    pub fn new() -> Arc<WatchedBlocks> {
+    pub(crate) fn new() -> Arc<WatchedBlocks> {
         Arc::new(WatchedBlocks(Arc::default()))
     }
 }

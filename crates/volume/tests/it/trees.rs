@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, Timespec, Timestamps};
 
 /// What a reader can tell about one path.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Seen {
+pub(crate) struct Seen {
     pub kind: FileKind,
     pub mode: u32,
     pub mtime: FileTime,
@@ -24,10 +24,10 @@ pub struct Seen {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-pub type Tree = BTreeMap<Vec<u8>, Seen>;
+pub(crate) type Tree = BTreeMap<Vec<u8>, Seen>;
 
 /// Sets a time, of a link too.
-pub fn set_mtime(path: &Path, secs: i64, nanos: u32) {
+pub(crate) fn set_mtime(path: &Path, secs: i64, nanos: u32) {
     let time = Timespec { tv_sec: secs, tv_nsec: nanos.into() };
     let times = Timestamps { last_access: time, last_modification: time };
     rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)
@@ -35,7 +35,7 @@ pub fn set_mtime(path: &Path, secs: i64, nanos: u32) {
 }
 
 /// A little of everything that a volume keeps.
-pub fn variety(top: &Path) {
+pub(crate) fn variety(top: &Path) {
     fs::write(top.join("empty"), b"").expect("writes");
     fs::write(top.join("small"), b"a few bytes\n").expect("writes");
     fs::write(top.join("exactly-one-block"), patterned(4096, 1)).expect("writes");
@@ -62,13 +62,13 @@ pub fn variety(top: &Path) {
     set_mtime(top, 1_234_567_890, 5);
 }
 
-pub fn set_xattr(path: &Path, name: &str, value: &[u8]) {
+pub(crate) fn set_xattr(path: &Path, name: &str, value: &[u8]) {
     let flags = rustix::fs::XattrFlags::empty();
     rustix::fs::setxattr(path, name, value, flags).expect("the file system keeps xattrs");
 }
 
 /// Bytes that do not repeat from one data block to the next.
-pub fn patterned(len: usize, seed: u64) -> Vec<u8> {
+pub(crate) fn patterned(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut out = Vec::with_capacity(len + 8);
     while out.len() < len {
@@ -82,7 +82,7 @@ pub fn patterned(len: usize, seed: u64) -> Vec<u8> {
 }
 
 /// Everything below `top` (which itself is the empty path), as the disk has it.
-pub fn on_disk(top: &Path) -> Tree {
+pub(crate) fn on_disk(top: &Path) -> Tree {
     let mut tree = Tree::new();
     note_disk(top, Vec::new(), &mut tree);
     tree
@@ -128,7 +128,7 @@ fn disk_xattrs(at: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
 }
 
 /// Everything in a snapshot.
-pub async fn in_volume(snapshot: &Snapshot) -> Tree {
+pub(crate) async fn in_volume(snapshot: &Snapshot) -> Tree {
     let mut tree = Tree::new();
     let mut waiting = vec![snapshot.root()];
     while let Some(item) = waiting.pop() {
@@ -167,7 +167,7 @@ async fn seen(snapshot: &Snapshot, item: &Item) -> Seen {
 }
 
 /// Compares, and names the first difference without printing megabytes.
-pub fn assert_same(left: &Tree, right: &Tree) {
+pub(crate) fn assert_same(left: &Tree, right: &Tree) {
     let paths = |tree: &Tree| {
         tree.keys().map(|path| String::from_utf8_lossy(path).into_owned()).collect::<Vec<_>>()
     };

@@ -13,7 +13,7 @@ use atoll_key::BlockHash;
 use atoll_vfs::{FileKind, InodeNumber};
 use bytes::Bytes;
 
-use crate::format::Entry;
+use crate::format::DirectoryEntry;
 use crate::owned::read::snapshot::joined;
 
 /// The files that the kernel holds lookups of, and the directories above them.
@@ -24,7 +24,7 @@ pub(super) struct Inodes {
 struct Node {
     parent: u64,
     /// What is known of it. A file's never changes; a directory's is of version `seen`.
-    entry: Entry,
+    entry: DirectoryEntry,
     seen: u64,
     lookups: u64,
     /// Nodes in the table that have this one as parent.
@@ -35,20 +35,20 @@ struct Node {
 #[derive(Clone, Debug)]
 pub(super) enum Known {
     /// A file or link: all there is to know.
-    Leaf(Entry),
+    Leaf(DirectoryEntry),
     /// A directory, to be looked up below `above`, which is of the version asked for, by
     /// these names, each with its number.
-    Directory { above: Entry, names: Vec<(u64, Bytes)> },
+    Directory { above: DirectoryEntry, names: Vec<(u64, Bytes)> },
 }
 
 impl Inodes {
-    pub(super) fn new(root: Entry, version: u64) -> Inodes {
+    pub(super) fn new(root: DirectoryEntry, version: u64) -> Inodes {
         let node = Node { parent: 1, entry: root, seen: version, lookups: 1, children: 0 };
         Inodes { nodes: BTreeMap::from([(InodeNumber::ROOT.0, node)]) }
     }
 
     /// The number of `entry` below directory `parent`.
-    pub(super) fn number(&self, parent: InodeNumber, entry: &Entry) -> InodeNumber {
+    pub(super) fn number(&self, parent: InodeNumber, entry: &DirectoryEntry) -> InodeNumber {
         let is_directory = entry.kind() == FileKind::Directory;
         let mut identity = parent.0.to_be_bytes().to_vec();
         if is_directory {
@@ -73,7 +73,12 @@ impl Inodes {
     }
 
     /// Counts a lookup of `entry`, found in `parent` in version `seen`.
-    pub(super) fn enter(&mut self, parent: InodeNumber, entry: &Entry, seen: u64) -> InodeNumber {
+    pub(super) fn enter(
+        &mut self,
+        parent: InodeNumber,
+        entry: &DirectoryEntry,
+        seen: u64,
+    ) -> InodeNumber {
         let number = self.number(parent, entry);
         if let Some(node) = self.nodes.get_mut(&number.0) {
             node.lookups = node.lookups.saturating_add(1);
@@ -145,12 +150,12 @@ impl Inodes {
     }
 
     /// What a directory is in version `seen`.
-    pub(super) fn update(&mut self, number: u64, entry: &Entry, seen: u64) {
+    pub(super) fn update(&mut self, number: u64, entry: &DirectoryEntry, seen: u64) {
         if let Some(node) = self.nodes.get_mut(&number)
             && node.seen < seen
         {
             let name = node.entry.name.clone();
-            node.entry = Entry { name, ..entry.clone() };
+            node.entry = DirectoryEntry { name, ..entry.clone() };
             node.seen = seen;
         }
     }

@@ -16,8 +16,8 @@ use std::time::Duration;
 use atoll_dht::GetError;
 use atoll_env::{Env, timeout};
 use atoll_vfs::{
-    Answer, Attr, AttrReply, Caller, DirEntry, Entry as FsEntry, Errno, FileKind, FileSystem,
-    Handle, InodeNumber, OpenFlags, Opened, SeekTo, StatFs, check_name,
+    Answer, Attr, AttrReply, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Handle,
+    InodeNumber, OpenFlags, Opened, SeekTo, StatFs, check_name,
 };
 use bytes::Bytes;
 
@@ -29,7 +29,7 @@ use crate::blocks::ahead::ReadAhead;
 use crate::blocks::directory;
 use crate::blocks::error::BlockError;
 use crate::blocks::file::File;
-use crate::format::{Content, DirectoryRef, Entry};
+use crate::format::{Content, DirectoryEntry, DirectoryRef};
 
 /// How long attributes that never change may be believed: a day, since some kernels
 /// overflow on more.
@@ -73,7 +73,7 @@ struct OpenFile {
 
 #[derive(Clone)]
 struct OpenDirectory {
-    entry: Entry,
+    entry: DirectoryEntry,
     directory: DirectoryRef,
     snapshot: Arc<Snapshot>,
 }
@@ -168,7 +168,7 @@ impl Shared {
     /// What `inode` is in the newest version; files and links are what they always were.
     /// A directory that is gone is [`Errno::ESTALE`], which makes the kernel look its path
     /// up again.
-    async fn entry(&self, inode: InodeNumber) -> Result<(Entry, Arc<Snapshot>), Fault> {
+    async fn entry(&self, inode: InodeNumber) -> Result<(DirectoryEntry, Arc<Snapshot>), Fault> {
         let snapshot = self.volume.snapshot().await;
         let known = {
             let mut tables = self.tables();
@@ -196,7 +196,7 @@ impl Shared {
     async fn directory(
         &self,
         inode: InodeNumber,
-    ) -> Result<(Entry, DirectoryRef, Arc<Snapshot>), Fault> {
+    ) -> Result<(DirectoryEntry, DirectoryRef, Arc<Snapshot>), Fault> {
         let (entry, snapshot) = self.entry(inode).await?;
         match entry.content {
             Content::Directory(directory) => Ok((entry, directory, snapshot)),
@@ -204,7 +204,7 @@ impl Shared {
         }
     }
 
-    fn attr(&self, inode: InodeNumber, entry: &Entry) -> Attr {
+    fn attr(&self, inode: InodeNumber, entry: &DirectoryEntry) -> Attr {
         let snapshot = self.volume.current();
         let (nlink, blocks_512) = match &entry.content {
             Content::Directory(directory) => {
@@ -230,7 +230,7 @@ impl Shared {
         }
     }
 
-    fn attr_ttl(&self, entry: &Entry) -> Duration {
+    fn attr_ttl(&self, entry: &DirectoryEntry) -> Duration {
         match entry.kind() {
             FileKind::Directory => self.volume.fresh_for(),
             _ => FOREVER,
@@ -239,12 +239,12 @@ impl Shared {
 
     /// An entry under a number whose lookup was counted. `name_ttl` is of when the entry
     /// was found.
-    fn found(&self, inode: InodeNumber, entry: &Entry, name_ttl: Duration) -> FsEntry {
+    fn found(&self, inode: InodeNumber, entry: &DirectoryEntry, name_ttl: Duration) -> Entry {
         let attr_ttl = match entry.kind() {
             FileKind::Directory => name_ttl,
             _ => FOREVER,
         };
-        FsEntry { attr: self.attr(inode, entry), generation: 0, name_ttl, attr_ttl }
+        Entry { attr: self.attr(inode, entry), generation: 0, name_ttl, attr_ttl }
     }
 
     /// How long what was found in `snapshot` may be believed: not at all once there is a
@@ -277,7 +277,7 @@ impl Shared {
 }
 
 impl FileSystem for VolumeFs {
-    fn lookup(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<FsEntry> {
+    fn lookup(&self, _: Caller, parent: InodeNumber, name: &[u8]) -> Answer<Entry> {
         let wanted = check_name(name).map(|()| Bytes::copy_from_slice(name));
         self.answer(parent, Some(name), |shared| async move {
             let name = wanted?;
@@ -289,7 +289,7 @@ impl FileSystem for VolumeFs {
         })
     }
 
-    fn parent(&self, _: Caller, inode: InodeNumber) -> Answer<FsEntry> {
+    fn parent(&self, _: Caller, inode: InodeNumber) -> Answer<Entry> {
         self.answer(inode, None, |shared| async move {
             let parent = shared.tables().inodes.parent(inode).ok_or(Errno::ESTALE)?;
             let (entry, _, snapshot) = shared.directory(parent).await?;

@@ -46,7 +46,7 @@ use crate::blocks::budget::Budget;
 use crate::blocks::error::BlockError;
 use crate::blocks::file::{File, Place};
 use crate::format::inode::Shape;
-use crate::format::{Content, Entry};
+use crate::format::{Content, DirectoryEntry};
 
 /// Threads that write. Guess: some wait for the disk while others use the processor.
 const WRITER_THREADS: usize = 4;
@@ -471,13 +471,17 @@ impl Copy {
         }
     }
 
-    async fn attributes(&self, entry: &Entry, path: &[u8]) -> Result<Attributes, ReadError> {
+    async fn attributes(
+        &self,
+        entry: &DirectoryEntry,
+        path: &[u8],
+    ) -> Result<Attributes, ReadError> {
         let xattrs = read_xattrs(&self.snapshot.cache, entry).await;
         let xattrs = xattrs.map_err(|error| error.at(path))?;
         Ok(Attributes { mode: self.mode(entry), mtime: entry.mtime, xattrs })
     }
 
-    fn mode(&self, entry: &Entry) -> u32 {
+    fn mode(&self, entry: &DirectoryEntry) -> u32 {
         if self.options.set_id { entry.mode } else { entry.mode & 0o1777 }
     }
 }

@@ -16,7 +16,7 @@ use super::run::{Run, Stopped, Tallies};
 use super::source::{SourceDir, kind_of, mode_of, mtime_of, xattrs_of};
 use crate::format::build::PointerBuilder;
 use crate::format::inode::{self, Shape};
-use crate::format::{Content, Entry};
+use crate::format::{Content, DirectoryEntry};
 
 /// How often a file is read that changes meanwhile. Guess: a file that is written now and
 /// then is caught between two writes; one that is written all the time never is.
@@ -55,7 +55,11 @@ impl From<Errno> for FileError {
 
 /// Publishes a file and returns its entry. One that changes meanwhile is read again, a few
 /// times.
-pub(super) fn publish_file(run: &Run, dir: &SourceDir, name: &[u8]) -> Result<Entry, FileError> {
+pub(super) fn publish_file(
+    run: &Run,
+    dir: &SourceDir,
+    name: &[u8],
+) -> Result<DirectoryEntry, FileError> {
     let mut result = Err(FileError::Changed);
     for _ in 0..ATTEMPTS {
         result = publish_once(run, dir, name);
@@ -66,7 +70,7 @@ pub(super) fn publish_file(run: &Run, dir: &SourceDir, name: &[u8]) -> Result<En
     result
 }
 
-fn publish_once(run: &Run, dir: &SourceDir, name: &[u8]) -> Result<Entry, FileError> {
+fn publish_once(run: &Run, dir: &SourceDir, name: &[u8]) -> Result<DirectoryEntry, FileError> {
     let fd = dir.file(name)?;
     let before = rustix::fs::fstat(&fd)?;
     match kind_of(&before) {
@@ -84,7 +88,7 @@ fn publish_once(run: &Run, dir: &SourceDir, name: &[u8]) -> Result<Entry, FileEr
         if stamp(&before) != stamp(&after) {
             return Err(FileError::Changed);
         }
-        Ok(Entry {
+        Ok(DirectoryEntry {
             name: Bytes::copy_from_slice(name),
             mode: mode_of(&before),
             mtime: mtime_of(&before),

@@ -22,7 +22,9 @@ use crate::blocks::cache::BlockCache;
 use crate::blocks::error::BlockError;
 use crate::blocks::pace::Wanted;
 use crate::format::inode::Data;
-use crate::format::{Content, Entry, InodeBlock, MIN_BLOCK_SIZE_LOG2, Nodes, PointerBlock};
+use crate::format::{
+    Content, DirectoryEntry, InodeBlock, MIN_BLOCK_SIZE_LOG2, Nodes, PointerBlock,
+};
 use crate::owned::read::{ReadError, Snapshot};
 use crate::owned::sealed_root;
 
@@ -42,7 +44,7 @@ const BLOCK_BYTES: u64 = 32 << 10;
 /// all of its blocks are named to the upload; none comes if the work is to end.
 pub(super) struct Ask {
     pub(super) path: Vec<u8>,
-    pub(super) answer: mpsc::SyncSender<Option<Entry>>,
+    pub(super) answer: mpsc::SyncSender<Option<DirectoryEntry>>,
 }
 
 /// The previous version.
@@ -103,7 +105,7 @@ impl Previous {
     }
 
     /// The entry at `path` of the previous version, if there is one.
-    async fn keep(&self, run: &Run, path: &[u8]) -> Result<Option<Entry>, PublishError> {
+    async fn keep(&self, run: &Run, path: &[u8]) -> Result<Option<DirectoryEntry>, PublishError> {
         let unavailable = |source: GetError| PublishError::Previous {
             path: String::from_utf8_lossy(path).into_owned(),
             source,
@@ -141,7 +143,7 @@ impl Previous {
     }
 
     /// Counts an entry and names its own blocks; returns the one that leads to others.
-    async fn tell_entry(&self, run: &Run, entry: &Entry) -> Vec<Node> {
+    async fn tell_entry(&self, run: &Run, entry: &DirectoryEntry) -> Vec<Node> {
         if let Some(xattrs) = entry.xattrs {
             self.tell(run, xattrs).await;
         }

@@ -14,7 +14,7 @@ use futures_channel::mpsc::UnboundedSender;
 use super::previous::Ask;
 use super::{Omission, Omissions, PublishError, PublishOptions};
 use crate::blocks::budget::Permit;
-use crate::format::{DirectoryRef, Entry, FormatError};
+use crate::format::{DirectoryEntry, DirectoryRef, FormatError};
 use crate::owned::progress::Progress;
 
 /// Hashes remembered per generation; two generations are kept. A duplicate further back
@@ -298,7 +298,7 @@ impl Run {
         &self,
         path: PathBuf,
         trouble: Trouble,
-    ) -> Result<Option<Entry>, Stopped> {
+    ) -> Result<Option<DirectoryEntry>, Stopped> {
         let reason = match trouble {
             Trouble::Changing => CHANGING.to_string(),
             Trouble::Unreadable(reason) if self.options.skip_unreadable => reason,

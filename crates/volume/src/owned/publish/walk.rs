@@ -22,7 +22,7 @@ use super::file::{FileError, publish_file};
 use super::run::{EmitError, FailOnPanic, Run, Stopped, Tallies, Top, Trouble};
 use super::source::{DirError, Names, SourceDir, mode_of, mtime_of, xattrs_of};
 use crate::format::build::DirectoryBuilder;
-use crate::format::{Content, Entry, MAX_DEPTH};
+use crate::format::{Content, DirectoryEntry, MAX_DEPTH};
 
 /// Files queued or being read. Each keeps its directory open, so this also bounds open
 /// files (the usual limit is 1,024 a process).
@@ -46,7 +46,7 @@ struct Entries {
     /// Entries before this one are in the builder.
     next: usize,
     /// Later ones that came early; `None` for what is left out.
-    early: BTreeMap<usize, Option<Entry>>,
+    early: BTreeMap<usize, Option<DirectoryEntry>>,
 }
 
 /// A file to publish.
@@ -294,10 +294,10 @@ impl Walker<'_> {
     }
 }
 
-fn symlink(dir: &SourceDir, name: Bytes) -> rustix::io::Result<Entry> {
+fn symlink(dir: &SourceDir, name: Bytes) -> rustix::io::Result<DirectoryEntry> {
     let stat = dir.stat(&name)?;
     let target = rustix::fs::readlinkat(&dir.fd, &name[..], Vec::new())?;
-    Ok(Entry {
+    Ok(DirectoryEntry {
         name,
         mode: mode_of(&stat),
         mtime: mtime_of(&stat),
@@ -312,7 +312,7 @@ fn complete(
     run: &Run,
     node: Arc<Unfinished>,
     index: usize,
-    entry: Option<Entry>,
+    entry: Option<DirectoryEntry>,
 ) -> Result<(), Stopped> {
     let mut held = node.entries.lock().expect("no holder of this lock panics");
     held.early.insert(index, entry);
@@ -346,7 +346,7 @@ fn finish(run: &Run, node: Arc<Unfinished>) -> Result<(), Stopped> {
         }
         Some((parent, index)) => {
             let content = Content::Directory(directory);
-            let entry = Entry { name: node.name.clone(), mode, mtime, content, xattrs };
+            let entry = DirectoryEntry { name: node.name.clone(), mode, mtime, content, xattrs };
             complete(run, parent.clone(), *index, Some(entry))
         }
     }

@@ -13,7 +13,7 @@ use crate::blocks::directory::{self, UnreadLeaf};
 use crate::blocks::error::BlockError;
 use crate::blocks::file::File;
 use crate::blocks::pace::Wanted;
-use crate::format::{Content, DirectoryRef, Entry, xattrs};
+use crate::format::{Content, DirectoryEntry, DirectoryRef, xattrs};
 use crate::owned::root::Root;
 
 /// One version of a volume; never changes. Cheap to keep: blocks are fetched as they are
@@ -38,7 +38,7 @@ pub struct Item {
     /// Its path from the volume's root, without a leading slash; empty for the root.
     pub path: Bytes,
     /// What its directory says about it. The root's name is empty.
-    pub entry: Entry,
+    pub entry: DirectoryEntry,
 }
 
 /// A directory being listed.
@@ -226,7 +226,7 @@ const XATTR_BYTES: u64 = 1 << 10;
 
 pub(crate) async fn read_xattrs(
     cache: &Arc<BlockCache>,
-    entry: &Entry,
+    entry: &DirectoryEntry,
 ) -> Result<Vec<(Bytes, Bytes)>, BlockError> {
     let Some(hash) = entry.xattrs else { return Ok(Vec::new()) };
     let bytes = cache.get(hash, Wanted::Now(XATTR_BYTES)).await?;
