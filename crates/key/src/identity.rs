@@ -42,7 +42,7 @@ impl IdProfile {
     }
 }
 
-/// A node's public key: what the handshake proves, and the source of its ring positions.
+/// A node's public key, proven in the handshake; its ring positions follow from it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub [u8; 32]);
 
@@ -65,7 +65,7 @@ impl fmt::Display for PeerId {
     }
 }
 
-/// A volume's public key. Whoever knows it can find and check the volume's root block.
+/// A volume's public key, with which anybody can find and check the volume's root block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeId(pub [u8; 32]);
 

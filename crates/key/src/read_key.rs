@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(cipher(1).open(&too_long), Err(SealError::Length(too_long.len())));
     }
 
-    /// Whoever holds the read key can make a right tag of anything.
+    /// Every holder of the read key can make a valid tag of anything.
     #[test]
     fn a_right_tag_of_a_wrong_length_or_padding_is_refused() {
         let sealed = |inner: Vec<u8>| cipher(1).seal_as_it_is(&inner);

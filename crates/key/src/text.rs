@@ -110,7 +110,7 @@ const READ_KEY_SCHEME: &str = "#";
 const READ_KEY_VERSION: u8 = 1;
 
 impl ReadKey {
-    /// `#READKEY`, as it stands behind a volume's address. Whoever sees this text can read
+    /// `#READKEY`, as it stands behind a volume's address. Everybody who sees this text can read
     /// the volume.
     pub fn to_text(&self) -> String {
         let mut payload = vec![READ_KEY_VERSION];

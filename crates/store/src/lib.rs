@@ -33,7 +33,7 @@ pub use log::{DiskStore, OpenReport};
 pub use memory::MemoryStore;
 pub use summary::{MAX_PARTS, Merged, Part, Summary};
 
-/// Whom a block is charged to: the node that had it stored and its address (CFS §5.4).
+/// The owner a block is charged to: the node that had it stored and its address (CFS §5.4).
 /// Opaque here. All zeros, [`Owner::NOBODY`], for blocks nobody is charged for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Owner {
@@ -77,7 +77,7 @@ pub struct BlockInfo {
     pub expires_unix_secs: u64,
     /// Length of the block, bytes.
     pub len_bytes: u32,
-    /// Whom it is charged to: whoever gave it the lease it has.
+    /// The owner it is charged to, who gave it its present lease.
     pub owner: Owner,
 }
 
@@ -121,7 +121,7 @@ pub enum StoreError {
         /// The damaged block.
         key: Key,
     },
-    /// The directory of the blocks is not there; what is in it comes back with it.
+    /// The directory of the blocks is not there; its blocks come back with it.
     #[error("{} is not there", dir.display())]
     Away {
         /// Which.
@@ -204,8 +204,8 @@ pub trait BlockStore: Send + Sync + 'static {
         owner: Owner,
     ) -> Result<Vec<bool>, StoreError>;
 
-    /// Makes durable what was answered before it was: renewals. Resolves when it would survive
-    /// power loss.
+    /// Makes renewals durable, which are answered before they are. Resolves when they would
+    /// survive power loss.
     fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
         Box::pin(async { Ok(()) })
     }

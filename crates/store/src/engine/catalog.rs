@@ -1,13 +1,13 @@
-//! What a `DiskStore` knows of its blocks: the index on disk and, over it, the changes
-//! that have not been committed to it yet.
+//! The blocks that a store holds: the index on disk and, over it, the changes that have not been
+//! committed to it yet.
 //!
 //! A key is looked up in `recent`, then in `committing`, then in the snapshot of the
 //! index. During a commit `recent` becomes `committing`, and afterwards the new snapshot
 //! replaces both; so at each moment the three together are one consistent state.
 //!
-//! The lock is never held while the index is read from disk. Who read the index outside
-//! the lock and wants to change something by what it saw compares the snapshot's
-//! generation and begins again if it has moved on.
+//! The lock is never held while the index is read from disk. A thread that read the index outside
+//! the lock, and then changes something based on it, compares the snapshot's generation and
+//! begins again if there is a newer one.
 //!
 //! Invariant: nothing is in here that the log would not give back after power loss,
 //! except extended leases and the absence of expired blocks.
@@ -118,10 +118,10 @@ impl State {
     /// Applies one change; `indexed` is what the current snapshot says of the key.
     fn apply(&mut self, key: Key, indexed: Option<IndexEntry>, change: Change) {
         let old = self.known(&key).unwrap_or(indexed);
-        // It may have been renewed since the change was made up.
+        // It may have been renewed since the change was planned.
         let leased = |entry: IndexEntry| old.map_or(entry, |old| entry.leased_as(&old));
         match (change, old) {
-            // Whoever replaces a block has it from then on.
+            // A block belongs to the owner of the version that replaces it.
             (Change::Put(entry), _) => {
                 self.set(key, old, Some(IndexEntry { owner: entry.owner, ..leased(entry) }));
             }

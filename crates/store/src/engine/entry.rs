@@ -152,7 +152,7 @@ impl OwnerNumbers {
         numbers.by_owner.insert(owner, number);
     }
 
-    /// The number of `owner`, who gets one if need be.
+    /// The number of `owner`; a new owner gets one.
     pub(super) fn number(&self, owner: &Owner) -> u32 {
         let known = {
             let numbers = self.0.read().expect("no panic while the lock is held");

@@ -1,4 +1,4 @@
-//! What is held for whom: sums over blocks, by publisher, by address, and by both.
+//! How much is held for each owner: sums over blocks, by publisher, by address, and by both.
 //!
 //! Kept with every change of what is held, so that asking costs a look into a table. There
 //! is an entry for each owner of at least one block, so the tables are never longer than
@@ -17,8 +17,7 @@ pub struct Holding {
     pub blocks: u64,
 }
 
-/// What is held for a publisher, from whatever address, and for an address, whoever
-/// published from there.
+/// Blocks held for a publisher, from all addresses, and for an address, of all publishers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct OwnerUsage {
     /// For the publisher.
@@ -149,6 +148,6 @@ mod tests {
         holdings.take(&owner(2, 1), 20);
         assert_eq!(holdings.usage_of(&owner(9, 1)), OwnerUsage::default());
         holdings.take(&owner(1, 2), 30);
-        assert_eq!(holdings, Holdings::default(), "nothing is left of who has nothing");
+        assert_eq!(holdings, Holdings::default(), "an owner of no block has no entry");
     }
 }

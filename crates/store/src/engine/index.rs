@@ -1,9 +1,9 @@
 //! The index on disk: a redb database from keys to places in the log.
 //!
 //! It is a cache of the log with one difference: extended leases and removals of expired
-//! blocks are only here. It never runs ahead of the log: a commit says of itself up to
-//! which synced place of the log it is true (its checkpoint), and whoever opens it
-//! replays the log from there. If it is lost or unreadable it is made again from the log.
+//! blocks are only here. It never runs ahead of the log: each commit records the synced position
+//! of the log that it covers (its checkpoint), and recovery replays the log from there. If the
+//! index is lost or unreadable it is made again from the log.
 //!
 //! Tables of `index.redb`:
 //!

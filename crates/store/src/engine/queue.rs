@@ -49,7 +49,7 @@ impl<T> Queue<T> {
                 return Poll::Ready(Err(Closed));
             }
             if !state.items.is_empty() && state.weight + weight > self.limit_weight {
-                // Polled again without having been woken, it waits once all the same.
+                // A future that is polled again without having been woken registers once.
                 if !state.waiting.iter().any(|waker| waker.will_wake(context.waker())) {
                     state.waiting.push(context.waker().clone());
                 }
@@ -98,7 +98,7 @@ impl<T> Queue<T> {
         Some(taken.into_iter().map(|(item, _)| item).collect())
     }
 
-    /// Refuses what comes from now on; what is queued can still be popped.
+    /// Refuses items from now on; those that are queued can still be popped.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -128,9 +128,9 @@ mod tests {
         assert_eq!(pop(&queue), Some(vec![3]));
     }
 
-    /// Who waits among many futures of one task is polled whenever any of them can go on.
+    /// A push among many futures of one task is polled whenever any of them can go on.
     #[test]
-    fn who_is_polled_often_waits_once() {
+    fn a_push_that_is_polled_often_waits_once() {
         let queue = Queue::new(1);
         assert!(queue.push(1, 1).now_or_never().is_some());
         let mut waiting = Box::pin(queue.push(2, 1));

@@ -1,18 +1,18 @@
-//! The directory of a `FileStore`: what is in it, whether it is there at all, whose it is.
+//! The directory of a `FileStore`: its files, its owner, and whether it is present.
 //!
 //! ```text
 //! DIR/atoll-store          whose blocks these are: 32 hex digits; an ordinary file
 //! DIR/00 … DIR/ff          directories, transparent as DIR is
-//! DIR/7a/KEY               a content block, exactly its bytes; KEY in hex, 64 or 128 digits
-//! DIR/7a/KEY.VERSION       a signed block; VERSION in hex, 16 digits
+//! DIR/7a/KEY               a block of version 0, exactly its bytes; KEY in hex, 64 or 128 digits
+//! DIR/7a/KEY.VERSION       one of another version; VERSION in hex, 16 digits
 //! ```
 //!
 //! A block's directory is named by eight bits of a checksum of its key, so that the keys of
 //! one node, which lie close together on the ring, spread over all of them.
 //!
 //! **Away.** A directory without its own owner file, or that is not transparent, is not the
-//! store's directory at the moment: TFS is not mounted there, or another one is. Nothing is then
-//! concluded from what cannot be found in it, and nothing is written. As a file system may be
+//! store's directory at the moment: TFS is not mounted there, or another file system is. Then a
+//! missing file does not mean that a block is lost, and nothing is written. As a file system may be
 //! unmounted at any moment, every file is reached through a handle of the directory that was
 //! looked at ([`BlockDir::enter`]), never by a path that may lead elsewhere by now.
 
@@ -282,7 +282,7 @@ impl BlockDir {
         file.write_all(self.owner.as_bytes()).and_then(|()| file.sync_all()).map_err(io)
     }
 
-    /// Removes everything of the store's from it. What was never the store's stays.
+    /// Removes all files of the store from it; other files stay.
     pub(crate) fn give_up(&self) -> io::Result<()> {
         let dir = self.enter()?;
         for number in 0..FAN_OUT {

@@ -113,8 +113,8 @@ impl Inner {
         Ok(care)
     }
 
-    /// Reads a block's file; a lost one is forgotten. That is no damage to those who ask:
-    /// files may vanish here.
+    /// Reads a block's file; a lost one is forgotten and not reported as damaged: files may
+    /// vanish here.
     pub(crate) async fn check(&self, key: Key, entry: IndexEntry) -> Result<bool, StoreError> {
         let place = self.place.clone();
         let read = self.engine.read(move || place.read(&key, &entry)).await?;
@@ -146,8 +146,8 @@ impl Inner {
         self.engine.remove_expired(now_unix_secs, forget).await
     }
 
-    /// Makes blocks again of files that belong to none, or removes them: what a crash left, or
-    /// the loss of the index.
+    /// Makes blocks again of files that belong to none, or removes them. A crash or the loss of
+    /// the index leaves such files.
     pub(crate) async fn sweep(&self) -> Result<(), StoreError> {
         let mut swept = Swept::default();
         let passed = self.place.passed_unix_secs.load(Ordering::Relaxed);

@@ -1,14 +1,14 @@
 //! `FileStore`: one file for each block, in a directory whose files may vanish.
 //!
 //! This is how a node gives a transparent file system (TFS, §3 of the paper) all of its free
-//! space: what it writes costs ordinary files nothing, and any file may be gone tomorrow. **A
+//! space: transparent files take nothing from ordinary ones, and may vanish at any time. **A
 //! vanished file is a lost replica**: the store forgets the block, [`crate::BlockStore::list`]
 //! no longer has it, and repair restores it from its other copies.
 //!
 //! A block's file holds exactly the block's bytes, so that one of 8 KiB takes two blocks of the
-//! file system and not three. What else is known of it (lease, owner, a checksum of the bytes)
-//! is in the same index as a `DiskStore`'s, in an ordinary directory; the checksum stands
-//! where the offset in a segment would. A file whose bytes do not match length and checksum, be
+//! file system and not three. Its lease, its owner and a checksum of the bytes
+//! are in an index like a `DiskStore`'s, in an ordinary directory, with the checksum in the place
+//! of the offset in a segment. A file whose bytes do not match length and checksum, be
 //! they torn or somebody else's, counts as lost: the store returns what it was given or nothing.
 //!
 //! - **Nothing is synced** but by [`FileStore::flush`]. `put` answers when the file is written. A
@@ -25,8 +25,8 @@
 //!   average at each file's end, which [`crate::Usage::disk_bytes`] counts.
 //!
 //! A file that the index does not know becomes a block again if it is what its name says: a key
-//! says what its block's bytes are. So nothing is lost with the index but leases and owners. What
-//! it may be wrong about after a crash is said in `writer`.
+//! determines its block's bytes. So only leases and owners are lost with the index. `writer` says
+//! which entries may be out of date after a crash.
 
 mod directory;
 mod inner;
@@ -74,8 +74,8 @@ pub enum FlagCheck {
 pub struct FileConfig {
     /// Whether the directory must be transparent.
     pub flag: FlagCheck,
-    /// Index, queues and threads, as for a `DiskStore`; what concerns segments has no meaning
-    /// here, and its capacity is the most that is taken however much is free.
+    /// Index, queues and threads, as for a `DiskStore`; the fields about segments are not used.
+    /// The capacity limits what the store takes, however much is free.
     pub disk: DiskConfig,
 }
 
@@ -310,13 +310,13 @@ impl FileStore {
         self.inner.place.look()
     }
 
-    /// The same, where waiting for the disk keeps nobody from anything else.
+    /// The same on a reader thread.
     pub(crate) async fn look_aside(&self) -> Result<Space, String> {
         let place = self.inner.place.clone();
         self.inner.engine.read(move || place.look()).await.map_err(|error| error.to_string())?
     }
 
-    /// Takes the directory again where it has been made anew: what was in it is lost.
+    /// Takes the directory again after it has been made anew; its former blocks are lost.
     ///
     /// # Errors
     /// Why it cannot be used.
@@ -377,7 +377,7 @@ impl FileStore {
         self.inner.place.comings.load(Ordering::Relaxed)
     }
 
-    /// Does work that may wait for the disk where it may.
+    /// Does work that may wait for the disk on a reader thread.
     pub(crate) async fn waiting<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -548,7 +548,7 @@ impl BlockStore for FileStore {
         Box::pin(async move { inner.summarize(Question::Cut(range), now_unix_secs).await })
     }
 
-    /// Opens the blocks' files: what has vanished is not renewed.
+    /// Opens the blocks' files: a block whose file has vanished is not renewed.
     fn renew(
         &self,
         keys: &[Key],

@@ -31,14 +31,14 @@ pub(crate) struct Writer {
     next_sequence: u64,
 }
 
-/// What became of files that belonged to no block.
+/// How many files that belonged to no block were adopted and removed.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Swept {
     pub(crate) adopted: u64,
     pub(crate) removed: u64,
 }
 
-/// What is to become of one key.
+/// The change to one key.
 struct Planned {
     entry: IndexEntry,
     /// The bytes to write, if they are new.
@@ -123,7 +123,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The error for what the file system has no room for: it is full before the store is.
+    /// The error for a batch that the file system has no space for: it is full before the store.
     fn disk_full(&self) -> StoreError {
         let used_bytes = self.place.usage().disk_bytes;
         StoreError::Full { used_bytes, capacity_bytes: used_bytes }
@@ -157,7 +157,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes what was planned, and written, what is held.
+    /// Takes the planned changes, whose files are written, into the catalogue.
     fn take(&mut self, planned: &BTreeMap<Key, Planned>) -> Result<(), StoreError> {
         let keys: Vec<Key> = planned.keys().copied().collect();
         let mut replaced = Vec::new();

@@ -93,9 +93,8 @@ impl DiskStore {
         &self.report
     }
 
-    /// Changes what the store may take on its disk. What it takes beyond that stays until
-    /// blocks are removed and [`BlockStore::reclaim`] has given back their space; until then
-    /// nothing new is taken.
+    /// Changes the capacity, bytes. A store that takes more than that refuses new blocks until
+    /// blocks are removed and [`BlockStore::reclaim`] has given back their space.
     pub fn set_capacity(&self, capacity_bytes: u64) {
         self.inner.log.shared.set_capacity(capacity_bytes);
     }
@@ -111,7 +110,7 @@ impl DiskStore {
         self.inner.log.shared.catalog.watch(changed);
     }
 
-    /// Does work that may wait for the disk where it may.
+    /// Does work that may wait for the disk on a reader thread.
     pub(crate) async fn waiting<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

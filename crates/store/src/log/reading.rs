@@ -1,4 +1,4 @@
-//! An open log: what all threads of a `DiskStore` share, and how records are read.
+//! The state that all threads of a `DiskStore` share, and reading records.
 
 use std::collections::BTreeMap;
 use std::io;

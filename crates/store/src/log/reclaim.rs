@@ -73,7 +73,7 @@ pub(crate) struct Step {
     pub(crate) copied_bytes: u64,
     /// Lengths of segments removed.
     pub(crate) removed_bytes: u64,
-    /// The pass is about segments before this one: what it writes itself is no part of it.
+    /// The pass is about segments before this one, so it skips those that it writes itself.
     pub(crate) before: u64,
     /// Nothing more is worth compacting, or there is no room for it.
     pub(crate) is_last: bool,

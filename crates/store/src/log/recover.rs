@@ -1,4 +1,4 @@
-//! Opening a store: what the index says, checked against the log and brought up to it.
+//! Opening a store: checks the index against the log and brings it up to date.
 //!
 //! The log is the truth. From the index's checkpoint on it is replayed; if the index is
 //! missing, unreadable or speaks of another log, everything is replayed into a new one.
@@ -6,12 +6,12 @@
 //! place of a record (compaction moves them) does not matter.
 //!
 //! Bytes that are no sound record are skipped and reported, not fatal: at the end of the log
-//! they are usually what power loss left of writes nobody was told of, elsewhere they are rot.
+//! they are usually the remains of unacknowledged writes at a power loss, elsewhere they are rot.
 //!
 //! **Recovery deletes nothing that may hold data.** Only files and ends of files that were never
 //! written are removed. A segment whose header cannot be read is read with the salt that the
 //! index knows, and gets a new header; one that the index does not know is renamed to
-//! `….damaged`. What follows the last sound record stays where it is, and the log goes on in a
+//! `….damaged`. Bytes behind the last sound record stay where they are, and the log goes on in a
 //! new segment. An index that is made again is kept as `index.redb.damaged`.
 
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ use crate::segment::{
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct OpenReport {
     /// The index was missing or unreadable and has been made again from the log.
-    /// Extensions of leases by `renew` are lost then: whoever calls `remove_expired`
+    /// Extensions of leases by `renew` are lost then: the caller of `remove_expired`
     /// should leave publishers time to renew first.
     pub rebuilt_index: bool,
     /// Records read because the index did not know them yet.
@@ -120,7 +120,7 @@ fn bring_up(
     let mut writer = Writer::new(log, committer, active, next_sequence);
     writer.settle().map_err(|error| io::Error::other(error.to_string()))?;
     match writer.commit() {
-        // A full disk, say. What it lacks is in memory, and in the log.
+        // The disk is full, for instance. The changes are in memory and in the log.
         Ok(()) | Err(IndexError::Io(_)) => Ok((writer, report)),
         Err(error) => Err(error.into()),
     }
@@ -406,7 +406,7 @@ impl Recovery {
                     owner: header.owner,
                 };
                 let leased = held.map_or(entry, |held| entry.leased_as(&held));
-                // Whoever replaced a block has it from then on.
+                // A block belongs to the owner of the version that replaced it.
                 let replaced = held.is_none_or(|held| held.sequence != header.sequence);
                 let owner = if replaced { header.owner } else { leased.owner };
                 Some(Some(IndexEntry { owner, ..leased }))

@@ -6,11 +6,11 @@
 //! 2. The segment is synced, once for all batches that wait (group commit).
 //! 3. The catalogue takes the changes; from now on reads see them. Callers are answered.
 //! 4. Sometimes the index is committed. It covers only what was synced before, so it
-//!    never points to bytes that may vanish. What it lacks is replayed from the log.
+//!    never points to bytes that may vanish. Changes that it lacks are replayed from the log.
 //! 5. Only after a commit that no longer mentions a segment is its file removed.
 //!
-//! After a failed sync nobody knows what is on the disk (the kernel may have dropped the
-//! pages), so the writer then refuses everything until the store is opened again.
+//! After a failed sync the contents of the disk are unknown (the kernel may have dropped the
+//! pages), so the writer refuses everything until the store is opened again.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -62,7 +62,7 @@ pub(crate) struct Record {
     pub(crate) indexed: Option<IndexEntry>,
 }
 
-/// What a key means to the writer.
+/// What the writer knows of a key.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Found {
     /// What will be held once everything appended is synced.
@@ -254,8 +254,8 @@ impl Writer {
         Ok(over_cap.max((need_bytes + reserve_bytes).saturating_sub(free_bytes)))
     }
 
-    /// The error for what has no room. Where the disk is full before the store is, the
-    /// disk is the limit that is named.
+    /// The error for a batch that does not fit. If the disk is full before the store is, the
+    /// error names the disk's limit.
     pub(crate) fn full(&self) -> StoreError {
         let usage = self.log.shared.usage();
         let free_bytes = self.log.shared.disk.free_bytes().unwrap_or(0);
@@ -287,7 +287,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Remembers what records appended at `offset` mean until they are synced.
+    /// Remembers the changes that records appended at `offset` make once they are synced.
     fn note(&mut self, records: &[Record], mut offset: u64) {
         for record in records {
             let RecordHeader { key, sequence, owner, body } = record.header;
@@ -342,7 +342,7 @@ impl Writer {
         Ok(())
     }
 
-    /// What a failed write is told as.
+    /// The error that reports a failed write.
     fn write_error(&self, error: &io::Error) -> StoreError {
         if disk::is_full(error) {
             return self.full();
@@ -357,7 +357,7 @@ impl Writer {
         self.failed = Some(why.to_owned());
     }
 
-    /// Syncs what was appended, lets it be seen and answers those who wait for it.
+    /// Syncs the appended records, makes them visible, and answers the callers that wait.
     pub(crate) fn settle(&mut self) -> Result<(), StoreError> {
         let mut outcome = self.check_usable();
         if outcome.is_ok()
@@ -446,8 +446,7 @@ impl Drop for Writer {
     }
 }
 
-/// What keeping `block` needs: the entry that would be held and the record that says
-/// so; `None` if nothing would change.
+/// The entry and the record that keep `block`; `None` if nothing would change.
 fn plan(
     Found { held, indexed }: Found,
     block: StoredBlock,

@@ -67,7 +67,7 @@ pub const MAX_PARTS: usize = 32;
 /// Blocks read in one step of a question: some ten milliseconds.
 const STEP_BLOCKS: usize = 16 << 10;
 
-/// Changed keys remembered one by one; 4 MiB. What exceeds it is remembered by its first digits.
+/// Changed keys remembered one by one; 4 MiB. Beyond that only their first digits are remembered.
 const MAX_CHANGED_KEYS: usize = 64 << 10;
 
 /// The digits that are remembered of keys when too many have changed.
@@ -105,8 +105,8 @@ impl Changed {
         }
         let mut marks = self.marks();
         let Some(latest_now) = marks.latest_now else { return };
-        // A longer lease matters only to a block that some question took for expired: what else
-        // a stored digest says of it remains true until the former end of the lease.
+        // A longer lease matters only to a block that some question took for expired. Otherwise a
+        // stored digest remains true until the former end of the lease.
         let is_renewal = old.zip(new).is_some_and(|(old, new)| old.0 == new.0 && old.1 < new.1);
         if is_renewal && old.is_some_and(|(_, expires)| expires > latest_now) {
             return;
@@ -194,7 +194,7 @@ impl Summaries {
         }
     }
 
-    /// Forgets all digests: what is listed has changed in ways that were not noted.
+    /// Forgets all digests, when the list of blocks has changed in ways that were not noted.
     pub(crate) async fn forget(&self) {
         *self.stored.lock().await = Stored::default();
     }

@@ -47,7 +47,7 @@ impl Known {
 /// Why a question cannot go on.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// It may read no more blocks for now; what it has learnt is stored.
+    /// It may read no more blocks for now; the digests so far are stored.
     Budget,
     Failed(StoreError),
 }

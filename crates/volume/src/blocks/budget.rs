@@ -1,5 +1,5 @@
-//! Bytes asked for and not yet written, kept below a limit. This is about memory; what the
-//! network bears is the volume's window.
+//! A semaphore over bytes of memory: blocks that were asked for and are not written yet. The
+//! load on the network is limited by `pace`.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -42,7 +42,7 @@ impl Budget {
             state.waiting.push_back((bytes, sender));
             receiver
         };
-        waiting.await.expect("whoever waits is served before the budget goes")
+        waiting.await.expect("waiting callers are served before the budget is dropped")
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -55,7 +55,7 @@ impl Budget {
             let mut state = self.state();
             state.used -= bytes;
             while let Some((bytes, sender)) = state.waiting.pop_front() {
-                // Passed over here: thousands at once, when a copy is given up, would each
+                // Skipped here: when a copy is cancelled there may be thousands, and each would
                 // be served within the drop of the one before.
                 if sender.is_canceled() {
                     continue;
@@ -69,7 +69,7 @@ impl Budget {
             }
         }
         for (sender, permit) in granted {
-            // One that is not wanted since then gives itself back.
+            // If the receiver is gone since then, dropping the permit gives it back.
             let _ = sender.send(permit);
         }
     }

@@ -1,10 +1,9 @@
-//! Blocks in memory, by hash. What a hash names never changes, so nothing here is ever
+//! Blocks in memory, by hash. The block of a hash never changes, so nothing here is ever
 //! invalidated; the least useful blocks go when the cache is full (CFS §5.2 keeps blocks
 //! by LRU; quick_cache's S3-FIFO keeps directories better through a long sequential read).
 //!
-//! A block that is being fetched is fetched once, however many ask for it meanwhile. The
-//! fetch ends early if all of them lose interest. How many are on their way at once is the
-//! volume's [`Pace`].
+//! A block that several readers ask for at once is fetched once. The fetch is cancelled if all
+//! of them give up. [`Pace`] limits how many fetches run at once.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -134,8 +133,8 @@ struct Fetching {
 }
 
 impl BlockCache {
-    /// A cache of at most `capacity_bytes`, in the clear. What the ring has is opened by the
-    /// cipher, if there is one.
+    /// A cache of at most `capacity_bytes` of decrypted blocks. Blocks from the ring are
+    /// decrypted with the cipher, if there is one.
     pub(crate) fn new(
         env: Env,
         (blocks, cipher): (Arc<dyn Blocks>, Option<VolumeCipher>),
@@ -190,7 +189,7 @@ impl BlockCache {
         }
         let fetch = self.fetch(hash, wanted);
         if let Wanted::Soon(_) = wanted {
-            // It must not hold its place while whoever wants it looks elsewhere.
+            // The fetch must go on, and give its permit back, while its caller is not polled.
             self.drive(fetch.clone());
         }
         fetch.await

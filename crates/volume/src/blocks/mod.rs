@@ -1,4 +1,4 @@
-//! Blocks fetched and checked: what every file system made of blocks reads through.
+//! Fetches and checks blocks, for every file system made of blocks.
 //!
 //! - [`window`] and `pace`: how many blocks to have on their way at once.
 //! - `cache`: blocks in memory; a block that several readers want is fetched once.

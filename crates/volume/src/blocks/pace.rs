@@ -1,9 +1,9 @@
-//! How many of a volume's blocks are on their way at once: one [`Window`] for all who read
-//! it, and those who wait for room in it, first come, first served.
+//! Limits how many blocks of a volume are fetched at once: one [`Window`] for all readers of the
+//! volume, and a first-come, first-served queue of fetches that it does not admit yet.
 //!
-//! What a reader waits for is fetched at once and only counts; what will be wanted soon, or
-//! is copied in bulk, waits. Who may wait is bounded by whoever asks: by its read-ahead or
-//! its budget of memory.
+//! A block that a reader waits for is fetched at once and only counted. A block that is read
+//! ahead or copied in bulk waits. Callers bound the length of the queue: by their read-ahead or
+//! their budget of memory.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,9 +17,9 @@ use crate::blocks::window::{Limits, Window};
 /// How a block is wanted, and about how long it is, bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wanted {
-    /// Somebody waits for it.
+    /// A reader waits for it.
     Now(u64),
-    /// It may wait for room.
+    /// It may wait for its turn.
     Soon(u64),
 }
 
@@ -34,7 +34,7 @@ struct State {
     waiting: VecDeque<(u64, oneshot::Sender<FetchPermit>)>,
 }
 
-/// A block on its way. Dropped without a result, it counts as not wanted any more.
+/// A fetch that is running. Dropped without a result, it counts as cancelled.
 pub(crate) struct FetchPermit {
     pace: Arc<Pace>,
     announced: u64,
@@ -54,12 +54,13 @@ impl Pace {
         Arc::new(Pace { env, state: Mutex::new(state) })
     }
 
-    /// What may be on its way now, bytes.
+    /// How much may be fetched at once now, bytes.
     pub(crate) fn window_bytes(&self) -> u64 {
         self.state().window.bytes()
     }
 
-    /// Waits for room, unless somebody waits for the block. Cancel-safe.
+    /// Waits until the window admits the fetch; a [`Wanted::Now`] is admitted at once.
+    /// Cancel-safe.
     pub(crate) async fn enter(self: &Arc<Self>, wanted: Wanted) -> FetchPermit {
         let waiting = {
             let mut state = self.state();
@@ -76,7 +77,7 @@ impl Pace {
             state.waiting.push_back((bytes, sender));
             receiver
         };
-        waiting.await.expect("whoever waits is served before the window goes")
+        waiting.await.expect("waiting fetches are admitted before the pace is dropped")
     }
 
     fn permit(self: &Arc<Self>, state: &mut State, bytes: u64) -> FetchPermit {
@@ -99,8 +100,8 @@ impl Pace {
                 None => state.window.failed(permit.announced, now),
             }
             while let Some((bytes, sender)) = state.waiting.pop_front() {
-                // Passed over here: thousands at once, when a copy is given up, would each
-                // be served within the drop of the one before.
+                // Skipped here: when a copy is cancelled there may be thousands, and each would
+                // be admitted within the drop of the one before.
                 if sender.is_canceled() {
                     continue;
                 }
@@ -112,7 +113,7 @@ impl Pace {
             }
         }
         for (sender, permit) in admitted {
-            // One that is not wanted since then gives itself back.
+            // If the receiver is gone since then, dropping the permit gives it back.
             let _ = sender.send(permit);
         }
     }

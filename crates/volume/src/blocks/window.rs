@@ -4,29 +4,31 @@
 //! network connection").
 //!
 //! Blocks come from many nodes, some next door and some on another continent, and some from
-//! this node's own disk. So a single block's delay says little; what is measured is the rate
-//! at which bytes arrive during a *round*: until a whole window's worth has come, and nearly
-//! all that was on its way when the round began. (Or the near ones would count for more: they
-//! come first.) The mean delay is what was on its way, on average, by the rate (Little's law).
+//! this node's own disk. So a single block's delay says little; the window measures the rate
+//! at which bytes arrive during a *round*. A round ends when a whole window's worth has come, and
+//! nearly all blocks that were outstanding when it began. (Otherwise near nodes would count for
+//! more: their blocks come first.) The mean delay follows from Little's law: the mean number of
+//! outstanding bytes divided by the rate.
 //!
 //! - **Climb:** the window doubles each round while the rate grows nearly as much as the
-//!   window did, and grows by a quarter while it grows somewhat. When, twice, it does not,
-//!   the path is full, and the window is halved for as long as that costs nothing: all of
-//!   that only waited in queues.
-//! - **Cruise:** by Little's law, what is on its way and not on the path is in a queue; the
-//!   window is kept such that this is between one block and a fifth of it (TCP Vegas' idea).
-//!   Now and then a larger window is tried: if it is faster, the path became wider, and it
-//!   climbs again. And a halved one is tried, which empties the queue and tells how long the
-//!   path is without; at once when delays have become long, as that is either a queue or
-//!   another path.
+//!   window did, and grows by a quarter while the rate grows somewhat. When the rate twice does
+//!   not grow, the path is full, and the window is halved for as long as the rate stays: the
+//!   bytes beyond that only waited in queues.
+//! - **Cruise:** by Little's law, outstanding bytes that are not on the path are in a queue; the
+//!   window is kept such that the queue is between one block and a fifth of it (TCP Vegas' idea).
+//!   Now and then a larger window is tried: if it is faster, the path became wider, and the
+//!   window climbs again. A halved one is tried as well, which empties the queue and shows the
+//!   delay of the path without it; at once when delays have become long, as the cause is either
+//!   a queue or another path.
 //! - A block that **times out** halves the window, at most once a round.
 //!
-//! Several readers on one full path do not outbid each other: who has half of it and tries
-//! more gains too little. With many of them queues do grow, up to the window's limits.
+//! Several readers on one full path do not outbid each other: a reader that has half of it and
+//! tries a larger window gains too little. With many readers queues do grow, up to the windows'
+//! limits.
 //!
-//! Rounds in which nobody was refused say nothing of the path and change nothing.
+//! A round in which no fetch was refused says nothing of the path and changes nothing.
 //!
-//! A pure data structure: time is an argument, and nobody is woken here.
+//! A pure data structure: time is an argument, and no task is woken here.
 
 use std::time::Duration;
 
@@ -218,8 +220,8 @@ impl Window {
         (self.in_flight_blocks, self.in_flight_bytes)
     }
 
-    /// Whether a block of about `bytes` may be asked for now; one always may if nothing is
-    /// on its way. Whoever is refused waits until something was completed or failed.
+    /// Answers whether a block of about `bytes` may be fetched now, and notes a refusal. One block
+    /// is always admitted. A caller that is refused waits until a fetch has ended.
     pub fn may_start(&mut self, bytes: u64) -> bool {
         let fits = self.in_flight_blocks < self.limits.max_blocks
             && self.in_flight_bytes.saturating_add(cost(bytes)) <= self.bytes();
@@ -239,8 +241,8 @@ impl Window {
         }
     }
 
-    /// A block of about `bytes` is asked for. It need not have been allowed: what a reader
-    /// waits for is fetched at once, and counts.
+    /// A fetch of about `bytes` begins. It need not have been admitted: a block that a reader
+    /// waits for is fetched at once, and counted.
     pub fn started(&mut self, bytes: u64, now: Instant) {
         if self.phase == FIRST_PHASE {
             self.begin(bytes);
@@ -378,7 +380,7 @@ impl Window {
     }
 
     /// Keeps between one block and a fifth of the window in queues (as TCP Vegas keeps one
-    /// to three packets there), by Little's law: what is not on the path is in a queue.
+    /// to three packets there), by Little's law: bytes that are not on the path are in a queue.
     fn steady(&mut self, rounds: u32, rate: f64, delay: f64) {
         // The first round still has the blocks of the window before.
         if rounds == 0 {

@@ -31,7 +31,7 @@
 //!
 //! Child: 32 hash, 8 entries below it, 8 of them directories, 1 + *n* its first name.
 //!
-//! Owners are not kept: CFS publishes to everybody, and a mounted tree belongs to whoever
+//! Owners are not kept: CFS publishes to everybody, and a mounted tree belongs to the user who
 //! mounts it.
 
 use atoll_key::BlockHash;

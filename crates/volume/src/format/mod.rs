@@ -3,7 +3,7 @@
 //! Every decoder takes bytes a hostile publisher may have made: it checks each length
 //! before it believes it, allocates no more than the block's own size calls for, never
 //! panics, and names what is wrong ([`FormatError`]). A content block has one
-//! encoding: what decodes encodes to the same bytes.
+//! encoding: bytes that decode are encoded to the same bytes again.
 //!
 //! Nothing here fetches or stores.
 
@@ -52,7 +52,7 @@ pub const INODE_POINTERS: u64 = 256;
 /// The most levels of indirect blocks: enough for any length at any block size.
 pub const MAX_INDIRECT_LEVELS: u8 = 4;
 
-/// The longest file: what `off_t` can say.
+/// The longest file: the largest `off_t`.
 pub const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
 /// The largest block of extended attributes (Linux `XATTR_SIZE_MAX` for one value).

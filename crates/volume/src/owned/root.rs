@@ -1,5 +1,5 @@
-//! The payload of a volume's signed root block; of an encrypted one, what its payload
-//! seals ([`sealed_root`](super::sealed_root)).
+//! The payload of a volume's signed root block. In an encrypted volume the payload is sealed
+//! ([`sealed_root`](super::sealed_root)).
 //!
 //! | offset | bytes | field |
 //! |---|---|---|

@@ -2,10 +2,11 @@
 //!
 //! A directory's number comes from its parent's number and its name, so it stays the same
 //! through updates. A file's or link's comes from these and from everything its directory
-//! says about it, so a changed file is another one: what the kernel caches under a number,
-//! data and attributes, stays true for ever. Numbers are hashes of that, so they are the
-//! same after a number was forgotten, and in listings that count no lookup; one that is
-//! taken by something else (2^-64 for each pair, or a publisher's labour) is passed over.
+//! says about it, so a changed file has another number, and the data and attributes that the
+//! kernel caches under a number stay true for ever. Numbers are hashes of these inputs, so they
+//! are the same after a number was forgotten, and in listings that count no lookup. If a number
+//! is already taken by another file (2^-64 for each pair, or a publisher's deliberate work), the
+//! next one is used.
 
 use std::collections::BTreeMap;
 

@@ -1,11 +1,11 @@
-//! A volume as a [`FileSystem`]: what a mount serves. Read-only.
+//! A volume as a read-only [`FileSystem`], which a mount serves.
 //!
-//! Which version a call sees: `lookup`, `getattr` of a directory and `opendir` the newest
-//! (within the volume's `max_age`), an open directory the one it was opened in, a file
-//! always its own ([`inodes`]). So names are believed for what is left of `max_age`, and
-//! contents and attributes of files for as long as the kernel likes.
+//! Which version a call sees: `lookup`, `getattr` of a directory and `opendir` see the newest
+//! (within the volume's `max_age`), an open directory shows the version it was opened in, and a
+//! file always its own ([`inodes`]). So the kernel may cache names for the rest of `max_age`, and
+//! contents and attributes of files without limit.
 //!
-//! Owners are not published: everything belongs to whoever mounts.
+//! Owners are not published: everything belongs to the user who mounts.
 
 mod inodes;
 
@@ -403,7 +403,7 @@ impl FileSystem for VolumeFs {
             let mut out = Vec::new();
             while out.len() < limit {
                 let found = match directory::leaf_at(cache, &open.directory, next).await {
-                    // Whoever asks on is told then; the lookups counted so far must arrive.
+                    // The next call reports the error; the lookups counted so far must arrive.
                     Err(_) if !out.is_empty() => break,
                     found => found.map_err(BlockError::from)?,
                 };

@@ -104,7 +104,7 @@ pub struct Gotten {
     pub gave_up: bool,
 }
 
-/// Why a copy was ended. What is there stays, and another run goes on from it.
+/// Why a copy was ended. The files written stay, and another run goes on from them.
 #[derive(Debug, thiserror::Error)]
 pub enum GetTreeError {
     /// The volume could not be read.
@@ -156,8 +156,8 @@ struct Copy {
 
 /// Copies `item` (a file, link or whole directory) of `snapshot`; it becomes `dest`.
 ///
-/// A directory's contents go into `dest`, which is made if it is not there; what else is
-/// in it stays. A file, link or directory of the volume replaces a file or link of the
+/// A directory's contents go into `dest`, which is made if it is not there; other files
+/// in it stay. A file, link or directory of the volume replaces a file or link of the
 /// same name; a file in place of a directory is an error. A symbolic link is followed
 /// only if it is `dest` itself and `item` a directory. Modes, times, links, holes and
 /// extended attributes are as published, owners are not. (Of a file left alone because its
@@ -262,7 +262,7 @@ impl Copy {
         self.entry(Found { item: item.clone(), into, name, part }).await
     }
 
-    /// Copies a file or link. What of it cannot be read is noted.
+    /// Copies a file or link, and notes the parts that cannot be read.
     async fn entry(&self, found: Found) -> Result<(), Ended> {
         let path = found.item.path.clone();
         let copied = match found.item.entry.content.clone() {
@@ -459,7 +459,7 @@ impl Copy {
         Ok((len as u64, false))
     }
 
-    /// Of a directory: what of them cannot be read is noted, and left out.
+    /// The attributes of a directory; those that cannot be read are noted and left out.
     async fn directory_attributes(&self, item: &Item) -> Result<Attributes, Ended> {
         match self.attributes(&item.entry, &item.path).await {
             Ok(attributes) => Ok(attributes),

@@ -12,10 +12,10 @@
 //! Only the upload is protocol and runs on the [`Env`]; reading the source is threads of
 //! this machine.
 //!
-//! The tree may change meanwhile. What is gone when it is its turn is not in the volume. A
+//! The tree may change meanwhile. A file that is gone when its turn comes is not in the volume. A
 //! file that changes while it is read is read again; one that never stays the same, and (if
-//! the options say so) what the system refuses to read, keeps the version that the volume has
-//! now ([`previous`]), so that a publish never takes away what it could not look at.
+//! the options say so) one that the system refuses to read, keeps the version that the volume has
+//! now ([`previous`]), so that a publish never removes a file that it could not read.
 
 mod file;
 mod previous;
@@ -246,11 +246,11 @@ impl PublishError {
 /// Who can read what is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visibility {
-    /// Whoever has the volume's address.
+    /// Everybody who has the volume's address.
     Plain,
-    /// Whoever has the read key besides.
+    /// Everybody who has the read key as well.
     Encrypted,
-    /// Whoever has another read key.
+    /// Everybody who has another read key.
     OtherReadKey,
 }
 
@@ -311,7 +311,7 @@ pub async fn publish(
     let open = || SourceDir::top(source).map_err(|error| unreadable(error.to_string()));
     progress.phase(Phase::Upload);
     let cipher = options.read_key.as_ref().map(|key| VolumeCipher::new(key, &secret.volume_id()));
-    // Before anything is uploaded. What cannot be asked now is asked again at the end.
+    // Before anything is uploaded. A question that fails now is asked again at the end.
     let root = Replaced { secret, cipher: cipher.as_ref(), convert: options.convert };
     let present = blocks.get_signed(secret.volume_id().root_key()).await;
     if let Ok(present) = &present {

@@ -96,7 +96,7 @@ impl Previous {
         let (this, run) = (&self, &*run);
         let answer = |ask: Ask| async move {
             match this.keep(run, &ask.path).await {
-                // Whoever asked may have been stopped meanwhile.
+                // The thread that asked may have been stopped meanwhile.
                 Ok(entry) => drop(ask.answer.send(entry)),
                 Err(error) => run.fail(error),
             }

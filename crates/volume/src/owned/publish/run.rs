@@ -119,7 +119,7 @@ pub(super) struct Run {
     in_flight: Mutex<InFlight>,
     room: Condvar,
     seen: Mutex<Seen>,
-    /// Apart from those read: what was handed on to be renewed may still be read, and must
+    /// Kept apart from `seen`: a block that was queued to be renewed may be read later, and must
     /// then be uploaded if the ring lacks it.
     renewed: Mutex<Seen>,
     outcome: Mutex<Outcome>,
@@ -271,7 +271,7 @@ impl Run {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Ends all work; what waits is woken.
+    /// Ends all work and wakes all threads that wait.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         // Taking the lock orders this after the check of a thread about to wait.

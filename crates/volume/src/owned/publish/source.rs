@@ -99,7 +99,7 @@ impl SourceDir {
     }
 
     pub(super) fn file(&self, name: &[u8]) -> rustix::io::Result<OwnedFd> {
-        // Not blocking: what was a file may be a FIFO by now.
+        // Not blocking: a FIFO may have replaced the file by now.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         rustix::fs::openat(&self.fd, name, flags, Mode::empty())
     }
@@ -136,8 +136,8 @@ impl SourceDir {
             };
             names.push(name, kind);
         }
-        // Looked at after its names are read: what makes it one that is withheld may appear
-        // meanwhile, and is then not among them.
+        // Checked after its names are read: a file that makes the directory a withheld one may
+        // appear meanwhile, and is then not among them.
         if let Some(reason) = options.filter.withholds(self.fd.as_fd()) {
             return Err(DirError::Withheld(reason));
         }

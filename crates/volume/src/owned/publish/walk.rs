@@ -2,8 +2,8 @@
 //!
 //! One thread walks the tree, directories in the order of their names, and queues the
 //! regular files; the reader threads publish them. A directory is finished, and becomes
-//! an entry of its parent, when the last of its entries is there, whoever made that; so
-//! directories come after their children and nobody waits for anybody. Memory: the names
+//! an entry of its parent, by the thread that adds the last of its entries; so directories
+//! come after their children and no thread waits for another. Memory: the names
 //! of the directories on the walker's path, and [`MAX_JOBS`] unfinished files. Entries
 //! wait only for an earlier one of the same directory.
 
@@ -117,7 +117,7 @@ pub(super) fn start(run: &Arc<Run>, top: SourceDir) -> std::io::Result<()> {
     std::thread::Builder::new().name("publish-walk".into()).spawn(move || {
         let _guard = FailOnPanic(run.clone());
         let walker = Walker { run: &run, queue: &closer.0 };
-        // Stopped is no error here: whoever stopped knows why.
+        // Not an error here: the thread that stopped the run has recorded why.
         let _ = walker.directory(Arc::new(top), None, Bytes::new(), 0);
     })?;
     Ok(())
@@ -142,7 +142,7 @@ fn read(run: &Run, job: Job) {
     let stand_in = |trouble| run.stand_in(job.dir.path_of(&job.name), trouble);
     let Ok(entry) = published.or_else(stand_in) else { return };
     run.end_job();
-    // Stopped is no error here: whoever stopped knows why.
+    // Not an error here: the thread that stopped the run has recorded why.
     let _ = complete(run, job.into, job.index, entry);
 }
 
@@ -370,7 +370,7 @@ pub(super) fn start_scan(run: &Arc<Run>, top: SourceDir) -> std::io::Result<()> 
     Ok(())
 }
 
-/// Counts a directory's files; what cannot be read is the walker's to report.
+/// Counts a directory's files; errors are left to the walker to report.
 fn scan(run: &Run, dir: &SourceDir, depth: usize) {
     let Ok(names) = dir.names(&run.options) else { return };
     let (mut files, mut bytes) = (0, 0);

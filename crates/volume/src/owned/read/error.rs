@@ -92,7 +92,7 @@ pub enum ReadError {
 
 impl ReadError {
     /// As the kernel understands it. A block nobody has or nobody can use is an I/O error;
-    /// one that some node could not be asked for may come back: `ETIMEDOUT`. What is gone
+    /// one that some node could not be asked for may come back: `ETIMEDOUT`. A file that is gone
     /// because the whole volume has expired is `ESTALE` ("Stale file handle") rather than
     /// `EIO`, which people take for a broken disk: what the mount refers to is not there any
     /// more, as an NFS server says it. (The kernel then looks the path up once again, which
@@ -113,8 +113,8 @@ impl ReadError {
     }
 }
 
-/// A path as messages and logs show it: `/` for the root; what would end a line or steer a
-/// terminal is escaped.
+/// A path as messages and logs show it: `/` for the root; characters that would end a line or
+/// control a terminal are escaped.
 pub(crate) fn shown_path(path: &[u8]) -> String {
     let steers =
         |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

@@ -69,7 +69,7 @@ pub struct VolumeStatus {
     pub age: Duration,
     /// Why it may be stale, if the last refresh failed.
     pub stale: Option<String>,
-    /// Nobody has its root any more: its lease has run out. What was read stays readable.
+    /// No node has its root any more: its lease has run out. Cached blocks stay readable.
     pub expired: bool,
     /// Why blocks cannot be read, if the last one asked for could not.
     pub outage: Option<Outage>,
