@@ -1,4 +1,4 @@
-//! What a copy could not read, and whether the ring says anything at all.
+//! The files that a copy could not read, and whether the ring answers at all.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -45,8 +45,8 @@ impl Failures {
         self.state().heard_at = self.env.now();
     }
 
-    /// Whether this error means that the ring has been silent for too long. That nobody
-    /// has a block is an answer.
+    /// Whether this error means that the ring has been silent for too long. *Not found* is
+    /// an answer.
     pub(super) fn is_silence(&self, error: &ReadError) -> bool {
         let mut state = self.state();
         match error {

@@ -6,16 +6,16 @@
 //!
 //! One walk lists the directories, in order of their names, and runs ahead of the files;
 //! files are fetched many at once, and large ones many blocks at once, as the volume's
-//! window ([`crate::window`]) allows, and within one budget of bytes in memory. A file is
-//! written as `.NAME.atoll-part` and renamed when it is complete, so what has its own name
+//! window ([`crate::blocks::window`]) allows, and within one budget of bytes in memory. A file is
+//! written as `.NAME.atoll-part` and renamed when it is complete, so a file under its own name
 //! is whole. An interrupted copy goes on where it was: files of the right length and time
 //! are left alone, and blocks of a part are kept if their bytes have the hash that the
 //! volume says. (Files are not synced one by one: after a power failure a file may be there
 //! and its bytes not, as after `cp`.)
 //!
-//! A block that cannot be fetched hides what is below it and nothing else: the copy goes on, says
-//! at its end what it could not read, and another run tries that again. Only a ring that is
-//! silent for [`SILENCE`] ends it early.
+//! A block that cannot be fetched hides the files below it and no others: the copy goes on,
+//! reports at its end the files that it could not read, and another run tries them again. Only a
+//! ring that is silent for [`SILENCE`] ends it early.
 
 mod dest;
 mod failures;
@@ -51,16 +51,16 @@ use crate::format::{Content, DirectoryEntry};
 /// Threads that write. Guess: some wait for the disk while others use the processor.
 const WRITER_THREADS: usize = 4;
 
-/// Blocks of one file begun at once; how many are on their way, the volume's window says,
-/// and how many in memory, the budget.
+/// Blocks of one file begun at once. The volume's window limits how many are fetched, and the
+/// budget how many are in memory.
 const BLOCKS_AT_ONCE: usize = 512;
 
 /// How long the ring may give no block at all, while some are asked for, before the copy is
 /// given up: each further one would take as long. Guess.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Blocks of one file that are passed over; then what is left of it is not tried. A few blocks
-/// can describe a file of more missing ones than anybody can ask for.
+/// Missing blocks of one file after which the rest of it is not tried: a few blocks can describe
+/// a file of more missing ones than could ever be asked for.
 const MAX_UNREAD_BLOCKS: u32 = 4096;
 
 /// How to copy.
@@ -95,7 +95,7 @@ pub struct Gotten {
     pub bytes: u64,
     /// Bytes found already there in files an earlier run left unfinished.
     pub bytes_resumed: u64,
-    /// What could not be read and is not there, or not whole; the first
+    /// Files that could not be read and are missing or incomplete; the first
     /// [`MAX_LISTED`](super::MAX_LISTED).
     pub unread: Vec<Unread>,
     /// How many there are: files, and entries of directories.
@@ -276,8 +276,8 @@ impl Copy {
         }
     }
 
-    /// Notes what cannot be fetched; the copy goes on unless the ring has been silent for too
-    /// long. Nonsense of the publisher's ends it: a few blocks of it can go on for ever.
+    /// Notes a block that cannot be fetched; the copy goes on unless the ring has been silent for
+    /// too long. An invalid block ends it: a few of them can describe an endless tree.
     fn unread(&self, path: Bytes, error: ReadError, hidden_entries: u64) -> Result<(), Ended> {
         if !matches!(error, ReadError::Fetch { .. }) {
             return Err(GetTreeError::from(error).into());

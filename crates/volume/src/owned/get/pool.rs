@@ -1,5 +1,5 @@
-//! Threads that do what blocks: making, writing and renaming files of this machine. The
-//! runtime's workers never wait for a disk.
+//! Threads for blocking work: making, writing and renaming files of this machine. The runtime's
+//! workers never wait for a disk.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};

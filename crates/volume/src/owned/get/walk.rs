@@ -74,8 +74,7 @@ struct Walk<'a> {
     tell_discovered: bool,
 }
 
-/// Walks `top`, in order of the names, and yields its files and links; directories are
-/// made by the way. With `tell_discovered`, progress hears of each.
+/// Walks `top`, in order of the names, makes its directories, and yields its files and links. With `tell_discovered`, progress hears of each.
 pub(super) fn walk<'a>(
     copy: &'a Copy,
     top: &Item,

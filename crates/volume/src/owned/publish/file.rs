@@ -18,8 +18,8 @@ use crate::format::build::PointerBuilder;
 use crate::format::inode::{self, Shape};
 use crate::format::{Content, DirectoryEntry};
 
-/// How often a file is read that changes meanwhile. Guess: a file that is written now and
-/// then is caught between two writes; one that is written all the time never is.
+/// How often a file that changes meanwhile is read. A guess: a file that is written from time to
+/// time is read between two writes; for one that is written all the time no number suffices.
 const ATTEMPTS: u32 = 3;
 
 /// Why a file has no entry.
@@ -105,7 +105,7 @@ fn publish_once(run: &Run, dir: &SourceDir, name: &[u8]) -> Result<DirectoryEntr
     result
 }
 
-/// What changes when a file does.
+/// The attributes that change when a file does.
 fn stamp(stat: &Stat) -> (i64, i64, u64, i64, u64) {
     let (mtime, ctime) = (stat.st_mtime, stat.st_ctime);
     (stat.st_size, mtime, stat.st_mtime_nsec, ctime, stat.st_ctime_nsec)

@@ -60,8 +60,8 @@ pub struct PublishOptions {
     pub exclude: GlobSet,
     /// A name for people, stored in the root block; at most 255 bytes.
     pub label: Option<String>,
-    /// Go on past what cannot be read: it keeps its previous version, or is left out if it
-    /// has none. Otherwise the publish fails.
+    /// Go on past files that cannot be read: they keep their previous version, or are left out
+    /// if they have none. Otherwise the publish fails.
     pub skip_unreadable: bool,
     /// Stay on the source's own file system.
     pub one_file_system: bool,
@@ -111,8 +111,8 @@ pub fn exclude_set<S: AsRef<str>>(patterns: &[S]) -> Result<GlobSet, globset::Er
     set.build()
 }
 
-/// Knows directories that must not be published. Called by several threads; a directory is
-/// asked about after its names are read and before anything in it is opened.
+/// Knows directories that must not be published. Called by several threads, for each directory
+/// after its names are read and before anything in it is opened.
 pub trait SourceFilter: std::fmt::Debug + Send + Sync + 'static {
     /// Why this directory is not published, for people; `None` if it may be.
     fn withholds(&self, directory: BorrowedFd<'_>) -> Option<String>;
@@ -136,7 +136,7 @@ impl SourceFilter for AllOfSource {
     }
 }
 
-/// Is told every block of the tree, so that their leases can be kept extended.
+/// Receives every block of the tree, so that their leases can be extended later.
 pub trait Keeper: Send + Sync + 'static {
     /// These blocks belong to the tree; called many times, at most 1,024 hashes a call,
     /// before the root block is replaced.
@@ -170,7 +170,7 @@ pub struct Published {
     pub symlinks: u64,
     /// FIFOs, sockets and devices, which a volume does not hold.
     pub special: u64,
-    /// What is not in the volume as the source has it now.
+    /// Files that the volume does not have as the source has them now.
     pub omissions: Omissions,
     /// Blocks of previous versions that are in this one and that the ring has lost.
     pub lost_blocks: u64,
@@ -206,7 +206,7 @@ pub enum PublishError {
         /// Why.
         reason: String,
     },
-    /// The previous version of something that cannot be read now cannot be asked for.
+    /// The previous version of a file that cannot be read now could not be fetched.
     #[error("{path} cannot be read, and its previous version is not at hand: {source}")]
     Previous {
         /// Which, relative to the source.

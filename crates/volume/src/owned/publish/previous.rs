@@ -1,8 +1,8 @@
-//! The version of the volume that the ring has now, for what cannot be read this time.
+//! The version of the volume that the ring has now, for files that cannot be read this time.
 //!
 //! An entry of the source that cannot be read keeps its previous version: its entry is
 //! copied, and every block below it is named to the upload, which renews it and tells the
-//! keeper of it. Data blocks are not fetched for that, only what leads to them.
+//! keeper of it. For that only directory, inode and indirect blocks are fetched, no data blocks.
 //!
 //! The threads that read the source [ask](Ask) and wait; the task of the publish answers.
 
@@ -171,8 +171,8 @@ impl Previous {
         node.into_iter().collect()
     }
 
-    /// Names a block and the data blocks right below it; returns what leads further down.
-    /// What the ring has lost leads nowhere, and is counted when it cannot be renewed.
+    /// Names a block and the data blocks right below it; returns the blocks that lead further
+    /// down. A block that the ring has lost leads nowhere, and is counted when its renewal fails.
     async fn below(
         &self,
         run: &Run,

@@ -1,4 +1,4 @@
-//! What the threads and the task of one publish share: the budget of bytes in flight,
+//! The state that the threads and the task of one publish share: the budget of bytes in flight,
 //! the blocks seen, the tallies, and whether to stop.
 
 use std::collections::BTreeSet;
@@ -60,7 +60,7 @@ pub(super) enum Trouble {
 /// What is said of an entry that did not stay the same.
 const CHANGING: &str = "it changed each time it was read";
 
-/// The work is to end: it failed elsewhere, or nobody wants it any more.
+/// The work is to end: it failed elsewhere, or the publish was cancelled.
 #[derive(Debug)]
 pub(super) struct Stopped;
 
@@ -291,7 +291,7 @@ impl Run {
         self.stop();
     }
 
-    /// What stands in the volume for an entry that cannot be published as it is: its
+    /// The entry in place of one that cannot be published as it is: its
     /// previous version, or nothing if there is none. Ends all work instead if the options
     /// have an unreadable entry fail the publish. Waits for the ring.
     pub(super) fn stand_in(
@@ -339,7 +339,7 @@ impl Run {
     }
 }
 
-/// Stops the run when dropped: by a publish nobody waits for any more.
+/// Stops the run when dropped: the publish was cancelled.
 pub(super) struct StopOnDrop(pub(super) Arc<Run>);
 
 impl Drop for StopOnDrop {
@@ -348,7 +348,7 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// Fails the run if its thread panics, so that nobody waits for it for ever.
+/// Fails the run if its thread panics, so that no other waits for it for ever.
 pub(super) struct FailOnPanic(pub(super) Arc<Run>);
 
 impl Drop for FailOnPanic {

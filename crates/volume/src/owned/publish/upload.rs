@@ -1,8 +1,8 @@
-//! From the outbox to the ring: batches of blocks, of which the ring is first asked which
-//! it lacks; several batches at once.
+//! From the outbox to the ring, in several batches of blocks at once. For each batch the ring is
+//! first asked which of its blocks it lacks.
 //!
-//! A batch is whatever is waiting when a place is free, so it is small when the reader is
-//! the slower one and full when the ring is.
+//! A batch takes the blocks that wait when an earlier batch ends, so batches are small when
+//! reading is slower than the ring, and full when the ring is slower.
 
 use std::sync::Arc;
 
@@ -98,7 +98,7 @@ async fn next(
     }
 }
 
-/// What waits in the outbox, up to a batch; a block too many is carried to the next.
+/// The blocks that wait in the outbox, up to a batch; a block too many is carried to the next.
 fn gather(
     first: Outgoing,
     outbox: &mut UnboundedReceiver<Outgoing>,

@@ -175,7 +175,7 @@ impl Snapshot {
 
     /// A whole file in order, as it is fetched, block by block. At most `read_ahead_bytes`
     /// of the volume's options are fetched ahead, and as many at once as the volume's
-    /// [window](crate::window) allows.
+    /// [window](crate::blocks::window) allows.
     pub fn read_stream(&self, file: &Item) -> BoxStream<'static, Result<Bytes, ReadError>> {
         let (cache, item, ahead) = (self.cache.clone(), file.clone(), self.read_ahead_bytes);
         let opening = async move {

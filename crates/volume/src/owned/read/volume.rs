@@ -1,8 +1,8 @@
 //! A volume and its updates: which root is the newest.
 //!
 //! CFS §5.2: "A client can check the freshness of a cached root block to decide whether to
-//! look for a newer version." Here a root is believed for `max_age` and asked for again in
-//! the background once it is half as old, so that a reader rarely waits. While the ring
+//! look for a newer version." Here a root is used for `max_age` and refreshed in the background
+//! once it is half as old, so that a reader rarely waits. While the ring
 //! cannot be reached the old root stays in use, and [`Volume::status`] says so.
 //!
 //! A root with a lower version than one seen is a replay (§3.1 guards against these with a
@@ -24,13 +24,13 @@ use crate::blocks::cache::{BlockCache, Outage};
 use crate::owned::sealed_root;
 
 /// How long a reader waits for the ring to confirm a root before it goes on with the old
-/// one. Guess: what a person takes for a hiccup.
+/// one. A guess: a delay that a person hardly notices.
 const MAX_REFRESH_WAIT: Duration = Duration::from_secs(3);
 
 /// How long after a failed refresh the next may begin. Guess.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// What is said of a root that was there and is not any more.
+/// The message for a root that was found before and is gone now.
 const EXPIRED: &str = "the volume's lease has run out: nobody has its root block any more; what \
                        was read before stays readable; its publisher brings it back with \
                        `atoll renew`";
@@ -42,8 +42,8 @@ pub struct VolumeOptions {
     pub max_age: Duration,
     /// Blocks kept in memory.
     pub cache_bytes: u64,
-    /// How far a sequential reader is read ahead of, at most: memory, not the network's
-    /// measure, which is the volume's [window](crate::window).
+    /// How far to read ahead of a sequential reader, at most. This limits memory; the network is
+    /// limited by the volume's [window](crate::blocks::window).
     pub read_ahead_bytes: u64,
     /// The read key of an encrypted volume; `None` for one that everybody may read.
     pub read_key: Option<ReadKey>,
@@ -221,7 +221,7 @@ impl Volume {
             };
             timeout(&*self.env, MAX_REFRESH_WAIT, refresh.done)
         };
-        // If it takes longer, nobody knows.
+        // If it takes longer, the answer is not known.
         let _ = waiting.await;
         self.state().expired
     }
