@@ -33,7 +33,7 @@ pub trait DurableState: Send + Sync + 'static {
     fn save(&self, name: &'static str, record: Vec<u8>) -> BoxFuture<'static, Result<(), String>>;
 
     /// A store of its own, beside the blocks, for one short record a key: which node keeps the
-    /// block for this one, or for which node this one keeps it ([`crate::diversion`]). It must
+    /// block for this one, or for which node this one keeps it (`holdings::pointers`). It must
     /// have room while the store of blocks has none.
     fn pointers(&self) -> Arc<dyn BlockStore>;
 }

@@ -15,14 +15,16 @@
 //! that shrinks to one node for good therefore keeps what it holds: from inside, that is the same
 //! as a network that is down.
 
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_env::{Instant, sleep};
+use atoll_key::{Key, KeyRange};
+use atoll_store::{BlockStore, Owner, StoreError};
 
+use crate::context::Context;
 use crate::durable::DurableState;
-use crate::inner::Inner;
-use crate::replication::upkeep::extend_leases;
 
 /// The name of the record: 8 bytes of seconds, then a byte of flags.
 const RECORD: &str = "lease-clock";
@@ -36,6 +38,9 @@ const TICK: Duration = Duration::from_secs(10);
 const SAVE_EVERY: Duration = Duration::from_secs(60);
 /// How long to wait when leases could not be extended.
 const EXTEND_AGAIN: Duration = Duration::from_secs(60);
+
+/// Blocks whose leases are extended at once.
+const LEASES_AT_ONCE: usize = 1024;
 
 /// The shortest lease that counts as one of `lease_secs`: copies are made, and clocks stand still,
 /// at different moments.
@@ -122,33 +127,33 @@ impl LeaseClock {
 ///
 /// # Errors
 /// What the system said, for people; the old record stays.
-pub(crate) async fn save(inner: &Inner) -> Result<(), String> {
+async fn save(context: &Context) -> Result<(), String> {
     let record = {
-        let state = inner.clock.lock();
-        let reading = state.reading(inner.env.now());
+        let state = context.clock.lock();
+        let reading = state.reading(context.env.now());
         State { reading, ..*state }.to_record()
     };
-    inner.durable.save(RECORD, record).await
+    context.durable.save(RECORD, record).await
 }
 
 /// Keeps the clock going, for ever.
-pub(crate) async fn run(inner: Arc<Inner>) {
-    while inner.clock.must_extend() {
-        match extend_leases(&inner).await {
+pub(crate) async fn run(context: Arc<impl Deref<Target = Context>>) {
+    while context.clock.must_extend() {
+        match extend_leases(&context).await {
             Ok(0) => {}
             Ok(count) => tracing::warn!(count, "the lease clock is new; all leases begin again"),
             Err(error) => {
                 tracing::error!(%error, "leases could not be extended; none ends until they are");
-                sleep(&*inner.env, EXTEND_AGAIN).await;
+                sleep(&*context.env, EXTEND_AGAIN).await;
             }
         }
     }
     let mut saved: Option<(Instant, bool)> = None;
     loop {
-        let now = inner.env.now();
+        let now = context.env.now();
         let state = {
-            let mut state = inner.clock.lock();
-            state.tick(now, !inner.overlay.is_alone());
+            let mut state = context.clock.lock();
+            state.tick(now, !context.overlay.is_alone());
             *state
         };
         // The first neighbour is remembered at once: a node that forgets it would take the next
@@ -157,12 +162,48 @@ pub(crate) async fn run(inner: Arc<Inner>) {
             now.since(at) >= SAVE_EVERY && state.running || met != state.has_met
         });
         if is_due {
-            match save(&inner).await {
+            match save(&context).await {
                 Ok(()) => saved = Some((now, state.has_met)),
                 Err(error) => tracing::error!(%error, "the lease clock could not be saved"),
             }
         }
-        sleep(&*inner.env, TICK).await;
+        sleep(&*context.env, TICK).await;
+    }
+}
+
+/// Gives every block held, and every record of one that another node keeps for this one or it
+/// for another, at least one whole lease from now on; says how many blocks are held. A crash
+/// before that is durable leaves a record by which the next start does it.
+pub(crate) async fn extend_leases(context: &Context) -> Result<u64, StoreError> {
+    context.clock.set_must_extend(true);
+    save_clock(context).await?;
+    let expiry = context.expiry(context.config.lease.as_secs());
+    let pointers = context.durable.pointers();
+    let extended = extend_all(&*context.store, expiry)?;
+    extend_all(&*pointers, expiry)?;
+    context.store.flush().await?;
+    pointers.flush().await?;
+    context.clock.set_must_extend(false);
+    save_clock(context).await?;
+    Ok(extended)
+}
+
+async fn save_clock(context: &Context) -> Result<(), StoreError> {
+    save(context).await.map_err(StoreError::Io)
+}
+
+/// Extends all leases in a store.
+fn extend_all(store: &dyn BlockStore, expiry: u64) -> Result<u64, StoreError> {
+    let (mut after, mut extended) = (Key::MAX, 0);
+    loop {
+        let infos = store.list(KeyRange::new(after, Key::MAX), LEASES_AT_ONCE)?;
+        let keys: Vec<Key> = infos.iter().map(|info| info.key).collect();
+        store.renew(&keys, expiry, Owner::NOBODY)?;
+        extended += keys.len() as u64;
+        match keys.last() {
+            Some(last) if *last != Key::MAX && keys.len() == LEASES_AT_ONCE => after = *last,
+            _ => return Ok(extended),
+        }
     }
 }
 

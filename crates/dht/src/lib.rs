@@ -8,16 +8,43 @@
 //! is fetched; what was acknowledged is durable on a majority of its replica set; everything
 //! ends by a deadline.
 //!
+//! Each part owns its state; an arrow says which parts it uses, and there is no way back:
+//!
+//! ```text
+//!                    node (wiring)
+//!                      │
+//!                    client        get, replica selection, put, ack verification
+//!                      │
+//!                    server        a handler for each method ─────────┐
+//!                      │                                              │
+//!                 replication      repair, handoff, eviction, expiry  │
+//!                      │                                              │
+//!                  diversion       copies on other nodes              ▼
+//!                      │                                            cache
+//!                  accounting      quotas, receipts, attribution      │
+//!                      │                                              │
+//!                   holdings       blocks, pointers, proofs           │
+//!                      │                                              │
+//!                     rpc          methods, messages, calls ◄─────────┘
+//!                      │
+//!                   context        env, transport, overlay, store, config, lease clock
+//! ```
+//!
+//! A part dereferences to the part below it, so a function takes the lowest part that has what it
+//! needs: one of `accounting` cannot reach the state of `replication`.
+//!
 //! It does not know files, nor how the overlay finds its way.
 
 mod accounting;
 pub mod blocks;
 mod cache;
 mod client;
+mod config;
+mod context;
 mod diversion;
 pub mod durable;
+mod expected_replicas;
 mod holdings;
-mod inner;
 mod lease_clock;
 mod mechanisms;
 mod multiset;
@@ -33,7 +60,7 @@ pub use accounting::receipt::{Attestor, SimulatedKeys};
 pub use accounting::{quota, receipt};
 pub use blocks::{Blocks, GetError, MemoryBlocks, PutError};
 pub use client::get::Fetched;
-pub use inner::{CacheAt, DhtConfig, ReplicaChoice};
+pub use config::{CacheAt, DhtConfig, ReplicaChoice};
 pub use mechanisms::Mechanisms;
 pub use node::Dht;
 pub use replication::reconcile;

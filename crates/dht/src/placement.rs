@@ -7,7 +7,7 @@ use atoll_key::Key;
 use atoll_overlay::Node;
 use futures_util::{StreamExt, stream};
 
-use crate::inner::Inner;
+use crate::context::Context;
 
 /// Roots looked up at once.
 const LOOKUPS_AT_ONCE: usize = 16;
@@ -23,22 +23,22 @@ pub(crate) fn add_to(groups: &mut Groups, set: Vec<Node>, index: usize) {
 /// A replica set, its root first, or why the root could not be found.
 type Set = Result<Vec<Node>, String>;
 
-async fn find(inner: &Inner, key: Key) -> Set {
-    let found = inner.overlay.find_replica_set(&key, inner.config.replicas).await;
+async fn find(context: &Context, key: Key) -> Set {
+    let found = context.overlay.find_replica_set(&key, context.config.replicas).await;
     let set = found.map_err(|error| error.to_string())?;
     if set.is_empty() { Err("the ring has no nodes".to_owned()) } else { Ok(set) }
 }
 
 /// The replica set of each key. Each root is looked up for itself: a node that misleads one lookup
 /// misleads the put of one block.
-pub(crate) async fn replica_sets(inner: &Inner, keys: &[Key]) -> Vec<Set> {
-    let finds = stream::iter(keys.to_vec()).map(|key| find(inner, key));
+pub(crate) async fn replica_sets(context: &Context, keys: &[Key]) -> Vec<Set> {
+    let finds = stream::iter(keys.to_vec()).map(|key| find(context, key));
     finds.buffered(LOOKUPS_AT_ONCE).collect().await
 }
 
 /// The replica set of each key. A root is that of all keys up to its position: of keys that stand
 /// close together each root is looked up once or twice, however many they are.
-pub(crate) async fn shared_replica_sets(inner: &Inner, keys: &[Key]) -> Vec<Set> {
+pub(crate) async fn shared_replica_sets(context: &Context, keys: &[Key]) -> Vec<Set> {
     let mut sets = vec![Err(String::new()); keys.len()];
     let mut sorted: Vec<usize> = (0..keys.len()).collect();
     sorted.sort_by_key(|index| keys[*index]);
@@ -48,7 +48,7 @@ pub(crate) async fn shared_replica_sets(inner: &Inner, keys: &[Key]) -> Vec<Set>
         if parts.is_empty() {
             return sets;
         }
-        let find = |part: Vec<usize>| async move { (find(inner, keys[part[0]]).await, part) };
+        let find = |part: Vec<usize>| async move { (find(context, keys[part[0]]).await, part) };
         let finds = stream::iter(parts.drain(..)).map(find);
         let found: Vec<_> = finds.buffered(LOOKUPS_AT_ONCE).collect().await;
         for (set, mut part) in found {
@@ -69,7 +69,7 @@ pub(crate) async fn shared_replica_sets(inner: &Inner, keys: &[Key]) -> Vec<Set>
 /// At most `limit` roots are looked up; of other items nothing is said, nor of those after a root
 /// that is not found.
 pub(crate) async fn by_root<T>(
-    inner: &Inner,
+    context: &Context,
     mut items: Vec<T>,
     key: impl Fn(&T) -> Key,
     peers: usize,
@@ -78,9 +78,9 @@ pub(crate) async fn by_root<T>(
     items.sort_by_key(&key);
     let mut groups = Vec::new();
     while let Some(first) = items.first().map(&key).filter(|_| groups.len() < limit) {
-        let patience = inner.config.call_limit / 4;
+        let patience = context.config.call_limit / 4;
         let found =
-            timeout(&*inner.env, patience, inner.overlay.find_replica_set(&first, peers)).await;
+            timeout(&*context.env, patience, context.overlay.find_replica_set(&first, peers)).await;
         let Ok(Ok(nodes)) = found else { break };
         let Some(root) = nodes.first() else { break };
         let upto = root.id.key().distance_from(&first);
@@ -94,33 +94,33 @@ pub(crate) async fn by_root<T>(
 
 /// The nodes that should hold the blocks whose root is this virtual server of this node, which
 /// comes first; alone if it no longer runs.
-pub(crate) fn replica_set(inner: &Inner, root: &Node) -> Vec<Node> {
-    inner.overlay.own_replica_set(root, inner.config.replicas).unwrap_or_else(|| vec![*root])
+pub(crate) fn replica_set(context: &Context, root: &Node) -> Vec<Node> {
+    context.overlay.own_replica_set(root, context.config.replicas).unwrap_or_else(|| vec![*root])
 }
 
 /// How many other nodes of a replica set this node sees at present, at most k − 1.
-pub(crate) fn present_replicas(inner: &Inner) -> usize {
-    let sets = inner.overlay.own_replica_sets(inner.config.replicas);
+pub(crate) fn present_replicas(context: &Context) -> usize {
+    let sets = context.overlay.own_replica_sets(context.config.replicas);
     let others = sets.iter().map(|set| set.len() - 1);
     others.max().expect("a node has at least one virtual server")
 }
 
 /// How many members a replica set has of which these are there, those expected back included.
-pub(crate) fn size_of(inner: &Inner, set: &[Node]) -> usize {
-    set.len().max(expected_replicas(inner) + 1)
+pub(crate) fn size_of(context: &Context, set: &[Node]) -> usize {
+    set.len().max(expected_replicas(context) + 1)
 }
 
 /// The replicas a put must count on, see [`Repair::expected_replicas`].
-pub(crate) fn expected_replicas(inner: &Inner) -> usize {
-    let replicas = present_replicas(inner);
-    if !inner.config.mechanisms.expected_replicas {
+pub(crate) fn expected_replicas(context: &Context) -> usize {
+    let replicas = present_replicas(context);
+    if !context.config.mechanisms.expected_replicas {
         return replicas;
     }
-    inner.repair.expected_replicas(inner.env.now(), replicas, inner.config.shrink_after)
+    context.expected.update(context.env.now(), replicas, context.config.shrink_after)
 }
 
 /// Whether this node belongs to the replica set of a block, as far as it knows.
-pub(crate) fn is_member(inner: &Inner, key: &Key) -> bool {
-    let set = inner.overlay.known_replica_set(key, inner.config.replicas);
-    set.is_some_and(|set| set.iter().any(|node| inner.is_me(node)))
+pub(crate) fn is_member(context: &Context, key: &Key) -> bool {
+    let set = context.overlay.known_replica_set(key, context.config.replicas);
+    set.is_some_and(|set| set.iter().any(|node| context.is_me(node)))
 }

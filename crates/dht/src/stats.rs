@@ -74,8 +74,6 @@ pub(crate) struct Counters {
     pub cache_misses: AtomicU64,
     pub cache_refused: AtomicU64,
     pub cache_sent: AtomicU64,
-    /// Copies on their way at present.
-    pub cache_sending: AtomicU64,
     marked: Mutex<(BTreeMap<PeerId, u64>, u64)>,
 }
 

@@ -8,11 +8,11 @@ use atoll_key::Key;
 use atoll_net::{Peer, Refusal};
 use atoll_store::{BlockInfo, Owner, StoredBlock};
 
+use crate::accounting::Accounting;
 use crate::accounting::attribution::{self, Charge, Copy};
 use crate::accounting::owner::{is_carrier, owner_of};
 use crate::accounting::quota::{ChargeClass, Reservation, Want, cost_bytes};
 use crate::accounting::receipt::{BAD_RECEIPT, CLOCK_SLACK_SECS, Receipt};
-use crate::inner::Inner;
 use crate::rpc::{Block, BlockHeader, OverQuota, PutStatus, WireReceipt};
 
 /// Where blocks come from, which decides whom they are charged to (CFS §5.4).
@@ -29,7 +29,7 @@ pub(crate) enum Origin {
 impl Origin {
     /// Checks the receipt of a message of `from`'s about `keys`, if it carries one.
     pub async fn of(
-        inner: &Inner,
+        accounting: &Accounting,
         from: &Peer,
         receipt: Option<WireReceipt>,
         keys: &[Key],
@@ -40,34 +40,37 @@ impl Origin {
         if !receipt.covers(keys) {
             return bad("the receipt is for other blocks".to_owned());
         }
-        let now = inner.env.unix_ms() / 1000;
+        let now = accounting.env.unix_ms() / 1000;
         if receipt.lease_left_secs(now, 0).is_none() {
             let (issued, hours) = (receipt.issued_unix_secs, now / 3600);
             let off = (issued / 3600).abs_diff(hours);
             return bad(format!("the receipt was made {off} hours from now, by the clock here"));
         }
-        if !receipt.is_signed(&*inner.attestor) {
+        if !receipt.is_signed(&*accounting.attestor) {
             return bad("the receipt is not signed by its publisher".to_owned());
         }
         let publisher = receipt.publisher;
-        if publisher.id == inner.transport.local().id {
-            if !inner.confirmations.is_mine(&receipt.digest()) {
+        if publisher.id == accounting.transport.local().id {
+            if !accounting.confirmations.is_mine(&receipt.digest()) {
                 return bad("this node did not make the receipt in its name".to_owned());
             }
         } else {
-            inner.confirm(from, publisher, Some(receipt.digest())).await?;
+            accounting.confirm(from, publisher, Some(receipt.digest())).await?;
         }
-        let owner = owner_of(&publisher.id, publisher.addr.ip(), &inner.quota.config());
+        let owner = owner_of(&publisher.id, publisher.addr.ip(), &accounting.quota.config());
         Ok(Origin::Publisher { receipt, owner })
     }
 
     /// This node publishes blocks with these keys itself.
-    pub fn own(inner: &Inner, lease_secs: u64, keys: &[Key]) -> Origin {
-        let (me, now) = (inner.transport.local(), inner.env.unix_ms() / 1000);
+    pub fn own(accounting: &Accounting, lease_secs: u64, keys: &[Key]) -> Origin {
+        let (me, now) = (accounting.transport.local(), accounting.env.unix_ms() / 1000);
         let keys = keys.iter().copied();
-        let receipt = Receipt::sign(&*inner.attestor, me, now, lease_secs, keys);
-        inner.confirmations.issued(receipt.digest());
-        Origin::Publisher { receipt, owner: owner_of(&me.id, me.addr.ip(), &inner.quota.config()) }
+        let receipt = Receipt::sign(&*accounting.attestor, me, now, lease_secs, keys);
+        accounting.confirmations.issued(receipt.digest());
+        Origin::Publisher {
+            receipt,
+            owner: owner_of(&me.id, me.addr.ip(), &accounting.quota.config()),
+        }
     }
 
     /// The receipt for a message about `keys`.
@@ -94,7 +97,7 @@ pub(crate) struct Admitted {
 
 /// Checks a batch against its keys, charges it and reserves room for it.
 pub(crate) async fn admit(
-    inner: &Inner,
+    accounting: &Accounting,
     from: &Peer,
     origin: &Origin,
     blocks: Vec<Block>,
@@ -103,7 +106,7 @@ pub(crate) async fn admit(
     let (mut sound, mut copies, mut indices) = (Vec::new(), Vec::new(), Vec::new());
     for (index, block) in blocks.into_iter().enumerate() {
         // A bad block goes no further: the replicas would take this node for its source.
-        match verify(inner, from, &block) {
+        match verify(accounting, from, &block) {
             Err(status) => refused[index] = Some(status),
             Ok(version) => {
                 let BlockHeader { key, kind, lease_secs } = block.header;
@@ -113,15 +116,15 @@ pub(crate) async fn admit(
             }
         }
     }
-    let charges = charges_of(inner, from, origin, &copies).await?;
+    let charges = charges_of(accounting, from, origin, &copies).await?;
     let stored = sound.iter().zip(&copies).zip(&charges).map(|((block, copy), charge)| {
-        let mut stored = inner.to_store(block, copy.version);
+        let mut stored = accounting.to_store(block, copy.version);
         stored.info.owner = charge.owner;
-        stored.info.expires_unix_secs = expires(inner, origin, &copy.key, charge);
+        stored.info.expires_unix_secs = expires(accounting, origin, &copy.key, charge);
         stored
     });
     let stored: Vec<StoredBlock> = stored.collect();
-    let (verdicts, room) = reserve(inner, &stored, &charges);
+    let (verdicts, room) = reserve(accounting, &stored, &charges);
     let added_bytes = room.bytes();
     let keep: Vec<bool> = verdicts.iter().map(Result::is_ok).collect();
     for (index, verdict) in indices.iter().zip(verdicts) {
@@ -139,16 +142,16 @@ pub(crate) fn kept<T>(list: Vec<T>, keep: &[bool]) -> Vec<T> {
 
 /// Whom blocks are charged to, and how long each may stay.
 async fn charges_of(
-    inner: &Inner,
+    accounting: &Accounting,
     from: &Peer,
     origin: &Origin,
     copies: &[Copy],
 ) -> Result<Vec<Charge>, Refusal> {
     let Origin::Publisher { receipt, owner } = origin else {
         let is_outside = matches!(origin, Origin::Diverted);
-        return attribution::charges(inner, from, copies, is_outside).await;
+        return attribution::charges(accounting, from, copies, is_outside).await;
     };
-    let now = inner.env.unix_ms() / 1000;
+    let now = accounting.env.unix_ms() / 1000;
     let charge = |copy: &Copy| Charge {
         owner: *owner,
         lease_secs: receipt.lease_left_secs(now, copy.lease_secs).unwrap_or(0),
@@ -160,9 +163,9 @@ async fn charges_of(
 /// When a block's lease ends. A publisher's word for what only its carrier was charged for
 /// makes it the publisher's at once: a second more is what it takes. But nobody is charged for
 /// longer than he has signed for: what its carrier keeps for longer stays its carrier's.
-pub(crate) fn expires(inner: &Inner, origin: &Origin, key: &Key, charge: &Charge) -> u64 {
-    let expires = inner.expiry(charge.lease_secs);
-    let held = inner.store.info(key).ok().flatten();
+pub(crate) fn expires(accounting: &Accounting, origin: &Origin, key: &Key, charge: &Charge) -> u64 {
+    let expires = accounting.expiry(charge.lease_secs);
+    let held = accounting.store.info(key).ok().flatten();
     match (origin, held) {
         (Origin::Publisher { .. }, Some(held))
             if is_carrier(&held.owner)
@@ -176,25 +179,25 @@ pub(crate) fn expires(inner: &Inner, origin: &Origin, key: &Key, charge: &Charge
 
 /// Reserves room for blocks, in turn.
 pub(crate) fn reserve(
-    inner: &Inner,
+    accounting: &Accounting,
     blocks: &[StoredBlock],
     charges: &[Charge],
 ) -> (Vec<Result<(), OverQuota>>, Reservation) {
     let want = |(block, charge): (&StoredBlock, &Charge)| Want {
         owner: charge.owner,
-        bytes: added_bytes(inner, &block.info),
+        bytes: added_bytes(accounting, &block.info),
         class: charge.class,
     };
     let wants: Vec<Want> = blocks.iter().zip(charges).map(want).collect();
-    inner.quota.reserve(&*inner.store, inner.overlay.estimated_peers(), &wants)
+    accounting.quota.reserve(&*accounting.store, accounting.overlay.estimated_peers(), &wants)
 }
 
 /// What more would be charged to a block's owner if it were stored. What is kept for a
 /// publisher already is his from wherever he renews it: an address that changes, while he
 /// is over quota because the network has grown, must not cost him his blocks.
-pub(crate) fn added_bytes(inner: &Inner, new: &BlockInfo) -> u64 {
+pub(crate) fn added_bytes(accounting: &Accounting, new: &BlockInfo) -> u64 {
     let whole = cost_bytes(new.len_bytes);
-    let Ok(Some(held)) = inner.store.info(&new.key) else { return whole };
+    let Ok(Some(held)) = accounting.store.info(&new.key) else { return whole };
     let is_replaced = new.version > held.version;
     match (is_replaced, new.owner.publisher == held.owner.publisher) {
         (true, true) => whole.saturating_sub(cost_bytes(held.len_bytes)),
@@ -206,14 +209,14 @@ pub(crate) fn added_bytes(inner: &Inner, new: &BlockInfo) -> u64 {
 }
 
 /// Checks one block against its key and against what is held; its version.
-fn verify(inner: &Inner, from: &Peer, block: &Block) -> Result<u64, PutStatus> {
+fn verify(accounting: &Accounting, from: &Peer, block: &Block) -> Result<u64, PutStatus> {
     let key = &block.header.key;
     let version = block.header.kind.verify(key, &block.bytes).map_err(|error| {
         tracing::warn!(%key, %from, %error, "dropped a bad block");
-        inner.counters.mark(from.id);
+        accounting.counters.mark(from.id);
         PutStatus::Invalid
     })?;
-    match inner.known(key) {
+    match accounting.known(key) {
         Some(held) if block.header.kind.supersedes(held.version, version) => {
             Err(PutStatus::Superseded { held: held.version })
         }

@@ -33,10 +33,10 @@ use atoll_overlay::Node;
 use atoll_store::Owner;
 use futures_util::future::join_all;
 
+use crate::accounting::Accounting;
 use crate::accounting::owner::{carrier, is_carrier};
 use crate::accounting::quota::ChargeClass;
 use crate::holdings::vouch::ask;
-use crate::inner::Inner;
 use crate::lease_clock::least_lease;
 use crate::placement::by_root;
 use crate::rpc::Vouched;
@@ -76,36 +76,36 @@ impl Charge {
 /// # Errors
 /// If it has to be charged to `from`, which could not be confirmed at its address.
 pub(crate) async fn charges(
-    inner: &Inner,
+    accounting: &Accounting,
     from: &Peer,
     copies: &[Copy],
     is_outside: bool,
 ) -> Result<Vec<Charge>, Refusal> {
     let mut charges = vec![Charge::HELD; copies.len()];
-    let held: Vec<Held> = copies.iter().map(|copy| held(inner, copy)).collect();
+    let held: Vec<Held> = copies.iter().map(|copy| held(accounting, copy)).collect();
     let unknown: Vec<usize> = (0..copies.len()).filter(|i| held[*i] != Held::ForAsLong).collect();
     if unknown.is_empty() {
         return Ok(charges);
     }
     let mut hearing = Hearing::new(unknown.iter().map(|index| copies[*index]).collect());
-    let vouched = inner.config.mechanisms.vouching;
+    let vouched = accounting.config.mechanisms.vouching;
     if !vouched {
-        confirm(inner, from).await?;
+        confirm(accounting, from).await?;
     } else if !is_outside {
-        hearing.ask(inner, neighbours(inner, from, &hearing)).await;
+        hearing.ask(accounting, neighbours(accounting, from, &hearing)).await;
     }
-    let mut near = is_neighbour(inner, from);
+    let mut near = is_neighbour(accounting, from);
     if vouched && (0..unknown.len()).any(|place| hearing.agreed(place).is_none()) {
-        confirm(inner, from).await?;
+        confirm(accounting, from).await?;
         let ReplicaSets { sets, beyond, beside } =
-            replica_sets(inner, from, &hearing, is_outside).await;
-        hearing.ask(inner, sets).await;
+            replica_sets(accounting, from, &hearing, is_outside).await;
+        hearing.ask(accounting, sets).await;
         near |= beside;
         if (0..unknown.len()).any(|place| hearing.agreed(place).is_none()) {
-            hearing.ask(inner, beyond).await;
+            hearing.ask(accounting, beyond).await;
         }
     }
-    let owner = carrier(&from.id, from.addr.ip(), &inner.quota.config());
+    let owner = carrier(&from.id, from.addr.ip(), &accounting.quota.config());
     let class = if near { ChargeClass::Copy } else { ChargeClass::Content };
     for (place, index) in unknown.into_iter().enumerate() {
         let brought = Charge { owner, lease_secs: copies[index].lease_secs, class };
@@ -137,7 +137,7 @@ impl Hearing {
 
     /// Asks nodes about the copies with these numbers, each once about each: a machine may be
     /// named for several of its virtual servers.
-    async fn ask(&mut self, inner: &Inner, asks: Vec<(Node, Vec<usize>)>) {
+    async fn ask(&mut self, accounting: &Accounting, asks: Vec<(Node, Vec<usize>)>) {
         let mut by_peer: BTreeMap<PeerId, (Node, BTreeSet<usize>)> = BTreeMap::new();
         for (node, places) in asks {
             let id = node.peer.id;
@@ -148,7 +148,7 @@ impl Hearing {
         let asks = by_peer.into_values().filter(|(_, places)| !places.is_empty());
         let asks: Vec<(Node, BTreeSet<usize>)> = asks.collect();
         let answers = join_all(asks.iter().map(|(node, places)| {
-            ask(inner, node, places.iter().map(|place| self.copies[*place].key).collect())
+            ask(accounting, node, places.iter().map(|place| self.copies[*place].key).collect())
         }))
         .await;
         for ((node, places), answer) in asks.into_iter().zip(answers) {
@@ -188,9 +188,10 @@ enum Held {
     ForAsLong,
 }
 
-fn held(inner: &Inner, copy: &Copy) -> Held {
-    let held = inner.known(&copy.key);
-    match held.filter(|held| held.version >= copy.version).map(|held| inner.lease_left(&held)) {
+fn held(accounting: &Accounting, copy: &Copy) -> Held {
+    let held = accounting.known(&copy.key);
+    match held.filter(|held| held.version >= copy.version).map(|held| accounting.lease_left(&held))
+    {
         None | Some(0) => Held::Not,
         Some(left) if left < least_lease(copy.lease_secs) => Held::Shorter(left),
         Some(_) => Held::ForAsLong,
@@ -198,35 +199,36 @@ fn held(inner: &Inner, copy: &Copy) -> Held {
 }
 
 /// Makes sure that whoever brings copies is where it says.
-async fn confirm(inner: &Inner, from: &Peer) -> Result<(), Refusal> {
-    if from.id == inner.transport.local().id {
+async fn confirm(accounting: &Accounting, from: &Peer) -> Result<(), Refusal> {
+    if from.id == accounting.transport.local().id {
         return Ok(());
     }
-    inner.confirm(from, *from, None).await
+    accounting.confirm(from, *from, None).await
 }
 
 /// Whether `from` may share blocks with this node: it stands beside one of its virtual
 /// servers, or is this node itself.
-fn is_neighbour(inner: &Inner, from: &Peer) -> bool {
-    let beside = |own: &Node| near(inner, own).iter().any(|node| node.peer.id == from.id);
-    from.id == inner.transport.local().id || inner.overlay.positions().iter().any(beside)
+fn is_neighbour(accounting: &Accounting, from: &Peer) -> bool {
+    let beside = |own: &Node| near(accounting, own).iter().any(|node| node.peer.id == from.id);
+    from.id == accounting.transport.local().id || accounting.overlay.positions().iter().any(beside)
 }
 
 /// The nodes around a virtual server that may share blocks with it, as far as it knows them.
-fn near(inner: &Inner, own: &Node) -> Vec<Node> {
-    inner.overlay.neighbours_of(own, 2 * inner.config.replicas)
+fn near(accounting: &Accounting, own: &Node) -> Vec<Node> {
+    accounting.overlay.neighbours_of(own, 2 * accounting.config.replicas)
 }
 
 /// Whom to ask first: the neighbours of the virtual server that each copy is for, and `from`
 /// if it is one.
-fn neighbours(inner: &Inner, from: &Peer, hearing: &Hearing) -> Vec<(Node, Vec<usize>)> {
+fn neighbours(accounting: &Accounting, from: &Peer, hearing: &Hearing) -> Vec<(Node, Vec<usize>)> {
     let keys: Vec<Key> = hearing.copies.iter().map(|copy| copy.key).collect();
-    let asks = inner.overlay.group_by_own_position(&keys).into_iter().flat_map(|(own, places)| {
-        let mut witnesses = witnesses(inner, from, &own);
-        let near = near(inner, &own);
-        witnesses.extend(near.into_iter().find(|node| node.peer.id == from.id));
-        witnesses.into_iter().map(move |witness| (witness, places.clone()))
-    });
+    let asks =
+        accounting.overlay.group_by_own_position(&keys).into_iter().flat_map(|(own, places)| {
+            let mut witnesses = witnesses(accounting, from, &own);
+            let near = near(accounting, &own);
+            witnesses.extend(near.into_iter().find(|node| node.peer.id == from.id));
+            witnesses.into_iter().map(move |witness| (witness, places.clone()))
+        });
     asks.collect()
 }
 
@@ -243,7 +245,7 @@ struct ReplicaSets {
 }
 
 async fn replica_sets(
-    inner: &Inner,
+    accounting: &Accounting,
     from: &Peer,
     hearing: &Hearing,
     is_outside: bool,
@@ -251,13 +253,13 @@ async fn replica_sets(
     let open = (0..hearing.copies.len()).filter(|place| hearing.agreed(*place).is_none());
     let key = |place: &usize| hearing.copies[*place].key;
     let mut found = ReplicaSets::default();
-    let k = inner.config.replicas;
-    for (near, its) in by_root(inner, open.collect(), key, 2 * k, MAX_SETS).await {
+    let k = accounting.config.replicas;
+    for (near, its) in by_root(accounting, open.collect(), key, 2 * k, MAX_SETS).await {
         let (set, after) = near.split_at(k.min(near.len()));
-        let member = if is_outside { from.id } else { inner.transport.local().id };
+        let member = if is_outside { from.id } else { accounting.transport.local().id };
         if set.iter().any(|node| node.peer.id == member) {
             found.beside |= set.iter().any(|node| node.peer.id == from.id);
-            let ask = |node: &Node| (!inner.is_me(node)).then(|| (*node, its.clone()));
+            let ask = |node: &Node| (!accounting.is_me(node)).then(|| (*node, its.clone()));
             found.sets.extend(set.iter().filter_map(ask));
             found.beyond.extend(after.iter().filter_map(ask));
         }
@@ -266,10 +268,10 @@ async fn replica_sets(
 }
 
 /// Others that may hold what a node so placed holds.
-fn witnesses(inner: &Inner, from: &Peer, own: &Node) -> Vec<Node> {
-    let me = inner.transport.local().id;
+fn witnesses(accounting: &Accounting, from: &Peer, own: &Node) -> Vec<Node> {
+    let me = accounting.transport.local().id;
     let mut witnesses: Vec<Node> = Vec::new();
-    for node in inner.overlay.neighbours_of(own, 4 * MAX_WITNESSES) {
+    for node in accounting.overlay.neighbours_of(own, 4 * MAX_WITNESSES) {
         let id = node.peer.id;
         let is_new = witnesses.iter().all(|witness| witness.peer.id != id);
         if is_new && id != me && id != from.id && witnesses.len() < MAX_WITNESSES {

@@ -2,7 +2,54 @@
 
 pub(crate) mod admission;
 pub(crate) mod attribution;
-pub(crate) mod confirm;
+mod confirm;
 pub(crate) mod owner;
 pub mod quota;
 pub mod receipt;
+
+use std::sync::Arc;
+
+use atoll_net::{Peer, Refusal};
+
+use crate::context::layer_above;
+use crate::holdings::Holdings;
+use confirm::Confirmations;
+use quota::Quota;
+use receipt::Attestor;
+
+/// Quotas and reservations, confirmed publishers, and this node's own receipts.
+pub(crate) struct Accounting {
+    holdings: Arc<Holdings>,
+    attestor: Arc<dyn Attestor>,
+    pub quota: Quota,
+    confirmations: Confirmations,
+}
+layer_above!(Accounting, holdings: Arc<Holdings>);
+
+impl Accounting {
+    pub fn new(holdings: Arc<Holdings>, attestor: Arc<dyn Attestor>) -> Accounting {
+        let quota = Quota::new(holdings.config.quota);
+        Accounting { holdings, attestor, quota, confirmations: Confirmations::default() }
+    }
+
+    /// Whether this node made the receipt with this digest, not too many receipts ago.
+    pub fn is_my_receipt(&self, digest: &[u8; 32]) -> bool {
+        self.confirmations.is_mine(digest)
+    }
+
+    /// Makes sure that a publisher, or a node that brings copies, is where it says; `from` has
+    /// shown its receipt, or is the carrier.
+    ///
+    /// # Errors
+    /// If it is not, or cannot be asked at present.
+    async fn confirm(
+        &self,
+        from: &Peer,
+        publisher: Peer,
+        digest: Option<[u8; 32]>,
+    ) -> Result<(), Refusal> {
+        let limit = self.config.call_limit / 2;
+        let (env, transport) = (&self.env, &self.transport);
+        self.confirmations.confirm(env, transport, &from.id, publisher, digest, limit).await
+    }
+}

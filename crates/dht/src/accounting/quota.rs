@@ -15,7 +15,6 @@
 //! reservations, and knows neither receipts nor peers' calls.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_key::{BlockKind, QuotaClass};
@@ -23,6 +22,7 @@ use atoll_store::{BlockStore, Holding, Owner};
 
 pub use crate::accounting::owner::Who;
 use crate::accounting::owner::{address_of, is_carrier_key, publisher_of};
+pub use crate::config::{QuotaConfig, Share};
 pub use crate::rpc::{OverQuota, QuotaOf};
 
 /// What a block costs beside its bytes: its record's header and its entry in the index.
@@ -37,72 +37,6 @@ const FOR_PUTS: (u64, u64) = (3, 4);
 /// A root asks its replicas whether they have room for a publisher that uses more than one
 /// part in so many of what it may put. A guess: nodes' parts of the ring differ as much.
 const NEAR: u64 = 4;
-
-/// A part of something, in millionths.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Share(u32);
-
-impl Share {
-    /// All of it.
-    pub const WHOLE: Share = Share(1_000_000);
-
-    /// So many millionths, at most all of it.
-    pub fn from_millionths(millionths: u32) -> Share {
-        Share(millionths.min(Share::WHOLE.0))
-    }
-
-    /// In millionths.
-    pub fn millionths(self) -> u32 {
-        self.0
-    }
-
-    /// This part of `bytes`.
-    pub fn of(self, bytes: u64) -> u64 {
-        let part = u128::from(bytes) * u128::from(self.0) / u128::from(Share::WHOLE.0);
-        u64::try_from(part).expect("a part is no more than the whole")
-    }
-}
-
-impl fmt::Display for Share {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} %", f64::from(self.0) / 10_000.0)
-    }
-}
-
-/// How much publishers may use of this node.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct QuotaConfig {
-    /// How many nodes' worth of storage a publisher may use in the whole network; on a
-    /// network of no more nodes nobody is limited. A guess.
-    pub publisher_nodes: u32,
-    /// The least share, however large the network is; CFS's fixed 0.1 %.
-    pub floor_share: Share,
-    /// The share of one key, instead of what follows from the network's size.
-    pub key_share: Option<Share>,
-    /// The share of one address, instead of what follows from the network's size.
-    pub address_share: Option<Share>,
-    /// What a neighbour may bring in copies that nobody else on the ring knows of. A guess:
-    /// large enough for the last holder of a range, too small to fill a node.
-    pub copy_share: Share,
-    /// Leading bits of an IPv4 address that are charged as one, at most 32.
-    pub ipv4_bits: u8,
-    /// The same of IPv6, at most 64: whoever has one address there has its whole /64.
-    pub ipv6_bits: u8,
-}
-
-impl Default for QuotaConfig {
-    fn default() -> QuotaConfig {
-        QuotaConfig {
-            publisher_nodes: 16,
-            floor_share: Share(1_000),
-            key_share: None,
-            address_share: None,
-            copy_share: Share(250_000),
-            ipv4_bits: 32,
-            ipv6_bits: 64,
-        }
-    }
-}
 
 /// By what limits a block is charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -211,7 +145,7 @@ impl State {
         let share = fixed.unwrap_or_else(|| {
             let part = f64::from(config.publisher_nodes) / peers.max(1.0);
             // No number of nodes makes the cast wrap: it saturates.
-            let scaled = (part * f64::from(Share::WHOLE.0)) as u32;
+            let scaled = (part * f64::from(Share::WHOLE.millionths())) as u32;
             Share::from_millionths(scaled).max(config.floor_share)
         });
         if class == ChargeClass::Copy { share.max(config.copy_share) } else { share }

@@ -14,12 +14,11 @@
 //! copy, and never because somebody sent them: a copy of the last version could be sent
 //! again and again, as if it were fresh.
 
-pub(crate) mod lru;
+mod lru;
 mod popularity;
 
-use std::sync::Arc;
-use std::sync::MutexGuard;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_key::{InvalidBlock, Key};
@@ -28,46 +27,79 @@ use atoll_overlay::Node;
 use atoll_overlay::walk::{Said, Trace};
 use bytes::Bytes;
 
-use crate::cache::lru::{Cache, Cached};
-use crate::inner::{CacheAt, Inner};
-use crate::rpc::{Block, BlockHeader, CacheCopy, LookupReply};
+use crate::config::CacheAt;
+use crate::context::layer_above;
+use crate::rpc::{Block, BlockHeader, CacheCopy, LookupReply, Rpc};
 use crate::stats::add;
+use lru::{Cache, Cached};
 
 /// Copies on their way to others' caches at once. A guess.
 const MAX_SENDING: u64 = 16;
 
-impl Inner {
-    /// Whether this node takes part in caching.
-    pub fn has_cache(&self) -> bool {
-        self.config.cache_at != CacheAt::Off && self.cache().limit_bytes() > 0
+/// A node's cache, and copies on their way to the caches of others.
+pub(crate) struct PathCache {
+    rpc: Arc<Rpc>,
+    cache: Mutex<Cache>,
+    /// Copies on their way at present.
+    sending: AtomicU64,
+}
+layer_above!(PathCache, rpc: Arc<Rpc>);
+
+impl PathCache {
+    pub fn new(rpc: Arc<Rpc>) -> PathCache {
+        let config = &rpc.config;
+        let cache = Cache::new(config.cache_bytes, config.cache_asks, rpc.random_bytes());
+        PathCache { rpc, cache: Mutex::new(cache), sending: AtomicU64::new(0) }
     }
 
-    fn cache(&self) -> MutexGuard<'_, Cache> {
+    /// Whether this node takes part in caching.
+    pub fn is_on(&self) -> bool {
+        self.config.cache_at != CacheAt::Off && self.lock().limit_bytes() > 0
+    }
+
+    /// Bytes and blocks in the cache, and how many blocks have left it for others.
+    pub fn usage(&self) -> (u64, u64, u64) {
+        self.lock().usage()
+    }
+
+    /// Changes how much the cache may take.
+    pub fn set_limit(&self, limit_bytes: u64) {
+        self.lock().set_limit(limit_bytes);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Cache> {
         self.cache.lock().expect("no holder of this lock panics")
     }
 }
 
 /// A cached copy of `key`, which is asked for and not stored here; a signed block's no older
 /// than `max_age`, nor than this node's own bound.
-pub(crate) fn own(inner: &Inner, key: &Key, max_age: Duration) -> Option<Cached> {
-    if !inner.has_cache() {
+pub(crate) fn own(cache: &PathCache, key: &Key, max_age: Duration) -> Option<Cached> {
+    if !cache.is_on() {
         return None;
     }
-    let now = inner.env.now();
-    let mut cache = inner.cache();
-    cache.asked(key);
-    let found = cache.get(key, now, max_age.min(inner.config.signed_cache));
+    let now = cache.env.now();
+    let max_age = max_age.min(cache.config.signed_cache);
+    let found = {
+        let mut held = cache.lock();
+        held.asked(key);
+        held.get(key, now, max_age)
+    };
     let counter =
-        if found.is_some() { &inner.counters.cache_hits } else { &inner.counters.cache_misses };
+        if found.is_some() { &cache.counters.cache_hits } else { &cache.counters.cache_misses };
     add(counter, 1);
     found
 }
 
 /// The answer from the cache to a peer that asks for a block which is not stored here, with
 /// the block.
-pub(crate) fn serve(inner: &Inner, key: &Key, max_age: Duration) -> Option<(LookupReply, Bytes)> {
-    let block = own(inner, key, max_age)?;
-    let now = inner.env.now();
+pub(crate) fn serve(
+    cache: &PathCache,
+    key: &Key,
+    max_age: Duration,
+) -> Option<(LookupReply, Bytes)> {
+    let block = own(cache, key, max_age)?;
+    let now = cache.env.now();
     let header =
         BlockHeader { key: *key, kind: block.kind, lease_secs: block.until.since(now).as_secs() };
     let age_ms = u64::try_from(now.since(block.fresh_at).as_millis()).unwrap_or(u64::MAX);
@@ -75,54 +107,44 @@ pub(crate) fn serve(inner: &Inner, key: &Key, max_age: Duration) -> Option<(Look
 }
 
 /// Whether this node would cache `key`.
-pub(crate) fn wants(inner: &Inner, key: &Key) -> bool {
-    inner.has_cache() && inner.cache().wants(key)
-}
-
-/// Bytes and blocks in the cache, and how many blocks have left it for others.
-pub(crate) fn usage(inner: &Inner) -> (u64, u64, u64) {
-    inner.cache().usage()
-}
-
-/// Changes how much the cache may take.
-pub(crate) fn set_limit(inner: &Inner, limit_bytes: u64) {
-    inner.cache().set_limit(limit_bytes);
+pub(crate) fn wants(cache: &PathCache, key: &Key) -> bool {
+    cache.is_on() && cache.lock().wants(key)
 }
 
 /// A verified block in the form of the cache.
-fn to_cache(inner: &Inner, block: &Block, age: Duration) -> Option<Cached> {
+fn to_cache(cache: &PathCache, block: &Block, age: Duration) -> Option<Cached> {
     let kind = block.header.kind;
     let version = kind.verify(&block.header.key, &block.bytes).ok()?;
-    let now = inner.env.now();
-    let lease_secs = block.header.lease_secs.min(inner.config.max_lease.as_secs());
+    let now = cache.env.now();
+    let lease_secs = block.header.lease_secs.min(cache.config.max_lease.as_secs());
     let before = atoll_env::Instant(now.0.saturating_sub(age.as_nanos().try_into().ok()?));
     let until = now + Duration::from_secs(lease_secs);
     Some(Cached { kind, version, bytes: block.bytes.clone(), fresh_at: before, until })
 }
 
 /// Keeps a block that this node fetched, a replica having had it `age` ago.
-pub(crate) fn keep_own(inner: &Inner, block: &Block, age: Duration) {
-    if !inner.has_cache() || (block.is_mutable() && age >= inner.config.signed_cache) {
+pub(crate) fn keep_own(cache: &PathCache, block: &Block, age: Duration) {
+    if !cache.is_on() || (block.is_mutable() && age >= cache.config.signed_cache) {
         return;
     }
-    if let Some(copy) = to_cache(inner, block, age) {
-        inner.cache().put(block.header.key, copy);
+    if let Some(copy) = to_cache(cache, block, age) {
+        cache.lock().put(block.header.key, copy);
     }
 }
 
 /// Sends a fetched content block to the caches that should have it.
-pub(crate) fn spread(inner: &Arc<Inner>, block: &Block, trace: &Trace, wanted: &[Node]) {
+pub(crate) fn spread(cache: &Arc<PathCache>, block: &Block, trace: &Trace, wanted: &[Node]) {
     if block.is_mutable() {
         return;
     }
-    for node in receivers(inner.config.cache_at, trace, wanted) {
-        let sending = inner.counters.cache_sending.fetch_add(1, Ordering::Relaxed);
+    for node in receivers(cache.config.cache_at, trace, wanted) {
+        let sending = cache.sending.fetch_add(1, Ordering::Relaxed);
         if sending >= MAX_SENDING {
-            inner.counters.cache_sending.fetch_sub(1, Ordering::Relaxed);
+            cache.sending.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        add(&inner.counters.cache_sent, 1);
-        inner.env.spawn(Box::pin(send(inner.clone(), node, block.clone())));
+        add(&cache.counters.cache_sent, 1);
+        cache.env.spawn(Box::pin(send(cache.clone(), node, block.clone())));
     }
 }
 
@@ -140,12 +162,12 @@ fn receivers(cache_at: CacheAt, trace: &Trace, wanted: &[Node]) -> Vec<Node> {
     }
 }
 
-async fn send(inner: Arc<Inner>, to: Node, block: Block) {
+async fn send(cache: Arc<PathCache>, to: Node, block: Block) {
     let copy = CacheCopy { block: block.header };
-    if let Err(error) = inner.call(&to, &copy, vec![block.bytes]).await {
+    if let Err(error) = cache.call(&to, &copy, vec![block.bytes]).await {
         tracing::debug!(?to, %error, "a copy could not be sent to a cache");
     }
-    inner.counters.cache_sending.fetch_sub(1, Ordering::Relaxed);
+    cache.sending.fetch_sub(1, Ordering::Relaxed);
 }
 
 /// Takes a copy that a peer sends, if it is wanted, its sender has not sent too much, and
@@ -153,19 +175,19 @@ async fn send(inner: Arc<Inner>, to: Node, block: Block) {
 ///
 /// # Errors
 /// If it is not what its key says.
-pub(crate) fn take(inner: &Inner, from: &Peer, block: &Block) -> Result<bool, InvalidBlock> {
+pub(crate) fn take(cache: &PathCache, from: &Peer, block: &Block) -> Result<bool, InvalidBlock> {
     let (key, bytes) = (block.header.key, &block.bytes);
-    let is_welcome = inner.has_cache() && !block.is_mutable() && {
-        let mut cache = inner.cache();
-        cache.wants(&key) && cache.may_send(from.id, bytes.len() as u64, inner.env.now())
+    let is_welcome = cache.is_on() && !block.is_mutable() && {
+        let (mut held, len_bytes) = (cache.lock(), bytes.len() as u64);
+        held.wants(&key) && held.may_send(from.id, len_bytes, cache.env.now())
     };
-    let taken = is_welcome && matches!(inner.store.info(&key), Ok(None)) && {
+    let taken = is_welcome && matches!(cache.store.info(&key), Ok(None)) && {
         block.header.kind.verify(&key, bytes)?;
-        let copy = to_cache(inner, block, Duration::ZERO);
-        copy.is_some_and(|copy| inner.cache().put(key, copy))
+        let copy = to_cache(cache, block, Duration::ZERO);
+        copy.is_some_and(|copy| cache.lock().put(key, copy))
     };
     if !taken {
-        add(&inner.counters.cache_refused, 1);
+        add(&cache.counters.cache_refused, 1);
     }
     Ok(taken)
 }

@@ -31,9 +31,9 @@ use futures_util::future::join_all;
 
 use super::votes::Votes;
 use crate::accounting::admission::Origin;
+use crate::client::Client;
 use crate::diversion::follow::shows_newer;
 use crate::holdings::vouch;
-use crate::inner::Inner;
 use crate::placement::size_of;
 use crate::replication::store::{put_message, store_put};
 use crate::rpc::put_times::WaitsFor;
@@ -78,30 +78,30 @@ impl Doubt {
 }
 
 /// Which of the blocks a node has as they should be; `None` if it does not answer.
-pub(crate) async fn has(inner: &Inner, node: &Node, expected: &[Expected]) -> Option<Vec<bool>> {
-    let said = vouch::ask(inner, node, expected.iter().map(|e| e.key).collect()).await?;
+pub(crate) async fn has(client: &Client, node: &Node, expected: &[Expected]) -> Option<Vec<bool>> {
+    let said = vouch::ask(client, node, expected.iter().map(|e| e.key).collect()).await?;
     Some(expected.iter().zip(&said).map(|(expected, said)| expected.is_met(said)).collect())
 }
 
 /// The nodes after the root in an order that it cannot know. Those that left a call unanswered
 /// come late, and this node last: it may be the only one that a false root has sent blocks to.
-fn shuffled(inner: &Inner, set: &[Node]) -> Vec<Node> {
+fn shuffled(client: &Client, set: &[Node]) -> Vec<Node> {
     let mut others: Vec<Node> = set.iter().skip(1).copied().collect();
     for i in (1..others.len()).rev() {
-        others.swap(i, random_below(&*inner.env, i as u64 + 1) as usize);
+        others.swap(i, random_below(&*client.env, i as u64 + 1) as usize);
     }
-    others.sort_by_key(|node| (inner.is_me(node), !answers(inner, node)));
+    others.sort_by_key(|node| (client.is_me(node), !answers(client, node)));
     others
 }
 
 /// Asks a node which of the blocks it has as they should be.
 fn ask_whether(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     calls: &mut Calls<Vec<bool>>,
     node: Node,
     expected: &[Expected],
 ) {
-    let (asker, expected) = (inner.clone(), expected.to_vec());
+    let (asker, expected) = (client.clone(), expected.to_vec());
     calls.ask(
         node,
         0,
@@ -112,11 +112,11 @@ fn ask_whether(
 /// What the first of `others` says that answers what `ask` asks. The next is asked when one is
 /// overdue.
 async fn first_answer(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     others: &mut impl Iterator<Item = Node>,
     ask: impl Fn(&mut Calls<Vec<bool>>, Node),
 ) -> Option<(Node, Vec<bool>)> {
-    let mut calls = Calls::new(inner, WaitsFor::Replica);
+    let mut calls = Calls::new(client, WaitsFor::Replica);
     loop {
         while !calls.is_patient()
             && let Some(node) = others.next()
@@ -132,17 +132,17 @@ async fn first_answer(
 /// What is not borne out of blocks that the root of the replica set `set`, its first, says
 /// the set has. `ask_first` asks one of them at random, which should bear all out.
 async fn doubts(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     set: &[Node],
     expected: &[Expected],
     ask_first: impl Fn(&mut Calls<Vec<bool>>, Node),
 ) -> Vec<Doubt> {
-    let mut others = shuffled(inner, set).into_iter();
-    let asks = inner.config.mechanisms.verified_acks;
+    let mut others = shuffled(client, set).into_iter();
+    let asks = client.config.mechanisms.verified_acks;
     if others.len() == 0 || expected.is_empty() || !asks {
         return Vec::new();
     }
-    let first = first_answer(inner, &mut others, ask_first).await;
+    let first = first_answer(client, &mut others, ask_first).await;
     let lacking = |index: &usize| first.as_ref().is_none_or(|(_, held)| !held[*index]);
     let doubtful: Vec<usize> = (0..expected.len()).filter(lacking).collect();
     let mut doubts: Vec<Doubt> =
@@ -153,8 +153,8 @@ async fn doubts(
     let expected: Vec<Expected> = doubts.iter().map(|doubt| expected[doubt.index]).collect();
     let answered = first.as_ref().map(|(node, _)| node.peer.id);
     let rest = set.iter().skip(1).filter(|node| Some(node.peer.id) != answered);
-    let mut calls = Calls::new(inner, WaitsFor::Replica);
-    rest.for_each(|node| ask_whether(inner, &mut calls, *node, &expected));
+    let mut calls = Calls::new(client, WaitsFor::Replica);
+    rest.for_each(|node| ask_whether(client, &mut calls, *node, &expected));
     let mut witnesses = usize::from(first.is_some());
     while calls.is_patient() {
         if let Some(Event::Answer(node, Ok(held))) = calls.next().await {
@@ -169,9 +169,9 @@ async fn doubts(
     // One alone may be the liar.
     let is_false = witnesses >= 2.min(set.len() - 1);
     if is_false && doubts.iter().any(|doubt| doubt.holders.is_empty()) {
-        let (root, now) = (&set[0], inner.env.now());
+        let (root, now) = (&set[0], client.env.now());
         tracing::warn!(?root, count = doubts.len(), "a root's word is not borne out");
-        inner.overlay.peer_book().lied(&root.peer.id, Misdeed::LostBlock, now);
+        client.overlay.peer_book().lied(&root.peer.id, Misdeed::LostBlock, now);
     }
     doubts
 }
@@ -188,7 +188,7 @@ fn lacking(set: &[Node], doubts: &[Doubt]) -> Vec<(Node, Vec<usize>)> {
 /// Looks whether blocks are where their root, the first of `set`, says in `statuses`; gives
 /// them to the replicas that lack them, and says then what has become of them.
 pub(crate) async fn check_put(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     set: &[Node],
     origin: &Origin,
     blocks: &[Block],
@@ -197,26 +197,26 @@ pub(crate) async fn check_put(
     let stored: Vec<usize> =
         (0..blocks.len()).filter(|index| is_stored(&statuses[*index])).collect();
     let expected: Vec<Expected> = stored.iter().map(|index| expect(&blocks[*index])).collect();
-    let ask = |calls: &mut _, node| ask_whether(inner, calls, node, &expected);
-    let mut doubts = doubts(inner, set, &expected, ask).await;
+    let ask = |calls: &mut _, node| ask_whether(client, calls, node, &expected);
+    let mut doubts = doubts(client, set, &expected, ask).await;
     doubts.iter_mut().for_each(|doubt| doubt.index = stored[doubt.index]);
     for (index, status) in statuses.iter_mut().enumerate() {
         if matches!(status, PutStatus::Superseded { .. }) {
-            match newest_shown(inner, set, &blocks[index]).await {
+            match newest_shown(client, set, &blocks[index]).await {
                 Some(held) => *status = PutStatus::Superseded { held },
                 None => doubts.push(Doubt { index, holders: Vec::new() }),
             }
         }
     }
-    let size = size_of(inner, set);
+    let size = size_of(client, set);
     // The root may still be sending what a majority has to the others.
     let (late, doubts): (Vec<Doubt>, Vec<Doubt>) =
         doubts.into_iter().partition(|doubt| doubt.is_settled(0, size));
-    if !late.is_empty() && inner.config.mechanisms.later_puts {
+    if !late.is_empty() && client.config.mechanisms.later_puts {
         let kept = late.iter().map(|doubt| blocks[doubt.index].clone()).collect();
-        put_later(inner, set, origin, kept, late);
+        put_later(client, set, origin, kept, late);
     }
-    let told = put_at_replicas(inner, set, origin, blocks, &doubts).await;
+    let told = put_at_replicas(client, set, origin, blocks, &doubts).await;
     let wanted = u32::try_from(size).expect("k is small");
     for doubt in doubts {
         let told = &told[doubt.index];
@@ -225,7 +225,7 @@ pub(crate) async fn check_put(
         let over = told.iter().find(|status| matches!(status, PutStatus::OverQuota { .. }));
         let copies = u32::try_from(doubt.holders.len() + given).expect("k is small");
         let newer = match told.iter().find(is_refused) {
-            Some(_) => newest_shown(inner, set, &blocks[doubt.index]).await,
+            Some(_) => newest_shown(client, set, &blocks[doubt.index]).await,
             None => None,
         };
         statuses[doubt.index] = match (newer, over) {
@@ -244,14 +244,14 @@ const PUT_LATER: Duration = Duration::from_secs(10);
 /// Looks again, after a while, at the replicas that lacked `blocks`, each with its doubt, and
 /// puts what they still lack.
 fn put_later(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     set: &[Node],
     origin: &Origin,
     blocks: Vec<Block>,
     mut doubts: Vec<Doubt>,
 ) {
-    let (later, set, origin) = (inner.clone(), set.to_vec(), origin.clone());
-    inner.background.run(inner, async move {
+    let (later, set, origin) = (client.clone(), set.to_vec(), origin.clone());
+    client.background.run(client, async move {
         sleep(&*later.env, PUT_LATER).await;
         let expected: Vec<Expected> = blocks.iter().map(expect).collect();
         for (index, doubt) in doubts.iter_mut().enumerate() {
@@ -274,16 +274,16 @@ fn is_stored(status: &PutStatus) -> bool {
 /// Puts doubtful blocks at the replicas that may lack them; what these say of each block of
 /// the batch.
 async fn put_at_replicas(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     set: &[Node],
     origin: &Origin,
     blocks: &[Block],
     doubts: &[Doubt],
 ) -> Vec<Vec<PutStatus>> {
-    let mut calls = Calls::new(inner, WaitsFor::Root);
+    let mut calls = Calls::new(client, WaitsFor::Root);
     for (node, indices) in lacking(set, doubts) {
         let given = indices.iter().map(|index| blocks[*index].clone()).collect();
-        ask_to_store(inner, &mut calls, node, origin, indices, given);
+        ask_to_store(client, &mut calls, node, origin, indices, given);
     }
     let mut told = vec![Vec::new(); blocks.len()];
     while calls.is_patient() {
@@ -300,7 +300,7 @@ pub(crate) type Said = (Vec<usize>, Vec<PutStatus>);
 
 /// Puts blocks at one replica, which may be this node; they have these numbers in their batch.
 pub(crate) fn ask_to_store(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     calls: &mut Calls<Said>,
     node: Node,
     origin: &Origin,
@@ -308,7 +308,7 @@ pub(crate) fn ask_to_store(
     blocks: Vec<Block>,
 ) {
     let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
-    let (storer, origin) = (inner.clone(), origin.clone());
+    let (storer, origin) = (client.clone(), origin.clone());
     calls.ask(node, bytes, async move {
         let statuses = put_at(&storer, &node, &origin, blocks).await?;
         Ok((indices, statuses))
@@ -316,8 +316,8 @@ pub(crate) fn ask_to_store(
 }
 
 /// The highest version that any of `set` can show of a signed block that supersedes this one.
-pub(crate) async fn newest_shown(inner: &Inner, set: &[Node], block: &Block) -> Option<u64> {
-    let shown = join_all(set.iter().map(|node| shows_newer(inner, node, block))).await;
+pub(crate) async fn newest_shown(client: &Client, set: &[Node], block: &Block) -> Option<u64> {
+    let shown = join_all(set.iter().map(|node| shows_newer(client, node, block))).await;
     shown.into_iter().flatten().max()
 }
 
@@ -329,16 +329,16 @@ fn expect(block: &Block) -> Expected {
 
 /// Puts blocks at one replica, which may be this node.
 async fn put_at(
-    inner: &Inner,
+    client: &Client,
     node: &Node,
     origin: &Origin,
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, CallError> {
-    if inner.is_me(node) {
-        return Ok(store_put(inner, &node.peer, origin, blocks).await?);
+    if client.is_me(node) {
+        return Ok(store_put(client, &node.peer, origin, blocks).await?);
     }
     let (put, parts) = put_message(origin, blocks, false);
-    let (reply, _) = inner.call(node, &put, parts).await?;
+    let (reply, _) = client.call(node, &put, parts).await?;
     Ok(reply.statuses.0)
 }
 
@@ -361,7 +361,7 @@ pub(crate) struct Renewal<'a> {
 /// else, all other members are sent the renewal, and a majority of the set decides; but a root is
 /// believed that lacks what will be put, which is most of what a publisher asks for.
 pub(crate) async fn check_renewal(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     set: &[Node],
     &Renewal { origin, renew, keys, will_be_put }: &Renewal<'_>,
     reply: &mut RenewReply,
@@ -381,21 +381,21 @@ pub(crate) async fn check_renewal(
     let expected: Vec<Expected> = said.iter().map(expect).collect();
     let part = part_of(origin, renew, &said);
     let ask = |calls: &mut Calls<Vec<bool>>, node: Node| {
-        let (asker, origin, part) = (inner.clone(), origin.clone(), part.clone());
+        let (asker, origin, part) = (client.clone(), origin.clone(), part.clone());
         calls.ask(node, 0, async move {
             let reply = renew_at(&asker, &node, &origin, &part).await?;
             Ok(reply.statuses.iter().map(|status| *status == RenewStatus::Held).collect())
         });
     };
-    let mut doubts = doubts(inner, set, &expected, ask).await;
+    let mut doubts = doubts(client, set, &expected, ask).await;
     doubts.iter_mut().for_each(|doubt| doubt.index = said[doubt.index]);
     let unheld = denied.iter().map(|index| Doubt { index: *index, holders: Vec::new() });
     let open: Vec<Doubt> = doubts.iter().cloned().chain(unheld).collect();
-    let mut calls = Calls::new(inner, WaitsFor::Root);
+    let mut calls = Calls::new(client, WaitsFor::Root);
     for (node, indices) in lacking(set, &open) {
-        ask_to_renew(inner, &mut calls, node, origin, renew, indices);
+        ask_to_renew(client, &mut calls, node, origin, renew, indices);
     }
-    let mut told = Votes::new(inner, set, statuses.len());
+    let mut told = Votes::new(client, set, statuses.len());
     while calls.is_patient() {
         if let Some(Event::Answer(_, Ok((indices, theirs)))) = calls.next().await {
             told.count(indices, &theirs);
@@ -404,7 +404,7 @@ pub(crate) async fn check_renewal(
     calls.finish();
     for doubt in doubts {
         let (has, lacks) = told.of(doubt.index);
-        statuses[doubt.index] = match doubt.is_settled(has, size_of(inner, set)) {
+        statuses[doubt.index] = match doubt.is_settled(has, size_of(client, set)) {
             true => RenewStatus::Held,
             // Nobody has it but the root, if that: it should be put again.
             false if has == 0 && lacks + 1 == set.len() => RenewStatus::Lacking,

@@ -24,8 +24,8 @@ use super::replica_selection::{Replicas, ask_root};
 use crate::accounting::admission::Origin;
 use crate::blocks::GetError;
 use crate::cache;
+use crate::client::Client;
 use crate::diversion::follow;
-use crate::inner::Inner;
 use crate::placement::{expected_replicas, present_replicas};
 use crate::replication::store::{put_message, store_here};
 use crate::rpc::{Block, BlockHeader, LookupReply, LookupStep};
@@ -65,19 +65,19 @@ pub(crate) struct Found {
 }
 
 /// Fetches a content block.
-pub(crate) async fn get(inner: &Arc<Inner>, key: Key) -> Result<Fetched, GetError> {
-    add(&inner.counters.gets, 1);
-    if let Some(bytes) = local(inner, &key).await {
+pub(crate) async fn get(client: &Arc<Client>, key: Key) -> Result<Fetched, GetError> {
+    add(&client.counters.gets, 1);
+    if let Some(bytes) = local(client, &key).await {
         return Ok(Fetched { bytes, trace: Trace::default(), cached: false });
     }
-    if let Some(block) = cache::own(inner, &key, Duration::ZERO) {
+    if let Some(block) = cache::own(&client.cache, &key, Duration::ZERO) {
         return Ok(Fetched { bytes: block.bytes, trace: Trace::default(), cached: true });
     }
-    let cached = inner.has_cache().then_some(Duration::ZERO);
-    let found = find(inner, key, cached).await?;
-    heal(inner, &found.block, &found.trace);
-    cache::spread(inner, &found.block, &found.trace, &found.wanted);
-    cache::keep_own(inner, &found.block, found.age.unwrap_or_default());
+    let cached = client.cache.is_on().then_some(Duration::ZERO);
+    let found = find(client, key, cached).await?;
+    heal(client, &found.block, &found.trace);
+    cache::spread(&client.cache, &found.block, &found.trace, &found.wanted);
+    cache::keep_own(&client.cache, &found.block, found.age.unwrap_or_default());
     let cached = found.age.is_some();
     Ok(Fetched { bytes: found.block.bytes, trace: found.trace, cached })
 }
@@ -85,47 +85,47 @@ pub(crate) async fn get(inner: &Arc<Inner>, key: Key) -> Result<Fetched, GetErro
 /// Fetches a block of any kind from another node. With `cached`, a copy from a cache will
 /// do, a signed block's no older than that; otherwise only what a replica holds.
 pub(crate) async fn find(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     key: Key,
     cached: Option<Duration>,
 ) -> Result<Found, GetError> {
-    let deadline = inner.env.now() + inner.config.get_limit;
+    let deadline = client.env.now() + client.config.get_limit;
     let mut pause = FIRST_PAUSE;
     loop {
-        let limits = limits(inner, deadline);
-        let error = match search(inner, key, cached, limits).await {
+        let limits = limits(client, deadline);
+        let error = match search(client, key, cached, limits).await {
             Ok(found) => return Ok(found),
             Err(error) => error,
         };
         // Everybody who should have it has answered: asking again will not help.
         let all_answered =
             matches!(&error, WalkError::Absent { trace, .. } if trace.all_answered());
-        if all_answered || inner.env.now() + pause >= deadline {
-            add(&inner.counters.failed_gets, 1);
+        if all_answered || client.env.now() + pause >= deadline {
+            add(&client.counters.failed_gets, 1);
             let told = told(&error);
             // A node that is cut off speaks only for itself.
-            let present = present_replicas(inner);
-            return Err(if all_answered && present >= expected_replicas(inner) {
+            let present = present_replicas(client);
+            return Err(if all_answered && present >= expected_replicas(client) {
                 GetError::NotFound { key, told }
             } else {
                 GetError::Unavailable { key, told }
             });
         }
-        sleep(&*inner.env, pause).await;
+        sleep(&*client.env, pause).await;
         pause *= 2;
     }
 }
 
 /// How carefully a walk looks that is to end by then.
-fn limits(inner: &Inner, deadline: Instant) -> WalkLimits {
+fn limits(client: &Client, deadline: Instant) -> WalkLimits {
     WalkLimits {
-        replicas: inner.config.replicas,
-        deadline: deadline.since(inner.env.now()),
-        selection: inner.config.selection,
-        routes: inner.config.routes,
-        confirm: if inner.config.mechanisms.confirmed_absence { CONFIRM_ABSENCE } else { 1 },
+        replicas: client.config.replicas,
+        deadline: deadline.since(client.env.now()),
+        selection: client.config.selection,
+        routes: client.config.routes,
+        confirm: if client.config.mechanisms.confirmed_absence { CONFIRM_ABSENCE } else { 1 },
         asks: MAX_ASKS,
-        hedge: inner.config.hedge && inner.config.mechanisms.hedged_walks,
+        hedge: client.config.hedge && client.config.mechanisms.hedged_walks,
         guess: true,
     }
 }
@@ -139,29 +139,29 @@ struct Notes {
 
 /// One walk.
 async fn search(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     key: Key,
     cached: Option<Duration>,
     limits: WalkLimits,
 ) -> Result<Found, WalkError> {
     let notes = Arc::new(Mutex::new(Notes::default()));
-    let replicas = match inner.overlay.known_successors(&key) {
+    let replicas = match client.overlay.known_successors(&key) {
         Some(named) => {
             let mut known = Replicas::default();
             known.set_nodes(named);
             known
         }
-        None if !inner.config.mechanisms.guessed_sets => Replicas::default(),
-        None => Replicas::guessed(inner.overlay.likely_roots(&key)),
+        None if !client.config.mechanisms.guessed_sets => Replicas::default(),
+        None => Replicas::guessed(client.overlay.likely_roots(&key)),
     };
     let replicas = Arc::new(Mutex::new(replicas));
     let step = |node, as_root| -> BoxFuture<'static, _> {
-        let (inner, notes, replicas) = (inner.clone(), notes.clone(), replicas.clone());
+        let (client, notes, replicas) = (client.clone(), notes.clone(), replicas.clone());
         Box::pin(async move {
             if as_root {
-                return ask_root(inner, node, key, replicas).await;
+                return ask_root(client, node, key, replicas).await;
             }
-            let answer = ask(inner, node, key, false, cached).await?;
+            let answer = ask(client, node, key, false, cached).await?;
             match &answer {
                 Answer::Cached(_, age) => lock(&notes).age = Some(*age),
                 Answer::Wanted(_) => lock(&notes).wanted.push(node),
@@ -174,14 +174,14 @@ async fn search(
             Ok(step)
         })
     };
-    let result = walk(&*inner.env, &*inner.overlay, &key, limits, step).await;
+    let result = walk(&*client.env, &*client.overlay, &key, limits, step).await;
     let replicas = std::mem::take(&mut *lock(&replicas));
     let asked_before = Trace(replicas.asked.clone()).calls();
     let calls = match &result {
         Ok(found) => found.trace.calls(),
         Err(error) => error.trace().map_or(0, Trace::calls),
     };
-    add(&inner.counters.get_calls, (calls + asked_before) as u64);
+    add(&client.counters.get_calls, (calls + asked_before) as u64);
     let mut found = result?;
     let last = found.trace.0.pop();
     found.trace.0.extend(replicas.asked);
@@ -201,8 +201,8 @@ fn told(error: &WalkError) -> String {
 }
 
 /// The block from this node's own store, if it is there and sound.
-async fn local(inner: &Inner, key: &Key) -> Option<Bytes> {
-    let held = inner.read(key).await?;
+async fn local(client: &Client, key: &Key) -> Option<Bytes> {
+    let held = client.read(key).await?;
     held.info.kind.verify(key, &held.bytes).is_ok().then_some(held.bytes)
 }
 
@@ -228,35 +228,35 @@ impl Answer {
 
 /// Asks one node once, and verifies what it sends.
 pub(crate) async fn ask(
-    inner: Arc<Inner>,
+    client: Arc<Client>,
     node: Node,
     key: Key,
     as_root: bool,
     cached: Option<Duration>,
 ) -> Result<Answer, CallError> {
-    if inner.is_me(&node) {
-        if let Some(block) = follow::own(&inner, &key).await {
+    if client.is_me(&node) {
+        if let Some(block) = follow::own(&client, &key).await {
             return Ok(Answer::Plain(Step::Done(block)));
         }
-        return Ok(Answer::Plain(Step::Absent(inner.overlay.successors_of(&node))));
+        return Ok(Answer::Plain(Step::Absent(client.overlay.successors_of(&node))));
     }
     let cached_ms = cached.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
     let step = LookupStep { key, as_root, cached_ms };
-    let (answer, parts) = inner.call(&node, &step, Vec::new()).await?;
+    let (answer, parts) = client.call(&node, &step, Vec::new()).await?;
     Ok(match answer {
         LookupReply::Absent(successors) => Answer::Plain(Step::Absent(successors)),
         LookupReply::Route(route) => Answer::Plain(Step::Route(route)),
         LookupReply::Wanted(route) => Answer::Wanted(route),
         LookupReply::Found(header) => {
-            Answer::Plain(Step::Done(verified(&inner, &node, key, header, parts)?))
+            Answer::Plain(Step::Done(verified(&client, &node, key, header, parts)?))
         }
         LookupReply::There(holder) => {
-            let (header, parts) = follow::ask_holder(&inner, &node, holder, key).await?;
-            let block = verified(&inner, &Node::of(holder), key, header, parts)?;
+            let (header, parts) = follow::ask_holder(&client, &node, holder, key).await?;
+            let block = verified(&client, &Node::of(holder), key, header, parts)?;
             Answer::Plain(Step::Done(block))
         }
         LookupReply::Cached { header, age_ms } => {
-            let block = verified(&inner, &node, key, header, parts)?;
+            let block = verified(&client, &node, key, header, parts)?;
             let (age, limit) = (Duration::from_millis(age_ms), cached.unwrap_or_default());
             if header.kind.is_mutable() && age > limit {
                 return Err(Refusal::new(BAD_BLOCK, "it sent a stale copy").into());
@@ -268,7 +268,7 @@ pub(crate) async fn ask(
 
 /// The block that `node` sent, if it is what its key says.
 fn verified(
-    inner: &Inner,
+    client: &Client,
     node: &Node,
     key: Key,
     header: BlockHeader,
@@ -277,126 +277,126 @@ fn verified(
     let bytes = parts.into_iter().next().unwrap_or_default();
     if let Err(error) = header.kind.verify(&key, &bytes) {
         tracing::warn!(%key, from = ?node, %error, "dropped a bad block");
-        inner.counters.mark(node.peer.id);
-        inner.overlay.peer_book().lied(&node.peer.id, Misdeed::BadBlock, inner.env.now());
+        client.counters.mark(node.peer.id);
+        client.overlay.peer_book().lied(&node.peer.id, Misdeed::BadBlock, client.env.now());
         return Err(Refusal::new(BAD_BLOCK, format!("it sent a bad block: {error}")).into());
     }
     Ok(Block { header: BlockHeader { key, ..header }, bytes })
 }
 
 /// The root did not have what a replica had: it gets it now, not at the next round of repair.
-fn heal(inner: &Arc<Inner>, block: &Block, trace: &Trace) {
+fn heal(client: &Arc<Client>, block: &Block, trace: &Trace) {
     let lacking: Vec<Node> = trace
         .0
         .iter()
         .filter(|asked| asked.said == Said::Absent)
         .map(|asked| asked.node)
-        .take(inner.config.replicas)
+        .take(client.config.replicas)
         .collect();
     // A copy of what has expired would outlive it.
-    let heals = inner.config.mechanisms.healing;
+    let heals = client.config.mechanisms.healing;
     if lacking.is_empty() || block.header.lease_secs == 0 || !heals {
         return;
     }
-    inner.env.spawn(Box::pin(send_copies(inner.clone(), lacking, block.clone())));
+    client.env.spawn(Box::pin(send_copies(client.clone(), lacking, block.clone())));
 }
 
-async fn send_copies(inner: Arc<Inner>, to: Vec<Node>, block: Block) {
+async fn send_copies(client: Arc<Client>, to: Vec<Node>, block: Block) {
     let (put, parts) = put_message(&Origin::Carrier, vec![block.clone()], false);
     for node in to {
-        if inner.is_me(&node) {
-            store_here(&inner, &node.peer, std::slice::from_ref(&block)).await;
-        } else if let Err(error) = inner.call(&node, &put, parts.clone()).await {
+        if client.is_me(&node) {
+            store_here(&client, &node.peer, std::slice::from_ref(&block)).await;
+        } else if let Err(error) = client.call(&node, &put, parts.clone()).await {
             tracing::info!(key = %block.header.key, ?node, %error, "a replica could not be healed");
         }
     }
 }
 
 /// Fetches the newest signed block that the replicas which answer hold.
-pub(crate) async fn get_signed(inner: &Arc<Inner>, key: Key) -> Result<SignedBlock, GetError> {
-    add(&inner.counters.gets, 1);
-    let deadline = inner.env.now() + inner.config.get_limit;
+pub(crate) async fn get_signed(client: &Arc<Client>, key: Key) -> Result<SignedBlock, GetError> {
+    add(&client.counters.gets, 1);
+    let deadline = client.env.now() + client.config.get_limit;
     let mut pause = FIRST_PAUSE;
     loop {
-        let error = match ask_all_replicas(inner, key, deadline).await {
+        let error = match ask_all_replicas(client, key, deadline).await {
             Ok(block) => {
-                saw(inner, key, block.version);
+                saw(client, key, block.version);
                 return Ok(block);
             }
             Err(error) => error,
         };
         let final_answer = matches!(error, GetError::NotFound { .. });
-        if final_answer || inner.env.now() + pause >= deadline {
-            add(&inner.counters.failed_gets, 1);
+        if final_answer || client.env.now() + pause >= deadline {
+            add(&client.counters.failed_gets, 1);
             return Err(error);
         }
-        sleep(&*inner.env, pause).await;
+        sleep(&*client.env, pause).await;
         pause *= 2;
     }
 }
 
 /// This node has read or written that version of a signed block.
-pub(crate) fn saw(inner: &Inner, key: Key, version: u64) {
-    if !inner.config.mechanisms.seen_versions {
+pub(crate) fn saw(client: &Client, key: Key, version: u64) {
+    if !client.config.mechanisms.seen_versions {
         return;
     }
-    inner.seen.saw(&inner.env, &inner.durable, key, version);
+    client.seen.saw(&client.env, &client.durable, key, version);
 }
 
 /// Whether this node has seen a newer version of a signed block.
-fn is_older_than_seen(inner: &Inner, key: &Key, version: u64) -> bool {
-    inner.config.mechanisms.seen_versions
-        && inner.seen.version(key).is_some_and(|seen| version < seen)
+fn is_older_than_seen(client: &Client, key: &Key, version: u64) -> bool {
+    client.config.mechanisms.seen_versions
+        && client.seen.version(key).is_some_and(|seen| version < seen)
 }
 
 /// Fetches a signed block that a replica had at most `max_age` ago.
 pub(crate) async fn recent_signed(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     key: Key,
     max_age: Duration,
 ) -> Result<SignedBlock, GetError> {
-    add(&inner.counters.gets, 1);
-    let max_age = max_age.min(inner.config.signed_cache);
+    add(&client.counters.gets, 1);
+    let max_age = max_age.min(client.config.signed_cache);
     let told = |error| GetError::NotFound { key, told: format!("not a signed block: {error}") };
-    if let Some(copy) = cache::own(inner, &key, max_age) {
+    if let Some(copy) = cache::own(&client.cache, &key, max_age) {
         let block = SignedBlock::decode(&copy.bytes).map_err(told)?;
-        if !is_older_than_seen(inner, &key, block.version) {
+        if !is_older_than_seen(client, &key, block.version) {
             return Ok(block);
         }
     }
-    let cached = (inner.has_cache() && !max_age.is_zero()).then_some(max_age);
-    let found = find(inner, key, cached).await?;
+    let cached = (client.cache.is_on() && !max_age.is_zero()).then_some(max_age);
+    let found = find(client, key, cached).await?;
     let block = SignedBlock::decode(&found.block.bytes).map_err(told)?;
-    if is_older_than_seen(inner, &key, block.version) {
-        return get_signed(inner, key).await;
+    if is_older_than_seen(client, &key, block.version) {
+        return get_signed(client, key).await;
     }
-    cache::keep_own(inner, &found.block, found.age.unwrap_or_default());
-    saw(inner, key, block.version);
+    cache::keep_own(&client.cache, &found.block, found.age.unwrap_or_default());
+    saw(client, key, block.version);
     Ok(block)
 }
 
 async fn ask_all_replicas(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     key: Key,
     deadline: Instant,
 ) -> Result<SignedBlock, GetError> {
-    let nodes = inner.overlay.find_successors(&key).await;
-    let replicas = distinct_peers(nodes.as_deref().unwrap_or(&[]), inner.config.replicas);
-    let (answers, late) = ask_signed_of(inner, &replicas, key).await;
-    add(&inner.counters.get_calls, replicas.len() as u64);
+    let nodes = client.overlay.find_successors(&key).await;
+    let replicas = distinct_peers(nodes.as_deref().unwrap_or(&[]), client.config.replicas);
+    let (answers, late) = ask_signed_of(client, &replicas, key).await;
+    add(&client.counters.get_calls, replicas.len() as u64);
     let holders = answers.iter().filter(|answer| matches!(answer, Ok(Some(_)))).count();
-    let elsewhere = if 2 * holders > replicas.len() || inner.config.routes <= 1 {
+    let elsewhere = if 2 * holders > replicas.len() || client.config.routes <= 1 {
         None
     } else {
         // Hardly anybody who should have it has it: they may not be its replica set at all.
-        let found = search(inner, key, None, limits(inner, deadline)).await;
+        let found = search(client, key, None, limits(client, deadline)).await;
         found.ok().and_then(|found| signed(&key, found.block))
     };
     let of_set = || answers.iter().filter_map(|answer| answer.as_ref().ok()?.as_ref());
     let best = of_set().chain(&elsewhere).map(|(block, _)| block.version).max();
-    let seen = inner.seen.version(&key).filter(|seen| best.is_none_or(|best| best < *seen));
+    let seen = client.seen.version(&key).filter(|seen| best.is_none_or(|best| best < *seen));
     let beyond = match seen {
-        Some(seen) => beyond_set(inner, nodes.as_deref().unwrap_or(&[]), key, seen).await,
+        Some(seen) => beyond_set(client, nodes.as_deref().unwrap_or(&[]), key, seen).await,
         None => None,
     };
     let newest = of_set()
@@ -426,8 +426,8 @@ async fn ask_all_replicas(
             .collect();
         let (newest, header) = (newest.clone(), *header);
         if !(stale.is_empty() && late.is_empty()) {
-            let update = update_stale(inner.clone(), stale, late, newest.clone(), header);
-            inner.env.spawn(Box::pin(update));
+            let update = update_stale(client.clone(), stale, late, newest.clone(), header);
+            client.env.spawn(Box::pin(update));
         }
         return Ok(newest);
     }
@@ -451,17 +451,17 @@ async fn ask_all_replicas(
 /// nodes after the replica set: those that were the set while others were cut off, or will be
 /// when the ring has closed again. `nodes` are the root and its successors.
 async fn beyond_set(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     nodes: &[Node],
     key: Key,
     seen: u64,
 ) -> Option<(SignedBlock, BlockHeader)> {
-    let replicas = inner.config.replicas;
-    let me = Node::of(inner.transport.local());
+    let replicas = client.config.replicas;
+    let me = Node::of(client.transport.local());
     let near = distinct_peers(nodes, replicas + BEYOND_SETS * replicas);
-    let near = near.into_iter().skip(replicas).filter(|node| !inner.is_me(node));
+    let near = near.into_iter().skip(replicas).filter(|node| !client.is_me(node));
     let mut calls: FuturesUnordered<_> =
-        std::iter::once(me).chain(near).map(|node| ask_signed(inner, node, key)).collect();
+        std::iter::once(me).chain(near).map(|node| ask_signed(client, node, key)).collect();
     while let Some(held) = calls.next().await {
         if let Ok(Some((block, header))) = held
             && block.version >= seen
@@ -485,21 +485,25 @@ type Late = FuturesUnordered<BoxFuture<'static, (usize, Node, HeldSigned)>>;
 /// wanted, and who keeps an old one back may have accomplices). Once one was found that holds
 /// it, those that left an earlier call unanswered are not waited for either: of many nodes
 /// that died at once each would cost the reader its whole patience.
-async fn ask_signed_of(inner: &Arc<Inner>, replicas: &[Node], key: Key) -> (Vec<HeldSigned>, Late) {
-    let (book, now) = (inner.overlay.peer_book(), inner.env.now());
-    let answers = |n: &Node| inner.is_me(n) || book.standing(&n.peer, now) == Standing::Answers;
+async fn ask_signed_of(
+    client: &Arc<Client>,
+    replicas: &[Node],
+    key: Key,
+) -> (Vec<HeldSigned>, Late) {
+    let (book, now) = (client.overlay.peer_book(), client.env.now());
+    let answers = |n: &Node| client.is_me(n) || book.standing(&n.peer, now) == Standing::Answers;
     let nodes = replicas.iter().copied().enumerate();
     let mut waited_for: BTreeSet<usize> =
         nodes.clone().filter(|(_, node)| answers(node)).map(|(at, _)| at).collect();
     let mut calls = Late::new();
     for (at, node) in nodes {
-        let inner = inner.clone();
-        calls.push(Box::pin(async move { (at, node, ask_signed(&inner, node, key).await) }));
+        let client = client.clone();
+        calls.push(Box::pin(async move { (at, node, ask_signed(&client, node, key).await) }));
     }
     let mut heard: Vec<HeldSigned> = replicas.iter().map(|_| Err(CallError::TimedOut)).collect();
     let (mut holders, mut version, mut agree) = (0, None, true);
     loop {
-        let majority = 2 * holders > replicas.len() && inner.config.mechanisms.signed_majority;
+        let majority = 2 * holders > replicas.len() && client.config.mechanisms.signed_majority;
         if (majority && agree) || (holders > 0 && waited_for.is_empty()) {
             return (heard, calls);
         }
@@ -521,7 +525,7 @@ async fn ask_signed_of(inner: &Arc<Inner>, replicas: &[Node], key: Key) -> (Vec<
 /// Sends the block to replicas that hold an older version or none: those known, and those
 /// that answer late.
 async fn update_stale(
-    inner: Arc<Inner>,
+    client: Arc<Client>,
     mut stale: Vec<Node>,
     mut late: Late,
     newest: SignedBlock,
@@ -536,19 +540,21 @@ async fn update_stale(
     }
     if !stale.is_empty() && header.lease_secs > 0 {
         let block = Block { header, bytes: newest.bytes().clone() };
-        send_copies(inner, stale, block).await;
+        send_copies(client, stale, block).await;
     }
 }
 
 /// The signed block that one replica holds, verified.
-async fn ask_signed(inner: &Arc<Inner>, node: Node, key: Key) -> HeldSigned {
-    let found = if inner.is_me(&node) {
-        match inner.read(&key).await {
-            Some(block) => Some(Block { header: inner.header_of(&block.info), bytes: block.bytes }),
-            None => follow::own(inner, &key).await,
+async fn ask_signed(client: &Arc<Client>, node: Node, key: Key) -> HeldSigned {
+    let found = if client.is_me(&node) {
+        match client.read(&key).await {
+            Some(block) => {
+                Some(Block { header: client.header_of(&block.info), bytes: block.bytes })
+            }
+            None => follow::own(client, &key).await,
         }
     } else {
-        match ask(inner.clone(), node, key, true, None).await?.into_step() {
+        match ask(client.clone(), node, key, true, None).await?.into_step() {
             Step::Done(block) => Some(block),
             Step::Absent(_) | Step::Route(_) => None,
         }

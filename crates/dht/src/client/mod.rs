@@ -1,9 +1,48 @@
 //! What a node does for its own clients: get, put and renew (CFS §4.1, Table 1).
 
-pub(crate) mod ack_verification;
-pub(crate) mod block_times;
+mod ack_verification;
+mod block_times;
 pub(crate) mod get;
 pub(crate) mod put;
-pub(crate) mod replica_selection;
-pub(crate) mod seen;
-pub(crate) mod votes;
+mod replica_selection;
+mod seen;
+mod votes;
+
+use std::sync::Arc;
+
+use crate::context::layer_above;
+use crate::server::Server;
+use block_times::BlockTimes;
+use replica_selection::HedgeBudget;
+use seen::SeenVersions;
+
+/// What a node has learned while it served its own clients.
+pub(crate) struct Client {
+    server: Arc<Server>,
+    hedges: HedgeBudget,
+    /// How long replicas take to send a block: longer than a round trip.
+    fetch_times: Arc<BlockTimes>,
+    /// Signed blocks are not read below these versions.
+    seen: Arc<SeenVersions>,
+}
+layer_above!(Client, server: Arc<Server>);
+
+impl Client {
+    pub fn new(server: Arc<Server>) -> Client {
+        Client {
+            hedges: HedgeBudget::default(),
+            fetch_times: Arc::default(),
+            seen: Arc::new(SeenVersions::remembered(&*server.durable)),
+            server,
+        }
+    }
+
+    /// Older versions of signed blocks than those seen before are read again.
+    ///
+    /// # Errors
+    /// If it cannot be recorded.
+    pub async fn forget_seen(&self) -> Result<(), String> {
+        self.seen.forget_all();
+        self.seen.save(&*self.durable).await
+    }
+}

@@ -33,7 +33,7 @@ use super::get::saw;
 use super::votes::Votes;
 use crate::accounting::admission::Origin;
 use crate::blocks::PutError;
-use crate::inner::Inner;
+use crate::client::Client;
 use crate::placement::{
     Groups, add_to, expected_replicas, present_replicas, replica_sets, shared_replica_sets, size_of,
 };
@@ -58,35 +58,35 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Stores content blocks.
 pub(crate) async fn put_content(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     blocks: Vec<(BlockHash, Bytes)>,
 ) -> Result<(), PutError> {
-    let lease_secs = inner.config.lease.as_secs();
+    let lease_secs = client.config.lease.as_secs();
     let kind = BlockKind::Content;
     let block = |(hash, bytes): (BlockHash, Bytes)| Block {
         header: BlockHeader { key: hash.key(), kind, lease_secs },
         bytes,
     };
     let count = blocks.len() as u64;
-    put_all(inner, blocks.into_iter().map(block).collect()).await?;
-    add(&inner.counters.puts, count);
+    put_all(client, blocks.into_iter().map(block).collect()).await?;
+    add(&client.counters.puts, count);
     Ok(())
 }
 
 /// Stores a signed block.
-pub(crate) async fn put_signed(inner: &Arc<Inner>, block: SignedBlock) -> Result<(), PutError> {
+pub(crate) async fn put_signed(client: &Arc<Client>, block: SignedBlock) -> Result<(), PutError> {
     let header = BlockHeader {
         key: block.key(),
         kind: BlockKind::Signed,
-        lease_secs: inner.config.lease.as_secs(),
+        lease_secs: client.config.lease.as_secs(),
     };
     let (key, offered) = (block.key(), block.version);
-    let put = put_all(inner, vec![Block { header, bytes: block.bytes().clone() }]).await;
+    let put = put_all(client, vec![Block { header, bytes: block.bytes().clone() }]).await;
     match put {
         Err(PutError::Superseded { held, .. }) => Err(PutError::Superseded { offered, held }),
         other => {
             if other.is_ok() {
-                saw(inner, key, offered);
+                saw(client, key, offered);
             }
             other
         }
@@ -112,41 +112,41 @@ enum Outcome {
     Refused(PutError),
 }
 
-async fn put_all(inner: &Arc<Inner>, blocks: Vec<Block>) -> Result<(), PutError> {
+async fn put_all(client: &Arc<Client>, blocks: Vec<Block>) -> Result<(), PutError> {
     let new = |block| Pending { block, holders: BTreeSet::new(), told: String::new() };
     let mut pending: Vec<Pending> = blocks.into_iter().map(new).collect();
     let count = pending.len();
     let mut pause = FIRST_PAUSE;
-    let deadline = inner.env.now() + inner.config.put_limit;
+    let deadline = client.env.now() + client.config.put_limit;
     loop {
-        let left = deadline.since(inner.env.now());
-        let attempt = timeout(&*inner.env, left, put_once(inner, &mut pending)).await;
+        let left = deadline.since(client.env.now());
+        let attempt = timeout(&*client.env, left, put_once(client, &mut pending)).await;
         if let Ok(refused) = attempt {
             refused?;
             if pending.is_empty() {
                 return Ok(());
             }
         }
-        if attempt_was_last(inner, pause, deadline) {
-            return Err(unavailable(inner, &pending, count));
+        if attempt_was_last(client, pause, deadline) {
+            return Err(unavailable(client, &pending, count));
         }
-        sleep(&*inner.env, pause).await;
+        sleep(&*client.env, pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
-fn attempt_was_last(inner: &Inner, pause: Duration, deadline: Instant) -> bool {
-    inner.env.now() + pause > deadline
+fn attempt_was_last(client: &Client, pause: Duration, deadline: Instant) -> bool {
+    client.env.now() + pause > deadline
 }
 
 /// How many of a batch of `count` blocks are not acknowledged, and whose fault that is.
-fn unavailable(inner: &Inner, pending: &[Pending], count: usize) -> PutError {
+fn unavailable(client: &Client, pending: &[Pending], count: usize) -> PutError {
     let first = pending.iter().find(|pending| !pending.told.is_empty());
     let why = match first {
         Some(Pending { block, told, .. }) => format!("block {}: {told}", block.header.key),
-        None => format!("no answer within {} s", inner.config.put_limit.as_secs()),
+        None => format!("no answer within {} s", client.config.put_limit.as_secs()),
     };
-    PutError::Unavailable(format!("{}{why}{}", of_batch(pending.len(), count), absent(inner)))
+    PutError::Unavailable(format!("{}{why}{}", of_batch(pending.len(), count), absent(client)))
 }
 
 /// How much of a batch is meant, if it is one.
@@ -155,8 +155,8 @@ fn of_batch(part: usize, count: usize) -> String {
 }
 
 /// If nodes are missing: that they are.
-fn absent(inner: &Inner) -> String {
-    let (present, expected) = (present_replicas(inner) + 1, expected_replicas(inner) + 1);
+fn absent(client: &Client) -> String {
+    let (present, expected) = (present_replicas(client) + 1, expected_replicas(client) + 1);
     if present >= expected {
         return String::new();
     }
@@ -170,16 +170,16 @@ fn absent(inner: &Inner) -> String {
 ///
 /// # Errors
 /// If blocks were refused; all others have had their attempt as well.
-async fn put_once(inner: &Arc<Inner>, pending: &mut Vec<Pending>) -> Result<(), PutError> {
+async fn put_once(client: &Arc<Client>, pending: &mut Vec<Pending>) -> Result<(), PutError> {
     let keys: Vec<Key> = pending.iter().map(|p| p.block.header.key).collect();
     let mut groups = Groups::new();
-    for (index, set) in replica_sets(inner, &keys).await.into_iter().enumerate() {
+    for (index, set) in replica_sets(client, &keys).await.into_iter().enumerate() {
         match set {
             Ok(set) => add_to(&mut groups, set, index),
             Err(told) => pending[index].told = told,
         }
     }
-    let room = usize::try_from(inner.put_times.room_bytes()).unwrap_or(usize::MAX);
+    let room = usize::try_from(client.put_times.room_bytes()).unwrap_or(usize::MAX);
     let batch_bytes = room.min(MOST_BATCH_BYTES);
     let sends = groups.values().flat_map(|(set, indices)| {
         batches(pending, indices, batch_bytes).into_iter().map(move |batch| (set, batch))
@@ -187,7 +187,7 @@ async fn put_once(inner: &Arc<Inner>, pending: &mut Vec<Pending>) -> Result<(), 
     let attempts = join_all(sends.map(|(set, batch)| {
         let blocks = batch.iter().map(|i| pending[*i].block.clone()).collect();
         let holders = batch.iter().map(|i| pending[*i].holders.clone()).collect();
-        async move { (batch, put_batch(inner, set, blocks, holders).await) }
+        async move { (batch, put_batch(client, set, blocks, holders).await) }
     }))
     .await;
     let (mut is_done, mut refused) = (vec![false; pending.len()], Vec::new());
@@ -265,38 +265,38 @@ fn batches(pending: &[Pending], indices: &[usize], batch_bytes: usize) -> Vec<Ve
 /// the root does not answer in its usual time, puts it at all of the set. `holders` have blocks
 /// of the batch already.
 async fn put_batch(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     set: &[Node],
     blocks: Vec<Block>,
     holders: Vec<BTreeSet<PeerId>>,
 ) -> Vec<Outcome> {
     let root = set[0];
     let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
-    let origin = Origin::own(inner, inner.config.lease.as_secs(), &keys);
+    let origin = Origin::own(client, client.config.lease.as_secs(), &keys);
     let all_again = |told: String| {
         holders.iter().map(|holders| Outcome::Again(holders.clone(), told.clone())).collect()
     };
-    if inner.is_me(&root) {
-        return match store_as_root(inner, &root.peer, &origin, blocks).await {
+    if client.is_me(&root) {
+        return match store_as_root(client, &root.peer, &origin, blocks).await {
             Ok(statuses) => statuses.into_iter().map(|status| judge(&root, status)).collect(),
             Err(refusal) => all_again(format!("root {root}: {refusal}")),
         };
     }
-    let mut calls = Calls::new(inner, WaitsFor::Root);
+    let mut calls = Calls::new(client, WaitsFor::Root);
     // A root that nobody can stand in for is waited for in any case.
-    let mut by_root = set.len() == 1 || answers(inner, &root);
+    let mut by_root = set.len() == 1 || answers(client, &root);
     if by_root {
-        ask_root_to_store(inner, &mut calls, root, &origin, &blocks);
+        ask_root_to_store(client, &mut calls, root, &origin, &blocks);
     }
     let counted = set.len();
     let mut direct =
-        Direct { inner, set, counted, origin: &origin, blocks: &blocks, holders: holders.clone() };
+        Direct { client, set, counted, origin: &origin, blocks: &blocks, holders: holders.clone() };
     let mut told = format!("root {root} does not answer");
     let mut tally = None;
     loop {
         if tally.is_none() && !calls.is_patient() && set.len() > 1 {
             direct.put(&mut calls, by_root);
-            tally = Some(Tally::new(inner, set, blocks.len()));
+            tally = Some(Tally::new(client, set, blocks.len()));
         }
         if let Some(tally) = &tally
             && direct.is_over(tally, calls.is_patient())
@@ -305,7 +305,7 @@ async fn put_batch(
         }
         match calls.next().await {
             Some(Event::Answer(node, Ok((_, mut statuses)))) if by_root && node == root => {
-                if is_other_root(inner, &statuses, &keys[0], &root).await {
+                if is_other_root(client, &statuses, &keys[0], &root).await {
                     by_root = false;
                     told = format!("{root} does not know yet that it is the root");
                     direct.counted = set.len() - 1;
@@ -315,7 +315,7 @@ async fn put_batch(
                     continue;
                 }
                 calls.finish();
-                check_put(inner, set, &origin, &blocks, &mut statuses).await;
+                check_put(client, set, &origin, &blocks, &mut statuses).await;
                 return statuses.into_iter().map(|status| judge(&root, status)).collect();
             }
             Some(Event::Answer(node, Ok((indices, statuses)))) => {
@@ -341,19 +341,19 @@ async fn put_batch(
 /// dead node before it for alive, or that one is unreachable from here alone; a newcomer between
 /// the two would be found. Either may be so, so what counts is a majority of both sets: of the
 /// members after the root, without the last.
-async fn is_other_root(inner: &Inner, statuses: &[PutStatus], key: &Key, root: &Node) -> bool {
+async fn is_other_root(client: &Client, statuses: &[PutStatus], key: &Key, root: &Node) -> bool {
     let denies = statuses.iter().all(|status| *status == PutStatus::NotRoot);
-    denies && is_still_named(inner, key, root).await
+    denies && is_still_named(client, key, root).await
 }
 
 /// Whether lookups lead to this root again.
-async fn is_still_named(inner: &Inner, key: &Key, root: &Node) -> bool {
-    inner.overlay.find_successors(key).await.is_ok_and(|nodes| nodes.first() == Some(root))
+async fn is_still_named(client: &Client, key: &Key, root: &Node) -> bool {
+    client.overlay.find_successors(key).await.is_ok_and(|nodes| nodes.first() == Some(root))
 }
 
 /// Sends a batch to its root.
 fn ask_root_to_store(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     calls: &mut Calls<Said>,
     root: Node,
     origin: &Origin,
@@ -362,7 +362,7 @@ fn ask_root_to_store(
     let count = blocks.len();
     let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
     let (put, parts) = put_message(origin, blocks.to_vec(), true);
-    let caller = inner.clone();
+    let caller = client.clone();
     calls.ask(root, bytes, async move {
         let (reply, _) = caller.call(&root, &put, parts).await?;
         Ok(((0..count).collect(), reply.statuses.0))
@@ -371,7 +371,7 @@ fn ask_root_to_store(
 
 /// A batch that its publisher puts at the replica set itself, because the root does not answer.
 struct Direct<'a> {
-    inner: &'a Arc<Inner>,
+    client: &'a Arc<Client>,
     set: &'a [Node],
     origin: &'a Origin,
     blocks: &'a [Block],
@@ -390,8 +390,8 @@ struct Tally {
 }
 
 impl Tally {
-    fn new(inner: &Inner, set: &[Node], blocks: usize) -> Tally {
-        let wanted = u32::try_from(size_of(inner, set)).expect("k is small");
+    fn new(client: &Client, set: &[Node], blocks: usize) -> Tally {
+        let wanted = u32::try_from(size_of(client, set)).expect("k is small");
         let refused = (0..blocks).map(|_| None).collect();
         Tally { wanted, refused, told: vec![None; blocks] }
     }
@@ -411,7 +411,7 @@ impl Direct<'_> {
         let indices: Vec<usize> = (0..self.blocks.len()).filter(lacks).collect();
         let blocks: Vec<Block> = indices.iter().map(|i| self.blocks[*i].clone()).collect();
         if !blocks.is_empty() {
-            ask_to_store(self.inner, calls, node, self.origin, indices, blocks);
+            ask_to_store(self.client, calls, node, self.origin, indices, blocks);
         }
     }
 
@@ -444,7 +444,7 @@ impl Direct<'_> {
                     self.holders[index].insert(node.peer.id);
                 }
                 PutStatus::Superseded { .. } => {
-                    let shown = newest_shown(self.inner, self.set, &self.blocks[index]).await;
+                    let shown = newest_shown(self.client, self.set, &self.blocks[index]).await;
                     let newer = shown.map(|held| PutError::Superseded { offered: 0, held });
                     tally.refused[index] = newer;
                 }
@@ -462,7 +462,7 @@ impl Direct<'_> {
 
     fn outcomes(self, tally: Option<Tally>, root_told: &str) -> Vec<Outcome> {
         let copies: Vec<u32> = (0..self.blocks.len()).map(|index| self.copies(index)).collect();
-        let tally = tally.unwrap_or_else(|| Tally::new(self.inner, self.set, copies.len()));
+        let tally = tally.unwrap_or_else(|| Tally::new(self.client, self.set, copies.len()));
         let wanted = tally.wanted;
         let each = copies.into_iter().zip(tally.refused).zip(tally.told).zip(self.holders);
         each.map(|(((copies, refused), told), holders)| match refused {
@@ -498,7 +498,7 @@ struct Renewing {
 /// Extends leases; returns the blocks the ring lacks, in the order given. If those `will_be_put`,
 /// the root's word for that is enough.
 pub(crate) async fn renew(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     hashes: Vec<BlockHash>,
     will_be_put: bool,
 ) -> Result<Vec<BlockHash>, PutError> {
@@ -506,12 +506,12 @@ pub(crate) async fn renew(
     let (held, todo) = (vec![false; keys.len()], (0..keys.len()).collect());
     let mut state = Renewing { held, todo, will_be_put, ..Renewing::default() };
     let mut pause = FIRST_PAUSE;
-    let start = inner.env.now();
-    let (deadline, mut stuck) = (start + inner.config.put_limit, start + RENEW_STUCK);
+    let start = client.env.now();
+    let (deadline, mut stuck) = (start + client.config.put_limit, start + RENEW_STUCK);
     while !state.todo.is_empty() {
-        let (left, before) = (deadline.since(inner.env.now()), state.todo.len());
-        let asked = timeout(&*inner.env, left, renew_once(inner, &keys, &mut state)).await;
-        let now = inner.env.now();
+        let (left, before) = (deadline.since(client.env.now()), state.todo.len());
+        let asked = timeout(&*client.env, left, renew_once(client, &keys, &mut state)).await;
+        let now = client.env.now();
         if state.todo.len() < before {
             stuck = now + RENEW_STUCK;
         }
@@ -521,9 +521,9 @@ pub(crate) async fn renew(
         if asked.is_err() || now + pause > deadline.min(stuck) {
             let (part, count, told) = (state.todo.len(), keys.len(), &state.told);
             let part = of_batch(part, count);
-            return Err(PutError::Unavailable(format!("{part}{told}{}", absent(inner))));
+            return Err(PutError::Unavailable(format!("{part}{told}{}", absent(client))));
         }
-        sleep(&*inner.env, pause).await;
+        sleep(&*client.env, pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
     // What could be renewed has been.
@@ -535,10 +535,10 @@ pub(crate) async fn renew(
 }
 
 /// Asks the roots once about all that is not settled.
-async fn renew_once(inner: &Arc<Inner>, keys: &[Key], state: &mut Renewing) {
+async fn renew_once(client: &Arc<Client>, keys: &[Key], state: &mut Renewing) {
     let wanted: Vec<Key> = state.todo.iter().map(|index| keys[*index]).collect();
     let (mut groups, mut again) = (Groups::new(), Vec::new());
-    for (index, set) in state.todo.iter().zip(shared_replica_sets(inner, &wanted).await) {
+    for (index, set) in state.todo.iter().zip(shared_replica_sets(client, &wanted).await) {
         match set {
             Ok(set) => add_to(&mut groups, set, *index),
             Err(error) => {
@@ -553,7 +553,7 @@ async fn renew_once(inner: &Arc<Inner>, keys: &[Key], state: &mut Renewing) {
     let will_be_put = state.will_be_put;
     let answers = join_all(asks.map(|(set, chunk)| async move {
         let keys = chunk.iter().map(|index| keys[*index]).collect();
-        (set[0], chunk, renew_batch(inner, set, keys, will_be_put).await)
+        (set[0], chunk, renew_batch(client, set, keys, will_be_put).await)
     }))
     .await;
     for (root, chunk, answer) in answers {
@@ -590,35 +590,35 @@ async fn renew_once(inner: &Arc<Inner>, keys: &[Key], state: &mut Renewing) {
 /// Renews at the first of a replica set, and sees to it that what that says is so; if the root
 /// does not answer in its usual time, renews at all of the set.
 async fn renew_batch(
-    inner: &Arc<Inner>,
+    client: &Arc<Client>,
     set: &[Node],
     keys: Vec<Key>,
     will_be_put: bool,
 ) -> Result<RenewReply, CallError> {
     let (root, count) = (set[0], keys.len());
-    let lease_secs = inner.config.lease.as_secs();
-    let origin = Origin::own(inner, lease_secs, &keys);
+    let lease_secs = client.config.lease.as_secs();
+    let origin = Origin::own(client, lease_secs, &keys);
     let receipt = origin.to_wire(keys.iter().copied());
     let names = keys.iter().map(Name::of).collect();
     let renew = Renew { names, lease_secs, as_root: true, receipt };
-    if inner.is_me(&root) {
-        return renew_at(inner, &root, &origin, &renew).await;
+    if client.is_me(&root) {
+        return renew_at(client, &root, &origin, &renew).await;
     }
-    let mut calls = Calls::new(inner, WaitsFor::Root);
-    let mut by_root = set.len() == 1 || answers(inner, &root);
+    let mut calls = Calls::new(client, WaitsFor::Root);
+    let mut by_root = set.len() == 1 || answers(client, &root);
     if by_root {
-        let (caller, origin, renew) = (inner.clone(), origin.clone(), renew.clone());
+        let (caller, origin, renew) = (client.clone(), origin.clone(), renew.clone());
         calls.ask(root, 0, async move {
             Ok(((0..count).collect(), renew_at(&caller, &root, &origin, &renew).await?))
         });
     }
-    let mut votes = Votes::new(inner, set, count);
+    let mut votes = Votes::new(client, set, count);
     let (mut is_direct, mut counted) = (false, set.len());
     loop {
         if !is_direct && !calls.is_patient() && set.len() > 1 {
             is_direct = true;
             for node in set[..counted].iter().skip(usize::from(by_root)) {
-                ask_to_renew(inner, &mut calls, *node, &origin, &renew, (0..count).collect());
+                ask_to_renew(client, &mut calls, *node, &origin, &renew, (0..count).collect());
             }
         }
         if is_direct && !calls.is_patient() {
@@ -628,14 +628,14 @@ async fn renew_batch(
             Some(Event::Answer(node, Ok((_, mut reply)))) if by_root && node == root => {
                 let denies = !is_direct
                     && reply.statuses.iter().all(|status| *status == RenewStatus::NotRoot);
-                if denies && is_still_named(inner, &keys[0], &root).await {
+                if denies && is_still_named(client, &keys[0], &root).await {
                     // As with puts, see `is_other_root`.
                     (by_root, counted) = (false, set.len() - 1);
                     continue;
                 }
                 calls.finish();
                 let what = Renewal { origin: &origin, renew: &renew, keys: &keys, will_be_put };
-                check_renewal(inner, set, &what, &mut reply).await;
+                check_renewal(client, set, &what, &mut reply).await;
                 return Ok(reply);
             }
             Some(Event::Answer(node, Err(error)))

@@ -36,8 +36,9 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use futures_util::stream::FuturesUnordered;
 
+use crate::client::Client;
 use crate::client::get::{Answer, ask};
-use crate::inner::{Inner, ReplicaChoice};
+use crate::config::ReplicaChoice;
 use crate::rpc::Block;
 use crate::stats::add;
 
@@ -135,7 +136,7 @@ impl Replicas {
 /// Answers the walk's question to a node it takes for the root or a replica: from the
 /// nearest replica that has the block, or else with the node's own answer.
 pub(crate) async fn ask_root(
-    inner: Arc<Inner>,
+    client: Arc<Client>,
     root: Node,
     key: Key,
     known: Arc<Mutex<Replicas>>,
@@ -144,21 +145,21 @@ pub(crate) async fn ask_root(
     if let Some(answer) = lock().take_answer(&root) {
         return answer;
     }
-    let set = lock().set_of(&root, inner.config.replicas);
-    let choosing = inner.config.replica_choice == ReplicaChoice::Nearest && !inner.is_me(&root);
+    let set = lock().set_of(&root, client.config.replicas);
+    let choosing = client.config.replica_choice == ReplicaChoice::Nearest && !client.is_me(&root);
     // A list of liars is not worth k questions: the root alone is asked, and the walk doubts.
     let sound = || {
         let known = lock();
-        let follows = |named| may_follow(&*inner.overlay, &key, named);
-        inner.config.routes <= 1 || known.are_guessed || follows(&known.named)
+        let follows = |named| may_follow(&*client.overlay, &key, named);
+        client.config.routes <= 1 || known.are_guessed || follows(&known.named)
     };
     let Some(mut set) = set.filter(|_| choosing && sound()) else {
-        return ask(inner, root, key, true, None).await.map(Answer::into_step);
+        return ask(client, root, key, true, None).await.map(Answer::into_step);
     };
-    let (book, now) = (inner.overlay.peer_book(), inner.env.now());
+    let (book, now) = (client.overlay.peer_book(), client.env.now());
     set.retain(|n| n.id == root.id || book.standing(&n.peer, now) != Standing::Silent);
     lock().raced.extend(set.iter().map(|node| node.peer.id));
-    let mut race = Race::new(inner, key, set);
+    let mut race = Race::new(client, key, set);
     while let Some((node, answer)) = race.next().await {
         match answer {
             Ok(Step::Done(block)) => {
@@ -187,7 +188,7 @@ struct Watched {
 
 /// Questions to the replicas of one block, the nearest first.
 struct Race {
-    inner: Arc<Inner>,
+    client: Arc<Client>,
     key: Key,
     /// Those not asked yet, the nearest last.
     waiting: Vec<Node>,
@@ -201,12 +202,12 @@ struct Race {
 }
 
 impl Race {
-    fn new(inner: Arc<Inner>, key: Key, set: Vec<Node>) -> Race {
-        let waiting = by_nearness(&inner, set);
-        let may_hedge = inner.config.hedge && inner.config.mechanisms.hedged_fetches;
-        inner.hedges.earn(inner.config.hedge_percent);
+    fn new(client: Arc<Client>, key: Key, set: Vec<Node>) -> Race {
+        let waiting = by_nearness(&client, set);
+        let may_hedge = client.config.hedge && client.config.mechanisms.hedged_fetches;
+        client.hedges.earn(client.config.hedge_percent);
         let (calls, watched) = (FuturesUnordered::new(), Vec::new());
-        Race { inner, key, waiting, calls, watched, may_hedge, hedge: None, is_late: false }
+        Race { client, key, waiting, calls, watched, may_hedge, hedge: None, is_late: false }
     }
 
     fn start(&mut self) -> Option<Node> {
@@ -214,17 +215,17 @@ impl Race {
             return None;
         }
         let node = self.waiting.pop()?;
-        let (inner, key) = (self.inner.clone(), self.key);
-        let start = inner.env.now();
-        let under_way = inner.fetch_times.asked(node.peer.id);
-        if inner.config.hedge && inner.config.mechanisms.hedged_fetches {
+        let (client, key) = (self.client.clone(), self.key);
+        let start = client.env.now();
+        let under_way = client.fetch_times.asked(node.peer.id);
+        if client.config.hedge && client.config.mechanisms.hedged_fetches {
             self.watched.push(Watched { node, start, is_slow: false });
         }
         self.calls.push(Box::pin(async move {
-            let answer = ask(inner.clone(), node, key, true, None).await.map(Answer::into_step);
+            let answer = ask(client.clone(), node, key, true, None).await.map(Answer::into_step);
             if matches!(answer, Ok(Step::Done(_))) {
-                let now = inner.env.now();
-                inner.fetch_times.answered(&node.peer.id, now.since(start), now);
+                let now = client.env.now();
+                client.fetch_times.answered(&node.peer.id, now.since(start), now);
             }
             drop(under_way);
             (node, answer)
@@ -236,7 +237,7 @@ impl Race {
     async fn next(&mut self) -> Option<(Node, Result<Step<Block>, CallError>)> {
         loop {
             // With hedging, one question is always under way that is not overdue.
-            let hedges = self.inner.config.hedge && self.inner.config.mechanisms.hedged_fetches;
+            let hedges = self.client.config.hedge && self.client.config.mechanisms.hedged_fetches;
             let all_late = hedges && self.watched.is_empty();
             if self.calls.is_empty() || all_late {
                 self.start();
@@ -245,7 +246,7 @@ impl Race {
             let answer = match due {
                 None => self.calls.next().await?,
                 Some(due) => {
-                    let pause = sleep(&*self.inner.env, due.since(self.inner.env.now()));
+                    let pause = sleep(&*self.client.env, due.since(self.client.env.now()));
                     match select(self.calls.next(), pause).await {
                         Either::Left((answer, _)) => answer?,
                         Either::Right(_) => {
@@ -262,9 +263,9 @@ impl Race {
 
     /// When a question has taken long, or too long.
     fn due(&self, watched: &Watched) -> Instant {
-        let (id, times) = (&watched.node.peer.id, &self.inner.fetch_times);
-        let short = self.inner.overlay.peer_book();
-        if !self.inner.config.mechanisms.block_times {
+        let (id, times) = (&watched.node.peer.id, &self.client.fetch_times);
+        let short = self.client.overlay.peer_book();
+        if !self.client.config.mechanisms.block_times {
             let late = if watched.is_slow { short.late_after(id) } else { short.p95(id) };
             return watched.start + late;
         }
@@ -277,19 +278,19 @@ impl Race {
 
     /// Some question has taken long, or too long.
     fn take_due(&mut self) {
-        let now = self.inner.env.now();
+        let now = self.client.env.now();
         let is_due = |watched: &Watched| self.due(watched) <= now;
         let Some(at) = self.watched.iter().position(is_due) else { return };
         if self.watched[at].is_slow {
             let late = self.watched.remove(at);
-            self.inner.overlay.peer_book().late(&late.node.peer, now);
+            self.client.overlay.peer_book().late(&late.node.peer, now);
             self.is_late = true;
             return;
         }
         self.watched[at].is_slow = true;
-        if self.may_hedge && !self.waiting.is_empty() && self.inner.hedges.spend() {
+        if self.may_hedge && !self.waiting.is_empty() && self.client.hedges.spend() {
             self.may_hedge = false;
-            add(&self.inner.counters.hedges, 1);
+            add(&self.client.counters.hedges, 1);
             let first = self.watched[at];
             self.hedge = self.start().map(|second| (second, first));
         }
@@ -301,12 +302,12 @@ impl Race {
         if second.id != node.id || !matches!(answer, Ok(Step::Done(_))) {
             return;
         }
-        add(&self.inner.counters.hedges_won, 1);
+        add(&self.client.counters.hedges_won, 1);
         // The first would have taken longer still. Others are nearer until it is heard of
         // again; but if it is overdue, that is known and is not to be forgotten.
-        let (now, overlay_book) = (self.inner.env.now(), self.inner.overlay.peer_book());
+        let (now, overlay_book) = (self.client.env.now(), self.client.overlay.peer_book());
         let (id, took) = (&first.node.peer.id, now.since(first.start));
-        self.inner.fetch_times.answered(id, took, now);
+        self.client.fetch_times.answered(id, took, now);
         if overlay_book.standing(&first.node.peer, now) == Standing::Answers {
             overlay_book.answered(id, took, now);
         }
@@ -315,7 +316,7 @@ impl Race {
     /// The block is there: overdue answers are still heard, others are not waited for.
     fn finish(self) {
         if self.is_late {
-            let env = self.inner.env.clone();
+            let env = self.client.env.clone();
             for call in self.calls {
                 env.spawn(Box::pin(async move { drop(call.await) }));
             }
@@ -325,17 +326,17 @@ impl Race {
 
 /// The replicas, the nearest last. Those that did not answer of late come first, and then
 /// known liars: they are asked last.
-fn by_nearness(inner: &Inner, mut set: Vec<Node>) -> Vec<Node> {
-    let (book, now) = (inner.overlay.peer_book(), inner.env.now());
-    set.retain(|node| !inner.is_me(node));
+fn by_nearness(client: &Client, mut set: Vec<Node>) -> Vec<Node> {
+    let (book, now) = (client.overlay.peer_book(), client.env.now());
+    set.retain(|node| !client.is_me(node));
     // Each is looked up once: other reads change what is expected of it at any moment.
     let rated = set.into_iter().map(|node| {
         let peer = &node.peer;
         let worth = (book.standing(peer, now), book.is_avoided(&peer.id, now));
-        (worth, expected(inner, &peer.id), node)
+        (worth, expected(client, &peer.id), node)
     });
-    let spread = inner.config.mechanisms.equal_replicas;
-    let choose = |equal: usize| if spread { random_below(&*inner.env, equal as u64) } else { 0 };
+    let spread = client.config.mechanisms.equal_replicas;
+    let choose = |equal: usize| if spread { random_below(&*client.env, equal as u64) } else { 0 };
     nearest_last(rated.collect(), |equal| choose(equal) as usize)
 }
 
@@ -358,10 +359,10 @@ fn nearest_last<W: Ord, N>(
 }
 
 /// How long a block from `peer` will take, compared with one from another.
-fn expected(inner: &Inner, peer: &PeerId) -> Duration {
-    let expected = inner.overlay.peer_book().expected(peer);
-    match inner.config.mechanisms.busy_replicas {
-        true => inner.fetch_times.expected(peer, expected),
+fn expected(client: &Client, peer: &PeerId) -> Duration {
+    let expected = client.overlay.peer_book().expected(peer);
+    match client.config.mechanisms.busy_replicas {
+        true => client.fetch_times.expected(peer, expected),
         false => expected,
     }
 }

@@ -3,7 +3,7 @@
 
 use atoll_overlay::Node;
 
-use crate::inner::Inner;
+use crate::client::Client;
 use crate::placement::size_of;
 use crate::rpc::OverQuota;
 use crate::rpc::{RenewReply, RenewStatus, is_majority};
@@ -20,8 +20,8 @@ pub(crate) struct Votes {
 
 impl Votes {
     /// On `count` blocks of one replica set.
-    pub fn new(inner: &Inner, set: &[Node], count: usize) -> Votes {
-        Votes::of_set(size_of(inner, set), count)
+    pub fn new(client: &Client, set: &[Node], count: usize) -> Votes {
+        Votes::of_set(size_of(client, set), count)
     }
 
     fn of_set(size: usize, count: usize) -> Votes {

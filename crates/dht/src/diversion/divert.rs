@@ -20,9 +20,9 @@ use futures_util::future::join_all;
 use super::{MAX_SETS, SPARE_BLOCKS, follow};
 use crate::accounting::admission::Origin;
 use crate::accounting::quota::cost_bytes;
+use crate::diversion::Diversion;
 use crate::holdings::proof::has_taken;
 use crate::holdings::vouch;
-use crate::inner::Inner;
 use crate::placement::by_root;
 use crate::rpc::{Block, Divert, DivertReply, Diverted, Hold, PutStatus, Vouched, from_blocks};
 
@@ -43,17 +43,17 @@ const CHOICE: usize = 4;
 
 /// Has blocks for which there is no room here kept by other nodes; one status a block.
 pub(crate) async fn divert(
-    inner: &Inner,
+    diversion: &Diversion,
     origin: &Origin,
     blocks: &[Block],
     stored: &[StoredBlock],
 ) -> Vec<PutStatus> {
-    let mut batch = Batch::new(inner, origin, blocks, stored);
-    if inner.config.divert {
+    let mut batch = Batch::new(diversion, origin, blocks, stored);
+    if diversion.config.divert {
         batch.send_to_present_holders().await;
         let key = |place: &usize| blocks[*place].header.key;
-        let (places, replicas) = ((0..blocks.len()).collect(), inner.config.replicas);
-        for (set, places) in by_root(inner, places, key, replicas, MAX_SETS).await {
+        let (places, replicas) = ((0..blocks.len()).collect(), diversion.config.replicas);
+        for (set, places) in by_root(diversion, places, key, replicas, MAX_SETS).await {
             batch.send_elsewhere(&set, &places).await;
         }
     }
@@ -62,7 +62,7 @@ pub(crate) async fn divert(
 
 /// Blocks on their way to holders.
 struct Batch<'a> {
-    inner: &'a Inner,
+    diversion: &'a Diversion,
     origin: &'a Origin,
     blocks: &'a [Block],
     stored: &'a [StoredBlock],
@@ -71,18 +71,18 @@ struct Batch<'a> {
 
 impl<'a> Batch<'a> {
     fn new(
-        inner: &'a Inner,
+        diversion: &'a Diversion,
         origin: &'a Origin,
         blocks: &'a [Block],
         stored: &'a [StoredBlock],
     ) -> Batch<'a> {
-        Batch { inner, origin, blocks, stored, statuses: vec![PutStatus::Full; blocks.len()] }
+        Batch { diversion, origin, blocks, stored, statuses: vec![PutStatus::Full; blocks.len()] }
     }
 
     /// A block whose copy a node keeps already, of this version or an older one, stays there.
     async fn send_to_present_holders(&mut self) {
         let keys: Vec<Key> = self.blocks.iter().map(|block| block.header.key).collect();
-        for (holder, places) in follow::by_holder(self.inner, &keys).await {
+        for (holder, places) in follow::by_holder(self.diversion, &keys).await {
             self.send(&[], &Node::of(holder), &places).await;
         }
     }
@@ -90,12 +90,13 @@ impl<'a> Batch<'a> {
     /// Sends blocks of one replica set to nodes outside it.
     async fn send_elsewhere(&mut self, set: &[Node], places: &[usize]) {
         let mut tried: BTreeSet<PeerId> = set.iter().map(|node| node.peer.id).collect();
-        tried.insert(self.inner.transport.local().id);
+        tried.insert(self.diversion.transport.local().id);
         for _ in 0..MAX_TRIES {
             let left: Vec<usize> = places.iter().copied().filter(|p| self.is_open(*p)).collect();
             let costs = left.iter().map(|place| cost_bytes(self.stored[*place].info.len_bytes));
             let Some(least_bytes) = costs.min() else { return };
-            let Some(holder) = choose(self.inner, &tried, least_bytes * SPARE_BLOCKS).await else {
+            let Some(holder) = choose(self.diversion, &tried, least_bytes * SPARE_BLOCKS).await
+            else {
                 return;
             };
             tried.insert(holder.peer.id);
@@ -114,12 +115,12 @@ impl<'a> Batch<'a> {
             Ok(answer) => answer,
             Err(error) => {
                 tracing::info!(?holder, %error, "a node did not take copies for this one");
-                self.inner.diversion.learn(*holder, 0, self.inner.env.now());
+                self.diversion.learn(*holder, 0, self.diversion.env.now());
                 return;
             }
         };
-        let (now, spare_bytes) = (self.inner.env.now(), answer.spare_bytes);
-        self.inner.diversion.learn(*holder, spare_bytes, now);
+        let (now, spare_bytes) = (self.diversion.env.now(), answer.spare_bytes);
+        self.diversion.learn(*holder, spare_bytes, now);
         let mut taken: Vec<(usize, BlockInfo)> = Vec::new();
         for (place, Diverted { status, held }) in places.iter().zip(answer.blocks.0) {
             match (status, held) {
@@ -133,7 +134,7 @@ impl<'a> Batch<'a> {
         }
         self.retain_proven(holder, &mut taken).await;
         let kept = taken.iter().map(|(_, info)| *info).collect();
-        let counted = note(self.inner, set, holder, kept).await;
+        let counted = note(self.diversion, set, holder, kept).await;
         for (place, info) in taken {
             match &counted {
                 Ok(counted) if counted.contains(&info.key) => {
@@ -150,10 +151,11 @@ impl<'a> Batch<'a> {
 
     /// Keeps of what `holder` says it has taken what it proves to have; lets it go of the rest.
     async fn retain_proven(&self, holder: &Node, taken: &mut Vec<(usize, BlockInfo)>) {
-        let inner = self.inner;
+        let diversion = self.diversion;
         let blocks: Vec<&StoredBlock> =
             taken.iter().map(|(place, _)| &self.stored[*place]).collect();
-        let proofs = timeout(&*inner.env, SEND_LIMIT, has_taken(inner, holder, &blocks)).await;
+        let proofs =
+            timeout(&*diversion.env, SEND_LIMIT, has_taken(diversion, holder, &blocks)).await;
         let mut proofs = proofs.unwrap_or_else(|_| vec![false; taken.len()]).into_iter();
         let mut unproven = Vec::new();
         taken.retain(|(_, info)| {
@@ -165,8 +167,8 @@ impl<'a> Batch<'a> {
         });
         if !unproven.is_empty() {
             tracing::warn!(?holder, count = unproven.len(), "a node does not prove what it took");
-            inner.diversion.learn(*holder, 0, inner.env.now());
-            follow::release(inner, &holder.peer, unproven).await;
+            diversion.learn(*holder, 0, diversion.env.now());
+            follow::release(diversion, &holder.peer, unproven).await;
         }
     }
 
@@ -177,14 +179,15 @@ impl<'a> Batch<'a> {
         let (blocks, parts) = from_blocks(some);
         let limit = SEND_LIMIT + Duration::from_secs_f64(bytes as f64 / SLOW_LINE);
         let divert = Divert { blocks, receipt };
-        let (reply, _) = self.inner.within(limit, self.inner.call(holder, &divert, parts)).await?;
+        let (reply, _) =
+            self.diversion.within(limit, self.diversion.call(holder, &divert, parts)).await?;
         Ok(reply)
     }
 
     /// What is noted of a block that the holder says it keeps so.
     fn noted(&self, place: usize, held: &Vouched) -> BlockInfo {
         let info = self.stored[place].info;
-        let expires_unix_secs = self.inner.expiry(held.lease_secs);
+        let expires_unix_secs = self.diversion.expiry(held.lease_secs);
         let owner = Owner { publisher: held.publisher, ip: held.ip };
         BlockInfo { owner, expires_unix_secs, ..info }
     }
@@ -194,7 +197,7 @@ impl<'a> Batch<'a> {
 /// of `set` has it keep as well, since both would be one copy. Of those that count, a copy that was
 /// here is out of date, and one that another node kept is no longer needed.
 async fn note(
-    inner: &Inner,
+    diversion: &Diversion,
     set: &[Node],
     holder: &Node,
     kept: Vec<BlockInfo>,
@@ -203,35 +206,36 @@ async fn note(
         return Ok(BTreeSet::new());
     }
     let keys: Vec<Key> = kept.iter().map(|info| info.key).collect();
-    let mut before = follow::by_holder(inner, &keys).await;
+    let mut before = follow::by_holder(diversion, &keys).await;
     before.retain(|(was, _)| was.id != holder.peer.id);
-    inner.diversion.records.point(&holder.peer, kept.clone()).await?;
+    diversion.pointers.point(&holder.peer, kept.clone()).await?;
     // Asked after the pointers were written: of two members that choose the same holder at once,
     // at least one sees the other's.
-    let shared = shared(inner, set, holder, &keys).await;
-    follow::come_home(inner, shared.iter().copied().collect()).await;
+    let shared = shared(diversion, set, holder, &keys).await;
+    follow::come_home(diversion, shared.iter().copied().collect()).await;
     for (was, places) in before {
-        follow::release(inner, &was, places.iter().map(|place| keys[*place]).collect()).await;
+        follow::release(diversion, &was, places.iter().map(|place| keys[*place]).collect()).await;
     }
     let counted: Vec<BlockInfo> =
         kept.into_iter().filter(|info| !shared.contains(&info.key)).collect();
     let outdated = |new: &&BlockInfo| {
-        let held = inner.store.info(&new.key).ok().flatten();
+        let held = diversion.store.info(&new.key).ok().flatten();
         held.is_some_and(|held| held.version < new.version)
     };
     let outdated: Vec<Key> = counted.iter().filter(outdated).map(|info| info.key).collect();
     if !outdated.is_empty() {
-        inner.store.remove(outdated).await?;
+        diversion.store.remove(outdated).await?;
     }
     Ok(counted.into_iter().map(|info| info.key).collect())
 }
 
 /// Those of `keys` that another member of `set` says `holder` keeps for it. An honest holder
 /// keeps a block for one member only.
-async fn shared(inner: &Inner, set: &[Node], holder: &Node, keys: &[Key]) -> BTreeSet<Key> {
-    let others = set.iter().filter(|node| !inner.is_me(node));
-    let asks =
-        others.map(|node| timeout(&*inner.env, ASK_LIMIT, vouch::ask(inner, node, keys.to_vec())));
+async fn shared(diversion: &Diversion, set: &[Node], holder: &Node, keys: &[Key]) -> BTreeSet<Key> {
+    let others = set.iter().filter(|node| !diversion.is_me(node));
+    let asks = others.map(|node| {
+        timeout(&*diversion.env, ASK_LIMIT, vouch::ask(diversion, node, keys.to_vec()))
+    });
     let mut shared = BTreeSet::new();
     for said in join_all(asks).await.into_iter().filter_map(|said| said.ok().flatten()) {
         let same =
@@ -242,13 +246,13 @@ async fn shared(inner: &Inner, set: &[Node], holder: &Node, keys: &[Key]) -> BTr
 }
 
 /// One of the [`CHOICE`] nodes outside `tried` that have most room, if it is enough, at random.
-async fn choose(inner: &Inner, tried: &BTreeSet<PeerId>, least_bytes: u64) -> Option<Node> {
-    let known = inner.diversion.known(inner.env.now());
-    let mut strangers = candidates(inner, tried);
+async fn choose(diversion: &Diversion, tried: &BTreeSet<PeerId>, least_bytes: u64) -> Option<Node> {
+    let known = diversion.known_rooms(diversion.env.now());
+    let mut strangers = candidates(diversion, tried);
     strangers.retain(|node| !known.contains_key(&node.peer.id));
     strangers.truncate(MAX_ASKED.saturating_sub(known.len()));
-    ask_room(inner, &strangers).await;
-    let known = inner.diversion.known(inner.env.now());
+    ask_room(diversion, &strangers).await;
+    let known = diversion.known_rooms(diversion.env.now());
     let roomy = known
         .into_iter()
         .filter(|(id, (_, spare_bytes))| !tried.contains(id) && *spare_bytes >= least_bytes.max(1));
@@ -256,22 +260,22 @@ async fn choose(inner: &Inner, tried: &BTreeSet<PeerId>, least_bytes: u64) -> Op
         roomy.map(|(_, (node, spare_bytes))| (spare_bytes, node)).collect();
     roomy.sort_unstable_by(|a, b| b.cmp(a));
     roomy.truncate(CHOICE);
-    let at = random_below(&*inner.env, roomy.len().max(1) as u64) as usize;
+    let at = random_below(&*diversion.env, roomy.len().max(1) as u64) as usize;
     roomy.get(at).map(|(_, node)| *node)
 }
 
 /// Nodes that may have room: the nearest on the ring first, then others this node knows, in
 /// random order.
-fn candidates(inner: &Inner, tried: &BTreeSet<PeerId>) -> Vec<Node> {
-    let own = inner.overlay.positions();
+fn candidates(diversion: &Diversion, tried: &BTreeSet<PeerId>) -> Vec<Node> {
+    let own = diversion.overlay.positions();
     let mut nodes: Vec<Node> =
-        own.iter().flat_map(|own| inner.overlay.successors_of(own)).collect();
-    let mut others = inner.overlay.known_nodes();
+        own.iter().flat_map(|own| diversion.overlay.successors_of(own)).collect();
+    let mut others = diversion.overlay.known_nodes();
     while !others.is_empty() {
-        let at = random_below(&*inner.env, others.len() as u64) as usize;
+        let at = random_below(&*diversion.env, others.len() as u64) as usize;
         nodes.push(others.swap_remove(at));
     }
-    let (book, now) = (inner.overlay.peer_book(), inner.env.now());
+    let (book, now) = (diversion.overlay.peer_book(), diversion.env.now());
     let is_fit = |node: &Node| {
         !tried.contains(&node.peer.id)
             && book.standing(&node.peer, now) == Standing::Answers
@@ -282,12 +286,12 @@ fn candidates(inner: &Inner, tried: &BTreeSet<PeerId>) -> Vec<Node> {
 }
 
 /// Asks nodes how much room they have, and remembers it.
-async fn ask_room(inner: &Inner, nodes: &[Node]) {
+async fn ask_room(diversion: &Diversion, nodes: &[Node]) {
     let asks = nodes.iter().map(|node| async move {
         let asked = Hold { keys: Vec::new(), keep: true };
-        let answer = inner.within(ASK_LIMIT, inner.call(node, &asked, Vec::new())).await;
+        let answer = diversion.within(ASK_LIMIT, diversion.call(node, &asked, Vec::new())).await;
         let spare_bytes = answer.map_or(0, |(reply, _)| reply.spare_bytes);
-        inner.diversion.learn(*node, spare_bytes, inner.env.now());
+        diversion.learn(*node, spare_bytes, diversion.env.now());
     });
     join_all(asks).await;
 }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 
 use crate::accounting::admission::Origin;
-use crate::inner::Inner;
+use crate::diversion::Diversion;
 use crate::rpc::{
     Block, BlockHeader, Fetch, Hold, LookupReply, LookupStep, Name, Renew, RenewReply, RenewStatus,
 };
@@ -21,10 +21,10 @@ use crate::rpc::{
 const NOT_THERE: u16 = 102;
 
 /// Of blocks that other nodes keep for this one: by whom, with their places in `keys`.
-pub(crate) async fn by_holder(inner: &Inner, keys: &[Key]) -> Vec<(Peer, Vec<usize>)> {
+pub(crate) async fn by_holder(diversion: &Diversion, keys: &[Key]) -> Vec<(Peer, Vec<usize>)> {
     let mut holders: BTreeMap<PeerId, (Peer, Vec<usize>)> = BTreeMap::new();
     for (place, key) in keys.iter().enumerate() {
-        if let Some(holder) = inner.diversion.records.holder(key).await {
+        if let Some(holder) = diversion.pointers.holder(key).await {
             holders.entry(holder.id).or_insert((holder, Vec::new())).1.push(place);
         }
     }
@@ -36,7 +36,7 @@ pub(crate) async fn by_holder(inner: &Inner, keys: &[Key]) -> Vec<(Peer, Vec<usi
 /// # Errors
 /// If it does not have it, which is said of the pointing node: the walk has asked that one.
 pub(crate) async fn ask_holder(
-    inner: &Inner,
+    diversion: &Diversion,
     pointing: &Node,
     holder: Peer,
     key: Key,
@@ -45,16 +45,16 @@ pub(crate) async fn ask_holder(
         let text = format!("points to {holder} for it, {why}");
         CallError::from(Refusal::new(NOT_THERE, text))
     };
-    if holder.id == inner.transport.local().id {
-        let held = inner.store.get(&key).await.map_err(|error| fails(error.to_string()))?;
+    if holder.id == diversion.transport.local().id {
+        let held = diversion.store.get(&key).await.map_err(|error| fails(error.to_string()))?;
         let held = held.ok_or_else(|| fails("which does not have it".to_owned()))?;
-        return Ok((inner.header_of(&held.info), vec![held.bytes]));
+        return Ok((diversion.header_of(&held.info), vec![held.bytes]));
     }
     if holder.id == pointing.peer.id {
         return Err(fails("itself".to_owned()));
     }
     let step = LookupStep { key, as_root: true, cached_ms: None };
-    let answer = inner.call(&Node::of(holder), &step, Vec::new()).await;
+    let answer = diversion.call(&Node::of(holder), &step, Vec::new()).await;
     match answer.map_err(|e| fails(e.to_string()))? {
         (LookupReply::Found(header), parts) => Ok((header, parts)),
         _ => Err(fails("which does not have it".to_owned())),
@@ -62,14 +62,14 @@ pub(crate) async fn ask_holder(
 }
 
 /// A block that another node keeps for this one, verified.
-pub(crate) async fn own(inner: &Inner, key: &Key) -> Option<Block> {
-    let holder = inner.diversion.records.holder(key).await?;
-    let me = Node::of(inner.transport.local());
-    let (header, parts) = match ask_holder(inner, &me, holder, *key).await {
+pub(crate) async fn own(diversion: &Diversion, key: &Key) -> Option<Block> {
+    let holder = diversion.pointers.holder(key).await?;
+    let me = Node::of(diversion.transport.local());
+    let (header, parts) = match ask_holder(diversion, &me, holder, *key).await {
         Ok(answer) => answer,
         Err(error) => {
             tracing::info!(%key, %error, "a diverted copy could not be fetched");
-            inner.diversion.doubts.notify();
+            diversion.pointer_doubts.notify();
             return None;
         }
     };
@@ -78,40 +78,40 @@ pub(crate) async fn own(inner: &Inner, key: &Key) -> Option<Block> {
         Ok(_) => Some(Block { header: BlockHeader { key: *key, ..header }, bytes }),
         Err(error) => {
             tracing::warn!(%key, from = %holder, %error, "dropped a bad block");
-            inner.counters.mark(holder.id);
-            inner.diversion.doubts.notify();
+            diversion.counters.mark(holder.id);
+            diversion.pointer_doubts.notify();
             None
         }
     }
 }
 
 /// The bytes that a node has of a block, itself or by its pointer; not verified.
-pub(crate) async fn bytes_at(inner: &Inner, node: &Node, key: Key) -> Option<Bytes> {
-    if inner.is_me(node) {
-        return match inner.read(&key).await {
+pub(crate) async fn bytes_at(diversion: &Diversion, node: &Node, key: Key) -> Option<Bytes> {
+    if diversion.is_me(node) {
+        return match diversion.read(&key).await {
             Some(block) => Some(block.bytes),
-            None => own(inner, &key).await.map(|block| block.bytes),
+            None => own(diversion, &key).await.map(|block| block.bytes),
         };
     }
-    let (limit, fetch) = (inner.config.call_limit / 4, Fetch { keys: vec![key] });
-    let asked = inner.within(limit, inner.call(node, &fetch, Vec::new())).await;
+    let (limit, fetch) = (diversion.config.call_limit / 4, Fetch { keys: vec![key] });
+    let asked = diversion.within(limit, diversion.call(node, &fetch, Vec::new())).await;
     let (reply, parts) = asked.ok()?;
     if let Some(bytes) = parts.into_iter().next() {
         return Some(bytes);
     }
     let holder = reply.there.0.first()?.holder;
-    let (_, parts) = ask_holder(inner, node, holder, key).await.ok()?;
+    let (_, parts) = ask_holder(diversion, node, holder, key).await.ok()?;
     parts.into_iter().next()
 }
 
 /// The version of the block that a node holds instead of this one: one that supersedes it, or
 /// another of the same version. Anybody can say that there is one, and name any number.
-pub(crate) async fn shows_newer(inner: &Inner, node: &Node, block: &Block) -> Option<u64> {
+pub(crate) async fn shows_newer(diversion: &Diversion, node: &Node, block: &Block) -> Option<u64> {
     let BlockHeader { key, kind, .. } = block.header;
     if !kind.is_mutable() {
         return None;
     }
-    let bytes = bytes_at(inner, node, key).await?;
+    let bytes = bytes_at(diversion, node, key).await?;
     let held = kind.verify(&key, &bytes).ok()?;
     let offered = kind.verify(&key, &block.bytes).ok()?;
     let stays = kind.supersedes(held, offered) || held == offered && bytes != block.bytes;
@@ -120,28 +120,28 @@ pub(crate) async fn shows_newer(inner: &Inner, node: &Node, block: &Block) -> Op
 
 /// Tells a holder that this node points to it for these blocks no longer. If the call fails, the
 /// holds end by themselves.
-pub(super) async fn release(inner: &Inner, holder: &Peer, keys: Vec<Key>) {
+pub(super) async fn release(diversion: &Diversion, holder: &Peer, keys: Vec<Key>) {
     let released = Hold { keys, keep: false };
-    if let Err(error) = inner.call(&Node::of(*holder), &released, Vec::new()).await {
+    if let Err(error) = diversion.call(&Node::of(*holder), &released, Vec::new()).await {
         tracing::info!(%holder, %error, "a holder could not be told that copies are not needed");
     }
 }
 
 /// Blocks are here now: forgets the pointers to copies of them elsewhere, and lets those go.
-pub(crate) async fn come_home(inner: &Inner, keys: Vec<Key>) {
-    let pointed = keys.into_iter().filter(|key| inner.diversion.records.pointed(key).is_some());
+pub(crate) async fn come_home(diversion: &Diversion, keys: Vec<Key>) {
+    let pointed = keys.into_iter().filter(|key| diversion.pointers.pointed(key).is_some());
     let keys: Vec<Key> = pointed.collect();
-    let holders = by_holder(inner, &keys).await;
-    inner.diversion.records.forget(keys.clone()).await;
+    let holders = by_holder(diversion, &keys).await;
+    diversion.pointers.forget(keys.clone()).await;
     for (holder, places) in holders {
-        release(inner, &holder, places.iter().map(|place| keys[*place]).collect()).await;
+        release(diversion, &holder, places.iter().map(|place| keys[*place]).collect()).await;
     }
 }
 
 /// Extends the leases of blocks that other nodes keep for this one, as far as `reply` says that
 /// they are not here.
 pub(crate) async fn renew(
-    inner: &Inner,
+    diversion: &Diversion,
     origin: &Origin,
     keys: &[Option<Key>],
     lease_secs: u64,
@@ -149,18 +149,18 @@ pub(crate) async fn renew(
 ) {
     let lacking =
         keys.iter().enumerate().filter(|(place, _)| reply.statuses[*place] == RenewStatus::Lacking);
-    let pointed = |key: &Key| inner.diversion.records.pointed(key).is_some();
+    let pointed = |key: &Key| diversion.pointers.pointed(key).is_some();
     let lacking = lacking.filter_map(|(place, key)| Some((place, key.filter(pointed)?)));
     let (lacking, keys): (Vec<usize>, Vec<Key>) = lacking.unzip();
-    let holders = by_holder(inner, &keys).await;
+    let holders = by_holder(diversion, &keys).await;
     let calls = holders.iter().map(|(holder, places)| {
         let keys: Vec<Key> = places.iter().map(|place| keys[*place]).collect();
-        async move { renew_at(inner, origin, holder, &keys, lease_secs).await }
+        async move { renew_at(diversion, origin, holder, &keys, lease_secs).await }
     });
     let answers = join_all(calls).await;
     for ((_, places), answer) in holders.iter().zip(answers) {
         let Some(RenewReply { statuses, over }) = answer else {
-            inner.diversion.doubts.notify();
+            diversion.pointer_doubts.notify();
             continue;
         };
         reply.over = reply.over.or(over);
@@ -169,12 +169,12 @@ pub(crate) async fn renew(
             reply.statuses[lacking[*place]] = if is_held { status } else { RenewStatus::Lacking };
             match status {
                 RenewStatus::Held | RenewStatus::Late => {
-                    extend(inner, origin, &keys[*place], lease_secs)
+                    extend(diversion, origin, &keys[*place], lease_secs)
                 }
                 // The copy is lost: repair brings another.
                 RenewStatus::Lacking => {
-                    inner.diversion.records.forget(vec![keys[*place]]).await;
-                    inner.repair.kick();
+                    diversion.pointers.forget(vec![keys[*place]]).await;
+                    diversion.requests.kick();
                 }
                 _ => {}
             }
@@ -182,15 +182,15 @@ pub(crate) async fn renew(
     }
 }
 
-fn extend(inner: &Inner, origin: &Origin, key: &Key, lease_secs: u64) {
+fn extend(diversion: &Diversion, origin: &Origin, key: &Key, lease_secs: u64) {
     let Origin::Publisher { receipt, owner } = origin else { return };
-    let now = inner.env.unix_ms() / 1000;
+    let now = diversion.env.unix_ms() / 1000;
     let lease_secs = receipt.lease_left_secs(now, lease_secs).unwrap_or(0);
-    inner.diversion.records.extend(key, inner.expiry(lease_secs), *owner);
+    diversion.pointers.extend(key, diversion.expiry(lease_secs), *owner);
 }
 
 async fn renew_at(
-    inner: &Inner,
+    diversion: &Diversion,
     origin: &Origin,
     holder: &Peer,
     keys: &[Key],
@@ -199,6 +199,6 @@ async fn renew_at(
     let receipt = origin.to_wire(keys.iter().copied());
     let names = keys.iter().map(Name::of).collect();
     let renew = Renew { names, lease_secs, as_root: false, receipt };
-    let (reply, _) = inner.call(&Node::of(*holder), &renew, Vec::new()).await.ok()?;
+    let (reply, _) = diversion.call(&Node::of(*holder), &renew, Vec::new()).await.ok()?;
     Some(reply)
 }

@@ -26,16 +26,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_env::{Instant, Notify};
+use atoll_env::Instant;
 use atoll_key::{Key, PeerId};
 use atoll_overlay::Node;
-use atoll_store::{BlockInfo, BlockStore, StoreError, Usage};
+use atoll_store::BlockInfo;
 
-pub(crate) use crate::holdings::pointers::Records;
 pub(crate) use divert::divert;
 
+use crate::accounting::Accounting;
 use crate::accounting::quota::{Share, cost_bytes};
-use crate::inner::Inner;
+use crate::context::layer_above;
 
 /// A node takes copies for others while it has room for so many more blocks of that size: its
 /// own come first. PAST's threshold `t_div` of 0.05 is 20. A guess.
@@ -50,15 +50,18 @@ const MAX_KNOWN: usize = 1024;
 /// that it is full cannot fill others.
 const MEMBER_SHARE_MILLIONTHS: u32 = 250_000;
 
-/// What a node knows about copies that others keep for it and it keeps for others.
+/// What nodes know of each other's room.
+type Rooms = BTreeMap<PeerId, (Node, u64, Instant)>;
+
+/// A node's part in diversion, above what it has accounts of.
 pub(crate) struct Diversion {
-    pub records: Records,
-    state: Mutex<State>,
-    /// Notified when pointers should be checked before it is due.
-    pub doubts: Notify,
+    accounting: Arc<Accounting>,
+    /// What other nodes have said of their room, and when.
+    rooms: Mutex<Rooms>,
     /// Blocks that are being taken for others.
     taking: Mutex<BTreeSet<Key>>,
 }
+layer_above!(Diversion, accounting: Arc<Accounting>);
 
 /// Blocks that are being taken for a member, until this is dropped: two members that are full
 /// and choose the same holder at once would otherwise have one copy for both.
@@ -76,21 +79,9 @@ impl Drop for Taking<'_> {
     }
 }
 
-#[derive(Default)]
-struct State {
-    /// What other nodes have said of their room, and when.
-    known: BTreeMap<PeerId, (Node, u64, Instant)>,
-    /// How full the store was when it last refused a block for want of room.
-    full_at: Option<Usage>,
-    /// The first write that failed for another reason than room.
-    disk_trouble: Option<String>,
-}
-
 impl Diversion {
-    pub fn new(records: Arc<dyn BlockStore>) -> Diversion {
-        let records = Records::new(records);
-        let (state, taking) = (Mutex::default(), Mutex::default());
-        Diversion { records, state, doubts: Notify::default(), taking }
+    pub fn new(accounting: Arc<Accounting>) -> Diversion {
+        Diversion { accounting, rooms: Mutex::default(), taking: Mutex::default() }
     }
 
     /// Begins to take those of `keys` that are not being taken for another member.
@@ -100,75 +91,44 @@ impl Diversion {
         Taking { of: self, keys }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder of this lock panics")
-    }
-
-    /// The store of blocks has refused a batch.
-    pub fn store_failed(&self, error: &StoreError, usage: Usage) {
-        match error {
-            StoreError::Full { .. } | StoreError::Away { .. } => self.lock().full_at = Some(usage),
-            StoreError::Io(_) | StoreError::Corrupted { .. } => self.disk_failed(error.to_string()),
-        }
-    }
-
-    /// The disk does not take writes.
-    pub fn disk_failed(&self, why: String) {
-        tracing::error!(why, "blocks could not be written; they go to other nodes");
-        self.lock().disk_trouble.get_or_insert(why);
-    }
-
-    /// Why this node cannot write blocks, if it cannot.
-    pub fn disk_trouble(&self) -> Option<String> {
-        self.lock().disk_trouble.clone()
-    }
-
-    /// What the store has room for, bytes: nothing while it is as full as when it last refused.
-    pub fn free_bytes(&self, usage: Usage) -> u64 {
-        let state = self.lock();
-        let is_full = state.full_at.is_some_and(|full| {
-            full.capacity_bytes == usage.capacity_bytes && usage.disk_bytes >= full.disk_bytes
-        });
-        if is_full || state.disk_trouble.is_some() {
-            return 0;
-        }
-        usage.capacity_bytes.saturating_sub(usage.disk_bytes)
+    fn lock(&self) -> MutexGuard<'_, Rooms> {
+        self.rooms.lock().expect("no holder of this lock panics")
     }
 
     /// `node` has said how much it would take for others.
     pub fn learn(&self, node: Node, spare_bytes: u64, now: Instant) {
-        let mut state = self.lock();
-        if state.known.len() >= MAX_KNOWN && !state.known.contains_key(&node.peer.id) {
-            state.known.retain(|_, (_, _, at)| now.since(*at) < SPARE_LASTS);
-            if state.known.len() >= MAX_KNOWN {
-                state.known.pop_first();
+        let mut rooms = self.lock();
+        if rooms.len() >= MAX_KNOWN && !rooms.contains_key(&node.peer.id) {
+            rooms.retain(|_, (_, _, at)| now.since(*at) < SPARE_LASTS);
+            if rooms.len() >= MAX_KNOWN {
+                rooms.pop_first();
             }
         }
-        state.known.insert(node.peer.id, (node, spare_bytes, now));
+        rooms.insert(node.peer.id, (node, spare_bytes, now));
     }
 
     /// The nodes whose room is known, and how much they have.
-    fn known(&self, now: Instant) -> BTreeMap<PeerId, (Node, u64)> {
-        let state = self.lock();
-        let fresh = state.known.iter().filter(|(_, (_, _, at))| now.since(*at) < SPARE_LASTS);
+    fn known_rooms(&self, now: Instant) -> BTreeMap<PeerId, (Node, u64)> {
+        let rooms = self.lock();
+        let fresh = rooms.iter().filter(|(_, (_, _, at))| now.since(*at) < SPARE_LASTS);
         fresh.map(|(id, (node, spare_bytes, _))| (*id, (*node, *spare_bytes))).collect()
     }
 }
 
 /// Whether the store takes nothing.
-pub(crate) fn has_no_room(inner: &Inner) -> bool {
-    inner.diversion.free_bytes(inner.store.usage()) == 0
+pub(crate) fn has_no_room(diversion: &Diversion) -> bool {
+    diversion.headroom.free_bytes(diversion.store.usage()) == 0
 }
 
 /// Whether this node keeps its copy of a block for another: then it is no stray.
-pub(crate) fn is_held_for_others(inner: &Inner, key: &Key) -> bool {
-    inner.diversion.records.is_held(key, inner.expiry(0))
+pub(crate) fn is_held_for_others(diversion: &Diversion, key: &Key) -> bool {
+    diversion.pointers.is_held(key, diversion.expiry(0))
 }
 
 /// Ends holds of `blocks` for nodes that do not belong to their replica `set`: whoever is no member
 /// cannot keep a block from being dropped.
-pub(crate) async fn end_foreign_holds(inner: &Inner, set: &[Node], blocks: &[BlockInfo]) {
-    let records = &inner.diversion.records;
+pub(crate) async fn end_foreign_holds(diversion: &Diversion, set: &[Node], blocks: &[BlockInfo]) {
+    let records = &diversion.pointers;
     let is_foreign = |key: &Key| {
         records.is_held(key, 0) && !set.iter().any(|node| records.is_held_for(key, &node.peer.id))
     };
@@ -177,11 +137,11 @@ pub(crate) async fn end_foreign_holds(inner: &Inner, set: &[Node], blocks: &[Blo
 }
 
 /// What this node would keep for a member of another replica set, bytes.
-pub(crate) fn spare_bytes_for(inner: &Inner, member: &PeerId) -> u64 {
-    if !inner.config.divert || holds_left(inner, member) == 0 {
+pub(crate) fn spare_bytes_for(diversion: &Diversion, member: &PeerId) -> u64 {
+    if !diversion.config.divert || holds_left(diversion, member) == 0 {
         return 0;
     }
-    inner.diversion.free_bytes(inner.store.usage())
+    diversion.headroom.free_bytes(diversion.store.usage())
 }
 
 /// Whether there is room for a block of another member's among `spare_bytes`.
@@ -191,10 +151,10 @@ pub(crate) fn has_room(spare_bytes: u64, len_bytes: usize) -> bool {
 }
 
 /// How many more blocks a member may have kept here.
-pub(crate) fn holds_left(inner: &Inner, member: &PeerId) -> u64 {
-    let usage = inner.store.usage();
+pub(crate) fn holds_left(diversion: &Diversion, member: &PeerId) -> u64 {
+    let usage = diversion.store.usage();
     let mean_bytes = usage.block_bytes / usage.blocks.max(1);
     let share_bytes = Share::from_millionths(MEMBER_SHARE_MILLIONTHS).of(usage.capacity_bytes);
     let blocks = share_bytes / (mean_bytes + cost_bytes(0));
-    blocks.saturating_sub(inner.diversion.records.held_for(member))
+    blocks.saturating_sub(diversion.pointers.held_for(member))
 }

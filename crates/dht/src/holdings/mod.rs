@@ -1,8 +1,86 @@
 //! What a node holds: blocks in its store, pointers to copies on other nodes, copies about to
 //! be removed; and the proof that it holds them.
 
+mod headroom;
 pub(crate) mod pending_removals;
 pub(crate) mod pointers;
 pub(crate) mod proof;
 pub(crate) mod ranges;
+mod repair_requests;
 pub(crate) mod vouch;
+
+use std::sync::Arc;
+
+use atoll_env::Notify;
+use atoll_key::Key;
+use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
+
+use crate::context::layer_above;
+use crate::rpc::{Block, Rpc};
+use crate::stats::add;
+use headroom::Headroom;
+use pending_removals::PendingRemovals;
+use pointers::Pointers;
+use repair_requests::RepairRequests;
+
+/// See the module.
+pub(crate) struct Holdings {
+    rpc: Arc<Rpc>,
+    /// Copies that other nodes keep for this one, and it for others.
+    pub pointers: Pointers,
+    /// Notified when pointers should be checked before it is due.
+    pub pointer_doubts: Notify,
+    /// Copies about to be dropped.
+    pub pending: PendingRemovals,
+    pub headroom: Headroom,
+    pub requests: RepairRequests,
+}
+layer_above!(Holdings, rpc: Arc<Rpc>);
+
+impl Holdings {
+    pub fn new(rpc: Arc<Rpc>) -> Holdings {
+        Holdings {
+            pointers: Pointers::new(rpc.durable.pointers()),
+            rpc,
+            pointer_doubts: Notify::default(),
+            pending: PendingRemovals::default(),
+            headroom: Headroom::default(),
+            requests: RepairRequests::default(),
+        }
+    }
+
+    /// A block from this node's store; one that is damaged counts as missing.
+    pub async fn read(&self, key: &Key) -> Option<StoredBlock> {
+        let read = self.store.get(key).await;
+        read.inspect_err(|error| self.note_store_error(error)).ok().flatten()
+    }
+
+    /// A damaged block counts as missing from now on: repair fetches it again.
+    pub fn note_store_error(&self, error: &StoreError) {
+        tracing::warn!(%error, "a block could not be read");
+        if let StoreError::Corrupted { key } = error {
+            add(&self.counters.damaged_blocks, 1);
+            self.requests.refetch(*key);
+        }
+    }
+
+    /// What is known of a block that is here, or that another node keeps for this one.
+    pub fn known(&self, key: &Key) -> Option<BlockInfo> {
+        let here = self.store.info(key).ok().flatten();
+        let elsewhere = self.pointers.pointed(key);
+        here.into_iter().chain(elsewhere).max_by_key(|info| info.version)
+    }
+
+    /// A verified block as the store takes it.
+    pub fn to_store(&self, block: &Block, version: u64) -> StoredBlock {
+        let info = BlockInfo {
+            key: block.header.key,
+            kind: block.header.kind,
+            version,
+            expires_unix_secs: self.expiry(block.header.lease_secs),
+            len_bytes: u32::try_from(block.bytes.len()).expect("verified blocks are short"),
+            owner: Owner::NOBODY,
+        };
+        StoredBlock { info, bytes: block.bytes.clone() }
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! **Invariants.** A block that was put or renewed here since its removal began stays: its sender
 //! counts on this node; so does one whose put or renewal was under way then. And
-//! [`Leaving::denies`] what is dropped because others hold it: of two nodes that drop the same block
+//! [`PendingRemovals::denies`] what is dropped because others hold it: of two nodes that drop the same block
 //! at once neither may rely on the other, and nobody can prove to have a block with bytes got from
 //! here. Each denies having it before it asks the other, so at least one of them is told no.
 
@@ -16,7 +16,7 @@ use crate::multiset::Counts;
 
 /// What is leaving, and what comes in meanwhile. One batch leaves at a time.
 #[derive(Default)]
-pub(crate) struct Leaving {
+pub(crate) struct PendingRemovals {
     state: Arc<Mutex<State>>,
     /// Held while blocks are removed.
     gate: futures_util::lock::Mutex<()>,
@@ -54,7 +54,7 @@ impl Drop for Arriving {
     }
 }
 
-impl Leaving {
+impl PendingRemovals {
     /// Blocks with these keys are about to be stored or renewed here: they leave no longer, nor
     /// until the result is dropped. Waits for a removal of them that has begun.
     pub async fn keep(&self, keys: impl Iterator<Item = &Key>) -> Arriving {
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn what_is_put_while_it_leaves_stays() {
-        let leaving = Leaving::default();
+        let leaving = PendingRemovals::default();
         leaving.keep([key(1)].iter()).now_or_never().expect("nothing leaves yet");
         leaving.watch((1..9).map(key).collect());
         leaving.keep([key(2), key(20)].iter()).now_or_never().expect("nothing is removed yet");
@@ -154,7 +154,7 @@ mod tests {
     /// was removed right after it.
     #[test]
     fn what_was_on_its_way_when_a_removal_began_stays() {
-        let leaving = Leaving::default();
+        let leaving = PendingRemovals::default();
         let keep = |n| leaving.keep([key(n)].iter()).now_or_never().expect("nothing leaves yet");
         let (put, again, ended) = (keep(1), keep(1), keep(2));
         drop(ended);
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_put_waits_for_the_removal_of_the_same_block() {
-        let leaving = Leaving::default();
+        let leaving = PendingRemovals::default();
         leaving.watch((1..9).map(key).collect());
         let gate = leaving.gate.lock().now_or_never().expect("free");
         leaving.untouched(vec![key(1)]);

@@ -19,7 +19,7 @@ use bytes::Bytes;
 const HOLDS: [u8; 16] = [0xff; 16];
 
 /// See the module.
-pub(crate) struct Records {
+pub(crate) struct Pointers {
     store: Arc<dyn BlockStore>,
 }
 
@@ -34,9 +34,9 @@ fn hold_owner(member: &PeerId) -> Owner {
     Owner { publisher, ip: HOLDS }
 }
 
-impl Records {
-    pub fn new(store: Arc<dyn BlockStore>) -> Records {
-        Records { store }
+impl Pointers {
+    pub fn new(store: Arc<dyn BlockStore>) -> Pointers {
+        Pointers { store }
     }
 
     fn info(&self, key: &Key) -> Option<BlockInfo> {

@@ -18,7 +18,7 @@ use atoll_overlay::Node;
 use atoll_store::{BlockInfo, StoredBlock};
 use futures_util::future::join_all;
 
-use crate::inner::Inner;
+use crate::holdings::Holdings;
 use crate::lease_clock::least_lease;
 use crate::rpc::budget::Allowance;
 use crate::rpc::{Fetch, Proof, Prove};
@@ -33,15 +33,15 @@ pub(crate) fn mac(nonce: &[u8; 32], bytes: &[u8]) -> [u8; 32] {
 /// For each of `provers`, which of `blocks` it proves to hold: as they are held here or in a
 /// higher version, and for as long.
 pub(crate) async fn proven_by(
-    inner: &Inner,
+    holdings: &Holdings,
     provers: &[Node],
     blocks: &[BlockInfo],
 ) -> Vec<Vec<bool>> {
-    let nonces: Vec<[u8; 32]> = provers.iter().map(|_| inner.random_bytes()).collect();
+    let nonces: Vec<[u8; 32]> = provers.iter().map(|_| holdings.random_bytes()).collect();
     let mut macs: Vec<Vec<Option<[u8; 32]>>> =
         vec![Vec::with_capacity(blocks.len()); provers.len()];
     for info in blocks {
-        let held = inner.read(&info.key).await.filter(|held| held.info.version == info.version);
+        let held = holdings.read(&info.key).await.filter(|held| held.info.version == info.version);
         for (macs, nonce) in macs.iter_mut().zip(&nonces) {
             macs.push(held.as_ref().map(|held| mac(nonce, &held.bytes)));
         }
@@ -50,19 +50,19 @@ pub(crate) async fn proven_by(
     let answers = provers.iter().zip(nonces).zip(macs).map(|((prover, nonce), macs)| {
         let keys = &keys;
         async move {
-            let mut time = Allowance::of(inner, prover.peer.id);
-            let proofs = ask(inner, prover, nonce, keys, &mut time).await;
+            let mut time = Allowance::of(holdings, prover.peer.id);
+            let proofs = ask(holdings, prover, nonce, keys, &mut time).await;
             let mut proven = Vec::with_capacity(blocks.len());
             for ((info, mac), proof) in blocks.iter().zip(macs).zip(proofs) {
                 proven.push(match (mac, proof) {
                     (Some(mac), Some(proof)) => {
-                        shows(inner, prover, info, &mac, &proof, &mut time).await
+                        shows(holdings, prover, info, &mac, &proof, &mut time).await
                     }
                     _ => false,
                 });
                 time.moved(u64::from(proven.ends_with(&[true])), 0);
             }
-            time.end(inner);
+            time.end(holdings);
             proven
         }
     });
@@ -71,11 +71,15 @@ pub(crate) async fn proven_by(
 
 /// Which of `blocks`, whose bytes `prover` was given by this node, it proves to have in the
 /// version given.
-pub(crate) async fn has_taken(inner: &Inner, prover: &Node, blocks: &[&StoredBlock]) -> Vec<bool> {
-    let nonce = inner.random_bytes();
+pub(crate) async fn has_taken(
+    holdings: &Holdings,
+    prover: &Node,
+    blocks: &[&StoredBlock],
+) -> Vec<bool> {
+    let nonce = holdings.random_bytes();
     let keys: Vec<Key> = blocks.iter().map(|block| block.info.key).collect();
-    let mut time = Allowance::of(inner, prover.peer.id);
-    let proofs = ask(inner, prover, nonce, &keys, &mut time).await;
+    let mut time = Allowance::of(holdings, prover.peer.id);
+    let proofs = ask(holdings, prover, nonce, &keys, &mut time).await;
     let shows = |(block, proof): (&&StoredBlock, Option<Proof>)| {
         proof.is_some_and(|proof| {
             proof.version == block.info.version && proof.mac == mac(&nonce, &block.bytes)
@@ -86,7 +90,7 @@ pub(crate) async fn has_taken(inner: &Inner, prover: &Node, blocks: &[&StoredBlo
 
 /// Asks one prover; nothing for what it does not answer in its time.
 pub(crate) async fn ask(
-    inner: &Inner,
+    holdings: &Holdings,
     prover: &Node,
     nonce: [u8; 32],
     keys: &[Key],
@@ -97,13 +101,13 @@ pub(crate) async fn ask(
     while proofs.len() < keys.len() {
         let asked = keys[proofs.len()..].to_vec();
         let asked = Prove { nonce, keys: asked };
-        match time.call(inner, prover, &asked, Vec::new()).await {
+        match time.call(holdings, prover, &asked, Vec::new()).await {
             Ok(Some((reply, _))) => proofs.extend(reply.proofs.0),
             Err(CallError::Refused(refusal))
                 if refusal.code == Refusal::OVERLOADED && busy < MAX_BUSY =>
             {
                 busy += 1;
-                sleep(&*inner.env, jittered(&*inner.env, BUSY_PAUSE)).await;
+                sleep(&*holdings.env, jittered(&*holdings.env, BUSY_PAUSE)).await;
             }
             Ok(None) | Err(_) => break,
         }
@@ -114,26 +118,31 @@ pub(crate) async fn ask(
 
 /// Whether a proof is good for a block held here, whose hash with the nonce is `mac`.
 async fn shows(
-    inner: &Inner,
+    holdings: &Holdings,
     prover: &Node,
     info: &BlockInfo,
     mac: &[u8; 32],
     proof: &Proof,
     time: &mut Allowance,
 ) -> bool {
-    if proof.lease_secs < least_lease(inner.lease_left(info)) {
+    if proof.lease_secs < least_lease(holdings.lease_left(info)) {
         return false;
     }
     if info.kind.supersedes(proof.version, info.version) {
-        return shows_newer(inner, prover, info, time).await;
+        return shows_newer(holdings, prover, info, time).await;
     }
     proof.version == info.version && proof.mac == *mac
 }
 
 /// Whether the prover sends a sound block of a higher version.
-async fn shows_newer(inner: &Inner, prover: &Node, info: &BlockInfo, time: &mut Allowance) -> bool {
+async fn shows_newer(
+    holdings: &Holdings,
+    prover: &Node,
+    info: &BlockInfo,
+    time: &mut Allowance,
+) -> bool {
     let fetch = Fetch { keys: vec![info.key] };
-    let Ok(Some((_, parts))) = time.call(inner, prover, &fetch, Vec::new()).await else {
+    let Ok(Some((_, parts))) = time.call(holdings, prover, &fetch, Vec::new()).await else {
         return false;
     };
     let [bytes] = &parts[..] else { return false };

@@ -15,10 +15,10 @@ use atoll_key::Key;
 use atoll_overlay::Node;
 use atoll_store::{BlockInfo, StoreError};
 
-use crate::holdings::pending_removals::Leaving;
+use crate::holdings::pending_removals::PendingRemovals;
 use crate::holdings::proof::proven_by;
-use crate::inner::Inner;
 use crate::placement::expected_replicas;
+use crate::replication::Replication;
 use crate::rpc::MAX_BATCH_BLOCKS;
 
 /// Others that must hold a block.
@@ -29,15 +29,15 @@ const WITNESSES: usize = 2;
 /// # Errors
 /// If the store fails. What has been removed by then others hold.
 pub(crate) async fn give_up(
-    inner: &Inner,
+    replication: &Replication,
     mut blocks: Vec<BlockInfo>,
 ) -> Result<Vec<BlockInfo>, StoreError> {
     blocks.sort_by_key(|info| info.key);
     let mut blocks = VecDeque::from(blocks);
     let mut gone = Vec::new();
     while let Some(first) = blocks.front().copied() {
-        let copies = inner.config.replicas;
-        let found = inner.overlay.find_replica_set(&first.key, copies).await;
+        let copies = replication.config.replicas;
+        let found = replication.overlay.find_replica_set(&first.key, copies).await;
         let Ok(set) = found else { break };
         let Some(root) = set.first().map(|node| node.id.0) else { break };
         let reach = root.wrapping_sub(&first.key);
@@ -45,7 +45,7 @@ pub(crate) async fn give_up(
         let count = blocks.iter().take_while(|info| of_root(info)).count();
         let same: Vec<BlockInfo> = blocks.drain(..count.max(1)).collect();
         for some in same.chunks(MAX_BATCH_BLOCKS) {
-            let removed = drop_proven(inner, &set, some).await?;
+            let removed = drop_proven(replication, &set, some).await?;
             gone.extend(some.iter().filter(|info| removed.contains(&info.key)));
         }
     }
@@ -57,31 +57,33 @@ pub(crate) async fn give_up(
 /// # Errors
 /// If the store fails.
 pub(crate) async fn drop_proven(
-    inner: &Inner,
+    replication: &Replication,
     set: &[Node],
     blocks: &[BlockInfo],
 ) -> Result<Vec<Key>, StoreError> {
-    let mut others: Vec<Node> = set.iter().filter(|node| !inner.is_me(node)).copied().collect();
+    let mut others: Vec<Node> =
+        set.iter().filter(|node| !replication.is_me(node)).copied().collect();
     let is_member = others.len() < set.len();
     // Nodes that are away for a moment do not make one copy enough.
-    let should_be = if is_member { expected_replicas(inner) } else { inner.config.replicas };
+    let should_be =
+        if is_member { expected_replicas(replication) } else { replication.config.replicas };
     let wanted = WITNESSES.min(should_be);
     if wanted == 0 || others.len() < wanted || (!is_member && others.len() < should_be) {
         return Ok(Vec::new());
     }
     for i in (1..others.len()).rev() {
-        others.swap(i, random_below(&*inner.env, i as u64 + 1) as usize);
+        others.swap(i, random_below(&*replication.env, i as u64 + 1) as usize);
     }
     // While they are asked, this node denies having the blocks: the slow are asked last.
-    others.sort_by_key(|node| !inner.repair.is_fit(&node.peer.id, inner.env.now()));
-    let _one = inner.giving_up.lock().await;
-    inner.leaving.watch(blocks.iter().map(|info| info.key).collect());
-    let _watching = Watching(&inner.leaving);
-    drop_watched(inner, &others, wanted, blocks).await
+    others.sort_by_key(|node| !replication.backoff.is_fit(&node.peer.id, replication.env.now()));
+    let _one = replication.eviction.lock().await;
+    replication.pending.watch(blocks.iter().map(|info| info.key).collect());
+    let _watching = Watching(&replication.pending);
+    drop_watched(replication, &others, wanted, blocks).await
 }
 
 /// Ends the watch of pending removals when dropped, also when the removal is cancelled.
-struct Watching<'a>(&'a Leaving);
+struct Watching<'a>(&'a PendingRemovals);
 
 impl Drop for Watching<'_> {
     fn drop(&mut self) {
@@ -92,7 +94,7 @@ impl Drop for Watching<'_> {
 /// As [`drop_proven`], while the blocks are watched: asks as many of `others` as are wanted, and
 /// the rest where these do not prove enough.
 async fn drop_watched(
-    inner: &Inner,
+    replication: &Replication,
     others: &[Node],
     wanted: usize,
     blocks: &[BlockInfo],
@@ -100,13 +102,13 @@ async fn drop_watched(
     let mut open: Vec<(BlockInfo, usize)> = Vec::with_capacity(blocks.len());
     for info in blocks {
         // As it is since it is watched.
-        open.extend(inner.store.info(&info.key)?.map(|held| (held, 0)));
+        open.extend(replication.store.info(&info.key)?.map(|held| (held, 0)));
     }
     let mut enough = Vec::new();
     let (first, rest) = others.split_at(wanted);
     for provers in [first, rest] {
         let asked: Vec<BlockInfo> = open.iter().map(|(info, _)| *info).collect();
-        for proven in proven_by(inner, provers, &asked).await {
+        for proven in proven_by(replication, provers, &asked).await {
             open.iter_mut().zip(proven).for_each(|((_, count), is)| *count += usize::from(is));
         }
         open.retain(|(info, count)| {
@@ -120,5 +122,5 @@ async fn drop_watched(
             break;
         }
     }
-    inner.leaving.remove_untouched(&*inner.store, enough).await
+    replication.pending.remove_untouched(&*replication.store, enough).await
 }

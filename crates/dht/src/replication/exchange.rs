@@ -18,9 +18,10 @@ use futures_util::future::{Either, select};
 use super::reconcile::{Difference, difference, well_formed_items, well_formed_parts};
 use super::store::{put_message, store_fetched};
 use crate::accounting::admission::Origin;
+use crate::context::REPLY_BYTES;
 use crate::diversion::{self, follow};
 use crate::holdings::ranges::{page, summaries};
-use crate::inner::{Inner, REPLY_BYTES};
+use crate::replication::Replication;
 use crate::rpc::budget::Allowance;
 use crate::rpc::{
     Answer, Block, COMPARE_LIMIT, Claim, Fetch, FetchReply, Item, MAX_BATCH_BLOCKS, PutStatus,
@@ -87,24 +88,24 @@ pub(crate) type Given = BTreeSet<Item>;
 /// that `other` has in a round. What `other` has been given before and lacks again is not given
 /// again.
 pub(crate) async fn reconcile_with(
-    inner: &Inner,
+    replication: &Replication,
     other: &Node,
     ranges: Vec<KeyRange>,
     given: &mut Given,
 ) -> Result<Outcome, ExchangeError> {
     let outcome = Outcome::default();
-    let time = Allowance::of(inner, other.peer.id);
-    let mut session = Session { inner, other, todo: ranges, outcome, given, time };
+    let time = Allowance::of(replication, other.peer.id);
+    let mut session = Session { replication, other, todo: ranges, outcome, given, time };
     let ended = session.run().await;
     if ended.is_ok() && session.outcome == Outcome::default() {
-        inner.repair.kept(&other.peer.id);
+        replication.backoff.kept(&other.peer.id);
     }
-    session.time.end(inner);
+    session.time.end(replication);
     ended.map(|()| session.outcome)
 }
 
 struct Session<'a> {
-    inner: &'a Inner,
+    replication: &'a Replication,
     other: &'a Node,
     todo: Vec<KeyRange>,
     outcome: Outcome,
@@ -116,7 +117,7 @@ impl Session<'_> {
     async fn run(&mut self) -> Result<(), ExchangeError> {
         let (mut idle_steps, mut moved) = (0, 0);
         while !self.todo.is_empty() {
-            if self.time.is_over(self.inner.env.now()) {
+            if self.time.is_over(self.replication.env.now()) {
                 self.outcome.left += 1;
                 break;
             }
@@ -135,14 +136,14 @@ impl Session<'_> {
     async fn step(&mut self) -> Result<(), ExchangeError> {
         let start = self.todo.len().saturating_sub(CLAIMS_AT_ONCE);
         let ranges = self.todo.split_off(start);
-        let ours = summaries(self.inner, ranges.clone()).await?;
+        let ours = summaries(self.replication, ranges.clone()).await?;
         let claims: Vec<Claim> =
             ranges.into_iter().zip(ours).map(|(range, summary)| Claim { range, summary }).collect();
         let asked = Reconcile { claims: claims.clone() };
-        let began = self.inner.env.now();
+        let began = self.replication.env.now();
         let limit = COMPARE_LIMIT.min(self.time.left(began));
-        let answers = compare(self.inner, self.other, &asked, limit).await;
-        self.time.waited(self.inner.env.now().since(began));
+        let answers = compare(self.replication, self.other, &asked, limit).await;
+        self.time.waited(self.replication.env.now().since(began));
         let answers = answers?;
         self.todo.extend(claims[answers.len()..].iter().map(|claim| claim.range));
         for (claim, answer) in claims.iter().zip(answers) {
@@ -160,7 +161,7 @@ impl Session<'_> {
                     return Err(ExchangeError::IllFormed);
                 }
                 let ranges = parts.iter().map(|part| part.range).collect();
-                let ours = summaries(self.inner, ranges).await?;
+                let ours = summaries(self.replication, ranges).await?;
                 let differing = parts.iter().zip(ours).filter(|(part, ours)| part.summary != *ours);
                 self.todo.extend(differing.map(|(part, _)| part.range));
             }
@@ -191,7 +192,7 @@ impl Session<'_> {
     async fn compare(&mut self, range: KeyRange, theirs: &[Item]) -> Result<(), ExchangeError> {
         let mut todo = Some(range);
         while let Some(range) = todo {
-            let (ours, rest) = page(self.inner, range)?;
+            let (ours, rest) = page(self.replication, range)?;
             let upto = rest.map_or(range.upto, |rest| rest.after);
             let part = KeyRange::new(range.after, upto);
             let there: Vec<Item> =
@@ -209,7 +210,7 @@ impl Session<'_> {
         if !again.is_empty() {
             let replica = self.other;
             tracing::warn!(count = again.len(), ?replica, "blocks it took are missing again");
-            self.inner.repair.set_back(replica.peer.id, self.inner.env.now());
+            self.replication.backoff.set_back(replica.peer.id, self.replication.env.now());
             self.outcome.left += again.len() as u64;
         }
         new
@@ -218,13 +219,13 @@ impl Session<'_> {
     /// Copies what differs, both ways.
     async fn level(&mut self, mut found: Difference) -> Result<(), ExchangeError> {
         found.give = self.may_be_given(&found.give);
-        let repair = &self.inner.repair;
+        let repair = &self.replication.repair;
         let queued = (found.take.len() + found.give.len()) as u64;
         repair.queue(queued);
         let (other, time) = (self.other, &mut self.time);
-        let taken = take(self.inner, other, other, &found.take, time).await;
+        let taken = take(self.replication, other, other, &found.take, time).await;
         let given = match &taken {
-            Ok(_) => give(self.inner, other, &found.give, time).await,
+            Ok(_) => give(self.replication, other, &found.give, time).await,
             Err(error) => Err(error.clone()),
         };
         repair.unqueue(queued);
@@ -243,18 +244,18 @@ impl Session<'_> {
 /// Sends claims to `other`. A slow answer is no sign of a failure: the overlay's own probes find a
 /// dead neighbour sooner, and end the wait.
 async fn compare(
-    inner: &Inner,
+    replication: &Replication,
     other: &Node,
     asked: &Reconcile,
     limit: Duration,
 ) -> Result<Vec<Answer>, ExchangeError> {
-    let mut call = send(&*inner.transport, other.peer, asked, Vec::new(), limit);
+    let mut call = send(&*replication.transport, other.peer, asked, Vec::new(), limit);
     let result = loop {
-        let epoch = inner.overlay.epoch();
-        if !inner.is_known_peer(&other.peer.id) {
+        let epoch = replication.overlay.epoch();
+        if !replication.is_known_peer(&other.peer.id) {
             break Err(CallError::TimedOut);
         }
-        match select(call, inner.overlay.changed(epoch)).await {
+        match select(call, replication.overlay.changed(epoch)).await {
             Either::Left((result, _)) => break result,
             Either::Right((_, unanswered)) => call = unanswered,
         }
@@ -266,7 +267,7 @@ async fn compare(
         }
         Err(error) => {
             if error.is_failure_of_peer() {
-                inner.overlay.report_failure(&other.peer);
+                replication.overlay.report_failure(&other.peer);
             }
             Err(error.into())
         }
@@ -276,11 +277,16 @@ async fn compare(
 
 /// Of `items`, the keys that may be offered to `node`, which may be this one. Counts those that a
 /// put is sending there as moved, and the others as left.
-fn offered(inner: &Inner, node: &PeerId, items: &[Item], outcome: &mut Outcome) -> Vec<Key> {
-    let (repair, now) = (&inner.repair, inner.env.now());
-    let is_fit = repair.is_fit(node, now);
-    let leaves = inner.config.mechanisms.under_way;
-    let is_on_its_way = |i: &&Item| leaves && inner.under_way.is_on_its_way(node, &i.key);
+fn offered(
+    replication: &Replication,
+    node: &PeerId,
+    items: &[Item],
+    outcome: &mut Outcome,
+) -> Vec<Key> {
+    let (repair, now) = (&replication.repair, replication.env.now());
+    let is_fit = replication.backoff.is_fit(node, now);
+    let leaves = replication.config.mechanisms.under_way;
+    let is_on_its_way = |i: &&Item| leaves && replication.in_flight.is_in_flight(node, &i.key);
     let (on_their_way, others): (Vec<&Item>, Vec<&Item>) = items.iter().partition(is_on_its_way);
     let may = |item: &&Item| is_fit && repair.may_offer(node, &item.key, now);
     let count = others.len();
@@ -293,29 +299,31 @@ fn offered(inner: &Inner, node: &PeerId, items: &[Item], outcome: &mut Outcome) 
 /// Fetches blocks from `at`, which is `other` or keeps them for it, verifies and stores them, as
 /// far as there is room and time.
 async fn take(
-    inner: &Inner,
+    replication: &Replication,
     other: &Node,
     at: &Node,
     items: &[Item],
     time: &mut Allowance,
 ) -> Result<Outcome, ExchangeError> {
     let mut outcome = Outcome::default();
-    let me = inner.transport.local().id;
-    let mut wanted = offered(inner, &me, items, &mut outcome);
+    let me = replication.transport.local().id;
+    let mut wanted = offered(replication, &me, items, &mut outcome);
     let versions: BTreeMap<Key, u64> = items.iter().map(|item| (item.key, item.version)).collect();
-    let is_lacking = |key: &Key| inner.known(key).is_none_or(|known| known.version < versions[key]);
+    let is_lacking =
+        |key: &Key| replication.known(key).is_none_or(|known| known.version < versions[key]);
     let mut elsewhere: BTreeMap<PeerId, (Node, Vec<Item>)> = BTreeMap::new();
     while !wanted.is_empty() {
         // Another exchange may have brought some of them since, or be about to.
         let batch = wanted.drain(..wanted.len().min(MAX_BATCH_BLOCKS));
         let lacking = batch.filter(is_lacking).collect();
-        let (asked, elsewhere_asked) = inner.repair.begin_fetch(lacking, inner.env.now());
+        let (asked, elsewhere_asked) =
+            replication.repair.begin_fetch(lacking, replication.env.now());
         outcome.left += elsewhere_asked;
         if asked.keys.is_empty() {
             continue;
         }
         let fetch = Fetch { keys: asked.keys.clone() };
-        let Some((reply, parts)) = time.call(inner, at, &fetch, Vec::new()).await? else {
+        let Some((reply, parts)) = time.call(replication, at, &fetch, Vec::new()).await? else {
             outcome.left += (asked.keys.len() + wanted.len()) as u64;
             return Ok(outcome);
         };
@@ -331,7 +339,7 @@ async fn take(
         for There { key, holder } in there {
             let item = items.iter().find(|item| item.key == key && asked.contains(&key));
             // A pointer is followed once.
-            if at.peer.id == other.peer.id && holder.id != inner.transport.local().id {
+            if at.peer.id == other.peer.id && holder.id != replication.transport.local().id {
                 let its = elsewhere.entry(holder.id);
                 its.or_insert_with(|| (Node::of(holder), Vec::new())).1.extend(item);
             }
@@ -339,7 +347,7 @@ async fn take(
         let mut batch = Vec::new();
         let mut bytes = 0;
         for block in to_blocks(headers, parts) {
-            if let Some(stored) = accept(inner, at, asked, &block) {
+            if let Some(stored) = accept(replication, at, asked, &block) {
                 bytes += stored.bytes.len() as u64;
                 batch.push(stored);
             }
@@ -351,26 +359,26 @@ async fn take(
             continue;
         }
         let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
-        let kept = store_fetched(inner, &other.peer, batch).await;
-        if kept == 0 && diversion::has_no_room(inner) {
-            inner.repair.set_back(me, inner.env.now());
+        let kept = store_fetched(replication, &other.peer, batch).await;
+        if kept == 0 && diversion::has_no_room(replication) {
+            replication.backoff.set_back(me, replication.env.now());
             outcome.left += count + wanted.len() as u64;
             return Ok(outcome);
         }
         if kept < count {
-            decline_unheld(inner, me, &keys);
+            decline_unheld(replication, me, &keys);
         } else {
-            inner.repair.kept(&me);
+            replication.backoff.kept(&me);
         }
         outcome.moved += kept;
         outcome.left += count - kept;
-        inner.repair.done(kept, bytes);
-        pace(inner, bytes).await;
+        replication.repair.done(kept, bytes);
+        pace(replication, bytes).await;
     }
     for (holder, its) in elsewhere.into_values() {
-        let mut its_time = time.within(inner, holder.peer.id);
-        let taken = Box::pin(take(inner, other, &holder, &its, &mut its_time)).await;
-        its_time.end(inner);
+        let mut its_time = time.within(replication, holder.peer.id);
+        let taken = Box::pin(take(replication, other, &holder, &its, &mut its_time)).await;
+        its_time.end(replication);
         match taken {
             Ok(taken) => {
                 outcome.moved += taken.moved;
@@ -388,24 +396,29 @@ async fn take(
 }
 
 /// Of blocks that were fetched, those that could be charged to nobody are not fetched again soon.
-fn decline_unheld(inner: &Inner, me: PeerId, keys: &[Key]) {
-    let is_held = |key: &Key| inner.known(key).is_some();
+fn decline_unheld(replication: &Replication, me: PeerId, keys: &[Key]) {
+    let is_held = |key: &Key| replication.known(key).is_some();
     for key in keys.iter().filter(|key| !is_held(key)) {
-        inner.repair.decline(me, *key, inner.env.now());
+        replication.repair.decline(me, *key, replication.env.now(), &replication.backoff);
     }
 }
 
 /// A fetched block, if it was asked for, is not expired, and is what its key says.
-fn accept(inner: &Inner, from: &Node, asked: &[Key], block: &Block) -> Option<StoredBlock> {
+fn accept(
+    replication: &Replication,
+    from: &Node,
+    asked: &[Key],
+    block: &Block,
+) -> Option<StoredBlock> {
     let key = &block.header.key;
     if !asked.contains(key) || block.header.lease_secs == 0 {
         return None;
     }
     match block.header.kind.verify(key, &block.bytes) {
-        Ok(version) => Some(inner.to_store(block, version)),
+        Ok(version) => Some(replication.to_store(block, version)),
         Err(error) => {
             tracing::warn!(%key, ?from, %error, "dropped a bad block");
-            inner.counters.mark(from.peer.id);
+            replication.counters.mark(from.peer.id);
             None
         }
     }
@@ -413,47 +426,47 @@ fn accept(inner: &Inner, from: &Node, asked: &[Key], block: &Block) -> Option<St
 
 /// Sends blocks to `other`, as to a replica, as far as it takes them in its time.
 pub(crate) async fn give(
-    inner: &Inner,
+    replication: &Replication,
     other: &Node,
     items: &[Item],
     time: &mut Allowance,
 ) -> Result<Outcome, ExchangeError> {
     let mut outcome = Outcome::default();
-    let keys = offered(inner, &other.peer.id, items, &mut outcome);
+    let keys = offered(replication, &other.peer.id, items, &mut outcome);
     let mut keys = keys.into_iter().peekable();
     while keys.peek().is_some() {
-        let blocks = read_batch(inner, &mut keys, &mut outcome).await;
+        let blocks = read_batch(replication, &mut keys, &mut outcome).await;
         if blocks.is_empty() {
             continue;
         }
         let bytes: u64 = blocks.iter().map(|block| block.bytes.len() as u64).sum();
         let sent: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
         let (put, parts) = put_message(&Origin::Carrier, blocks, false);
-        let Some((reply, _)) = time.call(inner, other, &put, parts).await? else {
+        let Some((reply, _)) = time.call(replication, other, &put, parts).await? else {
             outcome.left += (sent.len() + keys.count()) as u64;
             break;
         };
-        let (now, id) = (inner.env.now(), other.peer.id);
+        let (now, id) = (replication.env.now(), other.peer.id);
         let refused = sent.iter().zip(&reply.statuses.0).filter(|(_, status)| !is_settled(status));
         let (mut refused_count, mut is_full) = (0, false);
         for (key, status) in refused {
             refused_count += 1;
             match status {
                 PutStatus::Full => is_full = true,
-                _ => inner.repair.decline(id, *key, now),
+                _ => replication.repair.decline(id, *key, now, &replication.backoff),
             }
         }
         let settled = sent.len() as u64 - refused_count;
         outcome.moved += settled;
         outcome.left += refused_count;
-        inner.repair.done(settled, bytes);
+        replication.repair.done(settled, bytes);
         time.moved(settled, bytes);
         if is_full {
-            inner.repair.set_back(id, now);
+            replication.backoff.set_back(id, now);
             outcome.left += keys.count() as u64;
             break;
         }
-        pace(inner, bytes).await;
+        pace(replication, bytes).await;
     }
     Ok(outcome)
 }
@@ -461,20 +474,20 @@ pub(crate) async fn give(
 /// Reads as many of the next blocks as go into one message, some of which other nodes may keep for
 /// this one.
 async fn read_batch(
-    inner: &Inner,
+    replication: &Replication,
     keys: &mut std::iter::Peekable<std::vec::IntoIter<Key>>,
     outcome: &mut Outcome,
 ) -> Vec<Block> {
     let (mut blocks, mut bytes) = (Vec::new(), 0);
     while bytes < REPLY_BYTES && blocks.len() < MAX_BATCH_BLOCKS {
         let Some(key) = keys.next() else { break };
-        let block = match inner.store.get(&key).await {
+        let block = match replication.store.get(&key).await {
             Ok(Some(held)) => {
-                Some(Block { header: inner.header_of(&held.info), bytes: held.bytes })
+                Some(Block { header: replication.header_of(&held.info), bytes: held.bytes })
             }
-            Ok(None) => follow::own(inner, &key).await,
+            Ok(None) => follow::own(replication, &key).await,
             Err(error) => {
-                inner.note_store_error(&error);
+                replication.note_store_error(&error);
                 outcome.left += 1;
                 None
             }
@@ -497,10 +510,14 @@ fn is_settled(status: &PutStatus) -> bool {
 }
 
 /// Waits so that repair copies no faster than configured.
-pub(crate) async fn pace(inner: &Inner, bytes: u64) {
-    let until = inner.repair.pace(inner.env.now(), bytes, inner.config.repair_bytes_per_sec);
-    let wait = until.since(inner.env.now());
+pub(crate) async fn pace(replication: &Replication, bytes: u64) {
+    let until = replication.repair.pace(
+        replication.env.now(),
+        bytes,
+        replication.config.repair_bytes_per_sec,
+    );
+    let wait = until.since(replication.env.now());
     if !wait.is_zero() {
-        sleep(&*inner.env, wait).await;
+        sleep(&*replication.env, wait).await;
     }
 }

@@ -22,8 +22,8 @@ use atoll_store::{BlockInfo, Usage};
 use crate::accounting::quota::cost_bytes;
 use crate::diversion;
 use crate::holdings::vouch::ask;
-use crate::inner::Inner;
 use crate::lease_clock::least_lease;
+use crate::replication::Replication;
 use crate::replication::eviction::drop_proven;
 use crate::replication::exchange::{ExchangeError, give};
 use crate::replication::reconcile::Item;
@@ -134,11 +134,11 @@ struct Budget {
 
 /// Goes through strays after each round of repair, and again while some are left, for ever. Nothing
 /// waits for it: they are other nodes' blocks.
-pub(crate) async fn run(inner: Arc<Inner>) {
+pub(crate) async fn run(replication: Arc<Replication>) {
     loop {
-        inner.handoff.due.notified().await;
-        let served = inner.overlay.served_ranges(inner.config.replicas);
-        let again_after = match hand_over_strays(&inner, &served).await {
+        replication.handoff.due.notified().await;
+        let served = replication.overlay.served_ranges(replication.config.replicas);
+        let again_after = match hand_over_strays(&replication, &served).await {
             Ok(false) => continue,
             Ok(true) => AGAIN,
             Err(error) => {
@@ -146,14 +146,17 @@ pub(crate) async fn run(inner: Arc<Inner>) {
                 RETRY
             }
         };
-        sleep(&*inner.env, jittered(&*inner.env, again_after)).await;
-        inner.handoff.due.notify();
+        sleep(&*replication.env, jittered(&*replication.env, again_after)).await;
+        replication.handoff.due.notify();
     }
 }
 
 /// Gives blocks this node should no longer hold to those who should, and drops them after their
 /// grace. Whether some are left for the next time.
-async fn hand_over_strays(inner: &Inner, served: &ServedRanges) -> Result<bool, ExchangeError> {
+async fn hand_over_strays(
+    replication: &Replication,
+    served: &ServedRanges,
+) -> Result<bool, ExchangeError> {
     let scopes = &served.ranges;
     if !served.complete || scopes.is_empty() || scopes[0].range.is_full() {
         return Ok(false);
@@ -163,7 +166,7 @@ async fn hand_over_strays(inner: &Inner, served: &ServedRanges) -> Result<bool, 
         let next = &scopes[(i + 1) % scopes.len()];
         if scope.range.upto != next.range.after {
             let gap = KeyRange::new(scope.range.upto, next.range.after);
-            hand_over_gap(inner, gap, &mut budget).await?;
+            hand_over_gap(replication, gap, &mut budget).await?;
         }
     }
     Ok(budget.ranges == 0 || budget.pages == 0)
@@ -171,21 +174,22 @@ async fn hand_over_strays(inner: &Inner, served: &ServedRanges) -> Result<bool, 
 
 /// Goes through the blocks held in a part of the ring where this node is no root.
 async fn hand_over_gap(
-    inner: &Inner,
+    replication: &Replication,
     gap: KeyRange,
     budget: &mut Budget,
 ) -> Result<(), ExchangeError> {
     let mut cursor = gap.after;
     while cursor != gap.upto && budget.ranges > 0 && budget.pages > 0 {
         let elsewhere = KeyRange::new(cursor, gap.upto);
-        let Some(first) = inner.store.list(elsewhere, 1)?.first().copied() else { break };
-        let now = inner.env.now();
-        let known = inner.handoff.containing(&first.key).filter(|(_, stray)| stray.next_at > now);
+        let Some(first) = replication.store.list(elsewhere, 1)?.first().copied() else { break };
+        let now = replication.env.now();
+        let known =
+            replication.handoff.containing(&first.key).filter(|(_, stray)| stray.next_at > now);
         cursor = match known {
             Some((root, _)) => root,
             None => {
                 budget.ranges -= 1;
-                hand_over_first(inner, &first.key, elsewhere, budget).await?
+                hand_over_first(replication, &first.key, elsewhere, budget).await?
             }
         };
         if !elsewhere.contains(&cursor) {
@@ -197,36 +201,36 @@ async fn hand_over_gap(
 
 /// Hands over the blocks of the root of `first`, and says where the next root's begin.
 async fn hand_over_first(
-    inner: &Inner,
+    replication: &Replication,
     first: &Key,
     elsewhere: KeyRange,
     budget: &mut Budget,
 ) -> Result<Key, ExchangeError> {
-    let copies = inner.config.replicas;
-    let set = inner.overlay.find_replica_set(first, copies).await.unwrap_or_default();
+    let copies = replication.config.replicas;
+    let set = replication.overlay.find_replica_set(first, copies).await.unwrap_or_default();
     let Some(root) = set.first().copied() else {
         // Where one root is not found others may be; looking for it may have taken long.
         budget.ranges = budget.ranges.saturating_sub(MAX_RANGES / MAX_LOST_ROOTS);
         return Ok(first.wrapping_add(&Key::power_of_two(SKIP_BITS)));
     };
-    if inner.is_me(&root) || !elsewhere.contains(&root.id.0) {
+    if replication.is_me(&root) || !elsewhere.contains(&root.id.0) {
         // The ring has changed under us: only the next round can tell.
         return Ok(elsewhere.upto);
     }
-    if set.len() < inner.config.replicas || set.iter().any(|node| inner.is_me(node)) {
-        inner.handoff.forget(&root.id.0);
+    if set.len() < replication.config.replicas || set.iter().any(|node| replication.is_me(node)) {
+        replication.handoff.forget(&root.id.0);
         return Ok(root.id.0);
     }
-    let mut stray = inner.handoff.enter(first, root.id.0, inner.env.now());
-    let is_over = inner.env.now().since(stray.since) >= grace(inner);
+    let mut stray = replication.handoff.enter(first, root.id.0, replication.env.now());
+    let is_over = replication.env.now().since(stray.since) >= grace(replication);
     let mut rest = Some(KeyRange::new(stray.resume.take().unwrap_or(stray.after), root.id.0));
     let (mut is_settled, mut are_held) = (true, true);
     while let Some(range) = rest.filter(|_| budget.pages > 0) {
         budget.pages -= 1;
-        let infos = inner.store.list(range, MAX_BATCH_BLOCKS)?;
-        diversion::end_foreign_holds(inner, &set, &infos).await;
-        is_settled &= hand_over_page(inner, &set, &infos, is_over).await?;
-        are_held &= droppable(inner, &infos).is_empty();
+        let infos = replication.store.list(range, MAX_BATCH_BLOCKS)?;
+        diversion::end_foreign_holds(replication, &set, &infos).await;
+        is_settled &= hand_over_page(replication, &set, &infos, is_over).await?;
+        are_held &= droppable(replication, &infos).is_empty();
         rest = match infos.last() {
             Some(last) if infos.len() == MAX_BATCH_BLOCKS && last.key != range.upto => {
                 Some(KeyRange::new(last.key, range.upto))
@@ -234,7 +238,7 @@ async fn hand_over_first(
             _ => None,
         };
     }
-    let now = inner.env.now();
+    let now = replication.env.now();
     stray.failures = if is_settled { 0 } else { stray.failures + 1 };
     let doublings = stray.failures.saturating_sub(1).min(MAX_DOUBLINGS);
     stray.next_at = match rest {
@@ -244,19 +248,19 @@ async fn hand_over_first(
         }
         None if is_settled && are_held => now + HELD_RECHECK,
         None if is_settled => {
-            now + RECHECK.min(grace(inner).saturating_sub(now.since(stray.since)))
+            now + RECHECK.min(grace(replication).saturating_sub(now.since(stray.since)))
         }
         None => now + RETRY * 2u32.pow(doublings),
     };
-    inner.handoff.put(root.id.0, stray, now);
+    replication.handoff.put(root.id.0, stray, now);
     Ok(root.id.0)
 }
 
 /// How long strays are kept after they have been given away.
-fn grace(inner: &Inner) -> Duration {
-    match is_nearly_full(&inner.store.usage()) {
-        true => inner.config.stray_grace.min(SHORT_GRACE),
-        false => inner.config.stray_grace,
+fn grace(replication: &Replication) -> Duration {
+    match is_nearly_full(&replication.store.usage()) {
+        true => replication.config.stray_grace.min(SHORT_GRACE),
+        false => replication.config.stray_grace,
     }
 }
 
@@ -269,23 +273,23 @@ fn is_nearly_full(usage: &Usage) -> bool {
 /// Gives the replica set what it lacks of a page of blocks; if their grace `is_over`, drops those
 /// that it proves to hold. Whether nothing is left to do for them at present.
 async fn hand_over_page(
-    inner: &Inner,
+    replication: &Replication,
     set: &[Node],
     infos: &[BlockInfo],
     is_over: bool,
 ) -> Result<bool, ExchangeError> {
     // What has expired goes its own way.
-    let live = infos.iter().filter(|info| inner.lease_left(info) > 0);
+    let live = infos.iter().filter(|info| replication.lease_left(info) > 0);
     let live: Vec<BlockInfo> = live.copied().collect();
     if live.is_empty() {
         return Ok(true);
     }
-    let is_settled = give_to_set(inner, set, &live).await;
+    let is_settled = give_to_set(replication, set, &live).await;
     if !is_over {
         return Ok(is_settled);
     }
-    let live = droppable(inner, &live);
-    let gone = drop_proven(inner, set, &live).await?;
+    let live = droppable(replication, &live);
+    let gone = drop_proven(replication, set, &live).await?;
     if !gone.is_empty() {
         tracing::info!(count = gone.len(), root = ?set[0], "handed blocks over to their replicas");
     }
@@ -293,19 +297,19 @@ async fn hand_over_page(
 }
 
 /// Without what is kept for members of the replica set: their pointers lead to these copies.
-fn droppable(inner: &Inner, infos: &[BlockInfo]) -> Vec<BlockInfo> {
-    let is_held = |info: &&BlockInfo| diversion::is_held_for_others(inner, &info.key);
+fn droppable(replication: &Replication, infos: &[BlockInfo]) -> Vec<BlockInfo> {
+    let is_held = |info: &&BlockInfo| diversion::is_held_for_others(replication, &info.key);
     infos.iter().filter(|info| !is_held(info)).copied().collect()
 }
 
 /// Gives each block to the first member of the set that lacks it: repair at the root brings it to
 /// the others before the next look. Whether nobody lacks any.
-async fn give_to_set(inner: &Inner, set: &[Node], live: &[BlockInfo]) -> bool {
+async fn give_to_set(replication: &Replication, set: &[Node], live: &[BlockInfo]) -> bool {
     let keys: Vec<Key> = live.iter().map(|info| info.key).collect();
     let mut given = vec![false; live.len()];
     let mut is_settled = true;
     for member in set {
-        let Some(said) = ask(inner, member, keys.clone()).await else {
+        let Some(said) = ask(replication, member, keys.clone()).await else {
             is_settled = false;
             continue;
         };
@@ -313,16 +317,16 @@ async fn give_to_set(inner: &Inner, set: &[Node], live: &[BlockInfo]) -> bool {
         for ((info, said), given) in live.iter().zip(said).zip(&mut given) {
             let has = said.is_some_and(|said| {
                 said.version >= info.version
-                    && said.lease_secs >= least_lease(inner.lease_left(info))
+                    && said.lease_secs >= least_lease(replication.lease_left(info))
             });
             if !has && !std::mem::replace(given, true) {
                 lacking.push(Item { key: info.key, version: info.version });
             }
             is_settled &= has;
         }
-        let mut time = Allowance::of(inner, member.peer.id);
-        let given_to = give(inner, member, &lacking, &mut time).await;
-        time.end(inner);
+        let mut time = Allowance::of(replication, member.peer.id);
+        let given_to = give(replication, member, &lacking, &mut time).await;
+        time.end(replication);
         let left = match given_to {
             Ok(outcome) => outcome.left > 0,
             Err(error) => {

@@ -11,38 +11,38 @@ use atoll_key::{Key, PeerId};
 
 use crate::multiset::Counts;
 
-/// See the module. As large as the puts under way.
+/// See the module. As large as the puts in flight.
 #[derive(Debug, Default)]
-pub(crate) struct UnderWay(Mutex<Counts<(PeerId, Key)>>);
+pub(crate) struct InFlight(Mutex<Counts<(PeerId, Key)>>);
 
 /// A batch on its way to a node, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct BatchUnderWay {
-    all: Arc<UnderWay>,
+pub(crate) struct BatchInFlight {
+    all: Arc<InFlight>,
     to: PeerId,
     keys: Vec<Key>,
 }
 
-impl UnderWay {
+impl InFlight {
     fn lock(&self) -> MutexGuard<'_, Counts<(PeerId, Key)>> {
         self.0.lock().expect("no holder of this lock panics")
     }
 
     /// These blocks are being sent to `to`.
-    pub fn sends(self: &Arc<Self>, to: PeerId, keys: Vec<Key>) -> BatchUnderWay {
+    pub fn sends(self: &Arc<Self>, to: PeerId, keys: Vec<Key>) -> BatchInFlight {
         let mut all = self.lock();
         keys.iter().for_each(|key| all.add((to, *key)));
         drop(all);
-        BatchUnderWay { all: self.clone(), to, keys }
+        BatchInFlight { all: self.clone(), to, keys }
     }
 
     /// Whether a block is on its way to `to`.
-    pub fn is_on_its_way(&self, to: &PeerId, key: &Key) -> bool {
+    pub fn is_in_flight(&self, to: &PeerId, key: &Key) -> bool {
         self.lock().of(&(*to, *key)) > 0
     }
 }
 
-impl Drop for BatchUnderWay {
+impl Drop for BatchInFlight {
     fn drop(&mut self) {
         let mut all = self.all.lock();
         self.keys.iter().for_each(|key| all.take(&(self.to, *key)));

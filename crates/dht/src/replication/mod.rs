@@ -1,15 +1,100 @@
 //! Keeping k copies of every block (CFS §5.1), and giving up the others.
 
 pub(crate) mod eviction;
-pub(crate) mod exchange;
+mod exchange;
 pub(crate) mod handoff;
-pub(crate) mod in_flight;
-pub(crate) mod losses;
+mod in_flight;
+mod losses;
 pub(crate) mod pointer_upkeep;
 pub mod reconcile;
 pub(crate) mod repair;
-pub(crate) mod state;
+mod state;
 pub(crate) mod status;
 pub(crate) mod store;
 pub(crate) mod upkeep;
-pub(crate) mod writes;
+mod writes;
+
+use std::sync::Arc;
+
+use atoll_key::{Key, PeerId};
+
+use crate::context::layer_above;
+use crate::diversion::Diversion;
+use crate::placement::present_replicas;
+use handoff::Handoff;
+use in_flight::{BatchInFlight, InFlight};
+use losses::Losses;
+use state::Repair;
+use status::RepairStatus;
+use writes::Writes;
+
+/// The state of repair, of handoff and of writes under way.
+pub(crate) struct Replication {
+    diversion: Arc<Diversion>,
+    repair: Repair,
+    /// Replica sets that have disappeared.
+    losses: Losses,
+    /// Ranges of blocks that belong to other nodes.
+    handoff: Handoff,
+    /// Held while copies are dropped.
+    eviction: futures_util::lock::Mutex<()>,
+    /// Blocks of puts that this node is sending to replicas.
+    in_flight: Arc<InFlight>,
+    writes: Writes,
+}
+layer_above!(Replication, diversion: Arc<Diversion>);
+
+impl Replication {
+    pub fn new(diversion: Arc<Diversion>) -> Replication {
+        Replication {
+            losses: Losses::remembering(&*diversion.durable, diversion.env.now()),
+            diversion,
+            repair: Repair::default(),
+            handoff: Handoff::default(),
+            eviction: futures_util::lock::Mutex::default(),
+            in_flight: Arc::default(),
+            writes: Writes::default(),
+        }
+    }
+
+    /// The state of repair, for people.
+    pub fn status(&self) -> RepairStatus {
+        let served = self.overlay.served_ranges(self.config.replicas);
+        let lost = self.losses.report();
+        RepairStatus {
+            vanished_nodes: lost.nodes,
+            vanished_ring_ppm: lost.ring_ppm,
+            vanished_since_unix_ms: lost.since_unix_ms,
+            ..self.repair.status(&served, self.requests.count())
+        }
+    }
+
+    /// The operator says that nodes which are not there are gone for good.
+    ///
+    /// # Errors
+    /// If it cannot be recorded.
+    pub async fn forget_absent(&self) -> Result<(), String> {
+        self.expected.expect_only(present_replicas(self));
+        self.losses.forget();
+        self.losses.remember(&*self.durable).await;
+        match self.expected.remember(&*self.durable).await {
+            true => Ok(()),
+            false => Err("the number of nodes expected could not be saved".to_owned()),
+        }
+    }
+
+    /// Counts new blocks of which this node is the root.
+    pub fn count_root_blocks(&self, new: u64) {
+        self.repair.count_root_blocks(new);
+    }
+
+    /// These blocks are being sent to `to` by a put, until the result is dropped.
+    pub fn sends(&self, to: PeerId, keys: Vec<Key>) -> BatchInFlight {
+        self.in_flight.sends(to, keys)
+    }
+
+    /// This node keeps blocks for others no longer: their ranges are looked at soon.
+    pub fn hasten_handoff(&self, keys: &[Key]) {
+        self.handoff.hasten(keys, self.env.now());
+    }
+}

@@ -20,9 +20,10 @@ use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 use futures_util::future::select;
 
 use crate::accounting::quota::cost_bytes;
-use crate::diversion::{Records, follow};
-use crate::inner::Inner;
+use crate::diversion::follow;
+use crate::holdings::pointers::Pointers;
 use crate::placement::{by_root, is_member};
+use crate::replication::Replication;
 use crate::replication::exchange::pace;
 use crate::replication::store::store_home;
 use crate::rpc::{Hold, MAX_KEYS, Vouched};
@@ -31,7 +32,7 @@ use crate::rpc::{Hold, MAX_KEYS, Vouched};
 const CHECK_EVERY: Duration = Duration::from_secs(600);
 /// How soon a holder that did not answer is asked again.
 const CHECK_AGAIN: Duration = Duration::from_secs(60);
-/// Records checked at once.
+/// Pointers checked at once.
 const PAGE: usize = MAX_KEYS;
 /// The least time between two pages: some 7 KB a second.
 const PAGE_PAUSE: Duration = Duration::from_secs(10);
@@ -42,57 +43,61 @@ const MAX_SAMPLES: usize = 8;
 const ROOMY: u64 = 8;
 
 /// Checks pointers, for ever.
-pub(crate) async fn run(inner: Arc<Inner>) {
+pub(crate) async fn run(replication: Arc<Replication>) {
     let mut silent: BTreeSet<PeerId> = BTreeSet::new();
     loop {
         let pause = if silent.is_empty() { CHECK_EVERY } else { CHECK_AGAIN };
-        let slept = sleep(&*inner.env, jittered(&*inner.env, pause));
-        select(slept, Box::pin(inner.diversion.doubts.notified())).await;
-        match pass(&inner, &silent).await {
+        let slept = sleep(&*replication.env, jittered(&*replication.env, pause));
+        select(slept, Box::pin(replication.pointer_doubts.notified())).await;
+        match pass(&replication, &silent).await {
             Ok(now_silent) => silent = now_silent,
             Err(error) => tracing::error!(%error, "pointers could not be checked"),
         }
         // Doubts that are raised all the time change nothing about the pace.
-        sleep(&*inner.env, PAGE_PAUSE).await;
+        sleep(&*replication.env, PAGE_PAUSE).await;
     }
 }
 
 /// Goes through all records once. `silent` are the holders that did not answer the last time;
 /// returns those that did not answer now.
-async fn pass(inner: &Inner, silent: &BTreeSet<PeerId>) -> Result<BTreeSet<PeerId>, StoreError> {
+async fn pass(
+    replication: &Replication,
+    silent: &BTreeSet<PeerId>,
+) -> Result<BTreeSet<PeerId>, StoreError> {
     let (mut after, mut silent_now) = (Key::MAX, BTreeSet::new());
     loop {
-        let page = inner.diversion.records.list(KeyRange::new(after, Key::MAX), PAGE)?;
+        let page = replication.pointers.list(KeyRange::new(after, Key::MAX), PAGE)?;
         let ended = |hold: &&BlockInfo| {
-            is_member(inner, &hold.key) || matches!(inner.store.info(&hold.key), Ok(None))
+            is_member(replication, &hold.key)
+                || matches!(replication.store.info(&hold.key), Ok(None))
         };
-        let dissolved = Records::holds(&page).filter(ended);
-        inner.diversion.records.forget(dissolved.map(|hold| hold.key).collect()).await;
-        let pointers: Vec<BlockInfo> = Records::pointers(&page).copied().collect();
-        check_page(inner, &pointers, silent, &mut silent_now).await?;
+        let dissolved = Pointers::holds(&page).filter(ended);
+        replication.pointers.forget(dissolved.map(|hold| hold.key).collect()).await;
+        let pointers: Vec<BlockInfo> = Pointers::pointers(&page).copied().collect();
+        check_page(replication, &pointers, silent, &mut silent_now).await?;
         match page.last() {
             Some(last) if page.len() == PAGE && last.key != Key::MAX => after = last.key,
             _ => return Ok(silent_now),
         }
-        sleep(&*inner.env, PAGE_PAUSE).await;
+        sleep(&*replication.env, PAGE_PAUSE).await;
     }
 }
 
 async fn check_page(
-    inner: &Inner,
+    replication: &Replication,
     pointers: &[BlockInfo],
     silent: &BTreeSet<PeerId>,
     silent_now: &mut BTreeSet<PeerId>,
 ) -> Result<(), StoreError> {
-    let mut needless = held_here(inner, pointers).await?;
-    needless.extend(of_other_sets(inner, pointers).await);
-    follow::come_home(inner, needless).await;
+    let mut needless = held_here(replication, pointers).await?;
+    needless.extend(of_other_sets(replication, pointers).await);
+    follow::come_home(replication, needless).await;
     let keys: Vec<Key> = pointers.iter().map(|info| info.key).collect();
     let mut lost = Vec::new();
-    for (holder, places) in follow::by_holder(inner, &keys).await {
+    for (holder, places) in follow::by_holder(replication, &keys).await {
         let its: Vec<BlockInfo> = places.iter().map(|place| pointers[*place]).collect();
-        match ask(inner, &holder, &its).await {
-            Some(held) => lost.extend(judge(inner, &holder, &its, held).await),
+        match ask(replication, &holder, &its).await {
+            Some(held) => lost.extend(judge(replication, &holder, &its, held).await),
             None if silent.contains(&holder.id) => {
                 tracing::warn!(%holder, count = its.len(), "the holder of copies is gone");
                 lost.extend(its.iter().map(|info| info.key));
@@ -103,53 +108,60 @@ async fn check_page(
         }
     }
     if !lost.is_empty() {
-        inner.diversion.records.forget(lost).await;
-        inner.repair.kick();
+        replication.pointers.forget(lost).await;
+        replication.requests.kick();
     }
-    take_home(inner, &keys).await
+    take_home(replication, &keys).await
 }
 
 /// Pointers to blocks that are here as well, as after a crash between two steps; a copy here
 /// that is older is removed.
-async fn held_here(inner: &Inner, pointers: &[BlockInfo]) -> Result<Vec<Key>, StoreError> {
+async fn held_here(
+    replication: &Replication,
+    pointers: &[BlockInfo],
+) -> Result<Vec<Key>, StoreError> {
     let (mut needless, mut outdated) = (Vec::new(), Vec::new());
     for pointer in pointers {
-        match inner.store.info(&pointer.key)? {
+        match replication.store.info(&pointer.key)? {
             Some(held) if held.version >= pointer.version => needless.push(pointer.key),
             Some(_) => outdated.push(pointer.key),
             None => {}
         }
     }
     if !outdated.is_empty() {
-        inner.store.remove(outdated).await?;
+        replication.store.remove(outdated).await?;
     }
     Ok(needless)
 }
 
 /// Pointers to blocks whose replica set this node has left: their copies are strays of their
 /// holders.
-async fn of_other_sets(inner: &Inner, pointers: &[BlockInfo]) -> Vec<Key> {
+async fn of_other_sets(replication: &Replication, pointers: &[BlockInfo]) -> Vec<Key> {
     let keys: Vec<Key> = pointers.iter().map(|info| info.key).collect();
-    let replicas = inner.config.replicas;
-    let sets = by_root(inner, keys, |key| *key, replicas, PAGE).await;
+    let replicas = replication.config.replicas;
+    let sets = by_root(replication, keys, |key| *key, replicas, PAGE).await;
     let is_other =
-        |set: &[Node]| set.len() == replicas && !set.iter().any(|node| inner.is_me(node));
+        |set: &[Node]| set.len() == replicas && !set.iter().any(|node| replication.is_me(node));
     let others = sets.into_iter().filter(|(set, _)| is_other(set));
     others.flat_map(|(_, its)| its).collect()
 }
 
 /// What a holder says that it keeps for this node; `None` if it does not answer.
-async fn ask(inner: &Inner, holder: &Peer, its: &[BlockInfo]) -> Option<Vec<Option<Vouched>>> {
+async fn ask(
+    replication: &Replication,
+    holder: &Peer,
+    its: &[BlockInfo],
+) -> Option<Vec<Option<Vouched>>> {
     let keys: Vec<Key> = its.iter().map(|info| info.key).collect();
     let node = Node::of(*holder);
-    let (reply, _) = inner.call(&node, &Hold { keys, keep: true }, Vec::new()).await.ok()?;
-    inner.diversion.learn(node, reply.spare_bytes, inner.env.now());
+    let (reply, _) = replication.call(&node, &Hold { keys, keep: true }, Vec::new()).await.ok()?;
+    replication.learn(node, reply.spare_bytes, replication.env.now());
     Some(reply.held.0)
 }
 
 /// Which copies a holder does not have as it should; learns of the others how long they stay.
 async fn judge(
-    inner: &Inner,
+    replication: &Replication,
     holder: &Peer,
     its: &[BlockInfo],
     held: Vec<Option<Vouched>>,
@@ -159,7 +171,7 @@ async fn judge(
         match held.filter(|held| held.version >= info.version) {
             Some(held) => {
                 let owner = Owner { publisher: held.publisher, ip: held.ip };
-                inner.diversion.records.extend(&info.key, inner.expiry(held.lease_secs), owner);
+                replication.pointers.extend(&info.key, replication.expiry(held.lease_secs), owner);
                 there.push(info.key);
             }
             None => lost.push(info.key),
@@ -168,8 +180,9 @@ async fn judge(
     // Others are looked at until one is there: a holder that dropped everything is found out at
     // once, and one that lost a block to rot costs one question more.
     for _ in 0..MAX_SAMPLES.min(there.len()) {
-        let sample = there.swap_remove(random_below(&*inner.env, there.len() as u64) as usize);
-        if follow::own(inner, &sample).await.is_some() {
+        let sample =
+            there.swap_remove(random_below(&*replication.env, there.len() as u64) as usize);
+        if follow::own(replication, &sample).await.is_some() {
             return lost;
         }
         tracing::warn!(%holder, key = %sample, "a holder does not have what it says");
@@ -180,27 +193,27 @@ async fn judge(
 }
 
 /// Fetches copies whose pointers are among `keys`, while there is much room here.
-async fn take_home(inner: &Inner, keys: &[Key]) -> Result<(), StoreError> {
+async fn take_home(replication: &Replication, keys: &[Key]) -> Result<(), StoreError> {
     for key in keys {
-        let usage = inner.store.usage();
-        let free_bytes = inner.diversion.free_bytes(usage);
+        let usage = replication.store.usage();
+        let free_bytes = replication.headroom.free_bytes(usage);
         if free_bytes <= usage.capacity_bytes / ROOMY {
             return Ok(());
         }
-        let Some(info) = inner.diversion.records.pointed(key) else { continue };
-        let Some(block) = follow::own(inner, key).await else { continue };
+        let Some(info) = replication.pointers.pointed(key) else { continue };
+        let Some(block) = follow::own(replication, key).await else { continue };
         let Ok(version) = info.kind.verify(key, &block.bytes) else { continue };
         let bytes = block.bytes.len() as u64;
-        let mut stored: StoredBlock = inner.to_store(&block, version);
+        let mut stored: StoredBlock = replication.to_store(&block, version);
         stored.info.owner = info.owner;
         if cost_bytes(stored.info.len_bytes) > free_bytes {
             return Ok(());
         }
-        if !store_home(inner, stored).await {
+        if !store_home(replication, stored).await {
             return Ok(());
         }
-        inner.repair.done(1, bytes);
-        pace(inner, bytes).await;
+        replication.repair.done(1, bytes);
+        pace(replication, bytes).await;
     }
     Ok(())
 }

@@ -21,19 +21,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_env::{jittered, sleep, timeout};
-use atoll_key::{KeyRange, PeerId};
+use atoll_env::{BoxFuture, jittered, sleep, timeout};
+use atoll_key::{Key, KeyRange, PeerId};
 use atoll_overlay::{Node, ServedRanges};
 use futures_util::StreamExt;
 use futures_util::future::{select, select_all};
 use futures_util::stream::FuturesUnordered;
 
-use crate::client::get::{Found, find};
+use crate::blocks::GetError;
 use crate::holdings::ranges::summaries;
-use crate::inner::Inner;
 use crate::placement::expected_replicas;
+use crate::replication::Replication;
 use crate::replication::exchange::{ExchangeError, Given, Outcome, reconcile_with};
 use crate::replication::store::store_here;
+use crate::rpc::Block;
 use crate::rpc::budget::PEER_LIMIT;
 
 /// A round repeats at most so often before it waits again.
@@ -51,38 +52,51 @@ const NEXT_AFTER: Duration = Duration::from_secs(2);
 /// Replicas compared with at once. A guess: each takes a few batches of blocks in memory.
 const MAX_SIDE_BY_SIDE: usize = 8;
 
+/// How a block is fetched from any node that holds it. Repair knows no other way to get what was
+/// damaged here than a reader has.
+pub(crate) type FetchBlock =
+    Arc<dyn Fn(Key) -> BoxFuture<'static, Result<Block, GetError>> + Send + Sync>;
+
 /// Keeps replicas up, for ever.
-pub(crate) async fn run(inner: Arc<Inner>) {
+pub(crate) async fn run(replication: Arc<Replication>, fetch: FetchBlock) {
     let mut seen = None;
     loop {
-        let epoch = inner.overlay.epoch();
+        let epoch = replication.overlay.epoch();
         if seen == Some(epoch) {
-            let pause = jittered(&*inner.env, inner.config.repair_every);
-            let kick = Box::pin(inner.repair.wait_for_kick());
-            select(select_all([inner.overlay.changed(epoch), changed_after(&inner, pause)]), kick)
-                .await;
+            let pause = jittered(&*replication.env, replication.config.repair_every);
+            let kick = Box::pin(replication.requests.wait_for_kick());
+            select(
+                select_all([
+                    replication.overlay.changed(epoch),
+                    changed_after(&replication, pause),
+                ]),
+                kick,
+            )
+            .await;
         }
-        settle(&inner).await;
-        expected_replicas(&inner);
-        let (around, replicas) = (inner.overlay.neighbourhoods(), inner.config.replicas);
-        inner.losses.look(&around, replicas, inner.env.now(), inner.env.unix_ms());
-        inner.losses.remember(&*inner.durable).await;
-        inner.repair.remember_expected(&*inner.durable).await;
-        seen = Some(inner.overlay.epoch());
-        let ended = round(&inner).await;
-        inner.handoff.due.notify();
+        settle(&replication).await;
+        expected_replicas(&replication);
+        let (around, replicas) =
+            (replication.overlay.neighbourhoods(), replication.config.replicas);
+        let (now, unix_ms) = (replication.env.now(), replication.env.unix_ms());
+        replication.losses.look(&around, replicas, now, unix_ms);
+        replication.losses.remember(&*replication.durable).await;
+        replication.expected.remember(&*replication.durable).await;
+        seen = Some(replication.overlay.epoch());
+        let ended = round(&replication, &fetch).await;
+        replication.handoff.due.notify();
         let again_after = match ended {
             Ended::Equal | Ended::Stuck => continue,
             Ended::Moving => AGAIN,
             Ended::Unfinished => RETRY,
         };
-        sleep(&*inner.env, jittered(&*inner.env, again_after)).await;
+        sleep(&*replication.env, jittered(&*replication.env, again_after)).await;
         seen = None;
     }
 }
 
-fn changed_after(inner: &Inner, pause: Duration) -> atoll_env::BoxFuture<'static, u64> {
-    let slept = sleep(&*inner.env, pause);
+fn changed_after(replication: &Replication, pause: Duration) -> BoxFuture<'static, u64> {
+    let slept = sleep(&*replication.env, pause);
     Box::pin(async move {
         slept.await;
         0
@@ -90,11 +104,11 @@ fn changed_after(inner: &Inner, pause: Duration) -> atoll_env::BoxFuture<'static
 }
 
 /// Waits until the neighbourhood has stopped changing, within reason.
-async fn settle(inner: &Inner) {
+async fn settle(replication: &Replication) {
     for _ in 0..MAX_SETTLING {
-        let before = inner.overlay.epoch();
-        sleep(&*inner.env, inner.config.repair_settle).await;
-        if inner.overlay.epoch() == before {
+        let before = replication.overlay.epoch();
+        sleep(&*replication.env, replication.config.repair_settle).await;
+        if replication.overlay.epoch() == before {
             break;
         }
     }
@@ -115,16 +129,16 @@ enum Ended {
 }
 
 /// One round: compare and copy until nothing differs.
-async fn round(inner: &Arc<Inner>) -> Ended {
-    refetch_damaged(inner).await;
+async fn round(replication: &Arc<Replication>, fetch: &FetchBlock) -> Ended {
+    refetch_damaged(replication, fetch).await;
     let mut given: BTreeMap<PeerId, Given> = BTreeMap::new();
     let mut passes = 0;
     loop {
-        let served = inner.overlay.served_ranges(inner.config.replicas);
+        let served = replication.overlay.served_ranges(replication.config.replicas);
         if served.ranges.is_empty() {
             return Ended::Equal;
         }
-        let ended = pass(inner, &served, &mut given).await;
+        let ended = pass(replication, &served, &mut given).await;
         passes += 1;
         if ended != Ended::Moving || passes == MAX_PASSES {
             return ended;
@@ -135,7 +149,7 @@ async fn round(inner: &Arc<Inner>) -> Ended {
 /// Compares with each replica once, and copies what differs. One that fails or is slow delays no
 /// other.
 async fn pass(
-    inner: &Arc<Inner>,
+    replication: &Arc<Replication>,
     served: &ServedRanges,
     given: &mut BTreeMap<PeerId, Given>,
 ) -> Ended {
@@ -143,8 +157,10 @@ async fn pass(
     let mut is_unfinished = false;
     let mut replicas = by_replica(served);
     // Last those that misbehave.
-    replicas.sort_by_key(|(replica, _)| !inner.repair.is_fit(&replica.peer.id, inner.env.now()));
-    for (replica, outcome) in side_by_side(inner, replicas, given).await {
+    replicas.sort_by_key(|(replica, _)| {
+        !replication.backoff.is_fit(&replica.peer.id, replication.env.now())
+    });
+    for (replica, outcome) in side_by_side(replication, replicas, given).await {
         match outcome {
             Ok(outcome) => {
                 sum.moved += outcome.moved;
@@ -153,7 +169,7 @@ async fn pass(
             Err(error) => {
                 tracing::info!(%error, ?replica, "a replica could not be compared");
                 if error.is_misbehaviour() {
-                    inner.repair.set_back(replica.peer.id, inner.env.now());
+                    replication.backoff.set_back(replica.peer.id, replication.env.now());
                 }
                 if error.is_failure() {
                     is_unfinished = true;
@@ -169,31 +185,31 @@ async fn pass(
         Outcome { moved: 0, .. } => Ended::Stuck,
         _ => Ended::Moving,
     };
-    finish_pass(inner, served, ended == Ended::Equal).await;
+    finish_pass(replication, served, ended == Ended::Equal).await;
     ended
 }
 
 /// Compares with all replicas, in this order; the next is begun when one has ended or takes long.
 async fn side_by_side(
-    inner: &Arc<Inner>,
+    replication: &Arc<Replication>,
     replicas: Vec<(Node, Vec<KeyRange>)>,
     given: &mut BTreeMap<PeerId, Given>,
 ) -> Vec<(Node, Result<Outcome, ExchangeError>)> {
     let exchange = |(replica, ranges): (Node, Vec<KeyRange>), mut given: Given| async move {
-        let outcome = reconcile_with(inner, &replica, ranges, &mut given).await;
+        let outcome = reconcile_with(replication, &replica, ranges, &mut given).await;
         (replica, outcome, given)
     };
     let (mut waiting, mut outcomes) = (replicas.into_iter(), Vec::new());
     let mut exchanges = FuturesUnordered::new();
     loop {
-        let at_once = if inner.config.mechanisms.side_by_side { MAX_SIDE_BY_SIDE } else { 1 };
+        let at_once = if replication.config.mechanisms.side_by_side { MAX_SIDE_BY_SIDE } else { 1 };
         if exchanges.len() < at_once
             && let Some(next) = waiting.next()
         {
             let given = given.remove(&next.0.peer.id).unwrap_or_default();
             exchanges.push(exchange(next, given));
         }
-        match timeout(&*inner.env, NEXT_AFTER, exchanges.next()).await {
+        match timeout(&*replication.env, NEXT_AFTER, exchanges.next()).await {
             Ok(Some((replica, outcome, taken))) => {
                 given.insert(replica.peer.id, taken);
                 outcomes.push((replica, outcome));
@@ -219,31 +235,32 @@ fn by_replica(served: &ServedRanges) -> Vec<(Node, Vec<KeyRange>)> {
 
 /// Fetches what was damaged here, as root or as replica. What nobody else has is lost
 /// here too; what cannot be reached is left to the comparison of ranges.
-async fn refetch_damaged(inner: &Arc<Inner>) {
-    let until = inner.env.now() + PEER_LIMIT;
-    for key in inner.repair.take_damaged() {
-        if inner.env.now() >= until {
+async fn refetch_damaged(replication: &Replication, fetch: &FetchBlock) {
+    let until = replication.env.now() + PEER_LIMIT;
+    for key in replication.requests.take_damaged() {
+        if replication.env.now() >= until {
             // In the next round: whoever is slow to send it holds up no more.
-            inner.repair.refetch(key);
+            replication.requests.refetch(key);
             continue;
         }
-        match find(inner, key, None).await {
-            Ok(Found { block, .. }) => {
-                let me = inner.transport.local();
-                store_here(inner, &me, std::slice::from_ref(&block)).await;
-                inner.repair.done(1, block.bytes.len() as u64);
+        match fetch(key).await {
+            Ok(block) => {
+                let me = replication.transport.local();
+                store_here(replication, &me, std::slice::from_ref(&block)).await;
+                replication.repair.done(1, block.bytes.len() as u64);
             }
             Err(error) => tracing::error!(%error, "a damaged block could not be fetched again"),
         }
     }
 }
 
-async fn finish_pass(inner: &Inner, served: &ServedRanges, is_equal: bool) {
+async fn finish_pass(replication: &Replication, served: &ServedRanges, is_equal: bool) {
     let ranges = served.ranges.iter().map(|scope| scope.range).collect();
-    let held = summaries(inner, ranges).await.unwrap_or_else(|error| {
+    let held = summaries(replication, ranges).await.unwrap_or_else(|error| {
         tracing::error!(%error, "the blocks of this node's ranges could not be counted");
         Vec::new()
     });
     let root_blocks = held.iter().map(|summary| summary.count).sum();
-    inner.repair.pass_ended(is_equal.then_some(served), root_blocks, inner.env.unix_ms());
+    let equal = is_equal.then(|| (served.clone(), replication.requests.count()));
+    replication.repair.pass_ended(equal, root_blocks, replication.env.unix_ms());
 }

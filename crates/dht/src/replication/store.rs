@@ -10,12 +10,16 @@ use crate::accounting::admission::{Admitted, Origin, admit, kept, reserve};
 use crate::accounting::attribution::{self, Copy};
 use crate::accounting::quota::Reservation;
 use crate::diversion::{divert, follow};
-use crate::inner::Inner;
+use crate::replication::Replication;
 use crate::rpc::{Block, Put, PutStatus, from_blocks};
 
 /// Stores copies that nobody has signed for on this node; one status per block.
-pub(crate) async fn store_here(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<PutStatus> {
-    let stored = store_put(inner, from, &Origin::Carrier, blocks.to_vec()).await;
+pub(crate) async fn store_here(
+    replication: &Replication,
+    from: &Peer,
+    blocks: &[Block],
+) -> Vec<PutStatus> {
+    let stored = store_put(replication, from, &Origin::Carrier, blocks.to_vec()).await;
     stored.unwrap_or_else(|refusal| {
         tracing::info!(%from, %refusal, "copies are not taken");
         vec![PutStatus::Failed; blocks.len()]
@@ -24,24 +28,24 @@ pub(crate) async fn store_here(inner: &Inner, from: &Peer, blocks: &[Block]) -> 
 
 /// Stores a batch on this node; one status per block.
 pub(crate) async fn store_put(
-    inner: &Inner,
+    replication: &Replication,
     from: &Peer,
     origin: &Origin,
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
-    let admitted = admit(inner, from, origin, blocks).await?;
-    Ok(store_batch_of(inner, origin, admitted, Overflow::Diverted).await)
+    let admitted = admit(replication, from, origin, blocks).await?;
+    Ok(store_batch_of(replication, origin, admitted, Overflow::Diverted).await)
 }
 
 /// Stores a batch that this node keeps for a replica without room; one status per block.
 pub(crate) async fn store_for_others(
-    inner: &Inner,
+    replication: &Replication,
     from: &Peer,
     origin: &Origin,
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
-    let admitted = admit(inner, from, origin, blocks).await?;
-    Ok(store_batch_of(inner, origin, admitted, Overflow::Refused).await)
+    let admitted = admit(replication, from, origin, blocks).await?;
+    Ok(store_batch_of(replication, origin, admitted, Overflow::Refused).await)
 }
 
 /// What becomes of blocks for which there is no room here.
@@ -55,13 +59,13 @@ pub(crate) enum Overflow {
 
 /// Stores what was admitted of a batch; one status per block of the whole.
 async fn store_batch_of(
-    inner: &Inner,
+    replication: &Replication,
     origin: &Origin,
     admitted: Admitted,
     overflow: Overflow,
 ) -> Vec<PutStatus> {
     let Admitted { blocks, stored, indices, refused, room, .. } = admitted;
-    let own = store_admitted(inner, origin, &blocks, stored, room, overflow).await;
+    let own = store_admitted(replication, origin, &blocks, stored, room, overflow).await;
     let mut statuses: Vec<PutStatus> =
         refused.into_iter().map(|status| status.unwrap_or(PutStatus::Failed)).collect();
     for (index, status) in indices.into_iter().zip(own) {
@@ -73,7 +77,7 @@ async fn store_batch_of(
 /// Stores blocks that were admitted, here or, where there is no room, elsewhere; one status per
 /// block.
 pub(crate) async fn store_admitted(
-    inner: &Inner,
+    replication: &Replication,
     origin: &Origin,
     blocks: &[Block],
     stored: Vec<StoredBlock>,
@@ -83,25 +87,25 @@ pub(crate) async fn store_admitted(
     if stored.is_empty() {
         return Vec::new();
     }
-    let Err(failed) = store_batch(inner, stored.clone(), room).await else {
-        return stored_statuses(inner, blocks).await;
+    let Err(failed) = store_batch(replication, stored.clone(), room).await else {
+        return stored_statuses(replication, blocks).await;
     };
     // What is here already needs no room: only its lease is extended.
-    let held: Vec<bool> = stored.iter().map(|new| is_held(inner, &new.info)).collect();
+    let held: Vec<bool> = stored.iter().map(|new| is_held(replication, &new.info)).collect();
     let lacking: Vec<bool> = held.iter().map(|held| !held).collect();
     let mut statuses = vec![failed; blocks.len()];
     if held.contains(&true) {
-        let (_, none) = reserve(inner, &[], &[]);
-        let extended = store_batch(inner, kept(stored.clone(), &held), none).await;
+        let (_, none) = reserve(replication, &[], &[]);
+        let extended = store_batch(replication, kept(stored.clone(), &held), none).await;
         let answers = match extended {
-            Ok(()) => stored_statuses(inner, &kept(blocks.to_vec(), &held)).await,
+            Ok(()) => stored_statuses(replication, &kept(blocks.to_vec(), &held)).await,
             Err(failed) => vec![failed; blocks.len()],
         };
         fill(&mut statuses, &held, answers);
     }
     if overflow == Overflow::Diverted && lacking.contains(&true) {
         let (blocks, stored) = (kept(blocks.to_vec(), &lacking), kept(stored, &lacking));
-        fill(&mut statuses, &lacking, divert(inner, origin, &blocks, &stored).await);
+        fill(&mut statuses, &lacking, divert(replication, origin, &blocks, &stored).await);
     }
     statuses
 }
@@ -112,16 +116,16 @@ fn fill(statuses: &mut [PutStatus], chosen: &[bool], answers: Vec<PutStatus>) {
     places.zip(answers).for_each(|((status, _), answer)| *status = answer);
 }
 
-fn is_held(inner: &Inner, new: &BlockInfo) -> bool {
-    let held = inner.store.info(&new.key).ok().flatten();
+fn is_held(replication: &Replication, new: &BlockInfo) -> bool {
+    let held = replication.store.info(&new.key).ok().flatten();
     held.is_some_and(|held| held.version >= new.version)
 }
 
 /// What is said of blocks that the store has taken.
-async fn stored_statuses(inner: &Inner, blocks: &[Block]) -> Vec<PutStatus> {
+async fn stored_statuses(replication: &Replication, blocks: &[Block]) -> Vec<PutStatus> {
     let mut statuses = Vec::with_capacity(blocks.len());
     for block in blocks {
-        let superseded = other_held(inner, block).await;
+        let superseded = other_held(replication, block).await;
         statuses.push(superseded.unwrap_or(PutStatus::Stored { copies: 1, wanted: 1 }));
     }
     statuses
@@ -133,19 +137,23 @@ async fn stored_statuses(inner: &Inner, blocks: &[Block]) -> Vec<PutStatus> {
 /// # Errors
 /// What to answer for each of them.
 async fn store_batch(
-    inner: &Inner,
+    replication: &Replication,
     batch: Vec<StoredBlock>,
     room: Reservation,
 ) -> Result<(), PutStatus> {
     let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
-    let arriving = inner.leaving.keep(keys.iter()).await;
-    match inner.writes.write(&inner.env, inner.store.put(batch), (room, arriving)).await {
+    let arriving = replication.pending.keep(keys.iter()).await;
+    match replication
+        .writes
+        .write(&replication.env, replication.store.put(batch), (room, arriving))
+        .await
+    {
         Ok(()) => {
-            follow::come_home(inner, keys).await;
+            follow::come_home(replication, keys).await;
             Ok(())
         }
         Err(error) => {
-            inner.diversion.store_failed(&error, inner.store.usage());
+            replication.headroom.store_failed(&error, replication.store.usage());
             match error {
                 // Whether it is full or not there for the moment: others may have room.
                 StoreError::Full { .. } | StoreError::Away { .. } => Err(PutStatus::Full),
@@ -156,20 +164,24 @@ async fn store_batch(
 }
 
 /// Stores a block that another node has kept for this one; whether there was room.
-pub(crate) async fn store_home(inner: &Inner, block: StoredBlock) -> bool {
-    let (_, none) = reserve(inner, &[], &[]);
-    store_batch(inner, vec![block], none).await.is_ok()
+pub(crate) async fn store_home(replication: &Replication, block: StoredBlock) -> bool {
+    let (_, none) = reserve(replication, &[], &[]);
+    store_batch(replication, vec![block], none).await.is_ok()
 }
 
 /// Stores verified blocks that were fetched from `from`, as far as they may be charged to
 /// anybody; returns how many.
-pub(crate) async fn store_fetched(inner: &Inner, from: &Peer, mut batch: Vec<StoredBlock>) -> u64 {
+pub(crate) async fn store_fetched(
+    replication: &Replication,
+    from: &Peer,
+    mut batch: Vec<StoredBlock>,
+) -> u64 {
     let copy = |block: &StoredBlock| {
         let BlockInfo { key, kind, version, .. } = block.info;
-        Copy { key, kind, version, lease_secs: inner.lease_left(&block.info) }
+        Copy { key, kind, version, lease_secs: replication.lease_left(&block.info) }
     };
     let copies: Vec<Copy> = batch.iter().map(copy).collect();
-    let charges = match attribution::charges(inner, from, &copies, false).await {
+    let charges = match attribution::charges(replication, from, &copies, false).await {
         Ok(charges) => charges,
         Err(refusal) => {
             tracing::info!(%from, %refusal, "copies are not taken");
@@ -178,18 +190,19 @@ pub(crate) async fn store_fetched(inner: &Inner, from: &Peer, mut batch: Vec<Sto
     };
     for (block, charge) in batch.iter_mut().zip(&charges) {
         block.info.owner = charge.owner;
-        block.info.expires_unix_secs = inner.expiry(charge.lease_secs);
+        block.info.expires_unix_secs = replication.expiry(charge.lease_secs);
     }
-    let (verdicts, room) = reserve(inner, &batch, &charges);
+    let (verdicts, room) = reserve(replication, &batch, &charges);
     let keep: Vec<bool> = verdicts.iter().map(Result::is_ok).collect();
     let batch = kept(batch, &keep);
     let block = |stored: &StoredBlock| Block {
-        header: inner.header_of(&stored.info),
+        header: replication.header_of(&stored.info),
         bytes: stored.bytes.clone(),
     };
     let blocks: Vec<Block> = batch.iter().map(block).collect();
     let overflow = Overflow::Diverted;
-    let statuses = store_admitted(inner, &Origin::Carrier, &blocks, batch, room, overflow).await;
+    let statuses =
+        store_admitted(replication, &Origin::Carrier, &blocks, batch, room, overflow).await;
     let is_kept = |status: &&PutStatus| {
         matches!(status, PutStatus::Stored { .. } | PutStatus::Superseded { .. })
     };
@@ -197,11 +210,11 @@ pub(crate) async fn store_fetched(inner: &Inner, from: &Peer, mut batch: Vec<Sto
 }
 
 /// After a signed block was put into the store: whether that keeps another one.
-async fn other_held(inner: &Inner, block: &Block) -> Option<PutStatus> {
+async fn other_held(replication: &Replication, block: &Block) -> Option<PutStatus> {
     if !block.is_mutable() {
         return None;
     }
-    match inner.store.get(&block.header.key).await {
+    match replication.store.get(&block.header.key).await {
         Ok(Some(held)) if held.bytes == block.bytes => None,
         Ok(Some(held)) => Some(PutStatus::Superseded { held: held.info.version }),
         Ok(None) | Err(_) => Some(PutStatus::Failed),

@@ -3,7 +3,7 @@
 //! Each call has a limit, but a peer that answers just in time, with a block or a proof at a time,
 //! would hold up a batch for hours. So all calls to a peer in a round share one deadline. What is
 //! left then is left for the next round; a peer that has moved next to nothing in that time is
-//! left alone for a while ([`Repair::set_back`](crate::replication::state::Repair::set_back)), and gets
+//! left alone for a while ([`Backoff`](super::backoff::Backoff)), and gets
 //! less time until then.
 //!
 //! It does not know what is asked.
@@ -17,7 +17,7 @@ use atoll_overlay::Node;
 use bytes::Bytes;
 
 use super::{Answered, Method};
-use crate::inner::Inner;
+use crate::rpc::Rpc;
 
 /// What a peer gets in a round. A guess: blocks of some gigabytes at the speed of a fast network.
 pub(crate) const PEER_LIMIT: Duration = Duration::from_secs(60);
@@ -41,10 +41,10 @@ pub(crate) struct Allowance {
 
 impl Allowance {
     /// For the work with `peer` from now on.
-    pub fn of(inner: &Inner, peer: PeerId) -> Allowance {
-        let now = inner.env.now();
-        let limit = match inner.repair.is_fit(&peer, now) {
-            _ if !inner.config.mechanisms.allowance => Duration::from_secs(24 * 3600),
+    pub fn of(rpc: &Rpc, peer: PeerId) -> Allowance {
+        let now = rpc.env.now();
+        let limit = match rpc.backoff.is_fit(&peer, now) {
+            _ if !rpc.config.mechanisms.allowance => Duration::from_secs(24 * 3600),
             true => PEER_LIMIT,
             false => UNFIT_LIMIT,
         };
@@ -52,8 +52,8 @@ impl Allowance {
     }
 
     /// For another peer, on whom the work with this one depends.
-    pub fn within(&self, inner: &Inner, peer: PeerId) -> Allowance {
-        let other = Allowance::of(inner, peer);
+    pub fn within(&self, rpc: &Rpc, peer: PeerId) -> Allowance {
+        let other = Allowance::of(rpc, peer);
         Allowance { until: other.until.min(self.until), ..other }
     }
 
@@ -73,15 +73,15 @@ impl Allowance {
     /// If the call fails.
     pub async fn call<M: Method>(
         &mut self,
-        inner: &Inner,
+        rpc: &Rpc,
         to: &Node,
         request: &M,
         parts: Vec<Bytes>,
     ) -> Result<Option<Answered<M>>, CallError> {
-        let began = inner.env.now();
-        let call = inner.call(to, request, parts);
-        let answer = timeout(&*inner.env, self.left(began), call).await;
-        self.waited(inner.env.now().since(began));
+        let began = rpc.env.now();
+        let call = rpc.call(to, request, parts);
+        let answer = timeout(&*rpc.env, self.left(began), call).await;
+        self.waited(rpc.env.now().since(began));
         answer.ok().transpose()
     }
 
@@ -104,10 +104,10 @@ impl Allowance {
     }
 
     /// The work with the peer has ended, for whatever reason. If it was slow, it is left alone.
-    pub fn end(self, inner: &Inner) {
+    pub fn end(self, rpc: &Rpc) {
         if self.is_slow() {
             tracing::info!(peer = ?self.peer, waited = ?self.waited, "a peer answers too slowly");
-            inner.repair.set_back(self.peer, inner.env.now());
+            rpc.backoff.set_back(self.peer, rpc.env.now());
         }
     }
 }

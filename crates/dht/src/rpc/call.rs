@@ -9,7 +9,7 @@ use atoll_store::BlockInfo;
 use bytes::Bytes;
 
 use super::{BlockHeader, COMPARE_LIMIT, Method, TimeLimit, read_reply, to_request};
-use crate::inner::Inner;
+use crate::rpc::Rpc;
 
 /// The shortest limit of a lookup's question. A guess: as the overlay's calls.
 const MIN_LOOKUP_LIMIT: Duration = Duration::from_secs(2);
@@ -17,7 +17,7 @@ const MIN_LOOKUP_LIMIT: Duration = Duration::from_secs(2);
 /// The header of a reply and its parts.
 pub(crate) type Answered<M> = (<M as Method>::Reply, Vec<Bytes>);
 
-impl Inner {
+impl Rpc {
     /// The description of a stored block, for a message.
     pub fn header_of(&self, info: &BlockInfo) -> BlockHeader {
         BlockHeader { key: info.key, kind: info.kind, lease_secs: self.lease_left(info) }

@@ -81,7 +81,7 @@ pub(super) mod kind {
 
 /// Field encodings of types that another crate wraps for the wire.
 macro_rules! wrapped {
-    ($($module:ident: $Plain:ty = $Wire:ident;)*) => {$(
+    ($($module:ident: $Plain:ty, $Borrowed:ty = $Wire:ident;)*) => {$(
         pub(super) mod $module {
             use minicbor::decode::Error as DecodeError;
             use minicbor::encode::{Error as EncodeError, Write};
@@ -90,11 +90,11 @@ macro_rules! wrapped {
             use super::$Wire;
 
             pub fn encode<C, W: Write>(
-                value: &$Plain,
+                value: &$Borrowed,
                 e: &mut Encoder<W>,
                 ctx: &mut C,
             ) -> Result<(), EncodeError<W::Error>> {
-                $Wire(value.clone()).encode(e, ctx)
+                $Wire(value.to_owned()).encode(e, ctx)
             }
 
             pub fn decode<'b, C>(
@@ -108,8 +108,8 @@ macro_rules! wrapped {
 }
 
 wrapped! {
-    key: atoll_key::Key = WireKey;
-    peer: atoll_net::Peer = WirePeer;
-    nodes: Vec<atoll_overlay::Node> = WireNodes;
-    route: atoll_overlay::Route = WireRoute;
+    key: atoll_key::Key, atoll_key::Key = WireKey;
+    peer: atoll_net::Peer, atoll_net::Peer = WirePeer;
+    nodes: Vec<atoll_overlay::Node>, [atoll_overlay::Node] = WireNodes;
+    route: atoll_overlay::Route, atoll_overlay::Route = WireRoute;
 }

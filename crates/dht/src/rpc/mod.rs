@@ -16,6 +16,7 @@
 //!
 //! It does not know what a method does.
 
+pub(crate) mod backoff;
 pub(crate) mod budget;
 mod call;
 mod charging;
@@ -31,6 +32,7 @@ mod reconcile;
 mod renewal;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_key::MAX_BLOCK_BYTES;
@@ -47,11 +49,36 @@ pub use charging::{
 pub use diversion::{Divert, DivertReply, Diverted, Hold, HoldReply};
 pub use lookup::{CacheCopy, CacheReply, LookupReply, LookupStep};
 pub use proving::{Proof, Prove, ProveReply};
-pub(crate) use put::{Block, from_blocks, is_majority, to_blocks};
+pub(crate) use put::{Block, from_blocks, to_blocks};
 pub use put::{BlockHeader, Fetch, FetchReply, Put, PutReply, PutStatus, There};
 pub use receipt::WireReceipt;
 pub use reconcile::{Answer, Claim, Item, MAX_ITEMS, Reconcile, ReconcileReply, Summary};
 pub use renewal::{NAME_BYTES, Name, Renew, RenewReply, RenewStatus};
+
+use crate::context::{Context, layer_above};
+pub(crate) use crate::expected_replicas::is_majority;
+use backoff::Backoff;
+use put_times::PutTimes;
+use quorum::Background;
+
+/// What calls to peers have shown of them.
+pub(crate) struct Rpc {
+    context: Context,
+    /// Peers left alone for a while.
+    pub backoff: Backoff,
+    /// How long puts may take.
+    pub put_times: Arc<PutTimes>,
+    /// Calls of puts that no caller waits for any more.
+    pub background: Background,
+}
+layer_above!(Rpc, context: Context);
+
+impl Rpc {
+    pub fn new(context: Context) -> Rpc {
+        let (backoff, put_times) = (Backoff::default(), Arc::default());
+        Rpc { context, backoff, put_times, background: Background::default() }
+    }
+}
 
 /// The most blocks in one message.
 pub const MAX_BATCH_BLOCKS: usize = 256;

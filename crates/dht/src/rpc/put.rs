@@ -118,11 +118,6 @@ impl From<OverQuota> for PutStatus {
     }
 }
 
-/// Whether a majority has a block. Both numbers may be a peer's, so any.
-pub(crate) fn is_majority(copies: u32, wanted: u32) -> bool {
-    u64::from(copies) * 2 > u64::from(wanted)
-}
-
 /// The answer to a [`Put`]: one status for each block.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]

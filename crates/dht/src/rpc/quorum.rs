@@ -27,7 +27,7 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use futures_util::stream::FuturesUnordered;
 
-use crate::inner::Inner;
+use crate::rpc::Rpc;
 use crate::rpc::put_times::{Sending, WaitsFor};
 
 /// Calls that go on though nobody waits for them; more are given up. Each may hold a batch of a
@@ -43,13 +43,13 @@ pub(crate) struct Background(Arc<AtomicUsize>);
 
 impl Background {
     /// Does some work, if there is not too much already.
-    pub fn run(&self, inner: &Inner, work: impl Future<Output = ()> + Send + 'static) {
+    pub fn run(&self, rpc: &Rpc, work: impl Future<Output = ()> + Send + 'static) {
         let count = self.0.clone();
         if count.fetch_add(1, Ordering::Relaxed) >= MAX_IN_BACKGROUND {
             count.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        inner.env.spawn(Box::pin(async move {
+        rpc.env.spawn(Box::pin(async move {
             work.await;
             count.fetch_sub(1, Ordering::Relaxed);
         }));
@@ -79,7 +79,7 @@ type Call<T> = BoxFuture<'static, (Node, Result<T, CallError>)>;
 
 /// See the module.
 pub(crate) struct Calls<T> {
-    inner: Arc<Inner>,
+    rpc: Arc<Rpc>,
     waits_for: WaitsFor,
     calls: FuturesUnordered<Call<T>>,
     watched: Vec<Watched>,
@@ -87,9 +87,9 @@ pub(crate) struct Calls<T> {
 }
 
 impl<T: Send + 'static> Calls<T> {
-    pub fn new(inner: &Arc<Inner>, waits_for: WaitsFor) -> Calls<T> {
-        let (calls, watched, epoch) = (FuturesUnordered::new(), Vec::new(), inner.overlay.epoch());
-        Calls { inner: inner.clone(), waits_for, calls, watched, epoch }
+    pub fn new(rpc: &Arc<Rpc>, waits_for: WaitsFor) -> Calls<T> {
+        let (calls, watched, epoch) = (FuturesUnordered::new(), Vec::new(), rpc.overlay.epoch());
+        Calls { rpc: rpc.clone(), waits_for, calls, watched, epoch }
     }
 
     /// Asks a node something, sending so many bytes of blocks when there is room on the line.
@@ -99,26 +99,26 @@ impl<T: Send + 'static> Calls<T> {
         bytes: u64,
         call: impl Future<Output = Result<T, CallError>> + Send + 'static,
     ) {
-        let inner = self.inner.clone();
-        let bytes = if inner.is_me(&node) { 0 } else { bytes };
-        let sending = Arc::new(inner.put_times.sending(self.waits_for, bytes));
-        let waits = !inner.config.mechanisms.hedged_puts;
-        let is_watched = waits || inner.is_me(&node) || answers(&inner, &node);
+        let rpc = self.rpc.clone();
+        let bytes = if rpc.is_me(&node) { 0 } else { bytes };
+        let sending = Arc::new(rpc.put_times.sending(self.waits_for, bytes));
+        let waits = !rpc.config.mechanisms.hedged_puts;
+        let is_watched = waits || rpc.is_me(&node) || answers(&rpc, &node);
         if is_watched {
             self.watched.push(Watched { node, sending: sending.clone(), line_bytes: 0 });
         }
         self.calls.push(Box::pin(async move {
-            match inner.config.mechanisms.line_window {
-                true => sending.begin(&inner.env).await,
-                false => sending.begins(inner.env.now()),
+            match rpc.config.mechanisms.line_window {
+                true => sending.begin(&rpc.env).await,
+                false => sending.begins(rpc.env.now()),
             }
-            let line_bytes = inner.put_times.held_bytes();
+            let line_bytes = rpc.put_times.held_bytes();
             if !is_watched {
                 sending.give_up_room();
             }
             let answer = call.await;
-            if answer.is_ok() && !inner.is_me(&node) {
-                sending.answered(&node.peer.id, line_bytes, inner.env.now());
+            if answer.is_ok() && !rpc.is_me(&node) {
+                sending.answered(&node.peer.id, line_bytes, rpc.env.now());
             }
             drop(sending);
             (node, answer)
@@ -136,8 +136,8 @@ impl<T: Send + 'static> Calls<T> {
             if self.calls.is_empty() {
                 return None;
             }
-            let now = self.inner.env.now();
-            let line_bytes = self.inner.put_times.under_way_bytes();
+            let now = self.rpc.env.now();
+            let line_bytes = self.rpc.put_times.under_way_bytes();
             for watched in &mut self.watched {
                 watched.line_bytes = watched.line_bytes.max(line_bytes);
             }
@@ -145,8 +145,8 @@ impl<T: Send + 'static> Calls<T> {
             // One that is waited for alone, without end, waits for the calls' own limits.
             let last = if self.is_patient() { LOOK_EVERY } else { Duration::from_secs(3600) };
             let pause = due.map_or(last, |due| due.since(now).min(LOOK_EVERY));
-            let pause = sleep(&*self.inner.env, pause);
-            let changed = self.inner.overlay.changed(self.epoch);
+            let pause = sleep(&*self.rpc.env, pause);
+            let changed = self.rpc.overlay.changed(self.epoch);
             match select(self.calls.next(), select(pause, changed)).await {
                 Either::Left((answer, _)) => {
                     let (node, answer) = answer?;
@@ -168,11 +168,11 @@ impl<T: Send + 'static> Calls<T> {
 
     /// When a call will be overdue; `None` while it waits for room on the line.
     fn due(&self, watched: &Watched) -> Option<Instant> {
-        let mechanisms = &self.inner.config.mechanisms;
+        let mechanisms = &self.rpc.config.mechanisms;
         if !mechanisms.hedged_puts {
             return None;
         }
-        let (times, book) = (&self.inner.put_times, self.inner.overlay.peer_book());
+        let (times, book) = (&self.rpc.put_times, self.rpc.overlay.peer_book());
         let bytes = if mechanisms.line_rate { watched.line_bytes } else { 0 };
         let id = &watched.node.peer.id;
         Some(watched.sending.start()? + times.patience(id, self.waits_for, bytes, book))
@@ -180,14 +180,14 @@ impl<T: Send + 'static> Calls<T> {
 
     /// Whether a call's time has come; it is overdue then.
     fn end_patience(&mut self) -> bool {
-        let now = self.inner.env.now();
+        let now = self.rpc.env.now();
         let is_due = |watched: &Watched| self.due(watched).is_some_and(|due| due <= now);
         let Some(at) = self.watched.iter().position(is_due) else { return false };
         let Watched { node, sending, .. } = self.watched.remove(at);
         sending.give_up_room();
-        if !self.inner.is_me(&node) {
-            self.inner.overlay.peer_book().late(&node.peer, now);
-            self.inner.overlay.probe(&node.peer);
+        if !self.rpc.is_me(&node) {
+            self.rpc.overlay.peer_book().late(&node.peer, now);
+            self.rpc.overlay.probe(&node.peer);
         }
         true
     }
@@ -195,12 +195,12 @@ impl<T: Send + 'static> Calls<T> {
     /// Nobody waits any more; the calls under way go on.
     pub fn finish(self) {
         for call in self.calls {
-            self.inner.background.run(&self.inner, async move { drop(call.await) });
+            self.rpc.background.run(&self.rpc, async move { drop(call.await) });
         }
     }
 }
 
 /// Whether a node left no earlier call unanswered.
-pub(crate) fn answers(inner: &Inner, node: &Node) -> bool {
-    inner.overlay.peer_book().standing(&node.peer, inner.env.now()) == Standing::Answers
+pub(crate) fn answers(rpc: &Rpc, node: &Node) -> bool {
+    rpc.overlay.peer_book().standing(&node.peer, rpc.env.now()) == Standing::Answers
 }

@@ -7,10 +7,10 @@ use bytes::Bytes;
 
 use super::Handle;
 use crate::cache;
-use crate::inner::Inner;
 use crate::rpc::{Answered, Block, CacheCopy, CacheReply, malformed};
+use crate::server::Server;
 
-impl Handle<CacheCopy> for Arc<Inner> {
+impl Handle<CacheCopy> for Arc<Server> {
     async fn handle(
         &self,
         from: Peer,
@@ -19,7 +19,7 @@ impl Handle<CacheCopy> for Arc<Inner> {
     ) -> Result<Answered<CacheCopy>, Refusal> {
         let bytes = parts.into_iter().next().expect("the table says that it has one part");
         let block = Block { header: copy.block, bytes };
-        let taken = cache::take(self, &from, &block).map_err(|error| {
+        let taken = cache::take(&self.cache, &from, &block).map_err(|error| {
             tracing::warn!(key = %block.header.key, %from, %error, "dropped a bad block");
             self.counters.mark(from.id);
             malformed(format_args!("a bad block: {error}"))

@@ -10,24 +10,24 @@ use bytes::Bytes;
 use super::Handle;
 use crate::accounting::quota::{ChargeClass, Want};
 use crate::holdings::vouch::vouch;
-use crate::inner::Inner;
 use crate::rpc::{Answered, AskRoom, AskRoomReply, Confirm, ConfirmReply, Vouch, VouchReply};
+use crate::server::Server;
 
 /// Whether this node made a receipt.
-impl Handle<Confirm> for Arc<Inner> {
+impl Handle<Confirm> for Arc<Server> {
     async fn handle(
         &self,
         _: Peer,
         asked: Confirm,
         _: Vec<Bytes>,
     ) -> Result<Answered<Confirm>, Refusal> {
-        let is_mine = self.confirmations.is_mine(&asked.digest);
+        let is_mine = self.is_my_receipt(&asked.digest);
         Ok((ConfirmReply { nonce: asked.nonce, is_mine }, Vec::new()))
     }
 }
 
 /// Which blocks this node holds, and whom it charges them to.
-impl Handle<Vouch> for Arc<Inner> {
+impl Handle<Vouch> for Arc<Server> {
     async fn handle(
         &self,
         _: Peer,
@@ -41,7 +41,7 @@ impl Handle<Vouch> for Arc<Inner> {
 }
 
 /// Whether a publisher may put more.
-impl Handle<AskRoom> for Arc<Inner> {
+impl Handle<AskRoom> for Arc<Server> {
     async fn handle(
         &self,
         _: Peer,

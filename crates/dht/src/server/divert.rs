@@ -16,16 +16,16 @@ use super::Handle;
 use crate::accounting::admission::Origin;
 use crate::accounting::quota::cost_bytes;
 use crate::diversion::{has_room, holds_left, spare_bytes_for};
-use crate::inner::Inner;
 use crate::placement::is_member;
 use crate::replication::store::store_for_others;
 use crate::rpc::{Answered, Block, Divert, DivertReply, Diverted, PutStatus, Vouched, to_blocks};
+use crate::server::Server;
 
 /// A hold ends when its member has not asked for the copy for so long: then it has forgotten its
 /// pointer, or is gone. A guess; members ask several times a day.
 const HOLD_SECS: u64 = 24 * 3600;
 
-impl Handle<Divert> for Arc<Inner> {
+impl Handle<Divert> for Arc<Server> {
     async fn handle(
         &self,
         from: Peer,
@@ -38,7 +38,7 @@ impl Handle<Divert> for Arc<Inner> {
             Origin::Carrier => Origin::Diverted,
             publisher => publisher,
         };
-        let taking = self.diversion.take(keys.iter().copied());
+        let taking = self.take(keys.iter().copied());
         let mut statuses = refusals(self, &from, &blocks);
         for (key, status) in keys.iter().zip(&mut statuses) {
             if !taking.keys.contains(key) {
@@ -62,7 +62,7 @@ impl Handle<Divert> for Arc<Inner> {
             .map(|(key, status)| (status, kept(key, status)))
             .collect();
         let infos = answers.iter().filter_map(|(_, info)| *info);
-        let noted = self.diversion.records.hold(&from, infos, hold_until(self)).await;
+        let noted = self.pointers.hold(&from, infos, hold_until(self)).await;
         noted.map_err(|error| Refusal::new(Refusal::INTERNAL, error.to_string()))?;
         drop(taking);
         let blocks: Vec<Diverted> = answers
@@ -75,16 +75,16 @@ impl Handle<Divert> for Arc<Inner> {
 }
 
 /// Which of a member's blocks this node may not keep for it, and why.
-fn refusals(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<Option<PutStatus>> {
-    let mut spare_bytes = spare_bytes_for(inner, &from.id);
-    let mut left = holds_left(inner, &from.id);
+fn refusals(server: &Server, from: &Peer, blocks: &[Block]) -> Vec<Option<PutStatus>> {
+    let mut spare_bytes = spare_bytes_for(server, &from.id);
+    let mut left = holds_left(server, &from.id);
     let refusal = |block: &Block| {
         let key = &block.header.key;
-        let is_replaced = inner.diversion.records.is_held_for(key, &from.id);
-        if !is_replaced && (inner.known(key).is_some() || is_member(inner, key)) {
+        let is_replaced = server.pointers.is_held_for(key, &from.id);
+        if !is_replaced && (server.known(key).is_some() || is_member(server, key)) {
             return Some(PutStatus::NotRoot);
         }
-        let is_there = is_replaced && held(inner, key).is_some_and(|held| !held.kind.is_mutable());
+        let is_there = is_replaced && held(server, key).is_some_and(|held| !held.kind.is_mutable());
         if is_there {
             return None;
         }
@@ -98,18 +98,18 @@ fn refusals(inner: &Inner, from: &Peer, blocks: &[Block]) -> Vec<Option<PutStatu
     blocks.iter().map(refusal).collect()
 }
 
-pub(super) fn held(inner: &Inner, key: &Key) -> Option<BlockInfo> {
+pub(super) fn held(server: &Server, key: &Key) -> Option<BlockInfo> {
     let error = |error: StoreError| tracing::warn!(%error, "a block could not be looked up");
-    inner.store.info(key).map_err(error).ok().flatten()
+    server.store.info(key).map_err(error).ok().flatten()
 }
 
-pub(super) fn hold_until(inner: &Inner) -> u64 {
-    inner.expiry(HOLD_SECS)
+pub(super) fn hold_until(server: &Server) -> u64 {
+    server.expiry(HOLD_SECS)
 }
 
 /// What is said to the member of a copy that is kept for it.
-pub(super) fn vouched(inner: &Inner, info: &BlockInfo) -> Vouched {
-    let lease_secs = inner.header_of(info).lease_secs;
+pub(super) fn vouched(server: &Server, info: &BlockInfo) -> Vouched {
+    let lease_secs = server.header_of(info).lease_secs;
     let (publisher, ip) = (info.owner.publisher, info.owner.ip);
     Vouched { version: info.version, lease_secs, publisher, ip, holder: None }
 }

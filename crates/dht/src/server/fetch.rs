@@ -6,10 +6,11 @@ use atoll_net::{Peer, Refusal};
 use bytes::Bytes;
 
 use super::Handle;
-use crate::inner::{Inner, REPLY_BYTES};
+use crate::context::REPLY_BYTES;
 use crate::rpc::{Answered, Fetch, FetchReply, There};
+use crate::server::Server;
 
-impl Handle<Fetch> for Arc<Inner> {
+impl Handle<Fetch> for Arc<Server> {
     async fn handle(
         &self,
         _: Peer,
@@ -20,7 +21,7 @@ impl Handle<Fetch> for Arc<Inner> {
         let mut there = Vec::new();
         for key in request.keys {
             match self.read(&key).await {
-                _ if self.leaving.denies(&key) => {}
+                _ if self.pending.denies(&key) => {}
                 Some(block) if total > 0 && total + block.bytes.len() > REPLY_BYTES => break,
                 Some(block) => {
                     total += block.bytes.len();
@@ -28,7 +29,7 @@ impl Handle<Fetch> for Arc<Inner> {
                     parts.push(block.bytes);
                 }
                 None => {
-                    let holder = self.diversion.records.holder(&key).await;
+                    let holder = self.pointers.holder(&key).await;
                     there.extend(holder.map(|holder| There { key, holder }));
                 }
             }

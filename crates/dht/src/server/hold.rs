@@ -11,11 +11,11 @@ use bytes::Bytes;
 use super::Handle;
 use super::divert::{held, hold_until, vouched};
 use crate::diversion::{MAX_SETS, holds_left, is_held_for_others, spare_bytes_for};
-use crate::inner::Inner;
 use crate::placement::{by_root, is_member};
 use crate::rpc::{Answered, Hold, HoldReply, Vouched};
+use crate::server::Server;
 
-impl Handle<Hold> for Arc<Inner> {
+impl Handle<Hold> for Arc<Server> {
     async fn handle(
         &self,
         from: Peer,
@@ -23,14 +23,14 @@ impl Handle<Hold> for Arc<Inner> {
         _: Vec<Bytes>,
     ) -> Result<Answered<Hold>, Refusal> {
         let Hold { keys, keep } = hold;
-        let records = &self.diversion.records;
+        let records = &self.pointers;
         let mut answers: Vec<Option<Vouched>> = vec![None; keys.len()];
         if keep {
             let (until, mut forgotten) = (hold_until(self), Vec::new());
             for (place, key) in keys.iter().enumerate() {
                 let info = held(self, key);
                 // A member keeps its own copy, and nobody's besides.
-                if info.is_none() || is_member(self, key) || self.leaving.denies(key) {
+                if info.is_none() || is_member(self, key) || self.pending.denies(key) {
                     continue;
                 }
                 if !records.extend_hold(key, &from.id, until) {
@@ -51,7 +51,7 @@ impl Handle<Hold> for Arc<Inner> {
         } else {
             let gone: Vec<Key> =
                 keys.into_iter().filter(|key| records.is_held_for(key, &from.id)).collect();
-            self.handoff.hasten(&gone, self.env.now());
+            self.hasten_handoff(&gone);
             records.forget(gone).await;
         }
         let spare_bytes = spare_bytes_for(self, &from.id);
@@ -63,13 +63,13 @@ impl Handle<Hold> for Arc<Inner> {
 /// held for it again: as far as it belongs to their replica sets, and within its share. Otherwise
 /// anybody could keep strays here for ever.
 async fn held_again(
-    inner: &Inner,
+    server: &Server,
     from: &Peer,
     forgotten: Vec<(usize, BlockInfo)>,
 ) -> Vec<(usize, BlockInfo)> {
-    let left = usize::try_from(holds_left(inner, &from.id)).unwrap_or(usize::MAX);
-    let replicas = inner.config.replicas;
-    let sets = by_root(inner, forgotten, |(_, info)| info.key, replicas, MAX_SETS).await;
+    let left = usize::try_from(holds_left(server, &from.id)).unwrap_or(usize::MAX);
+    let replicas = server.config.replicas;
+    let sets = by_root(server, forgotten, |(_, info)| info.key, replicas, MAX_SETS).await;
     let is_member = |set: &[Node]| set.iter().any(|node| node.peer.id == from.id);
     let its = sets.into_iter().filter(|(set, _)| is_member(set));
     its.flat_map(|(_, blocks)| blocks).take(left).collect()

@@ -9,10 +9,10 @@ use bytes::Bytes;
 
 use super::Handle;
 use crate::cache;
-use crate::inner::Inner;
 use crate::rpc::{Answered, LookupReply, LookupStep};
+use crate::server::Server;
 
-impl Handle<LookupStep> for Arc<Inner> {
+impl Handle<LookupStep> for Arc<Server> {
     async fn handle(
         &self,
         _: Peer,
@@ -20,26 +20,28 @@ impl Handle<LookupStep> for Arc<Inner> {
         _: Vec<Bytes>,
     ) -> Result<Answered<LookupStep>, Refusal> {
         let LookupStep { key, as_root, cached_ms } = step;
-        if let Some(block) = self.read(&key).await.filter(|_| !self.leaving.denies(&key)) {
+        if let Some(block) = self.read(&key).await.filter(|_| !self.pending.denies(&key)) {
             self.counters.count_served([&block.bytes]);
             return Ok((LookupReply::Found(self.header_of(&block.info)), vec![block.bytes]));
         }
-        if let Some(holder) = self.diversion.records.holder(&key).await {
+        if let Some(holder) = self.pointers.holder(&key).await {
             return Ok((LookupReply::There(holder), Vec::new()));
         }
         // A caller that asks a root or a replica asks for what is stored, and must learn if it
         // is not.
-        let cached_ms = cached_ms.filter(|_| !as_root && !self.leaving.denies(&key));
+        let cached_ms = cached_ms.filter(|_| !as_root && !self.pending.denies(&key));
         if let Some(max_age_ms) = cached_ms
             && let Some((found, bytes)) =
-                cache::serve(self, &key, Duration::from_millis(max_age_ms))
+                cache::serve(&self.cache, &key, Duration::from_millis(max_age_ms))
         {
             self.counters.count_served([&bytes]);
             return Ok((found, vec![bytes]));
         }
         let answer = match self.overlay.route(&key, as_root) {
             Route::Root(nodes) if self.is_me(&nodes[0]) => LookupReply::Absent(nodes[1..].to_vec()),
-            route if cached_ms.is_some() && cache::wants(self, &key) => LookupReply::Wanted(route),
+            route if cached_ms.is_some() && cache::wants(&self.cache, &key) => {
+                LookupReply::Wanted(route)
+            }
             route => LookupReply::Route(route),
         };
         Ok((answer, Vec::new()))

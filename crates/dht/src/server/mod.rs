@@ -2,17 +2,17 @@
 //!
 //! A request is read and checked against the method's limits before its handler sees it.
 
-pub(crate) mod cache;
-pub(crate) mod charging;
-pub(crate) mod divert;
-pub(crate) mod fetch;
-pub(crate) mod hold;
-pub(crate) mod lookup_step;
-pub(crate) mod prove;
+mod cache;
+mod charging;
+mod divert;
+mod fetch;
+mod hold;
+mod lookup_step;
+mod prove;
 pub(crate) mod put;
-pub(crate) mod reconcile;
+mod reconcile;
 pub(crate) mod renew;
-pub(crate) mod work_limit;
+mod work_limit;
 
 use std::sync::Arc;
 
@@ -20,9 +20,30 @@ use atoll_net::{Peer, Refusal, Reply, Request};
 use bytes::Bytes;
 
 use crate::accounting::receipt::BAD_RECEIPT;
-use crate::inner::Inner;
+use crate::cache::PathCache;
+use crate::context::layer_above;
 use crate::method_table;
+use crate::replication::Replication;
 use crate::rpc::{self, Answered, Caller, Method, read_request, to_header};
+use work_limit::{Limits, WorkLimiter};
+
+/// A node as its peers see it.
+pub(crate) struct Server {
+    replication: Arc<Replication>,
+    pub cache: Arc<PathCache>,
+    comparing: WorkLimiter,
+    proving: WorkLimiter,
+}
+layer_above!(Server, replication: Arc<Replication>);
+
+impl Server {
+    pub fn new(replication: Arc<Replication>, cache: Arc<PathCache>) -> Server {
+        let limits = |of| if replication.config.mechanisms.turns { of } else { Limits::NONE };
+        let comparing = WorkLimiter::new(limits(reconcile::LIMITS));
+        let proving = WorkLimiter::new(limits(prove::LIMITS));
+        Server { replication, cache, comparing, proving }
+    }
+}
 
 /// Answers one method.
 pub(crate) trait Handle<M: Method> {
@@ -52,7 +73,7 @@ macro_rules! define_dispatch {
     ($($(#[$doc:meta])* $NUMBER:ident = $number:literal: $Request:ident => $Reply:ident, $spec:tt;)*) => {
         /// Answers any request of the table.
         pub(crate) async fn dispatch(
-            server: &Arc<Inner>,
+            server: &Arc<Server>,
             from: Peer,
             request: Request,
         ) -> Result<Reply, Refusal> {

@@ -13,9 +13,9 @@ use super::Handle;
 use super::work_limit::Limits;
 use crate::diversion::follow;
 use crate::holdings::proof::{ask, mac};
-use crate::inner::Inner;
 use crate::rpc::budget::Allowance;
 use crate::rpc::{Answered, Proof, Prove, ProveReply};
+use crate::server::Server;
 
 /// Bytes read for one request before further keys are left unanswered.
 const READ_BYTES: u64 = 4 << 20;
@@ -23,7 +23,7 @@ const READ_BYTES: u64 = 4 << 20;
 pub(crate) const LIMITS: Limits =
     Limits { at_once: 16, of_one: 4, peer: 4 << 20, strangers: 8 << 20, known: 8 << 20 };
 
-impl Handle<Prove> for Arc<Inner> {
+impl Handle<Prove> for Arc<Server> {
     async fn handle(
         &self,
         from: Peer,
@@ -46,7 +46,7 @@ impl Handle<Prove> for Arc<Inner> {
                 lease_secs,
                 mac: mac(&asked.nonce, &held.bytes),
             };
-            proofs.push(held.filter(|_| lease_secs > 0 && !self.leaving.denies(key)).map(proof));
+            proofs.push(held.filter(|_| lease_secs > 0 && !self.pending.denies(key)).map(proof));
         }
         permit.spend(read_bytes, self.env.now());
         prove_elsewhere(self, &from, &asked, &mut proofs).await;
@@ -56,18 +56,23 @@ impl Handle<Prove> for Arc<Inner> {
 
 /// Has the nodes that keep blocks for this one prove it, with the asker's nonce. An asker that
 /// keeps one itself is about to drop it, and is not asked.
-async fn prove_elsewhere(inner: &Inner, from: &Peer, asked: &Prove, proofs: &mut [Option<Proof>]) {
+async fn prove_elsewhere(
+    server: &Server,
+    from: &Peer,
+    asked: &Prove,
+    proofs: &mut [Option<Proof>],
+) {
     let lacking =
-        |place: &usize| proofs[*place].is_none() && !inner.leaving.denies(&asked.keys[*place]);
+        |place: &usize| proofs[*place].is_none() && !server.pending.denies(&asked.keys[*place]);
     let lacking: Vec<usize> = (0..proofs.len()).filter(lacking).collect();
     let keys: Vec<Key> = lacking.iter().map(|place| asked.keys[*place]).collect();
-    let mut holders = follow::by_holder(inner, &keys).await;
+    let mut holders = follow::by_holder(server, &keys).await;
     holders.retain(|(holder, _)| holder.id != from.id);
     let asks = holders.iter().map(|(holder, places)| {
         let its: Vec<Key> = places.iter().map(|place| keys[*place]).collect();
         async move {
-            let mut time = Allowance::of(inner, holder.id);
-            ask(inner, &Node::of(*holder), asked.nonce, &its, &mut time).await
+            let mut time = Allowance::of(server, holder.id);
+            ask(server, &Node::of(*holder), asked.nonce, &its, &mut time).await
         }
     });
     let answers = join_all(asks).await;

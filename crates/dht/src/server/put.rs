@@ -16,7 +16,6 @@ use futures_util::future::join_all;
 use super::Handle;
 use crate::accounting::admission::{Admitted, Origin, admit};
 use crate::diversion::follow::shows_newer;
-use crate::inner::Inner;
 use crate::placement::{expected_replicas, replica_set};
 use crate::replication::store::{Overflow, put_message, store_admitted, store_put};
 use crate::rpc::put_times::WaitsFor;
@@ -24,8 +23,9 @@ use crate::rpc::quorum::{Calls, Event};
 use crate::rpc::{
     Answered, AskRoom, Block, OverQuota, Put, PutReply, PutStatus, is_majority, to_blocks,
 };
+use crate::server::Server;
 
-impl Handle<Put> for Arc<Inner> {
+impl Handle<Put> for Arc<Server> {
     async fn handle(
         &self,
         from: Peer,
@@ -46,16 +46,16 @@ impl Handle<Put> for Arc<Inner> {
 /// Stores a batch whose root this node is and sends it to the replicas; resolves when a
 /// majority has it, and those that could still answer in their usual time have.
 pub(crate) async fn store_as_root(
-    inner: &Arc<Inner>,
+    server: &Arc<Server>,
     from: &Peer,
     origin: &Origin,
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
     let mut statuses = vec![PutStatus::NotRoot; blocks.len()];
     let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
-    let parts = inner.overlay.group_by_own_root(&keys).into_iter().map(|(root, indices)| {
+    let parts = server.overlay.group_by_own_root(&keys).into_iter().map(|(root, indices)| {
         let part = indices.iter().map(|index| blocks[*index].clone()).collect();
-        async move { (indices, store_at_root(inner, from, origin, &root, part).await) }
+        async move { (indices, store_at_root(server, from, origin, &root, part).await) }
     });
     for (indices, part) in join_all(parts).await {
         for (index, status) in indices.into_iter().zip(part?) {
@@ -67,55 +67,55 @@ pub(crate) async fn store_as_root(
 
 /// Stores blocks whose root is one virtual server of this node.
 async fn store_at_root(
-    inner: &Arc<Inner>,
+    server: &Arc<Server>,
     from: &Peer,
     origin: &Origin,
     root: &Node,
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
-    let admitted = admit(inner, from, origin, blocks).await?;
+    let admitted = admit(server, from, origin, blocks).await?;
     let Admitted { blocks: mine, stored, indices, refused, added_bytes, room } = admitted;
     let mut statuses: Vec<PutStatus> =
         refused.into_iter().map(|status| status.unwrap_or(PutStatus::Failed)).collect();
     if mine.is_empty() {
         return Ok(statuses);
     }
-    if let Some(status) = conflict(inner, &mine).await {
+    if let Some(status) = conflict(server, &mine).await {
         for index in indices {
             statuses[index] = status;
         }
         return Ok(statuses);
     }
-    if let Some(over) = room_at_replicas(inner, root, origin, &mine, added_bytes).await {
+    if let Some(over) = room_at_replicas(server, root, origin, &mine, added_bytes).await {
         for index in indices {
             statuses[index] = over.into();
         }
         return Ok(statuses);
     }
-    let is_new = |block: &&Block| inner.known(&block.header.key).is_none();
+    let is_new = |block: &&Block| server.known(&block.header.key).is_none();
     let new = mine.iter().filter(is_new).count();
     let (acknowledged, own) = if mine.iter().any(Block::is_mutable) {
         // A replica that has another block of the same version decides before this node
         // keeps one that nothing would make equal again.
-        let acknowledged = replicate(inner, root, origin, &mine).await;
+        let acknowledged = replicate(server, root, origin, &mine).await;
         let refused = |refused: &Option<PutStatus>| refused.unwrap_or(PutStatus::Failed);
         let own = if acknowledged.refused.iter().any(Option::is_some) {
             acknowledged.refused.iter().map(refused).collect()
         } else {
-            store_admitted(inner, origin, &mine, stored, room, Overflow::Diverted).await
+            store_admitted(server, origin, &mine, stored, room, Overflow::Diverted).await
         };
         (acknowledged, own)
     } else {
         // The network first: it works while this node writes.
-        let replicated = replicate(inner, root, origin, &mine);
-        let stored = store_admitted(inner, origin, &mine, stored, room, Overflow::Diverted);
+        let replicated = replicate(server, root, origin, &mine);
+        let stored = store_admitted(server, origin, &mine, stored, room, Overflow::Diverted);
         futures_util::join!(replicated, stored)
     };
     if own.iter().all(|status| matches!(status, PutStatus::Stored { .. })) {
-        inner.repair.count_root_blocks(new as u64);
+        server.count_root_blocks(new as u64);
     }
     // What was counted on must hold after a restart as well.
-    let is_remembered = inner.repair.remember_expected(&*inner.durable).await;
+    let is_remembered = server.expected.remember(&*server.durable).await;
     let wanted = u32::try_from(acknowledged.wanted + 1).expect("k is small");
     for (position, index) in indices.into_iter().enumerate() {
         let is_here = matches!(own[position], PutStatus::Stored { .. });
@@ -140,28 +140,28 @@ async fn store_at_root(
 /// much already: what the root and others took of a put that fails would stay, and repair
 /// could bring it where there is no room for it.
 async fn room_at_replicas(
-    inner: &Arc<Inner>,
+    server: &Arc<Server>,
     root: &Node,
     origin: &Origin,
     blocks: &[Block],
     added_bytes: u64,
 ) -> Option<OverQuota> {
     let Origin::Publisher { owner, .. } = origin else { return None };
-    let peers = inner.overlay.estimated_peers();
+    let peers = server.overlay.estimated_peers();
     if added_bytes == 0
-        || !inner.config.mechanisms.room_questions
-        || !inner.quota.is_near_limit(&*inner.store, peers, *owner)
+        || !server.config.mechanisms.room_questions
+        || !server.quota.is_near_limit(&*server.store, peers, *owner)
     {
         return None;
     }
     let is_root = blocks.iter().any(|b| b.header.kind.quota_class() == QuotaClass::Root);
     let Owner { publisher, ip } = *owner;
     let asked = AskRoom { publisher, ip, bytes: added_bytes, is_root };
-    let mut calls = Calls::new(inner, WaitsFor::Replica);
-    for node in replica_set(inner, root).into_iter().skip(1) {
-        let inner = inner.clone();
+    let mut calls = Calls::new(server, WaitsFor::Replica);
+    for node in replica_set(server, root).into_iter().skip(1) {
+        let server = server.clone();
         calls.ask(node, 0, async move {
-            let (reply, _) = inner.call(&node, &asked, Vec::new()).await?;
+            let (reply, _) = server.call(&node, &asked, Vec::new()).await?;
             Ok(reply.over)
         });
     }
@@ -176,13 +176,13 @@ async fn room_at_replicas(
 
 /// Two different blocks of one version would leave replicas unequal for ever: the root
 /// keeps the first. (Only mutable blocks come alone in a batch and can conflict.)
-async fn conflict(inner: &Inner, blocks: &[Block]) -> Option<PutStatus> {
+async fn conflict(server: &Server, blocks: &[Block]) -> Option<PutStatus> {
     let [block] = blocks else { return None };
     if !block.is_mutable() {
         return None;
     }
     let version = block.header.kind.verify(&block.header.key, &block.bytes).ok()?;
-    let held = inner.store.get(&block.header.key).await.ok()??;
+    let held = server.store.get(&block.header.key).await.ok()??;
     let differs = held.info.version == version && held.bytes != block.bytes;
     differs.then_some(PutStatus::Superseded { held: version })
 }
@@ -205,15 +205,15 @@ const MAX_TARGETS: usize = 12;
 /// replace them when they fail. Resolves when a majority has it and nobody is left whose answer
 /// is not overdue; the other calls go on.
 async fn replicate(
-    inner: &Arc<Inner>,
+    server: &Arc<Server>,
     root: &Node,
     origin: &Origin,
     blocks: &[Block],
 ) -> Acknowledged {
     let (put, parts) = put_message(origin, blocks.to_vec(), false);
     let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
-    let mut calls = Calls::new(inner, WaitsFor::Replica);
-    let mut set = replica_set(inner, root).split_off(1);
+    let mut calls = Calls::new(server, WaitsFor::Replica);
+    let mut set = replica_set(server, root).split_off(1);
     let mut stored: BTreeMap<PeerId, Vec<bool>> = BTreeMap::new();
     let mut asked: Vec<PeerId> = Vec::new();
     let mut refused = vec![None; blocks.len()];
@@ -221,20 +221,20 @@ async fn replicate(
         for node in set.iter().filter(|node| !is_asked(&asked, node)).copied().collect::<Vec<_>>() {
             if asked.len() < MAX_TARGETS {
                 asked.push(node.peer.id);
-                let (from, put, parts) = (inner.clone(), put.clone(), parts.clone());
+                let (from, put, parts) = (server.clone(), put.clone(), parts.clone());
                 let keys = blocks.iter().map(|block| block.header.key).collect();
-                let under_way = inner.under_way.sends(node.peer.id, keys);
+                let under_way = server.sends(node.peer.id, keys);
                 calls.ask(node, bytes, async move {
                     let _under_way = under_way;
                     let answer = from.call(&node, &put, parts).await;
                     if answer.is_err() {
-                        from.repair.kick();
+                        from.requests.kick();
                     }
                     Ok(answer?.0.statuses.0)
                 });
             }
         }
-        let wanted = expected_replicas(inner);
+        let wanted = expected_replicas(server);
         let copies = copies_in(&set, &stored, blocks.len());
         let is_settled = |(copies, refused): (&u32, &Option<PutStatus>)| {
             refused.is_some() || is_majority(1 + copies, wanted as u32 + 1)
@@ -255,7 +255,7 @@ async fn replicate(
                     PutStatus::Stored { .. } => has[i] = true,
                     PutStatus::OverQuota { .. } => refused[i] = Some(status),
                     PutStatus::Superseded { .. } => {
-                        let shown = shows_newer(inner, &node, &blocks[i]).await;
+                        let shown = shows_newer(server, &node, &blocks[i]).await;
                         let held = shown.map(|held| PutStatus::Superseded { held });
                         refused[i] = held.or(refused[i]);
                     }
@@ -263,12 +263,12 @@ async fn replicate(
                 }
             }
             if has.iter().zip(&refused).any(|(has, refused)| !has && refused.is_none()) {
-                inner.repair.kick();
+                server.requests.kick();
             }
             stored.insert(node.peer.id, has);
         }
         // One that failed may have left the set, and a new member is asked.
-        if let Some(mut now) = inner.overlay.own_replica_set(root, inner.config.replicas) {
+        if let Some(mut now) = server.overlay.own_replica_set(root, server.config.replicas) {
             set = now.split_off(1);
         }
     }

@@ -10,9 +10,9 @@ use bytes::Bytes;
 use super::Handle;
 use super::work_limit::Limits;
 use crate::holdings::ranges::{CUT_LOOKS, cut, first_items, summary};
-use crate::inner::Inner;
 use crate::replication::reconcile::{Plan, plan};
 use crate::rpc::{Answer, Answered, Claim, Reconcile, ReconcileReply};
+use crate::server::Server;
 
 /// Blocks looked at for one request before further claims are left unanswered. A guess:
 /// some milliseconds of work.
@@ -25,7 +25,7 @@ const ENOUGH_BYTES: usize = 100_000;
 pub(crate) const LIMITS: Limits =
     Limits { at_once: 16, of_one: 1, peer: 50_000, strangers: 100_000, known: 200_000 };
 
-impl Handle<Reconcile> for Arc<Inner> {
+impl Handle<Reconcile> for Arc<Server> {
     async fn handle(
         &self,
         from: Peer,
@@ -53,24 +53,24 @@ impl Handle<Reconcile> for Arc<Inner> {
 }
 
 /// Answers a peer's claim; also says what that cost, in blocks looked at.
-async fn compare(inner: &Inner, claim: &Claim) -> Result<(Answer, u64), StoreError> {
+async fn compare(server: &Server, claim: &Claim) -> Result<(Answer, u64), StoreError> {
     let (own, mut looks) = match claim.summary.count {
         // A newcomer takes all there is, whatever it sums up to.
         0 => (None, 0),
-        _ => summary(inner, claim.range).await.map(|(own, looks)| (Some(own), looks))?,
+        _ => summary(server, claim.range).await.map(|(own, looks)| (Some(own), looks))?,
     };
     match plan(claim, own.as_ref()) {
         Plan::Same => return Ok((Answer::Same, looks)),
         Plan::Parts => {
             looks = 2 * looks + CUT_LOOKS;
-            let parts = cut(inner, claim.range).await?;
+            let parts = cut(server, claim.range).await?;
             if parts.len() > 1 {
                 return Ok((Answer::Parts(parts), looks));
             }
         }
         Plan::Items => {}
     }
-    let (items, rest) = first_items(inner, claim.range)?;
+    let (items, rest) = first_items(server, claim.range)?;
     looks += items.len() as u64 + 1;
     let answer = match rest {
         None if items.is_empty() && claim.summary.count == 0 => Answer::Same,

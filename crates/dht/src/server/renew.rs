@@ -17,14 +17,15 @@ use crate::accounting::admission::{Origin, added_bytes, expires};
 use crate::accounting::attribution::Charge;
 use crate::accounting::quota::{ChargeClass, Want};
 use crate::accounting::receipt::BAD_RECEIPT;
-use crate::diversion::{Records, follow};
-use crate::inner::Inner;
+use crate::diversion::follow;
+use crate::holdings::pointers::Pointers;
 use crate::placement::{expected_replicas, replica_set};
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event};
 use crate::rpc::{Answered, Name, Renew, RenewReply, RenewStatus, is_majority};
+use crate::server::Server;
 
-impl Handle<Renew> for Arc<Inner> {
+impl Handle<Renew> for Arc<Server> {
     async fn handle(
         &self,
         from: Peer,
@@ -39,21 +40,21 @@ impl Handle<Renew> for Arc<Inner> {
 
 /// Extends leases on this node and, as root, at its replicas.
 pub(crate) async fn renew_here(
-    inner: &Arc<Inner>,
+    server: &Arc<Server>,
     origin: &Origin,
     renew: &Renew,
 ) -> Result<RenewReply, Refusal> {
     if !renew.as_root {
-        return renew_alone(inner, origin, renew).await;
+        return renew_alone(server, origin, renew).await;
     }
-    let RenewReply { mut statuses, mut over } = renew_alone(inner, origin, renew).await?;
+    let RenewReply { mut statuses, mut over } = renew_alone(server, origin, renew).await?;
     let firsts: Vec<Key> = renew.names.iter().map(Name::first).collect();
-    let parts = inner.overlay.group_by_own_root(&firsts).into_iter().map(|(root, indices)| {
+    let parts = server.overlay.group_by_own_root(&firsts).into_iter().map(|(root, indices)| {
         let names = indices.iter().map(|index| renew.names[*index]).collect();
         let here = indices.iter().map(|index| statuses[*index]).collect();
         let part = Renew { names, lease_secs: renew.lease_secs, as_root: false, receipt: None };
         let here = RenewReply { statuses: here, over };
-        async move { (indices, renew_at_replicas(inner, origin, &root, &part, here).await) }
+        async move { (indices, renew_at_replicas(server, origin, &root, &part, here).await) }
     });
     let answers = join_all(parts).await;
     statuses.fill(RenewStatus::NotRoot);
@@ -67,36 +68,40 @@ pub(crate) async fn renew_here(
 }
 
 /// Extends the leases of the blocks this node holds, itself or at other nodes.
-async fn renew_alone(inner: &Inner, origin: &Origin, renew: &Renew) -> Result<RenewReply, Refusal> {
+async fn renew_alone(
+    server: &Server,
+    origin: &Origin,
+    renew: &Renew,
+) -> Result<RenewReply, Refusal> {
     let resolved: Result<Vec<Option<Key>>, StoreError> =
-        renew.names.iter().map(|name| resolve(inner, name)).collect();
+        renew.names.iter().map(|name| resolve(server, name)).collect();
     let keys = resolved.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
-    let _arriving = inner.leaving.keep(keys.iter().flatten()).await;
-    let mut reply = renew_stored(inner, origin, &keys, renew.lease_secs)?;
-    follow::renew(inner, origin, &keys, renew.lease_secs, &mut reply).await;
+    let _arriving = server.pending.keep(keys.iter().flatten()).await;
+    let mut reply = renew_stored(server, origin, &keys, renew.lease_secs)?;
+    follow::renew(server, origin, &keys, renew.lease_secs, &mut reply).await;
     Ok(reply)
 }
 
 /// The key that is meant by a name, of those that this node holds or points to; none if there
 /// are several.
-fn resolve(inner: &Inner, name: &Name) -> Result<Option<Key>, StoreError> {
+fn resolve(server: &Server, name: &Name) -> Result<Option<Key>, StoreError> {
     let range = name.range();
-    let here = inner.store.list(range, 2)?;
-    let elsewhere = inner.diversion.records.list(range, 2)?;
-    let mut keys = here.iter().chain(Records::pointers(&elsewhere)).map(|info| info.key);
+    let here = server.store.list(range, 2)?;
+    let elsewhere = server.pointers.list(range, 2)?;
+    let mut keys = here.iter().chain(Pointers::pointers(&elsewhere)).map(|info| info.key);
     Ok(keys.next().filter(|first| keys.all(|key| key == *first)))
 }
 
 /// Extends the leases of the blocks in this node's store, as far as whoever renews has room for
 /// those that were somebody else's.
 fn renew_stored(
-    inner: &Inner,
+    server: &Server,
     origin: &Origin,
     keys: &[Option<Key>],
     lease_secs: u64,
 ) -> Result<RenewReply, Refusal> {
     let internal = |e: StoreError| Refusal::new(Refusal::INTERNAL, e.to_string());
-    let now = inner.env.unix_ms() / 1000;
+    let now = server.env.unix_ms() / 1000;
     let Origin::Publisher { receipt, owner } = origin else {
         return Err(Refusal::new(BAD_RECEIPT, "leases are extended only for a receipt"));
     };
@@ -104,28 +109,28 @@ fn renew_stored(
     let mut reply = RenewReply { statuses: vec![RenewStatus::Lacking; keys.len()], over: None };
     for (status, key) in reply.statuses.iter_mut().zip(keys) {
         let Some(key) = key else { continue };
-        let Some(held) = inner.store.info(key).map_err(internal)? else { continue };
+        let Some(held) = server.store.info(key).map_err(internal)? else { continue };
         let class = ChargeClass::of_published(held.kind);
         let charge = Charge { owner: *owner, lease_secs, class };
-        let expires_unix_secs = expires(inner, origin, key, &charge);
+        let expires_unix_secs = expires(server, origin, key, &charge);
         let longer = BlockInfo { owner: *owner, expires_unix_secs, ..held };
-        let want = Want { owner: *owner, bytes: added_bytes(inner, &longer), class };
+        let want = Want { owner: *owner, bytes: added_bytes(server, &longer), class };
         // What bears out a root that says it has seen to the renewal here.
-        let renewed = if inner.lease_left(&held) >= lease_secs / 2 {
+        let renewed = if server.lease_left(&held) >= lease_secs / 2 {
             RenewStatus::Held
         } else {
             RenewStatus::Late
         };
-        let peers = inner.overlay.estimated_peers();
-        let (verdicts, _room) = inner.quota.reserve(&*inner.store, peers, &[want]);
+        let peers = server.overlay.estimated_peers();
+        let (verdicts, _room) = server.quota.reserve(&*server.store, peers, &[want]);
         *status = match verdicts[0] {
             Ok(()) => {
-                let still = inner.store.renew(&[*key], expires_unix_secs, *owner);
+                let still = server.store.renew(&[*key], expires_unix_secs, *owner);
                 if still.map_err(internal)?[0] { renewed } else { RenewStatus::Lacking }
             }
             // From before owners were kept: it must not end because they are kept now.
             Err(_) if held.owner == Owner::NOBODY => {
-                let still = inner.store.renew(&[*key], expires_unix_secs, Owner::NOBODY);
+                let still = server.store.renew(&[*key], expires_unix_secs, Owner::NOBODY);
                 if still.map_err(internal)?[0] { renewed } else { RenewStatus::Lacking }
             }
             Err(over) => {
@@ -140,17 +145,17 @@ fn renew_stored(
 /// Extends leases at the replicas of one virtual server of this node; `here` says what
 /// this node has itself, the result what the replica set has.
 async fn renew_at_replicas(
-    inner: &Arc<Inner>,
+    server: &Arc<Server>,
     origin: &Origin,
     root: &Node,
     renew: &Renew,
     here: RenewReply,
 ) -> RenewReply {
     let RenewReply { mut statuses, mut over } = here;
-    let mut calls = Calls::new(inner, WaitsFor::Replica);
-    let set = replica_set(inner, root);
+    let mut calls = Calls::new(server, WaitsFor::Replica);
+    let set = replica_set(server, root);
     for node in &set[1..] {
-        ask_to_renew(inner, &mut calls, *node, origin, renew, (0..statuses.len()).collect());
+        ask_to_renew(server, &mut calls, *node, origin, renew, (0..statuses.len()).collect());
     }
     let (mut lacking, mut answered) = (false, 1);
     let mut copies: Vec<u32> = statuses.iter().map(|status| u32::from(status.is_held())).collect();
@@ -173,9 +178,9 @@ async fn renew_at_replicas(
     lacking |= (answered as usize) < set.len();
     calls.finish();
     if lacking {
-        inner.repair.kick();
+        server.requests.kick();
     }
-    let wanted = u32::try_from(expected_replicas(inner) + 1).expect("k is small");
+    let wanted = u32::try_from(expected_replicas(server) + 1).expect("k is small");
     for (i, status) in statuses.iter_mut().enumerate() {
         // A minority cannot say that the ring lacks a block either. What most of the others
         // have is not lacking: this node has yet to fetch it.
@@ -206,7 +211,7 @@ pub(crate) fn part_of(origin: &Origin, renew: &Renew, indices: &[usize]) -> Rene
 
 /// Renews, at one replica, which may be this node, those of the names with these numbers.
 pub(crate) fn ask_to_renew(
-    inner: &Arc<Inner>,
+    server: &Arc<Server>,
     calls: &mut Calls<(Vec<usize>, RenewReply)>,
     node: Node,
     origin: &Origin,
@@ -214,7 +219,7 @@ pub(crate) fn ask_to_renew(
     indices: Vec<usize>,
 ) {
     let part = part_of(origin, renew, &indices);
-    let (asker, origin) = (inner.clone(), origin.clone());
+    let (asker, origin) = (server.clone(), origin.clone());
     calls.ask(
         node,
         0,
@@ -224,13 +229,13 @@ pub(crate) fn ask_to_renew(
 
 /// Renews at one node, which may be this one.
 pub(crate) async fn renew_at(
-    inner: &Arc<Inner>,
+    server: &Arc<Server>,
     node: &Node,
     origin: &Origin,
     part: &Renew,
 ) -> Result<RenewReply, CallError> {
-    if inner.is_me(node) {
-        return Ok(renew_here(inner, origin, part).await?);
+    if server.is_me(node) {
+        return Ok(renew_here(server, origin, part).await?);
     }
-    Ok(inner.call(node, part, Vec::new()).await?.0)
+    Ok(server.call(node, part, Vec::new()).await?.0)
 }
