@@ -1,8 +1,10 @@
 //! CFS §4.2 with Figure 3, and §6.2 with Figure 5: how a lookup goes around the ring.
 //!
-//! The tables are those of a ring at rest; nodes that are `dead` do not answer.
+//! The tables are those of a ring at rest; nodes that are `dead` do not answer, and are removed from
+//! tables only by Figure 5's `alert`.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 use atoll_env::BoxFuture;
 use atoll_key::{Key, PeerId};
@@ -16,19 +18,36 @@ use futures_util::FutureExt;
 
 use super::ring;
 
-/// The tables of one node, as what the walk knows of them.
+/// The states of all nodes during one lookup.
+type States = Arc<Mutex<BTreeMap<PeerId, ChordState>>>;
+
+/// The tables of the node that looks a key up.
 struct Tables {
-    state: ChordState,
+    me: PeerId,
+    states: States,
+    dead: Vec<Node>,
     book: PeerBook,
+}
+
+impl Tables {
+    fn state(&self) -> ChordState {
+        self.states.lock().unwrap()[&self.me].clone()
+    }
+
+    /// Figure 5, `n.alert(id)`: "delete server id from the finger list and successor list".
+    fn alert(&self, at: &PeerId, failed: &[Peer]) {
+        let gone = |node: &Node| self.dead.contains(node) && failed.contains(&node.peer);
+        self.states.lock().unwrap().get_mut(at).unwrap().forget(&gone);
+    }
 }
 
 impl Overlay for Tables {
     fn neighbourhoods(&self) -> Vec<Neighbourhood> {
-        vec![self.state.neighbourhood()]
+        vec![self.state().neighbourhood()]
     }
 
     fn epoch(&self) -> u64 {
-        self.state.epoch()
+        self.state().epoch()
     }
 
     fn changed(&self, _: u64) -> BoxFuture<'static, u64> {
@@ -40,7 +59,7 @@ impl Overlay for Tables {
     }
 
     fn route(&self, key: &Key, as_root: bool) -> Route {
-        self.state.route(key, as_root)
+        self.state().route(key, as_root)
     }
 
     fn find_root(&self, _: &Key) -> BoxFuture<'static, Result<Vec<Node>, WalkError>> {
@@ -48,10 +67,17 @@ impl Overlay for Tables {
     }
 
     fn estimated_nodes(&self) -> f64 {
-        self.state.estimated_nodes()
+        self.state().estimated_nodes()
     }
 
-    fn report_failure(&self, _: &Peer) {}
+    fn report_failure(&self, failed: &Peer) {
+        self.alert(&self.me, &[*failed]);
+    }
+
+    fn send_failure_report(&self, at: &Peer, failed: Vec<Peer>) -> BoxFuture<'static, bool> {
+        self.alert(&at.id, &failed);
+        Box::pin(async { true })
+    }
 }
 
 /// A ring at rest, of nodes some of which have died since.
@@ -84,15 +110,20 @@ impl Ring {
     fn lookup(&self, from: usize, key: &Key, stored: &[Node]) -> Result<Found<()>, WalkError> {
         let sim = Sim::new(SimConfig::default());
         let env = sim.outside();
-        let here = &self.tables[&self.nodes[from].peer.id];
-        let overlay = Tables { state: here.clone(), book: PeerBook::default() };
+        let states: States = Arc::new(Mutex::new(self.tables.clone()));
+        let overlay = Tables {
+            me: self.nodes[from].peer.id,
+            states: states.clone(),
+            dead: self.dead.clone(),
+            book: PeerBook::default(),
+        };
         let step = |node: Node, as_root: bool| {
             let answer = if !self.lives(&node) {
                 Err(CallError::TimedOut)
             } else if stored.contains(&node) {
                 Ok(Step::Done(()))
             } else {
-                Ok(Step::Route(self.tables[&node.peer.id].route(key, as_root)))
+                Ok(Step::Route(states.lock().unwrap()[&node.peer.id].route(key, as_root)))
             };
             async move { answer }.boxed()
         };
