@@ -26,7 +26,7 @@ use atoll_env::{BoxFuture, Env, Instant, Runtime, Task};
 use atoll_net::Peer;
 
 use crate::Overlay;
-use crate::chord::trust::admission::site;
+use crate::site::site;
 
 /// Clocks that differ by no more agree. A guess: machines that ask a time server are within a
 /// second, and two that both are so far off still agree within the hour that receipts allow.

@@ -15,6 +15,7 @@ pub mod clock;
 mod geometry;
 mod mechanisms;
 pub mod peer_book;
+mod site;
 pub mod static_ring;
 pub mod walk;
 pub mod wire;

@@ -175,11 +175,6 @@ impl Chord {
         self.lock().servers.count()
     }
 
-    /// The neighbourhoods' epoch, without copying them.
-    pub fn state_epoch(&self) -> u64 {
-        self.lock().servers.epoch()
-    }
-
     /// A copy of the first virtual server's tables, for checkers and for people.
     pub fn state(&self) -> ChordState {
         self.lock().servers.state(0).expect("there is always a first").clone()

@@ -167,7 +167,7 @@ impl Cluster {
         let mut checked = None;
         self.sim.step_hook(move |sim, step| {
             let epochs: Vec<(HostId, u64)> =
-                chords.lock().unwrap().iter().map(|(h, c)| (*h, c.state_epoch())).collect();
+                chords.lock().unwrap().iter().map(|(h, c)| (*h, c.epoch())).collect();
             // A verdict stands until some table or the set of live nodes changes.
             if checked.as_ref() == Some(&epochs) {
                 return;

@@ -221,12 +221,6 @@ impl Table {
         self.sweeps.acceptable_staleness_secs()
     }
 
-    /// The share of entries that live at `now` as far as their ages tell.
-    pub fn expected_alive(&self, now: u32) -> f64 {
-        let sum: f64 = self.entries.values().map(|entry| entry.p_alive(now)).sum();
-        sum / self.entries.len().max(1) as f64
-    }
-
     /// Every node in it, in ring order.
     pub fn nodes(&self) -> impl Iterator<Item = Node> + '_ {
         self.entries.values().map(Entry::node)

@@ -17,13 +17,14 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_key::{IdProfile, PeerId};
 use atoll_net::Peer;
 
+use crate::site::site;
 use crate::{MAX_VIRTUAL_SERVERS, Node};
 
 /// What is known of a node that somebody names.
@@ -216,18 +217,6 @@ impl PeerAdmission {
     }
 }
 
-/// What counts as one address: a whole IPv4 address, or the first 64 bits of an IPv6 address,
-/// whose owner may choose the rest.
-pub(crate) fn site(ip: IpAddr) -> IpAddr {
-    match ip.to_canonical() {
-        IpAddr::V6(v6) => {
-            let network = u128::from(v6) >> 64 << 64;
-            IpAddr::V6(Ipv6Addr::from(network))
-        }
-        v4 => v4,
-    }
-}
-
 /// Makes room by dropping what runs out soonest.
 fn insert_bounded<K: Ord + Copy>(map: &mut BTreeMap<K, Instant>, key: K, until: Instant) {
     if map.len() >= MAX_SUSPECTS && !map.contains_key(&key) {
@@ -352,14 +341,5 @@ mod tests {
         assert!((0..100).all(|n| is_known(elsewhere(n))));
         assert!(is_known(peer(100, 1)) && is_known(peer(19_999, 1)));
         assert!(!is_known(peer(101, 1)), "the flooder's own first");
-    }
-
-    #[test]
-    fn of_an_ipv6_address_the_network_counts() {
-        let at = |text: &str| site(text.parse().unwrap());
-        assert_eq!(at("2001:db8::1"), at("2001:db8::ffff:0:2"));
-        assert_ne!(at("2001:db8::1"), at("2001:db8:0:1::1"));
-        assert_eq!(at("::ffff:10.0.0.1"), at("10.0.0.1"));
-        assert_ne!(at("10.0.0.1"), at("10.0.0.2"));
     }
 }

@@ -68,7 +68,7 @@ const MAX_WAITERS: usize = 64;
 pub enum Origin {
     /// This node itself wants to know.
     Own,
-    /// A peer that was found at this address ([`crate::chord::trust::admission::site`]) when it was checked.
+    /// A peer that was found at this address ([`crate::site::site`]) when it was checked.
     Known(PeerId, IpAddr),
     /// A peer that was not checked.
     Stranger(PeerId),

@@ -1,0 +1,29 @@
+//! What counts as one address where votes or claims are counted: keys are free, addresses are not.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+/// What counts as one address: a whole IPv4 address, or the first 64 bits of an IPv6 address,
+/// whose owner may choose the rest.
+pub(crate) fn site(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(v6) => {
+            let network = u128::from(v6) >> 64 << 64;
+            IpAddr::V6(Ipv6Addr::from(network))
+        }
+        v4 => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_an_ipv6_address_the_network_counts() {
+        let at = |text: &str| site(text.parse().unwrap());
+        assert_eq!(at("2001:db8::1"), at("2001:db8::ffff:0:2"));
+        assert_ne!(at("2001:db8::1"), at("2001:db8:0:1::1"));
+        assert_eq!(at("::ffff:10.0.0.1"), at("10.0.0.1"));
+        assert_ne!(at("10.0.0.1"), at("10.0.0.2"));
+    }
+}
