@@ -19,10 +19,9 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use atoll_key::{Key, KeyRange};
 
 use crate::engine::entry::IndexEntry;
+use crate::engine::error::IndexError;
 use crate::engine::holdings::{Holding, Holdings, OwnerUsage, Owners};
-use crate::engine::index::{
-    Changes, Checkpoint, Contents, Frozen, IndexError, SegmentStat, Snapshot,
-};
+use crate::engine::index::{Changes, Checkpoint, Contents, Frozen, SegmentStat, Snapshot};
 use crate::segment::{ALIGNMENT, record_bytes};
 use crate::summary::{Changed, Summaries};
 use crate::{BlockInfo, Owner};

@@ -3,7 +3,8 @@
 //! An index that cannot be written stops nothing: its changes stay in the catalogue, up to
 //! [`MAX_BACKLOG`], and it is opened again before the next group of jobs.
 
-use super::index::{Index, IndexError};
+use super::error::IndexError;
+use super::index::Index;
 use super::shared::Shared;
 use crate::StoreError;
 

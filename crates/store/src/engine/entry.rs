@@ -5,7 +5,7 @@ use std::sync::RwLock;
 
 use atoll_key::{BlockKind, Key};
 
-use super::index::IndexError;
+use super::error::IndexError;
 use crate::segment::record_bytes;
 use crate::{BlockInfo, Owner};
 

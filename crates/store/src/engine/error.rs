@@ -1,9 +1,8 @@
-//! Why a store could not be opened.
+//! Why a store could not be opened, and its index not be used.
 
 use std::any::Any;
 use std::io;
 
-use super::index::{self, IndexError};
 use crate::disk::Disk;
 
 /// Why a store could not be opened.
@@ -39,8 +38,8 @@ pub struct IndexFailure(pub(crate) IndexError);
 impl From<IndexError> for OpenError {
     fn from(error: IndexError) -> OpenError {
         match error {
-            IndexError::OtherLayout(layout) => {
-                OpenError::OtherLayout { name: index::FILE_NAME.to_owned(), layout }
+            IndexError::OtherLayout { name, layout } => {
+                OpenError::OtherLayout { name: name.to_owned(), layout }
             }
             error => OpenError::Index(IndexFailure(error)),
         }
@@ -54,3 +53,58 @@ pub(crate) fn lock(disk: &dyn Disk) -> Result<Box<dyn Any + Send + Sync>, OpenEr
         _ => OpenError::Io(error),
     })
 }
+
+/// Why the index could not be read or written; the log knows everything it held.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum IndexError {
+    /// What is in it makes no sense: it must be made again.
+    #[error("the index is damaged: {0}")]
+    Damaged(String),
+    /// Written by another version of this program.
+    #[error("{name} has layout {layout}")]
+    OtherLayout { name: &'static str, layout: u64 },
+    /// The disk failed; the index may be fine.
+    #[error("the index cannot be reached: {0}")]
+    Io(String),
+}
+
+impl From<io::Error> for IndexError {
+    fn from(error: io::Error) -> IndexError {
+        match error.kind() {
+            io::ErrorKind::InvalidData
+            | io::ErrorKind::InvalidInput
+            | io::ErrorKind::UnexpectedEof => IndexError::Damaged(error.to_string()),
+            _ => IndexError::Io(error.to_string()),
+        }
+    }
+}
+
+impl From<redb::Error> for IndexError {
+    fn from(error: redb::Error) -> IndexError {
+        match error {
+            redb::Error::Io(error) => error.into(),
+            redb::Error::PreviousIo | redb::Error::DatabaseClosed => {
+                IndexError::Io(error.to_string())
+            }
+            _ => IndexError::Damaged(error.to_string()),
+        }
+    }
+}
+
+macro_rules! index_error_from {
+    ($($error:ty),*) => { $(
+        impl From<$error> for IndexError {
+            fn from(error: $error) -> IndexError {
+                redb::Error::from(error).into()
+            }
+        }
+    )* };
+}
+
+index_error_from!(
+    redb::CommitError,
+    redb::DatabaseError,
+    redb::StorageError,
+    redb::TableError,
+    redb::TransactionError
+);

@@ -25,6 +25,7 @@ use redb::{
 };
 
 use super::entry::{ENTRY_BYTES, IndexEntry, OwnerNumbers};
+use super::error::IndexError;
 use crate::disk::{Disk, DiskFile};
 use crate::{Holding, Owner};
 
@@ -96,61 +97,6 @@ pub(crate) struct Frozen {
 
 /// What has changed since the last commit: where blocks are now, `None` if nowhere.
 pub(crate) type Changes = BTreeMap<Key, Option<IndexEntry>>;
-
-/// Why the index could not be read or written; the log knows everything it held.
-#[derive(Debug, Clone, thiserror::Error)]
-pub(crate) enum IndexError {
-    /// What is in it makes no sense: it must be made again.
-    #[error("the index is damaged: {0}")]
-    Damaged(String),
-    /// Written by another version of this program.
-    #[error("the index has layout {0}, not {LAYOUT}")]
-    OtherLayout(u64),
-    /// The disk failed; the index may be fine.
-    #[error("the index cannot be reached: {0}")]
-    Io(String),
-}
-
-impl From<io::Error> for IndexError {
-    fn from(error: io::Error) -> IndexError {
-        match error.kind() {
-            io::ErrorKind::InvalidData
-            | io::ErrorKind::InvalidInput
-            | io::ErrorKind::UnexpectedEof => IndexError::Damaged(error.to_string()),
-            _ => IndexError::Io(error.to_string()),
-        }
-    }
-}
-
-impl From<redb::Error> for IndexError {
-    fn from(error: redb::Error) -> IndexError {
-        match error {
-            redb::Error::Io(error) => error.into(),
-            redb::Error::PreviousIo | redb::Error::DatabaseClosed => {
-                IndexError::Io(error.to_string())
-            }
-            _ => IndexError::Damaged(error.to_string()),
-        }
-    }
-}
-
-macro_rules! index_error_from {
-    ($($error:ty),*) => { $(
-        impl From<$error> for IndexError {
-            fn from(error: $error) -> IndexError {
-                redb::Error::from(error).into()
-            }
-        }
-    )* };
-}
-
-index_error_from!(
-    redb::CommitError,
-    redb::DatabaseError,
-    redb::StorageError,
-    redb::TableError,
-    redb::TransactionError
-);
 
 /// Runs `work`, which calls redb. On damaged pages redb may panic; to us that is only an
 /// index that must be made again.
@@ -311,7 +257,7 @@ impl Index {
         };
         let layout = number("layout")?;
         if layout != LAYOUT {
-            return Err(IndexError::OtherLayout(layout));
+            return Err(IndexError::OtherLayout { name: FILE_NAME, layout });
         }
         let checkpoint = Checkpoint {
             segment: number("segment")?,
@@ -520,7 +466,9 @@ mod tests {
             transaction.commit().expect("committed");
             drop(index);
             let refused = Index::open(Arc::new(disk.clone()), 1 << 20).err();
-            assert!(matches!(refused, Some(IndexError::OtherLayout(found)) if found == layout));
+            assert!(
+                matches!(refused, Some(IndexError::OtherLayout { layout: found, .. }) if found == layout)
+            );
             disk.remove(FILE_NAME).expect("it is still there");
         }
     }

@@ -17,7 +17,7 @@ pub(crate) mod catalog;
 pub(crate) mod committer;
 mod config;
 pub(crate) mod entry;
-mod error;
+pub(crate) mod error;
 pub(crate) mod holdings;
 pub(crate) mod index;
 mod queue;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::disk::Disk;
 use crate::engine::catalog::Catalog;
-use crate::engine::index::IndexError;
+use crate::engine::error::IndexError;
 use crate::{DiskConfig, DiskFailure, StoreError, Usage};
 
 pub(crate) struct Shared {

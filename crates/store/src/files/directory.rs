@@ -29,8 +29,6 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::FlagCheck;
-
 /// The owner file's name.
 const OWNER_NAME: &str = "atoll-store";
 /// Bytes of what it holds.
@@ -48,6 +46,16 @@ const FAN_OUT: u32 = 256;
 const SAFELY: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK);
 /// `lost+found` is part of an empty ext2 file system.
 const NO_STRANGERS: [&str; 2] = [OWNER_NAME, "lost+found"];
+
+/// Whether a directory must say of itself that it is transparent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FlagCheck {
+    /// Its attribute `user.tfs.transparent` must be `1`.
+    #[default]
+    Attribute,
+    /// Anything goes: for tests without a mounted TFS.
+    Assumed,
+}
 
 /// Why a directory cannot be used for blocks.
 #[derive(Debug, thiserror::Error)]

@@ -8,8 +8,8 @@ use std::time::Duration;
 use atoll_key::Key;
 
 use super::directory::BlockDir;
+use super::place::{Failure, Place};
 use super::writer::{Swept, Writer};
-use super::{Care, Failure, Place};
 use crate::engine::entry::IndexEntry;
 use crate::engine::threads::Engine;
 use crate::summary::Question;
@@ -21,6 +21,17 @@ const ADOPTED_LEASE: Duration = Duration::from_secs(8 * 24 * 3600);
 
 /// Times a read is tried again because the block was replaced meanwhile.
 const MAX_REPLACED: usize = 16;
+
+/// What a step of [`crate::FileStore::look_after`] found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Care {
+    /// Files opened.
+    pub checked: u64,
+    /// Blocks whose files had vanished; they are no longer held.
+    pub lost: u64,
+    /// Where the next step begins; `None` when all have been gone through.
+    pub next: Option<Key>,
+}
 
 pub(crate) struct Inner {
     pub(crate) place: Arc<Place>,

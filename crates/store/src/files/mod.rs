@@ -30,22 +30,22 @@
 
 mod directory;
 mod inner;
+mod place;
 mod writer;
 
 use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use atoll_env::BoxFuture;
 use atoll_key::{Key, KeyRange};
-use bytes::Bytes;
 
 use crate::disk::{Disk, RealDisk};
 use crate::engine::committer::Committer;
-use crate::engine::entry::IndexEntry;
-use crate::engine::index::{self, Index, IndexError};
+use crate::engine::error::IndexError;
+use crate::engine::index::{self, Index};
 use crate::engine::shared::Shared;
 use crate::engine::threads::{Engine, Writer as _};
 use crate::engine::{self, DiskConfig, OpenError};
@@ -55,19 +55,11 @@ use crate::{
     StoredBlock, Summary, Usage,
 };
 use directory::{BlockDir, OWNER_DIGITS};
-pub use directory::{Space, UnfitDir};
+pub use directory::{FlagCheck, Space, UnfitDir};
+pub use inner::Care;
 use inner::Inner;
+use place::Place;
 use writer::Writer;
-
-/// Whether a directory must say of itself that it is transparent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum FlagCheck {
-    /// Its attribute `user.tfs.transparent` must be `1`.
-    #[default]
-    Attribute,
-    /// Anything goes: for tests without a mounted TFS.
-    Assumed,
-}
 
 /// How a [`FileStore`] behaves. Start from the default.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -106,121 +98,6 @@ impl From<io::Error> for OpenFilesError {
 impl From<IndexError> for OpenFilesError {
     fn from(error: IndexError) -> OpenFilesError {
         OpenError::from(error).into()
-    }
-}
-
-/// What a step of [`FileStore::look_after`] found.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Care {
-    /// Files opened.
-    pub checked: u64,
-    /// Blocks whose files had vanished; they are no longer held.
-    pub lost: u64,
-    /// Where the next step begins; `None` when all have been gone through.
-    pub next: Option<Key>,
-}
-
-/// What of an open store readers and the writer share.
-pub(crate) struct Place {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) dir: BlockDir,
-    is_away: AtomicBool,
-    /// How often the directory has come or gone.
-    comings: AtomicU64,
-    unit_bytes: AtomicU64,
-    lost_blocks: AtomicU64,
-    /// Leases that ended before this are over, as the store was told last; 0 if it was not.
-    passed_unix_secs: AtomicU64,
-}
-
-/// Why a block's file did not give its bytes.
-enum Failure {
-    /// It is lost: gone, or not what was written.
-    Lost,
-    /// Nothing can be said: the directory is away, or fails. Why.
-    Unknown(String),
-}
-
-impl Place {
-    pub(crate) fn lookup(&self, key: &Key) -> Result<Option<IndexEntry>, StoreError> {
-        Ok(self.shared.catalog.lookup(key)?)
-    }
-
-    pub(crate) fn unit_bytes(&self) -> u64 {
-        self.unit_bytes.load(Ordering::Relaxed)
-    }
-
-    fn is_away(&self) -> bool {
-        self.is_away.load(Ordering::Relaxed)
-    }
-
-    /// What is told of a directory that was not there when it was looked at last.
-    fn away(&self) -> StoreError {
-        StoreError::Away { dir: self.dir.path().to_path_buf() }
-    }
-
-    pub(crate) fn usage(&self) -> Usage {
-        if self.is_away() {
-            return Usage::default();
-        }
-        let usage = self.shared.usage();
-        let disk_bytes = usage.block_bytes + usage.blocks * self.unit_bytes() / 2;
-        Usage { disk_bytes, ..usage }
-    }
-
-    /// Looks whether the directory is there and how much it can take.
-    fn look(&self) -> Result<Space, String> {
-        let found = self.dir.presence().and_then(|()| {
-            Space::of(self.dir.path())
-                .map_err(|error| format!("{} cannot be used: {error}", self.dir.path().display()))
-        });
-        if let Ok(space) = &found {
-            self.unit_bytes.store(space.unit_bytes, Ordering::Relaxed);
-        }
-        if self.is_away.swap(found.is_err(), Ordering::Relaxed) != found.is_err() {
-            self.comings.fetch_add(1, Ordering::Relaxed);
-        }
-        found
-    }
-
-    /// What a failure to read a file means: only in a directory that is there is a file lost,
-    /// and not for what this process or the machine is short of.
-    fn judge(&self, error: &io::Error) -> Failure {
-        use rustix::io::Errno;
-        let says_nothing = error.raw_os_error().map(Errno::from_raw_os_error).is_none_or(|code| {
-            matches!(
-                code,
-                Errno::AGAIN
-                    | Errno::CONNABORTED
-                    | Errno::INTR
-                    | Errno::MFILE
-                    | Errno::NFILE
-                    | Errno::NOMEM
-                    | Errno::NOTCONN
-                    | Errno::TIMEDOUT
-            )
-        });
-        let away = self.look().err();
-        if says_nothing || away.is_some() {
-            return Failure::Unknown(away.unwrap_or_else(|| error.to_string()));
-        }
-        Failure::Lost
-    }
-
-    fn read(&self, key: &Key, entry: &IndexEntry) -> Result<Bytes, Failure> {
-        match self.dir.read(key, entry.version, entry.len_bytes) {
-            Ok(Some(bytes)) if crc32fast::hash(&bytes) == entry.offset => Ok(bytes.into()),
-            Ok(_) => Err(Failure::Lost),
-            Err(error) => Err(self.judge(&error)),
-        }
-    }
-
-    fn probe(&self, key: &Key, entry: &IndexEntry) -> Result<(), Failure> {
-        match self.dir.probe(key, entry.version, entry.len_bytes) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(Failure::Lost),
-            Err(error) => Err(self.judge(&error)),
-        }
     }
 }
 
@@ -425,15 +302,7 @@ fn prepare(
     }
     let shared = Arc::new(Shared::new(disk, config.disk));
     let (committer, next_sequence) = open_index(&shared)?;
-    let place = Arc::new(Place {
-        shared,
-        dir,
-        is_away: AtomicBool::new(true),
-        comings: AtomicU64::new(0),
-        unit_bytes: AtomicU64::new(4096),
-        lost_blocks: AtomicU64::new(0),
-        passed_unix_secs: AtomicU64::new(0),
-    });
+    let place = Arc::new(Place::new(shared, dir));
     let mut writer = Writer::new(place.clone(), committer, next_sequence);
     let mut adopted_blocks = 0;
     match place.look() {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use atoll_key::{BlockKind, Key, MAX_BLOCK_BYTES};
 use bytes::Bytes;
 
-use super::{Failure, Place};
+use super::place::{Failure, Place};
 use crate::disk;
 use crate::engine::committer::Committer;
 use crate::engine::entry::IndexEntry;

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use crate::StoreError;
 use crate::engine::index::SegmentStat;
 use crate::engine::threads::Writer as _;
-use crate::log::writer::{Headroom, Record, Writer};
+use crate::log::writer::{Compacting, Headroom, Record, Writer};
 use crate::segment::{FIRST_RECORD_OFFSET, Met, RecordBody, RecordHeader, Walk, record_bytes};
 
 /// A segment is worth compacting if at least one byte in so many is garbage (a guess:
@@ -56,14 +56,6 @@ fn spare_bytes(stat: &SegmentStat) -> u64 {
 
 fn is_worthwhile(stat: &SegmentStat) -> bool {
     stat.live_bytes == 0 || garbage_bytes(stat) * WORTHWHILE_SHARE >= stat.len_bytes
-}
-
-/// A segment that is being compacted.
-#[derive(Clone, Copy)]
-pub(crate) struct Compacting {
-    number: u64,
-    /// What lies before has been dealt with.
-    offset: u64,
 }
 
 /// What a step of compaction did.

@@ -23,7 +23,8 @@ use atoll_key::Key;
 use crate::disk::DiskFile;
 use crate::engine::committer::Committer;
 use crate::engine::entry::IndexEntry;
-use crate::engine::index::{Contents, Index, IndexError, SegmentStat};
+use crate::engine::error::IndexError;
+use crate::engine::index::{Contents, Index, SegmentStat};
 use crate::engine::{IndexFailure, OpenError};
 use crate::log::reading::Log;
 use crate::log::writer::{Active, Writer, create_segment};
@@ -80,7 +81,7 @@ pub(crate) fn recover(log: Arc<Log>) -> Result<(Writer, OpenReport), OpenError> 
     let mut found = find_segments(&log, &mut report)?;
     let cache_bytes = log.shared.config.index_cache_bytes;
     let opened = match Index::open(log.shared.disk.clone(), cache_bytes) {
-        Err(error @ IndexError::OtherLayout(_)) => return Err(error.into()),
+        Err(error @ IndexError::OtherLayout { .. }) => return Err(error.into()),
         opened => opened,
     };
     let known = opened.as_ref().ok().and_then(|(_, contents)| contents.as_ref());

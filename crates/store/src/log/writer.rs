@@ -24,10 +24,10 @@ use crate::disk::{self, DiskFile};
 use crate::engine::catalog::Change;
 use crate::engine::committer::Committer;
 use crate::engine::entry::IndexEntry;
-use crate::engine::index::{self, IndexError};
+use crate::engine::error::IndexError;
+use crate::engine::index::{self};
 use crate::engine::threads::{self, Reply, Writer as _};
 use crate::log::reading::Log;
-use crate::log::reclaim::Compacting;
 use crate::segment::{
     self, ALIGNMENT, FIRST_RECORD_OFFSET, RecordBody, RecordHeader, SegmentHeader,
 };
@@ -69,6 +69,14 @@ pub(crate) struct Found {
     pub(crate) held: Option<IndexEntry>,
     /// What the index says, if nothing newer is in memory.
     pub(crate) indexed: Option<IndexEntry>,
+}
+
+/// A segment that is being compacted.
+#[derive(Clone, Copy)]
+pub(crate) struct Compacting {
+    pub(super) number: u64,
+    /// What lies before has been dealt with.
+    pub(super) offset: u64,
 }
 
 pub(crate) struct Writer {
