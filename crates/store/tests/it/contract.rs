@@ -40,7 +40,7 @@ fn check(claim: impl Fn(&dyn BlockStore)) {
     let files = open_files(&a);
     claim(&files);
     files.check_invariants();
-    // With all blocks, and with none, in the room that is being left.
+    // With all blocks, and with none, in the backend that is being left.
     let contributed = ContributedStore::new(Backend::Files(Arc::new(open_files(&b))), None);
     claim(&contributed);
     let other = Arc::new(open_files(&c));

@@ -126,7 +126,7 @@ fn a_newer_version_does_not_expire_before_an_older_one() {
 }
 
 #[test]
-fn every_block_is_in_one_room_in_the_end() {
+fn every_block_is_in_one_backend_in_the_end() {
     let temp = tempfile::tempdir().expect("a directory");
     let given: Vec<_> = (0..200).map(|n| block(n, n % 3, 1000, 9)).collect();
     let first = log(1);
@@ -240,7 +240,7 @@ fn a_destination_that_is_away_is_not_full() {
 /// The story: a directory showed no blocks while it was away, was there again a moment later,
 /// and was removed with all blocks, for it had been empty.
 #[test]
-fn a_former_room_that_comes_back_is_not_taken_for_empty() {
+fn a_former_backend_that_comes_back_is_not_taken_for_empty() {
     let temp = tempfile::tempdir().expect("a directory");
     let [blocks, away] = ["one/blocks", "away"].map(|name| temp.path().join(name));
     let store = ContributedStore::new(files(temp.path(), "one"), None);
@@ -259,7 +259,7 @@ fn a_former_room_that_comes_back_is_not_taken_for_empty() {
 }
 
 #[test]
-fn a_room_too_small_gets_the_nearest_blocks() {
+fn a_backend_too_small_gets_the_nearest_blocks() {
     let given: Vec<_> = (0..800).map(|n| block(n, 0, 10_000, 9)).collect();
     let store = ContributedStore::new(log(1), None);
     wait(store.put(given.clone())).expect("kept");

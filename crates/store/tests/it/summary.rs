@@ -255,17 +255,17 @@ proptest! {
     }
 
     #[test]
-    fn two_rooms_are_summed_up_as_one(
+    fn two_backends_are_summed_up_as_one(
         steps in proptest::collection::vec(step(), 1..30),
         change_at in 0..20usize,
     ) {
         let [disk, other] = [1, 2].map(FaultyDisk::new);
-        let rooms = [disk, other].map(|disk| Arc::<DiskStore>::new(open_inline(&disk)));
-        let store = ContributedStore::new(Backend::Log(rooms[0].clone()), None);
+        let backends = [disk, other].map(|disk| Arc::<DiskStore>::new(open_inline(&disk)));
+        let store = ContributedStore::new(Backend::Log(backends[0].clone()), None);
         let mut model = Model::default();
         for (at, step) in steps.iter().enumerate() {
             if at == change_at {
-                store.change_to(Backend::Log(rooms[1].clone())).expect("nothing moves");
+                store.change_to(Backend::Log(backends[1].clone())).expect("nothing moves");
             }
             model.run(&store, step, &mut |_| drop(wait(store.move_some(100)).expect("moved")));
         }
