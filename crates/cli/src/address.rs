@@ -16,7 +16,7 @@ use crate::output::escaped;
 pub(crate) struct Address {
     /// The volume.
     pub volume: VolumeAddress,
-    /// What stood behind the `#`.
+    /// The read key behind the `#`, if any.
     pub read_key: Option<ReadKey>,
     /// Names below its root, any bytes; empty for the root.
     pub path: Vec<Vec<u8>>,
@@ -47,14 +47,14 @@ impl Address {
         Ok(Address { volume, read_key, path })
     }
 
-    /// The last name, as a file of its own might be called.
+    /// The last name of the path: how a copied file is called by default.
     pub(crate) fn file_name(&self) -> Option<&[u8]> {
         self.path.last().map(Vec::as_slice)
     }
 }
 
-/// Reads addresses for clap, whose own message would repeat a mistyped one with its read
-/// key, which then stands in whatever log the message goes to.
+/// Parses addresses for clap. Clap's own message would repeat a mistyped address with its read
+/// key, and the key would end up in logs.
 #[derive(Clone)]
 struct AddressParser;
 
@@ -75,7 +75,7 @@ impl TypedValueParser for AddressParser {
     }
 }
 
-/// What was typed, for a message.
+/// The text as typed but without its read key, for a message.
 fn without_read_key(text: &[u8]) -> String {
     match text.iter().position(|byte| *byte == b'#') {
         Some(at) => format!("{}#…", escaped(&text[..at])),
@@ -88,7 +88,7 @@ fn without_read_key(text: &[u8]) -> String {
 pub(crate) enum AddressError {
     /// The part before the first slash.
     Volume(ReadAddressError),
-    /// A name that climbs out of the volume.
+    /// A `..` that leads out of the volume.
     DotDot,
 }
 

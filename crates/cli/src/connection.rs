@@ -1,4 +1,4 @@
-//! The local node, and what to say when there is none.
+//! Connecting to the local node, and the messages when that fails.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::failure::{Exit, Failure, TRY_AGAIN};
 /// and the store's reopening fit in.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long a mount waits for its node. Whoever uses a mount waits in the kernel, where a
-/// process cannot be killed: with the time that it takes to find out that a node hangs, an
-/// answer comes within 10 seconds. A node that is restarted is usually back in one or two.
+/// How long a mount waits for its node. A process that uses a mount waits in the kernel,
+/// where it cannot be killed. Together with the time it takes to notice that a node hangs, this
+/// gives an answer within 10 seconds. A node that is restarted is usually back in one or two.
 const MOUNT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a node may say nothing before a mount takes it for gone.
+/// How long a node may send nothing before a mount treats it as gone.
 const MOUNT_SILENCE: Duration = Duration::from_secs(2);
 
 /// A client of this directory's node: fails at once if none runs now, waits if the node
@@ -28,7 +28,7 @@ pub(crate) async fn to_node(global: &Global) -> Result<(Env, Arc<Client>), Failu
     connect(global, options).await
 }
 
-/// The same for a mount, which says soon that the node is gone.
+/// A client for a mount, which reports soon that the node is gone.
 pub(crate) async fn for_mount(global: &Global) -> Result<(Env, Arc<Client>), Failure> {
     let options = ClientOptions {
         patience: MOUNT_PATIENCE,
@@ -55,7 +55,7 @@ pub(crate) async fn status(global: &Global) -> Result<Status, Failure> {
     impatient(global).await?.status().await.map_err(failure)
 }
 
-/// What a person is told.
+/// The failure to show for `error`.
 pub(crate) fn failure(error: ClientError) -> Failure {
     let what = "the local node cannot be used";
     match error {

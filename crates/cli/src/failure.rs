@@ -1,5 +1,4 @@
-//! What a person is told when a command cannot do its work, and the exit code that
-//! tells a script.
+//! Failures of commands: the message for people and the exit code for scripts.
 //!
 //! A message says what failed and on what, why, and what to do next. Exit codes differ
 //! by what the caller can do about it; they are listed in `atoll --help`, and so they
@@ -27,7 +26,7 @@ pub(crate) enum Exit {
     Unavailable = 5,
     /// There is no room.
     Full = 6,
-    /// It was done, but not for all: what is missing or old is named.
+    /// It was done in part: what is missing or old is named.
     Incomplete = 7,
     /// Stopped by a signal; running it again goes on.
     Interrupted = 130,
@@ -49,7 +48,7 @@ Exit codes:
 /// Why a command did not do its work.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// What a script sees.
+    /// The exit code.
     pub exit: Exit,
     what: String,
     why: Option<String>,
@@ -76,7 +75,7 @@ impl Failure {
         self
     }
 
-    /// Something about the operating system's files.
+    /// A failed operation on local files.
     pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Failure {
         let exit = match error.kind() {
             io::ErrorKind::NotFound => Exit::NotFound,

@@ -6,14 +6,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::failure::{Exit, Failure};
 
-/// SIGINT and SIGTERM, for who treats the second otherwise than the first.
+/// SIGINT and SIGTERM, for callers that treat the second signal differently from the first.
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl Signals {
-    /// Those that come from now on.
+    /// Listens for signals from now on.
     pub(crate) fn new() -> Signals {
         let listen = |kind| signal(kind).expect("the runtime has signals on");
         Signals {
@@ -22,7 +22,7 @@ impl Signals {
         }
     }
 
-    /// Resolves at the next one. Cancel-safe.
+    /// Resolves at the next signal. Cancel-safe.
     pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
@@ -30,7 +30,7 @@ impl Signals {
         }
     }
 
-    /// Lets the next one end the process at once.
+    /// Lets the next signal end the process at once.
     pub(crate) fn exit_at_next(mut self) {
         tokio::spawn(async move {
             self.next().await;

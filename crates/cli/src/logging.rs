@@ -1,4 +1,4 @@
-//! What the program says about its own working, on standard error.
+//! The program's own log, on standard error.
 
 use std::io::IsTerminal;
 

@@ -1,6 +1,6 @@
 //! Standard output: results only, and only what a terminal may safely show.
 //!
-//! Names in a volume come from whoever published it. On a terminal every character
+//! Names in a volume are chosen by its publisher and not trusted. On a terminal every character
 //! that could move the cursor, change colours or turn the reading direction is shown
 //! escaped; into a pipe or file the bytes go as they are. A reader that goes away
 //! (`atoll cat … | head`) ends the command silently.
@@ -15,9 +15,9 @@ use crate::failure::Failure;
 /// A part of a line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Part<'a> {
-    /// Our own words.
+    /// The program's own words.
     Words(&'a str),
-    /// A name of somebody else's choice.
+    /// A name that another person chose.
     Name(&'a [u8]),
 }
 
@@ -64,7 +64,7 @@ impl Output {
         self.line(text)
     }
 
-    /// Sends what was written on its way.
+    /// Flushes what was written.
     pub(crate) fn flush(&mut self) -> Result<(), Failure> {
         check(self.to.flush())
     }

@@ -1,7 +1,7 @@
 //! Progress on standard error: a bar on a terminal, a line now and then elsewhere.
 //!
-//! Work is counted by whoever does it, in [`Counts`]; a [`Watch`] looks a few times a
-//! second and has a [`Meter`] show the state with a rate and the time that is left.
+//! The code that does the work counts it in [`Counts`]; a [`Watch`] reads the counts a few times
+//! a second and has a [`Meter`] show them with a rate and the time left.
 
 use std::io::{IsTerminal, stderr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -15,7 +15,8 @@ use crate::units;
 
 /// Between two lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
-/// How far back a rate looks: long enough to be calm, short enough to be news. A guess.
+/// The period over which a rate is averaged: long enough to be steady, short enough to be
+/// current. A guess.
 const RATE_WINDOW: Duration = Duration::from_secs(3);
 
 /// How often a watch looks.
@@ -235,7 +236,7 @@ impl Share {
     }
 }
 
-/// What is to be said of the time that is left, if anything.
+/// The time left, in words, if it can be estimated.
 fn left_of(elapsed: Duration, done: u64, total: u64) -> String {
     if done == 0 || done >= total {
         return String::new();

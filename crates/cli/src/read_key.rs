@@ -1,8 +1,8 @@
 //! Where the read key of an encrypted volume comes from: the address, a file or standard
 //! input, the environment, in this order.
 //!
-//! Arguments are seen by everybody on the machine (`ps`), and shells remember them; so an
-//! address need not carry its key.
+//! Every user of the machine can see arguments (`ps`), and shells keep them in their history; so
+//! the key can be given apart from the address.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,7 +16,7 @@ use crate::failure::{Exit, Failure};
 /// The variable that may hold a read key.
 pub(crate) const VARIABLE: &str = "ATOLL_READ_KEY";
 
-/// More than an address with a read key has.
+/// An upper bound on the length of an address with a read key, bytes.
 const MAX_TEXT_BYTES: u64 = 4096;
 
 /// The option of commands that read.
@@ -32,7 +32,7 @@ pub(crate) struct ReadKeyArgs {
     read_key_optional: bool,
 }
 
-/// What was given beside the address.
+/// The source of a read key besides the address.
 #[derive(Debug, Clone)]
 pub(crate) struct Given {
     of: Option<VolumeAddress>,

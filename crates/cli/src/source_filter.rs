@@ -1,5 +1,5 @@
-//! What no publish takes along, whatever it is told: directories of nodes, with their secret
-//! keys and other people's blocks, and what our own mounts show.
+//! Directories that are never published, whatever the options: those of nodes, which hold secret
+//! keys and other people's blocks, and mounts of Atoll.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;

@@ -66,8 +66,8 @@ pub(crate) fn rate(bytes: u64, time: Duration) -> String {
     format!("{}/s", size(per_sec as u64))
 }
 
-/// A time in seconds since 1970 as `2026-11-21 10:20:30` (UTC), for years a person may
-/// meet; the bare number otherwise.
+/// A time in seconds since 1970 as `2026-11-21 10:20:30` (UTC), for years of four digits; the
+/// bare number otherwise.
 pub(crate) fn date(unix_secs: i64) -> String {
     let Ok(secs) = u64::try_from(unix_secs) else { return format!("@{unix_secs}") };
     // humantime refuses to format what lies after the year 9999.

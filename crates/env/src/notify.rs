@@ -1,6 +1,6 @@
 //! Wakes one waiting task: the smallest form of `tokio::sync::Notify`, without a runtime.
 //!
-//! A notification that comes while nobody waits is kept, and the next wait ends at once. Several
+//! A notification that comes while no task waits is kept, and the next wait ends at once. Several
 //! that come before the task has woken count as one.
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -99,7 +99,7 @@ pub enum FrameError {
     /// More bytes than the frame has.
     #[error("bytes follow the frame")]
     Trailing,
-    /// Nobody knows this kind.
+    /// The kind is not defined.
     #[error("unknown kind of frame {0}")]
     UnknownKind(u8),
     /// A field without meaning for this kind is set.

@@ -39,7 +39,7 @@ pub fn from_header<T: for<'b> Decode<'b, ()>>(header: &[u8]) -> Result<T, Refusa
 
 /// A peer as it stands in headers, files and join codes: one byte string of 32 bytes
 /// public key, 4 or 16 bytes IP address, 2 bytes port, big-endian. A ring position is
-/// never sent: whoever reads derives it from the key (CFS §4.4).
+/// never sent: the reader derives it from the key (CFS §4.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WirePeer(pub Peer);
 

@@ -1,10 +1,9 @@
 //! The proof of the network secret: one message each way, right after TLS.
 //!
-//! CFS runs in the open and has nothing of the kind; a private network refuses every node
-//! that does not know its secret. The secret is never sent. Each side shows a keyed BLAKE3
-//! MAC over the TLS exporter of this very connection, so that a recorded proof is worth
-//! nothing on another, and over its own words. The dialler proves first: a listener says
-//! nothing, not even which versions it speaks, to one that cannot.
+//! CFS has no such proof; a private network refuses every node that does not know its secret. The secret is never sent. Each side sends a keyed BLAKE3
+//! MAC over the TLS exporter of this connection, so that a recorded proof is worth nothing on
+//! another, and over its own hello. The dialler proves first: a listener answers nothing, not
+//! even which versions it speaks, to a dialler that cannot.
 //!
 //! ```text
 //! offset   size
@@ -25,8 +24,8 @@
 //!
 //! A MAC's key is derived from a network secret; its message is the exporter (32 bytes),
 //! the dialler's public key, the listener's, and every byte of the hello before the MACs.
-//! Two MACs, because a network can replace its secret while it runs: a node that has the
-//! new one proves both, so that one that has not heard of it yet still knows a member.
+//! There are two MACs because a network can replace its secret while it runs: a node that has the
+//! new secret proves both, so that a node that does not have it yet still recognises a member.
 //!
 //! A hello is sent before the version is known, so its form is the same in all versions:
 //! a later one may add fields before the MACs and change nothing else.
@@ -155,7 +154,7 @@ pub enum HelloError {
     Mac,
 }
 
-/// What both sides of one connection know, and nobody else: binds the proofs to it.
+/// A value that only the two ends of one connection know: binds the proofs to it.
 pub struct Binding {
     current: [u8; 32],
     former: Option<[u8; 32]>,

@@ -2,9 +2,9 @@
 //!
 //! A [`Transport`] carries a [`Request`] to a [`Peer`] and brings back its [`Reply`]
 //! or a [`CallError`]; a [`Service`] answers what arrives. The real transport is TCP
-//! with TLS 1.3 (`tcp`), the simulated one lives in `atoll-sim`. What messages mean
-//! is not known here: a header is opaque bytes, written by whoever calls, and bulk
-//! bytes travel beside it as `parts`, which no layer copies or re-encodes.
+//! with TLS 1.3 (`tcp`), the simulated one lives in `atoll-sim`. This crate does not
+//! know what messages mean: a header is opaque bytes that the caller writes, and bulk bytes
+//! travel beside it as `parts`, which no layer copies or re-encodes.
 //!
 //! The `tcp` and `unix` modules name tokio and read the clock: they run only for real.
 
@@ -61,7 +61,7 @@ impl fmt::Display for Peer {
 
 /// The largest message, header and parts together, in bytes: a batch of blocks.
 pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
-/// A method of nobody's: any answer to it says that somebody is there.
+/// A method that no service owns: any answer to it, also a refusal, shows that the peer lives.
 pub const PROBE: u16 = 0x0000;
 /// The longest header, in bytes.
 pub const MAX_HEADER_BYTES: usize = 256 << 10;
@@ -76,7 +76,7 @@ pub struct Request {
     /// The call's arguments, in the owner's encoding.
     pub header: Bytes,
     /// Bulk bytes, such as blocks. All parts of a message that arrived share one buffer:
-    /// whoever keeps a part for long keeps them all, unless he copies it.
+    /// keeping one part keeps them all, so copy a part that is to be kept for long.
     pub parts: Vec<Bytes>,
 }
 
@@ -133,13 +133,13 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Whether the peer should be taken for failed (as against one that said no).
+    /// Whether the peer seems to have failed, as opposed to having refused.
     pub fn is_failure_of_peer(&self) -> bool {
         matches!(self, CallError::Unreachable(_) | CallError::TimedOut)
     }
 
-    /// Whether the peer lives and only does not know the method: it runs another version.
-    /// The caller does without, or asks in another way.
+    /// Whether the peer lives and does not know the method, because it runs another version. The
+    /// caller uses another method or goes without the answer.
     pub fn is_unknown_method(&self) -> bool {
         matches!(self, CallError::Refused(refusal) if refusal.code == Refusal::UNKNOWN_METHOD)
     }

@@ -23,7 +23,7 @@ use crate::mux::{self, Mux, MuxError};
 use crate::stats::{NetStats, RefusalReason, bump};
 use crate::{CallError, Peer, Reply, Request, Service};
 
-/// Whom a service on a Unix socket sees as the caller: a process of the same user.
+/// The caller that a service on a Unix socket sees: a process of the same user.
 pub const LOCAL_CALLER: Peer = Peer {
     id: PeerId([0; 32]),
     addr: std::net::SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0),
@@ -32,7 +32,7 @@ pub const LOCAL_CALLER: Peer = Peer {
 /// Why a Unix socket could not be served.
 #[derive(Debug, thiserror::Error)]
 pub enum UnixServeError {
-    /// Somebody answers on this socket.
+    /// Another process answers on this socket.
     #[error("another process already listens on {}", .0.display())]
     InUse(PathBuf),
     /// Something that is not a socket is in the way; it is left alone.

@@ -1,8 +1,8 @@
 //! Whether this machine still has the address that the node tells others.
 //!
-//! An address is told once, when the node starts: it is part of its peer address. A node that found it
-//! out by itself has to start again when it has changed ([`crate::Node::until_moved`]); one
-//! that was given an address can only say that it is gone.
+//! A node tells others its address once, when it starts. If it found the address out by itself and
+//! the address changes, the node must start again ([`crate::Node::until_moved`]). If the user gave
+//! the address (`--advertise`), the node can only warn that the machine no longer has it.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -24,10 +24,10 @@ impl AddressWatch {
         AddressWatch { told, seen: told }
     }
 
-    /// The machine would be reached at `now`. Whether it has moved there: a new address counts
-    /// when it is seen twice, and none (loopback) never does, for a machine whose network is
-    /// down gets it back.
-    pub(crate) fn has_moved(&mut self, now: IpAddr) -> bool {
+    /// Notes that the machine would be reached at `now`, and returns whether it has moved there. A
+    /// new address counts when it is seen twice. Loopback never counts: a machine whose network is
+    /// down usually gets its address back.
+    pub(crate) fn note_address(&mut self, now: IpAddr) -> bool {
         let is_settled = now == self.seen;
         self.seen = now;
         is_settled && now != self.told && !now.is_loopback()
@@ -66,8 +66,8 @@ mod tests {
         let mut watch = AddressWatch::new(ip(1));
         let loopback = IpAddr::from([127, 0, 0, 1]);
         let seen = [ip(1), ip(2), ip(1), loopback, loopback, ip(1), ip(3)];
-        assert!(seen.iter().all(|now| !watch.has_moved(*now)));
-        assert!(watch.has_moved(ip(3)));
+        assert!(seen.iter().all(|now| !watch.note_address(*now)));
+        assert!(watch.note_address(ip(3)));
     }
 
     #[test]

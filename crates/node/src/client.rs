@@ -309,7 +309,7 @@ impl Client {
         self.ask::<calls::SetSettings>(call).await.map(|Json(settings)| settings)
     }
 
-    /// Has the node take the nodes and updates that are absent now for gone for good.
+    /// Has the node treat the nodes and updates that are absent now as gone for good.
     ///
     /// # Errors
     /// If the node cannot write that down.
@@ -431,7 +431,7 @@ impl Inner {
         ClientError::Refused { dir: self.dir.clone(), reason }
     }
 
-    /// Why nobody answers: no node, or one of somebody else's.
+    /// Why there is no answer: no node runs, or another user's.
     fn absent(&self) -> ClientError {
         let path = NodeDir::at(&self.dir).socket();
         match std::fs::symlink_metadata(&path) {

@@ -1,4 +1,4 @@
-//! Join codes: what one needs to know to enter a network.
+//! Join codes: what a new node needs to join a network.
 //!
 //! `atoll-join:` and checked base 32 (see `atoll_key::text`) of
 //!
@@ -7,8 +7,8 @@
 //! | 0 | 1 | layout, 1 |
 //! | 1 | n | CBOR map: 0 network (see [`Network`]), 1 bootstrap peers (see [`PeerList`]) |
 //!
-//! Whoever holds a code is a member: it carries the network's secret, and is therefore
-//! never printed by `Debug` nor logged.
+//! A code carries the network's secret and so makes its holder a member. It is therefore never
+//! printed by `Debug` nor logged.
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,7 +30,7 @@ pub const MAX_BOOTSTRAP: usize = 4;
 /// The longest text read as a code, bytes.
 const MAX_CODE_BYTES: usize = 4096;
 
-/// What one needs to know to enter a network.
+/// What a new node needs to join a network.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinCode {
     /// The network and its secret.
@@ -71,7 +71,7 @@ impl JoinCode {
         JoinCode { network, bootstrap }
     }
 
-    /// Whether all who are named can be reached on this machine only.
+    /// Whether all named peers can be reached from this machine only.
     pub fn is_loopback_only(&self) -> bool {
         self.bootstrap.iter().all(|peer| peer.addr.ip().is_loopback())
     }

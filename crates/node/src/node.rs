@@ -174,7 +174,7 @@ impl Node {
         loop {
             sleep(&env, address::LOOK_EVERY).await;
             if let Some(now) = address::found_now(self.listen(), advertise)
-                && watch.has_moved(now)
+                && watch.note_address(now)
             {
                 return now;
             }

@@ -1,8 +1,8 @@
-//! Directories of this machine that hold a node's secrets, or the blocks of others: what must
-//! not be published or copied by accident.
+//! Recognises directories that hold a node's secrets or other people's blocks, which must not be
+//! published or copied by accident.
 //!
-//! They are known by what is in them, not by where they are: a node's directory of another
-//! user, a copy of one, or one that is reached through a bind mount is as secret.
+//! A directory is recognised by its contents, not by its path: the directory of another user's
+//! node, a copy of one, or one reached through a bind mount is just as secret.
 
 use std::fmt;
 use std::io;

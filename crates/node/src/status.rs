@@ -69,7 +69,7 @@ pub struct Status {
     pub resident_bytes: u64,
     /// The volumes published from here.
     pub volumes: Vec<VolumeStatus>,
-    /// What somebody should look at, in sentences.
+    /// Warnings for people, in sentences.
     pub warnings: Vec<String>,
 }
 
@@ -141,7 +141,7 @@ pub struct QuotaStatus {
 pub struct QuotaAccount {
     /// The first bytes of the node's key, an address, or `nobody`.
     pub who: String,
-    /// It did not publish these blocks but brought copies that nobody vouched for.
+    /// It did not publish these blocks but brought copies that no other node vouched for.
     pub brought: bool,
     /// What is kept, bytes, with what keeping costs.
     pub used_bytes: u64,
@@ -178,7 +178,7 @@ pub struct WrongClock {
     pub off_secs: i64,
 }
 
-/// A place on the ring and who is there.
+/// A ring position and the node that has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RingNode {
     /// The ring position, hexadecimal.
@@ -316,7 +316,7 @@ pub struct VolumeStatus {
     pub kept_blocks: u64,
     /// When the leases were last renewed, seconds since 1970; 0 for never.
     pub refreshed_unix_secs: u64,
-    /// When the first lease ends if nobody renews it, seconds since 1970; 0 when nothing
+    /// When the first lease ends if it is not renewed, seconds since 1970; 0 when nothing
     /// has been published yet.
     pub lease_expires_unix_secs: u64,
     /// Content blocks the ring had lost at the last renewal.
@@ -326,7 +326,7 @@ pub struct VolumeStatus {
     /// Blocks renewed so far by the renewal under way, if one is.
     #[serde(default)]
     pub renewing_blocks: Option<u64>,
-    /// Only who has the read key can read it. The key is not told here.
+    /// Whether it is encrypted: only holders of the read key can read it. The key is not here.
     #[serde(default)]
     pub encrypted: bool,
 }

@@ -3,8 +3,8 @@
 //! [`TcpModel`] says which kind of TCP. Slow start, congestion avoidance, HyStart and the
 //! reduction after losses follow the RFCs named there; BBR follows Linux' first version:
 //! starting up, draining, cycling, the round trip it looks for every ten seconds, and the
-//! round of conservation after a loss. What an application that pauses delivers is not
-//! taken for what the path can carry.
+//! round of conservation after a loss. The rate of an application
+//! that pauses is not used as an estimate of the path's bandwidth.
 //!
 //! Invariants: what is in flight is never more than what was sent; the window is at least
 //! one segment and at most what the receiver allows. Time is passed in.

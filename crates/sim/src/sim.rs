@@ -282,7 +282,7 @@ impl Sim {
     }
 
     /// Runs the simulation until `work` is done, at most for `limit` of virtual time;
-    /// otherwise says who is stuck. `work` belongs to no host.
+    /// otherwise reports which tasks are stuck. `work` belongs to no host.
     pub fn block_on<F: Future>(&self, limit: Duration, work: F) -> Result<F::Output, Stuck> {
         let _running = Running::enter(&self.owner);
         let limit = (self.now() + limit).as_nanos();
@@ -439,7 +439,7 @@ impl Sim {
     /// Demands progress: runs until `is_true`, asked after every step.
     ///
     /// # Panics
-    /// With a report of who is stuck, if it has not come true after `limit`.
+    /// With a report of the tasks that are stuck, if it has not come true after `limit`.
     pub fn eventually(&self, limit: Duration, claim: &str, is_true: impl FnMut(&Sim) -> bool) {
         if !self.run_until_true(limit, is_true) {
             let stuck = self.shared().with(|world| world.stuck());

@@ -26,7 +26,7 @@ pub(crate) struct Args {
     #[command(subcommand)]
     policy: Option<PolicyArgs>,
 
-    /// Give up blocks that are to be moved from a directory that is gone for good
+    /// Do not wait any longer for blocks in a directory that is gone for good
     #[arg(long)]
     abandon: bool,
 
@@ -37,22 +37,22 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum PolicyArgs {
-    /// So much, whatever happens on the disk
+    /// A fixed size, whatever else fills the disk
     Fixed {
-        /// What the store may take
+        /// How much disk the store may use
         #[arg(value_name = "SIZE", value_parser = units::parse_size, allow_negative_numbers = true)]
         size: u64,
     },
-    /// Fill the disk up to a watermark, and give back when others fill it further
+    /// Fill the disk up to a watermark, and give space back when other files fill it further
     Dynamic {
-        /// Grow until so much of the disk is used, and shrink to it
+        /// The store grows until this share of the disk is used, and shrinks to it
         #[arg(long, value_name = "PERCENT", default_value = "80%", value_parser = parse_percent)]
         low: Share,
-        /// Shrink when more than so much of the disk is used
+        /// The store shrinks when more than this share of the disk is used
         #[arg(long, value_name = "PERCENT", default_value = "85%", value_parser = parse_percent)]
         high: Share,
     },
-    /// All that is free of a mounted TFS, which takes it back when it needs it
+    /// All free space of a mounted TFS, which takes it back when other files need it
     Transparent {
         /// An empty transparent directory (`atoll tfs set --transparent`)
         // Not "dir": clap would take it for the node's directory.
@@ -76,7 +76,7 @@ impl PolicyArgs {
     }
 }
 
-/// Changes what is named and shows all.
+/// Makes the change, if one is given, and shows how disk is given.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let policy = args.policy.as_ref().map(PolicyArgs::policy).transpose()?;
     if args.abandon && policy.is_some() {

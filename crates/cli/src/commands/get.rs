@@ -190,7 +190,7 @@ fn describe(copied: &Gotten, took: Duration) -> String {
     line
 }
 
-/// Says plainly what the system would say in riddles once writing has begun.
+/// Checks the destination before writing begins, to fail with a clear message.
 fn check_dest(args: &Args, item: &Item, dest: &Path) -> Result<(), Failure> {
     let failed = |exit| {
         let what = format!("cannot copy {} to {}", args.address, dest.display());

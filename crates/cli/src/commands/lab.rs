@@ -365,7 +365,7 @@ impl Bar {
         self.running.lock().expect("no holder of this lock panics")
     }
 
-    /// The group that ran, if any, does so no more.
+    /// Ends the group under way, if any.
     fn finish(&self) {
         let Some(Running { names, began, bar }) = self.running().take() else { return };
         if let Some(bar) = bar {

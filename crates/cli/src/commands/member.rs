@@ -35,7 +35,7 @@ pub(crate) struct Args {
 enum Command {
     /// List the members that this node knows
     List(ListArgs),
-    /// Remove nodes from the network, and replace its secret, which they know
+    /// Remove nodes from the network, and replace the secret, because they know it
     Remove(RemoveArgs),
 }
 

@@ -3,8 +3,8 @@
 //! The mount is served by a process of its own, which outlives the command, the terminal
 //! and restarts of the node. The command starts this program once more with
 //! `--foreground --announce`, waits until that one says on its standard output that the
-//! mount is there (or why not), and ends. What the server has to say later goes to a log
-//! in the node's directory.
+//! mount is there (or why not), and ends. The server's later messages go to a log in
+//! the node's directory.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -48,11 +48,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     read_key: ReadKeyArgs,
 
-    /// Where: an empty directory
+    /// An empty directory to mount on
     #[arg(value_name = "MNT")]
     mountpoint: PathBuf,
 
-    /// How old what is shown may be before the ring is asked for something newer
+    /// How old the shown version may be before the ring is asked for a newer one
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = units::parse_duration)]
     max_age: Duration,
 
@@ -60,7 +60,7 @@ pub(crate) struct Args {
     #[arg(long)]
     foreground: bool,
 
-    /// Let other users of this machine in
+    /// Let other users of this machine use the mount
     #[arg(long)]
     allow_other: bool,
 
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     result
 }
 
-/// The parent may have gone; then nobody needs to know.
+/// Tells the parent process, which may have ended: then the message is dropped.
 fn announce(text: &str) {
     let mut stdout = io::stdout();
     let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());

@@ -58,8 +58,8 @@ pub(crate) struct Args {
     #[arg(long)]
     name: Option<String>,
 
-    /// The volume of this name was published from another directory, which is here now: go
-    /// on under its address
+    /// The directory that the volume of this name was published from has moved here: keep
+    /// publishing under the same address
     #[arg(long)]
     moved: bool,
 
@@ -67,7 +67,7 @@ pub(crate) struct Args {
     #[arg(long, group = "visibility")]
     encrypt: bool,
 
-    /// Let everybody who has the address read it; so it is unless it was encrypted before
+    /// Let everybody who has the address read it (the default, unless it was encrypted before)
     #[arg(long, group = "visibility")]
     plain: bool,
 
@@ -85,8 +85,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", default_value = "64KiB", value_parser = units::parse_size)]
     block_size: u64,
 
-    /// Go on past what cannot be read rather than fail: it keeps the version published before,
-    /// a directory with all that was in it, or is left out if there is none
+    /// Do not fail at files that cannot be read: each keeps the version published before (a
+    /// directory with everything in it), or is left out if there is none
     #[arg(long)]
     skip_unreadable: bool,
 
@@ -116,7 +116,7 @@ struct JsonPublished {
     left_out: u64,
     withheld: u64,
     lost_blocks: u64,
-    /// The first of each of these three.
+    /// The first few of each of these three kinds.
     omissions: Vec<JsonMissing>,
     bytes: u64,
     blocks: u64,

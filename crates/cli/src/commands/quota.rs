@@ -71,7 +71,7 @@ pub(crate) fn parse_percent(text: &str) -> Result<Share, String> {
     }
 }
 
-/// Changes what is named and shows all.
+/// Makes the changes that are given and shows the result.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let client = connection::impatient(global).await?;
     let change = QuotaChange {

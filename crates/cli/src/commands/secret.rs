@@ -29,7 +29,7 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum Command {
-    /// Replace the secret; members get the new one, old join codes are worth nothing
+    /// Replace the secret: members get the new one, old join codes become worthless
     Rotate(RotateArgs),
 }
 
@@ -59,7 +59,7 @@ struct RotateArgs {
 /// How long the former secret stays good.
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub(crate) struct Overlap {
-    /// For how long members that are away can come back by the old secret, from 1min to 90days
+    /// How long absent members can return with the old secret, from 1min to 90days
     #[arg(long = "overlap", value_name = "TIME", value_parser = units::parse_duration)]
     #[arg(default_value = "7days")]
     time: Duration,

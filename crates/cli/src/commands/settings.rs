@@ -28,7 +28,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N|auto")]
     virtual_servers: Option<VirtualServers>,
 
-    /// How much memory blocks cached for others may take; 0 for no cache
+    /// Memory for blocks cached for other nodes; 0 for no cache
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     cache: Option<u64>,
 
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Changes what is named and shows all.
+/// Makes the changes that are given and shows the result.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let client = connection::impatient(global).await?;
     let change = SettingsChange { virtual_servers: args.virtual_servers, cache_bytes: args.cache };

@@ -19,7 +19,7 @@ pub(crate) struct Args {
     #[arg(value_name = "MNT")]
     mountpoint: PathBuf,
 
-    /// Take it out of sight at once; those who use it may go on
+    /// Detach it at once; programs that use it may finish
     #[arg(long)]
     lazy: bool,
 }
@@ -29,8 +29,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     tfs::unmount::unmount(&args.mountpoint, args.lazy, "atoll unmount")
 }
 
-/// How long a server that is told to end waits for those who use its mount (systemd kills after
-/// 90 s, Docker after 10).
+/// How long a server that is told to end waits for programs that use its mount (systemd kills
+/// after 90 s, Docker after 10).
 const PATIENCE: Duration = Duration::from_secs(8);
 
 /// Ends a mount that this process serves, after the first signal: no file that is open is cut off

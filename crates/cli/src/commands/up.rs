@@ -39,8 +39,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "IP:PORT", value_parser = parse_addr)]
     advertise: Option<SocketAddr>,
 
-    /// Enter the network that `atoll invite` printed this code for; `-` reads it from
-    /// standard input. Without it the first start makes a new network
+    /// Join the network of this code, which `atoll invite` prints; `-` reads it from standard
+    /// input. Without a code the first start makes a new network
     #[arg(long, value_name = "CODE")]
     join: Option<String>,
 
@@ -54,13 +54,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N|auto")]
     virtual_servers: Option<VirtualServers>,
 
-    /// How much memory blocks cached for others may take; 0 for no cache [default: 64MiB]
+    /// Memory for blocks cached for other nodes; 0 for no cache [default: 64MiB]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     cache: Option<u64>,
 
-    /// How a new network chooses its nodes' places: `identity`, from their keys, for
-    /// members you invite; `address`, from their IP addresses, for networks anybody may
-    /// join (one node an address then). It stays so for ever [default: identity]
+    /// What the ring positions of a new network's nodes follow from: `identity`, their keys, for
+    /// members you invite; `address`, their IP addresses (then one node per address), for
+    /// networks anybody may join. It can never be changed [default: identity]
     #[arg(long, value_name = "PROFILE", value_parser = profile_parser(), conflicts_with = "join")]
     #[arg(hide_possible_values = true)]
     node_ids: Option<IdProfile>,

@@ -1,11 +1,11 @@
 //! How much memory peers can make this node hold, over all connections of one transport.
 //!
 //! A [`Ledger`] counts bytes of one kind by connection, by peer and in all. A connection that
-//! needs more than its peer's share leaves, or than is left of the total, gets it if somebody
-//! holds more than twice as much: the connection of the largest holder is closed, and what it
-//! held counts no more. Otherwise the one that asks must do without. So members that read
-//! slowly, or send frames and never end them, do not keep the memory from others; and where
-//! many hold about the same, which is honest load, nobody is closed for it.
+//! needs more than is left of its peer's share or of the total gets it if another connection holds
+//! more than twice as much: the largest holder's connection is closed, and its memory is free.
+//! Otherwise the request for memory fails. So members that read slowly, or that never finish their
+//! frames, cannot keep memory from others; and when many connections hold about the same, which is
+//! honest load, none is closed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};

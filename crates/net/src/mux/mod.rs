@@ -6,9 +6,9 @@
 //!
 //! What bounds memory, and so pushes back end to end:
 //! - a caller waits for one of [`MAX_OPEN_CALLS`] slots, and with a bulk request also
-//!   for room in the window of [`REQUEST_WINDOW_BYTES`], and holds both until its call
+//!   for space in the window of [`REQUEST_WINDOW_BYTES`], and holds both until its call
 //!   is over. A peer that does not read makes callers wait until their deadlines;
-//! - a served bulk reply waits for room in [`REPLY_QUEUE_BYTES`] before it is queued. It
+//! - a served bulk reply waits for space in [`REPLY_QUEUE_BYTES`] before it is queued. It
 //!   takes memory while it waits: its peer has a share of [`MAX_HELD_REPLY_BYTES`] of what
 //!   the [`Budget`] holds for all. Where that is used up the reply becomes a refusal, or the
 //!   connection of a peer that holds much more is closed. A peer that reads more slowly than
@@ -22,7 +22,7 @@
 //!   same: pausing it would hold up replies to our own calls, and two nodes that call each other could block.
 //!
 //! Small frames overtake bulk frames that wait; a bulk frame that has begun is finished
-//! first. It knows nothing of who may connect, nor of what messages mean.
+//! first. This module does not know which peers may connect, nor what messages mean.
 
 mod budget;
 mod driver;
@@ -116,7 +116,7 @@ impl Default for Keepalive {
 /// What all connections of one transport share.
 #[derive(Clone, Default)]
 pub struct Context {
-    /// Who answers; nobody yet, if none.
+    /// The service that answers; requests are refused while there is none.
     pub service: Arc<RwLock<Option<Arc<dyn Service>>>>,
     /// What is counted.
     pub counters: Arc<Counters>,
@@ -179,7 +179,7 @@ impl Mux {
     }
 
     /// Sends `request` and waits for its reply, at most until `limit` has passed.
-    /// Dropping the future gives the call up: the peer is told, if it was sent.
+    /// Dropping the future gives the call up, and sends a cancel if the request was sent.
     pub async fn call(&self, request: Request, limit: Duration) -> Result<Reply, MuxError> {
         match tokio::time::timeout(limit, self.call_unlimited(request)).await {
             Ok(result) => result,

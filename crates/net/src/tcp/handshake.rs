@@ -4,7 +4,7 @@
 //! The dialler does not wait for the listener's proof before it sends: see
 //! [`super::proving`]. Until it has succeeded a connection costs its TLS state and at most 1 KiB of hello,
 //! and all of it must be over within [`HANDSHAKE_LIMIT`]. A dialler that cannot prove
-//! the secret is answered nothing after TLS.
+//! the secret gets no answer after TLS.
 
 use std::io;
 use std::net::SocketAddr;

@@ -151,8 +151,8 @@ fn origin(ip: IpAddr) -> IpAddr {
 
 impl Inner {
     /// Authenticates a connection and waits for its first frame, which a dialler sends at
-    /// once. None if the dialler only wanted to know who is here: such a connection carries
-    /// no calls, and must not replace one that does.
+    /// once. None if the dialler only checked which node is here: such a connection
+    /// carries no calls, and must not replace one that does.
     async fn admit(
         &self,
         tcp: TcpStream,

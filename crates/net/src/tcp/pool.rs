@@ -1,11 +1,11 @@
-//! Which connections there are, which are being dialled, and whom not to dial yet.
+//! The connection pool: open connections, dials under way, and the back-off after failed dials.
 //!
-//! One connection per peer carries the calls of both sides, whoever dialled it. When
-//! both dial at once two come up, and the one that the smaller key dialled stays. The
-//! larger key lets its own go as soon as it has both, and its calls are carried to their
-//! end. The smaller key must not do that: the other side may not have taken in the one that
-//! stays, and would have none. A connection that comes later than that replaces the old
-//! one: its peer dialled because the old one is dead to it.
+//! One connection per peer carries the calls of both sides, whichever side dialled it. When both
+//! sides dial at once, the connection that the smaller key dialled stays. The larger key closes
+//! its own as soon as it has both, after the calls on it have ended. The smaller key must not
+//! close the other one: the larger key may not have accepted the one that stays yet, and would
+//! have none. A connection that comes later replaces the old one: its peer dialled because it
+//! considers the old one dead.
 //! Plain data: time is passed in.
 
 use std::collections::BTreeMap;

@@ -1,10 +1,9 @@
-//! A connection that is used while the listener's proof is still under way.
+//! A connection that is used before the listener's proof has arrived.
 //!
-//! The dialler's proof and its first requests leave together, which saves a round trip of
-//! three. They are encrypted to the holder of the key that was dialled, so no stranger
-//! reads them; and nothing that arrives is taken for a frame before the listener has
-//! proven the network's secret in time. If it does not, reading fails and with it the
-//! connection and every call on it.
+//! The dialler sends its proof and its first requests together, which saves one of three round
+//! trips. They are encrypted to the holder of the dialled key, so no stranger can read them. The
+//! dialler reads frames only once the listener has proven the network's secret in time. If the
+//! proof fails, reading fails, and with it the connection and every call on it.
 
 use std::io;
 use std::pin::Pin;

@@ -60,7 +60,7 @@ impl Tls {
         self.server.clone()
     }
 
-    /// How to dial the holder of `expected`, and nobody else.
+    /// The client configuration that accepts only the holder of `expected`.
     pub(super) fn client(&self, expected: PeerId) -> Result<Arc<ClientConfig>, Error> {
         let verifier = Arc::new(KeyVerifier { expected: Some(expected) });
         let mut client = ClientConfig::builder_with_provider(self.provider.clone())

@@ -182,7 +182,7 @@ pub(crate) fn capacity_bytes(
     }
 }
 
-/// Forgets a directory that is gone, once its last users are done. Waits.
+/// Forgets a directory that is gone, once its last users are done. Waits for them.
 pub(crate) fn forget_files(files: Arc<FileStore>, node: &NodeDir) -> io::Result<()> {
     let index_dir = Place::Files(files.dir().to_path_buf()).index_dir(node);
     drop(alone(files)?);
@@ -201,7 +201,7 @@ pub(crate) fn remove_backend(backend: Backend, node: &NodeDir) -> io::Result<()>
     }
 }
 
-/// What nobody else holds any more.
+/// Waits until `shared` has no other holder, and takes it.
 fn alone<T>(mut shared: Arc<T>) -> io::Result<T> {
     let mut waited = Duration::ZERO;
     loop {
@@ -217,7 +217,7 @@ fn alone<T>(mut shared: Arc<T>) -> io::Result<T> {
     }
 }
 
-/// Removes a log but for what its recovery has set aside: nobody has read that.
+/// Removes a log except the damaged segments that its recovery has set aside for people.
 fn remove_log(path: &Path) -> io::Result<()> {
     let entries: Vec<_> = std::fs::read_dir(path)?.collect::<io::Result<_>>()?;
     let is_damaged = |name: &std::ffi::OsString| name.to_string_lossy().ends_with(".damaged");

@@ -1,14 +1,14 @@
-//! Carries out what was decided: changes the policy, moves blocks, follows the watermarks,
-//! looks after files that may vanish.
+//! The contribution controller: changes the policy, moves blocks, follows the watermarks, and
+//! checks files that may vanish.
 //!
 //! **A change is written down before it begins**: the settings name the new policy and the place
 //! blocks are still to be moved from, so that a node that stops at any moment goes on with it
 //! at its next start. Only when the former place is empty do the settings forget it, and only
 //! then is it removed.
 //!
-//! What there is no room for is given up, the farthest copies first. Blocks that others are not
-//! seen to hold are not: a node that is alone, or in a network that keeps one copy, refuses to
-//! offer less than it holds, and its watermarks do not make it give up anything.
+//! Blocks that do not fit are evicted, those farthest from the node's positions first, and only if
+//! other nodes prove to hold them: a node that is alone, or in a network that keeps one copy,
+//! refuses to offer less than it holds, and watermarks do not make it evict anything.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -41,13 +41,13 @@ const GIVE_UP_STEP_BYTES: u64 = 64 << 20;
 const GIVE_UP_BLOCKS: usize = 128;
 /// What compaction may copy in one go, bytes.
 const RECLAIM_STEP_BYTES: u64 = 16 << 20;
-/// Steps in a row that give back nothing after which shrinking is given up until the next look.
+/// After so many steps in a row that give back nothing, shrinking waits for the next look.
 const MAX_IDLE_SHRINKS: usize = 3;
-/// All files that may vanish are opened once in so long (§3.1: the cleaner), unless there are
-/// so many that [`MOST_FILES`] at a look do not suffice.
+/// The time within which every file that may vanish is opened once (§3.1: the cleaner), unless
+/// there are so many that [`MOST_FILES`] at a look do not suffice.
 const FILES_WITHIN: Duration = Duration::from_secs(3600);
-/// Files opened at one look, at least and at most: guesses at what no disk feels, and at what
-/// goes on beside other work.
+/// Files opened at one look, at least and at most: guesses at a load that no disk notices, and at
+/// one that leaves room for other work.
 const LEAST_FILES: u64 = 64;
 const MOST_FILES: u64 = 4096;
 
@@ -55,7 +55,7 @@ const MOST_FILES: u64 = 4096;
 pub(super) const AWAY_ADVICE: &str =
     "mount its TFS, or give them up, if it is gone for good (`atoll contribute --abandon`)";
 
-/// Sees to the disk a node gives.
+/// Follows the policy by which a node gives disk.
 pub(crate) struct ContributionController {
     pub env: Env,
     pub dir: NodeDir,
@@ -88,7 +88,7 @@ impl ContributionController {
         self.settings.present().policy()
     }
 
-    /// Whether nobody else can have copies of what is held here.
+    /// Whether no other node can have copies of the blocks held here.
     pub(super) fn is_only_holder(&self) -> bool {
         self.replicas < 2 || self.overlay.is_alone()
     }

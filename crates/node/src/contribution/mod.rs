@@ -1,6 +1,6 @@
-//! How a node gives disk: what a person decides, and how it is written down.
+//! How a node gives disk: the policies, and their stored form.
 //!
-//! Three ways, after §2 and §3 of the TFS paper:
+//! There are three, after §2 and §3 of the TFS paper:
 //!
 //! | policy | what the store may take |
 //! |---|---|
@@ -171,7 +171,7 @@ pub struct ContributionStatus {
     pub dropped_blocks: u64,
     /// Blocks that are being moved from where an earlier policy kept them.
     pub moving: Option<Moving>,
-    /// What somebody should look at, in sentences.
+    /// Warnings for people, in sentences.
     pub warnings: Vec<String>,
 }
 

@@ -22,7 +22,7 @@ use crate::volumes::VolumeError;
 /// Who may make a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caller {
-    /// The user whose node it is: the socket lets in nobody else.
+    /// The user whose node it is: the socket refuses all others but root.
     Owner,
     /// The same, on the node that holds the key of the network's administrator. The operation
     /// needs that key, and fails without it.

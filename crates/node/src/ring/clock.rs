@@ -1,4 +1,4 @@
-//! What people are told about clocks, their node's and those of others.
+//! Warnings about wrong clocks: this machine's and those of other nodes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use atoll_overlay::clock::{ClockReport, MIN_CLOCKS};
 
 use crate::status::{Clock, WrongClock};
 
-/// How often the log is told of a clock that has become wrong, or right.
+/// How often the clock is compared to log that it has become wrong, or right again.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
 /// How this node's clock stands, for `status`.
@@ -27,7 +27,7 @@ pub(crate) fn status(report: &ClockReport) -> Clock {
     }
 }
 
-/// What somebody should look at.
+/// Warnings for people.
 pub(crate) fn warnings(clock: &Clock) -> Vec<String> {
     let mut warnings = Vec::new();
     if clock.off_secs != 0 {

@@ -1,20 +1,20 @@
-//! Entering the ring, and finding back into it.
+//! Joining the ring, and rejoining it.
 //!
-//! A node that knows nobody founds a ring of its own. One that knows peers (remembered
-//! from before, or named by its join code) joins through them, and keeps trying. What it
-//! does while none answers depends:
+//! A node that knows no peers founds a ring of its own. A node that knows peers (remembered from
+//! earlier runs, or named by its join code) joins through them, and keeps trying. While none of
+//! them answers:
 //!
 //! - A newcomer that has never had a place on the ring waits: a ring of its own would be
-//!   a second one, and it holds nothing anybody could miss.
-//! - A node that has been a member (or founded the network) serves alone, so that it can
-//!   hand out what it holds, and so that nodes which lost power together do not wait for
-//!   each other for ever. It tells so in its status. Chord goes on calling the peers it
-//!   remembers; as soon as one answers, the two rings merge.
+//!   a second one, and it holds no blocks that others could need.
+//! - A node that has been a member (or founded the network) serves alone, so that the
+//!   blocks it holds can be read, and so that nodes that lost power together do not wait for
+//!   each other for ever. Its status says so. Chord keeps calling the remembered peers; as soon
+//!   as one answers, the two rings merge.
 //!
 //! The overlay remembers peers (`chord::RememberedPeer`); they are written to disk as they
-//! change. The peers of a join code just given are asked before those remembered: the user has
-//! given it because those do not help. They need not be other nodes: a node that has moved is
-//! remembered at its old address and named at its new one.
+//! change. The peers of a join code given at this start are asked before the remembered ones:
+//! a user gives a code because the remembered peers do not help. The same node may be in both
+//! lists, remembered at its old address and named at its new one.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -32,7 +32,7 @@ const RETRY: Duration = Duration::from_secs(5);
 /// The least time between two writes of the known peers.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// What entering needs of the overlay.
+/// What joining needs of the overlay.
 pub(crate) trait JoinableRing: Send + Sync + 'static {
     /// Founds a ring of one.
     fn create(&self);
@@ -48,7 +48,7 @@ pub(crate) trait JoinableRing: Send + Sync + 'static {
     fn changed(&self, epoch: u64) -> BoxFuture<'static, u64>;
 }
 
-/// A node's place on the ring, as far as entering cares.
+/// A node's place on the ring, as far as joining cares.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
     Nowhere,
@@ -96,8 +96,8 @@ impl RingJoin {
         RingJoin { env, ring, dir, me, bootstrap, settings, state: Mutex::new(state) }
     }
 
-    /// The peers to ask for the way, in order: those of a code just given, or else those that
-    /// answered when they were called last.
+    /// The peers to join through, in order: those of a code given at this start, or else those
+    /// that answered their last call.
     fn known(&self) -> Vec<Peer> {
         let remembered = self.ring.remembered();
         let (alive, silent): (Vec<_>, Vec<_>) =
@@ -113,7 +113,7 @@ impl RingJoin {
         peers::distinct(all).filter(|peer| peer.id != self.me.id).collect()
     }
 
-    /// Enters the ring or, after `patience`, gives up for now; see the module's text.
+    /// Joins the ring or, after `patience`, gives up for now; see the module's text.
     pub(crate) async fn begin(&self, patience: Duration) {
         let (known, was_member) = (self.known(), self.settings.present().has_joined());
         if known.is_empty() {
@@ -133,9 +133,9 @@ impl RingJoin {
         self.lock().leaving = true;
     }
 
-    /// Keeps trying while this node has no place, and remembers the peers it meets as soon
-    /// as it meets them: who forgot them in a crash would found a second ring. Ends only
-    /// by being aborted.
+    /// Keeps trying while this node has no place, and writes down the peers it meets as soon as
+    /// it meets them: a node that lost them in a crash would found a second ring. Ends only by
+    /// being aborted.
     pub(crate) async fn run(self: Arc<Self>) {
         loop {
             let epoch = self.ring.epoch();
@@ -168,7 +168,7 @@ impl RingJoin {
         self.record_success();
     }
 
-    /// What keeps this node from being among others, for people.
+    /// Why this node is not among others, for people.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.lock().trouble.clone()
     }
@@ -185,7 +185,7 @@ impl RingJoin {
         }
     }
 
-    /// No one answers: serve alone if this node has been a member before.
+    /// No peer answers: serves alone if this node has been a member before.
     fn record_failure(&self, was_member: bool, reason: &str) {
         if was_member && self.ring.place() == Place::Nowhere {
             self.ring.create();
@@ -202,7 +202,7 @@ impl RingJoin {
         state.trouble = Some(trouble);
     }
 
-    /// Notes a success.
+    /// Notes that the node has a place, if it has one.
     fn record_success(&self) {
         let place = self.ring.place();
         if place == Place::Among && self.lock().trouble.take().is_some() {
@@ -337,8 +337,8 @@ mod tests {
         assert!(settings(&s.dir).present().has_joined());
     }
 
-    /// A node that left was taken for one that had lost its ring, and founded one while
-    /// it was stopping.
+    /// A node that was leaving was treated as one that had lost its ring, and founded a new one
+    /// while it was stopping.
     #[tokio::test]
     async fn a_node_that_leaves_does_not_try_to_come_back() {
         let s = scene(true, &[known(peer(2), 0)], &[], true);

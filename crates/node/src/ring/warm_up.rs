@@ -1,12 +1,12 @@
-//! Keeping connections to known nodes open.
+//! Connection warm-up: keeps connections open to the nodes in the overlay's tables.
 //!
 //! A first call to a peer costs two round trips before it is sent: TCP, then TLS with the proof
 //! of the network's secret. The paper's servers spoke UDP and had no such cost (CFS §6). So
-//! a node calls those of its known nodes to whom no connection is open, the neighbours
-//! first; an open one costs nothing but the transport's own keep-alive. What the call
-//! takes is also the first measure of how far away the peer is (§4.3).
+//! a node calls the nodes of its tables to which no connection is open, the neighbours first. An
+//! open connection costs only the transport's keep-alive. The call's duration is also the first
+//! measurement of the peer's latency (§4.3).
 //!
-//! It runs for real only: simulated connections are as the simulation says.
+//! It runs for real only: the simulator has connections of its own.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use atoll_net::{PROBE, Peer, Request, Transport};
 use atoll_overlay::Overlay;
 use futures_util::future::join_all;
 
-/// How often somebody new is looked for. A guess: a node that has just joined soon knows
-/// how far its neighbours are.
+/// How often it looks for nodes without a connection. A guess: a node that has just joined soon
+/// knows the latency of its neighbours.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The most peers to whom connections are kept open: an eighth of what the transport
 /// keeps. A guess.
@@ -33,7 +33,7 @@ pub(crate) async fn run(env: Env, transport: Arc<dyn Transport>, overlay: Arc<dy
     loop {
         sleep(&*env, jittered(&*env, LOOK_EVERY)).await;
         let cold = cold(&*transport, &*overlay);
-        join_all(cold.into_iter().map(|peer| greet(&env, &transport, &overlay, peer))).await;
+        join_all(cold.into_iter().map(|peer| connect(&env, &transport, &overlay, peer))).await;
     }
 }
 
@@ -56,11 +56,16 @@ fn cold(transport: &dyn Transport, overlay: &dyn Overlay) -> Vec<Peer> {
 }
 
 /// Opens a connection and measures the round trip over it.
-async fn greet(env: &Env, transport: &Arc<dyn Transport>, overlay: &Arc<dyn Overlay>, peer: Peer) {
+async fn connect(
+    env: &Env,
+    transport: &Arc<dyn Transport>,
+    overlay: &Arc<dyn Overlay>,
+    peer: Peer,
+) {
     let probe = || transport.call(peer, Request { method: PROBE, ..Request::default() }, LIMIT);
     // The first call pays for the handshake; the second is what a call takes.
     if probe().await.is_err_and(|error| error.is_failure_of_peer()) {
-        // Its neighbours find out for themselves; one that is far away may be slow.
+        // Its neighbours notice a failure by themselves; a distant node may only be slow.
         return;
     }
     let began = env.now();
@@ -145,13 +150,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_is_not_connected_is_greeted_and_measured_a_few_at_a_time() {
+    async fn nodes_without_a_connection_are_called_and_measured_a_few_at_a_time() {
         let successors = (0..100).map(|n| Node::of(peer(n))).collect();
         let overlay: Arc<dyn Overlay> = Arc::new(Place(successors, PeerBook::default()));
         let wires = Arc::new(Wires::default());
         let transport: Arc<dyn Transport> = wires.clone();
         let env: Env = Arc::new(TokioRuntime::current());
-        let mut greeted = 0;
+        let mut connected = 0;
         loop {
             let cold = cold(&*transport, &*overlay);
             assert!(cold.len() <= MAX_AT_ONCE && !cold.contains(&peer(0)), "not itself");
@@ -159,11 +164,11 @@ mod tests {
                 break;
             }
             for peer in cold {
-                greet(&env, &transport, &overlay, peer).await;
+                connect(&env, &transport, &overlay, peer).await;
                 assert!(overlay.peer_book().latency(&peer.id).is_some());
-                greeted += 1;
+                connected += 1;
             }
         }
-        assert_eq!(greeted, MAX_WARM);
+        assert_eq!(connected, MAX_WARM);
     }
 }

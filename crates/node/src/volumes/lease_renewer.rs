@@ -1,6 +1,6 @@
 //! Renews the leases of the volumes published from this node.
 //!
-//! Blocks live for a lease and are gone when nobody renews it (CFS §3.1: publishers must
+//! Blocks are kept for a lease and dropped unless it is renewed (CFS §3.1: publishers must
 //! periodically ask for an extension). For each volume the renewer goes through its
 //! manifest a third of a lease after the last time, so that two attempts may fail
 //! altogether before anything is lost: it renews the content blocks in batches, several at
@@ -32,8 +32,8 @@ const BATCH: u64 = 1024;
 const WINDOW: usize = 16;
 /// How often a batch is tried before it is put off.
 const ATTEMPTS: u32 = 3;
-/// After so many batches in a row that nobody answered for, the rest is put off too if nobody takes
-/// the root either: the ring is away, and each batch takes minutes to fail.
+/// After so many batches in a row that no node answered for, the pass is interrupted if no node
+/// takes the root either: the ring cannot be reached, and each batch takes minutes to fail.
 const MAX_UNANSWERED: u32 = 8;
 /// Wait between two attempts.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -463,7 +463,7 @@ mod tests {
         assert_eq!((kept.trouble, kept.refreshed_unix_secs), (None, START + 11 * DAY));
     }
 
-    /// One batch that met with a quota, or with nobody, was the end of all that came after it.
+    /// One batch that failed, over quota or unanswered, ended the renewal of all batches after it.
     #[tokio::test]
     async fn what_cannot_be_renewed_does_not_keep_the_rest_from_it() {
         let scene = scene(3000).await;

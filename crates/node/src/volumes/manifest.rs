@@ -15,11 +15,11 @@
 //!
 //! The order is that of the ring, so that blocks with the same root are renewed together.
 //!
-//! While it is written it lacks everything behind the hashes, has them in the order in which
-//! they were added, repeats included, and is called `manifest.SESSION`. Each addition says
-//! where it begins, so a repeated one changes nothing and a lost one is noticed; no state is
-//! kept in memory between them, so a publisher goes on after a restart of the node. The
-//! commit sorts: in memory if the hashes fit [`RUN_HASHES`], else as an external merge sort
+//! While a manifest is written its file is called `manifest.SESSION` and has only the magic, the
+//! layout and the hashes, in the order in which they were added, repeats included. Each addition
+//! says where it begins, so a repeated one changes nothing and a lost one is noticed. Nothing is
+//! kept in memory between additions, so a publisher continues after a restart of the node. The
+//! commit sorts the hashes: in memory if the hashes fit [`RUN_HASHES`], else as an external merge sort
 //! through `manifest.SESSION.runs`; the result, `manifest.SESSION.sorted`, is renamed.
 
 use std::cmp::Reverse;

@@ -191,7 +191,7 @@ impl Subsystem for PublishedVolumes {
     }
 }
 
-/// What somebody should know about a volume.
+/// Warnings about a volume, for people.
 fn volume_warnings(volume: &VolumeStatus, now_secs: u64, lease_secs: u64) -> Vec<String> {
     let name = &volume.name;
     let mut warnings = Vec::new();

@@ -174,7 +174,7 @@ impl Volumes {
     }
 
     /// The read key of a volume, if it is encrypted. Its file is text with a checksum, as
-    /// behind the `#` of an address: a damaged one is told, and readers can be given it.
+    /// behind the `#` of an address: damage is noticed, and a reader can be given the file's text.
     pub(crate) fn read_key(&self, name: &str) -> Result<Option<ReadKey>, VolumeError> {
         self.known(name)?;
         let path = self.path(name).join("read-key");
