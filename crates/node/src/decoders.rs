@@ -99,12 +99,8 @@ fn quota() -> ChangeQuota {
 
 /// Valid small files of a node's directory.
 pub fn example_files() -> Vec<Vec<u8>> {
-    let network = Network {
-        secret: [7; 32],
-        admin: Some([8; 32]),
-        epoch: 1,
-        ..Network::generate(IdProfile::Identity, 3)
-    };
+    let network =
+        Network { secret: [7; 32], epoch: 1, ..Network::generate(IdProfile::Identity, 3, [8; 32]) };
     let peers = ["127.0.0.1:4000", "[fe80::1]:9"].map(|addr| atoll_net::Peer {
         id: SecretKey::from_seed(&[addr.len() as u8; 32]).peer_id(),
         addr: addr.parse().expect("an address"),

@@ -56,10 +56,9 @@ pub struct Network {
     /// What members prove to each other and never send.
     #[cbor(n(2), with = "minicbor::bytes")]
     pub secret: [u8; 32],
-    /// Who may replace the secret and remove nodes: an Ed25519 public key. Absent from a
-    /// network that was made before networks had one.
+    /// The administrator's Ed25519 public key: its holder may replace the secret and remove nodes.
     #[cbor(n(3), with = "minicbor::bytes")]
-    pub admin: Option<[u8; 32]>,
+    pub admin: [u8; 32],
     /// How often the secret had been replaced when this one came.
     #[cbor(n(4), default)]
     pub epoch: u64,
@@ -77,33 +76,27 @@ impl fmt::Display for NetworkId {
 }
 
 impl Network {
-    /// A new network that nobody administers yet.
-    pub fn generate(profile: IdProfile, replicas: u32) -> Network {
-        Network { profile, replicas, secret: random_seed(), admin: None, epoch: 0 }
+    /// A new network, whose administrator has the public key `admin`.
+    pub fn generate(profile: IdProfile, replicas: u32, admin: [u8; 32]) -> Network {
+        Network { profile, replicas, secret: random_seed(), admin, epoch: 0 }
     }
 
-    /// Names the network: a hash of its parameters and its administrator's key, or of its
-    /// secret where there is none.
+    /// Names the network: a hash of its parameters and its administrator's key.
     pub fn id(&self) -> NetworkId {
         let mut hasher = blake3::Hasher::new_derive_key("atoll v2 network id");
         hasher.update(&[self.profile as u8]).update(&self.replicas.to_be_bytes());
-        hasher.update(&[u8::from(self.admin.is_some())]);
-        hasher.update(self.admin.as_ref().unwrap_or(&self.secret));
+        hasher.update(&self.admin);
         NetworkId(*hasher.finalize().as_bytes())
     }
 
     /// What is known of this network when a join code says `other`; none if that is another
     /// network.
     pub(crate) fn joined_with(&self, other: &Network) -> Option<Network> {
-        let is_same = match (self.admin, other.admin) {
-            (Some(ours), Some(theirs)) => ours == theirs,
-            _ => self.secret == other.secret,
-        };
-        if !is_same || (self.profile, self.replicas) != (other.profile, other.replicas) {
+        let parameters = |network: &Network| (network.admin, network.profile, network.replicas);
+        if parameters(self) != parameters(other) {
             return None;
         }
-        let newer = if other.epoch >= self.epoch { other } else { self };
-        Some(Network { admin: self.admin.or(other.admin), ..newer.clone() })
+        Some(if other.epoch >= self.epoch { other.clone() } else { self.clone() })
     }
 
     /// What both sides of a connection must agree on besides the secret.
@@ -116,10 +109,7 @@ impl Network {
 
     /// Whether the parameters are within this program's limits.
     pub(crate) fn check(&self) -> Result<(), String> {
-        if (1..=MAX_REPLICAS).contains(&self.replicas) {
-            return Ok(());
-        }
-        Err(format!("{} replicas; it can be 1 to {MAX_REPLICAS}", self.replicas))
+        check_replicas(self.replicas)
     }
 
     /// Whether its node IDs are chosen as is wished for: that is settled for ever.
@@ -154,6 +144,14 @@ impl fmt::Debug for Network {
     }
 }
 
+/// Whether a network may keep so many copies of each block.
+pub(crate) fn check_replicas(replicas: u32) -> Result<(), String> {
+    if (1..=MAX_REPLICAS).contains(&replicas) {
+        return Ok(());
+    }
+    Err(format!("{replicas} replicas; it can be 1 to {MAX_REPLICAS}"))
+}
+
 /// The file `network.cbor`: the network and whom its join code named.
 #[derive(Clone, PartialEq, Eq, Debug, Encode, Decode)]
 #[cbor(map)]
@@ -185,14 +183,15 @@ mod tests {
 
     #[test]
     fn a_secret_is_not_printed() {
-        let network = Network { secret: [0x5a; 32], ..Network::generate(IdProfile::Identity, 3) };
+        let network =
+            Network { secret: [0x5a; 32], ..Network::generate(IdProfile::Identity, 3, [9; 32]) };
         let printed = format!("{network:?} {}", network.id());
         assert!(!printed.contains("5a5a") && !printed.contains("90, 90"), "{printed}");
     }
 
     #[test]
     fn how_node_ids_are_made_is_settled_for_ever() {
-        let network = Network::generate(IdProfile::Address, 3);
+        let network = Network::generate(IdProfile::Address, 3, [9; 32]);
         assert_eq!(network.agrees_with(None), Ok(()));
         assert_eq!(network.agrees_with(Some(IdProfile::Address)), Ok(()));
         let error = network.agrees_with(Some(IdProfile::Identity)).expect_err("another");
@@ -201,33 +200,23 @@ mod tests {
 
     #[test]
     fn each_parameter_changes_the_network_id() {
-        let network = Network::generate(IdProfile::Identity, 3);
+        let network = Network::generate(IdProfile::Identity, 3, [9; 32]);
         let others = [
             Network { replicas: 2, ..network.clone() },
-            Network { secret: [1; 32], ..network.clone() },
-            Network { admin: Some([1; 32]), ..network.clone() },
+            Network { admin: [1; 32], ..network.clone() },
         ];
         assert!(others.iter().all(|other| other.id() != network.id()));
     }
 
     #[test]
-    fn a_network_with_an_administrator_stays_itself_when_its_secret_is_replaced() {
-        let before = Network { admin: Some([1; 32]), ..Network::generate(IdProfile::Identity, 3) };
+    fn a_network_stays_itself_when_its_secret_is_replaced() {
+        let before = Network::generate(IdProfile::Identity, 3, [9; 32]);
         let after = Network { secret: [2; 32], epoch: 1, ..before.clone() };
         assert_eq!(before.id(), after.id());
         assert_eq!(before.joined_with(&after), Some(after.clone()));
         assert_eq!(after.joined_with(&before), Some(after.clone()), "an older code");
-        let other = Network { admin: Some([3; 32]), ..after.clone() };
+        let other = Network { admin: [3; 32], ..after.clone() };
         assert_eq!(before.joined_with(&other), None);
-    }
-
-    #[test]
-    fn a_network_without_an_administrator_learns_of_one_by_a_code_with_its_secret() {
-        let before = Network::generate(IdProfile::Identity, 3);
-        let after = Network { admin: Some([1; 32]), ..before.clone() };
-        assert_eq!(before.joined_with(&after), Some(after.clone()));
-        assert_eq!(after.joined_with(&before), Some(after.clone()), "nor does it forget him");
-        assert_eq!(before.joined_with(&Network { secret: [2; 32], ..after }), None);
     }
 
     #[test]
@@ -236,7 +225,7 @@ mod tests {
         let dir = NodeDir::at(temp.path());
         assert_eq!(Network::load(&dir).expect("none"), None);
         let stored = StoredNetwork {
-            network: Network::generate(IdProfile::Address, 3),
+            network: Network::generate(IdProfile::Address, 3, [9; 32]),
             bootstrap: Default::default(),
         };
         stored.save(&dir).expect("save");

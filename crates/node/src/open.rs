@@ -6,7 +6,7 @@ use crate::config::{NodeConfig, StartError};
 use crate::contribution::Policy;
 use crate::dir::{self, DirError, DirLock, NodeDir};
 use crate::membership::open_admin_key;
-use crate::network::{Network, StoredNetwork, random_seed};
+use crate::network::{Network, StoredNetwork, check_replicas, random_seed};
 use crate::ring::peers::{PeerList, PeerMemory};
 use crate::settings::SettingsStore;
 
@@ -62,7 +62,7 @@ fn open_identity(dir: &NodeDir) -> Result<SecretKey, DirError> {
 
 /// The directory's network: the one it has, the join code's, or a new one; and whether
 /// this start founds it. A node that has never been on a ring (its first start failed, or
-/// reached nobody) holds nothing yet and may still be given another code.
+/// reached no peer) holds nothing yet and may still be given another code.
 fn open_network(
     dir: &NodeDir,
     config: &NodeConfig,
@@ -73,13 +73,7 @@ fn open_network(
         (Some(stored), None) => {
             stored.network.agrees_with(config.profile).map_err(StartError::Config)?;
             let made_here = stored.bootstrap.as_slice().is_empty();
-            if !made_here || stored.network.admin.is_some() {
-                return Ok((stored, made_here && !has_joined));
-            }
-            // Made before networks had an administrator: its maker becomes that.
-            let admin = Some(open_admin_key(dir)?.public());
-            let network = Network { admin, ..stored.network };
-            (StoredNetwork { network, ..stored }, !has_joined)
+            return Ok((stored, made_here && !has_joined));
         }
         (stored, Some(code)) => {
             let joined = stored.as_ref().and_then(|s| s.network.joined_with(&code.network));
@@ -94,9 +88,10 @@ fn open_network(
             (StoredNetwork { network, bootstrap: code.peer_list() }, false)
         }
         (None, None) => {
-            let network = Network::generate(config.profile.unwrap_or_default(), config.replicas);
-            network.check().map_err(StartError::Config)?;
-            let network = Network { admin: Some(open_admin_key(dir)?.public()), ..network };
+            check_replicas(config.replicas).map_err(StartError::Config)?;
+            let admin = open_admin_key(dir)?.public();
+            let profile = config.profile.unwrap_or_default();
+            let network = Network::generate(profile, config.replicas, admin);
             (StoredNetwork { network, bootstrap: PeerList::default() }, true)
         }
     };

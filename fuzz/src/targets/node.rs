@@ -11,8 +11,7 @@ use super::{Target, peer, target};
 const SCHEME: &str = "atoll-join:";
 
 pub fn targets() -> Vec<Target> {
-    let network =
-        Network { admin: Some([9; 32]), epoch: 2, ..Network::generate(IdProfile::Identity, 3) };
+    let network = Network { epoch: 2, ..Network::generate(IdProfile::Identity, 3, [9; 32]) };
     let codes = [vec![peer(1)], vec![peer(2), peer(3), peer(4)]]
         .map(|peers| JoinCode::new(network.clone(), peers).to_string());
     let bytes = codes.iter().map(|code| decode_checked(SCHEME, code).expect("our own")).collect();

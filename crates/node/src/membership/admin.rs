@@ -81,14 +81,9 @@ impl Membership {
     }
 
     fn admin_key(&self) -> Result<SecretKey, String> {
-        let Some(admin) = self.network.admin else {
-            return Err("this network was made before networks had an administrator: restart the \
-                        node that made it, and give its members a new code from `atoll invite`"
-                .into());
-        };
         let path = self.dir.admin_key();
         let key = read_key(&path).map_err(|error| error.to_string())?;
-        match key.filter(|key| key.public() == admin) {
+        match key.filter(|key| key.public() == self.network.admin) {
             Some(key) => Ok(key),
             None => Err(format!(
                 "only the network's administrator can do this, and this node does not hold its \

@@ -1,5 +1,5 @@
-//! Who belongs to the network: its secret, which can be replaced while it runs, and the
-//! nodes that were removed from it. `docs/design/membership.md` says what that promises.
+//! Membership of the network: its secret, which can be replaced while the network runs, and the
+//! nodes that were removed from it. `docs/design/membership.md` says what that guarantees.
 //!
 //! - [`record`] is the state as the network's administrator signs it;
 //! - [`known`] are the members that this node has met;
@@ -51,7 +51,7 @@ pub(crate) struct Membership {
     state: Mutex<State>,
     /// One record is written at a time.
     writing: Mutex<()>,
-    /// Notified when there is a new record, or somebody to compare it with.
+    /// Notified when there is a new record, or a new peer to compare it with.
     news: Notify,
 }
 
@@ -129,11 +129,11 @@ impl Membership {
         !state.is_removed(id) && (proven || met)
     }
 
-    /// Takes a record over, if it is the administrator's and newer than what is known: it is
-    /// on disk when this returns. Whether it was. Blocks on the disk.
+    /// Takes a record over if the administrator signed it and it is newer than the present one;
+    /// returns whether it did. The record is on disk then. Blocks on the disk.
     fn take_over(&self, bytes: &[u8]) -> Result<bool, String> {
-        let admin = self.network.admin.ok_or("this network has no administrator")?;
-        let record = Record::decode(bytes, &admin).map_err(|error| error.to_string())?;
+        let record =
+            Record::decode(bytes, &self.network.admin).map_err(|error| error.to_string())?;
         let _one_at_a_time = self.writing.lock().expect("no holder of this lock panics");
         if self.lock().record.as_ref().is_some_and(|held| held.rank() >= record.rank()) {
             return Ok(false);
@@ -150,8 +150,8 @@ impl Membership {
         Ok(true)
     }
 
-    /// Whether a record offered may be newer than what is known: told from its epoch alone,
-    /// before anything is spent on its signature.
+    /// Whether an offered record may be newer than the present one, judged by its epoch alone:
+    /// verifying its signature costs more.
     fn may_be_newer(&self, bytes: &[u8]) -> bool {
         let state = self.lock();
         let is_held = |held: &Record| {
@@ -160,9 +160,9 @@ impl Membership {
         !state.record.as_ref().is_some_and(is_held)
     }
 
-    /// Counts a record that is not the administrator's. Whether it is worth a line of the
-    /// log: the first, and ever fewer, so that no member can fill the disk.
-    fn is_worth_logging(&self) -> bool {
+    /// Counts a record that the administrator did not sign, and returns whether to log it: the
+    /// 1st, 2nd, 4th, 8th and so on, so that no member can fill the disk with log lines.
+    fn count_refused_record(&self) -> bool {
         let mut state = self.lock();
         state.refused_records += 1;
         state.refused_records.is_power_of_two()
@@ -187,7 +187,7 @@ impl Membership {
         }
     }
 
-    /// What somebody should know about this node's own membership.
+    /// A warning for people, if this node is no longer a member.
     pub(crate) fn warning(&self) -> Option<String> {
         let state = self.lock();
         if state.is_removed(&self.me) {
@@ -259,13 +259,12 @@ fn member(peer: &Peer, status: &str, last_seen_unix_secs: u64) -> Member {
 fn load_record(dir: &NodeDir, network: &Network) -> Result<Option<Record>, DirError> {
     let path = dir.membership();
     let Some(bytes) = dir::read_secret(&path)? else { return Ok(None) };
-    match network.admin {
-        Some(admin) if record::admin_of(&bytes) == Some(admin) => {
-            Record::decode(&bytes, &admin).map(Some).map_err(|error| DirError::damaged(path, error))
-        }
+    if record::admin_of(&bytes) != Some(network.admin) {
         // The directory was given to another network before it held anything.
-        _ => Ok(None),
+        return Ok(None);
     }
+    let record = Record::decode(&bytes, &network.admin);
+    record.map(Some).map_err(|error| DirError::damaged(path, error))
 }
 
 impl Members for Membership {

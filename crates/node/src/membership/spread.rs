@@ -1,9 +1,9 @@
-//! How a record gets from node to node.
+//! How a record spreads from node to node.
 //!
-//! Each node compares epochs with every peer that it has a connection with, once for each
-//! record: whichever side has the newer one gives it, if the other may know it. A new
-//! record so goes through the network as fast as its nodes call each other, and a node
-//! that keeps it to itself keeps it from nobody who knows any other node.
+//! Once for each record, a node compares epochs with every peer that it is connected with. The
+//! side with the newer record gives it to the other, if the other may know it. A new record
+//! therefore spreads as fast as nodes call each other, and a node that withholds it delays only
+//! nodes that know no other node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,7 +52,7 @@ pub(crate) struct Newer {
 }
 
 impl Membership {
-    /// Tells peers of the record and closes what it does not allow, for ever.
+    /// Spreads the record and closes connections that it does not allow, for ever.
     pub(crate) async fn run(self: Arc<Self>, transport: Arc<TcpTransport>) {
         let mut saved = self.env.now();
         loop {
@@ -83,8 +83,8 @@ impl Membership {
         transport.close_unless(stays, "the network's secret was replaced, or the node removed");
     }
 
-    /// Compares epochs with every connected peer that has not been told; how many of those
-    /// connected have the record now, and how many should.
+    /// Compares epochs with every connected peer that has not been told yet. Returns how many
+    /// connected members have the record now, and how many are connected.
     pub(super) async fn tell_all(self: &Arc<Self>, transport: &TcpTransport) -> (usize, usize) {
         let connected = transport.connected();
         let untold: Vec<Peer> = {
@@ -144,7 +144,7 @@ impl Membership {
         let members = self.clone();
         let taken = tokio::task::spawn_blocking(move || members.take_over(&bytes)).await;
         if let Ok(Err(why)) = taken
-            && self.is_worth_logging()
+            && self.count_refused_record()
         {
             tracing::warn!(%peer, "a record of the network's state is refused: {why}");
         }

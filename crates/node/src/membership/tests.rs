@@ -49,8 +49,7 @@ impl Scene {
         let temp = tempfile::tempdir().expect("temp");
         let dir = NodeDir::at(temp.path());
         let admin = SecretKey::from_seed(&[1; 32]);
-        let network =
-            Network { admin: Some(admin.public()), ..Network::generate(IdProfile::Identity, 3) };
+        let network = Network::generate(IdProfile::Identity, 3, admin.public());
         let clock = Arc::new(Clock(AtomicU64::new(ISSUED_MS)));
         let members = open(&clock, &dir, &network);
         Scene { clock, members, dir, admin, network, _temp: temp }
@@ -171,7 +170,7 @@ fn records_that_are_not_newer_are_seen_by_their_epoch() {
         assert!(!scene.members.may_be_newer(old));
     }
     assert!(scene.members.may_be_newer(third.bytes()));
-    let logged = (0..1000).filter(|_| scene.members.is_worth_logging()).count();
+    let logged = (0..1000).filter(|_| scene.members.count_refused_record()).count();
     assert_eq!(logged, 10);
 }
 

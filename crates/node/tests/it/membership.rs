@@ -219,31 +219,6 @@ async fn only_the_node_with_the_administrators_key_can_replace_the_secret() {
     stop_all(nodes).await;
 }
 
-/// Networks made before there was an administrator: the node that made one takes the part,
-/// and members learn of it as they learned of the network.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_network_without_an_administrator_gets_one_from_the_node_that_made_it() {
-    let (first, second) = (Home::new(), Home::new());
-    let founder = first.found().await;
-    let code = code_of(&first).await;
-    founder.stop().await;
-    // As such a network's directory and code looked.
-    let bare = atoll_node::Network { admin: None, ..code.network.clone() };
-    let old = JoinCode::new(bare, code.bootstrap.clone());
-    let founder = first.start_again().await;
-    let member = second.join(&old).await;
-    sees(&member, 1).await;
-    let why = second.client().await.rotate_secret(&[], HOUR).await.expect_err("nobody may");
-    assert!(why.to_string().contains("before networks had an administrator"), "{why}");
-    member.stop().await;
-    let member = second.join(&code_of(&first).await).await;
-    sees(&member, 1).await;
-    first.client().await.rotate_secret(&[], HOUR).await.expect("it made the network");
-    reaches(&second, 1).await;
-    member.stop().await;
-    founder.stop().await;
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_that_keeps_the_record_to_itself_keeps_it_from_nobody() {
     let first = Home::new();

@@ -229,7 +229,7 @@ mod join_codes {
 
     fn code() -> JoinCode {
         let peers = [peer(1, "10.0.0.1:7543"), peer(2, "[2001:db8::2]:1")];
-        JoinCode::new(Network::generate(IdProfile::Identity, 3), peers)
+        JoinCode::new(Network::generate(IdProfile::Identity, 3, [9; 32]), peers)
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod join_codes {
     #[test]
     fn a_code_names_few_nodes_and_its_secret_is_not_printed() {
         let many = (0..40).map(|i| peer(i, "10.0.0.1:7543"));
-        let code = JoinCode::new(Network::generate(IdProfile::Identity, 3), many);
+        let code = JoinCode::new(Network::generate(IdProfile::Identity, 3, [9; 32]), many);
         assert_eq!(code.bootstrap.len(), atoll_node::MAX_BOOTSTRAP);
         let secret = format!("{:?}", code.network.secret);
         assert!(!format!("{code:?}").contains(&secret[1..20]));
