@@ -18,7 +18,7 @@ use crate::accounting::receipt::Attestor;
 use crate::blocks::{Blocks, GetError, PutError};
 use crate::cache::PathCache;
 use crate::client::get::{self, Fetched};
-use crate::client::{Client, put};
+use crate::client::{Client, get_signed, put, renew};
 use crate::config::DhtConfig;
 use crate::context::Context;
 use crate::diversion::Diversion;
@@ -175,7 +175,7 @@ impl Dht {
         key: Key,
         max_age: Duration,
     ) -> Result<SignedBlock, GetError> {
-        get::recent_signed(&self.client, key, max_age).await
+        get_signed::recent_signed(&self.client, key, max_age).await
     }
 
     /// Why this node's disk does not take blocks, if a write has failed for another reason than
@@ -223,7 +223,7 @@ impl Blocks for Dht {
 
     fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
         let client = self.client.clone();
-        Box::pin(async move { get::get_signed(&client, key).await })
+        Box::pin(async move { get_signed::get_signed(&client, key).await })
     }
 
     fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
@@ -241,7 +241,7 @@ impl Blocks for Dht {
         hashes: Vec<BlockHash>,
     ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
         let client = self.client.clone();
-        Box::pin(async move { put::renew(&client, hashes, false).await })
+        Box::pin(async move { renew::renew(&client, hashes, false).await })
     }
 
     fn renew_or_lack(
@@ -249,6 +249,6 @@ impl Blocks for Dht {
         hashes: Vec<BlockHash>,
     ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
         let client = self.client.clone();
-        Box::pin(async move { put::renew(&client, hashes, true).await })
+        Box::pin(async move { renew::renew(&client, hashes, true).await })
     }
 }

@@ -3,7 +3,10 @@
 mod ack_verification;
 mod block_times;
 pub(crate) mod get;
+pub(crate) mod get_signed;
 pub(crate) mod put;
+mod put_batch;
+pub(crate) mod renew;
 mod replica_selection;
 mod seen;
 mod votes;

@@ -19,13 +19,14 @@ use atoll_key::{Key, KeyRange};
 use atoll_overlay::{Node, ServedRanges};
 use atoll_store::{BlockInfo, Usage};
 
+use super::copying::give;
+use super::exchange::ExchangeError;
 use crate::accounting::quota::cost_bytes;
 use crate::diversion;
 use crate::holdings::vouch::ask;
 use crate::lease_clock::least_lease;
 use crate::replication::Replication;
 use crate::replication::eviction::drop_proven;
-use crate::replication::exchange::{ExchangeError, give};
 use crate::replication::reconcile::Item;
 use crate::rpc::MAX_BATCH_BLOCKS;
 use crate::rpc::budget::Allowance;

@@ -1,5 +1,6 @@
 //! Keeping k copies of every block (CFS §5.1), and giving up the others.
 
+mod copying;
 pub(crate) mod eviction;
 mod exchange;
 pub(crate) mod handoff;

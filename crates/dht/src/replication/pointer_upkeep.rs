@@ -19,12 +19,12 @@ use atoll_overlay::Node;
 use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 use futures_util::future::select;
 
+use super::copying::pace;
 use crate::accounting::quota::cost_bytes;
 use crate::diversion::follow;
 use crate::holdings::pointers::Pointers;
 use crate::placement::{by_root, is_member};
 use crate::replication::Replication;
-use crate::replication::exchange::pace;
 use crate::replication::store::store_home;
 use crate::rpc::{Hold, MAX_KEYS, Vouched};
 

@@ -116,22 +116,10 @@ async fn store_at_root(
     }
     // What was counted on must hold after a restart as well.
     let is_remembered = server.expected.remember(&*server.durable).await;
-    let wanted = u32::try_from(acknowledged.wanted + 1).expect("k is small");
-    for (position, index) in indices.into_iter().enumerate() {
-        let is_here = matches!(own[position], PutStatus::Stored { .. });
-        let copies = u32::from(is_here) + acknowledged.copies[position];
-        statuses[index] = match (own[position], acknowledged.refused[position]) {
-            (PutStatus::Stored { .. }, Some(refused)) => refused,
-            (PutStatus::Stored { .. }, None) if !is_remembered => PutStatus::Failed,
-            (PutStatus::Stored { .. }, None) => PutStatus::Stored { copies, wanted },
-            // A root without room, for which no other node has any, coordinates all the same.
-            (PutStatus::Full | PutStatus::Failed, None)
-                if is_remembered && is_majority(copies, wanted) =>
-            {
-                PutStatus::Stored { copies, wanted }
-            }
-            (other, _) => other,
-        };
+    let all =
+        own.into_iter().enumerate().map(|(i, own)| acknowledged.status(i, own, is_remembered));
+    for (index, status) in indices.into_iter().zip(all) {
+        statuses[index] = status;
     }
     Ok(statuses)
 }
@@ -195,6 +183,28 @@ struct Acknowledged {
     /// would bring the block there all the same.)
     refused: Vec<Option<PutStatus>>,
     wanted: usize,
+}
+
+impl Acknowledged {
+    /// What became of one block, of which this node said `own`. Without `is_remembered` what was
+    /// counted on would not hold after a restart.
+    fn status(&self, position: usize, own: PutStatus, is_remembered: bool) -> PutStatus {
+        let wanted = u32::try_from(self.wanted + 1).expect("k is small");
+        let is_here = matches!(own, PutStatus::Stored { .. });
+        let copies = u32::from(is_here) + self.copies[position];
+        match (own, self.refused[position]) {
+            (PutStatus::Stored { .. }, Some(refused)) => refused,
+            (PutStatus::Stored { .. }, None) if !is_remembered => PutStatus::Failed,
+            (PutStatus::Stored { .. }, None) => PutStatus::Stored { copies, wanted },
+            // A root without room, for which no other node has any, coordinates all the same.
+            (PutStatus::Full | PutStatus::Failed, None)
+                if is_remembered && is_majority(copies, wanted) =>
+            {
+                PutStatus::Stored { copies, wanted }
+            }
+            (other, _) => other,
+        }
+    }
 }
 
 /// The most nodes that one batch is sent to, beside the root: members of the replica set, and

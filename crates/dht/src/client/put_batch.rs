@@ -1,0 +1,269 @@
+//! Putting one batch of blocks at their replica set, through the root or without it.
+//!
+//! A root that is stopped or dead does not hold a put up: when its answer is overdue
+//! ([`PutTimes`](crate::rpc::put_times::PutTimes)) the publisher puts the batch at the replica set
+//! itself and counts the majority itself. A root that left an earlier call unanswered is not
+//! waited for at all. Only members of the replica set count, never a node after it: a reader of
+//! a signed block hears a majority of the set, and must meet one that has the update.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use atoll_key::{InvalidBlock, Key, PeerId};
+use atoll_overlay::Node;
+
+use super::Client;
+use super::ack_verification::{Said, ask_to_store, check_put, newest_shown};
+use super::put::Outcome;
+use crate::accounting::admission::Origin;
+use crate::blocks::PutError;
+use crate::placement::size_of;
+use crate::replication::store::put_message;
+use crate::rpc::put_times::WaitsFor;
+use crate::rpc::quorum::{Calls, Event, answers};
+use crate::rpc::{Block, OverQuota, PutStatus, is_majority};
+use crate::server::put::store_as_root;
+
+/// What a root's, or its replica set's, word for a block means.
+fn judge(root: &Node, status: PutStatus) -> Outcome {
+    let again = |told| Outcome::Again(BTreeSet::new(), told);
+    match status {
+        PutStatus::Stored { copies, wanted } if is_majority(copies, wanted) => Outcome::Stored,
+        PutStatus::Stored { copies, wanted } => {
+            again(format!("only {copies} of {wanted} nodes from {root} on have it"))
+        }
+        PutStatus::NotRoot => again(format!("{root} is not its root any more")),
+        PutStatus::Failed => again(format!("the disk of {root} failed")),
+        PutStatus::Full => Outcome::Refused(PutError::Full(format!("{root} is full"))),
+        PutStatus::OverQuota { used_bytes, allowed_bytes, of } => {
+            Outcome::Refused(over_quota(root, OverQuota { used_bytes, allowed_bytes, of }))
+        }
+        PutStatus::Invalid => Outcome::Refused(InvalidBlock::WrongHash.into()),
+        PutStatus::Superseded { held } => {
+            Outcome::Refused(PutError::Superseded { offered: 0, held })
+        }
+    }
+}
+
+pub(super) fn over_quota(root: &Node, over: OverQuota) -> PutError {
+    let OverQuota { used_bytes, allowed_bytes, of } = over;
+    let who = format!("this node's {of}, on {root} or a replica of it,");
+    PutError::OverQuota { used_bytes, allowed_bytes, who }
+}
+
+/// Puts a batch at the first of its replica set, and sees to it that it is where that says; if
+/// the root does not answer in its usual time, puts it at all of the set. `holders` have blocks
+/// of the batch already.
+pub(super) async fn put_batch(
+    client: &Arc<Client>,
+    set: &[Node],
+    blocks: Vec<Block>,
+    holders: Vec<BTreeSet<PeerId>>,
+) -> Vec<Outcome> {
+    let root = set[0];
+    let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
+    let origin = Origin::own(client, client.config.lease.as_secs(), &keys);
+    let all_again = |told: String| {
+        holders.iter().map(|holders| Outcome::Again(holders.clone(), told.clone())).collect()
+    };
+    if client.is_me(&root) {
+        return match store_as_root(client, &root.peer, &origin, blocks).await {
+            Ok(statuses) => statuses.into_iter().map(|status| judge(&root, status)).collect(),
+            Err(refusal) => all_again(format!("root {root}: {refusal}")),
+        };
+    }
+    let mut calls = Calls::new(client, WaitsFor::Root);
+    // A root that nobody can stand in for is waited for in any case.
+    let mut by_root = set.len() == 1 || answers(client, &root);
+    if by_root {
+        ask_root_to_store(client, &mut calls, root, &origin, &blocks);
+    }
+    let counted = set.len();
+    let mut direct =
+        Direct { client, set, counted, origin: &origin, blocks: &blocks, holders: holders.clone() };
+    let mut told = format!("root {root} does not answer");
+    let mut tally = None;
+    loop {
+        if tally.is_none() && !calls.is_patient() && set.len() > 1 {
+            direct.put(&mut calls, by_root);
+            tally = Some(Tally::new(client, set, blocks.len()));
+        }
+        if let Some(tally) = &tally
+            && direct.is_over(tally, calls.is_patient())
+        {
+            break;
+        }
+        match calls.next().await {
+            Some(Event::Answer(node, Ok((_, mut statuses)))) if by_root && node == root => {
+                if is_other_root(client, &statuses, &keys[0], &root).await {
+                    by_root = false;
+                    told = format!("{root} does not know yet that it is the root");
+                    direct.counted = set.len() - 1;
+                    if tally.is_some() {
+                        direct.put_at(&mut calls, root);
+                    }
+                    continue;
+                }
+                calls.finish();
+                check_put(client, set, &origin, &blocks, &mut statuses).await;
+                return statuses.into_iter().map(|status| judge(&root, status)).collect();
+            }
+            Some(Event::Answer(node, Ok((indices, statuses)))) => {
+                if let Some(tally) = &mut tally {
+                    direct.note(tally, node, indices, statuses).await;
+                }
+            }
+            Some(Event::Answer(node, Err(error))) if by_root && node == root => {
+                if !error.is_failure_of_peer() {
+                    return all_again(format!("root {root}: {error}"));
+                }
+                told = format!("root {root}: {error}");
+            }
+            Some(_) => {}
+            None => break,
+        }
+    }
+    calls.finish();
+    direct.outcomes(tally, &told)
+}
+
+/// Whether the node that lookups lead to says all the same that it is not the root. It takes a
+/// dead node before it for alive, or that one is unreachable from here alone; a newcomer between
+/// the two would be found. Either may be so, so what counts is a majority of both sets: of the
+/// members after the root, without the last.
+async fn is_other_root(client: &Client, statuses: &[PutStatus], key: &Key, root: &Node) -> bool {
+    let denies = statuses.iter().all(|status| *status == PutStatus::NotRoot);
+    denies && is_still_named(client, key, root).await
+}
+
+/// Whether lookups lead to this root again.
+pub(super) async fn is_still_named(client: &Client, key: &Key, root: &Node) -> bool {
+    client.overlay.find_successors(key).await.is_ok_and(|nodes| nodes.first() == Some(root))
+}
+
+/// Sends a batch to its root.
+fn ask_root_to_store(
+    client: &Arc<Client>,
+    calls: &mut Calls<Said>,
+    root: Node,
+    origin: &Origin,
+    blocks: &[Block],
+) {
+    let count = blocks.len();
+    let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
+    let (put, parts) = put_message(origin, blocks.to_vec(), true);
+    let caller = client.clone();
+    calls.ask(root, bytes, async move {
+        let (reply, _) = caller.call(&root, &put, parts).await?;
+        Ok(((0..count).collect(), reply.statuses.0))
+    });
+}
+
+/// A batch that its publisher puts at the replica set itself, because the root does not answer.
+struct Direct<'a> {
+    client: &'a Arc<Client>,
+    set: &'a [Node],
+    origin: &'a Origin,
+    blocks: &'a [Block],
+    /// How many of the set count, from the first on.
+    counted: usize,
+    /// Who has each block.
+    holders: Vec<BTreeSet<PeerId>>,
+}
+
+/// What the replicas said of each block, besides having it.
+struct Tally {
+    /// The size of the replica set of which a majority is wanted.
+    wanted: u32,
+    refused: Vec<Option<PutError>>,
+    told: Vec<Option<String>>,
+}
+
+impl Tally {
+    fn new(client: &Client, set: &[Node], blocks: usize) -> Tally {
+        let wanted = u32::try_from(size_of(client, set)).expect("k is small");
+        let refused = (0..blocks).map(|_| None).collect();
+        Tally { wanted, refused, told: vec![None; blocks] }
+    }
+}
+
+impl Direct<'_> {
+    /// Sends each member of the set what it is not known to have; the root has been sent all
+    /// if it was asked.
+    fn put(&self, calls: &mut Calls<Said>, root_was_asked: bool) {
+        for node in self.set.iter().skip(usize::from(root_was_asked)) {
+            self.put_at(calls, *node);
+        }
+    }
+
+    fn put_at(&self, calls: &mut Calls<Said>, node: Node) {
+        let lacks = |index: &usize| !self.holders[*index].contains(&node.peer.id);
+        let indices: Vec<usize> = (0..self.blocks.len()).filter(lacks).collect();
+        let blocks: Vec<Block> = indices.iter().map(|i| self.blocks[*i].clone()).collect();
+        if !blocks.is_empty() {
+            ask_to_store(self.client, calls, node, self.origin, indices, blocks);
+        }
+    }
+
+    fn copies(&self, index: usize) -> u32 {
+        let holders = &self.holders[index];
+        let counted = &self.set[..self.counted];
+        counted.iter().filter(|node| holders.contains(&node.peer.id)).count() as u32
+    }
+
+    /// Whether nothing is left to wait for. Of signed blocks those that answer in time are all
+    /// heard: one of them may refuse.
+    fn is_over(&self, tally: &Tally, is_patient: bool) -> bool {
+        let is_settled = |index: usize| {
+            tally.refused[index].is_some() || is_majority(self.copies(index), tally.wanted)
+        };
+        let must_hear_all = self.blocks.iter().any(Block::is_mutable);
+        !is_patient || !must_hear_all && (0..self.blocks.len()).all(is_settled)
+    }
+
+    async fn note(
+        &mut self,
+        tally: &mut Tally,
+        node: Node,
+        indices: Vec<usize>,
+        statuses: Vec<PutStatus>,
+    ) {
+        for (index, status) in indices.into_iter().zip(statuses) {
+            match status {
+                PutStatus::Stored { .. } => {
+                    self.holders[index].insert(node.peer.id);
+                }
+                PutStatus::Superseded { .. } => {
+                    let shown = newest_shown(self.client, self.set, &self.blocks[index]).await;
+                    let newer = shown.map(|held| PutError::Superseded { offered: 0, held });
+                    tally.refused[index] = newer;
+                }
+                status => match judge(&node, status) {
+                    Outcome::Refused(why @ PutError::OverQuota { .. }) => {
+                        tally.refused[index] = Some(why);
+                    }
+                    Outcome::Refused(why) => tally.told[index] = Some(why.to_string()),
+                    Outcome::Again(_, why) => tally.told[index] = Some(why),
+                    Outcome::Stored => {}
+                },
+            }
+        }
+    }
+
+    fn outcomes(self, tally: Option<Tally>, root_told: &str) -> Vec<Outcome> {
+        let copies: Vec<u32> = (0..self.blocks.len()).map(|index| self.copies(index)).collect();
+        let tally = tally.unwrap_or_else(|| Tally::new(self.client, self.set, copies.len()));
+        let wanted = tally.wanted;
+        let each = copies.into_iter().zip(tally.refused).zip(tally.told).zip(self.holders);
+        each.map(|(((copies, refused), told), holders)| match refused {
+            Some(why) => Outcome::Refused(why),
+            None if is_majority(copies, wanted) => Outcome::Stored,
+            None => {
+                let told = told.map_or_else(String::new, |told| format!("; {told}"));
+                let have = format!("only {copies} of {wanted} nodes of its replica set have it");
+                Outcome::Again(holders, format!("{root_told}; {have}{told}"))
+            }
+        })
+        .collect()
+    }
+}

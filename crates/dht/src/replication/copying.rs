@@ -1,0 +1,292 @@
+//! Copying blocks to or from one other node, as far as there is room and time.
+//!
+//! Nothing here holds more than a batch of blocks in memory.
+
+use std::collections::BTreeMap;
+
+use atoll_env::sleep;
+use atoll_key::{Key, PeerId};
+use atoll_overlay::Node;
+use atoll_store::StoredBlock;
+
+use super::Replication;
+use super::exchange::{ExchangeError, Outcome};
+use super::store::{put_message, store_fetched};
+use crate::accounting::admission::Origin;
+use crate::context::REPLY_BYTES;
+use crate::diversion::{self, follow};
+use crate::rpc::budget::Allowance;
+use crate::rpc::{
+    Block, Fetch, FetchReply, Item, MAX_BATCH_BLOCKS, PutStatus, There, is_majority, to_blocks,
+};
+
+/// Of `items`, the keys that may be offered to `node`, which may be this one. Counts those that a
+/// put is sending there as moved, and the others as left.
+fn offered(
+    replication: &Replication,
+    node: &PeerId,
+    items: &[Item],
+    outcome: &mut Outcome,
+) -> Vec<Key> {
+    let (repair, now) = (&replication.repair, replication.env.now());
+    let is_fit = replication.backoff.is_fit(node, now);
+    let leaves = replication.config.mechanisms.under_way;
+    let is_on_its_way =
+        |item: &&Item| leaves && replication.in_flight.is_in_flight(node, &item.key);
+    let (on_their_way, others): (Vec<&Item>, Vec<&Item>) = items.iter().partition(is_on_its_way);
+    let may = |item: &&Item| is_fit && repair.may_offer(node, &item.key, now);
+    let count = others.len();
+    let offered: Vec<Key> = others.into_iter().filter(may).map(|item| item.key).collect();
+    outcome.moved += on_their_way.len() as u64;
+    outcome.left += (count - offered.len()) as u64;
+    offered
+}
+
+/// Fetches blocks from `at`, which is `other` or keeps them for it, verifies and stores them, as
+/// far as there is room and time.
+pub(super) async fn take(
+    replication: &Replication,
+    other: &Node,
+    at: &Node,
+    items: &[Item],
+    time: &mut Allowance,
+) -> Result<Outcome, ExchangeError> {
+    let mut outcome = Outcome::default();
+    let me = replication.transport.local().id;
+    let mut wanted = offered(replication, &me, items, &mut outcome);
+    let versions: BTreeMap<Key, u64> = items.iter().map(|item| (item.key, item.version)).collect();
+    let is_lacking =
+        |key: &Key| replication.known(key).is_none_or(|known| known.version < versions[key]);
+    let mut elsewhere: BTreeMap<PeerId, (Node, Vec<Item>)> = BTreeMap::new();
+    while !wanted.is_empty() {
+        // Another exchange may have brought some of them since, or be about to.
+        let batch = wanted.drain(..wanted.len().min(MAX_BATCH_BLOCKS));
+        let lacking = batch.filter(is_lacking).collect();
+        let (asked, elsewhere_asked) =
+            replication.repair.begin_fetch(lacking, replication.env.now());
+        outcome.left += elsewhere_asked;
+        if asked.keys.is_empty() {
+            continue;
+        }
+        let fetch = Fetch { keys: asked.keys.clone() };
+        let Some((reply, parts)) = time.call(replication, at, &fetch, Vec::new()).await? else {
+            outcome.left += (asked.keys.len() + wanted.len()) as u64;
+            return Ok(outcome);
+        };
+        let asked = &asked.keys;
+        let FetchReply { blocks: headers, there } = reply;
+        // An answer may stop early because it is full, never with nothing: what stands after
+        // the last block in it, of use or not, is asked for again.
+        let place = |named: &Key| asked.iter().position(|key| key == named);
+        let named = headers.0.iter().map(|header| &header.key);
+        if let Some(last) = named.chain(there.0.iter().map(|at| &at.key)).filter_map(place).max() {
+            wanted.splice(0..0, asked[last + 1..].iter().copied());
+        }
+        for There { key, holder } in there.0 {
+            let item = items.iter().find(|item| item.key == key && asked.contains(&key));
+            // A pointer is followed once.
+            if at.peer.id == other.peer.id && holder.id != me {
+                let its = elsewhere.entry(holder.id);
+                its.or_insert_with(|| (Node::of(holder), Vec::new())).1.extend(item);
+            }
+        }
+        let blocks = to_blocks(headers, parts);
+        let blocks = blocks.iter().filter_map(|block| accept(replication, at, asked, block));
+        if !store_taken(replication, other, blocks.collect(), &mut outcome, time).await {
+            outcome.left += wanted.len() as u64;
+            return Ok(outcome);
+        }
+    }
+    take_elsewhere(replication, other, elsewhere, &mut outcome, time).await?;
+    Ok(outcome)
+}
+
+/// Stores a batch that was fetched for `other`; false if this node has no room for any of it.
+async fn store_taken(
+    replication: &Replication,
+    other: &Node,
+    batch: Vec<StoredBlock>,
+    outcome: &mut Outcome,
+    time: &mut Allowance,
+) -> bool {
+    let bytes = batch.iter().map(|block| block.bytes.len() as u64).sum();
+    let count = batch.len() as u64;
+    time.moved(count, bytes);
+    if count == 0 {
+        // Gone since it was listed, or expired: not ours to copy.
+        return true;
+    }
+    let me = replication.transport.local().id;
+    let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
+    let kept = store_fetched(replication, &other.peer, batch).await;
+    if kept == 0 && diversion::has_no_room(replication) {
+        replication.backoff.set_back(me, replication.env.now());
+        outcome.left += count;
+        return false;
+    }
+    if kept < count {
+        decline_unheld(replication, me, &keys);
+    } else {
+        replication.backoff.kept(&me);
+    }
+    outcome.moved += kept;
+    outcome.left += count - kept;
+    replication.repair.done(kept, bytes);
+    pace(replication, bytes).await;
+    true
+}
+
+/// Fetches blocks that other nodes keep for `other`.
+async fn take_elsewhere(
+    replication: &Replication,
+    other: &Node,
+    elsewhere: BTreeMap<PeerId, (Node, Vec<Item>)>,
+    outcome: &mut Outcome,
+    time: &mut Allowance,
+) -> Result<(), ExchangeError> {
+    for (holder, its) in elsewhere.into_values() {
+        let mut its_time = time.within(replication, holder.peer.id);
+        let taken = Box::pin(take(replication, other, &holder, &its, &mut its_time)).await;
+        its_time.end(replication);
+        match taken {
+            Ok(taken) => {
+                outcome.moved += taken.moved;
+                outcome.left += taken.left;
+            }
+            // Other replicas may have these too.
+            Err(ExchangeError::Call(error)) => {
+                tracing::info!(?holder, %error, "diverted copies could not be fetched");
+                outcome.left += its.len() as u64;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Of blocks that were fetched, those that could be charged to nobody are not fetched again soon.
+fn decline_unheld(replication: &Replication, me: PeerId, keys: &[Key]) {
+    let is_held = |key: &Key| replication.known(key).is_some();
+    for key in keys.iter().filter(|key| !is_held(key)) {
+        replication.repair.decline(me, *key, replication.env.now(), &replication.backoff);
+    }
+}
+
+/// A fetched block, if it was asked for, is not expired, and is what its key says.
+fn accept(
+    replication: &Replication,
+    from: &Node,
+    asked: &[Key],
+    block: &Block,
+) -> Option<StoredBlock> {
+    let key = &block.header.key;
+    if !asked.contains(key) || block.header.lease_secs == 0 {
+        return None;
+    }
+    match block.header.kind.verify(key, &block.bytes) {
+        Ok(version) => Some(replication.to_store(block, version)),
+        Err(error) => {
+            tracing::warn!(%key, ?from, %error, "dropped a bad block");
+            replication.counters.mark(from.peer.id);
+            None
+        }
+    }
+}
+
+/// Sends blocks to `other`, as to a replica, as far as it takes them in its time.
+pub(crate) async fn give(
+    replication: &Replication,
+    other: &Node,
+    items: &[Item],
+    time: &mut Allowance,
+) -> Result<Outcome, ExchangeError> {
+    let mut outcome = Outcome::default();
+    let keys = offered(replication, &other.peer.id, items, &mut outcome);
+    let mut keys = keys.into_iter().peekable();
+    while keys.peek().is_some() {
+        let blocks = read_batch(replication, &mut keys, &mut outcome).await;
+        if blocks.is_empty() {
+            continue;
+        }
+        let bytes: u64 = blocks.iter().map(|block| block.bytes.len() as u64).sum();
+        let sent: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
+        let (put, parts) = put_message(&Origin::Carrier, blocks, false);
+        let Some((reply, _)) = time.call(replication, other, &put, parts).await? else {
+            outcome.left += (sent.len() + keys.count()) as u64;
+            break;
+        };
+        let (now, id) = (replication.env.now(), other.peer.id);
+        let refused = sent.iter().zip(&reply.statuses.0).filter(|(_, status)| !is_settled(status));
+        let (mut refused_count, mut is_full) = (0, false);
+        for (key, status) in refused {
+            refused_count += 1;
+            match status {
+                PutStatus::Full => is_full = true,
+                _ => replication.repair.decline(id, *key, now, &replication.backoff),
+            }
+        }
+        let settled = sent.len() as u64 - refused_count;
+        outcome.moved += settled;
+        outcome.left += refused_count;
+        replication.repair.done(settled, bytes);
+        time.moved(settled, bytes);
+        if is_full {
+            replication.backoff.set_back(id, now);
+            outcome.left += keys.count() as u64;
+            break;
+        }
+        pace(replication, bytes).await;
+    }
+    Ok(outcome)
+}
+
+/// Reads as many of the next blocks as go into one message, some of which other nodes may keep for
+/// this one.
+async fn read_batch(
+    replication: &Replication,
+    keys: &mut std::iter::Peekable<std::vec::IntoIter<Key>>,
+    outcome: &mut Outcome,
+) -> Vec<Block> {
+    let (mut blocks, mut bytes) = (Vec::new(), 0);
+    while bytes < REPLY_BYTES && blocks.len() < MAX_BATCH_BLOCKS {
+        let Some(key) = keys.next() else { break };
+        let block = match replication.store.get(&key).await {
+            Ok(Some(held)) => {
+                Some(Block { header: replication.header_of(&held.info), bytes: held.bytes })
+            }
+            Ok(None) => follow::own(replication, &key).await,
+            Err(error) => {
+                replication.note_store_error(&error);
+                outcome.left += 1;
+                None
+            }
+        };
+        if let Some(block) = block.filter(|block| block.header.lease_secs > 0) {
+            bytes += block.bytes.len();
+            blocks.push(block);
+        }
+    }
+    blocks
+}
+
+/// Whether the other side now has the block or a better one.
+fn is_settled(status: &PutStatus) -> bool {
+    match status {
+        PutStatus::Stored { copies, wanted } => is_majority(*copies, *wanted),
+        PutStatus::Superseded { .. } => true,
+        _ => false,
+    }
+}
+
+/// Waits so that repair copies no faster than configured.
+pub(crate) async fn pace(replication: &Replication, bytes: u64) {
+    let until = replication.repair.pace(
+        replication.env.now(),
+        bytes,
+        replication.config.repair_bytes_per_sec,
+    );
+    let wait = until.since(replication.env.now());
+    if !wait.is_zero() {
+        sleep(&*replication.env, wait).await;
+    }
+}
