@@ -113,33 +113,6 @@ fn a_node_that_asks_again_and_again_answers_itself() {
     assert!(stats.cache_hits >= 10 && stats.cache_blocks >= 10, "{stats:?}");
 }
 
-/// A copy in a cache must not look like one that somebody keeps.
-#[test]
-fn cached_copies_are_not_replicas() {
-    let ring = Ring::with(
-        SimConfig { seed: 3, ..SimConfig::default() },
-        DhtConfig { cache_asks: 1, ..DhtConfig::default() },
-        12,
-    );
-    ring.put(0, 0..1);
-    let (hash, _) = block(0);
-    for at in 0..12 {
-        ring.try_get(at, hash).expect("it is there");
-    }
-    let cached: u64 = ring.members.iter().map(|m| m.dht.stats().cache_blocks).sum();
-    assert!(cached >= 9, "every fetching node has a copy, and some on the way: {cached}");
-    assert_eq!(ring.holders(&hash.key()), ring.replica_set(&hash.key()));
-    for member in ring.holders(&hash.key()) {
-        let removed = ring.members[member].store.remove(vec![hash.key()]);
-        ring.sim.block_on(MINUTE, removed).expect("ends").expect("memory");
-        ring.members[member].dht.repair_now();
-    }
-    ring.sim.run_for(MINUTE * 3);
-    assert!(ring.holders(&hash.key()).is_empty(), "repair took a cached copy for a replica");
-    let renewed = ring.members[0].dht.renew(vec![hash]);
-    assert_eq!(ring.sim.block_on(MINUTE, renewed).expect("ends"), Ok(vec![hash]), "it is lacking");
-}
-
 fn send_copy(ring: &Ring, from: usize, bytes: &[u8]) -> Result<bool, CallError> {
     let key = BlockHash::of(bytes).key();
     send(ring, from, rpc::BlockHeader { key, kind: BlockKind::Content, lease_secs: 1000 }, bytes)
