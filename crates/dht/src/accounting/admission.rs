@@ -1,8 +1,8 @@
-//! What is done with blocks before they are stored: they are compared with their keys,
-//! charged to somebody, and given room or refused (CFS §5.4, §5.5).
+//! What happens to blocks before they are stored: they are verified against their keys, charged to an
+//! account, and given room or refused (CFS §5.4, §5.5).
 //!
-//! A block that is not what its key says is dropped, counted and its sender marked. Whom a
-//! block is charged to follows from its [`Origin`]; only then is there room for it or not.
+//! A block that is not what its key says is dropped and counted against its sender. The account
+//! follows from the block's [`Origin`]; only then is it decided whether there is room.
 
 use atoll_key::Key;
 use atoll_net::{Peer, Refusal};

@@ -1,27 +1,25 @@
-//! Copies that come without a receipt: from repair, from readers that heal what they found
-//! missing, from nodes that hand over what is no longer theirs (CFS §5.1).
+//! Attributing copies that come without a receipt to an account: copies from repair, from readers
+//! that heal a replica, and from nodes that hand over blocks (CFS §5.1).
 //!
-//! A receipt does not travel with them: it would have to be kept with every block. Instead
-//! the receiver asks other nodes, which should hold such a block if a majority of its replica
-//! set ever took it: its neighbours, and where these do not tell, the replica set, and then the
-//! k nodes after that, which held the block while the set was away. What two of
-//! them vouch for, in the name of the same publisher, is taken and charged to that one; the
-//! node that brings it counts as one of the two if it belongs to the replica set. It is
-//! leased no longer than both say. So one liar can neither have a victim charged nor
-//! bring in blocks at nobody's expense, whoever else it is outside the ring.
+//! Receipts are not stored with blocks, so these copies have none. The receiver asks nodes that
+//! should hold such a block if a majority of its replica set ever took it, in this order: its
+//! neighbours, the replica set, and the k nodes after the set, which held the block while the set
+//! was away. If two of them vouch for the block in the name of the same publisher, the copy is
+//! charged to that publisher, and leased no longer than both say. The node that brings the copy
+//! counts as one of the two if it belongs to the replica set. So one liar can neither have a victim
+//! charged nor store blocks at no account.
 //!
-//! What no two vouch for is charged to its carrier, the node that brought it, which may bring
-//! [`QuotaConfig::copy_share`] of a node as a neighbour and a publisher's share otherwise: so
-//! a flood in this disguise fills no node, and the last holder of a block can still restore
-//! its copies. Who is charged for such blocks counts for nothing elsewhere, until their publisher
-//! renews them.
+//! A copy that no two nodes vouch for is charged to its *carrier*, the node that brought it. A
+//! carrier that is a neighbour may use [`QuotaConfig::copy_share`] of this node, any other a
+//! publisher's share. So carriers cannot fill a node, and the last holder of a block can still
+//! restore its copies. A carrier's account is not vouched for elsewhere; the block is charged to its
+//! publisher again once that renews it.
 //!
-//! A copy of a block that is held with a shorter lease extends that lease only if two vouch.
+//! A copy of a block that is held with a shorter lease extends that lease only if two nodes vouch.
 //!
-//! What it does not stop: two liars among the replicas of a block, or beside the receiver,
-//! who vouch for each other's. Where anybody can have many keys (the `identity` profile),
-//! one member can be both, if it joins the ring twice beside its victim. With two copies
-//! (k = 2), or two nodes, there are no two to vouch: all copies are their carrier's.
+//! Not covered: two liars among the replicas of a block, or beside the receiver, that vouch for each
+//! other. Where anybody can have many keys (the `identity` profile), one member can be both. With
+//! two copies (k = 2), or two nodes, no two can vouch: all copies are charged to their carriers.
 //!
 //! [`QuotaConfig::copy_share`]: crate::QuotaConfig::copy_share
 
@@ -42,7 +40,7 @@ use crate::placement::by_root;
 use crate::rpc::Vouched;
 
 /// Neighbours asked to vouch for a batch.
-const MAX_WITNESSES: usize = 3;
+const MAX_VOUCHERS: usize = 3;
 /// So many must say the same of a block.
 const AGREE: usize = 2;
 /// Replica sets that are looked for, for one batch. A guess: repair brings blocks of one root.
@@ -224,10 +222,10 @@ fn neighbours(accounting: &Accounting, from: &Peer, hearing: &Hearing) -> Vec<(N
     let keys: Vec<Key> = hearing.copies.iter().map(|copy| copy.key).collect();
     let asks =
         accounting.overlay.group_by_own_position(&keys).into_iter().flat_map(|(own, places)| {
-            let mut witnesses = witnesses(accounting, from, &own);
+            let mut vouchers = vouchers(accounting, from, &own);
             let near = near(accounting, &own);
-            witnesses.extend(near.into_iter().find(|node| node.peer.id == from.id));
-            witnesses.into_iter().map(move |witness| (witness, places.clone()))
+            vouchers.extend(near.into_iter().find(|node| node.peer.id == from.id));
+            vouchers.into_iter().map(move |voucher| (voucher, places.clone()))
         });
     asks.collect()
 }
@@ -268,15 +266,15 @@ async fn replica_sets(
 }
 
 /// Others that may hold what a node so placed holds.
-fn witnesses(accounting: &Accounting, from: &Peer, own: &Node) -> Vec<Node> {
+fn vouchers(accounting: &Accounting, from: &Peer, own: &Node) -> Vec<Node> {
     let me = accounting.transport.local().id;
-    let mut witnesses: Vec<Node> = Vec::new();
-    for node in accounting.overlay.neighbours_of(own, 4 * MAX_WITNESSES) {
+    let mut vouchers: Vec<Node> = Vec::new();
+    for node in accounting.overlay.neighbours_of(own, 4 * MAX_VOUCHERS) {
         let id = node.peer.id;
-        let is_new = witnesses.iter().all(|witness| witness.peer.id != id);
-        if is_new && id != me && id != from.id && witnesses.len() < MAX_WITNESSES {
-            witnesses.push(node);
+        let is_new = vouchers.iter().all(|voucher| voucher.peer.id != id);
+        if is_new && id != me && id != from.id && vouchers.len() < MAX_VOUCHERS {
+            vouchers.push(node);
         }
     }
-    witnesses
+    vouchers
 }

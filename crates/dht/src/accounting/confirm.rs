@@ -1,18 +1,16 @@
-//! Whether a publisher is where it says, and has made what is shown (CFS §5.4: "publishers
-//! respond to a confirmation request that includes a random nonce, as described in §4.4").
+//! Whether a publisher is where it says, and has made the receipt shown (CFS §5.4: "publishers
+//! respond to a confirmation request that includes a random nonce, as described in Section 4.4").
 //!
-//! Before an address is charged for the first time, and an hour later again, this node asks
-//! its publisher: whoever is there must have proven the publisher's key and say that it made
-//! the receipt. In between nothing is asked. A connection that is open between the two nodes
-//! and ends at the claimed IP address has proven the key there, whichever side made it
-//! ([`Transport::remote_ip`]): what is charged is a key and an IP address. Only where there is
-//! none the publisher is dialled ([`Transport::reach`]).
+//! Before an address is charged for the first time, and again after an hour, this node asks the
+//! publisher: the node at the claimed address must prove the publisher's key and say that it made the
+//! receipt. In between nothing is asked. An open connection that ends at the claimed IP address has
+//! proven the key there, whichever side made it ([`Transport::remote_ip`]); only without one is the
+//! publisher dialled ([`Transport::reach`]).
 //!
-//! So that nobody is made to call others in somebody's stead: only a receipt with a sound
-//! signature leads to a call, once however often it is shown meanwhile, with a bound for
-//! each address and for all; and who does not answer is not called again for a while. That
-//! a publisher does not know a receipt says nothing of its next one: whoever shows an old
-//! one again cannot lock its publisher out.
+//! Nodes cannot be made to call others at random: only a receipt with a valid signature leads to a
+//! call; one call serves all requests that show it meanwhile; calls are limited for each address and
+//! in total; and a publisher that does not answer is not called again for a while. A disowned receipt
+//! is not held against the next one, so a replayed old receipt cannot lock its publisher out.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};

@@ -1,23 +1,25 @@
-//! Whether what a root says is borne out by others (CFS §8).
+//! Verifying what a root acknowledges with another replica (CFS §8 asks that one malicious server
+//! cannot lose data).
 //!
-//! A root answers for its whole replica set. One that lies could acknowledge blocks, or
-//! renewals, and do nothing; nobody would notice before a block is wanted. So whoever puts or
-//! renews asks one of the other replicas, chosen at random once the root has answered,
-//! whether it has what it should have: the version, and at least half of the lease. Among
-//! honest nodes that is one short question a batch; of a renewal it is the renewal itself, and a
-//! replica that had not been told of it yet says so, which confirms nothing. If that replica does
-//! not confirm a block, the publisher asks the remaining ones. It puts a block that too few confirm at each replica
-//! that lacks it; what a majority has, the root may still be sending, so that waits a while.
+//! A root answers for its whole replica set. A root that lies could acknowledge blocks, or renewals,
+//! and do nothing; the loss would be noticed only when a block is wanted. So the publisher samples:
+//! it asks one of the other replicas, chosen at random once the root has answered, whether that
+//! holds the right version for at least half of the lease. Among honest nodes that is one short
+//! question a batch. After a renewal the question is the renewal itself; a replica that the root had
+//! not told of it answers so ([`RenewStatus::Late`]), which confirms nothing.
 //!
-//! **Invariant:** nobody is believed alone. A root counts as a copy only if another replica
-//! bears it out, and a replica that denies what it has makes nothing fail: it gets another
-//! copy. Who refuses a signed block because there is a newer one must show that one.
+//! If the sampled replica does not confirm a block, the publisher asks the remaining replicas and
+//! sends the block to each one that lacks it. If a majority has the block already, the root may
+//! still be sending it, so the publisher waits [`PUT_LATER`] before it sends copies itself.
 //!
-//! What it does not do: a root that leaves out a single replica is noticed only when that one
-//! is asked, once in k − 1 batches; otherwise its blocks have a copy less. A root that lies
-//! together with most of its replicas is believed. One that refuses blocks as full or over quota is believed too: a
-//! put fails, and says who refused. Where the walk names nobody after the root, as with one copy
-//! (k = 1), there is nobody to ask.
+//! **Invariant:** no single node is believed. A root counts as a copy only if another replica
+//! confirms it. A replica that denies what it has makes no put fail: it is sent another copy. A node
+//! that refuses a signed block because a newer one exists must show the newer one.
+//!
+//! Not covered: a root that leaves out one replica is noticed only when that replica is sampled,
+//! once in k − 1 batches; until then its blocks have one copy less. A root that lies together with
+//! most of its replicas is believed, and so is one that refuses blocks as full or over quota: the put
+//! fails and names it. With one copy (k = 1) there is no other replica to ask.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,18 +61,18 @@ impl Expected {
     }
 }
 
-/// A block of which not everybody asked has what the root says.
+/// A block that not every replica asked holds as the root says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Doubt {
     /// Its place in the batch.
     index: usize,
-    /// Who has it, of the replicas beside the root.
+    /// The replicas beside the root that have it.
     holders: Vec<PeerId>,
 }
 
 impl Doubt {
-    /// Whether enough nodes have the block when so many more have got it: half of a replica set
-    /// of that size, the root being one if anybody bears it out.
+    /// Whether enough nodes have the block once `given` more have got it: half of a replica set of
+    /// that size. The root counts as one if another replica confirms it.
     fn is_settled(&self, given: usize, size: usize) -> bool {
         let root = usize::from(!self.holders.is_empty());
         2 * (root + self.holders.len() + given) >= size
@@ -83,8 +85,8 @@ pub(crate) async fn has(client: &Client, node: &Node, expected: &[Expected]) -> 
     Some(expected.iter().zip(&said).map(|(expected, said)| expected.is_met(said)).collect())
 }
 
-/// The nodes after the root in an order that it cannot know. Those that left a call unanswered
-/// come late, and this node last: it may be the only one that a false root has sent blocks to.
+/// The nodes after the root in an order that the root cannot predict. Nodes that left a call
+/// unanswered come late, and this node last: a false root may have sent blocks to it alone.
 fn shuffled(client: &Client, set: &[Node]) -> Vec<Node> {
     let mut others: Vec<Node> = set.iter().skip(1).copied().collect();
     for i in (1..others.len()).rev() {
@@ -109,8 +111,7 @@ fn ask_whether(
     );
 }
 
-/// What the first of `others` says that answers what `ask` asks. The next is asked when one is
-/// overdue.
+/// The first answer of `others`, which `ask` asks one after another: the next when one is overdue.
 async fn first_answer(
     client: &Arc<Client>,
     others: &mut impl Iterator<Item = Node>,
@@ -129,8 +130,8 @@ async fn first_answer(
     }
 }
 
-/// What is not borne out of blocks that the root of the replica set `set`, its first, says
-/// the set has. `ask_first` asks one of them at random, which should bear all out.
+/// The blocks that the root of `set`, its first node, says the set has and that a sampled replica
+/// does not confirm. `ask_first` asks that replica.
 async fn doubts(
     client: &Arc<Client>,
     set: &[Node],
@@ -155,10 +156,10 @@ async fn doubts(
     let rest = set.iter().skip(1).filter(|node| Some(node.peer.id) != answered);
     let mut calls = Calls::new(client, WaitsFor::Replica);
     rest.for_each(|node| ask_whether(client, &mut calls, *node, &expected));
-    let mut witnesses = usize::from(first.is_some());
+    let mut answered = usize::from(first.is_some());
     while calls.is_patient() {
         if let Some(Event::Answer(node, Ok(held))) = calls.next().await {
-            witnesses += 1;
+            answered += 1;
             for (doubt, held) in doubts.iter_mut().zip(held) {
                 if held {
                     doubt.holders.push(node.peer.id);
@@ -166,11 +167,11 @@ async fn doubts(
             }
         }
     }
-    // One alone may be the liar.
-    let is_false = witnesses >= 2.min(set.len() - 1);
+    // One replica alone may be the liar.
+    let is_false = answered >= 2.min(set.len() - 1);
     if is_false && doubts.iter().any(|doubt| doubt.holders.is_empty()) {
         let (root, now) = (&set[0], client.env.now());
-        tracing::warn!(?root, count = doubts.len(), "a root's word is not borne out");
+        tracing::warn!(?root, count = doubts.len(), "no replica confirms what a root acknowledged");
         client.overlay.peer_book().lied(&root.peer.id, Misdeed::LostBlock, now);
     }
     doubts
@@ -185,8 +186,8 @@ fn lacking(set: &[Node], doubts: &[Doubt]) -> Vec<(Node, Vec<usize>)> {
     set.iter().skip(1).map(of).filter(|(_, lacks)| !lacks.is_empty()).collect()
 }
 
-/// Looks whether blocks are where their root, the first of `set`, says in `statuses`; gives
-/// them to the replicas that lack them, and says then what has become of them.
+/// Checks whether blocks are where their root, the first of `set`, says in `statuses`; sends them
+/// to the replicas that lack them, and updates `statuses` with the outcome.
 pub(crate) async fn check_put(
     client: &Arc<Client>,
     set: &[Node],
@@ -241,8 +242,7 @@ pub(crate) async fn check_put(
 /// does. A guess: as long as a call.
 const PUT_LATER: Duration = Duration::from_secs(10);
 
-/// Looks again, after a while, at the replicas that lacked `blocks`, each with its doubt, and
-/// puts what they still lack.
+/// Asks the replicas that lacked `blocks` again after a while, and sends what they still lack.
 fn put_later(
     client: &Arc<Client>,
     set: &[Node],
@@ -315,7 +315,7 @@ pub(crate) fn ask_to_store(
     });
 }
 
-/// The highest version that any of `set` can show of a signed block that supersedes this one.
+/// The highest version that a member of `set` can show of a signed block that supersedes this one.
 pub(crate) async fn newest_shown(client: &Client, set: &[Node], block: &Block) -> Option<u64> {
     let shown = join_all(set.iter().map(|node| shows_newer(client, node, block))).await;
     shown.into_iter().flatten().max()
@@ -342,7 +342,7 @@ async fn put_at(
     Ok(reply.statuses.0)
 }
 
-/// A renewal whose outcome is looked at.
+/// A renewal to be verified.
 pub(crate) struct Renewal<'a> {
     pub origin: &'a Origin,
     pub renew: &'a Renew,
@@ -351,15 +351,15 @@ pub(crate) struct Renewal<'a> {
     pub will_be_put: bool,
 }
 
-/// Looks whether leases end when the root, the first of `set`, says in `reply`; renews them
-/// at the replicas where they do not, and says then which blocks are held: as in
-/// [`RenewReply`], with [`RenewStatus::Undecided`] for those of which too few are known to be.
+/// Checks whether leases end when the root, the first of `set`, says in `reply`; renews them at the
+/// replicas where they do not, and updates `reply` with the outcome
+/// ([`RenewStatus::Undecided`] for blocks that too few are known to hold).
 ///
-/// Where the root says that a block is held, the witness is sent the renewal itself: its names and
-/// one byte for each are a sixth of a question for keys, and it has renewed the blocks in any case
-/// then. It says which of them it had not been told to renew before. Where the root says anything
-/// else, all other members are sent the renewal, and a majority of the set decides; but a root is
-/// believed that lacks what will be put, which is most of what a publisher asks for.
+/// If the root says that a block is held, the sampled replica is sent the renewal itself: its names
+/// and one byte for each answer are a sixth of a question for keys, and the replica has renewed the
+/// blocks then in any case. It says which of them it had not been told to renew before. If the root
+/// says anything else, all other members are sent the renewal, and a majority of the set decides. But
+/// a root is believed to lack blocks that will be put: a publisher asks for those most of the time.
 pub(crate) async fn check_renewal(
     client: &Arc<Client>,
     set: &[Node],
@@ -391,22 +391,12 @@ pub(crate) async fn check_renewal(
     doubts.iter_mut().for_each(|doubt| doubt.index = said[doubt.index]);
     let unheld = denied.iter().map(|index| Doubt { index: *index, holders: Vec::new() });
     let open: Vec<Doubt> = doubts.iter().cloned().chain(unheld).collect();
-    let mut calls = Calls::new(client, WaitsFor::Root);
-    for (node, indices) in lacking(set, &open) {
-        ask_to_renew(client, &mut calls, node, origin, renew, indices);
-    }
-    let mut told = Votes::new(client, set, statuses.len());
-    while calls.is_patient() {
-        if let Some(Event::Answer(_, Ok((indices, theirs)))) = calls.next().await {
-            told.count(indices, &theirs);
-        }
-    }
-    calls.finish();
+    let mut told = renew_at_replicas(client, set, origin, renew, &open).await;
     for doubt in doubts {
         let (has, lacks) = told.of(doubt.index);
         statuses[doubt.index] = match doubt.is_settled(has, size_of(client, set)) {
             true => RenewStatus::Held,
-            // Nobody has it but the root, if that: it should be put again.
+            // At most the root has it: it should be put again.
             false if has == 0 && lacks + 1 == set.len() => RenewStatus::Lacking,
             false => RenewStatus::Undecided,
         };
@@ -426,6 +416,28 @@ pub(crate) async fn check_renewal(
     }
 }
 
+/// Sends a renewal to the replicas that may lack some of its blocks, and counts what they say.
+async fn renew_at_replicas(
+    client: &Arc<Client>,
+    set: &[Node],
+    origin: &Origin,
+    renew: &Renew,
+    doubts: &[Doubt],
+) -> Votes {
+    let mut calls = Calls::new(client, WaitsFor::Root);
+    for (node, indices) in lacking(set, doubts) {
+        ask_to_renew(client, &mut calls, node, origin, renew, indices);
+    }
+    let mut told = Votes::new(client, set, renew.names.len());
+    while calls.is_patient() {
+        if let Some(Event::Answer(_, Ok((indices, theirs)))) = calls.next().await {
+            told.count(indices, &theirs);
+        }
+    }
+    calls.finish();
+    told
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -436,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_counts_only_if_another_bears_it_out() {
+    fn a_root_counts_only_if_another_replica_confirms_it() {
         let doubt = |holders: usize| Doubt { index: 0, holders: vec![PeerId([9; 32]); holders] };
         // Replica set, holders, given, enough.
         for (count, holders, given, enough) in [

@@ -1,19 +1,18 @@
 //! How long replicas take to send a block, and from when on one is slow or overdue.
 //!
-//! A block takes longer than a short answer: over a connection at rest, whose window is
-//! that of its beginning, 64 KiB take three round trips and more (RFC 6928), and blocks
-//! asked for at once wait for each other. So who has not sent several blocks of late is
-//! given that much before it is taken for slow; else the first blocks of every cold read
-//! would be asked for twice. Afterwards its own 95 % quantile counts (CFS §5.1 has none
-//! of this: it asks one replica and waits).
+//! A block takes longer than a short answer: over an idle connection, whose window has shrunk to its
+//! initial size, 64 KiB take three round trips or more (RFC 6928), and blocks requested together
+//! queue behind each other. So a replica that has not sent several blocks of late gets that much
+//! time before it is slow; otherwise the first blocks of every cold read would be requested twice.
+//! Afterwards its own 95 % quantile counts. (CFS §5.1 asks one replica and waits.)
 //!
-//! What is under way from a replica makes the next block from there later: by a share of a
-//! round trip each, while a connection's window grows, and by what the line takes for it
-//! afterwards. So [`BlockTimes::expected`] is what a choice among replicas goes by, and no
-//! near one is given all while others' lines are idle.
+//! Blocks in transit from a replica delay the next one from there: by a share of a round trip each
+//! while the connection's window grows, and by transmission time afterwards. Replica selection goes
+//! by [`BlockTimes::expected`], which counts them, so that a near replica does not get all requests
+//! while other lines are idle.
 //!
 //! It knows neither blocks nor calls. The table is bounded as the peer book is; the count of
-//! what is under way has no more peers than there are calls.
+//! blocks in transit has no more peers than there are calls.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,10 +1,10 @@
 //! Fetching blocks (CFS Figure 5, client side: `lookup`).
 //!
 //! A fetch looks into the node's own store and cache, then walks the ring asking
-//! `lookup_step`; once the replica set is known, [`fetch`](crate::client::replica_selection) chooses among it;
+//! `lookup_step`; once the replica set is known, [`super::replica_selection`] chooses among it;
 //! the walk goes on to the root's replicas when the root fails, does not have the block, or
-//! sends bytes that are not what the key names. What comes back is verified here. Every
-//! fetch ends by its deadline, and a failure says who was asked and what each said.
+//! sends bytes that are not what the key names. Received blocks are verified here. Every
+//! fetch ends by its deadline, and an error names the nodes asked and the answer of each.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;

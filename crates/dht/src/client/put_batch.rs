@@ -127,10 +127,10 @@ pub(super) async fn put_batch(
     direct.outcomes(tally, &told)
 }
 
-/// Whether the node that lookups lead to says all the same that it is not the root. It takes a
-/// dead node before it for alive, or that one is unreachable from here alone; a newcomer between
-/// the two would be found. Either may be so, so what counts is a majority of both sets: of the
-/// members after the root, without the last.
+/// Whether the node that lookups lead to denies that it is the root. Either it still takes the dead
+/// node before it for alive, or that node is unreachable from here alone. (A newcomer between the two
+/// would be found.) Since either may be true, a majority of both replica sets is needed: of the
+/// members after this root, without the last.
 async fn is_other_root(client: &Client, statuses: &[PutStatus], key: &Key, root: &Node) -> bool {
     let denies = statuses.iter().all(|status| *status == PutStatus::NotRoot);
     denies && is_still_named(client, key, root).await

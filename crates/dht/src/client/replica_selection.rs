@@ -1,26 +1,24 @@
 //! Choosing among the replicas of a block (CFS §5.1: "the client then fetches the block
 //! from the replica with the lowest reported latency"), and not waiting for a slow one.
 //!
-//! The walk ends at a node that names the root and its successors. The block is then asked
-//! of the nearest of its replica set, by the round trips this node has measured itself and
-//! by what it has asked of each already ([`crate::client::block_times`]); those about equally near
-//! share the load at random. A replica that takes longer than it
-//! does 19 times of 20 is *hedged*: the next nearest is asked as well, the first good
-//! answer counts, and the other call is dropped. Hedges are a small share of all fetches,
-//! so a slow network does not get twice the load.
+//! The walk ends at a node that names the root and its successors. The block is then requested from
+//! the nearest member of its replica set, judged by the round trips that this node has measured
+//! itself and by the blocks already requested from each ([`BlockTimes`](super::block_times));
+//! replicas that are about equally near share the load at random.
 //!
-//! A replica that is overdue has probably died: then the next one is asked whatever share
-//! that makes, and the overdue call is heard to its end, so that the peer book learns what
-//! became of it. Who left an earlier call unanswered is asked when the walk finds nobody
-//! else.
+//! A replica that takes longer than it does 19 times of 20 is *hedged*: the next nearest is asked as
+//! well, the first good answer counts, and the other call is dropped. Hedges are a small share of all
+//! fetches, so a slow network does not get twice the load. A replica that is overdue has probably
+//! died: the next one is asked whatever share that makes, and the overdue call runs to its end, so
+//! that the peer book learns its outcome. Replicas that left an earlier call unanswered are asked
+//! only when the walk finds no other.
 //!
-//! Where the overlay's tables tell the root, so that the walk begins with it, they tell its
-//! successors as well: the choice is then among these, unvouched for as they are. Else the
-//! roots of popular blocks would answer nearly everybody, and caches on the way to them would
-//! hardly help where there is no way (§5.2).
+//! If the routing tables name the root, so that the walk begins there, they also name its
+//! successors, and the choice is among these guessed replicas. Otherwise the roots of popular blocks
+//! would serve nearly all readers, since there is no path on which a cache could help (§5.2).
 //!
-//! Who does not have the block costs one question; the last word is the root's, and goes
-//! back into the walk, so all that the walk knows of failures and liars holds.
+//! A replica without the block costs one question. The root's own answer goes back into the walk,
+//! which keeps account of failures and liars.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};

@@ -1,14 +1,13 @@
 //! The highest version seen of each signed block that this node has read or written.
 //!
 //! A partition that heals, or an old replica set that comes back, brings older versions of a
-//! volume's root with it. A reader that has seen a newer one must not go back: that would be a
-//! rollback, and a publisher could build on it. So versions are remembered, across restarts,
-//! and [`get_signed`](crate::client::get::get_signed) looks further while the best it finds is
+//! volume's root with it. A reader that has seen a newer version must not go back to an older one:
+//! that would be a rollback, and a publisher could build on it. So versions are remembered across
+//! restarts, and [`get_signed`](super::get_signed) looks further while the best version it finds is
 //! older.
 //!
-//! The table is bounded; beyond [`MAX_SEEN`] the block not read or written for longest is
-//! forgotten. It is saved at most once a second, so a crash may lose what was seen in its last
-//! second.
+//! The table is bounded: beyond [`MAX_SEEN`] the block not read or written for longest is
+//! forgotten. It is saved at most once a second, so a crash may lose the last second.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};

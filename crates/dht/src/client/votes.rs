@@ -1,5 +1,5 @@
-//! What the members of a replica set say of blocks whose leases are to be extended, where the
-//! root does not answer or is not believed: a majority of the set decides.
+//! Counting the answers of a replica set to a renewal, where the root does not answer or is not
+//! believed: a majority of the set decides.
 
 use atoll_overlay::Node;
 

@@ -1,7 +1,7 @@
-//! Following pointers: the holder is asked for what the pointing node would have.
+//! Following pointers: asking the holder of a diverted copy for it.
 //!
-//! A pointer is followed once. What a holder answers but the block itself counts as not having
-//! it: so no chain and no cycle of pointers, honest or not, costs more than one call.
+//! A pointer is followed once. Any answer of a holder but the block itself counts as not having it,
+//! so chains and cycles of pointers, honest or not, cost one call.
 
 use std::collections::BTreeMap;
 

@@ -1,10 +1,10 @@
-//! Blocks about to be removed though their leases last: what happens to them meanwhile.
+//! Blocks that are about to be removed although their leases last.
 //!
-//! **Invariants.** A block that was put or renewed here since its removal began stays: its sender
-//! counts on this node; so does one whose put or renewal was under way then. And
-//! [`PendingRemovals::denies`] what is dropped because others hold it: of two nodes that drop the same block
-//! at once neither may rely on the other, and nobody can prove to have a block with bytes got from
-//! here. Each denies having it before it asks the other, so at least one of them is told no.
+//! **Invariants.** A block that was put or renewed here since its removal began stays, because its
+//! sender counts on this node; so does a block whose put or renewal was in progress then. This node
+//! denies having the blocks under removal ([`PendingRemovals::denies`]): if two nodes drop the same
+//! block at once, neither may rely on the other, and no node can prove to hold a block with bytes
+//! fetched from here. Each node denies before it asks, so at least one of them is told no.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -1,13 +1,13 @@
 //! Proof that a node holds blocks (`docs/design/dht.md`, rule R1).
 //!
-//! The asker draws a nonce for each prover; the prover answers with the BLAKE3 hash of each
-//! block keyed with it, which only somebody who has the bytes can compute. The asker has them
-//! too: it asks before it drops its own copy, or before it counts on another node that has just
-//! taken one (`diversion`).
+//! The asker draws a nonce for each prover; the prover answers with the BLAKE3 hash of each block
+//! keyed with it, which only a node that has the bytes can compute. The asker has the bytes as well:
+//! it asks before it drops its own copy, or before it counts on a node that has just taken one
+//! (`diversion`).
 //!
-//! What a proof does not show: that the bytes are on the prover's own disk. It may have fetched
-//! them from a third node for this; it cannot have fetched them from the asker, which denies
-//! having them meanwhile ([`crate::holdings::pending_removals`]).
+//! Not covered: a proof does not show that the bytes are on the prover's own disk. It may have
+//! fetched them from a third node, though not from the asker, which denies having them meanwhile
+//! ([`super::pending_removals`]).
 
 use std::time::Duration;
 

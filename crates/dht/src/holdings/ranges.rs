@@ -1,7 +1,7 @@
 //! What this node holds in a range, as repair compares it: blocks in its store, and blocks that
 //! other nodes keep for it (*Diversion* in `docs/design/dht.md`), which it lists as its own.
 //!
-//! Blocks whose lease has ended are as good as gone: copies of them would outlive it.
+//! Blocks whose lease has ended are left out: copies of them would outlive the lease.
 
 use std::cmp::Reverse;
 

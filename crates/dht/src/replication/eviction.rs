@@ -1,12 +1,12 @@
 //! Dropping copies whose leases last (`docs/design/dht.md`, rule R1): strays after their grace
-//! (`strays`), and copies for which there is no room because a node's owner wants his disk back
+//! (`handoff`), and copies that no longer fit because a node's owner takes disk space back
 //! (TFS §2, dynamic contribution: "delete contributory files").
 //!
 //! **Invariant:** a copy is dropped only after two other members of the block's present replica
 //! set, or all where fewer are wanted, have proven to hold it, while this node denied having it.
-//! What is not proven stays, and repair at the block's root sees to it that others get it.
+//! A block that is not proven stays, and repair at its root gives it to the others.
 //!
-//! What it does not know: whether those others are about to fail.
+//! It does not know whether those others are about to fail.
 
 use std::collections::VecDeque;
 
@@ -22,7 +22,7 @@ use crate::replication::Replication;
 use crate::rpc::MAX_BATCH_BLOCKS;
 
 /// Others that must hold a block.
-const WITNESSES: usize = 2;
+const PROVERS: usize = 2;
 
 /// Removes those of `blocks` that others hold, and says which they are.
 ///
@@ -67,7 +67,7 @@ pub(crate) async fn drop_proven(
     // Nodes that are away for a moment do not make one copy enough.
     let should_be =
         if is_member { expected_replicas(replication) } else { replication.config.replicas };
-    let wanted = WITNESSES.min(should_be);
+    let wanted = PROVERS.min(should_be);
     if wanted == 0 || others.len() < wanted || (!is_member && others.len() < should_be) {
         return Ok(Vec::new());
     }

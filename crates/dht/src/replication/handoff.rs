@@ -359,15 +359,15 @@ mod tests {
 
     #[test]
     fn a_range_keeps_its_grace_when_a_node_joins_within_it() {
-        let strays = Handoff::default();
-        let stray = strays.enter(&key(10), key(50), at(5));
-        strays.put(key(50), stray, at(5));
-        assert_eq!(strays.enter(&key(12), key(50), at(9)).since, at(5));
-        assert_eq!(strays.enter(&key(12), key(30), at(9)).since, at(5), "a root within it");
-        assert_eq!(strays.enter(&key(60), key(70), at(9)).since, at(9));
-        strays.forget(&key(50));
+        let handoff = Handoff::default();
+        let stray = handoff.enter(&key(10), key(50), at(5));
+        handoff.put(key(50), stray, at(5));
+        assert_eq!(handoff.enter(&key(12), key(50), at(9)).since, at(5));
+        assert_eq!(handoff.enter(&key(12), key(30), at(9)).since, at(5), "a root within it");
+        assert_eq!(handoff.enter(&key(60), key(70), at(9)).since, at(9));
+        handoff.forget(&key(50));
         assert_eq!(
-            strays.enter(&key(12), key(50), at(9)).since,
+            handoff.enter(&key(12), key(50), at(9)).since,
             at(9),
             "it was no stray for a time"
         );
@@ -389,12 +389,12 @@ mod tests {
 
     #[test]
     fn ranges_are_bounded() {
-        let strays = Handoff::default();
+        let handoff = Handoff::default();
         for n in 0..2 * MAX_STRAY_RANGES as u32 {
             let root = atoll_key::BlockHash::of(&n.to_be_bytes()).key();
-            let stray = strays.enter(&root, root, at(u64::from(n)));
-            strays.put(root, stray, at(u64::from(n)));
+            let stray = handoff.enter(&root, root, at(u64::from(n)));
+            handoff.put(root, stray, at(u64::from(n)));
         }
-        assert_eq!(strays.lock().len(), MAX_STRAY_RANGES);
+        assert_eq!(handoff.lock().len(), MAX_STRAY_RANGES);
     }
 }

@@ -1,9 +1,9 @@
 //! Which blocks this node is sending to which replicas, as the root of a put.
 //!
-//! Repair compares this node with its replicas at any time, also while a put is on its way to
-//! one. That one lacks the blocks then, and repair would send them a second time: over a slow
-//! line, where puts take longest, this made them take twice as long. Blocks on their way are left
-//! to the put. If it fails, the next comparison finds them missing.
+//! Repair may compare this node with a replica while a put to it is in progress. The replica lacks
+//! those blocks, and repair would send them a second time: over a slow line, where puts take
+//! longest, that made puts take twice as long. So repair leaves blocks in flight to the put. If the
+//! put fails, the next comparison finds them missing.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 

@@ -175,13 +175,27 @@ impl Losses {
     }
 
     /// Takes notice of the node's surroundings; each block has `replicas` copies.
-    pub fn look(&self, seats: &[Neighbourhood], replicas: usize, now: Instant, unix_ms: u64) {
-        let present: Vec<Vec<Node>> = seats
+    pub fn look(
+        &self,
+        neighbourhoods: &[Neighbourhood],
+        replicas: usize,
+        now: Instant,
+        unix_ms: u64,
+    ) {
+        let present: Vec<Vec<Node>> = neighbourhoods
             .iter()
-            .map(|seat| std::iter::once(seat.me).chain(seat.successors.iter().copied()).collect())
+            .map(|neighbourhood| {
+                std::iter::once(neighbourhood.me)
+                    .chain(neighbourhood.successors.iter().copied())
+                    .collect()
+            })
             .collect();
-        let seen: BTreeSet<PeerId> =
-            present.iter().flatten().chain(predecessors(seats)).map(|n| n.peer.id).collect();
+        let seen: BTreeSet<PeerId> = present
+            .iter()
+            .flatten()
+            .chain(predecessors(neighbourhoods))
+            .map(|n| n.peer.id)
+            .collect();
         let mut state = self.lock();
         state.ranges.retain(|_, lost| lost.peers.is_disjoint(&seen));
         let is_judged = now >= state.judged_from;
@@ -212,8 +226,8 @@ impl Losses {
     }
 }
 
-fn predecessors(seats: &[Neighbourhood]) -> impl Iterator<Item = &Node> {
-    seats.iter().filter_map(|seat| seat.predecessor.as_ref())
+fn predecessors(neighbourhoods: &[Neighbourhood]) -> impl Iterator<Item = &Node> {
+    neighbourhoods.iter().filter_map(|neighbourhood| neighbourhood.predecessor.as_ref())
 }
 
 /// The ranges between two nodes of `list` whose whole replica set is gone.
@@ -263,7 +277,7 @@ mod tests {
         node
     }
 
-    fn seat(me: u8, successors: &[u8]) -> Vec<Neighbourhood> {
+    fn around(me: u8, successors: &[u8]) -> Vec<Neighbourhood> {
         vec![Neighbourhood {
             epoch: 0,
             me: node(me),
@@ -279,8 +293,8 @@ mod tests {
 
     fn settled(successors: &[u8]) -> Losses {
         let losses = Losses::default();
-        losses.look(&seat(0, successors), 3, at(0), 1);
-        losses.look(&seat(0, successors), 3, at(400), 1);
+        losses.look(&around(0, successors), 3, at(0), 1);
+        losses.look(&around(0, successors), 3, at(400), 1);
         losses
     }
 
@@ -288,30 +302,30 @@ mod tests {
     fn three_neighbours_that_vanish_together_take_their_blocks_with_them() {
         let losses = settled(&[10, 20, 30, 40, 50, 60]);
         assert_eq!(losses.report(), Loss::default());
-        losses.look(&seat(0, &[10, 50, 60]), 3, at(500), 7);
+        losses.look(&around(0, &[10, 50, 60]), 3, at(500), 7);
         // (10, 20] was on 20, 30 and 40; (20, 30] is on 50 too.
         let ring_ppm = 39_063;
         assert_eq!(losses.report(), Loss { nodes: 3, ring_ppm, since_unix_ms: 7 });
-        losses.look(&seat(0, &[10, 50, 60]), 3, at(2000), 9);
+        losses.look(&around(0, &[10, 50, 60]), 3, at(2000), 9);
         assert_eq!(losses.report().since_unix_ms, 7, "told until one of them is back");
-        losses.look(&seat(0, &[10, 30, 50, 60]), 3, at(2100), 9);
+        losses.look(&around(0, &[10, 30, 50, 60]), 3, at(2100), 9);
         assert_eq!(losses.report(), Loss::default());
     }
 
     #[test]
     fn nodes_that_fail_a_minute_apart_are_counted_together_and_slow_ones_are_not() {
         let losses = settled(&[10, 20, 30, 40, 50, 60]);
-        losses.look(&seat(0, &[10, 30, 40, 50, 60]), 3, at(500), 2);
-        losses.look(&seat(0, &[10, 40, 50, 60]), 3, at(560), 3);
-        losses.look(&seat(0, &[10, 50, 60]), 3, at(620), 4);
+        losses.look(&around(0, &[10, 30, 40, 50, 60]), 3, at(500), 2);
+        losses.look(&around(0, &[10, 40, 50, 60]), 3, at(560), 3);
+        losses.look(&around(0, &[10, 50, 60]), 3, at(620), 4);
         assert_eq!(losses.report().nodes, 3);
         let losses = settled(&[10, 20, 30, 40, 50, 60]);
         for (n, left) in [[10, 30, 40, 50, 60].as_slice(), &[10, 40, 50, 60], &[10, 50, 60]]
             .into_iter()
             .enumerate()
         {
-            losses.look(&seat(0, left), 3, at(1000 * (n as u64 + 1)), 5);
-            losses.look(&seat(0, left), 3, at(1000 * (n as u64 + 1) + 400), 5);
+            losses.look(&around(0, left), 3, at(1000 * (n as u64 + 1)), 5);
+            losses.look(&around(0, left), 3, at(1000 * (n as u64 + 1) + 400), 5);
         }
         assert_eq!(losses.report(), Loss::default(), "repair had the time");
     }
@@ -327,27 +341,27 @@ mod tests {
     #[test]
     fn what_is_lost_is_told_after_a_restart() {
         let losses = settled(&[10, 20, 30, 40, 50, 60]);
-        losses.look(&seat(0, &[10, 50, 60]), 3, at(500), 7);
+        losses.look(&around(0, &[10, 50, 60]), 3, at(500), 7);
         let told = losses.report();
         assert_eq!(told.nodes, 3);
         let losses = restarted(&losses, 0);
         assert_eq!(losses.report(), told);
-        losses.look(&seat(0, &[10, 50, 60]), 3, at(1), 9);
+        losses.look(&around(0, &[10, 50, 60]), 3, at(1), 9);
         assert_eq!(losses.report(), told);
-        losses.look(&seat(0, &[10, 40, 50, 60]), 3, at(2), 9);
+        losses.look(&around(0, &[10, 40, 50, 60]), 3, at(2), 9);
         assert_eq!(losses.report(), Loss::default(), "one is back");
 
         let losses = settled(&[10, 20, 30, 40, 50, 60]);
-        losses.look(&seat(0, &[10, 50, 60]), 3, at(500), 7);
+        losses.look(&around(0, &[10, 50, 60]), 3, at(500), 7);
         losses.forget();
         assert_eq!(restarted(&losses, 0).report(), Loss::default(), "gone for good");
-        losses.look(&seat(0, &[10, 50, 60]), 3, at(600), 7);
+        losses.look(&around(0, &[10, 50, 60]), 3, at(600), 7);
         assert_eq!(losses.report(), Loss::default(), "and not found again");
     }
 
     /// The first of eight nodes, and these others of them: where their keys put them, since the
     /// record holds no positions.
-    fn true_seat(successors: &[usize]) -> Vec<Neighbourhood> {
+    fn true_surroundings(successors: &[usize]) -> Vec<Neighbourhood> {
         let mut ring: Vec<Node> = (0..8).map(|n| Node::of(node(n).peer)).collect();
         ring.sort_by_key(|node| node.id);
         vec![Neighbourhood {
@@ -363,25 +377,25 @@ mod tests {
     #[test]
     fn what_is_lost_while_a_node_was_off_is_noticed_when_the_others_had_time_to_come_back() {
         let losses = Losses::default();
-        losses.look(&true_seat(&[1, 2, 3, 4, 5, 6]), 3, at(0), 1);
-        losses.look(&true_seat(&[1, 2, 3, 4, 5, 6]), 3, at(400), 1);
+        losses.look(&true_surroundings(&[1, 2, 3, 4, 5, 6]), 3, at(0), 1);
+        losses.look(&true_surroundings(&[1, 2, 3, 4, 5, 6]), 3, at(400), 1);
         let losses = restarted(&losses, 0);
         for secs in [0, 60] {
-            losses.look(&true_seat(&[]), 3, at(secs), 7);
+            losses.look(&true_surroundings(&[]), 3, at(secs), 7);
             assert_eq!(losses.report(), Loss::default(), "none has been found yet");
         }
-        losses.look(&true_seat(&[1, 5, 6]), 3, at(290), 7);
+        losses.look(&true_surroundings(&[1, 5, 6]), 3, at(290), 7);
         assert_eq!(losses.report(), Loss::default());
-        losses.look(&true_seat(&[1, 5, 6]), 3, at(310), 8);
+        losses.look(&true_surroundings(&[1, 5, 6]), 3, at(310), 8);
         assert_eq!((losses.report().nodes, losses.report().since_unix_ms), (3, 8));
     }
 
     #[test]
     fn a_list_that_has_become_shorter_loses_nobody() {
         let losses = settled(&[10, 20, 30, 40, 50, 60]);
-        losses.look(&seat(0, &[10, 20]), 3, at(500), 7);
+        losses.look(&around(0, &[10, 20]), 3, at(500), 7);
         assert_eq!(losses.report(), Loss::default(), "beyond its end nothing is known");
-        losses.look(&seat(0, &[]), 3, at(500), 7);
+        losses.look(&around(0, &[]), 3, at(500), 7);
         assert_eq!(losses.report().nodes, 6, "alone on the ring");
     }
 }

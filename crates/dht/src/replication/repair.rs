@@ -5,17 +5,15 @@
 //! copies what either lacks; a node with several virtual servers is the root of several
 //! ranges (§5.3). That one rule restores copies after a failure (a new
 //! successor lacks them), hands blocks over after a join (the new root lacks them and its
-//! successor has them), and refetches what the scrubber set aside. A round runs when the
-//! neighbourhood has changed and settled, when something was noticed missing, and every
-//! so often.
+//! successor has them), and refetches blocks that the scrubber set aside. A round runs when the
+//! neighbourhood has changed and settled, when a block was noticed missing, and periodically.
 //!
-//! A block this node holds without being among its replica set any more, a *stray*, is given to
-//! the set, and dropped after a time of grace when the set proves to have it (`strays`), by a task
-//! of its own. One node that fails, refuses, is full or slow affects the work with that node only
-//! (`docs/design/dht.md`, rule R5): each has so much time a round ([`crate::rpc::budget`]), and
-//! the next is begun when one takes longer than usual.
+//! A block that this node holds without belonging to its replica set, a *stray*, is given to the set
+//! by `handoff`, a task of its own. A peer that fails, refuses, is full or slow affects only the work
+//! with that peer (`docs/design/dht.md`, rule R5): each has a time budget in a round
+//! ([`crate::rpc::budget`]), and the next peer is begun when one takes longer than usual.
 //!
-//! What it does not know: which blocks belong together, or whether anybody wants them.
+//! It does not know which blocks belong together, or whether they are wanted.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
-//! Batches on their way into the store, the room reserved for them, and what keeps them from being
-//! removed meanwhile.
+//! Batches on their way into the store, with the room reserved for them and the guard that keeps
+//! them from being removed meanwhile.
 //!
-//! A request may be given up by whoever made it at any time, and what serves it is dropped
-//! then. The store may have the batch in its queue by now, and keep it all the same. If its
-//! room were given back at once, whoever puts and gives up again and again would fill more
-//! than its share (CFS §5.4). So somebody else waits for the store then.
+//! A caller may cancel a request at any time, and its handler is dropped then. The store may have the
+//! batch in its queue already and keep it. If the reservation ended at once, a publisher that puts
+//! and cancels again and again would fill more than its share (CFS §5.4). So a background task keeps
+//! the reservation until the store has decided.
 
 use std::future::Future;
 use std::pin::Pin;

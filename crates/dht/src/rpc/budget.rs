@@ -1,10 +1,9 @@
-//! How long one peer may keep this node waiting in a round of repair.
+//! A time budget for each peer in a round of repair.
 //!
-//! Each call has a limit, but a peer that answers just in time, with a block or a proof at a time,
-//! would hold up a batch for hours. So all calls to a peer in a round share one deadline. What is
-//! left then is left for the next round; a peer that has moved next to nothing in that time is
-//! left alone for a while ([`Backoff`](super::backoff::Backoff)), and gets
-//! less time until then.
+//! Each call has a limit, but a peer that answers just in time, one block or proof at a time, could
+//! hold up a batch for hours. So all calls to a peer in a round share one deadline. What is left
+//! then is done in the next round. A peer that has moved next to nothing in that time is left alone
+//! for a while ([`Backoff`](super::backoff::Backoff)) and gets a smaller budget until then.
 //!
 //! It does not know what is asked.
 

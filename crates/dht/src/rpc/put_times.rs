@@ -1,16 +1,16 @@
-//! How long a put may take before its node is taken for slow, and not waited for.
+//! How long a put may take before it is overdue, and how much this node sends at a time.
 //!
-//! A put carries up to a mebibyte, so what short answers take says little: over a slow line a
-//! healthy put takes many seconds, and putting the blocks elsewhere as well would make it slower
-//! still. So the wait is a base, which covers round trips, handshakes and the disks of a replica
-//! set, and the time that the line needs for all bytes that this node is sending, at the rate
-//! that it has measured itself. A put that is late and arrives lowers that rate, unless the line
-//! has carried a later one meanwhile that is no shorter: then it was its peer that took so long.
+//! A put carries up to a mebibyte, so the latency of short answers says little about it: over a slow
+//! line a healthy put takes many seconds, and sending the blocks elsewhere as well would make it
+//! slower still. The wait is therefore a base, which covers round trips, handshakes and the disks of
+//! a replica set, plus the time that the line needs for all bytes that this node is sending, at the
+//! rate measured by earlier puts. A put that arrives late lowers that rate, unless a put that began
+//! no earlier and is no shorter has arrived before it: then its peer was slow, not the line.
 //!
-//! A line that is full delays whatever else this node says, its answers to pings too, and nodes
-//! with full lines would be taken for dead. So a node sends at most what its line carries in
-//! [`LINE_HOLDS`] at a time; further puts wait here for their turn, and are not late meanwhile.
-//! As with TCP's slow start, little is sent before the line was measured.
+//! A full line delays everything else that this node sends, including its answers to pings, and its
+//! peers would take it for dead. So a node sends at most what its line carries in [`LINE_HOLDS`] at a
+//! time; further puts wait in a queue and are not overdue meanwhile. As with TCP's slow start, little
+//! is sent before the line was measured.
 //!
 //! It knows neither blocks nor calls. The table of peers is bounded as the peer book is.
 

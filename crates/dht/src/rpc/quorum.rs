@@ -1,17 +1,16 @@
-//! Calls to several nodes, of which the slow are not waited for.
+//! Calls to several nodes at once that do not wait for slow ones.
 //!
-//! A write is acknowledged when a majority of a replica set has it. One node of the set that is
-//! slow, stopped or dead must not delay that: a call that takes longer than
-//! [`PutTimes::patience`](crate::rpc::put_times::PutTimes::patience) is *overdue*. Its answer still
-//! counts when it comes, but nobody waits for it any more who has a majority. A node that left an
-//! earlier call unanswered is asked and not waited for at all.
+//! A write is acknowledged when a majority of a replica set has it, and one slow, stopped or dead
+//! member must not delay that. A call that takes longer than
+//! [`PutTimes::patience`](super::put_times::PutTimes::patience) is *overdue*. Its answer still counts
+//! when it comes, but a caller that has a majority does not wait for it. A node that left an earlier
+//! call unanswered is asked and not waited for at all.
 //!
-//! That a call is overdue says nothing about whether its node lives: its line may be slow, or
-//! this node's own. So the overlay is asked to look for itself, as patiently as it watches its
-//! neighbours, and takes the node for dead only if it finds it so.
+//! An overdue call does not mean that its node is dead: either line may be slow. So the overlay
+//! checks the node as it checks its neighbours, and treats it as failed only if that check fails.
 //!
-//! **Invariants:** an overdue call goes on, also when [`Calls`] is finished, at most
-//! [`MAX_IN_BACKGROUND`] at a time: a replica that is merely slow gets its copy.
+//! **Invariant:** an overdue call goes on after [`Calls::finish`], at most [`MAX_IN_BACKGROUND`] at a
+//! time, so a replica that is merely slow gets its copy.
 //!
 //! It does not know what is asked, nor what answers count for.
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use atoll_key::{Key, PeerId, QuotaClass};
-use atoll_net::{Peer, Refusal};
+use atoll_net::{CallError, Peer, Refusal};
 use atoll_overlay::Node;
 use atoll_store::Owner;
 use bytes::Bytes;
@@ -212,8 +212,8 @@ impl Acknowledged {
 const MAX_TARGETS: usize = 12;
 
 /// Sends a batch to the other k − 1 of the replica set of one virtual server, and to those that
-/// replace them when they fail. Resolves when a majority has it and nobody is left whose answer
-/// is not overdue; the other calls go on.
+/// replace them when they fail. Resolves when a majority has it and all answers that are not overdue
+/// have come; the other calls go on.
 async fn replicate(
     server: &Arc<Server>,
     root: &Node,
@@ -228,20 +228,12 @@ async fn replicate(
     let mut asked: Vec<PeerId> = Vec::new();
     let mut refused = vec![None; blocks.len()];
     loop {
-        for node in set.iter().filter(|node| !is_asked(&asked, node)).copied().collect::<Vec<_>>() {
-            if asked.len() < MAX_TARGETS {
+        for node in &set {
+            if asked.len() < MAX_TARGETS && !asked.contains(&node.peer.id) {
                 asked.push(node.peer.id);
-                let (from, put, parts) = (server.clone(), put.clone(), parts.clone());
                 let keys = blocks.iter().map(|block| block.header.key).collect();
-                let under_way = server.sends(node.peer.id, keys);
-                calls.ask(node, bytes, async move {
-                    let _under_way = under_way;
-                    let answer = from.call(&node, &put, parts).await;
-                    if answer.is_err() {
-                        from.requests.kick();
-                    }
-                    Ok(answer?.0.statuses.0)
-                });
+                let sent = send_to(server, *node, put.clone(), parts.clone(), keys);
+                calls.ask(*node, bytes, sent);
             }
         }
         let wanted = expected_replicas(server);
@@ -259,22 +251,8 @@ async fn replicate(
             return Acknowledged { copies, refused, wanted };
         };
         if let Event::Answer(node, answer) = event {
-            let mut has = vec![false; blocks.len()];
-            for (i, status) in answer.unwrap_or_default().into_iter().enumerate() {
-                match status {
-                    PutStatus::Stored { .. } => has[i] = true,
-                    PutStatus::OverQuota { .. } => refused[i] = Some(status),
-                    PutStatus::Superseded { .. } => {
-                        let shown = shows_newer(server, &node, &blocks[i]).await;
-                        let held = shown.map(|held| PutStatus::Superseded { held });
-                        refused[i] = held.or(refused[i]);
-                    }
-                    _ => {}
-                }
-            }
-            if has.iter().zip(&refused).any(|(has, refused)| !has && refused.is_none()) {
-                server.requests.kick();
-            }
+            let statuses = answer.unwrap_or_default();
+            let has = note_answer(server, &node, blocks, statuses, &mut refused).await;
             stored.insert(node.peer.id, has);
         }
         // One that failed may have left the set, and a new member is asked.
@@ -284,8 +262,52 @@ async fn replicate(
     }
 }
 
-fn is_asked(asked: &[PeerId], node: &Node) -> bool {
-    asked.contains(&node.peer.id)
+/// Sends a batch to one replica; repair leaves its blocks alone meanwhile.
+fn send_to(
+    server: &Arc<Server>,
+    node: Node,
+    put: Put,
+    parts: Vec<Bytes>,
+    keys: Vec<Key>,
+) -> impl Future<Output = Result<Vec<PutStatus>, CallError>> + Send + 'static {
+    let in_flight = server.sends(node.peer.id, keys);
+    let server = server.clone();
+    async move {
+        let _in_flight = in_flight;
+        let answer = server.call(&node, &put, parts).await;
+        if answer.is_err() {
+            server.requests.kick();
+        }
+        Ok(answer?.0.statuses.0)
+    }
+}
+
+/// Which blocks of a batch a replica has stored, by what it answered; notes in `refused` why it will
+/// not have others.
+async fn note_answer(
+    server: &Server,
+    node: &Node,
+    blocks: &[Block],
+    statuses: Vec<PutStatus>,
+    refused: &mut [Option<PutStatus>],
+) -> Vec<bool> {
+    let mut has = vec![false; blocks.len()];
+    for (i, status) in statuses.into_iter().enumerate() {
+        match status {
+            PutStatus::Stored { .. } => has[i] = true,
+            PutStatus::OverQuota { .. } => refused[i] = Some(status),
+            PutStatus::Superseded { .. } => {
+                let shown = shows_newer(server, node, &blocks[i]).await;
+                let held = shown.map(|held| PutStatus::Superseded { held });
+                refused[i] = held.or(refused[i]);
+            }
+            _ => {}
+        }
+    }
+    if has.iter().zip(&*refused).any(|(has, refused)| !has && refused.is_none()) {
+        server.requests.kick();
+    }
+    has
 }
 
 /// How many of `set` have stored each block of a batch.

@@ -1,14 +1,14 @@
-//! How much work other nodes may cause here: answering some requests costs far more than
-//! asking.
+//! Limits on the work that peers may cause here: answering some requests costs far more than
+//! sending them.
 //!
-//! Each peer has one request of a kind, or a few, answered at a time, a few more are answered at
-//! once, and what they cost is a debt that is paid off at a steady rate: the peer's own, and that of all peers
-//! together. Peers in this node's routing tables have a rate apart from that of all others, so
-//! that many strangers cannot keep neighbours from being answered. A peer with a debt of more than
-//! [`CREDIT_SECS`] is refused until it has shrunk.
+//! Each peer has a few requests of a kind answered at a time, and a few more are answered for all
+//! peers together. The cost of an answer is a debt that is paid off at a steady rate, once for the
+//! peer and once for all peers together (a token bucket each). Peers in this node's routing tables
+//! have a rate of their own, so that many strangers cannot keep neighbours from being answered. A
+//! peer whose debt is worth more than [`CREDIT_SECS`] is refused until the debt has shrunk.
 //!
-//! What it does not stop: a neighbour that is not in this node's tables, as the nodes before its
-//! predecessor, is one of the strangers.
+//! Not covered: a neighbour that is not in this node's tables, such as a node before its
+//! predecessor, counts as a stranger.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
