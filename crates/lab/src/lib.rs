@@ -17,6 +17,7 @@
 //!
 //! It does not know sockets, terminals or where its files go.
 
+pub mod andrew;
 mod capacity;
 pub mod cfs;
 pub mod chart;

@@ -7,7 +7,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::phases::{self, Times};
-use crate::tree;
 
 /// Rounds of deleting and making transparent files (§5.2: "After repeating this 200 times").
 const AGING_ROUNDS: usize = 200;
@@ -199,7 +198,7 @@ impl Disk {
     pub fn make(subject: Subject, temp: &Path, mib: u64) -> Disk {
         let mut disk = Disk::blank(subject, temp, mib);
         let mount = disk.mount();
-        disk.tree_bytes = tree::make(&disk.place.join("source"));
+        disk.tree_bytes = phases::plant(&disk.place);
         if subject.is_full() {
             let contributed = disk.contributed();
             fs::create_dir(&contributed).expect("a directory");

@@ -1,9 +1,8 @@
 //! The Andrew benchmark (Howell, Kazar, Menees and others 1988; TFS paper §5.2.1) on TFS without
 //! and with transparent data, on `fuse2fs`, and on the kernel's own driver.
 //!
-//! A source tree of 60 MB lies on the file system that is tested; the phases make its
-//! directories again, copy its files, stat them, read them, compile those in C, and delete the
-//! copy. All file systems are images on the same disk. Before a round and before its second half
+//! The tree and the phases are those of [`atoll_lab::andrew`], with a real compiler: a source tree of
+//! 60 MB lies on the file system that is tested. All file systems are images on the same disk. Before a round and before its second half
 //! each is mounted anew and its image dropped from memory, and all writes are waited for, so that
 //! none finds anything in memory or another's writes under way. They take turns within each round, in an order
 //! that changes, because what else this machine does changes with time; what is compared is
@@ -17,7 +16,6 @@ mod disks;
 mod everyday;
 mod phases;
 mod report;
-mod tree;
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,5 +1,6 @@
 //! The quick form of every experiment, with bounds on what its seeds give.
 
+mod andrew;
 mod bounds;
 mod options;
 mod points;
