@@ -21,6 +21,8 @@
 //!
 //! It knows nothing of the network, of nodes or of FUSE.
 
+#![warn(unreachable_pub)]
+
 pub mod avoid;
 mod bitmap;
 pub mod check;

@@ -14,6 +14,8 @@
 //! What most file systems do not have has a default, so that they write nothing about it:
 //! [`Locks`], [`PersistentHandle`]s, [`Invalidation`]s, access control lists, inode flags.
 
+#![warn(unreachable_pub)]
+
 mod caller;
 mod invalidation;
 pub mod kit;
@@ -237,8 +239,8 @@ pub trait FileSystem: Send + Sync + 'static {
         refuse(Errno::EROFS)
     }
 
-    /// Called at each `close(2)` of a handle that may write; errors of delayed writes are
-    /// reported here. [`Errno::ENOSYS`]: no write is delayed, ask no more.
+    /// Called at each `close(2)` of a handle that may write, and perhaps of others; errors of
+    /// delayed writes are reported here. [`Errno::ENOSYS`]: no write is delayed, ask no more.
     fn flush(&self, inode: InodeNumber, handle: Handle) -> Answer<()> {
         let _ = (inode, handle);
         refuse(Errno::ENOSYS)

@@ -8,9 +8,10 @@
 //! The kernel does not keep writes back (`FUSE_WRITEBACK_CACHE`): it would take some for which
 //! there is no room, set times on its own, and write at each close all the same.
 //!
-//! Two requests never arrive, because fuser 0.18 does not know them: `FUSE_SYNCFS`, which Linux
+//! Three requests never arrive, because fuser 0.18 does not know them: `FUSE_SYNCFS`, which Linux
 //! 6.18 sends for `fuseblk` mounts anyway but not for `fuse` (so sync(2) reaches no file system,
-//! and one that delays must not delay for long), and `FUSE_TMPFILE` (`O_TMPFILE`).
+//! and one that delays must not delay for long), `FUSE_TMPFILE` (`O_TMPFILE`), and
+//! `FUSE_INTERRUPT`, which only a lock that is waited for would need (`locks`).
 //!
 //! As root the mount is made directly; other users need `fusermount3`, which comes with
 //! the package `fuse3`.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::{Device, check_range};
 
 /// What survives power loss as a whole or not at all.
-pub const SECTOR_BYTES: usize = 512;
+const SECTOR_BYTES: usize = 512;
 
 /// A device in memory. Clones are handles to the same one.
 ///
