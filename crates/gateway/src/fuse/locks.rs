@@ -143,7 +143,12 @@ impl MountLocks {
     }
 
     async fn give_up(&self, ends: impl Fn(&Holder) -> bool) -> Result<(), Errno> {
-        let ended: Vec<Holder> = self.holders().extract_if(.., |holder| ends(holder)).collect();
+        let ended: Vec<Holder> = {
+            let mut holders = self.holders();
+            let ended = holders.iter().copied().filter(&ends).collect();
+            holders.retain(|holder| !ends(holder));
+            ended
+        };
         for Holder { inode, owner, .. } in ended {
             self.locks.unlock(inode, owner, LockRange::WHOLE).await?;
         }

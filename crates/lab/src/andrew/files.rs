@@ -93,10 +93,11 @@ impl Files for InDirectory {
     }
 
     async fn remove(&self, path: &str, kind: Kind) -> Result<(), Errno> {
-        Ok(match kind {
-            Kind::Directory => fs::remove_dir(self.at(path))?,
-            Kind::File => fs::remove_file(self.at(path))?,
-        })
+        let removed = match kind {
+            Kind::Directory => fs::remove_dir(self.at(path)),
+            Kind::File => fs::remove_file(self.at(path)),
+        };
+        Ok(removed?)
     }
 }
 

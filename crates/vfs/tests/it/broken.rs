@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use atoll_env::{BoxFuture, Env, TokioRuntime};
+use atoll_env::{BoxFuture, Env, Runtime, TokioRuntime};
 use atoll_vfs::kit::{Features, SharedSubject, Subject, Tree};
 use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{
@@ -144,8 +144,13 @@ impl Locks for BrokenLocks {
                 });
             }
             Fault::TakesLocksAfterInterrupts if waits => {
-                let task = tokio::spawn(self.inner.lock(inode, owner, wanted, true));
-                return Box::pin(async move { task.await.unwrap_or(Err(Errno::EIO)) });
+                let (tell, told) = futures_channel::oneshot::channel();
+                let taken = self.inner.lock(inode, owner, wanted, true);
+                // The task goes on when the call that waits is dropped.
+                drop(TokioRuntime::current().spawn(Box::pin(async move {
+                    let _ = tell.send(taken.await);
+                })));
+                return Box::pin(async move { told.await.unwrap_or(Err(Errno::EIO)) });
             }
             _ => {}
         }
