@@ -125,6 +125,22 @@ fn a_newer_version_does_not_expire_before_an_older_one() {
     assert_eq!(held.bytes, newer.bytes);
 }
 
+/// The story: a newer version that was put, with a shorter lease, while blocks moved expired
+/// before the older one in the former backend, which was returned again then.
+#[test]
+fn a_newer_version_has_the_longer_lease_of_the_one_it_replaces() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let store = ContributedStore::new(log(1), None);
+    wait(store.put(vec![block(3, 2, 700, 50)])).expect("kept");
+    store.change_to(files(temp.path(), "one")).expect("nothing moves");
+    let newer = block(3, 4, 900, 10);
+    wait(store.put(vec![newer.clone()])).expect("kept");
+    wait(store.remove_expired(20)).expect("nothing has expired");
+    let held = wait(store.get(&newer.info.key)).expect("read").expect("held");
+    assert_eq!((held.info.version, held.info.expires_unix_secs), (4, 50));
+    assert_eq!(held.bytes, newer.bytes);
+}
+
 #[test]
 fn every_block_is_in_one_backend_in_the_end() {
     let temp = tempfile::tempdir().expect("a directory");
