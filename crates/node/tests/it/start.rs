@@ -266,8 +266,8 @@ mod join_codes {
     #[test]
     fn forged_codes_are_refused() {
         let network = |replicas: u8, secret: &[u8]| {
-            let head = [0xa3, 0x00, 0x02, 0x01, replicas, 0x02, 0x58, secret.len() as u8];
-            [&head[..], secret].concat()
+            let head = [0xa4, 0x00, 0x02, 0x01, replicas, 0x02, 0x58, secret.len() as u8];
+            [&head[..], secret, &[0x03, 0x58, 32], &[8; 32]].concat()
         };
         let payload =
             |network: &[u8], peers: &[u8]| [&[1, 0xa2, 0x00][..], network, &[0x01], peers].concat();
