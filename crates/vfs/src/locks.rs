@@ -9,7 +9,7 @@
 //! several mounts from one process; file systems of several nodes have [`Locks`] of their own.
 //!
 //! Deadlocks are not looked for, as for `F_OFD_SETLKW` and NFSv4: `EDEADLK` is never returned, and
-//! who waits in a circle waits until interrupted.
+//! processes that wait for each other's locks wait until one of them is interrupted.
 
 use std::collections::BTreeMap;
 use std::future::Future;

@@ -10,8 +10,9 @@
 //!   and nothing is said about the others. (Where both happen to agree, the thread acts for a user
 //!   whom it could become anyway.)
 //! - *Namespaces*: the number is that in the process namespace of the mount, 0 if it has none there;
-//!   group numbers are mapped for who reads the file as for who mounted. Both are this process, so
-//!   `/proc` must be of its own namespace, which it is unless somebody mounted another one there.
+//!   a request names users and groups as the process that mounted sees them, and `/proc` as the
+//!   process that reads it does. Both are this process, so `/proc` must be that of its own
+//!   namespaces, which it is unless another one was mounted there.
 //!
 //! It costs about 20 µs, as much as a small request in all, so it is done only when a group is asked
 //! for that is not the first: for reserved blocks, and for set-group-ID bits. The kernel checks

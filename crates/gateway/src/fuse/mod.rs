@@ -310,7 +310,7 @@ pub fn mount(
     Ok(Mounted { path, device, fs: FsHandle(fs), ended })
 }
 
-/// The kernel ends a mount by `ENODEV` to whoever reads requests, which fuser expects, and by
+/// The kernel ends a mount by `ENODEV` to threads that read requests, which fuser expects, and by
 /// `ECONNABORTED` to a thread that had just taken one.
 fn how_it_ended(outcome: io::Result<()>) -> Ended {
     match outcome {

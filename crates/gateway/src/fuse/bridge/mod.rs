@@ -137,7 +137,7 @@ impl fuser::Filesystem for Bridge {
         config: &mut fuser::KernelConfig,
     ) -> io::Result<()> {
         // Not FUSE_ASYNC_DIO. With it the kernel takes what an asynchronous direct write replaces
-        // out of its cache when the write begins, but not when it ends: who reads meanwhile
+        // out of its cache when the write begins, but not when it ends: a read in between
         // brings the old bytes back, for good. And a write cut short by a full disk is EIO to it.
         for wanted in [
             InitFlags::FUSE_PARALLEL_DIROPS,
@@ -161,7 +161,7 @@ impl fuser::Filesystem for Bridge {
             config.add_capabilities(needed).map_err(too_old)?;
         }
         if self.fs.has_acls() {
-            // Without them the kernel would let in whom a list keeps out.
+            // Without them the kernel would admit users whom a list keeps out.
             let needed = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
             let too_old = |_| io::Error::other("this kernel's FUSE cannot enforce POSIX ACLs");
             config.add_capabilities(needed).map_err(too_old)?;
