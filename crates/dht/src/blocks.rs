@@ -14,7 +14,7 @@ use bytes::Bytes;
 /// Why a block could not be fetched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GetError {
-    /// Everybody who should have it answered, and nobody does.
+    /// All nodes that should have it answered, and none has it.
     #[error("block {key} is nowhere on the ring: {told}")]
     NotFound {
         /// The block.
@@ -22,7 +22,7 @@ pub enum GetError {
         /// Who was asked and what each said, for people.
         told: String,
     },
-    /// Some of those who should have it could not be asked in time.
+    /// Some of the nodes that should have it could not be asked in time.
     #[error("block {key} could not be fetched: {told}")]
     Unavailable {
         /// The block.

@@ -16,10 +16,10 @@ pub enum ReplicaChoice {
     Nearest,
 }
 
-/// Who keeps a copy of a block that was fetched, besides its replicas (CFS §5.2).
+/// Which nodes cache a block that was fetched (CFS §5.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CacheAt {
-    /// Nobody; this node has no cache.
+    /// None; this node has no cache.
     Off,
     /// The second-to-last server of the lookup's path, and the node that fetched: the
     /// paper's "future version".
@@ -79,7 +79,7 @@ pub struct DhtConfig {
     pub hedge: bool,
     /// The most fetches in a hundred that ask a second replica, besides a short burst.
     pub hedge_percent: u32,
-    /// Who caches what was fetched.
+    /// Which nodes cache a block that was fetched.
     pub cache_at: CacheAt,
     /// The most bytes the cache takes, in memory, until
     /// [`Dht::set_cache_bytes`](crate::Dht::set_cache_bytes) says otherwise; 0 for no cache.
@@ -181,7 +181,7 @@ pub struct QuotaConfig {
     pub copy_share: Share,
     /// Leading bits of an IPv4 address that are charged as one, at most 32.
     pub ipv4_bits: u8,
-    /// The same of IPv6, at most 64: whoever has one address there has its whole /64.
+    /// The same of IPv6, at most 64: a host with one address there has its whole /64.
     pub ipv6_bits: u8,
 }
 

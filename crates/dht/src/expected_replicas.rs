@@ -66,7 +66,7 @@ impl ExpectedReplicas {
             (state.expected, state.fewer) = (replicas, None);
             return replicas;
         }
-        // Counted from when fewer were first seen: nobody may have looked for long before.
+        // Counted from when fewer were first seen: this may not have been called for long.
         let (since, most) = state.fewer.unwrap_or((now, replicas));
         let most = most.max(replicas);
         state.fewer = Some((since, most));
@@ -79,7 +79,7 @@ impl ExpectedReplicas {
         state.expected
     }
 
-    /// Somebody who must know says that no more than `replicas` are left.
+    /// The operator says that no more than `replicas` are left.
     pub fn expect_only(&self, replicas: usize) {
         let mut state = self.lock();
         (state.expected, state.fewer) = (replicas, None);

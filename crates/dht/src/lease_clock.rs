@@ -11,7 +11,7 @@
 //! nothing: a record that says otherwise is saved only when all leases have been extended durably,
 //! and until then nothing expires.
 //!
-//! A node that reaches nobody and never did is the first of its ring, and its clock runs. A ring
+//! A node that reaches no other and never did is the first of its ring, and its clock runs. A ring
 //! that shrinks to one node for good therefore keeps what it holds: from inside, that is the same
 //! as a network that is down.
 

@@ -1,6 +1,6 @@
 //! Blocks on a ring.
 //!
-//! [`Blocks`] is what file systems see of it: put and get by key, whoever stores them.
+//! [`Blocks`] is what file systems see of it: put and get by key, whichever nodes store them.
 //! [`Dht`] is a node's part in it: CFS's DHash layer (§5) on any
 //! [`Overlay`](atoll_overlay::Overlay), with the lookup integrated as in §6.2.
 //!

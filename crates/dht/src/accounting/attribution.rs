@@ -12,14 +12,15 @@
 //! A copy that no two nodes vouch for is charged to its *carrier*, the node that brought it. A
 //! carrier that is a neighbour may use [`QuotaConfig::copy_share`] of this node, any other a
 //! publisher's share. So carriers cannot fill a node, and the last holder of a block can still
-//! restore its copies. A carrier's account is not vouched for elsewhere; the block is charged to its
-//! publisher again once that renews it.
+//! restore its copies. A carrier's account is not vouched for elsewhere; the block is charged to
+//! its publisher again once that renews it.
 //!
 //! A copy of a block that is held with a shorter lease extends that lease only if two nodes vouch.
 //!
-//! Not covered: two liars among the replicas of a block, or beside the receiver, that vouch for each
-//! other. Where anybody can have many keys (the `identity` profile), one member can be both. With
-//! two copies (k = 2), or two nodes, no two can vouch: all copies are charged to their carriers.
+//! Not covered: two liars among the replicas of a block, or beside the receiver, that vouch for
+//! each other. Where anybody can have many keys (the `identity` profile), one member can be both.
+//! With two copies (k = 2), or two nodes, no two can vouch: all copies are charged to their
+//! carriers.
 //!
 //! [`QuotaConfig::copy_share`]: crate::QuotaConfig::copy_share
 
@@ -175,7 +176,7 @@ impl Hearing {
     }
 }
 
-/// How a block that somebody brings is held here already, in this version or a newer one.
+/// How a block that a peer brings is held here already, in this version or a newer one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Held {
     /// It is not, or its lease has ended.
@@ -196,7 +197,7 @@ fn held(accounting: &Accounting, copy: &Copy) -> Held {
     }
 }
 
-/// Makes sure that whoever brings copies is where it says.
+/// Makes sure that the node that brings copies is where it says.
 async fn confirm(accounting: &Accounting, from: &Peer) -> Result<(), Refusal> {
     if from.id == accounting.transport.local().id {
         return Ok(());

@@ -2,15 +2,16 @@
 //! respond to a confirmation request that includes a random nonce, as described in Section 4.4").
 //!
 //! Before an address is charged for the first time, and again after an hour, this node asks the
-//! publisher: the node at the claimed address must prove the publisher's key and say that it made the
-//! receipt. In between nothing is asked. An open connection that ends at the claimed IP address has
-//! proven the key there, whichever side made it ([`Transport::remote_ip`]); only without one is the
-//! publisher dialled ([`Transport::reach`]).
+//! publisher: the node at the claimed address must prove the publisher's key and say that it made
+//! the receipt. In between nothing is asked. An open connection that ends at the claimed IP address
+//! has proven the key there, whichever side made it ([`Transport::remote_ip`]); only without one is
+//! the publisher dialled ([`Transport::reach`]).
 //!
 //! Nodes cannot be made to call others at random: only a receipt with a valid signature leads to a
-//! call; one call serves all requests that show it meanwhile; calls are limited for each address and
-//! in total; and a publisher that does not answer is not called again for a while. A disowned receipt
-//! is not held against the next one, so a replayed old receipt cannot lock its publisher out.
+//! call; one call serves all requests that show it meanwhile; calls are limited for each address
+//! and in total; and a publisher that does not answer is not called again for a while. A disowned
+//! receipt is not held against the next one, so a replayed old receipt cannot lock its publisher
+//! out.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -43,7 +44,7 @@ const MAX_ASKING_SOURCE: usize = 8;
 /// Receipts of its own that a node remembers. At a mebibyte each, the last 4 GiB.
 const MAX_ISSUED: usize = 4096;
 
-/// Why somebody was not confirmed.
+/// Why a publisher was not confirmed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Doubt {
     /// Its key does not answer at its address.
@@ -54,7 +55,7 @@ enum Doubt {
     Disowned(String),
 }
 
-/// Whether somebody was confirmed, or why not.
+/// Whether a publisher was confirmed, or why not.
 type Verdict = Result<(), Doubt>;
 
 /// A publisher and the address it claims: with its port, or a receipt from before it moved
@@ -176,8 +177,8 @@ impl Confirmations {
         refusal(&publisher, self.wait(env, question, asking).await)
     }
 
-    /// Waits for an answer and remembers it. Whoever waits for one that was given up by who
-    /// asked goes on asking in his stead.
+    /// Waits for an answer and remembers it. If the caller that asked gives up, the
+    /// next one that waits goes on asking.
     async fn wait(&self, env: &Env, question: Question, asking: Asking) -> Verdict {
         let answer = asking.clone();
         let waiting = Waiting { confirmations: self, question, asking: Some(asking) };

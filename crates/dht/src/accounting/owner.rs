@@ -63,7 +63,7 @@ pub(crate) fn owner_of(id: &PeerId, ip: IpAddr, config: &QuotaConfig) -> Owner {
     Owner { publisher, ip: charged(ip, config) }
 }
 
-/// Whom copies that nobody vouches for are charged to: the node that brought them, apart
+/// The account of copies that no two nodes vouch for: that of the node that brought them, apart
 /// from what it publishes. No publisher can have such an address: the bit set is one that
 /// [`charged`] clears.
 pub(crate) fn carrier(id: &PeerId, ip: IpAddr, config: &QuotaConfig) -> Owner {
@@ -74,7 +74,7 @@ pub(crate) fn carrier(id: &PeerId, ip: IpAddr, config: &QuotaConfig) -> Owner {
     owner
 }
 
-/// Whether nobody has vouched for a block charged so.
+/// Whether a block charged so is a carrier's.
 pub(crate) fn is_carrier(owner: &Owner) -> bool {
     unmark(owner.ip).1
 }

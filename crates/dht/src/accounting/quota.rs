@@ -6,10 +6,10 @@
 //! the total number of servers"), it is so many nodes' worth of the estimated network.
 //! `docs/design/dht.md` says what follows from that.
 //!
-//! **Invariant:** nothing is taken for a publisher or an address beyond its share, whatever
-//! way it comes: room is reserved before a batch goes to the store, so batches that arrive
-//! together are counted together, and until the store has it, whether or not anybody waits. Puts end at three quarters of the share; the rest is for
-//! repair, which brings more when a neighbour is gone.
+//! **Invariant:** nothing is taken for a publisher or an address beyond its share, whatever way it
+//! comes: room is reserved before a batch goes to the store, so batches that arrive together are
+//! counted together, and until the store has it, whether or not anybody waits. Puts end at three
+//! quarters of the share; the rest is for repair, which brings more when a neighbour is gone.
 //!
 //! The sums are the store's ([`BlockStore::usage_of`]); this module keeps settings and
 //! reservations, and knows neither receipts nor peers' calls.
@@ -28,8 +28,8 @@ pub use crate::rpc::{OverQuota, QuotaOf};
 /// What a block costs beside its bytes: its record's header and its entry in the index.
 /// Measured: 144 bytes of header, and 78 + 64 in pages that are about half full.
 const OVERHEAD_BYTES: u64 = 448;
-/// Of what is allowed, one part in so many is for root blocks: whoever has used up the rest
-/// can still say what his volume is now.
+/// Of what is allowed, one part in so many is for root blocks: a publisher that has used
+/// up the rest can still replace the root of its volume.
 const ROOT_RESERVE: u64 = 64;
 /// Of a share, puts may use so many parts in so many. A guess: when one of the nodes around
 /// is gone, a third more comes to each of those that stay, with three copies.
@@ -49,7 +49,7 @@ pub(crate) enum ChargeClass {
     Content,
     /// A root block of a publisher's: it may use the reserve.
     Root,
-    /// A copy from a neighbour that nobody else knows of.
+    /// A copy from a neighbour that no other node vouches for.
     Copy,
 }
 

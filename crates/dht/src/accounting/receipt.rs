@@ -6,7 +6,7 @@
 //! a block out. A receipt names its blocks' keys, so it cannot be used for other blocks;
 //! and the time it was made, so that a recorded one keeps nobody's blocks alive.
 //!
-//! The signature is by the node's key, which a simulated node does not have: whoever makes
+//! The signature is by the node's key, which a simulated node does not have: the maker of
 //! a [`Dht`](crate::Dht) hands it an [`Attestor`].
 
 use atoll_key::{Key, PeerId, SecretKey, VolumeId};
@@ -88,7 +88,7 @@ fn tag(key: &Key) -> Tag {
     hash[..TAG_BYTES].try_into().expect("16 of 32 bytes")
 }
 
-/// Who wants which blocks kept, from when and how long; signed by him.
+/// Which publisher wants which blocks kept, from when and how long; signed by it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receipt {
     /// The publishing node, and where it says that it is.

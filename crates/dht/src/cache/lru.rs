@@ -7,14 +7,14 @@
 //! the paper's: they are lost at a restart, which costs nothing, and need no looking after.
 //!
 //! Blocks leave in least-recently-used order, but a newcomer only takes the place of
-//! blocks that were asked for less often than it ([`popularity`]); what nobody has asked
-//! this node for is not taken at all, so a flood of copies evicts nothing that is used.
+//! blocks that were asked for less often than it ([`popularity`]); a block that this node was
+//! never asked for is not taken at all, so a flood of copies evicts nothing that is used.
 //!
 //! **Invariants:** never more than the configured bytes; a cached copy is never counted as
 //! a replica, and repair, renewal and comparison never see one; a signed block is answered
 //! with only while younger than the bound, by the age that it had when it came.
 //!
-//! It does not verify blocks: whoever puts one in has done so.
+//! It does not verify blocks: its callers have done so.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -69,7 +69,7 @@ fn cost(block: &Cached) -> u64 {
 
 /// What a peer may still send.
 #[derive(Clone, Copy, Debug)]
-struct Allowance {
+struct SendBudget {
     bytes: u64,
     at: Instant,
 }
@@ -92,7 +92,7 @@ pub(crate) struct Cache {
     used_bytes: u64,
     evictions: u64,
     popularity: Popularity,
-    senders: BTreeMap<PeerId, Allowance>,
+    senders: BTreeMap<PeerId, SendBudget>,
 }
 
 impl Cache {
@@ -175,7 +175,7 @@ impl Cache {
 
     /// Whether `sender` may send `bytes` more by now; if so they are counted.
     pub fn may_send(&mut self, sender: PeerId, bytes: u64, now: Instant) -> bool {
-        let refilled = |allowance: &Allowance| {
+        let refilled = |allowance: &SendBudget| {
             let earned = now.since(allowance.at).as_secs_f64() * PEER_BYTES_PER_SEC as f64;
             (allowance.bytes + earned as u64).min(PEER_BURST_BYTES)
         };
@@ -186,10 +186,10 @@ impl Cache {
             }
         }
         let allowance =
-            self.senders.entry(sender).or_insert(Allowance { bytes: PEER_BURST_BYTES, at: now });
+            self.senders.entry(sender).or_insert(SendBudget { bytes: PEER_BURST_BYTES, at: now });
         let left = refilled(allowance);
         let may = left >= bytes;
-        *allowance = Allowance { bytes: if may { left - bytes } else { left }, at: now };
+        *allowance = SendBudget { bytes: if may { left - bytes } else { left }, at: now };
         may
     }
 

@@ -11,7 +11,7 @@
 //! is fetched once and never again is not sent about.
 //!
 //! Signed blocks are cached only by nodes that fetched them from a replica, or from such a
-//! copy, and never because somebody sent them: a copy of the last version could be sent
+//! copy, and never because a peer sent them: a copy of the last version could be sent
 //! again and again, as if it were fresh.
 
 mod lru;
@@ -148,7 +148,7 @@ pub(crate) fn spread(cache: &Arc<PathCache>, block: &Block, trace: &Trace, wante
     }
 }
 
-/// Who gets a copy after a lookup that went this way and met these willing servers.
+/// The servers that get a copy after a lookup with this trace, of those that want one.
 fn receivers(cache_at: CacheAt, trace: &Trace, wanted: &[Node]) -> Vec<Node> {
     let directed = |said: &Said| matches!(said, Said::Closer(_) | Said::Root(_));
     let mut servers = trace.0.iter().filter(|asked| !asked.local && directed(&asked.said));

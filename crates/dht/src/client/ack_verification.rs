@@ -1,25 +1,26 @@
 //! Verifying what a root acknowledges with another replica (CFS §8 asks that one malicious server
 //! cannot lose data).
 //!
-//! A root answers for its whole replica set. A root that lies could acknowledge blocks, or renewals,
-//! and do nothing; the loss would be noticed only when a block is wanted. So the publisher samples:
-//! it asks one of the other replicas, chosen at random once the root has answered, whether that
-//! holds the right version for at least half of the lease. Among honest nodes that is one short
-//! question a batch. After a renewal the question is the renewal itself; a replica that the root had
-//! not told of it answers so ([`RenewStatus::Late`]), which confirms nothing.
+//! A root answers for its whole replica set. A root that lies could acknowledge blocks, or
+//! renewals, and do nothing; the loss would be noticed only when a block is wanted. So the
+//! publisher samples: it asks one of the other replicas, chosen at random once the root has
+//! answered, whether that holds the right version for at least half of the lease. Among honest
+//! nodes that is one short question a batch. After a renewal the question is the renewal itself; a
+//! replica that the root had not told of it answers so ([`RenewStatus::Late`]), which confirms
+//! nothing.
 //!
 //! If the sampled replica does not confirm a block, the publisher asks the remaining replicas and
 //! sends the block to each one that lacks it. If a majority has the block already, the root may
 //! still be sending it, so the publisher waits [`PUT_LATER`] before it sends copies itself.
 //!
 //! **Invariant:** no single node is believed. A root counts as a copy only if another replica
-//! confirms it. A replica that denies what it has makes no put fail: it is sent another copy. A node
-//! that refuses a signed block because a newer one exists must show the newer one.
+//! confirms it. A replica that denies what it has makes no put fail: it is sent another copy. A
+//! node that refuses a signed block because a newer one exists must show the newer one.
 //!
 //! Not covered: a root that leaves out one replica is noticed only when that replica is sampled,
 //! once in k − 1 batches; until then its blocks have one copy less. A root that lies together with
-//! most of its replicas is believed, and so is one that refuses blocks as full or over quota: the put
-//! fails and names it. With one copy (k = 1) there is no other replica to ask.
+//! most of its replicas is believed, and so is one that refuses blocks as full or over quota: the
+//! put fails and names it. With one copy (k = 1) there is no other replica to ask.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -358,8 +359,9 @@ pub(crate) struct Renewal<'a> {
 /// If the root says that a block is held, the sampled replica is sent the renewal itself: its names
 /// and one byte for each answer are a sixth of a question for keys, and the replica has renewed the
 /// blocks then in any case. It says which of them it had not been told to renew before. If the root
-/// says anything else, all other members are sent the renewal, and a majority of the set decides. But
-/// a root is believed to lack blocks that will be put: a publisher asks for those most of the time.
+/// says anything else, all other members are sent the renewal, and a majority of the set decides.
+/// But a root is believed to lack blocks that will be put: a publisher asks for those most of the
+/// time.
 pub(crate) async fn check_renewal(
     client: &Arc<Client>,
     set: &[Node],

@@ -1,10 +1,10 @@
 //! How long replicas take to send a block, and from when on one is slow or overdue.
 //!
-//! A block takes longer than a short answer: over an idle connection, whose window has shrunk to its
-//! initial size, 64 KiB take three round trips or more (RFC 6928), and blocks requested together
-//! queue behind each other. So a replica that has not sent several blocks of late gets that much
-//! time before it is slow; otherwise the first blocks of every cold read would be requested twice.
-//! Afterwards its own 95 % quantile counts. (CFS §5.1 asks one replica and waits.)
+//! A block takes longer than a short answer: over an idle connection, whose window has shrunk to
+//! its initial size, 64 KiB take three round trips or more (RFC 6928), and blocks requested
+//! together queue behind each other. So a replica that has not sent several blocks of late gets
+//! that much time before it is slow; otherwise the first blocks of every cold read would be
+//! requested twice. Afterwards its own 95 % quantile counts. (CFS §5.1 asks one replica and waits.)
 //!
 //! Blocks in transit from a replica delay the next one from there: by a share of a round trip each
 //! while the connection's window grows, and by transmission time afterwards. Replica selection goes
@@ -27,7 +27,7 @@ use atoll_overlay::peer_book::{MAX_PEERS, PeerBook};
 const COLD_ROUND_TRIPS: u32 = 4;
 /// And so much longer: others come at the same time. A guess: 1 MiB at 100 Mbit/s.
 const COLD_QUEUE: Duration = Duration::from_millis(100);
-/// Who has sent so many blocks in a row is judged by what those took. A guess.
+/// A replica that has sent so many blocks in a row is judged by how long those took. A guess.
 const WARM_BLOCKS: u32 = 8;
 /// A row ends with a pause of this. A guess: TCP's window has decayed by then (RFC 2861).
 const REST: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ const DELAY_PER_BLOCK: f64 = 0.3;
 pub(crate) struct BlockTimes {
     book: PeerBook,
     rows: Mutex<BTreeMap<PeerId, Row>>,
-    /// How many blocks each is sending just now; nobody has none.
+    /// How many blocks each is sending just now; peers that send none are left out.
     under_way: Mutex<BTreeMap<PeerId, u32>>,
 }
 
@@ -95,7 +95,7 @@ impl BlockTimes {
         let mut rows = self.rows.lock().expect("no holder of this lock panics");
         if rows.len() >= MAX_PEERS && !rows.contains_key(peer) {
             rows.retain(|_, row| now.since(row.last) < REST);
-            // That many at once: whoever comes first in order makes room.
+            // That many at once: the first in order makes room.
             if rows.len() >= MAX_PEERS {
                 rows.pop_first();
             }

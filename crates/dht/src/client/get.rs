@@ -42,7 +42,7 @@ const BAD_BLOCK: u16 = 100;
 pub struct Fetched {
     /// Its bytes, verified.
     pub bytes: Bytes,
-    /// Who was asked on the way; empty if this node had it.
+    /// The nodes asked on the way; empty if this node had it.
     pub trace: Trace,
     /// Whether it came from a cache, here or on the way.
     pub cached: bool,
@@ -54,7 +54,7 @@ pub(crate) struct Found {
     pub trace: Trace,
     /// If it came from a cache: how long ago a replica had it.
     pub age: Option<Duration>,
-    /// Who on the way would cache a copy.
+    /// The nodes on the way that would cache a copy.
     wanted: Vec<Node>,
 }
 
@@ -91,7 +91,7 @@ pub(crate) async fn find(
             Ok(found) => return Ok(found),
             Err(error) => error,
         };
-        // Everybody who should have it has answered: asking again will not help.
+        // All nodes that should have it have answered: asking again will not help.
         let all_answered =
             matches!(&error, WalkError::Absent { trace, .. } if trace.all_answered());
         if all_answered || client.env.now() + pause >= deadline {

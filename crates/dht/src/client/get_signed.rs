@@ -239,7 +239,7 @@ async fn ask_signed_of(
                 holders += 1;
                 agree &= *version.get_or_insert(block.version) == block.version;
             }
-            // Who should have it and does not may have missed an update.
+            // A replica that does not have it may have missed an update.
             Ok(None) => agree = false,
             Err(_) => {}
         }

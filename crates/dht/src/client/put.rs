@@ -2,7 +2,7 @@
 //!
 //! The node that puts finds each block's root and sends the root one message per batch;
 //! the root stores the blocks, sends them on to its k − 1 successors, and answers when
-//! a majority has them and nobody is left whose answer is not overdue. So a publisher's uplink
+//! a majority has them and all answers that are not overdue have come. So a publisher's uplink
 //! carries each block once. What is missing from the rest is repair's work.
 //!
 //! Each block has its own outcome: what was stored is not put again, and what was not is looked
@@ -74,7 +74,7 @@ pub(crate) async fn put_signed(client: &Arc<Client>, block: SignedBlock) -> Resu
 /// What is still to be stored.
 struct Pending {
     block: Block,
-    /// Who took it, of replica sets of which too few did.
+    /// The nodes that stored it, in earlier attempts that found no majority.
     holders: BTreeSet<PeerId>,
     /// What happened to it last.
     told: String,

@@ -73,7 +73,7 @@ pub(super) async fn put_batch(
         };
     }
     let mut calls = Calls::new(client, WaitsFor::Root);
-    // A root that nobody can stand in for is waited for in any case.
+    // A root without replicas is waited for in any case.
     let mut by_root = set.len() == 1 || answers(client, &root);
     if by_root {
         ask_root_to_store(client, &mut calls, root, &origin, &blocks);
@@ -128,8 +128,8 @@ pub(super) async fn put_batch(
 }
 
 /// Whether the node that lookups lead to denies that it is the root. Either it still takes the dead
-/// node before it for alive, or that node is unreachable from here alone. (A newcomer between the two
-/// would be found.) Since either may be true, a majority of both replica sets is needed: of the
+/// node before it for alive, or that node is unreachable from here alone. (A newcomer between the
+/// two would be found.) Since either may be true, a majority of both replica sets is needed: of the
 /// members after this root, without the last.
 async fn is_other_root(client: &Client, statuses: &[PutStatus], key: &Key, root: &Node) -> bool {
     let denies = statuses.iter().all(|status| *status == PutStatus::NotRoot);
@@ -167,7 +167,7 @@ struct Direct<'a> {
     blocks: &'a [Block],
     /// How many of the set count, from the first on.
     counted: usize,
-    /// Who has each block.
+    /// The nodes that have each block.
     holders: Vec<BTreeSet<PeerId>>,
 }
 

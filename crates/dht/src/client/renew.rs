@@ -38,7 +38,7 @@ struct Renewing {
     held: Vec<bool>,
     /// Those not settled yet.
     todo: Vec<usize>,
-    /// The keys that somebody else pays for and this publisher has no room for.
+    /// Why blocks charged to another publisher were not renewed: this one has no room for them.
     over: Option<PutError>,
     told: String,
 }

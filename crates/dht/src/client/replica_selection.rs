@@ -6,16 +6,17 @@
 //! itself and by the blocks already requested from each ([`BlockTimes`](super::block_times));
 //! replicas that are about equally near share the load at random.
 //!
-//! A replica that takes longer than it does 19 times of 20 is *hedged*: the next nearest is asked as
-//! well, the first good answer counts, and the other call is dropped. Hedges are a small share of all
-//! fetches, so a slow network does not get twice the load. A replica that is overdue has probably
-//! died: the next one is asked whatever share that makes, and the overdue call runs to its end, so
-//! that the peer book learns its outcome. Replicas that left an earlier call unanswered are asked
-//! only when the walk finds no other.
+//! A replica that takes longer than it does 19 times of 20 is *hedged*: the next nearest is asked
+//! as well, the first good answer counts, and the other call is dropped. Hedges are a small share
+//! of all fetches, so a slow network does not get twice the load. A replica that is overdue has
+//! probably died: the next one is asked whatever share that makes, and the overdue call runs to its
+//! end, so that the peer book learns its outcome. Replicas that left an earlier call unanswered are
+//! asked only when the walk finds no other.
 //!
 //! If the routing tables name the root, so that the walk begins there, they also name its
-//! successors, and the choice is among these guessed replicas. Otherwise the roots of popular blocks
-//! would serve nearly all readers, since there is no path on which a cache could help (§5.2).
+//! successors, and the choice is among these guessed replicas. Otherwise the roots of popular
+//! blocks would serve nearly all readers, since there is no path on which a cache could help
+//! (§5.2).
 //!
 //! A replica without the block costs one question. The root's own answer goes back into the walk,
 //! which keeps account of failures and liars.
@@ -81,25 +82,25 @@ impl HedgeBudget {
 pub(crate) struct Replicas {
     /// The root and its successors, as last named.
     named: Vec<Node>,
-    /// Nobody has named them yet: this node's own tables say so.
+    /// No node has named them yet: they are from this node's own tables.
     are_guessed: bool,
     /// What replicas answered before the walk asked them.
     answers: BTreeMap<PeerId, Result<Step<Block>, CallError>>,
     /// Those questions, as the walk's trace has them.
     pub asked: Vec<Asked>,
-    /// Who was asked in a race.
+    /// The replicas asked in a race.
     raced: BTreeSet<PeerId>,
-    /// Who had the block, if not the node that the walk believes it asked.
+    /// The node that sent the block, if not the one that the walk asked.
     pub served_by: Option<Node>,
 }
 
 impl Replicas {
-    /// Those that this node's own tables let expect, until somebody names them.
+    /// Guessed from this node's own tables, until a node names them.
     pub fn guessed(nodes: Vec<Node>) -> Replicas {
         Replicas { named: nodes, are_guessed: true, ..Replicas::default() }
     }
 
-    /// Somebody has named the root and its successors, or this node knows them.
+    /// A node has named the root and its successors, or this node knows them.
     pub fn set_nodes(&mut self, named: Vec<Node>) {
         (self.named, self.are_guessed) = (named, false);
     }
@@ -193,7 +194,7 @@ struct Race {
     calls: FuturesUnordered<Call>,
     watched: Vec<Watched>,
     may_hedge: bool,
-    /// Who was asked because another was slow, and who that is and since when.
+    /// The replica asked because another was slow; the slow one, and since when.
     hedge: Option<(Node, Watched)>,
     /// Whether an answer became overdue.
     is_late: bool,

@@ -1,10 +1,10 @@
 //! Finding a node that keeps copies for this one, and handing them over.
 //!
-//! Nodes near on the ring and others that this node knows are asked how much room they have; one
-//! of those with most gets the batch, chosen at random. (PAST takes the one with most: then whoever
-//! claims most gets everything.) Nodes say how much room they have in every answer about diverted
-//! copies, so a question of its own is seldom needed. A copy counts once its holder has proven to
-//! have it, and no other member of the replica set has its copy there.
+//! Nodes near on the ring and others that this node knows are asked how much room they have; one of
+//! those with most gets the batch, chosen at random. (PAST takes the node with most: then a node
+//! that claims most gets everything.) Nodes say how much room they have in every answer about
+//! diverted copies, so a question of its own is seldom needed. A copy counts once its holder has
+//! proven to have it, and no other member of the replica set has its copy there.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -36,9 +36,9 @@ const ASK_LIMIT: Duration = Duration::from_millis(500);
 const SEND_LIMIT: Duration = Duration::from_secs(1);
 /// The slowest line that is waited for, bytes a second. A guess.
 const SLOW_LINE: f64 = 1_048_576.0;
-/// The choice is among so many nodes with most room: what nodes say of it cannot be checked, so
-/// whoever claims most gets one copy in so many. More fill small nodes early, and then copies find
-/// no room (measured by `atoll lab run capacity`).
+/// The choice is among so many nodes with most room: what nodes say of it cannot be checked, so a
+/// node that claims most gets one copy in so many. A wider choice fills small nodes early, and then
+/// copies find no room (measured by `atoll lab run capacity`).
 const CHOICE: usize = 4;
 
 /// Has blocks for which there is no room here kept by other nodes; one status a block.

@@ -9,7 +9,8 @@
 //! - [`divert`] finds a holder and hands blocks over.
 //! - `server::host` is the holder's part.
 //! - [`follow`] gets blocks, and extends leases, through pointers.
-//! - `replication::pointer_upkeep` checks every pointer now and then, and takes copies home when there is room.
+//! - `replication::pointer_upkeep` checks every pointer now and then, and takes copies home when
+//!   there is room.
 //!
 //! **Invariants.** A pointer is written after the holder has said that the copy is durable. A
 //! pointer leads to a copy and never to another pointer: a holder that is full says so. No node
@@ -125,8 +126,8 @@ pub(crate) fn is_held_for_others(diversion: &Diversion, key: &Key) -> bool {
     diversion.pointers.is_held(key, diversion.expiry(0))
 }
 
-/// Ends holds of `blocks` for nodes that do not belong to their replica `set`: whoever is no member
-/// cannot keep a block from being dropped.
+/// Ends holds of `blocks` for nodes that do not belong to their replica `set`: a node
+/// that is no member cannot keep a block from being dropped.
 pub(crate) async fn end_foreign_holds(diversion: &Diversion, set: &[Node], blocks: &[BlockInfo]) {
     let records = &diversion.pointers;
     let is_foreign = |key: &Key| {

@@ -97,7 +97,7 @@ impl PendingRemovals {
         state.watch = Some(Watch { keys, touched, removing: BTreeSet::new() });
     }
 
-    /// Removes those of `keys` that nobody has put or renewed since the watch began, and says
+    /// Removes those of `keys` that were not put or renewed since the watch began, and says
     /// which they are.
     ///
     /// # Errors
@@ -115,7 +115,7 @@ impl PendingRemovals {
         Ok(untouched)
     }
 
-    /// Of `keys`, those that nobody has put since the watch began.
+    /// Of `keys`, those that were not put since the watch began.
     fn untouched(&self, keys: Vec<Key>) -> Vec<Key> {
         let mut state = lock(&self.state);
         let Some(watch) = state.watch.as_mut() else { return Vec::new() };

@@ -1,9 +1,9 @@
 //! Proof that a node holds blocks (`docs/design/dht.md`, rule R1).
 //!
 //! The asker draws a nonce for each prover; the prover answers with the BLAKE3 hash of each block
-//! keyed with it, which only a node that has the bytes can compute. The asker has the bytes as well:
-//! it asks before it drops its own copy, or before it counts on a node that has just taken one
-//! (`diversion`).
+//! keyed with it, which only a node that has the bytes can compute. The asker has the bytes as
+//! well: it asks before it drops its own copy, or before it counts on a node that has just taken
+//! one (`diversion`).
 //!
 //! Not covered: a proof does not show that the bytes are on the prover's own disk. It may have
 //! fetched them from a third node, though not from the asker, which denies having them meanwhile
@@ -20,7 +20,7 @@ use futures_util::future::join_all;
 
 use crate::holdings::Holdings;
 use crate::lease_clock::least_lease;
-use crate::rpc::budget::Allowance;
+use crate::rpc::budget::PeerBudget;
 use crate::rpc::{Fetch, Proof, Prove};
 
 /// How often a prover that is busy is asked again, and after how long. Guesses.
@@ -50,7 +50,7 @@ pub(crate) async fn proven_by(
     let answers = provers.iter().zip(nonces).zip(macs).map(|((prover, nonce), macs)| {
         let keys = &keys;
         async move {
-            let mut time = Allowance::of(holdings, prover.peer.id);
+            let mut time = PeerBudget::of(holdings, prover.peer.id);
             let proofs = ask(holdings, prover, nonce, keys, &mut time).await;
             let mut proven = Vec::with_capacity(blocks.len());
             for ((info, mac), proof) in blocks.iter().zip(macs).zip(proofs) {
@@ -78,7 +78,7 @@ pub(crate) async fn has_taken(
 ) -> Vec<bool> {
     let nonce = holdings.random_bytes();
     let keys: Vec<Key> = blocks.iter().map(|block| block.info.key).collect();
-    let mut time = Allowance::of(holdings, prover.peer.id);
+    let mut time = PeerBudget::of(holdings, prover.peer.id);
     let proofs = ask(holdings, prover, nonce, &keys, &mut time).await;
     let shows = |(block, proof): (&&StoredBlock, Option<Proof>)| {
         proof.is_some_and(|proof| {
@@ -94,7 +94,7 @@ pub(crate) async fn ask(
     prover: &Node,
     nonce: [u8; 32],
     keys: &[Key],
-    time: &mut Allowance,
+    time: &mut PeerBudget,
 ) -> Vec<Option<Proof>> {
     let mut proofs: Vec<Option<Proof>> = Vec::with_capacity(keys.len());
     let mut busy = 0;
@@ -123,7 +123,7 @@ async fn shows(
     info: &BlockInfo,
     mac: &[u8; 32],
     proof: &Proof,
-    time: &mut Allowance,
+    time: &mut PeerBudget,
 ) -> bool {
     if proof.lease_secs < least_lease(holdings.lease_left(info)) {
         return false;
@@ -139,7 +139,7 @@ async fn shows_newer(
     holdings: &Holdings,
     prover: &Node,
     info: &BlockInfo,
-    time: &mut Allowance,
+    time: &mut PeerBudget,
 ) -> bool {
     let fetch = Fetch { keys: vec![info.key] };
     let Ok(Some((_, parts))) = time.call(holdings, prover, &fetch, Vec::new()).await else {

@@ -15,7 +15,7 @@ use super::store::{put_message, store_fetched};
 use crate::accounting::admission::Origin;
 use crate::context::REPLY_BYTES;
 use crate::diversion::{self, follow};
-use crate::rpc::budget::Allowance;
+use crate::rpc::budget::PeerBudget;
 use crate::rpc::{
     Block, Fetch, FetchReply, Item, MAX_BATCH_BLOCKS, PutStatus, There, is_majority, to_blocks,
 };
@@ -49,7 +49,7 @@ pub(super) async fn take(
     other: &Node,
     at: &Node,
     items: &[Item],
-    time: &mut Allowance,
+    time: &mut PeerBudget,
 ) -> Result<Outcome, ExchangeError> {
     let mut outcome = Outcome::default();
     let me = replication.transport.local().id;
@@ -107,7 +107,7 @@ async fn store_taken(
     other: &Node,
     batch: Vec<StoredBlock>,
     outcome: &mut Outcome,
-    time: &mut Allowance,
+    time: &mut PeerBudget,
 ) -> bool {
     let bytes = batch.iter().map(|block| block.bytes.len() as u64).sum();
     let count = batch.len() as u64;
@@ -142,7 +142,7 @@ async fn take_elsewhere(
     other: &Node,
     elsewhere: BTreeMap<PeerId, (Node, Vec<Item>)>,
     outcome: &mut Outcome,
-    time: &mut Allowance,
+    time: &mut PeerBudget,
 ) -> Result<(), ExchangeError> {
     for (holder, its) in elsewhere.into_values() {
         let mut its_time = time.within(replication, holder.peer.id);
@@ -164,7 +164,7 @@ async fn take_elsewhere(
     Ok(())
 }
 
-/// Of blocks that were fetched, those that could be charged to nobody are not fetched again soon.
+/// Of blocks that were fetched, those that found no account are not fetched again soon.
 fn decline_unheld(replication: &Replication, me: PeerId, keys: &[Key]) {
     let is_held = |key: &Key| replication.known(key).is_some();
     for key in keys.iter().filter(|key| !is_held(key)) {
@@ -198,7 +198,7 @@ pub(crate) async fn give(
     replication: &Replication,
     other: &Node,
     items: &[Item],
-    time: &mut Allowance,
+    time: &mut PeerBudget,
 ) -> Result<Outcome, ExchangeError> {
     let mut outcome = Outcome::default();
     let keys = offered(replication, &other.peer.id, items, &mut outcome);

@@ -17,7 +17,7 @@ use super::Replication;
 use super::copying::{give, take};
 use super::reconcile::{Difference, difference, well_formed_items, well_formed_parts};
 use crate::holdings::ranges::{page, summaries};
-use crate::rpc::budget::Allowance;
+use crate::rpc::budget::PeerBudget;
 use crate::rpc::{Answer, COMPARE_LIMIT, Claim, Item, Reconcile, send};
 
 /// Claims sent in one message.
@@ -86,7 +86,7 @@ pub(crate) async fn reconcile_with(
     given: &mut Given,
 ) -> Result<Outcome, ExchangeError> {
     let outcome = Outcome::default();
-    let time = Allowance::of(replication, other.peer.id);
+    let time = PeerBudget::of(replication, other.peer.id);
     let mut session = Session { replication, other, todo: ranges, outcome, given, time };
     let ended = session.run().await;
     if ended.is_ok() && session.outcome == Outcome::default() {
@@ -102,7 +102,7 @@ struct Session<'a> {
     todo: Vec<KeyRange>,
     outcome: Outcome,
     given: &'a mut Given,
-    time: Allowance,
+    time: PeerBudget,
 }
 
 impl Session<'_> {

@@ -29,7 +29,7 @@ use crate::replication::Replication;
 use crate::replication::eviction::drop_proven;
 use crate::replication::reconcile::Item;
 use crate::rpc::MAX_BATCH_BLOCKS;
-use crate::rpc::budget::Allowance;
+use crate::rpc::budget::PeerBudget;
 
 /// Ranges remembered; of more, the grace of some begins again.
 const MAX_STRAY_RANGES: usize = 4096;
@@ -304,7 +304,7 @@ fn droppable(replication: &Replication, infos: &[BlockInfo]) -> Vec<BlockInfo> {
 }
 
 /// Gives each block to the first member of the set that lacks it: repair at the root brings it to
-/// the others before the next look. Whether nobody lacks any.
+/// the others before the next look. Whether no member lacks any.
 async fn give_to_set(replication: &Replication, set: &[Node], live: &[BlockInfo]) -> bool {
     let keys: Vec<Key> = live.iter().map(|info| info.key).collect();
     let mut given = vec![false; live.len()];
@@ -325,7 +325,7 @@ async fn give_to_set(replication: &Replication, set: &[Node], live: &[BlockInfo]
             }
             is_settled &= has;
         }
-        let mut time = Allowance::of(replication, member.peer.id);
+        let mut time = PeerBudget::of(replication, member.peer.id);
         let given_to = give(replication, member, &lacking, &mut time).await;
         time.end(replication);
         let left = match given_to {

@@ -1,7 +1,7 @@
 //! Noticing that whole replica sets have disappeared.
 //!
 //! A node can compare only what it and its neighbours hold. When all k holders of a block fail
-//! together, nobody who is left knows that the block existed, and every comparison among the
+//! together, no node that is left knows that the block existed, and every comparison among the
 //! survivors ends without a difference. The node *before* them on the ring can still tell: its
 //! successor list named them in order. If k nodes that followed each other are gone at once, the
 //! blocks whose replica set they were are on no node that can be reached.
@@ -17,7 +17,7 @@
 //! **Invariant:** a range is reported until one of its nodes is seen again, or the operator says
 //! that they are gone for good ([`Losses::forget`]).
 //!
-//! What it does not know: which blocks there were, or whether somebody farther away keeps a
+//! What it does not know: which blocks there were, or whether a node farther away keeps a
 //! copy.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -163,7 +163,7 @@ impl Losses {
         }
     }
 
-    /// Somebody who must know says that what has disappeared will not come back.
+    /// The operator says that what has disappeared will not come back.
     pub fn forget(&self) {
         let mut state = self.lock();
         state.ranges.clear();

@@ -35,7 +35,7 @@ pub enum Plan {
     Parts,
 }
 
-/// Decides how to answer `claim`; whoever has nothing is sent what there is.
+/// Decides how to answer `claim`; a caller that has nothing is sent all items.
 pub fn plan(claim: &Claim, own: Option<&Summary>) -> Plan {
     match own.filter(|_| claim.summary.count > 0) {
         Some(own) if *own == claim.summary => Plan::Same,

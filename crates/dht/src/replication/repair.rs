@@ -8,9 +8,9 @@
 //! successor has them), and refetches blocks that the scrubber set aside. A round runs when the
 //! neighbourhood has changed and settled, when a block was noticed missing, and periodically.
 //!
-//! A block that this node holds without belonging to its replica set, a *stray*, is given to the set
-//! by `handoff`, a task of its own. A peer that fails, refuses, is full or slow affects only the work
-//! with that peer (`docs/design/dht.md`, rule R5): each has a time budget in a round
+//! A block that this node holds without belonging to its replica set, a *stray*, is given to the
+//! set by `handoff`, a task of its own. A peer that fails, refuses, is full or slow affects only
+//! the work with that peer (`docs/design/dht.md`, rule R5): each has a time budget in a round
 //! ([`crate::rpc::budget`]), and the next peer is begun when one takes longer than usual.
 //!
 //! It does not know which blocks belong together, or whether they are wanted.
@@ -154,7 +154,7 @@ async fn pass(
     let mut sum = Outcome::default();
     let mut is_unfinished = false;
     let mut replicas = by_replica(served);
-    // Last those that misbehave.
+    // Replicas that misbehave come last.
     replicas.sort_by_key(|(replica, _)| {
         !replication.backoff.is_fit(&replica.peer.id, replication.env.now())
     });
@@ -231,13 +231,13 @@ fn by_replica(served: &ServedRanges) -> Vec<(Node, Vec<KeyRange>)> {
     replicas.into_values().collect()
 }
 
-/// Fetches what was damaged here, as root or as replica. What nobody else has is lost
+/// Fetches what was damaged here, as root or as replica. What no other node has is lost
 /// here too; what cannot be reached is left to the comparison of ranges.
 async fn refetch_damaged(replication: &Replication, fetch: &FetchBlock) {
     let until = replication.env.now() + PEER_LIMIT;
     for key in replication.requests.take_damaged() {
         if replication.env.now() >= until {
-            // In the next round: whoever is slow to send it holds up no more.
+            // In the next round: a slow sender holds up no more of this one.
             replication.requests.refetch(key);
             continue;
         }

@@ -13,7 +13,7 @@ use crate::diversion::{divert, follow};
 use crate::replication::Replication;
 use crate::rpc::{Block, Put, PutStatus, from_blocks};
 
-/// Stores copies that nobody has signed for on this node; one status per block.
+/// Stores copies without a receipt on this node; one status per block.
 pub(crate) async fn store_here(
     replication: &Replication,
     from: &Peer,

@@ -1,10 +1,10 @@
 //! Batches on their way into the store, with the room reserved for them and the guard that keeps
 //! them from being removed meanwhile.
 //!
-//! A caller may cancel a request at any time, and its handler is dropped then. The store may have the
-//! batch in its queue already and keep it. If the reservation ended at once, a publisher that puts
-//! and cancels again and again would fill more than its share (CFS §5.4). So a background task keeps
-//! the reservation until the store has decided.
+//! A caller may cancel a request at any time, and its handler is dropped then. The store may have
+//! the batch in its queue already and keep it. If the reservation ended at once, a publisher that
+//! puts and cancels again and again would fill more than its share (CFS §5.4). So a background task
+//! keeps the reservation until the store has decided.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,14 +18,14 @@ use atoll_store::StoreError;
 use crate::accounting::quota::Reservation;
 use crate::holdings::pending_removals::Arriving;
 
-/// Batches waited for that nobody else waits for. What is given up beyond so many is
+/// Batches that a background task waits for after their callers gave up. Beyond so many they are
 /// forgotten, as far as it is not in the store's queue: their bytes are in memory. A guess.
 const MAX_ABANDONED: usize = 32;
 
 /// What is kept until the store has decided.
 type Guards = (Reservation, Arriving);
 
-/// Counts batches that nobody waits for any more.
+/// Counts batches whose callers have given up.
 #[derive(Debug, Default)]
 pub(crate) struct Writes {
     abandoned: Arc<AtomicUsize>,

@@ -29,7 +29,7 @@ const SLOW_BLOCKS_PER_SEC: u64 = 4;
 
 /// The time for one peer.
 #[derive(Debug)]
-pub(crate) struct Allowance {
+pub(crate) struct PeerBudget {
     peer: PeerId,
     limit: Duration,
     until: Instant,
@@ -38,22 +38,22 @@ pub(crate) struct Allowance {
     bytes: u64,
 }
 
-impl Allowance {
+impl PeerBudget {
     /// For the work with `peer` from now on.
-    pub fn of(rpc: &Rpc, peer: PeerId) -> Allowance {
+    pub fn of(rpc: &Rpc, peer: PeerId) -> PeerBudget {
         let now = rpc.env.now();
         let limit = match rpc.backoff.is_fit(&peer, now) {
             _ if !rpc.config.mechanisms.allowance => Duration::from_secs(24 * 3600),
             true => PEER_LIMIT,
             false => UNFIT_LIMIT,
         };
-        Allowance { peer, limit, until: now + limit, waited: Duration::ZERO, blocks: 0, bytes: 0 }
+        PeerBudget { peer, limit, until: now + limit, waited: Duration::ZERO, blocks: 0, bytes: 0 }
     }
 
     /// For another peer, on whom the work with this one depends.
-    pub fn within(&self, rpc: &Rpc, peer: PeerId) -> Allowance {
-        let other = Allowance::of(rpc, peer);
-        Allowance { until: other.until.min(self.until), ..other }
+    pub fn within(&self, rpc: &Rpc, peer: PeerId) -> PeerBudget {
+        let other = PeerBudget::of(rpc, peer);
+        PeerBudget { until: other.until.min(self.until), ..other }
     }
 
     /// What is left.
@@ -120,7 +120,7 @@ mod tests {
         let secs = Duration::from_secs;
         let is_slow = |waited, blocks, bytes| {
             let (peer, until) = (PeerId([1; 32]), Instant::default());
-            Allowance { peer, limit: PEER_LIMIT, until, waited, blocks, bytes }.is_slow()
+            PeerBudget { peer, limit: PEER_LIMIT, until, waited, blocks, bytes }.is_slow()
         };
         assert!(is_slow(secs(31), 7, 7 * 8192), "a block a call");
         assert!(!is_slow(secs(29), 0, 0), "a call or two that end late");

@@ -2,10 +2,11 @@
 //! from it.
 //!
 //! [`method_table!`](crate::method_table) lists each method with its number, the types of its
-//! request and reply, its limits, the time a caller waits, and which peers may call. From the table follow the
-//! [`Method`] implementations, reading requests ([`read_request`]), checking replies ([`send`]),
-//! the server's dispatch, the fuzz target and the table in `docs/design/wire.md` (a test compares
-//! the two). Nothing outside this folder builds a request or checks the length of a reply.
+//! request and reply, its limits, the time a caller waits, and which peers may call. From the table
+//! follow the [`Method`] implementations, reading requests ([`read_request`]), checking replies
+//! ([`send`]), the server's dispatch, the fuzz target and the table in `docs/design/wire.md` (a
+//! test compares the two). Nothing outside this folder builds a request or checks the length of a
+//! reply.
 //!
 //! Headers are CBOR with numbered fields (minicbor), so fields can be added; blocks travel beside
 //! the header as parts, one for each block in the order of the header's entries. Leases are sent

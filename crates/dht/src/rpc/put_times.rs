@@ -1,16 +1,17 @@
 //! How long a put may take before it is overdue, and how much this node sends at a time.
 //!
-//! A put carries up to a mebibyte, so the latency of short answers says little about it: over a slow
-//! line a healthy put takes many seconds, and sending the blocks elsewhere as well would make it
-//! slower still. The wait is therefore a base, which covers round trips, handshakes and the disks of
-//! a replica set, plus the time that the line needs for all bytes that this node is sending, at the
-//! rate measured by earlier puts. A put that arrives late lowers that rate, unless a put that began
-//! no earlier and is no shorter has arrived before it: then its peer was slow, not the line.
+//! A put carries up to a mebibyte, so the latency of short answers says little about it: over a
+//! slow line a healthy put takes many seconds, and sending the blocks elsewhere as well would make
+//! it slower still. The wait is therefore a base, which covers round trips, handshakes and the
+//! disks of a replica set, plus the time that the line needs for all bytes that this node is
+//! sending, at the rate measured by earlier puts. A put that arrives late lowers that rate, unless
+//! a put that began no earlier and is no shorter has arrived before it: then its peer was slow, not
+//! the line.
 //!
 //! A full line delays everything else that this node sends, including its answers to pings, and its
-//! peers would take it for dead. So a node sends at most what its line carries in [`LINE_HOLDS`] at a
-//! time; further puts wait in a queue and are not overdue meanwhile. As with TCP's slow start, little
-//! is sent before the line was measured.
+//! peers would take it for dead. So a node sends at most what its line carries in [`LINE_HOLDS`] at
+//! a time; further puts wait in a queue and are not overdue meanwhile. As with TCP's slow start,
+//! little is sent before the line was measured.
 //!
 //! It knows neither blocks nor calls. The table of peers is bounded as the peer book is.
 
@@ -51,7 +52,7 @@ const LEAST_ROOM_BYTES: u64 = 64 << 10;
 /// The rate is that of about the last so many seconds in which puts were under way.
 const REMEMBERED_SECS: f64 = 5.0;
 
-/// For whom is waited.
+/// What a caller waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitsFor {
     /// A publisher waits for a root, or for replicas in its stead.
@@ -63,8 +64,8 @@ pub(crate) enum WaitsFor {
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct PutTimes {
-    /// Who has answered this node as a publisher, and who as a root: how long it took matters
-    /// less than whether this is the first time.
+    /// The peers that have answered this node as a publisher, and as a root. Whether a peer has
+    /// answered before matters more than how long it took.
     roots: PeerBook,
     replicas: PeerBook,
     line: Mutex<Line>,

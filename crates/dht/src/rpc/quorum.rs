@@ -2,15 +2,15 @@
 //!
 //! A write is acknowledged when a majority of a replica set has it, and one slow, stopped or dead
 //! member must not delay that. A call that takes longer than
-//! [`PutTimes::patience`](super::put_times::PutTimes::patience) is *overdue*. Its answer still counts
-//! when it comes, but a caller that has a majority does not wait for it. A node that left an earlier
-//! call unanswered is asked and not waited for at all.
+//! [`PutTimes::patience`](super::put_times::PutTimes::patience) is *overdue*. Its answer still
+//! counts when it comes, but a caller that has a majority does not wait for it. A node that left an
+//! earlier call unanswered is asked and not waited for at all.
 //!
 //! An overdue call does not mean that its node is dead: either line may be slow. So the overlay
 //! checks the node as it checks its neighbours, and treats it as failed only if that check fails.
 //!
-//! **Invariant:** an overdue call goes on after [`Calls::finish`], at most [`MAX_IN_BACKGROUND`] at a
-//! time, so a replica that is merely slow gets its copy.
+//! **Invariant:** an overdue call goes on after [`Calls::finish`], at most [`MAX_IN_BACKGROUND`] at
+//! a time, so a replica that is merely slow gets its copy.
 //!
 //! It does not know what is asked, nor what answers count for.
 
@@ -29,14 +29,14 @@ use futures_util::stream::FuturesUnordered;
 use crate::rpc::Rpc;
 use crate::rpc::put_times::{Sending, WaitsFor};
 
-/// Calls that go on though nobody waits for them; more are given up. Each may hold a batch of a
-/// mebibyte in memory. A guess.
+/// Calls that go on although no caller waits for them; further ones are dropped. Each may hold a
+/// batch of a mebibyte in memory. A guess.
 const MAX_IN_BACKGROUND: usize = 64;
 
 /// A call's patience is looked at anew so often: other calls measure the line meanwhile. A guess.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Counts calls that nobody waits for any more.
+/// Counts calls that no caller waits for any more.
 #[derive(Debug, Default)]
 pub(crate) struct Background(Arc<AtomicUsize>);
 
@@ -191,7 +191,7 @@ impl<T: Send + 'static> Calls<T> {
         true
     }
 
-    /// Nobody waits any more; the calls under way go on.
+    /// The caller waits no longer; the calls under way go on.
     pub fn finish(self) {
         for call in self.calls {
             self.rpc.background.run(&self.rpc, async move { drop(call.await) });

@@ -7,11 +7,11 @@ use super::encoding::Packed;
 use super::receipt::WireReceipt;
 use super::{MAX_KEYS, Message, OverQuota, encoding};
 
-/// Bytes of a name: enough that nobody finds another block with the same one.
+/// Bytes of a name: enough to make a second block with the same name infeasible.
 pub const NAME_BYTES: usize = 16;
 
-/// The first bytes of a hashed key: who renews a large volume names millions of blocks, and
-/// nodes know the rest of the keys of those they hold.
+/// The first bytes of a hashed key: a publisher that renews a large volume names millions of
+/// blocks, and nodes know the rest of the keys of those they hold.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Name(pub(crate) [u8; NAME_BYTES]);
 
@@ -65,7 +65,7 @@ pub struct Renew {
     /// True: renew and tell the replicas, as root. False: only renew.
     #[n(2)]
     pub as_root: bool,
-    /// Of whoever renews; leases are extended only for one.
+    /// The publisher's; without one no lease is extended.
     #[n(3)]
     pub receipt: Option<WireReceipt>,
 }

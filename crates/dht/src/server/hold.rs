@@ -29,7 +29,7 @@ impl Handle<Hold> for Arc<Server> {
             let (until, mut forgotten) = (hold_until(self), Vec::new());
             for (place, key) in keys.iter().enumerate() {
                 let info = held(self, key);
-                // A member keeps its own copy, and nobody's besides.
+                // A member of the replica set keeps its own copy and no other node's.
                 if info.is_none() || is_member(self, key) || self.pending.denies(key) {
                     continue;
                 }

@@ -13,7 +13,7 @@ use super::Handle;
 use super::work_limit::Limits;
 use crate::diversion::follow;
 use crate::holdings::proof::{ask, mac};
-use crate::rpc::budget::Allowance;
+use crate::rpc::budget::PeerBudget;
 use crate::rpc::{Answered, Proof, Prove, ProveReply};
 use crate::server::Server;
 
@@ -71,7 +71,7 @@ async fn prove_elsewhere(
     let asks = holders.iter().map(|(holder, places)| {
         let its: Vec<Key> = places.iter().map(|place| keys[*place]).collect();
         async move {
-            let mut time = Allowance::of(server, holder.id);
+            let mut time = PeerBudget::of(server, holder.id);
             ask(server, &Node::of(*holder), asked.nonce, &its, &mut time).await
         }
     });

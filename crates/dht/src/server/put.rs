@@ -212,8 +212,8 @@ impl Acknowledged {
 const MAX_TARGETS: usize = 12;
 
 /// Sends a batch to the other k − 1 of the replica set of one virtual server, and to those that
-/// replace them when they fail. Resolves when a majority has it and all answers that are not overdue
-/// have come; the other calls go on.
+/// replace them when they fail. Resolves when a majority has it and all answers that are not
+/// overdue have come; the other calls go on.
 async fn replicate(
     server: &Arc<Server>,
     root: &Node,
@@ -282,8 +282,8 @@ fn send_to(
     }
 }
 
-/// Which blocks of a batch a replica has stored, by what it answered; notes in `refused` why it will
-/// not have others.
+/// Which blocks of a batch a replica has stored, by what it answered; notes in `refused` why it
+/// will not have others.
 async fn note_answer(
     server: &Server,
     node: &Node,

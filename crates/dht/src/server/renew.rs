@@ -1,7 +1,7 @@
 //! `RENEW`: extending leases (CFS §5.5: "Publishers must periodically refresh their blocks").
 //!
-//! Whoever extends a block's lease is charged for it from then on, so it takes a receipt, and
-//! room if the block was somebody else's.
+//! A publisher that extends a block's lease is charged for the block from then on, so it needs a
+//! receipt, and room if the block was charged to another publisher.
 
 use std::sync::Arc;
 
@@ -92,8 +92,8 @@ fn resolve(server: &Server, name: &Name) -> Result<Option<Key>, StoreError> {
     Ok(keys.next().filter(|first| keys.all(|key| key == *first)))
 }
 
-/// Extends the leases of the blocks in this node's store, as far as whoever renews has room for
-/// those that were somebody else's.
+/// Extends the leases of the blocks in this node's store, as far as the publisher has room for
+/// those that were charged to another.
 fn renew_stored(
     server: &Server,
     origin: &Origin,

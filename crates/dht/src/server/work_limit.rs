@@ -50,7 +50,7 @@ impl Limits {
     };
 }
 
-/// Who is being answered, and what it has cost.
+/// The requests being answered, and the debts of peers.
 #[derive(Debug)]
 pub(crate) struct WorkLimiter {
     limits: Limits,
