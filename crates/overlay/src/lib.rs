@@ -21,7 +21,6 @@ pub mod walk;
 pub mod wire;
 
 use std::fmt;
-use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant};
 use atoll_key::{IdProfile, Key, NodeId, PeerId};
@@ -74,16 +73,6 @@ impl Node {
     }
 }
 
-/// A node named as a next hop, with its distance from the node that names it (CFS §4.3).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NextHop {
-    /// The node.
-    pub node: Node,
-    /// The round trip to it that the naming node measured. Unverified: a false value slows a
-    /// lookup down but cannot misdirect it.
-    pub latency: Option<Duration>,
-}
-
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@{}", self.id, self.peer.addr)
@@ -107,7 +96,7 @@ pub enum Route {
     /// (CFS Figure 3, `preceding_node_list`), at most [`MAX_CLOSER`] and never none. Then at
     /// most [`MAX_GUESSES`] at or after the key, the nearest first, one of which is probably
     /// its root: it can be asked at once, but nobody vouches for it.
-    Closer(Vec<NextHop>),
+    Closer(Vec<Node>),
     /// This node was asked as the root and is not; the lookup goes on at its predecessor.
     NotRoot(Node),
     /// This node is not on the ring yet, or has just lost all its successors.
@@ -115,17 +104,15 @@ pub enum Route {
 }
 
 impl Route {
-    /// A [`Route::Closer`] whose latencies are not known.
+    /// A [`Route::Closer`] of these nodes.
     pub fn closer(nodes: impl IntoIterator<Item = Node>) -> Route {
-        let next_hop = |node| NextHop { node, latency: None };
-        Route::Closer(nodes.into_iter().map(next_hop).collect())
+        Route::Closer(nodes.into_iter().collect())
     }
 
     /// All the nodes named, in order.
     pub fn nodes(&self) -> Vec<Node> {
         match self {
-            Route::Root(nodes) => nodes.clone(),
-            Route::Closer(hops) => hops.iter().map(|hop| hop.node).collect(),
+            Route::Root(nodes) | Route::Closer(nodes) => nodes.clone(),
             Route::NotRoot(node) => vec![*node],
             Route::Nowhere => Vec::new(),
         }

@@ -12,8 +12,6 @@ pub struct Mechanisms {
     pub density: bool,
     /// Nodes that the table takes for a key's root are asked before the way is.
     pub guesses: bool,
-    /// Routes say how far away each named node is (CFS §4.3).
-    pub latency_reports: bool,
     /// The previous hop is told of dead nodes that it named (CFS Figure 5, `alert`).
     pub warnings: bool,
     /// Successor lists are cross-checked with others'.
@@ -45,7 +43,6 @@ impl Default for Mechanisms {
             silence: true,
             density: true,
             guesses: true,
-            latency_reports: true,
             warnings: true,
             audits: true,
             opinions: true,

@@ -29,7 +29,7 @@
 //!
 //! Invariants: no node is asked the same question twice (twice only after it has been told of dead
 //! nodes it had named); at most [`WalkLimits::asks`] questions; the walk ends, whatever the nodes
-//! answer. Claims about latencies decide only the order of questions, never the result.
+//! answer.
 //!
 //! The walk does not know what is asked, nor any message. Node IDs cannot be made up: they are
 //! derived from the peers' keys on receipt.
@@ -51,7 +51,6 @@ use futures_util::stream::FuturesUnordered;
 use crate::{Node, Overlay, Route};
 use agreement::Search;
 use memory::Memory;
-use route::selection::check_latency_claim;
 use route::{End, Next, Question};
 
 pub use route::selection::Selection;
@@ -333,15 +332,11 @@ where
         if self.in_time.is_some_and(|(waited_for, _)| waited_for == question) {
             self.in_time = None;
         }
-        let Question { node, as_root, claim, .. } = question;
-        match (&answer, claim) {
-            (Err(error), _) if error.is_failure_of_peer() => {
-                self.overlay.record_no_answer(&node.peer, start);
-            }
-            (_, Some(claim)) => {
-                check_latency_claim(self.overlay.peer_book(), claim, now.since(start), now);
-            }
-            _ => {}
+        let Question { node, as_root, .. } = question;
+        if let Err(error) = &answer
+            && error.is_failure_of_peer()
+        {
+            self.overlay.record_no_answer(&node.peer, start);
         }
         if let Ok(step) = &answer
             && self.search.is_on_own_ring()

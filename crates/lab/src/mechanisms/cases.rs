@@ -72,8 +72,6 @@ pub(super) const CASES: &[Case] = &[
         chord.selection = Selection::NearestKey;
         dht.selection = Selection::NearestKey;
     }),
-    case("latency-reports", Wan, |chord, _| chord.mechanisms.latency_reports = false),
-    case("latency-reports", Cold, |chord, _| chord.mechanisms.latency_reports = false),
     case("guessed-sets", Wan, |_, dht| dht.mechanisms.guessed_sets = false),
     case("busy-replicas", Wan, |_, dht| dht.mechanisms.busy_replicas = false),
     case("hedged-fetches", Wan, |_, dht| dht.mechanisms.hedged_fetches = false),

@@ -298,19 +298,10 @@ impl Chord {
         self.stabilize_due.notify();
     }
 
-    /// Where to ask next, from all tables, with latencies measured here (CFS §4.3: "node m
-    /// tells n the measured latency to each node in the set").
+    /// Where to ask next, from all tables.
     fn routed(&self, key: &Key, as_root: bool) -> Route {
         let route = self.lock().servers.route(key, as_root);
-        let mut route = self.with_table(key, route);
-        if let Route::Closer(hops) = &mut route
-            && self.config.mechanisms.latency_reports
-        {
-            for hop in hops {
-                hop.latency = self.peer_book.latency(&hop.node.peer.id);
-            }
-        }
-        route
+        self.with_table(key, route)
     }
 }
 

@@ -21,8 +21,6 @@ pub enum Misdeed {
     FalseRoot,
     /// Named nodes that do not answer.
     NamedDead,
-    /// Reported a latency that has nothing to do with the one measured then.
-    FalseLatency,
 }
 
 impl Misdeed {
@@ -34,7 +32,6 @@ impl Misdeed {
             Misdeed::FalseRoot | Misdeed::LostBlock => 0.4,
             Misdeed::LedInCircles | Misdeed::DeniedBlock => 0.25,
             Misdeed::NamedDead => 0.1,
-            Misdeed::FalseLatency => 0.05,
         }
     }
 }

@@ -156,7 +156,7 @@ fn check_route(state: &ChordState, key: &Key, as_root: bool) {
         }
         Route::Closer(list) => {
             assert!(!as_root && !list.is_empty() && list.len() <= atoll_overlay::MAX_CLOSER);
-            assert!(list.iter().all(|l| l.node.id.key().strictly_between(me.id.key(), key)));
+            assert!(list.iter().all(|node| node.id.key().strictly_between(me.id.key(), key)));
         }
         Route::NotRoot(before) => assert!(as_root && Some(before) == state.predecessor()),
         // Not on a ring; or all true successors are lost.

@@ -137,8 +137,8 @@ fn a_node_answers_for_whichever_of_its_virtual_servers_is_the_root() {
                 }
                 other => panic!("{other:?}"),
             }
-            if let Route::Closer(hops) = chord.route(&key, false) {
-                assert!(hops.iter().all(|hop| !own.contains(&hop.node.id)), "itself");
+            if let Route::Closer(nodes) = chord.route(&key, false) {
+                assert!(nodes.iter().all(|node| !own.contains(&node.id)), "itself");
             }
         }
     }

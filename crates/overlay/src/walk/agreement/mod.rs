@@ -71,7 +71,7 @@ impl<'w> Search<'w> {
     pub fn start_elsewhere(&mut self, start: &[Node]) {
         self.memory.asked.extend([(self.memory.me.peer, false), (self.memory.me.peer, true)]);
         for node in start {
-            self.route.add_on_the_way(&self.memory, *node, None);
+            self.route.add_on_the_way(&self.memory, *node);
         }
     }
 
@@ -162,7 +162,7 @@ impl<'w> Search<'w> {
     /// A guide has checked the nodes reported to it.
     pub fn allow_asking_again(&mut self, guide: Node) {
         self.memory.asked.remove(&(guide.peer, false));
-        self.route.add_on_the_way(&self.memory, guide, None);
+        self.route.add_on_the_way(&self.memory, guide);
     }
 
     /// Begins another route at nodes known here that were not asked yet: those before the
@@ -188,7 +188,7 @@ impl<'w> Search<'w> {
         self.route = OneRoute::default();
         self.memory.own_table = OwnTable::ReadAfterFailures(self.memory.dead.len());
         for node in starts {
-            self.route.add_on_the_way(&self.memory, node, None);
+            self.route.add_on_the_way(&self.memory, node);
         }
         true
     }

@@ -2,12 +2,11 @@
 
 use atoll_net::{CallError, Peer};
 
-use super::selection::LatencyClaim;
-use super::{Candidate, FARTHEST_GUESS, MAX_GUESSED_NOT_ROOT, MAX_NOT_ROOT, OneRoute};
+use super::{FARTHEST_GUESS, MAX_GUESSED_NOT_ROOT, MAX_NOT_ROOT, OneRoute};
 use crate::peer_book::{Misdeed, Standing};
 use crate::walk::memory::{MAX_ROOTS_TAKEN, Memory};
 use crate::walk::{Said, Step};
-use crate::{MAX_CLOSER, MAX_GUESSES, NextHop, Node, Route};
+use crate::{MAX_CLOSER, MAX_GUESSES, Node, Route};
 
 impl OneRoute {
     /// Takes in an answer; returns the value if that was the end of the search, and what the
@@ -172,26 +171,21 @@ impl OneRoute {
     }
 
     /// Nodes before the key are named, and perhaps some that may be its root.
-    fn take_next_hops(&mut self, memory: &mut Memory<'_>, guide: &Node, hops: &[NextHop]) -> Said {
-        let is_nearer = |hop: &&NextHop| {
-            let position = hop.node.id.key();
-            position.strictly_between(guide.id.key(), &memory.key)
-        };
-        let (nearer, others): (Vec<&NextHop>, Vec<&NextHop>) = hops.iter().partition(is_nearer);
+    fn take_next_hops(&mut self, memory: &mut Memory<'_>, guide: &Node, hops: &[Node]) -> Said {
+        let is_nearer = |hop: &&Node| hop.id.key().strictly_between(guide.id.key(), &memory.key);
+        let (nearer, others): (Vec<&Node>, Vec<&Node>) = hops.iter().partition(is_nearer);
         if nearer.is_empty() {
             return Said::Nowhere;
         }
         let nearer = &nearer[..nearer.len().min(MAX_CLOSER)];
-        let namer = guide.peer.id;
-        let named = memory.named.entry(namer).or_default();
-        named.extend(nearer.iter().map(|hop| hop.node.peer));
+        let named = memory.named.entry(guide.peer.id).or_default();
+        named.extend(nearer.iter().map(|hop| hop.peer));
         for hop in nearer {
-            let claim = hop.latency.map(|latency| LatencyClaim { namer, latency });
-            self.add_on_the_way(memory, hop.node, claim);
+            self.add_on_the_way(memory, **hop);
         }
         self.guessed_not_root = 0;
         for guess in others.iter().take(MAX_GUESSES) {
-            self.guess_root(memory, &guess.node);
+            self.guess_root(memory, guess);
         }
         Said::Closer(nearer.len())
     }
@@ -246,14 +240,14 @@ impl OneRoute {
         Said::Root(*root)
     }
 
-    pub fn add_on_the_way(&mut self, memory: &Memory<'_>, node: Node, claim: Option<LatencyClaim>) {
+    pub fn add_on_the_way(&mut self, memory: &Memory<'_>, node: Node) {
         let peer = node.peer;
         if peer.id != memory.me.peer.id
             && !memory.failed.contains(&peer)
             && !memory.asked.contains(&(peer, false))
         {
             let at = memory.distance_before(&node);
-            self.on_the_way.insert((at, peer), Candidate { node, claim });
+            self.on_the_way.insert((at, peer), node);
         }
     }
 

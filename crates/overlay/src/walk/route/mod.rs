@@ -20,7 +20,7 @@ use atoll_net::Peer;
 
 use super::memory::{Memory, Place};
 use crate::Node;
-use selection::{LatencyClaim, Selection, cost_secs};
+use selection::{Selection, cost_secs};
 
 /// After so many predecessors in a row the route is not stale by a newcomer or two: the
 /// last one is asked for the way instead. A guess: bursts of eight joins were seen.
@@ -73,17 +73,8 @@ pub(super) struct Question {
     pub node: Node,
     /// Whether it is asked as the root, and not for the way.
     pub as_root: bool,
-    /// What was said of its latency.
-    pub claim: Option<LatencyClaim>,
     /// Whether somebody else may be asked while it is waited for.
     pub hedged: bool,
-}
-
-/// A node before the key that may be asked, and who named it; none if this node did.
-#[derive(Clone, Copy, Debug)]
-struct Candidate {
-    node: Node,
-    claim: Option<LatencyClaim>,
 }
 
 /// One route: what is forgotten when another begins.
@@ -91,7 +82,7 @@ struct Candidate {
 pub(super) struct OneRoute {
     answers: usize,
     /// Nodes before the key, by their distance to it.
-    on_the_way: BTreeMap<Place, Candidate>,
+    on_the_way: BTreeMap<Place, Node>,
     /// Nodes said to be the key's root or to follow it, by their distance after the key.
     roots: BTreeMap<Place, Node>,
     /// Those of them that were named together with others.
@@ -174,7 +165,7 @@ impl OneRoute {
         if let Some(node) = self.detour.take()
             && !memory.asked.contains(&(node.peer, false))
         {
-            return Some(self.ask(memory, node, false, None));
+            return Some(self.ask(memory, node, false));
         }
         let reached = self.replicas_left.is_some();
         if self.guessed_not_root > MAX_GUESSED_NOT_ROOT
@@ -184,18 +175,12 @@ impl OneRoute {
             return Some(next);
         }
         if let Some(node) = self.next_root(memory) {
-            return Some(self.ask(memory, node, true, None));
+            return Some(self.ask(memory, node, true));
         }
         if reached { None } else { self.next_on_the_way(memory) }
     }
 
-    fn ask(
-        &mut self,
-        memory: &mut Memory<'_>,
-        node: Node,
-        as_root: bool,
-        claim: Option<LatencyClaim>,
-    ) -> Next {
+    fn ask(&mut self, memory: &mut Memory<'_>, node: Node, as_root: bool) -> Next {
         memory.asked.insert((node.peer, as_root));
         memory.questions += 1;
         // A node that names a list names all replicas, and the step decides how to ask them. The
@@ -204,7 +189,7 @@ impl OneRoute {
         let any_will_do = || is_nobodys_root() || self.replicas_left.is_some();
         let hedged =
             memory.limits.hedge && (!as_root || (memory.limits.replicas > 0 && any_will_do()));
-        Next::Ask(Question { node, as_root, claim, hedged })
+        Next::Ask(Question { node, as_root, hedged })
     }
 
     /// The nearest root named, or the nearest that is not avoided if any replica will do.
@@ -226,43 +211,42 @@ impl OneRoute {
         let standing = |(at, node): &(&Place, &Node)| (memory.standing(node), **at);
         let (at, node) = self.roots.iter().min_by_key(standing).map(|(at, n)| (*at, *n))?;
         self.roots.remove(&at);
-        Some(self.ask(memory, node, true, None))
+        Some(self.ask(memory, node, true))
     }
 
     /// As [`OneRoute::silent_root`], of the nodes before the key.
     fn silent_guide(&mut self, memory: &mut Memory<'_>) -> Option<Next> {
-        let standing = |(at, c): &(&Place, &Candidate)| (memory.standing(&c.node), **at);
+        let standing = |(at, node): &(&Place, &Node)| (memory.standing(node), **at);
         let on_the_way = self.on_the_way.iter();
-        let (at, candidate) = on_the_way.min_by_key(standing).map(|(at, c)| (*at, *c))?;
+        let (at, node) = on_the_way.min_by_key(standing).map(|(at, node)| (*at, *node))?;
         self.on_the_way.remove(&at);
-        Some(self.ask(memory, candidate.node, false, candidate.claim))
+        Some(self.ask(memory, node, false))
     }
 
     /// The best node before the key: one nearer than the nearest guide, or else one behind
     /// it; those who lied of late last of all.
     fn next_on_the_way(&mut self, memory: &mut Memory<'_>) -> Option<Next> {
         let asked = &memory.asked;
-        self.on_the_way.retain(|_, c| !asked.contains(&(c.node.peer, false)));
+        self.on_the_way.retain(|_, node| !asked.contains(&(node.peer, false)));
         let guide = self.guides.first_key_value().map(|(at, _)| *at);
         let ahead = guide.unwrap_or(Key::MAX);
         let alive = || {
             let all = self.on_the_way.iter();
-            all.filter(|(_, c)| !memory.seems_dead(&c.node)).map(|(at, c)| (*at, *c))
+            all.filter(|(_, node)| !memory.seems_dead(node)).map(|(at, node)| (*at, *node))
         };
-        let trusted = || alive().filter(|(_, c)| !memory.is_avoided(&c.node));
+        let trusted = || alive().filter(|(_, node)| !memory.is_avoided(node));
         let in_front = match memory.limits.selection {
             Selection::NearestKey => trusted().next().filter(|(at, _)| at.0 <= ahead),
             Selection::Cost => {
                 let book = memory.overlay.peer_book();
                 let nodes = memory.nodes / (memory.list_length / 2.0).max(1.0);
-                let cost =
-                    |at: &Key, c: &Candidate| cost_secs(book, &c.node.peer.id, c.claim, at, nodes);
+                let cost = |at: &Key, node: &Node| cost_secs(book, &node.peer.id, at, nodes);
                 let costs = trusted().take_while(|(at, _)| at.0 <= ahead);
-                let costs = costs.map(|(at, c)| (cost(&at.0, &c), at, c));
-                costs.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, at, c)| (at, c))
+                let costs = costs.map(|(at, node)| (cost(&at.0, &node), at, node));
+                costs.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, at, node)| (at, node))
             }
         };
-        let (at, candidate) = in_front.or_else(|| trusted().next()).or_else(|| alive().next())?;
+        let (at, node) = in_front.or_else(|| trusted().next()).or_else(|| alive().next())?;
         if guide.is_some_and(|guide| guide < at.0) {
             // All that the nearest guide named is dead. One farther off may know others;
             // otherwise the guide has to be told (Figure 5's `alert`).
@@ -274,7 +258,7 @@ impl OneRoute {
             }
         }
         self.on_the_way.remove(&at);
-        Some(self.ask(memory, candidate.node, false, candidate.claim))
+        Some(self.ask(memory, node, false))
     }
 
     /// Reports to the guide nearest to the key all nodes that failed since it last answered.
