@@ -6,7 +6,7 @@
 //! against a lease.
 //!
 //! **Invariants:** within one run the clock never goes back. After a crash it goes on from the
-//! last save, at most [`SAVE_EVERY`] and a tick behind: leases get longer by that, never shorter.
+//! last save, at most a minute and a tick behind: leases get longer by that, never shorter.
 //! Where the record is lost, or the stores have lost renewals, the ends of the leases held mean
 //! nothing: a record that says otherwise is saved only when all leases have been extended durably,
 //! and until then nothing expires.
@@ -15,15 +15,11 @@
 //! that shrinks to one node for good therefore keeps what it holds: from inside, that is the same
 //! as a network that is down.
 
-use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_env::{Instant, sleep};
-use atoll_key::{Key, KeyRange};
-use atoll_store::{BlockStore, Owner, StoreError};
+use atoll_env::Instant;
 
-use crate::context::Context;
 use crate::durable::DurableState;
 
 /// The name of the record: 8 bytes of seconds, then a byte of flags.
@@ -32,20 +28,18 @@ const RECORD: &str = "lease-clock";
 const HAS_MET: u8 = 1;
 /// The flag of a node whose leases are to be extended before any of them ends.
 const MUST_EXTEND: u8 = 2;
-/// How often the clock looks whether the node reaches others.
-const TICK: Duration = Duration::from_secs(10);
-/// How often it is saved.
-const SAVE_EVERY: Duration = Duration::from_secs(60);
-/// How long to wait when leases could not be extended.
-const EXTEND_AGAIN: Duration = Duration::from_secs(60);
-
-/// Blocks whose leases are extended at once.
-const LEASES_AT_ONCE: usize = 1024;
-
 /// The shortest lease that counts as one of `lease_secs`: copies are made, and clocks stand still,
 /// at different moments.
 pub(crate) fn least_lease(lease_secs: u64) -> u64 {
     lease_secs.saturating_sub(3600 + lease_secs / 100)
+}
+
+/// What a tick has found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticked {
+    pub is_running: bool,
+    /// Whether the node has ever reached another.
+    pub has_met: bool,
 }
 
 /// See the module.
@@ -117,93 +111,28 @@ impl LeaseClock {
         self.lock().must_extend
     }
 
-    /// Notes whether they must; it is remembered from the next [`save`] on.
+    /// Notes whether they must; it is remembered from the next [`save`](LeaseClock::save) on.
     pub fn set_must_extend(&self, must_extend: bool) {
         self.lock().must_extend = must_extend;
     }
-}
 
-/// Makes what the clock says durable.
-///
-/// # Errors
-/// What the system said, for people; the old record stays.
-async fn save(context: &Context) -> Result<(), String> {
-    let record = {
-        let state = context.clock.lock();
-        let reading = state.reading(context.env.now());
-        State { reading, ..*state }.to_record()
-    };
-    context.durable.save(RECORD, record).await
-}
-
-/// Keeps the clock going, for ever.
-pub(crate) async fn run(context: Arc<impl Deref<Target = Context>>) {
-    while context.clock.must_extend() {
-        match extend_leases(&context).await {
-            Ok(0) => {}
-            Ok(count) => tracing::warn!(count, "the lease clock is new; all leases begin again"),
-            Err(error) => {
-                tracing::error!(%error, "leases could not be extended; none ends until they are");
-                sleep(&*context.env, EXTEND_AGAIN).await;
-            }
-        }
+    /// Goes on from `now` as a node that reaches others or does not.
+    pub fn tick(&self, now: Instant, reaches: bool) -> Ticked {
+        let mut state = self.lock();
+        state.tick(now, reaches);
+        Ticked { is_running: state.running, has_met: state.has_met }
     }
-    let mut saved: Option<(Instant, bool)> = None;
-    loop {
-        let now = context.env.now();
-        let state = {
-            let mut state = context.clock.lock();
-            state.tick(now, !context.overlay.is_alone());
-            *state
+
+    /// Makes what the clock says durable.
+    ///
+    /// # Errors
+    /// What the system said, for people; the old record stays.
+    pub async fn save(&self, durable: &dyn DurableState, now: Instant) -> Result<(), String> {
+        let record = {
+            let state = self.lock();
+            State { reading: state.reading(now), ..*state }.to_record()
         };
-        // The first neighbour is remembered at once: a node that forgets it would take the next
-        // outage for a ring of one.
-        let is_due = saved.is_none_or(|(at, met)| {
-            now.since(at) >= SAVE_EVERY && state.running || met != state.has_met
-        });
-        if is_due {
-            match save(&context).await {
-                Ok(()) => saved = Some((now, state.has_met)),
-                Err(error) => tracing::error!(%error, "the lease clock could not be saved"),
-            }
-        }
-        sleep(&*context.env, TICK).await;
-    }
-}
-
-/// Gives every block held, and every record of one that another node keeps for this one or it
-/// for another, at least one whole lease from now on; says how many blocks are held. A crash
-/// before that is durable leaves a record by which the next start does it.
-pub(crate) async fn extend_leases(context: &Context) -> Result<u64, StoreError> {
-    context.clock.set_must_extend(true);
-    save_clock(context).await?;
-    let expiry = context.expiry(context.config.lease.as_secs());
-    let pointers = context.durable.pointers();
-    let extended = extend_all(&*context.store, expiry)?;
-    extend_all(&*pointers, expiry)?;
-    context.store.flush().await?;
-    pointers.flush().await?;
-    context.clock.set_must_extend(false);
-    save_clock(context).await?;
-    Ok(extended)
-}
-
-async fn save_clock(context: &Context) -> Result<(), StoreError> {
-    save(context).await.map_err(StoreError::Io)
-}
-
-/// Extends all leases in a store.
-fn extend_all(store: &dyn BlockStore, expiry: u64) -> Result<u64, StoreError> {
-    let (mut after, mut extended) = (Key::MAX, 0);
-    loop {
-        let infos = store.list(KeyRange::new(after, Key::MAX), LEASES_AT_ONCE)?;
-        let keys: Vec<Key> = infos.iter().map(|info| info.key).collect();
-        store.renew(&keys, expiry, Owner::NOBODY)?;
-        extended += keys.len() as u64;
-        match keys.last() {
-            Some(last) if *last != Key::MAX && keys.len() == LEASES_AT_ONCE => after = *last,
-            _ => return Ok(extended),
-        }
+        durable.save(RECORD, record).await
     }
 }
 

@@ -46,6 +46,7 @@ pub mod durable;
 mod expected_replicas;
 mod holdings;
 mod lease_clock;
+mod lease_upkeep;
 mod mechanisms;
 mod multiset;
 mod node;

@@ -25,7 +25,8 @@ use crate::diversion::Diversion;
 use crate::durable::DurableState;
 use crate::expected_replicas::ExpectedReplicas;
 use crate::holdings::Holdings;
-use crate::lease_clock::{self, LeaseClock};
+use crate::lease_clock::LeaseClock;
+use crate::lease_upkeep;
 use crate::replication::status::RepairStatus;
 use crate::replication::{Replication, eviction, handoff, pointer_upkeep, repair, upkeep};
 use crate::rpc::Rpc;
@@ -88,7 +89,7 @@ impl Dht {
             Box::pin(async move { Ok(get::find(&client, key, None).await?.block) })
         });
         let rpc: &Arc<Rpc> = replication;
-        env.spawn(Box::pin(lease_clock::run(rpc.clone())));
+        env.spawn(Box::pin(lease_upkeep::run(rpc.clone())));
         env.spawn(Box::pin(repair::run(replication.clone(), fetch)));
         env.spawn(Box::pin(handoff::run(replication.clone())));
         env.spawn(Box::pin(upkeep::expire(replication.clone())));
@@ -103,7 +104,7 @@ impl Dht {
     /// # Errors
     /// If the store fails.
     pub async fn extend_leases(&self) -> Result<u64, StoreError> {
-        lease_clock::extend_leases(&self.client).await
+        lease_upkeep::extend_leases(&self.client).await
     }
 
     /// The state of repair.
