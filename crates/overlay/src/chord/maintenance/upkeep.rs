@@ -14,10 +14,10 @@ use crate::Node;
 use crate::chord::Chord;
 use crate::chord::membership::ring_merge::INTRODUCE_HOPS;
 use crate::chord::messages::Surroundings;
-use crate::chord::ring::servers::Servers;
+use crate::chord::ring::servers::{Servers, SuccessorAnswer};
 use crate::chord::ring::state::{ChordState, Told};
 use crate::chord::table::explore::{TablePolicy, explore};
-use crate::chord::trust::admission::{Judge, Verdict};
+use crate::chord::trust::admission::Verdict;
 
 /// The most fingers looked up at once.
 const PARALLEL_FINGERS: usize = 3;
@@ -247,30 +247,16 @@ impl Chord {
 
     /// Rebuilds our list from the successor's answer; returns a nearer successor to ask.
     fn take_in(&self, index: u16, head: &Node, said: Surroundings) -> Option<Node> {
-        let predecessor = said.predecessor.map(|n| n.0);
-        if let Some(server) = self.lock().servers.server_mut(index) {
-            server.doubt = said.doubt;
-        }
-        let Some(successors) = said.successors else {
-            let now = self.env.now();
-            let newer = |state: &mut ChordState, judge: &Judge<'_>| {
-                state.newer_successor(predecessor, judge)
-            };
-            return self.lock().servers.with(index, now, newer)?;
+        let answer = SuccessorAnswer {
+            epoch: said.epoch,
+            predecessor: said.predecessor.map(|node| node.0),
+            successors: said.successors.map(|nodes| nodes.0),
+            doubt: said.doubt,
         };
-        let told = Told { predecessor, successors: successors.0 };
-        let (newer, disputed, unknown) = self.update(|servers, now| {
-            let newer =
-                servers.with(index, now, |state, judge| state.stabilize(head, &told, judge));
-            let disputed = servers.newly_disputed(index, &told);
-            (newer, disputed, servers.keep_waiting(index, *head, told, now))
-        });
-        self.check_claims(&unknown, Some(head.peer.id));
-        disputed.into_iter().for_each(|node| self.probe_soon(node));
-        let mut inner = self.lock();
-        let server = inner.servers.server_mut(index)?;
-        server.seen = Some((*head, said.epoch, server.state.epoch()));
-        newer?
+        let todo = self.update(|servers, now| servers.take_in(index, head, answer, now));
+        self.check_claims(&todo.unknown, Some(head.peer.id));
+        todo.disputed.into_iter().for_each(|node| self.probe_soon(node));
+        todo.newer
     }
 
     /// Asks a node that may be a nearer successor, and takes it if it lives and still is

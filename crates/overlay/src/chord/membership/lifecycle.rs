@@ -305,16 +305,14 @@ impl Chord {
     /// successors are told and close the gaps at once. Stops the upkeep. The node may join
     /// again.
     pub async fn leave(&self) {
-        let (left, tasks) = {
-            let mut inner = self.lock();
+        let tasks = std::mem::take(&mut self.lock().maintenance.tasks);
+        tasks.into_iter().for_each(|task| task.abort());
+        let left = self.update(|servers, _| {
             let left: Vec<(Node, Told)> =
-                inner.servers.states().map(|state| (state.me(), state.told())).collect();
-            (left, std::mem::take(&mut inner.maintenance.tasks))
-        };
-        for task in tasks {
-            task.abort();
-        }
-        self.update(|servers, _| servers.leave());
+                servers.states().map(|state| (state.me(), state.told())).collect();
+            servers.leave();
+            left
+        });
         self.tell_of_leaving(&left, 0).await;
     }
 }

@@ -17,9 +17,9 @@
 
 mod changes;
 mod estimate;
+mod rounds;
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_key::{IdProfile, Key, PeerId};
@@ -28,16 +28,12 @@ use atoll_net::Peer;
 use crate::chord::messages::Doubt;
 use crate::chord::ring::list::ListLength;
 use crate::chord::ring::routing;
-use crate::chord::ring::state::{ChordState, Claim, Told};
+use crate::chord::ring::state::{ChordState, Told};
 use crate::chord::trust::admission::{Judge, PeerAdmission, Rules, Verdict};
 use crate::chord::trust::audit_schedule::AuditSchedule;
 use crate::{Neighbourhood, Node, Route, VirtualServerId};
 pub use changes::News;
-
-/// So long a list must have been too short, and the same node have said that it follows the
-/// last, before that one continues it: who has just joined may not know yet who is before
-/// it. A guess: some rounds of stabilising.
-const SHORT_FOR: Duration = Duration::from_secs(8);
+pub use rounds::{AfterAnswer, SuccessorAnswer};
 
 /// One ring position and what is remembered of its maintenance.
 #[derive(Clone, Debug)]
@@ -271,118 +267,9 @@ impl Servers {
         Judgement { peer: self.peer, count: self.count(), now }.of(&self.admission, node)
     }
 
-    /// `head`, the first successor of virtual server `index`, has told this. If somebody in
-    /// it has not been checked, it is kept until that is done; who that is.
-    pub fn keep_waiting(&mut self, index: u16, head: Node, told: Told, now: Instant) -> Vec<Node> {
-        let unknown: Vec<Node> = told
-            .successors
-            .iter()
-            .filter(|node| self.judge(node, now) == Verdict::Unknown)
-            .copied()
-            .collect();
-        if let Some(server) = self.server_mut(index) {
-            server.waiting = (!unknown.is_empty()).then_some((head, told));
-        }
-        unknown
-    }
-
-    /// The first successor of virtual server `index` has told this: who is in our list, though
-    /// not in its any more.
-    pub fn newly_disputed(&mut self, index: u16, told: &Told) -> Vec<Node> {
-        let Some(server) = self.server_mut(index) else { return Vec::new() };
-        let disputed = server.state.disputed(told);
-        let before = std::mem::replace(&mut server.disputed, disputed.clone());
-        disputed.into_iter().filter(|node| !before.contains(node)).collect()
-    }
-
-    /// All listed nodes that the successor does not name.
-    pub fn disputed(&self) -> Vec<Node> {
-        let mut disputed = Vec::new();
-        for server in &self.servers {
-            let list = server.state.successors();
-            disputed.extend(server.disputed.iter().filter(|node| list.contains(node)));
-        }
-        disputed
-    }
-
-    /// `node` has told who surrounds it: whether it is the one to continue a list too short.
-    /// It does so when it has been for a while.
-    pub(in crate::chord) fn continue_list(
-        &mut self,
-        index: u16,
-        node: &Node,
-        told: &Told,
-        now: Instant,
-    ) -> bool {
-        let Some(server) = self.server_mut(index) else { return false };
-        if !server.state.is_continued_by(node, told) {
-            return false;
-        }
-        let last = server.state.successors().last().copied();
-        let since = match server.continuation {
-            Some((end, by, since)) if Some(end) == last && by == *node => since,
-            _ => now,
-        };
-        server.continuation = last.map(|end| (end, *node, since));
-        if now.since(since) >= SHORT_FOR {
-            self.with(index, now, |state, judge| {
-                if judge(node) == Verdict::Welcome {
-                    state.continue_with(*node, told, judge);
-                }
-            });
-        }
-        true
-    }
-
-    /// Zave's *rectify*: `claimant` takes virtual server `index` for its successor. Returns a
-    /// predecessor to be pinged: only if it is dead may the claimant replace it. One heard of in
-    /// the last `recently` is taken to live.
-    pub fn rectify(
-        &mut self,
-        index: u16,
-        claimant: Node,
-        now: Instant,
-        recently: Duration,
-    ) -> Option<Node> {
-        self.predecessor_lives(index, &claimant, now);
-        // One that is known and suspected has been pinged since it called.
-        let claim = self.with(index, now, |state, judge| {
-            (judge(&claimant) == Verdict::Welcome).then(|| state.notified(claimant))
-        });
-        let Some(Some(Claim::Nearer(present))) = claim else { return None };
-        let heard = self.server(index)?.predecessor_heard;
-        let is_own = present.peer.id == self.peer.id;
-        (!is_own && now.since(heard) > recently).then_some(present)
-    }
-
-    /// `node` has called or answered: if it is the predecessor of virtual server `index`, that
-    /// one lives.
-    pub fn predecessor_lives(&mut self, index: u16, node: &Node, now: Instant) {
-        if let Some(server) = self.server_mut(index)
-            && server.state.predecessor().is_some_and(|p| p.id == node.id)
-        {
-            server.predecessor_heard = now;
-        }
-    }
-
     /// Whether `node` may enter the tables and belongs before a first successor.
     pub fn should_adopt(&self, node: &Node, now: Instant) -> bool {
         self.would_adopt(node).is_some() && self.judge(node, now) == Verdict::Welcome
-    }
-
-    /// Takes in again what had to wait; who is still unchecked of it, and who named them.
-    pub fn take_waiting(&mut self, now: Instant) -> Vec<(PeerId, Vec<Node>)> {
-        let mut unknown = Vec::new();
-        for index in 0..self.count() {
-            let waiting = self.server_mut(index).and_then(|server| server.waiting.take());
-            let Some((head, told)) = waiting else { continue };
-            let is_head = self.state(index).and_then(ChordState::head) == Some(head);
-            if is_head {
-                self.with(index, now, |state, judge| state.stabilize(&head, &told, judge));
-                unknown.push((head.peer.id, self.keep_waiting(index, head, told, now)));
-            }
-        }
-        unknown
     }
 
     /// Nodes in the tables whose checks should be renewed.

@@ -31,6 +31,12 @@ impl Servers {
             }
             news.changed = true;
             self.epoch += 1;
+            // A list that was rebuilt in this change still is the successor's.
+            if let Some((_, _, own)) = &mut server.seen
+                && *own == state.epoch()
+            {
+                *own = self.epoch;
+            }
             state.set_epoch(self.epoch);
             server.published_epoch = self.epoch;
             let told = state.told();

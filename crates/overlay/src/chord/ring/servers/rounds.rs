@@ -1,0 +1,183 @@
+//! What an answer or a call of a neighbour changes, and what is to be done then (Zave: stabilize and
+//! rectify). The checks and pings that follow are returned; the driver makes them.
+
+use std::time::Duration;
+
+use atoll_env::Instant;
+use atoll_key::PeerId;
+
+use super::Servers;
+use crate::Node;
+use crate::chord::messages::Doubt;
+use crate::chord::ring::state::{ChordState, Claim, Told};
+use crate::chord::trust::admission::{Judge, Verdict};
+
+/// So long a list must have been too short, and the same node have said that it follows the
+/// last, before that one continues it: who has just joined may not know yet who is before
+/// it. A guess: some rounds of stabilising.
+const SHORT_FOR: Duration = Duration::from_secs(8);
+
+/// What the first successor of a virtual server answered to `NOTIFY`.
+#[derive(Clone, Debug)]
+pub struct SuccessorAnswer {
+    /// The epoch of its surroundings.
+    pub epoch: u64,
+    /// Its predecessor.
+    pub predecessor: Option<Node>,
+    /// Its list, unless it has not changed since the epoch that was seen last.
+    pub successors: Option<Vec<Node>>,
+    /// Whether it believes that this node is where it says.
+    pub doubt: Option<Doubt>,
+}
+
+/// What is to be done after an answer of the first successor.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct AfterAnswer {
+    /// A node that may be a nearer successor: to be asked.
+    pub newer: Option<Node>,
+    /// Nodes in the list that the successor does not name any more: to be pinged.
+    pub disputed: Vec<Node>,
+    /// Nodes it named that were never checked: to be checked.
+    pub unknown: Vec<Node>,
+}
+
+impl Servers {
+    /// `head`, the first successor of virtual server `index`, has answered: rebuilds the list from
+    /// its list (Zave's *stabilize*).
+    pub fn take_in(
+        &mut self,
+        index: u16,
+        head: &Node,
+        answer: SuccessorAnswer,
+        now: Instant,
+    ) -> AfterAnswer {
+        let SuccessorAnswer { epoch, predecessor, successors, doubt } = answer;
+        if let Some(server) = self.server_mut(index) {
+            server.doubt = doubt;
+        }
+        let Some(successors) = successors else {
+            let newer = |state: &mut ChordState, judge: &Judge<'_>| {
+                state.newer_successor(predecessor, judge)
+            };
+            let newer = self.with(index, now, newer).flatten();
+            return AfterAnswer { newer, ..AfterAnswer::default() };
+        };
+        let told = Told { predecessor, successors };
+        let newer = self.with(index, now, |state, judge| state.stabilize(head, &told, judge));
+        let disputed = self.newly_disputed(index, &told);
+        let unknown = self.keep_waiting(index, *head, told, now);
+        if let Some(server) = self.server_mut(index) {
+            server.seen = Some((*head, epoch, server.state.epoch()));
+        }
+        AfterAnswer { newer: newer.flatten(), disputed, unknown }
+    }
+
+    /// `head`, the first successor of virtual server `index`, has told this. If somebody in
+    /// it has not been checked, it is kept until that is done; who that is.
+    pub fn keep_waiting(&mut self, index: u16, head: Node, told: Told, now: Instant) -> Vec<Node> {
+        let unknown: Vec<Node> = told
+            .successors
+            .iter()
+            .filter(|node| self.judge(node, now) == Verdict::Unknown)
+            .copied()
+            .collect();
+        if let Some(server) = self.server_mut(index) {
+            server.waiting = (!unknown.is_empty()).then_some((head, told));
+        }
+        unknown
+    }
+
+    /// The first successor of virtual server `index` has told this: who is in our list, though
+    /// not in its any more.
+    fn newly_disputed(&mut self, index: u16, told: &Told) -> Vec<Node> {
+        let Some(server) = self.server_mut(index) else { return Vec::new() };
+        let disputed = server.state.disputed(told);
+        let before = std::mem::replace(&mut server.disputed, disputed.clone());
+        disputed.into_iter().filter(|node| !before.contains(node)).collect()
+    }
+
+    /// All listed nodes that the successor does not name.
+    pub fn disputed(&self) -> Vec<Node> {
+        let mut disputed = Vec::new();
+        for server in &self.servers {
+            let list = server.state.successors();
+            disputed.extend(server.disputed.iter().filter(|node| list.contains(node)));
+        }
+        disputed
+    }
+
+    /// `node` has told who surrounds it: whether it is the one to continue a list too short.
+    /// It does so when it has been for a while.
+    pub(in crate::chord) fn continue_list(
+        &mut self,
+        index: u16,
+        node: &Node,
+        told: &Told,
+        now: Instant,
+    ) -> bool {
+        let Some(server) = self.server_mut(index) else { return false };
+        if !server.state.is_continued_by(node, told) {
+            return false;
+        }
+        let last = server.state.successors().last().copied();
+        let since = match server.continuation {
+            Some((end, by, since)) if Some(end) == last && by == *node => since,
+            _ => now,
+        };
+        server.continuation = last.map(|end| (end, *node, since));
+        if now.since(since) >= SHORT_FOR {
+            self.with(index, now, |state, judge| {
+                if judge(node) == Verdict::Welcome {
+                    state.continue_with(*node, told, judge);
+                }
+            });
+        }
+        true
+    }
+
+    /// Zave's *rectify*: `claimant` takes virtual server `index` for its successor. Returns a
+    /// predecessor to be pinged: only if it is dead may the claimant replace it. One heard of in
+    /// the last `recently` is taken to live.
+    pub fn rectify(
+        &mut self,
+        index: u16,
+        claimant: Node,
+        now: Instant,
+        recently: Duration,
+    ) -> Option<Node> {
+        self.predecessor_lives(index, &claimant, now);
+        // One that is known and suspected has been pinged since it called.
+        let claim = self.with(index, now, |state, judge| {
+            (judge(&claimant) == Verdict::Welcome).then(|| state.notified(claimant))
+        });
+        let Some(Some(Claim::Nearer(present))) = claim else { return None };
+        let heard = self.server(index)?.predecessor_heard;
+        let is_own = present.peer.id == self.peer.id;
+        (!is_own && now.since(heard) > recently).then_some(present)
+    }
+
+    /// `node` has called or answered: if it is the predecessor of virtual server `index`, that
+    /// one lives.
+    pub fn predecessor_lives(&mut self, index: u16, node: &Node, now: Instant) {
+        if let Some(server) = self.server_mut(index)
+            && server.state.predecessor().is_some_and(|p| p.id == node.id)
+        {
+            server.predecessor_heard = now;
+        }
+    }
+
+    /// Takes in again what had to wait; who is still unchecked of it, and who named them.
+    pub fn take_waiting(&mut self, now: Instant) -> Vec<(PeerId, Vec<Node>)> {
+        let mut unknown = Vec::new();
+        for index in 0..self.count() {
+            let waiting = self.server_mut(index).and_then(|server| server.waiting.take());
+            let Some((head, told)) = waiting else { continue };
+            let is_head = self.state(index).and_then(ChordState::head) == Some(head);
+            if is_head {
+                self.with(index, now, |state, judge| state.stabilize(&head, &told, judge));
+                unknown.push((head.peer.id, self.keep_waiting(index, head, told, now)));
+            }
+        }
+        unknown
+    }
+}
