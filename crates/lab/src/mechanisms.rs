@@ -63,11 +63,11 @@ impl Found<'_> {
 
 fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
     let size = Size {
-        nodes: context.nodes(200, 50),
-        blocks: context.size(400, 64),
-        lookups: context.size(600, 60),
-        puts: context.size(60, 10),
-        rest_secs: context.size(600, 60) as u64,
+        nodes: context.nodes(150, 50),
+        blocks: context.size(300, 64),
+        lookups: context.size(400, 60),
+        puts: context.size(40, 10),
+        rest_secs: context.size(300, 60) as u64,
     };
     let seeds = context.seeds(3, 1);
     let is_quick = context.options.quick;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use atoll_dht::{Blocks, Dht, rpc};
 use atoll_env::{BoxFuture, Env, Instant, random_below, sleep};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_overlay::chord::TablePolicy;
 use atoll_sim::{Connections, HostConfig, Sim, SimConfig, Stats, TcpModel};
 use futures_util::{StreamExt, stream};
 
@@ -33,7 +34,8 @@ pub(super) enum Situation {
     Dead,
     /// The same, and puts come before lookups: three copies.
     DeadPuts,
-    /// One in five nodes lies, as in `malicious`.
+    /// One in five nodes lies, as in `malicious`; tables are fingers, as if there were no budget
+    /// for more. With full tables hardly any lookup asks a liar for the way.
     Lying,
     /// Measured distances, TCP.
     Wan,
@@ -65,7 +67,7 @@ impl Situation {
             Situation::Churn => "churn",
             Situation::Cold => "cold tables",
             Situation::Dead => "30 % just died",
-            Situation::DeadPuts => "30 % just died, puts first",
+            Situation::DeadPuts => "30 % just died; puts first",
             Situation::Lying => "20 % lie",
             Situation::Wan => "WAN",
             Situation::Popular => "popular block",
@@ -145,6 +147,9 @@ pub(super) fn measure(
     let (mut chord, mut dht) = (setting.chord(size.nodes), setting.dht());
     if matches!(situation, Situation::Lying | Situation::Dead) {
         dht.replicas = PAPER_REPLICAS;
+    }
+    if situation == Situation::Lying {
+        chord.table = TablePolicy::Fingers;
     }
     if let Some(case) = case {
         (case.switch_off)(&mut chord, &mut dht);

@@ -230,3 +230,30 @@ fn diversion_makes_the_room_of_unequal_nodes_one() {
     assert!(first_missing("on") >= 0.93, "{}", first_missing("on"));
     assert!(first_missing("off") < 0.2, "{}", first_missing("off"));
 }
+
+/// Each mechanism that a quick run switches off buys what `docs/design/mechanisms.md` says.
+#[test]
+fn mechanisms_buy_what_they_cost() {
+    let outcome = quick(&["mechanisms"]).remove(0);
+    let rows = rows(&outcome);
+    let of = |situation: &str, off: &str, quantity: &str| {
+        mean(&rows, "mean", |row| {
+            row.text("situation") == situation
+                && row.text("off") == off
+                && row.text("quantity") == quantity
+        })
+    };
+    let times = |situation: &str, off: &str, quantity: &str| {
+        of(situation, off, quantity) / of(situation, "all on", quantity)
+    };
+    let calm = times("rest", "calm", "upkeep_bytes_per_sec");
+    assert!(calm > 2.0, "{calm}");
+    let exploration = times("cold tables", "exploration", "lookup_rpcs");
+    assert!(exploration > 1.3, "{exploration}");
+    let hedged_puts = times("30 % just died; puts first", "hedged-puts", "put_median_ms");
+    assert!(hedged_puts > 1.5, "{hedged_puts}");
+    for situation in ["rest", "cold tables", "20 % lie", "WAN", "popular block", "20 % stall"] {
+        assert_eq!(of(situation, "all on", "failed_lookups"), 0.0, "{situation}");
+        assert_eq!(of(situation, "all on", "failed_puts"), 0.0, "{situation}");
+    }
+}
