@@ -87,8 +87,6 @@ pub struct DhtConfig {
     /// How often a block must have been asked for here of late to be cached: 1 as in the
     /// paper; with 2, fetching a large file once sends no copies about.
     pub cache_asks: u8,
-    /// How old a cached signed block may be to be answered with; zero caches none.
-    pub signed_cache: Duration,
     /// Whether other nodes keep copies for which a replica has no room (PAST §3.3).
     pub divert: bool,
     /// What is switched off, in an experiment.
@@ -126,7 +124,6 @@ impl Default for DhtConfig {
             cache_at: CacheAt::default(),
             cache_bytes: 64 << 20,
             cache_asks: 2,
-            signed_cache: Duration::from_secs(10),
             divert: true,
             mechanisms: Mechanisms::default(),
         }

@@ -2,7 +2,6 @@
 //! is in `lib.rs`).
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use atoll_env::{BoxFuture, Env};
 use atoll_key::{BlockHash, Key, SignedBlock};
@@ -86,7 +85,7 @@ impl Dht {
         let (env, replication, client) = (&self.client.env, &self.replication, self.client.clone());
         let fetch: repair::FetchBlock = Arc::new(move |key| {
             let client = client.clone();
-            Box::pin(async move { Ok(get::find(&client, key, None).await?.block) })
+            Box::pin(async move { Ok(get::find(&client, key, false).await?.block) })
         });
         let rpc: &Arc<Rpc> = replication;
         env.spawn(Box::pin(lease_upkeep::run(rpc.clone())));
@@ -162,21 +161,6 @@ impl Dht {
     /// Sets how much memory the cache may take from now on; 0 for no cache.
     pub fn set_cache_bytes(&self, limit_bytes: u64) {
         self.server.cache.set_limit(limit_bytes);
-    }
-
-    /// Fetches a signed block that a replica had at most `max_age` ago, and at most
-    /// [`DhtConfig::signed_cache`]: for readers who may miss an update for so long. A cached
-    /// copy will do, and one replica is asked, not all: if replicas differ because an update
-    /// is on its way, it may be the older one.
-    ///
-    /// # Errors
-    /// As [`Blocks::get_signed`].
-    pub async fn recent_signed(
-        &self,
-        key: Key,
-        max_age: Duration,
-    ) -> Result<SignedBlock, GetError> {
-        get_signed::recent_signed(&self.client, key, max_age).await
     }
 
     /// Why this node's disk does not take blocks, if a write has failed for another reason than

@@ -29,12 +29,12 @@ macro_rules! seeds {
 
 seeds! {
     LookupStep: vec![
-        LookupStep { key: key(1), as_root: true, cached_ms: None },
-        LookupStep { key: key(1), as_root: false, cached_ms: Some(10_000) },
+        LookupStep { key: key(1), as_root: true, may_be_cached: false },
+        LookupStep { key: key(1), as_root: false, may_be_cached: true },
     ];
     LookupReply: vec![
         LookupReply::Found(header()),
-        LookupReply::Cached { header: header(), age_ms: 9 },
+        LookupReply::Cached(header()),
         LookupReply::There(node(1).peer),
         LookupReply::Wanted(Route::closer(vec![node(1), node(2)])),
         LookupReply::Absent(vec![node(1), node(2)]),

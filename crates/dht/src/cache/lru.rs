@@ -11,13 +11,12 @@
 //! never asked for is not taken at all, so a flood of copies evicts nothing that is used.
 //!
 //! **Invariants:** never more than the configured bytes; a cached copy is never counted as
-//! a replica, and repair, renewal and comparison never see one; a signed block is answered
-//! with only while younger than the bound, by the age that it had when it came.
+//! a replica, and repair, renewal and comparison never see one; only blocks that never change
+//! are cached.
 //!
 //! It does not verify blocks: its callers have done so.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_key::{BlockKind, Key, PeerId};
@@ -41,12 +40,8 @@ const MAX_SENDERS: usize = 256;
 pub(crate) struct Cached {
     /// What its key promises.
     pub kind: BlockKind,
-    /// 0 for content.
-    pub version: u64,
     /// Its bytes, verified.
     pub bytes: Bytes,
-    /// When a replica had it: later for content does not matter.
-    pub fresh_at: Instant,
     /// When its lease ends.
     pub until: Instant,
 }
@@ -144,15 +139,11 @@ impl Cache {
         }
     }
 
-    /// The block under `key`; a signed one only if it is no older than `max_age`.
-    pub fn get(&mut self, key: &Key, now: Instant, max_age: Duration) -> Option<Cached> {
+    /// The block under `key`.
+    pub fn get(&mut self, key: &Key, now: Instant) -> Option<Cached> {
         let entry = self.entries.get_mut(key)?;
         if entry.block.until <= now {
             self.remove(key);
-            return None;
-        }
-        let block = &entry.block;
-        if block.kind.is_mutable() && now.since(block.fresh_at) > max_age {
             return None;
         }
         self.by_use.remove(&entry.used);
@@ -197,15 +188,8 @@ impl Cache {
     /// that has to leave for it. Whether it is held now.
     pub fn put(&mut self, key: Key, block: Cached) -> bool {
         if let Some(Entry { block: held, .. }) = self.entries.get_mut(&key) {
-            if held.bytes == block.bytes {
-                held.fresh_at = held.fresh_at.max(block.fresh_at);
-                held.until = held.until.max(block.until);
-                return true;
-            }
-            if held.version >= block.version {
-                return false;
-            }
-            self.remove(&key);
+            held.until = held.until.max(block.until);
+            return true;
         }
         let asked = self.popularity.of(&key);
         let cost = cost(&block);
@@ -256,6 +240,8 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use atoll_key::BlockHash;
 
     use super::*;
@@ -272,18 +258,8 @@ mod tests {
     }
 
     fn block(n: u32) -> Cached {
-        Cached {
-            kind: BlockKind::Content,
-            version: 0,
-            bytes: Bytes::from(vec![n as u8; BLOCK_BYTES]),
-            fresh_at: at(0),
-            until: at(1000),
-        }
-    }
-
-    fn signed(version: u64, fresh_at: u64) -> Cached {
-        let kind = BlockKind::Signed;
-        Cached { kind, version, fresh_at: at(fresh_at), ..block(version as u32) }
+        let bytes = Bytes::from(vec![n as u8; BLOCK_BYTES]);
+        Cached { kind: BlockKind::Content, bytes, until: at(1000) }
     }
 
     /// A cache with room for ten blocks.
@@ -299,7 +275,7 @@ mod tests {
     }
 
     fn holds(cache: &mut Cache, n: u32) -> bool {
-        cache.get(&key(n), at(0), Duration::ZERO).is_some()
+        cache.get(&key(n), at(0)).is_some()
     }
 
     #[test]
@@ -352,31 +328,11 @@ mod tests {
     }
 
     #[test]
-    fn a_signed_block_is_answered_with_only_while_it_is_fresh() {
-        let mut cache = cache();
-        cache.asked(&key(1));
-        assert!(cache.put(key(1), signed(5, 10)));
-        let mut get = |now, age| {
-            let found = cache.get(&key(1), at(now), Duration::from_secs(age));
-            found.map(|block| block.version)
-        };
-        assert_eq!(get(15, 5), Some(5));
-        assert_eq!(get(16, 5), None);
-        assert_eq!(get(11, 0), None);
-        // The same block, seen again at a replica; then a newer; an older is not taken.
-        assert!(cache.put(key(1), signed(5, 20)) && cache.put(key(1), signed(6, 22)));
-        assert!(!cache.put(key(1), signed(5, 30)));
-        cache.check_invariants();
-        let found = cache.get(&key(1), at(25), Duration::from_secs(5));
-        assert_eq!(found.map(|block| block.version), Some(6));
-    }
-
-    #[test]
     fn a_copy_does_not_outlive_the_lease() {
         let mut cache = cache();
         assert!(ask_and_put(&mut cache, 1, 1));
-        assert!(cache.get(&key(1), at(999), Duration::ZERO).is_some());
-        assert!(cache.get(&key(1), at(1000), Duration::ZERO).is_none());
+        assert!(cache.get(&key(1), at(999)).is_some());
+        assert!(cache.get(&key(1), at(1000)).is_none());
         assert_eq!(cache.usage().0, 0);
     }
 

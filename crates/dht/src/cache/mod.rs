@@ -10,9 +10,7 @@
 //! A server says in its answer whether it would take a copy, and gets none otherwise: what
 //! is fetched once and never again is not sent about.
 //!
-//! Signed blocks are cached only by nodes that fetched them from a replica, or from such a
-//! copy, and never because a peer sent them: a copy of the last version could be sent
-//! again and again, as if it were fresh.
+//! Only blocks that never change are cached: a copy of a signed block could be an old version.
 
 mod lru;
 mod popularity;
@@ -72,18 +70,16 @@ impl PathCache {
     }
 }
 
-/// A cached copy of `key`, which is asked for and not stored here; a signed block's no older
-/// than `max_age`, nor than this node's own bound.
-pub(crate) fn own(cache: &PathCache, key: &Key, max_age: Duration) -> Option<Cached> {
+/// A cached copy of `key`, which is asked for and not stored here.
+pub(crate) fn own(cache: &PathCache, key: &Key) -> Option<Cached> {
     if !cache.is_on() {
         return None;
     }
     let now = cache.env.now();
-    let max_age = max_age.min(cache.config.signed_cache);
     let found = {
         let mut held = cache.lock();
         held.asked(key);
-        held.get(key, now, max_age)
+        held.get(key, now)
     };
     let counter =
         if found.is_some() { &cache.counters.cache_hits } else { &cache.counters.cache_misses };
@@ -93,17 +89,12 @@ pub(crate) fn own(cache: &PathCache, key: &Key, max_age: Duration) -> Option<Cac
 
 /// The answer from the cache to a peer that asks for a block which is not stored here, with
 /// the block.
-pub(crate) fn serve(
-    cache: &PathCache,
-    key: &Key,
-    max_age: Duration,
-) -> Option<(LookupReply, Bytes)> {
-    let block = own(cache, key, max_age)?;
+pub(crate) fn serve(cache: &PathCache, key: &Key) -> Option<(LookupReply, Bytes)> {
+    let block = own(cache, key)?;
     let now = cache.env.now();
     let header =
         BlockHeader { key: *key, kind: block.kind, lease_secs: block.until.since(now).as_secs() };
-    let age_ms = u64::try_from(now.since(block.fresh_at).as_millis()).unwrap_or(u64::MAX);
-    Some((LookupReply::Cached { header, age_ms }, block.bytes))
+    Some((LookupReply::Cached(header), block.bytes))
 }
 
 /// Whether this node would cache `key`.
@@ -112,23 +103,16 @@ pub(crate) fn wants(cache: &PathCache, key: &Key) -> bool {
 }
 
 /// A verified block in the form of the cache.
-fn to_cache(cache: &PathCache, block: &Block, age: Duration) -> Option<Cached> {
-    let kind = block.header.kind;
-    let version = kind.verify(&block.header.key, &block.bytes).ok()?;
-    let now = cache.env.now();
+fn to_cache(cache: &PathCache, block: &Block) -> Cached {
     let lease_secs = block.header.lease_secs.min(cache.config.max_lease.as_secs());
-    let before = atoll_env::Instant(now.0.saturating_sub(age.as_nanos().try_into().ok()?));
-    let until = now + Duration::from_secs(lease_secs);
-    Some(Cached { kind, version, bytes: block.bytes.clone(), fresh_at: before, until })
+    let until = cache.env.now() + Duration::from_secs(lease_secs);
+    Cached { kind: block.header.kind, bytes: block.bytes.clone(), until }
 }
 
-/// Keeps a block that this node fetched, a replica having had it `age` ago.
-pub(crate) fn keep_own(cache: &PathCache, block: &Block, age: Duration) {
-    if !cache.is_on() || (block.is_mutable() && age >= cache.config.signed_cache) {
-        return;
-    }
-    if let Some(copy) = to_cache(cache, block, age) {
-        cache.lock().put(block.header.key, copy);
+/// Keeps a block that this node fetched and verified.
+pub(crate) fn keep_own(cache: &PathCache, block: &Block) {
+    if cache.is_on() && !block.is_mutable() {
+        cache.lock().put(block.header.key, to_cache(cache, block));
     }
 }
 
@@ -183,8 +167,7 @@ pub(crate) fn take(cache: &PathCache, from: &Peer, block: &Block) -> Result<bool
     };
     let taken = is_welcome && matches!(cache.store.info(&key), Ok(None)) && {
         block.header.kind.verify(&key, bytes)?;
-        let copy = to_cache(cache, block, Duration::ZERO);
-        copy.is_some_and(|copy| cache.lock().put(key, copy))
+        cache.lock().put(key, to_cache(cache, block))
     };
     if !taken {
         add(&cache.counters.cache_refused, 1);

@@ -52,8 +52,8 @@ pub struct Fetched {
 pub(crate) struct Found {
     pub block: Block,
     pub trace: Trace,
-    /// If it came from a cache: how long ago a replica had it.
-    pub age: Option<Duration>,
+    /// Whether it came from a cache.
+    cached: bool,
     /// The nodes on the way that would cache a copy.
     wanted: Vec<Node>,
 }
@@ -64,30 +64,28 @@ pub(crate) async fn get(client: &Arc<Client>, key: Key) -> Result<Fetched, GetEr
     if let Some(bytes) = local(client, &key).await {
         return Ok(Fetched { bytes, trace: Trace::default(), cached: false });
     }
-    if let Some(block) = cache::own(&client.cache, &key, Duration::ZERO) {
+    if let Some(block) = cache::own(&client.cache, &key) {
         return Ok(Fetched { bytes: block.bytes, trace: Trace::default(), cached: true });
     }
-    let cached = client.cache.is_on().then_some(Duration::ZERO);
-    let found = find(client, key, cached).await?;
+    let found = find(client, key, client.cache.is_on()).await?;
     heal(client, &found.block, &found.trace);
     cache::spread(&client.cache, &found.block, &found.trace, &found.wanted);
-    cache::keep_own(&client.cache, &found.block, found.age.unwrap_or_default());
-    let cached = found.age.is_some();
-    Ok(Fetched { bytes: found.block.bytes, trace: found.trace, cached })
+    cache::keep_own(&client.cache, &found.block);
+    Ok(Fetched { bytes: found.block.bytes, trace: found.trace, cached: found.cached })
 }
 
-/// Fetches a block of any kind from another node. With `cached`, a copy from a cache will
-/// do, a signed block's no older than that; otherwise only what a replica holds.
+/// Fetches a block of any kind from another node. A copy from a cache will do if
+/// `may_be_cached`; otherwise only what a replica holds.
 pub(crate) async fn find(
     client: &Arc<Client>,
     key: Key,
-    cached: Option<Duration>,
+    may_be_cached: bool,
 ) -> Result<Found, GetError> {
     let deadline = client.env.now() + client.config.get_limit;
     let mut pause = FIRST_PAUSE;
     loop {
         let limits = limits(client, deadline);
-        let error = match search(client, key, cached, limits).await {
+        let error = match search(client, key, may_be_cached, limits).await {
             Ok(found) => return Ok(found),
             Err(error) => error,
         };
@@ -127,7 +125,7 @@ pub(super) fn limits(client: &Client, deadline: Instant) -> WalkLimits {
 /// What one walk has learned besides what the walker keeps.
 #[derive(Default)]
 struct Notes {
-    age: Option<Duration>,
+    cached: bool,
     wanted: Vec<Node>,
 }
 
@@ -135,7 +133,7 @@ struct Notes {
 pub(super) async fn search(
     client: &Arc<Client>,
     key: Key,
-    cached: Option<Duration>,
+    may_be_cached: bool,
     limits: WalkLimits,
 ) -> Result<Found, WalkError> {
     let notes = Arc::new(Mutex::new(Notes::default()));
@@ -155,9 +153,9 @@ pub(super) async fn search(
             if as_root {
                 return ask_root(client, node, key, replicas).await;
             }
-            let answer = ask(client, node, key, false, cached).await?;
+            let answer = ask(client, node, key, false, may_be_cached).await?;
             match &answer {
-                Answer::Cached(_, age) => lock(&notes).age = Some(*age),
+                Answer::Cached(_) => lock(&notes).cached = true,
                 Answer::Wanted(_) => lock(&notes).wanted.push(node),
                 _ => {}
             }
@@ -182,8 +180,8 @@ pub(super) async fn search(
     found.trace.0.extend(
         last.map(|asked| Asked { node: replicas.served_by.unwrap_or(asked.node), ..asked }),
     );
-    let Notes { age, wanted } = std::mem::take(&mut *lock(&notes));
-    Ok(Found { block: found.value, trace: found.trace, age, wanted })
+    let Notes { cached, wanted } = std::mem::take(&mut *lock(&notes));
+    Ok(Found { block: found.value, trace: found.trace, cached, wanted })
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -204,8 +202,8 @@ async fn local(client: &Client, key: &Key) -> Option<Bytes> {
 pub(crate) enum Answer {
     /// As the walk understands it.
     Plain(Step<Block>),
-    /// It had it in its cache; how long ago a replica had it.
-    Cached(Block, Duration),
+    /// It had it in its cache.
+    Cached(Block),
     /// It does not have it, and would cache it.
     Wanted(Route),
 }
@@ -214,7 +212,7 @@ impl Answer {
     pub fn into_step(self) -> Step<Block> {
         match self {
             Answer::Plain(step) => step,
-            Answer::Cached(block, _) => Step::Done(block),
+            Answer::Cached(block) => Step::Done(block),
             Answer::Wanted(route) => Step::Route(route),
         }
     }
@@ -226,7 +224,7 @@ pub(crate) async fn ask(
     node: Node,
     key: Key,
     as_root: bool,
-    cached: Option<Duration>,
+    may_be_cached: bool,
 ) -> Result<Answer, CallError> {
     if client.is_me(&node) {
         if let Some(block) = follow::own(&client, &key).await {
@@ -234,8 +232,7 @@ pub(crate) async fn ask(
         }
         return Ok(Answer::Plain(Step::Absent(client.overlay.successors_of(&node))));
     }
-    let cached_ms = cached.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
-    let step = LookupStep { key, as_root, cached_ms };
+    let step = LookupStep { key, as_root, may_be_cached };
     let (answer, parts) = client.call(&node, &step, Vec::new()).await?;
     Ok(match answer {
         LookupReply::Absent(successors) => Answer::Plain(Step::Absent(successors)),
@@ -249,13 +246,11 @@ pub(crate) async fn ask(
             let block = verified(&client, &Node::of(holder), key, header, parts)?;
             Answer::Plain(Step::Done(block))
         }
-        LookupReply::Cached { header, age_ms } => {
-            let block = verified(&client, &node, key, header, parts)?;
-            let (age, limit) = (Duration::from_millis(age_ms), cached.unwrap_or_default());
-            if header.kind.is_mutable() && age > limit {
-                return Err(Refusal::new(BAD_BLOCK, "it sent a stale copy").into());
-            }
-            Answer::Cached(block, age)
+        LookupReply::Cached(header) if may_be_cached && !header.kind.is_mutable() => {
+            Answer::Cached(verified(&client, &node, key, header, parts)?)
+        }
+        LookupReply::Cached(_) => {
+            return Err(Refusal::new(BAD_BLOCK, "it sent a copy from its cache").into());
         }
     })
 }

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant, sleep};
 use atoll_key::{Key, SignedBlock};
@@ -17,9 +16,8 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use super::Client;
-use super::get::{FIRST_PAUSE, ask, find, limits, search, send_copies};
+use super::get::{FIRST_PAUSE, ask, limits, search, send_copies};
 use crate::blocks::GetError;
-use crate::cache;
 use crate::diversion::follow;
 use crate::rpc::{Block, BlockHeader};
 use crate::stats::add;
@@ -58,38 +56,6 @@ pub(crate) fn saw(client: &Client, key: Key, version: u64) {
     client.seen.saw(&client.env, &client.durable, key, version);
 }
 
-/// Whether this node has seen a newer version of a signed block.
-fn is_older_than_seen(client: &Client, key: &Key, version: u64) -> bool {
-    client.config.mechanisms.seen_versions
-        && client.seen.version(key).is_some_and(|seen| version < seen)
-}
-
-/// Fetches a signed block that a replica had at most `max_age` ago.
-pub(crate) async fn recent_signed(
-    client: &Arc<Client>,
-    key: Key,
-    max_age: Duration,
-) -> Result<SignedBlock, GetError> {
-    add(&client.counters.gets, 1);
-    let max_age = max_age.min(client.config.signed_cache);
-    let told = |error| GetError::NotFound { key, told: format!("not a signed block: {error}") };
-    if let Some(copy) = cache::own(&client.cache, &key, max_age) {
-        let block = SignedBlock::decode(&copy.bytes).map_err(told)?;
-        if !is_older_than_seen(client, &key, block.version) {
-            return Ok(block);
-        }
-    }
-    let cached = (client.cache.is_on() && !max_age.is_zero()).then_some(max_age);
-    let found = find(client, key, cached).await?;
-    let block = SignedBlock::decode(&found.block.bytes).map_err(told)?;
-    if is_older_than_seen(client, &key, block.version) {
-        return get_signed(client, key).await;
-    }
-    cache::keep_own(&client.cache, &found.block, found.age.unwrap_or_default());
-    saw(client, key, block.version);
-    Ok(block)
-}
-
 async fn ask_all_replicas(
     client: &Arc<Client>,
     key: Key,
@@ -104,7 +70,7 @@ async fn ask_all_replicas(
         None
     } else {
         // Hardly anybody who should have it has it: they may not be its replica set at all.
-        let found = search(client, key, None, limits(client, deadline)).await;
+        let found = search(client, key, false, limits(client, deadline)).await;
         found.ok().and_then(|found| signed(&key, found.block))
     };
     let of_set = || answers.iter().filter_map(|answer| answer.as_ref().ok()?.as_ref());
@@ -279,7 +245,7 @@ async fn ask_signed(client: &Arc<Client>, node: Node, key: Key) -> HeldSigned {
             None => follow::own(client, &key).await,
         }
     } else {
-        match ask(client.clone(), node, key, true, None).await?.into_step() {
+        match ask(client.clone(), node, key, true, false).await?.into_step() {
             Step::Done(block) => Some(block),
             Step::Absent(_) | Step::Route(_) => None,
         }

@@ -153,7 +153,7 @@ pub(crate) async fn ask_root(
         client.config.routes <= 1 || known.are_guessed || follows(&known.named)
     };
     let Some(mut set) = set.filter(|_| choosing && sound()) else {
-        return ask(client, root, key, true, None).await.map(Answer::into_step);
+        return ask(client, root, key, true, false).await.map(Answer::into_step);
     };
     let (book, now) = (client.overlay.peer_book(), client.env.now());
     set.retain(|n| n.id == root.id || book.standing(&n.peer, now) != Standing::Silent);
@@ -221,7 +221,7 @@ impl Race {
             self.watched.push(Watched { node, start, is_slow: false });
         }
         self.calls.push(Box::pin(async move {
-            let answer = ask(client.clone(), node, key, true, None).await.map(Answer::into_step);
+            let answer = ask(client.clone(), node, key, true, false).await.map(Answer::into_step);
             if matches!(answer, Ok(Step::Done(_))) {
                 let now = client.env.now();
                 client.fetch_times.answered(&node.peer.id, now.since(start), now);

@@ -53,7 +53,7 @@ pub(crate) async fn ask_holder(
     if holder.id == pointing.peer.id {
         return Err(fails("itself".to_owned()));
     }
-    let step = LookupStep { key, as_root: true, cached_ms: None };
+    let step = LookupStep { key, as_root: true, may_be_cached: false };
     let answer = diversion.call(&Node::of(holder), &step, Vec::new()).await;
     match answer.map_err(|e| fails(e.to_string()))? {
         (LookupReply::Found(header), parts) => Ok((header, parts)),

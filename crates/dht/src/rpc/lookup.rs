@@ -18,9 +18,9 @@ pub struct LookupStep {
     /// The caller takes this node for the root or one of its replicas.
     #[n(1)]
     pub as_root: bool,
-    /// A cached copy will do; a signed block's at most so many milliseconds old.
+    /// A cached copy will do.
     #[n(2)]
-    pub cached_ms: Option<u64>,
+    pub may_be_cached: bool,
 }
 
 /// The answer to a [`LookupStep`].
@@ -31,14 +31,7 @@ pub enum LookupReply {
     Found(#[n(0)] BlockHeader),
     /// COMPLETE: a cached copy of the block is the reply's only part.
     #[n(1)]
-    Cached {
-        /// What it is.
-        #[n(0)]
-        header: BlockHeader,
-        /// How long ago a replica had it, milliseconds.
-        #[n(1)]
-        age_ms: u64,
-    },
+    Cached(#[n(0)] BlockHeader),
     /// NONEXISTENT: this node is the root and does not have it; its replicas follow.
     #[n(2)]
     Absent(#[cbor(n(0), with = "encoding::nodes")] Vec<Node>),
@@ -57,7 +50,7 @@ impl Message for LookupStep {}
 
 impl Message for LookupReply {
     fn parts(&self) -> usize {
-        usize::from(matches!(self, LookupReply::Found(_) | LookupReply::Cached { .. }))
+        usize::from(matches!(self, LookupReply::Found(_) | LookupReply::Cached(_)))
     }
 }
 

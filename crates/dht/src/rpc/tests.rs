@@ -38,9 +38,9 @@ fn node(n: u8, addr: &str) -> Node {
 fn every_message_reads_back_and_no_prefix_of_it_does() {
     let header = BlockHeader { key: key(1), kind: BlockKind::Content, lease_secs: 77 };
     let nodes = vec![node(1, "127.0.0.1:1"), node(2, "[::1]:2")];
-    round_trip(LookupStep { key: key(1), as_root: true, cached_ms: None });
-    round_trip(LookupStep { key: key(1), as_root: false, cached_ms: Some(1 << 40) });
-    round_trip(LookupReply::Cached { header, age_ms: 0 });
+    round_trip(LookupStep { key: key(1), as_root: true, may_be_cached: false });
+    round_trip(LookupStep { key: key(1), as_root: false, may_be_cached: true });
+    round_trip(LookupReply::Cached(header));
     round_trip(LookupReply::Wanted(Route::Root(nodes.clone())));
     round_trip(CacheCopy { block: header });
     round_trip(CacheReply { taken: true });

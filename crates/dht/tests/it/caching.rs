@@ -164,7 +164,7 @@ fn a_flood_of_copies_keeps_to_the_limit_and_bad_ones_are_refused() {
         let mut bytes = vec![9; 2000];
         bytes[..4].copy_from_slice(&n.to_be_bytes());
         let hash = BlockHash::of(&bytes);
-        let step = rpc::LookupStep { key: hash.key(), as_root: false, cached_ms: Some(0) };
+        let step = rpc::LookupStep { key: hash.key(), as_root: false, may_be_cached: true };
         let header = rpc::to_header(&step);
         let request = Request { method: rpc::LOOKUP_STEP, header, parts: Vec::new() };
         let transport = ring.sim.transport(ring.members[1].host);
@@ -184,40 +184,6 @@ fn a_flood_of_copies_keeps_to_the_limit_and_bad_ones_are_refused() {
 
 fn signed(version: u64) -> SignedBlock {
     SignedBlock::sign(&SecretKey::from_seed(&[9; 32]), b"", version, b"payload")
-}
-
-/// Who permits it may see a signed block as it was some seconds ago, and never longer;
-/// who does not permit it sees the newest at once.
-#[test]
-fn a_cached_signed_block_is_read_only_within_its_bound() {
-    let config = DhtConfig { cache_asks: 1, ..DhtConfig::default() };
-    let ring = Ring::with(SimConfig { seed: 6, ..SimConfig::default() }, config, 12);
-    let put = |version| {
-        let put = ring.members[0].dht.put_signed(signed(version));
-        assert_eq!(ring.sim.block_on(MINUTE, put).expect("ends"), Ok(()));
-    };
-    put(1);
-    let key = signed(1).key();
-    // The writer itself reads nothing older than it has written.
-    let reader = (1..12).find(|i| !ring.replica_set(&key).contains(i)).expect("12 nodes");
-    let recent = |max_age_secs| {
-        let dht = ring.members[reader].dht.clone();
-        let max_age = Duration::from_secs(max_age_secs);
-        let read = async move { dht.recent_signed(key, max_age).await };
-        ring.sim.block_on(MINUTE, read).expect("ends").expect("it is there").version
-    };
-    assert_eq!(recent(5), 1);
-    put(2);
-    assert_eq!(recent(5), 1, "from the cache");
-    let newest = ring.members[reader].dht.get_signed(key);
-    let newest = ring.sim.block_on(MINUTE, newest).expect("ends").map(|block| block.version);
-    assert_eq!(newest, Ok(2), "asks the replicas");
-    ring.sim.run_for(Duration::from_secs(6));
-    assert_eq!(recent(5), 2, "the copy is too old for this reader");
-    ring.sim.run_for(Duration::from_secs(11));
-    put(3);
-    assert_eq!(recent(1000), 3, "and at last for everybody: signed_cache is 10 s");
-    assert_eq!(recent(0), 3);
 }
 
 /// A signed block that somebody sends is not taken: it could be an old one.

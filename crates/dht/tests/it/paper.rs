@@ -31,7 +31,7 @@ fn put_signed(ring: &Ring, from: usize, block: SignedBlock) -> Result<(), PutErr
 
 /// What one node answers a lookup's question, sent to it alone.
 fn step(ring: &Ring, at: usize, key: Key) -> (LookupReply, Vec<Bytes>) {
-    let step = LookupStep { key, as_root: false, cached_ms: None };
+    let step = LookupStep { key, as_root: false, may_be_cached: false };
     let request = rpc::to_request(&step, Vec::new());
     let call = ring.outsider().call(ring.node(at).peer, request, MINUTE);
     let reply = ring.sim.block_on(MINUTE, call).expect("ends").expect("answered");
