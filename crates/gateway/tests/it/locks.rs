@@ -85,7 +85,7 @@ impl Other {
 
 /// Not a test: the other process of the tests.
 #[test]
-#[ignore = "the other process of these tests"]
+#[ignore = "no test: the other process of these"]
 fn another_process() {
     let Ok(wish) = std::env::var(WISH) else { return };
     let (byte, path) = wish.split_once(' ').unwrap();
@@ -140,7 +140,9 @@ fn locks_of_two_mounts_exclude_each_other() {
     let refused = rustix::fs::flock(&b, FlockOperation::NonBlockingLockShared);
     assert_eq!(refused, Err(rustix::io::Errno::WOULDBLOCK));
     drop(a);
-    rustix::fs::flock(&b, FlockOperation::NonBlockingLockExclusive).unwrap();
+    // Waits: the last close is not waited for, and a process that another test is starting holds
+    // `a` open until it runs its program.
+    rustix::fs::flock(&b, FlockOperation::LockExclusive).unwrap();
     drop(b);
     while !two.fs.lock_table().is_empty() {
         // The last close is not waited for.
