@@ -1,7 +1,7 @@
 //! The proof of the network secret: one message each way, right after TLS.
 //!
-//! CFS has no such proof; a private network refuses every node that does not know its secret. The secret is never sent. Each side sends a keyed BLAKE3
-//! MAC over the TLS exporter of this connection, so that a recorded proof is worth nothing on
+//! CFS has no such proof; a private network refuses every node that does not know its secret. The
+//! secret is never sent. Each side sends a keyed BLAKE3 MAC over the TLS exporter of this connection, so that a recorded proof is worth nothing on
 //! another, and over its own hello. The dialler proves first: a listener answers nothing, not
 //! even which versions it speaks, to a dialler that cannot.
 //!
@@ -36,7 +36,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use atoll_key::PeerId;
 
 /// The protocol versions this build speaks.
-pub const SPOKEN: Versions = Versions { min: 1, max: 1 };
+pub const SPOKEN: Versions = Versions { min: 2, max: 2 };
 /// The longest hello that is read, in bytes.
 pub const MAX_HELLO_BYTES: usize = 1024;
 /// Length of a hello of this build, in bytes.
