@@ -1,9 +1,10 @@
 //! The proof of the network secret: one message each way, right after TLS.
 //!
 //! CFS has no such proof; a private network refuses every node that does not know its secret. The
-//! secret is never sent. Each side sends a keyed BLAKE3 MAC over the TLS exporter of this connection, so that a recorded proof is worth nothing on
-//! another, and over its own hello. The dialler proves first: a listener answers nothing, not
-//! even which versions it speaks, to a dialler that cannot.
+//! secret is never sent. Each side sends a keyed BLAKE3 MAC over the TLS exporter of this
+//! connection, so that a recorded proof is worth nothing on another, and over its own hello. The
+//! dialler proves first: a listener answers nothing, not even which versions it speaks, to a
+//! dialler that cannot.
 //!
 //! ```text
 //! offset   size

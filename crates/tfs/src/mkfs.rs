@@ -16,8 +16,9 @@ use thiserror::Error;
 
 use crate::device::Device;
 use crate::ext2::{Ext2, Ext2Error, Goal, Records, RecordsError, Run};
+use crate::format::DESCRIPTOR_BYTES;
 use crate::format::features::{Features, RESIZE_INODE};
-use crate::format::group::{DESCRIPTOR_BYTES, GroupDescriptor};
+use crate::format::group::GroupDescriptor;
 use crate::format::inode::{Inode, kind_bits};
 use crate::format::superblock::{
     OLD_FIRST_INODE, RECORDS_INODE, ROOT_INODE, STATE_VALID, SUPERBLOCK_OFFSET, Superblock,
@@ -423,9 +424,6 @@ pub fn establish_records(
     if superblock.free_blocks() / 2 < layout.blocks() + pointers {
         return Err(RecordsError::Disk(Ext2Error::NoSpace));
     }
-    let device_error = |error: io::Error| {
-        RecordsError::Disk(Ext2Error::Meta(crate::meta::MetaError::Write(error)))
-    };
     let valid_state = superblock.state();
     let mut ext2 =
         Ext2::new(Meta::unjournaled(device.clone(), &superblock, CACHED_BLOCKS), superblock, None);
@@ -433,6 +431,37 @@ pub fn establish_records(
     ext2.meta.flush()?;
     device.sync().map_err(device_error)?;
 
+    let inode = reserve_records(&mut ext2, &layout, options, device)?;
+    let mut records = new_records(&mut ext2, journal_blocks, &inode, options)?;
+    ext2.meta.flush()?;
+    device.sync().map_err(device_error)?;
+    // The inode last: from here on the file system has records.
+    ext2.put_inode(RECORDS_INODE, &inode)?;
+    ext2.change_superblock(|superblock| superblock.set_state(valid_state))?;
+    records.header_mut().mark_after = ext2.superblock().mark();
+    let bytes = records.header().encode();
+    for copy in 0..HEADER_COPIES {
+        let block = records.disk_block(&mut ext2.meta, copy)?;
+        let at = u64::from(block) * bytes.len() as u64;
+        device.write_at(at, &bytes).map_err(device_error)?;
+    }
+    device.sync().map_err(device_error)?;
+    ext2.meta.flush()?;
+    device.sync().map_err(device_error)?;
+    Ok(())
+}
+
+fn device_error(error: io::Error) -> RecordsError {
+    RecordsError::Disk(Ext2Error::Meta(crate::meta::MetaError::Write(error)))
+}
+
+/// Allocates the blocks of the records, zeroed, and makes their inode; it is not written yet.
+fn reserve_records(
+    ext2: &mut Ext2,
+    layout: &RecordsLayout,
+    options: &RecordsOptions,
+    device: &Arc<dyn Device>,
+) -> Result<Inode, RecordsError> {
     let mut inode = Inode {
         mode: kind_bits(FileKind::Regular) | 0o600,
         links: 1,
@@ -467,7 +496,16 @@ pub fn establish_records(
         ext2.meta.flush()?;
         options.progress.done(u64::from(run.len));
     }
+    Ok(inode)
+}
 
+/// The records as they are at first: a header, and the checksum of each group's bitmap.
+fn new_records(
+    ext2: &mut Ext2,
+    journal_blocks: u32,
+    inode: &Inode,
+    options: &RecordsOptions,
+) -> Result<Records, RecordsError> {
     let superblock = ext2.superblock().clone();
     let header = Header {
         geometry: Geometry::of(&superblock),
@@ -493,20 +531,5 @@ pub fn establish_records(
         ext2.meta.flush()?;
         options.progress.done(1);
     }
-    ext2.meta.flush()?;
-    device.sync().map_err(device_error)?;
-    // The inode last: from here on the file system has records.
-    ext2.put_inode(RECORDS_INODE, &inode)?;
-    ext2.change_superblock(|superblock| superblock.set_state(valid_state))?;
-    records.header_mut().mark_after = ext2.superblock().mark();
-    let bytes = records.header().encode();
-    for copy in 0..HEADER_COPIES {
-        let block = records.disk_block(&mut ext2.meta, copy)?;
-        let at = u64::from(block) * bytes.len() as u64;
-        device.write_at(at, &bytes).map_err(device_error)?;
-    }
-    device.sync().map_err(device_error)?;
-    ext2.meta.flush()?;
-    device.sync().map_err(device_error)?;
-    Ok(())
+    Ok(records)
 }

@@ -28,8 +28,9 @@ use std::collections::BTreeSet;
 
 use thiserror::Error;
 
+use crate::format::DESCRIPTOR_BYTES;
 use crate::format::features::Features;
-use crate::format::group::{DESCRIPTOR_BYTES, GroupDescriptor};
+use crate::format::group::GroupDescriptor;
 use crate::format::inode::Inode;
 use crate::format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
 use crate::meta::{Block, Meta, MetaError, Part};

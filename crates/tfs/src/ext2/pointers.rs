@@ -3,7 +3,8 @@
 //! to a file change an inode table.
 
 use super::{Ext2Error, damaged};
-use crate::format::group::{DESCRIPTOR_BYTES, GroupDescriptor};
+use crate::format::DESCRIPTOR_BYTES;
+use crate::format::group::GroupDescriptor;
 use crate::format::superblock::Superblock;
 use crate::meta::Meta;
 

@@ -13,9 +13,6 @@
 use super::superblock::Superblock;
 use super::{put_u16, put_u32, u16_at, u32_at};
 
-/// Length of a descriptor, bytes.
-pub const DESCRIPTOR_BYTES: usize = 32;
-
 /// Where a group keeps its bitmaps and inodes, and what is free in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct GroupDescriptor {

@@ -10,6 +10,9 @@ pub mod group;
 pub mod inode;
 pub mod superblock;
 
+/// Length of a group descriptor, bytes.
+pub const DESCRIPTOR_BYTES: usize = 32;
+
 /// The two bytes at `at`.
 ///
 /// # Panics

@@ -353,7 +353,7 @@ impl Superblock {
 
     /// Blocks that all group descriptors take.
     pub fn descriptor_blocks(&self) -> u32 {
-        let bytes = u64::from(self.groups()) * super::group::DESCRIPTOR_BYTES as u64;
+        let bytes = u64::from(self.groups()) * super::DESCRIPTOR_BYTES as u64;
         bytes.div_ceil(u64::from(self.block_bytes())) as u32
     }
 
