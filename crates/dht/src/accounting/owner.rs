@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use atoll_key::PeerId;
 use atoll_store::Owner;
 
-use crate::accounting::quota::QuotaConfig;
+use crate::config::QuotaConfig;
 
 /// The key of a carrier begins with this, and goes on with that of the node.
 const CARRIER_MARK: [u8; 4] = [0xff; 4];

@@ -11,21 +11,19 @@ use std::time::Duration;
 
 use atoll_env::{BoxFuture, Instant, sleep};
 use atoll_key::Key;
-use atoll_net::{CallError, Refusal};
-use atoll_overlay::peer_book::Misdeed;
 use atoll_overlay::walk::{Asked, Said, Step, Trace, WalkError, WalkLimits, walk};
 use atoll_overlay::{Node, Route};
 use bytes::Bytes;
 
 use super::Client;
+use super::ask::{Answer, ask};
 use super::replica_selection::{Replicas, ask_root};
 use crate::accounting::admission::Origin;
 use crate::blocks::GetError;
 use crate::cache;
-use crate::diversion::follow;
 use crate::placement::{expected_replicas, present_replicas};
 use crate::replication::store::{put_message, store_here};
-use crate::rpc::{Block, BlockHeader, LookupReply, LookupStep};
+use crate::rpc::Block;
 use crate::stats::add;
 
 /// The first pause before trying again; doubled each time.
@@ -34,8 +32,6 @@ pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_ASKS: usize = 160;
 /// So many routes must lead to the same root before it is believed that a block is nowhere.
 const CONFIRM_ABSENCE: usize = 2;
-/// A refusal's code for bytes that are not what their key says; made here, never sent.
-const BAD_BLOCK: u16 = 100;
 
 /// A block that was fetched.
 #[derive(Clone, Debug)]
@@ -196,81 +192,6 @@ fn told(error: &WalkError) -> String {
 async fn local(client: &Client, key: &Key) -> Option<Bytes> {
     let held = client.read(key).await?;
     held.info.kind.verify(key, &held.bytes).is_ok().then_some(held.bytes)
-}
-
-/// What one node answered.
-pub(crate) enum Answer {
-    /// As the walk understands it.
-    Plain(Step<Block>),
-    /// It had it in its cache.
-    Cached(Block),
-    /// It does not have it, and would cache it.
-    Wanted(Route),
-}
-
-impl Answer {
-    pub fn into_step(self) -> Step<Block> {
-        match self {
-            Answer::Plain(step) => step,
-            Answer::Cached(block) => Step::Done(block),
-            Answer::Wanted(route) => Step::Route(route),
-        }
-    }
-}
-
-/// Asks one node once, and verifies what it sends.
-pub(crate) async fn ask(
-    client: Arc<Client>,
-    node: Node,
-    key: Key,
-    as_root: bool,
-    may_be_cached: bool,
-) -> Result<Answer, CallError> {
-    if client.is_me(&node) {
-        if let Some(block) = follow::own(&client, &key).await {
-            return Ok(Answer::Plain(Step::Done(block)));
-        }
-        return Ok(Answer::Plain(Step::Absent(client.overlay.successors_of(&node))));
-    }
-    let step = LookupStep { key, as_root, may_be_cached };
-    let (answer, parts) = client.call(&node, &step, Vec::new()).await?;
-    Ok(match answer {
-        LookupReply::Absent(successors) => Answer::Plain(Step::Absent(successors)),
-        LookupReply::Route(route) => Answer::Plain(Step::Route(route)),
-        LookupReply::Wanted(route) => Answer::Wanted(route),
-        LookupReply::Found(header) => {
-            Answer::Plain(Step::Done(verified(&client, &node, key, header, parts)?))
-        }
-        LookupReply::There(holder) => {
-            let (header, parts) = follow::ask_holder(&client, &node, holder, key).await?;
-            let block = verified(&client, &Node::of(holder), key, header, parts)?;
-            Answer::Plain(Step::Done(block))
-        }
-        LookupReply::Cached(header) if may_be_cached && !header.kind.is_mutable() => {
-            Answer::Cached(verified(&client, &node, key, header, parts)?)
-        }
-        LookupReply::Cached(_) => {
-            return Err(Refusal::new(BAD_BLOCK, "it sent a copy from its cache").into());
-        }
-    })
-}
-
-/// The block that `node` sent, if it is what its key says.
-fn verified(
-    client: &Client,
-    node: &Node,
-    key: Key,
-    header: BlockHeader,
-    parts: Vec<Bytes>,
-) -> Result<Block, CallError> {
-    let bytes = parts.into_iter().next().unwrap_or_default();
-    if let Err(error) = header.kind.verify(&key, &bytes) {
-        tracing::warn!(%key, from = ?node, %error, "dropped a bad block");
-        client.counters.mark(node.peer.id);
-        client.overlay.peer_book().lied(&node.peer.id, Misdeed::BadBlock, client.env.now());
-        return Err(Refusal::new(BAD_BLOCK, format!("it sent a bad block: {error}")).into());
-    }
-    Ok(Block { header: BlockHeader { key, ..header }, bytes })
 }
 
 /// The root did not have what a replica had: it gets it now, not at the next round of repair.

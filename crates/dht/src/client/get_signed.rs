@@ -16,7 +16,8 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use super::Client;
-use super::get::{FIRST_PAUSE, ask, limits, search, send_copies};
+use super::ask::ask;
+use super::get::{FIRST_PAUSE, limits, search, send_copies};
 use crate::blocks::GetError;
 use crate::diversion::follow;
 use crate::rpc::{Block, BlockHeader};

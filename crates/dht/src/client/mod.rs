@@ -1,6 +1,7 @@
 //! What a node does for its own clients: get, put and renew (CFS §4.1, Table 1).
 
 mod ack_verification;
+mod ask;
 mod block_times;
 pub(crate) mod get;
 pub(crate) mod get_signed;

@@ -20,7 +20,7 @@ use futures_util::future::join_all;
 
 use super::Client;
 use super::get_signed::saw;
-use super::put_batch::put_batch;
+use super::put_batch::{Outcome, put_batch};
 use crate::blocks::PutError;
 use crate::placement::{Groups, add_to, expected_replicas, present_replicas, replica_sets};
 use crate::rpc::{Block, BlockHeader, MAX_BATCH_BLOCKS};
@@ -78,16 +78,6 @@ struct Pending {
     holders: BTreeSet<PeerId>,
     /// What happened to it last.
     told: String,
-}
-
-/// What became of a block in one attempt.
-#[derive(Debug)]
-pub(super) enum Outcome {
-    Stored,
-    /// Too few have it so far: these, and why the others have not.
-    Again(BTreeSet<PeerId>, String),
-    /// It will not be stored.
-    Refused(PutError),
 }
 
 async fn put_all(client: &Arc<Client>, blocks: Vec<Block>) -> Result<(), PutError> {

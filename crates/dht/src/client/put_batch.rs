@@ -14,7 +14,6 @@ use atoll_overlay::Node;
 
 use super::Client;
 use super::ack_verification::{Said, ask_to_store, check_put, newest_shown};
-use super::put::Outcome;
 use crate::accounting::admission::Origin;
 use crate::blocks::PutError;
 use crate::placement::size_of;
@@ -23,6 +22,16 @@ use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event, answers};
 use crate::rpc::{Block, OverQuota, PutStatus, is_majority};
 use crate::server::put::store_as_root;
+
+/// What became of a block in one attempt.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Stored,
+    /// Too few have it so far: these, and why the others have not.
+    Again(BTreeSet<PeerId>, String),
+    /// It will not be stored.
+    Refused(PutError),
+}
 
 /// What a root's, or its replica set's, word for a block means.
 fn judge(root: &Node, status: PutStatus) -> Outcome {

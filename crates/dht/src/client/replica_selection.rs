@@ -36,7 +36,7 @@ use futures_util::future::{Either, select};
 use futures_util::stream::FuturesUnordered;
 
 use crate::client::Client;
-use crate::client::get::{Answer, ask};
+use crate::client::ask::{Answer, ask};
 use crate::config::ReplicaChoice;
 use crate::rpc::Block;
 use crate::stats::add;

@@ -6,11 +6,12 @@ use std::collections::BTreeMap;
 
 use atoll_env::sleep;
 use atoll_key::{Key, PeerId};
+use atoll_net::CallError;
 use atoll_overlay::Node;
+use atoll_store::StoreError;
 use atoll_store::StoredBlock;
 
 use super::Replication;
-use super::exchange::{ExchangeError, Outcome};
 use super::store::{put_message, store_fetched};
 use crate::accounting::admission::Origin;
 use crate::context::REPLY_BYTES;
@@ -19,6 +20,50 @@ use crate::rpc::budget::PeerBudget;
 use crate::rpc::{
     Block, Fetch, FetchReply, Item, MAX_BATCH_BLOCKS, PutStatus, There, is_majority, to_blocks,
 };
+
+/// Why an exchange ended early.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum ExchangeError {
+    #[error("call: {0}")]
+    Call(#[from] CallError),
+    #[error("store: {0}")]
+    Store(#[from] StoreError),
+    #[error("the other side's answer is not well-formed")]
+    IllFormed,
+    #[error("the other side's answers lead nowhere")]
+    Endless,
+    #[error("the other side is busy")]
+    Later,
+}
+
+impl ExchangeError {
+    /// Whether the exchange should be tried again at once: what failed is not what the other
+    /// side says.
+    pub fn is_failure(&self) -> bool {
+        !self.is_misbehaviour() && !matches!(self, ExchangeError::Later)
+    }
+
+    /// Whether the other side says what makes no sense, or no.
+    pub fn is_misbehaviour(&self) -> bool {
+        use ExchangeError::{Call, Endless, IllFormed};
+        matches!(self, IllFormed | Endless | Call(CallError::Refused(_)))
+    }
+}
+
+impl From<atoll_net::Refusal> for ExchangeError {
+    fn from(refusal: atoll_net::Refusal) -> ExchangeError {
+        ExchangeError::Call(refusal.into())
+    }
+}
+
+/// What an exchange did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// Blocks copied either way, and those that a put is copying.
+    pub moved: u64,
+    /// Blocks that differ still, because they could not be copied.
+    pub left: u64,
+}
 
 /// Of `items`, the keys that may be offered to `node`, which may be this one. Counts those that a
 /// put is sending there as moved, and the others as left.

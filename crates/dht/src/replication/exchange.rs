@@ -10,11 +10,10 @@ use std::time::Duration;
 use atoll_key::KeyRange;
 use atoll_net::{CallError, Refusal};
 use atoll_overlay::Node;
-use atoll_store::StoreError;
 use futures_util::future::{Either, select};
 
 use super::Replication;
-use super::copying::{give, take};
+use super::copying::{ExchangeError, Outcome, give, take};
 use super::reconcile::{Difference, difference, well_formed_items, well_formed_parts};
 use crate::holdings::ranges::{page, summaries};
 use crate::rpc::budget::PeerBudget;
@@ -29,49 +28,6 @@ const MAX_IDLE_STEPS: usize = 1000;
 /// Blocks given to a replica that are looked for again in the same round, at most: enough
 /// to notice one that does not keep what it acknowledges.
 const MAX_GIVEN: usize = 1024;
-/// Why an exchange ended early.
-#[derive(Clone, Debug, thiserror::Error)]
-pub(crate) enum ExchangeError {
-    #[error("call: {0}")]
-    Call(#[from] CallError),
-    #[error("store: {0}")]
-    Store(#[from] StoreError),
-    #[error("the other side's answer is not well-formed")]
-    IllFormed,
-    #[error("the other side's answers lead nowhere")]
-    Endless,
-    #[error("the other side is busy")]
-    Later,
-}
-
-impl ExchangeError {
-    /// Whether the exchange should be tried again at once: what failed is not what the other
-    /// side says.
-    pub fn is_failure(&self) -> bool {
-        !self.is_misbehaviour() && !matches!(self, ExchangeError::Later)
-    }
-
-    /// Whether the other side says what makes no sense, or no.
-    pub fn is_misbehaviour(&self) -> bool {
-        use ExchangeError::{Call, Endless, IllFormed};
-        matches!(self, IllFormed | Endless | Call(CallError::Refused(_)))
-    }
-}
-
-impl From<atoll_net::Refusal> for ExchangeError {
-    fn from(refusal: atoll_net::Refusal) -> ExchangeError {
-        ExchangeError::Call(refusal.into())
-    }
-}
-
-/// What an exchange did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outcome {
-    /// Blocks copied either way, and those that a put is copying.
-    pub moved: u64,
-    /// Blocks that differ still, because they could not be copied.
-    pub left: u64,
-}
 
 /// Some of what a replica acknowledged earlier in a round.
 pub(crate) type Given = BTreeSet<Item>;

@@ -6,7 +6,6 @@
 //! and all of it must be over within [`HANDSHAKE_LIMIT`]. A dialler that cannot prove
 //! the secret gets no answer after TLS.
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
-use super::proving::{Outcome, Proving};
+use super::proving::{DialError, Outcome, Proving};
 use super::tls::{ALPN, Tls, peer_key};
 use crate::hello::{self, Binding, Hello, HelloError, Role, Verdict, Versions};
 use crate::{Admission, Members, Peer, Proven, RefusalReason};
@@ -57,52 +56,6 @@ pub(super) struct Identity {
     pub profile: [u8; 32],
     /// The listening address this node claims.
     pub claimed: SocketAddr,
-}
-
-/// Why a dial failed, for people and for the log.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum DialError {
-    /// TCP or TLS failed; also a key that is not the expected one.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    /// TLS could not be set up, or the peer does not speak this protocol.
-    #[error("{0}")]
-    Tls(String),
-    /// The peer closed where its proof belongs.
-    #[error(
-        "the peer closed the connection during the handshake: it may belong to another network, \
-         or the network's secret was replaced while this node was away"
-    )]
-    ClosedByPeer,
-    /// The peer does not know the network secret.
-    #[error("the peer does not prove the network secret: {0}")]
-    Unproven(HelloError),
-    /// There is no version that both speak.
-    #[error("the peer speaks protocol {theirs}, this node {ours}: update the older of the two")]
-    NoCommonVersion {
-        /// What this node speaks.
-        ours: Versions,
-        /// What the peer speaks.
-        theirs: Versions,
-    },
-    /// The peer told that its profile differs.
-    #[error("the peer's network has another profile")]
-    OtherProfile,
-    /// The peer says that the network has removed this node.
-    #[error("the peer says that this node was removed from the network")]
-    RemovedHere,
-    /// The peer says that this node's secret has been replaced.
-    #[error("the peer says that the network's secret was replaced while this node was away")]
-    SecretReplacedHere,
-    /// The network has removed the peer.
-    #[error("the peer was removed from the network")]
-    Removed,
-    /// The peer proves only a secret that has been replaced.
-    #[error("the peer knows only a network secret that was replaced")]
-    SecretReplaced,
-    /// It took too long.
-    #[error("the handshake took too long")]
-    TimedOut,
 }
 
 impl Identity {

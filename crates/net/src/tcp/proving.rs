@@ -13,8 +13,53 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-use super::handshake::DialError;
-use crate::hello::{self, LENGTH_BYTES};
+use crate::hello::{self, HelloError, LENGTH_BYTES, Versions};
+
+/// Why a dial failed, for people and for the log.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DialError {
+    /// TCP or TLS failed; also a key that is not the expected one.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// TLS could not be set up, or the peer does not speak this protocol.
+    #[error("{0}")]
+    Tls(String),
+    /// The peer closed where its proof belongs.
+    #[error(
+        "the peer closed the connection during the handshake: it may belong to another network, \
+         or the network's secret was replaced while this node was away"
+    )]
+    ClosedByPeer,
+    /// The peer does not know the network secret.
+    #[error("the peer does not prove the network secret: {0}")]
+    Unproven(HelloError),
+    /// There is no version that both speak.
+    #[error("the peer speaks protocol {theirs}, this node {ours}: update the older of the two")]
+    NoCommonVersion {
+        /// What this node speaks.
+        ours: Versions,
+        /// What the peer speaks.
+        theirs: Versions,
+    },
+    /// The peer told that its profile differs.
+    #[error("the peer's network has another profile")]
+    OtherProfile,
+    /// The peer says that the network has removed this node.
+    #[error("the peer says that this node was removed from the network")]
+    RemovedHere,
+    /// The peer says that this node's secret has been replaced.
+    #[error("the peer says that the network's secret was replaced while this node was away")]
+    SecretReplacedHere,
+    /// The network has removed the peer.
+    #[error("the peer was removed from the network")]
+    Removed,
+    /// The peer proves only a secret that has been replaced.
+    #[error("the peer knows only a network secret that was replaced")]
+    SecretReplaced,
+    /// It took too long.
+    #[error("the handshake took too long")]
+    TimedOut,
+}
 
 /// How a dialled peer's proof came out, once that is known: what was wrong, if anything.
 pub(super) type Outcome = Arc<OnceLock<Result<(), String>>>;
