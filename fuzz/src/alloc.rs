@@ -17,13 +17,13 @@ struct Counting;
 static COUNTING: Counting = Counting;
 
 /// Forgets what was counted on this thread.
-pub fn start() {
+pub(crate) fn start() {
     HELD.set(0);
     PEAK.set(0);
 }
 
 /// The most this thread held at once since [`start`], beyond what it held then.
-pub fn peak_bytes() -> usize {
+pub(crate) fn peak_bytes() -> usize {
     usize::try_from(PEAK.get()).unwrap_or(0)
 }
 

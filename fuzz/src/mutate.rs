@@ -1,14 +1,14 @@
 //! Mutations: what goes wrong with bytes, by accident and on purpose.
 
 /// A small seeded generator (SplitMix64, Steele et al. 2014).
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Random {
+    pub(crate) fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -16,7 +16,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound.max(1) as u64) as usize
     }
 }
@@ -38,7 +38,7 @@ const LIES: [u64; 12] = [
 ];
 
 /// One of `seeds`, changed in one to four ways.
-pub fn mutant(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
+pub(crate) fn mutant(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     let mut bytes = seeds[random.below(seeds.len())].clone();
     for _ in 0..=random.below(4) {
         mutate(&mut bytes, seeds, random);

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 /// How long one input may take. The slowest targets take a few milliseconds, on a busy
 /// machine a hundred times that.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What is being decoded.
 #[derive(Default)]
-pub struct Watch {
+pub(crate) struct Watch {
     present: Mutex<Option<Present>>,
 }
 
@@ -21,17 +21,17 @@ struct Present {
 
 impl Watch {
     /// A decoder begins with an input.
-    pub fn begin(&self, name: &'static str, input: &[u8]) {
+    pub(crate) fn begin(&self, name: &'static str, input: &[u8]) {
         *self.lock() = Some(Present { since: Instant::now(), name, input: input.to_vec() });
     }
 
     /// It came back.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         *self.lock() = None;
     }
 
     /// The target and the input that have taken longer than `patience`.
-    pub fn overdue(&self, patience: Duration) -> Option<(&'static str, Vec<u8>)> {
+    pub(crate) fn overdue(&self, patience: Duration) -> Option<(&'static str, Vec<u8>)> {
         let present = self.lock();
         let late = present.as_ref().filter(|present| present.since.elapsed() > patience)?;
         Some((late.name, late.input.clone()))

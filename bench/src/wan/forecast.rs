@@ -18,7 +18,7 @@ struct Site {
     streams: Vec<Duration>,
 }
 
-pub fn print(options: &Options) {
+pub(crate) fn print(options: &Options) {
     let sites = options.sites().unwrap_or_else(|what| panic!("{what}"));
     let setting = Setting {
         sites: &sites,

@@ -17,7 +17,7 @@ use crate::stream;
 use crate::wide::Wide;
 use atoll_bench::noise;
 
-pub const SMALL_BYTES: u64 = 1 << 20;
+pub(crate) const SMALL_BYTES: u64 = 1 << 20;
 /// Runs of a command that fetches nothing, for what a command costs by itself.
 const EMPTY_RUNS: usize = 9;
 /// Pause before a download: what came before is over, and connections have been idle.
@@ -25,7 +25,7 @@ const REST: Duration = Duration::from_secs(2);
 
 /// One download by one site.
 #[derive(Clone, Debug)]
-pub struct Download {
+pub(crate) struct Download {
     pub run: usize,
     pub publisher: usize,
     pub reader: usize,
@@ -41,7 +41,7 @@ pub struct Download {
 
 /// One TCP stream.
 #[derive(Clone, Debug)]
-pub struct Streamed {
+pub(crate) struct Streamed {
     pub server: usize,
     pub reader: usize,
     pub len_bytes: u64,
@@ -51,7 +51,7 @@ pub struct Streamed {
 }
 
 /// All that was measured.
-pub struct Results {
+pub(crate) struct Results {
     pub sites: Sites,
     pub downloads: Vec<Download>,
     pub streams: Vec<Streamed>,
@@ -71,7 +71,7 @@ struct File {
     address: String,
 }
 
-pub fn measure(options: &Options, temp: &Path) -> Results {
+pub(crate) fn measure(options: &Options, temp: &Path) -> Results {
     let sites = options.sites().unwrap_or_else(|what| panic!("{what}"));
     let lines = Lines {
         delays: sites.delays(),
@@ -116,12 +116,12 @@ pub fn measure(options: &Options, temp: &Path) -> Results {
 }
 
 /// A node as `--cache 0` makes it.
-pub fn without_cache() -> DhtConfig {
+pub(crate) fn without_cache() -> DhtConfig {
     DhtConfig { cache_at: CacheAt::Off, cache_bytes: 0, ..DhtConfig::default() }
 }
 
 /// The system's TCP, as the simulator models it.
-pub fn tcp_model(control: &str, options: &Options) -> TcpModel {
+pub(crate) fn tcp_model(control: &str, options: &Options) -> TcpModel {
     let control = match control {
         "bbr" => Control::Bbr,
         "reno" => Control::Reno,

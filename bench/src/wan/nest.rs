@@ -16,7 +16,7 @@ const INSIDE: &str = "ATOLL_BENCH_WAN_INSIDE";
 const UNSHARE: [&str; 6] = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
 
 /// Where to write, if this is the inner process.
-pub fn inside() -> Option<PathBuf> {
+pub(crate) fn inside() -> Option<PathBuf> {
     let dir = PathBuf::from(std::env::var_os(INSIDE)?);
     std::thread::spawn(|| {
         let mut rest = Vec::new();
@@ -28,7 +28,7 @@ pub fn inside() -> Option<PathBuf> {
 }
 
 /// What is missing for namespaces and interfaces, if anything.
-pub fn missing() -> Option<String> {
+pub(crate) fn missing() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("it needs root".into());
     }
@@ -50,7 +50,7 @@ fn succeeds(command: &mut Command) -> bool {
 }
 
 /// Runs this benchmark again inside, and waits for it.
-pub fn run_inside() -> ExitCode {
+pub(crate) fn run_inside() -> ExitCode {
     let temp = tempfile::Builder::new().prefix("atoll-wan-").tempdir();
     let temp = temp.expect("a temporary directory");
     let own = std::env::current_exe().expect("this program has a path");

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::sites::Sites;
 
-pub const USAGE: &str = "\
+pub(crate) const USAGE: &str = "\
 make bench-wan WAN='[OPTION]...'
   --quick            three readers, one run, 1 MiB and 16 MiB
   --large-mib N      size of the large file [100; quick: 16]
@@ -21,7 +21,7 @@ make bench-wan WAN='[OPTION]...'
   --out DIR          where wan.csv and wan.md go [nowhere]";
 
 #[derive(Clone, Debug)]
-pub struct Options {
+pub(crate) struct Options {
     pub quick: bool,
     pub predict_only: bool,
     pub places: u64,
@@ -41,7 +41,7 @@ pub struct Options {
 const SITES: usize = 12;
 
 impl Options {
-    pub fn parse() -> Result<Options, String> {
+    pub(crate) fn parse() -> Result<Options, String> {
         let mut options = Options {
             quick: false,
             predict_only: false,
@@ -95,27 +95,27 @@ impl Options {
         Ok(options)
     }
 
-    pub fn sites(&self) -> Result<Sites, String> {
+    pub(crate) fn sites(&self) -> Result<Sites, String> {
         match &self.latency {
             Some(path) => Sites::of_matrix(path, SITES, self.seed),
             None => Ok(Sites::on_a_sphere(SITES, self.seed)),
         }
     }
 
-    pub fn rate_bytes_per_sec(&self) -> f64 {
+    pub(crate) fn rate_bytes_per_sec(&self) -> f64 {
         self.mbit * 1e6 / 8.0
     }
 
-    pub fn queue_bytes(&self) -> f64 {
+    pub(crate) fn queue_bytes(&self) -> f64 {
         self.queue_kib * 1024.0
     }
 
-    pub fn large_bytes(&self) -> u64 {
+    pub(crate) fn large_bytes(&self) -> u64 {
         self.large_mib.unwrap_or(if self.quick { 16 } else { 100 }) << 20
     }
 
     /// Which sites read.
-    pub fn readers(&self) -> Vec<usize> {
+    pub(crate) fn readers(&self) -> Vec<usize> {
         match &self.readers {
             Some(readers) => readers.clone(),
             None if self.quick => vec![1, 4, 7],

@@ -28,7 +28,7 @@ use crate::sites::Sites;
 /// A TLS record and our frame.
 const MESSAGE_OVERHEAD_BYTES: usize = 46;
 /// TCP and TLS 1.3; the proof of the secret travels with the first request.
-pub const HANDSHAKE_ROUND_TRIPS: u32 = 2;
+pub(crate) const HANDSHAKE_ROUND_TRIPS: u32 = 2;
 /// Bytes of one put, and puts under way, as `publish` has them.
 const PUT_BYTES: usize = (4 << 20) - (64 << 10);
 const PUTS_AT_ONCE: usize = 4;
@@ -36,7 +36,7 @@ const STORE_BYTES: u64 = 1 << 40;
 const LIMIT: Duration = Duration::from_secs(24 * 3600);
 
 /// What the simulation is made like.
-pub struct Setting<'a> {
+pub(crate) struct Setting<'a> {
     pub sites: &'a Sites,
     pub rate_bytes_per_sec: f64,
     pub tcp: TcpModel,
@@ -46,7 +46,7 @@ pub struct Setting<'a> {
 }
 
 /// A simulated ring.
-pub struct Model {
+pub(crate) struct Model {
     sim: Sim,
     hosts: Vec<HostId>,
     nodes: Vec<(Arc<Dht>, Arc<Chord>)>,
@@ -54,13 +54,13 @@ pub struct Model {
 }
 
 /// A published tree: its volume, and where its root block was put.
-pub struct Tree {
+pub(crate) struct Tree {
     volume: VolumeId,
 }
 
 /// What reading a file should take.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Reading {
+pub(crate) struct Reading {
     pub took: Duration,
     /// Bytes of blocks that other nodes sent.
     pub received_bytes: u64,
@@ -71,7 +71,7 @@ pub struct Reading {
 
 impl Model {
     /// Nodes that have joined one after another, and rested as long as the real ones.
-    pub fn new(setting: &Setting<'_>) -> Model {
+    pub(crate) fn new(setting: &Setting<'_>) -> Model {
         let tcp = TcpModel { handshake_round_trips: HANDSHAKE_ROUND_TRIPS, ..setting.tcp };
         let sim = Sim::new(SimConfig {
             seed: setting.seed,
@@ -129,7 +129,7 @@ impl Model {
 
     /// Publishes a directory from a node. The key is made so that the root block has the
     /// same replicas as the real one, at `root_holders`.
-    pub fn publish(&self, at: usize, source: &Path, real: VolumeId) -> Tree {
+    pub(crate) fn publish(&self, at: usize, source: &Path, real: VolumeId) -> Tree {
         let secret = self.secret_near(real);
         let recorded = record(source, &secret);
         let dht = &self.nodes[at].0;
@@ -170,7 +170,7 @@ impl Model {
     }
 
     /// Reads a file at a node as `atoll cat` does.
-    pub fn read(&self, at: usize, tree: &Tree, path: &str) -> Reading {
+    pub(crate) fn read(&self, at: usize, tree: &Tree, path: &str) -> Reading {
         let served = || self.nodes.iter().map(|(dht, _)| dht.stats().served_bytes).sum::<u64>();
         let (served_before, before) = (served(), self.nodes[at].0.stats());
         let env = self.sim.env(self.hosts[at]);
@@ -199,7 +199,7 @@ impl Model {
     }
 
     /// One plain TCP stream, with nothing else going on but the ring's upkeep.
-    pub fn stream(&self, server: usize, reader: usize, len_bytes: u64) -> Duration {
+    pub(crate) fn stream(&self, server: usize, reader: usize, len_bytes: u64) -> Duration {
         let transfer =
             self.sim.transfer(self.hosts[server], self.hosts[reader], len_bytes, &self.tcp);
         let took = self.sim.block_on(LIMIT, transfer).expect("a transfer ends");

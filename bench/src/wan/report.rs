@@ -7,7 +7,7 @@ use crate::measure::{Download, Results, SMALL_BYTES, Streamed};
 use crate::options::Options;
 use atoll_bench::{machine, today};
 
-pub fn write(options: &Options, results: &Results) {
+pub(crate) fn write(options: &Options, results: &Results) {
     let text = text(options, results);
     print!("{text}");
     if let Some(dir) = &options.out {
@@ -17,7 +17,7 @@ pub fn write(options: &Options, results: &Results) {
     }
 }
 
-pub fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     match values.len() {

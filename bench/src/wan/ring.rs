@@ -12,7 +12,7 @@ use atoll_bench::start_node;
 const PORT: u16 = 7543;
 
 /// The processes; killed when dropped.
-pub struct Ring {
+pub(crate) struct Ring {
     program: PathBuf,
     dirs: Vec<PathBuf>,
     processes: Vec<Child>,
@@ -21,7 +21,7 @@ pub struct Ring {
 impl Ring {
     /// Starts a node at each of `count` sites, with `options` for `atoll up`; returns when
     /// all know of all.
-    pub fn start(
+    pub(crate) fn start(
         wide: &Wide,
         program: &Path,
         temp: &Path,
@@ -56,7 +56,7 @@ impl Ring {
     }
 
     /// A command through the node of a site; what it printed, and how long it took.
-    pub fn run(&self, site: usize, arguments: &[&str]) -> (String, Duration) {
+    pub(crate) fn run(&self, site: usize, arguments: &[&str]) -> (String, Duration) {
         let mut command = Command::new(&self.program);
         command.env("ATOLL_DIR", &self.dirs[site]).args(arguments);
         let began = Instant::now();
@@ -74,7 +74,7 @@ impl Ring {
     }
 
     /// A node's public key.
-    pub fn identity(&self, site: usize) -> PeerId {
+    pub(crate) fn identity(&self, site: usize) -> PeerId {
         let status = self.status(site);
         let hex = status["peer_id"].as_str().expect("a string");
         let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16);
@@ -82,13 +82,13 @@ impl Ring {
     }
 
     /// What a node has received from its peers since it started.
-    pub fn received_bytes(&self, site: usize) -> u64 {
+    pub(crate) fn received_bytes(&self, site: usize) -> u64 {
         self.status(site)["received_bytes"].as_u64().expect("a number")
     }
 
     /// Writes a file of a volume through the node of a site; how long that took, from the
     /// start of the command to its end.
-    pub fn cat(&self, site: usize, path: &str, copy: &Path) -> Duration {
+    pub(crate) fn cat(&self, site: usize, path: &str, copy: &Path) -> Duration {
         let mut command = Command::new(&self.program);
         command.env("ATOLL_DIR", &self.dirs[site]).args(["cat", path]);
         let output = std::fs::File::create(copy).expect("a file");
@@ -100,7 +100,7 @@ impl Ring {
     }
 
     /// Publishes a directory; its address, when all copies are where they belong.
-    pub fn publish(&self, site: usize, name: &str, source: &Path) -> String {
+    pub(crate) fn publish(&self, site: usize, name: &str, source: &Path) -> String {
         let source = source.to_str().expect("a path of the bench's own");
         let said = self.run(site, &["publish", "-q", "--name", name, source]).0;
         self.run(site, &["status", "--wait", "replicated", "--timeout", "10min"]);

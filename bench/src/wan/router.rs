@@ -19,13 +19,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// The interfaces' MTU, Ethernet's.
-pub const MTU: usize = 1500;
+pub(crate) const MTU: usize = 1500;
 /// Most packets in the router; more are dropped, which only a broken sender reaches.
 const MAX_PACKETS: usize = 1 << 20;
 
 /// What the network does to packets.
 #[derive(Clone, Debug)]
-pub struct Lines {
+pub(crate) struct Lines {
     /// One way, from row to column.
     pub delays: Vec<Vec<Duration>>,
     /// Of each access line, either way.
@@ -36,7 +36,7 @@ pub struct Lines {
 
 /// What went through.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Traffic {
+pub(crate) struct Traffic {
     pub packets: u64,
     pub bytes: u64,
     pub dropped: u64,
@@ -45,7 +45,7 @@ pub struct Traffic {
     pub total_late: Duration,
 }
 
-pub struct Router {
+pub(crate) struct Router {
     shared: Arc<Shared>,
 }
 
@@ -80,7 +80,7 @@ struct Due {
 impl Router {
     /// Carries packets between interfaces; number i is site i, with an address that ends
     /// in i + 1. Its threads run as long as the process.
-    pub fn start(interfaces: Vec<File>, lines: Lines) -> Router {
+    pub(crate) fn start(interfaces: Vec<File>, lines: Lines) -> Router {
         let count = interfaces.len();
         let state =
             State { up_free_at: vec![0; count], down_free_at: vec![0; count], ..State::default() };
@@ -101,7 +101,7 @@ impl Router {
     }
 
     /// What went through since this was asked last.
-    pub fn take_traffic(&self) -> Traffic {
+    pub(crate) fn take_traffic(&self) -> Traffic {
         std::mem::take(&mut self.shared.state().traffic)
     }
 }

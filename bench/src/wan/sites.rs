@@ -12,7 +12,7 @@ const MIN_RTT: Duration = Duration::from_millis(5);
 
 /// Round trips between sites, and where they are from.
 #[derive(Clone, Debug)]
-pub struct Sites {
+pub(crate) struct Sites {
     pub rtts: Vec<Vec<Duration>>,
     pub origin: String,
 }
@@ -21,7 +21,7 @@ impl Sites {
     /// Points of a sphere (Pastis §4), the farthest 300 ms apart there and back: the mean
     /// is then 150 ms, near the 145 ms between the hosts of PlanetLab (R. Zhu et al.,
     /// IEEE/ACM ToN 25(2), 2017).
-    pub fn on_a_sphere(count: usize, seed: u64) -> Sites {
+    pub(crate) fn on_a_sphere(count: usize, seed: u64) -> Sites {
         let max = Duration::from_millis(150);
         let latency = Latency::Sphere { max };
         let sim = Sim::new(SimConfig { seed, latency, ..SimConfig::default() });
@@ -32,7 +32,7 @@ impl Sites {
     }
 
     /// Rows of a matrix, drawn by `seed`, no two of them nearer than 5 ms.
-    pub fn of_matrix(path: &Path, count: usize, seed: u64) -> Result<Sites, String> {
+    pub(crate) fn of_matrix(path: &Path, count: usize, seed: u64) -> Result<Sites, String> {
         let bytes = unpacked(path)?;
         let matrix = RttMatrix::parse(&bytes, 0).map_err(|error| error.to_string())?;
         let rtt = |a: u32, b: u32| Duration::from_micros(u64::from(matrix.rtt_us(a, b)));
@@ -53,23 +53,23 @@ impl Sites {
         Ok(Sites { rtts, origin: format!("{name}, rows {chosen:?} (seed {seed})") })
     }
 
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.rtts.len()
     }
 
     /// There and back, which a matrix may say differently for the two directions.
-    pub fn rtt(&self, a: usize, b: usize) -> Duration {
+    pub(crate) fn rtt(&self, a: usize, b: usize) -> Duration {
         (self.rtts[a][b] + self.rtts[b][a]) / 2
     }
 
     /// Half of the round trip each way.
-    pub fn delays(&self) -> Vec<Vec<Duration>> {
+    pub(crate) fn delays(&self) -> Vec<Vec<Duration>> {
         let row = |a| (0..self.count()).map(|b| self.rtt(a, b) / 2).collect();
         (0..self.count()).map(row).collect()
     }
 
     /// The same for the simulator.
-    pub fn latency(&self) -> Latency {
+    pub(crate) fn latency(&self) -> Latency {
         let ms = |rtt: Duration| format!("{:.3}", rtt.as_secs_f64() * 1e3);
         let line = |a| (0..self.count()).map(|b| ms(self.rtt(a, b))).collect::<Vec<_>>().join(",");
         let text = (0..self.count()).map(line).collect::<Vec<_>>().join("\n");
@@ -78,7 +78,7 @@ impl Sites {
     }
 
     /// All round trips between different sites, sorted.
-    pub fn sorted(&self) -> Vec<Duration> {
+    pub(crate) fn sorted(&self) -> Vec<Duration> {
         let pairs = (0..self.count()).flat_map(|a| (0..a).map(move |b| (a, b)));
         let mut all: Vec<Duration> = pairs.map(|(a, b)| self.rtt(a, b)).collect();
         all.sort_unstable();

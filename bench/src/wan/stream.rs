@@ -19,13 +19,13 @@ const PIECE_BYTES: usize = 256 << 10;
 
 /// How long a stream took: until all of it, and until three quarters of it, were there.
 #[derive(Clone, Copy, Debug)]
-pub struct Took {
+pub(crate) struct Took {
     pub whole: Duration,
     pub three_quarters: Duration,
 }
 
 /// If this process was started as one end of a stream, is it.
-pub fn main_of_an_end() -> Option<ExitCode> {
+pub(crate) fn main_of_an_end() -> Option<ExitCode> {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.get(1).map(String::as_str) {
         Some(SERVE) => serve(),
@@ -44,7 +44,7 @@ fn own_program() -> PathBuf {
 }
 
 /// A server of streams at every site.
-pub fn start_servers(wide: &Wide, sites: usize) -> Vec<Child> {
+pub(crate) fn start_servers(wide: &Wide, sites: usize) -> Vec<Child> {
     let start = |site| {
         let mut command = wide.command(site, &own_program());
         command.arg(SERVE).stdin(Stdio::null()).spawn().expect("it runs")
@@ -53,7 +53,7 @@ pub fn start_servers(wide: &Wide, sites: usize) -> Vec<Child> {
 }
 
 /// Fetches so many bytes over one fresh connection.
-pub fn measure(wide: &Wide, reader: usize, server: usize, len_bytes: u64) -> Took {
+pub(crate) fn measure(wide: &Wide, reader: usize, server: usize, len_bytes: u64) -> Took {
     let mut command = wide.command(reader, &own_program());
     command.arg(FETCH).arg(format!("{}:{PORT}", address(server))).arg(len_bytes.to_string());
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().expect("it runs");

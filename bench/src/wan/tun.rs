@@ -20,7 +20,7 @@ struct Request {
 }
 
 /// Makes an interface in this process's network namespace; it goes when the file is closed.
-pub fn open(name: &str) -> io::Result<File> {
+pub(crate) fn open(name: &str) -> io::Result<File> {
     assert!(name.len() <= MAX_NAME_BYTES, "{name} is too long for an interface");
     let file = OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
     let mut request = Request { name: [0; 16], flags: IFF_TUN_NO_PI, unused: [0; 22] };

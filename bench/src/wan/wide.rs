@@ -11,14 +11,14 @@ use crate::tun;
 const UP_LIMIT: Duration = Duration::from_secs(10);
 
 /// The network. Only inside the nest: see [`crate::nest`].
-pub struct Wide {
+pub(crate) struct Wide {
     holders: Vec<Child>,
     pub router: Router,
 }
 
 impl Wide {
     /// Makes as many sites as `lines` has rows; site i has the address 10.99.0.(i + 1).
-    pub fn new(lines: Lines) -> Wide {
+    pub(crate) fn new(lines: Lines) -> Wide {
         let holders: Vec<Child> = lines.delays.iter().map(|_| hold_namespace()).collect();
         let interfaces = (holders.iter().enumerate())
             .map(|(site, holder)| {
@@ -42,12 +42,12 @@ impl Wide {
     }
 
     /// A command that will run at a site.
-    pub fn command(&self, site: usize, program: &Path) -> Command {
+    pub(crate) fn command(&self, site: usize, program: &Path) -> Command {
         enter(&self.holders[site], program)
     }
 
     /// A setting of the system's TCP, as a site has it.
-    pub fn setting(&self, name: &str) -> String {
+    pub(crate) fn setting(&self, name: &str) -> String {
         let path = PathBuf::from("/proc/sys/net/ipv4").join(name);
         let output = self.command(0, Path::new("cat")).arg(path).output().expect("cat runs");
         String::from_utf8_lossy(&output.stdout).trim().replace('\t', " ")
@@ -63,7 +63,7 @@ impl Drop for Wide {
     }
 }
 
-pub fn address(site: usize) -> String {
+pub(crate) fn address(site: usize) -> String {
     format!("10.99.0.{}", site + 1)
 }
 

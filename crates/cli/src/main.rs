@@ -1,7 +1,6 @@
 //! The `atoll` command: arguments, progress, tables and JSON over the node's client and
 //! the volume code. One module per command; it knows no protocol and no format.
 
-#![warn(unreachable_pub)]
 // A command is a real program on a real machine: clocks and threads are its own.
 #![allow(clippy::disallowed_methods)]
 

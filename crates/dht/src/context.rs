@@ -36,17 +36,17 @@ pub(crate) struct Context {
 
 impl Context {
     /// Whether `node` is one of this node's own virtual servers.
-    pub fn is_me(&self, node: &Node) -> bool {
+    pub(crate) fn is_me(&self, node: &Node) -> bool {
         node.peer.id == self.transport.local().id
     }
 
     /// Whether a peer is in this node's routing tables.
-    pub fn is_known_peer(&self, peer: &PeerId) -> bool {
+    pub(crate) fn is_known_peer(&self, peer: &PeerId) -> bool {
         self.overlay.known_nodes().iter().any(|node| node.peer.id == *peer)
     }
 
     /// 32 random bytes.
-    pub fn random_bytes(&self) -> [u8; 32] {
+    pub(crate) fn random_bytes(&self) -> [u8; 32] {
         let mut bytes = [0; 32];
         for chunk in bytes.chunks_mut(8) {
             chunk.copy_from_slice(&self.env.random_u64().to_be_bytes());
@@ -55,18 +55,18 @@ impl Context {
     }
 
     /// What the lease clock says, seconds.
-    pub fn lease_now(&self) -> u64 {
+    pub(crate) fn lease_now(&self) -> u64 {
         self.clock.secs(self.env.now())
     }
 
     /// When a lease of `lease_secs` from now ends, by the lease clock.
-    pub fn expiry(&self, lease_secs: u64) -> u64 {
+    pub(crate) fn expiry(&self, lease_secs: u64) -> u64 {
         let lease_secs = lease_secs.min(self.config.max_lease.as_secs());
         self.lease_now().saturating_add(lease_secs)
     }
 
     /// How long the lease of a stored block still lasts, seconds; 0 if it has ended.
-    pub fn lease_left(&self, info: &BlockInfo) -> u64 {
+    pub(crate) fn lease_left(&self, info: &BlockInfo) -> u64 {
         info.expires_unix_secs.saturating_sub(self.lease_now())
     }
 }

@@ -45,7 +45,7 @@ struct State {
 impl ExpectedReplicas {
     /// With what an earlier run of this node knew of its replica set, which has `replicas`
     /// members at most.
-    pub fn remembering(durable: &dyn DurableState, replicas: usize) -> ExpectedReplicas {
+    pub(crate) fn remembering(durable: &dyn DurableState, replicas: usize) -> ExpectedReplicas {
         let record = durable.load(RECORD).and_then(|bytes| from_header::<Record>(&bytes).ok());
         let others = record.map_or(0, |record| record.others as usize).min(replicas - 1);
         let state = State { expected: others, fewer: None };
@@ -60,7 +60,7 @@ impl ExpectedReplicas {
     /// there ever were, or the most there were during the last `memory`, if with this node
     /// that is a majority of those. A node, or half a ring, that is cut off, or that comes back
     /// first after an outage, must not take itself for all there is, however long it lasts.
-    pub fn update(&self, now: Instant, replicas: usize, memory: Duration) -> usize {
+    pub(crate) fn update(&self, now: Instant, replicas: usize, memory: Duration) -> usize {
         let mut state = self.lock();
         if replicas >= state.expected {
             (state.expected, state.fewer) = (replicas, None);
@@ -80,14 +80,14 @@ impl ExpectedReplicas {
     }
 
     /// The operator says that no more than `replicas` are left.
-    pub fn expect_only(&self, replicas: usize) {
+    pub(crate) fn expect_only(&self, replicas: usize) {
         let mut state = self.lock();
         (state.expected, state.fewer) = (replicas, None);
     }
 
     /// Makes the expected number one that survives a restart; whether it does. A number that
     /// has shrunk may be lost: the old one costs no more than patience.
-    pub async fn remember(&self, durable: &dyn DurableState) -> bool {
+    pub(crate) async fn remember(&self, durable: &dyn DurableState) -> bool {
         let mut remembered = self.remembered.lock().await;
         let expected = self.lock().expected;
         if *remembered == expected {

@@ -88,7 +88,7 @@ fn from_record(record: &[u8]) -> Option<(u64, u8)> {
 
 impl LeaseClock {
     /// The clock as an earlier incarnation left it, or else one that starts at `unix_secs`.
-    pub fn resume(durable: &dyn DurableState, now: Instant, unix_secs: u64) -> LeaseClock {
+    pub(crate) fn resume(durable: &dyn DurableState, now: Instant, unix_secs: u64) -> LeaseClock {
         let record = durable.load(RECORD).as_deref().and_then(from_record);
         let (secs, flags) = record.unwrap_or((unix_secs, MUST_EXTEND));
         let (has_met, must_extend) = (flags & HAS_MET != 0, flags & MUST_EXTEND != 0);
@@ -102,22 +102,22 @@ impl LeaseClock {
     }
 
     /// What the clock says, seconds.
-    pub fn secs(&self, now: Instant) -> u64 {
+    pub(crate) fn secs(&self, now: Instant) -> u64 {
         self.lock().reading(now).as_secs()
     }
 
     /// Whether all leases held must be extended before any of them may be taken for ended.
-    pub fn must_extend(&self) -> bool {
+    pub(crate) fn must_extend(&self) -> bool {
         self.lock().must_extend
     }
 
     /// Notes whether they must; it is remembered from the next [`save`](LeaseClock::save) on.
-    pub fn set_must_extend(&self, must_extend: bool) {
+    pub(crate) fn set_must_extend(&self, must_extend: bool) {
         self.lock().must_extend = must_extend;
     }
 
     /// Goes on from `now` as a node that reaches others or does not.
-    pub fn tick(&self, now: Instant, reaches: bool) -> Ticked {
+    pub(crate) fn tick(&self, now: Instant, reaches: bool) -> Ticked {
         let mut state = self.lock();
         state.tick(now, reaches);
         Ticked { is_running: state.running, has_met: state.has_met }
@@ -127,7 +127,11 @@ impl LeaseClock {
     ///
     /// # Errors
     /// What the system said, for people; the old record stays.
-    pub async fn save(&self, durable: &dyn DurableState, now: Instant) -> Result<(), String> {
+    pub(crate) async fn save(
+        &self,
+        durable: &dyn DurableState,
+        now: Instant,
+    ) -> Result<(), String> {
         let record = {
             let state = self.lock();
             State { reading: state.reading(now), ..*state }.to_record()

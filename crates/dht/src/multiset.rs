@@ -14,12 +14,12 @@ impl<T> Default for Counts<T> {
 
 impl<T: Ord> Counts<T> {
     /// One more.
-    pub fn add(&mut self, one: T) {
+    pub(crate) fn add(&mut self, one: T) {
         *self.0.entry(one).or_default() += 1;
     }
 
     /// One less of those that were added.
-    pub fn take(&mut self, one: &T) {
+    pub(crate) fn take(&mut self, one: &T) {
         let count = self.0.get_mut(one).expect("it was added");
         *count -= 1;
         if *count == 0 {
@@ -28,12 +28,12 @@ impl<T: Ord> Counts<T> {
     }
 
     /// How many there are.
-    pub fn of(&self, one: &T) -> usize {
+    pub(crate) fn of(&self, one: &T) -> usize {
         self.0.get(one).copied().unwrap_or(0)
     }
 
     /// How many there are of all.
-    pub fn total(&self) -> usize {
+    pub(crate) fn total(&self) -> usize {
         self.0.values().sum()
     }
 }

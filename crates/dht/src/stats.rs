@@ -83,7 +83,7 @@ pub(crate) fn add(counter: &AtomicU64, count: u64) {
 
 impl Counters {
     /// Counts a block of `sender` that did not match its key.
-    pub fn mark(&self, sender: PeerId) {
+    pub(crate) fn mark(&self, sender: PeerId) {
         let mut marked = self.marked.lock().expect("no holder of this lock panics");
         let (known, others) = &mut *marked;
         if known.len() < MAX_MARKED || known.contains_key(&sender) {
@@ -94,14 +94,14 @@ impl Counters {
     }
 
     /// Blocks were sent to a peer.
-    pub fn count_served<'a>(&self, blocks: impl IntoIterator<Item = &'a Bytes>) {
+    pub(crate) fn count_served<'a>(&self, blocks: impl IntoIterator<Item = &'a Bytes>) {
         for bytes in blocks {
             add(&self.served, 1);
             add(&self.served_bytes, bytes.len() as u64);
         }
     }
 
-    pub fn snapshot(&self) -> DhtStats {
+    pub(crate) fn snapshot(&self) -> DhtStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (bad_blocks, bad_blocks_others) =
             self.marked.lock().expect("no holder of this lock panics").clone();

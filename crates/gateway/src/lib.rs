@@ -3,7 +3,6 @@
 //! A front end translates: [`fuse`] from the kernel's requests. It knows nothing of
 //! blocks, rings or volumes, and it runs only for real, never in the simulator.
 
-#![warn(unreachable_pub)]
 // Tasks, timers and threads of a front end belong to the machine it runs on.
 #![allow(clippy::disallowed_methods)]
 

@@ -53,7 +53,7 @@ impl LogNormal {
     }
 
     /// A value at random.
-    pub fn draw(self, random: &Env) -> f64 {
+    pub(crate) fn draw(self, random: &Env) -> f64 {
         (self.mu + self.sigma * normal(random)).exp()
     }
 

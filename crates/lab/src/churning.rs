@@ -56,7 +56,7 @@ pub(crate) struct ChurningRing {
 
 impl ChurningRing {
     /// The ring at the beginning of the schedule. `plan.nodes` is not looked at.
-    pub fn new(plan: Plan, schedule: Schedule, tables: Tables) -> ChurningRing {
+    pub(crate) fn new(plan: Plan, schedule: Schedule, tables: Tables) -> ChurningRing {
         let mut config = SimConfig { seed: plan.seed, ..SimConfig::default() };
         if let Some(matrix) = &plan.network.latency {
             config.latency = Latency::Matrix(matrix.clone());
@@ -85,7 +85,7 @@ impl ChurningRing {
     }
 
     /// Lets virtual time pass, and nodes come and go.
-    pub fn run_until(&mut self, until: Instant) {
+    pub(crate) fn run_until(&mut self, until: Instant) {
         let until_secs = until.as_nanos() as f64 / 1e9;
         while let Some(change) = self.changes.next_if(|change| change.at_secs <= until_secs) {
             let at = Instant((change.at_secs * 1e9) as u64);
@@ -96,7 +96,7 @@ impl ChurningRing {
     }
 
     /// A node that is up, at random.
-    pub fn anybody(&self) -> (usize, Arc<Dht>) {
+    pub(crate) fn anybody(&self) -> (usize, Arc<Dht>) {
         let random = self.sim.outside();
         let nth = random_below(&*random, self.up.len() as u64) as usize;
         let (n, dht) = self.up.iter().nth(nth).expect("somebody is always up");
@@ -104,7 +104,7 @@ impl ChurningRing {
     }
 
     /// How many nodes are up.
-    pub fn up_count(&self) -> usize {
+    pub(crate) fn up_count(&self) -> usize {
         self.up.len()
     }
 

@@ -57,7 +57,7 @@ impl Default for Options {
 }
 
 /// The most runs of one experiment.
-pub const MAX_RUNS: usize = 1000;
+pub(crate) const MAX_RUNS: usize = 1000;
 
 /// Why an experiment was not run to its end.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -107,28 +107,28 @@ pub(crate) struct Context<'a> {
 
 impl Context<'_> {
     /// The number of nodes asked for, or the paper's, or a smaller one when it is to be quick.
-    pub fn nodes(&self, full: usize, quick: usize) -> usize {
+    pub(crate) fn nodes(&self, full: usize, quick: usize) -> usize {
         self.options.nodes.unwrap_or(if self.options.quick { quick } else { full })
     }
 
     /// Whether the experiment of this name is asked for.
-    pub fn wants(&self, name: &str) -> bool {
+    pub(crate) fn wants(&self, name: &str) -> bool {
         self.names.contains(&name)
     }
 
     /// The seeds of the runs.
-    pub fn seeds(&self, full: usize, quick: usize) -> Vec<u64> {
+    pub(crate) fn seeds(&self, full: usize, quick: usize) -> Vec<u64> {
         let runs = self.options.runs.unwrap_or(if self.options.quick { quick } else { full });
         (0..runs as u64).map(|n| self.options.seed.wrapping_add(n)).collect()
     }
 
     /// `full`, or `quick` when it is to be quick.
-    pub fn size(&self, full: usize, quick: usize) -> usize {
+    pub(crate) fn size(&self, full: usize, quick: usize) -> usize {
         if self.options.quick { quick } else { full }
     }
 
     /// Does independent parts on all processors; results in the order of the parts.
-    pub fn each<J: Sync, R: Send>(
+    pub(crate) fn each<J: Sync, R: Send>(
         &self,
         parts: &[J],
         work: impl Fn(&J) -> Result<R, LabError> + Sync,

@@ -59,7 +59,7 @@ pub(crate) struct Network {
 
 impl Network {
     /// Unlimited links.
-    pub fn plain(latency: Option<Arc<RttMatrix>>) -> Network {
+    pub(crate) fn plain(latency: Option<Arc<RttMatrix>>) -> Network {
         Network { latency, connections: Connections::Instant, links: Vec::new() }
     }
 }
@@ -99,12 +99,12 @@ pub(crate) fn block(n: usize, len_bytes: usize) -> (BlockHash, Bytes) {
 
 impl Ring {
     /// Makes it; its tables are what they would be after a long rest.
-    pub fn new(plan: &Plan) -> Ring {
+    pub(crate) fn new(plan: &Plan) -> Ring {
         Ring::with_stores(plan, |_| Arc::new(MemoryStore::new(STORE_BYTES)))
     }
 
     /// The same, with a store of its own for each node, by its number.
-    pub fn with_stores(plan: &Plan, store: impl Fn(usize) -> Arc<dyn BlockStore>) -> Ring {
+    pub(crate) fn with_stores(plan: &Plan, store: impl Fn(usize) -> Arc<dyn BlockStore>) -> Ring {
         let Network { latency, connections, links } = &plan.network;
         let mut config =
             SimConfig { seed: plan.seed, connections: *connections, ..SimConfig::default() };
@@ -152,17 +152,17 @@ impl Ring {
     }
 
     /// Runs the simulation until `work` is done.
-    pub fn block_on<F: Future>(&self, work: F) -> Result<F::Output, LabError> {
+    pub(crate) fn block_on<F: Future>(&self, work: F) -> Result<F::Output, LabError> {
         self.sim.block_on(LIMIT, work).map_err(|stuck| LabError::Failed(stuck.to_string()))
     }
 
     /// A number below `bound`; the same in every run of the same seed.
-    pub fn random_below(&self, bound: usize) -> usize {
+    pub(crate) fn random_below(&self, bound: usize) -> usize {
         random_below(&*self.sim.outside(), bound as u64) as usize
     }
 
     /// Puts blocks `0..count` from nodes all over the ring, some at a time.
-    pub fn put(&self, count: usize, len_bytes: usize) -> Result<(), LabError> {
+    pub(crate) fn put(&self, count: usize, len_bytes: usize) -> Result<(), LabError> {
         let batches: Vec<(usize, Vec<(BlockHash, Bytes)>)> = (0..count)
             .step_by(BATCH)
             .map(|first| {
@@ -182,14 +182,14 @@ impl Ring {
     }
 
     /// Whether a running node's store holds block `n`.
-    pub fn has_living_copy(&self, n: usize, len_bytes: usize) -> bool {
+    pub(crate) fn has_living_copy(&self, n: usize, len_bytes: usize) -> bool {
         let key = block(n, len_bytes).0.key();
         let holds = |member: &Member| matches!(member.store.info(&key), Ok(Some(_)));
         self.members.iter().any(|member| self.sim.is_up(member.host) && holds(member))
     }
 
     /// Replaces a node's block service by what `as_what` makes of it and the node's tables.
-    pub fn disguise(
+    pub(crate) fn disguise(
         &self,
         at: usize,
         as_what: impl FnOnce(Arc<dyn Service>, Arc<dyn Overlay>) -> Arc<dyn Service>,
@@ -201,7 +201,7 @@ impl Ring {
     }
 
     /// Looks `blocks` up at one node, so many at a time; the results in any order.
-    pub fn look_up(
+    pub(crate) fn look_up(
         &self,
         at: usize,
         blocks: &[usize],
@@ -213,7 +213,7 @@ impl Ring {
     }
 
     /// Looks blocks up, each at a node: pairs of node and block.
-    pub fn look_up_from(
+    pub(crate) fn look_up_from(
         &self,
         asked: &[(usize, usize)],
         len_bytes: usize,

@@ -2,7 +2,7 @@
 
 /// Of some numbers.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Summary {
+pub(crate) struct Summary {
     /// How many there are.
     pub count: usize,
     /// Their mean.
@@ -16,7 +16,7 @@ pub struct Summary {
 }
 
 /// Summarises numbers; of none, everything is zero.
-pub fn summary(numbers: impl IntoIterator<Item = f64>) -> Summary {
+pub(crate) fn summary(numbers: impl IntoIterator<Item = f64>) -> Summary {
     let numbers: Vec<f64> = numbers.into_iter().collect();
     if numbers.is_empty() {
         return Summary::default();
@@ -35,7 +35,7 @@ pub fn summary(numbers: impl IntoIterator<Item = f64>) -> Summary {
 
 /// The value below which the share `share` of the numbers lies, between neighbours in
 /// proportion. `sorted` ascends and is not empty.
-pub fn percentile(sorted: &[f64], share: f64) -> f64 {
+pub(crate) fn percentile(sorted: &[f64], share: f64) -> f64 {
     let at = share.clamp(0.0, 1.0) * (sorted.len() - 1) as f64;
     let (below, above) = (at.floor() as usize, at.ceil() as usize);
     sorted[below] + (sorted[above] - sorted[below]) * (at - below as f64)
@@ -44,7 +44,7 @@ pub fn percentile(sorted: &[f64], share: f64) -> f64 {
 /// A cumulative distribution as the corners of its steps: at each value, the share of
 /// all that is at most so large. Where there are many values only every so manieth makes
 /// a step.
-pub fn steps(mut numbers: Vec<f64>) -> Vec<(f64, f64)> {
+pub(crate) fn steps(mut numbers: Vec<f64>) -> Vec<(f64, f64)> {
     numbers.sort_by(f64::total_cmp);
     let count = numbers.len();
     let every = count.div_ceil(MAX_STEPS).max(1);

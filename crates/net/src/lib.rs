@@ -8,8 +8,6 @@
 //!
 //! The `tcp` and `unix` modules name tokio and read the clock: they run only for real.
 
-#![warn(unreachable_pub)]
-
 #[allow(clippy::disallowed_methods, reason = "the real transport runs only on tokio")]
 pub mod tcp;
 #[allow(clippy::disallowed_methods, reason = "a real socket runs only on tokio")]

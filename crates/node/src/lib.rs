@@ -8,7 +8,6 @@
 //! It runs only for real, on tokio. It does not know files: to it a volume is a key, a
 //! source directory's name, and a list of blocks to keep alive.
 
-#![warn(unreachable_pub)]
 #![allow(
     clippy::disallowed_methods,
     reason = "the daemon runs only on tokio; protocol code gets its time and tasks from here"

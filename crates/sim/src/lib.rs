@@ -42,8 +42,6 @@
 //!
 //! It does not know what messages mean.
 
-#![warn(unreachable_pub)]
-
 mod config;
 mod flow;
 mod invariants;

@@ -21,8 +21,6 @@
 //!
 //! It knows nothing of the network, of nodes or of FUSE.
 
-#![warn(unreachable_pub)]
-
 pub mod avoid;
 mod bitmap;
 pub mod check;

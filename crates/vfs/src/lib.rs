@@ -14,8 +14,6 @@
 //! What most file systems do not have has a default, so that they write nothing about it:
 //! [`Locks`], [`PersistentHandle`]s, [`Invalidation`]s, access control lists, inode flags.
 
-#![warn(unreachable_pub)]
-
 mod caller;
 mod invalidation;
 pub mod kit;

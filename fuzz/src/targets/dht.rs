@@ -108,7 +108,7 @@ macro_rules! define_targets {
 }
 method_table!(define_targets);
 
-pub fn targets() -> Vec<Target> {
+pub(super) fn targets() -> Vec<Target> {
     let mut targets = messages();
     targets.push(target("dht/receipt", encoded(&receipts()[1..]), read_receipt));
     targets.push(target("dht/reconcile-answers", encoded(&reconcile_replies()), judge_answers));

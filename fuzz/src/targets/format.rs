@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::{Target, round_trip, target};
 
-pub fn targets() -> Vec<Target> {
+pub(super) fn targets() -> Vec<Target> {
     let hash = Some(BlockHash([7; 32]));
     let directory = DirectoryRef { entries: 3, subdirectories: 1, hash };
     let plain = root(directory);
@@ -80,7 +80,7 @@ fn block(
     })
 }
 
-pub fn root(directory: DirectoryRef) -> Root {
+pub(super) fn root(directory: DirectoryRef) -> Root {
     Root {
         block_size_log2: 12,
         mode: 0o755,
@@ -96,17 +96,17 @@ pub fn root(directory: DirectoryRef) -> Root {
     }
 }
 
-pub fn entry(name: &str, content: Content) -> DirectoryEntry {
+pub(super) fn entry(name: &str, content: Content) -> DirectoryEntry {
     let mtime = FileTime { secs: 1_700_000_000, nanos: 999_999_999 };
     let name = Bytes::copy_from_slice(name.as_bytes());
     DirectoryEntry { name, mode: 0o4755, mtime, content, xattrs: None }
 }
 
-pub fn file(name: &str, size_bytes: u64, inode: Option<BlockHash>) -> DirectoryEntry {
+pub(super) fn file(name: &str, size_bytes: u64, inode: Option<BlockHash>) -> DirectoryEntry {
     entry(name, Content::Regular { size_bytes, blocks_512: size_bytes.div_ceil(512), inode })
 }
 
-pub fn attribute(text: &'static str) -> Bytes {
+pub(super) fn attribute(text: &'static str) -> Bytes {
     Bytes::from_static(text.as_bytes())
 }
 

@@ -11,7 +11,7 @@ use super::{Target, target};
 
 const SCHEME: &str = "atoll:";
 
-pub fn targets() -> Vec<Target> {
+pub(super) fn targets() -> Vec<Target> {
     let secret = SecretKey::from_seed(&[3; 32]);
     let signed =
         |name: &[u8], payload: &[u8]| SignedBlock::sign(&secret, name, 7, payload).bytes().to_vec();

@@ -26,7 +26,7 @@ use atoll_overlay::Node;
 type Decode = dyn Fn(&[u8]) -> bool;
 
 /// A decoder, what it accepts, and how much it may allocate.
-pub struct Target {
+pub(crate) struct Target {
     pub name: &'static str,
     /// Valid encodings; each must be accepted.
     pub seeds: Vec<Vec<u8>>,
@@ -39,7 +39,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub fn all() -> Vec<Target> {
+pub(crate) fn all() -> Vec<Target> {
     let mut targets = key::targets();
     targets.extend(net::targets());
     targets.extend(overlay::targets());

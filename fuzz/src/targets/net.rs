@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::{Target, target};
 
-pub fn targets() -> Vec<Target> {
+pub(super) fn targets() -> Vec<Target> {
     vec![
         target("net/frame", frames(), |input| {
             let Ok(frame) = frame::decode(Bytes::copy_from_slice(input)) else { return false };

@@ -10,7 +10,7 @@ use super::{Target, peer, target};
 
 const SCHEME: &str = "atoll-join:";
 
-pub fn targets() -> Vec<Target> {
+pub(super) fn targets() -> Vec<Target> {
     let network = Network { epoch: 2, ..Network::generate(IdProfile::Identity, 3, [9; 32]) };
     let codes = [vec![peer(1)], vec![peer(2), peer(3), peer(4)]]
         .map(|peers| JoinCode::new(network.clone(), peers).to_string());

@@ -15,7 +15,7 @@ use minicbor::{Decode, Encode};
 
 use super::{Target, key, node, round_trip, target};
 
-pub fn targets() -> Vec<Target> {
+pub(super) fn targets() -> Vec<Target> {
     let nodes = || WireNodes(vec![node(1), node(2), node(3)]);
     let some = Some(WireNode(node(4)));
     let surroundings = [

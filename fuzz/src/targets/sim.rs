@@ -6,7 +6,7 @@ use atoll_sim::RttMatrix;
 
 use super::{Target, target};
 
-pub fn targets() -> Vec<Target> {
+pub(super) fn targets() -> Vec<Target> {
     let mut latm = b"LATM".to_vec();
     for field in [1u16, 3, 1, 0] {
         latm.extend_from_slice(&field.to_le_bytes());

@@ -18,7 +18,7 @@ use super::{Target, key, target};
 const SALT: u64 = 5;
 const OWNER: Owner = Owner { publisher: [7; 16], ip: [8; 16] };
 
-pub fn targets() -> Vec<Target> {
+pub(super) fn targets() -> Vec<Target> {
     let start = segment::encode_segment_start(&SegmentHeader { number: 7, salt: SALT }).to_vec();
     let header = start[..SEGMENT_HEADER_BYTES].to_vec();
     let mut targets = vec![

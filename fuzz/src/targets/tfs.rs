@@ -53,7 +53,7 @@ fn change_as(how: u8, region: u8, offset: u16, value: u32) -> Vec<u8> {
     bytes
 }
 
-pub fn targets() -> Vec<Target> {
+pub(super) fn targets() -> Vec<Target> {
     let seeds = vec![
         Vec::new(),
         // The volume's name, an inode's owner, a directory's entry.

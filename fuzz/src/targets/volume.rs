@@ -47,7 +47,7 @@ const SEEKS: usize = 2;
 /// Entries asked for at a time.
 const PAGE: usize = 7;
 
-pub fn targets() -> Vec<Target> {
+pub(super) fn targets() -> Vec<Target> {
     let seeds = vec![small(), wide(), deep(), long()];
     let target = target("volume/whole", seeds, |input| {
         let Some(ring) = unpack(input) else { return false };

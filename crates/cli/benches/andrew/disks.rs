@@ -18,7 +18,7 @@ const USER_HZ: f64 = 100.0;
 
 /// What is tested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Subject {
+pub(crate) enum Subject {
     /// TFS without transparent data.
     Tfs,
     /// TFS, all free space full of transparent data.
@@ -32,10 +32,10 @@ pub enum Subject {
 }
 
 impl Subject {
-    pub const ALL: [Subject; 5] =
+    pub(crate) const ALL: [Subject; 5] =
         [Subject::Tfs, Subject::TfsFull, Subject::TfsAged, Subject::Fuse2fs, Subject::Kernel];
 
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Subject::Tfs => "TFS",
             Subject::TfsFull => "TFS, full",
@@ -54,7 +54,7 @@ impl Subject {
     }
 
     /// Why it cannot be tested here.
-    pub fn missing(self) -> Option<String> {
+    pub(crate) fn missing(self) -> Option<String> {
         let fuse = Path::new("/dev/fuse").exists();
         match self {
             Subject::Kernel => None,
@@ -72,14 +72,14 @@ fn atoll() -> Command {
     Command::new(env!("CARGO_BIN_EXE_atoll"))
 }
 
-pub fn run(command: &mut Command) {
+pub(crate) fn run(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{command:?}: {said}");
 }
 
 /// A mounted image, and no longer when this is dropped.
-pub struct Mount {
+pub(crate) struct Mount {
     pub place: PathBuf,
     server: Option<Child>,
     is_mounted: bool,
@@ -124,7 +124,7 @@ impl Mount {
     }
 
     /// A figure of proc(5) about the server's memory, MiB.
-    pub fn memory_mib(&self, figure: &str) -> Option<f64> {
+    pub(crate) fn memory_mib(&self, figure: &str) -> Option<f64> {
         let server = self.server.as_ref()?;
         let status = fs::read_to_string(format!("/proc/{}/status", server.id())).ok()?;
         let line = status.lines().find(|line| line.starts_with(figure))?;
@@ -133,7 +133,7 @@ impl Mount {
     }
 
     /// CPU time of the server by now, seconds.
-    pub fn cpu_secs(&self) -> f64 {
+    pub(crate) fn cpu_secs(&self) -> f64 {
         let Some(server) = &self.server else { return 0.0 };
         let stat = fs::read_to_string(format!("/proc/{}/stat", server.id())).unwrap_or_default();
         // After the name in parentheses: utime and stime are the 12th and 13th.
@@ -143,7 +143,7 @@ impl Mount {
         ticks / USER_HZ
     }
 
-    pub fn unmount(mut self) {
+    pub(crate) fn unmount(mut self) {
         run(Command::new("umount").arg(&self.place));
         self.is_mounted = false;
         if let Some(mut server) = self.server.take() {
@@ -164,7 +164,7 @@ impl Drop for Mount {
 }
 
 /// An image with the source tree.
-pub struct Disk {
+pub(crate) struct Disk {
     pub subject: Subject,
     image: PathBuf,
     place: PathBuf,
@@ -178,7 +178,7 @@ pub struct Disk {
 
 impl Disk {
     /// An empty image.
-    pub fn blank(subject: Subject, temp: &Path, mib: u64) -> Disk {
+    pub(crate) fn blank(subject: Subject, temp: &Path, mib: u64) -> Disk {
         let number = Subject::ALL.iter().position(|other| *other == subject).expect("one of all");
         let (image, place) =
             (temp.join(format!("image{number}")), temp.join(format!("at{number}")));
@@ -195,7 +195,7 @@ impl Disk {
         Disk { subject, image, place, made: 0, tree_bytes: 0, peak_mib: 0.0 }
     }
 
-    pub fn make(subject: Subject, temp: &Path, mib: u64) -> Disk {
+    pub(crate) fn make(subject: Subject, temp: &Path, mib: u64) -> Disk {
         let mut disk = Disk::blank(subject, temp, mib);
         let mount = disk.mount();
         disk.tree_bytes = phases::plant(&disk.place);
@@ -212,7 +212,7 @@ impl Disk {
         disk
     }
 
-    pub fn mount(&self) -> Mount {
+    pub(crate) fn mount(&self) -> Mount {
         Mount::new(self.subject, &self.image, &self.place)
     }
 
@@ -265,14 +265,14 @@ impl Disk {
     }
 
     /// Waits until nothing is being written any more, and drops the image from memory.
-    pub fn settle(&self) {
+    pub(crate) fn settle(&self) {
         rustix::fs::sync();
         let image = fs::File::open(&self.image).expect("the image");
         rustix::fs::fadvise(&image, 0, None, rustix::fs::Advice::DontNeed).expect("fadvise");
     }
 
     /// One round.
-    pub fn round(&mut self) -> Times {
+    pub(crate) fn round(&mut self) -> Times {
         let mut times = Times::default();
         self.restore();
         for half in [phases::write_half, phases::read_half] {

@@ -31,7 +31,7 @@ const TASKS: [&str; 5] =
     ["cp -a /usr/include", "tar of it, warm", "rm -r of it", "100,000 creates", "rm -r of them"];
 
 /// One round on one file system.
-pub struct Day {
+pub(crate) struct Day {
     secs: [f64; TASKS.len()],
     /// MB/s, if dbench is installed.
     dbench: Option<f64>,
@@ -77,7 +77,7 @@ fn dbench(place: &Path) -> Option<f64> {
 }
 
 /// One round.
-pub fn day(disk: &Disk) -> Day {
+pub(crate) fn day(disk: &Disk) -> Day {
     disk.settle();
     let mount = disk.mount();
     let (copy, many) = (mount.place.join("copy"), mount.place.join("many"));
@@ -114,10 +114,10 @@ fn memory(temp: &Path) -> Option<(f64, f64)> {
 }
 
 /// The section about it in `docs/results/andrew.md`, from its heading.
-pub const HEADING: &str = "## Everyday work beside the kernel's driver\n";
+pub(crate) const HEADING: &str = "## Everyday work beside the kernel's driver\n";
 
 /// Does it all.
-pub fn measured(temp: &Path, disk_mib: u64, rounds: usize) -> String {
+pub(crate) fn measured(temp: &Path, disk_mib: u64, rounds: usize) -> String {
     let subjects = [Subject::Tfs, Subject::Kernel].map(|subject| {
         let temp = temp.join(format!("everyday-{}", subject.name()));
         fs::create_dir(&temp).expect("a directory");

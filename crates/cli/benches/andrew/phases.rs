@@ -14,26 +14,26 @@ use atoll_vfs::Errno;
 use futures_util::FutureExt;
 
 /// Names of the phases, in order.
-pub const PHASES: [&str; 7] = ["mkdir", "copy", "sync", "stat", "read", "compile", "delete"];
+pub(crate) const PHASES: [&str; 7] = ["mkdir", "copy", "sync", "stat", "read", "compile", "delete"];
 
 /// The one that is the compiler's work more than the file system's.
 const COMPILE: usize = 5;
 
 /// Seconds of each phase.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Times {
+pub(crate) struct Times {
     pub phases: [f64; 7],
     /// CPU time of the process that serves the file system, over all of them.
     pub server_cpu_secs: f64,
 }
 
 impl Times {
-    pub fn total(&self) -> f64 {
+    pub(crate) fn total(&self) -> f64 {
         self.phases.iter().sum()
     }
 
     /// All but the compiler's.
-    pub fn without_compiler(&self) -> f64 {
+    pub(crate) fn without_compiler(&self) -> f64 {
         self.total() - self.phases[COMPILE]
     }
 }
@@ -51,7 +51,7 @@ fn done<T>(work: impl Future<Output = Result<T, Errno>>) -> T {
 }
 
 /// Makes the source tree at `root`; how many bytes it has.
-pub fn plant(root: &Path) -> u64 {
+pub(crate) fn plant(root: &Path) -> u64 {
     done(andrew::plant(&InDirectory::new(root), &SourceTree::new(TreeSize::Large))).bytes
 }
 
@@ -70,7 +70,7 @@ fn sync(root: &Path) {
 }
 
 /// The first half of a round on the file system at `root`: mkdir, copy, sync.
-pub fn write_half(root: &Path, times: &mut Times) {
+pub(crate) fn write_half(root: &Path, times: &mut Times) {
     let files = InDirectory::new(root);
     let names = done(Names::of(&files, SOURCE));
     times.phases[0] = timed(|| done(andrew::make_directories(&files, &names))).0;
@@ -83,7 +83,7 @@ pub fn write_half(root: &Path, times: &mut Times) {
 }
 
 /// The second half: stat, read, compile, delete.
-pub fn read_half(root: &Path, times: &mut Times) {
+pub(crate) fn read_half(root: &Path, times: &mut Times) {
     let files = InDirectory::new(root);
     let (secs, (_, names)) = timed(|| done(andrew::stat(&files, COPY)));
     times.phases[3] = secs;

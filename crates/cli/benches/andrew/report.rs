@@ -11,7 +11,7 @@ use crate::phases::{PHASES, Times};
 use atoll_bench::{machine, today};
 
 /// What lies at this share of the values, between neighbours in proportion.
-pub fn quantile(values: &[f64], share: f64) -> f64 {
+pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
@@ -55,7 +55,7 @@ fn spread(values: &[f64], digits: usize) -> String {
 }
 
 /// Writes the parts that were measured; of the other what stood there stays.
-pub fn write(andrew: Option<String>, everyday: Option<String>) {
+pub(crate) fn write(andrew: Option<String>, everyday: Option<String>) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/andrew.md");
     let before = fs::read_to_string(&path).unwrap_or_default();
     let at = before.find(everyday::HEADING).unwrap_or(before.len());
@@ -68,7 +68,7 @@ pub fn write(andrew: Option<String>, everyday: Option<String>) {
     fs::write(path, text.trim_end().to_owned() + "\n").expect("docs/results/andrew.md");
 }
 
-pub fn text(
+pub(crate) fn text(
     disks: &[Disk],
     figures: &[Vec<Times>],
     missing: &[(Subject, String)],

@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-pub use atoll_bench::noise;
+pub(crate) use atoll_bench::noise;
 
 /// How long anything may take on a busy machine before a test gives up.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What a command said and how it ended.
 #[derive(Debug)]
-pub struct Said {
+pub(crate) struct Said {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
@@ -24,14 +24,14 @@ pub struct Said {
 impl Said {
     /// Fails the test unless the command succeeded.
     #[track_caller]
-    pub fn ok(self) -> Said {
+    pub(crate) fn ok(self) -> Said {
         assert_eq!(self.code, Some(0), "{self:?}");
         self
     }
 
     /// Fails the test unless the command ended with this code and these words.
     #[track_caller]
-    pub fn failed(self, code: i32, words: &[&str]) -> Said {
+    pub(crate) fn failed(self, code: i32, words: &[&str]) -> Said {
         assert_eq!(self.code, Some(code), "{self:?}");
         for word in words {
             assert!(self.stderr.contains(word), "no {word:?} in {self:?}");
@@ -41,24 +41,24 @@ impl Said {
 
     /// Fails the test unless the command ended with this code and one JSON value.
     #[track_caller]
-    pub fn failed_json(self, code: i32) -> serde_json::Value {
+    pub(crate) fn failed_json(self, code: i32) -> serde_json::Value {
         self.failed(code, &[]).json()
     }
 
-    pub fn last_line(&self) -> &str {
+    pub(crate) fn last_line(&self) -> &str {
         self.stdout.lines().last().unwrap_or_default()
     }
 
     /// Standard output as JSON, one value a line.
     #[track_caller]
-    pub fn json_lines(&self) -> Vec<serde_json::Value> {
+    pub(crate) fn json_lines(&self) -> Vec<serde_json::Value> {
         let parse = |line| serde_json::from_str(line).expect("valid JSON");
         self.stdout.lines().map(parse).collect()
     }
 
     /// Standard output as one JSON value.
     #[track_caller]
-    pub fn json(&self) -> serde_json::Value {
+    pub(crate) fn json(&self) -> serde_json::Value {
         let mut values = self.json_lines();
         assert_eq!(values.len(), 1, "one value: {self:?}");
         values.remove(0)
@@ -66,14 +66,14 @@ impl Said {
 }
 
 /// The binary, without anything the environment says about it.
-pub fn atoll() -> Command {
+pub(crate) fn atoll() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_atoll"));
     command.env_remove("ATOLL_DIR").env_remove("ATOLL_LOG").stdin(Stdio::null());
     command
 }
 
 /// Runs a command to its end.
-pub fn run(command: &mut Command) -> Said {
+pub(crate) fn run(command: &mut Command) -> Said {
     let output = command.output().expect("the binary runs");
     Said {
         code: output.status.code(),
@@ -85,7 +85,7 @@ pub fn run(command: &mut Command) -> Said {
 /// Runs a command that unmounts, until nothing uses the mount: a program that another test starts
 /// holds, for a moment, all files that this process has open.
 #[track_caller]
-pub fn unmount(command: &mut Command) {
+pub(crate) fn unmount(command: &mut Command) {
     let mut said = run(command);
     for _ in 0..100 {
         if !said.stderr.contains("is in use") {
@@ -99,7 +99,7 @@ pub fn unmount(command: &mut Command) {
 
 /// Waits until `done` says so.
 #[track_caller]
-pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
         assert!(begin.elapsed() < PATIENCE, "gave up waiting: {what}");
@@ -108,14 +108,14 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// A node and its directory. The directory outlives the process.
-pub struct NodeProcess {
+pub(crate) struct NodeProcess {
     pub dir: PathBuf,
     process: Option<Child>,
 }
 
 impl NodeProcess {
     /// Runs `atoll up` in `dir`.
-    pub fn start(dir: PathBuf, join: Option<&str>) -> NodeProcess {
+    pub(crate) fn start(dir: PathBuf, join: Option<&str>) -> NodeProcess {
         let listen = ["--listen", "127.0.0.1:0", "--storage", "2GiB"];
         let mut arguments: Vec<&str> = listen.to_vec();
         if join.is_some() {
@@ -125,20 +125,25 @@ impl NodeProcess {
     }
 
     /// The same with arguments of `atoll up`, and by `env` or a command that ends in it.
-    pub fn start_by(by: Command, dir: PathBuf, arguments: &[&str], input: &str) -> NodeProcess {
+    pub(crate) fn start_by(
+        by: Command,
+        dir: PathBuf,
+        arguments: &[&str],
+        input: &str,
+    ) -> NodeProcess {
         let mut node = NodeProcess { dir, process: None };
         node.up(by, arguments, input);
         node
     }
 
     /// Starts it again where it was.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.restart_with(&[], "");
         self.wait_for(&["joined"]);
     }
 
     /// Starts it again with arguments of `atoll up`.
-    pub fn restart_with(&mut self, arguments: &[&str], input: &str) {
+    pub(crate) fn restart_with(&mut self, arguments: &[&str], input: &str) {
         assert!(self.process.is_none(), "it runs");
         self.up(Command::new("env"), arguments, input);
     }
@@ -162,12 +167,15 @@ impl NodeProcess {
     }
 
     /// Runs a command of this node's directory.
-    pub fn atoll<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Said {
+    pub(crate) fn atoll<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Said {
         run(&mut self.command(arguments))
     }
 
     /// The same, not started yet.
-    pub fn command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
+    pub(crate) fn command<S: AsRef<OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Command {
         let mut command = atoll();
         command.env("ATOLL_DIR", &self.dir).args(arguments);
         command
@@ -175,7 +183,7 @@ impl NodeProcess {
 
     /// Waits until the node is in these states.
     #[track_caller]
-    pub fn wait_for(&self, states: &[&str]) {
+    pub(crate) fn wait_for(&self, states: &[&str]) {
         let mut arguments = vec!["status", "--timeout", "90s"];
         arguments.extend(states.iter().flat_map(|state| ["--wait", state]));
         let said = self.atoll(&arguments);
@@ -183,13 +191,13 @@ impl NodeProcess {
     }
 
     /// What the node said on standard error.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.with_extension("log")).unwrap_or_default()
     }
 
     /// SIGSTOP, and waits until every thread stands (`kill` comes back before that): the
     /// node answers nothing, and its connections stay open.
-    pub fn freeze(&self) {
+    pub(crate) fn freeze(&self) {
         self.signal("STOP");
         let tasks = format!("/proc/{}/task", self.process.as_ref().expect("it runs").id());
         let stands = |task: std::io::Result<fs::DirEntry>| {
@@ -200,7 +208,7 @@ impl NodeProcess {
     }
 
     /// SIGKILL.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             let _ = process.kill();
             let _ = process.wait();
@@ -208,12 +216,12 @@ impl NodeProcess {
     }
 
     /// Sends a signal to the daemon.
-    pub fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         signal(self.process.as_ref().expect("it runs").id(), name);
     }
 
     /// SIGTERM, and the exit code.
-    pub fn stop(&mut self) -> Option<i32> {
+    pub(crate) fn stop(&mut self) -> Option<i32> {
         let mut process = self.process.take().expect("it runs");
         signal(process.id(), "TERM");
         process.wait().expect("it ends").code()
@@ -227,13 +235,13 @@ impl Drop for NodeProcess {
 }
 
 /// Sends a signal to a process that the test started.
-pub fn signal(process: u32, name: &str) {
+pub(crate) fn signal(process: u32, name: &str) {
     let sent = Command::new("kill").arg(format!("-{name}")).arg(process.to_string()).status();
     assert!(sent.expect("kill runs").success(), "SIG{name} to {process}");
 }
 
 /// Some nodes of one network, and a directory for everything else.
-pub struct Ring {
+pub(crate) struct Ring {
     pub nodes: Vec<NodeProcess>,
     mounts: Vec<PathBuf>,
     pub temp: tempfile::TempDir,
@@ -242,7 +250,7 @@ pub struct Ring {
 impl Ring {
     /// Starts a network of `count` nodes and waits until each sees all.
     #[track_caller]
-    pub fn of(count: usize) -> Ring {
+    pub(crate) fn of(count: usize) -> Ring {
         let temp = tempfile::tempdir().expect("a temporary directory");
         let first = NodeProcess::start(temp.path().join("node0"), None);
         first.wait_for(&["joined"]);
@@ -257,13 +265,13 @@ impl Ring {
     }
 
     /// A path for the test's own use.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.temp.path().join(name)
     }
 
     /// Publishes through the first node; the address.
     #[track_caller]
-    pub fn publish(&self, source: &Path) -> String {
+    pub(crate) fn publish(&self, source: &Path) -> String {
         let said = self.nodes[0].command(["publish"]).arg(source).output().expect("runs");
         let said = Said {
             code: said.status.code(),
@@ -275,7 +283,7 @@ impl Ring {
 
     /// Mounts through a node, on a new directory; gone when the ring is.
     #[track_caller]
-    pub fn mount(&mut self, node: usize, address: &str, options: &[&str]) -> PathBuf {
+    pub(crate) fn mount(&mut self, node: usize, address: &str, options: &[&str]) -> PathBuf {
         let mountpoint = self.path(&format!("mount{}", self.mounts.len()));
         fs::create_dir(&mountpoint).expect("a mount point");
         self.mounts.push(mountpoint.clone());
@@ -294,14 +302,14 @@ impl Drop for Ring {
 }
 
 /// The address of a volume that nobody published.
-pub fn unpublished() -> String {
+pub(crate) fn unpublished() -> String {
     let key = atoll_key::SecretKey::from_seed(&[77; 32]).volume_id();
     atoll_key::VolumeAddress(key).to_string()
 }
 
 /// The same command by a process that may not read everything, as root may: it ignores no
 /// mode of a file.
-pub fn unprivileged(command: &Command) -> Command {
+pub(crate) fn unprivileged(command: &Command) -> Command {
     let mut wrapped = match rustix::process::geteuid().is_root() {
         true => {
             let mut wrapped = Command::new("setpriv");
@@ -321,7 +329,7 @@ pub fn unprivileged(command: &Command) -> Command {
 }
 
 /// Whether file systems can be mounted here; says loudly if not.
-pub fn can_mount(test: &str) -> bool {
+pub(crate) fn can_mount(test: &str) -> bool {
     let device = fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
     let root = rustix::process::geteuid().is_root();
     let helper = ["/usr/bin", "/bin"].iter().any(|d| Path::new(d).join("fusermount3").exists());
@@ -335,7 +343,7 @@ pub fn can_mount(test: &str) -> bool {
 
 /// Makes a tree with a little of everything: small, empty and large files, links,
 /// modes, directories, names that are no text.
-pub fn make_tree(top: &Path) {
+pub(crate) fn make_tree(top: &Path) {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::{PermissionsExt, symlink};
     for dir in ["", "docs", "docs/deep/deeper", "empty"] {
@@ -357,6 +365,6 @@ pub fn make_tree(top: &Path) {
 
 /// Compares two trees with the program's own comparison.
 #[track_caller]
-pub fn assert_same(a: &Path, b: &Path) {
+pub(crate) fn assert_same(a: &Path, b: &Path) {
     run(atoll().arg("compare").arg(a).arg(b)).ok();
 }

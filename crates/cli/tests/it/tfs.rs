@@ -11,16 +11,16 @@ use crate::processes::{
 };
 
 /// A mount that goes away with its test.
-pub struct Mounted(PathBuf);
+pub(crate) struct Mounted(PathBuf);
 
 impl Mounted {
-    pub fn new(image: &Path, at: &Path) -> Mounted {
+    pub(crate) fn new(image: &Path, at: &Path) -> Mounted {
         fs::create_dir_all(at).expect("a directory");
         run(atoll().args(["tfs", "mount"]).arg(image).arg(at)).ok();
         Mounted(at.to_path_buf())
     }
 
-    pub fn unmount(self) {
+    pub(crate) fn unmount(self) {
         unmount(atoll().args(["tfs", "unmount"]).arg(&self.0));
     }
 }

@@ -28,7 +28,7 @@ pub(crate) enum Origin {
 
 impl Origin {
     /// Checks the receipt of a message of `from`'s about `keys`, if it carries one.
-    pub async fn of(
+    pub(crate) async fn of(
         accounting: &Accounting,
         from: &Peer,
         receipt: Option<WireReceipt>,
@@ -62,7 +62,7 @@ impl Origin {
     }
 
     /// This node publishes blocks with these keys itself.
-    pub fn own(accounting: &Accounting, lease_secs: u64, keys: &[Key]) -> Origin {
+    pub(crate) fn own(accounting: &Accounting, lease_secs: u64, keys: &[Key]) -> Origin {
         let (me, now) = (accounting.transport.local(), accounting.env.unix_ms() / 1000);
         let keys = keys.iter().copied();
         let receipt = Receipt::sign(&*accounting.attestor, me, now, lease_secs, keys);
@@ -74,7 +74,7 @@ impl Origin {
     }
 
     /// The receipt for a message about `keys`.
-    pub fn to_wire(&self, keys: impl Iterator<Item = Key>) -> Option<WireReceipt> {
+    pub(crate) fn to_wire(&self, keys: impl Iterator<Item = Key>) -> Option<WireReceipt> {
         match self {
             Origin::Publisher { receipt, .. } => Some(receipt.to_wire(keys)),
             Origin::Carrier | Origin::Diverted => None,

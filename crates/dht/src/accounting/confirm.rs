@@ -116,7 +116,7 @@ impl Confirmations {
     }
 
     /// Remembers a receipt of this node's.
-    pub fn issued(&self, digest: [u8; 32]) {
+    pub(super) fn issued(&self, digest: [u8; 32]) {
         let mut state = self.lock();
         if state.issued.len() == MAX_ISSUED {
             state.issued.pop_front();
@@ -125,7 +125,7 @@ impl Confirmations {
     }
 
     /// Whether this node made the receipt with this digest, not too many receipts ago.
-    pub fn is_mine(&self, digest: &[u8; 32]) -> bool {
+    pub(super) fn is_mine(&self, digest: &[u8; 32]) -> bool {
         self.lock().issued.contains(digest)
     }
 
@@ -135,7 +135,7 @@ impl Confirmations {
     ///
     /// # Errors
     /// If it is not, or too much is being confirmed at present.
-    pub async fn confirm(
+    pub(super) async fn confirm(
         &self,
         env: &Env,
         transport: &Arc<dyn Transport>,

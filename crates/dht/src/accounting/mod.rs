@@ -27,13 +27,13 @@ pub(crate) struct Accounting {
 layer_above!(Accounting, holdings: Arc<Holdings>);
 
 impl Accounting {
-    pub fn new(holdings: Arc<Holdings>, attestor: Arc<dyn Attestor>) -> Accounting {
+    pub(crate) fn new(holdings: Arc<Holdings>, attestor: Arc<dyn Attestor>) -> Accounting {
         let quota = Quota::new(holdings.config.quota);
         Accounting { holdings, attestor, quota, confirmations: Confirmations::default() }
     }
 
     /// Whether this node made the receipt with this digest, not too many receipts ago.
-    pub fn is_my_receipt(&self, digest: &[u8; 32]) -> bool {
+    pub(crate) fn is_my_receipt(&self, digest: &[u8; 32]) -> bool {
         self.confirmations.is_mine(digest)
     }
 

@@ -55,7 +55,7 @@ pub(crate) enum ChargeClass {
 
 impl ChargeClass {
     /// That of a block which its publisher puts or renews.
-    pub fn of_published(kind: BlockKind) -> ChargeClass {
+    pub(crate) fn of_published(kind: BlockKind) -> ChargeClass {
         match kind.quota_class() {
             QuotaClass::Root => ChargeClass::Root,
             QuotaClass::Data => ChargeClass::Content,
@@ -103,7 +103,7 @@ pub(crate) struct Reservation {
 
 impl Reservation {
     /// How much is being filled.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.taken.iter().map(|want| want.bytes).sum()
     }
 }
@@ -173,7 +173,7 @@ impl State {
 }
 
 impl Quota {
-    pub fn new(config: QuotaConfig) -> Quota {
+    pub(crate) fn new(config: QuotaConfig) -> Quota {
         let state = State { config, reserved: BTreeMap::new(), refused: 0 };
         Quota { state: Arc::new(Mutex::new(state)) }
     }
@@ -182,17 +182,17 @@ impl Quota {
         lock(&self.state)
     }
 
-    pub fn config(&self) -> QuotaConfig {
+    pub(crate) fn config(&self) -> QuotaConfig {
         self.lock().config
     }
 
-    pub fn set_config(&self, config: QuotaConfig) {
+    pub(crate) fn set_config(&self, config: QuotaConfig) {
         self.lock().config = config;
     }
 
     /// Reserves room for each block in turn, on a network of about `peers` nodes; blocks
     /// that find none are left out of the reservation.
-    pub fn reserve(
+    pub(crate) fn reserve(
         &self,
         store: &dyn BlockStore,
         peers: f64,
@@ -217,12 +217,17 @@ impl Quota {
     }
 
     /// Whether there is room for so much, without reserving it.
-    pub fn check(&self, store: &dyn BlockStore, peers: f64, want: &Want) -> Result<(), OverQuota> {
+    pub(crate) fn check(
+        &self,
+        store: &dyn BlockStore,
+        peers: f64,
+        want: &Want,
+    ) -> Result<(), OverQuota> {
         self.lock().judge(store, store.usage().capacity_bytes, peers, want)
     }
 
     /// Whether `owner` has used so much that others may have no room for it any more.
-    pub fn is_near_limit(&self, store: &dyn BlockStore, peers: f64, owner: Owner) -> bool {
+    pub(crate) fn is_near_limit(&self, store: &dyn BlockStore, peers: f64, owner: Owner) -> bool {
         let state = self.lock();
         let usage = store.usage_of(&owner);
         let capacity_bytes = store.usage().capacity_bytes;
@@ -237,7 +242,7 @@ impl Quota {
     }
 
     /// What is used and allowed, of the largest `limit` publishers and addresses.
-    pub fn report(&self, store: &dyn BlockStore, peers: f64, limit: usize) -> QuotaReport {
+    pub(crate) fn report(&self, store: &dyn BlockStore, peers: f64, limit: usize) -> QuotaReport {
         let capacity_bytes = store.usage().capacity_bytes;
         let owners = store.owners(limit);
         let state = self.lock();

@@ -93,7 +93,7 @@ pub(crate) struct Cache {
 impl Cache {
     /// An empty cache of at most `limit_bytes`, for blocks asked for at least `asks` times
     /// of late. `salt` is known to nobody else.
-    pub fn new(limit_bytes: u64, asks: u8, salt: [u8; 32]) -> Cache {
+    pub(super) fn new(limit_bytes: u64, asks: u8, salt: [u8; 32]) -> Cache {
         Cache {
             limit_bytes,
             asks: asks.max(1),
@@ -108,7 +108,7 @@ impl Cache {
     }
 
     /// Changes the limit; what no longer fits goes, the least recently used first.
-    pub fn set_limit(&mut self, limit_bytes: u64) {
+    pub(super) fn set_limit(&mut self, limit_bytes: u64) {
         if limit_bytes == self.limit_bytes {
             return;
         }
@@ -123,24 +123,24 @@ impl Cache {
     }
 
     /// The most bytes it takes.
-    pub fn limit_bytes(&self) -> u64 {
+    pub(super) fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }
 
     /// Bytes taken, blocks held, and blocks that had to leave so far.
-    pub fn usage(&self) -> (u64, u64, u64) {
+    pub(super) fn usage(&self) -> (u64, u64, u64) {
         (self.used_bytes, self.entries.len() as u64, self.evictions)
     }
 
     /// Somebody asks for `key`, which this node does not store.
-    pub fn asked(&mut self, key: &Key) {
+    pub(super) fn asked(&mut self, key: &Key) {
         if self.limit_bytes > 0 {
             self.popularity.count(key);
         }
     }
 
     /// The block under `key`.
-    pub fn get(&mut self, key: &Key, now: Instant) -> Option<Cached> {
+    pub(super) fn get(&mut self, key: &Key, now: Instant) -> Option<Cached> {
         let entry = self.entries.get_mut(key)?;
         if entry.block.until <= now {
             self.remove(key);
@@ -154,7 +154,7 @@ impl Cache {
     }
 
     /// Whether a copy of `key` would be taken, as far as that can be said without it.
-    pub fn wants(&self, key: &Key) -> bool {
+    pub(super) fn wants(&self, key: &Key) -> bool {
         let asked = self.popularity.of(key);
         if self.limit_bytes == 0 || asked < self.asks || self.entries.contains_key(key) {
             return false;
@@ -165,7 +165,7 @@ impl Cache {
     }
 
     /// Whether `sender` may send `bytes` more by now; if so they are counted.
-    pub fn may_send(&mut self, sender: PeerId, bytes: u64, now: Instant) -> bool {
+    pub(super) fn may_send(&mut self, sender: PeerId, bytes: u64, now: Instant) -> bool {
         let refilled = |allowance: &SendBudget| {
             let earned = now.since(allowance.at).as_secs_f64() * PEER_BYTES_PER_SEC as f64;
             (allowance.bytes + earned as u64).min(PEER_BURST_BYTES)
@@ -186,7 +186,7 @@ impl Cache {
 
     /// Takes a verified block, if it is asked for often enough: more often than each block
     /// that has to leave for it. Whether it is held now.
-    pub fn put(&mut self, key: Key, block: Cached) -> bool {
+    pub(super) fn put(&mut self, key: Key, block: Cached) -> bool {
         if let Some(Entry { block: held, .. }) = self.entries.get_mut(&key) {
             held.until = held.until.max(block.until);
             return true;
@@ -222,7 +222,7 @@ impl Cache {
     }
 
     /// Forgets a block.
-    pub fn remove(&mut self, key: &Key) {
+    pub(super) fn remove(&mut self, key: &Key) {
         if let Some(entry) = self.entries.remove(key) {
             self.by_use.remove(&entry.used);
             self.used_bytes -= entry.cost();

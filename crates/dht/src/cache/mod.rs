@@ -44,24 +44,24 @@ pub(crate) struct PathCache {
 layer_above!(PathCache, rpc: Arc<Rpc>);
 
 impl PathCache {
-    pub fn new(rpc: Arc<Rpc>) -> PathCache {
+    pub(crate) fn new(rpc: Arc<Rpc>) -> PathCache {
         let config = &rpc.config;
         let cache = Cache::new(config.cache_bytes, config.cache_asks, rpc.random_bytes());
         PathCache { rpc, cache: Mutex::new(cache), sending: AtomicU64::new(0) }
     }
 
     /// Whether this node takes part in caching.
-    pub fn is_on(&self) -> bool {
+    pub(crate) fn is_on(&self) -> bool {
         self.config.cache_at != CacheAt::Off && self.lock().limit_bytes() > 0
     }
 
     /// Bytes and blocks in the cache, and how many blocks have left it for others.
-    pub fn usage(&self) -> (u64, u64, u64) {
+    pub(crate) fn usage(&self) -> (u64, u64, u64) {
         self.lock().usage()
     }
 
     /// Changes how much the cache may take.
-    pub fn set_limit(&self, limit_bytes: u64) {
+    pub(crate) fn set_limit(&self, limit_bytes: u64) {
         self.lock().set_limit(limit_bytes);
     }
 

@@ -33,18 +33,18 @@ pub(super) struct Popularity {
 
 impl Popularity {
     /// For about `keys` different keys.
-    pub fn new(salt: [u8; 32], keys: usize) -> Popularity {
+    pub(super) fn new(salt: [u8; 32], keys: usize) -> Popularity {
         let width = (keys * COUNTERS_PER_KEY).next_power_of_two().clamp(1024, 1 << 22);
         Popularity { salt, width, counters: Vec::new(), counted: 0 }
     }
 
     /// Begins again, for about `keys` different keys.
-    pub fn resized(&self, keys: usize) -> Popularity {
+    pub(super) fn resized(&self, keys: usize) -> Popularity {
         Popularity::new(self.salt, keys)
     }
 
     /// Counts `key` once.
-    pub fn count(&mut self, key: &Key) {
+    pub(super) fn count(&mut self, key: &Key) {
         if self.counters.is_empty() {
             self.counters = vec![0; ROWS * self.width / 2];
         }
@@ -61,7 +61,7 @@ impl Popularity {
     }
 
     /// How often `key` was counted of late: at most 15, and seldom too many.
-    pub fn of(&self, key: &Key) -> u8 {
+    pub(super) fn of(&self, key: &Key) -> u8 {
         if self.counters.is_empty() {
             return 0;
         }

@@ -27,7 +27,7 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
-    pub fn into_step(self) -> Step<Block> {
+    pub(super) fn into_step(self) -> Step<Block> {
         match self {
             Answer::Plain(step) => step,
             Answer::Cached(block) => Step::Done(block),

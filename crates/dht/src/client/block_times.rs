@@ -75,7 +75,7 @@ struct Row {
 
 impl BlockTimes {
     /// `peer` is asked for a block.
-    pub fn asked(self: &Arc<Self>, peer: PeerId) -> UnderWay {
+    pub(super) fn asked(self: &Arc<Self>, peer: PeerId) -> UnderWay {
         let mut under_way = self.under_way.lock().expect("no holder of this lock panics");
         *under_way.entry(peer).or_insert(0) += 1;
         UnderWay { times: self.clone(), peer }
@@ -83,14 +83,14 @@ impl BlockTimes {
 
     /// How long a block from `peer` will take compared with one from another: a measure to
     /// choose by, not a time. `round_trip` is that of a short answer.
-    pub fn expected(&self, peer: &PeerId, round_trip: Duration) -> Duration {
+    pub(super) fn expected(&self, peer: &PeerId, round_trip: Duration) -> Duration {
         let under_way = self.under_way.lock().expect("no holder of this lock panics");
         let blocks = under_way.get(peer).copied().unwrap_or(0);
         round_trip.mul_f64(1.0 + DELAY_PER_BLOCK * f64::from(blocks))
     }
 
     /// `peer` has sent a block, which took so long.
-    pub fn answered(&self, peer: &PeerId, took: Duration, now: Instant) {
+    pub(super) fn answered(&self, peer: &PeerId, took: Duration, now: Instant) {
         self.book.answered(peer, took, now);
         let mut rows = self.rows.lock().expect("no holder of this lock panics");
         if rows.len() >= MAX_PEERS && !rows.contains_key(peer) {
@@ -106,7 +106,7 @@ impl BlockTimes {
     }
 
     /// After how long `peer` is slow with a block, whose short answers `short` knows.
-    pub fn slow_after(&self, peer: &PeerId, short: &PeerBook, now: Instant) -> Duration {
+    pub(super) fn slow_after(&self, peer: &PeerId, short: &PeerBook, now: Instant) -> Duration {
         let usual = self.book.p95(peer);
         if self.is_warm(peer, now) {
             return usual;
@@ -115,7 +115,7 @@ impl BlockTimes {
     }
 
     /// After how long it is overdue, and has probably failed.
-    pub fn late_after(&self, peer: &PeerId, short: &PeerBook, now: Instant) -> Duration {
+    pub(super) fn late_after(&self, peer: &PeerId, short: &PeerBook, now: Instant) -> Duration {
         let slow = self.slow_after(peer, short, now) * LATE_IN_HALVES / 2;
         self.book.late_after(peer).max(short.p95(peer) * LATE_IN_SHORT_ANSWERS).max(slow)
     }

@@ -32,7 +32,7 @@ pub(crate) struct Client {
 layer_above!(Client, server: Arc<Server>);
 
 impl Client {
-    pub fn new(server: Arc<Server>) -> Client {
+    pub(crate) fn new(server: Arc<Server>) -> Client {
         Client {
             hedges: HedgeBudget::default(),
             fetch_times: Arc::default(),
@@ -45,7 +45,7 @@ impl Client {
     ///
     /// # Errors
     /// If it cannot be recorded.
-    pub async fn forget_seen(&self) -> Result<(), String> {
+    pub(crate) async fn forget_seen(&self) -> Result<(), String> {
         self.seen.forget_all();
         self.seen.save(&*self.durable).await
     }

@@ -96,12 +96,12 @@ pub(crate) struct Replicas {
 
 impl Replicas {
     /// Guessed from this node's own tables, until a node names them.
-    pub fn guessed(nodes: Vec<Node>) -> Replicas {
+    pub(super) fn guessed(nodes: Vec<Node>) -> Replicas {
         Replicas { named: nodes, are_guessed: true, ..Replicas::default() }
     }
 
     /// A node has named the root and its successors, or this node knows them.
-    pub fn set_nodes(&mut self, named: Vec<Node>) {
+    pub(super) fn set_nodes(&mut self, named: Vec<Node>) {
         (self.named, self.are_guessed) = (named, false);
     }
 

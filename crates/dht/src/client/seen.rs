@@ -53,7 +53,7 @@ struct State {
 
 impl SeenVersions {
     /// What an earlier run of this node has seen.
-    pub fn remembered(durable: &dyn DurableState) -> SeenVersions {
+    pub(super) fn remembered(durable: &dyn DurableState) -> SeenVersions {
         let versions = SeenVersions::default();
         let record = durable.load(RECORD).and_then(|bytes| from_header::<Record>(&bytes).ok());
         let entries = record.map_or_else(Vec::new, |record| record.entries);
@@ -70,12 +70,12 @@ impl SeenVersions {
     }
 
     /// The highest version seen of a signed block.
-    pub fn version(&self, key: &Key) -> Option<u64> {
+    pub(super) fn version(&self, key: &Key) -> Option<u64> {
         self.lock().seen.get(key).map(|(version, _)| *version)
     }
 
     /// A version was read or written, and is saved soon if it is the highest.
-    pub fn saw(
+    pub(super) fn saw(
         self: &Arc<Self>,
         env: &Env,
         durable: &Arc<dyn DurableState>,
@@ -101,13 +101,13 @@ impl SeenVersions {
     ///
     /// # Errors
     /// What the system said, for people.
-    pub async fn save(&self, durable: &dyn DurableState) -> Result<(), String> {
+    pub(super) async fn save(&self, durable: &dyn DurableState) -> Result<(), String> {
         let record = self.lock().record();
         durable.save(RECORD, to_header(&record).to_vec()).await
     }
 
     /// Older versions are read again.
-    pub fn forget_all(&self) {
+    pub(super) fn forget_all(&self) {
         self.lock().seen.clear();
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct Votes {
 
 impl Votes {
     /// On `count` blocks of one replica set.
-    pub fn new(client: &Client, set: &[Node], count: usize) -> Votes {
+    pub(super) fn new(client: &Client, set: &[Node], count: usize) -> Votes {
         Votes::of_set(size_of(client, set), count)
     }
 
@@ -30,7 +30,7 @@ impl Votes {
     }
 
     /// Counts a member's answer about the blocks with these numbers.
-    pub fn count(&mut self, indices: Vec<usize>, reply: &RenewReply) {
+    pub(super) fn count(&mut self, indices: Vec<usize>, reply: &RenewReply) {
         self.over = self.over.or(reply.over);
         for (index, status) in indices.into_iter().zip(&reply.statuses) {
             let (has, lacks) = &mut self.said[index];
@@ -40,19 +40,19 @@ impl Votes {
     }
 
     /// One more member lacks a block.
-    pub fn lacks(&mut self, index: usize) {
+    pub(super) fn lacks(&mut self, index: usize) {
         self.said[index].1 += 1;
     }
 
     /// How many have a block, and how many do not.
-    pub fn of(&self, index: usize) -> (usize, usize) {
+    pub(super) fn of(&self, index: usize) -> (usize, usize) {
         let (has, lacks) = self.said[index];
         (has as usize, lacks as usize)
     }
 
     /// As a root would say it of a block: a majority has it, a majority lacks it, or neither is
     /// known.
-    pub fn status(&self, index: usize) -> RenewStatus {
+    pub(super) fn status(&self, index: usize) -> RenewStatus {
         let (has, lacks) = self.said[index];
         match is_majority(has, self.wanted) {
             true if self.is_refused[index] => RenewStatus::OverQuota,
@@ -63,7 +63,7 @@ impl Votes {
     }
 
     /// As a root would answer.
-    pub fn result(&self) -> RenewReply {
+    pub(super) fn result(&self) -> RenewReply {
         let statuses = (0..self.said.len()).map(|i| self.status(i)).collect();
         RenewReply { statuses, over: self.over }
     }

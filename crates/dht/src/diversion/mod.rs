@@ -81,12 +81,12 @@ impl Drop for Taking<'_> {
 }
 
 impl Diversion {
-    pub fn new(accounting: Arc<Accounting>) -> Diversion {
+    pub(crate) fn new(accounting: Arc<Accounting>) -> Diversion {
         Diversion { accounting, rooms: Mutex::default(), taking: Mutex::default() }
     }
 
     /// Begins to take those of `keys` that are not being taken for another member.
-    pub fn take(&self, keys: impl Iterator<Item = Key>) -> Taking<'_> {
+    pub(crate) fn take(&self, keys: impl Iterator<Item = Key>) -> Taking<'_> {
         let mut taking = self.taking.lock().expect("no holder of this lock panics");
         let keys = keys.filter(|key| taking.insert(*key)).collect();
         Taking { of: self, keys }
@@ -97,7 +97,7 @@ impl Diversion {
     }
 
     /// `node` has said how much it would take for others.
-    pub fn learn(&self, node: Node, spare_bytes: u64, now: Instant) {
+    pub(crate) fn learn(&self, node: Node, spare_bytes: u64, now: Instant) {
         let mut rooms = self.lock();
         if rooms.len() >= MAX_KNOWN && !rooms.contains_key(&node.peer.id) {
             rooms.retain(|_, (_, _, at)| now.since(*at) < SPARE_LASTS);

@@ -22,7 +22,7 @@ impl Headroom {
     }
 
     /// The store of blocks has refused a batch.
-    pub fn store_failed(&self, error: &StoreError, usage: Usage) {
+    pub(crate) fn store_failed(&self, error: &StoreError, usage: Usage) {
         match error {
             StoreError::Full { .. } | StoreError::Away { .. } => self.lock().full_at = Some(usage),
             StoreError::Io(_) | StoreError::Corrupted { .. } => self.disk_failed(error.to_string()),
@@ -30,18 +30,18 @@ impl Headroom {
     }
 
     /// The disk does not take writes.
-    pub fn disk_failed(&self, why: String) {
+    pub(crate) fn disk_failed(&self, why: String) {
         tracing::error!(why, "blocks could not be written; they go to other nodes");
         self.lock().disk_trouble.get_or_insert(why);
     }
 
     /// Why this node cannot write blocks, if it cannot.
-    pub fn disk_trouble(&self) -> Option<String> {
+    pub(crate) fn disk_trouble(&self) -> Option<String> {
         self.lock().disk_trouble.clone()
     }
 
     /// What the store has room for, bytes: nothing while it is as full as when it last refused.
-    pub fn free_bytes(&self, usage: Usage) -> u64 {
+    pub(crate) fn free_bytes(&self, usage: Usage) -> u64 {
         let state = self.lock();
         let is_full = state.full_at.is_some_and(|full| {
             full.capacity_bytes == usage.capacity_bytes && usage.disk_bytes >= full.disk_bytes

@@ -38,7 +38,7 @@ pub(crate) struct Holdings {
 layer_above!(Holdings, rpc: Arc<Rpc>);
 
 impl Holdings {
-    pub fn new(rpc: Arc<Rpc>) -> Holdings {
+    pub(crate) fn new(rpc: Arc<Rpc>) -> Holdings {
         Holdings {
             pointers: Pointers::new(rpc.durable.pointers()),
             rpc,
@@ -50,13 +50,13 @@ impl Holdings {
     }
 
     /// A block from this node's store; one that is damaged counts as missing.
-    pub async fn read(&self, key: &Key) -> Option<StoredBlock> {
+    pub(crate) async fn read(&self, key: &Key) -> Option<StoredBlock> {
         let read = self.store.get(key).await;
         read.inspect_err(|error| self.note_store_error(error)).ok().flatten()
     }
 
     /// A damaged block counts as missing from now on: repair fetches it again.
-    pub fn note_store_error(&self, error: &StoreError) {
+    pub(crate) fn note_store_error(&self, error: &StoreError) {
         tracing::warn!(%error, "a block could not be read");
         if let StoreError::Corrupted { key } = error {
             add(&self.counters.damaged_blocks, 1);
@@ -65,14 +65,14 @@ impl Holdings {
     }
 
     /// What is known of a block that is here, or that another node keeps for this one.
-    pub fn known(&self, key: &Key) -> Option<BlockInfo> {
+    pub(crate) fn known(&self, key: &Key) -> Option<BlockInfo> {
         let here = self.store.info(key).ok().flatten();
         let elsewhere = self.pointers.pointed(key);
         here.into_iter().chain(elsewhere).max_by_key(|info| info.version)
     }
 
     /// A verified block as the store takes it.
-    pub fn to_store(&self, block: &Block, version: u64) -> StoredBlock {
+    pub(crate) fn to_store(&self, block: &Block, version: u64) -> StoredBlock {
         let info = BlockInfo {
             key: block.header.key,
             kind: block.header.kind,

@@ -57,7 +57,7 @@ impl Drop for Arriving {
 impl PendingRemovals {
     /// Blocks with these keys are about to be stored or renewed here: they leave no longer, nor
     /// until the result is dropped. Waits for a removal of them that has begun.
-    pub async fn keep(&self, keys: impl Iterator<Item = &Key>) -> Arriving {
+    pub(crate) async fn keep(&self, keys: impl Iterator<Item = &Key>) -> Arriving {
         let keys: Vec<Key> = keys.copied().collect();
         let mut leaving = false;
         {
@@ -83,14 +83,14 @@ impl PendingRemovals {
     }
 
     /// Whether others must not count on this node for a block.
-    pub fn denies(&self, key: &Key) -> bool {
+    pub(crate) fn denies(&self, key: &Key) -> bool {
         let state = lock(&self.state);
         let watch = state.watch.as_ref();
         watch.is_some_and(|watch| watch.keys.contains(key) && !watch.touched.contains(key))
     }
 
     /// Begins to notice what comes in, or is about to.
-    pub fn watch(&self, keys: BTreeSet<Key>) {
+    pub(crate) fn watch(&self, keys: BTreeSet<Key>) {
         let mut state = lock(&self.state);
         let is_arriving = |key: &&Key| state.arriving.of(key) > 0;
         let touched = keys.iter().filter(is_arriving).copied().collect();
@@ -102,7 +102,7 @@ impl PendingRemovals {
     ///
     /// # Errors
     /// If the store fails.
-    pub async fn remove_untouched(
+    pub(crate) async fn remove_untouched(
         &self,
         store: &dyn BlockStore,
         keys: Vec<Key>,
@@ -126,7 +126,7 @@ impl PendingRemovals {
     }
 
     /// Nothing is leaving any more.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         lock(&self.state).watch = None;
     }
 }

@@ -35,7 +35,7 @@ fn hold_owner(member: &PeerId) -> Owner {
 }
 
 impl Pointers {
-    pub fn new(store: Arc<dyn BlockStore>) -> Pointers {
+    pub(crate) fn new(store: Arc<dyn BlockStore>) -> Pointers {
         Pointers { store }
     }
 
@@ -50,12 +50,12 @@ impl Pointers {
     }
 
     /// What is known of a copy that another node keeps for this one.
-    pub fn pointed(&self, key: &Key) -> Option<BlockInfo> {
+    pub(crate) fn pointed(&self, key: &Key) -> Option<BlockInfo> {
         self.info(key).filter(|info| !is_hold(info))
     }
 
     /// Which node keeps a copy of this block for this one.
-    pub async fn holder(&self, key: &Key) -> Option<Peer> {
+    pub(crate) async fn holder(&self, key: &Key) -> Option<Peer> {
         self.pointed(key)?;
         let record = match self.store.get(key).await {
             Ok(record) => record?,
@@ -68,17 +68,21 @@ impl Pointers {
     }
 
     /// Up to `limit` records of a range, in ring order from its start.
-    pub fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
+    pub(crate) fn list(&self, range: KeyRange, limit: usize) -> Result<Vec<BlockInfo>, StoreError> {
         if self.store.usage().blocks == 0 { Ok(Vec::new()) } else { self.store.list(range, limit) }
     }
 
     /// Notes that `holder` keeps copies of blocks for this node; replaces what was noted.
-    pub async fn point(&self, holder: &Peer, copies: Vec<BlockInfo>) -> Result<(), StoreError> {
+    pub(crate) async fn point(
+        &self,
+        holder: &Peer,
+        copies: Vec<BlockInfo>,
+    ) -> Result<(), StoreError> {
         self.write(holder, copies).await
     }
 
     /// Notes that this node keeps a copy for `member`, until it has not asked for it for so long.
-    pub async fn hold(
+    pub(crate) async fn hold(
         &self,
         member: &Peer,
         copies: impl Iterator<Item = BlockInfo>,
@@ -107,14 +111,14 @@ impl Pointers {
     }
 
     /// Extends what is noted of a copy, with the copy.
-    pub fn extend(&self, key: &Key, expires_unix_secs: u64, owner: Owner) {
+    pub(crate) fn extend(&self, key: &Key, expires_unix_secs: u64, owner: Owner) {
         if let Err(error) = self.store.renew(&[*key], expires_unix_secs, owner) {
             tracing::error!(%error, "a pointer's lease could not be extended");
         }
     }
 
     /// Extends a hold for `member`; false if there is none.
-    pub fn extend_hold(&self, key: &Key, member: &PeerId, until_unix_secs: u64) -> bool {
+    pub(crate) fn extend_hold(&self, key: &Key, member: &PeerId, until_unix_secs: u64) -> bool {
         let is_held = self.is_held_for(key, member);
         if is_held {
             self.extend(key, until_unix_secs, hold_owner(member));
@@ -123,7 +127,7 @@ impl Pointers {
     }
 
     /// Forgets what is noted of blocks.
-    pub async fn forget(&self, keys: Vec<Key>) {
+    pub(crate) async fn forget(&self, keys: Vec<Key>) {
         if keys.is_empty() {
             return;
         }
@@ -133,28 +137,28 @@ impl Pointers {
     }
 
     /// Forgets what ended before then.
-    pub async fn forget_expired(&self, before_unix_secs: u64) -> Result<u64, StoreError> {
+    pub(crate) async fn forget_expired(&self, before_unix_secs: u64) -> Result<u64, StoreError> {
         self.store.remove_expired(before_unix_secs).await
     }
 
     /// Whether this node keeps a copy of the block for another, as of `now_unix_secs`.
-    pub fn is_held(&self, key: &Key, now_unix_secs: u64) -> bool {
+    pub(crate) fn is_held(&self, key: &Key, now_unix_secs: u64) -> bool {
         let held = self.info(key).filter(is_hold);
         held.is_some_and(|held| held.expires_unix_secs > now_unix_secs)
     }
 
     /// Whether this node keeps a copy of the block for `member`.
-    pub fn is_held_for(&self, key: &Key, member: &PeerId) -> bool {
+    pub(crate) fn is_held_for(&self, key: &Key, member: &PeerId) -> bool {
         self.info(key).is_some_and(|info| info.owner == hold_owner(member))
     }
 
     /// How many copies this node keeps for `member`.
-    pub fn held_for(&self, member: &PeerId) -> u64 {
+    pub(crate) fn held_for(&self, member: &PeerId) -> u64 {
         self.store.usage_of(&hold_owner(member)).publisher.blocks
     }
 
     /// How many pointers there are, and how many holds.
-    pub fn counts(&self) -> (u64, u64) {
+    pub(crate) fn counts(&self) -> (u64, u64) {
         let any = Owner { publisher: [0; 16], ip: HOLDS };
         let holds = self.store.usage_of(&any).ip.blocks;
         (self.store.usage().blocks.saturating_sub(holds), holds)
@@ -162,7 +166,11 @@ impl Pointers {
 
     /// The blocks of `store` and those that there are pointers to, if there are pointers, as one
     /// set.
-    pub fn merged_with<'a>(&'a self, store: &'a dyn BlockStore, now: u64) -> Option<Merged<'a>> {
+    pub(crate) fn merged_with<'a>(
+        &'a self,
+        store: &'a dyn BlockStore,
+        now: u64,
+    ) -> Option<Merged<'a>> {
         let counts: fn(&BlockInfo) -> bool = |record| !is_hold(record);
         let (pointers, _) = self.counts();
         let other = &*self.store;
@@ -170,12 +178,12 @@ impl Pointers {
     }
 
     /// Those of a list of records that are pointers.
-    pub fn pointers(list: &[BlockInfo]) -> impl Iterator<Item = &BlockInfo> {
+    pub(crate) fn pointers(list: &[BlockInfo]) -> impl Iterator<Item = &BlockInfo> {
         list.iter().filter(|info| !is_hold(info))
     }
 
     /// Those of a list of records that are holds.
-    pub fn holds(list: &[BlockInfo]) -> impl Iterator<Item = &BlockInfo> {
+    pub(crate) fn holds(list: &[BlockInfo]) -> impl Iterator<Item = &BlockInfo> {
         list.iter().filter(|info| is_hold(info))
     }
 }

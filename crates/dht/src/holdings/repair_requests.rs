@@ -29,24 +29,24 @@ impl RepairRequests {
     }
 
     /// How many requests there were.
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.lock().count
     }
 
     /// Something is missing somewhere: a round should run.
-    pub fn kick(&self) {
+    pub(crate) fn kick(&self) {
         self.lock().count += 1;
         self.kicked.notify();
     }
 
     /// Resolves when a round was requested since it last did. One waiter at a time.
-    pub async fn wait_for_kick(&self) {
+    pub(crate) async fn wait_for_kick(&self) {
         self.kicked.notified().await;
     }
 
     /// A block was damaged here: it should be fetched again. Beyond [`MAX_DAMAGED`] only
     /// comparing ranges finds it.
-    pub fn refetch(&self, key: Key) {
+    pub(crate) fn refetch(&self, key: Key) {
         {
             let mut state = self.lock();
             if state.damaged.len() < MAX_DAMAGED {
@@ -57,7 +57,7 @@ impl RepairRequests {
     }
 
     /// What was to be fetched again; the list is empty afterwards.
-    pub fn take_damaged(&self) -> BTreeSet<Key> {
+    pub(crate) fn take_damaged(&self) -> BTreeSet<Key> {
         std::mem::take(&mut self.lock().damaged)
     }
 }

@@ -39,12 +39,12 @@ pub(crate) enum ExchangeError {
 impl ExchangeError {
     /// Whether the exchange should be tried again at once: what failed is not what the other
     /// side says.
-    pub fn is_failure(&self) -> bool {
+    pub(super) fn is_failure(&self) -> bool {
         !self.is_misbehaviour() && !matches!(self, ExchangeError::Later)
     }
 
     /// Whether the other side says what makes no sense, or no.
-    pub fn is_misbehaviour(&self) -> bool {
+    pub(super) fn is_misbehaviour(&self) -> bool {
         use ExchangeError::{Call, Endless, IllFormed};
         matches!(self, IllFormed | Endless | Call(CallError::Refused(_)))
     }

@@ -114,7 +114,7 @@ impl Handoff {
     }
 
     /// Blocks may have become stray: their ranges are due to be looked at.
-    pub fn hasten(&self, keys: &[Key], now: Instant) {
+    pub(crate) fn hasten(&self, keys: &[Key], now: Instant) {
         for key in keys {
             if let Some((root, stray)) = self.containing(key) {
                 self.put(root, Stray { next_at: stray.next_at.min(now), ..stray }, now);

@@ -29,7 +29,7 @@ impl InFlight {
     }
 
     /// These blocks are being sent to `to`.
-    pub fn sends(self: &Arc<Self>, to: PeerId, keys: Vec<Key>) -> BatchInFlight {
+    pub(super) fn sends(self: &Arc<Self>, to: PeerId, keys: Vec<Key>) -> BatchInFlight {
         let mut all = self.lock();
         keys.iter().for_each(|key| all.add((to, *key)));
         drop(all);
@@ -37,7 +37,7 @@ impl InFlight {
     }
 
     /// Whether a block is on its way to `to`.
-    pub fn is_in_flight(&self, to: &PeerId, key: &Key) -> bool {
+    pub(super) fn is_in_flight(&self, to: &PeerId, key: &Key) -> bool {
         self.lock().of(&(*to, *key)) > 0
     }
 }

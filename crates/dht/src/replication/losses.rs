@@ -137,7 +137,7 @@ impl State {
 
 impl Losses {
     /// What an earlier run of this node knew.
-    pub fn remembering(durable: &dyn DurableState, now: Instant) -> Losses {
+    pub(super) fn remembering(durable: &dyn DurableState, now: Instant) -> Losses {
         let bytes = durable.load(RECORD).unwrap_or_default();
         let losses = Losses { remembered: bytes.clone().into(), ..Losses::default() };
         if let Ok(record) = from_header::<Record>(&bytes) {
@@ -151,7 +151,7 @@ impl Losses {
     }
 
     /// Makes what is known now survive a restart.
-    pub async fn remember(&self, durable: &dyn DurableState) {
+    pub(super) async fn remember(&self, durable: &dyn DurableState) {
         let mut remembered = self.remembered.lock().await;
         let record = to_header(&self.lock().record()).to_vec();
         if *remembered == record {
@@ -164,7 +164,7 @@ impl Losses {
     }
 
     /// The operator says that what has disappeared will not come back.
-    pub fn forget(&self) {
+    pub(super) fn forget(&self) {
         let mut state = self.lock();
         state.ranges.clear();
         state.settled.clear();
@@ -175,7 +175,7 @@ impl Losses {
     }
 
     /// Takes notice of the node's surroundings; each block has `replicas` copies.
-    pub fn look(
+    pub(super) fn look(
         &self,
         neighbourhoods: &[Neighbourhood],
         replicas: usize,
@@ -214,7 +214,7 @@ impl Losses {
     }
 
     /// What has disappeared and not come back.
-    pub fn report(&self) -> Loss {
+    pub(super) fn report(&self) -> Loss {
         let state = self.lock();
         let peers: BTreeSet<&PeerId> = state.ranges.values().flat_map(|lost| &lost.peers).collect();
         let share: f64 = state.ranges.values().map(|lost| lost.range.fraction()).sum();

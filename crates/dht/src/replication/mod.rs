@@ -46,7 +46,7 @@ pub(crate) struct Replication {
 layer_above!(Replication, diversion: Arc<Diversion>);
 
 impl Replication {
-    pub fn new(diversion: Arc<Diversion>) -> Replication {
+    pub(crate) fn new(diversion: Arc<Diversion>) -> Replication {
         Replication {
             losses: Losses::remembering(&*diversion.durable, diversion.env.now()),
             diversion,
@@ -59,7 +59,7 @@ impl Replication {
     }
 
     /// The state of repair, for people.
-    pub fn status(&self) -> RepairStatus {
+    pub(crate) fn status(&self) -> RepairStatus {
         let served = self.overlay.served_ranges(self.config.replicas);
         let lost = self.losses.report();
         RepairStatus {
@@ -74,7 +74,7 @@ impl Replication {
     ///
     /// # Errors
     /// If it cannot be recorded.
-    pub async fn forget_absent(&self) -> Result<(), String> {
+    pub(crate) async fn forget_absent(&self) -> Result<(), String> {
         self.expected.expect_only(present_replicas(self));
         self.losses.forget();
         self.losses.remember(&*self.durable).await;
@@ -85,17 +85,17 @@ impl Replication {
     }
 
     /// Counts new blocks of which this node is the root.
-    pub fn count_root_blocks(&self, new: u64) {
+    pub(crate) fn count_root_blocks(&self, new: u64) {
         self.repair.count_root_blocks(new);
     }
 
     /// These blocks are being sent to `to` by a put, until the result is dropped.
-    pub fn sends(&self, to: PeerId, keys: Vec<Key>) -> BatchInFlight {
+    pub(crate) fn sends(&self, to: PeerId, keys: Vec<Key>) -> BatchInFlight {
         self.in_flight.sends(to, keys)
     }
 
     /// This node keeps blocks for others no longer: their ranges are looked at soon.
-    pub fn hasten_handoff(&self, keys: &[Key]) {
+    pub(crate) fn hasten_handoff(&self, keys: &[Key]) {
         self.handoff.hasten(keys, self.env.now());
     }
 }

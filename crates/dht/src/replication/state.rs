@@ -65,7 +65,7 @@ impl Repair {
     }
 
     /// `node` refused a block. Beyond [`MAX_DECLINED`] it is left alone as a whole.
-    pub fn decline(&self, node: PeerId, key: Key, now: Instant, backoff: &Backoff) {
+    pub(super) fn decline(&self, node: PeerId, key: Key, now: Instant, backoff: &Backoff) {
         let is_remembered = {
             let mut state = self.lock();
             if state.declined.len() >= MAX_DECLINED {
@@ -83,13 +83,13 @@ impl Repair {
     }
 
     /// Whether a block may be offered to `node`: it has not refused it of late.
-    pub fn may_offer(&self, node: &PeerId, key: &Key, now: Instant) -> bool {
+    pub(super) fn may_offer(&self, node: &PeerId, key: &Key, now: Instant) -> bool {
         self.lock().declined.get(&(*node, *key)).is_none_or(|until| *until <= now)
     }
 
     /// Begins to fetch those of `keys` that another node has not just been asked for, and says how
     /// many it has.
-    pub fn begin_fetch(&self, mut keys: Vec<Key>, now: Instant) -> (Fetching<'_>, u64) {
+    pub(super) fn begin_fetch(&self, mut keys: Vec<Key>, now: Instant) -> (Fetching<'_>, u64) {
         let (mut state, wanted) = (self.lock(), keys.len());
         keys.retain(|key| {
             let asked = state.fetching.get(key);
@@ -105,7 +105,12 @@ impl Repair {
 
     /// A pass over all replicas has ended; `equal` are the ranges if none differed, and the number
     /// of requests for repair.
-    pub fn pass_ended(&self, equal: Option<(ServedRanges, u64)>, root_blocks: u64, unix_ms: u64) {
+    pub(super) fn pass_ended(
+        &self,
+        equal: Option<(ServedRanges, u64)>,
+        root_blocks: u64,
+        unix_ms: u64,
+    ) {
         let mut state = self.lock();
         state.status.root_blocks = root_blocks;
         state.status.rounds += 1;
@@ -113,28 +118,28 @@ impl Repair {
         state.clean = equal;
     }
 
-    pub fn queue(&self, blocks: u64) {
+    pub(super) fn queue(&self, blocks: u64) {
         self.lock().status.queue_blocks += blocks;
     }
 
-    pub fn unqueue(&self, blocks: u64) {
+    pub(super) fn unqueue(&self, blocks: u64) {
         let mut state = self.lock();
         state.status.queue_blocks = state.status.queue_blocks.saturating_sub(blocks);
     }
 
-    pub fn done(&self, blocks: u64, bytes: u64) {
+    pub(super) fn done(&self, blocks: u64, bytes: u64) {
         let mut state = self.lock();
         state.status.repaired_blocks += blocks;
         state.status.repaired_bytes += bytes;
     }
 
     /// Counts blocks in that were put since the last round; the next round counts anew.
-    pub fn count_root_blocks(&self, new: u64) {
+    pub(super) fn count_root_blocks(&self, new: u64) {
         self.lock().status.root_blocks += new;
     }
 
     /// Reserves the time that copying `bytes` may take; copying may go on at the result.
-    pub fn pace(&self, now: Instant, bytes: u64, bytes_per_sec: u64) -> Instant {
+    pub(super) fn pace(&self, now: Instant, bytes: u64, bytes_per_sec: u64) -> Instant {
         let mut state = self.lock();
         let cost = Duration::from_secs_f64(bytes as f64 / bytes_per_sec.max(1) as f64);
         state.next_slot = state.next_slot.max(now) + cost;
@@ -143,7 +148,7 @@ impl Repair {
 
     /// The state of repair, given what the node is responsible for at present and how many
     /// requests for repair there were.
-    pub fn status(&self, served: &ServedRanges, requests: u64) -> RepairStatus {
+    pub(super) fn status(&self, served: &ServedRanges, requests: u64) -> RepairStatus {
         let copies = served.ranges.iter().map(|range| range.replicas.len() as u32 + 1);
         let replicas_wanted = copies.max().unwrap_or(0);
         let state = self.lock();

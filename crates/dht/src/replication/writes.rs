@@ -34,7 +34,7 @@ pub(crate) struct Writes {
 impl Writes {
     /// Waits for `put`, a batch that the store takes into `room`. Dropped before it
     /// resolves, the batch may be stored or not; the room is kept until that is decided.
-    pub fn write(
+    pub(super) fn write(
         &self,
         env: &Env,
         put: BoxFuture<'static, Result<(), StoreError>>,

@@ -24,13 +24,13 @@ impl Backoff {
     }
 
     /// Whether `node` may be given work, as far as it has not failed of late.
-    pub fn is_fit(&self, node: &PeerId, now: Instant) -> bool {
+    pub(crate) fn is_fit(&self, node: &PeerId, now: Instant) -> bool {
         self.lock().get(node).is_none_or(|(_, until)| *until <= now)
     }
 
     /// `node` failed, has no room, or has not kept what it acknowledged: it is left alone for a
     /// while.
-    pub fn set_back(&self, node: PeerId, now: Instant) {
+    pub(crate) fn set_back(&self, node: PeerId, now: Instant) {
         let mut peers = self.lock();
         if peers.len() >= MAX_SET_BACK && !peers.contains_key(&node) {
             peers.pop_first();
@@ -44,7 +44,7 @@ impl Backoff {
     }
 
     /// `node` has all that it should have.
-    pub fn kept(&self, node: &PeerId) {
+    pub(crate) fn kept(&self, node: &PeerId) {
         self.lock().remove(node);
     }
 }

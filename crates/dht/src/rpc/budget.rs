@@ -40,7 +40,7 @@ pub(crate) struct PeerBudget {
 
 impl PeerBudget {
     /// For the work with `peer` from now on.
-    pub fn of(rpc: &Rpc, peer: PeerId) -> PeerBudget {
+    pub(crate) fn of(rpc: &Rpc, peer: PeerId) -> PeerBudget {
         let now = rpc.env.now();
         let limit = match rpc.backoff.is_fit(&peer, now) {
             _ if !rpc.config.mechanisms.allowance => Duration::from_secs(24 * 3600),
@@ -51,18 +51,18 @@ impl PeerBudget {
     }
 
     /// For another peer, on whom the work with this one depends.
-    pub fn within(&self, rpc: &Rpc, peer: PeerId) -> PeerBudget {
+    pub(crate) fn within(&self, rpc: &Rpc, peer: PeerId) -> PeerBudget {
         let other = PeerBudget::of(rpc, peer);
         PeerBudget { until: other.until.min(self.until), ..other }
     }
 
     /// What is left.
-    pub fn left(&self, now: Instant) -> Duration {
+    pub(crate) fn left(&self, now: Instant) -> Duration {
         self.until.since(now)
     }
 
     /// Whether nothing is left.
-    pub fn is_over(&self, now: Instant) -> bool {
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.left(now).is_zero()
     }
 
@@ -70,7 +70,7 @@ impl PeerBudget {
     ///
     /// # Errors
     /// If the call fails.
-    pub async fn call<M: Method>(
+    pub(crate) async fn call<M: Method>(
         &mut self,
         rpc: &Rpc,
         to: &Node,
@@ -85,12 +85,12 @@ impl PeerBudget {
     }
 
     /// The peer was waited for.
-    pub fn waited(&mut self, time: Duration) {
+    pub(crate) fn waited(&mut self, time: Duration) {
         self.waited += time;
     }
 
     /// The peer has sent, taken, or proven to have, blocks.
-    pub fn moved(&mut self, blocks: u64, bytes: u64) {
+    pub(crate) fn moved(&mut self, blocks: u64, bytes: u64) {
         self.blocks += blocks;
         self.bytes += bytes;
     }
@@ -103,7 +103,7 @@ impl PeerBudget {
     }
 
     /// The work with the peer has ended, for whatever reason. If it was slow, it is left alone.
-    pub fn end(self, rpc: &Rpc) {
+    pub(crate) fn end(self, rpc: &Rpc) {
         if self.is_slow() {
             tracing::info!(peer = ?self.peer, waited = ?self.waited, "a peer answers too slowly");
             rpc.backoff.set_back(self.peer, rpc.env.now());

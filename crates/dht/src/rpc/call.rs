@@ -19,12 +19,12 @@ pub(crate) type Answered<M> = (<M as Method>::Reply, Vec<Bytes>);
 
 impl Rpc {
     /// The description of a stored block, for a message.
-    pub fn header_of(&self, info: &BlockInfo) -> BlockHeader {
+    pub(crate) fn header_of(&self, info: &BlockInfo) -> BlockHeader {
         BlockHeader { key: info.key, kind: info.kind, lease_secs: self.lease_left(info) }
     }
 
     /// Calls a peer and checks its reply; the time limit is the method's.
-    pub async fn call<M: Method>(
+    pub(crate) async fn call<M: Method>(
         &self,
         to: &Node,
         header: &M,
@@ -52,7 +52,7 @@ impl Rpc {
 
     /// What a call returns in less time than its own limit. That a peer takes longer says nothing
     /// about it.
-    pub async fn within<T>(
+    pub(crate) async fn within<T>(
         &self,
         limit: Duration,
         call: impl Future<Output = Result<T, CallError>>,

@@ -41,7 +41,7 @@ pub(super) mod packed {
 
     use super::Packed;
 
-    pub fn encode<T: Packed, C, W: Write>(
+    pub(crate) fn encode<T: Packed, C, W: Write>(
         list: &[T],
         e: &mut Encoder<W>,
         _: &mut C,
@@ -51,7 +51,10 @@ pub(super) mod packed {
         e.bytes(&bytes)?.ok()
     }
 
-    pub fn decode<T: Packed, C>(d: &mut Decoder<'_>, _: &mut C) -> Result<Vec<T>, DecodeError> {
+    pub(crate) fn decode<T: Packed, C>(
+        d: &mut Decoder<'_>,
+        _: &mut C,
+    ) -> Result<Vec<T>, DecodeError> {
         let bytes = d.bytes()?;
         let is_list = bytes.len().is_multiple_of(T::BYTES) && bytes.len() / T::BYTES <= T::MAX;
         let list = is_list.then(|| bytes.chunks(T::BYTES).map(T::read).collect()).flatten();
@@ -66,7 +69,7 @@ pub(super) mod kind {
     use minicbor::encode::{Error as EncodeError, Write};
     use minicbor::{Decoder, Encoder};
 
-    pub fn encode<C, W: Write>(
+    pub(crate) fn encode<C, W: Write>(
         kind: &BlockKind,
         e: &mut Encoder<W>,
         _: &mut C,
@@ -74,7 +77,7 @@ pub(super) mod kind {
         e.u8(*kind as u8)?.ok()
     }
 
-    pub fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<BlockKind, DecodeError> {
+    pub(crate) fn decode<C>(d: &mut Decoder<'_>, _: &mut C) -> Result<BlockKind, DecodeError> {
         BlockKind::from_u8(d.u8()?).map_err(DecodeError::message)
     }
 }
@@ -89,7 +92,7 @@ macro_rules! wrapped {
 
             use super::$Wire;
 
-            pub fn encode<C, W: Write>(
+            pub(crate) fn encode<C, W: Write>(
                 value: &$Borrowed,
                 e: &mut Encoder<W>,
                 ctx: &mut C,
@@ -97,7 +100,7 @@ macro_rules! wrapped {
                 $Wire(value.to_owned()).encode(e, ctx)
             }
 
-            pub fn decode<'b, C>(
+            pub(crate) fn decode<'b, C>(
                 d: &mut Decoder<'b>,
                 ctx: &mut C,
             ) -> Result<$Plain, DecodeError> {

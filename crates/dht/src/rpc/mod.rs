@@ -75,7 +75,7 @@ pub(crate) struct Rpc {
 layer_above!(Rpc, context: Context);
 
 impl Rpc {
-    pub fn new(context: Context) -> Rpc {
+    pub(crate) fn new(context: Context) -> Rpc {
         let (backoff, put_times) = (Backoff::default(), Arc::default());
         Rpc { context, backoff, put_times, background: Background::default() }
     }

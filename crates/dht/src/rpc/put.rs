@@ -31,7 +31,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    pub fn is_mutable(&self) -> bool {
+    pub(crate) fn is_mutable(&self) -> bool {
         self.header.kind.is_mutable()
     }
 }

@@ -120,7 +120,7 @@ impl Drop for Sending {
 
 impl Sending {
     /// Resolves when there is room on the line; the put is under way then. Cancel-safe.
-    pub async fn begin(&self, env: &Env) {
+    pub(crate) async fn begin(&self, env: &Env) {
         let _next;
         if self.bytes > 0 {
             _next = self.times.next.lock().await;
@@ -132,7 +132,7 @@ impl Sending {
     }
 
     /// The put is under way, whether or not there is room.
-    pub fn begins(&self, now: Instant) {
+    pub(crate) fn begins(&self, now: Instant) {
         let mut line = self.times.lock();
         if line.held_bytes() == 0 {
             line.since = now;
@@ -145,12 +145,12 @@ impl Sending {
     }
 
     /// When the put began; `None` while it waits for room.
-    pub fn start(&self) -> Option<Instant> {
+    pub(crate) fn start(&self) -> Option<Instant> {
         self.begun.get().map(|(_, start)| *start)
     }
 
     /// Others need not wait for this put any more. Only of a put that is under way.
-    pub fn give_up_room(&self) {
+    pub(crate) fn give_up_room(&self) {
         let (number, _) = self.begun.get().expect("only what is under way has room");
         self.times.lock().puts.get_mut(number).expect("under way").is_overdue = true;
         self.times.has_room.notify();
@@ -159,7 +159,7 @@ impl Sending {
     /// The put was answered; `line_bytes` were on the line with it and before it. Puts share the
     /// line, so what counts is the time since another one was answered. What round trips take
     /// counts against the line: the rate is rather too low than too high.
-    pub fn answered(&self, peer: &PeerId, line_bytes: u64, now: Instant) {
+    pub(crate) fn answered(&self, peer: &PeerId, line_bytes: u64, now: Instant) {
         let (number, start) = self.begun.get().copied().expect("only what was sent is answered");
         self.times.book(self.waits_for).answered(peer, now.since(start), now);
         if self.bytes == 0 {
@@ -193,28 +193,28 @@ impl PutTimes {
     }
 
     /// A put of so many bytes, which has not begun.
-    pub fn sending(self: &Arc<Self>, waits_for: WaitsFor, bytes: u64) -> Sending {
+    pub(crate) fn sending(self: &Arc<Self>, waits_for: WaitsFor, bytes: u64) -> Sending {
         Sending { times: self.clone(), waits_for, bytes, begun: OnceLock::new() }
     }
 
     /// All bytes being sent at present.
-    pub fn under_way_bytes(&self) -> u64 {
+    pub(crate) fn under_way_bytes(&self) -> u64 {
         self.lock().on_line().map(|put| put.bytes).sum()
     }
 
     /// Those of puts that are waited for.
-    pub fn held_bytes(&self) -> u64 {
+    pub(crate) fn held_bytes(&self) -> u64 {
         self.lock().held_bytes()
     }
 
     /// The most bytes worth sending in one put.
-    pub fn room_bytes(&self) -> u64 {
+    pub(crate) fn room_bytes(&self) -> u64 {
         self.lock().room_bytes()
     }
 
     /// How long a put to `peer` is waited for, while `line_bytes` share the line; `short` knows
     /// what short answers of the peer take.
-    pub fn patience(
+    pub(crate) fn patience(
         &self,
         peer: &PeerId,
         waits_for: WaitsFor,

@@ -42,7 +42,7 @@ pub(crate) struct Background(Arc<AtomicUsize>);
 
 impl Background {
     /// Does some work, if there is not too much already.
-    pub fn run(&self, rpc: &Rpc, work: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn run(&self, rpc: &Rpc, work: impl Future<Output = ()> + Send + 'static) {
         let count = self.0.clone();
         if count.fetch_add(1, Ordering::Relaxed) >= MAX_IN_BACKGROUND {
             count.fetch_sub(1, Ordering::Relaxed);
@@ -86,13 +86,13 @@ pub(crate) struct Calls<T> {
 }
 
 impl<T: Send + 'static> Calls<T> {
-    pub fn new(rpc: &Arc<Rpc>, waits_for: WaitsFor) -> Calls<T> {
+    pub(crate) fn new(rpc: &Arc<Rpc>, waits_for: WaitsFor) -> Calls<T> {
         let (calls, watched, epoch) = (FuturesUnordered::new(), Vec::new(), rpc.overlay.epoch());
         Calls { rpc: rpc.clone(), waits_for, calls, watched, epoch }
     }
 
     /// Asks a node something, sending so many bytes of blocks when there is room on the line.
-    pub fn ask(
+    pub(crate) fn ask(
         &mut self,
         node: Node,
         bytes: u64,
@@ -125,12 +125,12 @@ impl<T: Send + 'static> Calls<T> {
     }
 
     /// Whether a call is under way that is not overdue.
-    pub fn is_patient(&self) -> bool {
+    pub(crate) fn is_patient(&self) -> bool {
         !self.watched.is_empty()
     }
 
     /// What happens next; `None` when no call is under way.
-    pub async fn next(&mut self) -> Option<Event<T>> {
+    pub(crate) async fn next(&mut self) -> Option<Event<T>> {
         loop {
             if self.calls.is_empty() {
                 return None;
@@ -192,7 +192,7 @@ impl<T: Send + 'static> Calls<T> {
     }
 
     /// The caller waits no longer; the calls under way go on.
-    pub fn finish(self) {
+    pub(crate) fn finish(self) {
         for call in self.calls {
             self.rpc.background.run(&self.rpc, async move { drop(call.await) });
         }

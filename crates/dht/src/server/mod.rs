@@ -37,7 +37,7 @@ pub(crate) struct Server {
 layer_above!(Server, replication: Arc<Replication>);
 
 impl Server {
-    pub fn new(replication: Arc<Replication>, cache: Arc<PathCache>) -> Server {
+    pub(crate) fn new(replication: Arc<Replication>, cache: Arc<PathCache>) -> Server {
         let limits = |of| if replication.config.mechanisms.turns { of } else { Limits::NONE };
         let comparing = WorkLimiter::new(limits(reconcile::LIMITS));
         let proving = WorkLimiter::new(limits(prove::LIMITS));

@@ -41,7 +41,7 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// Nothing is limited.
-    pub const NONE: Limits = Limits {
+    pub(super) const NONE: Limits = Limits {
         at_once: usize::MAX,
         of_one: usize::MAX,
         peer: u64::MAX,
@@ -96,7 +96,7 @@ pub(crate) struct Permit<'a> {
 }
 
 impl WorkLimiter {
-    pub fn new(limits: Limits) -> WorkLimiter {
+    pub(super) fn new(limits: Limits) -> WorkLimiter {
         WorkLimiter { limits, state: Mutex::default() }
     }
 
@@ -109,7 +109,7 @@ impl WorkLimiter {
     /// # Errors
     /// While an earlier request of the same peer is being answered, too many are, or too much
     /// has been done for it: the peer should ask later.
-    pub fn acquire(
+    pub(super) fn acquire(
         &self,
         peer: PeerId,
         is_known: bool,
@@ -140,7 +140,7 @@ impl WorkLimiter {
 
 impl Permit<'_> {
     /// The peer's request has cost so much.
-    pub fn spend(&self, work: u64, now: Instant) {
+    pub(super) fn spend(&self, work: u64, now: Instant) {
         let (mut guard, limits) = (self.limiter.lock(), &self.limiter.limits);
         let state = &mut *guard;
         if state.peers.len() >= MAX_PEERS && !state.peers.contains_key(&self.peer) {

@@ -14,7 +14,7 @@ const ALL: Vouched =
     Vouched { version: 0, lease_secs: u64::MAX, publisher: [7; 16], ip: [0; 16], holder: None };
 
 /// Says that it holds whatever it is asked about, takes whatever it is given, and keeps nothing.
-pub struct Denier(pub Arc<dyn Service>);
+pub(crate) struct Denier(pub Arc<dyn Service>);
 
 impl Service for Denier {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {

@@ -13,7 +13,7 @@ use atoll_store::{
 use futures_util::FutureExt;
 
 /// See the module.
-pub struct Flawed {
+pub(crate) struct Flawed {
     inner: Arc<MemoryStore>,
     damaged: Mutex<Option<Key>>,
     /// How long batches wait in its queue, by whose clock.
@@ -28,7 +28,7 @@ pub struct Flawed {
 }
 
 impl Flawed {
-    pub fn new(capacity_bytes: u64) -> Flawed {
+    pub(crate) fn new(capacity_bytes: u64) -> Flawed {
         let inner = Arc::new(MemoryStore::new(capacity_bytes));
         let (damaged, read) = (Mutex::new(None), AtomicU64::new(0));
         let (refuses_renewals, failure) = (AtomicBool::new(false), Mutex::new(None));
@@ -37,17 +37,17 @@ impl Flawed {
     }
 
     /// One that reads and does not write.
-    pub fn broken() -> Flawed {
+    pub(crate) fn broken() -> Flawed {
         Flawed { is_broken: true, ..Flawed::new(1 << 30) }
     }
 
     /// One that keeps a batch it has begun with, so much later, whether or not anybody waits.
-    pub fn slow(capacity_bytes: u64, env: Env, delay: Duration) -> Flawed {
+    pub(crate) fn slow(capacity_bytes: u64, env: Env, delay: Duration) -> Flawed {
         Flawed { queue: Some((env, delay)), ..Flawed::new(capacity_bytes) }
     }
 
     /// How many blocks it has been asked for or has listed.
-    pub fn read(&self) -> u64 {
+    pub(crate) fn read(&self) -> u64 {
         self.read.load(Ordering::Relaxed)
     }
 
@@ -56,7 +56,7 @@ impl Flawed {
     }
 
     /// The block is found damaged when it is read next.
-    pub fn damage(&self, key: Key) {
+    pub(crate) fn damage(&self, key: Key) {
         *self.damaged.lock().expect("not poisoned") = Some(key);
     }
 

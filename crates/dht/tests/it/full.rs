@@ -19,7 +19,7 @@ use crate::ring::{ROOMY, Ring, block, sized_block};
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Takes no block once it is told to.
-pub struct Refusing(pub Arc<dyn Service>, pub Arc<AtomicBool>, pub PutStatus);
+pub(crate) struct Refusing(pub Arc<dyn Service>, pub Arc<AtomicBool>, pub PutStatus);
 
 impl Service for Refusing {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {

@@ -24,12 +24,12 @@ fn block(n: usize) -> (BlockHash, Bytes) {
 }
 
 /// A ring whose tables are right from the start, with all upkeep running.
-pub fn ring_with(sim: &Sim, count: usize, dht_config: &DhtConfig) -> Vec<Arc<Dht>> {
+pub(crate) fn ring_with(sim: &Sim, count: usize, dht_config: &DhtConfig) -> Vec<Arc<Dht>> {
     ring_of(sim, count, TablePolicy::default(), dht_config)
 }
 
 /// The same with a routing table of this kind.
-pub fn ring_of(
+pub(crate) fn ring_of(
     sim: &Sim,
     count: usize,
     table: TablePolicy,
@@ -74,7 +74,7 @@ fn node_for(n: usize, nodes: usize) -> usize {
 
 /// Puts `blocks` blocks of 8 KiB on a ring of `nodes` and looks each up once, from nodes
 /// all over the ring; the remote calls each lookup took, in ascending order.
-pub fn calls_per_lookup(sim: &Sim, nodes: usize, blocks: usize) -> Vec<usize> {
+pub(crate) fn calls_per_lookup(sim: &Sim, nodes: usize, blocks: usize) -> Vec<usize> {
     let dhts = ring_with(sim, nodes, &DhtConfig::default());
     let limit = Duration::from_secs(3600);
     let puts = stream::iter(0..blocks)

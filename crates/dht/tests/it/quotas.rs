@@ -19,16 +19,16 @@ use bytes::Bytes;
 use crate::flawed::Flawed;
 use crate::ring::{Ring, block, sized_block};
 
-pub const MINUTE: Duration = Duration::from_secs(60);
-pub const HOUR: Duration = Duration::from_secs(3600);
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
 /// Small stores, of which a publisher may use 4 % and a carrier of copies 8 %.
-pub const CAPACITY: u64 = 4 << 20;
-pub const SHARE: u64 = CAPACITY / 25;
-pub const COPY_SHARE: u64 = SHARE * 2;
-pub const LEN: usize = 4000;
+pub(crate) const CAPACITY: u64 = 4 << 20;
+pub(crate) const SHARE: u64 = CAPACITY / 25;
+pub(crate) const COPY_SHARE: u64 = SHARE * 2;
+pub(crate) const LEN: usize = 4000;
 
-pub fn tight() -> DhtConfig {
+pub(crate) fn tight() -> DhtConfig {
     let share = Share::from_millionths(40_000);
     let quota = QuotaConfig {
         key_share: Some(share),
@@ -39,7 +39,7 @@ pub fn tight() -> DhtConfig {
     DhtConfig { quota, put_limit: MINUTE / 6, ..DhtConfig::default() }
 }
 
-pub fn ring(seed: u64, count: usize) -> Ring {
+pub(crate) fn ring(seed: u64, count: usize) -> Ring {
     let mut ring = Ring::with(SimConfig { seed, ..SimConfig::default() }, tight(), 0);
     for _ in 0..count {
         ring.join(Arc::new(MemoryStore::new(CAPACITY)));
@@ -49,7 +49,7 @@ pub fn ring(seed: u64, count: usize) -> Ring {
 }
 
 /// What a node keeps: by publishers' keys, and by addresses, with what keeping costs.
-pub fn kept(ring: &Ring, member: usize) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
+pub(crate) fn kept(ring: &Ring, member: usize) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
     let report = ring.members[member].dht.quota_report(1000);
     let list = |accounts: Vec<atoll_dht::quota::Account>| {
         let name = |of: &atoll_dht::quota::Account| {
@@ -61,16 +61,16 @@ pub fn kept(ring: &Ring, member: usize) -> (BTreeMap<String, u64>, BTreeMap<Stri
     (list(report.keys), list(report.addresses))
 }
 
-pub fn key_name(id: &PeerId) -> String {
+pub(crate) fn key_name(id: &PeerId) -> String {
     id.0[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-pub fn used(list: &BTreeMap<String, u64>, name: &str) -> u64 {
+pub(crate) fn used(list: &BTreeMap<String, u64>, name: &str) -> u64 {
     list.get(name).copied().unwrap_or(0)
 }
 
 /// Bytes kept at each member for one key, and for one address.
-pub fn kept_for(ring: &Ring, id: &PeerId, ip: IpAddr) -> Vec<(u64, u64)> {
+pub(crate) fn kept_for(ring: &Ring, id: &PeerId, ip: IpAddr) -> Vec<(u64, u64)> {
     let of = |member| {
         let (keys, addresses) = kept(ring, member);
         (used(&keys, &key_name(id)), used(&addresses, &ip.to_string()))
@@ -78,23 +78,23 @@ pub fn kept_for(ring: &Ring, id: &PeerId, ip: IpAddr) -> Vec<(u64, u64)> {
     (0..ring.members.len()).map(of).collect()
 }
 
-pub fn owners(ring: &Ring, key: &Key) -> Vec<Owner> {
+pub(crate) fn owners(ring: &Ring, key: &Key) -> Vec<Owner> {
     let info = |member: &crate::ring::Member| member.store.info(key).expect("memory");
     ring.up().filter_map(info).map(|info| info.owner).collect()
 }
 
-pub fn owner_of(peer: &Peer) -> Owner {
+pub(crate) fn owner_of(peer: &Peer) -> Owner {
     let IpAddr::V4(ip) = peer.addr.ip() else { panic!("the simulator has IPv4") };
     let publisher = peer.id.0[..16].try_into().expect("16 of 32 bytes");
     Owner { publisher, ip: ip.to_ipv6_mapped().octets() }
 }
 
-pub fn now_secs(ring: &Ring) -> u64 {
+pub(crate) fn now_secs(ring: &Ring) -> u64 {
     ring.sim.env(ring.members[0].host).unix_ms() / 1000
 }
 
 /// A put of `blocks` as `publisher` with the receipt that it would sign for `keys`.
-pub fn put_of(
+pub(crate) fn put_of(
     publisher: Peer,
     issued_unix_secs: u64,
     keys: &[Key],
@@ -108,7 +108,7 @@ pub fn put_of(
     put_with(Some(receipt), blocks, as_root, lease_secs)
 }
 
-pub fn put_with(
+pub(crate) fn put_with(
     receipt: Option<Receipt>,
     blocks: &[(BlockHash, Bytes)],
     as_root: bool,
@@ -127,7 +127,7 @@ pub fn put_with(
     Request { method: rpc::PUT, header: rpc::to_header(&put), parts }
 }
 
-pub fn send(
+pub(crate) fn send(
     ring: &Ring,
     from: &Arc<dyn Transport>,
     to: usize,
@@ -180,7 +180,7 @@ impl Transport for Redirecting {
     }
 }
 
-pub struct Agreeable;
+pub(crate) struct Agreeable;
 
 impl Service for Agreeable {
     fn handle(&self, _: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
@@ -193,7 +193,7 @@ impl Service for Agreeable {
 }
 
 /// A ring, and somebody outside it with the given keys and addresses.
-pub fn ring_and_flooder(
+pub(crate) fn ring_and_flooder(
     seed: u64,
     count: usize,
     faces: impl Iterator<Item = Peer>,
@@ -237,7 +237,7 @@ fn flood(ring: &Ring, flooder: &Arc<dyn Transport>, faces: &[Peer]) -> usize {
     stored
 }
 
-pub fn face(key: u8, address: u8) -> Peer {
+pub(crate) fn face(key: u8, address: u8) -> Peer {
     let mut id = [key; 32];
     id[0] = 1;
     Peer { id: PeerId(id), addr: format!("172.16.0.{address}:9").parse().expect("an address") }

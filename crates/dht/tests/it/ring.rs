@@ -14,10 +14,10 @@ use atoll_store::{BlockStore, MemoryStore};
 use bytes::Bytes;
 
 /// Room enough for any test that is not about room.
-pub const ROOMY: u64 = 1 << 30;
+pub(crate) const ROOMY: u64 = 1 << 30;
 
 /// One node: its parts live as long as its incarnation, its store longer.
-pub struct Member {
+pub(crate) struct Member {
     pub host: HostId,
     pub dht: Arc<Dht>,
     pub chord: Arc<Chord>,
@@ -27,9 +27,9 @@ pub struct Member {
 }
 
 /// Makes one transport of another.
-pub type Via = dyn Fn(Arc<dyn Transport>) -> Arc<dyn Transport>;
+pub(crate) type Via = dyn Fn(Arc<dyn Transport>) -> Arc<dyn Transport>;
 
-pub struct Ring {
+pub(crate) struct Ring {
     pub sim: Sim,
     pub members: Vec<Member>,
     pub config: DhtConfig,
@@ -40,16 +40,16 @@ pub struct Ring {
 }
 
 /// Nodes that drop strays as soon as others prove to hold them.
-pub fn prompt() -> DhtConfig {
+pub(crate) fn prompt() -> DhtConfig {
     DhtConfig { stray_grace: Duration::ZERO, ..DhtConfig::default() }
 }
 
 /// A block made of a number.
-pub fn block(n: u32) -> (BlockHash, Bytes) {
+pub(crate) fn block(n: u32) -> (BlockHash, Bytes) {
     sized_block(n, 100)
 }
 
-pub fn sized_block(n: u32, len: usize) -> (BlockHash, Bytes) {
+pub(crate) fn sized_block(n: u32, len: usize) -> (BlockHash, Bytes) {
     let mut bytes = vec![n as u8; len];
     bytes[..4].copy_from_slice(&n.to_be_bytes());
     (BlockHash::of(&bytes), Bytes::from(bytes))
@@ -57,11 +57,11 @@ pub fn sized_block(n: u32, len: usize) -> (BlockHash, Bytes) {
 
 impl Ring {
     /// `count` nodes that have joined one after another and settled.
-    pub fn new(seed: u64, count: usize) -> Ring {
+    pub(crate) fn new(seed: u64, count: usize) -> Ring {
         Ring::with(SimConfig { seed, ..SimConfig::default() }, prompt(), count)
     }
 
-    pub fn with(sim: SimConfig, config: DhtConfig, count: usize) -> Ring {
+    pub(crate) fn with(sim: SimConfig, config: DhtConfig, count: usize) -> Ring {
         let via = Box::new(|transport| transport);
         let chord = ChordConfig::default();
         let mut ring = Ring { sim: Sim::new(sim), members: Vec::new(), config, chord, via };
@@ -73,24 +73,24 @@ impl Ring {
     }
 
     /// Adds a node with the given store; it joins through the first.
-    pub fn join(&mut self, store: Arc<dyn BlockStore>) -> usize {
+    pub(crate) fn join(&mut self, store: Arc<dyn BlockStore>) -> usize {
         self.join_as(store, |dht| dht)
     }
 
     /// Adds a node whose wall clock is off by `clock_skew_ms`.
-    pub fn join_skewed(&mut self, clock_skew_ms: i64) {
+    pub(crate) fn join_skewed(&mut self, clock_skew_ms: i64) {
         self.join_skewed_with(Arc::new(MemoryStore::new(ROOMY)), clock_skew_ms);
     }
 
     /// Adds a node with the given store, whose wall clock is off by `clock_skew_ms`.
-    pub fn join_skewed_with(&mut self, store: Arc<dyn BlockStore>, clock_skew_ms: i64) {
+    pub(crate) fn join_skewed_with(&mut self, store: Arc<dyn BlockStore>, clock_skew_ms: i64) {
         let host = self.sim.add_host(HostConfig { clock_skew_ms, ..HostConfig::default() });
         let member = self.start(host, (store, Arc::default()), |dht| dht);
         self.members.push(member);
     }
 
     /// Adds a node on a host of this kind.
-    pub fn join_host(&mut self, host: HostConfig) -> usize {
+    pub(crate) fn join_host(&mut self, host: HostConfig) -> usize {
         let host = self.sim.add_host(host);
         let member =
             self.start(host, (Arc::new(MemoryStore::new(ROOMY)), Arc::default()), |dht| dht);
@@ -99,7 +99,7 @@ impl Ring {
     }
 
     /// Adds a node whose block service is replaced by what `disguise` makes of it.
-    pub fn join_as(
+    pub(crate) fn join_as(
         &mut self,
         store: Arc<dyn BlockStore>,
         disguise: impl Fn(Arc<dyn Service>) -> Arc<dyn Service>,
@@ -108,7 +108,7 @@ impl Ring {
     }
 
     /// As [`Ring::join_as`], on a host of this kind.
-    pub fn join_host_as(
+    pub(crate) fn join_host_as(
         &mut self,
         host: HostConfig,
         store: Arc<dyn BlockStore>,
@@ -154,7 +154,7 @@ impl Ring {
     }
 
     /// Changes how many virtual servers a node runs.
-    pub fn set_virtual_servers(&self, member: usize, count: u16) {
+    pub(crate) fn set_virtual_servers(&self, member: usize, count: u16) {
         let chord = self.members[member].chord.clone();
         let changed = async move { chord.set_virtual_servers(count).await };
         let changed = self.sim.block_on(Duration::from_secs(120), changed);
@@ -162,17 +162,17 @@ impl Ring {
     }
 
     /// Kills a node's process; its store stays.
-    pub fn crash(&self, member: usize) {
+    pub(crate) fn crash(&self, member: usize) {
         self.sim.crash(self.members[member].host);
     }
 
     /// Starts a crashed node again with what its store kept.
-    pub fn restart(&mut self, member: usize) {
+    pub(crate) fn restart(&mut self, member: usize) {
         self.restart_as(member, |dht| dht);
     }
 
     /// As [`Ring::restart`], with a block service as `disguise` makes it.
-    pub fn restart_as(
+    pub(crate) fn restart_as(
         &mut self,
         member: usize,
         disguise: impl Fn(Arc<dyn Service>) -> Arc<dyn Service>,
@@ -183,12 +183,12 @@ impl Ring {
         self.members[member] = self.start(host, kept, disguise);
     }
 
-    pub fn settle(&self) {
+    pub(crate) fn settle(&self) {
         self.sim.run_for(Duration::from_secs(60));
     }
 
     /// Runs until every node that is up says that all its blocks have all copies.
-    pub fn until_replicated(&self) {
+    pub(crate) fn until_replicated(&self) {
         // Failures are noticed first, then repaired.
         self.sim.run_for(Duration::from_secs(30));
         let replicated = |_: &Sim| self.up().all(|m| m.dht.repair_status().fully_replicated);
@@ -201,30 +201,34 @@ impl Ring {
         );
     }
 
-    pub fn up(&self) -> impl Iterator<Item = &Member> {
+    pub(crate) fn up(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|m| self.sim.is_up(m.host))
     }
 
-    pub fn node(&self, member: usize) -> Node {
+    pub(crate) fn node(&self, member: usize) -> Node {
         Node::of(self.sim.peer(self.members[member].host))
     }
 
-    pub fn try_put(&self, from: usize, blocks: Vec<(BlockHash, Bytes)>) -> Result<(), PutError> {
+    pub(crate) fn try_put(
+        &self,
+        from: usize,
+        blocks: Vec<(BlockHash, Bytes)>,
+    ) -> Result<(), PutError> {
         let put = self.members[from].dht.put(blocks);
         self.sim.block_on(Duration::from_secs(300), put).expect("puts have deadlines")
     }
 
-    pub fn put(&self, from: usize, numbers: std::ops::Range<u32>) {
+    pub(crate) fn put(&self, from: usize, numbers: std::ops::Range<u32>) {
         self.try_put(from, numbers.map(block).collect()).expect("the ring is healthy");
     }
 
-    pub fn try_get(&self, at: usize, hash: BlockHash) -> Result<Bytes, GetError> {
+    pub(crate) fn try_get(&self, at: usize, hash: BlockHash) -> Result<Bytes, GetError> {
         let get = self.members[at].dht.get(hash);
         self.sim.block_on(Duration::from_secs(300), get).expect("gets have deadlines")
     }
 
     /// The nodes that hold `key`, by member number.
-    pub fn holders(&self, key: &Key) -> Vec<usize> {
+    pub(crate) fn holders(&self, key: &Key) -> Vec<usize> {
         let holds = |m: &Member| m.store.info(key).expect("memory does not fail").is_some();
         (0..self.members.len())
             .filter(|i| self.sim.is_up(self.members[*i].host) && holds(&self.members[*i]))
@@ -233,7 +237,7 @@ impl Ring {
 
     /// The replica set of `key` as it should be: the first `replicas` live nodes with a
     /// virtual server at or after it, by member number.
-    pub fn replica_set(&self, key: &Key) -> Vec<usize> {
+    pub(crate) fn replica_set(&self, key: &Key) -> Vec<usize> {
         let up = (0..self.members.len()).filter(|i| self.sim.is_up(self.members[*i].host));
         let mut places: Vec<(Key, usize)> = up
             .flat_map(|i| {
@@ -253,7 +257,7 @@ impl Ring {
     }
 
     /// The live node that is the root of `key`, by member number.
-    pub fn root(&self, key: &Key) -> usize {
+    pub(crate) fn root(&self, key: &Key) -> usize {
         (0..self.members.len())
             .filter(|i| self.sim.is_up(self.members[*i].host))
             .min_by_key(|i| self.node(*i).id.key().distance_from(key))
@@ -261,7 +265,7 @@ impl Ring {
     }
 
     /// Asserts that every block is on exactly its replica set.
-    pub fn assert_placed(&self, numbers: std::ops::Range<u32>) {
+    pub(crate) fn assert_placed(&self, numbers: std::ops::Range<u32>) {
         for n in numbers {
             let key = block(n).0.key();
             assert_eq!(
@@ -274,7 +278,7 @@ impl Ring {
     }
 
     /// Asserts that every block can be read at every node that is up.
-    pub fn assert_readable(&self, numbers: std::ops::Range<u32>) {
+    pub(crate) fn assert_readable(&self, numbers: std::ops::Range<u32>) {
         for n in numbers {
             let (hash, bytes) = block(n);
             for at in 0..self.members.len() {
@@ -292,13 +296,13 @@ impl Ring {
     }
 
     /// A transport of an outsider that has no part in the ring.
-    pub fn outsider(&self) -> Arc<dyn Transport> {
+    pub(crate) fn outsider(&self) -> Arc<dyn Transport> {
         let host = self.sim.add_host(HostConfig::default());
         self.sim.transport(host)
     }
 
     /// Bytes of blocks and headers sent so far by one method.
-    pub fn bytes_of(&self, method: u16) -> u64 {
+    pub(crate) fn bytes_of(&self, method: u16) -> u64 {
         let stats = self.sim.stats();
         stats.methods.get(&method).map_or(0, |m| m.request_bytes + m.reply_bytes)
     }

@@ -14,13 +14,13 @@ use tokio::sync::watch;
 use crate::place::Place;
 use crate::scripted::{FILES, Scripted};
 
-pub struct Script {
+pub(crate) struct Script {
     pub place: Place,
     pub gate: watch::Sender<bool>,
     pub waiting: watch::Receiver<usize>,
 }
 
-pub fn scripted(options: &MountOptions) -> Option<Script> {
+pub(crate) fn scripted(options: &MountOptions) -> Option<Script> {
     let (gate, opened) = watch::channel(false);
     let (begun, waiting) = watch::channel(0);
     let fs = Scripted { gate: opened, waiting: begun, held: Arc::default() };

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 /// Whether this machine lets us mount. Says loudly if not.
-pub fn fuse_is_here() -> bool {
+pub(crate) fn fuse_is_here() -> bool {
     let here = std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok()
         && (rustix::process::geteuid().is_root() || Path::new("/usr/bin/fusermount3").exists());
     if !here {
@@ -24,16 +24,16 @@ pub fn fuse_is_here() -> bool {
 
 /// Says loudly that a test cannot run: past the harness, which keeps to itself what a
 /// passing test prints.
-pub fn skipped(why: &str) {
+pub(crate) fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "\nSKIPPED: {why}");
 }
 
-pub fn runtime() -> Runtime {
+pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
 /// A file system, mounted. Dropping it unmounts lazily, then removes the directory.
-pub struct Place {
+pub(crate) struct Place {
     pub mounted: Option<Mounted>,
     pub runtime: Option<Runtime>,
     directory: TempDir,
@@ -41,7 +41,7 @@ pub struct Place {
 
 impl Place {
     /// Mounts what `make` makes on a new directory; nothing where there is no FUSE.
-    pub fn with(
+    pub(crate) fn with(
         options: &MountOptions,
         make: impl FnOnce(&Runtime) -> Arc<dyn FileSystem>,
     ) -> Option<Place> {
@@ -55,38 +55,41 @@ impl Place {
     }
 
     /// An empty file system in memory.
-    pub fn memory() -> Option<Place> {
+    pub(crate) fn memory() -> Option<Place> {
         Place::with(&MountOptions::default(), |runtime| Arc::new(memory(runtime)))
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    pub fn join(&self, name: &str) -> PathBuf {
+    pub(crate) fn join(&self, name: &str) -> PathBuf {
         self.path().join(name)
     }
 
-    pub fn runtime(&self) -> &Runtime {
+    pub(crate) fn runtime(&self) -> &Runtime {
         self.runtime.as_ref().unwrap()
     }
 
     /// Unmounts, which fails if anything stays in use.
-    pub fn unmount(mut self) {
+    pub(crate) fn unmount(mut self) {
         let mut mounted = self.mounted.take().unwrap();
         unmount_unused(self.runtime(), &mut mounted);
     }
 }
 
 /// Two mounts of one file system in memory.
-pub struct Two {
+pub(crate) struct Two {
     pub fs: Arc<MemoryFs>,
     pub places: [Place; 2],
 }
 
 impl Two {
     /// Of what `with` makes of an empty one; nothing where there is no FUSE.
-    pub fn new(with: impl FnOnce(MemoryFs) -> MemoryFs, options: &MountOptions) -> Option<Two> {
+    pub(crate) fn new(
+        with: impl FnOnce(MemoryFs) -> MemoryFs,
+        options: &MountOptions,
+    ) -> Option<Two> {
         let mut made = None;
         let first = Place::with(options, |runtime| {
             let fs = Arc::new(with(memory(runtime)));
@@ -98,14 +101,14 @@ impl Two {
         Some(Two { fs, places: [first, second] })
     }
 
-    pub fn unmount(self) {
+    pub(crate) fn unmount(self) {
         self.places.into_iter().for_each(Place::unmount);
     }
 }
 
 /// Unmounts, which fails if anything stays in use. (A program that another test starts holds, for a
 /// moment, all that this process has open.)
-pub fn unmount_unused(runtime: &Runtime, mounted: &mut Mounted) {
+pub(crate) fn unmount_unused(runtime: &Runtime, mounted: &mut Mounted) {
     let not_used = |draining: Draining<'_>| {
         assert!(!matches!(draining, Draining::Lazily { .. }), "somebody uses it");
     };
@@ -120,6 +123,6 @@ impl Drop for Place {
     }
 }
 
-pub fn memory(runtime: &Runtime) -> MemoryFs {
+pub(crate) fn memory(runtime: &Runtime) -> MemoryFs {
     MemoryFs::new(Arc::new(TokioRuntime::new(runtime.handle().clone())))
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 /// What direct input and output wants: memory that begins at a page, and whole pages of it.
 #[repr(C, align(4096))]
 #[derive(Clone)]
-pub struct Page(pub [u8; 4096]);
+pub(crate) struct Page(pub [u8; 4096]);
 
 /// `struct iocb` (io_submit(2)).
 #[repr(C)]
@@ -48,7 +48,7 @@ fn checked(result: libc::c_long) -> io::Result<libc::c_long> {
 
 /// Writes a page by `io_submit(2)`, and waits until that is done.
 #[allow(unsafe_code)]
-pub fn write_asynchronously(file: &File, page: &Page, offset: i64) -> io::Result<usize> {
+pub(crate) fn write_asynchronously(file: &File, page: &Page, offset: i64) -> io::Result<usize> {
     let mut context: libc::c_ulong = 0;
     let mut request = Request {
         opcode: PWRITE,
@@ -81,7 +81,7 @@ pub fn write_asynchronously(file: &File, page: &Page, offset: i64) -> io::Result
 
 /// `struct file_handle` (open_by_handle_at(2)), as large as any.
 #[repr(C)]
-pub struct FileHandle {
+pub(crate) struct FileHandle {
     len: u32,
     kind: i32,
     bytes: [u8; 128],
@@ -89,7 +89,7 @@ pub struct FileHandle {
 
 /// The handle of a file.
 #[allow(unsafe_code)]
-pub fn handle_of(path: &Path) -> io::Result<FileHandle> {
+pub(crate) fn handle_of(path: &Path) -> io::Result<FileHandle> {
     let path = CString::new(path.as_os_str().as_bytes()).unwrap();
     let mut handle = FileHandle { len: 128, kind: 0, bytes: [0; 128] };
     let mut mount = 0i32;
@@ -110,7 +110,7 @@ pub fn handle_of(path: &Path) -> io::Result<FileHandle> {
 
 /// Opens a file of the file system of `mount` for reading.
 #[allow(unsafe_code)]
-pub fn open_handle(mount: &File, handle: &FileHandle) -> io::Result<File> {
+pub(crate) fn open_handle(mount: &File, handle: &FileHandle) -> io::Result<File> {
     // SAFETY: the kernel reads as many bytes as `len` says, which the handle has; what it
     // returns is a file descriptor that nobody else has.
     let opened = unsafe {
@@ -128,7 +128,7 @@ pub fn open_handle(mount: &File, handle: &FileHandle) -> io::Result<File> {
 
 /// Which of the commands of fcntl(2) that set locks.
 #[derive(Clone, Copy)]
-pub enum LockBy {
+pub(crate) enum LockBy {
     /// `F_SETLK`.
     Process,
     /// `F_SETLKW`.
@@ -149,7 +149,7 @@ fn flock_of(kind: i32, first: i64, len: i64) -> libc::flock {
 
 /// Sets a lock (`F_RDLCK`, `F_WRLCK`, `F_UNLCK`) on a range of bytes.
 #[allow(unsafe_code)]
-pub fn set_lock(file: &File, by: LockBy, kind: i32, first: i64, len: i64) -> io::Result<()> {
+pub(crate) fn set_lock(file: &File, by: LockBy, kind: i32, first: i64, len: i64) -> io::Result<()> {
     let command = match by {
         LockBy::Process => libc::F_SETLK,
         LockBy::ProcessWaiting => libc::F_SETLKW,
@@ -163,7 +163,12 @@ pub fn set_lock(file: &File, by: LockBy, kind: i32, first: i64, len: i64) -> io:
 
 /// What keeps this process from a lock: its type, range and process.
 #[allow(unsafe_code)]
-pub fn conflict(file: &File, kind: i32, first: i64, len: i64) -> Option<(i32, i64, i64, i32)> {
+pub(crate) fn conflict(
+    file: &File,
+    kind: i32,
+    first: i64,
+    len: i64,
+) -> Option<(i32, i64, i64, i32)> {
     let mut lock = flock_of(kind, first, len);
     // SAFETY: the kernel reads and writes one structure, which lives until it returns.
     let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };

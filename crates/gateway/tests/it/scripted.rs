@@ -12,32 +12,32 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 /// Reads of this wait until the gate opens.
-pub const SLOW: InodeNumber = InodeNumber(10);
-pub const QUICK: InodeNumber = InodeNumber(11);
+pub(crate) const SLOW: InodeNumber = InodeNumber(10);
+pub(crate) const QUICK: InodeNumber = InodeNumber(11);
 /// Reads of this panic at once, and after a while.
-pub const PANICS: InodeNumber = InodeNumber(12);
-pub const PANICS_LATER: InodeNumber = InodeNumber(13);
+pub(crate) const PANICS: InodeNumber = InodeNumber(12);
+pub(crate) const PANICS_LATER: InodeNumber = InodeNumber(13);
 /// Reads of this give more than was asked for.
-pub const GENEROUS: InodeNumber = InodeNumber(14);
+pub(crate) const GENEROUS: InodeNumber = InodeNumber(14);
 /// A link whose target is longer than a page.
-pub const LONG_LINK: InodeNumber = InodeNumber(15);
-pub const LINK_LEN: usize = 5000;
+pub(crate) const LONG_LINK: InodeNumber = InodeNumber(15);
+pub(crate) const LINK_LEN: usize = 5000;
 /// Reads of this keep their thread waiting until the gate opens.
-pub const BLOCKING: InodeNumber = InodeNumber(16);
+pub(crate) const BLOCKING: InodeNumber = InodeNumber(16);
 
 /// May be written, and counts flushes as begun, of which it says that it needs none.
-pub const WRITABLE: InodeNumber = InodeNumber(17);
+pub(crate) const WRITABLE: InodeNumber = InodeNumber(17);
 
 /// The kernel may keep what it reads of this. Writes begin, and take effect when the gate opens.
-pub const HELD: InodeNumber = InodeNumber(18);
+pub(crate) const HELD: InodeNumber = InodeNumber(18);
 
 /// A disk with room for one page: longer writes of this are cut short, later ones are `ENOSPC`.
-pub const ONE_PAGE: InodeNumber = InodeNumber(19);
+pub(crate) const ONE_PAGE: InodeNumber = InodeNumber(19);
 
 /// Is listed, and cannot be looked up.
-pub const UNREADABLE: InodeNumber = InodeNumber(20);
+pub(crate) const UNREADABLE: InodeNumber = InodeNumber(20);
 
-pub const FILES: [(&str, InodeNumber); 11] = [
+pub(crate) const FILES: [(&str, InodeNumber); 11] = [
     // The kernel asks for attributes with the first page of a listing.
     ("unreadable", UNREADABLE),
     ("held", HELD),
@@ -53,7 +53,7 @@ pub const FILES: [(&str, InodeNumber); 11] = [
 ];
 
 /// Beside [`FILES`], a name `errno N` fails with that number.
-pub struct Scripted {
+pub(crate) struct Scripted {
     /// Whether slow reads and held writes may end.
     pub gate: watch::Receiver<bool>,
     /// How many slow reads and held writes have begun, and flushes.

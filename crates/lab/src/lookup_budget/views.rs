@@ -65,7 +65,7 @@ impl Runs<'_> {
 
     // --- in the long run --------------------------------------------------------------
 
-    pub fn by_budget(&self) -> Outcome {
+    pub(super) fn by_budget(&self) -> Outcome {
         let (paper, shipped) = (self.cold(Upkeep::PAPER), self.rested());
         let line = |quantity: &str, paper_says: &str, value: &dyn Fn(Case) -> String| {
             Comparison::new(quantity, paper_says, value(paper), value(shipped))
@@ -228,7 +228,7 @@ impl Runs<'_> {
         self.moments_secs.iter().enumerate().map(at).collect()
     }
 
-    pub fn by_time(&self) -> Outcome {
+    pub(super) fn by_time(&self) -> Outcome {
         let [paper, shipped] = [Upkeep::PAPER, Upkeep::SHIPPED].map(|kind| self.cold(kind));
         let line = |(paper, shipped): (Point, Point)| {
             let quantity = format!("RPCs per lookup after {:.0} s", paper.x);

@@ -97,7 +97,7 @@ fn ended(what: &'static str) -> impl Fn(Errno) -> LabError {
 
 impl<'a> Person<'a> {
     /// Fills half of an empty disk with old files and sits down.
-    pub fn new(desktop: &'a Desktop, zeal: usize) -> Result<Person<'a>, LabError> {
+    pub(super) fn new(desktop: &'a Desktop, zeal: usize) -> Result<Person<'a>, LabError> {
         let random = desktop.env();
         let (_, blocks) = desktop.room()?;
         let root = InodeNumber::ROOT;
@@ -140,7 +140,11 @@ impl<'a> Person<'a> {
     }
 
     /// Lives a day, which counts from zero; `look` is called after each deed.
-    pub fn live(&mut self, day: usize, look: &mut dyn FnMut(&dyn Runtime)) -> Result<(), LabError> {
+    pub(super) fn live(
+        &mut self,
+        day: usize,
+        look: &mut dyn FnMut(&dyn Runtime),
+    ) -> Result<(), LabError> {
         let mut now = 0.0;
         for (at, deed) in self.deeds(day) {
             self.desktop.wait(Duration::from_secs_f64(at - now));

@@ -36,7 +36,7 @@ pub(crate) struct Lazy {
 impl Lazy {
     /// The copies that a file needs, so that one is up with probability `availability`
     /// (equation 3): any number from one on, or whole copies.
-    pub fn copies(self, availability: f64, whole: bool) -> f64 {
+    pub(crate) fn copies(self, availability: f64, whole: bool) -> f64 {
         if self.online >= 1.0 {
             return 1.0;
         }
@@ -47,7 +47,10 @@ impl Lazy {
 
 impl Presence {
     /// Of hosts with these sessions; parts of them outside of `0..length_secs` do not count.
-    pub fn new<'a>(hosts: impl IntoIterator<Item = &'a Sessions>, length_secs: f64) -> Presence {
+    pub(crate) fn new<'a>(
+        hosts: impl IntoIterator<Item = &'a Sessions>,
+        length_secs: f64,
+    ) -> Presence {
         let (mut intervals, mut up_secs, mut pauses) = (0, 0.0, Vec::new());
         for sessions in hosts {
             let mut before: Option<f64> = None;
@@ -72,19 +75,19 @@ impl Presence {
     }
 
     /// Of a recorded trace.
-    pub fn recorded(trace: &Availability) -> Presence {
+    pub(crate) fn recorded(trace: &Availability) -> Presence {
         let hosts: Vec<Sessions> =
             (0..trace.host_count()).map(|host| trace.intervals(host).to_vec()).collect();
         Presence::new(&hosts, trace.length_secs())
     }
 
     /// Whether anybody was ever up.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.intervals == 0
     }
 
     /// What a system sees that waits for `threshold_secs`.
-    pub fn lazily(&self, threshold_secs: f64) -> Lazy {
+    pub(crate) fn lazily(&self, threshold_secs: f64) -> Lazy {
         let bridged = self.pauses.partition_point(|pause| *pause < threshold_secs);
         let sessions = (self.intervals - bridged) as f64;
         let counted = self.up_secs + self.sums[bridged] + sessions * threshold_secs;

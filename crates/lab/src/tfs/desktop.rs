@@ -105,7 +105,11 @@ pub(crate) fn quiet() -> MountOptions {
 
 impl Desktop {
     /// Mounts the disk's file system.
-    pub fn mount(disk: &ModelDisk, seed: u64, options: &MountOptions) -> Result<Desktop, LabError> {
+    pub(super) fn mount(
+        disk: &ModelDisk,
+        seed: u64,
+        options: &MountOptions,
+    ) -> Result<Desktop, LabError> {
         let sim = Sim::new(SimConfig { seed, ..SimConfig::default() });
         let device: Arc<dyn atoll_tfs::device::Device> = Arc::new(disk.clone());
         let (tfs, _) = Tfs::mount(sim.outside(), device, options)
@@ -114,17 +118,17 @@ impl Desktop {
     }
 
     /// Random numbers and the time.
-    pub fn env(&self) -> Env {
+    pub(super) fn env(&self) -> Env {
         self.sim.outside()
     }
 
     /// Lets time pass.
-    pub fn wait(&self, delay: Duration) {
+    pub(super) fn wait(&self, delay: Duration) {
         self.sim.run_for(delay);
     }
 
     /// One call.
-    pub fn call<T>(&self, answer: Answer<T>) -> Result<T, Errno> {
+    pub(super) fn call<T>(&self, answer: Answer<T>) -> Result<T, Errno> {
         match self.sim.block_on(PATIENCE, answer) {
             Ok(result) => result,
             Err(_) => Err(Errno::ETIMEDOUT),
@@ -132,19 +136,23 @@ impl Desktop {
     }
 
     /// Unmounts.
-    pub fn unmount(self) -> Result<(), LabError> {
+    pub(super) fn unmount(self) -> Result<(), LabError> {
         self.tfs.unmount().map_err(|errno| failed("unmounting", errno))
     }
 
     /// Makes a directory.
-    pub fn directory(&self, parent: InodeNumber, name: &str) -> Result<InodeNumber, LabError> {
+    pub(super) fn directory(
+        &self,
+        parent: InodeNumber,
+        name: &str,
+    ) -> Result<InodeNumber, LabError> {
         self.call(self.tfs.mkdir(ME, parent, name.as_bytes(), 0o755))
             .map(|entry| entry.attr.inode)
             .map_err(|errno| failed(name, errno))
     }
 
     /// Makes new files of a directory transparent.
-    pub fn contribute(&self, directory: InodeNumber) -> Result<(), LabError> {
+    pub(super) fn contribute(&self, directory: InodeNumber) -> Result<(), LabError> {
         let on = Bytes::from_static(b"1");
         let name = b"user.tfs.transparent";
         self.call(self.tfs.setxattr(ME, directory, name, on, XattrFlags::default()))
@@ -152,7 +160,7 @@ impl Desktop {
     }
 
     /// Makes a file of zeros; an error leaves a part of it.
-    pub fn create(&self, file: &File) -> Result<(), Errno> {
+    pub(super) fn create(&self, file: &File) -> Result<(), Errno> {
         let File { parent, name, len_bytes } = file;
         let flags = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::TRUNCATE);
         let (entry, opened) =
@@ -188,7 +196,7 @@ impl Desktop {
     }
 
     /// Appends zeros to a file.
-    pub fn append(&self, file: &mut File, len_bytes: u64) -> Result<(), Errno> {
+    pub(super) fn append(&self, file: &mut File, len_bytes: u64) -> Result<(), Errno> {
         let entry = self.call(self.tfs.lookup(ME, file.parent, file.name.as_bytes()))?;
         let inode = entry.attr.inode;
         let opened = self.call(self.tfs.open(ME, inode, OpenFlags::WRITE))?;
@@ -200,7 +208,7 @@ impl Desktop {
     }
 
     /// Reads a file to its end; how many bytes it has.
-    pub fn read(&self, file: &File) -> Result<u64, Errno> {
+    pub(super) fn read(&self, file: &File) -> Result<u64, Errno> {
         let entry = self.call(self.tfs.lookup(ME, file.parent, file.name.as_bytes()))?;
         let inode = entry.attr.inode;
         let opened = self.call(self.tfs.open(ME, inode, OpenFlags::READ))?;
@@ -219,14 +227,14 @@ impl Desktop {
     }
 
     /// Looks a file's attributes up.
-    pub fn stat(&self, file: &File) -> Result<(), Errno> {
+    pub(super) fn stat(&self, file: &File) -> Result<(), Errno> {
         let entry = self.call(self.tfs.lookup(ME, file.parent, file.name.as_bytes()))?;
         self.tfs.forget(entry.attr.inode, 1);
         Ok(())
     }
 
     /// The number of a file's inode.
-    pub fn inode(&self, file: &File) -> Result<InodeNumber, LabError> {
+    pub(super) fn inode(&self, file: &File) -> Result<InodeNumber, LabError> {
         let entry = self
             .call(self.tfs.lookup(ME, file.parent, file.name.as_bytes()))
             .map_err(|errno| failed(&file.name, errno))?;
@@ -235,12 +243,12 @@ impl Desktop {
     }
 
     /// Deletes a file.
-    pub fn delete(&self, file: &File) -> Result<(), Errno> {
+    pub(super) fn delete(&self, file: &File) -> Result<(), Errno> {
         self.call(self.tfs.unlink(ME, file.parent, file.name.as_bytes()))
     }
 
     /// Replaces a file by another, as programs save.
-    pub fn rename(&self, from: &File, to: &str) -> Result<(), Errno> {
+    pub(super) fn rename(&self, from: &File, to: &str) -> Result<(), Errno> {
         let flags = RenameFlags::default();
         let parent = from.parent;
         let (from, to) = (from.name.as_bytes(), to.as_bytes());
@@ -248,12 +256,12 @@ impl Desktop {
     }
 
     /// Makes everything durable.
-    pub fn sync(&self) -> Result<(), LabError> {
+    pub(super) fn sync(&self) -> Result<(), LabError> {
         self.call(self.tfs.sync()).map_err(|errno| failed("sync", errno))
     }
 
     /// Blocks that files could have now, and on an empty disk.
-    pub fn room(&self) -> Result<(u64, u64), LabError> {
+    pub(super) fn room(&self) -> Result<(u64, u64), LabError> {
         let stat = self
             .call(self.tfs.statfs(InodeNumber::ROOT))
             .map_err(|errno| failed("statfs", errno))?;
@@ -261,7 +269,7 @@ impl Desktop {
     }
 
     /// Makes the directories of a tree in `root`, with none of their files.
-    pub fn directories(
+    pub(super) fn directories(
         &self,
         root: InodeNumber,
         plan: &[Planned],
@@ -275,7 +283,7 @@ impl Desktop {
     }
 
     /// Makes a whole tree in `root`.
-    pub fn tree(&self, root: InodeNumber, plan: &[Planned]) -> Result<Tree, LabError> {
+    pub(super) fn tree(&self, root: InodeNumber, plan: &[Planned]) -> Result<Tree, LabError> {
         let directories = self.directories(root, plan)?;
         let mut files = Vec::new();
         for (parent, planned) in directories.iter().zip(plan) {

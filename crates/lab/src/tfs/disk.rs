@@ -126,24 +126,24 @@ fn overlap(page: u64, offset: u64, len: usize) -> (std::ops::Range<usize>, std::
 
 impl ModelDisk {
     /// A disk of so many bytes, all zero.
-    pub fn new(len_bytes: u64) -> ModelDisk {
+    pub(super) fn new(len_bytes: u64) -> ModelDisk {
         ModelDisk { state: Arc::default(), len_bytes }
     }
 
     /// Another disk with the same content, nothing of it in memory, and no time passed.
-    pub fn copied(&self) -> ModelDisk {
+    pub(super) fn copied(&self) -> ModelDisk {
         let pages = self.state().pages.clone();
         let state = State { pages, ..State::default() };
         ModelDisk { state: Arc::new(Mutex::new(state)), len_bytes: self.len_bytes }
     }
 
     /// How long the disk has worked, seconds.
-    pub fn busy_secs(&self) -> f64 {
+    pub(super) fn busy_secs(&self) -> f64 {
         self.state().busy_secs
     }
 
     /// Forgets what is in memory, as a restart does.
-    pub fn forget(&self) {
+    pub(super) fn forget(&self) {
         self.state().memory = Memory::default();
     }
 

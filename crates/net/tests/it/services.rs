@@ -13,10 +13,10 @@ use atoll_net::{
 use bytes::Bytes;
 
 /// Long enough for anything on a busy machine.
-pub const LONG: Duration = Duration::from_secs(30);
+pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 /// Answers with what it got.
-pub struct Echo;
+pub(crate) struct Echo;
 
 impl Service for Echo {
     fn handle(&self, _from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
@@ -26,7 +26,7 @@ impl Service for Echo {
 
 /// Never answers; counts requests that began and futures that were dropped.
 #[derive(Default, Clone)]
-pub struct Never {
+pub(crate) struct Never {
     pub begun: Arc<AtomicUsize>,
     pub dropped: Arc<AtomicUsize>,
 }
@@ -51,7 +51,7 @@ impl Service for Never {
 }
 
 /// Answers by a closure.
-pub struct By<F>(pub F);
+pub(crate) struct By<F>(pub F);
 
 impl<F> Service for By<F>
 where
@@ -63,36 +63,36 @@ where
     }
 }
 
-pub fn key(number: u8) -> SecretKey {
+pub(crate) fn key(number: u8) -> SecretKey {
     SecretKey::from_seed(&[number; 32])
 }
 
-pub const SECRET: [u8; 32] = [42; 32];
+pub(crate) const SECRET: [u8; 32] = [42; 32];
 
-pub fn network() -> NetworkAuth {
+pub(crate) fn network() -> NetworkAuth {
     NetworkAuth::new(Arc::new(SECRET), Bytes::from_static(b"profile one"))
 }
 
-pub fn config(number: u8) -> TcpConfig {
+pub(crate) fn config(number: u8) -> TcpConfig {
     TcpConfig::new(key(number), network(), SocketAddr::from(([127, 0, 0, 1], 0)))
 }
 
-pub async fn node(number: u8, service: impl Service) -> Arc<TcpTransport> {
+pub(crate) async fn node(number: u8, service: impl Service) -> Arc<TcpTransport> {
     let node = TcpTransport::start(config(number)).await.expect("loopback has free ports");
     node.serve(Arc::new(service));
     node
 }
 
-pub fn request(header: &'static [u8]) -> Request {
+pub(crate) fn request(header: &'static [u8]) -> Request {
     Request { method: 0x0101, header: Bytes::from_static(header), parts: vec![] }
 }
 
-pub fn bulk(bytes: usize) -> Request {
+pub(crate) fn bulk(bytes: usize) -> Request {
     Request { method: 0x0102, header: Bytes::new(), parts: vec![Bytes::from(vec![7; bytes])] }
 }
 
 /// Waits until `condition` holds; the test's own deadline is the only limit.
-pub async fn until(what: &str, condition: impl Fn() -> bool) {
+pub(crate) async fn until(what: &str, condition: impl Fn() -> bool) {
     let wait = async {
         while !condition() {
             tokio::time::sleep(Duration::from_millis(2)).await;

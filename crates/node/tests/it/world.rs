@@ -8,21 +8,21 @@ use atoll_node::{Client, ClientOptions, JoinCode, Node, NodeConfig, Status};
 use bytes::Bytes;
 
 /// How long anything may take before a test gives up; not an expectation.
-pub const LONG: Duration = Duration::from_secs(180);
+pub(crate) const LONG: Duration = Duration::from_secs(180);
 
 /// A directory in which nodes are started and stopped.
-pub struct Home {
+pub(crate) struct Home {
     pub dir: PathBuf,
     _temp: tempfile::TempDir,
 }
 
 impl Home {
-    pub fn new() -> Home {
+    pub(crate) fn new() -> Home {
         let temp = tempfile::tempdir().expect("temp");
         Home { dir: temp.path().join("node"), _temp: temp }
     }
 
-    pub fn config(&self, join: Option<JoinCode>) -> NodeConfig {
+    pub(crate) fn config(&self, join: Option<JoinCode>) -> NodeConfig {
         NodeConfig {
             listen: "127.0.0.1:0".parse().ok(),
             storage_bytes: Some(64 << 20),
@@ -32,35 +32,35 @@ impl Home {
     }
 
     /// A first start: a network of its own, or the code's.
-    pub async fn found(&self) -> Node {
+    pub(crate) async fn found(&self) -> Node {
         Node::start(self.config(None)).await.expect("a fresh directory")
     }
 
-    pub async fn join(&self, code: &JoinCode) -> Node {
+    pub(crate) async fn join(&self, code: &JoinCode) -> Node {
         Node::start(self.config(Some(code.clone()))).await.expect("a fresh directory")
     }
 
     /// A later start, told nothing.
-    pub async fn start_again(&self) -> Node {
+    pub(crate) async fn start_again(&self) -> Node {
         Node::start(NodeConfig::new(&self.dir)).await.expect("a node's directory")
     }
 
-    pub async fn client(&self) -> Client {
+    pub(crate) async fn client(&self) -> Client {
         Client::connect(&self.dir).await.expect("a node runs")
     }
 
-    pub async fn patient_client(&self) -> Client {
+    pub(crate) async fn patient_client(&self) -> Client {
         let options = ClientOptions { patience: LONG, ..ClientOptions::default() };
         Client::connect_with(&self.dir, options).await.expect("a node runs")
     }
 }
 
-pub async fn code_of(home: &Home) -> JoinCode {
+pub(crate) async fn code_of(home: &Home) -> JoinCode {
     home.client().await.invite().await.expect("an invitation").code
 }
 
 /// A founder and `more` nodes that joined it, when all see each other.
-pub async fn ring(more: usize) -> Vec<(Home, Node)> {
+pub(crate) async fn ring(more: usize) -> Vec<(Home, Node)> {
     let first = Home::new();
     let node = first.found().await;
     let code = code_of(&first).await;
@@ -78,7 +78,7 @@ pub async fn ring(more: usize) -> Vec<(Home, Node)> {
 
 /// Waits until a node has a predecessor and `others` nodes among its successors; any of them,
 /// it included, may have several positions.
-pub async fn sees(node: &Node, others: usize) {
+pub(crate) async fn sees(node: &Node, others: usize) {
     let closed = || {
         let status = node.status();
         let before = status.predecessor.is_some() == (others > 0);
@@ -98,7 +98,7 @@ pub async fn sees(node: &Node, others: usize) {
 }
 
 /// Waits until `claim` holds.
-pub async fn until(what: &str, mut claim: impl FnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut claim: impl FnMut() -> bool) {
     let waiting = async {
         while !claim() {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -108,7 +108,7 @@ pub async fn until(what: &str, mut claim: impl FnMut() -> bool) {
 }
 
 /// `count` different blocks of `len_bytes`.
-pub fn blocks(seed: u8, count: u32, len_bytes: usize) -> Vec<(BlockHash, Bytes)> {
+pub(crate) fn blocks(seed: u8, count: u32, len_bytes: usize) -> Vec<(BlockHash, Bytes)> {
     let block = |i: u32| {
         let mut bytes = vec![seed; len_bytes.max(4)];
         bytes[..4].copy_from_slice(&i.to_be_bytes());
@@ -118,13 +118,13 @@ pub fn blocks(seed: u8, count: u32, len_bytes: usize) -> Vec<(BlockHash, Bytes)>
     (0..count).map(block).collect()
 }
 
-pub fn mode(path: impl AsRef<Path>) -> u32 {
+pub(crate) fn mode(path: impl AsRef<Path>) -> u32 {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(path.as_ref()).expect("exists").mode() & 0o777
 }
 
 /// The places of a node, for comparison.
-pub fn positions(status: &Status) -> Vec<String> {
+pub(crate) fn positions(status: &Status) -> Vec<String> {
     assert!(!status.positions.is_empty());
     status.positions.clone()
 }

@@ -53,13 +53,13 @@ pub(super) struct Conduct {
 
 impl Conduct {
     /// The peer did this at `now`.
-    pub fn lied(&mut self, misdeed: Misdeed, now: Instant) {
+    pub(super) fn lied(&mut self, misdeed: Misdeed, now: Instant) {
         self.score = (self.score(now) + misdeed.weight()).min(HEAVIEST);
         self.at = now;
     }
 
     /// What is held against it now; 0 is nothing.
-    pub fn score(&self, now: Instant) -> f64 {
+    pub(super) fn score(&self, now: Instant) -> f64 {
         if self.score == 0.0 {
             return 0.0;
         }

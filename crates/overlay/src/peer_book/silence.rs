@@ -27,7 +27,7 @@ pub(super) struct Silence {
 
 impl Silence {
     /// What it says of an address of the peer whose page it is on.
-    pub fn standing(&self, peer: &Peer, now: Instant) -> Standing {
+    pub(super) fn standing(&self, peer: &Peer, now: Instant) -> Standing {
         if self.addr == peer.addr && now < self.until { self.standing } else { Standing::Answers }
     }
 }

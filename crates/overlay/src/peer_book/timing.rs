@@ -35,7 +35,7 @@ pub(super) struct Timing {
 
 impl Timing {
     /// A call was answered after `secs`.
-    pub fn answered(&mut self, secs: f64) {
+    pub(super) fn answered(&mut self, secs: f64) {
         self.silences = 0;
         self.answers += 1;
         // The first call pays for the connection: a shorter second one is the measure.
@@ -56,34 +56,34 @@ impl Timing {
     }
 
     /// A call was not answered.
-    pub fn silent(&mut self) {
+    pub(super) fn silent(&mut self) {
         self.silences = (self.silences + 1).min(MAX_BACKOFF);
     }
 
     /// Whether anything was measured.
-    pub fn is_measured(&self) -> bool {
+    pub(super) fn is_measured(&self) -> bool {
         self.answers > 0
     }
 
     /// The mean.
-    pub fn mean(&self) -> Duration {
+    pub(super) fn mean(&self) -> Duration {
         Duration::from_secs_f64(self.smoothed_secs)
     }
 
     /// The time within which 95 % of the answers come.
-    pub fn p95(&self) -> Duration {
+    pub(super) fn p95(&self) -> Duration {
         let margin = (self.smoothed_secs * MARGIN).max(GRANULARITY_SECS);
         Duration::from_secs_f64(self.quantile_secs.max(self.smoothed_secs + margin))
     }
 
     /// How much longer than measured to expect an answer: twice as long for every call
     /// that brought none (RFC 6298 §5.5).
-    pub fn backoff(&self) -> u32 {
+    pub(super) fn backoff(&self) -> u32 {
         1 << self.silences
     }
 
     /// How many times as long as the first silence the present one is held against the peer.
-    pub fn backoff_of_silence(&self) -> u32 {
+    pub(super) fn backoff_of_silence(&self) -> u32 {
         1 << self.silences.saturating_sub(1).min(MAX_SILENCE_BACKOFF)
     }
 }

@@ -29,7 +29,7 @@ pub(super) enum OwnTable {
 
 impl OwnTable {
     /// Whether reading it may bring something new, now that so many nodes have failed.
-    pub fn is_worth_reading(self, failures: usize) -> bool {
+    pub(super) fn is_worth_reading(self, failures: usize) -> bool {
         match self {
             OwnTable::NotUsed => false,
             OwnTable::Unread => true,
@@ -77,7 +77,7 @@ pub(super) struct Memory<'w> {
 }
 
 impl<'w> Memory<'w> {
-    pub fn new(key: Key, overlay: &'w dyn Overlay, limits: WalkLimits) -> Memory<'w> {
+    pub(super) fn new(key: Key, overlay: &'w dyn Overlay, limits: WalkLimits) -> Memory<'w> {
         let neighbourhood = overlay.neighbourhood();
         Memory {
             key,
@@ -103,27 +103,27 @@ impl<'w> Memory<'w> {
         }
     }
 
-    pub fn distance_before(&self, node: &Node) -> Key {
+    pub(super) fn distance_before(&self, node: &Node) -> Key {
         self.key.distance_from(node.id.key())
     }
 
-    pub fn distance_after(&self, node: &Node) -> Key {
+    pub(super) fn distance_after(&self, node: &Node) -> Key {
         node.id.key().distance_from(&self.key)
     }
 
     /// Whether this node has lied so often of late that others are asked first.
-    pub fn is_avoided(&self, node: &Node) -> bool {
+    pub(super) fn is_avoided(&self, node: &Node) -> bool {
         self.overlay.peer_book().is_avoided(&node.peer.id, self.now)
     }
 
-    pub fn standing(&self, node: &Node) -> Standing {
+    pub(super) fn standing(&self, node: &Node) -> Standing {
         self.overlay.peer_book().standing(&node.peer, self.now)
     }
 
     /// Whether a call to the node was left unanswered of late, by this walk or another, so
     /// that it is as if it were not there while others are. A node that is merely slow still is the
     /// root, if the root is what is looked for.
-    pub fn seems_dead(&self, node: &Node) -> bool {
+    pub(super) fn seems_dead(&self, node: &Node) -> bool {
         match self.standing(node) {
             Standing::Answers => false,
             Standing::Late => self.limits.replicas > 0,

@@ -13,34 +13,34 @@ use atoll_overlay::chord::{Chord, ChordConfig, JoinError};
 use atoll_overlay::{Neighbourhood, Node, Overlay, VirtualServerId};
 use atoll_sim::{HostConfig, HostId, Latency, Sim, SimConfig};
 
-pub const MINUTE: Duration = Duration::from_secs(60);
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 
 type Chords = Arc<Mutex<BTreeMap<HostId, Arc<Chord>>>>;
 
 /// A simulated network and the nodes that run on it.
-pub struct Cluster {
+pub(crate) struct Cluster {
     pub sim: Sim,
     pub config: ChordConfig,
     chords: Chords,
 }
 
 /// Latency of a LAN, so that a round trip is far below a period.
-pub fn lan(seed: u64) -> SimConfig {
+pub(crate) fn lan(seed: u64) -> SimConfig {
     SimConfig { seed, latency: Latency::Flat(Duration::from_millis(1)), ..SimConfig::default() }
 }
 
 impl Cluster {
-    pub fn new(sim: SimConfig, config: ChordConfig) -> Cluster {
+    pub(crate) fn new(sim: SimConfig, config: ChordConfig) -> Cluster {
         Cluster { sim: Sim::new(sim), config, chords: Arc::default() }
     }
 
     /// A node that is on no ring.
-    pub fn add(&self) -> HostId {
+    pub(crate) fn add(&self) -> HostId {
         self.add_with(self.config.virtual_servers)
     }
 
     /// A node of so many virtual servers that is on no ring.
-    pub fn add_with(&self, virtual_servers: u16) -> HostId {
+    pub(crate) fn add_with(&self, virtual_servers: u16) -> HostId {
         let host = self.sim.add_host(HostConfig::default());
         let config = ChordConfig { virtual_servers, ..self.config.clone() };
         let chord = Chord::new(self.sim.env(host), self.sim.transport(host), config);
@@ -49,19 +49,24 @@ impl Cluster {
     }
 
     /// The ring positions of a host.
-    pub fn places(&self, host: HostId) -> Vec<Node> {
+    pub(crate) fn places(&self, host: HostId) -> Vec<Node> {
         let (peer, profile) = (self.sim.peer(host), self.config.profile);
         let place = |index| Node::at(peer, VirtualServerId { profile, index });
         (0..self.config.virtual_servers).map(place).collect()
     }
 
-    pub fn serve(&self, host: HostId, chord: Arc<Chord>) {
+    pub(crate) fn serve(&self, host: HostId, chord: Arc<Chord>) {
         self.sim.transport(host).serve(Arc::new(Router::new().route(FAMILY, chord.clone())));
         self.chords.lock().unwrap().insert(host, chord);
     }
 
     /// `count` nodes on a ring at rest. Their upkeep runs only if `started`.
-    pub fn perfect(sim: SimConfig, config: ChordConfig, count: usize, started: bool) -> Cluster {
+    pub(crate) fn perfect(
+        sim: SimConfig,
+        config: ChordConfig,
+        count: usize,
+        started: bool,
+    ) -> Cluster {
         let cluster = Cluster::new(sim, config);
         let hosts = cluster.sim.add_hosts(count, &HostConfig::default());
         let mut ring: Vec<Node> = hosts.iter().flat_map(|h| cluster.places(*h)).collect();
@@ -82,7 +87,7 @@ impl Cluster {
     }
 
     /// A first node and `count - 1` that join through it, one after the other.
-    pub fn grown(sim: SimConfig, config: ChordConfig, count: usize) -> Cluster {
+    pub(crate) fn grown(sim: SimConfig, config: ChordConfig, count: usize) -> Cluster {
         let cluster = Cluster::new(sim, config);
         let first = cluster.add();
         cluster.chord(first).create();
@@ -93,26 +98,26 @@ impl Cluster {
         cluster
     }
 
-    pub fn chord(&self, host: HostId) -> Arc<Chord> {
+    pub(crate) fn chord(&self, host: HostId) -> Arc<Chord> {
         self.chords.lock().unwrap()[&host].clone()
     }
 
-    pub fn peer(&self, host: HostId) -> Peer {
+    pub(crate) fn peer(&self, host: HostId) -> Peer {
         self.sim.peer(host)
     }
 
-    pub fn hosts(&self) -> Vec<HostId> {
+    pub(crate) fn hosts(&self) -> Vec<HostId> {
         self.chords.lock().unwrap().keys().copied().collect()
     }
 
-    pub fn join(&self, host: HostId, via: &[HostId]) -> Result<(), JoinError> {
+    pub(crate) fn join(&self, host: HostId, via: &[HostId]) -> Result<(), JoinError> {
         let via = via.iter().map(|h| self.peer(*h)).collect();
         let chord = self.chord(host);
         self.sim.block_on(MINUTE, async move { chord.join(via).await }).unwrap()
     }
 
     /// Starts a join and does not wait for it.
-    pub fn join_in_background(&self, host: HostId, via: HostId) {
+    pub(crate) fn join_in_background(&self, host: HostId, via: HostId) {
         let (chord, via) = (self.chord(host), self.peer(via));
         self.sim.env(host).spawn(Box::pin(async move {
             // It may fail where the bootstrap node crashes meanwhile.
@@ -120,32 +125,32 @@ impl Cluster {
         }));
     }
 
-    pub fn crash(&self, host: HostId) {
+    pub(crate) fn crash(&self, host: HostId) {
         self.sim.crash(host);
         self.chords.lock().unwrap().remove(&host);
     }
 
-    pub fn crash_silently(&self, host: HostId) {
+    pub(crate) fn crash_silently(&self, host: HostId) {
         self.sim.crash_silently(host);
         self.chords.lock().unwrap().remove(&host);
     }
 
-    pub fn leave(&self, host: HostId) {
+    pub(crate) fn leave(&self, host: HostId) {
         let chord = self.chord(host);
         self.sim.block_on(MINUTE, async move { chord.leave().await }).unwrap();
         self.crash(host);
     }
 
-    pub fn live(&self) -> Vec<Neighbourhood> {
+    pub(crate) fn live(&self) -> Vec<Neighbourhood> {
         live(&self.chords)
     }
 
-    pub fn ideal(&self) -> Result<(), Violation> {
+    pub(crate) fn ideal(&self) -> Result<(), Violation> {
         check_ideal(&self.live(), self.config.list_length())
     }
 
     /// Runs until every table is right; how long that took.
-    pub fn run_until_ideal(&self, limit: Duration) -> Duration {
+    pub(crate) fn run_until_ideal(&self, limit: Duration) -> Duration {
         let start = self.sim.now();
         let tick = Duration::from_millis(20);
         while self.ideal().is_err() {
@@ -161,7 +166,7 @@ impl Cluster {
     }
 
     /// Has the invariants of the ring asserted after every step from now on.
-    pub fn watch(&self, base: Vec<NodeId>) {
+    pub(crate) fn watch(&self, base: Vec<NodeId>) {
         let chords = self.chords.clone();
         let length = self.config.list_length();
         let mut checked = None;
@@ -185,12 +190,12 @@ impl Cluster {
     }
 
     /// The live node that should be the root of `key` (CFS §4.1).
-    pub fn root(&self, key: &Key) -> NodeId {
+    pub(crate) fn root(&self, key: &Key) -> NodeId {
         let ids: Vec<NodeId> = self.live().iter().filter(|n| n.joined).map(|n| n.me.id).collect();
         ids.into_iter().min_by_key(|id| id.key().distance_from(key)).unwrap()
     }
 
-    pub fn run_secs(&self, secs: u64) {
+    pub(crate) fn run_secs(&self, secs: u64) {
         self.sim.run_for(Duration::from_secs(secs));
     }
 }
@@ -207,15 +212,15 @@ fn live(chords: &Chords) -> Vec<Neighbourhood> {
 }
 
 /// Keys spread over the circle.
-pub fn keys(count: u64) -> Vec<Key> {
+pub(crate) fn keys(count: u64) -> Vec<Key> {
     (0..count).map(|n| atoll_key::BlockHash::of(&n.to_be_bytes()).key()).collect()
 }
 
 /// A small generator for tests that decide what happens next.
-pub struct Dice(pub u64);
+pub(crate) struct Dice(pub u64);
 
 impl Dice {
-    pub fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         // splitmix64
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -24,14 +24,14 @@ use super::cluster::{Cluster, MINUTE, lan};
 const HONEST: usize = 40;
 /// One in five of all.
 const LIARS: usize = 10;
-pub const MAX_INDEX: u16 = 4;
+pub(crate) const MAX_INDEX: u16 = 4;
 
 /// The data that the liars are after.
-pub fn victim() -> Key {
+pub(crate) fn victim() -> Key {
     BlockHash::of(b"somebody's root block").key()
 }
 
-pub fn config(profile: IdProfile, check_nodes: bool) -> ChordConfig {
+pub(crate) fn config(profile: IdProfile, check_nodes: bool) -> ChordConfig {
     ChordConfig {
         profile,
         check_nodes,
@@ -179,7 +179,7 @@ fn coveted(lie: Lie, liar: Peer, profile: IdProfile, honest: &[Peer]) -> Node {
 }
 
 /// A ring of honest nodes and the liars around it.
-pub struct Siege {
+pub(crate) struct Siege {
     pub cluster: Cluster,
     /// Where they are, what they claim to be, and the place that they could hold lawfully.
     pub liars: Vec<(HostId, Node, Option<Node>)>,
@@ -188,7 +188,7 @@ pub struct Siege {
 }
 
 impl Siege {
-    pub fn lay(seed: u64, config: ChordConfig) -> Siege {
+    pub(crate) fn lay(seed: u64, config: ChordConfig) -> Siege {
         let profile = config.profile;
         let cluster = Cluster::perfect(lan(seed), config, HONEST, true);
         cluster.run_secs(5);
@@ -217,7 +217,7 @@ impl Siege {
     }
 
     /// Every liar tells every honest node of itself and of one of the others.
-    pub fn tell(&self, round: usize) {
+    pub(crate) fn tell(&self, round: usize) {
         for (n, (host, place, _)) in self.liars.iter().enumerate() {
             let other = self.liars[(n + round) % self.liars.len()].1;
             for target in self.cluster.hosts() {
@@ -264,7 +264,7 @@ impl Siege {
     }
 
     /// Who is in an honest node's tables, or among those it remembers, and is not honest.
-    pub fn intruders(&self) -> BTreeSet<Node> {
+    pub(crate) fn intruders(&self) -> BTreeSet<Node> {
         let mut intruders = self.neighbours_but(&[]);
         intruders.append(&mut self.next_hops());
         intruders
@@ -272,7 +272,7 @@ impl Siege {
 
     /// Who is in a successor list, or so, or among those remembered, and is not honest. `given`
     /// are those that users have told their nodes to remember.
-    pub fn neighbours_but(&self, given: &[Peer]) -> BTreeSet<Node> {
+    pub(crate) fn neighbours_but(&self, given: &[Peer]) -> BTreeSet<Node> {
         let lawful = self.lawful();
         let may_be = |peer: &Peer| given.contains(peer) || lawful.iter().any(|n| n.peer == *peer);
         let mut intruders = BTreeSet::new();
@@ -287,7 +287,7 @@ impl Siege {
     }
 
     /// Who might be asked for the way, and is not honest.
-    pub fn next_hops(&self) -> BTreeSet<Node> {
+    pub(crate) fn next_hops(&self) -> BTreeSet<Node> {
         let lawful = self.lawful();
         let known = |host: &HostId| self.cluster.chord(*host).known_nodes();
         let all = self.cluster.hosts().iter().flat_map(known).collect::<BTreeSet<Node>>();
@@ -301,7 +301,7 @@ impl Siege {
     }
 
     /// Whether all lists are right, but for liars at the places that they hold lawfully.
-    pub fn is_at_rest(&self) -> bool {
+    pub(crate) fn is_at_rest(&self) -> bool {
         let mut ring: Vec<Node> =
             self.cluster.live().into_iter().filter(|n| n.joined).map(|n| n.me).collect();
         ring.sort_unstable_by_key(|node| node.id);
@@ -316,7 +316,7 @@ impl Siege {
         })
     }
 
-    pub fn look_up_everywhere(&self) {
+    pub(crate) fn look_up_everywhere(&self) {
         let root = self.cluster.root(&victim());
         for host in self.cluster.hosts() {
             let chord = self.cluster.chord(host);

@@ -16,10 +16,10 @@ use atoll_sim::Sim;
 
 use super::cluster::lan;
 
-pub type Answer = Result<Step<&'static str>, CallError>;
+pub(crate) type Answer = Result<Step<&'static str>, CallError>;
 
 /// A ring of scripted nodes: what each says when asked on the way and as the root.
-pub struct Script {
+pub(crate) struct Script {
     pub nodes: Vec<Node>,
     own: Route,
     answers: BTreeMap<(usize, bool), Answer>,
@@ -40,7 +40,7 @@ pub struct Script {
 }
 
 impl Script {
-    pub fn new(own: impl FnOnce(&[Node]) -> Route) -> Script {
+    pub(crate) fn new(own: impl FnOnce(&[Node]) -> Route) -> Script {
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         let mut nodes: Vec<Node> =
             (0..20).map(|n| Node::of(Peer { id: PeerId([n; 32]), addr })).collect();
@@ -67,22 +67,22 @@ impl Script {
         self
     }
 
-    pub fn taking(mut self, node: usize, time: Duration) -> Script {
+    pub(crate) fn taking(mut self, node: usize, time: Duration) -> Script {
         self.slow.insert(node, time);
         self
     }
 
-    pub fn guessing(mut self, guesses: &[usize]) -> Script {
+    pub(crate) fn guessing(mut self, guesses: &[usize]) -> Script {
         self.guesses = guesses.to_vec();
         self
     }
 
     /// The most questions that were waited for at a time.
-    pub fn most_waited_for(&self) -> usize {
+    pub(crate) fn most_waited_for(&self) -> usize {
         self.waited_for.lock().unwrap().1
     }
 
-    pub fn on(
+    pub(crate) fn on(
         mut self,
         node: usize,
         as_root: bool,
@@ -179,12 +179,15 @@ impl Overlay for Script {
 }
 
 /// Walks from node 0 towards the key just before node 10.
-pub fn run(script: &Arc<Script>, limits: WalkLimits) -> Result<Found<&'static str>, WalkError> {
+pub(crate) fn run(
+    script: &Arc<Script>,
+    limits: WalkLimits,
+) -> Result<Found<&'static str>, WalkError> {
     run_timed(script, limits).0
 }
 
 /// As [`run`], and how long it took.
-pub fn run_timed(
+pub(crate) fn run_timed(
     script: &Arc<Script>,
     limits: WalkLimits,
 ) -> (Result<Found<&'static str>, WalkError>, Duration) {
@@ -209,27 +212,27 @@ pub fn run_timed(
     (result, sim.now().since(start))
 }
 
-pub fn closer(nodes: &[Node], at: &[usize]) -> Answer {
+pub(crate) fn closer(nodes: &[Node], at: &[usize]) -> Answer {
     Ok(Step::Route(Route::closer(at.iter().map(|n| nodes[*n]))))
 }
 
-pub fn root(nodes: &[Node], at: &[usize]) -> Answer {
+pub(crate) fn root(nodes: &[Node], at: &[usize]) -> Answer {
     Ok(Step::Route(Route::Root(at.iter().map(|n| nodes[*n]).collect())))
 }
 
-pub fn back(nodes: &[Node], to: usize) -> Answer {
+pub(crate) fn back(nodes: &[Node], to: usize) -> Answer {
     Ok(Step::Route(Route::NotRoot(nodes[to])))
 }
 
-pub fn asked(script: &Script) -> Vec<(usize, bool)> {
+pub(crate) fn asked(script: &Script) -> Vec<(usize, bool)> {
     script.asked.lock().unwrap().clone()
 }
 
-pub fn done(_: &[Node]) -> Answer {
+pub(crate) fn done(_: &[Node]) -> Answer {
     Ok(Step::Done("here"))
 }
 
-pub fn start_at(at: &'static [usize]) -> impl FnOnce(&[Node]) -> Route {
+pub(crate) fn start_at(at: &'static [usize]) -> impl FnOnce(&[Node]) -> Route {
     move |nodes| Route::closer(at.iter().map(|n| nodes[*n]))
 }
 

@@ -8,23 +8,23 @@ use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_sim::{HostConfig, HostId, Latency, Loss, Sim, SimConfig};
 use bytes::Bytes;
 
-pub const PING: u16 = 0x0101;
+pub(crate) const PING: u16 = 0x0101;
 
 /// Answers with what it was sent, after a while, and remembers who sent what.
-pub struct Echo {
+pub(crate) struct Echo {
     env: Env,
     work: Duration,
     pub heard: Mutex<Vec<(Peer, Bytes)>>,
 }
 
 impl Echo {
-    pub fn serve(sim: &Sim, host: HostId, work: Duration) -> Arc<Echo> {
+    pub(crate) fn serve(sim: &Sim, host: HostId, work: Duration) -> Arc<Echo> {
         let echo = Arc::new(Echo { env: sim.env(host), work, heard: Mutex::new(Vec::new()) });
         sim.transport(host).serve(echo.clone());
         echo
     }
 
-    pub fn heard_count(&self) -> usize {
+    pub(crate) fn heard_count(&self) -> usize {
         self.heard.lock().unwrap().len()
     }
 }
@@ -40,32 +40,32 @@ impl Service for Echo {
     }
 }
 
-pub fn millis(ms: u64) -> Duration {
+pub(crate) fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-pub fn secs(secs: u64) -> Duration {
+pub(crate) fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-pub fn request(header: &'static str) -> Request {
+pub(crate) fn request(header: &'static str) -> Request {
     Request { method: PING, header: Bytes::from_static(header.as_bytes()), parts: Vec::new() }
 }
 
 /// Two hosts 10 ms apart, the second with an echo.
-pub fn pair(config: SimConfig) -> (Sim, HostId, HostId) {
+pub(crate) fn pair(config: SimConfig) -> (Sim, HostId, HostId) {
     let sim = Sim::new(config);
     let hosts = sim.add_hosts(2, &HostConfig::default());
     Echo::serve(&sim, hosts[1], Duration::ZERO);
     (sim, hosts[0], hosts[1])
 }
 
-pub fn flat(ms: u64) -> SimConfig {
+pub(crate) fn flat(ms: u64) -> SimConfig {
     SimConfig { latency: Latency::Flat(millis(ms)), loss: Loss::None, ..SimConfig::default() }
 }
 
 /// A call from one host to another, with the virtual time it took.
-pub fn timed_call(
+pub(crate) fn timed_call(
     sim: &Sim,
     from: HostId,
     to: HostId,

@@ -16,12 +16,13 @@ use crate::calls::{ME, ROOT, write};
 use crate::e2fsck::assert_image_clean;
 use crate::kernel::mount;
 
-pub const USER: Caller = Caller { uid: 1000, gid: 1000, pid: 0, umask: 0, groups: Groups::None };
+pub(crate) const USER: Caller =
+    Caller { uid: 1000, gid: 1000, pid: 0, umask: 0, groups: Groups::None };
 const OTHER: Caller = Caller { uid: 1001, gid: 1001, pid: 0, umask: 0, groups: Groups::None };
 const WRITE_AT_END: OpenFlags = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::APPEND);
 
 /// An image of mke2fs.
-pub fn image(mib: u64, options: &[&str]) -> NamedTempFile {
+pub(crate) fn image(mib: u64, options: &[&str]) -> NamedTempFile {
     let image = NamedTempFile::new().unwrap();
     image.as_file().set_len(mib << 20).unwrap();
     tool("mke2fs", &[&["-q", "-F", "-t", "ext2"], options].concat(), image.path());

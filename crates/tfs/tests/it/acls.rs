@@ -15,8 +15,8 @@ use crate::calls::{ME, ROOT, write};
 use crate::e2fsck::assert_image_clean;
 use crate::kernel::{KernelMount, drivers, mount, skipped};
 
-pub const ACCESS: &[u8] = b"system.posix_acl_access";
-pub const DEFAULT: &[u8] = b"system.posix_acl_default";
+pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
+pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 /// Tag, permissions, user or group.
 type Entry = (u16, u16, u32);
@@ -229,7 +229,7 @@ async fn files_with_the_same_list_share_its_block() {
 }
 
 /// Runs a program of the package `acl` or `attr`; what it says.
-pub fn said(program: &str, arguments: &[&str], path: &Path) -> String {
+pub(crate) fn said(program: &str, arguments: &[&str], path: &Path) -> String {
     let output = Command::new(program).args(arguments).arg(path).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?} {}: {error}", path.display());
@@ -237,7 +237,7 @@ pub fn said(program: &str, arguments: &[&str], path: &Path) -> String {
 }
 
 /// Whether `setfacl` and `getfacl` are installed. Says loudly if not.
-pub fn tools_are_here() -> bool {
+pub(crate) fn tools_are_here() -> bool {
     let here = Command::new("setfacl").arg("--version").output().is_ok();
     if !here {
         skipped("setfacl is not installed (package acl)");

@@ -4,11 +4,11 @@ use atoll_tfs::fs::Tfs;
 use atoll_vfs::{Caller, Errno, FileSystem, Groups, InodeNumber, OpenFlags, Writer, XattrFlags};
 use bytes::Bytes;
 
-pub const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0, groups: Groups::None };
-pub const ROOT: InodeNumber = InodeNumber::ROOT;
+pub(crate) const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0, groups: Groups::None };
+pub(crate) const ROOT: InodeNumber = InodeNumber::ROOT;
 
 /// A directory whose new files are transparent.
-pub async fn contribution(tfs: &Tfs) -> InodeNumber {
+pub(crate) async fn contribution(tfs: &Tfs) -> InodeNumber {
     let entry = tfs.mkdir(ME, ROOT, b"contributed", 0o755).await.unwrap();
     let number = entry.attr.inode;
     let on = Bytes::from_static(b"1");
@@ -17,11 +17,11 @@ pub async fn contribution(tfs: &Tfs) -> InodeNumber {
 }
 
 /// Bytes that tell whose they are and where.
-pub fn owned(owner: u64, len: usize) -> Vec<u8> {
+pub(crate) fn owned(owner: u64, len: usize) -> Vec<u8> {
     (0..len).map(|i| (owner as usize * 131 + i / 512 * 7 + 1) as u8).collect()
 }
 
-pub async fn write(
+pub(crate) async fn write(
     tfs: &Tfs,
     parent: InodeNumber,
     name: &str,
@@ -37,7 +37,7 @@ pub async fn write(
     if written? as usize == bytes.len() { Ok(number) } else { Err(Errno::ENOSPC) }
 }
 
-pub async fn read(tfs: &Tfs, parent: InodeNumber, name: &str) -> Result<Vec<u8>, Errno> {
+pub(crate) async fn read(tfs: &Tfs, parent: InodeNumber, name: &str) -> Result<Vec<u8>, Errno> {
     let number = tfs.lookup(ME, parent, name.as_bytes()).await?.attr.inode;
     let handle = match tfs.open(ME, number, OpenFlags::READ).await {
         Ok(opened) => opened.handle,
@@ -53,7 +53,7 @@ pub async fn read(tfs: &Tfs, parent: InodeNumber, name: &str) -> Result<Vec<u8>,
 }
 
 /// Fills the free space with transparent files; how many there are.
-pub async fn fill(tfs: &Tfs, parent: InodeNumber, len: usize) -> u64 {
+pub(crate) async fn fill(tfs: &Tfs, parent: InodeNumber, len: usize) -> u64 {
     for n in 0.. {
         match write(tfs, parent, &format!("t{n}"), &owned(n, len)).await {
             Ok(_) => {}

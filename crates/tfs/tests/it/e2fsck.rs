@@ -16,7 +16,7 @@ use crate::kernel::mount;
 /// An image, as soon as nobody else has it: a tool that another test starts holds, for a moment,
 /// all that this process has open.
 #[allow(clippy::disallowed_methods)]
-pub fn open_image(image: &Path, read_only: bool) -> Arc<ImageDevice> {
+pub(crate) fn open_image(image: &Path, read_only: bool) -> Arc<ImageDevice> {
     for _ in 0..1000 {
         match ImageDevice::open(image, read_only) {
             Ok(device) => return Arc::new(device),
@@ -30,7 +30,7 @@ pub fn open_image(image: &Path, read_only: bool) -> Arc<ImageDevice> {
 }
 
 /// Whether e2fsck finds nothing.
-pub fn is_clean(image: &[u8]) -> bool {
+pub(crate) fn is_clean(image: &[u8]) -> bool {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(image).unwrap();
     Command::new("e2fsck").arg("-fn").arg(file.path()).output().unwrap().status.success()
@@ -38,7 +38,7 @@ pub fn is_clean(image: &[u8]) -> bool {
 
 /// # Panics
 /// If e2fsck or our own check find anything, with what they say.
-pub fn assert_clean(image: &[u8], story: &str) {
+pub(crate) fn assert_clean(image: &[u8], story: &str) {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(image).unwrap();
     assert_image_clean(file.path(), story);
@@ -46,7 +46,7 @@ pub fn assert_clean(image: &[u8], story: &str) {
 
 /// # Panics
 /// If e2fsck or our own check find anything, with what they say.
-pub fn assert_image_clean(image: &Path, story: &str) {
+pub(crate) fn assert_image_clean(image: &Path, story: &str) {
     let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{story}: {said}{}", String::from_utf8_lossy(&output.stderr));

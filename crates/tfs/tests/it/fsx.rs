@@ -62,7 +62,7 @@ struct Transparent {
     open: Option<Handle>,
 }
 
-pub struct Fsx {
+pub(crate) struct Fsx {
     seed: u64,
     dice: Dice,
     calls: u64,
@@ -87,7 +87,7 @@ fn mount(device: &SparseDevice) -> Tfs {
 }
 
 impl Fsx {
-    pub async fn new(block_bytes: u32, seed: u64) -> Fsx {
+    pub(crate) async fn new(block_bytes: u32, seed: u64) -> Fsx {
         let device = SparseDevice::new(DISK_BYTES);
         mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options(block_bytes)).unwrap();
         let ours = mount(&device);
@@ -184,7 +184,7 @@ impl Fsx {
         Some((pair, found[0].attr.kind))
     }
 
-    pub async fn run(&mut self, calls: u64) {
+    pub(crate) async fn run(&mut self, calls: u64) {
         for _ in 0..calls {
             self.calls += 1;
             match self.dice.below(100) {
@@ -506,7 +506,7 @@ impl Fsx {
     }
 
     /// Everything in the two is the same.
-    pub async fn same_trees(&self) {
+    pub(crate) async fn same_trees(&self) {
         let mut pending = vec![[ROOT, ROOT]];
         while let Some(directory) = pending.pop() {
             for (_, file, kind) in self.entries(directory).await {
@@ -543,7 +543,7 @@ impl Fsx {
     }
 
     /// Unmounts for the last time: the device, and what transparent files held.
-    pub async fn finish(mut self) -> (SparseDevice, MemoryFs, BTreeMap<String, Vec<u8>>) {
+    pub(crate) async fn finish(mut self) -> (SparseDevice, MemoryFs, BTreeMap<String, Vec<u8>>) {
         self.same_trees().await;
         self.unmount().await;
         assert_image_clean(self.device.image_without(|_| false).path(), &self.place());

@@ -38,7 +38,7 @@ fn mount(device: &SparseDevice) -> Tfs {
 
 /// Two disks with a directory of transparent files, empty on the one; on the other they fill
 /// the disk.
-pub async fn pair(block_bytes: u32, groups: usize) -> (SparseDevice, SparseDevice) {
+pub(crate) async fn pair(block_bytes: u32, groups: usize) -> (SparseDevice, SparseDevice) {
     let group_bytes = 8 * block_bytes as usize * block_bytes as usize;
     let empty = SparseDevice::new(groups * group_bytes);
     mkfs(&(Arc::new(empty.clone()) as Arc<dyn Device>), &options(block_bytes)).unwrap();
@@ -277,7 +277,11 @@ impl<'a> Workload<'a> {
 }
 
 /// Runs a workload on a disk, unmounts it, and says what each call answered.
-pub async fn run(device: &SparseDevice, seed: u64, block_bytes: u32) -> Vec<Result<u64, Errno>> {
+pub(crate) async fn run(
+    device: &SparseDevice,
+    seed: u64,
+    block_bytes: u32,
+) -> Vec<Result<u64, Errno>> {
     let tfs = mount(device);
     let mut workload = Workload::new(&tfs, seed, block_bytes);
     let mut answers = Vec::new();

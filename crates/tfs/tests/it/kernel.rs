@@ -22,7 +22,7 @@ use crate::snapshot::{Snapshot, assert_same, through_tfs, through_the_kernel};
 /// Ends a mount of the kernel's: a tool that another test starts holds, for a moment, all that
 /// this process has open there.
 #[allow(clippy::disallowed_methods)]
-pub fn unmount(directory: &Path) -> bool {
+pub(crate) fn unmount(directory: &Path) -> bool {
     (0..200).any(|_| {
         let output = Command::new("umount").arg(directory).output().unwrap();
         let done = output.status.success();
@@ -34,7 +34,7 @@ pub fn unmount(directory: &Path) -> bool {
 }
 
 /// An image mounted by the kernel, and no longer when this is dropped, however that is.
-pub struct KernelMount {
+pub(crate) struct KernelMount {
     directory: TempDir,
     mounted: bool,
 }
@@ -59,16 +59,16 @@ impl KernelMount {
         }
     }
 
-    pub fn new(image: &Path, driver: &str, options: &str) -> KernelMount {
+    pub(crate) fn new(image: &Path, driver: &str, options: &str) -> KernelMount {
         KernelMount::try_new(image, driver, options).unwrap_or_else(|said| panic!("{said}"))
     }
 
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.directory.path().to_owned()
     }
 
     /// Unmounts, which fails if anything stays in use.
-    pub fn unmount(mut self) {
+    pub(crate) fn unmount(mut self) {
         self.mounted = !unmount(self.directory.path());
         assert!(!self.mounted, "umount");
     }
@@ -84,7 +84,7 @@ impl Drop for KernelMount {
 
 /// The kernel's drivers that can be used here: tried on a file system of mke2fs. Says loudly
 /// which cannot.
-pub fn drivers() -> Vec<&'static str> {
+pub(crate) fn drivers() -> Vec<&'static str> {
     let image = NamedTempFile::new().unwrap();
     image.as_file().set_len(4 << 20).unwrap();
     let made = Command::new("mke2fs").args(["-q", "-F", "-t", "ext2"]).arg(image.path()).status();
@@ -103,11 +103,11 @@ pub fn drivers() -> Vec<&'static str> {
 }
 
 /// Past the harness, which keeps to itself what a passing test prints.
-pub fn skipped(why: &str) {
+pub(crate) fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "\nSKIPPED: {why}");
 }
 
-pub fn mount(image: &Path) -> (Tfs, MountReport) {
+pub(crate) fn mount(image: &Path) -> (Tfs, MountReport) {
     let device = open_image(image, false);
     let env = Arc::new(TokioRuntime::current());
     let quiet = MountOptions { background: false, ..MountOptions::default() };

@@ -9,7 +9,7 @@ use atoll_tfs::mkfs::{MkfsOptions, mkfs};
 
 use crate::e2fsck::assert_clean;
 
-pub fn options(block_bytes: u32) -> MkfsOptions {
+pub(crate) fn options(block_bytes: u32) -> MkfsOptions {
     MkfsOptions {
         block_bytes,
         bytes_per_inode: 16384,

@@ -10,31 +10,31 @@ use atoll_tfs::device::Device;
 use crate::dice::Dice;
 
 /// What survives power loss as a whole or not at all.
-pub const SECTOR: usize = 512;
+pub(crate) const SECTOR: usize = 512;
 
 /// What a device was told.
 #[derive(Clone, Debug)]
-pub enum Operation {
+pub(crate) enum Operation {
     Write { offset: usize, bytes: Vec<u8> },
     Sync,
 }
 
 /// A device in memory that keeps what it is told.
 #[derive(Clone, Debug)]
-pub struct Recorder {
+pub(crate) struct Recorder {
     state: Arc<Mutex<(Vec<u8>, Vec<Operation>)>>,
 }
 
 impl Recorder {
-    pub fn of(image: Vec<u8>) -> Recorder {
+    pub(crate) fn of(image: Vec<u8>) -> Recorder {
         Recorder { state: Arc::new(Mutex::new((image, Vec::new()))) }
     }
 
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.state.lock().unwrap().1.len()
     }
 
-    pub fn operations(&self) -> Vec<Operation> {
+    pub(crate) fn operations(&self) -> Vec<Operation> {
         self.state.lock().unwrap().1.clone()
     }
 }
@@ -66,7 +66,7 @@ impl Device for Recorder {
 
 /// A disk on which a recorded run is played back, operation by operation.
 #[derive(Debug)]
-pub struct Playback {
+pub(crate) struct Playback {
     durable: Arc<Vec<u8>>,
     current: Vec<u8>,
     /// Sectors that were written and not synced: all that they held since, oldest first.
@@ -78,11 +78,11 @@ fn sector_of(bytes: &[u8], sector: usize) -> [u8; SECTOR] {
 }
 
 impl Playback {
-    pub fn of(image: Vec<u8>) -> Playback {
+    pub(crate) fn of(image: Vec<u8>) -> Playback {
         Playback { current: image.clone(), durable: Arc::new(image), unsynced: BTreeMap::new() }
     }
 
-    pub fn play(&mut self, operation: &Operation) {
+    pub(crate) fn play(&mut self, operation: &Operation) {
         match operation {
             Operation::Write { offset, bytes } => {
                 self.current[*offset..offset + bytes.len()].copy_from_slice(bytes);
@@ -102,7 +102,7 @@ impl Playback {
     }
 
     /// The disk after a crash now: of what was not synced any part survives, in any order.
-    pub fn crashed(&self, dice: &mut Dice) -> Remains {
+    pub(crate) fn crashed(&self, dice: &mut Dice) -> Remains {
         // All, none, most, few, or any version of each.
         let (mode, odds) = (dice.below(6), 2 + dice.below(30));
         let mut changed = BTreeMap::new();
@@ -125,13 +125,13 @@ impl Playback {
 
 /// A disk after a crash, to be used again.
 #[derive(Debug)]
-pub struct Remains {
+pub(crate) struct Remains {
     durable: Arc<Vec<u8>>,
     changed: Mutex<BTreeMap<usize, [u8; SECTOR]>>,
 }
 
 impl Remains {
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.durable.to_vec();
         for (sector, held) in &*self.changed.lock().unwrap() {
             bytes[sector * SECTOR..][..SECTOR].copy_from_slice(held);

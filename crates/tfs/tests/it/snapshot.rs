@@ -18,7 +18,7 @@ const PIECE_BYTES: u32 = 1 << 20;
 
 /// All that a program can see of a file, but when it was read last.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Seen {
+pub(crate) struct Seen {
     pub kind: FileKind,
     /// The same for all names of a file.
     pub inode: u64,
@@ -35,14 +35,14 @@ pub struct Seen {
 }
 
 /// Files by path, the root as "".
-pub type Snapshot = BTreeMap<String, Seen>;
+pub(crate) type Snapshot = BTreeMap<String, Seen>;
 
 fn path_of(parent: &str, name: &[u8]) -> String {
     format!("{parent}/{}", String::from_utf8_lossy(name))
 }
 
 /// As TFS shows it, but for what lies in `/contributed`.
-pub async fn through_tfs(tfs: &Tfs) -> Snapshot {
+pub(crate) async fn through_tfs(tfs: &Tfs) -> Snapshot {
     let mut snapshot = Snapshot::new();
     let mut pending = vec![(String::new(), ROOT)];
     while let Some((path, number)) = pending.pop() {
@@ -106,7 +106,7 @@ async fn hash_through_tfs(tfs: &Tfs, number: InodeNumber) -> blake3::Hash {
 }
 
 /// As the kernel shows the file system mounted at `root`, but for what lies in `/contributed`.
-pub fn through_the_kernel(root: &Path) -> Snapshot {
+pub(crate) fn through_the_kernel(root: &Path) -> Snapshot {
     let mut snapshot = Snapshot::new();
     let mut pending = vec![String::new()];
     while let Some(path) = pending.pop() {
@@ -176,7 +176,7 @@ fn xattrs_of(place: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
 
 /// # Panics
 /// At the first file that the two show differently.
-pub fn assert_same(one: &Snapshot, other: &Snapshot, story: &str) {
+pub(crate) fn assert_same(one: &Snapshot, other: &Snapshot, story: &str) {
     for (path, seen) in one {
         let theirs = other.get(path).unwrap_or_else(|| panic!("{story}: {path} is missing"));
         assert_eq!(seen, theirs, "{story}: {path}");

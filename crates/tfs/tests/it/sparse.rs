@@ -18,25 +18,25 @@ enum Chunk {
 
 /// A device in memory, of zeros in the beginning. Clones are handles to the same one.
 #[derive(Clone, Debug)]
-pub struct SparseDevice {
+pub(crate) struct SparseDevice {
     chunks: Arc<Mutex<Vec<Chunk>>>,
 }
 
 impl SparseDevice {
-    pub fn new(len_bytes: usize) -> SparseDevice {
+    pub(crate) fn new(len_bytes: usize) -> SparseDevice {
         assert_eq!(len_bytes % CHUNK_BYTES, 0, "whole chunks");
         let chunks = vec![Chunk::Uniform(0); len_bytes / CHUNK_BYTES];
         SparseDevice { chunks: Arc::new(Mutex::new(chunks)) }
     }
 
     /// Another device that holds the same.
-    pub fn copy(&self) -> SparseDevice {
+    pub(crate) fn copy(&self) -> SparseDevice {
         let chunks = self.chunks.lock().unwrap().clone();
         SparseDevice { chunks: Arc::new(Mutex::new(chunks)) }
     }
 
     /// The device as an image file, but for data of `data_byte`s alone, which stay zeros.
-    pub fn image_without(&self, data_byte: impl Fn(u8) -> bool) -> NamedTempFile {
+    pub(crate) fn image_without(&self, data_byte: impl Fn(u8) -> bool) -> NamedTempFile {
         let mut image = NamedTempFile::new().unwrap();
         let chunks = self.chunks.lock().unwrap();
         image.as_file().set_len((chunks.len() * CHUNK_BYTES) as u64).unwrap();

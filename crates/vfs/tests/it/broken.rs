@@ -18,7 +18,7 @@ use crate::reference::filled;
 
 /// What is wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub(crate) enum Fault {
     Nothing,
     LosesTheLastByte,
     FailsPastTheEnd,
@@ -68,14 +68,14 @@ pub enum Fault {
 }
 
 /// [`MemoryFs`] with a fault.
-pub struct Broken {
+pub(crate) struct Broken {
     inner: Arc<MemoryFs>,
     fault: Fault,
     calls: AtomicU64,
 }
 
 /// The kit's view of it; a read-only one holds one tree for all.
-pub struct BrokenSubject {
+pub(crate) struct BrokenSubject {
     pub fault: Fault,
     pub base: Option<Arc<MemoryFs>>,
 }

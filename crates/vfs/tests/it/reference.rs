@@ -12,7 +12,7 @@ use atoll_vfs::{Caller, Errno, FileSystem, InodeNumber, OpenFlags, Writer};
 use bytes::Bytes;
 
 /// [`MemoryFs`], read-only or not.
-pub struct Memory {
+pub(crate) struct Memory {
     pub read_only: bool,
 }
 
@@ -44,7 +44,7 @@ impl SharedSubject for Memory {
 }
 
 /// A [`MemoryFs`] that holds `tree`.
-pub async fn filled(tree: &Tree, read_only: bool) -> Arc<MemoryFs> {
+pub(crate) async fn filled(tree: &Tree, read_only: bool) -> Arc<MemoryFs> {
     let fs = Arc::new(MemoryFs::new(Arc::new(TokioRuntime::current())));
     write_tree_to_fs(tree, &*fs).await.expect("memory takes every tree");
     fs.check_invariants();

@@ -12,14 +12,14 @@ use atoll_store::{
 
 use crate::ring::ROOMY;
 
-pub struct Disk {
+pub(super) struct Disk {
     blocks: MemoryStore,
     full: Arc<AtomicBool>,
 }
 
 impl Disk {
     /// An empty disk, which has no room while `full` says so.
-    pub fn new(full: Arc<AtomicBool>) -> Disk {
+    pub(super) fn new(full: Arc<AtomicBool>) -> Disk {
         Disk { blocks: MemoryStore::new(ROOMY), full }
     }
 }

@@ -15,23 +15,23 @@ use crate::denier::Denier;
 /// Whether a liar belongs to a replica set does not tell: those who put and renew may be cut off from
 /// members of it, or not know yet of nodes that have joined.
 #[derive(Clone, Default)]
-pub struct Lies(Arc<Mutex<BTreeSet<(Name, usize)>>>);
+pub(super) struct Lies(Arc<Mutex<BTreeSet<(Name, usize)>>>);
 
 impl Lies {
     /// Forgets earlier ones.
-    pub fn clear(&self) {
+    pub(super) fn clear(&self) {
         self.0.lock().expect("no holder panics").clear();
     }
 
     /// How many liars said so of a block.
-    pub fn of(&self, key: &Key) -> usize {
+    pub(super) fn of(&self, key: &Key) -> usize {
         let (name, lies) = (Name::of(key), self.0.lock().expect("no holder panics"));
         lies.iter().filter(|(of, _)| *of == name).count()
     }
 }
 
 /// A [`Denier`] whose lies about puts and renewals are noted.
-pub struct Liar {
+pub(super) struct Liar {
     denier: Denier,
     member: usize,
     publisher: PeerId,
@@ -39,7 +39,12 @@ pub struct Liar {
 }
 
 impl Liar {
-    pub fn new(honest: Arc<dyn Service>, member: usize, publisher: PeerId, lies: Lies) -> Liar {
+    pub(super) fn new(
+        honest: Arc<dyn Service>,
+        member: usize,
+        publisher: PeerId,
+        lies: Lies,
+    ) -> Liar {
         Liar { denier: Denier(honest), member, publisher, lies }
     }
 }

@@ -10,7 +10,7 @@ use crate::ring::Ring;
 
 /// A block that a put acknowledged.
 #[derive(Clone, Debug)]
-pub struct Promise {
+pub(super) struct Promise {
     /// Its bytes; of a signed block its payload.
     pub bytes: Bytes,
     pub version: u64,
@@ -19,7 +19,7 @@ pub struct Promise {
 }
 
 #[derive(Default)]
-pub struct Model {
+pub(super) struct Model {
     pub promises: BTreeMap<Key, Promise>,
     /// Time in which at least two nodes were up.
     passed: Duration,
@@ -27,7 +27,7 @@ pub struct Model {
 
 impl Model {
     /// Time passes on a ring with so many nodes up; ended leases are forgotten.
-    pub fn pass(&mut self, span: Duration, up: usize) {
+    pub(super) fn pass(&mut self, span: Duration, up: usize) {
         if up >= 2 {
             self.passed += span;
         }
@@ -36,13 +36,13 @@ impl Model {
     }
 
     /// A put was acknowledged.
-    pub fn acknowledged(&mut self, key: Key, bytes: Bytes, version: u64, lease: Duration) {
+    pub(super) fn acknowledged(&mut self, key: Key, bytes: Bytes, version: u64, lease: Duration) {
         let until = self.passed + lease;
         self.promises.insert(key, Promise { bytes, version, until });
     }
 
     /// A renewal was.
-    pub fn renewed(&mut self, key: &Key, lease: Duration) {
+    pub(super) fn renewed(&mut self, key: &Key, lease: Duration) {
         let until = self.passed + lease;
         if let Some(promise) = self.promises.get_mut(key) {
             promise.until = promise.until.max(until);
@@ -50,7 +50,7 @@ impl Model {
     }
 
     /// Who has a promised block on disk, whether up or not.
-    pub fn disks(&self, ring: &Ring, key: &Key) -> Vec<usize> {
+    pub(super) fn disks(&self, ring: &Ring, key: &Key) -> Vec<usize> {
         let version = self.promises[key].version;
         let has = |member: &usize| {
             let info = ring.members[*member].store.info(key).expect("memory");
@@ -60,7 +60,7 @@ impl Model {
     }
 
     /// Fails if a promised block is nowhere.
-    pub fn check(&self, ring: &Ring, after: &str) {
+    pub(super) fn check(&self, ring: &Ring, after: &str) {
         let is_lost = |key: &&Key| self.disks(ring, key).is_empty();
         let lost: Vec<&Key> = self.promises.keys().filter(is_lost).collect();
         assert!(

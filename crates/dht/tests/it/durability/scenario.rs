@@ -33,7 +33,7 @@ const UNHURRIED_EXCEPT: u64 = 8;
 /// Owners of signed blocks.
 const SIGNERS: u64 = 2;
 
-pub struct Scenario {
+pub(super) struct Scenario {
     ring: Ring,
     model: Model,
     /// Chooses; its numbers are the seed's.
@@ -52,7 +52,7 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    pub fn new(seed: u64) -> Scenario {
+    pub(super) fn new(seed: u64) -> Scenario {
         let sim = SimConfig { seed, ..SimConfig::default() };
         let config = DhtConfig {
             lease: LEASE,
@@ -96,7 +96,7 @@ impl Scenario {
         scenario
     }
 
-    pub fn run(mut self) {
+    pub(super) fn run(mut self) {
         self.put();
         // Each kind comes first in as many scenarios as any other.
         let first = self.ring.sim.seed() % KINDS;

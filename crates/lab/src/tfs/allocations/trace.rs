@@ -65,17 +65,17 @@ struct Lost {
 
 impl Kept {
     /// Over all days.
-    pub fn loss_bytes_per_sec(&self) -> f64 {
+    pub(super) fn loss_bytes_per_sec(&self) -> f64 {
         rate(self.lost.iter())
     }
 
     /// On the days with the weekly update; zero if there was none.
-    pub fn update_days_bytes_per_sec(&self) -> f64 {
+    pub(super) fn update_days_bytes_per_sec(&self) -> f64 {
         rate(self.lost.iter().filter(|lost| lost.is_update_day))
     }
 
     /// On all others.
-    pub fn other_days_bytes_per_sec(&self) -> f64 {
+    pub(super) fn other_days_bytes_per_sec(&self) -> f64 {
         rate(self.lost.iter().filter(|lost| !lost.is_update_day))
     }
 }
@@ -124,13 +124,13 @@ pub(super) fn recorded(
 }
 
 impl Trace {
-    pub fn bytes_per_sec(&self) -> f64 {
+    pub(super) fn bytes_per_sec(&self) -> f64 {
         let blocks: u64 = self.allocations.iter().map(|allocation| allocation.blocks).sum();
         blocks as f64 * f64::from(BLOCK_BYTES) / self.secs
     }
 
     /// How often each block was allocated, ascending.
-    pub fn counts(&self) -> Vec<u32> {
+    pub(super) fn counts(&self) -> Vec<u32> {
         let mut counts = vec![0; self.blocks as usize];
         for Allocation { first, blocks, .. } in &self.allocations {
             let end = (first + blocks).min(self.blocks);

@@ -52,7 +52,7 @@ impl Told<'_> {
 
     // ---- Figure 1 ----
 
-    pub fn copying(&self, shares: &[u32]) -> Outcome {
+    pub(super) fn copying(&self, shares: &[u32]) -> Outcome {
         let mut csv = Csv::new(&["system", "share", "copy_secs", "sd", "runs"]);
         let systems = |is_tfs: bool| {
             shares.iter().filter(move |share| **share > 0 || !is_tfs).map(move |share| {
@@ -133,7 +133,7 @@ impl Told<'_> {
 
     // ---- Figures 8 and 9 ----
 
-    pub fn phases(&self, aged: bool, aged_times: usize) -> Outcome {
+    pub(super) fn phases(&self, aged: bool, aged_times: usize) -> Outcome {
         let systems =
             [System::Ext2(0), System::Ext2(SMALL), System::Ext2(LARGE), System::Tfs(None)];
         let mut csv = Csv::new(&["system", "phase", "secs", "sd", "runs"]);
@@ -226,7 +226,7 @@ impl Told<'_> {
 
     // ---- Figure 10 ----
 
-    pub fn layout(&self) -> Outcome {
+    pub(super) fn layout(&self) -> Outcome {
         let seed = self.seeds[0];
         let mut csv = Csv::new(&["system", "aged", "cell", "blocks"]);
         let mut comparison = Vec::new();

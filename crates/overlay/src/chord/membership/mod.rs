@@ -16,7 +16,7 @@ pub(in crate::chord) struct Membership {
 }
 
 impl Membership {
-    pub fn new(remembered: RememberedPeers) -> Membership {
+    pub(super) fn new(remembered: RememberedPeers) -> Membership {
         Membership {
             remembered,
             introductions: Introductions::default(),

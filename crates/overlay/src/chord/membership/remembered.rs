@@ -62,7 +62,7 @@ impl Entry {
 }
 
 /// See the module.
-pub struct RememberedPeers {
+pub(crate) struct RememberedPeers {
     me: PeerId,
     /// By key and address: that of a peer known at another address is a second way to it.
     named: Vec<Entry>,
@@ -72,19 +72,19 @@ pub struct RememberedPeers {
 
 impl RememberedPeers {
     /// Remembers nobody yet, and never `me`.
-    pub fn new(me: Peer) -> RememberedPeers {
+    pub(crate) fn new(me: Peer) -> RememberedPeers {
         RememberedPeers { me: me.id, named: Vec::new(), peers: BTreeMap::new(), met: 0 }
     }
 
     /// Takes over a peer of an earlier run; they come in the order in which they were met.
-    pub fn restore(&mut self, RememberedPeer { peer, failures }: RememberedPeer) {
+    pub(crate) fn restore(&mut self, RememberedPeer { peer, failures }: RememberedPeer) {
         if peer.id != self.me && self.peers.len() < MAX_REMEMBERED {
             self.insert(peer, failures);
         }
     }
 
     /// Notes a peer address that the user named. Nobody has been found there yet.
-    pub fn name(&mut self, peer: Peer) {
+    pub(crate) fn name(&mut self, peer: Peer) {
         let is_known = self.iter().any(|known| known == peer);
         if peer.id == self.me || is_known {
             return;
@@ -96,7 +96,7 @@ impl RememberedPeers {
     }
 
     /// Notes a peer that was found where it listens now.
-    pub fn met(&mut self, peer: Peer, env: &dyn Runtime) {
+    pub(crate) fn met(&mut self, peer: Peer, env: &dyn Runtime) {
         if peer.id == self.me {
             return;
         }
@@ -132,13 +132,13 @@ impl RememberedPeers {
 
     /// A call to this peer address has not been answered. `base` is the interval after the first
     /// failure.
-    pub fn failed(&mut self, peer: &Peer, base: Duration, env: &dyn Runtime) {
+    pub(crate) fn failed(&mut self, peer: &Peer, base: Duration, env: &dyn Runtime) {
         let entries = self.named.iter_mut().chain(self.peers.values_mut());
         entries.filter(|entry| entry.peer == *peer).for_each(|entry| entry.failed(base, env));
     }
 
     /// This peer address has answered a call.
-    pub fn answered(&mut self, peer: &Peer) {
+    pub(crate) fn answered(&mut self, peer: &Peer) {
         let entries = self.named.iter_mut().chain(self.peers.values_mut());
         entries.filter(|entry| entry.peer == *peer).for_each(|entry| entry.failures = 0);
     }
@@ -146,7 +146,7 @@ impl RememberedPeers {
     /// One of those that `may_be` called now, at random; when `hurried`, whenever it was called
     /// last. Peer addresses that the user named, those that did not answer the last time and all
     /// others have their turns equally often, however many there are of each.
-    pub fn choose(
+    pub(crate) fn choose(
         &self,
         may_be: impl Fn(&Peer) -> bool,
         hurried: bool,
@@ -165,12 +165,12 @@ impl RememberedPeers {
     }
 
     /// Their addresses, and those that the user named.
-    pub fn iter(&self) -> impl Iterator<Item = Peer> + '_ {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Peer> + '_ {
         self.named.iter().chain(self.peers.values()).map(|entry| entry.peer)
     }
 
     /// What to keep for the next start: those met, in that order.
-    pub fn kept(&self) -> Vec<RememberedPeer> {
+    pub(crate) fn kept(&self) -> Vec<RememberedPeer> {
         let kept = |entry: &Entry| RememberedPeer { peer: entry.peer, failures: entry.failures };
         self.by_age().iter().map(kept).collect()
     }

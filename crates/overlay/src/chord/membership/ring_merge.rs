@@ -42,7 +42,7 @@ pub(in crate::chord) struct Introduction {
 
 impl Introduction {
     /// This node itself came upon `node`.
-    pub fn own(node: Node, hops_left: u8) -> Introduction {
+    pub(crate) fn own(node: Node, hops_left: u8) -> Introduction {
         Introduction { node, hops_left, source: None }
     }
 }
@@ -53,7 +53,7 @@ pub(in crate::chord) struct Introductions(VecDeque<Introduction>);
 
 impl Introductions {
     /// Queues one, if there is room; whether it does.
-    pub fn add(&mut self, new: Introduction) -> bool {
+    pub(crate) fn add(&mut self, new: Introduction) -> bool {
         let of_source = self.0.iter().filter(|waiting| waiting.source == new.source).count();
         let is_known = self.0.iter().any(|waiting| waiting.node == new.node);
         let has_room =
@@ -85,7 +85,7 @@ impl IntroductionBudget {
     const OF_ALL: usize = 256;
 
     /// Counts one more of `by` unless a limit is reached; returns whether it is accepted.
-    pub fn admit(&mut self, by: PeerId, now: Instant) -> bool {
+    pub(crate) fn admit(&mut self, by: PeerId, now: Instant) -> bool {
         if now.since(self.began) >= WINDOW {
             *self = IntroductionBudget { began: now, ..IntroductionBudget::default() };
         }

@@ -15,31 +15,31 @@ use crate::Node;
 
 /// The most fingers kept. IDs are hashes, so a ring would need 2^64 times r nodes to
 /// want more; a list crowded together by chance or malice wants more and does not get it.
-pub const MAX_FINGERS: u32 = 64;
+pub(crate) const MAX_FINGERS: u32 = 64;
 
 /// Fingers by exponent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fingers(BTreeMap<u32, Node>);
+pub(crate) struct Fingers(BTreeMap<u32, Node>);
 
 impl Fingers {
     /// The exponents whose power of two exceeds `distance`, highest first.
-    pub fn beyond(distance: &Key) -> Vec<u32> {
+    pub(crate) fn beyond(distance: &Key) -> Vec<u32> {
         let lowest = Key::BITS - distance.leading_zeros();
         (lowest.max(Key::BITS - MAX_FINGERS)..Key::BITS).rev().collect()
     }
 
     /// The finger with this exponent.
-    pub fn node(&self, exponent: u32) -> Option<Node> {
+    pub(crate) fn node(&self, exponent: u32) -> Option<Node> {
         self.0.get(&exponent).copied()
     }
 
     /// All fingers with their exponents, lowest first.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, Node)> + '_ {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, Node)> + '_ {
         self.0.iter().map(|(exponent, node)| (*exponent, *node))
     }
 
     /// The nodes, possibly repeated.
-    pub fn nodes(&self) -> impl Iterator<Item = Node> + '_ {
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = Node> + '_ {
         self.0.values().copied()
     }
 

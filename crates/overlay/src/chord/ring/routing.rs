@@ -12,7 +12,7 @@ use crate::chord::ring::state::ChordState;
 use crate::{MAX_CLOSER, Node, Route};
 
 /// See [`crate::Overlay::route`]; `servers` are the virtual servers of one node.
-pub fn route<'a>(
+pub(crate) fn route<'a>(
     servers: impl Iterator<Item = &'a ChordState> + Clone,
     key: &Key,
     as_root: bool,
@@ -50,7 +50,10 @@ fn around<'a>(
 
 /// CFS Figure 3, `preceding_node_list`, over all tables: the nodes known between the last
 /// virtual server before the key and the key, nearest to the key first. None is this node.
-pub fn closer<'a>(servers: impl Iterator<Item = &'a ChordState> + Clone, key: &Key) -> Vec<Node> {
+pub(crate) fn closer<'a>(
+    servers: impl Iterator<Item = &'a ChordState> + Clone,
+    key: &Key,
+) -> Vec<Node> {
     let Some((before, _)) = around(servers.clone(), key) else { return Vec::new() };
     let (me, after) = (before.me().peer.id, *before.me().id.key());
     let mut nodes: Vec<(Key, Node)> = servers

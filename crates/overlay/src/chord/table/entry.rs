@@ -51,7 +51,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    pub fn new(node: &Node, heard: u32, since: Option<u32>) -> Entry {
+    pub(super) fn new(node: &Node, heard: u32, since: Option<u32>) -> Entry {
         Entry {
             id: node.peer.id,
             ip: node.peer.addr.ip(),
@@ -67,46 +67,46 @@ impl Entry {
         }
     }
 
-    pub fn peer(&self) -> Peer {
+    pub(super) fn peer(&self) -> Peer {
         Peer { id: self.id, addr: SocketAddr::new(self.ip, self.port) }
     }
 
-    pub fn peer_id(&self) -> &PeerId {
+    pub(super) fn peer_id(&self) -> &PeerId {
         &self.id
     }
 
     /// The node; its position is computed anew.
-    pub fn node(&self) -> Node {
+    pub(super) fn node(&self) -> Node {
         Node::at(self.peer(), self.virtual_server)
     }
 
-    pub fn tag(&self) -> [u8; 3] {
+    pub(super) fn tag(&self) -> [u8; 3] {
         tag_of(&self.id, self.virtual_server)
     }
 
     /// Takes over where the node listens now.
-    pub fn moved(&mut self, node: &Node) {
+    pub(super) fn moved(&mut self, node: &Node) {
         (self.ip, self.port) = (node.peer.addr.ip(), node.peer.addr.port());
     }
 
     /// Since when it lives, if anybody has said so.
-    pub fn dated(&self) -> Option<u32> {
+    pub(super) fn dated(&self) -> Option<u32> {
         self.is_dated.then_some(self.since)
     }
 
     /// How long it was known to live.
-    pub fn up_secs(&self) -> u32 {
+    pub(super) fn up_secs(&self) -> u32 {
         self.heard - self.since
     }
 
-    pub fn age_secs(&self, now: u32) -> u32 {
+    pub(super) fn age_secs(&self, now: u32) -> u32 {
         now.saturating_sub(self.heard)
     }
 
     /// Accordion §3.3: with Pareto lifetimes (α = 1) a node known to have lived for
     /// t_alive and not heard of for t_since lives with probability
     /// t_alive / (t_alive + t_since).
-    pub fn p_alive(&self, now: u32) -> f64 {
+    pub(super) fn p_alive(&self, now: u32) -> f64 {
         let alive = f64::from(self.up_secs().saturating_add(PRIOR_SECS));
         alive / (alive + f64::from(self.age_secs(now)))
     }

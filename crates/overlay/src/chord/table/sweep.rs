@@ -89,11 +89,11 @@ pub enum Wish {
 }
 
 impl Sweeps {
-    pub fn new(now: u32) -> Sweeps {
+    pub(super) fn new(now: u32) -> Sweeps {
         Sweeps { regions: Vec::new(), typical_up: 0.0, judged: now, busy: BTreeMap::new() }
     }
 
-    pub fn rebuild(&mut self, anchors: &[Anchor], now: u32) {
+    pub(super) fn rebuild(&mut self, anchors: &[Anchor], now: u32) {
         self.regions.clear();
         for (i, anchor) in anchors.iter().enumerate() {
             let next = anchors[(i + 1) % anchors.len()].place;
@@ -120,7 +120,7 @@ impl Sweeps {
     }
 
     /// A node has been met that is up for so long.
-    pub fn met(&mut self, up_secs: u32) {
+    pub(super) fn met(&mut self, up_secs: u32) {
         if self.typical_up == 0.0 {
             self.typical_up = f64::from(up_secs);
         }
@@ -128,7 +128,7 @@ impl Sweeps {
     }
 
     /// t_since for which p = t_alive / (t_alive + t_since) is [`STALE_P`].
-    pub fn acceptable_staleness_secs(&self) -> u32 {
+    pub(super) fn acceptable_staleness_secs(&self) -> u32 {
         let stale = self.typical_up * (1.0 - STALE_P) / STALE_P;
         (stale as u32).clamp(LEAST_STALENESS_SECS, MOST_STALENESS_SECS)
     }

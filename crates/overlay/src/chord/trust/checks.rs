@@ -31,41 +31,41 @@ use atoll_net::Peer;
 use crate::Node;
 
 /// The most claims of others waiting, and of this node's own questions as many.
-pub const MAX_WAITING: usize = 256;
+pub(crate) const MAX_WAITING: usize = 256;
 /// The most checks under way.
-pub const MAX_UNDER_WAY: usize = 16;
+pub(crate) const MAX_UNDER_WAY: usize = 16;
 /// Of these, some are kept for this node's own questions: claims of addresses that take a call
 /// without ever answering it must not stop a node from joining.
 const KEPT_FOR_OWN: usize = 4;
 /// The most checks under way for the claims of one peer.
 const MAX_UNDER_WAY_OF_ONE: usize = 4;
 /// The most checks on average. A guess: a node that joins a ring makes some forty.
-pub const CHECKS_PER_SEC: u32 = 32;
+pub(crate) const CHECKS_PER_SEC: u32 = 32;
 /// The most checks in a burst.
-pub const MAX_BURST: u32 = 128;
+pub(crate) const MAX_BURST: u32 = 128;
 /// The most checks for the claims of one peer in a [`WINDOW`].
-pub const MAX_PER_SOURCE: u32 = 64;
+pub(crate) const MAX_PER_SOURCE: u32 = 64;
 /// See [`MAX_PER_SOURCE`].
-pub const WINDOW: Duration = Duration::from_secs(10);
+pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 /// After so many false claims in a [`WINDOW`], all made by others than who is claimed, no
 /// more such claims are checked at the IP address they name. A guess.
-pub const MAX_REFUTED_NAMED: u32 = 16;
+pub(crate) const MAX_REFUTED_NAMED: u32 = 16;
 /// The same for claims that callers make of themselves: each costs the caller a connection.
-pub const MAX_REFUTED_CALLERS: u32 = 64;
+pub(crate) const MAX_REFUTED_CALLERS: u32 = 64;
 /// The most checks for the claims of strangers in a [`WINDOW`]: half of what is possible.
-pub const MAX_FOR_STRANGERS: u32 = 160;
+pub(crate) const MAX_FOR_STRANGERS: u32 = 160;
 /// The most claims of strangers waiting.
-pub const MAX_STRANGERS_WAITING: usize = MAX_WAITING / 2;
+pub(crate) const MAX_STRANGERS_WAITING: usize = MAX_WAITING / 2;
 /// The most checks under way for strangers.
 const MAX_UNDER_WAY_FOR_STRANGERS: usize = (MAX_UNDER_WAY - KEPT_FOR_OWN) / 2;
 /// The most peers whose claims are counted in a window; those of others are not heard.
-pub const MAX_SOURCES: usize = 1024;
+pub(crate) const MAX_SOURCES: usize = 1024;
 /// The most who wait for one check.
 const MAX_WAITERS: usize = 64;
 
 /// Whose claim it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Origin {
+pub(crate) enum Origin {
     /// This node itself wants to know.
     Own,
     /// A peer that was found at this address ([`crate::site::site`]) when it was checked.
@@ -92,7 +92,7 @@ impl Origin {
 type Rank = Option<(u32, u32)>;
 
 /// See the module.
-pub struct CheckQueue<W> {
+pub(crate) struct CheckQueue<W> {
     waiting: BTreeMap<Peer, Claim<W>>,
     under_way: BTreeMap<Peer, Claim<W>>,
     /// Checks caused in this window, by whose claims they were.
@@ -113,7 +113,7 @@ pub struct CheckQueue<W> {
 
 /// Claims of one peer address.
 #[derive(Debug)]
-pub struct Claim<W> {
+pub(crate) struct Claim<W> {
     /// The peer that made it: of several, the one that comes first.
     origin: Origin,
     /// Of equals, who came first comes first.
@@ -152,7 +152,7 @@ impl<W> Default for CheckQueue<W> {
 
 impl<W> CheckQueue<W> {
     /// Queues a check of `node`. A waiter is dropped if there is no room.
-    pub fn ask(&mut self, node: Node, origin: Origin, waiter: Option<W>) {
+    pub(crate) fn ask(&mut self, node: Node, origin: Origin, waiter: Option<W>) {
         if let Some(claim) = self.under_way.get_mut(&node.peer) {
             claim.add(&node, waiter);
             return;
@@ -237,7 +237,7 @@ impl<W> CheckQueue<W> {
 
     /// The next peer address to check now, which is under way from then on; `None` when nothing
     /// waits or nothing more may start yet.
-    pub fn next(&mut self, now: Instant) -> Option<Peer> {
+    pub(crate) fn next(&mut self, now: Instant) -> Option<Peer> {
         if now.since(self.window_began) >= WINDOW {
             self.window_began = now;
             self.caused.clear();
@@ -287,7 +287,7 @@ impl<W> CheckQueue<W> {
     }
 
     /// The check of a peer address has ended; what was claimed, and who waited for it.
-    pub fn finished(&mut self, peer: &Peer, is_refuted: bool) -> Option<Claim<W>> {
+    pub(crate) fn finished(&mut self, peer: &Peer, is_refuted: bool) -> Option<Claim<W>> {
         let claim = self.under_way.remove(peer)?;
         if is_refuted && let Some(source) = claim.origin.peer() {
             *self.refuted.entry((peer.addr.ip(), source == peer.id)).or_default() += 1;

@@ -17,14 +17,14 @@ use atoll_net::Peer;
 use crate::chord::trust::checks::WINDOW;
 
 /// The most pings for the reports of one peer in a [`WINDOW`]. A guess: two full reports.
-pub const MAX_OF_ONE: usize = 32;
+pub(crate) const MAX_OF_ONE: usize = 32;
 /// The most for the reports of all together. A guess: when half of all nodes have died, a node
 /// of one position has some twenty dead ones in its tables.
-pub const MAX_TOGETHER: usize = 96;
+pub(crate) const MAX_TOGETHER: usize = 96;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct FailureReports {
+pub(crate) struct FailureReports {
     began: Instant,
     caused: BTreeMap<PeerId, usize>,
     pinged: BTreeSet<Peer>,
@@ -33,7 +33,7 @@ pub struct FailureReports {
 impl FailureReports {
     /// Counts a ping of `reported`, which `by` says is dead, unless a limit is reached; returns
     /// whether to ping it.
-    pub fn admit(&mut self, reported: Peer, by: PeerId, now: Instant) -> bool {
+    pub(crate) fn admit(&mut self, reported: Peer, by: PeerId, now: Instant) -> bool {
         if now.since(self.began) >= WINDOW {
             *self = FailureReports { began: now, ..FailureReports::default() };
         }

@@ -36,7 +36,7 @@ pub(super) struct Density {
 impl Density {
     /// Whether nodes at these distances after a key, in order, each a fraction of the
     /// circle, may be all there are.
-    pub fn allows(&self, distances: &[f64], doubt: Doubt) -> bool {
+    pub(super) fn allows(&self, distances: &[f64], doubt: Doubt) -> bool {
         let enough = (self.nodes / 2.0).min(self.listed).min(MOST_WANTED) as usize;
         let judged = distances.len().min(JUDGED_BY);
         let Some(first) = distances.first() else { return false };

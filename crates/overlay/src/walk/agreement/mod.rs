@@ -40,7 +40,7 @@ pub(super) struct Search<'w> {
 }
 
 impl<'w> Search<'w> {
-    pub fn new(key: Key, overlay: &'w dyn Overlay, limits: WalkLimits) -> Search<'w> {
+    pub(super) fn new(key: Key, overlay: &'w dyn Overlay, limits: WalkLimits) -> Search<'w> {
         Search {
             memory: Memory::new(key, overlay, limits),
             route: OneRoute::default(),
@@ -52,23 +52,23 @@ impl<'w> Search<'w> {
     }
 
     /// As [`Search::new`], at this time.
-    pub fn at(mut self, now: Instant) -> Search<'w> {
+    pub(super) fn at(mut self, now: Instant) -> Search<'w> {
         self.memory.now = now;
         self
     }
 
     /// Time has passed.
-    pub fn set_time(&mut self, now: Instant) {
+    pub(super) fn set_time(&mut self, now: Instant) {
         self.memory.now = now;
     }
 
     /// Starts in this node's own tables, which say this.
-    pub fn start_here(&mut self, route: &Route) {
+    pub(super) fn start_here(&mut self, route: &Route) {
         self.learn_from_own_table(route);
     }
 
     /// Starts at other nodes, and never asks or finds this one.
-    pub fn start_elsewhere(&mut self, start: &[Node]) {
+    pub(super) fn start_elsewhere(&mut self, start: &[Node]) {
         self.memory.asked.extend([(self.memory.me.peer, false), (self.memory.me.peer, true)]);
         for node in start {
             self.route.add_on_the_way(&self.memory, *node);
@@ -76,13 +76,13 @@ impl<'w> Search<'w> {
     }
 
     /// Starts by asking the node that was the root before.
-    pub fn start_at_root(&mut self, likely: Node) {
+    pub(super) fn start_at_root(&mut self, likely: Node) {
         self.route.add_root(&mut self.memory, likely);
         self.memory.own_table = OwnTable::Unread;
     }
 
     /// Adds guesses of this node's own at the root.
-    pub fn guess_roots(&mut self, guesses: &[Node]) {
+    pub(super) fn guess_roots(&mut self, guesses: &[Node]) {
         for node in guesses {
             self.route.guess_root(&self.memory, node);
         }
@@ -101,12 +101,12 @@ impl<'w> Search<'w> {
     }
 
     /// Whether the ring that is walked is this node's own.
-    pub fn is_on_own_ring(&self) -> bool {
+    pub(super) fn is_on_own_ring(&self) -> bool {
         self.memory.own_table != OwnTable::NotUsed
     }
 
     /// What to do next, when no answer is waited for.
-    pub fn next(&mut self) -> Next {
+    pub(super) fn next(&mut self) -> Next {
         loop {
             if self.memory.questions >= self.memory.limits.asks {
                 let root_reached = !self.memory.root_claims.is_empty();
@@ -132,7 +132,7 @@ impl<'w> Search<'w> {
 
     /// What to do while overdue answers are waited for: what would be next if they never came, but
     /// no other route is begun.
-    pub fn another(&mut self) -> Option<Next> {
+    pub(super) fn another(&mut self) -> Option<Next> {
         if self.memory.questions >= self.memory.limits.asks || self.route.is_cut(&self.memory) {
             return None;
         }
@@ -140,7 +140,7 @@ impl<'w> Search<'w> {
     }
 
     /// Takes in an answer; returns the value if that was the end of the search.
-    pub fn answered<T>(
+    pub(super) fn answered<T>(
         &mut self,
         node: Node,
         as_root: bool,
@@ -160,7 +160,7 @@ impl<'w> Search<'w> {
     }
 
     /// A guide has checked the nodes reported to it.
-    pub fn allow_asking_again(&mut self, guide: Node) {
+    pub(super) fn allow_asking_again(&mut self, guide: Node) {
         self.memory.asked.remove(&(guide.peer, false));
         self.route.add_on_the_way(&self.memory, guide);
     }

@@ -56,7 +56,7 @@ impl Search<'_> {
 
     /// What this walk has caught its witnesses at. `found`: who had what was looked for,
     /// and whether it was asked as the root.
-    pub fn misdeeds(&self, found: Option<(Node, bool)>) -> Vec<(PeerId, Misdeed)> {
+    pub(crate) fn misdeeds(&self, found: Option<(Node, bool)>) -> Vec<(PeerId, Misdeed)> {
         let mut misdeeds = self.memory.misdeeds.clone();
         if let Some((holder, true)) = found {
             let at = self.memory.distance_after(&holder);
@@ -89,12 +89,12 @@ impl Search<'_> {
     }
 
     /// All that was asked.
-    pub fn into_trace(self) -> Trace {
+    pub(crate) fn into_trace(self) -> Trace {
         self.memory.trace
     }
 
     /// The error of a walk that ended like this.
-    pub fn into_error(mut self, end: End) -> WalkError {
+    pub(crate) fn into_error(mut self, end: End) -> WalkError {
         if end == End::Absent {
             self.memory.note_silent_roots();
         }
@@ -118,7 +118,7 @@ impl Memory<'_> {
 
     /// Whether these may be the nodes that follow the key first. A node that names a root
     /// knows about half a list of its successors besides, often more.
-    pub fn may_follow(&self, list: &[Node]) -> bool {
+    pub(crate) fn may_follow(&self, list: &[Node]) -> bool {
         let distances = list.iter().map(|node| self.distance_after(node));
         self.may_be_all(distances, self.list_length / 2.0, Doubt::Little)
     }

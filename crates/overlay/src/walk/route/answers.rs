@@ -11,7 +11,7 @@ use crate::{MAX_CLOSER, MAX_GUESSES, Node, Route};
 impl OneRoute {
     /// Takes in an answer; returns the value if that was the end of the search, and what the
     /// answer said.
-    pub fn take_answer<T>(
+    pub(crate) fn take_answer<T>(
         &mut self,
         memory: &mut Memory<'_>,
         node: Node,
@@ -141,7 +141,7 @@ impl OneRoute {
     }
 
     /// Takes in directions given by `guide`.
-    pub fn learn(&mut self, memory: &mut Memory<'_>, guide: &Node, route: &Route) -> Said {
+    pub(crate) fn learn(&mut self, memory: &mut Memory<'_>, guide: &Node, route: &Route) -> Said {
         let said = match route {
             Route::Root(list) => self.root_named(memory, guide, list),
             Route::Closer(hops) => self.take_next_hops(memory, guide, hops),
@@ -192,7 +192,7 @@ impl OneRoute {
 
     /// A node that may be the root: if it is not, it names a nearer one. Nobody has said that
     /// it follows the key, so it does not bear on who does.
-    pub fn guess_root(&mut self, memory: &Memory<'_>, node: &Node) {
+    pub(crate) fn guess_root(&mut self, memory: &Memory<'_>, node: &Node) {
         let at = memory.distance_after(node);
         let is_near = at.as_fraction() * memory.nodes <= FARTHEST_GUESS
             && self.not_beyond.is_none_or(|bound| at < bound);
@@ -240,7 +240,7 @@ impl OneRoute {
         Said::Root(*root)
     }
 
-    pub fn add_on_the_way(&mut self, memory: &Memory<'_>, node: Node) {
+    pub(crate) fn add_on_the_way(&mut self, memory: &Memory<'_>, node: Node) {
         let peer = node.peer;
         if peer.id != memory.me.peer.id
             && !memory.failed.contains(&peer)
@@ -251,7 +251,7 @@ impl OneRoute {
         }
     }
 
-    pub fn add_root(&mut self, memory: &mut Memory<'_>, node: Node) {
+    pub(crate) fn add_root(&mut self, memory: &mut Memory<'_>, node: Node) {
         if memory.failed.contains(&node.peer) {
             return;
         }

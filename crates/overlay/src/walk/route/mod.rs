@@ -122,46 +122,46 @@ pub(super) struct OneRoute {
 
 impl OneRoute {
     /// The root that the last answer led to, once.
-    pub fn take_reached(&mut self) -> Option<Node> {
+    pub(super) fn take_reached(&mut self) -> Option<Node> {
         self.at_root.take()
     }
 
     /// Records that the route ends at this root; returns whether it did not before.
-    pub fn ends_at(&mut self, root: &Node) -> bool {
+    pub(super) fn ends_at(&mut self, root: &Node) -> bool {
         self.reached.insert(root.id)
     }
 
     /// The root that was believed, if any.
-    pub fn root(&self) -> Option<Node> {
+    pub(super) fn root(&self) -> Option<Node> {
         self.root
     }
 
     /// Believes the root: the route ends once enough of its successors have answered.
-    pub fn accept_root(&mut self, root: Node) {
+    pub(super) fn accept_root(&mut self, root: Node) {
         self.root = Some(root);
     }
 
     /// Leaves alone a root that may be false, and goes on beside it.
-    pub fn pass_by_root(&mut self) {
+    pub(super) fn pass_by_root(&mut self) {
         self.doubtful += 1;
         self.roots.clear();
         self.replicas_left = None;
     }
 
     /// Whether all answers wanted of the root and its successors have come.
-    pub fn has_asked_replicas(&self) -> bool {
+    pub(super) fn has_asked_replicas(&self) -> bool {
         self.replicas_left == Some(0)
     }
 
     /// Whether this route is over, even if nodes are left to ask.
-    pub fn is_cut(&self, memory: &Memory<'_>) -> bool {
+    pub(super) fn is_cut(&self, memory: &Memory<'_>) -> bool {
         let too_long = self.answers >= MAX_ANSWERS_ON_ROUTE
             || self.doubtful >= MAX_DOUBTFUL * memory.limits.confirm;
         self.replicas_left == Some(0) || (memory.limits.routes > 1 && too_long)
     }
 
     /// The next question, if there is one to a node that is not known to be silent.
-    pub fn forward(&mut self, memory: &mut Memory<'_>) -> Option<Next> {
+    pub(super) fn forward(&mut self, memory: &mut Memory<'_>) -> Option<Next> {
         if let Some(node) = self.detour.take()
             && !memory.asked.contains(&(node.peer, false))
         {
@@ -277,7 +277,7 @@ impl OneRoute {
     }
 
     /// What this route has left to do, or how it ended.
-    pub fn next(&mut self, memory: &mut Memory<'_>) -> OnRoute {
+    pub(super) fn next(&mut self, memory: &mut Memory<'_>) -> OnRoute {
         let reached = self.replicas_left.is_some();
         let end = if reached { End::Absent } else { End::NoWay };
         if self.is_cut(memory) {
@@ -303,7 +303,7 @@ impl OneRoute {
 
     /// The nodes after the root hold replicas: k answers besides the root's are wanted,
     /// each of another machine.
-    pub fn ask_replicas(&mut self, memory: &Memory<'_>) {
+    pub(super) fn ask_replicas(&mut self, memory: &Memory<'_>) {
         let (mut places, mut answered) = (BTreeSet::new(), 0);
         self.roots.clear();
         for (at, node) in &memory.roots_known {

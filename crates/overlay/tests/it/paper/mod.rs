@@ -15,7 +15,7 @@ use atoll_overlay::chord::ring::state::{ChordState, Told};
 use atoll_overlay::chord::trust::admission::Verdict;
 
 /// `count` nodes in the order of their IDs.
-pub fn ring(count: u8) -> Vec<Node> {
+pub(crate) fn ring(count: u8) -> Vec<Node> {
     let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
     let mut nodes: Vec<Node> =
         (0..count).map(|n| Node::of(Peer { id: PeerId([n; 32]), addr })).collect();
@@ -23,24 +23,24 @@ pub fn ring(count: u8) -> Vec<Node> {
     nodes
 }
 
-pub fn member(ring: &[Node], at: usize, r: usize) -> ChordState {
+pub(crate) fn member(ring: &[Node], at: usize, r: usize) -> ChordState {
     ChordState::perfect(ring[at], ring, r)
 }
 
-pub fn told(predecessor: Option<Node>, successors: &[Node]) -> Told {
+pub(crate) fn told(predecessor: Option<Node>, successors: &[Node]) -> Told {
     Told { predecessor, successors: successors.to_vec() }
 }
 
 /// Nobody is suspected.
-pub fn all(_: &Node) -> Verdict {
+pub(crate) fn all(_: &Node) -> Verdict {
     Verdict::Welcome
 }
 
 /// Only `dead` is.
-pub fn all_but(dead: Node) -> impl Fn(&Node) -> Verdict {
+pub(crate) fn all_but(dead: Node) -> impl Fn(&Node) -> Verdict {
     move |node| if *node == dead { Verdict::Suspected } else { Verdict::Welcome }
 }
 
-pub fn fails(state: &mut ChordState, dead: &Node) {
+pub(crate) fn fails(state: &mut ChordState, dead: &Node) {
     state.forget(&|node| node == dead);
 }

@@ -5,7 +5,7 @@ use atoll_vfs::Errno;
 
 /// How a fault shows.
 #[derive(Clone, Copy)]
-pub enum Shows {
+pub(super) enum Shows {
     /// The file system is not mounted, for this reason.
     AtMount(&'static str),
     /// The check says so; e2fsck finds damage too.
@@ -22,7 +22,7 @@ pub enum Shows {
 
 use Shows::*;
 
-pub struct Fault {
+pub(super) struct Fault {
     pub name: &'static str,
     pub shows: Shows,
     pub make: fn(&mut Image<'_>),
@@ -33,7 +33,7 @@ const fn fault(name: &'static str, shows: Shows, make: fn(&mut Image<'_>)) -> Fa
 }
 
 /// All faults.
-pub fn all() -> impl Iterator<Item = &'static Fault> {
+pub(super) fn all() -> impl Iterator<Item = &'static Fault> {
     SUPERBLOCK.iter().chain(GROUP).chain(INODES).chain(DIRECTORIES).chain(RECORDS)
 }
 

@@ -20,13 +20,13 @@ use atoll_vfs::{
 };
 use bytes::Bytes;
 
-pub const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0, groups: Groups::None };
-pub const BLOCK: usize = 1024;
+pub(super) const ME: Caller = Caller { uid: 0, gid: 0, pid: 0, umask: 0, groups: Groups::None };
+pub(super) const BLOCK: usize = 1024;
 const LEN_BYTES: usize = 4 << 20;
 const CHUNK: usize = 512;
 
 /// The answer of a call, which needs nobody to wait for.
-pub fn now<T>(answer: Answer<T>) -> Result<T, Errno> {
+pub(super) fn now<T>(answer: Answer<T>) -> Result<T, Errno> {
     match pin!(answer).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
         Poll::Pending => panic!("a call of TFS waits for nothing"),
@@ -34,14 +34,14 @@ pub fn now<T>(answer: Answer<T>) -> Result<T, Errno> {
 }
 
 /// Mounts without anything in the background.
-pub fn mount(env: &Env, device: Arc<dyn Device>) -> Result<Tfs, atoll_tfs::fs::MountError> {
+pub(super) fn mount(env: &Env, device: Arc<dyn Device>) -> Result<Tfs, atoll_tfs::fs::MountError> {
     let options =
         MountOptions { background: false, cache_bytes: 1 << 20, ..MountOptions::default() };
     Tfs::mount(env.clone(), device, &options).map(|(tfs, _)| tfs)
 }
 
 /// The sound image.
-pub struct Base {
+pub(super) struct Base {
     pub bytes: Arc<Vec<u8>>,
     /// Inodes by path.
     pub inodes: BTreeMap<String, u32>,
@@ -106,12 +106,12 @@ impl Builder {
 
 impl Base {
     /// Makes it, in one group of blocks.
-    pub fn new(env: &Env) -> Base {
+    pub(super) fn new(env: &Env) -> Base {
         Base::of_len(env, LEN_BYTES)
     }
 
     /// Makes it on a disk of two groups; transparent files lie in the second.
-    pub fn of_two_groups(env: &Env) -> Base {
+    pub(super) fn of_two_groups(env: &Env) -> Base {
         Base::of_len(env, 3 * LEN_BYTES)
     }
 
@@ -158,62 +158,62 @@ impl Base {
     }
 
     /// A copy to damage.
-    pub fn image(&self) -> Image<'_> {
+    pub(super) fn image(&self) -> Image<'_> {
         Image { bytes: self.bytes.to_vec(), base: self }
     }
 }
 
 /// A copy of the image, to damage. Places are bytes of the image.
-pub struct Image<'a> {
+pub(super) struct Image<'a> {
     pub bytes: Vec<u8>,
     pub base: &'a Base,
 }
 
 impl Image<'_> {
-    pub fn u16(&self, at: usize) -> u16 {
+    pub(super) fn u16(&self, at: usize) -> u16 {
         u16::from_le_bytes(self.bytes[at..at + 2].try_into().unwrap())
     }
 
-    pub fn u32(&self, at: usize) -> u32 {
+    pub(super) fn u32(&self, at: usize) -> u32 {
         u32::from_le_bytes(self.bytes[at..at + 4].try_into().unwrap())
     }
 
-    pub fn put16(&mut self, at: usize, value: u16) {
+    pub(super) fn put16(&mut self, at: usize, value: u16) {
         self.bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
     }
 
-    pub fn put32(&mut self, at: usize, value: u32) {
+    pub(super) fn put32(&mut self, at: usize, value: u32) {
         self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
     }
 
-    pub fn put64(&mut self, at: usize, value: u64) {
+    pub(super) fn put64(&mut self, at: usize, value: u64) {
         self.bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
     }
 
     /// A field of the superblock.
-    pub fn superblock(&self, at: usize) -> usize {
+    pub(super) fn superblock(&self, at: usize) -> usize {
         1024 + at
     }
 
-    pub fn groups(&self) -> u32 {
+    pub(super) fn groups(&self) -> u32 {
         (self.u32(self.superblock(4)) - 1).div_ceil(self.u32(self.superblock(32)))
     }
 
     /// A field of the descriptor of the first group.
-    pub fn descriptor(&self, at: usize) -> usize {
+    pub(super) fn descriptor(&self, at: usize) -> usize {
         2 * BLOCK + at
     }
 
-    pub fn block(&self, number: u32) -> usize {
+    pub(super) fn block(&self, number: u32) -> usize {
         number as usize * BLOCK
     }
 
-    pub fn number(&self, path: &str) -> u32 {
+    pub(super) fn number(&self, path: &str) -> u32 {
         self.base.inodes[path]
     }
 
     /// A field of an inode.
-    pub fn inode(&self, number: u32, at: usize) -> usize {
+    pub(super) fn inode(&self, number: u32, at: usize) -> usize {
         let per_group = self.u32(self.superblock(40));
         let (group, index) = ((number - 1) / per_group, (number - 1) % per_group);
         let table = self.u32(self.descriptor(32 * group as usize + 8));
@@ -222,17 +222,17 @@ impl Image<'_> {
     }
 
     /// A field of the inode of a path.
-    pub fn inode_of(&self, path: &str, at: usize) -> usize {
+    pub(super) fn inode_of(&self, path: &str, at: usize) -> usize {
         self.inode(self.number(path), at)
     }
 
     /// One of the fifteen pointers of a path's inode.
-    pub fn pointer(&self, path: &str, index: usize) -> usize {
+    pub(super) fn pointer(&self, path: &str, index: usize) -> usize {
         self.inode_of(path, 40 + 4 * index)
     }
 
     /// The entry of a name in the first block of a directory.
-    pub fn entry(&self, directory: &str, name: &str) -> usize {
+    pub(super) fn entry(&self, directory: &str, name: &str) -> usize {
         let start = self.block(self.u32(self.pointer(directory, 0)));
         let mut at = start;
         while at < start + BLOCK {
@@ -246,7 +246,7 @@ impl Image<'_> {
     }
 
     /// The disk's block of a block of the records' file.
-    pub fn records_block(&self, block: u32) -> u32 {
+    pub(super) fn records_block(&self, block: u32) -> u32 {
         let pointers = self.inode(5, 40);
         let each = (BLOCK / 4) as u32;
         match block {
@@ -264,23 +264,23 @@ impl Image<'_> {
         }
     }
 
-    pub fn layout(&self) -> RecordsLayout {
+    pub(super) fn layout(&self) -> RecordsLayout {
         let bytes = self.bytes[1024..2048].try_into().unwrap();
         let superblock = Superblock::decode(bytes, self.bytes.len() as u64).unwrap();
         RecordsLayout::new(&superblock, RecordsLayout::journal_blocks_for(&superblock)).unwrap()
     }
 
-    pub fn place(&self, place: Place) -> usize {
+    pub(super) fn place(&self, place: Place) -> usize {
         self.block(self.records_block(place.block)) + place.at
     }
 
     /// A copy of the records' header.
-    pub fn header(&self, copy: u32) -> usize {
+    pub(super) fn header(&self, copy: u32) -> usize {
         self.block(self.records_block(copy))
     }
 
     /// Changes both copies of the header, with the right checksums.
-    pub fn change_headers(&mut self, change: impl Fn(&mut Self, usize)) {
+    pub(super) fn change_headers(&mut self, change: impl Fn(&mut Self, usize)) {
         for copy in 0..2 {
             let at = self.header(copy);
             change(self, at);
@@ -290,19 +290,19 @@ impl Image<'_> {
     }
 
     /// Changes the group's summary, with the right checksum.
-    pub fn change_summary(&mut self, at: usize, value: u32) {
+    pub(super) fn change_summary(&mut self, at: usize, value: u32) {
         let summary = self.place(self.layout().summary(0));
         self.put32(summary + at, value);
         let checksum = crc32fast::hash(&self.bytes[summary..summary + 60]);
         self.put32(summary + 60, checksum);
     }
 
-    pub fn map_entry(&self, path: &str) -> usize {
+    pub(super) fn map_entry(&self, path: &str) -> usize {
         self.place(self.layout().map_entry(self.number(path)))
     }
 
     /// Changes a field of a map entry, with the right checksum.
-    pub fn change_map_entry(&mut self, path: &str, at: usize, value: u32) {
+    pub(super) fn change_map_entry(&mut self, path: &str, at: usize, value: u32) {
         let entry = self.map_entry(path);
         self.put32(entry + at, value);
         let mut hasher = crc32fast::Hasher::new();
@@ -312,38 +312,38 @@ impl Image<'_> {
     }
 
     /// The first block of a transparent file.
-    pub fn first_extent(&self, path: &str) -> u32 {
+    pub(super) fn first_extent(&self, path: &str) -> u32 {
         self.u32(self.map_entry(path) + 8)
     }
 
-    pub fn extent_head(&self, path: &str) -> usize {
+    pub(super) fn extent_head(&self, path: &str) -> usize {
         self.place(self.layout().extent_head(self.first_extent(path)))
     }
 
     /// Sets or clears a bit of a bitmap that begins at a byte.
-    pub fn put_bit(&mut self, bitmap: usize, bit: u32, value: bool) {
+    pub(super) fn put_bit(&mut self, bitmap: usize, bit: u32, value: bool) {
         let byte = &mut self.bytes[bitmap + bit as usize / 8];
         let mask = 1 << (bit % 8);
         *byte = if value { *byte | mask } else { *byte & !mask };
     }
 
-    pub fn is_set(&self, bitmap: usize, bit: u32) -> bool {
+    pub(super) fn is_set(&self, bitmap: usize, bit: u32) -> bool {
         self.bytes[bitmap + bit as usize / 8] & 1 << (bit % 8) != 0
     }
 
     /// ext2's block bitmap; bit n is block n + 1.
-    pub fn block_bitmap(&self) -> usize {
+    pub(super) fn block_bitmap(&self) -> usize {
         self.block(self.u32(self.descriptor(0)))
     }
 
     /// ext2's inode bitmap; bit n is inode n + 1.
-    pub fn inode_bitmap(&self) -> usize {
+    pub(super) fn inode_bitmap(&self) -> usize {
         self.block(self.u32(self.descriptor(4)))
     }
 
     /// As after a crash behind a commit: what differs from the sound image, but for the header
     /// and the journal, stands in the journal and not yet at home.
-    pub fn journaled(&mut self) {
+    pub(super) fn journaled(&mut self) {
         let sound = self.base.image();
         let layout = sound.layout();
         let area = |area: u32| {
@@ -391,7 +391,7 @@ impl Image<'_> {
         }
     }
 
-    pub fn device(self) -> Arc<dyn Device> {
+    pub(super) fn device(self) -> Arc<dyn Device> {
         Arc::new(Layered::over(Arc::new(self.bytes)))
     }
 }
@@ -399,13 +399,13 @@ impl Image<'_> {
 /// A device whose writes lie over bytes that are shared; it panics when somebody reaches
 /// beyond its end.
 #[derive(Debug)]
-pub struct Layered {
+pub(super) struct Layered {
     below: Arc<Vec<u8>>,
     written: Mutex<BTreeMap<usize, [u8; CHUNK]>>,
 }
 
 impl Layered {
-    pub fn over(below: Arc<Vec<u8>>) -> Layered {
+    pub(super) fn over(below: Arc<Vec<u8>>) -> Layered {
         Layered { below, written: Mutex::default() }
     }
 
@@ -425,7 +425,7 @@ impl Layered {
     }
 
     /// All of it.
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.below.len()];
         self.read_at(0, &mut bytes).unwrap();
         bytes

@@ -12,7 +12,7 @@ use super::image::{BLOCK, Base, Image, mount};
 use super::walk::walk;
 
 /// Bytes of one change: where (region, offset), how, and what.
-pub const CHANGE_BYTES: usize = 8;
+pub(super) const CHANGE_BYTES: usize = 8;
 
 /// Where something is read, as ranges of the image.
 fn regions(image: &Image<'_>) -> Vec<(usize, usize)> {
@@ -61,7 +61,7 @@ fn regions(image: &Image<'_>) -> Vec<(usize, usize)> {
 }
 
 /// Applies changes of [`CHANGE_BYTES`] each to a copy of the image.
-pub fn damaged(base: &Base, changes: &[u8]) -> Arc<dyn Device> {
+pub(super) fn damaged(base: &Base, changes: &[u8]) -> Arc<dyn Device> {
     let mut image = base.image();
     let regions = regions(&image);
     let mut right_again = false;
@@ -126,7 +126,7 @@ fn put_checksums_right(base: &Base, image: &mut Image<'_>) {
 
 /// Mounts, walks, checks and repairs; whether it could be mounted. What is wanted is that it
 /// comes back.
-pub fn try_device(env: &Env, device: &Arc<dyn Device>) -> bool {
+pub(super) fn try_device(env: &Env, device: &Arc<dyn Device>) -> bool {
     let mounted = mount(env, device.clone());
     let accepted = mounted.is_ok();
     if let Ok(tfs) = mounted {

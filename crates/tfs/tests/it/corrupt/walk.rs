@@ -19,7 +19,7 @@ const PAGE: usize = 37;
 
 /// What a walk met.
 #[derive(Default, Debug)]
-pub struct Walked {
+pub(super) struct Walked {
     pub files: usize,
     pub errors: Vec<Errno>,
 }
@@ -31,7 +31,7 @@ impl Walked {
 }
 
 /// Reads everything, then writes here and there.
-pub fn walk(tfs: &Tfs) -> Walked {
+pub(super) fn walk(tfs: &Tfs) -> Walked {
     let mut walked = Walked::default();
     let _ = now(tfs.statfs(InodeNumber::ROOT));
     let mut queue = VecDeque::from([(InodeNumber::ROOT, FileKind::Directory)]);
