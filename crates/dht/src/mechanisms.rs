@@ -33,13 +33,13 @@ pub struct Mechanisms {
     /// No more is sent at a time than the line carries in two seconds.
     pub line_window: bool,
     /// Repair leaves alone what a put is sending.
-    pub under_way: bool,
+    pub in_flight: bool,
     /// Each peer has so much time in a round of repair.
-    pub allowance: bool,
+    pub peer_budgets: bool,
     /// A slow exchange of repair does not hold up the next.
     pub side_by_side: bool,
     /// Comparing and proving for others is limited for each peer.
-    pub turns: bool,
+    pub work_limits: bool,
     /// No version of a signed block is read below one seen before.
     pub seen_versions: bool,
     /// Copies are charged to the publisher that two others name.
@@ -70,10 +70,10 @@ impl Default for Mechanisms {
             hedged_puts: true,
             line_rate: true,
             line_window: true,
-            under_way: true,
-            allowance: true,
+            in_flight: true,
+            peer_budgets: true,
             side_by_side: true,
-            turns: true,
+            work_limits: true,
             seen_versions: true,
             vouching: true,
             confirmations: true,

@@ -13,13 +13,13 @@ pub struct Mechanisms {
     /// Nodes that the table takes for a key's root are asked before the way is.
     pub guesses: bool,
     /// The previous hop is told of dead nodes that it named (CFS Figure 5, `alert`).
-    pub warnings: bool,
+    pub failure_reports: bool,
     /// Successor lists are cross-checked with others'.
     pub audits: bool,
     /// A newcomer that its successor rejects asks others before it gives up.
-    pub opinions: bool,
+    pub reachability_votes: bool,
     /// Stabilize rounds become rarer while nothing changes.
-    pub calm: bool,
+    pub adaptive_interval: bool,
     /// Predecessors are told at once when a list changes, and stabilize then.
     pub nudges: bool,
     /// The adaptive table asks peers about nodes with what its budget leaves.
@@ -43,10 +43,10 @@ impl Default for Mechanisms {
             silence: true,
             density: true,
             guesses: true,
-            warnings: true,
+            failure_reports: true,
             audits: true,
-            opinions: true,
-            calm: true,
+            reachability_votes: true,
+            adaptive_interval: true,
             nudges: true,
             exploration: true,
             told_deaths: true,

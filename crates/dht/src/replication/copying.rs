@@ -75,7 +75,7 @@ fn offered(
 ) -> Vec<Key> {
     let (repair, now) = (&replication.repair, replication.env.now());
     let is_fit = replication.backoff.is_fit(node, now);
-    let leaves = replication.config.mechanisms.under_way;
+    let leaves = replication.config.mechanisms.in_flight;
     let is_on_its_way =
         |item: &&Item| leaves && replication.in_flight.is_in_flight(node, &item.key);
     let (on_their_way, others): (Vec<&Item>, Vec<&Item>) = items.iter().partition(is_on_its_way);

@@ -43,7 +43,7 @@ impl PeerBudget {
     pub(crate) fn of(rpc: &Rpc, peer: PeerId) -> PeerBudget {
         let now = rpc.env.now();
         let limit = match rpc.backoff.is_fit(&peer, now) {
-            _ if !rpc.config.mechanisms.allowance => Duration::from_secs(24 * 3600),
+            _ if !rpc.config.mechanisms.peer_budgets => Duration::from_secs(24 * 3600),
             true => PEER_LIMIT,
             false => UNFIT_LIMIT,
         };

@@ -38,7 +38,7 @@ layer_above!(Server, replication: Arc<Replication>);
 
 impl Server {
     pub(crate) fn new(replication: Arc<Replication>, cache: Arc<PathCache>) -> Server {
-        let limits = |of| if replication.config.mechanisms.turns { of } else { Limits::NONE };
+        let limits = |of| if replication.config.mechanisms.work_limits { of } else { Limits::NONE };
         let comparing = WorkLimiter::new(limits(reconcile::LIMITS));
         let proving = WorkLimiter::new(limits(prove::LIMITS));
         Server { replication, cache, comparing, proving }

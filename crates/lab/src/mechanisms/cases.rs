@@ -37,7 +37,7 @@ const fn quick(
 
 pub(super) const CASES: &[Case] = &[
     // What upkeep costs, and how well it keeps tables.
-    quick("calm", Rest, |chord, _| chord.mechanisms.calm = false),
+    quick("adaptive-interval", Rest, |chord, _| chord.mechanisms.adaptive_interval = false),
     case("audits", Rest, |chord, _| chord.mechanisms.audits = false),
     case("nudges", Churn, |chord, _| chord.mechanisms.nudges = false),
     case("adaptive-table", Churn, |chord, _| chord.table = TablePolicy::Fingers),
@@ -50,8 +50,8 @@ pub(super) const CASES: &[Case] = &[
     case("confirmed-absence", Churn, |_, dht| dht.mechanisms.confirmed_absence = false),
     // Nodes that died a moment ago.
     quick("silence", Dead, |chord, _| chord.mechanisms.silence = false),
-    case("warnings", Dead, |chord, _| chord.mechanisms.warnings = false),
-    case("warnings", Churn, |chord, _| chord.mechanisms.warnings = false),
+    case("failure-reports", Dead, |chord, _| chord.mechanisms.failure_reports = false),
+    case("failure-reports", Churn, |chord, _| chord.mechanisms.failure_reports = false),
     case("group-pings", DeadPuts, |chord, _| chord.mechanisms.group_pings = false),
     case("hedged-walks", Dead, |_, dht| dht.mechanisms.hedged_walks = false),
     case("hedged-fetches", Dead, |_, dht| dht.mechanisms.hedged_fetches = false),
@@ -95,7 +95,7 @@ pub(super) const CASES: &[Case] = &[
     quick("line-window", Lines, |_, dht| dht.mechanisms.line_window = false),
     case("line-rate", Lines, |_, dht| dht.mechanisms.line_rate = false),
     case("hedged-puts", Lines, |_, dht| dht.mechanisms.hedged_puts = false),
-    case("under-way", Lines, |_, dht| dht.mechanisms.under_way = false),
+    case("in-flight", Lines, |_, dht| dht.mechanisms.in_flight = false),
     case("block-times", Lines, |_, dht| dht.mechanisms.block_times = false),
     case("busy-replicas", Lines, |_, dht| dht.mechanisms.busy_replicas = false),
 ];

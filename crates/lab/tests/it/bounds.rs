@@ -246,8 +246,8 @@ fn mechanisms_buy_what_they_cost() {
     let times = |situation: &str, off: &str, quantity: &str| {
         of(situation, off, quantity) / of(situation, "all on", quantity)
     };
-    let calm = times("rest", "calm", "upkeep_bytes_per_sec");
-    assert!(calm > 2.0, "{calm}");
+    let spared = times("rest", "adaptive-interval", "upkeep_bytes_per_sec");
+    assert!(spared > 2.0, "{spared}");
     let exploration = times("cold tables", "exploration", "lookup_rpcs");
     assert!(exploration > 1.3, "{exploration}");
     let hedged_puts = times("30 % just died; puts first", "hedged-puts", "put_median_ms");

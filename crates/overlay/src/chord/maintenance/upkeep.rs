@@ -120,7 +120,10 @@ impl Chord {
             || !inner.servers.joined()
             || inner.servers.is_alone();
         let epoch = inner.servers.epoch();
-        inner.maintenance.interval.record_round(epoch, doubts || !self.config.mechanisms.calm);
+        inner
+            .maintenance
+            .interval
+            .record_round(epoch, doubts || !self.config.mechanisms.adaptive_interval);
     }
 
     /// Has all lists fetched again in this round, if there is or was reason to.

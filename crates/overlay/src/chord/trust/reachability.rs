@@ -43,7 +43,7 @@ impl Chord {
             self.stabilize_server(0).await;
         }
         let Some(by) = self.doubted_by() else { return Ok(()) };
-        let asks = self.config.mechanisms.opinions;
+        let asks = self.config.mechanisms.reachability_votes;
         let voters = if asks { self.choose_voters(&by, &way) } else { Vec::new() };
         let said = join_all(voters.iter().map(|voter| self.is_reached_by(voter))).await;
         let agree = 1 + said.iter().filter(|reaches| **reaches == Some(false)).count();
