@@ -8,6 +8,9 @@
 mod cases;
 mod situation;
 
+use atoll_dht::DhtConfig;
+use atoll_overlay::chord::ChordConfig;
+
 use crate::LabError;
 use crate::chart::{Axis, Chart, Ink, Mark, Point, Series, highest};
 use crate::experiment::{Context, Experiment, Group, runs};
@@ -61,6 +64,9 @@ impl Found<'_> {
     }
 }
 
+/// All is on.
+fn nothing(_: &mut ChordConfig, _: &mut DhtConfig) {}
+
 fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
     let size = Size {
         nodes: context.nodes(150, 50),
@@ -80,8 +86,10 @@ fn run(context: &Context<'_>) -> Result<Vec<Outcome>, LabError> {
         .iter()
         .flat_map(|(situation, case)| seeds.iter().map(|seed| (*situation, *case, *seed)))
         .collect();
-    let measured = context
-        .each(&parts, |(situation, case, seed)| measure(context, size, *situation, *case, *seed))?;
+    let measured = context.each(&parts, |(situation, case, seed)| {
+        let switch_off = case.map_or(nothing as _, |case| case.switch_off);
+        measure(context, size, *situation, switch_off, *seed)
+    })?;
     let of_each = all.into_iter().zip(measured.chunks(seeds.len()));
     let found: Vec<Found<'_>> = of_each
         .map(|((situation, case), runs)| Found { situation, case, runs: runs.to_vec() })

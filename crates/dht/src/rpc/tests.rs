@@ -34,29 +34,47 @@ fn node(n: u8, addr: &str) -> Node {
     })
 }
 
+fn header() -> BlockHeader {
+    BlockHeader { key: key(1), kind: BlockKind::Content, lease_secs: 77 }
+}
+
+fn publisher() -> atoll_net::Peer {
+    node(3, "10.0.0.1:7").peer
+}
+
+const OVER: super::OverQuota =
+    super::OverQuota { used_bytes: 1, allowed_bytes: 2, of: QuotaOf::Key };
+
+const ELSEWHERE: Vouched =
+    Vouched { version: 1, lease_secs: 2, publisher: [3; 16], ip: [4; 16], holder: Some([5; 32]) };
+
+/// Each of these tests: every message reads back, and no prefix of it does.
 #[test]
-fn every_message_reads_back_and_no_prefix_of_it_does() {
-    let header = BlockHeader { key: key(1), kind: BlockKind::Content, lease_secs: 77 };
+fn messages_of_lookups_read_back() {
     let nodes = vec![node(1, "127.0.0.1:1"), node(2, "[::1]:2")];
     round_trip(LookupStep { key: key(1), as_root: true, may_be_cached: false });
     round_trip(LookupStep { key: key(1), as_root: false, may_be_cached: true });
-    round_trip(LookupReply::Cached(header));
+    round_trip(LookupReply::Cached(header()));
     round_trip(LookupReply::Wanted(Route::Root(nodes.clone())));
-    round_trip(CacheCopy { block: header });
+    round_trip(CacheCopy { block: header() });
     round_trip(CacheReply { taken: true });
-    round_trip(LookupReply::Found(header));
+    round_trip(LookupReply::Found(header()));
     round_trip(LookupReply::Absent(nodes.clone()));
     round_trip(LookupReply::Absent(Vec::new()));
     round_trip(LookupReply::Route(Route::Root(nodes.clone())));
     round_trip(LookupReply::Route(Route::closer(nodes.clone())));
     round_trip(LookupReply::Route(Route::NotRoot(nodes[0])));
     round_trip(LookupReply::Route(Route::Nowhere));
-    let publisher = node(3, "10.0.0.1:7").peer;
-    let keys = [key(1), key(2)];
+    round_trip(LookupReply::There(publisher()));
+}
+
+#[test]
+fn messages_of_puts_and_renewals_read_back() {
+    let (publisher, keys) = (publisher(), [key(1), key(2)]);
     let receipt = Receipt::sign(&SimulatedKeys(publisher.id), publisher, 5, 6, keys.into_iter());
     let [whole, part] = [2, 1].map(|n| Some(receipt.to_wire(keys.into_iter().take(n))));
     for receipt in [None, whole.clone(), part] {
-        round_trip(Put { blocks: vec![header; 3].into(), as_root: true, receipt });
+        round_trip(Put { blocks: vec![header(); 3].into(), as_root: true, receipt });
     }
     let statuses = vec![
         PutStatus::Stored { copies: 2, wanted: 3 },
@@ -72,43 +90,48 @@ fn every_message_reads_back_and_no_prefix_of_it_does() {
         let names = keys.iter().map(Name::of).collect();
         round_trip(Renew { names, lease_secs: 5, as_root: false, receipt });
     }
-    let over = super::OverQuota { used_bytes: 1, allowed_bytes: 2, of: QuotaOf::Key };
     use RenewStatus::*;
     let all = [Lacking, Held, NotRoot, Undecided, OverQuota, Late];
-    for over in [None, Some(over)] {
+    for over in [None, Some(OVER)] {
         round_trip(RenewReply { statuses: all.to_vec(), over });
     }
+}
+
+#[test]
+fn messages_of_charging_and_proving_read_back() {
+    let keys = [key(1), key(2)];
     round_trip(Confirm { nonce: [1; 16], digest: [2; 32] });
     round_trip(ConfirmReply { nonce: [1; 16], is_mine: true });
     round_trip(AskRoom { publisher: [1; 16], ip: [2; 16], bytes: 3, is_root: true });
-    for over in [None, Some(over)] {
+    for over in [None, Some(OVER)] {
         round_trip(AskRoomReply { over });
     }
     round_trip(Vouch { keys: keys.to_vec() });
-    let one = Vouched {
-        version: 1,
-        lease_secs: 2,
-        publisher: [3; 16],
-        ip: [4; 16],
-        holder: Some([5; 32]),
-    };
-    let here = Vouched { holder: None, ..one };
-    round_trip(VouchReply { vouched: vec![Some(one), Some(here), None].into() });
+    let here = Vouched { holder: None, ..ELSEWHERE };
+    round_trip(VouchReply { vouched: vec![Some(ELSEWHERE), Some(here), None].into() });
     round_trip(Prove { nonce: [5; 32], keys: keys.to_vec() });
     let proof = Proof { version: 1, lease_secs: 2, mac: [3; 32] };
     round_trip(ProveReply { proofs: vec![Some(proof), None].into() });
+}
+
+#[test]
+fn messages_of_fetching_and_diversion_read_back() {
+    let keys = [key(1), key(2)];
     round_trip(Fetch { keys: vec![key(9)] });
-    let there = There { key: key(9), holder: publisher };
-    round_trip(FetchReply { blocks: vec![header].into(), there: vec![there].into() });
-    round_trip(LookupReply::There(publisher));
-    round_trip(Divert { blocks: vec![header].into(), receipt: None });
+    let there = There { key: key(9), holder: publisher() };
+    round_trip(FetchReply { blocks: vec![header()].into(), there: vec![there].into() });
+    round_trip(Divert { blocks: vec![header()].into(), receipt: None });
     let blocks = vec![
         Diverted { status: PutStatus::Full, held: None },
-        Diverted { status: PutStatus::Failed, held: Some(one) },
+        Diverted { status: PutStatus::Failed, held: Some(ELSEWHERE) },
     ];
     round_trip(DivertReply { blocks: blocks.into(), spare_bytes: 7 });
     round_trip(Hold { keys: keys.to_vec(), keep: true });
-    round_trip(HoldReply { held: vec![Some(one), None].into(), spare_bytes: 7 });
+    round_trip(HoldReply { held: vec![Some(ELSEWHERE), None].into(), spare_bytes: 7 });
+}
+
+#[test]
+fn messages_of_comparing_read_back() {
     let summary = Summary { digest: [12; 32], count: 3 };
     let claim = Claim { range: KeyRange::new(key(1), key(2)), summary };
     round_trip(Reconcile { claims: vec![claim; 2] });

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, Dht, rpc};
+use atoll_dht::{Blocks, Dht, DhtConfig, rpc};
 use atoll_env::{BoxFuture, Env, Instant, random_below, sleep};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
-use atoll_overlay::chord::TablePolicy;
+use atoll_overlay::chord::{ChordConfig, TablePolicy};
 use atoll_sim::{Connections, HostConfig, Sim, SimConfig, Stats, TcpModel};
 use futures_util::{StreamExt, stream};
 
-use super::cases::Case;
 use crate::LabError;
 use crate::cfs::sites;
 use crate::churn::schedule;
@@ -135,12 +134,12 @@ const MESSAGE_BYTES: u64 = 96;
 const OVERLAY: u16 = 1;
 const DHT: u16 = 2;
 
-/// Runs a case, or with none everything on, in a situation.
+/// Runs a situation with something switched off.
 pub(super) fn measure(
     context: &Context<'_>,
     size: Size,
     situation: Situation,
-    case: Option<&Case>,
+    switch_off: fn(&mut ChordConfig, &mut DhtConfig),
     seed: u64,
 ) -> Result<Measured, LabError> {
     let setting = Setting::Default;
@@ -151,9 +150,7 @@ pub(super) fn measure(
     if situation == Situation::Lying {
         chord.table = TablePolicy::Fingers;
     }
-    if let Some(case) = case {
-        (case.switch_off)(&mut chord, &mut dht);
-    }
+    switch_off(&mut chord, &mut dht);
     let mut network = Network::plain(None);
     if situation.is_wide() {
         let file = context.options.latency.clone();
