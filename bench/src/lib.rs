@@ -1,6 +1,6 @@
-//! What all measurements of real nodes share: data that does not compress, starting a node, and
-//! where and when something was measured. The program beside it (`wan/`) measures downloads over
-//! long distances.
+//! Parts that the benchmarks of real nodes share: data that does not compress, starting a node,
+//! and a description of the machine and the date. The program `wan/` in this package measures
+//! downloads over long distances.
 
 // Measurements read the real clock.
 #![allow(clippy::disallowed_methods)]

@@ -44,7 +44,7 @@ fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
     (began.elapsed().as_secs_f64(), done)
 }
 
-/// What a phase in a directory comes to.
+/// The result of one phase in one directory.
 fn done<T>(work: impl Future<Output = Result<T, Errno>>) -> T {
     let outcome = work.now_or_never().expect("a directory's calls are done when they return");
     outcome.expect("the file system under test does as it is told")

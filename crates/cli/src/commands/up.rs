@@ -58,9 +58,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     cache: Option<u64>,
 
-    /// What the ring positions of a new network's nodes follow from: `identity`, their keys, for
-    /// members you invite; `address`, their IP addresses (then one node per address), for
-    /// networks anybody may join. It can never be changed [default: identity]
+    /// How a new network derives the ring positions of its nodes: `identity`, from their keys, for
+    /// members you invite; `address`, from their IP addresses (then one node per address), for
+    /// networks that anybody may join. It can never be changed [default: identity]
     #[arg(long, value_name = "PROFILE", value_parser = profile_parser(), conflicts_with = "join")]
     #[arg(hide_possible_values = true)]
     node_ids: Option<IdProfile>,

@@ -1,5 +1,5 @@
-//! What happens to blocks before they are stored: they are verified against their keys, charged to
-//! an account, and given room or refused (CFS §5.4, §5.5).
+//! Admission: before a node stores blocks, it verifies them against their keys, charges them to an
+//! account, and reserves room for them or refuses them (CFS §5.4, §5.5).
 //!
 //! A block that is not what its key says is dropped and counted against its sender. The account
 //! follows from the block's [`Origin`]; only then is it decided whether there is room.

@@ -1,4 +1,5 @@
-//! Who is charged for blocks, and whether there is room for more (CFS §5.4).
+//! Accounting: this folder decides which account each block is charged to, and whether that account
+//! has room for more (CFS §5.4).
 
 pub(crate) mod admission;
 pub(crate) mod attribution;

@@ -28,8 +28,8 @@ pub use crate::rpc::{OverQuota, QuotaOf};
 /// What a block costs beside its bytes: its record's header and its entry in the index.
 /// Measured: 144 bytes of header, and 78 + 64 in pages that are about half full.
 const OVERHEAD_BYTES: u64 = 448;
-/// Of what is allowed, one part in so many is for root blocks: a publisher that has used
-/// up the rest can still replace the root of its volume.
+/// One part in this many of a publisher's share is reserved for root blocks: a publisher that has
+/// used up the rest can still replace the root of its volume.
 const ROOT_RESERVE: u64 = 64;
 /// Of a share, puts may use so many parts in so many. A guess: when one of the nodes around
 /// is gone, a third more comes to each of those that stay, with three copies.

@@ -1,4 +1,5 @@
-//! Where cached copies go, and who may use them (CFS §5.2, Figure 5).
+//! The path cache: which nodes keep a cached copy of a block, and which requests a copy may answer
+//! (CFS §5.2, Figure 5).
 //!
 //! The path of a lookup is the node that fetches, the servers that gave it directions, and
 //! the server that had the block. The second-to-last of them gets a copy: a server, if

@@ -46,7 +46,7 @@ use crate::rpc::{
 };
 use crate::server::renew::{ask_to_renew, part_of, renew_at};
 
-/// What a replica should hold.
+/// A block that a replica should hold, as the root acknowledged it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expected {
     pub key: Key,
