@@ -19,8 +19,7 @@ use atoll_key::{Key, KeyRange};
 use atoll_overlay::{Node, ServedRanges};
 use atoll_store::{BlockInfo, Usage};
 
-use super::copying::ExchangeError;
-use super::copying::give;
+use super::copying::{ExchangeError, give};
 use crate::accounting::quota::cost_bytes;
 use crate::diversion;
 use crate::holdings::vouch::ask;
