@@ -20,7 +20,7 @@ pub mod text;
 
 pub use hash::BlockHash;
 pub use identity::{IdProfile, PeerId, SecretKey, VolumeId};
-pub use kinds::{BlockKind, InvalidBlock, MAX_BLOCK_BYTES, QuotaClass, SignedBlock};
+pub use kinds::{BlockId, BlockKind, InvalidBlock, MAX_BLOCK_BYTES, QuotaClass, SignedBlock};
 pub use read_key::{ReadKey, SealError, VolumeCipher};
 pub use ring::{Key, KeyRange, NodeId};
 pub use text::{ReadAddress, VolumeAddress};

@@ -2,7 +2,7 @@
 //!
 //! CFS §5.5: a server accepts a content-hash block if its key is the hash of its content.
 
-use super::{InvalidBlock, QuotaClass, Rules};
+use super::{BlockId, BlockKind, InvalidBlock, QuotaClass, Rules};
 use crate::hash::BlockHash;
 use crate::ring::Key;
 
@@ -23,10 +23,16 @@ impl Rules for Content {
     }
 }
 
+impl BlockHash {
+    /// What names the content block with this hash.
+    pub fn id(&self) -> BlockId {
+        BlockId { kind: BlockKind::Content, key: self.key() }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::BlockKind;
 
     /// CFS §5.5: content is accepted "if the supplied key is equal to the hash".
     #[test]

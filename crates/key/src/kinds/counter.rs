@@ -48,4 +48,9 @@ impl Rules for Counter {
     fn quota_class(&self) -> QuotaClass {
         QuotaClass::Data
     }
+
+    /// The highest count of all.
+    fn is_tombstone(&self, bytes: &[u8]) -> bool {
+        bytes.ends_with(&u64::MAX.to_be_bytes())
+    }
 }

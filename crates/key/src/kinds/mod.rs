@@ -57,6 +57,28 @@ trait Rules: Sync {
 
     /// What part of a quota it may use.
     fn quota_class(&self) -> QuotaClass;
+
+    /// Whether a verified block is a tombstone.
+    fn is_tombstone(&self, bytes: &[u8]) -> bool {
+        let _ = bytes;
+        false
+    }
+}
+
+/// What names a block: where it lives, and the kind whose rules its bytes obey.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct BlockId {
+    /// Its kind.
+    pub kind: BlockKind,
+    /// Its key.
+    pub key: Key,
+}
+
+impl BlockId {
+    /// Checks that `bytes` are this block; returns its version.
+    pub fn verify(&self, bytes: &[u8]) -> Result<u64, InvalidBlock> {
+        self.kind.verify(&self.key, bytes)
+    }
 }
 
 /// Why bytes are not the block their key names.
@@ -126,6 +148,13 @@ impl BlockKind {
     /// What part of its publisher's quota a block may use.
     pub fn quota_class(self) -> QuotaClass {
         self.rules().quota_class()
+    }
+
+    /// Whether `bytes`, a verified block of this kind, are a tombstone: a version by which those
+    /// who may write the block say that it has been removed. It is kept and replicated as any
+    /// version, so that no older one comes back, until its lease ends.
+    pub fn is_tombstone(self, bytes: &[u8]) -> bool {
+        self.rules().is_tombstone(bytes)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use bytes::Bytes;
 
-use super::{InvalidBlock, MAX_BLOCK_BYTES, QuotaClass, Rules};
+use super::{BlockId, BlockKind, InvalidBlock, MAX_BLOCK_BYTES, QuotaClass, Rules};
 use crate::hash;
 use crate::identity::{SecretKey, VolumeId};
 use crate::ring::Key;
@@ -30,6 +30,10 @@ impl Rules for Signed {
     fn quota_class(&self) -> QuotaClass {
         QuotaClass::Root
     }
+
+    fn is_tombstone(&self, bytes: &[u8]) -> bool {
+        bytes.get(FORM_OFFSET) == Some(&TOMBSTONE)
+    }
 }
 
 /// A block signed by the holder of a key.
@@ -37,7 +41,7 @@ impl Rules for Signed {
 /// | offset | bytes | field |
 /// |---|---|---|
 /// | 0 | 4 | magic `ATSB` |
-/// | 4 | 1 | layout, 1 |
+/// | 4 | 1 | form: 1 a block, 2 a tombstone (no payload): its owner has removed the block |
 /// | 5 | 1 | length *n* of the name, at most 64 |
 /// | 6 | 32 | public key (Ed25519) |
 /// | 38 | 8 | version, big-endian |
@@ -60,7 +64,9 @@ pub struct SignedBlock {
 }
 
 const SIGNED_MAGIC: &[u8; 4] = b"ATSB";
-const SIGNED_LAYOUT: u8 = 1;
+const FORM_OFFSET: usize = 4;
+const BLOCK: u8 = 1;
+const TOMBSTONE: u8 = 2;
 const SIGNED_HEADER_BYTES: usize = 46;
 const SIGNATURE_BYTES: usize = 64;
 const SIGNING_CONTEXT: &[u8] = b"atoll v1 signed block\0";
@@ -71,12 +77,30 @@ impl SignedBlock {
     /// # Panics
     /// If the name is longer than [`MAX_SIGNED_NAME_BYTES`].
     pub fn sign(secret: &SecretKey, name: &[u8], version: u64, payload: &[u8]) -> SignedBlock {
+        SignedBlock::sign_form(BLOCK, secret, name, version, payload)
+    }
+
+    /// Makes and signs the version that removes a block.
+    ///
+    /// # Panics
+    /// As [`SignedBlock::sign`].
+    pub fn sign_tombstone(secret: &SecretKey, name: &[u8], version: u64) -> SignedBlock {
+        SignedBlock::sign_form(TOMBSTONE, secret, name, version, b"")
+    }
+
+    fn sign_form(
+        form: u8,
+        secret: &SecretKey,
+        name: &[u8],
+        version: u64,
+        payload: &[u8],
+    ) -> SignedBlock {
         assert!(name.len() <= MAX_SIGNED_NAME_BYTES, "a signed block's name is short");
         let owner = secret.volume_id();
         let mut out =
             Vec::with_capacity(SIGNED_HEADER_BYTES + name.len() + payload.len() + SIGNATURE_BYTES);
         out.extend_from_slice(SIGNED_MAGIC);
-        out.push(SIGNED_LAYOUT);
+        out.push(form);
         out.push(name.len() as u8);
         out.extend_from_slice(&owner.0);
         out.extend_from_slice(&version.to_be_bytes());
@@ -106,13 +130,17 @@ impl SignedBlock {
         if &bytes[..4] != SIGNED_MAGIC {
             return Err(InvalidBlock::Malformed("no magic"));
         }
-        if bytes[4] != SIGNED_LAYOUT {
-            return Err(InvalidBlock::Malformed("unknown layout"));
+        let form = bytes[FORM_OFFSET];
+        if form != BLOCK && form != TOMBSTONE {
+            return Err(InvalidBlock::Malformed("unknown form"));
         }
         let name_end = SIGNED_HEADER_BYTES + usize::from(bytes[5]);
         let payload_end = bytes.len() - SIGNATURE_BYTES;
         if usize::from(bytes[5]) > MAX_SIGNED_NAME_BYTES || name_end > payload_end {
             return Err(InvalidBlock::Malformed("name too long"));
+        }
+        if form == TOMBSTONE && name_end != payload_end {
+            return Err(InvalidBlock::Malformed("a tombstone has no payload"));
         }
         let owner = VolumeId(bytes[6..38].try_into().expect("32 bytes"));
         let version = u64::from_be_bytes(bytes[38..46].try_into().expect("8 bytes"));
@@ -135,6 +163,21 @@ impl SignedBlock {
         hash::signed_key(&self.owner.0, &self.name)
     }
 
+    /// What names the block.
+    pub fn id(&self) -> BlockId {
+        SignedBlock::id_at(self.key())
+    }
+
+    /// What names the signed block that lives there.
+    pub fn id_at(key: Key) -> BlockId {
+        BlockId { kind: BlockKind::Signed, key }
+    }
+
+    /// Whether this version says that its owner has removed the block.
+    pub fn is_tombstone(&self) -> bool {
+        Signed.is_tombstone(&self.encoded)
+    }
+
     /// The bytes that are stored and sent.
     pub fn bytes(&self) -> &Bytes {
         &self.encoded
@@ -144,7 +187,6 @@ impl SignedBlock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::BlockKind;
     use proptest::prelude::*;
 
     fn block() -> SignedBlock {
@@ -181,6 +223,25 @@ mod tests {
             BlockKind::Signed.verify(&block().key(), other.bytes()),
             Err(InvalidBlock::WrongHash)
         );
+    }
+
+    #[test]
+    fn a_tombstone_is_a_version_without_payload_that_only_the_owner_can_sign() {
+        let secret = SecretKey::from_seed(&[3; 32]);
+        let tombstone = SignedBlock::sign_tombstone(&secret, b"name", 8);
+        assert_eq!(tombstone.id(), block().id());
+        assert_eq!(tombstone.id().verify(tombstone.bytes()), Ok(8));
+        assert!(tombstone.is_tombstone() && !block().is_tombstone());
+        // A block without payload is none, nor does changing the form make it one.
+        let empty = SignedBlock::sign(&secret, b"name", 8, b"");
+        assert!(!empty.is_tombstone());
+        let mut bytes = empty.bytes().to_vec();
+        bytes[FORM_OFFSET] = TOMBSTONE;
+        assert_eq!(empty.id().verify(&bytes), Err(InvalidBlock::WrongSignature));
+        let mut bytes = block().bytes().to_vec();
+        bytes[FORM_OFFSET] = TOMBSTONE;
+        let error = InvalidBlock::Malformed("a tombstone has no payload");
+        assert_eq!(block().id().verify(&bytes), Err(error));
     }
 
     proptest! {

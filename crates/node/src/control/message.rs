@@ -41,31 +41,6 @@ impl<T, E> From<Result<T, E>> for Answer<T, E> {
 #[cbor(map)]
 pub(crate) struct Empty {}
 
-/// A content block to fetch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub(crate) struct Get {
-    #[cbor(n(0), with = "minicbor::bytes")]
-    pub hash: [u8; 32],
-}
-
-/// A signed block to fetch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub(crate) struct GetSigned {
-    #[cbor(n(0), with = "minicbor::bytes")]
-    pub key: [u8; 64],
-}
-
-/// Names of content blocks.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub(crate) struct Hashes {
-    /// 32 bytes each.
-    #[cbor(n(0), with = "minicbor::bytes")]
-    pub hashes: Vec<u8>,
-}
-
 /// A join code.
 #[derive(Clone, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
@@ -268,6 +243,13 @@ pub(crate) enum GetFailed {
         #[n(1)]
         told: String,
     },
+    #[n(2)]
+    Removed {
+        #[cbor(n(0), with = "minicbor::bytes")]
+        key: [u8; 64],
+        #[n(1)]
+        version: u64,
+    },
 }
 
 /// [`PutError`] on the wire.
@@ -313,8 +295,14 @@ pub(crate) enum Invalid {
 }
 
 /// What `SignedBlock::decode` finds wrong; other texts become the last.
-const MALFORMATIONS: [&str; 5] =
-    ["too short", "no magic", "unknown layout", "name too long", "see the node's log"];
+const MALFORMATIONS: [&str; 6] = [
+    "too short",
+    "no magic",
+    "unknown form",
+    "name too long",
+    "a tombstone has no payload",
+    "see the node's log",
+];
 
 impl From<InvalidBlock> for Invalid {
     fn from(error: InvalidBlock) -> Invalid {
@@ -352,6 +340,7 @@ impl From<GetError> for GetFailed {
             GetError::Unavailable { key, told } => {
                 GetFailed::Unavailable { key: key.0, told: cut(told) }
             }
+            GetError::Removed { key, version } => GetFailed::Removed { key: key.0, version },
         }
     }
 }
@@ -361,12 +350,15 @@ impl From<GetFailed> for GetError {
         match error {
             GetFailed::NotFound { key, told } => GetError::NotFound { key: Key(key), told },
             GetFailed::Unavailable { key, told } => GetError::Unavailable { key: Key(key), told },
+            GetFailed::Removed { key, version } => GetError::Removed { key: Key(key), version },
         }
     }
 }
 
-impl From<PutError> for PutFailed {
-    fn from(error: PutError) -> PutFailed {
+impl PutFailed {
+    /// With a text of at most so many bytes, and an ellipsis if that is not all.
+    pub(crate) fn cut_to(error: PutError, limit_bytes: usize) -> PutFailed {
+        let cut = |told| cut_to(told, limit_bytes);
         match error {
             PutError::Full(told) => PutFailed::Full(cut(told)),
             PutError::Unavailable(told) => PutFailed::Unavailable(cut(told)),
@@ -394,9 +386,13 @@ impl From<PutFailed> for PutError {
 }
 
 /// Text that fits into a header.
-fn cut(mut text: String) -> String {
-    if text.len() > MAX_TOLD_BYTES {
-        let end = (0..=MAX_TOLD_BYTES).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+fn cut(text: String) -> String {
+    cut_to(text, MAX_TOLD_BYTES)
+}
+
+fn cut_to(mut text: String, limit_bytes: usize) -> String {
+    if text.len() > limit_bytes {
+        let end = (0..=limit_bytes).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
         text.truncate(end);
         text.push('…');
     }
@@ -408,12 +404,6 @@ pub(crate) fn join_hashes<'a>(hashes: impl Iterator<Item = &'a BlockHash>) -> Ve
     hashes.flat_map(|hash| hash.0).collect()
 }
 
-/// Splits what [`join_hashes`] joined; `None` unless the length is a multiple of 32.
-pub(crate) fn split_hashes(bytes: &[u8]) -> Option<Vec<BlockHash>> {
-    let (hashes, rest) = bytes.as_chunks::<32>();
-    rest.is_empty().then(|| hashes.iter().map(|hash| BlockHash(*hash)).collect())
-}
-
 pub(crate) use atoll_net::header::{from_header as decode, to_header as encode};
 
 #[cfg(test)]
@@ -421,6 +411,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+    use crate::control::blocks;
 
     #[test]
     fn secrets_are_not_printed() {
@@ -454,11 +445,11 @@ mod tests {
             PutError::OverQuota { used_bytes: 9, allowed_bytes: 8, who: "node 7".into() },
             PutError::Invalid(InvalidBlock::TooLong(7)),
             PutError::Invalid(InvalidBlock::WrongHash),
-            PutError::Invalid(InvalidBlock::Malformed("unknown layout")),
+            PutError::Invalid(InvalidBlock::Malformed("unknown form")),
             PutError::Invalid(InvalidBlock::WrongSignature),
             PutError::Invalid(InvalidBlock::UnknownKind(200)),
         ] {
-            let header = encode(&PutFailed::from(error.clone()));
+            let header = encode(&PutFailed::cut_to(error.clone(), MAX_TOLD_BYTES));
             assert_eq!(PutError::from(decode::<PutFailed>(&header).expect("own bytes")), error);
         }
     }
@@ -476,7 +467,13 @@ mod tests {
             bytes[at] = byte;
             Bytes::from(bytes)
         };
-        let wrong = [Bytes::from_static(b"short"), changed(0, 0), changed(4, 9), changed(5, 255)];
+        let wrong = [
+            Bytes::from_static(b"short"),
+            changed(0, 0),
+            changed(4, 9),
+            changed(5, 255),
+            changed(4, 2),
+        ];
         for bytes in wrong {
             let error = atoll_key::SignedBlock::decode(&bytes).expect_err("malformed");
             assert!(matches!(error, InvalidBlock::Malformed(_)), "{error:?}");
@@ -498,8 +495,8 @@ mod tests {
     #[test]
     fn hostile_headers_are_refused() {
         let check = |bytes: &[u8]| {
-            assert!(decode::<Get>(bytes).is_err(), "{bytes:02x?}");
-            assert!(decode::<Hashes>(bytes).is_err(), "{bytes:02x?}");
+            assert!(decode::<blocks::Get>(bytes).is_err(), "{bytes:02x?}");
+            assert!(decode::<blocks::Renew>(bytes).is_err(), "{bytes:02x?}");
             assert!(decode::<OpenVolume>(bytes).is_err(), "{bytes:02x?}");
             assert!(decode::<KeepAdd>(bytes).is_err(), "{bytes:02x?}");
             assert!(decode::<KeepCommit>(bytes).is_err(), "{bytes:02x?}");
