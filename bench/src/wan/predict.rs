@@ -11,15 +11,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_dht::durable::MemoryState;
-use atoll_dht::{Blocks, Dht, DhtConfig, GetError, MemoryBlocks, PutError, SimulatedKeys};
+use atoll_dht::{
+    Blocks, Dht, DhtConfig, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, PutError,
+    Renewed, SimulatedKeys, Wanted,
+};
 use atoll_env::{BoxFuture, TokioRuntime};
-use atoll_key::{BlockHash, Key, PeerId, SecretKey, SignedBlock, VolumeId};
+use atoll_key::{BlockId, Key, PeerId, SecretKey, VolumeId};
 use atoll_net::Router;
 use atoll_overlay::chord::{Chord, ChordConfig};
 use atoll_sim::{Connections, HostConfig, HostId, Sim, SimConfig, TcpModel};
 use atoll_store::MemoryStore;
 use atoll_volume::owned::{NoKeeper, NoProgress, PublishOptions, Volume, VolumeOptions, publish};
-use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream;
 
@@ -135,10 +137,10 @@ impl Model {
         let dht = &self.nodes[at].0;
         let work = async {
             let batches = batches(recorded.content);
-            let puts = stream::iter(batches).map(|batch| dht.put(batch));
+            let puts = stream::iter(batches).map(|batch| dht.put_blocks(batch));
             let puts: Vec<_> = puts.buffer_unordered(PUTS_AT_ONCE).collect().await;
-            puts.into_iter().collect::<Result<Vec<()>, PutError>>()?;
-            dht.put_signed(recorded.root).await
+            let root = dht.put_blocks(vec![recorded.root]).await;
+            puts.into_iter().flatten().chain(root).collect::<Result<(), PutError>>()
         };
         self.sim.block_on(LIMIT, work).expect("publishing ends").expect("the ring takes all");
         self.sim.run_for(Duration::from_secs(10));
@@ -215,8 +217,8 @@ impl Drop for Model {
 }
 
 struct Recorded {
-    content: Vec<(BlockHash, Bytes)>,
-    root: SignedBlock,
+    content: Vec<NewBlock>,
+    root: NewBlock,
 }
 
 /// The blocks of a tree, without a ring.
@@ -232,56 +234,58 @@ fn record(source: &Path, secret: &SecretKey) -> Recorded {
             publish(env, blocks, source, secret, options, progress, Arc::new(NoKeeper)).await
         })
         .expect("memory takes all");
-    let taken = std::mem::take(&mut *recorder.taken.lock().expect("no holder panics"));
-    Recorded { content: taken.0, root: taken.1.expect("a root was put last") }
+    let mut content = std::mem::take(&mut *recorder.taken.lock().expect("no holder panics"));
+    let root = content.pop().expect("a root was put last");
+    Recorded { content, root }
 }
-
-type Taken = (Vec<(BlockHash, Bytes)>, Option<SignedBlock>);
 
 /// Keeps what is put.
 #[derive(Default)]
 struct Recorder {
     blocks: MemoryBlocks,
-    taken: Mutex<Taken>,
+    taken: Mutex<Vec<NewBlock>>,
 }
 
 impl Blocks for Recorder {
-    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
-        self.blocks.get(hash)
-    }
-
-    fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
-        self.blocks.get_signed(key)
-    }
-
-    fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
-        self.taken.lock().expect("no holder panics").0.extend(blocks.iter().cloned());
-        self.blocks.put(blocks)
-    }
-
-    fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
-        self.taken.lock().expect("no holder panics").1 = Some(block.clone());
-        self.blocks.put_signed(block)
-    }
-
-    fn renew(
+    fn get_block(
         &self,
-        hashes: Vec<BlockHash>,
-    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
-        self.blocks.renew(hashes)
+        id: BlockId,
+        wanted: Wanted,
+    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
+        self.blocks.get_block(id, wanted)
+    }
+
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        self.taken.lock().expect("no holder panics").extend(blocks.iter().cloned());
+        self.blocks.put_blocks(blocks)
+    }
+
+    fn renew_blocks(
+        &self,
+        renewal: LeaseRenewal,
+    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
+        self.blocks.renew_blocks(renewal)
+    }
+
+    fn watch(
+        &self,
+        id: BlockId,
+        seen: u64,
+    ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
+        self.blocks.watch(id, seen)
     }
 }
 
-fn batches(blocks: Vec<(BlockHash, Bytes)>) -> Vec<Vec<(BlockHash, Bytes)>> {
-    let mut batches: Vec<Vec<(BlockHash, Bytes)>> = Vec::new();
+fn batches(blocks: Vec<NewBlock>) -> Vec<Vec<NewBlock>> {
+    let mut batches: Vec<Vec<NewBlock>> = Vec::new();
     let mut room = 0;
-    for (hash, bytes) in blocks {
-        if bytes.len() > room {
+    for block in blocks {
+        if block.bytes.len() > room {
             batches.push(Vec::new());
             room = PUT_BYTES;
         }
-        room -= bytes.len();
-        batches.last_mut().expect("it was just begun").push((hash, bytes));
+        room -= block.bytes.len();
+        batches.last_mut().expect("it was just begun").push(block);
     }
     batches
 }

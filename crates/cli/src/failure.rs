@@ -94,6 +94,7 @@ impl Failure {
                  publishing it again brings it back.",
             ),
             GetError::Unavailable { .. } => failure.advice(TRY_AGAIN),
+            GetError::Removed { .. } => failure,
         }
     }
 
@@ -131,7 +132,7 @@ pub(crate) const TRY_AGAIN: &str =
 
 fn get_exit(error: &GetError) -> Exit {
     match error {
-        GetError::NotFound { .. } => Exit::NotFound,
+        GetError::NotFound { .. } | GetError::Removed { .. } => Exit::NotFound,
         GetError::Unavailable { .. } => Exit::Unavailable,
     }
 }

@@ -138,13 +138,14 @@ impl Reading {
             ReadError::Fetch { source: GetError::Unavailable { .. }, .. } => {
                 self.failed(Exit::Unavailable, verb).because(error).advice(TRY_AGAIN)
             }
-            ReadError::Fetch { source: GetError::NotFound { .. }, .. } => {
-                self.failed(Exit::Unavailable, verb).because(error).advice(
-                    "No node that can be reached has this block. If nodes are missing (`atoll \
+            ReadError::Fetch {
+                source: GetError::NotFound { .. } | GetError::Removed { .. },
+                ..
+            } => self.failed(Exit::Unavailable, verb).because(error).advice(
+                "No node that can be reached has this block. If nodes are missing (`atoll \
                      status` says so), it comes back with them; if none is, when the volume is \
                      published again.",
-                )
-            }
+            ),
             ReadError::Expired { .. } => self
                 .failed(Exit::NotFound, verb)
                 .because(error)
@@ -166,6 +167,7 @@ fn open_failure(address: &Address, error: OpenError) -> Failure {
              another network.",
         ),
         OpenError::Fetch(error) => Failure::get(what, &error),
+        OpenError::Removed => Failure::new(Exit::NotFound, what).because(error),
         OpenError::Root(RootError::Encrypted) => Failure::new(Exit::Usage, what)
             .because(error)
             .advice(match address.path.iter().any(|name| name.contains(&b'#')) {

@@ -1,15 +1,119 @@
-//! What a file system sees of the ring (CFS Table 1: `put_h`, `put_s`, `get`).
+//! What a file system sees of the ring: blocks by identity (CFS Table 1: `put_h`, `put_s`, `get`).
 //!
-//! Implemented by the node itself, by the client of a node's socket, and by
-//! [`MemoryBlocks`] for tests. Every implementation verifies what it returns: a
-//! caller never sees bytes that do not match their key.
+//! A block is named by its kind and key ([`BlockId`]); `key::kinds` says what a kind allows. A
+//! reader of a mutable block says which version will do ([`Wanted`], Pastis §3.3), a writer gives
+//! each block of a batch a lease and gets an outcome for each, and a watcher hears of new versions
+//! by a long poll.
+//!
+//! Implemented by the node itself, by the client of a node's socket, and by [`MemoryBlocks`] for
+//! tests. Every implementation verifies what it returns: a caller never sees bytes that are not
+//! what the block's name says.
+//!
+//! It does not know what blocks are for.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, InvalidBlock, Key, SignedBlock};
+use atoll_env::{BoxFuture, Notify};
+use atoll_key::{BlockHash, BlockId, InvalidBlock, Key, SignedBlock};
 use bytes::Bytes;
+
+/// Which version of a block a reader needs. Blocks that never change have one version, 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The newest that a majority of the replicas which answer knows of, and none older than was
+    /// read or written here before.
+    Newest,
+    /// The first that is found of this version or a newer one.
+    AtLeast(u64),
+}
+
+impl Wanted {
+    /// The lowest version that will do.
+    pub fn least(self) -> u64 {
+        match self {
+            Wanted::Newest => 0,
+            Wanted::AtLeast(version) => version,
+        }
+    }
+}
+
+/// A block that was read, verified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldBlock {
+    /// Its version.
+    pub version: u64,
+    /// Its bytes.
+    pub bytes: Bytes,
+}
+
+impl HeldBlock {
+    /// The block `id` if `bytes` are it.
+    ///
+    /// # Errors
+    /// If they are not, or are its tombstone.
+    pub fn verified(id: BlockId, bytes: Bytes) -> Result<HeldBlock, GetError> {
+        let unfit = |error: InvalidBlock| GetError::Unavailable {
+            key: id.key,
+            told: format!("what was sent is not the block: {error}"),
+        };
+        let version = id.verify(&bytes).map_err(unfit)?;
+        HeldBlock { version, bytes }.unless_removed(id)
+    }
+
+    /// This block, unless it is a tombstone.
+    pub(crate) fn unless_removed(self, id: BlockId) -> Result<HeldBlock, GetError> {
+        match id.kind.is_tombstone(&self.bytes) {
+            true => Err(GetError::Removed { key: id.key, version: self.version }),
+            false => Ok(self),
+        }
+    }
+}
+
+/// A block to be stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewBlock {
+    /// What names it.
+    pub id: BlockId,
+    /// Its bytes.
+    pub bytes: Bytes,
+    /// How long it is to be kept, seconds; `None` for as long as the network keeps blocks that say
+    /// nothing.
+    pub lease_secs: Option<u64>,
+}
+
+impl From<(BlockHash, Bytes)> for NewBlock {
+    fn from((hash, bytes): (BlockHash, Bytes)) -> NewBlock {
+        NewBlock { id: hash.id(), bytes, lease_secs: None }
+    }
+}
+
+impl From<SignedBlock> for NewBlock {
+    fn from(block: SignedBlock) -> NewBlock {
+        NewBlock { id: block.id(), bytes: block.bytes().clone(), lease_secs: None }
+    }
+}
+
+/// Leases to be extended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseRenewal {
+    /// Of which blocks; at most 1,024.
+    pub ids: Vec<BlockId>,
+    /// As [`NewBlock::lease_secs`], from now on.
+    pub lease_secs: Option<u64>,
+    /// The caller puts those that are lacking. One node may be believed that the ring lacks a
+    /// block then: putting it once more does no harm.
+    pub will_be_put: bool,
+}
+
+/// What became of a lease that was to be extended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewed {
+    /// The ring holds the block for so long.
+    Held,
+    /// The ring does not have the block.
+    Lacking,
+}
 
 /// Why a block could not be fetched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -30,9 +134,17 @@ pub enum GetError {
         /// Who was asked and what each said, for people.
         told: String,
     },
+    /// Those who may write it have removed it.
+    #[error("block {key} was removed by its owner")]
+    Removed {
+        /// The block.
+        key: Key,
+        /// The version of the tombstone; a higher one brings the block back.
+        version: u64,
+    },
 }
 
-/// Why blocks could not be stored.
+/// Why a block could not be stored, or its lease not be extended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PutError {
     /// The nodes that should hold them have no room.
@@ -64,62 +176,179 @@ pub enum PutError {
     Invalid(#[from] InvalidBlock),
 }
 
-/// The ring, as a place to keep blocks. Calls may run many at a time; a caller bounds
-/// how many. Every call ends within a deadline of the implementation's.
+/// The ring, as a place to keep blocks. Calls may run many at a time; a caller bounds how many.
+/// Every call but [`Blocks::watch`] ends within a deadline of the implementation's.
+///
+/// The provided methods say the same in terms of content hashes and signed blocks.
 pub trait Blocks: Send + Sync + 'static {
-    /// Fetches a content block; its bytes match its hash.
-    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>>;
+    /// Fetches a block.
+    fn get_block(
+        &self,
+        id: BlockId,
+        wanted: Wanted,
+    ) -> BoxFuture<'static, Result<HeldBlock, GetError>>;
 
-    /// Fetches the newest signed block under `key` that the replicas which answer hold; never
-    /// one older than was read or written here before.
-    fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>>;
+    /// Stores blocks, at most 4 MiB a call, less 64 KiB; resolves when a majority of each block's
+    /// replica set has it durably, or will not. One outcome for each block, in their order. A
+    /// mutable block is refused if the ring holds a version that it does not supersede.
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>>;
 
-    /// Stores content blocks (each hash must be its block's); resolves when a majority
-    /// of each block's replica set has them durably. At most 4 MiB a call, less 64 KiB. Each
-    /// block has its own outcome: the error says how many failed, all others are stored, and
+    /// Extends leases; one outcome for each block, in their order.
+    fn renew_blocks(
+        &self,
+        renewal: LeaseRenewal,
+    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>>;
+
+    /// Resolves with the newest version of a mutable block once there is one above `seen`, or
+    /// with `None` when none has come for a while; the caller then asks again.
+    ///
+    /// # Errors
+    /// As [`Blocks::get_block`]; if the block has been removed since, that it has.
+    fn watch(
+        &self,
+        id: BlockId,
+        seen: u64,
+    ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>>;
+
+    /// Removes blocks, by tombstones that those who may write them have made
+    /// ([`atoll_key::BlockKind::is_tombstone`]); outcomes as of [`Blocks::put_blocks`]. Blocks of a kind without
+    /// tombstones end with their leases.
+    fn remove_blocks(
+        &self,
+        tombstones: Vec<NewBlock>,
+    ) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let is_one = |block: &NewBlock| block.id.kind.is_tombstone(&block.bytes);
+        if !tombstones.iter().all(is_one) {
+            let refused = Err(PutError::Invalid(InvalidBlock::Malformed("not a tombstone")));
+            let outcomes = vec![refused; tombstones.len()];
+            return Box::pin(async { outcomes });
+        }
+        self.put_blocks(tombstones)
+    }
+
+    /// Fetches a content block.
+    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
+        let held = self.get_block(hash.id(), Wanted::Newest);
+        Box::pin(async move { Ok(held.await?.bytes) })
+    }
+
+    /// Fetches the newest signed block under `key`.
+    fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
+        let held = self.get_block(SignedBlock::id_at(key), Wanted::Newest);
+        Box::pin(async move {
+            let block = SignedBlock::decode(&held.await?.bytes);
+            block.map_err(|error| GetError::Unavailable { key, told: error.to_string() })
+        })
+    }
+
+    /// Stores content blocks. The error says how many failed; all others are stored, and
     /// [`Blocks::renew`] says which those are.
-    fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>>;
+    fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
+        let outcomes = self.put_blocks(blocks.into_iter().map(NewBlock::from).collect());
+        Box::pin(async move { all_or_first(outcomes.await).map(drop) })
+    }
 
-    /// Stores a signed block; refused if the ring holds a higher version, or another
-    /// block of the same version.
-    fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>>;
+    /// Stores a signed block.
+    fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
+        let outcomes = self.put_blocks(vec![block.into()]);
+        Box::pin(async move { all_or_first(outcomes.await).map(drop) })
+    }
 
-    /// Extends the leases of the content blocks the ring holds; returns those it lacks,
-    /// in the order given. At most 1,024 a call.
-    fn renew(&self, hashes: Vec<BlockHash>)
-    -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>>;
+    /// Extends the leases of the content blocks the ring holds; returns those it lacks, in the
+    /// order given. At most 1,024 a call.
+    fn renew(
+        &self,
+        hashes: Vec<BlockHash>,
+    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+        lacking(self, hashes, false)
+    }
 
-    /// The same for blocks that the caller puts if they are lacking. One node may be believed
-    /// that the ring lacks a block: putting it once more does no harm.
+    /// The same for blocks that the caller puts if they are lacking.
     fn renew_or_lack(
         &self,
         hashes: Vec<BlockHash>,
     ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
-        self.renew(hashes)
+        lacking(self, hashes, true)
     }
 }
 
-/// A ring of one, in memory: for tests of what lives above.
-#[derive(Debug, Default)]
+/// Extends leases of content blocks; returns those that the ring lacks.
+fn lacking(
+    blocks: &(impl Blocks + ?Sized),
+    hashes: Vec<BlockHash>,
+    will_be_put: bool,
+) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+    let ids = hashes.iter().map(BlockHash::id).collect();
+    let outcomes = blocks.renew_blocks(LeaseRenewal { ids, lease_secs: None, will_be_put });
+    Box::pin(async move {
+        let outcomes = all_or_first(outcomes.await)?;
+        let lacking = hashes.into_iter().zip(outcomes);
+        Ok(lacking.filter(|(_, o)| *o == Renewed::Lacking).map(|(hash, _)| hash).collect())
+    })
+}
+
+/// What became of a batch as a whole.
+///
+/// # Errors
+/// The first failure, which says of how many blocks of a batch it is one.
+fn all_or_first<T>(outcomes: Vec<Result<T, PutError>>) -> Result<Vec<T>, PutError> {
+    let (count, failed) = (outcomes.len(), outcomes.iter().filter(|o| o.is_err()).count());
+    let of_batch = |told: String| match count {
+        0 | 1 => told,
+        _ => format!("{failed} of {count} blocks: {told}"),
+    };
+    let all: Result<Vec<T>, PutError> = outcomes.into_iter().collect();
+    all.map_err(|error| match error {
+        PutError::Full(told) => PutError::Full(of_batch(told)),
+        PutError::Unavailable(told) => PutError::Unavailable(of_batch(told)),
+        other => other,
+    })
+}
+
+/// A ring of one, in memory: for tests of what lives above. Leases never end.
+#[derive(Clone, Debug, Default)]
 pub struct MemoryBlocks {
-    held: Mutex<Held>,
+    held: Arc<Mutex<Held>>,
 }
 
 #[derive(Debug, Default)]
 struct Held {
-    content: BTreeMap<BlockHash, Bytes>,
-    signed: BTreeMap<Key, SignedBlock>,
+    blocks: BTreeMap<BlockId, HeldBlock>,
     counts: Counts,
+    /// Notified, and forgotten, when a mutable block changes.
+    watchers: Vec<Arc<Notify>>,
+}
+
+impl Held {
+    fn get(&self, id: BlockId) -> Result<HeldBlock, GetError> {
+        let told = || "memory does not have it".into();
+        let missing = || GetError::NotFound { key: id.key, told: told() };
+        self.blocks.get(&id).cloned().ok_or_else(missing)?.unless_removed(id)
+    }
+
+    fn put(&mut self, NewBlock { id, bytes, .. }: NewBlock) -> Result<(), PutError> {
+        let new = HeldBlock { version: id.verify(&bytes)?, bytes };
+        if let Some(old) = self.blocks.get(&id).filter(|old| **old != new)
+            && !id.kind.supersedes(new.version, old.version)
+        {
+            return Err(PutError::Superseded { offered: new.version, held: old.version });
+        }
+        self.counts.puts += 1;
+        self.counts.put_bytes += new.bytes.len() as u64;
+        self.blocks.insert(id, new);
+        self.watchers.drain(..).for_each(|watcher| watcher.notify());
+        Ok(())
+    }
 }
 
 /// What was asked of a [`MemoryBlocks`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Blocks asked for by `get`.
+    /// Blocks asked for that never change.
     pub gets: u64,
-    /// Blocks given to `put`.
+    /// Blocks stored.
     pub puts: u64,
-    /// Bytes given to `put`.
+    /// Their bytes.
     pub put_bytes: u64,
 }
 
@@ -134,19 +363,19 @@ impl MemoryBlocks {
         self.lock().counts
     }
 
-    /// How many content blocks are held.
+    /// How many blocks are held that never change.
     pub fn len(&self) -> usize {
-        self.lock().content.len()
+        self.lock().blocks.keys().filter(|id| !id.kind.is_mutable()).count()
     }
 
-    /// Whether nothing is held.
+    /// Whether none is held.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Loses a content block; whether it was held.
     pub fn lose(&self, hash: &BlockHash) -> bool {
-        self.lock().content.remove(hash).is_some()
+        self.lock().blocks.remove(&hash.id()).is_some()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Held> {
@@ -155,58 +384,131 @@ impl MemoryBlocks {
 }
 
 impl Blocks for MemoryBlocks {
-    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
-        let mut held = self.lock();
-        held.counts.gets += 1;
-        let found = held.content.get(&hash).cloned();
-        let missing =
-            GetError::NotFound { key: hash.key(), told: "memory does not have it".into() };
-        Box::pin(async move { found.ok_or(missing) })
-    }
-
-    fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
-        let found = self.lock().signed.get(&key).cloned();
-        let missing = GetError::NotFound { key, told: "memory does not have it".into() };
-        Box::pin(async move { found.ok_or(missing) })
-    }
-
-    fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
-        let wrong = blocks.iter().any(|(hash, bytes)| BlockHash::of(bytes) != *hash);
-        if wrong {
-            return Box::pin(async { Err(InvalidBlock::WrongHash.into()) });
-        }
-        let mut held = self.lock();
-        for (hash, bytes) in blocks {
-            held.counts.puts += 1;
-            held.counts.put_bytes += bytes.len() as u64;
-            held.content.insert(hash, bytes);
-        }
-        Box::pin(async { Ok(()) })
-    }
-
-    fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
-        let mut held = self.lock();
-        let result = match held.signed.get(&block.key()) {
-            Some(old)
-                if old.version > block.version
-                    || (old.version == block.version && *old != block) =>
-            {
-                Err(PutError::Superseded { offered: block.version, held: old.version })
-            }
-            _ => {
-                held.signed.insert(block.key(), block);
-                Ok(())
-            }
-        };
-        Box::pin(async move { result })
-    }
-
-    fn renew(
+    fn get_block(
         &self,
-        hashes: Vec<BlockHash>,
-    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+        id: BlockId,
+        wanted: Wanted,
+    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
+        let mut held = self.lock();
+        held.counts.gets += u64::from(!id.kind.is_mutable());
+        let found = held.get(id).and_then(|found| match found.version >= wanted.least() {
+            true => Ok(found),
+            false => {
+                let told = format!("memory has version {}", found.version);
+                Err(GetError::Unavailable { key: id.key, told })
+            }
+        });
+        Box::pin(async { found })
+    }
+
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let mut held = self.lock();
+        let outcomes: Vec<_> = blocks.into_iter().map(|block| held.put(block)).collect();
+        Box::pin(async { outcomes })
+    }
+
+    fn renew_blocks(
+        &self,
+        renewal: LeaseRenewal,
+    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
         let held = self.lock();
-        let lacking = hashes.into_iter().filter(|hash| !held.content.contains_key(hash)).collect();
-        Box::pin(async move { Ok(lacking) })
+        let has = |id: &BlockId| match held.blocks.contains_key(id) {
+            true => Ok(Renewed::Held),
+            false => Ok(Renewed::Lacking),
+        };
+        let outcomes: Vec<_> = renewal.ids.iter().map(has).collect();
+        Box::pin(async { outcomes })
+    }
+
+    /// Never resolves with `None`: there is no clock here.
+    fn watch(
+        &self,
+        id: BlockId,
+        seen: u64,
+    ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
+        let blocks = self.clone();
+        Box::pin(async move {
+            loop {
+                let changed = Arc::new(Notify::default());
+                {
+                    let mut held = blocks.lock();
+                    if held.blocks.get(&id).is_some_and(|now| now.version > seen) {
+                        return held.get(id).map(Some);
+                    }
+                    held.watchers.push(changed.clone());
+                }
+                changed.notified().await;
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use atoll_key::SecretKey;
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    fn version(version: u64) -> SignedBlock {
+        SignedBlock::sign(&SecretKey::from_seed(&[1; 32]), b"", version, b"payload")
+    }
+
+    /// A future that needs nothing else to resolve.
+    fn now<T>(future: BoxFuture<'static, T>) -> T {
+        future.now_or_never().expect("memory answers at once")
+    }
+
+    #[test]
+    fn each_block_of_a_batch_has_its_own_outcome() {
+        let blocks = MemoryBlocks::new();
+        now(blocks.put_signed(version(5))).expect("new");
+        let content = Bytes::from_static(b"content");
+        let hash = BlockHash::of(&content);
+        let wrong = NewBlock::from((hash, Bytes::from_static(b"other")));
+        let batch = vec![version(4).into(), (hash, content.clone()).into(), wrong];
+        let outcomes = now(blocks.put_blocks(batch));
+        let superseded = PutError::Superseded { offered: 4, held: 5 };
+        let invalid = PutError::Invalid(InvalidBlock::WrongHash);
+        assert_eq!(outcomes, [Err(superseded), Ok(()), Err(invalid)]);
+        assert_eq!(now(blocks.get(hash)), Ok(content));
+        let lost = PutError::Unavailable("nobody".into());
+        let error = all_or_first(vec![Ok(()), Err(lost.clone()), Err(lost)]).expect_err("two");
+        assert_eq!(error, PutError::Unavailable("2 of 3 blocks: nobody".into()));
+    }
+
+    /// Pastis §3.3: a look-up can be constrained to versions that are recent enough.
+    #[test]
+    fn a_reader_gets_at_least_the_version_it_wants() {
+        let blocks = MemoryBlocks::new();
+        now(blocks.put_signed(version(5))).expect("new");
+        let get = |wanted| now(blocks.get_block(version(0).id(), wanted));
+        for wanted in [Wanted::Newest, Wanted::AtLeast(0), Wanted::AtLeast(5)] {
+            assert_eq!(get(wanted).expect("there").version, 5);
+        }
+        assert!(matches!(get(Wanted::AtLeast(6)), Err(GetError::Unavailable { .. })));
+    }
+
+    #[test]
+    fn a_watcher_hears_of_the_next_version_and_of_the_removal() {
+        let blocks = MemoryBlocks::new();
+        let id = version(0).id();
+        let mut watch = blocks.watch(id, 5);
+        now(blocks.put_signed(version(5))).expect("new");
+        assert!((&mut watch).now_or_never().is_none(), "it has seen that version");
+        now(blocks.put_signed(version(6))).expect("newer");
+        let heard = now(watch).expect("there").expect("newer");
+        assert_eq!(heard.version, 6);
+        let secret = SecretKey::from_seed(&[1; 32]);
+        let watch = blocks.watch(id, 6);
+        let not_one = now(blocks.remove_blocks(vec![version(7).into()]));
+        assert!(matches!(not_one[..], [Err(PutError::Invalid(_))]));
+        let tombstone = SignedBlock::sign_tombstone(&secret, b"", 7);
+        assert_eq!(now(blocks.remove_blocks(vec![tombstone.into()])), [Ok(())]);
+        let removed = GetError::Removed { key: id.key, version: 7 };
+        assert_eq!(now(watch), Err(removed.clone()));
+        assert_eq!(now(blocks.get_signed(id.key)), Err(removed));
+        now(blocks.put_signed(version(8))).expect("a higher version brings it back");
+        assert!(now(blocks.get_signed(id.key)).is_ok());
     }
 }

@@ -59,7 +59,9 @@ mod stats;
 pub use accounting::quota::{QuotaConfig, QuotaReport, Share};
 pub use accounting::receipt::{Attestor, SimulatedKeys};
 pub use accounting::{quota, receipt};
-pub use blocks::{Blocks, GetError, MemoryBlocks, PutError};
+pub use blocks::{
+    Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, PutError, Renewed, Wanted,
+};
 pub use client::get::Fetched;
 pub use config::{CacheAt, DhtConfig, ReplicaChoice};
 pub use mechanisms::Mechanisms;

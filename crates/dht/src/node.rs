@@ -4,20 +4,21 @@
 use std::sync::Arc;
 
 use atoll_env::{BoxFuture, Env};
-use atoll_key::{BlockHash, Key, SignedBlock};
+use atoll_key::{BlockHash, BlockId};
 use atoll_net::{Peer, Refusal, Reply, Request, Service, Transport};
 use atoll_overlay::Overlay;
 use atoll_overlay::clock::network_time;
 use atoll_store::{BlockInfo, BlockStore, StoreError};
-use bytes::Bytes;
 
 use crate::accounting::Accounting;
 use crate::accounting::quota::{QuotaConfig, QuotaReport};
 use crate::accounting::receipt::Attestor;
-use crate::blocks::{Blocks, GetError, PutError};
+use crate::blocks::{
+    Blocks, GetError, HeldBlock, LeaseRenewal, NewBlock, PutError, Renewed, Wanted,
+};
 use crate::cache::PathCache;
 use crate::client::get::{self, Fetched};
-use crate::client::{Client, get_signed, put, renew};
+use crate::client::{Client, get_mutable, put, renew};
 use crate::config::DhtConfig;
 use crate::context::Context;
 use crate::diversion::Diversion;
@@ -201,39 +202,40 @@ impl Service for Dht {
 }
 
 impl Blocks for Dht {
-    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
-        let client = self.client.clone();
-        Box::pin(async move { get::get(&client, hash.key()).await.map(|f| f.bytes) })
-    }
-
-    fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
-        let client = self.client.clone();
-        Box::pin(async move { get_signed::get_signed(&client, key).await })
-    }
-
-    fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
-        let client = self.client.clone();
-        Box::pin(async move { put::put_content(&client, blocks).await })
-    }
-
-    fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
-        let client = self.client.clone();
-        Box::pin(async move { put::put_signed(&client, block).await })
-    }
-
-    fn renew(
+    fn get_block(
         &self,
-        hashes: Vec<BlockHash>,
-    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+        id: BlockId,
+        wanted: Wanted,
+    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
         let client = self.client.clone();
-        Box::pin(async move { renew::renew(&client, hashes, false).await })
+        Box::pin(async move {
+            if id.kind.is_mutable() {
+                return get_mutable::get_mutable(&client, id, wanted).await;
+            }
+            let fetched = get::get(&client, id.key).await?;
+            Ok(HeldBlock { version: 0, bytes: fetched.bytes })
+        })
     }
 
-    fn renew_or_lack(
-        &self,
-        hashes: Vec<BlockHash>,
-    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
         let client = self.client.clone();
-        Box::pin(async move { renew::renew(&client, hashes, true).await })
+        Box::pin(async move { put::put_blocks(&client, blocks).await })
+    }
+
+    fn renew_blocks(
+        &self,
+        renewal: LeaseRenewal,
+    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
+        let client = self.client.clone();
+        Box::pin(async move { renew::renew_blocks(&client, renewal).await })
+    }
+
+    fn watch(
+        &self,
+        id: BlockId,
+        seen: u64,
+    ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
+        let client = self.client.clone();
+        Box::pin(async move { get_mutable::watch(&client, id, seen).await })
     }
 }

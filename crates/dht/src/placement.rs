@@ -8,6 +8,7 @@ use atoll_overlay::Node;
 use futures_util::{StreamExt, stream};
 
 use crate::context::Context;
+use crate::rpc::short_hash;
 
 /// Roots looked up at once.
 const LOOKUPS_AT_ONCE: usize = 16;
@@ -96,6 +97,21 @@ pub(crate) async fn by_root<T>(
 /// comes first; alone if it no longer runs.
 pub(crate) fn replica_set(context: &Context, root: &Node) -> Vec<Node> {
     context.overlay.own_replica_set(root, context.config.replicas).unwrap_or_else(|| vec![*root])
+}
+
+/// A short hash of a replica set, by which a root and a caller see whether they mean the same one.
+pub(crate) fn set_tag(set: &[Node]) -> u64 {
+    let mut hasher = blake3::Hasher::new_derive_key("atoll v2 replica set");
+    for node in set {
+        hasher.update(&node.id.0.0);
+    }
+    short_hash(hasher.finalize())
+}
+
+/// The tag of a key's replica set, if this node is its root.
+pub(crate) fn own_set_tag(context: &Context, key: &Key) -> Option<u64> {
+    let groups = context.overlay.group_by_own_root(std::slice::from_ref(key));
+    groups.first().map(|(root, _)| set_tag(&replica_set(context, root)))
 }
 
 /// How many other nodes of a replica set this node sees at present, at most k − 1.

@@ -6,16 +6,17 @@
 
 use std::path::Path;
 
-use atoll_key::{IdProfile, SecretKey, SignedBlock};
+use atoll_dht::{LeaseRenewal, PutError, Wanted};
+use atoll_key::{BlockHash, IdProfile, SecretKey, SignedBlock};
 use atoll_overlay::chord::RememberedPeer;
 use minicbor::Decode;
 
 use crate::contribution::StoredPolicy;
+use crate::control::blocks::{Get, Outcomes, Renew, Watch};
 use crate::control::calls;
 use crate::control::message::{
-    self, Answer, ChangeQuota, ChangeSettings, Contribute, Empty, Get, GetFailed, GetSigned,
-    Hashes, HeldReadKey, Invited, KeepAdd, KeepCommit, Never, OpenVolume, OpenedVolume, PutFailed,
-    Rotate, Unfit,
+    self, Answer, ChangeQuota, ChangeSettings, Contribute, Empty, GetFailed, HeldReadKey, Invited,
+    KeepAdd, KeepCommit, Never, OpenVolume, OpenedVolume, Rotate, Unfit,
 };
 use crate::membership::{EXAMPLE_ADMIN, KnownList, Record};
 use crate::network::{Network, StoredNetwork};
@@ -59,7 +60,10 @@ pub fn manifest_file(path: &Path) -> bool {
 pub fn example_headers() -> Vec<Vec<u8>> {
     let volume = || "docs".to_owned();
     let failed = GetFailed::NotFound { key: [1; 64], told: "no".into() };
-    let full = PutFailed::Superseded { offered: 3, held: u64::MAX };
+    let id = BlockHash::of(b"block").id();
+    let renewal = LeaseRenewal { ids: vec![id; 3], lease_secs: Some(60), will_be_put: true };
+    let superseded = PutError::Superseded { offered: 3, held: u64::MAX };
+    let outcomes = Outcomes::of_put(vec![Ok(()), Err(superseded)]);
     let bad_name = VolumeError::BadName { name: volume(), why: "so".into() };
     let source = Some(b"/srv".to_vec());
     let read_key = HeldReadKey { read_key: Some([3; 32]) };
@@ -68,9 +72,10 @@ pub fn example_headers() -> Vec<Vec<u8>> {
     let invited = Invited { code: "atoll-join:abc".into(), warning: Some("so".into()) };
     let headers = [
         message::encode(&Empty {}),
-        message::encode(&Get { hash: [1; 32] }),
-        message::encode(&GetSigned { key: [2; 64] }),
-        message::encode(&Hashes { hashes: vec![1; 96] }),
+        message::encode(&Get::new(id, Wanted::AtLeast(7))),
+        message::encode(&Watch { id: id.into(), seen: 7 }),
+        message::encode(&Renew::from(renewal)),
+        message::encode(&Answer::<_, Never>::Done(outcomes)),
         message::encode(&KeepAdd { volume: volume(), session: 1 << 60, offset: 3 }),
         message::encode(&KeepCommit { volume: volume(), session: 1 << 60, count: 3 }),
         message::encode(&OpenVolume { name: volume(), source, seed: Some([1; 32]) }),
@@ -80,7 +85,6 @@ pub fn example_headers() -> Vec<Vec<u8>> {
         message::encode(&Rotate { remove: vec![1; 64], overlap_secs: 60 }),
         message::encode(&Answer::<_, Never>::Done(invited)),
         message::encode(&Answer::<Empty, GetFailed>::Failed(failed)),
-        message::encode(&Answer::<Empty, PutFailed>::Failed(full)),
         message::encode(&Answer::<OpenedVolume, VolumeError>::Failed(bad_name)),
         message::encode(&Answer::<Empty, Unfit>::Failed("too small".to_owned().into())),
         message::encode(&Answer::<_, VolumeError>::Done(read_key)),

@@ -47,7 +47,18 @@ seeds! {
         .into_iter()
         .map(|receipt| Put { blocks: vec![header(); 3].into(), as_root: true, receipt })
         .collect();
-    PutReply: vec![PutReply { statuses: statuses().into() }];
+    PutReply: vec![PutReply { statuses: statuses().into(), set: Some(7) }];
+    Read: vec![Read { key: key(1), with_bytes: true }];
+    ReadReply: vec![
+        ReadReply::default(),
+        ReadReply {
+            held: Some(Stamp { version: 3, digest: u64::MAX }),
+            block: Some(header()),
+            set: Some(7),
+        },
+    ];
+    Watch: vec![Watch { key: key(1), seen: 3 }];
+    WatchReply: vec![WatchReply { version: Some(4) }, WatchReply { version: None }];
     Renew: receipts()
         .into_iter()
         .map(|receipt| Renew {

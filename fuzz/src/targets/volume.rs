@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use atoll_dht::{Blocks, GetError, PutError};
+use atoll_dht::{Blocks, GetError, HeldBlock, LeaseRenewal, NewBlock, PutError, Renewed, Wanted};
 use atoll_env::{BoxFuture, Env};
-use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
+use atoll_key::{BlockHash, BlockId, SecretKey, SignedBlock};
 use atoll_sim::{Sim, SimConfig};
 use atoll_vfs::{Caller, Errno, FileKind, FileSystem, InodeNumber, OpenFlags, SeekTo};
 use atoll_volume::format::directory::{
@@ -79,7 +79,7 @@ fn unpack(mut input: &[u8]) -> Option<Ring> {
         }
         let hash = BlockHash::of(&block);
         hashes.push(hash);
-        content.insert(hash, Bytes::from(block));
+        content.insert(hash.id(), Bytes::from(block));
         input = rest;
     }
 }
@@ -105,35 +105,34 @@ fn name_blocks(block: &[u8], hashes: &[BlockHash]) -> Vec<u8> {
 
 /// What the publisher put.
 struct Ring {
-    content: BTreeMap<BlockHash, Bytes>,
+    content: BTreeMap<BlockId, Bytes>,
     root: SignedBlock,
     fetches: AtomicU64,
 }
 
 impl Blocks for Ring {
-    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
+    fn get_block(&self, id: BlockId, _: Wanted) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
+        if id == self.root.id() {
+            let root = HeldBlock { version: self.root.version, bytes: self.root.bytes().clone() };
+            return Box::pin(async { Ok(root) });
+        }
         let fetches = self.fetches.fetch_add(1, Ordering::Relaxed);
         assert!(fetches < FETCH_LIMIT, "the walk does not end");
-        let missing = || GetError::NotFound { key: hash.key(), told: String::new() };
-        let found = self.content.get(&hash).cloned().ok_or_else(missing);
-        Box::pin(async move { found })
+        let missing = GetError::NotFound { key: id.key, told: String::new() };
+        let found = self.content.get(&id).cloned().ok_or(missing);
+        Box::pin(async move { Ok(HeldBlock { version: 0, bytes: found? }) })
     }
 
-    fn get_signed(&self, _: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
-        let root = self.root.clone();
-        Box::pin(async move { Ok(root) })
-    }
-
-    fn put(&self, _: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
+    fn put_blocks(&self, _: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
         unreachable!("readers put nothing")
     }
 
-    fn put_signed(&self, _: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
-        unreachable!("readers put nothing")
-    }
-
-    fn renew(&self, _: Vec<BlockHash>) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+    fn renew_blocks(&self, _: LeaseRenewal) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
         unreachable!("readers renew nothing")
+    }
+
+    fn watch(&self, _: BlockId, _: u64) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
+        unreachable!("readers watch nothing")
     }
 }
 

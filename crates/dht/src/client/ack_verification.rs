@@ -15,7 +15,7 @@
 //!
 //! **Invariant:** no single node is believed. A root counts as a copy only if another replica
 //! confirms it. A replica that denies what it has makes no put fail: it is sent another copy. A
-//! node that refuses a signed block because a newer one exists must show the newer one.
+//! node that refuses a mutable block because a newer one exists must show the newer one.
 //!
 //! Not covered: a root that leaves out one replica is noticed only when that replica is sampled,
 //! once in k − 1 batches; until then its blocks have one copy less. A root that lies together with
@@ -37,12 +37,12 @@ use crate::accounting::admission::Origin;
 use crate::client::Client;
 use crate::diversion::follow::shows_newer;
 use crate::holdings::vouch;
-use crate::placement::size_of;
+use crate::placement::{own_set_tag, size_of};
 use crate::replication::store::{put_message, store_put};
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event, answers};
 use crate::rpc::{
-    Block, BlockHeader, PutStatus, Renew, RenewReply, RenewStatus, Vouched, is_majority,
+    Block, BlockHeader, PutReply, PutStatus, Renew, RenewReply, RenewStatus, Vouched, is_majority,
 };
 use crate::server::renew::{ask_to_renew, part_of, renew_at};
 
@@ -202,14 +202,9 @@ pub(crate) async fn check_put(
     let ask = |calls: &mut _, node| ask_whether(client, calls, node, &expected);
     let mut doubts = doubts(client, set, &expected, ask).await;
     doubts.iter_mut().for_each(|doubt| doubt.index = stored[doubt.index]);
-    for (index, status) in statuses.iter_mut().enumerate() {
-        if matches!(status, PutStatus::Superseded { .. }) {
-            match newest_shown(client, set, &blocks[index]).await {
-                Some(held) => *status = PutStatus::Superseded { held },
-                None => doubts.push(Doubt { index, holders: Vec::new() }),
-            }
-        }
-    }
+    // Nothing supersedes a block that never changes.
+    let denied = (0..blocks.len()).filter(|i| matches!(statuses[*i], PutStatus::Superseded { .. }));
+    doubts.extend(denied.map(|index| Doubt { index, holders: Vec::new() }));
     let size = size_of(client, set);
     // The root may still be sending what a majority has to the others.
     let (late, doubts): (Vec<Doubt>, Vec<Doubt>) =
@@ -223,18 +218,12 @@ pub(crate) async fn check_put(
     for doubt in doubts {
         let told = &told[doubt.index];
         let given = told.iter().filter(|status| matches!(status, PutStatus::Stored { .. })).count();
-        let is_refused = |status: &&PutStatus| matches!(status, PutStatus::Superseded { .. });
         let over = told.iter().find(|status| matches!(status, PutStatus::OverQuota { .. }));
         let copies = u32::try_from(doubt.holders.len() + given).expect("k is small");
-        let newer = match told.iter().find(is_refused) {
-            Some(_) => newest_shown(client, set, &blocks[doubt.index]).await,
-            None => None,
-        };
-        statuses[doubt.index] = match (newer, over) {
-            (Some(held), _) => PutStatus::Superseded { held },
+        statuses[doubt.index] = match over {
             _ if doubt.is_settled(given, size) => PutStatus::Stored { copies: wanted, wanted },
-            (None, Some(over)) => *over,
-            (None, None) => PutStatus::Stored { copies, wanted },
+            Some(over) => *over,
+            None => PutStatus::Stored { copies, wanted },
         };
     }
 }
@@ -288,16 +277,24 @@ async fn put_at_replicas(
     }
     let mut told = vec![Vec::new(); blocks.len()];
     while calls.is_patient() {
-        if let Some(Event::Answer(_, Ok((indices, answers)))) = calls.next().await {
-            indices.into_iter().zip(answers).for_each(|(index, status)| told[index].push(status));
+        if let Some(Event::Answer(_, Ok(Said { indices, statuses, .. }))) = calls.next().await {
+            indices.into_iter().zip(statuses).for_each(|(index, said)| told[index].push(said));
         }
     }
     calls.finish();
     told
 }
 
-/// What a node said of the blocks of a batch with these numbers.
-pub(crate) type Said = (Vec<usize>, Vec<PutStatus>);
+/// What a node said of blocks that were put there.
+#[derive(Debug)]
+pub(crate) struct Said {
+    /// Their numbers in the batch.
+    pub indices: Vec<usize>,
+    /// What became of each of them.
+    pub statuses: Vec<PutStatus>,
+    /// The tag of the first one's replica set, if the node is its root.
+    pub set: Option<u64>,
+}
 
 /// Puts blocks at one replica, which may be this node; they have these numbers in their batch.
 pub(crate) fn ask_to_store(
@@ -311,8 +308,8 @@ pub(crate) fn ask_to_store(
     let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
     let (storer, origin) = (client.clone(), origin.clone());
     calls.ask(node, bytes, async move {
-        let statuses = put_at(&storer, &node, &origin, blocks).await?;
-        Ok((indices, statuses))
+        let PutReply { statuses, set } = put_at(&storer, &node, &origin, blocks).await?;
+        Ok(Said { indices, statuses: statuses.0, set })
     });
 }
 
@@ -322,7 +319,7 @@ pub(crate) async fn newest_shown(client: &Client, set: &[Node], block: &Block) -
     shown.into_iter().flatten().max()
 }
 
-fn expect(block: &Block) -> Expected {
+pub(crate) fn expect(block: &Block) -> Expected {
     let BlockHeader { key, kind, lease_secs } = block.header;
     let version = kind.verify(&key, &block.bytes).unwrap_or(0);
     Expected { key, version, lease_secs }
@@ -334,13 +331,15 @@ async fn put_at(
     node: &Node,
     origin: &Origin,
     blocks: Vec<Block>,
-) -> Result<Vec<PutStatus>, CallError> {
+) -> Result<PutReply, CallError> {
     if client.is_me(node) {
-        return Ok(store_put(client, &node.peer, origin, blocks).await?);
+        let set = blocks.first().and_then(|block| own_set_tag(client, &block.header.key));
+        let statuses = store_put(client, &node.peer, origin, blocks).await?.into();
+        return Ok(PutReply { statuses, set });
     }
     let (put, parts) = put_message(origin, blocks, false);
     let (reply, _) = client.call(node, &put, parts).await?;
-    Ok(reply.statuses.0)
+    Ok(reply)
 }
 
 /// A renewal to be verified.

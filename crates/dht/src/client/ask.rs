@@ -74,7 +74,7 @@ pub(crate) async fn ask(
 }
 
 /// The block that `node` sent, if it is what its key says.
-fn verified(
+pub(super) fn verified(
     client: &Client,
     node: &Node,
     key: Key,

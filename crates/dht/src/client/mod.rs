@@ -4,9 +4,11 @@ mod ack_verification;
 mod ask;
 mod block_times;
 pub(crate) mod get;
-pub(crate) mod get_signed;
+pub(crate) mod get_mutable;
+mod known_sets;
 pub(crate) mod put;
 mod put_batch;
+mod put_mutable;
 pub(crate) mod renew;
 mod replica_selection;
 mod seen;
@@ -17,6 +19,7 @@ use std::sync::Arc;
 use crate::context::layer_above;
 use crate::server::Server;
 use block_times::BlockTimes;
+use known_sets::KnownSets;
 use replica_selection::HedgeBudget;
 use seen::SeenVersions;
 
@@ -26,7 +29,9 @@ pub(crate) struct Client {
     hedges: HedgeBudget,
     /// How long replicas take to send a block: longer than a round trip.
     fetch_times: Arc<BlockTimes>,
-    /// Signed blocks are not read below these versions.
+    /// Of mutable blocks.
+    known_sets: KnownSets,
+    /// Mutable blocks are not read below these versions.
     seen: Arc<SeenVersions>,
 }
 layer_above!(Client, server: Arc<Server>);
@@ -36,6 +41,7 @@ impl Client {
         Client {
             hedges: HedgeBudget::default(),
             fetch_times: Arc::default(),
+            known_sets: KnownSets::default(),
             seen: Arc::new(SeenVersions::remembered(&*server.durable)),
             server,
         }

@@ -3,7 +3,8 @@
 //! The node that puts finds each block's root and sends the root one message per batch;
 //! the root stores the blocks, sends them on to its k − 1 successors, and answers when
 //! a majority has them and all answers that are not overdue have come. So a publisher's uplink
-//! carries each block once. What is missing from the rest is repair's work.
+//! carries each block once. What is missing from the rest is repair's work. Mutable blocks are
+//! small and go to all replicas at once (`put_mutable`).
 //!
 //! Each block has its own outcome: what was stored is not put again, and what was not is looked
 //! up and tried again until the deadline. No node's word is taken for the whole replica set
@@ -14,14 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_env::{Instant, sleep, timeout};
-use atoll_key::{BlockHash, BlockKind, Key, PeerId, SignedBlock};
-use bytes::Bytes;
+use atoll_key::{BlockId, Key, PeerId};
 use futures_util::future::join_all;
 
 use super::Client;
-use super::get_signed::saw;
+use super::get_mutable::saw;
 use super::put_batch::{Outcome, put_batch};
-use crate::blocks::PutError;
+use super::put_mutable::put_mutable;
+use crate::blocks::{NewBlock, PutError};
 use crate::placement::{Groups, add_to, expected_replicas, present_replicas, replica_sets};
 use crate::rpc::{Block, BlockHeader, MAX_BATCH_BLOCKS};
 use crate::stats::add;
@@ -34,69 +35,65 @@ pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause before trying again. A guess: rings notice a dead node in seconds.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Stores content blocks.
-pub(crate) async fn put_content(
+/// Stores blocks; an outcome for each, in their order.
+pub(crate) async fn put_blocks(
     client: &Arc<Client>,
-    blocks: Vec<(BlockHash, Bytes)>,
-) -> Result<(), PutError> {
-    let lease_secs = client.config.lease.as_secs();
-    let kind = BlockKind::Content;
-    let block = |(hash, bytes): (BlockHash, Bytes)| Block {
-        header: BlockHeader { key: hash.key(), kind, lease_secs },
-        bytes,
-    };
-    let count = blocks.len() as u64;
-    put_all(client, blocks.into_iter().map(block).collect()).await?;
-    add(&client.counters.puts, count);
-    Ok(())
-}
-
-/// Stores a signed block.
-pub(crate) async fn put_signed(client: &Arc<Client>, block: SignedBlock) -> Result<(), PutError> {
-    let header = BlockHeader {
-        key: block.key(),
-        kind: BlockKind::Signed,
-        lease_secs: client.config.lease.as_secs(),
-    };
-    let (key, offered) = (block.key(), block.version);
-    let put = put_all(client, vec![Block { header, bytes: block.bytes().clone() }]).await;
-    match put {
-        Err(PutError::Superseded { held, .. }) => Err(PutError::Superseded { offered, held }),
-        other => {
-            if other.is_ok() {
-                saw(client, key, offered);
+    blocks: Vec<NewBlock>,
+) -> Vec<Result<(), PutError>> {
+    let lease = |asked: Option<u64>| asked.unwrap_or(client.config.lease.as_secs());
+    let mut outcomes = vec![Ok(()); blocks.len()];
+    let mut pending = Vec::new();
+    for (place, NewBlock { id, bytes, lease_secs }) in blocks.into_iter().enumerate() {
+        // The nodes that store it check a block that never changes.
+        let version = if id.kind.is_mutable() { id.verify(&bytes) } else { Ok(0) };
+        match version {
+            Ok(version) => {
+                let BlockId { key, kind } = id;
+                let header = BlockHeader { key, kind, lease_secs: lease(lease_secs) };
+                let block = Block { header, bytes };
+                let (holders, told) = (BTreeSet::new(), String::new());
+                pending.push(Pending { place, block, version, holders, told });
             }
-            other
+            Err(error) => outcomes[place] = Err(error.into()),
         }
     }
+    put_all(client, pending, &mut outcomes).await;
+    add(&client.counters.puts, outcomes.iter().filter(|outcome| outcome.is_ok()).count() as u64);
+    outcomes
 }
 
 /// What is still to be stored.
 struct Pending {
+    /// Its place in the batch.
+    place: usize,
     block: Block,
+    version: u64,
     /// The nodes that stored it, in earlier attempts that found no majority.
     holders: BTreeSet<PeerId>,
     /// What happened to it last.
     told: String,
 }
 
-async fn put_all(client: &Arc<Client>, blocks: Vec<Block>) -> Result<(), PutError> {
-    let new = |block| Pending { block, holders: BTreeSet::new(), told: String::new() };
-    let mut pending: Vec<Pending> = blocks.into_iter().map(new).collect();
-    let count = pending.len();
+async fn put_all(
+    client: &Arc<Client>,
+    mut pending: Vec<Pending>,
+    outcomes: &mut [Result<(), PutError>],
+) {
     let mut pause = FIRST_PAUSE;
     let deadline = client.env.now() + client.config.put_limit;
-    loop {
+    while !pending.is_empty() {
         let left = deadline.since(client.env.now());
-        let attempt = timeout(&*client.env, left, put_once(client, &mut pending)).await;
-        if let Ok(refused) = attempt {
-            refused?;
-            if pending.is_empty() {
-                return Ok(());
-            }
+        let attempt = put_once(client, &mut pending, outcomes);
+        // A time limit that passes leaves what was not decided pending.
+        let _ = timeout(&*client.env, left, attempt).await;
+        if pending.is_empty() {
+            return;
         }
         if attempt_was_last(client, pause, deadline) {
-            return Err(unavailable(client, &pending, count));
+            for block in &pending {
+                outcomes[block.place] = Err(unavailable(client, block));
+            }
+            return;
         }
         sleep(&*client.env, pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
@@ -107,19 +104,13 @@ fn attempt_was_last(client: &Client, pause: Duration, deadline: Instant) -> bool
     client.env.now() + pause > deadline
 }
 
-/// How many of a batch of `count` blocks are not acknowledged, and whose fault that is.
-fn unavailable(client: &Client, pending: &[Pending], count: usize) -> PutError {
-    let first = pending.iter().find(|pending| !pending.told.is_empty());
-    let why = match first {
-        Some(Pending { block, told, .. }) => format!("block {}: {told}", block.header.key),
-        None => format!("no answer within {} s", client.config.put_limit.as_secs()),
+/// Why a block is not acknowledged, and whose fault that is.
+fn unavailable(client: &Client, Pending { block, told, .. }: &Pending) -> PutError {
+    let why = match told.is_empty() {
+        true => format!("no answer within {} s", client.config.put_limit.as_secs()),
+        false => format!("block {}: {told}", block.header.key),
     };
-    PutError::Unavailable(format!("{}{why}{}", of_batch(pending.len(), count), absent(client)))
-}
-
-/// How much of a batch is meant, if it is one.
-pub(super) fn of_batch(part: usize, count: usize) -> String {
-    if count > 1 { format!("{part} of {count} blocks: ") } else { String::new() }
+    PutError::Unavailable(format!("{why}{}", absent(client)))
 }
 
 /// If nodes are missing: that they are.
@@ -134,17 +125,63 @@ pub(super) fn absent(client: &Client) -> String {
     )
 }
 
-/// Tries once to store all that is pending; what succeeded is no longer pending.
-///
-/// # Errors
-/// If blocks were refused; all others have had their attempt as well.
-async fn put_once(client: &Arc<Client>, pending: &mut Vec<Pending>) -> Result<(), PutError> {
-    let keys: Vec<Key> = pending.iter().map(|p| p.block.header.key).collect();
-    let mut groups = Groups::new();
-    for (index, set) in replica_sets(client, &keys).await.into_iter().enumerate() {
+/// Tries once to store all that is pending. What was stored or refused is no longer pending then.
+async fn put_once(
+    client: &Arc<Client>,
+    pending: &mut Vec<Pending>,
+    outcomes: &mut [Result<(), PutError>],
+) {
+    let (mutable, content): (Vec<usize>, Vec<usize>) =
+        (0..pending.len()).partition(|index| pending[*index].block.is_mutable());
+    let puts = join_all(mutable.into_iter().map(|index| {
+        let Pending { block, holders, .. } = &pending[index];
+        let (block, holders) = (block.clone(), holders.clone());
+        async move { (vec![index], vec![put_mutable(client, block, holders).await]) }
+    }));
+    let (mut attempts, content) =
+        futures_util::join!(puts, put_through_roots(client, pending, &content));
+    attempts.extend(content);
+    let mut is_done = vec![false; pending.len()];
+    for (batch, results) in attempts {
+        for (index, result) in batch.into_iter().zip(results) {
+            let Pending { place, version, .. } = pending[index];
+            is_done[index] = !matches!(result, Outcome::Again(..));
+            match result {
+                Outcome::Stored => {
+                    if pending[index].block.is_mutable() {
+                        saw(client, pending[index].block.header.key, version);
+                    }
+                }
+                Outcome::Again(holders, told) => {
+                    (pending[index].holders, pending[index].told) = (holders, told);
+                }
+                Outcome::Refused(PutError::Superseded { held, .. }) => {
+                    outcomes[place] = Err(PutError::Superseded { offered: version, held });
+                }
+                Outcome::Refused(why) => outcomes[place] = Err(why),
+            }
+        }
+    }
+    let mut is_done = is_done.into_iter();
+    pending.retain(|_| !is_done.next().expect("one for each"));
+}
+
+/// Puts the blocks with these numbers, which never change, through their roots; says of each batch
+/// what became of it.
+async fn put_through_roots(
+    client: &Arc<Client>,
+    pending: &[Pending],
+    content: &[usize],
+) -> Vec<(Vec<usize>, Vec<Outcome>)> {
+    let keys: Vec<Key> = content.iter().map(|index| pending[*index].block.header.key).collect();
+    let (mut groups, mut attempts) = (Groups::new(), Vec::new());
+    for (index, set) in content.iter().zip(replica_sets(client, &keys).await) {
         match set {
-            Ok(set) => add_to(&mut groups, set, index),
-            Err(told) => pending[index].told = told,
+            Ok(set) => add_to(&mut groups, set, *index),
+            Err(told) => {
+                let again = Outcome::Again(pending[*index].holders.clone(), told);
+                attempts.push((vec![*index], vec![again]));
+            }
         }
     }
     let room = usize::try_from(client.put_times.room_bytes()).unwrap_or(usize::MAX);
@@ -152,44 +189,30 @@ async fn put_once(client: &Arc<Client>, pending: &mut Vec<Pending>) -> Result<()
     let sends = groups.values().flat_map(|(set, indices)| {
         batches(pending, indices, batch_bytes).into_iter().map(move |batch| (set, batch))
     });
-    let attempts = join_all(sends.map(|(set, batch)| {
-        let blocks = batch.iter().map(|i| pending[*i].block.clone()).collect();
-        let holders = batch.iter().map(|i| pending[*i].holders.clone()).collect();
-        async move { (batch, put_batch(client, set, blocks, holders).await) }
-    }))
-    .await;
-    let (mut is_done, mut refused) = (vec![false; pending.len()], Vec::new());
-    for (batch, outcomes) in attempts {
-        for (index, outcome) in batch.into_iter().zip(outcomes) {
-            match outcome {
-                Outcome::Stored => is_done[index] = true,
-                Outcome::Again(holders, told) => {
-                    (pending[index].holders, pending[index].told) = (holders, told);
-                }
-                Outcome::Refused(why) => refused.push(why),
-            }
-        }
-    }
-    let (part, count) = (refused.len(), pending.len());
-    if let Some(why) = refused.into_iter().next() {
-        return Err(match why {
-            PutError::Full(who) => PutError::Full(of_batch(part, count) + &who),
-            why => why,
-        });
-    }
-    let mut is_done = is_done.into_iter();
-    pending.retain(|_| !is_done.next().expect("one for each"));
-    Ok(())
+    attempts.extend(
+        join_all(sends.map(|(set, batch)| {
+            let blocks = batch.iter().map(|i| pending[*i].block.clone()).collect();
+            let holders = batch.iter().map(|i| pending[*i].holders.clone()).collect();
+            async move { (batch, put_batch(client, set, blocks, holders).await) }
+        }))
+        .await,
+    );
+    attempts
 }
 
-/// Cuts a group into batches of so many bytes, each of which fits one message.
+/// Cuts a group into batches of so many bytes and one lease, each of which fits one message.
 fn batches(pending: &[Pending], indices: &[usize], batch_bytes: usize) -> Vec<Vec<usize>> {
     let mut batches: Vec<Vec<usize>> = Vec::new();
     let mut bytes = 0;
     for index in indices {
         let len = pending[*index].block.bytes.len();
+        let lease = |index: usize| pending[index].block.header.lease_secs;
         match batches.last_mut() {
-            Some(batch) if bytes + len <= batch_bytes && batch.len() < MAX_BATCH_BLOCKS => {
+            Some(batch)
+                if bytes + len <= batch_bytes
+                    && batch.len() < MAX_BATCH_BLOCKS
+                    && lease(batch[0]) == lease(*index) =>
+            {
                 batch.push(*index);
                 bytes += len;
             }

@@ -1,10 +1,11 @@
-//! Putting one batch of blocks at their replica set, through the root or without it.
+//! Putting one batch of blocks that never change at their replica set, through the root or without
+//! it.
 //!
 //! A root that is stopped or dead does not hold a put up: when its answer is overdue
 //! ([`PutTimes`](crate::rpc::put_times::PutTimes)) the publisher puts the batch at the replica set
 //! itself and counts the majority itself. A root that left an earlier call unanswered is not
 //! waited for at all. Only members of the replica set count, never a node after it: a reader of
-//! a signed block hears a majority of the set, and must meet one that has the update.
+//! a mutable block hears a majority of the set, and must meet one that has the update.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use atoll_key::{InvalidBlock, Key, PeerId};
 use atoll_overlay::Node;
 
 use super::Client;
-use super::ack_verification::{Said, ask_to_store, check_put, newest_shown};
+use super::ack_verification::{Said, ask_to_store, check_put, expect, newest_shown};
 use crate::accounting::admission::Origin;
 use crate::blocks::PutError;
 use crate::placement::size_of;
@@ -71,7 +72,7 @@ pub(super) async fn put_batch(
 ) -> Vec<Outcome> {
     let root = set[0];
     let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
-    let origin = Origin::own(client, client.config.lease.as_secs(), &keys);
+    let origin = Origin::own(client, blocks[0].header.lease_secs, &keys);
     let all_again = |told: String| {
         holders.iter().map(|holders| Outcome::Again(holders.clone(), told.clone())).collect()
     };
@@ -87,9 +88,7 @@ pub(super) async fn put_batch(
     if by_root {
         ask_root_to_store(client, &mut calls, root, &origin, &blocks);
     }
-    let counted = set.len();
-    let mut direct =
-        Direct { client, set, counted, origin: &origin, blocks: &blocks, holders: holders.clone() };
+    let mut direct = Direct::new(client, set, &origin, &blocks, holders.clone());
     let mut told = format!("root {root} does not answer");
     let mut tally = None;
     loop {
@@ -103,7 +102,7 @@ pub(super) async fn put_batch(
             break;
         }
         match calls.next().await {
-            Some(Event::Answer(node, Ok((_, mut statuses)))) if by_root && node == root => {
+            Some(Event::Answer(node, Ok(Said { mut statuses, .. }))) if by_root && node == root => {
                 if is_other_root(client, &statuses, &keys[0], &root).await {
                     by_root = false;
                     told = format!("{root} does not know yet that it is the root");
@@ -117,9 +116,9 @@ pub(super) async fn put_batch(
                 check_put(client, set, &origin, &blocks, &mut statuses).await;
                 return statuses.into_iter().map(|status| judge(&root, status)).collect();
             }
-            Some(Event::Answer(node, Ok((indices, statuses)))) => {
+            Some(Event::Answer(node, Ok(said))) => {
                 if let Some(tally) = &mut tally {
-                    direct.note(tally, node, indices, statuses).await;
+                    direct.note(tally, node, said).await;
                 }
             }
             Some(Event::Answer(node, Err(error))) if by_root && node == root => {
@@ -164,12 +163,12 @@ fn ask_root_to_store(
     let caller = client.clone();
     calls.ask(root, bytes, async move {
         let (reply, _) = caller.call(&root, &put, parts).await?;
-        Ok(((0..count).collect(), reply.statuses.0))
+        Ok(Said { indices: (0..count).collect(), statuses: reply.statuses.0, set: reply.set })
     });
 }
 
-/// A batch that its publisher puts at the replica set itself, because the root does not answer.
-struct Direct<'a> {
+/// A batch that its publisher puts at the replica set itself.
+pub(super) struct Direct<'a> {
     client: &'a Arc<Client>,
     set: &'a [Node],
     origin: &'a Origin,
@@ -177,29 +176,46 @@ struct Direct<'a> {
     /// How many of the set count, from the first on.
     counted: usize,
     /// The nodes that have each block.
-    holders: Vec<BTreeSet<PeerId>>,
+    pub holders: Vec<BTreeSet<PeerId>>,
 }
 
-/// What the replicas said of each block, besides having it.
-struct Tally {
+/// What the replicas said of the blocks, besides having them.
+pub(super) struct Tally {
     /// The size of the replica set of which a majority is wanted.
     wanted: u32,
-    refused: Vec<Option<PutError>>,
-    told: Vec<Option<String>>,
+    each: Vec<Noted>,
+}
+
+/// What the replicas said of one block.
+#[derive(Clone, Default)]
+struct Noted {
+    refused: Option<PutError>,
+    /// A replica holds another block of the same version.
+    rival: Option<u64>,
+    told: Option<String>,
 }
 
 impl Tally {
-    fn new(client: &Client, set: &[Node], blocks: usize) -> Tally {
+    pub(super) fn new(client: &Client, set: &[Node], blocks: usize) -> Tally {
         let wanted = u32::try_from(size_of(client, set)).expect("k is small");
-        let refused = (0..blocks).map(|_| None).collect();
-        Tally { wanted, refused, told: vec![None; blocks] }
+        Tally { wanted, each: vec![Noted::default(); blocks] }
     }
 }
 
-impl Direct<'_> {
+impl<'a> Direct<'a> {
+    pub(super) fn new(
+        client: &'a Arc<Client>,
+        set: &'a [Node],
+        origin: &'a Origin,
+        blocks: &'a [Block],
+        holders: Vec<BTreeSet<PeerId>>,
+    ) -> Direct<'a> {
+        Direct { client, set, origin, blocks, counted: set.len(), holders }
+    }
+
     /// Sends each member of the set what it is not known to have; the root has been sent all
     /// if it was asked.
-    fn put(&self, calls: &mut Calls<Said>, root_was_asked: bool) {
+    pub(super) fn put(&self, calls: &mut Calls<Said>, root_was_asked: bool) {
         for node in self.set.iter().skip(usize::from(root_was_asked)) {
             self.put_at(calls, *node);
         }
@@ -220,57 +236,60 @@ impl Direct<'_> {
         counted.iter().filter(|node| holders.contains(&node.peer.id)).count() as u32
     }
 
-    /// Whether nothing is left to wait for. Of signed blocks those that answer in time are all
+    /// Whether nothing is left to wait for. Of mutable blocks those that answer in time are all
     /// heard: one of them may refuse.
-    fn is_over(&self, tally: &Tally, is_patient: bool) -> bool {
+    pub(super) fn is_over(&self, tally: &Tally, is_patient: bool) -> bool {
         let is_settled = |index: usize| {
-            tally.refused[index].is_some() || is_majority(self.copies(index), tally.wanted)
+            tally.each[index].refused.is_some() || is_majority(self.copies(index), tally.wanted)
         };
         let must_hear_all = self.blocks.iter().any(Block::is_mutable);
         !is_patient || !must_hear_all && (0..self.blocks.len()).all(is_settled)
     }
 
-    async fn note(
-        &mut self,
-        tally: &mut Tally,
-        node: Node,
-        indices: Vec<usize>,
-        statuses: Vec<PutStatus>,
-    ) {
-        for (index, status) in indices.into_iter().zip(statuses) {
+    pub(super) async fn note(&mut self, tally: &mut Tally, node: Node, said: Said) {
+        for (index, status) in said.indices.into_iter().zip(said.statuses) {
+            let noted = &mut tally.each[index];
             match status {
                 PutStatus::Stored { .. } => {
                     self.holders[index].insert(node.peer.id);
                 }
                 PutStatus::Superseded { .. } => {
-                    let shown = newest_shown(self.client, self.set, &self.blocks[index]).await;
-                    let newer = shown.map(|held| PutError::Superseded { offered: 0, held });
-                    tally.refused[index] = newer;
+                    let block = &self.blocks[index];
+                    let offered = expect(block).version;
+                    match newest_shown(self.client, self.set, block).await {
+                        Some(held) if held == offered => noted.rival = Some(held),
+                        Some(held) => {
+                            noted.refused = Some(PutError::Superseded { offered, held });
+                        }
+                        None => noted.told = Some(format!("{node} shows no newer version")),
+                    }
                 }
                 status => match judge(&node, status) {
                     Outcome::Refused(why @ PutError::OverQuota { .. }) => {
-                        tally.refused[index] = Some(why);
+                        noted.refused = Some(why);
                     }
-                    Outcome::Refused(why) => tally.told[index] = Some(why.to_string()),
-                    Outcome::Again(_, why) => tally.told[index] = Some(why),
+                    Outcome::Refused(why) => noted.told = Some(why.to_string()),
+                    Outcome::Again(_, why) => noted.told = Some(why),
                     Outcome::Stored => {}
                 },
             }
         }
     }
 
-    fn outcomes(self, tally: Option<Tally>, root_told: &str) -> Vec<Outcome> {
+    pub(super) fn outcomes(self, tally: Option<Tally>, root_told: &str) -> Vec<Outcome> {
         let copies: Vec<u32> = (0..self.blocks.len()).map(|index| self.copies(index)).collect();
         let tally = tally.unwrap_or_else(|| Tally::new(self.client, self.set, copies.len()));
         let wanted = tally.wanted;
-        let each = copies.into_iter().zip(tally.refused).zip(tally.told).zip(self.holders);
-        each.map(|(((copies, refused), told), holders)| match refused {
-            Some(why) => Outcome::Refused(why),
-            None if is_majority(copies, wanted) => Outcome::Stored,
-            None => {
-                let told = told.map_or_else(String::new, |told| format!("; {told}"));
+        let each = copies.into_iter().zip(tally.each).zip(self.holders);
+        each.map(|((copies, noted), holders)| match (noted.refused, noted.rival) {
+            (Some(why), _) => Outcome::Refused(why),
+            _ if is_majority(copies, wanted) => Outcome::Stored,
+            (None, Some(held)) => Outcome::Refused(PutError::Superseded { offered: held, held }),
+            (None, None) => {
+                let told = noted.told.map_or_else(String::new, |told| format!("; {told}"));
                 let have = format!("only {copies} of {wanted} nodes of its replica set have it");
-                Outcome::Again(holders, format!("{root_told}; {have}{told}"))
+                let root = if root_told.is_empty() { "" } else { "; " };
+                Outcome::Again(holders, format!("{root_told}{root}{have}{told}"))
             }
         })
         .collect()

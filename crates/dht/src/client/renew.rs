@@ -8,18 +8,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_env::{sleep, timeout};
-use atoll_key::{BlockHash, Key};
+use atoll_key::Key;
 use atoll_net::CallError;
 use atoll_overlay::Node;
 use futures_util::future::join_all;
 
 use super::Client;
 use super::ack_verification::{Renewal, check_renewal};
-use super::put::{FIRST_PAUSE, LONGEST_PAUSE, absent, of_batch};
+use super::put::{FIRST_PAUSE, LONGEST_PAUSE, absent};
 use super::put_batch::{is_still_named, over_quota};
 use super::votes::Votes;
 use crate::accounting::admission::Origin;
-use crate::blocks::PutError;
+use crate::blocks::{LeaseRenewal, PutError, Renewed};
 use crate::placement::{Groups, add_to, shared_replica_sets};
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event, answers};
@@ -31,108 +31,117 @@ use crate::server::renew::{ask_to_renew, renew_at};
 const RENEW_STUCK: Duration = Duration::from_secs(20);
 
 /// What has become of keys whose leases are to be extended.
-#[derive(Default)]
 struct Renewing {
+    keys: Vec<Key>,
+    lease_secs: u64,
     /// Whether the caller puts what is lacking.
     will_be_put: bool,
-    held: Vec<bool>,
+    /// Of each; an error is what was told last of one that is not settled.
+    outcomes: Vec<Result<Renewed, PutError>>,
     /// Those not settled yet.
     todo: Vec<usize>,
-    /// Why blocks charged to another publisher were not renewed: this one has no room for them.
-    over: Option<PutError>,
-    told: String,
 }
 
-/// Extends leases; returns the blocks the ring lacks, in the order given. If those `will_be_put`,
-/// the root's word for that is enough.
-pub(crate) async fn renew(
+impl Renewing {
+    fn again(&mut self, indices: Vec<usize>, told: &str) {
+        for index in indices {
+            self.outcomes[index] = Err(PutError::Unavailable(told.to_owned()));
+            self.todo.push(index);
+        }
+    }
+}
+
+/// Extends leases; an outcome for each block, in their order. If those that are lacking will be
+/// put, the root's word for that is enough.
+pub(crate) async fn renew_blocks(
     client: &Arc<Client>,
-    hashes: Vec<BlockHash>,
-    will_be_put: bool,
-) -> Result<Vec<BlockHash>, PutError> {
-    let keys: Vec<Key> = hashes.iter().map(BlockHash::key).collect();
-    let (held, todo) = (vec![false; keys.len()], (0..keys.len()).collect());
-    let mut state = Renewing { held, todo, will_be_put, ..Renewing::default() };
+    LeaseRenewal { ids, lease_secs, will_be_put }: LeaseRenewal,
+) -> Vec<Result<Renewed, PutError>> {
+    let keys: Vec<Key> = ids.iter().map(|id| id.key).collect();
+    let silence = || {
+        let told = format!("no answer within {} s", client.config.put_limit.as_secs());
+        Err(PutError::Unavailable(told))
+    };
+    let mut state = Renewing {
+        outcomes: keys.iter().map(|_| silence()).collect(),
+        todo: (0..keys.len()).collect(),
+        lease_secs: lease_secs.unwrap_or(client.config.lease.as_secs()),
+        will_be_put,
+        keys,
+    };
     let mut pause = FIRST_PAUSE;
     let start = client.env.now();
     let (deadline, mut stuck) = (start + client.config.put_limit, start + RENEW_STUCK);
-    while !state.todo.is_empty() {
+    loop {
         let (left, before) = (deadline.since(client.env.now()), state.todo.len());
-        let asked = timeout(&*client.env, left, renew_once(client, &keys, &mut state)).await;
+        let asked = timeout(&*client.env, left, renew_once(client, &mut state)).await;
         let now = client.env.now();
         if state.todo.len() < before {
             stuck = now + RENEW_STUCK;
         }
         if state.todo.is_empty() {
-            break;
+            return state.outcomes;
         }
         if asked.is_err() || now + pause > deadline.min(stuck) {
-            let (part, count, told) = (state.todo.len(), keys.len(), &state.told);
-            let part = of_batch(part, count);
-            return Err(PutError::Unavailable(format!("{part}{told}{}", absent(client))));
+            let absent = absent(client);
+            for index in state.todo {
+                if let Err(PutError::Unavailable(told)) = &mut state.outcomes[index] {
+                    told.push_str(&absent);
+                }
+            }
+            return state.outcomes;
         }
         sleep(&*client.env, pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
-    // What could be renewed has been.
-    if let Some(over) = state.over {
-        return Err(over);
-    }
-    let lacking = hashes.into_iter().zip(state.held).filter(|(_, held)| !held);
-    Ok(lacking.map(|(hash, _)| hash).collect())
 }
 
 /// Asks the roots once about all that is not settled.
-async fn renew_once(client: &Arc<Client>, keys: &[Key], state: &mut Renewing) {
-    let wanted: Vec<Key> = state.todo.iter().map(|index| keys[*index]).collect();
-    let (mut groups, mut again) = (Groups::new(), Vec::new());
+async fn renew_once(client: &Arc<Client>, state: &mut Renewing) {
+    let wanted: Vec<Key> = state.todo.iter().map(|index| state.keys[*index]).collect();
+    let (mut groups, mut lost) = (Groups::new(), Vec::new());
     for (index, set) in state.todo.iter().zip(shared_replica_sets(client, &wanted).await) {
         match set {
             Ok(set) => add_to(&mut groups, set, *index),
-            Err(error) => {
-                again.push(*index);
-                state.told = error;
-            }
+            Err(error) => lost.push((*index, error)),
         }
     }
     let asks = groups.values().flat_map(|(set, indices)| {
         indices.chunks(MAX_KEYS).map(move |chunk| (set, chunk.to_vec()))
     });
-    let will_be_put = state.will_be_put;
+    let asked = &*state;
     let answers = join_all(asks.map(|(set, chunk)| async move {
-        let keys = chunk.iter().map(|index| keys[*index]).collect();
-        (set[0], chunk, renew_batch(client, set, keys, will_be_put).await)
+        (set[0], renew_batch(client, set, asked, &chunk).await, chunk)
     }))
     .await;
-    for (root, chunk, answer) in answers {
-        match answer {
-            Ok(RenewReply { statuses, over: why }) => {
-                if let Some(why) = why {
-                    state.over = Some(over_quota(&root, why));
-                }
-                for (index, said) in chunk.into_iter().zip(statuses) {
-                    match said {
-                        RenewStatus::NotRoot => {
-                            state.told = format!("{root} is not the root any more");
-                            again.push(index);
-                        }
-                        RenewStatus::Undecided => {
-                            state.told =
-                                format!("too few of the nodes from {root} on have it or answer");
-                            again.push(index);
-                        }
-                        said => state.held[index] = said.is_held(),
-                    }
-                }
-            }
+    state.todo.clear();
+    lost.into_iter().for_each(|(index, error)| state.again(vec![index], &error));
+    for (root, answer, chunk) in answers {
+        let RenewReply { statuses, over } = match answer {
+            Ok(reply) => reply,
             Err(error) => {
-                state.told = format!("root {root}: {error}");
-                again.extend(chunk);
+                state.again(chunk, &format!("root {root}: {error}"));
+                continue;
+            }
+        };
+        for (index, said) in chunk.into_iter().zip(statuses) {
+            match (said, over) {
+                (RenewStatus::NotRoot, _) => {
+                    state.again(vec![index], &format!("{root} is not the root any more"));
+                }
+                (RenewStatus::Undecided, _) => {
+                    let told = format!("too few of the nodes from {root} on have it or answer");
+                    state.again(vec![index], &told);
+                }
+                (RenewStatus::OverQuota, Some(why)) => {
+                    state.outcomes[index] = Err(over_quota(&root, why));
+                }
+                (said, _) if said.is_held() => state.outcomes[index] = Ok(Renewed::Held),
+                _ => state.outcomes[index] = Ok(Renewed::Lacking),
             }
         }
     }
-    again.sort_unstable();
-    state.todo = again;
+    state.todo.sort_unstable();
 }
 
 /// Renews at the first of a replica set, and sees to it that what that says is so; if the root
@@ -140,11 +149,11 @@ async fn renew_once(client: &Arc<Client>, keys: &[Key], state: &mut Renewing) {
 async fn renew_batch(
     client: &Arc<Client>,
     set: &[Node],
-    keys: Vec<Key>,
-    will_be_put: bool,
+    &Renewing { keys: ref all, lease_secs, will_be_put, .. }: &Renewing,
+    chunk: &[usize],
 ) -> Result<RenewReply, CallError> {
-    let (root, count) = (set[0], keys.len());
-    let lease_secs = client.config.lease.as_secs();
+    let (root, count) = (set[0], chunk.len());
+    let keys: Vec<Key> = chunk.iter().map(|index| all[*index]).collect();
     let origin = Origin::own(client, lease_secs, &keys);
     let receipt = origin.to_wire(keys.iter().copied());
     let names = keys.iter().map(Name::of).collect();

@@ -325,7 +325,7 @@ impl Race {
 
 /// The replicas, the nearest last. Those that did not answer of late come first, and then
 /// known liars: they are asked last.
-fn by_nearness(client: &Client, mut set: Vec<Node>) -> Vec<Node> {
+pub(super) fn by_nearness(client: &Client, mut set: Vec<Node>) -> Vec<Node> {
     let (book, now) = (client.overlay.peer_book(), client.env.now());
     set.retain(|node| !client.is_me(node));
     // Each is looked up once: other reads change what is expected of it at any moment.

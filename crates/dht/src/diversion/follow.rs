@@ -104,8 +104,7 @@ pub(crate) async fn bytes_at(diversion: &Diversion, node: &Node, key: Key) -> Op
     parts.into_iter().next()
 }
 
-/// The version of the block that a node holds instead of this one: one that supersedes it, or
-/// another of the same version. Anybody can say that there is one, and name any number.
+/// The version of the block that a node holds instead of this one, which does not supersede it. Anybody can say that there is one, and name any number.
 pub(crate) async fn shows_newer(diversion: &Diversion, node: &Node, block: &Block) -> Option<u64> {
     let BlockHeader { key, kind, .. } = block.header;
     if !kind.is_mutable() {
@@ -114,7 +113,7 @@ pub(crate) async fn shows_newer(diversion: &Diversion, node: &Node, block: &Bloc
     let bytes = bytes_at(diversion, node, key).await?;
     let held = kind.verify(&key, &bytes).ok()?;
     let offered = kind.verify(&key, &block.bytes).ok()?;
-    let stays = kind.supersedes(held, offered) || held == offered && bytes != block.bytes;
+    let stays = bytes != block.bytes && !kind.supersedes(offered, held);
     stays.then_some(held)
 }
 

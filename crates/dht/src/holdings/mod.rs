@@ -8,6 +8,7 @@ pub(crate) mod proof;
 pub(crate) mod ranges;
 mod repair_requests;
 pub(crate) mod vouch;
+mod watches;
 
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ use headroom::Headroom;
 use pending_removals::PendingRemovals;
 use pointers::Pointers;
 use repair_requests::RepairRequests;
+use watches::Watches;
 
 /// See the module.
 pub(crate) struct Holdings {
@@ -34,6 +36,7 @@ pub(crate) struct Holdings {
     pub pending: PendingRemovals,
     pub headroom: Headroom,
     pub requests: RepairRequests,
+    pub watches: Watches,
 }
 layer_above!(Holdings, rpc: Arc<Rpc>);
 
@@ -46,6 +49,7 @@ impl Holdings {
             pending: PendingRemovals::default(),
             headroom: Headroom::default(),
             requests: RepairRequests::default(),
+            watches: Watches::default(),
         }
     }
 

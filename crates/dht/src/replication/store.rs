@@ -87,6 +87,21 @@ pub(crate) async fn store_admitted(
     if stored.is_empty() {
         return Vec::new();
     }
+    let statuses = store_or_divert(replication, origin, blocks, stored, room, overflow).await;
+    for block in blocks.iter().filter(|block| block.is_mutable()) {
+        replication.watches.changed(&block.header.key);
+    }
+    statuses
+}
+
+async fn store_or_divert(
+    replication: &Replication,
+    origin: &Origin,
+    blocks: &[Block],
+    stored: Vec<StoredBlock>,
+    room: Reservation,
+    overflow: Overflow,
+) -> Vec<PutStatus> {
     let Err(failed) = store_batch(replication, stored.clone(), room).await else {
         return stored_statuses(replication, blocks).await;
     };

@@ -8,7 +8,7 @@ use atoll_overlay::Node;
 use atoll_store::BlockInfo;
 use bytes::Bytes;
 
-use super::{BlockHeader, COMPARE_LIMIT, Method, TimeLimit, read_reply, to_request};
+use super::{BlockHeader, COMPARE_LIMIT, Method, TimeLimit, WATCH_WAIT, read_reply, to_request};
 use crate::rpc::Rpc;
 
 /// The shortest limit of a lookup's question. A guess: as the overlay's calls.
@@ -40,6 +40,7 @@ impl Rpc {
             }
             TimeLimit::Call => self.observe(to, request, limit, false).await,
             TimeLimit::Compare => self.observe(to, request, COMPARE_LIMIT, false).await,
+            TimeLimit::Watch => self.observe(to, request, WATCH_WAIT + limit, false).await,
             TimeLimit::Half => {
                 self.within(limit / 2, self.observe(to, request, limit, false)).await
             }

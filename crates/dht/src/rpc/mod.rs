@@ -28,6 +28,7 @@ mod proving;
 mod put;
 pub(crate) mod put_times;
 pub(crate) mod quorum;
+mod reading;
 mod receipt;
 mod reconcile;
 mod renewal;
@@ -52,6 +53,8 @@ pub use lookup::{CacheCopy, CacheReply, LookupReply, LookupStep};
 pub use proving::{Proof, Prove, ProveReply};
 pub(crate) use put::{Block, from_blocks, to_blocks};
 pub use put::{BlockHeader, Fetch, FetchReply, Put, PutReply, PutStatus, There};
+pub(crate) use reading::short_hash;
+pub use reading::{Read, ReadReply, Stamp, Watch, WatchReply};
 pub use receipt::WireReceipt;
 pub use reconcile::{Answer, Claim, Item, MAX_ITEMS, Reconcile, ReconcileReply, Summary};
 pub use renewal::{NAME_BYTES, Name, Renew, RenewReply, RenewStatus};
@@ -149,6 +152,16 @@ macro_rules! method_table {
                 entries: MAX_KEYS, answers: First, part_bytes: (0, 0),
                 time: Call, caller: Metered
             };
+            /// Ask a replica for its version of a mutable block, and for the block.
+            READ = 0x020B: Read => ReadReply, {
+                entries: 0, answers: OneEach, part_bytes: (0, MAX_BLOCK_BYTES),
+                time: Lookup, caller: Member
+            };
+            /// Wait for a newer version of a mutable block.
+            WATCH = 0x020C: Watch => WatchReply, {
+                entries: 0, answers: OneEach, part_bytes: (0, 0),
+                time: Watch, caller: Member
+            };
             /// Keep copies for a replica that has no room (PAST §3.3).
             DIVERT = 0x0210: Divert => DivertReply, {
                 entries: MAX_BATCH_BLOCKS, answers: OneEach, part_bytes: (MAX_BATCH_BYTES, 0),
@@ -212,7 +225,13 @@ pub enum TimeLimit {
     Quarter,
     /// [`COMPARE_LIMIT`].
     Compare,
+    /// As `Call`, after [`WATCH_WAIT`].
+    Watch,
 }
+
+/// How long a node lets a watcher wait before it says that nothing has changed. A guess: one call
+/// each half minute for each replica costs little, and a replica that has left is noticed.
+pub const WATCH_WAIT: Duration = Duration::from_secs(30);
 
 /// How long an answer to a comparison is waited for. A guess: a store that has just been opened
 /// reads all blocks of the range, a million in a second, and the other side may be busy.

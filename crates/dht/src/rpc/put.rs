@@ -125,6 +125,9 @@ pub struct PutReply {
     /// In the order of the request.
     #[n(0)]
     pub statuses: Batch<PutStatus>,
+    /// The tag of the first block's replica set, if this node is its root.
+    #[n(1)]
+    pub set: Option<u64>,
 }
 
 impl Message for Put {

@@ -58,6 +58,12 @@ fn messages_of_lookups_read_back() {
     round_trip(LookupReply::Wanted(Route::Root(nodes.clone())));
     round_trip(CacheCopy { block: header() });
     round_trip(CacheReply { taken: true });
+    round_trip(Read { key: key(1), with_bytes: true });
+    let held = Some(Stamp { version: u64::MAX, digest: 1 });
+    round_trip(ReadReply { held, block: Some(header()), set: Some(3) });
+    round_trip(ReadReply::default());
+    round_trip(Watch { key: key(1), seen: 7 });
+    round_trip(WatchReply { version: Some(8) });
     round_trip(LookupReply::Found(header()));
     round_trip(LookupReply::Absent(nodes.clone()));
     round_trip(LookupReply::Absent(Vec::new()));
@@ -85,7 +91,7 @@ fn messages_of_puts_and_renewals_read_back() {
         PutStatus::Failed,
         PutStatus::OverQuota { used_bytes: 1, allowed_bytes: 2, of: QuotaOf::Address },
     ];
-    round_trip(PutReply { statuses: statuses.into() });
+    round_trip(PutReply { statuses: statuses.into(), set: Some(u64::MAX) });
     for receipt in [None, whole] {
         let names = keys.iter().map(Name::of).collect();
         round_trip(Renew { names, lease_secs: 5, as_root: false, receipt });
@@ -170,7 +176,7 @@ fn a_ring_position_cannot_be_claimed_only_a_key() {
 
 /// A method with a request of one entry and its reply, for the checks that the table asks for.
 fn put_reply(statuses: usize, parts: usize) -> Reply {
-    let header = PutReply { statuses: vec![PutStatus::Full; statuses].into() };
+    let header = PutReply { statuses: vec![PutStatus::Full; statuses].into(), set: None };
     Reply { header: to_header(&header), parts: vec![Bytes::new(); parts] }
 }
 
@@ -234,6 +240,7 @@ fn page() -> String {
             TimeLimit::Half => "half a call".to_owned(),
             TimeLimit::Quarter => "a quarter of a call".to_owned(),
             TimeLimit::Compare => format!("{} s", COMPARE_LIMIT.as_secs()),
+            TimeLimit::Watch => format!("{} s and a call", WATCH_WAIT.as_secs()),
         };
         let caller = match m.caller {
             Caller::Member => "members",

@@ -10,6 +10,7 @@ mod hold;
 mod lookup_step;
 mod prove;
 pub(crate) mod put;
+pub(crate) mod read;
 mod reconcile;
 pub(crate) mod renew;
 mod work_limit;

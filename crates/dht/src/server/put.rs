@@ -1,6 +1,7 @@
 //! `PUT`: storing blocks, and as their root sending them on to the replicas (CFS §5.1, §5.5).
 //!
-//! Of signed blocks the higher version stays. A put is acknowledged when a majority of the replica
+//! Writers send mutable blocks to all replicas themselves, so a root is sent none to pass on. A
+//! put is acknowledged when a majority of the replica
 //! set has it and every replica whose answer is not overdue has answered.
 
 use std::collections::BTreeMap;
@@ -15,13 +16,13 @@ use futures_util::future::join_all;
 
 use super::Handle;
 use crate::accounting::admission::{Admitted, Origin, admit};
-use crate::diversion::follow::shows_newer;
-use crate::placement::{expected_replicas, replica_set};
+use crate::placement::{expected_replicas, own_set_tag, replica_set};
 use crate::replication::store::{Overflow, put_message, store_admitted, store_put};
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event};
 use crate::rpc::{
-    Answered, AskRoom, Block, OverQuota, Put, PutReply, PutStatus, is_majority, to_blocks,
+    Answered, AskRoom, Block, OverQuota, Put, PutReply, PutStatus, is_majority, malformed,
+    to_blocks,
 };
 use crate::server::Server;
 
@@ -33,13 +34,17 @@ impl Handle<Put> for Arc<Server> {
         parts: Vec<Bytes>,
     ) -> Result<Answered<Put>, Refusal> {
         let blocks = to_blocks(put.blocks, parts);
+        if put.as_root && blocks.iter().any(Block::is_mutable) {
+            return Err(malformed("a root passes on no mutable blocks"));
+        }
         let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
         let origin = Origin::of(self, &from, put.receipt, &keys).await?;
         let statuses = match put.as_root {
             true => store_as_root(self, &from, &origin, blocks).await?,
             false => store_put(self, &from, &origin, blocks).await?,
         };
-        Ok((PutReply { statuses: statuses.into() }, Vec::new()))
+        let set = keys.first().and_then(|key| own_set_tag(self, key));
+        Ok((PutReply { statuses: statuses.into(), set }, Vec::new()))
     }
 }
 
@@ -80,12 +85,6 @@ async fn store_at_root(
     if mine.is_empty() {
         return Ok(statuses);
     }
-    if let Some(status) = conflict(server, &mine).await {
-        for index in indices {
-            statuses[index] = status;
-        }
-        return Ok(statuses);
-    }
     if let Some(over) = room_at_replicas(server, root, origin, &mine, added_bytes).await {
         for index in indices {
             statuses[index] = over.into();
@@ -94,23 +93,10 @@ async fn store_at_root(
     }
     let is_new = |block: &&Block| server.known(&block.header.key).is_none();
     let new = mine.iter().filter(is_new).count();
-    let (acknowledged, own) = if mine.iter().any(Block::is_mutable) {
-        // A replica that has another block of the same version decides before this node
-        // keeps one that nothing would make equal again.
-        let acknowledged = replicate(server, root, origin, &mine).await;
-        let refused = |refused: &Option<PutStatus>| refused.unwrap_or(PutStatus::Failed);
-        let own = if acknowledged.refused.iter().any(Option::is_some) {
-            acknowledged.refused.iter().map(refused).collect()
-        } else {
-            store_admitted(server, origin, &mine, stored, room, Overflow::Diverted).await
-        };
-        (acknowledged, own)
-    } else {
-        // The network first: it works while this node writes.
-        let replicated = replicate(server, root, origin, &mine);
-        let stored = store_admitted(server, origin, &mine, stored, room, Overflow::Diverted);
-        futures_util::join!(replicated, stored)
-    };
+    // The network first: it works while this node writes.
+    let replicated = replicate(server, root, origin, &mine);
+    let stored = store_admitted(server, origin, &mine, stored, room, Overflow::Diverted);
+    let (acknowledged, own) = futures_util::join!(replicated, stored);
     if own.iter().all(|status| matches!(status, PutStatus::Stored { .. })) {
         server.count_root_blocks(new as u64);
     }
@@ -162,25 +148,12 @@ async fn room_at_replicas(
     None
 }
 
-/// Two different blocks of one version would leave replicas unequal for ever: the root
-/// keeps the first. (Only mutable blocks come alone in a batch and can conflict.)
-async fn conflict(server: &Server, blocks: &[Block]) -> Option<PutStatus> {
-    let [block] = blocks else { return None };
-    if !block.is_mutable() {
-        return None;
-    }
-    let version = block.header.kind.verify(&block.header.key, &block.bytes).ok()?;
-    let held = server.store.get(&block.header.key).await.ok()??;
-    let differs = held.info.version == version && held.bytes != block.bytes;
-    differs.then_some(PutStatus::Superseded { held: version })
-}
-
 /// How many replicas took each block of a batch.
 struct Acknowledged {
     copies: Vec<u32>,
-    /// Why one of them will not have the block, whatever the others say: it shows a newer one,
-    /// or the publisher is over quota there. (If a majority could overrule a quota, repair
-    /// would bring the block there all the same.)
+    /// Why one of them will not have the block, whatever the others say: the publisher is over
+    /// quota there. (If a majority could overrule a quota, repair would bring the block there all
+    /// the same.)
     refused: Vec<Option<PutStatus>>,
     wanted: usize,
 }
@@ -252,7 +225,7 @@ async fn replicate(
         };
         if let Event::Answer(node, answer) = event {
             let statuses = answer.unwrap_or_default();
-            let has = note_answer(server, &node, blocks, statuses, &mut refused).await;
+            let has = note_answer(server, statuses, &mut refused);
             stored.insert(node.peer.id, has);
         }
         // One that failed may have left the set, and a new member is asked.
@@ -284,23 +257,16 @@ fn send_to(
 
 /// Which blocks of a batch a replica has stored, by what it answered; notes in `refused` why it
 /// will not have others.
-async fn note_answer(
+fn note_answer(
     server: &Server,
-    node: &Node,
-    blocks: &[Block],
     statuses: Vec<PutStatus>,
     refused: &mut [Option<PutStatus>],
 ) -> Vec<bool> {
-    let mut has = vec![false; blocks.len()];
+    let mut has = vec![false; refused.len()];
     for (i, status) in statuses.into_iter().enumerate() {
         match status {
             PutStatus::Stored { .. } => has[i] = true,
             PutStatus::OverQuota { .. } => refused[i] = Some(status),
-            PutStatus::Superseded { .. } => {
-                let shown = shows_newer(server, node, &blocks[i]).await;
-                let held = shown.map(|held| PutStatus::Superseded { held });
-                refused[i] = held.or(refused[i]);
-            }
             _ => {}
         }
     }

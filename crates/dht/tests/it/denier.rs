@@ -39,7 +39,7 @@ impl Service for Denier {
                 let put: Put = rpc::from_header(&request.header).expect("honest");
                 let stored = PutStatus::Stored { copies: 3, wanted: 3 };
                 let statuses = vec![stored; put.blocks.0.len()].into();
-                rpc::to_header(&PutReply { statuses })
+                rpc::to_header(&PutReply { statuses, set: None })
             }
             rpc::DIVERT => {
                 let divert: Divert = rpc::from_header(&request.header).expect("honest");

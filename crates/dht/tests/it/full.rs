@@ -26,7 +26,7 @@ impl Service for Refusing {
         if request.method == rpc::PUT && self.1.load(Ordering::Relaxed) {
             let put: Put = rpc::from_header(&request.header).expect("well-formed");
             let statuses = vec![self.2; put.blocks.0.len()].into();
-            let header = rpc::to_header(&PutReply { statuses });
+            let header = rpc::to_header(&PutReply { statuses, set: None });
             return Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) });
         }
         self.0.handle(from, request)

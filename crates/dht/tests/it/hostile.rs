@@ -61,7 +61,7 @@ impl Service for Forgetful {
         }
         let status = rpc::PutStatus::Stored { copies: 1, wanted: 1 };
         let statuses = vec![status; request.parts.len()].into();
-        let header = rpc::to_header(&rpc::PutReply { statuses });
+        let header = rpc::to_header(&rpc::PutReply { statuses, set: None });
         Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) })
     }
 }
@@ -284,7 +284,7 @@ fn a_root_that_claims_four_billion_copies_breaks_nothing() {
             let put: rpc::Put = rpc::from_header(&request.header).expect("well-formed");
             let boast = rpc::PutStatus::Stored { copies: u32::MAX, wanted: u32::MAX };
             let statuses = vec![boast; put.blocks.0.len()].into();
-            rpc::to_header(&rpc::PutReply { statuses })
+            rpc::to_header(&rpc::PutReply { statuses, set: None })
         };
         Arc::new(Impostor { honest, method: rpc::PUT, answer })
     });

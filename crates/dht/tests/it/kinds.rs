@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
-use atoll_dht::rpc::{self, PutStatus};
+use atoll_dht::{Blocks, GetError, LeaseRenewal, NewBlock, PutError, Renewed, Wanted};
 use atoll_key::kinds::counter::counter;
-use atoll_key::{BlockKind, Key};
-use atoll_net::Request;
+use atoll_key::{BlockId, BlockKind, InvalidBlock, Key};
 use bytes::Bytes;
 
 use crate::ring::Ring;
@@ -15,17 +14,14 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 const NAME: &[u8; 16] = b"a test's counter";
 
-/// Puts bytes as a counter at the root of `key`.
-fn put(ring: &Ring, key: Key, bytes: Vec<u8>) -> PutStatus {
-    let kind = BlockKind::Counter;
-    let header = rpc::BlockHeader { key, kind, lease_secs: 100_000 };
-    let put = rpc::Put { blocks: vec![header].into(), as_root: true, receipt: None };
-    let parts = vec![Bytes::from(bytes)];
-    let request = Request { method: rpc::PUT, header: rpc::to_header(&put), parts };
-    let root = ring.node(ring.root(&key)).peer;
-    let call = ring.outsider().call(root, request, Duration::from_secs(30));
-    let reply = ring.sim.block_on(MINUTE, call).expect("calls have deadlines").expect("answered");
-    rpc::from_header::<rpc::PutReply>(&reply.header).expect("well-formed").statuses.0[0]
+fn new_block(key: Key, bytes: Vec<u8>) -> NewBlock {
+    let id = BlockId { kind: BlockKind::Counter, key };
+    NewBlock { id, bytes: Bytes::from(bytes), lease_secs: Some(100_000) }
+}
+
+fn put(ring: &Ring, block: NewBlock) -> Result<(), PutError> {
+    let put = ring.members[0].dht.put_blocks(vec![block]);
+    ring.sim.block_on(MINUTE * 5, put).expect("puts have deadlines").remove(0)
 }
 
 /// The counts at the members that hold the counter, which are its replica set.
@@ -43,20 +39,32 @@ fn a_kind_that_no_module_knows_passes_through_the_block_layer() {
     let ring = Ring::new(31, 6);
     ring.settle();
     let (key, twenty) = counter(NAME, 20);
-    let put_count = |count| put(&ring, key, counter(NAME, count).1);
+    let put_count = |count| put(&ring, new_block(key, counter(NAME, count).1));
 
-    assert_eq!(put(&ring, key, counter(b"another counter.", 20).1), PutStatus::Invalid);
-    assert!(matches!(put(&ring, key, twenty), PutStatus::Stored { .. }));
+    let other = new_block(key, counter(b"another counter.", 20).1);
+    assert_eq!(put(&ring, other), Err(PutError::Invalid(InvalidBlock::WrongHash)));
+    assert_eq!(put(&ring, new_block(key, twenty)), Ok(()));
     ring.sim.run_for(MINUTE * 2);
     assert_eq!(counts(&ring, &key), [20, 20, 20]);
 
-    assert_eq!(put_count(10), PutStatus::Superseded { held: 20 }, "lower");
-    assert_eq!(put_count(25), PutStatus::Superseded { held: 20 }, "too little higher");
-    assert!(matches!(put_count(30), PutStatus::Stored { .. }));
+    let superseded = |offered| Err(PutError::Superseded { offered, held: 20 });
+    assert_eq!(put_count(10), superseded(10), "lower");
+    assert_eq!(put_count(25), superseded(25), "too little higher");
+    assert_eq!(put_count(30), Ok(()));
     ring.sim.run_for(MINUTE * 2);
     assert_eq!(counts(&ring, &key), [30, 30, 30]);
 
     ring.crash(ring.root(&key));
     ring.sim.run_for(MINUTE * 10);
     assert_eq!(counts(&ring, &key), [30, 30, 30], "repair has replaced the lost copy");
+
+    let (id, reader) = (new_block(key, Vec::new()).id, &ring.up().last().expect("some").dht);
+    let get = |wanted| ring.sim.block_on(MINUTE * 5, reader.get_block(id, wanted)).expect("ends");
+    assert_eq!(get(Wanted::Newest).expect("held").version, 30);
+    let lease_secs = Some(200_000);
+    let renewal = LeaseRenewal { ids: vec![id], lease_secs, will_be_put: false };
+    let renewed = ring.sim.block_on(MINUTE * 5, reader.renew_blocks(renewal)).expect("ends");
+    assert_eq!(renewed, [Ok(Renewed::Held)]);
+    assert_eq!(put_count(u64::MAX), Ok(()));
+    assert_eq!(get(Wanted::Newest), Err(GetError::Removed { key, version: u64::MAX }));
 }

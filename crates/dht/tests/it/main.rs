@@ -28,6 +28,7 @@ mod losses;
 mod malicious;
 mod many_servers;
 mod massive_failure;
+mod mutable;
 mod paper;
 mod patience;
 mod perfect;

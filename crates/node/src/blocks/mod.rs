@@ -8,27 +8,22 @@ pub(crate) mod durable;
 use std::sync::Arc;
 
 use atoll_dht::quota::Account;
-use atoll_dht::{Blocks, Dht, PutError, Share};
+use atoll_dht::{Blocks, Dht, Share};
 use atoll_env::{BoxFuture, Env};
-use atoll_key::{BlockHash, Key, SignedBlock};
 use atoll_net::{Refusal, Service};
 use atoll_store::{BlockStore, ContributedStore, DiskStore, Usage};
 
 use crate::config::StartError;
-use crate::control::body::{Block, BlockList, HashList, Json, malformed};
-use crate::control::calls::{
-    ForgetAbsent, GetContent, GetSignedBlock, Put, PutSigned, Reclaim, Renew, RenewOrLack,
-    SetQuota, ShowQuota,
-};
-use crate::control::message::{Empty, GetFailed, PutFailed, Unfit};
+use crate::control::blocks::{BlockList, Changed, Outcomes};
+use crate::control::body::{Block, Json};
+use crate::control::calls::{ForgetAbsent, Get, Put, Reclaim, Renew, SetQuota, ShowQuota, Watch};
+use crate::control::message::{Empty, GetFailed, Unfit};
 use crate::control::server::Calls;
 use crate::ring::Ring;
 use crate::settings::SettingsStore;
 use crate::status::{Cache, Diverted, QuotaAccount, QuotaStatus, Reclaimed, Repair, Status, hex};
 use crate::subsystem::Subsystem;
 
-/// The most keys renewed by one call.
-const MAX_RENEW: usize = 1024;
 /// The most publishers, and the most addresses, that are listed with what they use.
 const ACCOUNTS_SHOWN: usize = 64;
 /// What one call may copy to give back disk space.
@@ -142,54 +137,34 @@ impl Subsystem for BlockLayer {
 /// Registers the calls that [`Blocks`] has.
 pub(crate) fn block_calls(blocks: Arc<dyn Blocks>, calls: &mut Calls) {
     let source = blocks.clone();
-    calls.on::<GetContent>(move |call| {
-        let found = source.get(BlockHash(call.hash));
-        Box::pin(async move { Ok(found.await.map(Block::of).map_err(GetFailed::from)) })
-    });
-    let source = blocks.clone();
-    calls.on::<GetSignedBlock>(move |call| {
-        let found = source.get_signed(Key(call.key));
+    calls.on::<Get>(move |call| {
+        let source = source.clone();
         Box::pin(async move {
-            let found = found.await.map(|block| Block::of(block.bytes().clone()));
-            Ok(found.map_err(GetFailed::from))
+            let found = source.get_block(call.id.try_into()?, call.wanted()).await;
+            Ok(found.map(|held| Block::of(held.bytes)).map_err(GetFailed::from))
         })
     });
     let target = blocks.clone();
     calls.on::<Put>(move |BlockList(list)| {
-        let stored = target.put(list);
-        Box::pin(async move { Ok(stored.await.map(|()| Empty {}).map_err(PutFailed::from)) })
+        let stored = target.put_blocks(list);
+        Box::pin(async move { Ok(Ok(Outcomes::of_put(stored.await))) })
     });
     let target = blocks.clone();
-    calls.on::<PutSigned>(move |block: Block| {
+    calls.on::<Renew>(move |renew| {
         let target = target.clone();
         Box::pin(async move {
-            let stored = match SignedBlock::decode(&block.1) {
-                Ok(block) => target.put_signed(block).await,
-                Err(error) => Err(PutError::Invalid(error)),
-            };
-            Ok(stored.map(|()| Empty {}).map_err(PutFailed::from))
+            let renewed = target.renew_blocks(renew.try_into()?).await;
+            Ok(Ok(Outcomes::of_renewal(renewed)))
         })
     });
-    let target = blocks.clone();
-    calls.on::<Renew>(move |list| Box::pin(renewed(list, |hashes| target.renew(hashes))));
-    calls.on::<RenewOrLack>(move |list| {
-        Box::pin(renewed(list, |hashes| blocks.renew_or_lack(hashes)))
+    calls.on::<Watch>(move |call| {
+        let blocks = blocks.clone();
+        Box::pin(async move {
+            let changed = blocks.watch(call.id.try_into()?, call.seen).await;
+            let block = changed.map(|held| Changed(held.map(|held| held.bytes)));
+            Ok(block.map_err(GetFailed::from))
+        })
     });
-}
-
-/// Renews at most [`MAX_RENEW`] leases by `renew`.
-fn renewed(
-    HashList(hashes): HashList,
-    renew: impl FnOnce(Vec<BlockHash>) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>>,
-) -> impl Future<Output = Result<Result<HashList, PutFailed>, Refusal>> + Send + 'static {
-    let count = hashes.len();
-    let renewing = (count <= MAX_RENEW).then(|| renew(hashes));
-    async move {
-        let Some(renewing) = renewing else {
-            return Err(malformed(format!("{count} keys to renew at once")));
-        };
-        Ok(renewing.await.map(HashList).map_err(PutFailed::from))
-    }
 }
 
 impl BlockLayer {

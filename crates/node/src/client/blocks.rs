@@ -2,56 +2,65 @@
 //!
 //! Everything received is verified again: not even the own node can pass on wrong bytes.
 
-use atoll_dht::{Blocks, GetError, PutError};
+use atoll_dht::{Blocks, GetError, HeldBlock, LeaseRenewal, NewBlock, PutError, Renewed, Wanted};
 use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, Key, SignedBlock};
-use bytes::Bytes;
+use atoll_key::{BlockId, Key};
 
-use super::{Client, Inner};
-use crate::control::body::{Block, BlockList, HashList, WithPart};
+use super::{Client, ClientError, Inner};
+use crate::control::blocks::{BlockList, Changed, Get, Outcomes, Renew, Watch};
+use crate::control::body::WithPart;
 use crate::control::calls::{self, ControlCall};
-use crate::control::message;
+use crate::control::message::{GetFailed, Never};
 
 impl Inner {
-    async fn get(&self, hash: BlockHash) -> Result<Bytes, GetError> {
-        let bytes = self.fetch::<calls::GetContent>(message::Get { hash: hash.0 }, hash.key());
-        let bytes = bytes.await?;
-        if BlockHash::of(&bytes) != hash {
-            return Err(unavailable(hash.key(), "the local node sent other bytes"));
+    async fn get(&self, id: BlockId, wanted: Wanted) -> Result<HeldBlock, GetError> {
+        let call = Get::new(id, wanted);
+        let WithPart(_, bytes) = self.fetch::<calls::Get>(call, id.key).await?;
+        let held = HeldBlock::verified(id, bytes)?;
+        match held.version >= wanted.least() {
+            true => Ok(held),
+            false => Err(unavailable(id.key, "the local node sent an older version")),
         }
-        Ok(bytes)
     }
 
-    async fn get_signed(&self, key: Key) -> Result<SignedBlock, GetError> {
-        let call = message::GetSigned { key: key.0 };
-        let bytes = self.fetch::<calls::GetSignedBlock>(call, key).await?;
-        let block = SignedBlock::decode(&bytes).map_err(|error| unavailable(key, error))?;
-        if block.key() != key {
-            return Err(unavailable(key, "the local node sent another block"));
+    async fn watch(&self, id: BlockId, seen: u64) -> Result<Option<HeldBlock>, GetError> {
+        let call = Watch { id: id.into(), seen };
+        let Changed(block) = self.fetch::<calls::Watch>(call, id.key).await?;
+        let held = block.map(|bytes| HeldBlock::verified(id, bytes)).transpose()?;
+        match held {
+            Some(held) if held.version <= seen => {
+                Err(unavailable(id.key, "the local node sent no newer version"))
+            }
+            held => Ok(held),
         }
-        Ok(block)
     }
 
-    async fn fetch<C>(&self, request: C::Request, key: Key) -> Result<Bytes, GetError>
+    async fn fetch<C>(&self, request: C::Request, key: Key) -> Result<C::Reply, GetError>
     where
-        C: ControlCall<Reply = Block>,
-        C::Error: Into<GetError>,
+        C: ControlCall<Error = GetFailed>,
     {
         match self.call::<C>(request).await {
-            Ok(found) => found.map(|WithPart(_, bytes)| bytes).map_err(Into::into),
+            Ok(found) => found.map_err(Into::into),
             Err(error) => Err(unavailable(key, error)),
         }
     }
 
-    /// Makes a call that fails as a put does.
-    async fn store<C: ControlCall>(&self, request: C::Request) -> Result<C::Reply, PutError>
+    /// What became of each of `count` blocks, as `read` has it.
+    async fn outcomes<C, T: Clone>(
+        &self,
+        request: C::Request,
+        count: usize,
+        read: impl FnOnce(Outcomes, usize) -> Result<Vec<Result<T, PutError>>, atoll_net::Refusal>,
+    ) -> Vec<Result<T, PutError>>
     where
-        C::Error: Into<PutError>,
+        C: ControlCall<Reply = Outcomes, Error = Never>,
     {
-        match self.call::<C>(request).await {
-            Ok(stored) => stored.map_err(Into::into),
-            Err(error) => Err(PutError::Unavailable(error.to_string())),
-        }
+        let answer = match self.call::<C>(request).await {
+            Ok(Ok(outcomes)) => read(outcomes, count).map_err(|refusal| refusal.to_string()),
+            Ok(Err(never)) => Err(ClientError::from(never).to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        answer.unwrap_or_else(|told| vec![Err(PutError::Unavailable(told)); count])
     }
 }
 
@@ -60,45 +69,38 @@ fn unavailable(key: Key, told: impl ToString) -> GetError {
 }
 
 impl Blocks for Client {
-    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
-        let inner = self.inner.clone();
-        Box::pin(async move { inner.get(hash).await })
-    }
-
-    fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
-        let inner = self.inner.clone();
-        Box::pin(async move { inner.get_signed(key).await })
-    }
-
-    fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
-        let inner = self.inner.clone();
-        Box::pin(async move { inner.store::<calls::Put>(BlockList(blocks)).await.map(drop) })
-    }
-
-    fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
-        let inner = self.inner.clone();
-        let request = Block::of(block.bytes().clone());
-        Box::pin(async move { inner.store::<calls::PutSigned>(request).await.map(drop) })
-    }
-
-    fn renew(
+    fn get_block(
         &self,
-        hashes: Vec<BlockHash>,
-    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+        id: BlockId,
+        wanted: Wanted,
+    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
         let inner = self.inner.clone();
-        Box::pin(async move {
-            inner.store::<calls::Renew>(HashList(hashes)).await.map(|HashList(lacking)| lacking)
-        })
+        Box::pin(async move { inner.get(id, wanted).await })
     }
 
-    fn renew_or_lack(
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let (inner, count) = (self.inner.clone(), blocks.len());
+        let list = BlockList(blocks);
+        Box::pin(async move { inner.outcomes::<calls::Put, _>(list, count, Outcomes::put).await })
+    }
+
+    fn renew_blocks(
         &self,
-        hashes: Vec<BlockHash>,
-    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+        renewal: LeaseRenewal,
+    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
+        let (inner, count) = (self.inner.clone(), renewal.ids.len());
+        let renew = Renew::from(renewal);
+        Box::pin(
+            async move { inner.outcomes::<calls::Renew, _>(renew, count, Outcomes::renewal).await },
+        )
+    }
+
+    fn watch(
+        &self,
+        id: BlockId,
+        seen: u64,
+    ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
         let inner = self.inner.clone();
-        let request = HashList(hashes);
-        Box::pin(async move {
-            inner.store::<calls::RenewOrLack>(request).await.map(|HashList(lacking)| lacking)
-        })
+        Box::pin(async move { inner.watch(id, seen).await })
     }
 }

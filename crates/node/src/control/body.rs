@@ -1,13 +1,12 @@
 //! How requests and replies become a header and parts, and back.
 
-use atoll_key::BlockHash;
 use atoll_net::Refusal;
 use bytes::Bytes;
 use minicbor::{Decode, Encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::message::{self, Empty, Hashes};
+use super::message::{self, Empty};
 
 /// What a request or a reply carries.
 pub(crate) trait Body: Sized + Send + 'static {
@@ -24,7 +23,7 @@ pub(crate) trait Body: Sized + Send + 'static {
 /// Implements [`Body`] for headers that come without parts.
 macro_rules! header_only {
     ($($body:ty),* $(,)?) => {
-        $(impl Body for $body {
+        $(impl $crate::control::body::Body for $body {
             type Header = $body;
 
             fn split(self) -> Result<(Self::Header, Vec<Bytes>), Refusal> {
@@ -32,17 +31,16 @@ macro_rules! header_only {
             }
 
             fn join(header: Self::Header, parts: Vec<Bytes>) -> Result<Self, Refusal> {
-                let [] = exactly(parts)?;
+                let [] = $crate::control::body::exactly(parts)?;
                 Ok(header)
             }
         })*
     };
 }
+pub(super) use header_only;
 
 header_only!(
     Empty,
-    message::Get,
-    message::GetSigned,
     message::OpenVolume,
     message::OpenedVolume,
     message::VolumeName,
@@ -99,50 +97,10 @@ impl<T: Serialize + DeserializeOwned + Send + 'static> Body for Json<T> {
     }
 }
 
-/// Names of content blocks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HashList(pub(crate) Vec<BlockHash>);
-
-impl Body for HashList {
-    type Header = Hashes;
-
-    fn split(self) -> Result<(Hashes, Vec<Bytes>), Refusal> {
-        Ok((Hashes { hashes: message::join_hashes(self.0.iter()) }, Vec::new()))
-    }
-
-    fn join(header: Hashes, parts: Vec<Bytes>) -> Result<Self, Refusal> {
-        let [] = exactly(parts)?;
-        let hashes = message::split_hashes(&header.hashes);
-        hashes.map(HashList).ok_or_else(|| malformed("part of a hash"))
-    }
-}
-
-/// Content blocks with their names: one part for each hash.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct BlockList(pub(crate) Vec<(BlockHash, Bytes)>);
-
-impl Body for BlockList {
-    type Header = Hashes;
-
-    fn split(self) -> Result<(Hashes, Vec<Bytes>), Refusal> {
-        let hashes = message::join_hashes(self.0.iter().map(|(hash, _)| hash));
-        Ok((Hashes { hashes }, self.0.into_iter().map(|(_, bytes)| bytes).collect()))
-    }
-
-    fn join(header: Hashes, parts: Vec<Bytes>) -> Result<Self, Refusal> {
-        let HashList(hashes) = HashList::join(header, Vec::new())?;
-        if hashes.len() != parts.len() {
-            let (hashes, parts) = (hashes.len(), parts.len());
-            return Err(malformed(format!("{hashes} hashes for {parts} blocks")));
-        }
-        Ok(BlockList(hashes.into_iter().zip(parts).collect()))
-    }
-}
-
 pub(crate) fn malformed(what: impl Into<String>) -> Refusal {
     Refusal::new(Refusal::MALFORMED, what)
 }
 
-fn exactly<const N: usize>(parts: Vec<Bytes>) -> Result<[Bytes; N], Refusal> {
+pub(super) fn exactly<const N: usize>(parts: Vec<Bytes>) -> Result<[Bytes; N], Refusal> {
     parts.try_into().map_err(|parts: Vec<_>| malformed(format!("{} parts, not {N}", parts.len())))
 }

@@ -7,11 +7,11 @@
 
 use minicbor::{Decode, Encode};
 
-use super::body::{Block, BlockList, Body, HashList, Json, WithPart};
+use super::blocks::{self, BlockList, Changed, Outcomes};
+use super::body::{Block, Body, Json, WithPart};
 use super::message::{
-    self, Answer, ChangeQuota, ChangeSettings, Contribute, Empty, Get, GetFailed, GetSigned,
-    HeldReadKey, Invited, KeepAdd, KeepCommit, Never, OpenVolume, OpenedVolume, PutFailed, Rotate,
-    Unfit, VolumeName,
+    self, Answer, ChangeQuota, ChangeSettings, Contribute, Empty, GetFailed, HeldReadKey, Invited,
+    KeepAdd, KeepCommit, Never, OpenVolume, OpenedVolume, Rotate, Unfit, VolumeName,
 };
 use crate::contribution::ContributionStatus;
 use crate::status::{
@@ -49,10 +49,6 @@ impl CallError for Never {
 
 impl CallError for GetFailed {
     const NAME: &'static str = "get";
-}
-
-impl CallError for PutFailed {
-    const NAME: &'static str = "put";
 }
 
 impl CallError for VolumeError {
@@ -119,21 +115,18 @@ macro_rules! calls {
 calls! {
     Ping = 0x0300 "ping" Owner
         Empty ["–", "–"] => Empty ["–", "–"] or Never;
-    GetContent = 0x0301 "get" Owner
-        Get ["0 hash (32 bytes)", "–"] => Block ["–", "the block"] or GetFailed;
-    GetSignedBlock = 0x0302 "get signed" Owner
-        GetSigned ["0 key (64 bytes)", "–"] => Block ["–", "the signed block"] or GetFailed;
-    Put = 0x0303 "put" Owner
-        BlockList ["0 hashes (32 bytes each)", "one block per hash"]
-        => Empty ["–", "–"] or PutFailed;
-    PutSigned = 0x0304 "put signed" Owner
-        Block ["–", "the signed block"] => Empty ["–", "–"] or PutFailed;
-    Renew = 0x0305 "renew" Owner
-        HashList ["0 hashes (at most 1,024)", "–"]
-        => HashList ["0 hashes the ring lacks", "–"] or PutFailed;
-    RenewOrLack = 0x0306 "renew or lack" Owner
-        HashList ["the same, of blocks that will be put if they are lacking", "–"]
-        => HashList ["0 hashes the ring lacks", "–"] or PutFailed;
+    Get = 0x0301 "get" Owner
+        blocks::Get ["0 name, 1 least version (absent: the newest)", "–"]
+        => Block ["–", "the block"] or GetFailed;
+    Put = 0x0302 "put" Owner
+        BlockList ["array, for each block: 0 name, 1 lease in seconds (may be absent)", "the blocks"]
+        => Outcomes ["outcomes", "–"] or Never;
+    Renew = 0x0303 "renew" Owner
+        blocks::Renew ["0 names (at most 1,024), 1 lease in seconds (may be absent), 2 whether those lacking will be put", "–"]
+        => Outcomes ["outcomes", "–"] or Never;
+    Watch = 0x0304 "watch" Owner
+        blocks::Watch ["0 name, 1 version seen", "–"]
+        => Changed ["–", "the newer block; none if none has come for a while"] or GetFailed;
     NodeStatus = 0x0310 "status" Owner
         Empty ["–", "–"] => Json<Status> ["–", "JSON"] or Never;
     Invite = 0x0311 "invite" Owner

@@ -7,6 +7,7 @@
 //! [`GetError`](atoll_dht::GetError) and [`PutError`](atoll_dht::PutError) on the client's side
 //! equal those of the node.
 
+pub(crate) mod blocks;
 pub(crate) mod body;
 pub(crate) mod calls;
 pub(crate) mod message;

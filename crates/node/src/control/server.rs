@@ -107,7 +107,7 @@ pub(crate) async fn off_thread<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
-    use atoll_dht::{GetError, MemoryBlocks, PutError};
+    use atoll_dht::{GetError, MemoryBlocks, NewBlock, PutError, Wanted};
     use atoll_env::{Env, TokioRuntime};
     use atoll_key::{BlockHash, InvalidBlock, SecretKey, SignedBlock};
     use atoll_net::LOCAL_CALLER;
@@ -115,11 +115,11 @@ mod tests {
 
     use super::*;
     use crate::blocks::block_calls;
+    use crate::control::blocks::{self, BlockList, Outcomes, WireId};
     use crate::control::calls::{
-        GetContent, GetSignedBlock, KeepAdding, KeepCommitting, Put, PutSigned, Renew,
-        VolumeImport, VolumeOpen, VolumeUnpublish,
+        Get, KeepAdding, KeepCommitting, Put, Renew, VolumeImport, VolumeOpen, VolumeUnpublish,
     };
-    use crate::control::message::{Empty, GetFailed, PutFailed};
+    use crate::control::message::{Empty, GetFailed, Never};
     use crate::dir::NodeDir;
     use crate::subsystem::Subsystem;
     use crate::volumes::{PublishedVolumes, VolumeError, Volumes};
@@ -169,7 +169,17 @@ mod tests {
         let scene = scene();
         let empty = || message::encode(&Empty {});
         let part = Bytes::from_static(b"block");
-        let hashes = |hashes: &[u8]| message::encode(&message::Hashes { hashes: hashes.to_vec() });
+        let id = BlockHash::of(b"block").id();
+        let names = |count: usize| {
+            let block = NewBlock { id, bytes: part.clone(), lease_secs: None };
+            message::encode(&BlockList(vec![block; count]).split().expect("no error").0)
+        };
+        let renewal = |count| {
+            // Two lists in one: a sender of our own cannot make one that is too long.
+            let ids = vec![message::encode(&WireId::from(id)); count].concat();
+            let head = [&b"\xa2\x00\x99"[..], &u16::try_from(count).expect("few").to_be_bytes()];
+            Bytes::from([&head.concat()[..], &ids, b"\x02\xf4"].concat())
+        };
         let open = |source: Option<&[u8]>, seed| {
             message::encode(&message::OpenVolume {
                 name: "docs".into(),
@@ -179,33 +189,18 @@ mod tests {
         };
         let add =
             message::encode(&message::KeepAdd { volume: "docs".into(), session: 1, offset: 0 });
+        const NO_KEY: &[u8] = b"\xa1\x00\xa1\x00\x01";
+        let unknown =
+            Bytes::from([&b"\xa1\x00\xa2\x00\x18\x4d\x01\x58\x40"[..], &[0; 64]].concat());
         let cases: Vec<(&str, u16, Bytes, Vec<Bytes>)> = vec![
             ("no such method", 0x03ff, empty(), vec![]),
             ("no header", VolumeUnpublish::ROW.number, Bytes::new(), vec![]),
-            ("garbage", GetContent::ROW.number, Bytes::from_static(&[0xff; 40]), vec![]),
-            (
-                "a hash of 31 bytes",
-                GetContent::ROW.number,
-                Bytes::from([&b"\xa1\x00\x58\x1f"[..], &[0; 31]].concat()),
-                vec![],
-            ),
-            (
-                "a key of 32 bytes",
-                GetSignedBlock::ROW.number,
-                message::encode(&message::Get { hash: [0; 32] }),
-                vec![],
-            ),
-            ("more hashes than blocks", Put::ROW.number, hashes(&[0; 64]), vec![part.clone()]),
-            (
-                "more blocks than hashes",
-                Put::ROW.number,
-                hashes(&[0; 32]),
-                vec![part.clone(), part.clone()],
-            ),
-            ("part of a hash", Put::ROW.number, hashes(&[0; 33]), vec![part.clone()]),
-            ("no signed block", PutSigned::ROW.number, empty(), vec![]),
-            ("two signed blocks", PutSigned::ROW.number, empty(), vec![part.clone(), part.clone()]),
-            ("too many to renew", Renew::ROW.number, hashes(&[0; 32 * 1025]), vec![]),
+            ("garbage", Get::ROW.number, Bytes::from_static(&[0xff; 40]), vec![]),
+            ("a name without a key", Get::ROW.number, Bytes::from_static(NO_KEY), vec![]),
+            ("a kind that nobody knows", Get::ROW.number, unknown, vec![]),
+            ("more names than blocks", Put::ROW.number, names(2), vec![part.clone()]),
+            ("more blocks than names", Put::ROW.number, names(1), vec![part.clone(), part.clone()]),
+            ("too many to renew", Renew::ROW.number, renewal(1025), vec![]),
             ("a relative source", VolumeOpen::ROW.number, open(Some(b"docs"), None), vec![]),
             ("a key where none belongs", VolumeOpen::ROW.number, open(None, Some([1; 32])), vec![]),
             ("an import without a key", VolumeImport::ROW.number, open(None, None), vec![]),
@@ -228,18 +223,16 @@ mod tests {
     #[tokio::test]
     async fn blocks_that_are_not_what_they_say_are_the_operations_own_error() {
         let scene = scene();
-        let header = message::encode(&message::Hashes { hashes: vec![7; 32] });
-        let reply = call::<Put>(&scene, header, &[Bytes::from_static(b"x")]).await;
-        let answer: Answer<Empty, PutFailed> =
-            message::decode(&reply.expect("answered").header).expect("decodes");
-        assert_eq!(answer, Answer::Failed(PutError::Invalid(InvalidBlock::WrongHash).into()));
-
-        let forged = [Bytes::from(vec![b'A'; 200])];
-        let reply = call::<PutSigned>(&scene, message::encode(&Empty {}), &forged).await;
-        let answer: Answer<Empty, PutFailed> =
-            message::decode(&reply.expect("answered").header).expect("decodes");
-        let error = PutError::Invalid(InvalidBlock::Malformed("no magic"));
-        assert_eq!(answer, Answer::Failed(error.into()));
+        let block = |id| NewBlock { id, bytes: Bytes::from(vec![b'A'; 200]), lease_secs: None };
+        let root = SignedBlock::sign(&SecretKey::from_seed(&[9; 32]), b"", 1, b"");
+        let wrong = vec![block(BlockHash([7; 32]).id()), block(root.id())];
+        let (header, parts) = BlockList(wrong).split().expect("no error");
+        let reply = call::<Put>(&scene, message::encode(&header), &parts).await.expect("answered");
+        let answer: Answer<Outcomes, Never> = message::decode(&reply.header).expect("decodes");
+        let Answer::Done(outcomes) = answer;
+        let errors = [InvalidBlock::WrongHash, InvalidBlock::Malformed("no magic")];
+        let errors = errors.map(|error| Err(PutError::Invalid(error)));
+        assert_eq!(outcomes.put(2), Ok(errors.to_vec()));
     }
 
     #[tokio::test]
@@ -247,14 +240,14 @@ mod tests {
         let scene = scene();
         let bytes = Bytes::from(vec![5; 10_000]);
         let hash = BlockHash::of(&bytes);
-        let header = message::encode(&message::Hashes { hashes: hash.0.to_vec() });
-        call::<Put>(&scene, header, std::slice::from_ref(&bytes)).await.expect("put");
-        let header = message::encode(&message::Get { hash: hash.0 });
-        let reply = call::<GetContent>(&scene, header, &[]).await.expect("get");
+        let list = BlockList(vec![(hash, bytes.clone()).into()]);
+        let (header, parts) = list.split().expect("no error");
+        call::<Put>(&scene, message::encode(&header), &parts).await.expect("put");
+        let get = |hash: BlockHash| message::encode(&blocks::Get::new(hash.id(), Wanted::Newest));
+        let reply = call::<Get>(&scene, get(hash), &[]).await.expect("get");
         assert_eq!(reply.parts[0].as_ptr(), bytes.as_ptr());
 
-        let header = message::encode(&message::Get { hash: [0; 32] });
-        let reply = call::<GetContent>(&scene, header, &[]).await.expect("answered");
+        let reply = call::<Get>(&scene, get(BlockHash([0; 32])), &[]).await.expect("answered");
         let answer: Answer<Empty, GetFailed> = message::decode(&reply.header).expect("decodes");
         let Answer::Failed(error) = answer else { panic!("there is no such block") };
         assert!(matches!(GetError::from(error), GetError::NotFound { .. }));

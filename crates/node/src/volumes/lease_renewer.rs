@@ -298,9 +298,9 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    use atoll_dht::{GetError, MemoryBlocks};
+    use atoll_dht::{GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, Renewed, Wanted};
     use atoll_env::{BoxFuture, Instant, Runtime, Task, TokioRuntime};
-    use atoll_key::{Key, SignedBlock};
+    use atoll_key::{BlockId, SignedBlock};
     use bytes::Bytes;
 
     use crate::dir::NodeDir;
@@ -348,40 +348,62 @@ mod tests {
         is_away: AtomicBool,
     }
 
+    impl Ring {
+        fn fails<T: Clone + Send + 'static>(
+            count: usize,
+        ) -> BoxFuture<'static, Vec<Result<T, PutError>>> {
+            let failed = Err(PutError::Unavailable("no answer".into()));
+            Box::pin(async move { vec![failed; count] })
+        }
+    }
+
     impl Blocks for Ring {
-        fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
-            self.blocks.get(hash)
-        }
-        fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
-            self.blocks.get_signed(key)
-        }
-        fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
-            self.blocks.put(blocks)
-        }
-        fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
-            if self.is_away.load(Ordering::Relaxed) {
-                return Box::pin(async { Err(PutError::Unavailable("nobody".into())) });
-            }
-            self.blocks.put_signed(block)
-        }
-        fn renew(
+        fn get_block(
             &self,
-            hashes: Vec<BlockHash>,
-        ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+            id: BlockId,
+            wanted: Wanted,
+        ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
+            self.blocks.get_block(id, wanted)
+        }
+
+        fn put_blocks(
+            &self,
+            blocks: Vec<NewBlock>,
+        ) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+            if self.is_away.load(Ordering::Relaxed) {
+                return Ring::fails(blocks.len());
+            }
+            self.blocks.put_blocks(blocks)
+        }
+
+        fn renew_blocks(
+            &self,
+            renewal: LeaseRenewal,
+        ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
+            let hash = |id: &BlockId| BlockHash(*id.key.0.first_chunk().expect("64 bytes"));
+            let hashes: Vec<BlockHash> = renewal.ids.iter().map(hash).collect();
             let down = self
                 .failures
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
             let dead = self.dead.lock().expect("a lock").clone();
             let is_dead = dead.is_some_and(|range| range.contains(&hashes[0]));
             if down.is_ok() || is_dead || self.is_away.load(Ordering::Relaxed) {
-                return Box::pin(async { Err(PutError::Unavailable("nobody".into())) });
+                return Ring::fails(hashes.len());
             }
             if self.silent_from.lock().expect("a lock").is_some_and(|from| hashes[0] >= from) {
                 return Box::pin(std::future::pending());
             }
             self.renewed.fetch_add(hashes.len() as u64, Ordering::Relaxed);
             self.seen.lock().expect("a lock").extend(&hashes);
-            self.blocks.renew(hashes)
+            self.blocks.renew_blocks(renewal)
+        }
+
+        fn watch(
+            &self,
+            id: BlockId,
+            seen: u64,
+        ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
+            self.blocks.watch(id, seen)
         }
     }
 
@@ -455,7 +477,7 @@ mod tests {
         let scene = scene(10).await;
         scene.ring.failures.store(u64::from(ATTEMPTS), Ordering::Relaxed);
         let kept = scene.look_at(START + 10 * DAY).await;
-        assert!(kept.trouble.is_some_and(|trouble| trouble.contains("nobody")));
+        assert!(kept.trouble.is_some_and(|trouble| trouble.contains("no answer")));
         assert_eq!(kept.refreshed_unix_secs, START);
         let kept = scene.look_at(START + 10 * DAY + 3600).await;
         assert!(kept.trouble.is_some(), "not yet again");
@@ -469,7 +491,7 @@ mod tests {
         let scene = scene(3000).await;
         scene.ring.failures.store(u64::from(ATTEMPTS), Ordering::Relaxed);
         let kept = scene.look_at(START + 10 * DAY).await;
-        assert!(kept.trouble.is_some_and(|trouble| trouble.contains("nobody")));
+        assert!(kept.trouble.is_some_and(|trouble| trouble.contains("no answer")));
         assert_eq!(kept.refreshed_unix_secs, START);
         assert_eq!(scene.ring.renewed.load(Ordering::Relaxed), 3000 - BATCH, "all but one batch");
         let root = scene.ring.get_signed(scene.root.key()).await.expect("put again");
@@ -536,7 +558,7 @@ mod tests {
             let tried = (day - 9) * u64::from(MAX_UNANSWERED) * BATCH;
             let pass = kept.pass.expect("it has not ended");
             assert_eq!((pass.next, pass.failed_blocks), (tried, tried));
-            assert!(kept.trouble.is_some_and(|trouble| trouble.contains("nobody")));
+            assert!(kept.trouble.is_some_and(|trouble| trouble.contains("no answer")));
         }
         scene.ring.is_away.store(false, Ordering::Relaxed);
         let kept = scene.look_at(START + 12 * DAY).await;

@@ -129,7 +129,7 @@ impl FetchPermit {
         self.result = match result {
             Ok(bytes) => Some(Ended::Came(bytes as u64)),
             Err(GetError::Unavailable { .. }) => Some(Ended::TimedOut),
-            Err(GetError::NotFound { .. }) => None,
+            Err(GetError::NotFound { .. } | GetError::Removed { .. }) => None,
         };
     }
 }

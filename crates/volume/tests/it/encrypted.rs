@@ -5,9 +5,11 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use atoll_dht::{Blocks, GetError, MemoryBlocks, PutError};
+use atoll_dht::{
+    Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, PutError, Renewed, Wanted,
+};
 use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, Key, ReadKey, SealError, SecretKey, SignedBlock};
+use atoll_key::{BlockHash, BlockId, ReadKey, SealError, SecretKey, SignedBlock};
 use atoll_vfs::kit;
 use atoll_volume::format::FormatError;
 use atoll_volume::owned::{
@@ -37,54 +39,54 @@ fn with_key(key: ReadKey) -> VolumeOptions {
 /// are not verified, as if their hash were broken.
 #[derive(Default)]
 struct OpenRing {
-    content: Mutex<BTreeMap<BlockHash, Bytes>>,
-    root: Mutex<Option<SignedBlock>>,
+    blocks: Mutex<BTreeMap<BlockId, Bytes>>,
 }
 
 impl OpenRing {
     fn content(&self) -> BTreeMap<BlockHash, Bytes> {
-        self.content.lock().expect("not poisoned").clone()
+        let blocks = self.blocks.lock().expect("not poisoned").clone();
+        let content = blocks.into_iter().filter(|(id, _)| !id.kind.is_mutable());
+        let hash = |id: BlockId| BlockHash(*id.key.0.first_chunk().expect("64 bytes"));
+        content.map(|(id, bytes)| (hash(id), bytes)).collect()
     }
 
     fn replace(&self, hash: BlockHash, bytes: Vec<u8>) {
-        self.content.lock().expect("not poisoned").insert(hash, bytes.into());
+        self.blocks.lock().expect("not poisoned").insert(hash.id(), bytes.into());
     }
 
     fn root(&self) -> SignedBlock {
-        self.root.lock().expect("not poisoned").clone().expect("published")
+        let blocks = self.blocks.lock().expect("not poisoned");
+        let root = blocks.get(&SignedBlock::id_at(secret().volume_id().root_key()));
+        SignedBlock::decode(root.expect("published")).expect("signed")
     }
 }
 
 impl Blocks for OpenRing {
-    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
-        let found = self.content().get(&hash).cloned();
-        let missing = GetError::NotFound { key: hash.key(), told: "nothing here".into() };
-        Box::pin(async move { found.ok_or(missing) })
+    fn get_block(&self, id: BlockId, _: Wanted) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
+        let found = self.blocks.lock().expect("not poisoned").get(&id).cloned();
+        let missing = GetError::NotFound { key: id.key, told: "nothing here".into() };
+        Box::pin(async move { Ok(HeldBlock { version: 0, bytes: found.ok_or(missing)? }) })
     }
 
-    fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
-        let found = self.root.lock().expect("not poisoned").clone();
-        let missing = GetError::NotFound { key, told: "nothing here".into() };
-        Box::pin(async move { found.filter(|root| root.key() == key).ok_or(missing) })
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let count = blocks.len();
+        let blocks = blocks.into_iter().map(|block| (block.id, block.bytes));
+        self.blocks.lock().expect("not poisoned").extend(blocks);
+        Box::pin(async move { vec![Ok(()); count] })
     }
 
-    fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
-        self.content.lock().expect("not poisoned").extend(blocks);
-        Box::pin(async { Ok(()) })
-    }
-
-    fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
-        *self.root.lock().expect("not poisoned") = Some(block);
-        Box::pin(async { Ok(()) })
-    }
-
-    fn renew(
+    fn renew_blocks(
         &self,
-        hashes: Vec<BlockHash>,
-    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
-        let held = self.content();
-        let lacking = hashes.into_iter().filter(|hash| !held.contains_key(hash)).collect();
-        Box::pin(async move { Ok(lacking) })
+        renewal: LeaseRenewal,
+    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
+        let held = self.blocks.lock().expect("not poisoned");
+        let has = |id| if held.contains_key(id) { Renewed::Held } else { Renewed::Lacking };
+        let renewed: Vec<_> = renewal.ids.iter().map(|id| Ok(has(id))).collect();
+        Box::pin(async move { renewed })
+    }
+
+    fn watch(&self, _: BlockId, _: u64) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
+        Box::pin(std::future::pending())
     }
 }
 
@@ -349,33 +351,40 @@ async fn a_root_that_turns_up_late_is_not_converted_either() {
     }
 
     impl Blocks for Late {
-        fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
-            self.ring.get(hash)
-        }
-
-        fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
-            let mut asked = self.asked.lock().expect("not poisoned");
-            *asked += 1;
-            if *asked <= 2 {
-                let told = "nobody answers".into();
-                return Box::pin(async move { Err(GetError::Unavailable { key, told }) });
-            }
-            self.ring.get_signed(key)
-        }
-
-        fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
-            self.ring.put(blocks)
-        }
-
-        fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
-            self.ring.put_signed(block)
-        }
-
-        fn renew(
+        fn get_block(
             &self,
-            hashes: Vec<BlockHash>,
-        ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
-            self.ring.renew(hashes)
+            id: BlockId,
+            wanted: Wanted,
+        ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
+            let mut asked = self.asked.lock().expect("not poisoned");
+            *asked += u32::from(id.kind.is_mutable());
+            if id.kind.is_mutable() && *asked <= 2 {
+                let error = GetError::Unavailable { key: id.key, told: "no answer".into() };
+                return Box::pin(async { Err(error) });
+            }
+            self.ring.get_block(id, wanted)
+        }
+
+        fn put_blocks(
+            &self,
+            blocks: Vec<NewBlock>,
+        ) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+            self.ring.put_blocks(blocks)
+        }
+
+        fn renew_blocks(
+            &self,
+            renewal: LeaseRenewal,
+        ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
+            self.ring.renew_blocks(renewal)
+        }
+
+        fn watch(
+            &self,
+            id: BlockId,
+            seen: u64,
+        ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
+            self.ring.watch(id, seen)
         }
     }
 

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use atoll_dht::{Blocks, GetError, MemoryBlocks, PutError};
+use atoll_dht::{
+    Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, PutError, Renewed, Wanted,
+};
 use atoll_env::{BoxFuture, Env, TokioRuntime};
-use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
+use atoll_key::{BlockHash, BlockId, SecretKey, SignedBlock};
 use atoll_volume::format::DirectoryRef;
 use atoll_volume::owned::Root;
 use atoll_volume::owned::{
@@ -122,77 +124,68 @@ impl WatchedBlocks {
 }
 
 impl Blocks for WatchedBlocks {
-    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
-        let ring = self.0.clone();
-        ring.gets.fetch_add(1, Ordering::Relaxed);
-        let now = ring.gets_in_flight.fetch_add(1, Ordering::SeqCst) + 1;
-        ring.most_gets_in_flight.fetch_max(now, Ordering::SeqCst);
+    fn get_block(
+        &self,
+        id: BlockId,
+        wanted: Wanted,
+    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
+        let (ring, is_root) = (self.0.clone(), id.kind.is_mutable());
+        if is_root {
+            ring.root_gets.fetch_add(1, Ordering::Relaxed);
+        } else {
+            ring.gets.fetch_add(1, Ordering::Relaxed);
+            let now = ring.gets_in_flight.fetch_add(1, Ordering::SeqCst) + 1;
+            ring.most_gets_in_flight.fetch_max(now, Ordering::SeqCst);
+        }
         Box::pin(async move {
             ring.pause().await;
             let result = match ring.unreachable() {
-                Some(told) => Err(GetError::Unavailable { key: hash.key(), told }),
-                None if ring.expired.load(Ordering::Relaxed) > 0 => {
-                    Err(GetError::NotFound { key: hash.key(), told: "all said no".into() })
+                Some(told) => Err(GetError::Unavailable { key: id.key, told }),
+                None if ring.expired.load(Ordering::Relaxed) > u64::from(is_root) => {
+                    Err(GetError::NotFound { key: id.key, told: "all said no".into() })
                 }
-                None => ring.inner.get(hash).await,
+                None => ring.inner.get_block(id, wanted).await,
             };
-            ring.gets_in_flight.fetch_sub(1, Ordering::SeqCst);
+            ring.gets_in_flight.fetch_sub(usize::from(!is_root), Ordering::SeqCst);
             result
         })
     }
 
-    fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
         let ring = self.0.clone();
-        ring.root_gets.fetch_add(1, Ordering::Relaxed);
-        Box::pin(async move {
-            ring.pause().await;
-            match ring.unreachable() {
-                Some(told) => Err(GetError::Unavailable { key, told }),
-                None if ring.expired.load(Ordering::Relaxed) > 1 => {
-                    Err(GetError::NotFound { key, told: "all said no".into() })
-                }
-                None => ring.inner.get_signed(key).await,
-            }
-        })
-    }
-
-    fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
-        let ring = self.0.clone();
-        let bytes = blocks.iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
+        let content = blocks.iter().filter(|block| !block.id.kind.is_mutable());
+        let bytes = content.map(|block| block.bytes.len()).sum::<usize>();
         let now = ring.in_flight_bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
         ring.most_in_flight_bytes.fetch_max(now, Ordering::SeqCst);
         Box::pin(async move {
             ring.pause().await;
-            let result = match ring.unreachable() {
-                Some(told) => Err(PutError::Unavailable(told)),
-                None => ring.inner.put(blocks).await,
+            let outcomes = match ring.unreachable() {
+                Some(told) => vec![Err(PutError::Unavailable(told)); blocks.len()],
+                None => ring.inner.put_blocks(blocks).await,
             };
             ring.in_flight_bytes.fetch_sub(bytes, Ordering::SeqCst);
-            result
+            outcomes
         })
     }
 
-    fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
-        let ring = self.0.clone();
-        Box::pin(async move {
-            ring.pause().await;
-            match ring.unreachable() {
-                Some(told) => Err(PutError::Unavailable(told)),
-                None => ring.inner.put_signed(block).await,
-            }
-        })
-    }
-
-    fn renew(
+    fn renew_blocks(
         &self,
-        hashes: Vec<BlockHash>,
-    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
+        renewal: LeaseRenewal,
+    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
         let ring = self.0.clone();
         Box::pin(async move {
             match ring.unreachable() {
-                Some(told) => Err(PutError::Unavailable(told)),
-                None => ring.inner.renew(hashes).await,
+                Some(told) => vec![Err(PutError::Unavailable(told)); renewal.ids.len()],
+                None => ring.inner.renew_blocks(renewal).await,
             }
         })
+    }
+
+    fn watch(
+        &self,
+        id: BlockId,
+        seen: u64,
+    ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
+        self.0.inner.watch(id, seen)
     }
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, GetError, MemoryBlocks, PutError};
+use atoll_dht::{
+    Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, PutError, Renewed, Wanted,
+};
 use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, Key, SignedBlock};
+use atoll_key::{BlockId, SignedBlock};
 use atoll_volume::format::FormatError;
 use atoll_volume::owned::RootError;
 use atoll_volume::owned::{OpenError, Volume, VolumeOptions};
-use bytes::Bytes;
 
 use crate::ring::{
     WatchedBlocks, env, open_with, publish_with, put_root, root_of, secret, small_blocks,
@@ -31,27 +32,26 @@ impl Lying {
 }
 
 impl Blocks for Lying {
-    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
-        let error = GetError::NotFound { key: hash.key(), told: "nothing here".into() };
-        Box::pin(async { Err(error) })
-    }
-
-    fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
+    fn get_block(&self, id: BlockId, _: Wanted) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
         let root = self.root.lock().expect("not poisoned").clone();
-        let missing = GetError::NotFound { key, told: "nothing here".into() };
-        Box::pin(async move { root.ok_or(missing) })
+        let root = root.filter(|root| root.id() == id);
+        let missing = GetError::NotFound { key: id.key, told: "nothing here".into() };
+        Box::pin(async move { HeldBlock::verified(id, root.ok_or(missing)?.bytes().clone()) })
     }
 
-    fn put(&self, _: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
-        Box::pin(async { Ok(()) })
+    fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        Box::pin(async move { vec![Ok(()); blocks.len()] })
     }
 
-    fn put_signed(&self, _: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
-        Box::pin(async { Ok(()) })
+    fn renew_blocks(
+        &self,
+        renewal: LeaseRenewal,
+    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
+        Box::pin(async move { vec![Ok(Renewed::Held); renewal.ids.len()] })
     }
 
-    fn renew(&self, _: Vec<BlockHash>) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
-        Box::pin(async { Ok(Vec::new()) })
+    fn watch(&self, _: BlockId, _: u64) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
+        Box::pin(std::future::pending())
     }
 }
 

@@ -1,15 +1,15 @@
 //! What must not grow with the tree: memory, and the blocks an update touches.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use atoll_dht::{Blocks, GetError, MemoryBlocks, PutError};
+use atoll_dht::{
+    Blocks, GetError, HeldBlock, LeaseRenewal, MemoryBlocks, NewBlock, PutError, Renewed, Wanted,
+};
 use atoll_env::BoxFuture;
-use atoll_key::{BlockHash, Key, SignedBlock};
+use atoll_key::BlockId;
 use atoll_volume::owned::{PublishOptions, VolumeOptions};
 use bytes::Bytes;
 
@@ -20,47 +20,46 @@ use crate::trees::patterned;
 /// walk a tree, counts the rest, and gives data back from a rule.
 #[derive(Default)]
 struct Forgetful {
-    kept: Mutex<BTreeMap<BlockHash, Bytes>>,
-    root: Mutex<Option<SignedBlock>>,
+    kept: MemoryBlocks,
     forgotten: AtomicU64,
 }
 
 impl Blocks for Forgetful {
-    fn get(&self, hash: BlockHash) -> BoxFuture<'static, Result<Bytes, GetError>> {
-        let found = self.kept.lock().expect("not poisoned").get(&hash).cloned();
-        let missing = GetError::NotFound { key: hash.key(), told: "forgotten".into() };
-        Box::pin(async move { found.ok_or(missing) })
-    }
-
-    fn get_signed(&self, key: Key) -> BoxFuture<'static, Result<SignedBlock, GetError>> {
-        let root = self.root.lock().expect("not poisoned").clone();
-        Box::pin(async move { root.ok_or(GetError::NotFound { key, told: "no root".into() }) })
-    }
-
-    fn put(&self, blocks: Vec<(BlockHash, Bytes)>) -> BoxFuture<'static, Result<(), PutError>> {
-        for (hash, bytes) in blocks {
-            let is_metadata = bytes.starts_with(b"AT");
-            if is_metadata {
-                self.kept.lock().expect("not poisoned").insert(hash, bytes);
-            } else {
-                self.forgotten.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-        Box::pin(async { Ok(()) })
-    }
-
-    fn put_signed(&self, block: SignedBlock) -> BoxFuture<'static, Result<(), PutError>> {
-        *self.root.lock().expect("not poisoned") = Some(block);
-        Box::pin(async { Ok(()) })
-    }
-
-    fn renew(
+    fn get_block(
         &self,
-        hashes: Vec<BlockHash>,
-    ) -> BoxFuture<'static, Result<Vec<BlockHash>, PutError>> {
-        let kept = self.kept.lock().expect("not poisoned");
-        let lacking = hashes.into_iter().filter(|hash| !kept.contains_key(hash)).collect();
-        Box::pin(async move { Ok(lacking) })
+        id: BlockId,
+        wanted: Wanted,
+    ) -> BoxFuture<'static, Result<HeldBlock, GetError>> {
+        self.kept.get_block(id, wanted)
+    }
+
+    fn put_blocks(
+        &self,
+        mut blocks: Vec<NewBlock>,
+    ) -> BoxFuture<'static, Vec<Result<(), PutError>>> {
+        let count = blocks.len();
+        blocks.retain(|block| block.id.kind.is_mutable() || block.bytes.starts_with(b"AT"));
+        self.forgotten.fetch_add((count - blocks.len()) as u64, Ordering::Relaxed);
+        let kept = self.kept.put_blocks(blocks);
+        Box::pin(async move {
+            assert!(kept.await.iter().all(Result::is_ok));
+            vec![Ok(()); count]
+        })
+    }
+
+    fn renew_blocks(
+        &self,
+        renewal: LeaseRenewal,
+    ) -> BoxFuture<'static, Vec<Result<Renewed, PutError>>> {
+        self.kept.renew_blocks(renewal)
+    }
+
+    fn watch(
+        &self,
+        id: BlockId,
+        seen: u64,
+    ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>> {
+        self.kept.watch(id, seen)
     }
 }
 
@@ -93,7 +92,7 @@ async fn a_file_of_twenty_gibibytes_is_published_and_read_by_what_it_has_of_data
     assert!(snapshot.read_range(&item, at, 10).await.is_err());
     let hole = snapshot.read_range(&item, at + (512 << 20), 200_000).await.expect("a hole");
     assert!(hole.len() == 200_000 && hole.iter().all(|byte| *byte == 0));
-    let kept: usize = blocks.kept.lock().expect("not poisoned").values().map(Bytes::len).sum();
+    let kept = blocks.kept.counts().put_bytes;
     // A directory, an inode of 169 pointers, 64 KiB of indirect block on each side of 21
     // boundaries and at both ends.
     assert!(kept < 45 * 65_542, "{kept} bytes of metadata");

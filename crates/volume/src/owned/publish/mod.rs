@@ -275,7 +275,7 @@ impl Visibility {
         let cipher = read_key.map(|key| VolumeCipher::new(key, &volume));
         match blocks.get_signed(volume.root_key()).await {
             Ok(root) => Ok(Visibility::of_root(&root, cipher.as_ref())),
-            Err(GetError::NotFound { .. }) => Ok(None),
+            Err(GetError::NotFound { .. } | GetError::Removed { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -417,7 +417,11 @@ impl Replaced<'_> {
         tree: &Root,
     ) -> Result<(u64, bool), PublishError> {
         let mut above = 0;
-        if let Ok(present) = blocks.get_signed(self.secret.volume_id().root_key()).await {
+        let present = blocks.get_signed(self.secret.volume_id().root_key()).await;
+        if let Err(GetError::Removed { version, .. }) = present {
+            above = version;
+        }
+        if let Ok(present) = present {
             self.check(&present)?;
             above = present.version;
             if let Ok(mut old) = sealed_root::decode(&present.payload, self.cipher) {
@@ -438,9 +442,14 @@ impl Replaced<'_> {
                     let unreadable = |error: GetError| {
                         PutError::Unavailable(format!("its newer root cannot be read: {error}"))
                     };
-                    let present = present.map_err(unreadable)?;
-                    self.check(&present)?;
-                    above = present.version.max(held);
+                    above = match present {
+                        Ok(present) => {
+                            self.check(&present)?;
+                            present.version.max(held)
+                        }
+                        Err(GetError::Removed { version, .. }) => version.max(held),
+                        Err(error) => return Err(unreadable(error).into()),
+                    };
                 }
                 Err(error) => return Err(error.into()),
             }

@@ -14,6 +14,9 @@ pub enum OpenError {
     /// Nobody has the root block: its lease has run out, or it never was on this ring.
     #[error("the volume's lease has run out or it was never published: {0}")]
     Gone(GetError),
+    /// Its owner has removed it.
+    #[error("the volume was removed by its owner")]
+    Removed,
     /// The ring cannot be asked for the root.
     #[error("the volume's root: {0}")]
     Fetch(GetError),
@@ -27,6 +30,7 @@ impl From<GetError> for OpenError {
         match error {
             GetError::NotFound { .. } => OpenError::Gone(error),
             GetError::Unavailable { .. } => OpenError::Fetch(error),
+            GetError::Removed { .. } => OpenError::Removed,
         }
     }
 }
@@ -104,7 +108,7 @@ impl ReadError {
             ReadError::NotAFile { .. } | ReadError::GoesUp { .. } => Errno::EINVAL,
             ReadError::Fetch { source, .. } => match source {
                 GetError::Unavailable { .. } => Errno::ETIMEDOUT,
-                GetError::NotFound { .. } => Errno::EIO,
+                GetError::NotFound { .. } | GetError::Removed { .. } => Errno::EIO,
             },
             ReadError::Expired { .. } => Errno::ESTALE,
             ReadError::Bad { source: FormatError::TooDeep, .. } => Errno::ELOOP,

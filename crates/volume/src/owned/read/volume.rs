@@ -279,6 +279,7 @@ impl Volume {
         let block = answer.map_err(|error| match error {
             GetError::NotFound { .. } => format!("{EXPIRED} ({error})"),
             GetError::Unavailable { .. } => error.to_string(),
+            GetError::Removed { .. } => OpenError::Removed.to_string(),
         })?;
         let held = state.snapshot.version;
         if block.version < held {

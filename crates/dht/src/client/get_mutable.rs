@@ -1,0 +1,427 @@
+//! Reading mutable blocks at their replica set, in one round trip if the set is known.
+//!
+//! All replicas are asked at once, the nearest for the block and the others for their versions
+//! only. An update is acknowledged by a majority, so any majority has a member that knows it: once
+//! a majority says the same version and the block of it has come, the others are not waited for. A
+//! replica that says a higher version has to show the block. A version older than one that this
+//! node has read or written before is never returned (`seen`). A reader that needs *at least* some
+//! version takes the first block that fits (Pastis §3.3).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use atoll_env::{BoxFuture, Instant, sleep};
+use atoll_key::{BlockId, Key};
+use atoll_net::CallError;
+use atoll_overlay::peer_book::Standing;
+use atoll_overlay::{Node, distinct_peers};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+use super::Client;
+use super::ask::verified;
+use super::get::{FIRST_PAUSE, limits, search, send_copies};
+use super::known_sets::NamedNodes;
+use super::replica_selection::by_nearness;
+use crate::blocks::{GetError, HeldBlock, Wanted};
+use crate::rpc::{Block, Read, ReadReply, Stamp, Watch};
+use crate::server::read;
+use crate::stats::add;
+
+/// A newer version that was seen before is looked for at so many further replica sets' worth of
+/// nodes after the set. A guess.
+const BEYOND_SETS: usize = 2;
+
+/// A block that came from a replica, verified.
+#[derive(Clone, Debug)]
+struct Sent {
+    stamp: Stamp,
+    block: Block,
+}
+
+/// Fetches a mutable block.
+pub(crate) async fn get_mutable(
+    client: &Arc<Client>,
+    id: BlockId,
+    wanted: Wanted,
+) -> Result<HeldBlock, GetError> {
+    add(&client.counters.gets, 1);
+    let deadline = client.env.now() + client.config.get_limit;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let error = match read_set(client, id, wanted, deadline).await {
+            Ok(Sent { stamp: Stamp { version, .. }, block }) => {
+                saw(client, id.key, version);
+                return HeldBlock { version, bytes: block.bytes }.unless_removed(id);
+            }
+            Err(error) => error,
+        };
+        let final_answer = matches!(error, GetError::NotFound { .. });
+        if final_answer || client.env.now() + pause >= deadline {
+            add(&client.counters.failed_gets, 1);
+            return Err(error);
+        }
+        sleep(&*client.env, pause).await;
+        pause *= 2;
+    }
+}
+
+/// This node has read or written that version of a mutable block.
+pub(crate) fn saw(client: &Client, key: Key, version: u64) {
+    if !client.config.mechanisms.seen_versions {
+        return;
+    }
+    client.seen.saw(&client.env, &client.durable, key, version);
+}
+
+/// Reads at the replica set; a remembered one that its root does not confirm is looked up again.
+async fn read_set(
+    client: &Arc<Client>,
+    id: BlockId,
+    wanted: Wanted,
+    deadline: Instant,
+) -> Result<Sent, GetError> {
+    let no_root = |told: String| GetError::Unavailable { key: id.key, told };
+    loop {
+        let named = client.known_sets.find(client, &id.key).await;
+        let named = named.map_err(|error| no_root(error.to_string()))?;
+        let mut reading = Reading::new(client, id, wanted, named);
+        reading.ask_all().await;
+        if reading.is_confirmed() || reading.fits().is_some() {
+            return reading.finish(deadline).await;
+        }
+        client.known_sets.forget(&id.key);
+    }
+}
+
+/// What one replica says.
+#[derive(Clone, Debug)]
+struct Said {
+    held: Option<Stamp>,
+    block: Option<Block>,
+    /// The tag of the replica set, if the replica is its root.
+    set: Option<u64>,
+}
+
+type Answer = Result<Said, CallError>;
+type Call = BoxFuture<'static, (usize, Answer)>;
+
+/// A block that is being read at its replica set.
+struct Reading<'a> {
+    client: &'a Arc<Client>,
+    id: BlockId,
+    wanted: Wanted,
+    named: NamedNodes,
+    replicas: Vec<Node>,
+    calls: FuturesUnordered<Call>,
+    /// Of each replica.
+    heard: Vec<Option<Answer>>,
+    /// Those whose answer is waited for while no majority agrees.
+    waited_for: BTreeSet<usize>,
+    /// The replicas asked for the block, and not only for its version.
+    sends: BTreeSet<usize>,
+}
+
+impl Reading<'_> {
+    fn new(client: &Arc<Client>, id: BlockId, wanted: Wanted, named: NamedNodes) -> Reading<'_> {
+        let replicas = distinct_peers(&named.nodes, client.config.replicas);
+        let heard = vec![None; replicas.len()];
+        let (waited_for, sends) = (BTreeSet::new(), BTreeSet::new());
+        let calls = FuturesUnordered::new();
+        Reading { client, id, wanted, named, replicas, calls, heard, waited_for, sends }
+    }
+
+    /// Asks all replicas, until what is wanted has come or no more is to be expected in time.
+    ///
+    /// Once one was found that holds the block, replicas that left an earlier call unanswered are
+    /// not waited for: of many nodes that died at once each would cost the reader its whole
+    /// patience.
+    async fn ask_all(&mut self) {
+        let (book, now) = (self.client.overlay.peer_book(), self.client.env.now());
+        let is_silent =
+            |n: &Node| !self.client.is_me(n) && book.standing(&n.peer, now) != Standing::Answers;
+        self.waited_for =
+            (0..self.replicas.len()).filter(|at| !is_silent(&self.replicas[*at])).collect();
+        let nearest = self.nearest(0..self.replicas.len());
+        for at in 0..self.replicas.len() {
+            self.ask(at, Some(at) == nearest);
+        }
+        while !self.is_over() {
+            let Some((at, answer)) = self.calls.next().await else { return };
+            // A replica that holds the block also when it fails to send it stays one to be asked.
+            self.waited_for.remove(&at);
+            self.heard[at] = Some(answer);
+            self.ask_for_newest();
+        }
+    }
+
+    /// The replica expected to answer first: this node, or the nearest.
+    fn nearest(&self, among: impl Iterator<Item = usize>) -> Option<usize> {
+        let nodes: Vec<Node> = among.map(|at| self.replicas[at]).collect();
+        let own = nodes.iter().find(|node| self.client.is_me(node)).copied();
+        let nearest = own.or_else(|| by_nearness(self.client, nodes).pop())?;
+        self.replicas.iter().position(|node| *node == nearest)
+    }
+
+    fn ask(&mut self, at: usize, with_bytes: bool) {
+        if with_bytes {
+            self.sends.insert(at);
+        }
+        let (client, node, id) = (self.client.clone(), self.replicas[at], self.id);
+        self.calls.push(Box::pin(async move { (at, ask(&client, node, id, with_bytes).await) }));
+    }
+
+    fn said(&self) -> impl Iterator<Item = (usize, &Said)> {
+        let heard = self.heard.iter().enumerate();
+        heard.filter_map(|(at, heard)| Some((at, heard.as_ref()?.as_ref().ok()?)))
+    }
+
+    /// The highest version that was said and not disproved; of several blocks of that version the
+    /// one that most replicas hold.
+    fn newest_said(&self) -> Option<Stamp> {
+        let stamps = || self.said().filter_map(|(_, said)| said.held);
+        let holders = |stamp: &Stamp| stamps().filter(|held| held == stamp).count();
+        stamps().max_by_key(|stamp| (stamp.version, holders(stamp), stamp.digest))
+    }
+
+    fn sent(&self) -> impl Iterator<Item = Sent> {
+        self.said()
+            .filter_map(|(_, said)| Some(Sent { stamp: said.held?, block: said.block.clone()? }))
+    }
+
+    /// The block that was said to be the newest, if it has come.
+    fn newest(&self) -> Option<Sent> {
+        let newest = self.newest_said()?;
+        self.sent().find(|sent| sent.stamp == newest)
+    }
+
+    /// The newest block that has come, if a version that is new enough is all that is wanted.
+    fn fits(&self) -> Option<Sent> {
+        let Wanted::AtLeast(least) = self.wanted else { return None };
+        let least = least.max(self.client.seen.version(&self.id.key).unwrap_or(0));
+        let newest = self.sent().max_by_key(|sent| sent.stamp);
+        newest.filter(|sent| sent.stamp.version >= least)
+    }
+
+    fn is_confirmed(&self) -> bool {
+        let root = self.heard.first().and_then(|heard| heard.as_ref()?.as_ref().ok());
+        self.named.is_confirmed(&self.replicas, root.and_then(|root| root.set))
+    }
+
+    /// Whether enough has come.
+    fn is_over(&self) -> bool {
+        if self.fits().is_some() {
+            return true;
+        }
+        let (Some(newest), holders) = (self.newest(), self.holders()) else { return false };
+        let agrees = self.said().all(|(_, said)| said.held == Some(newest.stamp));
+        let majority = 2 * holders > self.replicas.len();
+        let by_majority = self.client.config.mechanisms.signed_majority;
+        let root_was_heard = !self.named.is_remembered || !self.waited_for.contains(&0);
+        majority && agrees && by_majority && root_was_heard || self.waited_for.is_empty()
+    }
+
+    fn holders(&self) -> usize {
+        self.said().filter(|(_, said)| said.held.is_some()).count()
+    }
+
+    /// If the newest block that is spoken of has not come, asks the nearest replica that holds it.
+    fn ask_for_newest(&mut self) {
+        let under_way = self.sends.iter().any(|at| self.heard[*at].is_none());
+        if self.newest().is_some() || under_way {
+            return;
+        }
+        let Some(newest) = self.newest_said() else { return };
+        let can_send =
+            self.said().filter(|(at, s)| s.held == Some(newest) && !self.sends.contains(at));
+        let can_send: Vec<usize> = can_send.map(|(at, _)| at).collect();
+        if let Some(at) = self.nearest(can_send.into_iter()) {
+            self.heard[at] = None;
+            self.waited_for.insert(at);
+            self.ask(at, true);
+        }
+    }
+
+    /// The newest block of all that can be found, and sends it to replicas that lack it.
+    async fn finish(self, deadline: Instant) -> Result<Sent, GetError> {
+        let (client, id) = (self.client, self.id);
+        add(&client.counters.get_calls, self.replicas.len() as u64);
+        let fits = self.fits();
+        let wants_more = fits.is_none();
+        let mut best = fits.or_else(|| self.newest());
+        if wants_more && 2 * self.holders() <= self.replicas.len() && client.config.routes > 1 {
+            // Hardly any replica has it: they may not be its replica set at all.
+            let found = search(client, id.key, false, limits(client, deadline)).await;
+            best = newer(best, found.ok().and_then(|found| sent(id, found.block)));
+        }
+        let seen = client.seen.version(&id.key).unwrap_or(0);
+        let least = seen.max(self.wanted.least());
+        if best.as_ref().is_none_or(|best| best.stamp.version < least) {
+            best = newer(best, beyond_set(client, &self.named.nodes, id, least).await);
+        }
+        let Some(best) = best else { return Err(self.missing()) };
+        if best.stamp.version < least {
+            return Err(too_old(id.key, best.stamp.version, seen, least));
+        }
+        self.update_stale(&best);
+        Ok(best)
+    }
+
+    /// Sends the block to replicas that hold an older version or none: those heard, and those
+    /// that answer late.
+    fn update_stale(self, Sent { stamp, block }: &Sent) {
+        if block.header.lease_secs == 0 {
+            return;
+        }
+        let version = stamp.version;
+        let is_stale = move |said: &Said| said.held.is_none_or(|held| held.version < version);
+        let stale = self.said().filter(|(_, said)| is_stale(said)).map(|(at, _)| at);
+        let mut stale: Vec<Node> = stale.map(|at| self.replicas[at]).collect();
+        let (client, block, replicas, mut late) =
+            (self.client.clone(), block.clone(), self.replicas, self.calls);
+        if stale.is_empty() && late.is_empty() {
+            return;
+        }
+        self.client.env.spawn(Box::pin(async move {
+            while let Some((at, answer)) = late.next().await {
+                if answer.is_ok_and(|said| is_stale(&said)) {
+                    stale.push(replicas[at]);
+                }
+            }
+            if !stale.is_empty() {
+                send_copies(client, stale, block).await;
+            }
+        }));
+    }
+
+    /// Why no block was found.
+    fn missing(&self) -> GetError {
+        let said = |(node, heard): (&Node, &Option<Answer>)| match heard {
+            Some(Ok(_)) => format!("{node} does not have it"),
+            Some(Err(error)) => format!("{node} {error}"),
+            None => format!("{node} {}", CallError::TimedOut),
+        };
+        let told: Vec<String> = self.replicas.iter().zip(&self.heard).map(said).collect();
+        let (key, told) = (self.id.key, told.join("; "));
+        match self.heard.iter().all(|heard| matches!(heard, Some(Ok(_)))) {
+            true => GetError::NotFound { key, told },
+            false => GetError::Unavailable { key, told },
+        }
+    }
+}
+
+fn newer(a: Option<Sent>, b: Option<Sent>) -> Option<Sent> {
+    a.into_iter().chain(b).max_by_key(|sent| sent.stamp.version)
+}
+
+/// Why a block will not do that is older than it must be.
+fn too_old(key: Key, held: u64, seen: u64, least: u64) -> GetError {
+    if held >= seen {
+        let told = format!("only version {held} is found, and version {least} is wanted");
+        return GetError::Unavailable { key, told };
+    }
+    tracing::warn!(%key, held, seen, "only an older version is found than seen before");
+    let told = format!(
+        "only version {held} is found, and this node has seen version {seen}: the nodes that hold \
+         it may come back (or publish again; if they are gone for good, accept the older one with \
+         `atoll settings --forget-absent`)"
+    );
+    GetError::Unavailable { key, told }
+}
+
+/// A version of a block at least as high as `least`, from this node's own store or the nodes after
+/// the replica set: those that were the set while others were cut off, or will be when the ring
+/// has closed again. `nodes` are the root and its successors.
+async fn beyond_set(client: &Arc<Client>, nodes: &[Node], id: BlockId, least: u64) -> Option<Sent> {
+    let replicas = client.config.replicas;
+    let me = Node::of(client.transport.local());
+    let near = distinct_peers(nodes, replicas + BEYOND_SETS * replicas);
+    let near = near.into_iter().skip(replicas).filter(|node| !client.is_me(node));
+    let mut calls: FuturesUnordered<_> =
+        std::iter::once(me).chain(near).map(|node| ask(client, node, id, true)).collect();
+    while let Some(said) = calls.next().await {
+        if let Ok(Said { held: Some(stamp), block: Some(block), .. }) = said
+            && stamp.version >= least
+        {
+            return Some(Sent { stamp, block });
+        }
+    }
+    None
+}
+
+/// What one replica holds, which may be this node; a block that comes is verified.
+async fn ask(client: &Arc<Client>, node: Node, id: BlockId, with_bytes: bool) -> Answer {
+    let key = id.key;
+    let (ReadReply { held, block, set }, parts) = match client.is_me(&node) {
+        true => read::read(client, key, with_bytes).await,
+        false => client.call(&node, &Read { key, with_bytes }, Vec::new()).await?,
+    };
+    if !with_bytes {
+        return Ok(Said { held, block: None, set });
+    }
+    // A replica that does not send the block on request does not have it.
+    let Some(header) = block else { return Ok(Said { held: None, block: None, set }) };
+    let sent = sent(id, verified(client, &node, key, header, parts)?);
+    Ok(match sent {
+        Some(Sent { stamp, block }) => Said { held: Some(stamp), block: Some(block), set },
+        None => Said { held: None, block: None, set },
+    })
+}
+
+/// A verified block, if it is of the right kind.
+fn sent(id: BlockId, block: Block) -> Option<Sent> {
+    let version = id.verify(&block.bytes).ok()?;
+    (block.header.kind == id.kind).then(|| Sent { stamp: Stamp::of(version, &block.bytes), block })
+}
+
+/// Resolves with the newest version of a mutable block once a replica has one above `seen`.
+///
+/// A replica's word is only a hint: the block is read then as always. A change of the replica set
+/// is noticed with the next call at the latest.
+pub(crate) async fn watch(
+    client: &Arc<Client>,
+    id: BlockId,
+    seen: u64,
+) -> Result<Option<HeldBlock>, GetError> {
+    let unavailable = |told: String| GetError::Unavailable { key: id.key, told };
+    let named = client.known_sets.find(client, &id.key).await;
+    let named = named.map_err(|error| unavailable(error.to_string()))?;
+    let replicas = distinct_peers(&named.nodes, client.config.replicas);
+    let mut calls: FuturesUnordered<_> =
+        replicas.into_iter().map(|node| watch_at(client, node, id.key, seen)).collect();
+    let (mut is_quiet, mut told) = (false, Vec::new());
+    while let Some((node, newer)) = calls.next().await {
+        match newer {
+            Ok(Some(_)) => {
+                let held = get_mutable(client, id, Wanted::Newest).await?;
+                if held.version > seen {
+                    return Ok(Some(held));
+                }
+                told.push(format!("{node} speaks of a version that it does not show"));
+            }
+            Ok(None) => is_quiet = true,
+            Err(error) => told.push(format!("{node} {error}")),
+        }
+    }
+    match is_quiet {
+        true => Ok(None),
+        false => Err(unavailable(told.join("; "))),
+    }
+}
+
+/// Waits at one replica, which may be this node.
+async fn watch_at(
+    client: &Arc<Client>,
+    node: Node,
+    key: Key,
+    seen: u64,
+) -> (Node, Result<Option<u64>, CallError>) {
+    let newer = match client.is_me(&node) {
+        true => read::newer(client, node.peer, key, seen).await.map_err(CallError::from),
+        false => {
+            let called = client.call(&node, &Watch { key, seen }, Vec::new()).await;
+            called.map(|(reply, _)| reply.version.filter(|version| *version > seen))
+        }
+    };
+    (node, newer)
+}

@@ -1,0 +1,285 @@
+//! Mutable blocks: one round trip to a known replica set, versions, watching, tombstones, and
+//! writers that meet.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use atoll_dht::{
+    Blocks, DhtConfig, GetError, HeldBlock, LeaseRenewal, NewBlock, PutError, Renewed, Wanted, rpc,
+};
+use atoll_env::BoxFuture;
+use atoll_key::{BlockId, SecretKey, SignedBlock};
+use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_sim::{Latency, SimConfig};
+use atoll_store::MemoryStore;
+use futures_util::future::{join, join_all};
+
+use crate::ring::{ROOMY, Ring, block, prompt};
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// One way, between any two nodes.
+const LATENCY: Duration = Duration::from_millis(50);
+/// There and back; a call takes no other time in the simulator.
+const ROUND_TRIP: Duration = Duration::from_millis(100);
+
+fn signed(owner: u8, version: u64, payload: &[u8]) -> SignedBlock {
+    SignedBlock::sign(&SecretKey::from_seed(&[owner; 32]), b"", version, payload)
+}
+
+/// A ring so large that a node's own tables do not name most replica sets.
+fn large_ring(seed: u64) -> Ring {
+    let sim = SimConfig { seed, latency: Latency::Flat(LATENCY), ..SimConfig::default() };
+    Ring::with(sim, prompt(), 40)
+}
+
+fn run<T: Send + 'static>(ring: &Ring, work: BoxFuture<'static, T>) -> T {
+    ring.sim.block_on(MINUTE * 5, work).expect("calls have deadlines")
+}
+
+fn timed<T: Send + 'static>(ring: &Ring, work: BoxFuture<'static, T>) -> (T, Duration) {
+    let start = ring.sim.now();
+    (run(ring, work), ring.sim.now().since(start))
+}
+
+fn put(ring: &Ring, at: usize, block: SignedBlock) -> Result<(), PutError> {
+    run(ring, ring.members[at].dht.put_signed(block))
+}
+
+fn get(ring: &Ring, at: usize, id: BlockId, wanted: Wanted) -> Result<HeldBlock, GetError> {
+    run(ring, ring.members[at].dht.get_block(id, wanted))
+}
+
+/// A node outside the block's replica set.
+fn outside(ring: &Ring, id: BlockId) -> usize {
+    let set = ring.replica_set(&id.key);
+    (0..).find(|at| !set.contains(at)).expect("more nodes than replicas")
+}
+
+/// Pastis §3.3 caches replica sets, so that a block that is written or read again costs one round
+/// trip.
+#[test]
+fn a_mutable_block_is_written_and_read_again_in_one_round_trip() {
+    let ring = large_ring(1);
+    for owner in 0..8 {
+        let id = signed(owner, 0, b"").id();
+        let (writer, reader) = (outside(&ring, id), outside(&ring, id) + 20);
+        put(&ring, writer, signed(owner, 1, b"first")).expect("new");
+        get(&ring, reader, id, Wanted::Newest).expect("there");
+        let again = ring.members[writer].dht.put_signed(signed(owner, 2, b"second"));
+        let (stored, took) = timed(&ring, again);
+        assert_eq!(stored, Ok(()));
+        assert_eq!(took, ROUND_TRIP, "writing {owner}");
+        let again = ring.members[reader].dht.get_block(id, Wanted::Newest);
+        let (held, took) = timed(&ring, again);
+        assert_eq!(held.expect("there").version, 2);
+        assert_eq!(took, ROUND_TRIP, "reading {owner}");
+    }
+}
+
+/// A writer and a reader remember a replica set; then its root dies, or a node joins before it.
+#[test]
+fn a_remembered_replica_set_that_has_changed_is_looked_up_again() {
+    for seed in 0..6 {
+        let mut ring = large_ring(100 + seed);
+        let id = signed(1, 0, b"").id();
+        let (writer, reader) = (outside(&ring, id), outside(&ring, id) + 20);
+        put(&ring, writer, signed(1, 1, b"first")).expect("new");
+        get(&ring, reader, id, Wanted::Newest).expect("there");
+        if seed % 2 == 0 {
+            ring.crash(ring.root(&id.key));
+            ring.sim.run_for(Duration::from_secs(20));
+        } else {
+            let before = ring.root(&id.key);
+            // The chance is one in forty for each.
+            while ring.root(&id.key) == before {
+                ring.join(Arc::new(MemoryStore::new(ROOMY)));
+            }
+            ring.sim.run_for(Duration::from_secs(5));
+        }
+        put(&ring, writer, signed(1, 2, b"second")).expect("the set is looked up");
+        let set = ring.replica_set(&id.key);
+        let holds = |at: &&usize| {
+            let held = ring.members[**at].store.info(&id.key).expect("memory");
+            held.is_some_and(|held| held.version == 2)
+        };
+        let holders = set.iter().filter(holds).count();
+        assert!(holders >= 2, "{holders} of the present set hold it, seed {seed}");
+        assert_eq!(get(&ring, reader, id, Wanted::Newest).expect("there").version, 2);
+    }
+}
+
+#[test]
+fn each_block_of_a_batch_has_its_own_lease_and_outcome() {
+    let ring = Ring::new(3, 6);
+    put(&ring, 0, signed(1, 5, b"")).expect("new");
+    let (short, long) = (NewBlock::from(block(1)), NewBlock::from(block(2)));
+    let batch = vec![
+        NewBlock { lease_secs: Some(1000), ..short.clone() },
+        signed(1, 4, b"").into(),
+        NewBlock { lease_secs: Some(90_000), ..long.clone() },
+        NewBlock { bytes: block(3).1, ..NewBlock::from(block(4)) },
+        signed(1, 6, b"").into(),
+    ];
+    let outcomes = run(&ring, ring.members[2].dht.put_blocks(batch));
+    assert_eq!(outcomes[0], Ok(()));
+    assert!(matches!(outcomes[1], Err(PutError::Superseded { offered: 4, .. })), "{outcomes:?}");
+    assert_eq!(outcomes[2], Ok(()));
+    assert!(matches!(outcomes[3], Err(PutError::Invalid(_))), "{outcomes:?}");
+    assert_eq!(outcomes[4], Ok(()));
+    ring.sim.run_for(Duration::from_secs(10));
+    let leases = |id: BlockId| {
+        let infos = ring.members.iter().filter_map(|m| m.store.info(&id.key).expect("memory"));
+        infos.map(|info| info.expires_unix_secs).max().expect("held")
+    };
+    let longer = leases(long.id) - leases(short.id);
+    assert!((88_900..=89_100).contains(&longer), "{longer} s");
+    let ids = vec![short.id, block(99).0.id(), long.id];
+    let renewal = LeaseRenewal { ids, lease_secs: Some(200_000), will_be_put: false };
+    let renewed = run(&ring, ring.members[3].dht.renew_blocks(renewal));
+    assert_eq!(renewed, [Ok(Renewed::Held), Ok(Renewed::Lacking), Ok(Renewed::Held)]);
+    assert!(leases(short.id).abs_diff(leases(long.id)) < 100, "both were renewed");
+}
+
+/// Pastis §3.3: a reader that knows the version it needs need not hear a majority.
+#[test]
+fn a_reader_that_needs_at_least_a_version_takes_the_first_block_that_fits() {
+    let ring = large_ring(4);
+    let id = signed(1, 0, b"").id();
+    let reader = outside(&ring, id);
+    put(&ring, reader + 20, signed(1, 7, b"")).expect("new");
+    assert_eq!(get(&ring, reader, id, Wanted::AtLeast(7)).expect("there").version, 7);
+    // Two of three replicas fall silent; no majority can be heard.
+    let set = ring.replica_set(&id.key);
+    set[..2].iter().for_each(|at| ring.crash(*at));
+    let held = ring.members[reader].dht.get_block(id, Wanted::AtLeast(7));
+    let (held, took) = timed(&ring, held);
+    assert_eq!(held.expect("one replica has it").version, 7);
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    match get(&ring, reader, id, Wanted::AtLeast(8)) {
+        Err(GetError::Unavailable { told, .. }) => assert!(told.contains("version 8"), "{told}"),
+        other => panic!("there is no version 8: {other:?}"),
+    }
+}
+
+#[test]
+fn a_watcher_hears_of_an_update_at_once_and_of_silence_after_a_while() {
+    let ring = large_ring(5);
+    let id = signed(1, 0, b"").id();
+    let (writer, watcher) = (outside(&ring, id) + 20, outside(&ring, id));
+    put(&ring, writer, signed(1, 1, b"first")).expect("new");
+    let watch = |seen| ring.members[watcher].dht.watch(id, seen);
+    assert_eq!(run(&ring, watch(0)).expect("held").expect("newer").version, 1);
+
+    let (quiet, took) = timed(&ring, watch(1));
+    assert_eq!(quiet, Ok(None));
+    assert!(took >= Duration::from_secs(30) && took < Duration::from_secs(40), "{took:?}");
+
+    let pause = Duration::from_secs(7);
+    let (env, dht) = (ring.sim.env(ring.members[writer].host), ring.members[writer].dht.clone());
+    let write = async move {
+        atoll_env::sleep(&*env, pause).await;
+        dht.put_signed(signed(1, 2, b"second")).await
+    };
+    let both = Box::pin(join(watch(1), write));
+    let ((heard, written), took) = timed(&ring, both);
+    assert_eq!(written, Ok(()));
+    assert_eq!(heard.expect("held").expect("newer").version, 2);
+    assert!(took < pause + 5 * ROUND_TRIP, "{took:?}");
+
+    // One replica dies meanwhile: the others go on.
+    ring.crash(ring.replica_set(&id.key)[0]);
+    let (quiet, took) = timed(&ring, watch(2));
+    assert_eq!(quiet, Ok(None));
+    assert!(took >= Duration::from_secs(30), "{took:?}");
+}
+
+/// Says of each watched block that there is a newer version.
+struct Crier(Arc<dyn Service>, Arc<AtomicBool>);
+
+impl Service for Crier {
+    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+        if request.method == rpc::WATCH && self.1.load(Ordering::Relaxed) {
+            let header = rpc::to_header(&rpc::WatchReply { version: Some(u64::MAX) });
+            return Box::pin(async { Ok(Reply { header, parts: Vec::new() }) });
+        }
+        self.0.handle(from, request)
+    }
+}
+
+#[test]
+fn a_replica_that_speaks_of_versions_it_cannot_show_ends_no_watch() {
+    let mut ring = Ring::new(6, 3);
+    let lies = Arc::new(AtomicBool::new(false));
+    let cries = lies.clone();
+    ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |dht| Arc::new(Crier(dht, cries.clone())));
+    ring.settle();
+    let of_liar = |owner: &u8| ring.replica_set(&signed(*owner, 0, b"").id().key).contains(&3);
+    let owner = (0..).find(of_liar).expect("one of many");
+    let id = signed(owner, 0, b"").id();
+    put(&ring, 0, signed(owner, 1, b"")).expect("new");
+    lies.store(true, Ordering::Relaxed);
+    let (heard, took) = timed(&ring, ring.members[0].dht.watch(id, 1));
+    assert_eq!(heard, Ok(None), "nothing has changed");
+    assert!(took >= Duration::from_secs(30), "{took:?}");
+}
+
+#[test]
+fn a_removed_block_stays_removed_though_a_replica_slept_through_it() {
+    let mut ring = Ring::new(7, 6);
+    let id = signed(1, 0, b"").id();
+    put(&ring, 0, signed(1, 1, b"old")).expect("new");
+    let sleeper = ring.replica_set(&id.key)[0];
+    ring.crash(sleeper);
+    ring.sim.run_for(MINUTE);
+    let awake = (0..6).find(|at| *at != sleeper).expect("five others");
+    let tombstone = SignedBlock::sign_tombstone(&SecretKey::from_seed(&[1; 32]), b"", 2);
+    let removed = ring.members[awake].dht.remove_blocks(vec![tombstone.into()]);
+    assert_eq!(run(&ring, removed), [Ok(())]);
+    ring.restart(sleeper);
+    let gone = Err(GetError::Removed { key: id.key, version: 2 });
+    for at in 0..6 {
+        assert_eq!(get(&ring, at, id, Wanted::Newest), gone, "{at}");
+    }
+    ring.until_replicated();
+    assert_eq!(get(&ring, sleeper, id, Wanted::Newest), gone);
+    let superseded = Err(PutError::Superseded { offered: 1, held: 2 });
+    assert_eq!(put(&ring, sleeper, signed(1, 1, b"old")), superseded);
+    assert_eq!(
+        put(&ring, sleeper, signed(1, 3, b"new")),
+        Ok(()),
+        "a higher version brings it back"
+    );
+    assert_eq!(get(&ring, awake, id, Wanted::Newest).expect("back").version, 3);
+}
+
+/// Two machines hold one key and write the same version: at most one is told that it did.
+#[test]
+fn of_two_writers_of_one_version_at_most_one_succeeds_and_all_readers_get_its_block() {
+    let mut won = 0;
+    for seed in 0..30 {
+        let config = DhtConfig::default();
+        let sim = SimConfig { seed, ..SimConfig::default() };
+        let ring = Ring::with(sim, config, 7);
+        let id = signed(1, 0, b"").id();
+        put(&ring, 0, signed(1, 1, b"first")).expect("new");
+        let writers = [0, 1, 2].map(|at| {
+            let payload = [b'a' + at as u8];
+            ring.members[at].dht.put_signed(signed(1, 2, &payload))
+        });
+        let outcomes = run(&ring, Box::pin(join_all(writers)));
+        let winners: Vec<usize> = (0..3).filter(|at| outcomes[*at].is_ok()).collect();
+        assert!(winners.len() <= 1, "{outcomes:?}, seed {seed}");
+        won += winners.len();
+        for outcome in outcomes.iter().filter(|outcome| outcome.is_err()) {
+            let is_told = matches!(outcome, Err(PutError::Superseded { offered: 2, held: 2 }));
+            assert!(is_told, "{outcome:?}, seed {seed}");
+        }
+        for (at, winner) in (0..7).flat_map(|at| winners.iter().map(move |winner| (at, winner))) {
+            let held = get(&ring, at, id, Wanted::Newest).expect("there");
+            let written = signed(1, 2, &[b'a' + *winner as u8]);
+            assert_eq!(held.bytes, written.bytes(), "at {at}, seed {seed}");
+        }
+    }
+    assert!(won >= 5, "{won} of 30: writers only disturb each other");
+}
