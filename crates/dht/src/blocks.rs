@@ -333,8 +333,10 @@ impl Held {
         {
             return Err(PutError::Superseded { offered: new.version, held: old.version });
         }
-        self.counts.puts += 1;
-        self.counts.put_bytes += new.bytes.len() as u64;
+        if !id.kind.is_mutable() {
+            self.counts.puts += 1;
+            self.counts.put_bytes += new.bytes.len() as u64;
+        }
         self.blocks.insert(id, new);
         self.watchers.drain(..).for_each(|watcher| watcher.notify());
         Ok(())
@@ -346,7 +348,7 @@ impl Held {
 pub struct Counts {
     /// Blocks asked for that never change.
     pub gets: u64,
-    /// Blocks stored.
+    /// Blocks stored that never change.
     pub puts: u64,
     /// Their bytes.
     pub put_bytes: u64,

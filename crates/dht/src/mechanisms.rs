@@ -24,8 +24,6 @@ pub struct Mechanisms {
     pub signed_majority: bool,
     /// A replica is asked whether it has what the root acknowledged.
     pub verified_acks: bool,
-    /// A replica that lacks what a majority has is looked at again ten seconds later.
-    pub later_puts: bool,
     /// Slow nodes are not waited for when blocks are stored.
     pub hedged_puts: bool,
     /// A node is given the time that the line needs before it counts as slow.
@@ -66,7 +64,6 @@ impl Default for Mechanisms {
             healing: true,
             signed_majority: true,
             verified_acks: true,
-            later_puts: true,
             hedged_puts: true,
             line_rate: true,
             line_window: true,

@@ -10,8 +10,8 @@
 //! nothing.
 //!
 //! If the sampled replica does not confirm a block, the publisher asks the remaining replicas and
-//! sends the block to each one that lacks it. If a majority has the block already, the root may
-//! still be sending it, so the publisher waits [`PUT_LATER`] before it sends copies itself.
+//! sends the block to each one that lacks it, unless a majority has the block already: the root may
+//! still be sending it, and repair brings what is missing after that.
 //!
 //! **Invariant:** no single node is believed. A root counts as a copy only if another replica
 //! confirms it. A replica that denies what it has makes no put fail: it is sent another copy. A
@@ -23,9 +23,8 @@
 //! put fails and names it. With one copy (k = 1) there is no other replica to ask.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use atoll_env::{random_below, sleep};
+use atoll_env::random_below;
 use atoll_key::{Key, PeerId};
 use atoll_net::CallError;
 use atoll_overlay::Node;
@@ -206,13 +205,8 @@ pub(crate) async fn check_put(
     let denied = (0..blocks.len()).filter(|i| matches!(statuses[*i], PutStatus::Superseded { .. }));
     doubts.extend(denied.map(|index| Doubt { index, holders: Vec::new() }));
     let size = size_of(client, set);
-    // The root may still be sending what a majority has to the others.
-    let (late, doubts): (Vec<Doubt>, Vec<Doubt>) =
-        doubts.into_iter().partition(|doubt| doubt.is_settled(0, size));
-    if !late.is_empty() && client.config.mechanisms.later_puts {
-        let kept = late.iter().map(|doubt| blocks[doubt.index].clone()).collect();
-        put_later(client, set, origin, kept, late);
-    }
+    // The root may still be sending what a majority has to the others; if not, repair does.
+    doubts.retain(|doubt| !doubt.is_settled(0, size));
     let told = put_at_replicas(client, set, origin, blocks, &doubts).await;
     let wanted = u32::try_from(size).expect("k is small");
     for doubt in doubts {
@@ -226,35 +220,6 @@ pub(crate) async fn check_put(
             None => PutStatus::Stored { copies, wanted },
         };
     }
-}
-
-/// How long the root has to bring blocks to a replica that lacks them, before their publisher
-/// does. A guess: as long as a call.
-const PUT_LATER: Duration = Duration::from_secs(10);
-
-/// Asks the replicas that lacked `blocks` again after a while, and sends what they still lack.
-fn put_later(
-    client: &Arc<Client>,
-    set: &[Node],
-    origin: &Origin,
-    blocks: Vec<Block>,
-    mut doubts: Vec<Doubt>,
-) {
-    let (later, set, origin) = (client.clone(), set.to_vec(), origin.clone());
-    client.background.run(client, async move {
-        sleep(&*later.env, PUT_LATER).await;
-        let expected: Vec<Expected> = blocks.iter().map(expect).collect();
-        for (index, doubt) in doubts.iter_mut().enumerate() {
-            doubt.index = index;
-        }
-        for node in &set[1..] {
-            let held = has(&later, node, &expected).await.unwrap_or_default();
-            for (doubt, _) in doubts.iter_mut().zip(held).filter(|(_, held)| *held) {
-                doubt.holders.push(node.peer.id);
-            }
-        }
-        put_at_replicas(&later, &set, &origin, &blocks, &doubts).await;
-    });
 }
 
 fn is_stored(status: &PutStatus) -> bool {

@@ -9,7 +9,8 @@ use atoll_env::{BoxFuture, Env, sleep};
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_sim::{Connections, HostConfig, Latency, SimConfig, TcpModel};
 use atoll_store::MemoryStore;
-use futures_util::future::join_all;
+use futures_util::future::{join_all, ready};
+use futures_util::{StreamExt, stream};
 
 use crate::ring::{ROOMY, Ring, block, sized_block};
 
@@ -141,6 +142,51 @@ fn a_cold_read_of_a_healthy_ring_hedges_hardly_anything_and_receives_little_twic
         }
     }
     assert!(hedges.iter().sum::<u64>() <= 4, "{hedges:?} of 11 blocks each");
+}
+
+/// How long three nodes take, together, to read 240 blocks of 64 KiB over lines of 100 Mbit/s.
+fn bulk_read_secs(config: &DhtConfig, seed: u64) -> f64 {
+    let sim = SimConfig {
+        seed,
+        latency: Latency::Sphere { max: Duration::from_millis(150) },
+        connections: Connections::Tcp(TcpModel::today()),
+        ..SimConfig::default()
+    };
+    let mut ring = Ring::with(sim, config.clone(), 1);
+    let rate = Some(12_500_000);
+    let line = HostConfig {
+        upload_bytes_per_sec: rate,
+        download_bytes_per_sec: rate,
+        ..HostConfig::default()
+    };
+    for _ in 0..9 {
+        ring.join_host(line.clone());
+    }
+    ring.settle();
+    let blocks: Vec<_> = (0..240).map(|n| sized_block(n, 64 << 10)).collect();
+    for part in blocks.chunks(30) {
+        ring.try_put(0, part.to_vec()).expect("the ring is healthy");
+    }
+    ring.until_replicated();
+    ring.sim.run_for(MINUTE);
+    let start = ring.sim.now();
+    for at in 1..4 {
+        let (dht, hashes) = (ring.members[at].dht.clone(), blocks.clone());
+        let gets = stream::iter(hashes).map(move |(hash, _)| dht.get(hash)).buffer_unordered(64);
+        let got = ring.sim.block_on(MINUTE * 5, gets.all(|got| ready(got.is_ok())));
+        assert_eq!(got, Ok(true), "seed {seed}, {at}");
+    }
+    ring.sim.now().since(start).as_secs_f64()
+}
+
+/// A near replica's line is soon full: farther ones send as well.
+#[test]
+fn a_bulk_read_uses_the_lines_of_several_replicas() {
+    let mut by_distance_alone = config();
+    by_distance_alone.mechanisms.busy_replicas = false;
+    let secs = |config: &DhtConfig| (1..16).map(|seed| bulk_read_secs(config, seed)).sum::<f64>();
+    let (with, without) = (secs(&config()), secs(&by_distance_alone));
+    assert!(with < 0.95 * without, "{with} s, and {without} s by distance alone");
 }
 
 /// The nearest replica may have lost the block: the next is asked, and the first is healed.

@@ -56,7 +56,6 @@ pub(super) const CASES: &[Case] = &[
     case("hedged-walks", Dead, |_, dht| dht.mechanisms.hedged_walks = false),
     case("hedged-fetches", Dead, |_, dht| dht.mechanisms.hedged_fetches = false),
     quick("hedged-puts", DeadPuts, |_, dht| dht.mechanisms.hedged_puts = false),
-    case("later-puts", DeadPuts, |_, dht| dht.mechanisms.later_puts = false),
     case("silence", DeadPuts, |chord, _| chord.mechanisms.silence = false),
     case("healing", Dead, |_, dht| dht.mechanisms.healing = false),
     case("side-by-side", Dead, |_, dht| dht.mechanisms.side_by_side = false),
@@ -90,7 +89,6 @@ pub(super) const CASES: &[Case] = &[
     case("block-times", Stall, |_, dht| dht.mechanisms.block_times = false),
     case("silence", Stall, |chord, _| chord.mechanisms.silence = false),
     case("hedged-puts", Stall, |_, dht| dht.mechanisms.hedged_puts = false),
-    case("later-puts", Stall, |_, dht| dht.mechanisms.later_puts = false),
     // Uplinks that are full.
     quick("line-window", Lines, |_, dht| dht.mechanisms.line_window = false),
     case("line-rate", Lines, |_, dht| dht.mechanisms.line_rate = false),
