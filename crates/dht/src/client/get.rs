@@ -89,7 +89,6 @@ pub(crate) async fn find(
         let all_answered =
             matches!(&error, WalkError::Absent { trace, .. } if trace.all_answered());
         if all_answered || client.env.now() + pause >= deadline {
-            add(&client.counters.failed_gets, 1);
             let told = told(&error);
             // A node that is cut off speaks only for itself.
             let present = present_replicas(client);

@@ -58,7 +58,6 @@ pub(crate) async fn get_mutable(
         };
         let final_answer = matches!(error, GetError::NotFound { .. });
         if final_answer || client.env.now() + pause >= deadline {
-            add(&client.counters.failed_gets, 1);
             return Err(error);
         }
         sleep(&*client.env, pause).await;

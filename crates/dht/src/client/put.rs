@@ -25,7 +25,6 @@ use super::put_mutable::put_mutable;
 use crate::blocks::{NewBlock, PutError};
 use crate::placement::{Groups, add_to, expected_replicas, present_replicas, replica_sets};
 use crate::rpc::{Block, BlockHeader, MAX_BATCH_BLOCKS};
-use crate::stats::add;
 
 /// The most bytes of blocks in one message to a root, unless a single block is longer. Over a
 /// slow line fewer are sent at a time.
@@ -58,7 +57,6 @@ pub(crate) async fn put_blocks(
         }
     }
     put_all(client, pending, &mut outcomes).await;
-    add(&client.counters.puts, outcomes.iter().filter(|outcome| outcome.is_ok()).count() as u64);
     outcomes
 }
 
