@@ -13,7 +13,7 @@ use crate::accounting::attribution::{self, Charge, Copy};
 use crate::accounting::owner::{is_carrier, owner_of};
 use crate::accounting::quota::{ChargeClass, Reservation, Want, cost_bytes};
 use crate::accounting::receipt::{BAD_RECEIPT, CLOCK_SLACK_SECS, Receipt};
-use crate::rpc::{Block, BlockHeader, OverQuota, PutStatus, WireReceipt};
+use crate::rpc::{Block, BlockHeader, PutStatus, WireReceipt};
 
 /// Where blocks come from, which decides whom they are charged to (CFS §5.4).
 #[derive(Clone, Debug)]
@@ -82,16 +82,21 @@ impl Origin {
     }
 }
 
-/// Blocks that were found sound, charged, and have room here while `room` lives.
+/// A block that was found sound and charged.
+#[derive(Clone, Debug)]
+pub(crate) struct Sound {
+    /// As it came.
+    pub block: Block,
+    /// As it is stored, with its owner and the end of its lease.
+    pub stored: StoredBlock,
+}
+
+/// Blocks of a batch that have room here while `room` lives.
 pub(crate) struct Admitted {
-    pub blocks: Vec<Block>,
-    pub stored: Vec<StoredBlock>,
-    /// Where in the batch they stood.
-    pub indices: Vec<usize>,
-    /// Of the whole batch: why a block was refused.
+    /// In the order of the batch.
+    pub sound: Vec<Sound>,
+    /// For each block of the batch: why it was refused, or nothing of those in `sound`.
     pub refused: Vec<Option<PutStatus>>,
-    /// What they cost more than what is held.
-    pub added_bytes: u64,
     pub room: Reservation,
 }
 
@@ -102,42 +107,55 @@ pub(crate) async fn admit(
     origin: &Origin,
     blocks: Vec<Block>,
 ) -> Result<Admitted, Refusal> {
-    let mut refused = vec![None; blocks.len()];
-    let (mut sound, mut copies, mut indices) = (Vec::new(), Vec::new(), Vec::new());
-    for (index, block) in blocks.into_iter().enumerate() {
-        // A bad block goes no further: the replicas would take this node for its source.
-        match verify(accounting, from, &block) {
-            Err(status) => refused[index] = Some(status),
-            Ok(version) => {
-                let BlockHeader { key, kind, lease_secs } = block.header;
-                copies.push(Copy { key, kind, version, lease_secs });
-                indices.push(index);
-                sound.push(block);
-            }
-        }
-    }
+    // A bad block goes no further: the replicas would take this node for its source.
+    let verified: Vec<_> = blocks.iter().map(|block| verify(accounting, from, block)).collect();
+    let mut refused: Vec<Option<PutStatus>> =
+        verified.iter().map(|version| version.err()).collect();
+    let versions = blocks.into_iter().zip(verified);
+    let blocks: Vec<(Block, u64)> =
+        versions.filter_map(|(block, version)| Some((block, version.ok()?))).collect();
+    let copy = |(block, version): &(Block, u64)| {
+        let BlockHeader { key, kind, lease_secs } = block.header;
+        Copy { key, kind, version: *version, lease_secs }
+    };
+    let copies: Vec<Copy> = blocks.iter().map(copy).collect();
     let charges = charges_of(accounting, from, origin, &copies).await?;
-    let stored = sound.iter().zip(&copies).zip(&charges).map(|((block, copy), charge)| {
-        let mut stored = accounting.to_store(block, copy.version);
+    let mut sound: Vec<Sound> = Vec::with_capacity(blocks.len());
+    for ((block, version), charge) in blocks.into_iter().zip(&charges) {
+        let mut stored = accounting.to_store(&block, version);
         stored.info.owner = charge.owner;
-        stored.info.expires_unix_secs = expires(accounting, origin, &copy.key, charge);
-        stored
-    });
-    let stored: Vec<StoredBlock> = stored.collect();
-    let (verdicts, room) = reserve(accounting, &stored, &charges);
-    let added_bytes = room.bytes();
-    let keep: Vec<bool> = verdicts.iter().map(Result::is_ok).collect();
-    for (index, verdict) in indices.iter().zip(verdicts) {
-        refused[*index] = verdict.err().map(PutStatus::from);
+        stored.info.expires_unix_secs = expires(accounting, origin, &block.header.key, charge);
+        sound.push(Sound { block, stored });
     }
-    let (blocks, stored) = (kept(sound, &keep), kept(stored, &keep));
-    let indices = kept(indices, &keep);
-    Ok(Admitted { blocks, stored, indices, refused, added_bytes, room })
+    let want = |(sound, charge): (&Sound, &Charge)| Want {
+        owner: charge.owner,
+        bytes: added_bytes(accounting, &sound.stored.info),
+        class: charge.class,
+    };
+    let wants: Vec<Want> = sound.iter().zip(&charges).map(want).collect();
+    let peers = accounting.overlay.estimated_peers();
+    let (verdicts, room) = accounting.quota.reserve(&*accounting.store, peers, &wants);
+    let mut verdicts = verdicts.into_iter().map(|verdict| verdict.err().map(PutStatus::from));
+    let mut fits = Vec::with_capacity(sound.len());
+    for refused in refused.iter_mut().filter(|refused| refused.is_none()) {
+        *refused = verdicts.next().expect("one for each sound block");
+        fits.push(refused.is_none());
+    }
+    let mut fits = fits.into_iter();
+    sound.retain(|_| fits.next().expect("one for each sound block"));
+    Ok(Admitted { sound, refused, room })
 }
 
-/// Those of `list` that are to be kept.
-pub(crate) fn kept<T>(list: Vec<T>, keep: &[bool]) -> Vec<T> {
-    list.into_iter().zip(keep).filter(|(_, keep)| **keep).map(|(item, _)| item).collect()
+/// What is answered for a batch: `refused`, and of the other blocks what `stored` says, in order.
+pub(crate) fn answers(
+    refused: Vec<Option<PutStatus>>,
+    stored: impl IntoIterator<Item = PutStatus>,
+) -> Vec<PutStatus> {
+    let mut stored = stored.into_iter();
+    let answer = |refused: Option<PutStatus>| {
+        refused.unwrap_or_else(|| stored.next().expect("one for each block that is not refused"))
+    };
+    refused.into_iter().map(answer).collect()
 }
 
 /// Whom blocks are charged to, and how long each may stay.
@@ -175,21 +193,6 @@ pub(crate) fn expires(accounting: &Accounting, origin: &Origin, key: &Key, charg
         }
         _ => expires,
     }
-}
-
-/// Reserves room for blocks, in turn.
-pub(crate) fn reserve(
-    accounting: &Accounting,
-    blocks: &[StoredBlock],
-    charges: &[Charge],
-) -> (Vec<Result<(), OverQuota>>, Reservation) {
-    let want = |(block, charge): (&StoredBlock, &Charge)| Want {
-        owner: charge.owner,
-        bytes: added_bytes(accounting, &block.info),
-        class: charge.class,
-    };
-    let wants: Vec<Want> = blocks.iter().zip(charges).map(want).collect();
-    accounting.quota.reserve(&*accounting.store, accounting.overlay.estimated_peers(), &wants)
 }
 
 /// What more would be charged to a block's owner if it were stored. What is kept for a

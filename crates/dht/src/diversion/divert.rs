@@ -18,7 +18,7 @@ use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
 use futures_util::future::join_all;
 
 use super::{MAX_SETS, SPARE_BLOCKS, follow};
-use crate::accounting::admission::Origin;
+use crate::accounting::admission::{Origin, Sound};
 use crate::accounting::quota::cost_bytes;
 use crate::diversion::Diversion;
 use crate::holdings::proof::has_taken;
@@ -45,14 +45,14 @@ const CHOICE: usize = 4;
 pub(crate) async fn divert(
     diversion: &Diversion,
     origin: &Origin,
-    blocks: &[Block],
-    stored: &[StoredBlock],
+    sound: &[Sound],
 ) -> Vec<PutStatus> {
-    let mut batch = Batch::new(diversion, origin, blocks, stored);
+    let statuses = vec![PutStatus::Full; sound.len()];
+    let mut batch = Batch { diversion, origin, sound, statuses };
     if diversion.config.divert {
         batch.send_to_present_holders().await;
-        let key = |place: &usize| blocks[*place].header.key;
-        let (places, replicas) = ((0..blocks.len()).collect(), diversion.config.replicas);
+        let key = |place: &usize| sound[*place].stored.info.key;
+        let (places, replicas) = ((0..sound.len()).collect(), diversion.config.replicas);
         for (set, places) in by_root(diversion, places, key, replicas, MAX_SETS).await {
             batch.send_elsewhere(&set, &places).await;
         }
@@ -64,24 +64,14 @@ pub(crate) async fn divert(
 struct Batch<'a> {
     diversion: &'a Diversion,
     origin: &'a Origin,
-    blocks: &'a [Block],
-    stored: &'a [StoredBlock],
+    sound: &'a [Sound],
     statuses: Vec<PutStatus>,
 }
 
-impl<'a> Batch<'a> {
-    fn new(
-        diversion: &'a Diversion,
-        origin: &'a Origin,
-        blocks: &'a [Block],
-        stored: &'a [StoredBlock],
-    ) -> Batch<'a> {
-        Batch { diversion, origin, blocks, stored, statuses: vec![PutStatus::Full; blocks.len()] }
-    }
-
+impl Batch<'_> {
     /// A block whose copy a node keeps already, of this version or an older one, stays there.
     async fn send_to_present_holders(&mut self) {
-        let keys: Vec<Key> = self.blocks.iter().map(|block| block.header.key).collect();
+        let keys: Vec<Key> = self.sound.iter().map(|sound| sound.stored.info.key).collect();
         for (holder, places) in follow::by_holder(self.diversion, &keys).await {
             self.send(&[], &Node::of(holder), &places).await;
         }
@@ -93,7 +83,8 @@ impl<'a> Batch<'a> {
         tried.insert(self.diversion.transport.local().id);
         for _ in 0..MAX_TRIES {
             let left: Vec<usize> = places.iter().copied().filter(|p| self.is_open(*p)).collect();
-            let costs = left.iter().map(|place| cost_bytes(self.stored[*place].info.len_bytes));
+            let costs =
+                left.iter().map(|place| cost_bytes(self.sound[*place].stored.info.len_bytes));
             let Some(least_bytes) = costs.min() else { return };
             let Some(holder) = choose(self.diversion, &tried, least_bytes * SPARE_BLOCKS).await
             else {
@@ -153,7 +144,7 @@ impl<'a> Batch<'a> {
     async fn retain_proven(&self, holder: &Node, taken: &mut Vec<(usize, BlockInfo)>) {
         let diversion = self.diversion;
         let blocks: Vec<&StoredBlock> =
-            taken.iter().map(|(place, _)| &self.stored[*place]).collect();
+            taken.iter().map(|(place, _)| &self.sound[*place].stored).collect();
         let proofs =
             timeout(&*diversion.env, SEND_LIMIT, has_taken(diversion, holder, &blocks)).await;
         let mut proofs = proofs.unwrap_or_else(|_| vec![false; taken.len()]).into_iter();
@@ -173,7 +164,8 @@ impl<'a> Batch<'a> {
     }
 
     async fn ask(&self, holder: &Node, places: &[usize]) -> Result<DivertReply, CallError> {
-        let some: Vec<Block> = places.iter().map(|place| self.blocks[*place].clone()).collect();
+        let some: Vec<Block> =
+            places.iter().map(|place| self.sound[*place].block.clone()).collect();
         let bytes: usize = some.iter().map(|block| block.bytes.len()).sum();
         let receipt = self.origin.to_wire(some.iter().map(|block| block.header.key));
         let (blocks, parts) = from_blocks(some);
@@ -186,7 +178,7 @@ impl<'a> Batch<'a> {
 
     /// What is noted of a block that the holder says it keeps so.
     fn noted(&self, place: usize, held: &Vouched) -> BlockInfo {
-        let info = self.stored[place].info;
+        let info = self.sound[place].stored.info;
         let expires_unix_secs = self.diversion.expiry(held.lease_secs);
         let owner = Owner { publisher: held.publisher, ip: held.ip };
         BlockInfo { owner, expires_unix_secs, ..info }

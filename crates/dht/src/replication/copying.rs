@@ -9,10 +9,9 @@ use atoll_key::{Key, PeerId};
 use atoll_net::CallError;
 use atoll_overlay::Node;
 use atoll_store::StoreError;
-use atoll_store::StoredBlock;
 
 use super::Replication;
-use super::store::{put_message, store_fetched};
+use super::store::{put_message, store_here};
 use crate::accounting::admission::Origin;
 use crate::context::REPLY_BYTES;
 use crate::diversion::{self, follow};
@@ -136,7 +135,7 @@ pub(super) async fn take(
             }
         }
         let blocks = to_blocks(headers, parts);
-        let blocks = blocks.iter().filter_map(|block| accept(replication, at, asked, block));
+        let blocks = blocks.into_iter().filter(|block| is_good(replication, at, asked, block));
         if !store_taken(replication, other, blocks.collect(), &mut outcome, time).await {
             outcome.left += wanted.len() as u64;
             return Ok(outcome);
@@ -150,7 +149,7 @@ pub(super) async fn take(
 async fn store_taken(
     replication: &Replication,
     other: &Node,
-    batch: Vec<StoredBlock>,
+    batch: Vec<Block>,
     outcome: &mut Outcome,
     time: &mut PeerBudget,
 ) -> bool {
@@ -162,8 +161,9 @@ async fn store_taken(
         return true;
     }
     let me = replication.transport.local().id;
-    let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
-    let kept = store_fetched(replication, &other.peer, batch).await;
+    let keys: Vec<Key> = batch.iter().map(|block| block.header.key).collect();
+    let statuses = store_here(replication, &other.peer, &batch).await;
+    let kept = statuses.iter().filter(|status| is_settled(status)).count() as u64;
     if kept == 0 && diversion::has_no_room(replication) {
         replication.backoff.set_back(me, replication.env.now());
         outcome.left += count;
@@ -217,25 +217,18 @@ fn decline_unheld(replication: &Replication, me: PeerId, keys: &[Key]) {
     }
 }
 
-/// A fetched block, if it was asked for, is not expired, and is what its key says.
-fn accept(
-    replication: &Replication,
-    from: &Node,
-    asked: &[Key],
-    block: &Block,
-) -> Option<StoredBlock> {
+/// Whether a fetched block was asked for, is not expired, and is what its key says.
+fn is_good(replication: &Replication, from: &Node, asked: &[Key], block: &Block) -> bool {
     let key = &block.header.key;
     if !asked.contains(key) || block.header.lease_secs == 0 {
-        return None;
+        return false;
     }
-    match block.header.kind.verify(key, &block.bytes) {
-        Ok(version) => Some(replication.to_store(block, version)),
-        Err(error) => {
-            tracing::warn!(%key, ?from, %error, "dropped a bad block");
-            replication.counters.mark(from.peer.id);
-            None
-        }
+    if let Err(error) = block.header.kind.verify(key, &block.bytes) {
+        tracing::warn!(%key, ?from, %error, "dropped a bad block");
+        replication.counters.mark(from.peer.id);
+        return false;
     }
+    true
 }
 
 /// Sends blocks to `other`, as to a replica, as far as it takes them in its time.
@@ -314,7 +307,7 @@ async fn read_batch(
     blocks
 }
 
-/// Whether the other side now has the block or a better one.
+/// Whether the receiver now has the block or a better one.
 fn is_settled(status: &PutStatus) -> bool {
     match status {
         PutStatus::Stored { copies, wanted } => is_majority(*copies, *wanted),

@@ -6,8 +6,7 @@ use atoll_net::{Peer, Refusal};
 use atoll_store::{BlockInfo, StoreError, StoredBlock};
 use bytes::Bytes;
 
-use crate::accounting::admission::{Admitted, Origin, admit, kept, reserve};
-use crate::accounting::attribution::{self, Copy};
+use crate::accounting::admission::{Admitted, Origin, Sound, admit, answers};
 use crate::accounting::quota::Reservation;
 use crate::diversion::{divert, follow};
 use crate::replication::Replication;
@@ -26,26 +25,16 @@ pub(crate) async fn store_here(
     })
 }
 
-/// Stores a batch on this node; one status per block.
+/// Stores a batch on this node, or at others if there is no room here; one status per block.
 pub(crate) async fn store_put(
     replication: &Replication,
     from: &Peer,
     origin: &Origin,
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
-    let admitted = admit(replication, from, origin, blocks).await?;
-    Ok(store_batch_of(replication, origin, admitted, Overflow::Diverted).await)
-}
-
-/// Stores a batch that this node keeps for a replica without room; one status per block.
-pub(crate) async fn store_for_others(
-    replication: &Replication,
-    from: &Peer,
-    origin: &Origin,
-    blocks: Vec<Block>,
-) -> Result<Vec<PutStatus>, Refusal> {
-    let admitted = admit(replication, from, origin, blocks).await?;
-    Ok(store_batch_of(replication, origin, admitted, Overflow::Refused).await)
+    let Admitted { sound, refused, room } = admit(replication, from, origin, blocks).await?;
+    let stored = store_admitted(replication, origin, &sound, room, Overflow::Diverted).await;
+    Ok(answers(refused, stored))
 }
 
 /// What becomes of blocks for which there is no room here.
@@ -57,38 +46,19 @@ pub(crate) enum Overflow {
     Refused,
 }
 
-/// Stores what was admitted of a batch; one status per block of the whole.
-async fn store_batch_of(
-    replication: &Replication,
-    origin: &Origin,
-    admitted: Admitted,
-    overflow: Overflow,
-) -> Vec<PutStatus> {
-    let Admitted { blocks, stored, indices, refused, room, .. } = admitted;
-    let own = store_admitted(replication, origin, &blocks, stored, room, overflow).await;
-    let mut statuses: Vec<PutStatus> =
-        refused.into_iter().map(|status| status.unwrap_or(PutStatus::Failed)).collect();
-    for (index, status) in indices.into_iter().zip(own) {
-        statuses[index] = status;
-    }
-    statuses
-}
-
-/// Stores blocks that were admitted, here or, where there is no room, elsewhere; one status per
-/// block.
+/// Stores blocks that were admitted; one status per block.
 pub(crate) async fn store_admitted(
     replication: &Replication,
     origin: &Origin,
-    blocks: &[Block],
-    stored: Vec<StoredBlock>,
+    sound: &[Sound],
     room: Reservation,
     overflow: Overflow,
 ) -> Vec<PutStatus> {
-    if stored.is_empty() {
+    if sound.is_empty() {
         return Vec::new();
     }
-    let statuses = store_or_divert(replication, origin, blocks, stored, room, overflow).await;
-    for block in blocks.iter().filter(|block| block.is_mutable()) {
+    let statuses = store_or_divert(replication, origin, sound, room, overflow).await;
+    for Sound { block, .. } in sound.iter().filter(|sound| sound.block.is_mutable()) {
         replication.watches.changed(&block.header.key);
     }
     statuses
@@ -97,38 +67,36 @@ pub(crate) async fn store_admitted(
 async fn store_or_divert(
     replication: &Replication,
     origin: &Origin,
-    blocks: &[Block],
-    stored: Vec<StoredBlock>,
+    sound: &[Sound],
     room: Reservation,
     overflow: Overflow,
 ) -> Vec<PutStatus> {
-    let Err(failed) = store_batch(replication, stored.clone(), room).await else {
-        return stored_statuses(replication, blocks).await;
+    let Err(failed) = store_batch(replication, to_store(sound), Some(room)).await else {
+        return stored_statuses(replication, sound).await;
     };
     // What is here already needs no room: only its lease is extended.
-    let held: Vec<bool> = stored.iter().map(|new| is_held(replication, &new.info)).collect();
-    let lacking: Vec<bool> = held.iter().map(|held| !held).collect();
-    let mut statuses = vec![failed; blocks.len()];
-    if held.contains(&true) {
-        let (_, none) = reserve(replication, &[], &[]);
-        let extended = store_batch(replication, kept(stored.clone(), &held), none).await;
-        let answers = match extended {
-            Ok(()) => stored_statuses(replication, &kept(blocks.to_vec(), &held)).await,
-            Err(failed) => vec![failed; blocks.len()],
-        };
-        fill(&mut statuses, &held, answers);
-    }
-    if overflow == Overflow::Diverted && lacking.contains(&true) {
-        let (blocks, stored) = (kept(blocks.to_vec(), &lacking), kept(stored, &lacking));
-        fill(&mut statuses, &lacking, divert(replication, origin, &blocks, &stored).await);
-    }
-    statuses
+    let is_held: Vec<bool> =
+        sound.iter().map(|new| is_held(replication, &new.stored.info)).collect();
+    let of = |wanted: bool| -> Vec<Sound> {
+        let places = sound.iter().zip(&is_held).filter(|(_, is_held)| **is_held == wanted);
+        places.map(|(sound, _)| sound.clone()).collect()
+    };
+    let (held, lacking) = (of(true), of(false));
+    let extended = match store_batch(replication, to_store(&held), None).await {
+        Ok(()) => stored_statuses(replication, &held).await,
+        Err(failed) => vec![failed; held.len()],
+    };
+    let elsewhere = match overflow {
+        Overflow::Diverted => divert(replication, origin, &lacking).await,
+        Overflow::Refused => vec![failed; lacking.len()],
+    };
+    let mut extended = extended.into_iter();
+    let held = is_held.into_iter().map(|is_held| if is_held { extended.next() } else { None });
+    answers(held.collect(), elsewhere)
 }
 
-/// Writes answers about those of a batch that were `chosen` where they belong.
-fn fill(statuses: &mut [PutStatus], chosen: &[bool], answers: Vec<PutStatus>) {
-    let places = statuses.iter_mut().zip(chosen).filter(|(_, chosen)| **chosen);
-    places.zip(answers).for_each(|((status, _), answer)| *status = answer);
+fn to_store(sound: &[Sound]) -> Vec<StoredBlock> {
+    sound.iter().map(|sound| sound.stored.clone()).collect()
 }
 
 fn is_held(replication: &Replication, new: &BlockInfo) -> bool {
@@ -137,25 +105,28 @@ fn is_held(replication: &Replication, new: &BlockInfo) -> bool {
 }
 
 /// What is said of blocks that the store has taken.
-async fn stored_statuses(replication: &Replication, blocks: &[Block]) -> Vec<PutStatus> {
-    let mut statuses = Vec::with_capacity(blocks.len());
-    for block in blocks {
+async fn stored_statuses(replication: &Replication, sound: &[Sound]) -> Vec<PutStatus> {
+    let mut statuses = Vec::with_capacity(sound.len());
+    for Sound { block, .. } in sound {
         let superseded = other_held(replication, block).await;
         statuses.push(superseded.unwrap_or(PutStatus::Stored { copies: 1, wanted: 1 }));
     }
     statuses
 }
 
-/// Puts verified blocks into this node's store, where `room` is reserved for them. They stay
-/// even if they were about to leave, and are no longer needed where other nodes keep them.
+/// Puts verified blocks into this node's store, where `room` is reserved for those that need it.
+/// They stay even if they were about to leave, and are no longer needed where other nodes keep them.
 ///
 /// # Errors
 /// What to answer for each of them.
 async fn store_batch(
     replication: &Replication,
     batch: Vec<StoredBlock>,
-    room: Reservation,
+    room: Option<Reservation>,
 ) -> Result<(), PutStatus> {
+    if batch.is_empty() {
+        return Ok(());
+    }
     let keys: Vec<Key> = batch.iter().map(|block| block.info.key).collect();
     let arriving = replication.pending.keep(keys.iter()).await;
     match replication
@@ -180,48 +151,7 @@ async fn store_batch(
 
 /// Stores a block that another node has kept for this one; whether there was room.
 pub(crate) async fn store_home(replication: &Replication, block: StoredBlock) -> bool {
-    let (_, none) = reserve(replication, &[], &[]);
-    store_batch(replication, vec![block], none).await.is_ok()
-}
-
-/// Stores verified blocks that were fetched from `from`, as far as they may be charged to
-/// anybody; returns how many.
-pub(crate) async fn store_fetched(
-    replication: &Replication,
-    from: &Peer,
-    mut batch: Vec<StoredBlock>,
-) -> u64 {
-    let copy = |block: &StoredBlock| {
-        let BlockInfo { key, kind, version, .. } = block.info;
-        Copy { key, kind, version, lease_secs: replication.lease_left(&block.info) }
-    };
-    let copies: Vec<Copy> = batch.iter().map(copy).collect();
-    let charges = match attribution::charges(replication, from, &copies, false).await {
-        Ok(charges) => charges,
-        Err(refusal) => {
-            tracing::info!(%from, %refusal, "copies are not taken");
-            return 0;
-        }
-    };
-    for (block, charge) in batch.iter_mut().zip(&charges) {
-        block.info.owner = charge.owner;
-        block.info.expires_unix_secs = replication.expiry(charge.lease_secs);
-    }
-    let (verdicts, room) = reserve(replication, &batch, &charges);
-    let keep: Vec<bool> = verdicts.iter().map(Result::is_ok).collect();
-    let batch = kept(batch, &keep);
-    let block = |stored: &StoredBlock| Block {
-        header: replication.header_of(&stored.info),
-        bytes: stored.bytes.clone(),
-    };
-    let blocks: Vec<Block> = batch.iter().map(block).collect();
-    let overflow = Overflow::Diverted;
-    let statuses =
-        store_admitted(replication, &Origin::Carrier, &blocks, batch, room, overflow).await;
-    let is_kept = |status: &&PutStatus| {
-        matches!(status, PutStatus::Stored { .. } | PutStatus::Superseded { .. })
-    };
-    statuses.iter().filter(is_kept).count() as u64
+    store_batch(replication, vec![block], None).await.is_ok()
 }
 
 /// After a signed block was put into the store: whether that keeps another one.

@@ -23,7 +23,7 @@ use crate::holdings::pending_removals::Arriving;
 const MAX_ABANDONED: usize = 32;
 
 /// What is kept until the store has decided.
-type Guards = (Reservation, Arriving);
+type Guards = (Option<Reservation>, Arriving);
 
 /// Counts batches whose callers have given up.
 #[derive(Debug, Default)]

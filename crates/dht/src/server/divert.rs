@@ -13,11 +13,11 @@ use atoll_store::{BlockInfo, StoreError};
 use bytes::Bytes;
 
 use super::Handle;
-use crate::accounting::admission::Origin;
+use crate::accounting::admission::{Admitted, Origin, admit, answers};
 use crate::accounting::quota::cost_bytes;
 use crate::diversion::{has_room, holds_left, spare_bytes_for};
 use crate::placement::is_member;
-use crate::replication::store::store_for_others;
+use crate::replication::store::{Overflow, store_admitted};
 use crate::rpc::{Answered, Block, Divert, DivertReply, Diverted, PutStatus, Vouched, to_blocks};
 use crate::server::Server;
 
@@ -39,28 +39,23 @@ impl Handle<Divert> for Arc<Server> {
             publisher => publisher,
         };
         let taking = self.take(keys.iter().copied());
-        let mut statuses = refusals(self, &from, &blocks);
-        for (key, status) in keys.iter().zip(&mut statuses) {
+        let mut refused = refusals(self, &from, &blocks);
+        for (key, refused) in keys.iter().zip(&mut refused) {
             if !taking.keys.contains(key) {
-                *status = Some(PutStatus::NotRoot);
+                *refused = Some(PutStatus::NotRoot);
             }
         }
-        let taken: Vec<usize> = (0..blocks.len()).filter(|i| statuses[*i].is_none()).collect();
-        let some: Vec<Block> = taken.iter().map(|index| blocks[*index].clone()).collect();
-        if !some.is_empty() {
-            let stored = store_for_others(self, &from, &origin, some).await?;
-            taken.iter().zip(stored).for_each(|(index, status)| statuses[*index] = Some(status));
-        }
+        let some = blocks.into_iter().zip(&refused).filter(|(_, refused)| refused.is_none());
+        let some = some.map(|(block, _)| block).collect();
+        let Admitted { sound, refused: over, room } = admit(self, &from, &origin, some).await?;
+        let stored = store_admitted(self, &origin, &sound, room, Overflow::Refused).await;
         let kept = |key, status: PutStatus| match status {
             PutStatus::Stored { .. } => held(self, key),
             _ => None,
         };
-        let answers: Vec<(PutStatus, Option<BlockInfo>)> = keys
-            .iter()
-            .zip(statuses)
-            .map(|(key, status)| (key, status.unwrap_or(PutStatus::Failed)))
-            .map(|(key, status)| (status, kept(key, status)))
-            .collect();
+        let statuses = answers(refused, answers(over, stored));
+        let answers: Vec<(PutStatus, Option<BlockInfo>)> =
+            keys.iter().zip(statuses).map(|(key, status)| (status, kept(key, status))).collect();
         let infos = answers.iter().filter_map(|(_, info)| *info);
         let noted = self.pointers.hold(&from, infos, hold_until(self)).await;
         noted.map_err(|error| Refusal::new(Refusal::INTERNAL, error.to_string()))?;

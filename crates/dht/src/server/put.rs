@@ -1,10 +1,8 @@
 //! `PUT`: storing blocks, and as their root sending them on to the replicas (CFS §5.1, §5.5).
 //!
-//! Writers send mutable blocks to all replicas themselves, so a root is sent none to pass on. A
-//! put is acknowledged when a majority of the replica
-//! set has it and every replica whose answer is not overdue has answered.
+//! Writers send mutable blocks to all replicas themselves, so a root is sent none to pass on. A put
+//! is acknowledged when a majority of the replica set has it and every replica whose answer is not overdue has answered.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use atoll_key::{Key, PeerId, QuotaClass};
@@ -15,7 +13,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 
 use super::Handle;
-use crate::accounting::admission::{Admitted, Origin, admit};
+use crate::accounting::admission::{Admitted, Origin, admit, answers};
 use crate::placement::{expected_replicas, own_set_tag, replica_set};
 use crate::replication::store::{Overflow, put_message, store_admitted, store_put};
 use crate::rpc::put_times::WaitsFor;
@@ -78,36 +76,28 @@ async fn store_at_root(
     root: &Node,
     blocks: Vec<Block>,
 ) -> Result<Vec<PutStatus>, Refusal> {
-    let admitted = admit(server, from, origin, blocks).await?;
-    let Admitted { blocks: mine, stored, indices, refused, added_bytes, room } = admitted;
-    let mut statuses: Vec<PutStatus> =
-        refused.into_iter().map(|status| status.unwrap_or(PutStatus::Failed)).collect();
-    if mine.is_empty() {
-        return Ok(statuses);
+    let Admitted { sound, refused, room } = admit(server, from, origin, blocks).await?;
+    if sound.is_empty() {
+        return Ok(answers(refused, []));
     }
-    if let Some(over) = room_at_replicas(server, root, origin, &mine, added_bytes).await {
-        for index in indices {
-            statuses[index] = over.into();
-        }
-        return Ok(statuses);
+    let mine: Vec<Block> = sound.iter().map(|sound| sound.block.clone()).collect();
+    if let Some(over) = room_at_replicas(server, root, origin, &mine, room.bytes()).await {
+        return Ok(answers(refused, std::iter::repeat(over.into())));
     }
     let is_new = |block: &&Block| server.known(&block.header.key).is_none();
     let new = mine.iter().filter(is_new).count();
     // The network first: it works while this node writes.
     let replicated = replicate(server, root, origin, &mine);
-    let stored = store_admitted(server, origin, &mine, stored, room, Overflow::Diverted);
+    let stored = store_admitted(server, origin, &sound, room, Overflow::Diverted);
     let (acknowledged, own) = futures_util::join!(replicated, stored);
     if own.iter().all(|status| matches!(status, PutStatus::Stored { .. })) {
         server.count_root_blocks(new as u64);
     }
     // What was counted on must hold after a restart as well.
     let is_remembered = server.expected.remember(&*server.durable).await;
-    let all =
-        own.into_iter().enumerate().map(|(i, own)| acknowledged.status(i, own, is_remembered));
-    for (index, status) in indices.into_iter().zip(all) {
-        statuses[index] = status;
-    }
-    Ok(statuses)
+    let wanted = u32::try_from(acknowledged.wanted + 1).expect("k is small");
+    let all = acknowledged.blocks.iter().zip(own);
+    Ok(answers(refused, all.map(|(block, own)| block.status(own, wanted, is_remembered))))
 }
 
 /// Whether a replica has no room for a publisher's batch, asked only of one that has used
@@ -148,24 +138,33 @@ async fn room_at_replicas(
     None
 }
 
-/// How many replicas took each block of a batch.
+/// What replicas said of a batch.
 struct Acknowledged {
-    copies: Vec<u32>,
-    /// Why one of them will not have the block, whatever the others say: the publisher is over
-    /// quota there. (If a majority could overrule a quota, repair would bring the block there all
-    /// the same.)
-    refused: Vec<Option<PutStatus>>,
+    blocks: Vec<BlockCopies>,
+    /// How many of them are counted on.
     wanted: usize,
 }
 
-impl Acknowledged {
-    /// What became of one block, of which this node said `own`. Without `is_remembered` what was
+/// What replicas said of one block.
+#[derive(Clone, Default)]
+struct BlockCopies {
+    /// Those that have stored it.
+    stored: Vec<PeerId>,
+    /// How many of those belong to the replica set.
+    copies: u32,
+    /// Why one of them will not have the block, whatever the others say: the publisher is over
+    /// quota there. (If a majority could overrule a quota, repair would bring the block there all
+    /// the same.)
+    refused: Option<PutStatus>,
+}
+
+impl BlockCopies {
+    /// What became of the block, of which this node said `own`. Without `is_remembered` what was
     /// counted on would not hold after a restart.
-    fn status(&self, position: usize, own: PutStatus, is_remembered: bool) -> PutStatus {
-        let wanted = u32::try_from(self.wanted + 1).expect("k is small");
+    fn status(&self, own: PutStatus, wanted: u32, is_remembered: bool) -> PutStatus {
         let is_here = matches!(own, PutStatus::Stored { .. });
-        let copies = u32::from(is_here) + self.copies[position];
-        match (own, self.refused[position]) {
+        let copies = u32::from(is_here) + self.copies;
+        match (own, self.refused) {
             (PutStatus::Stored { .. }, Some(refused)) => refused,
             (PutStatus::Stored { .. }, None) if !is_remembered => PutStatus::Failed,
             (PutStatus::Stored { .. }, None) => PutStatus::Stored { copies, wanted },
@@ -197,9 +196,8 @@ async fn replicate(
     let bytes = blocks.iter().map(|block| block.bytes.len() as u64).sum();
     let mut calls = Calls::new(server, WaitsFor::Replica);
     let mut set = replica_set(server, root).split_off(1);
-    let mut stored: BTreeMap<PeerId, Vec<bool>> = BTreeMap::new();
+    let mut said = vec![BlockCopies::default(); blocks.len()];
     let mut asked: Vec<PeerId> = Vec::new();
-    let mut refused = vec![None; blocks.len()];
     loop {
         for node in &set {
             if asked.len() < MAX_TARGETS && !asked.contains(&node.peer.id) {
@@ -210,23 +208,24 @@ async fn replicate(
             }
         }
         let wanted = expected_replicas(server);
-        let copies = copies_in(&set, &stored, blocks.len());
-        let is_settled = |(copies, refused): (&u32, &Option<PutStatus>)| {
-            refused.is_some() || is_majority(1 + copies, wanted as u32 + 1)
+        for block in &mut said {
+            let is_copy = |node: &&Node| block.stored.contains(&node.peer.id);
+            block.copies = set.iter().filter(is_copy).count() as u32;
+        }
+        let is_settled = |block: &BlockCopies| {
+            block.refused.is_some() || is_majority(1 + block.copies, wanted as u32 + 1)
         };
-        let are_settled = copies.iter().zip(&refused).all(is_settled);
+        let are_settled = said.iter().all(is_settled);
         let event = match are_settled && !calls.is_patient() {
             true => None,
             false => calls.next().await,
         };
         let Some(event) = event else {
             calls.finish();
-            return Acknowledged { copies, refused, wanted };
+            return Acknowledged { blocks: said, wanted };
         };
         if let Event::Answer(node, answer) = event {
-            let statuses = answer.unwrap_or_default();
-            let has = note_answer(server, statuses, &mut refused);
-            stored.insert(node.peer.id, has);
+            note_answer(server, &node, answer.unwrap_or_default(), &mut said);
         }
         // One that failed may have left the set, and a new member is asked.
         if let Some(mut now) = server.overlay.own_replica_set(root, server.config.replicas) {
@@ -255,29 +254,19 @@ fn send_to(
     }
 }
 
-/// Which blocks of a batch a replica has stored, by what it answered; notes in `refused` why it
-/// will not have others.
-fn note_answer(
-    server: &Server,
-    statuses: Vec<PutStatus>,
-    refused: &mut [Option<PutStatus>],
-) -> Vec<bool> {
-    let mut has = vec![false; refused.len()];
-    for (i, status) in statuses.into_iter().enumerate() {
+/// Notes what a replica answered of each block of a batch; nothing if its call failed.
+fn note_answer(server: &Server, node: &Node, statuses: Vec<PutStatus>, said: &mut [BlockCopies]) {
+    let mut is_lacking = statuses.is_empty();
+    for (status, said) in statuses.into_iter().zip(said) {
         match status {
-            PutStatus::Stored { .. } => has[i] = true,
-            PutStatus::OverQuota { .. } => refused[i] = Some(status),
+            PutStatus::Stored { .. } => said.stored.push(node.peer.id),
+            PutStatus::OverQuota { .. } => said.refused = Some(status),
             _ => {}
         }
+        let has = matches!(status, PutStatus::Stored { .. });
+        is_lacking |= !has && said.refused.is_none();
     }
-    if has.iter().zip(&*refused).any(|(has, refused)| !has && refused.is_none()) {
+    if is_lacking {
         server.requests.kick();
     }
-    has
-}
-
-/// How many of `set` have stored each block of a batch.
-fn copies_in(set: &[Node], stored: &BTreeMap<PeerId, Vec<bool>>, blocks: usize) -> Vec<u32> {
-    let members = || set.iter().filter_map(|node| stored.get(&node.peer.id));
-    (0..blocks).map(|i| members().filter(|has| has[i]).count() as u32).collect()
 }
