@@ -81,8 +81,8 @@ seeds! {
     }];
     Confirm: vec![Confirm { nonce: [1; 16], digest: [2; 32] }];
     ConfirmReply: vec![ConfirmReply { nonce: [1; 16], is_mine: true }];
-    Vouch: vec![Vouch { keys: vec![key(1), key(2)] }];
-    VouchReply: vec![VouchReply { vouched: vec![Some(VOUCHED), None].into() }];
+    AskHoldings: vec![AskHoldings { keys: vec![key(1), key(2)], pointing: Pointing::Yes }];
+    HoldingsReply: vec![HoldingsReply { held: vec![Some(HELD), None].into(), spare_bytes: 7 }];
     CacheCopy: vec![CacheCopy { block: header() }];
     CacheReply: vec![CacheReply { taken: true }];
     AskRoom: vec![AskRoom { publisher: [1; 16], ip: [2; 16], bytes: 3, is_root: true }];
@@ -98,13 +98,11 @@ seeds! {
     DivertReply: vec![DivertReply {
         blocks: statuses()
             .into_iter()
-            .map(|status| Diverted { status, held: Some(VOUCHED) })
+            .map(|status| Diverted { status, held: Some(HELD) })
             .collect::<Vec<_>>()
             .into(),
         spare_bytes: 7,
     }];
-    Hold: vec![Hold { keys: vec![key(1), key(2)], keep: true }];
-    HoldReply: vec![HoldReply { held: vec![Some(VOUCHED), None].into(), spare_bytes: 7 }];
 }
 
 macro_rules! define_targets {
@@ -149,8 +147,8 @@ fn statuses() -> Vec<PutStatus> {
     ]
 }
 
-const VOUCHED: Vouched =
-    Vouched { version: 1, lease_secs: 2, publisher: [3; 16], ip: [4; 16], holder: Some([5; 32]) };
+const HELD: HeldCopy =
+    HeldCopy { version: 1, lease_secs: 2, publisher: [3; 16], ip: [4; 16], holder: Some([5; 32]) };
 
 const OVER: OverQuota = OverQuota { used_bytes: 7, allowed_bytes: 8, of: QuotaOf::Key };
 

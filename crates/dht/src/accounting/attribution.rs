@@ -35,10 +35,10 @@ use futures_util::future::join_all;
 use crate::accounting::Accounting;
 use crate::accounting::owner::{carrier, is_carrier};
 use crate::accounting::quota::ChargeClass;
-use crate::holdings::vouch::ask;
+use crate::holdings::copies::ask_holdings;
 use crate::lease_clock::least_lease;
 use crate::placement::by_root;
-use crate::rpc::Vouched;
+use crate::rpc::HeldCopy;
 
 /// Neighbours asked to vouch for a batch.
 const MAX_VOUCHERS: usize = 3;
@@ -125,7 +125,7 @@ pub(crate) async fn charges(
 struct Hearing {
     copies: Vec<Copy>,
     /// Of each, who was asked, and what they said.
-    said: Vec<Vec<(PeerId, Option<Vouched>)>>,
+    said: Vec<Vec<(PeerId, Option<HeldCopy>)>>,
 }
 
 impl Hearing {
@@ -147,7 +147,11 @@ impl Hearing {
         let asks = by_peer.into_values().filter(|(_, places)| !places.is_empty());
         let asks: Vec<(Node, BTreeSet<usize>)> = asks.collect();
         let answers = join_all(asks.iter().map(|(node, places)| {
-            ask(accounting, node, places.iter().map(|place| self.copies[*place].key).collect())
+            ask_holdings(
+                accounting,
+                node,
+                places.iter().map(|place| self.copies[*place].key).collect(),
+            )
         }))
         .await;
         for ((node, places), answer) in asks.into_iter().zip(answers) {

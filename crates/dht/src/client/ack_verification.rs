@@ -35,13 +35,13 @@ use super::votes::Votes;
 use crate::accounting::admission::Origin;
 use crate::client::Client;
 use crate::diversion::follow::shows_newer;
-use crate::holdings::vouch;
+use crate::holdings::copies::ask_holdings;
 use crate::placement::{own_set_tag, size_of};
 use crate::replication::store::{put_message, store_put};
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event, answers};
 use crate::rpc::{
-    Block, BlockHeader, PutReply, PutStatus, Renew, RenewReply, RenewStatus, Vouched, is_majority,
+    Block, BlockHeader, HeldCopy, PutReply, PutStatus, Renew, RenewReply, RenewStatus, is_majority,
 };
 use crate::server::renew::{ask_to_renew, part_of, renew_at};
 
@@ -54,9 +54,10 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
-    fn is_met(&self, said: &Option<Vouched>) -> bool {
-        let met =
-            |said: &Vouched| said.version >= self.version && said.lease_secs >= self.lease_secs / 2;
+    fn is_met(&self, said: &Option<HeldCopy>) -> bool {
+        let met = |said: &HeldCopy| {
+            said.version >= self.version && said.lease_secs >= self.lease_secs / 2
+        };
         said.as_ref().is_some_and(met)
     }
 }
@@ -81,7 +82,7 @@ impl Doubt {
 
 /// Which of the blocks a node has as they should be; `None` if it does not answer.
 pub(crate) async fn has(client: &Client, node: &Node, expected: &[Expected]) -> Option<Vec<bool>> {
-    let said = vouch::ask(client, node, expected.iter().map(|e| e.key).collect()).await?;
+    let said = ask_holdings(client, node, expected.iter().map(|e| e.key).collect()).await?;
     Some(expected.iter().zip(&said).map(|(expected, said)| expected.is_met(said)).collect())
 }
 

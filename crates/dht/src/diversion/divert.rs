@@ -14,17 +14,19 @@ use atoll_key::{Key, PeerId};
 use atoll_net::CallError;
 use atoll_overlay::peer_book::Standing;
 use atoll_overlay::{Node, distinct_peers};
-use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
+use atoll_store::{BlockInfo, StoreError, StoredBlock};
 use futures_util::future::join_all;
 
 use super::{MAX_SETS, SPARE_BLOCKS, follow};
 use crate::accounting::admission::{Origin, Sound};
 use crate::accounting::quota::cost_bytes;
 use crate::diversion::Diversion;
+use crate::holdings::copies::ask_holdings;
 use crate::holdings::proof::has_taken;
-use crate::holdings::vouch;
 use crate::placement::by_root;
-use crate::rpc::{Block, Divert, DivertReply, Diverted, Hold, PutStatus, Vouched, from_blocks};
+use crate::rpc::{
+    AskHoldings, Block, Divert, DivertReply, Diverted, HeldCopy, Pointing, PutStatus, from_blocks,
+};
 
 /// Holders tried for one block.
 const MAX_TRIES: usize = 4;
@@ -177,11 +179,10 @@ impl Batch<'_> {
     }
 
     /// What is noted of a block that the holder says it keeps so.
-    fn noted(&self, place: usize, held: &Vouched) -> BlockInfo {
+    fn noted(&self, place: usize, held: &HeldCopy) -> BlockInfo {
         let info = self.sound[place].stored.info;
         let expires_unix_secs = self.diversion.expiry(held.lease_secs);
-        let owner = Owner { publisher: held.publisher, ip: held.ip };
-        BlockInfo { owner, expires_unix_secs, ..info }
+        BlockInfo { owner: held.owner(), expires_unix_secs, ..info }
     }
 }
 
@@ -226,12 +227,13 @@ async fn note(
 async fn shared(diversion: &Diversion, set: &[Node], holder: &Node, keys: &[Key]) -> BTreeSet<Key> {
     let others = set.iter().filter(|node| !diversion.is_me(node));
     let asks = others.map(|node| {
-        timeout(&*diversion.env, ASK_LIMIT, vouch::ask(diversion, node, keys.to_vec()))
+        timeout(&*diversion.env, ASK_LIMIT, ask_holdings(diversion, node, keys.to_vec()))
     });
     let mut shared = BTreeSet::new();
     for said in join_all(asks).await.into_iter().filter_map(|said| said.ok().flatten()) {
-        let same =
-            |said: &Option<Vouched>| said.is_some_and(|said| said.holder == Some(holder.peer.id.0));
+        let same = |said: &Option<HeldCopy>| {
+            said.is_some_and(|said| said.holder == Some(holder.peer.id.0))
+        };
         shared.extend(keys.iter().zip(said).filter(|(_, said)| same(said)).map(|(key, _)| *key));
     }
     shared
@@ -280,7 +282,7 @@ fn candidates(diversion: &Diversion, tried: &BTreeSet<PeerId>) -> Vec<Node> {
 /// Asks nodes how much room they have, and remembers it.
 async fn ask_room(diversion: &Diversion, nodes: &[Node]) {
     let asks = nodes.iter().map(|node| async move {
-        let asked = Hold { keys: Vec::new(), keep: true };
+        let asked = AskHoldings { keys: Vec::new(), pointing: Pointing::No };
         let answer = diversion.within(ASK_LIMIT, diversion.call(node, &asked, Vec::new())).await;
         let spare_bytes = answer.map_or(0, |(reply, _)| reply.spare_bytes);
         diversion.learn(*node, spare_bytes, diversion.env.now());

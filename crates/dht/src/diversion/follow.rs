@@ -14,7 +14,8 @@ use futures_util::future::join_all;
 use crate::accounting::admission::Origin;
 use crate::diversion::Diversion;
 use crate::rpc::{
-    Block, BlockHeader, Fetch, Hold, LookupReply, LookupStep, Name, Renew, RenewReply, RenewStatus,
+    AskHoldings, Block, BlockHeader, Fetch, LookupReply, LookupStep, Name, Pointing, Renew,
+    RenewReply, RenewStatus,
 };
 
 /// A refusal's code for a pointer that led to no block; made here, never sent.
@@ -120,7 +121,7 @@ pub(crate) async fn shows_newer(diversion: &Diversion, node: &Node, block: &Bloc
 /// Tells a holder that this node points to it for these blocks no longer. If the call fails, the
 /// holds end by themselves.
 pub(super) async fn release(diversion: &Diversion, holder: &Peer, keys: Vec<Key>) {
-    let released = Hold { keys, keep: false };
+    let released = AskHoldings { keys, pointing: Pointing::NoLonger };
     if let Err(error) = diversion.call(&Node::of(*holder), &released, Vec::new()).await {
         tracing::info!(%holder, %error, "a holder could not be told that copies are not needed");
     }

@@ -22,7 +22,7 @@ use atoll_store::{BlockInfo, Usage};
 use super::copying::{ExchangeError, give};
 use crate::accounting::quota::cost_bytes;
 use crate::diversion;
-use crate::holdings::vouch::ask;
+use crate::holdings::copies::ask_holdings;
 use crate::lease_clock::least_lease;
 use crate::replication::Replication;
 use crate::replication::eviction::drop_proven;
@@ -309,7 +309,7 @@ async fn give_to_set(replication: &Replication, set: &[Node], live: &[BlockInfo]
     let mut given = vec![false; live.len()];
     let mut is_settled = true;
     for member in set {
-        let Some(said) = ask(replication, member, keys.clone()).await else {
+        let Some(said) = ask_holdings(replication, member, keys.clone()).await else {
             is_settled = false;
             continue;
         };

@@ -16,7 +16,7 @@ use atoll_env::{jittered, random_below, sleep};
 use atoll_key::{Key, KeyRange, PeerId};
 use atoll_net::Peer;
 use atoll_overlay::Node;
-use atoll_store::{BlockInfo, Owner, StoreError, StoredBlock};
+use atoll_store::{BlockInfo, StoreError, StoredBlock};
 use futures_util::future::select;
 
 use super::copying::pace;
@@ -26,7 +26,7 @@ use crate::holdings::pointers::Pointers;
 use crate::placement::{by_root, is_member};
 use crate::replication::Replication;
 use crate::replication::store::store_home;
-use crate::rpc::{Hold, MAX_KEYS, Vouched};
+use crate::rpc::{AskHoldings, HeldCopy, MAX_KEYS, Pointing};
 
 /// How often all pointers are checked, if a pass takes no longer. A guess.
 const CHECK_EVERY: Duration = Duration::from_secs(600);
@@ -151,10 +151,11 @@ async fn ask(
     replication: &Replication,
     holder: &Peer,
     its: &[BlockInfo],
-) -> Option<Vec<Option<Vouched>>> {
+) -> Option<Vec<Option<HeldCopy>>> {
     let keys: Vec<Key> = its.iter().map(|info| info.key).collect();
     let node = Node::of(*holder);
-    let (reply, _) = replication.call(&node, &Hold { keys, keep: true }, Vec::new()).await.ok()?;
+    let asked = AskHoldings { keys, pointing: Pointing::Yes };
+    let (reply, _) = replication.call(&node, &asked, Vec::new()).await.ok()?;
     replication.learn(node, reply.spare_bytes, replication.env.now());
     Some(reply.held.0)
 }
@@ -164,14 +165,14 @@ async fn judge(
     replication: &Replication,
     holder: &Peer,
     its: &[BlockInfo],
-    held: Vec<Option<Vouched>>,
+    held: Vec<Option<HeldCopy>>,
 ) -> Vec<Key> {
     let (mut lost, mut there) = (Vec::new(), Vec::new());
     for (info, held) in its.iter().zip(held) {
         match held.filter(|held| held.version >= info.version) {
             Some(held) => {
-                let owner = Owner { publisher: held.publisher, ip: held.ip };
-                replication.pointers.extend(&info.key, replication.expiry(held.lease_secs), owner);
+                let expires = replication.expiry(held.lease_secs);
+                replication.pointers.extend(&info.key, expires, held.owner());
                 there.push(info.key);
             }
             None => lost.push(info.key),

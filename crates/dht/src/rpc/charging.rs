@@ -1,14 +1,9 @@
-//! Who is charged for blocks, and whether there is room for more: the headers of `CONFIRM`,
-//! `VOUCH` and `ROOM` (CFS §5.4).
+//! Who is charged for blocks, and whether there is room for more: the headers of `CONFIRM` and
+//! `ROOM` (CFS §5.4).
 
 use std::fmt;
 
-use atoll_key::Key;
-use atoll_net::header::Capped;
-use atoll_store::Owner;
 use minicbor::{Decode, Encode};
-
-use super::{MAX_KEYS, Message, encoding};
 
 /// `CONFIRM`: did you make this receipt?
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -32,24 +27,6 @@ pub struct ConfirmReply {
     /// Whether it is one of the last this node made.
     #[n(1)]
     pub is_mine: bool,
-}
-
-/// `VOUCH`: whom do you charge these to?
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct Vouch {
-    /// Which blocks.
-    #[cbor(n(0), with = "encoding::packed")]
-    pub keys: Vec<Key>,
-}
-
-/// The answer to a [`Vouch`].
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct VouchReply {
-    /// One for each key; nothing of what is not held or has expired.
-    #[n(0)]
-    pub vouched: Capped<Option<Vouched>, MAX_KEYS>,
 }
 
 /// `ROOM`: may this publisher put so much?
@@ -77,51 +54,6 @@ pub struct AskRoomReply {
     /// Why not, if not.
     #[n(0)]
     pub over: Option<OverQuota>,
-}
-
-/// What a node says of a block it holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct Vouched {
-    /// The version held.
-    #[n(0)]
-    pub version: u64,
-    /// Seconds its lease still has.
-    #[n(1)]
-    pub lease_secs: u64,
-    /// Whom it is charged to: the publisher.
-    #[cbor(n(2), with = "minicbor::bytes")]
-    pub publisher: [u8; 16],
-    /// The address.
-    #[cbor(n(3), with = "minicbor::bytes")]
-    pub ip: [u8; 16],
-    /// The node that keeps it for the answerer, if one does.
-    #[cbor(n(4), with = "minicbor::bytes")]
-    pub holder: Option<[u8; 32]>,
-}
-
-impl Vouched {
-    /// Whom it is charged to.
-    pub fn owner(&self) -> Owner {
-        Owner { publisher: self.publisher, ip: self.ip }
-    }
-}
-
-impl Message for Confirm {}
-impl Message for ConfirmReply {}
-impl Message for AskRoom {}
-impl Message for AskRoomReply {}
-
-impl Message for Vouch {
-    fn entries(&self) -> usize {
-        self.keys.len()
-    }
-}
-
-impl Message for VouchReply {
-    fn entries(&self) -> usize {
-        self.vouched.0.len()
-    }
 }
 
 /// What a quota is of.

@@ -1,12 +1,9 @@
-//! Copies kept on other nodes for want of room: the headers of `DIVERT` and `HOLD`, and how a
-//! node names the holder of such a copy (PAST, SOSP 2001, §3.3).
+//! Copies kept on other nodes for want of room: the headers of `DIVERT` (PAST, SOSP 2001, §3.3).
 
-use atoll_key::Key;
-use atoll_net::header::Capped;
 use minicbor::{Decode, Encode};
 
 use super::receipt::WireReceipt;
-use super::{Batch, BlockHeader, MAX_KEYS, Message, PutStatus, Vouched, encoding};
+use super::{Batch, BlockHeader, HeldCopy, Message, PutStatus};
 
 /// `DIVERT`: keep the blocks in the parts for the sender, which has no room for them.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -42,32 +39,7 @@ pub struct Diverted {
     pub status: PutStatus,
     /// What is kept, if it was taken.
     #[n(1)]
-    pub held: Option<Vouched>,
-}
-
-/// `HOLD`: the sender points to the receiver for these blocks; are they there? Without keys the
-/// question is only how much room there is.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct Hold {
-    /// Which blocks.
-    #[cbor(n(0), with = "encoding::packed")]
-    pub keys: Vec<Key>,
-    /// False: the sender points here for them no longer.
-    #[n(1)]
-    pub keep: bool,
-}
-
-/// The answer to a [`Hold`].
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(map)]
-pub struct HoldReply {
-    /// For each key: what is kept for the sender, if anything.
-    #[n(0)]
-    pub held: Capped<Option<Vouched>, MAX_KEYS>,
-    /// Bytes this node would still take for others.
-    #[n(1)]
-    pub spare_bytes: u64,
+    pub held: Option<HeldCopy>,
 }
 
 impl Message for Divert {
@@ -77,23 +49,5 @@ impl Message for Divert {
 
     fn parts(&self) -> usize {
         self.entries()
-    }
-}
-
-impl Message for DivertReply {
-    fn entries(&self) -> usize {
-        self.blocks.0.len()
-    }
-}
-
-impl Message for Hold {
-    fn entries(&self) -> usize {
-        self.keys.len()
-    }
-}
-
-impl Message for HoldReply {
-    fn entries(&self) -> usize {
-        self.held.0.len()
     }
 }

@@ -23,8 +23,8 @@ mod call;
 mod charging;
 mod diversion;
 mod encoding;
+mod holdings;
 mod lookup;
-mod proving;
 mod put;
 pub(crate) mod put_times;
 pub(crate) mod quorum;
@@ -45,12 +45,10 @@ use bytes::Bytes;
 use minicbor::{Decode, Encode};
 
 pub(crate) use call::Answered;
-pub use charging::{
-    AskRoom, AskRoomReply, Confirm, ConfirmReply, OverQuota, QuotaOf, Vouch, VouchReply, Vouched,
-};
-pub use diversion::{Divert, DivertReply, Diverted, Hold, HoldReply};
+pub use charging::{AskRoom, AskRoomReply, Confirm, ConfirmReply, OverQuota, QuotaOf};
+pub use diversion::{Divert, DivertReply, Diverted};
+pub use holdings::{AskHoldings, HeldCopy, HoldingsReply, Pointing, Proof, Prove, ProveReply};
 pub use lookup::{CacheCopy, CacheReply, LookupReply, LookupStep};
-pub use proving::{Proof, Prove, ProveReply};
 pub(crate) use put::{Block, from_blocks, to_blocks};
 pub use put::{BlockHeader, Fetch, FetchReply, Put, PutReply, PutStatus, There};
 pub(crate) use reading::short_hash;
@@ -132,10 +130,10 @@ macro_rules! method_table {
                 entries: 0, answers: OneEach, part_bytes: (0, 0),
                 time: Half, caller: Member
             };
-            /// Ask which of some blocks are held, and whom they are charged to.
-            VOUCH = 0x0207: Vouch => VouchReply, {
+            /// Ask which of some blocks are held, and whom they are charged to or kept for.
+            HOLDINGS = 0x0207: AskHoldings => HoldingsReply, {
                 entries: MAX_KEYS, answers: OneEach, part_bytes: (0, 0),
-                time: Quarter, caller: Member
+                time: Call, caller: Member
             };
             /// Send a copy of a block for the cache (CFS §5.2).
             CACHE = 0x0208: CacheCopy => CacheReply, {
@@ -165,11 +163,6 @@ macro_rules! method_table {
             /// Keep copies for a replica that has no room (PAST §3.3).
             DIVERT = 0x0210: Divert => DivertReply, {
                 entries: MAX_BATCH_BLOCKS, answers: OneEach, part_bytes: (MAX_BATCH_BYTES, 0),
-                time: Call, caller: Member
-            };
-            /// Ask for copies kept so, and for how many more there is room.
-            HOLD = 0x0211: Hold => HoldReply, {
-                entries: MAX_KEYS, answers: OneEach, part_bytes: (0, 0),
                 time: Call, caller: Member
             };
         }
@@ -264,6 +257,32 @@ pub trait Message: Encode<()> + for<'b> Decode<'b, ()> + Send + Sync + 'static {
     fn is_signed_by_publisher(&self) -> bool {
         false
     }
+}
+
+/// Messages without parts, and where their entries are.
+macro_rules! messages {
+    ($($Message:ident$(: $($entries:tt).+)?;)*) => {$(
+        impl Message for $Message {
+            $(fn entries(&self) -> usize {
+                self.$($entries).+.len()
+            })?
+        }
+    )*};
+}
+
+messages! {
+    RenewReply: statuses;
+    Reconcile: claims;
+    ReconcileReply: answers.0;
+    Confirm;
+    ConfirmReply;
+    AskHoldings: keys;
+    HoldingsReply: held.0;
+    AskRoom;
+    AskRoomReply;
+    Prove: keys;
+    ProveReply: proofs.0;
+    DivertReply: blocks.0;
 }
 
 /// A request of the table.

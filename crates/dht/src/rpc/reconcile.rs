@@ -9,7 +9,7 @@ pub use atoll_store::Summary;
 use minicbor::{Decode, Encode};
 
 use super::encoding::Packed;
-use super::{MAX_CLAIMS, Message, encoding};
+use super::{MAX_CLAIMS, encoding};
 
 /// The most items in one answer: 2,048 × 72 bytes are about half of what a header holds.
 pub const MAX_ITEMS: usize = 2048;
@@ -114,16 +114,4 @@ pub struct ReconcileReply {
     /// In the order of the request.
     #[n(0)]
     pub answers: Capped<Answer, MAX_CLAIMS>,
-}
-
-impl Message for Reconcile {
-    fn entries(&self) -> usize {
-        self.claims.len()
-    }
-}
-
-impl Message for ReconcileReply {
-    fn entries(&self) -> usize {
-        self.answers.0.len()
-    }
 }

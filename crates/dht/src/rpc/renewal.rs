@@ -139,12 +139,6 @@ impl Message for Renew {
     }
 }
 
-impl Message for RenewReply {
-    fn entries(&self) -> usize {
-        self.statuses.len()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

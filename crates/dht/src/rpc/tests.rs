@@ -45,8 +45,8 @@ fn publisher() -> atoll_net::Peer {
 const OVER: super::OverQuota =
     super::OverQuota { used_bytes: 1, allowed_bytes: 2, of: QuotaOf::Key };
 
-const ELSEWHERE: Vouched =
-    Vouched { version: 1, lease_secs: 2, publisher: [3; 16], ip: [4; 16], holder: Some([5; 32]) };
+const ELSEWHERE: HeldCopy =
+    HeldCopy { version: 1, lease_secs: 2, publisher: [3; 16], ip: [4; 16], holder: Some([5; 32]) };
 
 /// Each of these tests: every message reads back, and no prefix of it does.
 #[test]
@@ -112,9 +112,11 @@ fn messages_of_charging_and_proving_read_back() {
     for over in [None, Some(OVER)] {
         round_trip(AskRoomReply { over });
     }
-    round_trip(Vouch { keys: keys.to_vec() });
-    let here = Vouched { holder: None, ..ELSEWHERE };
-    round_trip(VouchReply { vouched: vec![Some(ELSEWHERE), Some(here), None].into() });
+    for pointing in [Pointing::No, Pointing::Yes, Pointing::NoLonger] {
+        round_trip(AskHoldings { keys: keys.to_vec(), pointing });
+    }
+    let held = vec![Some(ELSEWHERE), Some(HeldCopy { holder: None, ..ELSEWHERE }), None].into();
+    round_trip(HoldingsReply { held, spare_bytes: 7 });
     round_trip(Prove { nonce: [5; 32], keys: keys.to_vec() });
     let proof = Proof { version: 1, lease_secs: 2, mac: [3; 32] };
     round_trip(ProveReply { proofs: vec![Some(proof), None].into() });
@@ -122,7 +124,6 @@ fn messages_of_charging_and_proving_read_back() {
 
 #[test]
 fn messages_of_fetching_and_diversion_read_back() {
-    let keys = [key(1), key(2)];
     round_trip(Fetch { keys: vec![key(9)] });
     let there = There { key: key(9), holder: publisher() };
     round_trip(FetchReply { blocks: vec![header()].into(), there: vec![there].into() });
@@ -132,8 +133,6 @@ fn messages_of_fetching_and_diversion_read_back() {
         Diverted { status: PutStatus::Failed, held: Some(ELSEWHERE) },
     ];
     round_trip(DivertReply { blocks: blocks.into(), spare_bytes: 7 });
-    round_trip(Hold { keys: keys.to_vec(), keep: true });
-    round_trip(HoldReply { held: vec![Some(ELSEWHERE), None].into(), spare_bytes: 7 });
 }
 
 #[test]

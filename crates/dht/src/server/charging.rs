@@ -1,4 +1,4 @@
-//! `CONFIRM`, `VOUCH` and `ROOM`: who is charged for blocks, and whether there is room for more
+//! `CONFIRM` and `ROOM`: who is charged for blocks, and whether there is room for more
 //! (CFS §5.4).
 
 use std::sync::Arc;
@@ -9,8 +9,7 @@ use bytes::Bytes;
 
 use super::Handle;
 use crate::accounting::quota::{ChargeClass, Want};
-use crate::holdings::vouch::vouch;
-use crate::rpc::{Answered, AskRoom, AskRoomReply, Confirm, ConfirmReply, Vouch, VouchReply};
+use crate::rpc::{Answered, AskRoom, AskRoomReply, Confirm, ConfirmReply};
 use crate::server::Server;
 
 /// Whether this node made a receipt.
@@ -23,20 +22,6 @@ impl Handle<Confirm> for Arc<Server> {
     ) -> Result<Answered<Confirm>, Refusal> {
         let is_mine = self.is_my_receipt(&asked.digest);
         Ok((ConfirmReply { nonce: asked.nonce, is_mine }, Vec::new()))
-    }
-}
-
-/// Which blocks this node holds, and whom it charges them to.
-impl Handle<Vouch> for Arc<Server> {
-    async fn handle(
-        &self,
-        _: Peer,
-        asked: Vouch,
-        _: Vec<Bytes>,
-    ) -> Result<Answered<Vouch>, Refusal> {
-        let vouched = vouch(self, &asked.keys).await;
-        let vouched = vouched.map_err(|e| Refusal::new(Refusal::INTERNAL, e.to_string()))?;
-        Ok((VouchReply { vouched: vouched.into() }, Vec::new()))
     }
 }
 

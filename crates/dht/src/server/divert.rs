@@ -18,7 +18,7 @@ use crate::accounting::quota::cost_bytes;
 use crate::diversion::{has_room, holds_left, spare_bytes_for};
 use crate::placement::is_member;
 use crate::replication::store::{Overflow, store_admitted};
-use crate::rpc::{Answered, Block, Divert, DivertReply, Diverted, PutStatus, Vouched, to_blocks};
+use crate::rpc::{Answered, Block, Divert, DivertReply, Diverted, HeldCopy, PutStatus, to_blocks};
 use crate::server::Server;
 
 /// A hold ends when its member has not asked for the copy for so long: then it has forgotten its
@@ -62,7 +62,10 @@ impl Handle<Divert> for Arc<Server> {
         drop(taking);
         let blocks: Vec<Diverted> = answers
             .into_iter()
-            .map(|(status, info)| Diverted { status, held: info.map(|info| vouched(self, &info)) })
+            .map(|(status, info)| Diverted {
+                status,
+                held: info.map(|info| HeldCopy::of(self, &info, None)),
+            })
             .collect();
         let spare_bytes = spare_bytes_for(self, &from.id);
         Ok((DivertReply { blocks: blocks.into(), spare_bytes }, Vec::new()))
@@ -100,11 +103,4 @@ pub(super) fn held(server: &Server, key: &Key) -> Option<BlockInfo> {
 
 pub(super) fn hold_until(server: &Server) -> u64 {
     server.expiry(HOLD_SECS)
-}
-
-/// What is said to the member of a copy that is kept for it.
-pub(super) fn vouched(server: &Server, info: &BlockInfo) -> Vouched {
-    let lease_secs = server.header_of(info).lease_secs;
-    let (publisher, ip) = (info.owner.publisher, info.owner.ip);
-    Vouched { version: info.version, lease_secs, publisher, ip, holder: None }
 }

@@ -6,7 +6,7 @@ mod cache;
 mod charging;
 mod divert;
 mod fetch;
-mod hold;
+mod holdings;
 mod lookup_step;
 mod prove;
 pub(crate) mod put;

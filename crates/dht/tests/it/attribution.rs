@@ -4,15 +4,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use atoll_dht::Blocks;
-use atoll_dht::rpc::{self, Vouch, VouchReply, Vouched};
-use atoll_env::BoxFuture;
-use atoll_key::PeerId;
-use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_dht::rpc::{AskHoldings, HeldCopy, HoldingsReply};
+use atoll_key::{Key, PeerId};
+use atoll_net::{Peer, Service};
 use atoll_store::{MemoryStore, Owner};
 
+use crate::faulty::{ALL, faulty, reply_to};
 use crate::quotas::{
-    CAPACITY, COPY_SHARE, HOUR, LEN, MINUTE, kept, kept_for, key_name, now_secs, owner_of, owners,
+    CAPACITY, COPY_SHARE, HOUR, LEN, kept, kept_for, key_name, now_secs, owner_of, owners,
     put_with, ring, send, used,
 };
 use crate::ring::{ROOMY, Ring, block, sized_block};
@@ -97,8 +96,7 @@ fn the_last_copy_of_a_block_is_repaired_and_charged_rightly_when_renewed() {
     for n in 0..20 {
         let key = block(n).0.key();
         for lost in &ring.holders(&key)[1..] {
-            let removed = ring.members[*lost].store.remove(vec![key]);
-            ring.sim.block_on(MINUTE, removed).expect("ends").expect("memory");
+            ring.remove(*lost, vec![key]);
         }
     }
     ring.members.iter().for_each(|member| member.dht.repair_now());
@@ -109,8 +107,7 @@ fn the_last_copy_of_a_block_is_repaired_and_charged_rightly_when_renewed() {
         owners.filter(|owner| *owner != publisher).count()
     };
     assert!(strange(&ring) > 0, "some were vouched for by nobody");
-    let renewed = ring.members[0].dht.renew((0..20).map(|n| block(n).0).collect());
-    assert_eq!(ring.sim.block_on(MINUTE, renewed).expect("ends"), Ok(Vec::new()));
+    assert_eq!(ring.renew(0, (0..20).map(|n| block(n).0).collect()), Ok(Vec::new()));
     assert_eq!(strange(&ring), 0);
 }
 
@@ -132,47 +129,36 @@ fn nobody_is_charged_for_longer_than_he_has_signed_for() {
     ring.try_put(0, vec![brought.clone()]).expect("healthy");
     let now = now_secs(&ring);
     for to in replicas {
-        let info = ring.members[to].store.info(&key).expect("memory").expect("held");
+        let info = ring.info(to, &key).expect("held");
         let is_victims = info.owner == owner_of(&victim);
         assert!(!is_victims || info.expires_unix_secs <= now + 30 * day + 3600, "{info:?}");
     }
 }
 
-/// Vouches for whatever it is asked about, once it lies.
-struct FalseWitness {
+/// Says that it has whatever it is asked about, once it lies, and charges it to `owner`; to a new
+/// publisher for each block if that is nobody.
+fn false_witness(
     honest: Arc<dyn Service>,
-    /// Whom it says that it charges the blocks to; a new publisher for each if nobody.
     owner: Owner,
     lies: Arc<AtomicBool>,
-}
-
-impl FalseWitness {
-    fn vouch(owner: Owner, request: &Request) -> Result<Reply, Refusal> {
-        let asked: Vouch = rpc::from_header(&request.header)?;
-        let said = asked.keys.iter().map(|key| {
-            let mut owner = owner;
-            if owner == Owner::NOBODY {
-                owner.publisher.copy_from_slice(&key.0[..16]);
-                owner.ip.copy_from_slice(&key.0[16..32]);
-                owner.ip[15] = 2;
-            }
-            let Owner { publisher, ip } = owner;
-            Some(Vouched { version: 0, lease_secs: u64::MAX, publisher, ip, holder: None })
-        });
-        let vouched = said.collect::<Vec<_>>().into();
-        let header = rpc::to_header(&VouchReply { vouched });
-        Ok(Reply { header, parts: Vec::new() })
-    }
-}
-
-impl Service for FalseWitness {
-    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method == rpc::VOUCH && self.lies.load(Ordering::Relaxed) {
-            let said = FalseWitness::vouch(self.owner, &request);
-            return Box::pin(async move { said });
+) -> Arc<dyn Service> {
+    let said = move |key: &Key| {
+        let mut owner = owner;
+        if owner == Owner::NOBODY {
+            owner.publisher.copy_from_slice(&key.0[..16]);
+            owner.ip.copy_from_slice(&key.0[16..32]);
+            owner.ip[15] = 2;
         }
-        self.honest.handle(from, request)
-    }
+        let Owner { publisher, ip } = owner;
+        Some(HeldCopy { publisher, ip, ..ALL })
+    };
+    faulty(honest, move |_, request| {
+        let all = |asked: AskHoldings| HoldingsReply {
+            held: asked.keys.iter().map(said).collect::<Vec<_>>().into(),
+            spare_bytes: 0,
+        };
+        reply_to(request, all).filter(|_| lies.load(Ordering::Relaxed))
+    })
 }
 
 /// A ring of seven and a false witness, to which an accomplice outside has brought 300 blocks
@@ -182,16 +168,13 @@ fn ring_with_false_witness(seed: u64, owner: Owner) -> Ring {
     let lies = Arc::new(AtomicBool::new(false));
     let shared = lies.clone();
     ring.join_as(Arc::new(MemoryStore::new(CAPACITY)), move |honest| {
-        Arc::new(FalseWitness { honest, owner, lies: shared.clone() })
+        false_witness(honest, owner, shared.clone())
     });
     ring.settle();
     lies.store(true, Ordering::Relaxed);
     let accomplice = ring.outsider();
-    accomplice.serve(Arc::new(FalseWitness {
-        honest: Arc::new(crate::quotas::Agreeable),
-        owner,
-        lies: Arc::new(AtomicBool::new(true)),
-    }));
+    let lies = Arc::new(AtomicBool::new(true));
+    accomplice.serve(false_witness(Arc::new(crate::quotas::Agreeable), owner, lies));
     for n in 0..300 {
         let blocks = [sized_block(70_000 + n, LEN)];
         for to in 0..7 {

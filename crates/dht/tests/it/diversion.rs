@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::rpc::{self, BlockHeader, Divert, DivertReply, LookupReply, PutStatus};
+use atoll_dht::rpc::{self, BlockHeader, Divert, LookupReply, LookupStep, PutStatus};
 use atoll_dht::{Blocks, DhtConfig};
-use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, BlockKind, Key, SecretKey, SignedBlock};
-use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_net::{Peer, Service, Transport};
 use atoll_sim::SimConfig;
 use atoll_store::{DiskFailure, MemoryStore};
 use bytes::Bytes;
 
+use crate::faulty::{faulty, reply_to};
 use crate::flawed::Flawed;
 use crate::ring::{ROOMY, Ring, block, sized_block};
 
@@ -70,8 +70,7 @@ fn a_full_node_is_no_hole_in_the_ring() {
         assert!(expected > 20, "it belongs to three fifths of the sets");
         assert_eq!(diverted(&ring), (expected, expected), "seed {seed}");
         let hashes = (0..100).map(|n| block(n).0).collect();
-        let renewed = ring.sim.block_on(MINUTE, ring.members[1].dht.renew(hashes));
-        assert_eq!(renewed.expect("ends"), Ok(Vec::new()), "all are held");
+        assert_eq!(ring.renew(1, hashes), Ok(Vec::new()), "all are held");
         ring.until_replicated();
     }
 }
@@ -189,8 +188,7 @@ fn renewals_reach_copies_wherever_they_are_kept() {
     for _ in 0..5 {
         ring.sim.run_for(6 * HOUR);
         let hashes = (0..30).map(|n| block(n).0).collect();
-        let renewed = ring.sim.block_on(MINUTE, ring.members[0].dht.renew(hashes));
-        assert_eq!(renewed.expect("ends"), Ok(Vec::new()));
+        assert_eq!(ring.renew(0, hashes), Ok(Vec::new()));
     }
     ring.sim.run_for(HOUR / 2);
     assert_three_copies(&ring, 0..30);
@@ -251,8 +249,7 @@ fn a_copy_that_its_holder_has_lost_is_made_anew() {
     let strays: Vec<Key> =
         (0..60).filter(|n| is_stray(n) && held(n)).map(|n| block(n).0.key()).collect();
     assert!(!strays.is_empty());
-    let removed = ring.members[holder].store.remove(strays);
-    ring.sim.block_on(MINUTE, removed).expect("ends").expect("memory");
+    ring.remove(holder, strays);
     ring.sim.run_for(20 * MINUTE);
     assert_three_copies(&ring, 0..60);
 }
@@ -306,18 +303,9 @@ fn a_disk_that_fails_between_puts_is_noticed_for_good() {
 }
 
 /// Says of every block that a peer keeps it.
-struct Points {
-    to: Peer,
-    honest: Arc<dyn Service>,
-}
-
-impl Service for Points {
-    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method != rpc::LOOKUP_STEP {
-            return self.honest.handle(from, request);
-        }
-        let header = rpc::to_header(&LookupReply::There(self.to));
-        Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) })
+fn points(to: Peer) -> impl Fn(Arc<dyn Service>) -> Arc<dyn Service> {
+    move |honest| {
+        faulty(honest, move |_, request| reply_to(request, |_: LookupStep| LookupReply::There(to)))
     }
 }
 
@@ -330,25 +318,33 @@ fn readers_follow_a_pointer_once() {
     let first = ring.node(0).peer;
     let mut to = first;
     for _ in 0..2 {
-        let liar = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), move |honest| {
-            Arc::new(Points { to, honest })
-        });
+        let liar = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), points(to));
         to = ring.node(liar).peer;
     }
-    ring.join_as(Arc::new(MemoryStore::new(ROOMY)), move |honest| {
-        Arc::new(Points { to: outsider, honest })
-    });
+    ring.join_as(Arc::new(MemoryStore::new(ROOMY)), points(outsider));
     ring.settle();
-    let calls = || ring.sim.stats().methods.get(&rpc::LOOKUP_STEP).map_or(0, |m| m.call_count);
-    let before = calls();
+    let before = ring.calls_of(rpc::LOOKUP_STEP);
     for n in 0..40 {
         let (hash, bytes) = block(n);
         for reader in 0..6 {
             assert_eq!(ring.try_get(reader, hash), Ok(bytes.clone()), "block {n} at {reader}");
         }
     }
-    let asked = calls() - before;
+    let asked = ring.calls_of(rpc::LOOKUP_STEP) - before;
     assert!(asked < 40 * 6 * 8, "{asked} questions for 240 reads");
+}
+
+/// Has a node keep a block as for a member without room.
+fn divert(
+    ring: &Ring,
+    from: &Arc<dyn Transport>,
+    to: usize,
+    hash: BlockHash,
+    bytes: Bytes,
+) -> PutStatus {
+    let header = BlockHeader { key: hash.key(), kind: BlockKind::Content, lease_secs: 86_400 };
+    let divert = Divert { blocks: vec![header].into(), receipt: None };
+    ring.call(from, to, &divert, vec![bytes]).expect("answered").blocks.0[0].status
 }
 
 /// A member that only says that it has no room cannot fill another.
@@ -364,14 +360,8 @@ fn nobody_can_fill_more_than_a_quarter_of_a_node_with_what_it_diverts() {
         if ring.replica_set(&hash.key()).contains(&victim) {
             continue;
         }
-        let header = BlockHeader { key: hash.key(), kind: BlockKind::Content, lease_secs: 86_400 };
-        let divert = Divert { blocks: vec![header].into(), receipt: None };
-        let header = rpc::to_header(&divert);
-        let request = Request { method: rpc::DIVERT, header, parts: vec![bytes] };
-        let call = liar.call(ring.node(victim).peer, request, MINUTE);
-        let reply = ring.sim.block_on(HOUR, call).expect("ends").expect("answered");
-        let reply: DivertReply = rpc::from_header(&reply.header).expect("well-formed");
-        taken += usize::from(matches!(reply.blocks.0[0].status, PutStatus::Stored { .. }));
+        let status = divert(&ring, &liar, victim, hash, bytes);
+        taken += usize::from(matches!(status, PutStatus::Stored { .. }));
     }
     assert!((50..140).contains(&taken), "{taken} of 4 kB each in 2 MB");
 }
@@ -383,17 +373,10 @@ fn a_node_keeps_no_copy_for_others_of_what_it_holds_itself() {
     ring.put(0, 0..20);
     let liar = ring.sim.transport(ring.members[0].host);
     for n in 0..20 {
-        let (hash, bytes): (BlockHash, Bytes) = block(n);
-        let header = BlockHeader { key: hash.key(), kind: BlockKind::Content, lease_secs: 86_400 };
+        let (hash, bytes) = block(n);
         for holder in ring.holders(&hash.key()).into_iter().filter(|holder| *holder != 0) {
-            let divert = Divert { blocks: vec![header].into(), receipt: None };
-            let header = rpc::to_header(&divert);
-            let parts = vec![bytes.clone()];
-            let request = Request { method: rpc::DIVERT, header, parts };
-            let call = liar.call(ring.node(holder).peer, request, MINUTE);
-            let reply = ring.sim.block_on(HOUR, call).expect("ends").expect("answered");
-            let reply: DivertReply = rpc::from_header(&reply.header).expect("well-formed");
-            assert_eq!(reply.blocks.0[0].status, PutStatus::NotRoot);
+            let status = divert(&ring, &liar, holder, hash, bytes.clone());
+            assert_eq!(status, PutStatus::NotRoot);
         }
     }
     assert_eq!(diverted(&ring), (0, 0));

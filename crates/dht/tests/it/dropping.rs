@@ -11,7 +11,7 @@ use atoll_overlay::Node;
 use atoll_sim::{HostConfig, HostId, SimConfig};
 use atoll_store::MemoryStore;
 
-use crate::denier::Denier;
+use crate::faulty::denier;
 use crate::ring::{ROOMY, Ring, block, prompt};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -177,7 +177,7 @@ fn nobody_has_a_block_deleted_by_saying_that_he_holds_it() {
             .map(|id| {
                 let host = HostConfig { identity: Some(id), ..HostConfig::default() };
                 let store = Arc::new(MemoryStore::new(ROOMY));
-                ring.join_host_as(host, store, |honest| Arc::new(Denier(honest)))
+                ring.join_host_as(host, store, denier)
             })
             .collect();
         ring.sim.run_for(HOUR);

@@ -6,15 +6,14 @@ use std::time::Duration;
 use atoll_dht::DhtConfig;
 use atoll_dht::durable::DurableState;
 use atoll_dht::rpc::{
-    self, Divert, DivertReply, Diverted, Hold, HoldReply, Proof, Prove, ProveReply, PutStatus,
-    Vouched,
+    self, AskHoldings, DivertReply, Diverted, HeldCopy, HoldingsReply, Pointing, PutStatus,
 };
-use atoll_env::BoxFuture;
 use atoll_key::Key;
-use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_net::{Reply, Request, Service};
 use atoll_sim::SimConfig;
 use atoll_store::MemoryStore;
 
+use crate::faulty::{ALL, altered, faulty, made_up_proofs, reply_to, takes_all};
 use crate::ring::{ROOMY, Ring, block};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -34,80 +33,42 @@ enum Lie {
     HasAll,
 }
 
-struct FalseHolder {
-    honest: Arc<dyn Service>,
-    lie: Lie,
+/// What it says instead of what is true, without keeping anything.
+fn takes_nothing(request: &Request) -> Option<Reply> {
+    reply_to(request, takes_all).or_else(|| reply_to(request, made_up_proofs))
 }
 
-const KEPT: Vouched = Vouched {
-    version: 0,
-    lease_secs: 30 * 24 * 3600,
-    publisher: [7; 16],
-    ip: [0; 16],
-    holder: None,
-};
-
-impl FalseHolder {
-    /// What it says instead of what is true.
-    fn spoil(&self, request: &Request, truth: Option<Reply>) -> Reply {
-        let header = match request.method {
-            rpc::DIVERT => {
-                let mut reply = match truth {
-                    Some(truth) => rpc::from_header(&truth.header).expect("honest"),
-                    None => taken_none(request),
-                };
-                if matches!(self.lie, Lie::TakesNothing | Lie::TakesOnce) {
-                    let status = PutStatus::Stored { copies: 1, wanted: 1 };
-                    reply.blocks.0.fill(Diverted { status, held: Some(KEPT) });
-                }
-                reply.spare_bytes = u64::MAX;
-                rpc::to_header(&reply)
+/// Changes what it says of the copies it keeps.
+fn boast(lie: Lie, request: &Request, reply: &mut Reply) {
+    match request.method {
+        rpc::DIVERT => {
+            let mut said: DivertReply = rpc::from_header(&reply.header).expect("honest");
+            if lie == Lie::TakesOnce {
+                let status = PutStatus::Stored { copies: 1, wanted: 1 };
+                said.blocks.0.fill(Diverted { status, held: Some(KEPT) });
             }
-            rpc::HOLD => {
-                let truth = truth.expect("is asked").header;
-                let mut reply: HoldReply = rpc::from_header(&truth).expect("honest");
-                let asked: Hold = rpc::from_header(&request.header).expect("honest");
-                if asked.keep && self.lie != Lie::HasEndlessRoom {
-                    reply.held.0.fill(Some(KEPT));
-                }
-                reply.spare_bytes = u64::MAX;
-                rpc::to_header(&reply)
-            }
-            _ => {
-                let asked: Prove = rpc::from_header(&request.header).expect("honest");
-                let made_up = Proof { version: 0, lease_secs: u64::MAX, mac: asked.nonce };
-                let proofs = vec![Some(made_up); asked.keys.len()].into();
-                rpc::to_header(&ProveReply { proofs })
-            }
-        };
-        Reply { header, parts: Vec::new() }
-    }
-}
-
-fn taken_none(request: &Request) -> DivertReply {
-    let asked: Divert = rpc::from_header(&request.header).expect("honest");
-    let failed = Diverted { status: PutStatus::Failed, held: None };
-    DivertReply { blocks: vec![failed; asked.blocks.0.len()].into(), spare_bytes: 0 }
-}
-
-impl Service for FalseHolder {
-    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        let is_thrown_away =
-            self.lie == Lie::TakesNothing && [rpc::DIVERT, rpc::PROVE].contains(&request.method);
-        let is_spoilt = is_thrown_away || [rpc::DIVERT, rpc::HOLD].contains(&request.method);
-        if !is_spoilt {
-            return self.honest.handle(from, request);
+            said.spare_bytes = u64::MAX;
+            reply.header = rpc::to_header(&said);
         }
-        let this = FalseHolder { honest: self.honest.clone(), lie: self.lie };
-        Box::pin(async move {
-            let truth = match is_thrown_away {
-                true => None,
-                false => Some(this.honest.handle(from, request.clone()).await?),
-            };
-            Ok(this.spoil(&request, truth))
-        })
+        rpc::HOLDINGS => {
+            let mut said: HoldingsReply = rpc::from_header(&reply.header).expect("honest");
+            let asked: AskHoldings = rpc::from_header(&request.header).expect("honest");
+            if asked.pointing == Pointing::Yes && lie != Lie::HasEndlessRoom {
+                said.held.0.fill(Some(KEPT));
+            }
+            said.spare_bytes = u64::MAX;
+            reply.header = rpc::to_header(&said);
+        }
+        _ => {}
     }
 }
+
+fn false_holder(honest: Arc<dyn Service>, lie: Lie) -> Arc<dyn Service> {
+    let honest = altered(honest, move |request, reply| boast(lie, request, reply));
+    faulty(honest, move |_, request| takes_nothing(request).filter(|_| lie == Lie::TakesNothing))
+}
+
+const KEPT: HeldCopy = HeldCopy { lease_secs: 30 * 24 * 3600, ..ALL };
 
 /// `roomy` honest nodes, `full` ones, and a false holder, the last.
 fn ring(seed: u64, roomy: usize, full: usize, lie: Lie) -> Ring {
@@ -115,9 +76,7 @@ fn ring(seed: u64, roomy: usize, full: usize, lie: Lie) -> Ring {
     for _ in 0..full {
         ring.join(Arc::new(MemoryStore::new(0)));
     }
-    ring.join_as(Arc::new(MemoryStore::new(ROOMY)), move |honest| {
-        Arc::new(FalseHolder { honest, lie })
-    });
+    ring.join_as(Arc::new(MemoryStore::new(ROOMY)), move |honest| false_holder(honest, lie));
     ring.settle();
     ring
 }
@@ -185,8 +144,7 @@ fn a_holder_that_drops_everything_is_found_out_at_the_next_check() {
     let kept = kept_by_last(&ring, 100);
     assert!(kept.len() > 10, "{}", kept.len());
     let last = ring.members.len() - 1;
-    let removed = ring.members[last].store.remove(kept.clone());
-    ring.sim.block_on(MINUTE, removed).expect("ends").expect("memory");
+    ring.remove(last, kept.clone());
     ring.sim.run_for(HOUR / 2);
     let lacking = kept.iter().filter(|key| ring.holders(key).len() < 3).count();
     assert_eq!(lacking, 0, "of {} copies that were dropped", kept.len());
@@ -206,10 +164,8 @@ fn nobody_outside_a_replica_set_keeps_strays_where_they_are() {
             ring.sim.run_for(MINUTE);
             for member in 0..ring.members.len() {
                 let keys: Vec<Key> = (0..60).map(key).collect();
-                let header = rpc::to_header(&Hold { keys, keep: true });
-                let request = Request { method: rpc::HOLD, header, parts: Vec::new() };
-                let call = outsider.call(ring.node(member).peer, request, MINUTE);
-                ring.sim.block_on(HOUR, call).expect("ends").expect("answered");
+                let asked = AskHoldings { keys, pointing: Pointing::Yes };
+                ring.call(&outsider, member, &asked, Vec::new()).expect("answered");
             }
         }
     }

@@ -354,18 +354,18 @@ fn who_says_that_a_block_is_superseded_must_show_by_what() {
     ring.put(0, 0..60);
 }
 
-/// Denies all that it is asked to vouch for.
+/// Denies all that it is asked whether it holds.
 struct Denier(Arc<dyn Service>);
 
 impl Service for Denier {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method != rpc::VOUCH {
+        if request.method != rpc::HOLDINGS {
             return self.0.handle(from, request);
         }
         Box::pin(async move {
-            let asked: rpc::Vouch = rpc::from_header(&request.header)?;
-            let vouched = vec![None; asked.keys.len()].into();
-            let header = rpc::to_header(&rpc::VouchReply { vouched });
+            let asked: rpc::AskHoldings = rpc::from_header(&request.header)?;
+            let held = vec![None; asked.keys.len()].into();
+            let header = rpc::to_header(&rpc::HoldingsReply { held, spare_bytes: 0 });
             Ok(Reply { header, parts: Vec::new() })
         })
     }
@@ -395,13 +395,13 @@ fn among_honest_nodes_a_put_costs_one_small_question_more() {
         stats.methods.get(&method).map_or(0, |method| method.call_count)
     };
     ring.put(0, 0..1);
-    let before = (count(rpc::PUT), count(rpc::VOUCH), ring.bytes_of(rpc::VOUCH));
+    let before = (count(rpc::PUT), count(rpc::HOLDINGS), ring.bytes_of(rpc::HOLDINGS));
     for n in 1..101 {
         ring.put(0, n..n + 1);
     }
     let puts = count(rpc::PUT) - before.0;
-    let questions = count(rpc::VOUCH) - before.1;
-    let bytes = ring.bytes_of(rpc::VOUCH) - before.2;
+    let questions = count(rpc::HOLDINGS) - before.1;
+    let bytes = ring.bytes_of(rpc::HOLDINGS) - before.2;
     assert!(questions <= 100 && bytes < 100 * 200, "{questions} questions, {bytes} bytes");
     assert!(puts <= 300, "{puts}");
 }

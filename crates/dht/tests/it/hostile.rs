@@ -4,40 +4,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::reconcile::{Answer, Claim, Item, Summary};
-use atoll_dht::rpc;
-use atoll_env::BoxFuture;
+use atoll_dht::rpc::{self, BlockHeader, Put, Reconcile, ReconcileReply};
 use atoll_key::{BlockHash, BlockKind, Key, KeyRange};
-use atoll_net::{CallError, Peer, Refusal, Reply, Request, Service};
+use atoll_net::{CallError, Refusal, Reply, Request, Service};
 use atoll_store::{BlockInfo, MemoryStore, Owner, StoredBlock};
 use bytes::Bytes;
 
+use crate::faulty::{altered, faulty, flip_a_bit, reply_to, stores_all};
 use crate::flawed::Flawed;
 use crate::ring::{ROOMY, Ring, block};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Answers honestly but flips a bit of every block it serves.
-struct Liar(Arc<dyn Service>);
-
-impl Service for Liar {
-    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        let honest = self.0.handle(from, request);
-        Box::pin(async move {
-            let mut reply = honest.await?;
-            for part in &mut reply.parts {
-                let mut bytes = part.to_vec();
-                bytes[0] ^= 1;
-                *part = Bytes::from(bytes);
-            }
-            Ok(reply)
-        })
-    }
+fn liar(honest: Arc<dyn Service>) -> Arc<dyn Service> {
+    altered(honest, |_, reply| flip_a_bit(reply))
 }
 
 #[test]
 fn garbage_from_the_root_is_dropped_counted_and_fetched_elsewhere() {
     let mut ring = Ring::new(1, 5);
-    let liar = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |dht| Arc::new(Liar(dht)));
+    let liar = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), liar);
     ring.settle();
     ring.put(0, 0..60);
     for n in 0..60 {
@@ -51,26 +38,18 @@ fn garbage_from_the_root_is_dropped_counted_and_fetched_elsewhere() {
 }
 
 /// Acknowledges blocks and does not keep them.
-struct Forgetful(Arc<dyn Service>);
-
-impl Service for Forgetful {
-    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        let put = rpc::from_header::<rpc::Put>(&request.header);
-        if request.method != rpc::PUT || put.is_ok_and(|put| put.as_root) {
-            return self.0.handle(from, request);
-        }
-        let status = rpc::PutStatus::Stored { copies: 1, wanted: 1 };
-        let statuses = vec![status; request.parts.len()].into();
-        let header = rpc::to_header(&rpc::PutReply { statuses, set: None });
-        Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) })
-    }
+fn forgetful(honest: Arc<dyn Service>) -> Arc<dyn Service> {
+    faulty(honest, |_, request| {
+        let is_copy = rpc::from_header::<Put>(&request.header).is_ok_and(|put| !put.as_root);
+        reply_to(request, |put| stores_all(put, 1)).filter(|_| is_copy)
+    })
 }
 
 /// Repair gave it all its blocks again, once a second, for ever.
 #[test]
 fn a_replica_that_forgets_what_it_takes_is_given_less_and_less() {
     let mut ring = Ring::new(11, 3);
-    let liar = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |dht| Arc::new(Forgetful(dht)));
+    let liar = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), forgetful);
     ring.settle();
     ring.put(0, 0..100);
     ring.sim.run_for(MINUTE * 10);
@@ -110,23 +89,19 @@ fn a_request_for_many_comparisons_is_answered_in_part() {
     let compare = |claims: usize| {
         let summary = Summary { digest: [1; 32], count: 1 };
         let claims = vec![Claim { range: KeyRange::full(), summary }; claims];
-        let header = rpc::to_header(&rpc::Reconcile { claims });
-        let request = Request { method: rpc::RECONCILE, header, parts: Vec::new() };
-        outsider.call(ring.node(0).peer, request, Duration::from_secs(5))
+        ring.call(&outsider, 0, &Reconcile { claims }, Vec::new())
     };
-    let reply = ring.sim.block_on(MINUTE, compare(64)).expect("ends").expect("answered");
-    let reply: rpc::ReconcileReply = rpc::from_header(&reply.header).expect("well-formed");
+    let reply = compare(64).expect("answered");
     // 16,384 blocks looked at, of which two summaries and a cut are taken for 1,536.
     assert_eq!(reply.answers.0.len(), 11);
-    let again = ring.sim.block_on(MINUTE, compare(1)).expect("ends");
-    assert!(again.is_ok(), "the turn was not given back");
+    assert!(compare(1).is_ok(), "the turn was not given back");
 }
 
 #[test]
 fn repair_takes_no_garbage_over() {
     let mut ring = Ring::new(2, 3);
     ring.put(0, 0..40);
-    let liar = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |dht| Arc::new(Liar(dht)));
+    let liar = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), liar);
     ring.sim.run_for(MINUTE * 5);
     ring.join(Arc::new(MemoryStore::new(ROOMY)));
     ring.sim.run_for(MINUTE * 5);
@@ -151,8 +126,8 @@ fn call(ring: &Ring, request: Request) -> Result<Reply, CallError> {
 }
 
 fn put_request(key: Key, kind: BlockKind, bytes: &[u8]) -> Request {
-    let header = rpc::BlockHeader { key, kind, lease_secs: 1000 };
-    let put = rpc::Put { blocks: vec![header].into(), as_root: false, receipt: None };
+    let header = BlockHeader { key, kind, lease_secs: 1000 };
+    let put = Put { blocks: vec![header].into(), as_root: false, receipt: None };
     let parts = vec![Bytes::copy_from_slice(bytes)];
     Request { method: rpc::PUT, header: rpc::to_header(&put), parts }
 }
@@ -226,12 +201,10 @@ fn blocks_that_are_not_what_their_key_says_are_not_stored() {
 fn a_lease_longer_than_allowed_is_cut() {
     let ring = Ring::new(5, 1);
     let (hash, bytes) = block(1);
-    let header =
-        rpc::BlockHeader { key: hash.key(), kind: BlockKind::Content, lease_secs: u64::MAX };
-    let put = rpc::Put { blocks: vec![header].into(), as_root: true, receipt: None };
-    let request = Request { method: rpc::PUT, header: rpc::to_header(&put), parts: vec![bytes] };
-    call(&ring, request).expect("answered");
-    let info = ring.members[0].store.info(&hash.key()).expect("memory").expect("stored");
+    let header = BlockHeader { key: hash.key(), kind: BlockKind::Content, lease_secs: u64::MAX };
+    let put = Put { blocks: vec![header].into(), as_root: true, receipt: None };
+    ring.call(&ring.outsider(), 0, &put, vec![bytes]).expect("answered");
+    let info = ring.info(0, &hash.key()).expect("stored");
     let now = ring.sim.env(ring.members[0].host).unix_ms() / 1000;
     assert!(info.expires_unix_secs <= now + ring.config.max_lease.as_secs());
 }
@@ -258,35 +231,12 @@ fn a_put_of_a_wrong_hash_is_refused_at_the_first_node() {
     assert!(matches!(refused, Err(atoll_dht::PutError::Invalid(_))), "{refused:?}");
 }
 
-/// Answers calls of one method itself, all others honestly.
-struct Impostor<F> {
-    honest: Arc<dyn Service>,
-    method: u16,
-    answer: F,
-}
-
-impl<F: Fn(&Request) -> Bytes + Send + Sync + 'static> Service for Impostor<F> {
-    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method != self.method {
-            return self.honest.handle(from, request);
-        }
-        let header = (self.answer)(&request);
-        Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) })
-    }
-}
-
 /// Twice the number of copies a root claimed did not fit 32 bits.
 #[test]
 fn a_root_that_claims_four_billion_copies_breaks_nothing() {
     let mut ring = Ring::new(8, 3);
     ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |honest| {
-        let answer = |request: &Request| {
-            let put: rpc::Put = rpc::from_header(&request.header).expect("well-formed");
-            let boast = rpc::PutStatus::Stored { copies: u32::MAX, wanted: u32::MAX };
-            let statuses = vec![boast; put.blocks.0.len()].into();
-            rpc::to_header(&rpc::PutReply { statuses, set: None })
-        };
-        Arc::new(Impostor { honest, method: rpc::PUT, answer })
+        faulty(honest, |_, request| reply_to(request, |put| stores_all(put, u32::MAX)))
     });
     ring.settle();
     ring.put(0, 0..50);
@@ -317,18 +267,16 @@ fn a_replica_whose_answers_never_end_does_not_stop_repair() {
     for endless in answers {
         let mut ring = Ring::new(9, 2);
         ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |honest| {
-            let answer = move |request: &Request| {
-                let asked: rpc::Reconcile = rpc::from_header(&request.header).expect("well-formed");
-                let answers = asked.claims.iter().map(endless).collect::<Vec<_>>().into();
-                rpc::to_header(&rpc::ReconcileReply { answers })
-            };
-            Arc::new(Impostor { honest, method: rpc::RECONCILE, answer })
+            faulty(honest, move |_, request| {
+                reply_to(request, |asked: Reconcile| ReconcileReply {
+                    answers: asked.claims.iter().map(endless).collect::<Vec<_>>().into(),
+                })
+            })
         });
         ring.settle();
         ring.put(0, 0..30);
         ring.sim.run_for(MINUTE * 20);
-        let removed = ring.members[1].store.remove((0..30).map(|n| block(n).0.key()).collect());
-        ring.sim.block_on(MINUTE, removed).expect("ends").expect("memory");
+        ring.remove(1, (0..30).map(|n| block(n).0.key()).collect());
         ring.sim.run_for(MINUTE * 30);
         for n in (0..30).filter(|n| ring.holders(&block(*n).0.key()).contains(&0)) {
             let key = block(n).0.key();
@@ -345,17 +293,11 @@ fn a_replica_whose_answers_never_end_does_not_stop_repair() {
 fn a_root_does_not_pass_bad_blocks_on_and_is_not_blamed_for_them() {
     let ring = Ring::new(8, 3);
     let (hash, _) = block(1);
-    let root = ring
-        .replica_set(&hash.key())
-        .into_iter()
-        .min_by_key(|i| ring.node(*i).id.key().distance_from(&hash.key()));
-    let root = root.expect("a ring of three");
-    let header = rpc::BlockHeader { key: hash.key(), kind: BlockKind::Content, lease_secs: 1000 };
-    let put = rpc::Put { blocks: vec![header].into(), as_root: true, receipt: None };
+    let root = ring.root(&hash.key());
+    let header = BlockHeader { key: hash.key(), kind: BlockKind::Content, lease_secs: 1000 };
+    let put = Put { blocks: vec![header].into(), as_root: true, receipt: None };
     let parts = vec![Bytes::from_static(b"something else")];
-    let request = Request { method: rpc::PUT, header: rpc::to_header(&put), parts };
-    let call = ring.outsider().call(ring.node(root).peer, request, Duration::from_secs(5));
-    ring.sim.block_on(MINUTE, call).expect("ends").expect("answered");
+    ring.call(&ring.outsider(), root, &put, parts).expect("answered");
     for (i, member) in ring.members.iter().enumerate() {
         let marked: u64 = member.dht.stats().bad_blocks.values().sum();
         assert_eq!(marked, u64::from(i == root), "member {i}");

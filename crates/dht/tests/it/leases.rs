@@ -6,10 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use atoll_dht::durable::DurableState;
-use atoll_dht::rpc::{self, Vouch, VouchReply};
+use atoll_dht::rpc::{AskHoldings, Pointing};
 use atoll_dht::{Blocks, DhtConfig};
 use atoll_key::{BlockKind, Key, KeyRange};
-use atoll_net::Request;
 use atoll_net::header::WirePeer;
 use atoll_sim::SimConfig;
 use atoll_store::{BlockInfo, BlockStore, MemoryStore, Owner, StoredBlock};
@@ -59,12 +58,9 @@ fn asking_whether_blocks_are_held_keeps_them_no_longer() {
     let keys: Vec<Key> = (0..20).map(|n| block(n).0.key()).collect();
     let asker = ring.outsider();
     let ask = |to: usize| {
-        let header = rpc::to_header(&Vouch { keys: keys.clone() });
-        let request = Request { method: rpc::VOUCH, header, parts: Vec::new() };
-        let call = asker.call(ring.node(to).peer, request, HOUR);
-        let reply = ring.sim.block_on(HOUR, call).expect("ends").expect("answered");
-        let reply: VouchReply = rpc::from_header(&reply.header).expect("well-formed");
-        reply.vouched.0.iter().flatten().count()
+        let asked = AskHoldings { keys: keys.clone(), pointing: Pointing::No };
+        let reply = ring.call(&asker, to, &asked, Vec::new()).expect("answered");
+        reply.held.0.iter().flatten().count()
     };
     assert_eq!((0..4).map(ask).sum::<usize>(), 60, "20 blocks on three nodes");
     for _ in 0..28 {

@@ -79,12 +79,12 @@ fn publishers_that_never_answer_keep_no_others_waiting() {
     assert_eq!(ring.sim.block_on(Duration::from_secs(2), put), Ok(Ok(())));
 }
 
-/// Answers everything but what it should vouch for.
+/// Answers everything but what it holds.
 struct Unvouching(Arc<dyn Service>);
 
 impl Service for Unvouching {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method == rpc::VOUCH {
+        if request.method == rpc::HOLDINGS {
             return Box::pin(std::future::pending());
         }
         self.0.handle(from, request)

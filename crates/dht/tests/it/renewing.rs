@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::rpc::{MAX_KEYS, RENEW, VOUCH};
+use atoll_dht::rpc::{HOLDINGS, MAX_KEYS, RENEW};
 use atoll_dht::{Blocks, Dht, DhtConfig};
 use atoll_key::BlockHash;
 use atoll_overlay::chord::messages::ROUTE;
@@ -28,7 +28,7 @@ fn cost(sim: &Sim, dht: &Arc<Dht>, count: u32) -> (u64, u64, u64) {
     let put = dht.put((0..count).map(block).collect());
     sim.block_on(HOUR, put).expect("ends").expect("healthy");
     sim.run_for(HOUR);
-    let (all, asked) = ([ROUTE, RENEW, VOUCH], [RENEW, VOUCH]);
+    let (all, asked) = ([ROUTE, RENEW, HOLDINGS], [RENEW, HOLDINGS]);
     let before = (traffic(sim, &all), traffic(sim, &asked));
     let mut hashes: Vec<BlockHash> = (0..count).map(|n| block(n).0).collect();
     hashes.sort_unstable();

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_dht::durable::MemoryState;
+use atoll_dht::rpc::{self, Method};
 use atoll_dht::{Blocks, Dht, DhtConfig, GetError, PutError, SimulatedKeys};
 use atoll_key::{BlockHash, Key};
-use atoll_net::{Router, Service, Transport};
+use atoll_net::{CallError, Router, Service, Transport};
 use atoll_overlay::chord::{Chord, ChordConfig};
 use atoll_overlay::{Node, Overlay};
 use atoll_sim::{HostConfig, HostId, Sim, SimConfig};
-use atoll_store::{BlockStore, MemoryStore};
+use atoll_store::{BlockInfo, BlockStore, MemoryStore};
 use bytes::Bytes;
 
 /// Room enough for any test that is not about room.
@@ -293,6 +294,47 @@ impl Ring {
                 }
             }
         }
+    }
+
+    /// Removes blocks from a node's store, as a disk would lose them.
+    pub(crate) fn remove(&self, member: usize, keys: Vec<Key>) {
+        let removed = self.members[member].store.remove(keys);
+        self.sim.block_on(Duration::from_secs(60), removed).expect("ends").expect("memory");
+    }
+
+    /// What a node's store says of a block.
+    pub(crate) fn info(&self, member: usize, key: &Key) -> Option<BlockInfo> {
+        self.members[member].store.info(key).expect("memory does not fail")
+    }
+
+    /// Extends the leases of blocks as their publisher; those that the ring lacks.
+    pub(crate) fn renew(
+        &self,
+        member: usize,
+        hashes: Vec<BlockHash>,
+    ) -> Result<Vec<BlockHash>, PutError> {
+        let renewed = self.members[member].dht.renew(hashes);
+        self.sim.block_on(Duration::from_secs(3600), renewed).expect("renewals have deadlines")
+    }
+
+    /// Calls a node as another peer does.
+    pub(crate) fn call<M: Method>(
+        &self,
+        from: &Arc<dyn Transport>,
+        to: usize,
+        header: &M,
+        parts: Vec<Bytes>,
+    ) -> Result<M::Reply, CallError> {
+        let request = rpc::to_request(header, parts);
+        let call = from.call(self.node(to).peer, request, Duration::from_secs(30));
+        let reply = self.sim.block_on(Duration::from_secs(60), call);
+        let reply = reply.expect("calls have deadlines")?;
+        Ok(rpc::from_header(&reply.header).expect("well-formed"))
+    }
+
+    /// How often one method was called so far.
+    pub(crate) fn calls_of(&self, method: u16) -> u64 {
+        self.sim.stats().methods.get(&method).map_or(0, |method| method.call_count)
     }
 
     /// A transport of an outsider that has no part in the ring.

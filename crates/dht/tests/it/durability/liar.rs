@@ -3,12 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use atoll_dht::rpc::{self, Name, Put, Renew, Vouch};
-use atoll_env::BoxFuture;
+use atoll_dht::rpc::{self, AskHoldings, Name, Put, Renew};
 use atoll_key::{Key, PeerId};
-use atoll_net::{Peer, Refusal, Reply, Request, Service};
+use atoll_net::Service;
 
-use crate::denier::Denier;
+use crate::faulty::{denier, faulty};
 
 /// The blocks to whose put or renewal liars have said yes, as root or as the node that the publisher
 /// asks whether the root tells the truth: each may stand for a copy that is nowhere.
@@ -30,27 +29,14 @@ impl Lies {
     }
 }
 
-/// A [`Denier`] whose lies about puts and renewals are noted.
-pub(super) struct Liar {
-    denier: Denier,
+/// A node that denies nothing and keeps nothing, whose lies about puts and renewals are noted.
+pub(super) fn liar(
+    honest: Arc<dyn Service>,
     member: usize,
     publisher: PeerId,
     lies: Lies,
-}
-
-impl Liar {
-    pub(super) fn new(
-        honest: Arc<dyn Service>,
-        member: usize,
-        publisher: PeerId,
-        lies: Lies,
-    ) -> Liar {
-        Liar { denier: Denier(honest), member, publisher, lies }
-    }
-}
-
-impl Service for Liar {
-    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
+) -> Arc<dyn Service> {
+    faulty(denier(honest), move |from, request| {
         let names: Vec<Name> = match request.method {
             rpc::PUT => {
                 let put: Put = rpc::from_header(&request.header).expect("honest");
@@ -60,14 +46,14 @@ impl Service for Liar {
                 let renew: Renew = rpc::from_header(&request.header).expect("honest");
                 renew.names
             }
-            rpc::VOUCH if from.id == self.publisher => {
-                let asked: Vouch = rpc::from_header(&request.header).expect("honest");
+            rpc::HOLDINGS if from.id == publisher => {
+                let asked: AskHoldings = rpc::from_header(&request.header).expect("honest");
                 asked.keys.iter().map(Name::of).collect()
             }
             _ => Vec::new(),
         };
-        let lies = names.into_iter().map(|name| (name, self.member));
-        self.lies.0.lock().expect("no holder panics").extend(lies);
-        self.denier.handle(from, request)
-    }
+        let told = names.into_iter().map(|name| (name, member));
+        lies.0.lock().expect("no holder panics").extend(told);
+        None
+    })
 }

@@ -16,7 +16,7 @@ use bytes::Bytes;
 
 use super::Model;
 use super::disk::Disk;
-use super::liar::{Liar, Lies};
+use super::liar::{Lies, liar};
 use crate::full::Refusing;
 use crate::ring::{Ring, block};
 
@@ -182,7 +182,7 @@ impl Scenario {
         let noted = self.lies.clone();
         let publisher = lies.then(|| self.ring.node(0).peer.id);
         move |honest| match publisher {
-            Some(publisher) => Arc::new(Liar::new(honest, member, publisher, noted.clone())),
+            Some(publisher) => liar(honest, member, publisher, noted.clone()),
             None => Arc::new(Refusing(honest, refuses.clone(), PutStatus::Failed)),
         }
     }
