@@ -24,15 +24,12 @@ pub(crate) struct PendingRemovals {
 
 #[derive(Default)]
 struct State {
-    watch: Option<Watch>,
+    /// Blocks that are about to leave and were not put or renewed since.
+    leaving: BTreeSet<Key>,
+    /// Those of them that are being removed.
+    removing: BTreeSet<Key>,
     /// Blocks on their way into the store.
     arriving: Counts<Key>,
-}
-
-struct Watch {
-    keys: BTreeSet<Key>,
-    touched: BTreeSet<Key>,
-    removing: BTreeSet<Key>,
 }
 
 /// Blocks on their way into the store, until this is dropped: a removal that begins meanwhile
@@ -59,24 +56,20 @@ impl PendingRemovals {
     /// until the result is dropped. Waits for a removal of them that has begun.
     pub(crate) async fn keep(&self, keys: impl Iterator<Item = &Key>) -> Arriving {
         let keys: Vec<Key> = keys.copied().collect();
-        let mut leaving = false;
+        let mut is_removed = false;
         {
             let mut state = lock(&self.state);
-            keys.iter().for_each(|key| state.arriving.add(*key));
-            if let Some(watch) = state.watch.as_mut() {
-                for key in keys.iter().filter(|key| watch.keys.contains(*key)) {
-                    if watch.removing.contains(key) {
-                        // Its bytes go now: to be counted on before that would let others drop
-                        // theirs.
-                        leaving = true;
-                    } else {
-                        watch.touched.insert(*key);
-                    }
+            for key in &keys {
+                state.arriving.add(*key);
+                // Its bytes go now: to be counted on before that would let others drop theirs.
+                is_removed |= state.removing.contains(key);
+                if !state.removing.contains(key) {
+                    state.leaving.remove(key);
                 }
             }
         }
         let arriving = Arriving { state: self.state.clone(), keys };
-        if leaving {
+        if is_removed {
             drop(self.gate.lock().await);
         }
         arriving
@@ -84,17 +77,14 @@ impl PendingRemovals {
 
     /// Whether others must not count on this node for a block.
     pub(crate) fn denies(&self, key: &Key) -> bool {
-        let state = lock(&self.state);
-        let watch = state.watch.as_ref();
-        watch.is_some_and(|watch| watch.keys.contains(key) && !watch.touched.contains(key))
+        lock(&self.state).leaving.contains(key)
     }
 
     /// Begins to notice what comes in, or is about to.
-    pub(crate) fn watch(&self, keys: BTreeSet<Key>) {
+    pub(crate) fn watch(&self, mut keys: BTreeSet<Key>) {
         let mut state = lock(&self.state);
-        let is_arriving = |key: &&Key| state.arriving.of(key) > 0;
-        let touched = keys.iter().filter(is_arriving).copied().collect();
-        state.watch = Some(Watch { keys, touched, removing: BTreeSet::new() });
+        keys.retain(|key| state.arriving.of(key) == 0);
+        (state.leaving, state.removing) = (keys, BTreeSet::new());
     }
 
     /// Removes those of `keys` that were not put or renewed since the watch began, and says
@@ -116,18 +106,16 @@ impl PendingRemovals {
     }
 
     /// Of `keys`, those that were not put since the watch began.
-    fn untouched(&self, keys: Vec<Key>) -> Vec<Key> {
+    fn untouched(&self, mut keys: Vec<Key>) -> Vec<Key> {
         let mut state = lock(&self.state);
-        let Some(watch) = state.watch.as_mut() else { return Vec::new() };
-        let untouched: Vec<Key> =
-            keys.into_iter().filter(|key| !watch.touched.contains(key)).collect();
-        watch.removing = untouched.iter().copied().collect();
-        untouched
+        keys.retain(|key| state.leaving.contains(key));
+        state.removing = keys.iter().copied().collect();
+        keys
     }
 
     /// Nothing is leaving any more.
     pub(crate) fn end(&self) {
-        lock(&self.state).watch = None;
+        self.watch(BTreeSet::new());
     }
 }
 
