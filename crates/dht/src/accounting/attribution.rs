@@ -2,9 +2,8 @@
 //! that heal a replica, and from nodes that hand over blocks (CFS §5.1).
 //!
 //! Receipts are not stored with blocks, so these copies have none. The receiver asks nodes that
-//! should hold such a block if a majority of its replica set ever took it, in this order: its
-//! neighbours, the replica set, and the k nodes after the set, which held the block while the set
-//! was away. If two of them vouch for the block in the name of the same publisher, the copy is
+//! should hold such a block if a majority of its replica set ever took it: the replica set, and then
+//! the k nodes after it, which held the block while the set was away. If two of them vouch for the block in the name of the same publisher, the copy is
 //! charged to that publisher, and leased no longer than both say. The node that brings the copy
 //! counts as one of the two if it belongs to the replica set. So one liar can neither have a victim
 //! charged nor store blocks at no account.
@@ -18,7 +17,7 @@
 //! A copy of a block that is held with a shorter lease extends that lease only if two nodes vouch.
 //!
 //! Not covered: two liars among the replicas of a block, or beside the receiver, that vouch for
-//! each other. Where anybody can have many keys (the `identity` profile), one member can be both.
+//! each other. Where one machine can have many keys (the `identity` profile), one member can be both.
 //! With two copies (k = 2), or two nodes, no two can vouch: all copies are charged to their
 //! carriers.
 //!
@@ -40,8 +39,6 @@ use crate::lease_clock::least_lease;
 use crate::placement::by_root;
 use crate::rpc::HeldCopy;
 
-/// Neighbours asked to vouch for a batch.
-const MAX_VOUCHERS: usize = 3;
 /// So many must say the same of a block.
 const AGREE: usize = 2;
 /// Replica sets that are looked for, for one batch. A guess: repair brings blocks of one root.
@@ -87,25 +84,20 @@ pub(crate) async fn charges(
         return Ok(charges);
     }
     let mut hearing = Hearing::new(unknown.iter().map(|index| copies[*index]).collect());
-    let vouched = accounting.config.mechanisms.vouching;
-    if !vouched {
-        confirm(accounting, from).await?;
-    } else if !is_outside {
-        hearing.ask(accounting, neighbours(accounting, from, &hearing)).await;
-    }
-    let mut near = is_neighbour(accounting, from);
-    if vouched && (0..unknown.len()).any(|place| hearing.agreed(place).is_none()) {
-        confirm(accounting, from).await?;
-        let ReplicaSets { sets, beyond, beside } =
-            replica_sets(accounting, from, &hearing, is_outside).await;
-        hearing.ask(accounting, sets).await;
-        near |= beside;
-        if (0..unknown.len()).any(|place| hearing.agreed(place).is_none()) {
-            hearing.ask(accounting, beyond).await;
+    let mut is_near = is_neighbour(accounting, from);
+    if accounting.config.mechanisms.vouching {
+        let found = replica_sets(accounting, from, &hearing, is_outside).await;
+        is_near |= found.has_carrier;
+        hearing.ask(accounting, found.sets).await;
+        if hearing.is_open() {
+            hearing.ask(accounting, found.beyond).await;
         }
     }
+    if hearing.is_open() {
+        confirm(accounting, from).await?;
+    }
     let owner = carrier(&from.id, from.addr.ip(), &accounting.quota.config());
-    let class = if near { ChargeClass::Copy } else { ChargeClass::Content };
+    let class = if is_near { ChargeClass::Copy } else { ChargeClass::Content };
     for (place, index) in unknown.into_iter().enumerate() {
         let brought = Charge { owner, lease_secs: copies[index].lease_secs, class };
         charges[index] = match (hearing.agreed(place), held[index]) {
@@ -124,7 +116,7 @@ pub(crate) async fn charges(
 /// What nodes say of copies.
 struct Hearing {
     copies: Vec<Copy>,
-    /// Of each, who was asked, and what they said.
+    /// Of each, the nodes that were asked, and what they said.
     said: Vec<Vec<(PeerId, Option<HeldCopy>)>>,
 }
 
@@ -132,6 +124,11 @@ impl Hearing {
     fn new(copies: Vec<Copy>) -> Hearing {
         let said = vec![Vec::new(); copies.len()];
         Hearing { copies, said }
+    }
+
+    /// Whether no two nodes have vouched for some copy.
+    fn is_open(&self) -> bool {
+        (0..self.copies.len()).any(|place| self.agreed(place).is_none())
     }
 
     /// Asks nodes about the copies with these numbers, each once about each: a machine may be
@@ -212,30 +209,14 @@ async fn confirm(accounting: &Accounting, from: &Peer) -> Result<(), Refusal> {
 /// Whether `from` may share blocks with this node: it stands beside one of its virtual
 /// servers, or is this node itself.
 fn is_neighbour(accounting: &Accounting, from: &Peer) -> bool {
-    let beside = |own: &Node| near(accounting, own).iter().any(|node| node.peer.id == from.id);
+    let beside = |own: &Node| {
+        let near = accounting.overlay.neighbours_of(own, 2 * accounting.config.replicas);
+        near.iter().any(|node| node.peer.id == from.id)
+    };
     from.id == accounting.transport.local().id || accounting.overlay.positions().iter().any(beside)
 }
 
-/// The nodes around a virtual server that may share blocks with it, as far as it knows them.
-fn near(accounting: &Accounting, own: &Node) -> Vec<Node> {
-    accounting.overlay.neighbours_of(own, 2 * accounting.config.replicas)
-}
-
-/// Whom to ask first: the neighbours of the virtual server that each copy is for, and `from`
-/// if it is one.
-fn neighbours(accounting: &Accounting, from: &Peer, hearing: &Hearing) -> Vec<(Node, Vec<usize>)> {
-    let keys: Vec<Key> = hearing.copies.iter().map(|copy| copy.key).collect();
-    let asks =
-        accounting.overlay.group_by_own_position(&keys).into_iter().flat_map(|(own, places)| {
-            let mut vouchers = vouchers(accounting, from, &own);
-            let near = near(accounting, &own);
-            vouchers.extend(near.into_iter().find(|node| node.peer.id == from.id));
-            vouchers.into_iter().map(move |voucher| (voucher, places.clone()))
-        });
-    asks.collect()
-}
-
-/// Whom to ask where the neighbours do not tell.
+/// Whom to ask about copies.
 #[derive(Default)]
 struct ReplicaSets {
     /// The other members of the copies' replica sets, as far as this node belongs to them, or
@@ -244,7 +225,7 @@ struct ReplicaSets {
     /// The k nodes after each set: they held the blocks while the set was away.
     beyond: Vec<(Node, Vec<usize>)>,
     /// Whether the node that brings the copies belongs to one of the sets.
-    beside: bool,
+    has_carrier: bool,
 }
 
 async fn replica_sets(
@@ -253,33 +234,19 @@ async fn replica_sets(
     hearing: &Hearing,
     is_outside: bool,
 ) -> ReplicaSets {
-    let open = (0..hearing.copies.len()).filter(|place| hearing.agreed(*place).is_none());
+    let places = (0..hearing.copies.len()).collect();
     let key = |place: &usize| hearing.copies[*place].key;
     let mut found = ReplicaSets::default();
     let k = accounting.config.replicas;
-    for (near, its) in by_root(accounting, open.collect(), key, 2 * k, MAX_SETS).await {
+    for (near, its) in by_root(accounting, places, key, 2 * k, MAX_SETS).await {
         let (set, after) = near.split_at(k.min(near.len()));
         let member = if is_outside { from.id } else { accounting.transport.local().id };
         if set.iter().any(|node| node.peer.id == member) {
-            found.beside |= set.iter().any(|node| node.peer.id == from.id);
+            found.has_carrier |= set.iter().any(|node| node.peer.id == from.id);
             let ask = |node: &Node| (!accounting.is_me(node)).then(|| (*node, its.clone()));
             found.sets.extend(set.iter().filter_map(ask));
             found.beyond.extend(after.iter().filter_map(ask));
         }
     }
     found
-}
-
-/// Others that may hold what a node so placed holds.
-fn vouchers(accounting: &Accounting, from: &Peer, own: &Node) -> Vec<Node> {
-    let me = accounting.transport.local().id;
-    let mut vouchers: Vec<Node> = Vec::new();
-    for node in accounting.overlay.neighbours_of(own, 4 * MAX_VOUCHERS) {
-        let id = node.peer.id;
-        let is_new = vouchers.iter().all(|voucher| voucher.peer.id != id);
-        if is_new && id != me && id != from.id && vouchers.len() < MAX_VOUCHERS {
-            vouchers.push(node);
-        }
-    }
-    vouchers
 }
