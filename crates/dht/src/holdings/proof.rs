@@ -62,7 +62,6 @@ pub(crate) async fn proven_by(
                 });
                 time.moved(u64::from(proven.ends_with(&[true])), 0);
             }
-            time.end(holdings);
             proven
         }
     });
@@ -94,14 +93,14 @@ pub(crate) async fn ask(
     prover: &Node,
     nonce: [u8; 32],
     keys: &[Key],
-    time: &mut PeerBudget,
+    time: &mut PeerBudget<'_>,
 ) -> Vec<Option<Proof>> {
     let mut proofs: Vec<Option<Proof>> = Vec::with_capacity(keys.len());
     let mut busy = 0;
     while proofs.len() < keys.len() {
         let asked = keys[proofs.len()..].to_vec();
         let asked = Prove { nonce, keys: asked };
-        match time.call(holdings, prover, &asked, Vec::new()).await {
+        match time.call(prover, &asked, Vec::new()).await {
             Ok(Some((reply, _))) => proofs.extend(reply.proofs.0),
             Err(CallError::Refused(refusal))
                 if refusal.code == Refusal::OVERLOADED && busy < MAX_BUSY =>
@@ -123,26 +122,21 @@ async fn shows(
     info: &BlockInfo,
     mac: &[u8; 32],
     proof: &Proof,
-    time: &mut PeerBudget,
+    time: &mut PeerBudget<'_>,
 ) -> bool {
     if proof.lease_secs < least_lease(holdings.lease_left(info)) {
         return false;
     }
     if info.kind.supersedes(proof.version, info.version) {
-        return shows_newer(holdings, prover, info, time).await;
+        return shows_newer(prover, info, time).await;
     }
     proof.version == info.version && proof.mac == *mac
 }
 
 /// Whether the prover sends a sound block of a higher version.
-async fn shows_newer(
-    holdings: &Holdings,
-    prover: &Node,
-    info: &BlockInfo,
-    time: &mut PeerBudget,
-) -> bool {
+async fn shows_newer(prover: &Node, info: &BlockInfo, time: &mut PeerBudget<'_>) -> bool {
     let fetch = Fetch { keys: vec![info.key] };
-    let Ok(Some((_, parts))) = time.call(holdings, prover, &fetch, Vec::new()).await else {
+    let Ok(Some((_, parts))) = time.call(prover, &fetch, Vec::new()).await else {
         return false;
     };
     let [bytes] = &parts[..] else { return false };

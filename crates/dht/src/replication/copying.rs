@@ -93,7 +93,7 @@ pub(super) async fn take(
     other: &Node,
     at: &Node,
     items: &[Item],
-    time: &mut PeerBudget,
+    time: &mut PeerBudget<'_>,
 ) -> Result<Outcome, ExchangeError> {
     let mut outcome = Outcome::default();
     let me = replication.transport.local().id;
@@ -113,7 +113,7 @@ pub(super) async fn take(
             continue;
         }
         let fetch = Fetch { keys: asked.keys.clone() };
-        let Some((reply, parts)) = time.call(replication, at, &fetch, Vec::new()).await? else {
+        let Some((reply, parts)) = time.call(at, &fetch, Vec::new()).await? else {
             outcome.left += (asked.keys.len() + wanted.len()) as u64;
             return Ok(outcome);
         };
@@ -151,7 +151,7 @@ async fn store_taken(
     other: &Node,
     batch: Vec<Block>,
     outcome: &mut Outcome,
-    time: &mut PeerBudget,
+    time: &mut PeerBudget<'_>,
 ) -> bool {
     let bytes = batch.iter().map(|block| block.bytes.len() as u64).sum();
     let count = batch.len() as u64;
@@ -187,12 +187,11 @@ async fn take_elsewhere(
     other: &Node,
     elsewhere: BTreeMap<PeerId, (Node, Vec<Item>)>,
     outcome: &mut Outcome,
-    time: &mut PeerBudget,
+    time: &mut PeerBudget<'_>,
 ) -> Result<(), ExchangeError> {
     for (holder, its) in elsewhere.into_values() {
-        let mut its_time = time.within(replication, holder.peer.id);
+        let mut its_time = time.within(holder.peer.id);
         let taken = Box::pin(take(replication, other, &holder, &its, &mut its_time)).await;
-        its_time.end(replication);
         match taken {
             Ok(taken) => {
                 outcome.moved += taken.moved;
@@ -236,7 +235,7 @@ pub(crate) async fn give(
     replication: &Replication,
     other: &Node,
     items: &[Item],
-    time: &mut PeerBudget,
+    time: &mut PeerBudget<'_>,
 ) -> Result<Outcome, ExchangeError> {
     let mut outcome = Outcome::default();
     let keys = offered(replication, &other.peer.id, items, &mut outcome);
@@ -249,7 +248,7 @@ pub(crate) async fn give(
         let bytes: u64 = blocks.iter().map(|block| block.bytes.len() as u64).sum();
         let sent: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
         let (put, parts) = put_message(&Origin::Carrier, blocks, false);
-        let Some((reply, _)) = time.call(replication, other, &put, parts).await? else {
+        let Some((reply, _)) = time.call(other, &put, parts).await? else {
             outcome.left += (sent.len() + keys.count()) as u64;
             break;
         };

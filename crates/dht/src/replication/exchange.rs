@@ -5,7 +5,6 @@
 //! large the range.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use atoll_key::KeyRange;
 use atoll_net::{CallError, Refusal};
@@ -48,7 +47,6 @@ pub(crate) async fn reconcile_with(
     if ended.is_ok() && session.outcome == Outcome::default() {
         replication.backoff.kept(&other.peer.id);
     }
-    session.time.end(replication);
     ended.map(|()| session.outcome)
 }
 
@@ -58,14 +56,14 @@ struct Session<'a> {
     todo: Vec<KeyRange>,
     outcome: Outcome,
     given: &'a mut Given,
-    time: PeerBudget,
+    time: PeerBudget<'a>,
 }
 
 impl Session<'_> {
     async fn run(&mut self) -> Result<(), ExchangeError> {
         let (mut idle_steps, mut moved) = (0, 0);
         while !self.todo.is_empty() {
-            if self.time.is_over(self.replication.env.now()) {
+            if self.time.left().is_zero() {
                 self.outcome.left += 1;
                 break;
             }
@@ -88,11 +86,8 @@ impl Session<'_> {
         let claims: Vec<Claim> =
             ranges.into_iter().zip(ours).map(|(range, summary)| Claim { range, summary }).collect();
         let asked = Reconcile { claims: claims.clone() };
-        let began = self.replication.env.now();
-        let limit = COMPARE_LIMIT.min(self.time.left(began));
-        let answers = compare(self.replication, self.other, &asked, limit).await;
-        self.time.waited(self.replication.env.now().since(began));
-        let answers = answers?;
+        let compared = compare(self.replication, self.other, &asked);
+        let answers = self.time.wait(compared).await.unwrap_or(Err(ExchangeError::Later))?;
         self.todo.extend(claims[answers.len()..].iter().map(|claim| claim.range));
         for (claim, answer) in claims.iter().zip(answers) {
             self.take_answer(claim, answer).await?;
@@ -195,9 +190,8 @@ async fn compare(
     replication: &Replication,
     other: &Node,
     asked: &Reconcile,
-    limit: Duration,
 ) -> Result<Vec<Answer>, ExchangeError> {
-    let mut call = send(&*replication.transport, other.peer, asked, Vec::new(), limit);
+    let mut call = send(&*replication.transport, other.peer, asked, Vec::new(), COMPARE_LIMIT);
     let result = loop {
         let epoch = replication.overlay.epoch();
         if !replication.is_known_peer(&other.peer.id) {

@@ -4,7 +4,7 @@
 //! servers leaves its position (§5.3), or when a replica set comes back after others have taken
 //! its place. They are given to the members of the set that lack them, kept for days of grace,
 //! and dropped when the set proves to hold them (`docs/design/dht.md`, rules R1, R2). Until then
-//! whoever asks here gets them.
+//! any peer that asks here gets them.
 //!
 //! The ring is gone through root by root. Each range has times of its own: one whose root fails
 //! or refuses does not delay another. A round looks at [`MAX_RANGES`] ranges and [`MAX_PAGES`]
@@ -151,7 +151,7 @@ pub(crate) async fn run(replication: Arc<Replication>) {
     }
 }
 
-/// Gives blocks this node should no longer hold to those who should, and drops them after their
+/// Gives blocks this node should no longer hold to the nodes that should, and drops them after their
 /// grace. Whether some are left for the next time.
 async fn hand_over_strays(
     replication: &Replication,
@@ -326,7 +326,6 @@ async fn give_to_set(replication: &Replication, set: &[Node], live: &[BlockInfo]
         }
         let mut time = PeerBudget::of(replication, member.peer.id);
         let given_to = give(replication, member, &lacking, &mut time).await;
-        time.end(replication);
         let left = match given_to {
             Ok(outcome) => outcome.left > 0,
             Err(error) => {

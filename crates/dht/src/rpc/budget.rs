@@ -27,87 +27,91 @@ const UNFIT_LIMIT: Duration = Duration::from_secs(10);
 const SLOW_BYTES_PER_SEC: u64 = 16 << 10;
 const SLOW_BLOCKS_PER_SEC: u64 = 4;
 
-/// The time for one peer.
-#[derive(Debug)]
-pub(crate) struct PeerBudget {
+/// The time for one peer. When it is dropped, the work with the peer has ended, for whatever reason:
+/// if the peer was slow, it is left alone.
+pub(crate) struct PeerBudget<'a> {
+    rpc: &'a Rpc,
     peer: PeerId,
-    limit: Duration,
     until: Instant,
+    limit: Duration,
+    use_of: Use,
+}
+
+/// What the time was used for.
+#[derive(Debug, Default)]
+struct Use {
     waited: Duration,
     blocks: u64,
     bytes: u64,
 }
 
-impl PeerBudget {
+impl<'a> PeerBudget<'a> {
     /// For the work with `peer` from now on.
-    pub(crate) fn of(rpc: &Rpc, peer: PeerId) -> PeerBudget {
+    pub(crate) fn of(rpc: &'a Rpc, peer: PeerId) -> PeerBudget<'a> {
         let now = rpc.env.now();
         let limit = match rpc.backoff.is_fit(&peer, now) {
             _ if !rpc.config.mechanisms.peer_budgets => Duration::from_secs(24 * 3600),
             true => PEER_LIMIT,
             false => UNFIT_LIMIT,
         };
-        PeerBudget { peer, limit, until: now + limit, waited: Duration::ZERO, blocks: 0, bytes: 0 }
+        PeerBudget { rpc, peer, until: now + limit, limit, use_of: Use::default() }
     }
 
     /// For another peer, on whom the work with this one depends.
-    pub(crate) fn within(&self, rpc: &Rpc, peer: PeerId) -> PeerBudget {
-        let other = PeerBudget::of(rpc, peer);
-        PeerBudget { until: other.until.min(self.until), ..other }
+    pub(crate) fn within(&self, peer: PeerId) -> PeerBudget<'a> {
+        let mut other = PeerBudget::of(self.rpc, peer);
+        other.until = other.until.min(self.until);
+        other
     }
 
     /// What is left.
-    pub(crate) fn left(&self, now: Instant) -> Duration {
-        self.until.since(now)
+    pub(crate) fn left(&self) -> Duration {
+        self.until.since(self.rpc.env.now())
     }
 
-    /// Whether nothing is left.
-    pub(crate) fn is_over(&self, now: Instant) -> bool {
-        self.left(now).is_zero()
+    /// Waits for the peer to answer; `None` if the time is over before it does.
+    pub(crate) async fn wait<T>(&mut self, answer: impl Future<Output = T>) -> Option<T> {
+        let began = self.rpc.env.now();
+        let answer = timeout(&*self.rpc.env, self.left(), answer).await;
+        self.use_of.waited += self.rpc.env.now().since(began);
+        answer.ok()
     }
 
-    /// Calls a peer; `None` if the time is over before it answers.
+    /// Calls the peer; `None` if the time is over before it answers.
     ///
     /// # Errors
     /// If the call fails.
     pub(crate) async fn call<M: Method>(
         &mut self,
-        rpc: &Rpc,
         to: &Node,
         request: &M,
         parts: Vec<Bytes>,
     ) -> Result<Option<Answered<M>>, CallError> {
-        let began = rpc.env.now();
-        let call = rpc.call(to, request, parts);
-        let answer = timeout(&*rpc.env, self.left(began), call).await;
-        self.waited(rpc.env.now().since(began));
-        answer.ok().transpose()
-    }
-
-    /// The peer was waited for.
-    pub(crate) fn waited(&mut self, time: Duration) {
-        self.waited += time;
+        self.wait(self.rpc.call(to, request, parts)).await.transpose()
     }
 
     /// The peer has sent, taken, or proven to have, blocks.
     pub(crate) fn moved(&mut self, blocks: u64, bytes: u64) {
-        self.blocks += blocks;
-        self.bytes += bytes;
+        self.use_of.blocks += blocks;
+        self.use_of.bytes += bytes;
     }
+}
 
-    fn is_slow(&self) -> bool {
-        let secs = self.limit.as_secs();
-        self.waited * 2 > self.limit
+impl Drop for PeerBudget<'_> {
+    fn drop(&mut self) {
+        if self.use_of.is_slow(self.limit) {
+            tracing::info!(peer = ?self.peer, used = ?self.use_of, "a peer answers too slowly");
+            self.rpc.backoff.set_back(self.peer, self.rpc.env.now());
+        }
+    }
+}
+
+impl Use {
+    fn is_slow(&self, limit: Duration) -> bool {
+        let secs = limit.as_secs();
+        self.waited * 2 > limit
             && self.bytes < SLOW_BYTES_PER_SEC * secs
             && self.blocks < SLOW_BLOCKS_PER_SEC * secs
-    }
-
-    /// The work with the peer has ended, for whatever reason. If it was slow, it is left alone.
-    pub(crate) fn end(self, rpc: &Rpc) {
-        if self.is_slow() {
-            tracing::info!(peer = ?self.peer, waited = ?self.waited, "a peer answers too slowly");
-            rpc.backoff.set_back(self.peer, rpc.env.now());
-        }
     }
 }
 
@@ -118,10 +122,7 @@ mod tests {
     #[test]
     fn slow_is_a_peer_that_moves_next_to_nothing_while_it_is_waited_for() {
         let secs = Duration::from_secs;
-        let is_slow = |waited, blocks, bytes| {
-            let (peer, until) = (PeerId([1; 32]), Instant::default());
-            PeerBudget { peer, limit: PEER_LIMIT, until, waited, blocks, bytes }.is_slow()
-        };
+        let is_slow = |waited, blocks, bytes| Use { waited, blocks, bytes }.is_slow(PEER_LIMIT);
         assert!(is_slow(secs(31), 7, 7 * 8192), "a block a call");
         assert!(!is_slow(secs(29), 0, 0), "a call or two that end late");
         assert!(!is_slow(secs(60), 30, 2 << 20), "large blocks on a poor line");
