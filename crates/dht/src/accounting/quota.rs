@@ -8,7 +8,7 @@
 //!
 //! **Invariant:** nothing is taken for a publisher or an address beyond its share, whatever way it
 //! comes: room is reserved before a batch goes to the store, so batches that arrive together are
-//! counted together, and until the store has it, whether or not anybody waits. Puts end at three
+//! counted together, and until the store has it, whether or not its caller waits. Puts end at three
 //! quarters of the share; the rest is for repair, which brings more when a neighbour is gone.
 //!
 //! The sums are the store's ([`BlockStore::usage_of`]); this module keeps settings and
@@ -170,6 +170,40 @@ impl State {
             ChargeClass::Content => Some(put_bytes - put_bytes / ROOT_RESERVE),
         }
     }
+
+    /// What is kept or on its way, by the owner's key and by its address.
+    fn used_bytes(&self, store: &dyn BlockStore, owner: &Owner) -> [(QuotaOf, u64); 2] {
+        let held = store.usage_of(owner);
+        let used = |account: (QuotaOf, [u8; 16]), held: Holding| {
+            let reserved = self.reserved.get(&account).copied().unwrap_or(0);
+            (account.0, held_bytes(held).saturating_add(reserved))
+        };
+        let [key, address] = accounts(owner);
+        [used(key, held.publisher), used(address, held.ip)]
+    }
+
+    fn judge(
+        &self,
+        store: &dyn BlockStore,
+        capacity_bytes: u64,
+        peers: f64,
+        want: &Want,
+    ) -> Result<(), OverQuota> {
+        // Only what was here before owners were kept, or comes from where it was.
+        if want.owner == Owner::NOBODY || want.bytes == 0 {
+            return Ok(());
+        }
+        for (of, used_bytes) in self.used_bytes(store, &want.owner) {
+            match self.allowed_bytes(of, want.class, peers, capacity_bytes) {
+                // A peer that asks for room names any number.
+                Some(allowed_bytes) if used_bytes.saturating_add(want.bytes) > allowed_bytes => {
+                    return Err(OverQuota { used_bytes, allowed_bytes, of });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Quota {
@@ -229,16 +263,12 @@ impl Quota {
     /// Whether `owner` has used so much that others may have no room for it any more.
     pub(crate) fn is_near_limit(&self, store: &dyn BlockStore, peers: f64, owner: Owner) -> bool {
         let state = self.lock();
-        let usage = store.usage_of(&owner);
         let capacity_bytes = store.usage().capacity_bytes;
-        let near = |(account, held): ((QuotaOf, [u8; 16]), Holding)| {
-            let allowed =
-                state.allowed_bytes(account.0, ChargeClass::Content, peers, capacity_bytes);
-            let reserved = state.reserved.get(&account).copied().unwrap_or(0);
-            allowed
-                .is_some_and(|allowed| held_bytes(held).saturating_add(reserved) > allowed / NEAR)
+        let is_near = |(of, used_bytes): (QuotaOf, u64)| {
+            let allowed = state.allowed_bytes(of, ChargeClass::Content, peers, capacity_bytes);
+            allowed.is_some_and(|allowed| used_bytes > allowed / NEAR)
         };
-        accounts(&owner).into_iter().zip([usage.publisher, usage.ip]).any(near)
+        state.used_bytes(store, &owner).into_iter().any(is_near)
     }
 
     /// What is used and allowed, of the largest `limit` publishers and addresses.
@@ -278,35 +308,6 @@ impl Quota {
             addresses: owners.ips.into_iter().map(address).collect(),
             refused_blocks: state.refused,
         }
-    }
-}
-
-impl State {
-    fn judge(
-        &self,
-        store: &dyn BlockStore,
-        capacity_bytes: u64,
-        peers: f64,
-        want: &Want,
-    ) -> Result<(), OverQuota> {
-        // Only what was here before owners were kept, or comes from where it was.
-        if want.owner == Owner::NOBODY || want.bytes == 0 {
-            return Ok(());
-        }
-        let usage = store.usage_of(&want.owner);
-        for (account, held) in accounts(&want.owner).into_iter().zip([usage.publisher, usage.ip]) {
-            let (of, _) = account;
-            let reserved = self.reserved.get(&account).copied().unwrap_or(0);
-            let used_bytes = held_bytes(held).saturating_add(reserved);
-            match self.allowed_bytes(of, want.class, peers, capacity_bytes) {
-                // A peer that asks for room names any number.
-                Some(allowed_bytes) if used_bytes.saturating_add(want.bytes) > allowed_bytes => {
-                    return Err(OverQuota { used_bytes, allowed_bytes, of });
-                }
-                _ => {}
-            }
-        }
-        Ok(())
     }
 }
 
@@ -413,17 +414,13 @@ mod tests {
 
     /// CFS §5.4: "if each CFS server limits any one IP address to using 0.1% of its storage".
     #[test]
-    fn many_keys_of_one_address_fill_no_more_than_one_share() {
+    fn many_keys_of_one_address_or_one_key_at_many_fill_no_more_than_one_share() {
         let quota = Quota::new(QuotaConfig::default());
         let keys: Vec<Owner> = (0..40).map(|key| owner(key, "10.1.1.1")).collect();
-        assert!(share_of(0.16).contains(&flood(&quota, 100.0, &keys)));
-    }
-
-    #[test]
-    fn one_key_at_many_addresses_fills_no_more_than_one_share() {
-        let quota = Quota::new(QuotaConfig::default());
         let addresses: Vec<Owner> = (0..40).map(|n| owner(7, &format!("10.1.1.{n}"))).collect();
-        assert!(share_of(0.16).contains(&flood(&quota, 100.0, &addresses)));
+        for owners in [keys, addresses] {
+            assert!(share_of(0.16).contains(&flood(&quota, 100.0, &owners)));
+        }
     }
 
     #[test]
@@ -520,7 +517,7 @@ mod tests {
         assert!(quota.reserve(&store, 100.0, &[huge]).0[0].is_err(), "the reserve has an end");
     }
 
-    /// When a neighbour is gone, more of everybody's blocks come to those that stay.
+    /// When a neighbour is gone, more blocks of each publisher come to the nodes that stay.
     #[test]
     fn repair_may_bring_more_than_may_be_put_and_no_more_than_the_share() {
         let quota = Quota::new(QuotaConfig::default());
