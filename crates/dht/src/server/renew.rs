@@ -44,10 +44,10 @@ pub(crate) async fn renew_here(
     origin: &Origin,
     renew: &Renew,
 ) -> Result<RenewReply, Refusal> {
-    if !renew.as_root {
-        return renew_alone(server, origin, renew).await;
-    }
     let RenewReply { mut statuses, mut over } = renew_alone(server, origin, renew).await?;
+    if !renew.as_root {
+        return Ok(RenewReply { statuses, over });
+    }
     let firsts: Vec<Key> = renew.names.iter().map(Name::first).collect();
     let parts = server.overlay.group_by_own_root(&firsts).into_iter().map(|(root, indices)| {
         let names = indices.iter().map(|index| renew.names[*index]).collect();
@@ -123,21 +123,19 @@ fn renew_stored(
         };
         let peers = server.overlay.estimated_peers();
         let (verdicts, _room) = server.quota.reserve(&*server.store, peers, &[want]);
-        *status = match verdicts[0] {
-            Ok(()) => {
-                let still = server.store.renew(&[*key], expires_unix_secs, *owner);
-                if still.map_err(internal)?[0] { renewed } else { RenewStatus::Lacking }
-            }
+        let by = match verdicts[0] {
+            Ok(()) => *owner,
             // From before owners were kept: it must not end because they are kept now.
-            Err(_) if held.owner == Owner::NOBODY => {
-                let still = server.store.renew(&[*key], expires_unix_secs, Owner::NOBODY);
-                if still.map_err(internal)?[0] { renewed } else { RenewStatus::Lacking }
-            }
+            Err(_) if held.owner == Owner::NOBODY => Owner::NOBODY,
             Err(over) => {
                 reply.over = reply.over.or(Some(over));
-                RenewStatus::OverQuota
+                *status = RenewStatus::OverQuota;
+                continue;
             }
         };
+        if server.store.renew(&[*key], expires_unix_secs, by).map_err(internal)?[0] {
+            *status = renewed;
+        }
     }
     Ok(reply)
 }
