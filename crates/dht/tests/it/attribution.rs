@@ -1,5 +1,5 @@
-//! Copies come without a receipt: whom they are charged to, whoever brings them and whoever
-//! vouches for them.
+//! Copies come without a receipt: whom they are charged to, whichever node brings them and
+//! whichever nodes vouch for them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,12 +11,12 @@ use atoll_store::{MemoryStore, Owner};
 
 use crate::faulty::{ALL, faulty, reply_to};
 use crate::quotas::{
-    CAPACITY, COPY_SHARE, HOUR, LEN, kept, kept_for, key_name, now_secs, owner_of, owners,
-    put_with, ring, send, used,
+    CAPACITY, COPY_SHARE, LEN, kept, kept_for, key_name, now_secs, owner_of, owners, put_with,
+    ring, send, used,
 };
-use crate::ring::{ROOMY, Ring, block, sized_block};
+use crate::ring::{HOUR, ROOMY, Ring, block, sized_block};
 
-/// Copies come without a receipt: a flood in their disguise is charged to who brings it.
+/// Copies come without a receipt: a flood in their disguise is charged to the node that brings it.
 #[test]
 fn a_flood_disguised_as_repair_fills_no_more_than_its_carriers_share() {
     let ring = ring(9, 8);
@@ -86,7 +86,7 @@ fn repair_keeps_whom_a_block_is_charged_to() {
     }
 }
 
-/// Two of three copies are lost at once: nobody can vouch for the third, and still it is
+/// Two of three copies are lost at once: no two nodes can vouch for the third, and still it is
 /// brought back to three; when the publisher renews, it is the publisher's again.
 #[test]
 fn the_last_copy_of_a_block_is_repaired_and_charged_rightly_when_renewed() {
@@ -111,7 +111,7 @@ fn the_last_copy_of_a_block_is_repaired_and_charged_rightly_when_renewed() {
     assert_eq!(strange(&ring), 0);
 }
 
-/// Somebody brought a victim's block with a lease of ninety days, and then the receipt by
+/// An attacker brought a victim's block with a lease of ninety days, and then the receipt by
 /// which the victim had put it for one: the victim was charged for the ninety.
 #[test]
 fn nobody_is_charged_for_longer_than_he_has_signed_for() {

@@ -5,14 +5,11 @@ use std::time::Duration;
 
 use atoll_dht::{Blocks, DhtConfig, GetError, PutError, rpc};
 use atoll_key::{BlockHash, BlockKind, SecretKey, SignedBlock};
-use atoll_net::Request;
 use atoll_sim::{HostConfig, Sim, SimConfig};
 use atoll_store::{BlockInfo, MemoryStore, StoredBlock};
 use futures_util::{StreamExt, stream};
 
-use crate::ring::{ROOMY, Ring, block, sized_block};
-
-const MINUTE: Duration = Duration::from_secs(60);
+use crate::ring::{MINUTE, ROOMY, Ring, block, sized_block};
 
 fn signed(version: u64, payload: &[u8]) -> SignedBlock {
     SignedBlock::sign(&SecretKey::from_seed(&[7; 32]), b"", version, payload)
@@ -121,7 +118,7 @@ fn repair_looks_again_soon_after_it_met_blocks_being_put() {
 #[test]
 fn a_node_cut_off_refuses_puts_until_the_network_heals() {
     let config = DhtConfig { put_limit: Duration::from_secs(20), ..DhtConfig::default() };
-    let ring = Ring::with(SimConfig { seed: 9, ..SimConfig::default() }, config, 3);
+    let ring = Ring::configured(9, config, 3);
     let hosts: Vec<_> = ring.members.iter().map(|m| m.host).collect();
     ring.sim.partition(&[&hosts[..1], &hosts[1..]]);
     for _ in 0..3 {
@@ -147,7 +144,7 @@ fn a_node_cut_off_refuses_puts_until_the_network_heals() {
 #[test]
 fn a_ring_that_has_shrunk_for_good_takes_blocks_again() {
     let config = DhtConfig { replicas: 6, ..DhtConfig::default() };
-    let ring = Ring::with(SimConfig { seed: 20, ..SimConfig::default() }, config, 6);
+    let ring = Ring::configured(20, config, 6);
     ring.crash(1);
     ring.crash(2);
     ring.sim.run_for(MINUTE * 15);
@@ -158,8 +155,8 @@ fn a_ring_that_has_shrunk_for_good_takes_blocks_again() {
     ring.assert_readable(0..10);
 }
 
-/// CFS §3.1: "A timestamp prevents replays of old updates." Whoever has kept an old root can
-/// show it to anybody.
+/// CFS §3.1: "A timestamp prevents replays of old updates." A node that has kept an old root can
+/// show it to any other.
 #[test]
 fn an_old_root_that_is_sent_again_replaces_no_newer_one() {
     let mut ring = Ring::new(18, 6);
@@ -169,16 +166,10 @@ fn an_old_root_that_is_sent_again_replaces_no_newer_one() {
     let replay = |ring: &Ring, to: usize| {
         let header = rpc::BlockHeader { key, kind: BlockKind::Signed, lease_secs: 1_000_000 };
         let put = rpc::Put { blocks: vec![header].into(), as_root: false, receipt: None };
-        let (header, parts) = (rpc::to_header(&put), vec![old.bytes().clone()]);
-        let request = Request { method: rpc::PUT, header, parts };
-        let call = ring.outsider().call(ring.node(to).peer, request, Duration::from_secs(30));
-        let reply = ring.sim.block_on(MINUTE, call).expect("ends").expect("answered");
-        let reply: rpc::PutReply = rpc::from_header(&reply.header).expect("well-formed");
-        reply.statuses.0[0]
+        let reply = ring.call(&ring.outsider(), to, &put, vec![old.bytes().clone()]);
+        reply.expect("answered").statuses.0[0]
     };
-    let version = |ring: &Ring, at: usize| {
-        ring.members[at].store.info(&key).expect("memory").map(|info| info.version)
-    };
+    let version = |ring: &Ring, at: usize| ring.info(at, &key).map(|info| info.version);
     let set = ring.replica_set(&key);
     for member in &set {
         let superseded = rpc::PutStatus::Superseded { held: 2 };
@@ -229,17 +220,16 @@ fn a_signed_block_is_read_from_the_nearest_majority_that_agrees() {
     // While two versions are about, all are heard.
     let newer = (0..200).map(|n| (n, block(n))).find(|(_, b)| b.key() == key).expect("as above").0;
     let newer = SignedBlock::sign(&SecretKey::from_seed(&[newer; 32]), b"", 2, b"root");
-    let info = ring.members[near[0]].store.info(&key).expect("memory").expect("held");
+    let info = ring.info(near[0], &key).expect("held");
     let info = BlockInfo { version: 2, len_bytes: newer.bytes().len() as u32, ..info };
     let held = StoredBlock { info, bytes: newer.bytes().clone() };
-    let put = ring.members[near[0]].store.put(vec![held]);
-    ring.sim.block_on(MINUTE, put).expect("ends").expect("memory");
+    ring.store(near[0], vec![held]);
     let took = time_to_read(2);
     assert!(took >= Duration::from_millis(500), "{took:?}");
     ring.sim.run_for(Duration::from_secs(10));
     for at in [far, near[1]] {
-        let held = ring.members[at].store.info(&key).expect("memory");
-        assert_eq!(held.map(|info| info.version), Some(2), "{at} was brought up to date");
+        let held = ring.info(at, &key).map(|info| info.version);
+        assert_eq!(held, Some(2), "{at} was brought up to date");
     }
 }
 
@@ -256,14 +246,12 @@ fn a_replica_that_missed_an_update_is_outvoted_and_brought_up_to_date() {
     ring.restart(set[0]);
     assert_eq!(get_signed(&ring, writer).expect("held").version, 2);
     ring.until_replicated();
-    let held = ring.members[set[0]].store.info(&key).expect("memory does not fail");
-    assert_eq!(held.map(|info| info.version), Some(2));
+    assert_eq!(ring.info(set[0], &key).map(|info| info.version), Some(2));
 }
 
 #[test]
 fn a_full_node_refuses_and_loses_nothing() {
-    let sim = SimConfig { seed: 13, ..SimConfig::default() };
-    let mut ring = Ring::with(sim, DhtConfig::default(), 0);
+    let mut ring = Ring::configured(13, DhtConfig::default(), 0);
     for _ in 0..3 {
         ring.join(Arc::new(MemoryStore::new(40_000)));
     }
@@ -288,9 +276,7 @@ fn renew_tells_which_blocks_the_ring_lacks() {
     let ring = Ring::new(14, 6);
     ring.put(0, 0..10);
     let hashes: Vec<BlockHash> = (5..15).map(|n| block(n).0).collect();
-    let renewed = ring.members[2].dht.renew(hashes.clone());
-    let lacking = ring.sim.block_on(MINUTE, renewed).expect("ends").expect("healthy");
-    assert_eq!(lacking, hashes[5..]);
+    assert_eq!(ring.renew(2, hashes.clone()), Ok(hashes[5..].to_vec()));
 }
 
 /// Every call ends by its deadline, also when all it asks have gone silent.
@@ -298,12 +284,11 @@ fn renew_tells_which_blocks_the_ring_lacks() {
 fn renew_ends_by_its_deadline_when_nobody_answers() {
     let put_limit = Duration::from_secs(5);
     let config = DhtConfig { put_limit, ..DhtConfig::default() };
-    let ring = Ring::with(SimConfig { seed: 17, ..SimConfig::default() }, config, 6);
+    let ring = Ring::configured(17, config, 6);
     ring.put(0, 0..10);
     ring.members[1..].iter().for_each(|m| ring.sim.crash_silently(m.host));
     let before = ring.sim.now();
-    let renewed = ring.members[0].dht.renew((0..10).map(|n| block(n).0).collect());
-    let renewed = ring.sim.block_on(MINUTE, renewed).expect("ends");
+    let renewed = ring.renew(0, (0..10).map(|n| block(n).0).collect());
     assert!(matches!(renewed, Err(PutError::Unavailable(_))), "{renewed:?}");
     assert!(ring.sim.now().since(before) <= put_limit + Duration::from_secs(1));
 }

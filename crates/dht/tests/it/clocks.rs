@@ -6,16 +6,13 @@
 
 use std::time::Duration;
 
-use atoll_sim::SimConfig;
-
 use crate::ring::{Ring, block};
 
 const YEAR_MS: i64 = 365 * 24 * 3600 * 1000;
 
 /// `right` nodes whose clocks are right, then one for each of `skews_ms`.
 fn ring(seed: u64, right: usize, skews_ms: &[i64]) -> Ring {
-    let sim = SimConfig { seed, ..SimConfig::default() };
-    let mut ring = Ring::with(sim, atoll_dht::DhtConfig::default(), right);
+    let mut ring = Ring::configured(seed, atoll_dht::DhtConfig::default(), right);
     skews_ms.iter().for_each(|skew| ring.join_skewed(*skew));
     ring.settle();
     ring
@@ -80,7 +77,7 @@ fn a_clock_that_jumps_ends_no_lease() {
     assert_eq!(dropped, 0);
 }
 
-/// A third of the nodes agree on a wrong time: they neither move the others nor keep anybody
+/// A third of the nodes agree on a wrong time: they neither move the others nor keep any
 /// from publishing.
 #[test]
 fn a_minority_of_wrong_clocks_stops_nobody() {

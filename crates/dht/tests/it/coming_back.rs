@@ -4,11 +4,8 @@ use std::time::Duration;
 
 use atoll_dht::{Blocks, DhtConfig, GetError, PutError};
 use atoll_key::{Key, SecretKey, SignedBlock};
-use atoll_sim::SimConfig;
 
-use crate::ring::{Ring, block};
-
-const MINUTE: Duration = Duration::from_secs(60);
+use crate::ring::{MINUTE, Ring, block};
 
 fn signed(seed: u8, version: u64) -> SignedBlock {
     SignedBlock::sign(&SecretKey::from_seed(&[seed; 32]), b"", version, b"root")
@@ -17,7 +14,7 @@ fn signed(seed: u8, version: u64) -> SignedBlock {
 fn impatient(seed: u64, count: usize) -> Ring {
     let limit = Duration::from_secs(10);
     let config = DhtConfig { put_limit: limit, get_limit: limit, ..DhtConfig::default() };
-    Ring::with(SimConfig { seed, ..SimConfig::default() }, config, count)
+    Ring::configured(seed, config, count)
 }
 
 fn put_root(ring: &Ring, at: usize, root: SignedBlock) -> Result<(), PutError> {
@@ -139,8 +136,7 @@ fn an_older_version_is_read_only_on_the_word_of_the_operator() {
     // The ring as it was before the update.
     let old = signed(3, 4);
     for member in ring.holders(&key) {
-        let removed = ring.members[member].store.remove(vec![key]);
-        ring.sim.block_on(MINUTE, removed).expect("ends").expect("memory");
+        ring.remove(member, vec![key]);
     }
     let other = (1..6).find(|member| *member != reader).expect("six");
     put_root(&ring, other, old).expect("nobody knows of a newer one");

@@ -1,27 +1,23 @@
 //! PAST §3.3: a node without room keeps a pointer to a node that took the copy.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use atoll_dht::rpc::{self, BlockHeader, Divert, LookupReply, LookupStep, PutStatus};
 use atoll_dht::{Blocks, DhtConfig};
 use atoll_key::{BlockHash, BlockKind, Key, SecretKey, SignedBlock};
 use atoll_net::{Peer, Service, Transport};
-use atoll_sim::SimConfig;
 use atoll_store::{DiskFailure, MemoryStore};
 use bytes::Bytes;
 
 use crate::faulty::{faulty, reply_to};
 use crate::flawed::Flawed;
-use crate::ring::{ROOMY, Ring, block, sized_block};
+use crate::ring::{HOUR, MINUTE, ROOMY, Ring, block, sized_block};
 
-const MINUTE: Duration = Duration::from_secs(60);
-const HOUR: Duration = Duration::from_secs(3600);
 const SEEDS: std::ops::Range<u64> = 1..4;
 
 /// `roomy` nodes and then `full` ones that take no block at all.
 fn ring_with(seed: u64, config: DhtConfig, roomy: usize, full: usize) -> Ring {
-    let mut ring = Ring::with(SimConfig { seed, ..SimConfig::default() }, config, roomy);
+    let mut ring = Ring::configured(seed, config, roomy);
     for _ in 0..full {
         ring.join(Arc::new(MemoryStore::new(0)));
     }
@@ -86,7 +82,7 @@ fn two_full_nodes_of_a_replica_set_have_their_copies_at_two_others() {
     }
 }
 
-/// Where nobody outside the replica set has room, a majority of it is enough; where the
+/// Where no node outside the replica set has room, a majority of it is enough; where the
 /// majority is full, the put fails and says so.
 #[test]
 fn a_put_succeeds_as_long_as_a_majority_is_stored_anywhere() {
@@ -164,8 +160,8 @@ fn readers_get_the_newest_version_of_a_signed_block_wherever_it_is_kept() {
             ring.sim.run_for(MINUTE);
             let key = signed(1).key();
             for holder in ring.holders(&key) {
-                let held = ring.members[holder].store.info(&key).expect("memory");
-                assert_eq!(held.map(|held| held.version), Some(version), "at {holder}");
+                let held = ring.info(holder, &key).map(|held| held.version);
+                assert_eq!(held, Some(version), "at {holder}");
             }
             assert_eq!(ring.holders(&key).len(), 3, "seed {seed}");
         }
@@ -221,8 +217,7 @@ fn a_ring_with_diverted_copies_costs_nothing_at_rest() {
 /// A root without room fetched the same blocks every three seconds, for ever.
 #[test]
 fn a_root_seldom_fetches_what_nobody_has_room_for() {
-    let mut ring =
-        Ring::with(SimConfig { seed: 5, ..SimConfig::default() }, DhtConfig::default(), 0);
+    let mut ring = Ring::configured(5, DhtConfig::default(), 0);
     for _ in 0..3 {
         ring.join(Arc::new(MemoryStore::new(210_000)));
     }
@@ -284,8 +279,8 @@ fn a_node_whose_disk_does_not_write_keeps_pointers() {
     assert_eq!(ring.members[0].dht.disk_trouble(), None);
 }
 
-/// A store whose disk failed while nobody put anything, as at a compaction, was that of a member in
-/// good health until the next put.
+/// A store whose disk failed while no client put anything, as at a compaction, was that of a member
+/// in good health until the next put.
 #[test]
 fn a_disk_that_fails_between_puts_is_noticed_for_good() {
     let mut ring = Ring::new(9, 4);
@@ -309,7 +304,7 @@ fn points(to: Peer) -> impl Fn(Arc<dyn Service>) -> Arc<dyn Service> {
     }
 }
 
-/// Two that point to each other, and one that points to nobody.
+/// Two that point to each other, and one that points to no member.
 #[test]
 fn readers_follow_a_pointer_once() {
     let mut ring = Ring::new(9, 6);

@@ -10,9 +10,8 @@ use atoll_key::Key;
 use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_store::MemoryStore;
 
-use crate::ring::{ROOMY, Ring, block};
+use crate::ring::{MINUTE, ROOMY, Ring, block};
 
-const MINUTE: Duration = Duration::from_secs(60);
 /// Just within the limit of a call.
 const DRIP: Duration = Duration::from_secs(9);
 const BLOCKS: u32 = 1200;
@@ -83,13 +82,12 @@ fn rooted_at(ring: &Ring, member: usize) -> Vec<Key> {
 }
 
 fn remove(ring: &Ring, member: usize, keys: &[Key]) {
-    let removed = ring.members[member].store.remove(keys.to_vec());
-    ring.sim.block_on(MINUTE, removed).expect("ends").expect("memory");
+    ring.remove(member, keys.to_vec());
     ring.members[member].dht.repair_now();
 }
 
 fn holds(ring: &Ring, member: usize, key: &Key) -> bool {
-    ring.members[member].store.info(key).expect("memory").is_some()
+    ring.info(member, key).is_some()
 }
 
 /// A node lacked blocks that two others held, asked the slow one first, and would have got the last
@@ -135,10 +133,7 @@ fn a_member_that_proves_drop_by_drop_delays_no_round_and_few_removals() {
         let keeper = (1..8).find(|i| !set.contains(i)).expect("8 nodes, 3 replicas");
         drips.store(true, Ordering::Relaxed);
         for key in &theirs {
-            let get = ring.members[dripper].store.get(key);
-            let held = ring.sim.block_on(MINUTE, get).expect("ends").expect("memory");
-            let put = ring.members[keeper].store.put(vec![held.expect("held")]);
-            ring.sim.block_on(MINUTE, put).expect("ends").expect("memory");
+            ring.store(keeper, vec![ring.held(dripper, key).expect("held")]);
         }
         ring.members[keeper].dht.repair_now();
         ring.sim.run_for(MINUTE / 6);

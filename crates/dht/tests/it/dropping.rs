@@ -1,28 +1,24 @@
 //! When a copy may be dropped (`docs/design/dht.md`): never the last that a lease keeps.
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use atoll_dht::DhtConfig;
 use atoll_dht::durable::DurableState;
-use atoll_dht::{Blocks, DhtConfig};
 use atoll_key::{BlockHash, KeyRange, PeerId};
 use atoll_net::Peer;
 use atoll_overlay::Node;
-use atoll_sim::{HostConfig, HostId, SimConfig};
+use atoll_sim::{HostConfig, HostId};
 use atoll_store::MemoryStore;
 
 use crate::faulty::denier;
-use crate::ring::{ROOMY, Ring, block, prompt};
-
-const HOUR: Duration = Duration::from_secs(3600);
-const MINUTE: Duration = Duration::from_secs(60);
+use crate::ring::{HOUR, MINUTE, ROOMY, Ring, block, prompt};
 
 fn short_leases() -> DhtConfig {
     DhtConfig { lease: 10 * HOUR, expire_every: HOUR / 4, expire_grace: 3 * HOUR, ..prompt() }
 }
 
 fn ring(seed: u64, config: DhtConfig, count: usize) -> Ring {
-    Ring::with(SimConfig { seed, ..SimConfig::default() }, config, count)
+    Ring::configured(seed, config, count)
 }
 
 /// Members in ring order.
@@ -40,8 +36,7 @@ fn three_neighbours(ring: &Ring) -> Vec<usize> {
 }
 
 fn renew(ring: &Ring, numbers: std::ops::Range<u32>) -> Vec<BlockHash> {
-    let renewed = ring.members[0].dht.renew(numbers.map(|n| block(n).0).collect());
-    ring.sim.block_on(HOUR, renewed).expect("ends").unwrap_or_default()
+    ring.renew(0, numbers.map(|n| block(n).0).collect()).unwrap_or_default()
 }
 
 fn lost(ring: &Ring, numbers: std::ops::Range<u32>) -> Vec<u32> {
@@ -85,7 +80,7 @@ fn renewed_blocks_survive_the_return_of_a_set_whose_leases_end_sooner() {
     }
 }
 
-/// Everybody was off for longer than lease and grace, and the publisher's machine was switched on
+/// All nodes were off for longer than lease and grace, and the publisher's machine was switched on
 /// last: it found nothing left to renew.
 #[test]
 fn a_power_cut_longer_than_a_lease_costs_no_block() {

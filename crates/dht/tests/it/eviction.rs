@@ -2,26 +2,21 @@
 //! nothing is lost by it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use atoll_dht::rpc::{self, Proof, Prove, ProveReply};
 use atoll_dht::{Blocks, DhtConfig};
-use atoll_env::BoxFuture;
 use atoll_key::KeyRange;
-use atoll_net::{Peer, Refusal, Reply, Request, Service};
-use atoll_sim::SimConfig;
 use atoll_store::{BlockInfo, MemoryStore};
 use futures_util::future::{join, join_all};
 
-use crate::ring::{ROOMY, Ring, block};
+use crate::faulty::{faulty, made_up_proofs, reply_to};
+use crate::ring::{HOUR, ROOMY, Ring, block};
 
-const HOUR: Duration = Duration::from_secs(3600);
 const BLOCKS: u32 = 60;
 
 /// Repair does not run between a put and the end of a test.
 fn ring(seed: u64, count: usize) -> Ring {
     let config = DhtConfig { repair_every: 100 * HOUR, ..DhtConfig::default() };
-    let ring = Ring::with(SimConfig { seed, ..SimConfig::default() }, config, count);
+    let ring = Ring::configured(seed, config, count);
     ring.put(0, 0..BLOCKS);
     ring
 }
@@ -61,8 +56,7 @@ fn what_too_few_others_hold_is_kept() {
     for n in 0..BLOCKS {
         let holders = ring.holders(&block(n).0.key());
         if let Some(other) = holders.iter().find(|at| holders.contains(&3) && **at != 3) {
-            let lost = ring.members[*other].store.remove(vec![block(n).0.key()]);
-            ring.sim.block_on(HOUR, lost).expect("ends").expect("memory does not fail");
+            ring.remove(*other, vec![block(n).0.key()]);
             kept += 1;
         }
     }
@@ -87,35 +81,18 @@ fn nodes_that_give_up_at_once_do_not_count_on_each_other() {
     }
 }
 
-/// Says that it holds whatever it is asked about.
-struct Boaster(Arc<dyn Service>);
-
-impl Service for Boaster {
-    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method != rpc::PROVE {
-            return self.0.handle(from, request);
-        }
-        Box::pin(async move {
-            let asked: Prove = rpc::from_header(&request.header)?;
-            let proof = Proof { version: 0, lease_secs: u64::MAX, mac: [7; 32] };
-            let proofs = vec![Some(proof); asked.keys.len()].into();
-            let header = rpc::to_header(&ProveReply { proofs });
-            Ok(Reply { header, parts: Vec::new() })
-        })
-    }
-}
-
 #[test]
 fn one_that_lies_about_what_it_holds_does_not_cost_the_last_copy() {
     let config = DhtConfig { repair_every: 100 * HOUR, ..DhtConfig::default() };
-    let mut ring = Ring::with(SimConfig { seed: 4, ..SimConfig::default() }, config, 3);
-    let liar = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |honest| Arc::new(Boaster(honest)));
+    let mut ring = Ring::configured(4, config, 3);
+    let liar = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), |honest| {
+        faulty(honest, |_, request| reply_to(request, made_up_proofs))
+    });
     ring.settle();
     ring.put(0, 0..BLOCKS);
     let of_liar: Vec<_> = held(&ring, liar).into_iter().map(|info| info.key).collect();
     assert!(!of_liar.is_empty());
-    let lost = ring.members[liar].store.remove(of_liar);
-    ring.sim.block_on(HOUR, lost).expect("ends").expect("memory does not fail");
+    ring.remove(liar, of_liar);
     give_up(&ring, &[0, 1, 2]);
     give_up(&ring, &[0, 1, 2]);
     (0..BLOCKS).for_each(|n| assert!(copies(&ring, n) >= 1, "block {n}"));

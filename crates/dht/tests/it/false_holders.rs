@@ -1,7 +1,6 @@
 //! Nodes that lie about the copies they keep for members without room.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use atoll_dht::DhtConfig;
 use atoll_dht::durable::DurableState;
@@ -10,14 +9,11 @@ use atoll_dht::rpc::{
 };
 use atoll_key::Key;
 use atoll_net::{Reply, Request, Service};
-use atoll_sim::SimConfig;
 use atoll_store::MemoryStore;
 
 use crate::faulty::{ALL, altered, faulty, made_up_proofs, reply_to, takes_all};
-use crate::ring::{ROOMY, Ring, block};
+use crate::ring::{HOUR, MINUTE, ROOMY, Ring, block};
 
-const MINUTE: Duration = Duration::from_secs(60);
-const HOUR: Duration = Duration::from_secs(3600);
 const SEEDS: std::ops::Range<u64> = 1..4;
 
 /// What a false holder does.
@@ -155,7 +151,7 @@ fn a_holder_that_drops_everything_is_found_out_at_the_next_check() {
 #[test]
 fn nobody_outside_a_replica_set_keeps_strays_where_they_are() {
     let config = DhtConfig { stray_grace: HOUR, ..DhtConfig::default() };
-    let mut ring = Ring::with(SimConfig { seed: 5, ..SimConfig::default() }, config, 5);
+    let mut ring = Ring::configured(5, config, 5);
     ring.put(0, 0..60);
     let outsider = ring.outsider();
     for _ in 0..4 {

@@ -41,7 +41,7 @@ impl Flawed {
         Flawed { is_broken: true, ..Flawed::new(1 << 30) }
     }
 
-    /// One that keeps a batch it has begun with, so much later, whether or not anybody waits.
+    /// One that keeps a batch it has begun with, so much later, whether or not its caller waits.
     pub(crate) fn slow(capacity_bytes: u64, env: Env, delay: Duration) -> Flawed {
         Flawed { queue: Some((env, delay)), ..Flawed::new(capacity_bytes) }
     }

@@ -14,23 +14,20 @@ use atoll_sim::HostConfig;
 use atoll_store::MemoryStore;
 use futures_util::future::join_all;
 
-use crate::ring::{ROOMY, Ring, block, sized_block};
+use crate::faulty::{faulty, reply_to};
+use crate::ring::{MINUTE, ROOMY, Ring, block, sized_block};
 
-const MINUTE: Duration = Duration::from_secs(60);
-
-/// Takes no block once it is told to.
-pub(crate) struct Refusing(pub Arc<dyn Service>, pub Arc<AtomicBool>, pub PutStatus);
-
-impl Service for Refusing {
-    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method == rpc::PUT && self.1.load(Ordering::Relaxed) {
-            let put: Put = rpc::from_header(&request.header).expect("well-formed");
-            let statuses = vec![self.2; put.blocks.0.len()].into();
-            let header = rpc::to_header(&PutReply { statuses, set: None });
-            return Box::pin(async move { Ok(Reply { header, parts: Vec::new() }) });
-        }
-        self.0.handle(from, request)
-    }
+/// Takes no block while it is told to.
+pub(crate) fn refusing(
+    honest: Arc<dyn Service>,
+    refuses: Arc<AtomicBool>,
+    status: PutStatus,
+) -> Arc<dyn Service> {
+    faulty(honest, move |_, request| {
+        let refused = |put: Put| vec![status; put.blocks.0.len()].into();
+        reply_to(request, |put| PutReply { statuses: refused(put), set: None })
+            .filter(|_| refuses.load(Ordering::Relaxed))
+    })
 }
 
 /// One node was full. Nodes joined before those whose copies it should have kept; these gave none of
@@ -42,7 +39,7 @@ fn one_full_node_does_not_keep_its_neighbours_from_handing_blocks_over() {
         let refuses = Arc::new(AtomicBool::new(false));
         let shared = refuses.clone();
         let full = ring.join_as(Arc::new(MemoryStore::new(ROOMY)), move |honest| {
-            Arc::new(Refusing(honest, shared.clone(), status))
+            refusing(honest, shared.clone(), status)
         });
         ring.settle();
         refuses.store(true, Ordering::Relaxed);
@@ -112,10 +109,7 @@ fn a_full_root_does_not_fetch_the_same_blocks_for_ever() {
     let (hash, _) = stray.clone().expect("one of many");
     ring.try_put(0, vec![stray.expect("one of many")]).expect("elsewhere there is room");
     let holder = ring.holders(&hash.key())[0];
-    let get = ring.members[holder].store.get(&hash.key());
-    let held = ring.sim.block_on(MINUTE, get).expect("ends").expect("memory").expect("held");
-    let put = ring.members[small].store.put(vec![held]);
-    ring.sim.block_on(MINUTE, put).expect("ends").expect("there is room for a small one");
+    ring.store(small, vec![ring.held(holder, &hash.key()).expect("held")]);
     ring.sim.run_for(10 * MINUTE);
     let before = ring.bytes_of(rpc::FETCH) + ring.bytes_of(rpc::PUT);
     ring.sim.run_for(60 * MINUTE);

@@ -12,9 +12,7 @@ use bytes::Bytes;
 
 use crate::faulty::{altered, faulty, flip_a_bit, reply_to, stores_all};
 use crate::flawed::Flawed;
-use crate::ring::{ROOMY, Ring, block};
-
-const MINUTE: Duration = Duration::from_secs(60);
+use crate::ring::{MINUTE, ROOMY, Ring, block};
 
 /// Answers honestly but flips a bit of every block it serves.
 fn liar(honest: Arc<dyn Service>) -> Arc<dyn Service> {
@@ -83,8 +81,7 @@ fn a_request_for_many_comparisons_is_answered_in_part() {
         let bytes = Bytes::copy_from_slice(&n.to_be_bytes());
         StoredBlock { info: info(BlockHash::of(&bytes).key()), bytes }
     });
-    let put = ring.members[0].store.put(stored.collect());
-    ring.sim.block_on(MINUTE, put).expect("ends").expect("memory");
+    ring.store(0, stored.collect());
     let outsider = ring.outsider();
     let compare = |claims: usize| {
         let summary = Summary { digest: [1; 32], count: 1 };
@@ -105,16 +102,10 @@ fn repair_takes_no_garbage_over() {
     ring.sim.run_for(MINUTE * 5);
     ring.join(Arc::new(MemoryStore::new(ROOMY)));
     ring.sim.run_for(MINUTE * 5);
-    for (i, member) in ring.members.iter().enumerate() {
-        if i == liar {
-            continue;
-        }
+    for i in (0..ring.members.len()).filter(|i| *i != liar) {
         for n in 0..40 {
             let (hash, bytes) = block(n);
-            let held = ring.sim.block_on(MINUTE, member.store.get(&hash.key())).expect("ends");
-            if let Some(held) = held.expect("memory does not fail") {
-                assert_eq!(held.bytes, bytes);
-            }
+            assert!(ring.held(i, &hash.key()).is_none_or(|held| held.bytes == bytes));
         }
     }
 }

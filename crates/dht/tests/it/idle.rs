@@ -1,12 +1,9 @@
 //! What a ring costs in which nothing happens.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::flawed::Flawed;
-use crate::ring::{ROOMY, Ring};
-
-const MINUTE: Duration = Duration::from_secs(60);
+use crate::ring::{MINUTE, ROOMY, Ring};
 
 /// Each comparison went through all blocks of the range on both sides, every minute.
 #[test]

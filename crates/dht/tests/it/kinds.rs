@@ -8,9 +8,7 @@ use atoll_key::kinds::counter::counter;
 use atoll_key::{BlockId, BlockKind, InvalidBlock, Key};
 use bytes::Bytes;
 
-use crate::ring::Ring;
-
-const MINUTE: Duration = Duration::from_secs(60);
+use crate::ring::{MINUTE, Ring};
 
 const NAME: &[u8; 16] = b"a test's counter";
 

@@ -3,27 +3,21 @@
 //! is of one kind of [`Lie`]; colluders know all the others of their kind.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use atoll_dht::durable::MemoryState;
-use atoll_dht::receipt::SimulatedKeys;
 use atoll_dht::rpc::{self, LookupReply, LookupStep};
 use atoll_dht::{Blocks, Dht, DhtConfig, GetError};
 use atoll_env::BoxFuture;
 use atoll_key::{Key, SecretKey, SignedBlock};
-use atoll_net::{Peer, Refusal, Reply, Request, Router, Service};
+use atoll_net::{Peer, Refusal, Reply, Request, Service};
 use atoll_overlay::chord::messages::{self as chord_messages, AskRoute, WireRoute};
-use atoll_overlay::chord::ring::state::ChordState;
 use atoll_overlay::chord::{Chord, ChordConfig, TablePolicy};
 use atoll_overlay::{MAX_CLOSER, Node, Route};
 use atoll_sim::{HostConfig, Sim, SimConfig};
-use atoll_store::MemoryStore;
-use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 
-use crate::ring::{ROOMY, block};
-
-const HOUR: Duration = Duration::from_secs(3600);
+use crate::faulty::flip_a_bit;
+use crate::perfect::{Perfect, ring_at_rest};
+use crate::ring::{HOUR, block};
 
 /// What a liar does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -135,11 +129,7 @@ impl Service for Liar {
         Box::pin(async move {
             let mut reply = honest.await?;
             if lie == Lie::Garbage {
-                for part in &mut reply.parts {
-                    let mut bytes = part.to_vec();
-                    bytes[0] ^= 1;
-                    *part = Bytes::from(bytes);
-                }
+                flip_a_bit(&mut reply);
             }
             if lie == Lie::Deny && request.method == rpc::LOOKUP_STEP && !reply.parts.is_empty() {
                 // As if it were the root and had lost the block.
@@ -192,41 +182,20 @@ impl Crowd {
         let Setting { nodes, one_in, lies, routes, published, signed, table } = setting.clone();
         let sim = Sim::new(SimConfig { seed: 3, ..SimConfig::default() });
         let hosts = sim.add_hosts(nodes, &HostConfig::default());
-        let mut ring: Vec<Node> = hosts.iter().map(|host| Node::of(sim.peer(*host))).collect();
-        ring.sort_by_key(|node| node.id);
         let successors = 2 * nodes.ilog2() as usize;
         let chord_config = ChordConfig { successors, table, ..ChordConfig::default() };
         let config = DhtConfig { replicas: 6, routes, ..DhtConfig::default() };
-        let mut members = Vec::new();
-        for host in hosts {
-            let (env, transport) = (sim.env(host), sim.transport(host));
-            let me = Node::of(sim.peer(host));
-            let state = ChordState::perfect(me, &ring, successors);
-            let chord =
-                Chord::with_state(env.clone(), transport.clone(), chord_config.clone(), state);
-            let store = Arc::new(MemoryStore::new(ROOMY));
-            let (keys, config) = (Arc::new(SimulatedKeys(me.peer.id)), config.clone());
-            let dht = Dht::new(
-                env,
-                transport.clone(),
-                chord.clone(),
-                store,
-                keys,
-                Arc::new(MemoryState::default()),
-                config,
-            );
-            let router = Arc::new(Router::new().route(1, chord.clone()).route(2, dht.clone()));
-            transport.serve(router.clone());
-            members.push((host, me, (dht, chord), router));
-        }
+        let members = ring_at_rest(&sim, &hosts, &chord_config, &config);
+        let mut ring: Vec<Node> = members.iter().map(|member| member.me).collect();
+        ring.sort_by_key(|node| node.id);
         let puts = stream::iter(0..published)
-            .map(|n| members[n as usize * 7 % nodes].2.0.put(vec![block(n)]))
+            .map(|n| members[n as usize * 7 % nodes].dht.put(vec![block(n)]))
             .buffer_unordered(100)
             .for_each(|put| async { put.expect("nobody lies yet") });
         sim.block_on(HOUR, puts).expect("puts end");
         let puts = stream::iter(0..signed)
             .map(|n| {
-                let dht = members[n as usize * 7 % nodes].2.0.clone();
+                let dht = members[n as usize * 7 % nodes].dht.clone();
                 async move {
                     for version in [1, 2] {
                         dht.put_signed(signed_block(n, version)).await.expect("nobody lies yet");
@@ -238,18 +207,18 @@ impl Crowd {
         sim.block_on(HOUR, puts).expect("puts end");
         let lies_at = |n: usize| n.is_multiple_of(one_in);
         let liars = members.iter().enumerate().filter(|(n, _)| lies_at(*n));
-        let mut friends: Vec<Node> = liars.map(|(_, member)| member.1).collect();
+        let mut friends: Vec<Node> = liars.map(|(_, member)| member.me).collect();
         friends.sort_by_key(|node| node.id);
         let friends = Arc::new(friends);
         let mut honest = Vec::new();
-        for (n, (host, me, layers, router)) in members.into_iter().enumerate() {
+        for (n, Perfect { me, dht, chord, router }) in members.into_iter().enumerate() {
             if !lies_at(n) {
-                honest.push(layers);
+                honest.push((dht, chord));
                 continue;
             }
             let lie = lies[n / one_in % lies.len()];
             let liar = Liar { lie, me, honest: router, friends: friends.clone() };
-            sim.transport(host).serve(Arc::new(liar));
+            sim.transport(hosts[n]).serve(Arc::new(liar));
         }
         Crowd { sim, honest, ring }
     }
@@ -357,7 +326,7 @@ fn liars_are_found_out_and_asked_less_and_less() {
     assert!(last.mean_calls() < first.mean_calls() * 0.9);
 }
 
-/// Who fetches a signed block asks all its replicas at once, as they are named: where these
+/// A reader of a signed block asks all its replicas at once, as they are named: where these
 /// are liars, or the root is one that names others, it is looked for as any block is.
 #[test]
 fn signed_blocks_are_found_though_every_fifth_node_lies() {
@@ -392,7 +361,7 @@ fn what_does_not_exist_is_said_not_to_though_liars_are_about() {
         let said = |error: &GetError| matches!(error, GetError::NotFound { .. });
         let not_found = outcome.failed.iter().filter(|error| said(error)).count();
         println!("one liar in {one_in}: {not_found} of 200 said to be nowhere, {calls:.2} calls");
-        // Among liars who name dead nodes, not to be sure is an honest answer too.
+        // Among liars that name dead nodes, not to be sure is an honest answer too.
         assert!(not_found == 200 || one_in == 5 && not_found > 50, "{not_found}");
         assert!(one_in == 5 || calls < 20.0, "{calls}");
     }

@@ -3,21 +3,17 @@
 //! one position.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use atoll_dht::Blocks;
 use atoll_overlay::MAX_VIRTUAL_SERVERS;
-use atoll_sim::SimConfig;
 use atoll_store::MemoryStore;
 
-use crate::ring::{ROOMY, Ring, block, prompt};
+use crate::ring::{MINUTE, ROOMY, Ring, block, prompt};
 
-const MINUTE: Duration = Duration::from_secs(60);
 const BLOCKS: u32 = 120;
 
 fn ring(seed: u64, nodes: usize, virtual_servers: u16) -> Ring {
-    let sim = SimConfig { seed, ..SimConfig::default() };
-    let ring = Ring::with(sim, prompt(), nodes);
+    let ring = Ring::configured(seed, prompt(), nodes);
     for member in 0..nodes {
         ring.set_virtual_servers(member, virtual_servers);
     }
@@ -50,7 +46,7 @@ enum Event {
     Changes(usize, u16),
 }
 
-/// Lets it happen. At once, before anybody has noticed, blocks are read and put; these are
+/// Lets it happen. At once, before any node has noticed, blocks are read and put; these are
 /// counted in `next`.
 fn happen(ring: &mut Ring, event: Event, virtual_servers: u16, next: &mut u32) {
     let (seed, reader) = (ring.sim.seed(), ring.members[0].dht.clone());

@@ -5,19 +5,14 @@
 //! servers (§5.3) in `virtual_servers.rs`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use atoll_dht::rpc::{self, LookupReply, LookupStep};
 use atoll_dht::{Blocks, DhtConfig, GetError, PutError};
 use atoll_key::{BlockHash, Key, SecretKey, SignedBlock};
-use atoll_sim::SimConfig;
 use atoll_store::MemoryStore;
 use bytes::Bytes;
 
-use crate::ring::{ROOMY, Ring, block, prompt};
-
-const MINUTE: Duration = Duration::from_secs(60);
-const HOUR: Duration = Duration::from_secs(3600);
+use crate::ring::{HOUR, MINUTE, ROOMY, Ring, block, prompt};
 
 fn signed(version: u64) -> SignedBlock {
     let text = format!("version {version}");
@@ -42,7 +37,7 @@ fn step(ring: &Ring, at: usize, key: Key) -> (LookupReply, Vec<Bytes>) {
 #[test]
 fn the_successor_of_a_key_holds_its_block() {
     let config = DhtConfig { replicas: 1, ..prompt() };
-    let ring = Ring::with(SimConfig { seed: 41, ..SimConfig::default() }, config, 9);
+    let ring = Ring::configured(41, config, 9);
     ring.put(4, 0..50);
     for n in 0..50 {
         let key = block(n).0.key();
@@ -55,7 +50,7 @@ fn the_successor_of_a_key_holds_its_block() {
 #[test]
 fn a_join_moves_only_blocks_that_become_the_newcomers() {
     let config = DhtConfig { replicas: 1, ..prompt() };
-    let mut ring = Ring::with(SimConfig { seed: 42, ..SimConfig::default() }, config, 8);
+    let mut ring = Ring::configured(42, config, 8);
     ring.put(0, 0..200);
     let place = |ring: &Ring| -> Vec<Vec<usize>> {
         (0..200).map(|n| ring.holders(&block(n).0.key())).collect()
@@ -172,11 +167,7 @@ fn the_new_successor_of_a_block_counts_it_as_its_own() {
 /// exist. In contrast, the number of cached copies cannot easily be counted".
 #[test]
 fn cached_copies_are_not_replicas() {
-    let ring = Ring::with(
-        SimConfig { seed: 3, ..SimConfig::default() },
-        DhtConfig { cache_asks: 1, ..DhtConfig::default() },
-        12,
-    );
+    let ring = Ring::configured(3, DhtConfig { cache_asks: 1, ..DhtConfig::default() }, 12);
     ring.put(0, 0..1);
     let (hash, _) = block(0);
     for at in 0..12 {
@@ -186,14 +177,12 @@ fn cached_copies_are_not_replicas() {
     assert!(cached >= 9, "every fetching node has a copy, and some on the way: {cached}");
     assert_eq!(ring.holders(&hash.key()), ring.replica_set(&hash.key()));
     for member in ring.holders(&hash.key()) {
-        let removed = ring.members[member].store.remove(vec![hash.key()]);
-        ring.sim.block_on(MINUTE, removed).expect("ends").expect("memory");
+        ring.remove(member, vec![hash.key()]);
         ring.members[member].dht.repair_now();
     }
     ring.sim.run_for(MINUTE * 3);
     assert!(ring.holders(&hash.key()).is_empty(), "repair took a cached copy for a replica");
-    let renewed = ring.members[0].dht.renew(vec![hash]);
-    assert_eq!(ring.sim.block_on(MINUTE, renewed).expect("ends"), Ok(vec![hash]), "it is lacking");
+    assert_eq!(ring.renew(0, vec![hash]), Ok(vec![hash]), "it is lacking");
 }
 
 /// §5.5: "a way that allows only the publisher of a file system to modify it". The version, which
@@ -219,13 +208,12 @@ fn a_signed_block_is_replaced_by_a_higher_version_only() {
 #[test]
 fn blocks_that_are_not_refreshed_are_deleted_and_others_stay() {
     let config = DhtConfig { lease: HOUR * 10, expire_grace: HOUR, ..prompt() };
-    let ring = Ring::with(SimConfig { seed: 55, ..SimConfig::default() }, config, 4);
+    let ring = Ring::configured(55, config, 4);
     ring.put(0, 0..20);
     for _ in 0..4 {
         ring.sim.run_for(HOUR * 5);
         let hashes: Vec<BlockHash> = (10..20).map(|n| block(n).0).collect();
-        let renewed = ring.sim.block_on(MINUTE, ring.members[0].dht.renew(hashes));
-        assert_eq!(renewed.expect("ends"), Ok(Vec::new()), "the ring holds all of them");
+        assert_eq!(ring.renew(0, hashes), Ok(Vec::new()), "the ring holds all of them");
     }
     for n in 0..10 {
         assert!(ring.holders(&block(n).0.key()).is_empty(), "block {n} was not refreshed");
@@ -273,7 +261,7 @@ fn what_is_nowhere_is_not_found_and_the_error_says_who_was_asked() {
 
 /// `roomy` nodes and then one that takes no block at all.
 fn with_a_full_node(seed: u64, config: DhtConfig, roomy: usize) -> Ring {
-    let mut ring = Ring::with(SimConfig { seed, ..SimConfig::default() }, config, roomy);
+    let mut ring = Ring::configured(seed, config, roomy);
     ring.join(Arc::new(MemoryStore::new(0)));
     ring.settle();
     ring

@@ -14,9 +14,9 @@ use atoll_store::{BlockInfo, MemoryStore, Owner, StoredBlock};
 use futures_util::future::join_all;
 
 use crate::quotas::{
-    Agreeable, MINUTE, face, now_secs, owner_of, put_of, put_with, ring_and_flooder, send,
+    Agreeable, face, now_secs, owner_of, put_of, put_with, ring_and_flooder, send,
 };
-use crate::ring::{ROOMY, Ring, block};
+use crate::ring::{MINUTE, ROOMY, Ring, block};
 
 /// Answers nothing until it is told to.
 #[derive(Default)]

@@ -10,10 +10,12 @@ use atoll_net::Router;
 use atoll_overlay::Node;
 use atoll_overlay::chord::ring::state::ChordState;
 use atoll_overlay::chord::{Chord, ChordConfig, TablePolicy};
-use atoll_sim::{HostConfig, Sim};
+use atoll_sim::{HostConfig, HostId, Sim};
 use atoll_store::MemoryStore;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
+
+use crate::ring::ROOMY;
 
 const BLOCK_BYTES: usize = 8192;
 
@@ -21,6 +23,45 @@ fn block(n: usize) -> (BlockHash, Bytes) {
     let mut bytes = vec![0; BLOCK_BYTES];
     bytes[..8].copy_from_slice(&n.to_be_bytes());
     (BlockHash::of(&bytes), Bytes::from(bytes))
+}
+
+/// A node of a ring whose tables are right from the start.
+pub(crate) struct Perfect {
+    pub me: Node,
+    pub dht: Arc<Dht>,
+    pub chord: Arc<Chord>,
+    /// What answers both of them.
+    pub router: Arc<Router>,
+}
+
+/// Nodes whose tables are right and stay as they are, in the order of `hosts`.
+pub(crate) fn ring_at_rest(
+    sim: &Sim,
+    hosts: &[HostId],
+    chord_config: &ChordConfig,
+    config: &DhtConfig,
+) -> Vec<Perfect> {
+    let mut nodes: Vec<Node> = hosts.iter().map(|host| Node::of(sim.peer(*host))).collect();
+    nodes.sort_by_key(|node| node.id);
+    let start = |host: &HostId| {
+        let (env, transport) = (sim.env(*host), sim.transport(*host));
+        let me = Node::of(sim.peer(*host));
+        let state = ChordState::perfect(me, &nodes, chord_config.successors);
+        let chord = Chord::with_state(env.clone(), transport.clone(), chord_config.clone(), state);
+        let dht = Dht::new(
+            env,
+            transport.clone(),
+            chord.clone(),
+            Arc::new(MemoryStore::new(ROOMY)),
+            Arc::new(SimulatedKeys(me.peer.id)),
+            Arc::new(MemoryState::default()),
+            config.clone(),
+        );
+        let router = Arc::new(Router::new().route(1, chord.clone()).route(2, dht.clone()));
+        transport.serve(router.clone());
+        Perfect { me, dht, chord, router }
+    };
+    hosts.iter().map(start).collect()
 }
 
 /// A ring whose tables are right from the start, with all upkeep running.
@@ -35,36 +76,16 @@ pub(crate) fn ring_of(
     table: TablePolicy,
     dht_config: &DhtConfig,
 ) -> Vec<Arc<Dht>> {
-    let hosts = sim.add_hosts(count, &HostConfig::default());
-    let mut nodes: Vec<Node> = hosts.iter().map(|host| Node::of(sim.peer(*host))).collect();
-    nodes.sort_by_key(|node| node.id);
     // CFS §4.2: r is 2 log2 N.
     let successors = (2 * count.ilog2() as usize).max(4);
     let config = ChordConfig { successors, table, ..ChordConfig::default() };
-    let mut dhts = Vec::with_capacity(count);
-    for host in hosts {
-        let (env, transport) = (sim.env(host), sim.transport(host));
-        let me = Node::of(sim.peer(host));
-        let state = ChordState::perfect(me, &nodes, successors);
-        let chord = Chord::with_state(env.clone(), transport.clone(), config.clone(), state);
-        let store = Arc::new(MemoryStore::new(1 << 30));
-        let keys = Arc::new(SimulatedKeys(me.peer.id));
-        let config = dht_config.clone();
-        let dht = Dht::new(
-            env,
-            transport.clone(),
-            chord.clone(),
-            store,
-            keys,
-            Arc::new(MemoryState::default()),
-            config,
-        );
-        transport.serve(Arc::new(Router::new().route(1, chord.clone()).route(2, dht.clone())));
-        chord.start();
-        dht.start();
-        dhts.push(dht);
+    let hosts = sim.add_hosts(count, &HostConfig::default());
+    let ring = ring_at_rest(sim, &hosts, &config, dht_config);
+    for member in &ring {
+        member.chord.start();
+        member.dht.start();
     }
-    dhts
+    ring.into_iter().map(|member| member.dht).collect()
 }
 
 /// Which node makes operation `n`: spread over the ring, the same in every run.

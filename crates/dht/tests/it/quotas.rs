@@ -16,11 +16,9 @@ use atoll_sim::{Connections, SimConfig, TcpModel};
 use atoll_store::{MemoryStore, Owner};
 use bytes::Bytes;
 
+use crate::faulty::faulty;
 use crate::flawed::Flawed;
-use crate::ring::{Ring, block, sized_block};
-
-pub(crate) const MINUTE: Duration = Duration::from_secs(60);
-pub(crate) const HOUR: Duration = Duration::from_secs(3600);
+use crate::ring::{HOUR, MINUTE, Ring, block, sized_block};
 
 /// Small stores, of which a publisher may use 4 % and a carrier of copies 8 %.
 pub(crate) const CAPACITY: u64 = 4 << 20;
@@ -40,7 +38,7 @@ pub(crate) fn tight() -> DhtConfig {
 }
 
 pub(crate) fn ring(seed: u64, count: usize) -> Ring {
-    let mut ring = Ring::with(SimConfig { seed, ..SimConfig::default() }, tight(), 0);
+    let mut ring = Ring::configured(seed, tight(), 0);
     for _ in 0..count {
         ring.join(Arc::new(MemoryStore::new(CAPACITY)));
     }
@@ -146,8 +144,8 @@ fn assert_refused(answer: Result<Vec<PutStatus>, CallError>, what: &str) {
     }
 }
 
-/// Somebody with as many keys and addresses as he likes: all calls to them come here, and
-/// he confirms whatever he is asked.
+/// An attacker with as many keys and addresses as it likes: all calls to them come here, and
+/// it confirms whatever it is asked.
 #[derive(Default)]
 struct Homes(Mutex<BTreeMap<Peer, Peer>>);
 
@@ -192,14 +190,14 @@ impl Service for Agreeable {
     }
 }
 
-/// A ring, and somebody outside it with the given keys and addresses.
+/// A ring, and an attacker outside it with the given keys and addresses.
 pub(crate) fn ring_and_flooder(
     seed: u64,
     count: usize,
     faces: impl Iterator<Item = Peer>,
 ) -> (Ring, Arc<dyn Transport>) {
     let homes = Arc::new(Homes::default());
-    let mut ring = Ring::with(SimConfig { seed, ..SimConfig::default() }, tight(), 0);
+    let mut ring = Ring::configured(seed, tight(), 0);
     let via = homes.clone();
     ring.via = Box::new(move |inner| Arc::new(Redirecting { inner, homes: via.clone() }));
     for _ in 0..count {
@@ -219,11 +217,7 @@ fn flood(ring: &Ring, flooder: &Arc<dyn Transport>, faces: &[Peer]) -> usize {
     for n in 0..800u32 {
         let block = sized_block(1_000_000 + n, LEN);
         let key = block.0.key();
-        let root = ring
-            .replica_set(&key)
-            .into_iter()
-            .min_by_key(|i| ring.node(*i).id.key().distance_from(&key))
-            .expect("somebody is up");
+        let root = ring.root(&key);
         let face = faces[n as usize % faces.len()];
         let request = put_of(face, now_secs(ring), &[key], std::slice::from_ref(&block), true);
         match send(ring, flooder, root, request).expect("answered")[0] {
@@ -243,15 +237,14 @@ pub(crate) fn face(key: u8, address: u8) -> Peer {
     Peer { id: PeerId(id), addr: format!("172.16.0.{address}:9").parse().expect("an address") }
 }
 
-#[test]
-fn a_flood_from_one_address_under_many_keys_fills_no_more_than_its_share() {
-    let faces: Vec<Peer> = (0..20).map(|key| face(key, 1)).collect();
-    let (ring, flooder) = ring_and_flooder(1, 8, faces.iter().copied());
-    let stored = flood(&ring, &flooder, &faces);
+/// Floods a ring as `faces`; `kept` says what of what is kept for them must be within a share.
+fn assert_flood_is_bounded(seed: u64, faces: &[Peer], kept: impl Fn((u64, u64)) -> u64) {
+    let (ring, flooder) = ring_and_flooder(seed, 8, faces.iter().copied());
+    let stored = flood(&ring, &flooder, faces);
     assert!(stored > 40, "only {stored} were taken");
     ring.until_replicated();
-    for (_, ip) in kept_for(&ring, &faces[0].id, faces[0].addr.ip()) {
-        assert!(ip <= SHARE, "{ip} of {SHARE}");
+    for of_flooder in kept_for(&ring, &faces[0].id, faces[0].addr.ip()).into_iter().map(kept) {
+        assert!(of_flooder <= SHARE, "{of_flooder} of {SHARE}");
     }
     // An honest publisher beside it.
     ring.put(3, 0..40);
@@ -259,21 +252,19 @@ fn a_flood_from_one_address_under_many_keys_fills_no_more_than_its_share() {
 }
 
 #[test]
-fn a_flood_under_one_key_from_many_addresses_fills_no_more_than_its_share() {
-    let faces: Vec<Peer> = (0..20).map(|address| face(1, address)).collect();
-    let (ring, flooder) = ring_and_flooder(2, 8, faces.iter().copied());
-    let stored = flood(&ring, &flooder, &faces);
-    assert!(stored > 40, "only {stored} were taken");
-    ring.until_replicated();
-    for (key, _) in kept_for(&ring, &faces[0].id, faces[0].addr.ip()) {
-        assert!(key <= SHARE, "{key} of {SHARE}");
-    }
-    ring.put(3, 0..40);
-    ring.assert_readable(0..40);
+fn a_flood_from_one_address_under_many_keys_fills_no_more_than_its_share() {
+    let faces: Vec<Peer> = (0..20).map(|key| face(key, 1)).collect();
+    assert_flood_is_bounded(1, &faces, |(_, address)| address);
 }
 
-/// The store had the batch in its queue when its room was given back: whoever put and gave
-/// up, again and again, filled what he liked.
+#[test]
+fn a_flood_under_one_key_from_many_addresses_fills_no_more_than_its_share() {
+    let faces: Vec<Peer> = (0..20).map(|address| face(1, address)).collect();
+    assert_flood_is_bounded(2, &faces, |(key, _)| key);
+}
+
+/// The store had the batch in its queue when its room was given back: a publisher that put and
+/// gave up, again and again, filled what it liked.
 #[test]
 fn puts_that_are_given_up_count_until_the_store_has_them() {
     let faces = [face(1, 1)];
@@ -384,7 +375,7 @@ fn an_address_is_charged_only_if_the_publishers_key_answers_there() {
             assert_refused(send(&ring, &from, to, put), "somebody else's address");
         }
     }
-    // Signed by the victim's key and shown by somebody who recorded it, or can forge it:
+    // Signed by the victim's key and shown by a node that recorded it, or can forge it:
     // the victim does not know it.
     let put = put_of(ring.node(1).peer, now, &keys, blocks, false);
     assert_refused(send(&ring, &from, 2, put.clone()), "not made by its publisher");
@@ -394,21 +385,6 @@ fn an_address_is_charged_only_if_the_publishers_key_answers_there() {
     assert!(ring.holders(&mine.0.key()).is_empty());
 }
 
-/// Keeps what it sees of puts.
-struct Recorder {
-    honest: Arc<dyn Service>,
-    seen: Arc<Mutex<Vec<Request>>>,
-}
-
-impl Service for Recorder {
-    fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
-        if request.method == rpc::PUT {
-            self.seen.lock().expect("not poisoned").push(request.clone());
-        }
-        self.honest.handle(from, request)
-    }
-}
-
 /// A ring of five that holds 40 blocks of the first, and the puts that the last has seen of
 /// them.
 fn ring_and_recorded(seed: u64) -> (Ring, Vec<Request>) {
@@ -416,7 +392,13 @@ fn ring_and_recorded(seed: u64) -> (Ring, Vec<Request>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let record = seen.clone();
     ring.join_as(Arc::new(MemoryStore::new(CAPACITY)), move |honest| {
-        Arc::new(Recorder { honest, seen: record.clone() })
+        let seen = record.clone();
+        faulty(honest, move |_, request| {
+            if request.method == rpc::PUT {
+                seen.lock().expect("not poisoned").push(request.clone());
+            }
+            None
+        })
     });
     ring.settle();
     ring.put(0, 0..40);
@@ -429,8 +411,7 @@ fn ring_and_recorded(seed: u64) -> (Ring, Vec<Request>) {
 fn a_replayed_receipt_keeps_no_block_alive_and_charges_nobody_else() {
     let (ring, recorded) = ring_and_recorded(7);
     let lease = |ring: &Ring, key: &Key| {
-        let member = &ring.members[ring.holders(key)[0]];
-        member.store.info(key).expect("memory").expect("held").expires_unix_secs
+        ring.info(ring.holders(key)[0], key).expect("held").expires_unix_secs
     };
     let key_of = |request: &Request| {
         let put: rpc::Put = rpc::from_header(&request.header).expect("well-formed");
@@ -456,7 +437,7 @@ fn a_replayed_receipt_keeps_no_block_alive_and_charges_nobody_else() {
     }
 }
 
-/// A root that sends its own blocks on in the name of somebody who has published others.
+/// A root that sends its own blocks on in the name of a node that has published others.
 #[test]
 fn a_lying_root_cannot_charge_somebody_else() {
     let (ring, recorded) = ring_and_recorded(8);
@@ -484,8 +465,7 @@ fn whoever_renews_a_block_is_charged_for_it_and_needs_a_receipt() {
     ring.put(0, 0..10);
     ring.sim.run_for(HOUR * 2);
     let hashes: Vec<BlockHash> = (0..10).map(|n| block(n).0).collect();
-    let renewed = ring.members[1].dht.renew(hashes.clone());
-    assert_eq!(ring.sim.block_on(MINUTE, renewed).expect("ends"), Ok(Vec::new()));
+    assert_eq!(ring.renew(1, hashes.clone()), Ok(Vec::new()));
     let other = owner_of(&ring.node(1).peer);
     for hash in &hashes {
         assert_eq!(owners(&ring, &hash.key()), vec![other; 3]);
@@ -494,10 +474,8 @@ fn whoever_renews_a_block_is_charged_for_it_and_needs_a_receipt() {
     for lease_secs in [0, 1000] {
         let names = keys.iter().map(Name::of).collect();
         let renew = Renew { names, lease_secs, as_root: false, receipt: None };
-        let header = rpc::to_header(&renew);
-        let request = Request { method: rpc::RENEW, header, parts: Vec::new() };
-        let call = ring.outsider().call(ring.node(2).peer, request, MINUTE);
-        let refused = ring.sim.block_on(MINUTE, call).expect("ends").expect_err("no receipt");
+        let answer = ring.call(&ring.outsider(), 2, &renew, Vec::new());
+        let refused = answer.expect_err("no receipt");
         assert!(matches!(&refused, CallError::Refused(r) if r.code == BAD_RECEIPT), "{refused}");
     }
 }
@@ -511,8 +489,7 @@ fn renewing_what_is_somebody_elses_needs_room() {
     ring.put(1, 5_000..5_010);
     ring.sim.run_for(HOUR * 2);
     let own: Vec<BlockHash> = (0..20).map(|n| sized_block(n, LEN).0).collect();
-    let renewed = ring.members[0].dht.renew(own);
-    assert_eq!(ring.sim.block_on(MINUTE, renewed).expect("ends"), Ok(Vec::new()), "its own");
+    assert_eq!(ring.renew(0, own), Ok(Vec::new()), "its own");
     let others: Vec<BlockHash> = (0..18)
         .map(|n| sized_block(9_000 + n, LEN))
         .map(|(hash, bytes)| {
@@ -521,8 +498,7 @@ fn renewing_what_is_somebody_elses_needs_room() {
         })
         .collect();
     ring.sim.run_for(HOUR * 2);
-    let renewed = ring.members[0].dht.renew(others.clone());
-    let renewed = ring.sim.block_on(MINUTE, renewed).expect("ends");
+    let renewed = ring.renew(0, others);
     assert!(matches!(renewed, Err(PutError::OverQuota { .. })), "{renewed:?}");
 }
 
@@ -530,10 +506,7 @@ fn renewing_what_is_somebody_elses_needs_room() {
 #[test]
 fn a_publisher_is_asked_to_confirm_once_an_hour() {
     let ring = Ring::new(15, 4);
-    let asked = |ring: &Ring| {
-        let stats = ring.sim.stats();
-        stats.methods.get(&rpc::CONFIRM).map_or(0, |method| method.call_count)
-    };
+    let asked = |ring: &Ring| ring.calls_of(rpc::CONFIRM);
     ring.put(0, 0..100);
     let first = asked(&ring);
     assert!((1..=3).contains(&first), "{first}");
@@ -554,12 +527,10 @@ fn a_publisher_is_confirmed_over_an_open_connection_and_dialled_only_without_one
     for connections in [Connections::Tcp(TcpModel::today()), Connections::Instant] {
         let config = SimConfig { seed: 15, connections, ..SimConfig::default() };
         let ring = Ring::with(config, DhtConfig::default(), 6);
-        let count = |ring: &Ring, method: u16| {
-            ring.sim.stats().methods.get(&method).map_or(0, |method| method.call_count)
-        };
-        let (dials, asked) = (count(&ring, PROBE), count(&ring, rpc::CONFIRM));
+        let count = || (ring.calls_of(PROBE), ring.calls_of(rpc::CONFIRM));
+        let (dials, asked) = count();
         ring.put(0, 0..100);
-        let (dials, asked) = (count(&ring, PROBE) - dials, count(&ring, rpc::CONFIRM) - asked);
+        let (dials, asked) = (count().0 - dials, count().1 - asked);
         assert!(asked >= 3, "{asked}");
         // On a ring of six, all have met and are connected.
         let expected = if connections == Connections::Instant { asked } else { 0 };
@@ -609,11 +580,10 @@ fn the_report_says_who_uses_how_much_of_what() {
     assert!((2.0..8.0).contains(&report.estimated_nodes), "{}", report.estimated_nodes);
 }
 
-/// Nobody is limited by default on a network as small as one publisher's allowance.
+/// No publisher is limited by default on a network as small as one publisher's allowance.
 #[test]
 fn a_small_network_limits_nobody_by_default() {
-    let mut ring =
-        Ring::with(SimConfig { seed: 17, ..SimConfig::default() }, DhtConfig::default(), 0);
+    let mut ring = Ring::configured(17, DhtConfig::default(), 0);
     for _ in 0..5 {
         ring.join(Arc::new(MemoryStore::new(CAPACITY)));
     }
@@ -625,7 +595,7 @@ fn a_small_network_limits_nobody_by_default() {
             break;
         }
     }
-    // Whoever finds no room first, the root or its replicas, decides what the error is.
+    // The node that finds no room first, the root or a replica, decides what the error is.
     assert!(last.is_err(), "2000 blocks are more than 5 nodes have room for");
     let fullest = ring.members.iter().map(|m| m.store.usage().disk_bytes).max();
     assert!(fullest > Some(CAPACITY * 4 / 5), "{fullest:?}");

@@ -1,7 +1,6 @@
 //! What it costs a publisher to keep a large volume alive.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use atoll_dht::rpc::{HOLDINGS, MAX_KEYS, RENEW};
 use atoll_dht::{Blocks, Dht, DhtConfig};
@@ -10,9 +9,7 @@ use atoll_overlay::chord::messages::ROUTE;
 use atoll_sim::{Sim, SimConfig};
 
 use crate::perfect::ring_with;
-use crate::ring::{Ring, block};
-
-const HOUR: Duration = Duration::from_secs(3600);
+use crate::ring::{HOUR, Ring, block};
 
 /// Calls and bytes so far by these methods.
 fn traffic(sim: &Sim, methods: &[u16]) -> (u64, u64) {

@@ -11,8 +11,11 @@ use atoll_net::{CallError, Router, Service, Transport};
 use atoll_overlay::chord::{Chord, ChordConfig};
 use atoll_overlay::{Node, Overlay};
 use atoll_sim::{HostConfig, HostId, Sim, SimConfig};
-use atoll_store::{BlockInfo, BlockStore, MemoryStore};
+use atoll_store::{BlockInfo, BlockStore, MemoryStore, StoredBlock};
 use bytes::Bytes;
+
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
 /// Room enough for any test that is not about room.
 pub(crate) const ROOMY: u64 = 1 << 30;
@@ -59,7 +62,12 @@ pub(crate) fn sized_block(n: u32, len: usize) -> (BlockHash, Bytes) {
 impl Ring {
     /// `count` nodes that have joined one after another and settled.
     pub(crate) fn new(seed: u64, count: usize) -> Ring {
-        Ring::with(SimConfig { seed, ..SimConfig::default() }, prompt(), count)
+        Ring::configured(seed, prompt(), count)
+    }
+
+    /// The same with nodes that behave as `config` says.
+    pub(crate) fn configured(seed: u64, config: DhtConfig, count: usize) -> Ring {
+        Ring::with(SimConfig { seed, ..SimConfig::default() }, config, count)
     }
 
     pub(crate) fn with(sim: SimConfig, config: DhtConfig, count: usize) -> Ring {
@@ -299,12 +307,24 @@ impl Ring {
     /// Removes blocks from a node's store, as a disk would lose them.
     pub(crate) fn remove(&self, member: usize, keys: Vec<Key>) {
         let removed = self.members[member].store.remove(keys);
-        self.sim.block_on(Duration::from_secs(60), removed).expect("ends").expect("memory");
+        self.sim.block_on(MINUTE, removed).expect("ends").expect("memory");
     }
 
     /// What a node's store says of a block.
     pub(crate) fn info(&self, member: usize, key: &Key) -> Option<BlockInfo> {
         self.members[member].store.info(key).expect("memory does not fail")
+    }
+
+    /// Puts blocks into a node's store, past the node.
+    pub(crate) fn store(&self, member: usize, blocks: Vec<StoredBlock>) {
+        let stored = self.members[member].store.put(blocks);
+        self.sim.block_on(MINUTE, stored).expect("ends").expect("room");
+    }
+
+    /// A block from a node's store.
+    pub(crate) fn held(&self, member: usize, key: &Key) -> Option<StoredBlock> {
+        let held = self.members[member].store.get(key);
+        self.sim.block_on(MINUTE, held).expect("ends").expect("memory")
     }
 
     /// Extends the leases of blocks as their publisher; those that the ring lacks.
@@ -314,7 +334,7 @@ impl Ring {
         hashes: Vec<BlockHash>,
     ) -> Result<Vec<BlockHash>, PutError> {
         let renewed = self.members[member].dht.renew(hashes);
-        self.sim.block_on(Duration::from_secs(3600), renewed).expect("renewals have deadlines")
+        self.sim.block_on(HOUR, renewed).expect("renewals have deadlines")
     }
 
     /// Calls a node as another peer does.
@@ -327,7 +347,7 @@ impl Ring {
     ) -> Result<M::Reply, CallError> {
         let request = rpc::to_request(header, parts);
         let call = from.call(self.node(to).peer, request, Duration::from_secs(30));
-        let reply = self.sim.block_on(Duration::from_secs(60), call);
+        let reply = self.sim.block_on(MINUTE, call);
         let reply = reply.expect("calls have deadlines")?;
         Ok(rpc::from_header(&reply.header).expect("well-formed"))
     }

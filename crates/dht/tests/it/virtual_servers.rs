@@ -4,16 +4,12 @@
 use std::time::Duration;
 
 use atoll_dht::{Blocks, DhtConfig};
-use atoll_sim::SimConfig;
 
-use crate::ring::{Ring, block, prompt};
-
-const MINUTE: Duration = Duration::from_secs(60);
+use crate::ring::{MINUTE, Ring, block, prompt};
 
 /// A ring whose nodes have these numbers of virtual servers.
 fn ring(seed: u64, config: DhtConfig, virtual_servers: &[u16]) -> Ring {
-    let sim = SimConfig { seed, ..SimConfig::default() };
-    let ring = Ring::with(sim, config, virtual_servers.len());
+    let ring = Ring::configured(seed, config, virtual_servers.len());
     for (member, count) in virtual_servers.iter().enumerate() {
         ring.set_virtual_servers(member, *count);
     }

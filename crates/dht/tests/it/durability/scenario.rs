@@ -17,11 +17,9 @@ use bytes::Bytes;
 use super::Model;
 use super::disk::Disk;
 use super::liar::{Lies, liar};
-use crate::full::Refusing;
-use crate::ring::{Ring, block};
+use crate::full::refusing;
+use crate::ring::{HOUR, MINUTE, Ring, block};
 
-const HOUR: Duration = Duration::from_secs(3600);
-const MINUTE: Duration = Duration::from_secs(60);
 const LEASE: Duration = Duration::from_secs(4 * 3600);
 const GRACE: Duration = Duration::from_secs(3600);
 /// Faults of a scenario.
@@ -183,7 +181,7 @@ impl Scenario {
         let publisher = lies.then(|| self.ring.node(0).peer.id);
         move |honest| match publisher {
             Some(publisher) => liar(honest, member, publisher, noted.clone()),
-            None => Arc::new(Refusing(honest, refuses.clone(), PutStatus::Failed)),
+            None => refusing(honest, refuses.clone(), PutStatus::Failed),
         }
     }
 
