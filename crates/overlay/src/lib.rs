@@ -226,14 +226,6 @@ pub trait Overlay: Send + Sync + 'static {
         })
     }
 
-    /// The numbers of `keys`, by the virtual server of this node that is the first at or after
-    /// each.
-    fn group_by_own_position(&self, keys: &[Key]) -> Vec<(Node, Vec<usize>)> {
-        let own = self.positions();
-        let first_after = |key: &Key| own.iter().min_by_key(|n| n.id.key().distance_from(key));
-        group_keys(keys, |key| first_after(key).copied())
-    }
-
     // --- any key ----------------------------------------------------------------------
 
     /// What is switched off, in an experiment.
