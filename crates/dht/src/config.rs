@@ -37,7 +37,7 @@ pub struct DhtConfig {
     pub replicas: usize,
     /// The lease given to blocks stored by this node's clients.
     pub lease: Duration,
-    /// The longest lease accepted from anybody.
+    /// The longest lease accepted from any peer.
     pub max_lease: Duration,
     /// How long a peer may take to answer one call.
     pub call_limit: Duration,
@@ -165,7 +165,7 @@ impl fmt::Display for Share {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QuotaConfig {
     /// How many nodes' worth of storage a publisher may use in the whole network; on a
-    /// network of no more nodes nobody is limited. A guess.
+    /// network of no more nodes no publisher is limited. A guess.
     pub publisher_nodes: u32,
     /// The least share, however large the network is; CFS's fixed 0.1 %.
     pub floor_share: Share,
@@ -173,7 +173,7 @@ pub struct QuotaConfig {
     pub key_share: Option<Share>,
     /// The share of one address, instead of what follows from the network's size.
     pub address_share: Option<Share>,
-    /// What a neighbour may bring in copies that nobody else on the ring knows of. A guess:
+    /// What a neighbour may bring in copies that no other node knows of. A guess:
     /// large enough for the last holder of a range, too small to fill a node.
     pub copy_share: Share,
     /// Leading bits of an IPv4 address that are charged as one, at most 32.

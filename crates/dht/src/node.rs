@@ -112,7 +112,7 @@ impl Dht {
         self.replication.status()
     }
 
-    /// Fetches a content block and says who was asked on the way.
+    /// Fetches a content block and says which nodes were asked on the way.
     ///
     /// # Errors
     /// As [`Blocks::get`].

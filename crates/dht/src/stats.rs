@@ -16,7 +16,7 @@ macro_rules! counted {
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub struct DhtStats {
             $($(#[$doc])* pub $name: u64,)*
-            /// Blocks that did not match their key, by who sent them; of the first 256 senders.
+            /// Blocks that did not match their key, by sender; of the first 256 senders.
             pub bad_blocks: BTreeMap<PeerId, u64>,
             /// Bytes the cache takes at present, with what it needs to find them again.
             pub cache_bytes: u64,

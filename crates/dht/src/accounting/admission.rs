@@ -178,9 +178,9 @@ async fn charges_of(
     Ok(copies.iter().map(charge).collect())
 }
 
-/// When a block's lease ends. A publisher's word for what only its carrier was charged for
-/// makes it the publisher's at once: a second more is what it takes. But nobody is charged for
-/// longer than he has signed for: what its carrier keeps for longer stays its carrier's.
+/// When a block's lease ends. A publisher's word for what only its carrier was charged for makes it
+/// the publisher's at once: a second more is what it takes. But no publisher is charged for longer
+/// than he has signed for: what its carrier keeps for longer stays its carrier's.
 pub(crate) fn expires(accounting: &Accounting, origin: &Origin, key: &Key, charge: &Charge) -> u64 {
     let expires = accounting.expiry(charge.lease_secs);
     let held = accounting.store.info(key).ok().flatten();

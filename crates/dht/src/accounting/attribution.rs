@@ -2,11 +2,11 @@
 //! that heal a replica, and from nodes that hand over blocks (CFS §5.1).
 //!
 //! Receipts are not stored with blocks, so these copies have none. The receiver asks nodes that
-//! should hold such a block if a majority of its replica set ever took it: the replica set, and then
-//! the k nodes after it, which held the block while the set was away. If two of them vouch for the block in the name of the same publisher, the copy is
-//! charged to that publisher, and leased no longer than both say. The node that brings the copy
-//! counts as one of the two if it belongs to the replica set. So one liar can neither have a victim
-//! charged nor store blocks at no account.
+//! should hold such a block if a majority of its replica set ever took it: the replica set, and
+//! then the k nodes after it, which held the block while the set was away. If two of them vouch for
+//! the block in the name of the same publisher, the copy is charged to that publisher, and leased
+//! no longer than both say. The node that brings the copy counts as one of the two if it belongs to
+//! the replica set. So one liar can neither have a victim charged nor store blocks at no account.
 //!
 //! A copy that no two nodes vouch for is charged to its *carrier*, the node that brought it. A
 //! carrier that is a neighbour may use [`QuotaConfig::copy_share`] of this node, any other a
@@ -17,8 +17,8 @@
 //! A copy of a block that is held with a shorter lease extends that lease only if two nodes vouch.
 //!
 //! Not covered: two liars among the replicas of a block, or beside the receiver, that vouch for
-//! each other. Where one machine can have many keys (the `identity` profile), one member can be both.
-//! With two copies (k = 2), or two nodes, no two can vouch: all copies are charged to their
+//! each other. Where one machine can have many keys (the `identity` profile), one member can be
+//! both. With two copies (k = 2), or two nodes, no two can vouch: all copies are charged to their
 //! carriers.
 //!
 //! [`QuotaConfig::copy_share`]: crate::QuotaConfig::copy_share

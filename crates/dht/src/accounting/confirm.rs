@@ -38,8 +38,8 @@ const MAX_KNOWN: usize = 4096;
 const MAX_ASKING: usize = 64;
 /// Of them, at one address.
 const MAX_ASKING_ADDRESS: usize = 4;
-/// Of them, because one peer has shown a receipt: addresses where nobody answers cost it
-/// nothing, and must not keep everybody else waiting.
+/// Of them, because one peer has shown a receipt: addresses where no node answers cost it
+/// nothing, and must not keep other publishers waiting.
 const MAX_ASKING_SOURCE: usize = 8;
 /// Receipts of its own that a node remembers. At a mebibyte each, the last 4 GiB.
 const MAX_ISSUED: usize = 4096;
@@ -76,7 +76,7 @@ pub(crate) struct Confirmations {
 #[derive(Default)]
 struct State {
     known: BTreeMap<Claim, (Verdict, Instant)>,
-    /// And who has shown the receipt.
+    /// And the peer that has shown the receipt.
     asking: BTreeMap<Question, (PeerId, Asking)>,
     issued: VecDeque<[u8; 32]>,
 }
@@ -204,7 +204,7 @@ impl Confirmations {
     }
 }
 
-/// One who waits for an answer. A call may be given up by who made it at any time; the last
+/// A request that waits for an answer. Its caller may give up at any time; the last request
 /// to give up waiting takes the question back, or it would be in the way of others for ever.
 struct Waiting<'a> {
     confirmations: &'a Confirmations,

@@ -19,7 +19,7 @@ use crate::config::QuotaConfig;
 /// The key of a carrier begins with this, and goes on with that of the node.
 const CARRIER_MARK: [u8; 4] = [0xff; 4];
 
-/// Who is charged.
+/// The account that is charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Who {
     /// Nobody: blocks from before quotas.

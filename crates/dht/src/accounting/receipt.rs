@@ -4,7 +4,7 @@
 //! node that publishes signs a receipt for each batch, and it travels with the blocks to
 //! every replica: each charges the true publisher, and a root that lies can at most leave
 //! a block out. A receipt names its blocks' keys, so it cannot be used for other blocks;
-//! and the time it was made, so that a recorded one keeps nobody's blocks alive.
+//! and the time it was made, so that a recorded one keeps no blocks alive.
 //!
 //! The signature is by the node's key, which a simulated node does not have: the maker of
 //! a [`Dht`](crate::Dht) hands it an [`Attestor`].
@@ -50,8 +50,8 @@ impl Attestor for SecretKey {
     }
 }
 
-/// For simulated networks, whose nodes have no keys: a signature is a hash of who signs and
-/// what. It tells a changed receipt from a sound one, and stops nobody who knows this.
+/// For simulated networks, whose nodes have no keys: a signature is a hash of the signer and the
+/// message. It tells a changed receipt from a sound one, and does not stop a forger.
 #[derive(Clone, Copy, Debug)]
 pub struct SimulatedKeys(pub PeerId);
 
@@ -278,7 +278,7 @@ mod tests {
         assert!(Receipt::from_wire(many, keys().into_iter()).is_err());
     }
 
-    /// Otherwise whoever has recorded a receipt could keep its blocks alive for ever, at the
+    /// Otherwise a node that has recorded a receipt could keep its blocks alive for ever, at the
     /// publisher's expense.
     #[test]
     fn repeating_a_receipt_extends_no_lease_by_more_than_the_slack_of_clocks() {

@@ -105,7 +105,8 @@ pub(crate) async fn bytes_at(diversion: &Diversion, node: &Node, key: Key) -> Op
     parts.into_iter().next()
 }
 
-/// The version of the block that a node holds instead of this one, which does not supersede it. Anybody can say that there is one, and name any number.
+/// The version of the block that a node holds instead of this one, which does not supersede it. Any
+/// node can say that there is one, and name any number.
 pub(crate) async fn shows_newer(diversion: &Diversion, node: &Node, block: &Block) -> Option<u64> {
     let BlockHeader { key, kind, .. } = block.header;
     if !kind.is_mutable() {

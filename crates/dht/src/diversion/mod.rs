@@ -18,7 +18,7 @@
 //! a copy, so dropping one loses nothing: the holder keeps its copy as a stray until the replica
 //! set is proven to have it, and repair fetches the block again for the member.
 //!
-//! It does not know how repair compares ranges, nor who publishes.
+//! It does not know how repair compares ranges, nor which node publishes.
 
 mod divert;
 pub(crate) mod follow;

@@ -151,8 +151,8 @@ pub(crate) async fn run(replication: Arc<Replication>) {
     }
 }
 
-/// Gives blocks this node should no longer hold to the nodes that should, and drops them after their
-/// grace. Whether some are left for the next time.
+/// Gives blocks this node should no longer hold to the nodes that should, and drops them after
+/// their grace. Whether some are left for the next time.
 async fn hand_over_strays(
     replication: &Replication,
     served: &ServedRanges,

@@ -337,7 +337,7 @@ mod tests {
         Losses::remembering(&disk, at(secs))
     }
 
-    /// The node before the lost ones was restarted, and nobody knew of the loss any more.
+    /// The node before the lost ones was restarted, and no node knew of the loss any more.
     #[test]
     fn what_is_lost_is_told_after_a_restart() {
         let losses = settled(&[10, 20, 30, 40, 50, 60]);

@@ -115,7 +115,8 @@ async fn stored_statuses(replication: &Replication, sound: &[Sound]) -> Vec<PutS
 }
 
 /// Puts verified blocks into this node's store, where `room` is reserved for those that need it.
-/// They stay even if they were about to leave, and are no longer needed where other nodes keep them.
+/// They stay even if they were about to leave, and are no longer needed where other nodes keep
+/// them.
 ///
 /// # Errors
 /// What to answer for each of them.

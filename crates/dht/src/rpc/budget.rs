@@ -27,8 +27,8 @@ const UNFIT_LIMIT: Duration = Duration::from_secs(10);
 const SLOW_BYTES_PER_SEC: u64 = 16 << 10;
 const SLOW_BLOCKS_PER_SEC: u64 = 4;
 
-/// The time for one peer. When it is dropped, the work with the peer has ended, for whatever reason:
-/// if the peer was slow, it is left alone.
+/// The time for one peer. When it is dropped, the work with the peer has ended, for whatever
+/// reason: if the peer was slow, it is left alone.
 pub(crate) struct PeerBudget<'a> {
     rpc: &'a Rpc,
     peer: PeerId,

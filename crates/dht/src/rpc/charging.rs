@@ -1,5 +1,5 @@
-//! Who is charged for blocks, and whether there is room for more: the headers of `CONFIRM` and
-//! `ROOM` (CFS §5.4).
+//! Which publisher is charged for blocks, and whether there is room for more: the headers of
+//! `CONFIRM` and `ROOM` (CFS §5.4).
 
 use std::fmt;
 

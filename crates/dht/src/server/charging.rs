@@ -1,4 +1,4 @@
-//! `CONFIRM` and `ROOM`: who is charged for blocks, and whether there is room for more
+//! `CONFIRM` and `ROOM`: which publisher is charged for blocks, and whether there is room for more
 //! (CFS §5.4).
 
 use std::sync::Arc;

@@ -79,7 +79,7 @@ async fn release(server: &Server, from: &Peer, keys: Vec<Key>) {
 
 /// Of blocks that a peer says it points here for, and no hold of it is noted for, those that are
 /// held for it again: as far as it belongs to their replica sets, and within its share. Otherwise
-/// anybody could keep strays here for ever.
+/// any peer could keep strays here for ever.
 async fn held_again(
     server: &Server,
     from: &Peer,

@@ -1,8 +1,6 @@
 //! The block layer decides nothing by a block's kind: one that only `key::kinds` knows is
 //! verified, replicated, replaced and repaired by the kind's own rules.
 
-use std::time::Duration;
-
 use atoll_dht::{Blocks, GetError, LeaseRenewal, NewBlock, PutError, Renewed, Wanted};
 use atoll_key::kinds::counter::counter;
 use atoll_key::{BlockId, BlockKind, InvalidBlock, Key};
