@@ -50,13 +50,13 @@ struct Record {
     #[n(0)]
     settled: Capped<WireNodes, { MAX_VIRTUAL_SERVERS as usize }>,
     #[n(1)]
-    ranges: Capped<RangeRecord, MAX_RANGES>,
+    ranges: Capped<LostRange, MAX_RANGES>,
 }
 
-/// A [`LostRange`].
-#[derive(Encode, Decode)]
+/// A range whose whole replica set is gone.
+#[derive(Clone, Encode, Decode)]
 #[cbor(map)]
-struct RangeRecord {
+struct LostRange {
     #[n(0)]
     after: WireKey,
     #[n(1)]
@@ -100,29 +100,13 @@ struct State {
     ranges: BTreeMap<Key, LostRange>,
 }
 
-#[derive(Clone)]
-struct LostRange {
-    range: KeyRange,
-    peers: BTreeSet<PeerId>,
-    since_unix_ms: u64,
-}
-
 impl LostRange {
-    fn record(&self) -> RangeRecord {
-        RangeRecord {
-            after: WireKey(self.range.after),
-            upto: WireKey(self.range.upto),
-            peers: self.peers.iter().flat_map(|peer| peer.0).collect(),
-            since_unix_ms: self.since_unix_ms,
-        }
+    fn fraction(&self) -> f64 {
+        KeyRange::new(self.after.0, self.upto.0).fraction()
     }
 
-    fn from_record(record: &RangeRecord) -> LostRange {
-        LostRange {
-            range: KeyRange::new(record.after.0, record.upto.0),
-            peers: record.peers.as_chunks().0.iter().map(|peer| PeerId(*peer)).collect(),
-            since_unix_ms: record.since_unix_ms,
-        }
+    fn peers(&self) -> impl Iterator<Item = PeerId> + '_ {
+        self.peers.as_chunks().0.iter().map(|peer| PeerId(*peer))
     }
 }
 
@@ -130,7 +114,7 @@ impl State {
     fn record(&self) -> Record {
         Record {
             settled: Capped(self.settled.iter().cloned().map(WireNodes).collect()),
-            ranges: Capped(self.ranges.values().map(LostRange::record).collect()),
+            ranges: Capped(self.ranges.values().cloned().collect()),
         }
     }
 }
@@ -143,8 +127,8 @@ impl Losses {
         if let Ok(record) = from_header::<Record>(&bytes) {
             let mut state = losses.lock();
             state.settled = record.settled.0.into_iter().map(|nodes| nodes.0).collect();
-            let ranges = record.ranges.0.iter().map(LostRange::from_record);
-            state.ranges = ranges.map(|lost| (lost.range.upto, lost)).collect();
+            let ranges = record.ranges.0.into_iter();
+            state.ranges = ranges.map(|lost| (lost.upto.0, lost)).collect();
             (state.since, state.judged_from) = (now, now + SETTLED);
         }
         losses
@@ -197,12 +181,12 @@ impl Losses {
             .map(|n| n.peer.id)
             .collect();
         let mut state = self.lock();
-        state.ranges.retain(|_, lost| lost.peers.is_disjoint(&seen));
+        state.ranges.retain(|_, lost| lost.peers().all(|peer| !seen.contains(&peer)));
         let is_judged = now >= state.judged_from;
         for list in state.settled.clone().iter().filter(|_| is_judged) {
             for lost in lost_ranges(list, &present, &seen, replicas, unix_ms) {
                 if state.ranges.len() < MAX_RANGES {
-                    state.ranges.entry(lost.range.upto).or_insert(lost);
+                    state.ranges.entry(lost.upto.0).or_insert(lost);
                 }
             }
         }
@@ -216,8 +200,8 @@ impl Losses {
     /// What has disappeared and not come back.
     pub(super) fn report(&self) -> Loss {
         let state = self.lock();
-        let peers: BTreeSet<&PeerId> = state.ranges.values().flat_map(|lost| &lost.peers).collect();
-        let share: f64 = state.ranges.values().map(|lost| lost.range.fraction()).sum();
+        let peers: BTreeSet<PeerId> = state.ranges.values().flat_map(LostRange::peers).collect();
+        let share: f64 = state.ranges.values().map(LostRange::fraction).sum();
         Loss {
             nodes: u32::try_from(peers.len()).expect("few nodes"),
             ring_ppm: (share * 1e6).round() as u32,
@@ -251,8 +235,9 @@ fn lost_ranges(
         let set = distinct_peers(&list[at..], replicas);
         let lost = set.len() == replicas && set.iter().all(is_gone);
         lost.then(|| LostRange {
-            range: KeyRange::new(list[at - 1].id.0, list[at].id.0),
-            peers: set.iter().map(|node| node.peer.id).collect(),
+            after: WireKey(list[at - 1].id.0),
+            upto: WireKey(list[at].id.0),
+            peers: set.iter().flat_map(|node| node.peer.id.0).collect(),
             since_unix_ms: unix_ms,
         })
     };
