@@ -15,9 +15,8 @@ use atoll_sim::{Latency, SimConfig};
 use atoll_store::MemoryStore;
 use futures_util::future::{join, join_all};
 
-use crate::ring::{ROOMY, Ring, block, prompt};
+use crate::ring::{MINUTE, ROOMY, Ring, block, prompt};
 
-const MINUTE: Duration = Duration::from_secs(60);
 /// One way, between any two nodes.
 const LATENCY: Duration = Duration::from_millis(50);
 /// There and back; a call takes no other time in the simulator.
