@@ -14,13 +14,12 @@ use atoll_dht::{Dht, SimulatedKeys};
 use atoll_env::{Instant, random_below, sleep};
 use atoll_net::{Peer, Router};
 use atoll_overlay::Node;
-use atoll_overlay::chord::Chord;
-use atoll_overlay::chord::table::{self, Evidence};
 use atoll_sim::{HostConfig, HostId, Latency, Sim, SimConfig};
 use atoll_store::{BlockStore, MemoryStore};
 
 use crate::churn::{Change, Schedule};
-use crate::ring::{Member, Plan, STORE_BYTES, fill_tables, start};
+use crate::overlay::{KnownNode, OverlayNode, fill_tables};
+use crate::ring::{Member, Plan, STORE_BYTES, start};
 
 /// A node that could not join tries again through others, so often...
 const JOIN_TRIES: usize = 20;
@@ -115,17 +114,18 @@ impl ChurningRing {
 
     fn come(&mut self, n: usize) {
         let (env, transport) = self.sim.restart(self.hosts[n]);
-        let chord = Chord::new(env.clone(), transport.clone(), self.plan.chord.clone());
+        let config = self.plan.chord.clone();
+        let overlay = OverlayNode::new(env.clone(), transport.clone(), config);
         let dht = Dht::new(
             env.clone(),
             transport.clone(),
-            chord.clone(),
+            overlay.overlay(),
             self.stores[n].clone(),
             Arc::new(SimulatedKeys(transport.local().id)),
             self.states[n].clone(),
             self.plan.dht.clone(),
         );
-        transport.serve(Arc::new(Router::new().route(1, chord.clone()).route(2, dht.clone())));
+        transport.serve(Arc::new(Router::new().route(1, overlay.service()).route(2, dht.clone())));
         let through: Vec<Vec<Peer>> = (0..JOIN_TRIES)
             .map(|_| {
                 (0..INTRODUCERS).map(|_| self.sim.peer(self.hosts[self.anybody().0])).collect()
@@ -134,7 +134,7 @@ impl ChurningRing {
         let (joining, runtime) = (dht.clone(), env.clone());
         env.spawn(Box::pin(async move {
             for introducers in through {
-                if chord.join(introducers).await.is_ok() {
+                if overlay.join(introducers).await {
                     joining.start();
                     return;
                 }
@@ -147,15 +147,15 @@ impl ChurningRing {
 
 /// Tells all adaptive tables of all members, up for so long.
 fn fill(sim: &Sim, members: &[(Member, f64)]) {
-    let now = table::secs(sim.now());
     let up_secs = |up: f64| up.min(MOST_UP_SECS) as u32;
-    let evidence = |(nth, (member, up)): (usize, &(Member, f64))| Evidence {
+    let known = members.iter().enumerate().map(|(nth, (member, up))| KnownNode {
         node: Node::of(sim.peer(member.host)),
-        heard: now - ((nth % HEARD_WITHIN_SECS) as u32).min(up_secs(*up)),
-        since: Some(now - up_secs(*up)),
-    };
-    let known: Vec<Evidence> = members.iter().enumerate().map(evidence).collect();
-    fill_tables(members.iter().map(|(member, up)| (member, now - up_secs(*up))), &known);
+        heard_secs_ago: ((nth % HEARD_WITHIN_SECS) as u32).min(up_secs(*up)),
+        up_secs: up_secs(*up),
+    });
+    let known: Vec<KnownNode> = known.collect();
+    let nodes = members.iter().map(|(member, up)| (&member.overlay, up_secs(*up)));
+    fill_tables(nodes, &known, sim.now());
 }
 
 impl Drop for ChurningRing {

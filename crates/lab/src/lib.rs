@@ -29,6 +29,7 @@ mod lookup_budget;
 mod malicious;
 mod mechanisms;
 mod outcome;
+mod overlay;
 mod registry;
 mod ring;
 pub mod setting;

@@ -124,7 +124,7 @@ impl Liar {
     /// Lets the honest node answer, and spoils the block if there is one.
     fn spoil(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
         let (lie, honest) = (self.lie, self.honest.handle(from, request));
-        let successors = self.overlay.neighbourhood().successors;
+        let successors = self.overlay.successors_of(&self.me);
         Box::pin(async move {
             let mut answer = honest.await?;
             let said: LookupReply = from_header(&answer.header)?;

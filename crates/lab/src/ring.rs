@@ -3,7 +3,7 @@
 //!
 //! A ring begins as after a long rest: successor lists and fingers are right, and where
 //! nodes keep an adaptive table it holds whom they would have learnt of in time, which are
-//! all (up to [`MOST_KNOWN`]) since a day without churn lets the budget keep more fresh.
+//! all (as far as there is room) since a day without churn lets the budget keep more fresh.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +13,7 @@ use atoll_dht::{Blocks, Dht, DhtConfig, Fetched, GetError, SimulatedKeys};
 use atoll_env::random_below;
 use atoll_key::BlockHash;
 use atoll_net::{Router, Service};
-use atoll_overlay::chord::ring::state::ChordState;
-use atoll_overlay::chord::table::{self, Evidence};
-use atoll_overlay::chord::{Chord, ChordConfig, TablePolicy};
+use atoll_overlay::chord::{ChordConfig, TablePolicy};
 use atoll_overlay::{Node, Overlay, VirtualServerId};
 use atoll_sim::{Connections, HostConfig, HostId, Latency, RttMatrix, Sim, SimConfig};
 use atoll_store::{BlockStore, MemoryStore};
@@ -23,6 +21,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 
 use crate::LabError;
+use crate::overlay::{KnownNode, OverlayNode, fill_tables};
 
 /// Room for every block of any experiment.
 pub(crate) const STORE_BYTES: u64 = 1 << 40;
@@ -69,9 +68,6 @@ impl Network {
 const UP_SECS: u32 = 24 * 3600;
 /// In a ring at rest every node was heard of within so long.
 const HEARD_WITHIN_SECS: usize = 60;
-/// All adaptive tables of a ring together know at most so many nodes (some 230 bytes each):
-/// everybody in rings of 4,096.
-const MOST_KNOWN: usize = 16 << 20;
 
 /// Bytes of a message beside its segments' headers: a TLS record (22) and our frame.
 const TLS_OVERHEAD_BYTES: usize = 44;
@@ -79,7 +75,7 @@ const TLS_OVERHEAD_BYTES: usize = 44;
 /// A node.
 pub(crate) struct Member {
     pub host: HostId,
-    pub chord: Arc<Chord>,
+    pub overlay: OverlayNode,
     pub dht: Arc<Dht>,
     pub store: Arc<dyn BlockStore>,
 }
@@ -141,14 +137,14 @@ impl Ring {
 
     /// Gives every adaptive table what it would hold after a rest.
     fn fill_tables(&self, circle: &[Node]) {
-        let now = table::secs(self.sim.now());
-        let since = now - UP_SECS;
-        let heard = |nth: usize| now - (nth % HEARD_WITHIN_SECS) as u32;
-        let known = circle.iter().enumerate();
-        let known: Vec<Evidence> = known
-            .map(|(nth, node)| Evidence { node: *node, heard: heard(nth), since: Some(since) })
-            .collect();
-        fill_tables(self.members.iter().map(|member| (member, since)), &known);
+        let known = circle.iter().enumerate().map(|(nth, node)| KnownNode {
+            node: *node,
+            heard_secs_ago: (nth % HEARD_WITHIN_SECS) as u32,
+            up_secs: UP_SECS,
+        });
+        let known: Vec<KnownNode> = known.collect();
+        let nodes = self.members.iter().map(|member| (&member.overlay, UP_SECS));
+        fill_tables(nodes, &known, self.sim.now());
     }
 
     /// Runs the simulation until `work` is done.
@@ -194,9 +190,9 @@ impl Ring {
         at: usize,
         as_what: impl FnOnce(Arc<dyn Service>, Arc<dyn Overlay>) -> Arc<dyn Service>,
     ) {
-        let Member { host, chord, dht, .. } = &self.members[at];
-        let disguised = as_what(dht.clone(), chord.clone());
-        let router = Router::new().route(1, chord.clone()).route(2, disguised);
+        let Member { host, overlay, dht, .. } = &self.members[at];
+        let disguised = as_what(dht.clone(), overlay.overlay());
+        let router = Router::new().route(1, overlay.service()).route(2, disguised);
         self.sim.transport(*host).serve(Arc::new(router));
     }
 
@@ -237,30 +233,6 @@ impl Drop for Ring {
     }
 }
 
-/// Gives adaptive tables what is `known`, as far as there is room. Each node runs since the
-/// second given.
-pub(crate) fn fill_tables<'m>(
-    members: impl ExactSizeIterator<Item = (&'m Member, u32)>,
-    known: &[Evidence],
-) {
-    let bits = bits_of_a_table(known.len(), MOST_KNOWN / members.len().max(1));
-    for (member, since) in members {
-        member.chord.prefill(known.iter().copied(), since, bits);
-    }
-}
-
-/// With how many bits (see `atoll_overlay::chord::table`) a table of a ring of so many
-/// positions has about `room` entries: 2^bits in each octave of the distance that holds more.
-fn bits_of_a_table(positions: usize, room: usize) -> u32 {
-    let octaves = positions.max(2).ilog2() + 1;
-    if positions <= room {
-        // Hardly any two of so many positions then share a slot.
-        return octaves + 4;
-    }
-    let entries = |bits: u32| (1usize << bits) * (octaves - bits) as usize;
-    (0..octaves).rev().find(|bits| entries(*bits) <= room).unwrap_or(0)
-}
-
 /// Starts a node at its place (or places) on a ring that has come to rest.
 pub(crate) fn start(
     sim: &Sim,
@@ -271,28 +243,24 @@ pub(crate) fn start(
     store: Arc<dyn BlockStore>,
 ) -> Member {
     let (env, transport) = (sim.env(host), sim.transport(host));
-    let mut config = plan.chord.clone();
-    config.virtual_servers = u16::try_from(positions.len()).expect("so many fit a plan");
-    let length = config.list_length();
-    let states =
-        positions.iter().map(|position| ChordState::perfect(*position, circle, length)).collect();
-    let chord = Chord::with_states(env.clone(), transport.clone(), config, states);
+    let config = plan.chord.clone();
+    let overlay = OverlayNode::at_rest(env.clone(), transport.clone(), config, positions, circle);
     let keys = Arc::new(SimulatedKeys(transport.local().id));
     let dht = Dht::new(
         env,
         transport.clone(),
-        chord.clone(),
+        overlay.overlay(),
         store.clone(),
         keys,
         Arc::new(MemoryState::default()),
         plan.dht.clone(),
     );
-    transport.serve(Arc::new(Router::new().route(1, chord.clone()).route(2, dht.clone())));
+    transport.serve(Arc::new(Router::new().route(1, overlay.service()).route(2, dht.clone())));
     if plan.upkeep {
-        chord.start();
+        overlay.start();
         dht.start();
     }
-    Member { host, chord, dht, store }
+    Member { host, overlay, dht, store }
 }
 
 #[cfg(test)]
@@ -316,16 +284,9 @@ mod tests {
     fn adaptive_tables_begin_with_everybody() {
         let ring = at_rest(150, 1);
         for member in &ring.members {
-            let entries = member.chord.table_report().entries;
+            let entries = member.overlay.table_entries();
             assert!((146..=149).contains(&entries), "{entries}");
         }
-    }
-
-    #[test]
-    fn tables_of_large_rings_are_bounded() {
-        assert_eq!(bits_of_a_table(4096, 8192), 17);
-        assert_eq!(bits_of_a_table(65_536, 512), 5);
-        assert_eq!(bits_of_a_table(1 << 20, 1), 0);
     }
 
     /// What tables are filled with is no more than what they would learn.
@@ -334,7 +295,7 @@ mod tests {
         let ring = at_rest(150, 2);
         ring.sim.run_for(Duration::from_secs(300));
         for member in &ring.members {
-            let entries = member.chord.table_report().entries;
+            let entries = member.overlay.table_entries();
             assert!(entries >= 145, "{entries}");
         }
     }
