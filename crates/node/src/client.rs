@@ -24,14 +24,17 @@ use atoll_net::{CallError, Refusal, Reply, Request, UnixClient, WhenAbsent};
 use bytes::Bytes;
 
 use crate::config::VirtualServers;
-use crate::contribution::{ContributionStatus, Policy};
 use crate::control::body::{Body, Json};
 use crate::control::calls::{self, ControlCall};
 use crate::control::message::{self, Answer, Empty, Never, OpenVolume, OpenedVolume, Unfit};
-use crate::dir::{DirError, NodeDir, SocketAddress};
+use crate::control::volume_error::VolumeError;
+use crate::dir::{self, DirError, NodeDir, SocketAddress};
 use crate::join_code::JoinCode;
-use crate::status::{NodeSettings, QuotaStatus, Reclaimed, Status, VolumeStatus};
-use crate::volumes::{self, VolumeError};
+use crate::policy::Policy;
+use crate::status::{
+    ContributionStatus, NodeSettings, QuotaStatus, Reclaimed, Status, VolumeStatus,
+};
+use crate::volumes;
 
 /// How long a call may take unless told otherwise: longer than the node's own deadlines,
 /// so that its explanation arrives.
@@ -385,7 +388,7 @@ impl Client {
     /// # Errors
     /// If the node refuses the change.
     pub async fn contribute(&self, policy: &Policy) -> Result<ContributionStatus, ClientError> {
-        let call = message::Contribute { policy: policy.into() };
+        let call = message::Contribute { policy: policy.clone() };
         self.ask::<calls::SetContribution>(call).await.map(|Json(status)| status)
     }
 
@@ -406,7 +409,7 @@ impl Client {
     where
         C: ControlCall<Request = OpenVolume, Reply = OpenedVolume, Error = VolumeError>,
     {
-        let source = source.map(volumes::path_to_bytes);
+        let source = source.map(dir::path_to_bytes);
         let opened = self.ask::<C>(OpenVolume { name: name.clone(), source, seed }).await?;
         Ok(Volume { name, key: SecretKey::from_seed(&opened.seed), is_new: opened.is_new })
     }

@@ -6,24 +6,25 @@
 
 use std::path::Path;
 
-use atoll_dht::{LeaseRenewal, PutError, Wanted};
+use atoll_dht::{LeaseRenewal, PutError, Share, Wanted};
 use atoll_key::{BlockHash, IdProfile, SecretKey, SignedBlock};
 use atoll_overlay::chord::RememberedPeer;
 use minicbor::Decode;
 
-use crate::contribution::StoredPolicy;
 use crate::control::blocks::{Get, Outcomes, Renew, Watch};
 use crate::control::calls;
 use crate::control::message::{
     self, Answer, ChangeQuota, ChangeSettings, Contribute, Empty, GetFailed, HeldReadKey, Invited,
     KeepAdd, KeepCommit, Never, OpenVolume, OpenedVolume, Rotate, Unfit,
 };
+use crate::control::volume_error::VolumeError;
 use crate::membership::{EXAMPLE_ADMIN, KnownList, Record};
 use crate::network::{Network, StoredNetwork};
-use crate::ring::peers::{PeerList, PeerMemory};
+use crate::peers::{PeerList, PeerMemory};
+use crate::policy::Policy;
 use crate::settings::Settings;
 use crate::volumes::manifest::{Manifest, PartialManifest};
-use crate::volumes::{Info, Kept, VolumeError};
+use crate::volumes::{Info, Kept};
 
 /// Whether `bytes` are a header of the control protocol, of a call or of a reply.
 pub fn control_header(bytes: &[u8]) -> bool {
@@ -68,7 +69,10 @@ pub fn example_headers() -> Vec<Vec<u8>> {
     let source = Some(b"/srv".to_vec());
     let read_key = HeldReadKey { read_key: Some([3; 32]) };
     let settings = ChangeSettings { virtual_servers: Some(8), cache_bytes: Some(1 << 40) };
-    let policy = StoredPolicy::Dynamic { low: 800_000, high: 850_000 };
+    let policy = Policy::Dynamic {
+        low: Share::from_millionths(800_000),
+        high: Share::from_millionths(850_000),
+    };
     let invited = Invited { code: "atoll-join:abc".into(), warning: Some("so".into()) };
     let headers = [
         message::encode(&Empty {}),

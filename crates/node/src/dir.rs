@@ -9,8 +9,10 @@
 //!   ([`read_secret`]);
 //! - one daemon per directory: it holds a lock on `node.lock` while it runs.
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -29,13 +31,9 @@ pub fn default_dir() -> Option<PathBuf> {
     default_dir_from(std::env::var_os("XDG_DATA_HOME"), std::env::var_os("HOME"))
 }
 
-fn default_dir_from(
-    data_home: Option<std::ffi::OsString>,
-    home: Option<std::ffi::OsString>,
-) -> Option<PathBuf> {
+fn default_dir_from(data_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     // The XDG specification has relative paths ignored.
-    let absolute =
-        |var: Option<std::ffi::OsString>| var.map(PathBuf::from).filter(|p| p.is_absolute());
+    let absolute = |var: Option<OsString>| var.map(PathBuf::from).filter(|p| p.is_absolute());
     absolute(data_home)
         .or_else(|| absolute(home).map(|home| home.join(".local/share")))
         .map(|base| base.join("atoll"))
@@ -352,6 +350,16 @@ fn read_capped(path: &Path, file: File) -> Result<Vec<u8>, DirError> {
         return Err(DirError::damaged(path, "it is far too long"));
     }
     Ok(bytes)
+}
+
+/// A path as it is stored and sent: the system's bytes.
+pub(crate) fn path_to_bytes(path: &Path) -> Vec<u8> {
+    path.as_os_str().as_bytes().to_vec()
+}
+
+/// The path that [`path_to_bytes`] made these bytes of.
+pub(crate) fn path_from_bytes(bytes: Vec<u8>) -> PathBuf {
+    PathBuf::from(OsString::from_vec(bytes))
 }
 
 #[cfg(test)]

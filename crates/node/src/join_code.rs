@@ -18,7 +18,7 @@ use atoll_net::Peer;
 use minicbor::{Decode, Encode};
 
 use crate::network::Network;
-use crate::ring::peers::PeerList;
+use crate::peers::PeerList;
 
 const SCHEME: &str = "atoll-join:";
 const LAYOUT: u8 = 1;

@@ -29,6 +29,8 @@ mod memory;
 mod network;
 mod node;
 mod open;
+mod peers;
+mod policy;
 mod private;
 mod process;
 mod ring;
@@ -50,16 +52,18 @@ pub use config::{
     DEFAULT_CACHE_BYTES, DEFAULT_LISTEN, DEFAULT_STORAGE_BYTES, MIN_STORAGE_BYTES, NodeConfig,
     Protocol, StartError, VirtualServers,
 };
-pub use contribution::{ContributionStatus, Moving, Policy};
+pub use control::volume_error::VolumeError;
 pub use dir::{DirError, default_dir};
 pub use join_code::{JoinCode, JoinCodeError, MAX_BOOTSTRAP};
 pub use network::{MAX_REPLICAS, Network, NetworkId};
 pub use node::Node;
+pub use peers::PeerList;
+pub use policy::Policy;
 pub use private::{PrivateDirectory, enclosing};
 pub use process::daemon_runtime;
-pub use ring::peers::PeerList;
 pub use status::{
-    Cache, Clock, Diverted, Member, MemberList, NodeSettings, QuotaAccount, QuotaStatus, Reclaimed,
-    Repair, RingNode, Rotated, Status, VolumeStatus, WrongClock,
+    Cache, Clock, ContributionStatus, Diverted, Member, MemberList, Moving, NodeSettings,
+    QuotaAccount, QuotaStatus, Reclaimed, Repair, RingNode, Rotated, Status, VolumeStatus,
+    WrongClock,
 };
-pub use volumes::{MAX_NAME_BYTES, VolumeError};
+pub use volumes::MAX_NAME_BYTES;

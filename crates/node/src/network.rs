@@ -160,7 +160,7 @@ pub(crate) struct StoredNetwork {
     pub network: Network,
     /// Bootstrap peers of the join code; empty for the network's founder.
     #[n(1)]
-    pub bootstrap: crate::ring::peers::PeerList,
+    pub bootstrap: crate::peers::PeerList,
 }
 
 impl StoredNetwork {

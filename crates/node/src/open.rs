@@ -3,11 +3,11 @@
 use atoll_key::SecretKey;
 
 use crate::config::{NodeConfig, StartError};
-use crate::contribution::Policy;
 use crate::dir::{self, DirError, DirLock, NodeDir};
 use crate::membership::open_admin_key;
 use crate::network::{Network, StoredNetwork, check_replicas, random_seed};
-use crate::ring::peers::{PeerList, PeerMemory};
+use crate::peers::{PeerList, PeerMemory};
+use crate::policy::Policy;
 use crate::settings::SettingsStore;
 
 /// What the directory says about the node before anything runs.

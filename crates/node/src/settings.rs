@@ -15,10 +15,10 @@ use crate::config::{
     DEFAULT_CACHE_BYTES, DEFAULT_LISTEN, DEFAULT_STORAGE_BYTES, MIN_STORAGE_BYTES, NodeConfig,
     StartError, VirtualServers,
 };
-use crate::contribution::{FormerPlace, Place, Policy, StoredPolicy};
 use crate::control::message::ChangeQuota;
 use crate::dir::{self, DirError, NodeDir};
 use crate::memory;
+use crate::policy::{Place, Policy};
 
 /// Called with the settings after each change. It must not change them itself.
 type Watcher = Box<dyn Fn(&Settings) + Send + Sync>;
@@ -93,8 +93,8 @@ impl SettingsStore {
 /// CBOR map: 0 listen, 1 advertise (both text), 2 storage in bytes, 3 whether the node
 /// has ever had a place on the ring, 4 virtual servers (0 for `auto`), 5 cache in bytes,
 /// 6 quotas, 7 how disk is given (absent: by the fixed size of 2), both as in the control
-/// protocol, 8 where blocks are still to be moved from: a map whose 0 is the directory of
-/// files, absent for the log.
+/// protocol, 8 where blocks are still to be moved from: `[0, []]` the log, `[1, [path]]` a
+/// directory of files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Settings {
@@ -113,9 +113,9 @@ pub(crate) struct Settings {
     #[n(6)]
     quota: Option<ChangeQuota>,
     #[n(7)]
-    policy: Option<StoredPolicy>,
+    policy: Option<Policy>,
     #[n(8)]
-    former: Option<FormerPlace>,
+    former: Option<Place>,
 }
 
 impl Settings {
@@ -246,7 +246,7 @@ impl Settings {
     /// How disk is given.
     pub(crate) fn policy(&self) -> Policy {
         match &self.policy {
-            Some(policy) => policy.clone().into(),
+            Some(policy) => policy.clone(),
             None => Policy::Fixed { size_bytes: self.storage_bytes() },
         }
     }
@@ -257,16 +257,16 @@ impl Settings {
                 self.storage_bytes = Some(*size_bytes);
                 None
             }
-            other => Some(other.into()),
+            other => Some(other.clone()),
         };
     }
 
     /// Where blocks are still to be moved from.
     pub(crate) fn former(&self) -> Option<Place> {
-        self.former.clone().map(Place::from_stored)
+        self.former.clone()
     }
 
-    pub(crate) fn set_former(&mut self, former: Option<FormerPlace>) {
+    pub(crate) fn set_former(&mut self, former: Option<Place>) {
         self.former = former;
     }
 

@@ -335,3 +335,51 @@ pub struct VolumeStatus {
 pub(crate) fn hex(bytes: &[u8]) -> String {
     data_encoding::HEXLOWER.encode(bytes)
 }
+
+/// How a node gives disk and what has become of it; see `atoll contribute`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContributionStatus {
+    /// `fixed`, `dynamic` or `transparent`.
+    pub policy: String,
+    /// What was set, of `fixed`, bytes.
+    pub size_bytes: Option<u64>,
+    /// The lower watermark of `dynamic`, from 0 to 1.
+    pub low: Option<f64>,
+    /// The upper watermark of `dynamic`, from 0 to 1.
+    pub high: Option<f64>,
+    /// Where the blocks are.
+    pub dir: String,
+    /// What the store may take at present, bytes.
+    pub offered_bytes: u64,
+    /// What it takes on its disk, bytes.
+    pub used_bytes: u64,
+    /// Blocks held.
+    pub blocks: u64,
+    /// The size of the file system the blocks are on, bytes; 0 if it is not there.
+    pub disk_total_bytes: u64,
+    /// What is free of it to everybody, bytes. Transparent files count as free.
+    pub disk_free_bytes: u64,
+    /// Blocks whose files had vanished, since the start.
+    pub lost_blocks: u64,
+    /// Blocks given up for want of room, since the start.
+    pub dropped_blocks: u64,
+    /// Blocks that are being moved from where an earlier policy kept them.
+    pub moving: Option<Moving>,
+    /// Warnings for people, in sentences.
+    pub warnings: Vec<String>,
+}
+
+/// Blocks on their way from one place to another.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Moving {
+    /// From where.
+    pub from: String,
+    /// Blocks moved since the node started.
+    pub moved_blocks: u64,
+    /// Blocks still to be moved.
+    pub left_blocks: u64,
+    /// Their bytes.
+    pub left_bytes: u64,
+}

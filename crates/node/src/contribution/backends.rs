@@ -13,62 +13,23 @@ use atoll_store::{
     Space,
 };
 
-use super::{FormerPlace, Policy, dynamic_capacity};
+use super::dynamic_capacity;
 use crate::config::StartError;
 use crate::dir::{self, NodeDir};
+use crate::policy::{Place, Policy};
 use crate::settings::Settings;
-use crate::volumes;
 
 /// How long the last users of a backend that has been left may take.
 const LEAVING_LIMIT: Duration = Duration::from_secs(60);
 /// How often that is looked at.
 const LEAVING_LOOK: Duration = Duration::from_millis(50);
 
-/// Where blocks are or were.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
-    Log,
-    Files(PathBuf),
-}
-
 impl Place {
-    pub(crate) fn of(policy: &Policy) -> Place {
-        match policy {
-            Policy::Fixed { .. } | Policy::Dynamic { .. } => Place::Log,
-            Policy::Transparent { dir } => Place::Files(dir.clone()),
-        }
-    }
-
-    /// The same policy with its directory under the one name it is known by: two names would
-    /// be two places.
-    pub(crate) fn settle(policy: &Policy) -> Policy {
-        match policy {
-            Policy::Transparent { dir } if dir.is_absolute() => {
-                // One that is away has the name that was found when it was there.
-                let found = dir.canonicalize();
-                Policy::Transparent { dir: found.unwrap_or_else(|_| dir.components().collect()) }
-            }
-            policy => policy.clone(),
-        }
-    }
-
     pub(crate) fn of_backend(backend: &Backend) -> Place {
         match backend {
             Backend::Log(_) => Place::Log,
             Backend::Files(files) => Place::Files(files.dir().to_path_buf()),
         }
-    }
-
-    pub(crate) fn from_stored(stored: FormerPlace) -> Place {
-        stored.dir.map_or(Place::Log, |dir| Place::Files(volumes::path_from_bytes(dir)))
-    }
-
-    pub(crate) fn stored(&self) -> FormerPlace {
-        let dir = match self {
-            Place::Log => None,
-            Place::Files(dir) => Some(volumes::path_to_bytes(dir)),
-        };
-        FormerPlace { dir }
     }
 
     /// The directory of the blocks, to look at.
@@ -84,7 +45,7 @@ impl Place {
         match self {
             Place::Log => node.store(),
             Place::Files(path) => {
-                let id = blake3::hash(&volumes::path_to_bytes(path));
+                let id = blake3::hash(&dir::path_to_bytes(path));
                 node.root().join("files").join(&id.to_hex()[..16])
             }
         }

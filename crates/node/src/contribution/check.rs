@@ -3,10 +3,9 @@
 use atoll_dht::Share;
 use atoll_store::{BlockStore, FileStore, Space};
 
-use super::Policy;
-use super::backends::Place;
 use super::controller::ContributionController;
 use crate::config::MIN_STORAGE_BYTES;
+use crate::policy::{Place, Policy};
 
 impl ContributionController {
     /// Why this node cannot give disk by `policy`, for people. Waits for the disk.

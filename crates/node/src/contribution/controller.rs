@@ -21,9 +21,9 @@ use atoll_overlay::Overlay;
 use atoll_store::{Backend, BlockStore, ContributedStore, FileStore, FlagCheck, Moved, StoreError};
 use tokio::sync::Notify;
 
-use super::Policy;
-use super::backends::{Place, capacity_bytes, forget_files, remove_backend};
+use super::backends::{capacity_bytes, forget_files, remove_backend};
 use crate::dir::NodeDir;
+use crate::policy::{Place, Policy};
 use crate::ring::Ring;
 use crate::settings::SettingsStore;
 
@@ -181,7 +181,7 @@ impl ContributionController {
     }
 
     fn write_down(&self, policy: &Policy, former: Option<&Place>) -> Result<(), String> {
-        let stored = former.map(Place::stored);
+        let stored = former.cloned();
         self.settings.change(|settings| {
             settings.set_policy(policy);
             if stored.is_some() {
@@ -278,8 +278,7 @@ impl ContributionController {
             let _one = controller.state.changing.lock().expect("no holder of this lock panics");
             let place = Place::of_backend(&backend).path(&controller.dir);
             // Another change may have begun since.
-            let former =
-                controller.store.former().map(|former| Place::of_backend(&former).stored());
+            let former = controller.store.former().map(|former| Place::of_backend(&former));
             controller.settings.change(|settings| {
                 settings.set_former(former);
                 Ok(())

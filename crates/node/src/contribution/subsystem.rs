@@ -7,15 +7,14 @@ use atoll_dht::Share;
 use atoll_env::BoxFuture;
 use atoll_store::{Backend, Space};
 
-use super::backends::Place;
 use super::controller::{AWAY_ADVICE, ContributionController, is_away};
-use super::{ContributionStatus, Moving, Policy};
 use crate::config::StartError;
 use crate::control::body::Json;
 use crate::control::calls::{AbandonFormer, SetContribution, ShowContribution};
 use crate::control::message::Empty;
 use crate::control::server::Calls;
-use crate::status::Status;
+use crate::policy::{Place, Policy};
+use crate::status::{ContributionStatus, Moving, Status};
 use crate::subsystem::Subsystem;
 
 impl Subsystem for ContributionController {
@@ -24,7 +23,7 @@ impl Subsystem for ContributionController {
         calls.on_blocking::<ShowContribution>(move |Empty {}| Ok(Json(controller.status())));
         let controller = self.clone();
         calls.on_blocking::<SetContribution>(move |call| {
-            controller.change(&call.policy.into())?;
+            controller.change(&call.policy)?;
             controller.ring.follow_settings();
             Ok(Json(controller.status()))
         });

@@ -13,11 +13,11 @@ use super::message::{
     self, Answer, ChangeQuota, ChangeSettings, Contribute, Empty, GetFailed, HeldReadKey, Invited,
     KeepAdd, KeepCommit, Never, OpenVolume, OpenedVolume, Rotate, Unfit, VolumeName,
 };
-use crate::contribution::ContributionStatus;
+use super::volume_error::VolumeError;
 use crate::status::{
-    MemberList, NodeSettings, QuotaStatus, Reclaimed, Rotated, Status, VolumeStatus,
+    ContributionStatus, MemberList, NodeSettings, QuotaStatus, Reclaimed, Rotated, Status,
+    VolumeStatus,
 };
-use crate::volumes::VolumeError;
 
 /// Who may make a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use minicbor::decode::{Decoder, Error as DecodeError};
 use minicbor::encode::{Encoder, Error as EncodeError, Write};
 use minicbor::{Decode, Encode};
 
-use crate::contribution::StoredPolicy;
+use crate::policy::Policy;
 
 /// The longest text that an error carries across, bytes.
 const MAX_TOLD_BYTES: usize = 16 << 10;
@@ -103,7 +103,7 @@ pub(crate) struct ChangeSettings {
 #[cbor(map)]
 pub(crate) struct Contribute {
     #[n(0)]
-    pub policy: StoredPolicy,
+    pub policy: Policy,
 }
 
 /// A replacement of the network's secret, which also removes nodes.

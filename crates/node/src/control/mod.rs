@@ -12,3 +12,4 @@ pub(crate) mod body;
 pub(crate) mod calls;
 pub(crate) mod message;
 pub(crate) mod server;
+pub(crate) mod volume_error;

@@ -120,9 +120,10 @@ mod tests {
         Get, KeepAdding, KeepCommitting, Put, Renew, VolumeImport, VolumeOpen, VolumeUnpublish,
     };
     use crate::control::message::{Empty, GetFailed, Never};
+    use crate::control::volume_error::VolumeError;
     use crate::dir::NodeDir;
     use crate::subsystem::Subsystem;
-    use crate::volumes::{PublishedVolumes, VolumeError, Volumes};
+    use crate::volumes::{PublishedVolumes, Volumes};
 
     struct Scene {
         calls: Calls,

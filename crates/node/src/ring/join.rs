@@ -24,7 +24,7 @@ use atoll_net::Peer;
 use atoll_overlay::chord::RememberedPeer;
 
 use crate::dir::NodeDir;
-use crate::ring::peers::{self, PeerList, PeerMemory};
+use crate::peers::{self, PeerList, PeerMemory};
 use crate::settings::SettingsStore;
 
 /// Wait between two rounds of trying.

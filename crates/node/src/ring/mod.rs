@@ -2,7 +2,6 @@
 
 pub(crate) mod clock;
 pub(crate) mod join;
-pub(crate) mod peers;
 mod warm_up;
 
 use std::net::SocketAddr;

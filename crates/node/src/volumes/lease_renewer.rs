@@ -24,7 +24,8 @@ use futures_util::{StreamExt, stream};
 
 use super::manifest::Manifest;
 use super::on_disk::RenewalPass;
-use super::{Kept, VolumeError, Volumes};
+use super::{Kept, Volumes};
+use crate::control::volume_error::VolumeError;
 
 /// Blocks renewed by one call.
 const BATCH: u64 = 1024;

@@ -24,9 +24,11 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -34,8 +36,7 @@ use std::time::Duration;
 use atoll_key::{BlockHash, MAX_BLOCK_BYTES, SignedBlock};
 use bytes::Bytes;
 
-use super::error::{VolumeError, io_error};
-use super::on_disk::is_partial;
+use crate::control::volume_error::{VolumeError, io_error};
 use crate::dir::{self, DirError};
 
 const MAGIC: &[u8; 8] = b"ATMF\0\0\0\x02";
@@ -353,6 +354,11 @@ impl PartialManifest {
             }
         }
     }
+}
+
+/// Whether a file name is that of a manifest being written.
+pub(super) fn is_partial(name: &OsStr) -> bool {
+    name.as_bytes().starts_with(b"manifest.")
 }
 
 #[cfg(test)]

@@ -4,13 +4,10 @@
 //! It does not know files: to it a volume is a key, a source directory's name, and a list of
 //! blocks to keep alive.
 
-mod error;
 mod lease_renewer;
 pub(crate) mod manifest;
 mod on_disk;
 
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +15,6 @@ use atoll_dht::Blocks;
 use atoll_env::{BoxFuture, Env};
 use atoll_key::{SecretKey, SignedBlock, VolumeAddress};
 
-pub use self::error::VolumeError;
 use self::lease_renewer::LeaseRenewer;
 pub use self::on_disk::MAX_NAME_BYTES;
 pub(crate) use self::on_disk::{Info, Kept, Volumes, name_of};
@@ -30,6 +26,8 @@ use crate::control::calls::{
 };
 use crate::control::message::{Empty, HeldReadKey, OpenVolume, OpenedVolume};
 use crate::control::server::{Calls, Handled, off_thread};
+use crate::control::volume_error::VolumeError;
+use crate::dir::path_from_bytes;
 use crate::status::{Status, VolumeStatus};
 use crate::subsystem::Subsystem;
 
@@ -258,14 +256,6 @@ fn volume_status(volumes: &Volumes, name: &str, lease: Duration) -> VolumeStatus
         status.trouble = Some(trouble.join("; "));
     }
     status
-}
-
-pub(crate) fn path_to_bytes(path: &Path) -> Vec<u8> {
-    path.as_os_str().as_bytes().to_vec()
-}
-
-pub(crate) fn path_from_bytes(bytes: Vec<u8>) -> PathBuf {
-    PathBuf::from(std::ffi::OsString::from_vec(bytes))
 }
 
 #[cfg(test)]

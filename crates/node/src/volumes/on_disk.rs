@@ -14,7 +14,6 @@
 //! A volume appears all at once: it is made under a name beginning with a dot, which no
 //! volume may have, and renamed.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -25,10 +24,9 @@ use std::time::Duration;
 use atoll_key::{ReadKey, SecretKey, SignedBlock};
 use minicbor::{Decode, Encode};
 
-use super::error::{VolumeError, io_error};
 use super::manifest::{Manifest, PartialManifest};
-use super::{path_from_bytes, path_to_bytes};
-use crate::dir::{self, DirError, NodeDir};
+use crate::control::volume_error::{VolumeError, io_error};
+use crate::dir::{self, DirError, NodeDir, path_from_bytes, path_to_bytes};
 use crate::network::random_seed;
 
 /// The longest name of a volume, bytes.
@@ -407,13 +405,10 @@ fn check_name(name: &str) -> Result<(), VolumeError> {
     Err(VolumeError::BadName { name: name.into(), why: why.into() })
 }
 
-/// Whether a file name is that of a manifest being written.
-pub(crate) fn is_partial(name: &OsStr) -> bool {
-    name.as_bytes().starts_with(b"manifest.")
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use super::*;
 
     fn volumes() -> (Volumes, NodeDir, tempfile::TempDir) {
