@@ -21,8 +21,8 @@
 //! ```
 //!
 //! Layers: `tasks` (who runs next) and `schedule` (what happens when) are plain data;
-//! `world` owns them together with the hosts; `network` is the life of a call, `streams`
-//! that of a connection's bytes, `flow` the window they pass and `tcp` the kinds of TCP;
+//! `world` owns them together with the hosts; `world/network` is the life of a call,
+//! `world/streams` that of a connection's bytes, `flow` the window they pass and `tcp` the kinds of TCP;
 //! `runtime` and `transport` are what protocol code holds; `sim` drives it all.
 //!
 //! Invariants:
@@ -47,14 +47,12 @@ mod flow;
 mod invariants;
 mod latency;
 mod matrix;
-mod network;
 mod random;
 mod report;
 mod runtime;
 mod schedule;
 mod sim;
 mod slab;
-mod streams;
 mod tasks;
 mod tcp;
 mod trace;

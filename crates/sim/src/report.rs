@@ -7,7 +7,6 @@ use std::time::Duration;
 use atoll_env::Instant;
 
 use crate::HostId;
-use crate::world::World;
 
 /// Counts since the simulation began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -123,40 +122,3 @@ impl fmt::Display for Stuck {
 }
 
 impl std::error::Error for Stuck {}
-
-impl World {
-    pub(crate) fn stuck(&mut self) -> Stuck {
-        let is_idle = self.next_event_at().is_none();
-        let mut pending_calls: Vec<PendingCall> = self.pending_calls();
-        let pending_call_count = pending_calls.len();
-        pending_calls.truncate(Stuck::MAX_LISTED);
-        let mut tasks_by_host = self.tasks.count_by_host();
-        tasks_by_host.sort_by_key(|(host, count)| (std::cmp::Reverse(*count), *host));
-        tasks_by_host.truncate(Stuck::MAX_LISTED);
-        Stuck {
-            seed: self.config.seed,
-            at: Instant(self.now),
-            is_idle,
-            pending_calls,
-            pending_call_count,
-            tasks_by_host: tasks_by_host.into_iter().map(|(h, n)| (HostId(h), n)).collect(),
-            task_count: self.tasks.count(),
-            scheduled_count: self.schedule.len(),
-        }
-    }
-
-    pub(crate) fn pending_calls(&self) -> Vec<PendingCall> {
-        let waiting = self.calls.iter().filter(|(_, call)| call.limit_seq != 0);
-        let mut calls: Vec<PendingCall> = waiting
-            .map(|(_, call)| PendingCall {
-                from: HostId(call.from),
-                to: HostId(call.to),
-                method: call.method,
-                started_at: Instant(call.started_at),
-                is_being_served: call.server.is_some(),
-            })
-            .collect();
-        calls.sort_by_key(|call| (call.started_at, call.from, call.to));
-        calls
-    }
-}

@@ -16,11 +16,11 @@ use crate::config::{HostConfig, Loss, SimConfig};
 use crate::report::{PendingCall, Stats, Stuck};
 use crate::runtime::SimRuntime;
 use crate::schedule::What;
-use crate::streams::Fetch;
 use crate::tasks::{Body, Run, TaskId, TaskWaker, lock};
 use crate::tcp::TcpModel;
 use crate::trace::TraceEvent;
 use crate::transport::SimTransport;
+use crate::world::streams::Fetch;
 use crate::world::{NextTask, Shared};
 
 /// A simulation. Clones are handles to the same one; when the last is dropped, every

@@ -11,7 +11,7 @@ use atoll_env::BoxFuture;
 use atoll_key::PeerId;
 use atoll_net::{CallError, Peer, Reply, Request, Service, Transport};
 
-use crate::network::fits;
+use crate::world::network::fits;
 use crate::world::{Grave, Shared};
 
 /// What a host's code asks for peers. Of a dead incarnation: calls fail at once.

@@ -26,11 +26,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use super::network::transmission_ns;
+use super::{Grave, Shared, World};
 use crate::flow::{Flow, Mark};
-use crate::network::transmission_ns;
 use crate::schedule::{Hop, Leg, What};
 use crate::tcp::TcpModel;
-use crate::world::{Grave, Shared, World};
 
 /// Messages up to this size go before larger ones.
 const SMALL_BYTES: u64 = atoll_net::mux::SMALL_BYTES as u64;

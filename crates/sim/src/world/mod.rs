@@ -6,6 +6,9 @@
 //! that aborts another may hold a lock which the other's destructor wants. Tokio too
 //! drops an aborted task later, on its own account.
 
+pub(crate) mod network;
+pub(crate) mod streams;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,15 +19,15 @@ use atoll_env::Instant;
 use atoll_key::PeerId;
 use atoll_net::{CallError, Peer, Reply, Request, Service};
 
+use self::network::CallSlot;
+use self::streams::{Chunk, Connection, Transfer};
 use crate::HostId;
 use crate::config::{HostConfig, SimConfig};
 use crate::latency::random_point;
-use crate::network::CallSlot;
 use crate::random::Random;
-use crate::report::Stats;
+use crate::report::{PendingCall, Stats, Stuck};
 use crate::schedule::{Entry, Schedule, What};
 use crate::slab::Slab;
-use crate::streams::{Chunk, Connection, Transfer};
 use crate::tasks::{Body, Ready, Run, TaskId, TaskList, Tasks, lock};
 use crate::trace::{EventKind, Trace, TraceEvent};
 
@@ -426,6 +429,44 @@ impl World {
         self.record(EventKind::Timer, timer.host, timer.host, 0, 0);
         self.wakes.push(timer.waker);
         timer.host
+    }
+
+    // ---- reports ----
+
+    /// Why `block_on` did not finish.
+    pub(crate) fn stuck(&mut self) -> Stuck {
+        let is_idle = self.next_event_at().is_none();
+        let mut pending_calls: Vec<PendingCall> = self.pending_calls();
+        let pending_call_count = pending_calls.len();
+        pending_calls.truncate(Stuck::MAX_LISTED);
+        let mut tasks_by_host = self.tasks.count_by_host();
+        tasks_by_host.sort_by_key(|(host, count)| (std::cmp::Reverse(*count), *host));
+        tasks_by_host.truncate(Stuck::MAX_LISTED);
+        Stuck {
+            seed: self.config.seed,
+            at: Instant(self.now),
+            is_idle,
+            pending_calls,
+            pending_call_count,
+            tasks_by_host: tasks_by_host.into_iter().map(|(h, n)| (HostId(h), n)).collect(),
+            task_count: self.tasks.count(),
+            scheduled_count: self.schedule.len(),
+        }
+    }
+
+    pub(crate) fn pending_calls(&self) -> Vec<PendingCall> {
+        let waiting = self.calls.iter().filter(|(_, call)| call.limit_seq != 0);
+        let mut calls: Vec<PendingCall> = waiting
+            .map(|(_, call)| PendingCall {
+                from: HostId(call.from),
+                to: HostId(call.to),
+                method: call.method,
+                started_at: Instant(call.started_at),
+                is_being_served: call.server.is_some(),
+            })
+            .collect();
+        calls.sort_by_key(|call| (call.started_at, call.from, call.to));
+        calls
     }
 
     // ---- faults ----

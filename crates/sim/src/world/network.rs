@@ -25,12 +25,12 @@ use atoll_net::{
 use bytes::Bytes;
 use std::sync::Arc;
 
+use super::{Grave, World, host_at};
 use crate::config::{Connections, Loss};
 use crate::schedule::{Leg, What};
 use crate::tasks::{Body, Ready, TaskId};
 use crate::tcp::TcpModel;
 use crate::trace::EventKind;
-use crate::world::{Grave, World, host_at};
 
 /// Losses in a row after which even a retransmitting sender gives up.
 const MAX_RETRANSMISSIONS: u32 = 8;
