@@ -12,11 +12,16 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use atoll_key::PeerId;
 
-use super::shared::Shared;
 use super::{
     MAX_HELD_REPLY_BYTES, MAX_PARTIAL_BYTES, MAX_PEER_PARTIAL_BYTES, MAX_PEER_SERVING_BYTES,
     MAX_REPLIES_BYTES, MAX_SERVING_BYTES,
 };
+
+/// A connection, to a ledger that has to close it.
+pub(super) trait Closable: Send + Sync + 'static {
+    /// Ends the connection.
+    fn close(&self, why: &str);
+}
 
 /// What all connections of one transport may hold.
 pub struct Budget {
@@ -68,7 +73,7 @@ struct Table {
 struct Holder {
     peer: PeerId,
     bytes: usize,
-    connection: Weak<Shared>,
+    connection: Weak<dyn Closable>,
 }
 
 impl Table {
@@ -124,7 +129,11 @@ impl Ledger {
     }
 
     /// An account for a connection with `peer`.
-    pub(super) fn open(self: &Arc<Ledger>, peer: PeerId, connection: Weak<Shared>) -> Account {
+    pub(super) fn open<C: Closable>(
+        self: &Arc<Ledger>,
+        peer: PeerId,
+        connection: Weak<C>,
+    ) -> Account {
         let mut table = self.lock();
         table.serial += 1;
         let serial = table.serial;
@@ -240,8 +249,14 @@ impl Drop for Held {
 mod tests {
     use super::*;
 
+    struct Nothing;
+
+    impl Closable for Nothing {
+        fn close(&self, _: &str) {}
+    }
+
     fn account(ledger: &Arc<Ledger>, peer: u8) -> Account {
-        ledger.open(PeerId([peer; 32]), Weak::new())
+        ledger.open(PeerId([peer; 32]), Weak::<Nothing>::new())
     }
 
     fn holds(account: &Account) -> Option<usize> {

@@ -17,7 +17,7 @@ use futures_util::task::AtomicWaker;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::AbortHandle;
 
-use super::budget::{Account, Held};
+use super::budget::{Account, Closable, Held};
 use super::{MAX_OPEN_CALLS, MuxError, REPLY_QUEUE_BYTES, REQUEST_WINDOW_BYTES, SMALL_BYTES};
 use crate::frame::Frame;
 use crate::{Refusal, Reply, Request};
@@ -131,6 +131,12 @@ pub(super) struct Shared {
     held_replies: Account,
     /// Smoothed round trip in nanoseconds; 0 when not measured.
     round_trip_ns: AtomicU64,
+}
+
+impl Closable for Shared {
+    fn close(&self, why: &str) {
+        Shared::close(self, why);
+    }
 }
 
 impl Shared {
