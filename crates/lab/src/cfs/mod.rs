@@ -4,7 +4,6 @@
 pub(crate) mod balance;
 pub(crate) mod caching;
 pub(crate) mod downloads;
-mod downloads_views;
 pub(crate) mod failures;
 pub(crate) mod lookup_cost;
 pub(crate) mod sites;

@@ -12,7 +12,6 @@
 
 mod axis;
 mod draw;
-mod legend;
 
 pub use axis::{Axis, Scale};
 

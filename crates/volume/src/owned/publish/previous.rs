@@ -6,7 +6,7 @@
 //!
 //! The threads that read the source [ask](Ask) and wait; the task of the publish answers.
 
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 use atoll_dht::{Blocks, GetError};
 use atoll_env::Env;
@@ -16,7 +16,7 @@ use futures_channel::mpsc::UnboundedReceiver;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::PublishError;
-use super::run::{Run, Tallies};
+use super::run::{Ask, Run, Tallies};
 use crate::blocks::budget::Budget;
 use crate::blocks::cache::BlockCache;
 use crate::blocks::error::BlockError;
@@ -39,13 +39,6 @@ const MAX_RENEWALS: usize = 8192;
 
 /// About how long a block that leads to others is, bytes.
 const BLOCK_BYTES: u64 = 32 << 10;
-
-/// A question for the entry that the previous version has at `path`. The answer comes when
-/// all of its blocks are named to the upload; none comes if the work is to end.
-pub(super) struct Ask {
-    pub(super) path: Vec<u8>,
-    pub(super) answer: mpsc::SyncSender<Option<DirectoryEntry>>,
-}
 
 /// The previous version.
 pub(super) struct Previous {

@@ -11,11 +11,17 @@ use atoll_key::{BlockHash, VolumeCipher};
 use bytes::Bytes;
 use futures_channel::mpsc::UnboundedSender;
 
-use super::previous::Ask;
 use super::{Omission, Omissions, PublishError, PublishOptions};
 use crate::blocks::budget::Permit;
 use crate::format::{DirectoryEntry, DirectoryRef, FormatError};
 use crate::owned::progress::Progress;
+
+/// A question for the entry that the previous version has at `path`. The answer comes when
+/// all of its blocks are named to the upload; none comes if the work is to end.
+pub(super) struct Ask {
+    pub(super) path: Vec<u8>,
+    pub(super) answer: mpsc::SyncSender<Option<DirectoryEntry>>,
+}
 
 /// Hashes remembered per generation; two generations are kept. A duplicate further back
 /// costs a question to the ring and nothing else.

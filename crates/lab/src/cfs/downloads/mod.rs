@@ -11,6 +11,8 @@
 //! the links; as shipped, RPCs travel on TCP connections with TLS, kept open, over the
 //! same links. The sites are those of [`super::sites`].
 
+mod views;
+
 use std::time::Duration;
 
 use atoll_dht::{Blocks, Dht, GetError};
@@ -21,7 +23,7 @@ use bytes::Bytes;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 
-use super::{downloads_views, sites};
+use super::sites;
 use crate::LabError;
 use crate::experiment::{Context, Experiment, Group};
 use crate::ring::{Network, Plan, Ring, block};
@@ -199,7 +201,7 @@ fn run(context: &Context<'_>) -> Result<Vec<crate::Outcome>, LabError> {
             Measured::Transfers(transfers) => found.transfers.extend(transfers),
         }
     }
-    Ok(downloads_views::outcomes(&found))
+    Ok(views::outcomes(&found))
 }
 
 fn download_everywhere(

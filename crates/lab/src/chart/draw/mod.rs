@@ -1,8 +1,10 @@
 //! Drawing a chart with plotters.
 
+mod legend;
+
 use plotters::prelude::*;
 
-use super::{Axis, Chart, Ink, Mark, Point, Series, legend};
+use super::{Axis, Chart, Ink, Mark, Point, Series};
 
 pub(super) const WIDTH: u32 = 920;
 const HEIGHT: u32 = 500;

@@ -1,7 +1,7 @@
 //! Figures 6, 7 and 8 of CFS as seen from the downloads and transfers measured.
 
-use super::downloads::{Case, Download, Found, MODELLED, TRANSFERS, Window};
-use super::sites;
+use super::{BLOCK_BYTES, Case, Download, Found, MODELLED, TRANSFERS, Window};
+use crate::cfs::sites;
 use crate::chart::{Axis, Chart, Ink, Mark, Point, Series, highest};
 use crate::experiment::runs;
 use crate::outcome::{Comparison, Csv, Outcome};
@@ -11,7 +11,7 @@ use crate::statistics::{Summary, percentile, steps, summary};
 const COMPETITIVE: Window = Window::Blocks(5);
 /// Windows of Figure 7, in blocks.
 const FIGURE_7: [(usize, Ink); 3] = [(1, Ink::Blue), (3, Ink::Green), (5, Ink::Purple)];
-const BLOCK_KIB: usize = super::downloads::BLOCK_BYTES / 1024;
+const BLOCK_KIB: usize = BLOCK_BYTES / 1024;
 
 pub(super) fn outcomes(found: &Found) -> Vec<Outcome> {
     vec![figure_6(found), figure_7(found), figure_8(found)]

@@ -2,8 +2,8 @@
 
 use plotters::prelude::*;
 
-use super::draw::{LEGEND_PX, LEGEND_WIDTH, NO_FAILURE, draw_line, draw_mark, font};
-use super::{Mark, Series};
+use super::{LEGEND_PX, LEGEND_WIDTH, NO_FAILURE, draw_line, draw_mark, font};
+use crate::chart::{Mark, Series};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
