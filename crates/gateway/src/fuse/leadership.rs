@@ -287,7 +287,7 @@ impl Leadership {
         let mut until_pressure = 0;
         while !followers.ended {
             if until_pressure == 0 {
-                // Where it is not told, nobody polls.
+                // Where it is not told, no thread polls.
                 let told = std::fs::read_to_string(PRESSURE).unwrap_or_default();
                 self.crowded.store(is_crowded(&told), Ordering::Relaxed);
                 until_pressure = PRESSURE_TICKS;

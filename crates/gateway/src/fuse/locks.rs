@@ -14,7 +14,7 @@
 //! after. But then the signal stays pending until the request is answered, and `/proc/PID/status`
 //! shows it. So a lock that is waited for is dropped, and EINTR answered, when the thread that
 //! waits is seen to have a signal that it does not block. (The thread waits for the answer, so its
-//! number is its own: see `groups`.) A signal for the process as a whole counts when it is seen
+//! number is its own.) A signal for the process as a whole counts when it is seen
 //! twice: another thread may be about to take it.
 
 use std::collections::BTreeSet;
@@ -23,6 +23,8 @@ use std::time::Duration;
 
 use atoll_vfs::{Errno, FileLock, Handle, InodeNumber, LockKind, LockOwner, LockRange, Locks};
 use futures_util::future::{Either, select};
+
+use super::thread_status::ThreadStatus;
 
 /// The types of `struct flock` (fcntl(2)).
 const F_RDLCK: i32 = 0;
@@ -156,22 +158,12 @@ impl MountLocks {
     }
 }
 
-fn status_of(thread: u32) -> Option<String> {
-    std::fs::read_to_string(format!("/proc/{thread}/status")).ok()
-}
-
-/// Whether signals of a thread can be seen. Not of one in another process namespace, or where
-/// `/proc` hides other users' processes from this one.
-pub(super) fn is_visible(thread: u32) -> bool {
-    status_of(thread).is_some()
-}
-
 /// Ends when `thread` has a signal to take.
 async fn signalled(thread: u32) {
     let mut before = Signals::None;
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        let now = status_of(thread).map_or(Signals::None, |status| signals(&status));
+        let now = ThreadStatus::of(thread).map_or(Signals::None, |status| signals(&status));
         match (before, now) {
             (_, Signals::OfThread) | (Signals::OfProcess, Signals::OfProcess) => return,
             (_, now) => before = now,
@@ -188,16 +180,15 @@ enum Signals {
     OfThread,
 }
 
-/// What `status` (proc(5)) says of a thread's signals. Ignored ones never wait.
-fn signals(status: &str) -> Signals {
+/// The signals that a thread has not taken yet. Ignored ones never wait.
+fn signals(status: &ThreadStatus) -> Signals {
     let mask = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+        status.field(name).and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0)
     };
-    let taken = !mask("SigBlk:");
-    if mask("SigPnd:") & taken != 0 {
+    let taken = !mask("SigBlk");
+    if mask("SigPnd") & taken != 0 {
         Signals::OfThread
-    } else if mask("ShdPnd:") & taken != 0 {
+    } else if mask("ShdPnd") & taken != 0 {
         Signals::OfProcess
     } else {
         Signals::None
@@ -214,7 +205,9 @@ mod tests {
     #[test]
     fn signals_that_are_blocked_do_not_interrupt() {
         let status = |own: &str, shared: &str, blocked: &str| {
-            format!("SigQ:\t0/1\nSigPnd:\t{own}\nShdPnd:\t{shared}\nSigBlk:\t{blocked}\n")
+            let text =
+                format!("SigQ:\t0/1\nSigPnd:\t{own}\nShdPnd:\t{shared}\nSigBlk:\t{blocked}\n");
+            ThreadStatus::from_text(&text)
         };
         let (none, interrupt) = ("0000000000000000", "0000000000000002");
         assert_eq!(signals(&status(none, none, none)), Signals::None);

@@ -34,6 +34,7 @@ mod locks;
 mod mountpoint;
 mod privileges;
 mod reply;
+mod thread_status;
 
 use std::io;
 use std::num::NonZeroUsize;

@@ -10,6 +10,7 @@ use super::{Bridge, handle, holder, inode, name};
 use crate::fuse::convert;
 use crate::fuse::locks::{self, Wanted};
 use crate::fuse::reply::{open_flags, reply_empty};
+use crate::fuse::thread_status::ThreadStatus;
 
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
@@ -193,7 +194,7 @@ impl Bridge {
             async move { locks.set(holder, Wanted::decode(kind, start, end, pid)?, waiter).await };
         let reply = |outcome| reply_empty(reply, outcome);
         // Without a limit only where a signal can end it.
-        if waits && locks::is_visible(thread) {
+        if waits && ThreadStatus::of(thread).is_some() {
             self.dispatcher.run_waiting("setlk", work, reply);
         } else {
             self.dispatcher.run("setlk", work, reply);
