@@ -21,7 +21,9 @@ use atoll_net::Router;
 use atoll_overlay::chord::{Chord, ChordConfig};
 use atoll_sim::{Connections, HostConfig, HostId, Sim, SimConfig, TcpModel};
 use atoll_store::MemoryStore;
-use atoll_volume::owned::{NoKeeper, NoProgress, PublishOptions, Volume, VolumeOptions, publish};
+use atoll_volume::owned::{
+    NoLeaseRecorder, NoProgress, PublishOptions, Volume, VolumeOptions, publish,
+};
 use futures_util::StreamExt;
 use futures_util::stream;
 
@@ -231,7 +233,7 @@ fn record(source: &Path, secret: &SecretKey) -> Recorded {
             let env = Arc::new(TokioRuntime::current());
             let (blocks, progress) = (recorder.clone(), Arc::new(NoProgress));
             let options = PublishOptions::default();
-            publish(env, blocks, source, secret, options, progress, Arc::new(NoKeeper)).await
+            publish(env, blocks, source, secret, options, progress, Arc::new(NoLeaseRecorder)).await
         })
         .expect("memory takes all");
     let mut content = std::mem::take(&mut *recorder.taken.lock().expect("no holder panics"));

@@ -11,9 +11,9 @@
 //! - *lurers* lead ever nearer to the key, from liar to liar, and end in a set of liars that
 //!   they call its root and replicas.
 //!
-//! In the paper's settings a lookup has one route and believes whoever is called the root;
-//! it goes on to the next replica as CFS's did. As shipped it doubts roots that stand too far
-//! from the key, and takes other routes. Both verify blocks, and both ask nodes that were
+//! In the paper's settings a lookup has one route and believes that the node named as the root is
+//! the root; it goes on to the next replica as CFS's did. As shipped it doubts roots that stand too
+//! far from the key, and takes other routes. Both verify blocks, and both ask nodes that were
 //! caught lying last: that is no switch.
 //!
 //! Wanted: with a fifth of the nodes lying and six copies, 99.9 % of lookups succeed.
@@ -51,7 +51,7 @@ const REPLICAS: usize = 6;
 const SET: usize = 16;
 /// Lookups under way at a time.
 const PARALLEL: usize = 10;
-/// The claim: at least 99.9 % succeed.
+/// At least 99.9 % are to succeed.
 const WANTED: f64 = 0.001;
 const SHARES: [usize; 6] = [0, 5, 10, 20, 30, 40];
 const QUICK_SHARES: [usize; 3] = [0, 20, 40];

@@ -94,13 +94,13 @@ impl<C, T: Encode<C>, const N: usize> Encode<C> for Capped<T, N> {
 
 impl<'b, C, T: Decode<'b, C>, const N: usize> Decode<'b, C> for Capped<T, N> {
     fn decode(d: &mut Decoder<'b>, c: &mut C) -> Result<Self, DecodeError> {
-        let claimed = d.array()?.ok_or_else(|| DecodeError::message("a list without a length"))?;
-        if claimed > N as u64 {
+        let stated = d.array()?.ok_or_else(|| DecodeError::message("a list without a length"))?;
+        if stated > N as u64 {
             return Err(DecodeError::message("a list longer than any may be"));
         }
-        // The capacity grows with what really follows, not with the claim.
+        // The capacity grows with what really follows, not with the stated length.
         let mut list = Vec::new();
-        for _ in 0..claimed {
+        for _ in 0..stated {
             list.push(T::decode(d, c)?);
         }
         Ok(Capped(list))

@@ -160,7 +160,7 @@ pub trait BlockStore: Send + Sync + 'static {
     ///
     /// A block already held under its key is replaced only by a version that supersedes it (see
     /// [`BlockKind::supersedes`]), whose owner it then has; otherwise just its lease is extended (a lease never shortens), and
-    /// with the lease the block passes to the owner given, unless that is nobody.
+    /// with the lease the block passes to the owner given, unless that is [`Owner::NOBODY`].
     /// Not cancel-safe in one sense: a dropped future may still have stored its batch.
     fn put(&self, batch: Vec<StoredBlock>) -> BoxFuture<'static, Result<(), StoreError>>;
 
@@ -194,8 +194,8 @@ pub trait BlockStore: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<Vec<Part>, StoreError>>;
 
     /// Extends the leases of the blocks held; returns for each key whether it is held. A
-    /// block whose lease becomes longer passes to `owner`, unless that is nobody. Durable
-    /// within a minute rather than at once: losing an extension only means that it is asked
+    /// block whose lease becomes longer passes to `owner`, unless that is [`Owner::NOBODY`].
+    /// Durable within a minute rather than at once: losing an extension only means that it is asked
     /// for again.
     fn renew(
         &self,

@@ -16,7 +16,8 @@ use atoll_dht::{Blocks, MemoryBlocks};
 use atoll_env::{Env, TokioRuntime};
 use atoll_key::SecretKey;
 use atoll_volume::owned::{
-    GetOptions, NoKeeper, NoProgress, PublishOptions, Volume, VolumeOptions, get_tree, publish,
+    GetOptions, NoLeaseRecorder, NoProgress, PublishOptions, Volume, VolumeOptions, get_tree,
+    publish,
 };
 use futures_util::TryStreamExt;
 
@@ -64,10 +65,10 @@ async fn measure(env: &Env, what: &str, source: PathBuf, dest: PathBuf) {
     let secret = SecretKey::from_seed(&[1; 32]);
     for again in ["", " again"] {
         let began = Instant::now();
-        let (progress, keeper) = (Arc::new(NoProgress), Arc::new(NoKeeper));
+        let (progress, recorder) = (Arc::new(NoProgress), Arc::new(NoLeaseRecorder));
         let options = PublishOptions::default();
         let (env, blocks) = (env.clone(), blocks.clone());
-        let done = publish(env, blocks, &source, &secret, options, progress, keeper).await;
+        let done = publish(env, blocks, &source, &secret, options, progress, recorder).await;
         let done = done.expect("publishes");
         report(&format!("publish {what}{again}"), done.files, done.bytes, began);
     }

@@ -10,7 +10,7 @@ use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, ReadAddress, ReadKey, VolumeAddress};
 use atoll_node::{Client, Keep, Volume};
 use atoll_volume::owned::{
-    Keeper, Omission, OmissionList, PublishError, PublishOptions, Published, Visibility,
+    LeaseRecorder, Omission, OmissionList, PublishError, PublishOptions, Published, Visibility,
     exclude_set, publish,
 };
 use serde::Serialize;
@@ -129,8 +129,8 @@ struct JsonPublished {
 #[derive(Clone)]
 struct KeepOnNode(Arc<Mutex<Option<Keep>>>);
 
-impl Keeper for KeepOnNode {
-    fn keep(&self, hashes: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>> {
+impl LeaseRecorder for KeepOnNode {
+    fn record(&self, hashes: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>> {
         let this = self.clone();
         Box::pin(async move {
             match &mut *this.0.lock().await {
@@ -172,9 +172,9 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let work = async {
         let keeping = KeepOnNode(Arc::new(Mutex::new(Some(client.keep(&volume.name)))));
         let blocks: Arc<dyn Blocks> = client.clone();
-        let keeper: Arc<dyn Keeper> = Arc::new(keeping.clone());
+        let recorder: Arc<dyn LeaseRecorder> = Arc::new(keeping.clone());
         let (key, counts) = (&volume.key, watch.progress());
-        let published = publish(env, blocks, &args.source, key, options, counts, keeper).await;
+        let published = publish(env, blocks, &args.source, key, options, counts, recorder).await;
         let published = published.map_err(|error| failure(&what, error))?;
         keep(&client, keeping, &what, &published).await?;
         if args.plain {
@@ -411,7 +411,7 @@ fn failure(what: &str, error: PublishError) -> Failure {
         }
         PublishError::Converts { present, asked } => converts_failure(what, present, asked),
         PublishError::Put(error) => Failure::put(what, &error),
-        PublishError::Keep(_) | PublishError::Stopped => {
+        PublishError::Record(_) | PublishError::Stopped => {
             Failure::new(Exit::Failed, what).because(error).advice(GOES_ON)
         }
     }

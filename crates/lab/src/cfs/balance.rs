@@ -145,7 +145,7 @@ fn shares_of_space(ring: &Ring, kind: Kind) -> Vec<f64> {
     for (n, (node, _)) in positions.iter().enumerate() {
         let (before, _) = positions[(n + positions.len() - 1) % positions.len()];
         let part = KeyRange::new(*before.id.key(), *node.id.key()).fraction();
-        for at in keepers(&positions, n, copies) {
+        for at in replica_set(&positions, n, copies) {
             shares[at] += part / copies as f64;
         }
     }
@@ -153,17 +153,17 @@ fn shares_of_space(ring: &Ring, kind: Kind) -> Vec<f64> {
 }
 
 /// The first so many different members at and after position `n`.
-fn keepers(positions: &[(Node, usize)], n: usize, copies: usize) -> Vec<usize> {
-    let mut keepers = Vec::with_capacity(copies);
+fn replica_set(positions: &[(Node, usize)], n: usize, copies: usize) -> Vec<usize> {
+    let mut replica_set = Vec::with_capacity(copies);
     for (_, at) in positions[n..].iter().chain(&positions[..n]) {
-        if keepers.len() == copies {
+        if replica_set.len() == copies {
             break;
         }
-        if !keepers.contains(at) {
-            keepers.push(*at);
+        if !replica_set.contains(at) {
+            replica_set.push(*at);
         }
     }
-    keepers
+    replica_set
 }
 
 /// All runs' shares of one kind, ascending.

@@ -13,7 +13,7 @@ use atoll_sim::{Sim, SimConfig};
 use atoll_vfs::memory::MemoryFs;
 use atoll_vfs::{Errno, FileSystem};
 use atoll_volume::owned::{
-    NoKeeper, NoProgress, PublishOptions, Volume, VolumeFs, VolumeOptions, publish,
+    NoLeaseRecorder, NoProgress, PublishOptions, Volume, VolumeFs, VolumeOptions, publish,
 };
 use futures_util::FutureExt;
 
@@ -101,9 +101,9 @@ fn published(tree: &SourceTree, secret: &SecretKey) -> Arc<dyn Blocks> {
     runtime.block_on(async {
         andrew::plant(&files, tree).await.unwrap();
         let env = Arc::new(TokioRuntime::current());
-        let (progress, keeper) = (Arc::new(NoProgress), Arc::new(NoKeeper));
+        let (progress, recorder) = (Arc::new(NoProgress), Arc::new(NoLeaseRecorder));
         let (source, options) = (directory.path(), PublishOptions::default());
-        publish(env, blocks.clone(), source, secret, options, progress, keeper).await.unwrap();
+        publish(env, blocks.clone(), source, secret, options, progress, recorder).await.unwrap();
     });
     blocks
 }

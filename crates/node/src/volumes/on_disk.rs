@@ -130,7 +130,7 @@ impl Volumes {
         check_name(name)?;
         let _changing = self.lock();
         if self.path(name).join("key").exists() {
-            self.claim(name, source)?;
+            self.bind_source(name, source)?;
             return Ok((self.key(name)?, false));
         }
         let key = SecretKey::from_seed(&random_seed());
@@ -155,7 +155,7 @@ impl Volumes {
         if self.key(name)?.seed() != key.seed() {
             return Err(VolumeError::OtherKey { name: name.into() });
         }
-        self.claim(name, source)?;
+        self.bind_source(name, source)?;
         Ok(false)
     }
 
@@ -305,8 +305,8 @@ impl Volumes {
         Ok(dir::write_atomically(&self.path(name).join("kept"), &bytes)?)
     }
 
-    /// Lets `source` use the volume, or says whose it is.
-    fn claim(&self, name: &str, source: Option<&Path>) -> Result<(), VolumeError> {
+    /// Makes `source` the volume's directory, or says which one is.
+    fn bind_source(&self, name: &str, source: Option<&Path>) -> Result<(), VolumeError> {
         let Some(source) = source else { return Ok(()) };
         let info = self.info(name)?;
         match info.source.clone().map(path_from_bytes) {

@@ -16,37 +16,37 @@ use crate::fixture::{
 
 const NOBODY: Owner = Owner::NOBODY;
 
-/// Runs `claim` over each kind of store.
-fn check(claim: impl Fn(&dyn BlockStore)) {
-    claim(&MemoryStore::new(64 << 20));
+/// Runs `test` over each kind of store.
+fn check(test: impl Fn(&dyn BlockStore)) {
+    test(&MemoryStore::new(64 << 20));
 
     let inline = DiskStore::open_inline(Arc::new(FaultyDisk::new(1)), small_config());
     let inline = inline.expect("opens");
-    claim(&inline);
+    test(&inline);
     inline.check_invariants();
 
     let cold = FaultyDisk::new(2);
     cold.set_cold(true);
     let threads = DiskStore::open_on(Arc::new(cold), small_config()).expect("opens");
-    claim(&threads);
+    test(&threads);
     threads.check_invariants();
 
     let dir = tempfile::tempdir().expect("a directory");
     let real = DiskStore::open(dir.path(), small_config()).expect("opens");
-    claim(&real);
+    test(&real);
     real.check_invariants();
 
     let [a, b, c] = ["a", "b", "c"].map(|name| dir.path().join(name));
     let files = open_files(&a);
-    claim(&files);
+    test(&files);
     files.check_invariants();
     // With all blocks, and with none, in the backend that is being left.
     let contributed = ContributedStore::new(Backend::Files(Arc::new(open_files(&b))), None);
-    claim(&contributed);
+    test(&contributed);
     let other = Arc::new(open_files(&c));
     let former = Some(contributed.present());
     wait(former.iter().next().expect("one").store().remove_expired(u64::MAX)).expect("emptied");
-    claim(&ContributedStore::new(Backend::Files(other.clone()), former));
+    test(&ContributedStore::new(Backend::Files(other.clone()), former));
     other.check_invariants();
 }
 

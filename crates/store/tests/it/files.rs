@@ -82,7 +82,7 @@ fn whatever_becomes_of_the_files_a_block_is_its_own_bytes_or_absent() {
         assert!(whole > 30 && lost > 10, "seed {seed}: {whole}, {lost}");
         assert_eq!(store.lost_blocks(), lost);
         let listed = store.list(KeyRange::full(), 1000).expect("readable");
-        assert_eq!(listed.len(), whole, "no more is claimed than is there");
+        assert_eq!(listed.len(), whole, "no more is listed than is there");
         store.check_invariants();
         wait(store.put(given.clone())).expect("restored");
         for block in &given {
@@ -218,7 +218,7 @@ fn a_crash_loses_what_was_not_committed_and_nothing_else() {
     drop(store);
     fs::write(&index, b"rubbish").expect("written");
     let store = open_files(temp.path());
-    assert_eq!(store.usage().blocks, 0, "without an index nothing is claimed");
+    assert_eq!(store.usage().blocks, 0, "without an index nothing is counted");
     wait(store.reclaim(0)).expect("swept");
     assert_eq!(files(temp.path()).len(), 0);
 }

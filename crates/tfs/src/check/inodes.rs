@@ -1,4 +1,4 @@
-//! Inodes and the blocks that they claim.
+//! Inodes and the blocks that they use.
 
 use atoll_vfs::FileKind;
 
@@ -123,7 +123,7 @@ impl Checker {
     fn check_fields(&mut self, number: u32, inode: &Inode, raw: &[u8]) {
         let flagged = |flag: u32| inode.flags & flag != 0;
         let is_regular = inode.kind() == Ok(FileKind::Regular);
-        let claims = [
+        let faults = [
             (flagged(EXTENTS), "has a tree of extents, which this file system has not"),
             (flagged(INLINE_DATA), "keeps its data in the inode, which this file system does not"),
             (flagged(INDEXED) && is_regular, "is no directory and has the flag of an index"),
@@ -131,7 +131,7 @@ impl Checker {
             (u16_at(raw, 116) != 0, "has the high half of a number of blocks"),
             (u16_at(raw, 118) != 0, "has the high half of a block of attributes"),
         ];
-        for (_, what) in claims.into_iter().filter(|(is_wrong, _)| *is_wrong) {
+        for (_, what) in faults.into_iter().filter(|(is_wrong, _)| *is_wrong) {
             self.found(format!("inode {number} {what}"));
         }
         if raw.len() > 128 {
@@ -208,7 +208,7 @@ impl Checker {
         }
     }
 
-    /// Claims a file's block of attributes; how many blocks that is.
+    /// Marks a file's block of attributes as used; how many blocks that is.
     fn check_xattrs(&mut self, number: u32, inode: &Inode) -> Result<u64, CheckError> {
         let xattrs = self.ext2.xattrs(number, inode);
         let readable = self.noted(xattrs)?.is_some();
@@ -219,7 +219,7 @@ impl Checker {
             *users += 1;
             return Ok(1);
         }
-        if !readable || !self.claim(number, inode.xattr_block, &mut Walked::default()) {
+        if !readable || !self.mark_used(number, inode.xattr_block, &mut Walked::default()) {
             return Ok(1);
         }
         let read = self.ext2.meta.read(inode.xattr_block).map_err(Into::into);
@@ -229,8 +229,8 @@ impl Checker {
         Ok(1)
     }
 
-    /// Marks a block as used; false if nobody may use it, or somebody does.
-    fn claim(&mut self, number: u32, block: u32, walked: &mut Walked) -> bool {
+    /// Marks a block as used; false if no inode may use it, or another one does.
+    fn mark_used(&mut self, number: u32, block: u32, walked: &mut Walked) -> bool {
         let first = self.superblock.first_data_block();
         let exists = block >= first && block < self.superblock.blocks();
         if exists && !bitmap::is_set(&self.used, block as usize) {
@@ -251,7 +251,7 @@ impl Checker {
         false
     }
 
-    /// Claims all that an inode's pointers lead to.
+    /// Marks as used all that an inode's pointers lead to.
     fn walk(&mut self, number: u32, inode: &Inode) -> Result<Walked, CheckError> {
         let each = (self.ext2.meta.block_bytes() / 4) as u64;
         let mut walked = Walked::default();
@@ -273,8 +273,8 @@ impl Checker {
         first: u64,
         walked: &mut Walked,
     ) -> Result<(), CheckError> {
-        // What was claimed before is not followed: that would have no end.
-        if block == 0 || !self.claim(number, block, walked) {
+        // What was mapped before is not followed: that would have no end.
+        if block == 0 || !self.mark_used(number, block, walked) {
             return Ok(());
         }
         if depth == 0 {

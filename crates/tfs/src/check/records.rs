@@ -36,8 +36,8 @@ struct Repairs {
     drop: Vec<u32>,
     /// Files and the directories that name them.
     parents: Vec<(u32, u32)>,
-    /// Blocks that the maps which stay claim.
-    claimed: Vec<u8>,
+    /// Blocks of the maps which stay.
+    mapped: Vec<u8>,
 }
 
 impl Checker {
@@ -78,7 +78,7 @@ impl Checker {
         // After others have written, the next mount goes through the rest.
         let mut repairs = Repairs::default();
         if !foreign {
-            repairs.claimed = vec![0; self.superblock.blocks().div_ceil(8) as usize];
+            repairs.mapped = vec![0; self.superblock.blocks().div_ceil(8) as usize];
             self.check_maps(&mut ext2, options, &mut repairs)?;
             for group in 0..self.superblock.groups() {
                 self.check_group_records(&mut ext2, group, &repairs)?;
@@ -178,7 +178,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Claims the blocks of a map; what is wrong with it, if anything is.
+    /// Notes the blocks of a map; what is wrong with it, if anything is.
     fn check_chain(
         &mut self,
         ext2: &mut Ext2,
@@ -193,8 +193,8 @@ impl Checker {
         let mut lost = 0;
         for extent in &extents {
             let range = extent.start as usize..(extent.start + extent.len) as usize;
-            if bitmap::next(&repairs.claimed, range, true).is_some() {
-                return Ok(Some(format!("claims blocks of another at {}", extent.start)));
+            if bitmap::next(&repairs.mapped, range, true).is_some() {
+                return Ok(Some(format!("has blocks of another at {}", extent.start)));
             }
             let (group, bit) = ext2.group_of_block(extent.start).map_err(failure)?;
             let (records, meta) = own(ext2);
@@ -203,7 +203,7 @@ impl Checker {
             let bits = bit as usize..(bit + extent.len) as usize;
             if bitmap::next(&transparent, bits.clone(), false).is_some() {
                 let at = extent.start;
-                return Ok(Some(format!("claims blocks at {at} that are not marked transparent")));
+                return Ok(Some(format!("has blocks at {at} that are not marked transparent")));
             }
             lost += bitmap::count(&overwritten, bits);
         }
@@ -217,7 +217,7 @@ impl Checker {
         }
         for extent in &extents {
             let range = extent.start as usize..(extent.start + extent.len) as usize;
-            bitmap::put(&mut repairs.claimed, range, true);
+            bitmap::put(&mut repairs.mapped, range, true);
         }
         Ok(None)
     }
@@ -268,8 +268,7 @@ impl Checker {
         for bit in 0..blocks {
             let is_transparent = bitmap::is_set(&transparent, bit);
             let is_overwritten = bitmap::is_set(&overwritten, bit);
-            ownerless +=
-                u32::from(is_transparent && !bitmap::is_set(&repairs.claimed, first + bit));
+            ownerless += u32::from(is_transparent && !bitmap::is_set(&repairs.mapped, first + bit));
             let is_used = bitmap::is_set(&self.used, first + bit);
             unmarked += u32::from(is_transparent && is_used && !is_overwritten);
             senseless += u32::from(is_overwritten && !is_transparent);
@@ -343,7 +342,7 @@ impl Checker {
         }
         if !foreign {
             for group in 0..self.superblock.groups() {
-                self.remake_bitmaps(ext2, group, &repairs.claimed).map_err(failure)?;
+                self.remake_bitmaps(ext2, group, &repairs.mapped).map_err(failure)?;
                 ext2.meta.flush().map_err(|error| failure(error.into()))?;
             }
         }
@@ -366,12 +365,12 @@ impl Checker {
         self.report.findings.iter_mut().filter(of_records).for_each(|f| f.repaired = true);
     }
 
-    /// Bitmaps and counts of a group, from what the maps claim.
+    /// Bitmaps and counts of a group, from what the maps have.
     fn remake_bitmaps(
         &mut self,
         ext2: &mut Ext2,
         group: u32,
-        claimed: &[u8],
+        mapped: &[u8],
     ) -> Result<(), Ext2Error> {
         let first = self.superblock.first_block_of_group(group) as usize;
         let blocks = self.superblock.blocks_of_group(group) as usize;
@@ -381,7 +380,7 @@ impl Checker {
         let before = records.overwritten_bitmap(meta, group)?;
         let mut transparent = vec![0; before.len()];
         let mut overwritten = vec![0; before.len()];
-        for bit in (0..blocks).filter(|bit| bitmap::is_set(claimed, first + bit)) {
+        for bit in (0..blocks).filter(|bit| bitmap::is_set(mapped, first + bit)) {
             let is_lost = bitmap::is_set(&before, bit) || bitmap::is_set(&allocated, bit);
             bitmap::put(&mut transparent, bit..bit + 1, true);
             bitmap::put(&mut overwritten, bit..bit + 1, is_lost);

@@ -191,9 +191,9 @@ impl Records {
         })
     }
 
-    /// Compares a group's bitmap with what TFS left, when the group is met first. If somebody
-    /// changed it behind the superblock's back, all tags are compared from now on, and the next
-    /// mount goes through the records.
+    /// Compares a group's bitmap with what TFS left, when the group is met first. If another
+    /// program changed it behind the superblock's back, all tags are compared from now on, and the
+    /// next mount goes through the records.
     pub(super) fn meet_group(
         &mut self,
         meta: &mut Meta,

@@ -345,8 +345,8 @@ impl Shared {
         let mut core = self.core();
         let mut superblock = core.ext2.superblock().clone();
         let before = superblock.mark();
-        // Who writes after us leaves another mark, within the same second too, and even if it
-        // takes the time from the kernel's last tick, which may be in the second before.
+        // Who writes after us leaves another mark, within the same second too, and even
+        // if it takes the time from the kernel's last tick, which may be in the second before.
         superblock.set_write_time(now.saturating_sub(2));
         if mounted {
             superblock.set_mount_time(now);

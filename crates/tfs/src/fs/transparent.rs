@@ -318,8 +318,8 @@ impl Shared {
         put.map_err(|error| self.broken(&error))
     }
 
-    /// A read has found bytes that are not the file's: whoever opens it next is told that it is
-    /// gone. Nothing is lost if this cannot be noted.
+    /// A read has found bytes that are not the file's: the next open of it fails and says that it
+    /// is gone. Nothing is lost if this cannot be noted.
     pub(super) fn note_doubt(&self, number: u32) {
         let Ok(_handle) = self.join_transaction(1) else { return };
         let doubted = self.core().doubt(number);

@@ -174,10 +174,10 @@ impl File {
 
     /// A data block has the length that the inode says.
     fn checked(&self, block: u64, hash: BlockHash, bytes: Bytes) -> Result<Bytes, BlockError> {
-        let claimed = self.len_bytes(block);
-        if bytes.len() as u64 != claimed {
+        let stated = self.len_bytes(block);
+        if bytes.len() as u64 != stated {
             let found = bytes.len() as u64;
-            let source = FormatError::Mismatch { what: "bytes of a data block", claimed, found };
+            let source = FormatError::Mismatch { what: "bytes of a data block", stated, found };
             return Err(BlockError::Bad { hash, source });
         }
         Ok(bytes)

@@ -469,8 +469,8 @@ impl Window {
     }
 
     /// Makes the window smaller, but not so that it would be worth less than
-    /// [`SHORT_DELAY_SECS`]: that much in queues disturbs nobody, and near nodes do better
-    /// with many requests at once than the rate of a round can tell.
+    /// [`SHORT_DELAY_SECS`]: that much in queues disturbs no other traffic, and near nodes do
+    /// better with many requests at once than the rate of a round can tell.
     fn shrink(&mut self, wished: f64) {
         let short = self.window_bytes.min(self.rate * SHORT_DELAY_SECS);
         self.resize(wished.max(short));

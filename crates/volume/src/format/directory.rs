@@ -182,7 +182,7 @@ fn decode_regular(cursor: &mut Cursor) -> Result<Content, FormatError> {
     if blocks_512 > size_bytes.div_ceil(512) {
         return Err(FormatError::Mismatch {
             what: "space taken by a file, against its length",
-            claimed: blocks_512,
+            stated: blocks_512,
             found: size_bytes.div_ceil(512),
         });
     }
@@ -238,7 +238,7 @@ fn take_counts(cursor: &mut Cursor) -> Result<(u64, u64), FormatError> {
     if subdirectories > entries {
         return Err(FormatError::Mismatch {
             what: "subdirectories, against entries",
-            claimed: subdirectories,
+            stated: subdirectories,
             found: entries,
         });
     }
@@ -391,16 +391,16 @@ impl DirectoryBlock {
         }
     }
 
-    /// Checks the block against what points to it: `claimed` entries and directories.
-    pub fn check_counts(&self, claimed: (u64, u64)) -> Result<(), FormatError> {
+    /// Checks the block against what points to it: `stated` entries and directories.
+    pub fn check_counts(&self, stated: (u64, u64)) -> Result<(), FormatError> {
         let found = self.counts();
         let what = "entries of a directory block";
-        if found.0 != claimed.0 {
-            return Err(FormatError::Mismatch { what, claimed: claimed.0, found: found.0 });
+        if found.0 != stated.0 {
+            return Err(FormatError::Mismatch { what, stated: stated.0, found: found.0 });
         }
         let what = "subdirectories in a directory block";
-        if found.1 != claimed.1 {
-            return Err(FormatError::Mismatch { what, claimed: claimed.1, found: found.1 });
+        if found.1 != stated.1 {
+            return Err(FormatError::Mismatch { what, stated: stated.1, found: found.1 });
         }
         Ok(())
     }
@@ -416,7 +416,7 @@ impl DirectoryBlock {
         if self.level + 1 != level {
             return Err(FormatError::Mismatch {
                 what: "level of a directory block",
-                claimed: u64::from(level) - 1,
+                stated: u64::from(level) - 1,
                 found: u64::from(self.level),
             });
         }

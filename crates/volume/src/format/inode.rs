@@ -128,7 +128,7 @@ impl InodeBlock {
             if rest.len() as u64 != shape.size_bytes {
                 return Err(FormatError::Mismatch {
                     what: "bytes of a file in its inode block",
-                    claimed: shape.size_bytes,
+                    stated: shape.size_bytes,
                     found: rest.len() as u64,
                 });
             }
@@ -155,13 +155,13 @@ impl InodeBlock {
     }
 
     /// Checks the inode against the directory entry that points to it.
-    pub fn check_size(&self, claimed_bytes: u64) -> Result<(), FormatError> {
-        if self.shape.size_bytes == claimed_bytes {
+    pub fn check_size(&self, stated_bytes: u64) -> Result<(), FormatError> {
+        if self.shape.size_bytes == stated_bytes {
             return Ok(());
         }
         Err(FormatError::Mismatch {
             what: "length of a file",
-            claimed: claimed_bytes,
+            stated: stated_bytes,
             found: self.shape.size_bytes,
         })
     }

@@ -108,15 +108,15 @@ pub enum FormatError {
     #[error("data blocks of 2^{0} bytes are not allowed")]
     BadBlockSize(u8),
     /// A file longer than files can be.
-    #[error("a file claims {0} bytes")]
+    #[error("a file states a length of {0} bytes")]
     FileTooLong(u64),
     /// A length or count that another part of the tree contradicts.
-    #[error("{what}: {claimed} claimed, {found} found")]
+    #[error("{what}: {stated} stated, {found} found")]
     Mismatch {
         /// Which length or count.
         what: &'static str,
         /// What the pointing block (or the header) says.
-        claimed: u64,
+        stated: u64,
         /// What is there.
         found: u64,
     },

@@ -44,7 +44,7 @@ impl PointerBlock {
         if count == 0 || count > INDIRECT_POINTERS {
             return Err(FormatError::Mismatch {
                 what: "pointers in an indirect block, against the most there can be",
-                claimed: INDIRECT_POINTERS,
+                stated: INDIRECT_POINTERS,
                 found: count,
             });
         }
@@ -81,14 +81,14 @@ impl PointerBlock {
         if self.level != level {
             return Err(FormatError::Mismatch {
                 what: "level of an indirect block",
-                claimed: u64::from(level),
+                stated: u64::from(level),
                 found: u64::from(self.level),
             });
         }
         if self.count() != count {
             return Err(FormatError::Mismatch {
                 what: "pointers of an indirect block",
-                claimed: count,
+                stated: count,
                 found: self.count(),
             });
         }
@@ -109,7 +109,7 @@ pub(super) fn check_len(raw: &Bytes, count: u64) -> Result<(), FormatError> {
     }
     Err(FormatError::Mismatch {
         what: "bytes of pointers",
-        claimed: count.saturating_mul(32),
+        stated: count.saturating_mul(32),
         found: raw.len() as u64,
     })
 }

@@ -28,8 +28,8 @@ pub use fs::VolumeFs;
 pub use get::{GetOptions, GetTreeError, Gotten, Unread, get_tree};
 pub use progress::{NoProgress, Phase, Progress};
 pub use publish::{
-    AllOfSource, Keeper, MAX_LISTED, NoKeeper, Omission, OmissionList, Omissions, PublishError,
-    PublishOptions, Published, SourceFilter, Visibility, exclude_set, publish,
+    AllOfSource, LeaseRecorder, MAX_LISTED, NoLeaseRecorder, Omission, OmissionList, Omissions,
+    PublishError, PublishOptions, Published, SourceFilter, Visibility, exclude_set, publish,
 };
 pub use read::{
     Item, Listing, OpenError, ReadError, Snapshot, Volume, VolumeOptions, VolumeStatus,

@@ -13,7 +13,7 @@ use atoll_key::{BlockHash, BlockId, ReadKey, SealError, SecretKey, SignedBlock};
 use atoll_vfs::kit;
 use atoll_volume::format::FormatError;
 use atoll_volume::owned::{
-    GetOptions, NoKeeper, NoProgress, OpenError, PublishError, PublishOptions, Published,
+    GetOptions, NoLeaseRecorder, NoProgress, OpenError, PublishError, PublishOptions, Published,
     ReadError, Snapshot, Visibility, Volume, VolumeOptions, get_tree, publish,
 };
 use atoll_volume::owned::{RootError, sealed_root};
@@ -98,7 +98,7 @@ async fn try_publish(
 ) -> Result<Published, PublishError> {
     let blocks: Arc<dyn Blocks> = blocks.clone();
     let progress = Arc::new(NoProgress);
-    publish(env(), blocks, source, secret, options, progress, Arc::new(NoKeeper)).await
+    publish(env(), blocks, source, secret, options, progress, Arc::new(NoLeaseRecorder)).await
 }
 
 async fn open(blocks: &Arc<impl Blocks>, options: VolumeOptions) -> Result<Arc<Volume>, OpenError> {

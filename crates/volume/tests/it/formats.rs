@@ -74,9 +74,9 @@ fn a_directory_block_that_lies_is_refused_for_what_is_wrong_with_it() {
         ("layout", with(good.clone(), 4, &[9]), "layout 9"),
         ("level", with(good.clone(), 5, &[8]), "9 levels"),
         ("no entries", with(good.clone(), 6, &[0; 4]), "empty"),
-        ("entries claimed", with(good.clone(), 6, &many), "ends too early"),
-        ("one entry claimed more", with(good.clone(), 9, &[3]), "ends too early"),
-        ("one entry claimed less", with(good.clone(), 9, &[1]), "bytes too many"),
+        ("entries stated", with(good.clone(), 6, &many), "ends too early"),
+        ("one entry stated more", with(good.clone(), 9, &[3]), "ends too early"),
+        ("one entry stated less", with(good.clone(), 9, &[1]), "bytes too many"),
         ("kind", with(good.clone(), KIND, &[4]), "unknown kind 4"),
         ("kind 0", with(good.clone(), KIND, &[0]), "unknown kind 0"),
         ("flags", with(good.clone(), FLAGS, &[2]), "unknown flags 0x2"),
@@ -90,7 +90,7 @@ fn a_directory_block_that_lies_is_refused_for_what_is_wrong_with_it() {
         ("two dots", leaf(vec![file(b"..")]), "means a directory"),
         ("no name", leaf(vec![file(b"")]), "it is empty"),
         ("name past the end", with(good.clone(), NAME_LEN, &[255]), "ends too early"),
-        ("file too long", with(good.clone(), SIZE, &[0x80]), "claims 9223372036854776321"),
+        ("file too long", with(good.clone(), SIZE, &[0x80]), "length of 9223372036854776321"),
         ("space", with(good.clone(), BLOCKS, &[1]), "space taken"),
         ("zero inode", with(good.clone(), INODE, &[0; 32]), "inode block is zero"),
     ];
@@ -181,8 +181,8 @@ fn a_directory_block_in_the_wrong_place_is_refused() {
     assert_eq!(place(1, &child(b"b", 2, 0), Some(b"e")), Ok(()));
     let wrong = [
         (place(2, &child(b"b", 2, 0), None), "level"),
-        (place(1, &child(b"b", 3, 0), None), "3 claimed, 2 found"),
-        (place(1, &child(b"b", 2, 1), None), "1 claimed, 0 found"),
+        (place(1, &child(b"b", 3, 0), None), "3 stated, 2 found"),
+        (place(1, &child(b"b", 2, 1), None), "1 stated, 0 found"),
         (place(1, &child(b"a", 2, 0), None), "not in order"),
         (place(1, &child(b"b", 2, 0), Some(b"d")), "not in order"),
     ];
@@ -206,14 +206,14 @@ fn an_inode_block_whose_length_lies_is_refused() {
     let pointers = |count: usize| vec![7; count * 32];
     assert!(inode(4097, 12, &pointers(2)).is_ok());
     let cases = [
-        (inode(4, 12, b"abc"), "4 claimed, 3 found"),
-        (inode(2, 12, b"abc"), "2 claimed, 3 found"),
+        (inode(4, 12, b"abc"), "4 stated, 3 found"),
+        (inode(2, 12, b"abc"), "2 stated, 3 found"),
         (inode(0, 12, b""), "empty file has no inode"),
-        (inode(u64::MAX, 12, &pointers(2)), "claims 18446744073709551615"),
-        (inode(1 << 62, 12, &pointers(2)), "claimed, 64 found"),
-        (inode(4097, 12, &pointers(1)), "64 claimed, 32 found"),
-        (inode(4097, 12, &pointers(3)), "64 claimed, 96 found"),
-        (inode(4097, 12, &[7; 65]), "64 claimed, 65 found"),
+        (inode(u64::MAX, 12, &pointers(2)), "length of 18446744073709551615"),
+        (inode(1 << 62, 12, &pointers(2)), "stated, 64 found"),
+        (inode(4097, 12, &pointers(1)), "64 stated, 32 found"),
+        (inode(4097, 12, &pointers(3)), "64 stated, 96 found"),
+        (inode(4097, 12, &[7; 65]), "64 stated, 65 found"),
         (inode(4097, 11, &pointers(3)), "2^11"),
         (inode(4097, 21, &pointers(3)), "2^21"),
         (inode(4097, 255, &pointers(3)), "2^255"),
@@ -223,7 +223,7 @@ fn an_inode_block_whose_length_lies_is_refused() {
         assert!(told.contains(part), "{told:?} does not say {part:?}");
     }
     let size = inode(3, 12, b"abc").expect("good").check_size(4);
-    assert!(matches!(size, Err(FormatError::Mismatch { claimed: 4, found: 3, .. })));
+    assert!(matches!(size, Err(FormatError::Mismatch { stated: 4, found: 3, .. })));
 }
 
 #[test]
@@ -243,8 +243,8 @@ fn an_indirect_block_that_lies_is_refused() {
         (block(1, &[7; 33]).map(drop), "33 found"),
         (block(1, &[7; 32 * 2049]).map(drop), "2049 found"),
         (block(1, &[0; 64]).map(drop), "nothing but holes"),
-        (good.check_place(2, 2), "2 claimed, 1 found"),
-        (good.check_place(1, 3), "3 claimed, 2 found"),
+        (good.check_place(2, 2), "2 stated, 1 found"),
+        (good.check_place(1, 3), "3 stated, 2 found"),
     ];
     for (result, part) in cases {
         let told = result.expect_err("it lies").to_string();

@@ -99,7 +99,7 @@ async fn a_file_whose_length_lies_is_refused() {
     let data = Data::Inline(Bytes::from_static(b"hello"));
     let inode = put(&*blocks, InodeBlock { shape, data }.encode()).await;
     ring_with(&blocks, vec![file("file", 6, inode)]).await;
-    assert_bad(&blocks, "file", inode, "length of a file: 6 claimed, 5 found").await;
+    assert_bad(&blocks, "file", inode, "length of a file: 6 stated, 5 found").await;
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn indirect_blocks_of_the_wrong_level_or_number_are_refused() {
     // 300 data blocks: one indirect block of level 1 with 300 pointers.
     let wrong = [
         (PointerBlock::encode(2, &vec![Some(hash); 300]), "level of an indirect block"),
-        (PointerBlock::encode(1, &vec![Some(hash); 299]), "300 claimed, 299 found"),
+        (PointerBlock::encode(1, &vec![Some(hash); 299]), "300 stated, 299 found"),
         (PointerBlock::encode(1, &vec![None; 300]), "nothing but holes"),
         (data.clone(), "not a indirect block"),
     ];
@@ -163,7 +163,7 @@ async fn a_directory_whose_counts_lie_is_refused() {
         let blocks_now = Arc::new(MemoryBlocks::new());
         put(&*blocks_now, leaf(vec![file("x", 1, BlockHash([1; 32]))])).await;
         ring_with(&blocks_now, vec![dir("dir", entries, subdirectories, inner)]).await;
-        assert_bad(&blocks_now, "dir/x", inner, "claimed").await;
+        assert_bad(&blocks_now, "dir/x", inner, "stated").await;
     }
 }
 

@@ -13,8 +13,8 @@ use atoll_dht::{Blocks, MemoryBlocks};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, ReadKey};
 use atoll_volume::owned::{
-    Keeper, NoKeeper, NoProgress, Progress, PublishError, PublishOptions, Published, SourceFilter,
-    VolumeOptions, publish,
+    LeaseRecorder, NoLeaseRecorder, NoProgress, Progress, PublishError, PublishOptions, Published,
+    SourceFilter, VolumeOptions, publish,
 };
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
@@ -39,8 +39,8 @@ async fn meddled(
 ) -> Published {
     let blocks: Arc<dyn Blocks> = blocks.clone();
     let options = PublishOptions { reader_threads: 1, ..small_blocks() };
-    let (progress, keeper) = (Arc::new(Meddler(meddle)), Arc::new(NoKeeper));
-    publish(env(), blocks, source, &secret(), options, progress, keeper).await.expect("publishes")
+    let (progress, recorder) = (Arc::new(Meddler(meddle)), Arc::new(NoLeaseRecorder));
+    publish(env(), blocks, source, &secret(), options, progress, recorder).await.expect("publishes")
 }
 
 fn append(file: &Path) {
@@ -127,7 +127,7 @@ fn unprivileged(
     blocks: &Arc<impl Blocks>,
     source: &Path,
     options: PublishOptions,
-    keeper: Arc<dyn Keeper>,
+    recorder: Arc<dyn LeaseRecorder>,
 ) -> Result<Published, PublishError> {
     let (blocks, source): (Arc<dyn Blocks>, _) = (blocks.clone(), source.to_path_buf());
     let work = move || {
@@ -137,7 +137,7 @@ fn unprivileged(
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("runs").block_on(async {
             let progress = Arc::new(NoProgress);
-            publish(env(), blocks, &source, &secret(), options, progress, keeper).await
+            publish(env(), blocks, &source, &secret(), options, progress, recorder).await
         })
     };
     std::thread::spawn(work).join().expect("no panic")
@@ -168,8 +168,8 @@ fn precious(top: &Path) {
 #[derive(Default)]
 struct Kept(Mutex<BTreeSet<BlockHash>>);
 
-impl Keeper for Kept {
-    fn keep(&self, hashes: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>> {
+impl LeaseRecorder for Kept {
+    fn record(&self, hashes: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>> {
         self.0.lock().expect("not poisoned").extend(hashes);
         Box::pin(async { Ok(()) })
     }
@@ -236,7 +236,7 @@ async fn an_unreadable_file_fails_the_publish_unless_it_may_be_skipped() {
     let blocks = Arc::new(MemoryBlocks::new());
     publish_with(&blocks, source.path(), small_blocks()).await;
     set_mode(&file, 0);
-    let result = unprivileged(&blocks, source.path(), small_blocks(), Arc::new(NoKeeper));
+    let result = unprivileged(&blocks, source.path(), small_blocks(), Arc::new(NoLeaseRecorder));
     match result {
         Err(PublishError::Source { path, .. }) => assert_eq!(path, file),
         other => panic!("{other:?}"),
@@ -256,7 +256,8 @@ async fn blocks_that_the_ring_lost_of_a_kept_version_are_counted() {
     set_mode(&small, 0);
     set_mode(&large, 0);
     let published =
-        unprivileged(&blocks, source.path(), skip_unreadable(), Arc::new(NoKeeper)).expect("some");
+        unprivileged(&blocks, source.path(), skip_unreadable(), Arc::new(NoLeaseRecorder))
+            .expect("some");
     assert_eq!((published.omissions.kept.count, published.lost_blocks), (2, 1));
     let kept = snapshot(&blocks).await.resolve(b"large").await.expect("is there");
     assert_eq!(kept.entry.size_bytes(), 4096 * 10);
@@ -272,7 +273,7 @@ async fn a_previous_version_that_cannot_be_asked_for_fails_the_publish() {
     let first = publish_with(&blocks, source.path(), small_blocks()).await;
     set_mode(&source.path().join("dir"), 0);
     blocks.0.cut_off.store(1, Ordering::Relaxed);
-    let result = unprivileged(&blocks, source.path(), skip_unreadable(), Arc::new(NoKeeper));
+    let result = unprivileged(&blocks, source.path(), skip_unreadable(), Arc::new(NoLeaseRecorder));
     assert!(matches!(result, Err(PublishError::Previous { .. })), "{result:?}");
     blocks.0.cut_off.store(0, Ordering::Relaxed);
     set_mode(&source.path().join("dir"), 0o700);
@@ -317,9 +318,9 @@ async fn a_directory_that_the_filter_withholds_is_left_out_with_all_below_it() {
     let paths: Vec<_> = tree.keys().map(|p| String::from_utf8_lossy(p).into_owned()).collect();
     assert_eq!(paths, ["", "b", "b/file"]);
 
-    let (progress, keeper, top) =
-        (Arc::new(NoProgress), Arc::new(NoKeeper), source.path().join("a"));
+    let (progress, recorder, top) =
+        (Arc::new(NoProgress), Arc::new(NoLeaseRecorder), source.path().join("a"));
     let ring: Arc<dyn Blocks> = blocks.clone();
-    let result = publish(env(), ring, &top, &secret(), options(), progress, keeper).await;
+    let result = publish(env(), ring, &top, &secret(), options(), progress, recorder).await;
     assert!(matches!(result, Err(PublishError::Withheld { .. })), "{result:?}");
 }

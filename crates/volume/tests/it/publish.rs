@@ -10,7 +10,8 @@ use atoll_dht::{Blocks, MemoryBlocks};
 use atoll_env::BoxFuture;
 use atoll_key::BlockHash;
 use atoll_volume::owned::{
-    Keeper, NoKeeper, NoProgress, Progress, PublishError, PublishOptions, exclude_set, publish,
+    LeaseRecorder, NoLeaseRecorder, NoProgress, Progress, PublishError, PublishOptions,
+    exclude_set, publish,
 };
 use proptest::prelude::*;
 
@@ -204,11 +205,12 @@ async fn what_cannot_be_published_fails_the_whole_or_is_skipped_by_choice() {
     too_deep(source.path());
     let blocks: Arc<dyn Blocks> = Arc::new(MemoryBlocks::new());
     let run = |options| {
-        let keeper = Arc::new(NoKeeper);
+        let recorder = Arc::new(NoLeaseRecorder);
         let blocks = blocks.clone();
         let source = source.path().to_path_buf();
         async move {
-            publish(env(), blocks, &source, &secret(), options, Arc::new(NoProgress), keeper).await
+            publish(env(), blocks, &source, &secret(), options, Arc::new(NoProgress), recorder)
+                .await
         }
     };
     let error = run(small_blocks()).await.expect_err("it is too deep");
@@ -229,9 +231,9 @@ async fn what_cannot_be_published_fails_the_whole_or_is_skipped_by_choice() {
 async fn a_source_that_is_no_directory_is_refused() {
     let source = tempfile::NamedTempFile::new().expect("a file");
     let blocks: Arc<dyn Blocks> = Arc::new(MemoryBlocks::new());
-    let (progress, keeper) = (Arc::new(NoProgress), Arc::new(NoKeeper));
+    let (progress, recorder) = (Arc::new(NoProgress), Arc::new(NoLeaseRecorder));
     let (path, secret) = (source.path(), secret());
-    let result = publish(env(), blocks, path, &secret, small_blocks(), progress, keeper).await;
+    let result = publish(env(), blocks, path, &secret, small_blocks(), progress, recorder).await;
     assert!(matches!(result, Err(PublishError::Source { .. })));
 }
 
@@ -242,9 +244,10 @@ async fn bad_options_are_refused_before_anything_is_read() {
         .map(|block_size_bytes| PublishOptions { block_size_bytes, ..PublishOptions::default() });
     let label = PublishOptions { label: Some("x".repeat(256)), ..PublishOptions::default() };
     for options in sizes.into_iter().chain([label]) {
-        let (progress, keeper) = (Arc::new(NoProgress), Arc::new(NoKeeper));
+        let (progress, recorder) = (Arc::new(NoProgress), Arc::new(NoLeaseRecorder));
         let (path, secret) = (Path::new("/does/not/exist"), secret());
-        let result = publish(env(), blocks.clone(), path, &secret, options, progress, keeper).await;
+        let result =
+            publish(env(), blocks.clone(), path, &secret, options, progress, recorder).await;
         assert!(matches!(result, Err(PublishError::Options(_))));
     }
 }
@@ -252,8 +255,8 @@ async fn bad_options_are_refused_before_anything_is_read() {
 #[derive(Default)]
 struct Kept(Mutex<Vec<BlockHash>>);
 
-impl Keeper for Kept {
-    fn keep(&self, hashes: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>> {
+impl LeaseRecorder for Kept {
+    fn record(&self, hashes: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>> {
         assert!(hashes.len() <= 1024);
         self.0.lock().expect("not poisoned").extend(hashes);
         Box::pin(async { Ok(()) })
@@ -262,14 +265,14 @@ impl Keeper for Kept {
 
 struct Refuses;
 
-impl Keeper for Refuses {
-    fn keep(&self, _: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>> {
+impl LeaseRecorder for Refuses {
+    fn record(&self, _: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>> {
         Box::pin(async { Err("the disk is full".into()) })
     }
 }
 
 #[tokio::test]
-async fn the_keeper_hears_of_every_block_of_the_tree_new_or_not() {
+async fn the_recorder_hears_of_every_block_of_the_tree_new_or_not() {
     let source = tempfile::tempdir().expect("a directory");
     variety(source.path());
     for i in 0..3000 {
@@ -277,13 +280,13 @@ async fn the_keeper_hears_of_every_block_of_the_tree_new_or_not() {
     }
     let blocks = Arc::new(MemoryBlocks::new());
     publish_with(&blocks, source.path(), small_blocks()).await;
-    let keeper = Arc::new(Kept::default());
+    let recorder = Arc::new(Kept::default());
     let ring: Arc<dyn Blocks> = blocks.clone();
     let (progress, secret) = (Arc::new(NoProgress), secret());
-    publish(env(), ring, source.path(), &secret, small_blocks(), progress, keeper.clone())
+    publish(env(), ring, source.path(), &secret, small_blocks(), progress, recorder.clone())
         .await
         .expect("publishes");
-    let mut kept = keeper.0.lock().expect("not poisoned").clone();
+    let mut kept = recorder.0.lock().expect("not poisoned").clone();
     kept.sort();
     assert_eq!(kept.len(), blocks.len());
     kept.dedup();
@@ -299,17 +302,17 @@ async fn a_failing_keeper_or_ring_fails_the_publish_and_leaves_the_old_root() {
     let first = publish_with(&blocks, source.path(), small_blocks()).await;
     fs::write(source.path().join("new"), patterned(5_000_000, 1)).expect("writes");
     let ring: Arc<dyn Blocks> = blocks.clone();
-    let attempt = |keeper: Arc<dyn Keeper>| {
+    let attempt = |recorder: Arc<dyn LeaseRecorder>| {
         let (ring, source, progress) = (ring.clone(), source.path().to_path_buf(), NoProgress);
         async move {
             let progress = Arc::new(progress);
-            publish(env(), ring, &source, &secret(), small_blocks(), progress, keeper).await
+            publish(env(), ring, &source, &secret(), small_blocks(), progress, recorder).await
         }
     };
     let result = attempt(Arc::new(Refuses)).await;
-    assert!(matches!(result, Err(PublishError::Keep(_))), "{result:?}");
+    assert!(matches!(result, Err(PublishError::Record(_))), "{result:?}");
     blocks.0.cut_off.store(1, Ordering::Relaxed);
-    let result = attempt(Arc::new(NoKeeper)).await;
+    let result = attempt(Arc::new(NoLeaseRecorder)).await;
     assert!(matches!(result, Err(PublishError::Put(_))), "{result:?}");
     blocks.0.cut_off.store(0, Ordering::Relaxed);
     assert_eq!(snapshot(&blocks).await.version(), first.version);
@@ -349,9 +352,9 @@ async fn progress_adds_up_to_what_was_published() {
     sparse.set_len(10_000_001).expect("grows");
     let blocks: Arc<dyn Blocks> = Arc::new(MemoryBlocks::new());
     let totals = Arc::new(Totals::default());
-    let (secret, keeper) = (secret(), Arc::new(NoKeeper));
+    let (secret, recorder) = (secret(), Arc::new(NoLeaseRecorder));
     let published =
-        publish(env(), blocks, source.path(), &secret, small_blocks(), totals.clone(), keeper)
+        publish(env(), blocks, source.path(), &secret, small_blocks(), totals.clone(), recorder)
             .await
             .expect("publishes");
     let total = |total: &Mutex<(u64, u64)>| *total.lock().expect("not poisoned");
@@ -406,11 +409,11 @@ async fn a_dropped_publish_ends_its_threads() {
     let blocks = WatchedBlocks::new();
     blocks.0.delay_ms.store(3_600_000, Ordering::Relaxed);
     let ring: Arc<dyn Blocks> = blocks.clone();
-    let (progress, keeper, secret) = (Arc::new(NoProgress), Arc::new(NoKeeper), secret());
+    let (progress, recorder, secret) = (Arc::new(NoProgress), Arc::new(NoLeaseRecorder), secret());
     let options = PublishOptions { max_in_flight_bytes: 100_000, ..small_blocks() };
     {
         let (progress, path) = (progress.clone(), source.path());
-        let work = publish(env(), ring, path, &secret, options, progress, keeper);
+        let work = publish(env(), ring, path, &secret, options, progress, recorder);
         let limit = std::time::Duration::from_millis(300);
         assert!(tokio::time::timeout(limit, work).await.is_err(), "the ring does not answer");
     }

@@ -14,7 +14,8 @@ use atoll_key::{BlockHash, BlockId, SecretKey, SignedBlock};
 use atoll_volume::format::DirectoryRef;
 use atoll_volume::owned::Root;
 use atoll_volume::owned::{
-    NoKeeper, NoProgress, PublishOptions, Published, Snapshot, Volume, VolumeOptions, publish,
+    NoLeaseRecorder, NoProgress, PublishOptions, Published, Snapshot, Volume, VolumeOptions,
+    publish,
 };
 use bytes::Bytes;
 
@@ -38,7 +39,7 @@ pub(crate) async fn publish_with(
 ) -> Published {
     let blocks: Arc<dyn Blocks> = blocks.clone();
     let progress = Arc::new(NoProgress);
-    publish(env(), blocks, source, &secret(), options, progress, Arc::new(NoKeeper))
+    publish(env(), blocks, source, &secret(), options, progress, Arc::new(NoLeaseRecorder))
         .await
         .expect("publishes")
 }

@@ -136,19 +136,19 @@ impl SourceFilter for AllOfSource {
     }
 }
 
-/// Receives every block of the tree, so that their leases can be extended later.
-pub trait Keeper: Send + Sync + 'static {
+/// Records every block of the tree, so that its lease can be extended later.
+pub trait LeaseRecorder: Send + Sync + 'static {
     /// These blocks belong to the tree; called many times, at most 1,024 hashes a call,
     /// before the root block is replaced.
-    fn keep(&self, hashes: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>>;
+    fn record(&self, hashes: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>>;
 }
 
-/// Keeps nothing: the leases run out unless the tree is published again.
+/// Records nothing: the leases run out unless the tree is published again.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct NoKeeper;
+pub struct NoLeaseRecorder;
 
-impl Keeper for NoKeeper {
-    fn keep(&self, _: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>> {
+impl LeaseRecorder for NoLeaseRecorder {
+    fn record(&self, _: Vec<BlockHash>) -> BoxFuture<'static, Result<(), String>> {
         Box::pin(async { Ok(()) })
     }
 }
@@ -225,9 +225,9 @@ pub enum PublishError {
     /// The ring did not take blocks.
     #[error("{0}")]
     Put(#[from] PutError),
-    /// The keeper did not take the block list.
+    /// The block list could not be recorded.
     #[error("the blocks' leases cannot be kept: {0}")]
-    Keep(String),
+    Record(String),
     /// The threads that read the source ended before their work (a bug of this program).
     #[error("the work was stopped before its end")]
     Stopped,
@@ -304,7 +304,7 @@ pub async fn publish(
     secret: &SecretKey,
     options: PublishOptions,
     progress: Arc<dyn Progress>,
-    keeper: Arc<dyn Keeper>,
+    recorder: Arc<dyn LeaseRecorder>,
 ) -> Result<Published, PublishError> {
     check_options(&options)?;
     let unreadable = |reason: String| PublishError::Source { path: source.to_path_buf(), reason };
@@ -324,7 +324,7 @@ pub async fn publish(
     let _stopper = StopOnDrop(run.clone());
     walk::start_scan(&run, open()?).map_err(|error| unreadable(error.to_string()))?;
     walk::start(&run, open()?).map_err(|error| unreadable(error.to_string()))?;
-    let uploading = pin!(upload::upload(&run, &blocks, &keeper, inbox));
+    let uploading = pin!(upload::upload(&run, &blocks, &recorder, inbox));
     let answering = pin!(previous.serve(run.clone(), asked));
     // When everything is uploaded, nothing is left to be answered.
     let uploaded = match select(uploading, answering).await {

@@ -2,7 +2,7 @@
 //!
 //! An entry of the source that cannot be read keeps its previous version: its entry is
 //! copied, and every block below it is named to the upload, which renews it and tells the
-//! keeper of it. For that only directory, inode and indirect blocks are fetched, no data blocks.
+//! recorder of it. For that only directory, inode and indirect blocks are fetched, no data blocks.
 //!
 //! The threads that read the source [ask](Ask) and wait; the task of the publish answers.
 

@@ -14,7 +14,7 @@ use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::run::{Block, Outgoing, Run};
-use super::{Keeper, PublishError};
+use super::{LeaseRecorder, PublishError};
 
 /// Batches on their way at once.
 const MAX_BATCHES: usize = 8;
@@ -25,7 +25,7 @@ const MAX_BATCH_BLOCKS: usize = 64;
 /// Bytes in a batch, unless one block alone has more.
 const MAX_BATCH_BYTES: usize = 1 << 20;
 
-/// Hashes given to the keeper in one call.
+/// Hashes given to the recorder in one call.
 const MAX_KEEP_HASHES: usize = 1024;
 
 /// What the ring did not have before.
@@ -43,12 +43,12 @@ type Step = BoxFuture<'static, Result<Uploaded, PublishError>>;
 pub(super) async fn upload(
     run: &Arc<Run>,
     blocks: &Arc<dyn Blocks>,
-    keeper: &Arc<dyn Keeper>,
+    recorder: &Arc<dyn LeaseRecorder>,
     mut outbox: UnboundedReceiver<Outgoing>,
 ) -> Result<Uploaded, PublishError> {
     let mut steps: FuturesUnordered<Step> = FuturesUnordered::new();
     let mut total = Uploaded::default();
-    let mut to_keep = Vec::new();
+    let mut to_record = Vec::new();
     let mut carried = None;
     loop {
         if steps.len() >= MAX_BATCHES {
@@ -68,14 +68,14 @@ pub(super) async fn upload(
         };
         let Some(first) = first else { break };
         let batch = gather(first, &mut outbox, &mut carried);
-        to_keep.extend(batch.iter().map(|block| block.hash));
-        if to_keep.len() + MAX_BATCH_BLOCKS > MAX_KEEP_HASHES {
-            steps.push(keep(keeper, std::mem::take(&mut to_keep)));
+        to_record.extend(batch.iter().map(|block| block.hash));
+        if to_record.len() + MAX_BATCH_BLOCKS > MAX_KEEP_HASHES {
+            steps.push(record(recorder, std::mem::take(&mut to_record)));
         }
         steps.push(Box::pin(store(run.clone(), blocks.clone(), batch)));
     }
-    if !to_keep.is_empty() {
-        steps.push(keep(keeper, to_keep));
+    if !to_record.is_empty() {
+        steps.push(record(recorder, to_record));
     }
     run.progress.phase(crate::owned::progress::Phase::Flush);
     while let Some(done) = steps.next().await {
@@ -127,9 +127,11 @@ fn add(run: &Run, total: &mut Uploaded, done: Uploaded) {
     }
 }
 
-fn keep(keeper: &Arc<dyn Keeper>, hashes: Vec<BlockHash>) -> Step {
-    let kept = keeper.keep(hashes);
-    Box::pin(async move { kept.await.map(|()| Uploaded::default()).map_err(PublishError::Keep) })
+fn record(recorder: &Arc<dyn LeaseRecorder>, hashes: Vec<BlockHash>) -> Step {
+    let recorded = recorder.record(hashes);
+    Box::pin(
+        async move { recorded.await.map(|()| Uploaded::default()).map_err(PublishError::Record) },
+    )
 }
 
 /// Gives the bytes back to the budget, also when the batch is dropped halfway.

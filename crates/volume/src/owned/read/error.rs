@@ -95,12 +95,12 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// As the kernel understands it. A block nobody has or nobody can use is an I/O error;
-    /// one that some node could not be asked for may come back: `ETIMEDOUT`. A file that is gone
-    /// because the whole volume has expired is `ESTALE` ("Stale file handle") rather than
-    /// `EIO`, which people take for a broken disk: what the mount refers to is not there any
-    /// more, as an NFS server says it. (The kernel then looks the path up once again, which
-    /// costs a question and helps if the lease was renewed meanwhile.)
+    /// As the kernel understands it. A block that no node has, or that cannot be used, is an I/O
+    /// error; one that some node could not be asked for may come back: `ETIMEDOUT`. A file that is
+    /// gone because the whole volume has expired is `ESTALE` ("Stale file handle") rather than
+    /// `EIO`, which people take for a broken disk: what the mount refers to is not there any more,
+    /// as an NFS server says it. (The kernel then looks the path up once again, which costs a
+    /// question and helps if the lease was renewed meanwhile.)
     pub fn errno(&self) -> Errno {
         match self {
             ReadError::NoSuchEntry { .. } => Errno::ENOENT,
