@@ -6,8 +6,8 @@ use std::time::Duration;
 use atoll_env::{Env, TokioRuntime};
 use atoll_node::{Client, ClientError, ClientOptions, Status, VolumeError};
 
-use crate::arguments::Global;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
+use crate::global::Global;
 
 /// How long a transfer waits for a node that is being restarted. A guess: an upgrade
 /// and the store's reopening fit in.

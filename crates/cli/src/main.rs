@@ -9,28 +9,74 @@ mod arguments;
 mod commands;
 mod connection;
 mod failure;
+mod global;
 mod incomplete;
 mod interrupt;
 mod logging;
+mod mount_server;
 mod output;
 mod progress;
 mod read_key;
 mod reading;
+mod runtime;
 mod source_filter;
 mod tfs;
 mod units;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use tracing::level_filters::LevelFilter;
+
+use crate::arguments::{Arguments, Command};
+use crate::failure::Failure;
+use crate::runtime::until_done;
 
 fn main() -> ExitCode {
-    let arguments = arguments::Arguments::parse();
-    match commands::run(arguments) {
+    match run(Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("error: {}", output::safe_message(&failure.to_string()));
             ExitCode::from(failure.exit as u8)
         }
+    }
+}
+
+/// Runs what was typed.
+fn run(arguments: Arguments) -> Result<(), Failure> {
+    let Arguments { global, command } = arguments;
+    let quietest = match &command {
+        // What runs for long has its standard error read as a log.
+        Command::Up(_) | Command::Mount(_) => LevelFilter::INFO,
+        Command::Tfs(args) if tfs::is_served(args) => LevelFilter::INFO,
+        _ => LevelFilter::ERROR,
+    };
+    logging::start(global.verbose, quietest)?;
+    match &command {
+        Command::Up(args) => commands::up::run(args, &global),
+        Command::Mount(args) => commands::mount::run(args, &global),
+        Command::Unmount(args) => commands::unmount::run(args),
+        Command::Completions(args) => commands::completions::run(args, &Arguments::command()),
+        Command::Man(args) => commands::man::run(args, Arguments::command()),
+        Command::Tfs(args) => tfs::run(args, &global),
+        Command::Contribute(args) => until_done(commands::contribute::run(args, &global)),
+        Command::Lab(args) => commands::lab::run(args, &global),
+        Command::Compare(args) => commands::compare::run(args, &global),
+        Command::Invite(args) => until_done(commands::invite::run(args, &global)),
+        Command::Member(args) => until_done(commands::member::run(args, &global)),
+        Command::Secret(args) => until_done(commands::secret::run(args, &global)),
+        Command::Publish(args) => until_done(commands::publish::run(args, &global)),
+        Command::Unpublish(args) => until_done(commands::unpublish::run(args, &global)),
+        Command::Renew(args) => until_done(commands::renew::run(args, &global)),
+        Command::Gc(args) => until_done(commands::gc::run(args, &global)),
+        Command::Quota(args) => until_done(commands::quota::run(args, &global)),
+        Command::Settings(args) => until_done(commands::settings::run(args, &global)),
+        Command::Volumes(args) => until_done(commands::volumes::run(args, &global)),
+        Command::Ls(args) => until_done(commands::ls::run(args, &global)),
+        Command::Tree(args) => until_done(commands::tree::run(args, &global)),
+        Command::Cat(args) => until_done(commands::cat::run(args, &global)),
+        Command::Stat(args) => until_done(commands::stat::run(args, &global)),
+        Command::Get(args) => until_done(commands::get::run(args, &global)),
+        Command::Status(args) => until_done(commands::status::run(args, &global)),
     }
 }

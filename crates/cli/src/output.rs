@@ -70,6 +70,21 @@ impl Output {
     }
 }
 
+/// Shows a command's result: as one JSON value, or as lines for people.
+pub(crate) fn show(
+    json: bool,
+    result: &impl Serialize,
+    lines: impl IntoIterator<Item = String>,
+) -> Result<(), Failure> {
+    let mut output = Output::new();
+    if json {
+        output.json(result)?;
+    } else {
+        lines.into_iter().try_for_each(|line| output.line(line))?;
+    }
+    output.flush()
+}
+
 fn check(result: io::Result<()>) -> Result<(), Failure> {
     match result {
         Ok(()) => Ok(()),

@@ -11,9 +11,9 @@ use atoll_volume::owned::RootError;
 use atoll_volume::owned::{Item, Listing, OpenError, ReadError, Snapshot, Volume, VolumeOptions};
 
 use crate::address::Address;
-use crate::arguments::Global;
 use crate::connection;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
+use crate::global::Global;
 use crate::read_key::{self, Given};
 
 /// The most links followed on the way to a file, as in Linux.
@@ -37,11 +37,10 @@ impl Reading {
         global: &Global,
         address: &Address,
         given: &Given,
-        options: VolumeOptions,
     ) -> Result<Reading, Failure> {
         let (env, client) = connection::to_node(global).await?;
-        let blocks: Arc<dyn Blocks> = client;
-        Reading::through(env, blocks, address, given.key_for(address)?, options).await
+        let options = VolumeOptions::default();
+        Reading::through(env, client, address, given.key_for(address)?, options).await
     }
 
     /// Opens the volume of `address` through these blocks.

@@ -1,11 +1,10 @@
 //! `atoll cat`: files of volumes on standard output.
 
-use atoll_volume::owned::VolumeOptions;
 use futures_util::StreamExt;
 
 use crate::address::Address;
-use crate::arguments::Global;
 use crate::failure::Failure;
+use crate::global::Global;
 use crate::output::Output;
 use crate::read_key::ReadKeyArgs;
 use crate::reading::Reading;
@@ -30,7 +29,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     let mut output = Output::new();
     let given = args.read_key.given()?;
     for address in &args.addresses {
-        let reading = Reading::open(global, address, &given, VolumeOptions::default()).await?;
+        let reading = Reading::open(global, address, &given).await?;
         let file = reading.follow().await?;
         reading.require_file(&file, "write out")?;
         let mut stream = reading.snapshot.read_stream(&file);

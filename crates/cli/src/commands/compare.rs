@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use atoll_vfs::kit::{CompareOptions, Comparison, compare_trees};
 
-use crate::arguments::Global;
 use crate::failure::{Exit, Failure};
+use crate::global::Global;
 use crate::output::{Output, Part, safe_message};
 use crate::progress::{Meter, State};
 use crate::units;

@@ -1,9 +1,8 @@
 //! `atoll completions`: a shell's completion script.
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 use clap_complete::Shell;
 
-use crate::arguments::Arguments;
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -18,18 +17,18 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-/// Prints the script.
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+/// Prints the script for this command line.
+pub(crate) fn run(args: &Args, tree: &Command) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut shown(), "atoll", &mut script);
+    clap_complete::generate(args.shell, &mut shown(tree), "atoll", &mut script);
     let mut output = Output::new();
     output.bytes(&script)?;
     output.flush()
 }
 
 /// The command line without what is hidden, which clap_complete would offer.
-fn shown() -> Command {
-    without_hidden(&Arguments::command()).version(env!("CARGO_PKG_VERSION")).propagate_version(true)
+fn shown(tree: &Command) -> Command {
+    without_hidden(tree).version(env!("CARGO_PKG_VERSION")).propagate_version(true)
 }
 
 fn without_hidden(command: &Command) -> Command {
@@ -43,12 +42,16 @@ fn without_hidden(command: &Command) -> Command {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+    use crate::arguments::Arguments;
 
     #[test]
     fn what_is_hidden_is_not_completed() {
         let mut script = Vec::new();
-        clap_complete::generate(Shell::Bash, &mut shown(), "atoll", &mut script);
+        let mut shown = shown(&Arguments::command());
+        clap_complete::generate(Shell::Bash, &mut shown, "atoll", &mut script);
         let script = String::from_utf8(script).expect("scripts are text");
         assert!(script.contains("atoll,publish") && script.contains("--dir"), "{script}");
         assert!(script.contains("--read-key ") && script.contains("lab,run"));

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use atoll_node::{ContributionStatus, Policy, Share};
 
-use crate::arguments::Global;
 use crate::commands::quota::parse_percent;
 use crate::connection;
 use crate::failure::{Exit, Failure};
-use crate::output::Output;
+use crate::global::Global;
+use crate::output;
 use crate::units;
 
 /// Arguments of `atoll contribute`.
@@ -19,9 +19,9 @@ use crate::units;
   atoll contribute dynamic --low 80% --high 85%
   atoll contribute transparent /mnt/tfs/atoll
 
-A change holds at once and for later starts; blocks move in the background, and none is
-lost that other nodes have copies of. What there is no room for is given up, the copies
-first that lie farthest from this node on the ring.")]
+A change holds at once and for later starts; blocks move in the background. Copies
+for which there is no room are given up, those farthest from this node on the ring first; repair
+makes them again from the copies on other nodes.")]
 pub(crate) struct Args {
     #[command(subcommand)]
     policy: Option<PolicyArgs>,
@@ -90,15 +90,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         (false, None) => client.contribution().await,
     };
     let status = status.map_err(connection::failure)?;
-    let mut output = Output::new();
-    if args.json {
-        output.json(&status)?;
-        return output.flush();
-    }
-    for line in describe(&status) {
-        output.line(line)?;
-    }
-    output.flush()
+    output::show(args.json, &status, describe(&status))
 }
 
 fn describe(status: &ContributionStatus) -> Vec<String> {

@@ -5,9 +5,9 @@
 
 use atoll_node::Reclaimed;
 
-use crate::arguments::Global;
 use crate::connection;
 use crate::failure::Failure;
+use crate::global::Global;
 use crate::output::Output;
 use crate::progress::Share;
 use crate::units;

@@ -9,14 +9,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use atoll_volume::format::Content;
-use atoll_volume::owned::{
-    GetOptions, GetTreeError, Gotten, Item, ReadError, Unread, VolumeOptions, get_tree,
-};
+use atoll_volume::owned::{GetOptions, GetTreeError, Gotten, Item, ReadError, Unread, get_tree};
 use serde::Serialize;
 
 use crate::address::Address;
-use crate::arguments::Global;
 use crate::failure::{Exit, Failure};
+use crate::global::Global;
 use crate::incomplete::{self, JsonMissing};
 use crate::interrupt;
 use crate::output::Output;
@@ -77,9 +75,7 @@ struct JsonGotten {
 
 /// Copies.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
-    let reading =
-        Reading::open(global, &args.address, &args.read_key.given()?, VolumeOptions::default())
-            .await?;
+    let reading = Reading::open(global, &args.address, &args.read_key.given()?).await?;
     let item = reading.item().await?;
     let mut dest = args.dest.clone();
     let into_dir = dest.is_dir() || dest.as_os_str().as_bytes().ends_with(b"/");

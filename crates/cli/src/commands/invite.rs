@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use crate::arguments::Global;
 use crate::connection;
 use crate::failure::Failure;
+use crate::global::Global;
 use crate::output::Output;
 
 /// Arguments of `atoll invite`.

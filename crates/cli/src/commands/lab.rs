@@ -11,8 +11,8 @@ use clap::Subcommand;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use crate::arguments::Global;
 use crate::failure::{Exit, Failure};
+use crate::global::Global;
 use crate::output::Output;
 use crate::units;
 

@@ -1,12 +1,12 @@
 //! `atoll ls`: one directory of a volume.
 
 use atoll_volume::format::Content;
-use atoll_volume::owned::{Item, VolumeOptions};
+use atoll_volume::owned::Item;
 use serde::Serialize;
 
 use crate::address::Address;
-use crate::arguments::Global;
 use crate::failure::Failure;
+use crate::global::Global;
 use crate::output::{JsonName, Output, Part};
 use crate::read_key::ReadKeyArgs;
 use crate::reading::{self, Reading};
@@ -73,9 +73,7 @@ impl JsonItem {
 
 /// Lists.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
-    let reading =
-        Reading::open(global, &args.address, &args.read_key.given()?, VolumeOptions::default())
-            .await?;
+    let reading = Reading::open(global, &args.address, &args.read_key.given()?).await?;
     let item = reading.follow().await?;
     let mut output = Output::new();
     if !matches!(item.entry.content, Content::Directory(_)) {

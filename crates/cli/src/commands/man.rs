@@ -3,10 +3,9 @@
 use std::fs;
 use std::path::PathBuf;
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 use clap_mangen::Man;
 
-use crate::arguments::Arguments;
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -21,9 +20,9 @@ pub(crate) struct Args {
     into: Option<PathBuf>,
 }
 
-/// Prints or writes the pages.
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let mut tree = Arguments::command().disable_help_subcommand(true);
+/// Prints or writes the pages of this command line.
+pub(crate) fn run(args: &Args, tree: Command) -> Result<(), Failure> {
+    let mut tree = tree.disable_help_subcommand(true);
     tree.build();
     let Some(dir) = &args.into else {
         let mut output = Output::new();

@@ -1,21 +1,17 @@
 //! `atoll member`: who belongs to the network, and removing a node from it.
 
-use std::str::FromStr;
-
-use atoll_key::PeerId;
 use atoll_node::{Member, MemberList};
 
+use super::named_node::NamedNode;
 use super::secret::{self, Overlap};
-use crate::arguments::Global;
 use crate::connection;
-use crate::failure::{Exit, Failure};
-use crate::output::Output;
+use crate::failure::Failure;
+use crate::global::Global;
+use crate::output;
 use crate::units;
 
 /// How much of a key is shown: enough to tell the members of a network apart.
 const SHOWN_DIGITS: usize = 12;
-/// The fewest digits by which a node may be named.
-const LEAST_DIGITS: usize = 8;
 
 /// Arguments of `atoll member`.
 #[derive(clap::Args, Debug)]
@@ -64,7 +60,7 @@ that it held are copied again from their other replicas.")]
 struct RemoveArgs {
     /// The first digits of the node's key, as `atoll member list` shows it
     #[arg(value_name = "NODE", required = true)]
-    nodes: Vec<Wanted>,
+    nodes: Vec<NamedNode>,
 
     #[command(flatten)]
     overlap: Overlap,
@@ -72,23 +68,6 @@ struct RemoveArgs {
     /// One JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// The first hexadecimal digits of a node's key.
-#[derive(Clone, Debug)]
-pub(crate) struct Wanted(String);
-
-impl FromStr for Wanted {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Wanted, String> {
-        let digits = text.to_ascii_lowercase();
-        let is_hex = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if is_hex && (LEAST_DIGITS..=64).contains(&digits.len()) {
-            return Ok(Wanted(digits));
-        }
-        Err(format!("a node is named by {LEAST_DIGITS} to 64 hexadecimal digits of its key"))
-    }
 }
 
 /// Does what was asked.
@@ -100,48 +79,9 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         }
         Command::List(args) => {
             let list = client.members().await.map_err(connection::failure)?;
-            let mut output = Output::new();
-            if args.json {
-                output.json(&list)?;
-                return output.flush();
-            }
-            for line in describe(&list) {
-                output.line(line)?;
-            }
-            output.flush()
+            output::show(args.json, &list, describe(&list))
         }
     }
-}
-
-/// The node whose key begins so.
-///
-/// # Errors
-/// If there is none, or more than one. A whole key need not be known here.
-pub(crate) fn find(list: &MemberList, Wanted(digits): &Wanted) -> Result<PeerId, Failure> {
-    let ids = list.members.iter().map(|member| &member.id);
-    let found: Vec<&String> = ids.filter(|id| id.starts_with(digits)).collect();
-    let id = match found[..] {
-        [id] => id,
-        [] if digits.len() == 64 => digits,
-        [] => {
-            return Err(Failure::new(Exit::NotFound, format!("no member {digits}"))
-                .because("this node knows none whose key begins so")
-                .advice("`atoll member list` lists those it knows; a whole key always does."));
-        }
-        _ => {
-            return Err(Failure::new(Exit::Usage, format!("which member is {digits}?"))
-                .because(format!("the keys of {} members begin so", found.len()))
-                .advice("Give more digits; `atoll member list --json` shows all."));
-        }
-    };
-    key_of(id).ok_or_else(|| Failure::new(Exit::Failed, format!("{id} is not a key")))
-}
-
-fn key_of(hex: &str) -> Option<PeerId> {
-    let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
-    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    let bytes: Option<Vec<u8>> = pairs.iter().map(byte).collect();
-    bytes.filter(|_| rest.is_empty())?.try_into().ok().map(PeerId)
 }
 
 fn describe(list: &MemberList) -> Vec<String> {
@@ -202,18 +142,5 @@ mod tests {
         ] {
             assert!(said.contains(part), "{part}: {said}");
         }
-    }
-
-    #[test]
-    fn a_node_is_named_by_enough_digits_to_be_one() {
-        for bad in ["", "abc", "xyzxyzxy", &"a".repeat(65)] {
-            assert!(bad.parse::<Wanted>().is_err(), "{bad}");
-        }
-        let find = |text: &str| find(&list(), &text.parse().expect("digits"));
-        assert_eq!(find("CDCDCDCD").ok(), Some(PeerId([0xcd; 32])));
-        assert_eq!(find("abababab").map_err(|failure| failure.exit), Err(Exit::Usage));
-        assert_eq!(find(&"ab".repeat(32)).ok(), Some(PeerId([0xab; 32])));
-        assert_eq!(find("01234567").map_err(|failure| failure.exit), Err(Exit::NotFound));
-        assert_eq!(find(&"0e".repeat(32)).ok(), Some(PeerId([0x0e; 32])), "not known here");
     }
 }

@@ -1,17 +1,14 @@
 //! `atoll mount`: a volume as a read-only file system of this machine.
 //!
-//! The mount is served by a process of its own, which outlives the command, the terminal
-//! and restarts of the node. The command starts this program once more with
-//! `--foreground --announce`, waits until that one says on its standard output that the
-//! mount is there (or why not), and ends. The server's later messages go to a log in
-//! the node's directory.
+//! A process of its own serves the mount (see [`crate::mount_server`]). Its later messages go to
+//! a log in the node's directory.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,13 +17,14 @@ use atoll_vfs::FileSystem;
 use atoll_volume::owned::{VolumeFs, VolumeOptions};
 
 use crate::address::Address;
-use crate::arguments::Global;
 use crate::connection;
 use crate::failure::{Exit, Failure};
-use crate::interrupt::Signals;
+use crate::global::Global;
+use crate::mount_server;
 use crate::output::escaped;
 use crate::read_key::{self, ReadKeyArgs};
 use crate::reading::Reading;
+use crate::runtime::until_done;
 use crate::units;
 
 /// Arguments of `atoll mount`.
@@ -38,8 +36,8 @@ use crate::units;
 
 The mount follows the publisher's updates. It runs as a process of its own and survives
 restarts of the node. While the node is down, what is not in memory answers \"Connection
-timed out\" within 10 seconds; DIR/logs and `getfattr -n user.atoll.status MNT` say why. An
-encrypted volume's read key is not among its arguments, so that `ps` does not show it.")]
+timed out\" within 10 seconds; DIR/logs and `getfattr -n user.atoll.status MNT` say
+why. An encrypted volume's read key is not among its arguments, so that `ps` does not show it.")]
 pub(crate) struct Args {
     /// Which volume
     #[arg(value_name = "ADDR", value_parser = Address::parser())]
@@ -73,9 +71,6 @@ pub(crate) struct Args {
     announce: bool,
 }
 
-/// What the server says when the mount is there; anything else is an exit code and why.
-const MOUNTED: &str = "mounted";
-
 /// Mounts.
 pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     if !args.address.path.is_empty() {
@@ -86,21 +81,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     if !args.foreground {
         return in_background(args, global);
     }
-    if args.announce {
-        // Fails only for a process that leads its group, which then keeps its terminal.
-        let _ = rustix::process::setsid();
-    }
-    let result = super::until_done(serve(args, global));
-    if let (true, Err(failure)) = (args.announce, &result) {
-        announce(&format!("{} {failure}", failure.exit as u8));
-    }
-    result
-}
-
-/// Tells the parent process, which may have ended: then the message is dropped.
-fn announce(text: &str) {
-    let mut stdout = io::stdout();
-    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+    mount_server::run(args.announce, serve(args, global))
 }
 
 async fn serve(args: &Args, global: &Global) -> Result<(), Failure> {
@@ -123,18 +104,7 @@ async fn serve(args: &Args, global: &Global) -> Result<(), Failure> {
     let handle = tokio::runtime::Handle::current();
     let mut mounted = fuse::mount(fs, &args.mountpoint, &options, &handle)
         .map_err(|error| mount_failure(args, error))?;
-    if args.announce {
-        announce(MOUNTED);
-    } else {
-        eprintln!("mounted on {}; Ctrl-C unmounts", args.mountpoint.display());
-    }
-    let mut signals = Signals::new();
-    tokio::select! {
-        ended = mounted.wait() => ended.map_err(|error| {
-            Failure::io(format!("serving {} failed", args.mountpoint.display()), &error)
-        }),
-        () = signals.next() => super::unmount::take_away(&mut mounted, signals).await,
-    }
+    mount_server::serve(&mut mounted, &args.mountpoint, args.announce).await
 }
 
 fn mount_failure(args: &Args, error: MountError) -> Failure {
@@ -154,7 +124,7 @@ fn mount_failure(args: &Args, error: MountError) -> Failure {
 fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
     let what = format!("cannot mount {}", args.address);
     // Before a log is written into its directory, there must be a node.
-    super::until_done(async { connection::impatient(global).await.map(drop) })?;
+    until_done(async { connection::impatient(global).await.map(drop) })?;
     let dir = global.dir()?;
     let mountpoint =
         std::path::absolute(&args.mountpoint).map_err(|error| Failure::io(&what, &error))?;
@@ -178,52 +148,13 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
         command.args(found.optional.then_some("--read-key-optional"));
     }
     let key_text = found.key.map(|key| key.to_text()).unwrap_or_default();
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).current_dir("/");
-    let mut server = command.spawn().map_err(|error| Failure::io(&what, &error))?;
-
-    // What does not arrive, it says itself.
-    let mut stdin = server.stdin.take().expect("it was asked for");
-    let _ = stdin.write_all(key_text.as_bytes());
-    drop(stdin);
-    let mut said = String::new();
-    let mut pipe = server.stdout.take().expect("it was asked for");
-    read_announcement(&mut pipe, &mut said).map_err(|error| Failure::io(&what, &error))?;
-    if said.trim_end() == MOUNTED {
-        if !global.quiet {
-            eprintln!("mounted on {}", mountpoint.display());
-        }
-        return Ok(());
+    let advice = format!("The mount's log is {}.", log_path.display());
+    command.stderr(log);
+    mount_server::start(command, key_text.as_bytes(), &what, &advice)?;
+    if !global.quiet {
+        eprintln!("mounted on {}", mountpoint.display());
     }
-    let failure = match said.split_once(' ') {
-        Some((code, text)) => announced(code, text.trim_end()),
-        // What it had to say, if anything, is in its log only.
-        None => Failure::new(Exit::Failed, what)
-            .because("the mount's process ended")
-            .advice(format!("The mount's log is {}.", log_path.display())),
-    };
-    let _ = server.wait();
-    Err(failure)
-}
-
-/// Reads until the line that says the mount is there, or to the end.
-pub(crate) fn read_announcement(pipe: &mut impl Read, said: &mut String) -> io::Result<()> {
-    let mut buffer = [0; 512];
-    loop {
-        match pipe.read(&mut buffer)? {
-            0 => return Ok(()),
-            n => said.push_str(&String::from_utf8_lossy(&buffer[..n])),
-        }
-        if said.trim_end() == MOUNTED {
-            return Ok(());
-        }
-    }
-}
-
-/// The failure that the server announced.
-pub(crate) fn announced(code: &str, text: &str) -> Failure {
-    let exits = [Exit::Usage, Exit::NoNode, Exit::NotFound, Exit::Unavailable, Exit::Full];
-    let exit = exits.into_iter().find(|exit| code == (*exit as u8).to_string());
-    Failure::new(exit.unwrap_or(Exit::Failed), text)
+    Ok(())
 }
 
 /// `DIR/logs/mount-….log`, for this user only.
@@ -246,29 +177,6 @@ fn log_name(mountpoint: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_announcement_may_come_in_pieces() {
-        struct Slow<'a>(&'a [u8]);
-        impl Read for Slow<'_> {
-            fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-                let n = self.0.len().min(3);
-                into[..n].copy_from_slice(&self.0[..n]);
-                self.0 = &self.0[n..];
-                Ok(n)
-            }
-        }
-        for (sent, heard) in
-            [("mounted\n", "mounted\n"), ("4 no such\nthing\n", "4 no such\nthing\n")]
-        {
-            let mut said = String::new();
-            read_announcement(&mut Slow(sent.as_bytes()), &mut said).expect("reads");
-            assert_eq!(said, heard);
-        }
-        let failure = announced("4", "no such\nthing");
-        assert_eq!((failure.exit, failure.to_string()), (Exit::NotFound, "no such\nthing".into()));
-        assert_eq!(announced("99", "x").exit, Exit::Failed);
-    }
 
     #[test]
     fn logs_are_named_after_their_mount() {

@@ -16,9 +16,9 @@ use atoll_volume::owned::{
 use serde::Serialize;
 use tokio::sync::Mutex;
 
-use crate::arguments::Global;
 use crate::connection;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
+use crate::global::Global;
 use crate::incomplete::{self, JsonMissing};
 use crate::interrupt;
 use crate::output::Output;
@@ -41,14 +41,14 @@ const GOES_ON: &str = "What was uploaded stays; the same command again goes on f
 The last line is the address, atoll:KEY. Publishing again updates the same address and
 uploads only what the ring lacks.
 
-The tree may be in use: what vanishes meanwhile is not published, and a file that changes each
-time it is read keeps the version published before. Whatever is kept so, or left out, is named
-at the end, and the exit code is 7. Directories of Atoll's nodes, which hold secret keys, and
-mounts of Atoll are never published; that is said, and is no error.
+The tree may be in use: what vanishes meanwhile is not published, and a file that
+changes each time it is read keeps the version published before. The command names at the end
+each file that it kept so or left out, and exits with 7. Directories of Atoll's nodes, which hold
+secret keys, and mounts of Atoll are never published; the command names them, and that is no error.
 
-What is published with --encrypt is read with the whole address, #READKEY included: without
-it nobody can tell names or contents. Publishing it again needs no --encrypt. How many blocks
-it has, how long they are and when they change can be seen by the nodes that keep them.")]
+A volume published with --encrypt is read with the whole address, #READKEY included: without
+it nobody can tell names or contents. Publishing it again needs no --encrypt. The nodes that
+keep its blocks can see how many there are, how long they are and when they change.")]
 pub(crate) struct Args {
     /// Which directory
     #[arg(value_name = "DIR")]

@@ -4,10 +4,10 @@ use std::str::FromStr;
 
 use atoll_node::{QuotaAccount, QuotaChange, QuotaShare, QuotaStatus, Share};
 
-use crate::arguments::Global;
 use crate::connection;
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::global::Global;
+use crate::output;
 use crate::units;
 
 /// Arguments of `atoll quota`.
@@ -85,15 +85,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         false => client.change_quota(change).await,
     };
     let quota = quota.map_err(connection::failure)?;
-    let mut output = Output::new();
-    if args.json {
-        output.json(&quota)?;
-        return output.flush();
-    }
-    for line in describe(&quota) {
-        output.line(line)?;
-    }
-    output.flush()
+    output::show(args.json, &quota, describe(&quota))
 }
 
 fn percent(share: f64) -> String {

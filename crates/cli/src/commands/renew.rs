@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use atoll_node::{Client, ClientOptions, VolumeStatus};
 
-use crate::arguments::Global;
 use crate::connection;
 use crate::failure::{Exit, Failure, TRY_AGAIN};
+use crate::global::Global;
 use crate::output::Output;
 use crate::progress::Share;
 use crate::units;

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use atoll_node::{Client, ClientError, Rotated};
 
-use super::member::{self, Wanted};
-use crate::arguments::Global;
+use super::named_node::NamedNode;
 use crate::connection;
 use crate::failure::{Exit, Failure};
-use crate::output::Output;
+use crate::global::Global;
+use crate::output;
 use crate::units;
 
 /// Arguments of `atoll secret`.
@@ -46,7 +46,7 @@ struct RotateArgs {
     /// Remove this node from the network: the first digits of its key, as `atoll member list`
     /// shows it
     #[arg(long, value_name = "NODE")]
-    remove: Vec<Wanted>,
+    remove: Vec<NamedNode>,
 
     #[command(flatten)]
     overlap: Overlap,
@@ -75,7 +75,7 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
 /// Replaces the secret, removes nodes, and says what that did.
 pub(crate) async fn rotate(
     client: &Client,
-    remove: &[Wanted],
+    remove: &[NamedNode],
     overlap: Overlap,
     json: bool,
 ) -> Result<(), Failure> {
@@ -84,22 +84,14 @@ pub(crate) async fn rotate(
         Vec::new()
     } else {
         let list = client.members().await.map_err(connection::failure)?;
-        remove.iter().map(|wanted| member::find(&list, wanted)).collect::<Result<_, _>>()?
+        remove.iter().map(|named| named.find(&list)).collect::<Result<_, _>>()?
     };
     let rotated =
         client.rotate_secret(&remove, overlap.time).await.map_err(|error| match error {
             ClientError::Unfit(why) => Failure::new(Exit::Failed, what).because(why),
             other => connection::failure(other),
         })?;
-    let mut output = Output::new();
-    if json {
-        output.json(&rotated)?;
-        return output.flush();
-    }
-    for line in describe(&rotated) {
-        output.line(line)?;
-    }
-    output.flush()
+    output::show(json, &rotated, describe(&rotated))
 }
 
 fn describe(rotated: &Rotated) -> Vec<String> {

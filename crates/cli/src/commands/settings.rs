@@ -2,10 +2,10 @@
 
 use atoll_node::{NodeSettings, SettingsChange, VirtualServers};
 
-use crate::arguments::Global;
 use crate::connection;
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::global::Global;
+use crate::output;
 use crate::units;
 
 /// Arguments of `atoll settings`.
@@ -55,15 +55,8 @@ pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     if args.forget_absent {
         client.forget_absent().await.map_err(connection::failure)?;
     }
-    let mut output = Output::new();
-    if args.json {
-        output.json(&settings)?;
-        return output.flush();
-    }
-    for (name, value) in describe(&settings) {
-        output.line(format!("{name:>15}  {value}"))?;
-    }
-    output.flush()
+    let lines = describe(&settings).into_iter().map(|(name, value)| format!("{name:>15}  {value}"));
+    output::show(args.json, &settings, lines)
 }
 
 fn describe(settings: &NodeSettings) -> Vec<(&'static str, String)> {

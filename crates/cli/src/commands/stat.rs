@@ -1,13 +1,12 @@
 //! `atoll stat`: what is known of one file.
 
 use atoll_volume::format::Content;
-use atoll_volume::owned::VolumeOptions;
 use serde::Serialize;
 
 use crate::address::Address;
-use crate::arguments::Global;
 use crate::commands::ls::JsonItem;
 use crate::failure::Failure;
+use crate::global::Global;
 use crate::output::{Output, Part, escaped, hex};
 use crate::read_key::ReadKeyArgs;
 use crate::reading::{self, Reading};
@@ -46,9 +45,7 @@ struct JsonStat {
 
 /// Shows it.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
-    let reading =
-        Reading::open(global, &args.address, &args.read_key.given()?, VolumeOptions::default())
-            .await?;
+    let reading = Reading::open(global, &args.address, &args.read_key.given()?).await?;
     let item = reading.item().await?;
     let xattrs = reading.snapshot.xattrs(&item).await;
     let xattrs = xattrs.map_err(|error| reading.failure("read the attributes of", &error))?;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use atoll_node::{Cache, Clock, Diverted, RingNode, Status};
 
-use crate::arguments::Global;
 use crate::connection;
 use crate::failure::{Exit, Failure};
+use crate::global::Global;
 use crate::output::Output;
 use crate::units;
 

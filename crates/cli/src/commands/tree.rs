@@ -7,12 +7,12 @@ use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 
 use atoll_volume::format::Content;
-use atoll_volume::owned::{Item, Listing, VolumeOptions};
+use atoll_volume::owned::{Item, Listing};
 
 use crate::address::Address;
-use crate::arguments::Global;
 use crate::commands::ls::{JsonItem, PAGE};
 use crate::failure::Failure;
+use crate::global::Global;
 use crate::output::{Output, Part};
 use crate::read_key::ReadKeyArgs;
 use crate::reading::Reading;
@@ -69,9 +69,7 @@ impl Level {
 
 /// Shows the tree.
 pub(crate) async fn run(args: &Args, global: &Global) -> Result<(), Failure> {
-    let reading =
-        Reading::open(global, &args.address, &args.read_key.given()?, VolumeOptions::default())
-            .await?;
+    let reading = Reading::open(global, &args.address, &args.read_key.given()?).await?;
     let top = reading.follow().await?;
     let mut levels = vec![Level::new(reading.list(&top)?, String::new())];
     let mut output = Output::new();

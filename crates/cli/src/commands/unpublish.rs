@@ -3,9 +3,9 @@
 //! CFS §3.1: "CFS has no explicit delete operation: instead, a publisher can simply stop
 //! asking for extensions." The ring drops the blocks when their leases have run out.
 
-use crate::arguments::Global;
 use crate::connection;
 use crate::failure::Failure;
+use crate::global::Global;
 use crate::output::Output;
 use crate::units;
 

@@ -8,8 +8,8 @@ use atoll_node::{
 };
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use crate::arguments::Global;
 use crate::failure::{Exit, Failure};
+use crate::global::Global;
 use crate::output::Output;
 use crate::units;
 

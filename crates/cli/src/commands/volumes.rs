@@ -4,9 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use atoll_node::VolumeStatus;
 
-use crate::arguments::Global;
 use crate::connection;
 use crate::failure::Failure;
+use crate::global::Global;
 use crate::output::Output;
 use crate::units;
 

@@ -6,9 +6,9 @@ use atoll_tfs::check::{CheckError, CheckOptions, CheckReport, Damaged, check};
 use serde::Serialize;
 
 use super::device;
-use crate::arguments::Global;
 use crate::failure::{Exit, Failure};
-use crate::output::Output;
+use crate::global::Global;
+use crate::output;
 use crate::units;
 
 /// Arguments of `atoll tfs check`.
@@ -19,7 +19,8 @@ use crate::units;
   atoll tfs check --repair disk.img
 
 Damage of ext2 itself is e2fsck's to repair; --repair makes the records of transparent
-files right again. The exit code is 1 if something was found and is not repaired.")]
+files right again.
+The exit code is 1 if something was found and is not repaired.")]
 pub(super) struct Args {
     /// An image file or a block device that is not mounted
     #[arg(value_name = "DEVICE")]
@@ -86,15 +87,7 @@ pub(super) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
         CheckError::Io(error) => Failure::io(what, &error),
         error => Failure::new(Exit::Failed, what).because(error),
     })?;
-    let mut output = Output::new();
-    if args.json {
-        output.json(&shown(&report))?;
-    } else {
-        for line in describe(&report) {
-            output.line(line)?;
-        }
-    }
-    output.flush()?;
+    output::show(args.json, &shown(&report), describe(&report))?;
     if report.is_sound() {
         return Ok(());
     }

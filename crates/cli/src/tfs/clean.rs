@@ -8,9 +8,9 @@ use rustix::io::Errno;
 use serde::Serialize;
 
 use super::{ask, device};
-use crate::commands;
 use crate::failure::{Exit, Failure};
-use crate::output::Output;
+use crate::output;
+use crate::runtime::until_done;
 use crate::units;
 
 /// Arguments of `atoll tfs clean`.
@@ -68,7 +68,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         };
         Shown { files: number("files ")?, blocks: number("blocks ")? }
     } else {
-        commands::until_done(async {
+        until_done(async {
             let failed = |errno| Failure::new(Exit::Failed, what(&args.of)).because(errno);
             let tfs = device::mount_image(&args.of, false)?;
             let cleaned = tfs.clean();
@@ -77,13 +77,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Ok(Shown { files: cleaned.files, blocks: cleaned.blocks })
         })?
     };
-    let mut output = Output::new();
-    if args.json {
-        output.json(&shown)?;
-    } else {
-        let files = units::counted(shown.files, "file", "files");
-        let blocks = units::counted(shown.blocks, "block", "blocks");
-        output.line(format!("{files} had lost blocks; {blocks} are free again"))?;
-    }
-    output.flush()
+    let files = units::counted(shown.files, "file", "files");
+    let blocks = units::counted(shown.blocks, "block", "blocks");
+    let line = format!("{files} had lost blocks; {blocks} are free again");
+    output::show(args.json, &shown, [line])
 }

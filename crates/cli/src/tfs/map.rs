@@ -9,9 +9,9 @@ use atoll_tfs::stat::map_xattr;
 use serde::Serialize;
 
 use super::{ask, device, picture};
-use crate::commands;
 use crate::failure::{Exit, Failure};
 use crate::output::Output;
+use crate::runtime::until_done;
 
 /// Arguments of `atoll tfs map`.
 #[derive(clap::Args, Debug)]
@@ -121,7 +121,7 @@ fn map(of: &Path, cells: u32) -> Result<BlockMap, Failure> {
     if of.is_dir() {
         return map_of_mounted(of, cells);
     }
-    commands::until_done(async {
+    until_done(async {
         let tfs = device::mount_image(of, true)?;
         tfs.block_map(cells).map_err(|errno| {
             Failure::new(Exit::Failed, format!("cannot read {}", of.display())).because(errno)

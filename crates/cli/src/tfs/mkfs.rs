@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use atoll_tfs::mkfs::{MkfsError, MkfsOptions, mkfs};
 
 use super::device;
-use crate::arguments::Global;
 use crate::failure::{Exit, Failure};
+use crate::global::Global;
 use crate::units;
 
 /// Arguments of `atoll tfs mkfs`.

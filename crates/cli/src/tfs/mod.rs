@@ -15,8 +15,8 @@ mod set;
 mod stat;
 pub(crate) mod unmount;
 
-use crate::arguments::Global;
 use crate::failure::Failure;
+use crate::global::Global;
 
 /// Arguments of `atoll tfs`.
 #[derive(clap::Args, Debug)]

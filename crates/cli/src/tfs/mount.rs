@@ -1,10 +1,9 @@
 //! `atoll tfs mount`: a TFS as a file system of this machine.
 //!
-//! As with `atoll mount`, a process of its own serves it: this program once more, with
-//! `--foreground --announce`. What it has to say goes to the journal of who started it, or to
-//! the file named by `--log`.
+//! A process of its own serves the mount (see [`crate::mount_server`]). What it has to say goes to
+//! the journal of who started it, or to the file named by `--log`.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -14,10 +13,9 @@ use atoll_gateway::fuse::{self, MountError, MountOptions as FuseOptions};
 use atoll_tfs::fs::MountOptions;
 
 use super::device;
-use crate::arguments::Global;
-use crate::commands;
 use crate::failure::{Exit, Failure};
-use crate::interrupt::Signals;
+use crate::global::Global;
+use crate::mount_server;
 use crate::units;
 
 /// Arguments of `atoll tfs mount`.
@@ -106,9 +104,6 @@ impl Args {
     }
 }
 
-/// What the server says when the mount is there; anything else is an exit code and why.
-const MOUNTED: &str = "mounted";
-
 /// Mounts.
 pub(super) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     if (args.has_suid() || args.has_dev()) && !rustix::process::geteuid().is_root() {
@@ -118,21 +113,7 @@ pub(super) fn run(args: &Args, global: &Global) -> Result<(), Failure> {
     if !args.foreground {
         return in_background(args, global);
     }
-    if args.announce {
-        // Fails only for a process that leads its group, which then keeps its terminal.
-        let _ = rustix::process::setsid();
-    }
-    let result = commands::until_done(serve(args));
-    if let (true, Err(failure)) = (args.announce, &result) {
-        announce(&format!("{} {failure}", failure.exit as u8));
-    }
-    result
-}
-
-/// The parent may have gone; then nobody needs to know.
-fn announce(text: &str) {
-    let mut stdout = io::stdout();
-    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+    mount_server::run(args.announce, serve(args))
 }
 
 async fn serve(args: &Args) -> Result<(), Failure> {
@@ -168,19 +149,8 @@ async fn serve(args: &Args) -> Result<(), Failure> {
             return Err(mount_failure(args, &error));
         }
     };
-    if args.announce {
-        announce(MOUNTED);
-    } else {
-        eprintln!("mounted on {}; Ctrl-C unmounts", args.mountpoint.display());
-    }
-    let mut signals = Signals::new();
     let trimming = tokio::spawn(give_back_memory());
-    let ended = tokio::select! {
-        ended = mounted.wait() => ended.map_err(|error| {
-            Failure::io(format!("serving {} failed", args.mountpoint.display()), &error)
-        }),
-        () = signals.next() => commands::unmount::take_away(&mut mounted, signals).await,
-    };
+    let ended = mount_server::serve(&mut mounted, &args.mountpoint, args.announce).await;
     trimming.abort();
     let closed = tfs.unmount().map_err(|errno| {
         Failure::new(Exit::Failed, format!("{} was not closed in order", args.device.display()))
@@ -247,23 +217,10 @@ fn in_background(args: &Args, global: &Global) -> Result<(), Failure> {
                 .into()
         }
     };
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).current_dir("/");
-    let mut server = command.spawn().map_err(|error| failed(&error))?;
-    let mut said = String::new();
-    let mut pipe = server.stdout.take().expect("it was asked for");
-    commands::mount::read_announcement(&mut pipe, &mut said).map_err(|error| failed(&error))?;
-    if said.trim_end() == MOUNTED {
-        if !global.quiet {
-            eprintln!("mounted on {}", mountpoint.display());
-        }
-        return Ok(());
+    command.stderr(log);
+    mount_server::start(command, b"", &what, "`--foreground` shows what it has to say.")?;
+    if !global.quiet {
+        eprintln!("mounted on {}", mountpoint.display());
     }
-    let _ = pipe.read_to_string(&mut said);
-    let _ = server.wait();
-    Err(match said.split_once(' ') {
-        Some((code, text)) => commands::mount::announced(code, text.trim_end()),
-        None => Failure::new(Exit::Failed, what)
-            .because("the mount's process ended")
-            .advice("`--foreground` shows what it has to say."),
-    })
+    Ok(())
 }

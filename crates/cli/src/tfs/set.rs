@@ -16,8 +16,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::{ask, device};
-use crate::commands;
 use crate::failure::{Exit, Failure};
+use crate::runtime::until_done;
 use crate::units;
 
 /// The attribute.
@@ -113,7 +113,7 @@ fn set_target_loss(path: &Path, rate: u64) -> Result<(), Failure> {
             },
         );
     }
-    commands::until_done(async {
+    until_done(async {
         let failed = |errno| Failure::new(Exit::Failed, what()).because(errno);
         let tfs = device::mount_image(path, false)?;
         let set = tfs.set_target_loss(rate as f64).and_then(|()| tfs.choose_avoided().map(drop));

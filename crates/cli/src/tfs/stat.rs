@@ -7,9 +7,9 @@ use atoll_tfs::stat::{TROUBLE_XATTR, Trouble, USAGE_XATTR};
 use serde::Serialize;
 
 use super::{ask, device};
-use crate::commands;
 use crate::failure::{Exit, Failure};
-use crate::output::Output;
+use crate::output;
+use crate::runtime::until_done;
 use crate::units;
 
 /// Arguments of `atoll tfs stat`.
@@ -96,7 +96,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let usage = Usage::from_lines(&lines).ok_or_else(|| ask::nonsense(&args.of))?;
         (usage, Trouble::from_lines(&ask::ask_text(&args.of, TROUBLE_XATTR)?))
     } else {
-        commands::until_done(async {
+        until_done(async {
             let tfs = device::mount_image(&args.of, true)?;
             let usage = tfs.usage().map_err(|errno| {
                 let failure =
@@ -109,15 +109,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Ok((usage, tfs.trouble()))
         })?
     };
-    let mut output = Output::new();
-    if args.json {
-        output.json(&Shown::new(usage, trouble))?;
-        return output.flush();
-    }
-    for (name, value) in describe(&usage).into_iter().chain(warn(trouble)) {
-        output.line(format!("{name:>12}  {value}"))?;
-    }
-    output.flush()
+    let shown = Shown::new(usage, trouble.clone());
+    let lines = describe(&usage).into_iter().chain(warn(trouble));
+    output::show(args.json, &shown, lines.map(|(name, value)| format!("{name:>12}  {value}")))
 }
 
 fn warn(trouble: Trouble) -> impl Iterator<Item = (&'static str, String)> {

@@ -10,8 +10,8 @@ use atoll_tfs::format::superblock::STATE_VALID;
 use atoll_tfs::fs::read_superblock;
 use rustix::fs::{StatVfsMountFlags, statvfs};
 
-use crate::commands::unmount::failure;
 use crate::failure::{Exit, Failure};
+use crate::mount_server::unmount_failure;
 
 /// Arguments of `atoll tfs unmount`.
 #[derive(clap::Args, Debug)]
@@ -51,7 +51,7 @@ pub(crate) fn unmount(mountpoint: &Path, lazy: bool, command: &str) -> Result<()
     // Of one whose server has died nothing is told: it was not closed.
     let told = statvfs(mountpoint);
     let writable = !told.is_ok_and(|told| told.f_flag.contains(StatVfsMountFlags::RDONLY));
-    fuse::unmount(mountpoint, lazy).map_err(|error| failure(error, command))?;
+    fuse::unmount(mountpoint, lazy).map_err(|error| unmount_failure(error, command))?;
     match mount.filter(|_| !lazy) {
         // A volume's source is no path.
         Some(mount) if Path::new(&mount.source).is_absolute() => {
