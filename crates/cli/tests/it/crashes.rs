@@ -46,9 +46,7 @@ fn two_of_five_nodes_may_die_at_once() {
 fn publishing_and_reading_go_on_while_a_node_is_frozen() {
     let ring = Ring::of(5);
     ring.nodes[3].freeze();
-    let source = ring.path("tree");
-    make_tree(&source);
-    let address = ring.publish(&source);
+    let (source, address) = ring.publish_tree();
     fs::write(source.join("more"), noise(100_000, 9)).expect("a file");
     assert_eq!(ring.publish(&source), address);
     let dest = ring.path("copy");

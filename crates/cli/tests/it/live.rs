@@ -18,9 +18,7 @@ fn set_mode(path: &Path, mode: u32) {
 #[test]
 fn what_cannot_be_read_stays_as_it_was_published() {
     let ring = Ring::of(2);
-    let source = ring.path("tree");
-    make_tree(&source);
-    let address = ring.publish(&source);
+    let (source, address) = ring.publish_tree();
     let before = ring.path("before");
     run(ring.nodes[1].command(["get", &address]).arg(&before)).ok();
     let publish = |options: &[&str]| {

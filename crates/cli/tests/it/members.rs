@@ -1,6 +1,6 @@
 //! Members, and replacing the network's secret, with real processes.
 
-use crate::processes::{NodeProcess, Ring, assert_same, make_tree, run, until};
+use crate::processes::{NodeProcess, Ring, assert_same, run, until};
 
 /// Whether a node's status warns so; not while it is still starting.
 fn warns(node: &NodeProcess, what: &str) -> bool {
@@ -25,9 +25,7 @@ fn id(node: &NodeProcess) -> String {
 #[test]
 fn a_leaked_code_is_worth_nothing_once_the_secret_is_replaced() {
     let ring = Ring::of(3);
-    let source = ring.path("docs");
-    make_tree(&source);
-    let address = ring.publish(&source);
+    let (source, address) = ring.publish_tree();
     let leaked = ring.nodes[0].atoll(["invite"]).ok().stdout;
     ring.nodes[1]
         .atoll(["secret", "rotate"])
@@ -59,9 +57,7 @@ fn a_leaked_code_is_worth_nothing_once_the_secret_is_replaced() {
 #[test]
 fn a_removed_member_is_listed_as_such_and_on_nobodys_ring() {
     let mut ring = Ring::of(4);
-    let source = ring.path("docs");
-    make_tree(&source);
-    let address = ring.publish(&source);
+    let (source, address) = ring.publish_tree();
     let removed = id(&ring.nodes[3]);
     let listed = ring.nodes[0].atoll(["member", "list"]).ok().stdout;
     assert!(listed.contains("this node holds the administrator's key"), "{listed}");

@@ -17,9 +17,7 @@ fn a_mount_shows_the_tree_through_another_node() {
         return;
     }
     let mut ring = Ring::of(3);
-    let source = ring.path("tree");
-    make_tree(&source);
-    let address = ring.publish(&source);
+    let (source, address) = ring.publish_tree();
     let mount = ring.mount(1, &address, &[]);
     assert_same(&source, &mount);
     let written = fs::write(mount.join("new"), "x").expect_err("read-only");
@@ -38,9 +36,7 @@ fn what_cannot_be_mounted_is_explained_at_once() {
         return;
     }
     let ring = Ring::of(1);
-    let source = ring.path("tree");
-    make_tree(&source);
-    let address = ring.publish(&source);
+    let (source, address) = ring.publish_tree();
     let mount_on = |place: &std::path::Path, address: &str| {
         run(ring.nodes[0].command(["mount", address]).arg(place))
     };
@@ -99,9 +95,7 @@ fn a_mount_whose_node_is_down_says_so_and_recovers() {
         return;
     }
     let mut ring = Ring::of(2);
-    let source = ring.path("tree");
-    make_tree(&source);
-    let address = ring.publish(&source);
+    let (source, address) = ring.publish_tree();
     let mount = ring.mount(1, &address, &["--cache", "0"]);
     assert_eq!(status_of(&mount), "ok");
     let read = |name: &str| fs::read(mount.join("docs").join(name));
@@ -138,9 +132,7 @@ fn a_mount_follows_the_publisher() {
         return;
     }
     let mut ring = Ring::of(3);
-    let source = ring.path("tree");
-    make_tree(&source);
-    let address = ring.publish(&source);
+    let (source, address) = ring.publish_tree();
     let mount = ring.mount(2, &address, &["--max-age", "1s"]);
     assert_same(&source, &mount);
     fs::write(source.join("docs/file01.txt"), "newer and longer than before\n").expect("a file");
@@ -163,9 +155,7 @@ fn a_foreground_mount_ends_with_a_signal() {
         return;
     }
     let ring = Ring::of(1);
-    let source = ring.path("tree");
-    make_tree(&source);
-    let address = ring.publish(&source);
+    let (_, address) = ring.publish_tree();
     let mount = ring.path("mnt");
     fs::create_dir(&mount).expect("a directory");
     let mut command = ring.nodes[0].command(["mount", "--foreground", &address]);

@@ -24,9 +24,7 @@ fn advertised(node: &NodeProcess) -> String {
 #[test]
 fn nodes_whose_addresses_have_all_changed_find_each_other_by_a_new_code() {
     let mut ring = Ring::of(4);
-    let source = ring.path("docs");
-    make_tree(&source);
-    let address = ring.publish(&source);
+    let (source, address) = ring.publish_tree();
     for node in &ring.nodes {
         node.wait_for(&["nodes=4", "replicated"]);
     }

@@ -269,16 +269,19 @@ impl Ring {
         self.temp.path().join(name)
     }
 
+    /// Makes a tree and publishes it through the first node; where it is, and the address.
+    #[track_caller]
+    pub(crate) fn publish_tree(&self) -> (PathBuf, String) {
+        let source = self.path("tree");
+        make_tree(&source);
+        let address = self.publish(&source);
+        (source, address)
+    }
+
     /// Publishes through the first node; the address.
     #[track_caller]
     pub(crate) fn publish(&self, source: &Path) -> String {
-        let said = self.nodes[0].command(["publish"]).arg(source).output().expect("runs");
-        let said = Said {
-            code: said.status.code(),
-            stdout: String::from_utf8_lossy(&said.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&said.stderr).into_owned(),
-        };
-        said.ok().last_line().to_string()
+        run(self.nodes[0].command(["publish"]).arg(source)).ok().last_line().to_string()
     }
 
     /// Mounts through a node, on a new directory; gone when the ring is.

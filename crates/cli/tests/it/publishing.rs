@@ -90,9 +90,7 @@ fn links_are_followed_within_the_volume() {
 #[test]
 fn what_is_not_there_is_not_found() {
     let ring = Ring::of(2);
-    let source = ring.path("tree");
-    make_tree(&source);
-    let address = ring.publish(&source);
+    let (_, address) = ring.publish_tree();
     let node = &ring.nodes[1];
     let at = |path: &str| format!("{address}/{path}");
     node.atoll(["ls", &at("docs/nothing")]).failed(4, &["docs/nothing", "no such file"]);
@@ -180,9 +178,7 @@ fn a_reader_that_goes_away_is_no_error() {
 #[test]
 fn a_hostile_name_reaches_a_pipe_but_not_a_terminal() {
     let ring = Ring::of(1);
-    let source = ring.path("tree");
-    make_tree(&source);
-    let address = ring.publish(&source);
+    let (_, address) = ring.publish_tree();
     let raw = ring.nodes[0].atoll(["ls", &address]).ok().stdout;
     assert!(raw.contains("\u{1b}[31mred"), "{raw:?}");
     let inner = format!("{} ls {address}", env!("CARGO_BIN_EXE_atoll"));

@@ -5,23 +5,21 @@ use crate::processes::{Ring, make_tree, until};
 #[test]
 fn leases_are_renewed_by_name_and_shown_with_their_day() {
     let ring = Ring::of(2);
-    let source = ring.path("docs");
-    make_tree(&source);
-    let address = ring.publish(&source);
+    let (source, address) = ring.publish_tree();
     let node = &ring.nodes[0];
     let listed = node.atoll(["volumes"]).ok().stdout;
     assert!(listed.contains("kept until 20") && listed.contains("UTC"), "{listed}");
     let renewed = node.atoll(["renew"]).ok().stdout;
-    assert!(renewed.starts_with("docs: ") && renewed.contains("kept until 20"), "{renewed}");
-    let json = node.atoll(["renew", "docs", "--json"]).ok().json();
-    assert_eq!((json["name"].as_str(), json["lost_blocks"].as_u64()), (Some("docs"), Some(0)));
+    assert!(renewed.starts_with("tree: ") && renewed.contains("kept until 20"), "{renewed}");
+    let json = node.atoll(["renew", "tree", "--json"]).ok().json();
+    assert_eq!((json["name"].as_str(), json["lost_blocks"].as_u64()), (Some("tree"), Some(0)));
     node.atoll(["renew", "dosc"]).failed(4, &["no volume dosc", "`atoll volumes`"]);
-    let gone = node.atoll(["unpublish", "docs"]).ok().stdout;
-    assert!(gone.contains("docs: no longer kept; its blocks may go from 20"), "{gone}");
+    let gone = node.atoll(["unpublish", "tree"]).ok().stdout;
+    assert!(gone.contains("tree: no longer kept; its blocks may go from 20"), "{gone}");
     let listed = node.atoll(["volumes"]).ok().stdout;
     assert!(listed.contains("unpublished; its blocks may go from 20"), "{listed}");
-    node.atoll(["renew", "docs"]).failed(4, &["nothing is published as docs"]);
-    node.atoll(["unpublish", "docs"]).failed(4, &["nothing is published as docs"]);
+    node.atoll(["renew", "tree"]).failed(4, &["nothing is published as tree"]);
+    node.atoll(["unpublish", "tree"]).failed(4, &["nothing is published as tree"]);
     assert_eq!(ring.publish(&source), address, "the key has stayed");
     let other = ring.nodes[1].atoll(["renew"]).ok();
     assert!(other.stderr.contains("nothing is published from this node"), "{other:?}");
@@ -31,9 +29,7 @@ fn leases_are_renewed_by_name_and_shown_with_their_day() {
 #[test]
 fn a_node_takes_more_places_on_the_ring_while_it_runs_and_gives_them_back() {
     let ring = Ring::of(3);
-    let source = ring.path("tree");
-    make_tree(&source);
-    let address = ring.publish(&source);
+    let (source, address) = ring.publish_tree();
     let node = &ring.nodes[1];
     let shown = node.atoll(["settings"]).ok().stdout;
     assert!(shown.contains("auto (1 place on the ring)"), "{shown}");

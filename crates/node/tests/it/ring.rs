@@ -6,6 +6,18 @@ use atoll_node::{JoinCode, Network, Node, NodeConfig};
 
 use crate::world::{Home, blocks, code_of, positions, ring, sees, until};
 
+/// Kills nodes that remember each other; their directories.
+async fn kill_all(nodes: Vec<(Home, Node)>) -> Vec<Home> {
+    let mut homes = Vec::new();
+    for (home, node) in nodes {
+        let peers = home.dir.join("peers.cbor");
+        until("its peers are remembered", || peers.exists()).await;
+        node.kill().await;
+        homes.push(home);
+    }
+    homes
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_client_puts_every_other_gets() {
     let nodes = ring(2).await;
@@ -65,13 +77,7 @@ async fn after_all_addresses_have_changed_a_fresh_join_code_brings_the_ring_toge
     let nodes = ring(2).await;
     let put = blocks(5, 5, 100);
     nodes[0].0.client().await.put(put.clone()).await.expect("put");
-    let mut homes = Vec::new();
-    for (home, node) in nodes {
-        let peers = home.dir.join("peers.cbor");
-        until("its peers are remembered", || peers.exists()).await;
-        node.kill().await;
-        homes.push(home);
-    }
+    let homes = kill_all(nodes).await;
     let moved = |home: &Home, number: usize, join: Option<JoinCode>| NodeConfig {
         listen: format!("127.0.1.{number}:0").parse().ok(),
         join,
@@ -114,13 +120,7 @@ async fn a_ring_that_was_stopped_as_a_whole_finds_itself_again() {
     let nodes = ring(1).await;
     let put = blocks(3, 5, 100);
     nodes[0].0.client().await.put(put.clone()).await.expect("put");
-    let mut homes = Vec::new();
-    for (home, node) in nodes {
-        let peers = home.dir.join("peers.cbor");
-        until("its peers are remembered", || peers.exists()).await;
-        node.kill().await;
-        homes.push(home);
-    }
+    let homes = kill_all(nodes).await;
     // The first that is back finds nobody, but serves what it has, and says so.
     let first = homes[0].start_again().await;
     assert!(first.status().joined);

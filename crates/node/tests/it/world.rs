@@ -97,10 +97,10 @@ pub(crate) async fn sees(node: &Node, others: usize) {
     ended.unwrap_or_else(|_| panic!("never: the ring closes; {:#?}", node.status()));
 }
 
-/// Waits until `claim` holds.
-pub(crate) async fn until(what: &str, mut claim: impl FnMut() -> bool) {
+/// Waits until `is_true` holds.
+pub(crate) async fn until(what: &str, mut is_true: impl FnMut() -> bool) {
     let waiting = async {
-        while !claim() {
+        while !is_true() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };

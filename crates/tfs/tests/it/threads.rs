@@ -10,6 +10,7 @@ use atoll_tfs::fs::{MountOptions, Tfs};
 use atoll_tfs::mkfs::mkfs;
 use atoll_vfs::{Errno, FileSystem, InodeNumber, OpenFlags, RenameFlags, SetAttr, Writer};
 use bytes::Bytes;
+use tokio::task::JoinSet;
 
 use crate::calls::{ME, ROOT, contribution, owned, read, write};
 use crate::dice::Dice;
@@ -74,15 +75,29 @@ async fn work(
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn threads_do_not_disturb_each_other() {
-    let device = FaultyDevice::new(16 << 20, 1);
+/// A new file system, mounted.
+fn mounted(mib: usize) -> (FaultyDevice, Tfs) {
+    let device = FaultyDevice::new(mib << 20, 1);
     mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options(1024)).unwrap();
     let env = Arc::new(TokioRuntime::current());
     let (tfs, _) = Tfs::mount(env, Arc::new(device.clone()), &MountOptions::default()).unwrap();
+    (device, tfs)
+}
+
+/// Waits for all threads; afterwards the file system is sound.
+async fn finish(workers: JoinSet<()>, tfs: &Tfs, device: &FaultyDevice, what: &str) {
+    workers.join_all().await;
+    assert_eq!(tfs.failure(), None);
+    tfs.unmount().unwrap();
+    assert_clean(&device.bytes(), what);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn threads_do_not_disturb_each_other() {
+    let (device, tfs) = mounted(16);
     let parent = contribution(&tfs).await;
     let lost = Arc::new(AtomicU64::new(0));
-    let mut workers = tokio::task::JoinSet::new();
+    let mut workers = JoinSet::new();
     for who in 0..3 {
         workers.spawn(work(tfs.clone(), ROOT, who, 1_200_000, 200, lost.clone()));
         workers.spawn(work(tfs.clone(), parent, who + 100, 700_000, 200, lost.clone()));
@@ -128,7 +143,7 @@ async fn what_is_unmounted_beside_calls_is_whole() {
         let env = Arc::new(TokioRuntime::current());
         let (tfs, _) = Tfs::mount(env, Arc::new(device.clone()), &MountOptions::default()).unwrap();
         let parent = contribution(&tfs).await;
-        let mut workers = tokio::task::JoinSet::new();
+        let mut workers = JoinSet::new();
         for who in 0..6 {
             let parent = if who % 3 == 0 { parent } else { ROOT };
             workers.spawn(work_without_names(tfs.clone(), parent, who));
@@ -178,10 +193,7 @@ async fn move_directories(tfs: Tfs, directories: Vec<InodeNumber>, who: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn directories_moved_by_many_threads_stay_a_tree() {
-    let device = FaultyDevice::new(16 << 20, 1);
-    mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options(1024)).unwrap();
-    let env = Arc::new(TokioRuntime::current());
-    let (tfs, _) = Tfs::mount(env, Arc::new(device.clone()), &MountOptions::default()).unwrap();
+    let (device, tfs) = mounted(16);
     // Held for as long as they are moved, with a name or without.
     let mut directories = vec![ROOT];
     for n in 0..4 {
@@ -189,16 +201,11 @@ async fn directories_moved_by_many_threads_stay_a_tree() {
         let entry = tfs.mkdir(ME, parent, format!("d{n}").as_bytes(), 0o755).await.unwrap();
         directories.push(entry.attr.inode);
     }
-    let mut workers = tokio::task::JoinSet::new();
+    let mut workers = JoinSet::new();
     for who in 0..4 {
         workers.spawn(move_directories(tfs.clone(), directories.clone(), who));
     }
-    while let Some(worker) = workers.join_next().await {
-        worker.unwrap();
-    }
-    assert_eq!(tfs.failure(), None);
-    tfs.unmount().unwrap();
-    assert_clean(&device.bytes(), "directories moved by many threads");
+    finish(workers, &tfs, &device, "directories moved by many threads").await;
 }
 
 /// A file that always holds the same bytes, as far as it reaches: a reader sees those, or
@@ -206,13 +213,10 @@ async fn directories_moved_by_many_threads_stay_a_tree() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_is_cut_off_beside_readers_shows_them_nothing_else() {
     const LEN: usize = 200_000;
-    let device = FaultyDevice::new(16 << 20, 1);
-    mkfs(&(Arc::new(device.clone()) as Arc<dyn Device>), &options(1024)).unwrap();
-    let env = Arc::new(TokioRuntime::current());
-    let (tfs, _) = Tfs::mount(env, Arc::new(device.clone()), &MountOptions::default()).unwrap();
+    let (device, tfs) = mounted(16);
     let contributed = contribution(&tfs).await;
     let bytes = Arc::new(owned(5, LEN));
-    let mut workers = tokio::task::JoinSet::new();
+    let mut workers = JoinSet::new();
     for (who, parent) in [(0, ROOT), (1, contributed)] {
         let flags = OpenFlags::READ_WRITE;
         let (entry, opened) = tfs.create(ME, parent, b"file", 0o644, flags).await.unwrap();
@@ -255,12 +259,7 @@ async fn what_is_cut_off_beside_readers_shows_them_nothing_else() {
             }
         });
     }
-    while let Some(worker) = workers.join_next().await {
-        worker.unwrap();
-    }
-    assert_eq!(tfs.failure(), None);
-    tfs.unmount().unwrap();
-    assert_clean(&device.bytes(), "cut off beside readers");
+    finish(workers, &tfs, &device, "cut off beside readers").await;
 }
 
 /// The second to open a file was let in while the first still compared its blocks.
@@ -293,7 +292,7 @@ async fn whoever_opens_a_lost_file_at_the_same_time_is_told() {
     for n in 0..FILES {
         let name = format!("t{n}");
         let number = tfs.lookup(ME, parent, name.as_bytes()).await.unwrap().attr.inode;
-        let mut openers = tokio::task::JoinSet::new();
+        let mut openers = JoinSet::new();
         for _ in 0..4 {
             let tfs = tfs.clone();
             openers.spawn(async move { tfs.open(ME, number, OpenFlags::READ).await.map(|_| ()) });
@@ -347,7 +346,7 @@ async fn a_disk_that_is_never_full_never_says_so() {
     let (tfs, _) = Tfs::mount(env, slow, &MountOptions::default()).unwrap();
     // Together they leave a tenth free.
     let share = tfs.usage().unwrap().free_blocks * 1024 * 9 / 10 / WORKERS;
-    let mut workers = tokio::task::JoinSet::new();
+    let mut workers = JoinSet::new();
     for who in 0..WORKERS {
         let tfs = tfs.clone();
         workers.spawn(async move {
@@ -374,10 +373,5 @@ async fn a_disk_that_is_never_full_never_says_so() {
             }
         });
     }
-    while let Some(worker) = workers.join_next().await {
-        worker.unwrap();
-    }
-    assert_eq!(tfs.failure(), None);
-    tfs.unmount().unwrap();
-    assert_clean(&device.bytes(), "files emptied and filled by many threads");
+    finish(workers, &tfs, &device, "files emptied and filled by many threads").await;
 }
