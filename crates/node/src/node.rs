@@ -27,6 +27,10 @@ use crate::status::Status;
 
 /// How long the tasks may take to end when stopping.
 const END_LIMIT: Duration = Duration::from_secs(5);
+/// How long the last users of the stores may take. A call that waits for a slow disk cannot be
+/// cancelled, and a node that starts anew in this process cannot open a store that is in use. A
+/// guess.
+const STORE_LIMIT: Duration = Duration::from_secs(60);
 
 /// A running node. Dropping it stops it where it stands, as a crash would;
 /// [`Node::stop`] takes leave.
@@ -205,7 +209,7 @@ impl Node {
         drop((daemon, control, running));
         // Calls that were being answered hold the store until they are dropped.
         let closing = async { (alone(&env, store).await, alone(&env, pointers).await) };
-        match timeout(&env, END_LIMIT, closing).await {
+        match timeout(&env, STORE_LIMIT, closing).await {
             Ok(stores) => {
                 let _ = tokio::task::spawn_blocking(move || drop(stores)).await;
             }
