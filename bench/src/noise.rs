@@ -1,6 +1,6 @@
 //! Bytes for files, the same for the same seed.
 
-/// Bytes that compress to nothing and repeat for nobody.
+/// Bytes that compress to nothing and do not repeat.
 pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);

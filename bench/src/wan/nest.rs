@@ -69,7 +69,7 @@ pub(crate) fn run_inside() -> ExitCode {
     }
 }
 
-/// Until the child ends or somebody interrupts.
+/// Until the child ends or a signal interrupts.
 fn wait(child: &mut Child) -> Option<std::process::ExitStatus> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {

@@ -118,7 +118,7 @@ impl Failure {
                  for a larger share; `atoll quota` shows what a node keeps for whom.",
                 ),
             PutError::Superseded { .. } => failure.advice(
-                "Somebody published this volume with the same key from elsewhere; publish from \
+                "This volume was published with the same key from elsewhere; publish from \
                  there, or under another --name.",
             ),
             PutError::Invalid(_) => failure,

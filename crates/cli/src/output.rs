@@ -88,7 +88,7 @@ pub(crate) fn show(
 fn check(result: io::Result<()>) -> Result<(), Failure> {
     match result {
         Ok(()) => Ok(()),
-        // The reader has had enough. There is nobody to tell.
+        // The reader has had enough, and there is no other to tell.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
         Err(error) => Err(Failure::io("cannot write to standard output", &error)),
     }

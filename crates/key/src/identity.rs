@@ -16,7 +16,7 @@ use crate::ring::{Key, NodeId};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(u8)]
 pub enum IdProfile {
-    /// Hash of the node's IP address and a virtual index (CFS §4.4): whoever wants many
+    /// Hash of the node's IP address and a virtual index (CFS §4.4): an attacker who wants many
     /// positions needs many addresses. For open networks.
     Address = 1,
     /// Hash of the node's public key and a virtual index. For networks whose members

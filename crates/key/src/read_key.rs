@@ -1,6 +1,6 @@
 //! Read keys: who may read an encrypted volume, and how its blocks are sealed.
 //!
-//! CFS publishes to everybody; here a volume may be readable only by who holds its
+//! CFS publishes to everybody; here a volume may be readable only with its
 //! [`ReadKey`]. Nodes store and check sealed blocks like any other (the hash is of the
 //! sealed bytes) and learn nothing of names and contents.
 //!
@@ -18,7 +18,7 @@
 //! blocks of one volume are one block, and no nonce can be reused by a publisher who starts
 //! over; and what does not give its own tag back is refused. The keys depend on the read
 //! key and the volume ([`VolumeCipher`]): equal blocks of two volumes have nothing in
-//! common, and nobody without the read key can check a guess of what a block holds.
+//! common, and an attacker without the read key cannot check a guess of what a block holds.
 //!
 //! Deliberately not here: who gets the key, and revoking it (that takes a new volume, or a
 //! new key and all blocks sealed anew).

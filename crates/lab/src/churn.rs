@@ -85,7 +85,7 @@ pub(crate) struct Change {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Schedule {
     pub hosts: usize,
-    /// Who is up at the beginning, and for how many seconds already.
+    /// The hosts that are up at the beginning, and for how many seconds already.
     pub first: Vec<(usize, f64)>,
     /// In order of time.
     pub changes: Vec<Change>,

@@ -27,7 +27,7 @@ const JOIN_TRIES: usize = 20;
 const JOIN_PAUSE: Duration = Duration::from_secs(5);
 /// Nodes that a newcomer knows from its invitation. A guess.
 const INTRODUCERS: usize = 3;
-/// Of whom a full table holds, it has heard within so long. A guess: sweeps take as long.
+/// A full table has heard of each of its nodes within so long. A guess: sweeps take as long.
 const HEARD_WITHIN_SECS: usize = 240;
 /// Nodes that have been up for longer count as up for so long.
 const MOST_UP_SECS: f64 = 1e6;
@@ -37,7 +37,7 @@ const MOST_UP_SECS: f64 = 1e6;
 pub(crate) enum Tables {
     /// Empty, and every node has just begun.
     Cold,
-    /// With everybody who is up, as far as there is room; nodes have been up for as long as
+    /// With every node that is up, as far as there is room; nodes have been up for as long as
     /// the schedule says.
     Full,
 }
@@ -98,7 +98,7 @@ impl ChurningRing {
     pub(crate) fn anybody(&self) -> (usize, Arc<Dht>) {
         let random = self.sim.outside();
         let nth = random_below(&*random, self.up.len() as u64) as usize;
-        let (n, dht) = self.up.iter().nth(nth).expect("somebody is always up");
+        let (n, dht) = self.up.iter().nth(nth).expect("a node is always up");
         (*n, dht.clone())
     }
 

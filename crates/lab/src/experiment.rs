@@ -81,7 +81,7 @@ pub trait Progress: Sync {
     fn part_done(&self);
 }
 
-/// Tells nobody.
+/// Shows no progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Silent;
 
@@ -174,7 +174,7 @@ pub(crate) fn runs(seeds: &[u64]) -> String {
     format!("{} run{}", seeds.len(), if seeds.len() == 1 { "" } else { "s" })
 }
 
-/// The next part that nobody has begun.
+/// The next part that no thread has begun.
 fn take<'a, J>(next: &AtomicUsize, parts: &'a [J]) -> Option<(usize, &'a J)> {
     let at = next.fetch_add(1, Ordering::Relaxed);
     parts.get(at).map(|part| (at, part))

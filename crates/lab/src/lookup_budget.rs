@@ -11,7 +11,7 @@
 //! budget begins with tables as full as they become ([`Tables::Full`]), goes on for
 //! [`REST_SECS`] and is measured then, so that a table that cannot stay so has lost much. All
 //! others begin cold: successor lists and fingers are right, and the adaptive tables hold
-//! nobody else. `lookup-cold` shows over time how these fill.
+//! no other node. `lookup-cold` shows over time how these fill.
 //!
 //! What upkeep costs is measured, not believed: the bytes of all overlay messages, both
 //! ways, with the simulated network's overhead for each, over the nodes that are up.

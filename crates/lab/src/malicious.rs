@@ -3,7 +3,7 @@
 //!
 //! After 1,000 blocks were put, a share of the nodes begins to lie, a quarter of them in
 //! each of four ways; then blocks are looked up from honest nodes. The liars keep their
-//! part in the upkeep of the ring, as whoever wants to do harm would:
+//! part in the upkeep of the ring, as an attacker would:
 //!
 //! - *deniers* say that a block they hold does not exist, and name their successors;
 //! - *forgers* send other bytes;

@@ -100,7 +100,7 @@ pub struct Refusal {
 impl Refusal {
     /// The request could not be decoded or breaks a limit.
     pub const MALFORMED: u16 = 1;
-    /// Nobody here knows the method.
+    /// No service here has the method.
     pub const UNKNOWN_METHOD: u16 = 2;
     /// Too much at once; try again later.
     pub const OVERLOADED: u16 = 3;

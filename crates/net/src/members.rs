@@ -1,4 +1,4 @@
-//! Who may be connected with: the transport asks, the owner of the network's state answers.
+//! Which peers may be connected with: the transport asks, the owner of the network's state answers.
 
 use atoll_key::PeerId;
 

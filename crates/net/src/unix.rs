@@ -122,7 +122,7 @@ fn listen(path: &Path) -> Result<(UnixListener, (u64, u64)), UnixServeError> {
             return Err(UnixServeError::NotASocket(path.to_owned()));
         }
         Ok(_) => match StdUnixStream::connect(path) {
-            // Only a refused connection says that nobody listens.
+            // Only a refused connection says that no process listens.
             Err(error)
                 if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => {}
             Err(error) => return Err(failed(error)),

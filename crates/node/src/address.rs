@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_vanished_address_is_told() {
-        // An address for documentation (RFC 5737): nobody has it.
+        // An address for documentation (RFC 5737): no machine has it.
         let gone = trouble("192.0.2.7:7543".parse().expect("an address")).expect("not here");
         assert!(gone.contains("192.0.2.7") && gone.contains("--listen 0.0.0.0:7543"), "{gone}");
         assert_eq!(trouble("127.0.0.1:7543".parse().expect("an address")), None);

@@ -336,7 +336,7 @@ impl Client {
         key.ok_or_else(|| self.inner.confused("no read key was made".into()))
     }
 
-    /// The volume is not encrypted any more. Nobody can read its earlier versions with
+    /// The volume is not encrypted any more. No reader can read its earlier versions with
     /// what is on this node then.
     pub async fn forget_read_key(&self, volume: &str) -> Result<(), ClientError> {
         let call = message::VolumeName { name: volume.to_owned() };

@@ -327,7 +327,7 @@ pub(crate) fn read_small(path: &Path) -> Result<Option<Vec<u8>>, DirError> {
     read_capped(path, file).map(Some)
 }
 
-/// Reads a small file that nobody else may read; `None` if there is none.
+/// Reads a small file that no other user may read; `None` if there is none.
 pub(crate) fn read_secret(path: &Path) -> Result<Option<Vec<u8>>, DirError> {
     let file = match File::open(path) {
         Ok(file) => file,

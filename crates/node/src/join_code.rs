@@ -67,7 +67,7 @@ impl JoinCode {
     pub fn new(network: Network, peers: impl IntoIterator<Item = Peer>) -> JoinCode {
         let bootstrap: Vec<Peer> =
             PeerList::new(peers).as_slice().iter().take(MAX_BOOTSTRAP).copied().collect();
-        assert!(!bootstrap.is_empty(), "a join code names somebody to ask");
+        assert!(!bootstrap.is_empty(), "a join code names a node to ask");
         JoinCode { network, bootstrap }
     }
 

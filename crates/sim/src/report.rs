@@ -60,9 +60,9 @@ impl Stats {
 /// A call that has no outcome yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PendingCall {
-    /// Who calls.
+    /// The caller.
     pub from: HostId,
-    /// Who is called; [`HostId::OUTSIDE`] if nobody has the address.
+    /// The callee; [`HostId::OUTSIDE`] if no host has the address.
     pub to: HostId,
     /// Which method.
     pub method: u16,

@@ -13,7 +13,7 @@ pub(crate) enum Leg {
     Request,
     /// Callee to caller.
     Reply,
-    /// Callee's machine to caller: nobody is there (any more).
+    /// Callee's machine to caller: no host is there (any more).
     Reset,
     /// Caller to callee: the reply is not wanted any more.
     Cancel,

@@ -1,4 +1,4 @@
-//! Who runs next: tasks, their wakers and the ready queue.
+//! Which task runs next: tasks, their wakers and the ready queue.
 //!
 //! A waker holds its task's number and the ready queue, never the world; it may be
 //! kept or used after the task's end, when its number names nothing any more.

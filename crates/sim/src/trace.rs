@@ -13,7 +13,7 @@ pub enum EventKind {
     Request = 1,
     /// A reply reached its caller.
     Reply,
-    /// A caller learned that nobody is there.
+    /// A caller learned that no host is there.
     Reset,
     /// A callee learned that its reply is not wanted any more.
     Cancel,
@@ -38,7 +38,7 @@ pub struct TraceEvent {
     pub at_ns: u64,
     /// What happened.
     pub kind: EventKind,
-    /// Whose message or timer it was.
+    /// The host whose message or timer it was.
     pub from: HostId,
     /// Where it went.
     pub to: HostId,

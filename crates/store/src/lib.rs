@@ -34,7 +34,7 @@ pub use memory::MemoryStore;
 pub use summary::{MAX_PARTS, Merged, Part, Summary};
 
 /// The owner a block is charged to: the node that had it stored and its address (CFS §5.4).
-/// Opaque here. All zeros, [`Owner::NOBODY`], for blocks nobody is charged for.
+/// Opaque here. All zeros, [`Owner::NOBODY`], for blocks that are charged to no publisher.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Owner {
     /// The first 16 bytes of the publishing node's public key.

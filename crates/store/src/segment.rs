@@ -33,7 +33,7 @@
 //! | 32 | 8 | block: version; removal: number of the segment that held the block; otherwise 0 |
 //! | 40 | 8 | block and lease: end of the lease, seconds since 1970; otherwise 0 |
 //! | 48 | 64 | key |
-//! | 112 | 32 | block and lease: the owner, publisher before address; zeros for nobody |
+//! | 112 | 32 | block and lease: the owner, publisher before address; zeros for no owner |
 //!
 //! The header has a checksum of its own so that a damaged value does not hide where the
 //! next record begins. Where a header is damaged the walk looks for the next one at
@@ -108,8 +108,8 @@ pub struct RecordHeader {
     pub key: Key,
     /// Orders all that was ever said about a key; a copied record keeps its number.
     pub sequence: u64,
-    /// Whom the block is charged to: of a block that nobody is charged for, of a lease that
-    /// does not change it, and of a removal, nobody.
+    /// The owner the block is charged to. [`Owner::NOBODY`] for a block without one, a lease
+    /// that does not change it, and a removal.
     pub owner: Owner,
     /// What it says.
     pub body: RecordBody,

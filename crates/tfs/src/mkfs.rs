@@ -299,7 +299,7 @@ impl Maker<'_> {
             self.write_block(first + 1, &table)?;
             let mut copy = self.superblock.clone();
             copy.set_group_of_copy(group as u16);
-            // The first block of the disk belongs to whoever boots it.
+            // The first block of the disk belongs to the boot loader.
             let at = u64::from(first) * block_bytes as u64;
             let at = if group == 0 { SUPERBLOCK_OFFSET } else { at };
             self.device.write_at(at, copy.bytes())?;

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Is told how far some work has come; by default, nobody is. Clones count together.
+/// Counts how far some work has come, for a listener if there is one. Clones count together.
 #[derive(Clone, Default)]
 pub struct Progress(Option<Arc<Parts>>);
 

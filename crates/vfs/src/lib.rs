@@ -6,8 +6,8 @@
 //! conformance kit ([`kit`]) runs over every implementation, and [`memory::MemoryFs`] is
 //! the implementation it is itself checked against. This crate knows none of the others.
 //!
-//! Who checks what: permissions by mode, owner and access control list are checked by the front
-//! end (FUSE's kernel side with `default_permissions`; NFS and HTTP from the attributes), not
+//! Which side checks what: permissions by mode, owner and access control list are checked by the
+//! front end (FUSE's kernel side with `default_permissions`; NFS and HTTP from the attributes), not
 //! here. An implementation uses [`Caller`] for the owner of what it makes, for quotas and for
 //! reserved space, and enforces what no front end knows: [`InodeFlags`].
 //!
@@ -47,7 +47,7 @@ fn refuse<T: Send + 'static>(errno: Errno) -> Answer<T> {
 /// [`MAX_NAME_BYTES`] long, never `.` or `..`; an implementation checks them by
 /// [`check_name`].
 ///
-/// An inode number that nobody holds a lookup of, and that is not open, may be answered
+/// An inode number of which no lookup is held, and which is not open, may be answered
 /// with [`Errno::ESTALE`] (or [`Errno::ENOENT`]). A file whose last name is gone lives on
 /// while it is open or its number is held.
 ///
@@ -66,7 +66,7 @@ pub trait FileSystem: Send + Sync + 'static {
         refuse(Errno::EOPNOTSUPP)
     }
 
-    /// The handle that names file `inode` for as long as it exists. Nobody needs to hold the
+    /// The handle that names file `inode` for as long as it exists. The caller need not hold the
     /// number, so that FUSE, whose handles are numbers, finds its files by this and
     /// [`by_handle`](Self::by_handle). [`Errno::ESTALE`] if no file has the number, or it cannot
     /// be told; [`Errno::EOPNOTSUPP`]: there are no handles.
@@ -82,8 +82,8 @@ pub trait FileSystem: Send + Sync + 'static {
         refuse(Errno::ESTALE)
     }
 
-    /// Who keeps the locks of `fcntl(2)` and `flock(2)`. None: the front end does, and locks of
-    /// one front end mean nothing to another.
+    /// The table of the locks of `fcntl(2)` and `flock(2)`. None: the front end has one, and locks
+    /// of one front end mean nothing to another.
     fn locks(&self) -> Option<Arc<dyn Locks>> {
         None
     }

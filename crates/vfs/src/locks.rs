@@ -26,7 +26,7 @@ pub const MAX_OFFSET: u64 = i64::MAX as u64;
 /// Most locks on one file. A guess: far more than any program takes, little memory.
 const MAX_LOCKS_PER_FILE: usize = 65_536;
 
-/// Who holds locks: a process or an open file. Front ends take care that no two owners of theirs
+/// An owner of locks: a process or an open file. Front ends take care that no two owners of theirs
 /// have one number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LockOwner(pub u64);
@@ -209,7 +209,7 @@ impl LockTable {
         self.tables().files.values().map(|file| file.waiting.len()).sum()
     }
 
-    /// Whether nobody holds or waits for a lock.
+    /// Whether no owner holds or waits for a lock.
     pub fn is_empty(&self) -> bool {
         self.tables().files.is_empty()
     }

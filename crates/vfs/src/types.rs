@@ -15,7 +15,7 @@ pub const MAX_NAME_BYTES: usize = 255;
 /// and Linux keeps directory offsets in signed 64 bits.
 pub const MAX_COOKIE: u64 = (1 << 62) - 1;
 
-/// Names a file within one file system, for as long as somebody holds a lookup of it.
+/// Names a file within one file system, for as long as a lookup of it is held.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct InodeNumber(pub u64);
 
@@ -197,7 +197,7 @@ pub enum SetTime {
     To(FileTime),
 }
 
-/// Whose bytes are written, and where they go.
+/// The writer of some bytes, and where they go.
 #[derive(Clone, Copy, Debug)]
 pub enum Writer {
     /// A program's, at the offset.

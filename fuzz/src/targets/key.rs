@@ -53,7 +53,7 @@ pub(super) fn targets() -> Vec<Target> {
                 true
             })
         }),
-        // Nobody without the key makes what opens; the seeds are sealed by it.
+        // Without the key no input opens; the seeds are sealed by it.
         target("key/sealed", sealed(), |input| {
             cipher().open(input).is_ok_and(|block| {
                 assert_eq!(cipher().seal(&block), input, "a block is sealed in two ways");

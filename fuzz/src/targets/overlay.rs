@@ -97,7 +97,7 @@ fn some_table() -> Table {
     table
 }
 
-/// What somebody answers goes into a table, which must stay one.
+/// A peer's answer goes into a table, which must stay one.
 fn take_in(input: &[u8]) -> bool {
     let Ok(learned) = messages::decode::<Learned>(input) else { return false };
     let mut table = some_table();

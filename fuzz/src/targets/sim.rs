@@ -1,4 +1,4 @@
-//! Files that a person gets from somebody and gives to the laboratory: matrices of round trips,
+//! Files that a person gets from elsewhere and gives to the laboratory: matrices of round trips,
 //! and traces of when hosts were up.
 
 use atoll_lab::Availability;

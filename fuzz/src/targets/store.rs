@@ -1,4 +1,4 @@
-//! The segment log's headers, and a whole store on a disk that somebody has edited.
+//! The segment log's headers, and a whole store on a disk that an attacker has edited.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -56,7 +56,7 @@ fn record_headers() -> Vec<Vec<u8>> {
     };
     let lease = RecordBody::Lease { expires_unix_secs: 8 };
     let removal = RecordBody::Removal { target_segment: 4 };
-    // What is removed is nobody's any more.
+    // What is removed has no owner.
     let owned = [(block, OWNER), (lease, OWNER)];
     let bodies = [block, removal, lease].map(|body| (body, Owner::NOBODY)).into_iter().chain(owned);
     bodies

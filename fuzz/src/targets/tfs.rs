@@ -4,7 +4,7 @@
 //! each: which structure, where in it (2), how many bytes, whether checksums are made right
 //! afterwards and whether all of it stands in the journal, and the new bytes (4); see `corrupt/mutate.rs` in the tests of `atoll-tfs`, whose
 //! image, walk and changes these are. The target mounts the image, reads all of it, changes
-//! files and names, unmounts it, checks and repairs it, on a device that panics when somebody
+//! files and names, unmounts it, checks and repairs it, on a device that panics when a call
 //! reaches beyond its end.
 
 use std::sync::{Arc, LazyLock};

@@ -5,7 +5,7 @@
 //! [`MARK`] and the other's number in place of the hash. The target makes the blocks one
 //! after another, puts the true hashes in place of the numbers and signs the root, so
 //! that whatever was mutated, hashes and signature are right: a publisher can sign
-//! anything. (A block that contains its own hash, or its parent's, nobody can make.)
+//! anything. (A block that contains its own hash, or its parent's, cannot be made.)
 //!
 //! Then it reads: steps are counted here, fetches by the volume's ring. Nothing is cached,
 //! so a walk that does not end runs into the limit of fetches.
@@ -85,7 +85,7 @@ fn unpack(mut input: &[u8]) -> Option<Ring> {
 }
 
 /// Puts hashes in place of marks; a mark with the number of no earlier block stays, as
-/// the hash of a block that nobody has.
+/// the hash of a block that no node has.
 fn name_blocks(block: &[u8], hashes: &[BlockHash]) -> Vec<u8> {
     let mut out = block.to_vec();
     let mut at = 0;

@@ -13,7 +13,7 @@ use crate::output::Output;
   atoll invite
   atoll invite | ssh other 'atoll up --join -'
 
-Whoever holds the code is a member of the network: give it away in confidence.")]
+The code makes its holder a member of the network: send it in confidence.")]
 pub(crate) struct Args {
     /// One JSON object
     #[arg(long)]

@@ -47,7 +47,7 @@ each file that it kept so or left out, and exits with 7. Directories of Atoll's 
 secret keys, and mounts of Atoll are never published; the command names them, and that is no error.
 
 A volume published with --encrypt is read with the whole address, #READKEY included: without
-it nobody can tell names or contents. Publishing it again needs no --encrypt. The nodes that
+it the names and contents cannot be read. Publishing it again needs no --encrypt. The nodes that
 keep its blocks can see how many there are, how long they are and when they change.")]
 pub(crate) struct Args {
     /// Which directory

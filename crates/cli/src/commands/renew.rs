@@ -1,7 +1,7 @@
 //! `atoll renew`: extend the leases of what is published from this node, now.
 //!
 //! The node does so by itself, a third of a lease after the last time (CFS §3.1, §5.5);
-//! this is for whoever will switch it off for long, or had it off for too long.
+//! this command is for users who will switch it off for long, or had it off for too long.
 
 use std::time::Duration;
 

@@ -18,7 +18,7 @@ use crate::units;
   atoll secret rotate --remove 92ba4aed9cf7
   atoll secret rotate --overlap 1day
 
-Whoever has a join code has the network's secret. If a code has leaked, replace the secret:
+A join code contains the network's secret. If a code has leaked, replace the secret:
 codes given out before are worth nothing at once, members go on as before. It is done on
 the node that made the network, which holds the administrator's key (admin.key in its
 directory: keep a copy of it in a safe place).")]

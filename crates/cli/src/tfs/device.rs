@@ -129,7 +129,7 @@ fn refused(path: &Path, error: &MountError) -> Failure {
     }
 }
 
-/// 32 bytes nobody can guess.
+/// 32 bytes that cannot be guessed.
 pub(super) fn random<const N: usize>() -> Result<[u8; N], Failure> {
     use std::io::Read;
     let mut bytes = [0; N];

@@ -88,7 +88,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                     Failure::new(Exit::Failed, what).because("a program has it open")
                 }
                 Some(Errno::PERM) => Failure::new(Exit::Failed, what)
-                    .because("only its owner and root may, and nobody if it is immutable"),
+                    .because("only its owner and root may, and no user if it is immutable"),
                 _ => Failure::io(what, &error),
             }
         })?;

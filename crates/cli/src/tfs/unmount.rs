@@ -1,5 +1,5 @@
 //! `atoll tfs unmount`: ends a mount, and waits until its server has closed the device, so that
-//! whoever comes next (`atoll tfs check`, e2fsck, a copy) finds it whole.
+//! the next program (`atoll tfs check`, e2fsck, a copy) finds it whole.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::mount_server::unmount_failure;
   atoll tfs unmount --lazy /mnt/tfs
 
 When it is done, the image or block device is closed and may be checked, copied or mounted
-again; with --lazy that may take as long as somebody uses the mount. A copy of the mount in another
+again; with --lazy that may take as long as a program uses the mount. A copy of the mount in another
 mount namespace (a container's) keeps it open too: the command says so, and waits two minutes.")]
 pub(crate) struct Args {
     /// Where it is mounted
@@ -85,7 +85,7 @@ fn wait_until_closed(mount: &OurMount, mountpoint: &Path, writable: bool) -> Res
                         .advice("It may still be writing; look again before you use it."),
                 });
             }
-            // Whose name or permissions are not what they were can be waited for no longer.
+            // A device whose name or permissions have changed cannot be waited for.
             Err(_) => return Ok(()),
         }
         if waited == SAY_AFTER {

@@ -53,7 +53,7 @@ fn what_cannot_be_read_stays_as_it_was_published() {
     assert_eq!(said["complete"].as_bool(), Some(true));
 }
 
-/// `get` ended at the first block that nobody had.
+/// `get` ended at the first block that no node had.
 #[test]
 fn a_copy_goes_on_past_missing_blocks_and_resumes_when_they_are_back() {
     let mut ring = Ring::of(1);

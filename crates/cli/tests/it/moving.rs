@@ -30,7 +30,7 @@ fn nodes_whose_addresses_have_all_changed_find_each_other_by_a_new_code() {
     }
     ring.nodes.iter_mut().for_each(NodeProcess::kill);
     let listen: Vec<String> = (2..6).map(|i| format!("127.0.0.{i}:0")).collect();
-    // Two start as they did ever, and find nobody.
+    // Two start without a code, and find no other node.
     for (node, listen) in ring.nodes.iter_mut().zip(&listen).take(2) {
         node.restart_with(&["--listen", listen], "");
     }

@@ -304,7 +304,7 @@ impl Drop for Ring {
     }
 }
 
-/// The address of a volume that nobody published.
+/// The address of a volume that was never published.
 pub(crate) fn unpublished() -> String {
     let key = atoll_key::SecretKey::from_seed(&[77; 32]).volume_id();
     atoll_key::VolumeAddress(key).to_string()

@@ -33,7 +33,7 @@ impl Drop for OwnMount {
 }
 
 /// `atoll publish ~` gave the node's identity, the network's secret and the keys of all
-/// volumes to whoever read it.
+/// volumes to any reader of the log.
 #[test]
 fn a_nodes_directory_is_never_published_however_it_is_reached() {
     let ring = Ring::of(1);

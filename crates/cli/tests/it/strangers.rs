@@ -1,4 +1,4 @@
-//! Nobody without the network's secret is answered.
+//! A caller without the network's secret is not answered.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -104,7 +104,7 @@ fn a_tree_with_transparent_files_costs_no_room_and_leaves_a_clean_disk() {
     let busy = run(atoll().args(["tfs", "check"]).arg(&image));
     busy.failed(1, &["in use", "unmount"]);
     mount.unmount();
-    // Nobody has to wait: unmounted is closed.
+    // The next program need not wait: unmounted is closed.
     let check = ["tfs", "check", "--tags", "--json"];
     let sound = json(&run(atoll().args(check).arg(&image)).ok().stdout);
     assert_eq!((&sound["sound"], &sound["lost_files"]), (&true.into(), &0.into()), "{sound}");

@@ -26,7 +26,7 @@ pub(super) fn maker(request: &fuser::Request, umask: u32) -> Caller {
     Caller { umask, ..caller(request) }
 }
 
-/// Who writes, and where: `flags` are those of the open file by now (`F_SETFL`).
+/// The writer, and where it writes: `flags` are those of the open file by now (`F_SETFL`).
 pub(super) fn writer(
     request: &fuser::Request,
     kind: fuser::WriteFlags,

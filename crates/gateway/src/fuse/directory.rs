@@ -18,7 +18,7 @@ use super::convert;
 const AFTER_DOT: u64 = 1;
 const AFTER_DOT_DOT: u64 = 2;
 
-/// What stands for a number nobody knows (libfuse's `FUSE_UNKNOWN_INO`).
+/// What stands for an unknown number (libfuse's `FUSE_UNKNOWN_INO`).
 const UNKNOWN_INODE: u64 = 0xffff_ffff;
 
 /// Entries asked for at a time. The kernel's buffer is one page to 128 KiB; an entry

@@ -42,7 +42,7 @@ struct Semaphore {
 
 struct Permits {
     free: usize,
-    /// Threads that wait: to wake nobody is a system call as well.
+    /// How many threads wait: a wake-up is a system call even when none does.
     waiting: usize,
 }
 

@@ -65,7 +65,7 @@ pub(super) fn type_of(lock: Option<FileLock>) -> i32 {
     }
 }
 
-/// Whose lock, and through which open file.
+/// The owner of a lock, and the open file it was taken through.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Holder {
     pub(super) inode: InodeNumber,

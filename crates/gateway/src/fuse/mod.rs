@@ -204,7 +204,7 @@ pub struct Mounted {
 /// What [`Mounted::drain`] waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Draining<'a> {
-    /// That nobody uses the mount, for so long at most.
+    /// Until the mount is no longer used, for so long at most.
     Busy {
         /// Where.
         path: &'a Path,
@@ -252,7 +252,7 @@ impl std::fmt::Display for Draining<'_> {
 /// How often [`Mounted::drain`] looks whether the mount is still in use.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How long a mount takes to end that nobody uses: after that, it is said why it does not.
+/// How long a mount that is not in use takes to end: after that, the user is told why it does not.
 const SAY_AFTER: Duration = Duration::from_secs(1);
 
 /// How serving ended: an error as text, since many may wait for it.
@@ -397,7 +397,7 @@ impl Mounted {
         })
     }
 
-    /// Unmounts as soon as nobody uses the mount, after `patience` lazily, and serves those who
+    /// Unmounts as soon as the mount is not in use, after `patience` lazily, and serves those who
     /// still use it until they are done. `say` is told what is being waited for. Cancel-safe.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ pub enum UnmountError {
         /// Type of the file system mounted there.
         kind: String,
     },
-    /// Somebody uses it.
+    /// A program uses it.
     #[error(
         "{} is in use: close the files and leave the directories below it \
          (`fuser -vm {}` lists who), or unmount lazily",

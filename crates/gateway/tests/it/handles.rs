@@ -59,7 +59,7 @@ fn a_handle_leads_to_its_file_when_the_kernel_knows_it_no_longer() {
     place.unmount();
 }
 
-/// Makes the kernel give back what it knows of files nobody uses.
+/// Makes the kernel give back what it knows of files that are not in use.
 fn forget_everything(mount: &Path) {
     File::open(mount).unwrap().sync_all().unwrap();
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();

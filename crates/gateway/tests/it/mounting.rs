@@ -74,7 +74,7 @@ fn a_mount_in_use_is_busy_until_it_is_let_go() {
     assert!(is_mounted(&path));
     place.runtime().block_on(mounted.unmount(true)).unwrap();
     assert!(!is_mounted(&path));
-    // Who has it open goes on using it, and then it ends.
+    // A program that has it open goes on using it, and then it ends.
     assert_eq!(std::io::read_to_string(&file).unwrap(), "still here");
     drop(file);
     place.runtime().block_on(mounted.wait()).unwrap();

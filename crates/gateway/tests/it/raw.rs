@@ -112,7 +112,7 @@ pub(crate) fn handle_of(path: &Path) -> io::Result<FileHandle> {
 #[allow(unsafe_code)]
 pub(crate) fn open_handle(mount: &File, handle: &FileHandle) -> io::Result<File> {
     // SAFETY: the kernel reads as many bytes as `len` says, which the handle has; what it
-    // returns is a file descriptor that nobody else has.
+    // returns is a file descriptor that no other code has.
     let opened = unsafe {
         let handle = std::ptr::from_ref(handle);
         let fd = libc::syscall(

@@ -15,7 +15,7 @@ fn two() -> Option<Two> {
     Two::new(|fs| fs.caching(HOUR, true), &MountOptions::default())
 }
 
-/// Waits until `seen` is so; for ever, if nobody tells the kernel.
+/// Waits until `seen` is so; for ever, if the kernel is not told.
 fn until(mut seen: impl FnMut() -> bool) {
     while !seen() {
         std::thread::yield_now();

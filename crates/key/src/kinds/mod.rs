@@ -96,7 +96,7 @@ pub enum InvalidBlock {
     /// The signature is not the key holder's.
     #[error("the block's signature is wrong")]
     WrongSignature,
-    /// A kind number nobody knows.
+    /// An unknown kind number.
     #[error("unknown block kind {0}")]
     UnknownKind(u8),
 }

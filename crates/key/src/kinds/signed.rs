@@ -52,7 +52,7 @@ impl Rules for Signed {
 /// All bytes are covered by the signature, so a block has one encoding.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SignedBlock {
-    /// Whose block it is.
+    /// The publisher, by the key that signs the block.
     pub owner: VolumeId,
     /// Which of the owner's blocks it is; empty for a volume's root.
     pub name: Bytes,

@@ -55,7 +55,7 @@ const REAL: u16 = 6;
 
 // ---- Figure 10 ----
 
-/// Whose shares are looked at.
+/// The whole that the servers have shares of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Of {
     /// Of the ID space: with several copies, of what servers keep a copy of.

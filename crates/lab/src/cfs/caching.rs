@@ -10,7 +10,7 @@
 //! "future versions"), and only what has been asked for before; and its tables are full, so
 //! that the second-to-last server is mostly the one that fetches. Each setting is measured
 //! without its cache as well, so that one sees what is the cache's doing, and how many of the
-//! fetches the busiest server answers: that nobody is overloaded is what caches are for (§5.2).
+//! fetches the busiest server answers: caches are there so that no server is overloaded (§5.2).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -81,7 +81,7 @@ impl Case {
             dht.replicas = PAPER_REPLICAS;
         }
         if self == Case::Paper {
-            // The paper's lookups end when there is nobody left to ask.
+            // The paper's lookups end when there is no node left to ask.
             dht.call_limit = Duration::from_secs(1);
             dht.get_limit = Duration::from_secs(300);
         }

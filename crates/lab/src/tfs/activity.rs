@@ -1,7 +1,7 @@
 //! What a person does on a computer all day, as far as a disk notices.
 //!
 //! The TFS paper recorded the block allocations of two workstations for 27 and 13 days (§3.3);
-//! the traces were not published. Here somebody works from nine to six: looks at pages through
+//! the traces were not published. Here a user works from nine to six: looks at pages through
 //! a browser whose cache is bounded, makes and removes temporary files ("the trace includes
 //! many short-lived allocations such as temporary lock files"), saves documents (a new file
 //! renamed over the old one), gets mail (appended to one file), keeps a few new files, and once

@@ -148,7 +148,7 @@ pub(crate) fn outcomes(context: &Context<'_>, measured: Given) -> Result<Vec<Out
                 }
             };
             if presence.is_empty() {
-                return Err(LabError::Options("nobody is up in the availability file".into()));
+                return Err(LabError::Options("no machine is up in the availability file".into()));
             }
             let curves = [(Setting::Paper, PAPER_TFS), (Setting::Default, measured)]
                 .map(|(setting, tfs)| curves(&presence, setting, tfs));

@@ -202,7 +202,7 @@ impl Mux {
         };
         // Declared after the permits, so that a cancel is queued before a successor.
         let (mut call, reply) = CallGuard::begin(shared, request)?;
-        let result = reply.await.expect("whoever removes a pending call answers it");
+        let result = reply.await.expect("a pending call is answered when it is removed");
         call.over();
         result
     }

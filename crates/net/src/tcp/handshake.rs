@@ -46,7 +46,7 @@ impl From<RefusalReason> for Refused {
     }
 }
 
-/// Who this node is and what it proves.
+/// This node's identity and what it proves.
 pub(super) struct Identity {
     pub id: PeerId,
     pub tls: Tls,

@@ -145,7 +145,7 @@ impl Pool {
     /// Takes a new connection in and returns its serial number, for [`Pool::remove`].
     pub(super) fn add(&mut self, id: PeerId, mux: Mux, remote: Remote, now: Instant) -> u64 {
         let dialled_here = remote.is_dialled_here();
-        // Whom we dialled may still fail to prove itself.
+        // A peer we dialled may still fail to prove itself.
         if !dialled_here {
             self.forgive(&id);
         }
@@ -230,7 +230,7 @@ impl Pool {
         self.backoffs.retain(|peer, _| peer.id != *id);
     }
 
-    /// Whose connections are open.
+    /// The peers whose connections are open.
     pub(super) fn connected(&self) -> Vec<PeerId> {
         let is_open = |of_peer: &[Connection]| of_peer.iter().any(|one| one.mux.is_open());
         let open = self.connections.iter().filter(|(_, of_peer)| is_open(of_peer));

@@ -55,7 +55,7 @@ impl Tls {
         Ok(Tls { provider, key, server: Arc::new(server) })
     }
 
-    /// How to accept anybody's key.
+    /// How to accept any peer's key.
     pub(super) fn server(&self) -> Arc<ServerConfig> {
         self.server.clone()
     }

@@ -1,4 +1,4 @@
-//! Whoever does not know the network secret gets nothing and is counted.
+//! A caller that does not know the network secret gets nothing and is counted.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -19,7 +19,7 @@ use crate::status::{
     VolumeStatus,
 };
 
-/// Who may make a call.
+/// The users who may make a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caller {
     /// The user whose node it is: the socket refuses all others but root.

@@ -65,7 +65,7 @@ struct State {
     told: BTreeMap<PeerId, u64>,
     /// Records offered that are not the administrator's.
     refused_records: u64,
-    /// Who refuses this node, and why.
+    /// The peer that refuses this node, and why.
     refused_by: Option<(Peer, Verdict)>,
 }
 

@@ -23,7 +23,7 @@ use atoll_key::{PeerId, SecretKey, VolumeId};
 use atoll_net::Secrets;
 
 /// The most removed nodes that a record names. The oldest are forgotten beyond it, which
-/// readmits nobody: a removed node never learns a secret that is newer than its removal.
+/// readmits no node: a removed node never learns a secret that is newer than its removal.
 pub(crate) const MAX_REMOVED: usize = 256;
 /// The shortest time that a former secret stays good: members hear of the new one over the
 /// connections they have, and then over those they make.

@@ -92,7 +92,7 @@ fn peer(number: u8) -> Peer {
 fn the_former_secret_admits_those_met_before_it_was_replaced_for_a_time() {
     let scene = Scene::new();
     assert_eq!(scene.at(ISSUED_MS - 1).admit(1, Secret::Current), Admission::Member);
-    // The record is issued here; before it arrives somebody else comes.
+    // The record is issued here; before it arrives another node comes.
     assert_eq!(scene.at(ISSUED_MS + 1).admit(2, Secret::Current), Admission::Member);
     let record = scene.record(1, &[]);
     assert_eq!(scene.members.take_over(record.bytes()), Ok(true));
@@ -103,7 +103,7 @@ fn the_former_secret_admits_those_met_before_it_was_replaced_for_a_time() {
     {
         assert_eq!(scene.admit(number, Secret::Former), expected, "{number}");
     }
-    // A new code makes a member of anybody.
+    // A new code makes any node a member.
     assert_eq!(scene.admit(3, Secret::Current), Admission::Member);
     assert!(scene.members.may_know(&peer(3).id));
     let end = ISSUED_MS + OVERLAP.as_millis() as u64;

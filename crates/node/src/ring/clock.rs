@@ -47,7 +47,7 @@ pub(crate) fn warnings(clock: &Clock) -> Vec<String> {
     }
     for wrong in &clock.wrong {
         warnings.push(format!(
-            "the clock of the node at {} is {}: tell whoever runs it",
+            "the clock of the node at {} is {}: tell its operator",
             wrong.addr,
             off(wrong.off_secs)
         ));

@@ -237,7 +237,7 @@ mod tests {
         reachable: Mutex<bool>,
         created: Mutex<u32>,
         remembered: Mutex<Vec<RememberedPeer>>,
-        /// Whom it was to join through the last time.
+        /// The peers it was to join through the last time.
         asked: Mutex<Vec<Peer>>,
     }
 

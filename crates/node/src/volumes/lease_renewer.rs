@@ -156,7 +156,7 @@ impl LeaseRenewer {
         match opened {
             Ok(Some(manifest)) => Ok(Arc::new(manifest)),
             Ok(None) => Err(VolumeError::Unpublished { name: name.to_owned() }),
-            // Somebody's typing is no trouble of this node's.
+            // A user's typing error is no trouble of this node's.
             Err(error @ (VolumeError::Unknown { .. } | VolumeError::BadName { .. })) => Err(error),
             Err(error) => {
                 tracing::error!("volume {name} is not kept alive: {error}");
@@ -181,7 +181,7 @@ impl LeaseRenewer {
         kept: &mut Kept,
         pass: &mut RenewalPass,
     ) -> Option<String> {
-        // First: without it nobody finds the blocks, whatever becomes of the rest.
+        // First: without the root no reader finds the blocks, whatever becomes of the rest.
         let root = self.put_root(manifest).await.map_err(|error| error.to_string());
         let starts = (pass.next..manifest.count()).step_by(BATCH as usize);
         let batches = stream::iter(starts).map(|from| self.renew_batch(manifest.clone(), from));
@@ -343,9 +343,9 @@ mod tests {
         seen: Mutex<BTreeSet<BlockHash>>,
         /// Batches that begin with this hash or a later one are not answered.
         silent_from: Mutex<Option<BlockHash>>,
-        /// Nobody answers for batches that begin in this range.
+        /// No node answers for batches that begin in this range.
         dead: Mutex<Option<Range<BlockHash>>>,
-        /// Nobody answers for anything.
+        /// No node answers at all.
         is_away: AtomicBool,
     }
 

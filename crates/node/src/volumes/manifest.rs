@@ -343,7 +343,7 @@ impl PartialManifest {
         Ok(file.metadata()?.len().saturating_sub(MAGIC.len() as u64) / HASH_BYTES)
     }
 
-    /// Removes sessions of a volume's directory that nobody has continued for a day.
+    /// Removes sessions of a volume's directory that have not been continued for a day.
     pub(crate) fn clear_old(volume_dir: &Path) {
         let Ok(entries) = fs::read_dir(volume_dir) else { return };
         for entry in entries.flatten() {

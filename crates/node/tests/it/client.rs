@@ -257,7 +257,7 @@ async fn a_client_has_disk_space_given_back() {
     node.stop().await;
 }
 
-/// CFS §3.1: the ring drops what nobody asks it to keep; the lease renewer asks.
+/// CFS §3.1: the ring drops blocks whose leases are not renewed; the lease renewer renews them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_lease_renewer_renews_a_volume_and_reports_what_is_lost() {
     let home = Home::new();

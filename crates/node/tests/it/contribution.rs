@@ -132,7 +132,7 @@ async fn vanished_files_are_lost_replicas_that_repair_restores() {
     let dir = blocks_dir(&home, "given");
     contribute(&client, &transparent(&dir)).await;
 
-    // While it runs: whoever asks gets the others' copy, and the loss is noticed.
+    // While it runs: a reader gets another node's copy, and the loss is noticed.
     let held = files(&dir);
     for path in held.iter().step_by(3) {
         fs::remove_file(path).expect("removed");
@@ -236,7 +236,7 @@ async fn a_directory_that_is_gone_is_taken_anew_or_abandoned() {
     client.put(more).await.expect("put");
     until("it takes blocks again", || !files(&dir).is_empty()).await;
 
-    // It has died again, and nobody wants to wait for it.
+    // It has died again, and the user does not want to wait for it.
     fs::remove_dir_all(&dir).expect("removed");
     let status = client.contribute(&Policy::Fixed { size_bytes: 32 << 20 }).await;
     let status = status.expect("accepted");

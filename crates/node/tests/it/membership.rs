@@ -99,7 +99,7 @@ async fn a_secret_is_replaced_under_load_and_a_leaked_code_is_worth_nothing_from
     outside.stop().await;
     let fresh = code_of(&nodes[3].0).await;
     assert_ne!(fresh.network.secret, leaked.network.secret);
-    // The same directory: the leaked code had belonged to somebody who was meant to join.
+    // The same directory: the leaked code had belonged to a user who was meant to join.
     let inside = thief.join(&fresh).await;
     sees(&inside, 4).await;
     inside.stop().await;

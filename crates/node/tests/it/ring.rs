@@ -70,7 +70,7 @@ async fn the_others_serve_when_one_crashes_and_it_comes_back_to_its_place() {
     }
 }
 
-/// After a power cut all machines came back with other addresses. Nobody found anybody, and a
+/// After a power cut all machines came back with other addresses. No node found another, and a
 /// fresh join code did not help: its node was known at its old address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_all_addresses_have_changed_a_fresh_join_code_brings_the_ring_together() {
@@ -121,7 +121,7 @@ async fn a_ring_that_was_stopped_as_a_whole_finds_itself_again() {
     let put = blocks(3, 5, 100);
     nodes[0].0.client().await.put(put.clone()).await.expect("put");
     let homes = kill_all(nodes).await;
-    // The first that is back finds nobody, but serves what it has, and says so.
+    // The first that is back finds no other node, but serves what it has, and says so.
     let first = homes[0].start_again().await;
     assert!(first.status().joined);
     let warnings = first.status().warnings;

@@ -127,7 +127,7 @@ async fn without_a_node_the_client_says_how_to_start_one() {
 async fn a_socket_left_by_a_crash_is_replaced() {
     let home = Home::new();
     home.found().await.stop().await;
-    // What a killed process leaves: a socket file that nobody answers.
+    // What a killed process leaves: a socket file without a server.
     drop(std::os::unix::net::UnixListener::bind(home.dir.join("control.sock")).expect("bind"));
     let error = Client::connect(&home.dir).await.expect_err("nobody answers");
     assert!(matches!(error, ClientError::NoNode { .. }), "{error}");
@@ -262,7 +262,7 @@ mod join_codes {
         }
     }
 
-    /// The checksum is right in all of these: somebody made them on purpose.
+    /// The checksum is right in all of these: an attacker made them on purpose.
     #[test]
     fn forged_codes_are_refused() {
         let network = |replicas: u8, secret: &[u8]| {

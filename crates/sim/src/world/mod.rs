@@ -539,7 +539,7 @@ impl World {
     }
 }
 
-/// Whose turn it is.
+/// The task whose turn it is.
 pub(crate) enum NextTask {
     /// The future given to `block_on`.
     Driver,

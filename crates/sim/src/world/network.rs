@@ -121,7 +121,7 @@ fn reply_len(reply: &Result<Reply, CallError>) -> usize {
 
 impl World {
     fn call(&mut self, slot: u32) -> &mut CallSlot {
-        self.calls.find_mut(slot).expect("whoever refers to a call keeps it")
+        self.calls.find_mut(slot).expect("a call lives as long as a reference to it")
     }
 
     fn release(&mut self, slot: u32) {
@@ -184,7 +184,7 @@ impl World {
         self.call(slot).limit_seq = limit_seq;
         self.stats.method(method).call_count += 1;
         match host {
-            // Nobody has that address: silence until the deadline.
+            // No host has that address: silence until the deadline.
             None => {}
             Some(host) if self.hosts[host as usize].peer.id != to.id => {
                 // The handshake shows another identity: a round trip without a call.
@@ -269,7 +269,7 @@ impl World {
     // ---- under way ----
 
     fn ends(&self, slot: u32, leg: Leg) -> (u32, u32, u16, usize) {
-        let call = self.calls.find(slot).expect("whoever refers to a call keeps it");
+        let call = self.calls.find(slot).expect("a call lives as long as a reference to it");
         match leg {
             Leg::Request => (call.from, call.to, call.method, call.request_len as usize),
             Leg::Reply => (call.to, call.from, call.method, call.reply_len as usize),
@@ -607,7 +607,7 @@ impl World {
             }
             Err(at) if table.len() < MAX_ROUND_TRIPS => table.insert(at, (callee, sample_us)),
             Err(_) => {
-                // Full: somebody else is forgotten, whom the newcomer's number picks.
+                // Full: another entry is forgotten, which the newcomer's number picks.
                 let victim = (callee as usize).wrapping_mul(0x9e37_79b1) % table.len();
                 table.remove(victim);
                 let at = table.partition_point(|(host, _)| *host < callee);

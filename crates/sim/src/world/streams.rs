@@ -206,7 +206,7 @@ impl World {
     fn connect(&mut self, from: u32, to: u32, model: TcpModel, is_shared: bool) -> u32 {
         let there = self.base_latency_ns(from, to);
         let rtt = there.saturating_add(self.base_latency_ns(to, from));
-        // Where nobody listens the first segment is refused.
+        // Where no host listens the first segment is refused.
         let rounds = if self.host(to).is_up { model.handshake_round_trips } else { 0 };
         let opens_at = self.now.saturating_add(rtt.saturating_mul(u64::from(rounds)));
         let heard_at = opens_at.saturating_add(there);

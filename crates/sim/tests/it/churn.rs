@@ -37,7 +37,7 @@ async fn ping_forever(
     }
 }
 
-/// Crashes, restarts, cuts and heals at random, as a task of nobody.
+/// Crashes, restarts, cuts and heals at random, as a task of no host.
 async fn wreak_havoc(sim: Sim, hosts: Vec<HostId>, restart: impl Fn(HostId) + Send) {
     let env = sim.outside();
     let below = |bound: usize| random_below(&*env, bound as u64) as usize;

@@ -305,7 +305,7 @@ impl FaultyDisk {
         Some(world.files[world.names.get(name)?].bytes.clone())
     }
 
-    /// Replaces a file's bytes, durably, as somebody with a hex editor would; makes the
+    /// Replaces a file's bytes, durably, as a user with a hex editor would; makes the
     /// file if it does not exist.
     pub fn overwrite(&self, name: &str, bytes: Vec<u8>) {
         let mut world = self.world();

@@ -26,7 +26,7 @@ pub trait Disk: Debug + Send + Sync + 'static {
     /// Takes the directory for this process, until the guard is dropped.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if somebody else holds it; the message says who.
+    /// [`io::ErrorKind::WouldBlock`] if another process holds it; the message says which.
     fn lock(&self) -> io::Result<Box<dyn Any + Send + Sync>>;
 
     /// Makes an empty file; fails if it exists.
@@ -50,7 +50,7 @@ pub trait Disk: Debug + Send + Sync + 'static {
     /// Bytes that can still be written before the medium is full.
     fn free_bytes(&self) -> io::Result<u64>;
 
-    /// 64 bits nobody outside this machine can guess (a double may draw them from its seed).
+    /// 64 bits that cannot be guessed outside this machine (a double may draw them from its seed).
     fn random_u64(&self) -> io::Result<u64>;
 
     /// The time, seconds since 1970, for what people are told.

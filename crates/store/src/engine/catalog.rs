@@ -151,7 +151,7 @@ impl Catalog {
         *state = State { watchers, ..State::default() };
     }
 
-    /// From now on tells `changed` of each change, for as long as somebody else keeps it.
+    /// From now on tells `changed` of each change, for as long as another part keeps it.
     pub(crate) fn watch(&self, changed: &Arc<Changed>) {
         let mut state = self.write();
         state.watchers.retain(|watcher| watcher.strong_count() > 0);

@@ -63,7 +63,7 @@ impl IndexEntry {
     }
 
     /// The same block leased until `expires_unix_secs` for `owner`, or for whom it was if
-    /// that is nobody.
+    /// that is [`Owner::NOBODY`].
     pub(crate) fn extended(self, expires_unix_secs: u64, owner: Owner) -> IndexEntry {
         let owner = if owner == Owner::NOBODY { self.owner } else { owner };
         IndexEntry { expires_unix_secs, owner, ..self }

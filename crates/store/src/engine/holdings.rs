@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::Owner;
 
-/// Blocks held for somebody.
+/// Blocks held for one owner.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Holding {
     /// Sum of their lengths, bytes.

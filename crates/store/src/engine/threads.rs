@@ -32,7 +32,7 @@ pub(crate) trait Writer: Send + 'static {
     /// Commits to the index all that it lacks.
     fn commit_all(&mut self) -> Result<(), StoreError>;
 
-    /// Does a step of work that nobody has asked for; returns how long to rest before the next
+    /// Does a step of work without a request; returns how long to rest before the next
     /// step, `None` if there is nothing more to do for now.
     fn background_step(&mut self) -> Option<Duration> {
         None

@@ -41,7 +41,7 @@ const TFS_ONLY: &str = "user.tfs.usage";
 const MAX_ANSWER_BYTES: usize = 4096;
 /// How many directories the blocks spread over.
 const FAN_OUT: u32 = 256;
-/// How files are opened: neither through a link that somebody put there, nor waiting for the
+/// How files are opened: neither through a link that a user put there, nor waiting for the
 /// other end of a pipe.
 const SAFELY: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK);
 /// `lost+found` is part of an empty ext2 file system.
@@ -297,7 +297,7 @@ impl BlockDir {
             for (key, version) in names(&dir, number)? {
                 remove_if_there(&dir, &place(&key, version))?;
             }
-            // Stays if somebody put something else into it.
+            // Stays if a user put something else into it.
             let _ = unlinkat(&dir, format!("{number:02x}"), AtFlags::REMOVEDIR);
         }
         remove_if_there(&dir, OWNER_NAME)
@@ -387,7 +387,7 @@ impl BlockDir {
 fn names(dir: &OwnedFd, number: u32) -> io::Result<Vec<(Key, u64)>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | SAFELY;
     let inside = match openat(dir, format!("{number:02x}"), flags, Mode::empty()) {
-        // What is no directory, or a link to one, is somebody else's.
+        // What is no directory, or a link to one, is not this store's.
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(Vec::new()),
         inside => Dir::new(inside?)?,
     };
@@ -428,7 +428,7 @@ fn file_name(key: &Key, version: u64) -> String {
     name
 }
 
-/// Whose file this is; `None` for a stranger's.
+/// The key and version that a file is named by; `None` for a foreign file.
 fn parse_name(name: &str) -> Option<(Key, u64)> {
     let (digits, version) = match name.split_once('.') {
         Some((digits, version)) if version.len() == 16 => {

@@ -36,7 +36,7 @@ pub struct Care {
 pub(crate) struct Inner {
     pub(crate) place: Arc<Place>,
     pub(crate) engine: Engine<Writer>,
-    // Dropped last: until then nobody else may open the index.
+    // Dropped last: until then no other store may open the index.
     pub(crate) _lock: Box<dyn Any + Send + Sync>,
 }
 

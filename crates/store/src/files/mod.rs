@@ -9,7 +9,7 @@
 //! file system and not three. Its lease, its owner and a checksum of the bytes
 //! are in an index like a `DiskStore`'s, in an ordinary directory, with the checksum in the place
 //! of the offset in a segment. A file whose bytes do not match length and checksum, be
-//! they torn or somebody else's, counts as lost: the store returns what it was given or nothing.
+//! they torn or foreign, counts as lost: the store returns what it was given or nothing.
 //!
 //! - **Nothing is synced** but by [`FileStore::flush`]. `put` answers when the file is written. A
 //!   power cut costs what the file system had not yet written, and what the index had not yet

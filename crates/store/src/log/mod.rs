@@ -52,7 +52,7 @@ pub struct DiskStore {
 struct Inner {
     log: Arc<Log>,
     engine: Engine<Writer>,
-    // Dropped last: until then nobody else may open the directory.
+    // Dropped last: until then no other store may open the directory.
     _lock: Box<dyn Any + Send + Sync>,
 }
 

@@ -5,7 +5,7 @@
 //! the live records are copied to the end of the log first. A copy keeps its sequence
 //! number, so it never wins over anything newer.
 //!
-//! Compaction goes step by step, so that nobody waits for more than a step: on request
+//! Compaction goes step by step, so that no caller waits for more than a step: on request
 //! ([`crate::BlockStore::reclaim`]), before a put is refused for want of room, and in a store with
 //! threads all the time: if more than a [`DUE_SHARE`]th of what is live is garbage, the writer
 //! copies [`STEP_BYTES`] now and then, and without rest if more than a [`URGENT_SHARE`]th is.
@@ -137,7 +137,7 @@ impl Writer {
         }
     }
 
-    /// A step of compaction that nobody has asked for, if there is need of it.
+    /// A step of compaction without a request, if there is need of it.
     pub(crate) fn compact_in_background(&mut self) -> Option<Duration> {
         let rest_ms = match self.compaction_need() {
             Need::None => return None,

@@ -2,7 +2,7 @@
 //!
 //! Order of things, and why power loss at any point is harmless:
 //!
-//! 1. Records are appended to the last segment; nobody sees them yet.
+//! 1. Records are appended to the last segment; no reader sees them yet.
 //! 2. The segment is synced, once for all batches that wait (group commit).
 //! 3. The catalogue takes the changes; from now on reads see them. Callers are answered.
 //! 4. Sometimes the index is committed. It covers only what was synced before, so it

@@ -10,7 +10,7 @@
 //!   BLAKE3 of `atoll summary branch`, then digit (1 byte), count (8 bytes) and digest of each
 //!   part that is not empty. All integers are big-endian.
 //!
-//! Nobody can make two different sets with equal digests, as could be done with sums of hashes
+//! An attacker cannot make two different sets with equal digests, as with sums of hashes
 //! (Wagner, *A generalized birthday problem*, CRYPTO 2002), so no secret or salt takes part, and
 //! digests may be stored. [`tree`] keeps them for intervals of about 256 blocks and upwards.
 //! A change marks its key ([`Changed`]); the next question reads the leaves of marked keys again.

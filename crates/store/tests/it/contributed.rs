@@ -267,7 +267,7 @@ fn a_former_backend_that_comes_back_is_not_taken_for_empty() {
     assert!(matches!(wait(store.move_some(1000)), Ok(moved) if moved.emptied.is_none()));
     assert!(matches!(wait(store.move_some(1000)), Ok(moved) if moved.blocks == 0));
     std::fs::rename(&away, &blocks).expect("mounted");
-    // Nobody has looked since.
+    // The directory has not been looked at since.
     let moved = wait(store.move_some(1000)).expect("moved");
     assert!(moved.emptied.is_none(), "it has all the blocks");
     move_all(&store, u64::MAX);

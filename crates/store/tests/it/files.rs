@@ -234,7 +234,7 @@ fn a_directory_that_is_away_takes_nothing_and_loses_nothing() {
 
     fs::rename(&blocks, &away).expect("unmounted");
     fs::create_dir(&blocks).expect("an empty mount point");
-    // Noticed by whoever comes first.
+    // Noticed by the first call.
     assert_eq!(wait(store.get(&key(0))), Ok(None));
     assert!(store.look().is_err());
     let away_now = wait(store.put(vec![block(99, 0, 10, 9)]));
@@ -265,7 +265,7 @@ fn a_directory_that_is_away_takes_nothing_and_loses_nothing() {
     assert_eq!(store.usage().blocks, 40);
 }
 
-/// The story: until somebody had looked, blocks went into the empty directory under the mount.
+/// The story: until the store had looked, blocks went into the empty directory under the mount.
 #[test]
 fn nothing_is_written_where_the_directory_was() {
     let temp = tempfile::tempdir().expect("a directory");
@@ -282,7 +282,7 @@ fn nothing_is_written_where_the_directory_was() {
     assert!(matches!(put, Err(StoreError::Away { .. })), "{put:?}");
 }
 
-/// What somebody puts in the place of a block's file does neither mislead nor stop anything.
+/// What a user puts in the place of a block's file neither misleads nor stops the store.
 #[test]
 fn a_file_that_is_none_is_a_lost_block_and_no_more() {
     let temp = tempfile::tempdir().expect("a directory");

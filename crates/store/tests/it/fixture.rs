@@ -71,7 +71,7 @@ pub(crate) fn contents(n: u64, version: u64, len_bytes: usize) -> Bytes {
     Bytes::from(bytes)
 }
 
-/// Owner number `n`; number 0 is nobody.
+/// Owner number `n`; number 0 is no owner.
 pub(crate) fn owner(n: u64) -> Owner {
     let [publisher, ip] = [n.div_ceil(2), n.div_ceil(3)].map(|n| [n as u8; 16]);
     Owner { publisher, ip }
@@ -106,7 +106,7 @@ pub(crate) fn small_config() -> DiskConfig {
     }
 }
 
-/// The same block charged to somebody else.
+/// The same block charged to another owner.
 pub(crate) fn owned(block: StoredBlock, owner: Owner) -> StoredBlock {
     StoredBlock { info: BlockInfo { owner, ..block.info }, ..block }
 }

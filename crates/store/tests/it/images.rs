@@ -245,7 +245,7 @@ fn a_header_in_a_bad_sector_costs_nothing() {
     assert_eq!((held(&store, 60).len(), store.report().repaired_segments), (60, 1));
 }
 
-/// Without an index nothing says what the salt was; somebody may still read the file.
+/// Without an index nothing says what the salt was; a process may still read the file.
 #[test]
 fn a_segment_nobody_can_read_is_set_aside_byte_for_byte() {
     let disk = image(60);
@@ -358,7 +358,7 @@ fn a_length_that_lies_allocates_nothing() {
     assert_eq!(held(&store, 3), [0, 2]);
 }
 
-/// Somebody stores a block that looks like log records; then the header before it rots.
+/// A publisher stores a block that looks like log records; then the header before it rots.
 /// The salt keeps its bytes from being taken for records.
 #[test]
 fn bytes_inside_a_block_never_pass_for_records() {

@@ -39,7 +39,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Model(BTreeMap<Key, StoredBlock>);
 
-/// A longer lease passes the block to whoever gives it, unless that is nobody.
+/// A longer lease passes the block to the owner who gives it, unless that is `NOBODY`.
 fn extend(held: &mut StoredBlock, until: u64, by: Owner) {
     if until > held.info.expires_unix_secs {
         held.info.expires_unix_secs = until;

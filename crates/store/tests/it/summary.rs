@@ -335,7 +335,7 @@ proptest! {
     }
 }
 
-/// Whoever has held other blocks, in another order and in a store of another kind, has the same
+/// A store that has held other blocks, in another order and of another kind, has the same
 /// summary of what is held by both.
 #[test]
 fn equal_blocks_have_equal_summaries_whatever_else_is_held() {

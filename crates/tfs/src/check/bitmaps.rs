@@ -47,7 +47,7 @@ impl Checker {
                 _ => {}
             }
         }
-        self.note_difference(group, "blocks", "marked as used and are nobody's", &lost);
+        self.note_difference(group, "blocks", "marked as used and belong to no file", &lost);
         self.note_difference(group, "blocks", "used and marked as free", &unmarked);
         if bitmap::next(&bits, blocks..8 * bits.len(), false).is_some() {
             self.found(format!("the block bitmap of group {group} does not end in ones"));

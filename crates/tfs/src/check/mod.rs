@@ -3,7 +3,7 @@
 //!
 //! It finds what e2fsck would call damage in what TFS uses (not in copies of the superblock, or in
 //! the index of a directory), says each thing in a line, and leaves ext2 to e2fsck; the
-//! records, which nobody else knows, it repairs. They are redundant: bitmaps and counts follow
+//! records, which no other program knows, it repairs. They are redundant: bitmaps and counts follow
 //! from the maps of the files, and a map that cannot be true is given up, which loses one
 //! transparent file, as any ordinary write may.
 //!
@@ -270,7 +270,7 @@ impl Checker {
         }
         if self.superblock.last_orphan() != 0 {
             let orphan = self.superblock.last_orphan();
-            self.found(format!("inode {orphan} heads a list of orphans that nobody ended"));
+            self.found(format!("inode {orphan} heads a list of orphans that were not ended"));
         }
     }
 

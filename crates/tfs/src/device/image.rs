@@ -14,7 +14,7 @@ use super::{Device, check_range};
 /// Why a device could not be opened.
 #[derive(Debug, Error)]
 pub enum OpenDeviceError {
-    /// Somebody else has it.
+    /// Another process has it.
     #[error("{} is in use: it is mounted, or another program works on it", path.display())]
     Busy {
         /// Which.

@@ -2,8 +2,8 @@
 //!
 //! **Who enforces them.** The kernel: a file system that
 //! [has ACLs](atoll_vfs::FileSystem::has_acls) is mounted with `FUSE_POSIX_ACL`, and the kernel
-//! then asks for the attribute `system.posix_acl_access` of each inode that somebody other
-//! than its owner uses. A list that cannot be read is an error there, so nobody gets in by
+//! then asks for the attribute `system.posix_acl_access` of each inode that a user other
+//! than its owner uses. A list that cannot be read is an error there, so no user gets in by
 //! damage.
 //!
 //! **What is left to TFS**, since the kernel leaves it to the server of a FUSE mount:
@@ -49,7 +49,7 @@ const DISK_VERSION: u32 = 1;
 const HEADER_BYTES: usize = 4;
 const ENTRY_BYTES: usize = 8;
 const SHORT_ENTRY_BYTES: usize = 4;
-/// The number of an entry that names nobody.
+/// The number of an entry that names no user or group.
 const NOBODY: u32 = u32::MAX;
 /// Permission bits of a mode.
 const PERMISSIONS: u16 = 0o777;

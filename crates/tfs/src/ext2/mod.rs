@@ -119,7 +119,7 @@ impl Ext2 {
         }
     }
 
-    /// Who is told of each allocation to ordinary files from now on.
+    /// The observer of each allocation to ordinary files from now on.
     pub fn observe_allocations(&mut self, observer: Option<AllocationObserver>) {
         self.observer = observer;
     }

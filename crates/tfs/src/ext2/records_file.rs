@@ -71,7 +71,7 @@ pub struct Records {
     /// Blocks of transparent files that are open.
     pins: Runs,
     changed_groups: BTreeSet<u32>,
-    /// Somebody else has written since TFS did, and the header says so by now.
+    /// Another program has written since TFS did, and the header says so by now.
     distrusted: bool,
     /// The header in memory says what the disk must not miss.
     header_due: bool,
@@ -115,7 +115,7 @@ impl Records {
         &mut self.header
     }
 
-    /// Notes, once in a mount, that somebody else has written: from now on no tag counts as
+    /// Notes, once in a mount, that another program has written: from now on no tag counts as
     /// compared, and the records are to be gone through.
     pub fn distrust(&mut self) {
         if !self.distrusted {

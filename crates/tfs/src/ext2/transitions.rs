@@ -144,7 +144,7 @@ impl Records {
             let (state, end) = bitmaps.state_at(bit, range.end);
             let next = match state.after(event) {
                 Ok(next) => next,
-                // A damaged map names blocks that are nobody's, or another's who gave them back:
+                // A damaged map names blocks that are free, or that another map gave back:
                 // they stay what they are, and the next mount goes through the records.
                 Err(_) if event == BlockEvent::TransparentDelete => {
                     self.note_damage();

@@ -3,7 +3,7 @@
 //!
 //! - A map whose inode is not in use, of another generation, or has blocks or a length goes;
 //!   an inode that other software gave blocks is ordinary from then on.
-//! - A block that no extent of a remaining map covers is nobody's.
+//! - A block that no extent of a remaining map covers belongs to no file.
 //! - What other software allocated was overwritten; the counts are counted again.
 //!
 //! Whether the bytes are still the file's is not asked here: the epoch has risen, so that each

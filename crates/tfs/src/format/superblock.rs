@@ -391,7 +391,7 @@ impl Superblock {
 
     /// The hash of what every writer changes: mount and write time, mount count, time of
     /// the last check, state, numbers of blocks and inodes, features, UUID. While it is
-    /// what TFS left, nobody else has mounted, checked or resized the file system. Features
+    /// what TFS left, no other program has mounted, checked or resized the file system. Features
     /// that are set when a file needs them first count as set: TFS itself sets them while mounted.
     pub fn mark(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new();

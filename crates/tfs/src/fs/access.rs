@@ -1,4 +1,4 @@
-//! Who may do what, as far as the front end cannot tell. It checks modes, owners and access
+//! What a caller may do, as far as the front end cannot tell. It checks modes, owners and access
 //! control lists; only this module knows the rest:
 //!
 //! - **Inode flags** (`chattr(1)`). The kernel that serves a FUSE mount never learns them, so

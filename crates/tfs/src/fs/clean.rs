@@ -59,7 +59,7 @@ impl Shared {
         end as usize
     }
 
-    /// Removes a file if it is lost and nobody has it open; whether it was.
+    /// Removes a file if it is lost and not open; returns whether it did.
     fn clean_file(&self, number: u32) -> Result<bool, Errno> {
         {
             let mut core = self.core();
@@ -75,7 +75,7 @@ impl Shared {
                 Ok(false)
             }
             Err(Errno::ENOENT) => Ok(true),
-            // Somebody removed its last name meanwhile.
+            // Its last name was removed meanwhile.
             Err(Errno::ESTALE) => Ok(false),
             Err(errno) => Err(errno),
         }
@@ -130,7 +130,7 @@ impl Shared {
     }
 
     /// Removes a transparent file so that an ordinary one can have its inode; false if there
-    /// is none that nobody holds.
+    /// is none that is not held.
     pub(super) fn evict_one(&self) -> Result<bool, Errno> {
         let mut from = 1;
         while let Some(number) = self.next_transparent(from)? {

@@ -1,4 +1,4 @@
-//! Inodes that somebody holds: looked up by the front end, or open.
+//! Inodes that are held: looked up by the front end, or open.
 //!
 //! An inode without a name lives on while it is held; until then it stands on ext2's list of
 //! orphans (`s_last_orphan`, chained through `i_dtime`), so that after a crash the next mount,
@@ -62,7 +62,7 @@ pub(super) fn to_ext2(number: InodeNumber) -> Result<u32, Errno> {
     match number {
         InodeNumber::ROOT => Ok(ROOT_INODE),
         InodeNumber(number) => {
-            // Reserved inodes are nobody's business; the root has a number of its own.
+            // Reserved inodes are not shown; the root has a number of its own.
             u32::try_from(number).ok().filter(|n| *n > 10).ok_or(Errno::ESTALE)
         }
     }
@@ -111,7 +111,7 @@ impl HeldInodes {
         self.opens.get(&handle.0).copied().filter(|open| open.inode == inode).ok_or(Errno::EBADF)
     }
 
-    /// Takes back what was held; true if nobody holds the inode any more.
+    /// Takes back what was held; true if the inode is no longer held.
     fn let_go(&mut self, inode: u32, lookups: u64, opens: u32) -> bool {
         let was_held = self.is_held(inode);
         self.known.forget(inode, lookups);
@@ -261,7 +261,7 @@ impl Shared {
         FileTime { secs, nanos: (ms % 1000) as u32 * 1_000_000 }
     }
 
-    /// Takes back lookups and opens; an inode without a name that nobody holds any more ends.
+    /// Takes back lookups and opens; an inode that has no name and is no longer held ends.
     pub(super) fn let_go(&self, number: u32, lookups: u64, opens: u32) -> Result<(), Errno> {
         let ending = {
             let mut core = self.core();

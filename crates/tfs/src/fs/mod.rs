@@ -11,7 +11,7 @@
 //! transaction holds whole calls only, and the data that they wrote is in the device's hands when
 //! the commit syncs it.
 //!
-//! **After an error of the device** in a commit nobody knows what stands on the disk: the file
+//! **After an error of the device** in a commit it is not known what stands on the disk: the file
 //! system refuses every change from then on, as a kernel does that remounts read-only.
 
 mod access;
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(device.operations(), operations, "the other finds it done");
         shared.commit().unwrap();
         assert!(device.operations() > operations, "who asks later waits for the next");
-        // After an error nobody is told that it is durable.
+        // After an error no caller is told that it is durable.
         device.fail_writes(true);
         shared.commit_up_to(number + 2).unwrap_err();
         assert_eq!(shared.commit_up_to(number + 2), Err(Errno::EIO));

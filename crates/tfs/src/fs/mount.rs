@@ -39,7 +39,7 @@ pub struct MountOptions {
     pub cache_bytes: usize,
     /// Commit, clean and choose avoided chunks from time to time; otherwise only when asked.
     pub background: bool,
-    /// Who is told of each allocation to ordinary files.
+    /// The observer of each allocation to ordinary files.
     pub observer: Option<AllocationObserver>,
 }
 
@@ -197,8 +197,8 @@ fn find_or_make_records(
     Ok(read_records(device, superblock)?)
 }
 
-/// Who wrote last: TFS and unmounted, TFS and did not (the journal then makes it whole), or
-/// somebody else.
+/// The last writer: TFS, which unmounted; TFS, which did not (the journal then makes it whole); or
+/// another program.
 fn settle(
     device: &Arc<dyn Device>,
     journal: &Journal,
@@ -323,7 +323,7 @@ impl Tfs {
         if let Some(task) = shared.upkeep.get() {
             task.abort();
         }
-        // From here nobody gives a file without a name new blocks while it is given back.
+        // From here no file without a name gets new blocks while it is given back.
         if shared.read_only || shared.ended.swap(true, Ordering::SeqCst) {
             return if shared.failed.get().is_some() { Err(Errno::EIO) } else { Ok(()) };
         }
@@ -345,7 +345,7 @@ impl Shared {
         let mut core = self.core();
         let mut superblock = core.ext2.superblock().clone();
         let before = superblock.mark();
-        // Who writes after us leaves another mark, within the same second too, and even
+        // A program that writes after TFS leaves another mark, within the same second too, and even
         // if it takes the time from the kernel's last tick, which may be in the second before.
         superblock.set_write_time(now.saturating_sub(2));
         if mounted {

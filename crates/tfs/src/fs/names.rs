@@ -168,7 +168,7 @@ impl Shared {
         core.entry(parent, &inode, parent)
     }
 
-    /// The handle of an inode that nobody needs to hold.
+    /// The handle of an inode, which need not be held.
     pub(super) fn handle_of(&self, number: InodeNumber) -> Result<PersistentHandle, Errno> {
         let inode = self.core().inode_in_use(to_ext2(number)?)?;
         Ok(PersistentHandle::of_number(number, inode.generation.into()))
@@ -485,7 +485,7 @@ impl Core {
         undo().map_err(Failure::Broken)
     }
 
-    /// Takes a name off an inode. One that has none left ends at once if nobody holds it and
+    /// Takes a name off an inode. One that has none left ends at once if it is not held and
     /// a step suffices, or becomes an orphan, which the caller may have to end.
     pub(super) fn drop_name(
         &mut self,

@@ -148,7 +148,7 @@ impl Core {
     }
 
     /// Takes away the name of a file that is lost; it then ends as any without a name, here and
-    /// now if nobody holds it. The name is found by looking through the directory. (To other
+    /// now if it is not held. The name is found by looking through the directory. (To other
     /// software it is an empty file, which may have been given more names: each goes when it is
     /// opened by, and the file with the last.)
     fn lose(
@@ -257,7 +257,7 @@ impl Shared {
             core.ext2.put_inode(number, &inode)?;
             if !directory {
                 if on {
-                    // Whoever names it has found it by its one name.
+                    // A caller that names it has found it by its one name.
                     let parent = core.held.parent_of(number).unwrap_or(0);
                     core.put_transparent_parent(number, &inode, parent)?;
                 } else if let Some((records, meta)) = core.ext2.records_and_meta() {
@@ -302,7 +302,7 @@ impl Shared {
         if let Some(open) = self.core().maps.0.get_mut(&number) {
             open.compared = true;
         }
-        // The cleaner finds files by their numbers: what is noted of a file that nobody looked up
+        // The cleaner finds files by their numbers: what is noted of a file that was not looked up
         // would say that its directory is known as well.
         if self.read_only || !self.core().held.is_held(number) {
             return Ok(());
@@ -328,7 +328,7 @@ impl Shared {
         }
     }
 
-    /// Takes away the name of a file, and the file if nobody holds it: `ENOENT` says so.
+    /// Takes away the name of a file, and the file if it is not held: `ENOENT` says so.
     pub(super) fn lose(&self, number: u32, generation: u32) -> Result<(), Errno> {
         if !self.read_only {
             let ending = {

@@ -1,5 +1,5 @@
 //! What a call answered with `EIO`, in words: an error number says nothing of which inode or
-//! block was meant. Whoever asks (`user.tfs.trouble`, see [`crate::stat`]) gets the last ones.
+//! block was meant. The attribute `user.tfs.trouble` (see [`crate::stat`]) shows the last ones.
 //!
 //! They are this process's: one that serves several file systems has them in one list.
 

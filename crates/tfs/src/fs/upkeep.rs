@@ -13,7 +13,7 @@ use super::Shared;
 /// How much of what calls have done a crash may take back. A fifth of ext3's, because `sync` is
 /// not heard of: the kernel tells the server of a `fuse` mount nothing of sync(2) and syncfs(2).
 const COMMIT_EVERY: Duration = Duration::from_secs(1);
-/// A guess: overwritten blocks are of no use to anybody, but in no hurry.
+/// A guess: overwritten blocks are of no use, but there is no hurry.
 const CLEAN_EVERY: Duration = Duration::from_secs(30);
 /// The most transparent files that are removed in one round of the cleaner, which runs beside
 /// the user's own work. A guess.

@@ -7,7 +7,7 @@ use super::{Avoidance, Tfs, errno};
 use crate::ext2::{Extent, GroupBitmaps};
 use crate::records::summary::CHUNKS;
 
-/// Who uses how much.
+/// How much each kind of file uses.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Usage {
     /// Size of a block, bytes.
@@ -22,7 +22,7 @@ pub struct Usage {
     pub records_blocks: u64,
     /// Blocks in state transparent.
     pub transparent_blocks: u64,
-    /// Blocks in a state overwritten: lost files that nobody has opened since.
+    /// Blocks in a state overwritten: lost files that have not been opened since.
     pub overwritten_blocks: u64,
     /// Free blocks in avoided chunks, with nothing transparent in them.
     pub avoided_free_blocks: u64,

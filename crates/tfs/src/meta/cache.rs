@@ -43,7 +43,7 @@ impl Cache {
         self.held.get_mut(&block).map(|held| &mut held.bytes)
     }
 
-    /// A block of `len` bytes of anything, that nobody else has. Mostly one that went: blocks that
+    /// A block of `len` bytes of anything, with no other holder. Mostly one that went: blocks that
     /// come and go all the time, on several threads, would leave holes in the heaps of each.
     pub(super) fn spare(&mut self, len: usize) -> Block {
         let spare = self.spare.take().filter(|block| block.len() == len);

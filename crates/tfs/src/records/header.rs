@@ -15,7 +15,7 @@ const MOUNTED: u32 = 1;
 pub const MAX_NUMBER: u64 = u64::MAX >> 1;
 const UNVERIFIED: u32 = 2;
 
-/// The loss rate aimed at where nobody says otherwise, bytes a second: a tenth of a kilobyte, at
+/// The loss rate aimed at unless the user sets another, bytes a second: a tenth of a kilobyte, at
 /// which 97 % of a disk could be given in the paper's worse trace (Figure 5).
 pub const DEFAULT_TARGET_LOSS_BYTES_PER_SEC: f64 = 100.0;
 
@@ -184,7 +184,7 @@ impl Header {
         bytes
     }
 
-    /// Whether nobody but TFS has written since this header was.
+    /// Whether no other program has written since this header was.
     pub fn recognises(&self, superblock: &Superblock) -> bool {
         let mark = superblock.mark();
         self.geometry.uuid == superblock.uuid()

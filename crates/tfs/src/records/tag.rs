@@ -1,11 +1,11 @@
 //! Tags: what ties the bytes of a transparent block to its file and place.
 
 /// The tag of a block: the first eight bytes of a BLAKE3 hash keyed with the file system's
-/// own secret, so that nobody can write an ordinary file that passes for transparent data.
+/// own secret, so that no user can write an ordinary file that passes for transparent data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tag(pub [u8; 8]);
 
-/// Whose block it is, and which of the file.
+/// The file of a block, and which of the file's blocks it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Belongs {
     /// Inode of the file.

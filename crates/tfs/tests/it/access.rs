@@ -35,7 +35,7 @@ fn tool(program: &str, options: &[&str], image: &Path) {
     assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A new file of somebody's, and an open of it for writing at its end.
+/// A new file of a user, and an open of it for writing at its end.
 async fn file(tfs: &Tfs, owner: Caller, name: &str) -> (InodeNumber, Handle) {
     let made = tfs.create(owner, ROOT, name.as_bytes(), 0o666, WRITE_AT_END).await.unwrap();
     (made.0.attr.inode, made.1.handle)
@@ -178,7 +178,7 @@ async fn changes_of(tfs: &Tfs, inode: InodeNumber, name: &[u8]) -> Vec<(&'static
     refused
 }
 
-/// An entry of a list that names nobody.
+/// An entry of a list that names no user.
 fn entry(tag: u8) -> [u8; 8] {
     [tag, 0, 6, 0, 255, 255, 255, 255]
 }
@@ -303,7 +303,7 @@ async fn flags_are_set_by_the_owner_and_the_two_that_bind_by_root() {
         assert_eq!(set(USER, flag | InodeFlags::NO_ATIME).await, other, "{flag:#x}");
         assert_eq!(set(ME, 0).await, Ok(()));
     }
-    // Flags that nobody sets stay: the index of a directory, what TFS keeps there.
+    // Flags that no caller sets stay: the index of a directory, what TFS keeps there.
     assert_eq!(set(ME, 0x1000 | 0x0080_0000 | InodeFlags::SYNC).await, Ok(()));
     assert_eq!(tfs.inode_flags(inode).await, Ok(InodeFlags(InodeFlags::SYNC)));
     let link = tfs.symlink(ME, ROOT, b"link", b"file").await.unwrap().attr.inode;

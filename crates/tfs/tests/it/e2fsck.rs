@@ -13,7 +13,7 @@ use crate::access::image;
 use crate::calls::{ME, ROOT, write};
 use crate::kernel::mount;
 
-/// An image, as soon as nobody else has it: a tool that another test starts holds, for a
+/// An image, as soon as no other process has it: a tool that another test starts holds, for a
 /// moment, all that this process has open.
 #[allow(clippy::disallowed_methods)]
 pub(crate) fn open_image(image: &Path, read_only: bool) -> Arc<ImageDevice> {

@@ -487,7 +487,7 @@ async fn the_journal_of_before_e2fsck_does_not_come_back() {
         write(&tfs, ROOT, "after", &owned(77, 5000)).await.unwrap();
         tfs.sync().await.unwrap();
     }
-    // A crash after each operation: before3 never comes back, and what it had is nobody's.
+    // A crash after each operation: before3 never comes back, and its blocks belong to no file.
     let mut playback = Playback::of(base);
     for (at, operation) in recorder.operations().iter().enumerate() {
         playback.play(operation);
@@ -581,7 +581,7 @@ fn set_bit_of(image: &Path, block: u32) {
     file.write_all_at(&[bytes[at] | 1 << (bit % 8)], at as u64).unwrap();
 }
 
-/// Somebody writes to a bitmap without a trace in the superblock.
+/// Another program writes to a bitmap without a trace in the superblock.
 #[tokio::test]
 async fn a_bitmap_that_changed_behind_the_superblock_is_noticed() {
     let image = Image::full(16, 1024).await;

@@ -428,7 +428,7 @@ fn least_free(tfs: &Tfs) -> u64 {
 
 /// As [`run`], but for at most `calls`, and until a group has fewer than `least` free blocks;
 /// with other transparent files coming and going `beside`. A commit follows each call: freed
-/// blocks are given out again after the next one, whoever caused it.
+/// blocks are given out again after the next one, whatever caused it.
 async fn run_until(
     device: &SparseDevice,
     seed: u64,

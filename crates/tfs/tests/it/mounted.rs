@@ -376,7 +376,7 @@ fn any_command(dice: &mut Dice) -> (u32, String) {
         16 => "chattr -R -ia .".to_owned(),
         _ => format!("test -d {one} -o -f {one} && chattr {flag} {one}"),
     };
-    // A FIFO without a writer would keep whoever reads it.
+    // A FIFO without a writer would block its reader.
     (*dice.pick(&[0, 0, 1000, 1000, 1001]).unwrap(), format!("timeout 5 sh -c '{command}'"))
 }
 

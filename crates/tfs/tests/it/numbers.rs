@@ -35,7 +35,7 @@ async fn a_handle_leads_to_its_file_until_that_is_gone_and_never_to_another() {
     let below = tfs.mkdir(ME, above, b"below", 0o755).await.unwrap().attr.inode;
     tfs.unmount().unwrap();
     drop(tfs);
-    // Another mount, to which nobody has named them.
+    // Another mount, which has not looked them up.
     let tfs = mount(&device);
     let found = by_number(&tfs, number).await.unwrap();
     assert_eq!((found.attr, found.generation), (held.attr, held.generation));
@@ -61,7 +61,7 @@ async fn a_handle_leads_to_its_file_until_that_is_gone_and_never_to_another() {
     assert_clean(&device.bytes(), "unmounted");
 }
 
-/// Its map knows the directory that holds its name, which nobody has looked up.
+/// Its map knows the directory that holds its name, which has not been looked up.
 #[tokio::test]
 async fn a_transparent_file_found_by_its_handle_vanishes_with_its_name() {
     let device = FaultyDevice::new(16 << 20, 1);

@@ -1,6 +1,6 @@
 //! **Never someone else's bytes.** Power cuts at thousands of moments of runs in which ordinary
 //! files overwrite transparent ones: afterwards a transparent file is its own, block by block
-//! in a version it had, or gone; ordinary files hold nobody else's bytes, and what was synced;
+//! in a version it had, or gone; ordinary files hold no other file's bytes, and what was synced;
 //! e2fsck finds nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ const SLOTS: u64 = 12;
 const LONGEST_TRANSPARENT: u64 = 90_000;
 const LONGEST_ORDINARY: u64 = 500_000;
 
-/// Whose bytes they are, where in the file, and which write wrote them.
+/// The file of some bytes, where in it, and which write wrote them.
 fn owned(id: u64, stamp: u64, offset: u64, len: usize) -> Vec<u8> {
     let first = offset / CELL as u64;
     let last = (offset + len as u64).div_ceil(CELL as u64);

@@ -1,5 +1,5 @@
 //! Many threads at once: ordinary and transparent files, commits and cleaning, beside each
-//! other. What each thread wrote is what it reads, and nobody waits for ever.
+//! other. What each thread wrote is what it reads, and no thread waits for ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -134,7 +134,7 @@ async fn work_without_names(tfs: Tfs, parent: InodeNumber, who: u64) -> Result<(
 }
 
 /// An open file without a name was given back while it was still written to, and its new
-/// blocks were nobody's.
+/// blocks belonged to no file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_is_unmounted_beside_calls_is_whole() {
     for round in 0..12 {

@@ -231,7 +231,7 @@ impl Probe {
         for job in jobs {
             let (tell, told) = oneshot::channel();
             self.env.spawn(Box::pin(async move {
-                // Nobody listens any more once another has failed.
+                // The receiver is gone once another part has failed.
                 let _ = tell.send(job.await);
             }));
             outcomes.push(told);

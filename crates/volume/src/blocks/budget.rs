@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_channel::oneshot;
 
-/// Given out in the order asked for, so that nobody starves.
+/// Given out in the order asked for, so that no caller starves.
 pub(crate) struct Budget {
     limit: usize,
     state: Mutex<State>,

@@ -205,8 +205,8 @@ impl BlockCache {
         self.ring.pace.window_bytes()
     }
 
-    /// A block's bytes, kept by nobody: for who reads everything once.
-    /// Who asks must poll this, since others wait for its place.
+    /// A block's bytes, not cached: for callers that read everything once.
+    /// The caller must poll this, since others wait for its place.
     pub(crate) async fn get_once(
         self: &Arc<Self>,
         hash: BlockHash,
@@ -298,7 +298,7 @@ impl BlockCache {
     }
 }
 
-/// Takes a fetch off the list when it ends or nobody wants it.
+/// Takes a fetch off the list when it ends or no caller wants it.
 struct Forget {
     cache: Arc<BlockCache>,
     hash: BlockHash,

@@ -158,7 +158,7 @@ impl File {
         Ok(indirect)
     }
 
-    /// Fetches data block `block` from `hash`, kept by nobody.
+    /// Fetches data block `block` from `hash`, without caching it.
     pub(crate) async fn fetch_once(
         &self,
         block: u64,

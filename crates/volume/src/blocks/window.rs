@@ -113,7 +113,7 @@ const NO_QUEUE_LOSS: f64 = 0.85;
 /// [`SHORT_DELAY_SECS`].
 const MAX_STEP: f64 = 1.5;
 
-/// Queues this short disturb nobody, seconds.
+/// Queues this short disturb no other traffic, seconds.
 const SHORT_DELAY_SECS: f64 = 0.02;
 
 /// No path is that long, seconds: a delay like this is a queue.
@@ -153,7 +153,7 @@ struct Round {
     /// Bytes on their way, times seconds.
     byte_secs: f64,
     measured_upto: Instant,
-    /// Somebody had to wait.
+    /// A caller had to wait.
     limited: bool,
     halved: bool,
 }
@@ -248,7 +248,7 @@ impl Window {
             self.begin(bytes);
         }
         if self.in_flight_blocks == 0 {
-            // Nobody wanted anything for a while; that is not the path's rate.
+            // No call was made for a while; that is not the path's rate.
             self.begin_round(now);
         }
         self.measure(now);

@@ -41,7 +41,7 @@ pub trait Progress: Send + Sync + 'static {
     }
 }
 
-/// Nobody listens.
+/// Shows no progress.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoProgress;
 

@@ -1,4 +1,4 @@
-//! Copying out: equal trees, resumed copies, and a destination nobody escapes from.
+//! Copying out: equal trees, resumed copies, and a destination that no volume escapes from.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -152,7 +152,7 @@ fn many(top: &Path) {
     }
 }
 
-/// A copy ended at the first block that nobody had, though all others could be copied.
+/// A copy ended at the first block that no node had, though all others could be copied.
 #[tokio::test]
 async fn a_copy_goes_on_past_what_is_missing_says_so_and_resumes() {
     let source = tempfile::tempdir().expect("a directory");

@@ -1,5 +1,5 @@
 //! The formats' bytes, fixed: published trees are found and shared by the hashes of these,
-//! and a change that nobody noticed would orphan them all.
+//! and an unnoticed change would orphan them all.
 
 use atoll_key::BlockHash;
 use atoll_vfs::FileTime;

@@ -249,7 +249,7 @@ async fn a_chain_of_interior_blocks_ends_at_the_eighth_level() {
     assert_bad(&blocks_too, "x", hash, "9 levels; the limit is 8").await;
 }
 
-/// Symbolic links are handed out as they are and followed by nobody here.
+/// Symbolic links are handed out as they are and not followed here.
 #[tokio::test]
 async fn links_are_not_followed_when_a_path_is_resolved() {
     let blocks = Arc::new(MemoryBlocks::new());
@@ -282,7 +282,7 @@ async fn a_missing_block_is_reported_with_its_path_and_its_name() {
     assert_eq!(key, lost.key());
 }
 
-/// Eight exbibytes of holes, and one byte at the end: nobody steps through them.
+/// Eight exbibytes of holes, and one byte at the end: no code steps through them.
 #[tokio::test]
 async fn a_huge_hole_costs_nothing_to_pass_over() {
     let blocks = Arc::new(MemoryBlocks::new());

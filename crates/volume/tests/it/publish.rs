@@ -398,7 +398,7 @@ async fn a_block_of_zeros_is_a_hole_whether_the_source_has_one_there_or_not() {
     assert_eq!(full.content, sparse.content);
 }
 
-/// Nobody waits for a publish that was interrupted: its threads end, though the ring has
+/// A publish that was interrupted is not waited for: its threads end, though the ring has
 /// not answered and the budget is used up.
 #[tokio::test]
 async fn a_dropped_publish_ends_its_threads() {

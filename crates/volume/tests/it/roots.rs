@@ -120,7 +120,7 @@ async fn a_volume_that_is_not_there_or_whose_root_is_nonsense_does_not_open() {
     assert_eq!(error, OpenError::Root(RootError::Bad(FormatError::UnknownLayout(3))));
 }
 
-/// Design §7.13: whoever cannot reach the others can go on reading, and is told that it
+/// Design §7.13: a reader that cannot reach the others can go on reading, and is told that it
 /// may be stale.
 #[tokio::test(start_paused = true)]
 async fn an_unreachable_ring_leaves_the_old_root_in_use_and_it_says_so() {
@@ -172,7 +172,7 @@ async fn many_readers_cause_one_refresh_and_a_fresh_root_none() {
     let all = futures_util::future::join_all((0..100).map(|_| volume.snapshot())).await;
     assert_eq!(asked(), 2);
     assert!(all.iter().all(|snapshot| snapshot.version() == 2), "older than max_age: all wait");
-    // Half as old as allowed: asked for in the background, and nobody waits.
+    // Half as old as allowed: asked for in the background, and no reader waits.
     tokio::time::sleep(Duration::from_secs(16)).await;
     put_root(&blocks.0.inner, 3, &root_of(Default::default()).encode()).await;
     assert_eq!(volume.snapshot().await.version(), 2);
@@ -198,7 +198,7 @@ async fn a_snapshot_stays_what_it_was_when_the_volume_moves_on() {
     }
 }
 
-/// CFS §3.1: what nobody refreshes is discarded. A mount of it says so, once it knows, and
+/// CFS §3.1: blocks that are not refreshed are discarded. A mount of it says so, once it knows, and
 /// goes on with what it has; when the publisher comes back, so does the volume.
 #[tokio::test(start_paused = true)]
 async fn a_mount_of_an_expired_volume_says_so_and_keeps_what_it_has() {

@@ -251,7 +251,7 @@ fn a_path_of_one_delay_is_filled_and_its_queue_stays_short() {
             assert!(early >= 0.9, "{name}, seed {seed}: early {early:.2}");
             assert!(late >= 0.95, "{name}, seed {seed}: late {late:.2}");
             assert!(early_wait <= 3.0, "{name}, seed {seed}: early wait {early_wait:.1}");
-            // Or what disturbs nobody.
+            // Or what disturbs no other traffic.
             let most = (0.021 / path.trip()).max(1.0);
             assert!(late_wait <= most, "{name}, seed {seed}: late wait {late_wait:.1}");
         }

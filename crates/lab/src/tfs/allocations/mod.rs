@@ -14,7 +14,7 @@
 //! The paper's traces were never published: here two people ([`crate::tfs::activity`]) work on
 //! Atoll's file system, whose allocator says where. The choice is the file system's own
 //! ([`atoll_tfs::avoid`]), once an hour. Nothing is counted before the end of the first day:
-//! until then nobody knows where it is hot.
+//! until then it is not known where it is hot.
 //!
 //! In the paper's settings f is fixed and all of the past counts; as shipped f follows from a
 //! target for the loss, and the past counts for two weeks.

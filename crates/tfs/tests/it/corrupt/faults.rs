@@ -160,7 +160,7 @@ const GROUP: &[Fault] = &[
         let (bitmap, block) = (i.block_bitmap(), i.u32(i.pointer("dir/file", 3)));
         i.put_bit(bitmap, block - 1, false);
     }),
-    fault("a free block marked used", InExt2("marked as used and are nobody's"), |i| {
+    fault("a free block marked used", InExt2("marked as used and belong to no file"), |i| {
         let bitmap = i.block_bitmap();
         let free = (0..4000).rev().find(|bit| !i.is_set(bitmap, *bit)).unwrap();
         i.put_bit(bitmap, free, true);
@@ -518,7 +518,7 @@ const RECORDS: &[Fault] = &[
         i.put32(at + 8, u32::MAX);
     }),
     fault("two owners", Lost("not marked transparent", "contributed/t0", Errno::ENOENT), |i| {
-        // As long as it was, but from a block on that is nobody's.
+        // As long as it was, but from a free block on.
         let (from, first) = (i.extent_head("contributed/t0"), i.first_extent("contributed/t0"));
         let head = i.bytes[from..from + 16].to_vec();
         let to = i.place(i.layout().extent_head(first - 200));
@@ -535,7 +535,7 @@ const RECORDS: &[Fault] = &[
             i.put_bit(bitmap, first - 1, false);
         },
     ),
-    fault("a transparent block of nobody", InRecords("and of no file"), |i| {
+    fault("a transparent block of no file", InRecords("and of no file"), |i| {
         let block = i.layout().transparent_bitmap(0);
         let bitmap = i.block(i.records_block(block));
         let allocated = i.block_bitmap();

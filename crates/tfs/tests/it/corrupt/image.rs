@@ -25,7 +25,7 @@ pub(super) const BLOCK: usize = 1024;
 const LEN_BYTES: usize = 4 << 20;
 const CHUNK: usize = 512;
 
-/// The answer of a call, which needs nobody to wait for.
+/// The answer of a call that is ready at once.
 pub(super) fn now<T>(answer: Answer<T>) -> Result<T, Errno> {
     match pin!(answer).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
@@ -396,7 +396,7 @@ impl Image<'_> {
     }
 }
 
-/// A device whose writes lie over bytes that are shared; it panics when somebody reaches
+/// A device whose writes lie over bytes that are shared; it panics when a call reaches
 /// beyond its end.
 #[derive(Debug)]
 pub(super) struct Layered {

@@ -102,7 +102,7 @@ pub(super) fn damaged(base: &Base, changes: &[u8]) -> Arc<dyn Device> {
     image.device()
 }
 
-/// As somebody would who knows the format. Places are those of the sound image.
+/// As an attacker would who knows the format. Places are those of the sound image.
 fn put_checksums_right(base: &Base, image: &mut Image<'_>) {
     let sound = base.image();
     for copy in 0..2 {

@@ -110,7 +110,7 @@ impl Inodes {
         }
     }
 
-    /// Takes back lookups, and drops what nobody holds.
+    /// Takes back lookups, and drops inodes that are no longer held.
     pub(super) fn forget(&mut self, number: InodeNumber, count: u64) {
         let Some(node) = self.nodes.get_mut(&number.0) else { return };
         node.lookups = node.lookups.saturating_sub(count);

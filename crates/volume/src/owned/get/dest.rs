@@ -1,5 +1,5 @@
 //! Files and directories of the destination. Every name is used relative to an open
-//! directory and never through a symbolic link, so nothing in a volume, and nobody who
+//! directory and never through a symbolic link, so nothing in a volume, and no process that
 //! changes the destination meanwhile, leads a copy out of it.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -125,7 +125,7 @@ impl DestDir {
         fresh: bool,
     ) -> Arc<DestDir> {
         if !fresh {
-            // An earlier run may have left it without rights to write. Somebody else's
+            // An earlier run may have left it without rights to write. Another user's
             // stays as it is, and says so when it is written to.
             let mode = Mode::from_raw_mode(attributes.mode | 0o700);
             let _ = rustix::fs::fchmod(&fd, mode);

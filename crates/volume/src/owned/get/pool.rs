@@ -59,7 +59,7 @@ impl Pool {
         answered.await.unwrap_or(Err(GetTreeError::Stopped))
     }
 
-    /// Waits until nothing is queued or running; an error of a job that nobody waited for.
+    /// Waits until nothing is queued or running; an error of a job that was not waited for.
     pub(super) async fn idle(&self) -> Result<(), GetTreeError> {
         let waiting = {
             let mut state = self.shared.state();
@@ -92,7 +92,7 @@ impl PoolShared {
         self.changed.notify_one();
     }
 
-    /// Keeps the first error of jobs that nobody waits for.
+    /// Keeps the first error of jobs that are not waited for.
     pub(super) fn note(&self, error: GetTreeError) {
         self.state().error.get_or_insert(error);
     }

@@ -243,7 +243,7 @@ impl PublishError {
     }
 }
 
-/// Who can read what is published.
+/// The readers of a published volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visibility {
     /// Everybody who has the volume's address.

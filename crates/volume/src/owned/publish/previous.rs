@@ -83,7 +83,7 @@ impl Previous {
         Previous { snapshot, unknown: None, renewals }
     }
 
-    /// Answers all that is asked; ends when nobody can ask any more.
+    /// Answers all questions; ends when no more can come.
     pub(super) async fn serve(self, run: Arc<Run>, asks: UnboundedReceiver<Ask>) {
         // Each of the threads that read waits for its answer, so these are few.
         let (this, run) = (&self, &*run);

@@ -59,7 +59,7 @@ impl Block {
 pub(super) enum Trouble {
     /// The system refuses to read it: the publish fails unless the options say otherwise.
     Unreadable(String),
-    /// It did not stay the same while it was read, which is nobody's fault.
+    /// It did not stay the same while it was read, which is no fault.
     Changing,
 }
 
@@ -221,7 +221,7 @@ impl Run {
             return;
         }
         Tallies::add(&self.tallies.blocks, 1);
-        // Nobody takes it any more once the run is stopped.
+        // Once the run is stopped, the upload takes no more.
         let _ = self
             .outbox
             .unbounded_send(Outgoing { hash, block: Block::Previous { _permit: permit } });
@@ -238,7 +238,7 @@ impl Run {
         })
     }
 
-    /// The ring has these bytes, or nobody will send them any more.
+    /// The ring has these bytes, or they will not be sent any more.
     pub(super) fn release(&self, bytes: usize) {
         lock(&self.in_flight).bytes -= bytes;
         self.room.notify_all();

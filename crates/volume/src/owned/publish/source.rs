@@ -1,4 +1,4 @@
-//! The machine's directories and files, opened so that nobody who changes the tree
+//! The machine's directories and files, opened so that no process that changes the tree
 //! meanwhile can lead us out of it: every name is opened relative to its directory and
 //! never through a symbolic link.
 

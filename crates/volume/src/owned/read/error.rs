@@ -11,7 +11,7 @@ use crate::owned::sealed_root::RootError;
 /// Why a volume could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// Nobody has the root block: its lease has run out, or it never was on this ring.
+    /// No node has the root block: its lease has run out, or it never was on this ring.
     #[error("the volume's lease has run out or it was never published: {0}")]
     Gone(GetError),
     /// Its owner has removed it.
@@ -70,7 +70,7 @@ pub enum ReadError {
         /// Which block, and what the ring said.
         source: GetError,
     },
-    /// Nobody has the block, nor the volume's root any more: the volume's lease has run out
+    /// No node has the block, nor the volume's root any more: the volume's lease has run out
     /// (CFS §3.1).
     #[error(
         "{path}: the volume's lease has run out, and this was not read before; its publisher \

@@ -31,7 +31,7 @@ const MAX_REFRESH_WAIT: Duration = Duration::from_secs(3);
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// The message for a root that was found before and is gone now.
-const EXPIRED: &str = "the volume's lease has run out: nobody has its root block any more; what \
+const EXPIRED: &str = "the volume's lease has run out: no node has its root block any more; what \
                        was read before stays readable; its publisher brings it back with \
                        `atoll renew`";
 
@@ -238,7 +238,7 @@ impl Volume {
         }
     }
 
-    /// Starts a refresh that goes on even if nobody waits for it.
+    /// Starts a refresh that goes on even if no caller waits for it.
     fn begin_refresh(self: &Arc<Self>, state: &mut State, now: Instant) -> Refresh {
         let volume = self.clone();
         let work: BoxFuture<'static, ()> = Box::pin(async move {
