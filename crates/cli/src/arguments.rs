@@ -60,7 +60,7 @@ pub(crate) enum Command {
     Tree(commands::tree::Args),
     /// Write files to standard output
     Cat(commands::cat::Args),
-    /// Show what is known of a file
+    /// Show the attributes of a file
     Stat(commands::stat::Args),
     /// Copy a file or a tree out of a volume; run again, it goes on where it stopped
     Get(commands::get::Args),
@@ -71,9 +71,9 @@ pub(crate) enum Command {
     Unmount(commands::unmount::Args),
     /// Show the node's place on the ring, what it holds, and whether repair is done
     Status(commands::status::Args),
-    /// Show or change how the running node takes part
+    /// Show or change the settings of the running node
     Settings(commands::settings::Args),
-    /// Show or set how much of this node publishers may use, and who does
+    /// Show or set how much of this node's storage publishers may use, and what each uses
     Quota(commands::quota::Args),
     /// Show or set how this node gives disk: a fixed size, up to a watermark, or transparently
     Contribute(commands::contribute::Args),

@@ -31,8 +31,8 @@ use crate::units;
   atoll get atoll:KEY/docs/a.pdf .            one file, into this directory
   atoll get atoll:KEY/docs/a.pdf b.pdf        one file, under another name
 
-Stopped half-way, the same command again goes on where it was. What cannot be read is passed
-over and named at the end, with exit code 7; the same command again tries it once more.")]
+Stopped half-way, the same command again goes on where it was. Files that cannot be read are
+passed over and named at the end, with exit code 7; the same command again tries it once more.")]
 pub(crate) struct Args {
     /// What to copy
     #[arg(value_name = "ADDR[/PATH]", value_parser = Address::parser())]

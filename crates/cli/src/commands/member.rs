@@ -20,8 +20,8 @@ const SHOWN_DIGITS: usize = 12;
   atoll member list --json | jq -r '.members[] | [.id, .addr, .status] | @tsv'
   atoll member remove 92ba4aed9cf7
 
-A node is known by its key, of which the first digits are shown; in a large network a node
-knows those members that it has met.")]
+A member is named by the first digits of its key. In a large network a node lists only the
+members that it has met.")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,

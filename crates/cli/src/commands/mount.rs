@@ -35,8 +35,8 @@ use crate::units;
   atoll unmount ~/docs
 
 The mount follows the publisher's updates. It runs as a process of its own and survives
-restarts of the node. While the node is down, what is not in memory answers \"Connection
-timed out\" within 10 seconds; DIR/logs and `getfattr -n user.atoll.status MNT` say
+restarts of the node. While the node is down, reads of data that is not in memory fail with
+\"Connection timed out\" within 10 seconds; DIR/logs and `getfattr -n user.atoll.status MNT` say
 why. An encrypted volume's read key is not among its arguments, so that `ps` does not show it.")]
 pub(crate) struct Args {
     /// Which volume

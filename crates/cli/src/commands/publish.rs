@@ -41,7 +41,7 @@ const GOES_ON: &str = "What was uploaded stays; the same command again goes on f
 The last line is the address, atoll:KEY. Publishing again updates the same address and
 uploads only what the ring lacks.
 
-The tree may be in use: what vanishes meanwhile is not published, and a file that
+The tree may be in use: a file that is deleted meanwhile is not published, and a file that
 changes each time it is read keeps the version published before. The command names at the end
 each file that it kept so or left out, and exits with 7. Directories of Atoll's nodes, which hold
 secret keys, and mounts of Atoll are never published; the command names them, and that is no error.
@@ -63,11 +63,12 @@ pub(crate) struct Args {
     #[arg(long)]
     moved: bool,
 
-    /// Let only those read it who have the read key, which is part of the address printed
+    /// Encrypt names and contents; the printed address has the read key, which opens them
     #[arg(long, group = "visibility")]
     encrypt: bool,
 
-    /// Let everybody who has the address read it (the default, unless it was encrypted before)
+    /// Do not encrypt: every member who has the address can read it (the default, unless it was
+    /// encrypted before)
     #[arg(long, group = "visibility")]
     plain: bool,
 
@@ -76,7 +77,7 @@ pub(crate) struct Args {
     #[arg(long, requires = "visibility")]
     convert: bool,
 
-    /// Leave out what matches: a name anywhere (`*.o`), or a path from the top (`/build`);
+    /// Leave out files that match: a name anywhere (`*.o`), or a path from the top (`/build`);
     /// may be given several times
     #[arg(long, value_name = "GLOB")]
     exclude: Vec<String>,

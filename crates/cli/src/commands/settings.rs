@@ -18,9 +18,9 @@ use crate::units;
 A change holds at once and for later starts. Fewer virtual servers: their blocks go to
 the nodes that take over before they are dropped here.
 
-A node that is left of a ring takes no writes until a majority of the nodes that keep a block
+A node that has lost the other nodes takes no writes until a majority of the nodes that keep a block
 together is back, however long that takes, and it reads no version of a volume that is older
-than one it has read before. Only --forget-absent makes it do so: use it when the others, or
+than one it has read before. Only --forget-absent changes that: use it when the others, or
 the newer version, will never come back.")]
 pub(crate) struct Args {
     /// How many places on the ring to have, and so what share of all blocks to hold:

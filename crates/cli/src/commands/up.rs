@@ -28,8 +28,8 @@ const MAX_CODE_BYTES: u64 = 64 << 10;
   atoll invite | ssh other atoll up --join -        the same, without showing the code
   atoll --dir /tmp/n2 up --listen 127.0.0.1:0 --join CODE   a second node on this machine
 
-What is said once is remembered: later starts need no options. Ctrl-C leaves the ring
-and stops; nothing stored is lost, also not by a crash.")]
+The node remembers its options: later starts need none. Ctrl-C leaves the ring and stops the
+node. Neither that nor a crash loses what it stores.")]
 pub(crate) struct Args {
     /// Where to accept connections; port 0 takes a free one [default: 0.0.0.0:7543]
     #[arg(long, value_name = "IP:PORT", value_parser = parse_addr)]

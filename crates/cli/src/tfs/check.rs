@@ -18,8 +18,7 @@ use crate::units;
   atoll tfs check --tags disk.img
   atoll tfs check --repair disk.img
 
-Damage of ext2 itself is e2fsck's to repair; --repair makes the records of transparent
-files right again.
+--repair repairs the records of transparent files; e2fsck repairs damage of ext2 itself.
 The exit code is 1 if something was found and is not repaired.")]
 pub(super) struct Args {
     /// An image file or a block device that is not mounted

@@ -35,14 +35,14 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum Command {
-    /// Make a file system in an image file or on a block device
+    /// Make a TFS in an image file or on a block device
     Mkfs(mkfs::Args),
-    /// Mount one
+    /// Mount a TFS
     Mount(mount::Args),
-    /// Unmount one
+    /// Unmount a TFS
     #[command(alias = "umount")]
     Unmount(unmount::Args),
-    /// Look for damage in one that is not mounted
+    /// Look for damage in a TFS that is not mounted
     Check(check::Args),
     /// Show how much is ordinary, transparent, overwritten and free
     Stat(stat::Args),

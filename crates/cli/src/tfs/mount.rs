@@ -31,9 +31,9 @@ where the disk is behind), and nothing that preceded an fsync(2) of a file or di
 mount, for which `sync /mnt/tfs` is enough. The kernel does not pass sync(2) and syncfs(2) to FUSE
 servers: `sync` and `sync -f` alone make nothing durable.
 
-SIGTERM and Ctrl-C unmount. While the mount is in use they wait up to 8 seconds, then take it out of
-sight and serve the files that are open until they are closed. A second one ends that at once;
-what was written until then is kept.")]
+SIGTERM and Ctrl-C unmount. While the mount is in use the server waits up to 8 seconds, then
+detaches it and serves the files that are open until they are closed. A second signal ends that
+at once; what was written until then is kept.")]
 pub(super) struct Args {
     /// An image file or a block device
     #[arg(value_name = "DEVICE")]
@@ -43,11 +43,11 @@ pub(super) struct Args {
     #[arg(value_name = "MNT")]
     mountpoint: PathBuf,
 
-    /// Change nothing
+    /// Mount read-only
     #[arg(long)]
     read_only: bool,
 
-    /// Let other users of this machine in
+    /// Let other users of this machine use the mount
     #[arg(long)]
     allow_other: bool,
 

@@ -33,8 +33,8 @@ const MAX_XATTR_BYTES: usize = 64 << 10;
   atoll tfs set --ordinary /mnt/tfs/photo.jpg
   atoll tfs set --target-loss 1KiB /mnt/tfs
 
-New files in a transparent directory are transparent; those in it before are not changed,
-name them. `getfattr -n user.tfs.transparent FILE` tells what a file is.
+New files in a transparent directory are transparent; files that are in it already
+are changed only if they are named. `getfattr -n user.tfs.transparent FILE` tells what a file is.
 
 With a lower target loss rate, transparent data keeps away from more of the disk, namely
 from where ordinary files come and go; `atoll tfs stat` shows what that costs in room.")]
@@ -51,11 +51,11 @@ pub(super) struct Args {
 #[derive(clap::Args, Debug)]
 #[group(required = true, multiple = false)]
 struct What {
-    /// They may vanish, and cost no room
+    /// Make them transparent: they may vanish, and cost no room
     #[arg(long)]
     transparent: bool,
 
-    /// They stay
+    /// Make them ordinary: they stay
     #[arg(long)]
     ordinary: bool,
 

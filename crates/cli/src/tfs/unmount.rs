@@ -27,7 +27,7 @@ pub(crate) struct Args {
     #[arg(value_name = "MNT")]
     mountpoint: PathBuf,
 
-    /// Take it out of sight at once; those who use it may go on
+    /// Detach it at once; programs that use it may finish
     #[arg(long)]
     lazy: bool,
 }
