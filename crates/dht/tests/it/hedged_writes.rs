@@ -309,15 +309,17 @@ fn longest_put(sim: SimConfig, pause: Duration) -> Duration {
 /// Its late answers were taken for the speed of the line, which made all wait longer for it: up to
 /// 20 s, and blocks for other nodes waited for room on the line meanwhile.
 #[test]
-fn a_node_that_stores_slowly_delays_each_put_by_about_a_second() {
-    let lan = SimConfig { seed: 3, ..SimConfig::default() };
-    for (name, sim) in [("LAN", lan), ("WAN", internet(3))] {
+fn a_node_that_stores_slowly_delays_no_put_by_more_than_seconds() {
+    let lan = |seed| SimConfig { seed, ..SimConfig::default() };
+    let cases = (3..9)
+        .flat_map(|seed| [("LAN", lan(seed), SECOND * 3), ("WAN", internet(seed), SECOND * 4)]);
+    for (name, sim, most) in cases {
         let usual = longest_put(sim.clone(), Duration::ZERO);
         for pause in [4, 8, 600] {
-            let took = longest_put(sim.clone(), SECOND * pause);
+            let (seed, took) = (sim.seed, longest_put(sim.clone(), SECOND * pause));
             assert!(
-                took < usual + SECOND * 5 / 4,
-                "{name}, {pause} s: {took:?}, usually {usual:?}"
+                took < usual + most,
+                "{name}, seed {seed}, {pause} s: {took:?}, usually {usual:?}"
             );
         }
     }
