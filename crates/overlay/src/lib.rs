@@ -23,7 +23,7 @@ pub mod wire;
 use std::fmt;
 
 use atoll_env::{BoxFuture, Instant};
-use atoll_key::{IdProfile, Key, NodeId, PeerId};
+use atoll_key::{IdProfile, Key, NodeId};
 use atoll_net::Peer;
 
 use crate::clock::ClockReport;
@@ -317,11 +317,6 @@ pub trait Overlay: Send + Sync + 'static {
     /// Records that `node` answered a question of a lookup, whatever it said: it lives.
     fn record_answer(&self, node: &Node) {
         let _ = node;
-    }
-
-    /// Records that `teller` named these nodes in such an answer. It may have made them up.
-    fn record_named(&self, teller: &PeerId, nodes: &[Node]) {
-        let _ = (teller, nodes);
     }
 
     /// Pings `peer`, a call to which takes long, if it is a known node, and forgets it if it is

@@ -26,10 +26,6 @@ pub struct Mechanisms {
     pub exploration: bool,
     /// The adaptive table takes over deaths that others have noticed.
     pub told_deaths: bool,
-    /// Whoever the answers of lookups name enters the adaptive table.
-    pub learning_in_passing: bool,
-    /// The nodes after a slow one are pinged together with it.
-    pub group_pings: bool,
     /// The network's time is the median of the peers' clocks.
     pub clocks: bool,
     /// Reports of death and introductions are limited for each peer.
@@ -50,8 +46,6 @@ impl Default for Mechanisms {
             nudges: true,
             exploration: true,
             told_deaths: true,
-            learning_in_passing: true,
-            group_pings: true,
             clocks: true,
             report_limits: true,
         }

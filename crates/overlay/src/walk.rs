@@ -214,16 +214,6 @@ async fn run<T: Send + 'static>(
     }
 }
 
-/// Tells the tables which node has answered and which nodes it named.
-fn learn<T>(overlay: &dyn Overlay, from: &Node, step: &Step<T>) {
-    overlay.record_answer(from);
-    match step {
-        Step::Done(_) => {}
-        Step::Absent(nodes) => overlay.record_named(&from.peer.id, nodes),
-        Step::Route(route) => overlay.record_named(&from.peer.id, &route.nodes()),
-    }
-}
-
 /// Awaits overdue answers although the walk is over: the peer book records whether they come, and
 /// when.
 fn finish<T: Send + 'static>(env: &dyn Runtime, calls: Calls<T>) {
@@ -333,15 +323,12 @@ where
             self.in_time = None;
         }
         let Question { node, as_root, .. } = question;
-        if let Err(error) = &answer
-            && error.is_failure_of_peer()
-        {
-            self.overlay.record_no_answer(&node.peer, start);
-        }
-        if let Ok(step) = &answer
-            && self.search.is_on_own_ring()
-        {
-            learn(self.overlay, &node, step);
+        match &answer {
+            Err(error) if error.is_failure_of_peer() => {
+                self.overlay.record_no_answer(&node.peer, start);
+            }
+            Ok(_) if self.search.is_on_own_ring() => self.overlay.record_answer(&node),
+            _ => {}
         }
         let value = self.search.answered(node, as_root, answer)?;
         Some((value, node, as_root))

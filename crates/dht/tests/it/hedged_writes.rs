@@ -72,7 +72,7 @@ fn one_dead_node_delays_a_publish_by_at_most_a_second() {
 
 /// Many replica sets have two dead members, or three; these must leave the ring first, which
 /// takes two calls of the overlay, one after another (4 s). Those that would take their places
-/// are dead as well, and are found out at the same time.
+/// may be dead as well, and are found out one after another.
 #[test]
 fn half_of_the_ring_dead_delays_a_publish_by_seconds() {
     for seed in 1..=6 {
@@ -83,7 +83,7 @@ fn half_of_the_ring_dead_delays_a_publish_by_seconds() {
         (6..12).for_each(|member| ring.sim.crash_silently(ring.members[member].host));
         let (done, took) = time(&ring, publish(publisher, blocks(200), signed(1, 2)));
         done.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        assert!(took < 7 * SECOND, "seed {seed}: {took:?}");
+        assert!(took < 9 * SECOND, "seed {seed}: {took:?}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! What Chord answers to the crates above: the [`Overlay`] trait.
 
 use atoll_env::BoxFuture;
-use atoll_key::{Key, PeerId};
+use atoll_key::Key;
 use atoll_net::Peer;
 use futures_channel::oneshot;
 
@@ -51,18 +51,8 @@ impl Overlay for Chord {
         self.table_refreshed(node);
     }
 
-    fn record_named(&self, teller: &PeerId, nodes: &[Node]) {
-        self.table_named(teller, nodes);
-    }
-
     fn probe(&self, peer: &Peer) {
-        for node in self.take_probes(peer) {
-            let chord = self.arc();
-            self.env.spawn(Box::pin(async move {
-                chord.probe_node(&node).await;
-                chord.lock().trust.probing.remove(&node);
-            }));
-        }
+        self.probe_late(peer);
     }
 
     fn report_failure(&self, failed: &Peer) {

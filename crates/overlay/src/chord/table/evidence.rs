@@ -102,16 +102,6 @@ impl Table {
         }
     }
 
-    /// `teller` has named the node as one to ask, without saying how old its evidence is: one
-    /// voice for it. Nobody is refreshed by that.
-    pub fn mentioned(&mut self, node: &Node, teller: &PeerId, now: u32) {
-        let heard = match self.entries.get(&place_of(node.id.key())) {
-            Some(entry) => entry.heard,
-            None => now.saturating_sub(self.acceptable_staleness_secs() / 2),
-        };
-        self.named(&Evidence { node: *node, heard, since: None }, teller, now);
-    }
-
     /// The node lives. Returns whether it is in the table, at that address.
     pub fn refreshed(&mut self, node: &Node, now: u32) -> bool {
         match self.entries.get_mut(&place_of(node.id.key())) {

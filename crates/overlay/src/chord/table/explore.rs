@@ -1,8 +1,8 @@
 //! The adaptive table in a running node: what updates it, what reads it, and the task that explores
 //! with the budget that is left. The table itself is plain data ([`crate::chord::table`]).
 //!
-//! It is updated, at no cost in messages, by answers to calls of any layer, by callers, by the nodes
-//! that answers of walks name (two voices make an entry sure), by the successor lists and by checks.
+//! It is updated, at no cost in messages, by answers to calls of any layer, by callers, by the
+//! successor lists and by checks.
 //! The budget pays for every message of this family sent or received, but for `ROUTE`, which serves
 //! lookups. Each call of a walk that maintenance makes counts twice, since other nodes' walks ask
 //! this one as often.
@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use atoll_env::{Runtime, jittered, sleep};
-use atoll_key::{IdProfile, Key, PeerId};
+use atoll_key::{IdProfile, Key};
 use atoll_net::{Peer, Refusal};
 use bytes::Bytes;
 
@@ -251,23 +251,6 @@ impl Chord {
         } else if self.is_adaptive() && !self.owns(&node) {
             let now = self.env.now();
             self.lock().explorer.table.called(&node, secs(now));
-        }
-    }
-
-    /// See [`crate::Overlay::record_named`]: a new node is unsure until another peer names it or a
-    /// check confirms it.
-    pub(in crate::chord) fn table_named(&self, teller: &PeerId, nodes: &[Node]) {
-        let learns = self.config.mechanisms.learning_in_passing;
-        if !self.is_adaptive() || self.config.profile == IdProfile::Address || !learns {
-            return;
-        }
-        let now = self.env.now();
-        let mut inner = self.lock();
-        for node in nodes.iter().take(MAX_CLOSER) {
-            let is_own = node.peer.id == self.transport.local().id;
-            if !is_own && inner.servers.admission.is_possible(node) {
-                inner.explorer.table.mentioned(node, teller, secs(now));
-            }
         }
     }
 

@@ -27,8 +27,7 @@
 //! sweeps each octave in turn, the near ones more often: a node is the authority on its
 //! successor list and must know its surroundings well for others that ask it.
 //!
-//! **Learning in passing.** A node that answers a walk or calls is refreshed; a node that an
-//! answer names has one voice more. No message is sent for it.
+//! A node that answers a walk or calls is refreshed too, at no cost in messages.
 //!
 //! **Size.** What is kept fresh is M = budget × staleness / (2 × bytes per refresh), since
 //! each node is asked as often as it asks. The acceptable staleness S follows from the age

@@ -14,10 +14,6 @@ use crate::chord::{Chord, Inner, calls};
 
 /// The most nodes waiting to be pinged.
 const MAX_TO_PROBE: usize = 64;
-/// So many nodes after one that takes long are pinged with it. A guess: a replica set and its
-/// substitutes.
-const PROBED_TOGETHER: usize = 4;
-
 /// The most nodes that were reported dead pinged at once.
 const PARALLEL_PROBES: usize = 8;
 
@@ -55,28 +51,25 @@ impl Chord {
         }
     }
 
-    /// A node to which a call takes long, and those that would take its place: when several have
-    /// died at once, finding them out one after another would take many times as long. Only nodes
-    /// that are not being pinged already; they are from now on.
-    pub(in crate::chord) fn take_probes(&self, late: &Peer) -> Vec<Node> {
-        let mut nodes = vec![Node::at(*late, self.me().virtual_server)];
-        let mut inner = self.lock();
-        let Inner { servers, trust, .. } = &mut *inner;
-        for list in servers.states().map(ChordState::successors) {
-            if self.config.mechanisms.group_pings
-                && let Some(at) = list.iter().position(|node| node.peer == *late)
-            {
-                nodes.extend(list[at + 1..].iter().take(PROBED_TOGETHER));
+    /// Pings a known node to which a call takes long, unless that is being done.
+    pub(in crate::chord) fn probe_late(&self, late: &Peer) {
+        let node = self.place(*late, 0);
+        {
+            let mut inner = self.lock();
+            let may = !self.owns(&node) && inner.servers.admission.was_checked(late);
+            let Inner { trust, .. } = &mut *inner;
+            if !may || trust.probing.len() >= MAX_TO_PROBE || !trust.probing.insert(node) {
+                return;
             }
         }
-        nodes.retain(|node| {
-            let may = !self.owns(node) && servers.admission.was_checked(&node.peer);
-            may && trust.probing.len() < MAX_TO_PROBE && trust.probing.insert(*node)
-        });
-        nodes
+        let chord = self.arc();
+        self.env.spawn(Box::pin(async move {
+            chord.probe_node(&node).await;
+            chord.lock().trust.probing.remove(&node);
+        }));
     }
 
-    /// Has a node that somebody could not reach pinged soon.
+    /// Has a node pinged soon that some peer could not reach.
     pub(in crate::chord) fn probe_soon(&self, node: Node) {
         if self.owns(&node) {
             return;
