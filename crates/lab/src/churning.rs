@@ -151,11 +151,9 @@ fn fill(sim: &Sim, members: &[(Member, f64)]) {
     let known = members.iter().enumerate().map(|(nth, (member, up))| KnownNode {
         node: Node::of(sim.peer(member.host)),
         heard_secs_ago: ((nth % HEARD_WITHIN_SECS) as u32).min(up_secs(*up)),
-        up_secs: up_secs(*up),
     });
     let known: Vec<KnownNode> = known.collect();
-    let nodes = members.iter().map(|(member, up)| (&member.overlay, up_secs(*up)));
-    fill_tables(nodes, &known, sim.now());
+    fill_tables(members.iter().map(|(member, _)| &member.overlay), &known, sim.now());
 }
 
 impl Drop for ChurningRing {

@@ -17,12 +17,10 @@ const MAX_ENTRIES: usize = 16 << 20;
 /// A node's part in the overlay, with the calls that only the laboratory makes.
 pub(crate) struct OverlayNode(Arc<Chord>);
 
-/// What an adaptive table begins with: a node that lives, when it was last heard of and since when
-/// it has been up.
+/// What an adaptive table begins with: a node that lives, and when it was last heard of.
 pub(crate) struct KnownNode {
     pub node: Node,
     pub heard_secs_ago: u32,
-    pub up_secs: u32,
 }
 
 impl OverlayNode {
@@ -69,26 +67,22 @@ impl OverlayNode {
     /// How many nodes the adaptive table has.
     #[cfg(test)]
     pub(crate) fn table_entries(&self) -> usize {
-        self.0.table_report().entries
+        self.0.table_entries()
     }
 }
 
-/// Fills the adaptive tables of a ring's nodes with what is `known`, as far as there is room. Each
-/// node has been up for the seconds given.
+/// Fills the adaptive tables of a ring's nodes with what is `known`, as far as there is room.
 pub(crate) fn fill_tables<'n>(
-    nodes: impl ExactSizeIterator<Item = (&'n OverlayNode, u32)>,
+    nodes: impl ExactSizeIterator<Item = &'n OverlayNode>,
     known: &[KnownNode],
     now: Instant,
 ) {
     let bits = bits_of_a_table(known.len(), MAX_ENTRIES / nodes.len().max(1));
     let now = table::secs(now);
-    let evidence = |known: &KnownNode| Evidence {
-        node: known.node,
-        heard: now - known.heard_secs_ago,
-        since: Some(now - known.up_secs),
-    };
-    for (node, up_secs) in nodes {
-        node.0.prefill(known.iter().map(evidence), now - up_secs, bits);
+    let evidence =
+        |known: &KnownNode| Evidence { node: known.node, heard: now - known.heard_secs_ago };
+    for node in nodes {
+        node.0.prefill(known.iter().map(evidence), bits);
     }
 }
 

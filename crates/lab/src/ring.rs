@@ -63,9 +63,6 @@ impl Network {
     }
 }
 
-/// Since when nodes of a ring at rest have been up. A guess; the adaptive table takes who
-/// has been up for long to live on.
-const UP_SECS: u32 = 24 * 3600;
 /// In a ring at rest every node was heard of within so long.
 const HEARD_WITHIN_SECS: usize = 60;
 
@@ -140,11 +137,9 @@ impl Ring {
         let known = circle.iter().enumerate().map(|(nth, node)| KnownNode {
             node: *node,
             heard_secs_ago: (nth % HEARD_WITHIN_SECS) as u32,
-            up_secs: UP_SECS,
         });
         let known: Vec<KnownNode> = known.collect();
-        let nodes = self.members.iter().map(|member| (&member.overlay, UP_SECS));
-        fill_tables(nodes, &known, self.sim.now());
+        fill_tables(self.members.iter().map(|member| &member.overlay), &known, self.sim.now());
     }
 
     /// Runs the simulation until `work` is done.

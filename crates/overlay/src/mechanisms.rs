@@ -24,8 +24,6 @@ pub struct Mechanisms {
     pub nudges: bool,
     /// The adaptive table asks peers about nodes with what its budget leaves.
     pub exploration: bool,
-    /// The adaptive table takes over deaths that others have noticed.
-    pub told_deaths: bool,
     /// The network's time is the median of the peers' clocks.
     pub clocks: bool,
     /// Reports of death and introductions are limited for each peer.
@@ -45,7 +43,6 @@ impl Default for Mechanisms {
             adaptive_interval: true,
             nudges: true,
             exploration: true,
-            told_deaths: true,
             clocks: true,
             report_limits: true,
         }

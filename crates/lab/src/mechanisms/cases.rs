@@ -43,7 +43,6 @@ pub(super) const CASES: &[Case] = &[
     case("adaptive-table", Churn, |chord, _| chord.table = TablePolicy::Fingers),
     case("exploration", Churn, |chord, _| chord.mechanisms.exploration = false),
     quick("exploration", Cold, |chord, _| chord.mechanisms.exploration = false),
-    case("told-deaths", Churn, |chord, _| chord.mechanisms.told_deaths = false),
     case("guesses", Churn, |chord, _| chord.mechanisms.guesses = false),
     case("guesses", Wan, |chord, _| chord.mechanisms.guesses = false),
     case("confirmed-absence", Churn, |_, dht| dht.mechanisms.confirmed_absence = false),

@@ -54,7 +54,7 @@ use messages::Doubt;
 use ring::servers::Servers;
 use ring::state::{ChordState, Told};
 use table::explore::Explorer;
-pub use table::explore::{TablePolicy, TableReport};
+pub use table::explore::TablePolicy;
 use trust::PeerTrust;
 
 /// A node's part in a Chord ring. Made by [`Chord::new`], put on a ring by

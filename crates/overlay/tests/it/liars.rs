@@ -96,10 +96,8 @@ fn learned(learn: &Learn, gang: &[Node]) -> Learned {
     Learned {
         upto: learn.upto,
         near: learn.after,
-        up: 90,
-        bits: learn.bits,
         ages: vec![0; learn.known.len() / 3],
-        lives: [0, 90].repeat(nodes.len()),
+        node_ages: vec![0; nodes.len()],
         nodes: WireNodes(nodes),
     }
 }

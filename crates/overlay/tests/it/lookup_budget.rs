@@ -71,17 +71,12 @@ impl Ring {
             let (up, rest) = residual(&mut ring.dice);
             ring.dies.push((rest, *host));
             let node = Node::of(ring.cluster.peer(*host));
-            let since = begin - (up as u32).min(1 << 20);
-            known.push(Evidence {
-                node,
-                heard: begin - ring.dice.below(200) as u32,
-                since: Some(since),
-            });
+            let heard = begin - ring.dice.below(200) as u32;
+            known.push(Evidence { node, heard: heard.max(begin - up as u32) });
         }
         if is_full {
-            for (host, own) in hosts.iter().zip(&known) {
-                let since = own.since.expect("given above");
-                ring.cluster.chord(*host).prefill(known.iter().copied(), since, 17);
+            for host in &hosts {
+                ring.cluster.chord(*host).prefill(known.iter().copied(), 17);
             }
         }
         ring
@@ -139,8 +134,7 @@ impl Ring {
             }
         }
         let hosts = self.cluster.hosts();
-        let entries: usize =
-            hosts.iter().map(|h| self.cluster.chord(*h).table_report().entries).sum();
+        let entries: usize = hosts.iter().map(|h| self.cluster.chord(*h).table_entries()).sum();
         Figures {
             calls: calls as f64 / found as f64,
             with_timeout: with_timeout as f64 / found as f64,

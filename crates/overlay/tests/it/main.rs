@@ -18,7 +18,6 @@ mod scale;
 mod selection;
 mod state_properties;
 mod static_ring;
-mod table_model;
 mod virtual_servers;
 mod walking;
 mod ways_in;

@@ -369,7 +369,7 @@ impl Chord {
             _ => self.walk_to_root(&start).await,
         };
         if let Ok(found) = found {
-            self.spent_on_walk(&found.trace);
+            self.spent_on_the_way(found.trace.calls());
             let node = found.value[0];
             self.ensure_checked(&node).await;
             self.update(|servers, now| {

@@ -113,7 +113,7 @@ impl Chord {
             return;
         };
         self.lock().membership.remembered.answered(&stranger.peer);
-        self.spent_on_walk(&found.trace);
+        self.spent_on_the_way(found.trace.calls());
         let successor = found.value[0];
         let is_known = self.lock().servers.known().iter().any(|node| node.id == successor.id);
         if !is_known && !self.owns(&successor) {

@@ -26,13 +26,12 @@ pub struct Budget {
     bytes_per_sec: u64,
     tokens: i64,
     filled_at: Instant,
-    spent_bytes: u64,
 }
 
 impl Budget {
     /// A newcomer's bucket.
     pub fn new(bytes_per_sec: u64, now: Instant) -> Budget {
-        let mut budget = Budget { bytes_per_sec, tokens: 0, filled_at: now, spent_bytes: 0 };
+        let mut budget = Budget { bytes_per_sec, tokens: 0, filled_at: now };
         let advance = bytes_per_sec.saturating_mul(ADVANCE_SECS);
         budget.tokens = i64::try_from(advance).unwrap_or(i64::MAX / 2);
         budget
@@ -51,7 +50,6 @@ impl Budget {
     pub fn spend(&mut self, header_bytes: usize, now: Instant) {
         self.fill(now);
         let bytes = (header_bytes + MESSAGE_OVERHEAD_BYTES) as u64;
-        self.spent_bytes = self.spent_bytes.saturating_add(bytes);
         let floor = -self.most().max(1);
         self.tokens = (self.tokens - i64::try_from(bytes).unwrap_or(i64::MAX / 2)).max(floor);
     }
@@ -88,11 +86,6 @@ impl Budget {
         filled.fill(now);
         filled.tokens < -self.most() / 2
     }
-
-    /// All bytes ever counted.
-    pub fn spent_bytes(&self) -> u64 {
-        self.spent_bytes
-    }
 }
 
 #[cfg(test)]
@@ -112,7 +105,6 @@ mod tests {
         assert_eq!(budget.wait_for(500, at(0), limit), Duration::from_secs(5));
         assert_eq!(budget.wait_for(500, at(4), limit), Duration::from_secs(1));
         assert_eq!(budget.wait_for(500, at(5), limit), Duration::ZERO);
-        assert_eq!(budget.spent_bytes(), 12_800);
     }
 
     #[test]

@@ -7,11 +7,6 @@ use atoll_net::Peer;
 
 use crate::{Node, VirtualServerId};
 
-/// A node is given this much life before it is first heard of, so that a newcomer does not
-/// count as dead soon after, nor everybody on a ring that has just begun. Few sessions are
-/// shorter: one in fifty of Overnet's (`Overnet03`, see [`super`]).
-pub(super) const PRIOR_SECS: u32 = 600;
-
 /// Where a key stands on the circle, to 64 bits: enough to tell billions of hashed IDs
 /// apart. Two nodes at one place cannot both be in the table.
 pub(crate) fn place_of(key: &Key) -> u64 {
@@ -27,7 +22,7 @@ pub(crate) fn tag_of(node: &PeerId, server: VirtualServerId) -> [u8; 3] {
     [a, b ^ high, c ^ low]
 }
 
-/// What is known of a node and from which peer; 72 bytes.
+/// What is known of a node and from which peer; 64 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     id: PeerId,
@@ -36,34 +31,23 @@ pub(crate) struct Entry {
     virtual_server: VirtualServerId,
     /// Second in which it was last known to live.
     pub heard: u32,
-    /// Second since which it lives without a break, as far as known.
-    pub since: u32,
-    /// Whether somebody has said since when; otherwise it is since we know of it.
-    pub is_dated: bool,
     /// The peer that named it first, shortened; of no meaning once it is `sure`.
     pub teller: u32,
-    /// The peer that said it was dead, shortened; 0 for none.
-    pub doubter: u32,
-    /// Second in which it was dead by that word; of no meaning without a doubter.
-    pub doubted: u32,
     /// Heard first-hand, named by two peers, or taken from a ring neighbour.
     pub sure: bool,
 }
 
 impl Entry {
-    pub(super) fn new(node: &Node, heard: u32, since: Option<u32>) -> Entry {
+    /// One that is sure, or else rests on the word of `teller`.
+    pub(super) fn new(node: &Node, heard: u32, teller: Option<u32>) -> Entry {
         Entry {
             id: node.peer.id,
             ip: node.peer.addr.ip(),
             port: node.peer.addr.port(),
             virtual_server: node.virtual_server,
             heard,
-            since: since.unwrap_or(heard).min(heard),
-            is_dated: since.is_some(),
-            teller: 0,
-            doubter: 0,
-            doubted: 0,
-            sure: false,
+            teller: teller.unwrap_or_default(),
+            sure: teller.is_none(),
         }
     }
 
@@ -89,43 +73,20 @@ impl Entry {
         (self.ip, self.port) = (node.peer.addr.ip(), node.peer.addr.port());
     }
 
-    /// Since when it lives, if anybody has said so.
-    pub(super) fn dated(&self) -> Option<u32> {
-        self.is_dated.then_some(self.since)
-    }
-
-    /// How long it was known to live.
-    pub(super) fn up_secs(&self) -> u32 {
-        self.heard - self.since
-    }
-
     pub(super) fn age_secs(&self, now: u32) -> u32 {
         now.saturating_sub(self.heard)
-    }
-
-    /// Accordion §3.3: with Pareto lifetimes (α = 1) a node known to have lived for
-    /// t_alive and not heard of for t_since lives with probability
-    /// t_alive / (t_alive + t_since).
-    pub(super) fn p_alive(&self, now: u32) -> f64 {
-        let alive = f64::from(self.up_secs().saturating_add(PRIOR_SECS));
-        alive / (alive + f64::from(self.age_secs(now)))
     }
 }
 
 /// A number of seconds as one byte: exact below 16, then three bits after the leading
-/// one, so at most an eighth too small.
+/// one, rounded up, so at most an eighth too large.
 pub(crate) fn to_code(secs: u32) -> u8 {
     if secs < 16 {
         return secs as u8;
     }
     let exponent = 31 - secs.leading_zeros();
     let mantissa = (secs >> (exponent - 3)) & 7;
-    (8 * (exponent - 2) + mantissa) as u8
-}
-
-/// As [`to_code`], but not too small.
-pub(crate) fn to_code_up(secs: u32) -> u8 {
-    let code = to_code(secs);
+    let code = (8 * (exponent - 2) + mantissa) as u8;
     if from_code(code) < secs { code + 1 } else { code }
 }
 
@@ -149,11 +110,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_coded_time_is_off_by_an_eighth_at_most(secs in any::<u32>()) {
-            let down = from_code(to_code(secs));
-            prop_assert!(down <= secs && secs - down <= secs / 8);
-            let up = from_code(to_code_up(secs));
-            prop_assert!(up >= secs && up - secs <= secs / 8 + 1);
+        fn a_coded_time_is_at_most_an_eighth_too_large(secs in any::<u32>()) {
+            let coded = from_code(to_code(secs));
+            prop_assert!(coded >= secs && coded - secs <= secs / 8 + 1);
         }
     }
 
@@ -161,9 +120,7 @@ mod tests {
     fn any_code_is_a_time() {
         let times: Vec<u32> = (0..=255).map(from_code).collect();
         assert!(times.is_sorted());
-        assert_eq!(times[15], 15);
-        assert_eq!(times[16], 16);
-        assert_eq!(times[255], u32::MAX);
+        assert_eq!((times[15], times[16], times[255]), (15, 16, u32::MAX));
     }
 
     #[test]
@@ -171,19 +128,7 @@ mod tests {
         let addr = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 4001);
         let server = VirtualServerId { index: 7, ..VirtualServerId::default() };
         let node = Node::at(Peer { id: PeerId([9; 32]), addr }, server);
-        let entry = Entry::new(&node, 100, Some(40));
-        assert_eq!(entry.node(), node);
-        assert_eq!(entry.up_secs(), 60);
-        assert!(size_of::<Entry>() <= 80, "{}", size_of::<Entry>());
-    }
-
-    #[test]
-    fn the_longer_it_lived_the_longer_it_is_believed_in() {
-        let addr = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 4001);
-        let node = Node::of(Peer { id: PeerId([9; 32]), addr });
-        let old = Entry::new(&node, 10_000, Some(0));
-        let young = Entry::new(&node, 10_000, Some(9_900));
-        assert!((old.p_alive(10_000) - 1.0).abs() < 1e-9);
-        assert!(old.p_alive(10_500) > 0.95 && young.p_alive(10_500) < 0.6);
+        assert_eq!(Entry::new(&node, 100, None).node(), node);
+        assert!(size_of::<Entry>() <= 72, "{}", size_of::<Entry>());
     }
 }

@@ -2,7 +2,11 @@
 //!
 //! What this node has seen for itself counts at once, and so do its successor lists. What others
 //! say is limited: one voice makes an entry that is not used, a second one makes it sure
-//! ([`Trust`]); one voice that calls a node dead makes it less wanted, a second one removes it.
+//! ([`Trust`]). Deaths are not taken from others, except from the node whose successor the dead one
+//! would be.
+//!
+//! The deaths that come to light say how old evidence may become
+//! ([`Table::acceptable_staleness_secs`]).
 
 use atoll_key::PeerId;
 
@@ -10,21 +14,17 @@ use super::entry::{Entry, place_of};
 use super::{GRAVE_SECS, MAX_GRAVES, Table};
 use crate::Node;
 
-/// A node that has died.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Grave {
-    pub died: u32,
-    pub tag: [u8; 3],
-    /// Whether only others have found it dead.
-    is_told: bool,
-}
-
-impl Grave {
-    /// Whether it speaks against evidence that the node lived in that second.
-    fn outweighs(&self, heard: u32, now: u32) -> bool {
-        heard <= self.died || (!self.is_told && now < self.died.saturating_add(GRAVE_SECS))
-    }
-}
+/// Evidence may become so old that one in so many nodes has died meanwhile.
+const ONE_IN_DEAD: f64 = 20.0;
+/// Bounds of the acceptable staleness, seconds. Guesses: what a sweep of thousands
+/// of nodes takes; in an hour addresses change.
+const LEAST_STALENESS_SECS: f64 = 120.0;
+const MOST_STALENESS_SECS: f64 = 3600.0;
+/// A node probably lives while its evidence is no older than so many times the acceptable
+/// staleness: 0.95 to that power is 0.86.
+const LIKELY_TIMES: u32 = 3;
+/// Lives and deaths are counted over about so many observations. A guess.
+const COUNTED_OVER: f64 = 1024.0;
 
 /// What a node tells of another one that lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +33,6 @@ pub struct Evidence {
     pub node: Node,
     /// Second in which it was last known to live.
     pub heard: u32,
-    /// Second since which it lives, if that is known.
-    pub since: Option<u32>,
 }
 
 /// What makes an entry sure besides this node's own experience.
@@ -46,107 +44,105 @@ pub enum Trust {
     OwnChecks,
 }
 
+/// How long nodes were seen to live, and how many were found dead.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Lifetimes {
+    seen_secs: f64,
+    deaths: f64,
+}
+
+impl Lifetimes {
+    /// A node was known to live so long ago; whether it still does was found out now.
+    pub(super) fn saw(&mut self, age_secs: u32, has_died: bool) {
+        let keep = 1.0 - 1.0 / COUNTED_OVER;
+        self.seen_secs = self.seen_secs * keep + f64::from(age_secs);
+        self.deaths = self.deaths * keep + f64::from(u8::from(has_died));
+    }
+}
+
 impl Table {
+    /// How old evidence may become, by the share of nodes that die.
+    pub(super) fn acceptable_staleness_secs(&self) -> u32 {
+        let Lifetimes { seen_secs, deaths } = self.lifetimes;
+        let stale = seen_secs / deaths.max(1.0) / ONE_IN_DEAD;
+        stale.clamp(LEAST_STALENESS_SECS, MOST_STALENESS_SECS) as u32
+    }
+
+    /// Whether an entry's node probably lives: such entries are next hops, are told to others and
+    /// keep their slots.
+    pub(super) fn is_likely(&self, entry: &Entry, now: u32) -> bool {
+        entry.age_secs(now) <= LIKELY_TIMES * self.acceptable_staleness_secs()
+    }
+
     /// A node between those of a successor list that is not in it is dead, or so
     /// new that it will be heard of again.
     pub(super) fn mourn(&mut self, place: u64, successors: &[Node], now: u32) {
         let live: Vec<u64> = successors.iter().map(|n| place_of(n.id.key())).collect();
         let Some(last) = live.last() else { return };
-        let gone: Vec<(u64, [u8; 3])> = self
-            .places(place, *last)
-            .filter(|at| !live.contains(at))
-            .map(|at| (at, self.entries[&at].tag()))
-            .collect();
-        for (at, tag) in gone {
-            self.remove(at);
-            self.bury(at, Grave { died: now, tag, is_told: true });
-        }
+        let gone: Vec<u64> = self.places(place, *last).filter(|at| !live.contains(at)).collect();
+        gone.into_iter().for_each(|at| self.bury(at, now));
     }
 
+    /// The node was known to live in second `heard`: by this node's own experience or its successor
+    /// list.
     pub(super) fn record_neighbour(&mut self, node: &Node, heard: u32, now: u32) {
         let place = place_of(node.id.key());
         self.graves.remove(&place);
         match self.entries.get_mut(&place) {
             Some(entry) if *entry.peer_id() == node.peer.id => {
                 entry.heard = entry.heard.max(heard);
-                entry.doubter = 0;
                 entry.moved(node);
                 self.make_sure(place);
             }
             _ => {
                 self.remove(place);
-                let mut entry = Entry::new(node, heard, None);
-                entry.sure = true;
-                self.insert(place, entry, now);
+                self.insert(place, Entry::new(node, heard, None), now);
             }
         }
     }
-
-    // --- evidence ---------------------------------------------------------------------
 
     /// The node has answered a call that only members of a ring answer, just now.
     pub fn heard(&mut self, node: &Node, now: u32) {
         self.record_neighbour(node, now, now);
     }
 
-    /// The peer has called, or answered what anybody may: it lives. A stranger enters by that
-    /// no further than by its own word.
-    pub fn called(&mut self, node: &Node, now: u32) {
-        if !self.refreshed(node, now) {
-            let place = place_of(node.id.key());
-            if self.graves.get(&place).is_some_and(|grave| grave.died < now) {
-                self.graves.remove(&place);
-            }
-            let said = Evidence { node: *node, heard: now, since: None };
-            self.named(&said, &node.peer.id, now);
-        }
-    }
-
-    /// The node lives. Returns whether it is in the table, at that address.
+    /// The node has answered what any peer may answer: it lives. Returns whether it is in the
+    /// table, at that address.
     pub fn refreshed(&mut self, node: &Node, now: u32) -> bool {
         match self.entries.get_mut(&place_of(node.id.key())) {
             Some(entry) if entry.peer() == node.peer => {
-                Table::confirm(entry, now);
+                entry.heard = entry.heard.max(now);
                 true
             }
             _ => false,
         }
     }
 
-    /// Takes what is given as true, to begin at rest. `since` is when this node started.
-    pub fn prefill(
-        &mut self,
-        known: impl Iterator<Item = Evidence>,
-        since: u32,
-        bits: u32,
-        now: u32,
-    ) {
-        self.since = since;
-        self.has_begun = true;
+    /// The peer has called: it lives. A stranger enters by that no further than by its own word,
+    /// and not at all where it would have to be checked.
+    pub fn called(&mut self, node: &Node, now: u32) {
+        if self.refreshed(node, now) || self.trust == Trust::OwnChecks {
+            return;
+        }
+        let place = place_of(node.id.key());
+        // Unless it was found dead this very second.
+        if self.graves.get(&place).is_some_and(|until| *until < now + GRAVE_SECS) {
+            self.graves.remove(&place);
+        }
+        self.named(&Evidence { node: *node, heard: now }, &node.peer.id, now);
+    }
+
+    /// Takes what is given as true, to begin at rest.
+    pub fn prefill(&mut self, known: impl Iterator<Item = Evidence>, bits: u32, now: u32) {
         self.set_bits(bits, now);
-        let mut count = 0usize;
         for said in known {
             let place = place_of(said.node.id.key());
-            let mut entry = Entry::new(&said.node, said.heard, said.since);
-            entry.sure = true;
-            self.sweeps.met(entry.up_secs());
-            if !self.entries.contains_key(&place) && self.insert(place, entry, now) {
-                count += 1;
-            } else if let (Some(entry), Some(since)) = (self.entries.get_mut(&place), said.since) {
-                entry.since = since.min(entry.heard);
-                entry.is_dated = true;
+            if !self.entries.contains_key(&place) {
+                self.insert(place, Entry::new(&said.node, said.heard, None), now);
             }
         }
         // As good as what it was given.
-        self.coverage = if count > 0 { 0.95 } else { self.coverage };
-    }
-
-    /// The node says of itself that it runs for so long.
-    pub(super) fn said_up(&mut self, node: &Node, up_secs: u32, now: u32) {
-        if let Some(entry) = self.entries.get_mut(&place_of(node.id.key())) {
-            entry.since = now.saturating_sub(up_secs).min(entry.heard);
-            entry.is_dated = true;
-        }
+        self.coverage = 0.95;
     }
 
     /// `teller` says that a node lives. Returns whether it is in the table now.
@@ -154,7 +150,7 @@ impl Table {
         let place = place_of(said.node.id.key());
         let heard = said.heard.min(now);
         let teller = short(teller);
-        if self.graves.get(&place).is_some_and(|grave| grave.outweighs(heard, now)) {
+        if self.graves.get(&place).is_some_and(|until| heard <= *until) {
             return false;
         }
         self.graves.remove(&place);
@@ -162,52 +158,16 @@ impl Table {
             if self.unsure >= self.most_unsure() {
                 return false;
             }
-            let mut entry = Entry::new(&said.node, heard, said.since);
-            entry.teller = teller;
-            return self.insert(place, entry, now);
+            return self.insert(place, Entry::new(&said.node, heard, Some(teller)), now);
         };
         if *entry.peer_id() != said.node.peer.id {
             return false;
         }
-        Table::confirm(entry, heard);
-        if let Some(since) = said.since {
-            // The first to say is believed, and who says much less: nobody is to win by
-            // claiming more. Small differences are rounding.
-            let up = said.heard.saturating_sub(since);
-            if !entry.is_dated || up < entry.up_secs() / 2 {
-                entry.since = since.min(entry.heard);
-                entry.is_dated = true;
-            }
-        }
-        if !entry.sure && entry.teller != teller && self.trust == Trust::TwoPeers {
+        entry.heard = entry.heard.max(heard);
+        if entry.teller != teller && self.trust == Trust::TwoPeers {
             self.make_sure(place);
         }
         true
-    }
-
-    fn confirm(entry: &mut Entry, heard: u32) {
-        entry.heard = entry.heard.max(heard);
-        if entry.doubter != 0 && heard > entry.doubted {
-            entry.doubter = 0;
-        }
-    }
-
-    /// `teller` says that the node at `place` was dead in second `died`. Evidence of life
-    /// from later stands against it. The word of two is enough to drop the node, and that of
-    /// one whose successor it would be.
-    pub(super) fn doubt(&mut self, place: u64, died: u32, teller: &PeerId, is_neighbour: bool) {
-        let teller = short(teller);
-        let Some(entry) = self.entries.get_mut(&place) else { return };
-        if entry.heard >= died {
-            return;
-        }
-        if is_neighbour || !(entry.doubter == 0 || entry.doubter == teller) {
-            let tag = entry.tag();
-            self.remove(place);
-            self.bury(place, Grave { died, tag, is_told: true });
-        } else {
-            (entry.doubter, entry.doubted) = (teller, died);
-        }
     }
 
     /// The node could not be checked, and need not be dead: what is only hearsay goes.
@@ -220,29 +180,24 @@ impl Table {
 
     /// The peer did not answer this node: it is out, with all its virtual servers.
     pub fn failed(&mut self, peer: &PeerId, now: u32) {
-        let dead: Vec<(u64, [u8; 3])> = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| entry.peer_id() == peer)
-            .map(|(place, entry)| (*place, entry.tag()))
-            .collect();
-        for (place, tag) in dead {
-            self.remove(place);
-            self.bury(place, Grave { died: now, tag, is_told: false });
-        }
+        let of_peer = self.entries.iter().filter(|(_, entry)| entry.peer_id() == peer);
+        let dead: Vec<u64> = of_peer.map(|(place, _)| *place).collect();
+        dead.into_iter().for_each(|place| self.bury(place, now.saturating_add(GRAVE_SECS)));
     }
 
-    pub(super) fn bury(&mut self, place: u64, grave: Grave) {
+    /// A node is dead: others are believed that it lives only if they heard it after this second.
+    pub(super) fn bury(&mut self, place: u64, until: u32) {
+        self.remove(place);
         if self.graves.len() >= MAX_GRAVES && !self.graves.contains_key(&place) {
-            let oldest = self.graves.iter().min_by_key(|(_, grave)| grave.died).map(|(at, _)| *at);
+            let oldest = self.graves.iter().min_by_key(|(_, until)| **until).map(|(at, _)| *at);
             oldest.map(|at| self.graves.remove(&at));
         }
-        self.graves.insert(place, grave);
+        self.graves.insert(place, until);
     }
 }
 
-/// A peer in short, never 0.
+/// A peer in short.
 fn short(peer: &PeerId) -> u32 {
     let [a, b, c, d, ..] = peer.0;
-    u32::from_be_bytes([a, b, c, d]).max(1)
+    u32::from_be_bytes([a, b, c, d])
 }

@@ -24,8 +24,7 @@ use crate::chord::table::learn::{LEARN, Learn, Learned, Question};
 use crate::chord::table::sweep::Wish;
 use crate::chord::table::{Evidence, MAX_ENTRIES, Table, Trust, secs};
 use crate::chord::{Chord, ChordConfig, Inner};
-use crate::walk::Trace;
-use crate::{MAX_CLOSER, MAX_GUESSES, Node, Route, VirtualServerId};
+use crate::{MAX_CLOSER, MAX_GUESSES, Node, Route};
 
 /// Which table a node keeps beside its successor lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -35,23 +34,6 @@ pub enum TablePolicy {
     /// As many nodes as the budget keeps fresh ([`crate::chord::table`]).
     #[default]
     Adaptive,
-}
-
-/// What a table of nodes has come to, for people.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct TableReport {
-    /// Nodes in it.
-    pub entries: usize,
-    /// Those known by one peer's word only.
-    pub unsure: usize,
-    /// The bits of distance that tell its slots apart.
-    pub bits: u32,
-    /// The share of live nodes that it was found to know.
-    pub coverage: f64,
-    /// How old its evidence may become.
-    pub acceptable_staleness: Duration,
-    /// Bytes of upkeep sent and received so far.
-    pub upkeep_bytes: u64,
 }
 
 /// One in so many bytes of upkeep is not counted: the walks of those who join, which look like
@@ -134,9 +116,7 @@ impl Inner {
             }
         }
     }
-}
 
-impl Inner {
     fn guess_roots(&self, key: &Key, now: atoll_env::Instant) -> Vec<Node> {
         let ring_size = self.servers.estimated_nodes();
         let mut nodes = self.explorer.table.likely_roots(key, ring_size, secs(now));
@@ -150,33 +130,19 @@ impl Chord {
         self.config.table == TablePolicy::Adaptive
     }
 
-    /// What the adaptive table has come to.
-    pub fn table_report(&self) -> TableReport {
-        let inner = self.lock();
-        let table = &inner.explorer.table;
-        TableReport {
-            entries: table.len(),
-            unsure: table.unsure_count(),
-            bits: table.bits(),
-            coverage: table.coverage(),
-            acceptable_staleness: Duration::from_secs(table.acceptable_staleness_secs().into()),
-            upkeep_bytes: inner.explorer.budget.spent_bytes(),
-        }
-    }
-
-    /// A copy of the adaptive table, for checkers and for people.
-    pub fn table(&self) -> Table {
-        self.lock().explorer.table.clone()
+    /// How many nodes are in the adaptive table.
+    pub fn table_entries(&self) -> usize {
+        self.lock().explorer.table.len()
     }
 
     /// Gives the adaptive table what it would have learnt in time, to start large rings
-    /// at rest: `known` is believed, this node runs since `since`, and its slots are told
-    /// apart by `bits`. Seconds are those of [`secs`].
-    pub fn prefill(&self, known: impl Iterator<Item = Evidence>, since: u32, bits: u32) {
+    /// at rest: `known` is believed, and its slots are told apart by `bits`. Seconds are those of
+    /// [`secs`].
+    pub fn prefill(&self, known: impl Iterator<Item = Evidence>, bits: u32) {
         let now = self.env.now();
         let mut inner = self.lock();
         inner.show_neighbours(now);
-        inner.explorer.table.prefill(known, since, bits, secs(now));
+        inner.explorer.table.prefill(known, bits, secs(now));
         inner.explorer.budget.forgo_advance();
     }
 
@@ -190,67 +156,48 @@ impl Chord {
         }
     }
 
-    /// Upkeep has walked.
-    pub(in crate::chord) fn spent_on_walk(&self, trace: &Trace) {
-        let now = self.env.now();
-        let mut inner = self.lock();
-        for _ in 0..2 * trace.calls() {
-            inner.explorer.budget.spend(WALK_CALL_BYTES, now);
-        }
-    }
-
-    /// An audit has asked the way. As others ask us as often, it counts twice.
-    pub(in crate::chord) fn spent_asking(&self, asked_bytes: usize, answered_bytes: usize) {
+    /// Upkeep has asked the way, so many calls long. As others ask us as often, it counts twice.
+    pub(in crate::chord) fn spent_on_the_way(&self, calls: usize) {
         let now = self.env.now();
         let budget = &mut self.lock().explorer.budget;
-        for bytes in [asked_bytes, answered_bytes, asked_bytes, answered_bytes] {
-            budget.spend(bytes, now);
-        }
+        (0..2 * calls).for_each(|_| budget.spend(WALK_CALL_BYTES, now));
     }
 
-    /// The node has answered a call that only members of a ring answer: it may enter.
-    fn table_heard(&self, node: &Node) {
-        if !self.is_adaptive() || self.owns(node) {
-            return;
-        }
-        let now = self.env.now();
-        let mut inner = self.lock();
-        // An answer proves the key. Where the position follows from the address, that has
-        // to be checked as well.
-        let is_proven = match self.config.profile {
-            IdProfile::Identity => true,
-            IdProfile::Address => inner.servers.admission.was_checked(&node.peer),
-        };
-        let table = &mut inner.explorer.table;
-        if is_proven { table.heard(node, secs(now)) } else { table.called(node, secs(now)) }
-    }
-
-    /// The node has answered a call of this family.
+    /// The node has answered a call of this family. Those that only members answer let it enter:
+    /// an answer proves the key. Where the position follows from the address, that has to be
+    /// checked as well.
     pub(in crate::chord) fn table_answered(&self, node: &Node, method: u16) {
-        match method {
-            messages::NOTIFY | messages::NEIGHBOURS | LEARN => self.table_heard(node),
-            _ => self.table_refreshed(node),
-        }
+        let is_member = matches!(method, messages::NOTIFY | messages::NEIGHBOURS | LEARN);
+        let is_proven = self.config.profile == IdProfile::Identity
+            || self.lock().servers.admission.was_checked(&node.peer);
+        self.with_table_of(node, |table, now| {
+            if is_member && is_proven {
+                table.heard(node, now);
+            } else {
+                table.refreshed(node, now);
+            }
+        });
     }
 
     /// The node lives, member or not.
     pub(in crate::chord) fn table_refreshed(&self, node: &Node) {
-        if self.is_adaptive() && !self.owns(node) {
-            let now = self.env.now();
-            self.lock().explorer.table.refreshed(node, secs(now));
-        }
+        self.with_table_of(node, |table, now| {
+            table.refreshed(node, now);
+        });
     }
 
-    /// The peer has called this node: it lives. A stranger enters as unsure, for anybody may
-    /// call: others have to name it, or this node to check it. Where positions follow from
-    /// addresses it does not enter at all, or each stranger would cost a check.
+    /// The peer has called this node: it lives. A stranger enters as unsure: others have to name
+    /// it, or this node to check it.
     pub(in crate::chord) fn table_called(&self, from: &Peer) {
-        let node = Node::at(*from, VirtualServerId { profile: self.config.profile, index: 0 });
-        if self.config.profile == IdProfile::Address {
-            self.table_refreshed(&node);
-        } else if self.is_adaptive() && !self.owns(&node) {
+        let node = self.place(*from, 0);
+        self.with_table_of(&node, |table, now| table.called(&node, now));
+    }
+
+    /// Tells the adaptive table of another node.
+    fn with_table_of(&self, node: &Node, tell: impl FnOnce(&mut Table, u32)) {
+        if self.is_adaptive() && !self.owns(node) {
             let now = self.env.now();
-            self.lock().explorer.table.called(&node, secs(now));
+            tell(&mut self.lock().explorer.table, secs(now));
         }
     }
 
@@ -401,23 +348,22 @@ impl Chord {
         let answer = self.call::<Learned>(&question.to, LEARN, header).await;
         let now = self.env.now();
         match answer {
-            Ok(mut answer) => {
-                if !self.config.mechanisms.told_deaths {
-                    answer.leave_out_deaths();
-                }
-                let mut inner = self.lock();
-                answer.leave_out(|node| !inner.servers.admission.is_possible(node));
-                inner.show_neighbours(now);
-                inner.explorer.table.take_in(question, &answer, nodes, secs(now));
+            Ok(answer) => {
+                let mut guard = self.lock();
+                guard.show_neighbours(now);
+                let Inner { explorer, servers, .. } = &mut *guard;
+                let is_possible = |node: &Node| servers.admission.is_possible(node);
+                explorer.table.take_in(question, &answer, nodes, is_possible, secs(now));
             }
             Err(error) if crate::chord::calls::is_no_neighbour(&error) => {
                 let is_neighbour = self.lock().servers.known().contains(&question.to);
                 if is_neighbour {
                     self.forget_if_useless(&question.to, &error);
                 }
-                self.lock().explorer.table.record_no_answer(question, secs(now));
+                self.lock().explorer.table.failed(&question.to.peer.id, secs(now));
             }
-            Err(_) => self.lock().explorer.table.refused(question, secs(now)),
+            // Its budget is used up: another node will be asked.
+            Err(_) => {}
         }
     }
 }

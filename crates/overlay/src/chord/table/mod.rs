@@ -12,12 +12,13 @@
 //! are equal share a *slot*, and only one stays. With 0 bits there is one entry an octave,
 //! Chord's fingers; each bit more halves the spacing, which stays in proportion to x; with
 //! log2 N + 3 bits hardly any two nodes share a slot and the table holds everybody. Taking
-//! a bit away merges pairs of slots: the entry with the smallest scaled gap goes. A slot goes
-//! to the node that has lived longest.
+//! a bit away merges pairs of slots: the entry with the smallest scaled gap goes. A slot stays with
+//! the node that has it while that one probably lives, so that old nodes have most of them.
 //!
-//! **Evidence.** An entry says when its node was last known to live and since when, by
-//! whatever evidence is the freshest; both are passed on as ages. Lifetimes have heavy
-//! tails, so that it lives now with p = t_alive / (t_alive + t_since) ([`Entry::p_alive`]).
+//! **Evidence.** An entry says when its node was last known to live, by whatever evidence is the
+//! freshest; ages are passed on. How many of the nodes that others were asked about have died
+//! since says how old evidence may become: the acceptable staleness S, in which one node in twenty
+//! dies ([`evidence`]).
 //!
 //! **Exploration** ([`sweep`], [`learn`]). A node asks an entry about the nodes after it,
 //! and sends three bytes for each that it knows there. The answer is one byte for each of
@@ -29,14 +30,12 @@
 //!
 //! A node that answers a walk or calls is refreshed too, at no cost in messages.
 //!
-//! **Size.** What is kept fresh is M = budget × staleness / (2 × bytes per refresh), since
-//! each node is asked as often as it asks. The acceptable staleness S follows from the age
-//! of the nodes met: p = 0.95 for the median one, S = t_alive / 19. If a sweep of the far
-//! octave takes longer than S, the table loses a bit; if it takes less than three quarters of
-//! S, it gains one. With Overnet's sessions (Javadi et al., JPDC 2013, `Overnet03`: LogNormal
-//! µ = 0.19, σ = 0.98, mean 1.95 h) S is some 300 s: with 400 bytes/s left by stabilisation,
-//! M = 400 × 300 / 12 = 10,000, more than 4,096 nodes, even if half of it goes for newcomers,
-//! checks and octaves swept more often. With 10 bytes/s it is 250.
+//! **Size.** What is kept fresh is M = budget × S / (2 × bytes per refresh), since each node is
+//! asked as often as it asks. If a sweep of the far octave takes longer than S, the table loses a
+//! bit; if it takes less than three quarters of S, it gains one. With Overnet's sessions (Javadi et
+//! al., JPDC 2013, `Overnet03`: LogNormal µ = 0.19, σ = 0.98, mean 1.95 h) S is some 350 s: with 400
+//! bytes/s left by stabilisation, M = 400 × 350 / 12 = 11,000, more than 4,096 nodes, even if half of
+//! it goes for newcomers, checks and octaves swept more often. With 10 bytes/s it is 290.
 //!
 //! **Admission.** Positions are derived from keys (CFS §4.4), and only the holder of a
 //! key answers a call, so a false entry can waste a call, never misdirect one. To keep
@@ -48,7 +47,7 @@
 //!   in [`UNSURE_SHARE`] of the most entries and never displace a sure one.
 //! - Of one answer no more is believed than twice what the density of nodes lets expect.
 //! - A node that did not answer this one is not accepted from hearsay for [`GRAVE_SECS`].
-//! - A node called dead by one peer is only not preferred; two peers must say so.
+//! - Deaths are not taken from others, except from the node whose successor the dead one would be.
 //!
 //! Invariants ([`Table::check_invariants`]): at most `max_entries`; never a position of this
 //! node's own; beyond the successor lists at most one entry a slot; what counts as unsure
@@ -74,7 +73,7 @@ use atoll_key::{Key, PeerId};
 
 use crate::{MAX_CLOSER, Node};
 use entry::{Entry, place_of};
-use evidence::Grave;
+use evidence::Lifetimes;
 use slots::{kept_for, slot};
 use sweep::Sweeps;
 
@@ -91,12 +90,8 @@ pub const GRAVE_SECS: u32 = 600;
 pub const MAX_GRAVES: usize = 1024;
 /// More bits than any ring wants.
 pub const MAX_BITS: u32 = 24;
-/// With how many bits a table begins.
+/// With how many bits a table begins. A guess: a few questions an octave.
 const FIRST_BITS: u32 = 4;
-/// An entry is preferred as next hop if it lives with at least this probability.
-const GOOD_P: f64 = 0.6;
-/// An entry that nobody confirms is dropped below this probability of being alive.
-const KEEP_P: f64 = 0.4;
 /// How many sure entries before a key are looked at for good next hops. A guess.
 const LOOK_BACK: usize = 24;
 /// How many entries at most are looked at to find them.
@@ -130,7 +125,7 @@ struct Anchor {
     place: u64,
     /// The distance to the last of its successors.
     near: u64,
-    /// Up to this distance everybody stays. It changes less often than `near`.
+    /// Up to this distance all nodes stay. It changes less often than `near`.
     kept: u64,
 }
 
@@ -139,42 +134,40 @@ struct Anchor {
 pub struct Table {
     trust: Trust,
     max_entries: usize,
-    /// Second since which this node runs.
-    since: u32,
     /// This node's virtual servers by position; never empty.
     anchors: Vec<Anchor>,
     entries: BTreeMap<u64, Entry>,
     unsure: usize,
-    graves: BTreeMap<u64, Grave>,
+    /// Where nodes have died, and the last second for which others are not believed that they live.
+    graves: BTreeMap<u64, u32>,
+    lifetimes: Lifetimes,
     bits: u32,
-    has_begun: bool,
     /// Share of the live nodes in explored ranges that were known before.
     coverage: f64,
     sweeps: Sweeps,
 }
 
 impl Table {
-    /// An empty table of `me`, which runs since `since`.
+    /// An empty table of `me`.
     ///
     /// # Panics
     /// If `max_entries` is zero.
-    pub fn new(me: Node, max_entries: usize, since: u32) -> Table {
+    pub fn new(me: Node, max_entries: usize, now: u32) -> Table {
         assert!(max_entries > 0, "a table of nothing");
         let anchor = Anchor { node: me, place: place_of(me.id.key()), near: 0, kept: 0 };
         let mut table = Table {
             trust: Trust::TwoPeers,
             max_entries,
-            since,
             anchors: vec![anchor],
             entries: BTreeMap::new(),
             unsure: 0,
             graves: BTreeMap::new(),
+            lifetimes: Lifetimes::default(),
             bits: FIRST_BITS,
-            has_begun: false,
             coverage: 0.0,
-            sweeps: Sweeps::new(since),
+            sweeps: Sweeps::default(),
         };
-        table.sweeps.rebuild(&table.anchors, since);
+        table.sweeps.rebuild(&table.anchors, now);
         table
     }
 
@@ -190,45 +183,9 @@ impl Table {
         self.entries.len()
     }
 
-    /// Second since which this node runs.
-    pub fn since(&self) -> u32 {
-        self.since
-    }
-
-    /// Whether nobody is in it.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
-    }
-
-    /// How many entries rest on one peer's word.
-    pub fn unsure_count(&self) -> usize {
-        self.unsure
-    }
-
-    /// The bits of distance that tell slots apart.
-    pub fn bits(&self) -> u32 {
-        self.bits
-    }
-
-    /// The share of live nodes that the table was found to know where it was explored.
-    pub fn coverage(&self) -> f64 {
-        self.coverage
-    }
-
-    /// How old evidence may become, by the lifetimes of the nodes met.
-    pub fn acceptable_staleness_secs(&self) -> u32 {
-        self.sweeps.acceptable_staleness_secs()
-    }
-
-    /// Every node in it, in ring order.
-    pub fn nodes(&self) -> impl Iterator<Item = Node> + '_ {
-        self.entries.values().map(Entry::node)
-    }
-
-    /// Everything in it as evidence, in ring order.
-    pub fn evidence(&self) -> impl Iterator<Item = Evidence> + '_ {
-        let tell = |e: &Entry| Evidence { node: e.node(), heard: e.heard, since: e.dated() };
-        self.entries.values().map(tell)
     }
 
     // --- this node's own places -------------------------------------------------------
@@ -240,8 +197,7 @@ impl Table {
         for (node, successors) in own {
             let place = place_of(node.id.key());
             let near = successors.last().map_or(0, |n| place_of(n.id.key()).wrapping_sub(place));
-            let kept = before.iter().find(|a| a.place == place).map_or(0, |a| a.kept);
-            self.anchors.push(Anchor { node: *node, place, near, kept: kept_for(near, kept) });
+            self.anchors.push(Anchor { node: *node, place, near, kept: kept_for(near) });
         }
         self.anchors.sort_unstable_by_key(|anchor| anchor.place);
         self.anchors.dedup_by_key(|anchor| anchor.place);
@@ -271,10 +227,6 @@ impl Table {
 
     // --- nodes to ask -----------------------------------------------------------------
 
-    fn is_good(entry: &Entry, now: u32) -> bool {
-        entry.sure && entry.doubter == 0 && entry.p_alive(now) >= GOOD_P
-    }
-
     /// Nodes before the key, nearest first: those likely to be alive if there are some,
     /// otherwise any. At most [`MAX_CLOSER`].
     pub fn before(&self, key: &Key, now: u32) -> Vec<Node> {
@@ -282,7 +234,7 @@ impl Table {
         let back = || self.entries.range(..place).rev().chain(self.entries.range(place..).rev());
         let some = || back().map(|(_, entry)| entry).take(SCAN);
         let sure: Vec<&Entry> = some().filter(|entry| entry.sure).take(LOOK_BACK).collect();
-        let is_good = |entry: &&Entry| Table::is_good(entry, now);
+        let is_good = |entry: &&Entry| self.is_likely(entry, now);
         let good: Vec<&Entry> = sure.iter().copied().filter(is_good).collect();
         let chosen = if good.len() >= MAX_CLOSER / 2 { good } else { sure };
         chosen.into_iter().take(MAX_CLOSER).map(Entry::node).collect()
@@ -298,7 +250,7 @@ impl Table {
         let place = place_of(key);
         let after = self.entries.range(place..).chain(self.entries.range(..place)).take(SCAN);
         // A live node that is left out here makes the guess wrong.
-        let may_live = |e: &Entry| e.sure && e.doubter == 0 && e.p_alive(now) >= KEEP_P;
+        let may_live = |e: &Entry| e.sure && self.is_likely(e, now);
         let mut good = after.filter(|(_, entry)| may_live(entry)).take(MAX_LIKELY_ROOTS);
         let Some((first, entry)) = good.next() else { return Vec::new() };
         let known = self.known_around(place, nodes);
@@ -351,7 +303,6 @@ impl Table {
         let first = self.anchors[0].place;
         for (place, entry) in self.entries.range(first..).chain(self.entries.range(..first)) {
             assert!(!self.is_own(*place), "{entry:?} is this node");
-            assert!(entry.since <= entry.heard, "{entry:?} was born after it was heard");
             let slot = self.slot_of(*place);
             assert!(slot.is_none() || slot != held, "{entry:?} shares its slot");
             held = slot;

@@ -1,7 +1,7 @@
 //! Which entries share a slot, who gets it, and what goes when the table has to be smaller.
 
 use super::entry::Entry;
-use super::{Anchor, FIRST_BITS, KEEP_P, MAX_BITS, Table, UNSURE_SHARE};
+use super::{Anchor, MAX_BITS, Table, UNSURE_SHARE};
 
 impl Table {
     /// The virtual server of ours that precedes a place, and the distance from it.
@@ -50,7 +50,7 @@ impl Table {
         }
         if let Some((low, high)) = self.slot_of(place) {
             let holders: Vec<u64> = self.places(low.wrapping_sub(1), high).collect();
-            if holders.iter().any(|at| !displaces(&entry, &self.entries[at], now)) {
+            if holders.iter().any(|at| !self.displaces(&entry, &self.entries[at], now)) {
                 return false;
             }
             for at in holders {
@@ -86,21 +86,18 @@ impl Table {
             self.set_bits(self.bits - 1, now);
             return;
         }
-        let worth = |e: &Entry| (e.sure, e.p_alive(now));
-        let worst = self.entries.iter().min_by(|(_, a), (_, b)| {
-            worth(a).partial_cmp(&worth(b)).expect("probabilities are numbers")
-        });
+        let worst = self.entries.iter().min_by_key(|(_, e)| (e.sure, e.heard));
         if let Some(place) = worst.map(|(place, _)| *place) {
             self.remove(place);
         }
     }
 
-    /// A newcomer begins with what others have found that a budget like its own allows.
-    pub(super) fn begin_with_bits(&mut self, bits: u32) {
-        if !self.has_begun {
-            self.has_begun = true;
-            self.bits = bits.clamp(FIRST_BITS, MAX_BITS);
-        }
+    /// Whether a newcomer deserves the slot of another: that one probably is dead, or is unsure and
+    /// the newcomer is sure. The unsure never displace the sure.
+    fn displaces(&self, newcomer: &Entry, holder: &Entry, now: u32) -> bool {
+        newcomer.sure >= holder.sure
+            && self.is_likely(newcomer, now)
+            && ((newcomer.sure && !holder.sure) || !self.is_likely(holder, now))
     }
 
     pub(super) fn set_bits(&mut self, bits: u32, now: u32) {
@@ -124,7 +121,7 @@ impl Table {
             if let (Some((low, _)), Some((held_low, held))) = (slot, holder)
                 && low == held_low
             {
-                if !displaces(&entry, &self.entries[&held], now) {
+                if !self.displaces(&entry, &self.entries[&held], now) {
                     continue;
                 }
                 self.remove(held);
@@ -172,11 +169,10 @@ impl Table {
     }
 }
 
-/// Up to where everybody stays, for a successor list of this reach: the power of two above
-/// it, and no less than before unless that was far too much, so that slots stand still.
-pub(super) fn kept_for(near: u64, before: u64) -> u64 {
-    let fits = near.checked_next_power_of_two().map_or(u64::MAX, |power| power - 1).max(near);
-    if fits > before || fits < before / 2 { fits } else { before }
+/// Up to where all nodes stay, for a successor list of this reach: the power of two above it, so
+/// that slots stand still while the list changes.
+pub(super) fn kept_for(near: u64) -> u64 {
+    near.checked_next_power_of_two().map_or(u64::MAX, |power| power - 1).max(near)
 }
 
 /// The slot of a distance, first and last: it and all that agree with it in the leading
@@ -186,17 +182,4 @@ pub(super) fn slot(distance: u64, bits: u32) -> (u64, u64) {
     let width = 1 << exponent.saturating_sub(bits);
     let low = distance & !(width - 1);
     (low, low + (width - 1))
-}
-
-/// Whether a newcomer deserves the slot of another. The present entry stays unless it is
-/// hardly alive or the newcomer has lived twice as long; the unsure never displace.
-fn displaces(newcomer: &Entry, holder: &Entry, now: u32) -> bool {
-    if holder.sure && !newcomer.sure {
-        return false;
-    }
-    let (new, old) = (newcomer.p_alive(now), holder.p_alive(now));
-    if newcomer.sure && !holder.sure && new >= KEEP_P {
-        return true;
-    }
-    (old < 0.5 && new > old) || (new >= old && newcomer.up_secs() / 2 > holder.up_secs())
 }

@@ -9,38 +9,21 @@
 //!
 //! Entries that lookups have kept fresh are passed over without a question.
 
-use std::collections::BTreeMap;
-
-use atoll_net::header::to_header;
-
 use super::entry::Entry;
 use super::learn::{Learn, MAX_ASKED, Question};
 use super::{Anchor, MAX_BITS, Table, Trust};
 
-/// Evidence may become so old that the median node lives with this probability.
-const STALE_P: f64 = 0.95;
-/// Bounds of the acceptable staleness, seconds. Guesses: what a sweep of thousands
-/// of nodes takes; in an hour addresses change.
-const LEAST_STALENESS_SECS: u32 = 120;
-const MOST_STALENESS_SECS: u32 = 3600;
 /// A range whose evidence is younger than this share of the acceptable is passed over.
-const FRESH_SHARE: u32 = 4;
-/// One answer moves the typical lifetime by this share.
-const AVERAGE_OVER: f64 = 32.0;
+pub(super) const FRESH_SHARE: u32 = 6;
 /// How many entries before the place to be explored may be asked. A guess.
 const ASK_AMONG: usize = 4;
-/// Somebody less likely to live is not asked if there is another. A guess: were only those
-/// asked who are as good as sure to live, the oldest would be asked by all.
-const ASK_P: f64 = 0.6;
-/// A node that refused a question because its budget is used up is not asked for so long. A guess.
-const BUSY_SECS: u32 = 30;
-/// The most of them remembered.
-const MAX_BUSY: usize = 64;
 /// A table that knows less than this share of the nodes learns faster by asking about many
 /// than by checking single ones.
 const CHECK_COVERAGE: f64 = 0.8;
 /// The table does not grow while more than one in so many entries is unsure. A guess.
 const UNSURE_ENOUGH: usize = 3;
+/// How long a table without a region rests. A guess.
+const REST_SECS: u32 = 60;
 /// Sweeping a small octave more often than this teaches nothing.
 const LEAST_PERIOD: f64 = 4.0;
 
@@ -60,26 +43,18 @@ struct Region {
     began: u32,
     /// Until when it needs no look.
     rests_until: u32,
-    /// Whether this sweep has asked anybody.
-    has_asked: bool,
 }
 
 /// See the module.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Sweeps {
     regions: Vec<Region>,
-    /// A typical node has been up for so long.
-    typical_up: f64,
-    /// When the number of bits last changed, or was last found right.
-    judged: u32,
-    /// Nodes without budget for questions, and until when that is believed.
-    busy: BTreeMap<u64, u32>,
 }
 
 /// What the table wants next.
 #[derive(Clone, Debug)]
 pub enum Wish {
-    /// Somebody should be asked.
+    /// A node should be asked.
     Ask(Question),
     /// A near node that one peer has named should be called: a peer that asks us about our
     /// surroundings is told only of nodes that are sure.
@@ -89,10 +64,6 @@ pub enum Wish {
 }
 
 impl Sweeps {
-    pub(super) fn new(now: u32) -> Sweeps {
-        Sweeps { regions: Vec::new(), typical_up: 0.0, judged: now, busy: BTreeMap::new() }
-    }
-
     pub(super) fn rebuild(&mut self, anchors: &[Anchor], now: u32) {
         self.regions.clear();
         for (i, anchor) in anchors.iter().enumerate() {
@@ -113,24 +84,9 @@ impl Sweeps {
                     asked: now,
                     began: now,
                     rests_until: now,
-                    has_asked: false,
                 });
             }
         }
-    }
-
-    /// A node has been met that is up for so long.
-    pub(super) fn met(&mut self, up_secs: u32) {
-        if self.typical_up == 0.0 {
-            self.typical_up = f64::from(up_secs);
-        }
-        self.typical_up += (f64::from(up_secs) - self.typical_up) / AVERAGE_OVER;
-    }
-
-    /// t_since for which p = t_alive / (t_alive + t_since) is [`STALE_P`].
-    pub(super) fn acceptable_staleness_secs(&self) -> u32 {
-        let stale = self.typical_up * (1.0 - STALE_P) / STALE_P;
-        (stale as u32).clamp(LEAST_STALENESS_SECS, MOST_STALENESS_SECS)
     }
 }
 
@@ -154,7 +110,6 @@ impl Region {
     fn begin_again(&mut self, now: u32) {
         self.cursor = self.low - 1;
         self.began = now;
-        self.has_asked = false;
     }
 }
 
@@ -210,7 +165,7 @@ impl Table {
     fn rest(&self, now: u32) -> u32 {
         let wanted = self.sweeps.regions.iter().filter(|r| self.reach(r.anchor) < r.high);
         let soonest = wanted.map(|region| region.rests_until).min();
-        soonest.map_or(LEAST_STALENESS_SECS, |at| at.saturating_sub(now)).max(1)
+        soonest.map_or(REST_SECS, |at| at.saturating_sub(now)).max(1)
     }
 
     /// The next question about a region; `None` if what is left of its sweep is fresh, or
@@ -241,10 +196,7 @@ impl Table {
         };
         let region = &mut self.sweeps.regions[index];
         match &question {
-            Some(_) => {
-                region.cursor = cursor;
-                region.has_asked = true;
-            }
+            Some(_) => region.cursor = cursor,
             None => {
                 region.rests_until = now.saturating_add((stale_after / 4).max(2));
                 region.begin_again(now);
@@ -253,7 +205,7 @@ impl Table {
         question
     }
 
-    /// Asks somebody at or before `cursor` about what follows, at most to the region's end.
+    /// Asks a node at or before `cursor` about what follows, at most to the region's end.
     fn question(
         &self,
         region: usize,
@@ -285,32 +237,13 @@ impl Table {
             return None;
         }
         let (first, second) = self.ranges(anchor, place);
-        let is_busy = |at: &u64| self.sweeps.busy.get(at).is_some_and(|until| *until > now);
         let may_ask = |entry: &&Entry| entry.sure || self.trust == Trust::TwoPeers;
-        let near: Vec<&Entry> = second
-            .rev()
-            .chain(first.rev())
-            .filter(|(at, _)| !is_busy(at))
-            .map(|(_, entry)| entry)
-            .filter(may_ask)
-            .take(ASK_AMONG)
-            .collect();
-        let likely = |entry: &&&Entry| entry.doubter == 0 && entry.p_alive(now) >= ASK_P;
-        let count = near.iter().filter(likely).count();
-        if count == 0 {
-            return near.first().map(|entry| entry.node());
-        }
-        let nth = (now ^ place as u32) as usize % count;
-        near.iter().filter(likely).nth(nth).map(|entry| entry.node())
-    }
-
-    /// The asked node has no budget left: others are asked for a while.
-    pub fn refused(&mut self, question: &Question, now: u32) {
-        let busy = &mut self.sweeps.busy;
-        busy.retain(|_, until| *until > now);
-        if busy.len() < MAX_BUSY {
-            busy.insert(question.learn.after, now.saturating_add(BUSY_SECS));
-        }
+        let near = second.rev().chain(first.rev()).map(|(_, entry)| entry).filter(may_ask);
+        let near: Vec<&Entry> = near.take(ASK_AMONG).collect();
+        let likely = near.iter().filter(|entry| self.is_likely(entry, now)).count();
+        let nth = if likely == 0 { 0 } else { (now ^ place as u32) as usize % likely };
+        let rank = |entry: &&&Entry| likely == 0 || self.is_likely(entry, now);
+        near.iter().filter(rank).nth(nth).map(|entry| entry.node())
     }
 
     /// A question was answered up to this place.
@@ -325,37 +258,22 @@ impl Table {
         }
         let took = now.saturating_sub(region.began);
         region.begin_again(now);
-        let (entries, _) = region.size(nodes, MAX_BITS);
-        self.judge(took, entries, nodes, now);
+        // The largest regions take longest.
+        let width = region.high - region.low;
+        if self.sweeps.regions.iter().all(|other| other.high - other.low <= width) {
+            self.judge(took, nodes, now);
+        }
     }
 
-    /// A sweep of a region of so many nodes took so long: can the table be larger, or must
-    /// it be smaller? Only the largest regions count, since they take longest.
-    fn judge(&mut self, took: u32, entries: f64, nodes: f64, now: u32) {
-        let sizes = self.sweeps.regions.iter().map(|region| region.size(nodes, MAX_BITS).0);
-        let largest = sizes.fold(0.0, f64::max);
-        // Since the last change the whole region must have been swept.
-        if entries < largest / 2.0 || now.saturating_sub(self.sweeps.judged) < took {
-            return;
-        }
-        self.sweeps.judged = now;
+    /// A sweep of the largest region took so long: can the table be larger, or must it be smaller?
+    fn judge(&mut self, took: u32, nodes: f64, now: u32) {
         let acceptable = self.acceptable_staleness_secs();
         let most = (nodes.max(2.0).log2().ceil() as u32 + 5).min(MAX_BITS);
-        // A second voice for those in it costs a tenth of a first one for others.
-        let is_unsure = self.unsure * UNSURE_ENOUGH > self.entries.len();
         if took > acceptable + acceptable / 5 {
             self.set_bits(self.bits.saturating_sub(1), now);
-        } else if is_unsure {
-            // The next sweep asks others about the same nodes.
-        } else if took < acceptable / 8 {
-            self.set_bits((self.bits + 2).min(most), now);
-        } else if took < acceptable / 4 * 3 {
+        } else if took < acceptable / 4 * 3 && self.unsure * UNSURE_ENOUGH <= self.entries.len() {
+            // A second voice for those in it costs a tenth of a first one for others.
             self.set_bits((self.bits + 1).min(most), now);
         }
     }
-}
-
-/// How many bytes the header of a question has.
-pub fn header_bytes(question: &Question) -> usize {
-    to_header(&question.learn).len()
 }

@@ -4,7 +4,7 @@ use atoll_key::PeerId;
 use atoll_net::Peer;
 use proptest::prelude::*;
 
-use super::learn::{Learn, Learned};
+use super::learn::{Learn, Learned, Question};
 use super::sweep::Wish;
 use super::*;
 
@@ -17,8 +17,8 @@ fn node(n: u64) -> Node {
     Node::of(Peer { id: PeerId(id), addr: "10.0.0.1:4000".parse().unwrap() })
 }
 
-fn alive(n: u64, age: u32, up: u32) -> Evidence {
-    Evidence { node: node(n), heard: NOW - age, since: Some(NOW - age - up) }
+fn alive(n: u64, age: u32) -> Evidence {
+    Evidence { node: node(n), heard: NOW - age }
 }
 
 fn table(max_entries: usize) -> Table {
@@ -31,7 +31,7 @@ enum Event {
     Named(u64, u64, u32),
     Failed(u64),
     Bits(u32),
-    Doubted(u64, u64),
+    Called(u64),
     Seated(u64),
 }
 
@@ -41,7 +41,7 @@ fn event() -> impl Strategy<Value = Event> {
         (1u64..200, 1u64..9, 0u32..2000).prop_map(|(n, by, age)| Event::Named(n, by, age)),
         (1u64..200).prop_map(Event::Failed),
         (0u32..12).prop_map(Event::Bits),
-        (1u64..200, 1u64..9).prop_map(|(n, by)| Event::Doubted(n, by)),
+        (1u64..200).prop_map(Event::Called),
         (1u64..200).prop_map(Event::Seated),
     ]
 }
@@ -53,14 +53,12 @@ proptest! {
         for event in events {
             match event {
                 Event::Heard(n) => table.heard(&node(n), NOW),
+                Event::Called(n) => table.called(&node(n), NOW),
                 Event::Named(n, by, age) => {
-                    table.named(&alive(n, age, 500), &node(by).peer.id, NOW);
+                    table.named(&alive(n, age), &node(by).peer.id, NOW);
                 }
                 Event::Failed(n) => table.failed(&node(n).peer.id, NOW),
                 Event::Bits(bits) => table.set_bits(bits, NOW),
-                Event::Doubted(n, by) => {
-                    table.doubt(place_of(node(n).id.key()), NOW, &node(by).peer.id, false);
-                }
                 Event::Seated(n) => {
                     let mut next: Vec<Node> = (n..n + 4).map(node).collect();
                     next.sort_by_key(|s| place_of(s.id.key()).wrapping_sub(place_of(node(0).id.key())));
@@ -74,14 +72,14 @@ proptest! {
     #[test]
     fn any_answer_and_any_question_are_survived(
         upto in any::<u64>(), near in any::<u64>(), ages in prop::collection::vec(any::<u8>(), 0..40),
-        lives in prop::collection::vec(any::<u8>(), 0..40), known in prop::collection::vec(any::<u8>(), 0..90),
+        node_ages in prop::collection::vec(any::<u8>(), 0..40), known in prop::collection::vec(any::<u8>(), 0..90),
     ) {
         let mut table = table(1000);
         (1..100).for_each(|n| table.heard(&node(n), NOW));
         let Wish::Ask(question) = table.next_question(1000.0, NOW) else { panic!("all is fresh") };
         let nodes = crate::wire::WireNodes((200..220).map(node).collect());
-        let answer = Learned { upto, near, up: 255, bits: 255, ages, nodes, lives };
-        table.take_in(&question, &answer, 1000.0, NOW);
+        let answer = Learned { upto, near, ages, nodes, node_ages };
+        table.take_in(&question, &answer, 1000.0, |_| true, NOW);
         table.check_invariants();
         table.answer(&Learn { after: upto, upto: near, origin: 3, bits: 255, known }, NOW);
     }
@@ -94,11 +92,11 @@ fn a_flood_of_made_up_nodes_displaces_nobody_who_is_known_and_serves_nobody() {
     (1..300).for_each(|n| table.heard(&node(n), NOW));
     let liar = node(5).peer.id;
     for n in 1000..20_000 {
-        table.named(&alive(n, 0, 90_000), &liar, NOW);
+        table.named(&alive(n, 0), &liar, NOW);
     }
     table.check_invariants();
-    assert!(table.len() <= 1000 && table.unsure_count() <= 500, "{}", table.unsure_count());
-    let held: Vec<Node> = table.nodes().collect();
+    assert!(table.len() <= 1000 && table.unsure <= 500, "{}", table.unsure);
+    let held: Vec<Node> = table.entries.values().map(Entry::node).collect();
     assert!((1..300).all(|n| held.contains(&node(n))), "a live node was displaced");
     for n in 400..500 {
         let next = table.before(node(n).id.key(), NOW);
@@ -110,31 +108,58 @@ fn a_flood_of_made_up_nodes_displaces_nobody_who_is_known_and_serves_nobody() {
 fn one_voice_is_hearsay_and_two_are_enough() {
     let mut table = table(100);
     let (one, two) = (node(1).peer.id, node(2).peer.id);
-    table.named(&alive(9, 0, 100), &one, NOW);
-    table.named(&alive(9, 0, 100), &one, NOW);
-    assert_eq!(table.unsure_count(), 1);
-    table.named(&alive(9, 0, 100), &two, NOW);
-    assert_eq!((table.len(), table.unsure_count()), (1, 0));
+    table.named(&alive(9, 0), &one, NOW);
+    table.named(&alive(9, 0), &one, NOW);
+    assert_eq!(table.unsure, 1);
+    table.named(&alive(9, 0), &two, NOW);
+    assert_eq!((table.len(), table.unsure), (1, 0));
     let mut table = self::table(100).trusting(Trust::OwnChecks);
-    table.named(&alive(9, 0, 100), &one, NOW);
-    table.named(&alive(9, 0, 100), &two, NOW);
-    assert_eq!(table.unsure_count(), 1);
+    table.named(&alive(9, 0), &one, NOW);
+    table.named(&alive(9, 0), &two, NOW);
+    assert_eq!(table.unsure, 1);
+}
+
+/// As if a neighbour of the node had been asked about it.
+fn asked_about(table: &mut Table, n: u64, age: u8, near: u64) {
+    let (to, place) = (node(3), place_of(node(n).id.key()));
+    let after = place_of(to.id.key());
+    let learn = Learn { after, upto: place, origin: after, bits: 9, known: vec![0; 3] };
+    let question = Question { to, learn, region: 0, places: vec![place] };
+    let nodes = crate::wire::WireNodes::default();
+    let answer = Learned { upto: place, near, ages: vec![age], nodes, node_ages: Vec::new() };
+    table.take_in(&question, &answer, 100.0, |_| true, NOW);
 }
 
 #[test]
-fn it_takes_two_to_declare_a_node_dead_and_newer_life_outweighs_them() {
-    let mut table = table(100);
-    table.heard(&node(9), NOW - 50);
+fn who_is_unknown_to_the_node_before_it_goes_and_to_others_if_its_evidence_is_old() {
     let place = place_of(node(9).id.key());
-    let (one, two) = (node(1).peer.id, node(2).peer.id);
-    table.doubt(place, NOW - 60, &one, false);
-    table.doubt(place, NOW - 60, &two, false);
-    assert_eq!(table.len(), 1, "it was heard after that");
-    table.doubt(place, NOW, &one, false);
-    table.doubt(place, NOW, &one, false);
-    assert_eq!(table.len(), 1);
-    table.doubt(place, NOW, &two, false);
-    assert!(table.is_empty());
+    let far = place_of(node(3).id.key());
+    for (heard_ago, near, stays) in
+        [(15, far, true), (60, far, false), (15, place, false), (2, place, true)]
+    {
+        let mut table = table(100);
+        table.heard(&node(9), NOW - heard_ago);
+        asked_about(&mut table, 9, 127, near);
+        assert_eq!(table.entries.contains_key(&place), stays, "{heard_ago} s, {near}");
+    }
+}
+
+#[test]
+fn evidence_may_be_older_where_nodes_live_longer() {
+    let place = place_of(node(9).id.key());
+    let staleness_where_one_in = |deaths: u32| {
+        let mut table = table(100);
+        for n in 0..2000 {
+            table.remove(place);
+            table.heard(&node(9), NOW - 200);
+            asked_about(&mut table, 9, if n % deaths == 0 { 127 } else { 0 }, place);
+        }
+        table.acceptable_staleness_secs()
+    };
+    assert_eq!(table(1).acceptable_staleness_secs(), 120);
+    let (short, long) = (staleness_where_one_in(40), staleness_where_one_in(1000));
+    assert!((300..600).contains(&short), "200 s × 40 / 20 is 400: {short}");
+    assert_eq!(long, 3600);
 }
 
 #[test]
@@ -143,7 +168,7 @@ fn who_did_not_answer_is_not_taken_from_hearsay_for_a_while() {
     table.heard(&node(9), NOW);
     table.failed(&node(9).peer.id, NOW);
     let later = NOW + GRAVE_SECS / 2;
-    let said = Evidence { node: node(9), heard: later, since: None };
+    let said = Evidence { node: node(9), heard: later };
     assert!(!table.named(&said, &node(1).peer.id, later));
     let much_later = NOW + GRAVE_SECS + 1;
     let said = Evidence { heard: much_later, ..said };
@@ -159,7 +184,7 @@ fn fewer_bits_leave_a_density_that_falls_with_the_distance() {
     table.check_invariants();
     let me = place_of(node(0).id.key());
     let mut octaves = [0; 64];
-    for n in table.nodes() {
+    for n in table.entries.values().map(Entry::node) {
         octaves[place_of(n.id.key()).wrapping_sub(me).ilog2() as usize] += 1;
     }
     // Sixteen slots an octave, whatever its width, as far as there are nodes.

@@ -240,11 +240,9 @@ impl Chord {
     async fn ask_the_way(&self, key: &Key, guide: &Node) -> Option<Route> {
         let ask = AskRoute { key: WireKey(*key), as_root: false };
         let ask = messages::encode(&ask);
-        let asked_bytes = ask.len();
-        let answer = self.call::<WireRoute>(guide, messages::ROUTE, ask).await;
-        match answer {
+        match self.call::<WireRoute>(guide, messages::ROUTE, ask).await {
             Ok(route) => {
-                self.spent_asking(asked_bytes, messages::encode(&route).len());
+                self.spent_on_the_way(1);
                 Some(route.0)
             }
             Err(error) => {
