@@ -1,7 +1,6 @@
 //! Malformed calls, and nodes on the ring that answer nonsense.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use atoll_env::BoxFuture;
 use atoll_key::PeerId;
@@ -12,7 +11,7 @@ use atoll_overlay::chord::messages::{
     WirePeer, WireRoute,
 };
 use atoll_overlay::{Neighbourhood, Node, Overlay, Route};
-use atoll_sim::{HostConfig, HostId};
+use atoll_sim::HostConfig;
 use bytes::Bytes;
 
 use super::cluster::{Cluster, MINUTE, keys, lan};
@@ -21,19 +20,6 @@ fn ring_of_four(seed: u64) -> Cluster {
     let cluster = Cluster::grown(lan(seed), ChordConfig::default(), 4);
     cluster.run_until_ideal(MINUTE);
     cluster
-}
-
-fn call(
-    cluster: &Cluster,
-    from: HostId,
-    to: HostId,
-    method: u16,
-    header: Bytes,
-) -> Result<Reply, CallError> {
-    let transport = cluster.sim.transport(from);
-    let request = Request { method, header, parts: Vec::new() };
-    let call = transport.call(cluster.peer(to), request, Duration::from_secs(5));
-    cluster.sim.block_on(MINUTE, call).unwrap()
 }
 
 #[test]
@@ -53,7 +39,7 @@ fn malformed_calls_are_refused_with_a_reason_and_change_nothing() {
         messages::INTRODUCE,
     ] {
         for header in nonsense {
-            let answer = call(&cluster, outsider, target, method, Bytes::from_static(header));
+            let answer = cluster.call(outsider, target, method, Bytes::from_static(header));
             let Err(CallError::Refused(refusal)) = answer else {
                 panic!("{method:#x} {header:x?}: {answer:?}")
             };
@@ -68,7 +54,7 @@ fn malformed_calls_are_refused_with_a_reason_and_change_nothing() {
 fn an_unknown_method_is_refused_as_such() {
     let cluster = ring_of_four(1);
     let hosts = cluster.hosts();
-    let answer = call(&cluster, hosts[1], hosts[0], 0x01fe, Bytes::new());
+    let answer = cluster.call(hosts[1], hosts[0], 0x01fe, Bytes::new());
     assert!(matches!(answer, Err(CallError::Refused(r)) if r.code == Refusal::UNKNOWN_METHOD));
 }
 
@@ -84,7 +70,7 @@ fn a_node_can_only_say_of_itself_that_it_leaves() {
         from: VirtualIndex(0),
         remaining: VirtualIndex(0),
     };
-    call(&cluster, outsider, hosts[0], messages::LEAVE, messages::encode(&told)).unwrap();
+    cluster.call(outsider, hosts[0], messages::LEAVE, messages::encode(&told)).unwrap();
     assert_eq!(cluster.chord(hosts[0]).neighbourhood(), before);
 }
 
@@ -97,7 +83,7 @@ fn introductions_to_nobody_do_no_harm() {
         let introduce = Introduce { node: WireNode(Node::of(ghost)), hops_left: 255 };
         let target = cluster.hosts()[usize::from(n) % 4];
         let answer =
-            call(&cluster, outsider, target, messages::INTRODUCE, messages::encode(&introduce));
+            cluster.call(outsider, target, messages::INTRODUCE, messages::encode(&introduce));
         // Some are taken, the others are too many.
         match answer {
             Err(CallError::Refused(refusal)) if n > 100 => {
@@ -117,7 +103,7 @@ fn false_reports_of_death_are_checked_and_not_believed() {
     let target = cluster.hosts()[0];
     let before = cluster.chord(target).neighbourhood();
     let dead = messages::FailureReport { nodes: WireNodes(before.successors.clone()) };
-    call(&cluster, outsider, target, messages::REPORT_FAILED, messages::encode(&dead)).unwrap();
+    cluster.call(outsider, target, messages::REPORT_FAILED, messages::encode(&dead)).unwrap();
     assert_eq!(cluster.chord(target).neighbourhood(), before);
 }
 
@@ -228,12 +214,10 @@ fn lookups_end_and_mostly_succeed_when_one_node_leads_astray() {
                     told: (before.predecessor, before.successors.clone()),
                 })
             });
-            let asker = cluster.chord(cluster.hosts()[0]);
+            let asker = cluster.hosts()[0];
             let mut right = 0;
             for key in keys(60) {
-                let chord = asker.clone();
-                let walk = async move { chord.find_root_traced(&key).await };
-                let end = cluster.sim.block_on(MINUTE, walk).unwrap();
+                let end = cluster.find_root(asker, key);
                 let trace = end.as_ref().map_or_else(|e| e.trace().unwrap(), |f| &f.trace);
                 assert!(trace.0.len() <= 64);
                 right += usize::from(

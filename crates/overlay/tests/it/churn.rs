@@ -2,45 +2,56 @@
 
 use std::time::Duration;
 
-use atoll_key::NodeId;
-use atoll_overlay::Neighbourhood;
+use atoll_overlay::Node;
 use atoll_overlay::chord::ChordConfig;
 use atoll_sim::{HostId, Loss, SimConfig};
 
 use super::cluster::{Cluster, Dice, MINUTE, lan};
 
-/// Zave's assumption: "no failure leaves a member without a live successor".
-fn may_fail(victim: NodeId, live: &[Neighbourhood]) -> bool {
-    live.iter().filter(|n| n.joined && n.me.id != victim).all(|member| {
-        member
-            .successors
-            .iter()
-            .any(|s| s.id != victim && live.iter().any(|n| n.me.id == s.id && n.joined))
+/// Zave's assumption: "no failure leaves a member without a live successor", when all positions of a
+/// node fail.
+fn may_fail(cluster: &Cluster, victim: HostId) -> bool {
+    let live = cluster.live();
+    let peer = cluster.peer(victim).id;
+    live.iter().filter(|n| n.joined && n.me.peer.id != peer).all(|member| {
+        let lives = |s: &Node| live.iter().any(|n| n.me.id == s.id && n.joined);
+        member.successors.iter().any(|s| s.peer.id != peer && lives(s))
     })
 }
 
-/// Grows a ring and lets nodes come and go; returns it as it is in the middle of it all.
-fn churned(sim: SimConfig, events: usize, silent: bool) -> Cluster {
-    let seed = sim.seed;
+fn grown(seed: u64) -> Cluster {
     let config = ChordConfig { successors: 4, ..ChordConfig::default() };
-    let cluster = Cluster::grown(sim, config, 5);
+    Cluster::grown(lan(seed), config, 5)
+}
+
+/// Lets nodes come and go on a ring whose first nodes stay, and change how many virtual servers they
+/// run, at most `most`; Zave's invariants are asserted for every position after every step. Returns
+/// the ring as it is in the middle of it all.
+pub(crate) fn churned(cluster: Cluster, most: usize, events: usize, silent: bool) -> Cluster {
     cluster.run_until_ideal(MINUTE);
     // The base: r + 1 members that stay.
     let stay = cluster.hosts();
-    let base = stay.iter().map(|h| cluster.chord(*h).me().id).collect();
-    cluster.watch(base);
-    let mut dice = Dice(seed);
+    cluster.watch(stay.iter().map(|h| cluster.chord(*h).me().id).collect());
+    let mut dice = Dice(cluster.sim.seed());
+    let is_single = most == 1;
+    let servers = |dice: &mut Dice| if is_single { 1 } else { 1 + dice.below(most) as u16 };
+    let (joins, changes, most_nodes) = if is_single { (55, 55, 40) } else { (45, 70, 16) };
     for _ in 0..events {
         let hosts = cluster.hosts();
-        let come_and_go: Vec<HostId> =
-            hosts.iter().filter(|h| !stay.contains(h)).copied().collect();
-        let joins = dice.below(100) < 55 || come_and_go.is_empty();
-        if joins && hosts.len() < 40 {
-            let host = cluster.add();
+        let others: Vec<HostId> = hosts.iter().filter(|h| !stay.contains(h)).copied().collect();
+        let event = dice.below(100);
+        if (event < joins || (is_single && others.is_empty())) && hosts.len() < most_nodes {
+            let host = cluster.add_with(servers(&mut dice));
             cluster.join_in_background(host, stay[dice.below(stay.len())]);
-        } else if !come_and_go.is_empty() {
-            let victim = come_and_go[dice.below(come_and_go.len())];
-            if may_fail(cluster.chord(victim).me().id, &cluster.live()) {
+        } else if (joins..changes).contains(&event) {
+            let chord = cluster.chord(hosts[dice.below(hosts.len())]);
+            let count = servers(&mut dice);
+            cluster.sim.env(hosts[0]).spawn(Box::pin(async move {
+                chord.set_virtual_servers(count).await.unwrap();
+            }));
+        } else if !others.is_empty() {
+            let victim = others[dice.below(others.len())];
+            if may_fail(&cluster, victim) {
                 match dice.below(3) {
                     0 => cluster.leave(victim),
                     1 if silent => cluster.crash_silently(victim),
@@ -58,7 +69,7 @@ fn churned(sim: SimConfig, events: usize, silent: bool) -> Cluster {
 #[test]
 fn the_invariants_hold_at_every_step_of_a_churning_ring() {
     for seed in 1..=12 {
-        let cluster = churned(lan(seed), 120, false);
+        let cluster = churned(grown(seed), 1, 120, false);
         let took = cluster.run_until_ideal(MINUTE);
         assert!(cluster.live().len() >= 5, "seed {seed}, at rest after {took:?}");
     }
@@ -69,7 +80,7 @@ fn the_invariants_hold_when_machines_vanish_and_callers_must_time_out() {
     // 664: a burst of joins behind a dead node sent a joiner back more nodes than the walk
     // would follow; it then took a farther node for its successor and skipped the base.
     for seed in [21, 22, 23, 24, 25, 26, 664] {
-        let cluster = churned(lan(seed), 100, true);
+        let cluster = churned(grown(seed), 1, 100, true);
         cluster.run_until_ideal(MINUTE * 2);
     }
 }
@@ -94,7 +105,7 @@ fn a_ring_that_loses_messages_is_whole_again_when_they_arrive() {
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let run = |seed| {
-        let cluster = churned(lan(seed), 60, true);
+        let cluster = churned(grown(seed), 1, 60, true);
         cluster.run_secs(20);
         (cluster.sim.trace_hash(), cluster.sim.event_count())
     };

@@ -5,13 +5,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_key::{Key, NodeId};
-use atoll_net::{Peer, Router};
+use atoll_net::{CallError, Peer, Reply, Request, Router};
 use atoll_overlay::checker::{Violation, check_base, check_ideal, check_ring};
 use atoll_overlay::chord::messages::FAMILY;
 use atoll_overlay::chord::ring::state::ChordState;
 use atoll_overlay::chord::{Chord, ChordConfig, JoinError};
+use atoll_overlay::walk::{Found, WalkError};
 use atoll_overlay::{Neighbourhood, Node, Overlay, VirtualServerId};
 use atoll_sim::{HostConfig, HostId, Latency, Sim, SimConfig};
+use bytes::Bytes;
 
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 
@@ -123,6 +125,50 @@ impl Cluster {
             // It may fail where the bootstrap node crashes meanwhile.
             let _ = chord.join(vec![via]).await;
         }));
+    }
+
+    /// Has `from` call a node.
+    pub(crate) fn call(
+        &self,
+        from: HostId,
+        to: HostId,
+        method: u16,
+        header: Bytes,
+    ) -> Result<Reply, CallError> {
+        let request = Request { method, header, parts: Vec::new() };
+        let call = self.sim.transport(from).call(self.peer(to), request, MINUTE);
+        self.sim.block_on(MINUTE * 2, call).unwrap()
+    }
+
+    /// Has `from` call a node, and does not wait for the answer.
+    pub(crate) fn send(&self, from: HostId, to: HostId, method: u16, header: Bytes) {
+        let request = Request { method, header, parts: Vec::new() };
+        let call = self.sim.transport(from).call(self.peer(to), request, MINUTE);
+        self.sim.env(from).spawn(Box::pin(async move {
+            let _ = call.await;
+        }));
+    }
+
+    /// The root of `key` as a node finds it, and what was asked.
+    pub(crate) fn find_root(&self, host: HostId, key: Key) -> Result<Found<Vec<Node>>, WalkError> {
+        let chord = self.chord(host);
+        let walk = async move { chord.find_root_traced(&key).await };
+        self.sim.block_on(MINUTE, walk).unwrap()
+    }
+
+    /// The mean of calls that lookups by nodes at random take; all find the root, and no node
+    /// fails.
+    pub(crate) fn mean_calls(&self, lookups: u64) -> f64 {
+        let hosts = self.hosts();
+        let mut dice = Dice(7);
+        let mut calls = 0;
+        for key in keys(lookups) {
+            let found = self.find_root(hosts[dice.below(hosts.len())], key).unwrap();
+            assert_eq!(found.value[0].id, self.root(&key));
+            assert_eq!(found.trace.failures(), 0);
+            calls += found.trace.calls();
+        }
+        calls as f64 / lookups as f64
     }
 
     pub(crate) fn crash(&self, host: HostId) {

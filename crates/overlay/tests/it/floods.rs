@@ -9,22 +9,13 @@ use atoll_overlay::chord::messages::{
     self, FailureReport, Introduce, Leaving, VirtualIndex, WireNode, WireNodes,
 };
 use atoll_overlay::{Node, Overlay, VirtualServerId};
-use atoll_sim::{HostConfig, HostId};
+use atoll_sim::HostConfig;
 use bytes::Bytes;
 
 use super::cluster::{Cluster, MINUTE, lan};
 
 fn pings(cluster: &Cluster) -> u64 {
     cluster.sim.stats().methods.get(&messages::PING).map_or(0, |method| method.call_count)
-}
-
-/// Has `from` call a node, and does not wait for the answer.
-fn send(cluster: &Cluster, from: HostId, to: HostId, method: u16, header: Bytes) {
-    let request = Request { method, header, parts: Vec::new() };
-    let call = cluster.sim.transport(from).call(cluster.peer(to), request, MINUTE);
-    cluster.sim.env(from).spawn(Box::pin(async move {
-        let _ = call.await;
-    }));
 }
 
 /// One report of sixteen deaths used to make sixteen pings, each time.
@@ -49,7 +40,7 @@ fn a_flood_of_reports_of_death_causes_few_pings() {
             nodes.rotate_left(n % known.len());
             nodes.truncate(messages::MAX_REPORTED);
             let header = messages::encode(&FailureReport { nodes: WireNodes(nodes) });
-            send(&cluster, *flooder, target, messages::REPORT_FAILED, header);
+            cluster.send(*flooder, target, messages::REPORT_FAILED, header);
             reports += 1;
         }
         cluster.sim.run_for(Duration::from_millis(100));
@@ -85,13 +76,8 @@ fn who_is_reported_dead_is_found_so_whichever_of_its_virtual_servers_is_known() 
             assert!(is_known(&peer));
             cluster.crash_silently(cluster.sim.host_of(&peer.id).unwrap());
             let nodes = WireNodes(vec![Node::of(peer)]);
-            send(
-                &cluster,
-                outsider,
-                target,
-                messages::REPORT_FAILED,
-                messages::encode(&FailureReport { nodes }),
-            );
+            let header = messages::encode(&FailureReport { nodes });
+            cluster.send(outsider, target, messages::REPORT_FAILED, header);
             cluster.run_secs(30);
             assert!(!is_known(&peer), "{profile:?}");
         }
@@ -182,7 +168,7 @@ fn a_flood_of_introductions_causes_few_calls() {
                 let known = hosts[(round * 7 + n * 13) % hosts.len()];
                 let node = WireNode(cluster.chord(known).me());
                 let header = messages::encode(&Introduce { node, hops_left: 32 });
-                send(&cluster, *flooder, hosts[0], messages::INTRODUCE, header);
+                cluster.send(*flooder, hosts[0], messages::INTRODUCE, header);
                 sent += 1;
             }
             cluster.sim.run_for(Duration::from_millis(100));

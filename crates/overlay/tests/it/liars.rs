@@ -222,7 +222,12 @@ impl Siege {
                 self.notify(*host, *place, target);
                 for node in [place, &other] {
                     let introduce = Introduce { node: WireNode(*node), hops_left: 32 };
-                    self.send(*host, target, messages::INTRODUCE, messages::encode(&introduce));
+                    self.cluster.send(
+                        *host,
+                        target,
+                        messages::INTRODUCE,
+                        messages::encode(&introduce),
+                    );
                 }
             }
         }
@@ -241,7 +246,7 @@ impl Siege {
                 continue;
             }
             if place.peer.addr == real.addr {
-                self.send(host, target, messages::NOTIFY, header);
+                self.cluster.send(host, target, messages::NOTIFY, header);
             } else {
                 let request = Request { method: messages::NOTIFY, header, parts: Vec::new() };
                 let answer = self.cluster.chord(target).handle(place.peer, request);
@@ -250,15 +255,6 @@ impl Siege {
                 }));
             }
         }
-    }
-
-    fn send(&self, from: HostId, to: HostId, method: u16, header: Bytes) {
-        let request = Request { method, header, parts: Vec::new() };
-        let transport = self.cluster.sim.transport(from);
-        let call = transport.call(self.cluster.peer(to), request, Duration::from_secs(2));
-        self.cluster.sim.env(from).spawn(Box::pin(async move {
-            let _ = call.await;
-        }));
     }
 
     /// Who is in an honest node's tables, or among those it remembers, and is not honest.
@@ -317,10 +313,8 @@ impl Siege {
     pub(crate) fn look_up_everywhere(&self) {
         let root = self.cluster.root(&victim());
         for host in self.cluster.hosts() {
-            let chord = self.cluster.chord(host);
-            let walk = async move { chord.find_root(&victim()).await };
-            let found = self.cluster.sim.block_on(MINUTE, walk).unwrap();
-            assert_eq!(found.map(|roots| roots[0].id), Ok(root));
+            let found = self.cluster.find_root(host, victim());
+            assert_eq!(found.map(|found| found.value[0].id), Ok(root));
         }
     }
 }

@@ -12,7 +12,7 @@ use atoll_overlay::chord::ChordConfig;
 use atoll_overlay::chord::table::{Evidence, secs};
 use atoll_sim::{HostId, Latency, SimConfig};
 
-use super::cluster::{Cluster, Dice, MINUTE, keys};
+use super::cluster::{Cluster, Dice, keys};
 
 const MU: f64 = 0.19;
 const SIGMA: f64 = 0.98;
@@ -116,12 +116,10 @@ impl Ring {
         for (n, key) in keys(lookups).into_iter().enumerate() {
             let hosts = self.cluster.hosts();
             let host = hosts[self.dice.below(hosts.len())];
-            let chord = self.cluster.chord(host);
-            if !chord.state().joined() {
+            if !self.cluster.chord(host).state().joined() {
                 continue;
             }
-            let walk = async move { chord.find_root_traced(&key).await };
-            let Ok(answer) = self.cluster.sim.block_on(MINUTE, walk).unwrap() else {
+            let Ok(answer) = self.cluster.find_root(host, key) else {
                 wrong += 1;
                 continue;
             };

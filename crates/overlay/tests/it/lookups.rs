@@ -6,22 +6,7 @@ use atoll_overlay::{Node, Overlay};
 use super::cluster::{Cluster, Dice, MINUTE, keys, lan};
 
 fn mean_calls(nodes: usize, lookups: u64) -> f64 {
-    let cluster = Cluster::perfect(lan(1), ChordConfig::default(), nodes, false);
-    let hosts = cluster.hosts();
-    let mut dice = Dice(7);
-    let mut calls = 0;
-    for key in keys(lookups) {
-        let chord = cluster.chord(hosts[dice.below(nodes)]);
-        let found = cluster
-            .sim
-            .block_on(MINUTE, async move { chord.find_root_traced(&key).await })
-            .unwrap()
-            .unwrap();
-        assert_eq!(found.value[0].id, cluster.root(&key));
-        assert_eq!(found.trace.failures(), 0);
-        calls += found.trace.calls();
-    }
-    calls as f64 / lookups as f64
+    Cluster::perfect(lan(1), ChordConfig::default(), nodes, false).mean_calls(lookups)
 }
 
 #[test]
@@ -62,7 +47,7 @@ fn a_grown_ring_finds_its_fingers() {
 }
 
 /// The nodes that live after each has failed with chance one half, all at once. "With high
-/// probability" (CFS §4.2) nobody loses all of its successors; where somebody does, others
+/// probability" (CFS §4.2) no node loses all of its successors; where one does, others
 /// are drawn.
 fn halved(seed: u64) -> Cluster {
     let config = ChordConfig { successors: 14, ..ChordConfig::default() }; // 2·log2 128
@@ -82,17 +67,17 @@ fn halved(seed: u64) -> Cluster {
     }
 }
 
+/// CFS §4.2, theorem 1: "if every node then fails with probability 1/2, then with high probability
+/// find_successor returns the closest living successor to the query key", where r is 2 log2 N. No
+/// node has noticed any failure yet.
 #[test]
 fn lookups_find_the_closest_live_successor_when_half_of_all_nodes_have_failed() {
-    // CFS §4.2, Theorem 1; no node has noticed any failure yet.
     let (mut calls, mut failures, mut lookups) = (0, 0, 0);
     for seed in 0..20 {
         let cluster = halved(seed);
         let hosts = cluster.hosts();
         for (n, key) in keys(100).into_iter().enumerate() {
-            let chord = cluster.chord(hosts[n % hosts.len()]);
-            let walk = async move { chord.find_root_traced(&key).await };
-            let found = cluster.sim.block_on(MINUTE, walk).unwrap();
+            let found = cluster.find_root(hosts[n % hosts.len()], key);
             let found = found.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
             assert_eq!(found.value[0].id, cluster.root(&key), "seed {seed}: {}", found.trace);
             calls += found.trace.calls();
@@ -124,10 +109,8 @@ fn a_newcomer_that_its_predecessor_does_not_know_is_found() {
     let newcomer = cluster.chord(host).me();
     // Only its successor knows it: the lists of all others name that one as the root.
     for asker in cluster.hosts() {
-        let chord = cluster.chord(asker);
-        let walk = async move { chord.find_root(newcomer.id.key()).await };
-        let roots = cluster.sim.block_on(MINUTE, walk).unwrap().unwrap();
-        assert_eq!(roots[0], newcomer);
+        let found = cluster.find_root(asker, *newcomer.id.key()).unwrap();
+        assert_eq!(found.value[0], newcomer);
     }
 }
 

@@ -2,18 +2,22 @@
 
 use std::time::Duration;
 
-use atoll_net::Request;
 use atoll_overlay::chord::messages::{self, Introduce, WireNode};
 use atoll_overlay::chord::{Chord, ChordConfig, TablePolicy};
 use atoll_sim::{HostConfig, HostId};
 
 use super::cluster::{Cluster, MINUTE, lan};
+use super::virtual_servers::mixed;
 
 #[test]
 fn a_healed_partition_becomes_one_ring() {
-    for (seed, count) in [(1, 6), (2, 7), (3, 40), (4, 40)] {
-        let config = ChordConfig { successors: 4, ..ChordConfig::default() };
-        let cluster = Cluster::grown(lan(seed), config, count);
+    let config = || ChordConfig { successors: 4, ..ChordConfig::default() };
+    let single = [(1, 6), (2, 7), (3, 40), (4, 40)]
+        .map(|(seed, count)| Cluster::grown(lan(seed), config(), count));
+    // Of one to eight virtual servers each.
+    let many = [(1, 2), (2, 7), (3, 16)].map(|(seed, count)| mixed(lan(seed), config(), count));
+    for cluster in single.into_iter().chain(many) {
+        let (seed, count) = (cluster.sim.seed(), cluster.hosts().len());
         cluster.run_until_ideal(MINUTE);
         cluster.run_secs(30);
         let hosts = cluster.hosts();
@@ -82,14 +86,9 @@ fn one_introduction_closes_two_rings_like_a_zipper() {
         cluster.run_secs(30);
         assert!(cluster.ideal().is_err(), "nobody looks for other rings");
         let introduce = Introduce { node: WireNode(cluster.chord(right[0]).me()), hops_left: 32 };
-        let request = Request {
-            method: messages::INTRODUCE,
-            header: messages::encode(&introduce),
-            parts: Vec::new(),
-        };
         let outsider = cluster.sim.add_host(HostConfig::default());
-        let call = cluster.sim.transport(outsider).call(cluster.peer(left[0]), request, MINUTE);
-        cluster.sim.block_on(MINUTE, call).unwrap().unwrap();
+        let header = messages::encode(&introduce);
+        cluster.call(outsider, left[0], messages::INTRODUCE, header).unwrap();
         let took = cluster.run_until_ideal(MINUTE);
         println!("seed {seed}: one ring {took:?} after the introduction");
     }

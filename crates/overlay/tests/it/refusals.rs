@@ -11,7 +11,7 @@ use atoll_overlay::chord::table::learn::LEARN;
 use atoll_overlay::chord::{Chord, ChordConfig};
 use atoll_sim::HostId;
 
-use super::cluster::{Cluster, MINUTE, lan};
+use super::cluster::{Cluster, lan};
 
 /// Keeps its place as an honest node does, and doubts everybody.
 struct Doubter(Arc<Chord>);
@@ -44,10 +44,7 @@ fn begins_to_doubt(cluster: &Cluster, host: HostId) {
 fn assert_found_everywhere(cluster: &Cluster, newcomer: HostId) {
     let key = *cluster.chord(newcomer).me().id.key();
     for host in cluster.hosts() {
-        let chord = cluster.chord(host);
-        let walk = async move { chord.find_root(&key).await };
-        let found = cluster.sim.block_on(MINUTE, walk).unwrap();
-        let root = found.map(|roots| roots[0].peer);
+        let root = cluster.find_root(host, key).map(|found| found.value[0].peer);
         assert_eq!(root, Ok(cluster.peer(newcomer)), "seed {}", cluster.sim.seed());
     }
 }

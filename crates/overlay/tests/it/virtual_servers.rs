@@ -7,8 +7,9 @@ use atoll_key::NodeId;
 use atoll_overlay::chord::ring::list::ListLength;
 use atoll_overlay::chord::{ChordConfig, VirtualServersError};
 use atoll_overlay::{Overlay, Route, distinct_peers};
-use atoll_sim::{HostId, SimConfig};
+use atoll_sim::SimConfig;
 
+use super::churn::churned;
 use super::cluster::{Cluster, Dice, MINUTE, keys, lan};
 
 fn config(successors: usize, virtual_servers: u16) -> ChordConfig {
@@ -16,7 +17,7 @@ fn config(successors: usize, virtual_servers: u16) -> ChordConfig {
 }
 
 /// A ring of nodes with one to eight virtual servers, grown one by one.
-fn mixed(sim: SimConfig, config: ChordConfig, nodes: usize) -> Cluster {
+pub(crate) fn mixed(sim: SimConfig, config: ChordConfig, nodes: usize) -> Cluster {
     let mut dice = Dice(sim.seed);
     let cluster = Cluster::new(sim, config);
     let first = cluster.add_with(1 + dice.below(8) as u16);
@@ -28,21 +29,8 @@ fn mixed(sim: SimConfig, config: ChordConfig, nodes: usize) -> Cluster {
     cluster
 }
 
-/// The mean of calls a lookup takes, on a ring at rest.
-fn mean_calls(nodes: usize, virtual_servers: u16, successors: usize) -> f64 {
-    const LOOKUPS: u64 = 400;
-    let cluster = Cluster::perfect(lan(1), config(successors, virtual_servers), nodes, false);
-    let hosts = cluster.hosts();
-    let mut dice = Dice(7);
-    let mut calls = 0;
-    for key in keys(LOOKUPS) {
-        let chord = cluster.chord(hosts[dice.below(nodes)]);
-        let walk = async move { chord.find_root_traced(&key).await };
-        let found = cluster.sim.block_on(MINUTE, walk).unwrap().unwrap();
-        assert_eq!(found.value[0].id, cluster.root(&key));
-        calls += found.trace.calls();
-    }
-    calls as f64 / LOOKUPS as f64
+fn mean_calls(virtual_servers: u16, successors: usize) -> f64 {
+    Cluster::perfect(lan(1), config(successors, virtual_servers), 64, false).mean_calls(400)
 }
 
 /// CFS §5.3: virtual servers "can take short-cuts through each others' routing tables",
@@ -51,9 +39,9 @@ fn mean_calls(nodes: usize, virtual_servers: u16, successors: usize) -> f64 {
 fn hops_do_not_grow_with_virtual_servers() {
     // With short lists too, so that there are hops.
     for successors in [4, 16] {
-        let alone = mean_calls(64, 1, successors);
+        let alone = mean_calls(1, successors);
         for virtual_servers in [6, 24] {
-            let many = mean_calls(64, virtual_servers, successors);
+            let many = mean_calls(virtual_servers, successors);
             println!(
                 "64 nodes, r = {successors}: {alone:.2} calls a lookup, {many:.2} with {virtual_servers} virtual servers each"
             );
@@ -201,64 +189,10 @@ fn a_node_that_leaves_takes_all_its_virtual_servers_with_it() {
     assert!(took < Duration::from_secs(1), "{took:?}");
 }
 
-/// Whether everybody still has a living successor when all of a node's positions are gone.
-fn may_fail(cluster: &Cluster, victim: HostId) -> bool {
-    let live = cluster.live();
-    let peer = cluster.peer(victim).id;
-    live.iter().filter(|n| n.joined && n.me.peer.id != peer).all(|member| {
-        member
-            .successors
-            .iter()
-            .any(|s| s.peer.id != peer && live.iter().any(|n| n.me.id == s.id && n.joined))
-    })
-}
-
-/// Nodes come, go, crash and change how many virtual servers they run; Zave's invariants
-/// are asserted for every position after every step.
-fn churned(seed: u64, events: usize, silent: bool) -> Cluster {
-    let cluster = mixed(lan(seed), config(4, 1), 5);
-    cluster.run_until_ideal(MINUTE);
-    // The base: the first positions of nodes that stay.
-    let stay = cluster.hosts();
-    cluster.watch(stay.iter().map(|h| cluster.chord(*h).me().id).collect());
-    let mut dice = Dice(seed);
-    for _ in 0..events {
-        let hosts = cluster.hosts();
-        let others: Vec<HostId> = hosts.iter().filter(|h| !stay.contains(h)).copied().collect();
-        match dice.below(100) {
-            0..45 if hosts.len() < 16 => {
-                let host = cluster.add_with(1 + dice.below(8) as u16);
-                cluster.join_in_background(host, stay[dice.below(stay.len())]);
-            }
-            45..70 => {
-                let chord = cluster.chord(hosts[dice.below(hosts.len())]);
-                let count = 1 + dice.below(8) as u16;
-                cluster.sim.env(hosts[0]).spawn(Box::pin(async move {
-                    chord.set_virtual_servers(count).await.unwrap();
-                }));
-            }
-            _ if !others.is_empty() => {
-                let victim = others[dice.below(others.len())];
-                if may_fail(&cluster, victim) {
-                    match dice.below(3) {
-                        0 => cluster.leave(victim),
-                        1 if silent => cluster.crash_silently(victim),
-                        _ => cluster.crash(victim),
-                    }
-                }
-            }
-            _ => {}
-        }
-        let pause_ms = [0, 0, 3, 40, 400, 2500][dice.below(6)];
-        cluster.sim.run_for(Duration::from_millis(pause_ms));
-    }
-    cluster
-}
-
 #[test]
 fn the_invariants_hold_while_nodes_with_virtual_servers_come_and_go() {
     for seed in 1..=4 {
-        let cluster = churned(seed, 80, false);
+        let cluster = churned(mixed(lan(seed), config(4, 1), 5), 8, 80, false);
         cluster.run_until_ideal(MINUTE);
     }
 }
@@ -266,24 +200,8 @@ fn the_invariants_hold_while_nodes_with_virtual_servers_come_and_go() {
 #[test]
 fn the_invariants_hold_when_machines_vanish_with_all_their_virtual_servers() {
     for seed in 21..=24 {
-        let cluster = churned(seed, 60, true);
+        let cluster = churned(mixed(lan(seed), config(4, 1), 5), 8, 60, true);
         cluster.run_until_ideal(MINUTE * 2);
-    }
-}
-
-#[test]
-fn a_partition_of_nodes_with_virtual_servers_heals() {
-    for (seed, nodes) in [(1, 2), (2, 7), (3, 16)] {
-        let cluster = mixed(lan(seed), config(4, 1), nodes);
-        cluster.run_until_ideal(MINUTE);
-        cluster.run_secs(30);
-        let hosts = cluster.hosts();
-        let (left, right) = hosts.split_at(nodes / 2);
-        cluster.sim.partition(&[left, right]);
-        cluster.run_secs(120);
-        cluster.sim.heal();
-        let took = cluster.run_until_ideal(MINUTE * 3);
-        println!("{nodes} nodes in two halves: one ring {took:?} after healing");
     }
 }
 

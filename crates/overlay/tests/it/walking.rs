@@ -284,12 +284,6 @@ fn a_walk_goes_by_nearer_nodes_to_the_root() {
 }
 
 #[test]
-fn a_cached_copy_on_the_way_ends_the_walk() {
-    let script = Arc::new(Script::new(start_at(&[5])).on(5, false, done));
-    assert_eq!(run(&script, WalkLimits::default()).unwrap().at, script.nodes[5]);
-}
-
-#[test]
 fn this_node_is_asked_too_when_it_is_the_root_and_that_is_no_call() {
     let script = Script::new(|n| Route::Root(vec![n[0], n[1]])).on(0, true, done);
     let found = run(&Arc::new(script), WalkLimits::default()).unwrap();

@@ -248,26 +248,6 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_been_checked_is_unknown_and_what_it_admitted_to_is_welcome() {
-        let mut admission = PeerAdmission::default();
-        assert_eq!(admission.judge(&node(1, 0), NOW), Verdict::Unknown);
-        admission.admit(peer(1, 1), 3, NOW);
-        let verdicts = [0, 2, 3].map(|index| admission.judge(&node(1, index), NOW));
-        assert_eq!(verdicts, [Verdict::Welcome, Verdict::Welcome, Verdict::Unknown]);
-        assert_eq!(admission.judge(&node(1, 0), NOW + CHECK_LASTS), Verdict::Unknown);
-    }
-
-    #[test]
-    fn a_check_holds_for_one_address() {
-        let mut admission = PeerAdmission::default();
-        admission.admit(peer(1, 1), 1, NOW);
-        assert_eq!(admission.judge(&Node::of(peer(1, 2)), NOW), Verdict::Unknown);
-        admission.admit(peer(1, 2), 1, NOW);
-        assert_eq!(admission.judge(&Node::of(peer(1, 2)), NOW), Verdict::Welcome);
-        assert_eq!(admission.judge(&node(1, 0), NOW), Verdict::Unknown, "it has moved");
-    }
-
-    #[test]
     fn a_false_card_does_not_discredit_the_true_one() {
         let mut admission = PeerAdmission::default();
         admission.admit(peer(1, 1), 1, NOW);

@@ -205,22 +205,6 @@ fn any_one_of_the_preceding_nodes_is_enough() {
     }
 }
 
-/// §4.2, theorem 1: "if every node then fails with probability 1/2, then with high probability
-/// find_successor returns the closest living successor to the query key", where r is 2 log2 N.
-#[test]
-fn lookups_find_the_closest_living_successor_when_half_of_all_nodes_have_failed() {
-    let mut ring = Ring::new(250, 16);
-    // As random as the node keys: whether a node dies follows from its position.
-    ring.dead = ring.nodes.iter().filter(|node| node.id.key().0[31] % 2 == 0).copied().collect();
-    let from = (0..250).find(|at| ring.lives(&ring.nodes[*at])).expect("half of them live");
-    assert!((100..150).contains(&ring.dead.len()), "{}", ring.dead.len());
-    for key in keys() {
-        let root = ring.live_root(&key);
-        let found = ring.lookup(from, &key, &[root]).expect("the ring is not cut");
-        assert_eq!(found.at, root, "{key}");
-    }
-}
-
 /// Figure 5: "If the called server (n') stores or caches the data associated with key, then
 /// n'.lookup_step(key) returns that data."
 #[test]

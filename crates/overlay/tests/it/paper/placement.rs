@@ -3,7 +3,7 @@
 use atoll_env::Instant;
 use atoll_key::{IdProfile, Key};
 use atoll_overlay::chord::ring::state::ChordState;
-use atoll_overlay::chord::trust::admission::{PeerAdmission, Rules, Verdict};
+use atoll_overlay::chord::trust::admission::{CHECK_LASTS, PeerAdmission, Rules, Verdict};
 use atoll_overlay::{Node, Route, VirtualServerId, distinct_peers};
 
 use super::{fails, member, ring};
@@ -91,6 +91,10 @@ fn a_node_is_accepted_at_the_address_and_with_the_indices_it_admitted_to() {
     assert_eq!(admission.judge(&Node::at(peer, id(2)), NOW), Verdict::Unknown);
     let elsewhere = atoll_net::Peer { addr: ([10, 0, 0, 9], 1).into(), ..peer };
     assert_eq!(admission.judge(&Node::at(elsewhere, id(0)), NOW), Verdict::Unknown);
+    assert_eq!(admission.judge(&Node::at(peer, id(1)), NOW + CHECK_LASTS), Verdict::Unknown);
+    admission.admit(elsewhere, 1, NOW);
+    assert_eq!(admission.judge(&Node::at(elsewhere, id(0)), NOW), Verdict::Welcome);
+    assert_eq!(admission.judge(&Node::at(peer, id(0)), NOW), Verdict::Unknown, "it has moved");
 }
 
 /// §5.1: the replicas are "at the k servers immediately after the block's successor on the Chord
