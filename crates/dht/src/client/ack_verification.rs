@@ -29,12 +29,10 @@ use atoll_key::{Key, PeerId};
 use atoll_net::CallError;
 use atoll_overlay::Node;
 use atoll_overlay::peer_book::Misdeed;
-use futures_util::future::join_all;
 
 use super::votes::Votes;
 use crate::accounting::admission::Origin;
 use crate::client::Client;
-use crate::diversion::follow::shows_newer;
 use crate::holdings::copies::ask_holdings;
 use crate::placement::{own_set_tag, size_of};
 use crate::replication::store::{put_message, store_put};
@@ -277,12 +275,6 @@ pub(crate) fn ask_to_store(
         let PutReply { statuses, set } = put_at(&storer, &node, &origin, blocks).await?;
         Ok(Said { indices, statuses: statuses.0, set })
     });
-}
-
-/// The highest version that a member of `set` can show of a signed block that supersedes this one.
-pub(crate) async fn newest_shown(client: &Client, set: &[Node], block: &Block) -> Option<u64> {
-    let shown = join_all(set.iter().map(|node| shows_newer(client, node, block))).await;
-    shown.into_iter().flatten().max()
 }
 
 pub(crate) fn expect(block: &Block) -> Expected {

@@ -391,21 +391,23 @@ pub(crate) async fn watch(
     let (mut is_quiet, mut told) = (false, Vec::new());
     while let Some((node, newer)) = calls.next().await {
         match newer {
-            Ok(Some(_)) => {
-                let held = get_mutable(client, id, Wanted::Newest).await?;
-                if held.version > seen {
-                    return Ok(Some(held));
+            Ok(Some(_)) => match get_mutable(client, id, Wanted::Newest).await {
+                Ok(held) if held.version > seen => return Ok(Some(held)),
+                Err(error @ GetError::Removed { version, .. }) if version > seen => {
+                    return Err(error);
                 }
-                told.push(format!("{node} speaks of a version that it does not show"));
-            }
+                _ => told.push(format!("{node} speaks of a version that it does not show")),
+            },
             Ok(None) => is_quiet = true,
             Err(error) => told.push(format!("{node} {error}")),
         }
     }
-    match is_quiet {
-        true => Ok(None),
-        false => Err(unavailable(told.join("; "))),
+    if is_quiet {
+        return Ok(None);
     }
+    // The set may be another one by now.
+    client.known_sets.forget(&id.key);
+    Err(unavailable(told.join("; ")))
 }
 
 /// Waits at one replica, which may be this node.

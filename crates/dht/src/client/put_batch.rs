@@ -14,9 +14,10 @@ use atoll_key::{InvalidBlock, Key, PeerId};
 use atoll_overlay::Node;
 
 use super::Client;
-use super::ack_verification::{Said, ask_to_store, check_put, expect, newest_shown};
+use super::ack_verification::{Said, ask_to_store, check_put, expect};
 use crate::accounting::admission::Origin;
 use crate::blocks::PutError;
+use crate::diversion::follow::shows_newer;
 use crate::placement::size_of;
 use crate::replication::store::put_message;
 use crate::rpc::put_times::WaitsFor;
@@ -97,7 +98,7 @@ pub(super) async fn put_batch(
             tally = Some(Tally::new(client, set, blocks.len()));
         }
         if let Some(tally) = &tally
-            && direct.is_over(tally, calls.is_patient())
+            && (!calls.is_patient() || direct.is_settled(tally))
         {
             break;
         }
@@ -190,8 +191,6 @@ pub(super) struct Tally {
 #[derive(Clone, Default)]
 struct Noted {
     refused: Option<PutError>,
-    /// A replica holds another block of the same version.
-    rival: Option<u64>,
     told: Option<String>,
 }
 
@@ -236,14 +235,12 @@ impl<'a> Direct<'a> {
         counted.iter().filter(|node| holders.contains(&node.peer.id)).count() as u32
     }
 
-    /// Whether nothing is left to wait for. Of mutable blocks those that answer in time are all
-    /// heard: one of them may refuse.
-    pub(super) fn is_over(&self, tally: &Tally, is_patient: bool) -> bool {
+    /// Whether what becomes of each block is decided.
+    pub(super) fn is_settled(&self, tally: &Tally) -> bool {
         let is_settled = |index: usize| {
             tally.each[index].refused.is_some() || is_majority(self.copies(index), tally.wanted)
         };
-        let must_hear_all = self.blocks.iter().any(Block::is_mutable);
-        !is_patient || !must_hear_all && (0..self.blocks.len()).all(is_settled)
+        (0..self.blocks.len()).all(is_settled)
     }
 
     pub(super) async fn note(&mut self, tally: &mut Tally, node: Node, said: Said) {
@@ -255,10 +252,9 @@ impl<'a> Direct<'a> {
                 }
                 PutStatus::Superseded { .. } => {
                     let block = &self.blocks[index];
-                    let offered = expect(block).version;
-                    match newest_shown(self.client, self.set, block).await {
-                        Some(held) if held == offered => noted.rival = Some(held),
+                    match shows_newer(self.client, &node, block).await {
                         Some(held) => {
+                            let offered = expect(block).version;
                             noted.refused = Some(PutError::Superseded { offered, held });
                         }
                         None => noted.told = Some(format!("{node} shows no newer version")),
@@ -281,11 +277,10 @@ impl<'a> Direct<'a> {
         let tally = tally.unwrap_or_else(|| Tally::new(self.client, self.set, copies.len()));
         let wanted = tally.wanted;
         let each = copies.into_iter().zip(tally.each).zip(self.holders);
-        each.map(|((copies, noted), holders)| match (noted.refused, noted.rival) {
-            (Some(why), _) => Outcome::Refused(why),
-            _ if is_majority(copies, wanted) => Outcome::Stored,
-            (None, Some(held)) => Outcome::Refused(PutError::Superseded { offered: held, held }),
-            (None, None) => {
+        each.map(|((copies, noted), holders)| match noted.refused {
+            Some(why) => Outcome::Refused(why),
+            None if is_majority(copies, wanted) => Outcome::Stored,
+            None => {
                 let told = noted.told.map_or_else(String::new, |told| format!("; {told}"));
                 let have = format!("only {copies} of {wanted} nodes of its replica set have it");
                 let root = if root_told.is_empty() { "" } else { "; " };

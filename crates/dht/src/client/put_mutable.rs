@@ -2,17 +2,21 @@
 //!
 //! The writer's node sends the block to all replicas at once and counts the majority itself, so no
 //! single node is believed, and hears which replica holds another version. It waits for every
-//! replica whose answer is not overdue, because one of them may refuse. A remembered replica set
+//! replica whose answer is not overdue, because one of them may refuse, and for overdue ones while
+//! no majority has answered. A remembered replica set
 //! counts only if its root confirms it (`known_sets`).
 //!
-//! Two writers that hold one key may write different blocks of one version at the same time. At
-//! most one of them finds a majority; the other is told that its block is superseded. A replica
-//! may keep the loser's block until the next version; a reader takes the block of a version that
-//! most replicas hold.
+//! Two writers that hold one key may write different blocks of one version at the same time. A
+//! writer that hears of another block of its version has failed, even if a majority took its own:
+//! were the majority's next member to fail, repair could copy the other block. So at most one of
+//! them succeeds, and a higher version settles the matter. Not covered: a writer that cannot reach
+//! the replica with the other block.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
+use atoll_env::timeout;
 use atoll_key::PeerId;
 use atoll_overlay::distinct_peers;
 
@@ -22,6 +26,10 @@ use crate::accounting::admission::Origin;
 use crate::rpc::Block;
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event};
+
+/// While no majority has answered, overdue answers are waited for so long: a majority of slow disks
+/// stores the block, and a dead majority has left the ring then. A guess: half of a call.
+const MOST_WAIT: Duration = Duration::from_secs(5);
 
 /// Puts a mutable block at its replica set. `holders` have it already.
 pub(super) async fn put_mutable(
@@ -42,16 +50,18 @@ pub(super) async fn put_mutable(
     let mut calls = Calls::new(client, WaitsFor::Replica);
     direct.put(&mut calls, false);
     let mut root_says = None;
-    while !direct.is_over(&tally, calls.is_patient()) {
-        match calls.next().await {
-            Some(Event::Answer(node, Ok(said))) => {
+    let give_up = client.env.now() + MOST_WAIT;
+    while calls.is_patient() || !direct.is_settled(&tally) {
+        let left = give_up.since(client.env.now());
+        match timeout(&*client.env, left, calls.next()).await {
+            Ok(Some(Event::Answer(node, Ok(said)))) => {
                 if node == set[0] {
                     root_says = said.set;
                 }
                 direct.note(&mut tally, node, said).await;
             }
-            Some(_) => {}
-            None => break,
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => break,
         }
     }
     calls.finish();
