@@ -188,7 +188,7 @@ pub trait Blocks: Send + Sync + 'static {
         wanted: Wanted,
     ) -> BoxFuture<'static, Result<HeldBlock, GetError>>;
 
-    /// Stores blocks, at most 4 MiB a call, less 64 KiB; resolves when a majority of each block's
+    /// Stores blocks, at most 1,024 and 4 MiB a call, less 64 KiB; resolves when a majority of each block's
     /// replica set has it durably, or will not. One outcome for each block, in their order. A
     /// mutable block is refused if the ring holds a version that it does not supersede.
     fn put_blocks(&self, blocks: Vec<NewBlock>) -> BoxFuture<'static, Vec<Result<(), PutError>>>;
@@ -211,8 +211,9 @@ pub trait Blocks: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<Option<HeldBlock>, GetError>>;
 
     /// Removes blocks, by tombstones that those who may write them have made
-    /// ([`atoll_key::BlockKind::is_tombstone`]); outcomes as of [`Blocks::put_blocks`]. Blocks of a kind without
-    /// tombstones end with their leases.
+    /// ([`atoll_key::BlockKind::is_tombstone`]); outcomes as of [`Blocks::put_blocks`]. If one of
+    /// them is no tombstone, all are refused. Blocks of a kind without tombstones end with their
+    /// leases.
     fn remove_blocks(
         &self,
         tombstones: Vec<NewBlock>,

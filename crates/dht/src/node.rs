@@ -212,6 +212,10 @@ impl Blocks for Dht {
             if id.kind.is_mutable() {
                 return get_mutable::get_mutable(&client, id, wanted).await;
             }
+            if wanted.least() > 0 {
+                let told = "a block that never changes has one version, 0".to_owned();
+                return Err(GetError::Unavailable { key: id.key, told });
+            }
             let fetched = get::get(&client, id.key).await?;
             Ok(HeldBlock { version: 0, bytes: fetched.bytes })
         })

@@ -80,17 +80,21 @@ async fn read_set(
     wanted: Wanted,
     deadline: Instant,
 ) -> Result<Sent, GetError> {
-    let no_root = |told: String| GetError::Unavailable { key: id.key, told };
+    let mut anew = false;
     loop {
-        let named = client.known_sets.find(client, &id.key).await;
-        let named = named.map_err(|error| no_root(error.to_string()))?;
+        let named = named_nodes(client, id, anew).await?;
         let mut reading = Reading::new(client, id, wanted, named);
         reading.ask_all().await;
-        if reading.is_confirmed() || reading.fits().is_some() {
+        if anew || reading.is_confirmed() || reading.fits().is_some() {
             return reading.finish(deadline).await;
         }
-        client.known_sets.forget(&id.key);
+        anew = true;
     }
+}
+
+async fn named_nodes(client: &Client, id: BlockId, anew: bool) -> Result<NamedNodes, GetError> {
+    let named = client.known_sets.find(client, &id.key, anew).await;
+    named.map_err(|error| GetError::Unavailable { key: id.key, told: error.to_string() })
 }
 
 /// What one replica says.
@@ -375,16 +379,14 @@ fn sent(id: BlockId, block: Block) -> Option<Sent> {
 
 /// Resolves with the newest version of a mutable block once a replica has one above `seen`.
 ///
-/// A replica's word is only a hint: the block is read then as always. A change of the replica set
-/// is noticed with the next call at the latest.
+/// A replica's word is only a hint: the block is read then as always. The replica set is looked up
+/// for each call, so a change of it is noticed with the next call at the latest.
 pub(crate) async fn watch(
     client: &Arc<Client>,
     id: BlockId,
     seen: u64,
 ) -> Result<Option<HeldBlock>, GetError> {
-    let unavailable = |told: String| GetError::Unavailable { key: id.key, told };
-    let named = client.known_sets.find(client, &id.key).await;
-    let named = named.map_err(|error| unavailable(error.to_string()))?;
+    let named = named_nodes(client, id, true).await?;
     let replicas = distinct_peers(&named.nodes, client.config.replicas);
     let mut calls: FuturesUnordered<_> =
         replicas.into_iter().map(|node| watch_at(client, node, id.key, seen)).collect();
@@ -402,12 +404,10 @@ pub(crate) async fn watch(
             Err(error) => told.push(format!("{node} {error}")),
         }
     }
-    if is_quiet {
-        return Ok(None);
+    match is_quiet {
+        true => Ok(None),
+        false => Err(GetError::Unavailable { key: id.key, told: told.join("; ") }),
     }
-    // The set may be another one by now.
-    client.known_sets.forget(&id.key);
-    Err(unavailable(told.join("; ")))
 }
 
 /// Waits at one replica, which may be this node.

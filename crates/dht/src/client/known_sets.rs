@@ -2,8 +2,7 @@
 //! block again in one round trip (Pastis §3.3).
 //!
 //! A remembered set may be out of date. The root's replies carry a tag of the set as the root
-//! knows it; a caller that finds no such reply, or another tag, forgets the set, looks it up and
-//! asks again. A root that lies could keep up a set that it no longer heads, so a set is forgotten
+//! knows it; a caller that finds no such reply, or another tag, looks the set up and asks again. A root that lies could keep up a set that it no longer heads, so a set is forgotten
 //! after [`MAX_AGE`] in any case.
 //!
 //! The table is bounded: beyond [`MAX_SETS`] the set that was looked up first is forgotten.
@@ -53,15 +52,22 @@ impl KnownSets {
         self.sets.lock().expect("no holder of this lock panics")
     }
 
-    /// The root and its successors: from the routing tables, as remembered, or by a lookup.
+    /// The root and its successors: from the routing tables, as remembered unless `anew`, or by a
+    /// lookup.
     ///
     /// # Errors
     /// If the lookup fails.
-    pub(super) async fn find(&self, context: &Context, key: &Key) -> Result<NamedNodes, WalkError> {
+    pub(super) async fn find(
+        &self,
+        context: &Context,
+        key: &Key,
+        anew: bool,
+    ) -> Result<NamedNodes, WalkError> {
         if let Some(nodes) = context.overlay.known_successors(key) {
             return Ok(NamedNodes { nodes, is_remembered: false });
         }
-        if let Some(nodes) = self.remembered(key, context.env.now()) {
+        let remembered = self.remembered(key, context.env.now()).filter(|_| !anew);
+        if let Some(nodes) = remembered {
             return Ok(NamedNodes { nodes, is_remembered: true });
         }
         let nodes = context.overlay.find_root(key).await?;
@@ -85,11 +91,6 @@ impl KnownSets {
             }
         }
         sets.insert(key, (nodes, now));
-    }
-
-    /// The set is not what was remembered.
-    pub(super) fn forget(&self, key: &Key) {
-        self.lock().remove(key);
     }
 }
 

@@ -132,9 +132,9 @@ async fn put_once(
     let (mutable, content): (Vec<usize>, Vec<usize>) =
         (0..pending.len()).partition(|index| pending[*index].block.is_mutable());
     let puts = join_all(mutable.into_iter().map(|index| {
-        let Pending { block, holders, .. } = &pending[index];
-        let (block, holders) = (block.clone(), holders.clone());
-        async move { (vec![index], vec![put_mutable(client, block, holders).await]) }
+        let Pending { block, holders, told, .. } = &pending[index];
+        let (block, holders, anew) = (block.clone(), holders.clone(), !told.is_empty());
+        async move { (vec![index], vec![put_mutable(client, block, holders, anew).await]) }
     }));
     let (mut attempts, content) =
         futures_util::join!(puts, put_through_roots(client, pending, &content));

@@ -31,14 +31,16 @@ use crate::rpc::quorum::{Calls, Event};
 /// stores the block, and a dead majority has left the ring then. A guess: half of a call.
 const MOST_WAIT: Duration = Duration::from_secs(5);
 
-/// Puts a mutable block at its replica set. `holders` have it already.
+/// Puts a mutable block at its replica set. `holders` have it already; the set is looked up `anew`
+/// after an attempt that failed.
 pub(super) async fn put_mutable(
     client: &Arc<Client>,
     block: Block,
     holders: BTreeSet<PeerId>,
+    anew: bool,
 ) -> Outcome {
     let key = block.header.key;
-    let named = match client.known_sets.find(client, &key).await {
+    let named = match client.known_sets.find(client, &key, anew).await {
         Ok(named) => named,
         Err(error) => return Outcome::Again(holders, error.to_string()),
     };
@@ -67,14 +69,10 @@ pub(super) async fn put_mutable(
     calls.finish();
     let holders = direct.holders[0].clone();
     let outcome = direct.outcomes(Some(tally), "").pop().expect("one block has one outcome");
-    let is_confirmed = named.is_confirmed(&set, root_says);
-    if !is_confirmed {
-        client.known_sets.forget(&key);
-    }
     if !matches!(outcome, Outcome::Stored) {
         return outcome;
     }
-    if !is_confirmed {
+    if !named.is_confirmed(&set, root_says) {
         return Outcome::Again(holders, "its replica set has changed".to_owned());
     }
     // What was counted on must hold after a restart as well.

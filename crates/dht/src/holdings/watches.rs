@@ -42,11 +42,12 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl Watches {
-    /// `peer` watches the block; `None` if there are too many watches already.
-    pub(crate) fn watch(&self, peer: PeerId, key: Key) -> Option<Watching> {
+    /// `peer` watches the block, or this node itself (`is_own`), which opens no call; `None` if there
+    /// are too many watches already.
+    pub(crate) fn watch(&self, peer: PeerId, key: Key, is_own: bool) -> Option<Watching> {
         let mut state = lock(&self.state);
         let of_peer = state.by_peer.get(&peer).copied().unwrap_or(0);
-        if of_peer >= MAX_OF_PEER || state.waiting.len() >= MAX_WATCHES {
+        if of_peer >= MAX_OF_PEER && !is_own || state.waiting.len() >= MAX_WATCHES {
             return None;
         }
         state.by_peer.insert(peer, of_peer + 1);
@@ -97,7 +98,7 @@ mod tests {
     #[test]
     fn only_watchers_of_the_block_that_changed_are_notified() {
         let watches = Watches::default();
-        let [a, b] = [1, 2].map(|n| watches.watch(PeerId([1; 32]), key(n)).expect("few"));
+        let [a, b] = [1, 2].map(|n| watches.watch(PeerId([1; 32]), key(n), false).expect("few"));
         watches.changed(&key(1));
         assert!(a.changed().now_or_never().is_some());
         assert!(a.changed().now_or_never().is_none() && b.changed().now_or_never().is_none());
@@ -106,9 +107,10 @@ mod tests {
     #[test]
     fn one_peer_cannot_use_up_all_watches_and_gets_its_own_back() {
         let watches = Watches::default();
-        let watch = |peer: u8| watches.watch(PeerId([peer; 32]), key(1));
+        let watch = |peer: u8| watches.watch(PeerId([peer; 32]), key(1), false);
         let mut of_one: Vec<Watching> = (0..MAX_OF_PEER).map(|_| watch(1).expect("few")).collect();
         assert!(watch(1).is_none() && watch(2).is_some());
+        assert!(watches.watch(PeerId([1; 32]), key(1), true).is_some(), "its own node's");
         of_one.pop();
         assert!(watch(1).is_some());
         drop(of_one);

@@ -36,7 +36,11 @@ pub(crate) async fn read(
     if diversion.pending.denies(&key) {
         return (reply, Vec::new());
     }
-    let held = match diversion.read(&key).await {
+    let pointed = diversion.pointers.pointed(&key).map(|info| info.version);
+    // The newer version of a block may be one that another node keeps.
+    let here = diversion.read(&key).await;
+    let here = here.filter(|held| pointed.is_none_or(|pointed| pointed <= held.info.version));
+    let held = match here {
         Some(held) => Some(Block { header: diversion.header_of(&held.info), bytes: held.bytes }),
         None => follow::own(diversion, &key).await,
     };
@@ -77,8 +81,9 @@ pub(crate) async fn newer(
     key: Key,
     seen: u64,
 ) -> Result<Option<u64>, Refusal> {
+    let own = holdings.transport.local().id;
     let too_many = || Refusal::new(Refusal::OVERLOADED, "too many blocks are watched here");
-    let watching = holdings.watches.watch(from.id, key).ok_or_else(too_many)?;
+    let watching = holdings.watches.watch(from.id, key, from.id == own).ok_or_else(too_many)?;
     let mut pause = sleep(&*holdings.env, WATCH_WAIT);
     loop {
         let held = holdings.known(&key).map(|info| info.version);

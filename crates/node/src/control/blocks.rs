@@ -12,7 +12,7 @@ use super::message::{Empty, PutFailed};
 
 /// The most blocks in one call.
 const MAX_BLOCKS: usize = 1024;
-/// The most errors in one reply; of more, all further ones are said to be the last.
+/// The most errors in one reply. In the place of more, the last says that there are.
 const MAX_ERRORS: usize = 200;
 /// The longest text of an error among others, bytes: all errors must fit a header.
 const MAX_ERROR_BYTES: usize = 1 << 10;
@@ -185,7 +185,8 @@ impl Outcomes {
             };
             let place = errors.iter().position(|known| *known == error).unwrap_or_else(|| {
                 if errors.len() < MAX_ERRORS {
-                    errors.push(error);
+                    let more = || PutFailed::Unavailable("further blocks failed as well".into());
+                    errors.push(if errors.len() == MAX_ERRORS - 1 { more() } else { error });
                 }
                 errors.len() - 1
             });
@@ -199,8 +200,11 @@ impl Outcomes {
     /// # Errors
     /// If that is not what this says.
     pub(crate) fn put(self, count: usize) -> Result<Vec<Result<(), PutError>>, Refusal> {
-        let outcomes = self.renewal(count)?;
-        Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
+        let stored = |outcome| match outcome {
+            Ok(Renewed::Lacking) => Err(malformed("a block that was put is lacking")),
+            outcome => Ok(outcome.map(drop)),
+        };
+        self.renewal(count)?.into_iter().map(stored).collect()
     }
 
     /// The same for leases that were to be extended.
@@ -268,6 +272,7 @@ mod tests {
         let wire = Outcomes::of_put(vec![Err(full.clone()), Ok(())]);
         assert_eq!(wire.clone().put(2), Ok(vec![Err(full), Ok(())]));
         assert!(wire.put(3).is_err(), "an outcome is missing");
+        assert!(Outcomes { each: vec![LACKING], errors: Vec::new().into() }.put(1).is_err());
         let forged = Outcomes { each: vec![2], errors: Vec::new().into() };
         assert!(forged.put(1).is_err(), "an error that is not there");
     }
@@ -281,5 +286,8 @@ mod tests {
         let back = wire.put(MAX_BLOCKS).expect("an outcome for each");
         assert!(back.iter().all(Result::is_err));
         assert_ne!(back[0], back[1]);
+        let more = Err(PutError::Unavailable("further blocks failed as well".into()));
+        assert_ne!(back[MAX_ERRORS - 2], more);
+        assert!(back[MAX_ERRORS - 1..].iter().all(|outcome| *outcome == more));
     }
 }
