@@ -21,6 +21,10 @@ macro_rules! switches {
 switches! {
     /// A lookup asks another node for the way when an answer is overdue.
     hedged_walks,
+    /// A lookup doubts roots and lists too sparse for the ring's density.
+    density,
+    /// A lookup tells the previous hop of dead nodes that it named (CFS Figure 5, `alert`).
+    failure_reports,
     /// A lookup asks another replica when one is slow or overdue.
     hedged_fetches,
     /// Blocks have times of their own, and more patience over idle connections, beside those

@@ -228,11 +228,6 @@ pub trait Overlay: Send + Sync + 'static {
 
     // --- any key ----------------------------------------------------------------------
 
-    /// What is switched off, in an experiment.
-    fn mechanisms(&self) -> Mechanisms {
-        Mechanisms::default()
-    }
-
     /// Where to ask next for `key`. With `as_root` the asker took this node for the
     /// key's root: if it is not, the answer is `NotRoot`, never a trip around the ring.
     fn route(&self, key: &Key, as_root: bool) -> Route;

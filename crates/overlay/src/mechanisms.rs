@@ -8,12 +8,8 @@ pub struct Mechanisms {
     pub conduct: bool,
     /// Peers that left a call unanswered are asked last.
     pub silence: bool,
-    /// Roots and lists too sparse for the ring's density are doubted ([`crate::walk`]).
-    pub density: bool,
     /// Nodes that the table takes for a key's root are asked before the way is.
     pub guesses: bool,
-    /// The previous hop is told of dead nodes that it named (CFS Figure 5, `alert`).
-    pub failure_reports: bool,
     /// Successor lists are cross-checked with others'.
     pub audits: bool,
     /// A newcomer that its successor rejects asks others before it gives up.
@@ -35,9 +31,7 @@ impl Default for Mechanisms {
         Mechanisms {
             conduct: true,
             silence: true,
-            density: true,
             guesses: true,
-            failure_reports: true,
             audits: true,
             reachability_votes: true,
             adaptive_interval: true,

@@ -81,6 +81,10 @@ pub struct WalkLimits {
     /// just lost its predecessor says that it is the root, although others live before it. A lookup
     /// finds that out; a node that looks for its own position would skip those nodes.
     pub guess: bool,
+    /// Whether roots and lists too sparse for the ring's density are doubted.
+    pub density: bool,
+    /// Whether the previous hop is told of dead nodes that it named (CFS Figure 5, `alert`).
+    pub failure_reports: bool,
 }
 
 /// The most questions and failure reports of a hedged walk that are waited for at a time. A guess:
@@ -98,6 +102,8 @@ impl Default for WalkLimits {
             confirm: 1,
             hedge: false,
             guess: true,
+            density: true,
+            failure_reports: true,
         }
     }
 }

@@ -114,6 +114,8 @@ pub(super) fn limits(client: &Client, deadline: Instant) -> WalkLimits {
         asks: MAX_ASKS,
         hedge: client.config.hedge && client.config.mechanisms.hedged_walks,
         guess: true,
+        density: client.config.mechanisms.density,
+        failure_reports: client.config.mechanisms.failure_reports,
     }
 }
 

@@ -48,8 +48,8 @@ pub(super) const CASES: &[Case] = &[
     case("confirmed-absence", Churn, |_, dht| dht.mechanisms.confirmed_absence = false),
     // Nodes that died a moment ago.
     quick("silence", Dead, |chord, _| chord.mechanisms.silence = false),
-    case("failure-reports", Dead, |chord, _| chord.mechanisms.failure_reports = false),
-    case("failure-reports", Churn, |chord, _| chord.mechanisms.failure_reports = false),
+    case("failure-reports", Dead, |_, dht| dht.mechanisms.failure_reports = false),
+    case("failure-reports", Churn, |_, dht| dht.mechanisms.failure_reports = false),
     case("hedged-walks", Dead, |_, dht| dht.mechanisms.hedged_walks = false),
     case("hedged-fetches", Dead, |_, dht| dht.mechanisms.hedged_fetches = false),
     quick("hedged-puts", DeadPuts, |_, dht| dht.mechanisms.hedged_puts = false),
@@ -59,7 +59,7 @@ pub(super) const CASES: &[Case] = &[
     case("expected-replicas", DeadPuts, |_, dht| dht.mechanisms.expected_replicas = false),
     // Liars.
     quick("routes", Lying, |_, dht| dht.routes = 1),
-    case("density", Lying, |chord, _| chord.mechanisms.density = false),
+    case("density", Lying, |_, dht| dht.mechanisms.density = false),
     quick("conduct", Lying, |chord, _| chord.mechanisms.conduct = false),
     case("confirmed-absence", Lying, |_, dht| dht.mechanisms.confirmed_absence = false),
     case("hedged-walks", Lying, |_, dht| dht.mechanisms.hedged_walks = false),

@@ -12,6 +12,7 @@ use super::messages::{
 };
 use crate::Node;
 use crate::chord::membership::ring_merge::Introduction;
+use crate::chord::ring::servers::SuccessorAnswer;
 use crate::chord::ring::state::Told;
 use crate::walk::{Found, Step, WalkError, WalkLimits, walk, walk_from, walk_to_likely};
 use atoll_env::BoxFuture;
@@ -97,10 +98,16 @@ impl Chord {
         from: u16,
         to: &Node,
         seen: Option<u64>,
-    ) -> Result<Surroundings, CallError> {
+    ) -> Result<SuccessorAnswer, CallError> {
         let (to_index, from) = (VirtualIndex(to.virtual_server.index), VirtualIndex(from));
         let header = messages::encode(&Seen { epoch: seen, to: to_index, from });
-        self.call(to, messages::NOTIFY, header).await
+        let said: Surroundings = self.call(to, messages::NOTIFY, header).await?;
+        Ok(SuccessorAnswer {
+            epoch: said.epoch,
+            predecessor: said.predecessor.map(|node| node.0),
+            successors: said.successors.map(|nodes| nodes.0),
+            doubt: said.doubt,
+        })
     }
 
     /// Whether a node reaches this one where it says it listens.
@@ -197,9 +204,17 @@ impl Chord {
         }
     }
 
-    pub(super) async fn walk_to_root(&self, key: &Key) -> Result<Found<Vec<Node>>, WalkError> {
+    async fn walk_with(
+        &self,
+        key: &Key,
+        limits: WalkLimits,
+    ) -> Result<Found<Vec<Node>>, WalkError> {
         let step = |node, as_root| self.route_step(node, *key, as_root);
-        root_of(walk(&*self.env, self, key, self.root_limits(), step).boxed().await)
+        root_of(walk(&*self.env, self, key, limits, step).boxed().await)
+    }
+
+    pub(super) async fn walk_to_root(&self, key: &Key) -> Result<Found<Vec<Node>>, WalkError> {
+        self.walk_with(key, self.root_limits()).await
     }
 
     /// As [`Chord::walk_to_root`], for a caller that does not wait for a dead node on the way.
@@ -207,16 +222,12 @@ impl Chord {
         &self,
         key: &Key,
     ) -> Result<Found<Vec<Node>>, WalkError> {
-        let step = |node, as_root| self.route_step(node, *key, as_root);
-        let limits = WalkLimits { hedge: true, ..self.root_limits() };
-        root_of(walk(&*self.env, self, key, limits, step).boxed().await)
+        self.walk_with(key, WalkLimits { hedge: true, ..self.root_limits() }).await
     }
 
     /// As [`Chord::walk_to_root`], for a node that wants to stand before that root.
     pub(super) async fn walk_to_place(&self, key: &Key) -> Result<Found<Vec<Node>>, WalkError> {
-        let step = |node, as_root| self.route_step(node, *key, as_root);
-        let limits = WalkLimits { guess: false, ..self.root_limits() };
-        root_of(walk(&*self.env, self, key, limits, step).boxed().await)
+        self.walk_with(key, WalkLimits { guess: false, ..self.root_limits() }).await
     }
 
     /// The root of `key` on the ring of `start`, other than this node.

@@ -50,6 +50,7 @@ use membership::Membership;
 pub use membership::lifecycle::{JoinError, JoinFailure, VirtualServersError};
 use membership::remembered::RememberedPeers;
 pub use membership::remembered::{MAX_REMEMBERED, RememberedPeer};
+use membership::ring_merge::Introductions;
 use messages::Doubt;
 use ring::servers::Servers;
 use ring::state::{ChordState, Told};
@@ -149,7 +150,7 @@ impl Chord {
             inner: Mutex::new(Inner {
                 servers,
                 trust: PeerTrust::default(),
-                membership: Membership::new(remembered),
+                membership: Membership { remembered, introductions: Introductions::default() },
                 maintenance: Maintenance::default(),
                 explorer,
                 waiters: Vec::new(),

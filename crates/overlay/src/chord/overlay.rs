@@ -9,7 +9,7 @@ use super::Chord;
 use crate::clock::ClockReport;
 use crate::peer_book::PeerBook;
 use crate::walk::WalkError;
-use crate::{Mechanisms, Neighbourhood, Node, Overlay, Route};
+use crate::{Neighbourhood, Node, Overlay, Route};
 
 impl Overlay for Chord {
     fn neighbourhoods(&self) -> Vec<Neighbourhood> {
@@ -26,10 +26,6 @@ impl Overlay for Chord {
 
     fn peer_book(&self) -> &PeerBook {
         &self.peer_book
-    }
-
-    fn mechanisms(&self) -> Mechanisms {
-        self.config.mechanisms
     }
 
     fn route(&self, key: &Key, as_root: bool) -> Route {

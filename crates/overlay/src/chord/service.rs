@@ -8,12 +8,11 @@ use futures_util::future::join_all;
 use super::Chord;
 use super::messages::{
     self, Alive, AskRoute, Doubt, FailureReport, Introduce, Leaving, MAX_REPORTED, NOT_JOINED,
-    Nudge, Ping, Reached, Seen, Surroundings, VirtualIndex, WireNode, WireNodes, WirePeer,
-    WireRoute,
+    Nudge, Ping, Reached, Seen, Surroundings, WireNode, WireNodes, WirePeer, WireRoute,
 };
 use super::table::learn::LEARN;
+use crate::Node;
 use crate::chord::membership::ring_merge::{INTRODUCE_HOPS, Introduction};
-use crate::{Node, VirtualServerId};
 
 impl Service for Chord {
     fn handle(&self, from: Peer, request: Request) -> BoxFuture<'static, Result<Reply, Refusal>> {
@@ -57,7 +56,7 @@ impl Chord {
             messages::REPORT_FAILED => self.answer_report_failed(from, header).await,
             messages::NOTIFY => self.answer_notify(from, header).await,
             _ => {
-                let caller = self.caller(from, VirtualIndex(0));
+                let caller = self.place(from, 0);
                 let (doubt, _) = self.check_caller(caller).await;
                 Ok(messages::encode(&Reached { doubt }))
             }
@@ -80,7 +79,7 @@ impl Chord {
             messages::NEIGHBOURS => self.surroundings(messages::decode(header)?, None),
             messages::NUDGE => {
                 let nudge: Nudge = decode_or_default(header)?;
-                let from = self.caller(from, nudge.from);
+                let from = self.place(from, nudge.from.0);
                 let head = self.lock().servers.state(nudge.to.0).and_then(|s| s.head());
                 if head.is_some_and(|head| head.id == from.id) {
                     self.stabilize_soon(nudge.to.0);
@@ -102,9 +101,8 @@ impl Chord {
                 let hops_left = introduce.hops_left.min(INTRODUCE_HOPS);
                 let source = Some(from.id);
                 let limits = self.config.mechanisms.report_limits;
-                if limits
-                    && !self.lock().membership.introduction_budget.admit(from.id, self.env.now())
-                {
+                let now = self.env.now();
+                if limits && !self.lock().trust.introductions.admit_introduction(from.id, now) {
                     let text = "too many introductions of late";
                     return Err(Refusal::new(Refusal::OVERLOADED, text));
                 }
@@ -120,15 +118,10 @@ impl Chord {
 
     async fn answer_notify(&self, from: Peer, header: &[u8]) -> Result<Bytes, Refusal> {
         let seen: Seen = messages::decode(header)?;
-        let (index, from) = (seen.to.0, self.caller(from, seen.from));
+        let (index, from) = (seen.to.0, self.place(from, seen.from.0));
         let doubt = self.check_claimant(index, from).await;
         self.rectify(index, from);
         self.surroundings(seen, doubt)
-    }
-
-    /// Which virtual server of a peer calls.
-    fn caller(&self, peer: Peer, index: VirtualIndex) -> Node {
-        Node::at(peer, VirtualServerId { profile: self.config.profile, index: index.0 })
     }
 
     fn surroundings(&self, seen: Seen, doubt: Option<Doubt>) -> Result<Bytes, Refusal> {
@@ -153,7 +146,7 @@ impl Chord {
 
     fn let_go(&self, from: Peer, leaving: &Leaving) {
         let until = self.env.now() + self.config.suspect_for;
-        let (leaver, told) = (self.caller(from, leaving.from), leaving.told());
+        let (leaver, told) = (self.place(from, leaving.from.0), leaving.told());
         let remaining = leaving.remaining.0;
         // A stranger's farewell changes nothing, and there is no end of strangers.
         if !self.lock().servers.known().iter().any(|node| node.peer == from) {
@@ -187,9 +180,8 @@ impl Chord {
             named.dedup_by_key(|node| node.peer);
             let mut suspects = named.clone();
             let limits = self.config.mechanisms.report_limits;
-            suspects.retain(|node| {
-                !limits || inner.trust.failure_reports.admit(node.peer, from.id, now)
-            });
+            suspects
+                .retain(|node| !limits || inner.trust.pings.admit_ping(node.peer, from.id, now));
             (named.len(), suspects)
         };
         if named > 0 && suspects.is_empty() {

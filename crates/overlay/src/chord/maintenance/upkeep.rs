@@ -13,7 +13,6 @@ use futures_util::stream;
 use crate::Node;
 use crate::chord::Chord;
 use crate::chord::membership::ring_merge::INTRODUCE_HOPS;
-use crate::chord::messages::Surroundings;
 use crate::chord::ring::servers::{Servers, SuccessorAnswer};
 use crate::chord::ring::state::{ChordState, Told};
 use crate::chord::table::explore::{TablePolicy, explore};
@@ -171,20 +170,17 @@ impl Chord {
         for _ in 0..self.config.successors * 2 {
             let head = self.lock().servers.state(index).and_then(|state| state.head());
             let Some(head) = head else { break };
-            let newer = if self.owns(&head) {
-                self.stabilize_with_own(index, &head)
+            let seen = self.seen_epoch(index, &head);
+            let answer = if self.owns(&head) {
+                self.notify_own(index, &head, seen)
             } else {
-                let seen = self.seen_epoch(index, &head);
                 match self.call_notify(index, &head, seen).await {
-                    Ok(said) => self.take_in(index, &head, said),
-                    Err(error) => {
-                        if self.forget_if_useless(&head, &error) {
-                            continue;
-                        }
-                        break;
-                    }
+                    Ok(answer) => Some(answer),
+                    Err(error) if self.forget_if_useless(&head, &error) => continue,
+                    Err(_) => None,
                 }
             };
+            let newer = answer.and_then(|answer| self.take_in(index, &head, answer));
             let Some(newer) = newer else { break };
             let adopted = self.adopt(index, &newer, Some(head.peer.id)).await;
             let now = self.env.now();
@@ -219,24 +215,14 @@ impl Chord {
     }
 
     /// As a call of `NOTIFY` to a successor of this same node.
-    fn stabilize_with_own(&self, index: u16, head: &Node) -> Option<Node> {
-        let seen = self.seen_epoch(index, head);
+    fn notify_own(&self, from: u16, head: &Node, seen: Option<u64>) -> Option<SuccessorAnswer> {
         self.update(|servers, now| {
-            let me = servers.position(index);
-            let at = servers.own(head)?;
+            let (me, at) = (servers.position(from), servers.own(head)?);
             servers.with(at, now, |state, _| state.notified(me));
             let its = servers.state(at)?;
-            if seen == Some(its.epoch()) {
-                let predecessor = its.predecessor();
-                return servers
-                    .with(index, now, |state, judge| state.newer_successor(predecessor, judge))?;
-            }
-            let (told, epoch) = (its.told(), its.epoch());
-            let newer =
-                servers.with(index, now, |state, judge| state.stabilize(head, &told, judge));
-            let server = servers.server_mut(index)?;
-            server.seen = Some((*head, epoch, server.state.epoch()));
-            newer?
+            let (epoch, Told { predecessor, successors }) = (its.epoch(), its.told());
+            let successors = (seen != Some(epoch)).then_some(successors);
+            Some(SuccessorAnswer { epoch, predecessor, successors, doubt: None })
         })
     }
 
@@ -249,13 +235,7 @@ impl Chord {
     }
 
     /// Rebuilds our list from the successor's answer; returns a nearer successor to ask.
-    fn take_in(&self, index: u16, head: &Node, said: Surroundings) -> Option<Node> {
-        let answer = SuccessorAnswer {
-            epoch: said.epoch,
-            predecessor: said.predecessor.map(|node| node.0),
-            successors: said.successors.map(|nodes| nodes.0),
-            doubt: said.doubt,
-        };
+    fn take_in(&self, index: u16, head: &Node, answer: SuccessorAnswer) -> Option<Node> {
         let todo = self.update(|servers, now| servers.take_in(index, head, answer, now));
         self.check_claims(&todo.unknown, Some(head.peer.id));
         todo.disputed.into_iter().for_each(|node| self.probe_soon(node));

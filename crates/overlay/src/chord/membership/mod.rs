@@ -6,21 +6,10 @@ pub(in crate::chord) mod remembered;
 pub(in crate::chord) mod ring_merge;
 
 use remembered::RememberedPeers;
-use ring_merge::{IntroductionBudget, Introductions};
+use ring_merge::Introductions;
 
 /// The peers that a node remembers and the introductions that wait.
 pub(in crate::chord) struct Membership {
     pub remembered: RememberedPeers,
     pub introductions: Introductions,
-    pub introduction_budget: IntroductionBudget,
-}
-
-impl Membership {
-    pub(super) fn new(remembered: RememberedPeers) -> Membership {
-        Membership {
-            remembered,
-            introductions: Introductions::default(),
-            introduction_budget: IntroductionBudget::default(),
-        }
-    }
 }

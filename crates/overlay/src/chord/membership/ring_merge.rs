@@ -7,19 +7,17 @@
 //! merge position by position.
 //!
 //! Introductions cost calls, so their number is limited: [`MAX_WAITING`] wait, [`MAX_OF_ONE`] of
-//! them from one peer; each is passed on at most [`INTRODUCE_HOPS`] times, and to one node; in ten
-//! seconds [`IntroductionBudget::OF_ONE`] are accepted from one peer and
-//! [`IntroductionBudget::OF_ALL`] from all.
+//! them from one peer; each is passed on at most [`INTRODUCE_HOPS`] times, and to one node; so many
+//! are accepted from one peer and from all as [`crate::chord::trust::limiter`] says.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
-use atoll_env::{Instant, random_below};
+use atoll_env::random_below;
 use atoll_key::PeerId;
 use atoll_net::Peer;
 
 use crate::Node;
 use crate::chord::Chord;
-use crate::chord::trust::checks::WINDOW;
 
 /// How often an introduction is passed on towards its place: any lookup is shorter.
 pub(in crate::chord) const INTRODUCE_HOPS: u8 = 32;
@@ -67,34 +65,6 @@ impl Introductions {
 
     fn next(&mut self) -> Option<Introduction> {
         self.0.pop_front()
-    }
-}
-
-/// How many introductions of others are taken in a [`WINDOW`].
-#[derive(Debug, Default)]
-pub(in crate::chord) struct IntroductionBudget {
-    began: Instant,
-    taken: BTreeMap<PeerId, usize>,
-}
-
-impl IntroductionBudget {
-    /// The most of one peer. A guess: when two rings close, a node of some virtual servers
-    /// passes on one for each of them.
-    const OF_ONE: usize = 32;
-    /// The most of all peers together. A guess: eight that pass on as many as they may.
-    const OF_ALL: usize = 256;
-
-    /// Counts one more of `by` unless a limit is reached; returns whether it is accepted.
-    pub(crate) fn admit(&mut self, by: PeerId, now: Instant) -> bool {
-        if now.since(self.began) >= WINDOW {
-            *self = IntroductionBudget { began: now, ..IntroductionBudget::default() };
-        }
-        let of_one = self.taken.get(&by).copied().unwrap_or(0);
-        let may = of_one < Self::OF_ONE && self.taken.values().sum::<usize>() < Self::OF_ALL;
-        if may {
-            self.taken.insert(by, of_one + 1);
-        }
-        may
     }
 }
 

@@ -22,13 +22,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::Duration;
 
 use atoll_env::Instant;
 use atoll_key::PeerId;
 use atoll_net::Peer;
 
 use crate::Node;
+use crate::chord::trust::limiter::{Cause, Limiter};
 
 /// The most claims of others waiting, and of this node's own questions as many.
 pub(crate) const MAX_WAITING: usize = 256;
@@ -43,23 +43,19 @@ const MAX_UNDER_WAY_OF_ONE: usize = 4;
 pub(crate) const CHECKS_PER_SEC: u32 = 32;
 /// The most checks in a burst.
 pub(crate) const MAX_BURST: u32 = 128;
-/// The most checks for the claims of one peer in a [`WINDOW`].
+/// The most checks for the claims of one peer in a window of the limiter.
 pub(crate) const MAX_PER_SOURCE: u32 = 64;
-/// See [`MAX_PER_SOURCE`].
-pub(crate) const WINDOW: Duration = Duration::from_secs(10);
-/// After so many false claims in a [`WINDOW`], all made by others than who is claimed, no
+/// After so many false claims in a window of the limiter, all made by others than who is claimed, no
 /// more such claims are checked at the IP address they name. A guess.
 pub(crate) const MAX_REFUTED_NAMED: u32 = 16;
 /// The same for claims that callers make of themselves: each costs the caller a connection.
 pub(crate) const MAX_REFUTED_CALLERS: u32 = 64;
-/// The most checks for the claims of strangers in a [`WINDOW`]: half of what is possible.
+/// The most checks for the claims of strangers in a window of the limiter: half of what is possible.
 pub(crate) const MAX_FOR_STRANGERS: u32 = 160;
 /// The most claims of strangers waiting.
 pub(crate) const MAX_STRANGERS_WAITING: usize = MAX_WAITING / 2;
 /// The most checks under way for strangers.
 const MAX_UNDER_WAY_FOR_STRANGERS: usize = (MAX_UNDER_WAY - KEPT_FOR_OWN) / 2;
-/// The most peers whose claims are counted in a window; those of others are not heard.
-pub(crate) const MAX_SOURCES: usize = 1024;
 /// The most who wait for one check.
 const MAX_WAITERS: usize = 64;
 
@@ -95,15 +91,8 @@ type Rank = Option<(u32, u32)>;
 pub(crate) struct CheckQueue<W> {
     waiting: BTreeMap<Peer, Claim<W>>,
     under_way: BTreeMap<Peer, Claim<W>>,
-    /// Checks caused in this window, by whose claims they were.
-    caused: BTreeMap<PeerId, u32>,
-    /// The same by the address of peers that were checked themselves, and by strangers.
-    caused_at: BTreeMap<IpAddr, u32>,
-    caused_by_strangers: u32,
-    /// False claims in this window by the IP address claimed, and by whether the claimed node
-    /// was the one that called.
-    refuted: BTreeMap<(IpAddr, bool), u32>,
-    window_began: Instant,
+    /// Checks that claims have caused, and false claims.
+    caused: Limiter,
     /// How many have ever been queued.
     claims: u64,
     /// Checks that may start now, and when that was last reckoned.
@@ -138,12 +127,8 @@ impl<W> Default for CheckQueue<W> {
         CheckQueue {
             waiting: BTreeMap::new(),
             under_way: BTreeMap::new(),
-            caused: BTreeMap::new(),
-            caused_at: BTreeMap::new(),
-            caused_by_strangers: 0,
+            caused: Limiter::default(),
             claims: 0,
-            refuted: BTreeMap::new(),
-            window_began: Instant::default(),
             allowance: f64::from(MAX_BURST),
             reckoned: Instant::default(),
         }
@@ -212,25 +197,19 @@ impl<W> CheckQueue<W> {
     /// Whether a claim of `origin` is still heard in this window.
     fn may_check(&self, peer: &Peer, origin: Origin) -> bool {
         let Some(source) = origin.peer() else { return true };
-        let has_share = match self.caused.get(&source) {
-            Some(caused) => *caused < MAX_PER_SOURCE,
-            None => self.caused.len() < MAX_SOURCES,
-        };
         let calls_itself = source == peer.id;
         let most = if calls_itself { MAX_REFUTED_CALLERS } else { MAX_REFUTED_NAMED };
-        let refuted = self.refuted.get(&(peer.addr.ip(), calls_itself)).copied().unwrap_or(0);
-        has_share
-            && refuted < most
-            && (!origin.is_stranger() || self.caused_by_strangers < MAX_FOR_STRANGERS)
+        let caused = |cause| self.caused.count(cause);
+        caused(Cause::Peer(source)) < MAX_PER_SOURCE
+            && caused(Cause::False(peer.addr.ip(), calls_itself)) < most
+            && (!origin.is_stranger() || caused(Cause::Strangers) < MAX_FOR_STRANGERS)
     }
 
     fn rank(&self, origin: Origin) -> Rank {
         let peer = origin.peer()?;
-        let alone = self.caused.get(&peer).copied().unwrap_or(0);
+        let alone = self.caused.count(Cause::Peer(peer));
         match origin {
-            Origin::Known(_, site) => {
-                Some((self.caused_at.get(&site).copied().unwrap_or(0), alone))
-            }
+            Origin::Known(_, site) => Some((self.caused.count(Cause::Site(site)), alone)),
             _ => Some((alone, alone)),
         }
     }
@@ -238,13 +217,7 @@ impl<W> CheckQueue<W> {
     /// The next peer address to check now, which is under way from then on; `None` when nothing
     /// waits or nothing more may start yet.
     pub(crate) fn next(&mut self, now: Instant) -> Option<Peer> {
-        if now.since(self.window_began) >= WINDOW {
-            self.window_began = now;
-            self.caused.clear();
-            self.caused_at.clear();
-            self.caused_by_strangers = 0;
-            self.refuted.clear();
-        }
+        self.caused.turn(now);
         let earned = now.since(self.reckoned).as_secs_f64() * f64::from(CHECKS_PER_SEC);
         self.allowance = (self.allowance + earned).min(f64::from(MAX_BURST));
         self.reckoned = now;
@@ -276,21 +249,20 @@ impl<W> CheckQueue<W> {
 
     /// A check has started for a claim of `origin`.
     fn count(&mut self, origin: Origin) {
-        if let Some(peer) = origin.peer() {
-            *self.caused.entry(peer).or_default() += 1;
-        }
-        match origin {
-            Origin::Own => {}
-            Origin::Known(_, site) => *self.caused_at.entry(site).or_default() += 1,
-            Origin::Stranger(_) => self.caused_by_strangers += 1,
-        }
+        let together = match origin {
+            Origin::Own => return,
+            Origin::Known(_, site) => Cause::Site(site),
+            Origin::Stranger(_) => Cause::Strangers,
+        };
+        self.caused.add(together);
+        origin.peer().into_iter().for_each(|peer| self.caused.add(Cause::Peer(peer)));
     }
 
     /// The check of a peer address has ended; what was claimed, and who waited for it.
     pub(crate) fn finished(&mut self, peer: &Peer, is_refuted: bool) -> Option<Claim<W>> {
         let claim = self.under_way.remove(peer)?;
         if is_refuted && let Some(source) = claim.origin.peer() {
-            *self.refuted.entry((peer.addr.ip(), source == peer.id)).or_default() += 1;
+            self.caused.add(Cause::False(peer.addr.ip(), source == peer.id));
         }
         Some(claim)
     }

@@ -1,15 +1,15 @@
 //! Trust: nodes are checked before they enter a table (CFS §4.4), and no single peer is believed.
 //!
-//! [`admission`] remembers checks and suspicions, [`checks`] limits how many checks are made and
-//! [`failure_reports`] how many pings: plain data. [`verify`] makes the checks, [`audit`]
-//! cross-checks successor lists, [`probe`] pings nodes that may have failed and [`reachability`] asks other nodes whether a joining node can be
-//! reached.
+//! [`admission`] remembers checks and suspicions, [`checks`] queues checks and [`limiter`] limits the
+//! work that peers may cause: plain data. [`verify`] makes the checks, [`audit`] cross-checks
+//! successor lists, [`probe`] pings nodes that may have failed and [`reachability`] asks other nodes
+//! whether a joining node can be reached.
 
 pub mod admission;
 pub(in crate::chord) mod audit;
 pub(in crate::chord) mod audit_schedule;
 pub(in crate::chord) mod checks;
-pub(in crate::chord) mod failure_reports;
+pub(in crate::chord) mod limiter;
 pub(in crate::chord) mod probe;
 pub(in crate::chord) mod reachability;
 pub(in crate::chord) mod verify;
@@ -21,7 +21,7 @@ use futures_channel::oneshot;
 
 use crate::Node;
 use checks::CheckQueue;
-use failure_reports::FailureReports;
+use limiter::Limiter;
 
 /// What a node remembers of doubts about others, besides [`admission::PeerAdmission`].
 #[derive(Default)]
@@ -31,7 +31,9 @@ pub(in crate::chord) struct PeerTrust {
     /// Callers of `NOTIFY` that are being checked, and the virtual server each called.
     pub claims: BTreeSet<(u16, Node)>,
     /// The pings that failure reports have caused.
-    pub failure_reports: FailureReports,
+    pub pings: Limiter,
+    /// The introductions of others that were taken.
+    pub introductions: Limiter,
     /// Nodes reported dead, to be pinged.
     pub to_probe: BTreeSet<Node>,
     /// Nodes being pinged because calls to them take long.

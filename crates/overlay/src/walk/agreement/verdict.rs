@@ -126,7 +126,7 @@ impl Memory<'_> {
     /// Whether these may be the distances of all the nodes that follow the key first, if
     /// so many are usually named.
     fn may_be_all(&self, places: impl Iterator<Item = Key>, listed: f64, doubt: Doubt) -> bool {
-        if !self.overlay.mechanisms().density {
+        if !self.limits.density {
             return true;
         }
         let mut distances: Vec<f64> = places.map(|at| at.as_fraction()).collect();

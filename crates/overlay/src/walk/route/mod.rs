@@ -263,9 +263,7 @@ impl OneRoute {
 
     /// Reports to the guide nearest to the key all nodes that failed since it last answered.
     fn failure_report(&mut self, memory: &mut Memory<'_>) -> Option<Next> {
-        if memory.failure_reports >= MAX_FAILURE_REPORTS
-            || !memory.overlay.mechanisms().failure_reports
-        {
+        if memory.failure_reports >= MAX_FAILURE_REPORTS || !memory.limits.failure_reports {
             return None;
         }
         let dead = memory.dead.len() + memory.presumed_dead.len();

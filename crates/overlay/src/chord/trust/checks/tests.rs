@@ -1,6 +1,7 @@
 //! Tests of [`super`].
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use super::*;
 use crate::VirtualServerId;
