@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_dht::{Blocks, GetError, PutError};
+use atoll_dht::{Blocks, GetError, PutError, Wanted};
 use atoll_env::BoxFuture;
 use atoll_key::{BlockHash, InvalidBlock, SecretKey, SignedBlock};
 use atoll_net::{
@@ -28,6 +28,24 @@ async fn a_get_started_while_the_node_is_down_succeeds_when_it_is_back() {
     assert!(!waiting.is_finished(), "it waits");
     let node = home.start_again().await;
     assert_eq!(waiting.await.expect("no panic"), Ok(bytes));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watcher_at_the_socket_hears_of_the_next_version() {
+    let home = Home::new();
+    let node = home.found().await;
+    let (client, writer) = (home.client().await, home.client().await);
+    let signed = |version| SignedBlock::sign(&SecretKey::from_seed(&[1; 32]), b"", version, b"");
+    writer.put_signed(signed(1)).await.expect("put");
+    let watching = tokio::spawn(client.watch(signed(0).id(), 1));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!watching.is_finished(), "it has seen that version");
+    writer.put_signed(signed(2)).await.expect("put");
+    let heard = watching.await.expect("no panic").expect("held").expect("newer");
+    assert_eq!((heard.version, &heard.bytes), (2, signed(2).bytes()));
+    let held = client.get_block(signed(0).id(), Wanted::AtLeast(2)).await.expect("held");
+    assert_eq!(held, heard);
     node.stop().await;
 }
 
@@ -59,6 +77,13 @@ async fn the_rings_own_errors_reach_the_client() {
     let error = client.put_signed(older).await.expect_err("replay");
     assert_eq!(error, PutError::Superseded { offered: 4, held: 5 });
     assert_eq!(client.get_signed(newer.key()).await, Ok(newer));
+
+    let tombstone = SignedBlock::sign_tombstone(&key, b"", 6);
+    assert_eq!(client.remove_blocks(vec![tombstone.into()]).await, [Ok(())]);
+    let id = SignedBlock::id_at(SignedBlock::sign(&key, b"", 0, b"").key());
+    let removed = GetError::Removed { key: id.key, version: 6 };
+    assert_eq!(client.get_block(id, Wanted::Newest).await, Err(removed.clone()));
+    assert_eq!(client.watch(id, 5).await, Err(removed));
 
     let forged = vec![(BlockHash([7; 32]), Bytes::from_static(b"not it"))];
     let error = client.put(forged).await.expect_err("wrong hash");
