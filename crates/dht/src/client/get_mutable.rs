@@ -14,6 +14,7 @@ use atoll_env::{BoxFuture, Instant, sleep};
 use atoll_key::{BlockId, Key};
 use atoll_net::CallError;
 use atoll_overlay::peer_book::Standing;
+use atoll_overlay::walk::WalkError;
 use atoll_overlay::{Node, distinct_peers};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -82,7 +83,7 @@ async fn read_set(
 ) -> Result<Sent, GetError> {
     let mut anew = false;
     loop {
-        let named = named_nodes(client, id, anew).await?;
+        let named = client.known_sets.find(client, &id.key, anew).await;
         let mut reading = Reading::new(client, id, wanted, named);
         reading.ask_all().await;
         if anew || reading.is_confirmed() || reading.fits().is_some() {
@@ -90,11 +91,6 @@ async fn read_set(
         }
         anew = true;
     }
-}
-
-async fn named_nodes(client: &Client, id: BlockId, anew: bool) -> Result<NamedNodes, GetError> {
-    let named = client.known_sets.find(client, &id.key, anew).await;
-    named.map_err(|error| GetError::Unavailable { key: id.key, told: error.to_string() })
 }
 
 /// What one replica says.
@@ -115,6 +111,8 @@ struct Reading<'a> {
     id: BlockId,
     wanted: Wanted,
     named: NamedNodes,
+    /// Why no root was found: a liar may stand on the way. The block is looked for then.
+    no_root: Option<String>,
     replicas: Vec<Node>,
     calls: FuturesUnordered<Call>,
     /// Of each replica.
@@ -126,12 +124,20 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    fn new(client: &Arc<Client>, id: BlockId, wanted: Wanted, named: NamedNodes) -> Reading<'_> {
+    fn new(
+        client: &Arc<Client>,
+        id: BlockId,
+        wanted: Wanted,
+        named: Result<NamedNodes, WalkError>,
+    ) -> Reading<'_> {
+        let no_root = named.as_ref().err().map(WalkError::to_string);
+        let nowhere = NamedNodes { nodes: Vec::new(), is_remembered: false };
+        let named = named.unwrap_or(nowhere);
         let replicas = distinct_peers(&named.nodes, client.config.replicas);
         let heard = vec![None; replicas.len()];
         let (waited_for, sends) = (BTreeSet::new(), BTreeSet::new());
         let calls = FuturesUnordered::new();
-        Reading { client, id, wanted, named, replicas, calls, heard, waited_for, sends }
+        Reading { client, id, wanted, named, no_root, replicas, calls, heard, waited_for, sends }
     }
 
     /// Asks all replicas, until what is wanted has come or no more is to be expected in time.
@@ -305,7 +311,11 @@ impl Reading<'_> {
             None => format!("{node} {}", CallError::TimedOut),
         };
         let told: Vec<String> = self.replicas.iter().zip(&self.heard).map(said).collect();
-        let (key, told) = (self.id.key, told.join("; "));
+        let key = self.id.key;
+        if let Some(told) = self.no_root.clone() {
+            return GetError::Unavailable { key, told };
+        }
+        let told = told.join("; ");
         match self.heard.iter().all(|heard| matches!(heard, Some(Ok(_)))) {
             true => GetError::NotFound { key, told },
             false => GetError::Unavailable { key, told },
@@ -386,7 +396,9 @@ pub(crate) async fn watch(
     id: BlockId,
     seen: u64,
 ) -> Result<Option<HeldBlock>, GetError> {
-    let named = named_nodes(client, id, true).await?;
+    let named = client.known_sets.find(client, &id.key, true).await;
+    let unavailable = |told: String| GetError::Unavailable { key: id.key, told };
+    let named = named.map_err(|error| unavailable(error.to_string()))?;
     let replicas = distinct_peers(&named.nodes, client.config.replicas);
     let mut calls: FuturesUnordered<_> =
         replicas.into_iter().map(|node| watch_at(client, node, id.key, seen)).collect();
@@ -406,7 +418,7 @@ pub(crate) async fn watch(
     }
     match is_quiet {
         true => Ok(None),
-        false => Err(GetError::Unavailable { key: id.key, told: told.join("; ") }),
+        false => Err(unavailable(told.join("; "))),
     }
 }
 

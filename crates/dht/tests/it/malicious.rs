@@ -123,6 +123,10 @@ impl Service for Liar {
                     return Box::pin(async move { Ok(reply) });
                 }
             }
+            rpc::READ if self.lie != Lie::Garbage => {
+                let reply = answer(rpc::to_header(&rpc::ReadReply::default()));
+                return Box::pin(async move { Ok(reply) });
+            }
             _ => {}
         }
         let (lie, honest) = (self.lie, self.honest.handle(from, request.clone()));
