@@ -8,7 +8,7 @@ use atoll_overlay::Node;
 use futures_util::{StreamExt, stream};
 
 use crate::context::Context;
-use crate::rpc::short_hash;
+use crate::rpc::{Block, short_hash};
 
 /// Roots looked up at once.
 const LOOKUPS_AT_ONCE: usize = 16;
@@ -106,6 +106,13 @@ pub(crate) fn set_tag(set: &[Node]) -> u64 {
         hasher.update(&node.id.0.0);
     }
     short_hash(hasher.finalize())
+}
+
+/// For the reply to a put: the tag of the first block's replica set, if that is a mutable block of
+/// which this node is the root.
+pub(crate) fn tag_for_put(context: &Context, blocks: &[Block]) -> Option<u64> {
+    let first = blocks.first().filter(|block| block.is_mutable())?;
+    own_set_tag(context, &first.header.key)
 }
 
 /// The tag of a key's replica set, if this node is its root.

@@ -34,7 +34,7 @@ use super::votes::Votes;
 use crate::accounting::admission::Origin;
 use crate::client::Client;
 use crate::holdings::copies::ask_holdings;
-use crate::placement::{own_set_tag, size_of};
+use crate::placement::{size_of, tag_for_put};
 use crate::replication::store::{put_message, store_put};
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event, answers};
@@ -291,7 +291,7 @@ async fn put_at(
     blocks: Vec<Block>,
 ) -> Result<PutReply, CallError> {
     if client.is_me(node) {
-        let set = blocks.first().and_then(|block| own_set_tag(client, &block.header.key));
+        let set = tag_for_put(client, &blocks);
         let statuses = store_put(client, &node.peer, origin, blocks).await?.into();
         return Ok(PutReply { statuses, set });
     }

@@ -157,7 +157,6 @@ impl Reading<'_> {
         }
         while !self.is_over() {
             let Some((at, answer)) = self.calls.next().await else { return };
-            // A replica that holds the block also when it fails to send it stays one to be asked.
             self.waited_for.remove(&at);
             self.heard[at] = Some(answer);
             self.ask_for_newest();
@@ -310,11 +309,11 @@ impl Reading<'_> {
             Some(Err(error)) => format!("{node} {error}"),
             None => format!("{node} {}", CallError::TimedOut),
         };
-        let told: Vec<String> = self.replicas.iter().zip(&self.heard).map(said).collect();
         let key = self.id.key;
         if let Some(told) = self.no_root.clone() {
             return GetError::Unavailable { key, told };
         }
+        let told: Vec<String> = self.replicas.iter().zip(&self.heard).map(said).collect();
         let told = told.join("; ");
         match self.heard.iter().all(|heard| matches!(heard, Some(Ok(_)))) {
             true => GetError::NotFound { key, told },

@@ -2,8 +2,9 @@
 //! block again in one round trip (Pastis §3.3).
 //!
 //! A remembered set may be out of date. The root's replies carry a tag of the set as the root
-//! knows it; a caller that finds no such reply, or another tag, looks the set up and asks again. A root that lies could keep up a set that it no longer heads, so a set is forgotten
-//! after [`MAX_AGE`] in any case.
+//! knows it; a caller that finds no such reply, or another tag, looks the set up and asks again. A
+//! root that lies could keep up a set that it no longer heads, so a set is forgotten after
+//! [`MAX_AGE`] in any case.
 //!
 //! The table is bounded: beyond [`MAX_SETS`] the set that was looked up first is forgotten.
 

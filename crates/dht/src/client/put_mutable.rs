@@ -3,8 +3,8 @@
 //! The writer's node sends the block to all replicas at once and counts the majority itself, so no
 //! single node is believed, and hears which replica holds another version. It waits for every
 //! replica whose answer is not overdue, because one of them may refuse, and for overdue ones while
-//! no majority has answered. A remembered replica set
-//! counts only if its root confirms it (`known_sets`).
+//! no majority has answered. A remembered replica set counts only if its root confirms it
+//! (`known_sets`).
 //!
 //! Two writers that hold one key may write different blocks of one version at the same time. A
 //! writer that hears of another block of its version has failed, even if a majority took its own:

@@ -58,12 +58,8 @@ pub(crate) async fn renew_blocks(
     LeaseRenewal { ids, lease_secs, will_be_put }: LeaseRenewal,
 ) -> Vec<Result<Renewed, PutError>> {
     let keys: Vec<Key> = ids.iter().map(|id| id.key).collect();
-    let silence = || {
-        let told = format!("no answer within {} s", client.config.put_limit.as_secs());
-        Err(PutError::Unavailable(told))
-    };
     let mut state = Renewing {
-        outcomes: keys.iter().map(|_| silence()).collect(),
+        outcomes: vec![Err(PutError::Unavailable(String::new())); keys.len()],
         todo: (0..keys.len()).collect(),
         lease_secs: lease_secs.unwrap_or(client.config.lease.as_secs()),
         will_be_put,
@@ -86,6 +82,9 @@ pub(crate) async fn renew_blocks(
             let absent = absent(client);
             for index in state.todo {
                 if let Err(PutError::Unavailable(told)) = &mut state.outcomes[index] {
+                    if told.is_empty() {
+                        *told = format!("no answer within {} s", client.config.put_limit.as_secs());
+                    }
                     told.push_str(&absent);
                 }
             }

@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 
 use super::Handle;
 use crate::accounting::admission::{Admitted, Origin, admit, answers};
-use crate::placement::{expected_replicas, own_set_tag, replica_set};
+use crate::placement::{expected_replicas, replica_set, tag_for_put};
 use crate::replication::store::{Overflow, put_message, store_admitted, store_put};
 use crate::rpc::put_times::WaitsFor;
 use crate::rpc::quorum::{Calls, Event};
@@ -37,11 +37,11 @@ impl Handle<Put> for Arc<Server> {
         }
         let keys: Vec<Key> = blocks.iter().map(|block| block.header.key).collect();
         let origin = Origin::of(self, &from, put.receipt, &keys).await?;
+        let set = tag_for_put(self, &blocks);
         let statuses = match put.as_root {
             true => store_as_root(self, &from, &origin, blocks).await?,
             false => store_put(self, &from, &origin, blocks).await?,
         };
-        let set = keys.first().and_then(|key| own_set_tag(self, key));
         Ok((PutReply { statuses: statuses.into(), set }, Vec::new()))
     }
 }
