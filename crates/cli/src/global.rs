@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::failure::{Exit, Failure};
 
-/// What every command takes, before or after its name.
+/// Options that every command takes, before or after its name.
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Options of every command")]
 pub(crate) struct Global {

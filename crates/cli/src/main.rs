@@ -46,7 +46,7 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<(), Failure> {
     let Arguments { global, command } = arguments;
     let quietest = match &command {
-        // What runs for long has its standard error read as a log.
+        // The standard error of a command that runs for long is read as a log.
         Command::Up(_) | Command::Mount(_) => LevelFilter::INFO,
         Command::Tfs(args) if tfs::is_served(args) => LevelFilter::INFO,
         _ => LevelFilter::ERROR,

@@ -15,7 +15,8 @@ use crate::failure::{Exit, Failure};
 use crate::interrupt::Signals;
 use crate::runtime::until_done;
 
-/// What the server says when the mount is there; anything else is an exit code and why.
+/// The server writes this line when the mount is there; any other line is an exit code and a
+/// reason.
 const MOUNTED: &str = "mounted";
 /// How long a server that is told to end waits for programs that use its mount (systemd kills
 /// after 90 s, Docker after 10).
@@ -106,7 +107,7 @@ pub(crate) fn start(
     }
     let failure = match said.split_once(' ') {
         Some((code, text)) => announced(code, text),
-        // What it had to say, if anything, is in its log only.
+        // The server's messages, if any, are in its log only.
         None => {
             Failure::new(Exit::Failed, what).because("the mount's process ended").advice(advice)
         }

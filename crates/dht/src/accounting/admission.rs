@@ -146,7 +146,8 @@ pub(crate) async fn admit(
     Ok(Admitted { sound, refused, room })
 }
 
-/// What is answered for a batch: `refused`, and of the other blocks what `stored` says, in order.
+/// The statuses of a batch, in its order: those in `refused`, and for the other blocks those of
+/// `stored`.
 pub(crate) fn answers(
     refused: Vec<Option<PutStatus>>,
     stored: impl IntoIterator<Item = PutStatus>,

@@ -116,7 +116,7 @@ pub(crate) async fn charges(
 /// What nodes say of copies.
 struct Hearing {
     copies: Vec<Copy>,
-    /// Of each, the nodes that were asked, and what they said.
+    /// For each copy, the nodes that were asked and their answers.
     said: Vec<Vec<(PeerId, Option<HeldCopy>)>>,
 }
 

@@ -38,8 +38,8 @@ const MAX_KNOWN: usize = 4096;
 const MAX_ASKING: usize = 64;
 /// Of them, at one address.
 const MAX_ASKING_ADDRESS: usize = 4;
-/// Of them, because one peer has shown a receipt: addresses where no node answers cost it
-/// nothing, and must not keep other publishers waiting.
+/// Confirmations under way for receipts that one peer has shown: addresses where no node answers
+/// cost it nothing, and must not keep other publishers waiting.
 const MAX_ASKING_SOURCE: usize = 8;
 /// Receipts of its own that a node remembers. At a mebibyte each, the last 4 GiB.
 const MAX_ISSUED: usize = 4096;

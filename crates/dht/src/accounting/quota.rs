@@ -171,7 +171,7 @@ impl State {
         }
     }
 
-    /// What is kept or on its way, by the owner's key and by its address.
+    /// Blocks kept or on their way, by the owner's key and by its address.
     fn used_bytes(&self, store: &dyn BlockStore, owner: &Owner) -> [(QuotaOf, u64); 2] {
         let held = store.usage_of(owner);
         let used = |account: (QuotaOf, [u8; 16]), held: Holding| {
